@@ -1,0 +1,98 @@
+//! The four algorithms: pure functions on integers, in microseconds.
+//!
+//! Each is a state and the same five steps on it, [`State`]. None knows a key, a store or a clock: what time it is,
+//! it is told. Numbers that must come out the same in every store are computed here and nowhere else.
+
+use std::time::Duration;
+
+use crate::decision::{Decision, Verdict};
+use crate::quota::Quota;
+use crate::time::{SECOND_US, Timestamp};
+
+pub(crate) mod fixed_window;
+pub(crate) mod sliding_log;
+pub(crate) mod sliding_window;
+pub(crate) mod token_bucket;
+
+pub(crate) use fixed_window::FixedWindow;
+pub(crate) use sliding_log::SlidingLog;
+pub(crate) use sliding_window::SlidingWindow;
+pub(crate) use token_bucket::TokenBucket;
+
+/// What one key has used, under one algorithm. `default()` is a key that was never charged.
+///
+/// `now` is in microseconds since the epoch. Every call but [`settle`](Self::settle) takes the `now` that `settle`
+/// returned, on a state that only charges and refunds have changed since.
+pub(crate) trait State: Default + std::fmt::Debug {
+    /// Brings the state to `now`: drops what no longer counts and fits it to the quota, whose limit or window may
+    /// have changed. Returns the time to decide at, which is `now` unless the clock has stepped back.
+    fn settle(&mut self, quota: &Quota, now: u64) -> u64;
+
+    /// Cost that counts now, rounded up.
+    fn used(&self, quota: &Quota, now: u64) -> u64;
+
+    /// Microseconds until no more than `room` counts, if nothing more is charged; `room` is less than counts now.
+    ///
+    /// All waits are this one: until a cost fits, until something is free, until nothing counts.
+    fn sinks_us(&self, quota: &Quota, now: u64, room: u64) -> u64;
+
+    /// Charges `cost` whether it fits or not. The sum stops at `u64::MAX`.
+    fn charge(&mut self, quota: &Quota, now: u64, cost: u64);
+
+    /// Gives back up to `cost` of what was charged and still counts; returns how much that was.
+    fn refund(&mut self, quota: &Quota, now: u64, cost: u64) -> u64;
+}
+
+/// Whether `cost` fits beside what counts now. A cost of zero always does.
+#[inline]
+pub(crate) fn fits<S: State>(state: &S, quota: &Quota, now: u64, cost: u64) -> bool {
+    cost <= quota.capacity().saturating_sub(state.used(quota, now))
+}
+
+/// What was done with a request's cost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Done {
+    /// It fits; this much was charged or given back, or nothing if it was only looked at.
+    Moved(u64),
+    /// It does not fit.
+    Refused(u64),
+}
+
+/// The answer after all is done. `now` is the clock's time, `settled` the one decided at: later after a step back of
+/// the clock, and then the waits last until the clock has caught up as well.
+#[inline]
+pub(crate) fn decision<S: State>(
+    state: &S,
+    quota: &Quota,
+    now: Timestamp,
+    settled: u64,
+    done: Done,
+) -> Decision {
+    let used = state.used(quota, settled);
+    let limit = quota.capacity();
+    let lag = settled.saturating_sub(now.as_micros());
+    let until = |room| Duration::from_micros(state.sinks_us(quota, settled, room).saturating_add(lag));
+    let (verdict, cost, retry_after) = match done {
+        Done::Moved(cost) => (Verdict::Allow, cost, Some(Duration::ZERO)),
+        Done::Refused(cost) => (Verdict::Deny, 0, limit.checked_sub(cost).map(until)),
+    };
+    Decision {
+        verdict,
+        limit,
+        used,
+        remaining: limit.saturating_sub(used),
+        cost,
+        retry_after,
+        reset_after: if used > 0 { until(0) } else { Duration::ZERO },
+        frees_after: (used > 0).then(|| until(used - 1)),
+        at: now,
+    }
+}
+
+/// The largest step back of a clock that is waited out; a larger one moves the history along.
+///
+/// Waiting out a step delays what is charged meanwhile by as much; moving history makes old charges count longer.
+/// A second is what clock synchronisation does without anyone noticing.
+fn small_step_us(window_us: u64) -> u64 {
+    window_us.min(SECOND_US)
+}

@@ -1,0 +1,1025 @@
+//! Client address: who sent a request, when proxies may stand in front.
+//!
+//! A forwarding header is read from the right: every proxy appends what it saw, so only the right end was written by
+//! someone we know, and whatever stands on the left the client may have typed itself. That holds for the grammar too:
+//! no byte a client sends, an open quote included, changes how the entries behind it are read.
+//! Nothing here allocates per request; what cannot be believed falls back to the peer.
+
+use std::fmt;
+use std::iter;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::str::FromStr;
+
+use ipnet::{IpNet, Ipv4Net};
+
+/// Most networks in one [`TrustedProxies`]: each request compares against them one by one. The published ranges of
+/// large content delivery networks are a few hundred.
+pub const MAX_NETWORKS: usize = 1024;
+
+/// Most lines of one header that are kept, the last ones: each hop appends to a line or adds one, and real chains are
+/// shorter than ten hops.
+pub const MAX_LINES: usize = 16;
+
+/// Most entries read from the right, empty ones included: as far as [`Trust::Hops`] can count.
+pub const MAX_ENTRIES: usize = 255;
+
+/// The rule that turns a connection's peer and a request's headers into the client's address.
+///
+/// The default reads `X-Forwarded-For` and trusts nobody: it always answers the peer, and [`Found::Untrusted`] tells
+/// when a proxy seems to be in front that nobody declared.
+///
+/// ```
+/// use slidegate::client_addr::{ClientAddr, Found, Source, Trust, TrustedProxies};
+///
+/// let proxies = TrustedProxies::new(["10.0.0.0/8"])?;
+/// let rule = ClientAddr::new(Source::XForwardedFor, Trust::Networks(proxies));
+///
+/// // The client typed 6.6.6.6 itself; the first proxy appended what it saw, the second appended the first.
+/// let headers = [("x-forwarded-for", &b"6.6.6.6, 203.0.113.7, 10.0.0.2"[..])];
+/// let client = rule.resolve("10.0.0.1".parse().ok(), headers);
+/// assert_eq!(client.addr, "203.0.113.7".parse().ok());
+/// assert_eq!(client.found, Found::Header);
+///
+/// // A stranger who sends the header is only himself.
+/// let client = rule.resolve("198.51.100.9".parse().ok(), headers);
+/// assert_eq!(client.addr, "198.51.100.9".parse().ok());
+/// assert_eq!(client.found, Found::Untrusted);
+/// # Ok::<(), slidegate::client_addr::AddrError>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ClientAddr {
+    source: Source,
+    trust: Trust,
+}
+
+impl ClientAddr {
+    /// The rule that reads `source` when `trust` allows it. With [`Source::Peer`] the trust does not matter.
+    #[must_use]
+    pub const fn new(source: Source, trust: Trust) -> Self {
+        Self { source, trust }
+    }
+
+    /// The client of one request.
+    ///
+    /// `peer` is the other end of the connection, `None` for a Unix socket. `headers` are all header lines of the
+    /// request in their order, name and value; names match in any case. With the `http` crate:
+    /// `map.iter().map(|(name, value)| (name.as_str(), value.as_bytes()))`.
+    pub fn resolve<'h>(
+        &self,
+        peer: Option<IpAddr>,
+        headers: impl IntoIterator<Item = (&'h str, &'h [u8])>,
+    ) -> Resolved {
+        let lines = self.source.header().map(|header| Lines::of(header, headers));
+        match lines.map_or(Err(Found::Peer), |lines| self.read(peer, &lines)) {
+            Ok(addr) => Resolved { addr: Some(canonical(addr)), found: Found::Header },
+            Err(found) => Resolved { addr: peer.map(canonical), found },
+        }
+    }
+
+    /// The address in the header, or why the peer has to do.
+    fn read(&self, peer: Option<IpAddr>, lines: &Lines) -> Result<IpAddr, Found> {
+        if !self.trust.believes(peer) {
+            return Err(if lines.count == 0 { Found::Peer } else { Found::Untrusted });
+        }
+        match self.source {
+            _ if lines.count == 0 => Err(Found::Absent),
+            Source::Peer => Err(Found::Peer),
+            Source::XForwardedFor => self.trust.walk(lines, node),
+            Source::Forwarded => self.trust.walk(lines, forwarded_node),
+            Source::Single(_) if lines.count > 1 => Err(Found::TooMany),
+            Source::Single(_) => node(lines.kept[0].trim_ascii()).ok_or(Found::Malformed),
+        }
+    }
+}
+
+/// Where the client's address stands.
+///
+/// Parses from `peer`, `x-forwarded-for`, `forwarded`, or the name of any other header, which is then
+/// [`Source::Single`].
+///
+/// ```
+/// use slidegate::client_addr::Source;
+///
+/// assert_eq!("X-Forwarded-For".parse(), Ok(Source::XForwardedFor));
+/// assert_eq!("CF-Connecting-IP".parse(), Ok(Source::Single("CF-Connecting-IP".into())));
+/// assert!("X-Real-IP:".parse::<Source>().is_err());
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Source {
+    /// The connection's other end; no header is looked at.
+    Peer,
+    /// `X-Forwarded-For`: addresses separated by commas, each proxy appends the peer it saw.
+    #[default]
+    XForwardedFor,
+    /// `Forwarded`, RFC 7239: the same chain in its `for=` parameters. `unknown` and `_hidden` are not addresses.
+    Forwarded,
+    /// A header with one address, that the proxy overwrites: `CF-Connecting-IP`, `True-Client-IP`, `X-Real-IP`.
+    Single(String),
+}
+
+impl Source {
+    /// The name of the header that is read, `None` for the peer.
+    #[must_use]
+    pub fn header(&self) -> Option<&str> {
+        match self {
+            Self::Peer => None,
+            Self::XForwardedFor => Some("x-forwarded-for"),
+            Self::Forwarded => Some("forwarded"),
+            Self::Single(name) => Some(name),
+        }
+    }
+}
+
+impl FromStr for Source {
+    type Err = AddrError;
+
+    fn from_str(text: &str) -> Result<Self, AddrError> {
+        match text.to_ascii_lowercase().as_str() {
+            "peer" => Ok(Self::Peer),
+            "x-forwarded-for" => Ok(Self::XForwardedFor),
+            "forwarded" => Ok(Self::Forwarded),
+            name if !name.is_empty() && name.bytes().all(is_token) => Ok(Self::Single(text.to_owned())),
+            _ => Err(AddrError(format!(
+                "client address source `{}` is not a header name; write for example `x-forwarded-for` or `peer`",
+                text.escape_debug()
+            ))),
+        }
+    }
+}
+
+/// RFC 9110: what a header name may consist of.
+fn is_token(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
+}
+
+/// Whose word about the client counts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Trust {
+    /// Proxies known by address. The header is read only if the peer is one of them; then entries are skipped from
+    /// the right while they are proxies too, and the first other one is the client. If all are, it is the leftmost.
+    Networks(TrustedProxies),
+    /// This many proxies in front, of any address: the client is that many entries from the right, 0 is the peer.
+    ///
+    /// Every peer is believed, so this is safe only where nobody can reach the service around the proxies, and only
+    /// with the right number: one too many and the client chooses its own address. A [`Source::Single`] header is
+    /// believed at any number but 0.
+    Hops(u8),
+}
+
+impl Default for Trust {
+    /// Nobody.
+    fn default() -> Self {
+        Self::Networks(TrustedProxies::default())
+    }
+}
+
+impl Trust {
+    /// Whether a header that came from `peer` may be read.
+    fn believes(&self, peer: Option<IpAddr>) -> bool {
+        match self {
+            Self::Networks(proxies) => peer.map_or(proxies.unix, |addr| proxies.contains(addr)),
+            Self::Hops(hops) => *hops > 0,
+        }
+    }
+
+    /// Walks the entries from the right to the client's; `parse` reads one entry.
+    fn walk(&self, lines: &Lines, parse: fn(&[u8]) -> Option<IpAddr>) -> Result<IpAddr, Found> {
+        let address = |entry| parse(entry).ok_or(Found::Malformed);
+        match self {
+            Self::Networks(proxies) => {
+                let mut leftmost = Err(Found::Absent);
+                for entry in lines.entries() {
+                    let addr = address(entry?)?;
+                    if !proxies.contains(addr) {
+                        return Ok(addr);
+                    }
+                    leftmost = Ok(addr);
+                }
+                leftmost
+            }
+            Self::Hops(hops) => {
+                let mut entries = lines.entries();
+                for _proxy in 1..*hops {
+                    entries.next().unwrap_or(Err(Found::TooFew))?;
+                }
+                address(entries.next().unwrap_or(Err(Found::TooFew))?)
+            }
+        }
+    }
+}
+
+/// The proxies whose headers are believed: networks, and whether a Unix socket counts as one.
+///
+/// An IPv4-mapped IPv6 address (`::ffff:10.1.2.3`) is the IPv4 address, here and in the requests. NAT64 addresses are
+/// not: a client behind a translator must never pass for the proxy whose IPv4 address it embeds.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct TrustedProxies {
+    networks: Vec<IpNet>,
+    /// Trust a peer that has no address.
+    unix: bool,
+}
+
+impl TrustedProxies {
+    /// Each entry is a network (`10.0.0.0/8`), an address (`10.1.2.3`) or a word: `loopback`; `private`, which is
+    /// RFC 1918, `fc00::/7`, link-local and loopback; `unix`, peers without an address.
+    ///
+    /// # Errors
+    /// An entry is none of these, or there are more than [`MAX_NETWORKS`].
+    ///
+    /// ```
+    /// use slidegate::client_addr::TrustedProxies;
+    ///
+    /// let proxies = TrustedProxies::new(["private", "203.0.113.0/24"])?;
+    /// assert!(proxies.contains("192.168.1.1".parse().unwrap()));
+    /// assert!(proxies.contains("::ffff:203.0.113.9".parse().unwrap()));
+    ///
+    /// let error = TrustedProxies::new(["10.0.0/8"]).unwrap_err();
+    /// assert_eq!(
+    ///     error.to_string(),
+    ///     "trusted proxy `10.0.0/8` is not an address or network; write for example `10.0.0.0/8`"
+    /// );
+    /// # Ok::<(), slidegate::client_addr::AddrError>(())
+    /// ```
+    pub fn new<E: AsRef<str>>(entries: impl IntoIterator<Item = E>) -> Result<Self, AddrError> {
+        let mut proxies = Self::default();
+        for entry in entries {
+            let entry = entry.as_ref().trim();
+            let texts = match entry {
+                "unix" => {
+                    proxies.unix = true;
+                    continue;
+                }
+                "loopback" => LOOPBACK,
+                "private" => PRIVATE,
+                _ => &[entry],
+            };
+            for text in texts {
+                proxies.networks.push(network(text)?);
+            }
+        }
+        if proxies.networks.len() > MAX_NETWORKS {
+            return Err(AddrError(format!(
+                "{} trusted proxy networks are more than {MAX_NETWORKS}; join them into wider ones",
+                proxies.networks.len()
+            )));
+        }
+        Ok(proxies)
+    }
+
+    /// Whether `addr` is one of the proxies.
+    #[must_use]
+    pub fn contains(&self, addr: IpAddr) -> bool {
+        let addr = addr.to_canonical();
+        self.networks.iter().any(|network| network.contains(&addr))
+    }
+
+    /// Whether a network such as `0.0.0.0/0` makes every client of its family a proxy: each then chooses its own
+    /// address. Worth a warning at start.
+    #[must_use]
+    pub fn trusts_everyone(&self) -> bool {
+        self.networks.iter().any(|network| network.prefix_len() == 0)
+    }
+}
+
+/// What `loopback` stands for.
+const LOOPBACK: &[&str] = &["127.0.0.0/8", "::1"];
+
+/// What `private` stands for: RFC 1918, unique local, link-local, loopback.
+const PRIVATE: &[&str] = &[
+    "10.0.0.0/8",
+    "172.16.0.0/12",
+    "192.168.0.0/16",
+    "fc00::/7",
+    "169.254.0.0/16",
+    "fe80::/10",
+    "127.0.0.0/8",
+    "::1",
+];
+
+/// One network of the list; an IPv4-mapped one as IPv4.
+fn network(text: &str) -> Result<IpNet, AddrError> {
+    let network = text.parse().or_else(|_| text.parse::<IpAddr>().map(IpNet::from)).map_err(|_| {
+        let what = "is not an address or network; write for example `10.0.0.0/8`";
+        AddrError(format!("trusted proxy `{}` {what}", text.escape_debug()))
+    })?;
+    let IpNet::V6(v6) = network else { return Ok(network.trunc()) };
+    let unmapped = v6.addr().to_ipv4_mapped().zip(v6.prefix_len().checked_sub(96));
+    let v4 = unmapped.and_then(|(v4, bits)| Ipv4Net::new(v4, bits).ok());
+    Ok(v4.map_or(network, IpNet::V4).trunc())
+}
+
+/// A request's client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Resolved {
+    /// The client's address in its [`canonical`] form. `None` only if the peer has none and no header was believed:
+    /// such requests share one key of their own.
+    pub addr: Option<IpAddr>,
+    /// Where it was found: in the header, or why it is the peer's.
+    pub found: Found,
+}
+
+/// How a client's address was found. Everything but [`Found::Header`] means: it is the peer's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Found {
+    /// In the header.
+    Header,
+    /// The peer is the client: no header is to be read, or it is not trusted and sent none.
+    Peer,
+    /// The header was there, but the peer is not trusted: a client that makes it up, or a proxy nobody declared.
+    Untrusted,
+    /// The peer is trusted and sent no such header, or an empty one: a health check, or another header is meant.
+    Absent,
+    /// An entry that had to be read is not an address, RFC 7239's `unknown` and `_hidden` among them. What stands left
+    /// of it cannot be believed: nobody knows who wrote it.
+    Malformed,
+    /// There are fewer entries than [`Trust::Hops`]: the request came around a proxy, or the number is wrong.
+    TooFew,
+    /// The client would stand past [`MAX_LINES`] or [`MAX_ENTRIES`], or a [`Source::Single`] header has several lines.
+    TooMany,
+}
+
+/// The last lines of one header, in a ring: at most [`MAX_LINES`] of all `count`.
+struct Lines<'h> {
+    kept: [&'h [u8]; MAX_LINES],
+    count: usize,
+}
+
+impl<'h> Lines<'h> {
+    fn of(header: &str, headers: impl IntoIterator<Item = (&'h str, &'h [u8])>) -> Self {
+        let mut lines = Self { kept: [b""; MAX_LINES], count: 0 };
+        for (name, line) in headers {
+            if name.eq_ignore_ascii_case(header) {
+                lines.kept[lines.count % MAX_LINES] = line;
+                lines.count += 1;
+            }
+        }
+        lines
+    }
+
+    /// The entries of all lines from the right. RFC 9110: empty ones do not count.
+    fn entries(&self) -> impl Iterator<Item = Result<&'h [u8], Found>> {
+        let line = |back| self.kept[(self.count - back) % MAX_LINES];
+        let lost = (self.count > MAX_LINES).then_some(Err(Found::TooMany));
+        (1..=self.count.min(MAX_LINES))
+            .flat_map(move |back| from_right(line(back), b','))
+            .map(Ok)
+            .chain(lost)
+            .enumerate()
+            .map(|(at, entry)| if at < MAX_ENTRIES { entry } else { Err(Found::TooMany) })
+            .filter(|entry| *entry != Ok(b""))
+    }
+}
+
+/// The elements of `list` from the right, without the spaces around them. A separator in quotes is none.
+///
+/// A well-formed right end reads the same whatever stands left of it. From the left it would not: `for="` sent by a
+/// client would swallow what a proxy appends.
+fn from_right(list: &[u8], separator: u8) -> impl Iterator<Item = &[u8]> {
+    let mut rest = Some(list);
+    iter::from_fn(move || {
+        let list = rest.take()?;
+        let mut quoted = false;
+        let cut = list.iter().enumerate().rposition(|(at, &byte)| {
+            if byte == b'"' && !(quoted && is_escaped(&list[..at])) {
+                quoted = !quoted;
+            }
+            byte == separator && !quoted
+        });
+        rest = cut.map(|at| &list[..at]);
+        Some(list[cut.map_or(0, |at| at + 1)..].trim_ascii())
+    })
+}
+
+/// Whether a byte with `before` on its left is the second of a quoted pair: an odd run of backslashes ends there.
+fn is_escaped(before: &[u8]) -> bool {
+    before.iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 1
+}
+
+/// The address in `1.2.3.4`, `1.2.3.4:80`, `2001:db8::1`, `[2001:db8::1]` or `[2001:db8::1]:80`.
+fn node(text: &[u8]) -> Option<IpAddr> {
+    let text = str::from_utf8(text).ok()?;
+    if let Some(bracketed) = text.strip_prefix('[') {
+        let (v6, rest) = bracketed.split_once(']')?;
+        let ends = rest.is_empty() || is_port(rest.strip_prefix(':')?);
+        return v6.parse::<Ipv6Addr>().ok().filter(|_| ends).map(IpAddr::V6);
+    }
+    text.parse().ok().or_else(|| {
+        let (v4, port) = text.split_once(':')?;
+        v4.parse::<Ipv4Addr>().ok().filter(|_| is_port(port)).map(IpAddr::V4)
+    })
+}
+
+/// RFC 7239: one to five digits, or a hidden port that begins with `_`.
+fn is_port(text: &str) -> bool {
+    match text.strip_prefix('_') {
+        Some(name) => !name.is_empty() && name.bytes().all(is_token),
+        None => matches!(text.len(), 1..=5) && text.bytes().all(|byte| byte.is_ascii_digit()),
+    }
+}
+
+/// Longest value of `for=` in bytes: the longest address with brackets and port is 53.
+const MAX_NODE: usize = 64;
+
+/// The address in the one `for=` of an RFC 7239 element such as `for="[2001:db8::1]:4711";proto=https`.
+///
+/// The grammar wants quotes around a colon; proxies in the field leave them out, so they are optional here.
+fn forwarded_node(element: &[u8]) -> Option<IpAddr> {
+    let mut value = None;
+    for pair in from_right(element, b';') {
+        if pair.is_empty() {
+            continue;
+        }
+        let equals = pair.iter().position(|byte| *byte == b'=')?;
+        let is_for = pair[..equals].eq_ignore_ascii_case(b"for");
+        if is_for && value.replace(&pair[equals + 1..]).is_some() {
+            return None;
+        }
+    }
+    let value = value?;
+    let Some(quoted) = value.strip_prefix(b"\"") else { return node(value) };
+
+    let mut text = [0; MAX_NODE];
+    let mut len = 0;
+    let mut bytes = quoted.strip_suffix(b"\"")?.iter();
+    while let Some(&byte) = bytes.next() {
+        *text.get_mut(len)? = if byte == b'\\' { *bytes.next()? } else { byte };
+        len += 1;
+    }
+    node(&text[..len])
+}
+
+/// One spelling per host: an IPv4-mapped address (RFC 4291, `::ffff:0:0/96`) and a NAT64 address of the well-known
+/// prefix (RFC 6052, `64:ff9b::/96`) are their IPv4 address; any other stays.
+///
+/// Bits decide, not notation. Without the second rule everybody behind NAT64 would share one IPv6 group.
+///
+/// ```
+/// use slidegate::client_addr::canonical;
+///
+/// let ip = |text: &str| text.parse::<std::net::IpAddr>().unwrap();
+/// assert_eq!(canonical(ip("::ffff:102:304")), ip("1.2.3.4"));
+/// assert_eq!(canonical(ip("64:ff9b::1.2.3.4")), ip("1.2.3.4"));
+/// assert_eq!(canonical(ip("2001:db8::1.2.3.4")), ip("2001:db8::102:304"));
+/// ```
+#[must_use]
+pub fn canonical(ip: IpAddr) -> IpAddr {
+    match ip.to_canonical() {
+        IpAddr::V6(v6) if v6.octets()[..12] == [0, 0x64, 0xff, 0x9b, 0, 0, 0, 0, 0, 0, 0, 0] => {
+            let [.., a, b, c, d] = v6.octets();
+            IpAddr::V4(Ipv4Addr::new(a, b, c, d))
+        }
+        plain => plain,
+    }
+}
+
+/// The address that stands for everyone who shares a key with `ip`: an IPv6 address cut to `prefix`, an IPv4 address
+/// whole. [`canonical`] comes first.
+///
+/// ```
+/// use slidegate::client_addr::{Ipv6Prefix, group};
+///
+/// let ip = |text: &str| text.parse::<std::net::IpAddr>().unwrap();
+/// assert_eq!(group(ip("2001:db8:1234:5678::1"), Ipv6Prefix::default()), ip("2001:db8:1234:5600::"));
+/// assert_eq!(group(ip("::ffff:1.2.3.4"), Ipv6Prefix::default()), ip("1.2.3.4"));
+/// ```
+#[must_use]
+pub fn group(ip: IpAddr, prefix: Ipv6Prefix) -> IpAddr {
+    match canonical(ip) {
+        IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() & (u128::MAX << (128 - prefix.0)))),
+        v4 @ IpAddr::V4(_) => v4,
+    }
+}
+
+/// The [`group`] of an address as text, for keys and logs: `1.2.3.4`, `2001:db8:1234:5600::/56`, and without `/128`
+/// where every address is on its own.
+///
+/// ```
+/// use slidegate::client_addr::{Grouped, Ipv6Prefix};
+///
+/// let ip = "2001:db8:1234:5678::1.2.3.4".parse().unwrap();
+/// assert_eq!(Grouped(ip, Ipv6Prefix::default()).to_string(), "2001:db8:1234:5600::/56");
+/// assert_eq!(Grouped(ip, Ipv6Prefix::OFF).to_string(), "2001:db8:1234:5678::102:304");
+/// ```
+#[derive(Debug, Clone, Copy)]
+pub struct Grouped(pub IpAddr, pub Ipv6Prefix);
+
+impl fmt::Display for Grouped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match group(self.0, self.1) {
+            IpAddr::V6(v6) if self.1 != Ipv6Prefix::OFF => write!(f, "{v6}/{}", self.1.bits()),
+            whole => whole.fmt(f),
+        }
+    }
+}
+
+/// How many leading bits of an IPv6 address tell one client from another: 32 to 128, by default 56.
+///
+/// A single household or server is given a /56 to /64 and may use a new address for each request, so telling more bits
+/// apart than 64 limits nobody.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Ipv6Prefix(u8);
+
+impl Ipv6Prefix {
+    /// Every address on its own: 128 bits.
+    pub const OFF: Self = Self(128);
+
+    /// The first `bits` bits.
+    ///
+    /// # Errors
+    /// `bits` is outside 32 to 128: less would put whole providers into one key.
+    pub fn new(bits: u8) -> Result<Self, AddrError> {
+        if (32..=128).contains(&bits) {
+            return Ok(Self(bits));
+        }
+        Err(AddrError(format!("ipv6 prefix is {bits} bits; give 32 to 128, for example 56")))
+    }
+
+    /// The number of bits, 32 to 128.
+    #[must_use]
+    pub const fn bits(self) -> u8 {
+        self.0
+    }
+}
+
+impl Default for Ipv6Prefix {
+    fn default() -> Self {
+        Self(56)
+    }
+}
+
+/// A value that cannot be part of a client address rule. Its text names the value and the way out, in one line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AddrError(String);
+
+impl fmt::Display for AddrError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for AddrError {}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+    use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+
+    const PROXY: &str = "10.0.0.1";
+    const STRANGER: &str = "198.51.100.9";
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    fn prefix(bits: u8) -> Ipv6Prefix {
+        Ipv6Prefix::new(bits).unwrap()
+    }
+
+    /// A rule that trusts 10.0.0.0/8.
+    fn trusting_ten(source: Source) -> ClientAddr {
+        ClientAddr::new(source, Trust::Networks(TrustedProxies::new(["10.0.0.0/8"]).unwrap()))
+    }
+
+    fn single() -> Source {
+        Source::Single("X-Real-IP".to_owned())
+    }
+
+    /// What `rule` makes of the given lines of its own header: the address, empty for none, and how it was found.
+    fn resolve<L: AsRef<[u8]>>(rule: &ClientAddr, peer: Option<&str>, lines: &[L]) -> (String, Found) {
+        let name = rule.source.header().unwrap_or("x-forwarded-for").to_uppercase();
+        let headers = lines.iter().map(|line| (name.as_str(), line.as_ref()));
+        let other = [("host", &b"1.1.1.1"[..])];
+        let resolved = rule.resolve(peer.map(ip), other.into_iter().chain(headers));
+        (resolved.addr.map(|addr| addr.to_string()).unwrap_or_default(), resolved.found)
+    }
+
+    #[track_caller]
+    fn assert_client(source: Source, lines: &[&str], client: &str) {
+        let resolved = resolve(&trusting_ten(source), Some(PROXY), lines);
+        assert_eq!(resolved, (client.to_owned(), Found::Header), "{lines:?}");
+    }
+
+    #[track_caller]
+    fn assert_peer(source: Source, lines: &[&str], found: Found) {
+        let resolved = resolve(&trusting_ten(source), Some(PROXY), lines);
+        assert_eq!(resolved, (PROXY.to_owned(), found), "{lines:?}");
+    }
+
+    fn for_all<S: Strategy>(strategy: S, test: impl Fn(S::Value)) {
+        let config = Config { failure_persistence: None, ..Config::default() };
+        let rng = TestRng::deterministic_rng(RngAlgorithm::default());
+        TestRunner::new_with_rng(config, rng)
+            .run(&strategy, |value| {
+                test(value);
+                Ok(())
+            })
+            .unwrap();
+    }
+
+    /// A client that sends the header itself must not become somebody else.
+    #[test]
+    fn a_spoofed_leftmost_address_is_not_believed() {
+        assert_client(Source::XForwardedFor, &["6.6.6.6, 203.0.113.7"], "203.0.113.7");
+        assert_client(Source::XForwardedFor, &["6.6.6.6, 10.0.0.9, 203.0.113.7, 10.0.0.2"], "203.0.113.7");
+        assert_client(Source::Forwarded, &["for=6.6.6.6, for=203.0.113.7, for=10.0.0.2"], "203.0.113.7");
+    }
+
+    /// Anyone can open a connection; only proxies may speak for others. The service warns on `Untrusted`.
+    #[test]
+    fn a_header_from_an_untrusted_peer_is_not_read() {
+        for source in [Source::XForwardedFor, single()] {
+            let rule = trusting_ten(source);
+            let is_stranger = |found| (STRANGER.to_owned(), found);
+            assert_eq!(resolve(&rule, Some(STRANGER), &["203.0.113.7"]), is_stranger(Found::Untrusted));
+            assert_eq!(resolve(&rule, Some(STRANGER), &[""; 0]), is_stranger(Found::Peer));
+        }
+        let nobody = ClientAddr::default();
+        assert_eq!(resolve(&nobody, Some(PROXY), &["203.0.113.7"]), (PROXY.to_owned(), Found::Untrusted));
+    }
+
+    /// Proxies differ in whether they extend the line or add one; both are one list.
+    #[test]
+    fn several_lines_are_one_list() {
+        assert_client(
+            Source::XForwardedFor,
+            &["6.6.6.6", "203.0.113.7", "10.0.0.3, 10.0.0.2"],
+            "203.0.113.7",
+        );
+        assert_client(Source::Forwarded, &["for=6.6.6.6", "for=203.0.113.7", "for=10.0.0.2"], "203.0.113.7");
+        assert_client(Source::XForwardedFor, &["203.0.113.7", "", " , ,"], "203.0.113.7");
+    }
+
+    /// A request from inside has only proxies in its chain and still comes from one address.
+    #[test]
+    fn the_leftmost_is_the_client_when_all_are_trusted() {
+        assert_client(Source::XForwardedFor, &["10.0.0.4, 10.0.0.3", "10.0.0.2"], "10.0.0.4");
+        assert_client(Source::Forwarded, &["for=10.0.0.4", "for=10.0.0.2"], "10.0.0.4");
+    }
+
+    /// What stands left of a broken entry was written by nobody we know.
+    #[test]
+    fn a_malformed_entry_on_the_walk_gives_the_peer() {
+        let broken = [
+            "203.0.113.7, unknown, 10.0.0.2",
+            "203.0.113.7 10.0.0.2",
+            "010.0.0.1",
+            "1.2.3",
+            "1.2.3.4:",
+            "1.2.3.4:123456",
+            "1.2.3.4:8x",
+            "[1.2.3.4]",
+            "[2001:db8::1",
+            "[2001:db8::1]80",
+            "[2001:db8::1]:",
+            "fe80::1%eth0",
+            "\"",
+            ":",
+            "[",
+            "::ffff:1.2.3.4.5",
+            "example.com",
+        ];
+        for line in broken {
+            assert_peer(Source::XForwardedFor, &[line], Found::Malformed);
+        }
+        assert_peer(single(), &["1.2.3.4, 5.6.7.8"], Found::Malformed);
+        assert_eq!(resolve(&trusting_ten(single()), Some(PROXY), &[b"\xff\xfe"]).1, Found::Malformed);
+        // Left of the client nothing is read, so nothing there can be broken.
+        assert_client(Source::XForwardedFor, &["rubbish\", 203.0.113.7"], "203.0.113.7");
+    }
+
+    /// Health checks of the load balancer carry no header, and must not fail.
+    #[test]
+    fn an_absent_or_empty_header_gives_the_peer() {
+        assert_peer(Source::XForwardedFor, &[], Found::Absent);
+        assert_peer(Source::XForwardedFor, &[" , ", ""], Found::Absent);
+        assert_peer(Source::Forwarded, &[], Found::Absent);
+        assert_peer(single(), &[], Found::Absent);
+    }
+
+    /// Azure sends ports: a new port per connection was a new key per connection.
+    #[test]
+    fn ports_and_brackets_are_not_part_of_the_address() {
+        let forms = [
+            ("1.2.3.4:51234", "1.2.3.4"),
+            ("  1.2.3.4\t", "1.2.3.4"),
+            ("[2001:db8::1]:4711", "2001:db8::1"),
+            ("[2001:db8::1]", "2001:db8::1"),
+            ("2001:DB8::1", "2001:db8::1"),
+            ("[::ffff:1.2.3.4]:1", "1.2.3.4"),
+        ];
+        for (line, client) in forms {
+            assert_client(Source::XForwardedFor, &[line], client);
+            assert_client(single(), &[line], client);
+            assert_client(Source::Forwarded, &[&format!("for=\"{}\"", line.trim())], client);
+        }
+    }
+
+    /// RFC 7239 as proxies write it: any case, any order, quotes with commas and semicolons inside.
+    #[test]
+    fn forwarded_elements_are_read_as_the_standard_says() {
+        let forms = [
+            r#"For="[2001:db8:cafe::17]:4711""#,
+            r#"proto=https;FOR="[2001:db8:cafe::17]";by=203.0.113.43"#,
+            r#"for="[2001:db8:cafe::17]:_hidden-1";host="a,b;for=6.6.6.6""#,
+            r#"for="\[2001:db8:cafe\:\:17]""#,
+            r#"host="\"";for="[2001:db8:cafe::17]" ; proto=http;"#,
+            r#"host="a,for=6.6.6.6;b\\\"";for="[2001:db8:cafe::17]""#,
+            r#"for=6.6.6.6 , for="[2001:db8:cafe::17]";x="\\""#,
+            "for=[2001:db8:cafe::17]:80",
+        ];
+        for line in forms {
+            assert_client(Source::Forwarded, &[line], "2001:db8:cafe::17");
+        }
+    }
+
+    /// A proxy that hides its client leaves nobody to count but the proxy.
+    #[test]
+    fn forwarded_without_an_address_gives_the_peer() {
+        let long = format!("for=\"{}\"", "1".repeat(MAX_NODE + 1));
+        let forms = [
+            "for=unknown",
+            "for=_gazonk",
+            r#"for="_gazonk:80""#,
+            "proto=https",
+            "for=",
+            r#"for="""#,
+            "for",
+            ";",
+            "for=1.2.3.4;for=5.6.7.8",
+            r#"for="1.2.3.4"#,
+            r#"for=1.2.3.4""#,
+            r#"for="1.2.3.4"5"#,
+            r#"for="1.2.3.4\""#,
+            r#"for="1.2"3.4""#,
+            "for=1.2.3.4;proto",
+            &long,
+        ];
+        for line in forms {
+            assert_peer(Source::Forwarded, &[line], Found::Malformed);
+        }
+    }
+
+    /// With a fixed number of proxies their addresses may change at will.
+    #[test]
+    fn hops_count_from_the_right() {
+        let rule = |hops| ClientAddr::new(Source::XForwardedFor, Trust::Hops(hops));
+        let lines = ["6.6.6.6, 203.0.113.7", "not-read"];
+        let resolved = |hops, lines: &[&str]| resolve(&rule(hops), Some(STRANGER), lines);
+        let is_stranger = |found| (STRANGER.to_owned(), found);
+        assert_eq!(resolved(2, &lines), ("203.0.113.7".to_owned(), Found::Header));
+        assert_eq!(resolved(0, &lines), is_stranger(Found::Untrusted));
+        assert_eq!(resolved(1, &lines), is_stranger(Found::Malformed));
+        assert_eq!(resolved(4, &lines), is_stranger(Found::TooFew));
+        assert_eq!(resolved(1, &[]), is_stranger(Found::Absent));
+        let single = ClientAddr::new(single(), Trust::Hops(3));
+        assert_eq!(resolve(&single, None, &["203.0.113.7"]), ("203.0.113.7".to_owned(), Found::Header));
+    }
+
+    /// Two answers to "who is it" are none.
+    #[test]
+    fn several_lines_of_a_single_address_header_give_the_peer() {
+        assert_client(single(), &["203.0.113.7"], "203.0.113.7");
+        assert_peer(single(), &["203.0.113.7", "203.0.113.7"], Found::TooMany);
+    }
+
+    /// A Unix socket has no address; that must be no error, and no free pass either.
+    #[test]
+    fn a_peer_without_an_address_is_believed_only_when_told_so() {
+        let rule = |entries: &[&str]| {
+            ClientAddr::new(Source::XForwardedFor, Trust::Networks(TrustedProxies::new(entries).unwrap()))
+        };
+        assert_eq!(resolve(&rule(&["private"]), None, &["203.0.113.7"]), (String::new(), Found::Untrusted));
+        assert_eq!(resolve(&rule(&["private"]), None, &[""; 0]), (String::new(), Found::Peer));
+        assert_eq!(
+            resolve(&rule(&["unix"]), None, &["203.0.113.7"]),
+            ("203.0.113.7".to_owned(), Found::Header)
+        );
+        assert_eq!(resolve(&rule(&["unix"]), None, &["junk"]), (String::new(), Found::Malformed));
+        assert_eq!(resolve(&rule(&["unix"]), Some(PROXY), &["203.0.113.7"]).1, Found::Untrusted);
+    }
+
+    /// The plain case costs nothing and reads nothing.
+    #[test]
+    fn the_peer_source_reads_no_header() {
+        let rule = ClientAddr::new(Source::Peer, Trust::Hops(1));
+        assert_eq!(resolve(&rule, Some("::ffff:1.2.3.4"), &["6.6.6.6"]), ("1.2.3.4".to_owned(), Found::Peer));
+    }
+
+    /// A header of a thousand lines or entries must cost no more than a long one, and never give a wrong client.
+    #[test]
+    fn a_huge_header_is_read_to_its_bound_only() {
+        let trusted = vec!["10.0.0.2"; MAX_LINES];
+        assert_client(Source::XForwardedFor, &trusted, "10.0.0.2");
+        assert_peer(Source::XForwardedFor, &[&["10.0.0.2"], &trusted[..]].concat(), Found::TooMany);
+        assert_client(
+            Source::XForwardedFor,
+            &[&["6.6.6.6"; 1000], &["203.0.113.7"][..]].concat(),
+            "203.0.113.7",
+        );
+
+        let entries = |count| vec!["10.0.0.2"; count].join(",");
+        assert_client(Source::XForwardedFor, &[&entries(MAX_ENTRIES)], "10.0.0.2");
+        assert_peer(Source::XForwardedFor, &[&entries(MAX_ENTRIES + 1)], Found::TooMany);
+        assert_peer(Source::XForwardedFor, &[&",".repeat(100_000)], Found::TooMany);
+        assert_client(Source::XForwardedFor, &[&(",".repeat(100_000) + "203.0.113.7")], "203.0.113.7");
+        assert_peer(Source::XForwardedFor, &[&"1".repeat(100_000)], Found::Malformed);
+        let most = ClientAddr::new(Source::XForwardedFor, Trust::Hops(u8::MAX));
+        assert_eq!(resolve(&most, None, &[entries(255)]).1, Found::Header);
+    }
+
+    /// The trust rests on this: whatever a client sends, what a proxy appends reads the same.
+    #[test]
+    fn no_bytes_of_a_client_change_what_a_proxy_appended() {
+        let byte = prop_oneof![Just(b'"'), Just(b'\\'), Just(b','), Just(b';'), Just(b'='), any::<u8>()];
+        for_all((vec(vec(byte, 0..24), 1..20), any::<bool>()), |(sent, own_line)| {
+            let appended = [
+                (Source::XForwardedFor, "2001:db8::7, 10.0.0.2"),
+                (Source::Forwarded, r#"for="[2001:db8::7]:1";host="a,\";for=6.6.6.6\\", for=10.0.0.2"#),
+            ];
+            for (source, right) in appended {
+                let mut lines = sent.clone();
+                if own_line {
+                    lines.push(right.into());
+                } else if let Some(last) = lines.last_mut() {
+                    last.extend([b", ", right.as_bytes()].concat());
+                }
+                let client = ("2001:db8::7".to_owned(), Found::Header);
+                assert_eq!(resolve(&trusting_ten(source), Some(PROXY), &lines), client);
+            }
+        });
+    }
+
+    /// Headers are the enemy's to write: any bytes must give an answer, and what is not in the header is the peer's.
+    #[test]
+    fn random_bytes_never_panic() {
+        let piece = prop_oneof![
+            Just(b"10.0.0.2".to_vec()),
+            Just(b"for=".to_vec()),
+            Just(b"[2001:db8::1]:4".to_vec()),
+            Just(b", ".to_vec()),
+            Just(b";".to_vec()),
+            Just(b"\"".to_vec()),
+            Just(b"\\".to_vec()),
+            vec(any::<u8>(), 0..6),
+        ];
+        let line = vec(piece, 0..12).prop_map(|pieces| pieces.concat());
+        for_all((vec(line, 0..20), any::<u8>()), |(lines, hops)| {
+            for source in [Source::XForwardedFor, Source::Forwarded, single()] {
+                for rule in [trusting_ten(source.clone()), ClientAddr::new(source.clone(), Trust::Hops(hops))]
+                {
+                    let (client, found) = resolve(&rule, Some(PROXY), &lines);
+                    assert!(found == Found::Header || client == PROXY);
+                }
+            }
+        });
+    }
+
+    /// The walk without collecting gives what the obvious one gives.
+    #[test]
+    fn the_walk_agrees_with_the_rule_written_plainly() {
+        let entry = prop_oneof![
+            4 => Just("10.0.0.2"),
+            2 => Just("10.9.9.9:80"),
+            1 => Just("203.0.113.7"),
+            1 => Just("[2001:db8::1]:9"),
+            1 => Just("?"),
+            1 => Just(" "),
+        ];
+        for_all(vec(vec(entry, 1..5), 1..6), |lines| {
+            let entries: Vec<_> = lines.iter().flatten().filter(|entry| **entry != " ").collect();
+            let client = match entries.iter().rposition(|entry| !entry.starts_with("10.")) {
+                _ if entries.is_empty() => (PROXY, Found::Absent),
+                Some(at) if *entries[at] == "?" => (PROXY, Found::Malformed),
+                Some(at) if *entries[at] == "203.0.113.7" => ("203.0.113.7", Found::Header),
+                Some(_) => ("2001:db8::1", Found::Header),
+                None => (entries[0].trim_end_matches(":80"), Found::Header),
+            };
+            let lines: Vec<_> = lines.iter().map(|entries| entries.join(",")).collect();
+            let resolved = resolve(&trusting_ten(Source::XForwardedFor), Some(PROXY), &lines);
+            assert_eq!(resolved, (client.0.to_owned(), client.1));
+        });
+    }
+
+    /// Dual-stack sockets show IPv4 proxies as mapped addresses; a list that misses them trusts nobody, silently.
+    #[test]
+    fn mapped_addresses_and_networks_are_ipv4() {
+        let rule = trusting_ten(Source::XForwardedFor);
+        let client = ("203.0.113.7".to_owned(), Found::Header);
+        assert_eq!(resolve(&rule, Some("::ffff:10.0.0.1"), &["::ffff:203.0.113.7, ::ffff:a00:2"]), client);
+        let mapped = TrustedProxies::new(["::ffff:10.0.0.0/104", "::ffff:192.0.2.1"]).unwrap();
+        assert!(mapped.contains(ip("10.1.2.3")) && mapped.contains(ip("192.0.2.1")));
+        assert!(!mapped.contains(ip("11.1.2.3")) && !mapped.contains(ip("192.0.2.2")));
+    }
+
+    /// A translated client could embed any IPv4 address; it must not become a proxy by that.
+    #[test]
+    fn a_nat64_address_is_not_the_proxy_it_embeds() {
+        let proxies = TrustedProxies::new(["10.0.0.0/8"]).unwrap();
+        assert!(!proxies.contains(ip("64:ff9b::10.0.0.1")));
+        assert!(TrustedProxies::new(["64:ff9b::/96"]).unwrap().contains(ip("64:ff9b::10.0.0.1")));
+    }
+
+    /// The words are what most configurations will say; each range in them is a promise.
+    #[test]
+    fn words_stand_for_their_networks() {
+        let private = TrustedProxies::new([" private "]).unwrap();
+        for addr in [
+            "10.0.0.1",
+            "172.31.255.255",
+            "192.168.0.1",
+            "fd00::1",
+            "169.254.1.1",
+            "fe80::1",
+            "127.0.0.1",
+            "::1",
+        ] {
+            assert!(private.contains(ip(addr)), "{addr}");
+        }
+        for addr in ["172.32.0.0", "203.0.113.7", "2001:db8::1", "100.64.0.1", "::"] {
+            assert!(!private.contains(ip(addr)), "{addr}");
+        }
+        let loopback = TrustedProxies::new(["loopback"]).unwrap();
+        assert!(
+            loopback.contains(ip("127.0.0.53"))
+                && loopback.contains(ip("::1"))
+                && !loopback.contains(ip("10.0.0.1"))
+        );
+    }
+
+    /// A list that trusts the world hands every client its own choice of address.
+    #[test]
+    fn a_list_that_trusts_everyone_says_so() {
+        let trusts_everyone = |entry| TrustedProxies::new([entry]).unwrap().trusts_everyone();
+        assert!(trusts_everyone("0.0.0.0/0") && trusts_everyone("::/0") && trusts_everyone("::ffff:0:0/96"));
+        assert!(!trusts_everyone("0.0.0.0") && !trusts_everyone("private"));
+    }
+
+    /// Who mistypes a network must read which one and what to write.
+    #[test]
+    fn errors_name_the_value_and_the_way_out() {
+        let proxies = |entry| TrustedProxies::new([entry]).unwrap_err().to_string();
+        for entry in ["10.0.0/8", "10.0.0.0/33", "", "privat", "10.0.0.1:80", "a\\nb"] {
+            let way_out = "is not an address or network; write for example `10.0.0.0/8`";
+            assert_eq!(proxies(entry), format!("trusted proxy `{}` {way_out}", entry.escape_debug()));
+        }
+        assert_eq!(
+            TrustedProxies::new(vec!["10.0.0.0/8"; MAX_NETWORKS + 1]).unwrap_err().to_string(),
+            "1025 trusted proxy networks are more than 1024; join them into wider ones"
+        );
+        assert_eq!(
+            "X-Real-IP:".parse::<Source>().unwrap_err().to_string(),
+            "client address source `X-Real-IP:` is not a header name; write for example `x-forwarded-for` or `peer`"
+        );
+        for bits in [0, 31, 129, 255] {
+            let error = format!("ipv6 prefix is {bits} bits; give 32 to 128, for example 56");
+            assert_eq!(Ipv6Prefix::new(bits).unwrap_err().to_string(), error);
+        }
+    }
+
+    /// A configuration names the source in text.
+    #[test]
+    fn a_source_parses_from_its_name_in_any_case() {
+        assert_eq!("Peer".parse(), Ok(Source::Peer));
+        assert_eq!("FORWARDED".parse(), Ok(Source::Forwarded));
+        assert_eq!("X-Forwarded-For".parse(), Ok(Source::XForwardedFor));
+        assert_eq!("X-Real-IP".parse(), Ok(single()));
+        assert!("".parse::<Source>().is_err() && "x real".parse::<Source>().is_err());
+    }
+
+    /// One client, one key: spelling must not multiply keys, nor the prefix merge what it should not.
+    #[test]
+    fn groups_are_decided_by_bits() {
+        let text = |addr, bits| Grouped(ip(addr), prefix(bits)).to_string();
+        for same in ["::ffff:1.2.3.4", "::ffff:102:304", "1.2.3.4", "0:0:0:0:0:ffff:102:304"] {
+            assert_eq!(text(same, 56), "1.2.3.4");
+        }
+        assert_eq!(text("2001:db8:1234:5678::1.2.3.4", 56), "2001:db8:1234:5600::/56");
+        assert_eq!(text("0123:4567:89ab:cdef:0123:4567:89ab:cdef", 63), "123:4567:89ab:cdee::/63");
+        assert_eq!(
+            text("0123:4567:89ab:cdef:0123:4567:89ab:cdef", 128),
+            "123:4567:89ab:cdef:123:4567:89ab:cdef"
+        );
+        assert_eq!(text("2001:db8:ffff::1", 32), "2001:db8::/32");
+        assert_eq!(
+            text("::1.2.3.4", 128),
+            "::102:304",
+            "deprecated compatible addresses are not mapped ones"
+        );
+        assert_eq!((Ipv6Prefix::default(), Ipv6Prefix::OFF), (prefix(56), prefix(128)));
+        assert_eq!(prefix(64).bits(), 64);
+    }
+
+    /// Cut to 56 bits, the whole IPv4 internet behind NAT64 would be one key.
+    #[test]
+    fn nat64_clients_are_told_apart() {
+        let text = |addr| Grouped(ip(addr), Ipv6Prefix::default()).to_string();
+        assert_eq!(text("64:ff9b::1.2.3.4"), "1.2.3.4");
+        assert_eq!(text("64:ff9b::1.2.3.5"), "1.2.3.5");
+        assert_eq!(text("64:ff9b:1::1.2.3.4"), "64:ff9b:1::/56", "RFC 8215 leaves open where the address is");
+        assert_client(Source::XForwardedFor, &["64:ff9b::203.0.113.7"], "203.0.113.7");
+    }
+}

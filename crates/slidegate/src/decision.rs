@@ -1,0 +1,127 @@
+//! Decisions: the full answer of one quota to one request.
+//!
+//! A decision is plain numbers. Which policy and key it is about is known to [`Decisions`](crate::Decisions), which
+//! holds one for each policy of a request.
+
+use std::time::Duration;
+
+use crate::time::Timestamp;
+
+/// Whether a request may pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Verdict {
+    /// It may pass, and its cost has been charged.
+    Allow,
+    /// It may not pass, and nothing has been charged.
+    Deny,
+}
+
+/// What a quota says about one request, with everything a client can be told.
+///
+/// ```
+/// use slidegate::{Limiter, Quota};
+///
+/// let limiter = Limiter::new(Quota::per_minute(100));
+/// let decision = limiter.check("alice");
+/// assert!(decision.is_allowed());
+/// assert_eq!((decision.limit, decision.used, decision.remaining), (100, 1, 99));
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Decision {
+    /// Allow or deny.
+    pub verdict: Verdict,
+    /// Most cost that a fresh key admits: the quota's limit, or the burst of a token bucket.
+    pub limit: u64,
+    /// Cost that counts now, with this request's if it was charged. Past `limit` after a penalty or a lowered limit.
+    pub used: u64,
+    /// Cost still available after this request. A denial leaves it unchanged. At most `limit`.
+    pub remaining: u64,
+    /// Cost that this call moved: charged by a check or a penalty, given back by a refund. Zero for a denial, and for a
+    /// peek.
+    pub cost: u64,
+    /// Wait until this very cost fits: zero when allowed, `None` when it never will.
+    ///
+    /// Tight to the microsecond if nothing else is charged meanwhile: at exactly this time it is admitted, one
+    /// microsecond earlier it is not.
+    pub retry_after: Option<Duration>,
+    /// How long until the key is as good as new, if nothing more is charged. Zero when nothing counts.
+    pub reset_after: Duration,
+    /// How long until some of the used cost is free again, `None` when nothing is used.
+    pub frees_after: Option<Duration>,
+    /// When it was decided, by the store's clock. The spans above count from here.
+    pub at: Timestamp,
+}
+
+impl Decision {
+    /// Whether the request may pass.
+    #[must_use]
+    pub fn is_allowed(&self) -> bool {
+        self.verdict == Verdict::Allow
+    }
+
+    /// Whether the request may not pass.
+    #[must_use]
+    pub fn is_denied(&self) -> bool {
+        self.verdict == Verdict::Deny
+    }
+
+    /// When the key is as good as new, if nothing more is charged.
+    #[must_use]
+    pub fn reset_at(&self) -> Timestamp {
+        self.at + self.reset_after
+    }
+
+    /// Whether this decision binds rather than `other`: a denial before an allowance, the longer wait among denials
+    /// (never is longest), else the less remaining.
+    ///
+    /// Where the two are even, neither is stricter.
+    #[must_use]
+    pub fn is_stricter_than(&self, other: &Self) -> bool {
+        match (self.verdict, other.verdict) {
+            (Verdict::Deny, Verdict::Allow) => true,
+            (Verdict::Allow, Verdict::Deny) => false,
+            (Verdict::Deny, Verdict::Deny) => match (self.retry_after, other.retry_after) {
+                (None, other) => other.is_some(),
+                (Some(_), None) => false,
+                (Some(mine), Some(others)) => mine > others,
+            },
+            (Verdict::Allow, Verdict::Allow) => self.remaining < other.remaining,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decision(verdict: Verdict, remaining: u64, retry_after: Option<u64>) -> Decision {
+        Decision {
+            verdict,
+            limit: 10,
+            used: 10 - remaining,
+            remaining,
+            cost: 0,
+            retry_after: retry_after.map(Duration::from_secs),
+            reset_after: Duration::ZERO,
+            frees_after: None,
+            at: Timestamp::EPOCH,
+        }
+    }
+
+    /// The client must be told the wait that really ends its denial, not the first one found.
+    #[test]
+    fn a_denial_binds_first_then_the_longest_wait_then_the_least_remaining() {
+        let order = [
+            decision(Verdict::Deny, 5, None),
+            decision(Verdict::Deny, 9, Some(60)),
+            decision(Verdict::Deny, 0, Some(1)),
+            decision(Verdict::Allow, 0, Some(0)),
+            decision(Verdict::Allow, 3, Some(0)),
+        ];
+        for (rank, strict) in order.iter().enumerate() {
+            for (other_rank, other) in order.iter().enumerate() {
+                assert_eq!(strict.is_stricter_than(other), rank < other_rank, "{rank} against {other_rank}");
+            }
+        }
+    }
+}

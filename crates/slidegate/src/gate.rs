@@ -1,0 +1,232 @@
+//! The gate: many policies, one verdict.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+use arc_swap::{ArcSwap, Guard};
+use smallvec::SmallVec;
+
+use crate::decision::{Decision, Verdict};
+use crate::key::Key;
+use crate::policy::{Policy, PolicySet};
+use crate::request::Request;
+use crate::store::Verb;
+use crate::store::memory::{MemoryStats, MemoryStore};
+use crate::sync::Mutex;
+
+/// A set of policies over one store. Decides a request under all that apply, in one atomic step.
+///
+/// ```
+/// use slidegate::{Gate, Match, Policy, PolicySet, Quota, Request};
+///
+/// let gate = Gate::new(PolicySet::new([
+///     Policy::new("per-user", Quota::per_minute(100))?.scope(["user"]),
+///     Policy::new("login", Quota::per_minute(1))?.when("path", Match::equals("/login")).scope(["user"]),
+/// ])?);
+///
+/// let login = Request::new().with("user", "alice").with("path", "/login");
+/// assert!(gate.check(&login).is_allowed());
+/// let again = gate.check(&login);
+/// assert!(again.is_denied());
+/// let strictest = again.strictest().unwrap();
+/// assert_eq!((strictest.policy().name(), strictest.key().to_string()), ("login", "alice".into()));
+/// // The denied request was charged nowhere.
+/// assert_eq!(gate.peek(&login).iter().next().unwrap().remaining, 99);
+/// # Ok::<(), slidegate::Error>(())
+/// ```
+///
+/// A request that no policy applies to is allowed.
+#[derive(Debug)]
+pub struct Gate {
+    store: MemoryStore,
+    policies: ArcSwap<PolicySet>,
+    numbers: Mutex<Numbers>,
+}
+
+/// What a policy's usage is stored under. A number is given once and never to another policy.
+#[derive(Debug, Default)]
+struct Numbers(HashMap<(String, Vec<String>), u32>);
+
+impl Numbers {
+    /// Usage goes by the policy's name; another scope has other keys, so it starts afresh.
+    fn number(&mut self, policies: &mut PolicySet) {
+        policies.number(|policy| {
+            let next = u32::try_from(self.0.len()).expect("names of policies are fewer than 2^32");
+            assert!(next < 1 << 24, "a store tells 2^24 policies apart");
+            let known = (policy.name().to_owned(), policy.scope_attributes().to_vec());
+            *self.0.entry(known).or_insert(next)
+        });
+    }
+}
+
+impl Gate {
+    /// A gate with a store of its own, which holds up to [`MemoryStore::DEFAULT_MAX_KEYS`] keys.
+    #[must_use]
+    pub fn new(policies: PolicySet) -> Self {
+        Self::with_store(policies, MemoryStore::new())
+    }
+
+    /// A gate on a store that was made with a clock or a number of keys of choice.
+    #[must_use]
+    pub fn with_store(mut policies: PolicySet, store: MemoryStore) -> Self {
+        let mut numbers = Numbers::default();
+        numbers.number(&mut policies);
+        Self { store, policies: ArcSwap::from_pointee(policies), numbers: Mutex::new(numbers) }
+    }
+
+    /// Decides a request and charges its cost under every policy that applies, or under none if an enforced one denies.
+    ///
+    /// A shadow policy that would deny says so in its decision, charges nothing to itself, and does not deny.
+    pub fn check<'r>(&self, request: &'r Request<'r>) -> Decisions<'r> {
+        self.apply(Verb::Check, request)
+    }
+
+    /// What [`check`](Self::check) would say, without charging.
+    pub fn peek<'r>(&self, request: &'r Request<'r>) -> Decisions<'r> {
+        self.apply(Verb::Peek, request)
+    }
+
+    /// Gives back the request's cost under every policy that applies, at most what was charged there and still counts.
+    pub fn refund<'r>(&self, request: &'r Request<'r>) -> Decisions<'r> {
+        self.apply(Verb::Refund, request)
+    }
+
+    /// Charges the request's cost under every policy that applies, although it may exceed their limits.
+    pub fn penalize<'r>(&self, request: &'r Request<'r>) -> Decisions<'r> {
+        self.apply(Verb::Penalize, request)
+    }
+
+    fn apply<'r>(&self, verb: Verb, request: &'r Request<'r>) -> Decisions<'r> {
+        let policies = self.policies.load();
+        let plan = policies.plan(request);
+        let decisions = self.store.apply(verb, &plan);
+        let answers =
+            plan.iter().zip(decisions).map(|(charge, decision)| (charge.policy, decision)).collect();
+        drop(plan);
+        Decisions { policies, request, answers }
+    }
+
+    /// Forgets the request's keys under every policy that applies; says whether anything counted on one of them.
+    pub fn reset(&self, request: &Request<'_>) -> bool {
+        let policies = self.policies.load();
+        let plan = policies.plan(request);
+        self.store.reset(&plan)
+    }
+
+    /// Puts another set of policies in force at once. A request is decided under the old set or the new one, never
+    /// under parts of both. Usage is kept by policy name, and starts afresh where the scope or algorithm changes.
+    pub fn configure(&self, mut policies: PolicySet) {
+        let mut numbers = self.numbers.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        numbers.number(&mut policies);
+        self.policies.store(Arc::new(policies));
+    }
+
+    /// The policies in force.
+    #[must_use]
+    pub fn policies(&self) -> Arc<PolicySet> {
+        self.policies.load_full()
+    }
+
+    /// How full the store is.
+    #[must_use]
+    pub fn stats(&self) -> MemoryStats {
+        self.store.stats()
+    }
+
+    /// Removes expired keys; see [`MemoryStore::sweep`].
+    pub fn sweep(&self, slots: usize) -> usize {
+        self.store.sweep(slots)
+    }
+}
+
+/// What every policy that applies says about a request, and what comes of it.
+pub struct Decisions<'r> {
+    /// Kept in force until the answer is written, whatever is configured meanwhile.
+    policies: Guard<Arc<PolicySet>>,
+    request: &'r Request<'r>,
+    answers: SmallVec<[(usize, Decision); 4]>,
+}
+
+/// One policy's decision; derefs to [`Decision`].
+#[derive(Debug, Clone, Copy)]
+pub struct PolicyDecision<'d> {
+    policy: &'d Policy,
+    request: &'d Request<'d>,
+    decision: &'d Decision,
+}
+
+impl Decisions<'_> {
+    /// Whether the request may pass: no enforced policy denies it.
+    #[must_use]
+    pub fn verdict(&self) -> Verdict {
+        if self.iter().any(|one| one.is_denied() && one.policy().is_enforced()) {
+            Verdict::Deny
+        } else {
+            Verdict::Allow
+        }
+    }
+
+    /// Whether the request may pass.
+    #[must_use]
+    pub fn is_allowed(&self) -> bool {
+        self.verdict() == Verdict::Allow
+    }
+
+    /// Whether the request may not pass.
+    #[must_use]
+    pub fn is_denied(&self) -> bool {
+        self.verdict() == Verdict::Deny
+    }
+
+    /// Every decision, in the order of the policies, shadow ones included.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = PolicyDecision<'_>> {
+        self.answers.iter().map(|(policy, decision)| PolicyDecision {
+            policy: self.policies.policy(*policy),
+            request: self.request,
+            decision,
+        })
+    }
+
+    /// The decision that binds: the [strictest](Decision::is_stricter_than) of the enforced policies, the first of
+    /// those that are even. `None` when no enforced policy applies.
+    #[must_use]
+    pub fn strictest(&self) -> Option<PolicyDecision<'_>> {
+        let enforced = self.iter().filter(|one| one.policy().is_enforced());
+        enforced.reduce(|strictest, one| if one.is_stricter_than(&strictest) { one } else { strictest })
+    }
+}
+
+impl fmt::Debug for Decisions<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+impl<'d> PolicyDecision<'d> {
+    /// The policy that decided.
+    #[must_use]
+    pub fn policy(&self) -> &'d Policy {
+        self.policy
+    }
+
+    /// The key that it decided on.
+    #[must_use]
+    pub fn key(&self) -> Key<'d> {
+        self.policy.key(self.request)
+    }
+
+    /// The decision itself.
+    #[must_use]
+    pub fn decision(&self) -> &'d Decision {
+        self.decision
+    }
+}
+
+impl std::ops::Deref for PolicyDecision<'_> {
+    type Target = Decision;
+
+    fn deref(&self) -> &Decision {
+        self.decision
+    }
+}

@@ -1,0 +1,312 @@
+//! Keys: one partition of one policy, and the 128 bits a store knows it by.
+//!
+//! Any bytes of any length are a key, and two different keys never meet: a short one is stored as it is, a long one
+//! or one of several parts as a keyed hash of 120 bits, which two of a million million keys share once in 10^12 tries.
+
+use std::collections::hash_map::RandomState;
+use std::fmt::{self, Write as _};
+use std::hash::{BuildHasher, Hasher};
+use std::net::IpAddr;
+
+use siphasher::sip128::{Hasher128, SipHasher13};
+use smallvec::SmallVec;
+
+use crate::client_addr::{Grouped, Ipv6Prefix, group};
+use crate::request::{Request, Value};
+
+/// The values of a policy's scope in one request: what the policy counts by.
+///
+/// Its text, as in answers and logs, is the values joined by commas. Commas, percent signs, control characters and
+/// bytes that are not UTF-8 are percent-encoded within a value, so that different keys never look alike. The key of a
+/// policy without a scope is `*`.
+#[derive(Debug, Clone, Copy)]
+pub struct Key<'r> {
+    /// The attributes that form it; the request has each.
+    pub(crate) scope: &'r [String],
+    pub(crate) request: &'r Request<'r>,
+    /// How much of an IPv6 address is counted by.
+    pub(crate) ipv6_prefix: Ipv6Prefix,
+}
+
+impl<'r> Key<'r> {
+    /// The values, in the order of the scope, addresses without the bits that are not counted by.
+    fn parts(&self) -> impl Iterator<Item = Value<'r>> {
+        let cut = |value| match value {
+            Value::Address(ip) => Value::Address(group(ip, self.ipv6_prefix)),
+            bytes @ Value::Bytes(_) => bytes,
+        };
+        self.scope.iter().filter_map(|attribute| self.request.value(attribute)).map(cut)
+    }
+
+    /// The bytes that this key and no other writes, on the stack for keys of ordinary length.
+    pub(crate) fn canonical(&self) -> SmallVec<[u8; 64]> {
+        let mut out = SmallVec::new();
+        self.parts().for_each(|part| write_canonical(part, |bytes| out.extend_from_slice(bytes)));
+        out
+    }
+
+    pub(crate) fn id(&self, secret: &Secret) -> KeyId {
+        let mut parts = self.parts();
+        match (parts.next(), parts.next()) {
+            (Some(Value::Bytes(bytes)), None) => secret.id_of(bytes),
+            (Some(Value::Address(IpAddr::V4(ip))), None) => {
+                KeyId([u64::from(ip.to_bits()), KeyId::tag(KeyId::V4)])
+            }
+            (Some(Value::Address(IpAddr::V6(ip))), None) if ip.to_bits() & 0xFF == 0 => {
+                // The last byte is free for the tag: true of every group up to /120.
+                let bits = ip.to_bits().swap_bytes();
+                #[allow(clippy::cast_possible_truncation)] // the two halves
+                let halves = [bits as u64, (bits >> 64) as u64];
+                KeyId([halves[0], halves[1] | KeyId::tag(KeyId::V6)])
+            }
+            _ => secret.hashed(self.parts()),
+        }
+    }
+}
+
+/// Gives `sink` the bytes that this part and no other writes: its kind, length and content.
+fn write_canonical(part: Value<'_>, mut sink: impl FnMut(&[u8])) {
+    let mut write = |kind: u8, bytes: &[u8]| {
+        sink(&[kind]);
+        sink(&bytes.len().to_le_bytes());
+        sink(bytes);
+    };
+    match part {
+        Value::Bytes(bytes) => write(b'b', bytes),
+        Value::Address(IpAddr::V4(ip)) => write(b'4', &ip.octets()),
+        Value::Address(IpAddr::V6(ip)) => write(b'6', &ip.octets()),
+    }
+}
+
+impl fmt::Display for Key<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.scope.is_empty() {
+            return f.write_char('*');
+        }
+        for (at, part) in self.parts().enumerate() {
+            if at > 0 {
+                f.write_char(',')?;
+            }
+            match part {
+                Value::Bytes(b"*") => f.write_str("%2A")?,
+                Value::Bytes(bytes) => write_escaped(f, bytes)?,
+                Value::Address(ip) => write!(f, "{}", Grouped(ip, self.ipv6_prefix))?,
+            }
+        }
+        Ok(())
+    }
+}
+
+fn write_escaped(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
+    let escape =
+        |f: &mut fmt::Formatter<'_>, bytes: &[u8]| bytes.iter().try_for_each(|b| write!(f, "%{b:02X}"));
+    for chunk in bytes.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            if matches!(c, ',' | '%') || c.is_control() {
+                escape(f, c.encode_utf8(&mut [0; 4]).as_bytes())?;
+            } else {
+                f.write_char(c)?;
+            }
+        }
+        escape(f, chunk.invalid())?;
+    }
+    Ok(())
+}
+
+/// What a table stores of a key: 15 bytes and a tag in the last, which says what they are. A tag of 0 is no key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct KeyId(pub(crate) [u64; 2]);
+
+impl KeyId {
+    /// Bytes that are stored as they are.
+    const INLINE: usize = 15;
+    /// Tags 1 to 16: that many bytes less one, as they are.
+    const V4: u8 = 0x20;
+    const V6: u8 = 0x21;
+    const HASHED: u8 = 0x22;
+
+    const fn tag(tag: u8) -> u64 {
+        (tag as u64) << 56
+    }
+
+    #[inline]
+    pub(crate) fn is_none(self) -> bool {
+        self.0[1] >> 56 == 0
+    }
+}
+
+/// Random numbers of one store, so that nobody outside can choose keys that collide or share a place.
+#[derive(Debug, Clone)]
+pub(crate) struct Secret {
+    sip: [u64; 2],
+    place: [u64; 2],
+}
+
+impl Secret {
+    pub(crate) fn random() -> Self {
+        // The standard library's keys for its hash maps are the one source of randomness it offers.
+        let word = |n: u64| {
+            let mut hasher = RandomState::new().build_hasher();
+            hasher.write_u64(n);
+            hasher.finish()
+        };
+        Self { sip: [word(0), word(1)], place: [word(2), word(3)] }
+    }
+
+    /// The identity of a key of one part.
+    #[inline]
+    pub(crate) fn id_of(&self, key: &[u8]) -> KeyId {
+        // Two overlapping loads, as a copy of unknown length costs more than the rest of the lookup.
+        let word = |from: usize| {
+            let mut bytes = [0; 8];
+            bytes.copy_from_slice(&key[from..from + 8]);
+            u64::from_le_bytes(bytes)
+        };
+        let half = |from: usize| {
+            let mut bytes = [0; 4];
+            bytes.copy_from_slice(&key[from..from + 4]);
+            u64::from(u32::from_le_bytes(bytes))
+        };
+        let len = key.len();
+        let (low, high) = match len {
+            0 => (0, 0),
+            1..=3 => {
+                let byte = |at: usize| u64::from(key[at]) << (8 * at);
+                (byte(0) | byte(len / 2) | byte(len - 1), 0)
+            }
+            4..=7 => (half(0) | half(len - 4) << (8 * (len - 4)), 0),
+            8 => (word(0), 0),
+            9..=KeyId::INLINE => (word(0), word(len - 8) >> (8 * (16 - len))),
+            _ => return self.hashed([Value::Bytes(key)]),
+        };
+        KeyId([low, high | (len as u64 + 1) << 56])
+    }
+
+    /// SipHash-1-3 with 128 bits of output (Aumasson and Bernstein, 2012), of which the tag takes 8.
+    fn hashed<'v>(&self, parts: impl IntoIterator<Item = Value<'v>>) -> KeyId {
+        let mut hasher = SipHasher13::new_with_keys(self.sip[0], self.sip[1]);
+        parts.into_iter().for_each(|part| write_canonical(part, |bytes| hasher.write(bytes)));
+        let hash = hasher.finish128();
+        KeyId([hash.h1, hash.h2 >> 8 | KeyId::tag(KeyId::HASHED)])
+    }
+
+    /// A number in which every bit depends on every bit of the key and the policy: the upper bits choose a shard, the
+    /// lower ones a place in it.
+    #[inline]
+    pub(crate) fn place_of(&self, id: KeyId, policy: u32) -> u64 {
+        let folded = fold(id.0[0] ^ self.place[0], id.0[1] ^ self.place[1] ^ u64::from(policy) << 24);
+        fold(folded ^ self.place[1], 0x9E37_79B9_7F4A_7C15)
+    }
+}
+
+/// Multiplies and adds the halves of the product.
+#[inline]
+fn fold(a: u64, b: u64) -> u64 {
+    let product = u128::from(a) * u128::from(b);
+    #[allow(clippy::cast_possible_truncation)] // the two halves
+    let halves = [product as u64, (product >> 64) as u64];
+    halves[0] ^ halves[1]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+
+    /// Identity and text of the key that these values form.
+    fn key<'v, V: Into<Value<'v>> + Copy>(
+        values: &[V],
+        ipv6_prefix: Ipv6Prefix,
+        secret: &Secret,
+    ) -> (KeyId, String) {
+        let scope: Vec<_> = (0..values.len()).map(|n| n.to_string()).collect();
+        let values = values.iter().map(|value| -> Value<'v> { (*value).into() });
+        let request = scope.iter().zip(values).fold(Request::new(), |r, (name, value)| r.with(name, value));
+        let key = Key { scope: &scope, request: &request, ipv6_prefix };
+        (key.id(secret), key.to_string())
+    }
+
+    fn text(parts: &[&str], secret: &Secret) -> (KeyId, String) {
+        key(parts, Ipv6Prefix::default(), secret)
+    }
+
+    /// Two users under one counter is the worst bug a limiter can have.
+    #[test]
+    fn different_keys_have_different_identities_and_texts() {
+        let secret = Secret::random();
+        let long = "x".repeat(10_000);
+        let almost = format!("{}y", &long[1..]);
+        let mut keys: Vec<Vec<&str>> =
+            vec![vec![], vec![""], vec!["", ""], vec!["*"], vec!["a,b"], vec!["a", "b"]];
+        keys.extend([vec!["a%2Cb"], vec!["{a}"], vec!["a:b"], vec!["\0"], vec!["\0\0"], vec!["\n"]]);
+        keys.extend([
+            vec!["a\0"],
+            vec![&long],
+            vec![&almost],
+            vec!["ab", ""],
+            vec!["", "ab"],
+            vec!["a", "b", ""],
+        ]);
+        let all = "abcdefghijklmnopqrstuvwxyz";
+        keys.extend((1..26).map(|n| vec![&all[..n]]));
+        let mut seen = HashMap::new();
+        let mut texts = HashMap::new();
+        for parts in &keys {
+            let (id, text) = text(parts, &secret);
+            assert_eq!(seen.insert(id.0, parts), None, "{parts:?}");
+            assert_eq!(texts.insert(text, parts), None, "{parts:?}");
+        }
+    }
+
+    /// The fast loads of short keys must see every byte: a byte that is not read merges 256 users.
+    #[test]
+    fn every_byte_of_a_short_key_counts() {
+        let secret = Secret::random();
+        for len in 1..40 {
+            let base = vec![b'k'; len];
+            let id = secret.id_of(&base);
+            for at in 0..len {
+                let mut other = base.clone();
+                other[at] ^= 1;
+                assert_ne!(secret.id_of(&other), id, "byte {at} of {len}");
+            }
+        }
+    }
+
+    /// A key of one part is the same key whether a `Limiter` or a policy counts by it.
+    #[test]
+    fn one_part_is_the_key_itself() {
+        let secret = Secret::random();
+        for value in ["", "alice", "a-rather-long-name-of-a-user"] {
+            assert_eq!(text(&[value], &secret).0, secret.id_of(value.as_bytes()));
+        }
+    }
+
+    /// An IPv6 customer holds 2^72 addresses; counting each would be no limit.
+    #[test]
+    fn addresses_are_counted_by_group_and_written_with_its_prefix() {
+        let secret = Secret::random();
+        let address = |text: &str, prefix| key(&[text.parse::<IpAddr>().unwrap()], prefix, &secret);
+        let default = Ipv6Prefix::default();
+        let (one, name) = address("2001:db8:1234:5678::1", default);
+        assert_eq!(name, "2001:db8:1234:5600::/56");
+        assert_eq!(one, address("2001:db8:1234:56ff::2", default).0);
+        let (whole, name) = address("2001:db8:1234:5678::1", Ipv6Prefix::OFF);
+        assert_eq!(name, "2001:db8:1234:5678::1");
+        assert_ne!(whole, address("2001:db8:1234:5678::2", Ipv6Prefix::OFF).0);
+        assert_eq!(address("::ffff:1.2.3.4", default), address("1.2.3.4", default));
+        assert_ne!(address("1.2.3.4", default).0, text(&["\x04\x03\x02\x01"], &secret).0);
+    }
+
+    /// Logs and answers must not carry control characters a client chose.
+    #[test]
+    fn the_text_of_a_key_is_printable_and_unambiguous() {
+        let secret = Secret::random();
+        let name = |parts: &[&str]| text(parts, &secret).1;
+        assert_eq!(name(&["alice"]), "alice");
+        assert_eq!(name(&["zoë", "/login"]), "zoë,/login");
+        assert_eq!(name(&["a,b\n%"]), "a%2Cb%0A%25");
+        assert_eq!(name(&[]), "*");
+        assert_eq!(key(&[&b"\xff\xfe"[..]], Ipv6Prefix::default(), &secret).1, "%FF%FE");
+    }
+}

@@ -1,0 +1,40 @@
+//! An exact sliding-window rate limiter.
+//!
+//! ```
+//! use slidegate::{Limiter, Quota};
+//! let limiter = Limiter::new(Quota::per_minute(100));   // exact sliding window, in memory
+//! if limiter.check("alice").is_denied() { /* 429 */ }
+//! ```
+//!
+//! [`Limiter`] holds one quota for many keys. [`Gate`] decides requests under many policies at once, all or none, and
+//! says which policy and key bound it. [`headers`] turns decisions into response headers, [`client_addr`] finds out who
+//! the client is behind proxies.
+//!
+//! Four [algorithms](Algorithm) count the same way through one interface: the exact sliding window is the default.
+
+pub mod client_addr;
+
+mod algorithm;
+mod charge;
+mod decision;
+mod error;
+mod gate;
+mod key;
+mod limiter;
+mod policy;
+mod quota;
+mod request;
+mod store;
+mod sync;
+mod time;
+
+pub use decision::{Decision, Verdict};
+pub use error::Error;
+pub use gate::{Decisions, Gate, PolicyDecision};
+pub use key::Key;
+pub use limiter::Limiter;
+pub use policy::{Match, Policy, PolicySet};
+pub use quota::{Algorithm, Quota, format_window, parse_window};
+pub use request::{Request, Value};
+pub use store::memory::{MemoryStats, MemoryStore, MemoryStoreBuilder};
+pub use time::{Clock, ManualClock, SystemClock, Timestamp, millis_ceil};

@@ -1,0 +1,159 @@
+//! The limiter: one quota, many keys.
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+
+use crate::decision::Decision;
+use crate::quota::Quota;
+use crate::store::Verb;
+use crate::store::memory::{MemoryStats, MemoryStore};
+
+/// One quota for many keys, in the memory of this process.
+///
+/// Every method takes `&self` and may be called from many threads at once. A decision allocates only when its key is
+/// new to the store or its log has grown to a new size, locks one shard of the store, and reads the clock once.
+///
+/// ```
+/// use slidegate::{Limiter, Quota};
+///
+/// let limiter = Limiter::new(Quota::per_minute(100)); // exact sliding window, in memory
+/// if limiter.check("alice").is_denied() { /* 429 */ }
+/// # assert_eq!(limiter.peek("alice").remaining, 99);
+/// ```
+///
+/// Keys are text or bytes of any length: up to 15 bytes are stored as they are, longer ones by a keyed hash.
+#[derive(Debug)]
+pub struct Limiter {
+    store: MemoryStore,
+    quota: ArcSwap<Quota>,
+}
+
+impl Limiter {
+    /// A limiter with a store of its own, which holds up to [`MemoryStore::DEFAULT_MAX_KEYS`] keys.
+    #[must_use]
+    pub fn new(quota: Quota) -> Self {
+        Self::with_store(quota, MemoryStore::new())
+    }
+
+    /// A limiter on a store that was made with a clock or a number of keys of choice.
+    #[must_use]
+    pub fn with_store(quota: Quota, store: MemoryStore) -> Self {
+        Self { store, quota: ArcSwap::from_pointee(quota) }
+    }
+
+    /// Decides a request of cost 1 and charges it if it is allowed.
+    #[inline]
+    pub fn check(&self, key: impl AsRef<[u8]>) -> Decision {
+        self.check_cost(key, 1)
+    }
+
+    /// Decides a request and charges its cost if it is allowed. A denial charges nothing.
+    ///
+    /// A cost of zero is always allowed and stores nothing; one above the quota's
+    /// [capacity](Quota::capacity) is denied for ever: `retry_after` is `None`.
+    ///
+    /// ```
+    /// # use slidegate::{Limiter, Quota};
+    /// let limiter = Limiter::new(Quota::per_minute(10));
+    /// assert_eq!(limiter.check_cost("alice", 9).remaining, 1);
+    /// assert!(limiter.check_cost("alice", 5).is_denied());
+    /// assert!(limiter.check_cost("alice", 1).is_allowed());
+    /// assert_eq!(limiter.check_cost("alice", 11).retry_after, None);
+    /// ```
+    #[inline]
+    pub fn check_cost(&self, key: impl AsRef<[u8]>, cost: u64) -> Decision {
+        self.store.apply_one(Verb::Check, &self.quota.load(), key.as_ref(), cost)
+    }
+
+    /// What [`check`](Self::check) would say, without charging.
+    ///
+    /// ```
+    /// # use slidegate::{Limiter, Quota};
+    /// let limiter = Limiter::new(Quota::per_minute(10));
+    /// assert_eq!(limiter.peek("alice").remaining, 10);
+    /// assert_eq!(limiter.peek("alice").remaining, 10);
+    /// ```
+    pub fn peek(&self, key: impl AsRef<[u8]>) -> Decision {
+        self.peek_cost(key, 1)
+    }
+
+    /// What [`check_cost`](Self::check_cost) would say, without charging.
+    pub fn peek_cost(&self, key: impl AsRef<[u8]>, cost: u64) -> Decision {
+        self.store.apply_one(Verb::Peek, &self.quota.load(), key.as_ref(), cost)
+    }
+
+    /// Gives back `cost`, at most what was charged and still counts; [`Decision::cost`] says how much that was.
+    ///
+    /// Under `sliding-log` the oldest charges are given back first: a log does not know which charge is meant, and so
+    /// no window can come to hold more than the limit.
+    ///
+    /// ```
+    /// # use slidegate::{Limiter, Quota};
+    /// let limiter = Limiter::new(Quota::per_minute(10));
+    /// limiter.check_cost("alice", 4);
+    /// let refunded = limiter.refund("alice", 6);
+    /// assert_eq!((refunded.cost, refunded.remaining), (4, 10));
+    /// ```
+    pub fn refund(&self, key: impl AsRef<[u8]>, cost: u64) -> Decision {
+        self.store.apply_one(Verb::Refund, &self.quota.load(), key.as_ref(), cost)
+    }
+
+    /// Charges `cost` although it may exceed the limit: for costs known only afterwards. What follows waits it out.
+    ///
+    /// The decision says allow; its `used` may be above its `limit`.
+    ///
+    /// ```
+    /// # use slidegate::{Limiter, Quota};
+    /// let limiter = Limiter::new(Quota::per_minute(10));
+    /// assert_eq!(limiter.penalize("alice", 25).used, 25);
+    /// assert!(limiter.check("alice").is_denied());
+    /// ```
+    pub fn penalize(&self, key: impl AsRef<[u8]>, cost: u64) -> Decision {
+        self.store.apply_one(Verb::Penalize, &self.quota.load(), key.as_ref(), cost)
+    }
+
+    /// Forgets a key; says whether anything counted on it.
+    ///
+    /// ```
+    /// # use slidegate::{Limiter, Quota};
+    /// let limiter = Limiter::new(Quota::per_minute(10));
+    /// limiter.check("alice");
+    /// assert!(limiter.reset("alice"));
+    /// assert!(!limiter.reset("alice"));
+    /// ```
+    pub fn reset(&self, key: impl AsRef<[u8]>) -> bool {
+        self.store.reset_one(&self.quota.load(), key.as_ref())
+    }
+
+    /// Puts another quota in force at once. Keys keep what they have used, unless the algorithm changes: then they
+    /// start afresh.
+    ///
+    /// ```
+    /// # use slidegate::{Limiter, Quota};
+    /// let limiter = Limiter::new(Quota::per_minute(10));
+    /// limiter.check_cost("alice", 10);
+    /// limiter.configure(Quota::per_minute(12));
+    /// assert_eq!(limiter.peek("alice").remaining, 2);
+    /// ```
+    pub fn configure(&self, quota: Quota) {
+        self.quota.store(Arc::new(quota));
+    }
+
+    /// The quota in force.
+    #[must_use]
+    pub fn quota(&self) -> Quota {
+        **self.quota.load()
+    }
+
+    /// How full the store is.
+    #[must_use]
+    pub fn stats(&self) -> MemoryStats {
+        self.store.stats()
+    }
+
+    /// Removes expired keys; see [`MemoryStore::sweep`].
+    pub fn sweep(&self, slots: usize) -> usize {
+        self.store.sweep(slots)
+    }
+}

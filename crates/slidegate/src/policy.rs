@@ -1,0 +1,397 @@
+//! Policies: named rules that say which requests they concern, what they count by, and under which quota.
+//!
+//! A set of policies is built and checked once; planning a request is then a pure look-up that serves decisions,
+//! shadow policies, replay and tests alike.
+
+use std::collections::{HashMap, HashSet};
+use std::net::IpAddr;
+
+use crate::charge::{Charge, Plan};
+use crate::client_addr::Ipv6Prefix;
+use crate::error::Error;
+use crate::key::Key;
+use crate::quota::Quota;
+use crate::request::{Request, Value};
+
+mod matcher;
+
+pub use matcher::Match;
+
+/// A named rule: when it applies, what it counts by, how much it admits, and whether it denies or only reports.
+///
+/// ```
+/// use slidegate::{Match, Policy, Quota};
+///
+/// let login = Policy::new("login-per-ip", Quota::per_minute(5))?
+///     .when("path", Match::equals("/login"))
+///     .scope(["ip"]);
+/// let plan = Policy::new("per-user", Quota::per_minute(100))?
+///     .scope(["user"])
+///     .with_override(["alice"], Quota::per_minute(1000));
+/// assert_eq!(plan.name(), "per-user");
+/// # Ok::<(), slidegate::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Policy {
+    name: String,
+    when: Vec<(String, Match)>,
+    scope: Vec<String>,
+    quota: Quota,
+    enforced: bool,
+    ipv6_prefix: Ipv6Prefix,
+    overrides: Vec<(Vec<Owned>, Quota)>,
+}
+
+/// A value that outlives a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Owned {
+    Bytes(Box<[u8]>),
+    Address(IpAddr),
+}
+
+impl Owned {
+    fn borrowed(&self) -> Value<'_> {
+        match self {
+            Self::Bytes(bytes) => Value::Bytes(bytes),
+            Self::Address(ip) => Value::Address(*ip),
+        }
+    }
+}
+
+impl From<Value<'_>> for Owned {
+    fn from(value: Value<'_>) -> Self {
+        match value {
+            Value::Bytes(bytes) => Self::Bytes(bytes.into()),
+            Value::Address(ip) => Self::Address(ip),
+        }
+    }
+}
+
+impl Policy {
+    /// Longest name of a policy. Names go into headers, metrics and keys of shared stores.
+    pub const MAX_NAME: usize = 64;
+
+    /// A policy that applies to every request, counts all of them together, and denies.
+    ///
+    /// # Errors
+    /// When the name is empty, longer than [`MAX_NAME`](Self::MAX_NAME), or has other characters than
+    /// `A-Z a-z 0-9 _ . -`, which is what a header field may carry without quoting.
+    pub fn new(name: impl Into<String>, quota: Quota) -> Result<Self, Error> {
+        let name = name.into();
+        let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
+        if name.is_empty() || name.len() > Self::MAX_NAME || !name.chars().all(allowed) {
+            return Err(Error::policy(format!(
+                "policy name `{}` is not 1 to {} of the characters A-Z a-z 0-9 _ . -; write for example `per-user`",
+                name.escape_debug(),
+                Self::MAX_NAME
+            )));
+        }
+        Ok(Self {
+            name,
+            when: Vec::new(),
+            scope: Vec::new(),
+            quota,
+            enforced: true,
+            ipv6_prefix: Ipv6Prefix::default(),
+            overrides: Vec::new(),
+        })
+    }
+
+    /// Applies only to requests whose `attribute` matches. Several conditions must all hold.
+    #[must_use]
+    pub fn when(mut self, attribute: impl Into<String>, condition: Match) -> Self {
+        self.when.push((attribute.into(), condition));
+        self
+    }
+
+    /// Counts by the values of these attributes together, in this order. A request that lacks one of them is not
+    /// under this policy. Without a scope all requests share one key.
+    #[must_use]
+    pub fn scope<A: Into<String>>(mut self, attributes: impl IntoIterator<Item = A>) -> Self {
+        self.scope = attributes.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// Decides and reports, but never denies.
+    #[must_use]
+    pub fn shadow(mut self) -> Self {
+        self.enforced = false;
+        self
+    }
+
+    /// Counts IPv6 addresses of the scope by networks of this length, instead of /56.
+    #[must_use]
+    pub fn ipv6_prefix(mut self, prefix: Ipv6Prefix) -> Self {
+        self.ipv6_prefix = prefix;
+        self
+    }
+
+    /// Gives the key with these values, one for each attribute of the scope, a quota of its own.
+    ///
+    /// The quota has the policy's algorithm, else the set is refused. The key's usage is kept when an override comes
+    /// or goes. Looking for one costs a hash of the key in policies that have any, nothing in others.
+    #[must_use]
+    pub fn with_override<'v, V: Into<Value<'v>>>(
+        mut self,
+        key: impl IntoIterator<Item = V>,
+        quota: Quota,
+    ) -> Self {
+        self.overrides.push((key.into_iter().map(|value| value.into().into()).collect(), quota));
+        self
+    }
+
+    /// The name that answers, headers and metrics call it by, and that its usage is kept under.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The quota of keys without an override.
+    #[must_use]
+    pub fn quota(&self) -> &Quota {
+        &self.quota
+    }
+
+    /// The attributes that form a key.
+    #[must_use]
+    pub fn scope_attributes(&self) -> &[String] {
+        &self.scope
+    }
+
+    /// The conditions, each with its attribute. All must hold.
+    #[must_use]
+    pub fn conditions(&self) -> &[(String, Match)] {
+        &self.when
+    }
+
+    /// Whether its denials deny.
+    #[must_use]
+    pub fn is_enforced(&self) -> bool {
+        self.enforced
+    }
+
+    /// How many keys have a quota of their own.
+    #[must_use]
+    pub fn override_count(&self) -> usize {
+        self.overrides.len()
+    }
+
+    /// Whether the policy's conditions hold for a request and it has all attributes of the scope.
+    #[must_use]
+    pub fn applies_to(&self, request: &Request<'_>) -> bool {
+        self.when.iter().all(|(attribute, condition)| condition.holds(request.value(attribute)))
+            && self.scope.iter().all(|attribute| request.value(attribute).is_some())
+    }
+
+    /// The key of a request that the policy applies to.
+    pub(crate) fn key<'r>(&'r self, request: &'r Request<'r>) -> Key<'r> {
+        Key { scope: &self.scope, request, ipv6_prefix: self.ipv6_prefix }
+    }
+}
+
+/// A checked list of policies with different names.
+#[derive(Debug, Clone, Default)]
+pub struct PolicySet {
+    rules: Vec<Rule>,
+}
+
+/// A policy and what decisions need besides.
+#[derive(Debug, Clone)]
+struct Rule {
+    policy: Policy,
+    /// What the policy's usage is stored under; see [`PolicySet::number`].
+    number: u32,
+    /// Quotas by the canonical bytes of keys.
+    overrides: HashMap<Box<[u8]>, Quota>,
+}
+
+impl PolicySet {
+    /// Most policies in a set. Every request is matched against each; a thousand take some ten microseconds.
+    pub const MAX_POLICIES: usize = 1024;
+
+    /// Checks the policies against each other.
+    ///
+    /// # Errors
+    /// When there are too many, two have one name, or an override does not fit its policy: its values are not as many
+    /// as the scope's attributes, its algorithm is another, or its key has one already.
+    pub fn new(policies: impl IntoIterator<Item = Policy>) -> Result<Self, Error> {
+        let rules = policies.into_iter().map(Rule::new).collect::<Result<Vec<_>, _>>()?;
+        if rules.len() > Self::MAX_POLICIES {
+            return Err(Error::policy(format!(
+                "{} policies are too many; join some, {} is the most",
+                rules.len(),
+                Self::MAX_POLICIES
+            )));
+        }
+        let mut names = HashSet::new();
+        if let Some(twice) = rules.iter().find(|rule| !names.insert(&rule.policy.name)) {
+            let name = &twice.policy.name;
+            return Err(Error::policy(format!("policy `{name}` stands twice; give each its own name")));
+        }
+        Ok(Self { rules })
+    }
+
+    /// The policies, in the order given.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &Policy> {
+        self.rules.iter().map(|rule| &rule.policy)
+    }
+
+    /// The policy of this name.
+    #[must_use]
+    pub fn by_name(&self, name: &str) -> Option<&Policy> {
+        self.iter().find(|policy| policy.name == name)
+    }
+
+    pub(crate) fn policy(&self, at: usize) -> &Policy {
+        &self.rules[at].policy
+    }
+
+    /// Numbers the policies by what their usage is stored under.
+    pub(crate) fn number(&mut self, mut number_of: impl FnMut(&Policy) -> u32) {
+        for rule in &mut self.rules {
+            rule.number = number_of(&rule.policy);
+        }
+    }
+
+    /// What this request would charge. Pure: touches no state.
+    pub(crate) fn plan<'a>(&'a self, request: &'a Request<'a>) -> Plan<'a> {
+        let applying = self.rules.iter().enumerate().filter(|(_, rule)| rule.policy.applies_to(request));
+        applying
+            .map(|(at, rule)| {
+                let key = rule.policy.key(request);
+                Charge {
+                    number: rule.number,
+                    quota: rule.quota_of(&key),
+                    key,
+                    cost: request.asked_cost(),
+                    enforced: rule.policy.enforced,
+                    policy: at,
+                }
+            })
+            .collect()
+    }
+}
+
+impl Rule {
+    fn new(policy: Policy) -> Result<Self, Error> {
+        let name = &policy.name;
+        let mut overrides = HashMap::with_capacity(policy.overrides.len());
+        for (values, quota) in &policy.overrides {
+            if values.len() != policy.scope.len() {
+                return Err(Error::policy(format!(
+                    "policy `{name}`: an override has {} values, the scope {} attributes; give one value for each",
+                    values.len(),
+                    policy.scope.len()
+                )));
+            }
+            let attributes = policy.scope.iter().zip(values);
+            let request = attributes
+                .fold(Request::new(), |request, (name, value)| request.with(name, value.borrowed()));
+            let key = policy.key(&request);
+            if quota.algorithm() != policy.quota.algorithm() {
+                return Err(Error::policy(format!(
+                    "policy `{name}`: override `{key}` counts by {}, the policy by {}; use one algorithm",
+                    quota.algorithm(),
+                    policy.quota.algorithm()
+                )));
+            }
+            if overrides.insert(key.canonical().into_boxed_slice(), *quota).is_some() {
+                return Err(Error::policy(format!(
+                    "policy `{name}`: override `{key}` stands twice; keep one"
+                )));
+            }
+        }
+        Ok(Self { policy, number: 0, overrides })
+    }
+
+    fn quota_of(&self, key: &Key<'_>) -> &Quota {
+        if self.overrides.is_empty() {
+            return &self.policy.quota;
+        }
+        self.overrides.get(&*key.canonical()).unwrap_or(&self.policy.quota)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Algorithm;
+
+    fn policy(name: &str) -> Policy {
+        Policy::new(name, Quota::per_minute(5)).unwrap()
+    }
+
+    fn names<'a>(set: &'a PolicySet, request: &Request<'_>) -> Vec<&'a str> {
+        set.plan(request).iter().map(|charge| set.policy(charge.policy).name()).collect()
+    }
+
+    /// A request without the attribute must not be counted under an empty key that all strangers share.
+    #[test]
+    fn a_policy_concerns_only_requests_with_all_of_its_scope() {
+        let set = PolicySet::new([
+            policy("everyone"),
+            policy("per-user").scope(["user"]),
+            policy("per-user-and-path").scope(["user", "path"]),
+            policy("login").when("path", Match::equals("/login")).scope(["ip"]),
+        ])
+        .unwrap();
+        assert_eq!(names(&set, &Request::new()), ["everyone"]);
+        assert_eq!(names(&set, &Request::new().with("user", "a")), ["everyone", "per-user"]);
+        let full = Request::new().with("user", "a").with("path", "/login").with("ip", "1.2.3.4");
+        assert_eq!(names(&set, &full), ["everyone", "per-user", "per-user-and-path", "login"]);
+    }
+
+    /// One paying customer must get her own limit and nobody else's.
+    #[test]
+    fn an_override_binds_one_key_only() {
+        let address: IpAddr = "2001:db8::1".parse().unwrap();
+        let set = PolicySet::new([
+            policy("per-user").scope(["user"]).with_override(["alice"], Quota::per_minute(1000)),
+            policy("per-ip").scope(["ip"]).with_override([address], Quota::per_minute(50)),
+        ])
+        .unwrap();
+        let limits = |user: &str, ip: &str| {
+            let ip: IpAddr = ip.parse().unwrap();
+            let request = Request::new().with("user", user).with("ip", ip);
+            set.plan(&request).iter().map(|charge| charge.quota.limit()).collect::<Vec<_>>()
+        };
+        assert_eq!(limits("alice", "2001:db8::ff:2"), [1000, 50]);
+        assert_eq!(limits("bob", "2001:db9::1"), [5, 5]);
+    }
+
+    /// A set that cannot mean what was written is refused whole, by name.
+    #[test]
+    fn a_wrong_set_is_refused_with_the_policy_named() {
+        let error = |policies: Vec<Policy>| PolicySet::new(policies).unwrap_err().to_string();
+        assert_eq!(error(vec![policy("a"), policy("a")]), "policy `a` stands twice; give each its own name");
+        assert_eq!(
+            error(vec![policy("a").scope(["user"]).with_override(["x", "y"], Quota::per_minute(1))]),
+            "policy `a`: an override has 2 values, the scope 1 attributes; give one value for each"
+        );
+        let other = Quota::per_minute(1).with_algorithm(Algorithm::TokenBucket);
+        assert_eq!(
+            error(vec![policy("a").scope(["user"]).with_override(["x"], other)]),
+            "policy `a`: override `x` counts by token-bucket, the policy by sliding-log; use one algorithm"
+        );
+        let twice = policy("a").scope(["user"]).with_override(["x"], Quota::per_minute(1));
+        assert_eq!(
+            error(vec![twice.with_override(["x"], Quota::per_minute(2))]),
+            "policy `a`: override `x` stands twice; keep one"
+        );
+        let many: Vec<_> = (0..1025).map(|n| policy(&format!("p{n}"))).collect();
+        assert_eq!(error(many), "1025 policies are too many; join some, 1024 is the most");
+    }
+
+    /// A name goes into a response header as it is; a quote or a newline in it would break the answer.
+    #[test]
+    fn names_are_safe_in_headers() {
+        let error = |name: &str| Policy::new(name, Quota::per_minute(1)).unwrap_err().to_string();
+        assert_eq!(
+            error("a\"b"),
+            "policy name `a\\\"b` is not 1 to 64 of the characters A-Z a-z 0-9 _ . -; write for example `per-user`"
+        );
+        for name in ["", "a b", "a\n", &"x".repeat(65), "é"] {
+            assert!(Policy::new(name, Quota::per_minute(1)).is_err(), "{name:?}");
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! Conditions on one attribute: equal, one of, prefix, glob, network, present, absent.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::client_addr::canonical;
+use crate::error::Error;
+use crate::request::Value;
+
+/// What an attribute must be for a policy to apply. Comparison is by byte: case counts.
+///
+/// Only [`absent`](Self::absent) holds for a request that lacks the attribute.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Match(Kind);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Kind {
+    OneOf(Vec<String>),
+    Prefix(String),
+    Glob(String),
+    Networks(Vec<IpNet>),
+    Present,
+    Absent,
+}
+
+impl Match {
+    /// Longest glob, in bytes: matching takes time proportional to its length times the value's.
+    pub const MAX_GLOB: usize = 256;
+
+    /// Holds for exactly this value. An address attribute is compared as an address, whatever its spelling.
+    #[must_use]
+    pub fn equals(value: impl Into<String>) -> Self {
+        Self(Kind::OneOf(vec![value.into()]))
+    }
+
+    /// Holds for any of these values.
+    #[must_use]
+    pub fn one_of<V: Into<String>>(values: impl IntoIterator<Item = V>) -> Self {
+        Self(Kind::OneOf(values.into_iter().map(Into::into).collect()))
+    }
+
+    /// Holds for values that begin with `prefix`. Never for an address: see [`networks`](Self::networks).
+    #[must_use]
+    pub fn prefix(prefix: impl Into<String>) -> Self {
+        Self(Kind::Prefix(prefix.into()))
+    }
+
+    /// Holds for values of this shape: `*` stands for any bytes or none, `/` included, `?` for any one byte, and a
+    /// backslash takes the next character as it is. Never for an address.
+    ///
+    /// # Errors
+    /// When the pattern is longer than [`MAX_GLOB`](Self::MAX_GLOB) bytes or ends in a lone backslash.
+    ///
+    /// ```
+    /// # use slidegate::Match;
+    /// let users = Match::glob("/v*/users/*")?;
+    /// assert!(users.holds(Some("/v2/users/7".into())));
+    /// assert!(!users.holds(Some("/v2/orders".into())));
+    /// # Ok::<(), slidegate::Error>(())
+    /// ```
+    pub fn glob(pattern: impl Into<String>) -> Result<Self, Error> {
+        let pattern = pattern.into();
+        if pattern.len() > Self::MAX_GLOB {
+            return Err(Error::policy(format!(
+                "pattern of {} bytes is too long; {} is the most",
+                pattern.len(),
+                Self::MAX_GLOB
+            )));
+        }
+        let trailing = pattern.bytes().rev().take_while(|b| *b == b'\\').count();
+        if trailing % 2 == 1 {
+            return Err(Error::policy(format!(
+                "pattern `{pattern}` ends in a lone backslash; write `\\\\` for a backslash"
+            )));
+        }
+        Ok(Self(Kind::Glob(pattern)))
+    }
+
+    /// Holds for addresses within any of these networks: `10.0.0.0/8`, `2001:db8::/32` or a single address. Never for
+    /// text, even if it looks like an address.
+    ///
+    /// # Errors
+    /// When one of them is not a network or an address.
+    pub fn networks<N: AsRef<str>>(networks: impl IntoIterator<Item = N>) -> Result<Self, Error> {
+        let network = |text: &str| {
+            let single = || text.parse::<IpAddr>().map(|ip| IpNet::from(canonical(ip)));
+            text.parse::<IpNet>().or_else(|_| single()).map_err(|_| {
+                Error::policy(format!(
+                    "`{text}` is not a network; write for example `10.0.0.0/8` or `2001:db8::/32`"
+                ))
+            })
+        };
+        let networks = networks.into_iter().map(|text| network(text.as_ref())).collect::<Result<_, _>>()?;
+        Ok(Self(Kind::Networks(networks)))
+    }
+
+    /// Holds for any value, the empty one included.
+    #[must_use]
+    pub fn present() -> Self {
+        Self(Kind::Present)
+    }
+
+    /// Holds for requests that lack the attribute.
+    #[must_use]
+    pub fn absent() -> Self {
+        Self(Kind::Absent)
+    }
+
+    /// Whether it holds for this value of the attribute, `None` being a request without it.
+    #[must_use]
+    pub fn holds(&self, value: Option<Value<'_>>) -> bool {
+        let Some(value) = value else { return self.0 == Kind::Absent };
+        match (&self.0, value) {
+            (Kind::Absent, _) => false,
+            (Kind::Present, _) => true,
+            (Kind::OneOf(values), Value::Bytes(bytes)) => values.iter().any(|v| v.as_bytes() == bytes),
+            (Kind::OneOf(values), Value::Address(ip)) => {
+                let ip = canonical(ip);
+                values.iter().any(|v| v.parse().is_ok_and(|v| canonical(v) == ip))
+            }
+            (Kind::Prefix(prefix), Value::Bytes(bytes)) => bytes.starts_with(prefix.as_bytes()),
+            (Kind::Glob(pattern), Value::Bytes(bytes)) => glob_matches(pattern.as_bytes(), bytes),
+            (Kind::Networks(networks), Value::Address(ip)) => {
+                let ip = canonical(ip);
+                networks.iter().any(|network| network.contains(&ip))
+            }
+            (Kind::Prefix(_) | Kind::Glob(_), Value::Address(_)) | (Kind::Networks(_), Value::Bytes(_)) => {
+                false
+            }
+        }
+    }
+}
+
+/// The condition in words: "is `/login`", "begins with `/api/`", "is absent".
+impl fmt::Display for Match {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list = |values: Vec<String>| values.join(" or ");
+        match &self.0 {
+            Kind::OneOf(values) => {
+                write!(f, "is {}", list(values.iter().map(|v| format!("`{v}`")).collect()))
+            }
+            Kind::Prefix(prefix) => write!(f, "begins with `{prefix}`"),
+            Kind::Glob(pattern) => write!(f, "looks like `{pattern}`"),
+            Kind::Networks(networks) => {
+                write!(f, "is in {}", list(networks.iter().map(ToString::to_string).collect()))
+            }
+            Kind::Present => f.write_str("is present"),
+            Kind::Absent => f.write_str("is absent"),
+        }
+    }
+}
+
+/// Greedy matching that goes back to the last star only: time at most the product of the lengths.
+fn glob_matches(pattern: &[u8], value: &[u8]) -> bool {
+    let (mut p, mut v) = (0, 0);
+    // Where to go on after the last star, and how much of the value it has taken.
+    let mut star: Option<(usize, usize)> = None;
+    while v < value.len() {
+        let step = match pattern.get(p) {
+            Some(b'*') => {
+                star = Some((p + 1, v));
+                p += 1;
+                continue;
+            }
+            Some(b'?') => Some(1),
+            Some(b'\\') => (pattern.get(p + 1) == Some(&value[v])).then_some(2),
+            Some(byte) => (*byte == value[v]).then_some(1),
+            None => None,
+        };
+        match (step, star) {
+            (Some(step), _) => {
+                p += step;
+                v += 1;
+            }
+            (None, Some((after, taken))) => {
+                star = Some((after, taken + 1));
+                p = after;
+                v = taken + 1;
+            }
+            (None, None) => return false,
+        }
+    }
+    pattern[p..].iter().all(|byte| *byte == b'*')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn holds(condition: &Match, value: &str) -> bool {
+        condition.holds(Some(value.into()))
+    }
+
+    /// A policy on /login that also catches /login-help, or misses /login, limits the wrong people.
+    #[test]
+    fn each_kind_holds_for_what_it_says() {
+        assert!(holds(&Match::equals("/login"), "/login") && !holds(&Match::equals("/login"), "/login/"));
+        let one = Match::one_of(["GET", "HEAD"]);
+        assert!(holds(&one, "HEAD") && !holds(&one, "get"));
+        let api = Match::prefix("/api/");
+        assert!(holds(&api, "/api/") && holds(&api, "/api/x") && !holds(&api, "/api"));
+        assert!(holds(&Match::present(), "") && !Match::present().holds(None));
+        assert!(Match::absent().holds(None) && !holds(&Match::absent(), ""));
+        assert!(!Match::prefix("").holds(None));
+    }
+
+    /// An IPv4 client behind an IPv6 socket is the same client.
+    #[test]
+    fn addresses_match_by_bits_not_by_spelling() {
+        let inside = Match::networks(["10.0.0.0/8", "2001:db8::/32", "192.0.2.7"]).unwrap();
+        let holds = |condition: &Match, ip: &str| condition.holds(Some(ip.parse::<IpAddr>().unwrap().into()));
+        assert!(
+            holds(&inside, "10.1.2.3") && holds(&inside, "::ffff:10.1.2.3") && holds(&inside, "2001:db8::1")
+        );
+        assert!(holds(&inside, "192.0.2.7") && !holds(&inside, "192.0.2.8") && !holds(&inside, "11.0.0.1"));
+        assert!(holds(&Match::equals("2001:DB8:0::1"), "2001:db8::1"));
+        assert!(!super::tests::holds(&inside, "10.1.2.3"), "text is not an address");
+        assert!(!holds(&Match::prefix("10."), "10.1.2.3"));
+        assert_eq!(
+            Match::networks(["10.0.0/8"]).unwrap_err().to_string(),
+            "`10.0.0/8` is not a network; write for example `10.0.0.0/8` or `2001:db8::/32`"
+        );
+    }
+
+    /// What a star may stand for is a question in every review of a configuration.
+    #[test]
+    fn globs_follow_their_three_signs() {
+        for (pattern, value, expected) in [
+            ("*", "", true),
+            ("/a*", "/a/b/c", true),
+            ("/a?c", "/abc", true),
+            ("/a?c", "/ac", false),
+            ("*b*b", "abbb", true),
+            ("*.php", "/x.php5", false),
+            ("a\\*", "a*", true),
+            ("a\\*", "ab", false),
+            ("", "x", false),
+            ("x**", "x", true),
+        ] {
+            assert_eq!(holds(&Match::glob(pattern).unwrap(), value), expected, "{pattern} {value}");
+        }
+        assert_eq!(
+            Match::glob("a\\").unwrap_err().to_string(),
+            "pattern `a\\` ends in a lone backslash; write `\\\\` for a backslash"
+        );
+        assert_eq!(
+            Match::glob("a".repeat(300)).unwrap_err().to_string(),
+            "pattern of 300 bytes is too long; 256 is the most"
+        );
+    }
+
+    fn naive(pattern: &[u8], value: &[u8]) -> bool {
+        match (pattern.split_first(), value.split_first()) {
+            (None, None) => true,
+            (Some((b'*', rest)), _) => (0..=value.len()).any(|at| naive(rest, &value[at..])),
+            (Some((b'?', rest)), Some((_, tail))) => naive(rest, tail),
+            (Some((b'\\', rest)), Some((byte, tail))) => rest[0] == *byte && naive(&rest[1..], tail),
+            (Some((want, rest)), Some((byte, tail))) => want == byte && naive(rest, tail),
+            _ => false,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn globs_agree_with_their_definition(pattern in r"([ab*?]|\\[ab*]){0,8}", value in "[ab*]{0,10}") {
+            let expected = naive(pattern.as_bytes(), value.as_bytes());
+            prop_assert_eq!(holds(&Match::glob(pattern).unwrap(), &value), expected);
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! The text form of quotas and windows: `100/1m`, `5 per 30s`, `10/second`, `1 per 3 hours`, `5/1m30s`.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use super::Quota;
+use crate::error::Error;
+use crate::time::micros;
+
+/// A unit's names, the first being the one that is written, and its length in microseconds. Longest first.
+///
+/// Months and years are left out because their lengths differ; `30d` and `365d` say what is meant.
+const UNITS: [(&[&str], u64); 6] = [
+    (&["w", "week", "weeks"], 604_800_000_000),
+    (&["d", "day", "days"], 86_400_000_000),
+    (&["h", "hr", "hrs", "hour", "hours"], 3_600_000_000),
+    (&["m", "min", "mins", "minute", "minutes"], 60_000_000),
+    (&["s", "sec", "secs", "second", "seconds"], 1_000_000),
+    (&["ms", "msec", "millisecond", "milliseconds"], 1000),
+];
+
+/// `limit/window` or `limit per window`.
+///
+/// The limit is a whole number, with `_` between digits if wanted. The window is a unit, a number and a unit, or
+/// several of those: `second`, `30s`, `2 days`, `1m30s`. Units are ms, s, m, h, d, w and their words, in any case.
+/// The algorithm is the default; spaces around the parts do not matter.
+///
+/// ```
+/// use slidegate::Quota;
+///
+/// assert_eq!("100/1m".parse(), Ok(Quota::per_minute(100)));
+/// assert_eq!("5 per 30s".parse::<Quota>().unwrap().window().as_secs(), 30);
+/// assert_eq!("1_000/SECOND".parse(), Ok(Quota::per_second(1000)));
+/// assert_eq!(
+///     "100/fortnight".parse::<Quota>().unwrap_err().to_string(),
+///     "window `fortnight` has the unknown unit `fortnight`; use ms, s, m, h, d or w, for example `30s`"
+/// );
+/// ```
+///
+/// # Errors
+/// When a part is missing or not a number, a unit is unknown, or the window is not within 1 ms to 366 days.
+impl FromStr for Quota {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let (limit, window) = text.split_once('/').or_else(|| split_at_per(text)).ok_or_else(|| {
+            Error::quota(format!("quota `{text}` has no window; write `limit/window`, for example `100/1m`"))
+        })?;
+        let limit = limit.trim();
+        let digits: String = limit.chars().filter(|c| *c != '_').collect();
+        let limit = digits.parse().ok().filter(|_| !limit.starts_with(['_', '+'])).ok_or_else(|| {
+            Error::quota(format!(
+                "limit `{limit}` is not a whole number from 0 to {}; write for example `100/1m`",
+                u64::MAX
+            ))
+        })?;
+        Self::new(limit, parse_window(window)?)
+    }
+}
+
+/// `limit/window` with the window in its largest whole unit. The algorithm is not part of it.
+///
+/// ```
+/// # use slidegate::Quota;
+/// assert_eq!(Quota::per_minute(100).to_string(), "100/1m");
+/// assert_eq!("5/90s".parse::<Quota>().unwrap().to_string(), "5/90s");
+/// ```
+impl fmt::Display for Quota {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.limit(), format_window(self.window()))
+    }
+}
+
+fn split_at_per(text: &str) -> Option<(&str, &str)> {
+    let at = text.to_ascii_lowercase().find(" per ")?;
+    Some((&text[..at], &text[at + " per ".len()..]))
+}
+
+/// Reads a span such as `60s`, `1 minute`, `minute`, `1m30s`, as a quota's window is written.
+///
+/// ```
+/// # use std::time::Duration;
+/// assert_eq!(slidegate::parse_window("1m30s"), Ok(Duration::from_secs(90)));
+/// ```
+///
+/// # Errors
+/// When it is empty, has a number without a unit, an unknown unit, or is too long to count.
+pub fn parse_window(text: &str) -> Result<Duration, Error> {
+    let text = text.trim();
+    let mut rest = text;
+    let mut total: u64 = 0;
+    if text.is_empty() {
+        return Err(Error::quota("window is empty; write a number and a unit, for example `30s`"));
+    }
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+        let (number, tail) = rest.split_at(digits);
+        let tail = tail.trim_start();
+        let letters = tail.find(|c: char| !c.is_alphabetic()).unwrap_or(tail.len());
+        let (unit, tail) = tail.split_at(letters);
+        if unit.is_empty() {
+            return Err(Error::quota(format!(
+                "window `{text}` needs a number and a unit; use ms, s, m, h, d or w, for example `30s`"
+            )));
+        }
+        let number = if number.is_empty() { "1" } else { number };
+        let length = unit_us(unit).ok_or_else(|| {
+            Error::quota(format!(
+                "window `{text}` has the unknown unit `{unit}`; use ms, s, m, h, d or w, for example `30s`"
+            ))
+        })?;
+        total = number
+            .parse::<u64>()
+            .ok()
+            .and_then(|n| n.checked_mul(length))
+            .and_then(|span| span.checked_add(total))
+            .ok_or_else(|| Error::quota(format!("window `{text}` is too long; give 1ms to 366d")))?;
+        rest = tail.trim_start();
+    }
+    Ok(Duration::from_micros(total))
+}
+
+fn unit_us(name: &str) -> Option<u64> {
+    UNITS.iter().find(|(names, _)| names.iter().any(|n| n.eq_ignore_ascii_case(name))).map(|(_, us)| *us)
+}
+
+/// A span as a quota's window is written: in its largest whole unit, `1m`, `90s`, `1500ms`.
+///
+/// Microseconds that are left over round up to a millisecond: this is for people to read.
+#[must_use]
+pub fn format_window(window: Duration) -> String {
+    let us = micros(window);
+    let (names, length) =
+        UNITS.into_iter().find(|(_, length)| us >= *length && us.is_multiple_of(*length)).unwrap_or(UNITS[5]);
+    format!("{}{}", us.div_ceil(length), names[0])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn error(text: &str) -> String {
+        text.parse::<Quota>().unwrap_err().to_string()
+    }
+
+    /// People bring the spellings of the limiter they come from.
+    #[test]
+    fn the_usual_spellings_are_read() {
+        for (text, limit, secs) in [
+            ("1/SECOND", 1, 1),
+            ("1 per 3 hour", 1, 10_800),
+            ("1/2 day", 1, 172_800),
+            (" 5 PER 30s ", 5, 30),
+            ("10/minute", 10, 60),
+            ("1_000_000/1w", 1_000_000, 604_800),
+            ("5/1m30s", 5, 90),
+            ("5/1h 30 min", 5, 5400),
+        ] {
+            let quota: Quota = text.parse().unwrap();
+            assert_eq!((quota.limit(), quota.window()), (limit, Duration::from_secs(secs)), "{text}");
+        }
+        assert_eq!("7/100ms".parse::<Quota>().unwrap().window(), Duration::from_millis(100));
+    }
+
+    /// A guess at what was meant would limit someone by the wrong number.
+    #[test]
+    fn what_cannot_be_read_is_an_error_with_a_way_out() {
+        assert_eq!(error("meow"), "quota `meow` has no window; write `limit/window`, for example `100/1m`");
+        assert_eq!(error("100"), "quota `100` has no window; write `limit/window`, for example `100/1m`");
+        assert_eq!(
+            error("ten/1m"),
+            "limit `ten` is not a whole number from 0 to 18446744073709551615; write for example `100/1m`"
+        );
+        assert_eq!(
+            error("-1/1m"),
+            "limit `-1` is not a whole number from 0 to 18446744073709551615; write for example `100/1m`"
+        );
+        assert_eq!(
+            error("1 per millenium"),
+            "window `millenium` has the unknown unit `millenium`; use ms, s, m, h, d or w, for example `30s`"
+        );
+        assert_eq!(
+            error("5/30"),
+            "window `30` needs a number and a unit; use ms, s, m, h, d or w, for example `30s`"
+        );
+        assert_eq!(error("5/"), "window is empty; write a number and a unit, for example `30s`");
+        assert_eq!(error("5/99999999999999w"), "window `99999999999999w` is too long; give 1ms to 366d");
+        assert!(error("5/400d").starts_with("window is "));
+    }
+
+    proptest! {
+        /// `validate` prints a quota and people copy it into a file.
+        #[test]
+        fn what_is_written_is_read_back(limit: u64, ms in 1u64..=366 * 86_400_000) {
+            let quota = Quota::new(limit, Duration::from_millis(ms)).unwrap();
+            prop_assert_eq!(quota.to_string().parse::<Quota>().unwrap(), quota);
+        }
+
+        /// The text comes from files and command lines of any content.
+        #[test]
+        fn no_text_panics(text in ".{0,40}") {
+            let _ = text.parse::<Quota>();
+        }
+    }
+}

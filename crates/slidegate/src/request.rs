@@ -1,0 +1,116 @@
+//! Requests: what is known about one, borrowed, and what it costs.
+
+use std::net::IpAddr;
+
+/// The value of an attribute.
+///
+/// Made by `From` from text, bytes or an [`IpAddr`]. An address is matched by network and counted by group, bytes are
+/// taken as they are: text that looks like an address is not one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Value<'r> {
+    /// Bytes of any content and length.
+    Bytes(&'r [u8]),
+    /// A network address.
+    Address(IpAddr),
+}
+
+impl<'r> From<&'r str> for Value<'r> {
+    fn from(text: &'r str) -> Self {
+        Self::Bytes(text.as_bytes())
+    }
+}
+
+impl<'r> From<&'r String> for Value<'r> {
+    fn from(text: &'r String) -> Self {
+        Self::Bytes(text.as_bytes())
+    }
+}
+
+impl<'r> From<&'r [u8]> for Value<'r> {
+    fn from(bytes: &'r [u8]) -> Self {
+        Self::Bytes(bytes)
+    }
+}
+
+impl<'r, const N: usize> From<&'r [u8; N]> for Value<'r> {
+    fn from(bytes: &'r [u8; N]) -> Self {
+        Self::Bytes(bytes)
+    }
+}
+
+impl From<IpAddr> for Value<'_> {
+    fn from(ip: IpAddr) -> Self {
+        Self::Address(ip)
+    }
+}
+
+/// A request as policies see it: named attributes and a cost.
+///
+/// ```
+/// use slidegate::Request;
+/// use std::net::Ipv4Addr;
+///
+/// let peer = std::net::IpAddr::from(Ipv4Addr::LOCALHOST);
+/// let request = Request::new().with("user", "alice").with("ip", peer).cost(3);
+/// assert_eq!(request.value("user"), Some("alice".into()));
+/// assert_eq!(request.value("token"), None);
+/// ```
+#[derive(Debug, Clone)]
+pub struct Request<'r> {
+    /// The first attributes, on the stack. A `SmallVec` would tie every borrow of a request to its own lifetime.
+    few: [Option<Attribute<'r>>; 6],
+    /// All others.
+    more: Vec<Attribute<'r>>,
+    cost: u64,
+}
+
+/// A name and its value.
+type Attribute<'r> = (&'r str, Value<'r>);
+
+impl<'r> Request<'r> {
+    /// A request without attributes, of cost 1.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { few: [None; 6], more: Vec::new(), cost: 1 }
+    }
+
+    /// Adds an attribute. Of two with one name the first counts. More than six allocate.
+    #[must_use]
+    pub fn with(mut self, name: &'r str, value: impl Into<Value<'r>>) -> Self {
+        let attribute = (name, value.into());
+        match self.few.iter_mut().find(|place| place.is_none()) {
+            Some(place) => *place = Some(attribute),
+            None => self.more.push(attribute),
+        }
+        self
+    }
+
+    /// Sets the cost. Zero is allowed everywhere and charges nothing.
+    #[must_use]
+    pub fn cost(mut self, cost: u64) -> Self {
+        self.cost = cost;
+        self
+    }
+
+    /// The value of an attribute, if the request has it. Looks through all of them: they are few.
+    #[must_use]
+    pub fn value(&self, name: &str) -> Option<Value<'r>> {
+        self.attributes().find(|(known, _)| *known == name).map(|(_, value)| value)
+    }
+
+    /// Every attribute, in the order given.
+    pub fn attributes(&self) -> impl Iterator<Item = (&'r str, Value<'r>)> {
+        self.few.iter().flatten().chain(&self.more).copied()
+    }
+
+    pub(crate) fn asked_cost(&self) -> u64 {
+        self.cost
+    }
+}
+
+impl Default for Request<'_> {
+    fn default() -> Self {
+        Self::new()
+    }
+}

@@ -1,0 +1,264 @@
+//! The memory store: a bounded number of keys in sharded tables, within the process.
+//!
+//! A decision locks the one shard that its key lies in, and reads the clock before that. A request under several
+//! policies locks its shards in ascending order, so that no two requests wait for each other.
+
+use std::sync::PoisonError;
+
+use smallvec::SmallVec;
+
+use crate::charge::{Charge, Plan};
+use crate::decision::Decision;
+use crate::key::{KeyId, Secret};
+use crate::quota::Quota;
+use crate::store::Verb;
+use crate::sync::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering};
+use crate::time::{Clock, SystemClock, TimeSource, Timestamp};
+
+mod shard;
+mod table;
+
+use shard::{Address, Call, Shard};
+
+/// Keys of all policies in the memory of this process.
+///
+/// Holds at most `max_keys` keys, by default [`DEFAULT_MAX_KEYS`](Self::DEFAULT_MAX_KEYS). A key takes 46 to 62 bytes
+/// under `fixed-window`, `sliding-window` and `token-bucket`, and 74 to 83 bytes under `sliding-log`, plus 4 bytes for
+/// each entry of the log past the first (up to 14 for costs and windows that need it): a million keys of counters take
+/// 62 MB at most, a million full logs of 100 entries 480 MB. The store itself takes 130 bytes for each 1024 of
+/// `max_keys`, and grows and shrinks with the keys it holds.
+///
+/// A key leaves when nothing of it counts any more: on access, and a few at a time beside other decisions. When the
+/// store is full, a new key takes the place of the one that matters least: an expired one, else one that was used only
+/// once, else the one that has used the smallest share of its limit. [`stats`](Self::stats) counts the keys that were
+/// dropped while they still counted; a limit is not enforced on those, so give room to spare and watch that count.
+#[derive(Debug)]
+pub struct MemoryStore {
+    clock: TimeSource,
+    secret: Secret,
+    shards: Box<[Mutex<Shard>]>,
+    /// How far a key's place is shifted to give its shard.
+    shift: u32,
+    census: Census,
+    /// The shard that [`sweep`](Self::sweep) goes on with.
+    next_swept: AtomicUsize,
+}
+
+/// How many keys there are, over all shards.
+#[derive(Debug)]
+struct Census {
+    held: AtomicUsize,
+    max_keys: usize,
+    dropped: AtomicU64,
+}
+
+/// How full a [`MemoryStore`] is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemoryStats {
+    /// Keys held now, those included that have expired and were not met since.
+    pub keys: usize,
+    /// Most keys that are held.
+    pub max_keys: usize,
+    /// Keys dropped to make room although they still counted, since the store was made. Above zero, `max_keys` is too
+    /// small: the limits of dropped keys were not enforced in full.
+    pub dropped: u64,
+}
+
+/// How a [`MemoryStore`] is made: `MemoryStore::builder().max_keys(10_000).build()`.
+#[derive(Debug, Clone)]
+pub struct MemoryStoreBuilder {
+    clock: TimeSource,
+    max_keys: usize,
+}
+
+impl MemoryStoreBuilder {
+    /// Holds at most this many keys, at least one. What that takes in bytes, [`MemoryStore`] says.
+    #[must_use]
+    pub fn max_keys(mut self, max_keys: usize) -> Self {
+        self.max_keys = max_keys.max(1);
+        self
+    }
+
+    /// Takes the time from `clock` instead of the system.
+    #[must_use]
+    pub fn clock(mut self, clock: impl Clock + 'static) -> Self {
+        self.clock = TimeSource::Other(std::sync::Arc::new(clock));
+        self
+    }
+
+    /// Makes the store.
+    #[must_use]
+    pub fn build(self) -> MemoryStore {
+        let shards = (self.max_keys / KEYS_PER_SHARD).clamp(1, MAX_SHARDS);
+        let bits = shards.ilog2();
+        MemoryStore {
+            clock: self.clock,
+            secret: Secret::random(),
+            shards: (0..1usize << bits).map(|_| Mutex::new(Shard::default())).collect(),
+            shift: 64 - bits,
+            census: Census { held: AtomicUsize::new(0), max_keys: self.max_keys, dropped: AtomicU64::new(0) },
+            next_swept: AtomicUsize::new(0),
+        }
+    }
+}
+
+/// Keys of a shard when the store is full. Few enough that growing a shard, which moves all its keys under its lock,
+/// takes about 10 microseconds; enough that the shards themselves stay in the processor's cache.
+const KEYS_PER_SHARD: usize = 1024;
+/// 65,536 shards take 8 MiB; a store of more than 67 million keys has larger ones instead of more.
+const MAX_SHARDS: usize = 1 << 16;
+
+impl MemoryStore {
+    /// Keys that are held unless told otherwise: a million, at most 62 MB of counters or 83 MB of logs with one entry.
+    pub const DEFAULT_MAX_KEYS: usize = 1 << 20;
+
+    /// A store with the system's clock and room for [`DEFAULT_MAX_KEYS`](Self::DEFAULT_MAX_KEYS) keys.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::builder().build()
+    }
+
+    /// Says how many keys to hold and whose time to take.
+    #[must_use]
+    pub fn builder() -> MemoryStoreBuilder {
+        MemoryStoreBuilder { clock: TimeSource::System(SystemClock::new()), max_keys: Self::DEFAULT_MAX_KEYS }
+    }
+
+    /// How full the store is. Reads two counters; locks nothing.
+    #[must_use]
+    pub fn stats(&self) -> MemoryStats {
+        MemoryStats {
+            keys: self.census.held.load(Ordering::Relaxed),
+            max_keys: self.census.max_keys,
+            dropped: self.census.dropped.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Looks at about `slots` places, from where the last sweep ended, and removes the keys that have expired;
+    /// returns how many those were.
+    ///
+    /// Decisions do this in passing; a program that is mostly idle calls it from a timer to give memory back. A shard
+    /// is locked for at most 1024 places at a time.
+    pub fn sweep(&self, slots: usize) -> usize {
+        let now = self.clock.now();
+        let mut removed = 0;
+        for _ in 0..slots.div_ceil(KEYS_PER_SHARD) {
+            let at = self.next_swept.fetch_add(1, Ordering::Relaxed) & (self.shards.len() - 1);
+            removed += self.lock(at).sweep(now, KEYS_PER_SHARD, &self.census, &self.secret);
+        }
+        removed
+    }
+
+    /// The store's time.
+    #[must_use]
+    pub fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    /// Decides one key of policy number 0: what a `Limiter` asks for.
+    #[inline]
+    pub(crate) fn apply_one(&self, verb: Verb, quota: &Quota, key: &[u8], cost: u64) -> Decision {
+        let call = self.call(verb, self.secret.id_of(key), 0, quota, cost, self.clock.now());
+        self.lock(self.shard_of(&call)).apply(&call)
+    }
+
+    /// Forgets one key of policy number 0; says whether anything counted on it.
+    pub(crate) fn reset_one(&self, quota: &Quota, key: &[u8]) -> bool {
+        let call = self.call(Verb::Peek, self.secret.id_of(key), 0, quota, 0, self.clock.now());
+        self.lock(self.shard_of(&call)).forget(&call)
+    }
+
+    /// Carries out a plan on all keys or on none; the decisions stand in the plan's order.
+    ///
+    /// A check under several policies looks at all of them first and charges only if no enforced one denies. A shadow
+    /// policy that would deny is not charged and does not deny.
+    pub(crate) fn apply(&self, verb: Verb, plan: &Plan<'_>) -> SmallVec<[Decision; 4]> {
+        let look_first = verb == Verb::Check && plan.len() > 1;
+        let mut calls = self.calls(if look_first { Verb::Peek } else { verb }, plan);
+        let mut locked = self.lock_all(&calls);
+        let mut apply = |call: &Call<'_>| {
+            let guard = self.guard_of(&locked, call);
+            locked[guard].1.apply(call)
+        };
+        let mut decisions: SmallVec<[Decision; 4]> = calls.iter().map(&mut apply).collect();
+        let denies = |(charge, decision): (&Charge<'_>, &Decision)| charge.enforced && decision.is_denied();
+        if look_first && !plan.iter().zip(&decisions).any(denies) {
+            for (call, decision) in calls.iter_mut().zip(&mut decisions).filter(|(_, d)| d.is_allowed()) {
+                call.verb = Verb::Check;
+                *decision = apply(call);
+            }
+        }
+        decisions
+    }
+
+    /// Forgets the plan's keys; says whether anything counted on one of them.
+    pub(crate) fn reset(&self, plan: &Plan<'_>) -> bool {
+        let calls = self.calls(Verb::Peek, plan);
+        let mut locked = self.lock_all(&calls);
+        calls.iter().fold(false, |counted, call| {
+            let guard = self.guard_of(&locked, call);
+            locked[guard].1.forget(call) || counted
+        })
+    }
+
+    fn calls<'c>(&'c self, verb: Verb, plan: &'c Plan<'_>) -> SmallVec<[Call<'c>; 4]> {
+        let now = self.clock.now();
+        let call = |charge: &'c Charge<'_>| {
+            let id = charge.key.id(&self.secret);
+            self.call(verb, id, charge.number, charge.quota, charge.cost, now)
+        };
+        plan.iter().map(call).collect()
+    }
+
+    #[inline]
+    fn call<'c>(
+        &'c self,
+        verb: Verb,
+        id: KeyId,
+        policy: u32,
+        quota: &'c Quota,
+        cost: u64,
+        now: Timestamp,
+    ) -> Call<'c> {
+        let address = Address { id, policy, place: self.secret.place_of(id, policy) };
+        Call { verb, address, quota, cost, now, census: &self.census, secret: &self.secret }
+    }
+
+    #[inline]
+    fn shard_of(&self, call: &Call<'_>) -> usize {
+        // A single shard would be shifted by all 64 bits.
+        #[allow(clippy::cast_possible_truncation)] // at most 16 bits are left
+        let at = call.address.place.checked_shr(self.shift).unwrap_or(0) as usize;
+        at
+    }
+
+    #[inline]
+    fn lock(&self, at: usize) -> MutexGuard<'_, Shard> {
+        // A panic under the lock would be a bug of ours; the counters it leaves are as good as before.
+        self.shards[at].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Locks every shard of these calls once, in ascending order.
+    fn lock_all(&self, calls: &[Call<'_>]) -> Locked<'_> {
+        let mut shards: SmallVec<[usize; 4]> = calls.iter().map(|call| self.shard_of(call)).collect();
+        shards.sort_unstable();
+        shards.dedup();
+        shards.into_iter().map(|at| (at, self.lock(at))).collect()
+    }
+
+    /// Where a call's shard stands among the locked ones.
+    fn guard_of(&self, locked: &Locked<'_>, call: &Call<'_>) -> usize {
+        let shard = self.shard_of(call);
+        locked.iter().position(|(at, _)| *at == shard).expect("the shard of every call is locked")
+    }
+}
+
+/// Locked shards, each with its number, in ascending order.
+type Locked<'a> = SmallVec<[(usize, MutexGuard<'a, Shard>); 4]>;
+
+impl Default for MemoryStore {
+    fn default() -> Self {
+        Self::new()
+    }
+}

@@ -1,0 +1,224 @@
+//! A shard: one table for each algorithm, under one lock.
+
+use super::Census;
+use super::table::{Table, Tick};
+use crate::algorithm::{Done, FixedWindow, SlidingLog, SlidingWindow, State, TokenBucket, decision, fits};
+use crate::decision::Decision;
+use crate::key::{KeyId, Secret};
+use crate::quota::{Algorithm, Quota};
+use crate::store::Verb;
+use crate::sync::Ordering;
+use crate::time::Timestamp;
+
+/// Where a key of a policy is looked for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Address {
+    pub(super) id: KeyId,
+    pub(super) policy: u32,
+    pub(super) place: u64,
+}
+
+/// The keys of a shard. Aligned so that no two shards' locks share a cache line.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(super) struct Shard {
+    sliding_log: Table<SlidingLog>,
+    sliding_window: Table<SlidingWindow>,
+    fixed_window: Table<FixedWindow>,
+    token_bucket: Table<TokenBucket>,
+    /// Decisions made here, to sweep in passing now and then. Wraps.
+    decisions: u32,
+}
+
+/// Every so many decisions on a shard it is swept a little.
+const SWEEP_EVERY: u32 = 64;
+/// Slots looked at then, and beside every new key: more than keys come in, so that the sweep goes round.
+const SWEEP_SLOTS: usize = 8;
+/// Slots among which the weakest key is sought when the store is full...
+const FEW: usize = 16;
+/// ...and when those few were all used more than once: in a store that a flood of new keys shares with ten times as
+/// many busy ones, all of so many are busy once in a thousand times.
+const MANY: usize = 64;
+
+/// An algorithm's state that has its table in a shard.
+trait Stored: State {
+    fn table(shard: &mut Shard) -> &mut Table<Self>;
+}
+
+macro_rules! stored {
+    ($($state:ty: $table:ident),*) => {$(
+        impl Stored for $state {
+            #[inline]
+            fn table(shard: &mut Shard) -> &mut Table<Self> {
+                &mut shard.$table
+            }
+        }
+    )*};
+}
+stored!(
+    SlidingLog: sliding_log,
+    SlidingWindow: sliding_window,
+    FixedWindow: fixed_window,
+    TokenBucket: token_bucket
+);
+
+/// Runs an expression for the state type of an algorithm.
+macro_rules! for_algorithm {
+    ($algorithm:expr, $state:ident => $run:expr) => {
+        match $algorithm {
+            Algorithm::SlidingLog => {
+                type $state = SlidingLog;
+                $run
+            }
+            Algorithm::SlidingWindow => {
+                type $state = SlidingWindow;
+                $run
+            }
+            Algorithm::FixedWindow => {
+                type $state = FixedWindow;
+                $run
+            }
+            Algorithm::TokenBucket => {
+                type $state = TokenBucket;
+                $run
+            }
+        }
+    };
+}
+
+/// One call on one key.
+pub(super) struct Call<'a> {
+    pub(super) verb: Verb,
+    pub(super) address: Address,
+    pub(super) quota: &'a Quota,
+    pub(super) cost: u64,
+    pub(super) now: Timestamp,
+    pub(super) census: &'a Census,
+    pub(super) secret: &'a Secret,
+}
+
+impl Shard {
+    /// Does what the verb says to one key.
+    #[inline]
+    pub(super) fn apply(&mut self, call: &Call<'_>) -> Decision {
+        self.decisions = self.decisions.wrapping_add(1);
+        if self.decisions.is_multiple_of(SWEEP_EVERY) {
+            self.sweep(call.now, SWEEP_SLOTS, call.census, call.secret);
+        }
+        for_algorithm!(call.quota.algorithm(), S => self.apply_to::<S>(call))
+    }
+
+    #[inline]
+    fn apply_to<S: Stored>(&mut self, call: &Call<'_>) -> Decision {
+        let Call { quota, now, .. } = *call;
+        let table = S::table(self);
+        let Some(at) = table.find(&call.address) else { return self.apply_to_new::<S>(call) };
+        let slot = table.slot(at);
+        let settled = slot.state.settle(quota, now.as_micros());
+        let done = perform(&mut slot.state, settled, call);
+        let decision = decision(&slot.state, quota, now, settled, done);
+        slot.note(quota.share_of(decision.used), expiry(&decision));
+        decision
+    }
+
+    /// A key that is not stored, and is stored only if something is charged.
+    fn apply_to_new<S: Stored>(&mut self, call: &Call<'_>) -> Decision {
+        let Call { quota, now, .. } = *call;
+        let mut state = S::default();
+        let settled = state.settle(quota, now.as_micros());
+        let done = perform(&mut state, settled, call);
+        let decision = decision(&state, quota, now, settled, done);
+        if decision.used > 0 {
+            self.admit(call);
+            let share = quota.share_of(decision.used);
+            S::table(self).insert(&call.address, state, share, expiry(&decision), call.secret);
+        }
+        decision
+    }
+
+    /// Makes sure there is room for one more key in the store, and counts it.
+    fn admit(&mut self, call: &Call<'_>) {
+        self.sweep(call.now, SWEEP_SLOTS, call.census, call.secret);
+        if call.census.held.fetch_add(1, Ordering::Relaxed) >= call.census.max_keys {
+            self.drop_weakest(call);
+        }
+    }
+
+    /// Drops the key that matters least among some of this shard. A shard without keys has none to drop: the store
+    /// then holds one more than it should, until another shard makes room.
+    #[cold]
+    fn drop_weakest(&mut self, call: &Call<'_>) {
+        let now = tick(call.now);
+        let found = Algorithm::ALL.into_iter().filter_map(|algorithm| {
+            let weakest = for_algorithm!(algorithm, S => S::table(self).weakest(now, FEW, MANY));
+            weakest.map(|weakest| (weakest, algorithm))
+        });
+        let Some((weakest, algorithm)) = found.min_by_key(|(weakest, _)| *weakest) else { return };
+        for_algorithm!(algorithm, S => {
+            S::table(self).remove(weakest.at, call.secret);
+        });
+        call.census.held.fetch_sub(1, Ordering::Relaxed);
+        if weakest.counts {
+            call.census.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Removes expired keys among the next `slots` places of each table; returns how many.
+    pub(super) fn sweep(&mut self, now: Timestamp, slots: usize, census: &Census, secret: &Secret) -> usize {
+        let now = tick(now);
+        let removed = self.sliding_log.sweep(now, slots, secret)
+            + self.sliding_window.sweep(now, slots, secret)
+            + self.fixed_window.sweep(now, slots, secret)
+            + self.token_bucket.sweep(now, slots, secret);
+        if removed > 0 {
+            census.held.fetch_sub(removed, Ordering::Relaxed);
+        }
+        removed
+    }
+
+    /// Removes a key under every algorithm; says whether anything of it still counted.
+    pub(super) fn forget(&mut self, call: &Call<'_>) -> bool {
+        let mut counted = false;
+        for algorithm in Algorithm::ALL {
+            counted |= for_algorithm!(algorithm, S => {
+                let table = S::table(self);
+                match table.find(&call.address) {
+                    None => false,
+                    Some(at) => {
+                        let mut state = table.remove(at, call.secret);
+                        call.census.held.fetch_sub(1, Ordering::Relaxed);
+                        let settled = state.settle(call.quota, call.now.as_micros());
+                        state.used(call.quota, settled) > 0
+                    }
+                }
+            });
+        }
+        counted
+    }
+}
+
+/// Charges, gives back or looks, as the verb says.
+#[inline]
+fn perform<S: State>(state: &mut S, settled: u64, call: &Call<'_>) -> Done {
+    let Call { verb, quota, cost, .. } = *call;
+    match verb {
+        Verb::Check | Verb::Peek if !fits(state, quota, settled, cost) => Done::Refused(cost),
+        Verb::Peek => Done::Moved(0),
+        Verb::Refund => Done::Moved(state.refund(quota, settled, cost)),
+        Verb::Check | Verb::Penalize => {
+            state.charge(quota, settled, cost);
+            Done::Moved(cost)
+        }
+    }
+}
+
+/// The first tick by which nothing counts any more.
+#[inline]
+fn expiry(decision: &Decision) -> Tick {
+    tick(decision.reset_at()).saturating_add(1)
+}
+
+#[inline]
+fn tick(at: Timestamp) -> Tick {
+    Tick::try_from(at.as_micros() >> 20).unwrap_or(Tick::MAX)
+}

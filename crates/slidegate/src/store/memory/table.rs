@@ -1,0 +1,290 @@
+//! An open-addressing table of keys and their states under one algorithm.
+//!
+//! A key's identity and state lie side by side, so that a decision on a cold key waits for one place in memory. Linear
+//! probing with backward-shift deletion (Knuth, TAOCP 3, algorithm 6.4R) leaves no tombstones, and the table grows by
+//! an eighth at 7/8 full, so that it is never more than 22 % empty once it has outgrown its first sizes.
+
+use super::shard::Address;
+use crate::key::{KeyId, Secret};
+
+/// Keys by identity and policy, at most 2^32 of them.
+#[derive(Debug)]
+pub(super) struct Table<S> {
+    slots: Box<[Slot<S>]>,
+    len: u32,
+    /// Where sweeping and making room go on.
+    hand: u32,
+}
+
+/// One place: empty while the identity is none.
+#[derive(Debug, Default)]
+pub(super) struct Slot<S> {
+    id: KeyId,
+    /// The policy's number in the upper 24 bits, the rank in the lower 8.
+    policy_and_rank: u32,
+    /// The [`Tick`] by which nothing of the state counts any more.
+    expires: Tick,
+    pub(super) state: S,
+}
+
+/// Time in units of 2^20 microseconds, about a second, since the epoch. Lasts until 2112.
+pub(super) type Tick = u32;
+
+/// Set in the rank of a key that was used more than once: those go last when room is needed.
+const REPEATED: u32 = 0x80;
+
+/// Slots of a table's first allocation.
+const FIRST_SLOTS: usize = 8;
+/// Below this many slots a table doubles: growing by an eighth would come with nearly every key.
+const DOUBLES_BELOW: usize = 64;
+
+/// What matters least among some keys; see [`Table::weakest`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Weakest {
+    /// False is less: an expired key goes before any other.
+    pub(super) counts: bool,
+    rank: u32,
+    expires: Tick,
+    pub(super) at: usize,
+}
+
+impl<S> Default for Table<S> {
+    fn default() -> Self {
+        Self { slots: Box::default(), len: 0, hand: 0 }
+    }
+}
+
+impl<S> Slot<S> {
+    fn policy(&self) -> u32 {
+        self.policy_and_rank >> 8
+    }
+
+    fn is_at(&self, address: &Address) -> bool {
+        self.id == address.id && self.policy() == address.policy
+    }
+
+    /// Notes how full the key is, 0 to 127, and when it expires, after it was used again.
+    #[inline]
+    pub(super) fn note(&mut self, share: u8, expires: Tick) {
+        self.policy_and_rank = self.policy_and_rank & !0xFF | REPEATED | u32::from(share);
+        self.expires = expires;
+    }
+}
+
+impl<S: Default> Table<S> {
+    /// Where the key lies, if it is here. Expected time O(1).
+    #[inline]
+    pub(super) fn find(&self, address: &Address) -> Option<usize> {
+        if self.slots.is_empty() {
+            return None;
+        }
+        let mut at = home(address.place, self.slots.len());
+        loop {
+            let slot = &self.slots[at];
+            if slot.is_at(address) {
+                return Some(at);
+            }
+            if slot.id.is_none() {
+                return None;
+            }
+            at = self.after(at);
+        }
+    }
+
+    #[inline]
+    pub(super) fn slot(&mut self, at: usize) -> &mut Slot<S> {
+        &mut self.slots[at]
+    }
+
+    /// Puts in a key that is not here yet.
+    pub(super) fn insert(&mut self, address: &Address, state: S, share: u8, expires: Tick, secret: &Secret) {
+        let slots = self.slots.len();
+        if self.len as usize >= slots - slots / 8 {
+            self.resize(
+                if slots < DOUBLES_BELOW { (slots * 2).max(FIRST_SLOTS) } else { slots + slots / 8 },
+                secret,
+            );
+        }
+        let policy_and_rank = address.policy << 8 | u32::from(share);
+        self.place(address.place, Slot { id: address.id, policy_and_rank, expires, state });
+        self.len += 1;
+    }
+
+    /// Takes a key out and closes the gap: whatever was pushed past its home by it moves back.
+    pub(super) fn remove(&mut self, at: usize, secret: &Secret) -> S {
+        let removed = std::mem::take(&mut self.slots[at]);
+        self.len -= 1;
+        let (mut gap, mut next) = (at, self.after(at));
+        while !self.slots[next].id.is_none() {
+            let home = self.home_of(&self.slots[next], secret);
+            // Whether the home lies cyclically within (gap, next]: then the key must stay.
+            let stays = if gap < next { gap < home && home <= next } else { gap < home || home <= next };
+            if !stays {
+                self.slots[gap] = std::mem::take(&mut self.slots[next]);
+                gap = next;
+            }
+            next = self.after(next);
+        }
+        removed.state
+    }
+
+    /// Looks at `count` slots from where it last stopped and removes keys that have expired; returns how many.
+    pub(super) fn sweep(&mut self, now: Tick, count: usize, secret: &Secret) -> usize {
+        let mut removed = 0;
+        for _ in 0..count.min(self.slots.len()) {
+            let at = self.hand_at();
+            if !self.slots[at].id.is_none() && self.slots[at].expires <= now {
+                self.remove(at, secret);
+                removed += 1;
+            } else {
+                self.move_hand(at);
+            }
+        }
+        if self.slots.len() > DOUBLES_BELOW && (self.len as usize) < self.slots.len() / 4 {
+            self.resize(self.slots.len() / 2, secret);
+        }
+        removed
+    }
+
+    /// What matters least among `few` slots from where it last stopped; among up to `many` while all of those were
+    /// used more than once.
+    pub(super) fn weakest(&mut self, now: Tick, few: usize, many: usize) -> Option<Weakest> {
+        let mut weakest: Option<Weakest> = None;
+        for seen in 0..many.min(self.slots.len()) {
+            let at = self.hand_at();
+            self.move_hand(at);
+            let slot = &self.slots[at];
+            if !slot.id.is_none() {
+                let rank = slot.policy_and_rank & 0xFF;
+                let counts = slot.expires > now;
+                let found = Weakest { counts, rank, expires: slot.expires, at };
+                weakest = Some(weakest.map_or(found, |best| best.min(found)));
+            }
+            let enough = weakest.is_some_and(|best| !best.counts || seen >= few && best.rank < REPEATED);
+            if enough {
+                break;
+            }
+        }
+        weakest
+    }
+
+    fn hand_at(&self) -> usize {
+        (self.hand as usize) % self.slots.len()
+    }
+
+    fn move_hand(&mut self, at: usize) {
+        #[allow(clippy::cast_possible_truncation)] // a table has at most 2^32 slots
+        let next = self.after(at) as u32;
+        self.hand = next;
+    }
+
+    #[inline]
+    fn after(&self, at: usize) -> usize {
+        if at + 1 == self.slots.len() { 0 } else { at + 1 }
+    }
+
+    fn home_of(&self, slot: &Slot<S>, secret: &Secret) -> usize {
+        home(secret.place_of(slot.id, slot.policy()), self.slots.len())
+    }
+
+    fn place(&mut self, place: u64, slot: Slot<S>) {
+        let mut at = home(place, self.slots.len());
+        while !self.slots[at].id.is_none() {
+            at = self.after(at);
+        }
+        self.slots[at] = slot;
+    }
+
+    #[cold]
+    fn resize(&mut self, slots: usize, secret: &Secret) {
+        let fresh = (0..slots).map(|_| Slot::default()).collect();
+        for slot in std::mem::replace(&mut self.slots, fresh) {
+            if !slot.id.is_none() {
+                self.place(secret.place_of(slot.id, slot.policy()), slot);
+            }
+        }
+    }
+}
+
+/// The lower half of the place, scaled to the table (Lemire, "Fast random integer generation in an interval", 2019).
+#[inline]
+fn home(place: u64, slots: usize) -> usize {
+    ((place & 0xFFFF_FFFF) as usize * slots) >> 32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    fn address(secret: &Secret, key: u16, policy: u32) -> Address {
+        let id = secret.id_of(&key.to_le_bytes());
+        Address { id, policy, place: secret.place_of(id, policy) }
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Insert(u16, u32, Tick),
+        Remove(u16, u32),
+        Sweep(Tick, usize),
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let key = 0u16..300;
+        let step = prop_oneof![
+            4 => (key.clone(), 0u32..3, 0u32..100).prop_map(|(k, p, t)| Step::Insert(k, p, t)),
+            2 => (key, 0u32..3).prop_map(|(k, p)| Step::Remove(k, p)),
+            1 => (0u32..100, 0usize..40).prop_map(|(t, n)| Step::Sweep(t, n)),
+        ];
+        proptest::collection::vec(step, 0..800)
+    }
+
+    proptest! {
+        /// A key that backward shifting loses starts afresh: a limit twice as large.
+        #[test]
+        fn it_holds_what_a_map_holds(steps in steps()) {
+            let secret = Secret::random();
+            let mut table = Table::<u64>::default();
+            let mut map = BTreeMap::new();
+            for (n, step) in steps.into_iter().enumerate() {
+                match step {
+                    Step::Insert(key, policy, expires) => {
+                        let address = address(&secret, key, policy);
+                        if table.find(&address).is_none() {
+                            table.insert(&address, n as u64, 0, expires, &secret);
+                            map.insert((key, policy), (n as u64, expires));
+                        }
+                    }
+                    Step::Remove(key, policy) => {
+                        let removed = table.find(&address(&secret, key, policy)).map(|at| table.remove(at, &secret));
+                        prop_assert_eq!(removed, map.remove(&(key, policy)).map(|(state, _)| state));
+                    }
+                    Step::Sweep(now, count) => {
+                        let removed = table.sweep(now, count, &secret);
+                        let before = map.len();
+                        map.retain(|(key, policy), (_, expires)| {
+                            *expires > now || table.find(&address(&secret, *key, *policy)).is_some()
+                        });
+                        prop_assert_eq!(before - map.len(), removed);
+                    }
+                }
+                prop_assert_eq!(table.len as usize, map.len());
+            }
+            for ((key, policy), (state, _)) in map {
+                let at = table.find(&address(&secret, key, policy)).expect("a key that was put in is found");
+                prop_assert_eq!(table.slot(at).state, state);
+            }
+        }
+    }
+
+    /// The bytes of a key are a promise in the documentation.
+    #[test]
+    fn slots_are_as_small_as_promised() {
+        use crate::algorithm::{FixedWindow, SlidingLog, SlidingWindow, TokenBucket};
+        assert_eq!(size_of::<Slot<FixedWindow>>(), 40);
+        assert_eq!(size_of::<Slot<SlidingWindow>>(), 48);
+        assert_eq!(size_of::<Slot<TokenBucket>>(), 48);
+        assert_eq!(size_of::<Slot<SlidingLog>>(), 64);
+    }
+}

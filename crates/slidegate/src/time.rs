@@ -1,0 +1,248 @@
+//! Time: instants in whole microseconds, and the clocks that give them.
+//!
+//! This is the only file that reads a clock, and the only one that rounds time to seconds: waits up, credit down.
+
+use std::fmt;
+use std::ops::{Add, Sub};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// Microseconds in a second.
+pub(crate) const SECOND_US: u64 = 1_000_000;
+
+/// An instant: whole microseconds since the Unix epoch.
+///
+/// Covers the years 1970 to about 586,000. Arithmetic saturates at both ends.
+///
+/// ```
+/// use slidegate::Timestamp;
+/// use std::time::Duration;
+///
+/// let noon = Timestamp::from_secs(43_200);
+/// let later = noon + Duration::from_millis(1500);
+/// assert_eq!(later.as_micros(), 43_201_500_000);
+/// assert_eq!(later - noon, Duration::from_millis(1500));
+/// assert_eq!(noon - later, Duration::ZERO);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Timestamp(u64);
+
+impl Timestamp {
+    /// The Unix epoch, 1970-01-01T00:00:00Z.
+    pub const EPOCH: Self = Self(0);
+
+    /// The instant `micros` microseconds after the Unix epoch.
+    #[must_use]
+    pub const fn from_micros(micros: u64) -> Self {
+        Self(micros)
+    }
+
+    /// The instant `secs` seconds after the Unix epoch.
+    #[must_use]
+    pub const fn from_secs(secs: u64) -> Self {
+        Self(secs.saturating_mul(SECOND_US))
+    }
+
+    /// Microseconds since the Unix epoch.
+    #[must_use]
+    pub const fn as_micros(self) -> u64 {
+        self.0
+    }
+
+    /// Whole seconds since the Unix epoch, rounded up: never earlier than the instant itself.
+    ///
+    /// ```
+    /// # use slidegate::Timestamp;
+    /// assert_eq!(Timestamp::from_micros(1_000_001).as_secs_ceil(), 2);
+    /// assert_eq!(Timestamp::from_micros(1_000_000).as_secs_ceil(), 1);
+    /// ```
+    #[must_use]
+    pub const fn as_secs_ceil(self) -> u64 {
+        self.0.div_ceil(SECOND_US)
+    }
+}
+
+impl Add<Duration> for Timestamp {
+    type Output = Self;
+
+    fn add(self, span: Duration) -> Self {
+        Self(self.0.saturating_add(micros(span)))
+    }
+}
+
+impl Sub for Timestamp {
+    type Output = Duration;
+
+    fn sub(self, earlier: Self) -> Duration {
+        Duration::from_micros(self.0.saturating_sub(earlier.0))
+    }
+}
+
+/// A span in whole microseconds, rounded up, at most `u64::MAX`.
+pub(crate) fn micros(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos().div_ceil(1000)).unwrap_or(u64::MAX)
+}
+
+/// A wait in whole seconds, rounded up.
+pub(crate) fn secs_ceil(span: Duration) -> u64 {
+    span.as_secs().saturating_add(u64::from(span.subsec_nanos() > 0))
+}
+
+/// A wait in whole milliseconds, rounded up: what `retry_after_ms` says in JSON and in `retry-after-ms`.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// assert_eq!(slidegate::millis_ceil(Duration::from_micros(1)), 1);
+/// assert_eq!(slidegate::millis_ceil(Duration::ZERO), 0);
+/// ```
+#[must_use]
+pub fn millis_ceil(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}
+
+/// Where a limiter takes the time from.
+///
+/// Decisions stay correct when a clock steps back: a small step is ignored until time has caught up, a large one
+/// moves the stored history along, so that no charge counts for more than one window of new time.
+pub trait Clock: Send + Sync + fmt::Debug {
+    /// The present instant. Called once per decision.
+    fn now(&self) -> Timestamp;
+}
+
+/// The system's monotonic clock, counted from the wall-clock time at which this value was made.
+///
+/// It never runs back. A later correction of the machine's wall clock does not move it; only the alignment of
+/// `fixed-window` to the epoch can tell.
+#[derive(Debug, Clone, Copy)]
+pub struct SystemClock {
+    started: Instant,
+    started_at: Timestamp,
+}
+
+impl SystemClock {
+    /// A clock that agrees with the machine's wall clock now.
+    #[must_use]
+    #[allow(clippy::disallowed_methods)] // the one place that reads clocks
+    pub fn new() -> Self {
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+        Self { started: Instant::now(), started_at: Timestamp(micros(since_epoch)) }
+    }
+}
+
+impl Default for SystemClock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Clock for SystemClock {
+    #[inline]
+    #[allow(clippy::disallowed_methods)] // the one place that reads clocks
+    fn now(&self) -> Timestamp {
+        let run = Instant::now().duration_since(self.started);
+        // Both products fit: a process does not run for 584,000 years.
+        Timestamp(self.started_at.0 + run.as_secs() * SECOND_US + u64::from(run.subsec_micros()))
+    }
+}
+
+/// A clock that stands still until it is told to move, for tests and for replaying the past.
+///
+/// Clones share one time.
+///
+/// ```
+/// use slidegate::{Limiter, ManualClock, MemoryStore, Quota};
+/// use std::time::Duration;
+///
+/// let clock = ManualClock::new();
+/// let store = MemoryStore::builder().clock(clock.clone()).build();
+/// let limiter = Limiter::with_store(Quota::per_second(1), store);
+/// assert!(limiter.check("alice").is_allowed());
+/// assert!(limiter.check("alice").is_denied());
+/// clock.advance(Duration::from_secs(1));
+/// assert!(limiter.check("alice").is_allowed());
+/// ```
+#[derive(Debug, Clone)]
+pub struct ManualClock(Arc<AtomicU64>);
+
+impl ManualClock {
+    /// A clock that stands at 2001-09-09T01:46:40Z, one thousand million seconds after the epoch.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::at(Timestamp::from_secs(1_000_000_000))
+    }
+
+    /// A clock that stands at `now`.
+    #[must_use]
+    pub fn at(now: Timestamp) -> Self {
+        Self(Arc::new(AtomicU64::new(now.0)))
+    }
+
+    /// Moves time forward by `span`, rounded up to whole microseconds.
+    pub fn advance(&self, span: Duration) {
+        self.0.fetch_add(micros(span), Ordering::SeqCst);
+    }
+
+    /// Sets the time. It may go back: that is how steps of a clock are tested.
+    pub fn set(&self, now: Timestamp) {
+        self.0.store(now.0, Ordering::SeqCst);
+    }
+}
+
+impl Default for ManualClock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Clock for ManualClock {
+    fn now(&self) -> Timestamp {
+        Timestamp(self.0.load(Ordering::SeqCst))
+    }
+}
+
+/// The clock of a store: the system's without a virtual call, or any other.
+#[derive(Debug, Clone)]
+pub(crate) enum TimeSource {
+    System(SystemClock),
+    Other(Arc<dyn Clock>),
+}
+
+impl TimeSource {
+    #[inline]
+    pub(crate) fn now(&self) -> Timestamp {
+        match self {
+            Self::System(clock) => clock.now(),
+            Self::Other(clock) => clock.now(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A wait rounded down sends the client back too early, to be denied again.
+    #[test]
+    fn waits_round_up_to_whole_units() {
+        assert_eq!(secs_ceil(Duration::from_micros(1)), 1);
+        assert_eq!(secs_ceil(Duration::from_secs(2)), 2);
+        assert_eq!(millis_ceil(Duration::from_micros(1001)), 2);
+        assert_eq!(micros(Duration::from_nanos(1)), 1);
+        assert_eq!(micros(Duration::MAX), u64::MAX);
+    }
+
+    /// The default clock must tell the date, or epoch headers and aligned windows are wrong.
+    #[test]
+    #[allow(clippy::disallowed_methods)] // compares with the wall clock itself
+    fn the_system_clock_tells_the_wall_time_and_does_not_run_back() {
+        let wall = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+        let before = wall();
+        let clock = SystemClock::new();
+        let first = clock.now();
+        let second = clock.now();
+        assert!(first <= second);
+        assert!(first.as_secs_ceil() >= before && first.as_secs_ceil() <= wall() + 1);
+    }
+}
