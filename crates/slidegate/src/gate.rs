@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 use crate::decision::{Decision, Verdict};
 use crate::key::Key;
 use crate::policy::{Policy, PolicySet};
+use crate::quota::Quota;
 use crate::request::Request;
 use crate::store::Verb;
 use crate::store::memory::{MemoryStats, MemoryStore};
@@ -151,7 +152,8 @@ pub struct Decisions<'r> {
 /// One policy's decision; derefs to [`Decision`].
 #[derive(Debug, Clone, Copy)]
 pub struct PolicyDecision<'d> {
-    policy: &'d Policy,
+    policies: &'d PolicySet,
+    at: usize,
     request: &'d Request<'d>,
     decision: &'d Decision,
 }
@@ -182,7 +184,8 @@ impl Decisions<'_> {
     /// Every decision, in the order of the policies, shadow ones included.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = PolicyDecision<'_>> {
         self.answers.iter().map(|(policy, decision)| PolicyDecision {
-            policy: self.policies.policy(*policy),
+            policies: &self.policies,
+            at: *policy,
             request: self.request,
             decision,
         })
@@ -207,13 +210,19 @@ impl<'d> PolicyDecision<'d> {
     /// The policy that decided.
     #[must_use]
     pub fn policy(&self) -> &'d Policy {
-        self.policy
+        self.policies.policy(self.at)
     }
 
     /// The key that it decided on.
     #[must_use]
     pub fn key(&self) -> Key<'d> {
-        self.policy.key(self.request)
+        self.policy().key(self.request)
+    }
+
+    /// The quota that it decided by: the policy's own, or the key's override.
+    #[must_use]
+    pub fn quota(&self) -> &'d Quota {
+        self.policies.quota_of(self.at, &self.key())
     }
 
     /// The decision itself.

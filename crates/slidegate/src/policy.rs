@@ -246,6 +246,10 @@ impl PolicySet {
         &self.rules[at].policy
     }
 
+    pub(crate) fn quota_of(&self, at: usize, key: &Key<'_>) -> &Quota {
+        self.rules[at].quota_of(key)
+    }
+
     /// Numbers the policies by what their usage is stored under.
     pub(crate) fn number(&mut self, mut number_of: impl FnMut(&Policy) -> u32) {
         for rule in &mut self.rules {
