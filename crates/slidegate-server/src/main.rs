@@ -1,1 +1,18 @@
-fn main() {}
+//! `slidegate`: the service and its tools.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+mod cli;
+mod config;
+mod front;
+mod listener;
+mod protocol;
+mod replay;
+mod shutdown;
+mod why;
+
+fn main() -> ExitCode {
+    cli::Cli::parse().run()
+}

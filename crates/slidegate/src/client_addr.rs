@@ -5,12 +5,18 @@
 //! no byte a client sends, an open quote included, changes how the entries behind it are read.
 //! Nothing here allocates per request; what cannot be believed falls back to the peer.
 
-use std::fmt;
 use std::iter;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::IpNet;
+
+use crate::error::Error;
+
+mod group;
+
+pub(crate) use group::network;
+pub use group::{Grouped, Ipv6Prefix, canonical, group};
 
 /// Most networks in one [`TrustedProxies`]: each request compares against them one by one. The published ranges of
 /// large content delivery networks are a few hundred.
@@ -44,7 +50,7 @@ pub const MAX_ENTRIES: usize = 255;
 /// let client = rule.resolve("198.51.100.9".parse().ok(), headers);
 /// assert_eq!(client.addr, "198.51.100.9".parse().ok());
 /// assert_eq!(client.found, Found::Untrusted);
-/// # Ok::<(), slidegate::client_addr::AddrError>(())
+/// # Ok::<(), slidegate::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ClientAddr {
@@ -131,15 +137,15 @@ impl Source {
 }
 
 impl FromStr for Source {
-    type Err = AddrError;
+    type Err = Error;
 
-    fn from_str(text: &str) -> Result<Self, AddrError> {
+    fn from_str(text: &str) -> Result<Self, Error> {
         match text.to_ascii_lowercase().as_str() {
             "peer" => Ok(Self::Peer),
             "x-forwarded-for" => Ok(Self::XForwardedFor),
             "forwarded" => Ok(Self::Forwarded),
             name if !name.is_empty() && name.bytes().all(is_token) => Ok(Self::Single(text.to_owned())),
-            _ => Err(AddrError(format!(
+            _ => Err(Error::address(format!(
                 "client address source `{}` is not a header name; write for example `x-forwarded-for` or `peer`",
                 text.escape_debug()
             ))),
@@ -238,9 +244,9 @@ impl TrustedProxies {
     ///     error.to_string(),
     ///     "trusted proxy `10.0.0/8` is not an address or network; write for example `10.0.0.0/8`"
     /// );
-    /// # Ok::<(), slidegate::client_addr::AddrError>(())
+    /// # Ok::<(), slidegate::Error>(())
     /// ```
-    pub fn new<E: AsRef<str>>(entries: impl IntoIterator<Item = E>) -> Result<Self, AddrError> {
+    pub fn new<E: AsRef<str>>(entries: impl IntoIterator<Item = E>) -> Result<Self, Error> {
         let mut proxies = Self::default();
         for entry in entries {
             let entry = entry.as_ref().trim();
@@ -254,11 +260,14 @@ impl TrustedProxies {
                 _ => &[entry],
             };
             for text in texts {
-                proxies.networks.push(network(text)?);
+                proxies.networks.push(network(text).ok_or_else(|| {
+                    let what = "is not an address or network; write for example `10.0.0.0/8`";
+                    Error::address(format!("trusted proxy `{}` {what}", text.escape_debug()))
+                })?);
             }
         }
         if proxies.networks.len() > MAX_NETWORKS {
-            return Err(AddrError(format!(
+            return Err(Error::address(format!(
                 "{} trusted proxy networks are more than {MAX_NETWORKS}; join them into wider ones",
                 proxies.networks.len()
             )));
@@ -295,18 +304,6 @@ const PRIVATE: &[&str] = &[
     "127.0.0.0/8",
     "::1",
 ];
-
-/// One network of the list; an IPv4-mapped one as IPv4.
-fn network(text: &str) -> Result<IpNet, AddrError> {
-    let network = text.parse().or_else(|_| text.parse::<IpAddr>().map(IpNet::from)).map_err(|_| {
-        let what = "is not an address or network; write for example `10.0.0.0/8`";
-        AddrError(format!("trusted proxy `{}` {what}", text.escape_debug()))
-    })?;
-    let IpNet::V6(v6) = network else { return Ok(network.trunc()) };
-    let unmapped = v6.addr().to_ipv4_mapped().zip(v6.prefix_len().checked_sub(96));
-    let v4 = unmapped.and_then(|(v4, bits)| Ipv4Net::new(v4, bits).ok());
-    Ok(v4.map_or(network, IpNet::V4).trunc())
-}
 
 /// A request's client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -448,117 +445,6 @@ fn forwarded_node(element: &[u8]) -> Option<IpAddr> {
     }
     node(&text[..len])
 }
-
-/// One spelling per host: an IPv4-mapped address (RFC 4291, `::ffff:0:0/96`) and a NAT64 address of the well-known
-/// prefix (RFC 6052, `64:ff9b::/96`) are their IPv4 address; any other stays.
-///
-/// Bits decide, not notation. Without the second rule everybody behind NAT64 would share one IPv6 group.
-///
-/// ```
-/// use slidegate::client_addr::canonical;
-///
-/// let ip = |text: &str| text.parse::<std::net::IpAddr>().unwrap();
-/// assert_eq!(canonical(ip("::ffff:102:304")), ip("1.2.3.4"));
-/// assert_eq!(canonical(ip("64:ff9b::1.2.3.4")), ip("1.2.3.4"));
-/// assert_eq!(canonical(ip("2001:db8::1.2.3.4")), ip("2001:db8::102:304"));
-/// ```
-#[must_use]
-pub fn canonical(ip: IpAddr) -> IpAddr {
-    match ip.to_canonical() {
-        IpAddr::V6(v6) if v6.octets()[..12] == [0, 0x64, 0xff, 0x9b, 0, 0, 0, 0, 0, 0, 0, 0] => {
-            let [.., a, b, c, d] = v6.octets();
-            IpAddr::V4(Ipv4Addr::new(a, b, c, d))
-        }
-        plain => plain,
-    }
-}
-
-/// The address that stands for everyone who shares a key with `ip`: an IPv6 address cut to `prefix`, an IPv4 address
-/// whole. [`canonical`] comes first.
-///
-/// ```
-/// use slidegate::client_addr::{Ipv6Prefix, group};
-///
-/// let ip = |text: &str| text.parse::<std::net::IpAddr>().unwrap();
-/// assert_eq!(group(ip("2001:db8:1234:5678::1"), Ipv6Prefix::default()), ip("2001:db8:1234:5600::"));
-/// assert_eq!(group(ip("::ffff:1.2.3.4"), Ipv6Prefix::default()), ip("1.2.3.4"));
-/// ```
-#[must_use]
-pub fn group(ip: IpAddr, prefix: Ipv6Prefix) -> IpAddr {
-    match canonical(ip) {
-        IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() & (u128::MAX << (128 - prefix.0)))),
-        v4 @ IpAddr::V4(_) => v4,
-    }
-}
-
-/// The [`group`] of an address as text, for keys and logs: `1.2.3.4`, `2001:db8:1234:5600::/56`, and without `/128`
-/// where every address is on its own.
-///
-/// ```
-/// use slidegate::client_addr::{Grouped, Ipv6Prefix};
-///
-/// let ip = "2001:db8:1234:5678::1.2.3.4".parse().unwrap();
-/// assert_eq!(Grouped(ip, Ipv6Prefix::default()).to_string(), "2001:db8:1234:5600::/56");
-/// assert_eq!(Grouped(ip, Ipv6Prefix::OFF).to_string(), "2001:db8:1234:5678::102:304");
-/// ```
-#[derive(Debug, Clone, Copy)]
-pub struct Grouped(pub IpAddr, pub Ipv6Prefix);
-
-impl fmt::Display for Grouped {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match group(self.0, self.1) {
-            IpAddr::V6(v6) if self.1 != Ipv6Prefix::OFF => write!(f, "{v6}/{}", self.1.bits()),
-            whole => whole.fmt(f),
-        }
-    }
-}
-
-/// How many leading bits of an IPv6 address tell one client from another: 32 to 128, by default 56.
-///
-/// A single household or server is given a /56 to /64 and may use a new address for each request, so telling more bits
-/// apart than 64 limits nobody.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Ipv6Prefix(u8);
-
-impl Ipv6Prefix {
-    /// Every address on its own: 128 bits.
-    pub const OFF: Self = Self(128);
-
-    /// The first `bits` bits.
-    ///
-    /// # Errors
-    /// `bits` is outside 32 to 128: less would put whole providers into one key.
-    pub fn new(bits: u8) -> Result<Self, AddrError> {
-        if (32..=128).contains(&bits) {
-            return Ok(Self(bits));
-        }
-        Err(AddrError(format!("ipv6 prefix is {bits} bits; give 32 to 128, for example 56")))
-    }
-
-    /// The number of bits, 32 to 128.
-    #[must_use]
-    pub const fn bits(self) -> u8 {
-        self.0
-    }
-}
-
-impl Default for Ipv6Prefix {
-    fn default() -> Self {
-        Self(56)
-    }
-}
-
-/// A value that cannot be part of a client address rule. Its text names the value and the way out, in one line.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AddrError(String);
-
-impl fmt::Display for AddrError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for AddrError {}
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]

@@ -1,10 +1,10 @@
 //! The one error of the library: what was wrong with a value that a program or its user wrote.
 //!
-//! Decisions never fail on the memory store, so everything here is met while building quotas and policies.
+//! Decisions never fail on the memory store, so everything here is met while a limiter is being set up.
 
 use std::fmt;
 
-/// Why a quota, a policy or a set of policies could not be built.
+/// Why a quota, a policy, a rule for client addresses or a style of headers could not be built.
 ///
 /// Its text is one line that names the thing, the value and the way out. The kind can be asked for by predicate; it
 /// has no public variants, so that new causes break nobody.
@@ -26,6 +26,8 @@ pub struct Error {
 enum Kind {
     Quota,
     Policy,
+    Address,
+    Header,
 }
 
 impl Error {
@@ -35,6 +37,14 @@ impl Error {
 
     pub(crate) fn policy(message: impl Into<String>) -> Self {
         Self { kind: Kind::Policy, message: message.into() }
+    }
+
+    pub(crate) fn address(message: impl Into<String>) -> Self {
+        Self { kind: Kind::Address, message: message.into() }
+    }
+
+    pub(crate) fn header(message: impl Into<String>) -> Self {
+        Self { kind: Kind::Header, message: message.into() }
     }
 
     /// Whether a limit, window, burst, number of slots or their text form was wrong.
@@ -47,6 +57,18 @@ impl Error {
     #[must_use]
     pub fn is_policy(&self) -> bool {
         self.kind == Kind::Policy
+    }
+
+    /// Whether a trusted proxy, a source of client addresses or a prefix length was wrong.
+    #[must_use]
+    pub fn is_address(&self) -> bool {
+        self.kind == Kind::Address
+    }
+
+    /// Whether a style of response headers was unknown.
+    #[must_use]
+    pub fn is_header(&self) -> bool {
+        self.kind == Kind::Header
     }
 }
 

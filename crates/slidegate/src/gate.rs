@@ -213,6 +213,12 @@ impl<'d> PolicyDecision<'d> {
         self.policies.policy(self.at)
     }
 
+    /// Where the policy stands in its set, from 0.
+    #[must_use]
+    pub fn position(&self) -> usize {
+        self.at
+    }
+
     /// The key that it decided on.
     #[must_use]
     pub fn key(&self) -> Key<'d> {

@@ -12,7 +12,13 @@
 //!
 //! Four [algorithms](Algorithm) count the same way through one interface: the exact sliding window is the default.
 
+/// The README's examples, run with the doctests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+mod readme {}
+
 pub mod client_addr;
+pub mod headers;
 
 mod algorithm;
 mod charge;

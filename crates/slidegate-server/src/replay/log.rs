@@ -13,7 +13,7 @@ use std::str::FromStr;
 
 use jiff::fmt::strtime;
 
-pub(crate) use reader::{LogReader, MalformedLine, Progress, Stats};
+pub(crate) use reader::{LogReader, Stats};
 
 /// The time as both servers write it, in the words of `strftime`.
 const TIME_FORMAT: &str = "%d/%b/%Y:%H:%M:%S %z";

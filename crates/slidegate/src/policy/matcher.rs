@@ -1,11 +1,10 @@
 //! Conditions on one attribute: equal, one of, prefix, glob, network, present, absent.
 
 use std::fmt;
-use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::client_addr::canonical;
+use crate::client_addr::{canonical, network};
 use crate::error::Error;
 use crate::request::Value;
 
@@ -84,15 +83,14 @@ impl Match {
     /// # Errors
     /// When one of them is not a network or an address.
     pub fn networks<N: AsRef<str>>(networks: impl IntoIterator<Item = N>) -> Result<Self, Error> {
-        let network = |text: &str| {
-            let single = || text.parse::<IpAddr>().map(|ip| IpNet::from(canonical(ip)));
-            text.parse::<IpNet>().or_else(|_| single()).map_err(|_| {
+        let read = |text: &str| {
+            network(text).ok_or_else(|| {
                 Error::policy(format!(
                     "`{text}` is not a network; write for example `10.0.0.0/8` or `2001:db8::/32`"
                 ))
             })
         };
-        let networks = networks.into_iter().map(|text| network(text.as_ref())).collect::<Result<_, _>>()?;
+        let networks = networks.into_iter().map(|text| read(text.as_ref())).collect::<Result<_, _>>()?;
         Ok(Self(Kind::Networks(networks)))
     }
 
@@ -189,6 +187,7 @@ fn glob_matches(pattern: &[u8], value: &[u8]) -> bool {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::net::IpAddr;
 
     fn holds(condition: &Match, value: &str) -> bool {
         condition.holds(Some(value.into()))

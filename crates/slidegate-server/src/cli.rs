@@ -1,0 +1,154 @@
+//! The command line: what can be asked of the binary, and the code it ends with.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::config::Config;
+
+mod check;
+mod serve;
+mod validate;
+
+/// An exact sliding-window rate limiter.
+///
+/// `slidegate serve` alone starts on loopback with a default policy and says how to try it.
+#[derive(Debug, Parser)]
+#[command(version, max_term_width = 100)]
+pub(crate) struct Cli {
+    /// The least severe log lines to write to standard error: error, warn, info, debug, trace, or a filter such as
+    /// `slidegate=debug`.
+    #[arg(long = "log", id = "log-level", global = true, default_value = "info", value_name = "LEVEL")]
+    log_level: String,
+    /// How log lines are written.
+    #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text)]
+    log_format: LogFormat,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum LogFormat {
+    Text,
+    Json,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serves decisions over HTTP.
+    Serve(ServeArgs),
+    /// Asks a running server about one request. Ends with 0 if allowed, 1 if denied, 2 if it could not be asked.
+    Check(CheckArgs),
+    /// Checks a configuration file and says each policy back in words.
+    Validate {
+        /// The configuration, in YAML.
+        file: PathBuf,
+    },
+    /// Decides a web server's access log under policies, with the log's own time.
+    Replay(crate::replay::ReplayArgs),
+}
+
+/// Where policies come from. Both may be given: the policies on the command line follow those of the file.
+#[derive(Debug, Args)]
+pub(crate) struct PolicyArgs {
+    /// The configuration, in YAML.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// A policy such as `100/1m per user`, `5 per 30s per ip,path`, `10/s per token using token-bucket named api`.
+    #[arg(long = "policy", value_name = "TEXT")]
+    pub(crate) policies: Vec<String>,
+}
+
+impl PolicyArgs {
+    /// The configuration that these name, or the default one.
+    pub(crate) fn config(&self) -> Result<Config, Failure> {
+        Config::from_sources(self.config.as_deref(), &self.policies)
+            .map_err(|errors| Failure(errors.to_string()))
+    }
+}
+
+#[derive(Debug, Args)]
+struct ServeArgs {
+    #[command(flatten)]
+    policies: PolicyArgs,
+    /// The address to listen to, before the configuration's.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: Option<SocketAddr>,
+}
+
+#[derive(Debug, Args)]
+struct CheckArgs {
+    /// Attributes of the request, such as `user=alice`.
+    #[arg(required = true, value_name = "NAME=VALUE", value_parser = attribute)]
+    attributes: Vec<(String, String)>,
+    /// What the request costs.
+    #[arg(long, default_value_t = 1)]
+    cost: u64,
+    /// Look without charging.
+    #[arg(long)]
+    peek: bool,
+    /// Print the server's JSON instead of words.
+    #[arg(long)]
+    json: bool,
+    /// The server.
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:7979")]
+    url: String,
+    /// How long to wait for the answer, in milliseconds.
+    #[arg(long, value_name = "MS", default_value = "5000", value_parser = milliseconds)]
+    timeout: Duration,
+}
+
+fn attribute(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err("write it as name=value, for example user=alice".to_owned()),
+    }
+}
+
+fn milliseconds(text: &str) -> Result<Duration, String> {
+    match text.parse() {
+        Ok(ms) if ms > 0 => Ok(Duration::from_millis(ms)),
+        _ => Err("give a whole number of milliseconds, at least 1".to_owned()),
+    }
+}
+
+impl Cli {
+    /// Runs the command. What went wrong is on standard error.
+    pub(crate) fn run(self) -> ExitCode {
+        let outcome = start_log(&self.log_level, self.log_format).and_then(|()| match self.command {
+            Command::Serve(args) => serve::run(&args),
+            Command::Check(args) => check::run(&args),
+            Command::Validate { file } => validate::run(&file),
+            Command::Replay(args) => crate::replay::run(&args),
+        });
+        outcome.unwrap_or_else(|failure| {
+            eprintln!("{failure}");
+            ExitCode::from(2)
+        })
+    }
+}
+
+fn start_log(level: &str, format: LogFormat) -> Result<(), Failure> {
+    let filter = tracing_subscriber::EnvFilter::try_new(level).map_err(|error| {
+        Failure(format!("--log `{level}` is no level: {error}; use error, warn, info, debug or trace"))
+    })?;
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => log.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init(),
+        LogFormat::Json => log.json().init(),
+    }
+    Ok(())
+}
+
+/// Why a command could not do its work: lines for people.
+#[derive(Debug)]
+pub(crate) struct Failure(pub(crate) String);
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}

@@ -1,0 +1,49 @@
+//! `slidegate check`: asks a running server from the shell.
+
+use std::process::ExitCode;
+
+use serde_json::{Value, json};
+
+use super::{CheckArgs, Failure};
+
+/// Ends of the command. `2` is a failure.
+const ALLOWED: u8 = 0;
+const DENIED: u8 = 1;
+
+pub(super) fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
+    let route = if args.peek { "peek" } else { "check" };
+    let url = format!("{}/v1/{route}", args.url.trim_end_matches('/'));
+    let attributes: serde_json::Map<_, _> =
+        args.attributes.iter().map(|(name, value)| (name.clone(), Value::from(value.clone()))).collect();
+    if attributes.len() < args.attributes.len() {
+        return Err(Failure("an attribute stands twice; give each once".to_owned()));
+    }
+    let body = json!({ "attributes": attributes, "cost": args.cost }).to_string();
+
+    let agent: ureq::Agent = ureq::Agent::config_builder()
+        .http_status_as_error(false)
+        .timeout_global(Some(args.timeout))
+        .build()
+        .into();
+    let unreachable = |error: ureq::Error| {
+        Failure(format!("{url} did not answer: {error}; is `slidegate serve` running there? see --url"))
+    };
+    let mut answer =
+        agent.post(&url).header("content-type", "application/json").send(body).map_err(unreachable)?;
+    let text = answer.body_mut().read_to_string().map_err(unreachable)?;
+    let decision: Value = serde_json::from_str(&text).map_err(|_| {
+        Failure(format!("{url} answered {} without a decision; is it slidegate?", answer.status()))
+    })?;
+
+    let Some(allowed) = decision["allowed"].as_bool() else {
+        let detail = decision["detail"].as_str().unwrap_or("no reason given");
+        return Err(Failure(format!("{url} answered {}: {detail}", answer.status())));
+    };
+    if args.json {
+        println!("{text}");
+    } else {
+        let verdict = if allowed { "allowed" } else { "denied" };
+        println!("{verdict}: {}", decision["why"].as_str().unwrap_or(""));
+    }
+    Ok(ExitCode::from(if allowed { ALLOWED } else { DENIED }))
+}

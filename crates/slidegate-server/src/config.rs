@@ -1,0 +1,472 @@
+//! The configuration: a YAML file, `--policy` texts, or nothing at all, made into checked values.
+//!
+//! A file with mistakes is refused whole, with every mistake in it at once, each in one line that says where it is and
+//! what to write instead. What is not understood is an error and never a guess: a limiter that limits something else
+//! than was meant is worse than one that does not start. `docs/config.md` says what may stand in a file.
+
+mod condition;
+mod file;
+mod flag;
+mod foreign;
+mod overrides;
+mod policy;
+mod resolve;
+mod section;
+mod words;
+
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::time::Duration;
+
+use slidegate::headers::HeaderOptions;
+use slidegate::{MemoryStore, Policy, PolicySet, Quota};
+
+pub(crate) use words::describe;
+
+/// Largest file that is read: some 100,000 overrides.
+const MAX_FILE_BYTES: usize = 4 << 20;
+/// Most mistakes that are listed. Who has more of them has one, many times.
+const MAX_ERRORS: usize = 20;
+
+/// Where the service listens unless told otherwise: reachable from this machine only.
+pub(crate) const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7979);
+/// How long requests in flight may take after the service was told to stop, unless told otherwise.
+pub(crate) const DEFAULT_SHUTDOWN_GRACE: Duration = Duration::from_secs(10);
+
+/// All that can be configured.
+#[derive(Debug)]
+pub(crate) struct Config {
+    /// At least one.
+    pub(crate) policies: PolicySet,
+    /// Where the HTTP interface listens.
+    pub(crate) listen: SocketAddr,
+    /// How long requests in flight may take after the service was told to stop. At most an hour.
+    pub(crate) shutdown_grace: Duration,
+    /// Most keys that the memory store holds. At least one.
+    pub(crate) max_keys: usize,
+    /// Attributes whose text is read as an IP address, in no order.
+    pub(crate) address_attributes: Vec<String>,
+    /// What answers carry in their header.
+    pub(crate) headers: HeaderOptions,
+}
+
+impl Config {
+    /// Reads a file and `--policy` texts, whose policies follow the file's. The default where there is neither.
+    pub(crate) fn from_sources(file: Option<&Path>, texts: &[String]) -> Result<Self, ConfigErrors> {
+        let config = file.map(Self::load).transpose()?;
+        if texts.is_empty() {
+            return Ok(config.unwrap_or_default());
+        }
+        let policies = flag::add(config.as_ref().map(|config| &config.policies), texts)?;
+        Ok(Self { policies, ..config.unwrap_or_default() })
+    }
+
+    /// Reads a file.
+    pub(crate) fn load(path: &Path) -> Result<Self, ConfigErrors> {
+        let name = path.display().to_string();
+        let failed = |line, message: String| ConfigErrors::one(&name, line, &message);
+        let mut bytes = Vec::new();
+        File::open(path)
+            .and_then(|file| file.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes))
+            .map_err(|error| {
+                failed(None, format!("cannot be read: {error}; check the path and who may read it"))
+            })?;
+        let text = String::from_utf8(bytes).map_err(|error| {
+            let good = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+            let line = 1 + good.iter().filter(|byte| **byte == b'\n').count() as u64;
+            failed(Some(line), "this line is not UTF-8; save the file in that encoding".into())
+        })?;
+        Self::parse(&text, &name)
+    }
+
+    /// Reads a text; errors call it `name`.
+    pub(crate) fn parse(text: &str, name: &str) -> Result<Self, ConfigErrors> {
+        if text.len() > MAX_FILE_BYTES {
+            let message = format!(
+                "larger than {MAX_FILE_BYTES} bytes, which is the most; leave out what is not needed"
+            );
+            return Err(ConfigErrors::one(name, None, &message));
+        }
+        let root = file::read(text).map_err(|error| {
+            let place = format!("{name}:{}", error.line);
+            ConfigErrors::one(&place, Some(error.column), &error.message)
+        })?;
+        if let Some((line, message)) = foreign::recognise(&root) {
+            return Err(ConfigErrors::one(name, Some(line), &message));
+        }
+        let mut findings = Findings::default();
+        let config = resolve::config(&root, &mut findings);
+        findings.none_or_errors(name).map(|()| config)
+    }
+
+    /// Whether the text of this attribute is read as an IP address.
+    pub(crate) fn is_address(&self, attribute: &str) -> bool {
+        self.address_attributes.iter().any(|address| address == attribute)
+    }
+}
+
+/// What a service without a file does: 100 requests a minute for each user.
+impl Default for Config {
+    fn default() -> Self {
+        let per_user = Policy::new("per-user", Quota::per_minute(100)).map(|policy| policy.scope(["user"]));
+        Self {
+            policies: per_user
+                .and_then(|policy| PolicySet::new([policy]))
+                .expect("the default policy is valid"),
+            listen: DEFAULT_LISTEN,
+            shutdown_grace: DEFAULT_SHUTDOWN_GRACE,
+            max_keys: MemoryStore::DEFAULT_MAX_KEYS,
+            address_attributes: vec!["ip".to_owned()],
+            headers: HeaderOptions::default(),
+        }
+    }
+}
+
+/// Everything that is wrong with a configuration: one line each, in the file's order.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct ConfigErrors(Vec<String>);
+
+impl ConfigErrors {
+    fn one(place: &str, number: Option<u64>, message: &str) -> Self {
+        let number = number.map(|number| format!(":{number}")).unwrap_or_default();
+        Self(vec![one_line(&format!("{place}{number}: {message}"))])
+    }
+
+    fn listed(lines: &[String]) -> Self {
+        Self(lines.iter().map(|line| one_line(line)).collect())
+    }
+}
+
+impl fmt::Display for ConfigErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join("\n"))
+    }
+}
+
+impl std::error::Error for ConfigErrors {}
+
+/// What was found wrong so far, each with its line.
+#[derive(Debug, Default)]
+struct Findings(Vec<(u64, String)>);
+
+impl Findings {
+    fn add(&mut self, line: u64, message: impl fmt::Display) {
+        self.0.push((line, message.to_string()));
+    }
+
+    fn none_or_errors(mut self, name: &str) -> Result<(), ConfigErrors> {
+        if self.0.is_empty() {
+            return Ok(());
+        }
+        self.0.sort_by_key(|(line, _)| *line);
+        let listed = self.0.iter().take(MAX_ERRORS);
+        let mut lines: Vec<_> =
+            listed.map(|(line, message)| one_line(&format!("{name}:{line}: {message}"))).collect();
+        if let Some(more) = self.0.len().checked_sub(MAX_ERRORS).filter(|more| *more > 0) {
+            lines.push(one_line(&format!("{name}: {more} more errors; correct these first")));
+        }
+        Err(ConfigErrors(lines))
+    }
+}
+
+/// The same with control characters escaped: what a file holds must not break a line, or a terminal.
+fn one_line(message: &str) -> String {
+    let mut line = String::with_capacity(message.len());
+    for c in message.chars() {
+        if c.is_control() || matches!(c, '\u{2028}' | '\u{2029}') {
+            line.extend(c.escape_debug());
+        } else {
+            line.push(c);
+        }
+    }
+    line
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Every line about a text that is not a configuration.
+    pub(crate) fn errors(text: &str) -> Vec<String> {
+        Config::parse(text, "slidegate.yaml").unwrap_err().0
+    }
+
+    /// The only line about a text.
+    pub(crate) fn error(text: &str) -> String {
+        let errors = errors(text);
+        assert_eq!(errors.len(), 1, "{errors:#?}");
+        errors[0].clone()
+    }
+
+    fn file_of(keys: &str) -> String {
+        format!("policies:\n  - {{name: p, {keys}}}\n")
+    }
+
+    /// The policy `p` with these keys.
+    pub(crate) fn policy(keys: &str) -> Policy {
+        let config =
+            Config::parse(&file_of(keys), "slidegate.yaml").unwrap_or_else(|errors| panic!("{errors}"));
+        config.policies.by_name("p").unwrap().clone()
+    }
+
+    /// The only line about the policy `p` with these keys, without the place that it must begin with.
+    pub(crate) fn policy_error(keys: &str) -> String {
+        let error = error(&file_of(keys));
+        error.strip_prefix("slidegate.yaml:2: policy `p`: ").unwrap_or_else(|| panic!("{error}")).to_owned()
+    }
+
+    fn described(config: &Config) -> Vec<String> {
+        config.policies.iter().map(describe).collect()
+    }
+
+    const FIRST: &str = "
+policies:
+  - name: per-user
+    scope: [user]
+    limit: 100
+    window: 60s
+  - name: login-per-ip
+    when: { path: /login }
+    scope: [ip]
+    limit: 5
+    window: 1m
+";
+
+    /// It is the first thing that anyone writes.
+    #[test]
+    fn the_first_configuration_loads() {
+        let config = Config::parse(FIRST, "slidegate.yaml").unwrap();
+        assert_eq!(
+            described(&config),
+            [
+                "per-user: requests are limited to 100 per 1m for each user (exact sliding log). Denies. A key takes \
+                 about 583 bytes at most.",
+                "login-per-ip: requests whose path is `/login` are limited to 5 per 1m for each ip (exact sliding log). \
+                 Denies. A key takes about 108 bytes at most."
+            ]
+        );
+        assert_eq!(config.listen, DEFAULT_LISTEN);
+        assert_eq!(config.max_keys, MemoryStore::DEFAULT_MAX_KEYS);
+    }
+
+    const EXAMPLE: &str = include_str!("../../../docs/slidegate.example.yaml");
+
+    /// It ships, and people start from it.
+    #[test]
+    fn the_example_loads_and_every_policy_is_described() {
+        let config = Config::parse(EXAMPLE, "slidegate.example.yaml").unwrap();
+        let described = described(&config);
+        assert_eq!(described.len(), 7);
+        for (words, policy) in described.iter().zip(config.policies.iter()) {
+            assert!(words.starts_with(&format!("{}: requests", policy.name())), "{words}");
+        }
+    }
+
+    /// The example says that what is commented out is the default. It must not get old.
+    #[test]
+    fn what_the_example_comments_out_is_the_default() {
+        let sections = EXAMPLE.lines().skip_while(|line| *line != "# server:");
+        let uncommented: Vec<_> = sections.map(|line| line.strip_prefix("# ").unwrap_or(line)).collect();
+        let text = format!("{FIRST}{}", uncommented.join("\n"));
+        let config = Config::parse(&text, "slidegate.example.yaml").unwrap();
+        let default = Config::default();
+        assert_eq!(config.listen, default.listen);
+        assert_eq!(config.shutdown_grace, default.shutdown_grace);
+        assert_eq!(config.max_keys, default.max_keys);
+        assert_eq!(config.address_attributes, default.address_attributes);
+        assert_eq!(config.headers, default.headers);
+    }
+
+    /// Whoever reads a reference copies from it.
+    #[test]
+    fn the_reference_shows_what_is_really_said() {
+        const REFERENCE: &str = include_str!("../../../docs/config.md");
+        let first = REFERENCE.split("```yaml").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+        for words in described(&Config::parse(first, "slidegate.yaml").unwrap()) {
+            assert!(REFERENCE.contains(&format!("\n{words}\n")), "{words}");
+        }
+        for error in errors("policies:\n  - name: per-user\n    windw: 60s\n    limit: -5\n") {
+            assert!(REFERENCE.contains(&format!("\n{error}\n")), "{error}");
+        }
+    }
+
+    /// A service must start without a file, and not by admitting everything.
+    #[test]
+    fn without_a_file_each_user_has_100_a_minute() {
+        let config = Config::from_sources(None, &[]).unwrap();
+        assert_eq!(
+            described(&config),
+            [
+                "per-user: requests are limited to 100 per 1m for each user (exact sliding log). Denies. A key takes about \
+              583 bytes at most."
+            ]
+        );
+        assert!(config.is_address("ip") && !config.is_address("user"));
+    }
+
+    /// Who is told of one mistake at a time starts the service once for each.
+    #[test]
+    fn all_mistakes_are_listed_in_the_order_of_the_file() {
+        let text = "
+server: {listen: localhost}
+policies:
+  - name: per-user
+    limt: 100
+    window: 0s
+    mode: dry
+  - name: per-user
+    quota: 5/1m
+";
+        assert_eq!(
+            errors(text),
+            [
+                "slidegate.yaml:2: server: listen is `localhost`; give an address and a port, for example \
+                 `127.0.0.1:7979` or `[::]:7979`",
+                "slidegate.yaml:5: policy `per-user`: unknown key `limt`; did you mean `limit`?",
+                "slidegate.yaml:6: policy `per-user`: window is 0s; give 1ms to 366d, for example `1m`",
+                "slidegate.yaml:7: policy `per-user`: mode is `dry`; write `mode: enforce` to deny, or `mode: shadow` \
+                 to report only",
+                "slidegate.yaml:8: policy `per-user`: the name stands in line 4 too; give each its own",
+            ]
+        );
+        let many = format!("policies:\n{}", "  - {name: a b, quota: 1/1s}\n".repeat(25));
+        let errors = errors(&many);
+        assert_eq!(errors.len(), MAX_ERRORS + 1);
+        assert_eq!(errors[MAX_ERRORS], "slidegate.yaml: 5 more errors; correct these first");
+    }
+
+    /// A file that says nothing would otherwise be a limiter that limits nothing.
+    #[test]
+    fn a_file_without_policies_is_refused_with_one_to_paste() {
+        let example =
+            "write for example `policies: [{name: per-user, scope: [user], limit: 100, window: 60s}]`";
+        for (text, is) in [
+            ("", "1: policies is missing"),
+            ("# nothing yet\n", "2: policies is missing"),
+            ("server: {}\n", "1: policies is missing"),
+            ("policies:\n", "1: policies is empty"),
+            ("policies: []\n", "1: policies is empty"),
+        ] {
+            assert_eq!(error(text), format!("slidegate.yaml:{is}; {example}"), "{text}");
+        }
+        let example = example.trim_start_matches("write for example `").trim_end_matches('`');
+        Config::parse(example, "").unwrap();
+        let way_out = format!("write keys and values, for example `{example}`");
+        assert_eq!(error("- a\n"), format!("slidegate.yaml:1: the file is a list; {way_out}"));
+        assert_eq!(error("a"), format!("slidegate.yaml:1: the file is `a`; {way_out}"));
+        assert_eq!(
+            error("policies: {a: 1}"),
+            format!("slidegate.yaml:1: policies is a map; write a list, for example `{example}`")
+        );
+        let many: String = (0..1025).map(|n| format!("  - {{name: p{n}, quota: 1/1s}}\n")).collect();
+        assert_eq!(
+            error(&format!("\npolicies:\n{many}")),
+            "slidegate.yaml:3: 1025 policies are too many; join some, 1024 is the most"
+        );
+    }
+
+    /// The path is the first thing that is wrong.
+    #[test]
+    fn a_file_that_cannot_be_read_is_named() {
+        let missing = Config::load(Path::new("no/such.yaml")).unwrap_err().to_string();
+        assert_eq!(
+            missing,
+            "no/such.yaml: cannot be read: No such file or directory (os error 2); check the path and who may read it"
+        );
+        let path = std::env::temp_dir().join(format!("slidegate-config-{}.yaml", std::process::id()));
+        let load = |bytes: &[u8]| {
+            std::fs::write(&path, bytes).unwrap();
+            let loaded = Config::load(&path);
+            std::fs::remove_file(&path).unwrap();
+            loaded
+        };
+        assert!(load(FIRST.as_bytes()).is_ok());
+        assert_eq!(
+            load(b"a: 1\nb: \xff\n").unwrap_err().to_string(),
+            format!("{}:2: this line is not UTF-8; save the file in that encoding", path.display())
+        );
+        assert_eq!(
+            load(&vec![b'#'; MAX_FILE_BYTES + 1]).unwrap_err().to_string(),
+            format!(
+                "{}: larger than 4194304 bytes, which is the most; leave out what is not needed",
+                path.display()
+            )
+        );
+    }
+
+    /// A terminal or a log must not be steered by what stands in a file.
+    #[test]
+    fn control_characters_are_escaped() {
+        assert_eq!(
+            policy_error("limit: \"\\e[31m\\n\", window: 1s"),
+            "limit is `\\u{1b}[31m\\n`; give a whole number from 0 to 18446744073709551615, for example `limit: 100`"
+        );
+    }
+
+    /// A service that reloads must not die of a file that is half written, or not a configuration at all.
+    #[test]
+    fn no_bytes_panic() {
+        let spice = [
+            "&a ",
+            "*a",
+            "<<: ",
+            "!x ",
+            "- ",
+            ": ",
+            "{",
+            "}",
+            "[",
+            "]",
+            "\"",
+            "'",
+            "|",
+            ">",
+            "#",
+            "\n",
+            "\t",
+            "  ",
+            "~",
+            "é",
+            "0",
+            "-1",
+            "1e999",
+            "true",
+            "---\n",
+            "policies:",
+            "key",
+            "\0",
+            "?",
+            "%",
+            "`",
+            "\u{2028}",
+            "*",
+        ];
+        let mut state = 7u64;
+        let mut random = |below: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            usize::try_from(state >> 33).unwrap() % below
+        };
+        for round in 0..4000 {
+            let mut text: Vec<char> = EXAMPLE.chars().collect();
+            text.drain(random(text.len())..);
+            for _ in 0..=random(5) {
+                let at = random(text.len() + 1);
+                text.splice(at..(at + random(4)).min(text.len()), spice[random(spice.len())].chars());
+            }
+            let noise: String = (0..random(40)).map(|_| spice[random(spice.len())]).collect();
+            let text: String = if round % 2 == 0 { text.into_iter().collect() } else { noise };
+            if let Err(errors) = Config::parse(&text, "f") {
+                assert!(!errors.0.is_empty());
+                for line in &errors.0 {
+                    assert!(
+                        line.starts_with("f:") && !line.contains(char::is_control),
+                        "{line:?} of {text:?}"
+                    );
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,3 @@
+//! The doors: each turns its bytes into a request, asks the front, and answers in its own words.
+
+pub(crate) mod http;

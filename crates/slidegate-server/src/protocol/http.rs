@@ -1,0 +1,196 @@
+//! HTTP: decisions as JSON under `/v1`, with the standard response headers.
+//!
+//! `openapi.json` beside this file describes every route; a test holds the two together.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{HeaderName, HeaderValue, Request as HttpRequest, StatusCode, Uri, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{MethodRouter, get, post};
+use serde_json::json;
+use slidegate::{Decisions, millis_ceil};
+
+use crate::config::describe;
+use crate::front::{Front, Verb};
+use answer::Answer;
+use body::{Ask, Batch, MAX_BATCH, MAX_BATCH_BODY, MAX_BODY};
+use problem::Problem;
+
+mod answer;
+mod body;
+mod problem;
+
+type Shared = State<Arc<Front>>;
+type Answered = Result<Response, Problem>;
+
+/// Every path and what it takes.
+fn table() -> [(&'static str, MethodRouter<Arc<Front>>); 10] {
+    [
+        ("/v1/check", get(check_by_query).post(check)),
+        ("/v1/check/batch", post(check_batch)),
+        ("/v1/peek", post(peek)),
+        ("/v1/refund", post(refund)),
+        ("/v1/penalize", post(penalize)),
+        ("/v1/reset", post(reset)),
+        ("/v1/policies", get(policies)),
+        ("/healthz", get(healthz)),
+        ("/readyz", get(readyz)),
+        ("/openapi.json", get(openapi)),
+    ]
+}
+
+/// The routes over a front.
+pub(crate) fn routes(front: Arc<Front>) -> Router {
+    table()
+        .into_iter()
+        .fold(Router::new(), |router, (path, methods)| router.route(path, methods))
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(wrong_method)
+        .with_state(front)
+}
+
+async fn check(State(front): Shared, request: HttpRequest<Body>) -> Answered {
+    by_body(&front, Verb::Check, request).await
+}
+
+async fn peek(State(front): Shared, request: HttpRequest<Body>) -> Answered {
+    by_body(&front, Verb::Peek, request).await
+}
+
+async fn refund(State(front): Shared, request: HttpRequest<Body>) -> Answered {
+    by_body(&front, Verb::Refund, request).await
+}
+
+async fn penalize(State(front): Shared, request: HttpRequest<Body>) -> Answered {
+    by_body(&front, Verb::Penalize, request).await
+}
+
+async fn check_by_query(State(front): Shared, uri: Uri) -> Answered {
+    let ask = Ask::from_query(uri.query().unwrap_or_default())?;
+    let request = ask.request(&front)?;
+    Ok(respond(&front, Verb::Check, &front.decide(Verb::Check, &request)))
+}
+
+async fn by_body(front: &Front, verb: Verb, request: HttpRequest<Body>) -> Answered {
+    let bytes = body::read(request.into_body(), MAX_BODY).await?;
+    let ask: Ask<'_> = body::parse(&bytes)?;
+    let request = ask.request(front)?;
+    Ok(respond(front, verb, &front.decide(verb, &request)))
+}
+
+/// 429 for a check that is denied, 200 for every other answer: a look that finds no room has done its work. Only a
+/// check is a request that a client may be told about in header fields.
+fn respond(front: &Front, verb: Verb, decisions: &Decisions<'_>) -> Response {
+    let denied = verb == Verb::Check && decisions.is_denied();
+    let (status, media_type) =
+        if denied { (StatusCode::TOO_MANY_REQUESTS, problem::MEDIA_TYPE) } else { (StatusCode::OK, JSON) };
+    let mut response = Response::new(Body::from(problem::json(&Answer::new(decisions))));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, media_type);
+    headers.insert(header::CACHE_CONTROL, NO_STORE);
+    if verb == Verb::Check {
+        for (name, value) in front.headers().headers(decisions) {
+            let value =
+                HeaderValue::try_from(value).expect("names of policies and numbers are safe in headers");
+            headers.insert(HeaderName::from_static(name), value);
+        }
+    }
+    response
+}
+
+/// Requests decided one after the other; the answers stand in their order. All must be readable, or none is decided.
+async fn check_batch(State(front): Shared, request: HttpRequest<Body>) -> Answered {
+    let bytes = body::read(request.into_body(), MAX_BATCH_BODY).await?;
+    let batch: Batch<'_> = body::parse(&bytes)?;
+    if batch.requests.len() > MAX_BATCH {
+        let detail = format!("the batch has {} requests; send at most {MAX_BATCH}", batch.requests.len());
+        return Err(Problem::field("requests", detail));
+    }
+    let read = |(at, ask)| Ask::request(ask, &front).map_err(|problem: Problem| problem.in_batch(at));
+    let requests = batch.requests.iter().enumerate().map(read).collect::<Result<Vec<_>, _>>()?;
+    let decisions: Vec<_> = requests.iter().map(|request| front.decide(Verb::Check, request)).collect();
+    let answers: Vec<_> = decisions.iter().map(Answer::new).collect();
+    Ok(ok(problem::json(&json!({ "decisions": answers }))))
+}
+
+async fn reset(State(front): Shared, request: HttpRequest<Body>) -> Answered {
+    let bytes = body::read(request.into_body(), MAX_BODY).await?;
+    let ask: Ask<'_> = body::parse(&bytes)?;
+    let existed = front.reset(&ask.request(&front)?);
+    Ok(ok(problem::json(&json!({ "existed": existed }))))
+}
+
+async fn policies(State(front): Shared) -> Response {
+    let policies = front.policies();
+    let described = policies.iter().map(|policy| {
+        let quota = policy.quota();
+        let when: serde_json::Map<_, _> =
+            policy.conditions().iter().map(|(name, is)| (name.clone(), is.to_string().into())).collect();
+        json!({
+            "name": policy.name(),
+            "limit": quota.limit(),
+            "window_ms": millis_ceil(quota.window()),
+            "algorithm": quota.algorithm().name(),
+            "burst": quota.burst(),
+            "scope": policy.scope_attributes(),
+            "when": when,
+            "enforced": policy.is_enforced(),
+            "overrides": policy.override_count(),
+            "words": describe(policy),
+        })
+    });
+    ok(problem::json(&json!({ "policies": described.collect::<Vec<_>>() })))
+}
+
+/// The process lives.
+async fn healthz() -> Response {
+    ok(problem::json(&json!({ "status": "ok" })))
+}
+
+/// New requests may come: not while the service is shutting down.
+async fn readyz(State(front): Shared) -> Response {
+    let stats = front.stats();
+    let ready = front.is_ready();
+    let body = json!({
+        "status": if ready { "ready" } else { "shutting down" },
+        "keys": stats.keys,
+        "max_keys": stats.max_keys,
+        "dropped_keys": stats.dropped,
+    });
+    let mut response = ok(problem::json(&body));
+    if !ready {
+        *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+    }
+    response
+}
+
+async fn openapi() -> Response {
+    ok(include_bytes!("http/openapi.json").to_vec())
+}
+
+async fn unknown_path(uri: Uri) -> Problem {
+    let paths: Vec<_> = table().iter().map(|(path, _)| *path).collect();
+    let detail = format!("there is no `{}`; the paths are {}", uri.path().escape_debug(), paths.join(", "));
+    Problem::new(StatusCode::NOT_FOUND, detail)
+}
+
+async fn wrong_method(request: HttpRequest<Body>) -> Problem {
+    let detail = format!(
+        "{} does not take {}; the `Allow` header says what it takes",
+        request.uri().path().escape_debug(),
+        request.method()
+    );
+    Problem::new(StatusCode::METHOD_NOT_ALLOWED, detail)
+}
+
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+/// A decision is true once: no cache may keep it.
+const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
+
+fn ok(body: Vec<u8>) -> Response {
+    ([(header::CONTENT_TYPE, JSON), (header::CACHE_CONTROL, NO_STORE)], body).into_response()
+}

@@ -1,0 +1,211 @@
+//! What clients send: attributes and a cost, as JSON or as a query string.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::http::StatusCode;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use serde::de::{Deserializer, MapAccess, Visitor};
+use serde::{Deserialize, de};
+
+use super::problem::Problem;
+use crate::front::{Field, Front, MAX_ATTRIBUTES, MAX_COST};
+use slidegate::Request;
+
+/// Largest body of one request: its attributes at their longest would not fit, real ones fit a hundred times.
+pub(super) const MAX_BODY: usize = 64 * 1024;
+/// Most requests in a batch. They are decided one after the other, in about a millisecond.
+pub(super) const MAX_BATCH: usize = 1000;
+/// Largest body of a batch.
+pub(super) const MAX_BATCH_BODY: usize = 2 * 1024 * 1024;
+/// A client that does not send its whole body in this time gets an error.
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// One request: `{"attributes": {"user": "alice"}, "cost": 1}`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Ask<'a> {
+    #[serde(borrow)]
+    attributes: Attributes<'a>,
+    #[serde(default)]
+    cost: Cost,
+    /// What stands before an attribute's name where an error names it.
+    #[serde(skip, default = "in_body")]
+    place: &'static str,
+}
+
+fn in_body() -> &'static str {
+    "attributes."
+}
+
+/// Several requests: `{"requests": [...]}`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Batch<'a> {
+    #[serde(borrow)]
+    pub(super) requests: Vec<Ask<'a>>,
+}
+
+/// Names and values in the order they were sent.
+#[derive(Debug, Default)]
+pub(super) struct Attributes<'a>(Vec<(Cow<'a, str>, Cow<'a, str>)>);
+
+#[derive(Debug, Clone, Copy)]
+struct Cost(u64);
+
+impl Default for Cost {
+    fn default() -> Self {
+        Self(1)
+    }
+}
+
+impl<'a> Ask<'a> {
+    /// Reads a query string: every pair is an attribute but `cost`.
+    pub(super) fn from_query(query: &'a str) -> Result<Self, Problem> {
+        let mut ask = Self { attributes: Attributes::default(), cost: Cost::default(), place: "" };
+        for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+            if name == "cost" {
+                ask.cost = Cost(value.parse().map_err(|_| {
+                    Problem::field(
+                        "cost",
+                        format!("cost `{}` is no whole number from 0 to {MAX_COST}", value.escape_debug()),
+                    )
+                })?);
+            } else {
+                ask.attributes.0.push((name, value));
+            }
+        }
+        Ok(ask)
+    }
+
+    /// The request that this asks about.
+    pub(super) fn request<'r>(&'r self, front: &Front) -> Result<Request<'r>, Problem> {
+        let attributes = self.attributes.0.iter().map(|(name, value)| (&**name, &**value));
+        front.request(attributes, self.cost.0).map_err(|bad| match bad.field {
+            Field::Attribute(name) => Problem::field(format!("{}{name}", self.place), bad.detail),
+            Field::Attributes => Problem::field("attributes", bad.detail),
+            Field::Cost => Problem::field("cost", bad.detail),
+        })
+    }
+}
+
+/// Reads a whole body, in time and in bounds.
+pub(super) async fn read(body: Body, most: usize) -> Result<Bytes, Problem> {
+    let collected = tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, most).collect()).await;
+    match collected {
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(Problem::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            format!("the body is larger than {most} bytes; send less, or several requests"),
+        )),
+        Ok(Err(error)) => {
+            Err(Problem::new(StatusCode::BAD_REQUEST, format!("the body could not be read: {error}")))
+        }
+        Err(_) => Err(Problem::new(
+            StatusCode::REQUEST_TIMEOUT,
+            format!("the body did not arrive within {} seconds", BODY_TIMEOUT.as_secs()),
+        )),
+    }
+}
+
+/// Reads JSON; an error names the field and the place.
+pub(super) fn parse<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Problem> {
+    // Else a list would pass for an object without names.
+    if !bytes.trim_ascii_start().starts_with(b"{") {
+        let example = r#"{"attributes": {"user": "alice"}}"#;
+        return Err(Problem::field(
+            "body",
+            format!("the body is no JSON object; send for example `{example}`"),
+        ));
+    }
+    let mut json = serde_json::Deserializer::from_slice(bytes);
+    let parsed = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+        let path = error.path().to_string();
+        let detail = format!("the body is not what this route takes: {}", error.inner());
+        // The parser writes `.` for the whole and `?` for a place that it lost.
+        if path == "." || path.contains('?') {
+            Problem::field("body", detail)
+        } else {
+            Problem::field(path, detail)
+        }
+    })?;
+    json.end()
+        .map_err(|error| Problem::field("body", format!("the body goes on after its JSON: {error}")))?;
+    Ok(parsed)
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Attributes<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Pairs;
+
+        impl<'de> Visitor<'de> for Pairs {
+            type Value = Attributes<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of texts such as {\"user\": \"alice\"}")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut pairs = Vec::new();
+                while let Some((Text(name), Text(value))) = map.next_entry()? {
+                    // One too many is kept, for the front to refuse by name; a flood is not.
+                    if pairs.len() <= MAX_ATTRIBUTES {
+                        pairs.push((name, value));
+                    }
+                }
+                Ok(Attributes(pairs))
+            }
+        }
+
+        deserializer.deserialize_map(Pairs)
+    }
+}
+
+/// A text that is borrowed from the body unless it has escapes.
+struct Text<'a>(Cow<'a, str>);
+
+impl<'de> Deserialize<'de> for Text<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Borrowing;
+
+        impl<'de> Visitor<'de> for Borrowing {
+            type Value = Text<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a text; write numbers as \"42\"")
+            }
+
+            fn visit_borrowed_str<E: de::Error>(self, text: &'de str) -> Result<Self::Value, E> {
+                Ok(Text(Cow::Borrowed(text)))
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
+                Ok(Text(Cow::Owned(text.to_owned())))
+            }
+        }
+
+        deserializer.deserialize_str(Borrowing)
+    }
+}
+
+impl<'de> Deserialize<'de> for Cost {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Whole;
+
+        impl Visitor<'_> for Whole {
+            type Value = Cost;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "a whole number from 0 to {MAX_COST}")
+            }
+
+            fn visit_u64<E: de::Error>(self, cost: u64) -> Result<Cost, E> {
+                Ok(Cost(cost))
+            }
+        }
+
+        deserializer.deserialize_u64(Whole)
+    }
+}

@@ -1,0 +1,83 @@
+//! `slidegate replay`: an access log decided under policies before they go live.
+//!
+//! It is the same gate as the service's, with a clock that is set to each line's time: what it prints is what would
+//! have happened.
+
+use std::io::{self, BufWriter, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::cli::{Failure, PolicyArgs};
+use log::LogReader;
+use report::Report;
+use run::Replay;
+
+mod log;
+mod report;
+mod run;
+
+#[derive(Debug, Args)]
+pub(crate) struct ReplayArgs {
+    /// The access log in the common or combined format, gzipped or not; `-` is standard input.
+    log: PathBuf,
+    #[command(flatten)]
+    policies: PolicyArgs,
+    /// How far out of order lines may be, in seconds: they are sorted within it.
+    #[arg(long, value_name = "SECONDS", default_value_t = 120)]
+    slack: u64,
+    /// How many of the most denied keys to show for each policy.
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    top: usize,
+    /// Print a line of JSON for each request, in the order of decision, before the report.
+    #[arg(long)]
+    each: bool,
+}
+
+/// Lines between two looks at the progress.
+const PROGRESS_EVERY: u64 = 4096;
+
+pub(crate) fn run(args: &ReplayArgs) -> Result<ExitCode, Failure> {
+    let config = args.policies.config()?;
+    let name = args.log.display();
+    let unreadable = |error: io::Error| Failure(format!("{name}: {error}"));
+    let mut log = LogReader::open(&args.log).map_err(unreadable)?.with_slack(Duration::from_secs(args.slack));
+    let mut replay = Replay::new(config);
+    let mut each = args.each.then(|| BufWriter::new(io::stdout().lock()));
+    let bar = progress_bar(log.progress().total_bytes);
+    let broken = |error: io::Error| Failure(format!("standard output: {error}"));
+
+    for line in 0u64.. {
+        if line.is_multiple_of(PROGRESS_EVERY) {
+            bar.set_position(log.progress().bytes_read);
+        }
+        match log.next_entry() {
+            Ok(Some(entry)) => replay.decide(&entry, each.as_mut()).map_err(broken)?,
+            Ok(None) => break,
+            Err(error) => {
+                // What could be read is decided and told; the end of it is an error all the same.
+                bar.finish_and_clear();
+                print!("{}", Report::new(&replay, log.stats(), args.top));
+                return Err(unreadable(error));
+            }
+        }
+    }
+    bar.finish_and_clear();
+    if let Some(mut each) = each {
+        each.flush().map_err(broken)?;
+    }
+    print!("{}", Report::new(&replay, log.stats(), args.top));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Drawn on a terminal's standard error, and nowhere else.
+fn progress_bar(total_bytes: Option<u64>) -> ProgressBar {
+    let (bar, template) = match total_bytes {
+        Some(total) => (ProgressBar::new(total), "{bar:40} {percent}% {bytes}/{total_bytes}, {eta} to go"),
+        None => (ProgressBar::new_spinner(), "{spinner} {bytes} read, {elapsed}"),
+    };
+    bar.with_style(ProgressStyle::with_template(template).expect("the template is right"))
+}

@@ -1,0 +1,170 @@
+//! A running `slidegate serve`, and what every test asks of it.
+
+// Each test binary uses a part of this.
+#![allow(dead_code)]
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+
+use serde_json::Value;
+
+/// The binary under test.
+pub(crate) fn slidegate() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_slidegate"))
+}
+
+/// Runs the binary to its end.
+pub(crate) fn run(args: &[&str]) -> Output {
+    slidegate().args(args).stdin(Stdio::null()).output().expect("the binary starts")
+}
+
+pub(crate) fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// A server on a free port of loopback. Ends with the value.
+pub(crate) struct Server {
+    process: Child,
+    pub(crate) address: String,
+    pub(crate) url: String,
+    /// What it printed when it started.
+    pub(crate) greeting: String,
+}
+
+impl Server {
+    /// Starts a server with these arguments and waits until it says what it listens to.
+    pub(crate) fn start(args: &[&str]) -> Self {
+        let mut process = slidegate()
+            .args(["serve", "--listen", "127.0.0.1:0"])
+            .args(args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .expect("the binary starts");
+        let mut lines = BufReader::new(process.stdout.take().expect("its output is piped")).lines();
+        let mut greeting = String::new();
+        let url = loop {
+            let line = lines.next().expect("it says what it listens to").expect("its output is text");
+            greeting.push_str(&line);
+            greeting.push('\n');
+            if line.starts_with("try ") {
+                break greeting
+                    .lines()
+                    .find_map(|line| line.strip_prefix("listening  "))
+                    .expect("the address stands before the try line")
+                    .to_owned();
+            }
+        };
+        let address = url.strip_prefix("http://").expect("a plain address").to_owned();
+        Self { process, address, url, greeting }
+    }
+
+    /// A request as text, from its first line to the end of its body; the answer until the server closes.
+    pub(crate) fn raw(&self, request: &[u8]) -> String {
+        let mut stream = self.connect();
+        stream.write_all(request).expect("the server reads");
+        let mut answer = Vec::new();
+        // A server that closes before it has read all may reset the connection after its answer.
+        let _ = std::io::Read::read_to_end(&mut stream, &mut answer);
+        text(&answer)
+    }
+
+    pub(crate) fn connect(&self) -> TcpStream {
+        TcpStream::connect(&self.address).expect("the server listens")
+    }
+
+    pub(crate) fn get(&self, path: &str) -> Answer {
+        self.ask("GET", path, None)
+    }
+
+    pub(crate) fn post(&self, path: &str, body: &str) -> Answer {
+        self.ask("POST", path, Some(body))
+    }
+
+    pub(crate) fn ask(&self, method: &str, path: &str, body: Option<&str>) -> Answer {
+        let body = body.unwrap_or("");
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+            self.address,
+            body.len()
+        );
+        Answer::parse(&self.raw(request.as_bytes()))
+    }
+
+    pub(crate) fn signal(&self, name: &str) {
+        let pid = self.process.id().to_string();
+        let status = Command::new("kill").args(["-s", name, &pid]).status().expect("kill is there");
+        assert!(status.success(), "the server lives");
+    }
+
+    pub(crate) fn wait(&mut self) -> ExitStatus {
+        self.process.wait().expect("the server ends")
+    }
+
+    pub(crate) fn is_running(&mut self) -> bool {
+        self.process.try_wait().expect("the server can be asked").is_none()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// A parsed HTTP answer.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    headers: Vec<(String, String)>,
+    pub(crate) body: String,
+}
+
+impl Answer {
+    pub(crate) fn parse(text: &str) -> Self {
+        let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no HTTP answer: {text:?}"));
+        let mut lines = head.lines();
+        let status = lines.next().and_then(|line| line.split(' ').nth(1)?.parse().ok());
+        let headers = lines
+            .filter_map(|line| line.split_once(": "))
+            .map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned()))
+            .collect();
+        Self { status: status.expect("a status"), headers, body: body.to_owned() }
+    }
+
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error} in {}", self.body))
+    }
+}
+
+/// A folder of its own for a test's files. Ends with the value.
+pub(crate) struct Folder(PathBuf);
+
+impl Folder {
+    pub(crate) fn new(test: &str) -> Self {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).expect("the target folder can be written");
+        Self(path)
+    }
+
+    /// Writes a file and gives its path.
+    pub(crate) fn file(&self, name: &str, content: impl AsRef<[u8]>) -> String {
+        let path = self.0.join(name);
+        std::fs::write(&path, content).expect("the target folder can be written");
+        path.into_os_string().into_string().expect("paths of tests are text")
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}

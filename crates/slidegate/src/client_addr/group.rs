@@ -1,0 +1,116 @@
+//! Groups of addresses: one spelling per host, and how much of an IPv6 address a client is counted by.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::{IpNet, Ipv4Net};
+
+use crate::error::Error;
+
+/// One spelling per host: an IPv4-mapped address (RFC 4291, `::ffff:0:0/96`) and a NAT64 address of the well-known
+/// prefix (RFC 6052, `64:ff9b::/96`) are their IPv4 address; any other stays.
+///
+/// Bits decide, not notation. Without the second rule everybody behind NAT64 would share one IPv6 group.
+///
+/// ```
+/// use slidegate::client_addr::canonical;
+///
+/// let ip = |text: &str| text.parse::<std::net::IpAddr>().unwrap();
+/// assert_eq!(canonical(ip("::ffff:102:304")), ip("1.2.3.4"));
+/// assert_eq!(canonical(ip("64:ff9b::1.2.3.4")), ip("1.2.3.4"));
+/// assert_eq!(canonical(ip("2001:db8::1.2.3.4")), ip("2001:db8::102:304"));
+/// ```
+#[must_use]
+pub fn canonical(ip: IpAddr) -> IpAddr {
+    match ip.to_canonical() {
+        IpAddr::V6(v6) if v6.octets()[..12] == [0, 0x64, 0xff, 0x9b, 0, 0, 0, 0, 0, 0, 0, 0] => {
+            let [.., a, b, c, d] = v6.octets();
+            IpAddr::V4(Ipv4Addr::new(a, b, c, d))
+        }
+        plain => plain,
+    }
+}
+
+/// The address that stands for everyone who shares a key with `ip`: an IPv6 address cut to `prefix`, an IPv4 address
+/// whole. [`canonical`] comes first.
+///
+/// ```
+/// use slidegate::client_addr::{Ipv6Prefix, group};
+///
+/// let ip = |text: &str| text.parse::<std::net::IpAddr>().unwrap();
+/// assert_eq!(group(ip("2001:db8:1234:5678::1"), Ipv6Prefix::default()), ip("2001:db8:1234:5600::"));
+/// assert_eq!(group(ip("::ffff:1.2.3.4"), Ipv6Prefix::default()), ip("1.2.3.4"));
+/// ```
+#[must_use]
+pub fn group(ip: IpAddr, prefix: Ipv6Prefix) -> IpAddr {
+    match canonical(ip) {
+        IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() & (u128::MAX << (128 - prefix.0)))),
+        v4 @ IpAddr::V4(_) => v4,
+    }
+}
+
+/// The [`group`] of an address as text, for keys and logs: `1.2.3.4`, `2001:db8:1234:5600::/56`, and without `/128`
+/// where every address is on its own.
+///
+/// ```
+/// use slidegate::client_addr::{Grouped, Ipv6Prefix};
+///
+/// let ip = "2001:db8:1234:5678::1.2.3.4".parse().unwrap();
+/// assert_eq!(Grouped(ip, Ipv6Prefix::default()).to_string(), "2001:db8:1234:5600::/56");
+/// assert_eq!(Grouped(ip, Ipv6Prefix::OFF).to_string(), "2001:db8:1234:5678::102:304");
+/// ```
+#[derive(Debug, Clone, Copy)]
+pub struct Grouped(pub IpAddr, pub Ipv6Prefix);
+
+impl fmt::Display for Grouped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match group(self.0, self.1) {
+            IpAddr::V6(v6) if self.1 != Ipv6Prefix::OFF => write!(f, "{v6}/{}", self.1.bits()),
+            whole => whole.fmt(f),
+        }
+    }
+}
+
+/// How many leading bits of an IPv6 address tell one client from another: 32 to 128, by default 56.
+///
+/// A single household or server is given a /56 to /64 and may use a new address for each request, so telling more bits
+/// apart than 64 limits nobody.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Ipv6Prefix(u8);
+
+impl Ipv6Prefix {
+    /// Every address on its own: 128 bits.
+    pub const OFF: Self = Self(128);
+
+    /// The first `bits` bits.
+    ///
+    /// # Errors
+    /// `bits` is outside 32 to 128: less would put whole providers into one key.
+    pub fn new(bits: u8) -> Result<Self, Error> {
+        if (32..=128).contains(&bits) {
+            return Ok(Self(bits));
+        }
+        Err(Error::address(format!("ipv6 prefix is {bits} bits; give 32 to 128, for example 56")))
+    }
+
+    /// The number of bits, 32 to 128.
+    #[must_use]
+    pub const fn bits(self) -> u8 {
+        self.0
+    }
+}
+
+impl Default for Ipv6Prefix {
+    fn default() -> Self {
+        Self(56)
+    }
+}
+
+/// A network or a single address from its text; an IPv4-mapped one as IPv4. `None` for any other text.
+pub(crate) fn network(text: &str) -> Option<IpNet> {
+    let network = text.parse().or_else(|_| text.parse::<IpAddr>().map(IpNet::from)).ok()?;
+    let IpNet::V6(v6) = network else { return Some(network.trunc()) };
+    let unmapped = v6.addr().to_ipv4_mapped().zip(v6.prefix_len().checked_sub(96));
+    let v4 = unmapped.and_then(|(v4, bits)| Ipv4Net::new(v4, bits).ok());
+    Some(v4.map_or(network, IpNet::V4).trunc())
+}

@@ -1,0 +1,577 @@
+//! Headers: what a decision tells the client, as response header fields and as a problem body.
+//!
+//! The standard is a moving draft whose versions share field names and disagree on their syntax, so which one is
+//! spoken is a value, [`Draft`]. Waits round up, and a denial never says 0 seconds: several clients take 0 for no answer.
+//!
+//! Names are in lower case, as HTTP/2 sends them and `HeaderName::from_static` of the `http` crate wants them. A
+//! denial is best sent with `cache-control: no-store`. Shadow policies are never told to clients.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use crate::decision::Decision;
+use crate::gate::{Decisions, PolicyDecision};
+use crate::quota::Quota;
+use crate::time::{SECOND_US, millis_ceil, secs_ceil};
+
+mod problem;
+mod style;
+
+pub use problem::{Problem, problem_json};
+pub use style::{Draft, XRateLimit};
+
+/// A header field: its name in lower case and its value, printable ASCII.
+pub type Header = (&'static str, String);
+
+/// Which header fields a response carries.
+///
+/// ```
+/// use slidegate::headers::{Draft, HeaderOptions, XRateLimit};
+///
+/// let options = HeaderOptions { draft: "draft-7".parse()?, x_ratelimit: XRateLimit::Off, ..HeaderOptions::default() };
+/// assert_eq!(options.draft, Draft::Draft7);
+/// assert_eq!(options.names(), ["ratelimit-policy", "ratelimit", "retry-after"]);
+/// # Ok::<(), slidegate::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeaderOptions {
+    /// The version of the IETF's `RateLimit` fields. [`Draft::Draft10`] unless set.
+    pub draft: Draft,
+    /// `X-RateLimit-Limit`, `-Remaining` and `-Reset`. [`XRateLimit::EpochSeconds`] unless set.
+    pub x_ratelimit: XRateLimit,
+    /// `Retry-After` on denials: whole seconds, rounded up, at least 1 (RFC 9110, 10.2.3). On unless cleared.
+    ///
+    /// A request that never fits has none: whatever number stood there would promise that waiting helps.
+    pub retry_after: bool,
+    /// `retry-after-ms` on the same denials: whole milliseconds, rounded up, at least 1. Off unless set; a few client
+    /// libraries read it, and the one second that is the least in `Retry-After` is long for a short window.
+    pub retry_after_ms: bool,
+}
+
+const RATELIMIT_POLICY: &str = "ratelimit-policy";
+const RATELIMIT: &str = "ratelimit";
+const RATELIMIT_PARTS: [&str; 3] = ["ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"];
+const X_RATELIMIT_PARTS: [&str; 3] = ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"];
+const RETRY_AFTER: &str = "retry-after";
+const RETRY_AFTER_MS: &str = "retry-after-ms";
+
+/// The largest Integer of a structured field: 15 digits (RFC 9651, 3.3.1). Greater numbers are written as this one.
+const MAX_INTEGER: u64 = 999_999_999_999_999;
+
+/// A number as fields may carry it.
+fn integer(number: u64) -> u64 {
+    number.min(MAX_INTEGER)
+}
+
+impl HeaderOptions {
+    /// No header fields at all.
+    pub const OFF: Self =
+        Self { draft: Draft::Off, x_ratelimit: XRateLimit::Off, retry_after: false, retry_after_ms: false };
+
+    /// The fields for a gate's answer; none when no enforced policy applies.
+    ///
+    /// Fields that describe one policy describe the [strictest](Decisions::strictest).
+    ///
+    /// ```
+    /// use slidegate::headers::HeaderOptions;
+    /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
+    ///
+    /// let gate = Gate::new(PolicySet::new([
+    ///     Policy::new("per-user", Quota::per_minute(5))?.scope(["user"]),
+    ///     Policy::new("everyone", Quota::per_hour(100))?,
+    /// ])?);
+    /// let request = Request::new().with("user", "alice");
+    /// let headers = HeaderOptions::default().headers(&gate.check(&request));
+    /// assert_eq!(headers[0], ("ratelimit-policy", r#""per-user";q=5;w=60, "everyone";q=100;w=3600"#.into()));
+    /// assert_eq!(headers[1], ("ratelimit", r#""per-user";r=4;t=60, "everyone";r=99;t=3600"#.into()));
+    /// assert_eq!(headers[3], ("x-ratelimit-remaining", "4".into()));
+    /// # Ok::<(), slidegate::Error>(())
+    /// ```
+    #[must_use]
+    pub fn headers(&self, decisions: &Decisions<'_>) -> Vec<Header> {
+        let Some(strictest) = decisions.strictest() else { return Vec::new() };
+        let enforced = decisions.iter().filter(|one| one.policy().is_enforced());
+        let answers: Vec<_> = enforced.map(|one| Answer::from(&one)).collect();
+        self.write(&answers, &Answer::from(&strictest))
+    }
+
+    /// The fields for the answer of a [`Limiter`](crate::Limiter), under a name of choice for its quota.
+    ///
+    /// Characters that a header field cannot carry as they are become `_` in the name.
+    ///
+    /// ```
+    /// use slidegate::headers::HeaderOptions;
+    /// use slidegate::{Limiter, Quota};
+    ///
+    /// let limiter = Limiter::new(Quota::per_minute(1));
+    /// limiter.check("alice");
+    /// let denied = limiter.check("alice");
+    /// let headers = HeaderOptions::default().headers_of("per-user", &limiter.quota(), &denied);
+    /// assert_eq!(headers[1], ("ratelimit", r#""per-user";r=0;t=60"#.into()));
+    /// assert_eq!(headers.last(), Some(&("retry-after", "60".into())));
+    /// ```
+    #[must_use]
+    pub fn headers_of(&self, name: &str, quota: &Quota, decision: &Decision) -> Vec<Header> {
+        let answer = Answer { name, quota, decision };
+        self.write(&[answer], &answer)
+    }
+
+    /// The names of all fields that these options can lead to: what `Access-Control-Expose-Headers` has to list, else
+    /// scripts in browsers cannot read them in answers from another origin.
+    #[must_use]
+    pub fn names(&self) -> Vec<&'static str> {
+        let mut names = Vec::new();
+        match self.draft {
+            Draft::Off => {}
+            Draft::Draft6 => {
+                names.push(RATELIMIT_POLICY);
+                names.extend(RATELIMIT_PARTS);
+            }
+            Draft::Draft7 | Draft::Draft10 => names.extend([RATELIMIT_POLICY, RATELIMIT]),
+        }
+        if self.x_ratelimit != XRateLimit::Off {
+            names.extend(X_RATELIMIT_PARTS);
+        }
+        names.extend(self.retry_after.then_some(RETRY_AFTER));
+        names.extend(self.retry_after_ms.then_some(RETRY_AFTER_MS));
+        names
+    }
+
+    fn write(&self, answers: &[Answer<'_>], strictest: &Answer<'_>) -> Vec<Header> {
+        let mut headers = Vec::with_capacity(8);
+        let retry_after_s = strictest.retry_after_s().filter(|_| self.retry_after);
+        let reset_s = secs_ceil(strictest.decision.reset_after);
+        match self.draft {
+            Draft::Off => {}
+            Draft::Draft6 => {
+                let numbers = strictest.numbers(retry_after_s.unwrap_or(reset_s));
+                headers.push((RATELIMIT_POLICY, strictest.unnamed_policy()));
+                headers.extend(RATELIMIT_PARTS.into_iter().zip(numbers.map(|number| number.to_string())));
+            }
+            Draft::Draft7 => {
+                let [limit, remaining, reset] = strictest.numbers(retry_after_s.unwrap_or(reset_s));
+                headers.push((RATELIMIT_POLICY, strictest.unnamed_policy()));
+                headers.push((RATELIMIT, format!("limit={limit}, remaining={remaining}, reset={reset}")));
+            }
+            Draft::Draft10 => {
+                headers.push((RATELIMIT_POLICY, list(answers, Answer::policy_item)));
+                headers.push((RATELIMIT, list(answers, |one, out| one.limit_item(out, retry_after_s))));
+            }
+        }
+        let x_reset_s = match self.x_ratelimit {
+            XRateLimit::Off => None,
+            XRateLimit::EpochSeconds => Some(strictest.decision.reset_at().as_secs_ceil()),
+            XRateLimit::DeltaSeconds => Some(reset_s),
+        };
+        if let Some(x_reset_s) = x_reset_s {
+            let numbers = strictest.numbers(x_reset_s);
+            headers.extend(X_RATELIMIT_PARTS.into_iter().zip(numbers.map(|number| number.to_string())));
+        }
+        if let Some(secs) = retry_after_s {
+            headers.push((RETRY_AFTER, secs.to_string()));
+        }
+        if let Some(millis) = strictest.retry_after_ms().filter(|_| self.retry_after_ms) {
+            headers.push((RETRY_AFTER_MS, millis.to_string()));
+        }
+        headers
+    }
+}
+
+impl Default for HeaderOptions {
+    fn default() -> Self {
+        Self {
+            draft: Draft::default(),
+            x_ratelimit: XRateLimit::default(),
+            retry_after: true,
+            retry_after_ms: false,
+        }
+    }
+}
+
+/// What one policy has to say.
+#[derive(Debug, Clone, Copy)]
+struct Answer<'d> {
+    name: &'d str,
+    quota: &'d Quota,
+    decision: &'d Decision,
+}
+
+impl<'d> From<&PolicyDecision<'d>> for Answer<'d> {
+    fn from(one: &PolicyDecision<'d>) -> Self {
+        Self { name: one.policy().name(), quota: one.quota(), decision: one.decision() }
+    }
+}
+
+impl Answer<'_> {
+    /// The wait of a denial, if waiting helps.
+    fn wait(&self) -> Option<Duration> {
+        self.decision.retry_after.filter(|_| self.decision.is_denied())
+    }
+
+    fn retry_after_s(&self) -> Option<u64> {
+        self.wait().map(|wait| integer(secs_ceil(wait).max(1)))
+    }
+
+    fn retry_after_ms(&self) -> Option<u64> {
+        self.wait().map(|wait| integer(millis_ceil(wait).max(1)))
+    }
+
+    /// Limit, remaining and this reset.
+    fn numbers(&self, reset_s: u64) -> [u64; 3] {
+        [self.decision.limit, self.decision.remaining, reset_s].map(integer)
+    }
+
+    /// An item of drafts 6 and 7, where `w` is required: windows under a second are written as one.
+    fn unnamed_policy(&self) -> String {
+        format!("{};w={}", integer(self.quota.limit()), secs_ceil(self.quota.window()))
+    }
+
+    /// An item of draft 10's `RateLimit-Policy`.
+    fn policy_item(&self, out: &mut String) {
+        self.write_name(out);
+        write_parameter(out, "q", self.quota.limit());
+        if self.quota.window_us() >= SECOND_US {
+            write_parameter(out, "w", secs_ceil(self.quota.window()));
+        }
+    }
+
+    /// An item of draft 10's `RateLimit`.
+    fn limit_item(&self, out: &mut String, retry_after_s: Option<u64>) {
+        self.write_name(out);
+        write_parameter(out, "r", self.decision.remaining);
+        let frees_s = self.decision.frees_after.map(secs_ceil);
+        // `Retry-After` is not to end before `t` and has precedence: a policy that frees later says nothing.
+        let sooner = |secs: &u64| retry_after_s.is_none_or(|retry_after_s| *secs <= retry_after_s);
+        if let Some(secs) = frees_s.filter(sooner) {
+            write_parameter(out, "t", secs);
+        }
+    }
+
+    /// The name as a String of RFC 9651. A policy's holds no other characters, a limiter's may.
+    fn write_name(&self, out: &mut String) {
+        let plain = |c| matches!(c, ' '..='~') && !matches!(c, '"' | '\\');
+        out.push('"');
+        out.extend(self.name.chars().map(|c| if plain(c) { c } else { '_' }));
+        out.push('"');
+    }
+}
+
+fn write_parameter(out: &mut String, name: &str, number: u64) {
+    write!(out, ";{name}={}", integer(number)).expect("a String takes all that is written");
+}
+
+/// A List of RFC 9651.
+fn list<'d>(answers: &[Answer<'d>], write_item: impl Fn(&Answer<'d>, &mut String)) -> String {
+    let mut out = String::new();
+    for (at, answer) in answers.iter().enumerate() {
+        if at > 0 {
+            out.push_str(", ");
+        }
+        write_item(answer, &mut out);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Algorithm, Gate, Limiter, ManualClock, MemoryStore, Policy, PolicySet, Request, Timestamp};
+    use sfv::{BareItem, List, ListEntry, Parser};
+
+    const DRAFT_6: HeaderOptions = HeaderOptions { draft: Draft::Draft6, ..HeaderOptions::OFF };
+    const DRAFT_7: HeaderOptions = HeaderOptions { draft: Draft::Draft7, ..HeaderOptions::OFF };
+    const DRAFT_10: HeaderOptions = HeaderOptions { draft: Draft::Draft10, ..HeaderOptions::OFF };
+    const EPOCH: HeaderOptions =
+        HeaderOptions { x_ratelimit: XRateLimit::EpochSeconds, ..HeaderOptions::OFF };
+    const DELTA: HeaderOptions =
+        HeaderOptions { x_ratelimit: XRateLimit::DeltaSeconds, ..HeaderOptions::OFF };
+    const RETRY: HeaderOptions =
+        HeaderOptions { retry_after: true, retry_after_ms: true, ..HeaderOptions::OFF };
+
+    /// A store whose clock stands at 1,000,000,000 seconds, and that clock.
+    fn store() -> (MemoryStore, ManualClock) {
+        let clock = ManualClock::new();
+        (MemoryStore::builder().clock(clock.clone()).build(), clock)
+    }
+
+    fn limiter(quota: Quota) -> (Limiter, ManualClock) {
+        let (store, clock) = store();
+        (Limiter::with_store(quota, store), clock)
+    }
+
+    fn gate(policies: impl IntoIterator<Item = Policy>) -> (Gate, ManualClock) {
+        let (store, clock) = store();
+        (Gate::with_store(PolicySet::new(policies).unwrap(), store), clock)
+    }
+
+    fn policy(name: &str, quota: Quota) -> Policy {
+        Policy::new(name, quota).unwrap()
+    }
+
+    /// `name: value` of each field.
+    fn lines(headers: Vec<Header>) -> Vec<String> {
+        headers.into_iter().map(|(name, value)| format!("{name}: {value}")).collect()
+    }
+
+    /// Reads draft 10 back: each item's name and its parameters.
+    fn items(value: &str) -> Vec<(String, Vec<(String, u64)>)> {
+        let list: List = Parser::new(value).parse().expect("the field is a List");
+        let item = |entry| {
+            let ListEntry::Item(item) = entry else { panic!("{value} holds an inner list") };
+            let BareItem::String(name) = item.bare_item else { panic!("{value} holds no String") };
+            let integer = |value: &BareItem| {
+                let number = value.as_integer().expect("a parameter is an Integer");
+                u64::try_from(i64::from(number)).expect("it is not negative")
+            };
+            let parameters = item.params.iter().map(|(key, value)| (key.as_str().to_owned(), integer(value)));
+            (name.as_str().to_owned(), parameters.collect())
+        };
+        list.into_iter().map(item).collect()
+    }
+
+    fn item(name: &str, parameters: &[(&str, u64)]) -> (String, Vec<(String, u64)>) {
+        (name.into(), parameters.iter().map(|(key, number)| ((*key).into(), *number)).collect())
+    }
+
+    /// Clients in the field parse these very forms; one that does not match is ignored in silence.
+    #[test]
+    fn the_first_of_five_requests_is_told_in_every_form() {
+        let (limiter, _clock) = limiter(Quota::per_minute(5));
+        let decision = limiter.check("alice");
+        let told =
+            |options: HeaderOptions| lines(options.headers_of("per-user", &limiter.quota(), &decision));
+        assert_eq!(
+            told(EPOCH),
+            ["x-ratelimit-limit: 5", "x-ratelimit-remaining: 4", "x-ratelimit-reset: 1000000060"]
+        );
+        assert_eq!(
+            told(DELTA),
+            ["x-ratelimit-limit: 5", "x-ratelimit-remaining: 4", "x-ratelimit-reset: 60"]
+        );
+        assert_eq!(
+            told(DRAFT_6),
+            [
+                "ratelimit-policy: 5;w=60",
+                "ratelimit-limit: 5",
+                "ratelimit-remaining: 4",
+                "ratelimit-reset: 60"
+            ]
+        );
+        assert_eq!(told(DRAFT_7), ["ratelimit-policy: 5;w=60", "ratelimit: limit=5, remaining=4, reset=60"]);
+        assert_eq!(
+            told(DRAFT_10),
+            [r#"ratelimit-policy: "per-user";q=5;w=60"#, r#"ratelimit: "per-user";r=4;t=60"#]
+        );
+        assert!(told(RETRY).is_empty());
+        assert!(told(HeaderOptions::OFF).is_empty());
+        assert_eq!(told(HeaderOptions::default()), [told(DRAFT_10), told(EPOCH)].concat());
+    }
+
+    /// A client behind five policies has to know which one will stop it first.
+    #[test]
+    fn every_policy_that_applies_is_an_item_in_draft_10() {
+        let hours = [1, 2, 3, 4, 5];
+        let policies = hours.map(|h| policy(&format!("p{h}"), format!("5/{h}h").parse().unwrap()));
+        let (gate, _clock) = gate(policies);
+        let headers = DRAFT_10.headers(&gate.check(&Request::new()));
+        assert_eq!(
+            headers[0].1,
+            r#""p1";q=5;w=3600, "p2";q=5;w=7200, "p3";q=5;w=10800, "p4";q=5;w=14400, "p5";q=5;w=18000"#
+        );
+        let names = ["p1", "p2", "p3", "p4", "p5"];
+        let windows = hours.map(|h| h * 3600);
+        let policies: Vec<_> =
+            names.iter().zip(windows).map(|(name, w)| item(name, &[("q", 5), ("w", w)])).collect();
+        let limits: Vec<_> =
+            names.iter().zip(windows).map(|(name, t)| item(name, &[("r", 4), ("t", t)])).collect();
+        assert_eq!(items(&headers[0].1), policies);
+        assert_eq!(items(&headers[1].1), limits);
+    }
+
+    /// Old forms have room for one policy: the one that the client has to mind.
+    #[test]
+    fn forms_of_one_policy_tell_the_strictest() {
+        let (gate, _clock) =
+            gate([policy("wide", Quota::per_hour(100)), policy("narrow", Quota::per_minute(2))]);
+        let request = Request::new();
+        let decisions = gate.check(&request);
+        assert_eq!(
+            lines(DRAFT_7.headers(&decisions)),
+            ["ratelimit-policy: 2;w=60", "ratelimit: limit=2, remaining=1, reset=60"]
+        );
+        assert_eq!(
+            lines(EPOCH.headers(&decisions))[1..],
+            ["x-ratelimit-remaining: 1", "x-ratelimit-reset: 1000000060"]
+        );
+    }
+
+    /// `Retry-After: 0` makes clients retry at once or not at all.
+    #[test]
+    fn a_denial_says_to_wait_at_least_one_second() {
+        let (limiter, clock) = limiter("1/90ms".parse().unwrap());
+        limiter.check("alice");
+        clock.advance(Duration::from_micros(1));
+        let denied = limiter.check("alice");
+        let told = |options: HeaderOptions| lines(options.headers_of("p", &limiter.quota(), &denied));
+        assert_eq!(told(RETRY), ["retry-after: 1", "retry-after-ms: 90"]);
+        assert_eq!(told(HeaderOptions::default()).last().unwrap(), "retry-after: 1");
+    }
+
+    /// A client that believes `t` or `reset` rather than `Retry-After` must not come back at another time.
+    #[test]
+    fn on_a_denial_resets_agree_with_retry_after() {
+        let (gate, clock) =
+            gate([policy("per-second", Quota::per_second(1)), policy("daily", Quota::per_day(10))]);
+        let request = Request::new();
+        gate.check(&request);
+        clock.advance(Duration::from_millis(1));
+        let denied = gate.check(&request);
+        let told = |options| lines(HeaderOptions { retry_after: true, ..options }.headers(&denied));
+        assert_eq!(
+            told(DRAFT_10)[1..],
+            [r#"ratelimit: "per-second";r=0;t=1, "daily";r=9"#, "retry-after: 1"]
+        );
+        assert_eq!(
+            lines(DRAFT_10.headers(&denied))[1],
+            r#"ratelimit: "per-second";r=0;t=1, "daily";r=9;t=86400"#
+        );
+        let (limiter, clock) = limiter(Quota::per_minute(2));
+        limiter.check("alice");
+        clock.advance(Duration::from_secs(30));
+        limiter.check("alice");
+        let denied = limiter.check("alice");
+        let options = HeaderOptions { retry_after: true, ..DRAFT_7 };
+        assert_eq!(
+            lines(options.headers_of("p", &limiter.quota(), &denied))[1..],
+            ["ratelimit: limit=2, remaining=0, reset=30", "retry-after: 30"]
+        );
+    }
+
+    /// A wait that does not help is a lie that keeps a client trying for ever.
+    #[test]
+    fn a_request_that_never_fits_has_no_retry_after() {
+        let (limiter, _clock) = limiter(Quota::per_minute(5));
+        let denied = limiter.check_cost("alice", 6);
+        let options = HeaderOptions { retry_after_ms: true, ..HeaderOptions::default() };
+        let headers = options.headers_of("p", &limiter.quota(), &denied);
+        assert!(headers.iter().all(|(name, _)| !name.starts_with("retry-after")), "{headers:?}");
+        // Nothing is used, so nothing is freed and the reset is now.
+        assert_eq!(headers[1].1, r#""p";r=5"#);
+        assert_eq!(headers[4], (X_RATELIMIT_PARTS[2], "1000000000".into()));
+        assert_eq!(DELTA.headers_of("p", &limiter.quota(), &denied)[2].1, "0");
+    }
+
+    /// What a policy would do is the operator's business until it does it.
+    #[test]
+    fn shadow_policies_are_not_told() {
+        let (gate, _clock) = gate([
+            policy("trial", Quota::per_minute(1)).shadow(),
+            policy("real", Quota::per_minute(5)),
+            policy("trial-per-user", Quota::per_minute(1)).scope(["user"]).shadow(),
+        ]);
+        let request = Request::new().with("user", "alice");
+        gate.check(&request);
+        let headers = HeaderOptions::default().headers(&gate.check(&request));
+        assert_eq!(headers[0].1, r#""real";q=5;w=60"#);
+        assert_eq!(headers[1].1, r#""real";r=3;t=60"#);
+        assert_eq!(headers.len(), 5);
+        let (gate, _clock) = self::gate([policy("trial", Quota::per_minute(0)).shadow()]);
+        assert!(HeaderOptions::default().headers(&gate.check(&request)).is_empty());
+    }
+
+    /// A paying customer told the limit of everybody else would slow down for nothing.
+    #[test]
+    fn a_key_is_told_the_quota_that_it_is_under() {
+        let per_user = policy("per-user", Quota::per_minute(5)).scope(["user"]);
+        let (gate, _clock) = gate([per_user.with_override(["alice"], Quota::per_hour(1000))]);
+        let told = |user| DRAFT_10.headers(&gate.check(&Request::new().with("user", user)))[0].1.clone();
+        assert_eq!(told("alice"), r#""per-user";q=1000;w=3600"#);
+        assert_eq!(told("bob"), r#""per-user";q=5;w=60"#);
+    }
+
+    /// A bucket's rate and what it holds are two numbers; a client needs both.
+    #[test]
+    fn a_token_bucket_tells_its_rate_as_quota_and_its_burst_as_limit() {
+        let bucket = Quota::per_second(10).with_algorithm(Algorithm::TokenBucket).with_burst(50);
+        let (limiter, _clock) = limiter(bucket);
+        let decision = limiter.check("alice");
+        let told = |options: HeaderOptions| lines(options.headers_of("p", &bucket, &decision));
+        assert_eq!(told(DRAFT_10), [r#"ratelimit-policy: "p";q=10;w=1"#, r#"ratelimit: "p";r=49;t=1"#]);
+        assert_eq!(told(DRAFT_7), ["ratelimit-policy: 10;w=1", "ratelimit: limit=50, remaining=49, reset=1"]);
+        assert_eq!(told(DELTA)[..2], ["x-ratelimit-limit: 50", "x-ratelimit-remaining: 49"]);
+    }
+
+    /// A window of "0 seconds" is malformed and makes clients ignore the whole field.
+    #[test]
+    fn windows_are_whole_seconds_and_never_zero() {
+        let told = |window: &str, options: HeaderOptions| {
+            let (limiter, _clock) = limiter(format!("5/{window}").parse().unwrap());
+            options.headers_of("p", &limiter.quota(), &limiter.check("alice")).swap_remove(0).1
+        };
+        assert_eq!(told("250ms", DRAFT_10), r#""p";q=5"#);
+        assert_eq!(told("1s", DRAFT_10), r#""p";q=5;w=1"#);
+        assert_eq!(told("1500ms", DRAFT_10), r#""p";q=5;w=2"#);
+        assert_eq!(told("250ms", DRAFT_7), "5;w=1");
+        assert_eq!(told("250ms", DRAFT_6), "5;w=1");
+    }
+
+    /// An Integer of a structured field has 15 digits; one more and the field is malformed.
+    #[test]
+    fn numbers_past_15_digits_are_written_as_the_largest() {
+        let quota = Quota::per_day(u64::MAX);
+        let decision = Decision {
+            verdict: crate::Verdict::Deny,
+            limit: u64::MAX,
+            used: 0,
+            remaining: u64::MAX,
+            cost: 0,
+            retry_after: Some(Duration::MAX),
+            reset_after: Duration::MAX,
+            frees_after: Some(Duration::MAX),
+            at: Timestamp::EPOCH,
+        };
+        let headers = DRAFT_10.headers_of("p", &quota, &decision);
+        assert_eq!(items(&headers[0].1), [item("p", &[("q", MAX_INTEGER), ("w", 86_400)])]);
+        assert_eq!(items(&headers[1].1), [item("p", &[("r", MAX_INTEGER), ("t", MAX_INTEGER)])]);
+        for options in [DRAFT_6, DRAFT_7, EPOCH, DELTA, RETRY] {
+            for (name, value) in options.headers_of("p", &quota, &decision) {
+                let digits = value.split(|c: char| !c.is_ascii_digit());
+                assert!(digits.into_iter().all(|digits| digits.len() <= 15), "{name}: {value}");
+            }
+        }
+    }
+
+    /// A name with a quote or a newline must not end the field, or start another.
+    #[test]
+    fn any_name_makes_a_well_formed_field() {
+        let quota = Quota::per_minute(5);
+        let (limiter, _clock) = limiter(quota);
+        for (name, told) in
+            [("a\"b\\c", "a_b_c"), ("x\r\nset-cookie: y", "x__set-cookie: y"), ("zoë", "zo_"), ("", "")]
+        {
+            let headers = DRAFT_10.headers_of(name, &quota, &limiter.peek("alice"));
+            assert_eq!(items(&headers[0].1), [item(told, &[("q", 5), ("w", 60)])]);
+            assert_eq!(items(&headers[1].1), [item(told, &[("r", 5)])]);
+        }
+    }
+
+    /// A field missing from `Access-Control-Expose-Headers` does not exist for a script in a browser.
+    #[test]
+    fn the_names_are_those_of_the_fields_sent_on_a_denial() {
+        let (limiter, _clock) = limiter(Quota::per_minute(1));
+        limiter.check("alice");
+        let denied = limiter.check("alice");
+        for draft in Draft::ALL {
+            for x_ratelimit in XRateLimit::ALL {
+                for bits in 0..4 {
+                    let (retry_after, retry_after_ms) = (bits & 1 > 0, bits & 2 > 0);
+                    let options = HeaderOptions { draft, x_ratelimit, retry_after, retry_after_ms };
+                    let headers = options.headers_of("p", &limiter.quota(), &denied);
+                    let sent: Vec<_> = headers.into_iter().map(|(name, _)| name).collect();
+                    assert_eq!(options.names(), sent, "{options:?}");
+                    assert!(sent.iter().all(|name| !name.contains(|c: char| c.is_ascii_uppercase())));
+                }
+            }
+        }
+    }
+}
