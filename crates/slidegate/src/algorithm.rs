@@ -24,9 +24,13 @@ pub(crate) use token_bucket::TokenBucket;
 /// `now` is in microseconds since the epoch. Every call but [`settle`](Self::settle) takes the `now` that `settle`
 /// returned, on a state that only charges and refunds have changed since.
 pub(crate) trait State: Default + std::fmt::Debug {
-    /// Brings the state to `now`: drops what no longer counts and fits it to the quota, whose limit or window may
-    /// have changed. Returns the time to decide at, which is `now` unless the clock has stepped back.
+    /// Brings the state to `now`: drops what no longer counts. Returns the time to decide at, which is `now` unless the
+    /// clock has stepped back.
     fn settle(&mut self, quota: &Quota, now: u64) -> u64;
+
+    /// Fits the state, settled to `now` under another quota of the same algorithm, to this one: what it counts, counts
+    /// on.
+    fn adopt(&mut self, quota: &Quota, now: u64);
 
     /// Cost that counts now, rounded up.
     fn used(&self, quota: &Quota, now: u64) -> u64;

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use crate::charge::{Charge, Plan};
 use crate::client_addr::Ipv6Prefix;
 use crate::error::Error;
-use crate::key::Key;
+use crate::key::{Key, KeyId, Secret};
 use crate::quota::Quota;
 use crate::request::{Request, Value};
 
@@ -183,6 +183,12 @@ impl Policy {
             && self.scope.iter().all(|attribute| request.value(attribute).is_some())
     }
 
+    /// A request with these values in the scope's attributes.
+    fn request_of<'r>(&'r self, values: &'r [Owned]) -> Request<'r> {
+        let attributes = self.scope.iter().zip(values);
+        attributes.fold(Request::new(), |request, (name, value)| request.with(name, value.borrowed()))
+    }
+
     /// The key of a request that the policy applies to.
     pub(crate) fn key<'r>(&'r self, request: &'r Request<'r>) -> Key<'r> {
         Key { scope: &self.scope, request, ipv6_prefix: self.ipv6_prefix }
@@ -257,6 +263,19 @@ impl PolicySet {
         }
     }
 
+    /// The quota of every key, by what a store knows policies and keys by.
+    pub(crate) fn quotas(&self, secret: &Secret) -> Quotas<'_> {
+        let by_policy = self.rules.iter().map(|rule| {
+            let policy = &rule.policy;
+            let overrides = policy.overrides.iter().map(|(values, quota)| {
+                let request = policy.request_of(values);
+                (policy.key(&request).id(secret), quota)
+            });
+            (rule.number, (&policy.quota, overrides.collect()))
+        });
+        Quotas(by_policy.collect())
+    }
+
     /// What this request would charge. Pure: touches no state.
     pub(crate) fn plan<'a>(&'a self, request: &'a Request<'a>) -> Plan<'a> {
         let applying = self.rules.iter().enumerate().filter(|(_, rule)| rule.policy.applies_to(request));
@@ -273,6 +292,17 @@ impl PolicySet {
                 }
             })
             .collect()
+    }
+}
+
+/// See [`PolicySet::quotas`].
+pub(crate) struct Quotas<'a>(HashMap<u32, (&'a Quota, HashMap<KeyId, &'a Quota>)>);
+
+impl Quotas<'_> {
+    /// The quota of a key, if its policy is in the set.
+    pub(crate) fn of(&self, policy: u32, key: KeyId) -> Option<&Quota> {
+        let (quota, overrides) = self.0.get(&policy)?;
+        Some(overrides.get(&key).unwrap_or(quota))
     }
 }
 

@@ -24,7 +24,7 @@ pub(crate) use divisor::Divisor;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Algorithm {
-    /// The exact sliding window: a log of charges, packed to 5 to 14 bytes each and bounded by [`Quota::slots`].
+    /// The exact sliding window: a log of charges, packed to 4 to 14 bytes each and bounded by [`Quota::slots`].
     ///
     /// Exact to the microsecond while `limit <= slots`. Above that a charge may count up to `window / slots` too
     /// long, so it can deny too early and never admits too much.
@@ -43,7 +43,8 @@ pub enum Algorithm {
     /// A bucket of [`Quota::burst`] that drains by `limit` per window: the generic cell rate algorithm (ITU-T I.371),
     /// with the bucket's content as exact integers.
     ///
-    /// 24 bytes a key. Admits `burst` at once and `limit` per window after that: up to `burst + limit` in one window.
+    /// 24 bytes a key. Admits `burst` at once and `limit` per window after that: up to `burst + limit - 1` in one
+    /// window.
     TokenBucket,
 }
 

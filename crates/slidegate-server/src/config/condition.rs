@@ -146,3 +146,109 @@ fn exact<'f>(node: &'f Node, attribute: &Attribute<'_>) -> Result<&'f str, Strin
     }
     Ok(value)
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::config::tests::{error, policy, policy_error};
+
+    fn words(when: &str) -> String {
+        let policy = policy(&format!("quota: 1/1s, when: {{{when}}}"));
+        let words =
+            policy.conditions().iter().map(|(attribute, condition)| format!("{attribute} {condition}"));
+        words.collect::<Vec<_>>().join(", ")
+    }
+
+    /// A condition that means something else limits the wrong people.
+    #[test]
+    fn each_form_means_what_it_says() {
+        for (when, expected) in [
+            ("path: /login", "path is `/login`"),
+            ("method: [GET, HEAD], path: /x", "method is `GET` or `HEAD`, path is `/x`"),
+            ("path: {prefix: /api/}", "path begins with `/api/`"),
+            ("path: {glob: '/v*/x'}", "path looks like `/v*/x`"),
+            ("path: {equals: '/a*'}", "path is `/a*`"),
+            ("path: {one_of: ['/a*', /b]}", "path is `/a*` or `/b`"),
+            ("ip: 192.0.2.1", "ip is `192.0.2.1`"),
+            ("ip: {in: [10.0.0.0/8, '2001:db8::/32']}", "ip is in 10.0.0.0/8 or 2001:db8::/32"),
+            ("ip: {in: 10.0.0.0/8}", "ip is in 10.0.0.0/8"),
+            ("user: {present: true}", "user is present"),
+            ("user: {present: false}", "user is absent"),
+            (
+                "country: NO, status: 200, version: 1.10, cached: true",
+                "country is `NO`, status is `200`, version is `1.10`, cached is `true`",
+            ),
+            ("", ""),
+        ] {
+            assert_eq!(words(when), expected);
+        }
+    }
+
+    /// What cannot hold, or may mean two things, is found before it is silently never true.
+    #[test]
+    fn what_is_not_clear_is_asked_back() {
+        let kinds = "`equals`, `one_of`, `prefix`, `glob`, `in`, `present`";
+        let not_address = "which is not an address; write one such as `192.0.2.1`, or `{in: [10.0.0.0/8]}`";
+        for (when, expected) in [
+            (
+                "path: /api/*",
+                "`path` is `/api/*`, and `*` and `?` stand for themselves here; write `path: {equals: \"/api/*\"}` if that \
+                 is meant, else `path: {glob: \"/api/*\"}`"
+                    .to_owned(),
+            ),
+            (
+                "path: [/a, '/b?']",
+                "`path` is `/b?`, and `*` and `?` stand for themselves here; write `path: {equals: \"/b?\"}` if that is \
+                 meant, else `path: {glob: \"/b?\"}`"
+                    .to_owned(),
+            ),
+            ("path: {prefix: /a, glob: /b}", format!("`path` has 2 conditions; give one of {kinds}")),
+            ("path: {}", format!("`path` has 0 conditions; give one of {kinds}")),
+            ("path: {regex: /a}", format!("`path` has the unknown condition `regex`; use {kinds}")),
+            ("path: []", "`path` has an empty list, which nothing is in; write for example `path: [a, b]`".into()),
+            ("path: ", "`path` is empty; write a text, for example `path: login`".into()),
+            ("path: {prefix: }", "path is empty; write for example `path: {prefix: /api/}`".into()),
+            ("path: {present: yes}", "`path`: present is `yes`; write `true` or `false`".into()),
+            (
+                "path: {glob: 'a\\'}",
+                "`path`: pattern `a\\` ends in a lone backslash; write `\\\\` for a backslash".into(),
+            ),
+            ("ip: localhost", format!("`ip` is `localhost`, {not_address}")),
+            ("ip: 10.0.0.0/8", format!("`ip` is `10.0.0.0/8`, {not_address}")),
+            (
+                "ip: {prefix: '10.'}",
+                "`ip` is an address, which has no prefix; write a network, for example `ip: {in: [10.0.0.0/8]}`".into(),
+            ),
+            (
+                "ip: {in: [10.0.0/8]}",
+                "`ip`: `10.0.0/8` is not a network; write for example `10.0.0.0/8` or `2001:db8::/32`".into(),
+            ),
+            (
+                "host: {in: [10.0.0.0/8]}",
+                "`host` is not an address and so in no network; name it in `attributes: {addresses: [host]}`, or write \
+                 `{one_of: [...]}`"
+                    .into(),
+            ),
+        ] {
+            assert_eq!(policy_error(&format!("quota: 1/1s, when: {{{when}}}")), format!("when: {expected}"), "{when}");
+        }
+        assert_eq!(
+            policy_error("quota: 1/1s, when: /login"),
+            "when is `/login`; write for example `when: {path: /login}`"
+        );
+        assert_eq!(
+            policy_error("quota: 1/1s, scope: user, when: {user: {present: false}}"),
+            "`user` must be absent and is in the scope, so no request is under this policy; take it out of one"
+        );
+    }
+
+    /// The line is that of the value, however the policy is laid out.
+    #[test]
+    fn a_wrong_condition_is_found_in_its_line() {
+        let text = "policies:\n  - name: p\n    quota: 1/1s\n    when:\n      path: /a\n      ip:\n        - 10.0.0.1\n        - x\n";
+        assert_eq!(
+            error(text),
+            "slidegate.yaml:7: policy `p`: when: `ip` is `x`, which is not an address; write one such as `192.0.2.1`, or \
+             `{in: [10.0.0.0/8]}`"
+        );
+    }
+}

@@ -88,3 +88,92 @@ pub(super) fn add(policies: Option<&PolicySet>, texts: &[String]) -> Result<Poli
     }
     PolicySet::new(all).map_err(|error| ConfigErrors::listed(&[format!("--policy: {error}")]))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::policy_from_text;
+    use crate::config::{Config, describe};
+
+    fn added(texts: &[&str]) -> Result<Config, String> {
+        let texts: Vec<_> = texts.iter().map(|text| (*text).to_owned()).collect();
+        Config::from_sources(None, &texts).map_err(|errors| errors.to_string())
+    }
+
+    /// ` per ` stands for two things in one line, and both must be read as everyone reads them.
+    #[test]
+    fn a_text_says_quota_scope_algorithm_and_name() {
+        for (text, name, quota, scope, algorithm) in [
+            ("100/1m per user", "per-user", "100/1m", &["user"][..], "sliding-log"),
+            ("100/1m", "everyone", "100/1m", &[], "sliding-log"),
+            ("5 per 30s", "everyone", "5/30s", &[], "sliding-log"),
+            ("5 per 30s per ip", "per-ip", "5/30s", &["ip"], "sliding-log"),
+            ("5 PER minute PER ip", "per-ip", "5/1m", &["ip"], "sliding-log"),
+            ("1 per 3 hours per user, path", "per-user-path", "1/3h", &["user", "path"], "sliding-log"),
+            ("10/s  per token using token-bucket named api", "api", "10/1s", &["token"], "token-bucket"),
+            ("10/s named api using fixed-window", "api", "10/1s", &[], "fixed-window"),
+            ("10/s per x:y", "per-x-y", "10/1s", &["x:y"], "sliding-log"),
+        ] {
+            let policy = policy_from_text(text).unwrap();
+            assert_eq!((policy.name(), policy.quota().to_string().as_str()), (name, quota), "{text}");
+            assert_eq!(
+                (policy.scope_attributes().join(","), policy.quota().algorithm().name()),
+                (scope.join(","), algorithm)
+            );
+        }
+    }
+
+    /// A flag has no line number; the text itself has to do.
+    #[test]
+    fn a_wrong_text_is_repeated_with_the_way_out() {
+        let units = "use ms, s, m, h, d or w, for example `30s`";
+        let no_attribute = "is not the name of an attribute: 1 to 128 bytes without spaces, commas and brackets; write \
+                            several as a list, for example `[user, path]`";
+        for (text, expected) in [
+            ("", "quota `` has no window; write `limit/window`, for example `100/1m`".to_owned()),
+            ("per user", "quota `per user` has no window; write `limit/window`, for example `100/1m`".into()),
+            ("100 per user", format!("window `user` has the unknown unit `user`; {units}")),
+            ("100/1m per", format!("window `1m per` has the unknown unit `per`; {units}")),
+            ("100/1m per a,,b", format!("`` {no_attribute}")),
+            ("100/1m per a, a", "`a` stands twice; keep one".into()),
+            ("100/1m using gcra", "algorithm is `gcra`; here it is `token-bucket`".into()),
+            ("100/1m named a named b", "`named` stands twice; keep one".into()),
+            (
+                "100/1m named a!",
+                "policy name `a!` is not 1 to 64 of the characters A-Z a-z 0-9 _ . -; write for example `per-user`".into(),
+            ),
+        ] {
+            assert_eq!(policy_from_text(text).unwrap_err(), format!("--policy `{text}`: {expected}"));
+        }
+    }
+
+    /// Two limits on one scope are common, and usage is kept by name.
+    #[test]
+    fn two_policies_of_one_name_ask_for_another() {
+        assert_eq!(
+            added(&["10/s per ip", "100/1h per ip", "x"]).unwrap_err(),
+            "--policy `100/1h per ip`: there is a policy `per-ip` already; give this one a name, for example `100/1h per ip \
+             named per-ip-2`\n--policy `x`: quota `x` has no window; write `limit/window`, for example `100/1m`"
+        );
+        let config = added(&["10/s per ip", "100/1h per ip named per-ip-2"]).unwrap();
+        let names: Vec<_> = config.policies.iter().map(slidegate::Policy::name).collect();
+        assert_eq!(names, ["per-ip", "per-ip-2"], "the default policy has gone");
+    }
+
+    /// What is on the command line comes on top of the file.
+    #[test]
+    fn policies_of_texts_follow_those_of_the_file() {
+        let path = std::env::temp_dir().join(format!("slidegate-flag-{}.yaml", std::process::id()));
+        std::fs::write(&path, "server: {listen: '127.0.0.1:80'}\npolicies: [{name: per-ip, quota: 1/1s}]\n")
+            .unwrap();
+        let both = Config::from_sources(Some(&path), &["5/1m per user".to_owned()]).unwrap();
+        let same = Config::from_sources(Some(&path), &["5/1m per ip".to_owned()]).unwrap_err();
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(both.listen.port(), 80);
+        assert_eq!(both.policies.iter().map(describe).count(), 2);
+        assert_eq!(
+            same.to_string(),
+            "--policy `5/1m per ip`: there is a policy `per-ip` already; give this one a name, for example `5/1m per ip \
+             named per-ip-2`"
+        );
+    }
+}

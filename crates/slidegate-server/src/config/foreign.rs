@@ -99,11 +99,11 @@ pub(super) fn algorithm(theirs: &str) -> Option<Algorithm> {
 
 /// A whole file of another limiter: the line it shows in, and what to write instead.
 pub(super) fn recognise(root: &Node) -> Option<(u64, String)> {
-    rlaas(root).or_else(|| envoy(root))
+    rate_limiter(root).or_else(|| envoy(root))
 }
 
 /// `rate-limiter: {use-algo, window-size, max-requests}`
-fn rlaas(root: &Node) -> Option<(u64, String)> {
+fn rate_limiter(root: &Node) -> Option<(u64, String)> {
     let limiter = entry(root, &["rate_limiter"])?;
     let parts =
         [&["use_algo"][..], &["window_size"], &["max_requests"]].map(|names| entry(&limiter.value, names));
@@ -227,4 +227,141 @@ pub(super) fn yaml(text: &str) -> String {
         ["true", "false", "null", "yes", "no", "on", "off", "y", "n"].contains(&text.to_lowercase().as_str());
     // JSON's quoted text is YAML's.
     if is_text && !is_word { text.to_owned() } else { serde_json::Value::from(text).to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::tests::{error, errors};
+    use crate::config::{Config, describe};
+
+    /// What the policy to paste in an error says.
+    fn pasted(error: &str) -> String {
+        let policy = error.split('`').find(|part| part.starts_with("policies: [")).unwrap();
+        let config = Config::parse(policy, "pasted").unwrap_or_else(|errors| panic!("{errors}"));
+        config.policies.iter().map(describe).collect()
+    }
+
+    /// Who comes from another limiter brings its file first.
+    #[test]
+    fn a_file_in_the_words_of_another_limiter_comes_back_as_a_policy() {
+        let file = |algorithm: &str, window: &str| {
+            format!(
+                "server:\n  port: 1\nrate-limiter:\n  use-algo: {algorithm}\n  window-size: {window}\n  max-requests: 100\n"
+            )
+        };
+        let said = error(&file("sliding-window-log", "60"));
+        assert_eq!(
+            said,
+            "slidegate.yaml:3: `rate-limiter` is in the words of another limiter; write `policies: [{name: per-user, scope: \
+             [user], limit: 100, window: 60s, algorithm: sliding-log}]`; its window names no unit and is taken for seconds: \
+             check that, and what it counts by"
+        );
+        assert!(
+            pasted(&said).starts_with(
+                "per-user: requests are limited to 100 per 1m for each user (exact sliding log)"
+            )
+        );
+        for (theirs, ours) in [
+            ("sliding-window-log", "exact sliding log"),
+            ("sliding-window-counter", "sliding window of two counters"),
+            ("sliding-window", "sliding window of two counters"),
+            ("fixed-window", "fixed window"),
+            ("token-bucket", "token bucket"),
+            ("leaky-bucket", "token bucket"),
+            ("Token_Bucket", "token bucket"),
+        ] {
+            assert!(pasted(&error(&file(theirs, "60"))).contains(ours), "{theirs}");
+        }
+        let said = error(&file("fixed-window", "86400000"));
+        assert!(said.contains("window: 86400000ms") && said.contains("taken for milliseconds"), "{said}");
+        let said = error(&file("fixed-window", "1h"));
+        assert!(
+            pasted(&said).contains("100 per 1h") && said.ends_with("; check what it counts by"),
+            "{said}"
+        );
+        assert_eq!(
+            error("rate-limiter: {max-requests: lots}\n"),
+            "slidegate.yaml:1: `rate-limiter` is in the words of another limiter; write for example `policies: [{name: \
+             per-user, scope: [user], limit: 100, window: 60s}]`"
+        );
+    }
+
+    /// The most common file of all is another service's.
+    #[test]
+    fn a_file_of_envoyproxy_ratelimit_comes_back_as_its_first_limit() {
+        let text = "
+domain: mongo_cps
+descriptors:
+  - key: database
+    value: default
+    descriptors:
+      - key: source cluster
+        value: 'eu?'
+        descriptors:
+          - key: remote_address
+            shadow_mode: true
+            rate_limit: {unit: MINUTE, requests_per_unit: 500}
+  - key: other
+    rate_limit: {unit: second, requests_per_unit: 1}
+";
+        let said = error(text);
+        assert_eq!(
+            said,
+            "slidegate.yaml:2: this is a file of envoyproxy/ratelimit, which is not read here; its first limit would be \
+             `policies: [{name: database-source-cluster-remote_address, when: {database: default, source_cluster: {equals: \
+             \"eu?\"}}, scope: [remote_address], limit: 500, window: 1m, algorithm: fixed-window, mode: shadow}]`"
+                .replace("source_cluster:", "\"source cluster\":")
+        );
+        let text = "domain: a\ndescriptors:\n  - {key: path, value: /x*, rate_limit: {unit: day, requests_per_unit: 5}}\n";
+        assert_eq!(
+            pasted(&error(text)),
+            "path: requests whose path looks like `/x*` are limited to 5 per 1d for each path (fixed window: up to twice the \
+             limit around its border). Denies. A key takes about 62 bytes at most."
+        );
+        assert_eq!(
+            error("domain: a\ndescriptors: []\n"),
+            "slidegate.yaml:1: this is a file of envoyproxy/ratelimit, which is not read here; write for example `policies: \
+             [{name: per-user, scope: [user], limit: 100, window: 60s}]`"
+        );
+    }
+
+    /// Fingers remember the last limiter's words longer than heads do.
+    #[test]
+    fn keys_of_others_are_told_by_their_name_here() {
+        for (theirs, ours) in [
+            ("max_requests", "limit"),
+            ("max-requests", "limit"),
+            ("requests_per_unit", "limit"),
+            ("window_size", "window"),
+            ("period", "window"),
+            ("per", "window"),
+            ("interval", "window"),
+            ("unit", "window"),
+            ("rate", "quota"),
+            ("capacity", "burst"),
+            ("max_burst", "burst"),
+            ("dry_run", "mode"),
+            ("shadow_mode", "mode"),
+            ("shadow", "mode"),
+            ("key", "scope"),
+            ("keys", "scope"),
+            ("by", "scope"),
+            ("descriptor", "scope"),
+        ] {
+            let text =
+                format!("policies:\n  - {{name: p, quota: 1/1s, algorithm: token-bucket, {theirs}: x}}\n");
+            let expected = format!(
+                "slidegate.yaml:2: policy `p`: unknown key `{theirs}`; here it is `{ours}`, for example `{ours}: "
+            );
+            assert!(error(&text).starts_with(&expected), "{theirs}");
+        }
+        assert_eq!(
+            errors("policies:\n  - name: p\n    requests_per_unit: 5\n    unit: minute\n    dry_run: true\n"),
+            [
+                "slidegate.yaml:3: policy `p`: unknown key `requests_per_unit`; here it is `limit`, for example `limit: 100`",
+                "slidegate.yaml:4: policy `p`: unknown key `unit`; here it is `window`, for example `window: 60s`",
+                "slidegate.yaml:5: policy `p`: unknown key `dry_run`; here it is `mode`, for example `mode: shadow`",
+            ]
+        );
+    }
 }

@@ -246,3 +246,144 @@ fn ipv6_prefix(section: &Section<'_>, scope: &Scope<'_>, findings: &mut Findings
         bits.and_then(|bits| Ipv6Prefix::new(bits).ok()).ok_or_else(|| wrong("ipv6_prefix", node, BITS))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use slidegate::Algorithm;
+
+    use crate::config::tests::{error, errors, policy, policy_error};
+
+    /// The two forms must never come to mean two things.
+    #[test]
+    fn a_quota_is_a_limit_and_a_window() {
+        for keys in [
+            "quota: 100/1m",
+            "limit: 100, window: 60s",
+            "limit: 1_0_0, window: 1 minute",
+            "quota: 100 per MINUTE",
+        ] {
+            assert_eq!(policy(keys).quota().to_string(), "100/1m", "{keys}");
+        }
+        let bucket = policy("quota: 10/s, algorithm: token-bucket, burst: 50");
+        assert_eq!((bucket.quota().algorithm(), bucket.quota().burst()), (Algorithm::TokenBucket, 50));
+        assert_eq!(policy("quota: 10/s, slots: 65_534").quota().slots(), 65_534);
+        assert_eq!(policy("quota: 10/s, scope: user").scope_attributes(), ["user"]);
+        assert!(
+            !policy("quota: 10/s, mode: shadow").is_enforced()
+                && policy("quota: 10/s, mode: enforce").is_enforced()
+        );
+    }
+
+    /// Whoever mistypes a key of a policy reads the line, the value and the way out.
+    #[test]
+    fn each_wrong_key_names_its_value_and_the_way_out() {
+        let limit = "give a whole number from 0 to 18446744073709551615, for example `limit: 100`";
+        let window = "give a number and a unit, for example `window: 60s`";
+        let units = "use ms, s, m, h, d or w, for example `30s`";
+        let burst = "give a whole number from 1, for example `burst: 20`";
+        for (keys, expected) in [
+            ("limit: -5, window: 1s", format!("limit is -5; {limit}")),
+            ("limit: 1.5, window: 1s", format!("limit is 1.5; {limit}")),
+            ("limit: 1e3, window: 1s", format!("limit is 1e3; {limit}")),
+            ("limit: 010, window: 1s", format!("limit is 010; {limit}")),
+            ("limit: 18446744073709551616, window: 1s", format!("limit is 18446744073709551616; {limit}")),
+            ("limit: many, window: 1s", format!("limit is `many`; {limit}")),
+            ("limit: '100', window: 1s", "limit is the text `100`; write the number without quotes".into()),
+            ("limit: , window: 1s", format!("limit is empty; {limit}")),
+            ("limit: [1], window: 1s", format!("limit is a list; {limit}")),
+            ("limit: true, window: 1s", format!("limit is true; {limit}")),
+            ("limit: 5", "window is missing; write for example `window: 60s`".into()),
+            ("window: 5s", "limit is missing; write for example `limit: 100`".into()),
+            ("limit: 5, window: 60", "window is 60 without a unit; write `window: 60s` if those are seconds".into()),
+            ("limit: 5, window: '60'", format!("window `60` needs a number and a unit; {units}")),
+            ("limit: 5, window: -1s", format!("window `-1s` needs a number and a unit; {units}")),
+            ("limit: 5, window: 0.5", format!("window is 0.5; {window}")),
+            ("limit: 5, window: 2 fortnights", format!("window `2 fortnights` has the unknown unit `fortnights`; {units}")),
+            ("limit: 5, window: 0s", "window is 0s; give 1ms to 366d, for example `1m`".into()),
+            ("quota: 5/0s", "window is 0s; give 1ms to 366d, for example `1m`".into()),
+            ("quota: 5", "quota is 5; give a limit and a window, for example `quota: 100/1m`".into()),
+            ("quota: five", "quota `five` has no window; write `limit/window`, for example `100/1m`".into()),
+            (
+                "quota: 5/1s, window: 1s",
+                "quota stands beside limit or window; keep `quota`, or keep `limit` and `window`".into(),
+            ),
+            (
+                "quota: 5/1s, algorithm: magic",
+                "algorithm `magic` is unknown; use `sliding-log`, `sliding-window`, `fixed-window` or `token-bucket`".into(),
+            ),
+            (
+                "quota: 5/1s, algorithm: sliding-window-counter",
+                "algorithm is `sliding-window-counter`; here it is `sliding-window`".into(),
+            ),
+            (
+                "quota: 5/1s, burst: 5",
+                "burst is read by token-bucket only and the algorithm is sliding-log; leave it out or write `algorithm: \
+                 token-bucket`"
+                    .into(),
+            ),
+            ("quota: 5/1s, algorithm: token-bucket, burst: 0", format!("burst is 0; {burst}")),
+            (
+                "quota: 5/1s, algorithm: fixed-window, slots: 5",
+                "slots is read by sliding-log only and the algorithm is fixed-window; leave it out or write `algorithm: \
+                 sliding-log`"
+                    .into(),
+            ),
+            ("quota: 5/1s, slots: 65535", "slots is 65535; give 1 to 65534, for example `slots: 1024`".into()),
+            ("quota: 5/1s, slots: 0", "slots is 0; give 1 to 65534, for example `slots: 1024`".into()),
+            (
+                "quota: 5/1s, mode: true",
+                "mode is true; write `mode: enforce` to deny, or `mode: shadow` to report only".into(),
+            ),
+            (
+                "quota: 5/1s, scope: 'user, path'",
+                "scope: `user, path` is not the name of an attribute: 1 to 128 bytes without spaces, commas and \
+                 brackets; write several as a list, for example `[user, path]`"
+                    .into(),
+            ),
+            ("quota: 5/1s, scope: [a, b, a]", "scope has `a` twice; keep one".into()),
+            ("quota: 5/1s, scope: ", "scope is empty; give the names of attributes, for example `[user, path]`".into()),
+            (
+                "quota: 5/1s, scope: [ip], ipv6_prefix: 129",
+                "ipv6_prefix is 129; give 32 to 128, for example `ipv6_prefix: 56`".into(),
+            ),
+            (
+                "quota: 5/1s, scope: [ip], ipv6_prefix: 300",
+                "ipv6_prefix is 300; give 32 to 128, for example `ipv6_prefix: 56`".into(),
+            ),
+            (
+                "quota: 5/1s, scope: [user], ipv6_prefix: 64",
+                "ipv6_prefix stands without an address in the scope; leave it out or write for example `scope: [ip]`".into(),
+            ),
+            (
+                "quota: 5/1s, colour: red",
+                "unknown key `colour`; known are `name`, `when`, `scope`, `limit`, `window`, `quota`, `algorithm`, \
+                 `burst`, `slots`, `mode`, `overrides`, `ipv6_prefix`"
+                    .into(),
+            ),
+        ] {
+            assert_eq!(policy_error(keys), expected, "{keys}");
+        }
+    }
+
+    /// A policy without a name is still read to its end.
+    #[test]
+    fn a_policy_that_cannot_be_named_is_called_by_its_place() {
+        assert_eq!(
+            errors("policies:\n  - {name: a, quota: 1/1s}\n  - quota: 1/1s\n    mode: dry\n"),
+            [
+                "slidegate.yaml:3: policy 2: name is missing; write for example `name: per-user`",
+                "slidegate.yaml:4: policy 2: mode is `dry`; write `mode: enforce` to deny, or `mode: shadow` to report \
+                 only",
+            ]
+        );
+        assert_eq!(
+            error("policies:\n  - quota: 1/1s\n    name: per user\n"),
+            "slidegate.yaml:3: policy name `per user` is not 1 to 64 of the characters A-Z a-z 0-9 _ . -; write for \
+             example `per-user`"
+        );
+        assert_eq!(
+            error("policies:\n  - per-user\n"),
+            "slidegate.yaml:2: policy 1 is `per-user`; write keys and values, for example `name: per-user`"
+        );
+    }
+}

@@ -199,3 +199,79 @@ fn twice(named: &[(u64, Policy)], findings: &mut Findings) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use slidegate::headers::{Draft, XRateLimit};
+
+    use crate::config::Config;
+    use crate::config::tests::error;
+
+    const POLICY: &str = "\npolicies: [{name: p, quota: 1/1s}]\n";
+
+    /// A setting that does not arrive is found out in the middle of an incident.
+    #[test]
+    fn every_setting_arrives() {
+        let text = "
+server: {listen: '[::1]:80', shutdown_grace: 1m30s}
+store: {memory: {max_keys: 200_000}}
+attributes: {addresses: [ip, proxy]}
+headers: {draft: draft-7, x_ratelimit: delta, retry_after: false, retry_after_ms: true}";
+        let config = Config::parse(&format!("{text}{POLICY}"), "slidegate.yaml").unwrap();
+        assert_eq!((config.listen.to_string().as_str(), config.shutdown_grace.as_secs()), ("[::1]:80", 90));
+        assert_eq!(config.max_keys, 200_000);
+        assert!(config.is_address("proxy"));
+        assert_eq!(
+            (config.headers.draft, config.headers.x_ratelimit),
+            (Draft::Draft7, XRateLimit::DeltaSeconds)
+        );
+        assert!(!config.headers.retry_after && config.headers.retry_after_ms);
+        let text = "headers: {draft: off, x_ratelimit: OFF}\nserver:\nstore: {memory: }\n";
+        let config = Config::parse(&format!("{text}{POLICY}"), "slidegate.yaml").unwrap();
+        assert_eq!((config.headers.draft, config.headers.x_ratelimit), (Draft::Off, XRateLimit::Off));
+    }
+
+    /// The service must not come up somewhere else, or smaller, than was meant.
+    #[test]
+    fn each_wrong_setting_names_its_value_and_the_way_out() {
+        let listen = "give an address and a port, for example `127.0.0.1:7979` or `[::]:7979`";
+        let grace = "give 0s to 1h, for example `10s`";
+        let keys = "give 1 to 1000000000, for example `max_keys: 1000000`";
+        for (text, expected) in [
+            ("server: {listen: ':7979'}", format!("server: listen is `:7979`; {listen}")),
+            ("server: {listen: 7979}", format!("server: listen is 7979; {listen}")),
+            ("server: {shutdown_grace: 10}", format!("server: shutdown_grace is 10; {grace}")),
+            ("server: {shutdown_grace: 61m}", format!("server: shutdown_grace is `61m`; {grace}")),
+            (
+                "server: {port: 80}",
+                "server: unknown key `port`; here it is `listen`, for example `listen: 127.0.0.1:7979`".into(),
+            ),
+            ("server: x", "server is `x`; write keys and values, for example `listen: 127.0.0.1:7979`".into()),
+            (
+                "listen: 127.0.0.1:80",
+                "unknown key `listen`; here it is `server`, for example `server: {listen: 127.0.0.1:7979}`".into(),
+            ),
+            ("store: {memory: {max_keys: 0}}", format!("memory: max_keys is 0; {keys}")),
+            ("store: {memory: {max_keys: 1000000001}}", format!("memory: max_keys is 1000000001; {keys}")),
+            ("store: {redis: {}}", "store: unknown key `redis`; known are `memory`".into()),
+            (
+                "attributes: {addresses: [a b]}",
+                "attributes: addresses: `a b` is not the name of an attribute: 1 to 128 bytes without spaces, commas and \
+                 brackets; write several as a list, for example `[user, path]`"
+                    .into(),
+            ),
+            (
+                "headers: {draft: draft-8}",
+                "headers: ratelimit header draft `draft-8` is unknown; use `draft-10`, `draft-7`, `draft-6` or `off`".into(),
+            ),
+            (
+                "headers: {x_ratelimit: true}",
+                "headers: x-ratelimit reset `true` is unknown; use `epoch`, `delta` or `off`".into(),
+            ),
+            ("headers: {draft: []}", "headers: draft is a list; write for example `draft: draft-10`".into()),
+            ("headers: {retry_after_ms: yes}", "headers: retry_after_ms is `yes`; write `true` or `false`".into()),
+        ] {
+            assert_eq!(error(&format!("{text}{POLICY}")), format!("slidegate.yaml:1: {expected}"), "{text}");
+        }
+    }
+}

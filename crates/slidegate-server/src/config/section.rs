@@ -144,3 +144,38 @@ fn nearest(key: &str, known: &[&'static str]) -> Option<&'static str> {
 pub(super) fn list<N: AsRef<str>>(names: &[N]) -> String {
     names.iter().map(|name| format!("`{}`", name.as_ref())).collect::<Vec<_>>().join(", ")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::nearest;
+    use crate::config::tests::{error, policy_error};
+
+    /// A suggestion that is far off is worse than the list.
+    #[test]
+    fn a_key_is_taken_for_a_known_one_only_if_it_is_near() {
+        let known = ["name", "when", "scope", "limit", "window", "algorithm", "overrides", "ipv6_prefix"];
+        for (key, meant) in [
+            ("windw", Some("window")),
+            ("Window", Some("window")),
+            ("scpoe", Some("scope")),
+            ("overide", Some("overrides")),
+            ("ipv6-prefix", Some("ipv6_prefix")),
+            ("algoritm", Some("algorithm")),
+            ("limits", Some("limit")),
+            ("colour", None),
+            ("x", None),
+        ] {
+            assert_eq!(nearest(key, &known), meant, "{key}");
+        }
+    }
+
+    /// A key that was only misspelt is not missing as well.
+    #[test]
+    fn a_misspelt_key_is_one_mistake() {
+        assert_eq!(policy_error("limit: 5, windw: 1s"), "unknown key `windw`; did you mean `window`?");
+        assert_eq!(
+            error("polices: []\n"),
+            "slidegate.yaml:1: unknown key `polices`; did you mean `policies`?"
+        );
+    }
+}

@@ -29,6 +29,13 @@ impl State for FixedWindow {
         if end == self.end { now } else { self.roll(quota, now, end) }
     }
 
+    /// The usage counts in the window of the new length that now lies in.
+    fn adopt(&mut self, quota: &Quota, now: u64) {
+        if self.used > 0 {
+            self.end = window_end(quota, now);
+        }
+    }
+
     #[inline]
     fn used(&self, _quota: &Quota, _now: u64) -> u64 {
         self.used
@@ -52,19 +59,20 @@ impl State for FixedWindow {
 }
 
 impl FixedWindow {
-    /// `now` lies in the window that ends at `end` and the counter does not: time went on or stepped back, or the
-    /// quota's window changed.
+    /// `now` lies in the window that ends at `end` and the counter does not: time went on or stepped back.
     #[cold]
     fn roll(&mut self, quota: &Quota, now: u64, end: u64) -> u64 {
         let window = quota.window_us();
+        if now >= self.end {
+            *self = Self { end, used: 0 };
+            return now;
+        }
         if is_small_step_back(self.end, now, end, window) {
             return end;
         }
-        // The usage still counts if its window reaches into the one of now.
-        if self.end <= end.saturating_sub(window) {
-            self.used = 0;
-        }
-        self.end = end;
+        // A large step back. The usage counts on to the end of its window, and for one window of new time at most; to end
+        // it with the window that is entered again would give the limit anew at each step.
+        self.end = self.end.min(now.saturating_add(window));
         now
     }
 }

@@ -9,7 +9,7 @@ use super::{State, small_step_us};
 use crate::quota::Quota;
 
 /// 40 bytes, and the ring.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct SlidingLog {
     /// Stamp of the newest run, in microseconds since the epoch. Meaningless while `used` is 0.
     newest: u64,
@@ -22,11 +22,38 @@ pub(crate) struct SlidingLog {
     len: u16,
     /// Runs that the ring has room for.
     room: u16,
-    /// Bytes of a stamp in the ring: its low 4 or 6. The whole stamp follows from `newest`, as all the runs lie within
-    /// one window of it.
-    stamp_bytes: u8,
-    /// Bytes of a cost in the ring: 0 (every cost is 1), 1, 2, 4 or 8.
-    cost_bytes: u8,
+    widths: Widths,
+    /// Bits of the step that `newest` was rounded up to: it may lie that far ahead of the time that it was made.
+    ahead_bits: u8,
+}
+
+/// How wide the fields in the ring are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Widths(u8);
+
+impl Widths {
+    fn new(stamp: u8, cost: u8) -> Self {
+        Self(stamp << 4 | cost)
+    }
+
+    /// Bytes of a stamp: its low 4 or 6. The whole stamp follows from `newest`, as all the runs lie within one window of
+    /// it.
+    #[inline]
+    fn stamp(self) -> u8 {
+        self.0 >> 4
+    }
+
+    /// Bytes of a cost: 0 (every cost is 1), 1, 2, 4 or 8.
+    #[inline]
+    fn cost(self) -> u8 {
+        self.0 & 0xF
+    }
+
+    /// Bytes of a run.
+    #[inline]
+    fn run(self) -> usize {
+        usize::from(self.stamp() + self.cost())
+    }
 }
 
 /// Runs of the first ring. A key that comes twice often comes four times.
@@ -44,8 +71,7 @@ impl State for SlidingLog {
         if self.used == 0 {
             return now;
         }
-        // A stamp lies less than a step ahead of the time that it was made.
-        let earliest = self.newest.saturating_sub(quota.step_us() - 1);
+        let earliest = self.newest.saturating_sub(self.ahead_us(quota));
         let now = if now >= earliest {
             now
         } else if earliest - now <= small_step_us(quota.window_us()) {
@@ -64,6 +90,9 @@ impl State for SlidingLog {
         }
         now
     }
+
+    /// Stamps are times, so they mean the same under any window.
+    fn adopt(&mut self, _quota: &Quota, _now: u64) {}
 
     #[inline]
     fn used(&self, _quota: &Quota, _now: u64) -> u64 {
@@ -92,12 +121,15 @@ impl State for SlidingLog {
             self.add_to_newest(cost);
         } else if self.runs() >= most_runs(quota) {
             // Penalties alone, or fewer slots than there were, fill the log: count the newest run a little longer.
-            self.restamp_newest(stamp);
+            self.restamp_newest(quota, stamp);
             self.add_to_newest(cost);
         } else {
             self.push(quota, Run { stamp, cost });
         }
         self.used += cost;
+        if self.newest == stamp {
+            self.ahead_bits = bits(quota.step_us());
+        }
     }
 
     /// Takes the oldest charges away first: what stays counts at least as long as what was really charged last, so a
@@ -129,6 +161,13 @@ fn most_runs(quota: &Quota) -> u16 {
     quota.slots() + u16::from(quota.step_us() > 1)
 }
 
+/// Bits of a step, 0 for the exact one.
+fn bits(step_us: u64) -> u8 {
+    #[allow(clippy::cast_possible_truncation)] // at most 64
+    let bits = (64 - (step_us - 1).leading_zeros()) as u8;
+    bits
+}
+
 /// Bytes that tell apart all stamps in a log: those of one window and one step.
 fn stamp_bytes(quota: &Quota) -> u8 {
     if quota.window_us() + quota.step_us() < 1 << 32 { 4 } else { 6 }
@@ -157,6 +196,17 @@ impl SlidingLog {
         self.used = 0;
         self.head = 0;
         self.len = 0;
+    }
+
+    /// How far `newest` may lie ahead of the latest time seen, in microseconds: less than the step it was rounded to.
+    #[inline]
+    fn ahead_us(&self, quota: &Quota) -> u64 {
+        match self.ahead_bits {
+            0 => 0,
+            same if same == bits(quota.step_us()) => quota.step_us() - 1,
+            // The step was another when it was made.
+            other => (1 << other) - 1,
+        }
     }
 
     fn runs(&self) -> u16 {
@@ -207,14 +257,19 @@ impl SlidingLog {
         }
         let newest = self.read(self.len - 1);
         let run = Run { cost: newest.cost + cost, ..newest };
-        if cost_bytes(run.cost) > self.cost_bytes {
-            self.rebuild(self.room, self.stamp_bytes, cost_bytes(run.cost));
+        let needed = cost_bytes(run.cost);
+        if needed > self.widths.cost() {
+            self.rebuild(self.room, Widths::new(self.widths.stamp(), needed));
         }
         self.write(self.len - 1, run);
     }
 
-    fn restamp_newest(&mut self, stamp: u64) {
+    fn restamp_newest(&mut self, quota: &Quota, stamp: u64) {
         if self.room > 0 {
+            let needed = stamp_bytes(quota);
+            if needed > self.widths.stamp() {
+                self.rebuild(self.room, Widths::new(needed, self.widths.cost()));
+            }
             let newest = self.read(self.len - 1);
             self.write(self.len - 1, Run { stamp, ..newest });
         }
@@ -223,10 +278,11 @@ impl SlidingLog {
 
     #[inline]
     fn push(&mut self, quota: &Quota, run: Run) {
-        let stamp_bytes = stamp_bytes(quota).max(self.stamp_bytes);
-        let cost_bytes = cost_bytes(run.cost).max(self.cost_bytes);
-        if self.len == self.room || stamp_bytes != self.stamp_bytes || cost_bytes != self.cost_bytes {
-            self.make_room(quota, stamp_bytes, cost_bytes);
+        let stamp_bytes = stamp_bytes(quota).max(self.widths.stamp());
+        let cost_bytes = cost_bytes(run.cost).max(self.widths.cost());
+        let widths = Widths::new(stamp_bytes, cost_bytes);
+        if self.len == self.room || widths != self.widths {
+            self.make_room(quota, widths);
         }
         self.newest = run.stamp;
         self.len += 1;
@@ -235,10 +291,10 @@ impl SlidingLog {
 
     /// Room for one more run: twice as much as before, but no more than the limit can fill.
     #[cold]
-    fn make_room(&mut self, quota: &Quota, stamp_bytes: u8, mut cost_bytes: u8) {
+    fn make_room(&mut self, quota: &Quota, mut widths: Widths) {
         let lone = (self.room == 0 && self.used > 0).then_some(Run { stamp: self.newest, cost: self.used });
         if let Some(run) = lone {
-            cost_bytes = cost_bytes.max(self::cost_bytes(run.cost));
+            widths = Widths::new(widths.stamp(), widths.cost().max(cost_bytes(run.cost)));
         }
         let most = most_runs(quota);
         let fillable = u16::try_from(quota.limit()).unwrap_or(most).min(most);
@@ -251,7 +307,7 @@ impl SlidingLog {
         } else {
             doubled.min(most).max(needed)
         };
-        self.rebuild(room, stamp_bytes, cost_bytes);
+        self.rebuild(room, widths);
         if let Some(run) = lone {
             self.len = 1;
             self.write(0, run);
@@ -260,17 +316,13 @@ impl SlidingLog {
 
     /// Moves the runs to a ring of other measures.
     #[cold]
-    fn rebuild(&mut self, room: u16, stamp_bytes: u8, cost_bytes: u8) {
-        let bytes = usize::from(room) * usize::from(stamp_bytes + cost_bytes);
+    fn rebuild(&mut self, room: u16, widths: Widths) {
         let mut next = Self {
-            newest: self.newest,
-            used: self.used,
-            ring: vec![0; bytes].into_boxed_slice(),
+            ring: vec![0; usize::from(room) * widths.run()].into_boxed_slice(),
             head: 0,
-            len: self.len,
             room,
-            stamp_bytes,
-            cost_bytes,
+            widths,
+            ..*self
         };
         for at in 0..self.len {
             next.write(at, self.read(at));
@@ -284,17 +336,18 @@ impl SlidingLog {
         let at = u32::from(self.head) + u32::from(at);
         let room = u32::from(self.room);
         let at = if at >= room { at - room } else { at };
-        at as usize * usize::from(self.stamp_bytes + self.cost_bytes)
+        at as usize * self.widths.run()
     }
 
     #[inline]
     fn read(&self, at: u16) -> Run {
         let offset = self.offset(at);
-        let stamp_bytes = usize::from(self.stamp_bytes);
+        let stamp_bytes = usize::from(self.widths.stamp());
         let low = read_uint(&self.ring[offset..offset + stamp_bytes]);
         let mask = u64::MAX >> (64 - 8 * stamp_bytes);
-        let stamp = self.newest.wrapping_sub(self.newest.wrapping_sub(low) & mask);
-        let cost = match usize::from(self.cost_bytes) {
+        // A clock that went back to the epoch would put old runs before it.
+        let stamp = self.newest.saturating_sub(self.newest.wrapping_sub(low) & mask);
+        let cost = match usize::from(self.widths.cost()) {
             0 => 1,
             bytes => read_uint(&self.ring[offset + stamp_bytes..offset + stamp_bytes + bytes]),
         };
@@ -303,13 +356,13 @@ impl SlidingLog {
 
     #[inline]
     fn write(&mut self, at: u16, run: Run) {
-        debug_assert!(cost_bytes(run.cost) <= self.cost_bytes, "a cost is cut");
+        debug_assert!(cost_bytes(run.cost) <= self.widths.cost(), "a cost is cut");
         let offset = self.offset(at);
-        let stamp_bytes = usize::from(self.stamp_bytes);
+        let stamp_bytes = usize::from(self.widths.stamp());
         write_uint(&mut self.ring[offset..offset + stamp_bytes], run.stamp);
-        if self.cost_bytes > 0 {
+        if self.widths.cost() > 0 {
             let cost = offset + stamp_bytes;
-            write_uint(&mut self.ring[cost..cost + usize::from(self.cost_bytes)], run.cost);
+            write_uint(&mut self.ring[cost..cost + usize::from(self.widths.cost())], run.cost);
         }
     }
 }
@@ -372,11 +425,36 @@ mod tests {
         let month = Quota::new(u64::MAX, Duration::from_secs(30 * 86_400)).unwrap().with_slots(8);
         let mut log = charged(&minute, &[(1, 1), (8_000_000, 300), (16_000_000, 70_000)]);
         let costs = |log: &SlidingLog| (0..log.len).map(|at| log.read(at).cost).collect::<Vec<_>>();
-        assert_eq!((costs(&log), log.cost_bytes, log.stamp_bytes), (vec![1, 300, 70_000], 4, 4));
+        assert_eq!((costs(&log), log.widths), (vec![1, 300, 70_000], Widths::new(4, 4)));
         let now = log.settle(&month, 50_000_000);
         log.charge(&month, now, 1 << 40);
-        assert_eq!((costs(&log), log.cost_bytes, log.stamp_bytes), (vec![1, 300, 70_000, 1 << 40], 8, 6));
+        assert_eq!((costs(&log), log.widths), (vec![1, 300, 70_000, 1 << 40], Widths::new(6, 8)));
         assert_eq!(log.used, 70_301 + (1 << 40));
+    }
+
+    /// A stamp that is ahead of time by a coarse step is no clock that went back: moving the history along would let old
+    /// charges expire early.
+    #[test]
+    fn a_step_made_finer_moves_no_history() {
+        let day = Duration::from_secs(86_400);
+        let (coarse, fine) = (Quota::new(2000, day).unwrap(), Quota::new(1000, day).unwrap());
+        let border = 100 * 86_400_000_000;
+        let step = coarse.step_us();
+        let mut log = charged(&coarse, &[(border, 999), (border + 10 * step + 1, 1)]);
+        let settled = log.settle(&fine, border + 10 * step + 2);
+        assert_eq!(settled, border + 10 * step + 2);
+        assert_eq!((log.oldest().stamp, log.newest), (border, border + 11 * step));
+    }
+
+    /// A full log under a longer window must not misread its older stamps.
+    #[test]
+    fn stamps_widen_also_when_a_full_log_is_restamped() {
+        let minute = Quota::per_minute(2).with_slots(2);
+        let month = Quota::new(2, Duration::from_secs(30 * 86_400)).unwrap().with_slots(2);
+        let mut log = charged(&minute, &[(0, 1), (1, 1)]);
+        let now = log.settle(&month, 7_200_000_000);
+        log.charge(&month, now, 1);
+        assert_eq!((log.oldest().stamp, log.newest, log.used), (0, now, 3));
     }
 
     /// The bound on memory is a promise: whatever the limit, a key holds no more than `slots` runs and one.

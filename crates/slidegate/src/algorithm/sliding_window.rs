@@ -1,9 +1,9 @@
 //! Sliding window: two counters, the older one weighted by how much of it the window still overlaps.
 //!
 //! The weighted part rounds up: rounding can deny a request, never admit one too many. Still it is an estimate, for
-//! it takes the older window's charges as spread evenly: at 100 per minute, 1 early and 99 late in one window and 100
-//! as soon as they fit are 199 in 60 seconds. Alexander, "How we built rate limiting capable of scaling to millions
-//! of domains" (Cloudflare, 2017) describes the method.
+//! it takes the older window's charges as spread evenly: at 100 per minute, 100 late in one window and 99 as they fit
+//! into the next are 199 in 60 seconds. Desgats, "How we built rate limiting capable of scaling to millions of
+//! domains" (Cloudflare, 2017) describes the method.
 
 use super::State;
 use super::fixed_window::{is_small_step_back, window_end};
@@ -49,6 +49,12 @@ impl State for SlidingWindow {
         if end == self.end { now } else { self.roll(quota, now, end) }
     }
 
+    fn adopt(&mut self, quota: &Quota, now: u64) {
+        if self.end > 0 {
+            self.count_as_new(quota, window_end(quota, now));
+        }
+    }
+
     #[inline]
     fn used(&self, quota: &Quota, now: u64) -> u64 {
         let older = if self.previous == 0 { 0 } else { Self::weighted(quota, self.previous, self.end - now) };
@@ -88,27 +94,33 @@ impl State for SlidingWindow {
 }
 
 impl SlidingWindow {
-    /// `now` lies in the window that ends at `end` and the counters do not: time went on or stepped back, or the
-    /// quota's window changed.
+    /// `now` lies in the window that ends at `end` and the counters do not: time went on or stepped back.
     #[cold]
     fn roll(&mut self, quota: &Quota, now: u64, end: u64) -> u64 {
         let window = quota.window_us();
         if is_small_step_back(self.end, now, end, window) {
             return end;
         }
-        let start = end.saturating_sub(window);
-        if self.end <= start {
-            // The counters' window is over. It still weighs if it ended within the window before.
-            let follows = self.end > start.saturating_sub(window);
-            self.previous = if follows { self.current } else { 0 };
-            self.current = 0;
-        } else {
-            // The clock went far back, or windows of another length overlap: all that counts, counts as new.
-            self.current = self.current.saturating_add(self.previous);
-            self.previous = 0;
+        if now < self.end {
+            // A large step back.
+            self.count_as_new(quota, end);
+            return now;
         }
+        // The older window still weighs if it ended where this one began.
+        let follows = self.end == end.saturating_sub(window);
+        self.previous = if follows { self.current } else { 0 };
+        self.current = 0;
         self.end = end;
         now
+    }
+
+    /// All that may count, counts as charged in the window that ends at `end`. Without a penalty that is no more than the
+    /// capacity.
+    fn count_as_new(&mut self, quota: &Quota, end: u64) {
+        let most = quota.capacity().max(self.current).max(self.previous);
+        self.current = self.current.saturating_add(self.previous).min(most);
+        self.previous = 0;
+        self.end = end;
     }
 }
 

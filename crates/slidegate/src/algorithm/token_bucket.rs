@@ -3,7 +3,7 @@
 //! The content is kept as whole cost and a fraction whose denominator is the window, so nothing is ever rounded:
 //! a year of draining one microsecond at a time is exact. It is the generic cell rate algorithm (ITU-T I.371, virtual
 //! scheduling) told from the other side: content times window / limit is its theoretical arrival time less now.
-//! What it gets wrong, measured as a window: `burst` at once and `limit` after it, up to `burst + limit` in one.
+//! What it gets wrong, measured as a window: `burst` at once and `limit` after it, up to `burst + limit - 1` in one.
 
 use super::{State, small_step_us};
 use crate::quota::Quota;
@@ -35,11 +35,6 @@ impl TokenBucket {
 impl State for TokenBucket {
     #[inline]
     fn settle(&mut self, quota: &Quota, now: u64) -> u64 {
-        // A window that was made shorter leaves a fraction past one: it rounds up.
-        if self.fraction >= quota.window_us() {
-            self.level = self.level.saturating_add(1);
-            self.fraction = 0;
-        }
         if now < self.at {
             let empty = self.level == 0 && self.fraction == 0;
             if !empty && self.at - now <= small_step_us(quota.window_us()) {
@@ -53,6 +48,12 @@ impl State for TokenBucket {
         (self.level, self.fraction) = quota.by_window().div_rem_wide(left);
         self.at = now;
         now
+    }
+
+    /// A fraction counts in cost times microseconds of the window, so under another window it rounds up to a whole.
+    fn adopt(&mut self, quota: &Quota, now: u64) {
+        self.level = self.used(quota, now);
+        self.fraction = 0;
     }
 
     #[inline]

@@ -25,7 +25,7 @@ use shard::{Address, Call, Shard};
 /// Holds at most `max_keys` keys, by default [`DEFAULT_MAX_KEYS`](Self::DEFAULT_MAX_KEYS). A key takes 46 to 62 bytes
 /// under `fixed-window`, `sliding-window` and `token-bucket`, and 74 to 83 bytes under `sliding-log`, plus 4 bytes for
 /// each entry of the log past the first (up to 14 for costs and windows that need it): a million keys of counters take
-/// 62 MB at most, a million full logs of 100 entries 480 MB. The store itself takes 130 bytes for each 1024 of
+/// 62 MB at most, a million full logs of 100 entries 483 MB. The store itself takes 130 bytes for each 1024 of
 /// `max_keys`, and grows and shrinks with the keys it holds.
 ///
 /// A key leaves when nothing of it counts any more: on access, and a few at a time beside other decisions. When the
@@ -36,13 +36,18 @@ use shard::{Address, Call, Shard};
 pub struct MemoryStore {
     clock: TimeSource,
     secret: Secret,
-    shards: Box<[Mutex<Shard>]>,
+    shards: Box<[Apart]>,
     /// How far a key's place is shifted to give its shard.
     shift: u32,
     census: Census,
     /// The shard that [`sweep`](Self::sweep) goes on with.
     next_swept: AtomicUsize,
 }
+
+/// A shard under its lock, so placed that no two share a cache line, nor the pair of lines that is fetched together.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Apart(Mutex<Shard>);
 
 /// How many keys there are, over all shards.
 #[derive(Debug)]
@@ -95,7 +100,7 @@ impl MemoryStoreBuilder {
         MemoryStore {
             clock: self.clock,
             secret: Secret::random(),
-            shards: (0..1usize << bits).map(|_| Mutex::new(Shard::default())).collect(),
+            shards: (0..1usize << bits).map(|_| Apart::default()).collect(),
             shift: 64 - bits,
             census: Census { held: AtomicUsize::new(0), max_keys: self.max_keys, dropped: AtomicU64::new(0) },
             next_swept: AtomicUsize::new(0),
@@ -159,14 +164,18 @@ impl MemoryStore {
     /// Decides one key of policy number 0: what a `Limiter` asks for.
     #[inline]
     pub(crate) fn apply_one(&self, verb: Verb, quota: &Quota, key: &[u8], cost: u64) -> Decision {
-        let call = self.call(verb, self.secret.id_of(key), 0, quota, cost, self.clock.now());
-        self.lock(self.shard_of(&call)).apply(&call)
+        let mut call = self.call(verb, self.secret.id_of(key), 0, quota, cost, self.clock.now());
+        let mut shard = self.lock(self.shard_of(&call));
+        call.now = shard.arrive(call.now, &self.clock);
+        shard.apply(&call)
     }
 
     /// Forgets one key of policy number 0; says whether anything counted on it.
     pub(crate) fn reset_one(&self, quota: &Quota, key: &[u8]) -> bool {
-        let call = self.call(Verb::Peek, self.secret.id_of(key), 0, quota, 0, self.clock.now());
-        self.lock(self.shard_of(&call)).forget(&call)
+        let mut call = self.call(Verb::Peek, self.secret.id_of(key), 0, quota, 0, self.clock.now());
+        let mut shard = self.lock(self.shard_of(&call));
+        call.now = shard.arrive(call.now, &self.clock);
+        shard.forget(&call)
     }
 
     /// Carries out a plan on all keys or on none; the decisions stand in the plan's order.
@@ -176,7 +185,7 @@ impl MemoryStore {
     pub(crate) fn apply(&self, verb: Verb, plan: &Plan<'_>) -> SmallVec<[Decision; 4]> {
         let look_first = verb == Verb::Check && plan.len() > 1;
         let mut calls = self.calls(if look_first { Verb::Peek } else { verb }, plan);
-        let mut locked = self.lock_all(&calls);
+        let mut locked = self.lock_all(&mut calls);
         let mut apply = |call: &Call<'_>| {
             let guard = self.guard_of(&locked, call);
             locked[guard].1.apply(call)
@@ -194,12 +203,30 @@ impl MemoryStore {
 
     /// Forgets the plan's keys; says whether anything counted on one of them.
     pub(crate) fn reset(&self, plan: &Plan<'_>) -> bool {
-        let calls = self.calls(Verb::Peek, plan);
-        let mut locked = self.lock_all(&calls);
+        let mut calls = self.calls(Verb::Peek, plan);
+        let mut locked = self.lock_all(&mut calls);
         calls.iter().fold(false, |counted, call| {
             let guard = self.guard_of(&locked, call);
             locked[guard].1.forget(call) || counted
         })
+    }
+
+    /// Fits every key to the quota that is in force for it from now on, after that quota was put in force.
+    ///
+    /// What a key used counts by the old quota until now and by the new one from now on; without this, the time since
+    /// its last use would count by the new one, and a key could expire by the old. Goes through all keys, one shard
+    /// under its lock at a time.
+    pub(crate) fn requote(&self, requote: Requote<'_>) {
+        for at in 0..self.shards.len() {
+            let mut shard = self.lock(at);
+            let now = shard.arrive(self.clock.now(), &self.clock);
+            shard.requote(now, requote, &self.census, &self.secret);
+        }
+    }
+
+    /// What keys are hashed with.
+    pub(crate) fn secret(&self) -> &Secret {
+        &self.secret
     }
 
     fn calls<'c>(&'c self, verb: Verb, plan: &'c Plan<'_>) -> SmallVec<[Call<'c>; 4]> {
@@ -236,15 +263,20 @@ impl MemoryStore {
     #[inline]
     fn lock(&self, at: usize) -> MutexGuard<'_, Shard> {
         // A panic under the lock would be a bug of ours; the counters it leaves are as good as before.
-        self.shards[at].lock().unwrap_or_else(PoisonError::into_inner)
+        self.shards[at].0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Locks every shard of these calls once, in ascending order.
-    fn lock_all(&self, calls: &[Call<'_>]) -> Locked<'_> {
+    /// Locks every shard of these calls once, in ascending order, and sets the calls to one time.
+    fn lock_all(&self, calls: &mut [Call<'_>]) -> Locked<'_> {
         let mut shards: SmallVec<[usize; 4]> = calls.iter().map(|call| self.shard_of(call)).collect();
         shards.sort_unstable();
         shards.dedup();
-        shards.into_iter().map(|at| (at, self.lock(at))).collect()
+        let mut locked: Locked<'_> = shards.into_iter().map(|at| (at, self.lock(at))).collect();
+        if let Some(first) = calls.first() {
+            let now = locked.iter_mut().fold(first.now, |now, (_, shard)| shard.arrive(now, &self.clock));
+            calls.iter_mut().for_each(|call| call.now = now);
+        }
+        locked
     }
 
     /// Where a call's shard stands among the locked ones.
@@ -253,6 +285,9 @@ impl MemoryStore {
         locked.iter().position(|(at, _)| *at == shard).expect("the shard of every call is locked")
     }
 }
+
+/// The quota that a key of a policy was under, and the one that it is under from now on; `None` if nothing changed.
+pub(crate) type Requote<'q> = &'q dyn Fn(u32, KeyId) -> Option<(&'q Quota, &'q Quota)>;
 
 /// Locked shards, each with its number, in ascending order.
 type Locked<'a> = SmallVec<[(usize, MutexGuard<'a, Shard>); 4]>;

@@ -72,8 +72,8 @@ fn run(quota: Quota, start: u64, steps: Vec<Step>) -> Result<(), TestCaseError> 
     let mut quota = quota;
     let mut model = Model::new(&quota);
     for step in steps {
-        // A limiter learns of time and of new limits when the key is next used, not before.
-        if !matches!(step, Step::Advance(_) | Step::Limit(_) | Step::Window(_)) {
+        // What was used counts by the quota in force until it is used again or another is put in force.
+        if !matches!(step, Step::Advance(_)) {
             model.settle(now);
         }
         let fits = |cost: u64, model: &Model| cost <= quota.capacity().saturating_sub(model.used_at(now));
@@ -221,4 +221,33 @@ proptest! {
             }
         }
     }
+}
+
+/// A sweep that goes by a quota of yesterday would forget what a longer window still counts.
+#[test]
+fn a_longer_window_keeps_what_a_sweep_by_the_old_one_would_drop() {
+    for algorithm in Algorithm::ALL {
+        let clock = ManualClock::at(Timestamp::from_secs(3600 * 500_000));
+        let store = MemoryStore::builder().max_keys(10).clock(clock.clone()).build();
+        let minute = Quota::per_minute(60).with_algorithm(algorithm);
+        let limiter = Limiter::with_store(minute, store);
+        limiter.check_cost("key", 60);
+        limiter.configure(Quota::per_hour(60).with_algorithm(algorithm));
+        clock.advance(Duration::from_secs(200));
+        limiter.sweep(10_000);
+        let used = limiter.peek("key").used;
+        // A bucket drains one a minute now.
+        assert_eq!(used, if algorithm == Algorithm::TokenBucket { 57 } else { 60 }, "{algorithm}");
+    }
+}
+
+/// Who comes back to an algorithm must not find the charges of last time.
+#[test]
+fn another_algorithm_starts_every_key_afresh() {
+    let limiter = Limiter::new(Quota::per_hour(10));
+    limiter.check_cost("key", 10);
+    limiter.configure(Quota::per_hour(10).with_algorithm(Algorithm::FixedWindow));
+    assert_eq!(limiter.peek("key").used, 0);
+    limiter.configure(Quota::per_hour(10));
+    assert_eq!(limiter.peek("key").used, 0);
 }

@@ -1,14 +1,14 @@
 //! A shard: one table for each algorithm, under one lock.
 
-use super::Census;
-use super::table::{Table, Tick};
+use super::table::{Slot, Table, Tick};
+use super::{Census, Requote};
 use crate::algorithm::{Done, FixedWindow, SlidingLog, SlidingWindow, State, TokenBucket, decision, fits};
 use crate::decision::Decision;
 use crate::key::{KeyId, Secret};
 use crate::quota::{Algorithm, Quota};
 use crate::store::Verb;
 use crate::sync::Ordering;
-use crate::time::Timestamp;
+use crate::time::{TimeSource, Timestamp};
 
 /// Where a key of a policy is looked for.
 #[derive(Debug, Clone, Copy)]
@@ -18,14 +18,15 @@ pub(super) struct Address {
     pub(super) place: u64,
 }
 
-/// The keys of a shard. Aligned so that no two shards' locks share a cache line.
+/// The keys of a shard.
 #[derive(Debug, Default)]
-#[repr(align(128))]
 pub(super) struct Shard {
     sliding_log: Table<SlidingLog>,
     sliding_window: Table<SlidingWindow>,
     fixed_window: Table<FixedWindow>,
     token_bucket: Table<TokenBucket>,
+    /// The time of the last decision made here.
+    latest: Timestamp,
     /// Decisions made here, to sweep in passing now and then. Wraps.
     decisions: u32,
 }
@@ -36,9 +37,9 @@ const SWEEP_EVERY: u32 = 64;
 const SWEEP_SLOTS: usize = 8;
 /// Slots among which the weakest key is sought when the store is full...
 const FEW: usize = 16;
-/// ...and when those few were all used more than once: in a store that a flood of new keys shares with ten times as
-/// many busy ones, all of so many are busy once in a thousand times.
-const MANY: usize = 64;
+/// ...and when the keys in those were all used more than once. Keys lie in runs whose ends are the newest ones, so it
+/// takes a few runs to meet one of a flood among ten times as many busy keys; reading them takes about a microsecond.
+const MANY: usize = 256;
 
 /// An algorithm's state that has its table in a shard.
 trait Stored: State {
@@ -98,6 +99,16 @@ pub(super) struct Call<'a> {
 }
 
 impl Shard {
+    /// The time to decide at, for a thread that read `now` before it had the lock.
+    ///
+    /// It may have waited while others decided: then its reading is old, which must not pass for a clock that went back,
+    /// and the clock is read again.
+    #[inline]
+    pub(super) fn arrive(&mut self, now: Timestamp, clock: &TimeSource) -> Timestamp {
+        self.latest = if now < self.latest { clock.now() } else { now };
+        self.latest
+    }
+
     /// Does what the verb says to one key.
     #[inline]
     pub(super) fn apply(&mut self, call: &Call<'_>) -> Decision {
@@ -176,6 +187,22 @@ impl Shard {
         removed
     }
 
+    /// Fits every key to the quota that is in force for it from now on; see [`Requote`].
+    pub(super) fn requote(&mut self, now: Timestamp, requote: Requote<'_>, census: &Census, secret: &Secret) {
+        let mut removed = 0;
+        for algorithm in Algorithm::ALL {
+            removed += for_algorithm!(algorithm, S => {
+                S::table(self).retain(secret, |policy, id, slot| match requote(policy, id) {
+                    None => true,
+                    // Under another algorithm it starts afresh.
+                    Some((old, new)) if (old.algorithm(), new.algorithm()) != (algorithm, algorithm) => false,
+                    Some((old, new)) => refit(slot, old, new, now),
+                })
+            });
+        }
+        census.held.fetch_sub(removed, Ordering::Relaxed);
+    }
+
     /// Removes a key under every algorithm; says whether anything of it still counted.
     pub(super) fn forget(&mut self, call: &Call<'_>) -> bool {
         let mut counted = false;
@@ -195,6 +222,15 @@ impl Shard {
         }
         counted
     }
+}
+
+/// Lets time pass under the old quota up to now, and goes on under the new one; says whether anything still counts.
+fn refit<S: State>(slot: &mut Slot<S>, old: &Quota, new: &Quota, now: Timestamp) -> bool {
+    let settled = slot.state.settle(old, now.as_micros());
+    slot.state.adopt(new, settled);
+    let decision = decision(&slot.state, new, now, settled, Done::Moved(0));
+    slot.note_again(new.share_of(decision.used), expiry(&decision));
+    decision.used > 0
 }
 
 /// Charges, gives back or looks, as the verb says.
@@ -218,7 +254,8 @@ fn expiry(decision: &Decision) -> Tick {
     tick(decision.reset_at()).saturating_add(1)
 }
 
+/// The last tick is never reached: what expires then, stays.
 #[inline]
 fn tick(at: Timestamp) -> Tick {
-    Tick::try_from(at.as_micros() >> 20).unwrap_or(Tick::MAX)
+    Tick::try_from(at.as_micros() >> 20).map_or(Tick::MAX - 1, |tick| tick.min(Tick::MAX - 1))
 }

@@ -32,6 +32,8 @@ pub(super) type Tick = u32;
 
 /// Set in the rank of a key that was used more than once: those go last when room is needed.
 const REPEATED: u32 = 0x80;
+/// The rest of the rank: how full the key is.
+const SHARE: u32 = 0x7F;
 
 /// Slots of a table's first allocation.
 const FIRST_SLOTS: usize = 8;
@@ -66,7 +68,14 @@ impl<S> Slot<S> {
     /// Notes how full the key is, 0 to 127, and when it expires, after it was used again.
     #[inline]
     pub(super) fn note(&mut self, share: u8, expires: Tick) {
-        self.policy_and_rank = self.policy_and_rank & !0xFF | REPEATED | u32::from(share);
+        self.policy_and_rank |= REPEATED;
+        self.note_again(share, expires);
+    }
+
+    /// Notes the same without a use: the quota has changed.
+    #[inline]
+    pub(super) fn note_again(&mut self, share: u8, expires: Tick) {
+        self.policy_and_rank = self.policy_and_rank & !SHARE | u32::from(share);
         self.expires = expires;
     }
 }
@@ -146,11 +155,33 @@ impl<S: Default> Table<S> {
         removed
     }
 
+    /// Asks about every key, by policy and identity, and removes those that are not to be kept; returns how many.
+    pub(super) fn retain(
+        &mut self,
+        secret: &Secret,
+        mut keep: impl FnMut(u32, KeyId, &mut Slot<S>) -> bool,
+    ) -> usize {
+        let mut removed = 0;
+        let mut at = 0;
+        while at < self.slots.len() {
+            let slot = &mut self.slots[at];
+            let (policy, id) = (slot.policy(), slot.id);
+            if id.is_none() || keep(policy, id, slot) {
+                at += 1;
+            } else {
+                // Another key may have moved here: ask again. Some are asked twice where the table wraps.
+                self.remove(at, secret);
+                removed += 1;
+            }
+        }
+        removed
+    }
+
     /// What matters least among `few` slots from where it last stopped; among up to `many` while all of those were
-    /// used more than once.
+    /// used more than once; among more only while there is none. `None` for an empty table.
     pub(super) fn weakest(&mut self, now: Tick, few: usize, many: usize) -> Option<Weakest> {
         let mut weakest: Option<Weakest> = None;
-        for seen in 0..many.min(self.slots.len()) {
+        for seen in 0..self.slots.len() {
             let at = self.hand_at();
             self.move_hand(at);
             let slot = &self.slots[at];
@@ -160,7 +191,8 @@ impl<S: Default> Table<S> {
                 let found = Weakest { counts, rank, expires: slot.expires, at };
                 weakest = Some(weakest.map_or(found, |best| best.min(found)));
             }
-            let enough = weakest.is_some_and(|best| !best.counts || seen >= few && best.rank < REPEATED);
+            let enough = |best: Weakest| !best.counts || seen >= few && best.rank < REPEATED || seen >= many;
+            let enough = weakest.is_some_and(enough);
             if enough {
                 break;
             }

@@ -1,0 +1,240 @@
+//! Memory by the byte: what a decision allocates, which is nothing, and what a key takes.
+//!
+//! Counts what the global allocator is asked for, on the thread that asks.
+// A global allocator cannot be had without: both methods hand on to the system's what they were given.
+#![allow(unsafe_code)]
+// A test that cannot go on panics.
+#![allow(clippy::unwrap_used)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::time::Duration;
+
+use slidegate::{Algorithm, Gate, Limiter, ManualClock, Match, MemoryStore};
+use slidegate::{Policy, PolicySet, Quota, Request};
+
+struct Counting;
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+thread_local! {
+    /// Calls that took memory, and bytes held. Plain cells, so that counting neither allocates nor has to be dropped.
+    static TAKEN: Cell<u64> = const { Cell::new(0) };
+    static HELD: Cell<i64> = const { Cell::new(0) };
+}
+
+fn count(taken: u64, bytes: i64) {
+    TAKEN.set(TAKEN.get() + taken);
+    HELD.set(HELD.get() + bytes);
+}
+
+fn bytes(layout: Layout) -> i64 {
+    i64::try_from(layout.size()).unwrap_or(i64::MAX)
+}
+
+// SAFETY: the system's allocator does the work, with the very arguments; what is done besides touches two integers.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(1, bytes(layout));
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
+        count(0, -bytes(layout));
+        // SAFETY: the caller's promises are passed on; `place` came from `System`, as all of this allocator's do.
+        unsafe { System.dealloc(place, layout) }
+    }
+}
+
+/// How often `work` took memory.
+fn allocations(work: impl FnOnce()) -> u64 {
+    let before = TAKEN.get();
+    work();
+    TAKEN.get() - before
+}
+
+fn store(max_keys: usize) -> (MemoryStore, ManualClock) {
+    let clock = ManualClock::new();
+    (MemoryStore::builder().max_keys(max_keys).clock(clock.clone()).build(), clock)
+}
+
+fn each(quota: Quota) -> impl Iterator<Item = Quota> {
+    Algorithm::ALL.into_iter().map(move |algorithm| quota.with_algorithm(algorithm))
+}
+
+/// A counter that counts nothing would prove anything.
+#[test]
+fn the_counter_counts() {
+    let before = HELD.get();
+    let mut kept = Vec::new();
+    assert_eq!(allocations(|| kept.push(Box::new([0_u8; 100]))), 2);
+    assert!(HELD.get() >= before + 100);
+    drop(kept);
+    assert_eq!(HELD.get(), before);
+}
+
+/// An allocation is a lock and a cache miss; a limiter in front of everything has no use for either.
+#[test]
+fn decisions_on_known_keys_allocate_nothing() {
+    let long = "a name too long to be stored as it is, and so known by its hash".to_owned();
+    for quota in each(Quota::per_second(50)) {
+        for key in ["alice", "", &long] {
+            let (store, clock) = store(1000);
+            let limiter = Limiter::with_store(quota, store);
+            let round = || {
+                for n in 0..200 {
+                    limiter.check(key);
+                    limiter.check_cost(key, n % 3);
+                    limiter.peek(key);
+                    limiter.refund(key, n % 2);
+                    clock.advance(Duration::from_millis(7));
+                }
+            };
+            // The log grows to what the limit can fill.
+            round();
+            assert_eq!(allocations(round), 0, "{quota:?} {key:?}");
+            clock.advance(Duration::from_millis(1999));
+            assert_eq!(allocations(round), 0, "after a pause: {quota:?} {key:?}");
+        }
+    }
+}
+
+/// The same for coarse logs and odd costs, whose runs are merged and of every width.
+#[test]
+fn decisions_on_a_coarse_log_allocate_nothing() {
+    let (store, clock) = store(1000);
+    let limiter = Limiter::with_store(Quota::per_second(100_000_000).with_slots(20), store);
+    let round = || {
+        for n in 0_u64..500 {
+            limiter.check_cost("key", n * n * 10);
+            clock.advance(Duration::from_millis(3));
+        }
+    };
+    round();
+    assert_eq!(allocations(round), 0);
+}
+
+/// A real request meets a few policies and brings a few attributes: still nothing.
+#[test]
+fn decisions_of_a_gate_with_a_few_policies_allocate_nothing() {
+    for quota in each(Quota::per_second(50)) {
+        let policies = [
+            Policy::new("per-user", quota).unwrap().scope(["user"]).with_override(["bob"], quota),
+            Policy::new("per-pair", quota).unwrap().scope(["ip", "user"]),
+            Policy::new("login", quota).unwrap().when("path", Match::glob("/v?/login*").unwrap()).shadow(),
+        ];
+        let (store, clock) = store(1000);
+        let gate = Gate::with_store(PolicySet::new(policies).unwrap(), store);
+        let address: std::net::IpAddr = "2001:db8::1".parse().unwrap();
+        let round = || {
+            for n in 0..200 {
+                let request = Request::new()
+                    .with("user", "alice")
+                    .with("ip", address)
+                    .with("path", "/v1/login?next=home")
+                    .with("method", "POST")
+                    .with("host", "example.org")
+                    .with("token", "0123456789abcdef")
+                    .cost(n % 3);
+                let decisions = gate.check(&request);
+                assert_eq!(decisions.iter().len(), 3);
+                let strictest = decisions.strictest().unwrap();
+                std::hint::black_box((strictest.policy().name(), strictest.quota(), decisions.verdict()));
+                gate.peek(&request);
+                gate.refund(&request);
+                clock.advance(Duration::from_millis(7));
+            }
+        };
+        round();
+        assert_eq!(allocations(round), 0, "{quota:?}");
+    }
+}
+
+/// Half a million calls over a thousand keys for an hour: what a service holds must not creep.
+#[test]
+fn a_steady_load_holds_no_more_at_its_end_than_at_its_begin() {
+    for quota in each(Quota::per_second(5)) {
+        let (store, clock) = store(2000);
+        let limiter = Limiter::with_store(quota, store);
+        let names: Vec<_> = (0..1000).map(|n| format!("key-{n}")).collect();
+        let round = || {
+            for n in 0..50_000 {
+                limiter.check(&names[n * 7919 % 1000]);
+                clock.advance(Duration::from_micros(200));
+            }
+        };
+        round();
+        let before = HELD.get();
+        (0..10).for_each(|_| round());
+        assert!(HELD.get() <= before, "{quota:?}: {} more", HELD.get() - before);
+    }
+}
+
+/// Bytes that 100,000 keys take, by the key, each charged `charges` times at different instants.
+fn bytes_per_key(quota: Quota, max_keys: usize, charges: u64) -> f64 {
+    const KEYS: u32 = 100_000;
+    let (store, clock) = store(max_keys);
+    let limiter = Limiter::with_store(quota, store);
+    let before = HELD.get();
+    for _ in 0..charges {
+        for n in 0..KEYS {
+            limiter.check(n.to_le_bytes());
+        }
+        clock.advance(Duration::from_micros(1));
+    }
+    assert_eq!(limiter.stats().dropped, 0);
+    assert_eq!(limiter.stats().keys, KEYS as usize);
+    let held = HELD.get() - before;
+    f64::from(i32::try_from(held).unwrap()) / f64::from(KEYS)
+}
+
+/// People size their machines by these figures, which the documentation of `MemoryStore` gives.
+#[test]
+fn a_key_takes_the_bytes_that_the_documentation_says() {
+    for max_keys in [1 << 20, 200_000, 110_000] {
+        for quota in each(Quota::per_hour(1000)) {
+            let bytes = bytes_per_key(quota, max_keys, 1);
+            let (least, most) = match quota.algorithm() {
+                Algorithm::SlidingLog => (73.0, 83.0),
+                _ => (45.0, 62.0),
+            };
+            assert!(bytes >= least && bytes <= most, "{quota:?} of {max_keys}: {bytes:.1} bytes a key");
+        }
+    }
+}
+
+/// A full log takes four bytes an entry; one that is filling has room for twice as many at most.
+#[test]
+fn an_entry_of_a_log_takes_four_bytes() {
+    let alone = bytes_per_key(Quota::per_hour(1000), 1 << 20, 1);
+    for (limit, charges, least, most) in [(8, 8, 32.0, 32.0), (20, 20, 80.0, 80.0), (1000, 9, 36.0, 72.0)] {
+        let bytes = bytes_per_key(Quota::per_hour(limit), 1 << 20, charges);
+        let ring = bytes - alone;
+        // Tables grow at other moments from run to run: that makes a byte or two.
+        assert!(ring > least - 2.0 && ring < most + 2.0, "limit {limit}: {ring:.1} for {charges} entries");
+    }
+}
+
+/// An empty store of a million keys is what every program pays that only might limit something.
+#[test]
+fn a_store_takes_130_bytes_for_each_1024_keys_and_gives_the_rest_back() {
+    let before = HELD.get();
+    let (store, clock) = store(1 << 20);
+    let empty = HELD.get() - before;
+    assert!(empty <= 130 * 1024, "{} bytes for each 1024 keys", empty / 1024);
+    let limiter = Limiter::with_store(Quota::per_second(1), store);
+    for n in 0..100_000_u32 {
+        limiter.check(n.to_le_bytes());
+    }
+    clock.advance(Duration::from_secs(10));
+    // Each sweep halves the tables that have become too large.
+    for _ in 0..8 {
+        limiter.sweep(1 << 20);
+    }
+    assert_eq!(limiter.stats().keys, 0);
+    let held = HELD.get() - before - empty;
+    // The smallest table that is not halved any more has 64 places.
+    assert!(held <= 1024 * 64 * 64 + 1000, "{held}");
+}

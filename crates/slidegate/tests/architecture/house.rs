@@ -1,0 +1,186 @@
+//! A source tree and the plan it has to keep to.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Modules, each with those it may use; named by path, `store/memory`.
+type Plan = [(&'static str, &'static [&'static str])];
+
+pub(crate) struct House {
+    plan: &'static Plan,
+    files: Vec<File>,
+}
+
+struct File {
+    /// From `src`, with slashes: `store/memory/table.rs`.
+    name: String,
+    text: String,
+}
+
+impl House {
+    /// Reads every source file below `src`.
+    pub(crate) fn read(src: &str, plan: &'static Plan) -> Self {
+        let mut files = Vec::new();
+        collect(Path::new(src), Path::new(src), &mut files);
+        files.sort_by(|a, b| a.name.cmp(&b.name));
+        assert!(files.len() > 1, "{src} has sources");
+        Self { plan, files }
+    }
+
+    /// Uses that the plan does not allow, files that it does not name, and ways round it, each in one line.
+    pub(crate) fn forbidden_uses(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        for file in &self.files {
+            let Some(module) = self.module_of(&file.stem()) else {
+                found.push(format!("{}: stands in no line of the plan; add its module there", file.name));
+                continue;
+            };
+            if module == "lib" || module == "main" {
+                continue;
+            }
+            let allowed = self.allowed(module);
+            for used in uses(&file.text) {
+                match self.module_of(&used.replace("::", "/")) {
+                    Some(used) if used == module || allowed.contains(&used) => {}
+                    Some(used) => {
+                        found.push(format!("{}: uses `{used}`, which `{module}` may not", file.name));
+                    }
+                    None => {
+                        found.push(format!("{}: uses `crate::{used}`; name the module it is in", file.name));
+                    }
+                }
+            }
+            // From the top `super` is the whole crate, and two of them reach past the file's own family.
+            let round = if file.name.contains('/') { "super::super" } else { "super::" };
+            if code(&file.text).contains(round) {
+                found.push(format!("{}: uses `{round}`; write `crate::` and the module", file.name));
+            }
+        }
+        found
+    }
+
+    /// What the plan allows and no file needs. Modules without a file are those still to be built.
+    pub(crate) fn unused_permissions(&self) -> Vec<String> {
+        let mut unused = Vec::new();
+        for (module, allowed) in self.plan {
+            let own: Vec<_> =
+                self.files.iter().filter(|file| self.module_of(&file.stem()) == Some(module)).collect();
+            let used: BTreeSet<_> = own.iter().flat_map(|file| uses(&file.text)).collect();
+            let used: BTreeSet<_> =
+                used.iter().filter_map(|used| self.module_of(&used.replace("::", "/"))).collect();
+            let superfluous = allowed.iter().filter(|allowed| !own.is_empty() && !used.contains(*allowed));
+            unused.extend(superfluous.map(|allowed| format!("`{module}` may use `{allowed}` and does not")));
+        }
+        unused
+    }
+
+    /// Names of the files whose code, tests aside, has one of these words.
+    pub(crate) fn mentions(&self, words: &[&str]) -> Vec<&str> {
+        let mentions = |file: &&File| words.iter().any(|word| code(&file.text).contains(word));
+        self.files.iter().filter(mentions).map(|file| file.name.as_str()).collect()
+    }
+
+    /// Files with more lines than that before their tests.
+    pub(crate) fn longer_than(&self, lines: usize) -> Vec<String> {
+        let length = |file: &File| before_tests(&file.text).lines().count();
+        let long = self.files.iter().filter(|file| length(file) > lines);
+        long.map(|file| format!("{}: {} lines before its tests", file.name, length(file))).collect()
+    }
+
+    /// Files whose first line is not the beginning of their description.
+    pub(crate) fn without_opening(&self) -> Vec<&str> {
+        let silent = self.files.iter().filter(|file| !file.text.starts_with("//! "));
+        silent.map(|file| file.name.as_str()).collect()
+    }
+
+    /// The module of the plan that a path belongs to: the longest that it begins with.
+    fn module_of(&self, path: &str) -> Option<&'static str> {
+        let within = |module: &&str| {
+            path.strip_prefix(*module).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        self.plan.iter().map(|(module, _)| *module).filter(within).max_by_key(|module| module.len())
+    }
+
+    fn allowed(&self, module: &str) -> &'static [&'static str] {
+        self.plan.iter().find(|(name, _)| *name == module).map_or(&[], |(_, allowed)| *allowed)
+    }
+}
+
+impl File {
+    fn stem(&self) -> String {
+        self.name.trim_end_matches(".rs").to_owned()
+    }
+}
+
+fn collect(src: &Path, folder: &Path, files: &mut Vec<File>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path: PathBuf = entry.unwrap().path();
+        if path.is_dir() {
+            collect(src, &path, files);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let name = path.strip_prefix(src).unwrap().to_str().unwrap().replace('\\', "/");
+            files.push(File { name, text: fs::read_to_string(&path).unwrap() });
+        }
+    }
+}
+
+/// A file without its tests, which may use everything.
+fn before_tests(text: &str) -> &str {
+    let tests = text.find("\nmod tests {").and_then(|at| text[..at].rfind("#[cfg(test)]"));
+    tests.map_or(text, |at| &text[..at])
+}
+
+/// The code before the tests: lines without what follows `//`.
+fn code(text: &str) -> String {
+    let lines = before_tests(text).lines().map(|line| line.split("//").next().unwrap_or_default());
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// The paths below `crate::` that the code names, up to a type or constant: `store::memory`, `quota`.
+pub(crate) fn uses(text: &str) -> Vec<String> {
+    let code = code(text);
+    let mut found = BTreeSet::new();
+    for (at, _) in code.match_indices("crate::") {
+        let path = &code[at + "crate::".len()..];
+        if let Some(list) = path.strip_prefix('{') {
+            found.extend(items(list).map(module_path));
+        } else {
+            found.insert(module_path(path));
+        }
+    }
+    found.into_iter().collect()
+}
+
+/// The items of a `use` list up to its closing brace, inner lists left as they are.
+fn items(list: &str) -> impl Iterator<Item = &str> {
+    let mut depth = 0;
+    let end = list.find(|c| {
+        depth += i32::from(c == '{') - i32::from(c == '}');
+        depth < 0
+    });
+    let mut depth = 0;
+    let items = list[..end.unwrap_or(list.len())].split(move |c| {
+        depth += i32::from(c == '{') - i32::from(c == '}');
+        c == ',' && depth == 0
+    });
+    items.map(str::trim).filter(|item| !item.is_empty())
+}
+
+/// The leading part of a path that may name modules: these begin in lower case.
+fn module_path(mut path: &str) -> String {
+    let mut modules = Vec::new();
+    loop {
+        let end = path.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(path.len());
+        let (part, rest) = path.split_at(end);
+        if part.is_empty() || !modules.is_empty() && part.starts_with(char::is_uppercase) {
+            break;
+        }
+        modules.push(part);
+        match rest.strip_prefix("::") {
+            Some(rest) => path = rest,
+            None => break,
+        }
+    }
+    modules.join("::")
+}
