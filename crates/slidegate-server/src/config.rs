@@ -243,9 +243,9 @@ policies:
             described(&config),
             [
                 "per-user: requests are limited to 100 per 1m for each user (exact sliding log). Denies. A key takes \
-                 about 583 bytes at most.",
+                 about 594 bytes at most.",
                 "login-per-ip: requests whose path is `/login` are limited to 5 per 1m for each ip (exact sliding log). \
-                 Denies. A key takes about 108 bytes at most."
+                 Denies. A key takes about 119 bytes at most."
             ]
         );
         assert_eq!(config.listen, DEFAULT_LISTEN);
@@ -301,7 +301,7 @@ policies:
             described(&config),
             [
                 "per-user: requests are limited to 100 per 1m for each user (exact sliding log). Denies. A key takes about \
-              583 bytes at most."
+              594 bytes at most."
             ]
         );
         assert!(config.is_address("ip") && !config.is_address("user"));

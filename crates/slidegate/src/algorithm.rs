@@ -28,8 +28,7 @@ pub(crate) trait State: Default + std::fmt::Debug {
     /// clock has stepped back.
     fn settle(&mut self, quota: &Quota, now: u64) -> u64;
 
-    /// Fits the state, settled to `now` under another quota of the same algorithm, to this one: what it counts, counts
-    /// on.
+    /// Fits the state, settled to `now` under a quota with another window, to this one: what it counts, counts on.
     fn adopt(&mut self, quota: &Quota, now: u64);
 
     /// Cost that counts now, rounded up.

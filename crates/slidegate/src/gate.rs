@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::{ArcSwap, Guard};
 use smallvec::SmallVec;
@@ -14,7 +14,6 @@ use crate::quota::Quota;
 use crate::request::Request;
 use crate::store::Verb;
 use crate::store::memory::{MemoryStats, MemoryStore};
-use crate::sync::Mutex;
 
 /// A set of policies over one store. Decides a request under all that apply, in one atomic step.
 ///
@@ -121,7 +120,7 @@ impl Gate {
     ///
     /// Takes time proportional to the number of keys, about 0.1 microseconds each, while decisions go on.
     pub fn configure(&self, mut policies: PolicySet) {
-        let mut numbers = self.numbers.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
         numbers.number(&mut policies);
         let new = Arc::new(policies);
         let old = self.policies.swap(Arc::clone(&new));

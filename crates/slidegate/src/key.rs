@@ -113,7 +113,7 @@ fn write_escaped(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
     Ok(())
 }
 
-/// What a table stores of a key: 15 bytes and a tag in the last, which says what they are. A tag of 0 is no key.
+/// What a table stores of a key: 15 bytes and a tag in the last, which says what they are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) struct KeyId(pub(crate) [u64; 2]);
 
@@ -127,11 +127,6 @@ impl KeyId {
 
     const fn tag(tag: u8) -> u64 {
         (tag as u64) << 56
-    }
-
-    #[inline]
-    pub(crate) fn is_none(self) -> bool {
-        self.0[1] >> 56 == 0
     }
 }
 

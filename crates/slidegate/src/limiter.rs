@@ -1,14 +1,9 @@
 //! The limiter: one quota, many keys.
 
-use std::sync::Arc;
-
-use arc_swap::ArcSwap;
-
 use crate::decision::Decision;
 use crate::quota::Quota;
 use crate::store::Verb;
 use crate::store::memory::{MemoryStats, MemoryStore};
-use crate::sync::Mutex;
 
 /// One quota for many keys, in the memory of this process.
 ///
@@ -27,8 +22,6 @@ use crate::sync::Mutex;
 #[derive(Debug)]
 pub struct Limiter {
     store: MemoryStore,
-    quota: ArcSwap<Quota>,
-    configuring: Mutex<()>,
 }
 
 impl Limiter {
@@ -41,7 +34,8 @@ impl Limiter {
     /// A limiter on a store that was made with a clock or a number of keys of choice.
     #[must_use]
     pub fn with_store(quota: Quota, store: MemoryStore) -> Self {
-        Self { store, quota: ArcSwap::from_pointee(quota), configuring: Mutex::new(()) }
+        store.set_quota(quota);
+        Self { store }
     }
 
     /// Decides a request of cost 1 and charges it if it is allowed.
@@ -65,7 +59,7 @@ impl Limiter {
     /// ```
     #[inline]
     pub fn check_cost(&self, key: impl AsRef<[u8]>, cost: u64) -> Decision {
-        self.store.apply_one(Verb::Check, &self.quota.load(), key.as_ref(), cost)
+        self.store.apply_one(Verb::Check, key.as_ref(), cost)
     }
 
     /// What [`check`](Self::check) would say, without charging.
@@ -82,7 +76,7 @@ impl Limiter {
 
     /// What [`check_cost`](Self::check_cost) would say, without charging.
     pub fn peek_cost(&self, key: impl AsRef<[u8]>, cost: u64) -> Decision {
-        self.store.apply_one(Verb::Peek, &self.quota.load(), key.as_ref(), cost)
+        self.store.apply_one(Verb::Peek, key.as_ref(), cost)
     }
 
     /// Gives back `cost`, at most what was charged and still counts; [`Decision::cost`] says how much that was.
@@ -98,7 +92,7 @@ impl Limiter {
     /// assert_eq!((refunded.cost, refunded.remaining), (4, 10));
     /// ```
     pub fn refund(&self, key: impl AsRef<[u8]>, cost: u64) -> Decision {
-        self.store.apply_one(Verb::Refund, &self.quota.load(), key.as_ref(), cost)
+        self.store.apply_one(Verb::Refund, key.as_ref(), cost)
     }
 
     /// Charges `cost` although it may exceed the limit: for costs known only afterwards. What follows waits it out.
@@ -112,7 +106,7 @@ impl Limiter {
     /// assert!(limiter.check("alice").is_denied());
     /// ```
     pub fn penalize(&self, key: impl AsRef<[u8]>, cost: u64) -> Decision {
-        self.store.apply_one(Verb::Penalize, &self.quota.load(), key.as_ref(), cost)
+        self.store.apply_one(Verb::Penalize, key.as_ref(), cost)
     }
 
     /// Forgets a key; says whether anything counted on it.
@@ -125,7 +119,7 @@ impl Limiter {
     /// assert!(!limiter.reset("alice"));
     /// ```
     pub fn reset(&self, key: impl AsRef<[u8]>) -> bool {
-        self.store.reset_one(&self.quota.load(), key.as_ref())
+        self.store.reset_one(key.as_ref())
     }
 
     /// Puts another quota in force at once. Keys keep what they have used: it counts by the old quota until now and by
@@ -141,17 +135,13 @@ impl Limiter {
     /// assert_eq!(limiter.peek("alice").remaining, 2);
     /// ```
     pub fn configure(&self, quota: Quota) {
-        let _one_at_a_time = self.configuring.lock();
-        let old = self.quota.swap(Arc::new(quota));
-        if *old != quota {
-            self.store.requote(&|_, _| Some((&old, &quota)));
-        }
+        self.store.set_quota(quota);
     }
 
     /// The quota in force.
     #[must_use]
     pub fn quota(&self) -> Quota {
-        **self.quota.load()
+        self.store.quota()
     }
 
     /// How full the store is.

@@ -6,7 +6,7 @@ use std::fmt;
 use std::ops::{Add, Sub};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Microseconds in a second.
 pub(crate) const SECOND_US: u64 = 1_000_000;
@@ -80,8 +80,10 @@ impl Sub for Timestamp {
 }
 
 /// A span in whole microseconds, rounded up, at most `u64::MAX`.
+#[inline]
 pub(crate) fn micros(span: Duration) -> u64 {
-    u64::try_from(span.as_nanos().div_ceil(1000)).unwrap_or(u64::MAX)
+    // Not by way of `as_nanos`: a decision does this, and dividing 128 bits takes as long as all the rest of it.
+    span.as_secs().saturating_mul(SECOND_US).saturating_add(u64::from(span.subsec_nanos().div_ceil(1000)))
 }
 
 /// A wait in whole seconds, rounded up.
@@ -111,13 +113,15 @@ pub trait Clock: Send + Sync + fmt::Debug {
     fn now(&self) -> Timestamp;
 }
 
-/// The system's monotonic clock, counted from the wall-clock time at which this value was made.
+/// The machine's monotonic clock, counted from the wall-clock time at which this value was made.
 ///
 /// It never runs back. A later correction of the machine's wall clock does not move it; only the alignment of
-/// `fixed-window` to the epoch can tell.
-#[derive(Debug, Clone, Copy)]
+/// `fixed-window` to the epoch can tell. It reads the processor's time stamp counter where that is steady, and the
+/// operating system's clock elsewhere; making the first one in a process takes some milliseconds to calibrate it.
+#[derive(Debug, Clone)]
 pub struct SystemClock {
-    started: Instant,
+    counter: quanta::Clock,
+    started: u64,
     started_at: Timestamp,
 }
 
@@ -126,8 +130,9 @@ impl SystemClock {
     #[must_use]
     #[allow(clippy::disallowed_methods)] // the one place that reads clocks
     pub fn new() -> Self {
+        let counter = quanta::Clock::new();
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
-        Self { started: Instant::now(), started_at: Timestamp(micros(since_epoch)) }
+        Self { started: counter.raw(), started_at: Timestamp(micros(since_epoch)), counter }
     }
 }
 
@@ -139,11 +144,10 @@ impl Default for SystemClock {
 
 impl Clock for SystemClock {
     #[inline]
-    #[allow(clippy::disallowed_methods)] // the one place that reads clocks
     fn now(&self) -> Timestamp {
-        let run = Instant::now().duration_since(self.started);
-        // Both products fit: a process does not run for 584,000 years.
-        Timestamp(self.started_at.0 + run.as_secs() * SECOND_US + u64::from(run.subsec_micros()))
+        let run_ns = self.counter.delta_as_nanos(self.started, self.counter.raw());
+        // The sum fits: a process does not run for 584,000 years.
+        Timestamp(self.started_at.0 + run_ns / 1000)
     }
 }
 

@@ -197,8 +197,8 @@ fn a_key_takes_the_bytes_that_the_documentation_says() {
         for quota in each(Quota::per_hour(1000)) {
             let bytes = bytes_per_key(quota, max_keys, 1);
             let (least, most) = match quota.algorithm() {
-                Algorithm::SlidingLog => (73.0, 83.0),
-                _ => (45.0, 62.0),
+                Algorithm::SlidingLog => (82.0, 94.0),
+                _ => (46.0, 63.0),
             };
             assert!(bytes >= least && bytes <= most, "{quota:?} of {max_keys}: {bytes:.1} bytes a key");
         }
@@ -209,7 +209,7 @@ fn a_key_takes_the_bytes_that_the_documentation_says() {
 #[test]
 fn an_entry_of_a_log_takes_four_bytes() {
     let alone = bytes_per_key(Quota::per_hour(1000), 1 << 20, 1);
-    for (limit, charges, least, most) in [(8, 8, 32.0, 32.0), (20, 20, 80.0, 80.0), (1000, 9, 36.0, 72.0)] {
+    for (limit, charges, least, most) in [(8, 8, 32.0, 32.0), (20, 20, 80.0, 80.0), (1000, 17, 68.0, 136.0)] {
         let bytes = bytes_per_key(Quota::per_hour(limit), 1 << 20, charges);
         let ring = bytes - alone;
         // Tables grow at other moments from run to run: that makes a byte or two.
@@ -219,11 +219,11 @@ fn an_entry_of_a_log_takes_four_bytes() {
 
 /// An empty store of a million keys is what every program pays that only might limit something.
 #[test]
-fn a_store_takes_130_bytes_for_each_1024_keys_and_gives_the_rest_back() {
+fn a_store_takes_256_bytes_for_each_1024_keys_and_gives_the_rest_back() {
     let before = HELD.get();
     let (store, clock) = store(1 << 20);
     let empty = HELD.get() - before;
-    assert!(empty <= 130 * 1024, "{} bytes for each 1024 keys", empty / 1024);
+    assert!(empty <= 257 * 1024, "{} bytes for each 1024 keys", empty / 1024);
     let limiter = Limiter::with_store(Quota::per_second(1), store);
     for n in 0..100_000_u32 {
         limiter.check(n.to_le_bytes());

@@ -55,6 +55,31 @@ fn threads_on_one_key_share_exactly_the_limit() {
     }
 }
 
+/// One race is seldom lost; thousands, each begun at one moment, tell.
+#[test]
+fn threads_that_meet_on_a_fresh_key_share_its_limit_every_time() {
+    const ROUNDS: u64 = 3000;
+    const MEETING: u64 = 3;
+    for algorithm in Algorithm::ALL {
+        let quota = Quota::per_minute(1).with_algorithm(algorithm);
+        let store = MemoryStore::builder().max_keys(10_000).clock(ManualClock::new()).build();
+        let limiter = Limiter::with_store(quota, store);
+        let arrived = AtomicU64::new(0);
+        let admitted = sum_over_threads(MEETING, |_| {
+            let race = |round: u64| {
+                arrived.fetch_add(1, Ordering::AcqRel);
+                while arrived.load(Ordering::Acquire) < MEETING * (round + 1) {
+                    // There may be fewer processors than threads.
+                    thread::yield_now();
+                }
+                u64::from(limiter.check(round.to_le_bytes()).is_allowed())
+            };
+            (0..ROUNDS).map(race).sum()
+        });
+        assert_eq!(admitted, ROUNDS, "{algorithm}");
+    }
+}
+
 /// The clock of a real service runs on while threads overtake each other between reading it and being decided.
 #[test]
 fn threads_on_the_system_clock_share_exactly_the_limit() {

@@ -110,3 +110,25 @@ fn keys_that_come_and_go_at_once_are_counted_exactly() {
         assert_eq!(limiter.stats().dropped, 0);
     });
 }
+
+/// A limit that changes while requests are under way: each is decided under one or the other, and none is lost.
+///
+/// The cell that holds the quota is not known to the model checker: what it tries is the order of the locks.
+#[test]
+fn requests_that_meet_a_change_of_the_limit_are_all_counted() {
+    for algorithm in Algorithm::ALL {
+        loom::model(move || {
+            let quota = |limit| Quota::per_minute(limit).with_algorithm(algorithm);
+            let limiter = Arc::new(Limiter::with_store(quota(1), store()));
+            let other = {
+                let limiter = limiter.clone();
+                thread::spawn(move || (0..2).map(|_| limiter.check("key").cost).sum::<u64>())
+            };
+            limiter.configure(quota(3));
+            let mine = limiter.check("key").cost;
+            let admitted = other.join().unwrap() + mine;
+            assert!((2..=3).contains(&admitted), "{algorithm}: {admitted}");
+            assert_eq!(limiter.peek("key").used, admitted, "{algorithm}");
+        });
+    }
+}

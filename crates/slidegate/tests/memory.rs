@@ -133,6 +133,22 @@ fn dropped_counts_the_keys_that_counted_and_no_others() {
     }
 }
 
+/// Where some have expired and some not, what is told as dropped is what was lost, to the key.
+#[test]
+fn dropped_is_the_number_of_keys_that_were_lost() {
+    let (limiter, clock) = limiter(Quota::new(5, Duration::from_secs(10)).unwrap(), 1000);
+    fill(&limiter, "expired", 200);
+    clock.advance(Duration::from_secs(8));
+    fill(&limiter, "counting", 800);
+    clock.advance(Duration::from_secs(4));
+    fill(&limiter, "new", 600);
+    let counts =
+        |name: &str, keys: usize| (0..keys).filter(|n| limiter.peek(format!("{name}-{n}")).used == 1).count();
+    let lost = 800 - counts("counting", 800) + 600 - counts("new", 600);
+    assert_eq!(limiter.stats().dropped, lost as u64);
+    assert!(lost >= 400, "{lost}");
+}
+
 /// A service that has seen a million users must not hold the memory of those that are long gone.
 #[test]
 fn expired_keys_leave_beside_new_ones() {

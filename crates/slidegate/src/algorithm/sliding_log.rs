@@ -1,22 +1,22 @@
 //! Sliding log: every charge with its time, exact to the microsecond.
 //!
 //! A charge costs 4 to 14 bytes, most often 4: runs of (stamp, cost) lie packed in a ring whose fields are as narrow
-//! as the window and the largest cost allow, and a lone run needs no ring at all. At most `slots` runs are held, one
+//! as the window and the largest cost allow. The first five lie beside the key itself. At most `slots` runs are held, one
 //! more while a step is being filled; a limit above `slots` rounds stamps up to steps of window / slots, so a charge
 //! may count that much too long and never too short. `lua/sliding_log.lua` will be its twin.
 
 use super::{State, small_step_us};
 use crate::quota::Quota;
 
-/// 40 bytes, and the ring.
-#[derive(Debug, Clone, Default)]
+/// 48 bytes, and the ring where it is longer than 23.
+#[derive(Debug, Default)]
 pub(crate) struct SlidingLog {
     /// Stamp of the newest run, in microseconds since the epoch. Meaningless while `used` is 0.
     newest: u64,
     /// Sum of the runs' costs.
     used: u64,
-    /// The runs, oldest at `head`: stamp, then cost, little-endian. Empty while there was never more than one run.
-    ring: Box<[u8]>,
+    /// The runs, oldest at `head`: stamp, then cost, little-endian.
+    ring: Ring,
     head: u16,
     /// Runs in the ring.
     len: u16,
@@ -25,6 +25,44 @@ pub(crate) struct SlidingLog {
     widths: Widths,
     /// Bits of the step that `newest` was rounded up to: it may lie that far ahead of the time that it was made.
     ahead_bits: u8,
+}
+
+/// The bytes of the runs. Few lie in the table's own slot, so that a key with few charges is one place in memory.
+#[derive(Debug)]
+enum Ring {
+    Here([u8; Self::HERE]),
+    Elsewhere(Box<[u8]>),
+}
+
+impl Ring {
+    /// As many as fit without growing the slot for the tag's sake.
+    const HERE: usize = 23;
+
+    fn new(bytes: usize) -> Self {
+        if bytes <= Self::HERE { Self::default() } else { Self::Elsewhere(vec![0; bytes].into_boxed_slice()) }
+    }
+
+    #[inline]
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Here(bytes) => bytes,
+            Self::Elsewhere(bytes) => bytes,
+        }
+    }
+
+    #[inline]
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::Here(bytes) => bytes,
+            Self::Elsewhere(bytes) => bytes,
+        }
+    }
+}
+
+impl Default for Ring {
+    fn default() -> Self {
+        Self::Here([0; Self::HERE])
+    }
 }
 
 /// How wide the fields in the ring are.
@@ -56,9 +94,6 @@ impl Widths {
     }
 }
 
-/// Runs of the first ring. A key that comes twice often comes four times.
-const FIRST_ROOM: u16 = 4;
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Run {
     stamp: u64,
@@ -85,10 +120,13 @@ impl State for SlidingLog {
             self.clear();
             return now;
         }
-        while self.oldest().stamp <= horizon {
-            self.pop();
+        loop {
+            let oldest = self.oldest();
+            if oldest.stamp > horizon {
+                return now;
+            }
+            self.drop_oldest(oldest);
         }
-        now
     }
 
     /// Stamps are times, so they mean the same under any window.
@@ -101,7 +139,11 @@ impl State for SlidingLog {
 
     #[inline]
     fn sinks_us(&self, quota: &Quota, now: u64, room: u64) -> u64 {
-        let stamp = if room == 0 { self.newest } else { self.frees(self.used - room) };
+        let stamp = match self.used - room {
+            1 => self.oldest().stamp,
+            _ if room == 0 => self.newest,
+            needed => self.frees(needed),
+        };
         (stamp + quota.window_us()).saturating_sub(now)
     }
 
@@ -115,11 +157,9 @@ impl State for SlidingLog {
             1 => now,
             step => quota.by_step().ceil(now) * step,
         };
-        if self.used == 0 && self.room == 0 {
-            self.newest = stamp;
-        } else if self.used > 0 && stamp <= self.newest {
+        if self.used > 0 && stamp <= self.newest {
             self.add_to_newest(cost);
-        } else if self.runs() >= most_runs(quota) {
+        } else if self.len >= most_runs(quota) {
             // Penalties alone, or fewer slots than there were, fill the log: count the newest run a little longer.
             self.restamp_newest(quota, stamp);
             self.add_to_newest(cost);
@@ -141,7 +181,7 @@ impl State for SlidingLog {
             return given;
         }
         let mut rest = given;
-        while self.room > 0 && rest > 0 {
+        while rest > 0 {
             let oldest = self.oldest();
             if oldest.cost > rest {
                 self.write(0, Run { cost: oldest.cost - rest, ..oldest });
@@ -149,9 +189,8 @@ impl State for SlidingLog {
                 return given;
             }
             rest -= oldest.cost;
-            self.pop();
+            self.drop_oldest(oldest);
         }
-        self.used -= rest;
         given
     }
 }
@@ -185,12 +224,6 @@ fn cost_bytes(cost: u64) -> u8 {
 }
 
 impl SlidingLog {
-    /// Bytes that the log holds outside the value itself.
-    #[cfg(test)]
-    pub(crate) fn heap_bytes(&self) -> usize {
-        self.ring.len()
-    }
-
     /// Forgets every run and keeps the ring: a key that is charged again will fill it again.
     fn clear(&mut self) {
         self.used = 0;
@@ -209,20 +242,16 @@ impl SlidingLog {
         }
     }
 
-    fn runs(&self) -> u16 {
-        if self.room == 0 { u16::from(self.used > 0) } else { self.len }
-    }
-
     /// The oldest run. There is one.
     #[inline]
     fn oldest(&self) -> Run {
-        if self.room == 0 { Run { stamp: self.newest, cost: self.used } } else { self.read(0) }
+        self.read(0)
     }
 
-    /// Drops the oldest run. It is in the ring: a lone run goes by [`clear`](Self::clear).
+    /// Drops the oldest run, which this is.
     #[inline]
-    fn pop(&mut self) {
-        self.used -= self.read(0).cost;
+    fn drop_oldest(&mut self, oldest: Run) {
+        self.used -= oldest.cost;
         self.head = if self.head + 1 == self.room { 0 } else { self.head + 1 };
         self.len -= 1;
     }
@@ -252,27 +281,21 @@ impl SlidingLog {
     }
 
     fn add_to_newest(&mut self, cost: u64) {
-        if self.room == 0 {
-            return;
-        }
-        let newest = self.read(self.len - 1);
-        let run = Run { cost: newest.cost + cost, ..newest };
-        let needed = cost_bytes(run.cost);
+        let cost = self.read(self.len - 1).cost + cost;
+        let needed = cost_bytes(cost);
         if needed > self.widths.cost() {
             self.rebuild(self.room, Widths::new(self.widths.stamp(), needed));
         }
-        self.write(self.len - 1, run);
+        self.write(self.len - 1, Run { stamp: self.newest, cost });
     }
 
     fn restamp_newest(&mut self, quota: &Quota, stamp: u64) {
-        if self.room > 0 {
-            let needed = stamp_bytes(quota);
-            if needed > self.widths.stamp() {
-                self.rebuild(self.room, Widths::new(needed, self.widths.cost()));
-            }
-            let newest = self.read(self.len - 1);
-            self.write(self.len - 1, Run { stamp, ..newest });
+        let needed = stamp_bytes(quota);
+        if needed > self.widths.stamp() {
+            self.rebuild(self.room, Widths::new(needed, self.widths.cost()));
         }
+        let newest = self.read(self.len - 1);
+        self.write(self.len - 1, Run { stamp, ..newest });
         self.newest = stamp;
     }
 
@@ -289,41 +312,34 @@ impl SlidingLog {
         self.write(self.len - 1, run);
     }
 
-    /// Room for one more run: twice as much as before, but no more than the limit can fill.
+    /// Room for one more run of these widths: what fits beside the key, then twice as much as before, but no more than
+    /// the limit can fill.
     #[cold]
-    fn make_room(&mut self, quota: &Quota, mut widths: Widths) {
-        let lone = (self.room == 0 && self.used > 0).then_some(Run { stamp: self.newest, cost: self.used });
-        if let Some(run) = lone {
-            widths = Widths::new(widths.stamp(), widths.cost().max(cost_bytes(run.cost)));
-        }
+    fn make_room(&mut self, quota: &Quota, widths: Widths) {
         let most = most_runs(quota);
         let fillable = u16::try_from(quota.limit()).unwrap_or(most).min(most);
-        let needed = self.runs() + 1;
-        let doubled = self.room.saturating_mul(2).max(FIRST_ROOM);
-        let room = if needed <= self.room {
+        let here = Ring::HERE / widths.run();
+        #[allow(clippy::cast_possible_truncation)] // at most 23
+        let here = here as u16;
+        let needed = self.len + 1;
+        let room = if needed <= here {
+            here
+        } else if needed <= self.room {
             self.room
         } else if needed <= fillable {
-            doubled.min(fillable)
+            (self.room * 2).clamp(needed, fillable)
         } else {
-            doubled.min(most).max(needed)
+            self.room.saturating_mul(2).min(most).max(needed)
         };
         self.rebuild(room, widths);
-        if let Some(run) = lone {
-            self.len = 1;
-            self.write(0, run);
-        }
     }
 
     /// Moves the runs to a ring of other measures.
     #[cold]
     fn rebuild(&mut self, room: u16, widths: Widths) {
-        let mut next = Self {
-            ring: vec![0; usize::from(room) * widths.run()].into_boxed_slice(),
-            head: 0,
-            room,
-            widths,
-            ..*self
-        };
+        let ring = Ring::new(usize::from(room) * widths.run());
+        let Self { newest, used, len, ahead_bits, .. } = *self;
+        let mut next = Self { newest, used, ring, head: 0, len, room, widths, ahead_bits };
         for at in 0..self.len {
             next.write(at, self.read(at));
         }
@@ -342,33 +358,33 @@ impl SlidingLog {
     #[inline]
     fn read(&self, at: u16) -> Run {
         let offset = self.offset(at);
-        let stamp_bytes = usize::from(self.widths.stamp());
-        let low = read_uint(&self.ring[offset..offset + stamp_bytes]);
-        let mask = u64::MAX >> (64 - 8 * stamp_bytes);
+        let run = &self.ring.bytes()[offset..offset + self.widths.run()];
+        let (low, mask, cost) = if self.widths.stamp() == 4 {
+            let (stamp, cost) = run.split_at(4);
+            (read_uint(stamp), u64::from(u32::MAX), cost)
+        } else {
+            let (stamp, cost) = run.split_at(6);
+            (read_uint(stamp), (1 << 48) - 1, cost)
+        };
         // A clock that went back to the epoch would put old runs before it.
         let stamp = self.newest.saturating_sub(self.newest.wrapping_sub(low) & mask);
-        let cost = match usize::from(self.widths.cost()) {
-            0 => 1,
-            bytes => read_uint(&self.ring[offset + stamp_bytes..offset + stamp_bytes + bytes]),
-        };
-        Run { stamp, cost }
+        Run { stamp, cost: if cost.is_empty() { 1 } else { read_uint(cost) } }
     }
 
     #[inline]
     fn write(&mut self, at: u16, run: Run) {
         debug_assert!(cost_bytes(run.cost) <= self.widths.cost(), "a cost is cut");
         let offset = self.offset(at);
-        let stamp_bytes = usize::from(self.widths.stamp());
-        write_uint(&mut self.ring[offset..offset + stamp_bytes], run.stamp);
-        if self.widths.cost() > 0 {
-            let cost = offset + stamp_bytes;
-            write_uint(&mut self.ring[cost..cost + usize::from(self.widths.cost())], run.cost);
-        }
+        let stamp = if self.widths.stamp() == 4 { 4 } else { 6 };
+        let bytes = &mut self.ring.bytes_mut()[offset..offset + self.widths.run()];
+        let (stamp, cost) = bytes.split_at_mut(stamp);
+        write_uint(stamp, run.stamp);
+        write_uint(cost, run.cost);
     }
 }
 
 /// A little-endian number of 1, 2, 4, 6 or 8 bytes.
-#[inline]
+#[inline(always)]
 fn read_uint(bytes: &[u8]) -> u64 {
     match *bytes {
         [a] => u64::from(a),
@@ -380,9 +396,18 @@ fn read_uint(bytes: &[u8]) -> u64 {
     }
 }
 
-#[inline]
+/// Writes the low bytes of a number, as many as there are places. By width, since a copy of unknown length is a call.
+#[inline(always)]
 fn write_uint(bytes: &mut [u8], value: u64) {
-    bytes.copy_from_slice(&value.to_le_bytes()[..bytes.len()]);
+    let value = value.to_le_bytes();
+    match bytes.len() {
+        0 => {}
+        1 => bytes[0] = value[0],
+        2 => bytes.copy_from_slice(&value[..2]),
+        4 => bytes.copy_from_slice(&value[..4]),
+        6 => bytes.copy_from_slice(&value[..6]),
+        _ => bytes.copy_from_slice(&value),
+    }
 }
 
 #[cfg(test)]
@@ -406,16 +431,22 @@ mod tests {
         let charges: Vec<_> = (0..100).map(|i| (1_000_000 + i, 1)).collect();
         let log = charged(&quota, &charges);
         assert_eq!(log.used, 100);
-        assert_eq!(log.heap_bytes(), 400);
-        assert_eq!(std::mem::size_of::<SlidingLog>(), 40);
+        assert_eq!(log.ring.bytes().len(), 400);
     }
 
-    /// Most keys of a real service are seen once; they must not pay for a ring.
+    /// Most keys of a real service are seen a few times; they must not pay for memory elsewhere.
     #[test]
-    fn a_lone_run_needs_no_ring_whatever_its_cost() {
-        let quota = Quota::per_minute(1_000_000);
-        let log = charged(&quota, &[(120_000_000, 70_000), (120_000_000, 5)]);
-        assert_eq!((log.used, log.heap_bytes()), (70_005, 0));
+    fn five_runs_lie_beside_the_key_and_one_of_any_cost() {
+        let quota = Quota::per_minute(100);
+        let few = charged(&quota, &[(1, 1), (2, 1), (3, 1), (4, 1), (5, 1)]);
+        assert!(matches!(few.ring, Ring::Here(_)));
+        assert!(matches!(
+            charged(&quota, &[(1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (6, 1)]).ring,
+            Ring::Elsewhere(_)
+        ));
+        let large = Quota::new(u64::MAX, Duration::from_secs(30 * 86_400)).unwrap();
+        assert!(matches!(charged(&large, &[(1, u64::MAX)]).ring, Ring::Here(_)));
+        assert_eq!(std::mem::size_of::<SlidingLog>(), 48);
     }
 
     /// A month's window and costs of gigabytes widen the fields in the middle of a key's life.

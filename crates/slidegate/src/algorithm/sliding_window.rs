@@ -37,6 +37,9 @@ impl SlidingWindow {
         if older <= room {
             return 0;
         }
+        if room == 0 {
+            return window;
+        }
         // older * left <= room * window, with left as large as it may be.
         window - share(room, window, older)
     }

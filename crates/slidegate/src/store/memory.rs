@@ -3,7 +3,7 @@
 //! A decision locks the one shard that its key lies in, and reads the clock before that. A request under several
 //! policies locks its shards in ascending order, so that no two requests wait for each other.
 
-use std::sync::PoisonError;
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 
@@ -22,10 +22,10 @@ use shard::{Address, Call, Shard};
 
 /// Keys of all policies in the memory of this process.
 ///
-/// Holds at most `max_keys` keys, by default [`DEFAULT_MAX_KEYS`](Self::DEFAULT_MAX_KEYS). A key takes 46 to 62 bytes
-/// under `fixed-window`, `sliding-window` and `token-bucket`, and 74 to 83 bytes under `sliding-log`, plus 4 bytes for
-/// each entry of the log past the first (up to 14 for costs and windows that need it): a million keys of counters take
-/// 62 MB at most, a million full logs of 100 entries 483 MB. The store itself takes 130 bytes for each 1024 of
+/// Holds at most `max_keys` keys, by default [`DEFAULT_MAX_KEYS`](Self::DEFAULT_MAX_KEYS). A key takes 47 to 63 bytes
+/// under `fixed-window`, `sliding-window` and `token-bucket`, and 84 to 94 bytes under `sliding-log`, plus 4 bytes for
+/// each entry of the log if there are more than five (up to 14 for costs and windows that need it): a million keys of counters take
+/// 63 MB at most, a million full logs of 100 entries 494 MB. The store itself takes 256 bytes for each 1024 of
 /// `max_keys`, and grows and shrinks with the keys it holds.
 ///
 /// A key leaves when nothing of it counts any more: on access, and a few at a time beside other decisions. When the
@@ -45,9 +45,18 @@ pub struct MemoryStore {
 }
 
 /// A shard under its lock, so placed that no two share a cache line, nor the pair of lines that is fetched together.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 #[repr(align(128))]
-struct Apart(Mutex<Shard>);
+struct Apart(Mutex<Kept>);
+
+/// What a lock guards.
+#[derive(Debug)]
+struct Kept {
+    shard: Shard,
+    /// The quota of keys without a policy. Each shard points to it, so that a decision, which holds the lock anyway, reads
+    /// it without another atomic step; that would take a fifth of its time.
+    quota: Arc<Quota>,
+}
 
 /// How many keys there are, over all shards.
 #[derive(Debug)]
@@ -88,7 +97,7 @@ impl MemoryStoreBuilder {
     /// Takes the time from `clock` instead of the system.
     #[must_use]
     pub fn clock(mut self, clock: impl Clock + 'static) -> Self {
-        self.clock = TimeSource::Other(std::sync::Arc::new(clock));
+        self.clock = TimeSource::Other(Arc::new(clock));
         self
     }
 
@@ -97,10 +106,12 @@ impl MemoryStoreBuilder {
     pub fn build(self) -> MemoryStore {
         let shards = (self.max_keys / KEYS_PER_SHARD).clamp(1, MAX_SHARDS);
         let bits = shards.ilog2();
+        let none = Arc::new(Quota::per_second(0));
+        let kept = || Kept { shard: Shard::default(), quota: Arc::clone(&none) };
         MemoryStore {
             clock: self.clock,
             secret: Secret::random(),
-            shards: (0..1usize << bits).map(|_| Apart::default()).collect(),
+            shards: (0..1usize << bits).map(|_| Apart(Mutex::new(kept()))).collect(),
             shift: 64 - bits,
             census: Census { held: AtomicUsize::new(0), max_keys: self.max_keys, dropped: AtomicU64::new(0) },
             next_swept: AtomicUsize::new(0),
@@ -111,11 +122,13 @@ impl MemoryStoreBuilder {
 /// Keys of a shard when the store is full. Few enough that growing a shard, which moves all its keys under its lock,
 /// takes about 10 microseconds; enough that the shards themselves stay in the processor's cache.
 const KEYS_PER_SHARD: usize = 1024;
-/// 65,536 shards take 8 MiB; a store of more than 67 million keys has larger ones instead of more.
+/// The number of the policy that keys without one are stored under.
+const OWN_POLICY: u32 = 0;
+/// 65,536 shards take 16 MiB; a store of more than 67 million keys has larger ones instead of more.
 const MAX_SHARDS: usize = 1 << 16;
 
 impl MemoryStore {
-    /// Keys that are held unless told otherwise: a million, at most 62 MB of counters or 83 MB of logs with one entry.
+    /// Keys that are held unless told otherwise: a million, at most 63 MB of counters or 94 MB of logs with few entries.
     pub const DEFAULT_MAX_KEYS: usize = 1 << 20;
 
     /// A store with the system's clock and room for [`DEFAULT_MAX_KEYS`](Self::DEFAULT_MAX_KEYS) keys.
@@ -150,7 +163,7 @@ impl MemoryStore {
         let mut removed = 0;
         for _ in 0..slots.div_ceil(KEYS_PER_SHARD) {
             let at = self.next_swept.fetch_add(1, Ordering::Relaxed) & (self.shards.len() - 1);
-            removed += self.lock(at).sweep(now, KEYS_PER_SHARD, &self.census, &self.secret);
+            removed += self.lock(at).shard.sweep(now, KEYS_PER_SHARD, &self.census, &self.secret);
         }
         removed
     }
@@ -161,21 +174,44 @@ impl MemoryStore {
         self.clock.now()
     }
 
-    /// Decides one key of policy number 0: what a `Limiter` asks for.
+    /// Decides one key that is under no policy but the store's own quota: what a `Limiter` asks for.
     #[inline]
-    pub(crate) fn apply_one(&self, verb: Verb, quota: &Quota, key: &[u8], cost: u64) -> Decision {
-        let mut call = self.call(verb, self.secret.id_of(key), 0, quota, cost, self.clock.now());
-        let mut shard = self.lock(self.shard_of(&call));
-        call.now = shard.arrive(call.now, &self.clock);
-        shard.apply(&call)
+    pub(crate) fn apply_one(&self, verb: Verb, key: &[u8], cost: u64) -> Decision {
+        self.on_one(verb, key, cost, Shard::apply)
     }
 
-    /// Forgets one key of policy number 0; says whether anything counted on it.
-    pub(crate) fn reset_one(&self, quota: &Quota, key: &[u8]) -> bool {
-        let mut call = self.call(Verb::Peek, self.secret.id_of(key), 0, quota, 0, self.clock.now());
-        let mut shard = self.lock(self.shard_of(&call));
-        call.now = shard.arrive(call.now, &self.clock);
-        shard.forget(&call)
+    /// Forgets such a key; says whether anything counted on it.
+    pub(crate) fn reset_one(&self, key: &[u8]) -> bool {
+        self.on_one(Verb::Peek, key, 0, Shard::forget)
+    }
+
+    #[inline]
+    fn on_one<T>(&self, verb: Verb, key: &[u8], cost: u64, run: impl Fn(&mut Shard, &Call<'_>) -> T) -> T {
+        let now = self.clock.now();
+        let address = self.address(self.secret.id_of(key), OWN_POLICY);
+        let mut guard = self.lock(self.shard_of(address.place));
+        let Kept { shard, quota } = &mut *guard;
+        let now = shard.arrive(now, &self.clock);
+        let call = Call { verb, address, quota, cost, now, census: &self.census, secret: &self.secret };
+        run(shard, &call)
+    }
+
+    /// The quota of keys without a policy.
+    pub(crate) fn quota(&self) -> Quota {
+        *self.lock(0).quota
+    }
+
+    /// Puts a quota in force for keys without a policy, shard by shard, and fits the keys to it; see
+    /// [`requote`](Self::requote).
+    pub(crate) fn set_quota(&self, quota: Quota) {
+        let quota = Arc::new(quota);
+        for at in 0..self.shards.len() {
+            let mut guard = self.lock(at);
+            let old = std::mem::replace(&mut guard.quota, Arc::clone(&quota));
+            if old != quota {
+                self.requote_locked(&mut guard.shard, &|_, _| Some((&old, &quota)));
+            }
+        }
     }
 
     /// Carries out a plan on all keys or on none; the decisions stand in the plan's order.
@@ -188,7 +224,7 @@ impl MemoryStore {
         let mut locked = self.lock_all(&mut calls);
         let mut apply = |call: &Call<'_>| {
             let guard = self.guard_of(&locked, call);
-            locked[guard].1.apply(call)
+            locked[guard].1.shard.apply(call)
         };
         let mut decisions: SmallVec<[Decision; 4]> = calls.iter().map(&mut apply).collect();
         let denies = |(charge, decision): (&Charge<'_>, &Decision)| charge.enforced && decision.is_denied();
@@ -207,7 +243,7 @@ impl MemoryStore {
         let mut locked = self.lock_all(&mut calls);
         calls.iter().fold(false, |counted, call| {
             let guard = self.guard_of(&locked, call);
-            locked[guard].1.forget(call) || counted
+            locked[guard].1.shard.forget(call) || counted
         })
     }
 
@@ -218,10 +254,13 @@ impl MemoryStore {
     /// under its lock at a time.
     pub(crate) fn requote(&self, requote: Requote<'_>) {
         for at in 0..self.shards.len() {
-            let mut shard = self.lock(at);
-            let now = shard.arrive(self.clock.now(), &self.clock);
-            shard.requote(now, requote, &self.census, &self.secret);
+            self.requote_locked(&mut self.lock(at).shard, requote);
         }
+    }
+
+    fn requote_locked(&self, shard: &mut Shard, requote: Requote<'_>) {
+        let now = shard.arrive(self.clock.now(), &self.clock);
+        shard.requote(now, requote, &self.census, &self.secret);
     }
 
     /// What keys are hashed with.
@@ -231,49 +270,45 @@ impl MemoryStore {
 
     fn calls<'c>(&'c self, verb: Verb, plan: &'c Plan<'_>) -> SmallVec<[Call<'c>; 4]> {
         let now = self.clock.now();
-        let call = |charge: &'c Charge<'_>| {
-            let id = charge.key.id(&self.secret);
-            self.call(verb, id, charge.number, charge.quota, charge.cost, now)
+        let call = |charge: &'c Charge<'_>| Call {
+            verb,
+            address: self.address(charge.key.id(&self.secret), charge.number),
+            quota: charge.quota,
+            cost: charge.cost,
+            now,
+            census: &self.census,
+            secret: &self.secret,
         };
         plan.iter().map(call).collect()
     }
 
     #[inline]
-    fn call<'c>(
-        &'c self,
-        verb: Verb,
-        id: KeyId,
-        policy: u32,
-        quota: &'c Quota,
-        cost: u64,
-        now: Timestamp,
-    ) -> Call<'c> {
-        let address = Address { id, policy, place: self.secret.place_of(id, policy) };
-        Call { verb, address, quota, cost, now, census: &self.census, secret: &self.secret }
+    fn address(&self, id: KeyId, policy: u32) -> Address {
+        Address { id, policy, place: self.secret.place_of(id, policy) }
     }
 
     #[inline]
-    fn shard_of(&self, call: &Call<'_>) -> usize {
+    fn shard_of(&self, place: u64) -> usize {
         // A single shard would be shifted by all 64 bits.
         #[allow(clippy::cast_possible_truncation)] // at most 16 bits are left
-        let at = call.address.place.checked_shr(self.shift).unwrap_or(0) as usize;
+        let at = place.checked_shr(self.shift).unwrap_or(0) as usize;
         at
     }
 
     #[inline]
-    fn lock(&self, at: usize) -> MutexGuard<'_, Shard> {
-        // A panic under the lock would be a bug of ours; the counters it leaves are as good as before.
-        self.shards[at].0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self, at: usize) -> MutexGuard<'_, Kept> {
+        self.shards[at].0.lock()
     }
 
     /// Locks every shard of these calls once, in ascending order, and sets the calls to one time.
     fn lock_all(&self, calls: &mut [Call<'_>]) -> Locked<'_> {
-        let mut shards: SmallVec<[usize; 4]> = calls.iter().map(|call| self.shard_of(call)).collect();
+        let mut shards: SmallVec<[usize; 4]> =
+            calls.iter().map(|call| self.shard_of(call.address.place)).collect();
         shards.sort_unstable();
         shards.dedup();
         let mut locked: Locked<'_> = shards.into_iter().map(|at| (at, self.lock(at))).collect();
         if let Some(first) = calls.first() {
-            let now = locked.iter_mut().fold(first.now, |now, (_, shard)| shard.arrive(now, &self.clock));
+            let now = locked.iter_mut().fold(first.now, |now, (_, kept)| kept.shard.arrive(now, &self.clock));
             calls.iter_mut().for_each(|call| call.now = now);
         }
         locked
@@ -281,7 +316,7 @@ impl MemoryStore {
 
     /// Where a call's shard stands among the locked ones.
     fn guard_of(&self, locked: &Locked<'_>, call: &Call<'_>) -> usize {
-        let shard = self.shard_of(call);
+        let shard = self.shard_of(call.address.place);
         locked.iter().position(|(at, _)| *at == shard).expect("the shard of every call is locked")
     }
 }
@@ -290,7 +325,7 @@ impl MemoryStore {
 pub(crate) type Requote<'q> = &'q dyn Fn(u32, KeyId) -> Option<(&'q Quota, &'q Quota)>;
 
 /// Locked shards, each with its number, in ascending order.
-type Locked<'a> = SmallVec<[(usize, MutexGuard<'a, Shard>); 4]>;
+type Locked<'a> = SmallVec<[(usize, MutexGuard<'a, Kept>); 4]>;
 
 impl Default for MemoryStore {
     fn default() -> Self {

@@ -27,8 +27,8 @@ const MODULES: &[(&str, &[&str])] = &[
     ("policy", &["charge", "client_addr", "error", "key", "quota", "request"]),
     ("store", &[]),
     ("store/memory", &["algorithm", "charge", "decision", "key", "quota", "store", "sync", "time"]),
-    ("limiter", &["decision", "quota", "store", "store/memory", "sync"]),
-    ("gate", &["decision", "key", "policy", "quota", "request", "store", "store/memory", "sync"]),
+    ("limiter", &["decision", "quota", "store", "store/memory"]),
+    ("gate", &["decision", "key", "policy", "quota", "request", "store", "store/memory"]),
     ("headers", &["decision", "error", "gate", "quota", "time"]),
 ];
 

@@ -227,7 +227,9 @@ impl Shard {
 /// Lets time pass under the old quota up to now, and goes on under the new one; says whether anything still counts.
 fn refit<S: State>(slot: &mut Slot<S>, old: &Quota, new: &Quota, now: Timestamp) -> bool {
     let settled = slot.state.settle(old, now.as_micros());
-    slot.state.adopt(new, settled);
+    if old.window_us() != new.window_us() {
+        slot.state.adopt(new, settled);
+    }
     let decision = decision(&slot.state, new, now, settled, Done::Moved(0));
     slot.note_again(new.share_of(decision.used), expiry(&decision));
     decision.used > 0

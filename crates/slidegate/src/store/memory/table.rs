@@ -1,6 +1,7 @@
 //! An open-addressing table of keys and their states under one algorithm.
 //!
-//! A key's identity and state lie side by side, so that a decision on a cold key waits for one place in memory. Linear
+//! A key's identity and state lie side by side, and a byte of each key's hash in an array of its own that stays in the
+//! processor's cache: probing reads those, so that a decision on a cold key waits for one place in memory. Linear
 //! probing with backward-shift deletion (Knuth, TAOCP 3, algorithm 6.4R) leaves no tombstones, and the table grows by
 //! an eighth at 7/8 full, so that it is never more than 22 % empty once it has outgrown its first sizes.
 
@@ -11,12 +12,14 @@ use crate::key::{KeyId, Secret};
 #[derive(Debug)]
 pub(super) struct Table<S> {
     slots: Box<[Slot<S>]>,
+    /// For each slot 0 if it is empty, else the [`tag`] of its key.
+    tags: Box<[u8]>,
     len: u32,
     /// Where sweeping and making room go on.
     hand: u32,
 }
 
-/// One place: empty while the identity is none.
+/// A key and its state.
 #[derive(Debug, Default)]
 pub(super) struct Slot<S> {
     id: KeyId,
@@ -52,7 +55,7 @@ pub(super) struct Weakest {
 
 impl<S> Default for Table<S> {
     fn default() -> Self {
-        Self { slots: Box::default(), len: 0, hand: 0 }
+        Self { slots: Box::default(), tags: Box::default(), len: 0, hand: 0 }
     }
 }
 
@@ -87,16 +90,13 @@ impl<S: Default> Table<S> {
         if self.slots.is_empty() {
             return None;
         }
-        let mut at = home(address.place, self.slots.len());
+        let (mut at, tag) = (home(address.place, self.slots.len()), tag(address.place));
         loop {
-            let slot = &self.slots[at];
-            if slot.is_at(address) {
-                return Some(at);
+            match self.tags[at] {
+                0 => return None,
+                same if same == tag && self.slots[at].is_at(address) => return Some(at),
+                _ => at = self.after(at),
             }
-            if slot.id.is_none() {
-                return None;
-            }
-            at = self.after(at);
         }
     }
 
@@ -122,14 +122,16 @@ impl<S: Default> Table<S> {
     /// Takes a key out and closes the gap: whatever was pushed past its home by it moves back.
     pub(super) fn remove(&mut self, at: usize, secret: &Secret) -> S {
         let removed = std::mem::take(&mut self.slots[at]);
+        self.tags[at] = 0;
         self.len -= 1;
         let (mut gap, mut next) = (at, self.after(at));
-        while !self.slots[next].id.is_none() {
+        while self.tags[next] != 0 {
             let home = self.home_of(&self.slots[next], secret);
             // Whether the home lies cyclically within (gap, next]: then the key must stay.
             let stays = if gap < next { gap < home && home <= next } else { gap < home || home <= next };
             if !stays {
                 self.slots[gap] = std::mem::take(&mut self.slots[next]);
+                self.tags[gap] = std::mem::take(&mut self.tags[next]);
                 gap = next;
             }
             next = self.after(next);
@@ -142,7 +144,7 @@ impl<S: Default> Table<S> {
         let mut removed = 0;
         for _ in 0..count.min(self.slots.len()) {
             let at = self.hand_at();
-            if !self.slots[at].id.is_none() && self.slots[at].expires <= now {
+            if self.tags[at] != 0 && self.slots[at].expires <= now {
                 self.remove(at, secret);
                 removed += 1;
             } else {
@@ -166,7 +168,7 @@ impl<S: Default> Table<S> {
         while at < self.slots.len() {
             let slot = &mut self.slots[at];
             let (policy, id) = (slot.policy(), slot.id);
-            if id.is_none() || keep(policy, id, slot) {
+            if self.tags[at] == 0 || keep(policy, id, slot) {
                 at += 1;
             } else {
                 // Another key may have moved here: ask again. Some are asked twice where the table wraps.
@@ -185,7 +187,7 @@ impl<S: Default> Table<S> {
             let at = self.hand_at();
             self.move_hand(at);
             let slot = &self.slots[at];
-            if !slot.id.is_none() {
+            if self.tags[at] != 0 {
                 let rank = slot.policy_and_rank & 0xFF;
                 let counts = slot.expires > now;
                 let found = Weakest { counts, rank, expires: slot.expires, at };
@@ -201,7 +203,9 @@ impl<S: Default> Table<S> {
     }
 
     fn hand_at(&self) -> usize {
-        (self.hand as usize) % self.slots.len()
+        // The table may have shrunk since.
+        let hand = self.hand as usize;
+        if hand < self.slots.len() { hand } else { 0 }
     }
 
     fn move_hand(&mut self, at: usize) {
@@ -221,17 +225,19 @@ impl<S: Default> Table<S> {
 
     fn place(&mut self, place: u64, slot: Slot<S>) {
         let mut at = home(place, self.slots.len());
-        while !self.slots[at].id.is_none() {
+        while self.tags[at] != 0 {
             at = self.after(at);
         }
+        self.tags[at] = tag(place);
         self.slots[at] = slot;
     }
 
     #[cold]
     fn resize(&mut self, slots: usize, secret: &Secret) {
         let fresh = (0..slots).map(|_| Slot::default()).collect();
-        for slot in std::mem::replace(&mut self.slots, fresh) {
-            if !slot.id.is_none() {
+        let tags = std::mem::replace(&mut self.tags, vec![0; slots].into_boxed_slice());
+        for (slot, tag) in std::mem::replace(&mut self.slots, fresh).into_iter().zip(tags) {
+            if tag != 0 {
                 self.place(secret.place_of(slot.id, slot.policy()), slot);
             }
         }
@@ -242,6 +248,14 @@ impl<S: Default> Table<S> {
 #[inline]
 fn home(place: u64, slots: usize) -> usize {
     ((place & 0xFFFF_FFFF) as usize * slots) >> 32
+}
+
+/// A byte of the hash that the home does not depend on; never 0.
+#[inline]
+fn tag(place: u64) -> u8 {
+    #[allow(clippy::cast_possible_truncation)] // one byte of it
+    let byte = (place >> 32) as u8;
+    byte.max(1)
 }
 
 #[cfg(test)]
@@ -317,6 +331,6 @@ mod tests {
         assert_eq!(size_of::<Slot<FixedWindow>>(), 40);
         assert_eq!(size_of::<Slot<SlidingWindow>>(), 48);
         assert_eq!(size_of::<Slot<TokenBucket>>(), 48);
-        assert_eq!(size_of::<Slot<SlidingLog>>(), 64);
+        assert_eq!(size_of::<Slot<SlidingLog>>(), 72);
     }
 }
