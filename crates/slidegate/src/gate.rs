@@ -118,7 +118,7 @@ impl Gate {
     /// under parts of both. Usage is kept by policy name: it counts by the old quota until now and by the new one from
     /// now on. It starts afresh where the scope or the algorithm changes.
     ///
-    /// Takes time proportional to the number of keys, about 0.1 microseconds each, while decisions go on.
+    /// Takes time proportional to the number of keys, while decisions go on.
     pub fn configure(&self, mut policies: PolicySet) {
         let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
         numbers.number(&mut policies);

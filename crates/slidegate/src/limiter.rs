@@ -125,7 +125,7 @@ impl Limiter {
     /// Puts another quota in force at once. Keys keep what they have used: it counts by the old quota until now and by
     /// the new one from now on. Under another algorithm they start afresh.
     ///
-    /// Takes time proportional to the number of keys, about 0.1 microseconds each, while decisions go on.
+    /// Takes time proportional to the number of keys, while decisions go on.
     ///
     /// ```
     /// # use slidegate::{Limiter, Quota};

@@ -212,7 +212,7 @@ struct Rule {
 }
 
 impl PolicySet {
-    /// Most policies in a set. Every request is matched against each; a thousand take some ten microseconds.
+    /// Most policies in a set. Every request is matched against each.
     pub const MAX_POLICIES: usize = 1024;
 
     /// Checks the policies against each other.

@@ -1,7 +1,7 @@
 //! Locks and atomics of the store, or those of the model checker that tries every interleaving of them.
 //!
-//! A shard is locked for some 20 ns. A lock that spins, and yields to other threads while it does, takes half the time of
-//! the standard library's on one thread and a fifth where two threads meet, for it makes no system call to wait so little.
+//! A shard is locked for moments. The lock spins, and yields to other threads while it does: it is released by a plain
+//! store, and makes no system call to wait so little.
 
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

@@ -82,7 +82,7 @@ impl Sub for Timestamp {
 /// A span in whole microseconds, rounded up, at most `u64::MAX`.
 #[inline]
 pub(crate) fn micros(span: Duration) -> u64 {
-    // Not by way of `as_nanos`: a decision does this, and dividing 128 bits takes as long as all the rest of it.
+    // Not by way of `as_nanos`: a decision does this, and dividing 128 bits is slow.
     span.as_secs().saturating_mul(SECOND_US).saturating_add(u64::from(span.subsec_nanos().div_ceil(1000)))
 }
 

@@ -129,7 +129,7 @@ impl SlidingWindow {
 
 /// floor(part * window / whole), for part < whole and a window under 2^45 microseconds.
 ///
-/// A 128-bit division takes 25 to 100 ns on the machines measured. The estimate in floating point is off by less than
+/// Without a 128-bit division, which is a long loop on most processors: the estimate in floating point is off by less than
 /// one, since its relative error is under 2^-50, and integers put it right.
 #[inline]
 #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]

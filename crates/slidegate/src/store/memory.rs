@@ -54,7 +54,7 @@ struct Apart(Mutex<Kept>);
 struct Kept {
     shard: Shard,
     /// The quota of keys without a policy. Each shard points to it, so that a decision, which holds the lock anyway, reads
-    /// it without another atomic step; that would take a fifth of its time.
+    /// it without another atomic step.
     quota: Arc<Quota>,
 }
 
@@ -120,7 +120,7 @@ impl MemoryStoreBuilder {
 }
 
 /// Keys of a shard when the store is full. Few enough that growing a shard, which moves all its keys under its lock,
-/// takes about 10 microseconds; enough that the shards themselves stay in the processor's cache.
+/// is over in moments; enough that the shards themselves stay in the processor's cache.
 const KEYS_PER_SHARD: usize = 1024;
 /// The number of the policy that keys without one are stored under.
 const OWN_POLICY: u32 = 0;

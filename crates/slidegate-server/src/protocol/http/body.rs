@@ -16,7 +16,7 @@ use slidegate::Request;
 
 /// Largest body of one request: its attributes at their longest would not fit, real ones fit a hundred times.
 pub(super) const MAX_BODY: usize = 64 * 1024;
-/// Most requests in a batch. They are decided one after the other, in about a millisecond.
+/// Most requests in a batch. They are decided one after the other.
 pub(super) const MAX_BATCH: usize = 1000;
 /// Largest body of a batch.
 pub(super) const MAX_BATCH_BODY: usize = 2 * 1024 * 1024;

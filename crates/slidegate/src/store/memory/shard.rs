@@ -38,7 +38,7 @@ const SWEEP_SLOTS: usize = 8;
 /// Slots among which the weakest key is sought when the store is full...
 const FEW: usize = 16;
 /// ...and when the keys in those were all used more than once. Keys lie in runs whose ends are the newest ones, so it
-/// takes a few runs to meet one of a flood among ten times as many busy keys; reading them takes about a microsecond.
+/// takes a few runs to meet one of a flood among ten times as many busy keys; it reads them in a row.
 const MANY: usize = 256;
 
 /// An algorithm's state that has its table in a shard.
