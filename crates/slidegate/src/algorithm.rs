@@ -3,21 +3,24 @@
 //! Each is a state and the same five steps on it, [`State`]. None knows a key, a store or a clock: what time it is,
 //! it is told. Numbers that must come out the same in every store are computed here and nowhere else.
 
-use std::time::Duration;
-
-use crate::decision::{Decision, Verdict};
+use crate::decision::{Decision, Source, Verdict, Waits};
 use crate::quota::Quota;
 use crate::time::{SECOND_US, Timestamp};
+use crate::verb::Verb;
 
 pub(crate) mod fixed_window;
 pub(crate) mod sliding_log;
 pub(crate) mod sliding_window;
 pub(crate) mod token_bucket;
+#[cfg(feature = "redis")]
+pub(crate) mod told_log;
 
 pub(crate) use fixed_window::FixedWindow;
 pub(crate) use sliding_log::SlidingLog;
 pub(crate) use sliding_window::SlidingWindow;
 pub(crate) use token_bucket::TokenBucket;
+#[cfg(feature = "redis")]
+pub(crate) use told_log::ToldLog;
 
 /// What one key has used, under one algorithm. `default()` is a key that was never charged.
 ///
@@ -39,6 +42,13 @@ pub(crate) trait State: Default + std::fmt::Debug {
     /// All waits are this one: until a cost fits, until something is free, until nothing counts.
     fn sinks_us(&self, quota: &Quota, now: u64, room: u64) -> u64;
 
+    /// The same until something is free: every decision asks for that, and some algorithms know it with less work.
+    /// Something counts now.
+    #[inline(always)]
+    fn frees_us(&self, quota: &Quota, now: u64) -> u64 {
+        self.sinks_us(quota, now, self.used(quota, now) - 1)
+    }
+
     /// Charges `cost` whether it fits or not. The sum stops at `u64::MAX`.
     fn charge(&mut self, quota: &Quota, now: u64, cost: u64);
 
@@ -48,7 +58,7 @@ pub(crate) trait State: Default + std::fmt::Debug {
 
 /// Whether `cost` fits beside what counts now. A cost of zero always does.
 #[inline]
-pub(crate) fn fits<S: State>(state: &S, quota: &Quota, now: u64, cost: u64) -> bool {
+fn fits<S: State>(state: &S, quota: &Quota, now: u64, cost: u64) -> bool {
     cost <= quota.capacity().saturating_sub(state.used(quota, now))
 }
 
@@ -61,9 +71,25 @@ pub(crate) enum Done {
     Refused(u64),
 }
 
-/// The answer after all is done. `now` is the clock's time, `settled` the one decided at: later after a step back of
-/// the clock, and then the waits last until the clock has caught up as well.
-#[inline]
+/// Charges, gives back or looks, as the verb says.
+#[inline(always)] // as `decision`
+pub(crate) fn perform<S: State>(state: &mut S, quota: &Quota, settled: u64, verb: Verb, cost: u64) -> Done {
+    match verb {
+        Verb::Check | Verb::Peek if !fits(state, quota, settled, cost) => Done::Refused(cost),
+        Verb::Peek => Done::Moved(0),
+        Verb::Refund => Done::Moved(state.refund(quota, settled, cost)),
+        Verb::Check | Verb::Penalize => {
+            state.charge(quota, settled, cost);
+            Done::Moved(cost)
+        }
+    }
+}
+
+/// The answer after all is done.
+///
+/// `now` is the clock's time, `settled` the one decided at: later after a step back of the clock, and then the waits
+/// last until the clock has caught up as well.
+#[inline(always)] // an answer that is returned through memory costs a decision a tenth
 pub(crate) fn decision<S: State>(
     state: &S,
     quota: &Quota,
@@ -74,22 +100,19 @@ pub(crate) fn decision<S: State>(
     let used = state.used(quota, settled);
     let limit = quota.capacity();
     let lag = settled.saturating_sub(now.as_micros());
-    let until = |room| Duration::from_micros(state.sinks_us(quota, settled, room).saturating_add(lag));
-    let (verdict, cost, retry_after) = match done {
-        Done::Moved(cost) => (Verdict::Allow, cost, Some(Duration::ZERO)),
-        Done::Refused(cost) => (Verdict::Deny, 0, limit.checked_sub(cost).map(until)),
+    let late = |wait_us: u64| wait_us.saturating_add(lag);
+    let (verdict, cost, retry_us) = match done {
+        Done::Moved(cost) => (Verdict::Allow, cost, 0),
+        Done::Refused(cost) if cost > limit => (Verdict::Deny, 0, Waits::NEVER),
+        Done::Refused(cost) => (Verdict::Deny, 0, late(state.sinks_us(quota, settled, limit - cost))),
     };
-    Decision {
-        verdict,
-        limit,
-        used,
-        remaining: limit.saturating_sub(used),
-        cost,
-        retry_after,
-        reset_after: if used > 0 { until(0) } else { Duration::ZERO },
-        frees_after: (used > 0).then(|| until(used - 1)),
-        at: now,
-    }
+    let (reset_us, frees_us) = match used {
+        0 => (0, 0),
+        _ => (late(state.sinks_us(quota, settled, 0)), late(state.frees_us(quota, settled))),
+    };
+    let remaining = limit.saturating_sub(used);
+    let waits = Waits { retry_us, reset_us, frees_us };
+    Decision { verdict, limit, used, remaining, cost, at: now, source: Source::Store, waits }
 }
 
 /// The largest step back of a clock that is waited out; a larger one moves the history along.

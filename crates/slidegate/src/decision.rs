@@ -27,6 +27,7 @@ pub enum Verdict {
 /// assert_eq!((decision.limit, decision.used, decision.remaining), (100, 1, 99));
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Decision {
     /// Allow or deny.
     pub verdict: Verdict,
@@ -39,20 +40,85 @@ pub struct Decision {
     /// Cost that this call moved: charged by a check or a penalty, given back by a refund. Zero for a denial, and for a
     /// peek.
     pub cost: u64,
+    /// When it was decided, by the store's clock. The waits count from here.
+    pub at: Timestamp,
+    /// Where the answer comes from.
+    pub source: Source,
+    pub(crate) waits: Waits,
+}
+
+/// Where a decision comes from: never hidden, since all but the first are answers without the shared store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum Source {
+    /// The store that holds the key.
+    #[default]
+    Store,
+    /// A denial of the store, remembered in this process and still true.
+    Remembered,
+    /// The store did not answer in time: the memory of this process decided, under its share of the limit.
+    Local,
+    /// The store did not answer in time, and the policy lets everything through then.
+    Allow,
+    /// The store did not answer in time, and the policy denies everything then.
+    Deny,
+}
+
+impl Source {
+    /// The name in answers, logs and metrics: `store`, `remembered`, `local`, `allow`, `deny`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Store => "store",
+            Self::Remembered => "remembered",
+            Self::Local => "local",
+            Self::Allow => "allow",
+            Self::Deny => "deny",
+        }
+    }
+}
+
+/// How long until the key has room again, in microseconds.
+///
+/// As numbers, since a decision makes them and most are never read: a [`Duration`] of each would cost it a tenth.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Waits {
+    /// Until the cost asked for fits; 0 if it did, [`NEVER`](Self::NEVER) if it never will.
+    pub(crate) retry_us: u64,
+    /// Until nothing counts.
+    pub(crate) reset_us: u64,
+    /// Until something is free; meaningless while nothing counts.
+    pub(crate) frees_us: u64,
+}
+
+impl Waits {
+    /// Longer than any wait that ends.
+    pub(crate) const NEVER: u64 = u64::MAX;
+}
+
+impl Decision {
     /// Wait until this very cost fits: zero when allowed, `None` when it never will.
     ///
     /// Tight to the microsecond if nothing else is charged meanwhile: at exactly this time it is admitted, one
     /// microsecond earlier it is not.
-    pub retry_after: Option<Duration>,
-    /// How long until the key is as good as new, if nothing more is charged. Zero when nothing counts.
-    pub reset_after: Duration,
-    /// How long until some of the used cost is free again, `None` when nothing is used.
-    pub frees_after: Option<Duration>,
-    /// When it was decided, by the store's clock. The spans above count from here.
-    pub at: Timestamp,
-}
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        let wait_us = self.waits.retry_us;
+        (wait_us != Waits::NEVER).then(|| Duration::from_micros(wait_us))
+    }
 
-impl Decision {
+    /// How long until the key is as good as new, if nothing more is charged. Zero when nothing counts.
+    #[must_use]
+    pub fn reset_after(&self) -> Duration {
+        Duration::from_micros(self.waits.reset_us)
+    }
+
+    /// How long until some of the used cost is free again, `None` when nothing is used.
+    #[must_use]
+    pub fn frees_after(&self) -> Option<Duration> {
+        (self.used > 0).then(|| Duration::from_micros(self.waits.frees_us))
+    }
+
     /// Whether the request may pass.
     #[must_use]
     pub fn is_allowed(&self) -> bool {
@@ -68,7 +134,7 @@ impl Decision {
     /// When the key is as good as new, if nothing more is charged.
     #[must_use]
     pub fn reset_at(&self) -> Timestamp {
-        self.at + self.reset_after
+        self.at + self.reset_after()
     }
 
     /// Whether this decision binds rather than `other`: a denial before an allowance, the longer wait among denials
@@ -80,11 +146,7 @@ impl Decision {
         match (self.verdict, other.verdict) {
             (Verdict::Deny, Verdict::Allow) => true,
             (Verdict::Allow, Verdict::Deny) => false,
-            (Verdict::Deny, Verdict::Deny) => match (self.retry_after, other.retry_after) {
-                (None, other) => other.is_some(),
-                (Some(_), None) => false,
-                (Some(mine), Some(others)) => mine > others,
-            },
+            (Verdict::Deny, Verdict::Deny) => self.waits.retry_us > other.waits.retry_us,
             (Verdict::Allow, Verdict::Allow) => self.remaining < other.remaining,
         }
     }
@@ -94,17 +156,16 @@ impl Decision {
 mod tests {
     use super::*;
 
-    fn decision(verdict: Verdict, remaining: u64, retry_after: Option<u64>) -> Decision {
+    fn decision(verdict: Verdict, remaining: u64, retry_us: u64) -> Decision {
         Decision {
             verdict,
             limit: 10,
             used: 10 - remaining,
             remaining,
             cost: 0,
-            retry_after: retry_after.map(Duration::from_secs),
-            reset_after: Duration::ZERO,
-            frees_after: None,
             at: Timestamp::EPOCH,
+            source: Source::Store,
+            waits: Waits { retry_us, reset_us: 0, frees_us: 0 },
         }
     }
 
@@ -112,11 +173,11 @@ mod tests {
     #[test]
     fn a_denial_binds_first_then_the_longest_wait_then_the_least_remaining() {
         let order = [
-            decision(Verdict::Deny, 5, None),
-            decision(Verdict::Deny, 9, Some(60)),
-            decision(Verdict::Deny, 0, Some(1)),
-            decision(Verdict::Allow, 0, Some(0)),
-            decision(Verdict::Allow, 3, Some(0)),
+            decision(Verdict::Deny, 5, Waits::NEVER),
+            decision(Verdict::Deny, 9, 60),
+            decision(Verdict::Deny, 0, 1),
+            decision(Verdict::Allow, 0, 0),
+            decision(Verdict::Allow, 3, 0),
         ];
         for (rank, strict) in order.iter().enumerate() {
             for (other_rank, other) in order.iter().enumerate() {

@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-/// Why a quota, a policy, a rule for client addresses or a style of headers could not be built.
+/// Why a quota, a policy, a rule for client addresses, a style of headers or a store could not be built.
 ///
 /// Its text is one line that names the thing, the value and the way out. The kind can be asked for by predicate; it
 /// has no public variants, so that new causes break nobody.
@@ -28,6 +28,8 @@ enum Kind {
     Policy,
     Address,
     Header,
+    #[cfg(feature = "redis")]
+    Store,
 }
 
 impl Error {
@@ -45,6 +47,11 @@ impl Error {
 
     pub(crate) fn header(message: impl Into<String>) -> Self {
         Self { kind: Kind::Header, message: message.into() }
+    }
+
+    #[cfg(feature = "redis")]
+    pub(crate) fn store(message: impl Into<String>) -> Self {
+        Self { kind: Kind::Store, message: message.into() }
     }
 
     /// Whether a limit, window, burst, number of slots or their text form was wrong.
@@ -69,6 +76,13 @@ impl Error {
     #[must_use]
     pub fn is_header(&self) -> bool {
         self.kind == Kind::Header
+    }
+
+    /// Whether a shared store's address, certificate or other option was wrong.
+    #[cfg(feature = "redis")]
+    #[must_use]
+    pub fn is_store(&self) -> bool {
+        self.kind == Kind::Store
     }
 }
 

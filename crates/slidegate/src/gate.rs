@@ -12,8 +12,8 @@ use crate::key::Key;
 use crate::policy::{Policy, PolicySet};
 use crate::quota::Quota;
 use crate::request::Request;
-use crate::store::Verb;
 use crate::store::memory::{MemoryStats, MemoryStore};
+use crate::verb::Verb;
 
 /// A set of policies over one store. Decides a request under all that apply, in one atomic step.
 ///
@@ -46,11 +46,11 @@ pub struct Gate {
 
 /// What a policy's usage is stored under. A number is given once and never to another policy.
 #[derive(Debug, Default)]
-struct Numbers(HashMap<(String, Vec<String>), u32>);
+pub(crate) struct Numbers(HashMap<(String, Vec<String>), u32>);
 
 impl Numbers {
     /// Usage goes by the policy's name; another scope has other keys, so it starts afresh.
-    fn number(&mut self, policies: &mut PolicySet) {
+    pub(crate) fn number(&mut self, policies: &mut PolicySet) {
         policies.number(|policy| {
             let next = u32::try_from(self.0.len()).expect("names of policies are fewer than 2^32");
             assert!(next < 1 << 24, "a store tells 2^24 policies apart");
@@ -97,7 +97,9 @@ impl Gate {
         self.apply(Verb::Penalize, request)
     }
 
-    fn apply<'r>(&self, verb: Verb, request: &'r Request<'r>) -> Decisions<'r> {
+    /// What the verb says: [`check`](Self::check), [`peek`](Self::peek), [`refund`](Self::refund) or
+    /// [`penalize`](Self::penalize).
+    pub fn apply<'r>(&self, verb: Verb, request: &'r Request<'r>) -> Decisions<'r> {
         let policies = self.policies.load();
         let plan = policies.plan(request);
         let decisions = self.store.apply(verb, &plan);
@@ -164,6 +166,18 @@ pub struct PolicyDecision<'d> {
     at: usize,
     request: &'d Request<'d>,
     decision: &'d Decision,
+}
+
+impl<'r> Decisions<'r> {
+    /// The answers of the policies at these places of a set.
+    #[cfg(feature = "redis")]
+    pub(crate) fn new(
+        policies: Guard<Arc<PolicySet>>,
+        request: &'r Request<'r>,
+        answers: SmallVec<[(usize, Decision); 4]>,
+    ) -> Self {
+        Self { policies, request, answers }
+    }
 }
 
 impl Decisions<'_> {

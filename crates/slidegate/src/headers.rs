@@ -140,7 +140,7 @@ impl HeaderOptions {
     fn write(&self, answers: &[Answer<'_>], strictest: &Answer<'_>) -> Vec<Header> {
         let mut headers = Vec::with_capacity(8);
         let retry_after_s = strictest.retry_after_s().filter(|_| self.retry_after);
-        let reset_s = secs_ceil(strictest.decision.reset_after);
+        let reset_s = secs_ceil(strictest.decision.reset_after());
         match self.draft {
             Draft::Off => {}
             Draft::Draft6 => {
@@ -205,7 +205,7 @@ impl<'d> From<&PolicyDecision<'d>> for Answer<'d> {
 impl Answer<'_> {
     /// The wait of a denial, if waiting helps.
     fn wait(&self) -> Option<Duration> {
-        self.decision.retry_after.filter(|_| self.decision.is_denied())
+        self.decision.retry_after().filter(|_| self.decision.is_denied())
     }
 
     fn retry_after_s(&self) -> Option<u64> {
@@ -239,7 +239,7 @@ impl Answer<'_> {
     fn limit_item(&self, out: &mut String, retry_after_s: Option<u64>) {
         self.write_name(out);
         write_parameter(out, "r", self.decision.remaining);
-        let frees_s = self.decision.frees_after.map(secs_ceil);
+        let frees_s = self.decision.frees_after().map(secs_ceil);
         // `Retry-After` is not to end before `t` and has precedence: a policy that frees later says nothing.
         let sooner = |secs: &u64| retry_after_s.is_none_or(|retry_after_s| *secs <= retry_after_s);
         if let Some(secs) = frees_s.filter(sooner) {
@@ -522,17 +522,16 @@ mod tests {
         let decision = Decision {
             verdict: crate::Verdict::Deny,
             limit: u64::MAX,
-            used: 0,
+            used: 1,
             remaining: u64::MAX,
             cost: 0,
-            retry_after: Some(Duration::MAX),
-            reset_after: Duration::MAX,
-            frees_after: Some(Duration::MAX),
             at: Timestamp::EPOCH,
+            source: crate::decision::Source::Store,
+            waits: crate::decision::Waits { retry_us: u64::MAX - 1, reset_us: u64::MAX, frees_us: u64::MAX },
         };
         let headers = DRAFT_10.headers_of("p", &quota, &decision);
         assert_eq!(items(&headers[0].1), [item("p", &[("q", MAX_INTEGER), ("w", 86_400)])]);
-        assert_eq!(items(&headers[1].1), [item("p", &[("r", MAX_INTEGER), ("t", MAX_INTEGER)])]);
+        assert_eq!(items(&headers[1].1), [item("p", &[("r", MAX_INTEGER), ("t", 18_446_744_073_710)])]);
         for options in [DRAFT_6, DRAFT_7, EPOCH, DELTA, RETRY] {
             for (name, value) in options.headers_of("p", &quota, &decision) {
                 let digits = value.split(|c: char| !c.is_ascii_digit());

@@ -30,7 +30,7 @@ pub struct Key<'r> {
 
 impl<'r> Key<'r> {
     /// The values, in the order of the scope, addresses without the bits that are not counted by.
-    fn parts(&self) -> impl Iterator<Item = Value<'r>> {
+    pub(crate) fn parts(&self) -> impl Iterator<Item = Value<'r>> {
         let cut = |value| match value {
             Value::Address(ip) => Value::Address(group(ip, self.ipv6_prefix)),
             bytes @ Value::Bytes(_) => bytes,

@@ -30,11 +30,15 @@ mod limiter;
 mod policy;
 mod quota;
 mod request;
+#[cfg(feature = "redis")]
+mod shared_gate;
 mod store;
 mod sync;
 mod time;
+mod verb;
 
-pub use decision::{Decision, Verdict};
+pub use charge::OnStoreError;
+pub use decision::{Decision, Source, Verdict};
 pub use error::Error;
 pub use gate::{Decisions, Gate, PolicyDecision};
 pub use key::Key;
@@ -42,5 +46,10 @@ pub use limiter::Limiter;
 pub use policy::{Match, Policy, PolicySet};
 pub use quota::{Algorithm, Quota, format_window, parse_window};
 pub use request::{Request, Value};
+#[cfg(feature = "redis")]
+pub use shared_gate::{SharedGate, SharedGateBuilder, SharedStats};
 pub use store::memory::{MemoryStats, MemoryStore, MemoryStoreBuilder};
+#[cfg(feature = "redis")]
+pub use store::redis::{BreakerState, ClientCertificate, NodeState, RedisOptions, RedisStats};
 pub use time::{Clock, ManualClock, SystemClock, Timestamp, millis_ceil};
+pub use verb::Verb;

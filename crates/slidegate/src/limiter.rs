@@ -2,8 +2,8 @@
 
 use crate::decision::Decision;
 use crate::quota::Quota;
-use crate::store::Verb;
 use crate::store::memory::{MemoryStats, MemoryStore};
+use crate::verb::Verb;
 
 /// One quota for many keys, in the memory of this process.
 ///
@@ -55,7 +55,7 @@ impl Limiter {
     /// assert_eq!(limiter.check_cost("alice", 9).remaining, 1);
     /// assert!(limiter.check_cost("alice", 5).is_denied());
     /// assert!(limiter.check_cost("alice", 1).is_allowed());
-    /// assert_eq!(limiter.check_cost("alice", 11).retry_after, None);
+    /// assert_eq!(limiter.check_cost("alice", 11).retry_after(), None);
     /// ```
     #[inline]
     pub fn check_cost(&self, key: impl AsRef<[u8]>, cost: u64) -> Decision {

@@ -6,7 +6,7 @@
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
-use crate::charge::{Charge, Plan};
+use crate::charge::{Charge, OnStoreError, Plan};
 use crate::client_addr::Ipv6Prefix;
 use crate::error::Error;
 use crate::key::{Key, KeyId, Secret};
@@ -38,6 +38,7 @@ pub struct Policy {
     scope: Vec<String>,
     quota: Quota,
     enforced: bool,
+    on_store_error: OnStoreError,
     ipv6_prefix: Ipv6Prefix,
     overrides: Vec<(Vec<Owned>, Quota)>,
 }
@@ -92,6 +93,7 @@ impl Policy {
             scope: Vec::new(),
             quota,
             enforced: true,
+            on_store_error: OnStoreError::default(),
             ipv6_prefix: Ipv6Prefix::default(),
             overrides: Vec::new(),
         })
@@ -117,6 +119,19 @@ impl Policy {
     pub fn shadow(mut self) -> Self {
         self.enforced = false;
         self
+    }
+
+    /// What to do when a shared store does not answer in time. The memory store always answers.
+    #[must_use]
+    pub fn on_store_error(mut self, then: OnStoreError) -> Self {
+        self.on_store_error = then;
+        self
+    }
+
+    /// What it does when a shared store does not answer in time.
+    #[must_use]
+    pub fn fallback(&self) -> OnStoreError {
+        self.on_store_error
     }
 
     /// Counts IPv6 addresses of the scope by networks of this length, instead of /56.
@@ -168,6 +183,12 @@ impl Policy {
     #[must_use]
     pub fn is_enforced(&self) -> bool {
         self.enforced
+    }
+
+    /// Every quota that may bind under this policy: its own, and those of overrides.
+    #[cfg(feature = "redis")]
+    pub(crate) fn quotas(&self) -> impl Iterator<Item = &Quota> {
+        std::iter::once(&self.quota).chain(self.overrides.iter().map(|(_, quota)| quota))
     }
 
     /// How many keys have a quota of their own.
@@ -284,6 +305,10 @@ impl PolicySet {
                 let key = rule.policy.key(request);
                 Charge {
                     number: rule.number,
+                    #[cfg(feature = "redis")]
+                    name: &rule.policy.name,
+                    #[cfg(feature = "redis")]
+                    on_store_error: rule.policy.on_store_error,
                     quota: rule.quota_of(&key),
                     key,
                     cost: request.asked_cost(),

@@ -4,6 +4,7 @@
 //! neither fail nor divide.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -104,7 +105,7 @@ impl FromStr for Algorithm {
 /// ```
 ///
 /// The text form is `limit/window` or `limit per window`; see [`FromStr`](#impl-FromStr-for-Quota).
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Quota {
     limit: u64,
     window_us: u64,
@@ -116,7 +117,7 @@ pub struct Quota {
 }
 
 /// What a decision reads often, computed when the quota is built.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 struct Prepared {
     /// Divides by the window in microseconds.
     by_window: Divisor,
@@ -128,8 +129,10 @@ struct Prepared {
     capacity: u64,
     /// Microseconds in which charges of one log entry are merged; 1 is exact.
     step_us: u64,
-    /// 127 / capacity: turns used cost into the share of it that a store ranks keys by.
-    share: f32,
+    /// Bits of `step_us - 1`: 0 for the exact one.
+    step_bits: u8,
+    /// 2^64 / capacity: turns used cost into the share of it that a store ranks keys by.
+    share: u64,
 }
 
 impl Quota {
@@ -215,17 +218,25 @@ impl Quota {
             _ => limit,
         };
         let step_us = if limit <= u64::from(slots) { 1 } else { window_us.div_ceil(u64::from(slots)) };
-        #[allow(clippy::cast_precision_loss)] // a rank, not a count
-        let share = 127.0 / capacity.max(1) as f32;
         let prepared = Prepared {
             by_window: Divisor::new(window_us),
             by_limit: Divisor::new(limit.max(1)),
             by_step: Divisor::new(step_us),
             capacity,
             step_us,
-            share,
+            #[allow(clippy::cast_possible_truncation)] // at most 64
+            step_bits: (64 - (step_us - 1).leading_zeros()) as u8,
+            share: u64::MAX / capacity.max(1),
         };
         Self { limit, window_us, burst, algorithm, slots, prepared }
+    }
+
+    /// The same quota with the share of the limit, and of the burst, that one of so many instances has: rounded up, so that
+    /// no share is nothing.
+    #[cfg(feature = "redis")]
+    pub(crate) fn share(&self, instances: u64) -> Self {
+        let share = |whole: u64| whole.div_ceil(instances);
+        Self::build(share(self.limit), self.window_us, self.burst.map(share), self.algorithm, self.slots)
     }
 
     /// Most cost per window.
@@ -291,11 +302,33 @@ impl Quota {
         self.prepared.step_us
     }
 
+    /// Most runs of a log: the steps of a window that are over, and above the exact limit the one that is being filled.
+    #[inline]
+    pub(crate) fn most_runs(&self) -> u16 {
+        self.slots() + u16::from(self.step_us() > 1)
+    }
+
+    #[inline]
+    pub(crate) fn step_bits(&self) -> u8 {
+        self.prepared.step_bits
+    }
+
     /// How full a key is, from 0 (fresh) to 127 (at its capacity or past it).
     #[inline]
-    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     pub(crate) fn share_of(&self, used: u64) -> u8 {
-        if used >= self.prepared.capacity.max(1) { 127 } else { (used as f32 * self.prepared.share) as u8 }
+        if used >= self.prepared.capacity {
+            return 127;
+        }
+        #[allow(clippy::cast_possible_truncation)] // the upper 7 bits of a fraction of 2^64
+        let share = ((used * self.prepared.share) >> 57) as u8;
+        share
+    }
+}
+
+impl Hash for Quota {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let Self { limit, window_us, burst, algorithm, slots, prepared: _ } = self;
+        (limit, window_us, burst, algorithm, slots).hash(state);
     }
 }
 
@@ -308,8 +341,6 @@ impl fmt::Debug for Quota {
         f.write_str(")")
     }
 }
-
-impl Eq for Quota {}
 
 #[cfg(test)]
 mod tests {

@@ -104,6 +104,12 @@ pub fn millis_ceil(span: Duration) -> u64 {
     u64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
+/// The monotonic clock that deadlines of network calls are measured on; tests may stop and move it.
+#[cfg(feature = "redis")]
+pub(crate) fn instant() -> tokio::time::Instant {
+    tokio::time::Instant::now()
+}
+
 /// Where a limiter takes the time from.
 ///
 /// Decisions stay correct when a clock steps back: a small step is ignored until time has caught up, a large one
@@ -121,8 +127,11 @@ pub trait Clock: Send + Sync + fmt::Debug {
 #[derive(Debug, Clone)]
 pub struct SystemClock {
     counter: quanta::Clock,
+    /// What the counter showed at `started_at`.
     started: u64,
     started_at: Timestamp,
+    /// Microseconds in a tick of the counter, times 2^64: one multiplication makes a time of a reading.
+    tick: u64,
 }
 
 impl SystemClock {
@@ -131,8 +140,13 @@ impl SystemClock {
     #[allow(clippy::disallowed_methods)] // the one place that reads clocks
     pub fn new() -> Self {
         let counter = quanta::Clock::new();
+        // Of many ticks, so that rounding the nanoseconds does not show in a year.
+        const TICKS_LOG2: u32 = 56;
+        let ns = counter.delta_as_nanos(0, 1 << TICKS_LOG2);
+        #[allow(clippy::cast_possible_truncation)] // a tick is shorter than a microsecond
+        let tick = ((u128::from(ns) << (64 - TICKS_LOG2)) / 1000) as u64;
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
-        Self { started: counter.raw(), started_at: Timestamp(micros(since_epoch)), counter }
+        Self { started: counter.raw(), started_at: Timestamp(micros(since_epoch)), tick, counter }
     }
 }
 
@@ -145,9 +159,11 @@ impl Default for SystemClock {
 impl Clock for SystemClock {
     #[inline]
     fn now(&self) -> Timestamp {
-        let run_ns = self.counter.delta_as_nanos(self.started, self.counter.raw());
+        let ticks = self.counter.raw().saturating_sub(self.started);
+        #[allow(clippy::cast_possible_truncation)] // the upper half
+        let run_us = ((u128::from(ticks) * u128::from(self.tick)) >> 64) as u64;
         // The sum fits: a process does not run for 584,000 years.
-        Timestamp(self.started_at.0 + run_ns / 1000)
+        Timestamp(self.started_at.0 + run_us)
     }
 }
 

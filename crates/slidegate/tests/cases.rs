@@ -64,8 +64,8 @@ fn the_first_n_pass_and_the_next_is_denied_with_the_wait_of_its_algorithm() {
         let denied = limiter.check("key");
         assert!(denied.is_denied(), "{algorithm}");
         assert_eq!((denied.limit, denied.remaining, denied.cost), (10, 0, 0), "{algorithm}");
-        assert_eq!((denied.retry_after, denied.frees_after), (Some(retry), Some(retry)), "{algorithm}");
-        assert_eq!((denied.reset_after, denied.reset_at()), (reset, START + reset), "{algorithm}");
+        assert_eq!((denied.retry_after(), denied.frees_after()), (Some(retry), Some(retry)), "{algorithm}");
+        assert_eq!((denied.reset_after(), denied.reset_at()), (reset, START + reset), "{algorithm}");
         clock.advance(retry);
         assert!(limiter.check("key").is_allowed(), "{algorithm}");
     }
@@ -78,11 +78,11 @@ fn after_its_reset_a_key_is_as_good_as_new() {
         let (limiter, clock) = limiter(quota);
         clock.advance(millis(700));
         limiter.check_cost("key", 10);
-        clock.advance(limiter.peek("key").reset_after);
+        clock.advance(limiter.peek("key").reset_after());
         let fresh = limiter.peek_cost("key", 10);
         assert!(fresh.is_allowed(), "{quota:?}");
         assert_eq!((fresh.used, fresh.remaining), (0, 10), "{quota:?}");
-        assert_eq!((fresh.reset_after, fresh.frees_after), (Duration::ZERO, None), "{quota:?}");
+        assert_eq!((fresh.reset_after(), fresh.frees_after()), (Duration::ZERO, None), "{quota:?}");
     }
 }
 
@@ -92,7 +92,7 @@ fn an_empty_key_has_the_whole_limit_and_looking_at_it_stores_nothing() {
     for quota in each(Quota::per_minute(10)) {
         let (limiter, _) = limiter(quota);
         let seen = limiter.peek("nobody");
-        assert_eq!((seen.used, seen.remaining, seen.reset_after), (0, 10, Duration::ZERO), "{quota:?}");
+        assert_eq!((seen.used, seen.remaining, seen.reset_after()), (0, 10, Duration::ZERO), "{quota:?}");
         assert_eq!(limiter.refund("nobody", 3).cost, 0, "{quota:?}");
         assert!(!limiter.reset("nobody"), "{quota:?}");
         assert_eq!(limiter.stats().keys, 0, "{quota:?}");
@@ -105,7 +105,7 @@ fn a_cost_above_the_limit_is_denied_for_ever_and_takes_nothing() {
     for quota in each(per(10, secs(2))) {
         let (limiter, _) = limiter(quota);
         let never = limiter.check_cost("key", 11);
-        assert!(never.is_denied() && never.retry_after.is_none(), "{quota:?}");
+        assert!(never.is_denied() && never.retry_after().is_none(), "{quota:?}");
         assert_eq!((never.used, limiter.stats().keys), (0, 0), "{quota:?}");
         assert_eq!(limiter.check_cost("key", 5).remaining, 5, "{quota:?}");
         assert!(limiter.peek_cost("key", 6).is_denied(), "{quota:?}");
@@ -141,7 +141,7 @@ fn a_log_waits_for_its_oldest_charge() {
         clock.set(START + secs(now));
         let denied = limiter.check("key");
         assert!(denied.is_denied());
-        assert_eq!((denied.remaining, denied.retry_after), (0, Some(secs(retry))));
+        assert_eq!((denied.remaining, denied.retry_after()), (0, Some(secs(retry))));
     }
 }
 
@@ -154,7 +154,7 @@ fn a_log_counts_across_any_part_of_the_window() {
         clock.set(START + millis(at));
         assert!(limiter.check("key").is_allowed(), "at {at} ms");
     }
-    assert_eq!(limiter.check("key").retry_after, Some(millis(2000 - 1860)));
+    assert_eq!(limiter.check("key").retry_after(), Some(millis(2000 - 1860)));
     clock.set(START + secs(2));
     assert_eq!(allowed([limiter.check("key"), limiter.check("key")]), [true, false]);
 }
@@ -180,7 +180,7 @@ fn a_limit_of_a_million_frees_its_first_charge_within_a_step() {
     limiter.check("key");
     clock.advance(secs(1));
     assert_eq!(limiter.check_cost("key", 999_999).remaining, 0);
-    let frees = limiter.peek("key").frees_after.unwrap();
+    let frees = limiter.peek("key").frees_after().unwrap();
     assert!(frees >= secs(1) && frees < secs(1) + step, "{frees:?}");
     clock.advance(frees);
     assert_eq!(limiter.peek("key").remaining, 1);
@@ -244,7 +244,7 @@ fn a_limit_of_zero_denies_all_but_a_cost_of_zero() {
             let (limiter, clock) = limiter(quota);
             for _ in 0..3 {
                 let denied = limiter.check("key");
-                assert!(denied.is_denied() && denied.retry_after.is_none(), "{quota:?}");
+                assert!(denied.is_denied() && denied.retry_after().is_none(), "{quota:?}");
                 assert_eq!((denied.limit, denied.remaining), (0, 0), "{quota:?}");
                 clock.advance(secs(60));
             }
@@ -336,7 +336,7 @@ fn a_refund_after_the_reset_gives_nothing() {
     for quota in each(Quota::per_minute(10)) {
         let (limiter, clock) = limiter(quota);
         limiter.check_cost("key", 4);
-        clock.advance(limiter.peek("key").reset_after);
+        clock.advance(limiter.peek("key").reset_after());
         let late = limiter.refund("key", 4);
         assert_eq!((late.cost, late.used, late.remaining), (0, 0, 10), "{quota:?}");
         assert!(limiter.check_cost("key", 11).is_denied(), "{quota:?}");
@@ -356,7 +356,7 @@ fn an_override_binds_at_once_and_its_end_keeps_the_usage() {
         let answer = |request: &Request<'_>| {
             let decisions = gate.check(request);
             let one = decisions.strictest().unwrap();
-            (one.is_allowed(), one.limit, one.remaining, one.retry_after)
+            (one.is_allowed(), one.limit, one.remaining, one.retry_after())
         };
         assert_eq!(answer(&alice(3)), (true, 3, 0, Some(Duration::ZERO)), "{quota:?}");
         assert_eq!(answer(&alice(5)), (false, 3, 0, None), "{quota:?}");
@@ -393,7 +393,8 @@ fn a_token_bucket_answers_as_the_cell_rate_table_says() {
     for (row, (at, cost, passes, remaining, reset, retry)) in ROWS.into_iter().enumerate() {
         clock.set(START + millis(at));
         let decision = limiter.check_cost("key", cost);
-        let seen = (decision.is_allowed(), decision.remaining, decision.reset_after, decision.retry_after);
+        let seen =
+            (decision.is_allowed(), decision.remaining, decision.reset_after(), decision.retry_after());
         assert_eq!(seen, (passes, remaining, millis(reset), retry.map(millis)), "row {row}");
     }
 }
@@ -404,7 +405,7 @@ fn too_much_at_once_tells_the_capacity_and_leaves_it() {
     for quota in each(Quota::per_second(5)) {
         let (limiter, _) = limiter(quota);
         let never = limiter.check_cost("key", 7);
-        assert_eq!((never.is_denied(), never.limit, never.retry_after), (true, 5, None), "{quota:?}");
+        assert_eq!((never.is_denied(), never.limit, never.retry_after()), (true, 5, None), "{quota:?}");
         assert_eq!(limiter.check_cost("key", 5).remaining, 0, "{quota:?}");
     }
 }
@@ -420,7 +421,7 @@ fn a_bucket_holds_no_more_than_its_burst_however_long_it_was_idle() {
     let (slow, clock) = limiter(quota);
     for _ in 0..2 {
         assert_eq!([slow.check("key").remaining, slow.check("key").remaining], [1, 0]);
-        assert_eq!(slow.check("key").retry_after, Some(millis(90)));
+        assert_eq!(slow.check("key").retry_after(), Some(millis(90)));
         clock.advance(secs(120));
     }
 }
@@ -442,13 +443,13 @@ fn a_denied_call_never_deepens_the_debt_of_a_bucket() {
 fn high_rates_wait_no_longer_than_they_must() {
     let (fast, _) = limiter(Quota::per_second(1000).with_algorithm(Algorithm::TokenBucket).with_burst(1));
     fast.check("key");
-    assert_eq!(fast.check("key").retry_after, Some(millis(1)));
+    assert_eq!(fast.check("key").retry_after(), Some(millis(1)));
 
     for quota in each(Quota::per_second(1_000_000_001)) {
         let (limiter, clock) = limiter(quota);
         assert_eq!(limiter.check("key").remaining, 1_000_000_000, "{quota:?}");
         assert_eq!(limiter.check_cost("key", 1_000_000_000).remaining, 0, "{quota:?}");
-        let retry = limiter.check("key").retry_after.unwrap();
+        let retry = limiter.check("key").retry_after().unwrap();
         assert!(!retry.is_zero() && retry <= secs(1) + millis(1), "{quota:?} {retry:?}");
         clock.advance(retry);
         assert!(limiter.check("key").is_allowed(), "{quota:?}");
@@ -466,7 +467,7 @@ fn the_greatest_limit_burst_and_window_do_not_overflow() {
             let denied = limiter.check_cost("key", u64::MAX);
             assert!(denied.is_denied(), "{quota:?}");
             assert_eq!(limiter.penalize("key", u64::MAX).used, u64::MAX, "{quota:?}");
-            clock.advance(denied.retry_after.unwrap());
+            clock.advance(denied.retry_after().unwrap());
             assert!(limiter.check_cost("key", u64::MAX).is_allowed(), "{quota:?}");
         }
     }
@@ -535,11 +536,11 @@ fn a_penalty_is_charged_although_it_exceeds_and_is_waited_out() {
         assert_eq!(limiter.refund("key", 1).used, 1, "{quota:?}");
         let beyond = limiter.penalize("key", 9);
         assert_eq!((beyond.is_allowed(), beyond.used, beyond.remaining), (true, 10, 0), "{quota:?}");
-        let wait = limiter.check("key").retry_after.unwrap();
+        let wait = limiter.check("key").retry_after().unwrap();
         for _ in 0..100 {
             assert!(limiter.check("key").is_denied(), "{quota:?}");
         }
-        assert_eq!(limiter.check("key").retry_after, Some(wait), "retries lengthen the wait: {quota:?}");
+        assert_eq!(limiter.check("key").retry_after(), Some(wait), "retries lengthen the wait: {quota:?}");
         clock.advance(wait - Duration::from_micros(1));
         assert!(limiter.check("key").is_denied(), "{quota:?}");
         clock.advance(Duration::from_micros(1));

@@ -31,7 +31,7 @@ fn a_longer_window_holds_what_was_charged_before_it() {
     limiter.check_cost("key", 3);
     clock.advance(secs(1));
     limiter.configure(per(3, secs(3600)));
-    assert_eq!(limiter.check("key").retry_after, Some(secs(3599)));
+    assert_eq!(limiter.check("key").retry_after(), Some(secs(3599)));
 }
 
 /// The same, for the many keys that nobody asked about between the change and their former end.
@@ -95,7 +95,7 @@ fn a_full_log_that_outlives_a_longer_window_keeps_its_stamps() {
     // The log is full: a penalty is counted with the newest run.
     limiter.penalize("key", 1);
     // Five are used: the first two have to leave before one more fits.
-    assert_eq!(limiter.check("key").retry_after, Some(secs(86_400 - 7200 - 4 + 1)));
+    assert_eq!(limiter.check("key").retry_after(), Some(secs(86_400 - 7200 - 4 + 1)));
 }
 
 /// Limits go up and down with the load; each change binds what is there, and none loses it.
@@ -128,7 +128,7 @@ fn another_limit_alone_leaves_the_weights_and_waits_of_what_was_charged() {
         limiter.check_cost("key", 3);
         let seen = || {
             let seen = limiter.peek("key");
-            (seen.used, seen.frees_after, seen.reset_after)
+            (seen.used, seen.frees_after(), seen.reset_after())
         };
         let before = seen();
         // The rate at which a bucket drains is its limit: there only the burst changes.

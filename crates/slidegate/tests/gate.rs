@@ -273,7 +273,7 @@ proptest! {
                 _ => gate.penalize(&request),
             };
             let answers: Vec<_> = decisions.iter().map(|one| {
-                let wait = one.retry_after.map(|wait| u64::try_from(wait.as_micros()).unwrap());
+                let wait = one.retry_after().map(|wait| u64::try_from(wait.as_micros()).unwrap());
                 let name = NAMES.iter().map(|(name, _)| *name).find(|name| *name == one.policy().name()).unwrap();
                 (name, one.key().to_string(), one.verdict, one.limit, one.used, one.cost, wait)
             }).collect();
@@ -342,7 +342,7 @@ fn the_strictest_decision_names_its_policy_key_and_quota() {
     assert_eq!((strictest.policy().name(), strictest.position()), ("long", 1));
     assert_eq!(strictest.key().to_string(), "/a%2Cb,alice");
     assert_eq!(strictest.quota(), &Quota::per_hour(1));
-    assert_eq!(strictest.retry_after, Some(Duration::from_secs(3600)));
+    assert_eq!(strictest.retry_after(), Some(Duration::from_secs(3600)));
     let seen: Vec<_> = denied.iter().map(|one| (one.policy().name(), one.verdict)).collect();
     assert_eq!(seen, [("short", Verdict::Deny), ("long", Verdict::Deny), ("wide", Verdict::Allow)]);
 }

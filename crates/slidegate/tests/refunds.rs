@@ -112,7 +112,7 @@ fn a_refund_takes_the_oldest_charge_of_a_log() {
     clock.advance(Duration::from_secs(50));
     limiter.check_cost("key", 5);
     let refunded = limiter.refund("key", 5);
-    assert_eq!((refunded.used, refunded.reset_after), (5, Duration::from_secs(60)));
+    assert_eq!((refunded.used, refunded.reset_after()), (5, Duration::from_secs(60)));
     limiter.refund("key", 2);
     assert_eq!(limiter.peek("key").used, 3);
 }

@@ -23,7 +23,7 @@ pub(super) fn window_end(quota: &Quota, now: u64) -> u64 {
 }
 
 impl State for FixedWindow {
-    #[inline]
+    #[inline(always)]
     fn settle(&mut self, quota: &Quota, now: u64) -> u64 {
         let end = window_end(quota, now);
         if end == self.end { now } else { self.roll(quota, now, end) }
@@ -59,6 +59,12 @@ impl State for FixedWindow {
 }
 
 impl FixedWindow {
+    /// A counter as a script told it.
+    #[cfg(feature = "redis")]
+    pub(crate) fn told(end: u64, used: u64) -> Self {
+        Self { end, used }
+    }
+
     /// `now` lies in the window that ends at `end` and the counter does not: time went on or stepped back.
     #[cold]
     fn roll(&mut self, quota: &Quota, now: u64, end: u64) -> u64 {

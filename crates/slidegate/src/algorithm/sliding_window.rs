@@ -21,6 +21,12 @@ pub(crate) struct SlidingWindow {
 }
 
 impl SlidingWindow {
+    /// Counters as a script told them.
+    #[cfg(feature = "redis")]
+    pub(crate) fn told(end: u64, previous: u64, current: u64) -> Self {
+        Self { end, previous, current }
+    }
+
     /// What of `previous` still counts with `left` microseconds of the present window to go, rounded up.
     #[inline]
     fn weighted(quota: &Quota, previous: u64, left: u64) -> u64 {
@@ -46,7 +52,7 @@ impl SlidingWindow {
 }
 
 impl State for SlidingWindow {
-    #[inline]
+    #[inline(always)]
     fn settle(&mut self, quota: &Quota, now: u64) -> u64 {
         let end = window_end(quota, now);
         if end == self.end { now } else { self.roll(quota, now, end) }
@@ -73,6 +79,24 @@ impl State for SlidingWindow {
             return Self::fits_at(quota, self.previous, room - self.current).saturating_sub(elapsed);
         }
         left + Self::fits_at(quota, self.current, room)
+    }
+
+    /// What of the older window counts is ceil(previous * left / window), so one less does when `previous` times the wait
+    /// makes up for what the ceiling stands above the next lower multiple; if nothing of it counts, so it is with
+    /// `current` once that window is over.
+    #[inline]
+    fn frees_us(&self, quota: &Quota, now: u64) -> u64 {
+        let left = self.end - now;
+        if self.previous == 0 || left == 0 {
+            return left + quota.window_us().div_ceil(self.current);
+        }
+        let fits = self.current.checked_add(self.previous).and(self.previous.checked_mul(left));
+        let Some(product) = fits else {
+            return self.sinks_us(quota, now, self.used(quota, now) - 1);
+        };
+        let (_, above) = quota.by_window().div_rem(product);
+        let above = if above == 0 { quota.window_us() } else { above };
+        above.div_ceil(self.previous)
     }
 
     #[inline]

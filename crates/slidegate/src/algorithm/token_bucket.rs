@@ -25,15 +25,34 @@ fn rate(quota: &Quota) -> u64 {
 }
 
 impl TokenBucket {
+    /// A bucket as a script told it.
+    #[cfg(feature = "redis")]
+    pub(crate) fn told(at: u64, level: u64, fraction: u64) -> Self {
+        Self { at, level, fraction }
+    }
+
     /// The content in cost times microseconds. Fits 128 bits: 2^64 times a window under 2^45.
     #[inline]
     fn content(&self, quota: &Quota) -> u128 {
         u128::from(self.level) * u128::from(quota.window_us()) + u128::from(self.fraction)
     }
+
+    /// Takes away so much whole cost and such a fraction of one, down to nothing.
+    #[inline]
+    fn drain(&mut self, (whole, fraction): (u64, u64), window_us: u64) {
+        let (fraction, borrows) = match self.fraction.checked_sub(fraction) {
+            Some(rest) => (rest, 0),
+            None => (self.fraction + window_us - fraction, 1),
+        };
+        (self.level, self.fraction) = match self.level.checked_sub(whole + borrows) {
+            Some(level) => (level, fraction),
+            None => (0, 0),
+        };
+    }
 }
 
 impl State for TokenBucket {
-    #[inline]
+    #[inline(always)]
     fn settle(&mut self, quota: &Quota, now: u64) -> u64 {
         if now < self.at {
             let empty = self.level == 0 && self.fraction == 0;
@@ -44,9 +63,16 @@ impl State for TokenBucket {
             return now;
         }
         let drained = u128::from(now - self.at) * u128::from(rate(quota));
-        let left = self.content(quota).saturating_sub(drained);
-        (self.level, self.fraction) = quota.by_window().div_rem_wide(left);
         self.at = now;
+        match u64::try_from(drained) {
+            // Less than one since the last decision is common, and told without a division.
+            Ok(drained) if drained < quota.window_us() => self.drain((0, drained), quota.window_us()),
+            Ok(drained) => self.drain(quota.by_window().div_rem(drained), quota.window_us()),
+            Err(_) => {
+                let left = self.content(quota).saturating_sub(drained);
+                (self.level, self.fraction) = quota.by_window().div_rem_wide(left);
+            }
+        }
         now
     }
 
@@ -65,6 +91,15 @@ impl State for TokenBucket {
     fn sinks_us(&self, quota: &Quota, _now: u64, room: u64) -> u64 {
         let above = u128::from(self.level - room) * u128::from(quota.window_us()) + u128::from(self.fraction);
         quota.by_limit().ceil_wide(above)
+    }
+
+    /// One less counts when the fraction is gone, or else a whole.
+    #[inline]
+    fn frees_us(&self, quota: &Quota, _now: u64) -> u64 {
+        if self.level == u64::MAX && self.fraction > 0 {
+            return self.sinks_us(quota, self.at, u64::MAX - 1);
+        }
+        quota.by_limit().ceil(if self.fraction > 0 { self.fraction } else { quota.window_us() })
     }
 
     #[inline]

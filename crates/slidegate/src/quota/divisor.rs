@@ -1,42 +1,43 @@
-//! Division by a number known in advance: two multiplications instead of a division.
+//! Division by a number known in advance: a multiplication instead of a division.
 //!
-//! Lemire, Kaser, Kurz, "Faster remainder by direct computation" (2019), theorem 1 with N = 64 and F = 128: with
-//! c = ceil(2^128 / d), floor(c * n / 2^128) is floor(n / d) for every 64-bit n and d.
+//! Granlund and Montgomery, "Division by Invariant Integers using Multiplication" (1994), figure 4.1 with N = 64: exact
+//! for every 64-bit number and divisor.
 
 /// A divisor of at least one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Divisor {
     value: u64,
-    /// ceil(2^128 / value), or 0 for a value of one, where it would not fit.
-    inverse: u128,
+    /// floor(2^64 * (2^bits - value) / value) + 1, where bits = ceil(log2(value)).
+    inverse: u64,
+    /// 1, or 0 for a value of one.
+    first_shift: u8,
+    /// bits - 1, or 0 for a value of one.
+    last_shift: u8,
 }
 
 impl Divisor {
     pub(crate) fn new(value: u64) -> Self {
         assert!(value > 0, "a quota divides by its window or its limit, never by zero");
-        let inverse = if value == 1 { 0 } else { u128::MAX / u128::from(value) + 1 };
-        Self { value, inverse }
+        #[allow(clippy::cast_possible_truncation)] // at most 64
+        let bits = (64 - (value - 1).leading_zeros()) as u8;
+        let above = (1u128 << bits) - u128::from(value);
+        #[allow(clippy::cast_possible_truncation)] // above is less than the value
+        let inverse = ((above << 64) / u128::from(value)) as u64 + 1;
+        Self { value, inverse, first_shift: bits.min(1), last_shift: bits.saturating_sub(1) }
     }
 
     /// floor(n / value).
     #[inline]
     pub(crate) fn floor(&self, n: u64) -> u64 {
-        if self.inverse == 0 {
-            return n;
-        }
-        let n = u128::from(n);
-        let low = ((self.inverse & u128::from(u64::MAX)) * n) >> 64;
-        let high = (self.inverse >> 64) * n;
-        #[allow(clippy::cast_possible_truncation)] // at most n
-        let quotient = ((low + high) >> 64) as u64;
-        quotient
+        #[allow(clippy::cast_possible_truncation)] // the upper half
+        let estimate = ((u128::from(self.inverse) * u128::from(n)) >> 64) as u64;
+        (estimate + ((n - estimate) >> self.first_shift)) >> self.last_shift
     }
 
     /// ceil(n / value).
     #[inline]
     pub(crate) fn ceil(&self, n: u64) -> u64 {
-        let floor = self.floor(n);
-        floor + u64::from(floor * self.value != n)
+        if n == 0 { 0 } else { self.floor(n - 1) + 1 }
     }
 
     /// ceil(n / value) for wider numbers, at most `u64::MAX`.
@@ -48,14 +49,18 @@ impl Divisor {
         }
     }
 
+    /// The quotient and the remainder.
+    #[inline]
+    pub(crate) fn div_rem(&self, n: u64) -> (u64, u64) {
+        let quotient = self.floor(n);
+        (quotient, n - quotient * self.value)
+    }
+
     /// The quotient and the remainder of a wider number; a quotient past `u64::MAX` is an error of the caller.
     #[inline]
     pub(crate) fn div_rem_wide(&self, n: u128) -> (u64, u64) {
         match u64::try_from(n) {
-            Ok(n) => {
-                let quotient = self.floor(n);
-                (quotient, n - quotient * self.value)
-            }
+            Ok(n) => self.div_rem(n),
             Err(_) => {
                 let value = u128::from(self.value);
                 let quotient = u64::try_from(n / value).unwrap_or(u64::MAX);
@@ -88,6 +93,7 @@ mod tests {
             let divisor = Divisor::new(d);
             prop_assert_eq!(divisor.floor(n), n / d);
             prop_assert_eq!(divisor.ceil(n), n.div_ceil(d));
+            prop_assert_eq!(divisor.div_rem(n), (n / d, n % d));
             prop_assert_eq!(divisor.ceil_wide(u128::from(n)), n.div_ceil(d));
             prop_assert_eq!(divisor.div_rem_wide(u128::from(n)), (n / d, n % d));
         }

@@ -11,9 +11,10 @@ use crate::charge::{Charge, Plan};
 use crate::decision::Decision;
 use crate::key::{KeyId, Secret};
 use crate::quota::Quota;
-use crate::store::Verb;
+use crate::store::all_or_none;
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering};
 use crate::time::{Clock, SystemClock, TimeSource, Timestamp};
+use crate::verb::Verb;
 
 mod shard;
 mod table;
@@ -23,9 +24,9 @@ use shard::{Address, Call, Shard};
 /// Keys of all policies in the memory of this process.
 ///
 /// Holds at most `max_keys` keys, by default [`DEFAULT_MAX_KEYS`](Self::DEFAULT_MAX_KEYS). A key takes 47 to 63 bytes
-/// under `fixed-window`, `sliding-window` and `token-bucket`, and 84 to 94 bytes under `sliding-log`, plus 4 bytes for
+/// under `fixed-window`, `sliding-window` and `token-bucket`, and 93 to 104 bytes under `sliding-log`, plus 4 bytes for
 /// each entry of the log if there are more than five (up to 14 for costs and windows that need it): a million keys of counters take
-/// 63 MB at most, a million full logs of 100 entries 494 MB. The store itself takes 256 bytes for each 1024 of
+/// 63 MB at most, a million full logs of 100 entries 505 MB. The store itself takes 256 bytes for each 1024 of
 /// `max_keys`, and grows and shrinks with the keys it holds.
 ///
 /// A key leaves when nothing of it counts any more: on access, and a few at a time beside other decisions. When the
@@ -128,7 +129,7 @@ const OWN_POLICY: u32 = 0;
 const MAX_SHARDS: usize = 1 << 16;
 
 impl MemoryStore {
-    /// Keys that are held unless told otherwise: a million, at most 63 MB of counters or 94 MB of logs with few entries.
+    /// Keys that are held unless told otherwise: a million, at most 63 MB of counters or 105 MB of logs with few entries.
     pub const DEFAULT_MAX_KEYS: usize = 1 << 20;
 
     /// A store with the system's clock and room for [`DEFAULT_MAX_KEYS`](Self::DEFAULT_MAX_KEYS) keys.
@@ -215,26 +216,14 @@ impl MemoryStore {
     }
 
     /// Carries out a plan on all keys or on none; the decisions stand in the plan's order.
-    ///
-    /// A check under several policies looks at all of them first and charges only if no enforced one denies. A shadow
-    /// policy that would deny is not charged and does not deny.
     pub(crate) fn apply(&self, verb: Verb, plan: &Plan<'_>) -> SmallVec<[Decision; 4]> {
-        let look_first = verb == Verb::Check && plan.len() > 1;
-        let mut calls = self.calls(if look_first { Verb::Peek } else { verb }, plan);
+        let mut calls = self.calls(verb, plan);
         let mut locked = self.lock_all(&mut calls);
-        let mut apply = |call: &Call<'_>| {
-            let guard = self.guard_of(&locked, call);
-            locked[guard].1.shard.apply(call)
-        };
-        let mut decisions: SmallVec<[Decision; 4]> = calls.iter().map(&mut apply).collect();
-        let denies = |(charge, decision): (&Charge<'_>, &Decision)| charge.enforced && decision.is_denied();
-        if look_first && !plan.iter().zip(&decisions).any(denies) {
-            for (call, decision) in calls.iter_mut().zip(&mut decisions).filter(|(_, d)| d.is_allowed()) {
-                call.verb = Verb::Check;
-                *decision = apply(call);
-            }
-        }
-        decisions
+        all_or_none(verb, plan.iter().map(|charge| charge.enforced), |key, verb| {
+            let call = Call { verb, ..calls[key] };
+            let guard = self.guard_of(&locked, &call);
+            locked[guard].1.shard.apply(&call)
+        })
     }
 
     /// Forgets the plan's keys; says whether anything counted on one of them.

@@ -2,13 +2,13 @@
 
 use super::table::{Slot, Table, Tick};
 use super::{Census, Requote};
-use crate::algorithm::{Done, FixedWindow, SlidingLog, SlidingWindow, State, TokenBucket, decision, fits};
+use crate::algorithm::{Done, FixedWindow, SlidingLog, SlidingWindow, State, TokenBucket, decision, perform};
 use crate::decision::Decision;
 use crate::key::{KeyId, Secret};
 use crate::quota::{Algorithm, Quota};
-use crate::store::Verb;
 use crate::sync::Ordering;
 use crate::time::{TimeSource, Timestamp};
+use crate::verb::Verb;
 
 /// Where a key of a policy is looked for.
 #[derive(Debug, Clone, Copy)]
@@ -88,6 +88,7 @@ macro_rules! for_algorithm {
 }
 
 /// One call on one key.
+#[derive(Clone, Copy)]
 pub(super) struct Call<'a> {
     pub(super) verb: Verb,
     pub(super) address: Address,
@@ -119,28 +120,31 @@ impl Shard {
         for_algorithm!(call.quota.algorithm(), S => self.apply_to::<S>(call))
     }
 
-    #[inline]
+    #[inline(always)] // as `decision`
     fn apply_to<S: Stored>(&mut self, call: &Call<'_>) -> Decision {
-        let Call { quota, now, .. } = *call;
+        let Call { verb, quota, cost, now, .. } = *call;
         let table = S::table(self);
-        let Some(at) = table.find(&call.address) else { return self.apply_to_new::<S>(call) };
+        let Some(at) = table.find(&call.address) else { return self.apply_to_new::<S>(*call) };
         let slot = table.slot(at);
         let settled = slot.state.settle(quota, now.as_micros());
-        let done = perform(&mut slot.state, settled, call);
+        let done = perform(&mut slot.state, quota, settled, verb, cost);
         let decision = decision(&slot.state, quota, now, settled, done);
         slot.note(quota.share_of(decision.used), expiry(&decision));
         decision
     }
 
     /// A key that is not stored, and is stored only if something is charged.
-    fn apply_to_new<S: Stored>(&mut self, call: &Call<'_>) -> Decision {
-        let Call { quota, now, .. } = *call;
+    ///
+    /// Takes the call by value: it is on the stack then only where this is called.
+    #[inline(never)]
+    fn apply_to_new<S: Stored>(&mut self, call: Call<'_>) -> Decision {
+        let Call { verb, quota, cost, now, .. } = call;
         let mut state = S::default();
         let settled = state.settle(quota, now.as_micros());
-        let done = perform(&mut state, settled, call);
+        let done = perform(&mut state, quota, settled, verb, cost);
         let decision = decision(&state, quota, now, settled, done);
         if decision.used > 0 {
-            self.admit(call);
+            self.admit(&call);
             let share = quota.share_of(decision.used);
             S::table(self).insert(&call.address, state, share, expiry(&decision), call.secret);
         }
@@ -159,7 +163,7 @@ impl Shard {
     /// then holds one more than it should, until another shard makes room.
     #[cold]
     fn drop_weakest(&mut self, call: &Call<'_>) {
-        let now = tick(call.now);
+        let now = tick(call.now.as_micros());
         let found = Algorithm::ALL.into_iter().filter_map(|algorithm| {
             let weakest = for_algorithm!(algorithm, S => S::table(self).weakest(now, FEW, MANY));
             weakest.map(|weakest| (weakest, algorithm))
@@ -176,7 +180,7 @@ impl Shard {
 
     /// Removes expired keys among the next `slots` places of each table; returns how many.
     pub(super) fn sweep(&mut self, now: Timestamp, slots: usize, census: &Census, secret: &Secret) -> usize {
-        let now = tick(now);
+        let now = tick(now.as_micros());
         let removed = self.sliding_log.sweep(now, slots, secret)
             + self.sliding_window.sweep(now, slots, secret)
             + self.fixed_window.sweep(now, slots, secret)
@@ -235,29 +239,14 @@ fn refit<S: State>(slot: &mut Slot<S>, old: &Quota, new: &Quota, now: Timestamp)
     decision.used > 0
 }
 
-/// Charges, gives back or looks, as the verb says.
-#[inline]
-fn perform<S: State>(state: &mut S, settled: u64, call: &Call<'_>) -> Done {
-    let Call { verb, quota, cost, .. } = *call;
-    match verb {
-        Verb::Check | Verb::Peek if !fits(state, quota, settled, cost) => Done::Refused(cost),
-        Verb::Peek => Done::Moved(0),
-        Verb::Refund => Done::Moved(state.refund(quota, settled, cost)),
-        Verb::Check | Verb::Penalize => {
-            state.charge(quota, settled, cost);
-            Done::Moved(cost)
-        }
-    }
-}
-
 /// The first tick by which nothing counts any more.
 #[inline]
 fn expiry(decision: &Decision) -> Tick {
-    tick(decision.reset_at()).saturating_add(1)
+    tick(decision.at.as_micros().saturating_add(decision.waits.reset_us)) + 1
 }
 
 /// The last tick is never reached: what expires then, stays.
 #[inline]
-fn tick(at: Timestamp) -> Tick {
-    Tick::try_from(at.as_micros() >> 20).map_or(Tick::MAX - 1, |tick| tick.min(Tick::MAX - 1))
+fn tick(us: u64) -> Tick {
+    Tick::try_from(us >> 20).unwrap_or(Tick::MAX).min(Tick::MAX - 1)
 }

@@ -331,6 +331,6 @@ mod tests {
         assert_eq!(size_of::<Slot<FixedWindow>>(), 40);
         assert_eq!(size_of::<Slot<SlidingWindow>>(), 48);
         assert_eq!(size_of::<Slot<TokenBucket>>(), 48);
-        assert_eq!(size_of::<Slot<SlidingLog>>(), 72);
+        assert_eq!(size_of::<Slot<SlidingLog>>(), 80);
     }
 }

@@ -1,0 +1,108 @@
+-- Decides requests on all their keys or on none, in the order they came, at one time.
+--
+-- ARGV: the latest server time at which anything may still be charged; the verb; the number of requests and the cost of
+-- each; then for each key its algorithm, whether it is enforced, and its quota packed; for `once` at last the
+-- milliseconds that its reply is kept. Replies {requests charged, now, {what the algorithm tells} for each key}; a refund
+-- tells what is left, and at the end what it gave. {-1, now} when it is too late.
+
+--[open]
+-- The key as it is, and what can be done with it.
+opens.ALGORITHM = function(key, now, packed)
+  --@quota
+  --@load
+  local function tell(needed)
+    local told = {
+      --@told
+    }
+    --@needed
+    return told
+  end
+  local function charge(cost)
+    --@charge
+    --@save
+  end
+  local function keep()
+    --@save
+  end
+  local function refund(cost)
+    --@refund
+    if given > 0 and used == 0 then
+      call('DEL', key)
+    elseif given > 0 then
+      --@save
+    end
+    return given
+  end
+  return used, capacity, wrong, moved, tell, charge, keep, refund
+end
+
+--[decide]
+local call, argv = redis.call, ARGV
+local time = call('TIME')
+local now = time[1] * 1000000 + time[2]
+if now > argv[1] + 0 then return { -1, now } end
+local verb, requests, keys = argv[2], argv[3] + 0, #KEYS
+-- Once only: the last key holds the first reply to the same id.
+local once
+if verb == 'once' then
+  once, keys = KEYS[keys], keys - 1
+  local first = call('GET', once)
+  if first then return cmsgpack.unpack(first) end
+end
+local opens = {}
+--@opens
+local used, capacity, enforced, adds, needed, moved = {}, {}, {}, {}, {}, {}
+local tell, charge, keep, refund = {}, {}, {}, {}
+for k = 1, keys do
+  local from = 3 + requests + (k - 1) * 3
+  local wrong
+  enforced[k], adds[k], needed[k] = argv[from + 2] == '1', 0, 0
+  used[k], capacity[k], wrong, moved[k], tell[k], charge[k], keep[k], refund[k] =
+    opens[argv[from + 1]](KEYS[k], now, argv[from + 3])
+  if wrong then return redis.error_reply('SLIDEGATE value ' .. k .. ' is ' .. wrong) end
+end
+
+local reply = { 0, now }
+if verb == 'refund' then
+  for k = 1, keys do
+    local given = refund[k](argv[4] + 0)
+    local told = tell[k](0)
+    told[#told + 1] = given
+    reply[2 + k] = told
+  end
+  return reply
+end
+
+for request = 4, 3 + requests do
+  local cost, passes = argv[request] + 0, true
+  if verb ~= 'penalize' and cost > 0 then
+    for k = 1, keys do
+      local over = used[k] + adds[k] + cost - capacity[k]
+      if over > 0 then
+        if enforced[k] then passes = false end
+        if over > needed[k] then needed[k] = over end
+      end
+    end
+  end
+  if passes and verb ~= 'peek' then
+    reply[1] = reply[1] + 1
+    for k = 1, keys do
+      if verb == 'penalize' then
+        adds[k] = math.min(adds[k] + cost, 9007199254740990 - used[k])
+      elseif used[k] + adds[k] + cost <= capacity[k] then
+        adds[k] = adds[k] + cost
+      end
+    end
+  end
+end
+for k = 1, keys do
+  reply[2 + k] = tell[k](math.min(needed[k], used[k]))
+  if adds[k] > 0 then
+    local failed = charge[k](adds[k])
+    if failed then return failed end
+  elseif moved[k] and verb ~= 'peek' and used[k] > 0 then
+    keep[k]()
+  end
+end
+if once and reply[1] > 0 and argv[4] ~= '0' then call('SET', once, cmsgpack.pack(reply), 'PX', argv[#argv]) end
+return reply

@@ -1,0 +1,41 @@
+-- What the algorithms share. Pieces begin at a line `--[name]`; a line `--@name` stands for that piece.
+--
+-- Every script is a straight line of pieces rather than functions over tables, since making those costs more than the
+-- rest of a decision. Numbers are whole, in microseconds or cost, and below 2^53, where a double counts every integer, and
+-- where the floor of a quotient of two such numbers is exact. Commands get numbers that never change as text: servers
+-- take a quarter of a microsecond to write one.
+
+--[mul_div]
+-- floor(a * b / c) and the remainder, for c below 2^45. A quotient past 2^53 is only known to be about that large.
+local function mul_div(a, b, c)
+  local product = a * b
+  if product < 9007199254740992 then
+    local quotient = math.floor(product / c)
+    return quotient, product - quotient * c
+  end
+  local whole = math.floor(b / c)
+  local part = b - whole * c
+  local quotient, rest, left = 0, 0, a
+  -- Seven bits of `a` at a time, so that rest * 128 + digit * part stays below 2^53.
+  local place = 562949953421312
+  while place >= 1 do
+    local digit = math.floor(left / place)
+    left = left - digit * place
+    rest = rest * 128 + digit * part
+    local share = math.floor(rest / c)
+    rest = rest - share * c
+    quotient = quotient * 128 + share
+    place = place / 128
+  end
+  return a * whole + quotient, rest
+end
+
+--[foreign]
+-- `raw` is no value of this algorithm, tagged `tag`. One of another algorithm counts as none: that starts afresh. 31
+-- marks a log that was found cut off.
+local first = raw:byte(1)
+if first == tag or first == 31 then
+  wrong = 'damaged: it has ' .. #raw .. ' bytes'
+elseif not first or first < 17 or first > 20 then
+  wrong = 'not of layout 1: its first byte is ' .. tostring(first)
+end

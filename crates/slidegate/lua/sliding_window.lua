@@ -1,0 +1,80 @@
+-- Sliding window: two counters, the older one weighted by how much of it the window still overlaps, rounded up.
+-- Twin of `src/algorithm/sliding_window.rs`: change both or neither.
+
+--[quota]
+local window, capacity = struct.unpack('<I6I7', packed)
+
+--[load]
+local tag, stop, previous, current, settled, moved, wrong = 18, 0, 0, 0, now, false, nil
+-- The end of the window after which the stored value expires.
+local expires = 0
+local raw = call('GET', key)
+local counted = window
+if raw then
+  local found
+  if #raw == 28 then found, counted, stop, previous, current = struct.unpack('<BI6I7I7I7', raw) end
+  if found ~= tag then
+    counted, stop, previous, current = window, 0, 0, 0
+    --@foreign
+  end
+  if current > 0 and counted == window then expires = stop end
+end
+local here = now - now % counted + counted
+local afresh
+if here ~= stop then
+  if stop - counted == here and here - now <= (counted < 1000000 and counted or 1000000) then
+    settled = here
+  elseif now < stop then
+    -- A large step back.
+    afresh, moved = here, true
+  else
+    previous = stop == here - counted and current or 0
+    current, stop = 0, here
+  end
+end
+if counted ~= window then afresh = settled - settled % window + window end
+if afresh then
+  -- All that may count, counts as charged in the window that ends then.
+  current = math.min(current + previous, math.max(capacity, current, previous))
+  previous, stop = 0, afresh
+end
+local used = current
+if previous > 0 then
+  local product = previous * (stop - settled)
+  local weighted = math.ceil(product / window)
+  if product >= 9007199254740992 then
+    --@mul_div
+    local rest
+    weighted, rest = mul_div(previous, stop - settled, window)
+    if rest > 0 then weighted = weighted + 1 end
+  end
+  used = math.min(current + weighted, 9007199254740991)
+end
+
+--[told]
+settled, stop, previous, current
+
+--[charge]
+current, used = current + cost, used + cost
+
+--[refund]
+local given = math.min(cost, used)
+local from_current = math.min(given, current)
+current, used = current - from_current, used - given
+if given > from_current then
+  -- What the older counter has to lose so that its weighted part sinks to `used`, rounded down.
+  --@mul_div
+  local kept = mul_div(used, window, stop - settled)
+  previous = math.min(previous, kept)
+end
+
+--[save]
+local value = struct.pack('<BI6I7I7I7', 18, window, stop, previous, current)
+if expires == stop then
+  -- In place, which keeps the time to live: half of what it costs to set it again.
+  call('SETRANGE', key, '0', value)
+else
+  local lives = stop - now
+  if current > 0 then lives = lives + window end
+  call('SET', key, value, 'PX', math.ceil(lives / 1000) + 5000)
+end

@@ -1,0 +1,68 @@
+-- Token bucket: a bucket that every charge fills and that drains by `limit` per window.
+-- Twin of `src/algorithm/token_bucket.rs`: change both or neither.
+
+--[quota]
+local window, capacity, limit = struct.unpack('<I6I7I7', packed)
+
+--[load]
+-- Whole cost in the bucket, and the rest of its content in cost times microseconds, less than the window.
+local tag, at, level, fraction, settled, moved, wrong = 19, now, 0, 0, now, false, nil
+local rate = limit > 0 and limit or 1
+local raw = call('GET', key)
+if raw then
+  local found, counted
+  if #raw == 27 then found, counted, at, level, fraction = struct.unpack('<BI6I7I7I6', raw) end
+  if found ~= tag then
+    counted, at, level, fraction = window, now, 0, 0
+    --@foreign
+  end
+  if now < at then
+    if (level > 0 or fraction > 0) and at - now <= (counted < 1000000 and counted or 1000000) then
+      settled = at
+    else
+      at, moved = now, true
+    end
+  else
+    local drained = (now - at) * rate
+    local whole = math.floor(drained / counted)
+    local part = drained - whole * counted
+    if drained >= 9007199254740992 then
+      --@mul_div
+      whole, part = mul_div(now - at, rate, counted)
+    end
+    at, part = now, fraction - part
+    if part < 0 then
+      part, whole = part + counted, whole + 1
+    end
+    if level < whole then
+      level, fraction = 0, 0
+    else
+      level, fraction = level - whole, part
+    end
+  end
+  if counted ~= window and fraction > 0 then
+    -- Under another window a fraction rounds up to a whole.
+    level, fraction = level + 1, 0
+  end
+end
+local used = fraction > 0 and level + 1 or level
+
+--[told]
+settled, level, fraction
+
+--[charge]
+level, used = level + cost, used + cost
+
+--[refund]
+local given = math.min(cost, used)
+if given <= level then
+  level = level - given
+else
+  level, fraction = 0, 0
+end
+used = used - given
+
+--[save]
+-- It lives until it is empty, about, and ten years at most: nothing is decided by that.
+local lives = math.min((level + 1) * window / rate, 315360000000000) + at - now
+call('SET', key, struct.pack('<BI6I7I7I6', 19, window, at, level, fraction), 'PX', math.ceil(lives / 1000) + 5000)

@@ -1,0 +1,108 @@
+//! Which proxies are believed: networks, and the words that stand for some.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use super::group::network;
+use crate::error::Error;
+
+/// Most networks in one [`TrustedProxies`]: each request compares against them one by one. The published ranges of
+/// large content delivery networks are a few hundred.
+pub const MAX_NETWORKS: usize = 1024;
+
+/// The proxies whose headers are believed: networks, and whether a Unix socket counts as one.
+///
+/// An IPv4-mapped IPv6 address (`::ffff:10.1.2.3`) is the IPv4 address, here and in the requests. NAT64 addresses are
+/// not: a client behind a translator must never pass for the proxy whose IPv4 address it embeds.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct TrustedProxies {
+    networks: Vec<IpNet>,
+    /// Trust a peer that has no address.
+    unix: bool,
+}
+
+impl TrustedProxies {
+    /// Each entry is a network (`10.0.0.0/8`), an address (`10.1.2.3`) or a word: `loopback`; `private`, which is
+    /// RFC 1918, `fc00::/7`, link-local and loopback; `unix`, peers without an address.
+    ///
+    /// # Errors
+    /// An entry is none of these, or there are more than [`MAX_NETWORKS`].
+    ///
+    /// ```
+    /// use slidegate::client_addr::TrustedProxies;
+    ///
+    /// let proxies = TrustedProxies::new(["private", "203.0.113.0/24"])?;
+    /// assert!(proxies.contains("192.168.1.1".parse().unwrap()));
+    /// assert!(proxies.contains("::ffff:203.0.113.9".parse().unwrap()));
+    ///
+    /// let error = TrustedProxies::new(["10.0.0/8"]).unwrap_err();
+    /// assert_eq!(
+    ///     error.to_string(),
+    ///     "trusted proxy `10.0.0/8` is not an address or network; write for example `10.0.0.0/8`"
+    /// );
+    /// # Ok::<(), slidegate::Error>(())
+    /// ```
+    pub fn new<E: AsRef<str>>(entries: impl IntoIterator<Item = E>) -> Result<Self, Error> {
+        let mut proxies = Self::default();
+        for entry in entries {
+            let entry = entry.as_ref().trim();
+            let texts = match entry {
+                "unix" => {
+                    proxies.unix = true;
+                    continue;
+                }
+                "loopback" => LOOPBACK,
+                "private" => PRIVATE,
+                _ => &[entry],
+            };
+            for text in texts {
+                proxies.networks.push(network(text).ok_or_else(|| {
+                    let what = "is not an address or network; write for example `10.0.0.0/8`";
+                    Error::address(format!("trusted proxy `{}` {what}", text.escape_debug()))
+                })?);
+            }
+        }
+        if proxies.networks.len() > MAX_NETWORKS {
+            return Err(Error::address(format!(
+                "{} trusted proxy networks are more than {MAX_NETWORKS}; join them into wider ones",
+                proxies.networks.len()
+            )));
+        }
+        Ok(proxies)
+    }
+
+    /// Whether the connection's other end, which may have no address, is one of the proxies.
+    pub(super) fn contains_peer(&self, peer: Option<IpAddr>) -> bool {
+        peer.map_or(self.unix, |addr| self.contains(addr))
+    }
+
+    /// Whether `addr` is one of the proxies.
+    #[must_use]
+    pub fn contains(&self, addr: IpAddr) -> bool {
+        let addr = addr.to_canonical();
+        self.networks.iter().any(|network| network.contains(&addr))
+    }
+
+    /// Whether a network such as `0.0.0.0/0` makes every client of its family a proxy: each then chooses its own
+    /// address. Worth a warning at start.
+    #[must_use]
+    pub fn trusts_everyone(&self) -> bool {
+        self.networks.iter().any(|network| network.prefix_len() == 0)
+    }
+}
+
+/// What `loopback` stands for.
+const LOOPBACK: &[&str] = &["127.0.0.0/8", "::1"];
+
+/// What `private` stands for: RFC 1918, unique local, link-local, loopback.
+const PRIVATE: &[&str] = &[
+    "10.0.0.0/8",
+    "172.16.0.0/12",
+    "192.168.0.0/16",
+    "fc00::/7",
+    "169.254.0.0/16",
+    "fe80::/10",
+    "127.0.0.0/8",
+    "::1",
+];

@@ -1,0 +1,304 @@
+//! The shared gate: many policies, one verdict, limits that many instances share.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use arc_swap::ArcSwap;
+use smallvec::SmallVec;
+
+use crate::charge::Plan;
+use crate::decision::Decision;
+use crate::error::Error;
+use crate::gate::{Decisions, Numbers};
+use crate::policy::PolicySet;
+use crate::request::Request;
+use crate::store::fallback::Fallback;
+use crate::store::memory::MemoryStore;
+use crate::store::redis::{
+    Answers, Failure, FailureKind, MOST, NodeState, RedisOptions, RedisStats, RedisStore, Undecided,
+};
+use crate::verb::Verb;
+
+/// A set of policies over Redis, Redis Cluster or a master that Sentinels name, and over other servers that speak its
+/// protocol. Decides a request under all that apply, as [`Gate`](crate::Gate) does in memory.
+///
+/// It always answers within its deadline, and needs no Redis to be made: what a policy does while the store is away, it
+/// says itself ([`Policy::on_store_error`](crate::Policy::on_store_error)), and every decision says
+/// [where it comes from](crate::Decision::source). Works within a tokio runtime.
+///
+/// ```no_run
+/// use slidegate::{Policy, PolicySet, Quota, RedisOptions, Request, SharedGate};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), slidegate::Error> {
+/// let policies = PolicySet::new([Policy::new("per-user", Quota::per_minute(100))?.scope(["user"])])?;
+/// let gate = SharedGate::new(policies, RedisOptions::new("redis://127.0.0.1:6379")?)?;
+/// let request = Request::new().with("user", "alice");
+/// if gate.check(&request).await.is_denied() { /* 429 */ }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct SharedGate {
+    store: RedisStore,
+    fallback: Fallback,
+    policies: ArcSwap<PolicySet>,
+    numbers: Mutex<Numbers>,
+    fallbacks: AtomicU64,
+    last_failure: Mutex<Option<Failure>>,
+}
+
+/// How a [`SharedGate`] is made: `SharedGate::builder(policies, options).instances(3).build()?`.
+#[derive(Debug)]
+pub struct SharedGateBuilder {
+    policies: PolicySet,
+    options: RedisOptions,
+    instances: u64,
+    memory: MemoryStore,
+}
+
+/// How a [`SharedGate`] has been used since it was made.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct SharedStats {
+    /// Calls to the store, and those it was spared.
+    pub store: RedisStats,
+    /// Requests that were decided without the store, as it did not answer in time.
+    pub fallbacks: u64,
+    /// Why the store last did not answer, in one line. That its breaker is open since is no reason.
+    pub last_failure: Option<String>,
+}
+
+impl SharedGateBuilder {
+    /// How many instances share the limits: while the store is away, each enforces that part of a limit in its own memory,
+    /// rounded up. One unless said, which lets every instance have the whole limit then.
+    #[must_use]
+    pub fn instances(mut self, instances: u64) -> Self {
+        self.instances = instances.max(1);
+        self
+    }
+
+    /// The memory that decides while the store is away.
+    #[must_use]
+    pub fn memory(mut self, memory: MemoryStore) -> Self {
+        self.memory = memory;
+        self
+    }
+
+    /// Makes the gate. Connects to nothing yet.
+    ///
+    /// # Errors
+    /// Options that no connection can be made with, and limits of 2^53 and more, which scripts cannot count.
+    pub fn build(self) -> Result<SharedGate, Error> {
+        let Self { mut policies, options, instances, memory } = self;
+        check_limits(&policies)?;
+        let mut numbers = Numbers::default();
+        numbers.number(&mut policies);
+        Ok(SharedGate {
+            store: RedisStore::new(options)?,
+            fallback: Fallback::new(memory, instances),
+            policies: ArcSwap::from_pointee(policies),
+            numbers: Mutex::new(numbers),
+            fallbacks: AtomicU64::new(0),
+            last_failure: Mutex::new(None),
+        })
+    }
+}
+
+/// Scripts count with doubles: a limit has to be one that those can tell from the next.
+fn check_limits(policies: &PolicySet) -> Result<(), Error> {
+    for (policy, quota) in
+        policies.iter().flat_map(|policy| policy.quotas().map(move |quota| (policy, quota)))
+    {
+        let largest = quota.limit().max(quota.capacity());
+        if largest > MOST {
+            return Err(Error::policy(format!(
+                "policy `{}`: limit {largest} is more than a shared store can count; give at most {MOST}",
+                policy.name()
+            )));
+        }
+    }
+    Ok(())
+}
+
+impl SharedGate {
+    /// A gate of one instance among an unknown number, with a memory store of its own to fall back on.
+    ///
+    /// # Errors
+    /// As [`SharedGateBuilder::build`].
+    pub fn new(policies: PolicySet, options: RedisOptions) -> Result<Self, Error> {
+        Self::builder(policies, options).build()
+    }
+
+    /// Says how many instances there are, and which memory to fall back on.
+    #[must_use]
+    pub fn builder(policies: PolicySet, options: RedisOptions) -> SharedGateBuilder {
+        SharedGateBuilder { policies, options, instances: 1, memory: MemoryStore::new() }
+    }
+
+    /// Decides a request and charges its cost under every policy that applies, or under none if an enforced one denies.
+    pub async fn check<'r>(&self, request: &'r Request<'r>) -> Decisions<'r> {
+        self.apply(Verb::Check, request).await
+    }
+
+    /// A check that is charged once however often it is asked with the same `id` within the longest window of its
+    /// policies: asked again it gives the first answer again. A request of other keys or another cost is another one,
+    /// whatever its id. So a client may send a request again when it does not know
+    /// what became of it, and this call itself is made again when its connection is lost.
+    ///
+    /// A denial is not kept, as it has charged nothing: the same id asked again is decided anew. In a cluster the request's
+    /// keys must lie in one slot, as [`RedisOptions::hash_tag`] makes them; otherwise this is a [`check`](Self::check).
+    pub async fn check_once<'r>(&self, request: &'r Request<'r>, id: &str) -> Decisions<'r> {
+        let policies = self.policies.load();
+        let plan = policies.plan(request);
+        let decided = self.store.check_once(&plan, id).await;
+        let answers = self.answers(Verb::Check, &plan, decided);
+        drop(plan);
+        Decisions::new(policies, request, answers)
+    }
+
+    /// What [`check`](Self::check) would say, without charging.
+    pub async fn peek<'r>(&self, request: &'r Request<'r>) -> Decisions<'r> {
+        self.apply(Verb::Peek, request).await
+    }
+
+    /// Gives back the request's cost under every policy that applies, at most what was charged there and still counts.
+    pub async fn refund<'r>(&self, request: &'r Request<'r>) -> Decisions<'r> {
+        self.apply(Verb::Refund, request).await
+    }
+
+    /// Charges the request's cost under every policy that applies, although it may exceed their limits.
+    pub async fn penalize<'r>(&self, request: &'r Request<'r>) -> Decisions<'r> {
+        self.apply(Verb::Penalize, request).await
+    }
+
+    /// What the verb says: [`check`](Self::check), [`peek`](Self::peek), [`refund`](Self::refund) or
+    /// [`penalize`](Self::penalize).
+    pub async fn apply<'r>(&self, verb: Verb, request: &'r Request<'r>) -> Decisions<'r> {
+        let policies = self.policies.load();
+        let plan = policies.plan(request);
+        let decided = self.store.apply(verb, &plan).await;
+        let answers = self.answers(verb, &plan, decided);
+        drop(plan);
+        Decisions::new(policies, request, answers)
+    }
+
+    /// Forgets the request's keys under every policy that applies; says whether one of them was stored.
+    ///
+    /// # Errors
+    /// The store did not answer in time: the keys may be forgotten or not.
+    pub async fn reset(&self, request: &Request<'_>) -> Result<bool, Error> {
+        let policies = self.policies.load();
+        let plan = policies.plan(request);
+        let local = self.fallback.memory().reset(&plan);
+        let stored = self.store.reset(&plan).await.map_err(|failure| {
+            let text = failure.to_string();
+            self.note(failure);
+            Error::store(text)
+        })?;
+        Ok(stored || local)
+    }
+
+    /// Forgets every key of a policy; returns how many were stored. Goes through all keys of the server, a thousand at a
+    /// time, while decisions go on: keys that come meanwhile may stay.
+    ///
+    /// # Errors
+    /// The store did not answer in time, or the user may not scan; some keys may be forgotten.
+    pub async fn reset_policy(&self, policy: &str) -> Result<u64, Error> {
+        self.store.reset_policy(policy).await.map_err(|failure| Error::store(failure.to_string()))
+    }
+
+    /// Looks for what silently breaks limits, where the store's user is permitted to: a server that evicts keys, keys that
+    /// were evicted, history that was lost in a failover, a restart or a FLUSHALL, a clock that was set back. One line for
+    /// each finding since the last look; call it now and then, such as once a minute.
+    pub async fn examine(&self) -> Vec<String> {
+        self.store.examine().await
+    }
+
+    /// Asks every node that takes writes whether it answers. Waits longer than a decision does, since connections may have
+    /// to be made first.
+    ///
+    /// # Errors
+    /// Why one of them did not.
+    pub async fn ping(&self) -> Result<(), Error> {
+        self.store.ping().await.map_err(|failure| Error::store(failure.to_string()))
+    }
+
+    /// Puts another set of policies in force at once. Usage is kept by policy name, and counts by the new quota from the
+    /// next decision on its key. It starts afresh where the algorithm changes.
+    ///
+    /// # Errors
+    /// Limits of 2^53 and more, which scripts cannot count; the old set stays in force.
+    pub fn configure(&self, mut policies: PolicySet) -> Result<(), Error> {
+        check_limits(&policies)?;
+        let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+        numbers.number(&mut policies);
+        self.policies.store(Arc::new(policies));
+        self.store.forget_denials();
+        Ok(())
+    }
+
+    /// The policies in force.
+    #[must_use]
+    pub fn policies(&self) -> Arc<PolicySet> {
+        self.policies.load_full()
+    }
+
+    /// Where the store is and how it is talked to.
+    #[must_use]
+    pub fn options(&self) -> &RedisOptions {
+        self.store.options()
+    }
+
+    /// How the store has been used, and why it last was not.
+    #[must_use]
+    pub fn stats(&self) -> SharedStats {
+        let last = self.last_failure.lock().unwrap_or_else(PoisonError::into_inner);
+        SharedStats {
+            store: self.store.stats(),
+            fallbacks: self.fallbacks.load(Ordering::Relaxed),
+            last_failure: last.as_ref().map(ToString::to_string),
+        }
+    }
+
+    /// How things stand with each node of the store that is known now.
+    #[must_use]
+    pub fn nodes(&self) -> Vec<NodeState> {
+        self.store.nodes()
+    }
+
+    /// The memory that decides while the store is away.
+    #[must_use]
+    pub fn memory(&self) -> &MemoryStore {
+        self.fallback.memory()
+    }
+
+    /// The store's decisions, or the fallback's, with the places of their policies.
+    fn answers(
+        &self,
+        verb: Verb,
+        plan: &Plan<'_>,
+        decided: Result<Answers, Undecided>,
+    ) -> SmallVec<[(usize, Decision); 4]> {
+        let decisions = decided.unwrap_or_else(|Undecided { failure, denied }| {
+            self.fallbacks.fetch_add(1, Ordering::Relaxed);
+            self.note(failure);
+            match denied {
+                None => self.fallback.apply(verb, plan),
+                // A denial stands whatever the others would have said, and nothing is charged for it.
+                Some(known) => {
+                    let guessed = self.fallback.apply(Verb::Peek, plan);
+                    known.into_iter().zip(guessed).map(|(known, guessed)| known.unwrap_or(guessed)).collect()
+                }
+            }
+        });
+        plan.iter().zip(decisions).map(|(charge, decision)| (charge.policy, decision)).collect()
+    }
+
+    fn note(&self, failure: Failure) {
+        let mut last = self.last_failure.lock().unwrap_or_else(PoisonError::into_inner);
+        if failure.kind != FailureKind::Open || last.is_none() {
+            *last = Some(failure);
+        }
+    }
+}

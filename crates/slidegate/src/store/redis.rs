@@ -1,0 +1,412 @@
+//! The Redis store: usage that many instances share, one script call a decision.
+//!
+//! A script settles, decides and charges all keys of a request in one step and replies what it found; the decisions are
+//! computed from that here. Calls for the same keys go together while one is under way.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use redis::Value;
+use smallvec::SmallVec;
+use tokio::time::Instant;
+
+use crate::charge::Plan;
+use crate::decision::Decision;
+use crate::error::Error;
+use crate::time::instant;
+use crate::verb::Verb;
+
+mod breaker;
+mod call;
+mod cluster;
+mod coalesce;
+mod dial;
+mod examine;
+mod failure;
+mod jitter;
+mod lane;
+mod names;
+mod news;
+mod node;
+mod options;
+mod refresh;
+mod remembered;
+mod scan;
+mod scripts;
+mod sentinel;
+mod server_time;
+mod slot;
+mod spread;
+mod wire;
+
+pub use breaker::BreakerState;
+pub(crate) use call::{Answers, MOST};
+pub(crate) use failure::{Executed, Failure, FailureKind};
+pub use options::{ClientCertificate, RedisOptions};
+pub use wire::NodeState;
+
+use call::{Reply, Subjects};
+use coalesce::Coalescer;
+use examine::Seen;
+use names::Names;
+use news::{News, Teller};
+use remembered::Remembered;
+use scripts::Scripts;
+use server_time::ServerTimes;
+use spread::DenialRates;
+use wire::Wire;
+
+/// A way to limits that many instances share.
+#[derive(Debug)]
+pub(crate) struct RedisStore {
+    calls: Arc<Calls>,
+    news: News,
+    seen: Seen,
+    names: Names,
+    options: RedisOptions,
+}
+
+/// What a call needs, also one whose caller is gone.
+#[derive(Debug)]
+pub(crate) struct Calls {
+    wire: Wire,
+    scripts: Scripts,
+    times: ServerTimes,
+    coalescer: Option<Coalescer>,
+    remembered: Option<Arc<Remembered>>,
+    denials: DenialRates,
+    teller: Teller,
+    counts: Counts,
+}
+
+/// What happened since the store was made.
+#[derive(Debug, Default)]
+struct Counts {
+    calls: AtomicU64,
+    together: AtomicU64,
+    remembered: AtomicU64,
+    late: AtomicU64,
+}
+
+/// How a shared store has been used since it was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct RedisStats {
+    /// Script calls made.
+    pub calls: u64,
+    /// Checks that went along with another one's call.
+    pub coalesced: u64,
+    /// Checks denied from memory, without a call.
+    pub remembered: u64,
+    /// Calls that the server met too late, and charged nothing for.
+    pub late: u64,
+}
+
+/// Why there is not a decision for each charge of a plan.
+#[derive(Debug)]
+pub(crate) struct Undecided {
+    pub(crate) failure: Failure,
+    /// Where an enforced policy has denied all the same: what is known, in the plan's order. Nothing is charged.
+    pub(crate) denied: Option<Vec<Option<Decision>>>,
+}
+
+impl From<Failure> for Undecided {
+    fn from(failure: Failure) -> Self {
+        Self { failure, denied: None }
+    }
+}
+
+/// A check with an id.
+struct Once<'a> {
+    id: &'a str,
+    cost: u64,
+    slot: u16,
+    names: &'a Names,
+}
+
+/// Before a call with an id is made again.
+const RETRY_PAUSE: Duration = Duration::from_millis(2);
+
+/// Most times that a call which came too late is made again within its deadline.
+const MOST_LATE: u32 = 3;
+
+impl Calls {
+    /// Decides these requests on their keys, which lie in one slot, with one script call; one answer for each cost.
+    async fn call(
+        &self,
+        subjects: &Subjects,
+        verb: Verb,
+        costs: &[u64],
+        deadline: Instant,
+    ) -> Result<Vec<Answers>, Failure> {
+        let (keys, slot) = (subjects.keys(), self.slot(subjects));
+        let mut late = 0;
+        loop {
+            let latest = self.latest(slot, &keys, deadline).await?;
+            let (script, args) = subjects.call(&self.scripts, verb, costs, latest);
+            self.counts.calls.fetch_add(1, Ordering::Relaxed);
+            let value = self.wire.run(script, &keys, &args, deadline).await.map_err(explain)?;
+            let arrived = instant();
+            match subjects.read(verb, costs, value) {
+                Ok(Reply::Done(answers, now)) => {
+                    self.times.heard(slot, now, arrived);
+                    return Ok(answers);
+                }
+                Ok(Reply::Late(now)) => {
+                    self.counts.late.fetch_add(1, Ordering::Relaxed);
+                    self.times.heard(slot, now, arrived);
+                    late += 1;
+                    if late >= MOST_LATE || arrived >= deadline {
+                        let detail = "met the call past its deadline and charged nothing".to_owned();
+                        return Err(self.failed(slot, Executed::No, FailureKind::TimedOut, detail));
+                    }
+                }
+                Err(unreadable) => return Err(self.misread(slot, &unreadable)),
+            }
+        }
+    }
+
+    /// Checks these subjects of one slot with an id, again and again until the answer is known or the time is over.
+    async fn call_once(
+        &self,
+        subjects: &Subjects,
+        once: &Once<'_>,
+        deadline: Instant,
+    ) -> Result<Answers, Failure> {
+        let named = subjects.keys();
+        loop {
+            let latest = self.latest(once.slot, &named, deadline).await?;
+            let name = once.names.once(&named, once.cost, once.id);
+            let (keys, script, args) = subjects.call_once(&self.scripts, name, once.cost, latest);
+            self.counts.calls.fetch_add(1, Ordering::Relaxed);
+            match self.wire.run(script, &keys, &args, deadline).await.map_err(explain) {
+                Ok(value) => match subjects.read_once(once.cost, value) {
+                    // Its time is that of the first reply, and tells nothing of the server's clock.
+                    Ok(Reply::Done(answers, _)) => return Ok(answers.into_iter().next().unwrap_or_default()),
+                    Err(unreadable) => return Err(self.misread(once.slot, &unreadable)),
+                    Ok(Reply::Late(now)) => {
+                        self.counts.late.fetch_add(1, Ordering::Relaxed);
+                        self.times.heard(once.slot, now, instant());
+                    }
+                },
+                Err(failure) if failure.kind == FailureKind::Broken => {}
+                Err(failure) => return Err(failure),
+            }
+            if instant() + RETRY_PAUSE >= deadline {
+                let detail = "gave no answer to a call that was made again until its deadline".to_owned();
+                return Err(self.failed(once.slot, Executed::Maybe, FailureKind::TimedOut, detail));
+            }
+            tokio::time::sleep(RETRY_PAUSE).await;
+        }
+    }
+
+    /// Ends every remembered denial, in all instances that can be told: room has come free.
+    async fn tell_of_room(&self, deadline: Instant) {
+        self.forget_denials();
+        if self.remembered.is_some() {
+            // Whoever does not hear it, has lost the store as well and remembers nothing.
+            let _ = news::publish(self, deadline).await;
+        }
+    }
+
+    /// Ends every remembered denial of this process: room may have come free in another way than by time.
+    fn forget_denials(&self) {
+        if let Some(remembered) = &self.remembered {
+            remembered.forget_all();
+        }
+    }
+
+    /// Deletes a key; says whether it was there.
+    async fn delete(&self, key: &[u8], deadline: Instant) -> Result<bool, Failure> {
+        let mut delete = redis::cmd("DEL");
+        delete.arg(key);
+        let deleted = self.wire.command(Some(key), &delete, deadline).await?;
+        Ok(number(&deleted) == Some(1))
+    }
+
+    /// The latest server time at which a call may still charge. Asks a server that was not heard of yet.
+    async fn latest(&self, slot: u16, keys: &[Vec<u8>], deadline: Instant) -> Result<u64, Failure> {
+        if let Some(latest) = self.times.latest(slot, deadline) {
+            return Ok(latest);
+        }
+        let key = keys.first().map(Vec::as_slice);
+        let time = self.wire.command(key, &redis::cmd("TIME"), deadline).await?;
+        let arrived = instant();
+        let us = match &time {
+            Value::Array(parts) => match parts.as_slice() {
+                [secs, micros] => number(secs).zip(number(micros)).and_then(|(secs, us)| {
+                    secs.checked_mul(1_000_000)?.checked_add(us).filter(|us| *us <= MOST)
+                }),
+                _ => None,
+            },
+            _ => None,
+        };
+        let Some(us) = us else {
+            let detail = format!("answered TIME with {time:?}");
+            return Err(self.failed(slot, Executed::No, FailureKind::Malformed, detail));
+        };
+        self.times.heard(slot, us, arrived);
+        // It may have been set back meanwhile; then this call is only late, and made again.
+        Ok(self.times.latest(slot, deadline).unwrap_or(MOST))
+    }
+
+    /// The slot of the first key.
+    fn slot(&self, subjects: &Subjects) -> u16 {
+        subjects.0.first().map_or(0, |subject| self.wire.slot(&subject.name))
+    }
+
+    fn failed(&self, slot: u16, executed: Executed, kind: FailureKind, detail: String) -> Failure {
+        Failure { executed, kind, node: self.wire.holder_name(slot), detail }
+    }
+
+    fn misread(&self, slot: u16, unreadable: &call::Unreadable) -> Failure {
+        let detail = format!("the script replied {}; is its key written by something else?", unreadable.0);
+        self.failed(slot, Executed::Maybe, FailureKind::Malformed, detail)
+    }
+}
+
+fn number(value: &Value) -> Option<u64> {
+    match value {
+        Value::Int(number) => u64::try_from(*number).ok(),
+        Value::BulkString(digits) => std::str::from_utf8(digits).ok()?.parse().ok(),
+        _ => None,
+    }
+}
+
+/// Says what a server's words mean for the keys.
+fn explain(mut failure: Failure) -> Failure {
+    if failure.detail.contains("SLIDEGATE") || failure.detail.contains("WRONGTYPE") {
+        failure.executed = Executed::No;
+        failure.detail += "; another program writes keys that begin with `sg1:`, or a newer slidegate does: give this one a \
+                           database of its own, or upgrade";
+    }
+    // Redis 7.0 does not say which; newer ones do.
+    if failure.detail.contains("can't run this command") {
+        failure.detail += "; scripts call time, get, set, getrange, setrange, strlen, pexpire and del: \
+                           allow its user all of them";
+    }
+    failure
+}
+
+impl RedisStore {
+    /// A store that nobody has asked yet: it connects when it is first needed.
+    pub(crate) fn new(options: RedisOptions) -> Result<Self, Error> {
+        let wire = Wire::new(&options)?;
+        let slots = if wire.is_cluster() { usize::from(slot::SLOTS) } else { 1 };
+        let calls = Calls {
+            wire,
+            scripts: Scripts::new(),
+            times: ServerTimes::new(slots, instant()),
+            coalescer: options.coalesce.then(Coalescer::default),
+            remembered: options.remember_denials.then(Arc::default),
+            denials: DenialRates::default(),
+            teller: Teller::new(),
+            counts: Counts::default(),
+        };
+        Ok(Self {
+            calls: Arc::new(calls),
+            news: News::default(),
+            seen: Seen::default(),
+            names: options.names.clone(),
+            options,
+        })
+    }
+
+    /// Carries out a plan on all keys or on none; the decisions stand in the plan's order.
+    pub(crate) async fn apply(&self, verb: Verb, plan: &Plan<'_>) -> Result<Answers, Undecided> {
+        let deadline = instant() + self.options.deadline;
+        let Some(cost) = plan.first().map(|charge| charge.cost) else { return Ok(SmallVec::new()) };
+        let subjects = Subjects::of(plan, &self.names);
+        match verb {
+            Verb::Check => {
+                let Some(remembered) = &self.calls.remembered else {
+                    return self.calls.check(&subjects, cost, deadline).await;
+                };
+                self.news.keep(&self.calls, remembered);
+                let sent = instant();
+                if let Some(answers) = remembered.answer(&subjects, cost, sent) {
+                    self.calls.counts.remembered.fetch_add(1, Ordering::Relaxed);
+                    return Ok(answers);
+                }
+                let ticket = remembered.ticket(sent);
+                let answers = self.calls.check(&subjects, cost, deadline).await?;
+                if subjects.denies(&answers) {
+                    remembered.remember(&subjects, cost, &answers, ticket);
+                }
+                Ok(answers)
+            }
+            Verb::Peek | Verb::Penalize => {
+                Ok(self.calls.on_each_slot(&subjects, verb, cost, deadline).await?)
+            }
+            Verb::Refund => {
+                // What is denied until it has arrived, is true no longer than that.
+                self.calls.forget_denials();
+                let answers = self.calls.on_each_slot(&subjects, verb, cost, deadline).await;
+                self.calls.tell_of_room(deadline).await;
+                Ok(answers?)
+            }
+        }
+    }
+
+    /// Checks a plan whose keys lie in one slot, and charges it once however often it is asked with the same id: so it may
+    /// be asked again when nobody knows whether it was carried out. Plans in several slots are checked as any other.
+    pub(crate) async fn check_once(&self, plan: &Plan<'_>, id: &str) -> Result<Answers, Undecided> {
+        let deadline = instant() + self.options.deadline;
+        let subjects = Subjects::of(plan, &self.names);
+        let slots: SmallVec<[u16; 4]> =
+            subjects.0.iter().map(|subject| self.calls.wire.slot(&subject.name)).collect();
+        let (Some(cost), [slot, others @ ..]) = (plan.first().map(|charge| charge.cost), slots.as_slice())
+        else {
+            return Ok(SmallVec::new());
+        };
+        if others.iter().any(|other| other != slot) {
+            return self.apply(Verb::Check, plan).await;
+        }
+        let once = Once { id, cost, slot: *slot, names: &self.names };
+        Ok(self.calls.call_once(&subjects, &once, deadline).await?)
+    }
+
+    /// Forgets the plan's keys; says whether one was there.
+    pub(crate) async fn reset(&self, plan: &Plan<'_>) -> Result<bool, Failure> {
+        let deadline = instant() + self.options.deadline;
+        self.calls.forget_denials();
+        let counted = self.delete(&Subjects::of(plan, &self.names), deadline).await;
+        self.calls.tell_of_room(deadline).await;
+        counted
+    }
+
+    async fn delete(&self, subjects: &Subjects, deadline: Instant) -> Result<bool, Failure> {
+        let mut counted = false;
+        for key in subjects.keys() {
+            counted |= self.calls.delete(&key, deadline).await?;
+        }
+        Ok(counted)
+    }
+
+    /// Finds out whether every node that takes writes answers, with time to connect to it first.
+    pub(crate) async fn ping(&self) -> Result<(), Failure> {
+        let deadline = instant() + self.options.deadline + self.options.connect_timeout;
+        let answers = self.calls.wire.on_each_master(|_| Some(redis::cmd("PING")), deadline).await;
+        answers.into_iter().try_for_each(|(_, answer)| answer.map(|_| ()))
+    }
+
+    /// Ends every remembered denial of this process: another quota is in force.
+    pub(crate) fn forget_denials(&self) {
+        self.calls.forget_denials();
+    }
+
+    pub(crate) fn stats(&self) -> RedisStats {
+        let Counts { calls, together, remembered, late } = &self.calls.counts;
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        RedisStats { calls: of(calls), coalesced: of(together), remembered: of(remembered), late: of(late) }
+    }
+
+    pub(crate) fn options(&self) -> &RedisOptions {
+        &self.options
+    }
+
+    pub(crate) fn nodes(&self) -> Vec<NodeState> {
+        self.calls.wire.state()
+    }
+}

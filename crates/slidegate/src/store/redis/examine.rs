@@ -1,0 +1,141 @@
+//! Examinations: what silently breaks limits, looked for where the server permits it, and said in words.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use redis::Value;
+use tokio::time::Instant;
+
+use super::{RedisStore, number};
+use crate::time::instant;
+
+/// How long one question may take: nobody waits for it.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Keys whose counts must never sink, spread over the slots of a cluster; the first alone elsewhere.
+const CANARIES: usize = 16;
+/// Seconds that such a key lives without being counted on.
+const CANARY_LIVES_S: u64 = 86_400;
+
+/// What earlier examinations saw.
+#[derive(Debug, Default)]
+pub(crate) struct Seen(Mutex<Counts>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    /// Keys that each node has evicted.
+    evicted: HashMap<String, u64>,
+    /// What each canary counted to.
+    canaries: HashMap<usize, u64>,
+    /// How often the servers' clocks had been set back.
+    set_back: u64,
+}
+
+impl RedisStore {
+    /// Looks for what silently breaks limits; one line for each finding. What a user may not ask is not looked at.
+    pub(crate) async fn examine(&self) -> Vec<String> {
+        let mut findings = Vec::new();
+        for (node, answer) in self.ask_all(&["CONFIG", "GET", "maxmemory-policy"]).await {
+            let words = texts(&answer);
+            let policy = words.last().filter(|policy| *policy != "noeviction" && words.len() == 2);
+            if let Some(policy) = policy {
+                findings.push(format!(
+                    "redis at {node} evicts keys when it is full (maxmemory-policy is `{policy}`), which resets limits; set it \
+                     to `noeviction`"
+                ));
+            }
+        }
+        for (node, answer) in self.ask_all(&["INFO", "stats"]).await {
+            let Some(evicted) = texts(&answer).iter().find_map(|text| stat(text, "evicted_keys")) else {
+                continue;
+            };
+            let before = self.seen().evicted.insert(node.clone(), evicted).unwrap_or(0);
+            if evicted > before {
+                findings.push(format!(
+                    "redis at {node} has evicted {} keys: limits were reset; give it more memory",
+                    evicted - before
+                ));
+            }
+        }
+        let lost = self.count_canaries().await;
+        if lost > 0 {
+            findings.push(format!(
+                "redis has lost history ({lost} counters went back): after a failover, a restart without persistence or a \
+                 FLUSHALL, limits may be admitted twice for one window"
+            ));
+        }
+        let set_back = self.calls.times.set_back();
+        let before = std::mem::replace(&mut self.seen().set_back, set_back);
+        if set_back > before {
+            findings.push(format!(
+                "redis's clock was set back {} times; keep it with a daemon that slews, as chrony does",
+                set_back - before
+            ));
+        }
+        findings
+    }
+
+    fn seen(&self) -> std::sync::MutexGuard<'_, Counts> {
+        self.seen.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn ask_all(&self, words: &[&str]) -> Vec<(String, Value)> {
+        let command = |_: &str| {
+            let mut command = redis::Cmd::new();
+            words.iter().for_each(|word| {
+                command.arg(*word);
+            });
+            Some(command)
+        };
+        let answers = self.calls.wire.on_each_master(command, instant() + PATIENCE).await;
+        answers.into_iter().filter_map(|(node, answer)| Some((node, answer.ok()?))).collect()
+    }
+
+    /// Counts every canary on by one; returns how many had sunk.
+    async fn count_canaries(&self) -> usize {
+        let canaries = if self.calls.wire.is_cluster() { CANARIES } else { 1 };
+        let mut lost = 0;
+        for canary in 0..canaries {
+            let deadline = instant() + PATIENCE;
+            let key = format!("sg1:canary:{canary}");
+            let Some(count) = self.canary(&key, deadline).await else { continue };
+            let before = self.seen().canaries.get(&canary).copied().unwrap_or(0);
+            lost += usize::from(count < before);
+            let next = count + 1;
+            let mut set = redis::cmd("SET");
+            set.arg(&key).arg(next).arg("EX").arg(CANARY_LIVES_S);
+            if self.calls.wire.command(Some(key.as_bytes()), &set, deadline).await.is_ok() {
+                self.seen().canaries.insert(canary, next);
+            }
+        }
+        lost
+    }
+
+    async fn canary(&self, key: &str, deadline: Instant) -> Option<u64> {
+        let mut get = redis::cmd("GET");
+        get.arg(key);
+        match self.calls.wire.command(Some(key.as_bytes()), &get, deadline).await {
+            Ok(Value::Nil) => Some(0),
+            Ok(count) => number(&count),
+            Err(_) => None,
+        }
+    }
+}
+
+/// Every text in an answer, whatever holds it.
+fn texts(value: &Value) -> Vec<String> {
+    match value {
+        Value::BulkString(bytes) => vec![String::from_utf8_lossy(bytes).into_owned()],
+        Value::SimpleString(text) | Value::VerbatimString { text, .. } => vec![text.clone()],
+        Value::Array(items) => items.iter().flat_map(texts).collect(),
+        Value::Map(pairs) => {
+            pairs.iter().flat_map(|(key, value)| [texts(key), texts(value)].concat()).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// A number in the text of INFO.
+fn stat(info: &str, name: &str) -> Option<u64> {
+    info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')?.trim().parse().ok())
+}

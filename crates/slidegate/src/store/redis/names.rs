@@ -1,0 +1,224 @@
+//! Names: what a key of a policy is called in Redis.
+//!
+//! `sg1:policy:alice` for ids that are short and plain, `sg1:policy:#` and 22 characters of a keyed hash for all others, so
+//! that no id, whatever its bytes, meets another key or chooses the cluster slot it lies in.
+
+use std::hash::Hasher;
+use std::net::IpAddr;
+
+use siphasher::sip128::{Hasher128, SipHasher24};
+
+use crate::key::Key;
+use crate::request::Value;
+
+/// Longest id that is written as it is, in bytes.
+const LONGEST_PLAIN: usize = 64;
+/// Before every key: the project and the layout of what is stored.
+const PREFIX: &str = "sg1:";
+
+/// How keys are named.
+#[derive(Debug, Clone)]
+pub(crate) struct Names {
+    /// What ids are hashed with; every instance has the same.
+    pub(crate) secret: [u64; 2],
+    /// Hash every id, not only those that are long or not plain.
+    pub(crate) always_hashed: bool,
+    /// The attribute by whose value a request's keys lie in one slot of a cluster.
+    pub(crate) hash_tag: Option<String>,
+}
+
+impl Names {
+    /// The numbers that a secret's text stands for.
+    pub(crate) fn secret_of(text: &str) -> [u64; 2] {
+        let mut hasher = SipHasher24::new_with_keys(0, 0);
+        hasher.write(text.as_bytes());
+        let hash = hasher.finish128();
+        [hash.h1, hash.h2]
+    }
+
+    /// The key's name; no other key of any policy has it.
+    pub(crate) fn name(&self, policy: &str, key: &Key<'_>) -> Vec<u8> {
+        let mut name = Vec::with_capacity(PREFIX.len() + policy.len() + 32);
+        name.extend_from_slice(PREFIX.as_bytes());
+        if let Some(value) = self.hash_tag.as_deref().and_then(|attribute| key.request.value(attribute)) {
+            // Hashed always: a tag that a client chooses would choose its slot.
+            name.push(b'{');
+            push_hash(&mut name, self.hash(&canonical_of(value)));
+            name.extend_from_slice(b"}:");
+        }
+        name.extend_from_slice(policy.as_bytes());
+        name.push(b':');
+        let start = name.len();
+        if self.always_hashed && !key.scope.is_empty() || !push_plain(&mut name, key) {
+            name.truncate(start);
+            name.push(b'#');
+            push_hash(&mut name, self.hash(&key.canonical()));
+        }
+        name
+    }
+
+    /// The name under which the first reply to a request of these keys, this cost and this id is kept, in the slot of the
+    /// keys. Another request with the same id has another name.
+    pub(crate) fn once(&self, keys: &[Vec<u8>], cost: u64, id: &str) -> Vec<u8> {
+        let tag = keys.first().map_or(&[][..], |key| super::slot::tag(key));
+        let mut name = [PREFIX.as_bytes(), b"once:{", tag, b"}:"].concat();
+        let mut request = cost.to_le_bytes().to_vec();
+        for part in keys.iter().map(Vec::as_slice).chain([id.as_bytes()]) {
+            request.extend_from_slice(&part.len().to_le_bytes());
+            request.extend_from_slice(part);
+        }
+        push_hash(&mut name, self.hash(&request));
+        name
+    }
+
+    /// What the names of a policy's keys match, with and without a hash tag, and no other policy's.
+    pub(crate) fn patterns(policy: &str) -> [String; 2] {
+        [format!("{PREFIX}{policy}:*"), format!("{PREFIX}{{??????????????????????}}:{policy}:*")]
+    }
+
+    /// SipHash-2-4 with 128 bits of output (Aumasson and Bernstein, 2012).
+    fn hash(&self, bytes: &[u8]) -> [u8; 16] {
+        let mut hasher = SipHasher24::new_with_keys(self.secret[0], self.secret[1]);
+        hasher.write(bytes);
+        hasher.finish128().as_bytes()
+    }
+}
+
+/// What this value and no other writes: an address is not the text that looks like it.
+fn canonical_of(value: Value<'_>) -> Vec<u8> {
+    match value {
+        Value::Bytes(bytes) => [b"b", bytes].concat(),
+        Value::Address(ip) => format!("a{ip}").into_bytes(),
+    }
+}
+
+/// Writes the values joined by commas, if all are plain and short: `*` without a scope, addresses after an `@`.
+fn push_plain(name: &mut Vec<u8>, key: &Key<'_>) -> bool {
+    let start = name.len();
+    if key.scope.is_empty() {
+        name.push(b'*');
+        return true;
+    }
+    for (at, part) in key.parts().enumerate() {
+        if at > 0 {
+            name.push(b',');
+        }
+        match part {
+            Value::Bytes(bytes) if bytes.iter().copied().all(is_plain) => name.extend_from_slice(bytes),
+            Value::Bytes(_) => return false,
+            Value::Address(IpAddr::V4(ip)) => name.extend_from_slice(format!("@{ip}").as_bytes()),
+            Value::Address(IpAddr::V6(ip)) => {
+                name.extend_from_slice(format!("@{:032x}", ip.to_bits()).as_bytes());
+            }
+        }
+        if name.len() - start > LONGEST_PLAIN {
+            return false;
+        }
+    }
+    true
+}
+
+/// Letters, digits and what joins them in ids: nothing that separates parts, marks a hash or opens a cluster's hash tag.
+fn is_plain(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"-_.+=~/".contains(&byte)
+}
+
+/// 22 characters of base64 in the alphabet of RFC 4648, section 5.
+fn push_hash(name: &mut Vec<u8>, hash: [u8; 16]) {
+    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+    let bits = u128::from_be_bytes(hash);
+    for at in 0..22u32 {
+        let sextet = if at == 21 { bits << 4 } else { bits >> (122 - 6 * at) };
+        name.push(ALPHABET[(sextet & 63) as usize]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client_addr::Ipv6Prefix;
+    use crate::request::Request;
+    use std::collections::HashMap;
+
+    fn names(always_hashed: bool) -> Names {
+        Names { secret: Names::secret_of("secret"), always_hashed, hash_tag: None }
+    }
+
+    /// The name of the key that these values form.
+    fn name<'v, V: Into<Value<'v>> + Copy>(names: &Names, values: &[V]) -> Vec<u8> {
+        let scope: Vec<_> = (0..values.len()).map(|n| n.to_string()).collect();
+        let values = values.iter().map(|value| -> Value<'v> { (*value).into() });
+        let request = scope.iter().zip(values).fold(Request::new(), |r, (name, value)| r.with(name, value));
+        names.name("p", &Key { scope: &scope, request: &request, ipv6_prefix: Ipv6Prefix::default() })
+    }
+
+    /// Two users under one name would share one limit; an id that opens a hash tag would choose its slot.
+    #[test]
+    fn every_id_has_a_name_of_its_own_and_none_chooses_its_slot() {
+        let long = "x".repeat(10_000);
+        let mut ids: Vec<Vec<&str>> =
+            vec![vec![], vec![""], vec!["", ""], vec!["*"], vec!["a,b"], vec!["a", "b"]];
+        ids.extend([
+            vec!["{a}"],
+            vec!["a:b"],
+            vec!["\0"],
+            vec!["\0\0"],
+            vec!["\n"],
+            vec!["@1.2.3.4"],
+            vec!["1.2.3.4"],
+        ]);
+        ids.extend([
+            vec![long.as_str()],
+            vec![&long[1..]],
+            vec!["#"],
+            vec!["a", ""],
+            vec!["", "a"],
+            vec!["zoë"],
+        ]);
+        for names in [names(false), names(true)] {
+            let mut seen = HashMap::new();
+            for id in &ids {
+                let name = name(&names, id);
+                assert!(name.len() < 100, "{id:?}");
+                assert!(!name.iter().any(|byte| b"{}\0\n ".contains(byte)), "{id:?}");
+                assert_eq!(seen.insert(name, id), None, "{id:?}");
+            }
+            let address: IpAddr = "1.2.3.4".parse().unwrap();
+            assert_eq!(seen.get(&name(&names, &[address])), None);
+        }
+    }
+
+    /// People look their users up with redis-cli; and what is personal must not stand there when that was asked for.
+    #[test]
+    fn short_plain_ids_are_readable_unless_all_are_hashed() {
+        let text = |names: &Names, id: &str| String::from_utf8(name(names, &[id])).unwrap();
+        assert_eq!(text(&names(false), "alice@example.com"), "sg1:p:#s6nn88MWInjZCMZrWpXqkQ");
+        assert_eq!(text(&names(false), "user-1_a.b+c=d~e/f"), "sg1:p:user-1_a.b+c=d~e/f");
+        assert!(text(&names(true), "alice").starts_with("sg1:p:#"));
+        assert_eq!(name::<&str>(&names(true), &[]), b"sg1:p:*");
+        let ip: IpAddr = "2001:db8:1:2345::1".parse().unwrap();
+        assert_eq!(name(&names(false), &[ip]), b"sg1:p:@20010db8000123000000000000000000");
+    }
+
+    /// Instances that hash otherwise count apart: the secret, and nothing else, decides.
+    #[test]
+    fn the_same_secret_gives_the_same_names_everywhere() {
+        let of = |secret: &str| Names { secret: Names::secret_of(secret), ..names(true) };
+        assert_eq!(name(&of("a"), &["alice"]), name(&of("a"), &["alice"]));
+        assert_ne!(name(&of("a"), &["alice"]), name(&of("b"), &["alice"]));
+    }
+
+    /// All keys of a request have to lie in one slot, and a client must not choose which.
+    #[test]
+    fn a_hash_tag_is_the_hash_of_the_attributes_value() {
+        let names = Names { hash_tag: Some("0".to_owned()), ..names(false) };
+        let named = name(&names, &["alice", "x"]);
+        let other = name(&names, &["alice", "y"]);
+        assert!(named.starts_with(b"sg1:{") && named.ends_with(b"}:p:alice,x"));
+        assert_eq!(super::super::slot::of(&named), super::super::slot::of(&other));
+        assert_eq!(
+            super::super::slot::of(&names.once(std::slice::from_ref(&named), 1, "id")),
+            super::super::slot::of(&named)
+        );
+    }
+}

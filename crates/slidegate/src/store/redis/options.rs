@@ -1,0 +1,359 @@
+//! Options: where Redis is and how to talk to it.
+//!
+//! A password shows in no error and in no `Debug` output.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::names::Names;
+use crate::error::Error;
+
+mod url;
+
+/// The most connections to one node.
+const MOST_CONNECTIONS: u8 = 16;
+/// The longest deadline and the longest wait for a connection: past it a limiter is no longer one.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+
+/// Where Redis is and how to talk to it: one server, a cluster, or the master that Sentinels name.
+///
+/// | URL | meaning |
+/// |---|---|
+/// | `redis://[user:password@]host[:port][/db]` | one server; port 6379 unless said |
+/// | `unix:///path/to.sock[?db=N&user=NAME&pass=PASSWORD]` | one server, over a socket file; also `redis+unix://` |
+/// | `redis+cluster://[user:password@]host:port,host:port` | a cluster; some of its nodes are enough |
+/// | `redis+sentinel://[user:password@]host:port,host:port/master[/db]` | the master of that name; Sentinels listen on 26379 unless said, and may want `?sentinel_user=NAME&sentinel_pass=PASSWORD` |
+///
+/// `rediss`, `rediss+cluster` and `rediss+sentinel` are the same over TLS. Characters with a meaning in URLs are written
+/// `%40` in names and passwords.
+///
+/// ```
+/// use slidegate::RedisOptions;
+/// use std::time::Duration;
+///
+/// let options = RedisOptions::new("redis://127.0.0.1:6379")?
+///     .deadline(Duration::from_millis(20))
+///     .connections(2);
+///
+/// let error = RedisOptions::new("redis://me:secret@10.0.0.5:port").unwrap_err();
+/// assert!(error.is_store());
+/// assert_eq!(
+///     error.to_string(),
+///     "redis url `redis://***@10.0.0.5:port`: port `port` is no number from 1 to 65535; \
+///      give for example `redis://127.0.0.1:6379`"
+/// );
+/// # Ok::<(), slidegate::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct RedisOptions {
+    pub(crate) place: Place,
+    pub(crate) tls: bool,
+    /// How the servers know us.
+    pub(crate) credentials: Credentials,
+    /// How the Sentinels know us.
+    pub(crate) sentinel_credentials: Credentials,
+    /// The database's number; 0 in a cluster.
+    pub(crate) database: u32,
+    /// The longest a whole decision may take, queueing included.
+    pub(crate) deadline: Duration,
+    /// The longest that making one connection may take, TLS and greeting included.
+    pub(crate) connect_timeout: Duration,
+    /// Connections to each node, 1 to 16.
+    pub(crate) connections: u8,
+    /// Whether RESP3 is not even tried.
+    pub(crate) resp2_only: bool,
+    pub(crate) ca_certificates: Option<Pem>,
+    pub(crate) client_certificate: Option<ClientCertificate>,
+    /// Whether checks of the same keys go together.
+    pub(crate) coalesce: bool,
+    /// Whether a denial is remembered while it is true.
+    pub(crate) remember_denials: bool,
+    pub(crate) names: Names,
+}
+
+/// What stands at the addresses of a URL.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// One server.
+    Node(Address),
+    /// Some nodes of a cluster, at least one.
+    Cluster(Vec<Address>),
+    /// Sentinels, at least one, and the name of the master to ask them for.
+    Sentinel { sentinels: Vec<Address>, master: String },
+}
+
+/// Where one server listens.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) enum Address {
+    /// A host name or an IP address without brackets, and a port.
+    Tcp { host: String, port: u16 },
+    /// A socket file.
+    Unix(PathBuf),
+}
+
+/// A name and a password; without a password there is no greeting by name.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Credentials {
+    pub(crate) user: Option<String>,
+    pub(crate) password: Option<Secret>,
+}
+
+/// A password: shown as `***`.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Secret(pub(crate) String);
+
+/// Certificates in PEM form: shown by their size.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Pem(pub(crate) Vec<u8>);
+
+/// The certificate and private key by which a server knows this client.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ClientCertificate {
+    /// The certificate, with those between it and the root, in PEM form.
+    pub certificate_pem: Vec<u8>,
+    /// Its private key in PEM form. Never shown.
+    pub key_pem: Vec<u8>,
+}
+
+impl RedisOptions {
+    /// Options for the place that a URL names, all else at its default.
+    ///
+    /// # Errors
+    /// An unknown scheme, a missing host or master name, a port or database that is no number, a parameter that the
+    /// scheme does not have.
+    pub fn new(url: &str) -> Result<Self, Error> {
+        url::parse(url)
+    }
+
+    /// Makes one call for each check, also while another for the same keys is under way.
+    ///
+    /// Unless told so, those that come meanwhile wait and go as one call, which decides them in the order they came.
+    #[must_use]
+    pub fn without_coalescing(self) -> Self {
+        Self { coalesce: false, ..self }
+    }
+
+    /// Asks the server also for what it has just denied.
+    ///
+    /// Unless told so, a denial is remembered in this process for as long as it is surely true.
+    #[must_use]
+    pub fn without_remembering(self) -> Self {
+        Self { remember_denials: false, ..self }
+    }
+
+    /// Hashes every id in the names of keys, not only those that are long or not plain: for a cluster, where clients must
+    /// not choose slots, and for personal data.
+    #[must_use]
+    pub fn hashed_keys(self) -> Self {
+        Self { names: Names { always_hashed: true, ..self.names }, ..self }
+    }
+
+    /// What ids are hashed with: the same text in every instance, unknown to clients. Without one, whoever knows slidegate
+    /// can tell where an id lies.
+    #[must_use]
+    pub fn key_secret(self, secret: &str) -> Self {
+        Self { names: Names { secret: Names::secret_of(secret), ..self.names }, ..self }
+    }
+
+    /// Puts all keys of requests that share this attribute's value in one slot of a cluster, so that they are decided in
+    /// one step. Requests without it lie wherever their keys say.
+    #[must_use]
+    pub fn hash_tag(self, attribute: impl Into<String>) -> Self {
+        Self { names: Names { hash_tag: Some(attribute.into()), ..self.names }, ..self }
+    }
+
+    /// The longest a whole decision may take, waiting for a connection and for the script's turn included.
+    ///
+    /// 1 ms to 60 s; 50 ms unless said.
+    #[must_use]
+    pub fn deadline(self, deadline: Duration) -> Self {
+        Self { deadline, ..self }
+    }
+
+    /// The longest that making one connection may take. Decisions do not wait for it past their own deadline.
+    ///
+    /// 1 ms to 60 s; 250 ms unless said.
+    #[must_use]
+    pub fn connect_timeout(self, connect_timeout: Duration) -> Self {
+        Self { connect_timeout, ..self }
+    }
+
+    /// How many connections to keep to each node; calls take turns.
+    ///
+    /// 1 to 16; 1 unless said, which many calls at a time share well.
+    #[must_use]
+    pub fn connections(self, connections: u8) -> Self {
+        Self { connections, ..self }
+    }
+
+    /// Speaks RESP2 without trying RESP3 first.
+    ///
+    /// Servers that do not know RESP3 are found out anyway. It spares them one refused command.
+    #[must_use]
+    pub fn resp2_only(self) -> Self {
+        Self { resp2_only: true, ..self }
+    }
+
+    /// Trusts servers whose certificates these authorities signed, in PEM form, and no others.
+    ///
+    /// Unless said, the public authorities that browsers trust. A server's name is always checked as well.
+    #[must_use]
+    pub fn ca_certificates(self, pem: Vec<u8>) -> Self {
+        Self { ca_certificates: Some(Pem(pem)), ..self }
+    }
+
+    /// Shows servers this certificate.
+    #[must_use]
+    pub fn client_certificate(self, certificate: ClientCertificate) -> Self {
+        Self { client_certificate: Some(certificate), ..self }
+    }
+
+    /// Options of a place, all else at its default.
+    fn of(place: Place, tls: bool) -> Self {
+        Self {
+            place,
+            tls,
+            credentials: Credentials::default(),
+            sentinel_credentials: Credentials::default(),
+            database: 0,
+            deadline: Duration::from_millis(50),
+            connect_timeout: Duration::from_millis(250),
+            connections: 1,
+            resp2_only: false,
+            ca_certificates: None,
+            client_certificate: None,
+            coalesce: true,
+            remember_denials: true,
+            names: Names { secret: [0, 0], always_hashed: false, hash_tag: None },
+        }
+    }
+
+    /// Refuses numbers out of their range, and certificates where nothing is encrypted.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let waits = [("deadline", self.deadline, "50ms"), ("connect timeout", self.connect_timeout, "250ms")];
+        for (name, wait, example) in waits {
+            if wait < Duration::from_millis(1) || wait > LONGEST_WAIT {
+                return Err(Error::store(format!(
+                    "redis {name} is {wait:?}; give 1ms to 60s, for example {example}"
+                )));
+            }
+        }
+        if !(1..=MOST_CONNECTIONS).contains(&self.connections) {
+            return Err(Error::store(format!(
+                "redis connections is {}; give 1 to {MOST_CONNECTIONS} for each node",
+                self.connections
+            )));
+        }
+        if !self.tls && (self.ca_certificates.is_some() || self.client_certificate.is_some()) {
+            return Err(Error::store(
+                "redis has certificates but its url does not encrypt; give a url that begins with `rediss`",
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Where Redis is, as its URL says it, without names and passwords: `redis://10.0.0.5:6379/2`.
+impl fmt::Display for RedisOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list =
+            |addresses: &[Address]| addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+        let scheme = if self.tls { "rediss" } else { "redis" };
+        match &self.place {
+            Place::Node(Address::Unix(path)) => write!(f, "unix://{}", path.display())?,
+            Place::Node(address) => write!(f, "{scheme}://{address}")?,
+            Place::Cluster(seeds) => write!(f, "{scheme}+cluster://{}", list(seeds))?,
+            Place::Sentinel { sentinels, master } => {
+                write!(f, "{scheme}+sentinel://{}/{master}", list(sentinels))?;
+            }
+        }
+        match (&self.place, self.database) {
+            (_, 0) => Ok(()),
+            (Place::Node(Address::Unix(_)), database) => write!(f, "?db={database}"),
+            (_, database) => write!(f, "/{database}"),
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Self::Tcp { host, port } => write!(f, "{host}:{port}"),
+            Self::Unix(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+impl fmt::Debug for Pem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes", self.0.len())
+    }
+}
+
+impl fmt::Debug for ClientCertificate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ClientCertificate({} bytes, key ***)", self.certificate_pem.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A wrong number must be met at the start, not as a limiter that never answers.
+    #[test]
+    fn numbers_out_of_range_are_refused() {
+        let options = RedisOptions::new("redis://h").unwrap();
+        let error = |options: RedisOptions| options.check().unwrap_err().to_string();
+        assert_eq!(options.check(), Ok(()));
+        assert_eq!(
+            error(options.clone().connections(0)),
+            "redis connections is 0; give 1 to 16 for each node"
+        );
+        assert_eq!(
+            error(options.clone().deadline(Duration::ZERO)),
+            "redis deadline is 0ns; give 1ms to 60s, for example 50ms"
+        );
+        assert_eq!(
+            error(options.clone().connect_timeout(Duration::from_secs(61))),
+            "redis connect timeout is 61s; give 1ms to 60s, for example 250ms"
+        );
+        assert_eq!(
+            error(options.ca_certificates(vec![1])),
+            "redis has certificates but its url does not encrypt; give a url that begins with `rediss`"
+        );
+    }
+
+    /// A start-up screen names the store; it must name the right one, and nobody's password.
+    #[test]
+    fn options_are_shown_as_their_url_without_secrets() {
+        for (url, shown) in [
+            ("redis://me:hidden@h/2", "redis://h:6379/2"),
+            ("rediss://[::1]:80", "rediss://[::1]:80"),
+            ("unix:///run/redis.sock?db=3&pass=hidden", "unix:///run/redis.sock?db=3"),
+            ("redis+cluster://me:hidden@a,b:7", "redis+cluster://a:6379,b:7"),
+            ("rediss+sentinel://me:hidden@a/m/1?sentinel_pass=hidden", "rediss+sentinel://a:26379/m/1"),
+        ] {
+            assert_eq!(RedisOptions::new(url).map_or_else(|e| e.to_string(), |o| o.to_string()), shown);
+        }
+    }
+
+    /// What prints options must not print what they keep secret.
+    #[test]
+    fn debug_shows_no_secret() {
+        let key = ClientCertificate { certificate_pem: b"public".to_vec(), key_pem: b"hidden-key".to_vec() };
+        let options = RedisOptions::new("rediss://me:hidden-pass@h").unwrap().client_certificate(key);
+        let shown = format!("{options:?}");
+        assert!(shown.contains("***"));
+        assert!(!shown.contains("hidden"), "{shown}");
+        assert!(!shown.contains(&format!("{:?}", b"hidden-key")), "{shown}");
+    }
+}

@@ -1,0 +1,328 @@
+//! URLs of Redis: one server, a cluster's nodes, or Sentinels and a master's name.
+
+use super::{Address, Credentials, Place, RedisOptions, Secret};
+use crate::error::Error;
+
+/// The port of a server that no one names.
+const SERVER_PORT: u16 = 6379;
+/// The port of a Sentinel that no one names.
+const SENTINEL_PORT: u16 = 26_379;
+/// The most addresses in one URL.
+const MOST_ADDRESSES: usize = 64;
+
+const SERVER: &str = "redis://127.0.0.1:6379";
+const SOCKET: &str = "unix:///run/redis/redis.sock";
+const CLUSTER: &str = "redis+cluster://10.0.0.1:6379,10.0.0.2:6379";
+const SENTINEL: &str = "redis+sentinel://10.0.0.1:26379,10.0.0.2:26379/mymaster";
+
+/// Reads a URL into options.
+pub(super) fn parse(url: &str) -> Result<RedisOptions, Error> {
+    read(url).map_err(|Wrong { what, example }| {
+        Error::store(format!("redis url `{}`: {what}; give for example `{example}`", without_secrets(url)))
+    })
+}
+
+/// What is wrong with a URL, and one like it that is right.
+struct Wrong {
+    what: String,
+    example: &'static str,
+}
+
+fn wrong<T>(what: impl Into<String>, example: &'static str) -> Result<T, Wrong> {
+    Err(Wrong { what: what.into(), example })
+}
+
+fn read(url: &str) -> Result<RedisOptions, Wrong> {
+    let Some((scheme, rest)) = url.split_once("://") else { return wrong("it has no scheme", SERVER) };
+    let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+    match scheme {
+        "redis" | "rediss" => server(rest, query, scheme == "rediss"),
+        "unix" | "redis+unix" => socket(rest, query),
+        "redis+cluster" | "rediss+cluster" => cluster(rest, query, scheme == "rediss+cluster"),
+        "redis+sentinel" | "rediss+sentinel" => sentinel(rest, query, scheme == "rediss+sentinel"),
+        _ => wrong(
+            "its scheme is none of `redis`, `rediss`, `unix`, `redis+cluster`, `rediss+cluster`, \
+             `redis+sentinel`, `rediss+sentinel`",
+            SERVER,
+        ),
+    }
+}
+
+fn server(rest: &str, query: &str, tls: bool) -> Result<RedisOptions, Wrong> {
+    parameters(query, &[], SERVER)?;
+    let (credentials, rest) = credentials(rest, SERVER)?;
+    let (host, database) = rest.split_once('/').unwrap_or((rest, ""));
+    if host.contains(',') {
+        return wrong("it names several servers, which only a cluster or Sentinels have", CLUSTER);
+    }
+    let database = number(database, SERVER)?;
+    let place = Place::Node(address(host, SERVER_PORT, SERVER)?);
+    Ok(RedisOptions { credentials, database, ..RedisOptions::of(place, tls) })
+}
+
+fn socket(path: &str, query: &str) -> Result<RedisOptions, Wrong> {
+    let [database, user, password] = parameters(query, &["db", "user", "pass"], SOCKET)?[..] else {
+        return wrong("its parameters cannot be read", SOCKET);
+    };
+    if !path.starts_with('/') || path.len() == 1 {
+        return wrong("its path does not begin with `/`", SOCKET);
+    }
+    let place = Place::Node(Address::Unix(decoded(path, SOCKET)?.into()));
+    let database = number(database.unwrap_or_default(), SOCKET)?;
+    let credentials = named(user, password, SOCKET)?;
+    Ok(RedisOptions { credentials, database, ..RedisOptions::of(place, false) })
+}
+
+fn cluster(rest: &str, query: &str, tls: bool) -> Result<RedisOptions, Wrong> {
+    parameters(query, &[], CLUSTER)?;
+    let (credentials, rest) = credentials(rest, CLUSTER)?;
+    let (hosts, database) = rest.split_once('/').unwrap_or((rest, ""));
+    if number(database, CLUSTER)? != 0 {
+        return wrong("a cluster has only database 0", CLUSTER);
+    }
+    let place = Place::Cluster(addresses(hosts, SERVER_PORT, CLUSTER)?);
+    Ok(RedisOptions { credentials, ..RedisOptions::of(place, tls) })
+}
+
+fn sentinel(rest: &str, query: &str, tls: bool) -> Result<RedisOptions, Wrong> {
+    let [user, password] = parameters(query, &["sentinel_user", "sentinel_pass"], SENTINEL)?[..] else {
+        return wrong("its parameters cannot be read", SENTINEL);
+    };
+    let sentinel_credentials = named(user, password, SENTINEL)?;
+    let (credentials, rest) = credentials(rest, SENTINEL)?;
+    let (hosts, path) = rest.split_once('/').unwrap_or((rest, ""));
+    let (master, database) = path.split_once('/').unwrap_or((path, ""));
+    if master.is_empty() {
+        return wrong("it names no master", SENTINEL);
+    }
+    let sentinels = addresses(hosts, SENTINEL_PORT, SENTINEL)?;
+    let place = Place::Sentinel { sentinels, master: decoded(master, SENTINEL)? };
+    let database = number(database, SENTINEL)?;
+    Ok(RedisOptions { credentials, sentinel_credentials, database, ..RedisOptions::of(place, tls) })
+}
+
+/// What stands before the last `@`, and the rest.
+fn credentials<'a>(rest: &'a str, example: &'static str) -> Result<(Credentials, &'a str), Wrong> {
+    let Some((before, rest)) = rest.rsplit_once('@') else { return Ok((Credentials::default(), rest)) };
+    let Some((user, password)) = before.split_once(':') else {
+        return wrong("it names a user without a password", "redis://user:password@127.0.0.1:6379");
+    };
+    let user = (!user.is_empty()).then_some(user);
+    Ok((named(user, Some(password), example)?, rest))
+}
+
+fn named(user: Option<&str>, password: Option<&str>, example: &'static str) -> Result<Credentials, Wrong> {
+    if user.is_some() && password.is_none() {
+        return wrong("it names a user without a password", example);
+    }
+    let user = user.map(|user| decoded(user, example)).transpose()?;
+    let password = password.map(|password| decoded(password, example)).transpose()?;
+    // No server has an empty password; `user:@host` is one whose variable was not set.
+    if password.as_deref() == Some("") {
+        return wrong("its password is empty", example);
+    }
+    Ok(Credentials { user, password: password.map(Secret) })
+}
+
+fn addresses(hosts: &str, port: u16, example: &'static str) -> Result<Vec<Address>, Wrong> {
+    let addresses = hosts.split(',').map(|host| address(host.trim(), port, example));
+    let addresses = addresses.collect::<Result<Vec<_>, _>>()?;
+    if addresses.len() > MOST_ADDRESSES {
+        return wrong(
+            format!("it names {} servers, and {MOST_ADDRESSES} are enough", addresses.len()),
+            example,
+        );
+    }
+    Ok(addresses)
+}
+
+fn address(text: &str, default_port: u16, example: &'static str) -> Result<Address, Wrong> {
+    let (host, port) = if let Some(bracketed) = text.strip_prefix('[') {
+        let Some((host, port)) = bracketed.split_once(']') else {
+            return wrong(format!("`{text}` opens a bracket and does not close it"), "redis://[::1]:6379");
+        };
+        (host, port.strip_prefix(':').unwrap_or(port))
+    } else if text.matches(':').count() > 1 {
+        return wrong(format!("the IPv6 address of `{text}` is not in brackets"), "redis://[::1]:6379");
+    } else {
+        text.split_once(':').unwrap_or((text, ""))
+    };
+    if host.is_empty() {
+        return wrong("it names no host", example);
+    }
+    let port = match port {
+        "" => default_port,
+        text => match text.parse() {
+            Ok(port) if port > 0 => port,
+            _ => return wrong(format!("port `{text}` is no number from 1 to 65535"), example),
+        },
+    };
+    Ok(Address::Tcp { host: host.to_owned(), port })
+}
+
+fn number(database: &str, example: &'static str) -> Result<u32, Wrong> {
+    if database.is_empty() {
+        return Ok(0);
+    }
+    // Redis counts databases as C integers.
+    match database.parse::<i32>().ok().and_then(|number| u32::try_from(number).ok()) {
+        Some(number) => Ok(number),
+        None => wrong(format!("database `{database}` is no number from 0"), example),
+    }
+}
+
+/// The values of the parameters with these names, in their order.
+fn parameters<'a>(
+    query: &'a str,
+    names: &[&str],
+    example: &'static str,
+) -> Result<Vec<Option<&'a str>>, Wrong> {
+    let mut values = vec![None; names.len()];
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        match names.iter().position(|known| *known == name) {
+            Some(at) => values[at] = Some(value),
+            None if names.is_empty() => return wrong("this scheme has no parameters after `?`", example),
+            None => {
+                let known = names.join("`, `");
+                return wrong(format!("a parameter after `?` is none of `{known}`"), example);
+            }
+        }
+    }
+    Ok(values)
+}
+
+/// Text with `%41` read as `A`.
+fn decoded(text: &str, example: &'static str) -> Result<String, Wrong> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        if byte != b'%' {
+            bytes.push(byte);
+            continue;
+        }
+        let mut digit = || rest.next().and_then(|digit| char::from(digit).to_digit(16));
+        let code = digit().zip(digit()).and_then(|(high, low)| u8::try_from(high * 16 + low).ok());
+        let Some(code) = code else {
+            return wrong("a `%` is not followed by two hexadecimal digits", example);
+        };
+        bytes.push(code);
+    }
+    String::from_utf8(bytes).or_else(|_| wrong("what it writes with `%` is not UTF-8", example))
+}
+
+/// The URL without what may be a password: all before the last `@`, and the values after `?`.
+fn without_secrets(url: &str) -> String {
+    let (url, query) = url.split_once('?').map_or((url, ""), |(url, _)| (url, "?***"));
+    let (scheme, rest) =
+        url.split_once("://").map_or((String::new(), url), |(scheme, rest)| (format!("{scheme}://"), rest));
+    match rest.rsplit_once('@') {
+        Some((_, rest)) => format!("{scheme}***@{rest}{query}"),
+        None => format!("{scheme}{rest}{query}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tcp(host: &str, port: u16) -> Address {
+        Address::Tcp { host: host.to_owned(), port }
+    }
+
+    fn error(url: &str) -> String {
+        parse(url).unwrap_err().to_string()
+    }
+
+    /// The URL is most of what an operator writes about Redis.
+    #[test]
+    fn every_form_of_url_is_read() {
+        let plain = parse("redis://h").unwrap();
+        assert_eq!(plain.place, Place::Node(tcp("h", 6379)));
+        assert!(!plain.tls);
+        let full = parse("rediss://me:p%40ss%2Fword@h:7000/3").unwrap();
+        assert_eq!(full.place, Place::Node(tcp("h", 7000)));
+        assert!(full.tls);
+        assert_eq!(full.database, 3);
+        assert_eq!(full.credentials.user.as_deref(), Some("me"));
+        assert_eq!(full.credentials.password, Some(Secret("p@ss/word".to_owned())));
+        assert_eq!(parse("redis://:p@[::1]").unwrap().place, Place::Node(tcp("::1", 6379)));
+        assert_eq!(parse("redis://:p@[::1]").unwrap().credentials.user, None);
+        let unix = parse("unix:///run/r.sock?db=2&user=me&pass=p").unwrap();
+        assert_eq!(unix.place, Place::Node(Address::Unix("/run/r.sock".into())));
+        assert_eq!(unix.database, 2);
+        assert_eq!(unix.credentials.password, Some(Secret("p".to_owned())));
+        assert_eq!(
+            parse("redis+unix:///r.sock").unwrap().place,
+            Place::Node(Address::Unix("/r.sock".into()))
+        );
+        let cluster = parse("rediss+cluster://me:p@a:1,b:2").unwrap();
+        assert_eq!(cluster.place, Place::Cluster(vec![tcp("a", 1), tcp("b", 2)]));
+        assert!(cluster.tls);
+        let sentinel = parse("redis+sentinel://:p@a,b:2/main/1?sentinel_pass=s").unwrap();
+        let sentinels = vec![tcp("a", 26_379), tcp("b", 2)];
+        assert_eq!(sentinel.place, Place::Sentinel { sentinels, master: "main".to_owned() });
+        assert_eq!(sentinel.database, 1);
+        assert_eq!(sentinel.sentinel_credentials.password, Some(Secret("s".to_owned())));
+    }
+
+    /// Who mistypes a URL has to see where, and what would have been right.
+    #[test]
+    fn wrong_urls_say_what_is_wrong_and_what_is_right() {
+        assert_eq!(
+            error("localhost:6379"),
+            "redis url `localhost:6379`: it has no scheme; give for example `redis://127.0.0.1:6379`"
+        );
+        assert_eq!(
+            error("http://h"),
+            "redis url `http://h`: its scheme is none of `redis`, `rediss`, `unix`, `redis+cluster`, \
+             `rediss+cluster`, `redis+sentinel`, `rediss+sentinel`; give for example `redis://127.0.0.1:6379`"
+        );
+        assert_eq!(
+            error("redis://h/x"),
+            "redis url `redis://h/x`: database `x` is no number from 0; give for example `redis://127.0.0.1:6379`"
+        );
+        assert_eq!(
+            error("redis://a,b"),
+            "redis url `redis://a,b`: it names several servers, which only a cluster or Sentinels have; \
+             give for example `redis+cluster://10.0.0.1:6379,10.0.0.2:6379`"
+        );
+        assert_eq!(
+            error("redis+sentinel://a:1"),
+            "redis url `redis+sentinel://a:1`: it names no master; \
+             give for example `redis+sentinel://10.0.0.1:26379,10.0.0.2:26379/mymaster`"
+        );
+        assert_eq!(
+            error("redis+cluster://a:1/2"),
+            "redis url `redis+cluster://a:1/2`: a cluster has only database 0; \
+             give for example `redis+cluster://10.0.0.1:6379,10.0.0.2:6379`"
+        );
+        assert_eq!(
+            error("unix://r.sock"),
+            "redis url `unix://r.sock`: its path does not begin with `/`; \
+             give for example `unix:///run/redis/redis.sock`"
+        );
+        assert_eq!(
+            error("redis://fe80::1:6379"),
+            "redis url `redis://fe80::1:6379`: the IPv6 address of `fe80::1:6379` is not in brackets; \
+             give for example `redis://[::1]:6379`"
+        );
+    }
+
+    /// Errors end up in logs and tickets.
+    #[test]
+    fn errors_show_no_password() {
+        for url in [
+            "redis://me:hidden@h:0",
+            "redis://me:hid@den@h:x",
+            "me:hidden@h",
+            "redis://:hidden@:1",
+            "redis://me:hidden%@h",
+            "unix:///r.sock?password=hidden",
+            "unix:///r.sock?hidden",
+            "redis://h?pass=hidden",
+        ] {
+            assert!(!error(url).contains("hid"), "{}", error(url));
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! Spread requests: keys in several slots of a cluster, which no one step can decide.
+//!
+//! The slot whose policies deny most often is charged first, then the others all at once; when one denies or fails, those
+//! that were charged are given back in full. A denial stands although another slot does not answer. No policy is ever
+//! exceeded by that. For as long as it takes, one round trip or two, another request may be denied for what is about to be
+//! given back; and if the process ends in between, the charge stays for its window.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use smallvec::SmallVec;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::call::{Answers, Subject, Subjects};
+use super::{Calls, Executed, Failure, FailureKind, Undecided};
+use crate::decision::Decision;
+use crate::verb::Verb;
+
+/// The decisions known by now, in the order of the subjects.
+type Places = SmallVec<[Option<Decision>; 4]>;
+
+/// A part of a request: the subjects in one slot, and where they stand in the whole.
+struct Part {
+    subjects: Subjects,
+    places: SmallVec<[usize; 2]>,
+}
+
+impl Calls {
+    /// Checks subjects in whichever slots they lie.
+    ///
+    /// Those in several are checked by a task of its own: a caller who gives up in between must not leave some charged.
+    pub(super) async fn check(
+        self: &Arc<Self>,
+        subjects: &Subjects,
+        cost: u64,
+        deadline: Instant,
+    ) -> Result<Answers, Undecided> {
+        let parts = self.parts(subjects);
+        if parts.len() == 1 {
+            return Ok(self.check_part(subjects.clone(), cost, deadline).await?);
+        }
+        let calls = Arc::clone(self);
+        let check = tokio::spawn(async move { calls.check_parts(parts, cost, deadline).await });
+        check.await.unwrap_or_else(|_| Err(ended().into()))
+    }
+
+    async fn check_parts(
+        self: &Arc<Self>,
+        mut parts: Vec<Part>,
+        cost: u64,
+        deadline: Instant,
+    ) -> Result<Answers, Undecided> {
+        parts.sort_by_key(|part| std::cmp::Reverse(self.denials.of(&part.subjects)));
+        let mut answers = none_of(&parts);
+        let first = parts.remove(0);
+        let decided = self.check_part(first.subjects.clone(), cost, deadline).await?;
+        let mut denied = first.subjects.denies(&decided);
+        let mut failure = None;
+        place(&mut answers, &first, decided);
+        if denied {
+            // The others are not charged; what they would say is part of the answer.
+            for part in parts {
+                match self.call(&part.subjects, Verb::Peek, &[cost], deadline).await {
+                    Ok(peeked) => place(&mut answers, &part, only(peeked)),
+                    Err(error) => failure = Some(error),
+                }
+            }
+            return whole(answers, denied, failure);
+        }
+        let mut charged = vec![first];
+        let mut checks = JoinSet::new();
+        for part in parts {
+            let calls = Arc::clone(self);
+            checks.spawn(async move {
+                let decided = calls.check_part(part.subjects.clone(), cost, deadline).await;
+                (part, decided)
+            });
+        }
+        while let Some(check) = checks.join_next().await {
+            match check {
+                Ok((part, Ok(decided))) => {
+                    let denies = part.subjects.denies(&decided);
+                    place(&mut answers, &part, decided);
+                    denied |= denies;
+                    if !denies {
+                        charged.push(part);
+                    }
+                }
+                Ok((_, Err(error))) => failure = Some(error),
+                Err(_) => failure = Some(ended()),
+            }
+        }
+        if denied || failure.is_some() {
+            self.give_back(charged, &mut answers, cost);
+        }
+        whole(answers, denied, failure)
+    }
+
+    /// Peeks, refunds or penalizes in each slot on its own.
+    pub(super) async fn on_each_slot(
+        &self,
+        subjects: &Subjects,
+        verb: Verb,
+        cost: u64,
+        deadline: Instant,
+    ) -> Result<Answers, Failure> {
+        let parts = self.parts(subjects);
+        let mut answers = none_of(&parts);
+        for part in parts {
+            let decided = self.call(&part.subjects, verb, &[cost], deadline).await?;
+            place(&mut answers, &part, only(decided));
+        }
+        whole(answers, false, None).map_err(|undecided| undecided.failure)
+    }
+
+    /// Checks subjects of one slot, together with others that ask for the same.
+    async fn check_part(
+        self: &Arc<Self>,
+        subjects: Subjects,
+        cost: u64,
+        deadline: Instant,
+    ) -> Result<Answers, Failure> {
+        let answers = match &self.coalescer {
+            Some(coalescer) => coalescer.check(self, subjects.clone(), cost, deadline).await?,
+            None => only(self.call(&subjects, Verb::Check, &[cost], deadline).await?),
+        };
+        self.denials.note(&subjects, &answers);
+        Ok(answers)
+    }
+
+    /// Gives back what the parts were charged, in the background and past the deadline: a charge that nobody was admitted
+    /// for must not stay.
+    fn give_back(self: &Arc<Self>, charged: Vec<Part>, answers: &mut [Option<Decision>], cost: u64) {
+        let mut refunds = Vec::new();
+        for part in charged {
+            let mut taken = Subjects(SmallVec::new());
+            for (place, subject) in part.places.iter().zip(part.subjects.0) {
+                // A shadow policy that would have denied was not charged.
+                if let Some(decision) = answers[*place].as_mut().filter(|decision| decision.cost > 0) {
+                    decision.used = decision.used.saturating_sub(decision.cost);
+                    decision.remaining = decision.limit.saturating_sub(decision.used);
+                    decision.cost = 0;
+                    taken.0.push(subject);
+                }
+            }
+            if !taken.0.is_empty() {
+                refunds.push(taken);
+            }
+        }
+        let calls = Arc::clone(self);
+        let deadline = crate::time::instant() + GIVING_BACK;
+        tokio::spawn(async move {
+            for subjects in refunds {
+                // What fails here stays charged for its window: less is admitted, never more.
+                let _ = calls.call(&subjects, Verb::Refund, &[cost], deadline).await;
+            }
+            // Those who were denied meanwhile were denied for what is free again.
+            calls.tell_of_room(deadline).await;
+        });
+    }
+
+    /// The subjects by the slots that they lie in.
+    fn parts(&self, subjects: &Subjects) -> Vec<Part> {
+        let mut parts = BTreeMap::<u16, Part>::new();
+        for (at, subject) in subjects.0.iter().enumerate() {
+            let slot = self.wire.slot(&subject.name);
+            let part = parts
+                .entry(slot)
+                .or_insert_with(|| Part { subjects: Subjects(SmallVec::new()), places: SmallVec::new() });
+            part.subjects.0.push(subject.clone());
+            part.places.push(at);
+        }
+        parts.into_values().collect()
+    }
+}
+
+/// How long a refund is tried for.
+const GIVING_BACK: std::time::Duration = std::time::Duration::from_secs(2);
+
+/// A place for each decision of these parts.
+fn none_of(parts: &[Part]) -> Places {
+    SmallVec::from_elem(None, parts.iter().map(|part| part.places.len()).sum())
+}
+
+/// The answers to the one request of a call.
+fn only(answers: Vec<Answers>) -> Answers {
+    answers.into_iter().next().unwrap_or_default()
+}
+
+fn ended() -> Failure {
+    Failure::of_none(Executed::Maybe, FailureKind::Broken, "a part of the request ended unexpectedly")
+}
+
+fn place(answers: &mut [Option<Decision>], part: &Part, decided: Answers) {
+    for (place, decision) in part.places.iter().zip(decided) {
+        answers[*place] = Some(decision);
+    }
+}
+
+/// The answers, if there is one for each key.
+fn whole(answers: Places, denied: bool, failure: Option<Failure>) -> Result<Answers, Undecided> {
+    if failure.is_none()
+        && let Some(whole) = answers.iter().copied().collect()
+    {
+        return Ok(whole);
+    }
+    let missing = || Failure::of_none(Executed::Maybe, FailureKind::Malformed, "did not decide every key");
+    Err(Undecided { failure: failure.unwrap_or_else(missing), denied: denied.then(|| answers.into_vec()) })
+}
+
+/// How often each policy has denied of late, so that the likeliest denier is asked first and others are charged in vain
+/// as seldom as can be. Policies share a place now and then; nothing is decided by it.
+#[derive(Debug)]
+pub(super) struct DenialRates([AtomicU32; 256]);
+
+impl Default for DenialRates {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| AtomicU32::new(0)))
+    }
+}
+
+impl DenialRates {
+    /// The highest rate of these subjects' policies, in 2^-16.
+    fn of(&self, subjects: &Subjects) -> u32 {
+        subjects.0.iter().map(|subject| self.rate(subject).load(Ordering::Relaxed)).max().unwrap_or(0)
+    }
+
+    fn note(&self, subjects: &Subjects, answers: &Answers) {
+        for (subject, decision) in subjects.0.iter().zip(answers) {
+            let rate = self.rate(subject);
+            let old = rate.load(Ordering::Relaxed);
+            let seen = if subject.enforced && decision.is_denied() { 1 << 16 } else { 0 };
+            rate.store(old - old / 16 + seen / 16, Ordering::Relaxed);
+        }
+    }
+
+    fn rate(&self, subject: &Subject) -> &AtomicU32 {
+        let policy = subject.name.split(|byte| *byte == b':').rev().nth(1).unwrap_or_default();
+        let sum = policy.iter().fold(0u8, |sum, byte| sum.wrapping_mul(31).wrapping_add(*byte));
+        &self.0[usize::from(sum)]
+    }
+}

@@ -1,0 +1,436 @@
+//! The wire: script calls to a node, a Sentinel's master or the right node of a cluster.
+//!
+//! A call that was surely not executed is made again until its deadline; one that perhaps was, never.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use redis::{Cmd, Value};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
+
+use super::breaker::BreakerState;
+use super::cluster::Cluster;
+use super::dial::{Dial, Serves};
+use super::failure::{self, Word};
+use super::jitter;
+use super::node::{Asking, Job, Node};
+use super::options::{Place, RedisOptions};
+use super::refresh::{self, Renew};
+use super::sentinel::Sentinel;
+use super::slot;
+use crate::error::Error;
+use crate::time::instant;
+
+pub(crate) use super::failure::{Executed, Failure, FailureKind};
+
+/// The most redirections that one call follows.
+const MOST_HOPS: u32 = 8;
+/// The shortest and the longest pause before a call is made again.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(20));
+
+/// A script, in the two forms that servers know.
+#[derive(Debug, Clone)]
+pub(crate) struct Script {
+    checked: Source,
+    plain: Source,
+}
+
+/// The text of a script and the SHA-1 that servers know it by, computed: forty hexadecimal digits in lower case.
+#[derive(Debug, Clone)]
+pub(crate) struct Source {
+    pub(crate) text: String,
+    pub(crate) hash: String,
+}
+
+/// What a script begins with that Redis 7 and later look through before they run it: one that may write is refused whole
+/// when there is no memory, no replica or no right to write, and never half-way.
+const CHECKED: &str = "#!lua\n";
+
+impl Script {
+    pub(crate) fn new(text: String) -> Self {
+        let source = |text: String| Source { hash: redis::Script::new(&text).get_hash().to_owned(), text };
+        Self { checked: source(format!("{CHECKED}{text}")), plain: source(text) }
+    }
+
+    /// The form for a server that knows the first line, or for an older one.
+    pub(crate) fn source(&self, plain: bool) -> &Source {
+        if plain { &self.plain } else { &self.checked }
+    }
+}
+
+/// How things stand with one node of a shared store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NodeState {
+    /// Its address: `10.0.0.5:6379`, or a socket's path.
+    pub node: String,
+    /// Whether there is a connection now.
+    pub connected: bool,
+    /// Whether calls are let through to it.
+    pub breaker: BreakerState,
+    /// Connections made in place of lost ones, since it was first called.
+    pub reconnects: u64,
+    /// Answers that a slot lies elsewhere.
+    pub moved: u64,
+    /// Answers that a key lies elsewhere for once.
+    pub ask: u64,
+    /// Calls that it did not answer within their deadline.
+    pub timeouts: u64,
+}
+
+/// The way to wherever the keys are.
+pub(crate) struct Wire {
+    way: Way,
+}
+
+enum Way {
+    Node(Arc<Node>),
+    Cluster(Arc<Cluster>),
+    Sentinel(Arc<Sentinel>),
+}
+
+impl std::fmt::Debug for Wire {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.state()).finish()
+    }
+}
+
+impl Wire {
+    /// A way that nobody has gone yet: connections are made when they are first needed.
+    ///
+    /// # Errors
+    /// Numbers out of range, and certificates that cannot be read.
+    pub(crate) fn new(options: &RedisOptions) -> Result<Self, Error> {
+        options.check()?;
+        let way = match &options.place {
+            Place::Node(address) => Way::Node(Node::new(options, address.clone(), Serves::Keys)?),
+            Place::Cluster(seeds) => Way::Cluster(Arc::new(Cluster::new(options, seeds)?)),
+            Place::Sentinel { sentinels, master } => {
+                Way::Sentinel(Arc::new(Sentinel::new(options, sentinels, master)?))
+            }
+        };
+        Ok(Self { way })
+    }
+
+    /// Runs a script by its hash, at most once, and never past the deadline. All keys lie in one slot.
+    ///
+    /// Dropping the future leaves a call that was sent to run; no other call is harmed.
+    pub(crate) async fn run(
+        &self,
+        script: &Script,
+        keys: &[Vec<u8>],
+        args: &[Vec<u8>],
+        deadline: Instant,
+    ) -> Result<Value, Failure> {
+        let bytes = keys.iter().chain(args).map(Vec::len).sum::<usize>();
+        let mut command = Cmd::with_capacity(3 + keys.len() + args.len(), 64 + bytes);
+        command.arg("EVALSHA").arg(&script.source(false).hash).arg(keys.len());
+        for part in keys.iter().chain(args) {
+            command.arg(part.as_slice());
+        }
+        let slot = keys.first().map_or(0, |key| self.slot(key));
+        self.drive(slot, &Job::Script(script, &command), deadline).await
+    }
+
+    /// Sends a plain command, at most once, to the node that holds `key`; to any that takes writes without one.
+    pub(crate) async fn command(
+        &self,
+        key: Option<&[u8]>,
+        command: &Cmd,
+        deadline: Instant,
+    ) -> Result<Value, Failure> {
+        let slot = key.map_or(0, |key| self.slot(key));
+        self.drive(slot, &Job::Command(command), deadline).await
+    }
+
+    /// Sends each node that takes writes the command made for its name, all at once; none where there is none.
+    ///
+    /// A scan asks each node in turns of its own, with the place where that node left off. An error of the server is a
+    /// failure here as well.
+    pub(crate) async fn on_each_master(
+        &self,
+        mut command: impl FnMut(&str) -> Option<Cmd>,
+        deadline: Instant,
+    ) -> Vec<(String, Result<Value, Failure>)> {
+        let masters = match self.masters(deadline).await {
+            Ok(masters) => masters,
+            Err(failure) => return vec![(failure.node.clone(), Err(failure))],
+        };
+        let mut calls = JoinSet::new();
+        for node in masters {
+            if let Some(command) = command(node.name()) {
+                calls.spawn(async move {
+                    let answer = match node.call(&command, deadline).await {
+                        Ok(Value::ServerError(error)) => Err(refused(&node, &error)),
+                        answer => answer,
+                    };
+                    (node.name().to_owned(), answer)
+                });
+            }
+        }
+        // A call that panicked has no answer; the others' are not lost for it.
+        let mut answers = Vec::with_capacity(calls.len());
+        while let Some(answer) = calls.join_next().await {
+            answers.extend(answer.ok());
+        }
+        answers
+    }
+
+    /// How to connect to some node that takes writes, if one is known: each of them hears what is published on any.
+    pub(crate) fn dial(&self) -> Option<Arc<Dial>> {
+        self.way.keep();
+        self.way.holder(0).map(|node| node.dial())
+    }
+
+    /// Whether keys lie in slots.
+    pub(crate) fn is_cluster(&self) -> bool {
+        matches!(self.way, Way::Cluster(_))
+    }
+
+    /// Which slot a key lies in; 0 on everything but a cluster, where all keys share one place.
+    pub(crate) fn slot(&self, key: &[u8]) -> u16 {
+        match &self.way {
+            Way::Cluster(_) => slot::of(key),
+            Way::Node(_) | Way::Sentinel(_) => 0,
+        }
+    }
+
+    /// The name of the node that holds a slot, for a failure's words; empty before one is known.
+    pub(crate) fn holder_name(&self, slot: u16) -> String {
+        self.way.holder(slot).map(|node| node.name().to_owned()).unwrap_or_default()
+    }
+
+    /// How things stand with each node that takes writes now; none before a cluster or a Sentinel has answered.
+    ///
+    /// A cluster's node that nobody has called yet is not connected, and not in trouble either.
+    pub(crate) fn state(&self) -> Vec<NodeState> {
+        match &self.way {
+            Way::Node(node) => vec![node.state()],
+            Way::Cluster(cluster) => cluster.masters().iter().map(|node| node.state()).collect(),
+            Way::Sentinel(sentinel) => sentinel.master().iter().map(|node| node.state()).collect(),
+        }
+    }
+
+    /// Carries a job to the node that it belongs to, redirections followed, until there is an answer or no time.
+    async fn drive(&self, slot: u16, job: &Job<'_>, deadline: Instant) -> Result<Value, Failure> {
+        self.way.keep();
+        let mut hops = 0;
+        let mut asked: Option<Arc<Node>> = None;
+        // What a server said that asked for patience: should that run out, it is the reason.
+        let mut patience: Option<Failure> = None;
+        loop {
+            let (node, asking) = match asked.take() {
+                Some(node) => (node, Asking::Yes),
+                None => (self.holder(slot, deadline).await?, Asking::No),
+            };
+            let error = match node.perform(job, asking, deadline).await {
+                Ok(Value::ServerError(error)) => error,
+                Ok(value) => return Ok(value),
+                Err(failure) => {
+                    if failure.kind != FailureKind::Shed {
+                        self.way.suspect();
+                    }
+                    // Nothing was sent there, and by now the slot may have another holder.
+                    let elsewhere = failure.executed == Executed::No
+                        && matches!(failure.kind, FailureKind::Unreachable | FailureKind::Open)
+                        && self.way.holder(slot).is_some_and(|holder| !Arc::ptr_eq(&holder, &node));
+                    hops += 1;
+                    if elsewhere && hops <= MOST_HOPS {
+                        continue;
+                    }
+                    return Err(match patience {
+                        Some(reason) if failure.executed == Executed::No => {
+                            node.exhausted(&reason.detail);
+                            reason
+                        }
+                        _ => failure,
+                    });
+                }
+            };
+            let failure = refused(&node, &error);
+            match Word::of(&error) {
+                Word::Moved { slot, to } => {
+                    node.counts.moved.fetch_add(1, Ordering::Relaxed);
+                    if !self.way.moved(slot, &to, &node) {
+                        return Err(failure);
+                    }
+                    self.way.suspect();
+                }
+                Word::Ask { to } => {
+                    node.counts.ask.fetch_add(1, Ordering::Relaxed);
+                    asked = self.way.named(&to, &node);
+                    if asked.is_none() {
+                        return Err(failure);
+                    }
+                }
+                Word::Again => {
+                    self.way.suspect();
+                    if !pause(deadline).await {
+                        node.exhausted(&failure.detail);
+                        return Err(failure);
+                    }
+                    patience = Some(failure);
+                    continue;
+                }
+                Word::NoScript | Word::No(_) => return Err(failure),
+            }
+            hops += 1;
+            if hops > MOST_HOPS {
+                return Err(failure);
+            }
+        }
+    }
+
+    /// The node that holds a slot, as soon as one is known.
+    async fn holder(&self, slot: u16, deadline: Instant) -> Result<Arc<Node>, Failure> {
+        loop {
+            if let Some(node) = self.way.holder(slot) {
+                return Ok(node);
+            }
+            self.way.suspect();
+            let (node, what, why) = match &self.way {
+                Way::Node(node) => (node.name(), String::new(), None),
+                Way::Cluster(cluster) => ("the cluster", format!("slot {slot} has no node"), cluster.why()),
+                Way::Sentinel(sentinel) => ("the sentinels' master", "there is none".into(), sentinel.why()),
+            };
+            // Somebody has looked and found nothing: waiting for the next look would hold up every call.
+            let (kind, detail) = match why {
+                Some(why) => (FailureKind::Unreachable, format!("{what}: {why}")),
+                None if pause(deadline).await => continue,
+                None => (FailureKind::TimedOut, format!("{what} that was found within the deadline")),
+            };
+            return Err(Failure { executed: Executed::No, kind, node: node.to_owned(), detail });
+        }
+    }
+
+    /// Every node that takes writes, as soon as one is known.
+    async fn masters(&self, deadline: Instant) -> Result<Vec<Arc<Node>>, Failure> {
+        self.way.keep();
+        let first = self.holder(0, deadline).await;
+        match &self.way {
+            Way::Cluster(cluster) => {
+                let masters = cluster.masters();
+                if masters.is_empty() { first.map(|node| vec![node]) } else { Ok(masters) }
+            }
+            Way::Node(_) | Way::Sentinel(_) => first.map(|node| vec![node]),
+        }
+    }
+}
+
+impl Way {
+    /// Has the background task started that the way needs.
+    fn keep(&self) {
+        match self {
+            Self::Node(_) => {}
+            Self::Cluster(cluster) => refresh::keep(cluster),
+            Self::Sentinel(sentinel) => refresh::keep(sentinel),
+        }
+    }
+
+    /// Somebody met trouble.
+    fn suspect(&self) {
+        match self {
+            Self::Node(_) => {}
+            Self::Cluster(cluster) => cluster.refresh().suspect(),
+            Self::Sentinel(sentinel) => sentinel.refresh().suspect(),
+        }
+    }
+
+    fn holder(&self, slot: u16) -> Option<Arc<Node>> {
+        match self {
+            Self::Node(node) => Some(node.clone()),
+            Self::Cluster(cluster) => cluster.holder(slot),
+            Self::Sentinel(sentinel) => sentinel.master(),
+        }
+    }
+
+    /// `from` said that a slot lies elsewhere from now on. Whether calls can follow.
+    fn moved(&self, slot: u16, to: &str, from: &Node) -> bool {
+        match self {
+            Self::Cluster(cluster) => cluster.moved(slot, to, from),
+            Self::Node(_) | Self::Sentinel(_) => false,
+        }
+    }
+
+    /// The node at an address that `from` named.
+    fn named(&self, address: &str, from: &Node) -> Option<Arc<Node>> {
+        match self {
+            Self::Cluster(cluster) => cluster.named(address, from),
+            Self::Node(_) | Self::Sentinel(_) => None,
+        }
+    }
+}
+
+/// A server's error as a failure.
+fn refused(node: &Node, error: &redis::ServerError) -> Failure {
+    let (executed, hint) = match Word::of(error) {
+        Word::Moved { .. } => {
+            (Executed::No, "; if this is a cluster, give a url that begins with `redis+cluster`")
+        }
+        Word::No(executed) => (executed, ""),
+        Word::Ask { .. } | Word::NoScript | Word::Again => (Executed::No, ""),
+    };
+    node.failure(executed, FailureKind::Refused, &format!("{}{hint}", failure::words(error)))
+}
+
+/// Waits a moment. Whether there is time left for another call.
+async fn pause(deadline: Instant) -> bool {
+    let (shortest, longest) = PAUSE;
+    let pause = jitter::between(shortest, longest);
+    if instant() + pause >= deadline {
+        return false;
+    }
+    sleep(pause).await;
+    // On a busy machine it took longer: then the words of the last answer are worth more than that time is up.
+    instant() < deadline
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A hash computed otherwise than by the server means that no script is ever found.
+    #[test]
+    fn a_script_is_known_by_the_sha1_of_its_text() {
+        let script = Script::new("return 1".to_owned());
+        assert_eq!(script.source(true).hash, "e0e1f9fabfc9d4800c877a703b823ac0578ff8db");
+        assert_eq!(script.source(true).text, "return 1");
+        assert_eq!(script.source(false).text, "#!lua\nreturn 1");
+    }
+
+    /// A service must start although its Redis does not run yet, and outside of any runtime.
+    #[test]
+    fn a_wire_is_made_without_a_server_or_a_runtime() {
+        for url in ["redis://127.0.0.1:1", "redis+cluster://127.0.0.1:1", "redis+sentinel://127.0.0.1:1/m"] {
+            let wire = Wire::new(&RedisOptions::new(url).unwrap()).unwrap();
+            assert!(wire.state().iter().all(|node| !node.connected));
+        }
+    }
+
+    /// Only a cluster spreads keys; elsewhere all of them go in one call.
+    #[test]
+    fn keys_share_one_slot_except_in_a_cluster() {
+        let slot = |url: &str| Wire::new(&RedisOptions::new(url).unwrap()).unwrap().slot(b"123456789");
+        assert_eq!(slot("redis://h"), 0);
+        assert_eq!(slot("redis+sentinel://h/m"), 0);
+        assert_eq!(slot("redis+cluster://h"), 12_739);
+    }
+
+    /// With nobody there, a caller learns it within its deadline and may be sure that nothing was charged.
+    #[tokio::test]
+    async fn without_a_server_a_call_fails_within_its_deadline_and_was_not_executed() {
+        for url in ["redis://127.0.0.1:1", "redis+cluster://127.0.0.1:1", "redis+sentinel://127.0.0.1:1/m"] {
+            let wire = Wire::new(&RedisOptions::new(url).unwrap()).unwrap();
+            let begun = instant();
+            let script = Script::new("return 1".to_owned());
+            let answer = wire.run(&script, &[b"k".to_vec()], &[], begun + Duration::from_millis(500)).await;
+            let failure = answer.unwrap_err();
+            assert_eq!(failure.executed, Executed::No, "{failure}");
+            assert_eq!(failure.kind, FailureKind::Unreachable, "{failure}");
+            assert!(failure.to_string().contains("redis at 127.0.0.1:1: cannot connect"), "{failure}");
+            assert!(instant().duration_since(begun) < Duration::from_millis(500));
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! Callers: those who ask a shared gate, what they are told, and how long it takes.
+//!
+//! A witness asks the server itself what was charged, by a gate of its own that nothing stands before.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use slidegate::{BreakerState, Policy, PolicySet, Quota, RedisOptions, Request, SharedGate, Source};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
+
+/// What the gates of these tests are given for a decision: some times what one takes on a machine that compiles besides.
+pub(crate) const DEADLINE: Duration = Duration::from_millis(100);
+/// What an answer may come later than its deadline: 5 ms on an idle machine, and the rest is for two busy cores to find
+/// the time. Whoever waits for a server, a connection or another caller waits longer than this.
+pub(crate) const ALLOWANCE: Duration = Duration::from_millis(300);
+/// For what does come, on a busy machine.
+pub(crate) const LATER: Duration = Duration::from_secs(10);
+/// Between two requests of one caller.
+const PACE: Duration = Duration::from_millis(1);
+/// Looks before it is given up that a server is answered by again, 10 ms apart.
+const MOST_LOOKS: usize = 3000;
+
+/// A policy by user, called `p`, of which nothing expires during a test.
+pub(crate) fn hourly(limit: u64) -> Policy {
+    named("p", limit)
+}
+
+/// The same of any name.
+pub(crate) fn named(name: &str, limit: u64) -> Policy {
+    Policy::new(name, Quota::per_hour(limit)).unwrap().scope(["user"])
+}
+
+/// Options with the deadline of these tests.
+pub(crate) fn options(url: &str) -> RedisOptions {
+    RedisOptions::new(url).unwrap().deadline(DEADLINE)
+}
+
+pub(crate) fn gate(policies: impl IntoIterator<Item = Policy>, options: RedisOptions) -> Arc<SharedGate> {
+    Arc::new(SharedGate::new(PolicySet::new(policies).unwrap(), options).unwrap())
+}
+
+/// What one caller was told by the strictest of its policies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Told {
+    pub(crate) allowed: bool,
+    pub(crate) source: Source,
+    /// As that policy counts.
+    pub(crate) used: u64,
+    pub(crate) took: Duration,
+}
+
+impl Told {
+    pub(crate) fn by_store(&self) -> bool {
+        self.source == Source::Store
+    }
+}
+
+/// Checks one request of a user, and sees to it that the answer comes in time.
+pub(crate) async fn check(gate: &SharedGate, user: &str) -> Told {
+    let told = check_cost(gate, user, 1).await;
+    assert!(told.took <= DEADLINE + ALLOWANCE, "answered after {:?}: {:?}", told.took, gate.stats());
+    told
+}
+
+/// Checks a request of any cost, however long it takes.
+pub(crate) async fn check_cost(gate: &SharedGate, user: &str, cost: u64) -> Told {
+    let request = Request::new().with("user", user).cost(cost);
+    let begun = Instant::now();
+    let decisions = gate.check(&request).await;
+    let took = begun.elapsed();
+    let strictest = decisions.strictest().unwrap();
+    Told { allowed: decisions.is_allowed(), source: strictest.source, used: strictest.used, took }
+}
+
+/// Why the store last did not answer.
+pub(crate) fn last_failure(gate: &SharedGate) -> String {
+    gate.stats().last_failure.unwrap_or_default()
+}
+
+/// What is charged to each policy of a user, in their order. Asks until the store answers and no breaker holds back the
+/// next call, charges nothing.
+pub(crate) async fn until_used(gate: &SharedGate, user: &str) -> Vec<u64> {
+    let request = Request::new().with("user", user);
+    for _ in 0..MOST_LOOKS {
+        let peeked = gate.peek(&request).await;
+        let closed = gate.nodes().iter().all(|node| node.breaker == BreakerState::Closed);
+        if closed && peeked.iter().all(|one| one.source == Source::Store) {
+            return peeked.iter().map(|one| one.used).collect();
+        }
+        sleep(Duration::from_millis(10)).await;
+    }
+    panic!("asked {MOST_LOOKS} times in vain what is used: {:?}", gate.stats());
+}
+
+/// What is really charged to a user under [`hourly`], by a gate that is made for this one question.
+pub(crate) async fn used(url: &str, user: &str) -> u64 {
+    let witness = gate([hourly(1_000_000)], RedisOptions::new(url).unwrap().deadline(LATER));
+    until_used(&witness, user).await[0]
+}
+
+/// What many callers were told in all.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Tally {
+    /// Admitted by the store: charged exactly once.
+    pub(crate) allowed: u64,
+    /// Denied by the store, or from memory of its denial: not charged.
+    pub(crate) denied: u64,
+    /// Decided by the fallback: charged once or not at all.
+    pub(crate) ambiguous: u64,
+}
+
+impl Tally {
+    pub(crate) fn add(&mut self, told: Told) {
+        match told.source {
+            Source::Store if told.allowed => self.allowed += 1,
+            Source::Store | Source::Remembered => self.denied += 1,
+            _ => self.ambiguous += 1,
+        }
+    }
+
+    /// What was charged fits what callers were told, on a store that lost nothing.
+    pub(crate) fn assert_explains(&self, used: u64) {
+        let Self { allowed, ambiguous, .. } = self;
+        assert!(
+            (*allowed..=allowed + ambiguous).contains(&used),
+            "{used} charged, {allowed} allowed, {ambiguous} ambiguous"
+        );
+    }
+}
+
+impl std::iter::Sum for Tally {
+    fn sum<I: Iterator<Item = Self>>(tallies: I) -> Self {
+        tallies.fold(Self::default(), |sum, one| Self {
+            allowed: sum.allowed + one.allowed,
+            denied: sum.denied + one.denied,
+            ambiguous: sum.ambiguous + one.ambiguous,
+        })
+    }
+}
+
+/// Many callers who go on asking.
+pub(crate) struct Storm {
+    over: Arc<AtomicBool>,
+    callers: JoinSet<Tally>,
+}
+
+impl Storm {
+    /// So many callers, each of whom asks for the user that `user` names by the caller's number, by a gate of
+    /// [`options`].
+    pub(crate) fn start(gate: &Arc<SharedGate>, callers: usize, user: impl Fn(usize) -> String) -> Self {
+        Self::within(DEADLINE, gate, callers, user)
+    }
+
+    /// The same by a gate of another deadline.
+    pub(crate) fn within(
+        deadline: Duration,
+        gate: &Arc<SharedGate>,
+        callers: usize,
+        user: impl Fn(usize) -> String,
+    ) -> Self {
+        let over = Arc::new(AtomicBool::new(false));
+        let callers = (0..callers).map(|number| {
+            let (gate, over, user) = (gate.clone(), over.clone(), user(number));
+            async move {
+                let mut tally = Tally::default();
+                while !over.load(Ordering::Relaxed) {
+                    let told = check_cost(&gate, &user, 1).await;
+                    assert!(told.took <= deadline + ALLOWANCE, "answered after {:?}", told.took);
+                    tally.add(told);
+                    sleep(PACE).await;
+                }
+                tally
+            }
+        });
+        let callers = callers.collect();
+        Self { over, callers }
+    }
+
+    /// Lets all callers finish; what each was told is in no order.
+    pub(crate) async fn end(self) -> Tally {
+        self.over.store(true, Ordering::Relaxed);
+        self.callers.join_all().await.into_iter().sum()
+    }
+}
+
+/// So many callers who ask once each, all at the same time, for one user.
+pub(crate) async fn all_at_once(gate: &Arc<SharedGate>, callers: usize, user: &'static str) -> Vec<Told> {
+    let callers = (0..callers).map(|_| {
+        let gate = gate.clone();
+        async move { check(&gate, user).await }
+    });
+    callers.collect::<JoinSet<_>>().join_all().await
+}

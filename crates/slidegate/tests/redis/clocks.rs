@@ -1,0 +1,92 @@
+//! Clocks: what is admitted when the server's is set back, forward, or to and fro.
+//!
+//! It stands still and is moved by hand, so that no test waits for a window to pass.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use slidegate::{Policy, Quota, SharedGate};
+
+use crate::callers::{LATER, check_cost, gate, options};
+use crate::support::server::Server;
+
+/// The window of the tests on clocks.
+const WINDOW_US: u64 = 2_000_000;
+const CLOCK_LIMIT: u64 = 10;
+const START_US: u64 = 1_700_000_000_000_000;
+
+/// How many of twice the limit are admitted now, all of them by the store.
+async fn admitted(gate: &SharedGate) -> u64 {
+    let mut admitted = 0;
+    for _ in 0..2 * CLOCK_LIMIT {
+        let told = check_cost(gate, "alice", 1).await;
+        assert!(told.by_store(), "{told:?}: {:?}", gate.stats());
+        admitted += u64::from(told.allowed);
+    }
+    admitted
+}
+
+fn timed_gate(server: &Server, window: Duration) -> Arc<SharedGate> {
+    let quota = Quota::new(CLOCK_LIMIT, window).unwrap();
+    let policy = Policy::new("p", quota).unwrap().scope(["user"]);
+    gate([policy], options(&server.url()).deadline(LATER).without_remembering())
+}
+
+/// Somebody will set the server's clock back one day: it must not be a day without limits, nor one without service.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_clock_that_is_set_back_admits_no_more_and_locks_nobody_out_for_long() {
+    let server = Server::builder().with_clock().start();
+    let gate = timed_gate(&server, Duration::from_micros(WINDOW_US));
+    for (number, back_us) in [3_600_000_000, 500_000].into_iter().enumerate() {
+        // Far enough from the one before that all is forgotten.
+        let start = START_US + number as u64 * 100 * WINDOW_US;
+        server.clock().stand(start);
+        assert_eq!(admitted(&gate).await, CLOCK_LIMIT);
+        let back = start - back_us;
+        // Within the same true window, the clock shows times that it has shown before.
+        for passed_us in [0, WINDOW_US / 2, WINDOW_US - 1] {
+            server.clock().stand(back + passed_us);
+            assert_eq!(admitted(&gate).await, 0, "{back_us} us back, {passed_us} us later");
+        }
+        // A small step is waited out; a large one is believed, and then a window begins.
+        let locked_us = WINDOW_US + back_us.min(1_000_000);
+        server.clock().stand(back + locked_us);
+        assert_eq!(admitted(&gate).await, CLOCK_LIMIT, "{back_us} us back");
+    }
+}
+
+/// Time that never passed cannot be told from time that did: it may free one limit more, and no more than that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_clock_that_is_set_forward_and_corrected_admits_one_limit_more_at_most() {
+    let server = Server::builder().with_clock().start();
+    let gate = timed_gate(&server, Duration::from_micros(WINDOW_US));
+    server.clock().stand(START_US);
+    assert_eq!(admitted(&gate).await, CLOCK_LIMIT);
+    server.clock().stand(START_US + 70_000_000);
+    assert_eq!(admitted(&gate).await, CLOCK_LIMIT);
+    // Corrected: the second limit counts for a window of the new time.
+    for passed_us in [0, WINDOW_US / 2, WINDOW_US - 1] {
+        server.clock().stand(START_US + passed_us);
+        assert_eq!(admitted(&gate).await, 0, "{passed_us} us later");
+    }
+    server.clock().stand(START_US + WINDOW_US);
+    assert_eq!(admitted(&gate).await, CLOCK_LIMIT);
+}
+
+/// A clock that is fought over by two time services jumps for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_clock_that_jumps_to_and_fro_ages_charges_by_its_forward_jumps_and_no_more() {
+    const JUMP_US: u64 = 10_000_000;
+    let server = Server::builder().with_clock().start();
+    let gate = timed_gate(&server, Duration::from_micros(6 * JUMP_US));
+    let mut total = 0;
+    for jump in 0..=12 {
+        server.clock().stand(START_US + jump % 2 * JUMP_US);
+        total += admitted(&gate).await;
+    }
+    // Six jumps forward age every charge by no more than one window.
+    assert!((CLOCK_LIMIT..=2 * CLOCK_LIMIT).contains(&total), "{total}");
+    server.clock().stand(START_US + 6 * JUMP_US + 1);
+    let later = admitted(&gate).await;
+    assert!(later > 0, "locked out a window after the last jump");
+}

@@ -1,0 +1,246 @@
+//! Random histories: what Redis decides is what memory decides, number for number.
+//!
+//! The server's clock stands still and is moved by hand, so that both decide at the same microsecond.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use slidegate::{
+    Algorithm, Decision, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, RedisOptions, Request,
+    SharedGate, Timestamp, Verb,
+};
+
+use crate::support::server::Server;
+
+const START_US: u64 = 1_700_000_000_000_000;
+
+#[derive(Debug, Clone)]
+enum Step {
+    Advance(u64),
+    /// To when the last decision's first wait ends, a microsecond before or after.
+    Wait(u64),
+    /// The clock is set back.
+    Back(u64),
+    Apply(Verb, u64),
+    Limit(u64),
+}
+
+/// Penalties, and a clock that is set back by less than a window and by more.
+///
+/// Redis writes nothing for a denial, not even that time has passed; so a step back may bring back there what memory has
+/// forgotten. What is charged always, is the same in both.
+fn steps_back() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        4 => (0u64..60_000).prop_map(Step::Advance),
+        2 => (0u64..3).prop_map(Step::Wait),
+        3 => prop_oneof![0u64..50_000, 0u64..200_000].prop_map(Step::Back),
+        8 => (1u64..6).prop_map(|cost| Step::Apply(Verb::Penalize, cost)),
+    ];
+    proptest::collection::vec(step, 1..60)
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let advance = prop_oneof![0u64..50, 0u64..5_000, 0u64..300_000, (1u64..6).prop_map(|n| n * 10_000)];
+    let cost = prop_oneof![8 => Just(1u64), 4 => 0u64..6, 1 => 200u64..400, 1 => 60_000u64..70_000];
+    let step = prop_oneof![
+        5 => advance.prop_map(Step::Advance),
+        4 => (0u64..3).prop_map(Step::Wait),
+        12 => cost.clone().prop_map(|cost| Step::Apply(Verb::Check, cost)),
+        2 => cost.clone().prop_map(|cost| Step::Apply(Verb::Peek, cost)),
+        3 => (0u64..20).prop_map(|cost| Step::Apply(Verb::Refund, cost)),
+        1 => cost.prop_map(|cost| Step::Apply(Verb::Penalize, cost)),
+        1 => (0u64..40).prop_map(Step::Limit),
+    ];
+    proptest::collection::vec(step, 1..60)
+}
+
+/// All that a decision says. Its `Debug` form leaves nothing out.
+fn told(decision: &Decision) -> String {
+    format!("{decision:?}")
+}
+
+/// Runs a history on both stores, under these quotas at once.
+async fn run(server: &Server, key: &str, mut quotas: Vec<Quota>, limits_change: bool, steps: &[Step]) {
+    let mut now = START_US;
+    server.clock().stand(now);
+    let clock = ManualClock::at(Timestamp::from_micros(now));
+    let policies = |quotas: &[Quota]| {
+        PolicySet::new(quotas.iter().enumerate().map(|(at, quota)| {
+            let policy = Policy::new(format!("p{at}"), *quota).unwrap().scope(["user"]);
+            if at == 2 { policy.shadow() } else { policy }
+        }))
+        .unwrap()
+    };
+    let options = RedisOptions::new(&server.url_as_user())
+        .unwrap()
+        .deadline(Duration::from_secs(10))
+        .without_remembering();
+    let memory = Gate::with_store(policies(&quotas), MemoryStore::builder().clock(clock.clone()).build());
+    let redis = SharedGate::new(policies(&quotas), options).unwrap();
+    let mut wait = Duration::ZERO;
+    for (at, step) in steps.iter().enumerate() {
+        match step {
+            Step::Advance(_) | Step::Wait(_) | Step::Back(_) => {
+                now = match step {
+                    Step::Wait(more) => {
+                        now + (u64::try_from(wait.as_micros()).unwrap() + more).saturating_sub(1)
+                    }
+                    Step::Back(us) => now - us,
+                    Step::Advance(us) => now + us,
+                    _ => now,
+                };
+                server.clock().stand(now);
+                clock.set(Timestamp::from_micros(now));
+            }
+            Step::Limit(limit) if limits_change => {
+                for quota in &mut quotas {
+                    *quota = Quota::new(*limit, quota.window()).unwrap().with_algorithm(quota.algorithm());
+                }
+                memory.configure(policies(&quotas));
+                redis.configure(policies(&quotas)).unwrap();
+            }
+            Step::Limit(_) => {}
+            Step::Apply(verb, cost) => {
+                let request = Request::new().with("user", key).cost(*cost);
+                let ours = memory.apply(*verb, &request);
+                let waits = ours.iter().filter_map(|one| one.frees_after());
+                wait = waits.min().unwrap_or_default();
+                let theirs = redis.apply(*verb, &request).await;
+                let ours: Vec<_> = ours.iter().map(|one| told(one.decision())).collect();
+                let theirs: Vec<_> = theirs.iter().map(|one| told(one.decision())).collect();
+                assert_eq!(theirs, ours, "step {at} of {steps:?}: {:?}", redis.stats());
+            }
+        }
+    }
+}
+
+/// Runs histories under what `quotas` makes of two numbers.
+fn histories(cases: u32, quotas: impl Fn(u64, u64) -> Vec<Quota>, limits_change: bool) {
+    histories_of(steps(), cases, quotas, limits_change);
+}
+
+fn histories_of(
+    steps: impl Strategy<Value = Vec<Step>>,
+    cases: u32,
+    quotas: impl Fn(u64, u64) -> Vec<Quota>,
+    limits_change: bool,
+) {
+    let server = Server::builder().with_clock().start();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let mut runner = TestRunner::new(Config { cases, failure_persistence: None, ..Config::default() });
+    let mut number = 0;
+    let number = std::cell::RefCell::new(&mut number);
+    runner
+        .run(&(1u64..40, 1u64..100, steps), |(limit, window_ms, steps)| {
+            **number.borrow_mut() += 1;
+            let key = format!("key-{}", number.borrow());
+            runtime.block_on(run(&server, &key, quotas(limit, window_ms), limits_change, &steps));
+            Ok(())
+        })
+        .unwrap();
+}
+
+fn quota(limit: u64, window_ms: u64, algorithm: Algorithm) -> Quota {
+    Quota::new(limit, Duration::from_millis(window_ms)).unwrap().with_algorithm(algorithm)
+}
+
+/// A fleet that moves from memory to Redis must not be told other numbers.
+#[test]
+fn the_log_in_redis_decides_as_the_one_in_memory() {
+    histories(150, |limit, ms| vec![quota(limit, ms, Algorithm::SlidingLog)], true);
+}
+
+/// Above its slots a log merges charges into steps, and writes them in place.
+#[test]
+fn the_coarse_log_in_redis_decides_as_the_one_in_memory() {
+    histories(100, |limit, ms| vec![quota(limit + 70_000, ms, Algorithm::SlidingLog).with_slots(3)], false);
+}
+
+#[test]
+fn the_sliding_window_in_redis_decides_as_the_one_in_memory() {
+    histories(100, |limit, ms| vec![quota(limit, ms, Algorithm::SlidingWindow)], true);
+}
+
+#[test]
+fn the_fixed_window_in_redis_decides_as_the_one_in_memory() {
+    histories(100, |limit, ms| vec![quota(limit, ms, Algorithm::FixedWindow)], true);
+}
+
+#[test]
+fn the_token_bucket_in_redis_decides_as_the_one_in_memory() {
+    histories(100, |limit, ms| vec![quota(limit, ms, Algorithm::TokenBucket).with_burst(limit * 2)], false);
+}
+
+/// Large numbers do not fit a double on the way: that is where scripts begin to round.
+#[test]
+fn limits_of_quadrillions_decide_to_the_last_digit() {
+    let large = |limit: u64, ms: u64| {
+        [Algorithm::SlidingWindow, Algorithm::TokenBucket, Algorithm::SlidingLog, Algorithm::FixedWindow]
+            .map(|algorithm| {
+                let limit = 9_007_199_254_740_000 - limit * 7_919;
+                Quota::new(limit, Duration::from_millis(ms * 86_400_000)).unwrap().with_algorithm(algorithm)
+            })
+            .to_vec()
+    };
+    histories(100, large, false);
+}
+
+/// A crowd's checks go as one call: each must be told what it would have been told alone, whatever the others cost.
+#[test]
+fn checks_that_go_together_decide_as_one_after_another_in_memory() {
+    let server = Server::builder().with_clock().start();
+    server.clock().stand(START_US);
+    let clock = ManualClock::at(Timestamp::from_micros(START_US));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let costs = [1, 1, 1, 4, 1, 1, 0, 0, 9, 9, 9, 2, 2, 3, 2, 1, 1, 1, 1, 0, 8, 8, 1, 1, 0, 0, 5, 1, 1];
+    for (algorithm, limit) in
+        Algorithm::ALL.into_iter().flat_map(|one| (0..50).map(move |limit| (one, limit)))
+    {
+        let policies = || {
+            let quota = quota(limit, 60_000, algorithm);
+            PolicySet::new([Policy::new("p", quota).unwrap().scope(["user"])]).unwrap()
+        };
+        let options = RedisOptions::new(&server.url_as_user()).unwrap().deadline(Duration::from_secs(10));
+        let memory = Gate::with_store(policies(), MemoryStore::builder().clock(clock.clone()).build());
+        let redis = Arc::new(SharedGate::new(policies(), options.without_remembering()).unwrap());
+        let key = format!("{algorithm}-{limit}");
+        let tasks = costs.map(|cost| {
+            let (redis, key) = (Arc::clone(&redis), key.clone());
+            runtime.spawn(async move {
+                let request = Request::new().with("user", key.as_str()).cost(cost);
+                told(redis.check(&request).await.iter().next().unwrap().decision())
+            })
+        });
+        for (cost, task) in costs.into_iter().zip(tasks) {
+            let request = Request::new().with("user", key.as_str()).cost(cost);
+            let ours = told(memory.check(&request).iter().next().unwrap().decision());
+            assert_eq!(runtime.block_on(task).unwrap(), ours, "cost {cost} under {algorithm} of {limit}");
+        }
+        assert!(redis.stats().store.coalesced > 20, "{:?}", redis.stats());
+    }
+}
+
+/// All or none, over all algorithms at once, with a shadow policy among them.
+#[test]
+fn several_policies_in_redis_decide_as_in_memory() {
+    let all = |limit: u64, ms: u64| {
+        let of = |more, algorithm| quota(limit + more, ms + more, algorithm);
+        vec![
+            of(0, Algorithm::SlidingLog),
+            of(3, Algorithm::SlidingWindow),
+            of(1, Algorithm::FixedWindow),
+            of(2, Algorithm::TokenBucket),
+        ]
+    };
+    histories(150, all, false);
+}
+
+/// A server whose clock is set back must neither admit twice nor lock out, and do so as memory does.
+#[test]
+fn a_clock_that_is_set_back_is_met_as_in_memory() {
+    for algorithm in Algorithm::ALL {
+        histories_of(steps_back(), 60, |limit, ms| vec![quota(limit, ms, algorithm)], false);
+    }
+}

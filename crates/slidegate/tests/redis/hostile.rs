@@ -1,0 +1,278 @@
+//! Hostile: replies that no script gives, and values that no script wrote.
+//!
+//! Whoever lies may deny service, as whoever is silent may; it decides nothing, and harms nobody who asks later.
+
+use std::sync::{Arc, Mutex};
+
+use slidegate::{Algorithm, Policy, Quota, Source};
+
+use crate::callers::{LATER, check, check_cost, gate, hourly, last_failure, named, options};
+use crate::support::fake::{Answer, Fake};
+use crate::support::server::{Reply, Server};
+
+/// Nobody here knows whether such a call was made: it was, as often as not, and then a second one charges twice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_that_may_have_been_made_is_never_made_again() {
+    for (answer, coalescing) in [
+        (Answer::SendAndClose(Vec::new()), true),
+        (Answer::SendAndClose(Vec::new()), false),
+        (Answer::SendAndClose(b"*5\r\n:1\r\n".to_vec()), true),
+        (Answer::Send(Vec::new()), true),
+        (Answer::from("-ERR an unknown mishap\r\n"), false),
+    ] {
+        // It fails once, and would answer well if asked again.
+        let mut first = Some(answer.clone());
+        let fake = Fake::greeting(move |command| match command[0].as_slice() {
+            b"TIME" => TIME.into(),
+            b"EVALSHA" => first.take().unwrap_or_else(|| WELL.into()),
+            _ => "+OK\r\n".into(),
+        });
+        let options = options(&fake.url());
+        let gate = gate([one_second()], if coalescing { options } else { options.without_coalescing() });
+        let told = check(&gate, "alice").await;
+        assert_eq!((told.allowed, told.source), (true, Source::Local), "{answer:?}");
+        let heard = || fake.heard().iter().filter(|command| command[0] == b"EVALSHA").count();
+        assert_eq!(heard(), 1, "{answer:?}");
+        let mut asked = 1;
+        while asked < 100 && !check(&gate, "alice").await.by_store() {
+            asked += 1;
+        }
+        assert!(heard() <= 1 + asked && asked < 100, "{answer:?}: {} for {asked}", heard());
+    }
+}
+
+/// Every reply to a script that no script gives, with what a script that charged would have replied.
+fn hostile_replies() -> Vec<String> {
+    let list = |items: &[&str]| format!("*{}\r\n{}", items.len(), items.concat());
+    let (zero, one, minus) = (":0\r\n", ":1\r\n", ":-1\r\n");
+    let (huge, least) = (":9223372036854775807\r\n", ":-9223372036854775808\r\n");
+    let now = ":1700000000000000\r\n";
+    let mut replies: Vec<String> = [
+        "+OK\r\n",
+        ":1\r\n",
+        "$-1\r\n",
+        "$2\r\nhi\r\n",
+        "*0\r\n",
+        "*-1\r\n",
+        "_\r\n",
+        "#t\r\n",
+        ",1.5\r\n",
+        "(99999999999999999999\r\n",
+        "%1\r\n:1\r\n:1\r\n",
+        "~1\r\n:1\r\n",
+        "-ERR of no known kind\r\n",
+        "-\r\n",
+        "?!\r\n",
+        ":x\r\n",
+        "$99999999999999999999\r\n",
+        "*2\r\n:1\r\n",
+        "*-7\r\n",
+    ]
+    .map(str::to_owned)
+    .into();
+    replies.push("*1\r\n".repeat(300) + ":1\r\n");
+    replies.extend([
+        list(&[one]),
+        list(&[one, now]),
+        list(&[minus, minus]),
+        list(&[huge, now, now, now, zero]),
+        list(&[one, huge, huge, huge, zero]),
+        list(&[one, now, huge, huge, huge]),
+        list(&[zero, huge, zero, zero, huge]),
+        list(&[zero, now, now, zero, huge]),
+        list(&[one, least, least, least, least]),
+        list(&[one, now, now, now, zero, zero]),
+        list(&[one, now, "$1\r\n1\r\n", now, zero]),
+        list(&[one, now, "*1\r\n:1\r\n", now, zero]),
+        // Says that nothing is charged where all fits, and the other way round.
+        list(&[zero, now, now, ":1700000003000000\r\n", zero]),
+        list(&[one, now, now, ":1700000003000000\r\n", ":5\r\n"]),
+        list(&[":2\r\n", now, now, ":1700000003000000\r\n", zero]),
+    ]);
+    replies
+}
+
+/// What a fake says the time is, and what a script would reply then under [`one_second`], for a key that is not there.
+const TIME: &str = "*2\r\n$10\r\n1700000000\r\n$1\r\n0\r\n";
+const WELL: &str = "*5\r\n:1\r\n:1700000000000000\r\n:1700000000000000\r\n:1700000001000000\r\n:0\r\n";
+
+/// A policy whose scripts reply as few numbers as any.
+fn one_second() -> Policy {
+    let quota = Quota::per_second(5).with_algorithm(Algorithm::FixedWindow);
+    Policy::new("p", quota).unwrap().scope(["user"])
+}
+
+/// What stands at the address of a server may be anything: it may deny service, but not decide.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn replies_that_no_script_gives_decide_nothing_and_harm_nobody_later() {
+    let said = Arc::new(Mutex::new(String::new()));
+    let script = said.clone();
+    let fake = Fake::greeting(move |command| match command[0].as_slice() {
+        b"TIME" => TIME.into(),
+        b"EVALSHA" => Answer::from(script.lock().unwrap().as_str()),
+        // Whoever is told of a script that is not there loads it.
+        _ => "+OK\r\n".into(),
+    });
+    for coalescing in [true, false] {
+        for reply in hostile_replies() {
+            let options = options(&fake.url());
+            let options = if coalescing { options } else { options.without_coalescing() };
+            let gate = gate([one_second()], options);
+            *said.lock().unwrap() = reply.clone();
+            let told = check(&gate, "alice").await;
+            assert_eq!((told.allowed, told.source), (true, Source::Local), "{reply:?}: {:?}", gate.stats());
+            let failure = last_failure(&gate);
+            assert!(failure.starts_with("redis at ") && !failure.contains('\n'), "{reply:?}: {failure}");
+            // The very same key, by the same gate: nothing of it is stuck.
+            *said.lock().unwrap() = WELL.to_owned();
+            let mut told = told;
+            for _ in 0..100 {
+                told = check(&gate, "alice").await;
+                if told.by_store() {
+                    break;
+                }
+            }
+            assert!(told.by_store(), "after {reply:?}: {:?}", gate.stats());
+        }
+    }
+}
+
+/// The server's time is asked for before anything else: a lie about it must not end the caller.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lies_about_the_time_decide_nothing() {
+    for lie in [
+        "+now\r\n",
+        "*0\r\n",
+        "*1\r\n:1\r\n",
+        "*2\r\n:-1\r\n:0\r\n",
+        "*2\r\n$20\r\n18446744073709551615\r\n$1\r\n0\r\n",
+        "*2\r\n$20\r\n18446744073709551615\r\n$20\r\n18446744073709551615\r\n",
+        "*2\r\n$1\r\nx\r\n$1\r\n0\r\n",
+    ] {
+        let fake = Fake::greeting(move |command| match command[0].as_slice() {
+            b"TIME" => lie.into(),
+            _ => "*2\r\n:-1\r\n:0\r\n".into(),
+        });
+        let gate = gate([hourly(5)], options(&fake.url()).without_coalescing());
+        let told = check(&gate, "alice").await;
+        assert_eq!((told.allowed, told.source), (true, Source::Local), "{lie:?}");
+    }
+}
+
+/// Another program under our names must be met with its name, not counted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn values_that_are_not_ours_are_refused_and_left_alone() {
+    let server = Server::start();
+    for algorithm in Algorithm::ALL {
+        let policy = || {
+            let quota = Quota::per_hour(5).with_algorithm(algorithm);
+            Policy::new("p", quota).unwrap().scope(["user"])
+        };
+        // Alone and with another: two different scripts.
+        for with_another in [false, true] {
+            let policies = [policy()].into_iter().chain(with_another.then(|| named("q", 5)));
+            let gate = gate(policies, options(&server.url()).deadline(LATER));
+            for (number, value) in ["hello", "17", "\u{12}", "\u{14}\u{14}", "0123456789"].iter().enumerate()
+            {
+                let user = format!("{}-{with_another}-{number}", algorithm.name());
+                server.admin(&["SET", &format!("sg1:p:{user}"), value]);
+                let told = check_cost(&gate, &user, 1).await;
+                let failure = last_failure(&gate);
+                if value.as_bytes()[0] > 20 {
+                    assert_eq!(told.source, Source::Local, "{user}");
+                    let says = "not of layout 1: its first byte is";
+                    assert!(failure.contains(says) && failure.contains("another program"), "{failure}");
+                    assert_eq!(server.admin(&["GET", &format!("sg1:p:{user}")]), *value);
+                }
+                // The tags of other algorithms start afresh; our own in too few bytes are damaged.
+                assert!(told.source == Source::Local || told.used == 1, "{user}: {told:?}");
+                if with_another {
+                    let charged = u64::from(told.by_store());
+                    assert_eq!(server.admin(&["EXISTS", &format!("sg1:q:{user}")]), charged.to_string());
+                }
+            }
+            let user = format!("{}-{with_another}-list", algorithm.name());
+            server.admin(&["LPUSH", &format!("sg1:p:{user}"), "1"]);
+            assert_eq!(check_cost(&gate, &user, 1).await.source, Source::Local);
+            let failure = last_failure(&gate);
+            assert!(failure.contains("WRONGTYPE") && failure.contains("another program"), "{failure}");
+        }
+    }
+}
+
+/// A value that lost its end must not be read as one of smaller usage.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_value_that_was_cut_off_is_never_read_as_something_else() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    for algorithm in Algorithm::ALL {
+        let quota = Quota::per_hour(5).with_algorithm(algorithm);
+        let policy = Policy::new("p", quota).unwrap().scope(["user"]);
+        let gate = gate([policy], options(&server.url()).deadline(LATER).without_remembering());
+        let user = algorithm.name();
+        let key = format!("sg1:p:{user}");
+        for _ in 0..3 {
+            assert!(check_cost(&gate, user, 1).await.by_store());
+        }
+        let Reply::Bytes(whole) = conn.call(&["GET", &key]).unwrap() else { panic!("{user} has no value") };
+        for length in 1..whole.len() {
+            conn.call(&[b"SET", key.as_bytes(), &whole[..length], b"PX", b"60000"]).unwrap();
+            let mut used = 3;
+            for _ in 0..4 {
+                let told = check_cost(&gate, user, 1).await;
+                if told.by_store() {
+                    // What is left was enough to know what is used.
+                    used += u64::from(told.allowed);
+                    assert_eq!(
+                        (told.used, told.allowed),
+                        (used.min(5), told.allowed),
+                        "{user}, {length} bytes"
+                    );
+                    assert!(used <= 5, "{user}, {length} bytes");
+                } else {
+                    assert!(
+                        last_failure(&gate).contains("damaged") || last_failure(&gate).contains("ERR"),
+                        "{}",
+                        last_failure(&gate)
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// What a cut log has lost must not be made up with zeros by those who write after it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_log_that_was_cut_off_forgets_nothing_before_its_time() {
+    const START_US: u64 = 1_700_000_000_000_000;
+    let server = Server::builder().with_clock().start();
+    let mut conn = server.connect();
+    let gate = gate([hourly(8)], options(&server.url()).deadline(LATER).without_remembering());
+    for length in 48..80 {
+        let user = format!("u{length}");
+        let key = format!("sg1:p:{user}");
+        let at = |seconds: u64| server.clock().stand(START_US + seconds * 1_000_000);
+        for second in 0..5 {
+            at(second);
+            assert!(check_cost(&gate, &user, 1).await.by_store());
+        }
+        let Reply::Bytes(whole) = conn.call(&["GET", &key]).unwrap() else { panic!("{user} has no value") };
+        let Some(cut) = whole.get(..length) else { continue };
+        conn.call(&[b"SET", key.as_bytes(), cut, b"PX", b"7200000"]).unwrap();
+        at(5);
+        let mut used = 5;
+        for _ in 0..2 {
+            used += u64::from(check_cost(&gate, &user, 1).await.by_store());
+        }
+        // The first has expired, and no other.
+        at(3600);
+        let request = slidegate::Request::new().with("user", &user);
+        let peeked = gate.peek(&request).await;
+        let told = peeked.strictest().unwrap();
+        assert!(
+            told.source == Source::Local || told.used == used - 1,
+            "{length} of {}: {told:?}",
+            whole.len()
+        );
+    }
+}

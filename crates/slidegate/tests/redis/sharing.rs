@@ -1,0 +1,337 @@
+//! Sharing: checks of one key that go together, and denials that are remembered.
+//!
+//! Both spare the server calls, and neither may be told from a call of one's own by what it says.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use slidegate::{Decisions, Policy, PolicySet, Quota, Request, SharedGate, Source, Verb};
+use tokio::time::{Instant, sleep_until};
+
+use crate::callers::{LATER, Told, check_cost, gate, hourly, named, options, until_used, used};
+use crate::support::server::Server;
+use crate::support::until_true;
+
+/// A call that has begun.
+type Begun<'f> = Pin<Box<dyn Future<Output = Told> + 'f>>;
+
+fn checking<'f>(gate: &'f SharedGate, cost: u64) -> Begun<'f> {
+    Box::pin(check_cost(gate, "alice", cost))
+}
+
+/// Lets each of these take its first step, in their order: it asks, and is not answered yet.
+async fn begin<F: Future + ?Sized>(all: &mut [Pin<Box<F>>]) {
+    poll_fn(|context| {
+        for one in &mut *all {
+            assert!(one.as_mut().poll(context).is_pending());
+        }
+        Poll::Ready(())
+    })
+    .await;
+}
+
+/// A gate that has been answered, and may take its time.
+async fn patient(server: &Server, limit: u64) -> Arc<SharedGate> {
+    let gate = gate([hourly(limit)], options(&server.url()).deadline(LATER));
+    until_used(&gate, "alice").await;
+    gate
+}
+
+/// Waits until the gate hears what would end a denial: before, it remembers none.
+async fn until_it_remembers(gate: &SharedGate) {
+    let (much, one) = (Request::new().with("user", "nobody").cost(10), Request::new().with("user", "nobody"));
+    for _ in 0..1000 {
+        let decisions = gate.check(&one).await;
+        if decisions.is_allowed() {
+            gate.penalize(&much).await;
+        } else if decisions.strictest().unwrap().source == Source::Remembered {
+            gate.reset(&one).await.unwrap();
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    panic!("no denial is ever remembered");
+}
+
+/// Who came first is served first, and nobody is told another one's numbers.
+#[tokio::test]
+async fn checks_that_go_together_are_decided_one_by_one_in_the_order_they_came() {
+    let server = Server::start();
+    let gate = patient(&server, 150).await;
+    let before = gate.stats().store;
+    let costs: Vec<u64> = (0..120).map(|number| number * 7 % 5).collect();
+
+    server.pause();
+    let mut all: Vec<_> = costs.iter().map(|cost| checking(&gate, *cost)).collect();
+    begin(&mut all).await;
+    server.resume();
+
+    let mut expected = 0;
+    for (cost, told) in costs.iter().zip(all) {
+        let told = told.await;
+        // One that does not fit is passed over; a smaller one after it may fit.
+        let fits = expected + cost <= 150;
+        expected += if fits { *cost } else { 0 };
+        assert_eq!((told.allowed, told.used, told.source), (fits, expected, Source::Store));
+    }
+    assert!(expected > 140);
+    assert_eq!(used(&server.url(), "alice").await, expected);
+    let after = gate.stats().store;
+    // The first is on its way when the others come.
+    assert_eq!((after.calls - before.calls, after.coalesced - before.coalesced), (2, 118));
+}
+
+/// More than one call can carry must not be lost or decided twice.
+#[tokio::test]
+async fn a_thousand_checks_at_once_are_each_charged_once() {
+    let server = Server::start();
+    let gate = patient(&server, 1_000_000).await;
+    server.pause();
+    let mut all: Vec<_> = (0..1000).map(|_| checking(&gate, 1)).collect();
+    begin(&mut all).await;
+    server.resume();
+    for (number, told) in (1..).zip(all) {
+        let told = told.await;
+        assert_eq!((told.allowed, told.used), (true, number));
+    }
+    assert_eq!(used(&server.url(), "alice").await, 1000);
+    // The first alone, then 128 at a time.
+    assert_eq!(gate.stats().store.coalesced, 999 - 8);
+}
+
+/// Clients hang up all the time: each may take back its own request, and nothing else.
+#[tokio::test]
+async fn a_caller_who_gives_up_takes_no_other_along() {
+    let server = Server::start();
+    let gate = patient(&server, 1_000_000).await;
+    server.pause();
+    let mut all: Vec<_> = (0..20).map(|_| checking(&gate, 1)).map(Some).collect();
+    for one in &mut all {
+        begin(std::slice::from_mut(one.as_mut().unwrap())).await;
+    }
+    // The first is on its way: let it be sent.
+    tokio::task::yield_now().await;
+    for gone in [0, 7, 19] {
+        all[gone] = None;
+    }
+    server.resume();
+    let mut used_by = Vec::new();
+    for told in all.into_iter().flatten() {
+        used_by.push(told.await.used);
+    }
+    // Those who had not been sent yet are charged nothing; the first one, perhaps.
+    let charged = used(&server.url(), "alice").await;
+    assert!((17..=18).contains(&charged), "{charged}");
+    let expected: Vec<_> = (charged - 16..=charged).collect();
+    assert_eq!(used_by, expected);
+    // The lane is open for those who come later.
+    assert_eq!(check_cost(&gate, "alice", 1).await.used, charged + 1);
+}
+
+/// Told to call for each check, it does.
+#[tokio::test]
+async fn without_coalescing_each_check_is_a_call_of_its_own() {
+    let server = Server::start();
+    let gate = gate([hourly(100)], options(&server.url()).deadline(LATER).without_coalescing());
+    until_used(&gate, "alice").await;
+    let (before, calls) = (server.commandstats("evalsha").calls, gate.stats().store.calls);
+    let mut all: Vec<_> = (0..10).map(|_| checking(&gate, 1)).collect();
+    begin(&mut all).await;
+    for (number, told) in (1..).zip(all) {
+        assert_eq!(told.await.used, number);
+    }
+    let stats = gate.stats().store;
+    assert_eq!((stats.calls - calls, stats.coalesced), (10, 0));
+    // A script that has to be loaded is asked for more than once.
+    assert!(server.commandstats("evalsha").calls >= before + 10);
+}
+
+/// Whoever goes on asking after a denial must not be able to keep the server busy with it.
+#[tokio::test]
+async fn a_denied_key_costs_the_server_no_call_until_its_wait_is_over() {
+    let server = Server::start();
+    let quota = Quota::new(2, Duration::from_secs(1)).unwrap();
+    let policy = Policy::new("p", quota).unwrap().scope(["user"]);
+    let gate = gate([policy], options(&server.url()).deadline(LATER));
+    until_it_remembers(&gate).await;
+    let before_all = gate.stats().store.remembered;
+    let request = Request::new().with("user", "alice");
+    for _ in 0..2 {
+        assert!(gate.check(&request).await.is_allowed());
+    }
+    let strictest = |decisions: &Decisions<'_>| *decisions.strictest().unwrap().decision();
+    let denied = strictest(&gate.check(&request).await);
+    assert_eq!((denied.is_denied(), denied.source), (true, Source::Store));
+    let wait = denied.retry_after().unwrap();
+    let free = Instant::now() + wait;
+    assert!(wait > Duration::from_millis(200), "the machine stood still: {wait:?}");
+
+    let before = server.commandstats("evalsha").calls;
+    let mut remembered = 0;
+    loop {
+        let begun = Instant::now();
+        let told = strictest(&gate.check(&request).await);
+        if told.source == Source::Store {
+            // The true wait is over, or all but the time that the denial took to arrive.
+            assert!(Instant::now() + Duration::from_millis(100) > free);
+            break;
+        }
+        assert_eq!(
+            (told.is_denied(), told.source, told.used, told.remaining),
+            (true, Source::Remembered, 2, 0)
+        );
+        // Never longer than the truth.
+        assert!(begun + told.retry_after().unwrap() <= free);
+        assert!(begun < free);
+        remembered += 1;
+        if remembered == 100 {
+            assert_eq!(server.commandstats("evalsha").calls, before);
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert!(remembered > 100, "{remembered}");
+    assert_eq!(gate.stats().store.remembered - before_all, remembered);
+    assert_eq!(server.commandstats("evalsha").calls, before + 1);
+
+    // A promised wait is kept: who comes then is admitted.
+    server.admin(&["FLUSHALL"]);
+    let request = Request::new().with("user", "bob");
+    for _ in 0..2 {
+        assert!(gate.check(&request).await.is_allowed());
+    }
+    let denied = strictest(&gate.check(&request).await);
+    sleep_until(Instant::now() + denied.retry_after().unwrap()).await;
+    assert!(gate.check(&request).await.is_allowed());
+}
+
+/// What did not fit says nothing about what is smaller.
+#[tokio::test]
+async fn a_remembered_denial_holds_for_costs_at_least_as_large_and_for_its_own_key() {
+    let server = Server::start();
+    let gate = patient(&server, 10).await;
+    until_it_remembers(&gate).await;
+    for (cost, expected) in [
+        (6, (true, Source::Store)),
+        (5, (false, Source::Store)),
+        (5, (false, Source::Remembered)),
+        (7, (false, Source::Remembered)),
+        (11, (false, Source::Remembered)),
+        (4, (true, Source::Store)),
+        (0, (true, Source::Store)),
+        (1, (false, Source::Store)),
+    ] {
+        let told = check_cost(&gate, "alice", cost).await;
+        assert_eq!((told.allowed, told.source), expected, "cost {cost}");
+    }
+    // More than ever fits: no wait is promised.
+    let request = Request::new().with("user", "alice").cost(11);
+    assert_eq!(gate.check(&request).await.strictest().unwrap().retry_after(), None);
+    let other = check_cost(&gate, "bob", 5).await;
+    assert_eq!((other.allowed, other.source), (true, Source::Store));
+}
+
+/// Support gives a client its quota back, and the client tries again at once.
+#[tokio::test]
+async fn a_refund_a_reset_and_another_quota_end_remembered_denials() {
+    let server = Server::start();
+    let gate = patient(&server, 1).await;
+    until_it_remembers(&gate).await;
+    let request = Request::new().with("user", "alice");
+    for end in ["refund", "reset", "configure"] {
+        assert!(check_cost(&gate, "alice", 1).await.allowed, "{end}");
+        for source in [Source::Store, Source::Remembered] {
+            let told = check_cost(&gate, "alice", 1).await;
+            assert_eq!((told.allowed, told.source), (false, source), "{end}");
+        }
+        match end {
+            "refund" => assert_eq!(gate.refund(&request).await.strictest().unwrap().cost, 1),
+            "reset" => assert!(gate.reset(&request).await.unwrap()),
+            _ => gate.configure(PolicySet::new([hourly(2)]).unwrap()).unwrap(),
+        }
+        let told = check_cost(&gate, "alice", 1).await;
+        assert_eq!((told.allowed, told.source), (true, Source::Store), "{end}");
+        gate.reset(&request).await.unwrap();
+    }
+}
+
+/// A denial that arrives when the refund is already on its way is true no longer than that takes.
+#[tokio::test]
+async fn a_denial_that_a_refund_overtakes_is_not_remembered() {
+    for refund_first in [false, true] {
+        let server = Server::start();
+        let gate = gate([hourly(1)], options(&server.url()).deadline(LATER).without_coalescing());
+        until_used(&gate, "alice").await;
+        until_it_remembers(&gate).await;
+        assert!(check_cost(&gate, "alice", 1).await.allowed);
+        let request = Request::new().with("user", "alice");
+        gate.apply(Verb::Peek, &request).await;
+
+        server.pause();
+        let mut denial = [checking(&gate, 1)];
+        begin(&mut denial).await;
+        let mut refund = [Box::pin(gate.refund(&request))];
+        begin(&mut refund).await;
+        server.resume();
+        let ([denial], [refund]) = (denial, refund);
+        // Both were answered together; who reads first is chance.
+        if refund_first {
+            assert_eq!(refund.await.strictest().unwrap().cost, 1);
+            assert!(!denial.await.allowed);
+        } else {
+            assert!(!denial.await.allowed);
+            assert_eq!(refund.await.strictest().unwrap().cost, 1);
+        }
+        let told = check_cost(&gate, "alice", 1).await;
+        assert_eq!((told.allowed, told.source), (true, Source::Store), "refund first: {refund_first}");
+    }
+}
+
+/// Told to ask for each denial, it does.
+#[tokio::test]
+async fn without_remembering_each_denial_is_asked_for() {
+    let server = Server::start();
+    let gate = gate([hourly(1)], options(&server.url()).deadline(LATER).without_remembering());
+    assert!(check_cost(&gate, "alice", 1).await.allowed);
+    let before = server.commandstats("evalsha").calls;
+    for _ in 0..5 {
+        let told = check_cost(&gate, "alice", 1).await;
+        assert_eq!((told.allowed, told.source), (false, Source::Store));
+    }
+    assert_eq!(server.commandstats("evalsha").calls, before + 5);
+    assert_eq!(gate.stats().store.remembered, 0);
+}
+
+/// Numbers that do not count are worse than none: somebody watches them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_happens_is_counted() {
+    let server = Server::builder().with_clock().start();
+    let gate = gate([named("p", 2)], options(&server.url()));
+    until_used(&gate, "alice").await;
+    let begun = gate.stats().store;
+    assert_eq!((begun.coalesced, begun.remembered, begun.late), (0, 0, 0));
+
+    // An hour passes in a moment: the call is late by the server's clock, and made again.
+    server.clock().set(3_600_000_000);
+    let told = check_cost(&gate, "alice", 1).await;
+    assert_eq!((told.allowed, told.source), (true, Source::Store), "{:?}", gate.stats());
+    let late = gate.stats().store;
+    assert_eq!((late.calls - begun.calls, late.late), (2, 1));
+
+    assert_eq!(gate.nodes()[0].reconnects, 0);
+    server.admin(&["CLIENT", "KILL", "TYPE", "normal"]);
+    until_true("the connection is found lost", || {
+        !gate.nodes()[0].connected || gate.nodes()[0].reconnects > 0
+    });
+    until_used(&gate, "alice").await;
+    assert_eq!(gate.nodes()[0].reconnects, 1);
+
+    let before = (gate.stats().fallbacks, gate.nodes()[0].timeouts);
+    server.pause();
+    let told = check_cost(&gate, "alice", 1).await;
+    server.resume();
+    assert_eq!(told.source, Source::Local);
+    assert_eq!((gate.stats().fallbacks, gate.nodes()[0].timeouts), (before.0 + 1, before.1 + 1));
+}

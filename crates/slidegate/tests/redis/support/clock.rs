@@ -1,0 +1,52 @@
+//! A server's wall clock, moved while the server runs.
+//!
+//! Timers and timeouts are on another clock and do not notice, as on a machine whose time is corrected.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::process::run;
+
+const SHIM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/redis/support/clock_shim.c");
+
+/// How far a server's wall clock is off, and the library that puts it there.
+pub(crate) struct ClockOffset {
+    file: File,
+    path: PathBuf,
+    shim: PathBuf,
+}
+
+impl ClockOffset {
+    /// An offset of zero, kept in `dir`, with the library compiled into the same place.
+    pub(crate) fn create(dir: &Path) -> Self {
+        let (path, shim) = (dir.join("clock-offset"), dir.join("clock_shim.so"));
+        let mut compiler = Command::new("cc");
+        compiler.args(["-shared", "-fPIC", "-O1", "-Wall", "-o"]).arg(&shim).arg(SHIM);
+        run(compiler, "gcc");
+        let offset = Self { file: File::create(&path).unwrap(), path, shim };
+        offset.set(0);
+        offset
+    }
+
+    /// Moves the clock to `micros` microseconds off the true time, whatever it was off before.
+    pub(crate) fn set(&self, micros: i64) {
+        self.write(micros, 0);
+    }
+
+    /// Stops the clock at `micros` microseconds since the epoch.
+    pub(crate) fn stand(&self, micros: u64) {
+        self.write(i64::try_from(micros).unwrap(), 1);
+    }
+
+    fn write(&self, micros: i64, stands: i64) {
+        let bytes: Vec<u8> = [micros, stands].iter().flat_map(|number| number.to_ne_bytes()).collect();
+        self.file.write_all_at(&bytes, 0).unwrap();
+    }
+
+    /// Makes a command that has yet to start see this clock.
+    pub(crate) fn put_on(&self, command: &mut Command) {
+        command.env("LD_PRELOAD", &self.shim).env("SLIDEGATE_CLOCK_OFFSET", &self.path);
+    }
+}

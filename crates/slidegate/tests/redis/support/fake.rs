@@ -1,0 +1,117 @@
+//! A server that says what the test tells it to: for replies no real server would give.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+pub(crate) use super::resp::Command;
+
+use super::background::Background;
+use super::{ports, resp};
+
+/// What to do about a command.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// Send these bytes, whatever they are. None are silence.
+    Send(Vec<u8>),
+    /// Send these bytes and close.
+    SendAndClose(Vec<u8>),
+}
+
+/// Bytes to be sent.
+impl From<&str> for Answer {
+    fn from(text: &str) -> Self {
+        Self::Send(text.into())
+    }
+}
+
+/// A running fake. Ends when dropped.
+pub(crate) struct Fake {
+    port: u16,
+    script: Arc<Script>,
+    _background: Background,
+}
+
+type Say = dyn FnMut(&Command) -> Answer + Send;
+
+struct Script {
+    /// Under one lock for all connections, so that a test's script may count.
+    answer: Mutex<Box<Say>>,
+    heard: Mutex<Vec<Command>>,
+}
+
+impl Fake {
+    /// Asks `answer` about each command that comes in, from whichever connection.
+    pub(crate) fn start(answer: impl FnMut(&Command) -> Answer + Send + 'static) -> Self {
+        let listener = ports::listener();
+        listener.set_nonblocking(true).unwrap();
+        let port = ports::port_of(&listener);
+        let script = Script { answer: Mutex::new(Box::new(answer)), heard: Mutex::default() };
+        let script = Arc::new(script);
+        let background = Background::start();
+        let told = script.clone();
+        background.spawn(async move {
+            let listener = TcpListener::from_std(listener).unwrap();
+            while let Ok((client, _)) = listener.accept().await {
+                tokio::spawn(converse(client, told.clone()));
+            }
+        });
+        Self { port, script, _background: background }
+    }
+
+    /// Greets a client as a server should, and asks `answer` about everything else.
+    pub(crate) fn greeting(mut answer: impl FnMut(&Command) -> Answer + Send + 'static) -> Self {
+        Self::start(move |command| greet(command).unwrap_or_else(|| answer(command)))
+    }
+
+    /// Its port on 127.0.0.1.
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// `redis://127.0.0.1:PORT`.
+    pub(crate) fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// Every command so far, greetings as well.
+    pub(crate) fn heard(&self) -> Vec<Command> {
+        self.script.heard.lock().unwrap().clone()
+    }
+}
+
+/// What clients send first, and what they expect.
+fn greet(command: &Command) -> Option<Answer> {
+    let name = command.first()?.to_ascii_uppercase();
+    let wants_resp3 = command.get(1).is_some_and(|version| version == b"3");
+    Some(Answer::from(match name.as_slice() {
+        b"HELLO" if wants_resp3 => "%2\r\n$6\r\nserver\r\n$5\r\nredis\r\n$5\r\nproto\r\n:3\r\n",
+        b"HELLO" => "*4\r\n$6\r\nserver\r\n$5\r\nredis\r\n$5\r\nproto\r\n:2\r\n",
+        b"AUTH" | b"CLIENT" | b"SELECT" => "+OK\r\n",
+        b"PING" => "+PONG\r\n",
+        _ => return None,
+    }))
+}
+
+async fn converse(mut client: TcpStream, script: Arc<Script>) {
+    let mut unread = Vec::new();
+    loop {
+        while let Some((command, length)) = resp::command(&unread) {
+            unread.drain(..length);
+            script.heard.lock().unwrap().push(command.clone());
+            // A script that panicked goes on for other connections: the test hears of it from this one's end.
+            let answer = script.answer.lock().unwrap_or_else(PoisonError::into_inner)(&command);
+            let (bytes, close) = match answer {
+                Answer::Send(bytes) => (bytes, false),
+                Answer::SendAndClose(bytes) => (bytes, true),
+            };
+            if client.write_all(&bytes).await.is_err() || close {
+                return;
+            }
+        }
+        if !matches!(client.read_buf(&mut unread).await, Ok(1..)) {
+            return;
+        }
+    }
+}

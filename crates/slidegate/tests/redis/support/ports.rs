@@ -1,0 +1,38 @@
+//! Free ports of 127.0.0.1.
+//!
+//! Below the range that systems take for outgoing connections: a client that knocks at a dead server's port must not
+//! be handed that very port for its own end, connect to itself and keep the server from coming back.
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// The range; `net.ipv4.ip_local_port_range` begins at 32768 on Linux and higher elsewhere.
+const FIRST: u32 = 16_384;
+const COUNT: u32 = 32_768 - FIRST;
+
+/// How far this process has come. None is handed out twice until all have been.
+static TAKEN: AtomicU32 = AtomicU32::new(0);
+
+/// A port nobody listens on. Somebody may by the time it is used: who binds it must be able to take another.
+pub(crate) fn free() -> u16 {
+    port_of(&listener())
+}
+
+/// A free port, already bound.
+pub(crate) fn listener() -> TcpListener {
+    // Two test binaries that run at once begin in different places.
+    let start = std::process::id().wrapping_mul(251);
+    for _ in 0..COUNT {
+        let step = TAKEN.fetch_add(1, Ordering::Relaxed);
+        let port = u16::try_from(FIRST + start.wrapping_add(step) % COUNT).unwrap();
+        if let Ok(listener) = TcpListener::bind((Ipv4Addr::LOCALHOST, port)) {
+            return listener;
+        }
+    }
+    panic!("no port of 127.0.0.1 from {FIRST} to {} is free", FIRST + COUNT - 1);
+}
+
+/// The port a listener is bound to.
+pub(crate) fn port_of(listener: &TcpListener) -> u16 {
+    listener.local_addr().unwrap().port()
+}

@@ -1,0 +1,158 @@
+//! The protocol, as much of it as the tests need: a blocking client, and a reader of commands for the fake server.
+//!
+//! Knows nothing of the store or of the client library it uses, so that it can bear witness against both. RESP2 only.
+
+use std::fmt;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+/// What a server said.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Reply {
+    /// A simple or a bulk string.
+    Bytes(Vec<u8>),
+    /// An error, with its code, without the minus.
+    Error(String),
+    /// A number.
+    Integer(i64),
+    /// No value.
+    Nil,
+    /// An array.
+    List(Vec<Reply>),
+}
+
+/// As `redis-cli` prints into a pipe: one line for each item, nothing around them.
+impl fmt::Display for Reply {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bytes(bytes) => f.write_str(&String::from_utf8_lossy(bytes)),
+            Self::Error(text) => f.write_str(text),
+            Self::Integer(number) => write!(f, "{number}"),
+            Self::Nil => Ok(()),
+            Self::List(items) => items
+                .iter()
+                .enumerate()
+                .try_for_each(|(at, item)| write!(f, "{}{item}", ["", "\n"][at.min(1)])),
+        }
+    }
+}
+
+/// A connection that sends a command and waits for its reply.
+pub(crate) struct Conn(BufReader<Box<dyn Stream>>);
+
+trait Stream: Read + Write + Send {
+    fn limit(&self, patience: Duration) -> io::Result<()>;
+}
+
+impl Stream for TcpStream {
+    fn limit(&self, patience: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(patience))?;
+        self.set_write_timeout(Some(patience))
+    }
+}
+
+impl Stream for UnixStream {
+    fn limit(&self, patience: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(patience))?;
+        self.set_write_timeout(Some(patience))
+    }
+}
+
+impl Conn {
+    /// To a port of 127.0.0.1. No step takes longer than `patience`.
+    pub(crate) fn tcp(port: u16, patience: Duration) -> io::Result<Self> {
+        let stream = TcpStream::connect_timeout(&SocketAddr::from((Ipv4Addr::LOCALHOST, port)), patience)?;
+        stream.set_nodelay(true)?;
+        Self::over(stream, patience)
+    }
+
+    /// To a socket in a directory.
+    pub(crate) fn unix(path: &Path, patience: Duration) -> io::Result<Self> {
+        Self::over(UnixStream::connect(path)?, patience)
+    }
+
+    fn over(stream: impl Stream + 'static, patience: Duration) -> io::Result<Self> {
+        stream.limit(patience)?;
+        Ok(Self(BufReader::new(Box::new(stream))))
+    }
+
+    /// The same connection, with another patience from now on.
+    pub(crate) fn within(self, patience: Duration) -> Self {
+        self.0.get_ref().limit(patience).unwrap();
+        self
+    }
+
+    /// Sends a command and reads its reply. After an error the connection is of no more use.
+    pub(crate) fn call(&mut self, command: &[impl AsRef<[u8]>]) -> io::Result<Reply> {
+        let mut bytes = format!("*{}\r\n", command.len()).into_bytes();
+        for argument in command {
+            let argument = argument.as_ref();
+            write!(bytes, "${}\r\n", argument.len())?;
+            bytes.extend_from_slice(argument);
+            bytes.extend_from_slice(b"\r\n");
+        }
+        self.0.get_mut().write_all(&bytes)?;
+        self.reply()
+    }
+
+    fn reply(&mut self) -> io::Result<Reply> {
+        let mut line = String::new();
+        self.0.read_line(&mut line)?;
+        let Some(line) = line.strip_suffix("\r\n") else { return Err(io::ErrorKind::UnexpectedEof.into()) };
+        let number = |text: &str| text.parse::<i64>().map_err(|_| strange(line));
+        Ok(match line.split_at_checked(1).ok_or_else(|| strange(line))? {
+            ("+", text) => Reply::Bytes(text.into()),
+            ("-", text) => Reply::Error(text.to_owned()),
+            (":", text) => Reply::Integer(number(text)?),
+            ("$", text) => match usize::try_from(number(text)?) {
+                Ok(length) => Reply::Bytes(self.bulk(length)?),
+                Err(_) => Reply::Nil,
+            },
+            ("*", text) => match usize::try_from(number(text)?) {
+                Ok(length) => Reply::List((0..length).map(|_| self.reply()).collect::<io::Result<_>>()?),
+                Err(_) => Reply::Nil,
+            },
+            _ => return Err(strange(line)),
+        })
+    }
+
+    fn bulk(&mut self, length: usize) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; length + 2];
+        self.0.read_exact(&mut bytes)?;
+        bytes.truncate(length);
+        Ok(bytes)
+    }
+}
+
+fn strange(line: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("not a RESP2 reply: {line:?}"))
+}
+
+/// A command as a server sees it: its name and its arguments.
+pub(crate) type Command = Vec<Vec<u8>>;
+
+/// The first command in `bytes` and its length, or `None` while it is not all there.
+///
+/// Panics on what no client library sends; only those talk to the fake server.
+pub(crate) fn command(bytes: &[u8]) -> Option<(Command, usize)> {
+    let (count, mut at) = header(bytes, 0, b'*')?;
+    let mut command = Vec::with_capacity(count);
+    for _ in 0..count {
+        let (length, begin) = header(bytes, at, b'$')?;
+        command.push(bytes.get(begin..begin + length)?.to_vec());
+        at = begin + length + 2;
+    }
+    (at <= bytes.len()).then_some((command, at))
+}
+
+/// The number in the line at `at`, and where the next line begins.
+fn header(bytes: &[u8], at: usize, kind: u8) -> Option<(usize, usize)> {
+    let line = bytes.get(at..)?;
+    let end = line.windows(2).position(|pair| pair == b"\r\n")?;
+    assert_eq!(line[0], kind, "a command is an array of bulk strings");
+    let number = str::from_utf8(&line[1..end]).unwrap().parse().unwrap();
+    Some((number, at + end + 2))
+}

@@ -1,0 +1,114 @@
+//! A master, its replica, and three sentinels that replace the one by the other.
+//!
+//! The sentinels are told of each other and of the replica: by themselves they would take seconds to find out.
+
+use std::thread;
+use std::time::Duration;
+
+use super::server::{Reply, Server, addresses};
+use super::{acl, ports, until, until_true};
+
+/// What the sentinels call the master.
+const NAME: &str = "limits";
+
+/// How long a sentinel that is awake may take to answer. One that takes longer has no vote.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Running servers and sentinels. All end when dropped.
+pub(crate) struct Sentinels {
+    servers: [Server; 2],
+    sentinels: Vec<Server>,
+}
+
+impl Sentinels {
+    /// Starts all of them and waits until the sentinels would agree on a failover.
+    pub(crate) fn start() -> Self {
+        let master = Server::start();
+        let port = master.port().to_string();
+        let replica = Server::builder().args(["--replicaof", "127.0.0.1", &port]).start();
+        master.until_followed_by(1);
+        let ports = [ports::free(), ports::free(), ports::free()];
+        let sentinels = thread::scope(|scope| {
+            let starting = ports.map(|own| {
+                let config = configuration(own, ports, master.port(), replica.port());
+                scope.spawn(move || Server::builder().port(own).sentinel(config).start())
+            });
+            starting.into_iter().map(|sentinel| sentinel.join().unwrap()).collect()
+        });
+        let all = Self { servers: [master, replica], sentinels };
+        until_true("each sentinel sees the master, its replica and a quorum", || {
+            all.sentinels.iter().all(Self::is_ready)
+        });
+        all
+    }
+
+    /// `redis+sentinel://127.0.0.1:P1,127.0.0.1:P2,127.0.0.1:P3/limits`.
+    pub(crate) fn url(&self) -> String {
+        format!("redis+sentinel://{}/{NAME}", addresses(&self.sentinels))
+    }
+
+    /// As the user of [`acl::MINIMUM`], whom the servers know and the sentinels do not.
+    pub(crate) fn url_as_user(&self) -> String {
+        format!("redis+sentinel://{}{}/{NAME}", acl::userinfo(), addresses(&self.sentinels))
+    }
+
+    /// The three.
+    pub(crate) fn sentinels(&self) -> &[Server] {
+        &self.sentinels
+    }
+
+    /// Whom most sentinels call the master. Kill or pause it, then wait [`until_moved`](Self::until_moved).
+    pub(crate) fn master(&self) -> &Server {
+        until("most sentinels agree on the master", || {
+            self.servers.iter().find(|server| self.votes(server) * 2 > self.sentinels.len())
+        })
+    }
+
+    /// Waits until all sentinels send clients to another master than `old`, and that one takes writes.
+    pub(crate) fn until_moved(&self, old: &Server) -> &Server {
+        until("all sentinels agree on a new master that is one", || {
+            let mut others = self.servers.iter().filter(|server| server.port() != old.port());
+            others.find(|server| {
+                let role = || server.ask_within(PATIENCE, &["ROLE"]).map(|role| role.to_string());
+                self.votes(server) == self.sentinels.len()
+                    && role().is_ok_and(|role| role.starts_with("master"))
+            })
+        })
+    }
+
+    fn votes(&self, server: &Server) -> usize {
+        let address = format!("127.0.0.1\n{}", server.port());
+        let question = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME];
+        let says_so = |sentinel: &&Server| {
+            let reply = || sentinel.ask_within(PATIENCE, &question).map(|reply| reply.to_string());
+            sentinel.is_awake() && reply().is_ok_and(|reply| reply == address)
+        };
+        self.sentinels.iter().filter(says_so).count()
+    }
+
+    fn is_ready(sentinel: &Server) -> bool {
+        let Ok(Reply::Bytes(quorum)) = sentinel.ask(&["SENTINEL", "CKQUORUM", NAME]) else { return false };
+        let replicas = sentinel.admin(&["SENTINEL", "REPLICAS", NAME]);
+        let replicas: Vec<_> = replicas.lines().collect();
+        let has = |field: &str, value: &str| replicas.windows(2).any(|pair| pair == [field, value]);
+        quorum.starts_with(b"OK 3 ") && has("flags", "slave") && has("master-link-status", "ok")
+    }
+}
+
+/// The file of the sentinel at `own`, which knows the others at `ports`.
+fn configuration(own: u16, ports: [u16; 3], master: u16, replica: u16) -> String {
+    // Forty hexadecimal digits, none of them random: it is known only here.
+    let id = |port: u16| format!("{port:040x}");
+    let mut lines = vec![
+        "bind 127.0.0.1".to_owned(),
+        format!("sentinel myid {}", id(own)),
+        format!("sentinel monitor {NAME} 127.0.0.1 {master} 2"),
+        format!("sentinel down-after-milliseconds {NAME} 1000"),
+        format!("sentinel failover-timeout {NAME} 3000"),
+        format!("sentinel known-replica {NAME} 127.0.0.1 {replica}"),
+    ];
+    for other in ports.into_iter().filter(|port| *port != own) {
+        lines.push(format!("sentinel known-sentinel {NAME} 127.0.0.1 {other} {}", id(other)));
+    }
+    lines.join("\n") + "\n"
+}

@@ -1,0 +1,308 @@
+//! One server: a process, a port, a socket and a directory of its own.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+pub(crate) use super::resp::{Conn, Reply};
+
+use super::clock::ClockOffset;
+use super::process::{PrivateDir, Process};
+use super::{acl, ports, until_true};
+
+/// How long a healthy server may take over one answer on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Ports tried, if others take them between our look and the server's bind.
+const MOST_PORTS: usize = 10;
+
+/// What every server is told: keep nothing on disk, send a new replica its data at once.
+const ALWAYS: [&str; 12] = [
+    "--bind",
+    "127.0.0.1",
+    "--save",
+    "",
+    "--appendonly",
+    "no",
+    "--daemonize",
+    "no",
+    "--repl-diskless-sync-delay",
+    "0",
+    "--loglevel",
+    "notice",
+];
+
+/// What a server since Redis 7 is told besides, so that tests may use DEBUG; before, nobody had to allow it.
+const SINCE_7: [&str; 2] = ["--enable-debug-command", "yes"];
+
+/// Whether a server is older than Redis 7.
+fn is_old(program: &OsStr) -> bool {
+    static OLD: OnceLock<bool> = OnceLock::new();
+    *OLD.get_or_init(|| {
+        let said = Command::new(program).arg("--version").output();
+        said.is_ok_and(|said| String::from_utf8_lossy(&said.stdout).contains(" v=6."))
+    })
+}
+
+/// A running server, or one that a test has killed and may start again. Ends with the test.
+pub(crate) struct Server {
+    process: Mutex<Option<Process>>,
+    builder: Builder,
+    port: u16,
+    clock: Option<ClockOffset>,
+    // Last, so that it goes when the process is gone.
+    dir: PrivateDir,
+}
+
+/// Calls of one command since the server started, or since `CONFIG RESETSTAT`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct CommandStats {
+    /// How often it ran, from scripts as well.
+    pub(crate) calls: u64,
+    /// How long it ran in all, in microseconds.
+    pub(crate) usec: u64,
+}
+
+impl Server {
+    /// A plain, empty server that answers.
+    pub(crate) fn start() -> Self {
+        Self::builder().start()
+    }
+
+    /// A server with arguments.
+    pub(crate) fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// Its port on 127.0.0.1.
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// `redis://127.0.0.1:PORT`: as a user who may do everything.
+    pub(crate) fn url(&self) -> String {
+        format!("redis://{}", self.address())
+    }
+
+    /// As the user of [`acl::MINIMUM`].
+    pub(crate) fn url_as_user(&self) -> String {
+        format!("redis://{}{}", acl::userinfo(), self.address())
+    }
+
+    /// `127.0.0.1:PORT`.
+    pub(crate) fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    /// Its Unix socket.
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.dir.path().join("redis.sock")
+    }
+
+    /// Runs a command as a user who may do everything, each time on a new connection. Lists come a line an item.
+    ///
+    /// Panics if the server refuses or does not answer: what a test prepares has to work.
+    pub(crate) fn admin(&self, command: &[&str]) -> String {
+        match self.ask(command) {
+            Ok(Reply::Error(error)) => panic!("{} refused {command:?}: {error}", self.address()),
+            Ok(reply) => reply.to_string(),
+            Err(error) => panic!("{} did not answer {command:?}: {error}", self.address()),
+        }
+    }
+
+    /// Runs a command on a new connection and returns what comes, be it an error.
+    pub(crate) fn ask(&self, command: &[&str]) -> io::Result<Reply> {
+        self.ask_within(PATIENCE, command)
+    }
+
+    /// [`ask`](Self::ask) for servers that may not answer.
+    pub(crate) fn ask_within(&self, patience: Duration, command: &[&str]) -> io::Result<Reply> {
+        Conn::unix(&self.socket(), patience)?.call(command)
+    }
+
+    /// A connection that stays, over TCP.
+    pub(crate) fn connect(&self) -> Conn {
+        Conn::tcp(self.port, PATIENCE).unwrap()
+    }
+
+    /// Freezes the process: connections are accepted, nothing is answered, and all of it is done on waking.
+    pub(crate) fn pause(&self) {
+        self.running().as_ref().expect("only a running server can be paused").pause();
+    }
+
+    /// Wakes it.
+    pub(crate) fn resume(&self) {
+        self.running().as_ref().expect("only a running server can be resumed").resume();
+    }
+
+    /// Whether it runs, and is not frozen.
+    pub(crate) fn is_awake(&self) -> bool {
+        self.running().as_ref().is_some_and(Process::is_awake)
+    }
+
+    /// Ends it at once, as a crash would.
+    pub(crate) fn kill(&self) {
+        *self.running() = None;
+    }
+
+    /// Starts it again on the same port with the same arguments, empty, killing it first if need be.
+    pub(crate) fn restart(&self) {
+        self.kill();
+        if let Err(log) = self.launch() {
+            panic!("{} did not start again: {log}", self.address());
+        }
+    }
+
+    /// Waits until so many replicas confirm what they are sent, as `WAIT` does on the connection that wrote.
+    ///
+    /// To be called online is not enough: a new replica is sent nothing before it has spoken, up to a second later.
+    pub(crate) fn until_followed_by(&self, replicas: usize) {
+        let mut conn = self.connect();
+        until_true("replicas confirm what they are sent", || {
+            // Is replicated, and changes no data.
+            conn.call(&["FUNCTION", "FLUSH"]).unwrap();
+            let reply = conn.call(&["WAIT", &replicas.to_string(), "100"]).unwrap();
+            reply == Reply::Integer(i64::try_from(replicas).unwrap())
+        });
+    }
+
+    /// How often `name` ran: `evalsha`, `script|load`. Zeros where it never did.
+    pub(crate) fn commandstats(&self, name: &str) -> CommandStats {
+        let info = self.admin(&["INFO", "commandstats"]);
+        let head = format!("cmdstat_{name}:");
+        let Some(line) = info.lines().find_map(|line| line.strip_prefix(&head)) else {
+            return CommandStats::default();
+        };
+        let field = |name: &str| {
+            let value = line.split(',').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
+            value.unwrap().parse().unwrap()
+        };
+        CommandStats { calls: field("calls"), usec: field("usec") }
+    }
+
+    /// Bytes that a key takes with its value, by the server's own count. `None` where there is no such key.
+    pub(crate) fn memory_usage(&self, key: &str) -> Option<u64> {
+        self.admin(&["MEMORY", "USAGE", key, "SAMPLES", "0"]).parse().ok()
+    }
+
+    /// The clock of a server that was built [`with_clock`](Builder::with_clock).
+    pub(crate) fn clock(&self) -> &ClockOffset {
+        self.clock.as_ref().expect("only a server built with_clock has a clock to move")
+    }
+
+    fn running(&self) -> MutexGuard<'_, Option<Process>> {
+        self.process.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs the program and waits until it answers. The error is what it logged before it gave up.
+    fn launch(&self) -> Result<(), String> {
+        let dir = self.dir.path();
+        // One that was killed leaves it behind.
+        let _ = fs::remove_file(self.socket());
+        let log = File::create(self.log()).unwrap();
+        let program = std::env::var_os("REDIS_SERVER").unwrap_or_else(|| OsString::from("redis-server"));
+        let mut command = Command::new(program);
+        command.current_dir(dir).stdout(log.try_clone().unwrap()).stderr(log);
+        if let Some(clock) = &self.clock {
+            clock.put_on(&mut command);
+        }
+        if let Some(config) = &self.builder.sentinel {
+            let path = dir.join("sentinel.conf");
+            fs::write(&path, config).unwrap();
+            command.arg(path).arg("--sentinel");
+        } else {
+            if !is_old(command.get_program()) {
+                command.args(SINCE_7);
+            }
+            command.args(ALWAYS).arg("--user").args(acl::directive());
+        }
+        command.args(["--port", &self.port.to_string(), "--unixsocket"]).arg(self.socket());
+        command.args(&self.builder.args);
+
+        let mut running = self.running();
+        let process = running.insert(Process::start(command, dir, "redis-server"));
+        let mut ended = false;
+        // Over the socket, which only this process can have made: the port may be somebody else's.
+        until_true("a server that was started answers PING", || {
+            ended = process.has_ended();
+            let pong = || Reply::Bytes(b"PONG".to_vec());
+            ended || self.ask(&["PING"]).is_ok_and(|reply| reply == pong())
+        });
+        if !ended {
+            return Ok(());
+        }
+        *running = None;
+        Err(fs::read_to_string(self.log()).unwrap())
+    }
+
+    fn log(&self) -> PathBuf {
+        self.dir.path().join("log")
+    }
+
+    /// Where its files are.
+    pub(crate) fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+}
+
+/// `127.0.0.1:P1,127.0.0.1:P2,...`, as a URL names several servers.
+pub(crate) fn addresses(servers: &[Server]) -> String {
+    servers.iter().map(Server::address).collect::<Vec<_>>().join(",")
+}
+
+/// What a server is started with.
+#[derive(Default)]
+pub(crate) struct Builder {
+    args: Vec<String>,
+    port: Option<u16>,
+    sentinel: Option<String>,
+    clock: bool,
+}
+
+impl Builder {
+    /// Arguments after the usual ones, which they overrule: `["--maxmemory", "1mb"]`.
+    pub(crate) fn args<A: Into<String>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
+        self.args.extend(args.into_iter().map(Into::into));
+        self
+    }
+
+    /// A wall clock that the test can move.
+    pub(crate) fn with_clock(mut self) -> Self {
+        self.clock = true;
+        self
+    }
+
+    /// The very port, which must be free.
+    pub(crate) fn port(mut self, port: u16) -> Self {
+        self.port = Some(port);
+        self
+    }
+
+    /// A sentinel with this configuration file instead of a server.
+    pub(crate) fn sentinel(mut self, config: String) -> Self {
+        self.sentinel = Some(config);
+        self
+    }
+
+    /// Starts the server and waits until it answers.
+    pub(crate) fn start(self) -> Server {
+        let dir = PrivateDir::create();
+        let clock = self.clock.then(|| ClockOffset::create(dir.path()));
+        let port = self.port.unwrap_or_else(ports::free);
+        let mut server = Server { process: Mutex::new(None), builder: self, port, clock, dir };
+        for _ in 0..MOST_PORTS {
+            match server.launch() {
+                Ok(()) => return server,
+                Err(log) if server.builder.port.is_none() && log.contains("Address already in use") => {
+                    server.port = ports::free();
+                }
+                Err(log) => panic!("a server did not start: {log}"),
+            }
+        }
+        panic!("others took each of {MOST_PORTS} free ports before a server could");
+    }
+}
