@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::config::Config;
+use crate::config::{Config, Outside};
 
 mod check;
 mod serve;
@@ -63,9 +63,10 @@ pub(crate) struct PolicyArgs {
 }
 
 impl PolicyArgs {
-    /// The configuration that these name, or the default one.
-    pub(crate) fn config(&self) -> Result<Config, Failure> {
-        Config::from_sources(self.config.as_deref(), &self.policies)
+    /// The configuration that these name, or the default one; `redis` is the store's URL, if the command line has one.
+    pub(crate) fn config(&self, redis: Option<&str>) -> Result<Config, Failure> {
+        Outside::read(redis)
+            .and_then(|outside| Config::from_sources(self.config.as_deref(), &self.policies, &outside))
             .map_err(|errors| Failure(errors.to_string()))
     }
 }
@@ -77,6 +78,12 @@ struct ServeArgs {
     /// The address to listen to, before the configuration's.
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<SocketAddr>,
+    /// The Redis whose limits all instances share, such as `redis://127.0.0.1:6379`, before the configuration's.
+    ///
+    /// Also `redis+cluster://A:6379,B:6379` and `redis+sentinel://A,B/MASTER`, and `rediss` for TLS. The variable
+    /// `SLIDEGATE_REDIS` says the same without showing a password among the processes.
+    #[arg(long, value_name = "URL")]
+    redis: Option<String>,
 }
 
 #[derive(Debug, Args)]

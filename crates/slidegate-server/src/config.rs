@@ -12,6 +12,7 @@ mod overrides;
 mod policy;
 mod resolve;
 mod section;
+mod shared;
 mod words;
 
 use std::fmt;
@@ -24,7 +25,8 @@ use std::time::Duration;
 use slidegate::headers::HeaderOptions;
 use slidegate::{MemoryStore, Policy, PolicySet, Quota};
 
-pub(crate) use words::describe;
+pub(crate) use shared::{Outside, SharedStore};
+pub(crate) use words::{Counted, describe};
 
 /// Largest file that is read: some 100,000 overrides.
 const MAX_FILE_BYTES: usize = 4 << 20;
@@ -47,6 +49,8 @@ pub(crate) struct Config {
     pub(crate) shutdown_grace: Duration,
     /// Most keys that the memory store holds. At least one.
     pub(crate) max_keys: usize,
+    /// The store that instances share. Without one, limits live in this process's memory.
+    pub(crate) shared: Option<SharedStore>,
     /// Attributes whose text is read as an IP address, in no order.
     pub(crate) address_attributes: Vec<String>,
     /// What answers carry in their header.
@@ -55,17 +59,22 @@ pub(crate) struct Config {
 
 impl Config {
     /// Reads a file and `--policy` texts, whose policies follow the file's. The default where there is neither.
-    pub(crate) fn from_sources(file: Option<&Path>, texts: &[String]) -> Result<Self, ConfigErrors> {
-        let config = file.map(Self::load).transpose()?;
-        if texts.is_empty() {
-            return Ok(config.unwrap_or_default());
-        }
-        let policies = flag::add(config.as_ref().map(|config| &config.policies), texts)?;
-        Ok(Self { policies, ..config.unwrap_or_default() })
+    pub(crate) fn from_sources(
+        file: Option<&Path>,
+        texts: &[String],
+        outside: &Outside,
+    ) -> Result<Self, ConfigErrors> {
+        let config = file.map(|file| Self::load(file, outside)).transpose()?;
+        let policies = match texts {
+            [] => None,
+            texts => Some(flag::add(config.as_ref().map(|config| &config.policies), texts)?),
+        };
+        let config = config.unwrap_or_else(|| Self { shared: outside.store(), ..Self::default() });
+        Ok(Self { policies: policies.unwrap_or(config.policies), ..config })
     }
 
     /// Reads a file.
-    pub(crate) fn load(path: &Path) -> Result<Self, ConfigErrors> {
+    pub(crate) fn load(path: &Path, outside: &Outside) -> Result<Self, ConfigErrors> {
         let name = path.display().to_string();
         let failed = |line, message: String| ConfigErrors::one(&name, line, &message);
         let mut bytes = Vec::new();
@@ -79,11 +88,17 @@ impl Config {
             let line = 1 + good.iter().filter(|byte| **byte == b'\n').count() as u64;
             failed(Some(line), "this line is not UTF-8; save the file in that encoding".into())
         })?;
-        Self::parse(&text, &name)
+        Self::parse_with(&text, &name, outside)
+    }
+
+    /// Reads a text with nothing outside of it; errors call it `name`.
+    #[cfg(test)]
+    pub(crate) fn parse(text: &str, name: &str) -> Result<Self, ConfigErrors> {
+        Self::parse_with(text, name, &Outside::default())
     }
 
     /// Reads a text; errors call it `name`.
-    pub(crate) fn parse(text: &str, name: &str) -> Result<Self, ConfigErrors> {
+    fn parse_with(text: &str, name: &str, outside: &Outside) -> Result<Self, ConfigErrors> {
         if text.len() > MAX_FILE_BYTES {
             let message = format!(
                 "larger than {MAX_FILE_BYTES} bytes, which is the most; leave out what is not needed"
@@ -98,8 +113,16 @@ impl Config {
             return Err(ConfigErrors::one(name, Some(line), &message));
         }
         let mut findings = Findings::default();
-        let config = resolve::config(&root, &mut findings);
+        let config = resolve::config(&root, outside, &mut findings);
         findings.none_or_errors(name).map(|()| config)
+    }
+
+    /// Where usage lives.
+    pub(crate) fn counted(&self) -> Counted {
+        match &self.shared {
+            Some(shared) => Counted::Shared { instances: shared.instances },
+            None => Counted::Here,
+        }
     }
 
     /// Whether the text of this attribute is read as an IP address.
@@ -119,6 +142,7 @@ impl Default for Config {
             listen: DEFAULT_LISTEN,
             shutdown_grace: DEFAULT_SHUTDOWN_GRACE,
             max_keys: MemoryStore::DEFAULT_MAX_KEYS,
+            shared: None,
             address_attributes: vec!["ip".to_owned()],
             headers: HeaderOptions::default(),
         }
@@ -219,7 +243,7 @@ pub(crate) mod tests {
     }
 
     fn described(config: &Config) -> Vec<String> {
-        config.policies.iter().map(describe).collect()
+        config.policies.iter().map(|policy| describe(policy, Counted::Here)).collect()
     }
 
     const FIRST: &str = "
@@ -243,9 +267,9 @@ policies:
             described(&config),
             [
                 "per-user: requests are limited to 100 per 1m for each user (exact sliding log). Denies. A key takes \
-                 about 594 bytes at most.",
+                 about 605 bytes at most.",
                 "login-per-ip: requests whose path is `/login` are limited to 5 per 1m for each ip (exact sliding log). \
-                 Denies. A key takes about 119 bytes at most."
+                 Denies. A key takes about 130 bytes at most."
             ]
         );
         assert_eq!(config.listen, DEFAULT_LISTEN);
@@ -268,10 +292,17 @@ policies:
     /// The example says that what is commented out is the default. It must not get old.
     #[test]
     fn what_the_example_comments_out_is_the_default() {
-        let sections = EXAMPLE.lines().skip_while(|line| *line != "# server:");
-        let uncommented: Vec<_> = sections.map(|line| line.strip_prefix("# ").unwrap_or(line)).collect();
-        let text = format!("{FIRST}{}", uncommented.join("\n"));
-        let config = Config::parse(&text, "slidegate.example.yaml").unwrap();
+        let uncommented = |from: &str, to: &str| {
+            let lines = EXAMPLE.lines().skip_while(|line| !line.starts_with(from)).skip(1);
+            let lines = lines.take_while(|line| !line.starts_with(to));
+            let lines: Vec<_> = lines.map(|line| line.strip_prefix("# ").unwrap_or(line)).collect();
+            Config::parse(&format!("{FIRST}{}", lines.join("\n")), "slidegate.example.yaml").unwrap()
+        };
+        let shared = uncommented("# Limits that many", "# Nothing is the default").shared.unwrap();
+        let bare = Config::parse(&format!("{FIRST}store: {{redis: 'redis://127.0.0.1:6379'}}"), "").unwrap();
+        assert_eq!(format!("{shared:?}"), format!("{:?}", bare.shared.unwrap()));
+        let config = uncommented("# Everything else", "# Limits that many");
+        assert!(config.shared.is_none());
         let default = Config::default();
         assert_eq!(config.listen, default.listen);
         assert_eq!(config.shutdown_grace, default.shutdown_grace);
@@ -296,12 +327,12 @@ policies:
     /// A service must start without a file, and not by admitting everything.
     #[test]
     fn without_a_file_each_user_has_100_a_minute() {
-        let config = Config::from_sources(None, &[]).unwrap();
+        let config = Config::from_sources(None, &[], &Outside::default()).unwrap();
         assert_eq!(
             described(&config),
             [
                 "per-user: requests are limited to 100 per 1m for each user (exact sliding log). Denies. A key takes about \
-              594 bytes at most."
+              605 bytes at most."
             ]
         );
         assert!(config.is_address("ip") && !config.is_address("user"));
@@ -371,7 +402,7 @@ policies:
     /// The path is the first thing that is wrong.
     #[test]
     fn a_file_that_cannot_be_read_is_named() {
-        let missing = Config::load(Path::new("no/such.yaml")).unwrap_err().to_string();
+        let missing = Config::load(Path::new("no/such.yaml"), &Outside::default()).unwrap_err().to_string();
         assert_eq!(
             missing,
             "no/such.yaml: cannot be read: No such file or directory (os error 2); check the path and who may read it"
@@ -379,7 +410,7 @@ policies:
         let path = std::env::temp_dir().join(format!("slidegate-config-{}.yaml", std::process::id()));
         let load = |bytes: &[u8]| {
             std::fs::write(&path, bytes).unwrap();
-            let loaded = Config::load(&path);
+            let loaded = Config::load(&path, &Outside::default());
             std::fs::remove_file(&path).unwrap();
             loaded
         };

@@ -8,27 +8,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use slidegate::headers::HeaderOptions;
-use slidegate::{Decisions, Gate, MemoryStats, PolicySet, Request};
+use slidegate::{Decisions, Error, MemoryStats, MemoryStore, Policy, PolicySet, Request, Verb};
 
-use crate::config::Config;
-
-/// What is asked about a request's cost.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verb {
-    /// Decide, and charge if allowed.
-    Check,
-    /// Decide without charging.
-    Peek,
-    /// Give back.
-    Refund,
-    /// Charge although it may exceed.
-    Penalize,
-}
+use crate::config::{Config, describe};
+use crate::store::{Shared, Store};
 
 /// The gate and what the service knows about requests and answers.
 #[derive(Debug)]
 pub(crate) struct Front {
-    gate: Gate,
+    store: Store,
     /// Attributes whose text is an IP address.
     address_attributes: Vec<String>,
     headers: HeaderOptions,
@@ -64,14 +52,16 @@ pub(crate) enum Field {
 }
 
 impl Front {
-    pub(crate) fn new(config: Config) -> Self {
-        let store = slidegate::MemoryStore::builder().max_keys(config.max_keys).build();
-        Self {
-            gate: Gate::with_store(config.policies, store),
+    /// # Errors
+    /// A shared store that cannot be one, see [`Store::new`].
+    pub(crate) fn new(config: Config) -> Result<Self, Error> {
+        let memory = MemoryStore::builder().max_keys(config.max_keys).build();
+        Ok(Self {
+            store: Store::new(config.policies, memory, config.shared)?,
             address_attributes: config.address_attributes,
             headers: config.headers,
             ready: AtomicBool::new(true),
-        }
+        })
     }
 
     /// The request that these attributes and this cost are, with addresses read as such.
@@ -142,22 +132,35 @@ impl Front {
     }
 
     /// Decides a request. Every protocol calls this one function.
-    pub(crate) fn decide<'r>(&self, verb: Verb, request: &'r Request<'r>) -> Decisions<'r> {
-        match verb {
-            Verb::Check => self.gate.check(request),
-            Verb::Peek => self.gate.peek(request),
-            Verb::Refund => self.gate.refund(request),
-            Verb::Penalize => self.gate.penalize(request),
-        }
+    pub(crate) async fn decide<'r>(&self, verb: Verb, request: &'r Request<'r>) -> Decisions<'r> {
+        self.store.apply(verb, request).await
     }
 
     /// Forgets the request's keys under every policy that applies; says whether anything counted there.
-    pub(crate) fn reset(&self, request: &Request<'_>) -> bool {
-        self.gate.reset(request)
+    ///
+    /// # Errors
+    /// A shared store did not answer in time: the keys may be forgotten or not.
+    pub(crate) async fn reset(&self, request: &Request<'_>) -> Result<bool, Error> {
+        self.store.reset(request).await
     }
 
     pub(crate) fn policies(&self) -> Arc<PolicySet> {
-        self.gate.policies()
+        self.store.policies()
+    }
+
+    /// What a policy does, in words.
+    pub(crate) fn describe(&self, policy: &Policy) -> String {
+        describe(policy, self.store.counted())
+    }
+
+    /// Why a fallback decided, as the end of a sentence.
+    pub(crate) fn absence(&self) -> &str {
+        self.store.absence()
+    }
+
+    /// The store that is shared, if it is.
+    pub(crate) fn shared(&self) -> Option<&Shared> {
+        self.store.shared()
     }
 
     pub(crate) fn headers(&self) -> &HeaderOptions {
@@ -165,12 +168,12 @@ impl Front {
     }
 
     pub(crate) fn stats(&self) -> MemoryStats {
-        self.gate.stats()
+        self.store.stats()
     }
 
     /// Removes expired keys, a part of the store at a time.
     pub(crate) fn sweep(&self) {
-        self.gate.sweep(self.gate.stats().max_keys / SWEEPS_PER_ROUND);
+        self.store.sweep(self.store.stats().max_keys / SWEEPS_PER_ROUND);
     }
 
     pub(crate) fn is_ready(&self) -> bool {

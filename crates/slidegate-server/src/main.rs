@@ -11,6 +11,7 @@ mod listener;
 mod protocol;
 mod replay;
 mod shutdown;
+mod store;
 mod why;
 
 fn main() -> ExitCode {

@@ -1,25 +1,32 @@
 //! `slidegate serve`: the service, from its configuration to its end.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
+use tokio::time::MissedTickBehavior;
 
 use super::{Failure, ServeArgs};
 use crate::config::{Config, describe};
 use crate::front::Front;
 use crate::shutdown::Signals;
+use crate::store::Seen;
 use crate::{listener, protocol};
 
 /// Between two sweeps for expired keys.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
+/// Between two looks at a shared store.
+const WATCH_EVERY: Duration = Duration::from_secs(1);
+/// Between two examinations of a shared store, the first of which is at the start.
+const EXAMINE_EVERY: Duration = Duration::from_secs(60);
 /// A full store is reported this often at most, in sweeps.
 const REPORT_EVERY: u32 = 10;
 
 pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, Failure> {
-    let mut config = args.policies.config()?;
+    let mut config = args.policies.config(args.redis.as_deref())?;
     if let Some(listen) = args.listen {
         config.listen = listen;
     }
@@ -39,10 +46,22 @@ async fn serve(config: Config) -> Result<ExitCode, Failure> {
     })?;
     let address = listener.local_addr().unwrap_or(listen);
     let grace = config.shutdown_grace;
-    println!("{}", greeting(&config, address));
+    let mut greeting = Greeting::of(&config, address);
+    let front = Arc::new(Front::new(config).map_err(|error| Failure(error.to_string()))?);
+    if let Some(shared) = front.shared() {
+        greeting.store = match shared.ping().await {
+            Ok(()) => format!("{}, shared", shared.url()),
+            Err(failure) => format!(
+                "{}, shared; it does not answer yet, so each policy decides by its fallback: {failure}",
+                shared.url()
+            ),
+        };
+    }
+    println!("{greeting}");
 
-    let front = Arc::new(Front::new(config));
     let sweeper = tokio::spawn(sweep(Arc::clone(&front)));
+    let watcher = tokio::spawn(watch(Arc::clone(&front)));
+    let examiner = tokio::spawn(examine(Arc::clone(&front)));
     let routes = protocol::http::routes(Arc::clone(&front));
     let stop = async {
         let signal = signals.next().await;
@@ -51,6 +70,8 @@ async fn serve(config: Config) -> Result<ExitCode, Failure> {
     };
     let cut_off = listener::serve(listener, routes, stop, grace).await;
     sweeper.abort();
+    watcher.abort();
+    examiner.abort();
     if cut_off > 0 {
         tracing::warn!(connections = cut_off, "cut off connections that did not finish in time");
     }
@@ -59,22 +80,63 @@ async fn serve(config: Config) -> Result<ExitCode, Failure> {
 }
 
 /// What the service listens to, what it enforces, and a line to try it with.
-fn greeting(config: &Config, address: SocketAddr) -> String {
-    let mut lines = vec![
-        format!("slidegate {}", env!("CARGO_PKG_VERSION")),
-        format!("listening  http://{address}"),
-        format!("store      memory, up to {} keys", config.max_keys),
-    ];
-    for (at, policy) in config.policies.iter().enumerate() {
-        lines.push(format!("{:<10} {}", if at == 0 { "policies" } else { "" }, describe(policy)));
+struct Greeting {
+    listening: String,
+    store: String,
+    policies: Vec<String>,
+    /// The query of a request that meets the first policy.
+    query: String,
+}
+
+impl Greeting {
+    fn of(config: &Config, address: SocketAddr) -> Self {
+        let attributes: Vec<String> = config.policies.iter().next().map_or_else(Vec::new, |policy| {
+            let value = |name: &String| if config.is_address(name) { "192.0.2.7" } else { "alice" };
+            policy.scope_attributes().iter().map(|name| format!("{name}={}", value(name))).collect()
+        });
+        Self {
+            listening: format!("http://{address}"),
+            store: format!("memory, up to {} keys", config.max_keys),
+            policies: config.policies.iter().map(|policy| describe(policy, config.counted())).collect(),
+            query: if attributes.is_empty() { String::new() } else { format!("?{}", attributes.join("&")) },
+        }
     }
-    let attributes: Vec<String> = config.policies.iter().next().map_or_else(Vec::new, |policy| {
-        let value = |name: &String| if config.is_address(name) { "192.0.2.7" } else { "alice" };
-        policy.scope_attributes().iter().map(|name| format!("{name}={}", value(name))).collect()
-    });
-    let query = if attributes.is_empty() { String::new() } else { format!("?{}", attributes.join("&")) };
-    lines.push(format!("try        curl -i 'http://{address}/v1/check{query}'"));
-    lines.join("\n")
+}
+
+impl fmt::Display for Greeting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { listening, store, policies, query } = self;
+        writeln!(f, "slidegate {}", env!("CARGO_PKG_VERSION"))?;
+        writeln!(f, "listening  {listening}")?;
+        writeln!(f, "store      {store}")?;
+        for (at, policy) in policies.iter().enumerate() {
+            writeln!(f, "{:<10} {policy}", if at == 0 { "policies" } else { "" })?;
+        }
+        write!(f, "try        curl -i '{listening}/v1/check{query}'")
+    }
+}
+
+/// Tells the log, at most once a second, that a shared store is away, and once that it is there again.
+async fn watch(front: Arc<Front>) {
+    let Some(shared) = front.shared() else { return };
+    let mut seen = Seen::default();
+    let mut ticks = tokio::time::interval(WATCH_EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        shared.look(&mut seen).await;
+    }
+}
+
+/// Tells the log what silently breaks limits in a shared store.
+async fn examine(front: Arc<Front>) {
+    let Some(shared) = front.shared() else { return };
+    let mut ticks = tokio::time::interval(EXAMINE_EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        shared.examine().await;
+    }
 }
 
 /// Removes expired keys while the service is idle, and is loud when a full store dropped keys that still counted.

@@ -4,13 +4,25 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use super::Failure;
-use crate::config::{Config, describe};
+use crate::config::{Config, Outside, describe};
 
 pub(super) fn run(file: &Path) -> Result<ExitCode, Failure> {
-    let config = Config::load(file).map_err(|errors| Failure(errors.to_string()))?;
+    let outside = Outside::read(None).map_err(|errors| Failure(errors.to_string()))?;
+    let config = Config::load(file, &outside).map_err(|errors| Failure(errors.to_string()))?;
     println!("{} is valid: {} policies.", file.display(), config.policies.iter().len());
     for policy in config.policies.iter() {
-        println!("  {}", describe(policy));
+        println!("  {}", describe(policy, config.counted()));
+    }
+    if let Some(shared) = &config.shared {
+        let instances = match shared.instances {
+            1 => "an unsaid number of instances, each with the whole limit while redis is away".to_owned(),
+            count => format!("{count} instances, each with its part of the limit while redis is away"),
+        };
+        println!(
+            "Limits are shared over {} by {instances}. A decision takes {} ms at most.",
+            shared.options,
+            shared.deadline.as_millis()
+        );
     }
     println!("It listens to {} and holds up to {} keys in memory.", config.listen, config.max_keys);
     Ok(ExitCode::SUCCESS)

@@ -92,11 +92,11 @@ pub(super) fn add(policies: Option<&PolicySet>, texts: &[String]) -> Result<Poli
 #[cfg(test)]
 mod tests {
     use super::policy_from_text;
-    use crate::config::{Config, describe};
+    use crate::config::{Config, Outside};
 
     fn added(texts: &[&str]) -> Result<Config, String> {
         let texts: Vec<_> = texts.iter().map(|text| (*text).to_owned()).collect();
-        Config::from_sources(None, &texts).map_err(|errors| errors.to_string())
+        Config::from_sources(None, &texts, &Outside::default()).map_err(|errors| errors.to_string())
     }
 
     /// ` per ` stands for two things in one line, and both must be read as everyone reads them.
@@ -165,11 +165,13 @@ mod tests {
         let path = std::env::temp_dir().join(format!("slidegate-flag-{}.yaml", std::process::id()));
         std::fs::write(&path, "server: {listen: '127.0.0.1:80'}\npolicies: [{name: per-ip, quota: 1/1s}]\n")
             .unwrap();
-        let both = Config::from_sources(Some(&path), &["5/1m per user".to_owned()]).unwrap();
-        let same = Config::from_sources(Some(&path), &["5/1m per ip".to_owned()]).unwrap_err();
+        let both =
+            Config::from_sources(Some(&path), &["5/1m per user".to_owned()], &Outside::default()).unwrap();
+        let same =
+            Config::from_sources(Some(&path), &["5/1m per ip".to_owned()], &Outside::default()).unwrap_err();
         std::fs::remove_file(&path).unwrap();
         assert_eq!(both.listen.port(), 80);
-        assert_eq!(both.policies.iter().map(describe).count(), 2);
+        assert_eq!(both.policies.iter().len(), 2);
         assert_eq!(
             same.to_string(),
             "--policy `5/1m per ip`: there is a policy `per-ip` already; give this one a name, for example `5/1m per ip \

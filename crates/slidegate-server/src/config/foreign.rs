@@ -10,7 +10,7 @@ use super::resolve::MINIMAL;
 use super::section::whole;
 
 /// What others call a key, what it is here, and how that is written.
-const KEYS: [(&[&str], &str, &str); 17] = [
+const KEYS: [(&[&str], &str, &str); 20] = [
     (
         &[
             "max_requests",
@@ -67,7 +67,22 @@ const KEYS: [(&[&str], &str, &str); 17] = [
     (&["limits", "rules", "rate_limits", "ratelimits", "policy"], "policies", MINIMAL),
     (&["listen", "port", "bind", "shutdown_grace"], "server", "server: {listen: 127.0.0.1:7979}"),
     (&["host", "port", "bind", "address"], "listen", "listen: 127.0.0.1:7979"),
-    (&["max_keys", "memory"], "store", "store: {memory: {max_keys: 1000000}}"),
+    (&["url", "uri", "host", "address", "redis_url"], "redis", "redis: redis://127.0.0.1:6379"),
+    (&["timeout", "timeout_ms", "command_timeout"], "deadline", "deadline: 50ms"),
+    (
+        &[
+            "fail_open",
+            "fail_closed",
+            "failure_mode",
+            "failure_mode_deny",
+            "on_error",
+            "on_backend_error",
+            "fallback",
+        ],
+        "on_store_error",
+        "on_store_error: local",
+    ),
+    (&["max_keys", "memory", "redis", "redis_url"], "store", "store: {memory: {max_keys: 1000000}}"),
     (&["max_size", "max_entries", "size"], "max_keys", "max_keys: 1000000"),
     (&["ip", "ips", "address"], "addresses", "addresses: [ip]"),
 ];
@@ -232,13 +247,13 @@ pub(super) fn yaml(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use crate::config::tests::{error, errors};
-    use crate::config::{Config, describe};
+    use crate::config::{Config, Counted, describe};
 
     /// What the policy to paste in an error says.
     fn pasted(error: &str) -> String {
         let policy = error.split('`').find(|part| part.starts_with("policies: [")).unwrap();
         let config = Config::parse(policy, "pasted").unwrap_or_else(|errors| panic!("{errors}"));
-        config.policies.iter().map(describe).collect()
+        config.policies.iter().map(|policy| describe(policy, Counted::Here)).collect()
     }
 
     /// Who comes from another limiter brings its file first.

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use slidegate::client_addr::Ipv6Prefix;
-use slidegate::{Algorithm, Policy, PolicySet, Quota, parse_window};
+use slidegate::{Algorithm, OnStoreError, Policy, PolicySet, Quota, parse_window};
 
 use super::file::{Node, Shown, Value};
 use super::section::{Section, text, whole, wrong};
 use super::{Findings, condition, overrides, resolve};
 
 /// Every key of a policy.
-const KEYS: [&str; 12] = [
+const KEYS: [&str; 13] = [
     "name",
     "when",
     "scope",
@@ -21,6 +21,7 @@ const KEYS: [&str; 12] = [
     "burst",
     "slots",
     "mode",
+    "on_store_error",
     "overrides",
     "ipv6_prefix",
 ];
@@ -86,6 +87,9 @@ pub(super) fn policy(
     }
     if section.read("mode", findings, is_shadow) == Some(true) {
         policy = policy.shadow();
+    }
+    if let Some(fallback) = section.read("on_store_error", findings, on_store_error) {
+        policy = policy.on_store_error(fallback);
     }
     if let Some(prefix) = ipv6_prefix(&section, &scope, findings) {
         policy = policy.ipv6_prefix(prefix);
@@ -232,6 +236,19 @@ fn is_shadow(node: &Node) -> Result<bool, String> {
     }
 }
 
+fn on_store_error(node: &Node) -> Result<OnStoreError, String> {
+    match node.scalar() {
+        Some("local") => Ok(OnStoreError::Local),
+        Some("allow") => Ok(OnStoreError::Allow),
+        Some("deny") => Ok(OnStoreError::Deny),
+        _ => Err(wrong(
+            "on_store_error",
+            node,
+            "write `local` to count in memory meanwhile, `allow` or `deny`",
+        )),
+    }
+}
+
 fn ipv6_prefix(section: &Section<'_>, scope: &Scope<'_>, findings: &mut Findings) -> Option<Ipv6Prefix> {
     section.read("ipv6_prefix", findings, |node| {
         const BITS: &str = "give 32 to 128, for example `ipv6_prefix: 56`";
@@ -357,7 +374,7 @@ mod tests {
             (
                 "quota: 5/1s, colour: red",
                 "unknown key `colour`; known are `name`, `when`, `scope`, `limit`, `window`, `quota`, `algorithm`, \
-                 `burst`, `slots`, `mode`, `overrides`, `ipv6_prefix`"
+                 `burst`, `slots`, `mode`, `on_store_error`, `overrides`, `ipv6_prefix`"
                     .into(),
             ),
         ] {

@@ -10,7 +10,7 @@ use slidegate::{Algorithm, MemoryStore, Policy, PolicySet, parse_window};
 
 use super::file::{Node, Shown, Value};
 use super::section::{Section, flag, text, whole, wrong};
-use super::{Config, DEFAULT_LISTEN, DEFAULT_SHUTDOWN_GRACE, Findings, foreign, policy};
+use super::{Config, DEFAULT_LISTEN, DEFAULT_SHUTDOWN_GRACE, Findings, Outside, foreign, policy, shared};
 
 /// What to write where there is no policy.
 pub(super) const MINIMAL: &str = "policies: [{name: per-user, scope: [user], limit: 100, window: 60s}]";
@@ -22,16 +22,28 @@ const MAX_MAX_KEYS: u64 = 1_000_000_000;
 const MAX_ATTRIBUTE: usize = crate::front::MAX_NAME;
 
 /// Reads a whole file.
-pub(super) fn config(root: &Node, findings: &mut Findings) -> Config {
+pub(super) fn config(root: &Node, outside: &Outside, findings: &mut Findings) -> Config {
     let Some(mut top) = Section::of(root, String::new(), MINIMAL, findings) else { return Config::default() };
     top.expect_only(&["policies", "server", "store", "attributes", "headers"], findings);
     let defaults = Config::default();
     let (listen, shutdown_grace) = server(&top, findings);
-    let max_keys = store(&top, findings);
+    let known = ["memory"].into_iter().chain(shared::KEYS).collect::<Vec<_>>();
+    let example = "redis: redis://127.0.0.1:6379";
+    let store = section(&top, "store", &known, example, findings);
+    let max_keys = memory(store.as_ref(), findings);
+    let shared = match &store {
+        Some(store) => shared::store(store, outside, findings),
+        None => outside.store(),
+    };
     let address_attributes = attributes(&top, findings).unwrap_or(defaults.address_attributes);
     let policies = policies(&top, &address_attributes, findings).unwrap_or(defaults.policies);
     let headers = headers(&top, findings);
-    Config { policies, listen, shutdown_grace, max_keys, address_attributes, headers }
+    if let Some(shared) = &shared
+        && findings.0.is_empty()
+    {
+        shared::try_out(shared, &policies, &top, store.as_ref(), findings);
+    }
+    Config { policies, listen, shutdown_grace, max_keys, shared, address_attributes, headers }
 }
 
 /// The section under `key`, empty if it is not there.
@@ -64,11 +76,10 @@ fn server(top: &Section<'_>, findings: &mut Findings) -> (SocketAddr, Duration) 
     (listen.unwrap_or(DEFAULT_LISTEN), grace.unwrap_or(DEFAULT_SHUTDOWN_GRACE))
 }
 
-fn store(top: &Section<'_>, findings: &mut Findings) -> usize {
+fn memory(store: Option<&Section<'_>>, findings: &mut Findings) -> usize {
     let default = MemoryStore::DEFAULT_MAX_KEYS;
-    let example = "memory: {max_keys: 1000000}";
-    let memory = section(top, "store", &["memory"], example, findings)
-        .and_then(|store| section(&store, "memory", &["max_keys"], "max_keys: 1000000", findings));
+    let memory =
+        store.and_then(|store| section(store, "memory", &["max_keys"], "max_keys: 1000000", findings));
     let max_keys = memory.and_then(|memory| {
         memory.read("max_keys", findings, |node| {
             let way_out = "give 1 to 1000000000, for example `max_keys: 1000000`";
@@ -253,7 +264,6 @@ headers: {draft: draft-7, x_ratelimit: delta, retry_after: false, retry_after_ms
             ),
             ("store: {memory: {max_keys: 0}}", format!("memory: max_keys is 0; {keys}")),
             ("store: {memory: {max_keys: 1000000001}}", format!("memory: max_keys is 1000000001; {keys}")),
-            ("store: {redis: {}}", "store: unknown key `redis`; known are `memory`".into()),
             (
                 "attributes: {addresses: [a b]}",
                 "attributes: addresses: `a b` is not the name of an attribute: 1 to 128 bytes without spaces, commas and \

@@ -2,19 +2,35 @@
 
 use std::time::Duration;
 
-use slidegate::{Algorithm, Policy, Quota, format_window};
+use slidegate::{Algorithm, OnStoreError, Policy, Quota, format_window};
 
 /// Bytes of a key in the memory store, at most; see `MemoryStore` for where these come from.
 const COUNTERS_BYTES: u64 = 63;
-const LOG_BYTES: u64 = 94;
+const LOG_BYTES: u64 = 105;
 /// Bytes of a log's runs that lie in the key's own slot.
 const LOG_BYTES_HERE: u64 = 23;
+
+/// Bytes of a key in Redis by `MEMORY USAGE`, where policy and id have some 30 bytes together; see docs/operations.md.
+const REDIS_COUNTERS_BYTES: u64 = 120;
+/// The same of a log, besides its value.
+const REDIS_KEY_BYTES: u64 = 88;
+/// A log's own header, and what Redis puts around a value.
+const REDIS_HEADER_BYTES: u64 = 48 + 6;
+
+/// Where usage lives.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Counted {
+    /// In this process's memory.
+    Here,
+    /// In Redis, which this many instances share.
+    Shared { instances: u64 },
+}
 
 /// What a policy does, in sentences on one line.
 ///
 /// "login-per-ip: requests whose path is `/login` are limited to 5 per 1m for each ip (exact sliding log). Denies. A key
-/// takes about 119 bytes at most."
-pub(crate) fn describe(policy: &Policy) -> String {
+/// takes about 130 bytes at most."
+pub(crate) fn describe(policy: &Policy, counted: Counted) -> String {
     let quota = policy.quota();
     let mut words = format!(
         "{}: requests{} are limited to {} per {} {} ({}).",
@@ -29,15 +45,35 @@ pub(crate) fn describe(policy: &Policy) -> String {
     if quota.capacity() == 0 {
         words += " Nothing passes that costs anything.";
     }
-    let bytes = bytes(quota);
-    words += &match policy.override_count() {
-        0 => format!(" A key takes about {bytes} bytes at most."),
-        1 => format!(" 1 key has a quota of its own; any other takes about {bytes} bytes at most."),
-        count => {
-            format!(" {count} keys have quotas of their own; any other takes about {bytes} bytes at most.")
-        }
+    let size = match counted {
+        Counted::Here => format!("about {} bytes at most.", bytes(quota)),
+        Counted::Shared { .. } => format!("about {} bytes in redis at most.", redis_bytes(quota)),
     };
+    words += &match policy.override_count() {
+        0 => format!(" A key takes {size}"),
+        1 => format!(" 1 key has a quota of its own; any other takes {size}"),
+        count => format!(" {count} keys have quotas of their own; any other takes {size}"),
+    };
+    if let Counted::Shared { instances } = counted {
+        words += " ";
+        words += &fallback(policy, instances);
+    }
     words
+}
+
+/// What the policy does while a shared store does not answer.
+fn fallback(policy: &Policy, instances: u64) -> String {
+    let quota = policy.quota();
+    let share = quota.limit().div_ceil(instances.max(1));
+    match policy.fallback() {
+        OnStoreError::Local => {
+            let window = format_window(quota.window());
+            format!("While redis is away, each instance counts by itself, up to {share} per {window}.")
+        }
+        OnStoreError::Allow => "While redis is away, it lets everything pass.".to_owned(),
+        OnStoreError::Deny if policy.is_enforced() => "While redis is away, it denies everything.".to_owned(),
+        OnStoreError::Deny => "While redis is away, it reports everything as denied.".to_owned(),
+    }
 }
 
 fn conditions(policy: &Policy) -> String {
@@ -80,12 +116,31 @@ fn bytes(quota: &Quota) -> u64 {
     if quota.algorithm() != Algorithm::SlidingLog {
         return COUNTERS_BYTES;
     }
-    let slots = u64::from(quota.slots());
-    let (runs, step) = if is_exact(quota) {
-        (quota.limit(), Duration::from_micros(1))
-    } else {
-        (slots + 1, quota.window() / u32::from(quota.slots()))
-    };
+    let ring = log_runs(quota) * run_bytes(quota);
+    LOG_BYTES + if ring > LOG_BYTES_HERE { ring } else { 0 }
+}
+
+/// What a key takes in Redis when it is full, by the server's own count, if no single cost is above the limit.
+fn redis_bytes(quota: &Quota) -> u64 {
+    if quota.algorithm() != Algorithm::SlidingLog {
+        return REDIS_COUNTERS_BYTES;
+    }
+    // The newest run lies in the header.
+    let value = REDIS_HEADER_BYTES + log_runs(quota).saturating_sub(1) * run_bytes(quota);
+    // The sizes that Redis's allocator has: 16 bytes apart at first, then four to each doubling.
+    let apart = (value.next_power_of_two() / 8).max(16);
+    REDIS_KEY_BYTES + value.next_multiple_of(apart)
+}
+
+/// Runs of a full log.
+fn log_runs(quota: &Quota) -> u64 {
+    if is_exact(quota) { quota.limit() } else { u64::from(quota.slots()) + 1 }
+}
+
+/// Bytes of a run: its stamp and its cost.
+fn run_bytes(quota: &Quota) -> u64 {
+    let step =
+        if is_exact(quota) { Duration::from_micros(1) } else { quota.window() / u32::from(quota.slots()) };
     // A stamp tells apart the microseconds of a window and a step; a cost takes as many bytes as the limit.
     let stamp = if (quota.window() + step).as_micros() < 1 << 32 { 4 } else { 6 };
     let cost = match quota.limit() {
@@ -95,13 +150,12 @@ fn bytes(quota: &Quota) -> u64 {
         0x1_0000..=0xFFFF_FFFF => 4,
         _ => 8,
     };
-    let ring = runs * (stamp + cost);
-    LOG_BYTES + if ring > LOG_BYTES_HERE { ring } else { 0 }
+    stamp + cost
 }
 
 #[cfg(test)]
 mod tests {
-    use super::describe;
+    use super::{Counted, describe};
     use crate::config::tests::policy;
 
     /// What is said back is how a wrong file is noticed before it denies anyone.
@@ -111,22 +165,22 @@ mod tests {
             (
                 "when: {path: /login}, scope: [ip], limit: 5, window: 1m",
                 "requests whose path is `/login` are limited to 5 per 1m for each ip (exact sliding log). Denies. A key \
-                 takes about 119 bytes at most.",
+                 takes about 130 bytes at most.",
             ),
             (
                 "when: {method: [GET, HEAD], user: {present: false}}, scope: [ip, path], quota: 10/s, mode: shadow",
                 "requests whose method is `GET` or `HEAD` and user is absent are limited to 10 per 1s for each ip and \
-                 path (exact sliding log). Shadow: reports and never denies. A key takes about 144 bytes at most.",
+                 path (exact sliding log). Shadow: reports and never denies. A key takes about 155 bytes at most.",
             ),
             (
                 "quota: 1/1d",
                 "requests are limited to 1 per 1d for all of them together (exact sliding log). Denies. A key takes \
-                 about 94 bytes at most.",
+                 about 105 bytes at most.",
             ),
             (
                 "scope: user, quota: 5000/1h, overrides: {alice: 1}",
                 "requests are limited to 5000 per 1h for each user (sliding log of 1024 steps: a charge may count \
-                 3516ms too long). Denies. 1 key has a quota of its own; any other takes about 6244 bytes at most.",
+                 3516ms too long). Denies. 1 key has a quota of its own; any other takes about 6255 bytes at most.",
             ),
             (
                 "scope: user, quota: 5/1h, algorithm: sliding-window, overrides: {alice: 1, bob: 2}",
@@ -146,10 +200,44 @@ mod tests {
             (
                 "quota: 0/1h",
                 "requests are limited to 0 per 1h for all of them together (exact sliding log). Denies. Nothing passes \
-                 that costs anything. A key takes about 94 bytes at most.",
+                 that costs anything. A key takes about 105 bytes at most.",
             ),
         ] {
-            assert_eq!(describe(&policy(keys)), format!("p: {words}"));
+            assert_eq!(describe(&policy(keys), Counted::Here), format!("p: {words}"));
+        }
+    }
+
+    /// Whoever shares a limit must read what becomes of it when the store is away, and how large the server has to be.
+    #[test]
+    fn where_limits_are_shared_size_and_fallback_are_said() {
+        for (keys, instances, words) in [
+            (
+                "scope: user, quota: 100/1h",
+                1,
+                "for each user (exact sliding log). Denies. A key takes about 728 bytes in redis at most. While redis is \
+                 away, each instance counts by itself, up to 100 per 1h.",
+            ),
+            (
+                "quota: 100/1h, algorithm: token-bucket",
+                3,
+                "for all of them together (token bucket, 100 at once). Denies. A key takes about 120 bytes in redis at \
+                 most. While redis is away, each instance counts by itself, up to 34 per 1h.",
+            ),
+            (
+                "quota: 100/1h, algorithm: fixed-window, on_store_error: allow",
+                3,
+                "for all of them together (fixed window: up to twice the limit around its border). Denies. A key takes \
+                 about 120 bytes in redis at most. While redis is away, it lets everything pass.",
+            ),
+            (
+                "quota: 100/1h, algorithm: fixed-window, on_store_error: deny",
+                3,
+                "for all of them together (fixed window: up to twice the limit around its border). Denies. A key takes \
+                 about 120 bytes in redis at most. While redis is away, it denies everything.",
+            ),
+        ] {
+            let told = describe(&policy(keys), Counted::Shared { instances });
+            assert_eq!(told, format!("p: requests are limited to 100 per 1h {words}"));
         }
     }
 }

@@ -11,10 +11,10 @@ use axum::http::{HeaderName, HeaderValue, Request as HttpRequest, StatusCode, Ur
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use serde_json::json;
-use slidegate::{Decisions, millis_ceil};
+use slidegate::{Decisions, Verb, millis_ceil};
 
-use crate::config::describe;
-use crate::front::{Front, Verb};
+use crate::front::Front;
+use crate::store;
 use answer::Answer;
 use body::{Ask, Batch, MAX_BATCH, MAX_BATCH_BODY, MAX_BODY};
 use problem::Problem;
@@ -71,14 +71,14 @@ async fn penalize(State(front): Shared, request: HttpRequest<Body>) -> Answered 
 async fn check_by_query(State(front): Shared, uri: Uri) -> Answered {
     let ask = Ask::from_query(uri.query().unwrap_or_default())?;
     let request = ask.request(&front)?;
-    Ok(respond(&front, Verb::Check, &front.decide(Verb::Check, &request)))
+    Ok(respond(&front, Verb::Check, &front.decide(Verb::Check, &request).await))
 }
 
 async fn by_body(front: &Front, verb: Verb, request: HttpRequest<Body>) -> Answered {
     let bytes = body::read(request.into_body(), MAX_BODY).await?;
     let ask: Ask<'_> = body::parse(&bytes)?;
     let request = ask.request(front)?;
-    Ok(respond(front, verb, &front.decide(verb, &request)))
+    Ok(respond(front, verb, &front.decide(verb, &request).await))
 }
 
 /// 429 for a check that is denied, 200 for every other answer: a look that finds no room has done its work. Only a
@@ -87,7 +87,7 @@ fn respond(front: &Front, verb: Verb, decisions: &Decisions<'_>) -> Response {
     let denied = verb == Verb::Check && decisions.is_denied();
     let (status, media_type) =
         if denied { (StatusCode::TOO_MANY_REQUESTS, problem::MEDIA_TYPE) } else { (StatusCode::OK, JSON) };
-    let mut response = Response::new(Body::from(problem::json(&Answer::new(decisions))));
+    let mut response = Response::new(Body::from(problem::json(&Answer::new(decisions, front.absence()))));
     *response.status_mut() = status;
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, media_type);
@@ -112,15 +112,22 @@ async fn check_batch(State(front): Shared, request: HttpRequest<Body>) -> Answer
     }
     let read = |(at, ask)| Ask::request(ask, &front).map_err(|problem: Problem| problem.in_batch(at));
     let requests = batch.requests.iter().enumerate().map(read).collect::<Result<Vec<_>, _>>()?;
-    let decisions: Vec<_> = requests.iter().map(|request| front.decide(Verb::Check, request)).collect();
-    let answers: Vec<_> = decisions.iter().map(Answer::new).collect();
+    let mut decisions = Vec::with_capacity(requests.len());
+    for request in &requests {
+        decisions.push(front.decide(Verb::Check, request).await);
+    }
+    let answers: Vec<_> = decisions.iter().map(|one| Answer::new(one, front.absence())).collect();
     Ok(ok(problem::json(&json!({ "decisions": answers }))))
 }
 
 async fn reset(State(front): Shared, request: HttpRequest<Body>) -> Answered {
     let bytes = body::read(request.into_body(), MAX_BODY).await?;
     let ask: Ask<'_> = body::parse(&bytes)?;
-    let existed = front.reset(&ask.request(&front)?);
+    let request = ask.request(&front)?;
+    let existed = front.reset(&request).await.map_err(|error| {
+        let detail = format!("{error}; the keys may be forgotten or not, so send it again");
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
+    })?;
     Ok(ok(problem::json(&json!({ "existed": existed }))))
 }
 
@@ -140,7 +147,7 @@ async fn policies(State(front): Shared) -> Response {
             "when": when,
             "enforced": policy.is_enforced(),
             "overrides": policy.override_count(),
-            "words": describe(policy),
+            "words": front.describe(policy),
         })
     });
     ok(problem::json(&json!({ "policies": described.collect::<Vec<_>>() })))
@@ -151,7 +158,8 @@ async fn healthz() -> Response {
     ok(problem::json(&json!({ "status": "ok" })))
 }
 
-/// New requests may come: not while the service is shutting down.
+/// New requests may come: not while the service is shutting down. They may while a shared store is away, since each
+/// policy has its fallback: instances that left the load balancer one and all would limit nothing.
 async fn readyz(State(front): Shared) -> Response {
     let stats = front.stats();
     let ready = front.is_ready();
@@ -160,6 +168,8 @@ async fn readyz(State(front): Shared) -> Response {
         "keys": stats.keys,
         "max_keys": stats.max_keys,
         "dropped_keys": stats.dropped,
+        "degraded": front.shared().is_some_and(store::Shared::is_degraded),
+        "store": front.shared().map_or_else(|| json!({ "kind": "memory" }), store::Shared::state),
     });
     let mut response = ok(problem::json(&body));
     if !ready {

@@ -5,7 +5,7 @@ use std::fmt;
 
 use super::log::Stats;
 use super::run::{DeniedKey, Replay, Tally, jiff_time};
-use crate::config::describe;
+use crate::config::{Counted, describe};
 use slidegate::{Policy, Timestamp};
 
 /// The report of a replay; its `Display` is what is printed.
@@ -50,7 +50,7 @@ impl<'a> Report<'a> {
 
     fn write_policy(&self, f: &mut fmt::Formatter<'_>, policy: &Policy, tally: &Tally) -> fmt::Result {
         let (keys, more) = tally.keys();
-        writeln!(f, "\n{}", describe(policy))?;
+        writeln!(f, "\n{}", describe(policy, Counted::Here))?;
         let would = if policy.is_enforced() { "denied" } else { "would have denied" };
         writeln!(
             f,

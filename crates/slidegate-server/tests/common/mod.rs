@@ -12,7 +12,9 @@ use serde_json::Value;
 
 /// The binary under test.
 pub(crate) fn slidegate() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_slidegate"))
+    let mut command = Command::new(env!("CARGO_BIN_EXE_slidegate"));
+    command.env_remove("SLIDEGATE_REDIS").env_remove("SLIDEGATE_KEY_SECRET");
+    command
 }
 
 /// Runs the binary to its end.
@@ -36,12 +38,17 @@ pub(crate) struct Server {
 impl Server {
     /// Starts a server with these arguments and waits until it says what it listens to.
     pub(crate) fn start(args: &[&str]) -> Self {
+        Self::start_logging_to(args, Stdio::inherit())
+    }
+
+    /// The same with a place for its log.
+    pub(crate) fn start_logging_to(args: &[&str], log: impl Into<Stdio>) -> Self {
         let mut process = slidegate()
             .args(["serve", "--listen", "127.0.0.1:0"])
             .args(args)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(Stdio::inherit())
+            .stderr(log)
             .spawn()
             .expect("the binary starts");
         let mut lines = BufReader::new(process.stdout.take().expect("its output is piped")).lines();
@@ -92,6 +99,22 @@ impl Server {
             body.len()
         );
         Answer::parse(&self.raw(request.as_bytes()))
+    }
+
+    /// Asks, and holds the answer against what `openapi.json` says of it.
+    pub(crate) fn judge(&self, method: &str, path: &str, body: Option<&str>, status: u16) {
+        let document = self.get("/openapi.json").json();
+        let answer = self.ask(method, path, body);
+        assert_eq!(answer.status, status, "{method} {path}: {}", answer.body);
+        let bare = path.split('?').next().expect("a path");
+        let described = &document["paths"][bare][method.to_lowercase()]["responses"][status.to_string()];
+        let media_type = answer.header("content-type").expect("a media type");
+        let mut schema = described["content"][media_type]["schema"].clone();
+        assert!(schema.is_object(), "{method} {path} {status} {media_type} is not described");
+        schema["components"] = document["components"].clone();
+        let judge = jsonschema::validator_for(&schema).expect("a schema");
+        let errors: Vec<_> = judge.iter_errors(&answer.json()).map(|error| error.to_string()).collect();
+        assert!(errors.is_empty(), "{method} {path} {status}: {errors:?} in {}", answer.body);
     }
 
     pub(crate) fn signal(&self, name: &str) {

@@ -21,6 +21,8 @@ pub(super) struct Answer<'d> {
     /// 0 when allowed, `null` when the cost never fits.
     retry_after_ms: Option<u64>,
     reset_after_ms: Option<u64>,
+    /// Where that decision comes from.
+    source: Option<&'static str>,
     policies: Vec<One<'d>>,
     /// Present on a denial: the members of RFC 9457 and of the RateLimit draft.
     #[serde(flatten)]
@@ -52,26 +54,29 @@ struct One<'d> {
     cost: u64,
     retry_after_ms: Option<u64>,
     reset_after_ms: u64,
+    source: &'static str,
 }
 
 impl<'d> Answer<'d> {
-    pub(super) fn new(decisions: &'d Decisions<'_>) -> Self {
+    /// `absence` says why a fallback decided, if one did.
+    pub(super) fn new(decisions: &'d Decisions<'_>, absence: &str) -> Self {
         let strictest = decisions.strictest();
         let of = |read: fn(&PolicyDecision<'_>) -> u64| strictest.as_ref().map(read);
         Self {
             allowed: decisions.is_allowed(),
             policy: strictest.map(|one| one.policy().name()),
             key: strictest.map(|one| one.key().to_string()),
-            why: why(decisions),
+            why: why(decisions, absence),
             limit: of(|one| one.limit),
             used: of(|one| one.used),
             remaining: of(|one| one.remaining),
             cost: of(|one| one.cost),
             retry_after_ms: match &strictest {
-                Some(one) => one.retry_after.map(millis_ceil),
+                Some(one) => one.retry_after().map(millis_ceil),
                 None => Some(0),
             },
-            reset_after_ms: of(|one| millis_ceil(one.reset_after)),
+            reset_after_ms: of(|one| millis_ceil(one.reset_after())),
+            source: strictest.map(|one| one.source.name()),
             policies: decisions.iter().map(|one| One::new(&one)).collect(),
             problem: Problem::of(decisions).map(|problem| Denial {
                 r#type: problem.type_uri,
@@ -96,8 +101,9 @@ impl<'d> One<'d> {
             used: one.used,
             remaining: one.remaining,
             cost: one.cost,
-            retry_after_ms: one.retry_after.map(millis_ceil),
-            reset_after_ms: millis_ceil(one.reset_after),
+            retry_after_ms: one.retry_after().map(millis_ceil),
+            reset_after_ms: millis_ceil(one.reset_after()),
+            source: one.source.name(),
         }
     }
 }

@@ -1,0 +1,269 @@
+//! The store behind the front: this process's memory, or one that instances share.
+//!
+//! There is one road for both. What the shared one adds is that it may be away: that is counted here, told in the log
+//! and at `/readyz`, and never hidden from an answer.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use slidegate::{
+    BreakerState, Decisions, Error, Gate, MemoryStats, MemoryStore, PolicySet, Request, SharedGate, Source,
+    Verb,
+};
+
+use crate::config::{Counted, SharedStore};
+
+/// Where limits live.
+#[derive(Debug)]
+// There is one of it, and memory is reached without a detour.
+#[allow(clippy::large_enum_variant)]
+pub(crate) enum Store {
+    Memory(Gate),
+    Shared(Box<Shared>),
+}
+
+/// A shared store, and whether it is there.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    gate: SharedGate,
+    instances: u64,
+    /// Why a fallback decided, as the end of a sentence.
+    absence: String,
+    /// Requests that the store itself answered.
+    answered: AtomicU64,
+    /// Whether something it was asked had no answer, and it was not found well since.
+    away: AtomicBool,
+}
+
+/// What was seen of a shared store when it was last looked at.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    answered: u64,
+    fallbacks: u64,
+    /// Whether the log says that it is away.
+    away: bool,
+}
+
+impl Store {
+    /// # Errors
+    /// A shared store that cannot be one: its certificates are none, or a limit is more than scripts can count.
+    pub(crate) fn new(
+        policies: PolicySet,
+        memory: MemoryStore,
+        shared: Option<SharedStore>,
+    ) -> Result<Self, Error> {
+        let Some(shared) = shared else { return Ok(Self::Memory(Gate::with_store(policies, memory))) };
+        let absence =
+            format!("redis at {} did not answer in {} ms", shared.place(), shared.deadline.as_millis());
+        let gate = SharedGate::builder(policies, shared.options)
+            .instances(shared.instances)
+            .memory(memory)
+            .build()?;
+        let (answered, away) = (AtomicU64::new(0), AtomicBool::new(false));
+        let instances = shared.instances;
+        Ok(Self::Shared(Box::new(Shared { gate, instances, absence, answered, away })))
+    }
+
+    /// Decides a request.
+    pub(crate) async fn apply<'r>(&self, verb: Verb, request: &'r Request<'r>) -> Decisions<'r> {
+        match self {
+            Self::Memory(gate) => gate.apply(verb, request),
+            Self::Shared(shared) => shared.apply(verb, request).await,
+        }
+    }
+
+    /// Forgets the request's keys; says whether anything counted there.
+    ///
+    /// # Errors
+    /// A shared store did not answer in time.
+    pub(crate) async fn reset(&self, request: &Request<'_>) -> Result<bool, Error> {
+        match self {
+            Self::Memory(gate) => Ok(gate.reset(request)),
+            Self::Shared(shared) => shared.reset(request).await,
+        }
+    }
+
+    pub(crate) fn policies(&self) -> Arc<PolicySet> {
+        match self {
+            Self::Memory(gate) => gate.policies(),
+            Self::Shared(shared) => shared.gate.policies(),
+        }
+    }
+
+    /// How full this process's memory is, which a shared store falls back on.
+    pub(crate) fn stats(&self) -> MemoryStats {
+        match self {
+            Self::Memory(gate) => gate.stats(),
+            Self::Shared(shared) => shared.gate.memory().stats(),
+        }
+    }
+
+    /// Removes expired keys from this process's memory.
+    pub(crate) fn sweep(&self, slots: usize) {
+        match self {
+            Self::Memory(gate) => gate.sweep(slots),
+            Self::Shared(shared) => shared.gate.memory().sweep(slots),
+        };
+    }
+
+    pub(crate) fn counted(&self) -> Counted {
+        match self {
+            Self::Memory(_) => Counted::Here,
+            Self::Shared(shared) => Counted::Shared { instances: shared.instances },
+        }
+    }
+
+    /// Why a fallback decided, as the end of a sentence. Memory never needs it.
+    pub(crate) fn absence(&self) -> &str {
+        match self {
+            Self::Memory(_) => "",
+            Self::Shared(shared) => &shared.absence,
+        }
+    }
+
+    /// The store that is shared, if it is.
+    pub(crate) fn shared(&self) -> Option<&Shared> {
+        match self {
+            Self::Memory(_) => None,
+            Self::Shared(shared) => Some(shared),
+        }
+    }
+}
+
+impl Shared {
+    async fn apply<'r>(&self, verb: Verb, request: &'r Request<'r>) -> Decisions<'r> {
+        let decisions = self.gate.apply(verb, request).await;
+        let (mut answered, mut fell_back) = (false, false);
+        for decision in decisions.iter() {
+            match decision.source {
+                Source::Store => answered = true,
+                // Says nothing about the store of now.
+                Source::Remembered => {}
+                _ => fell_back = true,
+            }
+        }
+        if fell_back {
+            self.away.store(true, Ordering::Relaxed);
+        } else if answered {
+            self.answered.fetch_add(1, Ordering::Relaxed);
+        }
+        decisions
+    }
+
+    async fn reset(&self, request: &Request<'_>) -> Result<bool, Error> {
+        let existed = self.gate.reset(request).await;
+        if existed.is_err() {
+            self.away.store(true, Ordering::Relaxed);
+        }
+        existed
+    }
+
+    /// Its URL without secrets.
+    pub(crate) fn url(&self) -> String {
+        self.gate.options().to_string()
+    }
+
+    /// Asks at the start whether it answers.
+    ///
+    /// # Errors
+    /// Why it does not.
+    pub(crate) async fn ping(&self) -> Result<(), Error> {
+        let answer = self.gate.ping().await;
+        self.away.store(answer.is_err(), Ordering::Relaxed);
+        answer
+    }
+
+    /// Asks so often that each node's breaker closes if it is well.
+    async fn knock(&self) -> Result<(), Error> {
+        for _ in 1..KNOCKS {
+            self.gate.ping().await?;
+            tokio::time::sleep(BETWEEN_KNOCKS).await;
+        }
+        self.gate.ping().await
+    }
+
+    /// Whether decisions may come from elsewhere just now.
+    pub(crate) fn is_degraded(&self) -> bool {
+        // Replicas are known and never connected to.
+        self.away.load(Ordering::Relaxed) || self.gate.nodes().iter().all(|node| !node.connected)
+    }
+
+    /// How things stand with it and with each of its nodes.
+    pub(crate) fn state(&self) -> Value {
+        let nodes = self.gate.nodes().into_iter().map(|node| {
+            let breaker = match node.breaker {
+                BreakerState::Closed => "closed",
+                BreakerState::Open => "open",
+                BreakerState::HalfOpen => "half-open",
+            };
+            json!({
+                "node": node.node,
+                "connected": node.connected,
+                "breaker": breaker,
+                "reconnects": node.reconnects,
+                "timeouts": node.timeouts,
+            })
+        });
+        let stats = self.gate.stats();
+        json!({
+            "kind": "redis",
+            "url": self.url(),
+            "nodes": nodes.collect::<Vec<_>>(),
+            "fallbacks": stats.fallbacks,
+            "last_failure": stats.last_failure,
+        })
+    }
+
+    /// Looks what happened since the last time, and tells the log if the store is away or there again. Asks it if nobody
+    /// else did, and to make sure that it is back.
+    pub(crate) async fn look(&self, seen: &mut Seen) {
+        let stats = self.gate.stats();
+        let answered = self.answered.load(Ordering::Relaxed);
+        let (new_answers, new_fallbacks) = (answered - seen.answered, stats.fallbacks - seen.fallbacks);
+        (seen.answered, seen.fallbacks) = (answered, stats.fallbacks);
+        if new_fallbacks > 0 {
+            seen.away = true;
+            tracing::warn!(
+                decisions = new_fallbacks,
+                last_failure = stats.last_failure.unwrap_or_default(),
+                "decisions did not come from the store but from each policy's fallback"
+            );
+            return;
+        }
+        let is_away = self.away.load(Ordering::Relaxed);
+        let answer = match (is_away, new_answers) {
+            (true, _) => self.knock().await,
+            (false, 0) => self.gate.ping().await,
+            (false, _) => Ok(()),
+        };
+        if let Err(failure) = answer {
+            self.away.store(true, Ordering::Relaxed);
+            if !seen.away {
+                tracing::warn!(%failure, "the store does not answer; until it does, each policy decides by its fallback");
+            }
+            seen.away = true;
+        } else if self.gate.stats().fallbacks == seen.fallbacks {
+            self.away.store(false, Ordering::Relaxed);
+            if seen.away {
+                tracing::info!(store = self.url(), "the store answers again; decisions come from it");
+            }
+            seen.away = false;
+        }
+    }
+}
+
+impl Shared {
+    /// Tells the log what silently breaks limits, as far as the store's user may look.
+    pub(crate) async fn examine(&self) {
+        for finding in self.gate.examine().await {
+            tracing::warn!(finding, "the store does not keep limits as it should");
+        }
+    }
+}
+
+/// Answers in a row that close a node's breaker.
+const KNOCKS: u32 = 3;
+/// An open breaker lets a call through each 100 ms and up to 20 more.
+const BETWEEN_KNOCKS: Duration = Duration::from_millis(130);
