@@ -1,0 +1,24 @@
+//! Figures of several rounds as one.
+
+/// The middle one; not a number without any.
+pub(crate) fn median(figures: impl IntoIterator<Item = f64>) -> f64 {
+    let mut sorted: Vec<f64> = figures.into_iter().collect();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => f64::NAN,
+        n if n.is_multiple_of(2) => f64::midpoint(sorted[middle - 1], sorted[middle]),
+        _ => sorted[middle],
+    }
+}
+
+/// The median of what the rounds of `ours` are in terms of the same rounds of `theirs`.
+pub(crate) fn ratio(ours: impl IntoIterator<Item = f64>, theirs: impl IntoIterator<Item = f64>) -> f64 {
+    median(ours.into_iter().zip(theirs).map(|(ours, theirs)| ours / theirs))
+}
+
+/// A count as a figure.
+#[allow(clippy::cast_precision_loss)]
+pub(crate) fn float(count: u64) -> f64 {
+    count as f64
+}

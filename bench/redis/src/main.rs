@@ -1,0 +1,45 @@
+//! What slidegate's Redis store costs Redis, beside the scripts that are usually written instead.
+//!
+//! All contenders run on one server of our own, turn by turn, as the speed of a machine drifts; a row is the median of its
+//! rounds. What counts is Redis's own time: it decides on one core for everybody. `bench/README.md` says what the rows are.
+
+mod drive;
+mod figures;
+mod options;
+mod peers;
+mod scripts;
+mod server;
+mod store;
+
+use options::{Options, Part};
+use server::Server;
+
+/// Why a run ended early, in one line.
+type Failed = Box<dyn std::error::Error + Send + Sync>;
+
+#[tokio::main]
+async fn main() {
+    let options = match Options::parse() {
+        Ok(options) => options,
+        Err(error) => {
+            eprintln!("{error}\n{}", options::USAGE);
+            std::process::exit(2);
+        }
+    };
+    if let Err(error) = run(&options).await {
+        eprintln!("{error}");
+        std::process::exit(1);
+    }
+}
+
+async fn run(options: &Options) -> Result<(), Failed> {
+    let server = Server::start().await?;
+    println!("Redis {}, over a socket file", server.meter().await?.version().await?);
+    if options.has(Part::Scripts) {
+        scripts::run(&server, options).await?;
+    }
+    if options.has(Part::Store) {
+        store::run(&server, options).await?;
+    }
+    Ok(())
+}

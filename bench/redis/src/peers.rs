@@ -1,0 +1,189 @@
+//! Who decides: slidegate's scripts by way of the library, and the scripts that are usually written instead.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use redis::Script;
+use redis::aio::MultiplexedConnection;
+use slidegate::{Algorithm, Policy, PolicySet, Quota, RedisOptions, Request, SharedGate};
+
+use crate::Failed;
+use crate::server::Server;
+
+/// Long enough that no charge ends during a run.
+pub(crate) const WINDOW: Duration = Duration::from_secs(3600);
+/// The longest there is: what is measured is the cost of answers, not how soon they come.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Spreads serial numbers over all of 64 bits, no two to one place: 2^64 over the golden ratio.
+const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// A way to decide.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Contender {
+    Slidegate(Algorithm),
+    /// The sliding log with as many slots as its limit, where it has fewer unless told so.
+    ExactLog,
+    SortedSet,
+    Gcra,
+    Incr,
+}
+
+impl Contender {
+    pub(crate) const ALL: [Self; 8] = [
+        Self::Slidegate(Algorithm::SlidingLog),
+        Self::ExactLog,
+        Self::SortedSet,
+        Self::Slidegate(Algorithm::SlidingWindow),
+        Self::Slidegate(Algorithm::FixedWindow),
+        Self::Slidegate(Algorithm::TokenBucket),
+        Self::Gcra,
+        Self::Incr,
+    ];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Slidegate(algorithm) => algorithm.name(),
+            Self::ExactLog => "sliding-log, exact",
+            Self::SortedSet => "sorted set",
+            Self::Gcra => "GCRA",
+            Self::Incr => "INCR, EXPIRE",
+        }
+    }
+
+    /// Whom it is measured against.
+    pub(crate) fn rival(self) -> Option<Self> {
+        match self {
+            Self::Slidegate(Algorithm::SlidingLog) | Self::ExactLog => Some(Self::SortedSet),
+            Self::Slidegate(_) => Some(Self::Gcra),
+            Self::SortedSet | Self::Gcra | Self::Incr => None,
+        }
+    }
+
+    /// Whether it has something of its own to show at this limit.
+    pub(crate) fn takes_part(self, limit: u64) -> bool {
+        self != Self::ExactLog || limit > u64::from(Quota::DEFAULT_SLOTS)
+    }
+}
+
+/// A contender with its connection.
+#[derive(Debug)]
+pub(crate) enum Peer {
+    Slidegate(Box<SharedGate>),
+    Rival(Rival),
+}
+
+/// A script of others, called as a program would call it.
+#[derive(Debug)]
+pub(crate) struct Rival {
+    contender: Contender,
+    script: Script,
+    connection: MultiplexedConnection,
+    limit: u64,
+    serial: AtomicU64,
+}
+
+impl Peer {
+    pub(crate) async fn new(contender: Contender, server: &Server, limit: u64) -> Result<Self, Failed> {
+        let text = match contender {
+            Contender::Slidegate(algorithm) => {
+                return gate(server, quota(limit)?.with_algorithm(algorithm), Habits::NONE);
+            }
+            Contender::ExactLog => {
+                let slots = u16::try_from(limit).unwrap_or(u16::MAX);
+                return gate(server, quota(limit)?.with_slots(slots), Habits::NONE);
+            }
+            Contender::SortedSet => include_str!("../rivals/sorted_set.lua"),
+            Contender::Gcra => include_str!("../rivals/gcra.lua"),
+            Contender::Incr => include_str!("../rivals/incr.lua"),
+        };
+        let connection = server.connect().await?;
+        let rival =
+            Rival { contender, script: Script::new(text), connection, limit, serial: AtomicU64::new(0) };
+        Ok(Self::Rival(rival))
+    }
+
+    /// Whether one more request of this user is allowed.
+    pub(crate) async fn decide(&self, user: u64) -> Result<bool, Failed> {
+        match self {
+            Self::Slidegate(gate) => Ok(check(gate, user).await),
+            Self::Rival(rival) => rival.decide(user).await,
+        }
+    }
+
+    /// Fails if a decision was not Redis's: figures that hold such say nothing.
+    pub(crate) fn was_served(&self) -> Result<(), Failed> {
+        match self {
+            Self::Slidegate(gate) if gate.stats().fallbacks > 0 => {
+                Err(gate.stats().last_failure.unwrap_or_default().into())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Rival {
+    async fn decide(&self, user: u64) -> Result<bool, Failed> {
+        // As long as the names that slidegate gives.
+        let mut call = self.script.key(format!("log:bench:user-{user:07}"));
+        let (window_us, window_ms) = (WINDOW.as_micros(), WINDOW.as_millis());
+        match self.contender {
+            Contender::SortedSet => {
+                // Sixteen digits tell the requests of several instances apart: short for what is usual.
+                let serial = self.serial.fetch_add(1, Ordering::Relaxed);
+                let member = format!("{:016x}", serial.wrapping_mul(ODD));
+                call.arg(window_us.to_string()).arg(self.limit).arg(member).arg(window_ms.to_string())
+            }
+            Contender::Gcra => call.arg((window_us / u128::from(self.limit)).to_string()).arg(self.limit),
+            _ => call.arg(window_ms.to_string()).arg(self.limit),
+        };
+        let reply: Vec<i64> = call.invoke_async(&mut self.connection.clone()).await?;
+        Ok(reply.first() == Some(&1))
+    }
+}
+
+/// What a gate saves Redis.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Habits {
+    /// Whether checks of the same keys go together.
+    pub(crate) coalesces: bool,
+    /// Whether denials are remembered.
+    pub(crate) remembers: bool,
+}
+
+impl Habits {
+    /// One call for each decision.
+    pub(crate) const NONE: Self = Self { coalesces: false, remembers: false };
+
+    pub(crate) fn name(self) -> &'static str {
+        match (self.coalesces, self.remembers) {
+            (false, false) => "one call each",
+            (true, false) => "coalescing",
+            (false, true) => "remembering",
+            (true, true) => "coalescing, remembering",
+        }
+    }
+}
+
+pub(crate) fn quota(limit: u64) -> Result<Quota, Failed> {
+    Ok(Quota::new(limit, WINDOW)?)
+}
+
+/// A gate with one policy by user.
+pub(crate) fn gate(server: &Server, quota: Quota, habits: Habits) -> Result<Peer, Failed> {
+    let policies = PolicySet::new([Policy::new("bench", quota)?.scope(["user"])])?;
+    let mut options = RedisOptions::new(&server.url())?.deadline(DEADLINE).connect_timeout(DEADLINE);
+    if !habits.coalesces {
+        options = options.without_coalescing();
+    }
+    if !habits.remembers {
+        options = options.without_remembering();
+    }
+    Ok(Peer::Slidegate(Box::new(SharedGate::new(policies, options)?)))
+}
+
+async fn check(gate: &SharedGate, user: u64) -> bool {
+    let name = format!("user-{user:07}");
+    let request = Request::new().with("user", name.as_str());
+    gate.check(&request).await.is_allowed()
+}
