@@ -197,7 +197,7 @@ impl Findings {
 }
 
 /// The same with control characters escaped: what a file holds must not break a line, or a terminal.
-fn one_line(message: &str) -> String {
+pub(crate) fn one_line(message: &str) -> String {
     let mut line = String::with_capacity(message.len());
     for c in message.chars() {
         if c.is_control() || matches!(c, '\u{2028}' | '\u{2029}') {

@@ -1,115 +1,404 @@
 //! Configuration of envoyproxy/ratelimit: its files as they are, and what they say about a descriptor.
 //!
-//! The gRPC door asks `Live::current` once for each request and keeps that `Arc` until it has its decisions, calls
-//! `lookup` for each descriptor, `dropped` for all of them, and decides what is left through `Front::decide_all`:
+//! Every limit becomes a policy of ours, so that decisions go the one road that all others go: windows slide and a refused
+//! request is not charged. These policies concern no request that does not name them, which the gRPC door does by
+//! [`slidegate::Request::under`]: their one condition asks for an attribute [`RULE`] that holds the policy's own name. So
+//! `POST /v1/reset` with that and [`SCOPE`] forgets one counter.
 //!
-//! ```text
-//! let envoy = live.current();                       // None: "no rate limit configuration loaded"
-//! let lookups = descriptors.map(|d| envoy.lookup(domain, &entries, d.limit));
-//! let dropped = envoy::dropped(&lookups);           // by `replaces`; these answer OK without a limit, uncounted
-//! // Lookup::Limited(hit), not dropped:
-//! let request = Request::new().with(envoy::SCOPE, hit.key.as_str()).under(hit.policy).cost(addend);
-//! let request = match hit.quota { Some(quota) => request.quota(quota), None => request };  // a limit of the request's own
-//! // A shadow rule's policy is a shadow policy: its denial shows in its own decision and denies nothing.
-//! ```
+//! A door asks [`Live::current`] once for each request and keeps what it gets until it has its decisions: policies that a
+//! reload drops are taken out of force when nobody holds the configuration that they came from.
 
-/// The attribute that every policy made of a rule counts by. Its value is a hit's key.
+mod file;
+mod folder;
+mod matcher;
+mod names;
+mod rule;
+mod settings;
+mod trace;
+mod watch;
+mod yaml;
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashSet};
+use std::fmt::{self, Write as _};
+
+use slidegate::{Algorithm, Match, Policy, PolicySet, Quota};
+
+use crate::config::one_line;
+
+use file::Descriptor;
+use matcher::{Level, Limit, Node};
+
+pub(crate) use folder::Folder;
+pub(crate) use rule::{Rate, Rule, Unit};
+pub(crate) use settings::Settings;
+pub(crate) use trace::{Told, tell};
+pub(crate) use watch::{Live, Watcher};
+
+/// The attribute that every policy made of a limit counts by: the key of a [`RuleHit`].
 pub(crate) const SCOPE: &str = "descriptor";
+/// The attribute by which a request that is no descriptor can name such a policy.
+pub(crate) const RULE: &str = "rule";
 
-/// The units of a limit, with the numbers that protocol buffers give them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Unit {
-    Second = 1,
-    Minute = 2,
-    Hour = 3,
-    Day = 4,
-    Month = 5,
-    Year = 6,
-    Week = 7,
+/// Most descriptors of all files.
+const MAX_DESCRIPTORS: usize = 100_000;
+/// Most mistakes that are told at once.
+const MAX_MISTAKES: usize = 20;
+
+/// How files are read.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Reading {
+    /// Whether several files may have one domain.
+    pub(crate) merge_domains: bool,
+    /// How limits are counted that ask for no algorithm of their own.
+    pub(crate) algorithm: Algorithm,
+    /// Stands before every counter's key.
+    pub(crate) key_prefix: String,
 }
 
-impl Unit {
-    pub(crate) fn number(self) -> i32;
-    /// `None` for 0 (UNKNOWN) and numbers that are no unit.
-    pub(crate) fn from_number(number: i32) -> Option<Self>;
-    /// `MINUTE`
-    pub(crate) fn name(self) -> &'static str;
-    pub(crate) fn window(self) -> std::time::Duration;
+/// Everything that a folder's files say. Immutable; a reload makes another one.
+#[derive(Debug)]
+pub(crate) struct Envoy {
+    reading: Reading,
+    domains: BTreeMap<String, Domain>,
+    policies: Vec<Policy>,
+    /// What is allowed and most likely not meant, in lines.
+    warnings: Vec<String>,
 }
 
-/// A limit that a request brings along for one descriptor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct OwnLimit {
-    pub(crate) requests_per_unit: u32,
-    pub(crate) unit: Unit,
+#[derive(Debug, Default)]
+struct Domain {
+    top: Level,
+    /// Of limits that requests bring along.
+    own_limits: Limit,
 }
 
-/// What the files say about one descriptor of a request.
+/// What the files say about one descriptor.
+#[derive(Debug)]
 pub(crate) enum Lookup<'e> {
-    /// No limit: OK, no current_limit, remaining 0. `domain_found: false` counts as `<domain>.domain_not_found`.
-    NoMatch { domain_found: bool },
-    /// OK, no current_limit, remaining u32::MAX; nothing is decided.
-    Unlimited { rule: &'e Rule, stat_key: Cow<'e, str> },
+    /// No limit: nothing is counted.
+    NoMatch {
+        domain_found: bool,
+    },
+    /// A limit that lets everything pass; nothing is counted.
+    Unlimited {
+        rule: &'e Rule,
+        stat_key: Cow<'e, str>,
+    },
     Limited(RuleHit<'e>),
 }
 
 /// A limit to decide by.
+#[derive(Debug)]
 pub(crate) struct RuleHit<'e> {
-    /// What the file says besides the numbers. Of a limit that came with the request: all defaults.
+    /// What the file says besides the rate. Of a limit that came with the request: the defaults.
     pub(crate) rule: &'e Rule,
-    /// The policy's name, for `Request::under`. Bounded in number: good for a metric's label.
+    /// The policy that counts it. There are as many as limits and domains, so it is good for a metric's label.
     pub(crate) policy: &'e str,
-    /// The value of the attribute [`SCOPE`]: no two descriptors of any domain have one key.
+    /// What it is counted under: the value of [`SCOPE`]. No two descriptors share one, unless `share_threshold` says so.
     pub(crate) key: String,
-    pub(crate) requests_per_unit: u32,
-    pub(crate) unit: Unit,
-    /// For `Request::quota`: only of a limit that came with the request.
+    pub(crate) rate: Rate,
+    /// Only of a limit that came with the request: what to decide by instead of the policy's quota.
     pub(crate) quota: Option<Quota>,
-    /// The name of its statistics as the reference has it. `Owned` when values of the request are in it, so that their
-    /// number has no bound.
+    /// What the reference calls its statistics. Owned where values of the request are in it: there is no bound to those.
     pub(crate) stat_key: Cow<'e, str>,
 }
 
-/// A node's `rate_limit` and what stands beside it.
-pub(crate) struct Rule {
-    /// Empty unless given.
-    pub(crate) name: String,
-    pub(crate) replaces: Vec<String>,
-    pub(crate) shadow_mode: bool,
-    pub(crate) quota_mode: bool,
-    /// Without the `slidegate` part, which is ours.
-    pub(crate) metadata: serde_json::Map<String, serde_json::Value>,
-    /// `metadata.slidegate.excess: charge`: a refused hit is charged all the same (`Verb::Penalize` after a denial).
-    pub(crate) charges_excess: bool,
+/// Why files are not taken: one line for each mistake, in the reference's words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Refusal(Vec<String>);
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join("\n"))
+    }
 }
 
-/// Everything that the files of one directory say. Immutable; a reload makes a new one.
-pub(crate) struct Envoy;
+impl Refusal {
+    pub(crate) fn one(line: impl Into<String>) -> Self {
+        Self(vec![line.into()])
+    }
+
+    pub(crate) fn lines(&self) -> &[String] {
+        &self.0
+    }
+}
 
 impl Envoy {
-    pub(crate) fn lookup<'e>(&'e self, domain: &str, entries: &[(&str, &str)], own: Option<OwnLimit>) -> Lookup<'e>;
-    /// At least one domain is configured.
-    pub(crate) fn has_domains(&self) -> bool;
-    /// The text of `/rlconfig`.
-    pub(crate) fn dump(&self) -> String;
+    /// Reads files: name and text of each.
+    ///
+    /// # Errors
+    /// Everything that is wrong with them.
+    pub(crate) fn read(files: &[(String, String)], reading: Reading) -> Result<Self, Refusal> {
+        let mut builder = Builder {
+            envoy: Self { reading, domains: BTreeMap::new(), policies: Vec::new(), warnings: Vec::new() },
+            mistakes: Vec::new(),
+            descriptors: 0,
+        };
+        let read: Vec<_> = files.iter().map(|(name, text)| (name.as_str(), file::read(text))).collect();
+        for (name, read) in &read {
+            builder.mistakes.extend(read.mistakes.iter().map(|(line, told)| place(name, *line, told)));
+            let warnings = read.warnings.iter().map(|(line, told)| place(name, *line, told));
+            builder.envoy.warnings.extend(warnings);
+        }
+        // As the reference does: what files say together is looked at when each of them can be read.
+        if builder.mistakes.is_empty() {
+            for (name, read) in read {
+                builder.add(name, read);
+            }
+        }
+        builder.finish()
+    }
+
+    /// What applies to a descriptor: its entries, and the limit that it brings along.
+    pub(crate) fn lookup<'e>(
+        &'e self,
+        domain: &str,
+        entries: &[(&str, &str)],
+        own: Option<Rate>,
+    ) -> Lookup<'e> {
+        let Some((domain_name, domain)) = self.domains.get_key_value(domain) else {
+            return Lookup::NoMatch { domain_found: false };
+        };
+        let mut key = names::start_key(&self.reading.key_prefix, domain_name);
+        if let Some(rate) = own {
+            entries.iter().for_each(|(name, value)| names::push_entry(&mut key, name, value));
+            // What counts by the day is no use by the second.
+            let _ = write!(key, "|{}", rate.unit.name());
+            let parts: Vec<_> = entries.iter().map(|(name, value)| Level::name_of(name, value)).collect();
+            return Lookup::Limited(RuleHit {
+                rule: &domain.own_limits.rule,
+                policy: &domain.own_limits.policy,
+                key,
+                rate,
+                quota: Some(rate.quota(self.reading.algorithm)),
+                stat_key: Cow::Owned(names::stat_key(domain_name, parts.iter().map(String::as_str))),
+            });
+        }
+        let walk = domain.top.walk(entries);
+        let Some(Limit { rate, rule, policy, stat_key }) = walk.end().and_then(|node| node.limit.as_ref())
+        else {
+            return Lookup::NoMatch { domain_found: true };
+        };
+        let path = || walk.steps.iter().filter_map(|step| step.found.map(|(node, _)| node));
+        let stat_key = if rule.detailed_metric || path().any(|node| node.value_to_metric) {
+            Cow::Owned(names::stat_key_of(domain_name, &walk, entries, rule.detailed_metric))
+        } else {
+            Cow::Borrowed(stat_key.as_str())
+        };
+        let Some(rate) = *rate else { return Lookup::Unlimited { rule, stat_key } };
+        for (node, (name, value)) in path().zip(entries) {
+            let shared = (node.key.as_str(), node.value.as_str());
+            let (name, value) = if node.shares { shared } else { (*name, *value) };
+            names::push_entry(&mut key, name, value);
+        }
+        Lookup::Limited(RuleHit { rule, policy, key, rate, quota: None, stat_key })
+    }
+
+    /// A policy for each limit, and one for each domain's requests that bring a limit along.
+    pub(crate) fn policies(&self) -> &[Policy] {
+        &self.policies
+    }
+
+    /// Whether there is any domain.
+    pub(crate) fn has_domains(&self) -> bool {
+        !self.domains.is_empty()
+    }
+
+    /// What is allowed and most likely not meant: a line for each.
+    pub(crate) fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// The text of `/rlconfig`: a line for each limit, by domain and in the files' order.
+    pub(crate) fn dump(&self) -> String {
+        let mut out = String::new();
+        self.domains.values().for_each(|domain| dump(&domain.top, &mut out));
+        out
+    }
+
+    fn domain(&self, name: &str) -> Option<&Domain> {
+        self.domains.get(name)
+    }
 }
 
-/// Which of a request's lookups a `replaces` of another names.
-pub(crate) fn dropped(lookups: &[Lookup<'_>]) -> Vec<bool>;
-
-/// The configuration in force; a clone for each door.
-#[derive(Clone)]
-pub(crate) struct Live;
-
-impl Live {
-    /// `None` while none was ever loaded.
-    pub(crate) fn current(&self) -> Option<Arc<Envoy>>;
-    /// How often loading went well and how often not, for `config_load_success` and `config_load_error`.
-    pub(crate) fn loads(&self) -> Loads { /* { succeeded: u64, failed: u64 } */ }
+impl Default for Limit {
+    fn default() -> Self {
+        Self { rate: None, rule: Rule::default(), policy: String::new(), stat_key: String::new() }
+    }
 }
 
-/// `envoy::settings::Settings`: the reference's environment variables, see settings.rs when it is there:
-/// `http: SocketAddr` (HOST:PORT), `grpc: Grpc::{Tcp(SocketAddr), Unix(PathBuf)}`, `debug: SocketAddr`, `shadow_mode: bool`,
-/// `quota_mode: bool`, `near_limit_ratio: f32`, `headers: Option<HeaderNames { limit, remaining, reset: String }>`,
-/// `dynamic_metadata: bool`, `healthy_with_one_config: bool`, `max_connection_age: Duration`, and what concerns loading.
-pub(crate) struct Settings;
+fn dump(level: &Level, out: &mut String) {
+    for node in &level.nodes {
+        if let Some(Limit { rate, rule, stat_key, .. }) = &node.limit {
+            let (unit, count) =
+                rate.map_or(("UNKNOWN", 0), |rate| (rate.unit.name(), rate.requests_per_unit));
+            let _ = writeln!(
+                out,
+                "{stat_key}: unit={unit} requests_per_unit={count}, shadow_mode: {}, quota_mode: {}",
+                rule.shadow_mode, rule.quota_mode
+            );
+        }
+        dump(&node.below, out);
+    }
+}
+
+/// Which of a request's lookups are not counted, since the limit of another one `replaces` theirs.
+pub(crate) fn dropped(lookups: &[Lookup<'_>]) -> Vec<bool> {
+    let rules = || {
+        lookups.iter().map(|lookup| match lookup {
+            Lookup::NoMatch { .. } => None,
+            Lookup::Unlimited { rule, .. } | Lookup::Limited(RuleHit { rule, .. }) => Some(*rule),
+        })
+    };
+    let replaced: HashSet<&str> =
+        rules().flatten().flat_map(|rule| rule.replaces.iter().map(String::as_str)).collect();
+    rules().map(|rule| rule.is_some_and(|rule| replaced.contains(rule.name.as_str()))).collect()
+}
+
+/// A line about a file: the reference's words, and behind them the line, which it does not know.
+fn place(file: &str, line: u64, told: &str) -> String {
+    one_line(&format!("{file}: {told} (line {line})"))
+}
+
+/// Puts files together.
+struct Builder {
+    envoy: Envoy,
+    mistakes: Vec<String>,
+    descriptors: usize,
+}
+
+/// Where descriptors are added.
+struct Place<'p> {
+    file: &'p str,
+    domain: &'p str,
+    /// What errors call the parent: `test-domain.key1_value1.`
+    parent: &'p str,
+    /// Keys and values from the domain on.
+    path: &'p [(&'p str, &'p str)],
+}
+
+impl Builder {
+    fn add(&mut self, file: &str, read: file::Read) {
+        let file::Read { domain, domain_line, descriptors, .. } = read;
+        if domain.is_empty() {
+            self.mistakes.push(place(file, domain_line, "config file cannot have empty domain"));
+            return;
+        }
+        if self.envoy.domains.contains_key(&domain) && !self.envoy.reading.merge_domains {
+            let told = format!("duplicate domain '{domain}' in config file");
+            self.mistakes.push(place(file, domain_line, &told));
+            return;
+        }
+        let mut entry = self.envoy.domains.remove(&domain).unwrap_or_default();
+        if entry.own_limits.policy.is_empty() {
+            entry.own_limits.policy = names::own_limits_policy(&domain);
+            // Never decided by: each request brings its own.
+            let quota = Quota::per_second(0).with_algorithm(self.envoy.reading.algorithm);
+            self.policy(&entry.own_limits.policy, quota, false);
+        }
+        let parent = format!("{domain}.");
+        let place = Place { file, domain: &domain, parent: &parent, path: &[] };
+        self.level(&place, &mut entry.top, descriptors);
+        self.envoy.domains.insert(domain, entry);
+    }
+
+    fn level(&mut self, place: &Place<'_>, level: &mut Level, descriptors: Vec<Descriptor>) {
+        for descriptor in descriptors {
+            self.descriptors += 1;
+            if self.mistakes.len() > MAX_MISTAKES || self.descriptors > MAX_DESCRIPTORS {
+                return;
+            }
+            let Descriptor { line, key, value, limit, rule, value_to_metric, share_threshold, descriptors } =
+                descriptor;
+            if key.is_empty() {
+                self.mistake(place, line, "descriptor has empty key");
+                continue;
+            }
+            let name = Level::name_of(&key, &value);
+            let full = format!("{}{name}", place.parent);
+            if level.has(&name) {
+                self.mistake(place, line, &format!("duplicate descriptor composite key '{full}'"));
+                continue;
+            }
+            if share_threshold && !name.contains('*') {
+                let told = format!(
+                    "share_threshold can only be used with wildcard values (containing '*'), but found key '{name}'"
+                );
+                self.mistake(place, line, &told);
+            }
+            let path = [place.path, &[(key.as_str(), value.as_str())]].concat();
+            let limit = limit.and_then(|limit| self.limit(place, &path, &limit, rule));
+            let mut below = Level::default();
+            let parent = format!("{full}.");
+            self.level(&Place { parent: &parent, path: &path, ..*place }, &mut below, descriptors);
+            let place = format!("{}:{line}", place.file);
+            level.push(Node {
+                shares: share_threshold,
+                name,
+                value_to_metric,
+                limit,
+                below,
+                place,
+                key,
+                value,
+            });
+        }
+    }
+
+    fn limit(
+        &mut self,
+        place: &Place<'_>,
+        path: &[(&str, &str)],
+        limit: &file::Limit,
+        rule: Rule,
+    ) -> Option<Limit> {
+        if rule.replaces.iter().any(String::is_empty) {
+            self.mistake(place, limit.line, "should not have an empty replaces entry");
+        } else if rule.replaces.contains(&rule.name) {
+            self.mistake(place, limit.line, "replaces should not contain name of same descriptor");
+        }
+        let rate = limit.rate().map_err(|told| self.mistake(place, limit.line, &told)).ok()?;
+        let mut policy = String::new();
+        if let Some(rate) = rate {
+            policy = names::policy(place.domain, path);
+            let algorithm = rule.algorithm.unwrap_or(self.envoy.reading.algorithm);
+            self.policy(&policy, rate.quota(algorithm), rule.shadow_mode);
+        }
+        let parts: Vec<_> = path.iter().map(|(key, value)| Level::name_of(key, value)).collect();
+        let stat_key = names::stat_key(place.domain, parts.iter().map(String::as_str));
+        Some(Limit { rate, rule, policy, stat_key })
+    }
+
+    fn policy(&mut self, name: &str, quota: Quota, is_shadow: bool) {
+        let policy = Policy::new(name, quota).expect("its name is made of what names may be made of");
+        let policy = policy.when(RULE, Match::equals(name)).scope([SCOPE]);
+        self.envoy.policies.push(if is_shadow { policy.shadow() } else { policy });
+    }
+
+    fn mistake(&mut self, place: &Place<'_>, line: u64, told: &str) {
+        self.mistakes.push(self::place(place.file, line, told));
+    }
+
+    fn finish(mut self) -> Result<Envoy, Refusal> {
+        if self.descriptors > MAX_DESCRIPTORS {
+            let told = format!("the files have more than {MAX_DESCRIPTORS} descriptors, which is the most");
+            self.mistakes.push(told);
+        }
+        let policies = self.envoy.policies.len();
+        if policies > PolicySet::MAX_POLICIES {
+            self.mistakes.push(format!(
+                "the files have {policies} limits and domains together; {} is the most",
+                PolicySet::MAX_POLICIES
+            ));
+        }
+        if self.mistakes.is_empty() {
+            return Ok(self.envoy);
+        }
+        if let Some(more) = self.mistakes.len().checked_sub(MAX_MISTAKES).filter(|more| *more > 0) {
+            self.mistakes.truncate(MAX_MISTAKES);
+            self.mistakes.push(format!("{more} more errors; correct these first"));
+        }
+        Err(Refusal(self.mistakes))
+    }
+}
