@@ -33,7 +33,7 @@ pub(crate) use folder::Folder;
 pub(crate) use rule::{Rate, Rule, Unit};
 pub(crate) use settings::Settings;
 pub(crate) use trace::{Told, tell};
-pub(crate) use watch::{Live, Watcher};
+pub(crate) use watch::{LOOK_EVERY, Live, Watcher};
 
 /// The attribute that every policy made of a limit counts by: the key of a [`RuleHit`].
 pub(crate) const SCOPE: &str = "descriptor";
@@ -150,6 +150,15 @@ impl Envoy {
         builder.finish()
     }
 
+    /// Reads the folder once.
+    ///
+    /// # Errors
+    /// Why the files cannot be taken.
+    pub(crate) fn load(settings: &Settings) -> Result<Self, Refusal> {
+        let texts = settings.folder.look().and_then(|seen| seen.read(&settings.folder));
+        Self::read(&texts.map_err(Refusal::one)?, settings.reading.clone())
+    }
+
     /// What applies to a descriptor: its entries, and the limit that it brings along.
     pub(crate) fn lookup<'e>(
         &'e self,
@@ -198,6 +207,13 @@ impl Envoy {
     /// A policy for each limit, and one for each domain's requests that bring a limit along.
     pub(crate) fn policies(&self) -> &[Policy] {
         &self.policies
+    }
+
+    /// How much there is: `12 limits in 3 domains`.
+    pub(crate) fn summary(&self) -> String {
+        let domains = self.domains.len();
+        // Each domain has a policy beside those of its limits.
+        format!("{} limits in {domains} domains", self.policies.len() - domains)
     }
 
     /// Whether there is any domain.

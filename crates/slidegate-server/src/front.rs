@@ -136,6 +136,14 @@ impl Front {
         self.store.apply(verb, request).await
     }
 
+    /// Puts other policies in force. Usage is kept by policy name.
+    ///
+    /// # Errors
+    /// A limit is more than a shared store can count; the old policies stay in force.
+    pub(crate) fn configure(&self, policies: PolicySet) -> Result<(), Error> {
+        self.store.configure(policies)
+    }
+
     /// Forgets the request's keys under every policy that applies; says whether anything counted there.
     ///
     /// # Errors

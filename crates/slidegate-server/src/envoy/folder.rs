@@ -92,12 +92,14 @@ fn is_yaml(path: &Path) -> bool {
 }
 
 impl Fingerprint {
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// The files' texts, in the order of their names.
-    pub(super) fn read(&self) -> Result<Vec<Text>, String> {
+    /// The files' texts, in the order of their names. At least one.
+    pub(super) fn read(&self, folder: &Folder) -> Result<Vec<Text>, String> {
+        if self.0.is_empty() {
+            return Err(format!(
+                "{}: holds no file whose name ends in .yaml or .yml; give the folder that does",
+                folder.path.display()
+            ));
+        }
         let mut texts = Vec::with_capacity(self.0.len());
         let mut total = 0;
         for seen in &self.0 {

@@ -140,14 +140,7 @@ impl Watcher {
     /// What the files say now; `None` if it is what they said when they were last read.
     fn read(&mut self) -> Result<Option<Envoy>, Refusal> {
         let seen = self.seen.as_ref().map_err(Refusal::one)?;
-        if seen.is_empty() {
-            let told = format!(
-                "{}: holds no file whose name ends in .yaml or .yml; give the folder that does",
-                self.folder.path.display()
-            );
-            return Err(Refusal::one(told));
-        }
-        let texts = seen.read().map_err(Refusal::one)?;
+        let texts = seen.read(&self.folder).map_err(Refusal::one)?;
         if texts == self.texts {
             return Ok(None);
         }
