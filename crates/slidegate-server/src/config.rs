@@ -403,10 +403,10 @@ policies:
             error("policies: {a: 1}"),
             format!("slidegate.yaml:1: policies is a map; write a list, for example `{example}`")
         );
-        let many: String = (0..1025).map(|n| format!("  - {{name: p{n}, quota: 1/1s}}\n")).collect();
+        let many: String = (0..16_385).map(|n| format!("  - {{name: p{n}, quota: 1/1s}}\n")).collect();
         assert_eq!(
             error(&format!("\npolicies:\n{many}")),
-            "slidegate.yaml:3: 1025 policies are too many; join some, 1024 is the most"
+            "slidegate.yaml:3: 16385 policies are too many; join some, 16384 is the most"
         );
     }
 

@@ -131,9 +131,14 @@ impl Front {
         Ok(request)
     }
 
-    /// Decides a request. Every protocol calls this one function.
+    /// Decides a request. Every protocol calls this, or [`decide_all`](Self::decide_all).
     pub(crate) async fn decide<'r>(&self, verb: Verb, request: &'r Request<'r>) -> Decisions<'r> {
-        self.store.apply(verb, request).await
+        self.decide_all(verb, std::slice::from_ref(request)).await
+    }
+
+    /// Decides several requests in one atomic step: all of them are charged on all of their policies, or none.
+    pub(crate) async fn decide_all<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
+        self.store.apply_all(verb, requests).await
     }
 
     /// Puts other policies in force. Usage is kept by policy name.

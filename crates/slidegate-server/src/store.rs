@@ -66,11 +66,11 @@ impl Store {
         Ok(Self::Shared(Box::new(Shared { gate, instances, absence, answered, away })))
     }
 
-    /// Decides a request.
-    pub(crate) async fn apply<'r>(&self, verb: Verb, request: &'r Request<'r>) -> Decisions<'r> {
+    /// Decides requests in one step.
+    pub(crate) async fn apply_all<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
         match self {
-            Self::Memory(gate) => gate.apply(verb, request),
-            Self::Shared(shared) => shared.apply(verb, request).await,
+            Self::Memory(gate) => gate.apply_all(verb, requests),
+            Self::Shared(shared) => shared.apply_all(verb, requests).await,
         }
     }
 
@@ -147,8 +147,8 @@ impl Store {
 }
 
 impl Shared {
-    async fn apply<'r>(&self, verb: Verb, request: &'r Request<'r>) -> Decisions<'r> {
-        let decisions = self.gate.apply(verb, request).await;
+    async fn apply_all<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
+        let decisions = self.gate.apply_all(verb, requests).await;
         let (mut answered, mut fell_back) = (false, false);
         for decision in decisions.iter() {
             match decision.source {

@@ -1,8 +1,8 @@
 -- Decides requests on all their keys or on none, in the order they came, at one time.
 --
 -- ARGV: the latest server time at which anything may still be charged; the verb; the number of requests and the cost of
--- each; then for each key its algorithm, whether it is enforced, and its quota packed; for `once` at last the
--- milliseconds that its reply is kept. Replies {requests charged, now, {what the algorithm tells} for each key}; a refund
+-- each; then for each key its algorithm, `enforced` or `shadow` with a `+` if it charges excess, its quota packed, and
+-- its own cost if it is not the requests'; for `once` at last the milliseconds that its reply is kept. Replies {requests charged, now, {what the algorithm tells} for each key}; a refund
 -- tells what is left, and at the end what it gave. {-1, now} when it is too late.
 
 --[open]
@@ -51,12 +51,14 @@ if verb == 'once' then
 end
 local opens = {}
 --@opens
-local used, capacity, enforced, adds, needed, moved = {}, {}, {}, {}, {}, {}
+local used, capacity, enforced, excess, own, adds, needed, moved = {}, {}, {}, {}, {}, {}, {}, {}
 local tell, charge, keep, refund = {}, {}, {}, {}
 for k = 1, keys do
-  local from = 3 + requests + (k - 1) * 3
+  local from = 3 + requests + (k - 1) * 4
   local wrong
-  enforced[k], adds[k], needed[k] = argv[from + 2] == '1', 0, 0
+  local mode = argv[from + 2]
+  enforced[k], excess[k], own[k] = mode:byte(1) == 101, mode:byte(-1) == 43, tonumber(argv[from + 4])
+  adds[k], needed[k] = 0, 0
   used[k], capacity[k], wrong, moved[k], tell[k], charge[k], keep[k], refund[k] =
     opens[argv[from + 1]](KEYS[k], now, argv[from + 3])
   if wrong then return redis.error_reply('SLIDEGATE value ' .. k .. ' is ' .. wrong) end
@@ -65,7 +67,7 @@ end
 local reply = { 0, now }
 if verb == 'refund' then
   for k = 1, keys do
-    local given = refund[k](argv[4] + 0)
+    local given = refund[k](own[k] or argv[4] + 0)
     local told = tell[k](0)
     told[#told + 1] = given
     reply[2 + k] = told
@@ -75,10 +77,12 @@ end
 
 for request = 4, 3 + requests do
   local cost, passes = argv[request] + 0, true
-  if verb ~= 'penalize' and cost > 0 then
+  if verb ~= 'penalize' then
     for k = 1, keys do
-      local over = used[k] + adds[k] + cost - capacity[k]
-      if over > 0 then
+      local asks = own[k] or cost
+      if excess[k] and asks > 1 then asks = 1 end
+      local over = used[k] + adds[k] + asks - capacity[k]
+      if asks > 0 and over > 0 then
         if enforced[k] then passes = false end
         if over > needed[k] then needed[k] = over end
       end
@@ -87,22 +91,25 @@ for request = 4, 3 + requests do
   if passes and verb ~= 'peek' then
     reply[1] = reply[1] + 1
     for k = 1, keys do
-      if verb == 'penalize' then
-        adds[k] = math.min(adds[k] + cost, 9007199254740990 - used[k])
-      elseif used[k] + adds[k] + cost <= capacity[k] then
-        adds[k] = adds[k] + cost
+      local takes = own[k] or cost
+      if verb == 'penalize' or excess[k] and used[k] + adds[k] < capacity[k] then
+        adds[k] = math.min(adds[k] + takes, 9007199254740990 - used[k])
+      elseif used[k] + adds[k] + takes <= capacity[k] then
+        adds[k] = adds[k] + takes
       end
     end
   end
 end
+local charged = false
 for k = 1, keys do
   reply[2 + k] = tell[k](math.min(needed[k], used[k]))
   if adds[k] > 0 then
+    charged = true
     local failed = charge[k](adds[k])
     if failed then return failed end
   elseif moved[k] and verb ~= 'peek' and used[k] > 0 then
     keep[k]()
   end
 end
-if once and reply[1] > 0 and argv[4] ~= '0' then call('SET', once, cmsgpack.pack(reply), 'PX', argv[#argv]) end
+if once and charged then call('SET', once, cmsgpack.pack(reply), 'PX', argv[#argv]) end
 return reply

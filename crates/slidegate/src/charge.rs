@@ -15,15 +15,47 @@ pub(crate) struct Charge<'a> {
     pub(crate) name: &'a str,
     /// What binds: the policy's own quota or the key's override.
     pub(crate) quota: &'a Quota,
+    /// Where the caller told the quota: the one that it stands for.
+    pub(crate) instead_of: Option<&'a Quota>,
     pub(crate) key: Key<'a>,
-    pub(crate) cost: u64,
-    /// Whether a denial denies the request: not under a shadow policy.
-    pub(crate) enforced: bool,
+    pub(crate) part: Part,
     /// What to do when a shared store does not answer.
     #[cfg(feature = "redis")]
     pub(crate) on_store_error: OnStoreError,
     /// Where the policy stands in its set.
     pub(crate) policy: usize,
+    /// Which of the requests it is for.
+    pub(crate) request: usize,
+}
+
+/// How one key takes part in a decision.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Part {
+    pub(crate) cost: u64,
+    /// Whether a denial denies the request: not under a shadow policy.
+    pub(crate) enforced: bool,
+    pub(crate) excess: Excess,
+}
+
+impl Part {
+    /// What has to fit for the cost to be charged.
+    pub(crate) fn asks(&self) -> u64 {
+        match self.excess {
+            Excess::Refuse => self.cost,
+            Excess::Charge => self.cost.min(1),
+        }
+    }
+}
+
+/// What a policy does with a cost that is more than what remains.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Excess {
+    /// Deny it and charge nothing.
+    #[default]
+    Refuse,
+    /// Admit it while anything remains and charge it in full, so that later requests wait out what it exceeds the limit by:
+    /// for costs that are known only when they have arisen, such as tokens of a language model.
+    Charge,
 }
 
 /// What a policy does when the shared store does not answer in time.
@@ -38,5 +70,13 @@ pub enum OnStoreError {
     Deny,
 }
 
-/// All that one request would charge, at most one charge for each policy, in the order of the policies.
-pub(crate) type Plan<'a> = SmallVec<[Charge<'a>; 4]>;
+/// All that is charged in one step.
+pub(crate) type Charges<'a> = SmallVec<[Charge<'a>; 4]>;
+
+/// What requests would charge: in their order and that of the policies, each key at most once.
+#[derive(Debug)]
+pub(crate) struct Plan<'a> {
+    pub(crate) charges: Charges<'a>,
+    /// Requests that met an earlier one on a key, with the place of its charge, which carries the cost of both.
+    pub(crate) met: Vec<(usize, usize)>,
+}

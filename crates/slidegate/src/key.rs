@@ -78,6 +78,14 @@ fn write_canonical(part: Value<'_>, mut sink: impl FnMut(&[u8])) {
     }
 }
 
+impl PartialEq for Key<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.parts().eq(other.parts())
+    }
+}
+
+impl Eq for Key<'_> {}
+
 impl fmt::Display for Key<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.scope.is_empty() {

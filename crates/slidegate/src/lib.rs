@@ -37,7 +37,7 @@ mod sync;
 mod time;
 mod verb;
 
-pub use charge::OnStoreError;
+pub use charge::{Excess, OnStoreError};
 pub use decision::{Decision, Source, Verdict};
 pub use error::Error;
 pub use gate::{Decisions, Gate, PolicyDecision};

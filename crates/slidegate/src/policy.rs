@@ -3,10 +3,10 @@
 //! A set of policies is built and checked once; planning a request is then a pure look-up that serves decisions,
 //! shadow policies, replay and tests alike.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::net::IpAddr;
 
-use crate::charge::{Charge, OnStoreError, Plan};
+use crate::charge::{Charge, Charges, Excess, OnStoreError, Part, Plan};
 use crate::client_addr::Ipv6Prefix;
 use crate::error::Error;
 use crate::key::{Key, KeyId, Secret};
@@ -39,6 +39,7 @@ pub struct Policy {
     quota: Quota,
     enforced: bool,
     on_store_error: OnStoreError,
+    excess: Excess,
     ipv6_prefix: Ipv6Prefix,
     overrides: Vec<(Vec<Owned>, Quota)>,
 }
@@ -94,6 +95,7 @@ impl Policy {
             quota,
             enforced: true,
             on_store_error: OnStoreError::default(),
+            excess: Excess::default(),
             ipv6_prefix: Ipv6Prefix::default(),
             overrides: Vec::new(),
         })
@@ -132,6 +134,19 @@ impl Policy {
     #[must_use]
     pub fn fallback(&self) -> OnStoreError {
         self.on_store_error
+    }
+
+    /// Says what becomes of a cost that is more than what remains; [`Excess::Refuse`] unless told otherwise.
+    #[must_use]
+    pub fn excess(mut self, then: Excess) -> Self {
+        self.excess = then;
+        self
+    }
+
+    /// What becomes of a cost that is more than what remains.
+    #[must_use]
+    pub fn on_excess(&self) -> Excess {
+        self.excess
     }
 
     /// Counts IPv6 addresses of the scope by networks of this length, instead of /56.
@@ -197,10 +212,13 @@ impl Policy {
         self.overrides.len()
     }
 
-    /// Whether the policy's conditions hold for a request and it has all attributes of the scope.
+    /// Whether the policy's conditions hold for a request and it has all attributes of the scope. One that is
+    /// [`under`](Request::under) a policy needs no conditions there, and no other policy applies to it.
     #[must_use]
     pub fn applies_to(&self, request: &Request<'_>) -> bool {
-        self.when.iter().all(|(attribute, condition)| condition.holds(request.value(attribute)))
+        let holds =
+            || self.when.iter().all(|(attribute, condition)| condition.holds(request.value(attribute)));
+        request.named_policy().map_or_else(holds, |name| name == self.name)
             && self.scope.iter().all(|attribute| request.value(attribute).is_some())
     }
 
@@ -220,6 +238,8 @@ impl Policy {
 #[derive(Debug, Clone, Default)]
 pub struct PolicySet {
     rules: Vec<Rule>,
+    /// Where the policy of a name stands.
+    places: HashMap<String, usize>,
 }
 
 /// A policy and what decisions need besides.
@@ -233,8 +253,9 @@ struct Rule {
 }
 
 impl PolicySet {
-    /// Most policies in a set. Every request is matched against each.
-    pub const MAX_POLICIES: usize = 1024;
+    /// Most policies in a set. Every request that is not [`under`](Request::under) one is matched against each: sets of more
+    /// than a hundred are for those who name the policy.
+    pub const MAX_POLICIES: usize = 16_384;
 
     /// Checks the policies against each other.
     ///
@@ -250,12 +271,14 @@ impl PolicySet {
                 Self::MAX_POLICIES
             )));
         }
-        let mut names = HashSet::new();
-        if let Some(twice) = rules.iter().find(|rule| !names.insert(&rule.policy.name)) {
-            let name = &twice.policy.name;
-            return Err(Error::policy(format!("policy `{name}` stands twice; give each its own name")));
+        let mut places = HashMap::with_capacity(rules.len());
+        for (at, rule) in rules.iter().enumerate() {
+            let name = &rule.policy.name;
+            if places.insert(name.clone(), at).is_some() {
+                return Err(Error::policy(format!("policy `{name}` stands twice; give each its own name")));
+            }
         }
-        Ok(Self { rules })
+        Ok(Self { rules, places })
     }
 
     /// The policies, in the order given.
@@ -266,7 +289,7 @@ impl PolicySet {
     /// The policy of this name.
     #[must_use]
     pub fn by_name(&self, name: &str) -> Option<&Policy> {
-        self.iter().find(|policy| policy.name == name)
+        self.places.get(name).map(|at| self.policy(*at))
     }
 
     pub(crate) fn policy(&self, at: usize) -> &Policy {
@@ -285,7 +308,7 @@ impl PolicySet {
     }
 
     /// The quota of every key, by what a store knows policies and keys by.
-    pub(crate) fn quotas(&self, secret: &Secret) -> Quotas<'_> {
+    fn quotas(&self, secret: &Secret) -> Quotas<'_> {
         let by_policy = self.rules.iter().map(|rule| {
             let policy = &rule.policy;
             let overrides = policy.overrides.iter().map(|(values, quota)| {
@@ -297,37 +320,80 @@ impl PolicySet {
         Quotas(by_policy.collect())
     }
 
-    /// What this request would charge. Pure: touches no state.
-    pub(crate) fn plan<'a>(&'a self, request: &'a Request<'a>) -> Plan<'a> {
-        let applying = self.rules.iter().enumerate().filter(|(_, rule)| rule.policy.applies_to(request));
-        applying
-            .map(|(at, rule)| {
-                let key = rule.policy.key(request);
-                Charge {
-                    number: rule.number,
-                    #[cfg(feature = "redis")]
-                    name: &rule.policy.name,
-                    #[cfg(feature = "redis")]
-                    on_store_error: rule.policy.on_store_error,
-                    quota: rule.quota_of(&key),
-                    key,
-                    cost: request.asked_cost(),
-                    enforced: rule.policy.enforced,
-                    policy: at,
+    /// Which keys are under another quota than in the set that was in force before.
+    pub(crate) fn changes_since<'a>(&'a self, before: &'a Self, secret: &Secret) -> Changes<'a> {
+        Changes { old: before.quotas(secret), new: self.quotas(secret) }
+    }
+
+    /// What these requests would charge. Pure: touches no state.
+    pub(crate) fn plan<'a>(&'a self, requests: &'a [Request<'a>]) -> Plan<'a> {
+        let (mut charges, mut met) = (Charges::new(), Vec::new());
+        for (number, request) in requests.iter().enumerate() {
+            let rules = match request.named_policy() {
+                None => 0..self.rules.len(),
+                Some(name) => self.places.get(name).map_or(0..0, |at| *at..at + 1),
+            };
+            for at in rules.filter(|at| self.policy(*at).applies_to(request)) {
+                let charge = self.charge(at, number, request);
+                // Looked at one by one, each would fit where both do not.
+                let same = |known: &Charge<'_>| known.policy == at && known.key == charge.key;
+                match charges[..].iter().position(|known| known.request < number && same(known)) {
+                    Some(place) => {
+                        charges[place].part.cost = charges[place].part.cost.saturating_add(charge.part.cost);
+                        met.push((number, place));
+                    }
+                    None => charges.push(charge),
                 }
-            })
-            .collect()
+            }
+        }
+        Plan { charges, met }
+    }
+
+    fn charge<'a>(&'a self, at: usize, number: usize, request: &'a Request<'a>) -> Charge<'a> {
+        let rule = &self.rules[at];
+        let key = rule.policy.key(request);
+        Charge {
+            number: rule.number,
+            #[cfg(feature = "redis")]
+            name: &rule.policy.name,
+            #[cfg(feature = "redis")]
+            on_store_error: rule.policy.on_store_error,
+            quota: request.told_quota().unwrap_or_else(|| rule.quota_of(&key)),
+            instead_of: request.told_quota().map(|_| rule.quota_of(&key)),
+            key,
+            part: Part {
+                cost: request.asked_cost(),
+                enforced: rule.policy.enforced,
+                excess: rule.policy.excess,
+            },
+            policy: at,
+            request: number,
+        }
     }
 }
 
 /// See [`PolicySet::quotas`].
-pub(crate) struct Quotas<'a>(HashMap<u32, (&'a Quota, HashMap<KeyId, &'a Quota>)>);
+struct Quotas<'a>(HashMap<u32, (&'a Quota, HashMap<KeyId, &'a Quota>)>);
 
 impl Quotas<'_> {
     /// The quota of a key, if its policy is in the set.
-    pub(crate) fn of(&self, policy: u32, key: KeyId) -> Option<&Quota> {
+    fn of(&self, policy: u32, key: KeyId) -> Option<Quota> {
         let (quota, overrides) = self.0.get(&policy)?;
-        Some(overrides.get(&key).unwrap_or(quota))
+        Some(**overrides.get(&key).unwrap_or(quota))
+    }
+}
+
+/// See [`PolicySet::changes_since`].
+pub(crate) struct Changes<'a> {
+    old: Quotas<'a>,
+    new: Quotas<'a>,
+}
+
+impl Changes<'_> {
+    /// The quotas that the key of a policy was under and is now, if those are two.
+    pub(crate) fn of(&self, policy: u32, key: KeyId) -> Option<(Quota, Quota)> {
+        let change = self.old.of(policy, key).zip(self.new.of(policy, key));
+        change.filter(|(old, new)| old != new)
     }
 }
 
@@ -381,7 +447,11 @@ mod tests {
     }
 
     fn names<'a>(set: &'a PolicySet, request: &Request<'_>) -> Vec<&'a str> {
-        set.plan(request).iter().map(|charge| set.policy(charge.policy).name()).collect()
+        set.plan(std::slice::from_ref(request))
+            .charges
+            .iter()
+            .map(|charge| set.policy(charge.policy).name())
+            .collect()
     }
 
     /// A request without the attribute must not be counted under an empty key that all strangers share.
@@ -412,7 +482,11 @@ mod tests {
         let limits = |user: &str, ip: &str| {
             let ip: IpAddr = ip.parse().unwrap();
             let request = Request::new().with("user", user).with("ip", ip);
-            set.plan(&request).iter().map(|charge| charge.quota.limit()).collect::<Vec<_>>()
+            set.plan(std::slice::from_ref(&request))
+                .charges
+                .iter()
+                .map(|charge| charge.quota.limit())
+                .collect::<Vec<_>>()
         };
         assert_eq!(limits("alice", "2001:db8::ff:2"), [1000, 50]);
         assert_eq!(limits("bob", "2001:db9::1"), [5, 5]);
@@ -437,8 +511,8 @@ mod tests {
             error(vec![twice.with_override(["x"], Quota::per_minute(2))]),
             "policy `a`: override `x` stands twice; keep one"
         );
-        let many: Vec<_> = (0..1025).map(|n| policy(&format!("p{n}"))).collect();
-        assert_eq!(error(many), "1025 policies are too many; join some, 1024 is the most");
+        let many: Vec<_> = (0..16_385).map(|n| policy(&format!("p{n}"))).collect();
+        assert_eq!(error(many), "16385 policies are too many; join some, 16384 is the most");
     }
 
     /// A name goes into a response header as it is; a quote or a newline in it would break the answer.

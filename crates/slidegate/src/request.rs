@@ -2,6 +2,8 @@
 
 use std::net::IpAddr;
 
+use crate::quota::Quota;
+
 /// The value of an attribute.
 ///
 /// Made by `From` from text, bytes or an [`IpAddr`]. An address is matched by network and counted by group, bytes are
@@ -63,6 +65,8 @@ pub struct Request<'r> {
     /// All others.
     more: Vec<Attribute<'r>>,
     cost: u64,
+    under: Option<&'r str>,
+    quota: Option<Quota>,
 }
 
 /// A name and its value.
@@ -72,7 +76,7 @@ impl<'r> Request<'r> {
     /// A request without attributes, of cost 1.
     #[must_use]
     pub fn new() -> Self {
-        Self { few: [None; 6], more: Vec::new(), cost: 1 }
+        Self { few: [None; 6], more: Vec::new(), cost: 1, under: None, quota: None }
     }
 
     /// Adds an attribute. Of two with one name the first counts. More than six allocate.
@@ -93,6 +97,33 @@ impl<'r> Request<'r> {
         self
     }
 
+    /// Only the policy of this name decides, whether or not its conditions hold. The request needs the attributes of its
+    /// scope all the same; without them, as under a name that no policy has, nothing decides and the request is allowed.
+    #[must_use]
+    pub fn under(mut self, policy: &'r str) -> Self {
+        self.under = Some(policy);
+        self
+    }
+
+    /// This quota decides instead of the policies' own and of overrides. Another one may be given for the same keys next
+    /// time: usage is kept, and starts afresh only where the algorithm is another.
+    ///
+    /// ```
+    /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
+    ///
+    /// let gate = Gate::new(PolicySet::new([Policy::new("told", Quota::per_minute(0))?.scope(["key"])])?);
+    /// let alice = Request::new().with("key", "alice").under("told");
+    /// assert!(gate.check(&alice.clone().quota(Quota::per_minute(2)).cost(2)).is_allowed());
+    /// assert!(gate.check(&alice.clone().quota(Quota::per_minute(2))).is_denied());
+    /// assert!(gate.check(&alice.quota(Quota::per_minute(3))).is_allowed());
+    /// # Ok::<(), slidegate::Error>(())
+    /// ```
+    #[must_use]
+    pub fn quota(mut self, quota: Quota) -> Self {
+        self.quota = Some(quota);
+        self
+    }
+
     /// The value of an attribute, if the request has it. Looks through all of them: they are few.
     #[must_use]
     pub fn value(&self, name: &str) -> Option<Value<'r>> {
@@ -106,6 +137,14 @@ impl<'r> Request<'r> {
 
     pub(crate) fn asked_cost(&self) -> u64 {
         self.cost
+    }
+
+    pub(crate) fn named_policy(&self) -> Option<&'r str> {
+        self.under
+    }
+
+    pub(crate) fn told_quota(&self) -> Option<&Quota> {
+        self.quota.as_ref()
     }
 }
 

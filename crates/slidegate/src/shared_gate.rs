@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arc_swap::ArcSwap;
 use smallvec::SmallVec;
 
-use crate::charge::Plan;
+use crate::charge::Charge;
 use crate::decision::Decision;
 use crate::error::Error;
 use crate::gate::{Decisions, Numbers};
@@ -150,11 +150,12 @@ impl SharedGate {
     /// keys must lie in one slot, as [`RedisOptions::hash_tag`] makes them; otherwise this is a [`check`](Self::check).
     pub async fn check_once<'r>(&self, request: &'r Request<'r>, id: &str) -> Decisions<'r> {
         let policies = self.policies.load();
-        let plan = policies.plan(request);
-        let decided = self.store.check_once(&plan, id).await;
-        let answers = self.answers(Verb::Check, &plan, decided);
+        let requests = std::slice::from_ref(request);
+        let plan = policies.plan(requests);
+        let decided = self.store.check_once(&plan.charges, id).await;
+        let answers = plan.answers(self.decisions(Verb::Check, &plan.charges, decided));
         drop(plan);
-        Decisions::new(policies, request, answers)
+        Decisions::new(policies, requests, answers)
     }
 
     /// What [`check`](Self::check) would say, without charging.
@@ -175,12 +176,18 @@ impl SharedGate {
     /// What the verb says: [`check`](Self::check), [`peek`](Self::peek), [`refund`](Self::refund) or
     /// [`penalize`](Self::penalize).
     pub async fn apply<'r>(&self, verb: Verb, request: &'r Request<'r>) -> Decisions<'r> {
+        self.apply_all(verb, std::slice::from_ref(request)).await
+    }
+
+    /// Does the same to several requests in one step, as [`Gate::apply_all`](crate::Gate::apply_all) does. Keys in several
+    /// slots of a cluster are decided as those of one request are.
+    pub async fn apply_all<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
         let policies = self.policies.load();
-        let plan = policies.plan(request);
-        let decided = self.store.apply(verb, &plan).await;
-        let answers = self.answers(verb, &plan, decided);
+        let plan = policies.plan(requests);
+        let decided = self.store.apply(verb, &plan.charges).await;
+        let answers = plan.answers(self.decisions(verb, &plan.charges, decided));
         drop(plan);
-        Decisions::new(policies, request, answers)
+        Decisions::new(policies, requests, answers)
     }
 
     /// Forgets the request's keys under every policy that applies; says whether one of them was stored.
@@ -189,9 +196,9 @@ impl SharedGate {
     /// The store did not answer in time: the keys may be forgotten or not.
     pub async fn reset(&self, request: &Request<'_>) -> Result<bool, Error> {
         let policies = self.policies.load();
-        let plan = policies.plan(request);
-        let local = self.fallback.memory().reset(&plan);
-        let stored = self.store.reset(&plan).await.map_err(|failure| {
+        let plan = policies.plan(std::slice::from_ref(request));
+        let local = self.fallback.memory().reset(&plan.charges);
+        let stored = self.store.reset(&plan.charges).await.map_err(|failure| {
             let text = failure.to_string();
             self.note(failure);
             Error::store(text)
@@ -225,7 +232,8 @@ impl SharedGate {
     }
 
     /// Puts another set of policies in force at once. Usage is kept by policy name, and counts by the new quota from the
-    /// next decision on its key. It starts afresh where the algorithm changes.
+    /// next decision on its key. It starts afresh where the algorithm changes. Takes time proportional to the number of
+    /// keys that the memory of this process holds, while decisions go on.
     ///
     /// # Errors
     /// Limits of 2^53 and more, which scripts cannot count; the old set stays in force.
@@ -233,8 +241,11 @@ impl SharedGate {
         check_limits(&policies)?;
         let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
         numbers.number(&mut policies);
-        self.policies.store(Arc::new(policies));
+        let new = Arc::new(policies);
+        let old = self.policies.swap(Arc::clone(&new));
         self.store.forget_denials();
+        let changes = new.changes_since(&old, self.fallback.memory().secret());
+        self.fallback.requote(&|policy, key| changes.of(policy, key));
         Ok(())
     }
 
@@ -273,26 +284,25 @@ impl SharedGate {
         self.fallback.memory()
     }
 
-    /// The store's decisions, or the fallback's, with the places of their policies.
-    fn answers(
+    /// The store's decisions on these charges, or the fallback's.
+    fn decisions(
         &self,
         verb: Verb,
-        plan: &Plan<'_>,
+        charges: &[Charge<'_>],
         decided: Result<Answers, Undecided>,
-    ) -> SmallVec<[(usize, Decision); 4]> {
-        let decisions = decided.unwrap_or_else(|Undecided { failure, denied }| {
+    ) -> SmallVec<[Decision; 4]> {
+        decided.unwrap_or_else(|Undecided { failure, denied }| {
             self.fallbacks.fetch_add(1, Ordering::Relaxed);
             self.note(failure);
             match denied {
-                None => self.fallback.apply(verb, plan),
+                None => self.fallback.apply(verb, charges),
                 // A denial stands whatever the others would have said, and nothing is charged for it.
                 Some(known) => {
-                    let guessed = self.fallback.apply(Verb::Peek, plan);
+                    let guessed = self.fallback.apply(Verb::Peek, charges);
                     known.into_iter().zip(guessed).map(|(known, guessed)| known.unwrap_or(guessed)).collect()
                 }
             }
-        });
-        plan.iter().zip(decisions).map(|(charge, decision)| (charge.policy, decision)).collect()
+        })
     }
 
     fn note(&self, failure: Failure) {

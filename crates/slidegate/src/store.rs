@@ -5,6 +5,7 @@
 
 use smallvec::SmallVec;
 
+use crate::charge::{Excess, Part};
 use crate::decision::Decision;
 use crate::verb::Verb;
 
@@ -14,24 +15,27 @@ pub(crate) mod memory;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 
-/// Decides a request on all its keys, of which `enforced` says which can deny it; `apply` does what a verb says to one.
+/// Decides on all keys or on none; `apply` does to one key what a verb says, with a cost.
 ///
 /// A check under several policies looks at all keys first and charges only if no enforced one denies. A shadow policy that
-/// would deny is not charged and does not deny.
+/// would deny is not charged and does not deny. Where excess is charged, room for the least of the cost is enough.
 #[inline]
 pub(crate) fn all_or_none(
     verb: Verb,
-    enforced: impl ExactSizeIterator<Item = bool>,
-    mut apply: impl FnMut(usize, Verb) -> Decision,
+    parts: impl ExactSizeIterator<Item = Part> + Clone,
+    mut apply: impl FnMut(usize, Verb, u64) -> Decision,
 ) -> SmallVec<[Decision; 4]> {
-    let keys = enforced.len();
-    let look_first = verb == Verb::Check && keys > 1;
+    let exceeds = |part: &Part| part.excess == Excess::Charge;
+    let asks = matches!(verb, Verb::Check | Verb::Peek);
+    let look_first = verb == Verb::Check && (parts.len() > 1 || parts.clone().any(|part| exceeds(&part)));
     let first = if look_first { Verb::Peek } else { verb };
-    let mut decisions: SmallVec<[Decision; 4]> = (0..keys).map(|key| apply(key, first)).collect();
-    if look_first && !enforced.zip(&decisions).any(|(enforced, decision)| enforced && decision.is_denied()) {
-        for (key, decision) in decisions.iter_mut().enumerate().filter(|(_, decision)| decision.is_allowed())
-        {
-            *decision = apply(key, verb);
+    let look = |(key, part): (usize, Part)| apply(key, first, if asks { part.asks() } else { part.cost });
+    let mut decisions: SmallVec<[Decision; 4]> = parts.clone().enumerate().map(look).collect();
+    if look_first && !parts.clone().zip(&decisions).any(|(part, one)| part.enforced && one.is_denied()) {
+        for (key, (part, decision)) in parts.zip(&mut decisions).enumerate() {
+            if decision.is_allowed() {
+                *decision = apply(key, if exceeds(&part) { Verb::Penalize } else { verb }, part.cost);
+            }
         }
     }
     decisions

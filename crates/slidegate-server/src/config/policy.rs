@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use slidegate::client_addr::Ipv6Prefix;
-use slidegate::{Algorithm, OnStoreError, Policy, PolicySet, Quota, parse_window};
+use slidegate::{Algorithm, Excess, OnStoreError, Policy, PolicySet, Quota, parse_window};
 
 use super::file::{Node, Shown, Value};
 use super::section::{Section, text, whole, wrong};
 use super::{Findings, condition, overrides, resolve};
 
 /// Every key of a policy.
-const KEYS: [&str; 13] = [
+const KEYS: [&str; 14] = [
     "name",
     "when",
     "scope",
@@ -21,6 +21,7 @@ const KEYS: [&str; 13] = [
     "burst",
     "slots",
     "mode",
+    "excess",
     "on_store_error",
     "overrides",
     "ipv6_prefix",
@@ -87,6 +88,9 @@ pub(super) fn policy(
     }
     if section.read("mode", findings, is_shadow) == Some(true) {
         policy = policy.shadow();
+    }
+    if let Some(excess) = section.read("excess", findings, excess) {
+        policy = policy.excess(excess);
     }
     if let Some(fallback) = section.read("on_store_error", findings, on_store_error) {
         policy = policy.on_store_error(fallback);
@@ -236,6 +240,18 @@ fn is_shadow(node: &Node) -> Result<bool, String> {
     }
 }
 
+fn excess(node: &Node) -> Result<Excess, String> {
+    match node.scalar() {
+        Some("refuse") => Ok(Excess::Refuse),
+        Some("charge") => Ok(Excess::Charge),
+        _ => {
+            const WAY: &str =
+                "write `excess: refuse`, or `excess: charge` to admit a cost while anything remains";
+            Err(wrong("excess", node, WAY))
+        }
+    }
+}
+
 fn on_store_error(node: &Node) -> Result<OnStoreError, String> {
     match node.scalar() {
         Some("local") => Ok(OnStoreError::Local),
@@ -266,7 +282,7 @@ fn ipv6_prefix(section: &Section<'_>, scope: &Scope<'_>, findings: &mut Findings
 
 #[cfg(test)]
 mod tests {
-    use slidegate::Algorithm;
+    use slidegate::{Algorithm, Excess};
 
     use crate::config::tests::{error, errors, policy, policy_error};
 
@@ -284,6 +300,8 @@ mod tests {
         let bucket = policy("quota: 10/s, algorithm: token-bucket, burst: 50");
         assert_eq!((bucket.quota().algorithm(), bucket.quota().burst()), (Algorithm::TokenBucket, 50));
         assert_eq!(policy("quota: 10/s, slots: 65_534").quota().slots(), 65_534);
+        assert_eq!(policy("quota: 10/s").on_excess(), Excess::Refuse);
+        assert_eq!(policy("quota: 10/s, excess: charge").on_excess(), Excess::Charge);
         assert_eq!(policy("quota: 10/s, scope: user").scope_attributes(), ["user"]);
         assert!(
             !policy("quota: 10/s, mode: shadow").is_enforced()
@@ -372,9 +390,13 @@ mod tests {
                 "ipv6_prefix stands without an address in the scope; leave it out or write for example `scope: [ip]`".into(),
             ),
             (
+                "quota: 5/1s, excess: allow",
+                "excess is `allow`; write `excess: refuse`, or `excess: charge` to admit a cost while anything remains".into(),
+            ),
+            (
                 "quota: 5/1s, colour: red",
                 "unknown key `colour`; known are `name`, `when`, `scope`, `limit`, `window`, `quota`, `algorithm`, \
-                 `burst`, `slots`, `mode`, `on_store_error`, `overrides`, `ipv6_prefix`"
+                 `burst`, `slots`, `mode`, `excess`, `on_store_error`, `overrides`, `ipv6_prefix`"
                     .into(),
             ),
         ] {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use slidegate::{Algorithm, OnStoreError, Policy, Quota, format_window};
+use slidegate::{Algorithm, Excess, OnStoreError, Policy, Quota, format_window};
 
 /// Bytes of a key in the memory store, at most; see `MemoryStore` for where these come from.
 const COUNTERS_BYTES: u64 = 63;
@@ -42,6 +42,9 @@ pub(crate) fn describe(policy: &Policy, counted: Counted) -> String {
         algorithm(quota)
     );
     words += if policy.is_enforced() { " Denies." } else { " Shadow: reports and never denies." };
+    if policy.on_excess() == Excess::Charge {
+        words += " A cost is admitted while anything remains, and what exceeds the limit is waited out.";
+    }
     if quota.capacity() == 0 {
         words += " Nothing passes that costs anything.";
     }

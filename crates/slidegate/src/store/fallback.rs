@@ -5,10 +5,10 @@
 
 use smallvec::SmallVec;
 
-use crate::charge::{Charge, OnStoreError, Plan};
+use crate::charge::{Charge, Charges, OnStoreError};
 use crate::decision::{Decision, Source, Verdict, Waits};
 use crate::quota::Quota;
-use crate::store::memory::MemoryStore;
+use crate::store::memory::{MemoryStore, Requote};
 use crate::verb::Verb;
 
 /// Decides without the shared store.
@@ -31,24 +31,32 @@ impl Fallback {
         &self.memory
     }
 
-    /// Decides a plan; the decisions stand in its order. Local policies are charged all or none, and none if another one
+    /// Fits every key to its share of the quota that is in force from now on; see [`MemoryStore::requote`].
+    pub(crate) fn requote(&self, requote: Requote<'_>) {
+        let share = |quota: Quota| quota.share(self.instances);
+        self.memory.requote(&|policy, key| requote(policy, key).map(|(old, new)| (share(old), share(new))));
+    }
+
+    /// Decides charges; the decisions stand in their order. Local policies are charged all or none, and none if another one
     /// denies without looking.
-    pub(crate) fn apply(&self, verb: Verb, plan: &Plan<'_>) -> SmallVec<[Decision; 4]> {
-        let shares: SmallVec<[Quota; 4]> =
-            plan.iter().map(|charge| charge.quota.share(self.instances)).collect();
+    pub(crate) fn apply(&self, verb: Verb, charges: &[Charge<'_>]) -> SmallVec<[Decision; 4]> {
+        let share = |quota: &Quota| quota.share(self.instances);
+        let shares: SmallVec<[(Quota, Option<Quota>); 4]> =
+            charges.iter().map(|charge| (share(charge.quota), charge.instead_of.map(share))).collect();
         let refuses = |charge: &Charge<'_>| {
-            charge.on_store_error == OnStoreError::Deny && charge.enforced && charge.cost > 0
+            charge.on_store_error == OnStoreError::Deny && charge.part.enforced && charge.part.cost > 0
         };
-        let verb = if verb == Verb::Check && plan.iter().any(refuses) { Verb::Peek } else { verb };
-        let local: Plan<'_> = plan
+        let verb = if verb == Verb::Check && charges.iter().any(refuses) { Verb::Peek } else { verb };
+        let local: Charges<'_> = charges
             .iter()
             .zip(&shares)
             .filter(|(charge, _)| charge.on_store_error == OnStoreError::Local)
-            .map(|(charge, quota)| Charge { quota, ..charge.clone() })
+            .map(|(charge, (quota, own))| Charge { quota, instead_of: own.as_ref(), ..charge.clone() })
             .collect();
         let mut local = self.memory.apply(verb, &local).into_iter();
         let now = self.memory.now();
-        plan.iter()
+        charges
+            .iter()
             .map(|charge| {
                 let limit = charge.quota.capacity();
                 let blind = |verdict, source, retry_us| Decision {
@@ -67,7 +75,7 @@ impl Fallback {
                         Decision { source: Source::Local, ..decision }
                     }
                     OnStoreError::Allow => blind(Verdict::Allow, Source::Allow, 0),
-                    OnStoreError::Deny if charge.cost == 0 => blind(Verdict::Allow, Source::Deny, 0),
+                    OnStoreError::Deny if charge.part.cost == 0 => blind(Verdict::Allow, Source::Deny, 0),
                     OnStoreError::Deny => blind(Verdict::Deny, Source::Deny, UNKNOWN_WAIT_US),
                 }
             })

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::charge::{Charge, Plan};
+use crate::charge::Charge;
 use crate::decision::Decision;
 use crate::key::{KeyId, Secret};
 use crate::quota::Quota;
@@ -18,8 +18,10 @@ use crate::verb::Verb;
 
 mod shard;
 mod table;
+mod told;
 
 use shard::{Address, Call, Shard};
+use told::ToldQuotas;
 
 /// Keys of all policies in the memory of this process.
 ///
@@ -57,6 +59,7 @@ struct Kept {
     /// The quota of keys without a policy. Each shard points to it, so that a decision, which holds the lock anyway, reads
     /// it without another atomic step.
     quota: Arc<Quota>,
+    told: ToldQuotas,
 }
 
 /// How many keys there are, over all shards.
@@ -108,7 +111,7 @@ impl MemoryStoreBuilder {
         let shards = (self.max_keys / KEYS_PER_SHARD).clamp(1, MAX_SHARDS);
         let bits = shards.ilog2();
         let none = Arc::new(Quota::per_second(0));
-        let kept = || Kept { shard: Shard::default(), quota: Arc::clone(&none) };
+        let kept = || Kept { shard: Shard::default(), quota: Arc::clone(&none), told: ToldQuotas::default() };
         MemoryStore {
             clock: self.clock,
             secret: Secret::random(),
@@ -191,7 +194,7 @@ impl MemoryStore {
         let now = self.clock.now();
         let address = self.address(self.secret.id_of(key), OWN_POLICY);
         let mut guard = self.lock(self.shard_of(address.place));
-        let Kept { shard, quota } = &mut *guard;
+        let Kept { shard, quota, .. } = &mut *guard;
         let now = shard.arrive(now, &self.clock);
         let call = Call { verb, address, quota, cost, now, census: &self.census, secret: &self.secret };
         run(shard, &call)
@@ -210,25 +213,36 @@ impl MemoryStore {
             let mut guard = self.lock(at);
             let old = std::mem::replace(&mut guard.quota, Arc::clone(&quota));
             if old != quota {
-                self.requote_locked(&mut guard.shard, &|_, _| Some((&old, &quota)));
+                self.requote_locked(&mut guard.shard, &|_, _| Some((*old, *quota)));
             }
         }
     }
 
     /// Carries out a plan on all keys or on none; the decisions stand in the plan's order.
-    pub(crate) fn apply(&self, verb: Verb, plan: &Plan<'_>) -> SmallVec<[Decision; 4]> {
-        let mut calls = self.calls(verb, plan);
+    pub(crate) fn apply(&self, verb: Verb, charges: &[Charge<'_>]) -> SmallVec<[Decision; 4]> {
+        let mut calls = self.calls(verb, charges);
         let mut locked = self.lock_all(&mut calls);
-        all_or_none(verb, plan.iter().map(|charge| charge.enforced), |key, verb| {
-            let call = Call { verb, ..calls[key] };
+        for (call, charge) in calls.iter().zip(charges) {
+            let guard = self.guard_of(&locked, call);
+            let Kept { shard, told, .. } = &mut *locked[guard].1;
+            told.before(call, charge.instead_of, shard);
+        }
+        let decisions = all_or_none(verb, charges.iter().map(|charge| charge.part), |key, verb, cost| {
+            let call = Call { verb, cost, ..calls[key] };
             let guard = self.guard_of(&locked, &call);
             locked[guard].1.shard.apply(&call)
-        })
+        });
+        for (call, _) in calls.iter().zip(charges).filter(|(_, charge)| charge.instead_of.is_some()) {
+            let guard = self.guard_of(&locked, call);
+            let Kept { shard, told, .. } = &mut *locked[guard].1;
+            told.after(call, shard);
+        }
+        decisions
     }
 
     /// Forgets the plan's keys; says whether anything counted on one of them.
-    pub(crate) fn reset(&self, plan: &Plan<'_>) -> bool {
-        let mut calls = self.calls(Verb::Peek, plan);
+    pub(crate) fn reset(&self, charges: &[Charge<'_>]) -> bool {
+        let mut calls = self.calls(Verb::Peek, charges);
         let mut locked = self.lock_all(&mut calls);
         calls.iter().fold(false, |counted, call| {
             let guard = self.guard_of(&locked, call);
@@ -243,7 +257,10 @@ impl MemoryStore {
     /// under its lock at a time.
     pub(crate) fn requote(&self, requote: Requote<'_>) {
         for at in 0..self.shards.len() {
-            self.requote_locked(&mut self.lock(at).shard, requote);
+            let Kept { shard, told, .. } = &mut *self.lock(at);
+            self.requote_locked(shard, &|policy, key| {
+                if told.knows(policy, key) { None } else { requote(policy, key) }
+            });
         }
     }
 
@@ -257,18 +274,18 @@ impl MemoryStore {
         &self.secret
     }
 
-    fn calls<'c>(&'c self, verb: Verb, plan: &'c Plan<'_>) -> SmallVec<[Call<'c>; 4]> {
+    fn calls<'c>(&'c self, verb: Verb, charges: &'c [Charge<'_>]) -> SmallVec<[Call<'c>; 4]> {
         let now = self.clock.now();
         let call = |charge: &'c Charge<'_>| Call {
             verb,
             address: self.address(charge.key.id(&self.secret), charge.number),
             quota: charge.quota,
-            cost: charge.cost,
+            cost: charge.part.cost,
             now,
             census: &self.census,
             secret: &self.secret,
         };
-        plan.iter().map(call).collect()
+        charges.iter().map(call).collect()
     }
 
     #[inline]
@@ -311,7 +328,7 @@ impl MemoryStore {
 }
 
 /// The quota that a key of a policy was under, and the one that it is under from now on; `None` if nothing changed.
-pub(crate) type Requote<'q> = &'q dyn Fn(u32, KeyId) -> Option<(&'q Quota, &'q Quota)>;
+pub(crate) type Requote<'q> = &'q dyn Fn(u32, KeyId) -> Option<(Quota, Quota)>;
 
 /// Locked shards, each with its number, in ascending order.
 type Locked<'a> = SmallVec<[(usize, MutexGuard<'a, Kept>); 4]>;

@@ -11,7 +11,7 @@ use redis::Value;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use crate::charge::Plan;
+use crate::charge::Charge;
 use crate::decision::Decision;
 use crate::error::Error;
 use crate::time::instant;
@@ -313,11 +313,11 @@ impl RedisStore {
         })
     }
 
-    /// Carries out a plan on all keys or on none; the decisions stand in the plan's order.
-    pub(crate) async fn apply(&self, verb: Verb, plan: &Plan<'_>) -> Result<Answers, Undecided> {
+    /// Charges all keys or none; the decisions stand in the order of the charges.
+    pub(crate) async fn apply(&self, verb: Verb, charges: &[Charge<'_>]) -> Result<Answers, Undecided> {
         let deadline = instant() + self.options.deadline;
-        let Some(cost) = plan.first().map(|charge| charge.cost) else { return Ok(SmallVec::new()) };
-        let subjects = Subjects::of(plan, &self.names);
+        let Some(cost) = charges.first().map(|charge| charge.part.cost) else { return Ok(SmallVec::new()) };
+        let subjects = Subjects::of(charges, &self.names);
         match verb {
             Verb::Check => {
                 let Some(remembered) = &self.calls.remembered else {
@@ -351,27 +351,28 @@ impl RedisStore {
 
     /// Checks a plan whose keys lie in one slot, and charges it once however often it is asked with the same id: so it may
     /// be asked again when nobody knows whether it was carried out. Plans in several slots are checked as any other.
-    pub(crate) async fn check_once(&self, plan: &Plan<'_>, id: &str) -> Result<Answers, Undecided> {
+    pub(crate) async fn check_once(&self, charges: &[Charge<'_>], id: &str) -> Result<Answers, Undecided> {
         let deadline = instant() + self.options.deadline;
-        let subjects = Subjects::of(plan, &self.names);
+        let subjects = Subjects::of(charges, &self.names);
         let slots: SmallVec<[u16; 4]> =
             subjects.0.iter().map(|subject| self.calls.wire.slot(&subject.name)).collect();
-        let (Some(cost), [slot, others @ ..]) = (plan.first().map(|charge| charge.cost), slots.as_slice())
+        let (Some(cost), [slot, others @ ..]) =
+            (charges.first().map(|charge| charge.part.cost), slots.as_slice())
         else {
             return Ok(SmallVec::new());
         };
         if others.iter().any(|other| other != slot) {
-            return self.apply(Verb::Check, plan).await;
+            return self.apply(Verb::Check, charges).await;
         }
         let once = Once { id, cost, slot: *slot, names: &self.names };
         Ok(self.calls.call_once(&subjects, &once, deadline).await?)
     }
 
     /// Forgets the plan's keys; says whether one was there.
-    pub(crate) async fn reset(&self, plan: &Plan<'_>) -> Result<bool, Failure> {
+    pub(crate) async fn reset(&self, charges: &[Charge<'_>]) -> Result<bool, Failure> {
         let deadline = instant() + self.options.deadline;
         self.calls.forget_denials();
-        let counted = self.delete(&Subjects::of(plan, &self.names), deadline).await;
+        let counted = self.delete(&Subjects::of(charges, &self.names), deadline).await;
         self.calls.tell_of_room(deadline).await;
         counted
     }

@@ -21,12 +21,12 @@ const MODULES: &[(&str, &[&str])] = &[
     ("decision", &["time"]),
     ("verb", &[]),
     ("algorithm", &["decision", "quota", "time", "verb"]),
-    ("request", &[]),
+    ("request", &["quota"]),
     ("client_addr", &["error"]),
     ("key", &["client_addr", "request"]),
     ("charge", &["key", "quota"]),
     ("policy", &["charge", "client_addr", "error", "key", "quota", "request"]),
-    ("store", &["decision", "verb"]),
+    ("store", &["charge", "decision", "verb"]),
     ("store/memory", &["algorithm", "charge", "decision", "key", "quota", "store", "sync", "time", "verb"]),
     (
         "store/redis",
@@ -34,7 +34,7 @@ const MODULES: &[(&str, &[&str])] = &[
     ),
     ("store/fallback", &["charge", "decision", "quota", "store/memory", "verb"]),
     ("limiter", &["decision", "quota", "store/memory", "verb"]),
-    ("gate", &["decision", "key", "policy", "quota", "request", "store/memory", "verb"]),
+    ("gate", &["charge", "decision", "key", "policy", "quota", "request", "store/memory", "verb"]),
     (
         "shared_gate",
         &[

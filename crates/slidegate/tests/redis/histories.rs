@@ -8,11 +8,14 @@ use std::time::Duration;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use slidegate::{
-    Algorithm, Decision, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, RedisOptions, Request,
-    SharedGate, Timestamp, Verb,
+    Algorithm, Decision, Excess, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, RedisOptions,
+    Request, SharedGate, Timestamp, Verb,
 };
 
 use crate::support::server::Server;
+
+/// What the policies are called.
+const NAMES: [&str; 4] = ["p0", "p1", "p2", "p3"];
 
 const START_US: u64 = 1_700_000_000_000_000;
 
@@ -61,15 +64,28 @@ fn told(decision: &Decision) -> String {
     format!("{decision:?}")
 }
 
+/// How limits are said, and what is done past them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Said {
+    /// By the policies, once for all.
+    Once,
+    /// By the policies, which change.
+    Configured,
+    /// With each request: one for each policy, each at a cost of its own, the first of which charges excess.
+    Told { limits_change: bool },
+}
+
 /// Runs a history on both stores, under these quotas at once.
-async fn run(server: &Server, key: &str, mut quotas: Vec<Quota>, limits_change: bool, steps: &[Step]) {
+async fn run(server: &Server, key: &str, mut quotas: Vec<Quota>, said: Said, steps: &[Step]) {
     let mut now = START_US;
     server.clock().stand(now);
     let clock = ManualClock::at(Timestamp::from_micros(now));
     let policies = |quotas: &[Quota]| {
         PolicySet::new(quotas.iter().enumerate().map(|(at, quota)| {
-            let policy = Policy::new(format!("p{at}"), *quota).unwrap().scope(["user"]);
-            if at == 2 { policy.shadow() } else { policy }
+            let policy = Policy::new(NAMES[at], *quota).unwrap().scope(["user"]);
+            let excess =
+                if at == 0 && matches!(said, Said::Told { .. }) { Excess::Charge } else { Excess::Refuse };
+            if at == 2 { policy.shadow() } else { policy }.excess(excess)
         }))
         .unwrap()
     };
@@ -94,20 +110,29 @@ async fn run(server: &Server, key: &str, mut quotas: Vec<Quota>, limits_change: 
                 server.clock().stand(now);
                 clock.set(Timestamp::from_micros(now));
             }
-            Step::Limit(limit) if limits_change => {
+            Step::Limit(limit) if matches!(said, Said::Configured | Said::Told { limits_change: true }) => {
                 for quota in &mut quotas {
                     *quota = Quota::new(*limit, quota.window()).unwrap().with_algorithm(quota.algorithm());
                 }
-                memory.configure(policies(&quotas));
-                redis.configure(policies(&quotas)).unwrap();
+                if said == Said::Configured {
+                    memory.configure(policies(&quotas));
+                    redis.configure(policies(&quotas)).unwrap();
+                }
             }
             Step::Limit(_) => {}
             Step::Apply(verb, cost) => {
-                let request = Request::new().with("user", key).cost(*cost);
-                let ours = memory.apply(*verb, &request);
+                let one = || Request::new().with("user", key);
+                let requests: Vec<_> = match said {
+                    Said::Told { .. } => {
+                        let each = NAMES.iter().zip(&quotas).zip(*cost..);
+                        each.map(|((name, quota), cost)| one().under(name).quota(*quota).cost(cost)).collect()
+                    }
+                    _ => vec![one().cost(*cost)],
+                };
+                let ours = memory.apply_all(*verb, &requests);
                 let waits = ours.iter().filter_map(|one| one.frees_after());
                 wait = waits.min().unwrap_or_default();
-                let theirs = redis.apply(*verb, &request).await;
+                let theirs = redis.apply_all(*verb, &requests).await;
                 let ours: Vec<_> = ours.iter().map(|one| told(one.decision())).collect();
                 let theirs: Vec<_> = theirs.iter().map(|one| told(one.decision())).collect();
                 assert_eq!(theirs, ours, "step {at} of {steps:?}: {:?}", redis.stats());
@@ -117,15 +142,15 @@ async fn run(server: &Server, key: &str, mut quotas: Vec<Quota>, limits_change: 
 }
 
 /// Runs histories under what `quotas` makes of two numbers.
-fn histories(cases: u32, quotas: impl Fn(u64, u64) -> Vec<Quota>, limits_change: bool) {
-    histories_of(steps(), cases, quotas, limits_change);
+fn histories(cases: u32, quotas: impl Fn(u64, u64) -> Vec<Quota>, said: Said) {
+    histories_of(steps(), cases, quotas, said);
 }
 
 fn histories_of(
     steps: impl Strategy<Value = Vec<Step>>,
     cases: u32,
     quotas: impl Fn(u64, u64) -> Vec<Quota>,
-    limits_change: bool,
+    said: Said,
 ) {
     let server = Server::builder().with_clock().start();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -136,7 +161,7 @@ fn histories_of(
         .run(&(1u64..40, 1u64..100, steps), |(limit, window_ms, steps)| {
             **number.borrow_mut() += 1;
             let key = format!("key-{}", number.borrow());
-            runtime.block_on(run(&server, &key, quotas(limit, window_ms), limits_change, &steps));
+            runtime.block_on(run(&server, &key, quotas(limit, window_ms), said, &steps));
             Ok(())
         })
         .unwrap();
@@ -149,28 +174,36 @@ fn quota(limit: u64, window_ms: u64, algorithm: Algorithm) -> Quota {
 /// A fleet that moves from memory to Redis must not be told other numbers.
 #[test]
 fn the_log_in_redis_decides_as_the_one_in_memory() {
-    histories(150, |limit, ms| vec![quota(limit, ms, Algorithm::SlidingLog)], true);
+    histories(150, |limit, ms| vec![quota(limit, ms, Algorithm::SlidingLog)], Said::Configured);
 }
 
 /// Above its slots a log merges charges into steps, and writes them in place.
 #[test]
 fn the_coarse_log_in_redis_decides_as_the_one_in_memory() {
-    histories(100, |limit, ms| vec![quota(limit + 70_000, ms, Algorithm::SlidingLog).with_slots(3)], false);
+    histories(
+        100,
+        |limit, ms| vec![quota(limit + 70_000, ms, Algorithm::SlidingLog).with_slots(3)],
+        Said::Once,
+    );
 }
 
 #[test]
 fn the_sliding_window_in_redis_decides_as_the_one_in_memory() {
-    histories(100, |limit, ms| vec![quota(limit, ms, Algorithm::SlidingWindow)], true);
+    histories(100, |limit, ms| vec![quota(limit, ms, Algorithm::SlidingWindow)], Said::Configured);
 }
 
 #[test]
 fn the_fixed_window_in_redis_decides_as_the_one_in_memory() {
-    histories(100, |limit, ms| vec![quota(limit, ms, Algorithm::FixedWindow)], true);
+    histories(100, |limit, ms| vec![quota(limit, ms, Algorithm::FixedWindow)], Said::Configured);
 }
 
 #[test]
 fn the_token_bucket_in_redis_decides_as_the_one_in_memory() {
-    histories(100, |limit, ms| vec![quota(limit, ms, Algorithm::TokenBucket).with_burst(limit * 2)], false);
+    histories(
+        100,
+        |limit, ms| vec![quota(limit, ms, Algorithm::TokenBucket).with_burst(limit * 2)],
+        Said::Once,
+    );
 }
 
 /// Large numbers do not fit a double on the way: that is where scripts begin to round.
@@ -184,7 +217,7 @@ fn limits_of_quadrillions_decide_to_the_last_digit() {
             })
             .to_vec()
     };
-    histories(100, large, false);
+    histories(100, large, Said::Once);
 }
 
 /// A crowd's checks go as one call: each must be told what it would have been told alone, whatever the others cost.
@@ -234,13 +267,25 @@ fn several_policies_in_redis_decide_as_in_memory() {
             of(2, Algorithm::TokenBucket),
         ]
     };
-    histories(150, all, false);
+    histories(150, all, Said::Once);
+}
+
+/// Doors whose callers say the limit ask for several keys at once, each at a cost of its own, and some past the limit.
+#[test]
+fn told_quotas_own_costs_and_excess_in_redis_decide_as_in_memory() {
+    for algorithm in Algorithm::ALL {
+        let alike = |limit: u64, ms: u64| [0, 2, 5].map(|more| quota(limit + more, ms, algorithm)).to_vec();
+        // What a bucket gains between two limits, memory counts by the former and Redis by the latter.
+        let limits_change = algorithm != Algorithm::TokenBucket;
+        histories(60, alike, Said::Told { limits_change });
+        histories(60, |limit, ms| vec![quota(limit, ms, algorithm)], Said::Told { limits_change });
+    }
 }
 
 /// A server whose clock is set back must neither admit twice nor lock out, and do so as memory does.
 #[test]
 fn a_clock_that_is_set_back_is_met_as_in_memory() {
     for algorithm in Algorithm::ALL {
-        histories_of(steps_back(), 60, |limit, ms| vec![quota(limit, ms, algorithm)], false);
+        histories_of(steps_back(), 60, |limit, ms| vec![quota(limit, ms, algorithm)], Said::Once);
     }
 }

@@ -11,7 +11,7 @@ use crate::time::{TimeSource, Timestamp};
 use crate::verb::Verb;
 
 /// Where a key of a policy is looked for.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Address {
     pub(super) id: KeyId,
     pub(super) policy: u32,
@@ -200,11 +200,33 @@ impl Shard {
                     None => true,
                     // Under another algorithm it starts afresh.
                     Some((old, new)) if (old.algorithm(), new.algorithm()) != (algorithm, algorithm) => false,
-                    Some((old, new)) => refit(slot, old, new, now),
+                    Some((old, new)) => refit(slot, &old, &new, now),
                 })
             });
         }
         census.held.fetch_sub(removed, Ordering::Relaxed);
+    }
+
+    /// Fits one key to another quota than it was under.
+    pub(super) fn requote_one(&mut self, call: &Call<'_>, old: &Quota) {
+        if old.algorithm() != call.quota.algorithm() {
+            self.forget(&Call { quota: old, ..*call });
+            return;
+        }
+        for_algorithm!(old.algorithm(), S => {
+            let table = S::table(self);
+            if let Some(at) = table.find(&call.address)
+                && !refit(table.slot(at), old, call.quota, call.now)
+            {
+                table.remove(at, call.secret);
+                call.census.held.fetch_sub(1, Ordering::Relaxed);
+            }
+        });
+    }
+
+    /// Whether a key is stored under this algorithm.
+    pub(super) fn holds(&mut self, address: &Address, algorithm: Algorithm) -> bool {
+        for_algorithm!(algorithm, S => S::table(self).find(address).is_some())
     }
 
     /// Removes a key under every algorithm; says whether anything of it still counted.

@@ -10,7 +10,7 @@ use super::names::Names;
 use super::scripts::{Scripts, letter};
 use super::wire::Script;
 use crate::algorithm::{Done, FixedWindow, SlidingWindow, State, TokenBucket, ToldLog, decision, perform};
-use crate::charge::{Charge, Plan};
+use crate::charge::{Charge, Excess, Part};
 use crate::decision::Decision;
 use crate::quota::{Algorithm, Quota};
 use crate::store::all_or_none;
@@ -27,6 +27,16 @@ pub(crate) struct Subject {
     pub(crate) name: Vec<u8>,
     pub(crate) quota: Quota,
     pub(crate) enforced: bool,
+    pub(crate) excess: Excess,
+    /// What it costs where that is not what the request's first key does.
+    pub(crate) own_cost: Option<u64>,
+}
+
+impl Subject {
+    /// How the key takes part in a request of this cost.
+    pub(crate) fn part(&self, cost: u64) -> Part {
+        Part { cost: self.own_cost.unwrap_or(cost), enforced: self.enforced, excess: self.excess }
+    }
 }
 
 /// The keys of a request, each with its quota: requests with the same ones can be decided by one call.
@@ -50,13 +60,16 @@ pub(crate) enum Reply {
 pub(crate) struct Unreadable(pub(crate) String);
 
 impl Subjects {
-    pub(crate) fn of(plan: &Plan<'_>, names: &Names) -> Self {
+    pub(crate) fn of(charges: &[Charge<'_>], names: &Names) -> Self {
+        let cost = charges.first().map(|charge| charge.part.cost);
         let subject = |charge: &Charge<'_>| Subject {
             name: names.name(charge.name, &charge.key),
             quota: *charge.quota,
-            enforced: charge.enforced,
+            enforced: charge.part.enforced,
+            excess: charge.part.excess,
+            own_cost: Some(charge.part.cost).filter(|own| Some(*own) != cost),
         };
-        Self(plan.iter().map(subject).collect())
+        Self(charges.iter().map(subject).collect())
     }
 
     pub(crate) fn keys(&self) -> Vec<Vec<u8>> {
@@ -74,7 +87,7 @@ impl Subjects {
     ) -> (&'s Script, Vec<Vec<u8>>) {
         let number = |number: u64| number.to_string().into_bytes();
         let mut args = vec![number(latest)];
-        if let ([subject], Verb::Check) = (self.0.as_slice(), verb) {
+        if let Some(subject) = self.alone(verb) {
             args.push(packed(&subject.quota));
             for same in costs.chunk_by(|one, next| one == next) {
                 args.push(number(same[0]));
@@ -110,11 +123,22 @@ impl Subjects {
         (keys, self.decider(scripts), args)
     }
 
+    /// The key that a script of its own checks: the only one, of plain excess.
+    fn alone(&self, verb: Verb) -> Option<&Subject> {
+        match self.0.as_slice() {
+            [subject] if verb == Verb::Check && subject.excess == Excess::Refuse => Some(subject),
+            _ => None,
+        }
+    }
+
     fn push_quotas(&self, args: &mut Vec<Vec<u8>>) {
         for subject in &self.0 {
             args.push(letter(subject.quota.algorithm()).into());
-            args.push(u8::from(subject.enforced).to_string().into_bytes());
+            let enforced = if subject.enforced { "enforced" } else { "shadow" };
+            let excess = if subject.excess == Excess::Charge { "+" } else { "" };
+            args.push([enforced, excess].concat().into_bytes());
             args.push(packed(&subject.quota));
+            args.push(subject.own_cost.map(|cost| cost.to_string().into_bytes()).unwrap_or_default());
         }
     }
 
@@ -124,7 +148,7 @@ impl Subjects {
 
     /// Reads what the script of [`call`](Self::call) replied to the same verb and costs.
     pub(crate) fn read(&self, verb: Verb, costs: &[u64], reply: Value) -> Result<Reply, Unreadable> {
-        self.read_as(verb, costs, reply, self.0.len() == 1 && verb == Verb::Check)
+        self.read_as(verb, costs, reply, self.alone(verb).is_some())
     }
 
     /// Reads what the script of [`call_once`](Self::call_once) replied.
@@ -180,7 +204,7 @@ impl Subjects {
 
     /// As the memory store does.
     fn decide(&self, told: &mut [Told], now: Timestamp, verb: Verb, cost: u64) -> Answers {
-        all_or_none(verb, self.0.iter().map(|subject| subject.enforced), |key, verb| {
+        all_or_none(verb, self.0.iter().map(|subject| subject.part(cost)), |key, verb, cost| {
             told[key].decide(&self.0[key].quota, now, verb, cost)
         })
     }

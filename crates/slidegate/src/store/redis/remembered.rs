@@ -62,12 +62,12 @@ impl Remembered {
         let passed = now.saturating_duration_since(denial.sent);
         let passed_us = u64::try_from(passed.as_micros()).unwrap_or(u64::MAX);
         let mut answers = denial.answers.clone();
-        for answer in &mut answers {
+        for (subject, answer) in subjects.0.iter().zip(&mut answers) {
             let Waits { retry_us, reset_us, frees_us } = &mut answer.waits;
             for wait in [reset_us, frees_us] {
                 *wait = wait.saturating_sub(passed_us);
             }
-            if cost > answer.limit {
+            if subject.part(cost).asks() > answer.limit {
                 *retry_us = Waits::NEVER;
             } else if *retry_us != Waits::NEVER {
                 *retry_us = retry_us.saturating_sub(passed_us);
