@@ -166,6 +166,9 @@ struct ExplainArgs {
     /// The domain of the descriptors, with --envoy-config or --envoy-env.
     #[arg(long)]
     domain: Option<String>,
+    /// The limit that the descriptors bring along, such as `10/MINUTE`.
+    #[arg(long, requires = "domain", value_parser = rate, value_name = "COUNT/UNIT")]
+    limit: Option<envoy::Rate>,
     /// With a domain: descriptors, such as `path=/login,ip=192.0.2.7`, a comma within a value written `\,`. Without:
     /// attributes, such as `user=alice`.
     #[arg(required = true, value_name = "NAME=VALUE")]
@@ -202,6 +205,15 @@ fn attribute(text: &str) -> Result<(String, String), String> {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
         _ => Err("write it as name=value, for example user=alice".to_owned()),
     }
+}
+
+fn rate(text: &str) -> Result<envoy::Rate, String> {
+    let parts = text.split_once('/').and_then(|(count, unit)| {
+        Some(envoy::Rate { requests_per_unit: count.parse().ok()?, unit: envoy::Unit::from_name(unit)? })
+    });
+    parts.ok_or_else(|| {
+        "write it as count/unit, for example 10/MINUTE; units are second, minute, hour, day, week, month, year".to_owned()
+    })
 }
 
 fn milliseconds(text: &str) -> Result<Duration, String> {

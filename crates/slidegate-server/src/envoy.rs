@@ -12,6 +12,8 @@ mod file;
 mod folder;
 mod matcher;
 mod names;
+#[cfg(test)]
+mod plain;
 mod rule;
 mod settings;
 mod trace;
@@ -311,7 +313,7 @@ impl Builder {
             entry.own_limits.policy = names::own_limits_policy(&domain);
             // Never decided by: each request brings its own.
             let quota = Quota::per_second(0).with_algorithm(self.envoy.reading.algorithm);
-            self.policy(&entry.own_limits.policy, quota, false);
+            self.policy(&entry.own_limits.policy, quota, &Rule::default());
         }
         let parent = format!("{domain}.");
         let place = Place { file, domain: &domain, parent: &parent, path: &[] };
@@ -379,17 +381,17 @@ impl Builder {
         if let Some(rate) = rate {
             policy = names::policy(place.domain, path);
             let algorithm = rule.algorithm.unwrap_or(self.envoy.reading.algorithm);
-            self.policy(&policy, rate.quota(algorithm), rule.shadow_mode);
+            self.policy(&policy, rate.quota(algorithm), &rule);
         }
         let parts: Vec<_> = path.iter().map(|(key, value)| Level::name_of(key, value)).collect();
         let stat_key = names::stat_key(place.domain, parts.iter().map(String::as_str));
         Some(Limit { rate, rule, policy, stat_key })
     }
 
-    fn policy(&mut self, name: &str, quota: Quota, is_shadow: bool) {
+    fn policy(&mut self, name: &str, quota: Quota, rule: &Rule) {
         let policy = Policy::new(name, quota).expect("its name is made of what names may be made of");
-        let policy = policy.when(RULE, Match::equals(name)).scope([SCOPE]);
-        self.envoy.policies.push(if is_shadow { policy.shadow() } else { policy });
+        let policy = policy.when(RULE, Match::equals(name)).scope([SCOPE]).excess(rule.excess);
+        self.envoy.policies.push(if rule.shadow_mode { policy.shadow() } else { policy });
     }
 
     fn mistake(&mut self, place: &Place<'_>, line: u64, told: &str) {
@@ -416,5 +418,222 @@ impl Builder {
             self.mistakes.push(format!("{more} more errors; correct these first"));
         }
         Err(Refusal(self.mistakes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Envoy {
+        let files = [("edge.yaml".to_owned(), text.to_owned())];
+        Envoy::read(&files, Reading::default()).unwrap_or_else(|refusal| panic!("{refusal}"))
+    }
+
+    fn refusal(text: &str) -> String {
+        let files = [("edge.yaml".to_owned(), text.to_owned())];
+        Envoy::read(&files, Reading::default()).unwrap_err().to_string()
+    }
+
+    fn hit<'e>(envoy: &'e Envoy, domain: &str, entries: &[(&str, &str)], own: Option<Rate>) -> RuleHit<'e> {
+        match envoy.lookup(domain, entries, own) {
+            Lookup::Limited(hit) => hit,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    const LEVELS: &str = include_str!("../tests/fixtures/envoy/levels.yaml");
+    const EVERYTHING: &str = include_str!("../tests/fixtures/envoy/everything.yaml");
+
+    /// What the gate is told must be what the file says: name, quota, mode, and no condition that other requests meet.
+    #[test]
+    fn every_limit_is_a_policy() {
+        let envoy = read(EVERYTHING);
+        let policies = PolicySet::new(envoy.policies().to_vec()).unwrap();
+        let told: Vec<_> = policies
+            .iter()
+            .map(|policy| {
+                (policy.name(), policy.quota().to_string(), policy.is_enforced(), policy.on_excess())
+            })
+            .collect();
+        let hashed = hit(&envoy, "edge", &[("path", "/files/1")], None).policy;
+        let day =
+            |days: u64, limit: u64| Quota::new(limit, std::time::Duration::from_secs(days * 86_400)).unwrap();
+        let bucket = day(7, 1000).with_algorithm(Algorithm::TokenBucket);
+        assert_eq!(
+            told,
+            [
+                ("edge..own-limits", Quota::per_second(0).to_string(), true, slidegate::Excess::Refuse),
+                ("edge.remote_address", bucket.to_string(), true, slidegate::Excess::Charge),
+                ("edge.plan_gold", day(30, 50_000).to_string(), true, slidegate::Excess::Refuse),
+                ("edge.banned", day(365, 0).to_string(), true, slidegate::Excess::Refuse),
+                (hashed, Quota::per_hour(6).to_string(), false, slidegate::Excess::Refuse),
+            ]
+        );
+        let gate = slidegate::Gate::new(policies);
+        let named = slidegate::Request::new().with(SCOPE, "edge|banned=x");
+        assert!(gate.check(&named).is_allowed(), "a request that names no rule is under none");
+        assert!(gate.check(&named.clone().with(RULE, "edge.banned")).is_denied());
+        assert!(gate.check(&named.under("edge.banned")).is_denied());
+    }
+
+    /// The door answers with these; none may get lost on the way, which metadata does in the reference.
+    #[test]
+    fn a_hit_carries_what_stands_beside_the_rate() {
+        let envoy = read(EVERYTHING);
+        let address = hit(&envoy, "edge", &[("remote_address", "10.0.0.1")], None);
+        assert_eq!((address.rule.name.as_str(), address.rule.quota_mode), ("per-address", true));
+        assert_eq!(
+            serde_json::Value::from(address.rule.metadata.clone()),
+            serde_json::json!({"owner": "traffic"})
+        );
+        assert_eq!(address.rate, Rate { requests_per_unit: 1000, unit: Unit::Week });
+        assert_eq!(address.stat_key, "edge.remote_address_10_0_0_1");
+        assert_eq!(address.key, "edge|remote_address=10.0.0.1");
+        let files = hit(&envoy, "edge", &[("path", "/files/1")], None);
+        assert!(files.rule.shadow_mode);
+        assert_eq!((files.key.as_str(), files.stat_key.as_ref()), ("edge|path=/files*", "edge.path_/files*"));
+    }
+
+    /// A limit that replaces another one would otherwise be one more instead.
+    #[test]
+    fn what_replaces_others_drops_them_from_the_request() {
+        let envoy = read(EVERYTHING);
+        let lookup = |entry: (&str, &str)| envoy.lookup("edge", &[entry], None);
+        let address = || lookup(("remote_address", "10.0.0.1"));
+        assert_eq!(dropped(&[address(), lookup(("banned", "x")), lookup(("x", "y"))]), [false; 3]);
+        assert_eq!(dropped(&[address(), lookup(("plan", "gold"))]), [true, false]);
+        assert_eq!(dropped(&[lookup(("plan", "internal")), address(), address()]), [false, true, true]);
+    }
+
+    /// A caller's own limit counts apart from the files' limits and apart from its limits by other units.
+    #[test]
+    fn a_limit_that_comes_with_the_request_takes_the_place_of_the_files() {
+        let envoy = read(LEVELS);
+        let entries = [("key1", "value1"), ("subkey1", "something")];
+        let own = Rate { requests_per_unit: 10, unit: Unit::Day };
+        let told = hit(&envoy, "test-domain", &entries, Some(own));
+        assert_eq!((told.rate, told.stat_key.as_ref()), (own, "test-domain.key1_value1.subkey1_something"));
+        assert_eq!(told.quota, Some(Quota::per_day(10)));
+        assert_eq!((told.policy, told.rule.shadow_mode), ("test-domain..own-limits", false));
+        assert_eq!(told.key, "test-domain|key1=value1|subkey1=something|DAY");
+        assert!(matches!(
+            envoy.lookup("foo_domain", &entries, Some(own)),
+            Lookup::NoMatch { domain_found: false }
+        ));
+        assert!(matches!(envoy.lookup("test-domain", &[], None), Lookup::NoMatch { domain_found: true }));
+    }
+
+    /// Whoever reads `/rlconfig` compares it with what the reference showed.
+    #[test]
+    fn the_dump_has_a_line_for_each_limit() {
+        let dump = read(LEVELS).dump();
+        let lines: Vec<_> = dump.lines().collect();
+        assert_eq!(
+            lines[0],
+            "test-domain.key1_value1.subkey1: unit=SECOND requests_per_unit=5, shadow_mode: false, quota_mode: false"
+        );
+        assert_eq!(
+            lines[8],
+            "test-domain.key6: unit=UNKNOWN requests_per_unit=0, shadow_mode: false, quota_mode: false"
+        );
+        assert_eq!(lines.len(), 10, "{dump}");
+        assert!(dump.ends_with("requests_per_unit=70, shadow_mode: false, quota_mode: false\n"));
+    }
+
+    /// What is ours in a file of theirs has to be as strict as what is theirs.
+    #[test]
+    fn what_is_ours_in_metadata_is_checked() {
+        let with = |metadata: &str| {
+            format!(
+                "domain: d\ndescriptors:\n  - key: k\n    metadata: {metadata}\n    rate_limit: {{unit: day, requests_per_unit: 1}}\n"
+            )
+        };
+        for (metadata, expected) in [
+            (
+                "{slidegate: 5}",
+                "metadata.slidegate is 5; write keys and values, for example `slidegate: {algorithm: fixed-window}`",
+            ),
+            (
+                "{slidegate: {algorithm: gcra}}",
+                "metadata.slidegate: algorithm `gcra` is unknown; use `sliding-log`, `sliding-window`, `fixed-window` or \
+                 `token-bucket`",
+            ),
+            (
+                "{slidegate: {algorithm: 5}}",
+                "metadata.slidegate: algorithm is 5; use `sliding-log`, `sliding-window`, `fixed-window` or `token-bucket`",
+            ),
+            (
+                "{slidegate: {excess: free}}",
+                "metadata.slidegate: excess is \"free\"; write `excess: refuse`, or `excess: charge` to admit a cost while \
+                 anything remains",
+            ),
+            (
+                "{slidegate: {burst: 5}}",
+                "metadata.slidegate: unknown key `burst`; known are `algorithm` and `excess`",
+            ),
+            ("{a: {~: b}}", "error parsing metadata: key is not of type string: <nil>"),
+            (
+                "[{a: b}]",
+                "error loading config file: yaml: unmarshal errors: line 4: cannot unmarshal !!seq into map[string]interface {}",
+            ),
+        ] {
+            assert_eq!(refusal(&with(metadata)), format!("edge.yaml: {expected} (line 4)"));
+        }
+        let envoy = read(&with(
+            "{slidegate: {algorithm: fixed-window, excess: refuse}, n: 5, f: 0.5, big: 99999999999999999999}",
+        ));
+        assert_eq!(envoy.policies()[1].quota().algorithm(), Algorithm::FixedWindow);
+        let metadata = &hit(&envoy, "d", &[("k", "")], None).rule.metadata;
+        assert_eq!(
+            serde_json::Value::from(metadata.clone()),
+            serde_json::json!({"n": 5, "f": 0.5, "big": 1e20})
+        );
+    }
+
+    /// What means nothing where it stands is what somebody relies on.
+    #[test]
+    fn what_passes_and_means_nothing_is_warned_of() {
+        let envoy = read(
+            "domain: d\nname: x\ndescriptors:\n  - key: k\n    unit: day\n    rate_limit: {unit: day, shadow_mode: true}\n",
+        );
+        assert_eq!(
+            envoy.warnings(),
+            [
+                "edge.yaml: `name` means nothing beside `domain`; it belongs in a rate_limit (line 2)",
+                "edge.yaml: `unit` means nothing in a descriptor; it belongs in a rate_limit (line 5)",
+                "edge.yaml: `shadow_mode` means nothing in a rate_limit; it belongs in a descriptor (line 6)",
+                "edge.yaml: rate_limit has no requests_per_unit, so nothing passes (line 6)",
+            ]
+        );
+        assert_eq!(read(EVERYTHING).warnings(), [""; 0]);
+    }
+
+    /// A file from elsewhere must not be able to take all memory, and none of ours comes near.
+    #[test]
+    fn files_have_bounds() {
+        let many = |count: usize, limit: &str| {
+            let list: String = (0..count).map(|n| format!("- {{key: k{n}{limit}}}\n")).collect();
+            format!("domain: d\ndescriptors:\n{list}")
+        };
+        assert_eq!(
+            refusal(&many(MAX_DESCRIPTORS + 1, "")),
+            "the files have more than 100000 descriptors, which is the most"
+        );
+        assert_eq!(
+            refusal(&many(PolicySet::MAX_POLICIES, ", rate_limit: {unit: day, requests_per_unit: 1}")),
+            "the files have 16385 limits and domains together; 16384 is the most"
+        );
+        let deep = "{key: k, descriptors: [".repeat(40) + &"]}".repeat(40);
+        let told = refusal(&format!("domain: d\ndescriptors: [{deep}]"));
+        assert!(told.starts_with("edge.yaml: error loading config file: yaml: line 2: "), "{told}");
+        let told = refusal(&format!("domain: {}\n", "d".repeat(1025)));
+        assert_eq!(
+            told,
+            "edge.yaml: error loading config file: yaml: line 1: a text of 1025 bytes is too long; 1024 is the most (line 1)"
+        );
+        let errors = refusal(&format!("domain: d\ndescriptors: [{}]", "{key: ''}, ".repeat(30)));
+        assert_eq!(errors.lines().count(), MAX_MISTAKES + 1, "{errors}");
+        assert!(errors.ends_with(" more errors; correct these first"), "{errors}");
     }
 }

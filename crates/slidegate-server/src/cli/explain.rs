@@ -14,7 +14,7 @@ use crate::front::Front;
 
 pub(super) fn run(args: &ExplainArgs) -> Result<ExitCode, Failure> {
     let (text, json) = match (args.envoy.settings()?, &args.domain) {
-        (Some(settings), Some(domain)) => descriptors(&settings, domain, &args.parts)?,
+        (Some(settings), Some(domain)) => descriptors(&settings, domain, args)?,
         (None, None) => attributes(args)?,
         (Some(_), None) => {
             return Err(Failure(
@@ -39,19 +39,19 @@ pub(super) fn run(args: &ExplainArgs) -> Result<ExitCode, Failure> {
 fn descriptors(
     settings: &envoy::Settings,
     domain: &str,
-    parts: &[String],
+    args: &ExplainArgs,
 ) -> Result<(String, Value), Failure> {
     let envoy = Envoy::load(settings).map_err(|refusal| Failure(refusal.to_string()))?;
-    let descriptors = parts.iter().map(|part| entries(part)).collect::<Result<Vec<_>, _>>()?;
+    let descriptors = args.parts.iter().map(|part| entries(part)).collect::<Result<Vec<_>, _>>()?;
     let borrowed: Vec<Vec<(&str, &str)>> = descriptors
         .iter()
         .map(|entries| entries.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect())
         .collect();
-    let lookups: Vec<_> = borrowed.iter().map(|entries| envoy.lookup(domain, entries, None)).collect();
+    let lookups: Vec<_> = borrowed.iter().map(|entries| envoy.lookup(domain, entries, args.limit)).collect();
     let dropped = envoy::dropped(&lookups);
     let (mut texts, mut told_json) = (Vec::new(), Vec::new());
     for (entries, dropped) in borrowed.iter().zip(dropped) {
-        let told = envoy::tell(&envoy, domain, entries);
+        let told = envoy::tell(&envoy, domain, entries, args.limit);
         let mut json = told.json();
         json["replaced"] = dropped.into();
         told_json.push(json);

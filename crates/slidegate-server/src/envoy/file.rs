@@ -342,10 +342,9 @@ fn json(node: &Node) -> Result<serde_json::Value, String> {
         Value::Map(entries) => {
             let mut map = Map::new();
             for (key, value) in entries {
-                let Value::Text(name) = &key.value else {
-                    return Err(format!("key is not of type string: {key}"));
-                };
-                map.insert(name.clone(), json(value)?);
+                // `no`, `y` and `5` are texts here, as a Struct has no other keys.
+                let name = key.scalar().ok_or_else(|| format!("key is not of type string: {key}"))?;
+                map.insert(name.to_owned(), json(value)?);
             }
             map.into()
         }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Map, Value};
-use slidegate::{Algorithm, Quota};
+use slidegate::{Algorithm, Excess, Quota};
 
 /// The unit of a limit, with the number that protocol buffers give it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,7 +34,7 @@ impl Unit {
     }
 
     /// In any case, as files have it.
-    pub(super) fn from_name(name: &str) -> Option<Self> {
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|unit| unit.name().eq_ignore_ascii_case(name))
     }
 
@@ -91,8 +91,8 @@ pub(crate) struct Rule {
     pub(crate) quota_mode: bool,
     /// For the answer's dynamic metadata. Without `slidegate`, which is for us.
     pub(crate) metadata: Map<String, Value>,
-    /// Whether what is refused counts all the same: a refused request is penalized, not only denied.
-    pub(crate) charges_excess: bool,
+    /// What becomes of a cost that is more than what remains.
+    pub(super) excess: Excess,
     /// Whether the whole path of the request is its name in statistics.
     pub(super) detailed_metric: bool,
     /// The algorithm that it asks for.
@@ -119,7 +119,8 @@ impl Rule {
                     self.algorithm =
                         Some(name.parse().map_err(|error| format!("metadata.slidegate: {error}"))?);
                 }
-                ("excess", Some("charge")) => self.charges_excess = true,
+                ("excess", Some("refuse")) => self.excess = Excess::Refuse,
+                ("excess", Some("charge")) => self.excess = Excess::Charge,
                 ("algorithm", None) => {
                     return Err(format!(
                         "metadata.slidegate: algorithm is {value}; use `sliding-log`, `sliding-window`, `fixed-window` or \
@@ -128,8 +129,8 @@ impl Rule {
                 }
                 ("excess", _) => {
                     return Err(format!(
-                        "metadata.slidegate: excess is {value}; write `excess: charge` to charge what is refused, or leave it \
-                         out"
+                        "metadata.slidegate: excess is {value}; write `excess: refuse`, or `excess: charge` to admit a cost \
+                         while anything remains"
                     ));
                 }
                 _ => {

@@ -15,7 +15,7 @@ use super::{Folder, Reading, Refusal};
 use crate::config::SharedStore;
 
 /// Variables of the reference that mean nothing here, each with the reason.
-pub(super) const NOT_HONOURED: [(&str, &str); 22] = [
+pub(super) const NOT_HONOURED: [(&str, &str); 21] = [
     ("CONFIG_GRPC_XDS_SERVER_URL", "configuration comes from files"),
     ("EXPIRATION_JITTER_MAX_SECONDS", "expiry is garbage collection here and part of no decision"),
     ("EXTRA_TAGS", "there is no statsd"),
@@ -24,7 +24,6 @@ pub(super) const NOT_HONOURED: [(&str, &str); 22] = [
     ("MEMCACHE_SRV", "there is no memcached store: it cannot decide and charge in one step"),
     ("PROMETHEUS_MAPPER_YAML", "metrics are labelled as they are"),
     ("REDIS_CLUSTER_PIPELINE_PARALLELISM", "commands of one node travel together anyway"),
-    ("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "while redis is away, each instance counts by itself"),
     ("REDIS_PERSECOND", "all limits live in one store, so that a request is charged on all or none"),
     ("REDIS_PERSECOND_URL", "all limits live in one store, so that a request is charged on all or none"),
     ("REDIS_PIPELINE_LIMIT", "commands are pipelined as they come"),
@@ -43,7 +42,6 @@ pub(super) const NOT_HONOURED: [(&str, &str); 22] = [
     ("USE_STATSD", "there is no statsd"),
 ];
 
-/// Loopback, unless the environment is asked: then everyone, as in the reference.
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const HTTP_PORT: u16 = 8080;
 const GRPC_PORT: u16 = 8081;
@@ -91,11 +89,26 @@ pub(crate) struct Settings {
     pub(crate) not_honoured: Vec<String>,
 }
 
-/// Where Envoy connects to.
+/// Where Envoy connects to, if anywhere.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Grpc {
+    pub(crate) listen: Option<SocketAddr>,
+    /// The path of a socket file, which takes the address's place.
+    pub(crate) socket: Option<PathBuf>,
+    pub(crate) tls: Option<GrpcTls>,
+    /// Whether it says that it does not serve while a shared store is away.
+    pub(crate) health_follows_store: bool,
+}
+
+/// Files of the gRPC door's certificates, in PEM.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Grpc {
-    Tcp(SocketAddr),
-    Unix(PathBuf),
+pub(crate) struct GrpcTls {
+    pub(crate) cert_file: PathBuf,
+    pub(crate) key_file: PathBuf,
+    /// Authorities whose certificates a client must show one of.
+    pub(crate) client_ca_file: Option<PathBuf>,
+    /// A name that the client's certificate must be for.
+    pub(crate) client_name: Option<String>,
 }
 
 /// Names of response headers.
@@ -129,7 +142,7 @@ impl Settings {
             headers: None,
             dynamic_metadata: false,
             http: None,
-            grpc: Grpc::Tcp(SocketAddr::new(LOOPBACK, GRPC_PORT)),
+            grpc: Grpc::default(),
             debug: None,
             max_connection_age: MAX_CONNECTION_AGE,
             max_connection_age_grace: MAX_CONNECTION_AGE_GRACE,
@@ -185,7 +198,6 @@ impl Reader<'_> {
             remaining: text("LIMIT_REMAINING_HEADER", "RateLimit-Remaining"),
             reset: text("LIMIT_RESET_HEADER", "RateLimit-Reset"),
         };
-        let grpc = self.text("GRPC_UDS").map(|path| Grpc::Unix(path.into()));
         Settings {
             folder: Folder { path, ignores_dotfiles: self.flag("RUNTIME_IGNOREDOTFILES") },
             reading: Reading {
@@ -203,7 +215,7 @@ impl Reader<'_> {
             headers: self.flag("LIMIT_RESPONSE_HEADERS_ENABLED").then_some(headers),
             dynamic_metadata: self.flag("RESPONSE_DYNAMIC_METADATA"),
             http: Some(self.address("HOST", "PORT", HTTP_PORT)),
-            grpc: grpc.unwrap_or_else(|| Grpc::Tcp(self.address("GRPC_HOST", "GRPC_PORT", GRPC_PORT))),
+            grpc: self.grpc(),
             debug: Some(self.address("DEBUG_HOST", "DEBUG_PORT", DEBUG_PORT)),
             max_connection_age: self.span("GRPC_MAX_CONNECTION_AGE").unwrap_or(MAX_CONNECTION_AGE),
             max_connection_age_grace: self
@@ -226,13 +238,6 @@ impl Reader<'_> {
             {
                 self.wrong(name, &value, way_out);
             }
-        }
-        if self.flag("GRPC_SERVER_USE_TLS") {
-            self.wrong(
-                "GRPC_SERVER_USE_TLS",
-                "true",
-                "unset it and put TLS in front: this door speaks without",
-            );
         }
     }
 
@@ -291,11 +296,37 @@ impl Reader<'_> {
             None => everyone,
             Some("localhost") => LOOPBACK,
             Some(_) => self
-                .parsed(host, "give an IP address, for example `0.0.0.0` or `127.0.0.1`")
+                .parsed::<IpAddr>(host, "give an IP address, for example `0.0.0.0` or `127.0.0.1`")
                 .unwrap_or(everyone),
         };
         let port = self.parsed(port, "give a port, for example `8081`").unwrap_or(default_port);
         SocketAddr::new(ip, port)
+    }
+
+    fn grpc(&mut self) -> Grpc {
+        let socket = self.text("GRPC_UDS").map(PathBuf::from);
+        let address = self.address("GRPC_HOST", "GRPC_PORT", GRPC_PORT);
+        let mut tls = None;
+        if self.flag("GRPC_SERVER_USE_TLS") {
+            let file = |name: &str| self.text(name).map(PathBuf::from);
+            match file("GRPC_SERVER_TLS_CERT").zip(file("GRPC_SERVER_TLS_KEY")) {
+                Some((cert_file, key_file)) => {
+                    let client_ca_file = file("GRPC_CLIENT_TLS_CACERT");
+                    let client_name = self.text("GRPC_CLIENT_TLS_SAN");
+                    tls = Some(GrpcTls { cert_file, key_file, client_ca_file, client_name });
+                }
+                None => {
+                    let way_out = "give the files too, in GRPC_SERVER_TLS_CERT and GRPC_SERVER_TLS_KEY";
+                    self.wrong("GRPC_SERVER_USE_TLS", "true", way_out);
+                }
+            }
+        }
+        Grpc {
+            listen: socket.is_none().then_some(address),
+            socket,
+            tls,
+            health_follows_store: self.flag("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION"),
+        }
     }
 
     fn redis(&mut self) -> Option<Redis> {

@@ -5,9 +5,10 @@
 use std::fmt;
 
 use serde_json::{Value, json};
+use slidegate::Excess;
 
 use super::matcher::{How, Step};
-use super::{Envoy, Lookup};
+use super::{Envoy, Lookup, Rate};
 
 /// Most names of a level that are listed where none of them fits.
 const MAX_LISTED: usize = 8;
@@ -53,11 +54,13 @@ enum Outcome {
     },
 }
 
-/// Says what applies to a descriptor and why.
-pub(crate) fn tell(envoy: &Envoy, domain: &str, entries: &[(&str, &str)]) -> Told {
-    let steps = envoy.domain(domain).map(|domain| domain.top.walk(entries).steps).unwrap_or_default();
+/// Says what applies to a descriptor and why. `own` is the limit that it brings along.
+pub(crate) fn tell(envoy: &Envoy, domain: &str, entries: &[(&str, &str)], own: Option<Rate>) -> Told {
+    // Nothing is looked for where the request says the limit.
+    let known = envoy.domain(domain).filter(|_| own.is_none());
+    let steps = known.map(|domain| domain.top.walk(entries).steps).unwrap_or_default();
     let levels = steps.iter().zip(entries).map(|(step, (key, value))| level(step, key, value)).collect();
-    let outcome = match envoy.lookup(domain, entries, None) {
+    let outcome = match envoy.lookup(domain, entries, own) {
         Lookup::NoMatch { domain_found: false } => Outcome::NoLimit(format!(
             "no file has the domain; there are {}",
             listed(envoy.domains.keys().map(|name| format!("`{name}`")))
@@ -67,13 +70,17 @@ pub(crate) fn tell(envoy: &Envoy, domain: &str, entries: &[(&str, &str)]) -> Tol
         Lookup::Limited(hit) => {
             let mut notes = Vec::new();
             let mut note = |holds: bool, told: &str| notes.extend(holds.then(|| told.to_owned()));
+            note(own.is_some(), "it came with the request, so the files are not asked");
             note(hit.rate.requests_per_unit == 0, "nothing passes");
             note(hit.rule.shadow_mode, "shadow: reports and never denies");
             note(
                 hit.rule.quota_mode,
                 "denies only together with all other limits of quota_mode in the request",
             );
-            note(hit.rule.charges_excess, "what is refused counts all the same");
+            note(
+                hit.rule.excess == Excess::Charge,
+                "a cost is admitted while anything remains, and what exceeds the limit is waited out",
+            );
             let shares = steps.iter().any(|step| step.found.is_some_and(|(node, _)| node.shares));
             note(shares, "all values of the wildcard count together");
             let algorithm = hit.rule.algorithm.unwrap_or(envoy.reading.algorithm);
