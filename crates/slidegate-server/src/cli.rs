@@ -100,13 +100,13 @@ struct EnvoyArgs {
     /// A folder with configuration of envoyproxy/ratelimit, which is watched for changes. See docs/envoy.md.
     #[arg(long, value_name = "FOLDER")]
     envoy_config: Option<PathBuf>,
-    /// Take the place of envoyproxy/ratelimit: honour its environment variables, such as RUNTIME_ROOT and REDIS_URL.
+    /// Take the place of envoyproxy/ratelimit: honour its environment variables, such as `RUNTIME_ROOT`.
     #[arg(long)]
     envoy_env: bool,
     /// How limits of those files are counted that ask for no algorithm of their own: sliding-log unless said.
     #[arg(long, value_name = "ALGORITHM")]
     envoy_algorithm: Option<Algorithm>,
-    /// Let several of those files have one domain, as MERGE_DOMAIN_CONFIG does.
+    /// Let several of those files have one domain, as `MERGE_DOMAIN_CONFIG` does.
     #[arg(long)]
     envoy_merge_domains: bool,
 }

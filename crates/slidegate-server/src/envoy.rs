@@ -34,8 +34,12 @@ use matcher::{Level, Limit, Node};
 pub(crate) use folder::Folder;
 pub(crate) use rule::{Rate, Rule, Unit};
 pub(crate) use settings::Settings;
-pub(crate) use trace::{Told, tell};
-pub(crate) use watch::{LOOK_EVERY, Live, Watcher};
+#[expect(unused_imports, reason = "for the gRPC door")]
+pub(crate) use settings::{Grpc, GrpcTls, HeaderNames};
+pub(crate) use trace::tell;
+#[expect(unused_imports, reason = "for the gRPC door")]
+pub(crate) use watch::Live;
+pub(crate) use watch::{LOOK_EVERY, Watcher};
 
 /// The attribute that every policy made of a limit counts by: the key of a [`RuleHit`].
 pub(crate) const SCOPE: &str = "descriptor";
@@ -237,12 +241,6 @@ impl Envoy {
 
     fn domain(&self, name: &str) -> Option<&Domain> {
         self.domains.get(name)
-    }
-}
-
-impl Default for Limit {
-    fn default() -> Self {
-        Self { rate: None, rule: Rule::default(), policy: String::new(), stat_key: String::new() }
     }
 }
 

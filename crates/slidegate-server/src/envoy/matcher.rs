@@ -35,7 +35,7 @@ pub(super) struct Node {
 }
 
 /// The limit of a node.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Limit {
     /// `None` is unlimited.
     pub(super) rate: Option<Rate>,

@@ -1,6 +1,6 @@
 //! Names: what a descriptor is counted under, what its policy and its statistics are called.
 //!
-//! The reference joins keys and values by underscores, so that ("a", "b_c") and ("a_b", "c") share a counter. Here no two
+//! The reference joins keys and values by underscores, so that `a` with `b_c` and `a_b` with `c` share a counter. Here no two
 //! descriptors do: what separates the parts is escaped within them.
 
 use super::matcher::{Level, Node, Walk};

@@ -162,7 +162,7 @@ proptest! {
             }
         };
         prop_assert!(!has_duplicates(&top));
-        let mut counters: Vec<((String, String), (u32, Vec<(String, String)>))> = Vec::new();
+        let mut counters = Vec::new();
         for entries in &all {
             let met = match envoy.lookup("d", entries, None) {
                 Lookup::Limited(hit) => Some(hit),

@@ -144,3 +144,31 @@ impl Rule {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Unit;
+
+    /// A number that is taken for another unit limits by the day what was meant by the second.
+    #[test]
+    fn units_have_the_numbers_of_the_protocol_and_their_lengths() {
+        let told = [
+            (1, "SECOND", 1),
+            (2, "MINUTE", 60),
+            (3, "HOUR", 3600),
+            (4, "DAY", 86_400),
+            (5, "MONTH", 2_592_000),
+            (6, "YEAR", 31_536_000),
+            (7, "WEEK", 604_800),
+        ];
+        for (number, name, secs) in told {
+            let unit = Unit::from_number(number).unwrap();
+            assert_eq!((unit.number(), unit.name(), unit.window().as_secs()), (number, name, secs));
+            assert_eq!(Unit::from_name(&name.to_lowercase()), Some(unit));
+        }
+        assert_eq!(
+            (Unit::from_number(0), Unit::from_number(8), Unit::from_name("UNKNOWN")),
+            (None, None, None)
+        );
+    }
+}

@@ -5,6 +5,7 @@
 
 use std::fmt::Display;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -52,6 +53,8 @@ const NEAR_LIMIT_RATIO: f32 = 0.8;
 const MAX_CONNECTION_AGE: Duration = Duration::from_secs(24 * 3600);
 /// How long requests on such a connection may still take.
 const MAX_CONNECTION_AGE_GRACE: Duration = Duration::from_secs(3600);
+/// How long a decision may take at most: with no time none is made, and past a minute it is none.
+const DEADLINES: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(60);
 /// Largest file of certificates.
 const MAX_PEM_BYTES: u64 = 1 << 20;
 
@@ -203,7 +206,7 @@ impl Reader<'_> {
             reading: Reading {
                 merge_domains: self.flag("MERGE_DOMAIN_CONFIG"),
                 algorithm: self
-                    .read("SLIDEGATE_ENVOY_ALGORITHM", |text| text.parse::<Algorithm>())
+                    .read("SLIDEGATE_ENVOY_ALGORITHM", str::parse::<Algorithm>)
                     .unwrap_or_default(),
                 key_prefix,
             },
@@ -341,7 +344,11 @@ impl Reader<'_> {
         let certificate = certificate_pem.zip(key_pem);
         Some(Redis {
             url,
-            deadline: self.span("REDIS_TIMEOUT"),
+            deadline: self.read("REDIS_TIMEOUT", |text| match parse_window(text) {
+                Ok(span) if !DEADLINES.contains(&span) => Err(format!("`{text}` is not within 1ms to 60s")),
+                Ok(span) => Ok(span),
+                Err(error) => Err(error.to_string()),
+            }),
             ca_pem: self.pem("REDIS_TLS_CACERT"),
             certificate: certificate
                 .map(|(certificate_pem, key_pem)| ClientCertificate { certificate_pem, key_pem }),
@@ -440,4 +447,220 @@ fn encoded(text: &str) -> String {
     let harmless = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     let one = |byte: u8| if harmless(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
     text.bytes().map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    fn read(variables: &[(&str, &str)]) -> Result<Settings, String> {
+        let variables: HashMap<_, _> = variables.iter().copied().collect();
+        Settings::of_environment(&|name| variables.get(name).map(|value| (*value).to_owned()))
+            .map_err(|refusal| refusal.to_string())
+    }
+
+    fn redis_url(variables: &[(&str, &str)]) -> String {
+        let redis = read(variables).unwrap_or_else(|told| panic!("{told}")).redis.expect("a store is named");
+        RedisOptions::new(&redis.url).unwrap_or_else(|error| panic!("{error}"));
+        redis.url
+    }
+
+    /// Who only changes the image must get the same doors, folder and answers.
+    #[test]
+    fn without_variables_it_is_where_the_reference_is() {
+        let settings = read(&[("CACHE_KEY_PREFIX", "")]).unwrap();
+        assert_eq!(settings.folder.path, PathBuf::from("/srv/runtime_data/current/config"));
+        assert!(!settings.folder.ignores_dotfiles);
+        assert_eq!(settings.reading, Reading::default());
+        assert_eq!(settings.http, Some("0.0.0.0:8080".parse().unwrap()));
+        assert_eq!(settings.grpc.listen, Some("0.0.0.0:8081".parse().unwrap()));
+        assert_eq!(settings.debug, Some("0.0.0.0:6070".parse().unwrap()));
+        assert_eq!(settings.near_limit_ratio.to_string(), "0.8");
+        assert_eq!((settings.headers, settings.redis.map(|redis| redis.url)), (None, None));
+        assert!(!settings.shadow_mode && !settings.quota_mode && !settings.dynamic_metadata);
+    }
+
+    /// One that does not arrive is found out in production.
+    #[test]
+    fn every_variable_that_is_honoured_arrives() {
+        let settings = read(&[
+            ("RUNTIME_ROOT", "/r"),
+            ("RUNTIME_SUBDIRECTORY", "s"),
+            ("RUNTIME_APPDIRECTORY", "a"),
+            ("RUNTIME_IGNOREDOTFILES", "1"),
+            ("MERGE_DOMAIN_CONFIG", "T"),
+            ("CACHE_KEY_PREFIX", "p"),
+            ("SLIDEGATE_ENVOY_ALGORITHM", "fixed-window"),
+            ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true"),
+            ("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "true"),
+            ("SHADOW_MODE", "TRUE"),
+            ("QUOTA_MODE", "t"),
+            ("NEAR_LIMIT_RATIO", "0.5"),
+            ("LIMIT_RESPONSE_HEADERS_ENABLED", "true"),
+            ("LIMIT_LIMIT_HEADER", "X-L"),
+            ("LIMIT_RESET_HEADER", "X-T"),
+            ("RESPONSE_DYNAMIC_METADATA", "true"),
+            ("HOST", "127.0.0.1"),
+            ("PORT", "1"),
+            ("GRPC_HOST", "::1"),
+            ("GRPC_PORT", "2"),
+            ("DEBUG_HOST", "localhost"),
+            ("DEBUG_PORT", "3"),
+            ("GRPC_MAX_CONNECTION_AGE", "1h30m"),
+            ("GRPC_MAX_CONNECTION_AGE_GRACE", "5s"),
+            ("GRPC_SERVER_USE_TLS", "true"),
+            ("GRPC_SERVER_TLS_CERT", "/c"),
+            ("GRPC_SERVER_TLS_KEY", "/k"),
+            ("GRPC_CLIENT_TLS_CACERT", "/ca"),
+            ("GRPC_CLIENT_TLS_SAN", "envoy"),
+            ("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "true"),
+            ("LOG_LEVEL", "WARNING"),
+            ("REDIS_URL", "h:1"),
+            ("REDIS_TIMEOUT", "200ms"),
+        ])
+        .unwrap();
+        assert_eq!(settings.folder, Folder { path: "/r/s/a".into(), ignores_dotfiles: true });
+        let reading =
+            Reading { merge_domains: true, algorithm: Algorithm::FixedWindow, key_prefix: "p".into() };
+        assert_eq!(settings.reading, reading);
+        assert!(settings.may_start_without && settings.needs_a_domain);
+        assert!(settings.shadow_mode && settings.quota_mode && settings.dynamic_metadata);
+        assert_eq!(settings.near_limit_ratio.to_string(), "0.5");
+        let headers =
+            HeaderNames { limit: "X-L".into(), remaining: "RateLimit-Remaining".into(), reset: "X-T".into() };
+        assert_eq!(settings.headers, Some(headers));
+        assert_eq!(settings.http, Some("127.0.0.1:1".parse().unwrap()));
+        assert_eq!(settings.debug, Some("127.0.0.1:3".parse().unwrap()));
+        let tls = GrpcTls {
+            cert_file: "/c".into(),
+            key_file: "/k".into(),
+            client_ca_file: Some("/ca".into()),
+            client_name: Some("envoy".into()),
+        };
+        let grpc = Grpc {
+            listen: Some("[::1]:2".parse().unwrap()),
+            socket: None,
+            tls: Some(tls),
+            health_follows_store: true,
+        };
+        assert_eq!(settings.grpc, grpc);
+        assert_eq!(settings.max_connection_age, Duration::from_secs(5400));
+        assert_eq!(settings.max_connection_age_grace, Duration::from_secs(5));
+        assert_eq!(settings.log_level.as_deref(), Some("warn"));
+        let redis = settings.redis.unwrap();
+        let store = SharedStore {
+            options: RedisOptions::new(&redis.url).unwrap(),
+            deadline: Duration::from_millis(50),
+            instances: 1,
+        };
+        assert_eq!(redis.complete(store).deadline, Duration::from_millis(200));
+        let socket = read(&[("GRPC_UDS", "/run/grpc.sock")]).unwrap().grpc;
+        assert_eq!((socket.listen, socket.socket), (None, Some("/run/grpc.sock".into())));
+    }
+
+    /// The reference says in four variables what is one URL here.
+    #[test]
+    fn every_kind_of_redis_becomes_a_url() {
+        assert_eq!(
+            redis_url(&[("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", "redis:6379")]),
+            "redis://redis:6379"
+        );
+        assert_eq!(redis_url(&[("REDIS_URL", "/run/redis.sock")]), "unix:///run/redis.sock");
+        assert_eq!(
+            redis_url(&[("REDIS_URL", "/run/redis.sock"), ("REDIS_AUTH", "me:p w")]),
+            "unix:///run/redis.sock?user=me&pass=p%20w"
+        );
+        assert_eq!(
+            redis_url(&[("REDIS_URL", "h:1"), ("REDIS_AUTH", "p@ss"), ("REDIS_TLS", "true")]),
+            "rediss://:p%40ss@h:1"
+        );
+        assert_eq!(
+            redis_url(&[("REDIS_TYPE", "cluster"), ("REDIS_URL", "a:1,b:2"), ("REDIS_AUTH", "u:p")]),
+            "redis+cluster://u:p@a:1,b:2"
+        );
+        assert_eq!(
+            redis_url(&[
+                ("REDIS_TYPE", "SENTINEL"),
+                ("REDIS_URL", "main,a:1,b:2"),
+                ("REDIS_AUTH", "u:p"),
+                ("REDIS_SENTINEL_AUTH", "su:sp"),
+            ]),
+            "redis+sentinel://u:p@a:1,b:2/main?sentinel_user=su&sentinel_pass=sp"
+        );
+    }
+
+    /// A service that starts on half of its settings is another one than was wanted.
+    #[test]
+    fn values_that_mean_nothing_are_told_all_at_once() {
+        assert_eq!(
+            read(&[
+                ("CONFIG_TYPE", "GRPC_XDS_SOTW"),
+                ("RUNTIME_IGNOREDOTFILES", "maybe"),
+                ("NEAR_LIMIT_RATIO", "1.5"),
+                ("HOST", "here"),
+                ("GRPC_SERVER_USE_TLS", "true"),
+                ("GRPC_MAX_CONNECTION_AGE", "long"),
+                ("REDIS_TYPE", "MANY"),
+                ("REDIS_URL", "h:1"),
+                ("LOG_LEVEL", "loud"),
+            ])
+            .unwrap_err()
+            .lines()
+            .collect::<Vec<_>>(),
+            [
+                "CONFIG_TYPE is `GRPC_XDS_SOTW`; set it to `FILE`, or unset it: configuration comes from files",
+                "RUNTIME_IGNOREDOTFILES is `maybe`; write `true` or `false`",
+                "NEAR_LIMIT_RATIO is `1.5`; give a number above 0 and up to 1, for example `0.8`",
+                "HOST is `here`; give an IP address, for example `0.0.0.0` or `127.0.0.1`",
+                "GRPC_SERVER_USE_TLS is `true`; give the files too, in GRPC_SERVER_TLS_CERT and GRPC_SERVER_TLS_KEY",
+                "GRPC_MAX_CONNECTION_AGE: window `long` has the unknown unit `long`; use ms, s, m, h, d or w, for \
+                 example `30s`",
+                "REDIS_TYPE is `MANY`; write `SINGLE`, `SENTINEL` or `CLUSTER`",
+                "LOG_LEVEL is `loud`; use error, warn, info, debug or trace",
+            ]
+        );
+        assert_eq!(
+            read(&[("REDIS_TYPE", "SENTINEL"), ("REDIS_URL", "main")]).unwrap_err(),
+            "REDIS_URL is `main`; write the master's name and the sentinels, for example `main,10.0.0.5:26379`"
+        );
+        assert_eq!(
+            read(&[("REDIS_URL", "h:1"), ("REDIS_TIMEOUT", "0s")]).unwrap_err(),
+            "REDIS_TIMEOUT: `0s` is not within 1ms to 60s"
+        );
+        let told = read(&[("REDIS_URL", "h:1"), ("REDIS_TLS_CACERT", "/no/such.pem")]).unwrap_err();
+        assert_eq!(
+            told,
+            "REDIS_TLS_CACERT: `/no/such.pem` cannot be read: No such file or directory (os error 2); check the path and who \
+             may read it"
+        );
+    }
+
+    /// Who relies on a setting must hear that it does nothing.
+    #[test]
+    fn what_is_not_honoured_is_told_and_documented() {
+        let settings = read(&[("USE_STATSD", "false"), ("REDIS_PERSECOND", "true")]).unwrap();
+        assert_eq!(
+            settings.not_honoured,
+            [
+                "REDIS_PERSECOND is set and means nothing here: all limits live in one store, so that a request is charged on \
+                 all or none"
+            ]
+        );
+        let page = include_str!("../../../../docs/envoy.md");
+        for (name, _) in NOT_HONOURED {
+            assert!(page.contains(&format!("`{name}`")), "{name}");
+        }
+        // Every variable that the code above asks for by name.
+        let code = include_str!("settings.rs").split("#[cfg(test)]").next().unwrap_or_default();
+        let in_capitals = |part: &str| part.chars().all(|c| c.is_ascii_uppercase() || c == '_');
+        let is_name =
+            |part: &&str| in_capitals(part) && (part.contains('_') || ["HOST", "PORT"].contains(part));
+        let names: Vec<_> = code.split('"').filter(is_name).collect();
+        assert!(names.len() > 60, "{names:?}");
+        for name in names {
+            assert!(page.contains(&format!("`{name}`")), "{name}");
+        }
+    }
 }

@@ -167,7 +167,7 @@ impl Watcher {
         for warning in envoy.warnings() {
             tracing::warn!("{warning}");
         }
-        tracing::info!(folder = %self.folder.path.display(), limits = envoy.policies().len(), "configuration taken");
+        tracing::info!(folder = %self.folder.path.display(), "configuration taken: {}", envoy.summary());
         self.retiring.extend(self.sender.send_replace(Some(Arc::new(envoy))));
     }
 
@@ -194,5 +194,134 @@ impl Watcher {
         {
             tracing::error!(%error, "policies of earlier files stay in force");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::PathBuf;
+
+    use slidegate::{Gate, Request};
+
+    use super::*;
+    use crate::envoy::{Lookup, SCOPE};
+
+    /// A folder of its own, which goes with the value.
+    struct Files(PathBuf);
+
+    impl Files {
+        fn new(test: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("slidegate-{test}-{}", std::process::id()));
+            fs::create_dir_all(&path).unwrap();
+            Self(path)
+        }
+
+        /// Puts other files in the place of those that are there, as a whole.
+        fn swap(&self, text: &str) {
+            let new = self.0.join(".new");
+            fs::write(&new, text).unwrap();
+            fs::rename(new, self.0.join("edge.yaml")).unwrap();
+        }
+    }
+
+    impl Drop for Files {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn one_limit(key: &str, limit: u32) -> String {
+        format!(
+            "domain: edge\ndescriptors: [{{key: {key}, rate_limit: {{unit: hour, requests_per_unit: {limit}}}}}]\n"
+        )
+    }
+
+    fn started(files: &Files) -> (Watcher, Live, Gate) {
+        let settings = Settings::of_folder(files.0.clone());
+        let (watcher, live) = Watcher::start(&settings, &PolicySet::default()).unwrap();
+        let gate = Gate::new(watcher.policies().unwrap());
+        (watcher, live, gate)
+    }
+
+    fn names(gate: &Gate) -> Vec<String> {
+        let mut names: Vec<_> = gate.policies().iter().map(|policy| policy.name().to_owned()).collect();
+        names.sort();
+        names
+    }
+
+    /// A request that is decided while files change must be decided under the old limit or the new one, never under none.
+    #[test]
+    fn a_limit_stays_in_force_until_no_request_holds_it() {
+        let files = Files::new("retire");
+        files.swap(&one_limit("old", 1));
+        let (mut watcher, live, gate) = started(&files);
+        let look = |watcher: &mut Watcher| {
+            watcher.look(&|policies| {
+                gate.configure(policies);
+                Ok(())
+            });
+        };
+        let held = live.current().unwrap();
+        files.swap(&one_limit("new", 1));
+        look(&mut watcher);
+        assert_eq!(live.loads_succeeded(), 1, "files that have just changed may still be being written");
+        look(&mut watcher);
+        assert_eq!((live.loads_succeeded(), live.loads_failed()), (2, 0));
+        assert!(matches!(
+            live.current().unwrap().lookup("edge", &[("old", "x")], None),
+            Lookup::NoMatch { domain_found: true }
+        ));
+        look(&mut watcher);
+        assert_eq!(names(&gate), ["edge..own-limits", "edge.new", "edge.old"]);
+        let Lookup::Limited(hit) = held.lookup("edge", &[("old", "x")], None) else {
+            panic!("it had a limit")
+        };
+        let request = Request::new().with(SCOPE, &hit.key).under(hit.policy).cost(2);
+        assert!(gate.check(&request).is_denied(), "it is decided under the limit that was looked up");
+        drop(held);
+        look(&mut watcher);
+        assert_eq!(names(&gate), ["edge..own-limits", "edge.new"]);
+    }
+
+    /// An operator who counts failed loads must see one for each, and none for files that stay as they are.
+    #[test]
+    fn each_change_is_taken_or_refused_once() {
+        let files = Files::new("once");
+        files.swap(&one_limit("user", 1));
+        let (mut watcher, live, gate) = started(&files);
+        let mut looks = || {
+            for _ in 0..4 {
+                watcher.look(&|policies| {
+                    gate.configure(policies);
+                    Ok(())
+                });
+            }
+            (live.loads_succeeded(), live.loads_failed())
+        };
+        assert_eq!(looks(), (1, 0));
+        files.swap(&one_limit("user", 1));
+        assert_eq!(looks(), (1, 0), "another file with the same text is no change");
+        files.swap("domain: ''\n");
+        assert_eq!(looks(), (1, 1));
+        fs::remove_file(files.0.join("edge.yaml")).unwrap();
+        assert_eq!(looks(), (1, 2), "a folder without files is no configuration without limits");
+        assert!(live.current().unwrap().has_domains());
+        assert_eq!(names(&gate), ["edge..own-limits", "edge.user"]);
+        files.swap(&one_limit("user", 2));
+        assert_eq!(looks(), (2, 2));
+    }
+
+    /// Files that a store cannot count by must leave everything as it was.
+    #[test]
+    fn what_the_store_refuses_is_not_taken() {
+        let files = Files::new("store");
+        files.swap(&one_limit("user", 1));
+        let (mut watcher, live, _) = started(&files);
+        files.swap(&one_limit("user", 2));
+        let refuse = |_| Err("x/1s".parse::<slidegate::Quota>().unwrap_err());
+        (0..2).for_each(|_| watcher.look(&refuse));
+        assert_eq!((live.loads_succeeded(), live.loads_failed()), (1, 1));
+        assert!(live.current().unwrap().dump().contains("requests_per_unit=1,"));
     }
 }
