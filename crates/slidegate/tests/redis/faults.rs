@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use slidegate::{BreakerState, OnStoreError, PolicySet, Request, SharedGate, Source};
+use slidegate::{BreakerState, OnStoreError, PolicySet, Request, SharedGate, Source, Verb};
 
 use crate::callers::{
     self, DEADLINE, LATER, Storm, Tally, all_at_once, check, check_cost, gate, hourly, last_failure, named,
@@ -477,6 +477,15 @@ async fn each_policy_answers_by_its_own_fallback_and_says_so() {
             let told = check(&gate, "alice").await;
             assert_eq!((told.allowed, told.source), (allowed, source), "{then:?}");
         }
+        // Nobody asks whether these may pass.
+        let request = Request::new().with("user", "alice");
+        for verb in [Verb::Refund, Verb::Penalize] {
+            assert!(gate.apply(verb, &request).await.is_allowed(), "{then:?} {verb:?}");
+        }
+        // A limit that is raised meanwhile is raised here as well: two more of each instance's share.
+        gate.configure(PolicySet::new([hourly(12).on_store_error(then)]).unwrap()).unwrap();
+        let allowed = allowed[0];
+        assert_eq!(check(&gate, "alice").await.allowed, allowed, "{then:?}");
     }
     // Together: the one that denies denies for all, and each says what it is.
     let gate = gate(
