@@ -117,8 +117,8 @@ impl EnvoyArgs {
         let mut settings = match (&self.envoy_config, self.envoy_env) {
             (None, false) if self.envoy_algorithm.is_some() || self.envoy_merge_domains => {
                 return Err(Failure(
-                    "--envoy-algorithm and --envoy-merge-domains are about files of envoyproxy/ratelimit; name their folder \
-                     with --envoy-config"
+                    "--envoy-algorithm and --envoy-merge-domains are about files of envoyproxy/ratelimit; name their \
+                     folder with --envoy-config"
                         .to_owned(),
                 ));
             }

@@ -1,7 +1,7 @@
 //! Configuration of envoyproxy/ratelimit: its files as they are, and what they say about a descriptor.
 //!
-//! Every limit becomes a policy of ours, so that decisions go the one road that all others go: windows slide and a refused
-//! request is not charged. These policies concern no request that does not name them, which the gRPC door does by
+//! Every limit becomes a policy of ours, so that decisions go the one road that all others go: windows slide and a
+//! refused request is not charged. These policies concern no request that does not name them, which the gRPC door does by
 //! [`slidegate::Request::under`]: their one condition asks for an attribute [`RULE`] that holds the policy's own name. So
 //! `POST /v1/reset` with that and [`SCOPE`] forgets one counter.
 //!
@@ -46,8 +46,8 @@ pub(crate) const SCOPE: &str = "descriptor";
 /// The attribute by which a request that is no descriptor can name such a policy.
 pub(crate) const RULE: &str = "rule";
 
-/// Most descriptors of all files.
-const MAX_DESCRIPTORS: usize = 100_000;
+/// Most descriptors of all files: each limit has four, on the way to it or for exceptions.
+const MAX_DESCRIPTORS: usize = 65_536;
 /// Most mistakes that are told at once.
 const MAX_MISTAKES: usize = 20;
 
@@ -544,7 +544,8 @@ mod tests {
     fn what_is_ours_in_metadata_is_checked() {
         let with = |metadata: &str| {
             format!(
-                "domain: d\ndescriptors:\n  - key: k\n    metadata: {metadata}\n    rate_limit: {{unit: day, requests_per_unit: 1}}\n"
+                "domain: d\ndescriptors:\n  - key: k\n    metadata: {metadata}\n    \
+                 rate_limit: {{unit: day, requests_per_unit: 1}}\n"
             )
         };
         for (metadata, expected) in [
@@ -559,12 +560,13 @@ mod tests {
             ),
             (
                 "{slidegate: {algorithm: 5}}",
-                "metadata.slidegate: algorithm is 5; use `sliding-log`, `sliding-window`, `fixed-window` or `token-bucket`",
+                "metadata.slidegate: algorithm is 5; use `sliding-log`, `sliding-window`, `fixed-window` or \
+                 `token-bucket`",
             ),
             (
                 "{slidegate: {excess: free}}",
-                "metadata.slidegate: excess is \"free\"; write `excess: refuse`, or `excess: charge` to admit a cost while \
-                 anything remains",
+                "metadata.slidegate: excess is \"free\"; write `excess: refuse`, or `excess: charge` to admit a cost \
+                 while anything remains",
             ),
             (
                 "{slidegate: {burst: 5}}",
@@ -573,7 +575,8 @@ mod tests {
             ("{a: {~: b}}", "error parsing metadata: key is not of type string: <nil>"),
             (
                 "[{a: b}]",
-                "error loading config file: yaml: unmarshal errors: line 4: cannot unmarshal !!seq into map[string]interface {}",
+                "error loading config file: yaml: unmarshal errors: line 4: cannot unmarshal !!seq into \
+                 map[string]interface {}",
             ),
         ] {
             assert_eq!(refusal(&with(metadata)), format!("edge.yaml: {expected} (line 4)"));
@@ -593,7 +596,8 @@ mod tests {
     #[test]
     fn what_passes_and_means_nothing_is_warned_of() {
         let envoy = read(
-            "domain: d\nname: x\ndescriptors:\n  - key: k\n    unit: day\n    rate_limit: {unit: day, shadow_mode: true}\n",
+            "domain: d\nname: x\ndescriptors:\n  - key: k\n    unit: day\n    \
+             rate_limit: {unit: day, shadow_mode: true}\n",
         );
         assert_eq!(
             envoy.warnings(),
@@ -616,7 +620,7 @@ mod tests {
         };
         assert_eq!(
             refusal(&many(MAX_DESCRIPTORS + 1, "")),
-            "the files have more than 100000 descriptors, which is the most"
+            "the files have more than 65536 descriptors, which is the most"
         );
         assert_eq!(
             refusal(&many(PolicySet::MAX_POLICIES, ", rate_limit: {unit: day, requests_per_unit: 1}")),
@@ -628,7 +632,8 @@ mod tests {
         let told = refusal(&format!("domain: {}\n", "d".repeat(1025)));
         assert_eq!(
             told,
-            "edge.yaml: error loading config file: yaml: line 1: a text of 1025 bytes is too long; 1024 is the most (line 1)"
+            "edge.yaml: error loading config file: yaml: line 1: a text of 1025 bytes is too long; 1024 is the most \
+             (line 1)"
         );
         let errors = refusal(&format!("domain: d\ndescriptors: [{}]", "{key: ''}, ".repeat(30)));
         assert_eq!(errors.lines().count(), MAX_MISTAKES + 1, "{errors}");

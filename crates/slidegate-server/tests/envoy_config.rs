@@ -148,7 +148,8 @@ fn files_of_one_domain_are_merged_only_where_that_is_wanted() {
     let folder = Folder::new("envoy-merge");
     let file = |key: &str, limit: u32| {
         format!(
-            "domain: test-domain\ndescriptors: [{{key: {key}, value: {key}, rate_limit: {{unit: day, requests_per_unit: {limit}}}}}]\n"
+            "domain: test-domain\ndescriptors: [{{key: {key}, value: {key}, rate_limit: {{unit: day, requests_per_unit: \
+             {limit}}}}}]\n"
         )
     };
     folder.file("a.yaml", file("a", 10));
@@ -228,7 +229,8 @@ fn files_are_refused_in_the_words_of_the_reference() {
         ),
         (
             limit("{unit: day, requests_per_unit: a hundred of them}"),
-            "error loading config file: yaml: unmarshal errors: line 5: cannot unmarshal !!str `a hundr...` into uint32 (line 5)",
+            "error loading config file: yaml: unmarshal errors: line 5: cannot unmarshal !!str `a hundr...` into \
+             uint32 (line 5)",
         ),
         (
             limit("often"),
@@ -237,8 +239,8 @@ fn files_are_refused_in_the_words_of_the_reference() {
         ),
         (
             "domain: d\ndescriptors: {key: k}\n".into(),
-            "error loading config file: yaml: unmarshal errors: line 2: cannot unmarshal !!map into []config.YamlDescriptor \
-             (line 2)",
+            "error loading config file: yaml: unmarshal errors: line 2: cannot unmarshal !!map into \
+             []config.YamlDescriptor (line 2)",
         ),
     ] {
         let folder = Folder::new("envoy-refused");

@@ -44,10 +44,10 @@ fn each_policy_is_said_to_apply_or_why_it_does_not() {
         told(&["user=alice", "path=/login"]),
         [
             "per-user: applies to key `alice`: 1000/1m, which is its own; others have 100/1m",
-            "login: does not apply: method is not given, and the policy is for requests whose method is `POST` or `PUT`; ip is \
-             not given, and the policy counts by it",
-            "strangers: does not apply: user is `alice`, and the policy is for requests whose user is absent; ip is not given, \
-             and the policy is for requests whose ip is in 10.0.0.0/8",
+            "login: does not apply: method is not given, and the policy is for requests whose method is `POST` or `PUT`; \
+             ip is not given, and the policy counts by it",
+            "strangers: does not apply: user is `alice`, and the policy is for requests whose user is absent; ip is not \
+             given, and the policy is for requests whose ip is in 10.0.0.0/8",
             "1 policy applies",
         ]
     );
@@ -56,8 +56,8 @@ fn each_policy_is_said_to_apply_or_why_it_does_not() {
         [
             "per-user: applies to key `bob`: 100/1m",
             "login: applies to key `192.0.2.7`: 5/1m; shadow, so it never denies",
-            "strangers: does not apply: user is `bob`, and the policy is for requests whose user is absent; ip is `192.0.2.7`, \
-             and the policy is for requests whose ip is in 10.0.0.0/8",
+            "strangers: does not apply: user is `bob`, and the policy is for requests whose user is absent; ip is \
+             `192.0.2.7`, and the policy is for requests whose ip is in 10.0.0.0/8",
             "2 policies apply, and the request is charged on all of them or on none",
         ]
     );
@@ -76,6 +76,10 @@ fn each_policy_is_said_to_apply_or_why_it_does_not() {
         })
     );
     assert_eq!(told["policies"][1]["why_not"].as_array().unwrap().len(), 3, "{told}");
+    let page = include_str!("../../../docs/config.md");
+    let first = page.split("```yaml").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    let (told, _) = explain(&["--config", &folder.file("first.yaml", first), "user=alice", "path=/login"]);
+    assert!(page.contains(&format!("user=alice path=/login\n{told}```")), "{told}");
     // Without a file it is the default policy, as in `serve`.
     assert_eq!(explain(&["user=eve"]).0, "per-user: applies to key `eve`: 100/1m\n1 policy applies\n");
 }

@@ -1,8 +1,8 @@
 //! The folder: which files there are, what is in them, and whether they have changed.
 //!
 //! A change is noticed by looking, not by being told. What Kubernetes swaps is a link two levels above the files, what
-//! others swap is the link to the folder itself; being told of that takes a watch on every part of the path, which is lost
-//! with each swap. A look asks what a reader would find, and costs a `stat` for each file.
+//! others swap is the link to the folder itself; being told of that takes a watch on every part of the path, which is
+//! lost with each swap. A look asks what a reader would find, and costs a `stat` for each file.
 
 use std::fs::{self, File};
 use std::io::Read;

@@ -1,7 +1,7 @@
 //! Names: what a descriptor is counted under, what its policy and its statistics are called.
 //!
-//! The reference joins keys and values by underscores, so that `a` with `b_c` and `a_b` with `c` share a counter. Here no two
-//! descriptors do: what separates the parts is escaped within them.
+//! The reference joins keys and values by underscores, so that `a` with `b_c` and `a_b` with `c` share a counter. Here
+//! no two descriptors do: what separates the parts is escaped within them.
 
 use super::matcher::{Level, Node, Walk};
 

@@ -1,6 +1,7 @@
-//! A plain reading of the reference's rules, written apart from the matcher, and random configurations to compare the two by.
+//! A plain reading of the reference's rules, written apart from the matcher, and random configurations for both.
 //!
-//! It knows a configuration as it was made up, goes through lists from their beginning, and tries every way to fill a star.
+//! It knows a configuration as it was made up, goes through lists from their beginning, and tries every way to fill a
+//! star.
 
 use std::fmt::Write as _;
 

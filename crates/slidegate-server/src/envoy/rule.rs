@@ -109,7 +109,8 @@ impl Rule {
             Some(Value::Object(entries)) => entries,
             Some(other) => {
                 return Err(format!(
-                    "metadata.slidegate is {other}; write keys and values, for example `slidegate: {{algorithm: fixed-window}}`"
+                    "metadata.slidegate is {other}; write keys and values, for example `slidegate: {{algorithm: \
+                     fixed-window}}`"
                 ));
             }
         };
@@ -123,14 +124,14 @@ impl Rule {
                 ("excess", Some("charge")) => self.excess = Excess::Charge,
                 ("algorithm", None) => {
                     return Err(format!(
-                        "metadata.slidegate: algorithm is {value}; use `sliding-log`, `sliding-window`, `fixed-window` or \
-                         `token-bucket`"
+                        "metadata.slidegate: algorithm is {value}; use `sliding-log`, `sliding-window`, \
+                         `fixed-window` or `token-bucket`"
                     ));
                 }
                 ("excess", _) => {
                     return Err(format!(
-                        "metadata.slidegate: excess is {value}; write `excess: refuse`, or `excess: charge` to admit a cost \
-                         while anything remains"
+                        "metadata.slidegate: excess is {value}; write `excess: refuse`, or `excess: charge` to admit a \
+                         cost while anything remains"
                     ));
                 }
                 _ => {

@@ -632,8 +632,8 @@ mod tests {
         let told = read(&[("REDIS_URL", "h:1"), ("REDIS_TLS_CACERT", "/no/such.pem")]).unwrap_err();
         assert_eq!(
             told,
-            "REDIS_TLS_CACERT: `/no/such.pem` cannot be read: No such file or directory (os error 2); check the path and who \
-             may read it"
+            "REDIS_TLS_CACERT: `/no/such.pem` cannot be read: No such file or directory (os error 2); check the path and \
+             who may read it"
         );
     }
 
@@ -644,8 +644,8 @@ mod tests {
         assert_eq!(
             settings.not_honoured,
             [
-                "REDIS_PERSECOND is set and means nothing here: all limits live in one store, so that a request is charged on \
-                 all or none"
+                "REDIS_PERSECOND is set and means nothing here: all limits live in one store, so that a request is \
+                 charged on all or none"
             ]
         );
         let page = include_str!("../../../../docs/envoy.md");
