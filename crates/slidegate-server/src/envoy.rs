@@ -222,6 +222,13 @@ impl Envoy {
         format!("{} limits in {domains} domains", self.policies.len() - domains)
     }
 
+    /// The policy of the first limit, to try the service with.
+    pub(crate) fn first_policy(&self) -> Option<&str> {
+        let own_limits = self.domains.values().map(|domain| domain.own_limits.policy.as_str());
+        let own_limits: HashSet<_> = own_limits.collect();
+        self.policies.iter().map(Policy::name).find(|name| !own_limits.contains(name))
+    }
+
     /// Whether there is any domain.
     pub(crate) fn has_domains(&self) -> bool {
         !self.domains.is_empty()
@@ -274,7 +281,9 @@ pub(crate) fn dropped(lookups: &[Lookup<'_>]) -> Vec<bool> {
 
 /// A line about a file: the reference's words, and behind them the line, which it does not know.
 fn place(file: &str, line: u64, told: &str) -> String {
-    one_line(&format!("{file}: {told} (line {line})"))
+    // What the YAML reader says has it already.
+    let is_said = told.contains(&format!("line {line}: "));
+    one_line(&if is_said { format!("{file}: {told}") } else { format!("{file}: {told} (line {line})") })
 }
 
 /// Puts files together.
@@ -579,7 +588,8 @@ mod tests {
                  map[string]interface {}",
             ),
         ] {
-            assert_eq!(refusal(&with(metadata)), format!("edge.yaml: {expected} (line 4)"));
+            let line = if expected.contains("line 4") { "" } else { " (line 4)" };
+            assert_eq!(refusal(&with(metadata)), format!("edge.yaml: {expected}{line}"));
         }
         let envoy = read(&with(
             "{slidegate: {algorithm: fixed-window, excess: refuse}, n: 5, f: 0.5, big: 99999999999999999999}",
@@ -632,8 +642,7 @@ mod tests {
         let told = refusal(&format!("domain: {}\n", "d".repeat(1025)));
         assert_eq!(
             told,
-            "edge.yaml: error loading config file: yaml: line 1: a text of 1025 bytes is too long; 1024 is the most \
-             (line 1)"
+            "edge.yaml: error loading config file: yaml: line 1: a text of 1025 bytes is too long; 1024 is the most"
         );
         let errors = refusal(&format!("domain: d\ndescriptors: [{}]", "{key: ''}, ".repeat(30)));
         assert_eq!(errors.lines().count(), MAX_MISTAKES + 1, "{errors}");

@@ -56,7 +56,13 @@ async fn serve(mut config: Config, envoy: Option<envoy::Settings>) -> Result<Exi
     if let Some(settings) = &envoy {
         let (watcher, live) =
             Watcher::start(settings, &config.policies).map_err(|refusal| Failure(refusal.to_string()))?;
-        greeting.envoy = Some(describe_files(settings, live.current().as_deref()));
+        let current = live.current();
+        greeting.envoy = Some(describe_files(settings, current.as_deref()));
+        if let (true, Some(policy)) =
+            (greeting.policies.is_empty(), current.as_deref().and_then(Envoy::first_policy))
+        {
+            greeting.query = format!("?{}={policy}&{}=me", envoy::RULE, envoy::SCOPE);
+        }
         config.policies = watcher.policies().map_err(|refusal| Failure(refusal.to_string()))?;
         files = Some(watcher);
     }
