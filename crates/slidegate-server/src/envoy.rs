@@ -179,7 +179,7 @@ impl Envoy {
         if let Some(rate) = own {
             entries.iter().for_each(|(name, value)| names::push_entry(&mut key, name, value));
             // What counts by the day is no use by the second.
-            let _ = write!(key, "|{}", rate.unit.name());
+            let _ = write!(key, "~{}", rate.unit.name());
             let parts: Vec<_> = entries.iter().map(|(name, value)| Level::name_of(name, value)).collect();
             return Lookup::Limited(RuleHit {
                 rule: &domain.own_limits.rule,
@@ -478,7 +478,7 @@ mod tests {
             ]
         );
         let gate = slidegate::Gate::new(policies);
-        let named = slidegate::Request::new().with(SCOPE, "edge|banned=x");
+        let named = slidegate::Request::new().with(SCOPE, "edge~banned=x");
         assert!(gate.check(&named).is_allowed(), "a request that names no rule is under none");
         assert!(gate.check(&named.clone().with(RULE, "edge.banned")).is_denied());
         assert!(gate.check(&named.under("edge.banned")).is_denied());
@@ -496,10 +496,10 @@ mod tests {
         );
         assert_eq!(address.rate, Rate { requests_per_unit: 1000, unit: Unit::Week });
         assert_eq!(address.stat_key, "edge.remote_address_10_0_0_1");
-        assert_eq!(address.key, "edge|remote_address=10.0.0.1");
+        assert_eq!(address.key, "edge~remote_address=10.0.0.1");
         let files = hit(&envoy, "edge", &[("path", "/files/1")], None);
         assert!(files.rule.shadow_mode);
-        assert_eq!((files.key.as_str(), files.stat_key.as_ref()), ("edge|path=/files*", "edge.path_/files*"));
+        assert_eq!((files.key.as_str(), files.stat_key.as_ref()), ("edge~path=/files*", "edge.path_/files*"));
     }
 
     /// A limit that replaces another one would otherwise be one more instead.
@@ -523,7 +523,7 @@ mod tests {
         assert_eq!((told.rate, told.stat_key.as_ref()), (own, "test-domain.key1_value1.subkey1_something"));
         assert_eq!(told.quota, Some(Quota::per_day(10)));
         assert_eq!((told.policy, told.rule.shadow_mode), ("test-domain..own-limits", false));
-        assert_eq!(told.key, "test-domain|key1=value1|subkey1=something|DAY");
+        assert_eq!(told.key, "test-domain~key1=value1~subkey1=something~DAY");
         assert!(matches!(
             envoy.lookup("foo_domain", &entries, Some(own)),
             Lookup::NoMatch { domain_found: false }

@@ -137,8 +137,8 @@ fn wildcards_fit_what_they_should_and_nothing_else() {
         ],
     );
     let key = |descriptor| explained(&folder, &[], "test-domain", descriptor)["limit"]["key"].take();
-    assert_eq!([key("wild=foo1"), key("wild=foo2")], ["test-domain|wild=foo1", "test-domain|wild=foo2"]);
-    let shared = "test-domain|shared=files*|method=GET";
+    assert_eq!([key("wild=foo1"), key("wild=foo2")], ["test-domain~wild=foo1", "test-domain~wild=foo2"]);
+    let shared = "test-domain~shared=files*~method=GET";
     assert_eq!([key("shared=files1,method=GET"), key("shared=files2,method=GET")], [shared, shared]);
 }
 
@@ -313,7 +313,7 @@ fn one_limit(limit: u32) -> String {
 
 /// Asks a server about the counter of alice.
 fn asked(server: &Server, verb: &str, cost: u32) -> Value {
-    let attributes = json!({"rule": "edge.user", "descriptor": "edge|user=alice"});
+    let attributes = json!({"rule": "edge.user", "descriptor": "edge~user=alice"});
     let body = json!({"attributes": attributes, "cost": cost}).to_string();
     server.post(&format!("/v1/{verb}"), &body).json()
 }
@@ -471,11 +471,11 @@ fn the_environment_counts_only_where_it_is_asked() {
     let asked = ["explain", "--envoy-env", "--envoy-config", folder.path()];
     let told = run(&asked, &variables);
     assert!(
-        told.contains("\"key\": \"blue|edge|user=alice\"") && told.contains("\"fixed-window\""),
+        told.contains("\"key\": \"blue~edge~user=alice\"") && told.contains("\"fixed-window\""),
         "{told}"
     );
     let told = run(&["explain", "--envoy-config", folder.path()], &variables);
-    assert!(told.contains("\"key\": \"edge|user=alice\"") && told.contains("\"sliding-log\""), "{told}");
+    assert!(told.contains("\"key\": \"edge~user=alice\"") && told.contains("\"sliding-log\""), "{told}");
     let told = run(&[&asked[..], &["--envoy-algorithm", "token-bucket"]].concat(), &variables);
     assert!(told.contains("\"token-bucket\""), "{told}");
     let told =

@@ -120,7 +120,7 @@ fn each_level_of_a_descriptor_is_told() {
         "limit      none: the request has 2 entries, and below `key2_value2` the files have none"
     );
     assert_eq!(limit("key6=x"), "limit      unlimited");
-    assert!(told(&["key2=a\\,b\\\\c"]).contains("\nkey        test-domain|key2=a,b\\\\c\n"));
+    assert!(told(&["key2=a\\,b\\\\c"]).contains("\nkey        test-domain~key2=a,b\\\\c\n"));
     let (told, _) = explain(&["--envoy-config", folder.path(), "--domain", "other", "a=b"]);
     assert!(told.contains("\nentry 1    a=b: not looked for\n"), "{told}");
     assert!(told.ends_with("limit      none: no file has the domain; there are `test-domain`\n"), "{told}");

@@ -127,3 +127,112 @@ impl Fingerprint {
         Ok(texts)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    /// A folder of its own, which goes with the value.
+    struct Place(PathBuf);
+
+    impl Place {
+        fn new(test: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("slidegate-folder-{test}-{}", std::process::id()));
+            fs::create_dir_all(&path).unwrap();
+            Self(path)
+        }
+
+        fn file(&self, name: &str, text: impl AsRef<[u8]>) {
+            let path = self.0.join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+
+        fn folder(&self, ignores_dotfiles: bool) -> Folder {
+            Folder { path: self.0.clone(), ignores_dotfiles }
+        }
+
+        fn texts(&self, ignores_dotfiles: bool) -> Result<Vec<Text>, String> {
+            let folder = self.folder(ignores_dotfiles);
+            folder.look().and_then(|seen| seen.read(&folder))
+        }
+    }
+
+    impl Drop for Place {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    /// The files of a volume of Kubernetes must be read once, whether dot files are left out or not.
+    #[test]
+    fn files_are_read_in_the_order_of_names_and_those_of_kubernetes_once() {
+        let place = Place::new("order");
+        place.file("..2026_01_01/b.yaml", "b");
+        symlink("..2026_01_01", place.0.join("..data")).unwrap();
+        symlink("..data/b.yaml", place.0.join("b.yaml")).unwrap();
+        place.file("sub/c.yml", "c");
+        symlink("sub", place.0.join("linked")).unwrap();
+        place.file("a.yaml", "a");
+        place.file(".hidden.yaml", "h");
+        place.file("readme.md", "r");
+        let names = |ignores_dotfiles| {
+            let texts = place.texts(ignores_dotfiles).unwrap().into_iter();
+            texts.map(|(name, text)| format!("{name}={text}")).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(names(true), "a.yaml=a b.yaml=b linked/c.yml=c sub/c.yml=c");
+        assert_eq!(names(false), ".hidden.yaml=h a.yaml=a b.yaml=b linked/c.yml=c sub/c.yml=c");
+    }
+
+    /// A swap that puts files of one size and one time in each other's place is a change all the same.
+    #[test]
+    fn a_link_to_another_file_is_another_state() {
+        let place = Place::new("swap");
+        place.file("..1/a.yaml", "1");
+        let time = fs::metadata(place.0.join("..1/a.yaml")).unwrap().modified().unwrap();
+        place.file("..2/a.yaml", "2");
+        let second = File::options().write(true).open(place.0.join("..2/a.yaml")).unwrap();
+        second.set_modified(time).unwrap();
+        symlink("..1/a.yaml", place.0.join("a.yaml")).unwrap();
+        let before = place.folder(true).look().unwrap();
+        assert_eq!(before, place.folder(true).look().unwrap());
+        symlink("..2/a.yaml", place.0.join("new")).unwrap();
+        fs::rename(place.0.join("new"), place.0.join("a.yaml")).unwrap();
+        assert_ne!(before, place.folder(true).look().unwrap());
+    }
+
+    /// What is too much must be said, not read until memory is full.
+    #[test]
+    fn a_folder_has_bounds() {
+        let place = Place::new("bounds");
+        place.file("a.yaml", "x".repeat(usize::try_from(MAX_FILE_BYTES).unwrap() + 1));
+        assert_eq!(
+            place.texts(true).unwrap_err(),
+            "a.yaml: larger than 4194304 bytes, which is the most; split it"
+        );
+        place.file("a.yaml", b"\xff");
+        assert_eq!(
+            place.texts(true).unwrap_err(),
+            "a.yaml: error loading config file: yaml: this is not UTF-8"
+        );
+        place.file("a.yaml", "");
+        let shown = place.0.display().to_string();
+        symlink(&place.0, place.0.join("up")).unwrap();
+        let told = place.texts(true).unwrap_err();
+        assert_eq!(
+            told,
+            format!("{shown}{}: folders nest deeper than 8; does a link lead back up?", "/up".repeat(9))
+        );
+        fs::remove_file(place.0.join("up")).unwrap();
+        (0..MAX_FILES).for_each(|n| place.file(&format!("f{n}.yaml"), ""));
+        assert_eq!(place.texts(true).unwrap_err(), format!("{shown}: more than 1024 files; join some"));
+        let many = Place::new("bytes");
+        (0..9).for_each(|n| many.file(&format!("{n}.yaml"), vec![b' '; 4 << 20]));
+        assert_eq!(
+            many.texts(true).unwrap_err(),
+            "8.yaml: with it, the files are larger than 33554432 bytes, which is the most"
+        );
+    }
+}

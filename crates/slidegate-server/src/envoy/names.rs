@@ -1,7 +1,8 @@
 //! Names: what a descriptor is counted under, what its policy and its statistics are called.
 //!
 //! The reference joins keys and values by underscores, so that `a` with `b_c` and `a_b` with `c` share a counter. Here
-//! no two descriptors do: what separates the parts is escaped within them.
+//! no two descriptors do: what separates the parts is escaped within them. They are joined by what a shared store writes
+//! into its keys as it is, so that short ones can be read there.
 
 use super::matcher::{Level, Node, Walk};
 
@@ -10,23 +11,23 @@ const MAX_NAME: usize = slidegate::Policy::MAX_NAME;
 /// Hexadecimal digits of a name's hash: 48 bits, by which two of 1024 rules meet once in 500 million configurations.
 const HASH_DIGITS: usize = 12;
 
-/// Begins a counter's key: `test-domain`, or `prefix|test-domain`.
+/// Begins a counter's key: `test-domain`, or `prefix~test-domain`.
 pub(super) fn start_key(prefix: &str, domain: &str) -> String {
     let mut key = String::with_capacity(64);
     if !prefix.is_empty() {
-        push_escaped(&mut key, prefix, &['|', '\\']);
-        key.push('|');
+        push_escaped(&mut key, prefix, &['~', '\\']);
+        key.push('~');
     }
-    push_escaped(&mut key, domain, &['|', '\\']);
+    push_escaped(&mut key, domain, &['~', '\\']);
     key
 }
 
-/// Adds an entry to a counter's key: `|key=value`.
+/// Adds an entry to a counter's key: `~key=value`.
 pub(super) fn push_entry(counter: &mut String, key: &str, value: &str) {
-    counter.push('|');
-    push_escaped(counter, key, &['|', '\\', '=']);
+    counter.push('~');
+    push_escaped(counter, key, &['~', '\\', '=']);
     counter.push('=');
-    push_escaped(counter, value, &['|', '\\']);
+    push_escaped(counter, value, &['~', '\\']);
 }
 
 fn push_escaped(out: &mut String, text: &str, special: &[char]) {
@@ -182,9 +183,10 @@ mod tests {
             key(&[("a", "b_c")]),
             key(&[("a_b", "c")]),
             key(&[("a", "b"), ("c", "")]),
-            key(&[("a", "b|c=")]),
-            key(&[("a", "b\\|c=")]),
-            key(&[("a=b", "")]),
+            key(&[("a", "b~c=")]),
+            key(&[("a", "b\\~c=")]),
+            key(&[("a=b", "c")]),
+            key(&[("a", "b=c")]),
             key(&[("a", "=b")]),
             key(&[("a", "")]),
             key(&[]),
@@ -193,9 +195,9 @@ mod tests {
         different.sort();
         different.dedup();
         assert_eq!(different.len(), all.len(), "{all:?}");
-        assert_eq!(all[0], "d|a=b_c");
-        assert_eq!(all[3], "d|a=b\\|c=");
-        assert_eq!(start_key("p", "d"), "p|d");
-        assert_ne!(start_key("p|d", "e"), start_key("p", "d|e"));
+        assert_eq!(all[0], "d~a=b_c");
+        assert_eq!(all[3], "d~a=b\\~c=");
+        assert_eq!(start_key("p", "d"), "p~d");
+        assert_ne!(start_key("p~d", "e"), start_key("p", "d~e"));
     }
 }
