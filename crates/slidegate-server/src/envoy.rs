@@ -46,9 +46,9 @@ pub(crate) const SCOPE: &str = "descriptor";
 /// The attribute by which a request that is no descriptor can name such a policy.
 pub(crate) const RULE: &str = "rule";
 
-/// Most descriptors of all files: each limit has four, on the way to it or for exceptions.
-const MAX_DESCRIPTORS: usize = 65_536;
-/// Most mistakes that are told at once.
+/// Most descriptors of all files: two for each limit, on the way to it or as its exceptions.
+const MAX_DESCRIPTORS: usize = 32_768;
+/// Most mistakes that are told at once, and most warnings. Who has more of them has one, many times.
 const MAX_MISTAKES: usize = 20;
 
 /// How files are read.
@@ -146,6 +146,11 @@ impl Envoy {
             builder.mistakes.extend(read.mistakes.iter().map(|(line, told)| place(name, *line, told)));
             let warnings = read.warnings.iter().map(|(line, told)| place(name, *line, told));
             builder.envoy.warnings.extend(warnings);
+        }
+        let warnings = &mut builder.envoy.warnings;
+        if let Some(more) = warnings.len().checked_sub(MAX_MISTAKES).filter(|more| *more > 0) {
+            warnings.truncate(MAX_MISTAKES);
+            warnings.push(format!("{more} more warnings; see to these first"));
         }
         // As the reference does: what files say together is looked at when each of them can be read.
         if builder.mistakes.is_empty() {
@@ -619,6 +624,10 @@ mod tests {
             ]
         );
         assert_eq!(read(EVERYTHING).warnings(), [""; 0]);
+        let many: String = (0..30).map(|n| format!("{{key: k{n}, rate_limit: {{unit: day}}}}, ")).collect();
+        let envoy = read(&format!("domain: d\ndescriptors: [{many}]"));
+        assert_eq!(envoy.warnings().len(), MAX_MISTAKES + 1);
+        assert_eq!(envoy.warnings()[MAX_MISTAKES], "10 more warnings; see to these first");
     }
 
     /// A file from elsewhere must not be able to take all memory, and none of ours comes near.
@@ -630,7 +639,7 @@ mod tests {
         };
         assert_eq!(
             refusal(&many(MAX_DESCRIPTORS + 1, "")),
-            "the files have more than 65536 descriptors, which is the most"
+            "the files have more than 32768 descriptors, which is the most"
         );
         assert_eq!(
             refusal(&many(PolicySet::MAX_POLICIES, ", rate_limit: {unit: day, requests_per_unit: 1}")),
