@@ -36,6 +36,8 @@ mod store;
 mod sync;
 mod time;
 mod verb;
+#[cfg(feature = "wait")]
+mod waiting;
 
 pub use charge::{Excess, OnStoreError};
 pub use decision::{Decision, Source, Verdict};
@@ -53,3 +55,5 @@ pub use store::memory::{MemoryStats, MemoryStore, MemoryStoreBuilder};
 pub use store::redis::{BreakerState, ClientCertificate, NodeState, RedisOptions, RedisStats};
 pub use time::{Clock, ManualClock, SystemClock, Timestamp, millis_ceil};
 pub use verb::Verb;
+#[cfg(feature = "wait")]
+pub use waiting::{Acquire, MaxWaiting, NotAcquired};
