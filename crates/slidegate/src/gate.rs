@@ -232,6 +232,12 @@ impl<'r> Decisions<'r> {
 }
 
 impl Decisions<'_> {
+    /// Those in force when it was decided.
+    #[cfg(feature = "tower")]
+    pub(crate) fn policies(&self) -> &Arc<PolicySet> {
+        &self.policies
+    }
+
     /// Whether the request may pass, or all of several: no enforced policy denies.
     #[must_use]
     pub fn verdict(&self) -> Verdict {

@@ -19,6 +19,8 @@ mod readme {}
 
 pub mod client_addr;
 pub mod headers;
+#[cfg(feature = "tower")]
+pub mod layer;
 
 mod algorithm;
 mod charge;

@@ -80,7 +80,7 @@ impl Limiter {
     /// ```
     ///
     /// # Errors
-    /// When awaited, [`NotAcquired`]: it can never fit, as many wait as may, or there is no room in time.
+    /// When awaited, [`NotAcquired`](crate::NotAcquired): it can never fit, as many wait as may, or there is no room in time.
     #[cfg(feature = "wait")]
     pub fn acquire(&self, key: impl AsRef<[u8]>) -> Acquire<'_> {
         Acquire::new(self, key.as_ref())

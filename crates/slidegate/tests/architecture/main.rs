@@ -52,6 +52,10 @@ const MODULES: &[(&str, &[&str])] = &[
         ],
     ),
     ("headers", &["decision", "error", "gate", "quota", "time"]),
+    (
+        "layer",
+        &["client_addr", "decision", "error", "gate", "headers", "policy", "request", "shared_gate", "verb"],
+    ),
 ];
 
 fn library() -> House {
