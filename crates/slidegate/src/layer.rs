@@ -263,7 +263,8 @@ impl Config {
     fn policies_find_their_attributes(&self) -> Result<(), Error> {
         let policies = self.gate.policies();
         if self.under.is_empty() {
-            return policies.iter().try_for_each(|policy| self.gives(policy, attributes_of(policy)));
+            let mut unnamed = policies.iter().filter(|policy| !policy.is_only_when_named());
+            return unnamed.try_for_each(|policy| self.gives(policy, attributes_of(policy)));
         }
         self.under.iter().try_for_each(|name| {
             let policy = policies.by_name(name).ok_or_else(|| {

@@ -17,6 +17,11 @@
 #[doc = include_str!("../../../README.md")]
 mod readme {}
 
+/// The examples of docs/embedding.md, run with the doctests.
+#[cfg(all(doctest, feature = "axum", feature = "wait"))]
+#[doc = include_str!("../../../docs/embedding.md")]
+mod embedding {}
+
 pub mod client_addr;
 pub mod headers;
 #[cfg(feature = "tower")]

@@ -6,13 +6,14 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
+use std::slice;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use http::Extensions;
 use http::request::Parts;
 use http::response::Response;
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 
 use super::Limited;
 use super::attribute::{Attribute, AttributeValue, Seen};
@@ -141,7 +142,7 @@ pub(super) struct Pass {
 }
 
 /// Values of a layer's attributes in one request, in their order.
-type Values<'p> = SmallVec<[Option<AttributeValue<'p>>; 6]>;
+type Values<'p> = SmallVec<[Option<AttributeValue<'p>>; 4]>;
 
 impl Config {
     /// Decides a request. What was decided is then in its extensions.
@@ -162,8 +163,10 @@ impl Config {
             let values: Values<'_> =
                 self.attributes.iter().map(|(_, attribute)| attribute.of(&seen)).collect();
             let cost = self.cost.as_ref().map_or(1, |cost_of| cost_of(seen.request));
-            let asked = self.requests(&values, cost, &self.under);
-            let decisions = self.gate.apply_all(Verb::Check, &asked).await;
+            let asked = self.request(&values, cost);
+            let several = if self.under.is_empty() { Vec::new() } else { named(&asked, &self.under) };
+            let asked = if several.is_empty() { slice::from_ref(&asked) } else { &several };
+            let decisions = self.gate.apply_all(Verb::Check, asked).await;
             let mut fields = FieldTexts::default();
             self.headers.write_all(&decisions, &mut fields);
             if decisions.is_denied() {
@@ -184,22 +187,13 @@ impl Config {
         response
     }
 
-    /// The request as policies see it, once for each name that it is to be decided under.
-    pub(super) fn requests<'r>(
-        &'r self,
-        values: &'r [Option<AttributeValue<'_>>],
-        cost: u64,
-        under: &'r [String],
-    ) -> SmallVec<[Request<'r>; 1]> {
+    /// The request as policies see it.
+    pub(super) fn request<'r>(&'r self, values: &'r [Option<AttributeValue<'_>>], cost: u64) -> Request<'r> {
         let named = self.attributes.iter().zip(values);
-        let request = named.fold(Request::new().cost(cost), |request, ((name, _), value)| match value {
+        named.fold(Request::new().cost(cost), |request, ((name, _), value)| match value {
             Some(value) => request.with(name, value.borrowed()),
             None => request,
-        });
-        match under {
-            [] => smallvec![request],
-            names => names.iter().map(|name| request.clone().under(name)).collect(),
-        }
+        })
     }
 
     fn client_of(&self, request: &Parts) -> Resolved {
@@ -210,6 +204,11 @@ impl Config {
         let lines = request.headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
         self.client.resolve(peer, lines)
     }
+}
+
+/// The request once for each policy that it is to be decided under.
+pub(super) fn named<'r>(request: &Request<'r>, policies: &'r [String]) -> Vec<Request<'r>> {
+    policies.iter().map(|name| request.clone().under(name)).collect()
 }
 
 /// The connection's other end, where servers say it: axum's `ConnectInfo<SocketAddr>`, or a plain `SocketAddr`.

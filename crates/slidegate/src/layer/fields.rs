@@ -12,8 +12,8 @@ use crate::headers::Fields;
 #[derive(Default)]
 pub(super) struct FieldTexts {
     text: String,
-    /// Names, and where their values end.
-    ends: SmallVec<[(&'static str, usize); 6]>,
+    /// Places of their names in [`NAMES`], and where their values end. Small, as it moves with every response.
+    ends: SmallVec<[(u8, u32); 6]>,
 }
 
 /// Room for the fields of one policy in the default style; more makes the text grow.
@@ -25,7 +25,9 @@ impl Fields for FieldTexts {
             self.text.reserve(ORDINARY);
         }
         write(&mut self.text);
-        self.ends.push((name, self.text.len()));
+        let name = NAMES.iter().position(|known| known.as_str() == name).and_then(|at| u8::try_from(at).ok());
+        let end = u32::try_from(self.text.len()).expect("the fields of a response are few and short");
+        self.ends.push((name.expect("every field has its name in the list"), end));
     }
 }
 
@@ -53,9 +55,8 @@ impl FieldTexts {
         let text = Bytes::from(self.text);
         let mut start = 0;
         for (name, end) in self.ends {
-            let known =
-                NAMES.iter().find(|known| known.as_str() == name).expect("every field has its name here");
-            if let Entry::Vacant(place) = headers.entry(known) {
+            let end = end as usize;
+            if let Entry::Vacant(place) = headers.entry(&NAMES[usize::from(name)]) {
                 let value = HeaderValue::from_maybe_shared(text.slice(start..end));
                 place.insert(value.expect("fields are printable ASCII"));
             }

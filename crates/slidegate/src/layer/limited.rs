@@ -12,7 +12,7 @@ use crate::policy::{Policy, PolicySet};
 /// What was decided about a request that was let through, and who its client is.
 ///
 /// The layer puts it into the request's extensions; with the feature `axum` it is an extractor. Cloning it allocates only
-/// past two policies.
+/// past one policy.
 ///
 /// ```
 /// use slidegate::layer::Limited;
@@ -30,7 +30,7 @@ use crate::policy::{Policy, PolicySet};
 pub struct Limited {
     /// Those that were in force. `None` where nothing was asked, as the request was skipped.
     policies: Option<Arc<PolicySet>>,
-    answers: SmallVec<[(usize, Decision); 2]>,
+    answers: SmallVec<[(usize, Decision); 1]>,
     client: Option<Resolved>,
 }
 

@@ -11,7 +11,7 @@ use http::StatusCode;
 use http::response::Parts;
 
 use super::attribute::AttributeValue;
-use super::config::{Config, at_once};
+use super::config::{Config, at_once, named};
 use crate::gate::Decisions;
 use crate::verb::Verb;
 
@@ -174,7 +174,8 @@ impl Drop for Owed {
 impl Debt {
     async fn pay(self) {
         let under = self.charged.as_deref().unwrap_or(&self.config.under);
-        let requests = self.config.requests(&self.values, self.cost, under);
+        let request = self.config.request(&self.values, self.cost);
+        let requests = if under.is_empty() { vec![request] } else { named(&request, under) };
         self.config.gate.apply_all(Verb::Refund, &requests).await;
     }
 }

@@ -322,6 +322,8 @@ fn a_policy_that_could_never_apply_is_refused_at_the_start() {
     let (gate, _clock) = gate([
         policy("everyone", "5/1m"),
         policy("per-user", "5/1m").when("path", Match::equals("/")).scope(["user"]),
+        // Not for requests that do not name it, so it asks nothing of layers that do not.
+        policy("named", "5/1m").only_when_named().scope(["tenant"]),
     ]);
     let limits = RateLimitLayer::builder(gate);
     assert_eq!(
@@ -337,7 +339,7 @@ fn a_policy_that_could_never_apply_is_refused_at_the_start() {
     );
     assert_eq!(
         user.clone().under(["per-usr"]).build().unwrap_err().to_string(),
-        "policy `per-usr` is not in the gate; it has `everyone`, `per-user`"
+        "policy `per-usr` is not in the gate; it has `everyone`, `per-user`, `named`"
     );
     // Named, its conditions do not matter; and one that is not named needs nothing.
     assert!(user.under(["per-user"]).build().is_ok());
