@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::{ArcSwap, Guard};
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use crate::charge::{Charge, Plan};
 use crate::decision::{Decision, Verdict};
@@ -128,6 +128,14 @@ impl Gate {
     /// ```
     pub fn apply_all<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
         let policies = self.policies.load();
+        if let [request] = requests
+            && let Some(charge) = policies.single_charge(request)
+        {
+            let decision = self.store.apply_single(verb, &charge);
+            let answers = smallvec![Answer { request: 0, policy: charge.policy, decision }];
+            drop(charge);
+            return Decisions { policies, requests, answers };
+        }
         let plan = policies.plan(requests);
         let answers = plan.answers(self.store.apply(verb, &plan.charges));
         drop(plan);
@@ -232,6 +240,12 @@ impl<'r> Decisions<'r> {
 }
 
 impl Decisions<'_> {
+    /// Those in force when it was decided.
+    #[cfg(feature = "tower")]
+    pub(crate) fn policies(&self) -> &Arc<PolicySet> {
+        &self.policies
+    }
+
     /// Whether the request may pass, or all of several: no enforced policy denies.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
