@@ -63,9 +63,10 @@ pub(crate) struct PolicyArgs {
 }
 
 impl PolicyArgs {
-    /// The configuration that these name, or the default one; `redis` is the store's URL, if the command line has one.
-    pub(crate) fn config(&self, redis: Option<&str>) -> Result<Config, Failure> {
-        Outside::read(redis)
+    /// The configuration that these name, or the default one; `redis` is the store's URL and `resp` the RESP port, if the
+    /// command line has them.
+    pub(crate) fn config(&self, redis: Option<&str>, resp: Option<SocketAddr>) -> Result<Config, Failure> {
+        Outside::read(redis, resp)
             .and_then(|outside| Config::from_sources(self.config.as_deref(), &self.policies, &outside))
             .map_err(|errors| Failure(errors.to_string()))
     }
@@ -84,6 +85,12 @@ struct ServeArgs {
     /// `SLIDEGATE_REDIS` says the same without showing a password among the processes.
     #[arg(long, value_name = "URL")]
     redis: Option<String>,
+    /// The address to serve clients of Redis on, such as `127.0.0.1:6380`, before the configuration's. Off unless given.
+    ///
+    /// Speaks RESP2 and RESP3: `RL.CHECK`, and the commands of redis-cell and throttlecrab. The variable
+    /// `SLIDEGATE_RESP_PASSWORD` is the password that clients have to give.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    resp: Option<SocketAddr>,
 }
 
 #[derive(Debug, Args)]

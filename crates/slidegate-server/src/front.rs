@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use slidegate::headers::HeaderOptions;
-use slidegate::{Decisions, Error, MemoryStats, MemoryStore, Policy, PolicySet, Request, Verb};
+use slidegate::{
+    Algorithm, Decisions, Error, Match, MemoryStats, MemoryStore, Policy, PolicySet, Quota, Request, Verb,
+};
 
 use crate::config::{Config, describe};
 use crate::store::{Shared, Store};
@@ -33,6 +35,31 @@ pub(crate) const MAX_VALUE: usize = 8192;
 /// Largest cost: above it JSON readers that keep numbers as doubles would read another one.
 pub(crate) const MAX_COST: u64 = (1 << 53) - 1;
 
+/// Policies of commands that bring their quota, each with the attribute it counts by. Their requests name them; to no other
+/// request do they apply, and no other policy may have their name.
+pub(crate) const TOLD: [(&str, &str); 2] = [("CL.THROTTLE", "key"), ("THROTTLE", "key")];
+
+/// Whether a policy of this name is one of [`TOLD`].
+pub(crate) fn is_told(name: &str) -> bool {
+    TOLD.iter().any(|(told, _)| *told == name)
+}
+
+/// The policies that were configured.
+pub(crate) fn listed(policies: &PolicySet) -> impl Iterator<Item = &Policy> {
+    policies.iter().filter(|policy| !is_told(policy.name()))
+}
+
+/// These policies and those of [`TOLD`].
+fn with_told(policies: &PolicySet) -> Result<PolicySet, Error> {
+    let told = TOLD.into_iter().map(|(name, attribute)| {
+        // It is never the one that decides: whoever names the policy brings another.
+        let quota = Quota::per_second(1).with_algorithm(Algorithm::TokenBucket);
+        let policy = Policy::new(name, quota)?.scope([attribute]);
+        Ok(policy.when(attribute, Match::present()).when(attribute, Match::absent()))
+    });
+    PolicySet::new(policies.iter().cloned().chain(told.collect::<Result<Vec<_>, Error>>()?))
+}
+
 /// Why attributes and a cost are no request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct BadRequest {
@@ -56,8 +83,9 @@ impl Front {
     /// A shared store that cannot be one, see [`Store::new`].
     pub(crate) fn new(config: Config) -> Result<Self, Error> {
         let memory = MemoryStore::builder().max_keys(config.max_keys).build();
+        let policies = if config.resp.is_some() { with_told(&config.policies)? } else { config.policies };
         Ok(Self {
-            store: Store::new(config.policies, memory, config.shared)?,
+            store: Store::new(policies, memory, config.shared)?,
             address_attributes: config.address_attributes,
             headers: config.headers,
             ready: AtomicBool::new(true),
@@ -71,7 +99,7 @@ impl Front {
     /// or the cost is above [`MAX_COST`].
     pub(crate) fn request<'r>(
         &self,
-        attributes: impl Iterator<Item = (&'r str, &'r str)>,
+        attributes: impl Iterator<Item = (&'r str, &'r [u8])>,
         cost: u64,
     ) -> Result<Request<'r>, BadRequest> {
         let bad = |field, detail| Err(BadRequest { field, detail });
@@ -112,14 +140,14 @@ impl Front {
                 );
             }
             request = if self.address_attributes.iter().any(|known| known == name) {
-                match value.parse::<IpAddr>() {
-                    Ok(ip) => request.with(name, ip),
-                    Err(_) => {
+                match std::str::from_utf8(value).ok().and_then(|text| text.parse::<IpAddr>().ok()) {
+                    Some(ip) => request.with(name, ip),
+                    None => {
                         return bad(
                             Field::Attribute(name.to_owned()),
                             format!(
                                 "attribute `{name}` is no IP address: `{}`; write for example `192.0.2.7` or `2001:db8::7`",
-                                value.escape_debug()
+                                String::from_utf8_lossy(value).escape_debug()
                             ),
                         );
                     }
@@ -138,7 +166,16 @@ impl Front {
 
     /// Decides several requests in one atomic step: all of them are charged on all of their policies, or none.
     pub(crate) async fn decide_all<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
-        self.store.apply_all(verb, requests).await
+        match self.store.apply_now(verb, requests) {
+            Ok(decisions) => decisions,
+            Err(shared) => shared.apply_all(verb, requests).await,
+        }
+    }
+
+    /// The part of [`decide`](Self::decide) that waits for nobody, for protocols that decide many requests in one go. `None`
+    /// if a shared store has to be asked.
+    pub(crate) fn decide_now<'r>(&self, verb: Verb, request: &'r Request<'r>) -> Option<Decisions<'r>> {
+        self.store.apply_now(verb, std::slice::from_ref(request)).ok()
     }
 
     /// Forgets the request's keys under every policy that applies; says whether anything counted there.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
 use super::{Failure, ServeArgs};
@@ -26,7 +27,7 @@ const EXAMINE_EVERY: Duration = Duration::from_secs(60);
 const REPORT_EVERY: u32 = 10;
 
 pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, Failure> {
-    let mut config = args.policies.config(args.redis.as_deref())?;
+    let mut config = args.policies.config(args.redis.as_deref(), args.resp)?;
     if let Some(listen) = args.listen {
         config.listen = listen;
     }
@@ -40,13 +41,18 @@ pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, Failure> {
 async fn serve(config: Config) -> Result<ExitCode, Failure> {
     let mut signals =
         Signals::listen().map_err(|error| Failure(format!("cannot listen to signals: {error}")))?;
-    let listen = config.listen;
-    let listener = TcpListener::bind(listen).await.map_err(|error| {
-        Failure(format!("cannot listen to {listen}: {error}; choose another address with --listen"))
-    })?;
-    let address = listener.local_addr().unwrap_or(listen);
+    let (listener, address) = bind(config.listen, "--listen").await?;
     let grace = config.shutdown_grace;
     let mut greeting = Greeting::of(&config, address);
+    let resp = match config.resp.clone() {
+        Some(settings) => {
+            let (listener, address) = bind(settings.listen, "--resp").await?;
+            greeting.resp =
+                Some(format!("{}://{address}", if settings.tls.is_some() { "rediss" } else { "redis" }));
+            Some((listener, settings))
+        }
+        None => None,
+    };
     let front = Arc::new(Front::new(config).map_err(|error| Failure(error.to_string()))?);
     if let Some(shared) = front.shared() {
         greeting.store = match shared.ping().await {
@@ -63,12 +69,25 @@ async fn serve(config: Config) -> Result<ExitCode, Failure> {
     let watcher = tokio::spawn(watch(Arc::clone(&front)));
     let examiner = tokio::spawn(examine(Arc::clone(&front)));
     let routes = protocol::http::routes(Arc::clone(&front));
+    let (stopping, stopped) = watch::channel(false);
+    let resp = async {
+        match resp {
+            Some((listener, settings)) => {
+                // Within a task of its own: accepting goes on while the signals are waited for elsewhere.
+                let served = protocol::resp::serve(listener, settings, Arc::clone(&front), stopped, grace);
+                tokio::spawn(served).await.unwrap_or(0)
+            }
+            None => 0,
+        }
+    };
     let stop = async {
         let signal = signals.next().await;
         front.begin_shutdown();
         tracing::info!(signal, grace_s = grace.as_secs(), "shutting down: open requests finish");
+        stopping.send_replace(true);
     };
-    let cut_off = listener::serve(listener, routes, stop, grace).await;
+    let (http, resp) = tokio::join!(listener::serve(listener, routes, stop, grace), resp);
+    let cut_off = http + resp;
     sweeper.abort();
     watcher.abort();
     examiner.abort();
@@ -79,9 +98,20 @@ async fn serve(config: Config) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Listens to an address; `flag` chooses another one. Gives the address with the port that it got.
+async fn bind(address: SocketAddr, flag: &str) -> Result<(TcpListener, SocketAddr), Failure> {
+    let failed =
+        |error| Failure(format!("cannot listen to {address}: {error}; choose another address with {flag}"));
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let address = listener.local_addr().unwrap_or(address);
+    Ok((listener, address))
+}
+
 /// What the service listens to, what it enforces, and a line to try it with.
 struct Greeting {
     listening: String,
+    /// Where clients of Redis are served.
+    resp: Option<String>,
     store: String,
     policies: Vec<String>,
     /// The query of a request that meets the first policy.
@@ -96,6 +126,7 @@ impl Greeting {
         });
         Self {
             listening: format!("http://{address}"),
+            resp: None,
             store: format!("memory, up to {} keys", config.max_keys),
             policies: config.policies.iter().map(|policy| describe(policy, config.counted())).collect(),
             query: if attributes.is_empty() { String::new() } else { format!("?{}", attributes.join("&")) },
@@ -105,9 +136,12 @@ impl Greeting {
 
 impl fmt::Display for Greeting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { listening, store, policies, query } = self;
+        let Self { listening, resp, store, policies, query } = self;
         writeln!(f, "slidegate {}", env!("CARGO_PKG_VERSION"))?;
         writeln!(f, "listening  {listening}")?;
+        if let Some(resp) = resp {
+            writeln!(f, "resp       {resp}")?;
+        }
         writeln!(f, "store      {store}")?;
         for (at, policy) in policies.iter().enumerate() {
             writeln!(f, "{:<10} {policy}", if at == 0 { "policies" } else { "" })?;
