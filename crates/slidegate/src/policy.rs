@@ -40,6 +40,7 @@ pub struct Policy {
     enforced: bool,
     on_store_error: OnStoreError,
     excess: Excess,
+    only_when_named: bool,
     ipv6_prefix: Ipv6Prefix,
     overrides: Vec<(Vec<Owned>, Quota)>,
 }
@@ -96,6 +97,7 @@ impl Policy {
             enforced: true,
             on_store_error: OnStoreError::default(),
             excess: Excess::default(),
+            only_when_named: false,
             ipv6_prefix: Ipv6Prefix::default(),
             overrides: Vec::new(),
         })
@@ -134,6 +136,20 @@ impl Policy {
     #[must_use]
     pub fn fallback(&self) -> OnStoreError {
         self.on_store_error
+    }
+
+    /// Applies only to requests that are [`under`](Request::under) it. Sets may have thousands of such policies: others are
+    /// not matched against them.
+    #[must_use]
+    pub fn only_when_named(mut self) -> Self {
+        self.only_when_named = true;
+        self
+    }
+
+    /// Whether it applies only to requests that name it.
+    #[must_use]
+    pub fn is_only_when_named(&self) -> bool {
+        self.only_when_named
     }
 
     /// Says what becomes of a cost that is more than what remains; [`Excess::Refuse`] unless told otherwise.
@@ -216,8 +232,11 @@ impl Policy {
     /// [`under`](Request::under) a policy needs no conditions there, and no other policy applies to it.
     #[must_use]
     pub fn applies_to(&self, request: &Request<'_>) -> bool {
-        let holds =
-            || self.when.iter().all(|(attribute, condition)| condition.holds(request.value(attribute)));
+        let holds = || {
+            let mut conditions = self.when.iter();
+            !self.only_when_named
+                && conditions.all(|(attribute, condition)| condition.holds(request.value(attribute)))
+        };
         request.named_policy().map_or_else(holds, |name| name == self.name)
             && self.scope.iter().all(|attribute| request.value(attribute).is_some())
     }
@@ -240,6 +259,8 @@ pub struct PolicySet {
     rules: Vec<Rule>,
     /// Where the policy of a name stands.
     places: HashMap<String, usize>,
+    /// The places of policies that need not be named.
+    unnamed: Vec<usize>,
 }
 
 /// A policy and what decisions need besides.
@@ -278,7 +299,9 @@ impl PolicySet {
                 return Err(Error::policy(format!("policy `{name}` stands twice; give each its own name")));
             }
         }
-        Ok(Self { rules, places })
+        let needs_no_name = |at: &usize| !rules[*at].policy.only_when_named;
+        let unnamed = (0..rules.len()).filter(needs_no_name).collect();
+        Ok(Self { rules, places, unnamed })
     }
 
     /// The policies, in the order given.
@@ -329,11 +352,11 @@ impl PolicySet {
     pub(crate) fn plan<'a>(&'a self, requests: &'a [Request<'a>]) -> Plan<'a> {
         let (mut charges, mut met) = (Charges::new(), Vec::new());
         for (number, request) in requests.iter().enumerate() {
-            let rules = match request.named_policy() {
-                None => 0..self.rules.len(),
-                Some(name) => self.places.get(name).map_or(0..0, |at| *at..at + 1),
+            let rules: &[usize] = match request.named_policy() {
+                None => &self.unnamed,
+                Some(name) => self.places.get(name).map_or(&[], std::slice::from_ref),
             };
-            for at in rules.filter(|at| self.policy(*at).applies_to(request)) {
+            for at in rules.iter().copied().filter(|at| self.policy(*at).applies_to(request)) {
                 let charge = self.charge(at, number, request);
                 // Looked at one by one, each would fit where both do not.
                 let same = |known: &Charge<'_>| known.policy == at && known.key == charge.key;

@@ -38,6 +38,16 @@ fn a_named_policy_decides_alone_and_whatever_its_conditions() {
     assert_eq!(gate.check(&Request::new().with("user", "alice").under("none")).iter().len(), 0);
 }
 
+/// Doors keep policies of their own in the set: those must not meet anybody else's requests.
+#[test]
+fn a_policy_for_those_who_name_it_decides_no_other_request() {
+    let mine = policy("mine", Quota::per_minute(0)).only_when_named();
+    let (gate, _) = gate([mine, policy("all", Quota::per_minute(1))]);
+    let request = Request::new().with("user", "alice");
+    assert!(gate.check(&request).is_allowed());
+    assert!(gate.check(&request.under("mine")).is_denied());
+}
+
 /// What has been used under a policy must count under a quota that a caller tells, and the other way round.
 #[test]
 fn usage_is_kept_between_told_quotas_and_the_policys_own() {

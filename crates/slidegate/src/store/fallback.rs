@@ -46,6 +46,7 @@ impl Fallback {
         let refuses = |charge: &Charge<'_>| {
             charge.on_store_error == OnStoreError::Deny && charge.part.enforced && charge.part.cost > 0
         };
+        let asks = matches!(verb, Verb::Check | Verb::Peek);
         let verb = if verb == Verb::Check && charges.iter().any(refuses) { Verb::Peek } else { verb };
         let local: Charges<'_> = charges
             .iter()
@@ -75,7 +76,10 @@ impl Fallback {
                         Decision { source: Source::Local, ..decision }
                     }
                     OnStoreError::Allow => blind(Verdict::Allow, Source::Allow, 0),
-                    OnStoreError::Deny if charge.part.cost == 0 => blind(Verdict::Allow, Source::Deny, 0),
+                    // What is not asked for cannot be denied: a refund or a penalty is lost, and says that it moved nothing.
+                    OnStoreError::Deny if charge.part.cost == 0 || !asks => {
+                        blind(Verdict::Allow, Source::Deny, 0)
+                    }
                     OnStoreError::Deny => blind(Verdict::Deny, Source::Deny, UNKNOWN_WAIT_US),
                 }
             })

@@ -108,6 +108,45 @@ fn a_master_that_freezes_or_dies_is_left_for_its_replica_and_nobody_is_charged_t
     });
 }
 
+/// Whoever makes a replica the master by force gives up what it has not heard of: no more than that may be admitted twice,
+/// and the operator is told.
+#[test]
+fn a_replica_that_takes_over_without_the_last_charges_admits_those_again_and_no_more() {
+    let cluster = Cluster::of_three();
+    runtime().block_on(async {
+        let (limit, heard, unheard) = (10, 4, 5);
+        let gate = gate([hourly(limit)], options(&cluster.url()).deadline(LATER).without_remembering());
+        let user = "u0";
+        let slot = cluster.slot_of(&format!("sg1:p:{user}"));
+        let (old, new) = (cluster.master_of(slot), cluster.replica_of(slot));
+        assert!(check_cost(&gate, user, heard).await.by_store());
+        assert_eq!(gate.examine().await, [""; 0]);
+        old.until_followed_by(1);
+        // The replica hears nothing from here on.
+        old.admin(&["ACL", "SETUSER", "default", "-psync", "-sync", "-replconf"]);
+        old.admin(&["CLIENT", "KILL", "TYPE", "replica"]);
+        until_true("the replica has lost its master", || {
+            new.admin(&["INFO", "replication"]).contains("master_link_status:down")
+        });
+        let told = check_cost(&gate, user, unheard).await;
+        assert_eq!((told.used, told.by_store()), (heard + unheard, true));
+        // Each canary is counted on where its slot lies, as the keys are.
+        for _ in 0..2 {
+            assert_eq!(gate.examine().await, [""; 0]);
+        }
+        new.admin(&["CLUSTER", "FAILOVER", "TAKEOVER"]);
+        cluster.until_moved(slot, old);
+        assert_eq!(until_used(&gate, user).await, [heard]);
+        let mut again = 0;
+        while check_cost(&gate, user, 1).await.allowed {
+            again += 1;
+        }
+        assert_eq!(heard + unheard + again, limit + unheard);
+        let findings = gate.examine().await;
+        assert!(findings.iter().any(|one| one.starts_with("redis has lost history")), "{findings:?}");
+    });
+}
+
 /// A planned change of masters is no reason to guess.
 #[test]
 fn a_graceful_failover_fails_no_request() {

@@ -3,9 +3,12 @@
 //! Every check of these tests has to be answered in time; `callers::check` sees to that. What the fallback answered may
 //! have been charged or not; what the store admitted was charged once.
 
+use std::fs::File;
+use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
-use slidegate::{BreakerState, OnStoreError, PolicySet, Request, SharedGate, Source};
+use slidegate::{BreakerState, OnStoreError, PolicySet, Request, SharedGate, Source, Verb};
 
 use crate::callers::{
     self, DEADLINE, LATER, Storm, Tally, all_at_once, check, check_cost, gate, hourly, last_failure, named,
@@ -21,7 +24,7 @@ use crate::support::until_true;
 const FROZEN: Duration = Duration::from_secs(2);
 
 /// A gate of one ample policy, on a server that nothing has happened to yet: it has been answered once.
-async fn healthy(url: &str) -> std::sync::Arc<SharedGate> {
+async fn healthy(url: &str) -> Arc<SharedGate> {
     let gate = gate([hourly(1_000_000)], options(url).without_coalescing());
     for _ in 0..100 {
         if check(&gate, "first").await.by_store() {
@@ -474,6 +477,15 @@ async fn each_policy_answers_by_its_own_fallback_and_says_so() {
             let told = check(&gate, "alice").await;
             assert_eq!((told.allowed, told.source), (allowed, source), "{then:?}");
         }
+        // Nobody asks whether these may pass.
+        let request = Request::new().with("user", "alice");
+        for verb in [Verb::Refund, Verb::Penalize] {
+            assert!(gate.apply(verb, &request).await.is_allowed(), "{then:?} {verb:?}");
+        }
+        // A limit that is raised meanwhile is raised here as well: two more of each instance's share.
+        gate.configure(PolicySet::new([hourly(12).on_store_error(then)]).unwrap()).unwrap();
+        let allowed = allowed[0];
+        assert_eq!(check(&gate, "alice").await.allowed, allowed, "{then:?}");
     }
     // Together: the one that denies denies for all, and each says what it is.
     let gate = gate(
@@ -560,6 +572,65 @@ async fn a_server_that_cannot_save_charges_nothing_until_it_can() {
     assert_eq!(until_used(&gate, "alice").await, [0]);
     assert!(check(&gate, "alice").await.by_store());
     std::fs::remove_file(&taken).unwrap();
+}
+
+/// A large data set takes minutes to load: so long callers are answered for, and nothing is counted twice afterwards.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_still_loads_its_data_is_answered_for_until_it_has() {
+    // A second and more, in which it answers now and then.
+    let slowly = ["--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024"];
+    let server = Arc::new(Server::builder().args(slowly).start());
+    let gate = healthy(&server.url()).await;
+    assert!(check(&gate, "alice").await.by_store());
+    for key in 0..1500 {
+        server.admin(&["SET", &format!("other:{key}"), &"x".repeat(100)]);
+    }
+    server.admin(&["SAVE"]);
+    server.kill();
+    let restarted = tokio::task::spawn_blocking({
+        let server = Arc::clone(&server);
+        move || server.restart()
+    });
+    until_true("the server loads", || {
+        server.ask(&["PING"]).is_ok_and(|reply| reply.to_string().contains("LOADING"))
+    });
+    fails_with(&gate, "alice", "LOADING ").await;
+    restarted.await.unwrap();
+    assert_eq!(until_used(&gate, "alice").await, [1]);
+    assert!(check(&gate, "alice").await.by_store());
+}
+
+/// Says where the server of the test below is.
+const URL: &str = "SLIDEGATE_TEST_FAULTS_URL";
+
+/// A program that has run out of file descriptors has worse troubles than a limiter: that one must not spin or panic, and
+/// must be back when they are over.
+#[test]
+fn a_program_without_file_descriptors_is_answered_for_and_connects_when_it_has_some() {
+    let server = Server::start();
+    let tests = std::env::current_exe().unwrap();
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -n 64 && exec \"$0\" \"$@\""]).arg(tests);
+    limited.args(["--exact", "faults::a_program_that_opens_files_until_it_may_not", "--ignored"]);
+    let ended = limited.env(URL, server.url()).output().unwrap();
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stdout));
+}
+
+/// What the test above runs under a limit.
+#[tokio::test]
+#[ignore = "needs a limit on file descriptors, which another test sets"]
+async fn a_program_that_opens_files_until_it_may_not() {
+    let gate = gate([hourly(100)], options(&std::env::var(URL).unwrap()));
+    let files: Vec<_> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
+    assert!((10..64).contains(&files.len()), "{} files", files.len());
+    for _ in 0..20 {
+        assert_eq!(check(&gate, "alice").await.source, Source::Local);
+    }
+    let why = last_failure(&gate);
+    assert!(why.contains("Too many open files"), "{why}");
+    drop(files);
+    assert_eq!(until_used(&gate, "alice").await, [0]);
+    assert!(check(&gate, "alice").await.by_store());
 }
 
 /// A server that takes no more clients must not be hammered, nor anybody kept waiting for it.
