@@ -3,13 +3,12 @@
 //! A protocol turns its bytes into a [`Request`] with [`Front::request`], asks [`Front::decide`], and writes the
 //! decisions in its own words. It knows no store and no algorithm.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use slidegate::headers::HeaderOptions;
 use slidegate::{
-    Algorithm, Decisions, Error, Match, MemoryStats, MemoryStore, Policy, PolicySet, Quota, Request, Verb,
+    Algorithm, Decisions, Error, MemoryStats, MemoryStore, Policy, PolicySet, Quota, Request, Value, Verb,
 };
 
 use crate::config::{Config, describe};
@@ -54,8 +53,7 @@ fn with_told(policies: &PolicySet) -> Result<PolicySet, Error> {
     let told = TOLD.into_iter().map(|(name, attribute)| {
         // It is never the one that decides: whoever names the policy brings another.
         let quota = Quota::per_second(1).with_algorithm(Algorithm::TokenBucket);
-        let policy = Policy::new(name, quota)?.scope([attribute]);
-        Ok(policy.when(attribute, Match::present()).when(attribute, Match::absent()))
+        Ok(Policy::new(name, quota)?.scope([attribute]).only_when_named())
     });
     PolicySet::new(policies.iter().cloned().chain(told.collect::<Result<Vec<_>, Error>>()?))
 }
@@ -102,14 +100,25 @@ impl Front {
         attributes: impl Iterator<Item = (&'r str, &'r [u8])>,
         cost: u64,
     ) -> Result<Request<'r>, BadRequest> {
-        let bad = |field, detail| Err(BadRequest { field, detail });
         if cost > MAX_COST {
-            return bad(
-                Field::Cost,
-                format!("cost {cost} is too large; give a whole number from 0 to {MAX_COST}"),
-            );
+            let detail = format!("cost {cost} is too large; give a whole number from 0 to {MAX_COST}");
+            return Err(BadRequest { field: Field::Cost, detail });
         }
         let mut request = Request::new().cost(cost);
+        self.complete(&mut request, attributes)?;
+        Ok(request)
+    }
+
+    /// Adds these attributes to a request, with addresses read as such.
+    ///
+    /// # Errors
+    /// As [`request`](Self::request), and then the request is not to be used.
+    pub(crate) fn complete<'r>(
+        &self,
+        request: &mut Request<'r>,
+        attributes: impl Iterator<Item = (&'r str, &'r [u8])>,
+    ) -> Result<(), BadRequest> {
+        let bad = |field, detail| Err(BadRequest { field, detail });
         for (at, (name, value)) in attributes.enumerate() {
             if at == MAX_ATTRIBUTES {
                 return bad(
@@ -139,9 +148,9 @@ impl Front {
                     format!("attribute `{name}` stands twice; give it once"),
                 );
             }
-            request = if self.address_attributes.iter().any(|known| known == name) {
-                match std::str::from_utf8(value).ok().and_then(|text| text.parse::<IpAddr>().ok()) {
-                    Some(ip) => request.with(name, ip),
+            let value = if self.address_attributes.iter().any(|known| known == name) {
+                match std::str::from_utf8(value).ok().and_then(|text| text.parse().ok()) {
+                    Some(ip) => Value::Address(ip),
                     None => {
                         return bad(
                             Field::Attribute(name.to_owned()),
@@ -153,10 +162,11 @@ impl Front {
                     }
                 }
             } else {
-                request.with(name, value)
+                Value::Bytes(value)
             };
+            request.extend([(name, value)]);
         }
-        Ok(request)
+        Ok(())
     }
 
     /// Decides a request. Every protocol calls this, or [`decide_all`](Self::decide_all).

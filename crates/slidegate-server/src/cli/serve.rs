@@ -49,7 +49,9 @@ async fn serve(config: Config) -> Result<ExitCode, Failure> {
             let (listener, address) = bind(settings.listen, "--resp").await?;
             greeting.resp =
                 Some(format!("{}://{address}", if settings.tls.is_some() { "rediss" } else { "redis" }));
-            Some((listener, settings))
+            let workers = protocol::resp::Workers::start();
+            let workers = workers.map_err(|error| Failure(format!("cannot start threads: {error}")))?;
+            Some((listener, settings, workers))
         }
         None => None,
     };
@@ -72,10 +74,8 @@ async fn serve(config: Config) -> Result<ExitCode, Failure> {
     let (stopping, stopped) = watch::channel(false);
     let resp = async {
         match resp {
-            Some((listener, settings)) => {
-                // Within a task of its own: accepting goes on while the signals are waited for elsewhere.
-                let served = protocol::resp::serve(listener, settings, Arc::clone(&front), stopped, grace);
-                tokio::spawn(served).await.unwrap_or(0)
+            Some((listener, settings, workers)) => {
+                protocol::resp::serve(listener, settings, workers, Arc::clone(&front), stopped, grace).await
             }
             None => 0,
         }

@@ -171,3 +171,130 @@ fn server_config(
             )
         })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{KEYS, Password, Resp};
+    use crate::config::tests::{error, errors};
+    use crate::config::{Config, Outside};
+
+    const POLICY: &str = "\npolicies: [{name: p, quota: 1/1s}]\n";
+
+    fn resp(keys: &str, outside: &Outside) -> Resp {
+        let config = Config::parse_with(&format!("resp: {{{keys}}}{POLICY}"), "slidegate.yaml", outside);
+        config.unwrap_or_else(|errors| panic!("{errors}")).resp.expect("a port is named")
+    }
+
+    /// What does not arrive is a port that is open to everyone, or closed to all.
+    #[test]
+    fn every_setting_of_the_port_arrives() {
+        let said = resp(
+            "listen: '[::1]:6380', password: 'open sesame', idle_timeout: 1h, max_connections: 5",
+            &Outside::default(),
+        );
+        assert_eq!(said.listen.to_string(), "[::1]:6380");
+        assert_eq!((said.idle_timeout.as_secs(), said.max_connections), (3600, 5));
+        let password = said.password.expect("a password is said");
+        assert!(password.is(b"open sesame") && !password.is(b"open sesam") && !password.is(b""));
+        assert_eq!(format!("{password:?}"), "***");
+        let bare = resp("listen: 127.0.0.1:6380", &Outside::default());
+        assert_eq!((bare.idle_timeout.as_secs(), bare.max_connections), (600, 10_000));
+        assert!(bare.password.is_none() && bare.tls.is_none());
+        assert!(Config::parse(POLICY, "slidegate.yaml").unwrap().resp.is_none(), "off unless it is named");
+    }
+
+    /// `--resp` and the environment win, and the rest of the file still counts.
+    #[test]
+    fn what_is_outside_the_file_wins_over_it() {
+        let outside = Outside {
+            resp: Some("127.0.0.1:7000".parse().unwrap()),
+            resp_password: Password::new("outside"),
+            ..Outside::default()
+        };
+        let both = resp("listen: 127.0.0.1:6380, password: inside, max_connections: 5", &outside);
+        assert_eq!((both.listen.port(), both.max_connections), (7000, 5));
+        assert!(both.password.is_some_and(|password| password.is(b"outside")));
+        assert_eq!(resp("max_connections: 5", &outside).listen.port(), 7000);
+        let alone = Config::parse_with(POLICY, "slidegate.yaml", &outside).unwrap().resp.unwrap();
+        assert!(alone.password.is_some_and(|password| password.is(b"outside")));
+    }
+
+    /// Each is a port that would be somewhere else, or guarded by something else, than was meant.
+    #[test]
+    fn each_wrong_setting_of_the_port_names_its_value_and_the_way_out() {
+        let listen = "give an address and a port, for example `listen: 127.0.0.1:6380`";
+        let here = "listen: 127.0.0.1:6380";
+        let connections = "give 1 to 60000, for example `max_connections: 1000`";
+        let idle = "give 1s to 7d, for example `idle_timeout: 10m`";
+        for (keys, expected) in [
+            ("listen: 6380".to_owned(), format!("listen is 6380; {listen}")),
+            ("password: x".into(), format!("listen is missing; {listen}, or give `--resp`")),
+            (
+                format!("{here}, password: "),
+                "password is not a text of 1 to 512 bytes; give one, or `password_file`".into(),
+            ),
+            (
+                format!("{here}, password_file: /dev/null"),
+                "password_file `/dev/null` does not hold a text of 1 to 512 bytes; write one there".into(),
+            ),
+            (
+                format!("{here}, password_file: no/such"),
+                "password_file `no/such` cannot be read: No such file or directory (os error 2); check the path and who \
+                 may read it"
+                    .into(),
+            ),
+            (
+                format!("{here}, cert_file: /dev/null"),
+                "cert_file stands without key_file; a certificate is shown with its key, so give both".into(),
+            ),
+            (
+                format!("{here}, cert_file: /dev/null, key_file: /dev/null"),
+                "cert_file holds no certificate that can be read; give PEM".into(),
+            ),
+            (format!("{here}, idle_timeout: 10"), format!("idle_timeout is 10; {idle}")),
+            (format!("{here}, idle_timeout: 8d"), format!("idle_timeout is `8d`; {idle}")),
+            (format!("{here}, max_connections: 0"), format!("max_connections is 0; {connections}")),
+            (format!("{here}, max_connections: 60001"), format!("max_connections is 60001; {connections}")),
+            (format!("{here}, pasword: x"), "unknown key `pasword`; did you mean `password`?".into()),
+        ] {
+            let told = error(&format!("resp: {{{keys}}}{POLICY}"));
+            assert_eq!(told, format!("slidegate.yaml:1: resp: {expected}"), "{keys}");
+        }
+        let both = error(&format!("resp: {{{here}, password: x, password_file: /proc/sys/kernel/ostype}}{POLICY}"));
+        assert_eq!(both, "slidegate.yaml:1: resp: password and password_file both stand; keep one");
+    }
+
+    /// Usage of the commands would be counted under a policy of their name.
+    #[test]
+    fn no_policy_is_called_like_a_command() {
+        let way_out = "keys of the RESP command of this name are kept under it; give the policy another";
+        let text = "policies:\n  - {name: THROTTLE, quota: 1/1s}\n  - {name: CL.THROTTLE, quota: 1/1s}\n";
+        let expected = [
+            format!("slidegate.yaml:2: policy `THROTTLE`: {way_out}"),
+            format!("slidegate.yaml:3: policy `CL.THROTTLE`: {way_out}"),
+        ];
+        assert_eq!(errors(text), expected);
+        let flag = ["1/1s named THROTTLE".to_owned()];
+        let told = Config::from_sources(None, &flag, &Outside::default()).unwrap_err().to_string();
+        assert_eq!(told, format!("--policy `1/1s named THROTTLE`: {way_out}"));
+    }
+
+    /// A key that no document mentions is one that nobody sets.
+    #[test]
+    fn every_key_of_the_port_is_documented_and_the_example_says_the_defaults() {
+        let reference = include_str!("../../../../docs/config.md");
+        let example = include_str!("../../../../docs/slidegate.example.yaml");
+        let section = example.split("# Clients of Redis").nth(1).expect("the example has the port");
+        for key in KEYS {
+            let rows = reference.lines().filter(|line| line.starts_with("| `"));
+            let mut keys = rows.filter_map(|line| line.split(" | ").next());
+            assert!(keys.any(|first| first.contains(&format!("`{key}`"))), "{key} is not in the reference");
+            assert!(section.contains(&format!("#   {key}: ")), "{key} is not in the example");
+        }
+        let lines = section.lines().skip(1).take_while(|line| !line.starts_with("# Unless"));
+        let lines: Vec<_> = lines.map(|line| line.strip_prefix("# ").unwrap_or(line)).collect();
+        let said = Config::parse(&format!("{}{POLICY}", lines.join("\n")), "").unwrap().resp;
+        let bare = resp("listen: 127.0.0.1:6380", &Outside::default());
+        assert_eq!(format!("{:?}", said.unwrap()), format!("{bare:?}"));
+    }
+}

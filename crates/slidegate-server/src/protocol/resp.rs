@@ -3,17 +3,19 @@
 //! It speaks RESP2 and RESP3 and holds no keys and values: what a client may say stands in `resp/command.rs`, and in
 //! docs/resp.md with every reply.
 
+use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{Semaphore, watch};
 use tokio_rustls::TlsAcceptor;
 
 use crate::config::{Password, Resp};
 use crate::front::Front;
 use session::Session;
+pub(crate) use workers::Workers;
 
 mod command;
 mod connection;
@@ -22,6 +24,7 @@ mod frame;
 mod reply;
 mod session;
 mod throttle;
+mod workers;
 
 /// How long to wait when accepting fails, most often for want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -51,6 +54,7 @@ impl Door {
 pub(crate) async fn serve(
     listener: TcpListener,
     settings: Resp,
+    workers: Workers,
     front: Arc<Front>,
     stop: watch::Receiver<bool>,
     grace: Duration,
@@ -65,7 +69,9 @@ pub(crate) async fn serve(
             accepted = listener.accept() => accepted,
             _ = stopped.wait_for(|stop| *stop) => break,
         };
-        let (stream, peer) = match accepted {
+        // The thread that accepts is not the one that serves.
+        let accepted = accepted.and_then(|(stream, peer)| Ok((stream.into_std()?, peer)));
+        let (mut stream, peer) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection of the RESP port");
@@ -75,16 +81,16 @@ pub(crate) async fn serve(
         };
         let Ok(place) = Arc::clone(&door.places).try_acquire_owned() else {
             // Redis's own words. A client that has no place is not waited for.
-            let _ = stream.try_write(b"-ERR max number of clients reached\r\n");
+            let _ = stream.write(b"-ERR max number of clients reached\r\n");
             continue;
         };
         let session = Session::new(Arc::clone(&door), peer);
         let (front, stop, tls) = (Arc::clone(&front), stop.clone(), tls.clone());
-        tokio::spawn(async move {
+        workers.run(async move {
             if let Err(error) = attend(stream, tls, session, front, idle_timeout, stop).await {
                 tracing::debug!(%error, %peer, "connection of the RESP port ended");
             }
-            drop::<OwnedSemaphorePermit>(place);
+            drop(place);
         });
     }
     drop(listener);
@@ -97,7 +103,7 @@ pub(crate) async fn serve(
 
 /// One connection, from its greeting to its end.
 async fn attend(
-    stream: TcpStream,
+    stream: std::net::TcpStream,
     tls: Option<TlsAcceptor>,
     session: Session,
     front: Arc<Front>,
@@ -106,6 +112,7 @@ async fn attend(
 ) -> std::io::Result<()> {
     // The answers of a pipeline are written at once: waiting to fill a packet would only delay them.
     stream.set_nodelay(true)?;
+    let stream = TcpStream::from_std(stream)?;
     let Some(tls) = tls else { return connection::serve(stream, session, front, idle, stop).await };
     let agreed = tokio::time::timeout(TLS_TIMEOUT, tls.accept(stream)).await;
     let stream = agreed.map_err(|_| std::io::Error::from(std::io::ErrorKind::TimedOut))??;

@@ -13,7 +13,10 @@ use serde_json::Value;
 /// The binary under test.
 pub(crate) fn slidegate() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_slidegate"));
-    command.env_remove("SLIDEGATE_REDIS").env_remove("SLIDEGATE_KEY_SECRET");
+    command
+        .env_remove("SLIDEGATE_REDIS")
+        .env_remove("SLIDEGATE_KEY_SECRET")
+        .env_remove("SLIDEGATE_RESP_PASSWORD");
     command
 }
 
@@ -41,9 +44,20 @@ impl Server {
         Self::start_logging_to(args, Stdio::inherit())
     }
 
+    /// The same with variables in its environment.
+    pub(crate) fn start_with(variables: &[(&str, &str)], args: &[&str]) -> Self {
+        let mut command = slidegate();
+        command.envs(variables.iter().copied());
+        Self::run(command, args, Stdio::inherit())
+    }
+
     /// The same with a place for its log.
     pub(crate) fn start_logging_to(args: &[&str], log: impl Into<Stdio>) -> Self {
-        let mut process = slidegate()
+        Self::run(slidegate(), args, log)
+    }
+
+    fn run(mut command: Command, args: &[&str], log: impl Into<Stdio>) -> Self {
+        let mut process = command
             .args(["serve", "--listen", "127.0.0.1:0"])
             .args(args)
             .stdin(Stdio::null())

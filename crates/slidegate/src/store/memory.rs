@@ -220,6 +220,9 @@ impl MemoryStore {
 
     /// Carries out a plan on all keys or on none; the decisions stand in the plan's order.
     pub(crate) fn apply(&self, verb: Verb, charges: &[Charge<'_>]) -> SmallVec<[Decision; 4]> {
+        if let [charge] = charges {
+            return self.apply_alone(verb, charge);
+        }
         let mut calls = self.calls(verb, charges);
         let mut locked = self.lock_all(&mut calls);
         for (call, charge) in calls.iter().zip(charges) {
@@ -236,6 +239,21 @@ impl MemoryStore {
             let guard = self.guard_of(&locked, call);
             let Kept { shard, told, .. } = &mut *locked[guard].1;
             told.after(call, shard);
+        }
+        decisions
+    }
+
+    /// The same to a single key, of which the lists of shards and locks would cost as much as the decision.
+    fn apply_alone(&self, verb: Verb, charge: &Charge<'_>) -> SmallVec<[Decision; 4]> {
+        let mut call = self.call(verb, charge, self.clock.now());
+        let Kept { shard, told, .. } = &mut *self.lock(self.shard_of(call.address.place));
+        call.now = shard.arrive(call.now, &self.clock);
+        told.before(&call, charge.instead_of, shard);
+        let decisions = all_or_none(verb, std::iter::once(charge.part), |_, verb, cost| {
+            shard.apply(&Call { verb, cost, ..call })
+        });
+        if charge.instead_of.is_some() {
+            told.after(&call, shard);
         }
         decisions
     }
@@ -276,7 +294,11 @@ impl MemoryStore {
 
     fn calls<'c>(&'c self, verb: Verb, charges: &'c [Charge<'_>]) -> SmallVec<[Call<'c>; 4]> {
         let now = self.clock.now();
-        let call = |charge: &'c Charge<'_>| Call {
+        charges.iter().map(|charge| self.call(verb, charge, now)).collect()
+    }
+
+    fn call<'c>(&'c self, verb: Verb, charge: &'c Charge<'_>, now: Timestamp) -> Call<'c> {
+        Call {
             verb,
             address: self.address(charge.key.id(&self.secret), charge.number),
             quota: charge.quota,
@@ -284,8 +306,7 @@ impl MemoryStore {
             now,
             census: &self.census,
             secret: &self.secret,
-        };
-        charges.iter().map(call).collect()
+        }
     }
 
     #[inline]

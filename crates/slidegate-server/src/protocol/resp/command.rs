@@ -3,9 +3,9 @@
 //! One table names them all: it finds the command, counts its arguments, and is what `COMMAND` tells. Commands that decide
 //! are not carried out here but handed back: those of a pipeline are decided together.
 
-use slidegate::{PolicySet, Request, Verb};
+use slidegate::{Decisions, PolicySet, Request, Verb};
 
-use super::reply::{Reply, Shown};
+use super::reply::{Protocol, Reply, Shown};
 use super::session::{self, Session};
 use super::{decide, throttle};
 use crate::front::Front;
@@ -17,17 +17,48 @@ pub(super) enum Step<'b> {
     Answered,
     /// The reply is written, and is the last.
     Goodbye,
-    Decide(Ask<'b>),
+    /// The decision is told, or waits among others to be asked for.
+    Asked,
     /// Forget the request's keys.
     Reset(Request<'b>),
 }
 
-/// A decision that is asked for.
+/// Where decisions are asked for.
+pub(super) struct Asking<'w> {
+    pub(super) front: &'w Front,
+    /// What a shared store is still to be asked for, in the order of the commands. Always empty on the memory store.
+    pub(super) waiting: Vec<Ask<'w>>,
+}
+
+/// A decision that is to be asked for.
 #[derive(Debug)]
 pub(super) struct Ask<'b> {
     pub(super) verb: Verb,
     pub(super) request: Request<'b>,
-    pub(super) form: Form,
+    form: Form,
+    protocol: Protocol,
+}
+
+impl<'w> Asking<'w> {
+    pub(super) fn new(front: &'w Front) -> Self {
+        Self { front, waiting: Vec::new() }
+    }
+
+    /// Decides a request and tells the decision, or keeps it for later.
+    #[inline]
+    pub(super) fn decide(&mut self, verb: Verb, request: Request<'w>, form: Form, reply: &mut Reply<'_>) {
+        if let Some(decisions) = self.front.decide_now(verb, &request) {
+            form.tell(&decisions, reply);
+            return;
+        }
+        self.waiting.push(Ask { verb, request, form, protocol: reply.protocol });
+    }
+}
+
+impl Ask<'_> {
+    pub(super) fn tell(&self, decisions: &Decisions<'_>, out: &mut Vec<u8>) {
+        self.form.tell(decisions, &mut Reply { out, protocol: self.protocol });
+    }
 }
 
 /// How the answer is told.
@@ -39,6 +70,16 @@ pub(super) enum Form {
     All,
     /// In the words of another limiter.
     Told(throttle::Told),
+}
+
+impl Form {
+    fn tell(&self, decisions: &Decisions<'_>, reply: &mut Reply<'_>) {
+        match self {
+            Self::One => decide::answer_one(decisions, reply),
+            Self::All => decide::answer_all(decisions, reply),
+            Self::Told(told) => told.answer(decisions, reply),
+        }
+    }
 }
 
 /// Why a command was not carried out.
@@ -155,7 +196,7 @@ pub(super) fn step<'b>(
     arguments: &[&'b [u8]],
     session: &mut Session,
     policies: &'b PolicySet,
-    front: &Front,
+    asking: &mut Asking<'b>,
     out: &mut Vec<u8>,
 ) -> Step<'b> {
     let mut reply = Reply { out, protocol: session.protocol };
@@ -177,29 +218,29 @@ pub(super) fn step<'b>(
     }
     if !(known.fewest..=known.most).contains(&arguments.len()) {
         reply.error(format_args!(
-            "ERR {}: {} arguments are too {}; write `{}`",
+            "ERR {}: too {} arguments ({}); write `{}`",
             known.word,
-            arguments.len() - 1,
             if arguments.len() < known.fewest { "few" } else { "many" },
+            arguments.len() - 1,
             known.usage()
         ));
         return Step::Answered;
     }
     let given = &arguments[1..];
     let step = match known.name {
-        Name::Check => decide::check(given, policies, front).map(Step::Decide),
-        Name::Request => decide::request(given, front).map(Step::Decide),
-        Name::Refund => decide::refund(given, policies, front).map(Step::Decide),
-        Name::Reset => decide::reset(given, policies, front).map(Step::Reset),
+        Name::Check => decide::check(given, policies, asking, &mut reply),
+        Name::Request => decide::request(given, asking, &mut reply),
+        Name::Refund => decide::refund(given, policies, asking, &mut reply),
+        Name::Reset => decide::reset(given, policies, asking.front),
         Name::Policies => {
             decide::policies(policies, &mut reply);
             Ok(Step::Answered)
         }
         Name::CellThrottle | Name::CrabThrottle => {
             let dialect = throttle::Dialect::of(known.name == Name::CellThrottle);
-            throttle::ask(dialect, given, &mut session.told, front).map(Step::Decide)
+            throttle::throttle(dialect, given, &mut session.told, asking, &mut reply)
         }
-        name => session.answer(name, given, front, &mut reply),
+        name => session.answer(name, given, asking.front, &mut reply),
     };
     step.unwrap_or_else(|wrong| {
         let reply = &mut Reply { out, protocol: session.protocol };

@@ -7,13 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use slidegate::{Decisions, PolicySet};
+use slidegate::PolicySet;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::watch;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
-use super::command::{self, Ask, Form, Step};
-use super::decide;
+use super::command::{self, Asking, Step};
 use super::frame::{self, Frame, MAX_FRAME, Malformed};
 use super::reply::{Protocol, Reply};
 use super::session::Session;
@@ -126,54 +125,48 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     async fn answer(&mut self) -> std::io::Result<Progress> {
         let policies = self.front.policies();
         let mut progress = Progress::Waits;
-        let mut wave = Wave { asks: Vec::new(), front: &self.front };
+        let mut asking = Asking::new(&self.front);
         let mut at = 0;
         let ends = loop {
             if self.out.len() >= MAX_ANSWERS {
                 write(&mut self.stream, &mut self.out).await?;
             }
-            let (arguments, length) = match Frame::read(&self.input.bytes()[at..]) {
+            let (step, before) = match Frame::read(&self.input.bytes()[at..]) {
                 Ok(Frame::Partial) => break false,
                 Ok(Frame::Nothing(length)) => {
                     at += length;
                     continue;
                 }
-                Ok(Frame::Command(arguments, length)) => (arguments, length),
-                Ok(Frame::Line(line, length)) => {
-                    // Its words lie elsewhere, so it is decided by itself.
-                    wave.answer(&mut self.out).await;
+                Ok(Frame::Command(arguments, length)) => {
                     at += length;
                     progress = Progress::Answered;
-                    match frame::words(line) {
-                        Ok(words) => {
-                            let words: frame::Arguments<'_> = words.iter().map(Vec::as_slice).collect();
-                            let mut alone = Wave { asks: Vec::new(), front: &self.front };
-                            let ends = alone.take(&words, &mut self.session, &policies, &mut self.out).await;
-                            alone.answer(&mut self.out).await;
-                            if ends {
-                                break true;
-                            }
-                            continue;
-                        }
-                        Err(malformed) => {
-                            refuse(malformed, &mut self.out);
-                            break true;
-                        }
+                    let before = self.out.len();
+                    let step =
+                        command::step(&arguments, &mut self.session, &policies, &mut asking, &mut self.out);
+                    (step, before)
+                }
+                Ok(Frame::Line(line, length)) => {
+                    at += length;
+                    progress = Progress::Answered;
+                    settle(&mut asking, &mut self.out).await;
+                    let (session, out) = (&mut self.session, &mut self.out);
+                    if by_itself(line, session, &policies, &self.front, out).await {
+                        break true;
                     }
+                    continue;
                 }
                 Err(malformed) => {
-                    wave.answer(&mut self.out).await;
+                    settle(&mut asking, &mut self.out).await;
                     refuse(malformed, &mut self.out);
                     break true;
                 }
             };
-            at += length;
-            progress = Progress::Answered;
-            if wave.take(&arguments, &mut self.session, &policies, &mut self.out).await {
+            let is_done = asking.waiting.is_empty() && matches!(step, Step::Asked | Step::Answered);
+            if !is_done && follow(step, before, self.session.protocol, &mut asking, &mut self.out).await {
                 break true;
             }
         };
-        wave.answer(&mut self.out).await;
+        settle(&mut asking, &mut self.out).await;
         self.input.consume(at);
         write(&mut self.stream, &mut self.out).await?;
         Ok(if ends { Progress::Ends } else { progress })
@@ -198,79 +191,80 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     }
 }
 
-/// Decisions that are still to be asked for, in the order of their commands. Always empty on the memory store.
-struct Wave<'w> {
-    asks: Vec<(Ask<'w>, Protocol)>,
-    front: &'w Front,
+/// Answers a command that came as a line: its words lie elsewhere, so it is decided by itself. Whether it was the last.
+async fn by_itself(
+    line: &[u8],
+    session: &mut Session,
+    policies: &PolicySet,
+    front: &Front,
+    out: &mut Vec<u8>,
+) -> bool {
+    let words = match frame::words(line) {
+        Ok(words) => words,
+        Err(malformed) => {
+            refuse(malformed, out);
+            return true;
+        }
+    };
+    let words: frame::Arguments<'_> = words.iter().map(Vec::as_slice).collect();
+    let (mut asking, before) = (Asking::new(front), out.len());
+    let step = command::step(&words, session, policies, &mut asking, out);
+    let ends = follow(step, before, session.protocol, &mut asking, out).await;
+    settle(&mut asking, out).await;
+    ends
 }
 
-impl<'w> Wave<'w> {
-    /// Carries out a command: answers it, or keeps it for later. Whether it was the last.
-    async fn take(
-        &mut self,
-        arguments: &[&'w [u8]],
-        session: &mut Session,
-        policies: &'w PolicySet,
-        out: &mut Vec<u8>,
-    ) -> bool {
-        let before = out.len();
-        match command::step(arguments, session, policies, self.front, out) {
-            Step::Decide(ask) => {
-                if let Some(decisions) = self.front.decide_now(ask.verb, &ask.request) {
-                    tell(ask.form, &decisions, session.protocol, out);
-                    return false;
-                }
-                // What gives back, or only looks, comes after what was charged before it.
-                let is_other = self.asks.last().is_some_and(|(last, _)| last.verb != ask.verb);
-                if is_other || self.asks.len() == MAX_WAVE {
-                    self.answer(out).await;
-                }
-                self.asks.push((ask, session.protocol));
+/// What is left of a step: to keep answers in the order of their commands, the first of which stand at `before`. Whether it
+/// was the last.
+async fn follow(
+    step: Step<'_>,
+    before: usize,
+    protocol: Protocol,
+    asking: &mut Asking<'_>,
+    out: &mut Vec<u8>,
+) -> bool {
+    match step {
+        Step::Asked => {
+            let Some(ask) = asking.waiting.pop() else { return false };
+            // What gives back, or only looks, comes after what was charged before it.
+            let is_other = asking.waiting.last().is_some_and(|last| last.verb != ask.verb);
+            if is_other || asking.waiting.len() == MAX_WAVE {
+                settle(asking, out).await;
             }
-            Step::Reset(request) => {
-                self.answer(out).await;
-                let mut reply = Reply { out, protocol: session.protocol };
-                match self.front.reset(&request).await {
-                    Ok(existed) => reply.flag(existed),
-                    Err(error) => reply.error(format_args!(
-                        "ERR RL.RESET: {error}; the key may be forgotten or not, so send it again"
-                    )),
-                }
+            asking.waiting.push(ask);
+            false
+        }
+        Step::Reset(request) => {
+            settle(asking, out).await;
+            let mut reply = Reply { out, protocol };
+            match asking.front.reset(&request).await {
+                Ok(existed) => reply.flag(existed),
+                Err(error) => reply.error(format_args!(
+                    "ERR RL.RESET: {error}; the key may be forgotten or not, so send it again"
+                )),
             }
-            step @ (Step::Answered | Step::Goodbye) => {
-                if !self.asks.is_empty() {
-                    let late = out.split_off(before);
-                    self.answer(out).await;
-                    out.extend_from_slice(&late);
-                }
-                return matches!(step, Step::Goodbye);
+            false
+        }
+        step @ (Step::Answered | Step::Goodbye) => {
+            if !asking.waiting.is_empty() {
+                let late = out.split_off(before);
+                settle(asking, out).await;
+                out.extend_from_slice(&late);
             }
+            matches!(step, Step::Goodbye)
         }
-        false
-    }
-
-    /// Asks for all decisions at once and tells them in their order.
-    async fn answer(&mut self, out: &mut Vec<u8>) {
-        if self.asks.is_empty() {
-            return;
-        }
-        let decided = self.asks.iter().map(|(ask, _)| self.front.decide(ask.verb, &ask.request));
-        let decided = join_all(decided).await;
-        for ((ask, protocol), decisions) in self.asks.iter().zip(&decided) {
-            tell(ask.form, decisions, *protocol, out);
-        }
-        drop(decided);
-        self.asks.clear();
     }
 }
 
-fn tell(form: Form, decisions: &Decisions<'_>, protocol: Protocol, out: &mut Vec<u8>) {
-    let mut reply = Reply { out, protocol };
-    match form {
-        Form::One => decide::answer_one(decisions, &mut reply),
-        Form::All => decide::answer_all(decisions, &mut reply),
-        Form::Told(told) => told.answer(decisions, &mut reply),
+/// Asks for all decisions that wait, at once, and tells them in their order.
+async fn settle(asking: &mut Asking<'_>, out: &mut Vec<u8>) {
+    if asking.waiting.is_empty() {
+        return;
     }
+    let front = asking.front;
+    let asks = std::mem::take(&mut asking.waiting);
+    let decided = join_all(asks.iter().map(|ask| front.decide(ask.verb, &ask.request))).await;
+    asks.iter().zip(&decided).for_each(|(ask, decisions)| ask.tell(decisions, out));
 }
 
 fn refuse(malformed: Malformed, out: &mut Vec<u8>) {

@@ -4,7 +4,7 @@
 
 use slidegate::{Decision, Decisions, Policy, PolicySet, Request, Verb, millis_ceil};
 
-use super::command::{Ask, Form, Wrong, whole};
+use super::command::{Asking, Form, Step, Wrong, whole};
 use super::reply::{Reply, Shown};
 use crate::front::{self, Front, MAX_COST};
 
@@ -12,24 +12,30 @@ use crate::front::{self, Front, MAX_COST};
 pub(super) fn check<'b>(
     given: &[&'b [u8]],
     policies: &'b PolicySet,
-    front: &Front,
-) -> Result<Ask<'b>, Wrong> {
+    asking: &mut Asking<'b>,
+    reply: &mut Reply<'_>,
+) -> Result<Step<'b>, Wrong> {
     let (policy, keys, rest) = one_policy(given, policies)?;
     refuse_told(policy)?;
     let Options { cost, verb } = Options::read(rest, true)?;
-    Ok(Ask { verb, request: under(policy, keys, cost, front)?, form: Form::One })
+    let request = under(policy, keys, cost, asking.front)?;
+    asking.decide(verb, request, Form::One, reply);
+    Ok(Step::Asked)
 }
 
 /// `RL.REFUND policy key [key ...] [COST n]`
 pub(super) fn refund<'b>(
     given: &[&'b [u8]],
     policies: &'b PolicySet,
-    front: &Front,
-) -> Result<Ask<'b>, Wrong> {
+    asking: &mut Asking<'b>,
+    reply: &mut Reply<'_>,
+) -> Result<Step<'b>, Wrong> {
     let (policy, keys, rest) = one_policy(given, policies)?;
     refuse_told(policy)?;
     let cost = Options::read(rest, false)?.cost;
-    Ok(Ask { verb: Verb::Refund, request: under(policy, keys, cost, front)?, form: Form::One })
+    let request = under(policy, keys, cost, asking.front)?;
+    asking.decide(Verb::Refund, request, Form::One, reply);
+    Ok(Step::Asked)
 }
 
 /// `RL.RESET policy key [key ...]`
@@ -37,16 +43,20 @@ pub(super) fn reset<'b>(
     given: &[&'b [u8]],
     policies: &'b PolicySet,
     front: &Front,
-) -> Result<Request<'b>, Wrong> {
+) -> Result<Step<'b>, Wrong> {
     let (policy, keys, rest) = one_policy(given, policies)?;
     match rest.first() {
-        None => under(policy, keys, 0, front),
+        None => under(policy, keys, 0, front).map(Step::Reset),
         Some(more) => Err(Wrong::new(format!("`{}` is one argument too many; leave it out", Shown(more)))),
     }
 }
 
 /// `RL.REQUEST attribute value [attribute value ...] [COST n] [PEEK]`
-pub(super) fn request<'b>(given: &[&'b [u8]], front: &Front) -> Result<Ask<'b>, Wrong> {
+pub(super) fn request<'b>(
+    given: &[&'b [u8]],
+    asking: &mut Asking<'b>,
+    reply: &mut Reply<'_>,
+) -> Result<Step<'b>, Wrong> {
     let (pairs, last) = given.as_chunks::<2>();
     let verb = match last {
         [] => Verb::Check,
@@ -68,8 +78,10 @@ pub(super) fn request<'b>(given: &[&'b [u8]], front: &Front) -> Result<Ask<'b>, 
     let attributes = pairs.iter().filter(|[name, _]| !name.eq_ignore_ascii_case(b"COST"));
     // The names were looked at above.
     let attributes = attributes.map(|[name, value]| (std::str::from_utf8(name).unwrap_or_default(), *value));
-    let request = front.request(attributes, cost.unwrap_or(1)).map_err(|bad| Wrong::new(bad.detail))?;
-    Ok(Ask { verb, request, form: Form::All })
+    let mut request = Request::new().cost(cost.unwrap_or(1));
+    asking.front.complete(&mut request, attributes).map_err(|bad| Wrong::new(bad.detail))?;
+    asking.decide(verb, request, Form::All, reply);
+    Ok(Step::Asked)
 }
 
 /// The policy, as many keys as its scope has attributes, and what follows.
@@ -102,6 +114,7 @@ fn refuse_told(policy: &Policy) -> Result<(), Wrong> {
 }
 
 /// The request with these values of the policy's scope, under this policy alone.
+#[inline]
 fn under<'b>(policy: &'b Policy, keys: &[&'b [u8]], cost: u64, front: &Front) -> Result<Request<'b>, Wrong> {
     let names = policy.scope_attributes().iter().map(String::as_str);
     let request =

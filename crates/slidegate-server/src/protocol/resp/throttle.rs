@@ -5,12 +5,12 @@
 
 use std::time::Duration;
 
-use slidegate::{Algorithm, Decisions, Quota, Verb};
+use slidegate::{Algorithm, Decisions, Quota, Request, Verb};
 
-use super::command::{Ask, Form, Wrong, whole};
+use super::command::{Asking, Form, Step, Wrong, whole};
 use super::decide;
 use super::reply::Reply;
-use crate::front::{Front, MAX_COST, TOLD};
+use crate::front::{MAX_COST, TOLD};
 
 /// Longest period, in seconds: the longest window.
 const MAX_PERIOD_SECS: u64 = Quota::MAX_WINDOW.as_secs();
@@ -43,12 +43,13 @@ impl Dialect {
 }
 
 /// `key max_burst count period [quantity]`
-pub(super) fn ask<'b>(
+pub(super) fn throttle<'b>(
     dialect: Dialect,
     given: &[&'b [u8]],
     prepared: &mut Prepared,
-    front: &Front,
-) -> Result<Ask<'b>, Wrong> {
+    asking: &mut Asking<'b>,
+    reply: &mut Reply<'_>,
+) -> Result<Step<'b>, Wrong> {
     // A burst of zero lets one pass in redis-cell and none in throttlecrab, which refuses it.
     let (least_burst, most_burst) = match dialect {
         Dialect::RedisCell => (0, MAX_COST - 1),
@@ -65,12 +66,11 @@ pub(super) fn ask<'b>(
         Dialect::RedisCell => TOLD[0],
         Dialect::Throttlecrab => TOLD[1],
     };
-    let request = front
-        .request(std::iter::once((attribute, given[0])), told.quantity)
-        .map_err(|bad| Wrong::new(bad.detail))?
-        .under(policy)
-        .quota(prepared.quota(told)?);
-    Ok(Ask { verb: Verb::Check, request, form: Form::Told(told) })
+    let mut request = Request::new().under(policy).quota(prepared.quota(told)?).cost(told.quantity);
+    let key = std::iter::once((attribute, given[0]));
+    asking.front.complete(&mut request, key).map_err(|bad| Wrong::new(bad.detail))?;
+    asking.decide(Verb::Check, request, Form::Told(told), reply);
+    Ok(Step::Asked)
 }
 
 impl Prepared {
