@@ -260,7 +260,8 @@ mod tests {
             let told = error(&format!("resp: {{{keys}}}{POLICY}"));
             assert_eq!(told, format!("slidegate.yaml:1: resp: {expected}"), "{keys}");
         }
-        let both = error(&format!("resp: {{{here}, password: x, password_file: /proc/sys/kernel/ostype}}{POLICY}"));
+        let both =
+            error(&format!("resp: {{{here}, password: x, password_file: /proc/sys/kernel/ostype}}{POLICY}"));
         assert_eq!(both, "slidegate.yaml:1: resp: password and password_file both stand; keep one");
     }
 

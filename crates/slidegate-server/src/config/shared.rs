@@ -67,8 +67,8 @@ pub(crate) struct SharedStore {
 /// What the command line and the environment say about the store and the RESP port.
 #[derive(Default)]
 pub(crate) struct Outside {
-    redis: Option<RedisOptions>,
-    key_secret: Option<String>,
+    pub(super) redis: Option<RedisOptions>,
+    pub(super) key_secret: Option<String>,
     /// Where the RESP port is.
     pub(super) resp: Option<SocketAddr>,
     pub(super) resp_password: Option<Password>,

@@ -19,8 +19,8 @@ pub(super) enum Step<'b> {
     Goodbye,
     /// The decision is told, or waits among others to be asked for.
     Asked,
-    /// Forget the request's keys.
-    Reset(Request<'b>),
+    /// Forget the request's keys. Boxed, as it is rare and every step would be as large.
+    Reset(Box<Request<'b>>),
 }
 
 /// Where decisions are asked for.

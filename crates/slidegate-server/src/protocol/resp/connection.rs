@@ -18,7 +18,7 @@ use super::reply::{Protocol, Reply};
 use super::session::Session;
 use crate::front::Front;
 
-/// The read buffer of a connection that sends little: sixteen connections to a megabyte, or 100 commands at once.
+/// The read buffer of a connection that sends little: some 80 commands at once.
 const FIRST_BUFFER: usize = 4096;
 /// Most bytes of answers that wait to be written before more is decided. A single answer may be longer.
 const MAX_ANSWERS: usize = 64 * 1024;

@@ -15,7 +15,7 @@ pub(super) fn check<'b>(
     asking: &mut Asking<'b>,
     reply: &mut Reply<'_>,
 ) -> Result<Step<'b>, Wrong> {
-    let (policy, keys, rest) = one_policy(given, policies)?;
+    let Named { policy, keys, rest } = one_policy(given, policies)?;
     refuse_told(policy)?;
     let Options { cost, verb } = Options::read(rest, true)?;
     let request = under(policy, keys, cost, asking.front)?;
@@ -30,7 +30,7 @@ pub(super) fn refund<'b>(
     asking: &mut Asking<'b>,
     reply: &mut Reply<'_>,
 ) -> Result<Step<'b>, Wrong> {
-    let (policy, keys, rest) = one_policy(given, policies)?;
+    let Named { policy, keys, rest } = one_policy(given, policies)?;
     refuse_told(policy)?;
     let cost = Options::read(rest, false)?.cost;
     let request = under(policy, keys, cost, asking.front)?;
@@ -44,9 +44,9 @@ pub(super) fn reset<'b>(
     policies: &'b PolicySet,
     front: &Front,
 ) -> Result<Step<'b>, Wrong> {
-    let (policy, keys, rest) = one_policy(given, policies)?;
+    let Named { policy, keys, rest } = one_policy(given, policies)?;
     match rest.first() {
-        None => under(policy, keys, 0, front).map(Step::Reset),
+        None => under(policy, keys, 0, front).map(|request| Step::Reset(Box::new(request))),
         Some(more) => Err(Wrong::new(format!("`{}` is one argument too many; leave it out", Shown(more)))),
     }
 }
@@ -84,11 +84,17 @@ pub(super) fn request<'b>(
     Ok(Step::Asked)
 }
 
-/// The policy, as many keys as its scope has attributes, and what follows.
-fn one_policy<'a, 'b>(
-    given: &'a [&'b [u8]],
-    policies: &'b PolicySet,
-) -> Result<(&'b Policy, &'a [&'b [u8]], &'a [&'b [u8]]), Wrong> {
+/// The policy that a command names.
+struct Named<'a, 'b> {
+    policy: &'b Policy,
+    /// As many as its scope has attributes.
+    keys: &'a [&'b [u8]],
+    /// What follows them.
+    rest: &'a [&'b [u8]],
+}
+
+/// The policy that is named first, and its keys.
+fn one_policy<'a, 'b>(given: &'a [&'b [u8]], policies: &'b PolicySet) -> Result<Named<'a, 'b>, Wrong> {
     let policy =
         std::str::from_utf8(given[0]).ok().and_then(|name| policies.by_name(name)).ok_or_else(|| {
             Wrong::new(format!("policy `{}` is unknown; RL.POLICIES says which there are", Shown(given[0])))
@@ -99,7 +105,7 @@ fn one_policy<'a, 'b>(
         let name = policy.name();
         Wrong::new(format!("policy `{name}` counts by {}; write `{name}{usage}`", scope.join(" and ")))
     })?;
-    Ok((policy, keys, rest))
+    Ok(Named { policy, keys, rest })
 }
 
 /// Commands of other limiters bring their quota; without one there is nothing to decide by.
