@@ -120,7 +120,8 @@ fn refuse_told(policy: &Policy) -> Result<(), Wrong> {
 }
 
 /// The request with these values of the policy's scope, under this policy alone.
-#[inline]
+// A request is some 400 bytes, which a call would copy.
+#[inline(always)]
 fn under<'b>(policy: &'b Policy, keys: &[&'b [u8]], cost: u64, front: &Front) -> Result<Request<'b>, Wrong> {
     let names = policy.scope_attributes().iter().map(String::as_str);
     let request =
