@@ -43,7 +43,7 @@ pub(crate) const DEFAULT_SHUTDOWN_GRACE: Duration = Duration::from_secs(10);
 /// All that can be configured.
 #[derive(Debug)]
 pub(crate) struct Config {
-    /// At least one.
+    /// At least one, unless other policies come beside them.
     pub(crate) policies: PolicySet,
     /// Where the HTTP interface listens.
     pub(crate) listen: SocketAddr,
@@ -62,6 +62,17 @@ pub(crate) struct Config {
 }
 
 impl Config {
+    /// The same without the default policy: what there is beside other policies.
+    pub(crate) fn beside_others(
+        file: Option<&Path>,
+        texts: &[String],
+        outside: &Outside,
+    ) -> Result<Self, ConfigErrors> {
+        let config = Self::from_sources(file, texts, outside)?;
+        let is_default = file.is_none() && texts.is_empty();
+        Ok(if is_default { Self { policies: PolicySet::default(), ..config } } else { config })
+    }
+
     /// Reads a file and `--policy` texts, whose policies follow the file's. The default where there is neither.
     pub(crate) fn from_sources(
         file: Option<&Path>,
@@ -206,7 +217,7 @@ impl Findings {
 }
 
 /// The same with control characters escaped: what a file holds must not break a line, or a terminal.
-fn one_line(message: &str) -> String {
+pub(crate) fn one_line(message: &str) -> String {
     let mut line = String::with_capacity(message.len());
     for c in message.chars() {
         if c.is_control() || matches!(c, '\u{2028}' | '\u{2029}') {

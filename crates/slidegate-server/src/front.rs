@@ -21,6 +21,8 @@ pub(crate) struct Front {
     /// Attributes whose text is an IP address.
     address_attributes: Vec<String>,
     headers: HeaderOptions,
+    /// Whether the policies of [`TOLD`] belong to every set.
+    has_told: bool,
     /// Cleared when the service begins to shut down.
     ready: AtomicBool,
 }
@@ -81,11 +83,13 @@ impl Front {
     /// A shared store that cannot be one, see [`Store::new`].
     pub(crate) fn new(config: Config) -> Result<Self, Error> {
         let memory = MemoryStore::builder().max_keys(config.max_keys).build();
-        let policies = if config.resp.is_some() { with_told(&config.policies)? } else { config.policies };
+        let has_told = config.resp.is_some();
+        let policies = if has_told { with_told(&config.policies)? } else { config.policies };
         Ok(Self {
             store: Store::new(policies, memory, config.shared)?,
             address_attributes: config.address_attributes,
             headers: config.headers,
+            has_told,
             ready: AtomicBool::new(true),
         })
     }
@@ -186,6 +190,14 @@ impl Front {
     /// if a shared store has to be asked.
     pub(crate) fn decide_now<'r>(&self, verb: Verb, request: &'r Request<'r>) -> Option<Decisions<'r>> {
         self.store.apply_now(verb, std::slice::from_ref(request)).ok()
+    }
+
+    /// Puts other policies in force. Usage is kept by policy name.
+    ///
+    /// # Errors
+    /// A limit is more than a shared store can count; the old policies stay in force.
+    pub(crate) fn configure(&self, policies: PolicySet) -> Result<(), Error> {
+        self.store.configure(if self.has_told { with_told(&policies)? } else { policies })
     }
 
     /// Forgets the request's keys under every policy that applies; says whether anything counted there.

@@ -634,7 +634,7 @@ fn the_password_may_come_from_a_file_or_the_environment() {
     assert_eq!(exchange(&server, &command(&[b"AUTH", b"from a file"])), "+OK\\r\\n");
     drop(server);
     let server =
-        Server::start_with(&[("SLIDEGATE_RESP_PASSWORD", "from outside")], &["--resp", "127.0.0.1:0"]);
+        Server::start_with(&["--resp", "127.0.0.1:0"], &[("SLIDEGATE_RESP_PASSWORD", "from outside")]);
     assert_eq!(exchange(&server, &command(&[b"AUTH", b"from outside"])), "+OK\\r\\n");
     assert!(ask(&server, "PING").starts_with("-NOAUTH"));
 }

@@ -12,6 +12,7 @@ use tokio::time::MissedTickBehavior;
 
 use super::{Failure, ServeArgs};
 use crate::config::{Config, describe};
+use crate::envoy::{self, Envoy, Watcher};
 use crate::front::Front;
 use crate::shutdown::Signals;
 use crate::store::Seen;
@@ -27,18 +28,22 @@ const EXAMINE_EVERY: Duration = Duration::from_secs(60);
 const REPORT_EVERY: u32 = 10;
 
 pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, Failure> {
-    let mut config = args.policies.config(args.redis.as_deref(), args.resp)?;
-    if let Some(listen) = args.listen {
+    let envoy = args.envoy.settings()?;
+    let mut config = match &envoy {
+        Some(settings) => args.policies.config_beside(settings, args.redis.as_deref(), args.resp)?,
+        None => args.policies.config(args.redis.as_deref(), args.resp)?,
+    };
+    if let Some(listen) = args.listen.or(envoy.as_ref().and_then(|settings| settings.http)) {
         config.listen = listen;
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .map_err(|error| Failure(format!("cannot start threads: {error}")))?;
-    runtime.block_on(serve(config))
+    runtime.block_on(serve(config, envoy))
 }
 
-async fn serve(config: Config) -> Result<ExitCode, Failure> {
+async fn serve(mut config: Config, envoy: Option<envoy::Settings>) -> Result<ExitCode, Failure> {
     let mut signals =
         Signals::listen().map_err(|error| Failure(format!("cannot listen to signals: {error}")))?;
     let (listener, address) = bind(config.listen, "--listen").await?;
@@ -55,6 +60,20 @@ async fn serve(config: Config) -> Result<ExitCode, Failure> {
         }
         None => None,
     };
+    let mut files = None;
+    if let Some(settings) = &envoy {
+        let (watcher, live) =
+            Watcher::start(settings, &config.policies).map_err(|refusal| Failure(refusal.to_string()))?;
+        let current = live.current();
+        greeting.envoy = Some(describe_files(settings, current.as_deref()));
+        if let (true, Some(policy)) =
+            (greeting.policies.is_empty(), current.as_deref().and_then(Envoy::first_policy))
+        {
+            greeting.query = format!("?{}={policy}&{}=me", envoy::RULE, envoy::SCOPE);
+        }
+        config.policies = watcher.policies().map_err(|refusal| Failure(refusal.to_string()))?;
+        files = Some(watcher);
+    }
     let front = Arc::new(Front::new(config).map_err(|error| Failure(error.to_string()))?);
     if let Some(shared) = front.shared() {
         greeting.store = match shared.ping().await {
@@ -70,6 +89,7 @@ async fn serve(config: Config) -> Result<ExitCode, Failure> {
     let sweeper = tokio::spawn(sweep(Arc::clone(&front)));
     let watcher = tokio::spawn(watch(Arc::clone(&front)));
     let examiner = tokio::spawn(examine(Arc::clone(&front)));
+    let reloader = tokio::spawn(reload(Arc::clone(&front), files));
     let routes = protocol::http::routes(Arc::clone(&front));
     let (stopping, stopped) = watch::channel(false);
     let resp = async {
@@ -91,6 +111,7 @@ async fn serve(config: Config) -> Result<ExitCode, Failure> {
     sweeper.abort();
     watcher.abort();
     examiner.abort();
+    reloader.abort();
     if cut_off > 0 {
         tracing::warn!(connections = cut_off, "cut off connections that did not finish in time");
     }
@@ -114,6 +135,8 @@ struct Greeting {
     resp: Option<String>,
     store: String,
     policies: Vec<String>,
+    /// The folder of envoyproxy/ratelimit's files, and what is in it.
+    envoy: Option<String>,
     /// The query of a request that meets the first policy.
     query: String,
 }
@@ -129,6 +152,7 @@ impl Greeting {
             resp: None,
             store: format!("memory, up to {} keys", config.max_keys),
             policies: config.policies.iter().map(|policy| describe(policy, config.counted())).collect(),
+            envoy: None,
             query: if attributes.is_empty() { String::new() } else { format!("?{}", attributes.join("&")) },
         }
     }
@@ -136,7 +160,7 @@ impl Greeting {
 
 impl fmt::Display for Greeting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { listening, resp, store, policies, query } = self;
+        let Self { listening, resp, store, policies, envoy, query } = self;
         writeln!(f, "slidegate {}", env!("CARGO_PKG_VERSION"))?;
         writeln!(f, "listening  {listening}")?;
         if let Some(resp) = resp {
@@ -146,7 +170,37 @@ impl fmt::Display for Greeting {
         for (at, policy) in policies.iter().enumerate() {
             writeln!(f, "{:<10} {policy}", if at == 0 { "policies" } else { "" })?;
         }
+        if let Some(envoy) = envoy {
+            writeln!(f, "envoy      {envoy}")?;
+        }
         write!(f, "try        curl -i '{listening}/v1/check{query}'")
+    }
+}
+
+/// What there is in the folder of envoyproxy/ratelimit's files.
+fn describe_files(settings: &envoy::Settings, envoy: Option<&Envoy>) -> String {
+    let folder = settings.folder.path.display();
+    match envoy {
+        Some(envoy) => format!("{folder}: {}", envoy.summary()),
+        None => format!("{folder}: nothing that can be read yet"),
+    }
+}
+
+/// Takes changed files of envoyproxy/ratelimit in, if there are any.
+async fn reload(front: Arc<Front>, watcher: Option<Watcher>) {
+    let Some(mut watcher) = watcher else { return };
+    let mut ticks = tokio::time::interval(envoy::LOOK_EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let front = Arc::clone(&front);
+        let looked = tokio::task::spawn_blocking(move || {
+            watcher.look(&|policies| front.configure(policies));
+            watcher
+        });
+        // Ends with the runtime, or with a bug that has been told.
+        let Ok(back) = looked.await else { return };
+        watcher = back;
     }
 }
 

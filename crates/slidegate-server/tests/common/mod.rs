@@ -29,6 +29,9 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
+/// A server on a free port.
+const SERVE: [&str; 3] = ["serve", "--listen", "127.0.0.1:0"];
+
 /// A server on a free port of loopback. Ends with the value.
 pub(crate) struct Server {
     process: Child,
@@ -44,22 +47,18 @@ impl Server {
         Self::start_logging_to(args, Stdio::inherit())
     }
 
-    /// The same with variables in its environment.
-    pub(crate) fn start_with(variables: &[(&str, &str)], args: &[&str]) -> Self {
-        let mut command = slidegate();
-        command.envs(variables.iter().copied());
-        Self::run(command, args, Stdio::inherit())
-    }
-
     /// The same with a place for its log.
     pub(crate) fn start_logging_to(args: &[&str], log: impl Into<Stdio>) -> Self {
-        Self::run(slidegate(), args, log)
+        Self::run(slidegate().args(SERVE).args(args), log)
     }
 
-    fn run(mut command: Command, args: &[&str], log: impl Into<Stdio>) -> Self {
+    /// The same with variables in its environment.
+    pub(crate) fn start_with(args: &[&str], variables: &[(&str, &str)]) -> Self {
+        Self::run(slidegate().args(SERVE).args(args).envs(variables.iter().copied()), Stdio::inherit())
+    }
+
+    fn run(command: &mut Command, log: impl Into<Stdio>) -> Self {
         let mut process = command
-            .args(["serve", "--listen", "127.0.0.1:0"])
-            .args(args)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(log)
@@ -190,6 +189,11 @@ impl Folder {
         let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}-{}", std::process::id()));
         std::fs::create_dir_all(&path).expect("the target folder can be written");
         Self(path)
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &str {
+        self.0.to_str().expect("paths of tests are text")
     }
 
     /// Writes a file and gives its path.
