@@ -69,19 +69,25 @@ pub(crate) struct PolicyArgs {
 }
 
 impl PolicyArgs {
-    /// The configuration that these name, or the default one; `redis` is the store's URL, if the command line has one.
-    pub(crate) fn config(&self, redis: Option<&str>) -> Result<Config, Failure> {
-        Outside::read(redis)
+    /// The configuration that these name, or the default one; `redis` is the store's URL and `resp` the RESP port, if the
+    /// command line has them.
+    pub(crate) fn config(&self, redis: Option<&str>, resp: Option<SocketAddr>) -> Result<Config, Failure> {
+        Outside::read(redis, resp)
             .and_then(|outside| Config::from_sources(self.config.as_deref(), &self.policies, &outside))
             .map_err(|errors| Failure(errors.to_string()))
     }
 
     /// The same beside the limits of envoyproxy/ratelimit's files: there is no default policy then, and the store may be
     /// the one that the environment names.
-    fn config_beside(&self, settings: &envoy::Settings, redis: Option<&str>) -> Result<Config, Failure> {
+    fn config_beside(
+        &self,
+        settings: &envoy::Settings,
+        redis: Option<&str>,
+        resp: Option<SocketAddr>,
+    ) -> Result<Config, Failure> {
         let theirs = settings.redis.as_ref().filter(|_| redis.is_none());
         let redis = redis.or(theirs.map(|redis| redis.url.as_str()));
-        let mut config = Outside::read(redis)
+        let mut config = Outside::read(redis, resp)
             .and_then(|outside| Config::beside_others(self.config.as_deref(), &self.policies, &outside))
             .map_err(|errors| Failure(errors.to_string()))?;
         if let Some(redis) = theirs {
@@ -155,6 +161,12 @@ struct ServeArgs {
     /// `SLIDEGATE_REDIS` says the same without showing a password among the processes.
     #[arg(long, value_name = "URL")]
     redis: Option<String>,
+    /// The address to serve clients of Redis on, such as `127.0.0.1:6380`, before the configuration's. Off unless given.
+    ///
+    /// Speaks RESP2 and RESP3: `RL.CHECK`, and the commands of redis-cell and throttlecrab. The variable
+    /// `SLIDEGATE_RESP_PASSWORD` is the password that clients have to give.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    resp: Option<SocketAddr>,
 }
 
 #[derive(Debug, Args)]

@@ -11,6 +11,7 @@ mod foreign;
 mod overrides;
 mod policy;
 mod resolve;
+mod resp;
 mod section;
 mod shared;
 mod words;
@@ -25,6 +26,7 @@ use std::time::Duration;
 use slidegate::headers::HeaderOptions;
 use slidegate::{MemoryStore, Policy, PolicySet, Quota};
 
+pub(crate) use resp::{Password, Resp};
 pub(crate) use shared::{Outside, SharedStore};
 pub(crate) use words::{Counted, describe};
 
@@ -51,6 +53,8 @@ pub(crate) struct Config {
     pub(crate) max_keys: usize,
     /// The store that instances share. Without one, limits live in this process's memory.
     pub(crate) shared: Option<SharedStore>,
+    /// Where clients of Redis are served, if anywhere.
+    pub(crate) resp: Option<Resp>,
     /// Attributes whose text is read as an IP address, in no order.
     pub(crate) address_attributes: Vec<String>,
     /// What answers carry in their header.
@@ -80,7 +84,11 @@ impl Config {
             [] => None,
             texts => Some(flag::add(config.as_ref().map(|config| &config.policies), texts)?),
         };
-        let config = config.unwrap_or_else(|| Self { shared: outside.store(), ..Self::default() });
+        let config = config.unwrap_or_else(|| Self {
+            shared: outside.store(),
+            resp: outside.resp(),
+            ..Self::default()
+        });
         Ok(Self { policies: policies.unwrap_or(config.policies), ..config })
     }
 
@@ -154,6 +162,7 @@ impl Default for Config {
             shutdown_grace: DEFAULT_SHUTDOWN_GRACE,
             max_keys: MemoryStore::DEFAULT_MAX_KEYS,
             shared: None,
+            resp: None,
             address_attributes: vec!["ip".to_owned()],
             headers: HeaderOptions::default(),
         }

@@ -66,11 +66,18 @@ impl Store {
         Ok(Self::Shared(Box::new(Shared { gate, instances, absence, answered, away })))
     }
 
-    /// Decides requests in one step.
-    pub(crate) async fn apply_all<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
+    /// Decides requests in one step, in this process's memory.
+    ///
+    /// # Errors
+    /// The shared store, if that has to be asked.
+    pub(crate) fn apply_now<'r>(
+        &self,
+        verb: Verb,
+        requests: &'r [Request<'r>],
+    ) -> Result<Decisions<'r>, &Shared> {
         match self {
-            Self::Memory(gate) => gate.apply_all(verb, requests),
-            Self::Shared(shared) => shared.apply_all(verb, requests).await,
+            Self::Memory(gate) => Ok(gate.apply_all(verb, requests)),
+            Self::Shared(shared) => Err(shared),
         }
     }
 
@@ -147,7 +154,8 @@ impl Store {
 }
 
 impl Shared {
-    async fn apply_all<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
+    /// Decides requests in one step.
+    pub(crate) async fn apply_all<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
         let decisions = self.gate.apply_all(verb, requests).await;
         let (mut answered, mut fell_back) = (false, false);
         for decision in decisions.iter() {

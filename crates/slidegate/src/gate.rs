@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arc_swap::{ArcSwap, Guard};
 use smallvec::{SmallVec, smallvec};
 
-use crate::charge::{Charge, Plan};
+use crate::charge::Plan;
 use crate::decision::{Decision, Verdict};
 use crate::key::Key;
 use crate::policy::{Policy, PolicySet};
@@ -133,7 +133,6 @@ impl Gate {
         {
             let decision = self.store.apply_single(verb, &charge);
             let answers = smallvec![Answer { request: 0, policy: charge.policy, decision }];
-            drop(charge);
             return Decisions { policies, requests, answers };
         }
         let plan = policies.plan(requests);
@@ -203,12 +202,10 @@ pub(crate) struct Answer {
 impl Plan<'_> {
     /// The decisions on the charges as answers to the requests, in the requests' order and that of the policies.
     pub(crate) fn answers(&self, decisions: impl IntoIterator<Item = Decision>) -> PlacedAnswers {
-        let answer = |(charge, decision): (&Charge<'_>, Decision)| Answer {
-            request: charge.request,
-            policy: charge.policy,
-            decision,
-        };
-        let mut answers: PlacedAnswers = self.charges.iter().zip(decisions).map(answer).collect();
+        let mut answers = PlacedAnswers::new();
+        for (charge, decision) in self.charges.iter().zip(decisions) {
+            answers.push(Answer { request: charge.request, policy: charge.policy, decision });
+        }
         if !self.met.is_empty() {
             for (request, place) in &self.met {
                 answers.push(Answer { request: *request, ..answers[*place].clone() });

@@ -70,7 +70,7 @@ impl Limiter {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), slidegate::NotAcquired> {
     /// let limiter = Limiter::new(Quota::per_minute(100));
-    /// let decision = limiter.acquire("alice").cost(3).within(Duration::from_secs(2)).await?;
+    /// let decision = limiter.acquire("alice").cost(3).deadline(Duration::from_secs(2)).await?;
     /// assert_eq!(decision.remaining, 97);
     ///
     /// let never = limiter.acquire("alice").cost(101).await.unwrap_err();

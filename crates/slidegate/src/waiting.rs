@@ -61,7 +61,7 @@ impl<'l> Acquire<'l> {
 
     /// Longest wait from the moment at which this is first awaited, on tokio's clock; [`WITHIN`](Self::WITHIN) unless said.
     /// Zero is a try: it fails at once if it would have to wait, and does not overtake those who do.
-    pub fn within(mut self, longest: Duration) -> Self {
+    pub fn deadline(mut self, longest: Duration) -> Self {
         self.within = longest;
         self
     }

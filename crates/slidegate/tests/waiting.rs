@@ -36,7 +36,7 @@ async fn stand(
     within: Duration,
 ) -> JoinHandle<Result<Decision, NotAcquired>> {
     let limiter = Arc::clone(limiter);
-    let task = tokio::spawn(async move { limiter.acquire("alice").cost(cost).within(within).await });
+    let task = tokio::spawn(async move { limiter.acquire("alice").cost(cost).deadline(within).await });
     yield_now().await;
     task
 }
@@ -123,13 +123,13 @@ async fn the_first_in_line_is_told_at_once_that_its_deadline_is_too_soon() {
     let limiter = limiter("1/10s");
     limiter.check("alice");
     let start = Instant::now();
-    let late = limiter.acquire("alice").within(Duration::from_millis(9_999)).await.unwrap_err();
+    let late = limiter.acquire("alice").deadline(Duration::from_millis(9_999)).await.unwrap_err();
     assert_eq!(start.elapsed(), Duration::ZERO);
     assert!(late.is_late() && !late.is_never() && !late.is_full());
     assert_eq!(late.retry_after(), Some(Duration::from_secs(10)));
     assert_eq!(late.to_string(), "no room within 9999 ms; there is some in 10000 ms at the earliest");
     // To the very instant it is soon enough.
-    limiter.acquire("alice").within(Duration::from_secs(10)).await.unwrap();
+    limiter.acquire("alice").deadline(Duration::from_secs(10)).await.unwrap();
     assert_eq!(start.elapsed(), Duration::from_secs(10));
 }
 
@@ -156,13 +156,13 @@ async fn nobody_waits_past_his_deadline() {
 #[tokio::test(start_paused = true)]
 async fn within_no_time_at_all_is_a_try_that_does_not_overtake() {
     let limiter = Arc::new(limiter("2/10s"));
-    assert!(limiter.acquire("alice").within(Duration::ZERO).await.is_ok());
+    assert!(limiter.acquire("alice").deadline(Duration::ZERO).await.is_ok());
     let first = stand(&limiter, 2, MINUTE).await;
     // There is room for one, but the first in line is to have it.
     assert_eq!(limiter.peek("alice").remaining, 1);
-    assert!(limiter.acquire("alice").within(Duration::ZERO).await.unwrap_err().is_late());
+    assert!(limiter.acquire("alice").deadline(Duration::ZERO).await.unwrap_err().is_late());
     first.await.unwrap().unwrap();
-    assert!(limiter.acquire("alice").within(Duration::MAX).await.is_ok());
+    assert!(limiter.acquire("alice").deadline(Duration::MAX).await.is_ok());
 }
 
 /// What can never be must not be waited for, nor stand in a line that is long.

@@ -84,7 +84,7 @@ fn entries(text: &str) -> Result<Vec<(String, String)>, Failure> {
 
 /// A request under policies of ours.
 fn attributes(args: &ExplainArgs) -> Result<(String, Value), Failure> {
-    let mut config = args.policies.config(None)?;
+    let mut config = args.policies.config(None, None)?;
     // Where usage lives says nothing about what applies.
     config.shared = None;
     let gate = Gate::new(config.policies.clone());
@@ -93,7 +93,7 @@ fn attributes(args: &ExplainArgs) -> Result<(String, Value), Failure> {
     });
     let attributes = attributes.collect::<Result<Vec<_>, _>>()?;
     let front = Front::new(config).map_err(|error| Failure(error.to_string()))?;
-    let borrowed = attributes.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+    let borrowed = attributes.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
     let request = front.request(borrowed, 1).map_err(|bad| Failure(bad.detail))?;
     let decisions = gate.peek(&request);
     let policies = gate.policies();

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
 use super::{Failure, ServeArgs};
@@ -29,8 +30,8 @@ const REPORT_EVERY: u32 = 10;
 pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, Failure> {
     let envoy = args.envoy.settings()?;
     let mut config = match &envoy {
-        Some(settings) => args.policies.config_beside(settings, args.redis.as_deref())?,
-        None => args.policies.config(args.redis.as_deref())?,
+        Some(settings) => args.policies.config_beside(settings, args.redis.as_deref(), args.resp)?,
+        None => args.policies.config(args.redis.as_deref(), args.resp)?,
     };
     if let Some(listen) = args.listen.or(envoy.as_ref().and_then(|settings| settings.http)) {
         config.listen = listen;
@@ -45,13 +46,20 @@ pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, Failure> {
 async fn serve(mut config: Config, envoy: Option<envoy::Settings>) -> Result<ExitCode, Failure> {
     let mut signals =
         Signals::listen().map_err(|error| Failure(format!("cannot listen to signals: {error}")))?;
-    let listen = config.listen;
-    let listener = TcpListener::bind(listen).await.map_err(|error| {
-        Failure(format!("cannot listen to {listen}: {error}; choose another address with --listen"))
-    })?;
-    let address = listener.local_addr().unwrap_or(listen);
+    let (listener, address) = bind(config.listen, "--listen").await?;
     let grace = config.shutdown_grace;
     let mut greeting = Greeting::of(&config, address);
+    let resp = match config.resp.clone() {
+        Some(settings) => {
+            let (listener, address) = bind(settings.listen, "--resp").await?;
+            greeting.resp =
+                Some(format!("{}://{address}", if settings.tls.is_some() { "rediss" } else { "redis" }));
+            let workers = protocol::resp::Workers::start();
+            let workers = workers.map_err(|error| Failure(format!("cannot start threads: {error}")))?;
+            Some((listener, settings, workers))
+        }
+        None => None,
+    };
     let mut files = None;
     if let Some(settings) = &envoy {
         let (watcher, live) =
@@ -83,12 +91,23 @@ async fn serve(mut config: Config, envoy: Option<envoy::Settings>) -> Result<Exi
     let examiner = tokio::spawn(examine(Arc::clone(&front)));
     let reloader = tokio::spawn(reload(Arc::clone(&front), files));
     let routes = protocol::http::routes(Arc::clone(&front));
+    let (stopping, stopped) = watch::channel(false);
+    let resp = async {
+        match resp {
+            Some((listener, settings, workers)) => {
+                protocol::resp::serve(listener, settings, workers, Arc::clone(&front), stopped, grace).await
+            }
+            None => 0,
+        }
+    };
     let stop = async {
         let signal = signals.next().await;
         front.begin_shutdown();
         tracing::info!(signal, grace_s = grace.as_secs(), "shutting down: open requests finish");
+        stopping.send_replace(true);
     };
-    let cut_off = listener::serve(listener, routes, stop, grace).await;
+    let (http, resp) = tokio::join!(listener::serve(listener, routes, stop, grace), resp);
+    let cut_off = http + resp;
     sweeper.abort();
     watcher.abort();
     examiner.abort();
@@ -100,9 +119,20 @@ async fn serve(mut config: Config, envoy: Option<envoy::Settings>) -> Result<Exi
     Ok(ExitCode::SUCCESS)
 }
 
+/// Listens to an address; `flag` chooses another one. Gives the address with the port that it got.
+async fn bind(address: SocketAddr, flag: &str) -> Result<(TcpListener, SocketAddr), Failure> {
+    let failed =
+        |error| Failure(format!("cannot listen to {address}: {error}; choose another address with {flag}"));
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let address = listener.local_addr().unwrap_or(address);
+    Ok((listener, address))
+}
+
 /// What the service listens to, what it enforces, and a line to try it with.
 struct Greeting {
     listening: String,
+    /// Where clients of Redis are served.
+    resp: Option<String>,
     store: String,
     policies: Vec<String>,
     /// The folder of envoyproxy/ratelimit's files, and what is in it.
@@ -119,6 +149,7 @@ impl Greeting {
         });
         Self {
             listening: format!("http://{address}"),
+            resp: None,
             store: format!("memory, up to {} keys", config.max_keys),
             policies: config.policies.iter().map(|policy| describe(policy, config.counted())).collect(),
             envoy: None,
@@ -129,9 +160,12 @@ impl Greeting {
 
 impl fmt::Display for Greeting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { listening, store, policies, envoy, query } = self;
+        let Self { listening, resp, store, policies, envoy, query } = self;
         writeln!(f, "slidegate {}", env!("CARGO_PKG_VERSION"))?;
         writeln!(f, "listening  {listening}")?;
+        if let Some(resp) = resp {
+            writeln!(f, "resp       {resp}")?;
+        }
         writeln!(f, "store      {store}")?;
         for (at, policy) in policies.iter().enumerate() {
             writeln!(f, "{:<10} {policy}", if at == 0 { "policies" } else { "" })?;

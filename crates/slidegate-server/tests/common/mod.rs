@@ -13,7 +13,10 @@ use serde_json::Value;
 /// The binary under test.
 pub(crate) fn slidegate() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_slidegate"));
-    command.env_remove("SLIDEGATE_REDIS").env_remove("SLIDEGATE_KEY_SECRET");
+    command
+        .env_remove("SLIDEGATE_REDIS")
+        .env_remove("SLIDEGATE_KEY_SECRET")
+        .env_remove("SLIDEGATE_RESP_PASSWORD");
     command
 }
 

@@ -218,17 +218,22 @@ impl MemoryStore {
         }
     }
 
-    /// Carries out one charge.
+    /// Carries out one charge: the lists of shards and locks that several need would cost as much as the decision.
     pub(crate) fn apply_single(&self, verb: Verb, charge: &Charge<'_>) -> Decision {
-        if charge.instead_of.is_some() || charge.part.excess == Excess::Charge {
-            return self.apply(verb, std::slice::from_ref(charge))[0];
-        }
         let mut call = self.call(verb, charge, self.clock.now());
-        let mut guard = self.lock(self.shard_of(call.address.place));
-        let Kept { shard, told, .. } = &mut *guard;
+        let Kept { shard, told, .. } = &mut *self.lock(self.shard_of(call.address.place));
         call.now = shard.arrive(call.now, &self.clock);
-        told.before(&call, None, shard);
-        shard.apply(&call)
+        told.before(&call, charge.instead_of, shard);
+        let decision = match charge.part.excess {
+            Excess::Refuse => shard.apply(&call),
+            Excess::Charge => all_or_none(verb, std::iter::once(charge.part), |_, verb, cost| {
+                shard.apply(&Call { verb, cost, ..call })
+            })[0],
+        };
+        if charge.instead_of.is_some() {
+            told.after(&call, shard);
+        }
+        decision
     }
 
     /// Carries out a plan on all keys or on none; the decisions stand in the plan's order.
