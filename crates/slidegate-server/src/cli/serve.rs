@@ -7,12 +7,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
 use super::{Failure, ServeArgs};
 use crate::config::{Config, describe};
 use crate::envoy::{self, Envoy, Watcher};
 use crate::front::Front;
+use crate::protocol::rls;
 use crate::shutdown::Signals;
 use crate::store::Seen;
 use crate::{listener, protocol};
@@ -35,6 +37,12 @@ pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, Failure> {
     if let Some(listen) = args.listen.or(envoy.as_ref().and_then(|settings| settings.http)) {
         config.listen = listen;
     }
+    if let Some(settings) = envoy.as_ref().filter(|_| !config.grpc.is_served()) {
+        config.grpc = settings.grpc.clone();
+    }
+    if args.grpc.is_some() {
+        config.grpc.listen = args.grpc;
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -51,8 +59,17 @@ async fn serve(mut config: Config, envoy: Option<envoy::Settings>) -> Result<Exi
     })?;
     let address = listener.local_addr().unwrap_or(listen);
     let grace = config.shutdown_grace;
+    let debug = match envoy.as_ref().and_then(|settings| settings.debug) {
+        Some(debug) => Some(TcpListener::bind(debug).await.map_err(|error| {
+            Failure(format!("cannot listen to {debug}: {error}; choose another port with DEBUG_PORT"))
+        })?),
+        None => None,
+    };
+    let door = rls::Door::bind(config.grpc.clone()).await.map_err(Failure)?;
     let mut greeting = Greeting::of(&config, address);
-    let mut files = None;
+    greeting.grpc = door.as_ref().map(rls::Door::places);
+    let response_headers = config.grpc.response_headers;
+    let (mut files, mut rules) = (None, None);
     if let Some(settings) = &envoy {
         let (watcher, live) =
             Watcher::start(settings, &config.policies).map_err(|refusal| Failure(refusal.to_string()))?;
@@ -65,6 +82,7 @@ async fn serve(mut config: Config, envoy: Option<envoy::Settings>) -> Result<Exi
         }
         config.policies = watcher.policies().map_err(|refusal| Failure(refusal.to_string()))?;
         files = Some(watcher);
+        rules = Some(rls::Files { live, settings: settings.clone() });
     }
     let front = Arc::new(Front::new(config).map_err(|error| Failure(error.to_string()))?);
     if let Some(shared) = front.shared() {
@@ -79,16 +97,36 @@ async fn serve(mut config: Config, envoy: Option<envoy::Settings>) -> Result<Exi
     println!("{greeting}");
 
     let sweeper = tokio::spawn(sweep(Arc::clone(&front)));
-    let watcher = tokio::spawn(watch(Arc::clone(&front)));
+    let watcher = tokio::spawn(watch_store(Arc::clone(&front)));
     let examiner = tokio::spawn(examine(Arc::clone(&front)));
     let reloader = tokio::spawn(reload(Arc::clone(&front), files));
-    let routes = protocol::http::routes(Arc::clone(&front));
+    let has_rules = rules.is_some();
+    let limits = Arc::new(rls::Limits::new(Arc::clone(&front), response_headers, rules));
+    let mut routes = protocol::http::routes(Arc::clone(&front));
+    if has_rules {
+        routes = routes.merge(rls::routes(Arc::clone(&limits)));
+    }
+    let (stopping, stopped) = watch::channel(());
+    let grpc = door.map(|door| {
+        let mut stopped = stopped.clone();
+        let stop = async move { stopped.changed().await };
+        tokio::spawn(door.serve(Arc::clone(&limits), stop, grace))
+    });
+    let debug = debug.map(|debug| {
+        let mut stopped = stopped.clone();
+        let stop = async move { stopped.changed().await };
+        tokio::spawn(listener::serve(debug, rls::debug_routes(Arc::clone(&limits)), stop, grace))
+    });
     let stop = async {
         let signal = signals.next().await;
         front.begin_shutdown();
+        stopping.send_replace(());
         tracing::info!(signal, grace_s = grace.as_secs(), "shutting down: open requests finish");
     };
-    let cut_off = listener::serve(listener, routes, stop, grace).await;
+    let mut cut_off = listener::serve(listener, routes, stop, grace).await;
+    for door in [grpc, debug].into_iter().flatten() {
+        cut_off += door.await.unwrap_or_default();
+    }
     sweeper.abort();
     watcher.abort();
     examiner.abort();
@@ -103,6 +141,8 @@ async fn serve(mut config: Config, envoy: Option<envoy::Settings>) -> Result<Exi
 /// What the service listens to, what it enforces, and a line to try it with.
 struct Greeting {
     listening: String,
+    /// Where Envoy's rate-limit service listens, if it does.
+    grpc: Option<String>,
     store: String,
     policies: Vec<String>,
     /// The folder of envoyproxy/ratelimit's files, and what is in it.
@@ -119,6 +159,7 @@ impl Greeting {
         });
         Self {
             listening: format!("http://{address}"),
+            grpc: None,
             store: format!("memory, up to {} keys", config.max_keys),
             policies: config.policies.iter().map(|policy| describe(policy, config.counted())).collect(),
             envoy: None,
@@ -129,9 +170,12 @@ impl Greeting {
 
 impl fmt::Display for Greeting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { listening, store, policies, envoy, query } = self;
+        let Self { listening, grpc, store, policies, envoy, query } = self;
         writeln!(f, "slidegate {}", env!("CARGO_PKG_VERSION"))?;
         writeln!(f, "listening  {listening}")?;
+        if let Some(places) = grpc {
+            writeln!(f, "grpc       {places}")?;
+        }
         writeln!(f, "store      {store}")?;
         for (at, policy) in policies.iter().enumerate() {
             writeln!(f, "{:<10} {policy}", if at == 0 { "policies" } else { "" })?;
@@ -171,7 +215,7 @@ async fn reload(front: Arc<Front>, watcher: Option<Watcher>) {
 }
 
 /// Tells the log, at most once a second, that a shared store is away, and once that it is there again.
-async fn watch(front: Arc<Front>) {
+async fn watch_store(front: Arc<Front>) {
     let Some(shared) = front.shared() else { return };
     let mut seen = Seen::default();
     let mut ticks = tokio::time::interval(WATCH_EVERY);

@@ -10,7 +10,9 @@ use slidegate::{Algorithm, MemoryStore, Policy, PolicySet, parse_window};
 
 use super::file::{Node, Shown, Value};
 use super::section::{Section, flag, text, whole, wrong};
-use super::{Config, DEFAULT_LISTEN, DEFAULT_SHUTDOWN_GRACE, Findings, Outside, foreign, policy, shared};
+use super::{
+    Config, DEFAULT_LISTEN, DEFAULT_SHUTDOWN_GRACE, Findings, Outside, foreign, grpc, policy, shared,
+};
 
 /// What to write where there is no policy.
 pub(super) const MINIMAL: &str = "policies: [{name: per-user, scope: [user], limit: 100, window: 60s}]";
@@ -24,9 +26,12 @@ const MAX_ATTRIBUTE: usize = crate::front::MAX_NAME;
 /// Reads a whole file.
 pub(super) fn config(root: &Node, outside: &Outside, findings: &mut Findings) -> Config {
     let Some(mut top) = Section::of(root, String::new(), MINIMAL, findings) else { return Config::default() };
-    top.expect_only(&["policies", "server", "store", "attributes", "headers"], findings);
+    top.expect_only(&["policies", "server", "grpc", "store", "attributes", "headers"], findings);
     let defaults = Config::default();
     let (listen, shutdown_grace) = server(&top, findings);
+    let grpc = section(&top, "grpc", &grpc::KEYS, grpc::EXAMPLE, findings)
+        .map(|section| grpc::grpc(&section, findings))
+        .unwrap_or_default();
     let known = ["memory"].into_iter().chain(shared::KEYS).collect::<Vec<_>>();
     let example = "redis: redis://127.0.0.1:6379";
     let store = section(&top, "store", &known, example, findings);
@@ -43,7 +48,7 @@ pub(super) fn config(root: &Node, outside: &Outside, findings: &mut Findings) ->
     {
         shared::try_out(shared, &policies, &top, store.as_ref(), findings);
     }
-    Config { policies, listen, shutdown_grace, max_keys, shared, address_attributes, headers }
+    Config { policies, listen, grpc, shutdown_grace, max_keys, shared, address_attributes, headers }
 }
 
 /// The section under `key`, empty if it is not there.
