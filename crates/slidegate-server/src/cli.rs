@@ -155,6 +155,9 @@ struct ServeArgs {
     /// The address to listen to, before the configuration's.
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<SocketAddr>,
+    /// The address of Envoy's rate-limit service over gRPC, before the configuration's. Without either it is not served.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    grpc: Option<SocketAddr>,
     /// The Redis whose limits all instances share, such as `redis://127.0.0.1:6379`, before the configuration's.
     ///
     /// Also `redis+cluster://A:6379,B:6379` and `redis+sentinel://A,B/MASTER`, and `rediss` for TLS. The variable

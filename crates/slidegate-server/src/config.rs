@@ -8,6 +8,7 @@ mod condition;
 mod file;
 mod flag;
 mod foreign;
+mod grpc;
 mod overrides;
 mod policy;
 mod resolve;
@@ -26,6 +27,7 @@ use std::time::Duration;
 use slidegate::headers::HeaderOptions;
 use slidegate::{MemoryStore, Policy, PolicySet, Quota};
 
+pub(crate) use grpc::{Grpc, GrpcTls};
 pub(crate) use resp::{Password, Resp};
 pub(crate) use shared::{Outside, SharedStore};
 pub(crate) use words::{Counted, describe};
@@ -47,6 +49,8 @@ pub(crate) struct Config {
     pub(crate) policies: PolicySet,
     /// Where the HTTP interface listens.
     pub(crate) listen: SocketAddr,
+    /// Where Envoy's rate-limit service listens.
+    pub(crate) grpc: Grpc,
     /// How long requests in flight may take after the service was told to stop. At most an hour.
     pub(crate) shutdown_grace: Duration,
     /// Most keys that the memory store holds. At least one.
@@ -159,6 +163,7 @@ impl Default for Config {
                 .and_then(|policy| PolicySet::new([policy]))
                 .expect("the default policy is valid"),
             listen: DEFAULT_LISTEN,
+            grpc: Grpc::default(),
             shutdown_grace: DEFAULT_SHUTDOWN_GRACE,
             max_keys: MemoryStore::DEFAULT_MAX_KEYS,
             shared: None,

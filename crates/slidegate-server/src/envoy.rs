@@ -33,13 +33,9 @@ use matcher::{Level, Limit, Node};
 
 pub(crate) use folder::Folder;
 pub(crate) use rule::{Rate, Rule, Unit};
-pub(crate) use settings::Settings;
-#[expect(unused_imports, reason = "for the gRPC door")]
-pub(crate) use settings::{Grpc, GrpcTls, HeaderNames};
+pub(crate) use settings::{HeaderNames, Settings};
 pub(crate) use trace::tell;
-#[expect(unused_imports, reason = "for the gRPC door")]
-pub(crate) use watch::Live;
-pub(crate) use watch::{LOOK_EVERY, Watcher};
+pub(crate) use watch::{LOOK_EVERY, Live, Watcher};
 
 /// The attribute that every policy made of a limit counts by: the key of a [`RuleHit`].
 pub(crate) const SCOPE: &str = "descriptor";

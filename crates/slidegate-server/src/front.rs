@@ -94,6 +94,14 @@ impl Front {
         })
     }
 
+    /// One in memory, on a clock that tests move.
+    #[cfg(test)]
+    pub(crate) fn on_clock(config: Config, clock: slidegate::ManualClock) -> Self {
+        let memory = MemoryStore::builder().clock(clock).build();
+        let store = Store::new(config.policies, memory, None).expect("memory is always a store");
+        Self { store, ..Self::new(Config::default()).expect("memory is always a store") }
+    }
+
     /// The request that these attributes and this cost are, with addresses read as such.
     ///
     /// # Errors

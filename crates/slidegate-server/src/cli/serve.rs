@@ -14,6 +14,7 @@ use super::{Failure, ServeArgs};
 use crate::config::{Config, describe};
 use crate::envoy::{self, Envoy, Watcher};
 use crate::front::Front;
+use crate::protocol::rls;
 use crate::shutdown::Signals;
 use crate::store::Seen;
 use crate::{listener, protocol};
@@ -36,6 +37,12 @@ pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, Failure> {
     if let Some(listen) = args.listen.or(envoy.as_ref().and_then(|settings| settings.http)) {
         config.listen = listen;
     }
+    if let Some(settings) = envoy.as_ref().filter(|_| !config.grpc.is_served()) {
+        config.grpc = settings.grpc.clone();
+    }
+    if args.grpc.is_some() {
+        config.grpc.listen = args.grpc;
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -48,6 +55,13 @@ async fn serve(mut config: Config, envoy: Option<envoy::Settings>) -> Result<Exi
         Signals::listen().map_err(|error| Failure(format!("cannot listen to signals: {error}")))?;
     let (listener, address) = bind(config.listen, "--listen").await?;
     let grace = config.shutdown_grace;
+    let debug = match envoy.as_ref().and_then(|settings| settings.debug) {
+        Some(debug) => Some(TcpListener::bind(debug).await.map_err(|error| {
+            Failure(format!("cannot listen to {debug}: {error}; choose another port with DEBUG_PORT"))
+        })?),
+        None => None,
+    };
+    let door = rls::Door::bind(config.grpc.clone()).await.map_err(Failure)?;
     let mut greeting = Greeting::of(&config, address);
     let resp = match config.resp.clone() {
         Some(settings) => {
@@ -60,7 +74,9 @@ async fn serve(mut config: Config, envoy: Option<envoy::Settings>) -> Result<Exi
         }
         None => None,
     };
-    let mut files = None;
+    greeting.grpc = door.as_ref().map(rls::Door::places);
+    let response_headers = config.grpc.response_headers;
+    let (mut files, mut rules) = (None, None);
     if let Some(settings) = &envoy {
         let (watcher, live) =
             Watcher::start(settings, &config.policies).map_err(|refusal| Failure(refusal.to_string()))?;
@@ -73,6 +89,7 @@ async fn serve(mut config: Config, envoy: Option<envoy::Settings>) -> Result<Exi
         }
         config.policies = watcher.policies().map_err(|refusal| Failure(refusal.to_string()))?;
         files = Some(watcher);
+        rules = Some(rls::Files { live, settings: settings.clone() });
     }
     let front = Arc::new(Front::new(config).map_err(|error| Failure(error.to_string()))?);
     if let Some(shared) = front.shared() {
@@ -87,15 +104,31 @@ async fn serve(mut config: Config, envoy: Option<envoy::Settings>) -> Result<Exi
     println!("{greeting}");
 
     let sweeper = tokio::spawn(sweep(Arc::clone(&front)));
-    let watcher = tokio::spawn(watch(Arc::clone(&front)));
+    let watcher = tokio::spawn(watch_store(Arc::clone(&front)));
     let examiner = tokio::spawn(examine(Arc::clone(&front)));
     let reloader = tokio::spawn(reload(Arc::clone(&front), files));
-    let routes = protocol::http::routes(Arc::clone(&front));
+    let has_rules = rules.is_some();
+    let limits = Arc::new(rls::Limits::new(Arc::clone(&front), response_headers, rules));
+    let mut routes = protocol::http::routes(Arc::clone(&front));
+    if has_rules {
+        routes = routes.merge(rls::routes(Arc::clone(&limits)));
+    }
     let (stopping, stopped) = watch::channel(false);
+    let grpc = door.map(|door| {
+        let mut stopped = stopped.clone();
+        let stop = async move { stopped.wait_for(|stop| *stop).await.map(drop) };
+        tokio::spawn(door.serve(Arc::clone(&limits), stop, grace))
+    });
+    let debug = debug.map(|debug| {
+        let mut stopped = stopped.clone();
+        let stop = async move { stopped.wait_for(|stop| *stop).await.map(drop) };
+        tokio::spawn(listener::serve(debug, rls::debug_routes(Arc::clone(&limits)), stop, grace))
+    });
     let resp = async {
         match resp {
             Some((listener, settings, workers)) => {
-                protocol::resp::serve(listener, settings, workers, Arc::clone(&front), stopped, grace).await
+                protocol::resp::serve(listener, settings, workers, Arc::clone(&front), stopped.clone(), grace)
+                    .await
             }
             None => 0,
         }
@@ -103,11 +136,14 @@ async fn serve(mut config: Config, envoy: Option<envoy::Settings>) -> Result<Exi
     let stop = async {
         let signal = signals.next().await;
         front.begin_shutdown();
-        tracing::info!(signal, grace_s = grace.as_secs(), "shutting down: open requests finish");
         stopping.send_replace(true);
+        tracing::info!(signal, grace_s = grace.as_secs(), "shutting down: open requests finish");
     };
     let (http, resp) = tokio::join!(listener::serve(listener, routes, stop, grace), resp);
-    let cut_off = http + resp;
+    let mut cut_off = http + resp;
+    for door in [grpc, debug].into_iter().flatten() {
+        cut_off += door.await.unwrap_or_default();
+    }
     sweeper.abort();
     watcher.abort();
     examiner.abort();
@@ -133,6 +169,8 @@ struct Greeting {
     listening: String,
     /// Where clients of Redis are served.
     resp: Option<String>,
+    /// Where Envoy's rate-limit service listens, if it does.
+    grpc: Option<String>,
     store: String,
     policies: Vec<String>,
     /// The folder of envoyproxy/ratelimit's files, and what is in it.
@@ -150,6 +188,7 @@ impl Greeting {
         Self {
             listening: format!("http://{address}"),
             resp: None,
+            grpc: None,
             store: format!("memory, up to {} keys", config.max_keys),
             policies: config.policies.iter().map(|policy| describe(policy, config.counted())).collect(),
             envoy: None,
@@ -160,11 +199,14 @@ impl Greeting {
 
 impl fmt::Display for Greeting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { listening, resp, store, policies, envoy, query } = self;
+        let Self { listening, resp, grpc, store, policies, envoy, query } = self;
         writeln!(f, "slidegate {}", env!("CARGO_PKG_VERSION"))?;
         writeln!(f, "listening  {listening}")?;
         if let Some(resp) = resp {
             writeln!(f, "resp       {resp}")?;
+        }
+        if let Some(places) = grpc {
+            writeln!(f, "grpc       {places}")?;
         }
         writeln!(f, "store      {store}")?;
         for (at, policy) in policies.iter().enumerate() {
@@ -205,7 +247,7 @@ async fn reload(front: Arc<Front>, watcher: Option<Watcher>) {
 }
 
 /// Tells the log, at most once a second, that a shared store is away, and once that it is there again.
-async fn watch(front: Arc<Front>) {
+async fn watch_store(front: Arc<Front>) {
     let Some(shared) = front.shared() else { return };
     let mut seen = Seen::default();
     let mut ticks = tokio::time::interval(WATCH_EVERY);

@@ -11,7 +11,7 @@ use slidegate::{Algorithm, MemoryStore, Policy, PolicySet, parse_window};
 use super::file::{Node, Shown, Value};
 use super::section::{Section, flag, text, whole, wrong};
 use super::{
-    Config, DEFAULT_LISTEN, DEFAULT_SHUTDOWN_GRACE, Findings, Outside, foreign, policy, resp, shared,
+    Config, DEFAULT_LISTEN, DEFAULT_SHUTDOWN_GRACE, Findings, Outside, foreign, grpc, policy, resp, shared,
 };
 use crate::front::is_told;
 
@@ -27,9 +27,12 @@ const MAX_ATTRIBUTE: usize = crate::front::MAX_NAME;
 /// Reads a whole file.
 pub(super) fn config(root: &Node, outside: &Outside, findings: &mut Findings) -> Config {
     let Some(mut top) = Section::of(root, String::new(), MINIMAL, findings) else { return Config::default() };
-    top.expect_only(&["policies", "server", "store", "resp", "attributes", "headers"], findings);
+    top.expect_only(&["policies", "server", "grpc", "store", "resp", "attributes", "headers"], findings);
     let defaults = Config::default();
     let (listen, shutdown_grace) = server(&top, findings);
+    let grpc = section(&top, "grpc", &grpc::KEYS, grpc::EXAMPLE, findings)
+        .map(|section| grpc::grpc(&section, findings))
+        .unwrap_or_default();
     let known = ["memory"].into_iter().chain(shared::KEYS).collect::<Vec<_>>();
     let example = "redis: redis://127.0.0.1:6379";
     let store = section(&top, "store", &known, example, findings);
@@ -50,7 +53,7 @@ pub(super) fn config(root: &Node, outside: &Outside, findings: &mut Findings) ->
     {
         shared::try_out(shared, &policies, &top, store.as_ref(), findings);
     }
-    Config { policies, listen, shutdown_grace, max_keys, shared, resp, address_attributes, headers }
+    Config { policies, listen, grpc, shutdown_grace, max_keys, shared, resp, address_attributes, headers }
 }
 
 /// The section under `key`, empty if it is not there.

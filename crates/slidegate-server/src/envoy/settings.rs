@@ -13,7 +13,7 @@ use std::time::Duration;
 use slidegate::{Algorithm, ClientCertificate, RedisOptions, parse_window};
 
 use super::{Folder, Reading, Refusal};
-use crate::config::SharedStore;
+use crate::config::{Grpc, GrpcTls, SharedStore};
 
 /// Variables of the reference that mean nothing here, each with the reason.
 pub(super) const NOT_HONOURED: [(&str, &str); 21] = [
@@ -79,39 +79,16 @@ pub(crate) struct Settings {
     pub(crate) dynamic_metadata: bool,
     /// Where `/json` and `/healthcheck` are, besides the service's own address.
     pub(crate) http: Option<SocketAddr>,
+    /// Where Envoy connects to, if anywhere.
     pub(crate) grpc: Grpc,
     /// Where `/rlconfig` is.
     pub(crate) debug: Option<SocketAddr>,
-    pub(crate) max_connection_age: Duration,
-    pub(crate) max_connection_age_grace: Duration,
     /// The store that the variables name.
     pub(crate) redis: Option<Redis>,
     /// The least severe lines to log, if said.
     pub(crate) log_level: Option<String>,
     /// Variables that are set and mean nothing here: a line for each.
     pub(crate) not_honoured: Vec<String>,
-}
-
-/// Where Envoy connects to, if anywhere.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Grpc {
-    pub(crate) listen: Option<SocketAddr>,
-    /// The path of a socket file, which takes the address's place.
-    pub(crate) socket: Option<PathBuf>,
-    pub(crate) tls: Option<GrpcTls>,
-    /// Whether it says that it does not serve while a shared store is away.
-    pub(crate) health_follows_store: bool,
-}
-
-/// Files of the gRPC door's certificates, in PEM.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct GrpcTls {
-    pub(crate) cert_file: PathBuf,
-    pub(crate) key_file: PathBuf,
-    /// Authorities whose certificates a client must show one of.
-    pub(crate) client_ca_file: Option<PathBuf>,
-    /// A name that the client's certificate must be for.
-    pub(crate) client_name: Option<String>,
 }
 
 /// Names of response headers.
@@ -147,8 +124,6 @@ impl Settings {
             http: None,
             grpc: Grpc::default(),
             debug: None,
-            max_connection_age: MAX_CONNECTION_AGE,
-            max_connection_age_grace: MAX_CONNECTION_AGE_GRACE,
             redis: None,
             log_level: None,
             not_honoured: Vec::new(),
@@ -220,10 +195,6 @@ impl Reader<'_> {
             http: Some(self.address("HOST", "PORT", HTTP_PORT)),
             grpc: self.grpc(),
             debug: Some(self.address("DEBUG_HOST", "DEBUG_PORT", DEBUG_PORT)),
-            max_connection_age: self.span("GRPC_MAX_CONNECTION_AGE").unwrap_or(MAX_CONNECTION_AGE),
-            max_connection_age_grace: self
-                .span("GRPC_MAX_CONNECTION_AGE_GRACE")
-                .unwrap_or(MAX_CONNECTION_AGE_GRACE),
             redis: self.redis(),
             log_level: self.log_level(),
             not_honoured: self.not_honoured(),
@@ -329,6 +300,11 @@ impl Reader<'_> {
             socket,
             tls,
             health_follows_store: self.flag("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION"),
+            max_connection_age: Some(self.span("GRPC_MAX_CONNECTION_AGE").unwrap_or(MAX_CONNECTION_AGE)),
+            max_connection_age_grace: Some(
+                self.span("GRPC_MAX_CONNECTION_AGE_GRACE").unwrap_or(MAX_CONNECTION_AGE_GRACE),
+            ),
+            response_headers: false,
         }
     }
 
@@ -544,10 +520,11 @@ mod tests {
             socket: None,
             tls: Some(tls),
             health_follows_store: true,
+            max_connection_age: Some(Duration::from_secs(5400)),
+            max_connection_age_grace: Some(Duration::from_secs(5)),
+            response_headers: false,
         };
         assert_eq!(settings.grpc, grpc);
-        assert_eq!(settings.max_connection_age, Duration::from_secs(5400));
-        assert_eq!(settings.max_connection_age_grace, Duration::from_secs(5));
         assert_eq!(settings.log_level.as_deref(), Some("warn"));
         let redis = settings.redis.unwrap();
         let store = SharedStore {
