@@ -133,7 +133,6 @@ impl Gate {
         {
             let decision = self.store.apply_single(verb, &charge);
             let answers = smallvec![Answer { request: 0, policy: charge.policy, decision }];
-            drop(charge);
             return Decisions { policies, requests, answers };
         }
         let plan = policies.plan(requests);
