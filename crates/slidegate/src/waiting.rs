@@ -59,8 +59,8 @@ impl<'l> Acquire<'l> {
         self
     }
 
-    /// Longest wait from the moment at which this is first awaited, on tokio's clock; [`WITHIN`](Self::WITHIN) unless said.
-    /// Zero is a try: it fails at once if it would have to wait, and does not overtake those who do.
+    /// Longest wait from the moment at which this is first awaited, on tokio's clock; [`WITHIN`](Self::WITHIN) unless
+    /// said. Zero is a try: it fails at once if it would have to wait, and does not overtake those who do.
     pub fn within(mut self, longest: Duration) -> Self {
         self.within = longest;
         self
