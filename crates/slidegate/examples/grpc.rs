@@ -1,6 +1,7 @@
 //! Limit a gRPC service of tonic; who is denied is told `RESOURCE_EXHAUSTED`, and in a `RetryInfo` when to try again.
 //!
-//! The service is tonic's own health check, so that this needs no compiler of .proto files; any other stands in its place.
+//! The service is tonic's own health check, so that this needs no compiler of .proto files; any other stands in its
+//! place.
 //!
 //! ```sh
 //! cargo run -p slidegate --example grpc --features tower

@@ -82,8 +82,8 @@ impl RateLimitLayer {
         })
     }
 
-    /// The same limit for services whose bodies cannot be made of text, as those of tonic and of hyper's clients: responses
-    /// then have a [`LimitedBody`].
+    /// The same limit for services whose bodies cannot be made of text, as those of tonic and of hyper's clients:
+    /// responses then have a [`LimitedBody`].
     ///
     /// ```
     /// # use slidegate::layer::RateLimitLayer;
@@ -228,8 +228,8 @@ impl RateLimitLayerBuilder {
         self
     }
 
-    /// Which header fields responses carry. A field that a response has already stays as it is: so the innermost of several
-    /// limits is the one that speaks.
+    /// Which header fields responses carry. A field that a response has already stays as it is: so the innermost of
+    /// several limits is the one that speaks.
     pub fn headers(mut self, headers: HeaderOptions) -> Self {
         self.0.headers = headers;
         self
@@ -244,8 +244,8 @@ impl RateLimitLayerBuilder {
     /// The layer.
     ///
     /// # Errors
-    /// A policy has an attribute in its scope or conditions that no `attribute` of this layer gives: requests would pass it
-    /// uncounted. So they would under a name that no policy has. Policies that the gate is
+    /// A policy has an attribute in its scope or conditions that no `attribute` of this layer gives: requests would pass
+    /// it uncounted. So they would under a name that no policy has. Policies that the gate is
     /// [configured](crate::Gate::configure) with later are not looked at.
     pub fn build(mut self) -> Result<RateLimitLayer, Error> {
         self.0.policies_find_their_attributes()?;

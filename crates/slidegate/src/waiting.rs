@@ -47,10 +47,10 @@ pub struct Acquire<'l> {
 
 impl<'l> Acquire<'l> {
     /// How long to wait unless said: one minute, as the callers' own patience is usually less.
-    pub const WITHIN: Duration = Duration::from_secs(60);
+    pub const DEADLINE: Duration = Duration::from_secs(60);
 
     pub(crate) fn new(limiter: &'l Limiter, key: &[u8]) -> Self {
-        Self { limiter, key: key.into(), cost: 1, within: Self::WITHIN }
+        Self { limiter, key: key.into(), cost: 1, within: Self::DEADLINE }
     }
 
     /// What is to fit; 1 unless said.
@@ -59,8 +59,8 @@ impl<'l> Acquire<'l> {
         self
     }
 
-    /// Longest wait from the moment at which this is first awaited, on tokio's clock; [`WITHIN`](Self::WITHIN) unless said.
-    /// Zero is a try: it fails at once if it would have to wait, and does not overtake those who do.
+    /// Longest wait from the moment at which this is first awaited, on tokio's clock; [`DEADLINE`](Self::DEADLINE) unless
+    /// said. Zero is a try: it fails at once if it would have to wait, and does not overtake those who do.
     pub fn deadline(mut self, longest: Duration) -> Self {
         self.within = longest;
         self

@@ -215,7 +215,7 @@ fn shared_counts_over_instances_and_goes_on_without_redis() {
     assert_eq!(nowhere.get("/", &[]).violated(), ["per-ip"]);
 }
 
-/// gRPC clients know their own statuses only, and back off by RetryInfo.
+/// gRPC clients know their own statuses only, and back off by `RetryInfo`.
 #[test]
 fn grpc_denials_are_resource_exhausted_and_say_when_to_retry() {
     let example = Example::start("grpc", &[]);

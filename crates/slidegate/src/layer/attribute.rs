@@ -47,8 +47,8 @@ enum Place {
 }
 
 impl Attribute {
-    /// The client's address, by the layer's [rule](super::RateLimitLayerBuilder::client_addr). Clients without one, as on a
-    /// Unix socket, share the value `unknown`.
+    /// The client's address, by the layer's [rule](super::RateLimitLayerBuilder::client_addr). Clients without one, as on
+    /// a Unix socket, share the value `unknown`.
     #[must_use]
     pub fn client_addr() -> Self {
         Self(Place::ClientAddr)

@@ -1,6 +1,7 @@
 //! The header fields of one response, held as text until it comes.
 //!
-//! All values are slices of one buffer, so that a response's fields cost one allocation for the text and not one for each.
+//! All values are slices of one buffer, so that a response's fields cost one allocation for the text and not one for
+//! each.
 
 use bytes::Bytes;
 use http::header::{Entry, HeaderMap, HeaderName, HeaderValue};

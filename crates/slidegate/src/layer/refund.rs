@@ -28,12 +28,12 @@ use crate::verb::Verb;
 /// let cached = Refund::when(|response| response.headers.contains_key("x-cache-hit"));
 /// ```
 ///
-/// The head of the response decides; what becomes of its body does not matter. The refund is done before the response goes
-/// on, so the client's next request finds it. The response's header fields tell what was left before it.
+/// The head of the response decides; what becomes of its body does not matter. The refund is done before the response
+/// goes on, so the client's next request finds it. The response's header fields tell what was left before it.
 ///
-/// A request goes **unanswered** when the inner service fails with an error or panics, or when the client goes away first,
-/// so that the server drops the response. Its cost stays charged unless [`or_unanswered`](Self::or_unanswered) says
-/// otherwise, as whoever hangs up before the answer would have all his tries for nothing: not for limits on logins.
+/// A request goes **unanswered** when the inner service fails with an error or panics, or when the client goes away
+/// first, so that the server drops the response. Its cost stays charged unless [`or_unanswered`](Self::or_unanswered)
+/// says otherwise, as whoever hangs up before the answer would have all his tries for nothing: not for limits on logins.
 #[derive(Clone)]
 pub struct Refund {
     answered: Arc<When>,
