@@ -34,7 +34,8 @@ const MODULES: &[(&str, &[&str])] = &[
     ),
     ("store/fallback", &["charge", "decision", "quota", "store/memory", "verb"]),
     ("limiter", &["decision", "quota", "store/memory", "verb"]),
-    ("gate", &["charge", "decision", "key", "policy", "quota", "request", "store/memory", "verb"]),
+    ("once", &["charge", "decision", "key", "store/memory", "time", "verb"]),
+    ("gate", &["charge", "decision", "key", "once", "policy", "quota", "request", "store/memory", "verb"]),
     (
         "shared_gate",
         &[
