@@ -6,7 +6,6 @@
 //! Names are in lower case, as HTTP/2 sends them and `HeaderName::from_static` of the `http` crate wants them. A
 //! denial is best sent with `cache-control: no-store`. Shadow policies are never told to clients.
 
-use std::fmt::Write as _;
 use std::time::Duration;
 
 use crate::decision::Decision;
@@ -251,18 +250,26 @@ impl Answer<'_> {
     fn write_name(&self, out: &mut String) {
         let plain = |c| matches!(c, ' '..='~') && !matches!(c, '"' | '\\');
         out.push('"');
-        out.extend(self.name.chars().map(|c| if plain(c) { c } else { '_' }));
+        if self.name.chars().all(plain) {
+            out.push_str(self.name);
+        } else {
+            out.extend(self.name.chars().map(|c| if plain(c) { c } else { '_' }));
+        }
         out.push('"');
     }
 }
 
 fn write_parameter(out: &mut String, name: &str, number: u64) {
-    write!(out, ";{name}={}", integer(number)).expect("a String takes all that is written");
+    out.push(';');
+    out.push_str(name);
+    out.push('=');
+    out.push_str(&integer(number).to_string());
 }
 
 /// A List of RFC 9651.
 fn list<'d>(answers: &[Answer<'d>], write_item: impl Fn(&Answer<'d>, &mut String)) -> String {
-    let mut out = String::new();
+    // An item under a usual name takes half of it.
+    let mut out = String::with_capacity(64 * answers.len());
     for (at, answer) in answers.iter().enumerate() {
         if at > 0 {
             out.push_str(", ");
