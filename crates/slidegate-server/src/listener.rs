@@ -1,14 +1,17 @@
 //! The listener: accepts HTTP connections, bounds them, and lets them finish when the service ends.
 
+use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
+use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
-use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
+
+use crate::protocol::Doors;
 
 /// Most connections at once, each of which holds up to [`MAX_HEADER_BYTES`] in buffers; later ones wait to be
 /// accepted. Under the usual limit of 65,536 file descriptors.
@@ -25,7 +28,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Returns how many connections were cut off when the grace was over.
 pub(crate) async fn serve(
     listener: TcpListener,
-    routes: Router,
+    doors: Arc<Doors>,
     stop: impl Future,
     grace: Duration,
 ) -> usize {
@@ -37,7 +40,7 @@ pub(crate) async fn serve(
             accepted = accept(&listener, &places) => accepted,
             _ = &mut stop => break,
         };
-        let (stream, place) = match accepted {
+        let (stream, peer, place) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
@@ -45,10 +48,16 @@ pub(crate) async fn serve(
                 continue;
             }
         };
-        let service = TowerToHyperService::new(routes.clone());
+        let doors = Arc::clone(&doors);
+        let service = service_fn(move |request| {
+            let doors = Arc::clone(&doors);
+            async move { Ok::<_, Infallible>(doors.answer(peer.ip(), request).await) }
+        });
         let connection = hyper::server::conn::http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(HEAD_TIMEOUT)
+            // Head and body in one piece: for answers of this size copying costs less than gathering.
+            .writev(false)
             .max_buf_size(MAX_HEADER_BYTES)
             .serve_connection(TokioIo::new(stream), service);
         let connection = graceful.watch(connection);
@@ -71,10 +80,10 @@ pub(crate) async fn serve(
 async fn accept(
     listener: &TcpListener,
     places: &Arc<Semaphore>,
-) -> std::io::Result<(TcpStream, tokio::sync::OwnedSemaphorePermit)> {
+) -> std::io::Result<(TcpStream, SocketAddr, tokio::sync::OwnedSemaphorePermit)> {
     let place = Arc::clone(places).acquire_owned().await.map_err(std::io::Error::other)?;
-    let (stream, _) = listener.accept().await?;
+    let (stream, peer) = listener.accept().await?;
     // Answers are small and written whole: waiting to fill a packet would only delay them.
     stream.set_nodelay(true)?;
-    Ok((stream, place))
+    Ok((stream, peer, place))
 }

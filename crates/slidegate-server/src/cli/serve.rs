@@ -12,9 +12,10 @@ use tokio::time::MissedTickBehavior;
 use super::{Failure, ServeArgs};
 use crate::config::{Config, describe};
 use crate::front::Front;
+use crate::listener;
+use crate::protocol::Doors;
 use crate::shutdown::Signals;
 use crate::store::Seen;
-use crate::{listener, protocol};
 
 /// Between two sweeps for expired keys.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
@@ -47,6 +48,7 @@ async fn serve(config: Config) -> Result<ExitCode, Failure> {
     let address = listener.local_addr().unwrap_or(listen);
     let grace = config.shutdown_grace;
     let mut greeting = Greeting::of(&config, address);
+    let auth = config.auth.clone();
     let front = Arc::new(Front::new(config).map_err(|error| Failure(error.to_string()))?);
     if let Some(shared) = front.shared() {
         greeting.store = match shared.ping().await {
@@ -62,13 +64,13 @@ async fn serve(config: Config) -> Result<ExitCode, Failure> {
     let sweeper = tokio::spawn(sweep(Arc::clone(&front)));
     let watcher = tokio::spawn(watch(Arc::clone(&front)));
     let examiner = tokio::spawn(examine(Arc::clone(&front)));
-    let routes = protocol::http::routes(Arc::clone(&front));
+    let doors = Arc::new(Doors::new(Arc::clone(&front), auth));
     let stop = async {
         let signal = signals.next().await;
         front.begin_shutdown();
         tracing::info!(signal, grace_s = grace.as_secs(), "shutting down: open requests finish");
     };
-    let cut_off = listener::serve(listener, routes, stop, grace).await;
+    let cut_off = listener::serve(listener, doors, stop, grace).await;
     sweeper.abort();
     watcher.abort();
     examiner.abort();
