@@ -4,6 +4,7 @@
 //! what to write instead. What is not understood is an error and never a guess: a limiter that limits something else
 //! than was meant is worse than one that does not start. `docs/config.md` says what may stand in a file.
 
+mod auth;
 mod condition;
 mod file;
 mod flag;
@@ -27,6 +28,7 @@ use std::time::Duration;
 use slidegate::headers::HeaderOptions;
 use slidegate::{MemoryStore, Policy, PolicySet, Quota};
 
+pub(crate) use auth::{Attribute, Auth, Denial, Mapping, Origin};
 pub(crate) use grpc::{Grpc, GrpcTls};
 pub(crate) use resp::{Password, Resp};
 pub(crate) use shared::{Outside, SharedStore};
@@ -63,6 +65,8 @@ pub(crate) struct Config {
     pub(crate) address_attributes: Vec<String>,
     /// What answers carry in their header.
     pub(crate) headers: HeaderOptions,
+    /// What proxies send that ask before they pass a request on.
+    pub(crate) auth: Auth,
 }
 
 impl Config {
@@ -170,6 +174,7 @@ impl Default for Config {
             resp: None,
             address_attributes: vec!["ip".to_owned()],
             headers: HeaderOptions::default(),
+            auth: Auth::default(),
         }
     }
 }

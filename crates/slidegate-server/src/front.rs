@@ -208,6 +208,12 @@ impl Front {
         self.store.configure(if self.has_told { with_told(&policies)? } else { policies })
     }
 
+    /// Checks a request that is charged once however often it is asked with the same id: asked again, within the longest
+    /// of its policies' windows, it gives the first answer again.
+    pub(crate) async fn check_once<'r>(&self, request: &'r Request<'r>, id: &str) -> Decisions<'r> {
+        self.store.check_once(request, id).await
+    }
+
     /// Forgets the request's keys under every policy that applies; says whether anything counted there.
     ///
     /// # Errors

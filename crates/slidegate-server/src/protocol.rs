@@ -1,5 +1,66 @@
 //! The doors: each turns its bytes into a request, asks the front, and answers in its own words.
+//!
+//! Behind the HTTP listener there are two. What decides is answered straight from here; the router, which boxes bodies
+//! and futures on the way, has the rest.
 
-pub(crate) mod http;
+use std::convert::Infallible;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::http::{Method, Request, Response};
+use http_body_util::{Either, Full};
+use hyper::body::Incoming;
+use hyper::service::Service as _;
+use hyper_util::service::TowerToHyperService;
+
+use crate::config::Auth;
+use crate::front::Front;
+use crate::listener::Answers;
+
+mod auth_request;
+mod fields;
+mod http;
+mod problem;
 pub(crate) mod resp;
 pub(crate) mod rls;
+
+/// What stands behind the HTTP listener.
+pub(crate) struct Doors {
+    front: Arc<Front>,
+    auth: auth_request::Door,
+    routes: TowerToHyperService<Router>,
+}
+
+/// A body that is there, or one from the router.
+type Answer = Response<Either<Full<Bytes>, Body>>;
+
+impl Doors {
+    /// The doors, and `more` paths.
+    pub(crate) fn new(front: Arc<Front>, auth: Auth, more: Router) -> Self {
+        let routes = http::routes(Arc::clone(&front), &auth_request::PATHS).merge(more);
+        Self { front, auth: auth_request::Door::new(auth), routes: TowerToHyperService::new(routes) }
+    }
+
+    /// Answers a request from this peer.
+    pub(crate) async fn answer(&self, peer: IpAddr, request: Request<Incoming>) -> Answer {
+        let path = request.uri().path();
+        if path == http::CHECK && request.method() == Method::POST {
+            return http::check(&self.front, request).await.map(Either::Left);
+        }
+        if let Some(proxy) = auth_request::proxy(path) {
+            return self.auth.answer(&self.front, peer, proxy, &request).await.map(Either::Left);
+        }
+        let Ok(answer) = self.routes.call(request).await.map_err(|never: Infallible| match never {});
+        answer.map(Either::Right)
+    }
+}
+
+impl Answers for Arc<Doors> {
+    type Body = Either<Full<Bytes>, Body>;
+
+    async fn answer(&self, peer: IpAddr, request: Request<Incoming>) -> Answer {
+        Doors::answer(self, peer, request).await
+    }
+}

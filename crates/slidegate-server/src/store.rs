@@ -95,6 +95,14 @@ impl Store {
         }
     }
 
+    /// Checks a request that is charged once however often it is asked with the same id.
+    pub(crate) async fn check_once<'r>(&self, request: &'r Request<'r>, id: &str) -> Decisions<'r> {
+        match self {
+            Self::Memory(gate) => gate.check_once(request, id),
+            Self::Shared(shared) => shared.check_once(request, id).await,
+        }
+    }
+
     /// Forgets the request's keys; says whether anything counted there.
     ///
     /// # Errors
@@ -157,6 +165,18 @@ impl Shared {
     /// Decides requests in one step.
     pub(crate) async fn apply_all<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
         let decisions = self.gate.apply_all(verb, requests).await;
+        self.note(&decisions);
+        decisions
+    }
+
+    async fn check_once<'r>(&self, request: &'r Request<'r>, id: &str) -> Decisions<'r> {
+        let decisions = self.gate.check_once(request, id).await;
+        self.note(&decisions);
+        decisions
+    }
+
+    /// Notes whether the store was there for these.
+    fn note(&self, decisions: &Decisions<'_>) {
         let (mut answered, mut fell_back) = (false, false);
         for decision in decisions.iter() {
             match decision.source {
@@ -171,7 +191,6 @@ impl Shared {
         } else if answered {
             self.answered.fetch_add(1, Ordering::Relaxed);
         }
-        decisions
     }
 
     async fn reset(&self, request: &Request<'_>) -> Result<bool, Error> {

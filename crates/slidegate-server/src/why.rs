@@ -1,5 +1,6 @@
 //! Why: decisions said in a sentence that names policy, key, numbers and the way out.
 
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use slidegate::{Decisions, PolicyDecision, Source, format_window};
@@ -9,33 +10,61 @@ use slidegate::{Decisions, PolicyDecision, Source, format_window};
 pub(crate) fn why(decisions: &Decisions<'_>, absence: &str) -> String {
     match decisions.strictest() {
         Some(strictest) => one(&strictest, absence),
-        None => "no enforced policy applies to these attributes, so nothing limits the request".to_owned(),
+        None => NOTHING.to_owned(),
     }
 }
+
+/// The sentence where no decision binds.
+pub(crate) const NOTHING: &str =
+    "no enforced policy applies to these attributes, so nothing limits the request";
 
 /// The sentence of one policy's decision.
 pub(crate) fn one(decision: &PolicyDecision<'_>, absence: &str) -> String {
-    let fallback = || format!("decided by fallback `{}`, as {absence}", decision.source.name());
-    match decision.source {
-        Source::Allow | Source::Deny => {
-            format!("{}: `{}` was not counted; {}", decision.policy().name(), decision.key(), fallback())
-        }
-        Source::Local => format!("{}; {}", counted(decision), fallback()),
-        _ => counted(decision),
-    }
+    of_key(decision, &decision.key().to_string(), absence)
 }
 
+/// The same where the key has been written already, as each decision is told with its own.
+pub(crate) fn of_key(decision: &PolicyDecision<'_>, key: &str, absence: &str) -> String {
+    let mut said = String::with_capacity(USUAL);
+    for piece in [decision.policy().name(), ": `", key] {
+        said.push_str(piece);
+    }
+    if matches!(decision.source, Source::Allow | Source::Deny) {
+        said.push_str("` was not counted");
+    } else {
+        counted(&mut said, decision);
+    }
+    if !matches!(decision.source, Source::Store | Source::Remembered) {
+        write!(said, "; decided by fallback `{}`, as {absence}", decision.source.name())
+            .expect("a String takes all that is written");
+    }
+    said
+}
+
+/// Room for a sentence about a usual key.
+const USUAL: usize = 128;
+
 /// What counts on the key, and what that leaves.
-fn counted(decision: &PolicyDecision<'_>) -> String {
-    let (policy, key) = (decision.policy().name(), decision.key());
-    let window = format_window(decision.quota().window());
-    let used = format!("{policy}: `{key}` has used {} of {} per {window}", decision.used, decision.limit);
+fn counted(said: &mut String, decision: &PolicyDecision<'_>) {
+    let mut digits = itoa::Buffer::new();
+    said.push_str("` has used ");
+    said.push_str(digits.format(decision.used));
+    said.push_str(" of ");
+    said.push_str(digits.format(decision.limit));
+    said.push_str(" per ");
+    said.push_str(&format_window(decision.quota().window()));
     if decision.is_allowed() {
-        return format!("{used}, {} remain", decision.remaining);
+        said.push_str(", ");
+        said.push_str(digits.format(decision.remaining));
+        said.push_str(" remain");
+        return;
     }
     match decision.retry_after() {
-        Some(wait) => format!("{used}; the cost fits in {}", seconds(wait)),
-        None => format!("{used}; the cost is more than the limit and never fits"),
+        Some(wait) => {
+            said.push_str("; the cost fits in ");
+            said.push_str(&seconds(wait));
+        }
+        None => said.push_str("; the cost is more than the limit and never fits"),
     }
 }
 

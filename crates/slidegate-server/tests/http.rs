@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::Server;
+use common::{Folder, Server};
 use serde_json::{Value, json};
 
 const POLICIES: [&str; 6] = [
@@ -314,7 +314,86 @@ fn openapi_is_true_to_the_routes() {
     for route in ["/v1/peek", "/v1/refund", "/v1/penalize", "/v1/reset"] {
         judge("POST", route, Some(&request), 200);
     }
+    judge("GET", "/v1/auth", None, 404);
+    judge("POST", "/v1/auth", None, 404);
     for route in ["/v1/policies", "/healthz", "/readyz", "/openapi.json"] {
         judge("GET", route, None, 200);
     }
+}
+
+/// The auth door's answers are described too; they are those of a proxy that sends nothing but its question.
+#[test]
+fn openapi_is_true_to_the_auth_door() {
+    let folder = Folder::new("openapi-auth");
+    let attributes = "attributes: {path: none, method: none}";
+    for (preset, denied) in [("caddy", 429), ("nginx", 403)] {
+        let policies = "policies: [{name: per-user, scope: [user], quota: 1/1h}]";
+        let text = format!("{policies}\nauth: {{preset: {preset}, {attributes}}}\n");
+        let server = Server::start(&["--config", &folder.file("slidegate.yaml", text)]);
+        assert_eq!(server.get("/v1/auth?user=a").status, 200);
+        server.judge("GET", "/v1/auth?user=a", None, denied);
+        server.judge("POST", "/v1/auth?user=a", None, denied);
+        server.judge("GET", "/v1/auth?cost=x", None, 400);
+    }
+}
+
+/// A client that lost its connection does not know whether it was charged. It sends the check again.
+#[test]
+fn a_check_with_an_id_is_charged_once_however_often_it_is_sent() {
+    let server = Server::start(&["--policy", "3/1h per user"]);
+    let once = |id: &str, body: &str| {
+        server.ask_with(&format!("idempotency-key: {id}\r\n"), "POST", "/v1/check", Some(body))
+    };
+    // The connection ends before the answer is read.
+    let body = alice(2);
+    let request = format!(
+        "POST /v1/check HTTP/1.1\r\nhost: x\r\nidempotency-key: order-1\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    std::io::Write::write_all(&mut server.connect(), request.as_bytes()).unwrap();
+    let first = once("order-1", &body);
+    assert_eq!((first.status, &first.json()["remaining"]), (200, &json!(1)));
+    server.post("/v1/check", &alice(1));
+    let again = once("order-1", &body);
+    assert_eq!((again.status, again.json()["remaining"].clone()), (200, json!(1)));
+    assert_eq!(again.header("ratelimit"), first.header("ratelimit"));
+    assert_eq!(server.post("/v1/peek", &alice(0)).json()["used"], 3);
+
+    // Denied: decided anew once there is room. By query it is the same check.
+    assert_eq!(once("order-2", &alice(1)).status, 429);
+    server.post("/v1/refund", &alice(1));
+    assert_eq!(once("order-2", &alice(1)).status, 200);
+    let query = server.ask_with("idempotency-key: order-2\r\n", "GET", "/v1/check?user=alice", None);
+    assert_eq!((query.status, &query.json()["remaining"]), (200, &json!(0)));
+}
+
+/// An id that is not understood must not look as if it were honoured.
+#[test]
+fn an_id_that_is_none_or_stands_where_it_counts_for_nothing_is_refused() {
+    let server = Server::start(&["--policy", "3/1h per user"]);
+    let long = "x".repeat(129);
+    let not_an_id = "the id is not 1 to 128 visible ASCII characters; give for example a UUID";
+    for id in ["", "a b", "caf\u{e9}", &long] {
+        let fields = format!("idempotency-key: {id}\r\n");
+        let answer = server.ask_with(&fields, "POST", "/v1/check", Some(&alice(1)));
+        assert_eq!((answer.status, &answer.json()["detail"]), (400, &json!(not_an_id)), "{id}");
+        assert_eq!(answer.json()["field"], "Idempotency-Key");
+    }
+    let twice = "idempotency-key: a\r\nidempotency-key: a\r\n";
+    let answer = server.ask_with(twice, "POST", "/v1/check", Some(&alice(1)));
+    assert_eq!(answer.json()["detail"], "the header stands twice; give one id");
+    let batch = format!(r#"{{"requests":[{}]}}"#, alice(1));
+    for (route, body) in [
+        ("/v1/check/batch", &batch),
+        ("/v1/peek", &alice(1)),
+        ("/v1/refund", &alice(1)),
+        ("/v1/penalize", &alice(1)),
+        ("/v1/reset", &alice(1)),
+    ] {
+        let answer = server.ask_with("idempotency-key: a\r\n", "POST", route, Some(body));
+        let detail = "only a single check can be sent again, so leave the header out";
+        assert_eq!((answer.status, &answer.json()["detail"]), (400, &json!(detail)), "{route}");
+    }
+    let longest = format!("idempotency-key: {}\r\n", &long[1..]);
+    assert_eq!(server.ask_with(&longest, "POST", "/v1/check", Some(&alice(1))).json()["remaining"], 2);
 }

@@ -87,6 +87,23 @@ fn two_servers_share_one_limit() {
     one.judge("POST", "/v1/check", Some(&alice), 429);
 }
 
+/// A client that sends its check again may reach another instance than the first time.
+#[test]
+fn a_check_with_an_id_is_charged_once_through_whatever_server_it_comes() {
+    let redis = Redis::start();
+    let args = ["--redis", &redis.url(), "--policy", "4/1h per user"];
+    let (one, other) = (Server::start(&args), Server::start(&args));
+    let body = json!({ "attributes": { "user": "alice" }, "cost": 3 }).to_string();
+    let fields = "idempotency-key: order-1\r\n";
+    for server in [&one, &other, &one] {
+        let answer = server.ask_with(fields, "POST", "/v1/check", Some(&body));
+        assert_eq!((answer.status, &answer.json()["remaining"]), (200, &json!(1)));
+        assert_eq!(answer.json()["source"], "store");
+    }
+    assert_eq!(check(&other, "user", "alice").json()["remaining"], 0);
+    assert_eq!(check(&one, "user", "alice").status, 429);
+}
+
 /// Whoever set the server up, or sees its memory fill, must not have to find out from angry customers.
 #[test]
 fn the_log_tells_what_silently_breaks_limits() {

@@ -10,6 +10,7 @@ use smallvec::{SmallVec, smallvec};
 use crate::charge::Plan;
 use crate::decision::{Decision, Verdict};
 use crate::key::Key;
+use crate::once::Once;
 use crate::policy::{Policy, PolicySet};
 use crate::quota::Quota;
 use crate::request::Request;
@@ -43,6 +44,7 @@ pub struct Gate {
     store: MemoryStore,
     policies: ArcSwap<PolicySet>,
     numbers: Mutex<Numbers>,
+    pub(crate) once: Once,
 }
 
 /// What a policy's usage is stored under. A number is given once and never to another policy.
@@ -73,7 +75,12 @@ impl Gate {
     pub fn with_store(mut policies: PolicySet, store: MemoryStore) -> Self {
         let mut numbers = Numbers::default();
         numbers.number(&mut policies);
-        Self { store, policies: ArcSwap::from_pointee(policies), numbers: Mutex::new(numbers) }
+        Self {
+            store,
+            policies: ArcSwap::from_pointee(policies),
+            numbers: Mutex::new(numbers),
+            once: Once::default(),
+        }
     }
 
     /// Decides a request and charges its cost under every policy that applies, or under none if an enforced one denies.
@@ -81,6 +88,33 @@ impl Gate {
     /// A shadow policy that would deny says so in its decision, charges nothing to itself, and does not deny.
     pub fn check<'r>(&self, request: &'r Request<'r>) -> Decisions<'r> {
         self.apply(Verb::Check, request)
+    }
+
+    /// A check that is charged once however often it is asked with the same `id` within the longest window of its
+    /// policies: asked again it gives the first answer again. A request of other keys or another cost is another one,
+    /// whatever its id.
+    ///
+    /// A denial is not kept, as it has charged nothing: the same id asked again is decided anew. Of the last 65,536
+    /// answers each is kept for its window; a check that comes again later is charged again. Checks with an id are made
+    /// one at a time.
+    ///
+    /// ```
+    /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
+    ///
+    /// let gate = Gate::new(PolicySet::new([Policy::new("per-user", Quota::per_minute(5))?.scope(["user"])])?);
+    /// let request = Request::new().with("user", "alice");
+    /// for _attempt in 0..3 {
+    ///     assert_eq!(gate.check_once(&request, "order-1001").strictest().unwrap().remaining, 4);
+    /// }
+    /// # Ok::<(), slidegate::Error>(())
+    /// ```
+    pub fn check_once<'r>(&self, request: &'r Request<'r>, id: &str) -> Decisions<'r> {
+        let policies = self.policies.load();
+        let requests = std::slice::from_ref(request);
+        let plan = policies.plan(requests);
+        let answers = plan.answers(self.once.check(&self.store, &plan.charges, id));
+        drop(plan);
+        Decisions { policies, requests, answers }
     }
 
     /// What [`check`](Self::check) would say, without charging.

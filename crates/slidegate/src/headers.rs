@@ -278,7 +278,11 @@ impl Answer<'_> {
     fn write_name(&self, out: &mut String) {
         let plain = |c| matches!(c, ' '..='~') && !matches!(c, '"' | '\\');
         out.push('"');
-        out.extend(self.name.chars().map(|c| if plain(c) { c } else { '_' }));
+        if self.name.chars().all(plain) {
+            out.push_str(self.name);
+        } else {
+            out.extend(self.name.chars().map(|c| if plain(c) { c } else { '_' }));
+        }
         out.push('"');
     }
 }

@@ -106,6 +106,13 @@ impl fmt::Display for Key<'_> {
 }
 
 fn write_escaped(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
+    // Nearly every key, and every answer has it.
+    let is_plain = |b: &u8| matches!(b, b' '..=b'~') && !matches!(b, b',' | b'%');
+    if bytes.iter().all(is_plain)
+        && let Ok(text) = std::str::from_utf8(bytes)
+    {
+        return f.write_str(text);
+    }
     let escape =
         |f: &mut fmt::Formatter<'_>, bytes: &[u8]| bytes.iter().try_for_each(|b| write!(f, "%{b:02X}"));
     for chunk in bytes.utf8_chunks() {

@@ -34,6 +34,7 @@ mod error;
 mod gate;
 mod key;
 mod limiter;
+mod once;
 mod policy;
 mod quota;
 mod request;

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Router;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
@@ -14,10 +15,10 @@ use super::{Failure, ServeArgs};
 use crate::config::{Config, describe};
 use crate::envoy::{self, Envoy, Watcher};
 use crate::front::Front;
-use crate::protocol::rls;
+use crate::listener;
+use crate::protocol::{self, Doors, rls};
 use crate::shutdown::Signals;
 use crate::store::Seen;
-use crate::{listener, protocol};
 
 /// Between two sweeps for expired keys.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
@@ -91,6 +92,7 @@ async fn serve(mut config: Config, envoy: Option<envoy::Settings>) -> Result<Exi
         files = Some(watcher);
         rules = Some(rls::Files { live, settings: settings.clone() });
     }
+    let auth = config.auth.clone();
     let front = Arc::new(Front::new(config).map_err(|error| Failure(error.to_string()))?);
     if let Some(shared) = front.shared() {
         greeting.store = match shared.ping().await {
@@ -109,10 +111,8 @@ async fn serve(mut config: Config, envoy: Option<envoy::Settings>) -> Result<Exi
     let reloader = tokio::spawn(reload(Arc::clone(&front), files));
     let has_rules = rules.is_some();
     let limits = Arc::new(rls::Limits::new(Arc::clone(&front), response_headers, rules));
-    let mut routes = protocol::http::routes(Arc::clone(&front));
-    if has_rules {
-        routes = routes.merge(rls::routes(Arc::clone(&limits)));
-    }
+    let more = if has_rules { rls::routes(Arc::clone(&limits)) } else { Router::new() };
+    let doors = Arc::new(Doors::new(Arc::clone(&front), auth, more));
     let (stopping, stopped) = watch::channel(false);
     let grpc = door.map(|door| {
         let mut stopped = stopped.clone();
@@ -139,7 +139,7 @@ async fn serve(mut config: Config, envoy: Option<envoy::Settings>) -> Result<Exi
         stopping.send_replace(true);
         tracing::info!(signal, grace_s = grace.as_secs(), "shutting down: open requests finish");
     };
-    let (http, resp) = tokio::join!(listener::serve(listener, routes, stop, grace), resp);
+    let (http, resp) = tokio::join!(listener::serve(listener, doors, stop, grace), resp);
     let mut cut_off = http + resp;
     for door in [grpc, debug].into_iter().flatten() {
         cut_off += door.await.unwrap_or_default();

@@ -11,7 +11,8 @@ use slidegate::{Algorithm, MemoryStore, Policy, PolicySet, parse_window};
 use super::file::{Node, Shown, Value};
 use super::section::{Section, flag, text, whole, wrong};
 use super::{
-    Config, DEFAULT_LISTEN, DEFAULT_SHUTDOWN_GRACE, Findings, Outside, foreign, grpc, policy, resp, shared,
+    Auth, Config, DEFAULT_LISTEN, DEFAULT_SHUTDOWN_GRACE, Findings, Outside, auth, foreign, grpc, policy,
+    resp, shared,
 };
 use crate::front::is_told;
 
@@ -27,7 +28,8 @@ const MAX_ATTRIBUTE: usize = crate::front::MAX_NAME;
 /// Reads a whole file.
 pub(super) fn config(root: &Node, outside: &Outside, findings: &mut Findings) -> Config {
     let Some(mut top) = Section::of(root, String::new(), MINIMAL, findings) else { return Config::default() };
-    top.expect_only(&["policies", "server", "grpc", "store", "resp", "attributes", "headers"], findings);
+    let known = ["policies", "server", "grpc", "store", "resp", "attributes", "headers", "auth"];
+    top.expect_only(&known, findings);
     let defaults = Config::default();
     let (listen, shutdown_grace) = server(&top, findings);
     let grpc = section(&top, "grpc", &grpc::KEYS, grpc::EXAMPLE, findings)
@@ -45,7 +47,14 @@ pub(super) fn config(root: &Node, outside: &Outside, findings: &mut Findings) ->
         Some(section) => resp::resp(&section, outside, findings),
         None => outside.resp(),
     };
-    let address_attributes = attributes(&top, findings).unwrap_or(defaults.address_attributes);
+    let mut address_attributes = attributes(&top, findings).unwrap_or(defaults.address_attributes);
+    let auth = section(&top, "auth", &auth::KEYS, auth::EXAMPLE, findings)
+        .map(|section| auth::auth(&section, findings));
+    for name in auth.iter().flat_map(Auth::address_attributes) {
+        if !address_attributes.iter().any(|known| known == name) {
+            address_attributes.push(name.to_owned());
+        }
+    }
     let policies = policies(&top, &address_attributes, findings).unwrap_or(defaults.policies);
     let headers = headers(&top, findings);
     if let Some(shared) = &shared
@@ -53,7 +62,19 @@ pub(super) fn config(root: &Node, outside: &Outside, findings: &mut Findings) ->
     {
         shared::try_out(shared, &policies, &top, store.as_ref(), findings);
     }
-    Config { policies, listen, grpc, shutdown_grace, max_keys, shared, resp, address_attributes, headers }
+    let auth = auth.unwrap_or_default();
+    Config {
+        policies,
+        listen,
+        grpc,
+        shutdown_grace,
+        max_keys,
+        shared,
+        resp,
+        address_attributes,
+        headers,
+        auth,
+    }
 }
 
 /// The section under `key`, empty if it is not there.

@@ -5,31 +5,37 @@
 use std::sync::Arc;
 
 use axum::Router;
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::extract::State;
-use axum::http::{HeaderName, HeaderValue, Request as HttpRequest, StatusCode, Uri, header};
-use axum::response::{IntoResponse, Response};
+use axum::http::{HeaderMap, HeaderValue, Request as HttpRequest, StatusCode, Uri, header};
+use axum::response::{IntoResponse, Response as HttpResponse};
 use axum::routing::{MethodRouter, get, post};
+use http_body_util::Full;
+use hyper::body::Incoming;
 use serde_json::json;
-use slidegate::{Decisions, Verb, millis_ceil};
+use slidegate::{Decisions, Request, Verb, millis_ceil};
 
+use super::fields::{self, NO_STORE};
+use super::problem::{self, Problem};
 use crate::front::{self, Front};
 use crate::store;
-use answer::Answer;
 use body::{Ask, Batch, MAX_BATCH, MAX_BATCH_BODY, MAX_BODY};
-use problem::Problem;
 
 mod answer;
 mod body;
-mod problem;
+mod idempotency;
+
+/// The path of a check, which is what a service does all day.
+pub(super) const CHECK: &str = "/v1/check";
 
 type Shared = State<Arc<Front>>;
-type Answered = Result<Response, Problem>;
+type Answered = Result<HttpResponse, Problem>;
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Every path and what it takes.
 fn table() -> [(&'static str, MethodRouter<Arc<Front>>); 10] {
     [
-        ("/v1/check", get(check_by_query).post(check)),
+        (CHECK, get(check_by_query).post(check_routed)),
         ("/v1/check/batch", post(check_batch)),
         ("/v1/peek", post(peek)),
         ("/v1/refund", post(refund)),
@@ -42,17 +48,23 @@ fn table() -> [(&'static str, MethodRouter<Arc<Front>>); 10] {
     ]
 }
 
-/// The routes over a front.
-pub(crate) fn routes(front: Arc<Front>) -> Router {
+/// The routes over a front. `others` are the paths of other doors, for who looks for one.
+pub(super) fn routes(front: Arc<Front>, others: &'static [&'static str]) -> Router {
     table()
         .into_iter()
         .fold(Router::new(), |router, (path, methods)| router.route(path, methods))
-        .fallback(unknown_path)
+        .fallback(move |uri| unknown_path(uri, others))
         .method_not_allowed_fallback(wrong_method)
         .with_state(front)
 }
 
-async fn check(State(front): Shared, request: HttpRequest<Body>) -> Answered {
+/// `POST /v1/check`.
+pub(super) async fn check(front: &Front, request: HttpRequest<Incoming>) -> HttpResponse<Full<Bytes>> {
+    by_body(front, Verb::Check, request).await.unwrap_or_else(Problem::response)
+}
+
+/// The same through the router, which has it for its list of methods.
+async fn check_routed(State(front): Shared, request: HttpRequest<Body>) -> Answered {
     by_body(&front, Verb::Check, request).await
 }
 
@@ -68,42 +80,56 @@ async fn penalize(State(front): Shared, request: HttpRequest<Body>) -> Answered 
     by_body(&front, Verb::Penalize, request).await
 }
 
-async fn check_by_query(State(front): Shared, uri: Uri) -> Answered {
+async fn check_by_query(State(front): Shared, uri: Uri, headers: HeaderMap) -> Answered {
     let ask = Ask::from_query(uri.query().unwrap_or_default())?;
     let request = ask.request(&front)?;
-    Ok(respond(&front, Verb::Check, &front.decide(Verb::Check, &request).await))
+    let id = idempotency::id(Verb::Check, &headers)?;
+    Ok(respond(&front, Verb::Check, &decide(&front, Verb::Check, &request, id).await))
 }
 
-async fn by_body(front: &Front, verb: Verb, request: HttpRequest<Body>) -> Answered {
-    let bytes = body::read(request.into_body(), MAX_BODY).await?;
+async fn by_body<I, O>(front: &Front, verb: Verb, request: HttpRequest<I>) -> Result<HttpResponse<O>, Problem>
+where
+    I: hyper::body::Body<Data = Bytes, Error: Into<BoxError>>,
+    O: From<Vec<u8>>,
+{
+    let (head, body) = request.into_parts();
+    let bytes = body::read(body, MAX_BODY).await?;
     let ask: Ask<'_> = body::parse(&bytes)?;
     let request = ask.request(front)?;
-    Ok(respond(front, verb, &front.decide(verb, &request).await))
+    let id = idempotency::id(verb, &head.headers)?;
+    Ok(respond(front, verb, &decide(front, verb, &request, id).await))
+}
+
+/// Decides; with an id only once.
+async fn decide<'r>(front: &Front, verb: Verb, request: &'r Request<'r>, id: Option<&str>) -> Decisions<'r> {
+    match id {
+        Some(id) => front.check_once(request, id).await,
+        None => front.decide(verb, request).await,
+    }
 }
 
 /// 429 for a check that is denied, 200 for every other answer: a look that finds no room has done its work. Only a
 /// check is a request that a client may be told about in header fields.
-fn respond(front: &Front, verb: Verb, decisions: &Decisions<'_>) -> Response {
+fn respond<O: From<Vec<u8>>>(front: &Front, verb: Verb, decisions: &Decisions<'_>) -> HttpResponse<O> {
     let denied = verb == Verb::Check && decisions.is_denied();
     let (status, media_type) =
         if denied { (StatusCode::TOO_MANY_REQUESTS, problem::MEDIA_TYPE) } else { (StatusCode::OK, JSON) };
-    let mut response = Response::new(Body::from(problem::json(&Answer::new(decisions, front.absence()))));
+    let mut response = HttpResponse::new(O::from(answer::one(decisions, front.absence())));
     *response.status_mut() = status;
     let headers = response.headers_mut();
+    headers.reserve(fields::USUAL);
     headers.insert(header::CONTENT_TYPE, media_type);
-    headers.insert(header::CACHE_CONTROL, NO_STORE);
     if verb == Verb::Check {
-        for (name, value) in front.headers().headers(decisions) {
-            let value =
-                HeaderValue::try_from(value).expect("names of policies and numbers are safe in headers");
-            headers.insert(HeaderName::from_static(name), value);
-        }
+        fields::insert(headers, front, decisions);
+    } else {
+        headers.insert(header::CACHE_CONTROL, NO_STORE);
     }
     response
 }
 
 /// Requests decided one after the other; the answers stand in their order. All must be readable, or none is decided.
 async fn check_batch(State(front): Shared, request: HttpRequest<Body>) -> Answered {
+    idempotency::none(request.headers())?;
     let bytes = body::read(request.into_body(), MAX_BATCH_BODY).await?;
     let batch: Batch<'_> = body::parse(&bytes)?;
     if batch.requests.len() > MAX_BATCH {
@@ -116,11 +142,11 @@ async fn check_batch(State(front): Shared, request: HttpRequest<Body>) -> Answer
     for request in &requests {
         decisions.push(front.decide(Verb::Check, request).await);
     }
-    let answers: Vec<_> = decisions.iter().map(|one| Answer::new(one, front.absence())).collect();
-    Ok(ok(problem::json(&json!({ "decisions": answers }))))
+    Ok(ok(answer::many(decisions.iter(), front.absence())))
 }
 
 async fn reset(State(front): Shared, request: HttpRequest<Body>) -> Answered {
+    idempotency::none(request.headers())?;
     let bytes = body::read(request.into_body(), MAX_BODY).await?;
     let ask: Ask<'_> = body::parse(&bytes)?;
     let request = ask.request(&front)?;
@@ -131,7 +157,7 @@ async fn reset(State(front): Shared, request: HttpRequest<Body>) -> Answered {
     Ok(ok(problem::json(&json!({ "existed": existed }))))
 }
 
-async fn policies(State(front): Shared) -> Response {
+async fn policies(State(front): Shared) -> HttpResponse {
     let policies = front.policies();
     let described = front::listed(&policies).map(|policy| {
         let quota = policy.quota();
@@ -154,13 +180,13 @@ async fn policies(State(front): Shared) -> Response {
 }
 
 /// The process lives.
-async fn healthz() -> Response {
+async fn healthz() -> HttpResponse {
     ok(problem::json(&json!({ "status": "ok" })))
 }
 
 /// New requests may come: not while the service is shutting down. They may while a shared store is away, since each
 /// policy has its fallback: instances that left the load balancer one and all would limit nothing.
-async fn readyz(State(front): Shared) -> Response {
+async fn readyz(State(front): Shared) -> HttpResponse {
     let stats = front.stats();
     let ready = front.is_ready();
     let body = json!({
@@ -178,29 +204,23 @@ async fn readyz(State(front): Shared) -> Response {
     response
 }
 
-async fn openapi() -> Response {
+async fn openapi() -> HttpResponse {
     ok(include_bytes!("http/openapi.json").to_vec())
 }
 
-async fn unknown_path(uri: Uri) -> Problem {
-    let paths: Vec<_> = table().iter().map(|(path, _)| *path).collect();
+async fn unknown_path(uri: Uri, others: &[&str]) -> Problem {
+    let table = table();
+    let paths: Vec<_> = table.iter().map(|(path, _)| *path).chain(others.iter().copied()).collect();
     let detail = format!("there is no `{}`; the paths are {}", uri.path().escape_debug(), paths.join(", "));
     Problem::new(StatusCode::NOT_FOUND, detail)
 }
 
 async fn wrong_method(request: HttpRequest<Body>) -> Problem {
-    let detail = format!(
-        "{} does not take {}; the `Allow` header says what it takes",
-        request.uri().path().escape_debug(),
-        request.method()
-    );
-    Problem::new(StatusCode::METHOD_NOT_ALLOWED, detail)
+    Problem::wrong_method(request.uri(), request.method())
 }
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
-/// A decision is true once: no cache may keep it.
-const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 
-fn ok(body: Vec<u8>) -> Response {
+fn ok(body: Vec<u8>) -> HttpResponse {
     ([(header::CONTENT_TYPE, JSON), (header::CACHE_CONTROL, NO_STORE)], body).into_response()
 }

@@ -49,7 +49,12 @@ impl Server {
 
     /// The same with a place for its log.
     pub(crate) fn start_logging_to(args: &[&str], log: impl Into<Stdio>) -> Self {
-        Self::run(slidegate().args(SERVE).args(args), log)
+        Self::start_at("127.0.0.1:0", args, log)
+    }
+
+    /// The same at an address of choice.
+    pub(crate) fn start_at(listen: &str, args: &[&str], log: impl Into<Stdio>) -> Self {
+        Self::run(slidegate().args(["serve", "--listen", listen]).args(args), log)
     }
 
     /// The same with variables in its environment.
@@ -105,9 +110,14 @@ impl Server {
     }
 
     pub(crate) fn ask(&self, method: &str, path: &str, body: Option<&str>) -> Answer {
+        self.ask_with("", method, path, body)
+    }
+
+    /// The same with further fields, each with its line's end.
+    pub(crate) fn ask_with(&self, fields: &str, method: &str, path: &str, body: Option<&str>) -> Answer {
         let body = body.unwrap_or("");
         let request = format!(
-            "{method} {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+            "{method} {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n{fields}content-length: {}\r\n\r\n{body}",
             self.address,
             body.len()
         );

@@ -62,7 +62,7 @@ impl<'d> Problem<'d> {
         let violated = denying.map(|one| one.policy().name()).collect();
         let keyed = !strictest.policy().scope_attributes().is_empty();
         let key = keyed.then(|| cut(strictest.key().to_string()));
-        Some(Self::new(&Answer::from(&strictest), key, violated))
+        Some(Self::new(&Answer::from(&strictest), key.as_deref(), violated))
     }
 
     /// What to say about the answer of a [`Limiter`](crate::Limiter), under a name of choice for its quota; `None` if
@@ -72,22 +72,41 @@ impl<'d> Problem<'d> {
         decision.is_denied().then(|| Self::new(&Answer { name, quota, decision }, None, vec![name]))
     }
 
-    fn new(strictest: &Answer<'_>, key: Option<String>, violated_policies: Vec<&'d str>) -> Self {
+    fn new(strictest: &Answer<'_>, key: Option<&str>, violated_policies: Vec<&'d str>) -> Self {
         let Answer { name, quota, decision } = *strictest;
-        let key = key.map_or_else(|| "its key".to_owned(), |key| format!("key `{key}`"));
-        let retry = match strictest.retry_after_s() {
-            Some(1) => "Retry in 1 second.".to_owned(),
-            Some(secs) => format!("Retry in {secs} seconds."),
-            None => "The request never fits, however long it waits.".to_owned(),
-        };
-        let (used, limit) = (decision.used, decision.limit);
+        // Every denial is told so: pieces cost a fraction of what a format does.
+        let mut detail = String::with_capacity(192);
+        detail.push_str("Policy `");
+        detail.push_str(name);
+        detail.push_str("` (");
+        detail.push_str(&quota.to_string());
+        detail.push_str(") would be exceeded: ");
+        match key {
+            Some(key) => {
+                detail.push_str("key `");
+                detail.push_str(key);
+                detail.push('`');
+            }
+            None => detail.push_str("its key"),
+        }
+        detail.push_str(" has used ");
+        detail.push_str(&decision.used.to_string());
+        detail.push_str(" of ");
+        detail.push_str(&decision.limit.to_string());
+        match strictest.retry_after_s() {
+            Some(1) => detail.push_str(". Retry in 1 second."),
+            Some(secs) => {
+                detail.push_str(". Retry in ");
+                detail.push_str(&secs.to_string());
+                detail.push_str(" seconds.");
+            }
+            None => detail.push_str(". The request never fits, however long it waits."),
+        }
         Self {
             type_uri: "https://iana.org/assignments/http-problem-types#quota-exceeded",
             title: "Request cannot be satisfied as assigned quota has been exceeded",
             status: 429,
-            detail: format!(
-                "Policy `{name}` ({quota}) would be exceeded: {key} has used {used} of {limit}. {retry}"
-            ),
+            detail,
             violated_policies,
             retry_after_ms: strictest.retry_after_ms(),
         }

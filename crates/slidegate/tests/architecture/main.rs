@@ -35,7 +35,8 @@ const MODULES: &[(&str, &[&str])] = &[
     ("store/fallback", &["charge", "decision", "quota", "store/memory", "verb"]),
     ("limiter", &["decision", "key", "quota", "store/memory", "verb", "waiting"]),
     ("waiting", &["decision", "key", "limiter", "time"]),
-    ("gate", &["charge", "decision", "key", "policy", "quota", "request", "store/memory", "verb"]),
+    ("once", &["charge", "decision", "key", "store/memory", "time", "verb"]),
+    ("gate", &["charge", "decision", "key", "once", "policy", "quota", "request", "store/memory", "verb"]),
     (
         "shared_gate",
         &[

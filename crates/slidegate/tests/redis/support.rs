@@ -13,8 +13,8 @@ pub(crate) mod proxy;
 pub(crate) mod sentinel;
 
 mod background;
-mod ports;
-mod process;
+pub(crate) mod ports;
+pub(crate) mod process;
 mod resp;
 
 use std::time::Duration;

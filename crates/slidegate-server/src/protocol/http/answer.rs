@@ -1,109 +1,161 @@
 //! Decisions as JSON: what binds, why, and what every policy says.
+//!
+//! Every decision pays for its answer, so it is written by hand into one buffer; `openapi.json` says what stands there,
+//! and a test holds answers of every kind against it.
 
-use serde::Serialize;
 use slidegate::headers::Problem;
 use slidegate::{Decisions, PolicyDecision, millis_ceil};
 
-use crate::why::why;
+use crate::protocol::problem;
+use crate::why;
 
-/// The answer to one request. The first members are those of the decision that binds; `null` where none does.
-#[derive(Serialize)]
-pub(super) struct Answer<'d> {
-    allowed: bool,
-    policy: Option<&'d str>,
-    key: Option<String>,
-    why: String,
-    limit: Option<u64>,
-    used: Option<u64>,
-    remaining: Option<u64>,
-    /// What this call charged or gave back under that policy.
-    cost: Option<u64>,
-    /// 0 when allowed, `null` when the cost never fits.
-    retry_after_ms: Option<u64>,
-    reset_after_ms: Option<u64>,
-    /// Where that decision comes from.
-    source: Option<&'static str>,
-    policies: Vec<One<'d>>,
-    /// Present on a denial: the members of RFC 9457 and of the RateLimit draft.
-    #[serde(flatten)]
-    problem: Option<Denial<'d>>,
+/// The answer to one request.
+pub(super) fn one(decisions: &Decisions<'_>, absence: &str) -> Vec<u8> {
+    let mut json = Json(Vec::with_capacity(problem::USUAL));
+    json.answer(decisions, absence);
+    json.0
 }
 
-#[derive(Serialize)]
-struct Denial<'d> {
-    r#type: &'static str,
-    title: &'static str,
-    status: u16,
-    detail: String,
-    #[serde(rename = "violated-policies")]
-    violated_policies: Vec<&'d str>,
+/// The answers to a batch.
+pub(super) fn many<'d>(answers: impl Iterator<Item = &'d Decisions<'d>>, absence: &str) -> Vec<u8> {
+    let mut json = Json(br#"{"decisions":["#.to_vec());
+    for (at, decisions) in answers.enumerate() {
+        if at > 0 {
+            json.0.push(b',');
+        }
+        json.answer(decisions, absence);
+    }
+    json.0.extend_from_slice(b"]}");
+    json.0
 }
 
-/// What one policy says.
-#[derive(Serialize)]
-struct One<'d> {
-    policy: &'d str,
-    key: String,
-    allowed: bool,
-    /// False for a shadow policy, whose denials deny nothing.
-    enforced: bool,
-    limit: u64,
-    window_ms: u64,
-    used: u64,
-    remaining: u64,
-    cost: u64,
-    retry_after_ms: Option<u64>,
-    reset_after_ms: u64,
-    source: &'static str,
-}
+/// JSON so far. Names of members are ours and have nothing to escape.
+struct Json(Vec<u8>);
 
-impl<'d> Answer<'d> {
-    /// `absence` says why a fallback decided, if one did.
-    pub(super) fn new(decisions: &'d Decisions<'_>, absence: &str) -> Self {
+impl Json {
+    /// The first members are those of the decision that binds; `null` where none does. `absence` says why a fallback
+    /// decided, if one did.
+    fn answer(&mut self, decisions: &Decisions<'_>, absence: &str) {
         let strictest = decisions.strictest();
-        let of = |read: fn(&PolicyDecision<'_>) -> u64| strictest.as_ref().map(read);
-        Self {
-            allowed: decisions.is_allowed(),
-            policy: strictest.map(|one| one.policy().name()),
-            key: strictest.map(|one| one.key().to_string()),
-            why: why(decisions, absence),
-            limit: of(|one| one.limit),
-            used: of(|one| one.used),
-            remaining: of(|one| one.remaining),
-            cost: of(|one| one.cost),
-            retry_after_ms: match &strictest {
-                Some(one) => one.retry_after().map(millis_ceil),
-                None => Some(0),
-            },
-            reset_after_ms: of(|one| millis_ceil(one.reset_after())),
-            source: strictest.map(|one| one.source.name()),
-            policies: decisions.iter().map(|one| One::new(&one)).collect(),
-            problem: Problem::of(decisions).map(|problem| Denial {
-                r#type: problem.type_uri,
-                title: problem.title,
-                status: problem.status,
-                detail: problem.detail,
-                violated_policies: problem.violated_policies,
-            }),
+        let key = strictest.as_ref().map(|one| one.key().to_string());
+        self.open();
+        self.flag("allowed", decisions.is_allowed());
+        match (&strictest, &key) {
+            (Some(one), Some(key)) => {
+                self.text("policy", one.policy().name());
+                self.text("key", key);
+                self.text("why", &why::of_key(one, key, absence));
+                self.number("limit", one.limit);
+                self.number("used", one.used);
+                self.number("remaining", one.remaining);
+                self.number("cost", one.cost);
+                self.number("retry_after_ms", one.retry_after().map(millis_ceil));
+                self.number("reset_after_ms", millis_ceil(one.reset_after()));
+                self.text("source", one.source.name());
+            }
+            _ => {
+                self.number("policy", None);
+                self.number("key", None);
+                self.text("why", why::NOTHING);
+                for name in ["limit", "used", "remaining", "cost"] {
+                    self.number(name, None);
+                }
+                self.number("retry_after_ms", 0);
+                self.number("reset_after_ms", None);
+                self.number("source", None);
+            }
+        }
+        self.name("policies");
+        self.0.push(b'[');
+        for (at, one) in decisions.iter().enumerate() {
+            if at > 0 {
+                self.0.push(b',');
+            }
+            // Most requests are under one policy, whose key is written above.
+            let same = strictest.filter(|strictest| strictest.position() == one.position());
+            match (same, &key) {
+                (Some(_), Some(key)) => self.policy(&one, key),
+                _ => self.policy(&one, &one.key().to_string()),
+            }
+        }
+        self.0.push(b']');
+        if let Some(problem) = Problem::of(decisions) {
+            self.text("type", problem.type_uri);
+            self.text("title", problem.title);
+            self.number("status", u64::from(problem.status));
+            self.text("detail", &problem.detail);
+            self.name("violated-policies");
+            self.0.push(b'[');
+            for (at, policy) in problem.violated_policies.iter().enumerate() {
+                if at > 0 {
+                    self.0.push(b',');
+                }
+                self.string(policy);
+            }
+            self.0.push(b']');
+        }
+        self.0.push(b'}');
+    }
+
+    /// What one policy says. `enforced` is false for a shadow policy, whose denials deny nothing.
+    fn policy(&mut self, one: &PolicyDecision<'_>, key: &str) {
+        self.open();
+        self.text("policy", one.policy().name());
+        self.text("key", key);
+        self.flag("allowed", one.is_allowed());
+        self.flag("enforced", one.policy().is_enforced());
+        self.number("limit", one.limit);
+        self.number("window_ms", millis_ceil(one.quota().window()));
+        self.number("used", one.used);
+        self.number("remaining", one.remaining);
+        self.number("cost", one.cost);
+        self.number("retry_after_ms", one.retry_after().map(millis_ceil));
+        self.number("reset_after_ms", millis_ceil(one.reset_after()));
+        self.text("source", one.source.name());
+        self.0.push(b'}');
+    }
+
+    fn open(&mut self) {
+        self.0.push(b'{');
+    }
+
+    fn name(&mut self, name: &str) {
+        if self.0.last() != Some(&b'{') {
+            self.0.push(b',');
+        }
+        self.0.push(b'"');
+        self.0.extend_from_slice(name.as_bytes());
+        self.0.extend_from_slice(b"\":");
+    }
+
+    fn text(&mut self, name: &str, text: &str) {
+        self.name(name);
+        self.string(text);
+    }
+
+    /// `null` where there is none.
+    fn number(&mut self, name: &str, number: impl Into<Option<u64>>) {
+        self.name(name);
+        match number.into() {
+            Some(number) => self.0.extend_from_slice(itoa::Buffer::new().format(number).as_bytes()),
+            None => self.0.extend_from_slice(b"null"),
         }
     }
-}
 
-impl<'d> One<'d> {
-    fn new(one: &PolicyDecision<'d>) -> Self {
-        Self {
-            policy: one.policy().name(),
-            key: one.key().to_string(),
-            allowed: one.is_allowed(),
-            enforced: one.policy().is_enforced(),
-            limit: one.limit,
-            window_ms: millis_ceil(one.quota().window()),
-            used: one.used,
-            remaining: one.remaining,
-            cost: one.cost,
-            retry_after_ms: one.retry_after().map(millis_ceil),
-            reset_after_ms: millis_ceil(one.reset_after()),
-            source: one.source.name(),
+    fn flag(&mut self, name: &str, flag: bool) {
+        self.name(name);
+        self.0.extend_from_slice(if flag { b"true" } else { b"false" });
+    }
+
+    fn string(&mut self, text: &str) {
+        // Without a branch for each byte the processor looks at many of them at once.
+        let is_plain = |plain, byte: u8| plain & (byte >= b' ') & (byte != b'"') & (byte != b'\\');
+        if text.bytes().fold(true, is_plain) {
+            self.0.push(b'"');
+            self.0.extend_from_slice(text.as_bytes());
+            self.0.push(b'"');
+        } else {
+            serde_json::to_writer(&mut self.0, text).expect("a text has a JSON form");
         }
     }
 }

@@ -4,14 +4,15 @@ use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
 
-use axum::body::{Body, Bytes};
+use axum::body::Bytes;
 use axum::http::StatusCode;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::Body;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, de};
 
-use super::problem::Problem;
-use crate::front::{Field, Front, MAX_ATTRIBUTES, MAX_COST};
+use crate::front::{Front, MAX_ATTRIBUTES, MAX_COST};
+use crate::protocol::problem::Problem;
 use slidegate::Request;
 
 /// Largest body of one request: its attributes at their longest would not fit, real ones fit a hundred times.
@@ -67,12 +68,7 @@ impl<'a> Ask<'a> {
         let mut ask = Self { attributes: Attributes::default(), cost: Cost::default(), place: "" };
         for (name, value) in form_urlencoded::parse(query.as_bytes()) {
             if name == "cost" {
-                ask.cost = Cost(value.parse().map_err(|_| {
-                    Problem::field(
-                        "cost",
-                        format!("cost `{}` is no whole number from 0 to {MAX_COST}", value.escape_debug()),
-                    )
-                })?);
+                ask.cost = Cost(value.parse().map_err(|_| Problem::cost(&value, MAX_COST))?);
             } else {
                 ask.attributes.0.push((name, value));
             }
@@ -83,16 +79,15 @@ impl<'a> Ask<'a> {
     /// The request that this asks about.
     pub(super) fn request<'r>(&'r self, front: &Front) -> Result<Request<'r>, Problem> {
         let attributes = self.attributes.0.iter().map(|(name, value)| (&**name, value.as_bytes()));
-        front.request(attributes, self.cost.0).map_err(|bad| match bad.field {
-            Field::Attribute(name) => Problem::field(format!("{}{name}", self.place), bad.detail),
-            Field::Attributes => Problem::field("attributes", bad.detail),
-            Field::Cost => Problem::field("cost", bad.detail),
-        })
+        front.request(attributes, self.cost.0).map_err(|bad| Problem::of(bad, self.place))
     }
 }
 
 /// Reads a whole body, in time and in bounds.
-pub(super) async fn read(body: Body, most: usize) -> Result<Bytes, Problem> {
+pub(super) async fn read<B>(body: B, most: usize) -> Result<Bytes, Problem>
+where
+    B: Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>>,
+{
     let collected = tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, most).collect()).await;
     match collected {
         Ok(Ok(body)) => Ok(body.to_bytes()),
@@ -119,6 +114,10 @@ pub(super) fn parse<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Proble
             "body",
             format!("the body is no JSON object; send for example `{example}`"),
         ));
+    }
+    // Only who sends nonsense waits for the place where it stands to be found.
+    if let Ok(parsed) = serde_json::from_slice(bytes) {
+        return Ok(parsed);
     }
     let mut json = serde_json::Deserializer::from_slice(bytes);
     let parsed = serde_path_to_error::deserialize(&mut json).map_err(|error| {

@@ -1,0 +1,104 @@
+//! Problems: what a client did wrong, as RFC 9457 bodies that name the field.
+
+use axum::body::Body;
+use axum::http::{HeaderValue, Method, Response, StatusCode, Uri, header};
+use axum::response::IntoResponse;
+use serde::Serialize;
+
+use crate::front::{BadRequest, Field};
+
+/// The media type of problems, denials included.
+pub(super) const MEDIA_TYPE: HeaderValue = HeaderValue::from_static("application/problem+json");
+
+/// A request that cannot be decided.
+#[derive(Debug)]
+pub(super) struct Problem {
+    status: StatusCode,
+    detail: String,
+    /// The member of the body or the query that is wrong.
+    field: Option<String>,
+}
+
+impl Problem {
+    pub(super) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
+        Self { status, detail: detail.into(), field: None }
+    }
+
+    /// A member of the request that is wrong.
+    pub(super) fn field(field: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self { status: StatusCode::BAD_REQUEST, detail: detail.into(), field: Some(field.into()) }
+    }
+
+    /// What the front found wrong with attributes and a cost; `place` stands before the name of an attribute.
+    pub(super) fn of(bad: BadRequest, place: &str) -> Self {
+        match bad.field {
+            Field::Attribute(name) => Self::field(format!("{place}{name}"), bad.detail),
+            Field::Attributes => Self::field("attributes", bad.detail),
+            Field::Cost => Self::field("cost", bad.detail),
+        }
+    }
+
+    /// A cost that is no number.
+    pub(super) fn cost(written: &str, most: u64) -> Self {
+        let detail = format!("cost `{}` is no whole number from 0 to {most}", written.escape_debug());
+        Self::field("cost", detail)
+    }
+
+    /// A method that a path does not take.
+    pub(super) fn wrong_method(uri: &Uri, method: &Method) -> Self {
+        let path = uri.path().escape_debug();
+        let detail = format!("{path} does not take {method}; the `Allow` header says what it takes");
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, detail)
+    }
+
+    /// The same problem within the request at this place of a batch.
+    pub(super) fn in_batch(mut self, at: usize) -> Self {
+        self.field = Some(match self.field {
+            Some(field) => format!("requests[{at}].{field}"),
+            None => format!("requests[{at}]"),
+        });
+        self
+    }
+}
+
+impl Problem {
+    /// The answer to whoever sent it.
+    pub(super) fn response<B: From<Vec<u8>>>(self) -> Response<B> {
+        #[derive(Serialize)]
+        struct Members<'a> {
+            r#type: &'static str,
+            title: &'static str,
+            status: u16,
+            detail: &'a str,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            field: Option<&'a str>,
+        }
+        let members = Members {
+            r#type: "about:blank",
+            title: self.status.canonical_reason().unwrap_or("Error"),
+            status: self.status.as_u16(),
+            detail: &self.detail,
+            field: self.field.as_deref(),
+        };
+        let mut response = Response::new(B::from(json(&members)));
+        *response.status_mut() = self.status;
+        response.headers_mut().insert(header::CONTENT_TYPE, MEDIA_TYPE);
+        response
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response<Body> {
+        self.response()
+    }
+}
+
+/// A body of our own types, which always have a JSON form.
+pub(super) fn json(body: &impl Serialize) -> Vec<u8> {
+    let mut written = Vec::with_capacity(USUAL);
+    serde_json::to_writer(&mut written, body).expect("our answers have text keys and no maps that can fail");
+    written
+}
+
+/// Room for the answer to one request under a policy or two: it is written once and moved nowhere.
+pub(super) const USUAL: usize = 1024;

