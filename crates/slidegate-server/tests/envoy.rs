@@ -14,7 +14,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use common::{Answer, Folder, Server};
+use common::{Answer, Folder, Server, installed};
 use slidegate::{Clock, SystemClock};
 
 const PROXY: &str = include_str!("../../../deploy/envoy/envoy.yaml");
@@ -64,8 +64,7 @@ struct Envoy {
 impl Envoy {
     /// Starts it with the file of `deploy`, its ports replaced, and waits until it is ready.
     fn start(test: &str, slidegate: u16, edit: impl Fn(String) -> String) -> Self {
-        let program = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("clients/envoy/envoy/_bin/envoy");
-        assert!(program.exists(), "{} is missing; scripts/test puts it there", program.display());
+        let program = installed("python/bin/envoy");
         let folder = Folder::new(test);
         let admin = Path::new(folder.path()).join("admin");
         let replaced = |text: String, from: u16, to: u16| {

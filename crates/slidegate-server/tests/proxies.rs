@@ -16,14 +16,14 @@ mod library {
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use common::{Answer, Server, text};
+use common::{Answer, Server, installed, text};
 use library::support::process::{PrivateDir, Process};
 use library::support::{ports, until, until_true};
 
@@ -104,12 +104,7 @@ const TRAEFIK: Kind = Kind {
     open: "service: slidegate-or-pass\n",
     closed: "service: slidegate\n",
     command: |dir| {
-        let traefik = PathBuf::from(concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/../../target/test-clients/python/bin/traefik"
-        ));
-        assert!(traefik.exists(), "{} is missing: run scripts/test, which installs it", traefik.display());
-        let mut command = Command::new(traefik);
+        let mut command = Command::new(installed("python/bin/traefik"));
         command.arg("--configFile=traefik.yml").current_dir(dir);
         command
     },

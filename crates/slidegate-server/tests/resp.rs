@@ -1,6 +1,5 @@
 //! The RESP port as clients of Redis see it: redis-cli, redis-benchmark, redis-py, ioredis, and bytes that no client sends.
 //!
-//! redis-py and ioredis are where scripts/test installs them: `target/clients`.
 
 // A test that cannot go on panics.
 #![allow(clippy::unwrap_used)]
@@ -17,11 +16,10 @@ mod library {
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
-use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use common::{Folder, Server, run, text};
+use common::{Folder, Server, installed, run, text};
 use library::support::server::Server as Redis;
 
 /// Far longer than any answer takes: what fails is an answer that never comes.
@@ -112,13 +110,6 @@ fn client(program: &str, package: &str) -> Command {
 fn cli(server: &Server, arguments: &[&str]) -> String {
     let mut cli = client("redis-cli", "redis-tools");
     text(&cli.args(["-p", port(server)]).args(arguments).stdin(Stdio::null()).output().unwrap().stdout)
-}
-
-/// Where scripts/test puts clients that Debian does not have as pinned.
-fn clients() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/clients").canonicalize().expect(
-        "target/clients is missing; scripts/test installs redis-py and ioredis there before the tests run",
-    )
 }
 
 /// It is where every decision of this port begins: the reply's order is documented, and clients take it apart by place.
@@ -747,11 +738,8 @@ except redis.AuthenticationError:
     pass
 print('served')
 ";
-    let output = client("python3", "python3")
-        .args(["-c", script, port(&server)])
-        .env("PYTHONPATH", clients().join("python"))
-        .output()
-        .unwrap();
+    let output =
+        Command::new(installed("python/bin/python")).args(["-c", script, port(&server)]).output().unwrap();
     assert_eq!(succeed(&output), "served\n", "{}", text(&output.stderr));
 }
 
@@ -782,7 +770,7 @@ const assert = require('assert');
 ";
     let output = client("node", "nodejs")
         .args(["-e", script, port(&server)])
-        .env("NODE_PATH", clients().join("node_modules"))
+        .env("NODE_PATH", installed("node/node_modules"))
         .output()
         .unwrap();
     assert_eq!(succeed(&output), "served\n", "{}", text(&output.stderr));

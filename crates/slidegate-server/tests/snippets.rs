@@ -16,10 +16,10 @@ mod library {
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::{Answer, Server, text};
+use common::{Answer, Server, installed, text};
 use library::support::process::{PrivateDir, Process};
 use library::support::{ports, until, until_true};
 
@@ -40,13 +40,6 @@ fn block(first: &str) -> String {
     let begins = format!("\n{first}\n");
     let at = page.find(&begins).unwrap_or_else(|| panic!("no block begins with `{first}`")) + 1;
     page[at..].split("```").next().unwrap().to_owned()
-}
-
-/// What `scripts/test` installed for the tests.
-fn installed(path: &str) -> PathBuf {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/test-clients").join(path);
-    assert!(path.exists(), "{} is missing: run scripts/test, which installs it", path.display());
-    path.canonicalize().unwrap()
 }
 
 /// The application says hello twice, tells what remains, then says 429; and hello again once nobody answers it.

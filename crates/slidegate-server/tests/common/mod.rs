@@ -219,3 +219,10 @@ impl Drop for Folder {
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
+
+/// What `scripts/test` installed for the tests.
+pub(crate) fn installed(path: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/test-clients").join(path);
+    assert!(path.exists(), "{} is missing: run scripts/test, which installs it", path.display());
+    std::path::absolute(path).expect("the folder of the package is known")
+}
