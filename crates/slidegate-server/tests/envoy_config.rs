@@ -383,11 +383,12 @@ fn a_swapped_root_is_taken_in_by_the_environments_settings() {
         ("RUNTIME_ROOT", root.as_str()),
         ("RUNTIME_SUBDIRECTORY", "app"),
         ("HOST", "127.0.0.1"),
+        ("DEBUG_PORT", "0"),
         ("CACHE_KEY_PREFIX", ""),
         ("LOG_LEVEL", "WARN"),
         ("USE_STATSD", "false"),
     ];
-    let server = Server::start_with(&["--envoy-env"], &variables);
+    let server = Server::start_with(&["--envoy-env", "--grpc", "127.0.0.1:0"], &variables);
     assert_eq!(asked(&server, "check", 5)["remaining"], 0);
     release("r2", 7);
     symlink("r2", path("next")).unwrap();
@@ -406,17 +407,18 @@ fn it_starts_without_files_only_where_that_is_wanted() {
     let variables = [
         ("RUNTIME_ROOT", root.as_str()),
         ("HOST", "127.0.0.1"),
+        ("DEBUG_PORT", "0"),
         ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true"),
     ];
-    let server = Server::start_with(&["--envoy-env"], &variables);
+    let server = Server::start_with(&["--envoy-env", "--grpc", "127.0.0.1:0"], &variables);
     assert!(server.greeting.contains("/runtime/config: nothing that can be read yet"), "{}", server.greeting);
     assert_eq!(asked(&server, "peek", 1)["policies"], json!([]));
     fs::create_dir_all(format!("{root}/config")).unwrap();
     fs::write(format!("{root}/config/edge.yaml"), one_limit(5)).unwrap();
     wait_for("the first files", || asked(&server, "peek", 1)["limit"] == 5);
     let output = slidegate()
-        .args(["serve", "--envoy-env", "--listen", "127.0.0.1:0"])
-        .env("RUNTIME_ROOT", "/no/such")
+        .args(["serve", "--envoy-env", "--listen", "127.0.0.1:0", "--grpc", "127.0.0.1:0"])
+        .envs([("RUNTIME_ROOT", "/no/such"), ("DEBUG_PORT", "0")])
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(2));
