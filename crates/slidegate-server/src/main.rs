@@ -4,12 +4,15 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
+mod admin;
 mod cli;
 mod config;
+mod control;
 mod front;
 mod listener;
 mod protocol;
 mod replay;
+mod shadow;
 mod shutdown;
 mod store;
 mod why;

@@ -11,6 +11,7 @@ use slidegate::{ClientCertificate, PolicySet, RedisOptions, SharedGate, parse_wi
 
 use super::file::{Node, Shown};
 use super::section::{Section, flag, text, whole, wrong};
+use super::admin::{self, Token};
 use super::{ConfigErrors, Findings, resolve};
 
 /// Every key of `store` that is about a shared one.
@@ -60,10 +61,12 @@ pub(crate) struct SharedStore {
 }
 
 /// What the command line and the environment say about the store.
-#[derive(Default)]
+#[derive(Default, Clone)]
 pub(crate) struct Outside {
     redis: Option<RedisOptions>,
     key_secret: Option<String>,
+    /// Who may look at the service and change it.
+    pub(super) tokens: Vec<Token>,
 }
 
 impl SharedStore {
@@ -95,7 +98,12 @@ impl Outside {
         let options = |(place, url): (&str, String)| {
             RedisOptions::new(&url).map_err(|error| ConfigErrors::one(place, None, &error.to_string()))
         };
-        Ok(Self { redis: redis.map(options).transpose()?, key_secret: variable(SECRET_VARIABLE)? })
+        let tokens = variable(admin::TOKENS_VARIABLE)?.map(|value| admin::from_variable(&value)).transpose()?;
+        Ok(Self {
+            redis: redis.map(options).transpose()?,
+            key_secret: variable(SECRET_VARIABLE)?,
+            tokens: tokens.unwrap_or_default(),
+        })
     }
 
     /// The store that these name without a file.

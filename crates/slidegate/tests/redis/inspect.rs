@@ -54,7 +54,8 @@ async fn what_is_read_is_what_the_scripts_count() {
     assert!(most > 3, "at most {most} charges counted at once");
 
     // Under another window, as a script that decides then reads it.
-    let changed = policies().iter().map(|policy| {
+    let before = policies();
+    let changed = before.iter().map(|policy| {
         let quota = Quota::per_hour(50).with_algorithm(policy.quota().algorithm());
         policy.clone().with_quota(quota)
     });
