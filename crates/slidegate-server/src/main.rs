@@ -8,6 +8,7 @@ mod cli;
 mod config;
 mod front;
 mod listener;
+mod observe;
 mod protocol;
 mod replay;
 mod shutdown;
