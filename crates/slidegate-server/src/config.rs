@@ -9,6 +9,7 @@ mod condition;
 mod file;
 mod flag;
 mod foreign;
+mod observe;
 mod overrides;
 mod policy;
 mod reload;
@@ -29,6 +30,7 @@ use slidegate::headers::HeaderOptions;
 use slidegate::{MemoryStore, Policy, PolicySet, Quota};
 
 pub(crate) use admin::{Right, Token, is_name};
+pub(crate) use observe::{KeysShown, Observe};
 pub(crate) use reload::{Loaded, Sources, Watched, differences};
 pub(crate) use shared::{Outside, SharedStore};
 pub(crate) use words::{Counted, describe};
@@ -44,7 +46,7 @@ pub(crate) const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Add
 pub(crate) const DEFAULT_SHUTDOWN_GRACE: Duration = Duration::from_secs(10);
 
 /// All that can be configured.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Config {
     /// At least one.
     pub(crate) policies: PolicySet,
@@ -64,6 +66,8 @@ pub(crate) struct Config {
     pub(crate) headers: HeaderOptions,
     /// Who may look at the service and change it, off loopback.
     pub(crate) admin: Vec<Token>,
+    /// What is told of decisions.
+    pub(crate) observe: Observe,
 }
 
 impl Config {
@@ -81,6 +85,7 @@ impl Config {
         let config = config.unwrap_or_else(|| Self {
             shared: outside.store(),
             admin: outside.tokens.clone(),
+            observe: Observe::without_file(outside),
             ..Self::default()
         });
         Ok(Self { policies: policies.unwrap_or(config.policies), ..config })
@@ -160,6 +165,7 @@ impl Default for Config {
             address_attributes: vec!["ip".to_owned()],
             headers: HeaderOptions::default(),
             admin: Vec::new(),
+            observe: Observe::default(),
         }
     }
 }
@@ -324,6 +330,7 @@ policies:
         assert_eq!(config.max_keys, default.max_keys);
         assert_eq!(config.address_attributes, default.address_attributes);
         assert_eq!(config.headers, default.headers);
+        assert_eq!(config.observe, default.observe);
     }
 
     /// Whoever reads a reference copies from it.

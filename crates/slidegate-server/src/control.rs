@@ -69,8 +69,6 @@ pub(crate) enum Cause {
     Unknown,
     /// It is not as the caller thought.
     Conflict,
-    /// It says nothing that can be done.
-    Wrong,
     /// The store did not answer.
     Away,
 }
@@ -126,7 +124,10 @@ impl Control {
         };
         let note = shared.note(None).await.map_err(|error| Refusal::new(Cause::Away, error.to_string()))?;
         let note = note.unwrap_or_default();
-        Ok((note.version, Document::from_text(&note.text).map_err(|detail| Refusal::new(Cause::Conflict, detail))?))
+        Ok((
+            note.version,
+            Document::from_text(&note.text).map_err(|detail| Refusal::new(Cause::Conflict, detail))?,
+        ))
     }
 
     async fn write(&self, after: u64, text: &str) -> Result<bool, Refusal> {
@@ -158,7 +159,10 @@ impl Control {
             Ok(Some(note)) => match Document::from_text(&note.text) {
                 Ok(document) => {
                     if note.version != known {
-                        tracing::info!(version = note.version, "limits were changed elsewhere; they are in force");
+                        tracing::info!(
+                            version = note.version,
+                            "limits were changed elsewhere; they are in force"
+                        );
                     }
                     return self.take(note.version, document);
                 }

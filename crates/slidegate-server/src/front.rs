@@ -4,14 +4,15 @@
 //! decisions in its own words. It knows no store and no algorithm.
 
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use slidegate::headers::HeaderOptions;
 use slidegate::{Decisions, Error, KeyUse, MemoryStats, MemoryStore, Policy, PolicySet, Request, Verb};
 
 use crate::config::{Config, describe};
 use crate::control::{self, Base, Document};
+use crate::observe::{Door, Observer};
 use crate::shadow::Shadows;
 use crate::store::{Shared, Store};
 
@@ -22,6 +23,7 @@ pub(crate) struct Front {
     /// Attributes whose text is an IP address.
     address_attributes: Vec<String>,
     headers: HeaderOptions,
+    observer: Observer,
     /// Cleared when the service begins to shut down.
     ready: AtomicBool,
     layers: Mutex<Layers>,
@@ -71,10 +73,12 @@ impl Front {
         let memory = MemoryStore::builder().max_keys(config.max_keys).build();
         let base = Base { policies: config.policies, candidates: config.candidates };
         let (policies, _) = control::fold(&base, &Document::default(), 0, |_| false)?;
+        let observer = Observer::new(config.observe, &policies);
         Ok(Self {
             store: Store::new(policies, memory, config.shared)?,
             address_attributes: config.address_attributes,
             headers: config.headers,
+            observer,
             ready: AtomicBool::new(true),
             layers: Mutex::new(Layers { base, ..Layers::default() }),
             shadows: Shadows::default(),
@@ -120,13 +124,19 @@ impl Front {
         self.layers().base.clone()
     }
 
-    fn put_in_force(&self, layers: &mut Layers, change: impl FnOnce(&mut Layers)) -> Result<Vec<String>, Error> {
+    fn put_in_force(
+        &self,
+        layers: &mut Layers,
+        change: impl FnOnce(&mut Layers),
+    ) -> Result<Vec<String>, Error> {
         let now_ms = control::now_ms();
-        let mut next = Layers { base: layers.base.clone(), document: Arc::clone(&layers.document), next_end: None };
+        let mut next =
+            Layers { base: layers.base.clone(), document: Arc::clone(&layers.document), next_end: None };
         change(&mut next);
         let (policies, refused) =
             control::fold(&next.base, &next.document, now_ms, |attribute| self.is_address(attribute))?;
         next.next_end = next.document.living(now_ms).map(|change| change.until_ms).min();
+        self.observer.follow(&policies);
         self.store.configure(policies)?;
         *layers = next;
         Ok(refused)
@@ -222,16 +232,35 @@ impl Front {
     }
 
     /// Decides a request. Every protocol calls this, or [`decide_all`](Self::decide_all).
-    pub(crate) async fn decide<'r>(&self, verb: Verb, request: &'r Request<'r>) -> Decisions<'r> {
-        self.decide_all(verb, std::slice::from_ref(request)).await
+    pub(crate) async fn decide<'r>(&self, door: Door, verb: Verb, request: &'r Request<'r>) -> Decisions<'r> {
+        self.decide_all(door, verb, std::slice::from_ref(request)).await
     }
 
     /// Decides several requests in one atomic step: all of them are charged on all of their policies, or none.
-    pub(crate) async fn decide_all<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
-        let decisions = self.store.apply_all(verb, requests).await;
+    pub(crate) async fn decide_all<'r>(
+        &self,
+        door: Door,
+        verb: Verb,
+        requests: &'r [Request<'r>],
+    ) -> Decisions<'r> {
+        let decisions = match &self.store {
+            Store::Memory(gate) => gate.apply_all(verb, requests),
+            Store::Shared(shared) => {
+                let start = self.observer.start();
+                let decisions = shared.apply_all(verb, requests).await;
+                self.observer.called(start, &decisions);
+                decisions
+            }
+        };
+        self.observer.note(door, verb, &decisions);
         for one in self.shadows.note(verb, &decisions) {
             let request = requests[one.request].clone().under(&one.candidate);
-            self.store.apply_all(Verb::Check, std::slice::from_ref(&request)).await;
+            match &self.store {
+                Store::Memory(gate) => drop(gate.check(&request)),
+                Store::Shared(shared) => {
+                    drop(shared.apply_all(Verb::Check, std::slice::from_ref(&request)).await)
+                }
+            }
         }
         decisions
     }
@@ -263,6 +292,11 @@ impl Front {
         self.store.shared()
     }
 
+    /// What watches decisions.
+    pub(crate) fn observer(&self) -> &Observer {
+        &self.observer
+    }
+
     pub(crate) fn headers(&self) -> &HeaderOptions {
         &self.headers
     }
@@ -283,6 +317,7 @@ impl Front {
     /// From here on `/readyz` says that no new requests should come.
     pub(crate) fn begin_shutdown(&self) {
         self.ready.store(false, Ordering::Relaxed);
+        self.observer.end();
     }
 }
 

@@ -10,6 +10,7 @@ mod config;
 mod control;
 mod front;
 mod listener;
+mod observe;
 mod protocol;
 mod replay;
 mod shadow;

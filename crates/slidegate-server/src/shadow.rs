@@ -75,7 +75,9 @@ impl Shadows {
                 watched.would_deny += u64::from(one.is_denied());
                 continue;
             };
-            let is_live = |other: &PolicyDecision<'_>| other.policy().name() == live && other.request() == one.request();
+            let is_live = |other: &PolicyDecision<'_>| {
+                other.policy().name() == live && other.request() == one.request()
+            };
             let Some(live_one) = decisions.iter().find(is_live) else { continue };
             // Whatever another policy denies, is denied under this candidate as well.
             let others_deny = denying > usize::from(live_one.is_denied() && live_one.policy().is_enforced());
@@ -105,6 +107,11 @@ impl Shadows {
 impl Compared {
     fn new(quotas: (Quota, Quota)) -> Self {
         Self { quotas, requests: 0, changed: Changed::default(), keys: HashMap::new() }
+    }
+
+    /// Whether it was counted with these two.
+    pub(crate) fn is_of(&self, live: &Quota, candidate: &Quota) -> bool {
+        self.quotas == (*live, *candidate)
     }
 
     fn add(&mut self, key: &str, is_newly_denied: bool) {

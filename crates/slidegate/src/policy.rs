@@ -285,6 +285,12 @@ impl Policy {
             && self.scope.iter().all(|attribute| request.value(attribute).is_some())
     }
 
+    /// The key that a request has under this policy; `None` if the policy does not [apply](Self::applies_to) to it.
+    #[must_use]
+    pub fn key_of<'r>(&'r self, request: &'r Request<'r>) -> Option<Key<'r>> {
+        self.applies_to(request).then(|| self.key(request))
+    }
+
     /// A request with these values in the scope's attributes.
     fn request_of<'r>(&'r self, values: &'r [Owned]) -> Request<'r> {
         let attributes = self.scope.iter().zip(values);

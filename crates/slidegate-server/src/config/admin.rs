@@ -76,20 +76,30 @@ pub(super) fn tokens(section: &Section<'_>, findings: &mut Findings) -> Vec<Toke
         });
         if let (Some(name), Some(right), Some(sha256)) = (name, right, sha256) {
             if tokens.iter().any(|token| token.name == name) {
-                section.find(node.line, format_args!("the name `{name}` stands twice; give each its own"), findings);
+                section.find(
+                    node.line,
+                    format_args!("the name `{name}` stands twice; give each its own"),
+                    findings,
+                );
             }
             tokens.push(Token { name, right, sha256 });
         }
     }
     if tokens.len() > MAX_TOKENS {
-        section.find(node.line, format_args!("{} tokens are too many; {MAX_TOKENS} is the most", tokens.len()), findings);
+        section.find(
+            node.line,
+            format_args!("{} tokens are too many; {MAX_TOKENS} is the most", tokens.len()),
+            findings,
+        );
     }
     tokens
 }
 
 fn right(node: &Node) -> Result<Right, String> {
     let right = node.scalar().and_then(Right::of);
-    right.ok_or_else(|| wrong("scope", node, "write `scope: read` to look, or `scope: write` to change as well"))
+    right.ok_or_else(|| {
+        wrong("scope", node, "write `scope: read` to look, or `scope: write` to change as well")
+    })
 }
 
 /// Reads `NAME:SCOPE:SHA256,...`, as the environment has it.
@@ -144,7 +154,10 @@ mod tests {
     #[test]
     fn tokens_arrive_with_name_and_right() {
         let hash = "0a".repeat(32);
-        let text = format!("admin: {{tokens: [{{name: ops, scope: write, sha256: {hash}}}, {{name: g, scope: read, sha256: '{}'}}]}}{POLICY}", "12".repeat(32));
+        let text = format!(
+            "admin: {{tokens: [{{name: ops, scope: write, sha256: {hash}}}, {{name: g, scope: read, sha256: '{}'}}]}}{POLICY}",
+            "12".repeat(32)
+        );
         let tokens = Config::parse(&text, "slidegate.yaml").unwrap().admin;
         assert_eq!(tokens[0], Token { name: "ops".into(), right: Right::Write, sha256: [10; 32] });
         assert_eq!((tokens[1].right, tokens[1].sha256), (Right::Read, [0x12; 32]));
@@ -155,7 +168,8 @@ mod tests {
     /// What was pasted in the wrong place may be the secret itself: it must not be said back.
     #[test]
     fn wrong_tokens_are_refused_and_their_digits_are_not_repeated() {
-        let text = format!("admin: {{tokens: [{{name: a b, scope: all, sha256: sg_secret}}, {{name: x}}]}}{POLICY}");
+        let text =
+            format!("admin: {{tokens: [{{name: a b, scope: all, sha256: sg_secret}}, {{name: x}}]}}{POLICY}");
         assert_eq!(
             errors(&text),
             [

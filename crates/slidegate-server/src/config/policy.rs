@@ -7,11 +7,11 @@ use slidegate::{Algorithm, Excess, OnStoreError, Policy, PolicySet, Quota, parse
 
 use super::file::{Node, Shown, Value};
 use super::section::{Section, text, whole, wrong};
-use super::{Findings, condition, overrides, resolve};
+use super::{Findings, condition, observe, overrides, resolve};
 use crate::control::{CANDIDATE, candidate_of};
 
 /// Every key of a policy.
-const KEYS: [&str; 15] = [
+const KEYS: [&str; 16] = [
     "name",
     "when",
     "scope",
@@ -27,6 +27,7 @@ const KEYS: [&str; 15] = [
     "overrides",
     "ipv6_prefix",
     "candidate",
+    "keys_shown",
 ];
 const LIMIT: &str = "give a whole number from 0 to 18446744073709551615, for example `limit: 100`";
 const WINDOW: &str = "give a number and a unit, for example `window: 60s`";
@@ -100,6 +101,8 @@ pub(super) fn policy(
     if let Some(prefix) = ipv6_prefix(&section, &scope, findings) {
         policy = policy.ipv6_prefix(prefix);
     }
+    // It concerns what is told of the policy; `observe.rs` takes it from there.
+    let _ = section.read("keys_shown", findings, observe::keys_shown);
     for (key, quota) in overrides::overrides(&section, &terms, &scope, findings) {
         policy = policy.with_override(key.iter().map(overrides::Part::borrowed), quota);
     }
@@ -114,12 +117,14 @@ pub(super) fn policy(
 fn candidate(section: &Section<'_>, terms: &Terms, name: &str, findings: &mut Findings) -> Option<Quota> {
     const MAX_NAME: usize = Policy::MAX_NAME - CANDIDATE.len();
     if candidate_of(name).is_some() {
-        let message = format_args!("the name ends in `{CANDIDATE}`, which candidates of policies have; choose another");
+        let message =
+            format_args!("the name ends in `{CANDIDATE}`, which candidates of policies have; choose another");
         section.find(section.line_of("name"), message, findings);
     }
     let node = section.get("candidate")?;
     if name.len() > MAX_NAME {
-        let message = format_args!("the name has {} characters; {MAX_NAME} is the most beside a candidate", name.len());
+        let message =
+            format_args!("the name has {} characters; {MAX_NAME} is the most beside a candidate", name.len());
         section.find(section.line_of("name"), message, findings);
     }
     if let Value::Text(_) = node.value {
@@ -130,7 +135,8 @@ fn candidate(section: &Section<'_>, terms: &Terms, name: &str, findings: &mut Fi
     let mut own = Section::of(node, place, "quota: 200/1m", findings)?;
     own.expect_only(&["limit", "window", "quota", "algorithm", "burst", "slots"], findings);
     let says_how = ["algorithm", "burst", "slots"].iter().any(|key| own.get(key).is_some());
-    let own_terms = if says_how { Terms { window: terms.window, ..self::terms(&own, findings) } } else { *terms };
+    let own_terms =
+        if says_how { Terms { window: terms.window, ..self::terms(&own, findings) } } else { *terms };
     let (quota, _) = quota(&own, Some(terms), findings);
     Some(own_terms.apply(quota?, None))
 }
@@ -424,7 +430,7 @@ mod tests {
             (
                 "quota: 5/1s, colour: red",
                 "unknown key `colour`; known are `name`, `when`, `scope`, `limit`, `window`, `quota`, `algorithm`, \
-                 `burst`, `slots`, `mode`, `excess`, `on_store_error`, `overrides`, `ipv6_prefix`"
+                 `burst`, `slots`, `mode`, `excess`, `on_store_error`, `overrides`, `ipv6_prefix`, `keys_shown`"
                     .into(),
             ),
         ] {

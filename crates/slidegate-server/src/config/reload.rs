@@ -3,6 +3,7 @@
 //! A change is read once two looks have found the same, so files that are still being written are not. What a link leads to
 //! is looked at as well: volumes of Kubernetes change by a link that is put in the place of another.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
@@ -14,6 +15,8 @@ pub(crate) struct Sources {
     pub(crate) file: Option<PathBuf>,
     pub(crate) texts: Vec<String>,
     pub(crate) outside: Outside,
+    /// The address of the command line, which wins over the file's.
+    pub(crate) listen: Option<SocketAddr>,
 }
 
 /// A configuration and the SHA-256 of its file, of nothing without one.
@@ -48,7 +51,9 @@ impl Sources {
         let bytes = self.file.as_ref().and_then(|file| std::fs::read(file).ok()).unwrap_or_default();
         let digest = ring::digest::digest(&ring::digest::SHA256, &bytes);
         let hash = digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
-        Ok(Loaded { config: Config::from_sources(self.file.as_deref(), &self.texts, &self.outside)?, hash })
+        let mut config = Config::from_sources(self.file.as_deref(), &self.texts, &self.outside)?;
+        config.listen = self.listen.unwrap_or(config.listen);
+        Ok(Loaded { config, hash })
     }
 
     fn look(&self) -> Fingerprint {

@@ -12,7 +12,8 @@ use slidegate::{Algorithm, MemoryStore, Policy, PolicySet, Quota, parse_window};
 use super::file::{Node, Shown, Value};
 use super::section::{Section, flag, text, whole, wrong};
 use super::{
-    Config, DEFAULT_LISTEN, DEFAULT_SHUTDOWN_GRACE, Findings, Outside, admin, foreign, policy, shared,
+    Config, DEFAULT_LISTEN, DEFAULT_SHUTDOWN_GRACE, Findings, Outside, admin, foreign, observe, policy,
+    shared,
 };
 
 /// What to write where there is no policy.
@@ -27,7 +28,7 @@ const MAX_ATTRIBUTE: usize = crate::front::MAX_NAME;
 /// Reads a whole file.
 pub(super) fn config(root: &Node, outside: &Outside, findings: &mut Findings) -> Config {
     let Some(mut top) = Section::of(root, String::new(), MINIMAL, findings) else { return Config::default() };
-    top.expect_only(&["policies", "server", "store", "attributes", "headers", "admin"], findings);
+    top.expect_only(&["policies", "server", "store", "attributes", "headers", "admin", "observe"], findings);
     let defaults = Config::default();
     let (listen, shutdown_grace) = server(&top, findings);
     let known = ["memory"].into_iter().chain(shared::KEYS).collect::<Vec<_>>();
@@ -46,12 +47,25 @@ pub(super) fn config(root: &Node, outside: &Outside, findings: &mut Findings) ->
         .unwrap_or_default();
     admin.extend(outside.tokens.iter().cloned());
     let headers = headers(&top, findings);
+    let told = section(&top, "observe", &["metrics", "events", "top", "log_denials"], "top: true", findings);
+    let observe = observe::observe(told.as_ref(), &top, store.as_ref(), outside, findings);
     if let Some(shared) = &shared
         && findings.0.is_empty()
     {
         shared::try_out(shared, &policies, &top, store.as_ref(), findings);
     }
-    Config { policies, candidates, listen, shutdown_grace, max_keys, shared, address_attributes, headers, admin }
+    Config {
+        policies,
+        candidates,
+        listen,
+        shutdown_grace,
+        max_keys,
+        shared,
+        address_attributes,
+        headers,
+        admin,
+        observe,
+    }
 }
 
 /// The section under `key`, empty if it is not there.

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use slidegate::{ClientCertificate, PolicySet, RedisOptions, SharedGate, parse_window};
 
+use super::admin::{self, Token};
 use super::file::{Node, Shown};
 use super::section::{Section, flag, text, whole, wrong};
-use super::admin::{self, Token};
 use super::{ConfigErrors, Findings, resolve};
 
 /// Every key of `store` that is about a shared one.
@@ -98,12 +98,18 @@ impl Outside {
         let options = |(place, url): (&str, String)| {
             RedisOptions::new(&url).map_err(|error| ConfigErrors::one(place, None, &error.to_string()))
         };
-        let tokens = variable(admin::TOKENS_VARIABLE)?.map(|value| admin::from_variable(&value)).transpose()?;
+        let tokens =
+            variable(admin::TOKENS_VARIABLE)?.map(|value| admin::from_variable(&value)).transpose()?;
         Ok(Self {
             redis: redis.map(options).transpose()?,
             key_secret: variable(SECRET_VARIABLE)?,
             tokens: tokens.unwrap_or_default(),
         })
+    }
+
+    /// What keys are hashed with.
+    pub(super) fn key_secret(&self) -> Option<&str> {
+        self.key_secret.as_deref()
     }
 
     /// The store that these name without a file.

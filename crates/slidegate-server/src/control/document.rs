@@ -122,10 +122,14 @@ impl Document {
         if text.is_empty() {
             return Ok(Self::default());
         }
-        let foreign = |error| format!("`sg1:control` holds no changes of limits: {error}; does another program write it?");
+        let foreign = |error| {
+            format!("`sg1:control` holds no changes of limits: {error}; does another program write it?")
+        };
         let Layout { layout } = serde_json::from_str(text).map_err(foreign)?;
         if layout != LAYOUT {
-            return Err(format!("`sg1:control` has layout {layout} and this release reads {LAYOUT}; upgrade it"));
+            return Err(format!(
+                "`sg1:control` has layout {layout} and this release reads {LAYOUT}; upgrade it"
+            ));
         }
         serde_json::from_str(text).map_err(foreign)
     }
@@ -133,7 +137,8 @@ impl Document {
     pub(crate) fn to_text(&self) -> Result<String, Refusal> {
         let text = serde_json::to_string(self).expect("our own types have a JSON form");
         if text.len() > MAX_BYTES {
-            let detail = format!("all changes together would take {} bytes; {MAX_BYTES} is the most", text.len());
+            let detail =
+                format!("all changes together would take {} bytes; {MAX_BYTES} is the most", text.len());
             return Err(Refusal::new(Cause::Conflict, detail));
         }
         Ok(text)
@@ -157,8 +162,10 @@ impl Document {
     pub(crate) fn set_key(&mut self, change: KeyChange) -> Result<(), Refusal> {
         self.clear_key(&change.policy, &change.key, &change.kind);
         if self.keys.len() >= MAX_KEYS {
-            let detail = format!("{MAX_KEYS} keys are blocked or have a limit of their own, which is the most; clear some, or \
-                                  write lasting ones into the configuration");
+            let detail = format!(
+                "{MAX_KEYS} keys are blocked or have a limit of their own, which is the most; clear some, or \
+                                  write lasting ones into the configuration"
+            );
             return Err(Refusal::new(Cause::Conflict, detail));
         }
         self.keys.push(change);
@@ -173,7 +180,14 @@ impl Document {
     }
 
     /// Puts a policy under other terms, or back to its configuration, and remembers that.
-    pub(crate) fn set_policy(&mut self, policy: &str, after: Option<Terms>, what: What, by: &str, now_ms: u64) -> u64 {
+    pub(crate) fn set_policy(
+        &mut self,
+        policy: &str,
+        after: Option<Terms>,
+        what: What,
+        by: &str,
+        now_ms: u64,
+    ) -> u64 {
         let before = match &after {
             Some(terms) => self.policies.insert(policy.to_owned(), terms.clone()),
             None => self.policies.remove(policy),
@@ -191,31 +205,41 @@ impl Document {
 
     /// Puts a policy back to what it was before a change, or before the last one that is not undone.
     pub(crate) fn undo(&mut self, id: Option<u64>, by: &str, now_ms: u64) -> Result<Change, Refusal> {
-        let is_open = |change: &&Change| !matches!(change.what, What::Undo(_)) && self.undone_by(change.id).is_none();
+        let is_open =
+            |change: &&Change| !matches!(change.what, What::Undo(_)) && self.undone_by(change.id).is_none();
         let found = match id {
             Some(id) => self.changes.iter().find(|change| change.id == id),
             None => self.changes.iter().rev().find(is_open),
         };
         let Some(change) = found.cloned() else {
             let detail = match id {
-                Some(id) => format!("there is no change {id}; `GET /v1/changes` lists those that can be undone"),
+                Some(id) => {
+                    format!("there is no change {id}; `GET /v1/changes` lists those that can be undone")
+                }
                 None => "there is no change that could be undone".to_owned(),
             };
             return Err(Refusal::new(Cause::Unknown, detail));
         };
         let Change { id, policy, .. } = &change;
         if let Some(by) = self.undone_by(*id) {
-            return Err(Refusal::new(Cause::Conflict, format!("change {id} is undone already, by change {by}")));
+            return Err(Refusal::new(
+                Cause::Conflict,
+                format!("change {id} is undone already, by change {by}"),
+            ));
         }
         if self.policies.get(policy) != change.after.as_ref() {
-            let later = self.changes.iter().rev().find(|later| later.policy == *policy).map_or(0, |later| later.id);
-            let detail = format!("policy `{policy}` was changed again after change {id}; undo change {later} first");
+            let later =
+                self.changes.iter().rev().find(|later| later.policy == *policy).map_or(0, |later| later.id);
+            let detail =
+                format!("policy `{policy}` was changed again after change {id}; undo change {later} first");
             return Err(Refusal::new(Cause::Conflict, detail));
         }
         let undone = self.set_policy(policy, change.before.clone(), What::Undo(*id), by, now_ms);
-        self.changes.iter().find(|change| change.id == undone).cloned().ok_or_else(|| {
-            Refusal::new(Cause::Conflict, "the change was forgotten")
-        })
+        self.changes
+            .iter()
+            .find(|change| change.id == undone)
+            .cloned()
+            .ok_or_else(|| Refusal::new(Cause::Conflict, "the change was forgotten"))
     }
 }
 
@@ -225,7 +249,8 @@ mod tests {
     use crate::control::terms::{Counting, Mode};
 
     fn terms(limit: u64) -> Option<Terms> {
-        let quota = Counting { limit, window_ms: 1000, algorithm: "sliding-log".into(), burst: None, slots: None };
+        let quota =
+            Counting { limit, window_ms: 1000, algorithm: "sliding-log".into(), burst: None, slots: None };
         Some(Terms { quota, mode: Mode::Enforce, candidate: None })
     }
 
@@ -285,7 +310,11 @@ mod tests {
         let error = Document::from_text(r#"{"layout":2}"#).unwrap_err();
         assert_eq!(error, "`sg1:control` has layout 2 and this release reads 1; upgrade it");
         for text in ["x", "[]", r#"{"layout":1,"keys":[{}]}"#] {
-            assert!(Document::from_text(text).unwrap_err().starts_with("`sg1:control` holds no changes of limits"));
+            assert!(
+                Document::from_text(text)
+                    .unwrap_err()
+                    .starts_with("`sg1:control` holds no changes of limits")
+            );
         }
     }
 }

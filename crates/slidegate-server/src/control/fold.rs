@@ -128,7 +128,13 @@ mod tests {
         let mut document = Document::default();
         let terms = Terms { quota: Counting::of(&Quota::per_hour(9)), mode: Mode::Shadow, candidate: None };
         document.set_policy("p", Some(terms), What::Set, "ops", 0);
-        document.set_policy("gone", Some(Terms::of(base().policies.by_name("p").unwrap(), None)), What::Set, "ops", 0);
+        document.set_policy(
+            "gone",
+            Some(Terms::of(base().policies.by_name("p").unwrap(), None)),
+            What::Set,
+            "ops",
+            0,
+        );
         document.set_key(key(KeyKind::Block, 20)).unwrap();
         document.set_key(key(KeyKind::of(&Quota::per_minute(7)), 30)).unwrap();
         let limits = |now_ms| {
@@ -142,7 +148,11 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         let expected = |q: u64, candidate: u64| {
-            [("p".to_owned(), 9, false), ("q".to_owned(), q, true), ("q.candidate".to_owned(), candidate, false)]
+            [
+                ("p".to_owned(), 9, false),
+                ("q".to_owned(), q, true),
+                ("q.candidate".to_owned(), candidate, false),
+            ]
         };
         assert_eq!(limits(19), expected(0, 0));
         assert_eq!(limits(20), expected(7, 7));

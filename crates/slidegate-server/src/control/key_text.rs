@@ -22,10 +22,17 @@ impl KeyText {
     ///
     /// # Errors
     /// In one line, when the text cannot be a key of this policy.
-    pub(crate) fn read(policy: &Policy, text: &str, is_address: impl Fn(&str) -> bool) -> Result<Self, String> {
+    pub(crate) fn read(
+        policy: &Policy,
+        text: &str,
+        is_address: impl Fn(&str) -> bool,
+    ) -> Result<Self, String> {
         let (name, scope) = (policy.name(), policy.scope_attributes());
         if text.len() > MAX_TEXT {
-            return Err(format!("the key has {} bytes; {MAX_TEXT} is the most that can be asked for", text.len()));
+            return Err(format!(
+                "the key has {} bytes; {MAX_TEXT} is the most that can be asked for",
+                text.len()
+            ));
         }
         if scope.is_empty() {
             return match text {
@@ -50,7 +57,10 @@ impl KeyText {
             // The prefix that it is counted by is part of what is printed.
             let address = value.split_once('/').map_or(value, |(address, _)| address);
             address.parse().map(Part::Address).map_err(|_| {
-                format!("`{}` is no address, which `{attribute}` is; write for example `192.0.2.7`", value.escape_debug())
+                format!(
+                    "`{}` is no address, which `{attribute}` is; write for example `192.0.2.7`",
+                    value.escape_debug()
+                )
             })
         };
         values.into_iter().zip(scope).map(part).collect::<Result<_, _>>().map(Self)
@@ -83,7 +93,10 @@ fn unescape(text: &str) -> Result<Vec<u8>, String> {
         }
         let mut digit = || rest.next().and_then(|digit| char::from(digit).to_digit(16));
         let (Some(high), Some(low)) = (digit(), digit()) else {
-            return Err(format!("`{}` has a `%` without two hexadecimal digits; write `%25`", text.escape_debug()));
+            return Err(format!(
+                "`{}` has a `%` without two hexadecimal digits; write `%25`",
+                text.escape_debug()
+            ));
         };
         out.push(u8::try_from(high * 16 + low).unwrap_or(0));
     }
@@ -93,7 +106,7 @@ fn unescape(text: &str) -> Result<Vec<u8>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use slidegate::{Gate, PolicySet, Quota};
+    use slidegate::Quota;
 
     fn policy(scope: &[&str]) -> Policy {
         Policy::new("p", Quota::per_minute(1)).unwrap().scope(scope.iter().copied())
@@ -113,15 +126,14 @@ mod tests {
             Request::new().with("user", "*").with("path", "zoë"),
         ];
         let scope = ["user", "path"];
-        let gate = Gate::new(PolicySet::new([policy(&scope), policy(&["ip"]).renamed("q").unwrap()]).unwrap());
         for request in &requests {
-            let printed = gate.peek(request).iter().next().unwrap().key().to_string();
+            let printed = policy(&scope).key_of(request).unwrap().to_string();
             let key = read(&scope, &printed).unwrap();
             let again: Vec<_> = key.values().collect();
             assert_eq!(again, [request.value("user").unwrap(), request.value("path").unwrap()], "{printed}");
         }
         let asked = Request::new().with("ip", address);
-        let printed = gate.peek(&asked).iter().next().unwrap().key().to_string();
+        let printed = policy(&["ip"]).key_of(&asked).unwrap().to_string();
         assert_eq!(printed, "2001:db8:1:2300::/56");
         assert_eq!(read(&["ip"], &printed).unwrap().values().count(), 1);
         assert_eq!(read(&[], "*").unwrap().values().count(), 0);
@@ -131,7 +143,11 @@ mod tests {
     #[test]
     fn what_cannot_be_a_key_is_said() {
         for (scope, text, said) in [
-            (&["user"][..], "a,b", "`a,b` has 2 values and policy `p` counts by user; join one value for each by commas, with `%2C` for a comma within one"),
+            (
+                &["user"][..],
+                "a,b",
+                "`a,b` has 2 values and policy `p` counts by user; join one value for each by commas, with `%2C` for a comma within one",
+            ),
             (&["user"], "a%2", "`a%2` has a `%` without two hexadecimal digits; write `%25`"),
             (&["ip"], "home", "`home` is no address, which `ip` is; write for example `192.0.2.7`"),
             (&[], "alice", "policy `p` has one key for everybody; write `*`"),

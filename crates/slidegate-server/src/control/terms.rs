@@ -64,8 +64,10 @@ impl Counting {
         if largest > MAX_COST {
             return Err(format!("limit {largest} is more than can be changed to; give at most {MAX_COST}"));
         }
-        let algorithm: Algorithm = self.algorithm.parse().map_err(|error: slidegate::Error| error.to_string())?;
-        let quota = Quota::new(self.limit, Duration::from_millis(self.window_ms)).map_err(|error| error.to_string())?;
+        let algorithm: Algorithm =
+            self.algorithm.parse().map_err(|error: slidegate::Error| error.to_string())?;
+        let quota = Quota::new(self.limit, Duration::from_millis(self.window_ms))
+            .map_err(|error| error.to_string())?;
         let quota = quota.with_algorithm(algorithm);
         let quota = self.burst.map_or(quota, |burst| quota.with_burst(burst));
         Ok(self.slots.map_or(quota, |slots| quota.with_slots(slots)))

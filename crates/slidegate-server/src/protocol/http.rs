@@ -11,13 +11,16 @@ use axum::http::{HeaderName, HeaderValue, Request as HttpRequest, StatusCode, Ur
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use serde_json::json;
-use slidegate::{Decisions, Verb, millis_ceil};
+use slidegate::{Decisions, Verb};
 
 use crate::front::Front;
+use crate::observe::Door;
 use crate::store;
 use answer::Answer;
 use body::{Ask, Batch, MAX_BATCH, MAX_BATCH_BODY, MAX_BODY};
-use problem::Problem;
+
+pub(crate) use body::{parse as parse_body, read as read_body};
+pub(crate) use problem::Problem;
 
 mod answer;
 mod body;
@@ -27,7 +30,7 @@ type Shared = State<Arc<Front>>;
 type Answered = Result<Response, Problem>;
 
 /// Every path and what it takes.
-fn table() -> [(&'static str, MethodRouter<Arc<Front>>); 10] {
+fn table() -> [(&'static str, MethodRouter<Arc<Front>>); 9] {
     [
         ("/v1/check", get(check_by_query).post(check)),
         ("/v1/check/batch", post(check_batch)),
@@ -35,21 +38,21 @@ fn table() -> [(&'static str, MethodRouter<Arc<Front>>); 10] {
         ("/v1/refund", post(refund)),
         ("/v1/penalize", post(penalize)),
         ("/v1/reset", post(reset)),
-        ("/v1/policies", get(policies)),
         ("/healthz", get(healthz)),
         ("/readyz", get(readyz)),
         ("/openapi.json", get(openapi)),
     ]
 }
 
-/// The routes over a front.
-pub(crate) fn routes(front: Arc<Front>) -> Router {
+/// The routes over a front, beside others on the same listener, whose paths are told to who looks for one.
+pub(crate) fn routes(front: Arc<Front>, others: Router, paths: &'static [&'static str]) -> Router {
     table()
         .into_iter()
         .fold(Router::new(), |router, (path, methods)| router.route(path, methods))
-        .fallback(unknown_path)
-        .method_not_allowed_fallback(wrong_method)
         .with_state(front)
+        .merge(others)
+        .fallback(move |uri| unknown_path(uri, paths))
+        .method_not_allowed_fallback(wrong_method)
 }
 
 async fn check(State(front): Shared, request: HttpRequest<Body>) -> Answered {
@@ -69,16 +72,22 @@ async fn penalize(State(front): Shared, request: HttpRequest<Body>) -> Answered 
 }
 
 async fn check_by_query(State(front): Shared, uri: Uri) -> Answered {
+    let start = front.observer().start();
     let ask = Ask::from_query(uri.query().unwrap_or_default())?;
     let request = ask.request(&front)?;
-    Ok(respond(&front, Verb::Check, &front.decide(Verb::Check, &request).await))
+    let response = respond(&front, Verb::Check, &front.decide(Door::Http, Verb::Check, &request).await);
+    front.observer().decided(Door::Http, start, 1);
+    Ok(response)
 }
 
 async fn by_body(front: &Front, verb: Verb, request: HttpRequest<Body>) -> Answered {
     let bytes = body::read(request.into_body(), MAX_BODY).await?;
+    let start = front.observer().start();
     let ask: Ask<'_> = body::parse(&bytes)?;
     let request = ask.request(front)?;
-    Ok(respond(front, verb, &front.decide(verb, &request).await))
+    let response = respond(front, verb, &front.decide(Door::Http, verb, &request).await);
+    front.observer().decided(Door::Http, start, 1);
+    Ok(response)
 }
 
 /// 429 for a check that is denied, 200 for every other answer: a look that finds no room has done its work. Only a
@@ -105,6 +114,7 @@ fn respond(front: &Front, verb: Verb, decisions: &Decisions<'_>) -> Response {
 /// Requests decided one after the other; the answers stand in their order. All must be readable, or none is decided.
 async fn check_batch(State(front): Shared, request: HttpRequest<Body>) -> Answered {
     let bytes = body::read(request.into_body(), MAX_BATCH_BODY).await?;
+    let start = front.observer().start();
     let batch: Batch<'_> = body::parse(&bytes)?;
     if batch.requests.len() > MAX_BATCH {
         let detail = format!("the batch has {} requests; send at most {MAX_BATCH}", batch.requests.len());
@@ -114,10 +124,12 @@ async fn check_batch(State(front): Shared, request: HttpRequest<Body>) -> Answer
     let requests = batch.requests.iter().enumerate().map(read).collect::<Result<Vec<_>, _>>()?;
     let mut decisions = Vec::with_capacity(requests.len());
     for request in &requests {
-        decisions.push(front.decide(Verb::Check, request).await);
+        decisions.push(front.decide(Door::Http, Verb::Check, request).await);
     }
     let answers: Vec<_> = decisions.iter().map(|one| Answer::new(one, front.absence())).collect();
-    Ok(ok(problem::json(&json!({ "decisions": answers }))))
+    let response = ok(problem::json(&json!({ "decisions": answers })));
+    front.observer().decided(Door::Http, start, u64::try_from(answers.len()).unwrap_or(u64::MAX));
+    Ok(response)
 }
 
 async fn reset(State(front): Shared, request: HttpRequest<Body>) -> Answered {
@@ -129,28 +141,6 @@ async fn reset(State(front): Shared, request: HttpRequest<Body>) -> Answered {
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
     })?;
     Ok(ok(problem::json(&json!({ "existed": existed }))))
-}
-
-async fn policies(State(front): Shared) -> Response {
-    let policies = front.policies();
-    let described = policies.iter().map(|policy| {
-        let quota = policy.quota();
-        let when: serde_json::Map<_, _> =
-            policy.conditions().iter().map(|(name, is)| (name.clone(), is.to_string().into())).collect();
-        json!({
-            "name": policy.name(),
-            "limit": quota.limit(),
-            "window_ms": millis_ceil(quota.window()),
-            "algorithm": quota.algorithm().name(),
-            "burst": quota.burst(),
-            "scope": policy.scope_attributes(),
-            "when": when,
-            "enforced": policy.is_enforced(),
-            "overrides": policy.override_count(),
-            "words": front.describe(policy),
-        })
-    });
-    ok(problem::json(&json!({ "policies": described.collect::<Vec<_>>() })))
 }
 
 /// The process lives.
@@ -182,8 +172,9 @@ async fn openapi() -> Response {
     ok(include_bytes!("http/openapi.json").to_vec())
 }
 
-async fn unknown_path(uri: Uri) -> Problem {
-    let paths: Vec<_> = table().iter().map(|(path, _)| *path).collect();
+async fn unknown_path(uri: Uri, others: &[&str]) -> Problem {
+    let own = table();
+    let paths: Vec<_> = own.iter().map(|(path, _)| *path).chain(others.iter().copied()).collect();
     let detail = format!("there is no `{}`; the paths are {}", uri.path().escape_debug(), paths.join(", "));
     Problem::new(StatusCode::NOT_FOUND, detail)
 }
