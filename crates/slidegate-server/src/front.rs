@@ -147,9 +147,9 @@ impl Front {
         verb: Verb,
         requests: &'r [Request<'r>],
     ) -> Decisions<'r> {
-        let decisions = match &self.store {
-            Store::Memory(gate) => gate.apply_all(verb, requests),
-            Store::Shared(shared) => {
+        let decisions = match self.store.apply_now(verb, requests) {
+            Ok(decisions) => decisions,
+            Err(shared) => {
                 let start = self.observer.start();
                 let decisions = shared.apply_all(verb, requests).await;
                 self.observer.called(start, &decisions);
