@@ -123,7 +123,7 @@ fn every_denial_says_why_and_can_be_looked_up() {
         &["--config", &folder.file("slidegate.yaml", POLICIES)],
         File::create(&log).unwrap(),
     );
-    assert_eq!(events(&server, ""), [json!(0); 0]);
+    assert!(events(&server, "").is_empty());
     for ip in ["192.0.2.1", "192.0.2.2"] {
         assert_eq!([(); 3].map(|()| check(&server, &json!({ "ip": ip }))), [true, true, false]);
     }
@@ -297,9 +297,8 @@ fn events_stream_with_filters_and_go_on_where_they_were() {
     // An id of before a restart: everything that is kept.
     let mut after_restart = Stream::open(&server, "/v1/events", "last-event-id: 900\r\n");
     assert_eq!([(); 6].map(|()| after_restart.denial().0), [1, 2, 3, 4, 5, 6]);
-    let wrong = server.raw(
-        b"GET /v1/events HTTP/1.1\r\nhost: x\r\naccept: text/event-stream\r\nlast-event-id: x\r\nconnection: close\r\n\r\n",
-    );
+    let head = "GET /v1/events HTTP/1.1\r\nhost: x\r\nconnection: close\r\naccept: text/event-stream\r\n";
+    let wrong = server.raw(format!("{head}last-event-id: x\r\n\r\n").as_bytes());
     assert!(wrong.contains("Last-Event-ID is `x`; give the id of an event, a whole number"), "{wrong}");
     // Streams end with the service, which waits for nobody.
     server.signal("TERM");
@@ -471,7 +470,7 @@ fn everything(config: &str, users: &[&str]) -> (String, Vec<Value>) {
     for (user, event) in users.iter().zip(&streamed) {
         let key = format!("{},acme", event_key(user));
         let query = form_urlencoded::Serializer::new(String::new()).append_pair("key", &key).finish();
-        assert_eq!(events(&server, &format!("?{query}")), [event.clone()], "{query}");
+        assert_eq!(events(&server, &format!("?{query}")), std::slice::from_ref(event), "{query}");
     }
     let mut told = vec![server.get("/metrics").body, lines.join("\n"), json!(streamed).to_string()];
     told.extend(["/v1/events", "/v1/top", "/v1/top?by=denied"].map(|path| server.get(path).body));

@@ -1,7 +1,7 @@
 //! `slidegate top`: who uses most and who is denied most, on a running server.
 //!
-//! On a terminal the table is drawn again in place until it is interrupted. Elsewhere it is written once, so that it can be
-//! piped.
+//! On a terminal the table is drawn again in place until it is interrupted. Elsewhere it is written once, so that it can
+//! be piped.
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};

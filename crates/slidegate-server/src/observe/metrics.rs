@@ -22,7 +22,7 @@ use crate::store::Shared;
 
 /// The form of the text: `OpenMetrics`, which Prometheus prefers, and which its older form's readers can read.
 pub(super) const MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-/// Most policies with series of their own. What the others count is under [`OTHERS`] together: a policy has up to 20 series.
+/// Most policies with series of their own, up to 20 each. What the others count is under [`OTHERS`] together.
 const MOST_POLICIES: usize = 1000;
 /// No policy can have this name.
 const OTHERS: &str = "~others";
