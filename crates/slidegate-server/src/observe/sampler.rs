@@ -1,8 +1,8 @@
 //! Which decisions are looked at closely: all while there are few, one in [`SPARSE`] of those beyond.
 //!
 //! A gap between two that are taken is drawn at random, so that traffic in a rhythm cannot hide in it. What is taken
-//! weighs as much as it stands for: sums of weights are right on average. Two threads that meet may take one too many or too
-//! few, which is the same.
+//! weighs as much as it stands for, so sums of weights are right on average. Two threads that meet may take one too many
+//! or too few, which is the same.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 

@@ -20,7 +20,7 @@ use super::shown::Veil;
 
 /// Counters of one policy, for each thread, period and order: 256 of about 100 bytes.
 pub(super) const COUNTERS: usize = 256;
-/// Most policies whose top is known, for each thread: 30 MB of full sketches at worst. The first that are asked count.
+/// Most policies whose top is known, the first that are asked: 30 MB of full sketches of short keys for each thread.
 const MAX_POLICIES: usize = 256;
 /// How long a period is.
 pub(super) const PERIOD: Duration = Duration::from_secs(300);
