@@ -403,3 +403,29 @@ fn while_the_store_is_away_nothing_is_changed_and_what_was_stays() {
     let refused = server.change("PUT", "/v1/policies/per-user", &[], r#"{"limit":1}"#);
     assert_eq!(refused.status, 409, "{}", refused.body);
 }
+
+/// Where another attribute places keys, a key that is looked for elsewhere would be shown as unused, and reset in vain.
+#[test]
+fn keys_that_lie_by_another_attribute_are_found_by_it() {
+    let redis = Redis::start();
+    let folder = Folder::new("admin-tag");
+    let policies = "policies: [{name: per-user, scope: [user], quota: 3/1h}]";
+    let config = format!("store: {{redis: '{}', hash_tag: tenant}}\n{policies}\n", redis.url());
+    let server = Server::start(&["--config", &folder.file("slidegate.yaml", config)]);
+    let request = json!({ "attributes": { "user": "alice", "tenant": "acme" } }).to_string();
+    assert_eq!(server.post("/v1/check", &request).status, 200);
+    let refused = server.get(ALICE);
+    assert_eq!(refused.status, 400);
+    assert_eq!(
+        refused.json()["detail"],
+        "keys lie in the store by `tenant` (hash_tag), which policy `per-user` does not count by; say whose, for example \
+         `?tenant=acme`"
+    );
+    let show = ["key", "show", "per-user", "alice", "--tag"];
+    assert!(said(&server, &[&show[..], &["tenant=acme"]].concat()).contains("has used 1 of 3"));
+    assert!(said(&server, &[&show[..], &["tenant=other"]].concat()).contains("has used 0 of 3"));
+    let reset = said(&server, &["key", "reset", "per-user", "alice", "--tag", "tenant=acme"]);
+    assert_eq!(reset, "per-user: `alice`: its usage is forgotten");
+    let other = server.get(&format!("{ALICE}?colour=red"));
+    assert_eq!(other.json()["detail"], "`colour` says nothing about this key; leave it out");
+}
