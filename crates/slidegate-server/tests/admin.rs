@@ -21,6 +21,7 @@ use library::support::server::Server as Redis;
 use library::support::{until, until_true};
 use serde_json::{Value, json};
 
+const POLICY: &str = "policies: [{name: per-user, scope: [user], quota: 2/1h}]\n";
 const ALICE: &str = "/v1/keys/per-user/alice";
 
 fn check(server: &Server, user: &str) -> Answer {
@@ -328,7 +329,11 @@ fn a_candidate_shows_what_it_would_change_and_is_promoted() {
 #[test]
 fn what_is_changed_through_one_instance_is_in_force_in_all_and_outlives_them() {
     let redis = Redis::start();
-    let args = ["--redis", &redis.url_as_user(), "--policy", "2/1h per user"];
+    let folder = Folder::new("admin-fleet");
+    // No answer may come from a fallback, however busy the machine is.
+    let config = format!("store: {{redis: '{}', deadline: 10s}}\n{POLICY}", redis.url_as_user());
+    let config = folder.file("slidegate.yaml", config);
+    let args = ["--config", config.as_str()];
     let (one, other) = (Server::start(&args), Server::start(&args));
     for status in [200, 200, 429] {
         assert_eq!(check(&one, "alice").status, status);
@@ -410,7 +415,8 @@ fn keys_that_lie_by_another_attribute_are_found_by_it() {
     let redis = Redis::start();
     let folder = Folder::new("admin-tag");
     let policies = "policies: [{name: per-user, scope: [user], quota: 3/1h}]";
-    let config = format!("store: {{redis: '{}', hash_tag: tenant}}\n{policies}\n", redis.url());
+    let config =
+        format!("store: {{redis: '{}', hash_tag: tenant, deadline: 10s}}\n{policies}\n", redis.url());
     let server = Server::start(&["--config", &folder.file("slidegate.yaml", config)]);
     let request = json!({ "attributes": { "user": "alice", "tenant": "acme" } }).to_string();
     assert_eq!(server.post("/v1/check", &request).status, 200);
