@@ -13,7 +13,7 @@ use axum::routing::{MethodRouter, get, post};
 use serde_json::json;
 use slidegate::{Decisions, Verb, millis_ceil};
 
-use crate::front::Front;
+use crate::front::{self, Front};
 use crate::observe::Door;
 use crate::store;
 use answer::Answer;
@@ -143,7 +143,7 @@ async fn reset(State(front): Shared, request: HttpRequest<Body>) -> Answered {
 
 async fn policies(State(front): Shared) -> Response {
     let policies = front.policies();
-    let described = policies.iter().map(|policy| {
+    let described = front::listed(&policies).map(|policy| {
         let quota = policy.quota();
         let when: serde_json::Map<_, _> =
             policy.conditions().iter().map(|(name, is)| (name.clone(), is.to_string().into())).collect();

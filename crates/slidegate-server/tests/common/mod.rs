@@ -13,7 +13,10 @@ use serde_json::Value;
 /// The binary under test.
 pub(crate) fn slidegate() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_slidegate"));
-    command.env_remove("SLIDEGATE_REDIS").env_remove("SLIDEGATE_KEY_SECRET");
+    command
+        .env_remove("SLIDEGATE_REDIS")
+        .env_remove("SLIDEGATE_KEY_SECRET")
+        .env_remove("SLIDEGATE_RESP_PASSWORD");
     command
 }
 
@@ -25,6 +28,9 @@ pub(crate) fn run(args: &[&str]) -> Output {
 pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
+
+/// A server on a free port.
+const SERVE: [&str; 3] = ["serve", "--listen", "127.0.0.1:0"];
 
 /// A server on a free port of loopback. Ends with the value.
 pub(crate) struct Server {
@@ -43,9 +49,16 @@ impl Server {
 
     /// The same with a place for its log.
     pub(crate) fn start_logging_to(args: &[&str], log: impl Into<Stdio>) -> Self {
-        let mut process = slidegate()
-            .args(["serve", "--listen", "127.0.0.1:0"])
-            .args(args)
+        Self::run(slidegate().args(SERVE).args(args), log)
+    }
+
+    /// The same with variables in its environment.
+    pub(crate) fn start_with(args: &[&str], variables: &[(&str, &str)]) -> Self {
+        Self::run(slidegate().args(SERVE).args(args).envs(variables.iter().copied()), Stdio::inherit())
+    }
+
+    fn run(command: &mut Command, log: impl Into<Stdio>) -> Self {
+        let mut process = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(log)
@@ -176,6 +189,11 @@ impl Folder {
         let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}-{}", std::process::id()));
         std::fs::create_dir_all(&path).expect("the target folder can be written");
         Self(path)
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &str {
+        self.0.to_str().expect("paths of tests are text")
     }
 
     /// Writes a file and gives its path.

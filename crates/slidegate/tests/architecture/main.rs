@@ -33,7 +33,8 @@ const MODULES: &[(&str, &[&str])] = &[
         &["algorithm", "charge", "decision", "error", "key", "quota", "request", "store", "time", "verb"],
     ),
     ("store/fallback", &["charge", "decision", "quota", "store/memory", "verb"]),
-    ("limiter", &["decision", "quota", "store/memory", "verb"]),
+    ("limiter", &["decision", "key", "quota", "store/memory", "verb", "waiting"]),
+    ("waiting", &["decision", "key", "limiter", "time"]),
     ("gate", &["charge", "decision", "key", "policy", "quota", "request", "store/memory", "verb"]),
     (
         "shared_gate",
@@ -51,6 +52,10 @@ const MODULES: &[(&str, &[&str])] = &[
         ],
     ),
     ("headers", &["decision", "error", "gate", "quota", "time"]),
+    (
+        "layer",
+        &["client_addr", "decision", "error", "gate", "headers", "policy", "request", "shared_gate", "verb"],
+    ),
 ];
 
 fn library() -> House {
