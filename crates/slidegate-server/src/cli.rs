@@ -3,14 +3,19 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use slidegate::Algorithm;
+
 use crate::config::{Config, Outside, Sources};
+use crate::envoy;
 
 mod ask;
 mod check;
+mod explain;
 mod key;
 mod policy;
 mod reload;
@@ -26,9 +31,9 @@ mod validate;
 #[command(version, max_term_width = 100)]
 pub(crate) struct Cli {
     /// The least severe log lines to write to standard error: error, warn, info, debug, trace, or a filter such as
-    /// `slidegate=debug`.
-    #[arg(long = "log", id = "log-level", global = true, default_value = "info", value_name = "LEVEL")]
-    log_level: String,
+    /// `slidegate=debug`. Without it `info`.
+    #[arg(long = "log", id = "log-level", global = true, value_name = "LEVEL")]
+    log_level: Option<String>,
     /// How log lines are written.
     #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text)]
     log_format: LogFormat,
@@ -61,6 +66,8 @@ enum Command {
     Policy(policy::PolicyCommands),
     /// Tokens of those who may look at a server and change it.
     Token(token::TokenArgs),
+    /// Says which policies or limits apply to a request, which do not, and why. Asks no server and charges nothing.
+    Explain(ExplainArgs),
     /// Decides a web server's access log under policies, with the log's own time.
     Replay(crate::replay::ReplayArgs),
 }
@@ -77,16 +84,86 @@ pub(crate) struct PolicyArgs {
 }
 
 impl PolicyArgs {
-    /// The configuration that these name, or the default one; `redis` is the store's URL, if the command line has one.
-    pub(crate) fn config(&self, redis: Option<&str>) -> Result<Config, Failure> {
-        let loaded = self.sources(redis)?.load().map_err(|errors| Failure(errors.to_string()))?;
+    /// The configuration that these name, or the default one; `redis` is the store's URL and `resp` the RESP port, if the
+    /// command line has them.
+    pub(crate) fn config(&self, redis: Option<&str>, resp: Option<SocketAddr>) -> Result<Config, Failure> {
+        let loaded = self.sources(redis, resp)?.load().map_err(|errors| Failure(errors.to_string()))?;
         Ok(loaded.config)
     }
 
     /// Where the configuration comes from, to be read again.
-    pub(crate) fn sources(&self, redis: Option<&str>) -> Result<Sources, Failure> {
-        let outside = Outside::read(redis).map_err(|errors| Failure(errors.to_string()))?;
-        Ok(Sources { file: self.config.clone(), texts: self.policies.clone(), outside, listen: None })
+    fn sources(&self, redis: Option<&str>, resp: Option<SocketAddr>) -> Result<Sources, Failure> {
+        let outside = Outside::read(redis, resp).map_err(|errors| Failure(errors.to_string()))?;
+        let (file, texts) = (self.config.clone(), self.policies.clone());
+        Ok(Sources { file, texts, outside, has_others: false, complete: Arc::new(|config| config) })
+    }
+
+    /// The same beside the limits of envoyproxy/ratelimit's files: there is no default policy then, and the store may be
+    /// the one that the environment names.
+    fn sources_beside(
+        &self,
+        settings: &envoy::Settings,
+        redis: Option<&str>,
+        resp: Option<SocketAddr>,
+    ) -> Result<Sources, Failure> {
+        let theirs = settings.redis.clone().filter(|_| redis.is_none());
+        let sources = self.sources(redis.or(theirs.as_ref().map(|redis| redis.url.as_str())), resp)?;
+        for line in &settings.not_honoured {
+            tracing::warn!("{line}");
+        }
+        let complete = move |mut config: Config| {
+            if let Some(redis) = &theirs {
+                config.shared = config.shared.map(|store| redis.clone().complete(store));
+            }
+            config
+        };
+        Ok(Sources { has_others: true, complete: Arc::new(complete), ..sources })
+    }
+}
+
+/// Files of envoyproxy/ratelimit, and whether its environment variables count.
+#[derive(Debug, Args)]
+struct EnvoyArgs {
+    /// A folder with configuration of envoyproxy/ratelimit, which is watched for changes. See docs/envoy.md.
+    #[arg(long, value_name = "FOLDER")]
+    envoy_config: Option<PathBuf>,
+    /// Take the place of envoyproxy/ratelimit: honour its environment variables, such as `RUNTIME_ROOT`.
+    #[arg(long)]
+    envoy_env: bool,
+    /// How limits of those files are counted that ask for no algorithm of their own: sliding-log unless said.
+    #[arg(long, value_name = "ALGORITHM")]
+    envoy_algorithm: Option<Algorithm>,
+    /// Let several of those files have one domain, as `MERGE_DOMAIN_CONFIG` does.
+    #[arg(long)]
+    envoy_merge_domains: bool,
+}
+
+impl EnvoyArgs {
+    /// `None` if neither a folder is named nor the environment asked.
+    fn settings(&self) -> Result<Option<envoy::Settings>, Failure> {
+        let mut settings = match (&self.envoy_config, self.envoy_env) {
+            (None, false) if self.envoy_algorithm.is_some() || self.envoy_merge_domains => {
+                return Err(Failure(
+                    "--envoy-algorithm and --envoy-merge-domains are about files of envoyproxy/ratelimit; name their \
+                     folder with --envoy-config"
+                        .to_owned(),
+                ));
+            }
+            (None, false) => return Ok(None),
+            (Some(folder), false) => envoy::Settings::of_folder(folder.clone()),
+            (_, true) => {
+                let of_environment = envoy::Settings::of_environment(&|name| std::env::var(name).ok());
+                of_environment.map_err(|refusal| Failure(refusal.to_string()))?
+            }
+        };
+        if let Some(folder) = &self.envoy_config {
+            settings.folder.path.clone_from(folder);
+        }
+        if let Some(algorithm) = self.envoy_algorithm {
+            settings.reading.algorithm = algorithm;
+        }
+        settings.reading.merge_domains |= self.envoy_merge_domains;
+        Ok(Some(settings))
     }
 }
 
@@ -94,15 +171,47 @@ impl PolicyArgs {
 struct ServeArgs {
     #[command(flatten)]
     policies: PolicyArgs,
+    #[command(flatten)]
+    envoy: EnvoyArgs,
     /// The address to listen to, before the configuration's.
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<SocketAddr>,
+    /// The address of Envoy's rate-limit service over gRPC, before the configuration's. Without either it is not served.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    grpc: Option<SocketAddr>,
     /// The Redis whose limits all instances share, such as `redis://127.0.0.1:6379`, before the configuration's.
     ///
     /// Also `redis+cluster://A:6379,B:6379` and `redis+sentinel://A,B/MASTER`, and `rediss` for TLS. The variable
     /// `SLIDEGATE_REDIS` says the same without showing a password among the processes.
     #[arg(long, value_name = "URL")]
     redis: Option<String>,
+    /// The address to serve clients of Redis on, such as `127.0.0.1:6380`, before the configuration's. Off unless given.
+    ///
+    /// Speaks RESP2 and RESP3: `RL.CHECK`, and the commands of redis-cell and throttlecrab. The variable
+    /// `SLIDEGATE_RESP_PASSWORD` is the password that clients have to give.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    resp: Option<SocketAddr>,
+}
+
+#[derive(Debug, Args)]
+struct ExplainArgs {
+    #[command(flatten)]
+    policies: PolicyArgs,
+    #[command(flatten)]
+    envoy: EnvoyArgs,
+    /// The domain of the descriptors, with --envoy-config or --envoy-env.
+    #[arg(long)]
+    domain: Option<String>,
+    /// The limit that the descriptors bring along, such as `10/MINUTE`.
+    #[arg(long, requires = "domain", value_parser = rate, value_name = "COUNT/UNIT")]
+    limit: Option<envoy::Rate>,
+    /// With a domain: descriptors, such as `path=/login,ip=192.0.2.7`, a comma within a value written `\,`. Without:
+    /// attributes, such as `user=alice`.
+    #[arg(required = true, value_name = "NAME=VALUE")]
+    parts: Vec<String>,
+    /// Print JSON instead of words.
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Debug, Args)]
@@ -170,6 +279,15 @@ fn attribute(text: &str) -> Result<(String, String), String> {
     }
 }
 
+fn rate(text: &str) -> Result<envoy::Rate, String> {
+    let parts = text.split_once('/').and_then(|(count, unit)| {
+        Some(envoy::Rate { requests_per_unit: count.parse().ok()?, unit: envoy::Unit::from_name(unit)? })
+    });
+    parts.ok_or_else(|| {
+        "write it as count/unit, for example 10/MINUTE; units are second, minute, hour, day, week, month, year".to_owned()
+    })
+}
+
 fn milliseconds(text: &str) -> Result<Duration, String> {
     match text.parse() {
         Ok(ms) if ms > 0 => Ok(Duration::from_millis(ms)),
@@ -180,7 +298,7 @@ fn milliseconds(text: &str) -> Result<Duration, String> {
 impl Cli {
     /// Runs the command. What went wrong is on standard error.
     pub(crate) fn run(self) -> ExitCode {
-        let outcome = start_log(&self.log_level, self.log_format).and_then(|()| match self.command {
+        let outcome = start_log(&self.log_level(), self.log_format).and_then(|()| match self.command {
             Command::Serve(args) => serve::run(&args),
             Command::Check(args) => check::run(&args),
             Command::Top(args) => top::run(&args),
@@ -188,12 +306,24 @@ impl Cli {
             Command::Key(args) => key::run(&args),
             Command::Policy(args) => policy::run(&args),
             Command::Token(args) => token::run(&args),
+            Command::Explain(args) => explain::run(&args),
             Command::Replay(args) => crate::replay::run(&args),
         });
         outcome.unwrap_or_else(|failure| {
             eprintln!("{failure}");
             ExitCode::from(2)
         })
+    }
+}
+
+impl Cli {
+    /// The command line's level, or the environment's where that is asked. Settings that are wrong are told later.
+    fn log_level(&self) -> String {
+        let of_environment = || match &self.command {
+            Command::Serve(ServeArgs { envoy, .. }) if envoy.envoy_env => envoy.settings().ok()??.log_level,
+            _ => None,
+        };
+        self.log_level.clone().or_else(of_environment).unwrap_or_else(|| "info".to_owned())
     }
 }
 

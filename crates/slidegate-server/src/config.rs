@@ -9,11 +9,13 @@ mod condition;
 mod file;
 mod flag;
 mod foreign;
+mod grpc;
 mod observe;
 mod overrides;
 mod policy;
 mod reload;
 mod resolve;
+mod resp;
 mod section;
 mod shared;
 mod words;
@@ -30,8 +32,10 @@ use slidegate::headers::HeaderOptions;
 use slidegate::{MemoryStore, Policy, PolicySet, Quota};
 
 pub(crate) use admin::{Right, Token, is_name};
+pub(crate) use grpc::{Grpc, GrpcTls};
 pub(crate) use observe::{KeysShown, Observe};
 pub(crate) use reload::{Loaded, Sources, Watched, differences};
+pub(crate) use resp::{Password, Resp};
 pub(crate) use shared::{Outside, SharedStore};
 pub(crate) use words::{Counted, describe};
 
@@ -48,18 +52,22 @@ pub(crate) const DEFAULT_SHUTDOWN_GRACE: Duration = Duration::from_secs(10);
 /// All that can be configured.
 #[derive(Debug, Clone)]
 pub(crate) struct Config {
-    /// At least one.
+    /// At least one, unless other policies come beside them.
     pub(crate) policies: PolicySet,
     /// Quotas that are tried beside those of policies, by their names.
     pub(crate) candidates: BTreeMap<String, Quota>,
     /// Where the HTTP interface listens.
     pub(crate) listen: SocketAddr,
+    /// Where Envoy's rate-limit service listens.
+    pub(crate) grpc: Grpc,
     /// How long requests in flight may take after the service was told to stop. At most an hour.
     pub(crate) shutdown_grace: Duration,
     /// Most keys that the memory store holds. At least one.
     pub(crate) max_keys: usize,
     /// The store that instances share. Without one, limits live in this process's memory.
     pub(crate) shared: Option<SharedStore>,
+    /// Where clients of Redis are served, if anywhere.
+    pub(crate) resp: Option<Resp>,
     /// Attributes whose text is read as an IP address, in no order.
     pub(crate) address_attributes: Vec<String>,
     /// What answers carry in their header.
@@ -71,6 +79,17 @@ pub(crate) struct Config {
 }
 
 impl Config {
+    /// The same without the default policy: what there is beside other policies.
+    pub(crate) fn beside_others(
+        file: Option<&Path>,
+        texts: &[String],
+        outside: &Outside,
+    ) -> Result<Self, ConfigErrors> {
+        let config = Self::from_sources(file, texts, outside)?;
+        let is_default = file.is_none() && texts.is_empty();
+        Ok(if is_default { Self { policies: PolicySet::default(), ..config } } else { config })
+    }
+
     /// Reads a file and `--policy` texts, whose policies follow the file's. The default where there is neither.
     pub(crate) fn from_sources(
         file: Option<&Path>,
@@ -86,6 +105,7 @@ impl Config {
             shared: outside.store(),
             admin: outside.tokens.clone(),
             observe: Observe::without_file(outside),
+            resp: outside.resp(),
             ..Self::default()
         });
         Ok(Self { policies: policies.unwrap_or(config.policies), ..config })
@@ -159,9 +179,11 @@ impl Default for Config {
                 .expect("the default policy is valid"),
             candidates: BTreeMap::new(),
             listen: DEFAULT_LISTEN,
+            grpc: Grpc::default(),
             shutdown_grace: DEFAULT_SHUTDOWN_GRACE,
             max_keys: MemoryStore::DEFAULT_MAX_KEYS,
             shared: None,
+            resp: None,
             address_attributes: vec!["ip".to_owned()],
             headers: HeaderOptions::default(),
             admin: Vec::new(),
@@ -218,7 +240,7 @@ impl Findings {
 }
 
 /// The same with control characters escaped: what a file holds must not break a line, or a terminal.
-fn one_line(message: &str) -> String {
+pub(crate) fn one_line(message: &str) -> String {
     let mut line = String::with_capacity(message.len());
     for c in message.chars() {
         if c.is_control() || matches!(c, '\u{2028}' | '\u{2029}') {

@@ -3,12 +3,15 @@
 //! A protocol turns its bytes into a [`Request`] with [`Front::request`], asks [`Front::decide`], and writes the
 //! decisions in its own words. It knows no store and no algorithm.
 
-use std::net::IpAddr;
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use slidegate::headers::HeaderOptions;
-use slidegate::{Decisions, Error, KeyUse, MemoryStats, MemoryStore, Policy, PolicySet, Request, Verb};
+use slidegate::{
+    Algorithm, Decisions, Error, KeyUse, MemoryStats, MemoryStore, Policy, PolicySet, Quota, Request, Value,
+    Verb,
+};
 
 use crate::config::{Config, describe};
 use crate::control::{self, Base, Document};
@@ -24,6 +27,8 @@ pub(crate) struct Front {
     address_attributes: Vec<String>,
     headers: HeaderOptions,
     observer: Observer,
+    /// Whether the policies of [`TOLD`] belong to every set.
+    has_told: bool,
     /// Cleared when the service begins to shut down.
     ready: AtomicBool,
     layers: Mutex<Layers>,
@@ -31,9 +36,13 @@ pub(crate) struct Front {
 }
 
 /// What the policies in force are made of.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct Layers {
     base: Base,
+    /// The names of policies that the configuration had at the start.
+    configured: HashSet<String>,
+    /// Policies that come from elsewhere, such as files of envoyproxy/ratelimit.
+    others: Vec<Policy>,
     document: Arc<Document>,
     /// When the next change of a key ends, in milliseconds since the epoch.
     next_end: Option<u64>,
@@ -47,6 +56,30 @@ pub(crate) const MAX_NAME: usize = 128;
 pub(crate) const MAX_VALUE: usize = 8192;
 /// Largest cost: above it JSON readers that keep numbers as doubles would read another one.
 pub(crate) const MAX_COST: u64 = (1 << 53) - 1;
+
+/// Policies of commands that bring their quota, each with the attribute it counts by. Their requests name them; to no other
+/// request do they apply, and no other policy may have their name.
+pub(crate) const TOLD: [(&str, &str); 2] = [("CL.THROTTLE", "key"), ("THROTTLE", "key")];
+
+/// Whether a policy of this name is one of [`TOLD`].
+pub(crate) fn is_told(name: &str) -> bool {
+    TOLD.iter().any(|(told, _)| *told == name)
+}
+
+/// The policies that were configured.
+pub(crate) fn listed(policies: &PolicySet) -> impl Iterator<Item = &Policy> {
+    policies.iter().filter(|policy| !is_told(policy.name()))
+}
+
+/// These policies and those of [`TOLD`].
+fn with_told(policies: &PolicySet) -> Result<PolicySet, Error> {
+    let told = TOLD.into_iter().map(|(name, attribute)| {
+        // It is never the one that decides: whoever names the policy brings another.
+        let quota = Quota::per_second(1).with_algorithm(Algorithm::TokenBucket);
+        Ok(Policy::new(name, quota)?.scope([attribute]).only_when_named())
+    });
+    PolicySet::new(policies.iter().cloned().chain(told.collect::<Result<Vec<_>, Error>>()?))
+}
 
 /// Why attributes and a cost are no request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,16 +104,20 @@ impl Front {
     /// A shared store that cannot be one, see [`Store::new`].
     pub(crate) fn new(config: Config) -> Result<Self, Error> {
         let memory = MemoryStore::builder().max_keys(config.max_keys).build();
+        let has_told = config.resp.is_some();
         let base = Base { policies: config.policies, candidates: config.candidates };
         let (policies, _) = control::fold(&base, &Document::default(), 0, |_| false)?;
+        let policies = if has_told { with_told(&policies)? } else { policies };
+        let configured: HashSet<_> = base.policies.iter().map(|policy| policy.name().to_owned()).collect();
         let observer = Observer::new(config.observe, &policies);
         Ok(Self {
             store: Store::new(policies, memory, config.shared)?,
             address_attributes: config.address_attributes,
             headers: config.headers,
             observer,
+            has_told,
             ready: AtomicBool::new(true),
-            layers: Mutex::new(Layers { base, ..Layers::default() }),
+            layers: Mutex::new(Layers { base, configured, ..Layers::default() }),
             shadows: Shadows::default(),
         })
     }
@@ -96,6 +133,19 @@ impl Front {
         for refused in refused {
             tracing::warn!("not in force: {refused}");
         }
+        Ok(())
+    }
+
+    /// Puts policies from elsewhere in force beside the configuration's, which may be among them.
+    ///
+    /// # Errors
+    /// They are no set, or a limit is more than a shared store can count; the old policies stay in force.
+    pub(crate) fn configure_others(&self, policies: &PolicySet) -> Result<(), Error> {
+        let mut layers = self.layers();
+        self.put_in_force(&mut layers, |layers| {
+            let others = policies.iter().filter(|policy| !layers.configured.contains(policy.name()));
+            layers.others = others.cloned().collect();
+        })?;
         Ok(())
     }
 
@@ -130,14 +180,22 @@ impl Front {
         change: impl FnOnce(&mut Layers),
     ) -> Result<Vec<String>, Error> {
         let now_ms = control::now_ms();
-        let mut next =
-            Layers { base: layers.base.clone(), document: Arc::clone(&layers.document), next_end: None };
+        let mut next = Layers { next_end: None, ..layers.clone() };
         change(&mut next);
+        let own = next.base.policies.iter();
+        let others = next.others.iter().filter(|policy| next.base.policies.by_name(policy.name()).is_none());
+        let all = PolicySet::new(own.chain(others).cloned())?;
+        let base = Base { policies: all, candidates: next.base.candidates.clone() };
         let (policies, refused) =
-            control::fold(&next.base, &next.document, now_ms, |attribute| self.is_address(attribute))?;
+            control::fold(&base, &next.document, now_ms, |attribute| self.is_address(attribute))?;
         next.next_end = next.document.living(now_ms).map(|change| change.until_ms).min();
+        let policies = if self.has_told { with_told(&policies)? } else { policies };
+        // Before they decide, so that none of their decisions is missed; counts of the old ones go on meanwhile.
         self.observer.follow(&policies);
-        self.store.configure(policies)?;
+        if let Err(error) = self.store.configure(policies) {
+            self.observer.follow(&self.policies());
+            return Err(error);
+        }
         *layers = next;
         Ok(refused)
     }
@@ -164,6 +222,14 @@ impl Front {
         self.store.inspect(request).await
     }
 
+    /// One in memory, on a clock that tests move.
+    #[cfg(test)]
+    pub(crate) fn on_clock(config: Config, clock: slidegate::ManualClock) -> Self {
+        let memory = MemoryStore::builder().clock(clock).build();
+        let store = Store::new(config.policies, memory, None).expect("memory is always a store");
+        Self { store, ..Self::new(Config::default()).expect("memory is always a store") }
+    }
+
     /// The request that these attributes and this cost are, with addresses read as such.
     ///
     /// # Errors
@@ -171,17 +237,28 @@ impl Front {
     /// or the cost is above [`MAX_COST`].
     pub(crate) fn request<'r>(
         &self,
-        attributes: impl Iterator<Item = (&'r str, &'r str)>,
+        attributes: impl Iterator<Item = (&'r str, &'r [u8])>,
         cost: u64,
     ) -> Result<Request<'r>, BadRequest> {
-        let bad = |field, detail| Err(BadRequest { field, detail });
         if cost > MAX_COST {
-            return bad(
-                Field::Cost,
-                format!("cost {cost} is too large; give a whole number from 0 to {MAX_COST}"),
-            );
+            let detail = format!("cost {cost} is too large; give a whole number from 0 to {MAX_COST}");
+            return Err(BadRequest { field: Field::Cost, detail });
         }
         let mut request = Request::new().cost(cost);
+        self.complete(&mut request, attributes)?;
+        Ok(request)
+    }
+
+    /// Adds these attributes to a request, with addresses read as such.
+    ///
+    /// # Errors
+    /// As [`request`](Self::request), and then the request is not to be used.
+    pub(crate) fn complete<'r>(
+        &self,
+        request: &mut Request<'r>,
+        attributes: impl Iterator<Item = (&'r str, &'r [u8])>,
+    ) -> Result<(), BadRequest> {
+        let bad = |field, detail| Err(BadRequest { field, detail });
         for (at, (name, value)) in attributes.enumerate() {
             if at == MAX_ATTRIBUTES {
                 return bad(
@@ -211,24 +288,25 @@ impl Front {
                     format!("attribute `{name}` stands twice; give it once"),
                 );
             }
-            request = if self.address_attributes.iter().any(|known| known == name) {
-                match value.parse::<IpAddr>() {
-                    Ok(ip) => request.with(name, ip),
-                    Err(_) => {
+            let value = if self.address_attributes.iter().any(|known| known == name) {
+                match std::str::from_utf8(value).ok().and_then(|text| text.parse().ok()) {
+                    Some(ip) => Value::Address(ip),
+                    None => {
                         return bad(
                             Field::Attribute(name.to_owned()),
                             format!(
                                 "attribute `{name}` is no IP address: `{}`; write for example `192.0.2.7` or `2001:db8::7`",
-                                value.escape_debug()
+                                String::from_utf8_lossy(value).escape_debug()
                             ),
                         );
                     }
                 }
             } else {
-                request.with(name, value)
+                Value::Bytes(value)
             };
+            request.extend([(name, value)]);
         }
-        Ok(request)
+        Ok(())
     }
 
     /// Decides a request. Every protocol calls this, or [`decide_all`](Self::decide_all).
@@ -260,6 +338,23 @@ impl Front {
             }
         }
         decisions
+    }
+
+    /// The part of [`decide`](Self::decide) that waits for nobody, for protocols that decide many requests in one go. `None`
+    /// if a shared store has to be asked.
+    pub(crate) fn decide_now<'r>(
+        &self,
+        door: Door,
+        verb: Verb,
+        request: &'r Request<'r>,
+    ) -> Option<Decisions<'r>> {
+        let decisions = self.store.apply_now(verb, std::slice::from_ref(request)).ok()?;
+        self.observer.note(door, verb, &decisions);
+        for one in self.shadows.note(verb, &decisions) {
+            let request = request.clone().under(&one.candidate);
+            drop(self.store.apply_now(Verb::Check, std::slice::from_ref(&request)));
+        }
+        Some(decisions)
     }
 
     /// Forgets the request's keys under every policy that applies; says whether anything counted there.

@@ -264,7 +264,7 @@ impl Observer {
 
     /// Says that a door took from `start` until now for so many decisions.
     pub(crate) fn decided(&self, door: Door, start: Timestamp, decisions: u64) {
-        if self.options.metrics {
+        if self.options.metrics && decisions > 0 {
             self.latency[door as usize].add(self.clock.now() - start, decisions);
         }
     }

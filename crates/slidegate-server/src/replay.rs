@@ -41,7 +41,7 @@ pub(crate) struct ReplayArgs {
 const PROGRESS_EVERY: u64 = 4096;
 
 pub(crate) fn run(args: &ReplayArgs) -> Result<ExitCode, Failure> {
-    let config = args.policies.config(None)?;
+    let config = args.policies.config(None, None)?;
     let name = args.log.display();
     let unreadable = |error: io::Error| Failure(format!("{name}: {error}"));
     let mut log = LogReader::open(&args.log).map_err(unreadable)?.with_slack(Duration::from_secs(args.slack));

@@ -81,6 +81,20 @@ impl Store {
         }
     }
 
+    /// Puts other policies in force. Usage is kept by policy name.
+    ///
+    /// # Errors
+    /// A limit is more than a shared store can count; the old policies stay in force.
+    pub(crate) fn configure(&self, policies: PolicySet) -> Result<(), Error> {
+        match self {
+            Self::Memory(gate) => {
+                gate.configure(policies);
+                Ok(())
+            }
+            Self::Shared(shared) => shared.gate.configure(policies),
+        }
+    }
+
     /// Forgets the request's keys; says whether anything counted there.
     ///
     /// # Errors
@@ -100,20 +114,6 @@ impl Store {
         match self {
             Self::Memory(gate) => Ok(gate.inspect(request)),
             Self::Shared(shared) => shared.gate.inspect(request).await,
-        }
-    }
-
-    /// Puts other policies in force. Usage is kept by policy name.
-    ///
-    /// # Errors
-    /// A limit is more than a shared store can count; the old policies stay in force.
-    pub(crate) fn configure(&self, policies: PolicySet) -> Result<(), Error> {
-        match self {
-            Self::Memory(gate) => {
-                gate.configure(policies);
-                Ok(())
-            }
-            Self::Shared(shared) => shared.gate.configure(policies),
         }
     }
 

@@ -5,9 +5,9 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::{ArcSwap, Guard};
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
-use crate::charge::{Charge, Plan};
+use crate::charge::Plan;
 use crate::decision::{Decision, Verdict};
 use crate::key::Key;
 use crate::policy::{Policy, PolicySet};
@@ -129,6 +129,13 @@ impl Gate {
     /// ```
     pub fn apply_all<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
         let policies = self.policies.load();
+        if let [request] = requests
+            && let Some(charge) = policies.single_charge(request)
+        {
+            let decision = self.store.apply_single(verb, &charge);
+            let answers = smallvec![Answer { request: 0, policy: charge.policy, decision }];
+            return Decisions { policies, requests, answers };
+        }
         let plan = policies.plan(requests);
         let answers = plan.answers(self.store.apply(verb, &plan.charges));
         drop(plan);
@@ -225,12 +232,10 @@ impl Plan<'_> {
 
     /// The decisions on the charges as answers to the requests, in the requests' order and that of the policies.
     pub(crate) fn answers(&self, decisions: impl IntoIterator<Item = Decision>) -> PlacedAnswers {
-        let answer = |(charge, decision): (&Charge<'_>, Decision)| Answer {
-            request: charge.request,
-            policy: charge.policy,
-            decision,
-        };
-        let mut answers: PlacedAnswers = self.charges.iter().zip(decisions).map(answer).collect();
+        let mut answers = PlacedAnswers::new();
+        for (charge, decision) in self.charges.iter().zip(decisions) {
+            answers.push(Answer { request: charge.request, policy: charge.policy, decision });
+        }
         if !self.met.is_empty() {
             for (request, place) in &self.met {
                 answers.push(Answer { request: *request, ..answers[*place].clone() });
@@ -262,6 +267,12 @@ impl<'r> Decisions<'r> {
 }
 
 impl Decisions<'_> {
+    /// Those in force when it was decided.
+    #[cfg(feature = "tower")]
+    pub(crate) fn policies(&self) -> &Arc<PolicySet> {
+        &self.policies
+    }
+
     /// Whether the request may pass, or all of several: no enforced policy denies.
     #[must_use]
     pub fn verdict(&self) -> Verdict {

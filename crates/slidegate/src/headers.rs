@@ -6,8 +6,9 @@
 //! Names are in lower case, as HTTP/2 sends them and `HeaderName::from_static` of the `http` crate wants them. A
 //! denial is best sent with `cache-control: no-store`. Shadow policies are never told to clients.
 
-use std::fmt::Write as _;
 use std::time::Duration;
+
+use smallvec::SmallVec;
 
 use crate::decision::Decision;
 use crate::gate::{Decisions, PolicyDecision};
@@ -89,10 +90,17 @@ impl HeaderOptions {
     /// ```
     #[must_use]
     pub fn headers(&self, decisions: &Decisions<'_>) -> Vec<Header> {
-        let Some(strictest) = decisions.strictest() else { return Vec::new() };
+        let mut headers = Vec::with_capacity(8);
+        self.write_all(decisions, &mut headers);
+        headers
+    }
+
+    /// [`headers`](Self::headers), wherever they go.
+    pub(crate) fn write_all(&self, decisions: &Decisions<'_>, out: &mut impl Fields) {
+        let Some(strictest) = decisions.strictest() else { return };
         let enforced = decisions.iter().filter(|one| one.policy().is_enforced());
-        let answers: Vec<_> = enforced.map(|one| Answer::from(&one)).collect();
-        self.write(&answers, &Answer::from(&strictest))
+        let answers: SmallVec<[_; 4]> = enforced.map(|one| Answer::from(&one)).collect();
+        self.write(&answers, &Answer::from(&strictest), out);
     }
 
     /// The fields for the answer of a [`Limiter`](crate::Limiter), under a name of choice for its quota.
@@ -113,7 +121,9 @@ impl HeaderOptions {
     #[must_use]
     pub fn headers_of(&self, name: &str, quota: &Quota, decision: &Decision) -> Vec<Header> {
         let answer = Answer { name, quota, decision };
-        self.write(&[answer], &answer)
+        let mut headers = Vec::with_capacity(8);
+        self.write(&[answer], &answer, &mut headers);
+        headers
     }
 
     /// The names of all fields that these options can lead to: what `Access-Control-Expose-Headers` has to list, else
@@ -137,25 +147,29 @@ impl HeaderOptions {
         names
     }
 
-    fn write(&self, answers: &[Answer<'_>], strictest: &Answer<'_>) -> Vec<Header> {
-        let mut headers = Vec::with_capacity(8);
+    fn write(&self, answers: &[Answer<'_>], strictest: &Answer<'_>, out: &mut impl Fields) {
         let retry_after_s = strictest.retry_after_s().filter(|_| self.retry_after);
         let reset_s = secs_ceil(strictest.decision.reset_after());
         match self.draft {
             Draft::Off => {}
             Draft::Draft6 => {
                 let numbers = strictest.numbers(retry_after_s.unwrap_or(reset_s));
-                headers.push((RATELIMIT_POLICY, strictest.unnamed_policy()));
-                headers.extend(RATELIMIT_PARTS.into_iter().zip(numbers.map(|number| number.to_string())));
+                out.field(RATELIMIT_POLICY, |text| strictest.unnamed_policy(text));
+                write_numbers(out, RATELIMIT_PARTS, numbers);
             }
             Draft::Draft7 => {
                 let [limit, remaining, reset] = strictest.numbers(retry_after_s.unwrap_or(reset_s));
-                headers.push((RATELIMIT_POLICY, strictest.unnamed_policy()));
-                headers.push((RATELIMIT, format!("limit={limit}, remaining={remaining}, reset={reset}")));
+                out.field(RATELIMIT_POLICY, |text| strictest.unnamed_policy(text));
+                out.field(RATELIMIT, |text| {
+                    write_part(text, "limit=", limit);
+                    write_part(text, ", remaining=", remaining);
+                    write_part(text, ", reset=", reset);
+                });
             }
             Draft::Draft10 => {
-                headers.push((RATELIMIT_POLICY, list(answers, Answer::policy_item)));
-                headers.push((RATELIMIT, list(answers, |one, out| one.limit_item(out, retry_after_s))));
+                out.field(RATELIMIT_POLICY, |text| write_list(text, answers, Answer::policy_item));
+                let item = |one: &Answer<'_>, text: &mut String| one.limit_item(text, retry_after_s);
+                out.field(RATELIMIT, |text| write_list(text, answers, item));
             }
         }
         let x_reset_s = match self.x_ratelimit {
@@ -164,16 +178,28 @@ impl HeaderOptions {
             XRateLimit::DeltaSeconds => Some(reset_s),
         };
         if let Some(x_reset_s) = x_reset_s {
-            let numbers = strictest.numbers(x_reset_s);
-            headers.extend(X_RATELIMIT_PARTS.into_iter().zip(numbers.map(|number| number.to_string())));
+            write_numbers(out, X_RATELIMIT_PARTS, strictest.numbers(x_reset_s));
         }
         if let Some(secs) = retry_after_s {
-            headers.push((RETRY_AFTER, secs.to_string()));
+            out.field(RETRY_AFTER, |text| write_number(text, secs));
         }
         if let Some(millis) = strictest.retry_after_ms().filter(|_| self.retry_after_ms) {
-            headers.push((RETRY_AFTER_MS, millis.to_string()));
+            out.field(RETRY_AFTER_MS, |text| write_number(text, millis));
         }
-        headers
+    }
+}
+
+/// Where header fields are written to.
+pub(crate) trait Fields {
+    /// Adds a field; `write` appends its value to the text it is given, which may hold other values already.
+    fn field(&mut self, name: &'static str, write: impl FnOnce(&mut String));
+}
+
+impl Fields for Vec<Header> {
+    fn field(&mut self, name: &'static str, write: impl FnOnce(&mut String)) {
+        let mut value = String::new();
+        write(&mut value);
+        self.push((name, value));
     }
 }
 
@@ -222,28 +248,29 @@ impl Answer<'_> {
     }
 
     /// An item of drafts 6 and 7, where `w` is required: windows under a second are written as one.
-    fn unnamed_policy(&self) -> String {
-        format!("{};w={}", integer(self.quota.limit()), secs_ceil(self.quota.window()))
+    fn unnamed_policy(&self, out: &mut String) {
+        write_number(out, integer(self.quota.limit()));
+        write_part(out, ";w=", secs_ceil(self.quota.window()));
     }
 
     /// An item of draft 10's `RateLimit-Policy`.
     fn policy_item(&self, out: &mut String) {
         self.write_name(out);
-        write_parameter(out, "q", self.quota.limit());
+        write_part(out, ";q=", self.quota.limit());
         if self.quota.window_us() >= SECOND_US {
-            write_parameter(out, "w", secs_ceil(self.quota.window()));
+            write_part(out, ";w=", secs_ceil(self.quota.window()));
         }
     }
 
     /// An item of draft 10's `RateLimit`.
     fn limit_item(&self, out: &mut String, retry_after_s: Option<u64>) {
         self.write_name(out);
-        write_parameter(out, "r", self.decision.remaining);
+        write_part(out, ";r=", self.decision.remaining);
         let frees_s = self.decision.frees_after().map(secs_ceil);
         // `Retry-After` is not to end before `t` and has precedence: a policy that frees later says nothing.
         let sooner = |secs: &u64| retry_after_s.is_none_or(|retry_after_s| *secs <= retry_after_s);
         if let Some(secs) = frees_s.filter(sooner) {
-            write_parameter(out, "t", secs);
+            write_part(out, ";t=", secs);
         }
     }
 
@@ -256,20 +283,44 @@ impl Answer<'_> {
     }
 }
 
-fn write_parameter(out: &mut String, name: &str, number: u64) {
-    write!(out, ";{name}={}", integer(number)).expect("a String takes all that is written");
+/// Fields of one number each.
+fn write_numbers(out: &mut impl Fields, names: [&'static str; 3], numbers: [u64; 3]) {
+    for (name, number) in names.into_iter().zip(numbers) {
+        out.field(name, |text| write_number(text, number));
+    }
+}
+
+/// A number that fields may carry, after its name.
+fn write_part(out: &mut String, name: &str, number: u64) {
+    out.push_str(name);
+    write_number(out, integer(number));
+}
+
+/// Decimal digits. By hand, as the headers of a response hold a dozen numbers, and formatting is half of what they cost.
+fn write_number(out: &mut String, mut number: u64) {
+    let mut digits = [b'0'; 20];
+    let mut first = digits.len() - 1;
+    loop {
+        #[allow(clippy::cast_possible_truncation)] // a digit
+        let digit = (number % 10) as u8;
+        digits[first] = b'0' + digit;
+        number /= 10;
+        if number == 0 {
+            break;
+        }
+        first -= 1;
+    }
+    out.push_str(str::from_utf8(&digits[first..]).expect("digits are ASCII"));
 }
 
 /// A List of RFC 9651.
-fn list<'d>(answers: &[Answer<'d>], write_item: impl Fn(&Answer<'d>, &mut String)) -> String {
-    let mut out = String::new();
+fn write_list<'d>(out: &mut String, answers: &[Answer<'d>], write_item: impl Fn(&Answer<'d>, &mut String)) {
     for (at, answer) in answers.iter().enumerate() {
         if at > 0 {
             out.push_str(", ");
         }
-        write_item(answer, &mut out);
+        write_item(answer, out);
     }
-    out
 }
 
 #[cfg(test)]
@@ -331,6 +382,18 @@ mod tests {
 
     fn item(name: &str, parameters: &[(&str, u64)]) -> (String, Vec<(String, u64)>) {
         (name.into(), parameters.iter().map(|(key, number)| ((*key).into(), *number)).collect())
+    }
+
+    /// Digits written by hand must be those that everybody else writes.
+    #[test]
+    fn numbers_are_written_as_the_standard_library_writes_them() {
+        let powers = (0..20).map(|power| 10_u64.pow(power));
+        let numbers = powers.flat_map(|ten| [ten - 1, ten, ten + 1]).chain([u64::MAX - 1, u64::MAX]);
+        for number in numbers {
+            let mut text = String::from("x");
+            write_number(&mut text, number);
+            assert_eq!(text, format!("x{number}"));
+        }
     }
 
     /// Clients in the field parse these very forms; one that does not match is ignored in silence.

@@ -17,8 +17,15 @@
 #[doc = include_str!("../../../README.md")]
 mod readme {}
 
+/// The examples of docs/embedding.md, run with the doctests.
+#[cfg(all(doctest, feature = "axum", feature = "wait"))]
+#[doc = include_str!("../../../docs/embedding.md")]
+mod embedding {}
+
 pub mod client_addr;
 pub mod headers;
+#[cfg(feature = "tower")]
+pub mod layer;
 
 mod algorithm;
 mod charge;
@@ -37,6 +44,8 @@ mod sync;
 mod time;
 mod usage;
 mod verb;
+#[cfg(feature = "wait")]
+mod waiting;
 
 pub use charge::{Excess, OnStoreError};
 pub use decision::{Decision, Source, Verdict};
@@ -55,3 +64,5 @@ pub use store::redis::{BreakerState, ClientCertificate, NodeState, Note, RedisOp
 pub use time::{Clock, ManualClock, SystemClock, Timestamp, millis_ceil};
 pub use usage::{KeyUse, Room, Run};
 pub use verb::Verb;
+#[cfg(feature = "wait")]
+pub use waiting::{Acquire, MaxWaiting, NotAcquired};

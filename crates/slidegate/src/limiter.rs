@@ -1,9 +1,13 @@
 //! The limiter: one quota, many keys.
 
 use crate::decision::Decision;
+#[cfg(feature = "wait")]
+use crate::key::KeyId;
 use crate::quota::Quota;
 use crate::store::memory::{MemoryStats, MemoryStore};
 use crate::verb::Verb;
+#[cfg(feature = "wait")]
+use crate::waiting::{Acquire, Lines, MaxWaiting};
 
 /// One quota for many keys, in the memory of this process.
 ///
@@ -22,6 +26,8 @@ use crate::verb::Verb;
 #[derive(Debug)]
 pub struct Limiter {
     store: MemoryStore,
+    #[cfg(feature = "wait")]
+    lines: Lines,
 }
 
 impl Limiter {
@@ -35,7 +41,59 @@ impl Limiter {
     #[must_use]
     pub fn with_store(quota: Quota, store: MemoryStore) -> Self {
         store.set_quota(quota);
-        Self { store }
+        Self {
+            store,
+            #[cfg(feature = "wait")]
+            lines: Lines::default(),
+        }
+    }
+
+    /// Lets no more than these wait in [`acquire`](Self::acquire).
+    #[cfg(feature = "wait")]
+    #[must_use]
+    pub fn max_waiting(mut self, most: MaxWaiting) -> Self {
+        self.lines = Lines::of(most);
+        self
+    }
+
+    /// Waits until the cost fits and charges it, instead of being denied: first come, first served for each key, and never
+    /// beyond a deadline.
+    ///
+    /// A future that is dropped gives its place in the line back and charges nothing. [`check`](Self::check) and its kin do
+    /// not stand in line. Room that a refund, a reset or another quota makes is noticed at once. Needs a tokio runtime with
+    /// timers, which wake to the millisecond.
+    ///
+    /// ```
+    /// use slidegate::{Limiter, Quota};
+    /// use std::time::Duration;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), slidegate::NotAcquired> {
+    /// let limiter = Limiter::new(Quota::per_minute(100));
+    /// let decision = limiter.acquire("alice").cost(3).deadline(Duration::from_secs(2)).await?;
+    /// assert_eq!(decision.remaining, 97);
+    ///
+    /// let never = limiter.acquire("alice").cost(101).await.unwrap_err();
+    /// assert_eq!(never.to_string(), "cost 101 never fits a quota of 100; ask for at most 100 at once");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// When awaited, [`NotAcquired`](crate::NotAcquired): it can never fit, as many wait as may, or there is no room in time.
+    #[cfg(feature = "wait")]
+    pub fn acquire(&self, key: impl AsRef<[u8]>) -> Acquire<'_> {
+        Acquire::new(self, key.as_ref())
+    }
+
+    #[cfg(feature = "wait")]
+    pub(crate) fn lines(&self) -> &Lines {
+        &self.lines
+    }
+
+    #[cfg(feature = "wait")]
+    pub(crate) fn id_of(&self, key: &[u8]) -> KeyId {
+        self.store.secret().id_of(key)
     }
 
     /// Decides a request of cost 1 and charges it if it is allowed.
@@ -92,7 +150,10 @@ impl Limiter {
     /// assert_eq!((refunded.cost, refunded.remaining), (4, 10));
     /// ```
     pub fn refund(&self, key: impl AsRef<[u8]>, cost: u64) -> Decision {
-        self.store.apply_one(Verb::Refund, key.as_ref(), cost)
+        let decision = self.store.apply_one(Verb::Refund, key.as_ref(), cost);
+        #[cfg(feature = "wait")]
+        self.lines.wake(|| self.id_of(key.as_ref()));
+        decision
     }
 
     /// Charges `cost` although it may exceed the limit: for costs known only afterwards. What follows waits it out.
@@ -119,7 +180,10 @@ impl Limiter {
     /// assert!(!limiter.reset("alice"));
     /// ```
     pub fn reset(&self, key: impl AsRef<[u8]>) -> bool {
-        self.store.reset_one(key.as_ref())
+        let counted = self.store.reset_one(key.as_ref());
+        #[cfg(feature = "wait")]
+        self.lines.wake(|| self.id_of(key.as_ref()));
+        counted
     }
 
     /// Puts another quota in force at once. Keys keep what they have used: it counts by the old quota until now and by
@@ -136,6 +200,8 @@ impl Limiter {
     /// ```
     pub fn configure(&self, quota: Quota) {
         self.store.set_quota(quota);
+        #[cfg(feature = "wait")]
+        self.lines.wake_all();
     }
 
     /// The quota in force.

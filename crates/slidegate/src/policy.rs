@@ -402,11 +402,9 @@ impl PolicySet {
     pub(crate) fn plan<'a>(&'a self, requests: &'a [Request<'a>]) -> Plan<'a> {
         let (mut charges, mut met) = (Charges::new(), Vec::new());
         for (number, request) in requests.iter().enumerate() {
-            let rules: &[usize] = match request.named_policy() {
-                None => &self.unnamed,
-                Some(name) => self.places.get(name).map_or(&[], std::slice::from_ref),
-            };
-            for at in rules.iter().copied().filter(|at| self.policy(*at).applies_to(request)) {
+            for at in
+                self.rules_for(request).iter().copied().filter(|at| self.policy(*at).applies_to(request))
+            {
                 let charge = self.charge(at, number, request);
                 // Looked at one by one, each would fit where both do not.
                 let same = |known: &Charge<'_>| known.policy == at && known.key == charge.key;
@@ -420,6 +418,22 @@ impl PolicySet {
             }
         }
         Plan { charges, met }
+    }
+
+    /// What a request would charge if that is one charge, as it mostly is: a plan has room for several, and filling and
+    /// moving that takes longer than to decide on one key.
+    pub(crate) fn single_charge<'a>(&'a self, request: &'a Request<'a>) -> Option<Charge<'a>> {
+        let mut applying = self.rules_for(request).iter().filter(|at| self.policy(**at).applies_to(request));
+        let at = applying.next()?;
+        applying.next().is_none().then(|| self.charge(*at, 0, request))
+    }
+
+    /// The places of the rules that a request may be under.
+    fn rules_for(&self, request: &Request<'_>) -> &[usize] {
+        match request.named_policy() {
+            None => &self.unnamed,
+            Some(name) => self.places.get(name).map_or(&[], std::slice::from_ref),
+        }
     }
 
     fn charge<'a>(&'a self, at: usize, number: usize, request: &'a Request<'a>) -> Charge<'a> {

@@ -75,6 +75,7 @@ type Attribute<'r> = (&'r str, Value<'r>);
 impl<'r> Request<'r> {
     /// A request without attributes, of cost 1.
     #[must_use]
+    #[inline]
     pub fn new() -> Self {
         Self { few: [None; 6], more: Vec::new(), cost: 1, under: None, quota: None }
     }
@@ -82,16 +83,21 @@ impl<'r> Request<'r> {
     /// Adds an attribute. Of two with one name the first counts. More than six allocate.
     #[must_use]
     pub fn with(mut self, name: &'r str, value: impl Into<Value<'r>>) -> Self {
-        let attribute = (name, value.into());
+        self.add((name, value.into()));
+        self
+    }
+
+    #[inline]
+    fn add(&mut self, attribute: Attribute<'r>) {
         match self.few.iter_mut().find(|place| place.is_none()) {
             Some(place) => *place = Some(attribute),
             None => self.more.push(attribute),
         }
-        self
     }
 
     /// Sets the cost. Zero is allowed everywhere and charges nothing.
     #[must_use]
+    #[inline]
     pub fn cost(mut self, cost: u64) -> Self {
         self.cost = cost;
         self
@@ -100,6 +106,7 @@ impl<'r> Request<'r> {
     /// Only the policy of this name decides, whether or not its conditions hold. The request needs the attributes of its
     /// scope all the same; without them, as under a name that no policy has, nothing decides and the request is allowed.
     #[must_use]
+    #[inline]
     pub fn under(mut self, policy: &'r str) -> Self {
         self.under = Some(policy);
         self
@@ -119,6 +126,7 @@ impl<'r> Request<'r> {
     /// # Ok::<(), slidegate::Error>(())
     /// ```
     #[must_use]
+    #[inline]
     pub fn quota(mut self, quota: Quota) -> Self {
         self.quota = Some(quota);
         self
@@ -126,8 +134,11 @@ impl<'r> Request<'r> {
 
     /// The value of an attribute, if the request has it. Looks through all of them: they are few.
     #[must_use]
+    #[inline]
     pub fn value(&self, name: &str) -> Option<Value<'r>> {
-        self.attributes().find(|(known, _)| *known == name).map(|(_, value)| value)
+        // The places of `few` are taken in their order, so the first free one ends the search.
+        let few = self.few.iter().map_while(Option::as_ref).find(|(known, _)| *known == name);
+        few.or_else(|| self.more.iter().find(|(known, _)| *known == name)).map(|(_, value)| *value)
     }
 
     /// Every attribute, in the order given.
@@ -145,6 +156,22 @@ impl<'r> Request<'r> {
 
     pub(crate) fn told_quota(&self) -> Option<&Quota> {
         self.quota.as_ref()
+    }
+}
+
+/// Adds attributes in place, as [`with`](Request::with) does one by one. Of two with one name the first counts.
+///
+/// ```
+/// use slidegate::Request;
+///
+/// let mut request = Request::new().with("user", "alice");
+/// request.extend([("path", "/login"), ("user", "bob")]);
+/// assert_eq!(request.value("path"), Some("/login".into()));
+/// assert_eq!(request.value("user"), Some("alice".into()));
+/// ```
+impl<'r, V: Into<Value<'r>>> Extend<(&'r str, V)> for Request<'r> {
+    fn extend<I: IntoIterator<Item = (&'r str, V)>>(&mut self, attributes: I) {
+        attributes.into_iter().for_each(|(name, value)| self.add((name, value.into())));
     }
 }
 

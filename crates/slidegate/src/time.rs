@@ -104,8 +104,8 @@ pub fn millis_ceil(span: Duration) -> u64 {
     u64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
-/// The monotonic clock that deadlines of network calls are measured on; tests may stop and move it.
-#[cfg(feature = "redis")]
+/// The monotonic clock that deadlines of network calls and of those who wait are measured on; tests may stop and move it.
+#[cfg(any(feature = "redis", feature = "wait"))]
 pub(crate) fn instant() -> tokio::time::Instant {
     tokio::time::Instant::now()
 }

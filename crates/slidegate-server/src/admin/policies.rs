@@ -16,6 +16,7 @@ use super::reply::{answer, audit, body};
 use crate::control::{
     CANDIDATE, Cause, Change, Counting, Document, Mode, Refusal, Terms, What, at_text, candidate_of,
 };
+use crate::front;
 use crate::protocol::http::Problem;
 
 type Shared = State<Arc<Admin>>;
@@ -29,7 +30,8 @@ pub(super) async fn list(State(admin): Shared) -> Response {
     let base = admin.front.base();
     let now = crate::control::now_ms();
     let policies = admin.front.policies();
-    let told = policies.iter().filter(|policy| candidate_of(policy.name()).is_none()).map(|policy| {
+    let listed = front::listed(&policies).filter(|policy| candidate_of(policy.name()).is_none());
+    let told = listed.map(|policy| {
         let name = policy.name();
         let quota = policy.quota();
         let when = policy.conditions().iter().map(|(attribute, is)| format!("{attribute} {is}"));

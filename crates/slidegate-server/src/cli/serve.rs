@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
 use super::reload::{self, Causes};
@@ -14,7 +15,9 @@ use super::{Failure, ServeArgs};
 use crate::admin::{self, Admin};
 use crate::config::{Config, Loaded, Sources, Watched, describe};
 use crate::control;
+use crate::envoy::{self, Envoy, Watcher};
 use crate::front::Front;
+use crate::protocol::rls;
 use crate::shutdown::Signals;
 use crate::store::Seen;
 use crate::{listener, observe, protocol};
@@ -29,31 +32,89 @@ const EXAMINE_EVERY: Duration = Duration::from_secs(60);
 const REPORT_EVERY: u32 = 10;
 
 pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, Failure> {
-    let sources = Sources { listen: args.listen, ..args.policies.sources(args.redis.as_deref())? };
+    let envoy = args.envoy.settings()?;
+    let sources = match &envoy {
+        Some(settings) => args.policies.sources_beside(settings, args.redis.as_deref(), args.resp)?,
+        None => args.policies.sources(args.redis.as_deref(), args.resp)?,
+    };
+    let listen = args.listen.or(envoy.as_ref().and_then(|settings| settings.http));
+    let (grpc, theirs) = (args.grpc, envoy.as_ref().map(|settings| settings.grpc.clone()));
+    let before = Arc::clone(&sources.complete);
+    let complete = move |config| {
+        let mut config: Config = before(config);
+        config.listen = listen.unwrap_or(config.listen);
+        if let Some(theirs) = theirs.as_ref().filter(|_| !config.grpc.is_served()) {
+            config.grpc = theirs.clone();
+        }
+        if grpc.is_some() {
+            config.grpc.listen = grpc;
+        }
+        config
+    };
+    let sources = Sources { complete: Arc::new(complete), ..sources };
     let watched = Watched::start(&sources);
     let loaded = sources.load().map_err(|errors| Failure(errors.to_string()))?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .map_err(|error| Failure(format!("cannot start threads: {error}")))?;
-    runtime.block_on(serve(loaded, sources, watched))
+    runtime.block_on(serve(loaded, sources, watched, envoy))
 }
 
-async fn serve(loaded: Loaded, sources: Sources, watched: Watched) -> Result<ExitCode, Failure> {
+async fn serve(
+    loaded: Loaded,
+    sources: Sources,
+    watched: Watched,
+    envoy: Option<envoy::Settings>,
+) -> Result<ExitCode, Failure> {
     let Loaded { config, hash } = loaded;
     let running = config.clone();
     let mut signals =
         Signals::listen().map_err(|error| Failure(format!("cannot listen to signals: {error}")))?;
     let causes =
         Causes::new(watched).map_err(|error| Failure(format!("cannot listen to signals: {error}")))?;
-    let listen = config.listen;
-    let listener = TcpListener::bind(listen).await.map_err(|error| {
-        Failure(format!("cannot listen to {listen}: {error}; choose another address with --listen"))
-    })?;
-    let address = listener.local_addr().unwrap_or(listen);
+    let (listener, address) = bind(config.listen, "--listen").await?;
     let grace = config.shutdown_grace;
+    let debug = match envoy.as_ref().and_then(|settings| settings.debug) {
+        Some(debug) => Some(TcpListener::bind(debug).await.map_err(|error| {
+            Failure(format!("cannot listen to {debug}: {error}; choose another port with DEBUG_PORT"))
+        })?),
+        None => None,
+    };
+    let door = rls::Door::bind(config.grpc.clone()).await.map_err(Failure)?;
     let mut greeting = Greeting::of(&config, address);
+    let resp = match config.resp.clone() {
+        Some(settings) => {
+            let (listener, address) = bind(settings.listen, "--resp").await?;
+            greeting.resp =
+                Some(format!("{}://{address}", if settings.tls.is_some() { "rediss" } else { "redis" }));
+            let workers = protocol::resp::Workers::start();
+            let workers = workers.map_err(|error| Failure(format!("cannot start threads: {error}")))?;
+            Some((listener, settings, workers))
+        }
+        None => None,
+    };
+    greeting.grpc = door.as_ref().map(rls::Door::places);
+    let response_headers = config.grpc.response_headers;
+    let (mut files, mut rules) = (None, None);
+    if let Some(settings) = &envoy {
+        let (watcher, live) =
+            Watcher::start(settings, &config.policies).map_err(|refusal| Failure(refusal.to_string()))?;
+        let current = live.current();
+        greeting.envoy = Some(describe_files(settings, current.as_deref()));
+        if let (true, Some(policy)) =
+            (greeting.policies.is_empty(), current.as_deref().and_then(Envoy::first_policy))
+        {
+            greeting.query = format!("?{}={policy}&{}=me", envoy::RULE, envoy::SCOPE);
+        }
+        files = Some(watcher);
+        rules = Some(rls::Files { live, settings: settings.clone() });
+    }
     let front = Arc::new(Front::new(config).map_err(|error| Failure(error.to_string()))?);
+    if let Some(watcher) = &files {
+        let policies = watcher.policies().map_err(|refusal| Failure(refusal.to_string()))?;
+        front.configure_others(&policies).map_err(|error| Failure(error.to_string()))?;
+    }
     if let Some(shared) = front.shared() {
         greeting.store = match shared.ping().await {
             Ok(()) => format!("{}, shared", shared.url()),
@@ -66,7 +127,7 @@ async fn serve(loaded: Loaded, sources: Sources, watched: Watched) -> Result<Exi
     println!("{greeting}");
 
     let sweeper = tokio::spawn(sweep(Arc::clone(&front)));
-    let watcher = tokio::spawn(watch(Arc::clone(&front)));
+    let watcher = tokio::spawn(watch_store(Arc::clone(&front)));
     let examiner = tokio::spawn(examine(Arc::clone(&front)));
     let observer = tokio::spawn(observe::tick(Arc::clone(&front)));
     let known =
@@ -82,17 +143,50 @@ async fn serve(loaded: Loaded, sources: Sources, watched: Watched) -> Result<Exi
     admin.control.look().await;
     let controller = tokio::spawn(follow(Arc::clone(&admin)));
     let reloader = tokio::spawn(reload::run(Arc::clone(&admin), sources, causes, running));
-    let routes = protocol::http::routes(Arc::clone(&front), admin::routes(&admin), &admin::PATHS);
+    let folder = tokio::spawn(follow_folder(Arc::clone(&front), files));
+    let has_rules = rules.is_some();
+    let limits = Arc::new(rls::Limits::new(Arc::clone(&front), response_headers, rules));
+    let mut routes = admin::routes(&admin);
+    if has_rules {
+        routes = routes.merge(rls::routes(Arc::clone(&limits)));
+    }
+    let routes = protocol::http::routes(Arc::clone(&front), routes, &admin::PATHS);
+    let (stopping, stopped) = watch::channel(false);
+    let grpc = door.map(|door| {
+        let mut stopped = stopped.clone();
+        let stop = async move { stopped.wait_for(|stop| *stop).await.map(drop) };
+        tokio::spawn(door.serve(Arc::clone(&limits), stop, grace))
+    });
+    let debug = debug.map(|debug| {
+        let mut stopped = stopped.clone();
+        let stop = async move { stopped.wait_for(|stop| *stop).await.map(drop) };
+        tokio::spawn(listener::serve(debug, rls::debug_routes(Arc::clone(&limits)), stop, grace))
+    });
+    let resp = async {
+        match resp {
+            Some((listener, settings, workers)) => {
+                protocol::resp::serve(listener, settings, workers, Arc::clone(&front), stopped.clone(), grace)
+                    .await
+            }
+            None => 0,
+        }
+    };
     let stop = async {
         let signal = signals.next().await;
         front.begin_shutdown();
+        stopping.send_replace(true);
         tracing::info!(signal, grace_s = grace.as_secs(), "shutting down: open requests finish");
     };
-    let cut_off = listener::serve(listener, routes, stop, grace).await;
+    let (http, resp) = tokio::join!(listener::serve(listener, routes, stop, grace), resp);
+    let mut cut_off = http + resp;
+    for door in [grpc, debug].into_iter().flatten() {
+        cut_off += door.await.unwrap_or_default();
+    }
     sweeper.abort();
     watcher.abort();
     examiner.abort();
     controller.abort();
+    folder.abort();
     reloader.abort();
     observer.abort();
     if cut_off > 0 {
@@ -102,11 +196,26 @@ async fn serve(loaded: Loaded, sources: Sources, watched: Watched) -> Result<Exi
     Ok(ExitCode::SUCCESS)
 }
 
+/// Listens to an address; `flag` chooses another one. Gives the address with the port that it got.
+async fn bind(address: SocketAddr, flag: &str) -> Result<(TcpListener, SocketAddr), Failure> {
+    let failed =
+        |error| Failure(format!("cannot listen to {address}: {error}; choose another address with {flag}"));
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let address = listener.local_addr().unwrap_or(address);
+    Ok((listener, address))
+}
+
 /// What the service listens to, what it enforces, and a line to try it with.
 struct Greeting {
     listening: String,
+    /// Where clients of Redis are served.
+    resp: Option<String>,
+    /// Where Envoy's rate-limit service listens, if it does.
+    grpc: Option<String>,
     store: String,
     policies: Vec<String>,
+    /// The folder of envoyproxy/ratelimit's files, and what is in it.
+    envoy: Option<String>,
     /// The query of a request that meets the first policy.
     query: String,
 }
@@ -119,8 +228,11 @@ impl Greeting {
         });
         Self {
             listening: format!("http://{address}"),
+            resp: None,
+            grpc: None,
             store: format!("memory, up to {} keys", config.max_keys),
             policies: config.policies.iter().map(|policy| describe(policy, config.counted())).collect(),
+            envoy: None,
             query: if attributes.is_empty() { String::new() } else { format!("?{}", attributes.join("&")) },
         }
     }
@@ -128,12 +240,21 @@ impl Greeting {
 
 impl fmt::Display for Greeting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { listening, store, policies, query } = self;
+        let Self { listening, resp, grpc, store, policies, envoy, query } = self;
         writeln!(f, "slidegate {}", env!("CARGO_PKG_VERSION"))?;
         writeln!(f, "listening  {listening}")?;
+        if let Some(resp) = resp {
+            writeln!(f, "resp       {resp}")?;
+        }
+        if let Some(places) = grpc {
+            writeln!(f, "grpc       {places}")?;
+        }
         writeln!(f, "store      {store}")?;
         for (at, policy) in policies.iter().enumerate() {
             writeln!(f, "{:<10} {policy}", if at == 0 { "policies" } else { "" })?;
+        }
+        if let Some(envoy) = envoy {
+            writeln!(f, "envoy      {envoy}")?;
         }
         write!(f, "try        curl -i '{listening}/v1/check{query}'")
     }
@@ -144,8 +265,35 @@ async fn follow(admin: Arc<Admin>) {
     admin.control.run().await;
 }
 
+/// What there is in the folder of envoyproxy/ratelimit's files.
+fn describe_files(settings: &envoy::Settings, envoy: Option<&Envoy>) -> String {
+    let folder = settings.folder.path.display();
+    match envoy {
+        Some(envoy) => format!("{folder}: {}", envoy.summary()),
+        None => format!("{folder}: nothing that can be read yet"),
+    }
+}
+
+/// Takes changed files of envoyproxy/ratelimit in, if there are any.
+async fn follow_folder(front: Arc<Front>, watcher: Option<Watcher>) {
+    let Some(mut watcher) = watcher else { return };
+    let mut ticks = tokio::time::interval(envoy::LOOK_EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let front = Arc::clone(&front);
+        let looked = tokio::task::spawn_blocking(move || {
+            watcher.look(&|policies| front.configure_others(&policies));
+            watcher
+        });
+        // Ends with the runtime, or with a bug that has been told.
+        let Ok(back) = looked.await else { return };
+        watcher = back;
+    }
+}
+
 /// Tells the log, at most once a second, that a shared store is away, and once that it is there again.
-async fn watch(front: Arc<Front>) {
+async fn watch_store(front: Arc<Front>) {
     let Some(shared) = front.shared() else { return };
     let mut seen = Seen::default();
     let mut ticks = tokio::time::interval(WATCH_EVERY);

@@ -168,11 +168,11 @@ impl Span {
 fn envoy(root: &Node) -> Option<(u64, String)> {
     let domain = entry(root, &["domain"])?;
     let descriptors = entry(root, &["descriptors"])?;
-    let what = "this is a file of envoyproxy/ratelimit, which is not read here";
+    let what = "this is a file of envoyproxy/ratelimit, whose folder `--envoy-config` reads";
     let Some(policy) = first_limit(&descriptors.value, &mut Vec::new()) else {
         return Some((domain.line, format!("{what}; write for example `{MINIMAL}`")));
     };
-    Some((domain.line, format!("{what}; its first limit would be `policies: [{policy}]`")))
+    Some((domain.line, format!("{what}; as a policy, its first limit would be `policies: [{policy}]`")))
 }
 
 /// The first limit below these descriptors as a policy. `path` are the descriptors above.
@@ -322,8 +322,8 @@ descriptors:
         let said = error(text);
         assert_eq!(
             said,
-            "slidegate.yaml:2: this is a file of envoyproxy/ratelimit, which is not read here; its first limit would be \
-             `policies: [{name: database-source-cluster-remote_address, when: {database: default, source_cluster: {equals: \
+            "slidegate.yaml:2: this is a file of envoyproxy/ratelimit, whose folder `--envoy-config` reads; as a \
+             policy, its first limit would be `policies: [{name: database-source-cluster-remote_address, when: {database: default, source_cluster: {equals: \
              \"eu?\"}}, scope: [remote_address], limit: 500, window: 1m, algorithm: fixed-window, mode: shadow}]`"
                 .replace("source_cluster:", "\"source cluster\":")
         );
@@ -335,8 +335,8 @@ descriptors:
         );
         assert_eq!(
             error("domain: a\ndescriptors: []\n"),
-            "slidegate.yaml:1: this is a file of envoyproxy/ratelimit, which is not read here; write for example `policies: \
-             [{name: per-user, scope: [user], limit: 100, window: 60s}]`"
+            "slidegate.yaml:1: this is a file of envoyproxy/ratelimit, whose folder `--envoy-config` reads; write for example \
+             `policies: [{name: per-user, scope: [user], limit: 100, window: 60s}]`"
         );
     }
 

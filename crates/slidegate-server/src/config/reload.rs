@@ -3,9 +3,9 @@
 //! A change is read once two looks have found the same, so files that are still being written are not. What a link leads to
 //! is looked at as well: volumes of Kubernetes change by a link that is put in the place of another.
 
-use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use super::{Config, ConfigErrors, Outside};
@@ -16,8 +16,10 @@ pub(crate) struct Sources {
     pub(crate) file: Option<PathBuf>,
     pub(crate) texts: Vec<String>,
     pub(crate) outside: Outside,
-    /// The address of the command line, which wins over the file's.
-    pub(crate) listen: Option<SocketAddr>,
+    /// Whether policies come from elsewhere besides, so that there is no default one.
+    pub(crate) has_others: bool,
+    /// Puts into a configuration what the command line says and no file does.
+    pub(crate) complete: Arc<dyn Fn(Config) -> Config + Send + Sync>,
 }
 
 /// A configuration and the SHA-256 of its file, of nothing without one.
@@ -52,9 +54,9 @@ impl Sources {
         let bytes = self.file.as_ref().and_then(|file| std::fs::read(file).ok()).unwrap_or_default();
         let digest = ring::digest::digest(&ring::digest::SHA256, &bytes);
         let hash = digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
-        let mut config = Config::from_sources(self.file.as_deref(), &self.texts, &self.outside)?;
-        config.listen = self.listen.unwrap_or(config.listen);
-        Ok(Loaded { config, hash })
+        let read = if self.has_others { Config::beside_others } else { Config::from_sources };
+        let config = read(self.file.as_deref(), &self.texts, &self.outside)?;
+        Ok(Loaded { config: (self.complete)(config), hash })
     }
 
     fn look(&self) -> Fingerprint {
@@ -91,6 +93,8 @@ pub(crate) fn differences(old: &Config, new: &Config) -> Vec<&'static str> {
         ("store: memory: max_keys", is_other(&|config| config.max_keys.to_string())),
         ("store", is_other(&|config| format!("{:?}", config.shared))),
         ("attributes: addresses", is_other(&|config| format!("{:?}", config.address_attributes))),
+        ("grpc", is_other(&|config| format!("{:?}", config.grpc))),
+        ("resp", is_other(&|config| format!("{:?}", config.resp))),
         ("headers", is_other(&|config| format!("{:?}", config.headers))),
     ]
     .into_iter()

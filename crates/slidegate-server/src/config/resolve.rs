@@ -12,9 +12,10 @@ use slidegate::{Algorithm, MemoryStore, Policy, PolicySet, Quota, parse_window};
 use super::file::{Node, Shown, Value};
 use super::section::{Section, flag, text, whole, wrong};
 use super::{
-    Config, DEFAULT_LISTEN, DEFAULT_SHUTDOWN_GRACE, Findings, Outside, admin, foreign, observe, policy,
-    shared,
+    Config, DEFAULT_LISTEN, DEFAULT_SHUTDOWN_GRACE, Findings, Outside, admin, foreign, grpc, observe, policy,
+    resp, shared,
 };
+use crate::front::is_told;
 
 /// What to write where there is no policy.
 pub(super) const MINIMAL: &str = "policies: [{name: per-user, scope: [user], limit: 100, window: 60s}]";
@@ -28,9 +29,13 @@ const MAX_ATTRIBUTE: usize = crate::front::MAX_NAME;
 /// Reads a whole file.
 pub(super) fn config(root: &Node, outside: &Outside, findings: &mut Findings) -> Config {
     let Some(mut top) = Section::of(root, String::new(), MINIMAL, findings) else { return Config::default() };
-    top.expect_only(&["policies", "server", "store", "attributes", "headers", "admin", "observe"], findings);
+    let known = ["policies", "server", "grpc", "store", "resp", "attributes", "headers", "admin", "observe"];
+    top.expect_only(&known, findings);
     let defaults = Config::default();
     let (listen, shutdown_grace) = server(&top, findings);
+    let grpc = section(&top, "grpc", &grpc::KEYS, grpc::EXAMPLE, findings)
+        .map(|section| grpc::grpc(&section, findings))
+        .unwrap_or_default();
     let known = ["memory"].into_iter().chain(shared::KEYS).collect::<Vec<_>>();
     let example = "redis: redis://127.0.0.1:6379";
     let store = section(&top, "store", &known, example, findings);
@@ -38,6 +43,10 @@ pub(super) fn config(root: &Node, outside: &Outside, findings: &mut Findings) ->
     let shared = match &store {
         Some(store) => shared::store(store, outside, findings),
         None => outside.store(),
+    };
+    let resp = match section(&top, "resp", &resp::KEYS, "listen: 127.0.0.1:6380", findings) {
+        Some(section) => resp::resp(&section, outside, findings),
+        None => outside.resp(),
     };
     let address_attributes = attributes(&top, findings).unwrap_or(defaults.address_attributes);
     let (policies, candidates) =
@@ -58,9 +67,11 @@ pub(super) fn config(root: &Node, outside: &Outside, findings: &mut Findings) ->
         policies,
         candidates,
         listen,
+        grpc,
         shutdown_grace,
         max_keys,
         shared,
+        resp,
         address_attributes,
         headers,
         admin,
@@ -186,6 +197,10 @@ pub(super) fn algorithm(name: &str) -> Result<Algorithm, String> {
     })
 }
 
+/// What to do about a name that none may have.
+pub(super) const TAKEN: &str =
+    "keys of the RESP command of this name are kept under it; give the policy another";
+
 fn policies(
     top: &Section<'_>,
     addresses: &[String],
@@ -227,11 +242,14 @@ fn policies(
     }
 }
 
-/// Finds names that two policies have.
+/// Finds names that two policies have, or that none may have.
 fn twice(named: &[(u64, Policy)], findings: &mut Findings) {
     let mut lines = std::collections::HashMap::new();
     for (line, policy) in named {
         let name = policy.name();
+        if is_told(name) {
+            findings.add(*line, format_args!("policy `{name}`: {TAKEN}"));
+        }
         if let Some(first) = lines.insert(name, line) {
             let message =
                 format_args!("policy `{name}`: the name stands in line {first} too; give each its own");

@@ -5,12 +5,14 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use slidegate::{ClientCertificate, PolicySet, RedisOptions, SharedGate, parse_window};
 
 use super::admin::{self, Token};
 use super::file::{Node, Shown};
+use super::resp::{Password, Resp};
 use super::section::{Section, flag, text, whole, wrong};
 use super::{ConfigErrors, Findings, resolve};
 
@@ -36,6 +38,9 @@ const URL_VARIABLE: &str = "SLIDEGATE_REDIS";
 /// Where the environment says what ids are hashed with.
 const SECRET_VARIABLE: &str = "SLIDEGATE_KEY_SECRET";
 
+/// Where the environment says the password of the RESP port.
+const PASSWORD_VARIABLE: &str = "SLIDEGATE_RESP_PASSWORD";
+
 /// The longest a decision may take, unless told otherwise.
 pub(crate) const DEFAULT_DEADLINE: Duration = Duration::from_millis(50);
 /// The longest deadline: past it a limiter is no longer one.
@@ -60,13 +65,16 @@ pub(crate) struct SharedStore {
     pub(crate) instances: u64,
 }
 
-/// What the command line and the environment say about the store.
+/// What the command line and the environment say about the store and the RESP port.
 #[derive(Default, Clone)]
 pub(crate) struct Outside {
-    redis: Option<RedisOptions>,
-    key_secret: Option<String>,
+    pub(super) redis: Option<RedisOptions>,
+    pub(super) key_secret: Option<String>,
     /// Who may look at the service and change it.
     pub(super) tokens: Vec<Token>,
+    /// Where the RESP port is.
+    pub(super) resp: Option<SocketAddr>,
+    pub(super) resp_password: Option<Password>,
 }
 
 impl SharedStore {
@@ -82,8 +90,8 @@ impl SharedStore {
 }
 
 impl Outside {
-    /// Reads the environment; `redis` is the URL of the command line, which wins.
-    pub(crate) fn read(redis: Option<&str>) -> Result<Self, ConfigErrors> {
+    /// Reads the environment; `redis` is the URL of the command line, which wins, and `resp` its RESP port.
+    pub(crate) fn read(redis: Option<&str>, resp: Option<SocketAddr>) -> Result<Self, ConfigErrors> {
         let variable = |name: &str| match std::env::var(name) {
             Ok(value) => Ok(Some(value).filter(|value| !value.is_empty())),
             Err(std::env::VarError::NotPresent) => Ok(None),
@@ -100,11 +108,23 @@ impl Outside {
         };
         let tokens =
             variable(admin::TOKENS_VARIABLE)?.map(|value| admin::from_variable(&value)).transpose()?;
+        let password = |text: String| {
+            let most = Password::MAX;
+            let too_long = || format!("the password is longer than {most} bytes; give a shorter one");
+            Password::new(&text).ok_or_else(|| ConfigErrors::one(PASSWORD_VARIABLE, None, &too_long()))
+        };
         Ok(Self {
             redis: redis.map(options).transpose()?,
             key_secret: variable(SECRET_VARIABLE)?,
             tokens: tokens.unwrap_or_default(),
+            resp,
+            resp_password: variable(PASSWORD_VARIABLE)?.map(password).transpose()?,
         })
+    }
+
+    /// The RESP port that these name without a file's section.
+    pub(super) fn resp(&self) -> Option<Resp> {
+        self.resp.map(|listen| Resp::at(listen, self.resp_password.clone()))
     }
 
     /// What keys are hashed with.
@@ -196,7 +216,7 @@ impl Settings {
             coalesce: section.read("coalesce", findings, |node| flag("coalesce", node)),
             remember_denials: section
                 .read("remember_denials", findings, |node| flag("remember_denials", node)),
-            ca: section.read("ca_file", findings, |node| pem("ca_file", node)),
+            ca: section.read("ca_file", findings, |node| read_file("ca_file", node)),
             certificate: certificate(section, findings),
         }
     }
@@ -249,9 +269,10 @@ fn among(key: &str, node: &Node, most: u64, example: u64) -> Result<u64, String>
         .ok_or_else(|| wrong(key, node, &way_out))
 }
 
-fn certificate(section: &Section<'_>, findings: &mut Findings) -> Option<ClientCertificate> {
-    let certificate_pem = section.read("cert_file", findings, |node| pem("cert_file", node));
-    let key_pem = section.read("key_file", findings, |node| pem("key_file", node));
+/// A certificate and its key, if the section has both.
+pub(super) fn certificate(section: &Section<'_>, findings: &mut Findings) -> Option<ClientCertificate> {
+    let certificate_pem = section.read("cert_file", findings, |node| read_file("cert_file", node));
+    let key_pem = section.read("key_file", findings, |node| read_file("key_file", node));
     for (one, other) in [("cert_file", "key_file"), ("key_file", "cert_file")] {
         if let Some(node) = section.get(one)
             && section.get(other).is_none()
@@ -266,9 +287,9 @@ fn certificate(section: &Section<'_>, findings: &mut Findings) -> Option<ClientC
     Some(ClientCertificate { certificate_pem: certificate_pem?, key_pem: key_pem? })
 }
 
-/// Reads a file of certificates or of a key.
-fn pem(key: &str, node: &Node) -> Result<Vec<u8>, String> {
-    let path = text(key, node, &format!("give a path, for example `{key}: /etc/slidegate/redis.pem`"))?;
+/// Reads a file of certificates, of a key or of a password.
+pub(super) fn read_file(key: &str, node: &Node) -> Result<Vec<u8>, String> {
+    let path = text(key, node, &format!("give a path, for example `{key}: /etc/slidegate/{key}`"))?;
     let mut pem = Vec::new();
     File::open(path).and_then(|file| file.take(MAX_PEM_BYTES + 1).read_to_end(&mut pem)).map_err(
         |error| {
@@ -276,7 +297,10 @@ fn pem(key: &str, node: &Node) -> Result<Vec<u8>, String> {
         },
     )?;
     if pem.len() as u64 > MAX_PEM_BYTES {
-        return Err(format!("{key} `{}` is larger than {MAX_PEM_BYTES} bytes; give PEM", Shown(path)));
+        return Err(format!(
+            "{key} `{}` is larger than {MAX_PEM_BYTES} bytes; give a smaller file",
+            Shown(path)
+        ));
     }
     Ok(pem)
 }

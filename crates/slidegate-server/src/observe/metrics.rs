@@ -17,7 +17,7 @@ use slidegate::{BreakerState, PolicySet, Timestamp, Verb};
 use super::counts::{Counts, Outcome, Row, SOURCES};
 use super::histogram::Reading;
 use super::{Door, Observer, VERBS, name_of};
-use crate::front::Front;
+use crate::front::{self, Front};
 use crate::store::Shared;
 
 /// The form of the text: `OpenMetrics`, which Prometheus prefers, and which its older form's readers can read.
@@ -121,7 +121,7 @@ fn policies(page: &mut Page<'_>, observer: &Observer, policies: &PolicySet) -> f
     let near = "Checks that were charged and left their key at 80 % of its limit or above";
     each("near_limit", near, |counts| counts.near_limit)?;
 
-    let shown = || policies.iter().take(MOST_POLICIES);
+    let shown = || front::listed(policies).take(MOST_POLICIES);
     let limits = shown().map(|policy| ([("policy", policy.name())], policy.quota().limit()));
     page.gauge("policy_limit", "Most cost in a window, by the configuration", limits)?;
     let windows = shown().map(|policy| ([("policy", policy.name())], policy.quota().window().as_secs_f64()));

@@ -13,7 +13,7 @@ use serde_json::Value;
 /// The binary under test.
 pub(crate) fn slidegate() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_slidegate"));
-    for name in ["REDIS", "KEY_SECRET", "ADMIN_TOKENS", "TOKEN"] {
+    for name in ["REDIS", "KEY_SECRET", "RESP_PASSWORD", "ADMIN_TOKENS", "TOKEN"] {
         command.env_remove(format!("SLIDEGATE_{name}"));
     }
     command
@@ -55,10 +55,17 @@ impl Server {
         args: &[&str],
         log: impl Into<Stdio>,
     ) -> Self {
-        let mut process = slidegate()
-            .envs(variables.iter().copied())
-            .args(["serve", "--listen", listen])
-            .args(args)
+        let mut command = slidegate();
+        Self::run(command.envs(variables.iter().copied()).args(["serve", "--listen", listen]).args(args), log)
+    }
+
+    /// The same with variables in its environment.
+    pub(crate) fn start_with(args: &[&str], variables: &[(&str, &str)]) -> Self {
+        Self::start_at("127.0.0.1:0", variables, args, Stdio::inherit())
+    }
+
+    fn run(command: &mut Command, log: impl Into<Stdio>) -> Self {
+        let mut process = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(log)
@@ -201,6 +208,11 @@ impl Folder {
         let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}-{}", std::process::id()));
         std::fs::create_dir_all(&path).expect("the target folder can be written");
         Self(path)
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &str {
+        self.0.to_str().expect("paths of tests are text")
     }
 
     /// Writes a file and gives its path.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::charge::Charge;
+use crate::charge::{Charge, Excess};
 use crate::decision::Decision;
 use crate::key::{KeyId, Secret};
 use crate::quota::Quota;
@@ -219,6 +219,24 @@ impl MemoryStore {
         }
     }
 
+    /// Carries out one charge: the lists of shards and locks that several need would cost as much as the decision.
+    pub(crate) fn apply_single(&self, verb: Verb, charge: &Charge<'_>) -> Decision {
+        let mut call = self.call(verb, charge, self.clock.now());
+        let Kept { shard, told, .. } = &mut *self.lock(self.shard_of(call.address.place));
+        call.now = shard.arrive(call.now, &self.clock);
+        told.before(&call, charge.instead_of, shard);
+        let decision = match charge.part.excess {
+            Excess::Refuse => shard.apply(&call),
+            Excess::Charge => all_or_none(verb, std::iter::once(charge.part), |_, verb, cost| {
+                shard.apply(&Call { verb, cost, ..call })
+            })[0],
+        };
+        if charge.instead_of.is_some() {
+            told.after(&call, shard);
+        }
+        decision
+    }
+
     /// Carries out a plan on all keys or on none; the decisions stand in the plan's order.
     pub(crate) fn apply(&self, verb: Verb, charges: &[Charge<'_>]) -> SmallVec<[Decision; 4]> {
         let mut calls = self.calls(verb, charges);
@@ -292,7 +310,11 @@ impl MemoryStore {
 
     fn calls<'c>(&'c self, verb: Verb, charges: &'c [Charge<'_>]) -> SmallVec<[Call<'c>; 4]> {
         let now = self.clock.now();
-        let call = |charge: &'c Charge<'_>| Call {
+        charges.iter().map(|charge| self.call(verb, charge, now)).collect()
+    }
+
+    fn call<'c>(&'c self, verb: Verb, charge: &Charge<'c>, now: Timestamp) -> Call<'c> {
+        Call {
             verb,
             address: self.address(charge.key.id(&self.secret), charge.number),
             quota: charge.quota,
@@ -300,8 +322,7 @@ impl MemoryStore {
             now,
             census: &self.census,
             secret: &self.secret,
-        };
-        charges.iter().map(call).collect()
+        }
     }
 
     #[inline]

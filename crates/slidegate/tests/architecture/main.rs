@@ -49,7 +49,8 @@ const MODULES: &[(&str, &[&str])] = &[
         ],
     ),
     ("store/fallback", &["charge", "decision", "quota", "store/memory", "verb"]),
-    ("limiter", &["decision", "quota", "store/memory", "verb"]),
+    ("limiter", &["decision", "key", "quota", "store/memory", "verb", "waiting"]),
+    ("waiting", &["decision", "key", "limiter", "time"]),
     ("gate", &["charge", "decision", "key", "policy", "quota", "request", "store/memory", "usage", "verb"]),
     (
         "shared_gate",
@@ -68,6 +69,10 @@ const MODULES: &[(&str, &[&str])] = &[
         ],
     ),
     ("headers", &["decision", "error", "gate", "quota", "time"]),
+    (
+        "layer",
+        &["client_addr", "decision", "error", "gate", "headers", "policy", "request", "shared_gate", "verb"],
+    ),
 ];
 
 fn library() -> House {

@@ -82,7 +82,7 @@ impl<'a> Ask<'a> {
 
     /// The request that this asks about.
     pub(super) fn request<'r>(&'r self, front: &Front) -> Result<Request<'r>, Problem> {
-        let attributes = self.attributes.0.iter().map(|(name, value)| (&**name, &**value));
+        let attributes = self.attributes.0.iter().map(|(name, value)| (&**name, value.as_bytes()));
         front.request(attributes, self.cost.0).map_err(|bad| match bad.field {
             Field::Attribute(name) => Problem::field(format!("{}{name}", self.place), bad.detail),
             Field::Attributes => Problem::field("attributes", bad.detail),

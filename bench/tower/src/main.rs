@@ -1,0 +1,209 @@
+//! What a limit adds to a request: slidegate's layer beside tower_governor, around the same bare service.
+//!
+//! In each round every contender serves the same requests, one contender after the other, and what the bare service took
+//! in that round is taken off; a row is the median of its rounds. `bench/README.md` says what the rows are.
+
+use std::convert::Infallible;
+use std::fmt::Debug;
+use std::future::{Ready, ready};
+use std::hint::black_box;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use axum::body::Body;
+use axum::extract::{ConnectInfo, Request};
+use axum::response::Response;
+use cpu_time::ThreadTime;
+use slidegate::headers::{Draft, HeaderOptions};
+use slidegate::layer::{Attribute, RateLimitLayer, RateLimitLayerBuilder, Refund};
+use slidegate::{Gate, Policy, PolicySet, Quota};
+use tower::{Layer, Service};
+use tower_governor::GovernorLayer;
+use tower_governor::governor::GovernorConfigBuilder;
+
+const USAGE: &str = "usage: slidegate-tower-bench [--rounds N] [--requests N] [--clients N] [--filter TEXT]";
+
+/// How much is measured.
+struct Options {
+    /// Odd, so that one of them is the median.
+    rounds: usize,
+    /// Of each contender in each round.
+    requests: usize,
+    /// Different addresses that ask in turn.
+    clients: u32,
+    /// Only rows whose name holds this.
+    filter: String,
+}
+
+fn options() -> Result<Options, lexopt::Error> {
+    use lexopt::prelude::*;
+    let mut options = Options { rounds: 51, requests: 100_000, clients: 1000, filter: String::new() };
+    let mut arguments = lexopt::Parser::from_env();
+    while let Some(argument) = arguments.next()? {
+        match argument {
+            Long("rounds") => options.rounds = arguments.value()?.parse::<usize>()?.max(1),
+            Long("requests") => options.requests = arguments.value()?.parse::<usize>()?.max(1),
+            Long("clients") => options.clients = arguments.value()?.parse::<u32>()?.clamp(1, 1 << 24),
+            Long("filter") => options.filter = arguments.value()?.parse()?,
+            other => return Err(other.unexpected()),
+        }
+    }
+    Ok(options)
+}
+
+fn main() {
+    let options = options().unwrap_or_else(|error| {
+        eprintln!("{error}\n{USAGE}");
+        std::process::exit(2);
+    });
+    let mut rows = contenders();
+    rows.retain(|row| row.name == BARE || row.name.contains(&options.filter));
+    for row in &mut rows {
+        // Keys are there and scratch memory is warm before anything is measured.
+        (row.serve)(&options);
+    }
+    for _ in 0..options.rounds {
+        for row in &mut rows {
+            let cost = (row.serve)(&options);
+            row.costs_ns.push(cost);
+        }
+    }
+    let bare = rows[0].costs_ns.clone();
+    println!(
+        "{} rounds of {} requests by {} clients; CPU ns for one request",
+        options.rounds, options.requests, options.clients
+    );
+    println!("{:<44} {:>8} {:>8} {:>6}", "", "in all", "added", "±");
+    for row in &rows {
+        let added = row.costs_ns.iter().zip(&bare).map(|(cost, bare)| cost - bare).collect::<Vec<_>>();
+        let [_, whole, _] = quartiles(row.costs_ns.clone());
+        let [low, added, high] = quartiles(added);
+        println!("{:<44} {whole:>8.0} {added:>8.0} {:>6.0}", row.name, (high - low) / 2.0);
+    }
+}
+
+/// The first quarter, the median and the third quarter.
+fn quartiles(mut numbers: Vec<f64>) -> [f64; 3] {
+    numbers.sort_by(f64::total_cmp);
+    let last = numbers.len() - 1;
+    [last / 4, last / 2, last * 3 / 4].map(|at| numbers[at])
+}
+
+struct Row {
+    name: &'static str,
+    /// Serves all requests of a round, and says how many nanoseconds of CPU time one took.
+    serve: Box<dyn FnMut(&Options) -> f64>,
+    costs_ns: Vec<f64>,
+}
+
+const BARE: &str = "bare service";
+
+/// The service that all are put around: answers at once.
+fn bare()
+-> impl Service<Request, Response = Response, Error = Infallible, Future = Ready<Result<Response, Infallible>>>
++ Clone {
+    tower::service_fn(|_: Request| ready(Ok(Response::new(Body::empty()))))
+}
+
+fn row<S>(name: &'static str, status: u16, mut service: S) -> Row
+where
+    S: Service<Request, Response = Response> + 'static,
+    S::Error: Debug,
+{
+    let mut cx = Context::from_waker(Waker::noop());
+    let serve = move |options: &Options| {
+        let start = ThreadTime::now();
+        let mut odd = 0;
+        for number in 0..options.requests {
+            let client = u32::try_from(number).unwrap_or(u32::MAX) % options.clients;
+            let address = Ipv4Addr::from(0x0A00_0000 + client);
+            let mut request = Request::new(Body::empty());
+            request.extensions_mut().insert(ConnectInfo(SocketAddr::from((address, 1000))));
+            let Poll::Ready(Ok(())) = service.poll_ready(&mut cx) else { panic!("`{name}` is not ready") };
+            let Poll::Ready(Ok(response)) = pin!(service.call(request)).poll(&mut cx) else {
+                panic!("`{name}` does not answer at once")
+            };
+            odd += usize::from(black_box(&response).status() != status);
+        }
+        let spent = start.elapsed();
+        // The first round may fill what later ones find full.
+        assert!(odd <= options.clients as usize, "`{name}` answered {odd} requests otherwise than {status}");
+        #[allow(clippy::cast_precision_loss)]
+        let each_ns = spent.as_secs_f64() * 1e9 / options.requests as f64;
+        each_ns
+    };
+    Row { name, serve: Box::new(serve), costs_ns: Vec::new() }
+}
+
+/// A layer of one policy by address.
+fn slidegate(quota: Quota, headers: HeaderOptions) -> RateLimitLayerBuilder {
+    let policy = Policy::new("per-ip", quota).expect("the name is one").scope(["ip"]);
+    let gate = Gate::new(PolicySet::new([policy]).expect("there is one policy"));
+    RateLimitLayer::builder(gate).attribute("ip", Attribute::client_addr()).headers(headers)
+}
+
+fn built(builder: RateLimitLayerBuilder) -> RateLimitLayer {
+    builder.build().expect("the policy has its attribute")
+}
+
+fn contenders() -> Vec<Row> {
+    /// Limits that no run reaches, and those that one request fills.
+    const MUCH: u64 = 1 << 40;
+    let much = || Quota::per_minute(MUCH);
+    let x_ratelimit = HeaderOptions { draft: Draft::Off, retry_after: true, ..HeaderOptions::default() };
+    let every = std::time::Duration::from_nanos(1);
+    let hour = std::time::Duration::from_secs(3600);
+
+    let governor = Arc::new(
+        GovernorConfigBuilder::default().period(every).burst_size(u32::MAX / 2).finish().expect("valid"),
+    );
+    let told = Arc::new(
+        GovernorConfigBuilder::default()
+            .period(every)
+            .burst_size(u32::MAX / 2)
+            .use_headers()
+            .finish()
+            .expect("valid"),
+    );
+    let full = Arc::new(GovernorConfigBuilder::default().period(hour).burst_size(1).finish().expect("valid"));
+    let full_told = Arc::new(
+        GovernorConfigBuilder::default().period(hour).burst_size(1).use_headers().finish().expect("valid"),
+    );
+
+    vec![
+        row(BARE, 200, bare()),
+        row("tower_governor", 200, GovernorLayer::new(governor).layer(bare())),
+        row("slidegate, no fields", 200, built(slidegate(much(), HeaderOptions::OFF)).layer(bare())),
+        row("tower_governor, use_headers", 200, GovernorLayer::new(told).layer(bare())),
+        row("slidegate, X-RateLimit fields", 200, built(slidegate(much(), x_ratelimit)).layer(bare())),
+        row(
+            "slidegate, default fields",
+            200,
+            built(slidegate(much(), HeaderOptions::default())).layer(bare()),
+        ),
+        row(
+            "slidegate, default fields, refund not due",
+            200,
+            built(slidegate(much(), HeaderOptions::default()).refund(Refund::server_errors())).layer(bare()),
+        ),
+        row("tower_governor, denied", 429, GovernorLayer::new(full).layer(bare())),
+        row("tower_governor, denied, use_headers", 429, GovernorLayer::new(full_told).layer(bare())),
+        row(
+            "slidegate, denied, no fields, text",
+            429,
+            built(slidegate(Quota::per_hour(1), HeaderOptions::OFF).denied(|_| {
+                let mut response = axum::http::Response::new("Too Many Requests".to_owned());
+                *response.status_mut() = axum::http::StatusCode::TOO_MANY_REQUESTS;
+                response
+            }))
+            .layer(bare()),
+        ),
+        row(
+            "slidegate, denied, default fields and problem",
+            429,
+            built(slidegate(Quota::per_hour(1), HeaderOptions::default())).layer(bare()),
+        ),
+    ]
+}

@@ -1,0 +1,643 @@
+//! Settings: the reference's environment variables, for a service that takes its place.
+//!
+//! They are read only where `--envoy-env` asks for them: variables such as `PORT`, `HOST` and `LOG_LEVEL` are set on many
+//! machines for other programs. `docs/envoy.md` lists those that are honoured, and those that are not with the reason.
+
+use std::fmt::Display;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use slidegate::{Algorithm, ClientCertificate, RedisOptions, parse_window};
+
+use super::{Folder, Reading, Refusal};
+use crate::config::{Grpc, GrpcTls, SharedStore};
+
+/// Variables of the reference that mean nothing here, each with the reason.
+pub(super) const NOT_HONOURED: [(&str, &str); 21] = [
+    ("CONFIG_GRPC_XDS_SERVER_URL", "configuration comes from files"),
+    ("EXPIRATION_JITTER_MAX_SECONDS", "expiry is garbage collection here and part of no decision"),
+    ("EXTRA_TAGS", "there is no statsd"),
+    ("LOCAL_CACHE_SIZE_IN_BYTES", "denials are remembered while they are true, in bounded memory"),
+    ("MEMCACHE_HOST_PORT", "there is no memcached store: it cannot decide and charge in one step"),
+    ("MEMCACHE_SRV", "there is no memcached store: it cannot decide and charge in one step"),
+    ("PROMETHEUS_MAPPER_YAML", "metrics are labelled as they are"),
+    ("REDIS_CLUSTER_PIPELINE_PARALLELISM", "commands of one node travel together anyway"),
+    ("REDIS_PERSECOND", "all limits live in one store, so that a request is charged on all or none"),
+    ("REDIS_PERSECOND_URL", "all limits live in one store, so that a request is charged on all or none"),
+    ("REDIS_PIPELINE_LIMIT", "commands are pipelined as they come"),
+    ("REDIS_PIPELINE_WINDOW", "commands are pipelined as they come"),
+    ("REDIS_POOL_SIZE", "all calls share a pipelined connection"),
+    ("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "a certificate is always checked"),
+    ("RUNTIME_WATCH_ROOT", "both what it asks to watch are looked at"),
+    ("STATSD_HOST", "there is no statsd"),
+    ("STATSD_PORT", "there is no statsd"),
+    (
+        "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT",
+        "what is refused is never charged, on no limit of the request",
+    ),
+    ("TRACING_ENABLED", "there is no tracing"),
+    ("USE_DOG_STATSD", "there is no statsd"),
+    ("USE_STATSD", "there is no statsd"),
+];
+
+const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+const HTTP_PORT: u16 = 8080;
+const GRPC_PORT: u16 = 8081;
+const DEBUG_PORT: u16 = 6070;
+/// From which part of a limit on a request counts as near it.
+const NEAR_LIMIT_RATIO: f32 = 0.8;
+/// After so long a connection of Envoy's is asked to be made anew, so that new instances get their share.
+const MAX_CONNECTION_AGE: Duration = Duration::from_secs(24 * 3600);
+/// How long requests on such a connection may still take.
+const MAX_CONNECTION_AGE_GRACE: Duration = Duration::from_secs(3600);
+/// How long a decision may take at most: with no time none is made, and past a minute it is none.
+const DEADLINES: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(60);
+/// Largest file of certificates.
+const MAX_PEM_BYTES: u64 = 1 << 20;
+
+/// What the service does in the reference's place.
+#[derive(Debug, Clone)]
+pub(crate) struct Settings {
+    pub(crate) folder: Folder,
+    pub(crate) reading: Reading,
+    /// Whether it may start with files that are missing or wrong.
+    pub(crate) may_start_without: bool,
+    /// Whether it is healthy only while there is a domain.
+    pub(crate) needs_a_domain: bool,
+    /// Whether no answer as a whole is over its limit.
+    pub(crate) shadow_mode: bool,
+    /// Whether every limit is one of `quota_mode`.
+    pub(crate) quota_mode: bool,
+    /// From this part of a limit on, a request is near it. More than 0, at most 1.
+    pub(crate) near_limit_ratio: f32,
+    /// Headers to add to responses, if any.
+    pub(crate) headers: Option<HeaderNames>,
+    /// Whether answers carry the descriptors and metadata of limits.
+    pub(crate) dynamic_metadata: bool,
+    /// Where `/json` and `/healthcheck` are, besides the service's own address.
+    pub(crate) http: Option<SocketAddr>,
+    /// Where Envoy connects to, if anywhere.
+    pub(crate) grpc: Grpc,
+    /// Where `/rlconfig` is.
+    pub(crate) debug: Option<SocketAddr>,
+    /// The store that the variables name.
+    pub(crate) redis: Option<Redis>,
+    /// The least severe lines to log, if said.
+    pub(crate) log_level: Option<String>,
+    /// Variables that are set and mean nothing here: a line for each.
+    pub(crate) not_honoured: Vec<String>,
+}
+
+/// Names of response headers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct HeaderNames {
+    pub(crate) limit: String,
+    pub(crate) remaining: String,
+    pub(crate) reset: String,
+}
+
+/// A store, and what its URL cannot say.
+#[derive(Debug, Clone)]
+pub(crate) struct Redis {
+    pub(crate) url: String,
+    deadline: Option<Duration>,
+    ca_pem: Option<Vec<u8>>,
+    certificate: Option<ClientCertificate>,
+}
+
+impl Settings {
+    /// What holds where the environment is not asked.
+    pub(crate) fn of_folder(path: PathBuf) -> Self {
+        Self {
+            folder: Folder { path, ignores_dotfiles: true },
+            reading: Reading::default(),
+            may_start_without: false,
+            needs_a_domain: false,
+            shadow_mode: false,
+            quota_mode: false,
+            near_limit_ratio: NEAR_LIMIT_RATIO,
+            headers: None,
+            dynamic_metadata: false,
+            http: None,
+            grpc: Grpc::default(),
+            debug: None,
+            redis: None,
+            log_level: None,
+            not_honoured: Vec::new(),
+        }
+    }
+
+    /// What the environment says; `variable` gives the value of one.
+    ///
+    /// # Errors
+    /// Every variable that has a value which means nothing.
+    pub(crate) fn of_environment(variable: &dyn Fn(&str) -> Option<String>) -> Result<Self, Refusal> {
+        let mut read = Reader { variable, mistakes: Vec::new() };
+        let settings = read.settings();
+        if read.mistakes.is_empty() { Ok(settings) } else { Err(Refusal(read.mistakes)) }
+    }
+}
+
+impl Redis {
+    /// Puts what the URL does not say into a store made of it.
+    pub(crate) fn complete(self, mut store: SharedStore) -> SharedStore {
+        if let Some(deadline) = self.deadline {
+            store.deadline = deadline;
+            store.options = store.options.deadline(deadline);
+        }
+        if let Some(pem) = self.ca_pem {
+            store.options = store.options.ca_certificates(pem);
+        }
+        if let Some(certificate) = self.certificate {
+            store.options = store.options.client_certificate(certificate);
+        }
+        store
+    }
+}
+
+struct Reader<'v> {
+    variable: &'v dyn Fn(&str) -> Option<String>,
+    mistakes: Vec<String>,
+}
+
+impl Reader<'_> {
+    fn settings(&mut self) -> Settings {
+        self.refuse_what_cannot_be();
+        let text = |name: &str, default: &str| self.text(name).unwrap_or_else(|| default.to_owned());
+        let path = PathBuf::from(text("RUNTIME_ROOT", "/srv/runtime_data/current"))
+            .join(text("RUNTIME_SUBDIRECTORY", ""))
+            .join(text("RUNTIME_APPDIRECTORY", "config"));
+        let key_prefix = text("CACHE_KEY_PREFIX", "");
+        let headers = HeaderNames {
+            limit: text("LIMIT_LIMIT_HEADER", "RateLimit-Limit"),
+            remaining: text("LIMIT_REMAINING_HEADER", "RateLimit-Remaining"),
+            reset: text("LIMIT_RESET_HEADER", "RateLimit-Reset"),
+        };
+        Settings {
+            folder: Folder { path, ignores_dotfiles: self.flag("RUNTIME_IGNOREDOTFILES") },
+            reading: Reading {
+                merge_domains: self.flag("MERGE_DOMAIN_CONFIG"),
+                algorithm: self
+                    .read("SLIDEGATE_ENVOY_ALGORITHM", str::parse::<Algorithm>)
+                    .unwrap_or_default(),
+                key_prefix,
+            },
+            may_start_without: self.flag("FORCE_START_WITHOUT_INITIAL_CONFIG"),
+            needs_a_domain: self.flag("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED"),
+            shadow_mode: self.flag("SHADOW_MODE"),
+            quota_mode: self.flag("QUOTA_MODE"),
+            near_limit_ratio: self.ratio("NEAR_LIMIT_RATIO").unwrap_or(NEAR_LIMIT_RATIO),
+            headers: self.flag("LIMIT_RESPONSE_HEADERS_ENABLED").then_some(headers),
+            dynamic_metadata: self.flag("RESPONSE_DYNAMIC_METADATA"),
+            http: Some(self.address("HOST", "PORT", HTTP_PORT)),
+            grpc: self.grpc(),
+            debug: Some(self.address("DEBUG_HOST", "DEBUG_PORT", DEBUG_PORT)),
+            redis: self.redis(),
+            log_level: self.log_level(),
+            not_honoured: self.not_honoured(),
+        }
+    }
+
+    /// What would make another service of it than was asked for.
+    fn refuse_what_cannot_be(&mut self) {
+        for (name, only, way_out) in [
+            ("BACKEND_TYPE", "redis", "set it to `redis`, or unset it: there is no memcached store"),
+            ("CONFIG_TYPE", "FILE", "set it to `FILE`, or unset it: configuration comes from files"),
+        ] {
+            if let Some(value) = self.text(name)
+                && !value.eq_ignore_ascii_case(only)
+            {
+                self.wrong(name, &value, way_out);
+            }
+        }
+    }
+
+    /// Its value; an empty one is none.
+    fn text(&self, name: &str) -> Option<String> {
+        (self.variable)(name).filter(|value| !value.is_empty())
+    }
+
+    fn wrong(&mut self, name: &str, value: &str, way_out: impl Display) {
+        self.mistakes.push(format!("{name} is `{}`; {way_out}", value.escape_debug()));
+    }
+
+    fn read<T, E: Display>(&mut self, name: &str, read: impl Fn(&str) -> Result<T, E>) -> Option<T> {
+        let value = self.text(name)?;
+        read(&value).map_err(|error| self.mistakes.push(format!("{name}: {error}"))).ok()
+    }
+
+    fn parsed<T: FromStr>(&mut self, name: &str, way_out: &str) -> Option<T> {
+        let value = self.text(name)?;
+        let parsed = value.parse().ok();
+        if parsed.is_none() {
+            self.wrong(name, &value, way_out);
+        }
+        parsed
+    }
+
+    fn flag(&mut self, name: &str) -> bool {
+        let Some(value) = self.text(name) else { return false };
+        match value.as_str() {
+            "1" | "t" | "T" | "true" | "TRUE" | "True" => true,
+            "0" | "f" | "F" | "false" | "FALSE" | "False" => false,
+            _ => {
+                self.wrong(name, &value, "write `true` or `false`");
+                false
+            }
+        }
+    }
+
+    fn ratio(&mut self, name: &str) -> Option<f32> {
+        const WAY_OUT: &str = "give a number above 0 and up to 1, for example `0.8`";
+        let ratio = self.parsed::<f32>(name, WAY_OUT)?;
+        if ratio > 0.0 && ratio <= 1.0 {
+            return Some(ratio);
+        }
+        self.wrong(name, &ratio.to_string(), WAY_OUT);
+        None
+    }
+
+    fn span(&mut self, name: &str) -> Option<Duration> {
+        self.read(name, parse_window)
+    }
+
+    fn address(&mut self, host: &str, port: &str, default_port: u16) -> SocketAddr {
+        let everyone = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+        let ip = match self.text(host).as_deref() {
+            None => everyone,
+            Some("localhost") => LOOPBACK,
+            Some(_) => self
+                .parsed::<IpAddr>(host, "give an IP address, for example `0.0.0.0` or `127.0.0.1`")
+                .unwrap_or(everyone),
+        };
+        let port = self.parsed(port, "give a port, for example `8081`").unwrap_or(default_port);
+        SocketAddr::new(ip, port)
+    }
+
+    fn grpc(&mut self) -> Grpc {
+        let socket = self.text("GRPC_UDS").map(PathBuf::from);
+        let address = self.address("GRPC_HOST", "GRPC_PORT", GRPC_PORT);
+        let mut tls = None;
+        if self.flag("GRPC_SERVER_USE_TLS") {
+            let file = |name: &str| self.text(name).map(PathBuf::from);
+            match file("GRPC_SERVER_TLS_CERT").zip(file("GRPC_SERVER_TLS_KEY")) {
+                Some((cert_file, key_file)) => {
+                    let client_ca_file = file("GRPC_CLIENT_TLS_CACERT");
+                    let client_name = self.text("GRPC_CLIENT_TLS_SAN");
+                    tls = Some(GrpcTls { cert_file, key_file, client_ca_file, client_name });
+                }
+                None => {
+                    let way_out = "give the files too, in GRPC_SERVER_TLS_CERT and GRPC_SERVER_TLS_KEY";
+                    self.wrong("GRPC_SERVER_USE_TLS", "true", way_out);
+                }
+            }
+        }
+        Grpc {
+            listen: socket.is_none().then_some(address),
+            socket,
+            tls,
+            health_follows_store: self.flag("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION"),
+            max_connection_age: Some(self.span("GRPC_MAX_CONNECTION_AGE").unwrap_or(MAX_CONNECTION_AGE)),
+            max_connection_age_grace: Some(
+                self.span("GRPC_MAX_CONNECTION_AGE_GRACE").unwrap_or(MAX_CONNECTION_AGE_GRACE),
+            ),
+            response_headers: false,
+        }
+    }
+
+    fn redis(&mut self) -> Option<Redis> {
+        let place = self.text("REDIS_URL")?;
+        let url = self.redis_url(&place)?;
+        if let Err(error) = RedisOptions::new(&url) {
+            self.mistakes.push(format!("REDIS_URL: {error}"));
+            return None;
+        }
+        let certificate_pem = self.pem("REDIS_TLS_CLIENT_CERT");
+        let key_pem = self.pem("REDIS_TLS_CLIENT_KEY");
+        let certificate = certificate_pem.zip(key_pem);
+        Some(Redis {
+            url,
+            deadline: self.read("REDIS_TIMEOUT", |text| match parse_window(text) {
+                Ok(span) if !DEADLINES.contains(&span) => Err(format!("`{text}` is not within 1ms to 60s")),
+                Ok(span) => Ok(span),
+                Err(error) => Err(error.to_string()),
+            }),
+            ca_pem: self.pem("REDIS_TLS_CACERT"),
+            certificate: certificate
+                .map(|(certificate_pem, key_pem)| ClientCertificate { certificate_pem, key_pem }),
+        })
+    }
+
+    /// Our URL of what the reference has in several variables.
+    fn redis_url(&mut self, place: &str) -> Option<String> {
+        let scheme = if self.flag("REDIS_TLS") { "rediss" } else { "redis" };
+        let login = self.text("REDIS_AUTH").map(|auth| Login::of(&auth));
+        let at =
+            login.as_ref().map(|login| format!("{}:{}@", login.user, login.password)).unwrap_or_default();
+        let kind = self.text("REDIS_TYPE").unwrap_or_else(|| "SINGLE".into());
+        match kind.to_ascii_uppercase().as_str() {
+            "SINGLE"
+                if self.text("REDIS_SOCKET_TYPE").is_none_or(|kind| kind == "unix")
+                    && place.starts_with('/') =>
+            {
+                let query = login.map(|login| format!("?user={}&pass={}", login.user, login.password));
+                Some(format!("unix://{place}{}", query.unwrap_or_default()))
+            }
+            "SINGLE" => Some(format!("{scheme}://{at}{place}")),
+            "CLUSTER" => Some(format!("{scheme}+cluster://{at}{place}")),
+            "SENTINEL" => {
+                let Some((master, sentinels)) = place.split_once(',') else {
+                    let way_out =
+                        "write the master's name and the sentinels, for example `main,10.0.0.5:26379`";
+                    self.wrong("REDIS_URL", place, way_out);
+                    return None;
+                };
+                let query = self.text("REDIS_SENTINEL_AUTH").map(|auth| Login::of(&auth));
+                let query = query
+                    .map(|login| format!("?sentinel_user={}&sentinel_pass={}", login.user, login.password))
+                    .unwrap_or_default();
+                Some(format!("{scheme}+sentinel://{at}{sentinels}/{}{query}", encoded(master)))
+            }
+            _ => {
+                self.wrong("REDIS_TYPE", &kind, "write `SINGLE`, `SENTINEL` or `CLUSTER`");
+                None
+            }
+        }
+    }
+
+    fn pem(&mut self, name: &str) -> Option<Vec<u8>> {
+        self.read(name, |path| {
+            let length = std::fs::metadata(path).map(|file| file.len());
+            match length.and_then(|length| Ok((length, std::fs::read(path)?))) {
+                Ok((length, _)) if length > MAX_PEM_BYTES => {
+                    Err(format!("`{path}` is larger than {MAX_PEM_BYTES} bytes; give PEM"))
+                }
+                Ok((_, pem)) => Ok(pem),
+                Err(error) => {
+                    Err(format!("`{path}` cannot be read: {error}; check the path and who may read it"))
+                }
+            }
+        })
+    }
+
+    /// Their levels by our names.
+    fn log_level(&mut self) -> Option<String> {
+        let level = self.text("LOG_LEVEL")?;
+        match level.to_ascii_lowercase().as_str() {
+            known @ ("trace" | "debug" | "info" | "error") => Some(known.to_owned()),
+            "warn" | "warning" => Some("warn".to_owned()),
+            "fatal" | "panic" => Some("error".to_owned()),
+            _ => {
+                self.wrong("LOG_LEVEL", &level, "use error, warn, info, debug or trace");
+                None
+            }
+        }
+    }
+
+    fn not_honoured(&self) -> Vec<String> {
+        let is_off = |value: &String| ["0", "f", "false"].contains(&value.to_ascii_lowercase().as_str());
+        let set =
+            NOT_HONOURED.iter().filter(|(name, _)| self.text(name).is_some_and(|value| !is_off(&value)));
+        set.map(|(name, why)| format!("{name} is set and means nothing here: {why}")).collect()
+    }
+}
+
+/// `user:password`, or a password alone, as they stand in URLs.
+struct Login {
+    user: String,
+    password: String,
+}
+
+impl Login {
+    fn of(auth: &str) -> Self {
+        let (user, password) = auth.split_once(':').unwrap_or(("", auth));
+        Self { user: encoded(user), password: encoded(password) }
+    }
+}
+
+/// Percent-encoded but for what is harmless everywhere in a URL.
+fn encoded(text: &str) -> String {
+    let harmless = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    let one = |byte: u8| if harmless(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    text.bytes().map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    fn read(variables: &[(&str, &str)]) -> Result<Settings, String> {
+        let variables: HashMap<_, _> = variables.iter().copied().collect();
+        Settings::of_environment(&|name| variables.get(name).map(|value| (*value).to_owned()))
+            .map_err(|refusal| refusal.to_string())
+    }
+
+    fn redis_url(variables: &[(&str, &str)]) -> String {
+        let redis = read(variables).unwrap_or_else(|told| panic!("{told}")).redis.expect("a store is named");
+        RedisOptions::new(&redis.url).unwrap_or_else(|error| panic!("{error}"));
+        redis.url
+    }
+
+    /// Who only changes the image must get the same doors, folder and answers.
+    #[test]
+    fn without_variables_it_is_where_the_reference_is() {
+        let settings = read(&[("CACHE_KEY_PREFIX", "")]).unwrap();
+        assert_eq!(settings.folder.path, PathBuf::from("/srv/runtime_data/current/config"));
+        assert!(!settings.folder.ignores_dotfiles);
+        assert_eq!(settings.reading, Reading::default());
+        assert_eq!(settings.http, Some("0.0.0.0:8080".parse().unwrap()));
+        assert_eq!(settings.grpc.listen, Some("0.0.0.0:8081".parse().unwrap()));
+        assert_eq!(settings.debug, Some("0.0.0.0:6070".parse().unwrap()));
+        assert_eq!(settings.near_limit_ratio.to_string(), "0.8");
+        assert_eq!((settings.headers, settings.redis.map(|redis| redis.url)), (None, None));
+        assert!(!settings.shadow_mode && !settings.quota_mode && !settings.dynamic_metadata);
+    }
+
+    /// One that does not arrive is found out in production.
+    #[test]
+    fn every_variable_that_is_honoured_arrives() {
+        let settings = read(&[
+            ("RUNTIME_ROOT", "/r"),
+            ("RUNTIME_SUBDIRECTORY", "s"),
+            ("RUNTIME_APPDIRECTORY", "a"),
+            ("RUNTIME_IGNOREDOTFILES", "1"),
+            ("MERGE_DOMAIN_CONFIG", "T"),
+            ("CACHE_KEY_PREFIX", "p"),
+            ("SLIDEGATE_ENVOY_ALGORITHM", "fixed-window"),
+            ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true"),
+            ("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "true"),
+            ("SHADOW_MODE", "TRUE"),
+            ("QUOTA_MODE", "t"),
+            ("NEAR_LIMIT_RATIO", "0.5"),
+            ("LIMIT_RESPONSE_HEADERS_ENABLED", "true"),
+            ("LIMIT_LIMIT_HEADER", "X-L"),
+            ("LIMIT_RESET_HEADER", "X-T"),
+            ("RESPONSE_DYNAMIC_METADATA", "true"),
+            ("HOST", "127.0.0.1"),
+            ("PORT", "1"),
+            ("GRPC_HOST", "::1"),
+            ("GRPC_PORT", "2"),
+            ("DEBUG_HOST", "localhost"),
+            ("DEBUG_PORT", "3"),
+            ("GRPC_MAX_CONNECTION_AGE", "1h30m"),
+            ("GRPC_MAX_CONNECTION_AGE_GRACE", "5s"),
+            ("GRPC_SERVER_USE_TLS", "true"),
+            ("GRPC_SERVER_TLS_CERT", "/c"),
+            ("GRPC_SERVER_TLS_KEY", "/k"),
+            ("GRPC_CLIENT_TLS_CACERT", "/ca"),
+            ("GRPC_CLIENT_TLS_SAN", "envoy"),
+            ("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "true"),
+            ("LOG_LEVEL", "WARNING"),
+            ("REDIS_URL", "h:1"),
+            ("REDIS_TIMEOUT", "200ms"),
+        ])
+        .unwrap();
+        assert_eq!(settings.folder, Folder { path: "/r/s/a".into(), ignores_dotfiles: true });
+        let reading =
+            Reading { merge_domains: true, algorithm: Algorithm::FixedWindow, key_prefix: "p".into() };
+        assert_eq!(settings.reading, reading);
+        assert!(settings.may_start_without && settings.needs_a_domain);
+        assert!(settings.shadow_mode && settings.quota_mode && settings.dynamic_metadata);
+        assert_eq!(settings.near_limit_ratio.to_string(), "0.5");
+        let headers =
+            HeaderNames { limit: "X-L".into(), remaining: "RateLimit-Remaining".into(), reset: "X-T".into() };
+        assert_eq!(settings.headers, Some(headers));
+        assert_eq!(settings.http, Some("127.0.0.1:1".parse().unwrap()));
+        assert_eq!(settings.debug, Some("127.0.0.1:3".parse().unwrap()));
+        let tls = GrpcTls {
+            cert_file: "/c".into(),
+            key_file: "/k".into(),
+            client_ca_file: Some("/ca".into()),
+            client_name: Some("envoy".into()),
+        };
+        let grpc = Grpc {
+            listen: Some("[::1]:2".parse().unwrap()),
+            socket: None,
+            tls: Some(tls),
+            health_follows_store: true,
+            max_connection_age: Some(Duration::from_secs(5400)),
+            max_connection_age_grace: Some(Duration::from_secs(5)),
+            response_headers: false,
+        };
+        assert_eq!(settings.grpc, grpc);
+        assert_eq!(settings.log_level.as_deref(), Some("warn"));
+        let redis = settings.redis.unwrap();
+        let store = SharedStore {
+            options: RedisOptions::new(&redis.url).unwrap(),
+            deadline: Duration::from_millis(50),
+            instances: 1,
+        };
+        assert_eq!(redis.complete(store).deadline, Duration::from_millis(200));
+        let socket = read(&[("GRPC_UDS", "/run/grpc.sock")]).unwrap().grpc;
+        assert_eq!((socket.listen, socket.socket), (None, Some("/run/grpc.sock".into())));
+    }
+
+    /// The reference says in four variables what is one URL here.
+    #[test]
+    fn every_kind_of_redis_becomes_a_url() {
+        assert_eq!(
+            redis_url(&[("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", "redis:6379")]),
+            "redis://redis:6379"
+        );
+        assert_eq!(redis_url(&[("REDIS_URL", "/run/redis.sock")]), "unix:///run/redis.sock");
+        assert_eq!(
+            redis_url(&[("REDIS_URL", "/run/redis.sock"), ("REDIS_AUTH", "me:p w")]),
+            "unix:///run/redis.sock?user=me&pass=p%20w"
+        );
+        assert_eq!(
+            redis_url(&[("REDIS_URL", "h:1"), ("REDIS_AUTH", "p@ss"), ("REDIS_TLS", "true")]),
+            "rediss://:p%40ss@h:1"
+        );
+        assert_eq!(
+            redis_url(&[("REDIS_TYPE", "cluster"), ("REDIS_URL", "a:1,b:2"), ("REDIS_AUTH", "u:p")]),
+            "redis+cluster://u:p@a:1,b:2"
+        );
+        assert_eq!(
+            redis_url(&[
+                ("REDIS_TYPE", "SENTINEL"),
+                ("REDIS_URL", "main,a:1,b:2"),
+                ("REDIS_AUTH", "u:p"),
+                ("REDIS_SENTINEL_AUTH", "su:sp"),
+            ]),
+            "redis+sentinel://u:p@a:1,b:2/main?sentinel_user=su&sentinel_pass=sp"
+        );
+    }
+
+    /// A service that starts on half of its settings is another one than was wanted.
+    #[test]
+    fn values_that_mean_nothing_are_told_all_at_once() {
+        assert_eq!(
+            read(&[
+                ("CONFIG_TYPE", "GRPC_XDS_SOTW"),
+                ("RUNTIME_IGNOREDOTFILES", "maybe"),
+                ("NEAR_LIMIT_RATIO", "1.5"),
+                ("HOST", "here"),
+                ("GRPC_SERVER_USE_TLS", "true"),
+                ("GRPC_MAX_CONNECTION_AGE", "long"),
+                ("REDIS_TYPE", "MANY"),
+                ("REDIS_URL", "h:1"),
+                ("LOG_LEVEL", "loud"),
+            ])
+            .unwrap_err()
+            .lines()
+            .collect::<Vec<_>>(),
+            [
+                "CONFIG_TYPE is `GRPC_XDS_SOTW`; set it to `FILE`, or unset it: configuration comes from files",
+                "RUNTIME_IGNOREDOTFILES is `maybe`; write `true` or `false`",
+                "NEAR_LIMIT_RATIO is `1.5`; give a number above 0 and up to 1, for example `0.8`",
+                "HOST is `here`; give an IP address, for example `0.0.0.0` or `127.0.0.1`",
+                "GRPC_SERVER_USE_TLS is `true`; give the files too, in GRPC_SERVER_TLS_CERT and GRPC_SERVER_TLS_KEY",
+                "GRPC_MAX_CONNECTION_AGE: window `long` has the unknown unit `long`; use ms, s, m, h, d or w, for \
+                 example `30s`",
+                "REDIS_TYPE is `MANY`; write `SINGLE`, `SENTINEL` or `CLUSTER`",
+                "LOG_LEVEL is `loud`; use error, warn, info, debug or trace",
+            ]
+        );
+        assert_eq!(
+            read(&[("REDIS_TYPE", "SENTINEL"), ("REDIS_URL", "main")]).unwrap_err(),
+            "REDIS_URL is `main`; write the master's name and the sentinels, for example `main,10.0.0.5:26379`"
+        );
+        assert_eq!(
+            read(&[("REDIS_URL", "h:1"), ("REDIS_TIMEOUT", "0s")]).unwrap_err(),
+            "REDIS_TIMEOUT: `0s` is not within 1ms to 60s"
+        );
+        let told = read(&[("REDIS_URL", "h:1"), ("REDIS_TLS_CACERT", "/no/such.pem")]).unwrap_err();
+        assert_eq!(
+            told,
+            "REDIS_TLS_CACERT: `/no/such.pem` cannot be read: No such file or directory (os error 2); check the path and \
+             who may read it"
+        );
+    }
+
+    /// Who relies on a setting must hear that it does nothing.
+    #[test]
+    fn what_is_not_honoured_is_told_and_documented() {
+        let settings = read(&[("USE_STATSD", "false"), ("REDIS_PERSECOND", "true")]).unwrap();
+        assert_eq!(
+            settings.not_honoured,
+            [
+                "REDIS_PERSECOND is set and means nothing here: all limits live in one store, so that a request is \
+                 charged on all or none"
+            ]
+        );
+        let page = include_str!("../../../../docs/envoy.md");
+        for (name, _) in NOT_HONOURED {
+            assert!(page.contains(&format!("`{name}`")), "{name}");
+        }
+        // Every variable that the code above asks for by name.
+        let code = include_str!("settings.rs").split("#[cfg(test)]").next().unwrap_or_default();
+        let in_capitals = |part: &str| part.chars().all(|c| c.is_ascii_uppercase() || c == '_');
+        let is_name =
+            |part: &&str| in_capitals(part) && (part.contains('_') || ["HOST", "PORT"].contains(part));
+        let names: Vec<_> = code.split('"').filter(is_name).collect();
+        assert!(names.len() > 60, "{names:?}");
+        for name in names {
+            assert!(page.contains(&format!("`{name}`")), "{name}");
+        }
+    }
+}

@@ -1,0 +1,20 @@
+//! Envoy's rate-limit service over gRPC: `envoy.service.ratelimit.v3.RateLimitService`, health and reflection.
+//!
+//! All descriptors of a request are decided in one step: either each of them is charged or none, so a descriptor that is
+//! refused burns nothing of another. Envoy passes requests on when this service fails or is slow, unless it is told
+//! otherwise; docs/envoy-grpc.md says where.
+
+mod answer;
+mod ask;
+mod certificates;
+mod connection;
+mod door;
+mod json;
+mod limits;
+mod metadata;
+mod reflection;
+mod service;
+
+pub(crate) use door::Door;
+pub(crate) use json::{debug_routes, routes};
+pub(crate) use limits::{Files, Limits};

@@ -1,0 +1,110 @@
+//! Dynamic metadata: what filters behind and access logs of the proxy may know about an answer.
+//!
+//! A denial says its policy, its key and why. Where envoyproxy/ratelimit is taken the place of and
+//! `RESPONSE_DYNAMIC_METADATA` is set, every answer says the call as the reference does, and what the passed limits' `metadata` holds.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus};
+use envoy_types::pb::google::protobuf::value::Kind;
+use envoy_types::pb::google::protobuf::{ListValue, Struct, Value};
+use slidegate::millis_ceil;
+
+use super::answer::Denial;
+use super::ask::Terms;
+use crate::envoy::Unit;
+use crate::why;
+
+/// Which policy and key denied, and why. `absence` says why a fallback decided, if one did.
+pub(super) fn denial(denial: &Denial<'_>, wait: Option<Duration>, absence: &str) -> Struct {
+    let one = &denial.decision;
+    fields([
+        ("policy", text(one.policy().name())),
+        ("key", text(one.key().to_string())),
+        ("why", text(why::one(one, absence))),
+        ("source", text(one.source.name())),
+        ("descriptor", number(denial.place as u64)),
+        ("limit", number(one.limit)),
+        ("retry_after_ms", wait.map(millis_ceil).map_or(value(Kind::NullValue(0)), number)),
+    ])
+}
+
+/// The call, and the metadata of the limits that it passed.
+pub(super) fn of_call(call: &RateLimitRequest, terms: &[Terms<'_>], statuses: &[DescriptorStatus]) -> Struct {
+    let mut out = fields([
+        ("domain", text(&*call.domain)),
+        ("descriptors", list(call.descriptors.iter().map(|one| value(Kind::StructValue(descriptor(one)))))),
+    ]);
+    if call.hits_addend > 0 {
+        out.fields.insert("hitsAddend".to_owned(), number(u64::from(call.hits_addend)));
+    }
+    let mut merged = Struct::default();
+    for (terms, status) in terms.iter().zip(statuses) {
+        if let Terms::Rule(hit) = terms
+            && status.code() == Code::Ok
+        {
+            for (name, json) in &hit.rule.metadata {
+                merged.fields.entry(name.clone()).or_insert_with(|| of_json(json));
+            }
+        }
+    }
+    if !merged.fields.is_empty() {
+        out.fields.insert("metadata".to_owned(), value(Kind::StructValue(merged)));
+    }
+    out
+}
+
+fn descriptor(descriptor: &RateLimitDescriptor) -> Struct {
+    let entries = descriptor.entries.iter().map(|entry| text(format!("{}={}", entry.key, entry.value)));
+    let mut out = fields([("entries", list(entries))]);
+    if let Some(limit) = &descriptor.limit {
+        let unit = Unit::from_number(limit.unit).map_or("UNKNOWN", Unit::name);
+        let limit = text(format!("requests_per_unit:{} unit:{unit}", limit.requests_per_unit));
+        out.fields.insert("limit".to_owned(), limit);
+    }
+    if let Some(hits) = descriptor.hits_addend {
+        out.fields.insert("hitsAddend".to_owned(), number(hits.value));
+    }
+    out
+}
+
+fn fields<const N: usize>(pairs: [(&str, Value); N]) -> Struct {
+    Struct {
+        fields: pairs.into_iter().map(|(name, value)| (name.to_owned(), value)).collect::<HashMap<_, _>>(),
+    }
+}
+
+fn value(kind: Kind) -> Value {
+    Value { kind: Some(kind) }
+}
+
+fn text(text: impl Into<String>) -> Value {
+    value(Kind::StringValue(text.into()))
+}
+
+fn list(values: impl Iterator<Item = Value>) -> Value {
+    value(Kind::ListValue(ListValue { values: values.collect() }))
+}
+
+/// A number as JSON has it.
+#[allow(clippy::cast_precision_loss)] // as every reader of JSON rounds it
+fn number(number: u64) -> Value {
+    value(Kind::NumberValue(number as f64))
+}
+
+fn of_json(json: &serde_json::Value) -> Value {
+    match json {
+        serde_json::Value::Null => value(Kind::NullValue(0)),
+        serde_json::Value::Bool(flag) => value(Kind::BoolValue(*flag)),
+        serde_json::Value::Number(number) => value(Kind::NumberValue(number.as_f64().unwrap_or_default())),
+        serde_json::Value::String(string) => text(&**string),
+        serde_json::Value::Array(values) => list(values.iter().map(of_json)),
+        serde_json::Value::Object(entries) => {
+            let fields = entries.iter().map(|(name, json)| (name.clone(), of_json(json))).collect();
+            value(Kind::StructValue(Struct { fields }))
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Server reflection: what can be called, told to tools such as grpcurl that have no files of their own.
+//!
+//! The descriptors beside this file are those that envoy-types was generated from, without comments and without the files
+//! that the rate-limit service does not need. A test takes them out anew and compares.
+
+use tonic_reflection::server::Builder;
+
+use super::service::{MAX_MESSAGE_BYTES, Seldom, seldom};
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::SERVICE_NAME;
+
+/// A `FileDescriptorSet` of `envoy/service/ratelimit/v3/rls.proto` and what it imports.
+pub(super) const DESCRIPTORS: &[u8] = include_bytes!("descriptors.binpb");
+
+/// Both versions of the service, since many tools know only the older one, by the beginning of their calls' paths.
+pub(super) fn services() -> Vec<(&'static str, Seldom)> {
+    let v1 = builder().build_v1().expect("the descriptors are a FileDescriptorSet");
+    let v1alpha = builder().build_v1alpha().expect("the descriptors are a FileDescriptorSet");
+    vec![
+        ("/grpc.reflection.v1.ServerReflection/", seldom(v1.max_decoding_message_size(MAX_MESSAGE_BYTES))),
+        (
+            "/grpc.reflection.v1alpha.ServerReflection/",
+            seldom(v1alpha.max_decoding_message_size(MAX_MESSAGE_BYTES)),
+        ),
+    ]
+}
+
+fn builder() -> Builder<'static> {
+    Builder::configure()
+        .register_encoded_file_descriptor_set(DESCRIPTORS)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .with_service_name(SERVICE_NAME)
+        .with_service_name("grpc.health.v1.Health")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::PathBuf;
+    use std::process::Command;
+
+    use prost::Message;
+    use prost_types::{FileDescriptorProto, FileDescriptorSet};
+
+    use super::*;
+
+    /// The file that describes the service.
+    const SERVICE_FILE: &str = "envoy/service/ratelimit/v3/rls.proto";
+
+    /// What envoy-types was generated from.
+    fn everything() -> FileDescriptorSet {
+        let output = Command::new(env!("CARGO"))
+            .args([
+                "metadata",
+                "--offline",
+                "--format-version=1",
+                "--filter-platform",
+                "x86_64-unknown-linux-gnu",
+            ])
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .output()
+            .expect("cargo starts");
+        let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).expect("metadata is JSON");
+        let packages = metadata["packages"].as_array().expect("there are packages");
+        let types = packages.iter().find(|package| package["name"] == "envoy-types").expect("it is used");
+        let manifest = PathBuf::from(types["manifest_path"].as_str().expect("a path"));
+        let file = manifest.with_file_name("src").join("generated/types.bin");
+        FileDescriptorSet::decode(&*std::fs::read(file).expect("it ships its descriptors"))
+            .expect("they are that")
+    }
+
+    /// The files that one needs, itself last, without comments.
+    fn needed(
+        file: &str,
+        from: &FileDescriptorSet,
+        have: &mut BTreeSet<String>,
+        into: &mut Vec<FileDescriptorProto>,
+    ) {
+        if !have.insert(file.to_owned()) {
+            return;
+        }
+        let mut found = from.file.iter().find(|one| one.name() == file).expect("imports are there").clone();
+        found.source_code_info = None;
+        found.dependency.iter().for_each(|import| needed(import, from, have, into));
+        into.push(found);
+    }
+
+    /// Descriptors of another version would describe messages that this service does not speak. To take them out anew, run
+    /// this test with `WRITE_DESCRIPTORS=1`.
+    #[test]
+    fn the_descriptors_are_those_of_the_generated_types() {
+        let mut file = Vec::new();
+        needed(SERVICE_FILE, &everything(), &mut BTreeSet::new(), &mut file);
+        let fresh = FileDescriptorSet { file }.encode_to_vec();
+        if std::env::var_os("WRITE_DESCRIPTORS").is_some() {
+            let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/protocol/rls/descriptors.binpb");
+            std::fs::write(path, &fresh).expect("the source can be written");
+            return;
+        }
+        assert!(fresh == DESCRIPTORS, "WRITE_DESCRIPTORS=1 cargo test -p slidegate-server descriptors");
+    }
+}

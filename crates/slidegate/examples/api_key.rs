@@ -1,0 +1,47 @@
+//! Limit each API key in axum, and let handlers say what is left.
+//!
+//! ```sh
+//! cargo run -p slidegate --example api_key --features axum
+//! curl -i -H 'x-api-key: k1' http://127.0.0.1:3000/
+//! ```
+
+use std::error::Error;
+use std::net::SocketAddr;
+
+use axum::Router;
+use axum::routing::get;
+use slidegate::layer::{Attribute, Limited, RateLimitLayer, Refund};
+use slidegate::{Gate, Policy, PolicySet, Quota};
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let gate = Gate::new(PolicySet::new([Policy::new("per-key", Quota::per_minute(5))?.scope(["key"])])?);
+    let limit = RateLimitLayer::builder(gate)
+        // Who sends no key is counted by address: nobody gets round the limit by leaving it out.
+        .attribute("key", Attribute::header("x-api-key").or(Attribute::client_addr()))
+        // Our own failures are not the client's to pay for.
+        .refund(Refund::server_errors())
+        .build()?;
+    let app = Router::new().route("/", get(home)).route("/broken", get(broken)).layer(limit);
+
+    let listener = tokio::net::TcpListener::bind(listen_address()).await?;
+    println!("listening on {}", listener.local_addr()?);
+    // The client's address is known only to services that are made with it.
+    axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
+    Ok(())
+}
+
+async fn home(limited: Limited) -> String {
+    match limited.strictest() {
+        Some((policy, decision)) => format!("{} more under {}\n", decision.remaining, policy.name()),
+        None => "no limit\n".into(),
+    }
+}
+
+async fn broken() -> axum::http::StatusCode {
+    axum::http::StatusCode::INTERNAL_SERVER_ERROR
+}
+
+fn listen_address() -> String {
+    std::env::var("LISTEN").unwrap_or_else(|_| "127.0.0.1:3000".into())
+}

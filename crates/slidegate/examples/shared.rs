@@ -1,0 +1,40 @@
+//! Limits that all instances of a service share through Redis.
+//!
+//! Start it twice: both count together. While Redis is away, each enforces its half of the limit in its own memory.
+//!
+//! ```sh
+//! cargo run -p slidegate --example shared --features axum,redis
+//! LISTEN=127.0.0.1:3001 cargo run -p slidegate --example shared --features axum,redis
+//! curl -i http://127.0.0.1:3000/; curl -i http://127.0.0.1:3001/
+//! ```
+
+use std::error::Error;
+use std::net::SocketAddr;
+
+use axum::{Router, routing::get};
+use slidegate::layer::{Attribute, Limited, RateLimitLayer};
+use slidegate::{Policy, PolicySet, Quota, RedisOptions, SharedGate};
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let policies = PolicySet::new([Policy::new("per-ip", Quota::per_minute(10))?.scope(["ip"])])?;
+    let redis =
+        RedisOptions::new(&std::env::var("REDIS_URL").unwrap_or_else(|_| "redis://127.0.0.1:6379".into()))?;
+    let gate = SharedGate::builder(policies, redis).instances(2).build()?;
+    let limit = RateLimitLayer::builder(gate).attribute("ip", Attribute::client_addr()).build()?;
+    let app = Router::new().route("/", get(home)).layer(limit);
+
+    let listener = tokio::net::TcpListener::bind(listen_address()).await?;
+    println!("listening on {}", listener.local_addr()?);
+    axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
+    Ok(())
+}
+
+async fn home(limited: Limited) -> String {
+    let Some((_, decision)) = limited.strictest() else { return "no limit\n".into() };
+    format!("{} more, says {}\n", decision.remaining, decision.source.name())
+}
+
+fn listen_address() -> String {
+    std::env::var("LISTEN").unwrap_or_else(|_| "127.0.0.1:3000".into())
+}

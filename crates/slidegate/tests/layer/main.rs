@@ -1,0 +1,79 @@
+//! The tower layer: around plain services, before axum's routes and over a shared store.
+#![cfg(feature = "tower")]
+// A test that cannot go on panics.
+#![allow(clippy::unwrap_used)]
+
+#[cfg(feature = "axum")]
+mod axum;
+mod plain;
+mod refunds;
+#[cfg(feature = "redis")]
+mod shared;
+
+/// The servers of the tests of the Redis store.
+#[cfg(feature = "redis")]
+#[path = "../redis"]
+mod redis {
+    // What only those tests need stands idle here.
+    #[allow(dead_code)]
+    pub(crate) mod support;
+}
+
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Poll;
+
+use http::{Request, Response};
+use slidegate::layer::{Limited, RateLimitLayer};
+use slidegate::{Gate, ManualClock, MemoryStore, Policy, PolicySet};
+use tower::{Layer, Service, ServiceExt, service_fn};
+
+/// A gate whose clock stands at 1,000,000,000 seconds, and that clock.
+fn gate(policies: impl IntoIterator<Item = Policy>) -> (Arc<Gate>, ManualClock) {
+    let clock = ManualClock::new();
+    let store = MemoryStore::builder().clock(clock.clone()).build();
+    (Arc::new(Gate::with_store(PolicySet::new(policies).unwrap(), store)), clock)
+}
+
+fn policy(name: &str, quota: &str) -> Policy {
+    Policy::new(name, quota.parse().unwrap()).unwrap()
+}
+
+/// A request from 203.0.113.7 for `/items?page=2`.
+fn request(headers: &[(&str, &str)]) -> Request<String> {
+    let mut request = Request::get("/items?page=2");
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let peer: SocketAddr = "203.0.113.7:50000".parse().unwrap();
+    request.extension(peer).body(String::new()).unwrap()
+}
+
+/// Sends a request through a layer to a service that answers what it was told about it.
+async fn ask(layer: &RateLimitLayer, request: Request<String>) -> Response<String> {
+    let told = service_fn(|request: Request<String>| async move {
+        let limited = request.extensions().get::<Limited>().expect("the layer says what was decided");
+        let decisions = limited.iter().map(|(policy, one)| format!("{}:{}", policy.name(), one.remaining));
+        Ok::<_, Infallible>(Response::new(decisions.collect::<Vec<_>>().join(" ")))
+    });
+    let Ok(response) = layer.layer(told).ready().await.unwrap().call(request).await;
+    response
+}
+
+/// `name: value` of each header field, in the order of the names.
+fn fields<B>(response: &Response<B>) -> Vec<String> {
+    let line = |(name, value): (&http::HeaderName, &http::HeaderValue)| {
+        format!("{name}: {}", value.to_str().unwrap())
+    };
+    let mut lines: Vec<_> = response.headers().iter().map(line).collect();
+    lines.sort();
+    lines
+}
+
+/// Polls once, and says whether that was not enough.
+async fn is_pending(future: &mut (impl Future + Unpin)) -> bool {
+    poll_fn(|cx| Poll::Ready(Pin::new(&mut *future).poll(cx).is_pending())).await
+}

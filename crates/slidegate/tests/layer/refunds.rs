@@ -1,0 +1,143 @@
+//! What is given back, and that it is given back once.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use http::{Request, Response, StatusCode};
+use slidegate::layer::{Attribute, RateLimitLayer, RateLimitLayerBuilder, Refund};
+use slidegate::{Gate, Request as Asked};
+use tower::{Layer, Service, ServiceExt, service_fn};
+
+use crate::{gate, is_pending, policy, request};
+
+/// A limit of ten for each address, by the client of the tests' requests.
+fn limits() -> (Arc<Gate>, RateLimitLayerBuilder) {
+    let (gate, _clock) = gate([policy("per-ip", "10/1m").scope(["ip"])]);
+    let builder = RateLimitLayer::builder(Arc::clone(&gate)).attribute("ip", Attribute::client_addr());
+    (gate, builder)
+}
+
+/// What that client has used.
+fn used(gate: &Gate) -> u64 {
+    let client: std::net::IpAddr = "203.0.113.7".parse().unwrap();
+    gate.peek(&Asked::new().with("ip", client)).strictest().unwrap().used
+}
+
+/// Sends a request that is answered with this status.
+async fn answered(builder: &RateLimitLayerBuilder, status: u16) -> Response<String> {
+    let answer = service_fn(move |_: Request<String>| async move {
+        let response = Response::builder().status(status).header("x-cache-hit", "1").body(String::new());
+        Ok::<_, Infallible>(response.unwrap())
+    });
+    let Ok(response) = builder.clone().build().unwrap().layer(answer).oneshot(request(&[])).await;
+    response
+}
+
+/// A client must not pay for the server's failures, and a guesser must for his.
+#[tokio::test]
+async fn answers_of_the_kind_that_was_named_give_the_cost_back() {
+    let kinds: [(&str, Refund, &[u16]); 6] = [
+        ("server errors", Refund::server_errors(), &[500, 503]),
+        ("client errors", Refund::client_errors(), &[400, 404, 429]),
+        ("successes", Refund::successes(), &[200, 204, 304]),
+        ("one status", Refund::on_status(|status| status == StatusCode::NOT_FOUND), &[404]),
+        (
+            "a field",
+            Refund::when(|response| response.headers.contains_key("x-cache-hit")),
+            &[200, 204, 304, 400, 404, 429, 500, 503],
+        ),
+        ("none", Refund::when(|_| false), &[]),
+    ];
+    for (name, refund, refunded) in kinds {
+        for status in [200, 204, 304, 400, 404, 429, 500, 503] {
+            let (gate, builder) = limits();
+            assert_eq!(answered(&builder.refund(refund.clone()), status).await.status(), status);
+            assert_eq!(used(&gate), u64::from(!refunded.contains(&status)), "{name}: {status}");
+        }
+    }
+}
+
+/// Two refunds for one charge would be somebody else's.
+#[tokio::test]
+async fn a_cost_is_given_back_once_and_in_full() {
+    let (gate, builder) = limits();
+    answered(&builder, 200).await;
+    let costly = builder.cost(|_| 4).refund(Refund::server_errors().or_unanswered());
+    let response = answered(&costly, 500).await;
+    // The fields tell what was left before the refund.
+    assert_eq!(response.headers()["x-ratelimit-remaining"], "5");
+    assert_eq!(used(&gate), 1);
+    answered(&costly, 200).await;
+    assert_eq!(used(&gate), 5);
+    drop(response);
+    assert_eq!(used(&gate), 5);
+}
+
+/// What was never charged is not given back: a denial, a skipped request, a cost of zero.
+#[tokio::test]
+async fn nothing_is_given_back_for_what_was_not_charged() {
+    let (gate, builder) = limits();
+    let builder = builder.refund(Refund::when(|_| true).or_unanswered());
+    let client: std::net::IpAddr = "203.0.113.7".parse().unwrap();
+    assert!(gate.check(&Asked::new().with("ip", client).cost(10)).is_allowed());
+    assert_eq!(answered(&builder, 200).await.status(), 429);
+    assert_eq!(answered(&builder.clone().skip(|_| true), 200).await.status(), 200);
+    assert_eq!(answered(&builder.cost(|_| 0), 200).await.status(), 200);
+    assert_eq!(used(&gate), 10);
+}
+
+/// A shadow policy that would have denied was not charged; a refund would take away what others used.
+#[tokio::test]
+async fn a_shadow_policy_that_denied_is_given_nothing() {
+    let (gate, _clock) = gate([policy("everyone", "10/1m"), policy("trial", "1/1m").shadow()]);
+    let builder = RateLimitLayer::builder(Arc::clone(&gate));
+    let refunding = builder.clone().refund(Refund::when(|_| true));
+    let used = || gate.peek(&Asked::new()).iter().map(|one| one.used).collect::<Vec<_>>();
+    answered(&refunding, 200).await;
+    assert_eq!(used(), [0, 0]);
+    answered(&builder, 200).await;
+    answered(&refunding, 200).await;
+    assert_eq!(used(), [1, 1]);
+    answered(&refunding.under(["everyone"]), 200).await;
+    assert_eq!(used(), [1, 1]);
+}
+
+/// Whoever hangs up before the answer must not have his tries for nothing, unless that is wanted.
+#[tokio::test]
+async fn a_request_whose_client_leaves_keeps_its_charge_unless_told_otherwise() {
+    let leave = |builder: RateLimitLayerBuilder, polls: bool| async move {
+        let never =
+            service_fn(|_: Request<String>| std::future::pending::<Result<Response<String>, Infallible>>());
+        let mut response = Box::pin(builder.build().unwrap().layer(never).call(request(&[])));
+        if polls {
+            assert!(is_pending(&mut response).await);
+        }
+        drop(response);
+    };
+    for polls in [false, true] {
+        let (gate, builder) = limits();
+        leave(builder.clone(), polls).await;
+        leave(builder.clone().refund(Refund::when(|_| true)), polls).await;
+        assert_eq!(used(&gate), 2);
+        leave(builder.refund(Refund::when(|_| false).or_unanswered()), polls).await;
+        assert_eq!(used(&gate), 2);
+    }
+}
+
+/// A service that fails or panics has not answered either.
+#[tokio::test]
+async fn a_request_whose_service_fails_is_unanswered() {
+    let (gate, builder) = limits();
+    let fails = service_fn(|_: Request<String>| async { Err::<Response<String>, _>("down") });
+    let panics = service_fn(|request: Request<String>| async move {
+        assert_ne!(request.uri().path(), "/items", "a handler's own bug");
+        Err::<Response<String>, _>("down")
+    });
+    for (refund, left) in [(Refund::server_errors(), 2), (Refund::server_errors().or_unanswered(), 2)] {
+        let layer = builder.clone().refund(refund).build().unwrap();
+        assert_eq!(layer.layer(fails).oneshot(request(&[])).await.unwrap_err(), "down");
+        let task = tokio::spawn(layer.layer(panics).oneshot(request(&[])));
+        assert!(task.await.unwrap_err().is_panic());
+        assert_eq!(used(&gate), left);
+    }
+}

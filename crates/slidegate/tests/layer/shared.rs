@@ -1,0 +1,185 @@
+//! Over a shared store: the same layer, and what a client that leaves at a bad moment leaves behind.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use http::{Request, Response};
+use slidegate::layer::{Attribute, Limited, RateLimitLayer, RateLimitLayerBuilder, Refund};
+use slidegate::{PolicySet, RedisOptions, Request as Asked, SharedGate};
+use tower::{Layer, Service, ServiceExt, service_fn};
+
+use crate::redis::support::proxy::{Mode, Proxy};
+use crate::redis::support::server::Server;
+use crate::{ask, is_pending, policy, request};
+
+/// A gate over this store with a limit of ten for each address. It waits for the store as long as a busy machine needs.
+fn gate(url: &str) -> Arc<SharedGate> {
+    let policies = PolicySet::new([policy("per-ip", "10/1h").scope(["ip"])]).unwrap();
+    let options = RedisOptions::new(url).unwrap().deadline(Duration::from_secs(10));
+    Arc::new(SharedGate::new(policies, options).unwrap())
+}
+
+fn limits(gate: &Arc<SharedGate>) -> RateLimitLayerBuilder {
+    RateLimitLayer::builder(Arc::clone(gate)).attribute("ip", Attribute::client_addr())
+}
+
+/// What the client of the tests' requests has used, by the store's own word.
+async fn used(gate: &SharedGate) -> u64 {
+    let client: std::net::IpAddr = "203.0.113.7".parse().unwrap();
+    let asked = Asked::new().with("ip", client);
+    let peeked = gate.peek(&asked).await;
+    let strictest = peeked.strictest().unwrap();
+    assert_eq!(strictest.source.name(), "store");
+    strictest.used
+}
+
+/// Waits until the store says so. The bound is far beyond what any machine needs.
+async fn until_used(gate: &SharedGate, wanted: u64) {
+    for _ in 0..2000 {
+        if used(gate).await == wanted {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("{} are used and never {wanted}", used(gate).await);
+}
+
+/// Many instances behind a load balancer are one service to its users.
+#[tokio::test]
+async fn instances_share_their_limits() {
+    let redis = Server::start();
+    let [one, other] = [(); 2].map(|()| limits(&gate(&redis.url())).build().unwrap());
+    for used in 1..=10 {
+        let layer = if used % 2 == 0 { &one } else { &other };
+        assert_eq!(ask(layer, request(&[])).await.body(), &format!("per-ip:{}", 10 - used));
+    }
+    for layer in [&one, &other] {
+        let denied = ask(layer, request(&[])).await;
+        assert_eq!(denied.status(), 429);
+        assert_eq!(denied.headers()["ratelimit-policy"], r#""per-ip";q=10;w=3600"#);
+        assert!(denied.body().contains("key `203.0.113.7` has used 10 of 10"), "{}", denied.body());
+    }
+}
+
+/// The service that was asked whether it is ready is the one that has set a place aside.
+#[tokio::test]
+async fn the_service_that_is_called_is_the_one_that_was_ready() {
+    struct Ready(bool);
+    impl Clone for Ready {
+        fn clone(&self) -> Self {
+            Self(false)
+        }
+    }
+    impl Service<Request<String>> for Ready {
+        type Response = Response<String>;
+        type Error = Infallible;
+        type Future = std::future::Ready<Result<Response<String>, Infallible>>;
+
+        fn poll_ready(&mut self, _: &mut std::task::Context<'_>) -> std::task::Poll<Result<(), Infallible>> {
+            self.0 = true;
+            std::task::Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, _: Request<String>) -> Self::Future {
+            assert!(self.0, "called without having been asked");
+            std::future::ready(Ok(Response::new("ready".into())))
+        }
+    }
+    let redis = Server::start();
+    let mut service = limits(&gate(&redis.url())).build().unwrap().layer(Ready(false));
+    for _ in 0..3 {
+        let response = service.ready().await.unwrap().call(request(&[])).await.unwrap();
+        assert_eq!(response.body(), "ready");
+    }
+}
+
+/// A client that sends its next request when it has read this answer must find its refund there.
+#[tokio::test]
+async fn a_refund_is_in_the_store_before_the_answer_goes_on() {
+    let redis = Server::start();
+    let gate = gate(&redis.url());
+    let layer = limits(&gate).cost(|_| 3).refund(Refund::server_errors().or_unanswered()).build().unwrap();
+    for (status, expected) in [(200, 3), (500, 3), (503, 3), (404, 6)] {
+        let answer = service_fn(move |_: Request<String>| async move {
+            Ok::<_, Infallible>(Response::builder().status(status).body(String::new()).unwrap())
+        });
+        let Ok(response) = layer.layer(answer).oneshot(request(&[])).await;
+        assert_eq!(response.status(), status);
+        assert_eq!(used(&gate).await, expected);
+    }
+}
+
+/// Who leaves while the answer is made is refunded once, by nobody's leave.
+#[tokio::test]
+async fn a_client_that_leaves_before_the_answer_is_refunded_once() {
+    let redis = Server::start();
+    let gate = gate(&redis.url());
+    ask(&limits(&gate).build().unwrap(), request(&[])).await;
+    let arrived = Arc::new(tokio::sync::Notify::new());
+    let says = Arc::clone(&arrived);
+    let never = service_fn(move |_: Request<String>| {
+        says.notify_one();
+        std::future::pending::<Result<Response<String>, Infallible>>()
+    });
+    for (refund, left) in [(Refund::server_errors().or_unanswered(), 1), (Refund::server_errors(), 2)] {
+        let layer = limits(&gate).refund(refund).build().unwrap();
+        let task = tokio::spawn(layer.layer(never.clone()).oneshot(request(&[])));
+        arrived.notified().await;
+        assert_eq!(used(&gate).await, 2);
+        task.abort();
+        assert!(task.await.unwrap_err().is_cancelled());
+        until_used(&gate, left).await;
+    }
+    assert_eq!(used(&gate).await, 2);
+}
+
+/// Who leaves while the store is asked may be charged after he is gone; that has to come to an end as well.
+#[tokio::test]
+async fn a_client_that_leaves_before_the_decision_is_refunded_when_it_comes() {
+    let redis = Server::start();
+    let [asked, direct] = [(); 2].map(|()| gate(&redis.url()));
+    for _ in 0..2 {
+        ask(&limits(&direct).build().unwrap(), request(&[])).await;
+    }
+    // The connection is there before the call.
+    assert_eq!(used(&asked).await, 2);
+    let served = Arc::new(AtomicBool::new(false));
+    let serves = Arc::clone(&served);
+    let service = service_fn(move |_: Request<String>| {
+        serves.store(true, Ordering::SeqCst);
+        async { Ok::<_, Infallible>(Response::new(String::new())) }
+    });
+    let layer = limits(&asked).refund(Refund::when(|_| false).or_unanswered()).build().unwrap();
+    let mut response = Box::pin(layer.layer(service).oneshot(request(&[])));
+    // One poll sends the call; that nobody polls for its answer is how the client is gone at the worst of moments.
+    assert!(is_pending(&mut response).await);
+    until_used(&direct, 3).await;
+    drop(response);
+    until_used(&direct, 2).await;
+    assert!(!served.load(Ordering::SeqCst));
+    // Calls go out in order: once this one is answered, no second refund can be on its way.
+    assert_eq!(used(&asked).await, 2);
+    assert_eq!(used(&direct).await, 2);
+}
+
+/// An outage of the store must not be one of the service, and a handler may want to know.
+#[tokio::test]
+async fn without_the_store_the_fallback_decides_and_says_so() {
+    let proxy = Proxy::before(1);
+    proxy.set(Mode::Refuse);
+    let policies = PolicySet::new([policy("everyone", "2/1h")]).unwrap();
+    let gate = SharedGate::new(policies, RedisOptions::new(&proxy.url()).unwrap()).unwrap();
+    let told = service_fn(|request: Request<String>| async move {
+        let limited = request.extensions().get::<Limited>().unwrap();
+        Ok::<_, Infallible>(Response::new(limited.strictest().unwrap().1.source.name().to_owned()))
+    });
+    let mut service = RateLimitLayer::builder(gate).build().unwrap().layer(told);
+    for (status, body) in [(200, "local"), (200, "local")] {
+        let response = service.ready().await.unwrap().call(request(&[])).await.unwrap();
+        assert_eq!((response.status().as_u16(), response.body().as_str()), (status, body));
+    }
+    let Ok(denied) = service.ready().await.unwrap().call(request(&[])).await;
+    assert_eq!(denied.status(), 429);
+}
