@@ -3,18 +3,25 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use slidegate::Algorithm;
 
-use crate::config::{Config, Outside};
+use crate::config::{Config, Outside, Sources};
 use crate::envoy;
 
+mod ask;
 mod check;
 mod explain;
+mod key;
+mod policy;
+mod reload;
 mod serve;
+mod token;
+mod top;
 mod validate;
 
 /// An exact sliding-window rate limiter.
@@ -46,11 +53,19 @@ enum Command {
     Serve(ServeArgs),
     /// Asks a running server about one request. Ends with 0 if allowed, 1 if denied, 2 if it could not be asked.
     Check(CheckArgs),
+    /// Shows which keys use most or are denied most on a running server, again and again on a terminal, else once.
+    Top(TopArgs),
     /// Checks a configuration file and says each policy back in words.
     Validate {
         /// The configuration, in YAML.
         file: PathBuf,
     },
+    /// Looks at one key of a policy, or does something about it, on a running server.
+    Key(key::KeyArgs),
+    /// Lists and changes limits of a running server, for the whole fleet.
+    Policy(policy::PolicyCommands),
+    /// Tokens of those who may look at a server and change it.
+    Token(token::TokenArgs),
     /// Says which policies or limits apply to a request, which do not, and why. Asks no server and charges nothing.
     Explain(ExplainArgs),
     /// Decides a web server's access log under policies, with the log's own time.
@@ -72,31 +87,37 @@ impl PolicyArgs {
     /// The configuration that these name, or the default one; `redis` is the store's URL and `resp` the RESP port, if the
     /// command line has them.
     pub(crate) fn config(&self, redis: Option<&str>, resp: Option<SocketAddr>) -> Result<Config, Failure> {
-        Outside::read(redis, resp)
-            .and_then(|outside| Config::from_sources(self.config.as_deref(), &self.policies, &outside))
-            .map_err(|errors| Failure(errors.to_string()))
+        let loaded = self.sources(redis, resp)?.load().map_err(|errors| Failure(errors.to_string()))?;
+        Ok(loaded.config)
+    }
+
+    /// Where the configuration comes from, to be read again.
+    fn sources(&self, redis: Option<&str>, resp: Option<SocketAddr>) -> Result<Sources, Failure> {
+        let outside = Outside::read(redis, resp).map_err(|errors| Failure(errors.to_string()))?;
+        let (file, texts) = (self.config.clone(), self.policies.clone());
+        Ok(Sources { file, texts, outside, has_others: false, complete: Arc::new(|config| config) })
     }
 
     /// The same beside the limits of envoyproxy/ratelimit's files: there is no default policy then, and the store may be
     /// the one that the environment names.
-    fn config_beside(
+    fn sources_beside(
         &self,
         settings: &envoy::Settings,
         redis: Option<&str>,
         resp: Option<SocketAddr>,
-    ) -> Result<Config, Failure> {
-        let theirs = settings.redis.as_ref().filter(|_| redis.is_none());
-        let redis = redis.or(theirs.map(|redis| redis.url.as_str()));
-        let mut config = Outside::read(redis, resp)
-            .and_then(|outside| Config::beside_others(self.config.as_deref(), &self.policies, &outside))
-            .map_err(|errors| Failure(errors.to_string()))?;
-        if let Some(redis) = theirs {
-            config.shared = config.shared.map(|store| redis.clone().complete(store));
-        }
+    ) -> Result<Sources, Failure> {
+        let theirs = settings.redis.clone().filter(|_| redis.is_none());
+        let sources = self.sources(redis.or(theirs.as_ref().map(|redis| redis.url.as_str())), resp)?;
         for line in &settings.not_honoured {
             tracing::warn!("{line}");
         }
-        Ok(config)
+        let complete = move |mut config: Config| {
+            if let Some(redis) = &theirs {
+                config.shared = config.shared.map(|store| redis.clone().complete(store));
+            }
+            config
+        };
+        Ok(Sources { has_others: true, complete: Arc::new(complete), ..sources })
     }
 }
 
@@ -215,6 +236,42 @@ struct CheckArgs {
     timeout: Duration,
 }
 
+#[derive(Debug, Args)]
+struct TopArgs {
+    /// Only the keys of this policy.
+    #[arg(long, value_name = "NAME")]
+    policy: Option<String>,
+    /// What keys are ordered by.
+    #[arg(long, value_enum, default_value_t = TopBy::Used)]
+    by: TopBy,
+    /// Most keys to show.
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    limit: u16,
+    /// Between two looks, in milliseconds.
+    #[arg(long, value_name = "MS", default_value = "2000", value_parser = milliseconds)]
+    every: Duration,
+    /// Look once, also on a terminal.
+    #[arg(long)]
+    once: bool,
+    /// Print the server's JSON once, instead of a table.
+    #[arg(long)]
+    json: bool,
+    /// The server.
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:7979")]
+    url: String,
+    /// A token that may read, if the server wants one.
+    #[arg(long, value_name = "TOKEN", env = "SLIDEGATE_TOKEN", hide_env_values = true)]
+    token: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum TopBy {
+    /// Cost that was charged.
+    Used,
+    /// Denials.
+    Denied,
+}
+
 fn attribute(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
@@ -244,7 +301,11 @@ impl Cli {
         let outcome = start_log(&self.log_level(), self.log_format).and_then(|()| match self.command {
             Command::Serve(args) => serve::run(&args),
             Command::Check(args) => check::run(&args),
+            Command::Top(args) => top::run(&args),
             Command::Validate { file } => validate::run(&file),
+            Command::Key(args) => key::run(&args),
+            Command::Policy(args) => policy::run(&args),
+            Command::Token(args) => token::run(&args),
             Command::Explain(args) => explain::run(&args),
             Command::Replay(args) => crate::replay::run(&args),
         });

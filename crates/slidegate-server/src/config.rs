@@ -4,20 +4,24 @@
 //! what to write instead. What is not understood is an error and never a guess: a limiter that limits something else
 //! than was meant is worse than one that does not start. `docs/config.md` says what may stand in a file.
 
+mod admin;
 mod auth;
 mod condition;
 mod file;
 mod flag;
 mod foreign;
 mod grpc;
+mod observe;
 mod overrides;
 mod policy;
+mod reload;
 mod resolve;
 mod resp;
 mod section;
 mod shared;
 mod words;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
 use std::io::Read;
@@ -28,8 +32,11 @@ use std::time::Duration;
 use slidegate::headers::HeaderOptions;
 use slidegate::{MemoryStore, Policy, PolicySet, Quota};
 
+pub(crate) use admin::{Right, Token, is_name};
 pub(crate) use auth::{Attribute, Auth, Denial, Mapping, Origin};
 pub(crate) use grpc::{Grpc, GrpcTls};
+pub(crate) use observe::{KeysShown, Observe};
+pub(crate) use reload::{Loaded, Sources, Watched, differences};
 pub(crate) use resp::{Password, Resp};
 pub(crate) use shared::{Outside, SharedStore};
 pub(crate) use words::{Counted, describe};
@@ -45,10 +52,12 @@ pub(crate) const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Add
 pub(crate) const DEFAULT_SHUTDOWN_GRACE: Duration = Duration::from_secs(10);
 
 /// All that can be configured.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Config {
     /// At least one, unless other policies come beside them.
     pub(crate) policies: PolicySet,
+    /// Quotas that are tried beside those of policies, by their names.
+    pub(crate) candidates: BTreeMap<String, Quota>,
     /// Where the HTTP interface listens.
     pub(crate) listen: SocketAddr,
     /// Where Envoy's rate-limit service listens.
@@ -67,6 +76,10 @@ pub(crate) struct Config {
     pub(crate) headers: HeaderOptions,
     /// What proxies send that ask before they pass a request on.
     pub(crate) auth: Auth,
+    /// Who may look at the service and change it, off loopback.
+    pub(crate) admin: Vec<Token>,
+    /// What is told of decisions.
+    pub(crate) observe: Observe,
 }
 
 impl Config {
@@ -94,6 +107,8 @@ impl Config {
         };
         let config = config.unwrap_or_else(|| Self {
             shared: outside.store(),
+            admin: outside.tokens.clone(),
+            observe: Observe::without_file(outside),
             resp: outside.resp(),
             ..Self::default()
         });
@@ -166,6 +181,7 @@ impl Default for Config {
             policies: per_user
                 .and_then(|policy| PolicySet::new([policy]))
                 .expect("the default policy is valid"),
+            candidates: BTreeMap::new(),
             listen: DEFAULT_LISTEN,
             grpc: Grpc::default(),
             shutdown_grace: DEFAULT_SHUTDOWN_GRACE,
@@ -175,6 +191,8 @@ impl Default for Config {
             address_attributes: vec!["ip".to_owned()],
             headers: HeaderOptions::default(),
             auth: Auth::default(),
+            admin: Vec::new(),
+            observe: Observe::default(),
         }
     }
 }
@@ -339,6 +357,7 @@ policies:
         assert_eq!(config.max_keys, default.max_keys);
         assert_eq!(config.address_attributes, default.address_attributes);
         assert_eq!(config.headers, default.headers);
+        assert_eq!(config.observe, default.observe);
     }
 
     /// Whoever reads a reference copies from it.

@@ -3,15 +3,20 @@
 //! A protocol turns its bytes into a [`Request`] with [`Front::request`], asks [`Front::decide`], and writes the
 //! decisions in its own words. It knows no store and no algorithm.
 
-use std::sync::Arc;
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use slidegate::headers::HeaderOptions;
 use slidegate::{
-    Algorithm, Decisions, Error, MemoryStats, MemoryStore, Policy, PolicySet, Quota, Request, Value, Verb,
+    Algorithm, Decisions, Error, KeyUse, MemoryStats, MemoryStore, Policy, PolicySet, Quota, Request, Value,
+    Verb,
 };
 
 use crate::config::{Config, describe};
+use crate::control::{self, Base, Document};
+use crate::observe::{Door, Observer};
+use crate::shadow::Shadows;
 use crate::store::{Shared, Store};
 
 /// The gate and what the service knows about requests and answers.
@@ -21,10 +26,26 @@ pub(crate) struct Front {
     /// Attributes whose text is an IP address.
     address_attributes: Vec<String>,
     headers: HeaderOptions,
+    observer: Observer,
     /// Whether the policies of [`TOLD`] belong to every set.
     has_told: bool,
     /// Cleared when the service begins to shut down.
     ready: AtomicBool,
+    layers: Mutex<Layers>,
+    shadows: Shadows,
+}
+
+/// What the policies in force are made of.
+#[derive(Debug, Clone, Default)]
+struct Layers {
+    base: Base,
+    /// The names of policies that the configuration had at the start.
+    configured: HashSet<String>,
+    /// Policies that come from elsewhere, such as files of envoyproxy/ratelimit.
+    others: Vec<Policy>,
+    document: Arc<Document>,
+    /// When the next change of a key ends, in milliseconds since the epoch.
+    next_end: Option<u64>,
 }
 
 /// Most attributes of a request. Policies look for theirs one by one.
@@ -84,14 +105,121 @@ impl Front {
     pub(crate) fn new(config: Config) -> Result<Self, Error> {
         let memory = MemoryStore::builder().max_keys(config.max_keys).build();
         let has_told = config.resp.is_some();
-        let policies = if has_told { with_told(&config.policies)? } else { config.policies };
+        let base = Base { policies: config.policies, candidates: config.candidates };
+        let (policies, _) = control::fold(&base, &Document::default(), 0, |_| false)?;
+        let policies = if has_told { with_told(&policies)? } else { policies };
+        let configured: HashSet<_> = base.policies.iter().map(|policy| policy.name().to_owned()).collect();
+        let observer = Observer::new(config.observe, &policies);
         Ok(Self {
             store: Store::new(policies, memory, config.shared)?,
             address_attributes: config.address_attributes,
             headers: config.headers,
+            observer,
             has_told,
             ready: AtomicBool::new(true),
+            layers: Mutex::new(Layers { base, configured, ..Layers::default() }),
+            shadows: Shadows::default(),
         })
+    }
+
+    /// Puts what the configuration says now in force, under what was changed since. Usage is kept by policy name.
+    ///
+    /// # Errors
+    /// A limit is more than a shared store can count; the old policies stay in force.
+    pub(crate) fn configure(&self, base: Base) -> Result<(), Error> {
+        let mut layers = self.layers();
+        let refused = self.put_in_force(&mut layers, |layers| layers.base = base)?;
+        drop(layers);
+        for refused in refused {
+            tracing::warn!("not in force: {refused}");
+        }
+        Ok(())
+    }
+
+    /// Puts policies from elsewhere in force beside the configuration's, which may be among them.
+    ///
+    /// # Errors
+    /// They are no set, or a limit is more than a shared store can count; the old policies stay in force.
+    pub(crate) fn configure_others(&self, policies: &PolicySet) -> Result<(), Error> {
+        let mut layers = self.layers();
+        self.put_in_force(&mut layers, |layers| {
+            let others = policies.iter().filter(|policy| !layers.configured.contains(policy.name()));
+            layers.others = others.cloned().collect();
+        })?;
+        Ok(())
+    }
+
+    /// Puts what was changed at run time in force. Gives what could not be, in words.
+    pub(crate) fn configure_changes(&self, document: Arc<Document>) -> Vec<String> {
+        let mut layers = self.layers();
+        let refused = self.put_in_force(&mut layers, |layers| layers.document = document);
+        refused.unwrap_or_else(|error| vec![error.to_string()])
+    }
+
+    /// Ends changes of keys whose time is over.
+    pub(crate) fn end_what_is_over(&self) {
+        let mut layers = self.layers();
+        if let Err(error) = self.put_in_force(&mut layers, |_| {}) {
+            tracing::error!(%error, "changes that are over stay in force");
+        }
+    }
+
+    /// When the next change of a key ends, in milliseconds since the epoch.
+    pub(crate) fn next_end(&self) -> Option<u64> {
+        self.layers().next_end
+    }
+
+    /// What the configuration says, without changes.
+    pub(crate) fn base(&self) -> Base {
+        self.layers().base.clone()
+    }
+
+    fn put_in_force(
+        &self,
+        layers: &mut Layers,
+        change: impl FnOnce(&mut Layers),
+    ) -> Result<Vec<String>, Error> {
+        let now_ms = control::now_ms();
+        let mut next = Layers { next_end: None, ..layers.clone() };
+        change(&mut next);
+        let own = next.base.policies.iter();
+        let others = next.others.iter().filter(|policy| next.base.policies.by_name(policy.name()).is_none());
+        let all = PolicySet::new(own.chain(others).cloned())?;
+        let base = Base { policies: all, candidates: next.base.candidates.clone() };
+        let (policies, refused) =
+            control::fold(&base, &next.document, now_ms, |attribute| self.is_address(attribute))?;
+        next.next_end = next.document.living(now_ms).map(|change| change.until_ms).min();
+        let policies = if self.has_told { with_told(&policies)? } else { policies };
+        // Before they decide, so that none of their decisions is missed; counts of the old ones go on meanwhile.
+        self.observer.follow(&policies);
+        if let Err(error) = self.store.configure(policies) {
+            self.observer.follow(&self.policies());
+            return Err(error);
+        }
+        *layers = next;
+        Ok(refused)
+    }
+
+    fn layers(&self) -> std::sync::MutexGuard<'_, Layers> {
+        self.layers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the text of this attribute is an address.
+    pub(crate) fn is_address(&self, attribute: &str) -> bool {
+        self.address_attributes.iter().any(|known| known == attribute)
+    }
+
+    /// What policies in shadow would have done, and what candidates would change.
+    pub(crate) fn shadows(&self) -> &Shadows {
+        &self.shadows
+    }
+
+    /// What the request's keys have used, charge by charge.
+    ///
+    /// # Errors
+    /// A shared store did not answer, or holds what slidegate did not write.
+    pub(crate) async fn inspect(&self, request: &Request<'_>) -> Result<Vec<KeyUse>, Error> {
+        self.store.inspect(request).await
     }
 
     /// One in memory, on a clock that tests move.
@@ -182,36 +310,69 @@ impl Front {
     }
 
     /// Decides a request. Every protocol calls this, or [`decide_all`](Self::decide_all).
-    pub(crate) async fn decide<'r>(&self, verb: Verb, request: &'r Request<'r>) -> Decisions<'r> {
-        self.decide_all(verb, std::slice::from_ref(request)).await
+    pub(crate) async fn decide<'r>(&self, door: Door, verb: Verb, request: &'r Request<'r>) -> Decisions<'r> {
+        self.decide_all(door, verb, std::slice::from_ref(request)).await
     }
 
     /// Decides several requests in one atomic step: all of them are charged on all of their policies, or none.
-    pub(crate) async fn decide_all<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
-        match self.store.apply_now(verb, requests) {
+    pub(crate) async fn decide_all<'r>(
+        &self,
+        door: Door,
+        verb: Verb,
+        requests: &'r [Request<'r>],
+    ) -> Decisions<'r> {
+        let decisions = match self.store.apply_now(verb, requests) {
             Ok(decisions) => decisions,
-            Err(shared) => shared.apply_all(verb, requests).await,
+            Err(shared) => {
+                let start = self.observer.start();
+                let decisions = shared.apply_all(verb, requests).await;
+                self.observer.called(start, &decisions);
+                decisions
+            }
+        };
+        self.seen(door, verb, requests, &decisions).await;
+        decisions
+    }
+
+    /// Shows decisions to those who watch, and requests to the candidates beside their policies.
+    async fn seen(&self, door: Door, verb: Verb, requests: &[Request<'_>], decisions: &Decisions<'_>) {
+        self.observer.note(door, verb, decisions);
+        for one in self.shadows.note(verb, decisions) {
+            let request = requests[one.request].clone().under(&one.candidate);
+            if let Err(shared) = self.store.apply_now(Verb::Check, std::slice::from_ref(&request)) {
+                shared.apply_all(Verb::Check, std::slice::from_ref(&request)).await;
+            }
         }
     }
 
     /// The part of [`decide`](Self::decide) that waits for nobody, for protocols that decide many requests in one go. `None`
     /// if a shared store has to be asked.
-    pub(crate) fn decide_now<'r>(&self, verb: Verb, request: &'r Request<'r>) -> Option<Decisions<'r>> {
-        self.store.apply_now(verb, std::slice::from_ref(request)).ok()
-    }
-
-    /// Puts other policies in force. Usage is kept by policy name.
-    ///
-    /// # Errors
-    /// A limit is more than a shared store can count; the old policies stay in force.
-    pub(crate) fn configure(&self, policies: PolicySet) -> Result<(), Error> {
-        self.store.configure(if self.has_told { with_told(&policies)? } else { policies })
+    pub(crate) fn decide_now<'r>(
+        &self,
+        door: Door,
+        verb: Verb,
+        request: &'r Request<'r>,
+    ) -> Option<Decisions<'r>> {
+        let decisions = self.store.apply_now(verb, std::slice::from_ref(request)).ok()?;
+        self.observer.note(door, verb, &decisions);
+        for one in self.shadows.note(verb, &decisions) {
+            let request = request.clone().under(&one.candidate);
+            drop(self.store.apply_now(Verb::Check, std::slice::from_ref(&request)));
+        }
+        Some(decisions)
     }
 
     /// Checks a request that is charged once however often it is asked with the same id: asked again, within the longest
     /// of its policies' windows, it gives the first answer again.
-    pub(crate) async fn check_once<'r>(&self, request: &'r Request<'r>, id: &str) -> Decisions<'r> {
-        self.store.check_once(request, id).await
+    pub(crate) async fn check_once<'r>(
+        &self,
+        door: Door,
+        request: &'r Request<'r>,
+        id: &str,
+    ) -> Decisions<'r> {
+        let decisions = self.store.check_once(request, id).await;
+        self.seen(door, Verb::Check, std::slice::from_ref(request), &decisions).await;
+        decisions
     }
 
     /// Forgets the request's keys under every policy that applies; says whether anything counted there.
@@ -241,6 +402,11 @@ impl Front {
         self.store.shared()
     }
 
+    /// What watches decisions.
+    pub(crate) fn observer(&self) -> &Observer {
+        &self.observer
+    }
+
     pub(crate) fn headers(&self) -> &HeaderOptions {
         &self.headers
     }
@@ -261,6 +427,7 @@ impl Front {
     /// From here on `/readyz` says that no new requests should come.
     pub(crate) fn begin_shutdown(&self) {
         self.ready.store(false, Ordering::Relaxed);
+        self.observer.end();
     }
 }
 

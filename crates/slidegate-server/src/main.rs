@@ -4,14 +4,18 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
+mod admin;
 mod cli;
 mod config;
+mod control;
 #[cfg_attr(not(test), expect(dead_code, reason = "the gRPC door asks for the rest"))]
 mod envoy;
 mod front;
 mod listener;
+mod observe;
 mod protocol;
 mod replay;
+mod shadow;
 mod shutdown;
 mod store;
 mod why;

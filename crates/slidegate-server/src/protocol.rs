@@ -21,8 +21,8 @@ use crate::listener::Answers;
 
 mod auth_request;
 mod fields;
-mod http;
-mod problem;
+pub(crate) mod http;
+pub(crate) mod problem;
 pub(crate) mod resp;
 pub(crate) mod rls;
 
@@ -37,9 +37,15 @@ pub(crate) struct Doors {
 type Answer = Response<Either<Full<Bytes>, Body>>;
 
 impl Doors {
-    /// The doors, and `more` paths.
-    pub(crate) fn new(front: Arc<Front>, auth: Auth, more: Router) -> Self {
-        let routes = http::routes(Arc::clone(&front), &auth_request::PATHS).merge(more);
+    /// The doors, and `more` routes, of which `paths` are told to who looks for one.
+    pub(crate) fn new(
+        front: Arc<Front>,
+        auth: Auth,
+        more: Router,
+        paths: impl IntoIterator<Item = &'static str>,
+    ) -> Self {
+        let others = auth_request::PATHS.into_iter().chain(paths).collect();
+        let routes = http::routes(Arc::clone(&front), more, others);
         Self { front, auth: auth_request::Door::new(auth), routes: TowerToHyperService::new(routes) }
     }
 

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use slidegate::{
-    BreakerState, Decisions, Error, Gate, MemoryStats, MemoryStore, PolicySet, Request, SharedGate, Source,
-    Verb,
+    BreakerState, Decisions, Error, Gate, KeyUse, MemoryStats, MemoryStore, NodeState, Note, PolicySet,
+    Request, SharedGate, SharedStats, Source, Verb,
 };
 
 use crate::config::{Counted, SharedStore};
@@ -114,6 +114,17 @@ impl Store {
         }
     }
 
+    /// What the request's keys have used, charge by charge.
+    ///
+    /// # Errors
+    /// A shared store did not answer, or holds what slidegate did not write.
+    pub(crate) async fn inspect(&self, request: &Request<'_>) -> Result<Vec<KeyUse>, Error> {
+        match self {
+            Self::Memory(gate) => Ok(gate.inspect(request)),
+            Self::Shared(shared) => shared.gate.inspect(request).await,
+        }
+    }
+
     pub(crate) fn policies(&self) -> Arc<PolicySet> {
         match self {
             Self::Memory(gate) => gate.policies(),
@@ -165,18 +176,18 @@ impl Shared {
     /// Decides requests in one step.
     pub(crate) async fn apply_all<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
         let decisions = self.gate.apply_all(verb, requests).await;
-        self.note(&decisions);
+        self.saw(&decisions);
         decisions
     }
 
     async fn check_once<'r>(&self, request: &'r Request<'r>, id: &str) -> Decisions<'r> {
         let decisions = self.gate.check_once(request, id).await;
-        self.note(&decisions);
+        self.saw(&decisions);
         decisions
     }
 
     /// Notes whether the store was there for these.
-    fn note(&self, decisions: &Decisions<'_>) {
+    fn saw(&self, decisions: &Decisions<'_>) {
         let (mut answered, mut fell_back) = (false, false);
         for decision in decisions.iter() {
             match decision.source {
@@ -199,6 +210,36 @@ impl Shared {
             self.away.store(true, Ordering::Relaxed);
         }
         existed
+    }
+
+    /// The note of all instances, unless it still is of this version; see [`SharedGate::note`].
+    pub(crate) async fn note(&self, known: Option<u64>) -> Result<Option<Note>, Error> {
+        self.gate.note(known).await
+    }
+
+    /// Replaces the note; see [`SharedGate::set_note`].
+    pub(crate) async fn set_note(&self, after: u64, text: &str) -> Result<bool, Error> {
+        self.gate.set_note(after, text).await
+    }
+
+    /// Waits until another instance has told of a note.
+    pub(crate) async fn note_announced(&self) {
+        self.gate.note_announced().await;
+    }
+
+    /// How it has been used.
+    pub(crate) fn stats(&self) -> SharedStats {
+        self.gate.stats()
+    }
+
+    /// How things stand with each of its nodes.
+    pub(crate) fn nodes(&self) -> Vec<NodeState> {
+        self.gate.nodes()
+    }
+
+    /// The attribute by whose value keys lie in a cluster, if there is one.
+    pub(crate) fn hash_tag(&self) -> Option<&str> {
+        self.gate.options().tag_attribute()
     }
 
     /// Its URL without secrets.

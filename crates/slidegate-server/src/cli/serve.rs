@@ -6,19 +6,21 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
+use super::reload::{self, Causes};
 use super::{Failure, ServeArgs};
-use crate::config::{Config, describe};
+use crate::admin::{self, Admin};
+use crate::config::{Config, Loaded, Sources, Watched, describe};
+use crate::control;
 use crate::envoy::{self, Envoy, Watcher};
 use crate::front::Front;
-use crate::listener;
 use crate::protocol::{self, Doors, rls};
 use crate::shutdown::Signals;
 use crate::store::Seen;
+use crate::{listener, observe};
 
 /// Between two sweeps for expired keys.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
@@ -31,29 +33,46 @@ const REPORT_EVERY: u32 = 10;
 
 pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, Failure> {
     let envoy = args.envoy.settings()?;
-    let mut config = match &envoy {
-        Some(settings) => args.policies.config_beside(settings, args.redis.as_deref(), args.resp)?,
-        None => args.policies.config(args.redis.as_deref(), args.resp)?,
+    let sources = match &envoy {
+        Some(settings) => args.policies.sources_beside(settings, args.redis.as_deref(), args.resp)?,
+        None => args.policies.sources(args.redis.as_deref(), args.resp)?,
     };
-    if let Some(listen) = args.listen.or(envoy.as_ref().and_then(|settings| settings.http)) {
-        config.listen = listen;
-    }
-    if let Some(settings) = envoy.as_ref().filter(|_| !config.grpc.is_served()) {
-        config.grpc = settings.grpc.clone();
-    }
-    if args.grpc.is_some() {
-        config.grpc.listen = args.grpc;
-    }
+    let listen = args.listen.or(envoy.as_ref().and_then(|settings| settings.http));
+    let (grpc, theirs) = (args.grpc, envoy.as_ref().map(|settings| settings.grpc.clone()));
+    let before = Arc::clone(&sources.complete);
+    let complete = move |config| {
+        let mut config: Config = before(config);
+        config.listen = listen.unwrap_or(config.listen);
+        if let Some(theirs) = theirs.as_ref().filter(|_| !config.grpc.is_served()) {
+            config.grpc = theirs.clone();
+        }
+        if grpc.is_some() {
+            config.grpc.listen = grpc;
+        }
+        config
+    };
+    let sources = Sources { complete: Arc::new(complete), ..sources };
+    let watched = Watched::start(&sources);
+    let loaded = sources.load().map_err(|errors| Failure(errors.to_string()))?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .map_err(|error| Failure(format!("cannot start threads: {error}")))?;
-    runtime.block_on(serve(config, envoy))
+    runtime.block_on(serve(loaded, sources, watched, envoy))
 }
 
-async fn serve(mut config: Config, envoy: Option<envoy::Settings>) -> Result<ExitCode, Failure> {
+async fn serve(
+    loaded: Loaded,
+    sources: Sources,
+    watched: Watched,
+    envoy: Option<envoy::Settings>,
+) -> Result<ExitCode, Failure> {
+    let Loaded { config, hash } = loaded;
+    let running = config.clone();
     let mut signals =
         Signals::listen().map_err(|error| Failure(format!("cannot listen to signals: {error}")))?;
+    let causes =
+        Causes::new(watched).map_err(|error| Failure(format!("cannot listen to signals: {error}")))?;
     let (listener, address) = bind(config.listen, "--listen").await?;
     let grace = config.shutdown_grace;
     let debug = match envoy.as_ref().and_then(|settings| settings.debug) {
@@ -88,12 +107,15 @@ async fn serve(mut config: Config, envoy: Option<envoy::Settings>) -> Result<Exi
         {
             greeting.query = format!("?{}={policy}&{}=me", envoy::RULE, envoy::SCOPE);
         }
-        config.policies = watcher.policies().map_err(|refusal| Failure(refusal.to_string()))?;
         files = Some(watcher);
         rules = Some(rls::Files { live, settings: settings.clone() });
     }
     let auth = config.auth.clone();
     let front = Arc::new(Front::new(config).map_err(|error| Failure(error.to_string()))?);
+    if let Some(watcher) = &files {
+        let policies = watcher.policies().map_err(|refusal| Failure(refusal.to_string()))?;
+        front.configure_others(&policies).map_err(|error| Failure(error.to_string()))?;
+    }
     if let Some(shared) = front.shared() {
         greeting.store = match shared.ping().await {
             Ok(()) => format!("{}, shared", shared.url()),
@@ -108,11 +130,28 @@ async fn serve(mut config: Config, envoy: Option<envoy::Settings>) -> Result<Exi
     let sweeper = tokio::spawn(sweep(Arc::clone(&front)));
     let watcher = tokio::spawn(watch_store(Arc::clone(&front)));
     let examiner = tokio::spawn(examine(Arc::clone(&front)));
-    let reloader = tokio::spawn(reload(Arc::clone(&front), files));
+    let observer = tokio::spawn(observe::tick(Arc::clone(&front)));
+    let known =
+        admin::Loaded { source: sources.name(), hash, at_ms: control::now_ms(), ..admin::Loaded::default() };
+    let admin = Arc::new(Admin::new(Arc::clone(&front), address, running.admin.clone(), known));
+    if !admin.is_open() {
+        tracing::warn!(
+            %address,
+            "the admin routes are off: the address is reachable from elsewhere and no token is configured; make one with \
+             `slidegate token new`"
+        );
+    }
+    admin.control.look().await;
+    let controller = tokio::spawn(follow(Arc::clone(&admin)));
+    let reloader = tokio::spawn(reload::run(Arc::clone(&admin), sources, causes, running));
+    let folder = tokio::spawn(follow_folder(Arc::clone(&front), files));
     let has_rules = rules.is_some();
     let limits = Arc::new(rls::Limits::new(Arc::clone(&front), response_headers, rules));
-    let more = if has_rules { rls::routes(Arc::clone(&limits)) } else { Router::new() };
-    let doors = Arc::new(Doors::new(Arc::clone(&front), auth, more));
+    let mut more = admin::routes(&admin);
+    if has_rules {
+        more = more.merge(rls::routes(Arc::clone(&limits)));
+    }
+    let doors = Arc::new(Doors::new(Arc::clone(&front), auth, more, admin::PATHS));
     let (stopping, stopped) = watch::channel(false);
     let grpc = door.map(|door| {
         let mut stopped = stopped.clone();
@@ -147,7 +186,10 @@ async fn serve(mut config: Config, envoy: Option<envoy::Settings>) -> Result<Exi
     sweeper.abort();
     watcher.abort();
     examiner.abort();
+    controller.abort();
+    folder.abort();
     reloader.abort();
+    observer.abort();
     if cut_off > 0 {
         tracing::warn!(connections = cut_off, "cut off connections that did not finish in time");
     }
@@ -219,6 +261,11 @@ impl fmt::Display for Greeting {
     }
 }
 
+/// Follows what is changed at run time, here and elsewhere.
+async fn follow(admin: Arc<Admin>) {
+    admin.control.run().await;
+}
+
 /// What there is in the folder of envoyproxy/ratelimit's files.
 fn describe_files(settings: &envoy::Settings, envoy: Option<&Envoy>) -> String {
     let folder = settings.folder.path.display();
@@ -229,7 +276,7 @@ fn describe_files(settings: &envoy::Settings, envoy: Option<&Envoy>) -> String {
 }
 
 /// Takes changed files of envoyproxy/ratelimit in, if there are any.
-async fn reload(front: Arc<Front>, watcher: Option<Watcher>) {
+async fn follow_folder(front: Arc<Front>, watcher: Option<Watcher>) {
     let Some(mut watcher) = watcher else { return };
     let mut ticks = tokio::time::interval(envoy::LOOK_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -237,7 +284,7 @@ async fn reload(front: Arc<Front>, watcher: Option<Watcher>) {
         ticks.tick().await;
         let front = Arc::clone(&front);
         let looked = tokio::task::spawn_blocking(move || {
-            watcher.look(&|policies| front.configure(policies));
+            watcher.look(&|policies| front.configure_others(&policies));
             watcher
         });
         // Ends with the runtime, or with a bug that has been told.

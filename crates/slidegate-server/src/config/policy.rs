@@ -7,10 +7,11 @@ use slidegate::{Algorithm, Excess, OnStoreError, Policy, PolicySet, Quota, parse
 
 use super::file::{Node, Shown, Value};
 use super::section::{Section, text, whole, wrong};
-use super::{Findings, condition, overrides, resolve};
+use super::{Findings, condition, observe, overrides, resolve};
+use crate::control::{CANDIDATE, candidate_of};
 
 /// Every key of a policy.
-const KEYS: [&str; 14] = [
+const KEYS: [&str; 16] = [
     "name",
     "when",
     "scope",
@@ -25,6 +26,8 @@ const KEYS: [&str; 14] = [
     "on_store_error",
     "overrides",
     "ipv6_prefix",
+    "candidate",
+    "keys_shown",
 ];
 const LIMIT: &str = "give a whole number from 0 to 18446744073709551615, for example `limit: 100`";
 const WINDOW: &str = "give a number and a unit, for example `window: 60s`";
@@ -64,7 +67,7 @@ pub(super) fn policy(
     at: usize,
     addresses: &[String],
     findings: &mut Findings,
-) -> Option<Policy> {
+) -> Option<(Policy, Option<Quota>)> {
     let name = node.get("name").and_then(Node::scalar).filter(|name| !name.is_empty());
     let place = name.map_or_else(|| format!("policy {at}"), |name| format!("policy `{}`", Shown(name)));
     let mut section = Section::of(node, place, "name: per-user", findings)?;
@@ -98,13 +101,44 @@ pub(super) fn policy(
     if let Some(prefix) = ipv6_prefix(&section, &scope, findings) {
         policy = policy.ipv6_prefix(prefix);
     }
+    // It concerns what is told of the policy; `observe.rs` takes it from there.
+    let _ = section.read("keys_shown", findings, observe::keys_shown);
     for (key, quota) in overrides::overrides(&section, &terms, &scope, findings) {
         policy = policy.with_override(key.iter().map(overrides::Part::borrowed), quota);
     }
     if let Err(error) = PolicySet::new([policy.clone()]) {
         findings.add(section.line_of("overrides"), error);
     }
-    is_named.then_some(policy)
+    let candidate = candidate(&section, &terms, policy.name(), findings);
+    is_named.then_some((policy, candidate))
+}
+
+/// A quota that is tried beside the policy's own.
+fn candidate(section: &Section<'_>, terms: &Terms, name: &str, findings: &mut Findings) -> Option<Quota> {
+    const MAX_NAME: usize = Policy::MAX_NAME - CANDIDATE.len();
+    if candidate_of(name).is_some() {
+        let message =
+            format_args!("the name ends in `{CANDIDATE}`, which candidates of policies have; choose another");
+        section.find(section.line_of("name"), message, findings);
+    }
+    let node = section.get("candidate")?;
+    if name.len() > MAX_NAME {
+        let message =
+            format_args!("the name has {} characters; {MAX_NAME} is the most beside a candidate", name.len());
+        section.find(section.line_of("name"), message, findings);
+    }
+    if let Value::Text(_) = node.value {
+        let quota = section.read("candidate", findings, quota_text)?;
+        return Some(terms.apply(quota, None));
+    }
+    let place = format!("{}: candidate", section.place());
+    let mut own = Section::of(node, place, "quota: 200/1m", findings)?;
+    own.expect_only(&["limit", "window", "quota", "algorithm", "burst", "slots"], findings);
+    let says_how = ["algorithm", "burst", "slots"].iter().any(|key| own.get(key).is_some());
+    let own_terms =
+        if says_how { Terms { window: terms.window, ..self::terms(&own, findings) } } else { *terms };
+    let (quota, _) = quota(&own, Some(terms), findings);
+    Some(own_terms.apply(quota?, None))
 }
 
 fn name_of<'f>(section: &Section<'f>, findings: &mut Findings) -> Option<&'f str> {
@@ -396,7 +430,8 @@ mod tests {
             (
                 "quota: 5/1s, colour: red",
                 "unknown key `colour`; known are `name`, `when`, `scope`, `limit`, `window`, `quota`, `algorithm`, \
-                 `burst`, `slots`, `mode`, `excess`, `on_store_error`, `overrides`, `ipv6_prefix`"
+                 `burst`, `slots`, `mode`, `excess`, `on_store_error`, `overrides`, `ipv6_prefix`, `candidate`, \
+                 `keys_shown`"
                     .into(),
             ),
         ] {
@@ -423,6 +458,38 @@ mod tests {
         assert_eq!(
             error("policies:\n  - per-user\n"),
             "slidegate.yaml:2: policy 1 is `per-user`; write keys and values, for example `name: per-user`"
+        );
+    }
+
+    /// What is tried must be what was written, or the numbers that it shows are about something else.
+    #[test]
+    fn a_candidate_takes_from_its_policy_what_it_does_not_say() {
+        let candidate = |keys: &str| {
+            let text = format!("policies:\n  - {{name: p, {keys}}}\n");
+            let config = crate::config::Config::parse(&text, "slidegate.yaml").unwrap();
+            let quota = config.candidates["p"];
+            (quota.to_string(), quota.algorithm().name(), quota.burst())
+        };
+        let bucket = "quota: 5/1m, algorithm: token-bucket, burst: 9";
+        assert_eq!(candidate(&format!("{bucket}, candidate: 7/1h")), ("7/1h".into(), "token-bucket", 9));
+        assert_eq!(
+            candidate(&format!("{bucket}, candidate: {{limit: 7}}")),
+            ("7/1m".into(), "token-bucket", 9)
+        );
+        let other = format!("{bucket}, candidate: {{quota: 7/1h, algorithm: sliding-log}}");
+        assert_eq!(candidate(&other), ("7/1h".into(), "sliding-log", 7));
+        assert_eq!(
+            policy_error("quota: 5/1m, candidate: 7"),
+            "candidate is 7; write keys and values, for example `quota: 200/1m`"
+        );
+        assert_eq!(
+            policy_error("quota: 5/1m, candidate: {limit: 7, when: x}"),
+            "candidate: unknown key `when`; known are `limit`, `window`, `quota`, `algorithm`, `burst`, `slots`"
+        );
+        assert_eq!(
+            error("policies: [{name: p.candidate, quota: 1/1s}]\n"),
+            "slidegate.yaml:1: policy `p.candidate`: the name ends in `.candidate`, which candidates of policies have; \
+             choose another"
         );
     }
 }

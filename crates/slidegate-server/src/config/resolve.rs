@@ -2,17 +2,18 @@
 //!
 //! Reading goes on behind a mistake, so that all of them are found: what is returned is meant only if there were none.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use slidegate::headers::HeaderOptions;
-use slidegate::{Algorithm, MemoryStore, Policy, PolicySet, parse_window};
+use slidegate::{Algorithm, MemoryStore, Policy, PolicySet, Quota, parse_window};
 
 use super::file::{Node, Shown, Value};
 use super::section::{Section, flag, text, whole, wrong};
 use super::{
-    Auth, Config, DEFAULT_LISTEN, DEFAULT_SHUTDOWN_GRACE, Findings, Outside, auth, foreign, grpc, policy,
-    resp, shared,
+    Auth, Config, DEFAULT_LISTEN, DEFAULT_SHUTDOWN_GRACE, Findings, Outside, admin, auth, foreign, grpc,
+    observe, policy, resp, shared,
 };
 use crate::front::is_told;
 
@@ -28,7 +29,8 @@ const MAX_ATTRIBUTE: usize = crate::front::MAX_NAME;
 /// Reads a whole file.
 pub(super) fn config(root: &Node, outside: &Outside, findings: &mut Findings) -> Config {
     let Some(mut top) = Section::of(root, String::new(), MINIMAL, findings) else { return Config::default() };
-    let known = ["policies", "server", "grpc", "store", "resp", "attributes", "headers", "auth"];
+    let known =
+        ["policies", "server", "grpc", "store", "resp", "attributes", "headers", "auth", "admin", "observe"];
     top.expect_only(&known, findings);
     let defaults = Config::default();
     let (listen, shutdown_grace) = server(&top, findings);
@@ -55,8 +57,15 @@ pub(super) fn config(root: &Node, outside: &Outside, findings: &mut Findings) ->
             address_attributes.push(name.to_owned());
         }
     }
-    let policies = policies(&top, &address_attributes, findings).unwrap_or(defaults.policies);
+    let (policies, candidates) =
+        policies(&top, &address_attributes, findings).unwrap_or((defaults.policies, defaults.candidates));
+    let mut admin = section(&top, "admin", &["tokens"], "tokens: [...]", findings)
+        .map(|section| admin::tokens(&section, findings))
+        .unwrap_or_default();
+    admin.extend(outside.tokens.iter().cloned());
     let headers = headers(&top, findings);
+    let told = section(&top, "observe", &["metrics", "events", "top", "log_denials"], "top: true", findings);
+    let observe = observe::observe(told.as_ref(), &top, store.as_ref(), outside, findings);
     if let Some(shared) = &shared
         && findings.0.is_empty()
     {
@@ -65,6 +74,7 @@ pub(super) fn config(root: &Node, outside: &Outside, findings: &mut Findings) ->
     let auth = auth.unwrap_or_default();
     Config {
         policies,
+        candidates,
         listen,
         grpc,
         shutdown_grace,
@@ -74,6 +84,8 @@ pub(super) fn config(root: &Node, outside: &Outside, findings: &mut Findings) ->
         address_attributes,
         headers,
         auth,
+        admin,
+        observe,
     }
 }
 
@@ -199,7 +211,11 @@ pub(super) fn algorithm(name: &str) -> Result<Algorithm, String> {
 pub(super) const TAKEN: &str =
     "keys of the RESP command of this name are kept under it; give the policy another";
 
-fn policies(top: &Section<'_>, addresses: &[String], findings: &mut Findings) -> Option<PolicySet> {
+fn policies(
+    top: &Section<'_>,
+    addresses: &[String],
+    findings: &mut Findings,
+) -> Option<(PolicySet, BTreeMap<String, Quota>)> {
     top.expect("policies", &format!("write for example `{MINIMAL}`"), findings);
     let node = top.get("policies")?;
     let nodes = match &node.value {
@@ -215,15 +231,18 @@ fn policies(top: &Section<'_>, addresses: &[String], findings: &mut Findings) ->
         }
     };
     let mut named: Vec<(u64, Policy)> = Vec::with_capacity(nodes.len());
+    let mut candidates = BTreeMap::new();
     for (at, node) in nodes.iter().enumerate() {
         let policy = policy::policy(node, at + 1, addresses, findings);
-        named.extend(policy.map(|policy| (node.line, policy)));
+        let Some((policy, candidate)) = policy else { continue };
+        candidates.extend(candidate.map(|candidate| (policy.name().to_owned(), candidate)));
+        named.push((node.line, policy));
     }
     twice(&named, findings);
     let set = PolicySet::new(named.into_iter().map(|(_, policy)| policy));
     // What is wrong with one policy was found with its line; what is left is wrong with all of them.
     match set {
-        Ok(set) => Some(set),
+        Ok(set) => Some((set, candidates)),
         Err(error) => {
             if findings.0.is_empty() {
                 findings.add(node.line, error);

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use slidegate::{ClientCertificate, PolicySet, RedisOptions, SharedGate, parse_window};
 
+use super::admin::{self, Token};
 use super::file::{Node, Shown};
 use super::resp::{Password, Resp};
 use super::section::{Section, flag, text, whole, wrong};
@@ -65,10 +66,12 @@ pub(crate) struct SharedStore {
 }
 
 /// What the command line and the environment say about the store and the RESP port.
-#[derive(Default)]
+#[derive(Default, Clone)]
 pub(crate) struct Outside {
     pub(super) redis: Option<RedisOptions>,
     pub(super) key_secret: Option<String>,
+    /// Who may look at the service and change it.
+    pub(super) tokens: Vec<Token>,
     /// Where the RESP port is.
     pub(super) resp: Option<SocketAddr>,
     pub(super) resp_password: Option<Password>,
@@ -103,6 +106,8 @@ impl Outside {
         let options = |(place, url): (&str, String)| {
             RedisOptions::new(&url).map_err(|error| ConfigErrors::one(place, None, &error.to_string()))
         };
+        let tokens =
+            variable(admin::TOKENS_VARIABLE)?.map(|value| admin::from_variable(&value)).transpose()?;
         let password = |text: String| {
             let most = Password::MAX;
             let too_long = || format!("the password is longer than {most} bytes; give a shorter one");
@@ -111,6 +116,7 @@ impl Outside {
         Ok(Self {
             redis: redis.map(options).transpose()?,
             key_secret: variable(SECRET_VARIABLE)?,
+            tokens: tokens.unwrap_or_default(),
             resp,
             resp_password: variable(PASSWORD_VARIABLE)?.map(password).transpose()?,
         })
@@ -119,6 +125,11 @@ impl Outside {
     /// The RESP port that these name without a file's section.
     pub(super) fn resp(&self) -> Option<Resp> {
         self.resp.map(|listen| Resp::at(listen, self.resp_password.clone()))
+    }
+
+    /// What keys are hashed with.
+    pub(super) fn key_secret(&self) -> Option<&str> {
+        self.key_secret.as_deref()
     }
 
     /// The store that these name without a file.

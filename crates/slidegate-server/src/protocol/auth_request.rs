@@ -19,6 +19,7 @@ use super::fields;
 use super::problem::{self, Problem};
 use crate::config::{Attribute, Auth, Denial, Mapping, Origin};
 use crate::front::{Front, MAX_COST};
+use crate::observe;
 
 mod path;
 
@@ -72,6 +73,7 @@ impl Door {
         headers: &HeaderMap,
         query: &str,
     ) -> Result<Response<Full<Bytes>>, Problem> {
+        let start = front.observer().start();
         let mapping = self.mapping(proxy)?;
         let mut attributes: Vec<(Cow<'_, str>, Cow<'_, str>)> = Vec::new();
         let mut cost = 1;
@@ -94,7 +96,7 @@ impl Door {
         }
         let pairs = attributes.iter().map(|(name, value)| (&**name, value.as_bytes()));
         let request = front.request(pairs, cost).map_err(|bad| Problem::of(bad, ""))?;
-        let decisions = front.decide(Verb::Check, &request).await;
+        let decisions = front.decide(observe::Door::AuthRequest, Verb::Check, &request).await;
 
         let mut response = Response::new(Full::default());
         response.headers_mut().reserve(fields::USUAL);
@@ -110,6 +112,7 @@ impl Door {
                 }
             };
         }
+        front.observer().decided(observe::Door::AuthRequest, start, 1);
         Ok(response)
     }
 

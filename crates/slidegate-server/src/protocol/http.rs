@@ -13,13 +13,16 @@ use axum::routing::{MethodRouter, get, post};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use serde_json::json;
-use slidegate::{Decisions, Request, Verb, millis_ceil};
+use slidegate::{Decisions, Request, Verb};
 
 use super::fields::{self, NO_STORE};
 use super::problem::{self, Problem};
-use crate::front::{self, Front};
+use crate::front::Front;
+use crate::observe::Door;
 use crate::store;
 use body::{Ask, Batch, MAX_BATCH, MAX_BATCH_BODY, MAX_BODY};
+
+pub(crate) use body::{parse as parse_body, read as read_body};
 
 mod answer;
 mod body;
@@ -33,7 +36,7 @@ type Answered = Result<HttpResponse, Problem>;
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Every path and what it takes.
-fn table() -> [(&'static str, MethodRouter<Arc<Front>>); 10] {
+fn table() -> [(&'static str, MethodRouter<Arc<Front>>); 9] {
     [
         (CHECK, get(check_by_query).post(check_routed)),
         ("/v1/check/batch", post(check_batch)),
@@ -41,21 +44,21 @@ fn table() -> [(&'static str, MethodRouter<Arc<Front>>); 10] {
         ("/v1/refund", post(refund)),
         ("/v1/penalize", post(penalize)),
         ("/v1/reset", post(reset)),
-        ("/v1/policies", get(policies)),
         ("/healthz", get(healthz)),
         ("/readyz", get(readyz)),
         ("/openapi.json", get(openapi)),
     ]
 }
 
-/// The routes over a front. `others` are the paths of other doors, for who looks for one.
-pub(super) fn routes(front: Arc<Front>, others: &'static [&'static str]) -> Router {
+/// The routes over a front, beside others on the same listener. `paths` are those of others, for who looks for one.
+pub(super) fn routes(front: Arc<Front>, others: Router, paths: Vec<&'static str>) -> Router {
     table()
         .into_iter()
         .fold(Router::new(), |router, (path, methods)| router.route(path, methods))
-        .fallback(move |uri| unknown_path(uri, others))
-        .method_not_allowed_fallback(wrong_method)
         .with_state(front)
+        .merge(others)
+        .fallback(move |uri| unknown_path(uri, paths.clone()))
+        .method_not_allowed_fallback(wrong_method)
 }
 
 /// `POST /v1/check`.
@@ -81,10 +84,13 @@ async fn penalize(State(front): Shared, request: HttpRequest<Body>) -> Answered 
 }
 
 async fn check_by_query(State(front): Shared, uri: Uri, headers: HeaderMap) -> Answered {
+    let start = front.observer().start();
     let ask = Ask::from_query(uri.query().unwrap_or_default())?;
     let request = ask.request(&front)?;
     let id = idempotency::id(Verb::Check, &headers)?;
-    Ok(respond(&front, Verb::Check, &decide(&front, Verb::Check, &request, id).await))
+    let response = respond(&front, Verb::Check, &decide(&front, Verb::Check, &request, id).await);
+    front.observer().decided(Door::Http, start, 1);
+    Ok(response)
 }
 
 async fn by_body<I, O>(front: &Front, verb: Verb, request: HttpRequest<I>) -> Result<HttpResponse<O>, Problem>
@@ -94,17 +100,20 @@ where
 {
     let (head, body) = request.into_parts();
     let bytes = body::read(body, MAX_BODY).await?;
+    let start = front.observer().start();
     let ask: Ask<'_> = body::parse(&bytes)?;
     let request = ask.request(front)?;
     let id = idempotency::id(verb, &head.headers)?;
-    Ok(respond(front, verb, &decide(front, verb, &request, id).await))
+    let response = respond(front, verb, &decide(front, verb, &request, id).await);
+    front.observer().decided(Door::Http, start, 1);
+    Ok(response)
 }
 
 /// Decides; with an id only once.
 async fn decide<'r>(front: &Front, verb: Verb, request: &'r Request<'r>, id: Option<&str>) -> Decisions<'r> {
     match id {
-        Some(id) => front.check_once(request, id).await,
-        None => front.decide(verb, request).await,
+        Some(id) => front.check_once(Door::Http, request, id).await,
+        None => front.decide(Door::Http, verb, request).await,
     }
 }
 
@@ -131,6 +140,7 @@ fn respond<O: From<Vec<u8>>>(front: &Front, verb: Verb, decisions: &Decisions<'_
 async fn check_batch(State(front): Shared, request: HttpRequest<Body>) -> Answered {
     idempotency::none(request.headers())?;
     let bytes = body::read(request.into_body(), MAX_BATCH_BODY).await?;
+    let start = front.observer().start();
     let batch: Batch<'_> = body::parse(&bytes)?;
     if batch.requests.len() > MAX_BATCH {
         let detail = format!("the batch has {} requests; send at most {MAX_BATCH}", batch.requests.len());
@@ -140,9 +150,11 @@ async fn check_batch(State(front): Shared, request: HttpRequest<Body>) -> Answer
     let requests = batch.requests.iter().enumerate().map(read).collect::<Result<Vec<_>, _>>()?;
     let mut decisions = Vec::with_capacity(requests.len());
     for request in &requests {
-        decisions.push(front.decide(Verb::Check, request).await);
+        decisions.push(front.decide(Door::Http, Verb::Check, request).await);
     }
-    Ok(ok(answer::many(decisions.iter(), front.absence())))
+    let response = ok(answer::many(decisions.iter(), front.absence()));
+    front.observer().decided(Door::Http, start, u64::try_from(decisions.len()).unwrap_or(u64::MAX));
+    Ok(response)
 }
 
 async fn reset(State(front): Shared, request: HttpRequest<Body>) -> Answered {
@@ -155,28 +167,6 @@ async fn reset(State(front): Shared, request: HttpRequest<Body>) -> Answered {
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
     })?;
     Ok(ok(problem::json(&json!({ "existed": existed }))))
-}
-
-async fn policies(State(front): Shared) -> HttpResponse {
-    let policies = front.policies();
-    let described = front::listed(&policies).map(|policy| {
-        let quota = policy.quota();
-        let when: serde_json::Map<_, _> =
-            policy.conditions().iter().map(|(name, is)| (name.clone(), is.to_string().into())).collect();
-        json!({
-            "name": policy.name(),
-            "limit": quota.limit(),
-            "window_ms": millis_ceil(quota.window()),
-            "algorithm": quota.algorithm().name(),
-            "burst": quota.burst(),
-            "scope": policy.scope_attributes(),
-            "when": when,
-            "enforced": policy.is_enforced(),
-            "overrides": policy.override_count(),
-            "words": front.describe(policy),
-        })
-    });
-    ok(problem::json(&json!({ "policies": described.collect::<Vec<_>>() })))
 }
 
 /// The process lives.
@@ -208,9 +198,9 @@ async fn openapi() -> HttpResponse {
     ok(include_bytes!("http/openapi.json").to_vec())
 }
 
-async fn unknown_path(uri: Uri, others: &[&str]) -> Problem {
-    let table = table();
-    let paths: Vec<_> = table.iter().map(|(path, _)| *path).chain(others.iter().copied()).collect();
+async fn unknown_path(uri: Uri, others: Vec<&'static str>) -> Problem {
+    let own = table();
+    let paths: Vec<_> = own.iter().map(|(path, _)| *path).chain(others).collect();
     let detail = format!("there is no `{}`; the paths are {}", uri.path().escape_debug(), paths.join(", "));
     Problem::new(StatusCode::NOT_FOUND, detail)
 }

@@ -12,7 +12,7 @@ pub(super) const MEDIA_TYPE: HeaderValue = HeaderValue::from_static("application
 
 /// A request that cannot be decided.
 #[derive(Debug)]
-pub(super) struct Problem {
+pub(crate) struct Problem {
     status: StatusCode,
     detail: String,
     /// The member of the body or the query that is wrong.
@@ -20,12 +20,12 @@ pub(super) struct Problem {
 }
 
 impl Problem {
-    pub(super) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
+    pub(crate) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
         Self { status, detail: detail.into(), field: None }
     }
 
     /// A member of the request that is wrong.
-    pub(super) fn field(field: impl Into<String>, detail: impl Into<String>) -> Self {
+    pub(crate) fn field(field: impl Into<String>, detail: impl Into<String>) -> Self {
         Self { status: StatusCode::BAD_REQUEST, detail: detail.into(), field: Some(field.into()) }
     }
 
@@ -63,7 +63,7 @@ impl Problem {
 
 impl Problem {
     /// The answer to whoever sent it.
-    pub(super) fn response<B: From<Vec<u8>>>(self) -> Response<B> {
+    pub(crate) fn response<B: From<Vec<u8>>>(self) -> Response<B> {
         #[derive(Serialize)]
         struct Members<'a> {
             r#type: &'static str,
@@ -83,6 +83,9 @@ impl Problem {
         let mut response = Response::new(B::from(json(&members)));
         *response.status_mut() = self.status;
         response.headers_mut().insert(header::CONTENT_TYPE, MEDIA_TYPE);
+        if self.status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
         response
     }
 }
@@ -94,7 +97,7 @@ impl IntoResponse for Problem {
 }
 
 /// A body of our own types, which always have a JSON form.
-pub(super) fn json(body: &impl Serialize) -> Vec<u8> {
+pub(crate) fn json(body: &impl Serialize) -> Vec<u8> {
     let mut written = Vec::with_capacity(USUAL);
     serde_json::to_writer(&mut written, body).expect("our answers have text keys and no maps that can fail");
     written

@@ -13,10 +13,9 @@ use serde_json::Value;
 /// The binary under test.
 pub(crate) fn slidegate() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_slidegate"));
-    command
-        .env_remove("SLIDEGATE_REDIS")
-        .env_remove("SLIDEGATE_KEY_SECRET")
-        .env_remove("SLIDEGATE_RESP_PASSWORD");
+    for name in ["REDIS", "KEY_SECRET", "RESP_PASSWORD", "ADMIN_TOKENS", "TOKEN"] {
+        command.env_remove(format!("SLIDEGATE_{name}"));
+    }
     command
 }
 
@@ -28,9 +27,6 @@ pub(crate) fn run(args: &[&str]) -> Output {
 pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
-
-/// A server on a free port.
-const SERVE: [&str; 3] = ["serve", "--listen", "127.0.0.1:0"];
 
 /// A server on a free port of loopback. Ends with the value.
 pub(crate) struct Server {
@@ -49,17 +45,23 @@ impl Server {
 
     /// The same with a place for its log.
     pub(crate) fn start_logging_to(args: &[&str], log: impl Into<Stdio>) -> Self {
-        Self::start_at("127.0.0.1:0", args, log)
+        Self::start_at("127.0.0.1:0", &[], args, log)
     }
 
-    /// The same at an address of choice.
-    pub(crate) fn start_at(listen: &str, args: &[&str], log: impl Into<Stdio>) -> Self {
-        Self::run(slidegate().args(["serve", "--listen", listen]).args(args), log)
+    /// The same at an address, with variables of the environment.
+    pub(crate) fn start_at(
+        listen: &str,
+        variables: &[(&str, &str)],
+        args: &[&str],
+        log: impl Into<Stdio>,
+    ) -> Self {
+        let mut command = slidegate();
+        Self::run(command.envs(variables.iter().copied()).args(["serve", "--listen", listen]).args(args), log)
     }
 
     /// The same with variables in its environment.
     pub(crate) fn start_with(args: &[&str], variables: &[(&str, &str)]) -> Self {
-        Self::run(slidegate().args(SERVE).args(args).envs(variables.iter().copied()), Stdio::inherit())
+        Self::start_at("127.0.0.1:0", variables, args, Stdio::inherit())
     }
 
     fn run(command: &mut Command, log: impl Into<Stdio>) -> Self {
@@ -118,6 +120,18 @@ impl Server {
         let body = body.unwrap_or("");
         let request = format!(
             "{method} {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n{fields}content-length: {}\r\n\r\n{body}",
+            self.address,
+            body.len()
+        );
+        Answer::parse(&self.raw(request.as_bytes()))
+    }
+
+    /// Changes something as an operator's program does, with further header fields.
+    pub(crate) fn change(&self, method: &str, path: &str, fields: &[(&str, &str)], body: &str) -> Answer {
+        let fields: String = fields.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\ncontent-type: application/json\r\n{fields}\
+             content-length: {}\r\n\r\n{body}",
             self.address,
             body.len()
         );

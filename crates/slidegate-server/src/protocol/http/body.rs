@@ -84,7 +84,7 @@ impl<'a> Ask<'a> {
 }
 
 /// Reads a whole body, in time and in bounds.
-pub(super) async fn read<B>(body: B, most: usize) -> Result<Bytes, Problem>
+pub(crate) async fn read<B>(body: B, most: usize) -> Result<Bytes, Problem>
 where
     B: Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>>,
 {
@@ -106,7 +106,7 @@ where
 }
 
 /// Reads JSON; an error names the field and the place.
-pub(super) fn parse<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Problem> {
+pub(crate) fn parse<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Problem> {
     // Else a list would pass for an object without names.
     if !bytes.trim_ascii_start().starts_with(b"{") {
         let example = r#"{"attributes": {"user": "alice"}}"#;

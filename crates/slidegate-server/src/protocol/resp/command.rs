@@ -9,6 +9,7 @@ use super::reply::{Protocol, Reply, Shown};
 use super::session::{self, Session};
 use super::{decide, throttle};
 use crate::front::Front;
+use crate::observe::Door;
 
 /// What becomes of a command.
 #[derive(Debug)]
@@ -28,6 +29,8 @@ pub(super) struct Asking<'w> {
     pub(super) front: &'w Front,
     /// What a shared store is still to be asked for, in the order of the commands. Always empty on the memory store.
     pub(super) waiting: Vec<Ask<'w>>,
+    /// How many decisions were asked for.
+    pub(super) decisions: u64,
 }
 
 /// A decision that is to be asked for.
@@ -41,14 +44,15 @@ pub(super) struct Ask<'b> {
 
 impl<'w> Asking<'w> {
     pub(super) fn new(front: &'w Front) -> Self {
-        Self { front, waiting: Vec::new() }
+        Self { front, waiting: Vec::new(), decisions: 0 }
     }
 
     /// Decides a request and tells the decision, or keeps it for later.
     // A request is some 400 bytes, which a call would copy.
     #[inline(always)]
     pub(super) fn decide(&mut self, verb: Verb, request: Request<'w>, form: Form, reply: &mut Reply<'_>) {
-        if let Some(decisions) = self.front.decide_now(verb, &request) {
+        self.decisions += 1;
+        if let Some(decisions) = self.front.decide_now(Door::Resp, verb, &request) {
             form.tell(&decisions, reply);
             return;
         }

@@ -17,6 +17,7 @@ use super::frame::{self, Frame, MAX_FRAME, Malformed};
 use super::reply::{Protocol, Reply};
 use super::session::Session;
 use crate::front::Front;
+use crate::observe::Door;
 
 /// The read buffer of a connection that sends little: some 80 commands at once.
 const FIRST_BUFFER: usize = 4096;
@@ -125,6 +126,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     async fn answer(&mut self) -> std::io::Result<Progress> {
         let policies = self.front.policies();
         let mut progress = Progress::Waits;
+        let start = self.front.observer().start();
         let mut asking = Asking::new(&self.front);
         let mut at = 0;
         let ends = loop {
@@ -167,6 +169,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             }
         };
         settle(&mut asking, &mut self.out).await;
+        self.front.observer().decided(Door::Resp, start, asking.decisions);
         self.input.consume(at);
         write(&mut self.stream, &mut self.out).await?;
         Ok(if ends { Progress::Ends } else { progress })
@@ -263,7 +266,7 @@ async fn settle(asking: &mut Asking<'_>, out: &mut Vec<u8>) {
     }
     let front = asking.front;
     let asks = std::mem::take(&mut asking.waiting);
-    let decided = join_all(asks.iter().map(|ask| front.decide(ask.verb, &ask.request))).await;
+    let decided = join_all(asks.iter().map(|ask| front.decide(Door::Resp, ask.verb, &ask.request))).await;
     asks.iter().zip(&decided).for_each(|(ask, decisions)| ask.tell(decisions, out));
 }
 

@@ -16,6 +16,7 @@ use super::ask::{self, Asked, Group, Terms};
 use super::metadata;
 use crate::envoy::{Envoy, Live, Settings};
 use crate::front::Front;
+use crate::observe::Door;
 
 /// The service, whatever door is asked.
 #[derive(Debug)]
@@ -60,6 +61,14 @@ impl Limits {
     /// # Errors
     /// A call that is none, or no configuration.
     pub(super) async fn decide(&self, call: &RateLimitRequest) -> Result<RateLimitResponse, Status> {
+        let observer = self.front.observer();
+        let start = observer.start();
+        let answer = self.answer(call).await?;
+        observer.decided(Door::Grpc, start, u64::try_from(call.descriptors.len()).unwrap_or(u64::MAX));
+        Ok(answer)
+    }
+
+    async fn answer(&self, call: &RateLimitRequest) -> Result<RateLimitResponse, Status> {
         ask::check(call)?;
         let settings = self.files.as_ref().map(|files| &files.settings);
         // Held until all is decided: a reload takes no policy out of force before.
@@ -139,14 +148,14 @@ impl Limits {
 
     /// Does the same to a whole group in one step.
     async fn apply<'r>(&self, verb: Verb, group: &'r Group<'r>) -> Decisions<'r> {
-        self.front.decide_all(verb, &group.requests).await
+        self.front.decide_all(Door::Grpc, verb, &group.requests).await
     }
 
     /// Does the same to each of a group, whatever becomes of the others.
     async fn apart<'r>(&self, verb: Verb, group: &'r Group<'r>) -> Vec<Decisions<'r>> {
         let mut decisions = Vec::with_capacity(group.requests.len());
         for request in &group.requests {
-            decisions.push(self.front.decide(verb, request).await);
+            decisions.push(self.front.decide(Door::Grpc, verb, request).await);
         }
         decisions
     }
