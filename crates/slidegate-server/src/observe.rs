@@ -199,7 +199,7 @@ impl Observer {
         let decisions = seen.charges.weigh(one.at);
         if decisions > 0 {
             let weight = Weight { decisions, each: one.asked() };
-            self.top.add(row.number, By::Used, &one.key(), one.at, weight, &self.veil);
+            self.top.add(row.number, By::Used, one.key(), one.at, weight, &self.veil);
         }
     }
 
@@ -209,12 +209,13 @@ impl Observer {
             self.events.leave_out();
             return;
         }
+        let key = one.key().to_string();
         if self.options.top {
             let weight = Weight { decisions, each: 1 };
-            self.top.add(row.number, By::Denied, &one.key(), one.at, weight, &self.veil);
+            self.top.add(row.number, By::Denied, &key, one.at, weight, &self.veil);
         }
         if self.options.events {
-            self.events.record(door, one, row.keys_shown);
+            self.events.record(door, one, &key, row.keys_shown);
         }
     }
 

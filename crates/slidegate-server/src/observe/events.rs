@@ -128,10 +128,9 @@ impl Events {
     }
 
     /// Keeps, sends and logs a denial, as far as its key's rate goes.
-    pub(super) fn record(&self, door: Door, one: &PolicyDecision<'_>, keys_shown: KeysShown) {
+    pub(super) fn record(&self, door: Door, one: &PolicyDecision<'_>, key: &str, keys_shown: KeysShown) {
         let policy = one.policy();
-        let key = one.key().to_string();
-        let rated = format!("{}:{key}", policy.name());
+        let rated = [policy.name(), ":", key].concat();
         if self.rates.check(&rated).is_denied() {
             self.leave_out();
             return;
@@ -144,7 +143,7 @@ impl Events {
             at: one.at,
             policy: policy.name().to_owned(),
             attributes: policy.scope_attributes().iter().cloned().zip(values).collect(),
-            key: self.veil.show(&key, keys_shown),
+            key: self.veil.show(key, keys_shown),
             limit: one.limit,
             window_ms: millis_ceil(quota.window()),
             algorithm: quota.algorithm().name(),

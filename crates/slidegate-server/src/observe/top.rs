@@ -8,12 +8,12 @@
 //! Counts are of the running and the last full period, so that the top is of now, and old keys leave.
 
 use std::collections::HashMap;
-use std::fmt::Write;
+use std::fmt::{self, Write as _};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use slidegate::{Key, Timestamp};
+use slidegate::Timestamp;
 
 use super::lane::{Lanes, thread};
 use super::shown::Veil;
@@ -101,7 +101,15 @@ impl Top {
     }
 
     /// Adds to a key's count. Waits for nobody: what comes while the top is read is not counted.
-    pub(super) fn add(&self, policy: u32, by: By, key: &Key<'_>, at: Timestamp, weight: Weight, veil: &Veil) {
+    pub(super) fn add(
+        &self,
+        policy: u32,
+        by: By,
+        key: impl fmt::Display,
+        at: Timestamp,
+        weight: Weight,
+        veil: &Veil,
+    ) {
         let Ok(mut lane) = self.lanes.of(thread()).try_lock() else { return };
         let lane = &mut *lane;
         lane.turn(self.period.load(Relaxed));
@@ -297,7 +305,7 @@ mod tests {
             let request = slidegate::Request::new().with("user", user);
             let decisions = gate.peek(&request);
             let one = decisions.iter().next().unwrap();
-            top.add(3, By::Denied, &one.key(), one.at, each(1), &veil);
+            top.add(3, By::Denied, one.key(), one.at, each(1), &veil);
         };
         let keys =
             || top.ranking(3, By::Denied).keys.iter().map(|one| one.key.to_string()).collect::<Vec<_>>();
