@@ -6,6 +6,7 @@ use clap::Parser;
 
 mod cli;
 mod config;
+mod dashboard;
 mod front;
 mod listener;
 mod protocol;

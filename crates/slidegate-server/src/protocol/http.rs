@@ -14,7 +14,7 @@ use serde_json::json;
 use slidegate::{Decisions, Verb, millis_ceil};
 
 use crate::front::Front;
-use crate::store;
+use crate::{dashboard, store};
 use answer::Answer;
 use body::{Ask, Batch, MAX_BATCH, MAX_BATCH_BODY, MAX_BODY};
 use problem::Problem;
@@ -47,6 +47,7 @@ pub(crate) fn routes(front: Arc<Front>) -> Router {
     table()
         .into_iter()
         .fold(Router::new(), |router, (path, methods)| router.route(path, methods))
+        .merge(dashboard::routes())
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
         .with_state(front)
