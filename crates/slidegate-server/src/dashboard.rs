@@ -28,7 +28,7 @@ const STYLE: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 const TEXT: &str = "text/plain; charset=utf-8";
 
-static FILES: [File; 21] = [
+static FILES: [File; 22] = [
     file!("/", HTML, "index.html"),
     file!("/dashboard/style.css", STYLE, "style.css"),
     file!("/dashboard/icon.svg", "image/svg+xml", "icon.svg"),
@@ -46,6 +46,7 @@ static FILES: [File; 21] = [
     file!("/dashboard/shadow.js", SCRIPT, "shadow.js"),
     file!("/dashboard/status.js", SCRIPT, "status.js"),
     file!("/dashboard/token.js", SCRIPT, "token.js"),
+    file!("/dashboard/top.js", SCRIPT, "top.js"),
     file!("/dashboard/window.js", SCRIPT, "window.js"),
     file!("/dashboard/uplot.min.js", SCRIPT, "vendor/uplot.min.js"),
     file!("/dashboard/uplot.min.css", STYLE, "vendor/uplot.min.css"),

@@ -23,35 +23,35 @@ export class Away extends Error {}
 
 /** An answer that is no success; `detail` is the service's own sentence. */
 export class Refusal extends Error {
-  constructor(status, detail) {
+  /** `held` is the token that was sent: another may be there by now. */
+  constructor(status, detail, held) {
     super(detail);
     this.status = status;
+    this.held = held;
   }
 }
 
-const headers = (more) => {
-  const held = token.get();
-  return held ? { ...more, Authorization: `Bearer ${held}` } : more;
-};
+const headers = (held, more) => (held ? { ...more, Authorization: `Bearer ${held}` } : more);
 
-async function refusal(response) {
+async function refusal(response, held) {
   const fallback = `the service answered ${response.status} ${response.statusText}`.trim();
   try {
     const problem = await response.json();
-    return new Refusal(response.status, typeof problem.detail === 'string' ? problem.detail : fallback);
+    return new Refusal(response.status, typeof problem.detail === 'string' ? problem.detail : fallback, held);
   } catch {
-    return new Refusal(response.status, fallback);
+    return new Refusal(response.status, fallback, held);
   }
 }
 
 /** Asks for JSON. Gives the answer, or throws `Away` or `Refusal`. */
 export async function ask(path, { method = 'GET', body } = {}) {
-  const more = body === undefined ? { Accept: 'application/json' } : { Accept: 'application/json', 'Content-Type': 'application/json' };
+  const held = token.get();
+  const more = { Accept: 'application/json', ...(body !== undefined && { 'Content-Type': 'application/json' }) };
   let response;
   try {
     response = await fetch(path, {
       method,
-      headers: headers(more),
+      headers: headers(held, more),
       body: body === undefined ? undefined : JSON.stringify(body),
       cache: 'no-store',
       signal: AbortSignal.timeout(PATIENCE_MS),
@@ -59,7 +59,7 @@ export async function ask(path, { method = 'GET', body } = {}) {
   } catch (error) {
     throw new Away(`the service does not answer: ${error.message}`);
   }
-  if (!response.ok) throw await refusal(response);
+  if (!response.ok) throw await refusal(response, held);
   try {
     return await response.json();
   } catch (error) {
@@ -125,13 +125,14 @@ export function live(on) {
       silence = setTimeout(() => abort.abort(), SILENCE_MS);
     };
     heard();
+    const held = token.get();
     try {
       const response = await fetch('/v1/live', {
-        headers: headers({ Accept: 'text/event-stream' }),
+        headers: headers(held, { Accept: 'text/event-stream' }),
         cache: 'no-store',
         signal: abort.signal,
       });
-      if (!response.ok) throw await refusal(response);
+      if (!response.ok) throw await refusal(response, held);
       opened();
       for await (const event of events(pieces(response.body.getReader(), heard))) on.event(event.name, event.data);
       throw new Away('the service ended the stream');

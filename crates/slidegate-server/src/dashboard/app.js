@@ -47,12 +47,17 @@ const dialog = new TokenDialog(() => {
   stream.retry();
 });
 
-function refreshAll() {
-  return Promise.all([policies.refresh(), status.refresh(), shadow.refresh(), denials.refresh(), keys.refresh()]);
+async function refreshAll() {
+  await Promise.all([policies.refresh(), status.refresh(), shadow.refresh(), denials.refresh(), keys.refresh()]);
+  if (mayOnlyRead) readOnly(mayOnlyRead);
 }
+
+/** Why changes are refused, once one was. */
+let mayOnlyRead = null;
 
 /** A token that may only read: what would be refused cannot be pressed, and says why. */
 function readOnly(refusal) {
+  mayOnlyRead = refusal;
   for (const button of document.querySelectorAll('.key-acts button, button.write')) {
     button.disabled = true;
     button.title = refusal.message;
@@ -89,6 +94,8 @@ const stream = live({
       if (data.allowed + data.denied + data.shadow_denied > 0) show(byId('first'), false);
     } else if (name === 'denial') {
       denials.add(data);
+    } else if (name === 'missed') {
+      denials.missed(data.messages);
     } else if (name === 'changed') {
       refreshAll();
     }

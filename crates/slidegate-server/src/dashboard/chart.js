@@ -23,7 +23,9 @@ export function ceiling(n) {
 }
 
 /** Steps between the lines of an axis that counts whole things. */
-export const ROUND = [1, 2, 5].flatMap((step) => Array.from({ length: 15 }, (_, zeros) => step * 10 ** zeros)).sort((a, b) => a - b);
+export const ROUND = [1, 2, 5]
+  .flatMap((step) => Array.from({ length: 15 }, (_, zeros) => step * 10 ** zeros))
+  .sort((a, b) => a - b);
 
 export const axis = (more) => ({
   stroke: () => colour('muted'),
@@ -48,7 +50,8 @@ export function chart(room, options, data) {
     room,
   );
   new ResizeObserver(() => {
-    if (room.clientWidth > 0 && room.clientWidth !== plot.width) plot.setSize({ width: room.clientWidth, height: height() });
+    if (room.clientWidth > 0 && room.clientWidth !== plot.width)
+      plot.setSize({ width: room.clientWidth, height: height() });
   }).observe(room);
   addEventListener('themechange', () => plot.redraw(true, true));
   return plot;

@@ -14,6 +14,7 @@ export class Denials {
   #events = [];
   #fresh = [];
   #isPaused = false;
+  #left = 0;
 
   constructor(hooks) {
     this.hooks = hooks;
@@ -40,7 +41,9 @@ export class Denials {
 
   #tellHeld() {
     const held = this.#fresh.length;
-    say(byId('denials-held'), this.#isPaused ? `paused; ${held >= GATHERED ? 'more than ' : ''}${count(held)} since` : '');
+    const paused = this.#isPaused && `paused; ${held >= GATHERED ? 'more than ' : ''}${count(held)} since`;
+    const left = this.#left > 0 && `${count(this.#left)} messages were too many for this page`;
+    say(byId('denials-held'), [paused, left].filter(Boolean).join('; '));
   }
 
   #wanted() {
@@ -69,6 +72,12 @@ export class Denials {
     if (this.#fresh.length > GATHERED) this.#fresh.pop();
   }
 
+  /** The service sent more than this page could take. */
+  missed(messages) {
+    this.#left += messages;
+    this.#tellHeld();
+  }
+
   /** Called once a second. */
   draw() {
     if (this.#isPaused) {
@@ -81,9 +90,15 @@ export class Denials {
   }
 
   #show() {
-    if (this.#events.length === 0) this.#panel.note(this.#wanted().policy || this.#wanted().key ? 'No denial matches.' : 'Nothing has been denied.');
+    if (this.#events.length === 0)
+      this.#panel.note(this.#wanted().policy || this.#wanted().key ? 'No denial matches.' : 'Nothing has been denied.');
     else this.#panel.note('');
-    list(byId('denials-rows'), this.#events, ({ seq }) => seq, (event) => this.#row(event));
+    list(
+      byId('denials-rows'),
+      this.#events,
+      ({ seq }) => seq,
+      (event) => this.#row(event),
+    );
   }
 
   #row(event) {
@@ -91,13 +106,20 @@ export class Denials {
     const isShadow = event.mode === 'shadow';
     const elsewhere = event.source && event.source !== 'store' ? `, decided by ${event.source}` : '';
     return {
-      node: el('tr', { 'data-mode': event.mode },
+      node: el(
+        'tr',
+        { 'data-mode': event.mode },
         el('td', { class: 'time' }, el('time', { datetime: event.at, title: event.at }, time(event.at))),
-        el('th', { scope: 'row' }, el('button', { type: 'button', class: 'link key', title: event.key, onclick: open }, event.key),
-          el('p', { class: 'under narrow' }, event.policy)),
+        el(
+          'th',
+          { scope: 'row' },
+          el('button', { type: 'button', class: 'link key', title: event.key, onclick: open }, event.key),
+          el('p', { class: 'under narrow' }, event.policy),
+        ),
         el('td', { class: 'wide' }, event.policy),
         el('td', { class: 'why' }, isShadow ? el('b', { class: 'tag' }, 'shadow') : null, `${why(event)}${elsewhere}`),
-        el('td', { class: 'wide' }, event.door)),
+        el('td', { class: 'wide' }, event.door),
+      ),
       update: () => {},
     };
   }

@@ -4,20 +4,36 @@ import { byId, el, fact, list, say, show } from './dom.js';
 import { Away, Refusal, ask, keyPath } from './api.js';
 import { sentence } from './panel.js';
 import { count, duration, quota, time, why } from './format.js';
-import { Window } from './window.js';
+import { Window, chargesOf } from './window.js';
 
 const ACTIONS = {
   reset: { form: 'act-reset', body: () => ({}), done: () => 'Reset: nothing is used any more.' },
-  refund: { form: 'act-refund', body: (form) => ({ cost: form.cost.valueAsNumber }), done: ({ cost }) => `Gave back ${count(cost)}.` },
-  penalize: { form: 'act-penalize', body: (form) => ({ cost: form.cost.valueAsNumber }), done: ({ cost }) => `Charged ${count(cost)}.` },
-  block: { form: 'act-block', body: (form) => ({ for: form.for.value.trim() }), done: (body) => `Blocked for ${body.for}.` },
+  refund: {
+    form: 'act-refund',
+    body: (form) => ({ cost: form.cost.valueAsNumber }),
+    done: ({ cost }) => `Gave back ${count(cost)}.`,
+  },
+  penalize: {
+    form: 'act-penalize',
+    body: (form) => ({ cost: form.cost.valueAsNumber }),
+    done: ({ cost }) => `Charged ${count(cost)}.`,
+  },
+  block: {
+    form: 'act-block',
+    body: (form) => ({ for: form.for.value.trim() }),
+    done: (body) => `Blocked for ${body.for}.`,
+  },
   override: {
     form: 'act-override',
     body: (form) => ({ quota: form.quota.value.trim(), for: form.for.value.trim() }),
     done: (body) => `The quota is ${body.quota} for ${body.for}.`,
   },
   unblock: { button: 'act-unblock', body: () => ({}), done: () => 'Not blocked any more.' },
-  'clear-override': { button: 'act-clear-override', body: () => ({}), done: () => 'The quota is that of the policy again.' },
+  'clear-override': {
+    button: 'act-clear-override',
+    body: () => ({}),
+    done: () => 'The quota is that of the policy again.',
+  },
 };
 
 export class Key {
@@ -60,8 +76,13 @@ export class Key {
     const text = byId('key-text');
     if (scope.length === 0 && this.#scopes.size) text.value = '*';
     else if (text.value === '*') text.value = '';
-    const words = { 0: 'all requests count together, under the key *', 1: `a key is the value of ${scope[0]}` }[scope.length];
-    say(byId('keys-hint'), this.#scopes.size ? words ?? `a key is the values of ${scope.join(', ')}, joined by commas` : '');
+    const words = { 0: 'all requests count together, under the key *', 1: `a key is the value of ${scope[0]}` }[
+      scope.length
+    ];
+    say(
+      byId('keys-hint'),
+      this.#scopes.size ? (words ?? `a key is the values of ${scope.join(', ')}, joined by commas`) : '',
+    );
   }
 
   /** `#key/POLICY/KEY` in the address opens that key, so that it can be sent to a colleague. */
@@ -132,12 +153,20 @@ export class Key {
     const { block, override } = seen;
     const marks = [
       block && ['blocked', `blocked until ${time(block.until)}${block.by ? ` by ${block.by}` : ''}`],
-      override && ['override', `override ${quota(override.limit, override.window_ms)} until ${time(override.until)}${override.by ? ` by ${override.by}` : ''}`],
+      override && [
+        'override',
+        `override ${quota(override.limit, override.window_ms)} until ${time(override.until)}${override.by ? ` by ${override.by}` : ''}`,
+      ],
     ].filter(Boolean);
-    list(byId('key-marks'), marks, ([name]) => name, ([name]) => {
-      const node = el('b', { class: 'tag', 'data-mark': name });
-      return { node, update: ([, text]) => say(node, text) };
-    });
+    list(
+      byId('key-marks'),
+      marks,
+      ([name]) => name,
+      ([name]) => {
+        const node = el('b', { class: 'tag', 'data-mark': name });
+        return { node, update: ([, text]) => say(node, text) };
+      },
+    );
     show(byId('act-unblock'), Boolean(block));
     show(byId('act-clear-override'), Boolean(override));
     if (!byId('act-override').elements.quota.placeholder) byId('act-override').elements.quota.placeholder = '1000/1m';
@@ -151,32 +180,50 @@ export class Key {
       ['Next room', seen.frees_after_ms === null ? 'nothing is used' : `in ${duration(seen.frees_after_ms)}`],
       ['As new', seen.reset_after_ms ? `in ${duration(seen.reset_after_ms)}` : 'now'],
     ];
-    list(byId('key-facts'), facts, ([name]) => name, ([name]) => {
-      const node = fact(name, '');
-      return { node, update: ([, value]) => say(node.lastChild, value) };
-    });
+    list(
+      byId('key-facts'),
+      facts,
+      ([name]) => name,
+      ([name]) => {
+        const node = fact(name, '');
+        return { node, update: ([, value]) => say(node.lastChild, value) };
+      },
+    );
 
     this.#window.draw(seen);
-    say(byId('key-chart-hint'), seen.charges.length
-      ? 'Left of now, the charges that still count, added up; right of it, what is left of them if nothing more is charged. Dotted: the limit.'
-      : 'What is left of the usage if nothing more is charged. Dotted: the limit.');
-    list(byId('key-room'), [{ in_ms: 0, used: seen.used }, ...seen.room.filter(({ in_ms: wait }) => wait > 0)], ({ in_ms: wait }) => wait, ({ in_ms: wait }) => {
-      const [used, remaining] = [0, 1].map(() => el('td', { class: 'n' }));
-      return {
-        node: el('tr', {}, el('th', { scope: 'row' }, wait === 0 ? 'now' : duration(wait)), used, remaining),
-        update: (now) => {
-          say(used, count(now.used));
-          say(remaining, count(Math.max(0, seen.limit - now.used)));
-        },
-      };
-    });
+    say(
+      byId('key-chart-hint'),
+      chargesOf(seen).length
+        ? 'Left of now, the charges that still count, added up; right of it, what is left of them if nothing more is charged. Dotted: the limit.'
+        : 'What is left of the usage if nothing more is charged. Dotted: the limit.',
+    );
+    list(
+      byId('key-room'),
+      [{ in_ms: 0, used: seen.used }, ...seen.room.filter(({ in_ms: wait }) => wait > 0)],
+      ({ in_ms: wait }) => wait,
+      ({ in_ms: wait }) => {
+        const [used, remaining] = [0, 1].map(() => el('td', { class: 'n' }));
+        return {
+          node: el('tr', {}, el('th', { scope: 'row' }, wait === 0 ? 'now' : duration(wait)), used, remaining),
+          update: (now) => {
+            say(used, count(now.used));
+            say(remaining, count(Math.max(0, seen.limit - now.used)));
+          },
+        };
+      },
+    );
 
     show(byId('key-denials'), seen.denials.length > 0);
     say(byId('key-denials-count'), count(seen.denials.length));
-    list(byId('key-denials-list'), seen.denials, ({ seq }) => seq, (event) => ({
-      node: el('li', {}, el('time', { datetime: event.at }, time(event.at)), ` ${why(event)}`),
-      update: () => {},
-    }));
+    list(
+      byId('key-denials-list'),
+      seen.denials,
+      ({ seq }) => seq,
+      (event) => ({
+        node: el('li', {}, el('time', { datetime: event.at }, time(event.at)), ` ${why(event)}`),
+        update: () => {},
+      }),
+    );
   }
 
   async #act(name, action) {

@@ -12,8 +12,6 @@ export function sentence(error, what) {
       return `${what}: a token is wanted.`;
     case 403:
       return `${what}: not allowed. ${error.message}`;
-    case 404:
-      return `${what}: this service does not have it. ${error.message}`;
     default:
       return `${what}: ${error.message}`;
   }

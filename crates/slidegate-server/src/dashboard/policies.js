@@ -45,10 +45,15 @@ export class Policies {
   #draw(policies) {
     this.all = policies;
     const names = policies.map(({ name }) => [name, name]);
-    options(byId('top-policy'), names);
+    options(byId('top-policy'), [['', 'All'], ...names]);
     options(byId('denials-policy'), [['', 'All'], ...names]);
     options(byId('key-policy'), names);
-    list(byId('policies-rows'), policies, ({ name }) => name, (policy) => this.#row(policy));
+    list(
+      byId('policies-rows'),
+      policies,
+      ({ name }) => name,
+      (policy) => this.#row(policy),
+    );
     this.#hooks.policiesChanged(policies);
   }
 
@@ -61,7 +66,11 @@ export class Policies {
   }
 
   #row({ name }) {
-    const button = el('button', { type: 'button', class: 'link', 'aria-pressed': 'false', onclick: () => this.#choose(name) }, name);
+    const button = el(
+      'button',
+      { type: 'button', class: 'link', 'aria-pressed': 'false', onclick: () => this.#choose(name) },
+      name,
+    );
     const marks = el('span', { class: 'marks' });
     const under = el('p', { class: 'under' });
     const narrow = el('p', { class: 'under narrow' });
@@ -75,14 +84,33 @@ export class Policies {
     this.#sparks.set(name, sparkline(spark));
     this.#sparks.get(name)(this.#minutes.get(name) ?? []);
     return {
-      node: el('tr', {}, el('th', { scope: 'row' }, button, marks, under, narrow), said, spark, allowed, denied,
-        el('td', { class: 'n share' }, share, bar), nearLimit, shadow),
+      node: el(
+        'tr',
+        {},
+        el('th', { scope: 'row' }, button, marks, under, narrow),
+        said,
+        spark,
+        allowed,
+        denied,
+        el('td', { class: 'n share' }, share, bar),
+        nearLimit,
+        shadow,
+      ),
       update: (policy) => {
         const counts = policy.counts ?? {};
         const isShadow = policy.mode === 'shadow';
         const text = words(policy);
-        say(marks, [isShadow && 'shadow', policy.origin === 'changed' && 'changed', policy.candidate && 'candidate',
-          policy.overrides > 0 && `${count(policy.overrides)} override${policy.overrides === 1 ? '' : 's'}`].filter(Boolean).join(' · '));
+        say(
+          marks,
+          [
+            isShadow && 'shadow',
+            policy.origin === 'changed' && 'changed',
+            policy.candidate && 'candidate',
+            policy.overrides > 0 && `${count(policy.overrides)} override${policy.overrides === 1 ? '' : 's'}`,
+          ]
+            .filter(Boolean)
+            .join(' · '),
+        );
         say(under, [policy.description, scopeWords(policy)].filter(Boolean).join(' · '));
         say(said, text);
         say(narrow, text);
@@ -108,7 +136,10 @@ const words = (policy) =>
 
 function scopeWords({ scope, when }) {
   const conditions = Array.isArray(when) ? when : [];
-  return [scope.length ? `per ${scope.join(' and ')}` : 'all requests together', conditions.length && `when ${conditions.join(' and ')}`]
+  return [
+    scope.length ? `per ${scope.join(' and ')}` : 'all requests together',
+    conditions.length && `when ${conditions.join(' and ')}`,
+  ]
     .filter(Boolean)
     .join(', ');
 }
@@ -117,7 +148,12 @@ function scopeWords({ scope, when }) {
 function sparkline(room) {
   const allowed = svg('path', { class: 'allowed' });
   const denied = svg('path', { class: 'denied' });
-  const drawing = svg('svg', { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, width: WIDTH, height: HEIGHT, role: 'img' }, allowed, denied);
+  const drawing = svg(
+    'svg',
+    { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, width: WIDTH, height: HEIGHT, role: 'img' },
+    allowed,
+    denied,
+  );
   room.append(drawing);
   return (minute) => {
     const most = Math.max(1, ...minute.map((pair) => Math.max(...pair)));

@@ -109,12 +109,18 @@ export class Rates {
         `${count(total('denied'))} denied, ${count(total('shadow_denied'))} that shadow policies would deny. ` +
         'The table below has the figures.',
     );
-    list(byId('rates-rows'), [...rows.values()].reverse(), (row) => row.from, (row) => {
-      const cells = [0, 1, 2].map(() => el('td', { class: 'n' }));
-      return {
-        node: el('tr', {}, el('th', { scope: 'row' }, time(row.from * 1000)), ...cells),
-        update: (now) => ['allowed', 'denied', 'shadow_denied'].forEach((name, at) => say(cells[at], count(now[name]))),
-      };
-    });
+    list(
+      byId('rates-rows'),
+      [...rows.values()].reverse(),
+      (row) => row.from,
+      (row) => {
+        const cells = [0, 1, 2].map(() => el('td', { class: 'n' }));
+        return {
+          node: el('tr', {}, el('th', { scope: 'row' }, time(row.from * 1000)), ...cells),
+          update: (now) =>
+            ['allowed', 'denied', 'shadow_denied'].forEach((name, at) => say(cells[at], count(now[name]))),
+        };
+      },
+    );
   }
 }

@@ -28,24 +28,45 @@ export class Status {
         `${node.connected ? 'connected' : 'not connected'}, breaker ${node.breaker}, ${count(node.timeouts)} time-outs`,
       ]),
       ...(redis ? [['Fallbacks', `${count(store.fallbacks ?? 0)} decisions`]] : []),
-      ['Keys in memory', `${count(memory.keys)} of ${count(memory.max_keys)} (${percent(memory.keys, memory.max_keys)})`],
-      ['Keys dropped', memory.dropped ? `${count(memory.dropped)}: raise store.memory.max_keys` : 'none', memory.dropped > 0],
+      [
+        'Keys in memory',
+        `${count(memory.keys)} of ${count(memory.max_keys)} (${percent(memory.keys, memory.max_keys)})`,
+      ],
+      [
+        'Keys dropped',
+        memory.dropped ? `${count(memory.dropped)}: raise store.memory.max_keys` : 'none',
+        memory.dropped > 0,
+      ],
       ['Configuration', config.source ?? 'none'],
       ...(config.hash ? [['Its hash', String(config.hash).slice(0, 12)]] : []),
-      ['Taken over', `${time(config.loaded_at)}, ${config.reloads === 1 ? '1 reload' : `${count(config.reloads ?? 0)} reloads`}`],
+      [
+        'Taken over',
+        `${time(config.loaded_at)}, ${config.reloads === 1 ? '1 reload' : `${count(config.reloads ?? 0)} reloads`}`,
+      ],
       ['Up', `${duration(Math.floor(uptime / 1000) * 1000)}, since ${time(startedAt)}`],
-      ['Listening', Object.entries(listeners ?? {}).filter(([, at]) => at).map(([door, at]) => `${door} ${at}`).join(', ') || '–'],
+      [
+        'Listening',
+        Object.entries(listeners ?? {})
+          .filter(([, at]) => at)
+          .map(([door, at]) => `${door} ${at}`)
+          .join(', ') || '–',
+      ],
     ];
-    list(byId('status-facts'), facts, ([name]) => name, ([name]) => {
-      const node = fact(name, '');
-      return {
-        node,
-        update: ([, value, isBad]) => {
-          say(node.lastChild, value);
-          node.classList.toggle('bad', Boolean(isBad));
-        },
-      };
-    });
+    list(
+      byId('status-facts'),
+      facts,
+      ([name]) => name,
+      ([name]) => {
+        const node = fact(name, '');
+        return {
+          node,
+          update: ([, value, isBad]) => {
+            say(node.lastChild, value);
+            node.classList.toggle('bad', Boolean(isBad));
+          },
+        };
+      },
+    );
     show(byId('config-error'), Boolean(config.error));
     say(byId('config-error-text'), config.error ?? '');
     this.storeIs(store.degraded, store.last_failure);
@@ -67,14 +88,23 @@ export class Status {
     }
     show(byId('changes'), changes.length > 0);
     say(byId('changes-count'), count(changes.length));
-    list(byId('changes-list'), changes, ({ id }) => id, (change) => {
-      const text = el('span');
-      const undo = el('button', { type: 'button', class: 'quiet', onclick: () => this.#undo(change.id, undo) }, 'Undo');
-      return {
-        node: el('li', {}, text, ' ', undo),
-        update: (now) => say(text, changeWords(now)),
-      };
-    });
+    list(
+      byId('changes-list'),
+      changes,
+      ({ id }) => id,
+      (change) => {
+        const text = el('span');
+        const undo = el(
+          'button',
+          { type: 'button', class: 'quiet', onclick: () => this.#undo(change.id, undo) },
+          'Undo',
+        );
+        return {
+          node: el('li', {}, text, ' ', undo),
+          update: (now) => say(text, changeWords(now)),
+        };
+      },
+    );
   }
 
   async #undo(id, button) {
@@ -97,5 +127,7 @@ function storeWords({ kind, url, degraded }) {
 
 function changeWords(change) {
   const subject = [change.policy, change.key].filter(Boolean).join(' ');
-  return [change.what ?? change.kind, subject, change.by && `by ${change.by}`, change.at && ago(change.at)].filter(Boolean).join(', ');
+  return [change.what ?? change.kind, subject, change.by && `by ${change.by}`, change.at && ago(change.at)]
+    .filter(Boolean)
+    .join(', ');
 }

@@ -4,7 +4,9 @@
   const ORDER = ['system', 'light', 'dark'];
   const saved = () => {
     try {
-      return ORDER.includes(localStorage.getItem('slidegate-theme')) ? localStorage.getItem('slidegate-theme') : 'system';
+      return ORDER.includes(localStorage.getItem('slidegate-theme'))
+        ? localStorage.getItem('slidegate-theme')
+        : 'system';
     } catch {
       return 'system'; // storage may be forbidden
     }

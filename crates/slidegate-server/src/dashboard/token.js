@@ -34,7 +34,7 @@ export class TokenDialog {
   }
 
   ask(refusal) {
-    if (this.#dialog.open || this.#isDeclined) return;
+    if (this.#dialog.open || this.#isDeclined || refusal.held !== token.get()) return;
     say(byId('token-why'), token.get() ? `The one it was given is not accepted: ${refusal.message}` : refusal.message);
     token.forget();
     show(byId('forget'), false);

@@ -1,4 +1,4 @@
-// The keys of one policy that use most, or are denied most. The counts are estimates, and say by how much.
+// The keys that use most, or are denied most, of one policy or of all. The counts are estimates, and say by how much.
 
 import { byId, el, list, say } from './dom.js';
 import { Panel } from './panel.js';
@@ -18,19 +18,18 @@ export class Top {
   }
 
   choose(policy) {
-    if (!policy) return;
     byId('top-policy').value = policy;
     this.refresh();
   }
 
   #asked() {
-    return { policy: byId('top-policy').value, by: this.#form.elements.by.value };
+    const policy = byId('top-policy').value;
+    return { ...(policy && { policy }), by: this.#form.elements.by.value, limit: LIMIT };
   }
 
-  async refresh() {
-    if (!this.#asked().policy) return;
-    await this.#panel.load(
-      () => `/v1/top?${new URLSearchParams({ ...this.#asked(), limit: LIMIT })}`,
+  refresh() {
+    return this.#panel.load(
+      () => `/v1/top?${new URLSearchParams(this.#asked())}`,
       (answer) => this.#draw(answer),
     );
   }
@@ -38,26 +37,45 @@ export class Top {
   #draw({ policy, by, keys, error_bound: bound }) {
     const most = Math.max(1, ...keys.map((key) => key.count));
     say(byId('top-count'), by === 'denied' ? 'Denied' : 'Used');
-    say(byId('top-caption'), `Keys of ${policy} that ${by === 'denied' ? 'are denied' : 'use'} most`);
-    say(byId('top-bound'), keys.length === 0 ? 'No key yet.' : bound ? `Counts are at most ${count(bound)} too high.` : 'Counts are exact.');
-    list(byId('top-rows'), keys, (key) => `${policy} ${key.key}`, ({ key }) => {
-      const n = el('span');
-      const over = el('span', { class: 'over' });
-      const bar = el('i', { class: 'bar', 'aria-hidden': 'true' });
-      const last = el('td', { class: 'n last' });
-      const open = () => this.hooks.openKey(policy, key);
-      return {
-        node: el('tr', {}, el('th', { scope: 'row' }, el('button', { type: 'button', class: 'link key', title: key, onclick: open }, key)),
-          el('td', { class: 'n counted' }, n, over, bar), last),
-        update: (now) => {
-          say(n, compact(now.count));
-          n.title = count(now.count);
-          say(over, now.at_most_over ? ` −${compact(now.at_most_over)}` : '');
-          bar.dataset.by = by;
-          bar.style.setProperty('--part', now.count / most);
-          say(last, now.last_at ? ago(now.last_at) : '–');
-        },
-      };
-    });
+    say(byId('top-caption'), `Keys of ${policy ?? 'all policies'} that ${by === 'denied' ? 'are denied' : 'use'} most`);
+    say(
+      byId('top-bound'),
+      keys.length === 0 ? 'No key yet.' : bound ? `Counts are at most ${count(bound)} too high.` : 'Counts are exact.',
+    );
+    const named = keys.map((one) => ({ ...one, policy: one.policy ?? policy }));
+    list(
+      byId('top-rows'),
+      named,
+      (one) => JSON.stringify([policy, one.policy, one.key]),
+      ({ key, policy: under }) => {
+        const n = el('span');
+        const over = el('span', { class: 'over' });
+        const bar = el('i', { class: 'bar', 'aria-hidden': 'true' });
+        const last = el('td', { class: 'n last' });
+        const open = () => this.hooks.openKey(under, key);
+        return {
+          node: el(
+            'tr',
+            {},
+            el(
+              'th',
+              { scope: 'row' },
+              el('button', { type: 'button', class: 'link key', title: key, onclick: open }, key),
+              policy ? null : el('p', { class: 'under' }, under),
+            ),
+            el('td', { class: 'n counted' }, n, over, bar),
+            last,
+          ),
+          update: (now) => {
+            say(n, compact(now.count));
+            n.title = count(now.count);
+            say(over, now.at_most_over ? ` −${compact(now.at_most_over)}` : '');
+            bar.dataset.by = by;
+            bar.style.setProperty('--part', now.count / most);
+            say(last, now.last_at ? ago(now.last_at) : '–');
+          },
+        };
+      },
+    );
   }
 }

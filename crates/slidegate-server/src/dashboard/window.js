@@ -1,6 +1,6 @@
 // One key's window as a hill: it rises with each charge that still counts, and falls as they stop counting.
 //
-// Both slopes meet at now. The left one exists only under algorithms that keep single charges.
+// Both slopes meet at now. The left one exists only under a log: the other algorithms keep sums, not charges.
 
 import { byId } from './dom.js';
 import { ROUND, axis, chart, colour } from './chart.js';
@@ -8,6 +8,12 @@ import { compact, count, duration } from './format.js';
 
 /** Algorithms whose usage falls in steps; that of the others sinks evenly. */
 const STEPS = ['sliding-log', 'fixed-window'];
+
+/** What the left slope is made of, the oldest first. A log that counts in steps may stamp a charge a little ahead. */
+export const chargesOf = ({ algorithm, charges }) =>
+  algorithm === 'sliding-log'
+    ? charges.map(({ at_ms_ago: ago, cost }) => ({ ago: Math.max(0, ago), cost })).sort((a, b) => b.ago - a.ago)
+    : [];
 
 export class Window {
   #plot = null;
@@ -28,7 +34,13 @@ export class Window {
   #build() {
     const steps = globalThis.uPlot.paths.stepped({ align: 1 });
     const even = globalThis.uPlot.paths.linear();
-    const used = (more) => ({ stroke: () => colour('allowed'), fill: () => colour('allowed', 0.14), width: 1.5, points: { show: false }, ...more });
+    const used = (more) => ({
+      stroke: () => colour('allowed'),
+      fill: () => colour('allowed', 0.14),
+      width: 1.5,
+      points: { show: false },
+      ...more,
+    });
     return chart(
       byId('key-chart'),
       {
@@ -54,8 +66,9 @@ export class Window {
   }
 
   #span() {
-    const { window_ms: width, charges, reset_after_ms: reset } = this.#seen;
-    const past = charges.length ? Math.max(width, charges.reduce((most, { at_ms_ago: ago }) => Math.max(most, ago), 0)) : width / 4;
+    const { window_ms: width, reset_after_ms: reset } = this.#seen;
+    const [oldest] = chargesOf(this.#seen);
+    const past = oldest ? Math.max(width, oldest.ago) : width / 4;
     return [-past / 1000, Math.max(width, reset) / 1000];
   }
 
@@ -74,7 +87,8 @@ export class Window {
   }
 
   #words() {
-    const { key, used, limit, window_ms: width, charges, reset_after_ms: reset } = this.#seen;
+    const { key, used, limit, window_ms: width, reset_after_ms: reset } = this.#seen;
+    const charges = chargesOf(this.#seen);
     const from = charges.length ? `, from ${count(charges.length)} charges in the last ${duration(width)}` : '';
     const until = used ? `; all of it is free again in ${duration(reset)}` : '';
     return `The window of ${key}: ${count(used)} of ${count(limit)} used${from}${until}. The table below has the figures.`;
@@ -84,14 +98,15 @@ export class Window {
 const label = (s) => (Math.abs(s) < 1e-9 ? 'now' : `${s < 0 ? '−' : '+'}${duration(Math.abs(s) * 1000)}`);
 
 /** Columns of the chart: seconds from now, used before, used from now on, limit. */
-export function points({ window_ms: width, limit, used, charges, room, reset_after_ms: reset }) {
-  const past = [...charges].sort((a, b) => b.at_ms_ago - a.at_ms_ago);
+export function points(seen) {
+  const { window_ms: width, limit, used, room, reset_after_ms: reset } = seen;
+  const past = chargesOf(seen);
   const rows = [];
   if (past.length) {
     // What was charged beyond those that are listed lies before the chart.
     let sum = Math.max(0, used - past.reduce((total, { cost }) => total + cost, 0));
-    rows.push([Math.min(-width, -past[0].at_ms_ago) / 1000 - 1e-6, sum, null]);
-    for (const { at_ms_ago: ago, cost } of past) rows.push([-ago / 1000, (sum += cost), null]);
+    rows.push([Math.min(-width, -past[0].ago) / 1000 - 1e-6, sum, null]);
+    for (const { ago, cost } of past) rows.push([-ago / 1000, (sum += cost), null]);
   } else {
     rows.push([-width / 4000, null, null]);
   }
