@@ -8,6 +8,7 @@ mod condition;
 mod file;
 mod flag;
 mod foreign;
+mod observe;
 mod overrides;
 mod policy;
 mod resolve;
@@ -25,6 +26,7 @@ use std::time::Duration;
 use slidegate::headers::HeaderOptions;
 use slidegate::{MemoryStore, Policy, PolicySet, Quota};
 
+pub(crate) use observe::{KeysShown, Observe};
 pub(crate) use shared::{Outside, SharedStore};
 pub(crate) use words::{Counted, describe};
 
@@ -55,6 +57,8 @@ pub(crate) struct Config {
     pub(crate) address_attributes: Vec<String>,
     /// What answers carry in their header.
     pub(crate) headers: HeaderOptions,
+    /// What is told of decisions.
+    pub(crate) observe: Observe,
 }
 
 impl Config {
@@ -69,7 +73,11 @@ impl Config {
             [] => None,
             texts => Some(flag::add(config.as_ref().map(|config| &config.policies), texts)?),
         };
-        let config = config.unwrap_or_else(|| Self { shared: outside.store(), ..Self::default() });
+        let config = config.unwrap_or_else(|| Self {
+            shared: outside.store(),
+            observe: Observe::without_file(outside),
+            ..Self::default()
+        });
         Ok(Self { policies: policies.unwrap_or(config.policies), ..config })
     }
 
@@ -145,6 +153,7 @@ impl Default for Config {
             shared: None,
             address_attributes: vec!["ip".to_owned()],
             headers: HeaderOptions::default(),
+            observe: Observe::default(),
         }
     }
 }
@@ -309,6 +318,7 @@ policies:
         assert_eq!(config.max_keys, default.max_keys);
         assert_eq!(config.address_attributes, default.address_attributes);
         assert_eq!(config.headers, default.headers);
+        assert_eq!(config.observe, default.observe);
     }
 
     /// Whoever reads a reference copies from it.

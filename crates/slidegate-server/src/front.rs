@@ -11,6 +11,7 @@ use slidegate::headers::HeaderOptions;
 use slidegate::{Decisions, Error, MemoryStats, MemoryStore, Policy, PolicySet, Request, Verb};
 
 use crate::config::{Config, describe};
+use crate::observe::{Door, Observer};
 use crate::store::{Shared, Store};
 
 /// The gate and what the service knows about requests and answers.
@@ -20,6 +21,7 @@ pub(crate) struct Front {
     /// Attributes whose text is an IP address.
     address_attributes: Vec<String>,
     headers: HeaderOptions,
+    observer: Observer,
     /// Cleared when the service begins to shut down.
     ready: AtomicBool,
 }
@@ -56,10 +58,12 @@ impl Front {
     /// A shared store that cannot be one, see [`Store::new`].
     pub(crate) fn new(config: Config) -> Result<Self, Error> {
         let memory = MemoryStore::builder().max_keys(config.max_keys).build();
+        let observer = Observer::new(config.observe, &config.policies);
         Ok(Self {
             store: Store::new(config.policies, memory, config.shared)?,
             address_attributes: config.address_attributes,
             headers: config.headers,
+            observer,
             ready: AtomicBool::new(true),
         })
     }
@@ -132,13 +136,28 @@ impl Front {
     }
 
     /// Decides a request. Every protocol calls this, or [`decide_all`](Self::decide_all).
-    pub(crate) async fn decide<'r>(&self, verb: Verb, request: &'r Request<'r>) -> Decisions<'r> {
-        self.decide_all(verb, std::slice::from_ref(request)).await
+    pub(crate) async fn decide<'r>(&self, door: Door, verb: Verb, request: &'r Request<'r>) -> Decisions<'r> {
+        self.decide_all(door, verb, std::slice::from_ref(request)).await
     }
 
     /// Decides several requests in one atomic step: all of them are charged on all of their policies, or none.
-    pub(crate) async fn decide_all<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
-        self.store.apply_all(verb, requests).await
+    pub(crate) async fn decide_all<'r>(
+        &self,
+        door: Door,
+        verb: Verb,
+        requests: &'r [Request<'r>],
+    ) -> Decisions<'r> {
+        let decisions = match &self.store {
+            Store::Memory(gate) => gate.apply_all(verb, requests),
+            Store::Shared(shared) => {
+                let start = self.observer.start();
+                let decisions = shared.apply_all(verb, requests).await;
+                self.observer.called(start, &decisions);
+                decisions
+            }
+        };
+        self.observer.note(door, verb, &decisions);
+        decisions
     }
 
     /// Forgets the request's keys under every policy that applies; says whether anything counted there.
@@ -168,6 +187,11 @@ impl Front {
         self.store.shared()
     }
 
+    /// What watches decisions.
+    pub(crate) fn observer(&self) -> &Observer {
+        &self.observer
+    }
+
     pub(crate) fn headers(&self) -> &HeaderOptions {
         &self.headers
     }
@@ -188,6 +212,7 @@ impl Front {
     /// From here on `/readyz` says that no new requests should come.
     pub(crate) fn begin_shutdown(&self) {
         self.ready.store(false, Ordering::Relaxed);
+        self.observer.end();
     }
 }
 

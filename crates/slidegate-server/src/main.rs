@@ -9,6 +9,7 @@ mod config;
 mod dashboard;
 mod front;
 mod listener;
+mod observe;
 mod protocol;
 mod replay;
 mod shutdown;

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use slidegate::{
-    BreakerState, Decisions, Error, Gate, MemoryStats, MemoryStore, PolicySet, Request, SharedGate, Source,
-    Verb,
+    BreakerState, Decisions, Error, Gate, MemoryStats, MemoryStore, NodeState, PolicySet, Request,
+    SharedGate, SharedStats, Source, Verb,
 };
 
 use crate::config::{Counted, SharedStore};
@@ -64,14 +64,6 @@ impl Store {
         let (answered, away) = (AtomicU64::new(0), AtomicBool::new(false));
         let instances = shared.instances;
         Ok(Self::Shared(Box::new(Shared { gate, instances, absence, answered, away })))
-    }
-
-    /// Decides requests in one step.
-    pub(crate) async fn apply_all<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
-        match self {
-            Self::Memory(gate) => gate.apply_all(verb, requests),
-            Self::Shared(shared) => shared.apply_all(verb, requests).await,
-        }
     }
 
     /// Forgets the request's keys; says whether anything counted there.
@@ -133,7 +125,8 @@ impl Store {
 }
 
 impl Shared {
-    async fn apply_all<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
+    /// Decides requests in one step.
+    pub(crate) async fn apply_all<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
         let decisions = self.gate.apply_all(verb, requests).await;
         let (mut answered, mut fell_back) = (false, false);
         for decision in decisions.iter() {
@@ -158,6 +151,16 @@ impl Shared {
             self.away.store(true, Ordering::Relaxed);
         }
         existed
+    }
+
+    /// How it has been used.
+    pub(crate) fn stats(&self) -> SharedStats {
+        self.gate.stats()
+    }
+
+    /// How things stand with each of its nodes.
+    pub(crate) fn nodes(&self) -> Vec<NodeState> {
+        self.gate.nodes()
     }
 
     /// Its URL without secrets.

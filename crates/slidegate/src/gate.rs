@@ -297,6 +297,12 @@ impl<'d> PolicyDecision<'d> {
         self.answer.request
     }
 
+    /// What its request asked for, charged or not.
+    #[must_use]
+    pub fn asked(&self) -> u64 {
+        self.requests[self.answer.request].asked_cost()
+    }
+
     /// The key that it decided on.
     #[must_use]
     pub fn key(&self) -> Key<'d> {

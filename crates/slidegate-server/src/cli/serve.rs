@@ -14,7 +14,7 @@ use crate::config::{Config, describe};
 use crate::front::Front;
 use crate::shutdown::Signals;
 use crate::store::Seen;
-use crate::{listener, protocol};
+use crate::{listener, observe, protocol};
 
 /// Between two sweeps for expired keys.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
@@ -62,7 +62,8 @@ async fn serve(config: Config) -> Result<ExitCode, Failure> {
     let sweeper = tokio::spawn(sweep(Arc::clone(&front)));
     let watcher = tokio::spawn(watch(Arc::clone(&front)));
     let examiner = tokio::spawn(examine(Arc::clone(&front)));
-    let routes = protocol::http::routes(Arc::clone(&front));
+    let observer = tokio::spawn(observe::tick(Arc::clone(&front)));
+    let routes = protocol::http::routes(Arc::clone(&front)).merge(observe::routes(Arc::clone(&front)));
     let stop = async {
         let signal = signals.next().await;
         front.begin_shutdown();
@@ -72,6 +73,7 @@ async fn serve(config: Config) -> Result<ExitCode, Failure> {
     sweeper.abort();
     watcher.abort();
     examiner.abort();
+    observer.abort();
     if cut_off > 0 {
         tracing::warn!(connections = cut_off, "cut off connections that did not finish in time");
     }

@@ -7,10 +7,10 @@ use slidegate::{Algorithm, Excess, OnStoreError, Policy, PolicySet, Quota, parse
 
 use super::file::{Node, Shown, Value};
 use super::section::{Section, text, whole, wrong};
-use super::{Findings, condition, overrides, resolve};
+use super::{Findings, condition, observe, overrides, resolve};
 
 /// Every key of a policy.
-const KEYS: [&str; 14] = [
+const KEYS: [&str; 15] = [
     "name",
     "when",
     "scope",
@@ -25,6 +25,7 @@ const KEYS: [&str; 14] = [
     "on_store_error",
     "overrides",
     "ipv6_prefix",
+    "keys_shown",
 ];
 const LIMIT: &str = "give a whole number from 0 to 18446744073709551615, for example `limit: 100`";
 const WINDOW: &str = "give a number and a unit, for example `window: 60s`";
@@ -98,6 +99,8 @@ pub(super) fn policy(
     if let Some(prefix) = ipv6_prefix(&section, &scope, findings) {
         policy = policy.ipv6_prefix(prefix);
     }
+    // It concerns what is told of the policy; `observe.rs` takes it from there.
+    let _ = section.read("keys_shown", findings, observe::keys_shown);
     for (key, quota) in overrides::overrides(&section, &terms, &scope, findings) {
         policy = policy.with_override(key.iter().map(overrides::Part::borrowed), quota);
     }
@@ -396,7 +399,7 @@ mod tests {
             (
                 "quota: 5/1s, colour: red",
                 "unknown key `colour`; known are `name`, `when`, `scope`, `limit`, `window`, `quota`, `algorithm`, \
-                 `burst`, `slots`, `mode`, `excess`, `on_store_error`, `overrides`, `ipv6_prefix`"
+                 `burst`, `slots`, `mode`, `excess`, `on_store_error`, `overrides`, `ipv6_prefix`, `keys_shown`"
                     .into(),
             ),
         ] {

@@ -10,7 +10,9 @@ use slidegate::{Algorithm, MemoryStore, Policy, PolicySet, parse_window};
 
 use super::file::{Node, Shown, Value};
 use super::section::{Section, flag, text, whole, wrong};
-use super::{Config, DEFAULT_LISTEN, DEFAULT_SHUTDOWN_GRACE, Findings, Outside, foreign, policy, shared};
+use super::{
+    Config, DEFAULT_LISTEN, DEFAULT_SHUTDOWN_GRACE, Findings, Outside, foreign, observe, policy, shared,
+};
 
 /// What to write where there is no policy.
 pub(super) const MINIMAL: &str = "policies: [{name: per-user, scope: [user], limit: 100, window: 60s}]";
@@ -24,7 +26,7 @@ const MAX_ATTRIBUTE: usize = crate::front::MAX_NAME;
 /// Reads a whole file.
 pub(super) fn config(root: &Node, outside: &Outside, findings: &mut Findings) -> Config {
     let Some(mut top) = Section::of(root, String::new(), MINIMAL, findings) else { return Config::default() };
-    top.expect_only(&["policies", "server", "store", "attributes", "headers"], findings);
+    top.expect_only(&["policies", "server", "store", "attributes", "headers", "observe"], findings);
     let defaults = Config::default();
     let (listen, shutdown_grace) = server(&top, findings);
     let known = ["memory"].into_iter().chain(shared::KEYS).collect::<Vec<_>>();
@@ -38,12 +40,14 @@ pub(super) fn config(root: &Node, outside: &Outside, findings: &mut Findings) ->
     let address_attributes = attributes(&top, findings).unwrap_or(defaults.address_attributes);
     let policies = policies(&top, &address_attributes, findings).unwrap_or(defaults.policies);
     let headers = headers(&top, findings);
+    let told = section(&top, "observe", &["metrics", "events", "top", "log_denials"], "top: true", findings);
+    let observe = observe::observe(told.as_ref(), &top, store.as_ref(), outside, findings);
     if let Some(shared) = &shared
         && findings.0.is_empty()
     {
         shared::try_out(shared, &policies, &top, store.as_ref(), findings);
     }
-    Config { policies, listen, shutdown_grace, max_keys, shared, address_attributes, headers }
+    Config { policies, listen, shutdown_grace, max_keys, shared, address_attributes, headers, observe }
 }
 
 /// The section under `key`, empty if it is not there.

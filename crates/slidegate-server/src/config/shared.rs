@@ -98,6 +98,11 @@ impl Outside {
         Ok(Self { redis: redis.map(options).transpose()?, key_secret: variable(SECRET_VARIABLE)? })
     }
 
+    /// What keys are hashed with.
+    pub(super) fn key_secret(&self) -> Option<&str> {
+        self.key_secret.as_deref()
+    }
+
     /// The store that these name without a file.
     pub(super) fn store(&self) -> Option<SharedStore> {
         let options = self.redis.clone()?;

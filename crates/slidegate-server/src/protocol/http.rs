@@ -14,7 +14,8 @@ use serde_json::json;
 use slidegate::{Decisions, Verb, millis_ceil};
 
 use crate::front::Front;
-use crate::{dashboard, store};
+use crate::observe::Door;
+use crate::store;
 use answer::Answer;
 use body::{Ask, Batch, MAX_BATCH, MAX_BATCH_BODY, MAX_BODY};
 use problem::Problem;
@@ -47,7 +48,7 @@ pub(crate) fn routes(front: Arc<Front>) -> Router {
     table()
         .into_iter()
         .fold(Router::new(), |router, (path, methods)| router.route(path, methods))
-        .merge(dashboard::routes())
+        .merge(crate::dashboard::routes())
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
         .with_state(front)
@@ -70,16 +71,22 @@ async fn penalize(State(front): Shared, request: HttpRequest<Body>) -> Answered 
 }
 
 async fn check_by_query(State(front): Shared, uri: Uri) -> Answered {
+    let start = front.observer().start();
     let ask = Ask::from_query(uri.query().unwrap_or_default())?;
     let request = ask.request(&front)?;
-    Ok(respond(&front, Verb::Check, &front.decide(Verb::Check, &request).await))
+    let response = respond(&front, Verb::Check, &front.decide(Door::Http, Verb::Check, &request).await);
+    front.observer().decided(Door::Http, start, 1);
+    Ok(response)
 }
 
 async fn by_body(front: &Front, verb: Verb, request: HttpRequest<Body>) -> Answered {
     let bytes = body::read(request.into_body(), MAX_BODY).await?;
+    let start = front.observer().start();
     let ask: Ask<'_> = body::parse(&bytes)?;
     let request = ask.request(front)?;
-    Ok(respond(front, verb, &front.decide(verb, &request).await))
+    let response = respond(front, verb, &front.decide(Door::Http, verb, &request).await);
+    front.observer().decided(Door::Http, start, 1);
+    Ok(response)
 }
 
 /// 429 for a check that is denied, 200 for every other answer: a look that finds no room has done its work. Only a
@@ -106,6 +113,7 @@ fn respond(front: &Front, verb: Verb, decisions: &Decisions<'_>) -> Response {
 /// Requests decided one after the other; the answers stand in their order. All must be readable, or none is decided.
 async fn check_batch(State(front): Shared, request: HttpRequest<Body>) -> Answered {
     let bytes = body::read(request.into_body(), MAX_BATCH_BODY).await?;
+    let start = front.observer().start();
     let batch: Batch<'_> = body::parse(&bytes)?;
     if batch.requests.len() > MAX_BATCH {
         let detail = format!("the batch has {} requests; send at most {MAX_BATCH}", batch.requests.len());
@@ -115,10 +123,12 @@ async fn check_batch(State(front): Shared, request: HttpRequest<Body>) -> Answer
     let requests = batch.requests.iter().enumerate().map(read).collect::<Result<Vec<_>, _>>()?;
     let mut decisions = Vec::with_capacity(requests.len());
     for request in &requests {
-        decisions.push(front.decide(Verb::Check, request).await);
+        decisions.push(front.decide(Door::Http, Verb::Check, request).await);
     }
     let answers: Vec<_> = decisions.iter().map(|one| Answer::new(one, front.absence())).collect();
-    Ok(ok(problem::json(&json!({ "decisions": answers }))))
+    let response = ok(problem::json(&json!({ "decisions": answers })));
+    front.observer().decided(Door::Http, start, u64::try_from(answers.len()).unwrap_or(u64::MAX));
+    Ok(response)
 }
 
 async fn reset(State(front): Shared, request: HttpRequest<Body>) -> Answered {

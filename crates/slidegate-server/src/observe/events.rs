@@ -1,0 +1,263 @@
+//! Events: why each denial was one.
+//!
+//! They are kept in a ring in memory, sent to who listens, and written to the log by a thread of their own, so that a log
+//! that is slow or stuck never holds up a decision. A key that is denied again and again fills none of them: each has its
+//! own rate, kept by a limiter of the library. What is left out is counted.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use serde::Serialize;
+use slidegate::{Limiter, MemoryStore, PolicyDecision, Quota, Timestamp, millis_ceil};
+use tokio::sync::broadcast;
+
+use super::Door;
+use super::shown::Veil;
+use crate::config::KeysShown;
+
+/// Events that are kept, the newest; a megabyte or less.
+pub(super) const KEPT: usize = 1024;
+/// Most events of one key in a second, in the ring and to listeners.
+const OF_A_KEY: u64 = 10;
+/// The log has a line for each key this often.
+const LOGGED_EVERY: Duration = Duration::from_secs(10);
+/// Most lines of the log in a second, for all keys.
+const LOGGED_A_SECOND: u64 = 20;
+/// Lines that wait for a log that is slow.
+const LOG_QUEUE: usize = 256;
+/// Keys whose rates are known. With more than that denied at once some are told a little often.
+const RATED_KEYS: usize = 4096;
+/// Messages that a listener may be behind before it misses some.
+const BEHIND: usize = 1024;
+
+/// One denial.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Event {
+    /// Counts events from 1, those that nobody kept not included.
+    pub(super) seq: u64,
+    #[serde(serialize_with = "as_text")]
+    at: Timestamp,
+    pub(super) policy: String,
+    /// As the policy shows it.
+    pub(super) key: String,
+    /// The key's values by their attributes, likewise.
+    attributes: serde_json::Map<String, serde_json::Value>,
+    limit: u64,
+    window_ms: u64,
+    algorithm: &'static str,
+    used: u64,
+    cost: u64,
+    /// `null`: it never fits.
+    retry_after_ms: Option<u64>,
+    source: &'static str,
+    mode: &'static str,
+    door: &'static str,
+    verdict: &'static str,
+    #[serde(skip)]
+    keys_shown: KeysShown,
+}
+
+/// A time as everybody reads it: RFC 3339 with milliseconds.
+pub(super) fn text_of(at: Timestamp) -> String {
+    let us = i64::try_from(at.as_micros()).unwrap_or(i64::MAX);
+    format!("{:.3}", jiff::Timestamp::from_microsecond(us).unwrap_or(jiff::Timestamp::MAX))
+}
+
+fn as_text<S: serde::Serializer>(at: &Timestamp, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&text_of(*at))
+}
+
+/// Which events are wanted: all that have these.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Filter {
+    pub(crate) policy: Option<String>,
+    /// The key's text, as it is shown or as it is.
+    pub(crate) key: Option<String>,
+}
+
+/// What listeners are sent.
+#[derive(Debug, Clone)]
+pub(super) enum Message {
+    Denial(Arc<Event>),
+    /// JSON of what was decided in the last second.
+    Rates(Arc<str>),
+    /// Policies, configuration or changes moved.
+    Changed,
+    /// The service ends.
+    End,
+}
+
+/// Where events go.
+#[derive(Debug)]
+pub(crate) struct Events {
+    ring: Mutex<Ring>,
+    rates: Limiter,
+    log_rates: Limiter,
+    log_rate: Limiter,
+    log: Option<SyncSender<Arc<Event>>>,
+    listeners: broadcast::Sender<Message>,
+    veil: Arc<Veil>,
+    left_out: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Ring {
+    last_seq: u64,
+    /// Oldest first.
+    events: VecDeque<Arc<Event>>,
+}
+
+impl Events {
+    /// `logged` says whether the log has them too.
+    pub(super) fn new(veil: Arc<Veil>, logged: bool) -> Self {
+        let limiter = |quota| Limiter::with_store(quota, MemoryStore::builder().max_keys(RATED_KEYS).build());
+        let every = Quota::new(1, LOGGED_EVERY).expect("ten seconds are a window");
+        Self {
+            ring: Mutex::default(),
+            rates: limiter(Quota::per_second(OF_A_KEY)),
+            log_rates: limiter(every),
+            log_rate: limiter(Quota::per_second(LOGGED_A_SECOND)),
+            log: logged.then(start_log).flatten(),
+            listeners: broadcast::channel(BEHIND).0,
+            veil,
+            left_out: AtomicU64::new(0),
+        }
+    }
+
+    /// Keeps, sends and logs a denial, as far as its key's rate goes.
+    pub(super) fn record(&self, door: Door, one: &PolicyDecision<'_>, keys_shown: KeysShown) {
+        let policy = one.policy();
+        let key = one.key().to_string();
+        let rated = format!("{}:{key}", policy.name());
+        if self.rates.check(&rated).is_denied() {
+            self.leave_out();
+            return;
+        }
+        // A scope of nothing has the key `*`, and no attribute.
+        let values = key.split(',').map(|value| self.veil.show(value, keys_shown).into());
+        let quota = one.quota();
+        let mut event = Event {
+            seq: 0,
+            at: one.at,
+            policy: policy.name().to_owned(),
+            attributes: policy.scope_attributes().iter().cloned().zip(values).collect(),
+            key: self.veil.show(&key, keys_shown),
+            limit: one.limit,
+            window_ms: millis_ceil(quota.window()),
+            algorithm: quota.algorithm().name(),
+            used: one.used,
+            cost: one.asked(),
+            retry_after_ms: one.retry_after().map(millis_ceil),
+            source: one.source.name(),
+            mode: if policy.is_enforced() { "enforce" } else { "shadow" },
+            door: door.name(),
+            verdict: "deny",
+            keys_shown,
+        };
+        let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        ring.last_seq += 1;
+        event.seq = ring.last_seq;
+        let event = Arc::new(event);
+        if ring.events.len() == KEPT {
+            ring.events.pop_front();
+        }
+        ring.events.push_back(Arc::clone(&event));
+        // Under the lock, so that listeners get them in their order.
+        self.send(Message::Denial(Arc::clone(&event)));
+        drop(ring);
+        if let Some(log) = &self.log
+            && self.log_rates.check(&rated).is_allowed()
+            && self.log_rate.check("").is_allowed()
+        {
+            // A log that is stuck loses lines, not decisions.
+            let _ = log.try_send(event);
+        }
+    }
+
+    /// Counts a denial that is not recorded.
+    pub(super) fn leave_out(&self) {
+        self.left_out.fetch_add(1, Relaxed);
+    }
+
+    /// Denials that were not recorded, as they were too many.
+    pub(super) fn left_out(&self) -> u64 {
+        self.left_out.load(Relaxed)
+    }
+
+    /// The newest events, newest first.
+    pub(crate) fn recent(&self, filter: &Filter, limit: usize) -> Vec<Arc<Event>> {
+        let ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        ring.events.iter().rev().filter(|event| self.matches(event, filter)).take(limit).cloned().collect()
+    }
+
+    /// The events that are kept and come after this one, oldest first. All, if there is no such event yet: its number was
+    /// given before a restart.
+    pub(super) fn after(&self, seq: u64, filter: &Filter) -> Vec<Arc<Event>> {
+        let ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        let seq = if seq > ring.last_seq { 0 } else { seq };
+        let wanted = |event: &&Arc<Event>| event.seq > seq && self.matches(event, filter);
+        ring.events.iter().filter(wanted).cloned().collect()
+    }
+
+    /// Whether an event is one of those that are wanted.
+    pub(super) fn matches(&self, event: &Event, filter: &Filter) -> bool {
+        let is_key = |key: &String| *key == event.key || self.veil.show(key, event.keys_shown) == event.key;
+        filter.policy.as_ref().is_none_or(|policy| *policy == event.policy)
+            && filter.key.as_ref().is_none_or(is_key)
+    }
+
+    /// Forgets the events of a policy, whose keys must no longer be shown as they were.
+    pub(super) fn forget(&self, policy: &str) {
+        let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        ring.events.retain(|event| event.policy != policy);
+    }
+
+    pub(super) fn listen(&self) -> broadcast::Receiver<Message> {
+        self.listeners.subscribe()
+    }
+
+    pub(super) fn has_listeners(&self) -> bool {
+        self.listeners.receiver_count() > 0
+    }
+
+    pub(super) fn send(&self, message: Message) {
+        // Nobody may be listening.
+        let _ = self.listeners.send(message);
+    }
+}
+
+/// Starts the thread that writes denials to the log. It ends with the queue.
+fn start_log() -> Option<SyncSender<Arc<Event>>> {
+    let (sender, receiver) = sync_channel(LOG_QUEUE);
+    let thread = std::thread::Builder::new().name("denials".to_owned()).spawn(move || write_log(&receiver));
+    thread
+        .inspect_err(
+            |error| tracing::warn!(%error, "cannot start the thread that logs denials; they are not logged"),
+        )
+        .ok()
+        .map(|_| sender)
+}
+
+fn write_log(events: &Receiver<Arc<Event>>) {
+    for event in events {
+        tracing::info!(
+            target: "slidegate::denials",
+            policy = event.policy,
+            // Texts that clients choose are quoted and escaped by the form of the log.
+            key = event.key,
+            limit = event.limit,
+            window_ms = event.window_ms,
+            used = event.used,
+            cost = event.cost,
+            retry_after_ms = event.retry_after_ms,
+            source = event.source,
+            mode = event.mode,
+            door = event.door,
+            at = text_of(event.at),
+            "denied"
+        );
+    }
+}

@@ -1,0 +1,74 @@
+//! Histograms of spans of time, as Prometheus reads them.
+//!
+//! The count is not kept: it is the sum of the buckets.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use super::lane::{Lanes, thread};
+
+/// Upper ends of the buckets, in microseconds, both included: from a decision in memory to a store's deadline and beyond.
+pub(super) const ENDS_US: [u64; 15] =
+    [1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 50_000, 250_000];
+
+#[derive(Debug)]
+pub(super) struct Histogram(Lanes<Buckets>);
+
+#[derive(Debug, Default)]
+struct Buckets {
+    /// One for each end, and one for what is longer.
+    counts: [AtomicU64; ENDS_US.len() + 1],
+    sum_us: AtomicU64,
+}
+
+/// A histogram at one time.
+#[derive(Debug, PartialEq)]
+pub(super) struct Reading {
+    /// Upper ends in seconds, the last infinite, each with what is in this bucket alone.
+    pub(super) buckets: Vec<(f64, u64)>,
+    pub(super) sum_s: f64,
+    pub(super) count: u64,
+}
+
+impl Histogram {
+    pub(super) fn new(lanes: usize) -> Self {
+        Self(Lanes::new(lanes))
+    }
+
+    /// Adds as many observations of this span.
+    pub(super) fn add(&self, span: Duration, times: u64) {
+        let lane = self.0.of(thread());
+        let span_us = u64::try_from(span.as_micros()).unwrap_or(u64::MAX);
+        let bucket = ENDS_US.partition_point(|end| *end < span_us);
+        lane.counts[bucket].fetch_add(times, Relaxed);
+        lane.sum_us.fetch_add(span_us.saturating_mul(times), Relaxed);
+    }
+
+    #[allow(clippy::cast_precision_loss)] // seconds as doubles are what Prometheus has
+    pub(super) fn read(&self) -> Reading {
+        let ends = ENDS_US.iter().map(|end| *end as f64 / 1e6).chain([f64::MAX]);
+        let counts = (0..=ENDS_US.len()).map(|at| self.0.sum(|buckets| buckets.counts[at].load(Relaxed)));
+        let buckets: Vec<_> = ends.zip(counts).collect();
+        let sum_us = self.0.sum(|buckets| buckets.sum_us.load(Relaxed));
+        Reading { count: buckets.iter().map(|(_, count)| count).sum(), sum_s: sum_us as f64 / 1e6, buckets }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An observation in the wrong bucket moves a percentile that somebody is woken by.
+    #[test]
+    fn a_span_is_in_the_first_bucket_that_is_as_long() {
+        let histogram = Histogram::new(2);
+        for (span_us, times) in [(0, 1), (1, 1), (2, 3), (3, 1), (250_000, 1), (250_001, 2)] {
+            histogram.add(Duration::from_micros(span_us), times);
+        }
+        let reading = histogram.read();
+        assert_eq!(reading.count, 9);
+        assert!((reading.sum_s - 0.750_012).abs() < 1e-9, "{}", reading.sum_s);
+        let filled: Vec<_> = reading.buckets.iter().filter(|(_, count)| *count > 0).copied().collect();
+        assert_eq!(filled, [(1e-6, 2), (2e-6, 3), (5e-6, 1), (0.25, 1), (f64::MAX, 2)]);
+    }
+}

@@ -1,0 +1,290 @@
+//! Metrics: all that is counted, as Prometheus reads it.
+//!
+//! Labels are names of policies, doors and nodes, whose number is bounded. A key is never one: clients choose those.
+//! What a dashboard or an alert may use is in this file, and a test holds those in `deploy/` against it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering::Relaxed;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, NoLabelSet, text};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::{Registry, Unit};
+use slidegate::{BreakerState, PolicySet, Timestamp, Verb};
+
+use super::counts::{Counts, Outcome, Row, SOURCES};
+use super::histogram::Histogram;
+use super::{Door, Observer, VERBS, name_of};
+use crate::front::Front;
+use crate::store::Shared;
+
+/// The form of the text: `OpenMetrics`, which Prometheus prefers, and which its older form's readers can read.
+pub(super) const MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// Most policies with series of their own. What the others count is under [`OTHERS`] together: a policy has up to 20 series.
+const MOST_POLICIES: usize = 1000;
+/// No policy can have this name.
+const OTHERS: &str = "~others";
+/// Most nodes of a shared store that are told of: a cluster's masters, of which more than a hundred are rare.
+const MOST_NODES: usize = 256;
+
+/// Everything that is counted, now.
+pub(super) fn page(front: &Arc<Front>) -> String {
+    let mut registry = Registry::with_prefix("slidegate");
+    registry.register_collector(Box::new(Scrape(Arc::clone(front))));
+    let mut page = String::new();
+    text::encode(&mut page, &registry).expect("text takes text");
+    page
+}
+
+/// The time from the epoch in seconds.
+#[allow(clippy::cast_precision_loss)] // seconds as doubles are what Prometheus has
+fn seconds(at: Timestamp) -> f64 {
+    at.as_micros() as f64 / 1e6
+}
+
+#[derive(Debug)]
+struct Scrape(Arc<Front>);
+
+impl Collector for Scrape {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let front = &*self.0;
+        let mut page = Page(encoder);
+        process(&mut page, front)?;
+        policies(&mut page, front.observer(), &front.policies())?;
+        requests(&mut page, front.observer())?;
+        configuration(&mut page, front.observer())?;
+        front.shared().map_or(Ok(()), |shared| store(&mut page, front.observer(), shared))
+    }
+}
+
+fn process(page: &mut Page<'_>, front: &Front) -> fmt::Result {
+    let (observer, memory) = (front.observer(), front.stats());
+    page.0
+        .encode_descriptor("build", "What runs", None, MetricType::Info)?
+        .encode_info(&[("version", env!("CARGO_PKG_VERSION"))])?;
+    let started_at = seconds(observer.started_at);
+    page.seconds("start_time", "When the service started, since the Unix epoch", started_at)?;
+    page.gauge("keys", "Keys held in memory now", [(NO_LABELS, count(memory.keys))])?;
+    page.gauge("max_keys", "Most keys that are held in memory", [(NO_LABELS, count(memory.max_keys))])?;
+    let dropped =
+        "Keys dropped from a full memory although they still counted: their limits were not enforced in full";
+    page.counter("keys_dropped", dropped, [(NO_LABELS, memory.dropped)])
+}
+
+fn count(count: usize) -> u64 {
+    u64::try_from(count).unwrap_or(u64::MAX)
+}
+
+fn policies(page: &mut Page<'_>, observer: &Observer, policies: &PolicySet) -> fmt::Result {
+    let roll = observer.roll.load();
+    let (shown, others) = roll.in_force().split_at(roll.in_force().len().min(MOST_POLICIES));
+    let checks = |row: &Arc<Row>| {
+        let row = Arc::clone(row);
+        let all = Outcome::ALL.into_iter().flat_map(|outcome| SOURCES.map(|source| (outcome, source)));
+        all.map(move |(outcome, source)| {
+            let labels = [("verdict", outcome.name()), ("source", source.name())];
+            (labels, row.checks(outcome, source), outcome == Outcome::Allow && source == SOURCES[0])
+        })
+    };
+    let mut decisions = Vec::new();
+    for row in shown {
+        for (labels, count, is_first) in checks(row) {
+            // Of 15 combinations few ever happen; the first is there from the start, so that a policy is.
+            if count > 0 || is_first {
+                decisions.push(([("policy", row.name.as_str()), labels[0], labels[1]], count));
+            }
+        }
+    }
+    if !others.is_empty() {
+        let tables: Vec<Vec<_>> = others.iter().map(|row| checks(row).collect()).collect();
+        for at in 0..tables[0].len() {
+            let count = tables.iter().map(|table| table[at].1).sum();
+            let [verdict, source] = tables[0][at].0;
+            if count > 0 {
+                decisions.push(([("policy", OTHERS), verdict, source], count));
+            }
+        }
+    }
+    let help = "Checks by what each policy said of them and where that came from; shadow_deny denies nothing";
+    page.counter("decisions", help, decisions)?;
+
+    let rows: Vec<(&str, Counts)> = shown.iter().map(|row| (row.name.as_str(), row.counts())).collect();
+    let rest: Vec<Counts> = others.iter().map(|row| row.counts()).collect();
+    let mut each = |name, help, read: fn(&Counts) -> u64| {
+        let rest = (!rest.is_empty()).then(|| (OTHERS, rest.iter().map(read).sum()));
+        let samples = rows.iter().map(|(name, counts)| (*name, read(counts))).chain(rest);
+        page.counter(name, help, samples.map(|(name, count)| ([("policy", name)], count)))
+    };
+    each("cost_admitted", "Cost that was charged, penalties included", |counts| counts.cost_allowed)?;
+    each("cost_refused", "Cost that was asked for and denied", |counts| counts.cost_denied)?;
+    each("cost_refunded", "Cost that was given back", |counts| counts.cost_refunded)?;
+    let near = "Checks that were charged and left their key at 80 % of its limit or above";
+    each("near_limit", near, |counts| counts.near_limit)?;
+
+    let shown = || policies.iter().take(MOST_POLICIES);
+    let limits = shown().map(|policy| ([("policy", policy.name())], policy.quota().limit()));
+    page.gauge("policy_limit", "Most cost in a window, by the configuration", limits)?;
+    let windows = shown().map(|policy| ([("policy", policy.name())], policy.quota().window().as_secs_f64()));
+    page.seconds_each("policy_window", "The length of a window, by the configuration", windows)?;
+    let enforced = shown().map(|policy| ([("policy", policy.name())], u64::from(policy.is_enforced())));
+    page.gauge("policy_enforced", "1 if the policy denies, 0 if it is in shadow", enforced)
+}
+
+fn requests(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
+    let mut requests = Vec::new();
+    for door in Door::ALL {
+        for verb in VERBS {
+            for (verdict, name) in ["allow", "deny"].into_iter().enumerate() {
+                let count = observer
+                    .lanes
+                    .sum(|seen| seen.requests[verdict][verb as usize][door as usize].load(Relaxed));
+                // Most of 32 never happen.
+                if count > 0 || (door, verb) == (Door::Http, Verb::Check) {
+                    requests
+                        .push(([("door", door.name()), ("verb", name_of(verb)), ("verdict", name)], count));
+                }
+            }
+        }
+    }
+    page.counter("requests", "Requests by what all their policies said together", requests)?;
+    let unmatched = Door::ALL.map(|door| {
+        ([("door", door.name())], observer.lanes.sum(|seen| seen.unmatched[door as usize].load(Relaxed)))
+    });
+    page.counter(
+        "unmatched_requests",
+        "Checks that no policy applied to, so nothing limited them",
+        unmatched,
+    )?;
+    let left_out = [(NO_LABELS, observer.events.left_out())];
+    page.counter("denials_unrecorded", "Denials without an event, as there were too many to keep", left_out)?;
+    let help = "From a request being read to its answer being ready, of each decision in it";
+    page.histograms(
+        "decision_duration",
+        help,
+        Door::ALL.map(|door| ([("door", door.name())], &observer.latency[door as usize])),
+    )
+}
+
+fn configuration(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
+    let known = observer.configuration.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    if !known.hash.is_empty() {
+        page.0
+            .encode_descriptor("config", "The configuration in force", None, MetricType::Info)?
+            .encode_info(&[("hash", known.hash.as_str())])?;
+    }
+    let loaded_at = seconds(known.at);
+    page.seconds("config_loaded_timestamp", "When the configuration in force was loaded", loaded_at)?;
+    let loads = [("loaded", known.loads), ("refused", known.failures)];
+    let loads = loads.map(|(result, count)| ([("result", result)], count));
+    page.counter("config_reloads", "New configurations since the start", loads)?;
+    let is_well = u64::from(known.error.is_none());
+    let help = "0 if the last new configuration was refused, so an older one is in force";
+    page.gauge("config_last_reload_successful", help, [(NO_LABELS, is_well)])
+}
+
+fn store(page: &mut Page<'_>, observer: &Observer, shared: &Shared) -> fmt::Result {
+    let (stats, nodes) = (shared.stats(), shared.nodes());
+    let degraded = u64::from(shared.is_degraded());
+    page.gauge("store_degraded", "1 while decisions may come from fallbacks", [(NO_LABELS, degraded)])?;
+    page.counter("store_calls", "Script calls made", [(NO_LABELS, stats.store.calls)])?;
+    let failed = "Decisions that the store did not make in time, so fallbacks did";
+    page.counter("store_fallbacks", failed, [(NO_LABELS, stats.fallbacks)])?;
+    let coalesced = [(NO_LABELS, stats.store.coalesced)];
+    page.counter("store_coalesced_checks", "Checks that went along with another one's call", coalesced)?;
+    let remembered = [(NO_LABELS, stats.store.remembered)];
+    page.counter("store_remembered_denials", "Checks denied from memory, without a call", remembered)?;
+    let late = [(NO_LABELS, stats.store.late)];
+    page.counter("store_late_calls", "Calls that the store met too late, and charged nothing for", late)?;
+    let help = "How long decisions that the store made took, coalesced ones included";
+    page.histograms("store_decision_duration", help, [(NO_LABELS, &observer.store_latency)])?;
+
+    let nodes = || nodes.iter().take(MOST_NODES).map(|node| (node, [("node", node.node.as_str())]));
+    let connected = nodes().map(|(node, labels)| (labels, u64::from(node.connected)));
+    page.gauge("store_node_connected", "1 while there is a connection", connected)?;
+    let states = nodes().flat_map(|(node, [label])| {
+        let states = [
+            (BreakerState::Closed, "closed"),
+            (BreakerState::Open, "open"),
+            (BreakerState::HalfOpen, "half_open"),
+        ];
+        states.map(|(state, name)| ([label, ("state", name)], u64::from(node.breaker == state)))
+    });
+    page.gauge("store_node_breaker", "1 for the state that the node's circuit breaker is in", states)?;
+    let timeouts = nodes().map(|(node, labels)| (labels, node.timeouts));
+    page.counter("store_node_timeouts", "Calls not answered within their deadline", timeouts)?;
+    let reconnects = nodes().map(|(node, labels)| (labels, node.reconnects));
+    page.counter("store_node_reconnects", "Connections made in place of lost ones", reconnects)?;
+    let redirects = nodes().map(|(node, labels)| (labels, node.moved + node.ask));
+    page.counter("store_node_redirects", "Answers that a key lies on another node", redirects)
+}
+
+const NO_LABELS: [(&str, &str); 0] = [];
+
+/// The text while it is written.
+struct Page<'e>(DescriptorEncoder<'e>);
+
+impl Page<'_> {
+    /// A counter; `_total` is added to its name.
+    fn counter<L: EncodeLabelSet>(
+        &mut self,
+        name: &str,
+        help: &str,
+        samples: impl IntoIterator<Item = (L, u64)>,
+    ) -> fmt::Result {
+        let mut encoder = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (labels, count) in samples {
+            encoder.encode_family(&labels)?.encode_counter::<NoLabelSet, _, u64>(&count, None)?;
+        }
+        Ok(())
+    }
+
+    fn gauge<L: EncodeLabelSet>(
+        &mut self,
+        name: &str,
+        help: &str,
+        samples: impl IntoIterator<Item = (L, u64)>,
+    ) -> fmt::Result {
+        let mut encoder = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (labels, value) in samples {
+            encoder.encode_family(&labels)?.encode_gauge(&value)?;
+        }
+        Ok(())
+    }
+
+    /// A gauge of seconds; `_seconds` is added to its name.
+    fn seconds(&mut self, name: &str, help: &str, value: f64) -> fmt::Result {
+        self.seconds_each(name, help, [(NO_LABELS, value)])
+    }
+
+    fn seconds_each<L: EncodeLabelSet>(
+        &mut self,
+        name: &str,
+        help: &str,
+        samples: impl IntoIterator<Item = (L, f64)>,
+    ) -> fmt::Result {
+        let mut encoder = self.0.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Gauge)?;
+        for (labels, value) in samples {
+            encoder.encode_family(&labels)?.encode_gauge(&value)?;
+        }
+        Ok(())
+    }
+
+    /// Histograms of seconds; `_seconds` is added to their name.
+    fn histograms<'h, L: EncodeLabelSet>(
+        &mut self,
+        name: &str,
+        help: &str,
+        samples: impl IntoIterator<Item = (L, &'h Histogram)>,
+    ) -> fmt::Result {
+        let mut encoder =
+            self.0.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Histogram)?;
+        for (labels, histogram) in samples {
+            let reading = histogram.read();
+            let mut encoder = encoder.encode_family(&labels)?;
+            encoder.encode_histogram::<NoLabelSet>(reading.sum_s, reading.count, &reading.buckets, None)?;
+        }
+        Ok(())
+    }
+}

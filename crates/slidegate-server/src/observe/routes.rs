@@ -1,0 +1,237 @@
+//! What the observer knows, over HTTP: `/metrics`, `/v1/events`, `/v1/top`, `/v1/live`.
+//!
+//! Who may read is decided where these are mounted.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
+use axum::response::sse::{KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use serde_json::json;
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::events::{Filter, KEPT, text_of};
+use super::top::{By, PERIOD, Ranking};
+use super::{metrics, stream};
+use crate::front::Front;
+
+type Shared = State<Arc<Front>>;
+
+/// Events and keys in an answer, unless it is asked for others.
+const EVENTS: usize = 100;
+const KEYS: usize = 20;
+/// Most keys in an answer.
+const MOST_KEYS: usize = 1000;
+
+/// The routes over a front.
+pub(crate) fn routes(front: Arc<Front>) -> Router {
+    Router::new()
+        .route("/metrics", get(metrics))
+        .route("/v1/events", get(events))
+        .route("/v1/top", get(top))
+        .route("/v1/live", get(live))
+        .with_state(front)
+}
+
+async fn metrics(State(front): Shared) -> Result<Response, Wrong> {
+    if !front.observer().options.metrics {
+        return Err(Wrong::off("metrics"));
+    }
+    let headers = [(header::CONTENT_TYPE, metrics::MEDIA_TYPE), (header::CACHE_CONTROL, "no-store")];
+    Ok((headers, metrics::page(&front)).into_response())
+}
+
+async fn events(State(front): Shared, uri: Uri, headers: HeaderMap) -> Result<Response, Wrong> {
+    if !front.observer().options.events {
+        return Err(Wrong::off("events"));
+    }
+    let mut query = Query::of(&uri);
+    let filter = Filter { policy: policy(&mut query, &front)?, key: query.take("key") };
+    let limit = query.number("limit", EVENTS, KEPT)?;
+    query.nothing_else("policy, key and limit")?;
+    if wants_stream(&headers) {
+        let place = place(&front)?;
+        let after = headers.get("last-event-id").map(last_event_id).transpose()?;
+        return Ok(streamed(Sse::new(stream::denials(front, filter, after, place))));
+    }
+    let events = front.observer().events().recent(&filter, limit);
+    let events: Vec<_> = events.iter().map(|event| &**event).collect();
+    Ok(answer(&json!({ "events": events })))
+}
+
+async fn top(State(front): Shared, uri: Uri) -> Result<Response, Wrong> {
+    let observer = front.observer();
+    if !observer.options.top {
+        return Err(Wrong::off("top"));
+    }
+    let mut query = Query::of(&uri);
+    let policy = policy(&mut query, &front)?;
+    let by = match query.take("by").as_deref() {
+        None | Some("used") => By::Used,
+        Some("denied") => By::Denied,
+        Some(other) => {
+            let detail = format!("by is `{}`; write `used` or `denied`", other.escape_debug());
+            return Err(Wrong::field("by", detail));
+        }
+    };
+    let limit = query.number("limit", KEYS, MOST_KEYS)?;
+    query.nothing_else("policy, by and limit")?;
+    let roll = observer.roll.load();
+    let rows = roll.in_force().iter().filter(|row| policy.as_ref().is_none_or(|name| *name == row.name));
+    let rankings: Vec<_> = rows.map(|row| (row, observer.top.ranking(row.number, by))).collect();
+    let error_bound = rankings.iter().map(|(_, ranking)| ranking.error_bound).max().unwrap_or(0);
+    let is_sampled = rankings.iter().any(|(_, Ranking { is_sampled, .. })| *is_sampled);
+    let mut keys: Vec<_> =
+        rankings.iter().flat_map(|(row, ranking)| ranking.keys.iter().map(move |one| (row, one))).collect();
+    keys.sort_by_key(|(_, one)| std::cmp::Reverse(one.count));
+    let keys = keys.into_iter().take(limit).map(|(row, one)| {
+        json!({
+            "policy": row.name,
+            "key": observer.veil.show(&one.key, row.keys_shown),
+            "count": one.count,
+            "at_most_over": one.over,
+            "last_at": text_of(one.last_at),
+        })
+    });
+    Ok(answer(&json!({
+        "policy": policy,
+        "by": by.name(),
+        "error_bound": error_bound,
+        "sampled": is_sampled,
+        "period_s": PERIOD.as_secs(),
+        "keys": keys.collect::<Vec<_>>(),
+    })))
+}
+
+async fn live(State(front): Shared, uri: Uri) -> Result<Response, Wrong> {
+    Query::of(&uri).nothing_else("nothing")?;
+    let place = place(&front)?;
+    Ok(streamed(Sse::new(stream::live(front, place))))
+}
+
+/// A place for a stream, if there is one.
+fn place(front: &Front) -> Result<OwnedSemaphorePermit, Wrong> {
+    Arc::clone(&front.observer().streams).try_acquire_owned().map_err(|_| {
+        let detail = format!("{} streams are open, which is the most; close one", super::MAX_STREAMS);
+        Wrong { status: StatusCode::SERVICE_UNAVAILABLE, field: None, detail }
+    })
+}
+
+fn streamed<S>(stream: Sse<S>) -> Response
+where
+    Sse<S>: IntoResponse,
+    S: futures_util::Stream<Item = Result<axum::response::sse::Event, std::convert::Infallible>>
+        + Send
+        + 'static,
+{
+    // Proxies that gather answers would keep events until there are many.
+    ([("x-accel-buffering", "no")], stream.keep_alive(KeepAlive::default())).into_response()
+}
+
+fn wants_stream(headers: &HeaderMap) -> bool {
+    let accepted = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    accepted.flat_map(|value| value.split(',')).any(|one| {
+        one.split(';')
+            .next()
+            .is_some_and(|media_type| media_type.trim().eq_ignore_ascii_case("text/event-stream"))
+    })
+}
+
+fn last_event_id(value: &HeaderValue) -> Result<u64, Wrong> {
+    value.to_str().ok().and_then(|text| text.parse().ok()).ok_or_else(|| {
+        let text = String::from_utf8_lossy(value.as_bytes()).escape_debug().to_string();
+        Wrong::field(
+            "last-event-id",
+            format!("Last-Event-ID is `{text}`; give the id of an event, a whole number"),
+        )
+    })
+}
+
+/// The policy that is asked for, which must be in force.
+fn policy(query: &mut Query, front: &Front) -> Result<Option<String>, Wrong> {
+    let Some(name) = query.take("policy") else { return Ok(None) };
+    if front.observer().roll.load().in_force().iter().any(|row| row.name == name) {
+        return Ok(Some(name));
+    }
+    let detail = format!("there is no policy `{}`; /v1/policies lists them", name.escape_debug());
+    Err(Wrong { status: StatusCode::NOT_FOUND, field: Some("policy"), detail })
+}
+
+/// The parameters of a URL, each taken once.
+struct Query(Vec<(String, String)>);
+
+impl Query {
+    fn of(uri: &Uri) -> Self {
+        let query = uri.query().unwrap_or_default();
+        Self(form_urlencoded::parse(query.as_bytes()).into_owned().collect())
+    }
+
+    fn take(&mut self, name: &str) -> Option<String> {
+        let place = self.0.iter().position(|(known, _)| known == name)?;
+        Some(self.0.swap_remove(place).1)
+    }
+
+    /// A whole number from 1 to `most`.
+    fn number(&mut self, name: &'static str, default: usize, most: usize) -> Result<usize, Wrong> {
+        let Some(text) = self.take(name) else { return Ok(default) };
+        text.parse().ok().filter(|number| (1..=most).contains(number)).ok_or_else(|| {
+            Wrong::field(
+                name,
+                format!("{name} is `{}`; give a whole number from 1 to {most}", text.escape_debug()),
+            )
+        })
+    }
+
+    /// Refuses what nobody took: a filter with a mistake in its name would be none.
+    fn nothing_else(&self, known: &str) -> Result<(), Wrong> {
+        self.0.first().map_or(Ok(()), |(name, _)| {
+            let detail = format!(
+                "parameter `{}` is not known here; known are {known}, once each",
+                name.escape_debug()
+            );
+            Err(Wrong { status: StatusCode::BAD_REQUEST, field: None, detail })
+        })
+    }
+}
+
+fn answer(body: &serde_json::Value) -> Response {
+    let headers = [(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-store")];
+    (headers, body.to_string()).into_response()
+}
+
+/// A question that has no answer, as an RFC 9457 problem.
+struct Wrong {
+    status: StatusCode,
+    field: Option<&'static str>,
+    detail: String,
+}
+
+impl Wrong {
+    fn field(field: &'static str, detail: String) -> Self {
+        Self { status: StatusCode::BAD_REQUEST, field: Some(field), detail }
+    }
+
+    fn off(setting: &str) -> Self {
+        let detail =
+            format!("this is switched off; write `{setting}: true` under `observe` in the configuration");
+        Self { status: StatusCode::NOT_FOUND, field: None, detail }
+    }
+}
+
+impl IntoResponse for Wrong {
+    fn into_response(self) -> Response {
+        let mut body = json!({
+            "type": "about:blank",
+            "title": self.status.canonical_reason(),
+            "status": self.status.as_u16(),
+            "detail": self.detail,
+        });
+        if let Some(field) = self.field {
+            body["field"] = field.into();
+        }
+        (self.status, [(header::CONTENT_TYPE, "application/problem+json")], body.to_string()).into_response()
+    }
+}

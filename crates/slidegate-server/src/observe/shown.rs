@@ -1,0 +1,136 @@
+//! How keys are shown: as they are, masked or hashed, by each policy's own word.
+//!
+//! All that leaves the observer goes through here, the log, events, top keys and pages alike; answers to who asked
+//! do not, since they tell a client its own key. A key's text has no control characters, see the library's `Key`.
+
+use std::borrow::Cow;
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+
+use siphasher::sip128::SipHasher24;
+
+use crate::config::KeysShown;
+
+/// Longest text of a key that is shown, in bytes. Of longer ones as much as fits, and a hash that tells them apart.
+pub(super) const MAX_SHOWN: usize = 256;
+/// Characters of a hash: 126 bits, six for each.
+const HASH_CHARACTERS: usize = 21;
+/// Characters that follow a masked key, so that two rows that look alike are known to be two: 24 bits.
+const MARK_CHARACTERS: usize = 4;
+/// A masked value shows a character for every so many that it has, and at most [`MOST_UNMASKED`].
+const MASKED_FOR_ONE: usize = 4;
+const MOST_UNMASKED: usize = 2;
+
+/// Hides keys. What hashes are made with is the configured secret, or random for each process.
+#[derive(Debug)]
+pub(super) struct Veil {
+    secret: [u64; 2],
+}
+
+impl Veil {
+    pub(super) fn new(secret: Option<&str>) -> Self {
+        let random = || RandomState::new().hash_one(0);
+        let secret = secret.map_or_else(
+            || [random(), random()],
+            |secret| {
+                // Others than the store's names are made with, so that those do not tell what these are.
+                let hash = SipHasher24::new_with_keys(0, 1).hash(secret.as_bytes());
+                [hash.h1, hash.h2]
+            },
+        );
+        Self { secret }
+    }
+
+    /// The text of a key as it may be shown.
+    pub(super) fn show(&self, key: &str, how: KeysShown) -> String {
+        let key = self.cut(key);
+        match how {
+            KeysShown::Plain => key.into_owned(),
+            KeysShown::Masked => {
+                let values: Vec<_> = key.split(',').map(masked).collect();
+                format!("{}#{}", values.join(","), self.hash(&key, MARK_CHARACTERS))
+            }
+            KeysShown::Hashed => format!("#{}", self.hash(&key, HASH_CHARACTERS)),
+        }
+    }
+
+    /// A text of bounded length that stands for the key; a cut one is cut no further.
+    pub(super) fn cut<'k>(&self, key: &'k str) -> Cow<'k, str> {
+        if key.len() <= MAX_SHOWN {
+            return key.into();
+        }
+        let room = MAX_SHOWN - HASH_CHARACTERS - "...#".len();
+        let fits = |(at, c): &(usize, char)| at + c.len_utf8() <= room;
+        let start: String = key.char_indices().take_while(fits).map(|(_, c)| c).collect();
+        format!("{start}...#{}", self.hash(key, HASH_CHARACTERS)).into()
+    }
+
+    /// SipHash-2-4 with 128 bits of output (Aumasson and Bernstein, 2012), in letters, digits, `-` and `_`.
+    fn hash(&self, text: &str, characters: usize) -> String {
+        const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+        let hash = SipHasher24::new_with_keys(self.secret[0], self.secret[1]).hash(text.as_bytes());
+        let mut bits = u128::from(hash.h1) << 64 | u128::from(hash.h2);
+        let mut next = || {
+            let letter = usize::try_from(bits & 63).expect("six bits");
+            bits >>= 6;
+            char::from(LETTERS[letter])
+        };
+        (0..characters).map(|_| next()).collect()
+    }
+}
+
+/// A value's first characters and three stars, whatever is left out.
+fn masked(value: &str) -> String {
+    let shown = (value.chars().count() / MASKED_FOR_ONE).min(MOST_UNMASKED);
+    value.chars().take(shown).chain("***".chars()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A mask that shows all of a short name is none.
+    #[test]
+    fn masked_and_hashed_keys_do_not_show_what_they_are() {
+        let veil = Veil::new(None);
+        for (key, start) in [
+            ("bob", "***#"),
+            ("alice", "a***#"),
+            ("zo\u{eb}-the-third", "zo***#"),
+            ("alice,192.0.2.7", "a***,19***#"),
+            ("*", "***#"),
+            ("", "***#"),
+        ] {
+            let masked = veil.show(key, KeysShown::Masked);
+            assert_eq!(
+                (&masked[..start.len()], masked.len()),
+                (start, start.len() + MARK_CHARACTERS),
+                "{key}"
+            );
+            let hashed = veil.show(key, KeysShown::Hashed);
+            assert!(hashed.len() == 1 + HASH_CHARACTERS && hashed.starts_with('#'), "{hashed}");
+            assert_eq!(veil.show(key, KeysShown::Plain), key);
+        }
+    }
+
+    /// Who looks for one client in the logs of many instances needs one name for it; nobody else should find it.
+    #[test]
+    fn hashes_are_the_same_under_one_secret_and_others_under_another() {
+        let of = |secret| Veil::new(secret).show("alice", KeysShown::Hashed);
+        assert_eq!(of(Some("s")), of(Some("s")));
+        assert_ne!(of(Some("s")), of(Some("t")));
+        assert_ne!(of(None), of(None));
+    }
+
+    /// Keys are chosen by clients; what is kept of them must be bounded.
+    #[test]
+    fn long_keys_are_cut_and_still_told_apart() {
+        let veil = Veil::new(None);
+        let long = "\u{eb}".repeat(5000);
+        let other = format!("{long}!");
+        let (one, two) = (veil.show(&long, KeysShown::Plain), veil.show(&other, KeysShown::Plain));
+        assert!(one.len() <= MAX_SHOWN && one.starts_with("\u{eb}\u{eb}"), "{one}");
+        assert_ne!(one, two);
+        assert_eq!(veil.show(&"k".repeat(MAX_SHOWN), KeysShown::Plain).len(), MAX_SHOWN);
+    }
+}
