@@ -67,7 +67,9 @@ export async function ask(path, { method = 'GET', body } = {}) {
   }
 }
 
-export const keyPath = (policy, key) => `/v1/keys/${encodeURIComponent(policy)}/${encodeURIComponent(key)}`;
+/** The path of a key. A part that is `..` would be a step up to every browser, so its dots are escaped as keys escape. */
+export const keyPath = (policy, key) =>
+  `/v1/keys/${encodeURIComponent(policy)}/${encodeURIComponent(/^\.\.?$/.test(key) ? key.replaceAll('.', '%2E') : key)}`;
 
 /** The events of a stream's text, which comes in any pieces. */
 export async function* events(chunks) {

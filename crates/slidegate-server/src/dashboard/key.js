@@ -6,34 +6,18 @@ import { sentence } from './panel.js';
 import { count, duration, quota, time, why } from './format.js';
 import { Window, chargesOf } from './window.js';
 
+/** What can be done: the form or button for it, and what it sends. */
 const ACTIONS = {
-  reset: { form: 'act-reset', body: () => ({}), done: () => 'Reset: nothing is used any more.' },
-  refund: {
-    form: 'act-refund',
-    body: (form) => ({ cost: form.cost.valueAsNumber }),
-    done: ({ cost }) => `Gave back ${count(cost)}.`,
-  },
-  penalize: {
-    form: 'act-penalize',
-    body: (form) => ({ cost: form.cost.valueAsNumber }),
-    done: ({ cost }) => `Charged ${count(cost)}.`,
-  },
-  block: {
-    form: 'act-block',
-    body: (form) => ({ for: form.for.value.trim() }),
-    done: (body) => `Blocked for ${body.for}.`,
-  },
+  reset: { form: 'act-reset', body: () => ({}) },
+  refund: { form: 'act-refund', body: (form) => ({ cost: form.cost.valueAsNumber }) },
+  penalize: { form: 'act-penalize', body: (form) => ({ cost: form.cost.valueAsNumber }) },
+  block: { form: 'act-block', body: (form) => ({ for: form.for.value.trim() }) },
   override: {
     form: 'act-override',
     body: (form) => ({ quota: form.quota.value.trim(), for: form.for.value.trim() }),
-    done: (body) => `The quota is ${body.quota} for ${body.for}.`,
   },
-  unblock: { button: 'act-unblock', body: () => ({}), done: () => 'Not blocked any more.' },
-  'clear-override': {
-    button: 'act-clear-override',
-    body: () => ({}),
-    done: () => 'The quota is that of the policy again.',
-  },
+  unblock: { button: 'act-unblock', body: () => ({}) },
+  'clear-override': { button: 'act-clear-override', body: () => ({}) },
 };
 
 export class Key {
@@ -152,10 +136,10 @@ export class Key {
     say(byId('key-under'), seen.policy);
     const { block, override } = seen;
     const marks = [
-      block && ['blocked', `blocked until ${time(block.until)}${block.by ? ` by ${block.by}` : ''}`],
+      block && ['blocked', `blocked until ${time(block.until)} by ${block.by}`],
       override && [
         'override',
-        `override ${quota(override.limit, override.window_ms)} until ${time(override.until)}${override.by ? ` by ${override.by}` : ''}`,
+        `override ${quota(override.limit, override.window_ms)} until ${time(override.until)} by ${override.by}`,
       ],
     ].filter(Boolean);
     list(
@@ -169,7 +153,6 @@ export class Key {
     );
     show(byId('act-unblock'), Boolean(block));
     show(byId('act-clear-override'), Boolean(override));
-    if (!byId('act-override').elements.quota.placeholder) byId('act-override').elements.quota.placeholder = '1000/1m';
 
     const facts = [
       ['Used', count(seen.used)],
@@ -194,7 +177,8 @@ export class Key {
     say(
       byId('key-chart-hint'),
       chargesOf(seen).length
-        ? 'Left of now, the charges that still count, added up; right of it, what is left of them if nothing more is charged. Dotted: the limit.'
+        ? 'Left of now the charges that still count, added up; right of it what is left if nothing more is charged. ' +
+            'Dotted: the limit.'
         : 'What is left of the usage if nothing more is charged. Dotted: the limit.',
     );
     list(
@@ -233,8 +217,8 @@ export class Key {
     const result = byId('act-result');
     this.#setBusy(true);
     try {
-      await ask(`${keyPath(policy, key)}/${name}`, { method: 'POST', body });
-      say(result, action.done(body));
+      const { done } = await ask(`${keyPath(policy, key)}/${name}`, { method: 'POST', body });
+      say(result, `Done: ${done}.`);
       result.dataset.state = 'done';
     } catch (error) {
       if (error instanceof Refusal && error.status === 401) this.#hooks.tokenWanted(error);

@@ -107,11 +107,12 @@ export class Policies {
             policy.origin === 'changed' && 'changed',
             policy.candidate && 'candidate',
             policy.overrides > 0 && `${count(policy.overrides)} override${policy.overrides === 1 ? '' : 's'}`,
+            policy.keys_changed > 0 && `${count(policy.keys_changed)} changed for a time`,
           ]
             .filter(Boolean)
             .join(' · '),
         );
-        say(under, [policy.description, scopeWords(policy)].filter(Boolean).join(' · '));
+        say(under, scopeWords(policy));
         say(said, text);
         say(narrow, text);
         say(allowed, figure(counts.allowed));

@@ -25,7 +25,7 @@ export class Shadow {
     show(byId('shadows'), shadows.length > 0);
     if (candidates.length + shadows.length === 0) {
       this.#panel.note(
-        'No policy is in shadow mode or has a candidate. Give one `mode: shadow`, or a `candidate`, to see what it would do.',
+        'No policy is in shadow mode or has a candidate. Give one `mode: shadow` or a `candidate` to try a limit.',
       );
     }
     list(

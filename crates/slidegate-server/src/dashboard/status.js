@@ -101,7 +101,10 @@ export class Status {
         );
         return {
           node: el('li', {}, text, ' ', undo),
-          update: (now) => say(text, changeWords(now)),
+          update: (now) => {
+            say(text, changeWords(now));
+            show(undo, !now.undone_by && now.what !== 'undo');
+          },
         };
       },
     );
@@ -125,9 +128,8 @@ function storeWords({ kind, url, degraded }) {
   return `${kind} ${url ?? ''}, ${degraded ? 'not answering' : 'well'}`;
 }
 
-function changeWords(change) {
-  const subject = [change.policy, change.key].filter(Boolean).join(' ');
-  return [change.what ?? change.kind, subject, change.by && `by ${change.by}`, change.at && ago(change.at)]
-    .filter(Boolean)
-    .join(', ');
+/** What somebody did to a policy. */
+function changeWords({ what, policy, words, by, at, undoes, undone_by: undoneBy }) {
+  const did = undoes ? `${what} of ${undoes}` : what;
+  return `${did}: ${policy} ${words}, by ${by}, ${ago(at)}${undoneBy ? `, undone by ${undoneBy}` : ''}`;
 }

@@ -91,7 +91,8 @@ export class Window {
     const charges = chargesOf(this.#seen);
     const from = charges.length ? `, from ${count(charges.length)} charges in the last ${duration(width)}` : '';
     const until = used ? `; all of it is free again in ${duration(reset)}` : '';
-    return `The window of ${key}: ${count(used)} of ${count(limit)} used${from}${until}. The table below has the figures.`;
+    const sum = `${count(used)} of ${count(limit)} used`;
+    return `The window of ${key}: ${sum}${from}${until}. The table below has the figures.`;
   }
 }
 

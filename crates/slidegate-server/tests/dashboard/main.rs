@@ -11,7 +11,7 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 
 use browser::Browser;
-use common::{Folder, Server};
+use common::Server;
 use serde_json::{Value, json};
 
 /// A key that is a script, if anything takes it for markup.
