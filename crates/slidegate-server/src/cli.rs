@@ -7,10 +7,15 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::config::{Config, Outside};
+use crate::config::{Config, Outside, Sources};
 
+mod ask;
 mod check;
+mod key;
+mod policy;
+mod reload;
 mod serve;
+mod token;
 mod validate;
 
 /// An exact sliding-window rate limiter.
@@ -47,6 +52,12 @@ enum Command {
         /// The configuration, in YAML.
         file: PathBuf,
     },
+    /// Looks at one key of a policy, or does something about it, on a running server.
+    Key(key::KeyArgs),
+    /// Lists and changes limits of a running server, for the whole fleet.
+    Policy(policy::PolicyCommands),
+    /// Tokens of those who may look at a server and change it.
+    Token(token::TokenArgs),
     /// Decides a web server's access log under policies, with the log's own time.
     Replay(crate::replay::ReplayArgs),
 }
@@ -65,9 +76,14 @@ pub(crate) struct PolicyArgs {
 impl PolicyArgs {
     /// The configuration that these name, or the default one; `redis` is the store's URL, if the command line has one.
     pub(crate) fn config(&self, redis: Option<&str>) -> Result<Config, Failure> {
-        Outside::read(redis)
-            .and_then(|outside| Config::from_sources(self.config.as_deref(), &self.policies, &outside))
-            .map_err(|errors| Failure(errors.to_string()))
+        let loaded = self.sources(redis)?.load().map_err(|errors| Failure(errors.to_string()))?;
+        Ok(loaded.config)
+    }
+
+    /// Where the configuration comes from, to be read again.
+    pub(crate) fn sources(&self, redis: Option<&str>) -> Result<Sources, Failure> {
+        let outside = Outside::read(redis).map_err(|errors| Failure(errors.to_string()))?;
+        Ok(Sources { file: self.config.clone(), texts: self.policies.clone(), outside, listen: None })
     }
 }
 
@@ -129,6 +145,9 @@ impl Cli {
             Command::Serve(args) => serve::run(&args),
             Command::Check(args) => check::run(&args),
             Command::Validate { file } => validate::run(&file),
+            Command::Key(args) => key::run(&args),
+            Command::Policy(args) => policy::run(&args),
+            Command::Token(args) => token::run(&args),
             Command::Replay(args) => crate::replay::run(&args),
         });
         outcome.unwrap_or_else(|failure| {

@@ -4,6 +4,7 @@
 //! what to write instead. What is not understood is an error and never a guess: a limiter that limits something else
 //! than was meant is worse than one that does not start. `docs/config.md` says what may stand in a file.
 
+mod admin;
 mod condition;
 mod file;
 mod flag;
@@ -11,11 +12,13 @@ mod foreign;
 mod observe;
 mod overrides;
 mod policy;
+mod reload;
 mod resolve;
 mod section;
 mod shared;
 mod words;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
 use std::io::Read;
@@ -26,7 +29,9 @@ use std::time::Duration;
 use slidegate::headers::HeaderOptions;
 use slidegate::{MemoryStore, Policy, PolicySet, Quota};
 
+pub(crate) use admin::{Right, Token, is_name};
 pub(crate) use observe::{KeysShown, Observe};
+pub(crate) use reload::{Loaded, Sources, Watched, differences};
 pub(crate) use shared::{Outside, SharedStore};
 pub(crate) use words::{Counted, describe};
 
@@ -41,10 +46,12 @@ pub(crate) const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Add
 pub(crate) const DEFAULT_SHUTDOWN_GRACE: Duration = Duration::from_secs(10);
 
 /// All that can be configured.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Config {
     /// At least one.
     pub(crate) policies: PolicySet,
+    /// Quotas that are tried beside those of policies, by their names.
+    pub(crate) candidates: BTreeMap<String, Quota>,
     /// Where the HTTP interface listens.
     pub(crate) listen: SocketAddr,
     /// How long requests in flight may take after the service was told to stop. At most an hour.
@@ -57,6 +64,8 @@ pub(crate) struct Config {
     pub(crate) address_attributes: Vec<String>,
     /// What answers carry in their header.
     pub(crate) headers: HeaderOptions,
+    /// Who may look at the service and change it, off loopback.
+    pub(crate) admin: Vec<Token>,
     /// What is told of decisions.
     pub(crate) observe: Observe,
 }
@@ -75,6 +84,7 @@ impl Config {
         };
         let config = config.unwrap_or_else(|| Self {
             shared: outside.store(),
+            admin: outside.tokens.clone(),
             observe: Observe::without_file(outside),
             ..Self::default()
         });
@@ -147,12 +157,14 @@ impl Default for Config {
             policies: per_user
                 .and_then(|policy| PolicySet::new([policy]))
                 .expect("the default policy is valid"),
+            candidates: BTreeMap::new(),
             listen: DEFAULT_LISTEN,
             shutdown_grace: DEFAULT_SHUTDOWN_GRACE,
             max_keys: MemoryStore::DEFAULT_MAX_KEYS,
             shared: None,
             address_attributes: vec!["ip".to_owned()],
             headers: HeaderOptions::default(),
+            admin: Vec::new(),
             observe: Observe::default(),
         }
     }

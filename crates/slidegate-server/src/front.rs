@@ -4,14 +4,16 @@
 //! decisions in its own words. It knows no store and no algorithm.
 
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use slidegate::headers::HeaderOptions;
-use slidegate::{Decisions, Error, MemoryStats, MemoryStore, Policy, PolicySet, Request, Verb};
+use slidegate::{Decisions, Error, KeyUse, MemoryStats, MemoryStore, Policy, PolicySet, Request, Verb};
 
 use crate::config::{Config, describe};
+use crate::control::{self, Base, Document};
 use crate::observe::{Door, Observer};
+use crate::shadow::Shadows;
 use crate::store::{Shared, Store};
 
 /// The gate and what the service knows about requests and answers.
@@ -24,6 +26,17 @@ pub(crate) struct Front {
     observer: Observer,
     /// Cleared when the service begins to shut down.
     ready: AtomicBool,
+    layers: Mutex<Layers>,
+    shadows: Shadows,
+}
+
+/// What the policies in force are made of.
+#[derive(Debug, Default)]
+struct Layers {
+    base: Base,
+    document: Arc<Document>,
+    /// When the next change of a key ends, in milliseconds since the epoch.
+    next_end: Option<u64>,
 }
 
 /// Most attributes of a request. Policies look for theirs one by one.
@@ -58,14 +71,97 @@ impl Front {
     /// A shared store that cannot be one, see [`Store::new`].
     pub(crate) fn new(config: Config) -> Result<Self, Error> {
         let memory = MemoryStore::builder().max_keys(config.max_keys).build();
-        let observer = Observer::new(config.observe, &config.policies);
+        let base = Base { policies: config.policies, candidates: config.candidates };
+        let (policies, _) = control::fold(&base, &Document::default(), 0, |_| false)?;
+        let observer = Observer::new(config.observe, &policies);
         Ok(Self {
-            store: Store::new(config.policies, memory, config.shared)?,
+            store: Store::new(policies, memory, config.shared)?,
             address_attributes: config.address_attributes,
             headers: config.headers,
             observer,
             ready: AtomicBool::new(true),
+            layers: Mutex::new(Layers { base, ..Layers::default() }),
+            shadows: Shadows::default(),
         })
+    }
+
+    /// Puts what the configuration says now in force, under what was changed since. Usage is kept by policy name.
+    ///
+    /// # Errors
+    /// A limit is more than a shared store can count; the old policies stay in force.
+    pub(crate) fn configure(&self, base: Base) -> Result<(), Error> {
+        let mut layers = self.layers();
+        let refused = self.put_in_force(&mut layers, |layers| layers.base = base)?;
+        drop(layers);
+        for refused in refused {
+            tracing::warn!("not in force: {refused}");
+        }
+        Ok(())
+    }
+
+    /// Puts what was changed at run time in force. Gives what could not be, in words.
+    pub(crate) fn configure_changes(&self, document: Arc<Document>) -> Vec<String> {
+        let mut layers = self.layers();
+        let refused = self.put_in_force(&mut layers, |layers| layers.document = document);
+        refused.unwrap_or_else(|error| vec![error.to_string()])
+    }
+
+    /// Ends changes of keys whose time is over.
+    pub(crate) fn end_what_is_over(&self) {
+        let mut layers = self.layers();
+        if let Err(error) = self.put_in_force(&mut layers, |_| {}) {
+            tracing::error!(%error, "changes that are over stay in force");
+        }
+    }
+
+    /// When the next change of a key ends, in milliseconds since the epoch.
+    pub(crate) fn next_end(&self) -> Option<u64> {
+        self.layers().next_end
+    }
+
+    /// What the configuration says, without changes.
+    pub(crate) fn base(&self) -> Base {
+        self.layers().base.clone()
+    }
+
+    fn put_in_force(
+        &self,
+        layers: &mut Layers,
+        change: impl FnOnce(&mut Layers),
+    ) -> Result<Vec<String>, Error> {
+        let now_ms = control::now_ms();
+        let mut next =
+            Layers { base: layers.base.clone(), document: Arc::clone(&layers.document), next_end: None };
+        change(&mut next);
+        let (policies, refused) =
+            control::fold(&next.base, &next.document, now_ms, |attribute| self.is_address(attribute))?;
+        next.next_end = next.document.living(now_ms).map(|change| change.until_ms).min();
+        self.observer.follow(&policies);
+        self.store.configure(policies)?;
+        *layers = next;
+        Ok(refused)
+    }
+
+    fn layers(&self) -> std::sync::MutexGuard<'_, Layers> {
+        self.layers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the text of this attribute is an address.
+    pub(crate) fn is_address(&self, attribute: &str) -> bool {
+        self.address_attributes.iter().any(|known| known == attribute)
+    }
+
+    /// What policies in shadow would have done, and what candidates would change.
+    pub(crate) fn shadows(&self) -> &Shadows {
+        &self.shadows
+    }
+
+    /// What the request's keys have used, charge by charge.
+    ///
+    /// # Errors
+    /// A shared store did not answer, or holds what slidegate did not write.
+    pub(crate) async fn inspect(&self, request: &Request<'_>) -> Result<Vec<KeyUse>, Error> {
+        self.store.inspect(request).await
     }
 
     /// The request that these attributes and this cost are, with addresses read as such.
@@ -157,6 +253,15 @@ impl Front {
             }
         };
         self.observer.note(door, verb, &decisions);
+        for one in self.shadows.note(verb, &decisions) {
+            let request = requests[one.request].clone().under(&one.candidate);
+            match &self.store {
+                Store::Memory(gate) => drop(gate.check(&request)),
+                Store::Shared(shared) => {
+                    drop(shared.apply_all(Verb::Check, std::slice::from_ref(&request)).await)
+                }
+            }
+        }
         decisions
     }
 

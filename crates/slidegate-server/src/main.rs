@@ -4,14 +4,17 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
+mod admin;
 mod cli;
 mod config;
+mod control;
 mod dashboard;
 mod front;
 mod listener;
 mod observe;
 mod protocol;
 mod replay;
+mod shadow;
 mod shutdown;
 mod store;
 mod why;

@@ -235,13 +235,11 @@ impl Observer {
     }
 
     /// Shows keys so from the next [`follow`](Self::follow) on.
-    #[allow(dead_code)] // for the reload of configurations and the pages of operators
     pub(crate) fn show_keys(&self, keys_shown: HashMap<String, KeysShown>) {
         *self.keys_shown.lock().unwrap_or_else(PoisonError::into_inner) = keys_shown;
     }
 
     /// What was counted of a policy. `None` if it never was in force.
-    #[allow(dead_code)] // for the reload of configurations and the pages of operators
     pub(crate) fn counts(&self, policy: &str) -> Option<Counts> {
         self.roll.load().by_name(policy).map(|row| row.counts())
     }
@@ -284,7 +282,6 @@ impl Observer {
     }
 
     /// Says which configuration is in force now.
-    #[allow(dead_code)] // for the reload of configurations and the pages of operators
     pub(crate) fn config_loaded(&self, hash: &str) {
         let at = self.clock.now();
         let mut known = self.configuration.lock().unwrap_or_else(PoisonError::into_inner);
@@ -295,7 +292,6 @@ impl Observer {
     }
 
     /// Says that a new configuration was refused, so the old one stays in force.
-    #[allow(dead_code)] // for the reload of configurations and the pages of operators
     pub(crate) fn config_refused(&self, error: &str) {
         let error: String = error.chars().take(MAX_ERROR).collect();
         let mut known = self.configuration.lock().unwrap_or_else(PoisonError::into_inner);
@@ -312,7 +308,6 @@ impl Observer {
     }
 
     /// A key's text as its policy shows it.
-    #[allow(dead_code)] // for the reload of configurations and the pages of operators
     pub(crate) fn shown(&self, policy: &str, key: &str) -> String {
         let keys_shown = self.roll.load().by_name(policy).map(|row| row.keys_shown).unwrap_or_default();
         self.veil.show(key, keys_shown)

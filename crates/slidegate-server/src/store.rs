@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use slidegate::{
-    BreakerState, Decisions, Error, Gate, MemoryStats, MemoryStore, NodeState, PolicySet, Request,
-    SharedGate, SharedStats, Source, Verb,
+    BreakerState, Decisions, Error, Gate, KeyUse, MemoryStats, MemoryStore, NodeState, Note, PolicySet,
+    Request, SharedGate, SharedStats, Source, Verb,
 };
 
 use crate::config::{Counted, SharedStore};
@@ -74,6 +74,31 @@ impl Store {
         match self {
             Self::Memory(gate) => Ok(gate.reset(request)),
             Self::Shared(shared) => shared.reset(request).await,
+        }
+    }
+
+    /// What the request's keys have used, charge by charge.
+    ///
+    /// # Errors
+    /// A shared store did not answer, or holds what slidegate did not write.
+    pub(crate) async fn inspect(&self, request: &Request<'_>) -> Result<Vec<KeyUse>, Error> {
+        match self {
+            Self::Memory(gate) => Ok(gate.inspect(request)),
+            Self::Shared(shared) => shared.gate.inspect(request).await,
+        }
+    }
+
+    /// Puts other policies in force. Usage is kept by policy name.
+    ///
+    /// # Errors
+    /// A limit is more than a shared store can count; the old policies stay in force.
+    pub(crate) fn configure(&self, policies: PolicySet) -> Result<(), Error> {
+        match self {
+            Self::Memory(gate) => {
+                gate.configure(policies);
+                Ok(())
+            }
+            Self::Shared(shared) => shared.gate.configure(policies),
         }
     }
 
@@ -151,6 +176,21 @@ impl Shared {
             self.away.store(true, Ordering::Relaxed);
         }
         existed
+    }
+
+    /// The note of all instances, unless it still is of this version; see [`SharedGate::note`].
+    pub(crate) async fn note(&self, known: Option<u64>) -> Result<Option<Note>, Error> {
+        self.gate.note(known).await
+    }
+
+    /// Replaces the note; see [`SharedGate::set_note`].
+    pub(crate) async fn set_note(&self, after: u64, text: &str) -> Result<bool, Error> {
+        self.gate.set_note(after, text).await
+    }
+
+    /// Waits until another instance has told of a note.
+    pub(crate) async fn note_announced(&self) {
+        self.gate.note_announced().await;
     }
 
     /// How it has been used.

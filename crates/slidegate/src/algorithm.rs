@@ -3,9 +3,12 @@
 //! Each is a state and the same five steps on it, [`State`]. None knows a key, a store or a clock: what time it is,
 //! it is told. Numbers that must come out the same in every store are computed here and nowhere else.
 
+use std::time::Duration;
+
 use crate::decision::{Decision, Source, Verdict, Waits};
 use crate::quota::Quota;
 use crate::time::{SECOND_US, Timestamp};
+use crate::usage::{Found, Room, Run};
 use crate::verb::Verb;
 
 pub(crate) mod fixed_window;
@@ -54,6 +57,30 @@ pub(crate) trait State: Default + std::fmt::Debug {
 
     /// Gives back up to `cost` of what was charged and still counts; returns how much that was.
     fn refund(&mut self, quota: &Quota, now: u64, cost: u64) -> u64;
+
+    /// What was charged and when, the oldest first, as far as that is remembered.
+    fn charges(&self, quota: &Quota) -> Vec<Run>;
+}
+
+/// Steps in which usage is said to become free.
+const MOST_ROOM: u64 = 20;
+
+/// Everything there is to know of a key, with what a peek at `cost` says.
+pub(crate) fn inspect<S: State>(mut state: S, quota: &Quota, now: Timestamp, cost: u64) -> Found {
+    let settled = state.settle(quota, now.as_micros());
+    let done = perform(&mut state, quota, settled, Verb::Peek, cost);
+    let decision = decision(&state, quota, now, settled, done);
+    let used = decision.used;
+    let lag = settled.saturating_sub(now.as_micros());
+    let steps = used.min(MOST_ROOM);
+    let room = (1..=steps).map(|step| {
+        let free = u128::from(used) * u128::from(step) / u128::from(steps);
+        let left = used - u64::try_from(free).unwrap_or(used);
+        let wait_us = state.sinks_us(quota, settled, left).saturating_add(lag);
+        Room { after: Duration::from_micros(wait_us), used: left }
+    });
+    let charges = if used == 0 { Vec::new() } else { state.charges(quota) };
+    Found { quota: *quota, decision, charges, room: room.collect() }
 }
 
 /// Whether `cost` fits beside what counts now. A cost of zero always does.

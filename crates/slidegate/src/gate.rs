@@ -14,6 +14,7 @@ use crate::policy::{Policy, PolicySet};
 use crate::quota::Quota;
 use crate::request::Request;
 use crate::store::memory::{MemoryStats, MemoryStore};
+use crate::usage::{Found, KeyUse};
 use crate::verb::Verb;
 
 /// A set of policies over one store. Decides a request under all that apply, in one atomic step.
@@ -141,6 +142,29 @@ impl Gate {
         self.store.reset(&plan.charges)
     }
 
+    /// What the request's keys have used under every policy that applies, charge by charge, and when that is free again.
+    /// Changes nothing, and takes time and memory in proportion to the charges that count.
+    ///
+    /// ```
+    /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
+    ///
+    /// let gate = Gate::new(PolicySet::new([Policy::new("per-user", Quota::per_minute(3))?.scope(["user"])])?);
+    /// let alice = Request::new().with("user", "alice");
+    /// gate.check(&alice);
+    /// gate.check(&alice);
+    /// let found = &gate.inspect(&alice)[0];
+    /// assert_eq!((found.decision.used, found.charges.len(), found.room.len()), (2, 2, 2));
+    /// assert_eq!(found.room[1].used, 0);
+    /// # Ok::<(), slidegate::Error>(())
+    /// ```
+    #[must_use]
+    pub fn inspect(&self, request: &Request<'_>) -> Vec<KeyUse> {
+        let policies = self.policies.load();
+        let plan = policies.plan(std::slice::from_ref(request));
+        let found = self.store.inspect(&plan.charges);
+        plan.uses(found, |at| policies.policy(at).name())
+    }
+
     /// Puts another set of policies in force at once. A request is decided under the old set or the new one, never
     /// under parts of both. Usage is kept by policy name: it counts by the old quota until now and by the new one from
     /// now on. It starts afresh where the scope or the algorithm changes.
@@ -193,6 +217,12 @@ pub(crate) struct Answer {
 }
 
 impl Plan<'_> {
+    /// What was found on the charges' keys. `name_of` names a policy by its place.
+    pub(crate) fn uses<'p>(&self, found: Vec<Found>, name_of: impl Fn(usize) -> &'p str) -> Vec<KeyUse> {
+        let charges = self.charges.iter().zip(found);
+        charges.map(|(charge, found)| found.of(name_of(charge.policy), &charge.key)).collect()
+    }
+
     /// The decisions on the charges as answers to the requests, in the requests' order and that of the policies.
     pub(crate) fn answers(&self, decisions: impl IntoIterator<Item = Decision>) -> PlacedAnswers {
         let answer = |(charge, decision): (&Charge<'_>, Decision)| Answer {

@@ -35,6 +35,7 @@ mod shared_gate;
 mod store;
 mod sync;
 mod time;
+mod usage;
 mod verb;
 
 pub use charge::{Excess, OnStoreError};
@@ -50,6 +51,7 @@ pub use request::{Request, Value};
 pub use shared_gate::{SharedGate, SharedGateBuilder, SharedStats};
 pub use store::memory::{MemoryStats, MemoryStore, MemoryStoreBuilder};
 #[cfg(feature = "redis")]
-pub use store::redis::{BreakerState, ClientCertificate, NodeState, RedisOptions, RedisStats};
+pub use store::redis::{BreakerState, ClientCertificate, NodeState, Note, RedisOptions, RedisStats};
 pub use time::{Clock, ManualClock, SystemClock, Timestamp, millis_ceil};
+pub use usage::{KeyUse, Room, Run};
 pub use verb::Verb;

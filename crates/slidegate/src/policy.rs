@@ -186,6 +186,50 @@ impl Policy {
         self
     }
 
+    /// The same as [`with_override`](Self::with_override), in the place of the override that the key has, if it has one.
+    #[must_use]
+    pub fn with_override_instead<'v, V: Into<Value<'v>>>(
+        mut self,
+        key: impl IntoIterator<Item = V>,
+        quota: Quota,
+    ) -> Self {
+        let values: Vec<Owned> = key.into_iter().map(|value| value.into().into()).collect();
+        let canonical = |values: &[Owned]| self.key(&self.request_of(values)).canonical();
+        let written = canonical(&values);
+        let others: Vec<bool> =
+            self.overrides.iter().map(|(values, _)| canonical(values) != written).collect();
+        let mut others = others.into_iter();
+        self.overrides.retain(|_| others.next().unwrap_or(true));
+        self.overrides.push((values, quota));
+        self
+    }
+
+    /// The same policy under another quota. Overrides keep their limits, and count by its algorithm.
+    #[must_use]
+    pub fn with_quota(mut self, quota: Quota) -> Self {
+        self.quota = quota;
+        for (_, own) in &mut self.overrides {
+            *own = own.with_algorithm(quota.algorithm());
+        }
+        self
+    }
+
+    /// The same policy by another name, which usage is kept under.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn renamed(self, name: impl Into<String>) -> Result<Self, Error> {
+        let Self { name, .. } = Self::new(name, self.quota)?;
+        Ok(Self { name, ..self })
+    }
+
+    /// Denies what exceeds its quota, which is what a policy does unless it is a [`shadow`](Self::shadow).
+    #[must_use]
+    pub fn enforced(mut self) -> Self {
+        self.enforced = true;
+        self
+    }
+
     /// The name that answers, headers and metrics call it by, and that its usage is kept under.
     #[must_use]
     pub fn name(&self) -> &str {
@@ -239,6 +283,12 @@ impl Policy {
         };
         request.named_policy().map_or_else(holds, |name| name == self.name)
             && self.scope.iter().all(|attribute| request.value(attribute).is_some())
+    }
+
+    /// The key that a request has under this policy; `None` if the policy does not [apply](Self::applies_to) to it.
+    #[must_use]
+    pub fn key_of<'r>(&'r self, request: &'r Request<'r>) -> Option<Key<'r>> {
+        self.applies_to(request).then(|| self.key(request))
     }
 
     /// A request with these values in the scope's attributes.

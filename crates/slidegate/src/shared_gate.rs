@@ -15,8 +15,9 @@ use crate::request::Request;
 use crate::store::fallback::Fallback;
 use crate::store::memory::MemoryStore;
 use crate::store::redis::{
-    Answers, Failure, FailureKind, MOST, NodeState, RedisOptions, RedisStats, RedisStore, Undecided,
+    Answers, Failure, FailureKind, MOST, NodeState, Note, RedisOptions, RedisStats, RedisStore, Undecided,
 };
+use crate::usage::KeyUse;
 use crate::verb::Verb;
 
 /// A set of policies over Redis, Redis Cluster or a master that Sentinels name, and over other servers that speak its
@@ -200,10 +201,47 @@ impl SharedGate {
         let local = self.fallback.memory().reset(&plan.charges);
         let stored = self.store.reset(&plan.charges).await.map_err(|failure| {
             let text = failure.to_string();
-            self.note(failure);
+            self.remember(failure);
             Error::store(text)
         })?;
         Ok(stored || local)
+    }
+
+    /// What the request's keys have used under every policy that applies, charge by charge, and when that is free again, as
+    /// the store has it. Changes nothing; one read of each key, which is as long as its charges are many.
+    ///
+    /// # Errors
+    /// The store did not answer, or holds a value that slidegate did not write.
+    pub async fn inspect(&self, request: &Request<'_>) -> Result<Vec<KeyUse>, Error> {
+        let policies = self.policies.load_full();
+        let plan = policies.plan(std::slice::from_ref(request));
+        let found =
+            self.store.inspect(&plan.charges).await.map_err(|failure| Error::store(failure.to_string()))?;
+        Ok(plan.uses(found, |at| policies.policy(at).name()))
+    }
+
+    /// The note that all instances on the store share, unless it still is of the version `known`; see
+    /// [`set_note`](Self::set_note). A store without a note has one of version 0, which is empty.
+    ///
+    /// # Errors
+    /// The store did not answer, or holds a note that slidegate did not write.
+    pub async fn note(&self, known: Option<u64>) -> Result<Option<Note>, Error> {
+        self.store.note(known).await.map_err(|failure| Error::store(failure.to_string()))
+    }
+
+    /// Puts another note in the place of the one of version `after`, with the next version; false if there is a newer one by
+    /// now. It stays for as long as the store keeps it, and all instances [hear](Self::note_announced) of it.
+    ///
+    /// # Errors
+    /// The note is larger than a mebibyte, or the store did not answer: it may be written or not.
+    pub async fn set_note(&self, after: u64, text: &str) -> Result<bool, Error> {
+        self.store.set_note(after, text).await.map_err(|failure| Error::store(failure.to_string()))
+    }
+
+    /// Waits until another instance has told that it wrote the note. It may be told in vain, and where the store's channel
+    /// cannot be heard nobody is told: look at the note now and then besides.
+    pub async fn note_announced(&self) {
+        self.store.note_announced().await;
     }
 
     /// Forgets every key of a policy; returns how many were stored. Goes through all keys of the server, a thousand at a
@@ -293,7 +331,7 @@ impl SharedGate {
     ) -> SmallVec<[Decision; 4]> {
         decided.unwrap_or_else(|Undecided { failure, denied }| {
             self.fallbacks.fetch_add(1, Ordering::Relaxed);
-            self.note(failure);
+            self.remember(failure);
             match denied {
                 None => self.fallback.apply(verb, charges),
                 // A denial stands whatever the others would have said, and nothing is charged for it.
@@ -305,7 +343,7 @@ impl SharedGate {
         })
     }
 
-    fn note(&self, failure: Failure) {
+    fn remember(&self, failure: Failure) {
         let mut last = self.last_failure.lock().unwrap_or_else(PoisonError::into_inner);
         if failure.kind != FailureKind::Open || last.is_none() {
             *last = Some(failure);

@@ -9,8 +9,10 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::time::MissedTickBehavior;
 
-use super::{Failure, ServeArgs};
-use crate::config::{Config, describe};
+use super::{Failure, ServeArgs, reload};
+use crate::admin::{self, Admin};
+use crate::config::{Config, Loaded, Sources, describe};
+use crate::control;
 use crate::front::Front;
 use crate::shutdown::Signals;
 use crate::store::Seen;
@@ -26,18 +28,18 @@ const EXAMINE_EVERY: Duration = Duration::from_secs(60);
 const REPORT_EVERY: u32 = 10;
 
 pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, Failure> {
-    let mut config = args.policies.config(args.redis.as_deref())?;
-    if let Some(listen) = args.listen {
-        config.listen = listen;
-    }
+    let sources = Sources { listen: args.listen, ..args.policies.sources(args.redis.as_deref())? };
+    let loaded = sources.load().map_err(|errors| Failure(errors.to_string()))?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .map_err(|error| Failure(format!("cannot start threads: {error}")))?;
-    runtime.block_on(serve(config))
+    runtime.block_on(serve(loaded, sources))
 }
 
-async fn serve(config: Config) -> Result<ExitCode, Failure> {
+async fn serve(loaded: Loaded, sources: Sources) -> Result<ExitCode, Failure> {
+    let Loaded { config, hash } = loaded;
+    let running = config.clone();
     let mut signals =
         Signals::listen().map_err(|error| Failure(format!("cannot listen to signals: {error}")))?;
     let listen = config.listen;
@@ -63,7 +65,20 @@ async fn serve(config: Config) -> Result<ExitCode, Failure> {
     let watcher = tokio::spawn(watch(Arc::clone(&front)));
     let examiner = tokio::spawn(examine(Arc::clone(&front)));
     let observer = tokio::spawn(observe::tick(Arc::clone(&front)));
-    let routes = protocol::http::routes(Arc::clone(&front)).merge(observe::routes(Arc::clone(&front)));
+    let known =
+        admin::Loaded { source: sources.name(), hash, at_ms: control::now_ms(), ..admin::Loaded::default() };
+    let admin = Arc::new(Admin::new(Arc::clone(&front), address, running.admin.clone(), known));
+    if !admin.is_open() {
+        tracing::warn!(
+            %address,
+            "the admin routes are off: the address is reachable from elsewhere and no token is configured; make one with \
+             `slidegate token new`"
+        );
+    }
+    admin.control.look().await;
+    let controller = tokio::spawn(follow(Arc::clone(&admin)));
+    let reloader = tokio::spawn(reload::run(Arc::clone(&admin), sources, running));
+    let routes = protocol::http::routes(Arc::clone(&front), admin::routes(&admin), &admin::PATHS);
     let stop = async {
         let signal = signals.next().await;
         front.begin_shutdown();
@@ -73,6 +88,8 @@ async fn serve(config: Config) -> Result<ExitCode, Failure> {
     sweeper.abort();
     watcher.abort();
     examiner.abort();
+    controller.abort();
+    reloader.abort();
     observer.abort();
     if cut_off > 0 {
         tracing::warn!(connections = cut_off, "cut off connections that did not finish in time");
@@ -116,6 +133,11 @@ impl fmt::Display for Greeting {
         }
         write!(f, "try        curl -i '{listening}/v1/check{query}'")
     }
+}
+
+/// Follows what is changed at run time, here and elsewhere.
+async fn follow(admin: Arc<Admin>) {
+    admin.control.run().await;
 }
 
 /// Tells the log, at most once a second, that a shared store is away, and once that it is there again.

@@ -8,9 +8,10 @@ use slidegate::{Algorithm, Excess, OnStoreError, Policy, PolicySet, Quota, parse
 use super::file::{Node, Shown, Value};
 use super::section::{Section, text, whole, wrong};
 use super::{Findings, condition, observe, overrides, resolve};
+use crate::control::{CANDIDATE, candidate_of};
 
 /// Every key of a policy.
-const KEYS: [&str; 15] = [
+const KEYS: [&str; 16] = [
     "name",
     "when",
     "scope",
@@ -25,6 +26,7 @@ const KEYS: [&str; 15] = [
     "on_store_error",
     "overrides",
     "ipv6_prefix",
+    "candidate",
     "keys_shown",
 ];
 const LIMIT: &str = "give a whole number from 0 to 18446744073709551615, for example `limit: 100`";
@@ -65,7 +67,7 @@ pub(super) fn policy(
     at: usize,
     addresses: &[String],
     findings: &mut Findings,
-) -> Option<Policy> {
+) -> Option<(Policy, Option<Quota>)> {
     let name = node.get("name").and_then(Node::scalar).filter(|name| !name.is_empty());
     let place = name.map_or_else(|| format!("policy {at}"), |name| format!("policy `{}`", Shown(name)));
     let mut section = Section::of(node, place, "name: per-user", findings)?;
@@ -107,7 +109,36 @@ pub(super) fn policy(
     if let Err(error) = PolicySet::new([policy.clone()]) {
         findings.add(section.line_of("overrides"), error);
     }
-    is_named.then_some(policy)
+    let candidate = candidate(&section, &terms, policy.name(), findings);
+    is_named.then_some((policy, candidate))
+}
+
+/// A quota that is tried beside the policy's own.
+fn candidate(section: &Section<'_>, terms: &Terms, name: &str, findings: &mut Findings) -> Option<Quota> {
+    const MAX_NAME: usize = Policy::MAX_NAME - CANDIDATE.len();
+    if candidate_of(name).is_some() {
+        let message =
+            format_args!("the name ends in `{CANDIDATE}`, which candidates of policies have; choose another");
+        section.find(section.line_of("name"), message, findings);
+    }
+    let node = section.get("candidate")?;
+    if name.len() > MAX_NAME {
+        let message =
+            format_args!("the name has {} characters; {MAX_NAME} is the most beside a candidate", name.len());
+        section.find(section.line_of("name"), message, findings);
+    }
+    if let Value::Text(_) = node.value {
+        let quota = section.read("candidate", findings, quota_text)?;
+        return Some(terms.apply(quota, None));
+    }
+    let place = format!("{}: candidate", section.place());
+    let mut own = Section::of(node, place, "quota: 200/1m", findings)?;
+    own.expect_only(&["limit", "window", "quota", "algorithm", "burst", "slots"], findings);
+    let says_how = ["algorithm", "burst", "slots"].iter().any(|key| own.get(key).is_some());
+    let own_terms =
+        if says_how { Terms { window: terms.window, ..self::terms(&own, findings) } } else { *terms };
+    let (quota, _) = quota(&own, Some(terms), findings);
+    Some(own_terms.apply(quota?, None))
 }
 
 fn name_of<'f>(section: &Section<'f>, findings: &mut Findings) -> Option<&'f str> {

@@ -2,16 +2,18 @@
 //!
 //! Reading goes on behind a mistake, so that all of them are found: what is returned is meant only if there were none.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use slidegate::headers::HeaderOptions;
-use slidegate::{Algorithm, MemoryStore, Policy, PolicySet, parse_window};
+use slidegate::{Algorithm, MemoryStore, Policy, PolicySet, Quota, parse_window};
 
 use super::file::{Node, Shown, Value};
 use super::section::{Section, flag, text, whole, wrong};
 use super::{
-    Config, DEFAULT_LISTEN, DEFAULT_SHUTDOWN_GRACE, Findings, Outside, foreign, observe, policy, shared,
+    Config, DEFAULT_LISTEN, DEFAULT_SHUTDOWN_GRACE, Findings, Outside, admin, foreign, observe, policy,
+    shared,
 };
 
 /// What to write where there is no policy.
@@ -26,7 +28,7 @@ const MAX_ATTRIBUTE: usize = crate::front::MAX_NAME;
 /// Reads a whole file.
 pub(super) fn config(root: &Node, outside: &Outside, findings: &mut Findings) -> Config {
     let Some(mut top) = Section::of(root, String::new(), MINIMAL, findings) else { return Config::default() };
-    top.expect_only(&["policies", "server", "store", "attributes", "headers", "observe"], findings);
+    top.expect_only(&["policies", "server", "store", "attributes", "headers", "admin", "observe"], findings);
     let defaults = Config::default();
     let (listen, shutdown_grace) = server(&top, findings);
     let known = ["memory"].into_iter().chain(shared::KEYS).collect::<Vec<_>>();
@@ -38,7 +40,12 @@ pub(super) fn config(root: &Node, outside: &Outside, findings: &mut Findings) ->
         None => outside.store(),
     };
     let address_attributes = attributes(&top, findings).unwrap_or(defaults.address_attributes);
-    let policies = policies(&top, &address_attributes, findings).unwrap_or(defaults.policies);
+    let (policies, candidates) =
+        policies(&top, &address_attributes, findings).unwrap_or((defaults.policies, defaults.candidates));
+    let mut admin = section(&top, "admin", &["tokens"], "tokens: [...]", findings)
+        .map(|section| admin::tokens(&section, findings))
+        .unwrap_or_default();
+    admin.extend(outside.tokens.iter().cloned());
     let headers = headers(&top, findings);
     let told = section(&top, "observe", &["metrics", "events", "top", "log_denials"], "top: true", findings);
     let observe = observe::observe(told.as_ref(), &top, store.as_ref(), outside, findings);
@@ -47,7 +54,18 @@ pub(super) fn config(root: &Node, outside: &Outside, findings: &mut Findings) ->
     {
         shared::try_out(shared, &policies, &top, store.as_ref(), findings);
     }
-    Config { policies, listen, shutdown_grace, max_keys, shared, address_attributes, headers, observe }
+    Config {
+        policies,
+        candidates,
+        listen,
+        shutdown_grace,
+        max_keys,
+        shared,
+        address_attributes,
+        headers,
+        admin,
+        observe,
+    }
 }
 
 /// The section under `key`, empty if it is not there.
@@ -168,7 +186,11 @@ pub(super) fn algorithm(name: &str) -> Result<Algorithm, String> {
     })
 }
 
-fn policies(top: &Section<'_>, addresses: &[String], findings: &mut Findings) -> Option<PolicySet> {
+fn policies(
+    top: &Section<'_>,
+    addresses: &[String],
+    findings: &mut Findings,
+) -> Option<(PolicySet, BTreeMap<String, Quota>)> {
     top.expect("policies", &format!("write for example `{MINIMAL}`"), findings);
     let node = top.get("policies")?;
     let nodes = match &node.value {
@@ -184,15 +206,18 @@ fn policies(top: &Section<'_>, addresses: &[String], findings: &mut Findings) ->
         }
     };
     let mut named: Vec<(u64, Policy)> = Vec::with_capacity(nodes.len());
+    let mut candidates = BTreeMap::new();
     for (at, node) in nodes.iter().enumerate() {
         let policy = policy::policy(node, at + 1, addresses, findings);
-        named.extend(policy.map(|policy| (node.line, policy)));
+        let Some((policy, candidate)) = policy else { continue };
+        candidates.extend(candidate.map(|candidate| (policy.name().to_owned(), candidate)));
+        named.push((node.line, policy));
     }
     twice(&named, findings);
     let set = PolicySet::new(named.into_iter().map(|(_, policy)| policy));
     // What is wrong with one policy was found with its line; what is left is wrong with all of them.
     match set {
-        Ok(set) => Some(set),
+        Ok(set) => Some((set, candidates)),
         Err(error) => {
             if findings.0.is_empty() {
                 findings.add(node.line, error);

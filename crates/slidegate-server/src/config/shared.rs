@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use slidegate::{ClientCertificate, PolicySet, RedisOptions, SharedGate, parse_window};
 
+use super::admin::{self, Token};
 use super::file::{Node, Shown};
 use super::section::{Section, flag, text, whole, wrong};
 use super::{ConfigErrors, Findings, resolve};
@@ -60,10 +61,12 @@ pub(crate) struct SharedStore {
 }
 
 /// What the command line and the environment say about the store.
-#[derive(Default)]
+#[derive(Default, Clone)]
 pub(crate) struct Outside {
     redis: Option<RedisOptions>,
     key_secret: Option<String>,
+    /// Who may look at the service and change it.
+    pub(super) tokens: Vec<Token>,
 }
 
 impl SharedStore {
@@ -95,7 +98,13 @@ impl Outside {
         let options = |(place, url): (&str, String)| {
             RedisOptions::new(&url).map_err(|error| ConfigErrors::one(place, None, &error.to_string()))
         };
-        Ok(Self { redis: redis.map(options).transpose()?, key_secret: variable(SECRET_VARIABLE)? })
+        let tokens =
+            variable(admin::TOKENS_VARIABLE)?.map(|value| admin::from_variable(&value)).transpose()?;
+        Ok(Self {
+            redis: redis.map(options).transpose()?,
+            key_secret: variable(SECRET_VARIABLE)?,
+            tokens: tokens.unwrap_or_default(),
+        })
     }
 
     /// What keys are hashed with.

@@ -11,14 +11,16 @@ use axum::http::{HeaderName, HeaderValue, Request as HttpRequest, StatusCode, Ur
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use serde_json::json;
-use slidegate::{Decisions, Verb, millis_ceil};
+use slidegate::{Decisions, Verb};
 
 use crate::front::Front;
 use crate::observe::Door;
 use crate::store;
 use answer::Answer;
 use body::{Ask, Batch, MAX_BATCH, MAX_BATCH_BODY, MAX_BODY};
-use problem::Problem;
+
+pub(crate) use body::{parse as parse_body, read as read_body};
+pub(crate) use problem::Problem;
 
 mod answer;
 mod body;
@@ -28,7 +30,7 @@ type Shared = State<Arc<Front>>;
 type Answered = Result<Response, Problem>;
 
 /// Every path and what it takes.
-fn table() -> [(&'static str, MethodRouter<Arc<Front>>); 10] {
+fn table() -> [(&'static str, MethodRouter<Arc<Front>>); 9] {
     [
         ("/v1/check", get(check_by_query).post(check)),
         ("/v1/check/batch", post(check_batch)),
@@ -36,22 +38,22 @@ fn table() -> [(&'static str, MethodRouter<Arc<Front>>); 10] {
         ("/v1/refund", post(refund)),
         ("/v1/penalize", post(penalize)),
         ("/v1/reset", post(reset)),
-        ("/v1/policies", get(policies)),
         ("/healthz", get(healthz)),
         ("/readyz", get(readyz)),
         ("/openapi.json", get(openapi)),
     ]
 }
 
-/// The routes over a front.
-pub(crate) fn routes(front: Arc<Front>) -> Router {
+/// The routes over a front, beside others on the same listener, whose paths are told to who looks for one.
+pub(crate) fn routes(front: Arc<Front>, others: Router, paths: &'static [&'static str]) -> Router {
     table()
         .into_iter()
         .fold(Router::new(), |router, (path, methods)| router.route(path, methods))
-        .merge(crate::dashboard::routes())
-        .fallback(unknown_path)
-        .method_not_allowed_fallback(wrong_method)
         .with_state(front)
+        .merge(others)
+        .merge(crate::dashboard::routes())
+        .fallback(move |uri| unknown_path(uri, paths))
+        .method_not_allowed_fallback(wrong_method)
 }
 
 async fn check(State(front): Shared, request: HttpRequest<Body>) -> Answered {
@@ -142,28 +144,6 @@ async fn reset(State(front): Shared, request: HttpRequest<Body>) -> Answered {
     Ok(ok(problem::json(&json!({ "existed": existed }))))
 }
 
-async fn policies(State(front): Shared) -> Response {
-    let policies = front.policies();
-    let described = policies.iter().map(|policy| {
-        let quota = policy.quota();
-        let when: serde_json::Map<_, _> =
-            policy.conditions().iter().map(|(name, is)| (name.clone(), is.to_string().into())).collect();
-        json!({
-            "name": policy.name(),
-            "limit": quota.limit(),
-            "window_ms": millis_ceil(quota.window()),
-            "algorithm": quota.algorithm().name(),
-            "burst": quota.burst(),
-            "scope": policy.scope_attributes(),
-            "when": when,
-            "enforced": policy.is_enforced(),
-            "overrides": policy.override_count(),
-            "words": front.describe(policy),
-        })
-    });
-    ok(problem::json(&json!({ "policies": described.collect::<Vec<_>>() })))
-}
-
 /// The process lives.
 async fn healthz() -> Response {
     ok(problem::json(&json!({ "status": "ok" })))
@@ -193,8 +173,9 @@ async fn openapi() -> Response {
     ok(include_bytes!("http/openapi.json").to_vec())
 }
 
-async fn unknown_path(uri: Uri) -> Problem {
-    let paths: Vec<_> = table().iter().map(|(path, _)| *path).collect();
+async fn unknown_path(uri: Uri, others: &[&str]) -> Problem {
+    let own = table();
+    let paths: Vec<_> = own.iter().map(|(path, _)| *path).chain(others.iter().copied()).collect();
     let detail = format!("there is no `{}`; the paths are {}", uri.path().escape_debug(), paths.join(", "));
     Problem::new(StatusCode::NOT_FOUND, detail)
 }

@@ -5,6 +5,8 @@
 
 use super::{State, small_step_us};
 use crate::quota::Quota;
+use crate::time::Timestamp;
+use crate::usage::Run;
 
 /// 16 bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -55,6 +57,11 @@ impl State for FixedWindow {
         let given = cost.min(self.used);
         self.used -= given;
         given
+    }
+
+    fn charges(&self, quota: &Quota) -> Vec<Run> {
+        let begin = self.end.saturating_sub(quota.window_us());
+        vec![Run { at: Timestamp::from_micros(begin), cost: self.used }]
     }
 }
 

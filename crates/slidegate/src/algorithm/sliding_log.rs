@@ -7,9 +7,11 @@
 
 use super::{State, small_step_us};
 use crate::quota::Quota;
+use crate::time::Timestamp;
+use crate::usage::Run;
 
 /// 56 bytes, and the ring where it is longer than 23.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct SlidingLog {
     /// Stamp of the oldest run, in microseconds since the epoch. Meaningless while `used` is 0, as the next.
     oldest: u64,
@@ -30,7 +32,7 @@ pub(crate) struct SlidingLog {
 }
 
 /// The bytes of the runs. Few lie in the table's own slot, so that a key with few charges is one place in memory.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum Ring {
     Here([u8; Self::HERE]),
     Elsewhere(Box<[u8]>),
@@ -164,6 +166,11 @@ impl State for SlidingLog {
             self.drop_oldest(oldest);
         }
         given
+    }
+
+    fn charges(&self, _quota: &Quota) -> Vec<Run> {
+        let run = |at| Run { at: Timestamp::from_micros(self.stamp(at)), cost: self.cost(at) };
+        (0..self.len).map(run).collect()
     }
 }
 

@@ -8,6 +8,8 @@
 use super::State;
 use super::fixed_window::{is_small_step_back, window_end};
 use crate::quota::Quota;
+use crate::time::Timestamp;
+use crate::usage::Run;
 
 /// 24 bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -117,6 +119,13 @@ impl State for SlidingWindow {
             self.previous = self.previous.min(u64::try_from(kept).unwrap_or(u64::MAX));
         }
         given
+    }
+
+    fn charges(&self, quota: &Quota) -> Vec<Run> {
+        let begin = self.end.saturating_sub(quota.window_us());
+        let sums = [(begin.saturating_sub(quota.window_us()), self.previous), (begin, self.current)];
+        let charged = sums.into_iter().filter(|(_, cost)| *cost > 0);
+        charged.map(|(at, cost)| Run { at: Timestamp::from_micros(at), cost }).collect()
     }
 }
 

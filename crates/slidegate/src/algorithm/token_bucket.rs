@@ -7,6 +7,7 @@
 
 use super::{State, small_step_us};
 use crate::quota::Quota;
+use crate::usage::Run;
 
 /// 24 bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -116,5 +117,10 @@ impl State for TokenBucket {
             self.fraction = 0;
         }
         given
+    }
+
+    /// It knows how much, and not when.
+    fn charges(&self, _quota: &Quota) -> Vec<Run> {
+        Vec::new()
     }
 }

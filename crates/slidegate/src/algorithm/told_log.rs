@@ -5,6 +5,8 @@
 
 use super::State;
 use crate::quota::Quota;
+use crate::time::Timestamp;
+use crate::usage::Run;
 
 /// A log after the script let time pass, before it charged anything.
 #[derive(Debug, Default)]
@@ -66,5 +68,10 @@ impl State for ToldLog {
     /// What is left of a log after a refund, the script tells.
     fn refund(&mut self, _quota: &Quota, _now: u64, _cost: u64) -> u64 {
         unreachable!("a script refunds, and tells the log as it is then")
+    }
+
+    fn charges(&self, _quota: &Quota) -> Vec<Run> {
+        let run = |(stamp, cost): &(u64, u64)| Run { at: Timestamp::from_micros(*stamp), cost: *cost };
+        self.runs.iter().map(run).collect()
     }
 }

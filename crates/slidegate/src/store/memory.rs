@@ -14,6 +14,7 @@ use crate::quota::Quota;
 use crate::store::all_or_none;
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering};
 use crate::time::{Clock, SystemClock, TimeSource, Timestamp};
+use crate::usage::Found;
 use crate::verb::Verb;
 
 mod shard;
@@ -248,6 +249,21 @@ impl MemoryStore {
             let guard = self.guard_of(&locked, call);
             locked[guard].1.shard.forget(call) || counted
         })
+    }
+
+    /// Everything there is to know of the plan's keys, in its order.
+    pub(crate) fn inspect(&self, charges: &[Charge<'_>]) -> Vec<Found> {
+        let mut calls = self.calls(Verb::Peek, charges);
+        let mut locked = self.lock_all(&mut calls);
+        let found = calls.iter().map(|call| {
+            let guard = self.guard_of(&locked, call);
+            let Kept { shard, told, .. } = &mut *locked[guard].1;
+            match told.quota(call.address.policy, call.address.id) {
+                Some(quota) => shard.inspect(&Call { quota: &quota, ..*call }),
+                None => shard.inspect(call),
+            }
+        });
+        found.collect()
     }
 
     /// Fits every key to the quota that is in force for it from now on, after that quota was put in force.

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use redis::Value;
 use smallvec::SmallVec;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::charge::Charge;
@@ -24,11 +25,13 @@ mod coalesce;
 mod dial;
 mod examine;
 mod failure;
+mod inspect;
 mod jitter;
 mod lane;
 mod names;
 mod news;
 mod node;
+mod note;
 mod options;
 mod refresh;
 mod remembered;
@@ -43,6 +46,7 @@ mod wire;
 pub use breaker::BreakerState;
 pub(crate) use call::{Answers, MOST};
 pub(crate) use failure::{Executed, Failure, FailureKind};
+pub use note::Note;
 pub use options::{ClientCertificate, RedisOptions};
 pub use wire::NodeState;
 
@@ -77,6 +81,8 @@ pub(crate) struct Calls {
     remembered: Option<Arc<Remembered>>,
     denials: DenialRates,
     teller: Teller,
+    /// Another instance has told of a note.
+    note_announced: Notify,
     counts: Counts,
 }
 
@@ -233,16 +239,7 @@ impl Calls {
         let key = keys.first().map(Vec::as_slice);
         let time = self.wire.command(key, &redis::cmd("TIME"), deadline).await?;
         let arrived = instant();
-        let us = match &time {
-            Value::Array(parts) => match parts.as_slice() {
-                [secs, micros] => number(secs).zip(number(micros)).and_then(|(secs, us)| {
-                    secs.checked_mul(1_000_000)?.checked_add(us).filter(|us| *us <= MOST)
-                }),
-                _ => None,
-            },
-            _ => None,
-        };
-        let Some(us) = us else {
+        let Some(us) = time_of(&time) else {
             let detail = format!("answered TIME with {time:?}");
             return Err(self.failed(slot, Executed::No, FailureKind::Malformed, detail));
         };
@@ -264,6 +261,13 @@ impl Calls {
         let detail = format!("the script replied {}; is its key written by something else?", unreadable.0);
         self.failed(slot, Executed::Maybe, FailureKind::Malformed, detail)
     }
+}
+
+/// The microseconds that `TIME` tells.
+fn time_of(time: &Value) -> Option<u64> {
+    let Value::Array(parts) = time else { return None };
+    let [secs, micros] = parts.as_slice() else { return None };
+    number(secs)?.checked_mul(1_000_000)?.checked_add(number(micros)?).filter(|us| *us <= MOST)
 }
 
 fn number(value: &Value) -> Option<u64> {
@@ -302,6 +306,7 @@ impl RedisStore {
             remembered: options.remember_denials.then(Arc::default),
             denials: DenialRates::default(),
             teller: Teller::new(),
+            note_announced: Notify::new(),
             counts: Counts::default(),
         };
         Ok(Self {

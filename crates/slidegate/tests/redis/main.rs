@@ -13,6 +13,7 @@ mod faults;
 mod harness;
 mod histories;
 mod hostile;
+mod inspect;
 mod layout;
 mod sharing;
 mod support;

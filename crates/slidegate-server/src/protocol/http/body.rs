@@ -92,7 +92,7 @@ impl<'a> Ask<'a> {
 }
 
 /// Reads a whole body, in time and in bounds.
-pub(super) async fn read(body: Body, most: usize) -> Result<Bytes, Problem> {
+pub(crate) async fn read(body: Body, most: usize) -> Result<Bytes, Problem> {
     let collected = tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, most).collect()).await;
     match collected {
         Ok(Ok(body)) => Ok(body.to_bytes()),
@@ -111,7 +111,7 @@ pub(super) async fn read(body: Body, most: usize) -> Result<Bytes, Problem> {
 }
 
 /// Reads JSON; an error names the field and the place.
-pub(super) fn parse<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Problem> {
+pub(crate) fn parse<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Problem> {
     // Else a list would pass for an object without names.
     if !bytes.trim_ascii_start().starts_with(b"{") {
         let example = r#"{"attributes": {"user": "alice"}}"#;

@@ -9,7 +9,7 @@ pub(super) const MEDIA_TYPE: HeaderValue = HeaderValue::from_static("application
 
 /// A request that cannot be decided.
 #[derive(Debug)]
-pub(super) struct Problem {
+pub(crate) struct Problem {
     status: StatusCode,
     detail: String,
     /// The member of the body or the query that is wrong.
@@ -17,12 +17,12 @@ pub(super) struct Problem {
 }
 
 impl Problem {
-    pub(super) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
+    pub(crate) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
         Self { status, detail: detail.into(), field: None }
     }
 
     /// A member of the request that is wrong.
-    pub(super) fn field(field: impl Into<String>, detail: impl Into<String>) -> Self {
+    pub(crate) fn field(field: impl Into<String>, detail: impl Into<String>) -> Self {
         Self { status: StatusCode::BAD_REQUEST, detail: detail.into(), field: Some(field.into()) }
     }
 
@@ -54,7 +54,11 @@ impl IntoResponse for Problem {
             detail: &self.detail,
             field: self.field.as_deref(),
         };
-        (self.status, [(header::CONTENT_TYPE, MEDIA_TYPE)], json(&body)).into_response()
+        let mut response = (self.status, [(header::CONTENT_TYPE, MEDIA_TYPE)], json(&body)).into_response();
+        if self.status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
     }
 }
 

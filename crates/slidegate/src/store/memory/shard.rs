@@ -2,12 +2,15 @@
 
 use super::table::{Slot, Table, Tick};
 use super::{Census, Requote};
-use crate::algorithm::{Done, FixedWindow, SlidingLog, SlidingWindow, State, TokenBucket, decision, perform};
+use crate::algorithm::{
+    Done, FixedWindow, SlidingLog, SlidingWindow, State, TokenBucket, decision, inspect, perform,
+};
 use crate::decision::Decision;
 use crate::key::{KeyId, Secret};
 use crate::quota::{Algorithm, Quota};
 use crate::sync::Ordering;
 use crate::time::{TimeSource, Timestamp};
+use crate::usage::Found;
 use crate::verb::Verb;
 
 /// Where a key of a policy is looked for.
@@ -42,7 +45,7 @@ const FEW: usize = 16;
 const MANY: usize = 256;
 
 /// An algorithm's state that has its table in a shard.
-trait Stored: State {
+trait Stored: State + Clone {
     fn table(shard: &mut Shard) -> &mut Table<Self>;
 }
 
@@ -222,6 +225,15 @@ impl Shard {
                 call.census.held.fetch_sub(1, Ordering::Relaxed);
             }
         });
+    }
+
+    /// Everything there is to know of a key.
+    pub(super) fn inspect(&mut self, call: &Call<'_>) -> Found {
+        for_algorithm!(call.quota.algorithm(), S => {
+            let table = S::table(self);
+            let state = table.find(&call.address).map(|at| table.slot(at).state.clone());
+            inspect(state.unwrap_or_default(), call.quota, call.now, call.cost)
+        })
     }
 
     /// Whether a key is stored under this algorithm.

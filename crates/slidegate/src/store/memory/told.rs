@@ -21,6 +21,11 @@ pub(super) struct ToldQuotas {
 const FEW: usize = 16;
 
 impl ToldQuotas {
+    /// The quota that the key of a policy was last told to be under, if it was.
+    pub(super) fn quota(&self, policy: u32, key: KeyId) -> Option<Quota> {
+        self.quotas.get(&(policy, key)).map(|(quota, _)| *quota)
+    }
+
     /// Whether the key of a policy is under a told quota.
     pub(super) fn knows(&self, policy: u32, key: KeyId) -> bool {
         self.quotas.contains_key(&(policy, key))

@@ -16,6 +16,8 @@ use super::{Calls, Failure, jitter};
 
 /// The channel, named as all keys are.
 const CHANNEL: &str = "sg1:forget";
+/// What follows the teller's number where the note is told of.
+const NOTE: &str = ":control";
 /// How often the connection is tried with a ping. What is published while it is dead is missed for as long, twice at most.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 /// The shortest and the longest pause before the channel is subscribed to again.
@@ -56,6 +58,13 @@ pub(crate) async fn publish(calls: &Calls, deadline: Instant) -> Result<(), Fail
     calls.wire.command(None, &command, deadline).await.map(|_| ())
 }
 
+/// Tells that there is another note, which may have changed limits.
+pub(crate) async fn publish_note(calls: &Calls, deadline: Instant) -> Result<(), Failure> {
+    let mut command = Cmd::new();
+    command.arg("PUBLISH").arg(CHANNEL).arg(format!("{}{NOTE}", calls.teller.0));
+    calls.wire.command(None, &command, deadline).await.map(|_| ())
+}
+
 /// A listening task. However it ends, nothing is remembered from then on, and another one may be started.
 struct Ear {
     listens: Arc<AtomicBool>,
@@ -89,11 +98,13 @@ async fn hear(remembered: &Remembered, dial: &Dial, calls: &Weak<Calls>) -> Resu
     while calls.strong_count() > 0 {
         match timeout(HEARTBEAT, next(&mut messages)).await {
             Ok(Some(message)) => {
-                let own = calls
-                    .upgrade()
-                    .is_some_and(|calls| calls.teller.0.as_bytes() == message.get_payload_bytes());
-                if !own {
+                let Some(calls) = calls.upgrade() else { return Ok(()) };
+                let told = message.get_payload_bytes();
+                if !told.starts_with(calls.teller.0.as_bytes()) {
                     remembered.forget_all();
+                    if told.ends_with(NOTE.as_bytes()) {
+                        calls.note_announced.notify_one();
+                    }
                 }
             }
             Ok(None) => return Ok(()),

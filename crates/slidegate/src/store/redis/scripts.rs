@@ -21,6 +21,8 @@ pub(crate) struct Scripts {
     check: [Script; 4],
     /// Does everything to any number of keys, by the set of their algorithms. Put together when first asked for.
     decide: [OnceLock<Script>; 16],
+    /// Replaces the note that instances share.
+    note: Script,
 }
 
 /// The algorithm's letter in scripts.
@@ -51,7 +53,13 @@ impl Scripts {
     pub(crate) fn new() -> Self {
         let check = Algorithm::ALL
             .map(|algorithm| Script::new(Pieces::of(&[SHARED, file(algorithm), CHECK]).text("check")));
-        Self { check, decide: Default::default() }
+        let note = Script::new(include_str!("../../../lua/note.lua").to_owned());
+        Self { check, decide: Default::default(), note }
+    }
+
+    /// The script that replaces the note.
+    pub(crate) fn note(&self) -> &Script {
+        &self.note
     }
 
     /// The script that checks one key under this algorithm.

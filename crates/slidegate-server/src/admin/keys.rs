@@ -1,0 +1,324 @@
+//! One key: what it has used and when that is free, and what can be done about it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{Path, State};
+use axum::http::{Request as HttpRequest, StatusCode};
+use axum::response::Response;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use slidegate::{Algorithm, KeyUse, Policy, PolicySet, Quota, Run, Source, Verb, millis_ceil, parse_window};
+
+use super::Admin;
+use super::guard::By;
+use super::reply::{answer, audit, body};
+use crate::control::{KeyChange, KeyKind, KeyText, at_text, candidate_of, now_ms};
+use crate::front::MAX_COST;
+use crate::observe::{Door, Filter};
+use crate::protocol::http::Problem;
+
+/// Most charges in an answer; more are joined with those after them.
+const MAX_CHARGES: usize = 500;
+/// Most denials in an answer.
+const MAX_DENIALS: usize = 20;
+/// Longest that a key is blocked or has another limit. What lasts belongs into the configuration.
+const LONGEST: Duration = Duration::from_secs(366 * 86_400);
+
+type Shared = State<Arc<Admin>>;
+type Answered = Result<Response, Problem>;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Said {
+    cost: Option<u64>,
+    r#for: Option<String>,
+    quota: Option<String>,
+}
+
+/// A policy that is in force, and a key of it.
+struct Place {
+    policies: Arc<PolicySet>,
+    policy: String,
+    text: String,
+    key: KeyText,
+}
+
+impl Place {
+    fn of(admin: &Admin, policy: String, text: &str) -> Result<Self, Problem> {
+        let policies = admin.front.policies();
+        let known = policies.by_name(&policy).ok_or_else(|| super::policies::unknown(&policies, &policy))?;
+        let key = KeyText::read(known, text, |attribute| admin.front.is_address(attribute))
+            .map_err(|detail| Problem::field("key", detail))?;
+        // One spelling for each key, whoever writes it.
+        let text = known.key_of(&key.request(known)).map_or_else(String::new, |key| key.to_string());
+        Ok(Self { policies, policy, text, key })
+    }
+
+    fn policy(&self) -> &Policy {
+        self.policies.by_name(&self.policy).expect("the set is the one that it was found in")
+    }
+}
+
+impl Admin {
+    /// Everything about one key.
+    async fn view(&self, place: &Place) -> Result<Value, Problem> {
+        let request = place.key.request(place.policy());
+        let found = self.front.inspect(&request).await.map_err(|error| {
+            Problem::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!("{error}; what the key has used cannot be told"),
+            )
+        })?;
+        let found = found.into_iter().next().ok_or_else(|| {
+            Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "the key has all attributes and no decision")
+        })?;
+        let (_, document, _) = self.control.current();
+        let now = now_ms();
+        let living = |is_block: bool| {
+            document.living(now).find(|change| {
+                change.policy == place.policy
+                    && change.key == place.text
+                    && (change.kind == KeyKind::Block) == is_block
+            })
+        };
+        let until = |change: &KeyChange| json!({ "until": at_text(change.until_ms), "by": change.by });
+        let own = living(false).map(|change| {
+            let mut told = until(change);
+            if let KeyKind::Override { limit, window_ms } = change.kind {
+                told["limit"] = limit.into();
+                told["window_ms"] = window_ms.into();
+            }
+            told
+        });
+        let filter = Filter { policy: Some(place.policy.clone()), key: Some(place.text.clone()) };
+        let denials = self.front.observer().events().recent(&filter, MAX_DENIALS);
+        let denials: Vec<_> = denials.iter().map(|event| &**event).collect();
+        let mut view = used(&found);
+        view["denials"] = json!(denials);
+        view["override"] = own.unwrap_or(Value::Null);
+        view["block"] = living(true).map_or(Value::Null, until);
+        Ok(view)
+    }
+}
+
+/// What a key has used, as JSON.
+fn used(found: &KeyUse) -> Value {
+    let decision = &found.decision;
+    let charges = joined(&found.charges)
+        .into_iter()
+        .map(|run| json!({ "at_ms_ago": millis_ceil(decision.at - run.at), "cost": run.cost }));
+    let room = found.room.iter().map(|room| json!({ "in_ms": millis_ceil(room.after), "used": room.used }));
+    json!({
+        "policy": found.policy,
+        "key": found.key,
+        "limit": decision.limit,
+        "window_ms": millis_ceil(found.quota.window()),
+        "algorithm": found.quota.algorithm().name(),
+        "used": decision.used,
+        "remaining": decision.remaining,
+        "retry_after_ms": decision.retry_after().map(millis_ceil),
+        "reset_after_ms": millis_ceil(decision.reset_after()),
+        "frees_after_ms": decision.frees_after().map(millis_ceil),
+        "charges": charges.collect::<Vec<_>>(),
+        "room": room.collect::<Vec<_>>(),
+    })
+}
+
+/// At most [`MAX_CHARGES`], neighbours joined at the time of the later one.
+fn joined(charges: &[Run]) -> Vec<Run> {
+    let together = charges.len().div_ceil(MAX_CHARGES).max(1);
+    let join = |runs: &[Run]| {
+        let mut last = runs[runs.len() - 1];
+        last.cost = runs.iter().map(|run| run.cost).fold(0, u64::saturating_add);
+        last
+    };
+    charges.chunks(together).map(join).collect()
+}
+
+pub(super) async fn show(State(admin): Shared, Path((policy, key)): Path<(String, String)>) -> Answered {
+    let place = Place::of(&admin, policy, &key)?;
+    Ok(answer(&admin.view(&place).await?))
+}
+
+pub(super) async fn act(
+    State(admin): Shared,
+    Path((policy, key, action)): Path<(String, String, String)>,
+    request: HttpRequest<Body>,
+) -> Answered {
+    let (by, said): (By, Said) = body(request).await?;
+    let place = Place::of(&admin, policy, &key)?;
+    let done = match action.as_str() {
+        "reset" => {
+            said.expect(&action, &[])?;
+            admin.reset(&place).await?
+        }
+        "refund" | "penalize" => {
+            said.expect(&action, &["cost"])?;
+            let verb = if action == "refund" { Verb::Refund } else { Verb::Penalize };
+            admin.charge(&place, verb, said.cost()?).await?
+        }
+        "block" => {
+            said.expect(&action, &["for"])?;
+            admin.set(&place, KeyKind::Block, said.until_ms()?, &by).await?
+        }
+        "override" => {
+            said.expect(&action, &["for", "quota"])?;
+            admin.set(&place, said.kind(place.policy())?, said.until_ms()?, &by).await?
+        }
+        "unblock" | "clear-override" => {
+            said.expect(&action, &[])?;
+            let like = if action == "unblock" { KeyKind::Block } else { KeyKind::of(place.policy().quota()) };
+            admin.clear(&place, &like).await?
+        }
+        other => {
+            let detail = format!(
+                "nothing is called `{}` that can be done to a key; there are reset, refund, penalize, block, unblock, \
+                 override, clear-override",
+                other.escape_debug()
+            );
+            return Err(Problem::new(StatusCode::NOT_FOUND, detail));
+        }
+    };
+    audit(&by, &action, &place.policy, &admin.front.observer().shown(&place.policy, &place.text), &done);
+    admin.front.observer().mark_changed();
+    // What was done is done, whether the store can be asked about it or not.
+    let mut view =
+        admin.view(&place).await.unwrap_or_else(|_| json!({ "policy": place.policy, "key": place.text }));
+    view["done"] = done.into();
+    Ok(answer(&view))
+}
+
+impl Said {
+    /// Refuses what the action does not take.
+    fn expect(&self, action: &str, takes: &[&str]) -> Result<(), Problem> {
+        let said =
+            [("cost", self.cost.is_some()), ("for", self.r#for.is_some()), ("quota", self.quota.is_some())];
+        match said.into_iter().find(|(name, is_said)| *is_said && !takes.contains(name)) {
+            Some((name, _)) => {
+                Err(Problem::field(name, format!("{action} does not take `{name}`; leave it out")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn cost(&self) -> Result<u64, Problem> {
+        match self.cost.unwrap_or(1) {
+            cost @ 1..=MAX_COST => Ok(cost),
+            cost => Err(Problem::field(
+                "cost",
+                format!("cost is {cost}; give a whole number from 1 to {MAX_COST}"),
+            )),
+        }
+    }
+
+    fn until_ms(&self) -> Result<u64, Problem> {
+        const WAY_OUT: &str = "give how long it lasts, for example `{\"for\": \"10m\"}`";
+        let text = self
+            .r#for
+            .as_deref()
+            .ok_or_else(|| Problem::field("for", format!("for is missing; {WAY_OUT}")))?;
+        let span = parse_window(text).map_err(|error| Problem::field("for", format!("for: {error}")))?;
+        if span.is_zero() || span > LONGEST {
+            let detail = format!("for is `{}`; give 1ms to 366d, for example `10m`", text.escape_debug());
+            return Err(Problem::field("for", detail));
+        }
+        Ok(now_ms().saturating_add(millis_ceil(span)))
+    }
+
+    fn kind(&self, policy: &Policy) -> Result<KeyKind, Problem> {
+        let wrong = |detail: String| Problem::field("quota", detail);
+        let text = self.quota.as_deref();
+        let text = text
+            .ok_or_else(|| wrong("quota is missing; give for example `{\"quota\": \"1000/1m\"}`".into()))?;
+        let quota: Quota = match text.trim().parse::<u64>() {
+            // A limit alone is one in the policy's window.
+            Ok(limit) => Quota::new(limit, policy.quota().window()),
+            Err(_) => text.parse(),
+        }
+        .map_err(|error| wrong(error.to_string()))?;
+        if quota.limit() > MAX_COST {
+            return Err(wrong(format!(
+                "limit {} is more than can be changed to; give at most {MAX_COST}",
+                quota.limit()
+            )));
+        }
+        Ok(KeyKind::of(&quota))
+    }
+}
+
+impl Admin {
+    async fn reset(&self, place: &Place) -> Result<String, Problem> {
+        let existed = self.front.reset(&place.key.request(place.policy())).await.map_err(|error| {
+            let detail = format!("{error}; the key may be forgotten or not, so send it again");
+            Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
+        })?;
+        Ok(if existed { "its usage is forgotten" } else { "it had used nothing" }.to_owned())
+    }
+
+    async fn charge(&self, place: &Place, verb: Verb, cost: u64) -> Result<String, Problem> {
+        let request = place.key.request(place.policy()).cost(cost);
+        let decisions = self.front.decide(Door::Http, verb, &request).await;
+        let moved = decisions.iter().next().map(|one| (one.cost, one.source));
+        match moved {
+            Some((moved, Source::Store)) if verb == Verb::Refund => Ok(format!("{moved} was given back")),
+            Some((moved, Source::Store)) => Ok(format!("{moved} was charged")),
+            _ => {
+                let detail = format!(
+                    "{}; nothing is sure, so look at the key before you try again",
+                    self.front.absence()
+                );
+                Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail))
+            }
+        }
+    }
+
+    async fn set(&self, place: &Place, kind: KeyKind, until_ms: u64, by: &By) -> Result<String, Problem> {
+        let policy = place.policy();
+        if candidate_of(&place.policy).is_some() {
+            let detail = "a candidate has the blocks and limits of its policy; name that";
+            return Err(Problem::new(StatusCode::CONFLICT, detail));
+        }
+        let is_block = kind == KeyKind::Block;
+        if is_block && !policy.is_enforced() {
+            let detail = format!(
+                "policy `{}` is in shadow and denies nobody, so a block would not either; enforce it first",
+                place.policy
+            );
+            return Err(Problem::new(StatusCode::CONFLICT, detail));
+        }
+        let quota = kind.quota(policy.quota()).map_err(|detail| Problem::field("quota", detail))?;
+        let change = KeyChange {
+            policy: place.policy.clone(),
+            key: place.text.clone(),
+            kind,
+            until_ms,
+            by: by.0.clone(),
+        };
+        self.control.change(|document, _| document.set_key(change.clone())).await?;
+        let until = at_text(until_ms);
+        Ok(if is_block {
+            format!("it is blocked until {until}")
+        } else {
+            format!("it has {quota} until {until}")
+        })
+    }
+
+    async fn clear(&self, place: &Place, like: &KeyKind) -> Result<String, Problem> {
+        let (policy, key) = (place.policy.as_str(), place.text.as_str());
+        let was_there = self.control.change(|document, _| Ok(document.clear_key(policy, key, like))).await?;
+        Ok(match (*like == KeyKind::Block, was_there) {
+            (true, true) => "it is blocked no more",
+            (true, false) => "it was not blocked",
+            (false, true) => "it has the limit of its policy again",
+            (false, false) => "it had no limit of its own for a time",
+        }
+        .to_owned())
+    }
+}
+
+/// Every algorithm's name, for errors.
+pub(super) fn algorithms() -> String {
+    Algorithm::ALL.map(Algorithm::name).join(", ")
+}

@@ -1,0 +1,373 @@
+//! Policies: what is in force, and changing it at run time for the whole fleet.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{Path, State};
+use axum::http::{Request as HttpRequest, StatusCode};
+use axum::response::Response;
+use serde::{Deserialize, Deserializer};
+use serde_json::{Value, json};
+use slidegate::{Algorithm, Policy, PolicySet, Quota, millis_ceil, parse_window};
+
+use super::Admin;
+use super::guard::By;
+use super::reply::{answer, audit, body};
+use crate::control::{
+    CANDIDATE, Cause, Change, Counting, Document, Mode, Refusal, Terms, What, at_text, candidate_of,
+};
+use crate::protocol::http::Problem;
+
+type Shared = State<Arc<Admin>>;
+type Answered = Result<Response, Problem>;
+
+/// Names of policies that an error lists.
+const MAX_LISTED: usize = 20;
+
+pub(super) async fn list(State(admin): Shared) -> Response {
+    let (_, document, _) = admin.control.current();
+    let base = admin.front.base();
+    let now = crate::control::now_ms();
+    let policies = admin.front.policies();
+    let told = policies.iter().filter(|policy| candidate_of(policy.name()).is_none()).map(|policy| {
+        let name = policy.name();
+        let quota = policy.quota();
+        let when = policy.conditions().iter().map(|(attribute, is)| format!("{attribute} {is}"));
+        let keys = document.living(now).filter(|change| change.policy == name).count();
+        let counts = admin.front.observer().counts(name).unwrap_or_default();
+        json!({
+            "name": name,
+            "description": admin.front.describe(policy),
+            "when": when.collect::<Vec<_>>(),
+            "scope": policy.scope_attributes(),
+            "limit": quota.limit(),
+            "window_ms": millis_ceil(quota.window()),
+            "algorithm": quota.algorithm().name(),
+            "burst": (quota.algorithm() == Algorithm::TokenBucket).then(|| quota.burst()),
+            "mode": Mode::of(policy),
+            "overrides": policy.override_count(),
+            "keys_changed": keys,
+            "origin": if document.policies.contains_key(name) { "changed" } else { "file" },
+            "candidate": base.candidate(&document, name).map(|quota| numbers(&quota)),
+            "counts": {
+                "allowed": counts.allowed,
+                "denied": counts.denied,
+                "shadow_denied": counts.shadow_denied,
+                "cost_allowed": counts.cost_allowed,
+                "cost_denied": counts.cost_denied,
+                "near_limit": counts.near_limit,
+            },
+        })
+    });
+    answer(&json!({ "policies": told.collect::<Vec<_>>() }))
+}
+
+/// A quota's numbers.
+pub(super) fn numbers(quota: &Quota) -> Value {
+    json!({
+        "limit": quota.limit(),
+        "window_ms": millis_ceil(quota.window()),
+        "algorithm": quota.algorithm().name(),
+        "burst": (quota.algorithm() == Algorithm::TokenBucket).then(|| quota.burst()),
+    })
+}
+
+/// There is no policy of this name.
+pub(super) fn unknown(policies: &PolicySet, name: &str) -> Problem {
+    let names: Vec<_> =
+        policies.iter().map(Policy::name).filter(|name| candidate_of(name).is_none()).collect();
+    let more = if names.len() > MAX_LISTED { ", ..." } else { "" };
+    let listed = names.iter().take(MAX_LISTED).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+    let detail = format!("there is no policy `{}`; there are {listed}{more}", name.escape_debug());
+    Problem::new(StatusCode::NOT_FOUND, detail)
+}
+
+/// What a policy is changed to; what is not said stays.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Put {
+    quota: Option<String>,
+    limit: Option<u64>,
+    window: Option<String>,
+    algorithm: Option<String>,
+    burst: Option<u64>,
+    slots: Option<u16>,
+    mode: Option<Mode>,
+    /// `null` ends one.
+    #[serde(default, deserialize_with = "said")]
+    candidate: Option<Option<Candidate>>,
+}
+
+/// `"200/1m"`, or what differs from the policy.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Candidate {
+    Text(String),
+    Numbers(Numbers),
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Numbers {
+    quota: Option<String>,
+    limit: Option<u64>,
+    window: Option<String>,
+    algorithm: Option<String>,
+    burst: Option<u64>,
+    slots: Option<u16>,
+}
+
+/// Tells `null` from nothing.
+fn said<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<Candidate>>, D::Error> {
+    Option::deserialize(deserializer).map(Some)
+}
+
+impl Numbers {
+    fn is_empty(&self) -> bool {
+        let Self { quota, limit, window, algorithm, burst, slots } = self;
+        quota.is_none()
+            && limit.is_none()
+            && window.is_none()
+            && algorithm.is_none()
+            && burst.is_none()
+            && slots.is_none()
+    }
+
+    /// These numbers in the place of a quota's own.
+    fn over(self, current: &Quota) -> Result<Counting, Problem> {
+        let Self { quota, limit, window, algorithm, burst, slots } = self;
+        let wrong = |field: &str, detail: &dyn std::fmt::Display| Problem::field(field, detail.to_string());
+        let mut counting = Counting::of(current);
+        if let Some(text) = quota {
+            if limit.is_some() || window.is_some() {
+                return Err(wrong(
+                    "quota",
+                    &"quota stands beside limit or window; give `quota`, or the other two",
+                ));
+            }
+            let quota: Quota = text.parse().map_err(|error: slidegate::Error| wrong("quota", &error))?;
+            counting.limit = quota.limit();
+            counting.window_ms = millis_ceil(quota.window());
+        }
+        if let Some(limit) = limit {
+            counting.limit = limit;
+        }
+        if let Some(window) = window {
+            counting.window_ms = millis_ceil(parse_window(&window).map_err(|error| wrong("window", &error))?);
+        }
+        if let Some(name) = algorithm {
+            let algorithm: Algorithm = name.parse().map_err(|_| {
+                let known = super::keys::algorithms();
+                wrong(
+                    "algorithm",
+                    &format!("algorithm `{}` is unknown; there are {known}", name.escape_debug()),
+                )
+            })?;
+            if algorithm != current.algorithm() {
+                (counting.burst, counting.slots) = (None, None);
+            }
+            counting.algorithm = algorithm.name().to_owned();
+        }
+        let counts_by = |algorithm: Algorithm| counting.algorithm == algorithm.name();
+        if burst.is_some() && !counts_by(Algorithm::TokenBucket) {
+            return Err(wrong("burst", &"burst is read by token-bucket only; leave it out"));
+        }
+        if slots.is_some() && !counts_by(Algorithm::SlidingLog) {
+            return Err(wrong("slots", &"slots is read by sliding-log only; leave it out"));
+        }
+        if burst == Some(0) || slots == Some(0) {
+            return Err(wrong(
+                "burst",
+                &"burst and slots are at least 1; to deny everything write `limit: 0`",
+            ));
+        }
+        (counting.burst, counting.slots) = (burst.or(counting.burst), slots.or(counting.slots));
+        counting.quota().map_err(|detail| wrong("quota", &detail))?;
+        Ok(counting)
+    }
+}
+
+pub(super) async fn set(
+    State(admin): Shared,
+    Path(name): Path<String>,
+    request: HttpRequest<Body>,
+) -> Answered {
+    let (by, put): (By, Put) = body(request).await?;
+    let policies = admin.front.policies();
+    let policy = configured(&policies, &name)?;
+    let (_, document, _) = admin.control.current();
+    let candidate_now = admin.front.base().candidate(&document, &name);
+    let Put { quota, limit, window, algorithm, burst, slots, mode, candidate } = put;
+    let numbers = Numbers { quota, limit, window, algorithm, burst, slots };
+    if numbers.is_empty() && mode.is_none() && candidate.is_none() {
+        let detail = "nothing is said; give for example `{\"quota\": \"200/1m\"}`, `mode` or `candidate`";
+        return Err(Problem::field("body", detail));
+    }
+    let mut terms = Terms::of(policy, candidate_now.as_ref());
+    terms.quota = numbers.over(policy.quota())?;
+    terms.mode = mode.unwrap_or(terms.mode);
+    if let Some(candidate) = candidate {
+        terms.candidate = match candidate {
+            None => None,
+            Some(Candidate::Text(text)) => {
+                Some(Numbers { quota: Some(text), ..Numbers::default() }.over(policy.quota())?)
+            }
+            Some(Candidate::Numbers(numbers)) => Some(numbers.over(policy.quota())?),
+        };
+        let most = Policy::MAX_NAME - CANDIDATE.len();
+        if name.len() > most && terms.candidate.is_some() {
+            let detail =
+                format!("the name has {} characters; {most} is the most beside a candidate", name.len());
+            return Err(Problem::field("candidate", detail));
+        }
+    }
+    let done = said_of(Some(&terms));
+    let version = document.policies.get(&name).cloned();
+    let id = admin
+        .control
+        .change(|document, now| {
+            unchanged_since(document, &name, version.as_ref())?;
+            Ok(document.set_policy(&name, Some(terms.clone()), What::Set, &by.0, now))
+        })
+        .await?;
+    Ok(admin.changed(&by, "set", &name, id, &done))
+}
+
+/// Refuses a change of what somebody else changed a moment before.
+fn unchanged_since(document: &Document, name: &str, seen: Option<&Terms>) -> Result<(), Refusal> {
+    if document.policies.get(name) == seen {
+        return Ok(());
+    }
+    let detail = format!("policy `{name}` was changed by somebody else just now; look at it and try again");
+    Err(Refusal::new(Cause::Conflict, detail))
+}
+
+pub(super) async fn unset(
+    State(admin): Shared,
+    Path(name): Path<String>,
+    request: HttpRequest<Body>,
+) -> Answered {
+    let (by, Nothing {}): (By, Nothing) = body(request).await?;
+    let id = admin
+        .control
+        .change(|document, now| {
+            if document.policies.contains_key(&name) {
+                return Ok(document.set_policy(&name, None, What::Unset, &by.0, now));
+            }
+            let detail = format!(
+                "policy `{}` is as the configuration says; nothing to take back",
+                name.escape_debug()
+            );
+            Err(Refusal::new(Cause::Unknown, detail))
+        })
+        .await?;
+    Ok(admin.changed(&by, "unset", &name, id, &said_of(None)))
+}
+
+pub(super) async fn promote(
+    State(admin): Shared,
+    Path(name): Path<String>,
+    request: HttpRequest<Body>,
+) -> Answered {
+    let (by, Nothing {}): (By, Nothing) = body(request).await?;
+    let policies = admin.front.policies();
+    let policy = configured(&policies, &name)?;
+    let (_, document, _) = admin.control.current();
+    let Some(candidate) = admin.front.base().candidate(&document, &name) else {
+        let detail = format!(
+            "policy `{name}` has no candidate; give it one, for example `{{\"candidate\": \"200/1m\"}}`"
+        );
+        return Err(Problem::new(StatusCode::CONFLICT, detail));
+    };
+    let terms = Terms { quota: Counting::of(&candidate), ..Terms::of(policy, None) };
+    let done = said_of(Some(&terms));
+    let version = document.policies.get(&name).cloned();
+    let id = admin
+        .control
+        .change(|document, now| {
+            unchanged_since(document, &name, version.as_ref())?;
+            Ok(document.set_policy(&name, Some(terms.clone()), What::Promote, &by.0, now))
+        })
+        .await?;
+    Ok(admin.changed(&by, "promote", &name, id, &done))
+}
+
+pub(super) async fn undo(
+    State(admin): Shared,
+    Path(id): Path<String>,
+    request: HttpRequest<Body>,
+) -> Answered {
+    let (by, Nothing {}): (By, Nothing) = body(request).await?;
+    let id = match id.as_str() {
+        "last" => None,
+        number => Some(number.parse().map_err(|_| {
+            let detail = format!("`{}` is no change; give its number, or `last`", number.escape_debug());
+            Problem::field("id", detail)
+        })?),
+    };
+    let change = admin.control.change(|document, now| document.undo(id, &by.0, now)).await?;
+    let done = said_of(change.after.as_ref());
+    Ok(admin.changed(&by, "undo", &change.policy, change.id, &done))
+}
+
+pub(super) async fn changes(State(admin): Shared) -> Response {
+    let (version, document, _) = admin.control.current();
+    let told = document.changes.iter().rev().map(|change| {
+        let Change { id, at_ms, by, policy, what, before, after } = change;
+        let (what, undoes) = match what {
+            What::Set => ("set", None),
+            What::Unset => ("unset", None),
+            What::Promote => ("promote", None),
+            What::Undo(id) => ("undo", Some(id)),
+        };
+        json!({
+            "id": id,
+            "at": at_text(*at_ms),
+            "by": by,
+            "policy": policy,
+            "what": what,
+            "undoes": undoes,
+            "undone_by": document.undone_by(*id),
+            "before": before,
+            "after": after,
+            "words": said_of(after.as_ref()),
+        })
+    });
+    answer(&json!({ "version": version, "changes": told.collect::<Vec<_>>() }))
+}
+
+/// A body that says nothing.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Nothing {}
+
+/// A policy that can be changed.
+fn configured<'p>(policies: &'p PolicySet, name: &str) -> Result<&'p Policy, Problem> {
+    let policy = policies.by_name(name).filter(|policy| candidate_of(policy.name()).is_none());
+    policy.ok_or_else(|| unknown(policies, name))
+}
+
+/// What a policy is under from now on.
+fn said_of(terms: Option<&Terms>) -> String {
+    let Some(terms) = terms else { return "as the configuration says".to_owned() };
+    let of = |counting: &Counting| match counting.quota() {
+        Ok(quota) => {
+            let burst = counting.burst.map(|burst| format!(", {burst} at once")).unwrap_or_default();
+            format!("{quota} {}{burst}", quota.algorithm())
+        }
+        Err(why) => why,
+    };
+    let mode = if terms.mode == Mode::Shadow { ", shadow" } else { "" };
+    let candidate =
+        terms.candidate.as_ref().map(|one| format!(", candidate {}", of(one))).unwrap_or_default();
+    format!("{}{mode}{candidate}", of(&terms.quota))
+}
+
+impl Admin {
+    /// The answer to a change that is in force here, and its line in the log.
+    fn changed(&self, by: &By, action: &str, policy: &str, id: u64, done: &str) -> Response {
+        audit(by, action, policy, "", done);
+        self.front.observer().mark_changed();
+        answer(&json!({ "policy": policy, "change": id, "done": done }))
+    }
+}

@@ -1,0 +1,44 @@
+//! Replies of the admin routes: JSON, problems, and the line in the log that each change leaves.
+
+use axum::body::Body;
+use axum::http::{Request, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::guard::By;
+use crate::control::{Cause, Refusal};
+use crate::protocol::http::{Problem, read_body};
+
+/// Largest body of a change.
+const MAX_BODY: usize = 16 * 1024;
+
+/// An answer that no cache keeps.
+pub(super) fn answer(body: &Value) -> Response {
+    let headers = [(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-store")];
+    (headers, body.to_string()).into_response()
+}
+
+impl From<Refusal> for Problem {
+    fn from(refusal: Refusal) -> Self {
+        let status = match refusal.cause {
+            Cause::Unknown => StatusCode::NOT_FOUND,
+            Cause::Conflict => StatusCode::CONFLICT,
+            Cause::Away => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        Self::new(status, refusal.detail)
+    }
+}
+
+/// Who asks, and the body of a change; an empty one says nothing.
+pub(super) async fn body<T: DeserializeOwned>(request: Request<Body>) -> Result<(By, T), Problem> {
+    let by = request.extensions().get::<By>().cloned().expect("the guard says who asks");
+    let bytes = read_body(request.into_body(), MAX_BODY).await?;
+    let bytes = if bytes.trim_ascii().is_empty() { &b"{}"[..] } else { &bytes };
+    Ok((by, crate::protocol::http::parse_body(bytes)?))
+}
+
+/// The line of a change. Whoever reads the log learns who did what to which limit; no token stands in it.
+pub(super) fn audit(by: &By, action: &str, policy: &str, key: &str, detail: &str) {
+    tracing::info!(target: "slidegate::audit", by = by.0, action, policy, key, detail, "changed");
+}

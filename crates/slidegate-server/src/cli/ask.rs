@@ -1,0 +1,123 @@
+//! Asking a running server as an operator: where it is, with which token, and how its answers are shown.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::Value;
+
+use super::{Failure, milliseconds};
+
+/// Where the environment has the token.
+const TOKEN_VARIABLE: &str = "SLIDEGATE_TOKEN";
+
+/// What every command to a running server takes.
+#[derive(Debug, Args)]
+pub(super) struct AskArgs {
+    /// The server.
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:7979", global = true)]
+    url: String,
+    /// A file with the token. The variable `SLIDEGATE_TOKEN` holds the token itself. A server on loopback may need none.
+    #[arg(long, value_name = "FILE", global = true)]
+    token_file: Option<PathBuf>,
+    /// Print the server's JSON instead of words.
+    #[arg(long, global = true)]
+    pub(super) json: bool,
+    /// How long to wait for the answer, in milliseconds.
+    #[arg(long, value_name = "MS", default_value = "5000", value_parser = milliseconds, global = true)]
+    timeout: Duration,
+}
+
+/// What is asked for.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Method {
+    Get,
+    Post,
+    Put,
+    Delete,
+}
+
+impl AskArgs {
+    /// Asks, with `body` for what changes something, and gives the answer.
+    pub(super) fn ask(&self, method: Method, path: &str, body: &Value) -> Result<Value, Failure> {
+        let url = format!("{}{path}", self.url.trim_end_matches('/'));
+        let agent: ureq::Agent = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .timeout_global(Some(self.timeout))
+            .allow_non_standard_methods(true)
+            .build()
+            .into();
+        let mut request = ureq::http::Request::builder().uri(&url).method(match method {
+            Method::Get => "GET",
+            Method::Post => "POST",
+            Method::Put => "PUT",
+            Method::Delete => "DELETE",
+        });
+        if let Some(token) = self.token()? {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        let wrong = |error: &dyn std::fmt::Display| {
+            Failure(format!("{url} cannot be asked: {error}; see --url and the token"))
+        };
+        let unreachable = |error: ureq::Error| {
+            Failure(format!("{url} did not answer: {error}; is `slidegate serve` running there? see --url"))
+        };
+        let answer = if let Method::Get = method {
+            agent.run(request.body(()).map_err(|error| wrong(&error))?)
+        } else {
+            let request = request.header("content-type", "application/json").body(body.to_string());
+            agent.run(request.map_err(|error| wrong(&error))?)
+        };
+        let mut answer = answer.map_err(unreachable)?;
+        let status = answer.status();
+        let text = answer.body_mut().read_to_string().map_err(unreachable)?;
+        let json: Value = serde_json::from_str(&text)
+            .map_err(|_| Failure(format!("{url} answered {status} without JSON; is it slidegate?")))?;
+        if !status.is_success() {
+            let detail = json["detail"].as_str().unwrap_or("no reason given");
+            return Err(Failure(format!("{}: {detail}", status.as_u16())));
+        }
+        Ok(json)
+    }
+
+    /// Prints an answer as JSON if that is wanted, else as `words` say it.
+    pub(super) fn print(&self, answer: &Value, words: impl FnOnce(&Value) -> String) {
+        if self.json {
+            println!("{answer}");
+        } else {
+            println!("{}", words(answer));
+        }
+    }
+
+    fn token(&self) -> Result<Option<String>, Failure> {
+        let token = match &self.token_file {
+            Some(file) => Some(std::fs::read_to_string(file).map_err(|error| {
+                Failure(format!("{}: cannot be read: {error}; see --token-file", file.display()))
+            })?),
+            None => std::env::var(TOKEN_VARIABLE).ok(),
+        };
+        Ok(token.map(|token| token.trim().to_owned()).filter(|token| !token.is_empty()))
+    }
+}
+
+/// One part of a path, whatever is in it.
+pub(super) fn segment(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) {
+            out.push(char::from(byte));
+        } else {
+            out.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    out
+}
+
+/// Milliseconds for people: `1.5s`, `250ms`.
+pub(super) fn span(ms: &Value) -> String {
+    match ms.as_u64() {
+        None => "never".to_owned(),
+        Some(ms) if ms < 10_000 => format!("{ms}ms"),
+        Some(ms) => format!("{}.{}s", ms / 1000, ms % 1000 / 100),
+    }
+}

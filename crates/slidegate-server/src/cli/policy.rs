@@ -1,0 +1,150 @@
+//! `slidegate policy`: limits of a running server, and their changes.
+
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand, ValueEnum};
+use serde_json::{Map, Value, json};
+
+use super::Failure;
+use super::ask::{AskArgs, Method, segment, span};
+
+#[derive(Debug, Args)]
+pub(super) struct PolicyCommands {
+    #[command(flatten)]
+    ask: AskArgs,
+    #[command(subcommand)]
+    command: PolicyCommand,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Mode {
+    Enforce,
+    Shadow,
+}
+
+#[derive(Debug, Subcommand)]
+enum PolicyCommand {
+    /// Lists policies as they are in force.
+    List,
+    /// Changes a policy at once, on all instances. What is not said stays, and usage is kept.
+    Set {
+        /// The policy's name.
+        name: String,
+        /// The quota, such as `200/1m`.
+        quota: Option<String>,
+        /// How it counts: sliding-log, sliding-window, fixed-window or token-bucket.
+        #[arg(long)]
+        algorithm: Option<String>,
+        /// What a token bucket admits at once.
+        #[arg(long)]
+        burst: Option<u64>,
+        /// Whether it denies.
+        #[arg(long, value_enum)]
+        mode: Option<Mode>,
+        /// A quota to try beside it, on the same traffic; `none` ends one.
+        #[arg(long, value_name = "QUOTA")]
+        candidate: Option<String>,
+    },
+    /// Puts a policy back to what the configuration says.
+    Unset {
+        /// The policy's name.
+        name: String,
+    },
+    /// Puts a policy's candidate in its place.
+    Promote {
+        /// The policy's name.
+        name: String,
+    },
+    /// Lists changes, the newest first.
+    History,
+    /// Undoes a change: the last one that is not undone, unless told.
+    Undo {
+        /// The change's number.
+        id: Option<u64>,
+    },
+}
+
+pub(super) fn run(args: &PolicyCommands) -> Result<ExitCode, Failure> {
+    let ask = &args.ask;
+    let place = |name: &str| format!("/v1/policies/{}", segment(name));
+    let answer = match &args.command {
+        PolicyCommand::List => {
+            let answer = ask.ask(Method::Get, "/v1/policies", &Value::Null)?;
+            ask.print(&answer, |answer| lines(&answer["policies"], policy));
+            return Ok(ExitCode::SUCCESS);
+        }
+        PolicyCommand::History => {
+            let answer = ask.ask(Method::Get, "/v1/changes", &Value::Null)?;
+            ask.print(&answer, |answer| lines(&answer["changes"], change));
+            return Ok(ExitCode::SUCCESS);
+        }
+        PolicyCommand::Set { name, quota, algorithm, burst, mode, candidate } => {
+            let mode = mode.map(|mode| if let Mode::Shadow = mode { "shadow" } else { "enforce" });
+            let candidate =
+                candidate.as_deref().map(|one| if one == "none" { Value::Null } else { one.into() });
+            let said = [
+                ("quota", quota.clone().map(Value::from)),
+                ("algorithm", algorithm.clone().map(Value::from)),
+                ("burst", burst.map(Value::from)),
+                ("mode", mode.map(Value::from)),
+                ("candidate", candidate),
+            ];
+            let said: Map<_, _> =
+                said.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect();
+            ask.ask(Method::Put, &place(name), &said.into())?
+        }
+        PolicyCommand::Unset { name } => ask.ask(Method::Delete, &place(name), &json!({}))?,
+        PolicyCommand::Promote { name } => {
+            ask.ask(Method::Post, &format!("{}/promote", place(name)), &json!({}))?
+        }
+        PolicyCommand::Undo { id } => {
+            let id = id.map_or_else(|| "last".to_owned(), |id| id.to_string());
+            ask.ask(Method::Post, &format!("/v1/changes/{id}/undo"), &json!({}))?
+        }
+    };
+    ask.print(&answer, |answer| {
+        let text = |name: &str| answer[name].as_str().unwrap_or_default().to_owned();
+        format!("{}: {} (change {})", text("policy"), text("done"), answer["change"])
+    });
+    Ok(ExitCode::SUCCESS)
+}
+
+fn lines(list: &Value, line: impl Fn(&Value) -> String) -> String {
+    let lines: Vec<_> = list.as_array().map_or(&[][..], Vec::as_slice).iter().map(line).collect();
+    if lines.is_empty() { "none".to_owned() } else { lines.join("\n") }
+}
+
+fn policy(one: &Value) -> String {
+    let text = |name: &str| one[name].as_str().unwrap_or_default().to_owned();
+    let mut line =
+        format!("{}: {} per {} ({})", text("name"), one["limit"], span(&one["window_ms"]), text("algorithm"));
+    if text("mode") == "shadow" {
+        line += ", shadow";
+    }
+    if text("origin") == "changed" {
+        line += ", changed at run time";
+    }
+    if one["candidate"].is_object() {
+        let candidate = &one["candidate"];
+        line += &format!(", candidate {} per {}", candidate["limit"], span(&candidate["window_ms"]));
+    }
+    let counts = &one["counts"];
+    line + &format!("; allowed {}, denied {}", counts["allowed"], counts["denied"])
+}
+
+fn change(one: &Value) -> String {
+    let text = |name: &str| one[name].as_str().unwrap_or_default().to_owned();
+    let what = match one["undoes"].as_u64() {
+        Some(id) => format!("undo of {id}"),
+        None => text("what"),
+    };
+    let undone = one["undone_by"].as_u64().map(|id| format!(" (undone by {id})")).unwrap_or_default();
+    format!(
+        "{:>4}  {}  {}  {}: {what}: {}{undone}",
+        one["id"],
+        text("at"),
+        text("by"),
+        text("policy"),
+        text("words")
+    )
+}

@@ -1,0 +1,94 @@
+//! Reloading while the service runs: when the file changes, and on SIGHUP. A bad file changes nothing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::MissedTickBehavior;
+
+use crate::admin::Admin;
+use crate::config::{Config, Loaded, Sources, Watched, differences};
+use crate::control::{Base, now_ms};
+
+/// Between two looks at the file. A change is in force within two of them.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// Reloads for as long as the service runs. `running` is the configuration that it was started with.
+pub(super) async fn run(admin: Arc<Admin>, sources: Sources, running: Config) {
+    let mut hangups = match signal(SignalKind::hangup()) {
+        Ok(hangups) => Some(hangups),
+        Err(error) => {
+            tracing::warn!(%error, "SIGHUP cannot be listened to; the file is watched all the same");
+            None
+        }
+    };
+    let mut watched = Watched::start(&sources);
+    let mut ticks = tokio::time::interval(LOOK_EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        let hangup = async {
+            match &mut hangups {
+                Some(hangups) => hangups.recv().await,
+                None => std::future::pending().await,
+            }
+        };
+        let is_asked = tokio::select! {
+            _ = ticks.tick() => false,
+            _ = hangup => true,
+        };
+        if watched.has_changed(&sources) || is_asked {
+            let sources = sources.clone();
+            // Reading a file may wait for a disk.
+            let Ok(loaded) = tokio::task::spawn_blocking(move || sources.load()).await else { return };
+            let outcome =
+                loaded.map_err(|errors| errors.to_string()).and_then(|loaded| take(&admin, &running, loaded));
+            if let Err(refused) = outcome {
+                refuse(&admin, &refused);
+            }
+        }
+    }
+}
+
+/// Puts a configuration in force, as far as that can be done while the service runs.
+fn take(admin: &Admin, running: &Config, loaded: Loaded) -> Result<(), String> {
+    let Loaded { config, hash } = loaded;
+    let differences = differences(running, &config);
+    if differences.contains(&"attributes: addresses") {
+        return Err(
+            "attributes: addresses differs, which policies were read by; restart the service to change it"
+                .into(),
+        );
+    }
+    let left = (!differences.is_empty()).then(|| {
+        let differences = differences.join(", ");
+        format!(
+            "{differences} cannot change while the service runs and is as before; restart it to change that"
+        )
+    });
+    let Config { policies, candidates, admin: tokens, observe, .. } = config;
+    let count = policies.iter().len();
+    let observer = admin.front.observer();
+    observer.show_keys(observe.keys_shown);
+    admin.front.configure(Base { policies, candidates }).map_err(|error| error.to_string())?;
+    admin.set_tokens(tokens);
+    {
+        let mut known = admin.loaded();
+        (known.hash, known.at_ms, known.error) = (hash.clone(), now_ms(), left.clone());
+        known.reloads += 1;
+    }
+    observer.config_loaded(&hash);
+    tracing::info!(policies = count, "the configuration was loaded again");
+    if let Some(left) = left {
+        tracing::warn!("{left}");
+    }
+    Ok(())
+}
+
+fn refuse(admin: &Admin, refused: &str) {
+    for line in refused.lines() {
+        tracing::error!("{line}");
+    }
+    tracing::error!("the configuration was not loaded; the last good one stays in force");
+    admin.loaded().error = Some(refused.to_owned());
+    admin.front.observer().config_refused(refused);
+}

@@ -1,0 +1,42 @@
+//! `slidegate token new`: a token, and the line of the configuration that lets it in.
+
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+
+use super::Failure;
+use crate::admin::tokens;
+use crate::config::{Right, is_name};
+
+#[derive(Debug, Args)]
+pub(super) struct TokenArgs {
+    #[command(subcommand)]
+    command: TokenCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum TokenCommand {
+    /// Makes a token. The service needs its digest alone: the token is shown once and stored nowhere.
+    New {
+        /// Who it is for. The log says so beside every change.
+        #[arg(long, default_value = "ops", value_parser = name)]
+        name: String,
+        /// What it permits.
+        #[arg(long, value_enum, default_value_t = Right::Write)]
+        scope: Right,
+    },
+}
+
+fn name(text: &str) -> Result<String, String> {
+    if is_name(text) { Ok(text.to_owned()) } else { Err("use 1 to 64 of A-Z a-z 0-9 _ . -".to_owned()) }
+}
+
+pub(super) fn run(args: &TokenArgs) -> Result<ExitCode, Failure> {
+    let TokenCommand::New { name, scope } = &args.command;
+    let (token, sha256) = tokens::make().map_err(Failure)?;
+    let scope = scope.name();
+    println!("token         {token}");
+    println!("configuration admin: {{tokens: [{{name: {name}, scope: {scope}, sha256: {sha256}}}]}}");
+    println!("environment   SLIDEGATE_ADMIN_TOKENS={name}:{scope}:{sha256}");
+    Ok(ExitCode::SUCCESS)
+}

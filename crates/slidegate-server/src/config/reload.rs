@@ -1,0 +1,98 @@
+//! Reloading: the configuration's file, watched for as long as the service runs.
+//!
+//! A change is read once two looks have found the same, so files that are still being written are not. What a link leads to
+//! is looked at as well: volumes of Kubernetes change by a link that is put in the place of another.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+use super::{Config, ConfigErrors, Outside};
+
+/// Where a configuration comes from.
+#[derive(Clone)]
+pub(crate) struct Sources {
+    pub(crate) file: Option<PathBuf>,
+    pub(crate) texts: Vec<String>,
+    pub(crate) outside: Outside,
+    /// The address of the command line, which wins over the file's.
+    pub(crate) listen: Option<SocketAddr>,
+}
+
+/// A configuration and the SHA-256 of its file, of nothing without one.
+pub(crate) struct Loaded {
+    pub(crate) config: Config,
+    pub(crate) hash: String,
+}
+
+/// The file as the last look found it.
+#[derive(Default)]
+pub(crate) struct Watched {
+    seen: Option<Fingerprint>,
+    /// Whether that was dealt with.
+    is_settled: bool,
+}
+
+/// What tells one state of a file from another without reading it. `None` where there is no file.
+type Fingerprint = Option<(PathBuf, SystemTime, u64)>;
+
+impl Sources {
+    /// Where it comes from, in a word: the file's path, `command line` or `default`.
+    pub(crate) fn name(&self) -> String {
+        match &self.file {
+            Some(file) => file.display().to_string(),
+            None if self.texts.is_empty() => "default".to_owned(),
+            None => "command line".to_owned(),
+        }
+    }
+
+    /// Reads everything anew.
+    pub(crate) fn load(&self) -> Result<Loaded, ConfigErrors> {
+        let bytes = self.file.as_ref().and_then(|file| std::fs::read(file).ok()).unwrap_or_default();
+        let digest = ring::digest::digest(&ring::digest::SHA256, &bytes);
+        let hash = digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+        let mut config = Config::from_sources(self.file.as_deref(), &self.texts, &self.outside)?;
+        config.listen = self.listen.unwrap_or(config.listen);
+        Ok(Loaded { config, hash })
+    }
+
+    fn look(&self) -> Fingerprint {
+        let path = self.file.as_ref()?.canonicalize().ok()?;
+        let found = path.metadata().ok()?;
+        Some((path, found.modified().ok()?, found.len()))
+    }
+}
+
+impl Watched {
+    /// What there is now is what was read.
+    pub(crate) fn start(sources: &Sources) -> Self {
+        Self { seen: Some(sources.look()), is_settled: true }
+    }
+
+    /// Whether the file has changed and is quiet again.
+    pub(crate) fn has_changed(&mut self, sources: &Sources) -> bool {
+        let seen = Some(sources.look());
+        if seen != self.seen {
+            self.seen = seen;
+            self.is_settled = false;
+            return false;
+        }
+        !std::mem::replace(&mut self.is_settled, true)
+    }
+}
+
+/// What another configuration would change and cannot while the service runs, in words.
+pub(crate) fn differences(old: &Config, new: &Config) -> Vec<&'static str> {
+    let is_other = |part: &dyn Fn(&Config) -> String| part(old) != part(new);
+    [
+        ("server: listen", is_other(&|config| config.listen.to_string())),
+        ("server: shutdown_grace", is_other(&|config| format!("{:?}", config.shutdown_grace))),
+        ("store: memory: max_keys", is_other(&|config| config.max_keys.to_string())),
+        ("store", is_other(&|config| format!("{:?}", config.shared))),
+        ("attributes: addresses", is_other(&|config| format!("{:?}", config.address_attributes))),
+        ("headers", is_other(&|config| format!("{:?}", config.headers))),
+    ]
+    .into_iter()
+    .filter_map(|(name, differs)| differs.then_some(name))
+    .collect()
+}

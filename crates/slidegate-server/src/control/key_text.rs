@@ -1,0 +1,159 @@
+//! The text of a key, as answers print it and paths carry it, read back into the values that it stands for.
+
+use std::net::IpAddr;
+
+use slidegate::{Policy, Request, Value};
+
+/// Longest text of a key, in bytes: changes of keys are kept for the whole fleet.
+const MAX_TEXT: usize = 1024;
+
+/// The values of a policy's scope.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct KeyText(Vec<Part>);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Part {
+    Bytes(Vec<u8>),
+    Address(IpAddr),
+}
+
+impl KeyText {
+    /// Reads a key of a policy. `is_address` tells attributes whose text is an address.
+    ///
+    /// # Errors
+    /// In one line, when the text cannot be a key of this policy.
+    pub(crate) fn read(
+        policy: &Policy,
+        text: &str,
+        is_address: impl Fn(&str) -> bool,
+    ) -> Result<Self, String> {
+        let (name, scope) = (policy.name(), policy.scope_attributes());
+        if text.len() > MAX_TEXT {
+            return Err(format!(
+                "the key has {} bytes; {MAX_TEXT} is the most that can be asked for",
+                text.len()
+            ));
+        }
+        if scope.is_empty() {
+            return match text {
+                "*" => Ok(Self(Vec::new())),
+                _ => Err(format!("policy `{name}` has one key for everybody; write `*`")),
+            };
+        }
+        let values: Vec<&str> = text.split(',').collect();
+        if values.len() != scope.len() {
+            return Err(format!(
+                "`{}` has {} values and policy `{name}` counts by {}; join one value for each by commas, with `%2C` for \
+                 a comma within one",
+                text.escape_debug(),
+                values.len(),
+                scope.join(",")
+            ));
+        }
+        let part = |(value, attribute): (&str, &String)| {
+            if !is_address(attribute) {
+                return unescape(value).map(Part::Bytes);
+            }
+            // The prefix that it is counted by is part of what is printed.
+            let address = value.split_once('/').map_or(value, |(address, _)| address);
+            address.parse().map(Part::Address).map_err(|_| {
+                format!(
+                    "`{}` is no address, which `{attribute}` is; write for example `192.0.2.7`",
+                    value.escape_debug()
+                )
+            })
+        };
+        values.into_iter().zip(scope).map(part).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// The values, as the library takes them.
+    pub(crate) fn values(&self) -> impl Iterator<Item = Value<'_>> {
+        self.0.iter().map(|part| match part {
+            Part::Bytes(bytes) => bytes.as_slice().into(),
+            Part::Address(ip) => (*ip).into(),
+        })
+    }
+
+    /// A request of this key, that only this policy decides.
+    pub(crate) fn request<'r>(&'r self, policy: &'r Policy) -> Request<'r> {
+        let attributes = policy.scope_attributes().iter().zip(self.values());
+        let request = attributes.fold(Request::new(), |request, (name, value)| request.with(name, value));
+        request.under(policy.name())
+    }
+}
+
+/// Undoes the percent-encoding of answers.
+fn unescape(text: &str) -> Result<Vec<u8>, String> {
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        if byte != b'%' {
+            out.push(byte);
+            continue;
+        }
+        let mut digit = || rest.next().and_then(|digit| char::from(digit).to_digit(16));
+        let (Some(high), Some(low)) = (digit(), digit()) else {
+            return Err(format!(
+                "`{}` has a `%` without two hexadecimal digits; write `%25`",
+                text.escape_debug()
+            ));
+        };
+        out.push(u8::try_from(high * 16 + low).unwrap_or(0));
+    }
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use slidegate::Quota;
+
+    fn policy(scope: &[&str]) -> Policy {
+        Policy::new("p", Quota::per_minute(1)).unwrap().scope(scope.iter().copied())
+    }
+
+    fn read(scope: &[&str], text: &str) -> Result<KeyText, String> {
+        KeyText::read(&policy(scope), text, |attribute| attribute == "ip")
+    }
+
+    /// Whoever copies a key out of an answer must reach that very key.
+    #[test]
+    fn what_is_printed_is_read_back() {
+        let address: IpAddr = "2001:db8:1:2345::7".parse().unwrap();
+        let requests = [
+            Request::new().with("user", "alice").with("path", "/a,b%\n"),
+            Request::new().with("user", b"\xff{}:\0").with("path", ""),
+            Request::new().with("user", "*").with("path", "zoë"),
+        ];
+        let scope = ["user", "path"];
+        for request in &requests {
+            let printed = policy(&scope).key_of(request).unwrap().to_string();
+            let key = read(&scope, &printed).unwrap();
+            let again: Vec<_> = key.values().collect();
+            assert_eq!(again, [request.value("user").unwrap(), request.value("path").unwrap()], "{printed}");
+        }
+        let asked = Request::new().with("ip", address);
+        let printed = policy(&["ip"]).key_of(&asked).unwrap().to_string();
+        assert_eq!(printed, "2001:db8:1:2300::/56");
+        assert_eq!(read(&["ip"], &printed).unwrap().values().count(), 1);
+        assert_eq!(read(&[], "*").unwrap().values().count(), 0);
+    }
+
+    /// A block on another key than was meant is no block.
+    #[test]
+    fn what_cannot_be_a_key_is_said() {
+        for (scope, text, said) in [
+            (
+                &["user"][..],
+                "a,b",
+                "`a,b` has 2 values and policy `p` counts by user; join one value for each by commas, with `%2C` for a comma within one",
+            ),
+            (&["user"], "a%2", "`a%2` has a `%` without two hexadecimal digits; write `%25`"),
+            (&["ip"], "home", "`home` is no address, which `ip` is; write for example `192.0.2.7`"),
+            (&[], "alice", "policy `p` has one key for everybody; write `*`"),
+        ] {
+            assert_eq!(read(scope, text).unwrap_err(), said);
+        }
+        assert!(read(&["user"], &"x".repeat(1025)).unwrap_err().contains("1024 is the most"));
+    }
+}

@@ -1,0 +1,177 @@
+//! Inspections: stored values read as they are, for people who ask about one key.
+//!
+//! A plain read beside the scripts: docs/redis-layout.md says what every byte is, and what cannot be of that layout is an
+//! error that names the key and is never guessed at.
+
+use std::time::Duration;
+
+use redis::Value;
+
+use super::{Executed, Failure, FailureKind, RedisStore, explain, time_of};
+use crate::algorithm::{self, FixedWindow, SlidingWindow, State, TokenBucket, ToldLog};
+use crate::charge::Charge;
+use crate::quota::{Algorithm, Quota};
+use crate::time::{Timestamp, instant};
+use crate::usage::Found;
+
+/// How long one read may take: no decision waits for it.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// A log's header.
+const HEADER: usize = 48;
+/// The largest value there is: a log of as many runs as slots can be asked for, each as wide as it can be.
+const LARGEST: usize = HEADER + 65_535 * 13;
+
+impl RedisStore {
+    /// Everything there is to know of these keys, in their order.
+    pub(crate) async fn inspect(&self, charges: &[Charge<'_>]) -> Result<Vec<Found>, Failure> {
+        let mut found = Vec::with_capacity(charges.len());
+        for charge in charges {
+            let name = self.names.name(charge.name, &charge.key);
+            let deadline = instant() + PATIENCE;
+            let wire = &self.calls.wire;
+            let mut get = redis::cmd("GETRANGE");
+            get.arg(name.as_slice()).arg(0).arg(LARGEST);
+            let value = wire.command(Some(&name), &get, deadline).await.map_err(explain)?;
+            let time = wire.command(Some(&name), &redis::cmd("TIME"), deadline).await.map_err(explain)?;
+            let failed = |detail: String| {
+                let name = String::from_utf8_lossy(&name).into_owned();
+                let detail = format!("`{}` {detail}", name.escape_debug());
+                self.calls.failed(wire.slot(name.as_bytes()), Executed::No, FailureKind::Malformed, detail)
+            };
+            let now = time_of(&time).ok_or_else(|| failed(format!("TIME is {time:?}")))?;
+            let Value::BulkString(bytes) = value else { return Err(failed(format!("reads as {value:?}"))) };
+            let now = Timestamp::from_micros(now);
+            found.push(read(&bytes, charge.quota, now, charge.part.cost).map_err(failed)?);
+        }
+        Ok(found)
+    }
+}
+
+/// What a value holds; another algorithm's counts as none, as it does for a decision.
+fn read(bytes: &[u8], quota: &Quota, now: Timestamp, cost: u64) -> Result<Found, String> {
+    let algorithm = match bytes.first() {
+        None => None,
+        Some(0x11) => Some(Algorithm::FixedWindow),
+        Some(0x12) => Some(Algorithm::SlidingWindow),
+        Some(0x13) => Some(Algorithm::TokenBucket),
+        Some(0x14) => Some(Algorithm::SlidingLog),
+        Some(0x1f) => return Err("is damaged: its ring was cut off; reset the key".to_owned()),
+        Some(other) => {
+            return Err(format!(
+                "is not of layout 1: its first byte is {other}; another program writes it, or a newer slidegate does"
+            ));
+        }
+    };
+    let is_ours = algorithm == Some(quota.algorithm());
+    let mut fields = Fields { bytes, at: 1 };
+    let expect = |length: usize| {
+        let damaged = || format!("is damaged: it has {} bytes; reset the key", bytes.len());
+        if bytes.len() == length { Ok(()) } else { Err(damaged()) }
+    };
+    match quota.algorithm() {
+        Algorithm::SlidingLog => {
+            let log = if is_ours { log(bytes, quota, now)? } else { ToldLog::default() };
+            Ok(algorithm::inspect(log, quota, now, cost))
+        }
+        _ if !is_ours => Ok(match quota.algorithm() {
+            Algorithm::SlidingWindow => algorithm::inspect(SlidingWindow::default(), quota, now, cost),
+            Algorithm::FixedWindow => algorithm::inspect(FixedWindow::default(), quota, now, cost),
+            _ => algorithm::inspect(TokenBucket::default(), quota, now, cost),
+        }),
+        Algorithm::SlidingWindow => {
+            expect(28)?;
+            let (window, end, previous, current) =
+                (fields.number(6), fields.number(7), fields.number(7), fields.number(7));
+            under_window(SlidingWindow::told(end, previous, current), window, quota, now, cost)
+        }
+        Algorithm::FixedWindow => {
+            expect(21)?;
+            let (window, end, used) = (fields.number(6), fields.number(7), fields.number(7));
+            under_window(FixedWindow::told(end, used), window, quota, now, cost)
+        }
+        Algorithm::TokenBucket => {
+            expect(27)?;
+            let (window, at, level, fraction) =
+                (fields.number(6), fields.number(7), fields.number(7), fields.number(6));
+            under_window(TokenBucket::told(at, level, fraction), window, quota, now, cost)
+        }
+    }
+}
+
+/// Counters that were written under a window which may be another by now.
+fn under_window<S: State>(
+    mut state: S,
+    window_us: u64,
+    quota: &Quota,
+    now: Timestamp,
+    cost: u64,
+) -> Result<Found, String> {
+    if window_us != quota.window_us() {
+        let counted = Quota::new(quota.limit(), Duration::from_micros(window_us))
+            .map_err(|_| format!("is damaged: its window is {window_us} us; reset the key"))?
+            .with_algorithm(quota.algorithm())
+            .with_burst(quota.burst());
+        let settled = state.settle(&counted, now.as_micros());
+        state.adopt(quota, settled);
+    }
+    Ok(algorithm::inspect(state, quota, now, cost))
+}
+
+/// A log's runs that still count.
+fn log(bytes: &[u8], quota: &Quota, now: Timestamp) -> Result<ToldLog, String> {
+    let damaged = |what: &str| format!("is damaged: {what}; reset the key");
+    if bytes.len() < HEADER {
+        return Err(damaged(&format!("it has {} bytes", bytes.len())));
+    }
+    let mut fields = Fields { bytes, at: 2 };
+    let (used, newest, _oldest) = (fields.number(7), fields.number(7), fields.number(7));
+    let widths = fields.size(1);
+    let (stamp_bytes, cost_bytes) = (widths / 16, widths % 16);
+    let (head, len, room) = (fields.size(2), fields.size(2), fields.size(2));
+    let (newest_cost, shift) = (fields.number(7), fields.number(6));
+    let run_bytes = stamp_bytes + cost_bytes;
+    if !matches!(stamp_bytes, 4 | 6) || cost_bytes > 7 {
+        return Err(damaged(&format!("its widths are {stamp_bytes} and {cost_bytes}")));
+    }
+    if bytes.len() != HEADER + room * run_bytes || len > room || head >= room.max(1) {
+        return Err(damaged("its ring is cut off"));
+    }
+    let span = 1u64 << (8 * stamp_bytes);
+    let mut runs = Vec::with_capacity(len + 1);
+    for place in 0..len {
+        fields.at = HEADER + (head + place) % room * run_bytes;
+        let low = fields.number(stamp_bytes);
+        let cost = if cost_bytes == 0 { 1 } else { fields.number(cost_bytes) };
+        let back = (newest + shift).wrapping_sub(low) % span;
+        runs.push((newest.saturating_sub(back), cost));
+    }
+    runs.push((newest, newest_cost));
+    if runs.iter().map(|(_, cost)| cost).sum::<u64>() != used && used > 0 {
+        return Err(damaged("its runs are not what it has used"));
+    }
+    runs.retain(|(stamp, cost)| *cost > 0 && used > 0 && stamp + quota.window_us() > now.as_micros());
+    let (Some((oldest, _)), Some((newest, _))) = (runs.first().copied(), runs.last().copied()) else {
+        return Ok(ToldLog::default());
+    };
+    let used = runs.iter().map(|(_, cost)| cost).sum();
+    Ok(ToldLog::new(used, newest, oldest, runs))
+}
+
+/// Little-endian numbers, one after the other, of bytes that were found to be long enough.
+struct Fields<'b> {
+    bytes: &'b [u8],
+    at: usize,
+}
+
+impl Fields<'_> {
+    fn number(&mut self, width: usize) -> u64 {
+        let bytes = &self.bytes[self.at..self.at + width];
+        self.at += width;
+        bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
+    }
+
+    /// A number of at most 2 bytes.
+    fn size(&mut self, width: usize) -> usize {
+        usize::try_from(self.number(width)).unwrap_or(usize::MAX)
+    }
+}

@@ -1,0 +1,131 @@
+//! Inspections and the note: what people read and write beside decisions, by plain commands.
+
+use std::time::Duration;
+
+use slidegate::{Algorithm, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, RedisOptions};
+use slidegate::{Request, SharedGate, Timestamp, Verb};
+
+use crate::support::server::Server;
+
+const NOW_US: u64 = 1_700_000_000_000_000;
+
+fn policies() -> PolicySet {
+    let policies = Algorithm::ALL.map(|algorithm| {
+        let quota = Quota::per_minute(100).with_algorithm(algorithm);
+        Policy::new(algorithm.name(), quota).unwrap().scope(["user"])
+    });
+    let coarse = Policy::new("coarse", Quota::per_minute(100).with_slots(16)).unwrap().scope(["user"]);
+    PolicySet::new(policies.into_iter().chain([coarse])).unwrap()
+}
+
+/// A gate as the least user may.
+fn shared(server: &Server) -> SharedGate {
+    let options = RedisOptions::new(&server.url_as_user()).unwrap().deadline(Duration::from_secs(10));
+    SharedGate::new(policies(), options).unwrap()
+}
+
+/// The stored bytes are read by two readers: a script that decides, and this one. They must see one history, as the memory
+/// store does.
+#[tokio::test]
+async fn what_is_read_is_what_the_scripts_count() {
+    let server = Server::builder().with_clock().start();
+    server.clock().stand(NOW_US);
+    let shared = shared(&server);
+    let clock = ManualClock::at(Timestamp::from_micros(NOW_US));
+    let gate = Gate::with_store(policies(), MemoryStore::builder().clock(clock.clone()).build());
+    let (mut now, mut most) = (NOW_US, 0);
+    for (step, cost) in (0u64..).zip([1, 1, 1, 300, 2, 9, 1, 1, 70_000, 5, 1, 1, 2, 30, 4, 1]) {
+        now += 1 + step * step * 900_000 % 9_000_000;
+        server.clock().stand(now);
+        clock.set(Timestamp::from_micros(now));
+        let request = Request::new().with("user", "alice").cost(cost);
+        let verb = match step % 5 {
+            4 => Verb::Refund,
+            3 => Verb::Penalize,
+            _ => Verb::Check,
+        };
+        shared.apply(verb, &request).await;
+        gate.apply(verb, &request);
+        let look = Request::new().with("user", "alice");
+        let found = gate.inspect(&look);
+        most = found.iter().map(|found| found.charges.len()).fold(most, usize::max);
+        assert_eq!(shared.inspect(&look).await.unwrap(), found, "after step {step}");
+    }
+    assert!(most > 3, "at most {most} charges counted at once");
+
+    // Under another window, as a script that decides then reads it.
+    let before = policies();
+    let changed = before.iter().map(|policy| {
+        let quota = Quota::per_hour(50).with_algorithm(policy.quota().algorithm());
+        policy.clone().with_quota(quota)
+    });
+    shared.configure(PolicySet::new(changed.collect::<Vec<_>>()).unwrap()).unwrap();
+    let look = Request::new().with("user", "alice").cost(3);
+    let found = shared.inspect(&look).await.unwrap();
+    let peeked = shared.peek(&look).await;
+    assert_eq!(found.len(), 5);
+    for (found, peeked) in found.iter().zip(peeked.iter()) {
+        assert_eq!(&found.decision, peeked.decision(), "{}", found.policy);
+    }
+}
+
+/// A value of another program must not be told as somebody's usage.
+#[tokio::test]
+async fn foreign_values_are_errors_that_name_the_key() {
+    let server = Server::start();
+    let shared = shared(&server);
+    let alice = Request::new().with("user", "alice").under("sliding-log");
+    let key = "sg1:sliding-log:alice";
+    let long = "\u{14}".repeat(60);
+    for (value, said) in [
+        ("hello", "is not of layout 1: its first byte is 104"),
+        ("\u{14}short", "is damaged: it has 6 bytes; reset the key"),
+        ("\u{1f}", "is damaged: its ring was cut off; reset the key"),
+        (long.as_str(), "is damaged: its widths are 1 and 4; reset the key"),
+    ] {
+        server.admin(&["SET", key, value]);
+        let error = shared.inspect(&alice).await.unwrap_err().to_string();
+        assert!(error.contains(&format!("`{key}` {said}")), "{error}");
+    }
+    server.admin(&["SET", key, "\u{11}another algorithm's"]);
+    assert_eq!(shared.inspect(&alice).await.unwrap()[0].decision.used, 0);
+    server.admin(&["DEL", key]);
+    server.admin(&["RPUSH", key, "x"]);
+    let error = shared.inspect(&alice).await.unwrap_err().to_string();
+    assert!(error.contains("WRONGTYPE"), "{error}");
+}
+
+/// Two operators at once must not undo each other unseen, and every instance has to hear of what they did.
+#[tokio::test]
+async fn a_note_is_replaced_only_by_who_read_it_and_is_heard_by_the_others() {
+    let server = Server::start();
+    let (one, other) = (shared(&server), shared(&server));
+    assert_eq!(one.note(None).await.unwrap().unwrap().version, 0);
+    assert_eq!(one.note(Some(0)).await.unwrap(), None);
+    let waits = tokio::spawn(async move {
+        other.note_announced().await;
+        other
+    });
+    let mut version = 0;
+    // It hears as soon as it has subscribed.
+    while !waits.is_finished() {
+        assert!(one.set_note(version, &format!("after {version}")).await.unwrap());
+        version += 1;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let other = waits.await.unwrap();
+    let note = other.note(Some(version - 1)).await.unwrap().unwrap();
+    assert_eq!((note.version, note.text), (version, format!("after {}", version - 1)));
+    assert!(!other.set_note(version - 1, "late").await.unwrap());
+    assert!(!other.set_note(version + 1, "early").await.unwrap());
+    assert_eq!(one.note(Some(version)).await.unwrap(), None);
+    assert_eq!(server.admin(&["TTL", "sg1:control"]).trim(), "-1");
+
+    let large = "x".repeat(1 << 20);
+    let error = one.set_note(version, &large).await.unwrap_err().to_string();
+    assert!(error.contains("is too large; 1048576 is the most"), "{error}");
+    server.admin(&["SET", "sg1:control", "{}"]);
+    for error in [one.note(Some(3)).await.unwrap_err(), one.set_note(0, "").await.unwrap_err()] {
+        assert!(error.to_string().contains("note"), "{error}");
+    }
+}
