@@ -185,7 +185,7 @@ fn a_key_is_looked_up_and_changed() {
     assert_eq!(browser.text("#key-denials-count"), "2");
 
     browser.click("#act-reset button");
-    browser.until_text("#act-result", "Reset: nothing is used any more.");
+    browser.until_text("#act-result", "Done: its usage is forgotten.");
     until_fact(&browser, "Used", "0");
     assert_eq!(check(&server, &json!({ "user": "alice" })), 200);
 
@@ -245,6 +245,11 @@ fn a_hostile_key_is_text_wherever_it_stands() {
     browser.value("(document.getElementById('key-policy').value = 'both')");
     look_up(&browser, both["key"].as_str().unwrap());
     until_fact(&browser, "Used", "1");
+    // A key that is a step up in a path.
+    check(&server, &json!({ "user": ".." }));
+    browser.value("(document.getElementById('key-policy').value = 'per-user')");
+    look_up(&browser, "..");
+    until_fact(&browser, "Used", "1");
     assert_eq!(browser.value("document.title"), "slidegate");
     assert_eq!(browser.value("document.querySelectorAll('main img, main script').length"), 0);
     browser.expect_silence();
@@ -270,6 +275,116 @@ fn a_page_whose_service_hangs_or_ends_says_so_and_comes_back_with_it() {
     browser.fill("#key-text", "alice");
     browser.click("#key-form button[type=submit]");
     browser.until_text("#keys > .note", "This key: the service does not answer");
+}
+
+/// Who may look must be told so before he presses a button in vain; and a token must not outlive its tab.
+#[test]
+fn a_token_is_asked_for_and_one_that_may_only_read_disables_the_buttons() {
+    let token = |scope: &str| {
+        let made = common::text(&common::run(&["token", "new", "--name", scope, "--scope", scope]).stdout);
+        let word = |name: &str| {
+            let line = made.lines().find_map(|line| line.strip_prefix(name));
+            line.unwrap_or_else(|| panic!("no {name} in {made}")).trim().to_owned()
+        };
+        (word("token "), word("environment ").split_once('=').unwrap().1.to_owned())
+    };
+    let ((reader, may_read), (writer, may_write)) = (token("read"), token("write"));
+    let digest = |line: &str| line.rsplit(':').next().unwrap().to_owned();
+    let folder = common::Folder::new("dashboard-tokens");
+    let file = folder.file(
+        "slidegate.yaml",
+        format!(
+            "policies: [{{name: per-user, scope: [user], quota: 5/1h}}]\nadmin: {{tokens: [{{name: r, scope: read, sha256: {}}}, \
+             {{name: w, scope: write, sha256: {}}}]}}\n",
+            digest(&may_read),
+            digest(&may_write)
+        ),
+    );
+    let server = Server::start(&["--config", &file]);
+    traffic(&server, "alice", 3);
+    let browser = Browser::start("token");
+    browser.open(&server.url);
+    browser.until("document.getElementById('token-dialog').open");
+    browser.until_text("#token-why", "this needs a token");
+    browser.fill("#token", "sg_guess");
+    browser.press(ENTER);
+    browser.until_text("#token-why", "The one it was given is not accepted: no such token is configured");
+    browser.fill("#token", &reader);
+    browser.press(ENTER);
+    browser.until_text("#connection", "Live");
+    browser.until("!document.getElementById('token-dialog').open");
+    look_up(&browser, "alice");
+    until_fact(&browser, "Used", "3");
+    browser.click("#act-reset button");
+    browser.until_text(
+        "#act-result",
+        "Not done: not allowed. token `r` may read and this needs one that may write",
+    );
+    browser.until("[...document.querySelectorAll('.key-acts button')].every((one) => one.disabled && one.title.includes('may read'))");
+    until_fact(&browser, "Used", "3");
+    assert_eq!(browser.value("[localStorage.length, document.cookie]"), json!([0, ""]));
+
+    browser.click("#forget");
+    browser.until("document.getElementById('token-dialog').open");
+    browser.fill("#token", &writer);
+    browser.press(ENTER);
+    browser.until_text("#connection", "Live");
+    look_up(&browser, "alice");
+    browser.click("#act-reset button");
+    browser.until_text("#act-result", "Done: its usage is forgotten.");
+}
+
+/// A part that a service has switched off must not take the others with it.
+#[test]
+fn a_part_that_is_switched_off_says_so_in_its_own_place() {
+    let folder = common::Folder::new("dashboard-off");
+    let file = folder.file(
+        "slidegate.yaml",
+        "policies: [{name: per-user, scope: [user], quota: 5/1h}]\nobserve: {top: false, events: false}\n",
+    );
+    let server = Server::start(&["--config", &file]);
+    let browser = Browser::start("off");
+    watch(&browser, &server);
+    browser.until_text("#top .note", "Top keys: this is switched off; write `top: true` under `observe`");
+    browser
+        .until_text("#denials .note", "Denials: this is switched off; write `events: true` under `observe`");
+    traffic(&server, "alice", 6);
+    browser.until("document.querySelectorAll('#policies-rows td.n')[1].innerText === '1'");
+    browser.fill("#key-text", "alice,bob");
+    browser.click("#key-form button[type=submit]");
+    browser.until_text(
+        "#keys > .note",
+        "This key: `alice,bob` has 2 values and policy `per-user` counts by user",
+    );
+}
+
+/// A limit is tried in shadow first, and taken over when it is known whom it would hit.
+#[test]
+fn shadow_differences_are_shown_and_a_candidate_is_promoted_and_taken_back() {
+    let folder = common::Folder::new("dashboard-shadow");
+    let file = folder.file(
+        "slidegate.yaml",
+        "policies:\n  - {name: per-user, scope: [user], quota: 5/1h, candidate: 2/1h}\n  \
+         - {name: tried, scope: [user], quota: 1/1h, mode: shadow}\n",
+    );
+    let server = Server::start(&["--config", &file]);
+    traffic(&server, "alice", 4);
+    let browser = Browser::start("shadow");
+    watch(&browser, &server);
+    browser.until_text("#candidates-rows", "5 / 1h → 2 / 1h");
+    browser.until("document.querySelectorAll('#candidates-rows td.n')[1].innerText === '2'");
+    browser.until_text("#candidates-rows", "alice");
+    browser.until_text("#shadows-rows", "tried");
+    browser.until("document.querySelectorAll('#shadows-rows td.n')[1].innerText === '3'");
+    browser.click("#candidates-rows button.write");
+    browser.until_text("#shadow-result", "The candidate of per-user is in force.");
+    browser.until_text("#policies-rows", "2 / 1h sliding-log");
+    assert_eq!(check(&server, &json!({ "user": "alice" })), 429);
+    browser.click("#changes summary");
+    browser.click("#changes-list button");
+    browser.until_text("#policies-rows", "5 / 1h sliding-log");
+    browser.until_text("#changes-list", "undone by");
+    browser.expect_silence();
 }
 
 /// A dashboard is opened when something is wrong, and that is seldom at the desk.
