@@ -2,7 +2,7 @@
 
 import { byId, el, list, say } from './dom.js';
 import { Panel } from './panel.js';
-import { count, time, why } from './format.js';
+import { count, identity, isCandidate, time, why } from './format.js';
 
 /** Rows kept: as many as anyone scrolls through. */
 const KEPT = 100;
@@ -58,7 +58,7 @@ export class Denials {
       return `/v1/events?${query}`;
     };
     return this.#panel.load(path, ({ events }) => {
-      this.#events = events;
+      this.#events = events.filter((event) => !isCandidate(event.policy));
       this.#fresh = [];
       this.#show();
       this.#tellHeld();
@@ -67,7 +67,7 @@ export class Denials {
 
   add(event) {
     const { policy, key } = this.#wanted();
-    if ((policy && event.policy !== policy) || (key && event.key !== key)) return;
+    if (isCandidate(event.policy) || (policy && event.policy !== policy) || (key && event.key !== key)) return;
     this.#fresh.unshift(event);
     if (this.#fresh.length > GATHERED) this.#fresh.pop();
   }
@@ -93,12 +93,7 @@ export class Denials {
     if (this.#events.length === 0)
       this.#panel.note(this.#wanted().policy || this.#wanted().key ? 'No denial matches.' : 'Nothing has been denied.');
     else this.#panel.note('');
-    list(
-      byId('denials-rows'),
-      this.#events,
-      ({ seq }) => seq,
-      (event) => this.#row(event),
-    );
+    list(byId('denials-rows'), this.#events, identity, (event) => this.#row(event));
   }
 
   #row(event) {

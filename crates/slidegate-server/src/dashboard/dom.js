@@ -43,7 +43,8 @@ const kept = new WeakMap();
 
 /**
  * Makes the children of `parent` show `items`, keeping the nodes of those that stay: the focus and the scroll position
- * survive an update. `create(item)` gives `{ node, update(item) }`.
+ * survive an update. `create(item)` gives `{ node, update(item) }`; it may keep what `keyOf` tells items apart by, and
+ * nothing else, since all the rest is of the first time.
  */
 export function list(parent, items, keyOf, create) {
   const before = kept.get(parent) ?? new Map();

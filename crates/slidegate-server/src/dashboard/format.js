@@ -62,6 +62,12 @@ export function ago(at, now = Date.now()) {
   return ms < 1000 ? 'now' : `${duration(Math.floor(ms / 1000) * 1000)} ago`;
 }
 
+/** A candidate decides beside its policy, under a name made of that; only Shadow differences tells of it. */
+export const isCandidate = (policy) => policy.endsWith('.candidate');
+
+/** Tells an event from all others, those of before a restart included, when the numbers began anew. */
+export const identity = ({ seq, at }) => `${seq} ${at}`;
+
 /** Why an event was denied, as a clause. */
 export function why(event) {
   const used = `used ${count(event.used)} of ${quota(event.limit, event.window_ms)}`;

@@ -3,7 +3,7 @@
 import { byId, el, fact, list, say, show } from './dom.js';
 import { Away, Refusal, ask, keyPath } from './api.js';
 import { sentence } from './panel.js';
-import { count, duration, quota, time, why } from './format.js';
+import { count, duration, identity, quota, time, why } from './format.js';
 import { Window, chargesOf } from './window.js';
 
 /** What can be done: the form or button for it, and what it sends. */
@@ -183,7 +183,10 @@ export class Key {
     );
     list(
       byId('key-room'),
-      [{ in_ms: 0, used: seen.used }, ...seen.room.filter(({ in_ms: wait }) => wait > 0)],
+      [{ in_ms: 0, used: seen.used }, ...seen.room.filter(({ in_ms: wait }) => wait > 0)].map((one) => ({
+        ...one,
+        remaining: Math.max(0, seen.limit - one.used),
+      })),
       ({ in_ms: wait }) => wait,
       ({ in_ms: wait }) => {
         const [used, remaining] = [0, 1].map(() => el('td', { class: 'n' }));
@@ -191,7 +194,7 @@ export class Key {
           node: el('tr', {}, el('th', { scope: 'row' }, wait === 0 ? 'now' : duration(wait)), used, remaining),
           update: (now) => {
             say(used, count(now.used));
-            say(remaining, count(Math.max(0, seen.limit - now.used)));
+            say(remaining, count(now.remaining));
           },
         };
       },
@@ -199,15 +202,10 @@ export class Key {
 
     show(byId('key-denials'), seen.denials.length > 0);
     say(byId('key-denials-count'), count(seen.denials.length));
-    list(
-      byId('key-denials-list'),
-      seen.denials,
-      ({ seq }) => seq,
-      (event) => ({
-        node: el('li', {}, el('time', { datetime: event.at }, time(event.at)), ` ${why(event)}`),
-        update: () => {},
-      }),
-    );
+    list(byId('key-denials-list'), seen.denials, identity, (event) => ({
+      node: el('li', {}, el('time', { datetime: event.at }, time(event.at)), ` ${why(event)}`),
+      update: () => {},
+    }));
   }
 
   async #act(name, action) {

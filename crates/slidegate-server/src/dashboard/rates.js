@@ -39,7 +39,12 @@ export class Rates {
           axis({ size: 26, space: 80, values: (_, ticks) => ticks.map((tick) => time(tick * 1000)) }),
           axis({ size: 46, space: 34, incrs: ROUND, values: (_, ticks) => ticks.map(compact) }),
         ],
-        series: [{}, series('allowed'), series('denied'), series('shadowed', { fill: null, dash: [4, 3] })],
+        series: [
+          {},
+          series('allowed'),
+          series('denied', { fill: null }),
+          series('shadowed', { fill: null, dash: [4, 3] }),
+        ],
         hooks: {
           setCursor: [
             (plot) => {
@@ -85,7 +90,7 @@ export class Rates {
   #readOut() {
     const hovered = this.#hovered === null ? null : this.#seconds[this.#hovered];
     const second = hovered ?? this.#seconds.at(-1);
-    say(byId('rates-when'), hovered ? `at ${time(hovered.at * 1000)}` : 'last 5 minutes, figures of this second');
+    say(byId('rates-when'), hovered ? `at ${time(hovered.at * 1000)}` : 'figures of the last second');
     const known = second && second.allowed !== null;
     say(byId('rate-allowed'), known ? count(second.allowed) : '–');
     say(byId('rate-denied'), known ? count(second.denied) : '–');

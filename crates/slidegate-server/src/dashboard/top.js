@@ -2,7 +2,7 @@
 
 import { byId, el, list, say } from './dom.js';
 import { Panel } from './panel.js';
-import { ago, compact, count } from './format.js';
+import { ago, compact, count, isCandidate } from './format.js';
 
 const LIMIT = 20;
 
@@ -35,17 +35,18 @@ export class Top {
   }
 
   #draw({ policy, by, keys, error_bound: bound }) {
-    const most = Math.max(1, ...keys.map((key) => key.count));
     say(byId('top-count'), by === 'denied' ? 'Denied' : 'Used');
     say(byId('top-caption'), `Keys of ${policy ?? 'all policies'} that ${by === 'denied' ? 'are denied' : 'use'} most`);
     say(
       byId('top-bound'),
       keys.length === 0 ? 'No key yet.' : bound ? `Counts are at most ${count(bound)} too high.` : 'Counts are exact.',
     );
-    const named = keys.map((one) => ({ ...one, policy: one.policy ?? policy }));
+    const told = keys.filter((one) => !isCandidate(one.policy));
+    const most = Math.max(1, ...told.map((one) => one.count));
+    const items = told.map((one) => ({ ...one, by, part: one.count / most }));
     list(
       byId('top-rows'),
-      named,
+      items,
       (one) => JSON.stringify([policy, one.policy, one.key]),
       ({ key, policy: under }) => {
         const n = el('span');
@@ -70,8 +71,8 @@ export class Top {
             say(n, compact(now.count));
             n.title = count(now.count);
             say(over, now.at_most_over ? ` −${compact(now.at_most_over)}` : '');
-            bar.dataset.by = by;
-            bar.style.setProperty('--part', now.count / most);
+            bar.dataset.by = now.by;
+            bar.style.setProperty('--part', now.part);
             say(last, now.last_at ? ago(now.last_at) : '–');
           },
         };

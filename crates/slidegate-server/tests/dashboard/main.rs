@@ -166,6 +166,13 @@ fn figures_follow_the_traffic_by_themselves() {
     assert!(!browser.text("#denials-rows").contains("bob"));
     browser.click("#denials-pause");
     browser.until_text("#denials-rows", "bob");
+    // Bars compare with the first: the key of everyone, which has used what both have.
+    let parts =
+        "[...document.querySelectorAll('#top-rows .bar')].map((bar) => bar.style.getPropertyValue('--part'))";
+    browser.until(&format!("{parts}.join() === '1,0.5,0.5'"));
+    browser.click("#top-form label:last-of-type span");
+    browser.until_text("#top-count", "Denied");
+    browser.until(&format!("{parts}.join().startsWith('1,0.333')"));
     browser.expect_silence();
 }
 
