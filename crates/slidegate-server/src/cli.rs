@@ -16,6 +16,7 @@ mod policy;
 mod reload;
 mod serve;
 mod token;
+mod top;
 mod validate;
 
 /// An exact sliding-window rate limiter.
@@ -47,6 +48,8 @@ enum Command {
     Serve(ServeArgs),
     /// Asks a running server about one request. Ends with 0 if allowed, 1 if denied, 2 if it could not be asked.
     Check(CheckArgs),
+    /// Shows which keys use most or are denied most on a running server, again and again on a terminal, else once.
+    Top(TopArgs),
     /// Checks a configuration file and says each policy back in words.
     Validate {
         /// The configuration, in YAML.
@@ -124,6 +127,42 @@ struct CheckArgs {
     timeout: Duration,
 }
 
+#[derive(Debug, Args)]
+struct TopArgs {
+    /// Only the keys of this policy.
+    #[arg(long, value_name = "NAME")]
+    policy: Option<String>,
+    /// What keys are ordered by.
+    #[arg(long, value_enum, default_value_t = TopBy::Used)]
+    by: TopBy,
+    /// Most keys to show.
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    limit: u16,
+    /// Between two looks, in milliseconds.
+    #[arg(long, value_name = "MS", default_value = "2000", value_parser = milliseconds)]
+    every: Duration,
+    /// Look once, also on a terminal.
+    #[arg(long)]
+    once: bool,
+    /// Print the server's JSON once, instead of a table.
+    #[arg(long)]
+    json: bool,
+    /// The server.
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:7979")]
+    url: String,
+    /// A token that may read, if the server wants one.
+    #[arg(long, value_name = "TOKEN", env = "SLIDEGATE_TOKEN", hide_env_values = true)]
+    token: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum TopBy {
+    /// Cost that was charged.
+    Used,
+    /// Denials.
+    Denied,
+}
+
 fn attribute(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
@@ -144,6 +183,7 @@ impl Cli {
         let outcome = start_log(&self.log_level, self.log_format).and_then(|()| match self.command {
             Command::Serve(args) => serve::run(&args),
             Command::Check(args) => check::run(&args),
+            Command::Top(args) => top::run(&args),
             Command::Validate { file } => validate::run(&file),
             Command::Key(args) => key::run(&args),
             Command::Policy(args) => policy::run(&args),

@@ -141,7 +141,9 @@ impl Control {
     /// Puts a document in force.
     fn take(&self, version: u64, document: Document) {
         let document = Arc::new(document);
-        for refused in self.front.configure_changes(Arc::clone(&document)) {
+        // Goes through all keys in memory.
+        let refused = tokio::task::block_in_place(|| self.front.configure_changes(Arc::clone(&document)));
+        for refused in refused {
             tracing::warn!("not in force: {refused}");
         }
         let mut state = self.state();
@@ -194,7 +196,7 @@ impl Control {
             }
             self.look().await;
             if self.front.next_end().is_some_and(|end| end <= now_ms()) {
-                self.front.end_what_is_over();
+                tokio::task::block_in_place(|| self.front.end_what_is_over());
             }
         }
     }

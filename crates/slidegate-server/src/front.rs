@@ -243,9 +243,9 @@ impl Front {
         verb: Verb,
         requests: &'r [Request<'r>],
     ) -> Decisions<'r> {
-        let decisions = match &self.store {
-            Store::Memory(gate) => gate.apply_all(verb, requests),
-            Store::Shared(shared) => {
+        let decisions = match self.store.apply_now(verb, requests) {
+            Ok(decisions) => decisions,
+            Err(shared) => {
                 let start = self.observer.start();
                 let decisions = shared.apply_all(verb, requests).await;
                 self.observer.called(start, &decisions);
@@ -255,11 +255,8 @@ impl Front {
         self.observer.note(door, verb, &decisions);
         for one in self.shadows.note(verb, &decisions) {
             let request = requests[one.request].clone().under(&one.candidate);
-            match &self.store {
-                Store::Memory(gate) => drop(gate.check(&request)),
-                Store::Shared(shared) => {
-                    drop(shared.apply_all(Verb::Check, std::slice::from_ref(&request)).await)
-                }
+            if let Err(shared) = self.store.apply_now(Verb::Check, std::slice::from_ref(&request)) {
+                shared.apply_all(Verb::Check, std::slice::from_ref(&request)).await;
             }
         }
         decisions

@@ -66,6 +66,21 @@ impl Store {
         Ok(Self::Shared(Box::new(Shared { gate, instances, absence, answered, away })))
     }
 
+    /// Decides requests in one step, in this process's memory.
+    ///
+    /// # Errors
+    /// The shared store, if that has to be asked.
+    pub(crate) fn apply_now<'r>(
+        &self,
+        verb: Verb,
+        requests: &'r [Request<'r>],
+    ) -> Result<Decisions<'r>, &Shared> {
+        match self {
+            Self::Memory(gate) => Ok(gate.apply_all(verb, requests)),
+            Self::Shared(shared) => Err(shared),
+        }
+    }
+
     /// Forgets the request's keys; says whether anything counted there.
     ///
     /// # Errors

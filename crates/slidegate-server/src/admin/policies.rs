@@ -193,6 +193,8 @@ pub(super) async fn set(
     request: HttpRequest<Body>,
 ) -> Answered {
     let (by, put): (By, Put) = body(request).await?;
+    // What is not said stays as it is now, elsewhere as well.
+    admin.control.look().await;
     let policies = admin.front.policies();
     let policy = configured(&policies, &name)?;
     let (_, document, _) = admin.control.current();
@@ -270,6 +272,8 @@ pub(super) async fn promote(
     request: HttpRequest<Body>,
 ) -> Answered {
     let (by, Nothing {}): (By, Nothing) = body(request).await?;
+    // What is not said stays as it is now, elsewhere as well.
+    admin.control.look().await;
     let policies = admin.front.policies();
     let policy = configured(&policies, &name)?;
     let (_, document, _) = admin.control.current();

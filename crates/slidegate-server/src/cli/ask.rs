@@ -121,3 +121,8 @@ pub(super) fn span(ms: &Value) -> String {
         Some(ms) => format!("{}.{}s", ms / 1000, ms % 1000 / 100),
     }
 }
+
+/// A window as quotas are written: `1h`, `90s`.
+pub(super) fn window(ms: &Value) -> String {
+    slidegate::format_window(Duration::from_millis(ms.as_u64().unwrap_or(0)))
+}

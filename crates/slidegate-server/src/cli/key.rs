@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
 use super::Failure;
-use super::ask::{AskArgs, Method, segment, span};
+use super::ask::{AskArgs, Method, segment, span, window};
 
 #[derive(Debug, Args)]
 pub(super) struct KeyArgs {
@@ -111,7 +111,7 @@ fn shown(answer: &Value) -> String {
         text("key"),
         answer["used"],
         answer["limit"],
-        span(&answer["window_ms"]),
+        window(&answer["window_ms"]),
         text("algorithm"),
         answer["remaining"]
     )];

@@ -6,7 +6,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Map, Value, json};
 
 use super::Failure;
-use super::ask::{AskArgs, Method, segment, span};
+use super::ask::{AskArgs, Method, segment, window};
 
 #[derive(Debug, Args)]
 pub(super) struct PolicyCommands {
@@ -116,8 +116,13 @@ fn lines(list: &Value, line: impl Fn(&Value) -> String) -> String {
 
 fn policy(one: &Value) -> String {
     let text = |name: &str| one[name].as_str().unwrap_or_default().to_owned();
-    let mut line =
-        format!("{}: {} per {} ({})", text("name"), one["limit"], span(&one["window_ms"]), text("algorithm"));
+    let mut line = format!(
+        "{}: {} per {} ({})",
+        text("name"),
+        one["limit"],
+        window(&one["window_ms"]),
+        text("algorithm")
+    );
     if text("mode") == "shadow" {
         line += ", shadow";
     }
@@ -126,7 +131,7 @@ fn policy(one: &Value) -> String {
     }
     if one["candidate"].is_object() {
         let candidate = &one["candidate"];
-        line += &format!(", candidate {} per {}", candidate["limit"], span(&candidate["window_ms"]));
+        line += &format!(", candidate {} per {}", candidate["limit"], window(&candidate["window_ms"]));
     }
     let counts = &one["counts"];
     line + &format!("; allowed {}, denied {}", counts["allowed"], counts["denied"])

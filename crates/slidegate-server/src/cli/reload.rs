@@ -69,7 +69,9 @@ fn take(admin: &Admin, running: &Config, loaded: Loaded) -> Result<(), String> {
     let count = policies.iter().len();
     let observer = admin.front.observer();
     observer.show_keys(observe.keys_shown);
-    admin.front.configure(Base { policies, candidates }).map_err(|error| error.to_string())?;
+    // Goes through all keys in memory.
+    tokio::task::block_in_place(|| admin.front.configure(Base { policies, candidates }))
+        .map_err(|error| error.to_string())?;
     admin.set_tokens(tokens);
     {
         let mut known = admin.loaded();

@@ -430,7 +430,8 @@ mod tests {
             (
                 "quota: 5/1s, colour: red",
                 "unknown key `colour`; known are `name`, `when`, `scope`, `limit`, `window`, `quota`, `algorithm`, \
-                 `burst`, `slots`, `mode`, `excess`, `on_store_error`, `overrides`, `ipv6_prefix`, `keys_shown`"
+                 `burst`, `slots`, `mode`, `excess`, `on_store_error`, `overrides`, `ipv6_prefix`, `candidate`, \
+                 `keys_shown`"
                     .into(),
             ),
         ] {
@@ -457,6 +458,38 @@ mod tests {
         assert_eq!(
             error("policies:\n  - per-user\n"),
             "slidegate.yaml:2: policy 1 is `per-user`; write keys and values, for example `name: per-user`"
+        );
+    }
+
+    /// What is tried must be what was written, or the numbers that it shows are about something else.
+    #[test]
+    fn a_candidate_takes_from_its_policy_what_it_does_not_say() {
+        let candidate = |keys: &str| {
+            let text = format!("policies:\n  - {{name: p, {keys}}}\n");
+            let config = crate::config::Config::parse(&text, "slidegate.yaml").unwrap();
+            let quota = config.candidates["p"];
+            (quota.to_string(), quota.algorithm().name(), quota.burst())
+        };
+        let bucket = "quota: 5/1m, algorithm: token-bucket, burst: 9";
+        assert_eq!(candidate(&format!("{bucket}, candidate: 7/1h")), ("7/1h".into(), "token-bucket", 9));
+        assert_eq!(
+            candidate(&format!("{bucket}, candidate: {{limit: 7}}")),
+            ("7/1m".into(), "token-bucket", 9)
+        );
+        let other = format!("{bucket}, candidate: {{quota: 7/1h, algorithm: sliding-log}}");
+        assert_eq!(candidate(&other), ("7/1h".into(), "sliding-log", 7));
+        assert_eq!(
+            policy_error("quota: 5/1m, candidate: 7"),
+            "candidate is 7; write keys and values, for example `quota: 200/1m`"
+        );
+        assert_eq!(
+            policy_error("quota: 5/1m, candidate: {limit: 7, when: x}"),
+            "candidate: unknown key `when`; known are `limit`, `window`, `quota`, `algorithm`, `burst`, `slots`"
+        );
+        assert_eq!(
+            error("policies: [{name: p.candidate, quota: 1/1s}]\n"),
+            "slidegate.yaml:1: policy `p.candidate`: the name ends in `.candidate`, which candidates of policies have; \
+             choose another"
         );
     }
 }

@@ -366,6 +366,7 @@ mod tests {
         let outside = Outside {
             redis: Some(RedisOptions::new("redis://outside").unwrap()),
             key_secret: Some("outside".into()),
+            ..Outside::default()
         };
         let store = shared("redis: redis://inside, key_secret: inside, deadline: 7ms", &outside);
         assert_eq!(

@@ -23,7 +23,7 @@ pub(super) const KEPT: usize = 1024;
 /// Most events of one key in a second, in the ring and to listeners.
 const OF_A_KEY: u64 = 10;
 /// The log has a line for each key this often.
-const LOGGED_EVERY: Duration = Duration::from_secs(10);
+const LOGGED_EVERY: Duration = Duration::from_secs(60);
 /// Most lines of the log in a second, for all keys.
 const LOGGED_A_SECOND: u64 = 20;
 /// Lines that wait for a log that is slow.
@@ -114,7 +114,7 @@ impl Events {
     /// `logged` says whether the log has them too.
     pub(super) fn new(veil: Arc<Veil>, logged: bool) -> Self {
         let limiter = |quota| Limiter::with_store(quota, MemoryStore::builder().max_keys(RATED_KEYS).build());
-        let every = Quota::new(1, LOGGED_EVERY).expect("ten seconds are a window");
+        let every = Quota::new(1, LOGGED_EVERY).expect("a minute is a window");
         Self {
             ring: Mutex::default(),
             rates: limiter(Quota::per_second(OF_A_KEY)),

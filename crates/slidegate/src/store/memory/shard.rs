@@ -228,6 +228,7 @@ impl Shard {
     }
 
     /// Everything there is to know of a key.
+    #[allow(clippy::clone_on_copy)] // a log is no copy
     pub(super) fn inspect(&mut self, call: &Call<'_>) -> Found {
         for_algorithm!(call.quota.algorithm(), S => {
             let table = S::table(self);

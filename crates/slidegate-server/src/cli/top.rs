@@ -1,0 +1,158 @@
+//! `slidegate top`: who uses most and who is denied most, on a running server.
+//!
+//! On a terminal the table is drawn again in place until it is interrupted. Elsewhere it is written once, so that it can
+//! be piped.
+
+use std::fmt::Write as _;
+use std::io::{IsTerminal, Write as _};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::{Failure, TopArgs, TopBy};
+
+/// How long to wait for an answer.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest answer: 1000 keys of 256 bytes, each of which JSON may write as six, and numbers beside them.
+const MAX_ANSWER: u64 = 4 << 20;
+/// Longest key in the table, in characters, unless the output is for programs.
+const KEY_WIDTH: usize = 60;
+/// Clears the terminal and goes to its upper left corner.
+const CLEAR: &str = "\x1b[2J\x1b[H";
+
+#[derive(Deserialize)]
+struct Tops {
+    error_bound: u64,
+    sampled: bool,
+    period_s: u64,
+    keys: Vec<Key>,
+}
+
+#[derive(Deserialize)]
+struct Key {
+    policy: String,
+    key: String,
+    count: u64,
+    at_most_over: u64,
+    last_at: String,
+}
+
+pub(super) fn run(args: &TopArgs) -> Result<ExitCode, Failure> {
+    let agent: ureq::Agent = ureq::Agent::config_builder()
+        .http_status_as_error(false)
+        .timeout_global(Some(TIMEOUT))
+        .build()
+        .into();
+    let again = !args.once && !args.json && std::io::stdout().is_terminal();
+    loop {
+        let text = ask(&agent, args)?;
+        let shown = if args.json {
+            text
+        } else {
+            let tops: Tops = serde_json::from_str(&text).map_err(|_| {
+                Failure(format!("{} answered without a top; is it slidegate of this version?", args.url))
+            })?;
+            table(&tops, args)
+        };
+        let shown = if again { format!("{CLEAR}{shown}") } else { shown };
+        let mut out = std::io::stdout().lock();
+        // Whoever reads may have seen enough.
+        if writeln!(out, "{shown}").and_then(|()| out.flush()).is_err() || !again {
+            return Ok(ExitCode::SUCCESS);
+        }
+        std::thread::sleep(args.every);
+    }
+}
+
+fn ask(agent: &ureq::Agent, args: &TopArgs) -> Result<String, Failure> {
+    let by = name_of(args.by);
+    let url = format!("{}/v1/top", args.url.trim_end_matches('/'));
+    let mut request = agent.get(&url).query("by", by).query("limit", args.limit.to_string());
+    if let Some(policy) = &args.policy {
+        request = request.query("policy", policy);
+    }
+    if let Some(token) = &args.token {
+        request = request.header("authorization", format!("Bearer {token}"));
+    }
+    let unreachable = |error: ureq::Error| {
+        Failure(format!("{url} did not answer: {error}; is `slidegate serve` running there? see --url"))
+    };
+    let mut answer = request.call().map_err(unreachable)?;
+    let text = answer.body_mut().with_config().limit(MAX_ANSWER).read_to_string().map_err(unreachable)?;
+    if answer.status().is_success() {
+        return Ok(text);
+    }
+    let problem: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+    let detail = problem["detail"].as_str().unwrap_or("no reason given");
+    Err(Failure(format!("{url} answered {}: {detail}", answer.status())))
+}
+
+fn name_of(by: TopBy) -> &'static str {
+    match by {
+        TopBy::Used => "used",
+        TopBy::Denied => "denied",
+    }
+}
+
+fn table(tops: &Tops, args: &TopArgs) -> String {
+    let (what, count) = match args.by {
+        TopBy::Used => ("use most", "cost"),
+        TopBy::Denied => ("are denied most", "denials"),
+    };
+    let of = args.policy.as_ref().map_or_else(String::new, |policy| format!(" of {policy}"));
+    let (from, to) = (tops.period_s / 60, 2 * tops.period_s / 60);
+    let mut table = format!("Keys{of} that {what}, in the last {from} to {to} minutes");
+    let write = "text takes text";
+    if tops.sampled {
+        write!(table, "; estimated from a sample").expect(write);
+    }
+    if tops.error_bound > 0 {
+        write!(table, "; keys that are missing have {} at most", tops.error_bound).expect(write);
+    }
+    if tops.keys.is_empty() {
+        write!(table, "\n\nnone yet").expect(write);
+        return table;
+    }
+    let policy_width = tops.keys.iter().map(|key| key.policy.len()).max().unwrap_or(0).max("policy".len());
+    let keys: Vec<_> = tops.keys.iter().map(|key| printable(&key.key)).collect();
+    let key_width = keys.iter().map(|key| key.chars().count()).max().unwrap_or(0).max("key".len());
+    write!(
+        table,
+        "\n\n{count:>12} {:>10}  {:<policy_width$}  {:<key_width$}  last",
+        "at most -", "policy", "key"
+    )
+    .expect(write);
+    for (one, key) in tops.keys.iter().zip(&keys) {
+        let Key { policy, count, at_most_over, last_at, .. } = one;
+        write!(
+            table,
+            "\n{count:>12} {at_most_over:>10}  {policy:<policy_width$}  {key:<key_width$}  {}",
+            printable(last_at)
+        )
+        .expect(write);
+    }
+    table
+}
+
+/// A key on one line of a terminal: clients choose keys, and must not steer one.
+fn printable(text: &str) -> String {
+    let escaped: String = text.escape_debug().to_string().replace("\\\"", "\"").replace("\\'", "'");
+    if escaped.chars().count() <= KEY_WIDTH {
+        return escaped;
+    }
+    escaped.chars().take(KEY_WIDTH - 3).chain("...".chars()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A key may be chosen to clear the screen of who looks at it.
+    #[test]
+    fn keys_cannot_steer_a_terminal() {
+        assert_eq!(printable("a\"b'\u{1b}[2J\u{202e}"), "a\"b'\\u{1b}[2J\\u{202e}");
+        let long = printable(&"\u{eb}".repeat(100));
+        assert_eq!((long.chars().count(), long.ends_with("...")), (KEY_WIDTH, true));
+    }
+}
