@@ -1,11 +1,11 @@
-//! A headless Chromium, driven over WebDriver, which is JSON over HTTP.
+//! A headless Chromium, driven over the `WebDriver` protocol, which is JSON over HTTP.
 //!
 //! One at a time in this process: each takes a core and hundreds of megabytes.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -13,8 +13,8 @@ use crate::common::Folder;
 
 static ONE: Mutex<()> = Mutex::new(());
 
-/// A condition that has not come true by then never will, however loaded the machine is.
-const PATIENCE: Duration = Duration::from_secs(90);
+/// A condition that has not come true after so many looks, 90 s or more, never will, however loaded the machine is.
+const MOST_LOOKS: u32 = 900;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
 /// Of one command to the browser.
 const ANSWER: Duration = Duration::from_secs(120);
@@ -52,6 +52,8 @@ impl Browser {
             "--disable-dev-shm-usage",
             "--disable-gpu",
             "--disable-background-networking",
+            // Nothing moves while it is pressed.
+            "--force-prefers-reduced-motion",
             "--window-size=1280,900",
             &format!("--user-data-dir={}", browser._profile.path().display()),
         ];
@@ -94,17 +96,17 @@ impl Browser {
 
     /// Waits until an expression is true.
     pub(crate) fn until(&self, expression: &str) {
-        let begin = Instant::now();
-        while self.value(&format!("Boolean({expression})")) != true {
-            if begin.elapsed() > PATIENCE {
-                panic!(
-                    "never true: {expression}\nthe page says: {}\nand its console: {:?}",
-                    self.value("document.body.innerText"),
-                    self.console()
-                );
+        for _ in 0..MOST_LOOKS {
+            if self.value(&format!("Boolean({expression})")) == true {
+                return;
             }
             std::thread::sleep(BETWEEN_LOOKS);
         }
+        panic!(
+            "never true: {expression}\nthe page says: {}\nand its console: {:?}",
+            self.value("document.body.innerText"),
+            self.console()
+        );
     }
 
     /// Waits until the element of this selector has this text in it.
@@ -129,7 +131,6 @@ impl Browser {
 
     /// Presses it as a pointer would: it must be there, visible, and not below something else.
     pub(crate) fn click(&self, selector: &str) {
-        // The page scrolls smoothly, and what moves cannot be met.
         self.value(&format!(
             "document.querySelector({}).scrollIntoView({{ block: 'center', behavior: 'instant' }})",
             json!(selector)
