@@ -1,11 +1,13 @@
-// Denials as they happen. They are gathered and drawn once a second: a burst would be unreadable one by one.
+// Denials as they happen, drawn once a second. Those of one key in one second are one row: a client that tries again and
+// again would fill the list by itself.
 
-import { byId, el, list, say } from './dom.js';
+import { byId, el, list, say, show } from './dom.js';
 import { Panel } from './panel.js';
-import { count, identity, isCandidate, time, why } from './format.js';
+import { count, isCandidate, time, why } from './format.js';
 
-/** Rows kept: as many as anyone scrolls through. */
-const KEPT = 100;
+/** Events kept, and rows made of them: as many as anyone scrolls through. */
+const KEPT = 500;
+const ROWS = 100;
 /** Most that gather between two drawings, and while the list is paused. */
 const GATHERED = 1000;
 
@@ -93,29 +95,53 @@ export class Denials {
     if (this.#events.length === 0)
       this.#panel.note(this.#wanted().policy || this.#wanted().key ? 'No denial matches.' : 'Nothing has been denied.');
     else this.#panel.note('');
-    list(byId('denials-rows'), this.#events, identity, (event) => this.#row(event));
+    list(byId('denials-rows'), rows(this.#events), identity, (row) => this.#row(row));
   }
 
-  #row(event) {
-    const open = () => this.hooks.openKey(event.policy, event.key);
-    const isShadow = event.mode === 'shadow';
-    const elsewhere = event.source && event.source !== 'store' ? `, decided by ${event.source}` : '';
+  #row({ policy, key, mode, door }) {
+    const open = () => this.hooks.openKey(policy, key);
+    const at = el('time');
+    const times = el('b', { class: 'times' });
+    const said = el('span');
     return {
       node: el(
         'tr',
-        { 'data-mode': event.mode },
-        el('td', { class: 'time' }, el('time', { datetime: event.at, title: event.at }, time(event.at))),
+        { 'data-mode': mode },
+        el('td', { class: 'time' }, at),
         el(
           'th',
           { scope: 'row' },
-          el('button', { type: 'button', class: 'link key', title: event.key, onclick: open }, event.key),
-          el('p', { class: 'under narrow' }, event.policy),
+          el('button', { type: 'button', class: 'link key', title: key, onclick: open }, key),
+          el('p', { class: 'under narrow' }, policy),
         ),
-        el('td', { class: 'wide' }, event.policy),
-        el('td', { class: 'why' }, isShadow ? el('b', { class: 'tag' }, 'shadow') : null, `${why(event)}${elsewhere}`),
-        el('td', { class: 'wide' }, event.door),
+        el('td', { class: 'wide' }, policy),
+        el('td', { class: 'why' }, times, mode === 'shadow' ? el('b', { class: 'tag' }, 'shadow') : null, said),
+        el('td', { class: 'wide' }, door),
       ),
-      update: () => {},
+      update: ({ last, count: n }) => {
+        at.dateTime = last.at;
+        at.title = last.at;
+        say(at, time(last.at));
+        say(times, n > 1 ? `${count(n)}×` : '');
+        show(times, n > 1);
+        say(said, `${why(last)}${last.source === 'store' ? '' : `, decided by ${last.source}`}`);
+      },
     };
   }
 }
+
+/** Events, newest first, as rows: those of one second, policy, key and door together, told by the last of them. */
+function rows(events) {
+  const found = new Map();
+  for (const event of events) {
+    const { policy, key, mode, door } = event;
+    const second = Math.floor(new Date(event.at).getTime() / 1000);
+    const id = identity({ second, policy, key, mode, door });
+    const row = found.get(id) ?? { second, policy, key, mode, door, last: event, count: 0 };
+    row.count += 1;
+    found.set(id, row);
+  }
+  return [...found.values()].slice(0, ROWS);
+}
+
+const identity = ({ second, policy, key, mode, door }) => JSON.stringify([second, policy, key, mode, door]);
