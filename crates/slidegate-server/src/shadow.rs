@@ -70,7 +70,11 @@ impl Shadows {
         for one in decisions.iter().filter(|one| !one.policy().is_enforced()) {
             let name = one.policy().name();
             let Some(live) = candidate_of(name) else {
-                let watched = seen.shadows.entry(name.to_owned()).or_default();
+                // Most decisions are not the first, and need no name of their own.
+                if !seen.shadows.contains_key(name) {
+                    seen.shadows.insert(name.to_owned(), Watched::default());
+                }
+                let watched = seen.shadows.get_mut(name).expect("it was put there");
                 watched.requests += 1;
                 watched.would_deny += u64::from(one.is_denied());
                 continue;
@@ -82,10 +86,10 @@ impl Shadows {
             // Whatever another policy denies, is denied under this candidate as well.
             let others_deny = denying > usize::from(live_one.is_denied() && live_one.policy().is_enforced());
             let quotas = (*live_one.policy().quota(), *one.policy().quota());
-            let compared = seen.candidates.entry(live.to_owned()).or_insert_with(|| Compared::new(quotas));
-            if compared.quotas != quotas {
-                *compared = Compared::new(quotas);
+            if !seen.candidates.get(live).is_some_and(|known| known.quotas == quotas) {
+                seen.candidates.insert(live.to_owned(), Compared::new(quotas));
             }
+            let compared = seen.candidates.get_mut(live).expect("it was put there");
             compared.requests += 1;
             if others_deny || one.is_denied() == live_one.is_denied() {
                 continue;

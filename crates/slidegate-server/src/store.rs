@@ -218,6 +218,11 @@ impl Shared {
         self.gate.nodes()
     }
 
+    /// The attribute by whose value keys lie in a cluster, if there is one.
+    pub(crate) fn hash_tag(&self) -> Option<&str> {
+        self.gate.options().tag_attribute()
+    }
+
     /// Its URL without secrets.
     pub(crate) fn url(&self) -> String {
         self.gate.options().to_string()

@@ -21,6 +21,7 @@ use library::support::server::Server as Redis;
 use library::support::{until, until_true};
 use serde_json::{Value, json};
 
+const POLICY: &str = "policies: [{name: per-user, scope: [user], quota: 2/1h}]\n";
 const ALICE: &str = "/v1/keys/per-user/alice";
 
 fn check(server: &Server, user: &str) -> Answer {
@@ -328,7 +329,11 @@ fn a_candidate_shows_what_it_would_change_and_is_promoted() {
 #[test]
 fn what_is_changed_through_one_instance_is_in_force_in_all_and_outlives_them() {
     let redis = Redis::start();
-    let args = ["--redis", &redis.url_as_user(), "--policy", "2/1h per user"];
+    let folder = Folder::new("admin-fleet");
+    // No answer may come from a fallback, however busy the machine is.
+    let config = format!("store: {{redis: '{}', deadline: 10s}}\n{POLICY}", redis.url_as_user());
+    let config = folder.file("slidegate.yaml", config);
+    let args = ["--config", config.as_str()];
     let (one, other) = (Server::start(&args), Server::start(&args));
     for status in [200, 200, 429] {
         assert_eq!(check(&one, "alice").status, status);
@@ -402,4 +407,31 @@ fn while_the_store_is_away_nothing_is_changed_and_what_was_stays() {
     assert_eq!(server.get("/v1/policies").json()["policies"][0]["limit"], 9);
     let refused = server.change("PUT", "/v1/policies/per-user", &[], r#"{"limit":1}"#);
     assert_eq!(refused.status, 409, "{}", refused.body);
+}
+
+/// Where another attribute places keys, a key that is looked for elsewhere would be shown as unused, and reset in vain.
+#[test]
+fn keys_that_lie_by_another_attribute_are_found_by_it() {
+    let redis = Redis::start();
+    let folder = Folder::new("admin-tag");
+    let policies = "policies: [{name: per-user, scope: [user], quota: 3/1h}]";
+    let config =
+        format!("store: {{redis: '{}', hash_tag: tenant, deadline: 10s}}\n{policies}\n", redis.url());
+    let server = Server::start(&["--config", &folder.file("slidegate.yaml", config)]);
+    let request = json!({ "attributes": { "user": "alice", "tenant": "acme" } }).to_string();
+    assert_eq!(server.post("/v1/check", &request).status, 200);
+    let refused = server.get(ALICE);
+    assert_eq!(refused.status, 400);
+    assert_eq!(
+        refused.json()["detail"],
+        "keys lie in the store by `tenant` (hash_tag), which policy `per-user` does not count by; say whose, for example \
+         `?tenant=acme`"
+    );
+    let show = ["key", "show", "per-user", "alice", "--tag"];
+    assert!(said(&server, &[&show[..], &["tenant=acme"]].concat()).contains("has used 1 of 3"));
+    assert!(said(&server, &[&show[..], &["tenant=other"]].concat()).contains("has used 0 of 3"));
+    let reset = said(&server, &["key", "reset", "per-user", "alice", "--tag", "tenant=acme"]);
+    assert_eq!(reset, "per-user: `alice`: its usage is forgotten");
+    let other = server.get(&format!("{ALICE}?colour=red"));
+    assert_eq!(other.json()["detail"], "`colour` says nothing about this key; leave it out");
 }

@@ -1,15 +1,18 @@
 //! One key: what it has used and when that is free, and what can be done about it.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{Path, State};
-use axum::http::{Request as HttpRequest, StatusCode};
+use axum::http::{Request as HttpRequest, StatusCode, Uri};
 use axum::response::Response;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use slidegate::{Algorithm, KeyUse, Policy, PolicySet, Quota, Run, Source, Verb, millis_ceil, parse_window};
+use slidegate::{
+    Algorithm, KeyUse, Policy, PolicySet, Quota, Request, Run, Source, Verb, millis_ceil, parse_window,
+};
 
 use super::Admin;
 use super::guard::By;
@@ -18,6 +21,7 @@ use crate::control::{KeyChange, KeyKind, KeyText, at_text, candidate_of, now_ms}
 use crate::front::MAX_COST;
 use crate::observe::{Door, Filter};
 use crate::protocol::http::Problem;
+use crate::store;
 
 /// Most charges in an answer; more are joined with those after them.
 const MAX_CHARGES: usize = 500;
@@ -43,17 +47,51 @@ struct Place {
     policy: String,
     text: String,
     key: KeyText,
+    /// The attribute by whose value a shared store places the key, where the key does not have it.
+    tag: Option<(String, String)>,
 }
 
 impl Place {
-    fn of(admin: &Admin, policy: String, text: &str) -> Result<Self, Problem> {
+    fn of(admin: &Admin, policy: String, text: &str, uri: &Uri) -> Result<Self, Problem> {
         let policies = admin.front.policies();
         let known = policies.by_name(&policy).ok_or_else(|| super::policies::unknown(&policies, &policy))?;
         let key = KeyText::read(known, text, |attribute| admin.front.is_address(attribute))
             .map_err(|detail| Problem::field("key", detail))?;
         // One spelling for each key, whoever writes it.
         let text = known.key_of(&key.request(known)).map_or_else(String::new, |key| key.to_string());
-        Ok(Self { policies, policy, text, key })
+        let wanted = admin.front.shared().and_then(store::Shared::hash_tag);
+        let wanted = wanted.filter(|tag| !known.scope_attributes().iter().any(|attribute| attribute == tag));
+        let mut tag = None;
+        for (name, value) in form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()) {
+            if wanted != Some(&*name) || tag.is_some() {
+                let detail = format!("`{}` says nothing about this key; leave it out", name.escape_debug());
+                return Err(Problem::field(name, detail));
+            }
+            if admin.front.is_address(&name) && value.parse::<IpAddr>().is_err() {
+                let detail =
+                    format!("`{}` is no address; write for example `192.0.2.7`", value.escape_debug());
+                return Err(Problem::field(name, detail));
+            }
+            tag = Some((name.into_owned(), value.into_owned()));
+        }
+        if let (Some(wanted), None) = (wanted, &tag) {
+            let detail = format!(
+                "keys lie in the store by `{wanted}` (hash_tag), which policy `{policy}` does not count by; say whose, for \
+                 example `?{wanted}=acme`"
+            );
+            return Err(Problem::field(wanted, detail));
+        }
+        Ok(Self { policies, policy, text, key, tag })
+    }
+
+    /// A request of this key that only its policy decides.
+    fn request(&self, admin: &Admin) -> Request<'_> {
+        let request = self.key.request(self.policy());
+        let Some((name, value)) = &self.tag else { return request };
+        match value.parse::<IpAddr>() {
+            Ok(ip) if admin.front.is_address(name) => request.with(name, ip),
+            _ => request.with(name, value),
+        }
     }
 
     fn policy(&self) -> &Policy {
@@ -64,7 +102,7 @@ impl Place {
 impl Admin {
     /// Everything about one key.
     async fn view(&self, place: &Place) -> Result<Value, Problem> {
-        let request = place.key.request(place.policy());
+        let request = place.request(self);
         let found = self.front.inspect(&request).await.map_err(|error| {
             Problem::new(
                 StatusCode::SERVICE_UNAVAILABLE,
@@ -137,8 +175,12 @@ fn joined(charges: &[Run]) -> Vec<Run> {
     charges.chunks(together).map(join).collect()
 }
 
-pub(super) async fn show(State(admin): Shared, Path((policy, key)): Path<(String, String)>) -> Answered {
-    let place = Place::of(&admin, policy, &key)?;
+pub(super) async fn show(
+    State(admin): Shared,
+    Path((policy, key)): Path<(String, String)>,
+    uri: Uri,
+) -> Answered {
+    let place = Place::of(&admin, policy, &key, &uri)?;
     Ok(answer(&admin.view(&place).await?))
 }
 
@@ -147,8 +189,9 @@ pub(super) async fn act(
     Path((policy, key, action)): Path<(String, String, String)>,
     request: HttpRequest<Body>,
 ) -> Answered {
+    let uri = request.uri().clone();
     let (by, said): (By, Said) = body(request).await?;
-    let place = Place::of(&admin, policy, &key)?;
+    let place = Place::of(&admin, policy, &key, &uri)?;
     let done = match action.as_str() {
         "reset" => {
             said.expect(&action, &[])?;
@@ -250,7 +293,7 @@ impl Said {
 
 impl Admin {
     async fn reset(&self, place: &Place) -> Result<String, Problem> {
-        let existed = self.front.reset(&place.key.request(place.policy())).await.map_err(|error| {
+        let existed = self.front.reset(&place.request(self)).await.map_err(|error| {
             let detail = format!("{error}; the key may be forgotten or not, so send it again");
             Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
         })?;
@@ -258,7 +301,7 @@ impl Admin {
     }
 
     async fn charge(&self, place: &Place, verb: Verb, cost: u64) -> Result<String, Problem> {
-        let request = place.key.request(place.policy()).cost(cost);
+        let request = place.request(self).cost(cost);
         let decisions = self.front.decide(Door::Http, verb, &request).await;
         let moved = decisions.iter().next().map(|one| (one.cost, one.source));
         match moved {

@@ -23,6 +23,9 @@ struct Place {
     policy: String,
     /// The key as answers print it, such as `alice` or `alice,/login`; `*` where the policy has one for everybody.
     key: String,
+    /// Where the store has a `hash_tag` that the policy does not count by: its value, such as `tenant=acme`.
+    #[arg(long = "tag", value_name = "NAME=VALUE", value_parser = super::attribute)]
+    tag: Option<(String, String)>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -74,7 +77,7 @@ enum KeyCommand {
 pub(super) fn run(args: &KeyArgs) -> Result<ExitCode, Failure> {
     let (place, action, body) = match &args.command {
         KeyCommand::Show(place) => {
-            let answer = args.ask.ask(Method::Get, &path(place), &Value::Null)?;
+            let answer = args.ask.ask(Method::Get, &path(place, ""), &Value::Null)?;
             args.ask.print(&answer, shown);
             return Ok(ExitCode::SUCCESS);
         }
@@ -88,7 +91,7 @@ pub(super) fn run(args: &KeyArgs) -> Result<ExitCode, Failure> {
         }
         KeyCommand::Clear(place) => (place, "clear-override", json!({})),
     };
-    let answer = args.ask.ask(Method::Post, &format!("{}/{action}", path(place)), &body)?;
+    let answer = args.ask.ask(Method::Post, &path(place, &format!("/{action}")), &body)?;
     args.ask.print(&answer, |answer| {
         let text = |name: &str| answer[name].as_str().unwrap_or_default().to_owned();
         format!("{}: `{}`: {}", text("policy"), text("key"), text("done"))
@@ -96,8 +99,10 @@ pub(super) fn run(args: &KeyArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn path(place: &Place) -> String {
-    format!("/v1/keys/{}/{}", segment(&place.policy), segment(&place.key))
+fn path(place: &Place, action: &str) -> String {
+    let tag = place.tag.iter().map(|(name, value)| format!("?{}={}", segment(name), segment(value)));
+    let tag: String = tag.collect();
+    format!("/v1/keys/{}/{}{action}{tag}", segment(&place.policy), segment(&place.key))
 }
 
 /// Most charges that are shown one by one.

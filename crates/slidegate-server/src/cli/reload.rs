@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::MissedTickBehavior;
 
 use crate::admin::Admin;
@@ -13,28 +13,29 @@ use crate::control::{Base, now_ms};
 /// Between two looks at the file. A change is in force within two of them.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
+/// What asks for a reload. Made before the service tells that it is there: until then a SIGHUP ends the process.
+pub(super) struct Causes {
+    hangups: Signal,
+    watched: Watched,
+}
+
+impl Causes {
+    /// # Errors
+    /// When the system does not let the process handle signals.
+    pub(super) fn new(watched: Watched) -> std::io::Result<Self> {
+        Ok(Self { hangups: signal(SignalKind::hangup())?, watched })
+    }
+}
+
 /// Reloads for as long as the service runs. `running` is the configuration that it was started with.
-pub(super) async fn run(admin: Arc<Admin>, sources: Sources, running: Config) {
-    let mut hangups = match signal(SignalKind::hangup()) {
-        Ok(hangups) => Some(hangups),
-        Err(error) => {
-            tracing::warn!(%error, "SIGHUP cannot be listened to; the file is watched all the same");
-            None
-        }
-    };
-    let mut watched = Watched::start(&sources);
+pub(super) async fn run(admin: Arc<Admin>, sources: Sources, causes: Causes, running: Config) {
+    let Causes { mut hangups, mut watched } = causes;
     let mut ticks = tokio::time::interval(LOOK_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        let hangup = async {
-            match &mut hangups {
-                Some(hangups) => hangups.recv().await,
-                None => std::future::pending().await,
-            }
-        };
         let is_asked = tokio::select! {
             _ = ticks.tick() => false,
-            _ = hangup => true,
+            _ = hangups.recv() => true,
         };
         if watched.has_changed(&sources) || is_asked {
             let sources = sources.clone();

@@ -9,9 +9,10 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::time::MissedTickBehavior;
 
-use super::{Failure, ServeArgs, reload};
+use super::reload::{self, Causes};
+use super::{Failure, ServeArgs};
 use crate::admin::{self, Admin};
-use crate::config::{Config, Loaded, Sources, describe};
+use crate::config::{Config, Loaded, Sources, Watched, describe};
 use crate::control;
 use crate::front::Front;
 use crate::shutdown::Signals;
@@ -29,19 +30,22 @@ const REPORT_EVERY: u32 = 10;
 
 pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, Failure> {
     let sources = Sources { listen: args.listen, ..args.policies.sources(args.redis.as_deref())? };
+    let watched = Watched::start(&sources);
     let loaded = sources.load().map_err(|errors| Failure(errors.to_string()))?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .map_err(|error| Failure(format!("cannot start threads: {error}")))?;
-    runtime.block_on(serve(loaded, sources))
+    runtime.block_on(serve(loaded, sources, watched))
 }
 
-async fn serve(loaded: Loaded, sources: Sources) -> Result<ExitCode, Failure> {
+async fn serve(loaded: Loaded, sources: Sources, watched: Watched) -> Result<ExitCode, Failure> {
     let Loaded { config, hash } = loaded;
     let running = config.clone();
     let mut signals =
         Signals::listen().map_err(|error| Failure(format!("cannot listen to signals: {error}")))?;
+    let causes =
+        Causes::new(watched).map_err(|error| Failure(format!("cannot listen to signals: {error}")))?;
     let listen = config.listen;
     let listener = TcpListener::bind(listen).await.map_err(|error| {
         Failure(format!("cannot listen to {listen}: {error}; choose another address with --listen"))
@@ -77,7 +81,7 @@ async fn serve(loaded: Loaded, sources: Sources) -> Result<ExitCode, Failure> {
     }
     admin.control.look().await;
     let controller = tokio::spawn(follow(Arc::clone(&admin)));
-    let reloader = tokio::spawn(reload::run(Arc::clone(&admin), sources, running));
+    let reloader = tokio::spawn(reload::run(Arc::clone(&admin), sources, causes, running));
     let routes = protocol::http::routes(Arc::clone(&front), admin::routes(&admin), &admin::PATHS);
     let stop = async {
         let signal = signals.next().await;

@@ -4,6 +4,7 @@
 //! is looked at as well: volumes of Kubernetes change by a link that is put in the place of another.
 
 use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
@@ -34,7 +35,7 @@ pub(crate) struct Watched {
 }
 
 /// What tells one state of a file from another without reading it. `None` where there is no file.
-type Fingerprint = Option<(PathBuf, SystemTime, u64)>;
+type Fingerprint = Option<(PathBuf, u64, SystemTime, u64)>;
 
 impl Sources {
     /// Where it comes from, in a word: the file's path, `command line` or `default`.
@@ -59,12 +60,12 @@ impl Sources {
     fn look(&self) -> Fingerprint {
         let path = self.file.as_ref()?.canonicalize().ok()?;
         let found = path.metadata().ok()?;
-        Some((path, found.modified().ok()?, found.len()))
+        Some((path, found.ino(), found.modified().ok()?, found.len()))
     }
 }
 
 impl Watched {
-    /// What there is now is what was read.
+    /// To be called before the file is read: what changes meanwhile is then seen.
     pub(crate) fn start(sources: &Sources) -> Self {
         Self { seen: Some(sources.look()), is_settled: true }
     }

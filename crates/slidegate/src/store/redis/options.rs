@@ -163,6 +163,12 @@ impl RedisOptions {
         Self { names: Names { hash_tag: Some(attribute.into()), ..self.names }, ..self }
     }
 
+    /// The attribute of [`hash_tag`](Self::hash_tag), if there is one.
+    #[must_use]
+    pub fn tag_attribute(&self) -> Option<&str> {
+        self.names.hash_tag.as_deref()
+    }
+
     /// The longest a whole decision may take, waiting for a connection and for the script's turn included.
     ///
     /// 1 ms to 60 s; 50 ms unless said.
