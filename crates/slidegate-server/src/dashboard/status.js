@@ -18,7 +18,7 @@ export class Status {
     await this.#refreshChanges();
   }
 
-  #draw({ version, started_at: startedAt, uptime_ms: uptime, listeners, config, store, memory }) {
+  #draw({ version, started_at: startedAt, uptime_ms: uptime, listeners, config, store, memory, changes }) {
     say(byId('version'), version);
     const redis = store.kind !== 'memory';
     const facts = [
@@ -27,7 +27,7 @@ export class Status {
         node.node,
         `${node.connected ? 'connected' : 'not connected'}, breaker ${node.breaker}, ${count(node.timeouts)} time-outs`,
       ]),
-      ...(redis ? [['Fallbacks', `${count(store.fallbacks ?? 0)} decisions`]] : []),
+      ...(redis ? [['By fallback', count(store.fallbacks ?? 0)]] : []),
       [
         'Keys in memory',
         `${count(memory.keys)} of ${count(memory.max_keys)} (${percent(memory.keys, memory.max_keys)})`,
@@ -43,6 +43,7 @@ export class Status {
         'Taken over',
         `${time(config.loaded_at)}, ${config.reloads === 1 ? '1 reload' : `${count(config.reloads ?? 0)} reloads`}`,
       ],
+      ...(changes.error ? [['Changes', `not taken over: ${changes.error}`, true]] : []),
       ['Up', `${duration(Math.floor(uptime / 1000) * 1000)}, since ${time(startedAt)}`],
       [
         'Listening',
