@@ -8,7 +8,7 @@ mod admin;
 mod cli;
 mod config;
 mod control;
-#[cfg_attr(not(test), expect(dead_code, reason = "the gRPC door asks for the rest"))]
+mod dashboard;
 mod envoy;
 mod front;
 mod listener;

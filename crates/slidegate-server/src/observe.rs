@@ -8,13 +8,14 @@ use std::sync::atomic::{
     AtomicBool, AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use arc_swap::ArcSwap;
 use slidegate::{Clock, Decisions, PolicyDecision, PolicySet, Source, SystemClock, Timestamp, Verb};
 use tokio::sync::Semaphore;
 
 use crate::config::{KeysShown, Observe};
+use crate::envoy::Live;
 use counts::{Outcome, Roll, Row};
 use events::Message;
 use histogram::Histogram;
@@ -97,6 +98,8 @@ pub(crate) struct Observer {
     configuration: Mutex<Loaded>,
     streams: Arc<Semaphore>,
     is_ending: AtomicBool,
+    /// The files of envoyproxy/ratelimit, if it is those that are followed.
+    files: OnceLock<Live>,
     clock: SystemClock,
     started_at: Timestamp,
 }
@@ -152,6 +155,7 @@ impl Observer {
             configuration: Mutex::new(Loaded { at: clock.now(), ..Loaded::default() }),
             streams: Arc::new(Semaphore::new(MAX_STREAMS)),
             is_ending: AtomicBool::new(false),
+            files: OnceLock::new(),
             started_at: clock.now(),
             clock,
             options: Told { metrics, events, top },
@@ -251,6 +255,12 @@ impl Observer {
         let of =
             |seen: &Seen, verdict: usize| seen.requests[verdict][check].iter().map(|n| n.load(Relaxed)).sum();
         [0, 1].map(|verdict| self.lanes.sum(|seen| of(seen, verdict)))
+    }
+
+    /// Counts how often files of envoyproxy/ratelimit are taken and refused.
+    pub(crate) fn watch_files(&self, live: Live) {
+        // They are followed from the start or never.
+        let _ = self.files.set(live);
     }
 
     /// The denials that are remembered.

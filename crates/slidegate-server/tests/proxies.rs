@@ -132,7 +132,7 @@ impl Beside {
         let application = Application::start();
         // Stopped and started again, it has to come back where it was.
         let limiter_address = format!("127.0.0.1:{}", ports::free());
-        let limiter = Server::start_at(&limiter_address, &["--config", &policies], Stdio::inherit());
+        let limiter = Server::start_at(&limiter_address, &[], &["--config", &policies], Stdio::inherit());
         let (proxy, port, inner) = until("the proxy has ports of its own", || {
             let (port, inner) = (ports::free(), ports::free());
             for file in kind.files {
@@ -190,7 +190,7 @@ impl Beside {
     fn restart_limiter(&mut self) {
         let _ = &self.limiter;
         self.limiter =
-            Server::start_at(&self.limiter_address, &["--config", &self.policies], Stdio::inherit());
+            Server::start_at(&self.limiter_address, &[], &["--config", &self.policies], Stdio::inherit());
     }
 }
 

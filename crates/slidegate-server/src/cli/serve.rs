@@ -144,6 +144,9 @@ async fn serve(
     admin.control.look().await;
     let controller = tokio::spawn(follow(Arc::clone(&admin)));
     let reloader = tokio::spawn(reload::run(Arc::clone(&admin), sources, causes, running));
+    if let Some(rules) = &rules {
+        front.observer().watch_files(rules.live.clone());
+    }
     let folder = tokio::spawn(follow_folder(Arc::clone(&front), files));
     let has_rules = rules.is_some();
     let limits = Arc::new(rls::Limits::new(Arc::clone(&front), response_headers, rules));

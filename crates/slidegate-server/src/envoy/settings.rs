@@ -16,13 +16,14 @@ use super::{Folder, Reading, Refusal};
 use crate::config::{Grpc, GrpcTls, SharedStore};
 
 /// Variables of the reference that mean nothing here, each with the reason.
-pub(super) const NOT_HONOURED: [(&str, &str); 21] = [
+pub(super) const NOT_HONOURED: [(&str, &str); 22] = [
     ("CONFIG_GRPC_XDS_SERVER_URL", "configuration comes from files"),
     ("EXPIRATION_JITTER_MAX_SECONDS", "expiry is garbage collection here and part of no decision"),
     ("EXTRA_TAGS", "there is no statsd"),
     ("LOCAL_CACHE_SIZE_IN_BYTES", "denials are remembered while they are true, in bounded memory"),
     ("MEMCACHE_HOST_PORT", "there is no memcached store: it cannot decide and charge in one step"),
     ("MEMCACHE_SRV", "there is no memcached store: it cannot decide and charge in one step"),
+    ("NEAR_LIMIT_RATIO", "metrics call four fifths of any limit near it"),
     ("PROMETHEUS_MAPPER_YAML", "metrics are labelled as they are"),
     ("REDIS_CLUSTER_PIPELINE_PARALLELISM", "commands of one node travel together anyway"),
     ("REDIS_PERSECOND", "all limits live in one store, so that a request is charged on all or none"),
@@ -47,8 +48,6 @@ const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const HTTP_PORT: u16 = 8080;
 const GRPC_PORT: u16 = 8081;
 const DEBUG_PORT: u16 = 6070;
-/// From which part of a limit on a request counts as near it.
-const NEAR_LIMIT_RATIO: f32 = 0.8;
 /// After so long a connection of Envoy's is asked to be made anew, so that new instances get their share.
 const MAX_CONNECTION_AGE: Duration = Duration::from_secs(24 * 3600);
 /// How long requests on such a connection may still take.
@@ -71,8 +70,6 @@ pub(crate) struct Settings {
     pub(crate) shadow_mode: bool,
     /// Whether every limit is one of `quota_mode`.
     pub(crate) quota_mode: bool,
-    /// From this part of a limit on, a request is near it. More than 0, at most 1.
-    pub(crate) near_limit_ratio: f32,
     /// Headers to add to responses, if any.
     pub(crate) headers: Option<HeaderNames>,
     /// Whether answers carry the descriptors and metadata of limits.
@@ -118,7 +115,6 @@ impl Settings {
             needs_a_domain: false,
             shadow_mode: false,
             quota_mode: false,
-            near_limit_ratio: NEAR_LIMIT_RATIO,
             headers: None,
             dynamic_metadata: false,
             http: None,
@@ -189,7 +185,6 @@ impl Reader<'_> {
             needs_a_domain: self.flag("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED"),
             shadow_mode: self.flag("SHADOW_MODE"),
             quota_mode: self.flag("QUOTA_MODE"),
-            near_limit_ratio: self.ratio("NEAR_LIMIT_RATIO").unwrap_or(NEAR_LIMIT_RATIO),
             headers: self.flag("LIMIT_RESPONSE_HEADERS_ENABLED").then_some(headers),
             dynamic_metadata: self.flag("RESPONSE_DYNAMIC_METADATA"),
             http: Some(self.address("HOST", "PORT", HTTP_PORT)),
@@ -248,16 +243,6 @@ impl Reader<'_> {
                 false
             }
         }
-    }
-
-    fn ratio(&mut self, name: &str) -> Option<f32> {
-        const WAY_OUT: &str = "give a number above 0 and up to 1, for example `0.8`";
-        let ratio = self.parsed::<f32>(name, WAY_OUT)?;
-        if ratio > 0.0 && ratio <= 1.0 {
-            return Some(ratio);
-        }
-        self.wrong(name, &ratio.to_string(), WAY_OUT);
-        None
     }
 
     fn span(&mut self, name: &str) -> Option<Duration> {
@@ -453,7 +438,6 @@ mod tests {
         assert_eq!(settings.http, Some("0.0.0.0:8080".parse().unwrap()));
         assert_eq!(settings.grpc.listen, Some("0.0.0.0:8081".parse().unwrap()));
         assert_eq!(settings.debug, Some("0.0.0.0:6070".parse().unwrap()));
-        assert_eq!(settings.near_limit_ratio.to_string(), "0.8");
         assert_eq!((settings.headers, settings.redis.map(|redis| redis.url)), (None, None));
         assert!(!settings.shadow_mode && !settings.quota_mode && !settings.dynamic_metadata);
     }
@@ -473,7 +457,6 @@ mod tests {
             ("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "true"),
             ("SHADOW_MODE", "TRUE"),
             ("QUOTA_MODE", "t"),
-            ("NEAR_LIMIT_RATIO", "0.5"),
             ("LIMIT_RESPONSE_HEADERS_ENABLED", "true"),
             ("LIMIT_LIMIT_HEADER", "X-L"),
             ("LIMIT_RESET_HEADER", "X-T"),
@@ -503,7 +486,6 @@ mod tests {
         assert_eq!(settings.reading, reading);
         assert!(settings.may_start_without && settings.needs_a_domain);
         assert!(settings.shadow_mode && settings.quota_mode && settings.dynamic_metadata);
-        assert_eq!(settings.near_limit_ratio.to_string(), "0.5");
         let headers =
             HeaderNames { limit: "X-L".into(), remaining: "RateLimit-Remaining".into(), reset: "X-T".into() };
         assert_eq!(settings.headers, Some(headers));
@@ -575,7 +557,6 @@ mod tests {
             read(&[
                 ("CONFIG_TYPE", "GRPC_XDS_SOTW"),
                 ("RUNTIME_IGNOREDOTFILES", "maybe"),
-                ("NEAR_LIMIT_RATIO", "1.5"),
                 ("HOST", "here"),
                 ("GRPC_SERVER_USE_TLS", "true"),
                 ("GRPC_MAX_CONNECTION_AGE", "long"),
@@ -589,7 +570,6 @@ mod tests {
             [
                 "CONFIG_TYPE is `GRPC_XDS_SOTW`; set it to `FILE`, or unset it: configuration comes from files",
                 "RUNTIME_IGNOREDOTFILES is `maybe`; write `true` or `false`",
-                "NEAR_LIMIT_RATIO is `1.5`; give a number above 0 and up to 1, for example `0.8`",
                 "HOST is `here`; give an IP address, for example `0.0.0.0` or `127.0.0.1`",
                 "GRPC_SERVER_USE_TLS is `true`; give the files too, in GRPC_SERVER_TLS_CERT and GRPC_SERVER_TLS_KEY",
                 "GRPC_MAX_CONNECTION_AGE: window `long` has the unknown unit `long`; use ms, s, m, h, d or w, for \

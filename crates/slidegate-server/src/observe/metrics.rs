@@ -176,6 +176,11 @@ fn configuration(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
     let loads = [("loaded", known.loads), ("refused", known.failures)];
     let loads = loads.map(|(result, count)| ([("result", result)], count));
     page.counter("config_reloads", "New configurations since the start", loads)?;
+    if let Some(live) = observer.files.get() {
+        let loads = [("loaded", live.loads_succeeded()), ("refused", live.loads_failed())];
+        let loads = loads.map(|(result, count)| ([("result", result)], count));
+        page.counter("envoy_config_reloads", "Files of envoyproxy/ratelimit that were read anew", loads)?;
+    }
     let help = "0 if the last new configuration was refused, so an older one is in force";
     page.value("config_last_reload_successful", help, u64::from(known.error.is_none()))
 }

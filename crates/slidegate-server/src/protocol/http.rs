@@ -57,6 +57,7 @@ pub(super) fn routes(front: Arc<Front>, others: Router, paths: Vec<&'static str>
         .fold(Router::new(), |router, (path, methods)| router.route(path, methods))
         .with_state(front)
         .merge(others)
+        .merge(crate::dashboard::routes())
         .fallback(move |uri| unknown_path(uri, paths.clone()))
         .method_not_allowed_fallback(wrong_method)
 }

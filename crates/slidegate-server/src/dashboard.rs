@@ -1,0 +1,103 @@
+//! The page at `/`, from files inside the binary.
+//!
+//! The files hold no data and so need no token. What they show they ask for under `/v1`, with the operator's own rights.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use axum::Router;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+
+/// A file of the page.
+struct File {
+    path: &'static str,
+    media_type: &'static str,
+    content: &'static [u8],
+}
+
+/// A file of `dashboard/` under its path, which a browser sees.
+macro_rules! file {
+    ($path:literal, $media_type:expr, $source:literal) => {
+        File { path: $path, media_type: $media_type, content: include_bytes!(concat!("dashboard/", $source)) }
+    };
+}
+
+const HTML: &str = "text/html; charset=utf-8";
+const STYLE: &str = "text/css; charset=utf-8";
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+const TEXT: &str = "text/plain; charset=utf-8";
+
+static FILES: [File; 22] = [
+    file!("/", HTML, "index.html"),
+    file!("/dashboard/style.css", STYLE, "style.css"),
+    file!("/dashboard/icon.svg", "image/svg+xml", "icon.svg"),
+    file!("/dashboard/theme.js", SCRIPT, "theme.js"),
+    file!("/dashboard/app.js", SCRIPT, "app.js"),
+    file!("/dashboard/api.js", SCRIPT, "api.js"),
+    file!("/dashboard/chart.js", SCRIPT, "chart.js"),
+    file!("/dashboard/denials.js", SCRIPT, "denials.js"),
+    file!("/dashboard/dom.js", SCRIPT, "dom.js"),
+    file!("/dashboard/format.js", SCRIPT, "format.js"),
+    file!("/dashboard/key.js", SCRIPT, "key.js"),
+    file!("/dashboard/panel.js", SCRIPT, "panel.js"),
+    file!("/dashboard/policies.js", SCRIPT, "policies.js"),
+    file!("/dashboard/rates.js", SCRIPT, "rates.js"),
+    file!("/dashboard/shadow.js", SCRIPT, "shadow.js"),
+    file!("/dashboard/status.js", SCRIPT, "status.js"),
+    file!("/dashboard/token.js", SCRIPT, "token.js"),
+    file!("/dashboard/top.js", SCRIPT, "top.js"),
+    file!("/dashboard/window.js", SCRIPT, "window.js"),
+    file!("/dashboard/uplot.min.js", SCRIPT, "vendor/uplot.min.js"),
+    file!("/dashboard/uplot.min.css", STYLE, "vendor/uplot.min.css"),
+    file!("/dashboard/uplot.LICENSE", TEXT, "vendor/uplot.LICENSE"),
+];
+
+/// What a browser must not do with the page, whatever text gets into it: nothing from elsewhere, nothing inline, no
+/// markup made of text, and no frame around it.
+const SECURITY: [(HeaderName, HeaderValue); 6] = [
+    (
+        header::CONTENT_SECURITY_POLICY,
+        HeaderValue::from_static(
+            "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; \
+             form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
+        ),
+    ),
+    (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
+    (header::X_FRAME_OPTIONS, HeaderValue::from_static("DENY")),
+    // An address names a key.
+    (header::REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
+    (HeaderName::from_static("cross-origin-opener-policy"), HeaderValue::from_static("same-origin")),
+    (HeaderName::from_static("cross-origin-resource-policy"), HeaderValue::from_static("same-origin")),
+];
+
+/// The routes of the page, for a router over any state.
+pub(crate) fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
+    FILES.iter().fold(Router::new(), |router, file| {
+        let tag = file.tag();
+        router.route(file.path, get(async move |headers: HeaderMap| file.answer(&tag, &headers)))
+    })
+}
+
+impl File {
+    /// Another content has another tag. It may differ between versions of the program for the same content.
+    fn tag(&self) -> HeaderValue {
+        let mut hasher = DefaultHasher::new();
+        self.content.hash(&mut hasher);
+        HeaderValue::try_from(format!("\"{:016x}\"", hasher.finish())).expect("hexadecimal digits are safe")
+    }
+
+    /// The file, or that the browser has it already. It asks each time, so that a new version of the service never meets
+    /// an old script.
+    fn answer(&self, tag: &HeaderValue, headers: &HeaderMap) -> Response {
+        let is_known = headers.get(header::IF_NONE_MATCH) == Some(tag);
+        let mut response =
+            if is_known { StatusCode::NOT_MODIFIED.into_response() } else { self.content.into_response() };
+        let answered = response.headers_mut();
+        answered.extend(SECURITY);
+        answered.insert(header::CONTENT_TYPE, HeaderValue::from_static(self.media_type));
+        answered.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+        answered.insert(header::ETAG, tag.clone());
+        response
+    }
+}

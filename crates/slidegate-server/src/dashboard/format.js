@@ -1,0 +1,79 @@
+// Numbers and times as people read them. Waits round up, as the service's do.
+
+const whole = new Intl.NumberFormat('en');
+const short = new Intl.NumberFormat('en', { notation: 'compact', maximumFractionDigits: 1 });
+
+/** 12,345 */
+export const count = (n) => whole.format(n);
+
+/** 12.3K, for figures that are looked at and not copied. */
+export const compact = (n) => (n < 10_000 ? whole.format(n) : short.format(n));
+
+/** 3.1 %; nothing of nothing is no share. */
+export function percent(part, of) {
+  if (!of) return '–';
+  const share = (100 * part) / of;
+  if (share > 0 && share < 0.1) return '< 0.1 %';
+  return `${share.toFixed(share < 10 && share > 0 ? 1 : 0)} %`;
+}
+
+const UNITS = [
+  ['d', 86_400_000],
+  ['h', 3_600_000],
+  ['m', 60_000],
+  ['s', 1000],
+];
+
+/** 90s as `1m 30s`: at most two units, the last rounded up. */
+export function duration(ms) {
+  if (ms < 1000) return `${Math.ceil(ms)}ms`;
+  let rest = Math.ceil(ms / 1000) * 1000;
+  const at = UNITS.findIndex(([, size]) => rest >= size);
+  const [, least] = UNITS[Math.min(at + 1, UNITS.length - 1)];
+  rest = Math.ceil(rest / least) * least;
+  const parts = [];
+  for (const [unit, size] of UNITS.slice(at > 0 ? at - 1 : at)) {
+    const n = Math.floor(rest / size);
+    if (n > 0) parts.push(`${n}${unit}`);
+    rest -= n * size;
+    if (size === least) break;
+  }
+  return parts.join(' ');
+}
+
+/** `100 / 1m`, as quotas are written. A window of 1.5 s is not 2 s: here nothing is rounded. */
+export function quota(limit, windowMs) {
+  return `${count(limit)} / ${exactDuration(windowMs)}`;
+}
+
+export function exactDuration(ms) {
+  const [unit, size] = UNITS.find(([, size]) => ms >= size && ms % size === 0) ?? ['ms', 1];
+  return `${ms / size}${unit}`;
+}
+
+const clock = new Intl.DateTimeFormat('en-GB', { hour: '2-digit', minute: '2-digit', second: '2-digit' });
+
+/** 14:03:22 in the reader's own time zone. */
+export const time = (at) => clock.format(new Date(at));
+
+/** `3s ago`. */
+export function ago(at, now = Date.now()) {
+  const ms = now - new Date(at).getTime();
+  return ms < 1000 ? 'now' : `${duration(Math.floor(ms / 1000) * 1000)} ago`;
+}
+
+/** A candidate decides beside its policy, under a name made of that; only Shadow differences tells of it. */
+export const isCandidate = (policy) => policy.endsWith('.candidate');
+
+/** Tells an event from all others, those of before a restart included, when the numbers began anew. */
+export const identity = ({ seq, at }) => `${seq} ${at}`;
+
+/** Why an event was denied, as a clause. */
+export function why(event) {
+  const used = `used ${count(event.used)} of ${quota(event.limit, event.window_ms)}`;
+  const fits =
+    event.retry_after_ms === null
+      ? `cost ${count(event.cost)} never fits`
+      : `cost ${count(event.cost)} fits in ${duration(event.retry_after_ms)}`;
+  return `${used}; ${fits}`;
+}

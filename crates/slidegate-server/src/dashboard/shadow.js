@@ -1,0 +1,124 @@
+// What would change: candidates beside the quotas in force, and policies that decide without denying.
+
+import { byId, el, list, say, show } from './dom.js';
+import { Refusal, ask } from './api.js';
+import { Panel, sentence } from './panel.js';
+import { compact, count, percent, quota } from './format.js';
+
+/** Keys named for each candidate; the service may send more. */
+const KEYS_NAMED = 4;
+
+export class Shadow {
+  #panel;
+
+  constructor(hooks) {
+    this.hooks = hooks;
+    this.#panel = new Panel('shadow', 'Shadow differences', hooks);
+  }
+
+  refresh() {
+    return this.#panel.load('/v1/shadow', (answer) => this.#draw(answer));
+  }
+
+  #draw({ candidates, shadows }) {
+    show(byId('candidates'), candidates.length > 0);
+    show(byId('shadows'), shadows.length > 0);
+    if (candidates.length + shadows.length === 0) {
+      this.#panel.note(
+        'No policy is in shadow mode or has a candidate. Give one `mode: shadow` or a `candidate` to try a limit.',
+      );
+    }
+    list(
+      byId('candidates-rows'),
+      candidates,
+      ({ policy }) => policy,
+      (one) => this.#candidate(one),
+    );
+    list(
+      byId('shadows-rows'),
+      shadows,
+      ({ policy }) => policy,
+      ({ policy }) => {
+        const [requests, denies, share] = [0, 1, 2].map(() => el('td', { class: 'n' }));
+        const bar = el('i', { class: 'bar', 'data-by': 'shadow', 'aria-hidden': 'true' });
+        const shareText = el('span');
+        share.classList.add('share');
+        share.append(shareText, bar);
+        return {
+          node: el('tr', {}, el('th', { scope: 'row' }, policy), requests, denies, share),
+          update: (now) => {
+            say(requests, compact(now.requests));
+            say(denies, compact(now.would_deny));
+            say(shareText, percent(now.would_deny, now.requests));
+            bar.style.setProperty('--part', now.requests ? now.would_deny / now.requests : 0);
+          },
+        };
+      },
+    );
+  }
+
+  #candidate({ policy }) {
+    const [requests, denied, allowed] = [0, 1, 2].map(() => el('td', { class: 'n' }));
+    requests.classList.add('wide');
+    const quotas = el('span', { class: 'quotas' });
+    const keys = el('td', { class: 'wide' });
+    const promote = el(
+      'button',
+      { type: 'button', class: 'write', onclick: () => this.#promote(policy, promote) },
+      'Promote',
+    );
+    promote.setAttribute('aria-label', `Promote the candidate of ${policy}`);
+    return {
+      node: el(
+        'tr',
+        {},
+        el('th', { scope: 'row' }, policy),
+        el('td', {}, quotas, ' ', promote),
+        requests,
+        denied,
+        allowed,
+        keys,
+      ),
+      update: (now) => {
+        say(quotas, `${quotaWords(now.live)} → ${quotaWords(now.candidate)}`);
+        say(requests, compact(now.requests));
+        say(denied, compact(now.newly_denied));
+        say(allowed, compact(now.newly_allowed));
+        list(
+          keys,
+          now.keys.slice(0, KEYS_NAMED),
+          ({ key }) => key,
+          ({ key }) => {
+            const open = () => this.hooks.openKey(policy, key);
+            const more = el('span');
+            return {
+              node: el(
+                'span',
+                { class: 'moved' },
+                el('button', { type: 'button', class: 'link key', title: key, onclick: open }, key),
+                more,
+              ),
+              update: (one) => say(more, ` +${count(one.newly_denied)} −${count(one.newly_allowed)}`),
+            };
+          },
+        );
+      },
+    };
+  }
+
+  async #promote(policy, button) {
+    button.disabled = true;
+    try {
+      await ask(`/v1/policies/${encodeURIComponent(policy)}/promote`, { method: 'POST', body: {} });
+      say(byId('shadow-result'), `The candidate of ${policy} is in force. It can be undone under Status, changes.`);
+      this.hooks.changed();
+    } catch (error) {
+      if (error instanceof Refusal && error.status === 403) this.hooks.readOnly(error);
+      say(byId('shadow-result'), sentence(error, 'Promote'));
+    } finally {
+      button.disabled = false;
+    }
+  }
+}
+
+const quotaWords = (one) => quota(one.limit, one.window_ms);

@@ -1,0 +1,82 @@
+// The keys that use most, or are denied most, of one policy or of all. The counts are estimates, and say by how much.
+
+import { byId, el, list, say } from './dom.js';
+import { Panel } from './panel.js';
+import { ago, compact, count, isCandidate } from './format.js';
+
+const LIMIT = 20;
+
+export class Top {
+  #panel;
+  #form = byId('top-form');
+
+  constructor(hooks) {
+    this.hooks = hooks;
+    this.#panel = new Panel('top', 'Top keys', hooks);
+    this.#form.addEventListener('change', () => this.refresh());
+    this.#form.addEventListener('submit', (event) => event.preventDefault());
+  }
+
+  choose(policy) {
+    byId('top-policy').value = policy;
+    this.refresh();
+  }
+
+  #asked() {
+    const policy = byId('top-policy').value;
+    return { ...(policy && { policy }), by: this.#form.elements.by.value, limit: LIMIT };
+  }
+
+  refresh() {
+    return this.#panel.load(
+      () => `/v1/top?${new URLSearchParams(this.#asked())}`,
+      (answer) => this.#draw(answer),
+    );
+  }
+
+  #draw({ policy, by, keys, error_bound: bound }) {
+    say(byId('top-count'), by === 'denied' ? 'Denied' : 'Used');
+    say(byId('top-caption'), `Keys of ${policy ?? 'all policies'} that ${by === 'denied' ? 'are denied' : 'use'} most`);
+    say(
+      byId('top-bound'),
+      keys.length === 0 ? 'No key yet.' : bound ? `Counts are at most ${count(bound)} too high.` : 'Counts are exact.',
+    );
+    const told = keys.filter((one) => !isCandidate(one.policy));
+    const most = Math.max(1, ...told.map((one) => one.count));
+    const items = told.map((one) => ({ ...one, by, part: one.count / most }));
+    list(
+      byId('top-rows'),
+      items,
+      (one) => JSON.stringify([policy, one.policy, one.key]),
+      ({ key, policy: under }) => {
+        const n = el('span');
+        const over = el('span', { class: 'over' });
+        const bar = el('i', { class: 'bar', 'aria-hidden': 'true' });
+        const last = el('td', { class: 'n last' });
+        const open = () => this.hooks.openKey(under, key);
+        return {
+          node: el(
+            'tr',
+            {},
+            el(
+              'th',
+              { scope: 'row' },
+              el('button', { type: 'button', class: 'link key', title: key, onclick: open }, key),
+              policy ? null : el('p', { class: 'under' }, under),
+            ),
+            el('td', { class: 'n counted' }, n, over, bar),
+            last,
+          ),
+          update: (now) => {
+            say(n, compact(now.count));
+            n.title = count(now.count);
+            say(over, now.at_most_over ? ` −${compact(now.at_most_over)}` : '');
+            bar.dataset.by = now.by;
+            bar.style.setProperty('--part', now.part);
+            say(last, now.last_at ? ago(now.last_at) : '–');
+          },
+        };
+      },
+    );
+  }
+}

@@ -1,0 +1,231 @@
+//! A headless Chromium, driven over the `WebDriver` protocol, which is JSON over HTTP.
+//!
+//! One at a time in this process: each takes a core and hundreds of megabytes.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::common::Folder;
+
+static ONE: Mutex<()> = Mutex::new(());
+
+/// A condition that has not come true after so many looks, 90 s or more, never will, however loaded the machine is.
+const MOST_LOOKS: u32 = 900;
+const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
+/// Of one command to the browser.
+const ANSWER: Duration = Duration::from_secs(120);
+
+/// A browser with an empty profile of its own. Ends with the value.
+pub(crate) struct Browser {
+    session: String,
+    driver: Driver,
+    agent: ureq::Agent,
+    // Removed after the browser that writes to it has ended.
+    _profile: Folder,
+    _turn: MutexGuard<'static, ()>,
+}
+
+struct Driver {
+    process: Child,
+    port: u16,
+}
+
+impl Browser {
+    pub(crate) fn start(test: &str) -> Self {
+        let turn = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let profile = Folder::new(&format!("chromium-{test}"));
+        let driver = Driver::start();
+        let agent: ureq::Agent = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .timeout_global(Some(ANSWER))
+            .build()
+            .into();
+        let mut browser = Self { session: String::new(), driver, agent, _profile: profile, _turn: turn };
+        // Root, as whom tests run in containers, has no sandbox; shared memory is often small there.
+        let arguments = [
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-dev-shm-usage",
+            "--disable-gpu",
+            "--disable-background-networking",
+            // Nothing moves while it is pressed.
+            "--force-prefers-reduced-motion",
+            "--window-size=1280,900",
+            &format!("--user-data-dir={}", browser._profile.path()),
+        ];
+        let wanted = json!({ "capabilities": { "alwaysMatch": {
+            "browserName": "chrome",
+            "goog:loggingPrefs": { "browser": "ALL" },
+            "goog:chromeOptions": { "args": arguments },
+        } } });
+        let session = browser.command("POST", "/session", &wanted);
+        session["sessionId"].as_str().expect("a session has an id").clone_into(&mut browser.session);
+        browser
+    }
+
+    fn command(&self, method: &str, path: &str, body: &Value) -> Value {
+        let url = format!("http://127.0.0.1:{}{path}", self.driver.port);
+        let answer = match method {
+            "GET" => self.agent.get(&url).call(),
+            "DELETE" => self.agent.delete(&url).call(),
+            _ => self.agent.post(&url).header("content-type", "application/json").send(body.to_string()),
+        };
+        let mut answer = answer.unwrap_or_else(|error| panic!("chromedriver: {error} at {method} {path}"));
+        let text = answer.body_mut().read_to_string().expect("chromedriver answers with text");
+        assert!(answer.status().is_success(), "{method} {path} {body}: {text}");
+        let mut value: Value = serde_json::from_str(&text).expect("chromedriver answers with JSON");
+        value["value"].take()
+    }
+
+    fn ask(&self, method: &str, path: &str, body: &Value) -> Value {
+        self.command(method, &format!("/session/{}{path}", self.session), body)
+    }
+
+    pub(crate) fn open(&self, url: &str) {
+        self.ask("POST", "/url", &json!({ "url": url }));
+    }
+
+    /// The value of an expression in the page.
+    pub(crate) fn value(&self, expression: &str) -> Value {
+        self.ask("POST", "/execute/sync", &json!({ "script": format!("return {expression}"), "args": [] }))
+    }
+
+    /// Waits until an expression is true.
+    pub(crate) fn until(&self, expression: &str) {
+        for _ in 0..MOST_LOOKS {
+            if self.value(&format!("Boolean({expression})")) == true {
+                return;
+            }
+            std::thread::sleep(BETWEEN_LOOKS);
+        }
+        panic!(
+            "never true: {expression}\nthe page says: {}\nand its console: {:?}",
+            self.value("document.body.innerText"),
+            self.console()
+        );
+    }
+
+    /// Waits until the element of this selector has this text in it.
+    pub(crate) fn until_text(&self, selector: &str, text: &str) {
+        self.until(&format!(
+            "document.querySelector({})?.innerText.includes({})",
+            json!(selector),
+            json!(text)
+        ));
+    }
+
+    pub(crate) fn text(&self, selector: &str) -> String {
+        let text = self.value(&format!("document.querySelector({}).innerText", json!(selector)));
+        text.as_str().expect("elements have text").to_owned()
+    }
+
+    fn element(&self, selector: &str) -> String {
+        let found = self.ask("POST", "/element", &json!({ "using": "css selector", "value": selector }));
+        let (_, id) = found.as_object().and_then(|one| one.iter().next()).expect("one reference");
+        id.as_str().expect("a reference is text").to_owned()
+    }
+
+    /// Presses it as a pointer would: it must be there, visible, and not below something else.
+    pub(crate) fn click(&self, selector: &str) {
+        self.value(&format!(
+            "document.querySelector({}).scrollIntoView({{ block: 'center', behavior: 'instant' }})",
+            json!(selector)
+        ));
+        self.ask("POST", &format!("/element/{}/click", self.element(selector)), &json!({}));
+    }
+
+    /// Types into a field instead of what is there.
+    pub(crate) fn fill(&self, selector: &str, text: &str) {
+        let element = self.element(selector);
+        self.ask("POST", &format!("/element/{element}/clear"), &json!({}));
+        self.ask("POST", &format!("/element/{element}/value"), &json!({ "text": text }));
+    }
+
+    /// Presses a key wherever the focus is.
+    pub(crate) fn press(&self, key: char) {
+        let press = json!({ "actions": [{ "type": "key", "id": "keys", "actions": [
+            { "type": "keyDown", "value": key }, { "type": "keyUp", "value": key },
+        ] }] });
+        self.ask("POST", "/actions", &press);
+    }
+
+    /// The names that a screen reader would say for the visible elements of this selector, each with its markup.
+    pub(crate) fn names(&self, selector: &str) -> Vec<(String, String)> {
+        let found = self.ask("POST", "/elements", &json!({ "using": "css selector", "value": selector }));
+        let references = found.as_array().expect("a list of references");
+        let ids = references.iter().filter_map(|one| one.as_object()?.values().next()?.as_str());
+        let name = |id: &str| {
+            let visible = self.ask("GET", &format!("/element/{id}/displayed"), &Value::Null) == true;
+            let label = self.ask("GET", &format!("/element/{id}/computedlabel"), &Value::Null);
+            let html = self.ask("GET", &format!("/element/{id}/property/outerHTML"), &Value::Null);
+            visible.then(|| (label.as_str().unwrap_or("").to_owned(), html.as_str().unwrap_or("").to_owned()))
+        };
+        ids.filter_map(name).collect()
+    }
+
+    /// A screen of this width, as a telephone has it.
+    pub(crate) fn narrow(&self, width: u32) {
+        let metrics = json!({ "width": width, "height": 844, "deviceScaleFactor": 2, "mobile": true });
+        self.devtools("Emulation.setDeviceMetricsOverride", &metrics);
+    }
+
+    pub(crate) fn prefer(&self, scheme: &str) {
+        let features = json!({ "features": [{ "name": "prefers-color-scheme", "value": scheme }] });
+        self.devtools("Emulation.setEmulatedMedia", &features);
+    }
+
+    fn devtools(&self, command: &str, parameters: &Value) {
+        self.ask("POST", "/goog/cdp/execute", &json!({ "cmd": command, "params": parameters }));
+    }
+
+    /// What the browser had to say since the last time: errors of scripts, refused content, failed requests.
+    pub(crate) fn console(&self) -> Vec<String> {
+        let log = self.ask("POST", "/se/log", &json!({ "type": "browser" }));
+        let lines = log.as_array().expect("a log is a list").iter();
+        lines.map(|line| format!("{} {}", line["level"], line["message"])).collect()
+    }
+
+    /// The page has run without a complaint.
+    pub(crate) fn expect_silence(&self) {
+        assert_eq!(self.console(), [""; 0]);
+    }
+}
+
+impl Drop for Browser {
+    fn drop(&mut self) {
+        if !self.session.is_empty() {
+            let url = format!("http://127.0.0.1:{}/session/{}", self.driver.port, self.session);
+            // A driver that has died took the browser with it.
+            let _ = self.agent.delete(&url).call();
+        }
+    }
+}
+
+impl Driver {
+    fn start() -> Self {
+        let mut process = Command::new("chromedriver")
+            .arg("--port=0")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap_or_else(|error| panic!("chromedriver: {error}; install chromium and chromium-driver"));
+        let lines = BufReader::new(process.stdout.take().expect("its output is piped")).lines();
+        let port = lines
+            .map_while(Result::ok)
+            .find_map(|line| line.rsplit_once("successfully on port ")?.1.trim_end_matches('.').parse().ok())
+            .expect("chromedriver says its port");
+        Self { process, port }
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}

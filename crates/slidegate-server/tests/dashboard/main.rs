@@ -1,0 +1,480 @@
+//! The page, in a real browser, over a real server under real traffic.
+
+// A test that cannot go on panics.
+#![allow(clippy::unwrap_used)]
+
+mod browser;
+#[path = "../common/mod.rs"]
+mod common;
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use browser::Browser;
+use common::Server;
+use serde_json::{Value, json};
+
+/// A key that is a script, if anything takes it for markup.
+const HOSTILE: &str = "<img src=x onerror=\"document.title='taken'\">";
+const TAB: char = '\u{E004}';
+const ENTER: char = '\u{E007}';
+
+fn check(server: &Server, attributes: &Value) -> u16 {
+    server.post("/v1/check", &json!({ "attributes": attributes }).to_string()).status
+}
+
+/// So many checks of a user.
+fn traffic(server: &Server, user: &str, checks: usize) {
+    for _ in 0..checks {
+        check(server, &json!({ "user": user }));
+    }
+}
+
+/// Opens the page and waits until it is alive.
+fn watch(browser: &Browser, server: &Server) {
+    browser.open(&server.url);
+    browser.until_text("#connection", "Live");
+    browser.until("document.querySelectorAll('#policies-rows tr').length > 0");
+    // The stream tells what has happened since the one before.
+    browser.until("document.getElementById('rate-denied').innerText !== '–'");
+}
+
+fn look_up(browser: &Browser, key: &str) {
+    browser.fill("#key-text", key);
+    browser.click("#key-form button[type=submit]");
+    browser.until(&format!("document.getElementById('key-name').textContent === {}", json!(key)));
+}
+
+fn fact(browser: &Browser, name: &str) -> String {
+    let facts = "[...document.querySelectorAll('#key-facts > div')]";
+    let found = format!(
+        "{facts}.find((one) => one.firstChild.textContent === {})?.lastChild.textContent",
+        json!(name)
+    );
+    browser.value(&found).as_str().unwrap_or("").to_owned()
+}
+
+fn until_fact(browser: &Browser, name: &str, value: &str) {
+    browser.until(&format!(
+        "[...document.querySelectorAll('#key-facts > div')].some((one) => one.textContent === {})",
+        json!(format!("{name}{value}"))
+    ));
+}
+
+/// One inline script or one font from elsewhere, and the policy that protects the page would have to be loosened.
+#[test]
+fn the_page_comes_whole_from_the_service_with_headers_that_protect_it() {
+    let server = Server::start(&["--policy", "3/1h per user"]);
+    let page = server.get("/");
+    let mut open = vec!["/".to_owned()];
+    let mut seen: Vec<String> = Vec::new();
+    while let Some(path) = open.pop() {
+        let answer = server.get(&path);
+        assert_eq!(answer.status, 200, "{path}");
+        let policy = answer.header("content-security-policy").unwrap();
+        assert!(policy.starts_with("default-src 'none'; script-src 'self'; style-src 'self';"), "{policy}");
+        assert!(policy.contains("frame-ancestors 'none'") && !policy.contains("unsafe"), "{policy}");
+        assert_eq!(answer.header("x-content-type-options"), Some("nosniff"));
+        assert_eq!(answer.header("referrer-policy"), Some("no-referrer"));
+        assert_eq!(answer.header("cache-control"), Some("no-cache"));
+        for ours in answer.body.split('"').filter(|part| part.starts_with("/dashboard/")) {
+            if !seen.contains(&ours.to_owned()) {
+                seen.push(ours.to_owned());
+                open.push(ours.to_owned());
+            }
+        }
+        for module in answer.body.split('\'').filter_map(|part| part.strip_prefix("./")) {
+            let module = format!("/dashboard/{module}");
+            if !seen.contains(&module) {
+                seen.push(module.clone());
+                open.push(module);
+            }
+        }
+    }
+    assert!(seen.len() > 15, "{seen:?}");
+    assert_eq!(page.header("content-type"), Some("text/html; charset=utf-8"));
+    assert!(!page.body.contains("style=") && !page.body.contains("<style"), "inline styles are refused");
+    let tag = page.header("etag").unwrap();
+    let again = format!(
+        "GET / HTTP/1.1\r\nhost: {}\r\nconnection: close\r\nif-none-match: {tag}\r\n\r\n",
+        server.address
+    );
+    assert!(server.raw(again.as_bytes()).starts_with("HTTP/1.1 304 "));
+    assert_eq!(server.post("/", "").status, 405);
+    let licence = server.get("/dashboard/uplot.LICENSE");
+    assert!(licence.body.starts_with("The MIT License (MIT)"), "{}", licence.body);
+}
+
+/// A vendored file that somebody has touched is no longer what its licence and its origin say.
+#[test]
+fn vendored_files_are_those_that_were_taken() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/dashboard/vendor");
+    let notes = std::fs::read_to_string(format!("{folder}/README.md")).unwrap();
+    let sums = notes.split("```text\n").nth(1).unwrap().split("```").next().unwrap();
+    assert_eq!(sums.lines().count(), 3);
+    let mut judge = Command::new("sha256sum")
+        .args(["--check", "--strict", "--quiet"])
+        .current_dir(folder)
+        .stdin(Stdio::piped())
+        .spawn()
+        .expect("sha256sum is there");
+    judge.stdin.take().unwrap().write_all(sums.as_bytes()).unwrap();
+    assert!(judge.wait().unwrap().success());
+}
+
+/// Who has just started the service must learn what to do next, and see that it worked.
+#[test]
+fn an_empty_service_says_how_to_send_a_request_and_shows_it_within_moments() {
+    let server = Server::start(&["--policy", "3/1h per user", "--policy", "100/1m named everyone"]);
+    let browser = Browser::start("empty");
+    watch(&browser, &server);
+    browser.until_text("#first-command", &format!("curl -i '{}/v1/check?user=alice'", server.url));
+    browser.until_text("#denials .note", "Nothing has been denied.");
+    // The command is one that works.
+    let command = browser.text("#first-command");
+    let path = command.split('\'').nth(1).unwrap().strip_prefix(&server.url).unwrap();
+    assert_eq!(server.get(path).status, 200);
+    browser.until("document.getElementById('first').hidden");
+    browser.until("document.querySelector('#policies-rows td.n').innerText === '1'");
+    browser.expect_silence();
+}
+
+/// A page that must be reloaded is no dashboard.
+#[test]
+fn figures_follow_the_traffic_by_themselves() {
+    let server = Server::start(&["--policy", "5/1h per user", "--policy", "1000/1s named everyone"]);
+    let browser = Browser::start("live");
+    watch(&browser, &server);
+    traffic(&server, "alice", 8);
+    // The stream's own figures, which the chart is drawn from.
+    browser.until("document.querySelector('#rates-chart canvas').width > 0");
+    browser.until(
+        "[...document.querySelectorAll('#policies-rows tr')][0].querySelectorAll('td.n')[1].innerText === '3'",
+    );
+    // Those of one second are one row, and all of them are counted.
+    let rows =
+        "[...document.querySelectorAll('#denials-rows .times')].map((one) => parseInt(one.textContent) || 1)";
+    browser.until(&format!("{rows}.reduce((sum, n) => sum + n, 0) === 3"));
+    let why = browser.text("#denials-rows .why span");
+    assert!(why.starts_with("used 5 of 5 / 1h; cost 1 fits in "), "{why}");
+    assert_eq!(browser.text("#denials-rows time").len(), "14:03:22".len());
+    browser.until_text("#top-rows", "alice");
+    browser.until("Number(document.querySelector('#top-rows td.n span').innerText) >= 5");
+    // What cannot be seen is said: the description is renewed now and then.
+    browser.until("document.getElementById('rates-chart').ariaLabel.includes('3 denied')");
+    browser.until_text("#status-facts", "memory of this process");
+    browser.click("#denials-pause");
+    traffic(&server, "bob", 6);
+    browser.until_text("#denials-held", "paused; 1 since");
+    assert!(!browser.text("#denials-rows").contains("bob"));
+    browser.click("#denials-pause");
+    browser.until_text("#denials-rows", "bob");
+    // Bars compare with the first: the key of everyone, which has used what both have.
+    let parts =
+        "[...document.querySelectorAll('#top-rows .bar')].map((bar) => bar.style.getPropertyValue('--part'))";
+    browser.until(&format!("{parts}.join() === '1,0.5,0.5'"));
+    browser.click("#top-form label:last-of-type span");
+    browser.until_text("#top-count", "Denied");
+    browser.until(&format!("{parts}.join().startsWith('1,0.333')"));
+    browser.expect_silence();
+}
+
+/// Support's work: see why a customer is denied, and let them go on.
+#[test]
+fn a_key_is_looked_up_and_changed() {
+    let server = Server::start(&["--policy", "5/1h per user"]);
+    traffic(&server, "alice", 7);
+    let browser = Browser::start("key");
+    watch(&browser, &server);
+    look_up(&browser, "alice");
+    until_fact(&browser, "Used", "5");
+    assert_eq!((fact(&browser, "Remaining"), fact(&browser, "Quota")), ("0".to_owned(), "5 / 1h".to_owned()));
+    browser.until(
+        "document.getElementById('key-chart').ariaLabel.startsWith('The window of alice: 5 of 5 used')",
+    );
+    assert_eq!(browser.text("#key-denials-count"), "2");
+
+    browser.click("#act-reset button");
+    browser.until_text("#act-result", "Done: its usage is forgotten.");
+    until_fact(&browser, "Used", "0");
+    assert_eq!(check(&server, &json!({ "user": "alice" })), 200);
+
+    browser.fill("#act-penalize input", "3");
+    browser.click("#act-penalize button");
+    until_fact(&browser, "Used", "4");
+    browser.fill("#act-refund input", "2");
+    browser.click("#act-refund button");
+    until_fact(&browser, "Used", "2");
+
+    browser.fill("#act-override [name=quota]", "50/1h");
+    browser.click("#act-override button[type=submit]");
+    until_fact(&browser, "Quota", "50 / 1h");
+    browser.until_text("#key-marks", "override 50 / 1h until");
+    traffic(&server, "alice", 20);
+    until_fact(&browser, "Used", "22");
+    browser.click("#act-clear-override");
+    until_fact(&browser, "Quota", "5 / 1h");
+
+    browser.click("#act-reset button");
+    until_fact(&browser, "Used", "0");
+    browser.click("#act-block button[type=submit]");
+    browser.until_text("#key-marks", "blocked until");
+    assert_eq!(check(&server, &json!({ "user": "alice" })), 429);
+    browser.click("#act-unblock");
+    browser.until("document.getElementById('key-marks').innerText === ''");
+    assert_eq!(check(&server, &json!({ "user": "alice" })), 200);
+    browser.expect_silence();
+
+    browser.fill("#act-override [name=quota]", "plenty");
+    browser.click("#act-override button[type=submit]");
+    browser.until_text("#act-result", "Not done: ");
+    assert!(browser.text("#act-result").contains("plenty"), "{}", browser.text("#act-result"));
+}
+
+/// A client chooses its id, and an operator with rights to change limits looks at it.
+#[test]
+fn a_hostile_key_is_text_wherever_it_stands() {
+    let server = Server::start(&["--policy", "1/1h per user", "--policy", "1/1h per user,agent named both"]);
+    let browser = Browser::start("hostile");
+    watch(&browser, &server);
+    for _ in 0..3 {
+        check(&server, &json!({ "user": HOSTILE, "agent": "a,b%\"'/..\u{202E}" }));
+    }
+    browser.until_text("#denials-rows", HOSTILE);
+    browser.until_text("#top-rows", HOSTILE);
+    browser.click("#top-rows button.key");
+    browser.until(&format!("document.getElementById('key-name').textContent === {}", json!(HOSTILE)));
+    until_fact(&browser, "Used", "1");
+    // The key of two attributes, by the text that answers print for it.
+    let answer = server.post(
+        "/v1/check",
+        &json!({ "attributes": { "user": HOSTILE, "agent": "a,b%\"'/..\u{202E}" } }).to_string(),
+    );
+    let policies = answer.json()["policies"].clone();
+    let both = policies.as_array().unwrap().iter().find(|one| one["policy"] == "both").unwrap().clone();
+    browser.value("(document.getElementById('key-policy').value = 'both')");
+    look_up(&browser, both["key"].as_str().unwrap());
+    until_fact(&browser, "Used", "1");
+    // A key that is a step up in a path.
+    check(&server, &json!({ "user": ".." }));
+    browser.value("(document.getElementById('key-policy').value = 'per-user')");
+    look_up(&browser, "..");
+    until_fact(&browser, "Used", "1");
+    assert_eq!(browser.value("document.title"), "slidegate");
+    assert_eq!(browser.value("document.querySelectorAll('main img, main script').length"), 0);
+    browser.expect_silence();
+}
+
+/// Old figures that look new are worse than none.
+#[test]
+fn a_page_whose_service_hangs_or_ends_says_so_and_comes_back_with_it() {
+    let server = Server::start(&["--policy", "5/1h per user"]);
+    let browser = Browser::start("gone");
+    watch(&browser, &server);
+    server.signal("STOP");
+    browser.until_text("#connection", "Disconnected");
+    browser
+        .until_text("#banner-text", "Live figures: the service does not answer. The figures below are of ");
+    assert_eq!(browser.value("document.title"), "disconnected · slidegate");
+    server.signal("CONT");
+    browser.until_text("#connection", "Live");
+    browser.until("document.getElementById('banner').hidden");
+    drop(server);
+    browser.until_text("#connection", "Disconnected");
+    browser.click("#try-now");
+    browser.fill("#key-text", "alice");
+    browser.click("#key-form button[type=submit]");
+    browser.until_text("#keys > .note", "This key: the service does not answer");
+}
+
+/// Who may look must be told so before he presses a button in vain; and a token must not outlive its tab.
+#[test]
+fn a_token_is_asked_for_and_one_that_may_only_read_disables_the_buttons() {
+    let token = |scope: &str| {
+        let made = common::text(&common::run(&["token", "new", "--name", scope, "--scope", scope]).stdout);
+        let word = |name: &str| {
+            let line = made.lines().find_map(|line| line.strip_prefix(name));
+            line.unwrap_or_else(|| panic!("no {name} in {made}")).trim().to_owned()
+        };
+        (word("token "), word("environment ").split_once('=').unwrap().1.to_owned())
+    };
+    let ((reader, may_read), (writer, may_write)) = (token("read"), token("write"));
+    let digest = |line: &str| line.rsplit(':').next().unwrap().to_owned();
+    let folder = common::Folder::new("dashboard-tokens");
+    let file = folder.file(
+        "slidegate.yaml",
+        format!(
+            "policies: [{{name: per-user, scope: [user], quota: 5/1h}}]\nadmin: {{tokens: [{{name: r, scope: read, sha256: {}}}, \
+             {{name: w, scope: write, sha256: {}}}]}}\n",
+            digest(&may_read),
+            digest(&may_write)
+        ),
+    );
+    let server = Server::start(&["--config", &file]);
+    traffic(&server, "alice", 3);
+    let browser = Browser::start("token");
+    browser.open(&server.url);
+    browser.until("document.getElementById('token-dialog').open");
+    browser.until_text("#token-why", "this needs a token");
+    browser.fill("#token", "sg_guess");
+    browser.press(ENTER);
+    browser.until_text("#token-why", "The one it was given is not accepted: no such token is configured");
+    browser.fill("#token", &reader);
+    browser.press(ENTER);
+    browser.until_text("#connection", "Live");
+    browser.until("!document.getElementById('token-dialog').open");
+    look_up(&browser, "alice");
+    until_fact(&browser, "Used", "3");
+    browser.click("#act-reset button");
+    browser.until_text(
+        "#act-result",
+        "Not done: not allowed. token `r` may read and this needs one that may write",
+    );
+    browser.until("[...document.querySelectorAll('.key-acts button')].every((one) => one.disabled && one.title.includes('may read'))");
+    until_fact(&browser, "Used", "3");
+    assert_eq!(browser.value("[localStorage.length, document.cookie]"), json!([0, ""]));
+
+    browser.click("#forget");
+    browser.until("document.getElementById('token-dialog').open");
+    browser.fill("#token", &writer);
+    browser.press(ENTER);
+    browser.until_text("#connection", "Live");
+    look_up(&browser, "alice");
+    browser.click("#act-reset button");
+    browser.until_text("#act-result", "Done: its usage is forgotten.");
+}
+
+/// A part that a service has switched off must not take the others with it.
+#[test]
+fn a_part_that_is_switched_off_says_so_in_its_own_place() {
+    let folder = common::Folder::new("dashboard-off");
+    let file = folder.file(
+        "slidegate.yaml",
+        "policies: [{name: per-user, scope: [user], quota: 5/1h}]\nobserve: {top: false, events: false}\n",
+    );
+    let server = Server::start(&["--config", &file]);
+    let browser = Browser::start("off");
+    watch(&browser, &server);
+    browser.until_text("#top .note", "Top keys: this is switched off; write `top: true` under `observe`");
+    browser
+        .until_text("#denials .note", "Denials: this is switched off; write `events: true` under `observe`");
+    traffic(&server, "alice", 6);
+    browser.until("document.querySelectorAll('#policies-rows td.n')[1].innerText === '1'");
+    browser.fill("#key-text", "alice,bob");
+    browser.click("#key-form button[type=submit]");
+    browser.until_text(
+        "#keys > .note",
+        "This key: `alice,bob` has 2 values and policy `per-user` counts by user",
+    );
+}
+
+/// A limit is tried in shadow first, and taken over when it is known whom it would hit.
+#[test]
+fn shadow_differences_are_shown_and_a_candidate_is_promoted_and_taken_back() {
+    let folder = common::Folder::new("dashboard-shadow");
+    let file = folder.file(
+        "slidegate.yaml",
+        "policies:\n  - {name: per-user, scope: [user], quota: 5/1h, candidate: 2/1h}\n  \
+         - {name: tried, scope: [user], quota: 1/1h, mode: shadow}\n",
+    );
+    let server = Server::start(&["--config", &file]);
+    traffic(&server, "alice", 4);
+    let browser = Browser::start("shadow");
+    watch(&browser, &server);
+    browser.until_text("#candidates-rows", "5 / 1h → 2 / 1h");
+    browser.until("document.querySelectorAll('#candidates-rows td.n')[1].innerText === '2'");
+    browser.until_text("#candidates-rows", "alice");
+    browser.until_text("#shadows-rows", "tried");
+    browser.until("document.querySelectorAll('#shadows-rows td.n')[1].innerText === '3'");
+    browser.click("#candidates-rows button.write");
+    browser.until_text("#shadow-result", "The candidate of per-user is in force.");
+    browser.until_text("#policies-rows", "2 / 1h sliding-log");
+    assert_eq!(check(&server, &json!({ "user": "alice" })), 429);
+    browser.click("#changes summary");
+    browser.click("#changes-list button");
+    browser.until_text("#policies-rows", "5 / 1h sliding-log");
+    browser.until_text("#changes-list", "undone by");
+    browser.expect_silence();
+}
+
+/// A dashboard is opened when something is wrong, and that is seldom at the desk.
+#[test]
+fn a_telephone_needs_no_scrolling_to_the_side() {
+    let server = Server::start(&[
+        "--policy",
+        "2/1h per user",
+        "--policy",
+        "1000000/1d per user,agent named a-policy-with-a-long-name",
+    ]);
+    for user in ["alice", HOSTILE, &"w".repeat(300)] {
+        for _ in 0..4 {
+            check(&server, &json!({ "user": user, "agent": "curl/8" }));
+        }
+    }
+    let browser = Browser::start("telephone");
+    browser.narrow(390);
+    watch(&browser, &server);
+    browser.until("document.querySelectorAll('#denials-rows tr').length >= 3");
+    look_up(&browser, &"w".repeat(300));
+    until_fact(&browser, "Used", "2");
+    let width = browser.value("[document.documentElement.scrollWidth, innerWidth]");
+    assert_eq!(width, json!([390, 390]));
+    browser.expect_silence();
+}
+
+/// Who cannot see the page or hold a pointer still has to lift a limit at night.
+#[test]
+fn every_control_has_a_name_and_the_keyboard_is_enough() {
+    let server = Server::start(&["--policy", "2/1h per user"]);
+    traffic(&server, "alice", 4);
+    let browser = Browser::start("keyboard");
+    watch(&browser, &server);
+    browser.press(TAB);
+    assert_eq!(browser.value("document.activeElement.innerText"), "Skip to the figures");
+    // Choose a policy, then a key, then reset it: tab by tab.
+    let tab_to = |selector: &str| {
+        for _ in 0..80 {
+            if browser.value(&format!("document.activeElement.matches({})", json!(selector))) == true {
+                return;
+            }
+            browser.press(TAB);
+        }
+        panic!("the focus never came to {selector}");
+    };
+    browser.until_text("#top-rows", "alice");
+    tab_to("#top-rows button");
+    browser.press(ENTER);
+    until_fact(&browser, "Used", "2");
+    assert_eq!(browser.value("document.activeElement.id"), "keys-title");
+    tab_to("#act-reset button");
+    browser.press(ENTER);
+    until_fact(&browser, "Used", "0");
+    assert_eq!(browser.value("document.activeElement.closest('form').id"), "act-reset");
+    for (name, markup) in browser.names("button, input, select, summary, a, [role=img], [tabindex='0']") {
+        assert!(!name.trim().is_empty(), "no name: {markup}");
+    }
+    let unnamed = "[...document.querySelectorAll('section')].filter((one) => !document.getElementById(one.getAttribute('aria-labelledby'))).length";
+    assert_eq!(browser.value(unnamed), 0);
+    assert_eq!(browser.value("document.querySelectorAll('table:not(:has(caption))').length"), 0);
+    browser.expect_silence();
+}
+
+/// Bright pages at night, or a theme that is forgotten, are why pages get closed.
+#[test]
+fn the_theme_follows_the_system_until_one_is_chosen_and_is_remembered() {
+    let server = Server::start(&["--policy", "2/1h per user"]);
+    let browser = Browser::start("theme");
+    browser.prefer("dark");
+    watch(&browser, &server);
+    let ground = || browser.value("getComputedStyle(document.body).backgroundColor");
+    let dark = ground();
+    browser.prefer("light");
+    let light = ground();
+    assert_ne!(dark, light);
+    browser.click("#theme");
+    browser.click("#theme");
+    assert_eq!((browser.text("#theme").as_str(), ground()), ("Theme: dark", dark.clone()));
+    watch(&browser, &server);
+    assert_eq!(ground(), dark);
+    browser.expect_silence();
+}
