@@ -12,6 +12,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use common::{Answer, Folder, Server, installed};
@@ -223,6 +224,39 @@ fn costs_known_at_the_end_of_the_stream_count_for_later_requests() {
     envoy.until("the second is charged in full", |_| left().status == 429);
     let wait: u64 = left().header("retry-after").unwrap().parse().unwrap();
     assert!(wait > 3000, "{wait}");
+}
+
+/// A limit is changed in the middle of the day: nobody else may notice, and what was used still counts.
+#[test]
+fn a_limit_that_is_changed_under_traffic_counts_at_once_and_keeps_what_was_used() {
+    let text = |login: &str| {
+        let text = std::fs::read_to_string(LIMITS).unwrap();
+        assert_eq!((text.matches("quota: 5/1m").count(), text.matches("quota: 300/1m").count()), (1, 1));
+        text.replace("quota: 5/1m", login).replace("quota: 300/1m", "quota: 1_000_000/1m")
+    };
+    let folder = Folder::new("envoy-reload-limits");
+    let config = folder.file("slidegate.yaml", text("quota: 5/1h"));
+    let (_server, port) = slidegate(0, &["--config", &config]);
+    let envoy = Envoy::start("envoy-reload", port, unedited);
+    let alice = [("x-user", "alice")];
+    assert_eq!(envoy.statuses(6, "/login", &alice), [200, 200, 200, 200, 200, 429]);
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let others = scope.spawn(|| {
+            let mut served = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                let user = format!("user-{served}");
+                assert_eq!(envoy.get("/", &[("x-user", &user)]).status, 200, "{user}");
+                served += 1;
+            }
+            served
+        });
+        folder.file("slidegate.yaml", text("quota: 8/1h"));
+        envoy.until("the new limit is in force", |envoy| envoy.get("/login", &alice).status == 200);
+        is_over.store(true, Ordering::Relaxed);
+        assert!(others.join().unwrap() > 0);
+    });
+    assert_eq!(envoy.statuses(3, "/login", &alice), [200, 200, 429]);
 }
 
 /// Whether limits hold while the limiter is away is the proxy's choice, and it must be the one that the file says.
