@@ -34,6 +34,7 @@ use slidegate::{MemoryStore, Policy, PolicySet, Quota};
 
 pub(crate) use admin::{Right, Token, is_name};
 pub(crate) use auth::{Attribute, Auth, Denial, Mapping, Origin};
+pub(crate) use file::written;
 pub(crate) use grpc::{Grpc, GrpcTls};
 pub(crate) use observe::{KeysShown, Observe};
 pub(crate) use reload::{Loaded, Sources, Watched, differences};

@@ -276,6 +276,26 @@ fn policies_are_changed_listed_undone_and_put_back() {
     assert_eq!(limit()["limit"], 2);
 }
 
+/// What a door brings along is not the configuration's to change: said to be changed, it would go on as before.
+#[test]
+fn policies_of_doors_are_not_changed_here() {
+    let server = Server::start(&["--resp", "127.0.0.1:0"]);
+    let output = command(&server, &["policy", "set", "CL.THROTTLE", "5/1m"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        text(&output.stderr)
+            .contains("policy `CL.THROTTLE` is not of the configuration; it is changed where it comes from"),
+        "{}",
+        text(&output.stderr)
+    );
+    let unknown = command(&server, &["policy", "set", "nobody", "5/1m"]);
+    assert!(
+        text(&unknown.stderr).contains("there is no policy `nobody`; there are `per-user`\n"),
+        "{}",
+        text(&unknown.stderr)
+    );
+}
+
 /// A limit is tried on real traffic before anybody is denied by it.
 #[test]
 fn a_candidate_shows_what_it_would_change_and_is_promoted() {

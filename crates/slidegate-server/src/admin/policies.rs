@@ -77,7 +77,7 @@ pub(super) fn numbers(quota: &Quota) -> Value {
 /// There is no policy of this name.
 pub(super) fn unknown(policies: &PolicySet, name: &str) -> Problem {
     let names: Vec<_> =
-        policies.iter().map(Policy::name).filter(|name| candidate_of(name).is_none()).collect();
+        front::listed(policies).map(Policy::name).filter(|name| candidate_of(name).is_none()).collect();
     let more = if names.len() > MAX_LISTED { ", ..." } else { "" };
     let listed = names.iter().take(MAX_LISTED).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
     let detail = format!("there is no policy `{}`; there are {listed}{more}", name.escape_debug());
@@ -198,7 +198,7 @@ pub(super) async fn set(
     // What is not said stays as it is now, elsewhere as well.
     admin.control.look().await;
     let policies = admin.front.policies();
-    let policy = configured(&policies, &name)?;
+    let policy = configured(&admin, &policies, &name)?;
     let (_, document, _) = admin.control.current();
     let candidate_now = admin.front.base().candidate(&document, &name);
     let Put { quota, limit, window, algorithm, burst, slots, mode, candidate } = put;
@@ -225,16 +225,7 @@ pub(super) async fn set(
             return Err(Problem::field("candidate", detail));
         }
     }
-    let done = said_of(Some(&terms));
-    let version = document.policies.get(&name).cloned();
-    let id = admin
-        .control
-        .change(|document, now| {
-            unchanged_since(document, &name, version.as_ref())?;
-            Ok(document.set_policy(&name, Some(terms.clone()), What::Set, &by.0, now))
-        })
-        .await?;
-    Ok(admin.changed(&by, "set", &name, id, &done))
+    put_in_force(&admin, &by, (&name, &terms), &document, (What::Set, "set")).await
 }
 
 /// Refuses a change of what somebody else changed a moment before.
@@ -277,7 +268,7 @@ pub(super) async fn promote(
     // What is not said stays as it is now, elsewhere as well.
     admin.control.look().await;
     let policies = admin.front.policies();
-    let policy = configured(&policies, &name)?;
+    let policy = configured(&admin, &policies, &name)?;
     let (_, document, _) = admin.control.current();
     let Some(candidate) = admin.front.base().candidate(&document, &name) else {
         let detail = format!(
@@ -286,16 +277,7 @@ pub(super) async fn promote(
         return Err(Problem::new(StatusCode::CONFLICT, detail));
     };
     let terms = Terms { quota: Counting::of(&candidate), ..Terms::of(policy, None) };
-    let done = said_of(Some(&terms));
-    let version = document.policies.get(&name).cloned();
-    let id = admin
-        .control
-        .change(|document, now| {
-            unchanged_since(document, &name, version.as_ref())?;
-            Ok(document.set_policy(&name, Some(terms.clone()), What::Promote, &by.0, now))
-        })
-        .await?;
-    Ok(admin.changed(&by, "promote", &name, id, &done))
+    put_in_force(&admin, &by, (&name, &terms), &document, (What::Promote, "promote")).await
 }
 
 pub(super) async fn undo(
@@ -347,10 +329,38 @@ pub(super) async fn changes(State(admin): Shared) -> Response {
 #[serde(deny_unknown_fields)]
 struct Nothing {}
 
-/// A policy that can be changed.
-fn configured<'p>(policies: &'p PolicySet, name: &str) -> Result<&'p Policy, Problem> {
+/// The policy of this name as it is in force, which has to be one of the configuration's own: those that a door brings along
+/// come from elsewhere, and what is changed here would not reach them.
+fn configured<'p>(admin: &Admin, policies: &'p PolicySet, name: &str) -> Result<&'p Policy, Problem> {
     let policy = policies.by_name(name).filter(|policy| candidate_of(policy.name()).is_none());
-    policy.ok_or_else(|| unknown(policies, name))
+    let policy = policy.ok_or_else(|| unknown(policies, name))?;
+    if admin.front.base().policies.by_name(name).is_some() {
+        return Ok(policy);
+    }
+    let detail = format!(
+        "policy `{name}` is not of the configuration; it is changed where it comes from: in envoyproxy/ratelimit's files, \
+         or with each command of the RESP port"
+    );
+    Err(Problem::new(StatusCode::CONFLICT, detail))
+}
+
+/// Puts a policy's terms in force unless somebody else has changed it since `document` was looked at.
+async fn put_in_force(
+    admin: &Arc<Admin>,
+    by: &By,
+    (name, terms): (&str, &Terms),
+    document: &Document,
+    what: (What, &str),
+) -> Answered {
+    let version = document.policies.get(name);
+    let id = admin
+        .control
+        .change(|document, now| {
+            unchanged_since(document, name, version)?;
+            Ok(document.set_policy(name, Some(terms.clone()), what.0.clone(), &by.0, now))
+        })
+        .await?;
+    Ok(admin.changed(by, what.1, name, id, &said_of(Some(terms))))
 }
 
 /// What a policy is under from now on.

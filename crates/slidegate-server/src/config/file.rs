@@ -172,12 +172,16 @@ impl fmt::Display for Shown<'_> {
 impl<'de> Deserialize<'de> for Node {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let spanned = Spanned::<Value>::deserialize(deserializer)?;
-        let span = spanned.defined.span();
-        let written = span.byte_offset().zip(span.byte_len());
-        let written =
-            written.and_then(|(at, bytes)| Some((usize::try_from(at).ok()?, usize::try_from(bytes).ok()?)));
+        let written = written(&spanned);
         Ok(Self { line: spanned.referenced.line(), value: spanned.value, written })
     }
+}
+
+/// Where a value is written: its first byte, and how many there are.
+pub(crate) fn written<T>(spanned: &Spanned<T>) -> Option<(usize, usize)> {
+    let span = spanned.defined.span();
+    let (at, bytes) = span.byte_offset().zip(span.byte_len())?;
+    Some((usize::try_from(at).ok()?, usize::try_from(bytes).ok()?))
 }
 
 impl<'de> Deserialize<'de> for Value {

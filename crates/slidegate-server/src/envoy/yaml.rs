@@ -149,10 +149,7 @@ impl fmt::Display for Node {
 impl<'de> Deserialize<'de> for Node {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let spanned = Spanned::<Value>::deserialize(deserializer)?;
-        let span = spanned.defined.span();
-        let written = span.byte_offset().zip(span.byte_len());
-        let written =
-            written.and_then(|(at, bytes)| Some((usize::try_from(at).ok()?, usize::try_from(bytes).ok()?)));
+        let written = crate::config::written(&spanned);
         Ok(Self { line: spanned.referenced.line(), value: spanned.value, written })
     }
 }

@@ -11,13 +11,13 @@ use axum::response::sse::{KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use serde::Serialize;
-use serde_json::json;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::events::{Event, Filter, KEPT, text_of};
 use super::top::{By, PERIOD, Ranking};
 use super::{metrics, stream};
 use crate::front::Front;
+use crate::protocol::problem::{self, Problem};
 
 type Shared = State<Arc<Front>>;
 
@@ -37,17 +37,17 @@ pub(crate) fn routes(front: Arc<Front>) -> Router {
         .with_state(front)
 }
 
-async fn metrics(State(front): Shared) -> Result<Response, Wrong> {
+async fn metrics(State(front): Shared) -> Result<Response, Problem> {
     if !front.observer().options.metrics {
-        return Err(Wrong::off("metrics"));
+        return Err(off("metrics"));
     }
     let headers = [(header::CONTENT_TYPE, metrics::MEDIA_TYPE), (header::CACHE_CONTROL, "no-store")];
     Ok((headers, metrics::page(&front)).into_response())
 }
 
-async fn events(State(front): Shared, uri: Uri, headers: HeaderMap) -> Result<Response, Wrong> {
+async fn events(State(front): Shared, uri: Uri, headers: HeaderMap) -> Result<Response, Problem> {
     if !front.observer().options.events {
-        return Err(Wrong::off("events"));
+        return Err(off("events"));
     }
     let mut query = Query::of(&uri);
     let filter = Filter { policy: policy(&mut query, &front)?, key: query.take("key") };
@@ -62,10 +62,10 @@ async fn events(State(front): Shared, uri: Uri, headers: HeaderMap) -> Result<Re
     Ok(answer(&Events { events: events.iter().map(|event| &**event).collect() }))
 }
 
-async fn top(State(front): Shared, uri: Uri) -> Result<Response, Wrong> {
+async fn top(State(front): Shared, uri: Uri) -> Result<Response, Problem> {
     let observer = front.observer();
     if !observer.options.top {
-        return Err(Wrong::off("top"));
+        return Err(off("top"));
     }
     let mut query = Query::of(&uri);
     let policy = policy(&mut query, &front)?;
@@ -74,7 +74,7 @@ async fn top(State(front): Shared, uri: Uri) -> Result<Response, Wrong> {
         Some("denied") => By::Denied,
         Some(other) => {
             let detail = format!("by is `{}`; write `used` or `denied`", other.escape_debug());
-            return Err(Wrong::field("by", detail));
+            return Err(Problem::field("by", detail));
         }
     };
     let limit = query.number("limit", KEYS, MOST_KEYS)?;
@@ -130,17 +130,17 @@ struct TopKey<'a> {
     last_at: String,
 }
 
-async fn live(State(front): Shared, uri: Uri) -> Result<Response, Wrong> {
+async fn live(State(front): Shared, uri: Uri) -> Result<Response, Problem> {
     Query::of(&uri).nothing_else("nothing")?;
     let place = place(&front)?;
     Ok(streamed(Sse::new(stream::live(front, place))))
 }
 
 /// A place for a stream, if there is one.
-fn place(front: &Front) -> Result<OwnedSemaphorePermit, Wrong> {
+fn place(front: &Front) -> Result<OwnedSemaphorePermit, Problem> {
     Arc::clone(&front.observer().streams).try_acquire_owned().map_err(|_| {
         let detail = format!("{} streams are open, which is the most; close one", super::MAX_STREAMS);
-        Wrong { status: StatusCode::SERVICE_UNAVAILABLE, field: None, detail }
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
     })
 }
 
@@ -164,10 +164,10 @@ fn wants_stream(headers: &HeaderMap) -> bool {
     })
 }
 
-fn last_event_id(value: &HeaderValue) -> Result<u64, Wrong> {
+fn last_event_id(value: &HeaderValue) -> Result<u64, Problem> {
     value.to_str().ok().and_then(|text| text.parse().ok()).ok_or_else(|| {
         let text = String::from_utf8_lossy(value.as_bytes()).escape_debug().to_string();
-        Wrong::field(
+        Problem::field(
             "last-event-id",
             format!("Last-Event-ID is `{text}`; give the id of an event, a whole number"),
         )
@@ -175,13 +175,13 @@ fn last_event_id(value: &HeaderValue) -> Result<u64, Wrong> {
 }
 
 /// The policy that is asked for, which must be in force.
-fn policy(query: &mut Query, front: &Front) -> Result<Option<String>, Wrong> {
+fn policy(query: &mut Query, front: &Front) -> Result<Option<String>, Problem> {
     let Some(name) = query.take("policy") else { return Ok(None) };
     if front.observer().roll.load().in_force().iter().any(|row| row.name == name) {
         return Ok(Some(name));
     }
     let detail = format!("there is no policy `{}`; /v1/policies lists them", name.escape_debug());
-    Err(Wrong { status: StatusCode::NOT_FOUND, field: Some("policy"), detail })
+    Err(Problem::field("policy", detail).with_status(StatusCode::NOT_FOUND))
 }
 
 /// The parameters of a URL, each taken once.
@@ -199,10 +199,10 @@ impl Query {
     }
 
     /// A whole number from 1 to `most`.
-    fn number(&mut self, name: &'static str, default: usize, most: usize) -> Result<usize, Wrong> {
+    fn number(&mut self, name: &'static str, default: usize, most: usize) -> Result<usize, Problem> {
         let Some(text) = self.take(name) else { return Ok(default) };
         text.parse().ok().filter(|number| (1..=most).contains(number)).ok_or_else(|| {
-            Wrong::field(
+            Problem::field(
                 name,
                 format!("{name} is `{}`; give a whole number from 1 to {most}", text.escape_debug()),
             )
@@ -210,53 +210,25 @@ impl Query {
     }
 
     /// Refuses what nobody took: a filter with a mistake in its name would be none.
-    fn nothing_else(&self, known: &str) -> Result<(), Wrong> {
+    fn nothing_else(&self, known: &str) -> Result<(), Problem> {
         self.0.first().map_or(Ok(()), |(name, _)| {
             let detail = format!(
                 "parameter `{}` is not known here; known are {known}, once each",
                 name.escape_debug()
             );
-            Err(Wrong { status: StatusCode::BAD_REQUEST, field: None, detail })
+            Err(Problem::new(StatusCode::BAD_REQUEST, detail))
         })
     }
 }
 
 fn answer(body: &impl Serialize) -> Response {
-    let body = serde_json::to_vec(body).expect("texts and numbers have a JSON form");
     let headers = [(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-store")];
-    (headers, body).into_response()
+    (headers, problem::json(body)).into_response()
 }
 
-/// A question that has no answer, as an RFC 9457 problem.
-struct Wrong {
-    status: StatusCode,
-    field: Option<&'static str>,
-    detail: String,
-}
-
-impl Wrong {
-    fn field(field: &'static str, detail: String) -> Self {
-        Self { status: StatusCode::BAD_REQUEST, field: Some(field), detail }
-    }
-
-    fn off(setting: &str) -> Self {
-        let detail =
-            format!("this is switched off; write `{setting}: true` under `observe` in the configuration");
-        Self { status: StatusCode::NOT_FOUND, field: None, detail }
-    }
-}
-
-impl IntoResponse for Wrong {
-    fn into_response(self) -> Response {
-        let mut body = json!({
-            "type": "about:blank",
-            "title": self.status.canonical_reason(),
-            "status": self.status.as_u16(),
-            "detail": self.detail,
-        });
-        if let Some(field) = self.field {
-            body["field"] = field.into();
-        }
-        (self.status, [(header::CONTENT_TYPE, "application/problem+json")], body.to_string()).into_response()
-    }
+/// What is not told as the configuration has it switched off.
+fn off(setting: &str) -> Problem {
+    let detail =
+        format!("this is switched off; write `{setting}: true` under `observe` in the configuration");
+    Problem::new(StatusCode::NOT_FOUND, detail)
 }

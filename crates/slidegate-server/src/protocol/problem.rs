@@ -29,6 +29,11 @@ impl Problem {
         Self { status: StatusCode::BAD_REQUEST, detail: detail.into(), field: Some(field.into()) }
     }
 
+    /// The same with another status than 400.
+    pub(crate) fn with_status(self, status: StatusCode) -> Self {
+        Self { status, ..self }
+    }
+
     /// What the front found wrong with attributes and a cost; `place` stands before the name of an attribute.
     pub(super) fn of(bad: BadRequest, place: &str) -> Self {
         match bad.field {

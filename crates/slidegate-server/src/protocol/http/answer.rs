@@ -46,12 +46,7 @@ impl Json {
                 self.text("key", key);
                 self.text("why", &why::of_key(one, key, absence));
                 self.number("limit", one.limit);
-                self.number("used", one.used);
-                self.number("remaining", one.remaining);
-                self.number("cost", one.cost);
-                self.number("retry_after_ms", one.retry_after().map(millis_ceil));
-                self.number("reset_after_ms", millis_ceil(one.reset_after()));
-                self.text("source", one.source.name());
+                self.outcome(one);
             }
             _ => {
                 self.number("policy", None);
@@ -106,13 +101,18 @@ impl Json {
         self.flag("enforced", one.policy().is_enforced());
         self.number("limit", one.limit);
         self.number("window_ms", millis_ceil(one.quota().window()));
+        self.outcome(one);
+        self.0.push(b'}');
+    }
+
+    /// What came of it, in numbers, and who decided.
+    fn outcome(&mut self, one: &PolicyDecision<'_>) {
         self.number("used", one.used);
         self.number("remaining", one.remaining);
         self.number("cost", one.cost);
         self.number("retry_after_ms", one.retry_after().map(millis_ceil));
         self.number("reset_after_ms", millis_ceil(one.reset_after()));
         self.text("source", one.source.name());
-        self.0.push(b'}');
     }
 
     fn open(&mut self) {
