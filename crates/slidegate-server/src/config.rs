@@ -19,6 +19,7 @@ mod resolve;
 mod resp;
 mod section;
 mod shared;
+mod traces;
 mod words;
 
 use std::collections::BTreeMap;
@@ -40,6 +41,7 @@ pub(crate) use observe::{KeysShown, Observe};
 pub(crate) use reload::{Loaded, Sources, Watched, differences};
 pub(crate) use resp::{Password, Resp};
 pub(crate) use shared::{Outside, SharedStore};
+pub(crate) use traces::Traces;
 pub(crate) use words::{Counted, describe};
 
 /// Largest file that is read: some 100,000 overrides.

@@ -9,13 +9,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use slidegate::headers::HeaderOptions;
 use slidegate::{
-    Algorithm, Decisions, Error, KeyUse, MemoryStats, MemoryStore, Policy, PolicySet, Quota, Request, Value,
-    Verb,
+    Algorithm, Decisions, Error, KeyUse, MemoryStats, MemoryStore, Policy, PolicySet, Quota, Request,
+    Timestamp, Value, Verb,
 };
 
 use crate::config::{Config, describe};
 use crate::control::{self, Base, Document};
-use crate::observe::{Door, Observer};
+use crate::observe::{Caller, Observer};
 use crate::shadow::Shadows;
 use crate::store::{Shared, Store};
 
@@ -101,17 +101,18 @@ pub(crate) enum Field {
 
 impl Front {
     /// # Errors
-    /// A shared store that cannot be one, see [`Store::new`].
-    pub(crate) fn new(config: Config) -> Result<Self, Error> {
+    /// In one line: a shared store that cannot be one, see [`Store::new`], or spans that cannot be sent.
+    pub(crate) fn new(config: Config) -> Result<Self, String> {
+        let said = |error: Error| error.to_string();
         let memory = MemoryStore::builder().max_keys(config.max_keys).build();
         let has_told = config.resp.is_some();
         let base = Base { policies: config.policies, candidates: config.candidates };
-        let (policies, _) = control::fold(&base, &Document::default(), 0, |_| false)?;
-        let policies = if has_told { with_told(&policies)? } else { policies };
+        let (policies, _) = control::fold(&base, &Document::default(), 0, |_| false).map_err(said)?;
+        let policies = if has_told { with_told(&policies).map_err(said)? } else { policies };
         let configured: HashSet<_> = base.policies.iter().map(|policy| policy.name().to_owned()).collect();
-        let observer = Observer::new(config.observe, &policies);
+        let observer = Observer::new(config.observe, &policies)?;
         Ok(Self {
-            store: Store::new(policies, memory, config.shared)?,
+            store: Store::new(policies, memory, config.shared).map_err(said)?,
             address_attributes: config.address_attributes,
             headers: config.headers,
             observer,
@@ -310,17 +311,23 @@ impl Front {
     }
 
     /// Decides a request. Every protocol calls this, or [`decide_all`](Self::decide_all).
-    pub(crate) async fn decide<'r>(&self, door: Door, verb: Verb, request: &'r Request<'r>) -> Decisions<'r> {
-        self.decide_all(door, verb, std::slice::from_ref(request)).await
+    pub(crate) async fn decide<'r>(
+        &self,
+        caller: impl Into<Caller>,
+        verb: Verb,
+        request: &'r Request<'r>,
+    ) -> Decisions<'r> {
+        self.decide_all(caller, verb, std::slice::from_ref(request)).await
     }
 
     /// Decides several requests in one atomic step: all of them are charged on all of their policies, or none.
     pub(crate) async fn decide_all<'r>(
         &self,
-        door: Door,
+        caller: impl Into<Caller>,
         verb: Verb,
         requests: &'r [Request<'r>],
     ) -> Decisions<'r> {
+        let begun = self.observer.begin();
         let decisions = match self.store.apply_now(verb, requests) {
             Ok(decisions) => decisions,
             Err(shared) => {
@@ -330,13 +337,23 @@ impl Front {
                 decisions
             }
         };
-        self.seen(door, verb, requests, &decisions).await;
+        self.seen(&caller.into(), verb, begun, requests, &decisions).await;
         decisions
     }
 
     /// Shows decisions to those who watch, and requests to the candidates beside their policies.
-    async fn seen(&self, door: Door, verb: Verb, requests: &[Request<'_>], decisions: &Decisions<'_>) {
-        self.observer.note(door, verb, decisions);
+    async fn seen(
+        &self,
+        caller: &Caller,
+        verb: Verb,
+        begun: Option<Timestamp>,
+        requests: &[Request<'_>],
+        decisions: &Decisions<'_>,
+    ) {
+        if requests.is_empty() {
+            return;
+        }
+        self.observer.note(caller, verb, begun, decisions);
         for one in self.shadows.note(verb, decisions) {
             let request = requests[one.request].clone().under(&one.candidate);
             if let Err(shared) = self.store.apply_now(Verb::Check, std::slice::from_ref(&request)) {
@@ -349,12 +366,13 @@ impl Front {
     /// if a shared store has to be asked.
     pub(crate) fn decide_now<'r>(
         &self,
-        door: Door,
+        caller: impl Into<Caller>,
         verb: Verb,
         request: &'r Request<'r>,
     ) -> Option<Decisions<'r>> {
+        let begun = self.observer.begin();
         let decisions = self.store.apply_now(verb, std::slice::from_ref(request)).ok()?;
-        self.observer.note(door, verb, &decisions);
+        self.observer.note(&caller.into(), verb, begun, &decisions);
         for one in self.shadows.note(verb, &decisions) {
             let request = request.clone().under(&one.candidate);
             drop(self.store.apply_now(Verb::Check, std::slice::from_ref(&request)));
@@ -366,12 +384,13 @@ impl Front {
     /// of its policies' windows, it gives the first answer again.
     pub(crate) async fn check_once<'r>(
         &self,
-        door: Door,
+        caller: impl Into<Caller>,
         request: &'r Request<'r>,
         id: &str,
     ) -> Decisions<'r> {
+        let begun = self.observer.begin();
         let decisions = self.store.check_once(request, id).await;
-        self.seen(door, Verb::Check, std::slice::from_ref(request), &decisions).await;
+        self.seen(&caller.into(), Verb::Check, begun, std::slice::from_ref(request), &decisions).await;
         decisions
     }
 

@@ -11,6 +11,7 @@ use std::sync::atomic::{
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use arc_swap::ArcSwap;
+use axum::http::HeaderMap;
 use slidegate::{Clock, Decisions, PolicyDecision, PolicySet, Source, SystemClock, Timestamp, Verb};
 use tokio::sync::Semaphore;
 
@@ -35,6 +36,7 @@ mod sampler;
 mod shown;
 mod stream;
 mod top;
+mod traces;
 
 pub(crate) use counts::Counts;
 #[allow(unused_imports)] // for the pages of operators
@@ -42,6 +44,7 @@ pub(crate) use events::Filter;
 pub(crate) use live::tick;
 pub(crate) use routes::routes;
 use top::By;
+pub(crate) use traces::{Caller, Spans, Traces};
 
 /// Most streams at once, of events and rates together: each is a connection, and a message is sent to all.
 const MAX_STREAMS: usize = 64;
@@ -100,6 +103,8 @@ pub(crate) struct Observer {
     is_ending: AtomicBool,
     /// The files of envoyproxy/ratelimit, if it is those that are followed.
     files: OnceLock<Live>,
+    /// `None`: no decision has a span.
+    traces: Option<Traces>,
     clock: SystemClock,
     started_at: Timestamp,
 }
@@ -138,7 +143,10 @@ struct Loaded {
 }
 
 impl Observer {
-    pub(crate) fn new(options: Observe, policies: &PolicySet) -> Self {
+    /// # Errors
+    /// In one line: spans that cannot be sent where the configuration says.
+    pub(crate) fn new(options: Observe, policies: &PolicySet) -> Result<Self, String> {
+        let traces = options.traces.as_ref().map(Traces::start).transpose()?;
         let lanes = wanted();
         let Observe { metrics, events, top, .. } = options;
         let veil = Arc::new(Veil::new(options.key_secret.0.as_deref()));
@@ -156,16 +164,57 @@ impl Observer {
             streams: Arc::new(Semaphore::new(MAX_STREAMS)),
             is_ending: AtomicBool::new(false),
             files: OnceLock::new(),
+            traces,
             started_at: clock.now(),
             clock,
             options: Told { metrics, events, top },
         };
         observer.follow(policies);
-        observer
+        Ok(observer)
     }
 
-    /// Sees decisions. Every one is shown here, once, after it was made.
-    pub(crate) fn note(&self, door: Door, verb: Verb, decisions: &Decisions<'_>) {
+    /// Who asks by a request with these fields.
+    pub(crate) fn caller(&self, door: Door, headers: &HeaderMap) -> Caller {
+        if self.traces.is_some() { Traces::caller(door, headers) } else { door.into() }
+    }
+
+    /// When a decision begins, if that is wanted.
+    #[inline]
+    pub(crate) fn begin(&self) -> Option<Timestamp> {
+        self.traces.as_ref().map(|_| self.clock.now())
+    }
+
+    /// The span of decisions that began then.
+    #[cold]
+    fn trace(
+        &self,
+        traces: &Traces,
+        caller: &Caller,
+        verb: Verb,
+        begun: Timestamp,
+        decisions: &Decisions<'_>,
+    ) {
+        let shown = |one: &PolicyDecision<'_>| self.shown(one.policy().name(), &one.key().to_string());
+        traces.note(caller, verb, (begun, self.clock.now()), decisions, shown);
+    }
+
+    /// What sends spans, if anything does.
+    pub(crate) fn traces(&self) -> Option<&Traces> {
+        self.traces.as_ref()
+    }
+
+    /// Sees decisions. Every one is shown here, once, after it was made; `begun` is from [`begin`](Self::begin).
+    pub(crate) fn note(
+        &self,
+        caller: &Caller,
+        verb: Verb,
+        begun: Option<Timestamp>,
+        decisions: &Decisions<'_>,
+    ) {
+        if let (Some(traces), Some(begun)) = (&self.traces, begun) {
+            self.trace(traces, caller, verb, begun, decisions);
+        }
+        let door = caller.door;
         let Told { metrics, events, top } = self.options;
         if !(metrics || events || top) {
             return;
@@ -310,6 +359,14 @@ impl Observer {
         known.error = Some(error);
         drop(known);
         self.mark_changed();
+    }
+
+    /// Sends the last spans. To be called after the last decision; it waits a little for a collector.
+    pub(crate) fn end_traces(&self) {
+        if let Some(traces) = &self.traces {
+            traces.end();
+            traces.tell(self.clock.now());
+        }
     }
 
     /// Ends all streams, so that their connections do not hold up the end of the service.

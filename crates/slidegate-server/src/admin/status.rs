@@ -9,6 +9,7 @@ use serde_json::json;
 use super::Admin;
 use super::reply::answer;
 use crate::control::{at_text, now_ms};
+use crate::observe::Spans;
 use crate::store;
 
 pub(super) async fn status(State(admin): State<Arc<Admin>>) -> Response {
@@ -32,6 +33,10 @@ pub(super) async fn status(State(admin): State<Arc<Admin>>) -> Response {
             "error": loaded.error,
         },
         "store": store,
+        "traces": front.observer().traces().map(|traces| {
+            let Spans { sent, failed, dropped } = traces.spans();
+            json!({ "endpoint": traces.endpoint(), "sent": sent, "failed": failed, "dropped": dropped })
+        }),
         "memory": { "keys": stats.keys, "max_keys": stats.max_keys, "dropped": stats.dropped },
         "changes": {
             "version": version,

@@ -111,7 +111,7 @@ async fn serve(
         rules = Some(rls::Files { live, settings: settings.clone() });
     }
     let auth = config.auth.clone();
-    let front = Arc::new(Front::new(config).map_err(|error| Failure(error.to_string()))?);
+    let front = Arc::new(Front::new(config).map_err(Failure)?);
     if let Some(watcher) = &files {
         let policies = watcher.policies().map_err(|refusal| Failure(refusal.to_string()))?;
         front.configure_others(&policies).map_err(|error| Failure(error.to_string()))?;
@@ -193,6 +193,8 @@ async fn serve(
     folder.abort();
     reloader.abort();
     observer.abort();
+    // Waits for a collector.
+    tokio::task::block_in_place(|| front.observer().end_traces());
     if cut_off > 0 {
         tracing::warn!(connections = cut_off, "cut off connections that did not finish in time");
     }

@@ -96,6 +96,7 @@ pub(crate) fn differences(old: &Config, new: &Config) -> Vec<&'static str> {
         ("grpc", is_other(&|config| format!("{:?}", config.grpc))),
         ("resp", is_other(&|config| format!("{:?}", config.resp))),
         ("headers", is_other(&|config| format!("{:?}", config.headers))),
+        ("observe", is_other(&|config| format!("{:?}", config.observe.besides_policies()))),
     ]
     .into_iter()
     .filter_map(|(name, differs)| differs.then_some(name))

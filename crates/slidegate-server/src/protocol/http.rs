@@ -89,7 +89,7 @@ async fn check_by_query(State(front): Shared, uri: Uri, headers: HeaderMap) -> A
     let ask = Ask::from_query(uri.query().unwrap_or_default())?;
     let request = ask.request(&front)?;
     let id = idempotency::id(Verb::Check, &headers)?;
-    let response = respond(&front, Verb::Check, &decide(&front, Verb::Check, &request, id).await);
+    let response = respond(&front, Verb::Check, &decide(&front, &headers, Verb::Check, &request, id).await);
     front.observer().decided(Door::Http, start, 1);
     Ok(response)
 }
@@ -105,16 +105,23 @@ where
     let ask: Ask<'_> = body::parse(&bytes)?;
     let request = ask.request(front)?;
     let id = idempotency::id(verb, &head.headers)?;
-    let response = respond(front, verb, &decide(front, verb, &request, id).await);
+    let response = respond(front, verb, &decide(front, &head.headers, verb, &request, id).await);
     front.observer().decided(Door::Http, start, 1);
     Ok(response)
 }
 
 /// Decides; with an id only once.
-async fn decide<'r>(front: &Front, verb: Verb, request: &'r Request<'r>, id: Option<&str>) -> Decisions<'r> {
+async fn decide<'r>(
+    front: &Front,
+    headers: &HeaderMap,
+    verb: Verb,
+    request: &'r Request<'r>,
+    id: Option<&str>,
+) -> Decisions<'r> {
+    let caller = front.observer().caller(Door::Http, headers);
     match id {
-        Some(id) => front.check_once(Door::Http, request, id).await,
-        None => front.decide(Door::Http, verb, request).await,
+        Some(id) => front.check_once(caller, request, id).await,
+        None => front.decide(caller, verb, request).await,
     }
 }
 
@@ -140,6 +147,7 @@ fn respond<O: From<Vec<u8>>>(front: &Front, verb: Verb, decisions: &Decisions<'_
 /// Requests decided one after the other; the answers stand in their order. All must be readable, or none is decided.
 async fn check_batch(State(front): Shared, request: HttpRequest<Body>) -> Answered {
     idempotency::none(request.headers())?;
+    let caller = front.observer().caller(Door::Http, request.headers());
     let bytes = body::read(request.into_body(), MAX_BATCH_BODY).await?;
     let start = front.observer().start();
     let batch: Batch<'_> = body::parse(&bytes)?;
@@ -151,7 +159,7 @@ async fn check_batch(State(front): Shared, request: HttpRequest<Body>) -> Answer
     let requests = batch.requests.iter().enumerate().map(read).collect::<Result<Vec<_>, _>>()?;
     let mut decisions = Vec::with_capacity(requests.len());
     for request in &requests {
-        decisions.push(front.decide(Door::Http, Verb::Check, request).await);
+        decisions.push(front.decide(caller.clone(), Verb::Check, request).await);
     }
     let response = ok(answer::many(decisions.iter(), front.absence()));
     front.observer().decided(Door::Http, start, u64::try_from(decisions.len()).unwrap_or(u64::MAX));
