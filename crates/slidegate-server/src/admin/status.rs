@@ -24,7 +24,7 @@ pub(super) async fn status(State(admin): State<Arc<Admin>>) -> Response {
         "started_at": at_text(admin.started_ms),
         "uptime_ms": now_ms().saturating_sub(admin.started_ms),
         "ready": front.is_ready(),
-        "listeners": { "http": admin.listen.to_string() },
+        "listeners": admin.listeners,
         "config": {
             "source": loaded.source,
             "hash": loaded.hash,

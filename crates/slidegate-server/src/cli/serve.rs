@@ -20,7 +20,7 @@ use crate::front::Front;
 use crate::protocol::{self, Doors, rls};
 use crate::shutdown::Signals;
 use crate::store::Seen;
-use crate::{listener, observe};
+use crate::{dashboard, listener, observe};
 
 /// Between two sweeps for expired keys.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
@@ -82,12 +82,17 @@ async fn serve(
         None => None,
     };
     let door = rls::Door::bind(config.grpc.clone()).await.map_err(Failure)?;
+    let mut listeners: Vec<_> = door.iter().flat_map(rls::Door::addresses).map(grpc_listener).collect();
+    if let Some(address) = debug.as_ref().and_then(|debug| debug.local_addr().ok()) {
+        listeners.push(admin::Listener { door: "debug", address: address.to_string(), tls: false });
+    }
     let mut greeting = Greeting::of(&config, address);
     let resp = match config.resp.clone() {
         Some(settings) => {
             let (listener, address) = bind(settings.listen, "--resp").await?;
-            greeting.resp =
-                Some(format!("{}://{address}", if settings.tls.is_some() { "rediss" } else { "redis" }));
+            let tls = settings.tls.is_some();
+            listeners.push(admin::Listener { door: "resp", address: address.to_string(), tls });
+            greeting.resp = Some(format!("{}://{address}", if tls { "rediss" } else { "redis" }));
             let workers = protocol::resp::Workers::start();
             let workers = workers.map_err(|error| Failure(format!("cannot start threads: {error}")))?;
             Some((listener, settings, workers))
@@ -133,7 +138,7 @@ async fn serve(
     let observer = tokio::spawn(observe::tick(Arc::clone(&front)));
     let known =
         admin::Loaded { source: sources.name(), hash, at_ms: control::now_ms(), ..admin::Loaded::default() };
-    let admin = Arc::new(Admin::new(Arc::clone(&front), address, running.admin.clone(), known));
+    let admin = Arc::new(Admin::new(Arc::clone(&front), address, listeners, running.admin.clone(), known));
     if !admin.is_open() {
         tracing::warn!(
             %address,
@@ -150,11 +155,11 @@ async fn serve(
     let folder = tokio::spawn(follow_folder(Arc::clone(&front), files));
     let has_rules = rules.is_some();
     let limits = Arc::new(rls::Limits::new(Arc::clone(&front), response_headers, rules));
-    let mut more = admin::routes(&admin);
+    let mut more = admin::routes(&admin).and(dashboard::routes());
     if has_rules {
-        more = more.merge(rls::routes(Arc::clone(&limits)));
+        more = more.and(rls::routes(Arc::clone(&limits)));
     }
-    let doors = Arc::new(Doors::new(Arc::clone(&front), auth, more, admin::PATHS));
+    let doors = Arc::new(Doors::new(Arc::clone(&front), auth, more));
     let (stopping, stopped) = watch::channel(false);
     let grpc = door.map(|door| {
         let mut stopped = stopped.clone();
@@ -264,6 +269,10 @@ impl fmt::Display for Greeting {
         }
         write!(f, "try        curl -i '{listening}/v1/check{query}'")
     }
+}
+
+fn grpc_listener((address, tls): (String, bool)) -> admin::Listener {
+    admin::Listener { door: "grpc", address, tls }
 }
 
 /// Follows what is changed at run time, here and elsewhere.

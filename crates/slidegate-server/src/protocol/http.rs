@@ -17,6 +17,7 @@ use slidegate::{Decisions, Request, Verb};
 
 use super::fields::{self, NO_STORE};
 use super::problem::{self, Problem};
+use super::routes::Routes;
 use crate::front::Front;
 use crate::observe::Door;
 use crate::store;
@@ -50,15 +51,13 @@ fn table() -> [(&'static str, MethodRouter<Arc<Front>>); 9] {
     ]
 }
 
-/// The routes over a front, beside others on the same listener. `paths` are those of others, for who looks for one.
-pub(super) fn routes(front: Arc<Front>, others: Router, paths: Vec<&'static str>) -> Router {
-    table()
-        .into_iter()
-        .fold(Router::new(), |router, (path, methods)| router.route(path, methods))
-        .with_state(front)
-        .merge(others)
-        .merge(crate::dashboard::routes())
-        .fallback(move |uri| unknown_path(uri, paths.clone()))
+/// The routes over a front and others on the same listener, beside `doors`, which are answered before any route.
+pub(super) fn routes(front: Arc<Front>, others: Routes, doors: &[&'static str]) -> Router {
+    let (router, mut paths) = Routes::over(front, table()).and(others).into_parts();
+    paths.extend(doors);
+    let paths: Arc<str> = paths.join(", ").into();
+    router
+        .fallback(async move |uri: Uri| unknown_path(&uri, &paths))
         .method_not_allowed_fallback(wrong_method)
 }
 
@@ -207,10 +206,8 @@ async fn openapi() -> HttpResponse {
     ok(include_bytes!("http/openapi.json").to_vec())
 }
 
-async fn unknown_path(uri: Uri, others: Vec<&'static str>) -> Problem {
-    let own = table();
-    let paths: Vec<_> = own.iter().map(|(path, _)| *path).chain(others).collect();
-    let detail = format!("there is no `{}`; the paths are {}", uri.path().escape_debug(), paths.join(", "));
+fn unknown_path(uri: &Uri, paths: &str) -> Problem {
+    let detail = format!("there is no `{}`; the paths are {paths}", uri.path().escape_debug());
     Problem::new(StatusCode::NOT_FOUND, detail)
 }
 

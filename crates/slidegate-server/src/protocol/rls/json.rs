@@ -27,14 +27,12 @@ use serde_json::{Map, Value, json};
 use super::limits::Limits;
 use super::service::MAX_MESSAGE_BYTES;
 use crate::observe::Door;
+use crate::protocol::routes::Routes;
 
 /// The reference's paths, for its HTTP port.
-pub(crate) fn routes(limits: Arc<Limits>) -> Router {
-    Router::new()
-        .route("/json", any(decide))
-        .route("/healthcheck", get(healthcheck))
-        .with_state(Arc::clone(&limits))
-        .merge(debug_routes(limits))
+pub(crate) fn routes(limits: Arc<Limits>) -> Routes {
+    let table = [("/json", any(decide)), ("/healthcheck", get(healthcheck)), ("/rlconfig", get(rlconfig))];
+    Routes::over(limits, table)
 }
 
 /// The reference's paths for its debug port.
