@@ -16,6 +16,7 @@ use crate::front::Front;
 use crate::observe;
 use crate::protocol::routes::Routes;
 
+mod added;
 mod guard;
 mod keys;
 mod policies;

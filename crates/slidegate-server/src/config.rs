@@ -4,6 +4,7 @@
 //! what to write instead. What is not understood is an error and never a guess: a limiter that limits something else
 //! than was meant is worse than one that does not start. `docs/config.md` says what may stand in a file.
 
+mod added;
 mod admin;
 mod auth;
 mod condition;
@@ -33,6 +34,7 @@ use std::time::Duration;
 use slidegate::headers::HeaderOptions;
 use slidegate::{MemoryStore, Policy, PolicySet, Quota};
 
+pub(crate) use added::Added;
 pub(crate) use admin::{Right, Token, is_name};
 pub(crate) use auth::{Attribute, Auth, Denial, Mapping, Origin};
 pub(crate) use file::written;

@@ -3,7 +3,7 @@
 //! A protocol turns its bytes into a [`Request`] with [`Front::request`], asks [`Front::decide`], and writes the
 //! decisions in its own words. It knows no store and no algorithm.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,8 +13,8 @@ use slidegate::{
     Timestamp, Value, Verb,
 };
 
-use crate::config::{Config, describe};
-use crate::control::{self, Base, Document};
+use crate::config::{Added, Config, KeysShown, describe};
+use crate::control::{self, Base, Document, Folded};
 use crate::observe::{Caller, Observer};
 use crate::shadow::Shadows;
 use crate::store::{Shared, Store};
@@ -44,6 +44,10 @@ struct Layers {
     /// Policies that come from elsewhere, such as files of envoyproxy/ratelimit.
     others: Vec<Policy>,
     document: Arc<Document>,
+    /// Changes that could not be put in force, in words.
+    refused: Vec<String>,
+    /// How policies show keys that were added at run time.
+    keys_shown: HashMap<String, KeysShown>,
     /// When the next change of a key ends, in milliseconds since the epoch.
     next_end: Option<u64>,
 }
@@ -107,7 +111,8 @@ impl Front {
         let memory = MemoryStore::builder().max_keys(config.max_keys).build();
         let has_told = config.resp.is_some();
         let base = Base { policies: config.policies, candidates: config.candidates };
-        let (policies, _) = control::fold(&base, &Document::default(), 0, |_| false).map_err(said)?;
+        let Folded { policies, .. } =
+            control::fold(&base, &Document::default(), 0, &config.address_attributes).map_err(said)?;
         let policies = if has_told { with_told(&policies).map_err(said)? } else { policies };
         let configured: HashSet<_> = base.policies.iter().map(|policy| policy.name().to_owned()).collect();
         let observer = Observer::new(config.observe, &policies)?;
@@ -170,6 +175,25 @@ impl Front {
         self.layers().next_end
     }
 
+    /// Changes that are not in force, in words.
+    pub(crate) fn refused(&self) -> Vec<String> {
+        self.layers().refused.clone()
+    }
+
+    /// The policy that these keys of one describe, if it can be counted here.
+    ///
+    /// # Errors
+    /// In one line that names the policy, the value and the way out.
+    pub(crate) fn read_added(
+        &self,
+        name: &str,
+        keys: &serde_json::Map<String, serde_json::Value>,
+    ) -> Result<Added, String> {
+        let added = Added::read(name, keys, &self.address_attributes)?;
+        self.store.can_count(&added.policy).map_err(|error| error.to_string())?;
+        Ok(added)
+    }
+
     /// What the configuration says, without changes.
     pub(crate) fn base(&self) -> Base {
         self.layers().base.clone()
@@ -187,18 +211,19 @@ impl Front {
         let others = next.others.iter().filter(|policy| next.base.policies.by_name(policy.name()).is_none());
         let all = PolicySet::new(own.chain(others).cloned())?;
         let base = Base { policies: all, candidates: next.base.candidates.clone() };
-        let (policies, refused) =
-            control::fold(&base, &next.document, now_ms, |attribute| self.is_address(attribute))?;
+        let Folded { policies, refused, keys_shown } =
+            control::fold(&base, &next.document, now_ms, &self.address_attributes)?;
+        (next.refused, next.keys_shown) = (refused, keys_shown);
         next.next_end = next.document.living(now_ms).map(|change| change.until_ms).min();
         let policies = if self.has_told { with_told(&policies)? } else { policies };
         // Before they decide, so that none of their decisions is missed; counts of the old ones go on meanwhile.
-        self.observer.follow(&policies);
+        self.observer.follow(&policies, &next.keys_shown);
         if let Err(error) = self.store.configure(policies) {
-            self.observer.follow(&self.policies());
+            self.observer.follow(&self.policies(), &layers.keys_shown);
             return Err(error);
         }
         *layers = next;
-        Ok(refused)
+        Ok(layers.refused.clone())
     }
 
     fn layers(&self) -> std::sync::MutexGuard<'_, Layers> {

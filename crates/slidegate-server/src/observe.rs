@@ -16,6 +16,7 @@ use slidegate::{Clock, Decisions, PolicyDecision, PolicySet, Source, SystemClock
 use tokio::sync::Semaphore;
 
 use crate::config::{KeysShown, Observe};
+use crate::control::candidate_of;
 use crate::envoy::Live;
 use counts::{Outcome, Roll, Row};
 use events::Message;
@@ -169,7 +170,7 @@ impl Observer {
             clock,
             options: Told { metrics, events, top },
         };
-        observer.follow(policies);
+        observer.follow(policies, &HashMap::new());
         Ok(observer)
     }
 
@@ -273,11 +274,15 @@ impl Observer {
     }
 
     /// Goes over to these policies, before they decide: decisions of policies that were never told here are not seen.
-    /// Counts stay with the policies' names.
-    pub(crate) fn follow(&self, policies: &PolicySet) {
+    /// Counts stay with the policies' names. `added` says how those show keys that the configuration does not have.
+    pub(crate) fn follow(&self, policies: &PolicySet, added: &HashMap<String, KeysShown>) {
         let keys_shown = self.keys_shown.lock().unwrap_or_else(PoisonError::into_inner);
         let before = self.roll.load_full();
-        let after = before.of(policies, |name| keys_shown.get(name).copied().unwrap_or_default());
+        let after = before.of(policies, |name| {
+            // A candidate decides the requests of its policy, and shows their keys as that does.
+            let name = candidate_of(name).unwrap_or(name);
+            added.get(name).or(keys_shown.get(name)).copied().unwrap_or_default()
+        });
         for row in after.in_force() {
             if before.by_name(&row.name).is_some_and(|known| known.keys_shown != row.keys_shown) {
                 self.events.forget(&row.name);

@@ -310,7 +310,9 @@ fn policies_of_doors_are_not_changed_here() {
     );
     let unknown = command(&server, &["policy", "set", "nobody", "5/1m"]);
     assert!(
-        text(&unknown.stderr).contains("there is no policy `nobody`; there are `per-user`\n"),
+        text(&unknown.stderr).contains(
+            "there is no policy `nobody`; there are `per-user`; to add one, say its `scope` as well\n"
+        ),
         "{}",
         text(&unknown.stderr)
     );

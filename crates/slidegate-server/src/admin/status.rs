@@ -42,6 +42,7 @@ pub(super) async fn status(State(admin): State<Arc<Admin>>) -> Response {
             "version": version,
             "count": document.policies.len() + document.living(now_ms()).count(),
             "error": problem,
+            "refused": front.refused(),
         },
     }))
 }
