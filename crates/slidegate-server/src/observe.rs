@@ -41,7 +41,7 @@ mod traces;
 
 pub(crate) use counts::Counts;
 #[allow(unused_imports)] // for the pages of operators
-pub(crate) use events::Filter;
+pub(crate) use events::{Filter, KEPT};
 pub(crate) use live::tick;
 pub(crate) use routes::routes;
 use top::By;
@@ -378,6 +378,22 @@ impl Observer {
     pub(crate) fn end(&self) {
         self.is_ending.store(true, SeqCst);
         self.events.send(Message::End);
+    }
+
+    /// The keys that a policy shows as this text, among those that are kept: used or denied most in this period and the one
+    /// before, and the last denials. `None` if the text is not what keys are shown as, but one.
+    pub(crate) fn keys_shown_as(&self, policy: &str, text: &str) -> Option<Vec<Box<str>>> {
+        let roll = self.roll.load();
+        let row = roll.by_name(policy).filter(|row| Veil::is_shown(text, row.keys_shown))?;
+        let mut keys = self.events.keys_shown_as(policy, text);
+        for by in [By::Used, By::Denied] {
+            let known = self.top.ranking(row.number, by).keys.into_iter().map(|one| one.key);
+            let known = known.filter(|key| !Veil::is_cut(key) && self.veil.show(key, row.keys_shown) == text);
+            keys.extend(known.map(|key| Box::from(&*key)));
+        }
+        keys.sort_unstable();
+        keys.dedup();
+        Some(keys)
     }
 
     /// A key's text as its policy shows it.
