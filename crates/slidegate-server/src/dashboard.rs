@@ -31,7 +31,7 @@ const STYLE: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 const TEXT: &str = "text/plain; charset=utf-8";
 
-static FILES: [File; 22] = [
+static FILES: [File; 23] = [
     file!("/", HTML, "index.html"),
     file!("/dashboard/style.css", STYLE, "style.css"),
     file!("/dashboard/icon.svg", "image/svg+xml", "icon.svg"),
@@ -43,6 +43,7 @@ static FILES: [File; 22] = [
     file!("/dashboard/dom.js", SCRIPT, "dom.js"),
     file!("/dashboard/format.js", SCRIPT, "format.js"),
     file!("/dashboard/key.js", SCRIPT, "key.js"),
+    file!("/dashboard/limit.js", SCRIPT, "limit.js"),
     file!("/dashboard/panel.js", SCRIPT, "panel.js"),
     file!("/dashboard/policies.js", SCRIPT, "policies.js"),
     file!("/dashboard/rates.js", SCRIPT, "rates.js"),

@@ -45,10 +45,11 @@ export class Status {
       ],
       ...(traces ? [['Spans', spanWords(traces), traces.failed + traces.dropped > 0]] : []),
       ...(changes.error ? [['Changes', `not taken over: ${changes.error}`, true]] : []),
+      ...changes.refused.map((why, at) => [at ? `Not in force (${at + 1})` : 'Not in force', why, true]),
       ['Up', `${duration(Math.floor(uptime / 1000) * 1000)}, since ${time(startedAt)}`],
       [
         'Listening',
-        listeners.map(({ door, address, tls }) => `${door} ${address}${tls ? ' (TLS)' : ''}`).join(', '),
+        listeners.map(({ door, address, tls }) => `${door} ${address}${tls ? ' (TLS)' : ''}`).join('\n'),
       ],
     ];
     list(
