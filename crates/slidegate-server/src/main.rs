@@ -2,8 +2,6 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 mod admin;
 mod cli;
 mod config;
@@ -21,5 +19,5 @@ mod store;
 mod why;
 
 fn main() -> ExitCode {
-    cli::Cli::parse().run()
+    cli::Cli::read().run()
 }

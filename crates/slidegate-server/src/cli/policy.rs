@@ -50,6 +50,7 @@ enum PolicyCommand {
     /// Undoes a change: the last one that is not undone, unless told.
     Undo {
         /// The change's number.
+        #[arg(value_parser = super::values::number::<u64>)]
         id: Option<u64>,
     },
 }
@@ -64,7 +65,7 @@ struct SetArgs {
     #[arg(long)]
     algorithm: Option<String>,
     /// What a token bucket admits at once.
-    #[arg(long)]
+    #[arg(long, value_parser = super::values::cost)]
     burst: Option<u64>,
     /// Whether it denies.
     #[arg(long, value_enum)]
@@ -76,7 +77,7 @@ struct SetArgs {
     #[arg(long, value_name = "ATTRIBUTES")]
     scope: Option<String>,
     /// Of a policy to be added: a condition, such as `path=/login`. May be given several times.
-    #[arg(long, value_name = "NAME=VALUE", value_parser = super::attribute)]
+    #[arg(long, value_name = "NAME=VALUE", value_parser = super::values::attribute)]
     when: Vec<(String, String)>,
     /// Of a policy to be added: a file with its keys, as the configuration has them, in YAML or JSON.
     #[arg(long, value_name = "FILE")]

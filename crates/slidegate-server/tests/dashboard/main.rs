@@ -274,7 +274,10 @@ fn a_limit_is_edited_confirmed_and_undone() {
     browser.expect_silence();
     browser.click("#limit-go");
     browser.click("#limit-go");
-    browser.until_text("#limit-said", "Not changed: window `soon` has the unknown unit `soon`; use ms, s, m, h, d or w");
+    browser.until_text(
+        "#limit-said",
+        "Not changed: window `soon` has the unknown unit `soon`; use ms, s, m, h, d or w",
+    );
     browser.fill("#limit-form [name=window]", "2m");
     browser.press(ENTER);
     browser.until_text("#limit-said", "to 9 / 2m,");
