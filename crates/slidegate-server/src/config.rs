@@ -40,7 +40,7 @@ pub(crate) use auth::{Attribute, Auth, Denial, Mapping, Origin};
 pub(crate) use file::written;
 pub(crate) use grpc::{Grpc, GrpcTls};
 pub(crate) use observe::{KeysShown, Observe};
-pub(crate) use reload::{Loaded, Sources, Watched, differences};
+pub(crate) use reload::{Fingerprint, Loaded, Sources, differences};
 pub(crate) use resp::{Password, Resp};
 pub(crate) use shared::{Outside, SharedStore};
 pub(crate) use traces::Traces;

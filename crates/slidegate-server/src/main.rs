@@ -16,6 +16,7 @@ mod replay;
 mod shadow;
 mod shutdown;
 mod store;
+mod watched;
 mod why;
 
 fn main() -> ExitCode {

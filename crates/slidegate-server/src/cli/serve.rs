@@ -13,13 +13,14 @@ use tokio::time::MissedTickBehavior;
 use super::reload::{self, Causes};
 use super::{Failure, ServeArgs};
 use crate::admin::{self, Admin};
-use crate::config::{Config, Loaded, Sources, Watched, describe};
+use crate::config::{Config, Fingerprint, Loaded, Sources, describe};
 use crate::control;
 use crate::envoy::{self, Envoy, Watcher};
 use crate::front::Front;
 use crate::protocol::{self, Doors, rls};
 use crate::shutdown::Signals;
 use crate::store::Seen;
+use crate::watched::{LOOK_EVERY, Watched};
 use crate::{dashboard, listener, observe};
 
 /// Between two sweeps for expired keys.
@@ -52,7 +53,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, Failure> {
         config
     };
     let sources = Sources { complete: Arc::new(complete), ..sources };
-    let watched = Watched::start(&sources);
+    let watched = Watched::start(sources.look());
     let loaded = sources.load().map_err(|errors| Failure(errors.to_string()))?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -64,7 +65,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, Failure> {
 async fn serve(
     loaded: Loaded,
     sources: Sources,
-    watched: Watched,
+    watched: Watched<Fingerprint>,
     envoy: Option<envoy::Settings>,
 ) -> Result<ExitCode, Failure> {
     let Loaded { config, hash } = loaded;
@@ -292,7 +293,7 @@ fn describe_files(settings: &envoy::Settings, envoy: Option<&Envoy>) -> String {
 /// Takes changed files of envoyproxy/ratelimit in, if there are any.
 async fn follow_folder(front: Arc<Front>, watcher: Option<Watcher>) {
     let Some(mut watcher) = watcher else { return };
-    let mut ticks = tokio::time::interval(envoy::LOOK_EVERY);
+    let mut ticks = tokio::time::interval(LOOK_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
