@@ -46,7 +46,7 @@ struct Layers {
     document: Arc<Document>,
     /// Changes that could not be put in force, in words.
     refused: Vec<String>,
-    /// How policies show keys that were added at run time.
+    /// Policies that are in force as they were added at run time, and how they show keys.
     keys_shown: HashMap<String, KeysShown>,
     /// When the next change of a key ends, in milliseconds since the epoch.
     next_end: Option<u64>,
@@ -178,6 +178,11 @@ impl Front {
     /// Changes that are not in force, in words.
     pub(crate) fn refused(&self) -> Vec<String> {
         self.layers().refused.clone()
+    }
+
+    /// Whether a policy is in force as it was added at run time.
+    pub(crate) fn is_added(&self, policy: &str) -> bool {
+        self.layers().keys_shown.contains_key(policy)
     }
 
     /// The policy that these keys of one describe, if it can be counted here.

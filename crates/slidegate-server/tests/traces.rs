@@ -13,6 +13,10 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use common::{Folder, Server};
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::trace::v1::Span;
@@ -235,6 +239,64 @@ fn other_doors_have_spans_as_well() {
     assert_eq!(answer.status, 200, "{}", answer.body);
     let span = collector.span();
     assert_eq!((of(&span)["door"].as_str(), hex(&span.parent_span_id).as_str()), ("auth_request", PARENT));
+}
+
+/// A call of Envoy's is one step of the request that Envoy itself has a span for.
+#[test]
+fn a_grpc_call_is_a_child_of_its_callers_span() {
+    let collector = Collector::start();
+    let folder = Folder::new("traces-grpc");
+    let traces = format!("endpoint: '{}', sample_ratio: 0", collector.url);
+    let server = start(&folder, &traces, &["--grpc", "127.0.0.1:0"]);
+    let place = server.greeting.lines().find_map(|line| line.strip_prefix("grpc       ")).unwrap().to_owned();
+    assert!(
+        server.greeting.contains(&format!("traces     {}/v1/traces\n", collector.url)),
+        "{}",
+        server.greeting
+    );
+    let descriptor = |user: &str| RateLimitDescriptor {
+        entries: vec![Entry { key: "user".into(), value: user.into() }],
+        ..RateLimitDescriptor::default()
+    };
+    let call = async {
+        let mut client = RateLimitServiceClient::connect(place).await.unwrap();
+        // Without a parent first, of which the ratio wants none.
+        for (user, parent) in [("nobody", None), ("alice", Some(format!("00-{TRACE}-{PARENT}-01")))] {
+            let descriptors = vec![descriptor(user)];
+            let call = RateLimitRequest { domain: "web".into(), descriptors, hits_addend: 0 };
+            let mut request = tonic::Request::new(call);
+            if let Some(parent) = parent {
+                request.metadata_mut().insert("traceparent", parent.parse().unwrap());
+            }
+            client.should_rate_limit(request).await.unwrap();
+        }
+    };
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(call);
+    let span = collector.span();
+    let told = of(&span);
+    assert_eq!((told["door"].as_str(), told["key"].as_str()), ("grpc", "alice"));
+    assert_eq!((hex(&span.trace_id), hex(&span.parent_span_id)), (TRACE.into(), PARENT.into()));
+}
+
+/// Whoever mistyped the port must read why nothing arrives, and not only that it does not.
+#[test]
+fn the_log_says_why_a_collector_does_not_take_spans() {
+    let folder = Folder::new("traces-refused");
+    // A port that was free a moment ago.
+    let url = format!("http://{}", TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap());
+    let log = folder.file("log", "");
+    let file = folder.file("slidegate.yaml", format!("observe: {{traces: {{endpoint: '{url}'}}}}{POLICIES}"));
+    let output = Stdio::from(std::fs::File::create(&log).unwrap());
+    let server = Server::start_logging_to(&["--config", &file], output);
+    check(&server, "", r#"{"user": "a"}"#);
+    let deadline = std::iter::repeat_n(Duration::from_millis(100), 900);
+    let told = deadline.map(|wait| {
+        std::thread::sleep(wait);
+        std::fs::read_to_string(&log).unwrap()
+    });
+    let told = told.into_iter().find(|log| log.contains("spans are lost")).expect("the log tells of it");
+    assert!(told.contains("lost=1 failed=1 dropped=0") && told.contains("Connection refused"), "{told}");
+    assert_eq!(server.get("/v1/status").json()["traces"]["failed"], 1);
 }
 
 /// Traces are about the service, not a part of it: a collector that is gone, or that never answers, must not be felt.

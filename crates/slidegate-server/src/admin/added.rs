@@ -51,7 +51,7 @@ pub(super) async fn add(
         return Err(conflict(detail));
     }
     let policies = front.policies();
-    if document.added(name).is_none() && policies.by_name(name).is_some() {
+    if !front.is_added(name) && policies.by_name(name).is_some() {
         let detail =
             format!("there is a policy `{name}` already, which a door brings along; choose another name");
         return Err(conflict(detail));

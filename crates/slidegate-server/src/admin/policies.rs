@@ -349,7 +349,7 @@ fn changeable<'p>(
 ) -> Result<&'p Policy, Problem> {
     let policy = policies.by_name(name).filter(|policy| candidate_of(policy.name()).is_none());
     let policy = policy.ok_or_else(|| unknown(policies, name))?;
-    if admin.front.base().policies.by_name(name).is_some() || document.added(name).is_some() {
+    if admin.front.base().policies.by_name(name).is_some() || admin.added(document, name).is_some() {
         return Ok(policy);
     }
     let detail = format!(
@@ -404,7 +404,7 @@ fn said_of(before: Option<&Terms>, after: Option<&Terms>) -> String {
 impl Admin {
     /// The keys of a policy that is in force as it was added.
     fn added<'d>(&self, document: &'d Document, name: &str) -> Option<&'d Map<String, Value>> {
-        document.added(name).filter(|_| self.front.base().policies.by_name(name).is_none())
+        document.added(name).filter(|_| self.front.is_added(name))
     }
 
     /// Where a policy comes from.
@@ -412,7 +412,7 @@ impl Admin {
         match document.policies.get(name) {
             None => "file",
             Some(_) if self.added(document, name).is_some() => "added",
-            // The configuration's own comes first.
+            // Another one of this name comes first.
             Some(terms) if terms.added.is_some() => "file",
             Some(_) => "changed",
         }

@@ -225,6 +225,8 @@ struct Greeting {
     /// Where Envoy's rate-limit service listens, if it does.
     grpc: Option<String>,
     store: String,
+    /// Where spans of decisions go, if anywhere.
+    traces: Option<String>,
     policies: Vec<String>,
     /// The folder of envoyproxy/ratelimit's files, and what is in it.
     envoy: Option<String>,
@@ -243,6 +245,7 @@ impl Greeting {
             resp: None,
             grpc: None,
             store: format!("memory, up to {} keys", config.max_keys),
+            traces: config.observe.traces.as_ref().map(|traces| traces.endpoint.clone()),
             policies: config.policies.iter().map(|policy| describe(policy, config.counted())).collect(),
             envoy: None,
             query: if attributes.is_empty() { String::new() } else { format!("?{}", attributes.join("&")) },
@@ -252,7 +255,7 @@ impl Greeting {
 
 impl fmt::Display for Greeting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { listening, resp, grpc, store, policies, envoy, query } = self;
+        let Self { listening, resp, grpc, store, traces, policies, envoy, query } = self;
         writeln!(f, "slidegate {}", env!("CARGO_PKG_VERSION"))?;
         writeln!(f, "listening  {listening}")?;
         if let Some(resp) = resp {
@@ -262,6 +265,9 @@ impl fmt::Display for Greeting {
             writeln!(f, "grpc       {places}")?;
         }
         writeln!(f, "store      {store}")?;
+        if let Some(traces) = traces {
+            writeln!(f, "traces     {traces}")?;
+        }
         for (at, policy) in policies.iter().enumerate() {
             writeln!(f, "{:<10} {policy}", if at == 0 { "policies" } else { "" })?;
         }

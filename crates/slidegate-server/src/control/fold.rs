@@ -45,7 +45,7 @@ pub(crate) struct Folded {
     pub(crate) policies: PolicySet,
     /// What could not be put in force, in words.
     pub(crate) refused: Vec<String>,
-    /// How policies show keys that were added at run time.
+    /// Policies that are in force as they were added at run time, and how they show keys.
     pub(crate) keys_shown: HashMap<String, KeysShown>,
 }
 

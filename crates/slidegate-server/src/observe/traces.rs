@@ -8,7 +8,7 @@ use std::sync::atomic::{
     AtomicU64, AtomicUsize,
     Ordering::{AcqRel, Relaxed},
 };
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
@@ -89,6 +89,12 @@ struct Tally {
     last_error: Mutex<String>,
 }
 
+impl Tally {
+    fn last_error(&self) -> MutexGuard<'_, String> {
+        self.last_error.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// What the log was told last.
 #[derive(Debug, Default)]
 struct Told {
@@ -119,7 +125,8 @@ impl Traces {
         let exporter = opentelemetry_otlp::SpanExporter::builder()
             .with_http()
             .with_http_client(
-                Client::new(settings.endpoint.starts_with("https:")).map_err(|error| failed(&error))?,
+                Client::new(settings.endpoint.starts_with("https:"), Arc::clone(&tally))
+                    .map_err(|error| failed(&error))?,
             )
             .with_endpoint(&settings.endpoint)
             .with_protocol(Protocol::HttpBinary)
@@ -221,7 +228,7 @@ impl Traces {
         }
         *told = Told { lost: failed + dropped, at: now };
         drop(told);
-        let error = self.tally.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let error = self.tally.last_error().clone();
         tracing::warn!(
             lost,
             failed,
@@ -317,12 +324,16 @@ struct Counted {
 impl opentelemetry_sdk::trace::SpanExporter for Counted {
     async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
         let spans = batch.len();
+        self.tally.last_error().clear();
         let outcome = self.exporter.export(batch).await;
         let counter = match &outcome {
             Ok(()) => &self.tally.sent,
             Err(error) => {
-                let mut last = self.tally.last_error.lock().unwrap_or_else(PoisonError::into_inner);
-                *last = error.to_string();
+                let mut last = self.tally.last_error();
+                if last.is_empty() {
+                    *last = error.to_string();
+                }
+                drop(last);
                 &self.tally.failed
             }
         };
@@ -342,17 +353,21 @@ impl opentelemetry_sdk::trace::SpanExporter for Counted {
 
 /// The client that batches are sent with. It waits, on the thread that batches have for themselves.
 #[derive(Debug)]
-struct Client(ureq::Agent);
+struct Client {
+    agent: ureq::Agent,
+    /// Is told what went wrong, of which the exporter says no more than that something did.
+    tally: Arc<Tally>,
+}
 
 impl Client {
-    fn new(has_tls: bool) -> Result<Self, io::Error> {
+    fn new(has_tls: bool, tally: Arc<Tally>) -> Result<Self, io::Error> {
         let config = ureq::Agent::config_builder()
             .http_status_as_error(false)
             .timeout_global(Some(ANSWER_TIMEOUT))
             // What is sent along may be a key of the collector's, and not of wherever it points to.
             .max_redirects(0);
         let config = if has_tls { config.tls_config(tls()?) } else { config };
-        Ok(Self(config.build().into()))
+        Ok(Self { agent: config.build().into(), tally })
     }
 }
 
@@ -373,7 +388,9 @@ fn tls() -> Result<TlsConfig, io::Error> {
 #[async_trait]
 impl HttpClient for Client {
     async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
-        let answer = self.0.run(request.map(|body| body.to_vec()))?;
+        let answer = self.agent.run(request.map(|body| body.to_vec())).inspect_err(|error| {
+            *self.tally.last_error() = error.to_string();
+        })?;
         let (head, mut body) = answer.into_parts();
         let body = body.with_config().limit(MAX_ANSWER).read_to_vec()?;
         Ok(Response::from_parts(head, body.into()))
