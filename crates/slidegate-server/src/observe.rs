@@ -380,8 +380,8 @@ impl Observer {
         self.events.send(Message::End);
     }
 
-    /// The keys that a policy shows as this text, among those that are kept: used or denied most in this period and the one
-    /// before, and the last denials. `None` if the text is not what keys are shown as, but one.
+    /// The keys that a policy shows as this text, among those that are kept: used or denied most in this period and the
+    /// one before, and the last denials. `None` if the text is not what keys are shown as, but one.
     pub(crate) fn keys_shown_as(&self, policy: &str, text: &str) -> Option<Vec<Box<str>>> {
         let roll = self.roll.load();
         let row = roll.by_name(policy).filter(|row| Veil::is_shown(text, row.keys_shown))?;

@@ -1,7 +1,7 @@
 //! What lies in files and changes while the service runs: it is read once two looks in a row have found the same.
 //!
-//! So a file that is still being written is not read. Looking costs a few calls of the system; being told would need a watch
-//! on every part of a path, which is lost when a link in it is put in the place of another.
+//! So a file that is still being written is not read. Looking costs a few calls of the system; being told would need a
+//! watch on every part of a path, which is lost when a link in it is put in the place of another.
 
 use std::time::Duration;
 
@@ -16,8 +16,8 @@ pub(crate) struct Watched<S> {
 }
 
 impl<S: PartialEq> Watched<S> {
-    /// Begins with what is there, which counts as dealt with. To be looked at before it is read: what changes meanwhile is
-    /// then seen.
+    /// Begins with what is there, which counts as dealt with. To be looked at before it is read: what changes meanwhile
+    /// is then seen.
     pub(crate) fn start(seen: S) -> Self {
         Self { seen, is_settled: true }
     }

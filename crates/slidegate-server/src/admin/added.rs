@@ -21,8 +21,8 @@ const ITS_OWN: [&str; 7] =
 const MAX_ADDED: usize = 64;
 /// Largest policy as JSON, in bytes: all of them have to fit into what the fleet shares.
 const MAX_BYTES: usize = 8 * 1024;
-const SCOPE: &str = "give the attributes that it counts by, for example `\"scope\": [\"user\"]`, or `[]` for one count of all \
-                     requests";
+const SCOPE: &str = "give the attributes that it counts by, for example `\"scope\": [\"user\"]`, or `[]` for one count \
+                     of all requests";
 
 /// Whether these keys describe a policy, and not only other numbers for one.
 pub(super) fn is_policy(keys: &Map<String, Value>) -> bool {
@@ -81,7 +81,8 @@ pub(super) async fn add(
         let refusal = Refusal::new(
             Cause::Conflict,
             format!(
-                "{MAX_ADDED} policies were added at run time, which is the most; write lasting ones into the configuration"
+                "{MAX_ADDED} policies were added at run time, which is the most; write lasting ones into the \
+                 configuration"
             ),
         );
         return Err(refusal.into());

@@ -127,9 +127,9 @@ impl Admin {
             [_] => Ok(keys.pop()),
             [] => {
                 let detail = format!(
-                    "`{text}` is what policy `{policy}` shows of a key, and this instance remembers none that is shown so: it \
-                     knows the keys of its last {} denials, and those used or denied most in the last minutes; ask with the key \
-                     itself",
+                    "`{text}` is what policy `{policy}` shows of a key, and this instance remembers none that is shown \
+                     so: it knows the keys of its last {} denials, and those used or denied most in the last minutes; \
+                     ask with the key itself",
                     observe::KEPT
                 );
                 Err(Problem::field("key", detail).with_status(StatusCode::NOT_FOUND))

@@ -80,8 +80,8 @@ impl OutsideTraces {
             (&endpoint, variable(protocol)?.filter(|protocol| protocol != "http/protobuf"))
         {
             let message = format!(
-                "the protocol is `{}` and spans are sent as `http/protobuf`; write that, with the collector's port for \
-                 it, which is 4318 as a rule",
+                "the protocol is `{}` and spans are sent as `http/protobuf`; write that, with the \
+                 collector's port for it, which is 4318 as a rule",
                 Shown(&other)
             );
             return Err(refused(protocol, message));

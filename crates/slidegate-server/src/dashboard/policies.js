@@ -77,7 +77,12 @@ export class Policies {
     );
     const edit = el(
       'button',
-      { type: 'button', class: 'quiet write', 'aria-label': `Edit the limit of ${name}`, onclick: () => this.#edit(name) },
+      {
+        type: 'button',
+        class: 'quiet write',
+        'aria-label': `Edit the limit of ${name}`,
+        onclick: () => this.#edit(name),
+      },
       'Edit',
     );
     const marks = el('span', { class: 'marks' });

@@ -235,7 +235,7 @@ impl Traces {
             dropped,
             endpoint = self.endpoint,
             error,
-            "spans are lost, as the collector does not take them or not as fast as they come; decisions do not wait for it"
+            "spans are lost, as the collector does not take them or not as fast as they come; decisions do not wait"
         );
     }
 
