@@ -65,6 +65,7 @@ pub(crate) enum Name {
 }
 
 impl Name {
+    #[cfg(feature = "tower")]
     pub(crate) const ALL: [Self; 10] = [
         Self::RateLimitPolicy,
         Self::RateLimit,
