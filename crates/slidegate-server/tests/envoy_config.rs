@@ -313,8 +313,8 @@ fn one_limit(limit: u32) -> String {
 
 /// Asks a server about the counter of alice.
 fn asked(server: &Server, verb: &str, cost: u32) -> Value {
-    let attributes = json!({"rule": "edge.user", "descriptor": "edge~user=alice"});
-    let body = json!({"attributes": attributes, "cost": cost}).to_string();
+    let attributes = json!({"descriptor": "edge~user=alice"});
+    let body = json!({"policy": "edge.user", "attributes": attributes, "cost": cost}).to_string();
     server.post(&format!("/v1/{verb}"), &body).json()
 }
 
@@ -339,7 +339,12 @@ fn a_swapped_volume_is_taken_in_and_a_bad_one_is_not() {
         File::options().append(true).open(&log).unwrap(),
     );
     assert!(server.greeting.contains(": 1 limits in 1 domains\n"), "{}", server.greeting);
-    assert!(server.greeting.contains("/v1/check?rule=edge.user&descriptor=me'\n"), "{}", server.greeting);
+    let example = r#"'{"descriptors":[{"entries":[{"key":"user","value":"me"}]}],"domain":"edge"}'"#;
+    assert!(
+        server.greeting.ends_with(&format!("curl -i -d {example} {}/json\n", server.url)),
+        "{}",
+        server.greeting
+    );
     assert_eq!(asked(&server, "check", 3)["remaining"], 2);
     assert_eq!(asked(&server, "check", 3)["allowed"], false);
 
@@ -360,7 +365,7 @@ fn a_swapped_volume_is_taken_in_and_a_bad_one_is_not() {
 
     volume
         .swap("domain: edge\ndescriptors: [{key: other, rate_limit: {unit: hour, requests_per_unit: 1}}]\n");
-    wait_for("the limit to go", || asked(&server, "peek", 1)["policies"] == json!([]));
+    wait_for("the limit to go", || asked(&server, "peek", 1)["field"] == "policy");
 
     volume.swap(&one_limit(100));
     wait_for("the limit to come back", || asked(&server, "peek", 1)["limit"] == 100);
@@ -412,7 +417,7 @@ fn it_starts_without_files_only_where_that_is_wanted() {
     ];
     let server = Server::start_with(&["--envoy-env", "--grpc", "127.0.0.1:0"], &variables);
     assert!(server.greeting.contains("/runtime/config: nothing that can be read yet"), "{}", server.greeting);
-    assert_eq!(asked(&server, "peek", 1)["policies"], json!([]));
+    assert_eq!(asked(&server, "peek", 1)["field"], "policy");
     fs::create_dir_all(format!("{root}/config")).unwrap();
     fs::write(format!("{root}/config/edge.yaml"), one_limit(5)).unwrap();
     wait_for("the first files", || asked(&server, "peek", 1)["limit"] == 5);

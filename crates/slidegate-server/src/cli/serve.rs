@@ -102,10 +102,10 @@ async fn serve(
             Watcher::start(settings, &config.policies).map_err(|refusal| Failure(refusal.to_string()))?;
         let current = live.current();
         greeting.envoy = Some(describe_files(settings, current.as_deref()));
-        if let (true, Some(policy)) =
-            (greeting.policies.is_empty(), current.as_deref().and_then(Envoy::first_policy))
+        if let (true, Some(body)) =
+            (greeting.policies.is_empty(), current.as_deref().and_then(Envoy::example))
         {
-            greeting.query = format!("?{}={policy}&{}=me", envoy::RULE, envoy::SCOPE);
+            greeting.try_with = format!("-d {} {}/json", quoted(&body), greeting.listening);
         }
         files = Some(watcher);
         rules = Some(rls::Files { live, settings: settings.clone() });
@@ -220,8 +220,8 @@ struct Greeting {
     policies: Vec<String>,
     /// The folder of envoyproxy/ratelimit's files, and what is in it.
     envoy: Option<String>,
-    /// The query of a request that meets the first policy.
-    query: String,
+    /// Arguments of curl for a request that meets the first policy.
+    try_with: String,
 }
 
 impl Greeting {
@@ -230,21 +230,23 @@ impl Greeting {
             let value = |name: &String| if config.is_address(name) { "192.0.2.7" } else { "alice" };
             policy.scope_attributes().iter().map(|name| format!("{name}={}", value(name))).collect()
         });
+        let query = if attributes.is_empty() { String::new() } else { format!("?{}", attributes.join("&")) };
+        let listening = format!("http://{address}");
         Self {
-            listening: format!("http://{address}"),
+            try_with: format!("'{listening}/v1/check{query}'"),
+            listening,
             resp: None,
             grpc: None,
             store: format!("memory, up to {} keys", config.max_keys),
             policies: config.policies.iter().map(|policy| describe(policy, config.counted())).collect(),
             envoy: None,
-            query: if attributes.is_empty() { String::new() } else { format!("?{}", attributes.join("&")) },
         }
     }
 }
 
 impl fmt::Display for Greeting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { listening, resp, grpc, store, policies, envoy, query } = self;
+        let Self { listening, resp, grpc, store, policies, envoy, try_with } = self;
         writeln!(f, "slidegate {}", env!("CARGO_PKG_VERSION"))?;
         writeln!(f, "listening  {listening}")?;
         if let Some(resp) = resp {
@@ -260,8 +262,13 @@ impl fmt::Display for Greeting {
         if let Some(envoy) = envoy {
             writeln!(f, "envoy      {envoy}")?;
         }
-        write!(f, "try        curl -i '{listening}/v1/check{query}'")
+        write!(f, "try        curl -i {try_with}")
     }
+}
+
+/// A text as one argument in a shell.
+fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "'\\''"))
 }
 
 /// Follows what is changed at run time, here and elsewhere.

@@ -111,6 +111,15 @@ impl Level {
         named(&asked, How::Exact).or_else(by_pattern).or_else(|| named(key, How::AnyValue))
     }
 
+    /// The way to the first node with a limit to count by, in the order of the files.
+    pub(super) fn first_limit(&self) -> Option<Vec<&Node>> {
+        self.nodes.iter().find_map(|node| {
+            let below = || Some([&[node], &*node.below.first_limit()?].concat());
+            let has_rate = node.limit.as_ref().is_some_and(|limit| limit.rate.is_some());
+            if has_rate { Some(vec![node]) } else { below() }
+        })
+    }
+
     /// Goes down from here.
     pub(super) fn walk(&self, entries: &[(&str, &str)]) -> Walk<'_> {
         let mut level = self;

@@ -133,7 +133,7 @@ impl Settings {
     pub(crate) fn of_environment(variable: &dyn Fn(&str) -> Option<String>) -> Result<Self, Refusal> {
         let mut read = Reader { variable, mistakes: Vec::new() };
         let settings = read.settings();
-        if read.mistakes.is_empty() { Ok(settings) } else { Err(Refusal(read.mistakes)) }
+        if read.mistakes.is_empty() { Ok(settings) } else { Err(Refusal::all(read.mistakes)) }
     }
 }
 
