@@ -18,6 +18,7 @@ mod check;
 mod explain;
 mod key;
 mod policy;
+mod ports;
 mod reload;
 mod serve;
 mod token;

@@ -16,6 +16,7 @@ mod names;
 mod plain;
 mod rule;
 mod settings;
+mod statistics;
 mod trace;
 mod watch;
 mod yaml;
@@ -28,11 +29,14 @@ use serde_json::json;
 use slidegate::{Policy, Quota};
 
 use matcher::{Level, Limit, Node};
+use names::StatKey;
+use statistics::Counters;
 
 pub(crate) use build::{Reading, Refusal};
 pub(crate) use folder::Folder;
 pub(crate) use rule::{Rate, Rule, Unit};
 pub(crate) use settings::{HeaderNames, Settings};
+pub(crate) use statistics::{Count, Hits, Statistics};
 pub(crate) use trace::tell;
 pub(crate) use watch::{LOOK_EVERY, Live, Watcher};
 
@@ -66,7 +70,7 @@ pub(crate) enum Lookup<'e> {
     /// A limit that lets everything pass; nothing is counted.
     Unlimited {
         rule: &'e Rule,
-        stat_key: Cow<'e, str>,
+        stat_key: Cow<'e, StatKey>,
     },
     Limited(RuleHit<'e>),
 }
@@ -84,7 +88,20 @@ pub(crate) struct RuleHit<'e> {
     /// Only of a limit that came with the request: what to decide by instead of the policy's quota.
     pub(crate) quota: Option<Quota>,
     /// What the reference calls its statistics. Owned where values of the request are in it: there is no bound to those.
-    pub(crate) stat_key: Cow<'e, str>,
+    stat_key: Cow<'e, StatKey>,
+    /// Of the name without such values.
+    counters: &'e Counters,
+}
+
+impl RuleHit<'_> {
+    /// Counts hits on this limit.
+    pub(crate) fn note(&self, statistics: &Statistics, hits: &Hits) {
+        let valued = match &self.stat_key {
+            Cow::Owned(key) => Some(key),
+            Cow::Borrowed(_) => None,
+        };
+        statistics.note(self.counters, valued, hits);
+    }
 }
 
 impl Envoy {
@@ -95,6 +112,14 @@ impl Envoy {
     pub(crate) fn load(settings: &Settings) -> Result<Self, Refusal> {
         let texts = settings.folder.look().and_then(|seen| seen.read(&settings.folder));
         Self::read(&texts.map_err(Refusal::one)?, settings.reading.clone())
+    }
+
+    /// Finds the counters of all limits: from here on their hits are counted there.
+    fn count_in(&mut self, statistics: &Statistics) {
+        for domain in self.domains.values_mut() {
+            domain.top.count_in(statistics);
+            domain.own_limits.counters = statistics.named(&domain.own_limits.stat_key);
+        }
     }
 
     /// What applies to a descriptor: its entries, and the limit that it brings along.
@@ -120,10 +145,12 @@ impl Envoy {
                 rate,
                 quota: Some(rate.quota(self.reading.algorithm)),
                 stat_key: Cow::Owned(names::stat_key(domain_name, parts.iter().map(String::as_str))),
+                counters: &domain.own_limits.counters,
             });
         }
         let walk = domain.top.walk(entries);
-        let Some(Limit { rate, rule, policy, stat_key }) = walk.end().and_then(|node| node.limit.as_ref())
+        let Some(Limit { rate, rule, policy, stat_key, counters }) =
+            walk.end().and_then(|node| node.limit.as_ref())
         else {
             return Lookup::NoMatch { domain_found: true };
         };
@@ -131,7 +158,7 @@ impl Envoy {
         let stat_key = if rule.detailed_metric || path().any(|node| node.value_to_metric) {
             Cow::Owned(names::stat_key_of(domain_name, &walk, entries, rule.detailed_metric))
         } else {
-            Cow::Borrowed(stat_key.as_str())
+            Cow::Borrowed(stat_key)
         };
         let Some(rate) = *rate else { return Lookup::Unlimited { rule, stat_key } };
         for (node, (name, value)) in path().zip(entries) {
@@ -139,7 +166,7 @@ impl Envoy {
             let (name, value) = if node.shares { shared } else { (*name, *value) };
             names::push_entry(&mut key, name, value);
         }
-        Lookup::Limited(RuleHit { rule, policy, key, rate, quota: None, stat_key })
+        Lookup::Limited(RuleHit { rule, policy, key, rate, quota: None, stat_key, counters })
     }
 
     /// A policy for each limit, and one for each domain's requests that bring a limit along.
@@ -147,11 +174,13 @@ impl Envoy {
         &self.policies
     }
 
-    /// How much there is: `12 limits in 3 domains`.
+    /// How much there is: `12 limits in 3 domains`. Unlimited ones are none.
     pub(crate) fn summary(&self) -> String {
         let domains = self.domains.len();
         // Each domain has a policy beside those of its limits.
-        format!("{} limits in {domains} domains", self.policies.len() - domains)
+        let limits = self.policies.len() - domains;
+        let plural = |count: usize| if count == 1 { "" } else { "s" };
+        format!("{limits} limit{} in {domains} domain{}", plural(limits), plural(domains))
     }
 
     /// A call that meets the first limit, as the body of `/json`, to try the service with.
@@ -165,6 +194,11 @@ impl Envoy {
             let entries: Vec<_> = entries.iter().map(entry).collect();
             Some(json!({ "domain": domain, "descriptors": [{ "entries": entries }] }).to_string())
         })
+    }
+
+    /// Whether there is this domain.
+    pub(crate) fn has_domain(&self, name: &str) -> bool {
+        self.domains.contains_key(name)
     }
 
     /// Whether there is any domain.
@@ -196,8 +230,10 @@ fn dump(level: &Level, out: &mut String) {
                 rate.map_or(("UNKNOWN", 0), |rate| (rate.unit.name(), rate.requests_per_unit));
             let _ = writeln!(
                 out,
-                "{stat_key}: unit={unit} requests_per_unit={count}, shadow_mode: {}, quota_mode: {}",
-                rule.shadow_mode, rule.quota_mode
+                "{}: unit={unit} requests_per_unit={count}, shadow_mode: {}, quota_mode: {}",
+                stat_key.text(),
+                rule.shadow_mode,
+                rule.quota_mode
             );
         }
         dump(&node.below, out);
@@ -247,11 +283,11 @@ mod tests {
             serde_json::json!({"owner": "traffic"})
         );
         assert_eq!(address.rate, Rate { requests_per_unit: 1000, unit: Unit::Week });
-        assert_eq!(address.stat_key, "edge.remote_address_10_0_0_1");
+        assert_eq!(address.stat_key.text(), "edge.remote_address_10_0_0_1");
         assert_eq!(address.key, "edge~remote_address=10.0.0.1");
         let files = hit(&envoy, "edge", &[("path", "/files/1")], None);
         assert!(files.rule.shadow_mode);
-        assert_eq!((files.key.as_str(), files.stat_key.as_ref()), ("edge~path=/files*", "edge.path_/files*"));
+        assert_eq!((files.key.as_str(), files.stat_key.text()), ("edge~path=/files*", "edge.path_/files*"));
     }
 
     /// A limit that replaces another one would otherwise be one more instead.
@@ -272,7 +308,7 @@ mod tests {
         let entries = [("key1", "value1"), ("subkey1", "something")];
         let own = Rate { requests_per_unit: 10, unit: Unit::Day };
         let told = hit(&envoy, "test-domain", &entries, Some(own));
-        assert_eq!((told.rate, told.stat_key.as_ref()), (own, "test-domain.key1_value1.subkey1_something"));
+        assert_eq!((told.rate, told.stat_key.text()), (own, "test-domain.key1_value1.subkey1_something"));
         assert_eq!(told.quota, Some(Quota::per_day(10)));
         assert_eq!((told.policy, told.rule.shadow_mode), ("test-domain..own-limits", false));
         assert_eq!(told.key, "test-domain~key1=value1~subkey1=something~DAY");

@@ -338,7 +338,7 @@ fn a_swapped_volume_is_taken_in_and_a_bad_one_is_not() {
         &["--envoy-config", volume.folder.path()],
         File::options().append(true).open(&log).unwrap(),
     );
-    assert!(server.greeting.contains(": 1 limits in 1 domains\n"), "{}", server.greeting);
+    assert!(server.greeting.contains(": 1 limit in 1 domain\n"), "{}", server.greeting);
     let example = r#"'{"descriptors":[{"entries":[{"key":"user","value":"me"}]}],"domain":"edge"}'"#;
     assert!(
         server.greeting.ends_with(&format!("curl -i -d {example} {}/json\n", server.url)),

@@ -124,6 +124,7 @@ impl Builder {
         let mut entry = self.envoy.domains.remove(&domain).unwrap_or_default();
         if entry.own_limits.policy.is_empty() {
             entry.own_limits.policy = names::own_limits_policy(&domain);
+            entry.own_limits.stat_key = names::stat_key(&domain, ["own-limits"]);
             // Never decided by: each request brings its own.
             let quota = Quota::per_second(0).with_algorithm(self.envoy.reading.algorithm);
             self.policy(&entry.own_limits.policy, quota, &Rule::default());
@@ -198,7 +199,7 @@ impl Builder {
         }
         let parts: Vec<_> = path.iter().map(|(key, value)| Level::name_of(key, value)).collect();
         let stat_key = names::stat_key(place.domain, parts.iter().map(String::as_str));
-        Some(Limit { rate, rule, policy, stat_key })
+        Some(Limit { rate, rule, policy, stat_key, ..Limit::default() })
     }
 
     fn policy(&mut self, name: &str, quota: Quota, rule: &Rule) {

@@ -9,3 +9,12 @@ mod client;
 mod common;
 mod door;
 mod reference;
+mod statistics;
+
+/// The servers of the library's own tests.
+#[path = "../../../slidegate/tests/redis"]
+mod library {
+    // What only those tests need stands idle here.
+    #[allow(dead_code)]
+    pub(crate) mod support;
+}
