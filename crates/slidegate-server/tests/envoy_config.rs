@@ -248,6 +248,9 @@ fn files_are_refused_in_the_words_of_the_reference() {
         let output = run(&["serve", "--listen", "127.0.0.1:0", "--envoy-config", folder.path()]);
         assert_eq!(output.status.code(), Some(2), "{file}");
         assert_eq!(text(&output.stderr), format!("bad.yaml: {words}\n"), "{file}");
+        let validated = run(&["validate", "--envoy-config", folder.path()]);
+        assert_eq!((validated.status, &validated.stderr), (output.status, &output.stderr), "{file}");
+        assert_eq!(text(&validated.stdout), "");
     }
     for (file, beginning) in [
         ("domain: {a\n", "bad.yaml: error loading config file: yaml: line "),
@@ -271,6 +274,65 @@ fn files_are_refused_in_the_words_of_the_reference() {
     assert_eq!(
         text(&output.stderr),
         "/no/such/folder: cannot be read: No such file or directory (os error 2); check the path and who may read it\n"
+    );
+}
+
+/// Who changes limits wants to know before they are in force whether they can be, and what they are then.
+#[test]
+fn validate_reads_a_folder_as_serve_does_and_says_its_limits_back() {
+    let folder = Folder::new("envoy-validate");
+    folder.file("shadow.yaml", SHADOW);
+    folder.file(
+        "typo.yaml",
+        "domain: typo\ndescriptors: [{key: k, rate_limit: {unit: day, shadow_mode: true}}]\n",
+    );
+    let output = run(&["validate", "--envoy-config", folder.path()]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let told = text(&output.stdout);
+    let lines: Vec<_> = told.lines().collect();
+    assert_eq!(lines[0], format!("{} is valid: 5 limits in 2 domains.", folder.path()));
+    assert_eq!(
+        lines[2],
+        "  shadow-domain.key1_value1.subkey1_subvalue1: unit=SECOND requests_per_unit=10, shadow_mode: true, quota_mode: \
+         false"
+    );
+    assert_eq!(
+        lines[6..],
+        [
+            "warning: typo.yaml: `shadow_mode` means nothing in a rate_limit; it belongs in a descriptor (line 2)",
+            "warning: typo.yaml: rate_limit has no requests_per_unit, so nothing passes (line 2)",
+        ]
+    );
+    let policy = |name: &str| format!("policies: [{{name: {name}, quota: 1/1s}}]\n");
+    let validate = |name: &str| {
+        let file = folder.file("slidegate.conf", policy(name));
+        let output = run(&["validate", &file, "--envoy-config", folder.path()]);
+        (output.status.code(), text(&output.stdout) + &text(&output.stderr))
+    };
+    let (code, both) = validate("own");
+    assert_eq!(code, Some(0), "{both}");
+    assert!(
+        both.contains("slidegate.conf is valid: 1 policies.\n")
+            && both.contains(" is valid: 5 limits in 2 domains.\n")
+    );
+    let (code, told) = validate("typo.k");
+    assert_eq!(code, Some(2));
+    assert_eq!(told, "policy `typo.k` stands twice; give each its own name\n");
+
+    let environment = slidegate()
+        .args(["validate", "--envoy-env"])
+        .envs([("RUNTIME_ROOT", folder.path()), ("CONFIG_TYPE", "GRPC_XDS_SOTW")])
+        .output()
+        .unwrap();
+    assert_eq!(environment.status.code(), Some(2));
+    assert_eq!(
+        text(&environment.stderr),
+        "CONFIG_TYPE is `GRPC_XDS_SOTW`; limits are read from files and not from a management server (xDS): put them into \
+         the folder that RUNTIME_ROOT or --envoy-config names, and set CONFIG_TYPE to `FILE` or unset it\n"
+    );
+    assert_eq!(
+        text(&run(&["validate"]).stderr),
+        "there is nothing to validate; give a file, or a folder of envoyproxy/ratelimit's with --envoy-config\n"
     );
 }
 
