@@ -192,7 +192,8 @@ impl Envoy {
                 json!({ "key": node.key, "value": value })
             };
             let entries: Vec<_> = entries.iter().map(entry).collect();
-            Some(json!({ "domain": domain, "descriptors": [{ "entries": entries }] }).to_string())
+            let (domain, entries) = (json!(domain), json!(entries));
+            Some(format!(r#"{{"domain":{domain},"descriptors":[{{"entries":{entries}}}]}}"#))
         })
     }
 

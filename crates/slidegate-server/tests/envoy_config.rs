@@ -319,6 +319,13 @@ fn validate_reads_a_folder_as_serve_does_and_says_its_limits_back() {
     assert_eq!(code, Some(2));
     assert_eq!(told, "policy `typo.k` stands twice; give each its own name\n");
 
+    // Who has all limits there still says here where it listens.
+    let settings = folder.file("settings.conf", "grpc: {listen: '127.0.0.1:8081'}\n");
+    let output = run(&["validate", &settings, "--envoy-config", folder.path()]);
+    assert!(text(&output.stdout).starts_with(&format!("{settings} is valid: 0 policies.\n")), "{output:?}");
+    let error = text(&run(&["validate", &settings]).stderr);
+    assert!(error.starts_with(&format!("{settings}:1: policies is missing; ")), "{error}");
+
     let environment = slidegate()
         .args(["validate", "--envoy-env"])
         .envs([("RUNTIME_ROOT", folder.path()), ("CONFIG_TYPE", "GRPC_XDS_SOTW")])
@@ -401,7 +408,7 @@ fn a_swapped_volume_is_taken_in_and_a_bad_one_is_not() {
         File::options().append(true).open(&log).unwrap(),
     );
     assert!(server.greeting.contains(": 1 limit in 1 domain\n"), "{}", server.greeting);
-    let example = r#"'{"descriptors":[{"entries":[{"key":"user","value":"me"}]}],"domain":"edge"}'"#;
+    let example = r#"'{"domain":"edge","descriptors":[{"entries":[{"key":"user","value":"me"}]}]}'"#;
     assert!(
         server.greeting.ends_with(&format!("curl -i -d {example} {}/json\n", server.url)),
         "{}",

@@ -120,6 +120,14 @@ async fn shadow_quota_and_replaced_limits_deny_as_they_do_there() {
     assert_eq!(asked(&mut client, &[one, &[("key2", "q")]]).await.overall_code(), Code::OverLimit);
     assert_eq!(asked(&mut client, &[&[("quota2", "new")], one]).await.overall_code(), Code::Ok);
 
+    // A limit that denies alone does so whatever those of quota_mode say.
+    assert_eq!(asked(&mut client, &[&[("key4", "y")], &[("quota2", "y")]]).await.overall_code(), Code::Ok);
+    let alone = asked(&mut client, &[&[("key4", "y")], &[("quota2", "y")]]).await;
+    assert_eq!(
+        (alone.overall_code(), told(&alone)),
+        (Code::OverLimit, vec![(Code::OverLimit, 0), (Code::Ok, 1)])
+    );
+
     let (wide, narrow): (&[_], &[_]) = (&[("wide", "x")], &[("narrow", "x")]);
     for left in (0..3).rev() {
         assert_eq!(told(&asked(&mut client, &[wide, narrow]).await), [(Code::Ok, 0), (Code::Ok, left)]);
@@ -175,6 +183,17 @@ async fn headers_metadata_and_global_shadow_are_as_the_variables_say() {
 
     let over = asked(&mut client, &[key4, quota]).await;
     assert_eq!((over.overall_code(), told(&over)), (Code::Ok, vec![(Code::OverLimit, 0), (Code::Ok, 0)]));
+
+    // Of the limits that were passed the first says, and one that was not says nothing.
+    let both: [&[_]; 2] = [&[("quota1", "y")], &[("quota2", "y")]];
+    for expected in ["a", "b"] {
+        let metadata = asked(&mut client, &both).await.dynamic_metadata.unwrap();
+        let Some(Kind::StructValue(merged)) = &metadata.fields["metadata"].kind else {
+            panic!("{metadata:?}")
+        };
+        assert_eq!(string(merged, "pool"), expected);
+        assert_eq!(merged.fields["tier"].kind, Some(Kind::NumberValue(2.0)));
+    }
 }
 
 /// Scripts and probes talk to the reference over HTTP: bodies and codes.

@@ -258,6 +258,8 @@ descriptors:
   - {key: minute, rate_limit: {unit: minute, requests_per_unit: 10}}
   - {key: hour, rate_limit: {unit: hour, requests_per_unit: 10}}
   - {key: day, rate_limit: {unit: day, requests_per_unit: 10}}
+  - {key: fifteen, rate_limit: {unit: hour, requests_per_unit: 15}}
+  - {key: fourteen, rate_limit: {unit: hour, requests_per_unit: 14}}
 ";
 
     /// A service with these rules in fixed windows, whose clock stands at so many seconds.
@@ -357,5 +359,10 @@ descriptors:
         assert_eq!(told(&ask(&limits, &["hour"], 10).await), [(Code::Ok, 0, 2366)]);
         assert_eq!(told(&ask(&limits, &["day", "hour"], 5).await)[0], (Code::Ok, 10, 0));
         assert_eq!(told(&ask(&limits, &["day"], 10).await), [(Code::Ok, 0, 85_166)]);
+        // What the reference answers with STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT: only one of the two has room for 2.
+        ask(&limits, &["fifteen", "fourteen"], 13).await;
+        let over = told(&ask(&limits, &["fifteen", "fourteen"], 2).await);
+        assert_eq!(over, [(Code::Ok, 2, 2366), (Code::OverLimit, 0, 2366)]);
+        assert_eq!(told(&ask(&limits, &["fifteen"], 2).await), [(Code::Ok, 0, 2366)]);
     }
 }
