@@ -34,7 +34,7 @@ descriptors:
 ";
 
 /// A server that takes the reference's place, with its debug and its Prometheus port.
-fn in_place(folder: &Folder, args: &[&str], variables: &[(&str, &str)]) -> Server {
+fn in_place(folder: &Folder, variables: &[(&str, &str)]) -> Server {
     let files = Path::new(folder.path()).join("config");
     std::fs::create_dir_all(&files).unwrap();
     std::fs::write(files.join("counted.yaml"), COUNTED).unwrap();
@@ -45,8 +45,7 @@ fn in_place(folder: &Folder, args: &[&str], variables: &[(&str, &str)]) -> Serve
         ("USE_PROMETHEUS", "true"),
         ("PROMETHEUS_ADDR", "127.0.0.1:0"),
     ];
-    let args = [&["--grpc", "127.0.0.1:0", "--envoy-env"], args].concat();
-    Server::start_with(&args, &[&defaults, variables].concat())
+    Server::start_with(&["--grpc", "127.0.0.1:0", "--envoy-env"], &[&defaults, variables].concat())
 }
 
 /// The answer of another listener of the server, named by a line of its greeting.
@@ -75,7 +74,7 @@ async fn hit(client: &mut Client, hits: u64, entries: &[(&str, &str)]) -> Code {
 #[tokio::test]
 async fn hits_are_counted_under_the_references_names() {
     let folder = Folder::new("rls-statistics");
-    let server = in_place(&folder, &[], &[]);
+    let server = in_place(&folder, &[]);
     let mut client = client(&server).await;
     let hits: &[_] = &[("hits", "x")];
     for (asked, code, told) in [
@@ -141,7 +140,7 @@ async fn hits_are_counted_under_the_references_names() {
 #[tokio::test]
 async fn the_debug_port_lists_what_it_has_and_counters_survive_a_reload() {
     let folder = Folder::new("rls-debug");
-    let server = in_place(&folder, &[], &[("NEAR_LIMIT_RATIO", "0.1"), ("SHADOW_MODE", "true")]);
+    let server = in_place(&folder, &[("NEAR_LIMIT_RATIO", "0.1"), ("SHADOW_MODE", "true")]);
     let index =
         "/rlconfig: print out the currently loaded configuration for debugging\n/stats: print out stats\n";
     assert_eq!(get(&server, "debug", "/").body, index);
@@ -172,7 +171,10 @@ async fn the_debug_port_lists_what_it_has_and_counters_survive_a_reload() {
 async fn remembered_denials_are_counted_as_those_of_the_local_cache_and_fallbacks_as_errors() {
     let folder = Folder::new("rls-remembered");
     let redis = Redis::start();
-    let server = in_place(&folder, &["--redis", &redis.url()], &[]);
+    let url = redis.address();
+    // As long as a machine that is busy with everything else needs.
+    let server =
+        in_place(&folder, &[("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", &url), ("REDIS_TIMEOUT", "20s")]);
     let mut client = client(&server).await;
     let (hits, tried): (&[_], &[_]) = (&[("hits", "x")], &[("tried", "x")]);
     assert_eq!(hit(&mut client, 15, hits).await, Code::Ok);
@@ -212,7 +214,7 @@ async fn remembered_denials_are_counted_as_those_of_the_local_cache_and_fallback
 #[tokio::test]
 async fn looks_that_refuse_a_call_are_counted_as_the_denials_they_are() {
     let folder = Folder::new("rls-looks");
-    let server = in_place(&folder, &[], &[]);
+    let server = in_place(&folder, &[]);
     let mut client = client(&server).await;
     let decisions = |policy: &str, verdict: &str| {
         let page = server.get("/metrics").body;
