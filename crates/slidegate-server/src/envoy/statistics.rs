@@ -171,12 +171,6 @@ pub(crate) struct Calls {
     pub(crate) global_shadow_mode: AtomicU64,
 }
 
-impl Default for Statistics {
-    fn default() -> Self {
-        Self::new(NEAR_LIMIT_RATIO)
-    }
-}
-
 impl Statistics {
     pub(crate) fn new(near_limit_ratio: f32) -> Self {
         Self {
@@ -280,31 +274,29 @@ impl Statistics {
         all
     }
 
-    /// What is counted by the reference's names, in no order.
-    pub(super) fn lines(&self) -> Vec<(String, u64)> {
-        let mut lines = Vec::new();
+    /// What is counted, by the reference's names. A name with values of requests may be one that files give as well.
+    pub(super) fn lines(&self) -> BTreeMap<String, u64> {
+        let mut lines = BTreeMap::new();
         for Named { key, counters } in self.all() {
-            let key = key.text();
-            let line = |count: Count| {
-                (format!("ratelimit.service.rate_limit.{key}.{}", count.name()), counters.get(count))
-            };
-            lines.extend(Count::ALL.map(line));
+            for count in Count::ALL {
+                let name = format!("ratelimit.service.rate_limit.{}.{}", key.text(), count.name());
+                *lines.entry(name).or_default() += counters.get(count);
+            }
         }
-        let unknown = self.unknown_domains().into_iter();
-        lines.extend(unknown.map(|(domain, count)| {
+        for (domain, count) in self.unknown_domains() {
             let domain = if domain.is_empty() { "~others".to_owned() } else { sanitised(&domain) };
-            (format!("ratelimit.service.rate_limit.{domain}.domain_not_found"), count)
-        }));
+            let name = format!("ratelimit.service.rate_limit.{domain}.domain_not_found");
+            *lines.entry(name).or_default() += count;
+        }
         let calls = &self.calls;
-        lines.extend(
-            [
-                ("ratelimit_server.ShouldRateLimit.total_requests", &calls.total),
-                ("ratelimit.service.call.should_rate_limit.service_error", &calls.service_errors),
-                ("ratelimit.service.call.should_rate_limit.redis_error", &calls.redis_errors),
-                ("ratelimit.service.global_shadow_mode", &calls.global_shadow_mode),
-            ]
-            .map(|(name, count)| (name.to_owned(), count.load(Relaxed))),
-        );
+        for (name, count) in [
+            ("ratelimit_server.ShouldRateLimit.total_requests", &calls.total),
+            ("ratelimit.service.call.should_rate_limit.service_error", &calls.service_errors),
+            ("ratelimit.service.call.should_rate_limit.redis_error", &calls.redis_errors),
+            ("ratelimit.service.global_shadow_mode", &calls.global_shadow_mode),
+        ] {
+            lines.insert(name.to_owned(), count.load(Relaxed));
+        }
         lines
     }
 
@@ -379,7 +371,7 @@ mod tests {
     /// Names with values come from clients, who must not be able to take all memory.
     #[test]
     fn names_with_values_have_a_bound_and_their_hits_are_counted_past_it() {
-        let statistics = Statistics::default();
+        let statistics = Statistics::new(NEAR_LIMIT_RATIO);
         let named = statistics.named(&stat_key("d", ["k"]));
         let note = |value: &str| {
             statistics.note(&named, Some(&stat_key("d", [format!("k_{value}").as_str()])), &hits(9, 1, 0));
@@ -405,7 +397,7 @@ mod tests {
     /// Counters belong to names: files that come back go on where they were, and names that are long gone are forgotten.
     #[test]
     fn counters_stay_with_their_names() {
-        let statistics = Statistics::default();
+        let statistics = Statistics::new(NEAR_LIMIT_RATIO);
         let key = stat_key("d.e", ["k.1", "l", "m"]);
         let held = statistics.named(&key);
         statistics.note(&held, None, &hits(9, 2, 0));
@@ -418,8 +410,8 @@ mod tests {
         let [first, ..] = &statistics.all()[..] else { panic!("there are some") };
         assert_eq!((first.key.text(), first.key.labels()), ("d.e.k.1.l.m", ["d.e", "k.1", "l"]));
         assert_eq!(stat_key("d", ["k"]).labels(), ["d", "k", ""]);
-        assert!(
-            statistics.lines().contains(&("ratelimit.service.rate_limit.d.e.k.1.l.m.total_hits".into(), 2))
-        );
+        // A limit of a request may be called as one of the files.
+        statistics.note(&held, Some(&key), &hits(9, 3, 0));
+        assert_eq!(statistics.lines()["ratelimit.service.rate_limit.d.e.k.1.l.m.total_hits"], 5);
     }
 }

@@ -67,9 +67,8 @@ impl Live {
     /// All that is counted, in lines as the reference's `/stats` has them.
     pub(crate) fn stats(&self) -> String {
         let mut lines = self.statistics.lines();
-        lines.push(("ratelimit.service.config_load_success".to_owned(), self.loads_succeeded()));
-        lines.push(("ratelimit.service.config_load_error".to_owned(), self.loads_failed()));
-        lines.sort();
+        lines.insert("ratelimit.service.config_load_success".to_owned(), self.loads_succeeded());
+        lines.insert("ratelimit.service.config_load_error".to_owned(), self.loads_failed());
         lines.iter().map(|(name, count)| format!("{name}: {count}\n")).collect()
     }
 

@@ -75,7 +75,7 @@ impl Limits {
         for (place, one) in decisions {
             is_degraded |= matches!(one.source, Source::Local | Source::Allow | Source::Deny);
             let Terms::Rule(hit) = &terms[place] else { continue };
-            // What was charged is in `used`.
+            // What was charged is in `used`. Of two descriptors on one key each is counted as the last.
             let charged = if one.cost > 0 { one.asked() } else { 0 };
             let hits = Hits {
                 asked: one.asked(),
