@@ -123,7 +123,8 @@ impl Limits {
         let places = fitting.places.chunks(1);
         let denials = seen_over
             + places.zip(&taken).map(|(place, one)| answer.add(place, one, Kind::Together)).sum::<usize>();
-        if !is_denied_before && denials > 0 && denials == quotas.places.len() {
+        let denies_together = denials > 0 && denials == quotas.places.len();
+        if denies_together && !is_denied_before {
             // Others took what the look had seen.
             answer.deny_together();
             self.apply(Verb::Refund, &asked.charges).await;
@@ -133,7 +134,6 @@ impl Limits {
         let refunded = self.apply(verb, &asked.refunds).await;
         answer.add(&asked.refunds.places, &refunded, Kind::Refund);
 
-        let denies_together = denials > 0 && denials == quotas.places.len();
         self.tally(
             &terms,
             &asked,
