@@ -85,6 +85,12 @@ async fn the_references_files_decide_as_they_do_there() {
     assert!((1..=365 * 86_400).contains(&seconds(&denied.statuses[0])));
     let named = asked(&mut client, &[&[("key4", "any")]]).await;
     assert_eq!(limit(&named.statuses[0]), (1, Unit::Year, "key4_rate_limit"));
+    // Who has given one key a limit of its own must see that one, not the file's.
+    let path = "/v1/keys/test-domain.key4/test-domain~key4%3Dany/override";
+    let changed = server.change("POST", path, &[], r#"{"quota":"3/1d","for":"1h"}"#);
+    assert_eq!(changed.status, 200, "{}", changed.body);
+    let named = asked(&mut client, &[&[("key4", "any")]]).await;
+    assert_eq!(limit(&named.statuses[0]), (3, Unit::Day, "key4_rate_limit"));
     // A limit that comes with the request counts apart.
     let own = RateLimitDescriptor {
         limit: Some(RateLimitOverride { requests_per_unit: 10, unit: Unit::Year.into() }),
