@@ -9,13 +9,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use slidegate::headers::HeaderOptions;
 use slidegate::{
-    Algorithm, Decisions, Error, KeyUse, MemoryStats, MemoryStore, Policy, PolicySet, Quota, Request, Value,
-    Verb,
+    Algorithm, Decisions, Error, KeyUse, MemoryStats, MemoryStore, Policy, PolicyDecision, PolicySet, Quota,
+    Request, Value, Verb,
 };
 
 use crate::config::{Config, describe};
 use crate::control::{self, Base, Document};
-use crate::observe::{Door, Observer};
+use crate::observe::{Door, Observer, Outcome};
 use crate::shadow::Shadows;
 use crate::store::{Shared, Store};
 
@@ -336,6 +336,9 @@ impl Front {
 
     /// Shows decisions to those who watch, and requests to the candidates beside their policies.
     async fn seen(&self, door: Door, verb: Verb, requests: &[Request<'_>], decisions: &Decisions<'_>) {
+        if requests.is_empty() {
+            return;
+        }
         self.observer.note(door, verb, decisions);
         for one in self.shadows.note(verb, decisions) {
             let request = requests[one.request].clone().under(&one.candidate);
@@ -343,6 +346,13 @@ impl Front {
                 shared.apply_all(Verb::Check, std::slice::from_ref(&request)).await;
             }
         }
+    }
+
+    /// Counts looks as what they were to a client whose request they decided, each with its outcome.
+    pub(crate) fn note_looks(&self, door: Door, looks: &[(PolicyDecision<'_>, Outcome)]) {
+        self.observer.note_looks(door, looks);
+        let shadows = looks.iter().filter(|(one, _)| !one.policy().is_enforced());
+        self.shadows.note_looks(shadows.map(|(one, outcome)| (one, *outcome == Outcome::ShadowDeny)));
     }
 
     /// The part of [`decide`](Self::decide) that waits for nobody, for protocols that decide many requests in one go. `None`

@@ -75,6 +75,8 @@ pub(crate) struct Outside {
     /// Where the RESP port is.
     pub(super) resp: Option<SocketAddr>,
     pub(super) resp_password: Option<Password>,
+    /// Whether limits come from elsewhere besides, so that a file may have no policies.
+    pub(super) has_other_limits: bool,
 }
 
 impl SharedStore {
@@ -119,6 +121,7 @@ impl Outside {
             tokens: tokens.unwrap_or_default(),
             resp,
             resp_password: variable(PASSWORD_VARIABLE)?.map(password).transpose()?,
+            has_other_limits: false,
         })
     }
 

@@ -37,6 +37,11 @@ pub(crate) fn routes(front: Arc<Front>) -> Router {
         .with_state(front)
 }
 
+/// `/metrics` alone, at a path of choice.
+pub(crate) fn metrics_routes(front: Arc<Front>, path: &str) -> Router {
+    Router::new().route(path, get(metrics)).with_state(front)
+}
+
 async fn metrics(State(front): Shared) -> Result<Response, Problem> {
     if !front.observer().options.metrics {
         return Err(off("metrics"));
