@@ -38,7 +38,6 @@ mod stream;
 mod top;
 
 pub(crate) use counts::{Counts, Outcome};
-#[allow(unused_imports)] // for the pages of operators
 pub(crate) use events::Filter;
 pub(crate) use live::tick;
 pub(crate) use routes::{metrics_routes, routes};
