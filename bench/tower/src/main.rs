@@ -18,7 +18,7 @@ use axum::response::Response;
 use cpu_time::ThreadTime;
 use slidegate::headers::{Draft, HeaderOptions};
 use slidegate::layer::{Attribute, RateLimitLayer, RateLimitLayerBuilder, Refund};
-use slidegate::{Gate, Policy, PolicySet, Quota};
+use slidegate::{Algorithm, Gate, Policy, PolicySet, Quota};
 use tower::{Layer, Service};
 use tower_governor::GovernorLayer;
 use tower_governor::governor::GovernorConfigBuilder;
@@ -149,9 +149,10 @@ fn built(builder: RateLimitLayerBuilder) -> RateLimitLayer {
 }
 
 fn contenders() -> Vec<Row> {
-    /// Limits that no run reaches, and those that one request fills.
+    /// Limits that no run reaches, by tower_governor's algorithm, and those that one request fills.
     const MUCH: u64 = 1 << 40;
-    let much = || Quota::per_minute(MUCH);
+    let much = || Quota::per_minute(MUCH).with_algorithm(Algorithm::TokenBucket);
+    let exact = Quota::per_second(1_000_000);
     let x_ratelimit = HeaderOptions { draft: Draft::Off, retry_after: true, ..HeaderOptions::default() };
     let every = std::time::Duration::from_nanos(1);
     let hour = std::time::Duration::from_secs(3600);
@@ -175,7 +176,17 @@ fn contenders() -> Vec<Row> {
     vec![
         row(BARE, 200, bare()),
         row("tower_governor", 200, GovernorLayer::new(governor).layer(bare())),
+        row(
+            "slidegate, no fields, handlers not told",
+            200,
+            built(slidegate(much(), HeaderOptions::OFF).tell_handlers(false)).layer(bare()),
+        ),
         row("slidegate, no fields", 200, built(slidegate(much(), HeaderOptions::OFF)).layer(bare())),
+        row(
+            "slidegate, no fields, sliding log",
+            200,
+            built(slidegate(exact, HeaderOptions::OFF)).layer(bare()),
+        ),
         row("tower_governor, use_headers", 200, GovernorLayer::new(told).layer(bare())),
         row("slidegate, X-RateLimit fields", 200, built(slidegate(much(), x_ratelimit)).layer(bare())),
         row(

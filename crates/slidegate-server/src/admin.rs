@@ -43,7 +43,7 @@ pub(crate) struct Admin {
 /// Where the service listens, and for what.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Listener {
-    /// `http`, `resp`, `grpc`, or `debug` for the port of that name of envoyproxy/ratelimit.
+    /// `http`, `resp`, `grpc`, or `debug` and `metrics` for those ports of envoyproxy/ratelimit.
     pub(crate) door: &'static str,
     /// `127.0.0.1:7979`, or `unix:` and a path.
     pub(crate) address: String,

@@ -19,6 +19,7 @@ mod check;
 mod explain;
 mod key;
 mod policy;
+mod ports;
 mod reload;
 mod serve;
 mod token;
@@ -57,11 +58,8 @@ enum Command {
     Check(CheckArgs),
     /// Shows which keys use most or are denied most on a running server, again and again on a terminal, else once.
     Top(TopArgs),
-    /// Checks a configuration file and says each policy back in words.
-    Validate {
-        /// The configuration, in YAML.
-        file: PathBuf,
-    },
+    /// Checks a configuration file, or files of envoyproxy/ratelimit, and says each policy and limit back.
+    Validate(ValidateArgs),
     /// Looks at one key of a policy, or does something about it, on a running server.
     Key(key::KeyArgs),
     /// Lists and changes limits of a running server, for the whole fleet.
@@ -196,6 +194,14 @@ struct ServeArgs {
 }
 
 #[derive(Debug, Args)]
+struct ValidateArgs {
+    /// The configuration, in YAML.
+    file: Option<PathBuf>,
+    #[command(flatten)]
+    envoy: EnvoyArgs,
+}
+
+#[derive(Debug, Args)]
 struct ExplainArgs {
     #[command(flatten)]
     policies: PolicyArgs,
@@ -292,7 +298,7 @@ impl Cli {
             Command::Serve(args) => serve::run(&args),
             Command::Check(args) => check::run(&args),
             Command::Top(args) => top::run(&args),
-            Command::Validate { file } => validate::run(&file),
+            Command::Validate(args) => validate::run(&args),
             Command::Key(args) => key::run(&args),
             Command::Policy(args) => policy::run(&args),
             Command::Token(args) => token::run(&args),

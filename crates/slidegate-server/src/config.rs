@@ -88,13 +88,14 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    /// The same without the default policy: what there is beside other policies.
+    /// The same without the default policy: what there is beside other limits. A file needs no policies then.
     pub(crate) fn beside_others(
         file: Option<&Path>,
         texts: &[String],
         outside: &Outside,
     ) -> Result<Self, ConfigErrors> {
-        let config = Self::from_sources(file, texts, outside)?;
+        let outside = Outside { has_other_limits: true, ..outside.clone() };
+        let config = Self::from_sources(file, texts, &outside)?;
         let is_default = file.is_none() && texts.is_empty();
         Ok(if is_default { Self { policies: PolicySet::default(), ..config } } else { config })
     }

@@ -9,13 +9,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use slidegate::headers::HeaderOptions;
 use slidegate::{
-    Algorithm, Decisions, Error, KeyUse, MemoryStats, MemoryStore, Policy, PolicySet, Quota, Request,
-    Timestamp, Value, Verb,
+    Algorithm, Decisions, Error, KeyUse, MemoryStats, MemoryStore, Policy, PolicyDecision, PolicySet, Quota,
+    Request, Timestamp, Value, Verb,
 };
 
 use crate::config::{Added, Config, KeysShown, describe};
 use crate::control::{self, Base, Document, Folded};
-use crate::observe::{Caller, Observer};
+use crate::observe::{Caller, Door, Observer, Outcome};
 use crate::shadow::Shadows;
 use crate::store::{Shared, Store};
 
@@ -390,6 +390,13 @@ impl Front {
                 shared.apply_all(Verb::Check, std::slice::from_ref(&request)).await;
             }
         }
+    }
+
+    /// Counts looks as what they were to a client whose request they decided, each with its outcome.
+    pub(crate) fn note_looks(&self, door: Door, looks: &[(PolicyDecision<'_>, Outcome)]) {
+        self.observer.note_looks(door, looks);
+        let shadows = looks.iter().filter(|(one, _)| !one.policy().is_enforced());
+        self.shadows.note_looks(shadows.map(|(one, outcome)| (one, *outcome == Outcome::ShadowDeny)));
     }
 
     /// The part of [`decide`](Self::decide) that waits for nobody, for protocols that decide many requests in one go. `None`

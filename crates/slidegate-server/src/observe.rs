@@ -18,7 +18,7 @@ use tokio::sync::Semaphore;
 use crate::config::{KeysShown, Observe};
 use crate::control::candidate_of;
 use crate::envoy::Live;
-use counts::{Outcome, Roll, Row};
+use counts::{Roll, Row};
 use events::Message;
 use histogram::Histogram;
 use lane::{Lanes, thread, wanted};
@@ -32,6 +32,7 @@ mod histogram;
 mod lane;
 mod live;
 mod metrics;
+mod reference;
 mod routes;
 mod sampler;
 mod shown;
@@ -39,11 +40,10 @@ mod stream;
 mod top;
 mod traces;
 
-pub(crate) use counts::Counts;
-#[allow(unused_imports)] // for the pages of operators
+pub(crate) use counts::{Counts, Outcome};
 pub(crate) use events::{Filter, KEPT};
 pub(crate) use live::tick;
-pub(crate) use routes::routes;
+pub(crate) use routes::{metrics_routes, routes};
 use top::By;
 pub(crate) use traces::{Caller, Spans, Traces};
 
@@ -234,7 +234,9 @@ impl Observer {
                 (verb == Verb::Check).then(|| Outcome::of(decision, policy.is_enforced()))
             };
             match outcome {
-                Some(Outcome::Deny | Outcome::ShadowDeny) => self.note_denial(door, row, &one, seen),
+                Some(Outcome::Deny | Outcome::ShadowDeny) => {
+                    self.note_denial(door, row, &one, seen, policy.is_enforced());
+                }
                 Some(Outcome::Allow) if top && decision.cost > 0 => self.note_charge(row, &one, seen),
                 _ => {}
             }
@@ -248,6 +250,29 @@ impl Observer {
         }
     }
 
+    /// Sees looks that decided a client's request, each with its outcome: counted as checks that charged nothing.
+    pub(crate) fn note_looks(&self, door: Door, looks: &[(PolicyDecision<'_>, Outcome)]) {
+        let Told { metrics, events, top } = self.options;
+        if !(metrics || events || top) {
+            return;
+        }
+        let thread = thread();
+        let seen = self.lanes.of(thread);
+        let roll = self.roll.load();
+        for (one, outcome) in looks {
+            let Some(row) = roll.row(one.position(), one.policy().name()) else { continue };
+            if metrics {
+                row.note_look(thread, one.decision(), *outcome, one.asked());
+            }
+            if *outcome != Outcome::Allow {
+                self.note_denial(door, row, one, seen, *outcome == Outcome::Deny);
+            }
+        }
+        if metrics && looks.iter().any(|(_, outcome)| *outcome == Outcome::Deny) {
+            seen.requests[1][Verb::Check as usize][door as usize].fetch_add(1, Relaxed);
+        }
+    }
+
     #[inline]
     fn note_charge(&self, row: &Row, one: &PolicyDecision<'_>, seen: &Seen) {
         let decisions = seen.charges.weigh(one.at);
@@ -257,7 +282,8 @@ impl Observer {
         }
     }
 
-    fn note_denial(&self, door: Door, row: &Row, one: &PolicyDecision<'_>, seen: &Seen) {
+    /// `denies` says whether it denied the request.
+    fn note_denial(&self, door: Door, row: &Row, one: &PolicyDecision<'_>, seen: &Seen, denies: bool) {
         let decisions = seen.denials.weigh(one.at);
         if decisions == 0 {
             self.events.leave_out();
@@ -269,7 +295,7 @@ impl Observer {
             self.top.add(row.number, By::Denied, &key, one.at, weight, &self.veil);
         }
         if self.options.events {
-            self.events.record(door, one, &key, row.keys_shown);
+            self.events.record(door, one, &key, row.keys_shown, denies);
         }
     }
 

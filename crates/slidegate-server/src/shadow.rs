@@ -70,13 +70,7 @@ impl Shadows {
         for one in decisions.iter().filter(|one| !one.policy().is_enforced()) {
             let name = one.policy().name();
             let Some(live) = candidate_of(name) else {
-                // Most decisions are not the first, and need no name of their own.
-                if !seen.shadows.contains_key(name) {
-                    seen.shadows.insert(name.to_owned(), Watched::default());
-                }
-                let watched = seen.shadows.get_mut(name).expect("it was put there");
-                watched.requests += 1;
-                watched.would_deny += u64::from(one.is_denied());
+                seen.watch(name, one.is_denied());
                 continue;
             };
             let is_live = |other: &PolicyDecision<'_>| {
@@ -102,9 +96,30 @@ impl Shadows {
         to_charge
     }
 
+    /// Takes note of looks under policies in shadow that stand for checks, and whether each would have been denied.
+    pub(crate) fn note_looks<'d>(&self, looks: impl Iterator<Item = (&'d PolicyDecision<'d>, bool)>) {
+        let mut looks = looks.filter(|(one, _)| candidate_of(one.policy().name()).is_none()).peekable();
+        if looks.peek().is_some() {
+            let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+            looks.for_each(|(one, would_deny)| seen.watch(one.policy().name(), would_deny));
+        }
+    }
+
     /// What was seen so far.
     pub(crate) fn seen(&self) -> Seen {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Seen {
+    fn watch(&mut self, name: &str, would_deny: bool) {
+        // Most decisions are not the first, and need no name of their own.
+        if !self.shadows.contains_key(name) {
+            self.shadows.insert(name.to_owned(), Watched::default());
+        }
+        let watched = self.shadows.get_mut(name).expect("it was put there");
+        watched.requests += 1;
+        watched.would_deny += u64::from(would_deny);
     }
 }
 

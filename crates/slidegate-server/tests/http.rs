@@ -146,6 +146,48 @@ fn a_request_under_no_policy_is_allowed_and_says_so() {
     assert_eq!(answer.header("ratelimit"), None);
 }
 
+/// Who names a policy wants that one alone, and must not pass because of a slip of the pen.
+#[test]
+fn a_policy_that_is_named_decides_alone_and_one_that_cannot_is_told() {
+    let server = Server::start(&POLICIES);
+    let under = |policy: &str, attributes: Value| {
+        json!({ "policy": policy, "attributes": attributes, "cost": 2 }).to_string()
+    };
+    let both = json!({ "user": "alice", "ip": "192.0.2.7" });
+    server.judge("POST", "/v1/check", Some(&under("per-ip", both.clone())), 200);
+    let denied = server.post("/v1/check", &under("per-ip", both.clone())).json();
+    assert_eq!(denied["violated-policies"], json!(["per-ip"]));
+    assert_eq!(denied["policies"].as_array().unwrap().len(), 1, "{denied}");
+    assert_eq!(server.post("/v1/peek", &under("per-user", both.clone())).json()["used"], 0);
+    assert_eq!(server.post("/v1/refund", &under("per-ip", both.clone())).json()["used"], 0);
+    let batch = format!(r#"{{"requests":[{}]}}"#, under("per-ip", both.clone()));
+    assert_eq!(server.post("/v1/check/batch", &batch).json()["decisions"][0]["remaining"], 0);
+    assert_eq!(server.post("/v1/reset", &under("per-ip", both.clone())).json(), json!({ "existed": true }));
+    for (policy, attributes, field, detail) in [
+        (
+            "per-ipp",
+            both.clone(),
+            "policy",
+            "policy `per-ipp` is not in force; `slidegate policy list` says which are",
+        ),
+        (
+            "per-ip",
+            json!({ "user": "alice" }),
+            "attributes",
+            "policy `per-ip` counts by `ip`; give that attribute",
+        ),
+    ] {
+        for route in ["/v1/check", "/v1/peek", "/v1/refund", "/v1/penalize", "/v1/reset"] {
+            let answer = server.post(route, &under(policy, attributes.clone()));
+            assert_eq!(answer.status, 400, "{route}: {}", answer.body);
+            assert_eq!((&answer.json()["field"], &answer.json()["detail"]), (&json!(field), &json!(detail)));
+        }
+    }
+    let resp = Server::start(&["--resp", "127.0.0.1:0"]);
+    let told = resp.post("/v1/check", &under("THROTTLE", json!({ "key": "a" })));
+    assert_eq!((told.status, &told.json()["field"]), (400, &json!("policy")), "it has no quota of its own");
+}
+
 /// Every kind of bad input: a 4xx that names the field, and a server that lives on.
 #[test]
 fn bad_input_is_refused_by_name_and_charges_nothing() {
@@ -161,7 +203,11 @@ fn bad_input_is_refused_by_name_and_charges_nothing() {
         ("null", "body", "the body is no JSON object"),
         (r#"{"attributes":{"user":"a"}} x"#, "body", "goes on after its JSON"),
         ("{}", "body", "missing field `attributes`"),
-        (r#"{"attributes":{},"cots":2}"#, "cots", "unknown field `cots`, expected `attributes` or `cost`"),
+        (
+            r#"{"attributes":{},"cots":2}"#,
+            "cots",
+            "unknown field `cots`, expected one of `attributes`, `cost`, `policy`",
+        ),
         (r#"{"attributes":["user"]}"#, "attributes", "expected an object of texts"),
         (r#"{"attributes":{"user":42}}"#, "attributes.user", r#"expected a text; write numbers as "42""#),
         (r#"{"attributes":{"user":null}}"#, "attributes.user", "expected a text"),

@@ -68,23 +68,29 @@ impl ClientAddr {
         peer: Option<IpAddr>,
         headers: impl IntoIterator<Item = (&'h str, &'h [u8])>,
     ) -> Resolved {
-        let lines = self.source.header().map(|header| Lines::of(header, headers));
-        match lines.map_or(Err(Found::Peer), |lines| self.read(peer, &lines)) {
+        match self.read(peer, headers) {
             Ok(addr) => Resolved { addr: Some(canonical(addr)), found: Found::Header },
             Err(found) => Resolved { addr: peer.map(canonical), found },
         }
     }
 
     /// The address in the header, or why the peer has to do.
-    fn read(&self, peer: Option<IpAddr>, lines: &Lines) -> Result<IpAddr, Found> {
+    fn read<'h>(
+        &self,
+        peer: Option<IpAddr>,
+        headers: impl IntoIterator<Item = (&'h str, &'h [u8])>,
+    ) -> Result<IpAddr, Found> {
+        let header = self.source.header().ok_or(Found::Peer)?;
         if !self.trust.believes(peer) {
-            return Err(if lines.count == 0 { Found::Peer } else { Found::Untrusted });
+            let is_sent = headers.into_iter().any(|(name, _)| name.eq_ignore_ascii_case(header));
+            return Err(if is_sent { Found::Untrusted } else { Found::Peer });
         }
+        let lines = Lines::of(header, headers);
         match self.source {
             _ if lines.count == 0 => Err(Found::Absent),
             Source::Peer => Err(Found::Peer),
-            Source::XForwardedFor => self.trust.walk(lines, node),
-            Source::Forwarded => self.trust.walk(lines, forwarded_node),
+            Source::XForwardedFor => self.trust.walk(&lines, node),
+            Source::Forwarded => self.trust.walk(&lines, forwarded_node),
             Source::Single(_) if lines.count > 1 => Err(Found::TooMany),
             Source::Single(_) => node(lines.kept[0].trim_ascii()).ok_or(Found::Malformed),
         }

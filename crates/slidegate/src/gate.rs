@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::{ArcSwap, Guard};
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 
 use crate::charge::Plan;
 use crate::decision::{Decision, Verdict};
@@ -162,18 +162,18 @@ impl Gate {
     /// # Ok::<(), slidegate::Error>(())
     /// ```
     pub fn apply_all<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
-        let policies = self.policies.load();
+        // Made where it is returned and filled there, as moving it takes as long as a decision.
+        let mut decisions = Decisions { policies: self.policies.load(), requests, answers: SmallVec::new() };
         if let [request] = requests
-            && let Some(charge) = policies.single_charge(request)
+            && let Some(charge) = decisions.policies.single_charge(request)
         {
             let decision = self.store.apply_single(verb, &charge);
-            let answers = smallvec![Answer { request: 0, policy: charge.policy, decision }];
-            return Decisions { policies, requests, answers };
+            decisions.answers.push(Answer { request: 0, policy: charge.policy, decision });
+        } else {
+            let plan = decisions.policies.plan(requests);
+            decisions.answers = plan.answers(self.store.apply(verb, &plan.charges));
         }
-        let plan = policies.plan(requests);
-        let answers = plan.answers(self.store.apply(verb, &plan.charges));
-        drop(plan);
-        Decisions { policies, requests, answers }
+        decisions
     }
 
     /// Forgets the request's keys under every policy that applies; says whether anything counted on one of them.

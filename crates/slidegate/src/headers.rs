@@ -49,12 +49,53 @@ pub struct HeaderOptions {
     pub retry_after_ms: bool,
 }
 
-const RATELIMIT_POLICY: &str = "ratelimit-policy";
-const RATELIMIT: &str = "ratelimit";
-const RATELIMIT_PARTS: [&str; 3] = ["ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"];
-const X_RATELIMIT_PARTS: [&str; 3] = ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"];
-const RETRY_AFTER: &str = "retry-after";
-const RETRY_AFTER_MS: &str = "retry-after-ms";
+/// A field's name. In the order in which fields are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Name {
+    RateLimitPolicy,
+    RateLimit,
+    RateLimitLimit,
+    RateLimitRemaining,
+    RateLimitReset,
+    XRateLimitLimit,
+    XRateLimitRemaining,
+    XRateLimitReset,
+    RetryAfter,
+    RetryAfterMs,
+}
+
+impl Name {
+    #[cfg(feature = "tower")]
+    pub(crate) const ALL: [Self; 10] = [
+        Self::RateLimitPolicy,
+        Self::RateLimit,
+        Self::RateLimitLimit,
+        Self::RateLimitRemaining,
+        Self::RateLimitReset,
+        Self::XRateLimitLimit,
+        Self::XRateLimitRemaining,
+        Self::XRateLimitReset,
+        Self::RetryAfter,
+        Self::RetryAfterMs,
+    ];
+    const PARTS: [Self; 3] = [Self::RateLimitLimit, Self::RateLimitRemaining, Self::RateLimitReset];
+    const X_PARTS: [Self; 3] = [Self::XRateLimitLimit, Self::XRateLimitRemaining, Self::XRateLimitReset];
+
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::RateLimitPolicy => "ratelimit-policy",
+            Self::RateLimit => "ratelimit",
+            Self::RateLimitLimit => "ratelimit-limit",
+            Self::RateLimitRemaining => "ratelimit-remaining",
+            Self::RateLimitReset => "ratelimit-reset",
+            Self::XRateLimitLimit => "x-ratelimit-limit",
+            Self::XRateLimitRemaining => "x-ratelimit-remaining",
+            Self::XRateLimitReset => "x-ratelimit-reset",
+            Self::RetryAfter => "retry-after",
+            Self::RetryAfterMs => "retry-after-ms",
+        }
+    }
+}
 
 /// The largest Integer of a structured field: 15 digits (RFC 9651, 3.3.1). Greater numbers are written as this one.
 const MAX_INTEGER: u64 = 999_999_999_999_999;
@@ -97,6 +138,9 @@ impl HeaderOptions {
 
     /// [`headers`](Self::headers), wherever they go.
     pub(crate) fn write_all(&self, decisions: &Decisions<'_>, out: &mut impl Fields) {
+        if *self == Self::OFF {
+            return;
+        }
         let Some(strictest) = decisions.strictest() else { return };
         let enforced = decisions.iter().filter(|one| one.policy().is_enforced());
         let answers: SmallVec<[_; 4]> = enforced.map(|one| Answer::from(&one)).collect();
@@ -134,17 +178,17 @@ impl HeaderOptions {
         match self.draft {
             Draft::Off => {}
             Draft::Draft6 => {
-                names.push(RATELIMIT_POLICY);
-                names.extend(RATELIMIT_PARTS);
+                names.push(Name::RateLimitPolicy);
+                names.extend(Name::PARTS);
             }
-            Draft::Draft7 | Draft::Draft10 => names.extend([RATELIMIT_POLICY, RATELIMIT]),
+            Draft::Draft7 | Draft::Draft10 => names.extend([Name::RateLimitPolicy, Name::RateLimit]),
         }
         if self.x_ratelimit != XRateLimit::Off {
-            names.extend(X_RATELIMIT_PARTS);
+            names.extend(Name::X_PARTS);
         }
-        names.extend(self.retry_after.then_some(RETRY_AFTER));
-        names.extend(self.retry_after_ms.then_some(RETRY_AFTER_MS));
-        names
+        names.extend(self.retry_after.then_some(Name::RetryAfter));
+        names.extend(self.retry_after_ms.then_some(Name::RetryAfterMs));
+        names.into_iter().map(Name::as_str).collect()
     }
 
     fn write(&self, answers: &[Answer<'_>], strictest: &Answer<'_>, out: &mut impl Fields) {
@@ -154,22 +198,22 @@ impl HeaderOptions {
             Draft::Off => {}
             Draft::Draft6 => {
                 let numbers = strictest.numbers(retry_after_s.unwrap_or(reset_s));
-                out.field(RATELIMIT_POLICY, |text| strictest.unnamed_policy(text));
-                write_numbers(out, RATELIMIT_PARTS, numbers);
+                out.field(Name::RateLimitPolicy, |text| strictest.unnamed_policy(text));
+                write_numbers(out, Name::PARTS, numbers);
             }
             Draft::Draft7 => {
                 let [limit, remaining, reset] = strictest.numbers(retry_after_s.unwrap_or(reset_s));
-                out.field(RATELIMIT_POLICY, |text| strictest.unnamed_policy(text));
-                out.field(RATELIMIT, |text| {
+                out.field(Name::RateLimitPolicy, |text| strictest.unnamed_policy(text));
+                out.field(Name::RateLimit, |text| {
                     write_part(text, "limit=", limit);
                     write_part(text, ", remaining=", remaining);
                     write_part(text, ", reset=", reset);
                 });
             }
             Draft::Draft10 => {
-                out.field(RATELIMIT_POLICY, |text| write_list(text, answers, Answer::policy_item));
+                out.field(Name::RateLimitPolicy, |text| write_list(text, answers, Answer::policy_item));
                 let item = |one: &Answer<'_>, text: &mut String| one.limit_item(text, retry_after_s);
-                out.field(RATELIMIT, |text| write_list(text, answers, item));
+                out.field(Name::RateLimit, |text| write_list(text, answers, item));
             }
         }
         let x_reset_s = match self.x_ratelimit {
@@ -178,13 +222,13 @@ impl HeaderOptions {
             XRateLimit::DeltaSeconds => Some(reset_s),
         };
         if let Some(x_reset_s) = x_reset_s {
-            write_numbers(out, X_RATELIMIT_PARTS, strictest.numbers(x_reset_s));
+            write_numbers(out, Name::X_PARTS, strictest.numbers(x_reset_s));
         }
         if let Some(secs) = retry_after_s {
-            out.field(RETRY_AFTER, |text| write_number(text, secs));
+            out.field(Name::RetryAfter, |text| write_number(text, secs));
         }
         if let Some(millis) = strictest.retry_after_ms().filter(|_| self.retry_after_ms) {
-            out.field(RETRY_AFTER_MS, |text| write_number(text, millis));
+            out.field(Name::RetryAfterMs, |text| write_number(text, millis));
         }
     }
 }
@@ -192,14 +236,14 @@ impl HeaderOptions {
 /// Where header fields are written to.
 pub(crate) trait Fields {
     /// Adds a field; `write` appends its value to the text it is given, which may hold other values already.
-    fn field(&mut self, name: &'static str, write: impl FnOnce(&mut String));
+    fn field(&mut self, name: Name, write: impl FnOnce(&mut String));
 }
 
 impl Fields for Vec<Header> {
-    fn field(&mut self, name: &'static str, write: impl FnOnce(&mut String)) {
+    fn field(&mut self, name: Name, write: impl FnOnce(&mut String)) {
         let mut value = String::new();
         write(&mut value);
-        self.push((name, value));
+        self.push((name.as_str(), value));
     }
 }
 
@@ -278,7 +322,7 @@ impl Answer<'_> {
     fn write_name(&self, out: &mut String) {
         let plain = |c| matches!(c, ' '..='~') && !matches!(c, '"' | '\\');
         out.push('"');
-        if self.name.chars().all(plain) {
+        if self.name.bytes().all(|byte| plain(char::from(byte))) {
             out.push_str(self.name);
         } else {
             out.extend(self.name.chars().map(|c| if plain(c) { c } else { '_' }));
@@ -288,7 +332,7 @@ impl Answer<'_> {
 }
 
 /// Fields of one number each.
-fn write_numbers(out: &mut impl Fields, names: [&'static str; 3], numbers: [u64; 3]) {
+fn write_numbers(out: &mut impl Fields, names: [Name; 3], numbers: [u64; 3]) {
     for (name, number) in names.into_iter().zip(numbers) {
         out.field(name, |text| write_number(text, number));
     }
@@ -524,7 +568,7 @@ mod tests {
         assert!(headers.iter().all(|(name, _)| !name.starts_with("retry-after")), "{headers:?}");
         // Nothing is used, so nothing is freed and the reset is now.
         assert_eq!(headers[1].1, r#""p";r=5"#);
-        assert_eq!(headers[4], (X_RATELIMIT_PARTS[2], "1000000000".into()));
+        assert_eq!(headers[4], (Name::XRateLimitReset.as_str(), "1000000000".into()));
         assert_eq!(DELTA.headers_of("p", &limiter.quota(), &denied)[2].1, "0");
     }
 

@@ -31,11 +31,15 @@ pub struct Key<'r> {
 impl<'r> Key<'r> {
     /// The values, in the order of the scope, addresses without the bits that are not counted by.
     pub(crate) fn parts(&self) -> impl Iterator<Item = Value<'r>> {
-        let cut = |value| match value {
+        self.scope.iter().filter_map(|attribute| self.part(attribute))
+    }
+
+    #[inline]
+    fn part(&self, attribute: &str) -> Option<Value<'r>> {
+        Some(match self.request.value(attribute)? {
             Value::Address(ip) => Value::Address(group(ip, self.ipv6_prefix)),
             bytes @ Value::Bytes(_) => bytes,
-        };
-        self.scope.iter().filter_map(|attribute| self.request.value(attribute)).map(cut)
+        })
     }
 
     /// The bytes that this key and no other writes, on the stack for keys of ordinary length.
@@ -46,13 +50,11 @@ impl<'r> Key<'r> {
     }
 
     pub(crate) fn id(&self, secret: &Secret) -> KeyId {
-        let mut parts = self.parts();
-        match (parts.next(), parts.next()) {
-            (Some(Value::Bytes(bytes)), None) => secret.id_of(bytes),
-            (Some(Value::Address(IpAddr::V4(ip))), None) => {
-                KeyId([u64::from(ip.to_bits()), KeyId::tag(KeyId::V4)])
-            }
-            (Some(Value::Address(IpAddr::V6(ip))), None) if ip.to_bits() & 0xFF == 0 => {
+        let only = if let [attribute] = self.scope { self.part(attribute) } else { None };
+        match only {
+            Some(Value::Bytes(bytes)) => secret.id_of(bytes),
+            Some(Value::Address(IpAddr::V4(ip))) => KeyId([u64::from(ip.to_bits()), KeyId::tag(KeyId::V4)]),
+            Some(Value::Address(IpAddr::V6(ip))) if ip.to_bits() & 0xFF == 0 => {
                 // The last byte is free for the tag: true of every group up to /120.
                 let bits = ip.to_bits().swap_bytes();
                 #[allow(clippy::cast_possible_truncation)] // the two halves

@@ -21,7 +21,6 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use http::Extensions;
-use http::request::Parts;
 use http::response::Response;
 use tower_layer::Layer;
 
@@ -37,6 +36,7 @@ mod body;
 mod config;
 mod denied;
 mod fields;
+mod head;
 mod limited;
 mod refund;
 mod service;
@@ -49,6 +49,7 @@ use body::{AnyBody, SameBody};
 pub use config::AnyGate;
 use config::Config;
 pub use denied::Denied;
+pub use head::Head;
 pub use limited::Limited;
 pub use refund::Refund;
 pub use service::{RateLimit, ResponseFuture};
@@ -71,6 +72,7 @@ impl RateLimitLayer {
             under: Vec::new(),
             client: ClientAddr::default(),
             finds_client: false,
+            tells_handlers: true,
             #[cfg(feature = "axum")]
             reads_params: false,
             peer: None,
@@ -203,7 +205,7 @@ impl RateLimitLayerBuilder {
     }
 
     /// What a request costs: 1 unless said. Zero passes and charges nothing.
-    pub fn cost(mut self, cost_of: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
+    pub fn cost(mut self, cost_of: impl Fn(&Head<'_>) -> u64 + Send + Sync + 'static) -> Self {
         self.0.cost = Some(Arc::new(cost_of));
         self
     }
@@ -217,7 +219,7 @@ impl RateLimitLayerBuilder {
     /// let limit = RateLimitLayer::builder(gate).skip(|request| request.method == http::Method::OPTIONS);
     /// # Ok::<(), slidegate::Error>(())
     /// ```
-    pub fn skip(mut self, skips: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
+    pub fn skip(mut self, skips: impl Fn(&Head<'_>) -> bool + Send + Sync + 'static) -> Self {
         self.0.skip = Some(Arc::new(skips));
         self
     }
@@ -225,6 +227,13 @@ impl RateLimitLayerBuilder {
     /// Which answers give the cost of their request back: none unless said.
     pub fn refund(mut self, refund: Refund) -> Self {
         self.0.refund = Some(refund);
+        self
+    }
+
+    /// Whether requests that pass carry [`Limited`] in their extensions, as they do unless said. Where no handler asks for
+    /// it, saying no saves as much as deciding costs.
+    pub fn tell_handlers(mut self, tell: bool) -> Self {
+        self.0.tells_handlers = tell;
         self
     }
 

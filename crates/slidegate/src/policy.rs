@@ -422,6 +422,7 @@ impl PolicySet {
 
     /// What a request would charge if that is one charge, as it mostly is: a plan has room for several, and filling and
     /// moving that takes longer than to decide on one key.
+    #[inline] // it is returned by way of memory otherwise, which costs as much as finding it
     pub(crate) fn single_charge<'a>(&'a self, request: &'a Request<'a>) -> Option<Charge<'a>> {
         let mut applying = self.rules_for(request).iter().filter(|at| self.policy(**at).applies_to(request));
         let at = applying.next()?;

@@ -10,6 +10,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
+use super::ports::Ports;
 use super::reload::{self, Causes};
 use super::{Failure, ServeArgs};
 use crate::admin::{self, Admin};
@@ -76,17 +77,10 @@ async fn serve(
         Causes::new(watched).map_err(|error| Failure(format!("cannot listen to signals: {error}")))?;
     let (listener, address) = bind(config.listen, "--listen").await?;
     let grace = config.shutdown_grace;
-    let debug = match envoy.as_ref().and_then(|settings| settings.debug) {
-        Some(debug) => Some(TcpListener::bind(debug).await.map_err(|error| {
-            Failure(format!("cannot listen to {debug}: {error}; choose another port with DEBUG_PORT"))
-        })?),
-        None => None,
-    };
+    let reference = Ports::bind(envoy.as_ref()).await?;
     let door = rls::Door::bind(config.grpc.clone()).await.map_err(Failure)?;
     let mut listeners: Vec<_> = door.iter().flat_map(rls::Door::addresses).map(grpc_listener).collect();
-    if let Some(address) = debug.as_ref().and_then(|debug| debug.local_addr().ok()) {
-        listeners.push(admin::Listener { door: "debug", address: address.to_string(), tls: false });
-    }
+    listeners.extend(reference.listeners());
     let mut greeting = Greeting::of(&config, address);
     let resp = match config.resp.clone() {
         Some(settings) => {
@@ -101,6 +95,7 @@ async fn serve(
         None => None,
     };
     greeting.grpc = door.as_ref().map(rls::Door::places);
+    greeting.others = reference.places();
     let response_headers = config.grpc.response_headers;
     let (mut files, mut rules) = (None, None);
     if let Some(settings) = &envoy {
@@ -108,10 +103,10 @@ async fn serve(
             Watcher::start(settings, &config.policies).map_err(|refusal| Failure(refusal.to_string()))?;
         let current = live.current();
         greeting.envoy = Some(describe_files(settings, current.as_deref()));
-        if let (true, Some(policy)) =
-            (greeting.policies.is_empty(), current.as_deref().and_then(Envoy::first_policy))
+        if let (true, Some(body)) =
+            (greeting.policies.is_empty(), current.as_deref().and_then(Envoy::example))
         {
-            greeting.query = format!("?{}={policy}&{}=me", envoy::RULE, envoy::SCOPE);
+            greeting.try_with = format!("-d {} {}/json", quoted(&body), greeting.listening);
         }
         files = Some(watcher);
         rules = Some(rls::Files { live, settings: settings.clone() });
@@ -167,11 +162,7 @@ async fn serve(
         let stop = async move { stopped.wait_for(|stop| *stop).await.map(drop) };
         tokio::spawn(door.serve(Arc::clone(&limits), stop, grace))
     });
-    let debug = debug.map(|debug| {
-        let mut stopped = stopped.clone();
-        let stop = async move { stopped.wait_for(|stop| *stop).await.map(drop) };
-        tokio::spawn(listener::serve(debug, rls::debug_routes(Arc::clone(&limits)), stop, grace))
-    });
+    let reference = reference.serve(&front, &limits, &stopped, grace);
     let resp = async {
         match resp {
             Some((listener, settings, workers)) => {
@@ -189,7 +180,7 @@ async fn serve(
     };
     let (http, resp) = tokio::join!(listener::serve(listener, doors, stop, grace), resp);
     let mut cut_off = http + resp;
-    for door in [grpc, debug].into_iter().flatten() {
+    for door in grpc.into_iter().chain(reference) {
         cut_off += door.await.unwrap_or_default();
     }
     sweeper.abort();
@@ -224,14 +215,16 @@ struct Greeting {
     resp: Option<String>,
     /// Where Envoy's rate-limit service listens, if it does.
     grpc: Option<String>,
+    /// Where else it listens, each with what is there.
+    others: Vec<(&'static str, String)>,
     store: String,
     /// Where spans of decisions go, if anywhere.
     traces: Option<String>,
     policies: Vec<String>,
     /// The folder of envoyproxy/ratelimit's files, and what is in it.
     envoy: Option<String>,
-    /// The query of a request that meets the first policy.
-    query: String,
+    /// Arguments of curl for a request that meets the first policy.
+    try_with: String,
 }
 
 impl Greeting {
@@ -240,22 +233,25 @@ impl Greeting {
             let value = |name: &String| if config.is_address(name) { "192.0.2.7" } else { "alice" };
             policy.scope_attributes().iter().map(|name| format!("{name}={}", value(name))).collect()
         });
+        let query = if attributes.is_empty() { String::new() } else { format!("?{}", attributes.join("&")) };
+        let listening = format!("http://{address}");
         Self {
-            listening: format!("http://{address}"),
+            try_with: format!("'{listening}/v1/check{query}'"),
+            listening,
             resp: None,
             grpc: None,
+            others: Vec::new(),
             store: format!("memory, up to {} keys", config.max_keys),
             traces: config.observe.traces.as_ref().map(|traces| traces.endpoint.clone()),
             policies: config.policies.iter().map(|policy| describe(policy, config.counted())).collect(),
             envoy: None,
-            query: if attributes.is_empty() { String::new() } else { format!("?{}", attributes.join("&")) },
         }
     }
 }
 
 impl fmt::Display for Greeting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { listening, resp, grpc, store, traces, policies, envoy, query } = self;
+        let Self { listening, resp, grpc, others, store, traces, policies, envoy, try_with } = self;
         writeln!(f, "slidegate {}", env!("CARGO_PKG_VERSION"))?;
         writeln!(f, "listening  {listening}")?;
         if let Some(resp) = resp {
@@ -263,6 +259,9 @@ impl fmt::Display for Greeting {
         }
         if let Some(places) = grpc {
             writeln!(f, "grpc       {places}")?;
+        }
+        for (name, place) in others {
+            writeln!(f, "{name:<10} {place}")?;
         }
         writeln!(f, "store      {store}")?;
         if let Some(traces) = traces {
@@ -274,12 +273,17 @@ impl fmt::Display for Greeting {
         if let Some(envoy) = envoy {
             writeln!(f, "envoy      {envoy}")?;
         }
-        write!(f, "try        curl -i '{listening}/v1/check{query}'")
+        write!(f, "try        curl -i {try_with}")
     }
 }
 
 fn grpc_listener((address, tls): (String, bool)) -> admin::Listener {
     admin::Listener { door: "grpc", address, tls }
+}
+
+/// A text as one argument in a shell.
+fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "'\\''"))
 }
 
 /// Follows what is changed at run time, here and elsewhere.

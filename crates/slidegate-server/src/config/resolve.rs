@@ -57,8 +57,8 @@ pub(super) fn config(root: &Node, outside: &Outside, findings: &mut Findings) ->
             address_attributes.push(name.to_owned());
         }
     }
-    let (policies, candidates) =
-        policies(&top, &address_attributes, findings).unwrap_or((defaults.policies, defaults.candidates));
+    let (policies, candidates) = policies(&top, &address_attributes, outside, findings)
+        .unwrap_or((defaults.policies, defaults.candidates));
     let mut admin = section(&top, "admin", &["tokens"], "tokens: [...]", findings)
         .map(|section| admin::tokens(&section, findings))
         .unwrap_or_default();
@@ -214,8 +214,13 @@ pub(super) const TAKEN: &str =
 fn policies(
     top: &Section<'_>,
     addresses: &[String],
+    outside: &Outside,
     findings: &mut Findings,
 ) -> Option<(PolicySet, BTreeMap<String, Quota>)> {
+    if outside.has_other_limits && top.get("policies").is_none_or(|node| matches!(node.value, Value::Nothing))
+    {
+        return Some((PolicySet::default(), BTreeMap::new()));
+    }
     top.expect("policies", &format!("write for example `{MINIMAL}`"), findings);
     let node = top.get("policies")?;
     let nodes = match &node.value {

@@ -77,6 +77,8 @@ pub(crate) struct Outside {
     pub(super) resp: Option<SocketAddr>,
     pub(super) resp_password: Option<Password>,
     pub(super) traces: OutsideTraces,
+    /// Whether limits come from elsewhere besides, so that a file may have no policies.
+    pub(super) has_other_limits: bool,
 }
 
 impl SharedStore {
@@ -122,6 +124,7 @@ impl Outside {
             resp,
             resp_password: variable(PASSWORD_VARIABLE)?.map(password).transpose()?,
             traces: OutsideTraces::read(variable)?,
+            has_other_limits: false,
         })
     }
 

@@ -80,6 +80,9 @@ fn fallback(policy: &Policy, instances: u64) -> String {
 }
 
 fn conditions(policy: &Policy) -> String {
+    if policy.is_only_when_named() {
+        return " that name it".to_owned();
+    }
     let conditions: Vec<_> =
         policy.conditions().iter().map(|(attribute, condition)| format!("{attribute} {condition}")).collect();
     if conditions.is_empty() { String::new() } else { format!(" whose {}", conditions.join(" and ")) }

@@ -4,8 +4,11 @@
 //! a value answers to the entries of `key: a, value: b` as well. Once a branch is taken there is no way back.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
+use super::names::StatKey;
 use super::rule::{Rate, Rule};
+use super::statistics::{Counters, Statistics};
 
 /// The descriptors below one node, or those of a whole domain.
 #[derive(Debug, Default)]
@@ -43,7 +46,8 @@ pub(super) struct Limit {
     /// The policy that counts it; empty if unlimited.
     pub(super) policy: String,
     /// What its statistics are called without values of requests.
-    pub(super) stat_key: String,
+    pub(super) stat_key: StatKey,
+    pub(super) counters: Arc<Counters>,
 }
 
 /// How a node was found.
@@ -109,6 +113,25 @@ impl Level {
             nodes.find(|node| matches(&node.name, &asked)).map(|node| (node, How::Wildcard))
         };
         named(&asked, How::Exact).or_else(by_pattern).or_else(|| named(key, How::AnyValue))
+    }
+
+    /// Finds the counters of all limits from here on.
+    pub(super) fn count_in(&mut self, statistics: &Statistics) {
+        for node in &mut self.nodes {
+            if let Some(limit) = &mut node.limit {
+                limit.counters = statistics.named(&limit.stat_key);
+            }
+            node.below.count_in(statistics);
+        }
+    }
+
+    /// The way to the first node with a limit to count by, in the order of the files.
+    pub(super) fn first_limit(&self) -> Option<Vec<&Node>> {
+        self.nodes.iter().find_map(|node| {
+            let below = || Some([&[node], &*node.below.first_limit()?].concat());
+            let has_rate = node.limit.as_ref().is_some_and(|limit| limit.rate.is_some());
+            if has_rate { Some(vec![node]) } else { below() }
+        })
     }
 
     /// Goes down from here.

@@ -93,18 +93,52 @@ fn fnv1a(bytes: &[u8]) -> u64 {
         .fold(0xCBF2_9CE4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01B3))
 }
 
-/// What the statistics of the node at the end of a path are called: `test-domain.key1_value1.subkey1`.
-pub(super) fn stat_key<'n>(domain: &str, names: impl IntoIterator<Item = &'n str>) -> String {
-    let mut key = sanitised(domain);
-    for name in names {
-        key.push('.');
-        key += &sanitised(name);
+/// What statistics are called: `test-domain.key1_value1.subkey1`. Known by its parts as well, which may have dots.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct StatKey {
+    text: String,
+    /// Where the domain ends in it, the first key, and the second: its end where there are fewer.
+    ends: [usize; 3],
+}
+
+impl StatKey {
+    pub(crate) fn text(&self) -> &str {
+        &self.text
     }
-    key
+
+    /// The domain, the first key and the second, each empty if there is none.
+    pub(crate) fn labels(&self) -> [&str; 3] {
+        let [domain, first, second] = self.ends;
+        let after = |from: usize, to: usize| self.text.get(from + 1..to).unwrap_or_default();
+        [&self.text[..domain], after(domain, first), after(first, second)]
+    }
+
+    pub(super) fn into_text(self) -> String {
+        self.text
+    }
+}
+
+/// What the statistics of the node at the end of a path are called.
+pub(super) fn stat_key<'n>(domain: &str, names: impl IntoIterator<Item = &'n str>) -> StatKey {
+    let mut text = sanitised(domain);
+    let mut ends = [text.len(); 3];
+    for (at, name) in names.into_iter().enumerate() {
+        text.push('.');
+        text += &sanitised(name);
+        if let Some(ends) = ends.get_mut(at + 1..) {
+            ends.fill(text.len());
+        }
+    }
+    StatKey { text, ends }
 }
 
 /// What the statistics of one request's limit are called, where that depends on its values.
-pub(super) fn stat_key_of(domain: &str, walk: &Walk<'_>, entries: &[(&str, &str)], detailed: bool) -> String {
+pub(super) fn stat_key_of(
+    domain: &str,
+    walk: &Walk<'_>,
+    entries: &[(&str, &str)],
+    detailed: bool,
+) -> StatKey {
     let found = walk.steps.iter().filter_map(|step| step.found).zip(entries);
     let names: Vec<_> = found
         .map(|((node, _), (key, value))| match node {
@@ -116,9 +150,9 @@ pub(super) fn stat_key_of(domain: &str, walk: &Walk<'_>, entries: &[(&str, &str)
     stat_key(domain, names.iter().map(String::as_str))
 }
 
-/// Without what a name in statsd may not have: `:` and `|`, and the dots of IPv4 addresses.
-fn sanitised(text: &str) -> String {
-    let text = text.replace([':', '|'], "_");
+/// Without what a name in statsd may not have: `:` and `|`, and the dots of IPv4 addresses. Nor what would end its line.
+pub(super) fn sanitised(text: &str) -> String {
+    let text = text.replace(|c: char| matches!(c, ':' | '|') || c.is_control(), "_");
     let mut out = String::with_capacity(text.len());
     let mut rest = text.as_str();
     while let Some(at) = rest.find(|c: char| c.is_ascii_digit()) {
@@ -147,7 +181,7 @@ mod tests {
     fn statistics_are_called_what_their_readers_can_read() {
         for (text, expected) in [
             ("remote_address_10.0.0.1", "remote_address_10_0_0_1"),
-            ("path_/a:b|c", "path_/a_b_c"),
+            ("path_/a:b|c\nd", "path_/a_b_c_d"),
             ("host_example.com", "host_example.com"),
             ("version_1.2.3", "version_1.2.3"),
             ("a_10.0.0.1.", "a_10_0_0_1."),

@@ -170,7 +170,7 @@ proptest! {
                 _ => None,
             };
             let expected = meet(&top, entries);
-            let told = met.as_ref().map(|hit| (hit.rate.requests_per_unit, hit.stat_key.to_string()));
+            let told = met.as_ref().map(|hit| (hit.rate.requests_per_unit, hit.stat_key.text().to_owned()));
             let plain = expected.as_ref().map(|(number, stat_key, _)| (*number, stat_key.clone()));
             prop_assert_eq!(told, plain, "{:?} in\n{}", entries, text);
             if let Some((hit, (number, _, counted))) = met.zip(expected) {

@@ -3,59 +3,30 @@
 //! They are read only where `--envoy-env` asks for them: variables such as `PORT`, `HOST` and `LOG_LEVEL` are set on many
 //! machines for other programs. `docs/envoy.md` lists those that are honoured, and those that are not with the reason.
 
-use std::fmt::Display;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::ops::RangeInclusive;
+mod idle;
+mod reader;
+mod redis;
+
+use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
-use slidegate::{Algorithm, ClientCertificate, RedisOptions, parse_window};
+use slidegate::Algorithm;
 
+use super::statistics::NEAR_LIMIT_RATIO;
 use super::{Folder, Reading, Refusal};
-use crate::config::{Grpc, GrpcTls, SharedStore};
+use crate::config::{Grpc, GrpcTls};
+use reader::Reader;
+use redis::Redis;
 
-/// Variables of the reference that mean nothing here, each with the reason.
-pub(super) const NOT_HONOURED: [(&str, &str); 22] = [
-    ("CONFIG_GRPC_XDS_SERVER_URL", "configuration comes from files"),
-    ("EXPIRATION_JITTER_MAX_SECONDS", "expiry is garbage collection here and part of no decision"),
-    ("EXTRA_TAGS", "there is no statsd"),
-    ("LOCAL_CACHE_SIZE_IN_BYTES", "denials are remembered while they are true, in bounded memory"),
-    ("MEMCACHE_HOST_PORT", "there is no memcached store: it cannot decide and charge in one step"),
-    ("MEMCACHE_SRV", "there is no memcached store: it cannot decide and charge in one step"),
-    ("NEAR_LIMIT_RATIO", "metrics call four fifths of any limit near it"),
-    ("PROMETHEUS_MAPPER_YAML", "metrics are labelled as they are"),
-    ("REDIS_CLUSTER_PIPELINE_PARALLELISM", "commands of one node travel together anyway"),
-    ("REDIS_PERSECOND", "all limits live in one store, so that a request is charged on all or none"),
-    ("REDIS_PERSECOND_URL", "all limits live in one store, so that a request is charged on all or none"),
-    ("REDIS_PIPELINE_LIMIT", "commands are pipelined as they come"),
-    ("REDIS_PIPELINE_WINDOW", "commands are pipelined as they come"),
-    ("REDIS_POOL_SIZE", "all calls share a pipelined connection"),
-    ("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "a certificate is always checked"),
-    ("RUNTIME_WATCH_ROOT", "both what it asks to watch are looked at"),
-    ("STATSD_HOST", "there is no statsd"),
-    ("STATSD_PORT", "there is no statsd"),
-    (
-        "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT",
-        "what is refused is never charged, on no limit of the request",
-    ),
-    ("TRACING_ENABLED", "there is no tracing"),
-    ("USE_DOG_STATSD", "there is no statsd"),
-    ("USE_STATSD", "there is no statsd"),
-];
-
-const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const HTTP_PORT: u16 = 8080;
 const GRPC_PORT: u16 = 8081;
 const DEBUG_PORT: u16 = 6070;
+const PROMETHEUS_PORT: u16 = 9090;
 /// After so long a connection of Envoy's is asked to be made anew, so that new instances get their share.
 const MAX_CONNECTION_AGE: Duration = Duration::from_secs(24 * 3600);
 /// How long requests on such a connection may still take.
 const MAX_CONNECTION_AGE_GRACE: Duration = Duration::from_secs(3600);
-/// How long a decision may take at most: with no time none is made, and past a minute it is none.
-const DEADLINES: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(60);
-/// Largest file of certificates.
-const MAX_PEM_BYTES: u64 = 1 << 20;
 
 /// What the service does in the reference's place.
 #[derive(Debug, Clone)]
@@ -78,8 +49,12 @@ pub(crate) struct Settings {
     pub(crate) http: Option<SocketAddr>,
     /// Where Envoy connects to, if anywhere.
     pub(crate) grpc: Grpc,
-    /// Where `/rlconfig` is.
+    /// Where `/rlconfig` and `/stats` are.
     pub(crate) debug: Option<SocketAddr>,
+    /// Where metrics are besides, and their path.
+    pub(crate) prometheus: Option<(SocketAddr, String)>,
+    /// From which part of a limit on statistics call hits near it: 0 to 1.
+    pub(crate) near_limit_ratio: f32,
     /// The store that the variables name.
     pub(crate) redis: Option<Redis>,
     /// The least severe lines to log, if said.
@@ -94,15 +69,6 @@ pub(crate) struct HeaderNames {
     pub(crate) limit: String,
     pub(crate) remaining: String,
     pub(crate) reset: String,
-}
-
-/// A store, and what its URL cannot say.
-#[derive(Debug, Clone)]
-pub(crate) struct Redis {
-    pub(crate) url: String,
-    deadline: Option<Duration>,
-    ca_pem: Option<Vec<u8>>,
-    certificate: Option<ClientCertificate>,
 }
 
 impl Settings {
@@ -120,6 +86,8 @@ impl Settings {
             http: None,
             grpc: Grpc::default(),
             debug: None,
+            prometheus: None,
+            near_limit_ratio: NEAR_LIMIT_RATIO,
             redis: None,
             log_level: None,
             not_honoured: Vec::new(),
@@ -133,30 +101,8 @@ impl Settings {
     pub(crate) fn of_environment(variable: &dyn Fn(&str) -> Option<String>) -> Result<Self, Refusal> {
         let mut read = Reader { variable, mistakes: Vec::new() };
         let settings = read.settings();
-        if read.mistakes.is_empty() { Ok(settings) } else { Err(Refusal(read.mistakes)) }
+        if read.mistakes.is_empty() { Ok(settings) } else { Err(Refusal::all(read.mistakes)) }
     }
-}
-
-impl Redis {
-    /// Puts what the URL does not say into a store made of it.
-    pub(crate) fn complete(self, mut store: SharedStore) -> SharedStore {
-        if let Some(deadline) = self.deadline {
-            store.deadline = deadline;
-            store.options = store.options.deadline(deadline);
-        }
-        if let Some(pem) = self.ca_pem {
-            store.options = store.options.ca_certificates(pem);
-        }
-        if let Some(certificate) = self.certificate {
-            store.options = store.options.client_certificate(certificate);
-        }
-        store
-    }
-}
-
-struct Reader<'v> {
-    variable: &'v dyn Fn(&str) -> Option<String>,
-    mistakes: Vec<String>,
 }
 
 impl Reader<'_> {
@@ -190,6 +136,8 @@ impl Reader<'_> {
             http: Some(self.address("HOST", "PORT", HTTP_PORT)),
             grpc: self.grpc(),
             debug: Some(self.address("DEBUG_HOST", "DEBUG_PORT", DEBUG_PORT)),
+            prometheus: self.prometheus(),
+            near_limit_ratio: self.near_limit_ratio(),
             redis: self.redis(),
             log_level: self.log_level(),
             not_honoured: self.not_honoured(),
@@ -200,7 +148,12 @@ impl Reader<'_> {
     fn refuse_what_cannot_be(&mut self) {
         for (name, only, way_out) in [
             ("BACKEND_TYPE", "redis", "set it to `redis`, or unset it: there is no memcached store"),
-            ("CONFIG_TYPE", "FILE", "set it to `FILE`, or unset it: configuration comes from files"),
+            (
+                "CONFIG_TYPE",
+                "FILE",
+                "limits are read from files and not from a management server (xDS): put them into the folder that \
+                 RUNTIME_ROOT or --envoy-config names, and set CONFIG_TYPE to `FILE` or unset it",
+            ),
         ] {
             if let Some(value) = self.text(name)
                 && !value.eq_ignore_ascii_case(only)
@@ -210,56 +163,27 @@ impl Reader<'_> {
         }
     }
 
-    /// Its value; an empty one is none.
-    fn text(&self, name: &str) -> Option<String> {
-        (self.variable)(name).filter(|value| !value.is_empty())
-    }
-
-    fn wrong(&mut self, name: &str, value: &str, way_out: impl Display) {
-        self.mistakes.push(format!("{name} is `{}`; {way_out}", value.escape_debug()));
-    }
-
-    fn read<T, E: Display>(&mut self, name: &str, read: impl Fn(&str) -> Result<T, E>) -> Option<T> {
-        let value = self.text(name)?;
-        read(&value).map_err(|error| self.mistakes.push(format!("{name}: {error}"))).ok()
-    }
-
-    fn parsed<T: FromStr>(&mut self, name: &str, way_out: &str) -> Option<T> {
-        let value = self.text(name)?;
-        let parsed = value.parse().ok();
-        if parsed.is_none() {
-            self.wrong(name, &value, way_out);
+    /// Where the reference's Prometheus would be, if it is asked for.
+    fn prometheus(&mut self) -> Option<(SocketAddr, String)> {
+        if !self.flag("USE_PROMETHEUS") {
+            return None;
         }
-        parsed
-    }
-
-    fn flag(&mut self, name: &str) -> bool {
-        let Some(value) = self.text(name) else { return false };
-        match value.as_str() {
-            "1" | "t" | "T" | "true" | "TRUE" | "True" => true,
-            "0" | "f" | "F" | "false" | "FALSE" | "False" => false,
-            _ => {
-                self.wrong(name, &value, "write `true` or `false`");
-                false
-            }
+        let address = self.go_address("PROMETHEUS_ADDR", PROMETHEUS_PORT);
+        let path = self.text("PROMETHEUS_PATH").unwrap_or_else(|| "/metrics".to_owned());
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '_' | '-' | '.');
+        if !path.starts_with('/') || !path.chars().all(is_plain) {
+            self.wrong("PROMETHEUS_PATH", &path, "give a path, for example `/metrics`");
         }
+        Some((address, path))
     }
 
-    fn span(&mut self, name: &str) -> Option<Duration> {
-        self.read(name, parse_window)
-    }
-
-    fn address(&mut self, host: &str, port: &str, default_port: u16) -> SocketAddr {
-        let everyone = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
-        let ip = match self.text(host).as_deref() {
-            None => everyone,
-            Some("localhost") => LOOPBACK,
-            Some(_) => self
-                .parsed::<IpAddr>(host, "give an IP address, for example `0.0.0.0` or `127.0.0.1`")
-                .unwrap_or(everyone),
-        };
-        let port = self.parsed(port, "give a port, for example `8081`").unwrap_or(default_port);
-        SocketAddr::new(ip, port)
+    fn near_limit_ratio(&mut self) -> f32 {
+        let way_out = "give a part of the limit from 0 to 1, for example `0.8`";
+        let ratio: f32 = self.parsed("NEAR_LIMIT_RATIO", way_out).unwrap_or(NEAR_LIMIT_RATIO);
+        if !(0.0..=1.0).contains(&ratio) {
+            self.wrong("NEAR_LIMIT_RATIO", &ratio.to_string(), way_out);
+        }
+        ratio
     }
 
     fn grpc(&mut self) -> Grpc {
@@ -293,81 +217,6 @@ impl Reader<'_> {
         }
     }
 
-    fn redis(&mut self) -> Option<Redis> {
-        let place = self.text("REDIS_URL")?;
-        let url = self.redis_url(&place)?;
-        if let Err(error) = RedisOptions::new(&url) {
-            self.mistakes.push(format!("REDIS_URL: {error}"));
-            return None;
-        }
-        let certificate_pem = self.pem("REDIS_TLS_CLIENT_CERT");
-        let key_pem = self.pem("REDIS_TLS_CLIENT_KEY");
-        let certificate = certificate_pem.zip(key_pem);
-        Some(Redis {
-            url,
-            deadline: self.read("REDIS_TIMEOUT", |text| match parse_window(text) {
-                Ok(span) if !DEADLINES.contains(&span) => Err(format!("`{text}` is not within 1ms to 60s")),
-                Ok(span) => Ok(span),
-                Err(error) => Err(error.to_string()),
-            }),
-            ca_pem: self.pem("REDIS_TLS_CACERT"),
-            certificate: certificate
-                .map(|(certificate_pem, key_pem)| ClientCertificate { certificate_pem, key_pem }),
-        })
-    }
-
-    /// Our URL of what the reference has in several variables.
-    fn redis_url(&mut self, place: &str) -> Option<String> {
-        let scheme = if self.flag("REDIS_TLS") { "rediss" } else { "redis" };
-        let login = self.text("REDIS_AUTH").map(|auth| Login::of(&auth));
-        let at =
-            login.as_ref().map(|login| format!("{}:{}@", login.user, login.password)).unwrap_or_default();
-        let kind = self.text("REDIS_TYPE").unwrap_or_else(|| "SINGLE".into());
-        match kind.to_ascii_uppercase().as_str() {
-            "SINGLE"
-                if self.text("REDIS_SOCKET_TYPE").is_none_or(|kind| kind == "unix")
-                    && place.starts_with('/') =>
-            {
-                let query = login.map(|login| format!("?user={}&pass={}", login.user, login.password));
-                Some(format!("unix://{place}{}", query.unwrap_or_default()))
-            }
-            "SINGLE" => Some(format!("{scheme}://{at}{place}")),
-            "CLUSTER" => Some(format!("{scheme}+cluster://{at}{place}")),
-            "SENTINEL" => {
-                let Some((master, sentinels)) = place.split_once(',') else {
-                    let way_out =
-                        "write the master's name and the sentinels, for example `main,10.0.0.5:26379`";
-                    self.wrong("REDIS_URL", place, way_out);
-                    return None;
-                };
-                let query = self.text("REDIS_SENTINEL_AUTH").map(|auth| Login::of(&auth));
-                let query = query
-                    .map(|login| format!("?sentinel_user={}&sentinel_pass={}", login.user, login.password))
-                    .unwrap_or_default();
-                Some(format!("{scheme}+sentinel://{at}{sentinels}/{}{query}", encoded(master)))
-            }
-            _ => {
-                self.wrong("REDIS_TYPE", &kind, "write `SINGLE`, `SENTINEL` or `CLUSTER`");
-                None
-            }
-        }
-    }
-
-    fn pem(&mut self, name: &str) -> Option<Vec<u8>> {
-        self.read(name, |path| {
-            let length = std::fs::metadata(path).map(|file| file.len());
-            match length.and_then(|length| Ok((length, std::fs::read(path)?))) {
-                Ok((length, _)) if length > MAX_PEM_BYTES => {
-                    Err(format!("`{path}` is larger than {MAX_PEM_BYTES} bytes; give PEM"))
-                }
-                Ok((_, pem)) => Ok(pem),
-                Err(error) => {
-                    Err(format!("`{path}` cannot be read: {error}; check the path and who may read it"))
-                }
-            }
-        })
-    }
-
     /// Their levels by our names.
     fn log_level(&mut self) -> Option<String> {
         let level = self.text("LOG_LEVEL")?;
@@ -381,40 +230,17 @@ impl Reader<'_> {
             }
         }
     }
-
-    fn not_honoured(&self) -> Vec<String> {
-        let is_off = |value: &String| ["0", "f", "false"].contains(&value.to_ascii_lowercase().as_str());
-        let set =
-            NOT_HONOURED.iter().filter(|(name, _)| self.text(name).is_some_and(|value| !is_off(&value)));
-        set.map(|(name, why)| format!("{name} is set and means nothing here: {why}")).collect()
-    }
-}
-
-/// `user:password`, or a password alone, as they stand in URLs.
-struct Login {
-    user: String,
-    password: String,
-}
-
-impl Login {
-    fn of(auth: &str) -> Self {
-        let (user, password) = auth.split_once(':').unwrap_or(("", auth));
-        Self { user: encoded(user), password: encoded(password) }
-    }
-}
-
-/// Percent-encoded but for what is harmless everywhere in a URL.
-fn encoded(text: &str) -> String {
-    let harmless = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
-    let one = |byte: u8| if harmless(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
-    text.bytes().map(one).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;
 
+    use slidegate::RedisOptions;
+
+    use super::idle::NOT_HONOURED;
     use super::*;
+    use crate::config::SharedStore;
 
     fn read(variables: &[(&str, &str)]) -> Result<Settings, String> {
         let variables: HashMap<_, _> = variables.iter().copied().collect();
@@ -467,6 +293,10 @@ mod tests {
             ("GRPC_PORT", "2"),
             ("DEBUG_HOST", "localhost"),
             ("DEBUG_PORT", "3"),
+            ("USE_PROMETHEUS", "true"),
+            ("PROMETHEUS_ADDR", "localhost:4"),
+            ("PROMETHEUS_PATH", "/m"),
+            ("NEAR_LIMIT_RATIO", "0.5"),
             ("GRPC_MAX_CONNECTION_AGE", "1h30m"),
             ("GRPC_MAX_CONNECTION_AGE_GRACE", "5s"),
             ("GRPC_SERVER_USE_TLS", "true"),
@@ -491,6 +321,10 @@ mod tests {
         assert_eq!(settings.headers, Some(headers));
         assert_eq!(settings.http, Some("127.0.0.1:1".parse().unwrap()));
         assert_eq!(settings.debug, Some("127.0.0.1:3".parse().unwrap()));
+        assert_eq!(settings.prometheus, Some(("127.0.0.1:4".parse().unwrap(), "/m".into())));
+        assert_eq!(settings.near_limit_ratio.to_string(), "0.5");
+        let prometheus = read(&[("USE_PROMETHEUS", "true")]).unwrap().prometheus;
+        assert_eq!(prometheus, Some(("0.0.0.0:9090".parse().unwrap(), "/metrics".into())));
         let tls = GrpcTls {
             cert_file: "/c".into(),
             key_file: "/k".into(),
@@ -563,17 +397,25 @@ mod tests {
                 ("REDIS_TYPE", "MANY"),
                 ("REDIS_URL", "h:1"),
                 ("LOG_LEVEL", "loud"),
+                ("USE_PROMETHEUS", "true"),
+                ("PROMETHEUS_ADDR", "9090"),
+                ("PROMETHEUS_PATH", "/{all}"),
+                ("NEAR_LIMIT_RATIO", "80"),
             ])
             .unwrap_err()
             .lines()
             .collect::<Vec<_>>(),
             [
-                "CONFIG_TYPE is `GRPC_XDS_SOTW`; set it to `FILE`, or unset it: configuration comes from files",
+                "CONFIG_TYPE is `GRPC_XDS_SOTW`; limits are read from files and not from a management server (xDS): put \
+                 them into the folder that RUNTIME_ROOT or --envoy-config names, and set CONFIG_TYPE to `FILE` or unset it",
                 "RUNTIME_IGNOREDOTFILES is `maybe`; write `true` or `false`",
                 "HOST is `here`; give an IP address, for example `0.0.0.0` or `127.0.0.1`",
                 "GRPC_SERVER_USE_TLS is `true`; give the files too, in GRPC_SERVER_TLS_CERT and GRPC_SERVER_TLS_KEY",
                 "GRPC_MAX_CONNECTION_AGE: window `long` has the unknown unit `long`; use ms, s, m, h, d or w, for \
                  example `30s`",
+                "PROMETHEUS_ADDR is `9090`; give a port or an address with one, for example `:9090`",
+                "PROMETHEUS_PATH is `/{all}`; give a path, for example `/metrics`",
+                "NEAR_LIMIT_RATIO is `80`; give a part of the limit from 0 to 1, for example `0.8`",
                 "REDIS_TYPE is `MANY`; write `SINGLE`, `SENTINEL` or `CLUSTER`",
                 "LOG_LEVEL is `loud`; use error, warn, info, debug or trace",
             ]
@@ -609,13 +451,18 @@ mod tests {
         for (name, _) in NOT_HONOURED {
             assert!(page.contains(&format!("`{name}`")), "{name}");
         }
-        // Every variable that the code above asks for by name.
-        let code = include_str!("settings.rs").split("#[cfg(test)]").next().unwrap_or_default();
+        // Every variable that the code asks for by name.
+        let code = [
+            include_str!("settings.rs").split("#[cfg(test)]").next().unwrap_or_default(),
+            include_str!("settings/idle.rs"),
+            include_str!("settings/redis.rs"),
+        ]
+        .concat();
         let in_capitals = |part: &str| part.chars().all(|c| c.is_ascii_uppercase() || c == '_');
         let is_name =
             |part: &&str| in_capitals(part) && (part.contains('_') || ["HOST", "PORT"].contains(part));
         let names: Vec<_> = code.split('"').filter(is_name).collect();
-        assert!(names.len() > 60, "{names:?}");
+        assert!(names.len() > 100, "{names:?}");
         for name in names {
             assert!(page.contains(&format!("`{name}`")), "{name}");
         }

@@ -66,7 +66,9 @@ pub(crate) fn tell(envoy: &Envoy, domain: &str, entries: &[(&str, &str)], own: O
             listed(envoy.domains.keys().map(|name| format!("`{name}`")))
         )),
         Lookup::NoMatch { domain_found: true } => Outcome::NoLimit(why_none(&steps, entries)),
-        Lookup::Unlimited { stat_key, .. } => Outcome::Unlimited { stat_key: stat_key.into_owned() },
+        Lookup::Unlimited { stat_key, .. } => {
+            Outcome::Unlimited { stat_key: stat_key.into_owned().into_text() }
+        }
         Lookup::Limited(hit) => {
             let mut notes = Vec::new();
             let mut note = |holds: bool, told: &str| notes.extend(holds.then(|| told.to_owned()));
@@ -93,7 +95,7 @@ pub(crate) fn tell(envoy: &Envoy, domain: &str, entries: &[(&str, &str)], own: O
                 replaces: hit.rule.replaces.clone(),
                 policy: hit.policy.to_owned(),
                 key: hit.key,
-                stat_key: hit.stat_key.into_owned(),
+                stat_key: hit.stat_key.into_owned().into_text(),
             }
         }
     };

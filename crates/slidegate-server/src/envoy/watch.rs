@@ -11,7 +11,7 @@ use slidegate::{Policy, PolicySet};
 use tokio::sync::watch;
 
 use super::folder::{Fingerprint, Text};
-use super::{Envoy, Folder, Reading, Refusal, Settings};
+use super::{Envoy, Folder, Reading, Refusal, Settings, Statistics};
 use crate::watched::Watched;
 
 /// The configuration in force, for the doors.
@@ -19,6 +19,7 @@ use crate::watched::Watched;
 pub(crate) struct Live {
     current: watch::Receiver<Option<Arc<Envoy>>>,
     loads: Arc<Loads>,
+    statistics: Arc<Statistics>,
 }
 
 /// How often files were taken, and how often they were wrong.
@@ -37,6 +38,7 @@ pub(crate) struct Watcher {
     native: Vec<Policy>,
     sender: watch::Sender<Option<Arc<Envoy>>>,
     loads: Arc<Loads>,
+    statistics: Arc<Statistics>,
     /// What the last look found, or why it could not.
     watched: Watched<Result<Fingerprint, String>>,
     /// What was last read, good or bad.
@@ -49,6 +51,19 @@ impl Live {
     /// `None` while none was ever taken.
     pub(crate) fn current(&self) -> Option<Arc<Envoy>> {
         self.current.borrow().clone()
+    }
+
+    /// What is counted, whatever configuration is in force.
+    pub(crate) fn statistics(&self) -> &Statistics {
+        &self.statistics
+    }
+
+    /// All that is counted, in lines as the reference's `/stats` has them.
+    pub(crate) fn stats(&self) -> String {
+        let mut lines = self.statistics.lines();
+        lines.insert("ratelimit.service.config_load_success".to_owned(), self.loads_succeeded());
+        lines.insert("ratelimit.service.config_load_error".to_owned(), self.loads_failed());
+        lines.iter().map(|(name, count)| format!("{name}: {count}\n")).collect()
     }
 
     /// How often files were taken.
@@ -70,7 +85,8 @@ impl Watcher {
     pub(crate) fn start(settings: &Settings, native: &PolicySet) -> Result<(Self, Live), Refusal> {
         let (sender, current) = watch::channel(None);
         let loads = Arc::<Loads>::default();
-        let live = Live { current, loads: Arc::clone(&loads) };
+        let statistics = Arc::new(Statistics::new(settings.near_limit_ratio));
+        let live = Live { current, loads: Arc::clone(&loads), statistics: Arc::clone(&statistics) };
         let folder = settings.folder.clone();
         let watched = Watched::start(folder.look());
         let mut watcher = Self {
@@ -80,6 +96,7 @@ impl Watcher {
             sender,
             loads,
             watched,
+            statistics,
             texts: Vec::new(),
             retiring: Vec::new(),
         };
@@ -132,7 +149,9 @@ impl Watcher {
         }
         let envoy = Envoy::read(&texts, self.reading.clone());
         self.texts = texts;
-        envoy.map(Some)
+        let mut envoy = envoy?;
+        envoy.count_in(&self.statistics);
+        Ok(Some(envoy))
     }
 
     /// The policies of these files and those that are always in force, and of earlier files as far as there is room.
@@ -174,6 +193,9 @@ impl Watcher {
     fn retire(&mut self, configure: &dyn Fn(PolicySet) -> Result<(), slidegate::Error>) {
         let before = self.retiring.len();
         self.retiring.retain(|old| Arc::strong_count(old) > 1);
+        if self.retiring.len() < before {
+            self.statistics.forget_gone();
+        }
         if self.retiring.len() < before
             && let Ok(policies) = self.policies()
             && let Err(error) = configure(policies)

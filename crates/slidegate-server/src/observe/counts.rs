@@ -19,7 +19,7 @@ const MOST_SHARDED: usize = 1024;
 
 /// The verdict of one policy, as it is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(crate) enum Outcome {
     Allow,
     Deny,
     /// A shadow policy's denial, which denied nothing.
@@ -138,6 +138,15 @@ impl Row {
             Outcome::Allow | Outcome::ShadowDeny => {}
         }
         Some(outcome)
+    }
+
+    /// Counts a look that stands for a check of this cost.
+    pub(super) fn note_look(&self, thread: usize, decision: &Decision, outcome: Outcome, asked: u64) {
+        let cells = self.lanes.of(thread);
+        cells.checks[outcome as usize][place_of(decision.source)].fetch_add(1, Relaxed);
+        if outcome == Outcome::Deny {
+            cells.cost_denied.fetch_add(asked, Relaxed);
+        }
     }
 
     /// How many checks had this outcome from this source.

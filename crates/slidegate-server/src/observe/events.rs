@@ -142,8 +142,15 @@ impl Events {
         }
     }
 
-    /// Keeps, sends and logs a denial, as far as its key's rate goes.
-    pub(super) fn record(&self, door: Door, one: &PolicyDecision<'_>, key: &str, keys_shown: KeysShown) {
+    /// Keeps, sends and logs a denial, as far as its key's rate goes. `denies` says whether it denied the request.
+    pub(super) fn record(
+        &self,
+        door: Door,
+        one: &PolicyDecision<'_>,
+        key: &str,
+        keys_shown: KeysShown,
+        denies: bool,
+    ) {
         let policy = one.policy();
         let rated = [policy.name(), ":", key].concat();
         if self.rates.check(&rated).is_denied() {
@@ -153,6 +160,8 @@ impl Events {
         // A scope of nothing has the key `*`, and no attribute.
         let values = key.split(',').map(|value| self.veil.show(value, keys_shown).into());
         let quota = one.quota();
+        // A look asks for nothing, which always fits; it fits for certain when the key is as new.
+        let wait = if one.is_denied() { one.retry_after() } else { Some(one.reset_after()) };
         let mut event = Event {
             seq: 0,
             at: one.at,
@@ -164,9 +173,9 @@ impl Events {
             algorithm: quota.algorithm().name(),
             used: one.used,
             cost: one.asked(),
-            retry_after_ms: one.retry_after().map(millis_ceil),
+            retry_after_ms: wait.map(millis_ceil),
             source: one.source.name(),
-            mode: if policy.is_enforced() { "enforce" } else { "shadow" },
+            mode: if denies { "enforce" } else { "shadow" },
             door: door.name(),
             verdict: "deny",
             keys_shown,

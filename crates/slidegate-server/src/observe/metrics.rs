@@ -16,6 +16,7 @@ use slidegate::{BreakerState, PolicySet, Timestamp, Verb};
 
 use super::counts::{Counts, Outcome, Row, SOURCES};
 use super::histogram::Reading;
+use super::reference::Reference;
 use super::traces::Spans;
 use super::{Door, Observer, VERBS, name_of};
 use crate::front::{self, Front};
@@ -26,7 +27,7 @@ pub(super) const MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0
 /// Most policies with series of their own, up to 20 each. What the others count is under [`OTHERS`] together.
 const MOST_POLICIES: usize = 1000;
 /// No policy can have this name.
-const OTHERS: &str = "~others";
+pub(super) const OTHERS: &str = "~others";
 /// Most nodes of a shared store that are told of: a cluster's masters, of which more than a hundred are rare.
 const MOST_NODES: usize = 256;
 
@@ -34,8 +35,14 @@ const MOST_NODES: usize = 256;
 pub(super) fn page(front: &Arc<Front>) -> String {
     let mut registry = Registry::with_prefix("slidegate");
     registry.register_collector(Box::new(Scrape(Arc::clone(front))));
+    // Of another maker, so without our prefix.
+    let mut reference = Registry::default();
+    reference.register_collector(Box::new(Reference(Arc::clone(front))));
     let mut page = String::new();
-    text::encode(&mut page, &registry).expect("text takes text");
+    let written = text::encode_registry(&mut page, &registry)
+        .and_then(|()| text::encode_registry(&mut page, &reference))
+        .and_then(|()| text::encode_eof(&mut page));
+    written.expect("text takes text");
     page
 }
 

@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use axum::Router;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::response::sse::{KeepAlive, Sse};
@@ -36,6 +37,11 @@ pub(crate) fn routes(front: Arc<Front>) -> Routes {
         ("/v1/live", get(live)),
     ];
     Routes::over(front, table)
+}
+
+/// `/metrics` alone, at a path of choice.
+pub(crate) fn metrics_routes(front: Arc<Front>, path: &str) -> Router {
+    Router::new().route(path, get(metrics)).with_state(front)
 }
 
 async fn metrics(State(front): Shared) -> Result<Response, Problem> {

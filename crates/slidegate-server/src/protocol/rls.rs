@@ -2,7 +2,7 @@
 //!
 //! All descriptors of a request are decided in one step: either each of them is charged or none, so a descriptor that is
 //! refused burns nothing of another. Envoy passes requests on when this service fails or is slow, unless it is told
-//! otherwise; docs/envoy-grpc.md says where.
+//! otherwise; docs/envoy.md says where.
 
 mod answer;
 mod ask;
@@ -14,6 +14,7 @@ mod limits;
 mod metadata;
 mod reflection;
 mod service;
+mod tally;
 
 pub(crate) use door::Door;
 pub(crate) use json::{debug_routes, routes};

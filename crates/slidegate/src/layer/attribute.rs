@@ -8,8 +8,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use http::HeaderName;
-use http::request::Parts;
 
+use super::head::Head;
 use crate::client_addr::Resolved;
 use crate::request::Value;
 
@@ -28,7 +28,7 @@ use super::axum::PathParams;
 pub struct Attribute(Place);
 
 /// Reads a value from a request.
-type Read = dyn for<'p> Fn(&'p Parts) -> Option<AttributeValue<'p>> + Send + Sync;
+type Read = dyn for<'p> Fn(&Head<'p>) -> Option<AttributeValue<'p>> + Send + Sync;
 
 #[derive(Clone)]
 enum Place {
@@ -100,7 +100,7 @@ impl Attribute {
     /// Whatever the function finds. Runs for every request, on the thread that serves it.
     #[must_use]
     pub fn read(
-        read: impl for<'p> Fn(&'p Parts) -> Option<AttributeValue<'p>> + Send + Sync + 'static,
+        read: impl for<'p> Fn(&Head<'p>) -> Option<AttributeValue<'p>> + Send + Sync + 'static,
     ) -> Self {
         Self(Place::Read(Arc::new(read)))
     }
@@ -132,24 +132,24 @@ impl Attribute {
     }
 
     /// The value in a request.
-    pub(super) fn of<'p>(&'p self, seen: &Seen<'p>) -> Option<AttributeValue<'p>> {
+    pub(super) fn of<'p>(&'p self, seen: &Seen<'p>, client: Option<&Resolved>) -> Option<AttributeValue<'p>> {
         match &self.0 {
-            Place::ClientAddr => Some(match seen.client?.addr {
+            Place::ClientAddr => Some(match client?.addr {
                 Some(addr) => addr.into(),
                 None => UNKNOWN.into(),
             }),
             Place::Header(name) => {
-                let value = seen.request.headers.get(name)?.as_bytes();
+                let value = seen.head.headers.get(name)?.as_bytes();
                 (!value.is_empty()).then(|| value.into())
             }
-            Place::Method => Some(seen.request.method.as_str().into()),
-            Place::Path => Some(seen.request.uri.path().into()),
+            Place::Method => Some(seen.head.method.as_str().into()),
+            Place::Path => Some(seen.head.uri.path().into()),
             Place::Constant(value) => Some((&**value).into()),
-            Place::Read(read) => read(seen.request),
-            Place::Either(either) => either[0].of(seen).or_else(|| either[1].of(seen)),
+            Place::Read(read) => read(&seen.head),
+            Place::Either(either) => either[0].of(seen, client).or_else(|| either[1].of(seen, client)),
             Place::Nowhere => None,
             #[cfg(feature = "axum")]
-            Place::MatchedPath => super::axum::matched_path(seen.request).map(Into::into),
+            Place::MatchedPath => super::axum::matched_path(seen.head.extensions).map(Into::into),
             #[cfg(feature = "axum")]
             Place::PathParam(name) => seen.params?.value(name).map(Into::into),
         }
@@ -195,11 +195,10 @@ impl fmt::Debug for Attribute {
     }
 }
 
-/// A request and what was found out about it.
+/// A request as attributes see it.
+#[derive(Clone, Copy)]
 pub(super) struct Seen<'p> {
-    pub(super) request: &'p Parts,
-    /// Its client, where an attribute or a handler needs it.
-    pub(super) client: Option<Resolved>,
+    pub(super) head: Head<'p>,
     #[cfg(feature = "axum")]
     pub(super) params: Option<&'p PathParams>,
 }
@@ -211,13 +210,17 @@ pub(super) struct Seen<'p> {
 pub struct AttributeValue<'p>(Held<'p>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Held<'p> {
+pub(super) enum Held<'p> {
     Borrowed(&'p [u8]),
     Owned(Box<[u8]>),
     Address(IpAddr),
 }
 
-impl AttributeValue<'_> {
+impl<'p> AttributeValue<'p> {
+    pub(super) fn held(self) -> Held<'p> {
+        self.0
+    }
+
     /// As a request has it.
     pub(super) fn borrowed(&self) -> Value<'_> {
         match &self.0 {
@@ -228,11 +231,10 @@ impl AttributeValue<'_> {
     }
 
     /// For longer than the request lasts.
-    pub(super) fn to_owned(&self) -> AttributeValue<'static> {
-        AttributeValue(match &self.0 {
-            Held::Borrowed(bytes) => Held::Owned((*bytes).into()),
-            Held::Owned(bytes) => Held::Owned(bytes.clone()),
-            Held::Address(ip) => Held::Address(*ip),
+    pub(super) fn kept(value: Value<'_>) -> Self {
+        Self(match value {
+            Value::Bytes(bytes) => Held::Owned(bytes.into()),
+            Value::Address(ip) => Held::Address(ip),
         })
     }
 }

@@ -8,8 +8,8 @@ use std::task::{Context, Poll, Waker};
 
 use axum::extract::{FromRequestParts, MatchedPath, OptionalFromRequestParts, RawPathParams};
 use axum::response::{IntoResponse, Response};
-use http::StatusCode;
 use http::request::Parts;
+use http::{Extensions, Request, StatusCode};
 
 use super::Limited;
 use crate::client_addr::Resolved;
@@ -19,12 +19,13 @@ pub(super) struct PathParams(RawPathParams);
 
 impl PathParams {
     /// `None` outside of a router's routes, and where one of them is not UTF-8.
-    pub(super) fn of(request: &mut Parts) -> Option<Self> {
-        let read = pin!(RawPathParams::from_request_parts(request, &()));
-        match read.poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(read) => read.ok().map(Self),
-            Poll::Pending => None,
-        }
+    pub(super) fn of(extensions: &mut Extensions) -> Option<Self> {
+        // axum reads them from the head of a request, of which it needs only these.
+        let (mut head, ()) = Request::new(()).into_parts();
+        std::mem::swap(&mut head.extensions, extensions);
+        let read = at_once(RawPathParams::from_request_parts(&mut head, &()));
+        std::mem::swap(&mut head.extensions, extensions);
+        read?.ok().map(Self)
     }
 
     pub(super) fn value(&self, name: &str) -> Option<&str> {
@@ -32,8 +33,16 @@ impl PathParams {
     }
 }
 
-pub(super) fn matched_path(request: &Parts) -> Option<&str> {
-    request.extensions.get::<MatchedPath>().map(MatchedPath::as_str)
+/// What a future gives that never waits.
+fn at_once<T>(read: impl Future<Output = T>) -> Option<T> {
+    match pin!(read).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(read) => Some(read),
+        Poll::Pending => None,
+    }
+}
+
+pub(super) fn matched_path(extensions: &Extensions) -> Option<&str> {
+    extensions.get::<MatchedPath>().map(MatchedPath::as_str)
 }
 
 /// Why a handler was not given what it asked for: answers 500, as the application is put together wrongly.
@@ -55,7 +64,7 @@ impl IntoResponse for NotLimited {
 }
 
 const NO_LAYER: NotLimited = NotLimited(
-    "the handler asks for what the limit has decided, but its route has no `RateLimitLayer`; add one",
+    "the handler asks for what the limit has decided, but its route has no `RateLimitLayer` that tells handlers; add one",
 );
 const NO_CLIENT: NotLimited = NotLimited(
     "the handler asks for the client's address, but its `RateLimitLayer` has no rule for it; add `.client_addr(...)`",

@@ -1,24 +1,21 @@
 //! What a layer was told, and the one road from a request to its outcome.
 //!
-//! The road is asynchronous for the sake of shared gates. Over one in memory it never waits, so that a single poll on the
-//! stack is the whole of it.
+//! The road is two steps with the gate between them: what is asked, and what comes of the answer. So a gate in memory is
+//! asked without a future, and a shared one is waited for.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
-use std::pin::pin;
 use std::slice;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
 
 use http::Extensions;
-use http::request::Parts;
 use http::response::Response;
-use smallvec::SmallVec;
 
 use super::Limited;
-use super::attribute::{Attribute, AttributeValue, Seen};
+use super::attribute::{Attribute, AttributeValue, Held, Seen};
 use super::denied::Denied;
 use super::fields::FieldTexts;
+use super::head::Head;
 use super::refund::{Owed, Refund};
 use crate::client_addr::{ClientAddr, Resolved};
 use crate::gate::{Decisions, Gate};
@@ -28,9 +25,6 @@ use crate::request::Request;
 #[cfg(feature = "redis")]
 use crate::shared_gate::SharedGate;
 use crate::verb::Verb;
-
-#[cfg(feature = "axum")]
-use super::axum::PathParams;
 
 /// The gate of a layer, in memory or shared; made by `From`, also from an [`Arc`] of either.
 #[derive(Debug, Clone)]
@@ -70,33 +64,12 @@ impl From<Arc<SharedGate>> for AnyGate {
 }
 
 impl AnyGate {
-    /// Whether it decides without waiting.
-    pub(super) fn is_local(&self) -> bool {
-        matches!(self, Self::Memory(_))
-    }
-
     pub(super) fn policies(&self) -> Arc<PolicySet> {
         match self {
             Self::Memory(gate) => gate.policies(),
             #[cfg(feature = "redis")]
             Self::Shared(gate) => gate.policies(),
         }
-    }
-
-    pub(super) async fn apply_all<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
-        match self {
-            Self::Memory(gate) => gate.apply_all(verb, requests),
-            #[cfg(feature = "redis")]
-            Self::Shared(gate) => gate.apply_all(verb, requests).await,
-        }
-    }
-}
-
-/// The outcome of what never waits: the road over a gate in memory.
-pub(super) fn at_once<T>(road: impl Future<Output = T>) -> T {
-    match pin!(road).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(outcome) => outcome,
-        Poll::Pending => unreachable!("a gate in memory never waits"),
     }
 }
 
@@ -111,6 +84,8 @@ pub(super) struct Config {
     pub(super) client: ClientAddr,
     /// Whether each request's client is to be found out.
     pub(super) finds_client: bool,
+    /// Whether requests that pass carry what was decided.
+    pub(super) tells_handlers: bool,
     #[cfg(feature = "axum")]
     pub(super) reads_params: bool,
     pub(super) peer: Option<Arc<PeerOf>>,
@@ -122,63 +97,110 @@ pub(super) struct Config {
 }
 
 pub(super) type PeerOf = dyn Fn(&Extensions) -> Option<IpAddr> + Send + Sync;
-pub(super) type CostOf = dyn Fn(&Parts) -> u64 + Send + Sync;
-pub(super) type Skips = dyn Fn(&Parts) -> bool + Send + Sync;
+pub(super) type CostOf = dyn Fn(&Head<'_>) -> u64 + Send + Sync;
+pub(super) type Skips = dyn Fn(&Head<'_>) -> bool + Send + Sync;
 pub(super) type Deny = dyn Fn(&Denied<'_>) -> Response<String> + Send + Sync;
 
 /// What becomes of a request.
 pub(super) enum Outcome {
-    /// It passes.
-    Pass(Pass),
-    /// It is answered with this.
-    Deny(Response<String>),
+    /// It passes, and tells its handler this.
+    Pass(Pass, Option<Limited>),
+    /// It is answered with this. In a box, as what passes would be moved in the room of it.
+    Deny(Box<Response<String>>),
 }
 
 /// What a request that passes leaves behind for its answer.
 #[derive(Default)]
 pub(super) struct Pass {
     pub(super) fields: FieldTexts,
-    pub(super) owed: Option<Owed>,
+    pub(super) owed: Option<Box<Owed>>,
 }
 
-/// Values of a layer's attributes in one request, in their order.
-type Values<'p> = SmallVec<[Option<AttributeValue<'p>>; 4]>;
-
 impl Config {
-    /// Decides a request. What was decided is then in its extensions.
-    pub(super) async fn decide(self: &Arc<Self>, request: &mut Parts) -> Outcome {
-        if self.skip.as_ref().is_some_and(|skips| skips(request)) {
-            request.extensions.insert(Limited::default());
-            return Outcome::Pass(Pass::default());
+    /// Decides a request over a gate in memory.
+    pub(super) fn decide(self: &Arc<Self>, gate: &Gate, seen: &Seen<'_>) -> Outcome {
+        if self.skips(seen) {
+            return self.skipped();
         }
-        #[cfg(feature = "axum")]
-        let params = if self.reads_params { PathParams::of(request) } else { None };
-        let (limited, pass) = {
-            let seen = Seen {
-                request,
-                client: self.finds_client.then(|| self.client_of(request)),
-                #[cfg(feature = "axum")]
-                params: params.as_ref(),
-            };
-            let values: Values<'_> =
-                self.attributes.iter().map(|(_, attribute)| attribute.of(&seen)).collect();
-            let cost = self.cost.as_ref().map_or(1, |cost_of| cost_of(seen.request));
-            let asked = self.request(&values, cost);
-            let several = if self.under.is_empty() { Vec::new() } else { named(&asked, &self.under) };
-            let asked = if several.is_empty() { slice::from_ref(&asked) } else { &several };
-            let decisions = self.gate.apply_all(Verb::Check, asked).await;
-            let mut fields = FieldTexts::default();
-            self.headers.write_all(&decisions, &mut fields);
-            if decisions.is_denied() {
-                return Outcome::Deny(
-                    self.denial(&Denied { decisions: &decisions, request: seen.request }, fields),
-                );
+        let (client, made);
+        let mut request = self.asking(self.cost_of(seen));
+        client = self.client_of(seen);
+        made = self.describe(&mut request, seen, client.as_ref());
+        request.extend(made.iter().map(|(name, bytes)| (*name, &**bytes)));
+        let several = self.under_several(&request);
+        let decisions = gate.apply_all(Verb::Check, requests(&request, &several));
+        self.outcome(seen, client, &request, &decisions)
+    }
+
+    /// Decides a request over a shared gate.
+    #[cfg(feature = "redis")]
+    pub(super) async fn decide_shared(self: &Arc<Self>, gate: &SharedGate, seen: &Seen<'_>) -> Outcome {
+        if self.skips(seen) {
+            return self.skipped();
+        }
+        let (client, made);
+        let mut request = self.asking(self.cost_of(seen));
+        client = self.client_of(seen);
+        made = self.describe(&mut request, seen, client.as_ref());
+        request.extend(made.iter().map(|(name, bytes)| (*name, &**bytes)));
+        let several = self.under_several(&request);
+        let decisions = gate.apply_all(Verb::Check, requests(&request, &several)).await;
+        self.outcome(seen, client, &request, &decisions)
+    }
+
+    /// Whether the layer does not concern the request.
+    fn skips(&self, seen: &Seen<'_>) -> bool {
+        self.skip.as_ref().is_some_and(|skips| skips(&seen.head))
+    }
+
+    fn cost_of(&self, seen: &Seen<'_>) -> u64 {
+        self.cost.as_ref().map_or(1, |cost_of| cost_of(&seen.head))
+    }
+
+    /// A request as policies see it, without attributes; under the one policy that decides if there is only one.
+    pub(super) fn asking<'r>(&'r self, cost: u64) -> Request<'r> {
+        Request::asking(cost, if let [policy] = &*self.under { Some(policy) } else { None })
+    }
+
+    /// Adds the attributes that stand in the request, and returns those that were made from it, for adding them too.
+    #[inline]
+    fn describe<'p>(
+        &'p self,
+        request: &mut Request<'p>,
+        seen: &Seen<'p>,
+        client: Option<&Resolved>,
+    ) -> Vec<(&'p str, Box<[u8]>)> {
+        let mut made = Vec::new();
+        for (name, attribute) in &self.attributes {
+            match attribute.of(seen, client).map(AttributeValue::held) {
+                Some(Held::Borrowed(bytes)) => request.extend([(&**name, bytes)]),
+                Some(Held::Address(ip)) => request.extend([(&**name, ip)]),
+                Some(Held::Owned(bytes)) => made.push((&**name, bytes)),
+                None => {}
             }
-            let owed = self.refund.as_ref().and_then(|_| Owed::new(self, &decisions, &values, cost));
-            (Limited::new(&decisions, seen.client), Pass { fields, owed })
-        };
-        request.extensions.insert(limited);
-        Outcome::Pass(pass)
+        }
+        made
+    }
+
+    fn skipped(&self) -> Outcome {
+        Outcome::Pass(Pass::default(), self.tells_handlers.then(Limited::default))
+    }
+
+    fn outcome(
+        self: &Arc<Self>,
+        seen: &Seen<'_>,
+        client: Option<Resolved>,
+        request: &Request<'_>,
+        decisions: &Decisions<'_>,
+    ) -> Outcome {
+        let mut fields = FieldTexts::default();
+        self.headers.write_all(decisions, &mut fields);
+        if decisions.is_denied() {
+            let denied = Denied { decisions, request: seen.head };
+            return Outcome::Deny(Box::new(self.denial(&denied, fields)));
+        }
+        let owed = self.refund.as_ref().and_then(|_| Owed::new(self, decisions, request)).map(Box::new);
+        Outcome::Pass(Pass { fields, owed }, self.tells_handlers.then(|| Limited::new(decisions, client)))
     }
 
     fn denial(&self, denied: &Denied<'_>, fields: FieldTexts) -> Response<String> {
@@ -187,23 +209,29 @@ impl Config {
         response
     }
 
-    /// The request as policies see it.
-    pub(super) fn request<'r>(&'r self, values: &'r [Option<AttributeValue<'_>>], cost: u64) -> Request<'r> {
-        let named = self.attributes.iter().zip(values);
-        named.fold(Request::new().cost(cost), |request, ((name, _), value)| match value {
-            Some(value) => request.with(name, value.borrowed()),
-            None => request,
-        })
+    /// The request once for each policy that it is to be decided under, if those are several.
+    fn under_several<'r>(&'r self, request: &Request<'r>) -> Vec<Request<'r>> {
+        if self.under.len() < 2 { Vec::new() } else { named(request, &self.under) }
     }
 
-    fn client_of(&self, request: &Parts) -> Resolved {
+    /// Who the client is, if an attribute or a handler needs it.
+    fn client_of(&self, seen: &Seen<'_>) -> Option<Resolved> {
+        if !self.finds_client {
+            return None;
+        }
+        let head = &seen.head;
         let peer = match &self.peer {
-            Some(peer_of) => peer_of(&request.extensions),
-            None => peer_of(&request.extensions),
+            Some(peer_of) => peer_of(head.extensions),
+            None => peer_of(head.extensions),
         };
-        let lines = request.headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
-        self.client.resolve(peer, lines)
+        let lines = head.headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
+        Some(self.client.resolve(peer, lines))
     }
+}
+
+/// Several requests, or the one that they were made of.
+fn requests<'a, 'r>(one: &'a Request<'r>, several: &'a [Request<'r>]) -> &'a [Request<'r>] {
+    if several.is_empty() { slice::from_ref(one) } else { several }
 }
 
 /// The request once for each policy that it is to be decided under.

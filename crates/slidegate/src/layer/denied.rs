@@ -1,9 +1,9 @@
 //! Denials: what a denied request is answered with.
 
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
-use http::request::Parts;
 use http::response::Response;
 
+use super::head::Head;
 use crate::gate::Decisions;
 use crate::headers::Problem;
 
@@ -22,7 +22,7 @@ use crate::headers::Problem;
 #[derive(Debug)]
 pub struct Denied<'d> {
     pub(super) decisions: &'d Decisions<'d>,
-    pub(super) request: &'d Parts,
+    pub(super) request: Head<'d>,
 }
 
 impl<'d> Denied<'d> {
@@ -34,7 +34,7 @@ impl<'d> Denied<'d> {
 
     /// The head of the request.
     #[must_use]
-    pub fn request(&self) -> &'d Parts {
+    pub fn request(&self) -> Head<'d> {
         self.request
     }
 

@@ -11,8 +11,9 @@ use http::StatusCode;
 use http::response::Parts;
 
 use super::attribute::AttributeValue;
-use super::config::{Config, at_once, named};
+use super::config::{AnyGate, Config, named};
 use crate::gate::Decisions;
+use crate::request::Request;
 use crate::verb::Verb;
 
 /// Which answers give the cost of their request back.
@@ -120,14 +121,14 @@ impl Owed {
     pub(super) fn new(
         config: &Arc<Config>,
         decisions: &Decisions<'_>,
-        values: &[Option<AttributeValue<'_>>],
-        cost: u64,
+        request: &Request<'_>,
     ) -> Option<Self> {
         let charged = || decisions.iter().filter(|one| one.cost > 0);
         charged().next()?;
         let all = charged().count() == decisions.iter().len();
         let charged = (!all).then(|| charged().map(|one| one.policy().name().to_owned()).collect());
-        let values = values.iter().map(|value| value.as_ref().map(AttributeValue::to_owned)).collect();
+        let values = config.attributes.iter().map(|(name, _)| request.value(name).map(AttributeValue::kept));
+        let (values, cost) = (values.collect(), request.asked_cost());
         Some(Self {
             debt: Some(Debt { config: Arc::clone(config), values, cost, charged }),
             #[cfg(feature = "redis")]
@@ -152,14 +153,19 @@ impl Owed {
 
     fn settle(&mut self) -> Option<Paying> {
         let debt = self.debt.take()?;
-        #[cfg(feature = "redis")]
-        if !debt.config.gate.is_local() {
-            let paid = self.runtime.take()?.spawn(debt.pay());
-            // A task that ends otherwise does so because the runtime ends, and with it whoever waits here.
-            return Some(Box::pin(async move { drop(paid.await) }));
+        match debt.config.gate.clone() {
+            AnyGate::Memory(gate) => {
+                gate.apply_all(Verb::Refund, &debt.requests());
+                None
+            }
+            #[cfg(feature = "redis")]
+            AnyGate::Shared(gate) => {
+                let pay = async move { drop(gate.apply_all(Verb::Refund, &debt.requests()).await) };
+                let paid = self.runtime.take()?.spawn(pay);
+                // A task that ends otherwise does so because the runtime ends, and with it whoever waits here.
+                Some(Box::pin(async move { drop(paid.await) }))
+            }
         }
-        at_once(debt.pay());
-        None
     }
 }
 
@@ -172,10 +178,12 @@ impl Drop for Owed {
 }
 
 impl Debt {
-    async fn pay(self) {
+    /// What is given back.
+    fn requests(&self) -> Vec<Request<'_>> {
         let under = self.charged.as_deref().unwrap_or(&self.config.under);
-        let request = self.config.request(&self.values, self.cost);
-        let requests = if under.is_empty() { vec![request] } else { named(&request, under) };
-        self.config.gate.apply_all(Verb::Refund, &requests).await;
+        let mut request = self.config.asking(self.cost);
+        let values = self.config.attributes.iter().zip(&self.values);
+        request.extend(values.filter_map(|((name, _), value)| Some((&**name, value.as_ref()?.borrowed()))));
+        if under.is_empty() { vec![request] } else { named(&request, under) }
     }
 }

@@ -1,7 +1,7 @@
 //! The service of a layer, and the future of its responses.
 //!
-//! Over a gate in memory everything is decided when the service is called; over a shared one the inner service is called
-//! when the decision has come, so a clone of it is kept ready until then.
+//! Over a gate in memory everything is decided when the service is called, and the request is never taken apart; over a
+//! shared one the inner service is called when the decision has come, so a clone of it is kept ready until then.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -14,11 +14,17 @@ use http::{Request, Response};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
+use super::attribute::Seen;
+#[cfg(feature = "axum")]
+use super::axum::PathParams;
 use super::body::{Answers, SameBody};
-use super::config::{Config, Outcome, Pass, at_once};
+use super::config::{AnyGate, Config, Outcome, Pass};
 #[cfg(feature = "redis")]
 use super::refund::Refund;
 use super::refund::{Owed, Paying};
+use crate::gate::Gate;
+#[cfg(feature = "redis")]
+use crate::shared_gate::SharedGate;
 
 /// A service behind a limit, made by a [`RateLimitLayer`](super::RateLimitLayer).
 pub struct RateLimit<S, A = SameBody> {
@@ -59,25 +65,44 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let (mut head, body) = request.into_parts();
-        let stage = if self.config.gate.is_local() {
-            match at_once(self.config.decide(&mut head)) {
-                Outcome::Pass(pass) => Stage::Serving {
-                    future: self.inner.call(Request::from_parts(head, body)),
-                    pass: Some(pass),
-                },
-                Outcome::Deny(response) => Stage::Denied { response: Some(response) },
+        let stage = match &self.config.gate {
+            AnyGate::Memory(gate) => serve(&self.config, gate, &mut self.inner, request),
+            #[cfg(feature = "redis")]
+            AnyGate::Shared(gate) => {
+                let (head, body) = request.into_parts();
+                let deciding = Deciding::new(&self.config, gate, head);
+                // The one that was asked whether it is ready is the one to call.
+                let ready = self.inner.clone();
+                let ready = std::mem::replace(&mut self.inner, ready);
+                Stage::Deciding { deciding, called: Some((ready, body)) }
             }
-        } else {
-            // The one that was asked whether it is ready is the one to call.
-            let ready = self.inner.clone();
-            let ready = std::mem::replace(&mut self.inner, ready);
-            Stage::Deciding { deciding: Deciding::new(&self.config, head), called: Some((ready, body)) }
         };
         ResponseFuture { stage, answers: PhantomData }
     }
 }
 
+/// The road over a gate in memory.
+fn serve<S, B>(config: &Arc<Config>, gate: &Gate, inner: &mut S, mut request: Request<B>) -> Stage<S, B>
+where
+    S: Service<Request<B>>,
+{
+    #[cfg(feature = "axum")]
+    let params = config.reads_params.then(|| PathParams::of(request.extensions_mut())).flatten();
+    let seen = Seen {
+        head: (&request).into(),
+        #[cfg(feature = "axum")]
+        params: params.as_ref(),
+    };
+    match config.decide(gate, &seen) {
+        Outcome::Pass(pass, limited) => {
+            if let Some(limited) = limited {
+                request.extensions_mut().insert(limited);
+            }
+            Stage::Serving { future: inner.call(request), pass: Some(pass) }
+        }
+        Outcome::Deny(response) => Stage::Denied { response: Some(response) },
+    }
+}
 pin_project! {
     /// The response of the inner service, or a denial.
     pub struct ResponseFuture<S, B, A>
@@ -99,7 +124,7 @@ pin_project! {
         Deciding { deciding: Deciding, called: Option<(S, B)> },
         Serving { #[pin] future: S::Future, pass: Option<Pass> },
         Refunding { paying: Paying, response: Option<S::Response> },
-        Denied { response: Option<Response<String>> },
+        Denied { response: Option<Box<Response<String>>> },
     }
 }
 
@@ -127,9 +152,12 @@ where
         loop {
             let next = match stage.as_mut().project() {
                 StageProjection::Deciding { deciding, called } => {
-                    let (head, outcome) = ready!(deciding.poll(cx));
+                    let (mut head, outcome) = ready!(deciding.poll(cx));
                     match outcome {
-                        Outcome::Pass(pass) => {
+                        Outcome::Pass(pass, limited) => {
+                            if let Some(limited) = limited {
+                                head.extensions.insert(limited);
+                            }
                             let (mut inner, body) = called.take().expect(DONE);
                             let future = inner.call(Request::from_parts(head, body));
                             Stage::Serving { future, pass: Some(pass) }
@@ -153,7 +181,7 @@ where
                     return Poll::Ready(Ok(response.take().expect(DONE).map(A::served)));
                 }
                 StageProjection::Denied { response } => {
-                    return Poll::Ready(Ok(response.take().expect(DONE).map(A::denied)));
+                    return Poll::Ready(Ok((*response.take().expect(DONE)).map(A::denied)));
                 }
             };
             stage.set(next);
@@ -162,7 +190,7 @@ where
 }
 
 /// Pays what is owed if the answer wants that, and keeps it otherwise.
-fn settle<R>(owed: Option<Owed>, response: Response<R>) -> (Response<R>, Option<Paying>) {
+fn settle<R>(owed: Option<Box<Owed>>, response: Response<R>) -> (Response<R>, Option<Paying>) {
     let Some(owed) = owed else { return (response, None) };
     let (head, body) = response.into_parts();
     let paying = if owed.refund().is_some_and(|refund| refund.answered(&head)) {
@@ -175,34 +203,37 @@ fn settle<R>(owed: Option<Owed>, response: Response<R>) -> (Response<R>, Option<
 }
 
 /// A decision of a shared gate, on its way.
+#[cfg(feature = "redis")]
 struct Deciding {
     decision: Pin<Box<dyn Future<Output = (Parts, Outcome)> + Send>>,
     /// What sees it through if nobody waits for it any more and its charge would be owed; nothing once it has come.
-    #[cfg(feature = "redis")]
     after: Option<tokio::runtime::Handle>,
 }
 
+#[cfg(feature = "redis")]
 impl Deciding {
-    fn new(config: &Arc<Config>, mut head: Parts) -> Self {
-        #[cfg(feature = "redis")]
+    fn new(config: &Arc<Config>, gate: &Arc<SharedGate>, mut head: Parts) -> Self {
         let is_owed = config.refund.as_ref().is_some_and(Refund::is_for_unanswered);
-        let config = Arc::clone(config);
+        let (config, gate) = (Arc::clone(config), Arc::clone(gate));
         Self {
             decision: Box::pin(async move {
-                let outcome = config.decide(&mut head).await;
+                #[cfg(feature = "axum")]
+                let params = config.reads_params.then(|| PathParams::of(&mut head.extensions)).flatten();
+                let seen = Seen {
+                    head: (&head).into(),
+                    #[cfg(feature = "axum")]
+                    params: params.as_ref(),
+                };
+                let outcome = config.decide_shared(&gate, &seen).await;
                 (head, outcome)
             }),
-            #[cfg(feature = "redis")]
             after: is_owed.then(tokio::runtime::Handle::try_current).and_then(Result::ok),
         }
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<(Parts, Outcome)> {
         let decided = ready!(self.decision.as_mut().poll(cx));
-        #[cfg(feature = "redis")]
-        {
-            self.after = None;
-        }
+        self.after = None;
         Poll::Ready(decided)
     }
 }
@@ -217,5 +248,16 @@ impl Drop for Deciding {
             let decision = std::mem::replace(&mut self.decision, over);
             runtime.spawn(async move { drop(decision.await) });
         }
+    }
+}
+
+/// Without shared gates nothing is ever on its way.
+#[cfg(not(feature = "redis"))]
+enum Deciding {}
+
+#[cfg(not(feature = "redis"))]
+impl Deciding {
+    fn poll(&mut self, _: &mut Context<'_>) -> Poll<(Parts, Outcome)> {
+        match *self {}
     }
 }

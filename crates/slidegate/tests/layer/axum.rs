@@ -132,18 +132,20 @@ async fn a_handler_without_a_layer_is_told_what_is_missing() {
         client.map_or_else(|error| error.to_string(), |client| client.addr.unwrap().to_string())
     }
     let (gate, _clock) = gate([policy("everyone", "9/1m")]);
-    let layer = RateLimitLayer::builder(gate).build().unwrap();
+    let limits = RateLimitLayer::builder(gate);
     let app = Router::new()
         .route("/limited", get(optional))
         .route("/limited/client", get(client))
-        .layer(layer)
+        .layer(limits.clone().build().unwrap())
+        .route("/untold", get(left).layer(limits.tell_handlers(false).build().unwrap()))
         .route("/left", get(left))
         .route("/optional", get(optional))
         .route("/client", get(client));
     let address = serve(app).await;
-    let no_layer =
-        "the handler asks for what the limit has decided, but its route has no `RateLimitLayer`; add one";
+    let no_layer = "the handler asks for what the limit has decided, but its route has no `RateLimitLayer` that tells \
+                    handlers; add one";
     assert_eq!(fetch(address, "GET", "/left").await, (500, no_layer.into()));
+    assert_eq!(fetch(address, "GET", "/untold").await, (500, no_layer.into()));
     assert_eq!(fetch(address, "GET", "/client").await, (200, no_layer.into()));
     assert_eq!(fetch(address, "GET", "/optional").await, (200, "false".into()));
     assert_eq!(fetch(address, "GET", "/limited").await, (200, "true".into()));

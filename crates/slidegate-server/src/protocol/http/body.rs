@@ -11,9 +11,9 @@ use hyper::body::Body;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, de};
 
-use crate::front::{Front, MAX_ATTRIBUTES, MAX_COST};
+use crate::front::{Front, MAX_ATTRIBUTES, MAX_COST, is_told};
 use crate::protocol::problem::Problem;
-use slidegate::Request;
+use slidegate::{PolicySet, Request};
 
 /// Largest body of one request: its attributes at their longest would not fit, real ones fit a hundred times.
 pub(super) const MAX_BODY: usize = 64 * 1024;
@@ -24,7 +24,7 @@ pub(super) const MAX_BATCH_BODY: usize = 2 * 1024 * 1024;
 /// A client that does not send its whole body in this time gets an error.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// One request: `{"attributes": {"user": "alice"}, "cost": 1}`.
+/// One request: `{"attributes": {"user": "alice"}, "cost": 1}`, and perhaps `"policy": "per-user"`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Ask<'a> {
@@ -32,6 +32,9 @@ pub(super) struct Ask<'a> {
     attributes: Attributes<'a>,
     #[serde(default)]
     cost: Cost,
+    /// The one policy that is to decide, whatever its conditions.
+    #[serde(borrow, default)]
+    policy: Option<Text<'a>>,
     /// What stands before an attribute's name where an error names it.
     #[serde(skip, default = "in_body")]
     place: &'static str,
@@ -65,7 +68,8 @@ impl Default for Cost {
 impl<'a> Ask<'a> {
     /// Reads a query string: every pair is an attribute but `cost`.
     pub(super) fn from_query(query: &'a str) -> Result<Self, Problem> {
-        let mut ask = Self { attributes: Attributes::default(), cost: Cost::default(), place: "" };
+        let mut ask =
+            Self { attributes: Attributes::default(), cost: Cost::default(), policy: None, place: "" };
         for (name, value) in form_urlencoded::parse(query.as_bytes()) {
             if name == "cost" {
                 ask.cost = Cost(value.parse().map_err(|_| Problem::cost(&value, MAX_COST))?);
@@ -79,7 +83,27 @@ impl<'a> Ask<'a> {
     /// The request that this asks about.
     pub(super) fn request<'r>(&'r self, front: &Front) -> Result<Request<'r>, Problem> {
         let attributes = self.attributes.0.iter().map(|(name, value)| (&**name, value.as_bytes()));
-        front.request(attributes, self.cost.0).map_err(|bad| Problem::of(bad, self.place))
+        let request = front.request(attributes, self.cost.0).map_err(|bad| Problem::of(bad, self.place))?;
+        let Some(Text(name)) = &self.policy else { return Ok(request) };
+        can_decide(&front.policies(), name, &request)?;
+        Ok(request.under(name))
+    }
+}
+
+/// Whether a policy of this name can decide alone. Nothing would decide under a name that there is not, nor without the
+/// attributes that the policy counts by: whoever names a policy wants its limit, and is told instead of let through.
+fn can_decide(policies: &PolicySet, name: &str, request: &Request<'_>) -> Result<(), Problem> {
+    let Some(policy) = policies.by_name(name).filter(|_| !is_told(name)) else {
+        let name = name.escape_debug();
+        let detail = format!("policy `{name}` is not in force; `slidegate policy list` says which are");
+        return Err(Problem::field("policy", detail));
+    };
+    match policy.scope_attributes().iter().find(|attribute| request.value(attribute).is_none()) {
+        None => Ok(()),
+        Some(missing) => {
+            let detail = format!("policy `{name}` counts by `{missing}`; give that attribute");
+            Err(Problem::field("attributes", detail))
+        }
     }
 }
 
@@ -163,9 +187,10 @@ impl<'de: 'a, 'a> Deserialize<'de> for Attributes<'a> {
 }
 
 /// A text that is borrowed from the body unless it has escapes.
+#[derive(Debug)]
 struct Text<'a>(Cow<'a, str>);
 
-impl<'de> Deserialize<'de> for Text<'de> {
+impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Borrowing;
 

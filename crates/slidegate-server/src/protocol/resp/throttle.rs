@@ -3,6 +3,7 @@
 //! The two count burst differently: redis-cell's is what passes besides the first request, throttlecrab's is all that
 //! passes at once. Both are the token bucket here, so what is decided is exact where theirs is not.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use slidegate::{Algorithm, Decisions, Quota, Request, Verb};
@@ -34,7 +35,7 @@ pub(super) struct Told {
 
 /// The quota that was told last: most clients tell one again and again, and its divisions take time to prepare.
 #[derive(Debug, Default)]
-pub(super) struct Prepared(Option<(Told, Quota)>);
+pub(super) struct Prepared(Option<(Told, Arc<Quota>)>);
 
 impl Dialect {
     pub(super) fn of(is_redis_cell: bool) -> Self {
@@ -74,13 +75,13 @@ pub(super) fn throttle<'b>(
 }
 
 impl Prepared {
-    fn quota(&mut self, told: Told) -> Result<Quota, Wrong> {
+    fn quota(&mut self, told: Told) -> Result<Arc<Quota>, Wrong> {
         let same = |known: &Told| Told { quantity: told.quantity, ..*known } == told;
         match &self.0 {
-            Some((known, quota)) if same(known) => Ok(*quota),
+            Some((known, quota)) if same(known) => Ok(Arc::clone(quota)),
             _ => {
-                let quota = told.quota()?;
-                self.0 = Some((told, quota));
+                let quota = Arc::new(told.quota()?);
+                self.0 = Some((told, Arc::clone(&quota)));
                 Ok(quota)
             }
         }

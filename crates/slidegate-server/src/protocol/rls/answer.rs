@@ -85,11 +85,8 @@ impl<'d> Answer<'d> {
     fn tell(&mut self, place: usize, decision: &PolicyDecision<'_>, is_over: bool) {
         self.statuses[place] = match &self.terms[place] {
             Terms::Rule(hit) => DescriptorStatus {
-                current_limit: Some(RateLimit {
-                    name: hit.rule.name.clone(),
-                    requests_per_unit: hit.rate.requests_per_unit,
-                    unit: hit.rate.unit.number(),
-                }),
+                // Most often the file's; a key may have been given another.
+                current_limit: Some(RateLimit { name: hit.rule.name.clone(), ..current_limit(decision) }),
                 // A refused request leaves what is left, but the reference says 0.
                 limit_remaining: if is_over { 0 } else { narrow(decision.remaining) },
                 ..status(decision, is_over)
@@ -196,16 +193,17 @@ fn status(one: &PolicyDecision<'_>, is_over: bool) -> DescriptorStatus {
     let code = if is_over && is_enforced { Code::OverLimit } else { Code::Ok };
     DescriptorStatus {
         code: code.into(),
-        current_limit: Some(RateLimit {
-            name: one.policy().name().to_owned(),
-            requests_per_unit: narrow(one.limit),
-            unit: unit(one.quota().window()),
-        }),
+        current_limit: Some(RateLimit { name: one.policy().name().to_owned(), ..current_limit(one) }),
         // What a shadow policy would deny has nothing left, whatever smaller cost would fit.
         limit_remaining: if is_over && !is_enforced { 0 } else { narrow(one.remaining) },
         duration_until_reset: Some(duration(until_reset(one, is_over))),
         quota: None,
     }
+}
+
+/// The limit that decided, without a name.
+fn current_limit(one: &PolicyDecision<'_>) -> RateLimit {
+    RateLimit { name: String::new(), requests_per_unit: narrow(one.limit), unit: unit(one.quota().window()) }
 }
 
 /// How long until the client is better off: may come again, or has its whole limit again. Where a window ends for everybody

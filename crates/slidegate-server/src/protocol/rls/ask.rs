@@ -57,6 +57,16 @@ impl<'r> Group<'r> {
         self.requests.push(request);
         self.places.push(place);
     }
+
+    /// The group without these of its requests.
+    pub(super) fn without(&self, left_out: &[usize]) -> Self {
+        let kept = |at: &usize| !left_out.contains(at);
+        let kept: Vec<_> = (0..self.places.len()).filter(kept).collect();
+        Self {
+            requests: kept.iter().map(|at| self.requests[*at].clone()).collect(),
+            places: kept.iter().map(|at| self.places[*at]).collect(),
+        }
+    }
 }
 
 /// What is wrong with a call whatever its descriptors say. The first two texts are those of envoyproxy/ratelimit.

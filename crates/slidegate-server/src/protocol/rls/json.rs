@@ -1,4 +1,4 @@
-//! The HTTP paths of envoyproxy/ratelimit: `/json`, `/healthcheck` and `/rlconfig`, with its bodies and codes.
+//! The HTTP paths of envoyproxy/ratelimit: `/json`, `/healthcheck`, `/rlconfig` and `/stats`, with its bodies and codes.
 //!
 //! `/json` takes any method and answers 400 for everything that went wrong, as the reference does: scripts rely on it.
 
@@ -35,9 +35,15 @@ pub(crate) fn routes(limits: Arc<Limits>) -> Routes {
     Routes::over(limits, table)
 }
 
-/// The reference's paths for its debug port.
+/// The reference's paths for its debug port. Every other path lists them, as there.
 pub(crate) fn debug_routes(limits: Arc<Limits>) -> Router {
-    Router::new().route("/rlconfig", get(rlconfig)).with_state(limits)
+    Router::new()
+        .route("/rlconfig", get(rlconfig))
+        .route("/stats", get(stats))
+        .fallback(|| async {
+            "/rlconfig: print out the currently loaded configuration for debugging\n/stats: print out stats\n"
+        })
+        .with_state(limits)
 }
 
 async fn decide(State(limits): State<Arc<Limits>>, request: Request) -> Response {
@@ -73,6 +79,11 @@ async fn healthcheck(State(limits): State<Arc<Limits>>) -> Response {
 async fn rlconfig(State(limits): State<Arc<Limits>>) -> String {
     let envoy = limits.files().and_then(|files| files.live.current());
     envoy.map(|envoy| envoy.dump()).unwrap_or_default()
+}
+
+/// May hold values of requests, so it is on the debug port alone.
+async fn stats(State(limits): State<Arc<Limits>>) -> String {
+    limits.files().map(|files| files.live.stats()).unwrap_or_default()
 }
 
 /// The call that a body is; `None` if it is none, or too large.

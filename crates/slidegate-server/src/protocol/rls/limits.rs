@@ -4,6 +4,7 @@
 //! in one step.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use envoy_types::pb::envoy::config::core::v3::HeaderValue;
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
@@ -14,6 +15,7 @@ use tonic::Status;
 use super::answer::{Answer, Kind, header, is_over};
 use super::ask::{self, Asked, Group, Terms};
 use super::metadata;
+use super::tally::Decided;
 use crate::envoy::{Envoy, Live, Settings};
 use crate::front::Front;
 use crate::observe::{Caller, Door};
@@ -67,7 +69,15 @@ impl Limits {
     ) -> Result<RateLimitResponse, Status> {
         let observer = self.front.observer();
         let start = observer.start();
-        let answer = self.answer(call, caller).await?;
+        let calls = self.files.as_ref().map(|files| files.live.statistics().calls());
+        if let Some(calls) = calls {
+            calls.total.fetch_add(1, Relaxed);
+        }
+        let answer = self.answer(call, caller).await.inspect_err(|_| {
+            if let Some(calls) = calls {
+                calls.service_errors.fetch_add(1, Relaxed);
+            }
+        })?;
         observer.decided(Door::Grpc, start, u64::try_from(call.descriptors.len()).unwrap_or(u64::MAX));
         Ok(answer)
     }
@@ -85,6 +95,11 @@ impl Limits {
                     .ok_or_else(|| Status::unavailable("no rate limit configuration loaded"))?,
             ),
         };
+        if let Some((files, envoy)) = self.files.as_ref().zip(envoy.as_deref())
+            && !envoy.has_domain(&call.domain)
+        {
+            files.live.statistics().note_unknown_domain(&call.domain);
+        }
         let terms = ask::terms(envoy.as_deref(), call)?;
         let all_quotas = settings.is_some_and(|settings| settings.quota_mode);
         let asked = ask::read(&self.front, call, &terms, all_quotas)?;
@@ -98,18 +113,22 @@ impl Limits {
         answer.add(&asked.looks.places, &looked, Kind::Alone);
         let quotas = &asked.quotas;
         let seen = self.apply(caller, Verb::Peek, quotas).await;
-        if answer.add(&quotas.places, &seen, Kind::Together) == quotas.places.len() {
+        let seen_over = answer.add(&quotas.places, &seen, Kind::Together);
+        if seen_over == quotas.places.len() {
             answer.deny_together();
         }
-        let verb = if answer.is_denied() { Verb::Peek } else { Verb::Check };
+        let is_denied_by_looks = answer.is_denied();
+        let verb = if is_denied_by_looks { Verb::Peek } else { Verb::Check };
         let charged = self.apply(caller, verb, &asked.charges).await;
         answer.add(&asked.charges.places, &charged, Kind::Alone);
-        let taken =
-            if answer.is_denied() { Vec::new() } else { self.apart(caller, Verb::Check, quotas).await };
-        let places = quotas.places.chunks(1);
-        let denials =
-            places.zip(&taken).map(|(place, one)| answer.add(place, one, Kind::Together)).sum::<usize>();
-        if denials > 0 && denials == quotas.places.len() {
+        let is_denied_before = answer.is_denied();
+        let fitting = if is_denied_before { Group::default() } else { quotas.without(&over(&seen)) };
+        let taken = self.apart(caller, Verb::Check, &fitting).await;
+        let places = fitting.places.chunks(1);
+        let denials = seen_over
+            + places.zip(&taken).map(|(place, one)| answer.add(place, one, Kind::Together)).sum::<usize>();
+        let denies_together = denials > 0 && denials == quotas.places.len();
+        if denies_together && !is_denied_before {
             // Others took what the look had seen.
             answer.deny_together();
             self.apply(caller, Verb::Refund, &asked.charges).await;
@@ -118,6 +137,22 @@ impl Limits {
         let verb = if answer.is_denied() { Verb::Peek } else { Verb::Refund };
         let refunded = self.apply(caller, verb, &asked.refunds).await;
         answer.add(&asked.refunds.places, &refunded, Kind::Refund);
+
+        self.tally(
+            &terms,
+            &asked,
+            &Decided {
+                looked: &looked,
+                charged: &charged,
+                seen: &seen,
+                fitting: &fitting,
+                taken: &taken,
+                is_denied_by_looks,
+                is_denied_before,
+                denies_together,
+            },
+        );
+
         let shown = if looked.iter().any(|one| one.policy().is_enforced() && is_over(&one)) {
             &looked
         } else {
@@ -145,6 +180,11 @@ impl Limits {
             for (place, one) in group.places.chunks(1).zip(decisions) {
                 answer.add(place, one, *kind);
             }
+        }
+        let charges = told.iter().filter(|(_, _, kind)| *kind != Kind::Refund);
+        self.tally_apart(terms, charges.map(|(group, decisions, _)| (*group, &decisions[..])));
+        if let Some(files) = self.files.as_ref().filter(|_| answer.is_denied()) {
+            files.live.statistics().calls().global_shadow_mode.fetch_add(1, Relaxed);
         }
         answer.overrule();
         let headers = self.files.as_ref().and_then(|files| files.settings.headers.as_ref());
@@ -197,6 +237,11 @@ impl Limits {
     }
 }
 
+/// Which requests of a group have no room under their policy.
+fn over(decisions: &Decisions<'_>) -> Vec<usize> {
+    decisions.iter().filter(is_over).map(|one| one.request()).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -218,6 +263,8 @@ descriptors:
   - {key: minute, rate_limit: {unit: minute, requests_per_unit: 10}}
   - {key: hour, rate_limit: {unit: hour, requests_per_unit: 10}}
   - {key: day, rate_limit: {unit: day, requests_per_unit: 10}}
+  - {key: fifteen, rate_limit: {unit: hour, requests_per_unit: 15}}
+  - {key: fourteen, rate_limit: {unit: hour, requests_per_unit: 14}}
 ";
 
     /// A service with these rules in fixed windows, whose clock stands at so many seconds.
@@ -320,5 +367,10 @@ descriptors:
         assert_eq!(told(&ask(&limits, &["hour"], 10).await), [(Code::Ok, 0, 2366)]);
         assert_eq!(told(&ask(&limits, &["day", "hour"], 5).await)[0], (Code::Ok, 10, 0));
         assert_eq!(told(&ask(&limits, &["day"], 10).await), [(Code::Ok, 0, 85_166)]);
+        // What the reference answers with STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT: only one of the two has room for 2.
+        ask(&limits, &["fifteen", "fourteen"], 13).await;
+        let over = told(&ask(&limits, &["fifteen", "fourteen"], 2).await);
+        assert_eq!(over, [(Code::Ok, 2, 2366), (Code::OverLimit, 0, 2366)]);
+        assert_eq!(told(&ask(&limits, &["fifteen"], 2).await), [(Code::Ok, 0, 2366)]);
     }
 }

@@ -30,14 +30,16 @@ pub(super) struct Shard {
     token_bucket: Table<TokenBucket>,
     /// The time of the last decision made here.
     latest: Timestamp,
-    /// Decisions made here, to sweep in passing now and then. Wraps.
-    decisions: u32,
+    /// What is done here, to sweep in passing now and then: each decision is one, each new key [`NEW_KEY`]. Wraps.
+    done: u32,
 }
 
-/// Every so many decisions on a shard it is swept a little.
-const SWEEP_EVERY: u32 = 64;
-/// Slots looked at then, and beside every new key: more than keys come in, so that the sweep goes round.
-const SWEEP_SLOTS: usize = 8;
+/// Slots looked at in one sweep, in a row: each on its own would be waited for.
+const SWEEP_SLOTS: usize = 64;
+/// A shard is swept after so many decisions, which is a slot for eight of them...
+const SWEEP_EVERY: u32 = 512;
+/// ...and eight slots for each new key: more than keys come in, so that the sweep goes round.
+const NEW_KEY: u32 = 64;
 /// Slots among which the weakest key is sought when the store is full...
 const FEW: usize = 16;
 /// ...and when the keys in those were all used more than once. Keys lie in runs whose ends are the newest ones, so it
@@ -116,10 +118,7 @@ impl Shard {
     /// Does what the verb says to one key.
     #[inline]
     pub(super) fn apply(&mut self, call: &Call<'_>) -> Decision {
-        self.decisions = self.decisions.wrapping_add(1);
-        if self.decisions.is_multiple_of(SWEEP_EVERY) {
-            self.sweep(call.now, SWEEP_SLOTS, call.census, call.secret);
-        }
+        self.work(1, call);
         for_algorithm!(call.quota.algorithm(), S => self.apply_to::<S>(call))
     }
 
@@ -154,9 +153,19 @@ impl Shard {
         decision
     }
 
+    /// Counts what is done here, and sweeps when it is enough.
+    #[inline]
+    fn work(&mut self, units: u32, call: &Call<'_>) {
+        let before = self.done / SWEEP_EVERY;
+        self.done = self.done.wrapping_add(units);
+        if self.done / SWEEP_EVERY != before {
+            self.sweep(call.now, SWEEP_SLOTS, call.census, call.secret);
+        }
+    }
+
     /// Makes sure there is room for one more key in the store, and counts it.
     fn admit(&mut self, call: &Call<'_>) {
-        self.sweep(call.now, SWEEP_SLOTS, call.census, call.secret);
+        self.work(NEW_KEY, call);
         if call.census.held.fetch_add(1, Ordering::Relaxed) >= call.census.max_keys {
             self.drop_weakest(call);
         }

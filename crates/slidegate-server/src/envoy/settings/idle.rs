@@ -1,0 +1,83 @@
+//! Variables of the reference that mean nothing here, and why. One that is set is told, since somebody relies on it.
+
+use super::reader::Reader;
+
+const XDS: &str = "limits are read from files and not from a management server (xDS)";
+const NO_STATSD: &str = "there is no statsd; collect /metrics, which has the same counters";
+const NO_TRACING: &str = "there is no tracing";
+const ONE_STORE: &str = "all limits live in one store, so that a request is charged on all or none";
+const NO_MEMCACHED: &str = "there is no memcached store: it cannot decide and charge in one step";
+const ONE_CONNECTION: &str = "all calls share a pipelined connection to each node";
+
+/// Variables that mean nothing here, each with the reason.
+pub(super) const NOT_HONOURED: [(&str, &str); 54] = [
+    ("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", XDS),
+    ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", XDS),
+    ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", XDS),
+    ("CONFIG_GRPC_XDS_NODE_ID", XDS),
+    ("CONFIG_GRPC_XDS_NODE_METADATA", XDS),
+    ("CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL", XDS),
+    ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", XDS),
+    ("CONFIG_GRPC_XDS_SERVER_TLS_SAN", XDS),
+    ("CONFIG_GRPC_XDS_SERVER_URL", XDS),
+    ("CONFIG_GRPC_XDS_SERVER_USE_TLS", XDS),
+    (
+        "DISABLE_STATS",
+        "counting costs too little to be switched off alone; `observe: {metrics: false}` does it",
+    ),
+    ("EXPIRATION_JITTER_MAX_SECONDS", "expiry is garbage collection here and part of no decision"),
+    ("EXTRA_TAGS", NO_STATSD),
+    ("LOCAL_CACHE_SIZE_IN_BYTES", "denials are remembered while they are true, in bounded memory"),
+    ("LOG_FORMAT", "--log-format says how lines of the log are written"),
+    ("MEMCACHE_HOST_PORT", NO_MEMCACHED),
+    ("MEMCACHE_MAX_IDLE_CONNS", NO_MEMCACHED),
+    ("MEMCACHE_SRV", NO_MEMCACHED),
+    ("MEMCACHE_SRV_REFRESH", NO_MEMCACHED),
+    ("MEMCACHE_TLS", NO_MEMCACHED),
+    ("PROMETHEUS_MAPPER_YAML", "metrics are labelled as the reference's own mapper does"),
+    ("REDIS_CLUSTER_PIPELINE_PARALLELISM", "commands of one node travel together anyway"),
+    ("REDIS_PERSECOND", ONE_STORE),
+    ("REDIS_PERSECOND_AUTH", ONE_STORE),
+    ("REDIS_PERSECOND_PIPELINE_LIMIT", ONE_STORE),
+    ("REDIS_PERSECOND_PIPELINE_WINDOW", ONE_STORE),
+    ("REDIS_PERSECOND_POOL_SIZE", ONE_STORE),
+    ("REDIS_PERSECOND_SOCKET_TYPE", ONE_STORE),
+    ("REDIS_PERSECOND_TLS", ONE_STORE),
+    ("REDIS_PERSECOND_TYPE", ONE_STORE),
+    ("REDIS_PERSECOND_URL", ONE_STORE),
+    ("REDIS_PIPELINE_LIMIT", ONE_CONNECTION),
+    ("REDIS_PIPELINE_WINDOW", ONE_CONNECTION),
+    ("REDIS_POOL_ON_EMPTY_BEHAVIOR", ONE_CONNECTION),
+    ("REDIS_POOL_SIZE", ONE_CONNECTION),
+    ("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "a certificate is always checked"),
+    ("RUNTIME_WATCH_ROOT", "both what it asks to watch are looked at"),
+    ("STATSD_HOST", NO_STATSD),
+    ("STATSD_PORT", NO_STATSD),
+    ("STATS_FLUSH_INTERVAL", NO_STATSD),
+    (
+        "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT",
+        "what is refused is never charged, on no limit of the request",
+    ),
+    ("TRACING_ENABLED", NO_TRACING),
+    ("TRACING_EXPORTER_PROTOCOL", NO_TRACING),
+    ("TRACING_SAMPLING_RATE", NO_TRACING),
+    ("TRACING_SERVICE_INSTANCE_ID", NO_TRACING),
+    ("TRACING_SERVICE_NAME", NO_TRACING),
+    ("TRACING_SERVICE_NAMESPACE", NO_TRACING),
+    ("USE_DOG_STATSD", NO_STATSD),
+    ("USE_DOG_STATSD_MOGRIFIERS", NO_STATSD),
+    ("USE_STATSD", NO_STATSD),
+    ("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", XDS),
+    ("XDS_CLIENT_BACKOFF_JITTER", XDS),
+    ("XDS_CLIENT_BACKOFF_MAX_INTERVAL", XDS),
+    ("XDS_CLIENT_BACKOFF_RANDOM_FACTOR", XDS),
+];
+
+impl Reader<'_> {
+    pub(super) fn not_honoured(&self) -> Vec<String> {
+        let is_off = |value: &String| ["0", "f", "false"].contains(&value.to_ascii_lowercase().as_str());
+        let set =
+            NOT_HONOURED.iter().filter(|(name, _)| self.text(name).is_some_and(|value| !is_off(&value)));
+        set.map(|(name, why)| format!("{name} is set and means nothing here: {why}")).collect()
+    }
+}

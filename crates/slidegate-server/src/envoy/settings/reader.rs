@@ -1,0 +1,88 @@
+//! Variables by kind: texts, flags, spans of time, addresses. Every value that means nothing is told, not the first alone.
+
+use std::fmt::Display;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::str::FromStr;
+use std::time::Duration;
+
+use slidegate::parse_window;
+
+const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+pub(super) struct Reader<'v> {
+    pub(super) variable: &'v dyn Fn(&str) -> Option<String>,
+    pub(super) mistakes: Vec<String>,
+}
+
+impl Reader<'_> {
+    /// Its value; an empty one is none.
+    pub(super) fn text(&self, name: &str) -> Option<String> {
+        (self.variable)(name).filter(|value| !value.is_empty())
+    }
+
+    pub(super) fn wrong(&mut self, name: &str, value: &str, way_out: impl Display) {
+        self.mistakes.push(format!("{name} is `{}`; {way_out}", value.escape_debug()));
+    }
+
+    pub(super) fn read<T, E: Display>(
+        &mut self,
+        name: &str,
+        read: impl Fn(&str) -> Result<T, E>,
+    ) -> Option<T> {
+        let value = self.text(name)?;
+        read(&value).map_err(|error| self.mistakes.push(format!("{name}: {error}"))).ok()
+    }
+
+    pub(super) fn parsed<T: FromStr>(&mut self, name: &str, way_out: &str) -> Option<T> {
+        let value = self.text(name)?;
+        let parsed = value.parse().ok();
+        if parsed.is_none() {
+            self.wrong(name, &value, way_out);
+        }
+        parsed
+    }
+
+    pub(super) fn flag(&mut self, name: &str) -> bool {
+        let Some(value) = self.text(name) else { return false };
+        match value.as_str() {
+            "1" | "t" | "T" | "true" | "TRUE" | "True" => true,
+            "0" | "f" | "F" | "false" | "FALSE" | "False" => false,
+            _ => {
+                self.wrong(name, &value, "write `true` or `false`");
+                false
+            }
+        }
+    }
+
+    pub(super) fn span(&mut self, name: &str) -> Option<Duration> {
+        self.read(name, parse_window)
+    }
+
+    pub(super) fn address(&mut self, host: &str, port: &str, default_port: u16) -> SocketAddr {
+        let everyone = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+        let ip = match self.text(host).as_deref() {
+            None => everyone,
+            Some("localhost") => LOOPBACK,
+            Some(_) => self
+                .parsed::<IpAddr>(host, "give an IP address, for example `0.0.0.0` or `127.0.0.1`")
+                .unwrap_or(everyone),
+        };
+        let port = self.parsed(port, "give a port, for example `8081`").unwrap_or(default_port);
+        SocketAddr::new(ip, port)
+    }
+
+    /// An address as the reference writes it: without a host it is every one.
+    pub(super) fn go_address(&mut self, name: &str, default_port: u16) -> SocketAddr {
+        let everyone = SocketAddr::from((Ipv4Addr::UNSPECIFIED, default_port));
+        let Some(text) = self.text(name) else { return everyone };
+        let full = match text.strip_prefix("localhost") {
+            Some(port) => format!("{LOOPBACK}{port}"),
+            None if text.starts_with(':') => format!("{}{text}", Ipv4Addr::UNSPECIFIED),
+            None => text.clone(),
+        };
+        full.parse().unwrap_or_else(|_| {
+            self.wrong(name, &text, "give a port or an address with one, for example `:9090`");
+            everyone
+        })
+    }
+}
