@@ -35,6 +35,9 @@ if counted ~= window and used > 0 then stop = settled - settled % window + windo
 --[told]
 settled, stop, used
 
+--[widths]
+'<I7I7I7I7I7',
+
 --[charge]
 used = used + cost
 

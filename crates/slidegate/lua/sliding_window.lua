@@ -54,6 +54,9 @@ end
 --[told]
 settled, stop, previous, current
 
+--[widths]
+'<I7I7I7I7I7I7',
+
 --[charge]
 current, used = current + cost, used + cost
 
