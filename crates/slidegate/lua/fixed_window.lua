@@ -30,7 +30,7 @@ if here ~= stop then
     stop, moved = math.min(stop, now + counted), true
   end
 end
-if counted ~= window and used > 0 then stop = settled - settled % window + window end
+if counted ~= window then stop = settled - settled % window + window end
 
 --[told]
 settled, stop, used
