@@ -6,6 +6,7 @@
 use redis::Value;
 use smallvec::SmallVec;
 
+use super::compact;
 use super::names::Names;
 use super::scripts::{Scripts, letter};
 use super::wire::Script;
@@ -296,7 +297,9 @@ fn packed(quota: &Quota) -> Vec<u8> {
     push(quota.window_us(), 6);
     push(quota.capacity(), 7);
     match quota.algorithm() {
-        Algorithm::SlidingWindow | Algorithm::FixedWindow => {}
+        Algorithm::SlidingWindow | Algorithm::FixedWindow => {
+            push(compact::head(quota.algorithm(), quota.window_us()), 3);
+        }
         Algorithm::TokenBucket => push(quota.limit(), 7),
         Algorithm::SlidingLog => {
             let runs = u64::from(quota.most_runs());
