@@ -128,7 +128,7 @@ impl Subjects {
     }
 
     /// The key that a script of its own checks: the only one, of plain excess.
-    fn alone(&self, verb: Verb) -> Option<&Subject> {
+    pub(crate) fn alone(&self, verb: Verb) -> Option<&Subject> {
         match self.0.as_slice() {
             [subject] if verb == Verb::Check && subject.excess == Excess::Refuse => Some(subject),
             _ => None,
