@@ -103,6 +103,7 @@ impl Lane {
             let costs: SmallVec<[u64; 8]> = batch.iter().map(|waiter| waiter.cost).collect();
             // They came in order, so the first has the least time.
             let deadline = batch[0].deadline;
+            let is_crowded = batch.len() > 1;
             match calls.call(&self.subjects, Verb::Check, &costs, deadline).await {
                 Ok(answers) => {
                     for (waiter, answer) in batch.into_iter().zip(answers) {
@@ -111,6 +112,10 @@ impl Lane {
                     }
                 }
                 Err(failure) => self.fail(batch, &failure),
+            }
+            if is_crowded {
+                // Whoever was answered may ask again at once: who is let go first, goes along.
+                tokio::task::yield_now().await;
             }
             let Some(next) = self.next() else { return };
             batch = next;
