@@ -135,7 +135,7 @@ fn it_starts_without_redis_decides_by_itself_and_goes_over_when_redis_comes() {
     );
     assert!(server.greeting.contains(&away), "{}", server.greeting);
 
-    let absence = format!("as redis at {} did not answer in 50 ms", redis.address());
+    let absence = format!("as redis at {} gave no answer of use within 50 ms", redis.address());
     let answer = check(&server, "user", "alice").json();
     assert_eq!((&answer["source"], &answer["allowed"]), (&json!("local"), &json!(true)));
     assert_eq!(
