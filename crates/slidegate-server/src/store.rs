@@ -55,8 +55,11 @@ impl Store {
         shared: Option<SharedStore>,
     ) -> Result<Self, Error> {
         let Some(shared) = shared else { return Ok(Self::Memory(Gate::with_store(policies, memory))) };
-        let absence =
-            format!("redis at {} did not answer in {} ms", shared.place(), shared.deadline.as_millis());
+        let absence = format!(
+            "redis at {} gave no answer of use within {} ms",
+            shared.place(),
+            shared.deadline.as_millis()
+        );
         let gate = SharedGate::builder(policies, shared.options)
             .instances(shared.instances)
             .memory(memory)

@@ -6,7 +6,7 @@ use std::time::Duration;
 use slidegate::{Decisions, PolicyDecision, Source, format_window};
 
 /// The sentence of all decisions on a request: that of the one that binds. `absence` says why a fallback decided, if
-/// one did: "redis at 10.0.0.5:6379 did not answer in 50 ms".
+/// one did: "redis at 10.0.0.5:6379 gave no answer of use within 50 ms".
 pub(crate) fn why(decisions: &Decisions<'_>, absence: &str) -> String {
     match decisions.strictest() {
         Some(strictest) => one(&strictest, absence),

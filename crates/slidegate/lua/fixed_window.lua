@@ -2,7 +2,8 @@
 -- Twin of `src/algorithm/fixed_window.rs`: change both or neither.
 
 --[quota]
-local window, capacity = struct.unpack('<I6I7', packed)
+-- `head` begins a compact value under this window; 0 where such a window has none.
+local window, capacity, head = struct.unpack('<I6I7I3', packed)
 
 --[load]
 local tag, stop, used, settled, moved, wrong = 17, 0, 0, now, false, nil
@@ -12,8 +13,17 @@ local raw = call('GET', key)
 local counted = window
 if raw then
   local found
-  if #raw == 21 then found, counted, stop, used = struct.unpack('<BI6I7I7', raw) end
-  if found ~= tag then
+  if #raw == 12 then
+    found, stop, used = struct.unpack('<I3I4I5', raw)
+    stop = stop * 1000000
+    if found ~= head or head == 0 then
+      --@counted
+    end
+  elseif #raw == 21 then
+    found, counted, stop, used = struct.unpack('<BI6I7I7', raw)
+    found = found == tag
+  end
+  if not found then
     counted, stop, used = window, 0, 0
     --@foreign
   end
@@ -30,10 +40,13 @@ if here ~= stop then
     stop, moved = math.min(stop, now + counted), true
   end
 end
-if counted ~= window and used > 0 then stop = settled - settled % window + window end
+if counted ~= window then stop = settled - settled % window + window end
 
 --[told]
 settled, stop, used
+
+--[widths]
+'<I7I7I7I7I7',
 
 --[charge]
 used = used + cost
@@ -43,8 +56,13 @@ local given = math.min(cost, used)
 used = used - given
 
 --[save]
-local value = struct.pack('<BI6I7I7', 17, window, stop, used)
-if expires == stop then
+local value
+if head > 0 and used < 1099511627776 and stop % 1000000 == 0 and stop < 4294967296000000 then
+  value = struct.pack('<I3I4I5', head, stop / 1000000, used)
+else
+  value = struct.pack('<BI6I7I7', 17, window, stop, used)
+end
+if expires == stop and #value == #raw then
   -- In place, which keeps the time to live: half of what it costs to set it again.
   call('SETRANGE', key, '0', value)
 else

@@ -30,12 +30,18 @@ local function mul_div(a, b, c)
   return a * whole + quotient, rest
 end
 
+--[counted]
+-- The window of a compact value that does not begin with `head`: a count of seconds, minutes, hours or days.
+local code = math.floor(found / 256)
+counted = math.floor(code / 4) * ({ [0] = 1000000, 60000000, 3600000000, 86400000000 })[code % 4]
+found = found % 256 == tag + 16 and counted > 0
+
 --[foreign]
 -- `raw` is no value of this algorithm, tagged `tag`. One of another algorithm counts as none: that starts afresh. 31
 -- marks a log that was found cut off.
 local first = raw:byte(1)
-if first == tag or first == 31 then
+if not first or not (first >= 17 and first <= 20 or first == 33 or first == 34 or first == 31) then
+  wrong = 'not of layout 1 or 2: its first byte is ' .. tostring(first)
+elseif first % 16 == tag - 16 or first == 31 then
   wrong = 'damaged: it has ' .. #raw .. ' bytes'
-elseif not first or first < 17 or first > 20 then
-  wrong = 'not of layout 1: its first byte is ' .. tostring(first)
 end

@@ -83,9 +83,13 @@ end
 --[told]
 settled, used, newest, oldest
 
+--[widths]
+'<I7I7I7I7I7I7',
+
 --[needed]
 -- Tells besides the oldest runs, as many as hold `needed` cost: with the end of those a denied cost fits.
 if needed > 1 and used > 0 then
+  --@list
   --@rest
   --@ring
   local place, sum = 0, 0

@@ -2,7 +2,8 @@
 -- Twin of `src/algorithm/sliding_window.rs`: change both or neither.
 
 --[quota]
-local window, capacity = struct.unpack('<I6I7', packed)
+-- `head` begins a compact value under this window; 0 where such a window has none.
+local window, capacity, head = struct.unpack('<I6I7I3', packed)
 
 --[load]
 local tag, stop, previous, current, settled, moved, wrong = 18, 0, 0, 0, now, false, nil
@@ -12,8 +13,18 @@ local raw = call('GET', key)
 local counted = window
 if raw then
   local found
-  if #raw == 28 then found, counted, stop, previous, current = struct.unpack('<BI6I7I7I7', raw) end
-  if found ~= tag then
+  if #raw == 12 then
+    found, stop, previous = struct.unpack('<I3I4I5', raw)
+    stop, current = stop * 1000000, previous % 1048576
+    previous = (previous - current) / 1048576
+    if found ~= head or head == 0 then
+      --@counted
+    end
+  elseif #raw == 28 then
+    found, counted, stop, previous, current = struct.unpack('<BI6I7I7I7', raw)
+    found = found == tag
+  end
+  if not found then
     counted, stop, previous, current = window, 0, 0, 0
     --@foreign
   end
@@ -54,6 +65,9 @@ end
 --[told]
 settled, stop, previous, current
 
+--[widths]
+'<I7I7I7I7I7I7',
+
 --[charge]
 current, used = current + cost, used + cost
 
@@ -69,8 +83,13 @@ if given > from_current then
 end
 
 --[save]
-local value = struct.pack('<BI6I7I7I7', 18, window, stop, previous, current)
-if expires == stop then
+local value
+if head > 0 and previous < 1048576 and current < 1048576 and stop < 4294967296000000 then
+  value = struct.pack('<I3I4I5', head, stop / 1000000, previous * 1048576 + current)
+else
+  value = struct.pack('<BI6I7I7I7', 18, window, stop, previous, current)
+end
+if expires == stop and #value == #raw then
   -- In place, which keeps the time to live: half of what it costs to set it again.
   call('SETRANGE', key, '0', value)
 else

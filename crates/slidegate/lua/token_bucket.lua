@@ -50,6 +50,9 @@ local used = fraction > 0 and level + 1 or level
 --[told]
 settled, level, fraction
 
+--[widths]
+'<I7I7I7I7I7',
+
 --[charge]
 level, used = level + cost, used + cost
 

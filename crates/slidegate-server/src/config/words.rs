@@ -12,6 +12,8 @@ const LOG_BYTES_HERE: u64 = 23;
 
 /// Bytes of a key in Redis by `MEMORY USAGE`, where policy and id have some 30 bytes together; see docs/operations.md.
 const REDIS_COUNTERS_BYTES: u64 = 120;
+/// The same where the counters fit into 12 bytes.
+const REDIS_COMPACT_BYTES: u64 = 104;
 /// The same of a log, besides its value.
 const REDIS_KEY_BYTES: u64 = 88;
 /// A log's own header, and what Redis puts around a value.
@@ -129,13 +131,26 @@ fn bytes(quota: &Quota) -> u64 {
 /// What a key takes in Redis when it is full, by the server's own count, if no single cost is above the limit.
 fn redis_bytes(quota: &Quota) -> u64 {
     if quota.algorithm() != Algorithm::SlidingLog {
-        return REDIS_COUNTERS_BYTES;
+        return if is_compact(quota) { REDIS_COMPACT_BYTES } else { REDIS_COUNTERS_BYTES };
     }
     // The newest run lies in the header.
     let value = REDIS_HEADER_BYTES + log_runs(quota).saturating_sub(1) * run_bytes(quota);
     // The sizes that Redis's allocator has: 16 bytes apart at first, then four to each doubling.
     let apart = (value.next_power_of_two() / 8).max(16);
     REDIS_KEY_BYTES + value.next_multiple_of(apart)
+}
+
+/// Whether a full key's counters fit into 12 bytes; see docs/redis-layout.md.
+fn is_compact(quota: &Quota) -> bool {
+    let most = match quota.algorithm() {
+        Algorithm::FixedWindow => 1 << 40,
+        Algorithm::SlidingWindow => 1 << 20,
+        _ => return false,
+    };
+    let secs = quota.window().as_secs();
+    // At most 16,383 units, of which an hour is the longest that matters.
+    let is_counted = [1, 60, 3600].iter().any(|unit| secs.is_multiple_of(*unit) && secs / unit <= 16_383);
+    quota.limit() < most && quota.window().subsec_nanos() == 0 && is_counted
 }
 
 /// Runs of a full log.
@@ -220,30 +235,30 @@ mod tests {
             (
                 "scope: user, quota: 100/1h",
                 1,
-                "for each user (exact sliding log). Denies. A key takes about 728 bytes in redis at most. While redis is \
-                 away, each instance counts by itself, up to 100 per 1h.",
+                "100 per 1h for each user (exact sliding log). Denies. A key takes about 728 bytes in redis at most. \
+                 While redis is away, each instance counts by itself, up to 100 per 1h.",
             ),
             (
                 "quota: 100/1h, algorithm: token-bucket",
                 3,
-                "for all of them together (token bucket, 100 at once). Denies. A key takes about 120 bytes in redis at \
-                 most. While redis is away, each instance counts by itself, up to 34 per 1h.",
+                "100 per 1h for all of them together (token bucket, 100 at once). Denies. A key takes about 120 bytes in \
+                 redis at most. While redis is away, each instance counts by itself, up to 34 per 1h.",
             ),
             (
                 "quota: 100/1h, algorithm: fixed-window, on_store_error: allow",
                 3,
-                "for all of them together (fixed window: up to twice the limit around its border). Denies. A key takes \
-                 about 120 bytes in redis at most. While redis is away, it lets everything pass.",
+                "100 per 1h for all of them together (fixed window: up to twice the limit around its border). Denies. A \
+                 key takes about 104 bytes in redis at most. While redis is away, it lets everything pass.",
             ),
             (
-                "quota: 100/1h, algorithm: fixed-window, on_store_error: deny",
+                "quota: 100/1500ms, algorithm: fixed-window, on_store_error: deny",
                 3,
-                "for all of them together (fixed window: up to twice the limit around its border). Denies. A key takes \
-                 about 120 bytes in redis at most. While redis is away, it denies everything.",
+                "100 per 1500ms for all of them together (fixed window: up to twice the limit around its border). \
+                 Denies. A key takes about 120 bytes in redis at most. While redis is away, it denies everything.",
             ),
         ] {
             let told = describe(&policy(keys), Counted::Shared { instances });
-            assert_eq!(told, format!("p: requests are limited to 100 per 1h {words}"));
+            assert_eq!(told, format!("p: requests are limited to {words}"));
         }
     }
 }

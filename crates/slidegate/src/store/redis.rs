@@ -22,6 +22,7 @@ mod breaker;
 mod call;
 mod cluster;
 mod coalesce;
+mod compact;
 mod dial;
 mod examine;
 mod failure;

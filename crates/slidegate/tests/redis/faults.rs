@@ -393,7 +393,7 @@ async fn a_missing_right_is_named_and_found_when_it_is_granted() {
         (&["-evalsha"][..], &["+evalsha"][..], "'evalsha'"),
         (&["-script|load"], &["+script|load"], "'script|load'"),
         (&["-time"], &["+time"], "'time'"),
-        (&["resetkeys", "~other:*"], &["resetkeys", "~sg1:*"], "keys"),
+        (&["resetkeys", "~other:*"], &["resetkeys", "~sg1:*"], "key"),
     ] {
         let server = Server::start();
         let gate = healthy(&server.url_as_user()).await;

@@ -28,6 +28,8 @@ enum Step {
     Back(u64),
     Apply(Verb, u64),
     Limit(u64),
+    /// Another window, in milliseconds, and a penalty of one: a denial would not be written down with it.
+    Window(u64),
 }
 
 /// Penalties, and a clock that is set back by less than a window and by more.
@@ -55,6 +57,37 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         3 => (0u64..20).prop_map(|cost| Step::Apply(Verb::Refund, cost)),
         1 => cost.prop_map(|cost| Step::Apply(Verb::Penalize, cost)),
         1 => (0u64..40).prop_map(Step::Limit),
+    ];
+    proptest::collection::vec(step, 1..60)
+}
+
+/// Steps so many times as long, and so many times as dear.
+fn stretched(
+    steps: impl Strategy<Value = Vec<Step>>,
+    long: u64,
+    dear: u64,
+) -> impl Strategy<Value = Vec<Step>> {
+    let stretch = move |step| match step {
+        Step::Advance(us) => Step::Advance(us * long),
+        Step::Back(us) => Step::Back(us * long),
+        Step::Apply(verb, cost) => Step::Apply(verb, cost * dear),
+        other => other,
+    };
+    steps.prop_map(move |steps| steps.into_iter().map(stretch).collect())
+}
+
+/// Steps among which windows change: to usual ones and to some that have no compact form.
+fn steps_of_windows() -> impl Strategy<Value = Vec<Step>> {
+    let windows =
+        proptest::sample::select(vec![1_000u64, 1_500, 2_000, 60_000, 60_001, 3_600_000, 86_400_000]);
+    let step = prop_oneof![
+        4 => (0u64..3_000_000).prop_map(Step::Advance),
+        1 => (0u64..200_000_000).prop_map(Step::Advance),
+        2 => (0u64..3).prop_map(Step::Wait),
+        6 => (0u64..6).prop_map(|cost| Step::Apply(Verb::Check, cost)),
+        1 => (0u64..6).prop_map(|cost| Step::Apply(Verb::Peek, cost)),
+        1 => (0u64..6).prop_map(|cost| Step::Apply(Verb::Refund, cost)),
+        3 => windows.prop_map(Step::Window),
     ];
     proptest::collection::vec(step, 1..60)
 }
@@ -120,7 +153,19 @@ async fn run(server: &Server, key: &str, mut quotas: Vec<Quota>, said: Said, ste
                 }
             }
             Step::Limit(_) => {}
-            Step::Apply(verb, cost) => {
+            Step::Apply(..) | Step::Window(_) => {
+                let (verb, cost) = match step {
+                    Step::Apply(verb, cost) => (verb, cost),
+                    _ => (&Verb::Penalize, &1),
+                };
+                if let Step::Window(ms) = step {
+                    for quota in &mut quotas {
+                        let changed = Quota::new(quota.limit(), Duration::from_millis(*ms)).unwrap();
+                        *quota = changed.with_algorithm(quota.algorithm());
+                    }
+                    memory.configure(policies(&quotas));
+                    redis.configure(policies(&quotas)).unwrap();
+                }
                 let one = || Request::new().with("user", key);
                 let requests: Vec<_> = match said {
                     Said::Told { .. } => {
@@ -195,6 +240,35 @@ fn the_sliding_window_in_redis_decides_as_the_one_in_memory() {
 #[test]
 fn the_fixed_window_in_redis_decides_as_the_one_in_memory() {
     histories(100, |limit, ms| vec![quota(limit, ms, Algorithm::FixedWindow)], Said::Configured);
+}
+
+/// Windows of whole seconds are kept in 12 bytes while the counts fit, and limits in the millions do not.
+#[test]
+fn compact_and_wide_counters_in_redis_decide_as_those_in_memory() {
+    for (algorithm, more, dear) in [
+        (Algorithm::SlidingWindow, 0, 1),
+        (Algorithm::SlidingWindow, 3_000_000, 131_072),
+        (Algorithm::FixedWindow, 0, 1),
+        (Algorithm::FixedWindow, 2_000_000_000_000, 1 << 32),
+    ] {
+        let seconds =
+            move |limit: u64, ms: u64| vec![quota(limit + more, ms.div_ceil(25) * 1_000, algorithm)];
+        histories_of(stretched(steps(), 20, dear), 60, seconds, Said::Configured);
+        histories_of(stretched(steps_back(), 20, dear), 60, seconds, Said::Once);
+    }
+}
+
+/// What was charged under one window counts on under the next, in whichever form it is kept.
+#[test]
+fn windows_that_change_are_met_in_redis_as_in_memory() {
+    for algorithm in [Algorithm::SlidingWindow, Algorithm::FixedWindow] {
+        histories_of(
+            steps_of_windows(),
+            150,
+            |limit, _| vec![quota(limit, 60_000, algorithm)],
+            Said::Configured,
+        );
+    }
 }
 
 #[test]

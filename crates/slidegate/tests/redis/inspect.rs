@@ -78,7 +78,7 @@ async fn foreign_values_are_errors_that_name_the_key() {
     let key = "sg1:sliding-log:alice";
     let long = "\u{14}".repeat(60);
     for (value, said) in [
-        ("hello", "is not of layout 1: its first byte is 104"),
+        ("hello", "is not of layout 1 or 2: its first byte is 104"),
         ("\u{14}short", "is damaged: it has 6 bytes; reset the key"),
         ("\u{1f}", "is damaged: its ring was cut off; reset the key"),
         (long.as_str(), "is damaged: its widths are 1 and 4; reset the key"),
@@ -87,8 +87,23 @@ async fn foreign_values_are_errors_that_name_the_key() {
         let error = shared.inspect(&alice).await.unwrap_err().to_string();
         assert!(error.contains(&format!("`{key}` {said}")), "{error}");
     }
-    server.admin(&["SET", key, "\u{11}another algorithm's"]);
-    assert_eq!(shared.inspect(&alice).await.unwrap()[0].decision.used, 0);
+    for another in ["\u{11}another algorithm's", "\u{22}another"] {
+        server.admin(&["SET", key, another]);
+        assert_eq!(shared.inspect(&alice).await.unwrap()[0].decision.used, 0);
+    }
+    let fixed = Request::new().with("user", "alice").under("fixed-window");
+    let key = "sg1:fixed-window:alice";
+    for (value, said) in [
+        ("\u{21}short", "is damaged: it has 6 bytes; reset the key"),
+        ("\u{21}\u{1}\u{0}01234567890", "is damaged: it has 14 bytes; reset the key"),
+        ("\u{21}\u{1}\u{0}012345678", "is damaged: its window is 0 us; reset the key"),
+        ("#4012345678x", "is not of layout 1 or 2: its first byte is 35"),
+    ] {
+        server.admin(&["SET", key, value]);
+        let error = shared.inspect(&fixed).await.unwrap_err().to_string();
+        assert!(error.contains(&format!("`{key}` {said}")), "{error}");
+    }
+    let key = "sg1:sliding-log:alice";
     server.admin(&["DEL", key]);
     server.admin(&["RPUSH", key, "x"]);
     let error = shared.inspect(&alice).await.unwrap_err().to_string();

@@ -87,19 +87,26 @@ async fn checks_that_go_together_are_decided_one_by_one_in_the_order_they_came()
 /// More than one call can carry must not be lost or decided twice.
 #[tokio::test]
 async fn a_thousand_checks_at_once_are_each_charged_once() {
-    let server = Server::start();
-    let gate = patient(&server, 1_000_000).await;
-    server.pause();
-    let mut all: Vec<_> = (0..1000).map(|_| checking(&gate, 1)).collect();
-    begin(&mut all).await;
-    server.resume();
-    for (number, told) in (1..).zip(all) {
-        let told = told.await;
-        assert_eq!((told.allowed, told.used), (true, number));
+    // The first alone; then 1024 of one cost at a time, or 128 of which each has another cost than the one before.
+    for (checks, costs, calls) in [(2000, 1, 3), (1000, 2, 9)] {
+        let server = Server::start();
+        let gate = patient(&server, 1_000_000).await;
+        let before = gate.stats().store;
+        server.pause();
+        let cost = |number: u64| 1 + number % costs;
+        let mut all: Vec<_> = (0..checks).map(|number| checking(&gate, cost(number))).collect();
+        begin(&mut all).await;
+        server.resume();
+        let mut expected = 0;
+        for (number, told) in (0..).zip(all) {
+            let told = told.await;
+            expected += cost(number);
+            assert_eq!((told.allowed, told.used), (true, expected));
+        }
+        assert_eq!(used(&server.url(), "alice").await, expected);
+        let after = gate.stats().store;
+        assert_eq!((after.calls - before.calls, after.coalesced - before.coalesced), (calls, checks - calls));
     }
-    assert_eq!(used(&server.url(), "alice").await, 1000);
-    // The first alone, then 128 at a time.
-    assert_eq!(gate.stats().store.coalesced, 999 - 8);
 }
 
 /// Clients hang up all the time: each may take back its own request, and nothing else.

@@ -6,6 +6,7 @@ use slidegate::{
     Algorithm, Decisions, Match, Policy, PolicySet, Quota, RedisOptions, Request, SharedGate, Source,
 };
 
+use crate::hostile::{bulk, numbers};
 use crate::support::acl::{BESIDES, USER};
 use crate::support::fake::Fake;
 use crate::support::proxy::{Mode, Proxy};
@@ -172,7 +173,8 @@ fn a_server_that_cannot_check_scripts_gets_plain_ones() {
             }
             "EVALSHA" if heard.lock().unwrap().is_empty() => "-NOSCRIPT No matching script.\r\n".into(),
             "EVALSHA" => {
-                "*5\r\n:1\r\n:1700000000000000\r\n:1700000000000000\r\n:1700003600000000\r\n:0\r\n".into()
+                let now = 1_700_000_000_000_000;
+                bulk(&numbers(&[1, now, now, now + 3_600_000_000, 0])).into()
             }
             _ => "-ERR unknown command\r\n".into(),
         }

@@ -6,6 +6,7 @@
 use redis::Value;
 use smallvec::SmallVec;
 
+use super::compact;
 use super::names::Names;
 use super::scripts::{Scripts, letter};
 use super::wire::Script;
@@ -19,6 +20,9 @@ use crate::verb::Verb;
 
 /// Largest limit and cost: scripts count with doubles, which are exact below 2^53.
 pub(crate) const MOST: u64 = (1 << 53) - 1;
+
+/// Bytes of each number in the reply of a script for one key.
+const TOLD_BYTES: usize = 7;
 
 /// What a script is told of one charge.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -124,7 +128,7 @@ impl Subjects {
     }
 
     /// The key that a script of its own checks: the only one, of plain excess.
-    fn alone(&self, verb: Verb) -> Option<&Subject> {
+    pub(crate) fn alone(&self, verb: Verb) -> Option<&Subject> {
         match self.0.as_slice() {
             [subject] if verb == Verb::Check && subject.excess == Excess::Refuse => Some(subject),
             _ => None,
@@ -156,9 +160,9 @@ impl Subjects {
         self.read_as(Verb::Check, &[cost], reply, false)
     }
 
-    /// `flat` is the reply of a script for one key, which tells it without a list of its own.
+    /// `flat` is the reply of a script for one key, which tells it without a list of its own, and in bytes.
     fn read_as(&self, verb: Verb, costs: &[u64], reply: Value, flat: bool) -> Result<Reply, Unreadable> {
-        let mut items = items(reply)?;
+        let mut items = if flat { flat_items(reply)? } else { items(reply)? };
         if items.len() < 2 {
             return Err(Unreadable(format!("{} items instead of 2 and more", items.len())));
         }
@@ -293,7 +297,9 @@ fn packed(quota: &Quota) -> Vec<u8> {
     push(quota.window_us(), 6);
     push(quota.capacity(), 7);
     match quota.algorithm() {
-        Algorithm::SlidingWindow | Algorithm::FixedWindow => {}
+        Algorithm::SlidingWindow | Algorithm::FixedWindow => {
+            push(compact::head(quota.algorithm(), quota.window_us()), 3);
+        }
         Algorithm::TokenBucket => push(quota.limit(), 7),
         Algorithm::SlidingLog => {
             let runs = u64::from(quota.most_runs());
@@ -311,6 +317,33 @@ fn items(value: Value) -> Result<Vec<Value>, Unreadable> {
         Value::Array(items) => Ok(items),
         other => Err(Unreadable(format!("{other:?} instead of a list"))),
     }
+}
+
+/// The numbers of a flat reply: bytes, or a list that begins with them, or the two numbers of a call that came too late.
+fn flat_items(value: Value) -> Result<Vec<Value>, Unreadable> {
+    if let Value::BulkString(bytes) = value {
+        return numbers(&bytes);
+    }
+    let mut items = items(value)?;
+    match items.first() {
+        Some(Value::BulkString(bytes)) => {
+            let numbers = numbers(bytes)?;
+            items.splice(0..1, numbers);
+        }
+        Some(Value::Int(-1)) => {}
+        _ => return Err(Unreadable(format!("{items:?} instead of bytes"))),
+    }
+    Ok(items)
+}
+
+fn numbers(bytes: &[u8]) -> Result<Vec<Value>, Unreadable> {
+    let (numbers, rest) = bytes.as_chunks::<TOLD_BYTES>();
+    if !rest.is_empty() {
+        return Err(Unreadable(format!("{} bytes instead of {TOLD_BYTES} for each number", bytes.len())));
+    }
+    let number =
+        |bytes: &[u8; TOLD_BYTES]| bytes.iter().rev().fold(0, |number, byte| number << 8 | i64::from(*byte));
+    Ok(numbers.iter().map(|bytes| Value::Int(number(bytes))).collect())
 }
 
 fn unsigned(value: &Value) -> Result<u64, Unreadable> {

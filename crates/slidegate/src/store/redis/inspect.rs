@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use redis::Value;
 
-use super::{Executed, Failure, FailureKind, RedisStore, explain, time_of};
+use super::{Executed, Failure, FailureKind, RedisStore, compact, explain, time_of};
 use crate::algorithm::{self, FixedWindow, SlidingWindow, State, TokenBucket, ToldLog};
 use crate::charge::Charge;
 use crate::quota::{Algorithm, Quota};
-use crate::time::{Timestamp, instant};
+use crate::time::{SECOND_US, Timestamp, instant};
 use crate::usage::Found;
 
 /// How long one read may take: no decision waits for it.
@@ -51,21 +51,23 @@ impl RedisStore {
 fn read(bytes: &[u8], quota: &Quota, now: Timestamp, cost: u64) -> Result<Found, String> {
     let algorithm = match bytes.first() {
         None => None,
-        Some(0x11) => Some(Algorithm::FixedWindow),
-        Some(0x12) => Some(Algorithm::SlidingWindow),
+        Some(0x11 | 0x21) => Some(Algorithm::FixedWindow),
+        Some(0x12 | 0x22) => Some(Algorithm::SlidingWindow),
         Some(0x13) => Some(Algorithm::TokenBucket),
         Some(0x14) => Some(Algorithm::SlidingLog),
         Some(0x1f) => return Err("is damaged: its ring was cut off; reset the key".to_owned()),
         Some(other) => {
             return Err(format!(
-                "is not of layout 1: its first byte is {other}; another program writes it, or a newer slidegate does"
+                "is not of layout 1 or 2: its first byte is {other}; another program writes it, or a newer slidegate does"
             ));
         }
     };
     let is_ours = algorithm == Some(quota.algorithm());
     let mut fields = Fields { bytes, at: 1 };
-    let expect = |length: usize| {
+    let is_compact = bytes.first().copied() == compact::tag(quota.algorithm());
+    let expect = |wide: usize| {
         let damaged = || format!("is damaged: it has {} bytes; reset the key", bytes.len());
+        let length = if is_compact { compact::BYTES } else { wide };
         if bytes.len() == length { Ok(()) } else { Err(damaged()) }
     };
     match quota.algorithm() {
@@ -80,13 +82,21 @@ fn read(bytes: &[u8], quota: &Quota, now: Timestamp, cost: u64) -> Result<Found,
         }),
         Algorithm::SlidingWindow => {
             expect(28)?;
-            let (window, end, previous, current) =
-                (fields.number(6), fields.number(7), fields.number(7), fields.number(7));
+            let (window, end, previous, current) = if is_compact {
+                let (window, end, counts) = fields.compact();
+                (window, end, counts >> 20, counts & ((1 << 20) - 1))
+            } else {
+                (fields.number(6), fields.number(7), fields.number(7), fields.number(7))
+            };
             under_window(SlidingWindow::told(end, previous, current), window, quota, now, cost)
         }
         Algorithm::FixedWindow => {
             expect(21)?;
-            let (window, end, used) = (fields.number(6), fields.number(7), fields.number(7));
+            let (window, end, used) = if is_compact {
+                fields.compact()
+            } else {
+                (fields.number(6), fields.number(7), fields.number(7))
+            };
             under_window(FixedWindow::told(end, used), window, quota, now, cost)
         }
         Algorithm::TokenBucket => {
@@ -168,6 +178,12 @@ impl Fields<'_> {
         let bytes = &self.bytes[self.at..self.at + width];
         self.at += width;
         bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
+    }
+
+    /// The window, the end and the counts of a compact value, behind its first byte.
+    fn compact(&mut self) -> (u64, u64, u64) {
+        let (code, end_s) = (self.number(2), self.number(4));
+        (compact::window_us(code), end_s * SECOND_US, self.number(5))
     }
 
     /// A number of at most 2 bytes.

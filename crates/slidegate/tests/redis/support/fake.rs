@@ -26,6 +26,12 @@ impl From<&str> for Answer {
     }
 }
 
+impl From<Vec<u8>> for Answer {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self::Send(bytes)
+    }
+}
+
 /// A running fake. Ends when dropped.
 pub(crate) struct Fake {
     port: u16,
