@@ -6,15 +6,17 @@
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use axum::Router;
 use axum::middleware::from_fn_with_state;
 use axum::routing::{delete, get, post};
+use serde::Serialize;
 
 use crate::config::Token;
 use crate::control::Control;
 use crate::front::Front;
 use crate::observe;
+use crate::protocol::routes::Routes;
 
+mod added;
 mod guard;
 mod keys;
 mod policies;
@@ -23,34 +25,29 @@ mod shadows;
 mod status;
 pub(crate) mod tokens;
 
-/// Every path, for who looks for one.
-pub(crate) const PATHS: [&str; 13] = [
-    "/v1/status",
-    "/v1/policies",
-    "/v1/policies/{name}",
-    "/v1/policies/{name}/promote",
-    "/v1/shadow",
-    "/v1/keys/{policy}/{key}",
-    "/v1/keys/{policy}/{key}/{action}",
-    "/v1/changes",
-    "/v1/changes/{id}/undo",
-    "/v1/events",
-    "/v1/top",
-    "/v1/live",
-    "/metrics",
-];
-
 /// What the routes stand on.
 #[derive(Debug)]
 pub(crate) struct Admin {
     pub(crate) front: Arc<Front>,
     pub(crate) control: Control,
-    /// Where the service listens.
+    /// Where the service listens for what is asked here.
     listen: SocketAddr,
+    /// Everywhere that it listens.
+    listeners: Vec<Listener>,
     tokens: Mutex<Arc<[Token]>>,
     loaded: Mutex<Loaded>,
     /// When the service started, in milliseconds since the epoch.
     started_ms: u64,
+}
+
+/// Where the service listens, and for what.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Listener {
+    /// `http`, `resp`, `grpc`, or `debug` and `metrics` for those ports of envoyproxy/ratelimit.
+    pub(crate) door: &'static str,
+    /// `127.0.0.1:7979`, or `unix:` and a path.
+    pub(crate) address: String,
+    pub(crate) tls: bool,
 }
 
 /// What is known of the configuration's file.
@@ -69,12 +66,21 @@ pub(crate) struct Loaded {
 }
 
 impl Admin {
-    pub(crate) fn new(front: Arc<Front>, listen: SocketAddr, tokens: Vec<Token>, loaded: Loaded) -> Self {
+    /// `others` are the listeners beside `listen`, which serves the routes.
+    pub(crate) fn new(
+        front: Arc<Front>,
+        listen: SocketAddr,
+        others: Vec<Listener>,
+        tokens: Vec<Token>,
+        loaded: Loaded,
+    ) -> Self {
+        let own = Listener { door: "http", address: listen.to_string(), tls: false };
         front.observer().config_loaded(&loaded.hash);
         Self {
             control: Control::new(Arc::clone(&front)),
             front,
             listen,
+            listeners: [vec![own], others].concat(),
             tokens: Mutex::new(tokens.into()),
             loaded: Mutex::new(loaded),
             started_ms: crate::control::now_ms(),
@@ -102,22 +108,25 @@ impl Admin {
 }
 
 /// The routes, those of the observer included.
-pub(crate) fn routes(admin: &Arc<Admin>) -> Router {
-    let reading = Router::new()
-        .route("/v1/status", get(status::status))
-        .route("/v1/policies", get(policies::list))
-        .route("/v1/shadow", get(shadows::shadow))
-        .route("/v1/keys/{policy}/{key}", get(keys::show))
-        .route("/v1/changes", get(policies::changes))
-        .with_state(Arc::clone(admin))
-        .merge(observe::routes(Arc::clone(&admin.front)))
-        .route_layer(from_fn_with_state(Arc::clone(admin), guard::may_read));
-    let changing = Router::new()
-        .route("/v1/policies/{name}", delete(policies::unset).put(policies::set))
-        .route("/v1/policies/{name}/promote", post(policies::promote))
-        .route("/v1/keys/{policy}/{key}/{action}", post(keys::act))
-        .route("/v1/changes/{id}/undo", post(policies::undo))
-        .with_state(Arc::clone(admin))
-        .route_layer(from_fn_with_state(Arc::clone(admin), guard::may_write));
-    reading.merge(changing)
+pub(crate) fn routes(admin: &Arc<Admin>) -> Routes {
+    let reading = [
+        ("/v1/status", get(status::status)),
+        ("/v1/policies", get(policies::list)),
+        ("/v1/shadow", get(shadows::shadow)),
+        ("/v1/keys/{policy}/{key}", get(keys::show)),
+        ("/v1/changes", get(policies::changes)),
+    ];
+    let changing = [
+        ("/v1/policies/{name}", delete(policies::unset).put(policies::set)),
+        ("/v1/policies/{name}/promote", post(policies::promote)),
+        ("/v1/keys/{policy}/{key}/{action}", post(keys::act)),
+        ("/v1/changes/{id}/undo", post(policies::undo)),
+    ];
+    let (readers, writers) = (Arc::clone(admin), Arc::clone(admin));
+    let reading = Routes::over(Arc::clone(admin), reading)
+        .and(observe::routes(Arc::clone(&admin.front)))
+        .behind(|router| router.route_layer(from_fn_with_state(readers, guard::may_read)));
+    let changing = Routes::over(Arc::clone(admin), changing)
+        .behind(|router| router.route_layer(from_fn_with_state(writers, guard::may_write)));
+    reading.and(changing)
 }

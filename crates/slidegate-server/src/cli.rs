@@ -12,6 +12,7 @@ use slidegate::Algorithm;
 
 use crate::config::{Config, Outside, Sources};
 use crate::envoy;
+use values::{address, attribute, cost, keys, milliseconds, rate};
 
 mod ask;
 mod check;
@@ -24,6 +25,7 @@ mod serve;
 mod token;
 mod top;
 mod validate;
+pub(crate) mod values;
 
 /// An exact sliding-window rate limiter.
 ///
@@ -172,10 +174,10 @@ struct ServeArgs {
     #[command(flatten)]
     envoy: EnvoyArgs,
     /// The address to listen to, before the configuration's.
-    #[arg(long, value_name = "ADDRESS:PORT")]
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = address)]
     listen: Option<SocketAddr>,
     /// The address of Envoy's rate-limit service over gRPC, before the configuration's. Without either it is not served.
-    #[arg(long, value_name = "ADDRESS:PORT")]
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = address)]
     grpc: Option<SocketAddr>,
     /// The Redis whose limits all instances share, such as `redis://127.0.0.1:6379`, before the configuration's.
     ///
@@ -187,7 +189,7 @@ struct ServeArgs {
     ///
     /// Speaks RESP2 and RESP3: `RL.CHECK`, and the commands of redis-cell and throttlecrab. The variable
     /// `SLIDEGATE_RESP_PASSWORD` is the password that clients have to give.
-    #[arg(long, value_name = "ADDRESS:PORT")]
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = address)]
     resp: Option<SocketAddr>,
 }
 
@@ -226,7 +228,7 @@ struct CheckArgs {
     #[arg(required = true, value_name = "NAME=VALUE", value_parser = attribute)]
     attributes: Vec<(String, String)>,
     /// What the request costs.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value = "1", value_parser = cost, allow_hyphen_values = true)]
     cost: u64,
     /// Look without charging.
     #[arg(long)]
@@ -251,7 +253,7 @@ struct TopArgs {
     #[arg(long, value_enum, default_value_t = TopBy::Used)]
     by: TopBy,
     /// Most keys to show.
-    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    #[arg(long, value_name = "N", default_value = "20", value_parser = keys)]
     limit: u16,
     /// Between two looks, in milliseconds.
     #[arg(long, value_name = "MS", default_value = "2000", value_parser = milliseconds)]
@@ -278,30 +280,18 @@ enum TopBy {
     Denied,
 }
 
-fn attribute(text: &str) -> Result<(String, String), String> {
-    match text.split_once('=') {
-        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
-        _ => Err("write it as name=value, for example user=alice".to_owned()),
-    }
-}
-
-fn rate(text: &str) -> Result<envoy::Rate, String> {
-    let parts = text.split_once('/').and_then(|(count, unit)| {
-        Some(envoy::Rate { requests_per_unit: count.parse().ok()?, unit: envoy::Unit::from_name(unit)? })
-    });
-    parts.ok_or_else(|| {
-        "write it as count/unit, for example 10/MINUTE; units are second, minute, hour, day, week, month, year".to_owned()
-    })
-}
-
-fn milliseconds(text: &str) -> Result<Duration, String> {
-    match text.parse() {
-        Ok(ms) if ms > 0 => Ok(Duration::from_millis(ms)),
-        _ => Err("give a whole number of milliseconds, at least 1".to_owned()),
-    }
-}
-
 impl Cli {
+    /// Reads the command line; ends the process where there is nothing to run.
+    pub(crate) fn read() -> Self {
+        Self::try_parse().unwrap_or_else(|error| match values::refusal(&error) {
+            Some(line) => {
+                eprintln!("{line}; see --help");
+                std::process::exit(2)
+            }
+            None => error.exit(),
+        })
+    }
+
     /// Runs the command. What went wrong is on standard error.
     pub(crate) fn run(self) -> ExitCode {
         let outcome = start_log(&self.log_level(), self.log_format).and_then(|()| match self.command {

@@ -4,6 +4,7 @@
 //! what to write instead. What is not understood is an error and never a guess: a limiter that limits something else
 //! than was meant is worse than one that does not start. `docs/config.md` says what may stand in a file.
 
+mod added;
 mod admin;
 mod auth;
 mod condition;
@@ -19,6 +20,7 @@ mod resolve;
 mod resp;
 mod section;
 mod shared;
+mod traces;
 mod words;
 
 use std::collections::BTreeMap;
@@ -32,14 +34,16 @@ use std::time::Duration;
 use slidegate::headers::HeaderOptions;
 use slidegate::{MemoryStore, Policy, PolicySet, Quota};
 
+pub(crate) use added::Added;
 pub(crate) use admin::{Right, Token, is_name};
 pub(crate) use auth::{Attribute, Auth, Denial, Mapping, Origin};
 pub(crate) use file::written;
 pub(crate) use grpc::{Grpc, GrpcTls};
 pub(crate) use observe::{KeysShown, Observe};
-pub(crate) use reload::{Loaded, Sources, Watched, differences};
+pub(crate) use reload::{Fingerprint, Loaded, Sources, differences};
 pub(crate) use resp::{Password, Resp};
 pub(crate) use shared::{Outside, SharedStore};
+pub(crate) use traces::Traces;
 pub(crate) use words::{Counted, describe};
 
 /// Largest file that is read: some 100,000 overrides.

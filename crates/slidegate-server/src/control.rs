@@ -15,7 +15,7 @@ mod key_text;
 mod terms;
 
 pub(crate) use document::{Change, Document, KeyChange, KeyKind, What};
-pub(crate) use fold::{Base, CANDIDATE, candidate_of, fold};
+pub(crate) use fold::{Base, CANDIDATE, Folded, candidate_of, fold};
 pub(crate) use key_text::KeyText;
 pub(crate) use terms::{Counting, Mode, Terms};
 
@@ -106,7 +106,7 @@ impl Control {
             document.drop_ended(now);
             let done = edit(&mut document, now)?;
             document.drop_old_history();
-            let text = document.to_text()?;
+            let text = document.stored()?;
             if self.write(version, &text).await? {
                 self.take(version + 1, document);
                 return Ok(done);

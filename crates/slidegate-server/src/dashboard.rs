@@ -4,10 +4,13 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use axum::Router;
+use axum::extract::Path;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+
+use crate::protocol::problem::Problem;
+use crate::protocol::routes::Routes;
 
 /// A file of the page.
 struct File {
@@ -28,7 +31,7 @@ const STYLE: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 const TEXT: &str = "text/plain; charset=utf-8";
 
-static FILES: [File; 22] = [
+static FILES: [File; 23] = [
     file!("/", HTML, "index.html"),
     file!("/dashboard/style.css", STYLE, "style.css"),
     file!("/dashboard/icon.svg", "image/svg+xml", "icon.svg"),
@@ -40,6 +43,7 @@ static FILES: [File; 22] = [
     file!("/dashboard/dom.js", SCRIPT, "dom.js"),
     file!("/dashboard/format.js", SCRIPT, "format.js"),
     file!("/dashboard/key.js", SCRIPT, "key.js"),
+    file!("/dashboard/limit.js", SCRIPT, "limit.js"),
     file!("/dashboard/panel.js", SCRIPT, "panel.js"),
     file!("/dashboard/policies.js", SCRIPT, "policies.js"),
     file!("/dashboard/rates.js", SCRIPT, "rates.js"),
@@ -71,11 +75,21 @@ const SECURITY: [(HeaderName, HeaderValue); 6] = [
     (HeaderName::from_static("cross-origin-resource-policy"), HeaderValue::from_static("same-origin")),
 ];
 
-/// The routes of the page, for a router over any state.
-pub(crate) fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
-    FILES.iter().fold(Router::new(), |router, file| {
-        let tag = file.tag();
-        router.route(file.path, get(async move |headers: HeaderMap| file.answer(&tag, &headers)))
+/// The routes of the page.
+pub(crate) fn routes() -> Routes {
+    let table = [
+        ("/", get(async move |headers: HeaderMap| FILES[0].answer(&headers))),
+        ("/dashboard/{file}", get(file)),
+    ];
+    Routes::over((), table)
+}
+
+async fn file(Path(name): Path<String>, headers: HeaderMap) -> Result<Response, Problem> {
+    let is_named = |file: &&File| file.path.strip_prefix("/dashboard/") == Some(&name);
+    let found = FILES.iter().find(is_named);
+    found.map(|file| file.answer(&headers)).ok_or_else(|| {
+        let detail = format!("the page has no file `{}`; it begins at `/`", name.escape_debug());
+        Problem::new(StatusCode::NOT_FOUND, detail)
     })
 }
 
@@ -89,15 +103,16 @@ impl File {
 
     /// The file, or that the browser has it already. It asks each time, so that a new version of the service never meets
     /// an old script.
-    fn answer(&self, tag: &HeaderValue, headers: &HeaderMap) -> Response {
-        let is_known = headers.get(header::IF_NONE_MATCH) == Some(tag);
+    fn answer(&self, headers: &HeaderMap) -> Response {
+        let tag = self.tag();
+        let is_known = headers.get(header::IF_NONE_MATCH) == Some(&tag);
         let mut response =
             if is_known { StatusCode::NOT_MODIFIED.into_response() } else { self.content.into_response() };
         let answered = response.headers_mut();
         answered.extend(SECURITY);
         answered.insert(header::CONTENT_TYPE, HeaderValue::from_static(self.media_type));
         answered.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-        answered.insert(header::ETAG, tag.clone());
+        answered.insert(header::ETAG, tag);
         response
     }
 }

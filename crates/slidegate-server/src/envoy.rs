@@ -38,7 +38,7 @@ pub(crate) use rule::{Rate, Rule, Unit};
 pub(crate) use settings::{HeaderNames, Settings};
 pub(crate) use statistics::{Count, Hits, Statistics};
 pub(crate) use trace::tell;
-pub(crate) use watch::{LOOK_EVERY, Live, Watcher};
+pub(crate) use watch::{Live, Watcher};
 
 /// The attribute that every policy made of a limit counts by: the key of a [`RuleHit`].
 pub(crate) const SCOPE: &str = "descriptor";

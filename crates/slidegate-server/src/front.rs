@@ -3,19 +3,19 @@
 //! A protocol turns its bytes into a [`Request`] with [`Front::request`], asks [`Front::decide`], and writes the
 //! decisions in its own words. It knows no store and no algorithm.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use slidegate::headers::HeaderOptions;
 use slidegate::{
     Algorithm, Decisions, Error, KeyUse, MemoryStats, MemoryStore, Policy, PolicyDecision, PolicySet, Quota,
-    Request, Value, Verb,
+    Request, Timestamp, Value, Verb,
 };
 
-use crate::config::{Config, describe};
-use crate::control::{self, Base, Document};
-use crate::observe::{Door, Observer, Outcome};
+use crate::config::{Added, Config, KeysShown, describe};
+use crate::control::{self, Base, Document, Folded};
+use crate::observe::{Caller, Door, Observer, Outcome};
 use crate::shadow::Shadows;
 use crate::store::{Shared, Store};
 
@@ -44,6 +44,10 @@ struct Layers {
     /// Policies that come from elsewhere, such as files of envoyproxy/ratelimit.
     others: Vec<Policy>,
     document: Arc<Document>,
+    /// Changes that could not be put in force, in words.
+    refused: Vec<String>,
+    /// Policies that are in force as they were added at run time, and how they show keys.
+    keys_shown: HashMap<String, KeysShown>,
     /// When the next change of a key ends, in milliseconds since the epoch.
     next_end: Option<u64>,
 }
@@ -101,17 +105,19 @@ pub(crate) enum Field {
 
 impl Front {
     /// # Errors
-    /// A shared store that cannot be one, see [`Store::new`].
-    pub(crate) fn new(config: Config) -> Result<Self, Error> {
+    /// In one line: a shared store that cannot be one, see [`Store::new`], or spans that cannot be sent.
+    pub(crate) fn new(config: Config) -> Result<Self, String> {
+        let said = |error: Error| error.to_string();
         let memory = MemoryStore::builder().max_keys(config.max_keys).build();
         let has_told = config.resp.is_some();
         let base = Base { policies: config.policies, candidates: config.candidates };
-        let (policies, _) = control::fold(&base, &Document::default(), 0, |_| false)?;
-        let policies = if has_told { with_told(&policies)? } else { policies };
+        let Folded { policies, .. } =
+            control::fold(&base, &Document::default(), 0, &config.address_attributes).map_err(said)?;
+        let policies = if has_told { with_told(&policies).map_err(said)? } else { policies };
         let configured: HashSet<_> = base.policies.iter().map(|policy| policy.name().to_owned()).collect();
-        let observer = Observer::new(config.observe, &policies);
+        let observer = Observer::new(config.observe, &policies)?;
         Ok(Self {
-            store: Store::new(policies, memory, config.shared)?,
+            store: Store::new(policies, memory, config.shared).map_err(said)?,
             address_attributes: config.address_attributes,
             headers: config.headers,
             observer,
@@ -169,6 +175,30 @@ impl Front {
         self.layers().next_end
     }
 
+    /// Changes that are not in force, in words.
+    pub(crate) fn refused(&self) -> Vec<String> {
+        self.layers().refused.clone()
+    }
+
+    /// Whether a policy is in force as it was added at run time.
+    pub(crate) fn is_added(&self, policy: &str) -> bool {
+        self.layers().keys_shown.contains_key(policy)
+    }
+
+    /// The policy that these keys of one describe, if it can be counted here.
+    ///
+    /// # Errors
+    /// In one line that names the policy, the value and the way out.
+    pub(crate) fn read_added(
+        &self,
+        name: &str,
+        keys: &serde_json::Map<String, serde_json::Value>,
+    ) -> Result<Added, String> {
+        let added = Added::read(name, keys, &self.address_attributes)?;
+        self.store.can_count(&added.policy).map_err(|error| error.to_string())?;
+        Ok(added)
+    }
+
     /// What the configuration says, without changes.
     pub(crate) fn base(&self) -> Base {
         self.layers().base.clone()
@@ -186,18 +216,19 @@ impl Front {
         let others = next.others.iter().filter(|policy| next.base.policies.by_name(policy.name()).is_none());
         let all = PolicySet::new(own.chain(others).cloned())?;
         let base = Base { policies: all, candidates: next.base.candidates.clone() };
-        let (policies, refused) =
-            control::fold(&base, &next.document, now_ms, |attribute| self.is_address(attribute))?;
+        let Folded { policies, refused, keys_shown } =
+            control::fold(&base, &next.document, now_ms, &self.address_attributes)?;
+        (next.refused, next.keys_shown) = (refused, keys_shown);
         next.next_end = next.document.living(now_ms).map(|change| change.until_ms).min();
         let policies = if self.has_told { with_told(&policies)? } else { policies };
         // Before they decide, so that none of their decisions is missed; counts of the old ones go on meanwhile.
-        self.observer.follow(&policies);
+        self.observer.follow(&policies, &next.keys_shown);
         if let Err(error) = self.store.configure(policies) {
-            self.observer.follow(&self.policies());
+            self.observer.follow(&self.policies(), &layers.keys_shown);
             return Err(error);
         }
         *layers = next;
-        Ok(refused)
+        Ok(layers.refused.clone())
     }
 
     fn layers(&self) -> std::sync::MutexGuard<'_, Layers> {
@@ -310,17 +341,23 @@ impl Front {
     }
 
     /// Decides a request. Every protocol calls this, or [`decide_all`](Self::decide_all).
-    pub(crate) async fn decide<'r>(&self, door: Door, verb: Verb, request: &'r Request<'r>) -> Decisions<'r> {
-        self.decide_all(door, verb, std::slice::from_ref(request)).await
+    pub(crate) async fn decide<'r>(
+        &self,
+        caller: impl Into<Caller>,
+        verb: Verb,
+        request: &'r Request<'r>,
+    ) -> Decisions<'r> {
+        self.decide_all(caller, verb, std::slice::from_ref(request)).await
     }
 
     /// Decides several requests in one atomic step: all of them are charged on all of their policies, or none.
     pub(crate) async fn decide_all<'r>(
         &self,
-        door: Door,
+        caller: impl Into<Caller>,
         verb: Verb,
         requests: &'r [Request<'r>],
     ) -> Decisions<'r> {
+        let begun = self.observer.begin();
         let decisions = match self.store.apply_now(verb, requests) {
             Ok(decisions) => decisions,
             Err(shared) => {
@@ -330,16 +367,23 @@ impl Front {
                 decisions
             }
         };
-        self.seen(door, verb, requests, &decisions).await;
+        self.seen(&caller.into(), verb, begun, requests, &decisions).await;
         decisions
     }
 
     /// Shows decisions to those who watch, and requests to the candidates beside their policies.
-    async fn seen(&self, door: Door, verb: Verb, requests: &[Request<'_>], decisions: &Decisions<'_>) {
+    async fn seen(
+        &self,
+        caller: &Caller,
+        verb: Verb,
+        begun: Option<Timestamp>,
+        requests: &[Request<'_>],
+        decisions: &Decisions<'_>,
+    ) {
         if requests.is_empty() {
             return;
         }
-        self.observer.note(door, verb, decisions);
+        self.observer.note(caller, verb, begun, decisions);
         for one in self.shadows.note(verb, decisions) {
             let request = requests[one.request].clone().under(&one.candidate);
             if let Err(shared) = self.store.apply_now(Verb::Check, std::slice::from_ref(&request)) {
@@ -359,12 +403,13 @@ impl Front {
     /// if a shared store has to be asked.
     pub(crate) fn decide_now<'r>(
         &self,
-        door: Door,
+        caller: impl Into<Caller>,
         verb: Verb,
         request: &'r Request<'r>,
     ) -> Option<Decisions<'r>> {
+        let begun = self.observer.begin();
         let decisions = self.store.apply_now(verb, std::slice::from_ref(request)).ok()?;
-        self.observer.note(door, verb, &decisions);
+        self.observer.note(&caller.into(), verb, begun, &decisions);
         for one in self.shadows.note(verb, &decisions) {
             let request = request.clone().under(&one.candidate);
             drop(self.store.apply_now(Verb::Check, std::slice::from_ref(&request)));
@@ -376,12 +421,13 @@ impl Front {
     /// of its policies' windows, it gives the first answer again.
     pub(crate) async fn check_once<'r>(
         &self,
-        door: Door,
+        caller: impl Into<Caller>,
         request: &'r Request<'r>,
         id: &str,
     ) -> Decisions<'r> {
+        let begun = self.observer.begin();
         let decisions = self.store.check_once(request, id).await;
-        self.seen(door, Verb::Check, std::slice::from_ref(request), &decisions).await;
+        self.seen(&caller.into(), Verb::Check, begun, std::slice::from_ref(request), &decisions).await;
         decisions
     }
 

@@ -2,8 +2,6 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 mod admin;
 mod cli;
 mod config;
@@ -18,8 +16,9 @@ mod replay;
 mod shadow;
 mod shutdown;
 mod store;
+mod watched;
 mod why;
 
 fn main() -> ExitCode {
-    cli::Cli::parse().run()
+    cli::Cli::read().run()
 }

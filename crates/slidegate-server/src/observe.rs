@@ -11,10 +11,12 @@ use std::sync::atomic::{
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use arc_swap::ArcSwap;
+use axum::http::HeaderMap;
 use slidegate::{Clock, Decisions, PolicyDecision, PolicySet, Source, SystemClock, Timestamp, Verb};
 use tokio::sync::Semaphore;
 
 use crate::config::{KeysShown, Observe};
+use crate::control::candidate_of;
 use crate::envoy::Live;
 use counts::{Roll, Row};
 use events::Message;
@@ -36,12 +38,14 @@ mod sampler;
 mod shown;
 mod stream;
 mod top;
+mod traces;
 
 pub(crate) use counts::{Counts, Outcome};
-pub(crate) use events::Filter;
+pub(crate) use events::{Filter, KEPT};
 pub(crate) use live::tick;
 pub(crate) use routes::{metrics_routes, routes};
 use top::By;
+pub(crate) use traces::{Caller, Spans, Traces};
 
 /// Most streams at once, of events and rates together: each is a connection, and a message is sent to all.
 const MAX_STREAMS: usize = 64;
@@ -100,6 +104,8 @@ pub(crate) struct Observer {
     is_ending: AtomicBool,
     /// The files of envoyproxy/ratelimit, if it is those that are followed.
     files: OnceLock<Live>,
+    /// `None`: no decision has a span.
+    traces: Option<Traces>,
     clock: SystemClock,
     started_at: Timestamp,
 }
@@ -138,7 +144,10 @@ struct Loaded {
 }
 
 impl Observer {
-    pub(crate) fn new(options: Observe, policies: &PolicySet) -> Self {
+    /// # Errors
+    /// In one line: spans that cannot be sent where the configuration says.
+    pub(crate) fn new(options: Observe, policies: &PolicySet) -> Result<Self, String> {
+        let traces = options.traces.as_ref().map(Traces::start).transpose()?;
         let lanes = wanted();
         let Observe { metrics, events, top, .. } = options;
         let veil = Arc::new(Veil::new(options.key_secret.0.as_deref()));
@@ -156,16 +165,57 @@ impl Observer {
             streams: Arc::new(Semaphore::new(MAX_STREAMS)),
             is_ending: AtomicBool::new(false),
             files: OnceLock::new(),
+            traces,
             started_at: clock.now(),
             clock,
             options: Told { metrics, events, top },
         };
-        observer.follow(policies);
-        observer
+        observer.follow(policies, &HashMap::new());
+        Ok(observer)
     }
 
-    /// Sees decisions. Every one is shown here, once, after it was made.
-    pub(crate) fn note(&self, door: Door, verb: Verb, decisions: &Decisions<'_>) {
+    /// Who asks by a request with these fields.
+    pub(crate) fn caller(&self, door: Door, headers: &HeaderMap) -> Caller {
+        if self.traces.is_some() { Traces::caller(door, headers) } else { door.into() }
+    }
+
+    /// When a decision begins, if that is wanted.
+    #[inline]
+    pub(crate) fn begin(&self) -> Option<Timestamp> {
+        self.traces.as_ref().map(|_| self.clock.now())
+    }
+
+    /// The span of decisions that began then.
+    #[cold]
+    fn trace(
+        &self,
+        traces: &Traces,
+        caller: &Caller,
+        verb: Verb,
+        begun: Timestamp,
+        decisions: &Decisions<'_>,
+    ) {
+        let shown = |one: &PolicyDecision<'_>| self.shown(one.policy().name(), &one.key().to_string());
+        traces.note(caller, verb, (begun, self.clock.now()), decisions, shown);
+    }
+
+    /// What sends spans, if anything does.
+    pub(crate) fn traces(&self) -> Option<&Traces> {
+        self.traces.as_ref()
+    }
+
+    /// Sees decisions. Every one is shown here, once, after it was made; `begun` is from [`begin`](Self::begin).
+    pub(crate) fn note(
+        &self,
+        caller: &Caller,
+        verb: Verb,
+        begun: Option<Timestamp>,
+        decisions: &Decisions<'_>,
+    ) {
+        if let (Some(traces), Some(begun)) = (&self.traces, begun) {
+            self.trace(traces, caller, verb, begun, decisions);
+        }
+        let door = caller.door;
         let Told { metrics, events, top } = self.options;
         if !(metrics || events || top) {
             return;
@@ -250,11 +300,15 @@ impl Observer {
     }
 
     /// Goes over to these policies, before they decide: decisions of policies that were never told here are not seen.
-    /// Counts stay with the policies' names.
-    pub(crate) fn follow(&self, policies: &PolicySet) {
+    /// Counts stay with the policies' names. `added` says how those show keys that the configuration does not have.
+    pub(crate) fn follow(&self, policies: &PolicySet, added: &HashMap<String, KeysShown>) {
         let keys_shown = self.keys_shown.lock().unwrap_or_else(PoisonError::into_inner);
         let before = self.roll.load_full();
-        let after = before.of(policies, |name| keys_shown.get(name).copied().unwrap_or_default());
+        let after = before.of(policies, |name| {
+            // A candidate decides the requests of its policy, and shows their keys as that does.
+            let name = candidate_of(name).unwrap_or(name);
+            added.get(name).or(keys_shown.get(name)).copied().unwrap_or_default()
+        });
         for row in after.in_force() {
             if before.by_name(&row.name).is_some_and(|known| known.keys_shown != row.keys_shown) {
                 self.events.forget(&row.name);
@@ -338,10 +392,34 @@ impl Observer {
         self.mark_changed();
     }
 
+    /// Sends the last spans. To be called after the last decision; it waits a little for a collector.
+    pub(crate) fn end_traces(&self) {
+        if let Some(traces) = &self.traces {
+            traces.end();
+            traces.tell(self.clock.now());
+        }
+    }
+
     /// Ends all streams, so that their connections do not hold up the end of the service.
     pub(crate) fn end(&self) {
         self.is_ending.store(true, SeqCst);
         self.events.send(Message::End);
+    }
+
+    /// The keys that a policy shows as this text, among those that are kept: used or denied most in this period and the
+    /// one before, and the last denials. `None` if the text is not what keys are shown as, but one.
+    pub(crate) fn keys_shown_as(&self, policy: &str, text: &str) -> Option<Vec<Box<str>>> {
+        let roll = self.roll.load();
+        let row = roll.by_name(policy).filter(|row| Veil::is_shown(text, row.keys_shown))?;
+        let mut keys = self.events.keys_shown_as(policy, text);
+        for by in [By::Used, By::Denied] {
+            let known = self.top.ranking(row.number, by).keys.into_iter().map(|one| one.key);
+            let known = known.filter(|key| !Veil::is_cut(key) && self.veil.show(key, row.keys_shown) == text);
+            keys.extend(known.map(|key| Box::from(&*key)));
+        }
+        keys.sort_unstable();
+        keys.dedup();
+        Some(keys)
     }
 
     /// A key's text as its policy shows it.

@@ -18,6 +18,7 @@ use hyper_util::service::TowerToHyperService;
 use crate::config::Auth;
 use crate::front::Front;
 use crate::listener::Answers;
+use routes::Routes;
 
 mod auth_request;
 mod fields;
@@ -25,6 +26,7 @@ pub(crate) mod http;
 pub(crate) mod problem;
 pub(crate) mod resp;
 pub(crate) mod rls;
+pub(crate) mod routes;
 
 /// What stands behind the HTTP listener.
 pub(crate) struct Doors {
@@ -37,15 +39,9 @@ pub(crate) struct Doors {
 type Answer = Response<Either<Full<Bytes>, Body>>;
 
 impl Doors {
-    /// The doors, and `more` routes, of which `paths` are told to who looks for one.
-    pub(crate) fn new(
-        front: Arc<Front>,
-        auth: Auth,
-        more: Router,
-        paths: impl IntoIterator<Item = &'static str>,
-    ) -> Self {
-        let others = auth_request::PATHS.into_iter().chain(paths).collect();
-        let routes = http::routes(Arc::clone(&front), more, others);
+    /// The doors, and `more` routes.
+    pub(crate) fn new(front: Arc<Front>, auth: Auth, more: Routes) -> Self {
+        let routes = http::routes(Arc::clone(&front), more, &auth_request::PATHS);
         Self { front, auth: auth_request::Door::new(auth), routes: TowerToHyperService::new(routes) }
     }
 

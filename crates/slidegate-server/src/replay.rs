@@ -11,6 +11,7 @@ use std::time::Duration;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::cli::values::number;
 use crate::cli::{Failure, PolicyArgs};
 use log::LogReader;
 use report::Report;
@@ -27,10 +28,10 @@ pub(crate) struct ReplayArgs {
     #[command(flatten)]
     policies: PolicyArgs,
     /// How far out of order lines may be, in seconds: they are sorted within it.
-    #[arg(long, value_name = "SECONDS", default_value_t = 120)]
+    #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = number::<u64>)]
     slack: u64,
     /// How many of the most denied keys to show for each policy.
-    #[arg(long, value_name = "N", default_value_t = 5)]
+    #[arg(long, value_name = "N", default_value = "5", value_parser = number::<usize>)]
     top: usize,
     /// Print a line of JSON for each request, in the order of decision, before the report.
     #[arg(long)]

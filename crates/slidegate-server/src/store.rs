@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use slidegate::{
-    BreakerState, Decisions, Error, Gate, KeyUse, MemoryStats, MemoryStore, NodeState, Note, PolicySet,
-    Request, SharedGate, SharedStats, Source, Verb,
+    BreakerState, Decisions, Error, Gate, KeyUse, MemoryStats, MemoryStore, NodeState, Note, Policy,
+    PolicySet, Request, SharedGate, SharedStats, Source, Verb,
 };
 
 use crate::config::{Counted, SharedStore};
@@ -96,6 +96,15 @@ impl Store {
             }
             Self::Shared(shared) => shared.gate.configure(policies),
         }
+    }
+
+    /// Whether the store can count by a policy.
+    ///
+    /// # Errors
+    /// A limit is more than a shared store can count.
+    pub(crate) fn can_count(&self, policy: &Policy) -> Result<(), Error> {
+        let Self::Shared(shared) = self else { return Ok(()) };
+        SharedGate::new(PolicySet::new([policy.clone()])?, shared.gate.options().clone()).map(drop)
     }
 
     /// Checks a request that is charged once however often it is asked with the same id.

@@ -144,6 +144,26 @@ fn pages_of_other_sites_neither_read_nor_change() {
     assert_eq!(server.change("POST", &reset, &[("sec-fetch-site", "same-origin")], "{}").status, 200);
 }
 
+/// Who looks whether a port is open must not have to read three files and a command line.
+#[test]
+fn status_says_everywhere_it_listens() {
+    let folder = Folder::new("admin-listeners");
+    let socket = format!("{}/grpc.sock", folder.path());
+    let config = folder.file("slidegate.yaml", format!("grpc: {{socket: '{socket}'}}\n{POLICY}"));
+    let args = ["--config", config.as_str(), "--resp", "127.0.0.1:0", "--grpc", "127.0.0.1:0"];
+    let server = Server::start(&args);
+    let greeted =
+        |name: &str| server.greeting.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim();
+    let grpc = greeted("grpc").split(", ").next().unwrap().strip_prefix("http://").unwrap();
+    let expected = json!([
+        { "door": "http", "address": server.address, "tls": false },
+        { "door": "grpc", "address": grpc, "tls": false },
+        { "door": "grpc", "address": format!("unix:{socket}"), "tls": false },
+        { "door": "resp", "address": greeted("resp").strip_prefix("redis://").unwrap(), "tls": false },
+    ]);
+    assert_eq!(server.get("/v1/status").json()["listeners"], expected);
+}
+
 /// The question of every support case: why is this customer denied, and what can be done about it?
 #[test]
 fn one_key_is_shown_and_helped() {
@@ -290,7 +310,9 @@ fn policies_of_doors_are_not_changed_here() {
     );
     let unknown = command(&server, &["policy", "set", "nobody", "5/1m"]);
     assert!(
-        text(&unknown.stderr).contains("there is no policy `nobody`; there are `per-user`\n"),
+        text(&unknown.stderr).contains(
+            "there is no policy `nobody`; there are `per-user`; to add one, say its `scope` as well\n"
+        ),
         "{}",
         text(&unknown.stderr)
     );

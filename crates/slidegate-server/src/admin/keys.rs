@@ -19,7 +19,7 @@ use super::guard::By;
 use super::reply::{answer, audit, body};
 use crate::control::{KeyChange, KeyKind, KeyText, at_text, candidate_of, now_ms};
 use crate::front::MAX_COST;
-use crate::observe::{Door, Filter};
+use crate::observe::{self, Door, Filter};
 use crate::protocol::problem::Problem;
 use crate::store;
 
@@ -46,6 +46,8 @@ struct Place {
     policies: Arc<PolicySet>,
     policy: String,
     text: String,
+    /// What the key was asked for by, where that was not the key itself, which is then not told either.
+    shown: Option<String>,
     key: KeyText,
     /// The attribute by whose value a shared store places the key, where the key does not have it.
     tag: Option<(String, String)>,
@@ -55,6 +57,9 @@ impl Place {
     fn of(admin: &Admin, policy: String, text: &str, uri: &Uri) -> Result<Self, Problem> {
         let policies = admin.front.policies();
         let known = policies.by_name(&policy).ok_or_else(|| super::policies::unknown(&policies, &policy))?;
+        let raw = admin.behind(&policy, text)?;
+        let shown = raw.as_ref().map(|_| text.to_owned());
+        let text = raw.as_deref().unwrap_or(text);
         let key = KeyText::read(known, text, |attribute| admin.front.is_address(attribute))
             .map_err(|detail| Problem::field("key", detail))?;
         // One spelling for each key, whoever writes it.
@@ -81,7 +86,12 @@ impl Place {
             );
             return Err(Problem::field(wanted, detail));
         }
-        Ok(Self { policies, policy, text, key, tag })
+        Ok(Self { policies, policy, text, shown, key, tag })
+    }
+
+    /// The key as it may be told to who asked.
+    fn told(&self) -> &str {
+        self.shown.as_ref().unwrap_or(&self.text)
     }
 
     /// A request of this key that only its policy decides.
@@ -100,6 +110,40 @@ impl Place {
 }
 
 impl Admin {
+    /// The key that is meant by a text that is shown for it, if it is such a text.
+    fn behind(&self, policy: &str, text: &str) -> Result<Option<Box<str>>, Problem> {
+        let observer = self.front.observer();
+        let Some(mut keys) = observer.keys_shown_as(policy, text) else { return Ok(None) };
+        if keys.is_empty() {
+            let seen = self.front.shadows().seen();
+            let tried = seen.candidates.get(policy).into_iter().flat_map(|one| one.keys.keys());
+            keys = tried
+                .filter(|key| observer.shown(policy, key) == text)
+                .map(|key| Box::from(&**key))
+                .collect();
+        }
+        let text = text.escape_debug();
+        match keys.as_slice() {
+            [_] => Ok(keys.pop()),
+            [] => {
+                let detail = format!(
+                    "`{text}` is what policy `{policy}` shows of a key, and this instance remembers none that is shown \
+                     so: it knows the keys of its last {} denials, and those used or denied most in the last minutes; \
+                     ask with the key itself",
+                    observe::KEPT
+                );
+                Err(Problem::field("key", detail).with_status(StatusCode::NOT_FOUND))
+            }
+            several => {
+                let detail = format!(
+                    "{} keys of policy `{policy}` are shown as `{text}`; ask with the key itself",
+                    several.len()
+                );
+                Err(Problem::field("key", detail).with_status(StatusCode::CONFLICT))
+            }
+        }
+    }
+
     /// Everything about one key.
     async fn view(&self, place: &Place) -> Result<Value, Problem> {
         let request = place.request(self);
@@ -134,6 +178,7 @@ impl Admin {
         let denials = self.front.observer().events().recent(&filter, MAX_DENIALS);
         let denials: Vec<_> = denials.iter().map(|event| &**event).collect();
         let mut view = used(&found);
+        view["key"] = place.told().into();
         view["denials"] = json!(denials);
         view["override"] = own.unwrap_or(Value::Null);
         view["block"] = living(true).map_or(Value::Null, until);
@@ -228,7 +273,7 @@ pub(super) async fn act(
     admin.front.observer().mark_changed();
     // What was done is done, whether the store can be asked about it or not.
     let mut view =
-        admin.view(&place).await.unwrap_or_else(|_| json!({ "policy": place.policy, "key": place.text }));
+        admin.view(&place).await.unwrap_or_else(|_| json!({ "policy": place.policy, "key": place.told() }));
     view["done"] = done.into();
     Ok(answer(&view))
 }

@@ -7,16 +7,17 @@ use axum::extract::{Path, State};
 use axum::http::{Request as HttpRequest, StatusCode};
 use axum::response::Response;
 use serde::{Deserialize, Deserializer};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use slidegate::{Algorithm, Policy, PolicySet, Quota, millis_ceil, parse_window};
 
-use super::Admin;
 use super::guard::By;
-use super::reply::{answer, audit, body};
+use super::reply::{answer, audit, body, bytes};
+use super::{Admin, added};
 use crate::control::{
     CANDIDATE, Cause, Change, Counting, Document, Mode, Refusal, Terms, What, at_text, candidate_of,
 };
 use crate::front;
+use crate::protocol::http::parse_body;
 use crate::protocol::problem::Problem;
 
 type Shared = State<Arc<Admin>>;
@@ -49,7 +50,7 @@ pub(super) async fn list(State(admin): Shared) -> Response {
             "mode": Mode::of(policy),
             "overrides": policy.override_count(),
             "keys_changed": keys,
-            "origin": if document.policies.contains_key(name) { "changed" } else { "file" },
+            "origin": admin.origin(&document, name),
             "candidate": base.candidate(&document, name).map(|quota| numbers(&quota)),
             "counts": {
                 "allowed": counts.allowed,
@@ -194,12 +195,19 @@ pub(super) async fn set(
     Path(name): Path<String>,
     request: HttpRequest<Body>,
 ) -> Answered {
-    let (by, put): (By, Put) = body(request).await?;
+    let (by, bytes) = bytes(request).await?;
+    let keys: Map<String, Value> = parse_body(&bytes)?;
+    if added::is_policy(&keys) {
+        return added::add(&admin, &by, &name, keys).await;
+    }
+    let put: Put = parse_body(&bytes)?;
     // What is not said stays as it is now, elsewhere as well.
     admin.control.look().await;
     let policies = admin.front.policies();
-    let policy = configured(&admin, &policies, &name)?;
     let (_, document, _) = admin.control.current();
+    let policy = changeable(&admin, &document, &policies, &name).map_err(|problem| {
+        if policies.by_name(&name).is_some() { problem } else { problem.and(added::WAY_IN) }
+    })?;
     let candidate_now = admin.front.base().candidate(&document, &name);
     let Put { quota, limit, window, algorithm, burst, slots, mode, candidate } = put;
     let numbers = Numbers { quota, limit, window, algorithm, burst, slots };
@@ -207,7 +215,8 @@ pub(super) async fn set(
         let detail = "nothing is said; give for example `{\"quota\": \"200/1m\"}`, `mode` or `candidate`";
         return Err(Problem::field("body", detail));
     }
-    let mut terms = Terms::of(policy, candidate_now.as_ref());
+    let added = admin.added(&document, &name).cloned();
+    let mut terms = Terms { added, ..Terms::of(policy, candidate_now.as_ref()) };
     terms.quota = numbers.over(policy.quota())?;
     terms.mode = mode.unwrap_or(terms.mode);
     if let Some(candidate) = candidate {
@@ -243,11 +252,11 @@ pub(super) async fn unset(
     request: HttpRequest<Body>,
 ) -> Answered {
     let (by, Nothing {}): (By, Nothing) = body(request).await?;
-    let id = admin
+    let (id, before) = admin
         .control
         .change(|document, now| {
-            if document.policies.contains_key(&name) {
-                return Ok(document.set_policy(&name, None, What::Unset, &by.0, now));
+            if let Some(before) = document.policies.get(&name).cloned() {
+                return Ok((document.set_policy(&name, None, What::Unset, &by.0, now), before));
             }
             let detail = format!(
                 "policy `{}` is as the configuration says; nothing to take back",
@@ -256,7 +265,7 @@ pub(super) async fn unset(
             Err(Refusal::new(Cause::Unknown, detail))
         })
         .await?;
-    Ok(admin.changed(&by, "unset", &name, id, &said_of(None)))
+    Ok(admin.changed(&by, "unset", &name, id, &said_of(Some(&before), None)))
 }
 
 pub(super) async fn promote(
@@ -268,15 +277,16 @@ pub(super) async fn promote(
     // What is not said stays as it is now, elsewhere as well.
     admin.control.look().await;
     let policies = admin.front.policies();
-    let policy = configured(&admin, &policies, &name)?;
     let (_, document, _) = admin.control.current();
+    let policy = changeable(&admin, &document, &policies, &name)?;
     let Some(candidate) = admin.front.base().candidate(&document, &name) else {
         let detail = format!(
             "policy `{name}` has no candidate; give it one, for example `{{\"candidate\": \"200/1m\"}}`"
         );
         return Err(Problem::new(StatusCode::CONFLICT, detail));
     };
-    let terms = Terms { quota: Counting::of(&candidate), ..Terms::of(policy, None) };
+    let added = admin.added(&document, &name).cloned();
+    let terms = Terms { quota: Counting::of(&candidate), added, ..Terms::of(policy, None) };
     put_in_force(&admin, &by, (&name, &terms), &document, (What::Promote, "promote")).await
 }
 
@@ -294,7 +304,7 @@ pub(super) async fn undo(
         })?),
     };
     let change = admin.control.change(|document, now| document.undo(id, &by.0, now)).await?;
-    let done = said_of(change.after.as_ref());
+    let done = said_of(change.before.as_ref(), change.after.as_ref());
     Ok(admin.changed(&by, "undo", &change.policy, change.id, &done))
 }
 
@@ -318,7 +328,7 @@ pub(super) async fn changes(State(admin): Shared) -> Response {
             "undone_by": document.undone_by(*id),
             "before": before,
             "after": after,
-            "words": said_of(after.as_ref()),
+            "words": said_of(before.as_ref(), after.as_ref()),
         })
     });
     answer(&json!({ "version": version, "changes": told.collect::<Vec<_>>() }))
@@ -329,12 +339,17 @@ pub(super) async fn changes(State(admin): Shared) -> Response {
 #[serde(deny_unknown_fields)]
 struct Nothing {}
 
-/// The policy of this name as it is in force, which has to be one of the configuration's own: those that a door brings along
-/// come from elsewhere, and what is changed here would not reach them.
-fn configured<'p>(admin: &Admin, policies: &'p PolicySet, name: &str) -> Result<&'p Policy, Problem> {
+/// The policy of this name as it is in force, which has to be one of the configuration's own or one that was added: those
+/// that a door brings along come from elsewhere, and what is changed here would not reach them.
+fn changeable<'p>(
+    admin: &Admin,
+    document: &Document,
+    policies: &'p PolicySet,
+    name: &str,
+) -> Result<&'p Policy, Problem> {
     let policy = policies.by_name(name).filter(|policy| candidate_of(policy.name()).is_none());
     let policy = policy.ok_or_else(|| unknown(policies, name))?;
-    if admin.front.base().policies.by_name(name).is_some() {
+    if admin.front.base().policies.by_name(name).is_some() || admin.added(document, name).is_some() {
         return Ok(policy);
     }
     let detail = format!(
@@ -345,7 +360,7 @@ fn configured<'p>(admin: &Admin, policies: &'p PolicySet, name: &str) -> Result<
 }
 
 /// Puts a policy's terms in force unless somebody else has changed it since `document` was looked at.
-async fn put_in_force(
+pub(super) async fn put_in_force(
     admin: &Arc<Admin>,
     by: &By,
     (name, terms): (&str, &Terms),
@@ -360,12 +375,15 @@ async fn put_in_force(
             Ok(document.set_policy(name, Some(terms.clone()), what.0.clone(), &by.0, now))
         })
         .await?;
-    Ok(admin.changed(by, what.1, name, id, &said_of(Some(terms))))
+    Ok(admin.changed(by, what.1, name, id, &said_of(None, Some(terms))))
 }
 
 /// What a policy is under from now on.
-fn said_of(terms: Option<&Terms>) -> String {
-    let Some(terms) = terms else { return "as the configuration says".to_owned() };
+fn said_of(before: Option<&Terms>, after: Option<&Terms>) -> String {
+    let Some(terms) = after else {
+        let was_added = before.is_some_and(|before| before.added.is_some());
+        return if was_added { "taken away" } else { "as the configuration says" }.to_owned();
+    };
     let of = |counting: &Counting| match counting.quota() {
         Ok(quota) => {
             let burst = counting.burst.map(|burst| format!(", {burst} at once")).unwrap_or_default();
@@ -376,10 +394,30 @@ fn said_of(terms: Option<&Terms>) -> String {
     let mode = if terms.mode == Mode::Shadow { ", shadow" } else { "" };
     let candidate =
         terms.candidate.as_ref().map(|one| format!(", candidate {}", of(one))).unwrap_or_default();
-    format!("{}{mode}{candidate}", of(&terms.quota))
+    let added = terms.added.as_ref().map(|keys| {
+        let scope = keys.get("scope").map_or_else(String::new, Value::to_string);
+        format!(", added at run time with scope {scope}")
+    });
+    format!("{}{mode}{candidate}{}", of(&terms.quota), added.unwrap_or_default())
 }
 
 impl Admin {
+    /// The keys of a policy that is in force as it was added.
+    fn added<'d>(&self, document: &'d Document, name: &str) -> Option<&'d Map<String, Value>> {
+        document.added(name).filter(|_| self.front.is_added(name))
+    }
+
+    /// Where a policy comes from.
+    fn origin(&self, document: &Document, name: &str) -> &'static str {
+        match document.policies.get(name) {
+            None => "file",
+            Some(_) if self.added(document, name).is_some() => "added",
+            // Another one of this name comes first.
+            Some(terms) if terms.added.is_some() => "file",
+            Some(_) => "changed",
+        }
+    }
+
     /// The answer to a change that is in force here, and its line in the log.
     fn changed(&self, by: &By, action: &str, policy: &str, id: u64, done: &str) -> Response {
         audit(by, action, policy, "", done);

@@ -1,6 +1,6 @@
 //! Replies of the admin routes: JSON, problems, and the line in the log that each change leaves.
 
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::http::{Request, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::de::DeserializeOwned;
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::guard::By;
 use crate::control::{Cause, Refusal};
-use crate::protocol::http::read_body;
+use crate::protocol::http::{parse_body, read_body};
 use crate::protocol::problem::Problem;
 
 /// Largest body of a change.
@@ -33,10 +33,16 @@ impl From<Refusal> for Problem {
 
 /// Who asks, and the body of a change; an empty one says nothing.
 pub(super) async fn body<T: DeserializeOwned>(request: Request<Body>) -> Result<(By, T), Problem> {
+    let (by, bytes) = bytes(request).await?;
+    Ok((by, parse_body(&bytes)?))
+}
+
+/// The same, not yet read.
+pub(super) async fn bytes(request: Request<Body>) -> Result<(By, Bytes), Problem> {
     let by = request.extensions().get::<By>().cloned().expect("the guard says who asks");
     let bytes = read_body(request.into_body(), MAX_BODY).await?;
-    let bytes = if bytes.trim_ascii().is_empty() { &b"{}"[..] } else { &bytes };
-    Ok((by, crate::protocol::http::parse_body(bytes)?))
+    let bytes = if bytes.trim_ascii().is_empty() { Bytes::from_static(b"{}") } else { bytes };
+    Ok((by, bytes))
 }
 
 /// The line of a change. Whoever reads the log learns who did what to which limit; no token stands in it.

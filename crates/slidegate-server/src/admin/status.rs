@@ -9,6 +9,7 @@ use serde_json::json;
 use super::Admin;
 use super::reply::answer;
 use crate::control::{at_text, now_ms};
+use crate::observe::Spans;
 use crate::store;
 
 pub(super) async fn status(State(admin): State<Arc<Admin>>) -> Response {
@@ -23,7 +24,7 @@ pub(super) async fn status(State(admin): State<Arc<Admin>>) -> Response {
         "started_at": at_text(admin.started_ms),
         "uptime_ms": now_ms().saturating_sub(admin.started_ms),
         "ready": front.is_ready(),
-        "listeners": { "http": admin.listen.to_string() },
+        "listeners": admin.listeners,
         "config": {
             "source": loaded.source,
             "hash": loaded.hash,
@@ -32,11 +33,16 @@ pub(super) async fn status(State(admin): State<Arc<Admin>>) -> Response {
             "error": loaded.error,
         },
         "store": store,
+        "traces": front.observer().traces().map(|traces| {
+            let Spans { sent, failed, dropped } = traces.spans();
+            json!({ "endpoint": traces.endpoint(), "sent": sent, "failed": failed, "dropped": dropped })
+        }),
         "memory": { "keys": stats.keys, "max_keys": stats.max_keys, "dropped": stats.dropped },
         "changes": {
             "version": version,
             "count": document.policies.len() + document.living(now_ms()).count(),
             "error": problem,
+            "refused": front.refused(),
         },
     }))
 }

@@ -6,7 +6,8 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::Value;
 
-use super::{Failure, milliseconds};
+use super::Failure;
+use super::values::milliseconds;
 
 /// Where the environment has the token.
 const TOKEN_VARIABLE: &str = "SLIDEGATE_TOKEN";

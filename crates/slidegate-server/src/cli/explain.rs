@@ -85,14 +85,15 @@ fn entries(text: &str) -> Result<Vec<(String, String)>, Failure> {
 /// A request under policies of ours.
 fn attributes(args: &ExplainArgs) -> Result<(String, Value), Failure> {
     let mut config = args.policies.config(None, None)?;
-    // Where usage lives says nothing about what applies.
+    // Where usage lives says nothing about what applies, and nothing is decided that could have a span.
     config.shared = None;
+    config.observe.traces = None;
     let gate = Gate::new(config.policies.clone());
     let attributes = args.parts.iter().map(|part| {
         attribute(part).map_err(|message| Failure(format!("attribute `{}`: {message}", part.escape_debug())))
     });
     let attributes = attributes.collect::<Result<Vec<_>, _>>()?;
-    let front = Front::new(config).map_err(|error| Failure(error.to_string()))?;
+    let front = Front::new(config).map_err(Failure)?;
     let borrowed = attributes.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
     let request = front.request(borrowed, 1).map_err(|bad| Failure(bad.detail))?;
     let decisions = gate.peek(&request);

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::Failure;
 use super::ask::{AskArgs, Method, segment, span, window};
+use super::values::cost;
 
 #[derive(Debug, Args)]
 pub(super) struct KeyArgs {
@@ -24,7 +25,7 @@ struct Place {
     /// The key as answers print it, such as `alice` or `alice,/login`; `*` where the policy has one for everybody.
     key: String,
     /// Where the store has a `hash_tag` that the policy does not count by: its value, such as `tenant=acme`.
-    #[arg(long = "tag", value_name = "NAME=VALUE", value_parser = super::attribute)]
+    #[arg(long = "tag", value_name = "NAME=VALUE", value_parser = super::values::attribute)]
     tag: Option<(String, String)>,
 }
 
@@ -39,7 +40,7 @@ enum KeyCommand {
         #[command(flatten)]
         place: Place,
         /// How much.
-        #[arg(long, default_value_t = 1)]
+        #[arg(long, default_value = "1", value_parser = cost, allow_hyphen_values = true)]
         cost: u64,
     },
     /// Charges cost, whether it fits or not.
@@ -47,7 +48,7 @@ enum KeyCommand {
         #[command(flatten)]
         place: Place,
         /// How much.
-        #[arg(long, default_value_t = 1)]
+        #[arg(long, default_value = "1", value_parser = cost, allow_hyphen_values = true)]
         cost: u64,
     },
     /// Lets nothing pass for a time.

@@ -1,5 +1,8 @@
 //! `slidegate policy`: limits of a running server, and their changes.
 
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand, ValueEnum};
@@ -7,6 +10,10 @@ use serde_json::{Map, Value, json};
 
 use super::Failure;
 use super::ask::{AskArgs, Method, segment, window};
+use crate::config::one_line;
+
+/// Largest file of one policy, in bytes. A server takes less.
+const MAX_FILE: u64 = 64 * 1024;
 
 #[derive(Debug, Args)]
 pub(super) struct PolicyCommands {
@@ -26,26 +33,9 @@ enum Mode {
 enum PolicyCommand {
     /// Lists policies as they are in force.
     List,
-    /// Changes a policy at once, on all instances. What is not said stays, and usage is kept.
-    Set {
-        /// The policy's name.
-        name: String,
-        /// The quota, such as `200/1m`.
-        quota: Option<String>,
-        /// How it counts: sliding-log, sliding-window, fixed-window or token-bucket.
-        #[arg(long)]
-        algorithm: Option<String>,
-        /// What a token bucket admits at once.
-        #[arg(long)]
-        burst: Option<u64>,
-        /// Whether it denies.
-        #[arg(long, value_enum)]
-        mode: Option<Mode>,
-        /// A quota to try beside it, on the same traffic; `none` ends one.
-        #[arg(long, value_name = "QUOTA")]
-        candidate: Option<String>,
-    },
-    /// Puts a policy back to what the configuration says.
+    /// Changes a policy at once, on all instances, or with a scope adds one. What is not said stays, and usage is kept.
+    Set(Box<SetArgs>),
+    /// Puts a policy back to what the configuration says, or takes one away that was added.
     Unset {
         /// The policy's name.
         name: String,
@@ -60,8 +50,83 @@ enum PolicyCommand {
     /// Undoes a change: the last one that is not undone, unless told.
     Undo {
         /// The change's number.
+        #[arg(value_parser = super::values::number::<u64>)]
         id: Option<u64>,
     },
+}
+
+#[derive(Debug, Args)]
+struct SetArgs {
+    /// The policy's name.
+    name: String,
+    /// The quota, such as `200/1m`.
+    quota: Option<String>,
+    /// How it counts: sliding-log, sliding-window, fixed-window or token-bucket.
+    #[arg(long)]
+    algorithm: Option<String>,
+    /// What a token bucket admits at once.
+    #[arg(long, value_parser = super::values::cost)]
+    burst: Option<u64>,
+    /// Whether it denies.
+    #[arg(long, value_enum)]
+    mode: Option<Mode>,
+    /// A quota to try beside it, on the same traffic; `none` ends one.
+    #[arg(long, value_name = "QUOTA")]
+    candidate: Option<String>,
+    /// Of a policy to be added: the attributes it counts by, such as `user,path`; `*` for one count of all requests.
+    #[arg(long, value_name = "ATTRIBUTES")]
+    scope: Option<String>,
+    /// Of a policy to be added: a condition, such as `path=/login`. May be given several times.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = super::values::attribute)]
+    when: Vec<(String, String)>,
+    /// Of a policy to be added: a file with its keys, as the configuration has them, in YAML or JSON.
+    #[arg(long, value_name = "FILE")]
+    from: Option<PathBuf>,
+}
+
+impl SetArgs {
+    /// What is said, the file's keys first.
+    fn said(&self) -> Result<Map<String, Value>, Failure> {
+        let mut said = self.from.as_deref().map(keys_of).transpose()?.unwrap_or_default();
+        let mode = self.mode.map(|mode| if let Mode::Shadow = mode { "shadow" } else { "enforce" });
+        let candidate = self.candidate.as_deref();
+        let candidate = candidate.map(|one| if one == "none" { Value::Null } else { one.into() });
+        let scope = self.scope.as_deref().map(|scope| match scope {
+            "*" => json!([]),
+            scope => scope.split(',').map(str::trim).collect(),
+        });
+        let when: Map<_, _> =
+            self.when.iter().map(|(name, value)| (name.clone(), value.as_str().into())).collect();
+        let flags = [
+            ("quota", self.quota.clone().map(Value::from)),
+            ("algorithm", self.algorithm.clone().map(Value::from)),
+            ("burst", self.burst.map(Value::from)),
+            ("mode", mode.map(Value::from)),
+            ("candidate", candidate),
+            ("scope", scope),
+            ("when", Some(when).filter(|when| !when.is_empty()).map(Value::from)),
+        ];
+        said.extend(flags.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));
+        Ok(said)
+    }
+}
+
+/// The keys of one policy in a file.
+fn keys_of(file: &Path) -> Result<Map<String, Value>, Failure> {
+    let failed = |why: &dyn std::fmt::Display| {
+        Failure(format!(
+            "--from {}: {why}; give the keys of one policy, for example `scope: [user]` and `quota: 100/1m`",
+            file.display()
+        ))
+    };
+    let mut text = String::new();
+    let file = File::open(file).map_err(|error| failed(&error))?;
+    file.take(MAX_FILE).read_to_string(&mut text).map_err(|error| failed(&error))?;
+    let read: Value = serde_saphyr::from_str(&text).map_err(|error| failed(&one_line(&error.to_string())))?;
+    match read {
+        Value::Object(keys) => Ok(keys),
+        _ => Err(failed(&"this is no map of keys and values")),
+    }
 }
 
 pub(super) fn run(args: &PolicyCommands) -> Result<ExitCode, Failure> {
@@ -78,21 +143,7 @@ pub(super) fn run(args: &PolicyCommands) -> Result<ExitCode, Failure> {
             ask.print(&answer, |answer| lines(&answer["changes"], change));
             return Ok(ExitCode::SUCCESS);
         }
-        PolicyCommand::Set { name, quota, algorithm, burst, mode, candidate } => {
-            let mode = mode.map(|mode| if let Mode::Shadow = mode { "shadow" } else { "enforce" });
-            let candidate =
-                candidate.as_deref().map(|one| if one == "none" { Value::Null } else { one.into() });
-            let said = [
-                ("quota", quota.clone().map(Value::from)),
-                ("algorithm", algorithm.clone().map(Value::from)),
-                ("burst", burst.map(Value::from)),
-                ("mode", mode.map(Value::from)),
-                ("candidate", candidate),
-            ];
-            let said: Map<_, _> =
-                said.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect();
-            ask.ask(Method::Put, &place(name), &said.into())?
-        }
+        PolicyCommand::Set(set) => ask.ask(Method::Put, &place(&set.name), &set.said()?.into())?,
         PolicyCommand::Unset { name } => ask.ask(Method::Delete, &place(name), &json!({}))?,
         PolicyCommand::Promote { name } => {
             ask.ask(Method::Post, &format!("{}/promote", place(name)), &json!({}))?
@@ -126,8 +177,10 @@ fn policy(one: &Value) -> String {
     if text("mode") == "shadow" {
         line += ", shadow";
     }
-    if text("origin") == "changed" {
-        line += ", changed at run time";
+    match text("origin").as_str() {
+        "changed" => line += ", changed at run time",
+        "added" => line += ", added at run time",
+        _ => {}
     }
     if one["candidate"].is_object() {
         let candidate = &one["candidate"];

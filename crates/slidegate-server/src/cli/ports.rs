@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::Failure;
+use crate::admin::Listener;
 use crate::envoy;
 use crate::front::Front;
 use crate::protocol::rls;
@@ -51,6 +52,16 @@ impl Ports {
         let prometheus = self.prometheus.as_ref();
         let prometheus = prometheus.map(|(listener, path)| ("metrics", place(listener, path)));
         debug.into_iter().chain(prometheus).collect()
+    }
+
+    /// The same for programs.
+    pub(super) fn listeners(&self) -> Vec<Listener> {
+        let debug = self.debug.as_ref().map(|listener| ("debug", listener));
+        let prometheus = self.prometheus.as_ref().map(|(listener, _)| ("metrics", listener));
+        let told = |(door, listener): (&'static str, &TcpListener)| {
+            Some(Listener { door, address: listener.local_addr().ok()?.to_string(), tls: false })
+        };
+        debug.into_iter().chain(prometheus).filter_map(told).collect()
     }
 
     /// Serves what there is until `stopped` says so.

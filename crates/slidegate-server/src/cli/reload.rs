@@ -1,28 +1,25 @@
 //! Reloading while the service runs: when the file changes, and on SIGHUP. A bad file changes nothing.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::MissedTickBehavior;
 
 use crate::admin::Admin;
-use crate::config::{Config, Loaded, Sources, Watched, differences};
+use crate::config::{Config, Fingerprint, Loaded, Sources, differences};
 use crate::control::{Base, now_ms};
-
-/// Between two looks at the file. A change is in force within two of them.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+use crate::watched::{LOOK_EVERY, Watched};
 
 /// What asks for a reload. Made before the service tells that it is there: until then a SIGHUP ends the process.
 pub(super) struct Causes {
     hangups: Signal,
-    watched: Watched,
+    watched: Watched<Fingerprint>,
 }
 
 impl Causes {
     /// # Errors
     /// When the system does not let the process handle signals.
-    pub(super) fn new(watched: Watched) -> std::io::Result<Self> {
+    pub(super) fn new(watched: Watched<Fingerprint>) -> std::io::Result<Self> {
         Ok(Self { hangups: signal(SignalKind::hangup())?, watched })
     }
 }
@@ -37,7 +34,7 @@ pub(super) async fn run(admin: Arc<Admin>, sources: Sources, causes: Causes, run
             _ = ticks.tick() => false,
             _ = hangups.recv() => true,
         };
-        if watched.has_changed(&sources) || is_asked {
+        if watched.is_due(sources.look()) || is_asked {
             let sources = sources.clone();
             // Reading a file may wait for a disk.
             let Ok(loaded) = tokio::task::spawn_blocking(move || sources.load()).await else { return };

@@ -14,14 +14,15 @@ use super::ports::Ports;
 use super::reload::{self, Causes};
 use super::{Failure, ServeArgs};
 use crate::admin::{self, Admin};
-use crate::config::{Config, Loaded, Sources, Watched, describe};
+use crate::config::{Config, Fingerprint, Loaded, Sources, describe};
 use crate::control;
 use crate::envoy::{self, Envoy, Watcher};
 use crate::front::Front;
 use crate::protocol::{self, Doors, rls};
 use crate::shutdown::Signals;
 use crate::store::Seen;
-use crate::{listener, observe};
+use crate::watched::{LOOK_EVERY, Watched};
+use crate::{dashboard, listener, observe};
 
 /// Between two sweeps for expired keys.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
@@ -53,7 +54,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, Failure> {
         config
     };
     let sources = Sources { complete: Arc::new(complete), ..sources };
-    let watched = Watched::start(&sources);
+    let watched = Watched::start(sources.look());
     let loaded = sources.load().map_err(|errors| Failure(errors.to_string()))?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -65,7 +66,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, Failure> {
 async fn serve(
     loaded: Loaded,
     sources: Sources,
-    watched: Watched,
+    watched: Watched<Fingerprint>,
     envoy: Option<envoy::Settings>,
 ) -> Result<ExitCode, Failure> {
     let Loaded { config, hash } = loaded;
@@ -78,12 +79,15 @@ async fn serve(
     let grace = config.shutdown_grace;
     let reference = Ports::bind(envoy.as_ref()).await?;
     let door = rls::Door::bind(config.grpc.clone()).await.map_err(Failure)?;
+    let mut listeners: Vec<_> = door.iter().flat_map(rls::Door::addresses).map(grpc_listener).collect();
+    listeners.extend(reference.listeners());
     let mut greeting = Greeting::of(&config, address);
     let resp = match config.resp.clone() {
         Some(settings) => {
             let (listener, address) = bind(settings.listen, "--resp").await?;
-            greeting.resp =
-                Some(format!("{}://{address}", if settings.tls.is_some() { "rediss" } else { "redis" }));
+            let tls = settings.tls.is_some();
+            listeners.push(admin::Listener { door: "resp", address: address.to_string(), tls });
+            greeting.resp = Some(format!("{}://{address}", if tls { "rediss" } else { "redis" }));
             let workers = protocol::resp::Workers::start();
             let workers = workers.map_err(|error| Failure(format!("cannot start threads: {error}")))?;
             Some((listener, settings, workers))
@@ -108,7 +112,7 @@ async fn serve(
         rules = Some(rls::Files { live, settings: settings.clone() });
     }
     let auth = config.auth.clone();
-    let front = Arc::new(Front::new(config).map_err(|error| Failure(error.to_string()))?);
+    let front = Arc::new(Front::new(config).map_err(Failure)?);
     if let Some(watcher) = &files {
         let policies = watcher.policies().map_err(|refusal| Failure(refusal.to_string()))?;
         front.configure_others(&policies).map_err(|error| Failure(error.to_string()))?;
@@ -130,7 +134,7 @@ async fn serve(
     let observer = tokio::spawn(observe::tick(Arc::clone(&front)));
     let known =
         admin::Loaded { source: sources.name(), hash, at_ms: control::now_ms(), ..admin::Loaded::default() };
-    let admin = Arc::new(Admin::new(Arc::clone(&front), address, running.admin.clone(), known));
+    let admin = Arc::new(Admin::new(Arc::clone(&front), address, listeners, running.admin.clone(), known));
     if !admin.is_open() {
         tracing::warn!(
             %address,
@@ -147,11 +151,11 @@ async fn serve(
     let folder = tokio::spawn(follow_folder(Arc::clone(&front), files));
     let has_rules = rules.is_some();
     let limits = Arc::new(rls::Limits::new(Arc::clone(&front), response_headers, rules));
-    let mut more = admin::routes(&admin);
+    let mut more = admin::routes(&admin).and(dashboard::routes());
     if has_rules {
-        more = more.merge(rls::routes(Arc::clone(&limits)));
+        more = more.and(rls::routes(Arc::clone(&limits)));
     }
-    let doors = Arc::new(Doors::new(Arc::clone(&front), auth, more, admin::PATHS));
+    let doors = Arc::new(Doors::new(Arc::clone(&front), auth, more));
     let (stopping, stopped) = watch::channel(false);
     let grpc = door.map(|door| {
         let mut stopped = stopped.clone();
@@ -186,6 +190,8 @@ async fn serve(
     folder.abort();
     reloader.abort();
     observer.abort();
+    // Waits for a collector.
+    tokio::task::block_in_place(|| front.observer().end_traces());
     if cut_off > 0 {
         tracing::warn!(connections = cut_off, "cut off connections that did not finish in time");
     }
@@ -212,6 +218,8 @@ struct Greeting {
     /// Where else it listens, each with what is there.
     others: Vec<(&'static str, String)>,
     store: String,
+    /// Where spans of decisions go, if anywhere.
+    traces: Option<String>,
     policies: Vec<String>,
     /// The folder of envoyproxy/ratelimit's files, and what is in it.
     envoy: Option<String>,
@@ -234,6 +242,7 @@ impl Greeting {
             grpc: None,
             others: Vec::new(),
             store: format!("memory, up to {} keys", config.max_keys),
+            traces: config.observe.traces.as_ref().map(|traces| traces.endpoint.clone()),
             policies: config.policies.iter().map(|policy| describe(policy, config.counted())).collect(),
             envoy: None,
         }
@@ -242,7 +251,7 @@ impl Greeting {
 
 impl fmt::Display for Greeting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { listening, resp, grpc, others, store, policies, envoy, try_with } = self;
+        let Self { listening, resp, grpc, others, store, traces, policies, envoy, try_with } = self;
         writeln!(f, "slidegate {}", env!("CARGO_PKG_VERSION"))?;
         writeln!(f, "listening  {listening}")?;
         if let Some(resp) = resp {
@@ -255,6 +264,9 @@ impl fmt::Display for Greeting {
             writeln!(f, "{name:<10} {place}")?;
         }
         writeln!(f, "store      {store}")?;
+        if let Some(traces) = traces {
+            writeln!(f, "traces     {traces}")?;
+        }
         for (at, policy) in policies.iter().enumerate() {
             writeln!(f, "{:<10} {policy}", if at == 0 { "policies" } else { "" })?;
         }
@@ -263,6 +275,10 @@ impl fmt::Display for Greeting {
         }
         write!(f, "try        curl -i {try_with}")
     }
+}
+
+fn grpc_listener((address, tls): (String, bool)) -> admin::Listener {
+    admin::Listener { door: "grpc", address, tls }
 }
 
 /// A text as one argument in a shell.
@@ -287,7 +303,7 @@ fn describe_files(settings: &envoy::Settings, envoy: Option<&Envoy>) -> String {
 /// Takes changed files of envoyproxy/ratelimit in, if there are any.
 async fn follow_folder(front: Arc<Front>, watcher: Option<Watcher>) {
     let Some(mut watcher) = watcher else { return };
-    let mut ticks = tokio::time::interval(envoy::LOOK_EVERY);
+    let mut ticks = tokio::time::interval(LOOK_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;

@@ -102,6 +102,11 @@ fn options() -> Options {
 }
 
 impl Node {
+    /// A value that stands in no file.
+    pub(super) fn told(value: Value) -> Self {
+        Self { line: 1, value, written: None }
+    }
+
     /// Puts numbers and flags back as they were written: `1_000` and `0x10` are not what their value prints as.
     fn take_as_written(&mut self, text: &str) {
         match &mut self.value {

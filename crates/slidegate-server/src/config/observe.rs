@@ -8,10 +8,14 @@ use std::fmt;
 
 use super::file::{Node, Value};
 use super::section::{Section, flag, wrong};
+use super::traces::{self, Traces};
 use super::{Findings, Outside};
 
+/// Every key of the section.
+pub(super) const KEYS: [&str; 5] = ["metrics", "events", "top", "log_denials", "traces"];
+
 /// What is told, all of it unless said otherwise.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Observe {
     /// Counters and histograms.
     pub(crate) metrics: bool,
@@ -24,6 +28,8 @@ pub(crate) struct Observe {
     /// By the names of policies; the others show keys as they are.
     pub(crate) keys_shown: HashMap<String, KeysShown>,
     pub(crate) key_secret: Secret,
+    /// Where spans of decisions go, if anywhere.
+    pub(crate) traces: Option<Traces>,
 }
 
 /// How a policy's keys are shown in logs, events, top keys and pages.
@@ -55,14 +61,21 @@ impl Default for Observe {
             log_denials: true,
             keys_shown: HashMap::new(),
             key_secret: Secret::default(),
+            traces: None,
         }
     }
 }
 
 impl Observe {
+    /// What is said of all policies together.
+    pub(super) fn besides_policies(&self) -> Self {
+        Self { keys_shown: HashMap::new(), ..self.clone() }
+    }
+
     /// What is told where no file says anything.
     pub(super) fn without_file(outside: &Outside) -> Self {
-        Self { key_secret: Secret(outside.key_secret().map(str::to_owned)), ..Self::default() }
+        let key_secret = Secret(outside.key_secret().map(str::to_owned));
+        Self { key_secret, traces: outside.traces.alone(), ..Self::default() }
     }
 }
 
@@ -81,7 +94,13 @@ pub(super) fn observe(
     let log_denials = read("log_denials");
     let in_file = || store.and_then(|store| store.get("key_secret")?.scalar().map(str::to_owned));
     let key_secret = Secret(outside.key_secret().map(str::to_owned).or_else(in_file));
-    Observe { metrics, events, top: tops, log_denials, keys_shown: all_shown(top), key_secret }
+    let spans = section.and_then(|section| {
+        let mut spans = Section::of(section.get("traces")?, "traces".to_owned(), traces::EXAMPLE, findings)?;
+        spans.expect_only(&traces::KEYS, findings);
+        Some(spans)
+    });
+    let traces = traces::traces(spans.as_ref(), &outside.traces, findings);
+    Observe { metrics, events, top: tops, log_denials, keys_shown: all_shown(top), key_secret, traces }
 }
 
 /// What policies say that do not show keys as they are.

@@ -1,7 +1,6 @@
 //! Reloading: the configuration's file, watched for as long as the service runs.
 //!
-//! A change is read once two looks have found the same, so files that are still being written are not. What a link leads to
-//! is looked at as well: volumes of Kubernetes change by a link that is put in the place of another.
+//! What a link leads to is looked at as well: volumes of Kubernetes change by a link that is put in the place of another.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -28,16 +27,8 @@ pub(crate) struct Loaded {
     pub(crate) hash: String,
 }
 
-/// The file as the last look found it.
-#[derive(Default)]
-pub(crate) struct Watched {
-    seen: Option<Fingerprint>,
-    /// Whether that was dealt with.
-    is_settled: bool,
-}
-
 /// What tells one state of a file from another without reading it. `None` where there is no file.
-type Fingerprint = Option<(PathBuf, u64, SystemTime, u64)>;
+pub(crate) type Fingerprint = Option<(PathBuf, u64, SystemTime, u64)>;
 
 impl Sources {
     /// Where it comes from, in a word: the file's path, `command line` or `default`.
@@ -59,28 +50,11 @@ impl Sources {
         Ok(Loaded { config: (self.complete)(config), hash })
     }
 
-    fn look(&self) -> Fingerprint {
+    /// Looks at the file, and at what links lead to.
+    pub(crate) fn look(&self) -> Fingerprint {
         let path = self.file.as_ref()?.canonicalize().ok()?;
         let found = path.metadata().ok()?;
         Some((path, found.ino(), found.modified().ok()?, found.len()))
-    }
-}
-
-impl Watched {
-    /// To be called before the file is read: what changes meanwhile is then seen.
-    pub(crate) fn start(sources: &Sources) -> Self {
-        Self { seen: Some(sources.look()), is_settled: true }
-    }
-
-    /// Whether the file has changed and is quiet again.
-    pub(crate) fn has_changed(&mut self, sources: &Sources) -> bool {
-        let seen = Some(sources.look());
-        if seen != self.seen {
-            self.seen = seen;
-            self.is_settled = false;
-            return false;
-        }
-        !std::mem::replace(&mut self.is_settled, true)
     }
 }
 
@@ -96,6 +70,7 @@ pub(crate) fn differences(old: &Config, new: &Config) -> Vec<&'static str> {
         ("grpc", is_other(&|config| format!("{:?}", config.grpc))),
         ("resp", is_other(&|config| format!("{:?}", config.resp))),
         ("headers", is_other(&|config| format!("{:?}", config.headers))),
+        ("observe", is_other(&|config| format!("{:?}", config.observe.besides_policies()))),
     ]
     .into_iter()
     .filter_map(|(name, differs)| differs.then_some(name))

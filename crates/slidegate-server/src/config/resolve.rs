@@ -64,7 +64,7 @@ pub(super) fn config(root: &Node, outside: &Outside, findings: &mut Findings) ->
         .unwrap_or_default();
     admin.extend(outside.tokens.iter().cloned());
     let headers = headers(&top, findings);
-    let told = section(&top, "observe", &["metrics", "events", "top", "log_denials"], "top: true", findings);
+    let told = section(&top, "observe", &observe::KEYS, "top: true", findings);
     let observe = observe::observe(told.as_ref(), &top, store.as_ref(), outside, findings);
     if let Some(shared) = &shared
         && findings.0.is_empty()

@@ -14,6 +14,7 @@ use super::admin::{self, Token};
 use super::file::{Node, Shown};
 use super::resp::{Password, Resp};
 use super::section::{Section, flag, text, whole, wrong};
+use super::traces::OutsideTraces;
 use super::{ConfigErrors, Findings, resolve};
 
 /// Every key of `store` that is about a shared one.
@@ -75,6 +76,7 @@ pub(crate) struct Outside {
     /// Where the RESP port is.
     pub(super) resp: Option<SocketAddr>,
     pub(super) resp_password: Option<Password>,
+    pub(super) traces: OutsideTraces,
     /// Whether limits come from elsewhere besides, so that a file may have no policies.
     pub(super) has_other_limits: bool,
 }
@@ -121,6 +123,7 @@ impl Outside {
             tokens: tokens.unwrap_or_default(),
             resp,
             resp_password: variable(PASSWORD_VARIABLE)?.map(password).transpose()?,
+            traces: OutsideTraces::read(variable)?,
             has_other_limits: false,
         })
     }

@@ -134,14 +134,30 @@ impl Document {
         serde_json::from_str(text).map_err(foreign)
     }
 
-    pub(crate) fn to_text(&self) -> Result<String, Refusal> {
-        let text = serde_json::to_string(self).expect("our own types have a JSON form");
-        if text.len() > MAX_BYTES {
-            let detail =
-                format!("all changes together would take {} bytes; {MAX_BYTES} is the most", text.len());
-            return Err(Refusal::new(Cause::Conflict, detail));
+    /// As it is stored. Where that would be too large, the oldest changes can no longer be undone.
+    pub(crate) fn stored(&mut self) -> Result<String, Refusal> {
+        loop {
+            let text = serde_json::to_string(self).expect("our own types have a JSON form");
+            if text.len() <= MAX_BYTES {
+                return Ok(text);
+            }
+            if self.changes.len() <= 1 {
+                let detail =
+                    format!("all changes together would take {} bytes; {MAX_BYTES} is the most", text.len());
+                return Err(Refusal::new(Cause::Conflict, detail));
+            }
+            self.changes.drain(..self.changes.len() / 2);
         }
-        Ok(text)
+    }
+
+    /// The keys of a policy that was added at run time.
+    pub(crate) fn added(&self, policy: &str) -> Option<&serde_json::Map<String, serde_json::Value>> {
+        self.policies.get(policy)?.added.as_ref()
+    }
+
+    /// How many policies were added at run time.
+    pub(crate) fn count_added(&self) -> usize {
+        self.policies.values().filter(|terms| terms.added.is_some()).count()
     }
 
     /// Changes of keys that have not ended.
@@ -251,7 +267,7 @@ mod tests {
     fn terms(limit: u64) -> Option<Terms> {
         let quota =
             Counting { limit, window_ms: 1000, algorithm: "sliding-log".into(), burst: None, slots: None };
-        Some(Terms { quota, mode: Mode::Enforce, candidate: None })
+        Some(Terms { quota, mode: Mode::Enforce, candidate: None, added: None })
     }
 
     fn limit(document: &Document) -> Option<u64> {
@@ -275,7 +291,29 @@ mod tests {
         assert_eq!(limit(&document), None);
         assert_eq!(document.undo(Some(4), "ops", 0).unwrap().what, What::Undo(4));
         assert_eq!(limit(&document), Some(1));
-        assert_eq!(Document::from_text(&document.to_text().unwrap()).unwrap(), document);
+        assert_eq!(Document::from_text(&document.stored().unwrap()).unwrap(), document);
+    }
+
+    /// A large change must not keep every later one from being made: what was done long ago goes first.
+    #[test]
+    fn history_makes_room_for_what_is_in_force() {
+        let mut document = Document::default();
+        let long = || {
+            let mut terms = terms(1).unwrap();
+            terms.added = serde_json::json!({ "scope": ["x".repeat(20_000)] }).as_object().cloned();
+            Some(terms)
+        };
+        for _ in 0..60 {
+            document.set_policy("p", long(), What::Set, "ops", 0);
+        }
+        let text = document.stored().unwrap();
+        assert!(text.len() <= MAX_BYTES && document.changes.len() == 15, "{}", document.changes.len());
+        assert_eq!(document.undo(None, "ops", 0).unwrap().what, What::Undo(60));
+        document.policies.insert("q".into(), terms(1).unwrap());
+        for n in 0..60 {
+            document.policies.insert(n.to_string(), long().unwrap());
+        }
+        assert_eq!(document.stored().unwrap_err().cause, Cause::Conflict);
     }
 
     /// What is kept for the whole fleet must not grow for ever, and what ends must end.

@@ -4,9 +4,6 @@ use std::net::IpAddr;
 
 use slidegate::{Policy, Request, Value};
 
-/// Longest text of a key, in bytes: changes of keys are kept for the whole fleet.
-const MAX_TEXT: usize = 1024;
-
 /// The values of a policy's scope.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct KeyText(Vec<Part>);
@@ -18,6 +15,9 @@ enum Part {
 }
 
 impl KeyText {
+    /// Longest text of a key, in bytes: changes of keys are kept for the whole fleet.
+    pub(crate) const MAX: usize = 1024;
+
     /// Reads a key of a policy. `is_address` tells attributes whose text is an address.
     ///
     /// # Errors
@@ -28,10 +28,11 @@ impl KeyText {
         is_address: impl Fn(&str) -> bool,
     ) -> Result<Self, String> {
         let (name, scope) = (policy.name(), policy.scope_attributes());
-        if text.len() > MAX_TEXT {
+        if text.len() > Self::MAX {
             return Err(format!(
-                "the key has {} bytes; {MAX_TEXT} is the most that can be asked for",
-                text.len()
+                "the key has {} bytes; {} is the most that can be asked for",
+                text.len(),
+                Self::MAX
             ));
         }
         if scope.is_empty() {

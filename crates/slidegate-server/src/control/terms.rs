@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use slidegate::{Algorithm, Policy, Quota, millis_ceil};
 
 use crate::front::MAX_COST;
@@ -33,13 +34,16 @@ impl Mode {
     }
 }
 
-/// Everything about a policy that can be changed while the service runs.
+/// Everything about a policy that can be changed while the service runs, and all of one that was added then.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Terms {
     pub(crate) quota: Counting,
     pub(crate) mode: Mode,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) candidate: Option<Counting>,
+    /// Of a policy that was added at run time: its keys, as one of the file has them. What is said above comes first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) added: Option<Map<String, Value>>,
 }
 
 impl Counting {
@@ -81,6 +85,7 @@ impl Terms {
             quota: Counting::of(policy.quota()),
             mode: Mode::of(policy),
             candidate: candidate.map(Counting::of),
+            added: None,
         }
     }
 }

@@ -13,6 +13,7 @@ import { Policies } from './policies.js';
 import { Top } from './top.js';
 import { Denials } from './denials.js';
 import { Key } from './key.js';
+import { Limit } from './limit.js';
 import { Shadow } from './shadow.js';
 import { Status } from './status.js';
 
@@ -22,6 +23,7 @@ const SELDOM_MS = 5000;
 const hooks = {
   tokenWanted: (refusal) => dialog.ask(refusal),
   readOnly,
+  editLimit: (policy) => limit.edit(policy),
   openKey: (policy, key) => keys.open(policy, key),
   policyChosen: (policy) => {
     top.choose(policy);
@@ -40,6 +42,7 @@ const policies = new Policies(hooks);
 const top = new Top(hooks);
 const denials = new Denials(hooks);
 const keys = new Key(hooks);
+const limit = new Limit(hooks);
 const shadow = new Shadow(hooks);
 const status = new Status(hooks);
 const dialog = new TokenDialog(() => {

@@ -59,10 +59,14 @@ export class Policies {
 
   #choose(name) {
     this.#chosen = this.#chosen === name ? '' : name;
-    for (const button of byId('policies-rows').querySelectorAll('button')) {
+    for (const button of byId('policies-rows').querySelectorAll('button.link')) {
       button.setAttribute('aria-pressed', String(button.textContent === this.#chosen));
     }
     this.#hooks.policyChosen(this.#chosen);
+  }
+
+  #edit(name) {
+    this.#hooks.editLimit(this.all.find((policy) => policy.name === name));
   }
 
   #row({ name }) {
@@ -70,6 +74,16 @@ export class Policies {
       'button',
       { type: 'button', class: 'link', 'aria-pressed': 'false', onclick: () => this.#choose(name) },
       name,
+    );
+    const edit = el(
+      'button',
+      {
+        type: 'button',
+        class: 'quiet write',
+        'aria-label': `Edit the limit of ${name}`,
+        onclick: () => this.#edit(name),
+      },
+      'Edit',
     );
     const marks = el('span', { class: 'marks' });
     const under = el('p', { class: 'under' });
@@ -87,7 +101,7 @@ export class Policies {
       node: el(
         'tr',
         {},
-        el('th', { scope: 'row' }, button, marks, under, narrow),
+        el('th', { scope: 'row' }, button, ' ', edit, marks, under, narrow),
         said,
         spark,
         allowed,
@@ -105,6 +119,7 @@ export class Policies {
           [
             isShadow && 'shadow',
             policy.origin === 'changed' && 'changed',
+            policy.origin === 'added' && 'added at run time',
             policy.candidate && 'candidate',
             policy.overrides > 0 && `${count(policy.overrides)} override${policy.overrides === 1 ? '' : 's'}`,
             policy.keys_changed > 0 && `${count(policy.keys_changed)} changed for a time`,

@@ -18,7 +18,7 @@ export class Status {
     await this.#refreshChanges();
   }
 
-  #draw({ version, started_at: startedAt, uptime_ms: uptime, listeners, config, store, memory, changes }) {
+  #draw({ version, started_at: startedAt, uptime_ms: uptime, listeners, config, store, memory, traces, changes }) {
     say(byId('version'), version);
     const redis = store.kind !== 'memory';
     const facts = [
@@ -43,14 +43,13 @@ export class Status {
         'Taken over',
         `${time(config.loaded_at)}, ${config.reloads === 1 ? '1 reload' : `${count(config.reloads ?? 0)} reloads`}`,
       ],
+      ...(traces ? [['Spans', spanWords(traces), traces.failed + traces.dropped > 0]] : []),
       ...(changes.error ? [['Changes', `not taken over: ${changes.error}`, true]] : []),
+      ...changes.refused.map((why, at) => [at ? `Not in force (${at + 1})` : 'Not in force', why, true]),
       ['Up', `${duration(Math.floor(uptime / 1000) * 1000)}, since ${time(startedAt)}`],
       [
         'Listening',
-        Object.entries(listeners ?? {})
-          .filter(([, at]) => at)
-          .map(([door, at]) => `${door} ${at}`)
-          .join(', ') || '–',
+        listeners.map(({ door, address, tls }) => `${door} ${address}${tls ? ' (TLS)' : ''}`).join('\n'),
       ],
     ];
     list(
@@ -127,6 +126,12 @@ export class Status {
 function storeWords({ kind, url, degraded }) {
   if (kind === 'memory') return 'memory of this process';
   return `${kind} ${url ?? ''}, ${degraded ? 'not answering' : 'well'}`;
+}
+
+/** What became of spans of decisions. */
+function spanWords({ endpoint, sent, failed, dropped }) {
+  const lost = failed + dropped;
+  return `${count(sent)} sent to ${endpoint}, ${lost ? `${count(lost)} lost` : 'none lost'}`;
 }
 
 /** What somebody did to a policy. */

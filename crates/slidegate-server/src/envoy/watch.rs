@@ -1,22 +1,18 @@
 //! Watching: takes changed files in, and keeps the last good configuration while they are wrong.
 //!
-//! A change is taken once two looks have found the same: files that are still being written are not read. Policies of the
-//! new files come into force before the doors see them, and those of the old ones leave when no request holds them any
-//! more: none is ever decided without its policy.
+//! Policies of the new files come into force before the doors see them, and those of the old ones leave when no request
+//! holds them any more: none is ever decided without its policy.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use slidegate::{Policy, PolicySet};
 use tokio::sync::watch;
 
 use super::folder::{Fingerprint, Text};
 use super::{Envoy, Folder, Reading, Refusal, Settings, Statistics};
-
-/// Between two looks at the files. A change is in force within two of them; a volume of Kubernetes takes a minute.
-pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(500);
+use crate::watched::Watched;
 
 /// The configuration in force, for the doors.
 #[derive(Debug, Clone)]
@@ -43,10 +39,8 @@ pub(crate) struct Watcher {
     sender: watch::Sender<Option<Arc<Envoy>>>,
     loads: Arc<Loads>,
     statistics: Arc<Statistics>,
-    /// What the last look found, and why it could not.
-    seen: Result<Fingerprint, String>,
-    /// Whether that has been dealt with.
-    is_settled: bool,
+    /// What the last look found, or why it could not.
+    watched: Watched<Result<Fingerprint, String>>,
     /// What was last read, good or bad.
     texts: Vec<Text>,
     /// Earlier configurations that requests may still hold.
@@ -94,16 +88,15 @@ impl Watcher {
         let statistics = Arc::new(Statistics::new(settings.near_limit_ratio));
         let live = Live { current, loads: Arc::clone(&loads), statistics: Arc::clone(&statistics) };
         let folder = settings.folder.clone();
-        let seen = folder.look();
+        let watched = Watched::start(folder.look());
         let mut watcher = Self {
             folder,
             reading: settings.reading.clone(),
             native: native.iter().cloned().collect(),
             sender,
             loads,
+            watched,
             statistics,
-            seen,
-            is_settled: true,
             texts: Vec::new(),
             retiring: Vec::new(),
         };
@@ -133,16 +126,9 @@ impl Watcher {
     /// Looks at the files, and takes them in if they have changed. `configure` puts policies in force.
     pub(crate) fn look(&mut self, configure: &dyn Fn(PolicySet) -> Result<(), slidegate::Error>) {
         self.retire(configure);
-        let seen = self.folder.look();
-        if seen != self.seen {
-            self.seen = seen;
-            self.is_settled = false;
+        if !self.watched.is_due(self.folder.look()) {
             return;
         }
-        if self.is_settled {
-            return;
-        }
-        self.is_settled = true;
         let outcome = self.read().and_then(|envoy| {
             let Some(envoy) = envoy else { return Ok(()) };
             configure(self.set(&envoy)?).map_err(|error| Refusal::one(error.to_string()))?;
@@ -156,7 +142,7 @@ impl Watcher {
 
     /// What the files say now; `None` if it is what they said when they were last read.
     fn read(&mut self) -> Result<Option<Envoy>, Refusal> {
-        let seen = self.seen.as_ref().map_err(Refusal::one)?;
+        let seen = self.watched.seen().as_ref().map_err(Refusal::one)?;
         let texts = seen.read(&self.folder).map_err(Refusal::one)?;
         if texts == self.texts {
             return Ok(None);

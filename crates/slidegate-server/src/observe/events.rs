@@ -5,6 +5,7 @@
 //! own rate, kept by a limiter of the library. What is left out is counted.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,9 +18,10 @@ use tokio::sync::broadcast;
 use super::Door;
 use super::shown::Veil;
 use crate::config::KeysShown;
+use crate::control::KeyText;
 
 /// Events that are kept, the newest; a megabyte or less.
-pub(super) const KEPT: usize = 1024;
+pub(crate) const KEPT: usize = 1024;
 /// Most events of one key in a second, in the ring and to listeners.
 const OF_A_KEY: u64 = 10;
 /// The log has a line for each key this often.
@@ -58,6 +60,19 @@ pub(crate) struct Event {
     verdict: &'static str,
     #[serde(skip)]
     keys_shown: KeysShown,
+    /// The key itself, by which a link finds it. It never leaves this process.
+    #[serde(skip)]
+    raw: Raw,
+}
+
+/// A text that is not printed. Empty if it is longer than can be asked for.
+#[derive(Clone)]
+struct Raw(Box<str>);
+
+impl fmt::Debug for Raw {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Raw")
+    }
 }
 
 /// A time as everybody reads it: RFC 3339 with milliseconds.
@@ -164,6 +179,7 @@ impl Events {
             door: door.name(),
             verdict: "deny",
             keys_shown,
+            raw: Raw(if key.len() > KeyText::MAX { "" } else { key }.into()),
         };
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         ring.last_seq += 1;
@@ -215,6 +231,13 @@ impl Events {
         let is_key = |key: &String| *key == event.key || self.veil.show(key, event.keys_shown) == event.key;
         filter.policy.as_ref().is_none_or(|policy| *policy == event.policy)
             && filter.key.as_ref().is_none_or(is_key)
+    }
+
+    /// Keys of a policy that are shown as this text, among those of the events that are kept.
+    pub(super) fn keys_shown_as(&self, policy: &str, shown: &str) -> Vec<Box<str>> {
+        let ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        let same = ring.events.iter().filter(|event| event.policy == policy && event.key == shown);
+        same.filter(|event| !event.raw.0.is_empty()).map(|event| event.raw.0.clone()).collect()
     }
 
     /// Forgets the events of a policy, whose keys must no longer be shown as they were.

@@ -62,6 +62,9 @@ pub(crate) async fn tick(front: Arc<Front>) {
             turned_at = at;
             observer.top.turn();
         }
+        if let Some(traces) = &observer.traces {
+            traces.tell(at);
+        }
         // Without listeners nobody wants it, and with many policies adding up costs something.
         last = observer.events.has_listeners().then(|| {
             let totals = Totals::of(observer);

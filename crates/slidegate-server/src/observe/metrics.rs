@@ -17,6 +17,7 @@ use slidegate::{BreakerState, PolicySet, Timestamp, Verb};
 use super::counts::{Counts, Outcome, Row, SOURCES};
 use super::histogram::Reading;
 use super::reference::Reference;
+use super::traces::Spans;
 use super::{Door, Observer, VERBS, name_of};
 use crate::front::{self, Front};
 use crate::store::Shared;
@@ -62,6 +63,7 @@ impl Collector for Scrape {
         policies(&mut page, front.observer(), &front.policies())?;
         requests(&mut page, front.observer())?;
         configuration(&mut page, front.observer())?;
+        spans(&mut page, front.observer())?;
         front.shared().map_or(Ok(()), |shared| store(&mut page, front.observer(), shared))
     }
 }
@@ -76,6 +78,14 @@ fn process(page: &mut Page<'_>, front: &Front) -> fmt::Result {
     let dropped =
         "Keys dropped from a full memory although they still counted: their limits were not enforced in full";
     page.total("keys_dropped", dropped, memory.dropped)
+}
+
+fn spans(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
+    let Some(traces) = observer.traces() else { return Ok(()) };
+    let Spans { sent, failed, dropped } = traces.spans();
+    let outcomes = [("sent", sent), ("failed", failed), ("dropped", dropped)];
+    let help = "Spans by what became of them: failed ones the collector did not take, dropped ones found the queue full";
+    page.counter("spans", help, outcomes.map(|(outcome, count)| ([("outcome", outcome)], count)))
 }
 
 fn count(count: usize) -> u64 {

@@ -18,6 +18,7 @@ use super::top::{By, PERIOD, Ranking};
 use super::{metrics, stream};
 use crate::front::Front;
 use crate::protocol::problem::{self, Problem};
+use crate::protocol::routes::Routes;
 
 type Shared = State<Arc<Front>>;
 
@@ -28,13 +29,14 @@ const KEYS: usize = 20;
 const MOST_KEYS: usize = 1000;
 
 /// The routes over a front.
-pub(crate) fn routes(front: Arc<Front>) -> Router {
-    Router::new()
-        .route("/metrics", get(metrics))
-        .route("/v1/events", get(events))
-        .route("/v1/top", get(top))
-        .route("/v1/live", get(live))
-        .with_state(front)
+pub(crate) fn routes(front: Arc<Front>) -> Routes {
+    let table = [
+        ("/metrics", get(metrics)),
+        ("/v1/events", get(events)),
+        ("/v1/top", get(top)),
+        ("/v1/live", get(live)),
+    ];
+    Routes::over(front, table)
 }
 
 /// `/metrics` alone, at a path of choice.

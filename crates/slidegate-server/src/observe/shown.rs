@@ -21,6 +21,9 @@ const MARK_CHARACTERS: usize = 4;
 const MASKED_FOR_ONE: usize = 4;
 const MOST_UNMASKED: usize = 2;
 
+/// What hashes are written with.
+const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+
 /// Hides keys. What hashes are made with is the configured secret, or random for each process.
 #[derive(Debug)]
 pub(super) struct Veil {
@@ -65,9 +68,29 @@ impl Veil {
         format!("{start}...#{}", self.hash(key, HASH_CHARACTERS)).into()
     }
 
+    /// Whether a text is what a key may be shown as, and not the key itself.
+    pub(super) fn is_shown(text: &str, how: KeysShown) -> bool {
+        let is_mark = |mark: &str, characters: usize| {
+            mark.len() == characters && mark.bytes().all(|byte| LETTERS.contains(&byte))
+        };
+        match how {
+            KeysShown::Plain => Self::is_cut(text),
+            KeysShown::Masked => text
+                .rsplit_once('#')
+                .is_some_and(|(start, mark)| start.contains("***") && is_mark(mark, MARK_CHARACTERS)),
+            KeysShown::Hashed => text.strip_prefix('#').is_some_and(|hash| is_mark(hash, HASH_CHARACTERS)),
+        }
+    }
+
+    /// Whether a text is what [`cut`](Self::cut) leaves of a key, as far as that can be seen.
+    pub(super) fn is_cut(text: &str) -> bool {
+        // A character of up to four bytes did not fit any more.
+        (MAX_SHOWN - 3..=MAX_SHOWN).contains(&text.len())
+            && text.rsplit_once("...#").is_some_and(|(_, hash)| hash.len() == HASH_CHARACTERS)
+    }
+
     /// SipHash-2-4 with 128 bits of output (Aumasson and Bernstein, 2012), in letters, digits, `-` and `_`.
     fn hash(&self, text: &str, characters: usize) -> String {
-        const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
         let hash = SipHasher24::new_with_keys(self.secret[0], self.secret[1]).hash(text.as_bytes());
         let mut bits = u128::from(hash.h1) << 64 | u128::from(hash.h2);
         let mut next = || {
@@ -120,6 +143,21 @@ mod tests {
         assert_eq!(of(Some("s")), of(Some("s")));
         assert_ne!(of(Some("s")), of(Some("t")));
         assert_ne!(of(None), of(None));
+    }
+
+    /// Whoever follows a link must not be told of another key that only looks like it.
+    #[test]
+    fn what_is_shown_is_told_from_keys() {
+        let veil = Veil::new(None);
+        for key in ["alice", "bob,192.0.2.7", "", &"\u{eb}".repeat(5000), &"k".repeat(256), &"k".repeat(257)]
+        {
+            for how in [KeysShown::Masked, KeysShown::Hashed] {
+                assert!(Veil::is_shown(&veil.show(key, how), how), "{key}");
+                assert!(!Veil::is_shown(key, how), "{key}");
+            }
+            let plain = veil.show(key, KeysShown::Plain);
+            assert_eq!(Veil::is_shown(&plain, KeysShown::Plain), key.len() > MAX_SHOWN, "{key}");
+        }
     }
 
     /// Keys are chosen by clients; what is kept of them must be bounded.

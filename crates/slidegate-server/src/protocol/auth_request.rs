@@ -96,7 +96,8 @@ impl Door {
         }
         let pairs = attributes.iter().map(|(name, value)| (&**name, value.as_bytes()));
         let request = front.request(pairs, cost).map_err(|bad| Problem::of(bad, ""))?;
-        let decisions = front.decide(observe::Door::AuthRequest, Verb::Check, &request).await;
+        let caller = front.observer().caller(observe::Door::AuthRequest, headers);
+        let decisions = front.decide(caller, Verb::Check, &request).await;
 
         let mut response = Response::new(Full::default());
         response.headers_mut().reserve(fields::USUAL);

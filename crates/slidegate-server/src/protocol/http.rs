@@ -17,6 +17,7 @@ use slidegate::{Decisions, Request, Verb};
 
 use super::fields::{self, NO_STORE};
 use super::problem::{self, Problem};
+use super::routes::Routes;
 use crate::front::Front;
 use crate::observe::Door;
 use crate::store;
@@ -50,15 +51,13 @@ fn table() -> [(&'static str, MethodRouter<Arc<Front>>); 9] {
     ]
 }
 
-/// The routes over a front, beside others on the same listener. `paths` are those of others, for who looks for one.
-pub(super) fn routes(front: Arc<Front>, others: Router, paths: Vec<&'static str>) -> Router {
-    table()
-        .into_iter()
-        .fold(Router::new(), |router, (path, methods)| router.route(path, methods))
-        .with_state(front)
-        .merge(others)
-        .merge(crate::dashboard::routes())
-        .fallback(move |uri| unknown_path(uri, paths.clone()))
+/// The routes over a front and others on the same listener, beside `doors`, which are answered before any route.
+pub(super) fn routes(front: Arc<Front>, others: Routes, doors: &[&'static str]) -> Router {
+    let (router, mut paths) = Routes::over(front, table()).and(others).into_parts();
+    paths.extend(doors);
+    let paths: Arc<str> = paths.join(", ").into();
+    router
+        .fallback(async move |uri: Uri| unknown_path(&uri, &paths))
         .method_not_allowed_fallback(wrong_method)
 }
 
@@ -89,7 +88,7 @@ async fn check_by_query(State(front): Shared, uri: Uri, headers: HeaderMap) -> A
     let ask = Ask::from_query(uri.query().unwrap_or_default())?;
     let request = ask.request(&front)?;
     let id = idempotency::id(Verb::Check, &headers)?;
-    let response = respond(&front, Verb::Check, &decide(&front, Verb::Check, &request, id).await);
+    let response = respond(&front, Verb::Check, &decide(&front, &headers, Verb::Check, &request, id).await);
     front.observer().decided(Door::Http, start, 1);
     Ok(response)
 }
@@ -105,16 +104,23 @@ where
     let ask: Ask<'_> = body::parse(&bytes)?;
     let request = ask.request(front)?;
     let id = idempotency::id(verb, &head.headers)?;
-    let response = respond(front, verb, &decide(front, verb, &request, id).await);
+    let response = respond(front, verb, &decide(front, &head.headers, verb, &request, id).await);
     front.observer().decided(Door::Http, start, 1);
     Ok(response)
 }
 
 /// Decides; with an id only once.
-async fn decide<'r>(front: &Front, verb: Verb, request: &'r Request<'r>, id: Option<&str>) -> Decisions<'r> {
+async fn decide<'r>(
+    front: &Front,
+    headers: &HeaderMap,
+    verb: Verb,
+    request: &'r Request<'r>,
+    id: Option<&str>,
+) -> Decisions<'r> {
+    let caller = front.observer().caller(Door::Http, headers);
     match id {
-        Some(id) => front.check_once(Door::Http, request, id).await,
-        None => front.decide(Door::Http, verb, request).await,
+        Some(id) => front.check_once(caller, request, id).await,
+        None => front.decide(caller, verb, request).await,
     }
 }
 
@@ -140,6 +146,7 @@ fn respond<O: From<Vec<u8>>>(front: &Front, verb: Verb, decisions: &Decisions<'_
 /// Requests decided one after the other; the answers stand in their order. All must be readable, or none is decided.
 async fn check_batch(State(front): Shared, request: HttpRequest<Body>) -> Answered {
     idempotency::none(request.headers())?;
+    let caller = front.observer().caller(Door::Http, request.headers());
     let bytes = body::read(request.into_body(), MAX_BATCH_BODY).await?;
     let start = front.observer().start();
     let batch: Batch<'_> = body::parse(&bytes)?;
@@ -151,7 +158,7 @@ async fn check_batch(State(front): Shared, request: HttpRequest<Body>) -> Answer
     let requests = batch.requests.iter().enumerate().map(read).collect::<Result<Vec<_>, _>>()?;
     let mut decisions = Vec::with_capacity(requests.len());
     for request in &requests {
-        decisions.push(front.decide(Door::Http, Verb::Check, request).await);
+        decisions.push(front.decide(caller.clone(), Verb::Check, request).await);
     }
     let response = ok(answer::many(decisions.iter(), front.absence()));
     front.observer().decided(Door::Http, start, u64::try_from(decisions.len()).unwrap_or(u64::MAX));
@@ -199,10 +206,8 @@ async fn openapi() -> HttpResponse {
     ok(include_bytes!("http/openapi.json").to_vec())
 }
 
-async fn unknown_path(uri: Uri, others: Vec<&'static str>) -> Problem {
-    let own = table();
-    let paths: Vec<_> = own.iter().map(|(path, _)| *path).chain(others).collect();
-    let detail = format!("there is no `{}`; the paths are {}", uri.path().escape_debug(), paths.join(", "));
+fn unknown_path(uri: &Uri, paths: &str) -> Problem {
+    let detail = format!("there is no `{}`; the paths are {paths}", uri.path().escape_debug());
     Problem::new(StatusCode::NOT_FOUND, detail)
 }
 

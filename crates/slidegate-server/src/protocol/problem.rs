@@ -34,6 +34,11 @@ impl Problem {
         Self { status, ..self }
     }
 
+    /// The same with another way out.
+    pub(crate) fn and(self, way_out: &str) -> Self {
+        Self { detail: format!("{}; {way_out}", self.detail), ..self }
+    }
+
     /// What the front found wrong with attributes and a cost; `place` stands before the name of an attribute.
     pub(super) fn of(bad: BadRequest, place: &str) -> Self {
         match bad.field {

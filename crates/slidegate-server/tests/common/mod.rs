@@ -16,6 +16,9 @@ pub(crate) fn slidegate() -> Command {
     for name in ["REDIS", "KEY_SECRET", "RESP_PASSWORD", "ADMIN_TOKENS", "TOKEN"] {
         command.env_remove(format!("SLIDEGATE_{name}"));
     }
+    for name in ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] {
+        command.env_remove(name);
+    }
     command
 }
 

@@ -231,6 +231,65 @@ fn a_key_is_looked_up_and_changed() {
     assert!(browser.text("#act-result").contains("plenty"), "{}", browser.text("#act-result"));
 }
 
+/// Limits are changed in a hurry: the page says what it is about to do, does it once, and takes it back.
+#[test]
+fn a_limit_is_edited_confirmed_and_undone() {
+    let server = Server::start(&["--policy", "3/1h per user", "--policy", "9/90s per ip"]);
+    traffic(&server, "alice", 4);
+    let browser = Browser::start("limit");
+    watch(&browser, &server);
+    let edit = "#policies-rows tr:first-child button.write";
+    let limit = || server.get("/v1/policies").json()["policies"][0].clone();
+    browser.click(edit);
+    browser.until_text("#limit-title", "Limit of per-user");
+    browser.until_text("#limit-now", "Now 3 / 1h sliding-log.");
+    assert_eq!(browser.value("document.querySelector('#limit-form [name=window]').value"), "1h");
+    browser.click("#limit-go");
+    browser.until_text("#limit-said", "That is what it is now.");
+
+    // By the keyboard alone: the field has the focus, and what is asked has it next.
+    browser.fill("#limit-form [name=limit]", "5");
+    browser.press(ENTER);
+    browser.until_text("#limit-said", "Change per-user from 3 / 1h to 5 / 1h, at once and on all instances?");
+    assert_eq!(browser.value("document.activeElement.id"), "limit-go");
+    assert_eq!(limit()["limit"], 3, "it was only asked");
+    browser.click("#limit-back");
+    browser.until("document.getElementById('limit-go').innerText === 'Review'");
+    browser.press(ENTER);
+    browser.until("document.getElementById('limit-go').innerText === 'Change it'");
+    browser.press(ENTER);
+    browser.until_text("#limit-result", "per-user: 5/1h sliding-log.");
+    assert_eq!((&limit()["limit"], &limit()["origin"]), (&json!(5), &json!("changed")));
+    assert_eq!(check(&server, &json!({ "user": "alice" })), 200, "what was used stays, and more fits");
+    browser.until_text("#policies-rows tr:first-child .marks", "changed");
+    // The focus is where the way back is.
+    browser.press(ENTER);
+    browser.until_text("#limit-result", "Undone. per-user: as the configuration says.");
+    assert_eq!((&limit()["limit"], &limit()["origin"]), (&json!(3), &json!("file")));
+
+    // A window, and one that is none.
+    browser.click("#policies-rows tr:nth-child(2) button.write");
+    browser.until_text("#limit-now", "Now 9 / 90s sliding-log.");
+    browser.fill("#limit-form [name=window]", "soon");
+    browser.expect_silence();
+    browser.click("#limit-go");
+    browser.click("#limit-go");
+    browser.until_text(
+        "#limit-said",
+        "Not changed: window `soon` has the unknown unit `soon`; use ms, s, m, h, d or w",
+    );
+    browser.fill("#limit-form [name=window]", "2m");
+    browser.press(ENTER);
+    browser.until_text("#limit-said", "to 9 / 2m,");
+    browser.press(ENTER);
+    browser.until_text("#limit-result", "per-ip: 9/2m sliding-log.");
+    assert_eq!(server.get("/v1/policies").json()["policies"][1]["window_ms"], 120_000);
+    browser.click("#policies-rows tr:nth-child(2) button.write");
+    browser.press('\u{E00C}');
+    browser.until("!document.getElementById('limit-dialog').open");
+    assert_eq!(browser.value("document.activeElement.ariaLabel"), "Edit the limit of per-ip");
+}
+
 /// A client chooses its id, and an operator with rights to change limits looks at it.
 #[test]
 fn a_hostile_key_is_text_wherever_it_stands() {
@@ -330,7 +389,7 @@ fn a_token_is_asked_for_and_one_that_may_only_read_disables_the_buttons() {
         "#act-result",
         "Not done: not allowed. token `r` may read and this needs one that may write",
     );
-    browser.until("[...document.querySelectorAll('.key-acts button')].every((one) => one.disabled && one.title.includes('may read'))");
+    browser.until("[...document.querySelectorAll('.key-acts button, button.write')].every((one) => one.disabled && one.title.includes('may read'))");
     until_fact(&browser, "Used", "3");
     assert_eq!(browser.value("[localStorage.length, document.cookie]"), json!([0, ""]));
 

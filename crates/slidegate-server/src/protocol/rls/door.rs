@@ -83,6 +83,13 @@ impl Door {
         tcp.into_iter().chain(socket).collect::<Vec<_>>().join(", ")
     }
 
+    /// Where it listens: addresses, each with whether it speaks TLS.
+    pub(crate) fn addresses(&self) -> Vec<(String, bool)> {
+        let tcp = self.address().map(|address| (address.to_string(), self.certificates.is_some()));
+        let socket = self.socket.as_ref().map(|socket| (format!("unix:{}", socket.path.display()), false));
+        tcp.into_iter().chain(socket).collect()
+    }
+
     fn address(&self) -> Option<SocketAddr> {
         self.tcp.as_ref().and_then(|tcp| tcp.local_addr().ok())
     }

@@ -26,14 +26,13 @@ use serde_json::{Map, Value, json};
 
 use super::limits::Limits;
 use super::service::MAX_MESSAGE_BYTES;
+use crate::observe::Door;
+use crate::protocol::routes::Routes;
 
 /// The reference's paths, for its HTTP port.
-pub(crate) fn routes(limits: Arc<Limits>) -> Router {
-    Router::new()
-        .route("/json", any(decide))
-        .route("/healthcheck", get(healthcheck))
-        .route("/rlconfig", get(rlconfig))
-        .with_state(limits)
+pub(crate) fn routes(limits: Arc<Limits>) -> Routes {
+    let table = [("/json", any(decide)), ("/healthcheck", get(healthcheck)), ("/rlconfig", get(rlconfig))];
+    Routes::over(limits, table)
 }
 
 /// The reference's paths for its debug port. Every other path lists them, as there.
@@ -48,8 +47,9 @@ pub(crate) fn debug_routes(limits: Arc<Limits>) -> Router {
 }
 
 async fn decide(State(limits): State<Arc<Limits>>, request: Request) -> Response {
+    let caller = limits.front().observer().caller(Door::Grpc, request.headers());
     let Some(call) = read(request.into_body()).await else { return refused() };
-    let answer = match limits.decide(&call).await {
+    let answer = match limits.decide(&call, &caller).await {
         Ok(answer) => answer,
         Err(status) => {
             tracing::debug!(%status, "refused a call of /json");

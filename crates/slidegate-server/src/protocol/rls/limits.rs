@@ -18,7 +18,7 @@ use super::metadata;
 use super::tally::Decided;
 use crate::envoy::{Envoy, Live, Settings};
 use crate::front::Front;
-use crate::observe::Door;
+use crate::observe::{Caller, Door};
 
 /// The service, whatever door is asked.
 #[derive(Debug)]
@@ -62,14 +62,18 @@ impl Limits {
     ///
     /// # Errors
     /// A call that is none, or no configuration.
-    pub(super) async fn decide(&self, call: &RateLimitRequest) -> Result<RateLimitResponse, Status> {
+    pub(super) async fn decide(
+        &self,
+        call: &RateLimitRequest,
+        caller: &Caller,
+    ) -> Result<RateLimitResponse, Status> {
         let observer = self.front.observer();
         let start = observer.start();
         let calls = self.files.as_ref().map(|files| files.live.statistics().calls());
         if let Some(calls) = calls {
             calls.total.fetch_add(1, Relaxed);
         }
-        let answer = self.answer(call).await.inspect_err(|_| {
+        let answer = self.answer(call, caller).await.inspect_err(|_| {
             if let Some(calls) = calls {
                 calls.service_errors.fetch_add(1, Relaxed);
             }
@@ -78,7 +82,7 @@ impl Limits {
         Ok(answer)
     }
 
-    async fn answer(&self, call: &RateLimitRequest) -> Result<RateLimitResponse, Status> {
+    async fn answer(&self, call: &RateLimitRequest, caller: &Caller) -> Result<RateLimitResponse, Status> {
         ask::check(call)?;
         let settings = self.files.as_ref().map(|files| &files.settings);
         // Held until all is decided: a reload takes no policy out of force before.
@@ -100,26 +104,26 @@ impl Limits {
         let all_quotas = settings.is_some_and(|settings| settings.quota_mode);
         let asked = ask::read(&self.front, call, &terms, all_quotas)?;
         if settings.is_some_and(|settings| settings.shadow_mode) {
-            return Ok(self.report(call, &terms, &asked).await);
+            return Ok(self.report(call, caller, &terms, &asked).await);
         }
 
         let mut answer = Answer::new(&terms);
         // Looks charge nothing, and come first: one that finds no room lets the others charge nothing either.
-        let looked = self.apply(Verb::Peek, &asked.looks).await;
+        let looked = self.apply(caller, Verb::Peek, &asked.looks).await;
         answer.add(&asked.looks.places, &looked, Kind::Alone);
         let quotas = &asked.quotas;
-        let seen = self.apply(Verb::Peek, quotas).await;
+        let seen = self.apply(caller, Verb::Peek, quotas).await;
         let seen_over = answer.add(&quotas.places, &seen, Kind::Together);
         if seen_over == quotas.places.len() {
             answer.deny_together();
         }
         let is_denied_by_looks = answer.is_denied();
         let verb = if is_denied_by_looks { Verb::Peek } else { Verb::Check };
-        let charged = self.apply(verb, &asked.charges).await;
+        let charged = self.apply(caller, verb, &asked.charges).await;
         answer.add(&asked.charges.places, &charged, Kind::Alone);
         let is_denied_before = answer.is_denied();
         let fitting = if is_denied_before { Group::default() } else { quotas.without(&over(&seen)) };
-        let taken = self.apart(Verb::Check, &fitting).await;
+        let taken = self.apart(caller, Verb::Check, &fitting).await;
         let places = fitting.places.chunks(1);
         let denials = seen_over
             + places.zip(&taken).map(|(place, one)| answer.add(place, one, Kind::Together)).sum::<usize>();
@@ -127,11 +131,11 @@ impl Limits {
         if denies_together && !is_denied_before {
             // Others took what the look had seen.
             answer.deny_together();
-            self.apply(Verb::Refund, &asked.charges).await;
+            self.apply(caller, Verb::Refund, &asked.charges).await;
         }
         // Whoever is refused comes again, with what is to be given back.
         let verb = if answer.is_denied() { Verb::Peek } else { Verb::Refund };
-        let refunded = self.apply(verb, &asked.refunds).await;
+        let refunded = self.apply(caller, verb, &asked.refunds).await;
         answer.add(&asked.refunds.places, &refunded, Kind::Refund);
 
         self.tally(
@@ -162,15 +166,16 @@ impl Limits {
     async fn report(
         &self,
         call: &RateLimitRequest,
+        caller: &Caller,
         terms: &[Terms<'_>],
         asked: &Asked<'_>,
     ) -> RateLimitResponse {
         let mut answer = Answer::new(terms);
         let mut told = Vec::new();
         for group in [&asked.looks, &asked.quotas, &asked.charges] {
-            told.push((group, self.apart(Verb::Check, group).await, Kind::Alone));
+            told.push((group, self.apart(caller, Verb::Check, group).await, Kind::Alone));
         }
-        told.push((&asked.refunds, self.apart(Verb::Refund, &asked.refunds).await, Kind::Refund));
+        told.push((&asked.refunds, self.apart(caller, Verb::Refund, &asked.refunds).await, Kind::Refund));
         for (group, decisions, kind) in &told {
             for (place, one) in group.places.chunks(1).zip(decisions) {
                 answer.add(place, one, *kind);
@@ -188,15 +193,15 @@ impl Limits {
     }
 
     /// Does the same to a whole group in one step.
-    async fn apply<'r>(&self, verb: Verb, group: &'r Group<'r>) -> Decisions<'r> {
-        self.front.decide_all(Door::Grpc, verb, &group.requests).await
+    async fn apply<'r>(&self, caller: &Caller, verb: Verb, group: &'r Group<'r>) -> Decisions<'r> {
+        self.front.decide_all(caller.clone(), verb, &group.requests).await
     }
 
     /// Does the same to each of a group, whatever becomes of the others.
-    async fn apart<'r>(&self, verb: Verb, group: &'r Group<'r>) -> Vec<Decisions<'r>> {
+    async fn apart<'r>(&self, caller: &Caller, verb: Verb, group: &'r Group<'r>) -> Vec<Decisions<'r>> {
         let mut decisions = Vec::with_capacity(group.requests.len());
         for request in &group.requests {
-            decisions.push(self.front.decide(Door::Grpc, verb, request).await);
+            decisions.push(self.front.decide(caller.clone(), verb, request).await);
         }
         decisions
     }
@@ -291,7 +296,10 @@ descriptors:
         };
         let descriptors = keys.iter().map(descriptor).collect();
         limits
-            .decide(&RateLimitRequest { domain: "domain".into(), descriptors, hits_addend: 0 })
+            .decide(
+                &RateLimitRequest { domain: "domain".into(), descriptors, hits_addend: 0 },
+                &Door::Grpc.into(),
+            )
             .await
             .unwrap()
     }

@@ -22,6 +22,7 @@ use tower_service::Service;
 
 use super::limits::Limits;
 use super::reflection;
+use crate::observe::{Caller, Door};
 
 /// Largest message of a call: sixty-four descriptors of a kilobyte each.
 pub(super) const MAX_MESSAGE_BYTES: usize = 64 * 1024;
@@ -68,7 +69,8 @@ impl Services {
         let path = request.uri().path();
         if path == SHOULD_RATE_LIMIT {
             let mut grpc = Grpc::new(Codec).max_decoding_message_size(MAX_MESSAGE_BYTES);
-            return grpc.unary(ShouldRateLimit(&self.limits), request).await;
+            let caller = self.limits.front().observer().caller(Door::Grpc, request.headers());
+            return grpc.unary(ShouldRateLimit(&self.limits, &caller), request).await;
         }
         if path.starts_with("/grpc.health.v1.Health/") {
             return (self.health)(request).await;
@@ -114,15 +116,15 @@ where
 }
 
 /// The one call, for tonic.
-struct ShouldRateLimit<'s>(&'s Limits);
+struct ShouldRateLimit<'s>(&'s Limits, &'s Caller);
 
 impl<'s> UnaryService<RateLimitRequest> for ShouldRateLimit<'s> {
     type Response = RateLimitResponse;
     type Future = Boxed<'s, Result<Response<RateLimitResponse>, Status>>;
 
     fn call(&mut self, request: Request<RateLimitRequest>) -> Self::Future {
-        let limits = self.0;
-        Box::pin(async move { limits.decide(request.get_ref()).await.map(Response::new) })
+        let Self(limits, caller) = *self;
+        Box::pin(async move { limits.decide(request.get_ref(), caller).await.map(Response::new) })
     }
 }
 

@@ -1,0 +1,91 @@
+//! Policies that are added while the service runs, for the whole fleet.
+//!
+//! What is said is read by what reads the file, and kept as it was said: each instance reads it again.
+
+use std::sync::Arc;
+
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde_json::{Map, Value};
+
+use super::Admin;
+use super::guard::By;
+use super::policies::put_in_force;
+use crate::control::{Cause, Counting, Mode, Refusal, Terms, What};
+use crate::protocol::problem::Problem;
+
+/// Keys of a policy that only one that is added has: of others the file says them.
+const ITS_OWN: [&str; 7] =
+    ["scope", "when", "excess", "on_store_error", "overrides", "ipv6_prefix", "keys_shown"];
+/// Most policies that are added: every request is matched against each. What lasts belongs into the configuration.
+const MAX_ADDED: usize = 64;
+/// Largest policy as JSON, in bytes: all of them have to fit into what the fleet shares.
+const MAX_BYTES: usize = 8 * 1024;
+const SCOPE: &str = "give the attributes that it counts by, for example `\"scope\": [\"user\"]`, or `[]` for one count \
+                     of all requests";
+
+/// Whether these keys describe a policy, and not only other numbers for one.
+pub(super) fn is_policy(keys: &Map<String, Value>) -> bool {
+    ITS_OWN.iter().any(|key| keys.contains_key(*key))
+}
+
+/// What to do about a name that no policy has.
+pub(super) const WAY_IN: &str = "to add one, say its `scope` as well";
+
+/// Adds a policy, or puts another in the place of one that was added.
+pub(super) async fn add(
+    admin: &Arc<Admin>,
+    by: &By,
+    name: &str,
+    keys: Map<String, Value>,
+) -> Result<Response, Problem> {
+    admin.control.look().await;
+    let (_, document, _) = admin.control.current();
+    let front = &admin.front;
+    let conflict = |detail: String| Problem::new(StatusCode::CONFLICT, detail);
+    if front.base().policies.by_name(name).is_some() {
+        let key = ITS_OWN.iter().find(|key| keys.contains_key(**key)).copied().unwrap_or_default();
+        let detail = format!(
+            "policy `{name}` is of the configuration, where its `{key}` is changed; leave it out here"
+        );
+        return Err(conflict(detail));
+    }
+    let policies = front.policies();
+    if !front.is_added(name) && policies.by_name(name).is_some() {
+        let detail =
+            format!("there is a policy `{name}` already, which a door brings along; choose another name");
+        return Err(conflict(detail));
+    }
+    if !keys.contains_key("scope") {
+        return Err(Problem::field("scope", format!("scope is missing; {SCOPE}")));
+    }
+    let bytes = Value::from(keys.clone()).to_string().len();
+    if bytes > MAX_BYTES {
+        let detail = format!(
+            "the policy takes {bytes} bytes; {MAX_BYTES} is the most, so write it into the configuration"
+        );
+        return Err(Problem::field("body", detail));
+    }
+    let wrong = |detail: String| Problem::field("body", detail);
+    let added = front.read_added(name, &keys).map_err(wrong)?;
+    let terms = Terms {
+        quota: Counting::of(added.policy.quota()),
+        mode: Mode::of(&added.policy),
+        candidate: added.candidate.as_ref().map(Counting::of),
+        added: Some(keys),
+    };
+    for counting in [Some(&terms.quota), terms.candidate.as_ref()].into_iter().flatten() {
+        counting.quota().map_err(wrong)?;
+    }
+    if document.added(name).is_none() && document.count_added() >= MAX_ADDED {
+        let refusal = Refusal::new(
+            Cause::Conflict,
+            format!(
+                "{MAX_ADDED} policies were added at run time, which is the most; write lasting ones into the \
+                 configuration"
+            ),
+        );
+        return Err(refusal.into());
+    }
+    put_in_force(admin, by, (name, &terms), &document, (What::Set, "add")).await
+}

@@ -1,0 +1,131 @@
+//! Values on the command line: how they are read, and what is said of those that are none.
+//!
+//! What reads a value says the way out; the argument and the value are put before it here, in one line.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+use crate::config::one_line;
+use crate::envoy;
+use crate::front::MAX_COST;
+
+/// Most keys that are shown at once, as many as a service tells.
+const MAX_KEYS: u16 = 1000;
+
+pub(super) fn address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| {
+        "give an IP address and a port, for example `127.0.0.1:7979`, or `[::]:7979` for all addresses"
+            .to_owned()
+    })
+}
+
+pub(super) fn attribute(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err("write it as name=value, for example user=alice".to_owned()),
+    }
+}
+
+pub(super) fn rate(text: &str) -> Result<envoy::Rate, String> {
+    let parts = text.split_once('/').and_then(|(count, unit)| {
+        Some(envoy::Rate { requests_per_unit: count.parse().ok()?, unit: envoy::Unit::from_name(unit)? })
+    });
+    parts.ok_or_else(|| {
+        "write it as count/unit, for example 10/MINUTE; units are second, minute, hour, day, week, month, year".to_owned()
+    })
+}
+
+pub(super) fn milliseconds(text: &str) -> Result<Duration, String> {
+    match text.parse() {
+        Ok(ms) if ms > 0 => Ok(Duration::from_millis(ms)),
+        _ => Err("give a whole number of milliseconds, at least 1".to_owned()),
+    }
+}
+
+/// What a request may cost, and what a burst may be.
+pub(super) fn cost(text: &str) -> Result<u64, String> {
+    let cost = text.parse().ok().filter(|cost| *cost <= MAX_COST);
+    cost.ok_or_else(|| format!("give a whole number from 0 to {MAX_COST}"))
+}
+
+/// A number of things that there are none or many of.
+pub(crate) fn number<N: std::str::FromStr>(text: &str) -> Result<N, String> {
+    text.parse().map_err(|_| "give a whole number, for example `10`".to_owned())
+}
+
+pub(super) fn keys(text: &str) -> Result<u16, String> {
+    let keys = text.parse().ok().filter(|keys| (1..=MAX_KEYS).contains(keys));
+    keys.ok_or_else(|| format!("give a whole number from 1 to {MAX_KEYS}"))
+}
+
+/// What is wrong with a value, if it is a value that is wrong.
+pub(super) fn refusal(error: &clap::Error) -> Option<String> {
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) if !text.is_empty() => Some(text.as_str()),
+        _ => None,
+    };
+    let argument = text(ContextKind::InvalidArg)?;
+    // `--resp <ADDRESS:PORT>`, or `<NAME=VALUE>...` of one without a name.
+    let argument = argument.split(' ').next().unwrap_or(argument);
+    let value = text(ContextKind::InvalidValue)?;
+    let way_out = match error.kind() {
+        ErrorKind::ValueValidation => std::error::Error::source(error)?.to_string(),
+        ErrorKind::InvalidValue => match error.get(ContextKind::ValidValue)? {
+            ContextValue::Strings(values) => format!("give one of {}", values.join(", ")),
+            _ => return None,
+        },
+        _ => return None,
+    };
+    Some(one_line(&format!("{argument} is `{value}`; {way_out}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::Cli;
+
+    /// The command line is the first thing that is mistyped, and often in a file that nobody sees run.
+    #[test]
+    fn each_wrong_value_names_its_argument_the_value_and_the_way_out() {
+        let address =
+            "give an IP address and a port, for example `127.0.0.1:7979`, or `[::]:7979` for all addresses";
+        let cost = "give a whole number from 0 to 9007199254740991";
+        for (line, expected) in [
+            ("serve --resp nonsense", format!("--resp is `nonsense`; {address}")),
+            ("serve --listen 7979", format!("--listen is `7979`; {address}")),
+            ("serve --grpc localhost:1", format!("--grpc is `localhost:1`; {address}")),
+            (
+                "serve --envoy-algorithm magic",
+                "--envoy-algorithm is `magic`; algorithm `magic` is unknown; use `sliding-log`, `sliding-window`, \
+                 `fixed-window` or `token-bucket`"
+                    .into(),
+            ),
+            ("serve --log-format xml", "--log-format is `xml`; give one of text, json".into()),
+            ("check user=a --cost x", format!("--cost is `x`; {cost}")),
+            ("check user", "<NAME=VALUE>... is `user`; write it as name=value, for example user=alice".into()),
+            ("check a=b --timeout 0", "--timeout is `0`; give a whole number of milliseconds, at least 1".into()),
+            ("top --limit 5000", "--limit is `5000`; give a whole number from 1 to 1000".into()),
+            ("key refund p k --cost -1", format!("--cost is `-1`; {cost}")),
+            ("policy set p 1/1s --burst many", format!("--burst is `many`; {cost}")),
+            ("policy set p --mode off", "--mode is `off`; give one of enforce, shadow".into()),
+            ("policy undo last", "[ID] is `last`; give a whole number, for example `10`".into()),
+            ("replay log --policy 1/1s --slack 1h", "--slack is `1h`; give a whole number, for example `10`".into()),
+            (
+                "token new --scope all",
+                "--scope is `all`; give one of read, write".into(),
+            ),
+        ] {
+            let error = Cli::try_parse_from(["slidegate"].into_iter().chain(line.split(' '))).unwrap_err();
+            assert_eq!(refusal(&error).as_deref(), Some(expected.as_str()), "{line}: {error}");
+        }
+        // What is no wrong value is said as ever, with the usage.
+        for line in ["serve --rsep x", "check", "serve --listen", "nonsense", "--help"] {
+            let error = Cli::try_parse_from(["slidegate"].into_iter().chain(line.split(' '))).unwrap_err();
+            assert_eq!(refusal(&error), None, "{line}");
+        }
+    }
+}

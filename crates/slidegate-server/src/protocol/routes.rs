@@ -1,0 +1,45 @@
+//! Routes of the HTTP listener, with the list of their paths.
+//!
+//! A router does not tell what it answers. So each path is written down as it is added: whoever looks for one is told all
+//! of them, and a test holds `openapi.json` against them.
+
+use axum::Router;
+use axum::routing::MethodRouter;
+
+/// A router that knows its paths.
+#[derive(Debug, Default)]
+pub(crate) struct Routes {
+    router: Router,
+    paths: Vec<&'static str>,
+}
+
+impl Routes {
+    /// These paths and what each takes, over a state.
+    pub(crate) fn over<S: Clone + Send + Sync + 'static>(
+        state: S,
+        table: impl IntoIterator<Item = (&'static str, MethodRouter<S>)>,
+    ) -> Self {
+        let (mut router, mut paths) = (Router::new(), Vec::new());
+        for (path, methods) in table {
+            router = router.route(path, methods);
+            paths.push(path);
+        }
+        Self { router: router.with_state(state), paths }
+    }
+
+    /// These and others.
+    pub(crate) fn and(mut self, others: Self) -> Self {
+        self.paths.extend(others.paths);
+        Self { router: self.router.merge(others.router), paths: self.paths }
+    }
+
+    /// The same behind what `guard` puts before a router.
+    pub(crate) fn behind(self, guard: impl FnOnce(Router) -> Router) -> Self {
+        Self { router: guard(self.router), paths: self.paths }
+    }
+
+    /// The router and every path of it.
+    pub(crate) fn into_parts(self) -> (Router, Vec<&'static str>) {
+        (self.router, self.paths)
+    }
+}
