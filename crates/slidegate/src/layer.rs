@@ -35,7 +35,6 @@ mod axum;
 mod body;
 mod config;
 mod denied;
-mod fields;
 mod head;
 mod limited;
 mod refund;

@@ -1,6 +1,6 @@
 //! Fields: a decision on a request as header fields of its response, the same through every door.
 
-use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
+use axum::http::{HeaderMap, HeaderValue, header};
 use slidegate::Decisions;
 
 use crate::front::Front;
@@ -13,8 +13,5 @@ pub(super) const USUAL: usize = 12;
 /// Puts in what the client is told of a check.
 pub(super) fn insert(headers: &mut HeaderMap, front: &Front, decisions: &Decisions<'_>) {
     headers.insert(header::CACHE_CONTROL, NO_STORE);
-    for (name, value) in front.headers().headers(decisions) {
-        let value = HeaderValue::try_from(value).expect("names of policies and numbers are safe in headers");
-        headers.insert(HeaderName::from_static(name), value);
-    }
+    front.headers().add_to(headers, decisions);
 }

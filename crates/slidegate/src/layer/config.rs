@@ -14,12 +14,11 @@ use http::response::Response;
 use super::Limited;
 use super::attribute::{Attribute, AttributeValue, Held, Seen};
 use super::denied::Denied;
-use super::fields::FieldTexts;
 use super::head::Head;
 use super::refund::{Owed, Refund};
 use crate::client_addr::{ClientAddr, Resolved};
 use crate::gate::{Decisions, Gate};
-use crate::headers::HeaderOptions;
+use crate::headers::{FieldTexts, HeaderOptions};
 use crate::policy::PolicySet;
 use crate::request::Request;
 #[cfg(feature = "redis")]

@@ -212,11 +212,13 @@ struct Deciding {
 
 #[cfg(feature = "redis")]
 impl Deciding {
-    fn new(config: &Arc<Config>, gate: &Arc<SharedGate>, mut head: Parts) -> Self {
+    fn new(config: &Arc<Config>, gate: &Arc<SharedGate>, head: Parts) -> Self {
         let is_owed = config.refund.as_ref().is_some_and(Refund::is_for_unanswered);
         let (config, gate) = (Arc::clone(config), Arc::clone(gate));
         Self {
             decision: Box::pin(async move {
+                #[cfg(feature = "axum")]
+                let mut head = head;
                 #[cfg(feature = "axum")]
                 let params = config.reads_params.then(|| PathParams::of(&mut head.extensions)).flatten();
                 let seen = Seen {

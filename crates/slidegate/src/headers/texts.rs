@@ -8,11 +8,11 @@ use std::sync::LazyLock;
 use bytes::Bytes;
 use http::header::{Entry, HeaderMap, HeaderName, HeaderValue};
 
-use crate::headers::{Fields, Name};
+use super::{Fields, Name};
 
 /// Header fields, one after the other.
 #[derive(Default)]
-pub(super) struct FieldTexts {
+pub(crate) struct FieldTexts {
     text: String,
     /// Where in it the value of each name ends, 0 for those that are not told. Small, as it moves with every response.
     ends: [u32; Name::ALL.len()],
@@ -38,7 +38,7 @@ static NAMES: LazyLock<[HeaderName; Name::ALL.len()]> =
 
 impl FieldTexts {
     /// Adds the fields that are not there yet: what an inner limit or the handler itself has said stands.
-    pub(super) fn put_into(self, headers: &mut HeaderMap) {
+    pub(crate) fn put_into(self, headers: &mut HeaderMap) {
         if self.text.is_empty() {
             return;
         }
