@@ -64,10 +64,11 @@ fn a_changed_file_is_in_force_at_once_and_a_bad_one_changes_nothing() {
     });
     assert_eq!(limit(&server), 3);
 
-    fs::write(&file, format!("{}server: {{listen: '127.0.0.1:1', shutdown_grace: 7s}}\n", policy(4)))
-        .unwrap();
+    let others = "server: {listen: '127.0.0.1:1', shutdown_grace: 7s}\nauth: {preset: nginx}\n";
+    fs::write(&file, policy(4) + others).unwrap();
     until_true("the corrected file is in force", || limit(&server) == 4);
-    let left = "server: shutdown_grace cannot change while the service runs and is as before; restart it to change that";
+    let left = "server: shutdown_grace, auth cannot change while the service runs and is as before; restart it to change \
+                that";
     until_true("what needs a restart is told", || config(&server)["error"] == json!(left));
 }
 

@@ -70,6 +70,7 @@ pub(crate) fn differences(old: &Config, new: &Config) -> Vec<&'static str> {
         ("grpc", is_other(&|config| format!("{:?}", config.grpc))),
         ("resp", is_other(&|config| format!("{:?}", config.resp))),
         ("headers", is_other(&|config| format!("{:?}", config.headers))),
+        ("auth", is_other(&|config| format!("{:?}", config.auth))),
         ("observe", is_other(&|config| format!("{:?}", config.observe.besides_policies()))),
     ]
     .into_iter()
