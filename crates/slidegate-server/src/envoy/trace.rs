@@ -4,6 +4,7 @@
 
 use std::fmt;
 
+use serde::Serialize;
 use serde_json::{Value, json};
 use slidegate::Excess;
 
@@ -33,25 +34,32 @@ struct LevelTold {
     known: Vec<String>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
+#[serde(tag = "outcome", rename_all = "lowercase")]
 enum Outcome {
-    /// And why.
-    NoLimit(String),
+    #[serde(rename = "no limit")]
+    NoLimit {
+        why: String,
+    },
     Unlimited {
         stat_key: String,
     },
-    Limited {
-        requests_per_unit: u32,
-        unit: &'static str,
-        algorithm: &'static str,
-        /// What is special about it.
-        notes: Vec<String>,
-        name: String,
-        replaces: Vec<String>,
-        policy: String,
-        key: String,
-        stat_key: String,
-    },
+    Limited(Limited),
+}
+
+/// The limit that applies.
+#[derive(Debug, Serialize)]
+struct Limited {
+    requests_per_unit: u32,
+    unit: &'static str,
+    algorithm: &'static str,
+    /// What is special about it.
+    notes: Vec<String>,
+    name: String,
+    replaces: Vec<String>,
+    policy: String,
+    key: String,
+    stat_key: String,
 }
 
 /// Says what applies to a descriptor and why. `own` is the limit that it brings along.
@@ -61,11 +69,11 @@ pub(crate) fn tell(envoy: &Envoy, domain: &str, entries: &[(&str, &str)], own: O
     let steps = known.map(|domain| domain.top.walk(entries).steps).unwrap_or_default();
     let levels = steps.iter().zip(entries).map(|(step, (key, value))| level(step, key, value)).collect();
     let outcome = match envoy.lookup(domain, entries, own) {
-        Lookup::NoMatch { domain_found: false } => Outcome::NoLimit(format!(
-            "no file has the domain; there are {}",
-            listed(envoy.domains.keys().map(|name| format!("`{name}`")))
-        )),
-        Lookup::NoMatch { domain_found: true } => Outcome::NoLimit(why_none(&steps, entries)),
+        Lookup::NoMatch { domain_found: false } => {
+            let known = listed(envoy.domains.keys().map(|name| format!("`{name}`")));
+            Outcome::NoLimit { why: format!("no file has the domain; there are {known}") }
+        }
+        Lookup::NoMatch { domain_found: true } => Outcome::NoLimit { why: why_none(&steps, entries) },
         Lookup::Unlimited { stat_key, .. } => {
             Outcome::Unlimited { stat_key: stat_key.into_owned().into_text() }
         }
@@ -86,7 +94,7 @@ pub(crate) fn tell(envoy: &Envoy, domain: &str, entries: &[(&str, &str)], own: O
             let shares = steps.iter().any(|step| step.found.is_some_and(|(node, _)| node.shares));
             note(shares, "all values of the wildcard count together");
             let algorithm = hit.rule.algorithm.unwrap_or(envoy.reading.algorithm);
-            Outcome::Limited {
+            Outcome::Limited(Limited {
                 requests_per_unit: hit.rate.requests_per_unit,
                 unit: hit.rate.unit.name(),
                 algorithm: algorithm.name(),
@@ -96,7 +104,7 @@ pub(crate) fn tell(envoy: &Envoy, domain: &str, entries: &[(&str, &str)], own: O
                 policy: hit.policy.to_owned(),
                 key: hit.key,
                 stat_key: hit.stat_key.into_owned().into_text(),
-            }
+            })
         }
     };
     let entries = entries.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
@@ -173,33 +181,7 @@ impl Told {
                 "found": found.map(|(name, how, place)| json!({ "name": name, "how": how, "at": place })),
             })
         });
-        let outcome = match &self.outcome {
-            Outcome::NoLimit(why) => json!({ "outcome": "no limit", "why": why }),
-            Outcome::Unlimited { stat_key } => json!({ "outcome": "unlimited", "stat_key": stat_key }),
-            Outcome::Limited {
-                requests_per_unit,
-                unit,
-                algorithm,
-                notes,
-                name,
-                replaces,
-                policy,
-                key,
-                stat_key,
-            } => json!({
-                "outcome": "limited",
-                "requests_per_unit": requests_per_unit,
-                "unit": unit,
-                "algorithm": algorithm,
-                "notes": notes,
-                "name": name,
-                "replaces": replaces,
-                "policy": policy,
-                "key": key,
-                "stat_key": stat_key,
-            }),
-        };
-        json!({ "domain": self.domain, "levels": levels.collect::<Vec<_>>(), "limit": outcome })
+        json!({ "domain": self.domain, "levels": levels.collect::<Vec<_>>(), "limit": self.outcome })
     }
 }
 
@@ -224,31 +206,26 @@ impl fmt::Display for Told {
             }
         }
         match &self.outcome {
-            Outcome::NoLimit(why) => write!(f, "limit      none: {why}"),
+            Outcome::NoLimit { why } => write!(f, "limit      none: {why}"),
             Outcome::Unlimited { stat_key } => write!(f, "limit      unlimited\nstatistics {stat_key}"),
-            Outcome::Limited {
-                requests_per_unit,
-                unit,
-                algorithm,
-                notes,
-                name,
-                replaces,
-                policy,
-                key,
-                stat_key,
-            } => {
-                writeln!(f, "limit      {requests_per_unit} per {unit} by {algorithm}")?;
-                for note in notes {
-                    writeln!(f, "           {note}")?;
-                }
-                if !name.is_empty() {
-                    writeln!(f, "name       {name}")?;
-                }
-                if !replaces.is_empty() {
-                    writeln!(f, "replaces   {}", replaces.join(", "))?;
-                }
-                write!(f, "policy     {policy}\nkey        {key}\nstatistics {stat_key}")
-            }
+            Outcome::Limited(limited) => limited.fmt(f),
         }
+    }
+}
+
+impl fmt::Display for Limited {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { requests_per_unit, unit, algorithm, notes, name, replaces, policy, key, stat_key } = self;
+        writeln!(f, "limit      {requests_per_unit} per {unit} by {algorithm}")?;
+        for note in notes {
+            writeln!(f, "           {note}")?;
+        }
+        if !name.is_empty() {
+            writeln!(f, "name       {name}")?;
+        }
+        if !replaces.is_empty() {
+            writeln!(f, "replaces   {}", replaces.join(", "))?;
+        }
+        write!(f, "policy     {policy}\nkey        {key}\nstatistics {stat_key}")
     }
 }

@@ -193,3 +193,28 @@ pub(crate) async fn all_at_once(gate: &Arc<SharedGate>, callers: usize, user: &'
     });
     callers.collect::<JoinSet<_>>().join_all().await
 }
+
+/// A gate of one ample policy, on a server that nothing has happened to yet: it has been answered once.
+pub(crate) async fn healthy(url: &str) -> Arc<SharedGate> {
+    let gate = gate([hourly(1_000_000)], options(url).without_coalescing());
+    for _ in 0..100 {
+        if check(&gate, "first").await.by_store() {
+            return gate;
+        }
+    }
+    panic!("a healthy server does not answer: {:?}", gate.stats());
+}
+
+/// Checks until the store is said to fail for this reason; until then the fallback answers, and nothing else does.
+///
+/// The last of a caller's attempts may run out of time before it is told why.
+pub(crate) async fn fails_with(gate: &SharedGate, user: &str, reason: &str) {
+    for _ in 0..100 {
+        let told = check(gate, user).await;
+        assert_eq!((told.allowed, told.source), (true, Source::Local));
+        if last_failure(gate).contains(reason) {
+            return;
+        }
+    }
+    panic!("does not fail with {reason}: {}", last_failure(gate));
+}

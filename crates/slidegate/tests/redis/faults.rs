@@ -1,20 +1,19 @@
-//! Faults: what callers are told while one server fails, and what it has charged them when it is back.
+//! Faults: what callers are told while one server is away, slow or cut off, and what it has charged them when it is back.
+//! Servers that answer and refuse are in `refusals.rs`.
 //!
 //! Every check of these tests has to be answered in time; `callers::check` sees to that. What the fallback answered may
 //! have been charged or not; what the store admitted was charged once.
 
 use std::fs::File;
 use std::process::Command;
-use std::sync::Arc;
 use std::time::Duration;
 
 use slidegate::{BreakerState, OnStoreError, PolicySet, Request, SharedGate, Source, Verb};
 
 use crate::callers::{
-    self, DEADLINE, LATER, Storm, Tally, all_at_once, check, check_cost, gate, hourly, last_failure, named,
-    options, until_used, used,
+    self, DEADLINE, LATER, Storm, Tally, all_at_once, check, check_cost, gate, healthy, hourly, last_failure,
+    named, options, until_used, used,
 };
-use crate::support::acl;
 use crate::support::proxy::{Mode, Proxy};
 use crate::support::sentinel::Sentinels;
 use crate::support::server::{Conn, Reply, Server};
@@ -22,31 +21,6 @@ use crate::support::until_true;
 
 /// Long enough for a caller's every deadline, and so long that nobody waits for its end.
 const FROZEN: Duration = Duration::from_secs(2);
-
-/// A gate of one ample policy, on a server that nothing has happened to yet: it has been answered once.
-async fn healthy(url: &str) -> Arc<SharedGate> {
-    let gate = gate([hourly(1_000_000)], options(url).without_coalescing());
-    for _ in 0..100 {
-        if check(&gate, "first").await.by_store() {
-            return gate;
-        }
-    }
-    panic!("a healthy server does not answer: {:?}", gate.stats());
-}
-
-/// Checks until the store is said to fail for this reason; until then the fallback answers, and nothing else does.
-///
-/// The last of a caller's attempts may run out of time before it is told why.
-async fn fails_with(gate: &SharedGate, user: &str, reason: &str) {
-    for _ in 0..100 {
-        let told = check(gate, user).await;
-        assert_eq!((told.allowed, told.source), (true, Source::Local));
-        if last_failure(gate).contains(reason) {
-            return;
-        }
-    }
-    panic!("does not fail with {reason}: {}", last_failure(gate));
-}
 
 fn evalsha_calls(server: &Server) -> u64 {
     server.commandstats("evalsha").calls
@@ -293,47 +267,6 @@ async fn a_server_whose_clients_are_paused_charges_nobody_afterwards() {
     }
 }
 
-/// Somebody else's endless script is their mistake; waiting for it would be ours.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_is_busy_with_a_foreign_script_is_answered_for_until_that_is_killed() {
-    let server = Server::start();
-    let gate = healthy(&server.url()).await;
-    server.admin(&["CONFIG", "SET", "busy-reply-threshold", "50"]);
-    let mut other = server.connect();
-    let endless = std::thread::spawn(move || other.call(&["EVAL", "while true do end", "0"]));
-    let busy = || server.ask(&["PING"]).is_ok_and(|reply| reply.to_string().starts_with("BUSY"));
-    until_true("the script is at work", busy);
-    fails_with(&gate, "alice", "BUSY ").await;
-    server.admin(&["SCRIPT", "KILL"]);
-    endless.join().unwrap().unwrap();
-    assert_eq!(until_used(&gate, "alice").await, [0]);
-    assert!(check(&gate, "alice").await.by_store());
-}
-
-/// Half a charge is worse than none: the request is denied by one policy and paid for under the other.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_without_memory_refuses_before_it_charges_any_policy() {
-    let server = Server::start();
-    let policies = || [named("a", 100), named("b", 100)];
-    let gate = gate(policies(), options(&server.url()).without_coalescing());
-    until_used(&gate, "alice").await;
-    assert!(check(&gate, "alice").await.by_store());
-    let values = || {
-        let mut conn = server.connect();
-        ["sg1:a:alice", "sg1:b:alice", "sg1:a:bob", "sg1:b:bob"].map(|key| conn.call(&["GET", key]).unwrap())
-    };
-    let before = values();
-    server.admin(&["CONFIG", "SET", "maxmemory", "1"]);
-    for user in ["alice", "bob"] {
-        assert_eq!(check(&gate, user).await.source, Source::Local);
-        assert!(last_failure(&gate).contains("OOM "), "{}", last_failure(&gate));
-    }
-    assert_eq!(values(), before);
-    server.admin(&["CONFIG", "SET", "maxmemory", "0"]);
-    assert_eq!(until_used(&gate, "alice").await, [1, 1]);
-    assert_eq!(until_used(&gate, "bob").await, [0, 0]);
-}
-
 /// Servers forget their scripts when they restart, fail over, or are told to; no caller should notice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn forgotten_scripts_are_loaded_again_without_a_failure() {
@@ -370,94 +303,6 @@ async fn usage_starts_anew_on_a_server_that_was_flushed() {
     server.admin(&["FLUSHALL"]);
     let told = check_cost(&gate, "alice", 1).await;
     assert_eq!((told.used, told.allowed, told.source), (1, true, Source::Store));
-}
-
-/// A replica holds the right numbers and takes no charges: it is no store until it is the master.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_became_a_replica_is_answered_for_until_it_is_a_master() {
-    let (server, gone) = (Server::start(), Server::start());
-    gone.kill();
-    let gate = healthy(&server.url()).await;
-    assert!(check(&gate, "alice").await.by_store());
-    server.admin(&["REPLICAOF", "127.0.0.1", &gone.port().to_string()]);
-    fails_with(&gate, "alice", "READONLY ").await;
-    server.admin(&["REPLICAOF", "NO", "ONE"]);
-    assert_eq!(until_used(&gate, "alice").await, [1]);
-    assert!(check(&gate, "alice").await.by_store());
-}
-
-/// The operator has to be told which right is missing, or will grant all of them.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_missing_right_is_named_and_found_when_it_is_granted() {
-    for (taken, given, named) in [
-        (&["-evalsha"][..], &["+evalsha"][..], "'evalsha'"),
-        (&["-script|load"], &["+script|load"], "'script|load'"),
-        (&["-time"], &["+time"], "'time'"),
-        (&["resetkeys", "~other:*"], &["resetkeys", "~sg1:*"], "key"),
-    ] {
-        let server = Server::start();
-        let gate = healthy(&server.url_as_user()).await;
-        let set = |rights: &[&str]| {
-            server.admin(&[&["ACL", "SETUSER", acl::USER], rights].concat());
-        };
-        server.admin(&["SCRIPT", "FLUSH"]);
-        set(taken);
-        if named == "'time'" {
-            // Asked for by itself once for each server, and by scripts.
-            let gate = callers::gate([hourly(9)], options(&server.url_as_user()));
-            assert_eq!(check(&gate, "alice").await.source, Source::Local);
-            let failure = last_failure(&gate);
-            assert!(failure.contains("NOPERM ") && failure.contains(named), "{taken:?}: {failure}");
-        } else {
-            assert_eq!(check(&gate, "alice").await.source, Source::Local);
-            let failure = last_failure(&gate);
-            assert!(failure.contains("NOPERM ") && failure.contains(named), "{taken:?}: {failure}");
-        }
-        assert!(last_failure(&gate).lines().count() <= 1);
-        set(given);
-        assert_eq!(until_used(&gate, "alice").await, [0], "{taken:?}");
-        assert!(check(&gate, "alice").await.by_store());
-    }
-}
-
-/// Rights within the script are the user's: a command that only the script calls is missing as well.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_right_that_a_script_lacks_charges_nothing_and_is_told() {
-    let server = Server::start();
-    let gate = healthy(&server.url_as_user()).await;
-    server.admin(&["ACL", "SETUSER", acl::USER, "-set"]);
-    assert_eq!(check(&gate, "alice").await.source, Source::Local);
-    let failure = last_failure(&gate);
-    let named =
-        failure.contains("'set'") || failure.contains("scripts call time, get, set, getrange, setrange, ");
-    assert!(named, "{failure}");
-    server.admin(&["ACL", "SETUSER", acl::USER, "+set"]);
-    assert_eq!(until_used(&gate, "alice").await, [0]);
-}
-
-/// Passwords are rotated while everything runs: those who have the old one must say so, and try again.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_password_that_was_changed_and_a_user_that_was_deleted_are_told_and_found_again() {
-    let server = Server::start();
-    let gate = healthy(&server.url_as_user()).await;
-    let password = format!(">{}", acl::PASSWORD);
-    let rights: Vec<_> = acl::MINIMUM.split_whitespace().collect();
-    let again = [&["ACL", "SETUSER", acl::USER, "on", &password][..], &rights].concat();
-    for (ends, user) in [
-        (&["ACL", "SETUSER", acl::USER, "resetpass", ">another"][..], "alice"),
-        (&["ACL", "DELUSER", acl::USER], "bob"),
-    ] {
-        server.admin(ends);
-        // A deleted user's connections are ended by the server.
-        server.admin(&["CLIENT", "KILL", "TYPE", "normal"]);
-        until_true("the connection is lost", || !gate.nodes()[0].connected);
-        fails_with(&gate, user, "cannot connect: ").await;
-        let failure = last_failure(&gate);
-        assert!(failure.contains("WRONGPASS"), "{failure}");
-        assert!(!failure.contains(acl::PASSWORD), "{failure}");
-        server.admin(&again);
-        assert_eq!(until_used(&gate, user).await, [0]);
-    }
 }
 
 /// An answer for when the store is away is chosen by policy, and always says that it is one.
@@ -539,65 +384,6 @@ async fn a_master_that_was_killed_is_left_for_the_one_that_the_sentinels_name() 
     let used = used(&new.url(), "alice").await;
     assert!(used <= allowed + ambiguous, "{used} of {allowed} and {ambiguous}");
     assert!(used > 100, "{used}: what was charged before is gone");
-}
-
-/// An operator who asks for replicas means it: without them nothing is charged, on no policy, and it is said why.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_without_the_replicas_it_needs_charges_nothing_until_it_has_them() {
-    let server = Server::start();
-    let gate = healthy(&server.url()).await;
-    server.admin(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
-    fails_with(&gate, "alice", "NOREPLICAS ").await;
-    server.admin(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
-    assert_eq!(until_used(&gate, "alice").await, [0]);
-    assert!(check(&gate, "alice").await.by_store());
-}
-
-/// A server that cannot write its snapshots refuses all writes, which looks like nothing from outside.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_cannot_save_charges_nothing_until_it_can() {
-    let server = Server::builder().args(["--save", "3600 1000000", "--dbfilename", "taken"]).start();
-    let gate = healthy(&server.url()).await;
-    // A directory with something in it, where the snapshot is to be: also root cannot write it.
-    let dir = server.admin(&["CONFIG", "GET", "dir"]).lines().last().unwrap().to_owned();
-    let taken = std::path::Path::new(&dir).join("taken");
-    std::fs::create_dir_all(taken.join("by-this")).unwrap();
-    server.admin(&["BGSAVE"]);
-    until_true("the snapshot has failed", || {
-        server.admin(&["INFO", "persistence"]).contains("rdb_last_bgsave_status:err")
-    });
-    fails_with(&gate, "alice", "MISCONF ").await;
-    std::fs::remove_dir_all(&taken).unwrap();
-    server.admin(&["BGSAVE"]);
-    assert_eq!(until_used(&gate, "alice").await, [0]);
-    assert!(check(&gate, "alice").await.by_store());
-    std::fs::remove_file(&taken).unwrap();
-}
-
-/// A large data set takes minutes to load: so long callers are answered for, and nothing is counted twice afterwards.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_still_loads_its_data_is_answered_for_until_it_has() {
-    // A second and more, in which it answers now and then.
-    let slowly = ["--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024"];
-    let server = Arc::new(Server::builder().args(slowly).start());
-    let gate = healthy(&server.url()).await;
-    assert!(check(&gate, "alice").await.by_store());
-    for key in 0..1500 {
-        server.admin(&["SET", &format!("other:{key}"), &"x".repeat(100)]);
-    }
-    server.admin(&["SAVE"]);
-    server.kill();
-    let restarted = tokio::task::spawn_blocking({
-        let server = Arc::clone(&server);
-        move || server.restart()
-    });
-    until_true("the server loads", || {
-        server.ask(&["PING"]).is_ok_and(|reply| reply.to_string().contains("LOADING"))
-    });
-    fails_with(&gate, "alice", "LOADING ").await;
-    restarted.await.unwrap();
-    assert_eq!(until_used(&gate, "alice").await, [1]);
-    assert!(check(&gate, "alice").await.by_store());
 }
 
 /// Says where the server of the test below is.

@@ -1,0 +1,315 @@
+//! Sets of policies, built and checked once.
+//!
+//! Planning a request is then a pure look-up that serves decisions, shadow policies, replay and tests alike.
+
+use std::collections::HashMap;
+
+use super::Policy;
+use crate::charge::{Charge, Charges, Part, Plan};
+use crate::error::Error;
+use crate::key::{Key, KeyId, Secret};
+use crate::quota::Quota;
+use crate::request::Request;
+
+/// A checked list of policies with different names.
+#[derive(Debug, Clone, Default)]
+pub struct PolicySet {
+    rules: Vec<Rule>,
+    /// Where the policy of a name stands.
+    places: HashMap<String, usize>,
+    /// The places of policies that need not be named.
+    unnamed: Vec<usize>,
+}
+
+/// A policy and what decisions need besides.
+#[derive(Debug, Clone)]
+struct Rule {
+    policy: Policy,
+    /// What the policy's usage is stored under; see [`PolicySet::number`].
+    number: u32,
+    /// Quotas by the canonical bytes of keys.
+    overrides: HashMap<Box<[u8]>, Quota>,
+}
+
+impl PolicySet {
+    /// Most policies in a set. Every request that is not [`under`](Request::under) one is matched against each: sets of more
+    /// than a hundred are for those who name the policy.
+    pub const MAX_POLICIES: usize = 16_384;
+
+    /// Checks the policies against each other.
+    ///
+    /// # Errors
+    /// When there are too many, two have one name, or an override does not fit its policy: its values are not as many
+    /// as the scope's attributes, its algorithm is another, or its key has one already.
+    pub fn new(policies: impl IntoIterator<Item = Policy>) -> Result<Self, Error> {
+        let rules = policies.into_iter().map(Rule::new).collect::<Result<Vec<_>, _>>()?;
+        if rules.len() > Self::MAX_POLICIES {
+            return Err(Error::policy(format!(
+                "{} policies are too many; join some, {} is the most",
+                rules.len(),
+                Self::MAX_POLICIES
+            )));
+        }
+        let mut places = HashMap::with_capacity(rules.len());
+        for (at, rule) in rules.iter().enumerate() {
+            let name = &rule.policy.name;
+            if places.insert(name.clone(), at).is_some() {
+                return Err(Error::policy(format!("policy `{name}` stands twice; give each its own name")));
+            }
+        }
+        let needs_no_name = |at: &usize| !rules[*at].policy.only_when_named;
+        let unnamed = (0..rules.len()).filter(needs_no_name).collect();
+        Ok(Self { rules, places, unnamed })
+    }
+
+    /// The policies, in the order given.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &Policy> {
+        self.rules.iter().map(|rule| &rule.policy)
+    }
+
+    /// The policy of this name.
+    #[must_use]
+    pub fn by_name(&self, name: &str) -> Option<&Policy> {
+        self.places.get(name).map(|at| self.policy(*at))
+    }
+
+    pub(crate) fn policy(&self, at: usize) -> &Policy {
+        &self.rules[at].policy
+    }
+
+    pub(crate) fn quota_of(&self, at: usize, key: &Key<'_>) -> &Quota {
+        self.rules[at].quota_of(key)
+    }
+
+    /// Numbers the policies by what their usage is stored under.
+    pub(crate) fn number(&mut self, mut number_of: impl FnMut(&Policy) -> u32) {
+        for rule in &mut self.rules {
+            rule.number = number_of(&rule.policy);
+        }
+    }
+
+    /// The quota of every key, by what a store knows policies and keys by.
+    fn quotas(&self, secret: &Secret) -> Quotas<'_> {
+        let by_policy = self.rules.iter().map(|rule| {
+            let policy = &rule.policy;
+            let overrides = policy.overrides.iter().map(|(values, quota)| {
+                let request = policy.request_of(values);
+                (policy.key(&request).id(secret), quota)
+            });
+            (rule.number, (&policy.quota, overrides.collect()))
+        });
+        Quotas(by_policy.collect())
+    }
+
+    /// Which keys are under another quota than in the set that was in force before.
+    pub(crate) fn changes_since<'a>(&'a self, before: &'a Self, secret: &Secret) -> Changes<'a> {
+        Changes { old: before.quotas(secret), new: self.quotas(secret) }
+    }
+
+    /// What these requests would charge. Pure: touches no state.
+    pub(crate) fn plan<'a>(&'a self, requests: &'a [Request<'a>]) -> Plan<'a> {
+        let (mut charges, mut met) = (Charges::new(), Vec::new());
+        for (number, request) in requests.iter().enumerate() {
+            for at in
+                self.rules_for(request).iter().copied().filter(|at| self.policy(*at).applies_to(request))
+            {
+                let charge = self.charge(at, number, request);
+                // Looked at one by one, each would fit where both do not.
+                let same = |known: &Charge<'_>| known.policy == at && known.key == charge.key;
+                match charges[..].iter().position(|known| known.request < number && same(known)) {
+                    Some(place) => {
+                        charges[place].part.cost = charges[place].part.cost.saturating_add(charge.part.cost);
+                        met.push((number, place));
+                    }
+                    None => charges.push(charge),
+                }
+            }
+        }
+        Plan { charges, met }
+    }
+
+    /// What a request would charge if that is one charge, as it mostly is: a plan has room for several, and filling and
+    /// moving that takes longer than to decide on one key.
+    #[inline] // it is returned by way of memory otherwise, which costs as much as finding it
+    pub(crate) fn single_charge<'a>(&'a self, request: &'a Request<'a>) -> Option<Charge<'a>> {
+        let mut applying = self.rules_for(request).iter().filter(|at| self.policy(**at).applies_to(request));
+        let at = applying.next()?;
+        applying.next().is_none().then(|| self.charge(*at, 0, request))
+    }
+
+    /// The places of the rules that a request may be under.
+    fn rules_for(&self, request: &Request<'_>) -> &[usize] {
+        match request.named_policy() {
+            None => &self.unnamed,
+            Some(name) => self.places.get(name).map_or(&[], std::slice::from_ref),
+        }
+    }
+
+    fn charge<'a>(&'a self, at: usize, number: usize, request: &'a Request<'a>) -> Charge<'a> {
+        let rule = &self.rules[at];
+        let key = rule.policy.key(request);
+        Charge {
+            number: rule.number,
+            #[cfg(feature = "redis")]
+            name: &rule.policy.name,
+            #[cfg(feature = "redis")]
+            on_store_error: rule.policy.on_store_error,
+            quota: request.told_quota().unwrap_or_else(|| rule.quota_of(&key)),
+            instead_of: request.told_quota().map(|_| rule.quota_of(&key)),
+            key,
+            part: Part {
+                cost: request.asked_cost(),
+                enforced: rule.policy.enforced,
+                excess: rule.policy.excess,
+            },
+            policy: at,
+            request: number,
+        }
+    }
+}
+
+/// See [`PolicySet::quotas`].
+struct Quotas<'a>(HashMap<u32, (&'a Quota, HashMap<KeyId, &'a Quota>)>);
+
+impl Quotas<'_> {
+    /// The quota of a key, if its policy is in the set.
+    fn of(&self, policy: u32, key: KeyId) -> Option<Quota> {
+        let (quota, overrides) = self.0.get(&policy)?;
+        Some(**overrides.get(&key).unwrap_or(quota))
+    }
+}
+
+/// See [`PolicySet::changes_since`].
+pub(crate) struct Changes<'a> {
+    old: Quotas<'a>,
+    new: Quotas<'a>,
+}
+
+impl Changes<'_> {
+    /// The quotas that the key of a policy was under and is now, if those are two.
+    pub(crate) fn of(&self, policy: u32, key: KeyId) -> Option<(Quota, Quota)> {
+        let change = self.old.of(policy, key).zip(self.new.of(policy, key));
+        change.filter(|(old, new)| old != new)
+    }
+}
+
+impl Rule {
+    fn new(policy: Policy) -> Result<Self, Error> {
+        let name = &policy.name;
+        let mut overrides = HashMap::with_capacity(policy.overrides.len());
+        for (values, quota) in &policy.overrides {
+            if values.len() != policy.scope.len() {
+                return Err(Error::policy(format!(
+                    "policy `{name}`: an override has {} values, the scope {} attributes; give one value for each",
+                    values.len(),
+                    policy.scope.len()
+                )));
+            }
+            let attributes = policy.scope.iter().zip(values);
+            let request = attributes
+                .fold(Request::new(), |request, (name, value)| request.with(name, value.borrowed()));
+            let key = policy.key(&request);
+            if quota.algorithm() != policy.quota.algorithm() {
+                return Err(Error::policy(format!(
+                    "policy `{name}`: override `{key}` counts by {}, the policy by {}; use one algorithm",
+                    quota.algorithm(),
+                    policy.quota.algorithm()
+                )));
+            }
+            if overrides.insert(key.canonical().into_boxed_slice(), *quota).is_some() {
+                return Err(Error::policy(format!(
+                    "policy `{name}`: override `{key}` stands twice; keep one"
+                )));
+            }
+        }
+        Ok(Self { policy, number: 0, overrides })
+    }
+
+    fn quota_of(&self, key: &Key<'_>) -> &Quota {
+        if self.overrides.is_empty() {
+            return &self.policy.quota;
+        }
+        self.overrides.get(&*key.canonical()).unwrap_or(&self.policy.quota)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use super::*;
+    use crate::{Algorithm, Match};
+
+    fn policy(name: &str) -> Policy {
+        Policy::new(name, Quota::per_minute(5)).unwrap()
+    }
+
+    fn names<'a>(set: &'a PolicySet, request: &Request<'_>) -> Vec<&'a str> {
+        set.plan(std::slice::from_ref(request))
+            .charges
+            .iter()
+            .map(|charge| set.policy(charge.policy).name())
+            .collect()
+    }
+
+    /// A request without the attribute must not be counted under an empty key that all strangers share.
+    #[test]
+    fn a_policy_concerns_only_requests_with_all_of_its_scope() {
+        let set = PolicySet::new([
+            policy("everyone"),
+            policy("per-user").scope(["user"]),
+            policy("per-user-and-path").scope(["user", "path"]),
+            policy("login").when("path", Match::equals("/login")).scope(["ip"]),
+        ])
+        .unwrap();
+        assert_eq!(names(&set, &Request::new()), ["everyone"]);
+        assert_eq!(names(&set, &Request::new().with("user", "a")), ["everyone", "per-user"]);
+        let full = Request::new().with("user", "a").with("path", "/login").with("ip", "1.2.3.4");
+        assert_eq!(names(&set, &full), ["everyone", "per-user", "per-user-and-path", "login"]);
+    }
+
+    /// One paying customer must get her own limit and nobody else's.
+    #[test]
+    fn an_override_binds_one_key_only() {
+        let address: IpAddr = "2001:db8::1".parse().unwrap();
+        let set = PolicySet::new([
+            policy("per-user").scope(["user"]).with_override(["alice"], Quota::per_minute(1000)),
+            policy("per-ip").scope(["ip"]).with_override([address], Quota::per_minute(50)),
+        ])
+        .unwrap();
+        let limits = |user: &str, ip: &str| {
+            let ip: IpAddr = ip.parse().unwrap();
+            let request = Request::new().with("user", user).with("ip", ip);
+            set.plan(std::slice::from_ref(&request))
+                .charges
+                .iter()
+                .map(|charge| charge.quota.limit())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(limits("alice", "2001:db8::ff:2"), [1000, 50]);
+        assert_eq!(limits("bob", "2001:db9::1"), [5, 5]);
+    }
+
+    /// A set that cannot mean what was written is refused whole, by name.
+    #[test]
+    fn a_wrong_set_is_refused_with_the_policy_named() {
+        let error = |policies: Vec<Policy>| PolicySet::new(policies).unwrap_err().to_string();
+        assert_eq!(error(vec![policy("a"), policy("a")]), "policy `a` stands twice; give each its own name");
+        assert_eq!(
+            error(vec![policy("a").scope(["user"]).with_override(["x", "y"], Quota::per_minute(1))]),
+            "policy `a`: an override has 2 values, the scope 1 attributes; give one value for each"
+        );
+        let other = Quota::per_minute(1).with_algorithm(Algorithm::TokenBucket);
+        assert_eq!(
+            error(vec![policy("a").scope(["user"]).with_override(["x"], other)]),
+            "policy `a`: override `x` counts by token-bucket, the policy by sliding-log; use one algorithm"
+        );
+        let twice = policy("a").scope(["user"]).with_override(["x"], Quota::per_minute(1));
+        assert_eq!(
+            error(vec![twice.with_override(["x"], Quota::per_minute(2))]),
+            "policy `a`: override `x` stands twice; keep one"
+        );
+        let many: Vec<_> = (0..16_385).map(|n| policy(&format!("p{n}"))).collect();
+        assert_eq!(error(many), "16385 policies are too many; join some, 16384 is the most");
+    }
+}
