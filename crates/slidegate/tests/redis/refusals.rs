@@ -176,13 +176,23 @@ async fn a_server_that_cannot_save_charges_nothing_until_it_can() {
 /// A large data set takes minutes to load: so long callers are answered for, and nothing is counted twice afterwards.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_still_loads_its_data_is_answered_for_until_it_has() {
-    // A second and more, in which it answers now and then.
-    let slowly = ["--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024"];
+    // Three seconds and more, as a client that finds it gone tries again within half a second. It looks at its connections
+    // after so many bytes at the least, so after each of these keys: all that it takes to be told that it loads fits into a
+    // caller's deadline.
+    let slowly = [
+        "--key-load-delay",
+        "2000",
+        "--loading-process-events-interval-bytes",
+        "1024",
+        "--rdbcompression",
+        "no",
+    ];
     let server = Arc::new(Server::builder().args(slowly).start());
     let gate = healthy(&server.url()).await;
     assert!(check(&gate, "alice").await.by_store());
+    let value = "x".repeat(1100);
     for key in 0..1500 {
-        server.admin(&["SET", &format!("other:{key}"), &"x".repeat(100)]);
+        server.admin(&["SET", &format!("other:{key}"), &value]);
     }
     server.admin(&["SAVE"]);
     server.kill();
