@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use slidegate::{
-    BreakerState, Decisions, Error, Gate, KeyUse, MemoryStats, MemoryStore, NodeState, Note, Policy,
-    PolicySet, Request, SharedGate, SharedStats, Source, Verb,
+    BreakerState, Decisions, Error, FailureKind, Gate, KeyUse, MemoryStats, MemoryStore, NodeState, Note,
+    Policy, PolicySet, Request, SharedGate, SharedStats, Source, Verb,
 };
 
 use crate::config::{Counted, SharedStore};
@@ -301,12 +301,16 @@ impl Shared {
             })
         });
         let stats = self.gate.stats();
+        let errors = stats.store.errors.iter().filter(|(_, count)| *count > 0);
+        let errors: Map<_, _> = errors.map(|(kind, count)| (kind.name().to_owned(), count.into())).collect();
         json!({
             "kind": "redis",
             "url": self.url(),
             "nodes": nodes.collect::<Vec<_>>(),
             "fallbacks": stats.fallbacks,
             "last_failure": stats.last_failure,
+            "last_failure_kind": stats.last_failure_kind.map(FailureKind::name),
+            "errors": errors,
         })
     }
 

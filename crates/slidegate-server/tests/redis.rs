@@ -154,6 +154,15 @@ fn it_starts_without_redis_decides_by_itself_and_goes_over_when_redis_comes() {
     let ready = readiness(&server);
     assert_eq!((&ready["degraded"], &ready["store"]["nodes"][0]["connected"]), (&json!(true), &json!(false)));
     assert!(ready["store"]["last_failure"].as_str().unwrap().contains("cannot connect"), "{ready}");
+    assert_eq!(ready["store"]["last_failure_kind"], "connection", "{ready}");
+    let failed = ready["store"]["errors"]["connection"].as_u64().unwrap();
+    assert!(failed > 0, "{ready}");
+    let metrics = server.get("/metrics").body;
+    let counted = metrics
+        .lines()
+        .find_map(|line| line.strip_prefix("slidegate_store_errors_total{kind=\"connection\"} "));
+    assert!(counted.is_some_and(|count| count.parse::<u64>().unwrap() >= failed), "{counted:?}");
+    assert!(metrics.contains("slidegate_store_errors_total{kind=\"readonly\"} 0"), "{metrics}");
     let bob = json!({ "attributes": { "login": "bob" } }).to_string();
     server.judge("GET", "/readyz", None, 200);
     server.judge("POST", "/v1/check", Some(&bob), 429);

@@ -61,7 +61,9 @@ pub use request::{Request, Value};
 pub use shared_gate::{SharedGate, SharedGateBuilder, SharedStats};
 pub use store::memory::{MemoryStats, MemoryStore, MemoryStoreBuilder};
 #[cfg(feature = "redis")]
-pub use store::redis::{BreakerState, ClientCertificate, NodeState, Note, RedisOptions, RedisStats};
+pub use store::redis::{
+    BreakerState, ClientCertificate, FailureKind, NodeState, Note, RedisOptions, RedisStats, StoreErrors,
+};
 pub use time::{Clock, ManualClock, SystemClock, Timestamp, millis_ceil};
 pub use usage::{KeyUse, Room, Run};
 pub use verb::Verb;

@@ -68,6 +68,8 @@ pub struct SharedStats {
     pub fallbacks: u64,
     /// Why the store last did not answer, in one line. That its breaker is open since is no reason.
     pub last_failure: Option<String>,
+    /// What kind of failure that was.
+    pub last_failure_kind: Option<FailureKind>,
 }
 
 impl SharedGateBuilder {
@@ -307,6 +309,7 @@ impl SharedGate {
             store: self.store.stats(),
             fallbacks: self.fallbacks.load(Ordering::Relaxed),
             last_failure: last.as_ref().map(ToString::to_string),
+            last_failure_kind: last.as_ref().map(|failure| failure.kind),
         }
     }
 
@@ -345,7 +348,7 @@ impl SharedGate {
 
     fn remember(&self, failure: Failure) {
         let mut last = self.last_failure.lock().unwrap_or_else(PoisonError::into_inner);
-        if failure.kind != FailureKind::Open || last.is_none() {
+        if failure.kind != FailureKind::BreakerOpen || last.is_none() {
             *last = Some(failure);
         }
     }

@@ -215,6 +215,8 @@ fn store(page: &mut Page<'_>, observer: &Observer, shared: &Shared) -> fmt::Resu
     page.total("store_remembered_denials", help, stats.store.remembered)?;
     let help = "Calls that the store met too late, and charged nothing for";
     page.total("store_late_calls", help, stats.store.late)?;
+    let errors = stats.store.errors.iter().map(|(kind, count)| ([("kind", kind.name())], count));
+    page.counter("store_errors", "Calls to the store that failed, by kind of failure", errors)?;
     let help = "How long requests took that the store decided, coalesced ones included";
     page.histogram("store_decision_duration", help, &observer.store_latency.read())?;
 

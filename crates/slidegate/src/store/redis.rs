@@ -46,7 +46,8 @@ mod wire;
 
 pub use breaker::BreakerState;
 pub(crate) use call::{Answers, MOST};
-pub(crate) use failure::{Executed, Failure, FailureKind};
+pub(crate) use failure::{Executed, Failure};
+pub use failure::{FailureKind, StoreErrors};
 pub use note::Note;
 pub use options::{ClientCertificate, RedisOptions};
 pub use wire::NodeState;
@@ -108,6 +109,8 @@ pub struct RedisStats {
     pub remembered: u64,
     /// Calls that the server met too late, and charged nothing for.
     pub late: u64,
+    /// Calls that failed, by kind, after all retries.
+    pub errors: StoreErrors,
 }
 
 /// Why there is not a decision for each charge of a plan.
@@ -166,7 +169,7 @@ impl Calls {
                     late += 1;
                     if late >= MOST_LATE || arrived >= deadline {
                         let detail = "met the call past its deadline and charged nothing".to_owned();
-                        return Err(self.failed(slot, Executed::No, FailureKind::TimedOut, detail));
+                        return Err(self.failed(slot, Executed::No, FailureKind::Late, detail));
                     }
                 }
                 Err(unreadable) => return Err(self.misread(slot, &unreadable)),
@@ -197,12 +200,12 @@ impl Calls {
                         self.times.heard(once.slot, now, instant());
                     }
                 },
-                Err(failure) if failure.kind == FailureKind::Broken => {}
+                Err(failure) if failure.kind == FailureKind::ConnectionLost => {}
                 Err(failure) => return Err(failure),
             }
             if instant() + RETRY_PAUSE >= deadline {
                 let detail = "gave no answer to a call that was made again until its deadline".to_owned();
-                return Err(self.failed(once.slot, Executed::Maybe, FailureKind::TimedOut, detail));
+                return Err(self.failed(once.slot, Executed::Maybe, FailureKind::Timeout, detail));
             }
             tokio::time::sleep(RETRY_PAUSE).await;
         }
@@ -254,8 +257,11 @@ impl Calls {
         subjects.0.first().map_or(0, |subject| self.wire.slot(&subject.name))
     }
 
+    /// A failure that was found in a reply, counted.
     fn failed(&self, slot: u16, executed: Executed, kind: FailureKind, detail: String) -> Failure {
-        Failure { executed, kind, node: self.wire.holder_name(slot), detail }
+        let failure = Failure { executed, kind, node: self.wire.holder_name(slot), detail };
+        self.wire.count(&failure);
+        failure
     }
 
     fn misread(&self, slot: u16, unreadable: &call::Unreadable) -> Failure {
@@ -281,13 +287,13 @@ fn number(value: &Value) -> Option<u64> {
 
 /// Says what a server's words mean for the keys.
 fn explain(mut failure: Failure) -> Failure {
-    if failure.detail.contains("SLIDEGATE") || failure.detail.contains("WRONGTYPE") {
+    if matches!(failure.kind, FailureKind::ForeignValue | FailureKind::WrongType) {
         failure.executed = Executed::No;
         failure.detail += "; another program writes keys that begin with `sg1:`, or a newer slidegate does: give this one a \
                            database of its own, or upgrade";
     }
     // Redis 7.0 does not say which; newer ones do.
-    if failure.detail.contains("can't run this command") {
+    if failure.kind == FailureKind::NoPermission && failure.detail.contains("can't run this command") {
         failure.detail += "; scripts call time, get, set, getrange, setrange, strlen, pexpire and del: \
                            allow its user all of them";
     }
@@ -395,7 +401,8 @@ impl RedisStore {
     pub(crate) async fn ping(&self) -> Result<(), Failure> {
         let deadline = instant() + self.options.deadline + self.options.connect_timeout;
         let answers = self.calls.wire.on_each_master(|_| Some(redis::cmd("PING")), deadline).await;
-        answers.into_iter().try_for_each(|(_, answer)| answer.map(|_| ()))
+        let counted = |failure: &Failure| self.calls.wire.count(failure);
+        answers.into_iter().try_for_each(|(_, answer)| answer.map(|_| ()).inspect_err(counted))
     }
 
     /// Ends every remembered denial of this process: another quota is in force.
@@ -406,7 +413,13 @@ impl RedisStore {
     pub(crate) fn stats(&self) -> RedisStats {
         let Counts { calls, together, remembered, late } = &self.calls.counts;
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        RedisStats { calls: of(calls), coalesced: of(together), remembered: of(remembered), late: of(late) }
+        RedisStats {
+            calls: of(calls),
+            coalesced: of(together),
+            remembered: of(remembered),
+            late: of(late),
+            errors: self.calls.wire.errors(),
+        }
     }
 
     pub(crate) fn options(&self) -> &RedisOptions {

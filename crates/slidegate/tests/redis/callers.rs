@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use slidegate::{BreakerState, Policy, PolicySet, Quota, RedisOptions, Request, SharedGate, Source};
+use slidegate::{
+    BreakerState, FailureKind, Policy, PolicySet, Quota, RedisOptions, Request, SharedGate, Source,
+};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
@@ -77,6 +79,11 @@ pub(crate) async fn check_cost(gate: &SharedGate, user: &str, cost: u64) -> Told
 /// Why the store last did not answer.
 pub(crate) fn last_failure(gate: &SharedGate) -> String {
     gate.stats().last_failure.unwrap_or_default()
+}
+
+/// How many calls to the store have failed in this way.
+pub(crate) fn errors(gate: &SharedGate, kind: FailureKind) -> u64 {
+    gate.stats().store.errors.of(kind)
 }
 
 /// What is charged to each policy of a user, in their order. Asks until the store answers and no breaker holds back the

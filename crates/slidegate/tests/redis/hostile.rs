@@ -4,7 +4,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use slidegate::{Algorithm, Policy, Quota, Source};
+use slidegate::{Algorithm, FailureKind, Policy, Quota, Source};
 
 use crate::callers::{LATER, check, check_cost, gate, hourly, last_failure, named, options};
 use crate::support::fake::{Answer, Fake};
@@ -238,6 +238,9 @@ async fn values_that_are_not_ours_are_refused_and_left_alone() {
             assert_eq!(check_cost(&gate, &user, 1).await.source, Source::Local);
             let failure = last_failure(&gate);
             assert!(failure.contains("WRONGTYPE") && failure.contains("another program"), "{failure}");
+            let errors = gate.stats().store.errors;
+            assert_eq!(errors.of(FailureKind::WrongType), 1, "{errors:?}");
+            assert!(errors.of(FailureKind::ForeignValue) > 0, "{errors:?}");
         }
     }
 }

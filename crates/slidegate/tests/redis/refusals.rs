@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use slidegate::Source;
+use slidegate::{FailureKind, Source};
 
 use crate::callers::{
-    self, check, fails_with, gate, healthy, hourly, last_failure, named, options, until_used,
+    self, check, errors, fails_with, gate, healthy, hourly, last_failure, named, options, until_used,
 };
 use crate::support::acl;
 use crate::support::server::Server;
@@ -22,6 +22,7 @@ async fn a_server_that_is_busy_with_a_foreign_script_is_answered_for_until_that_
     let busy = || server.ask(&["PING"]).is_ok_and(|reply| reply.to_string().starts_with("BUSY"));
     until_true("the script is at work", busy);
     fails_with(&gate, "alice", "BUSY ").await;
+    assert!(errors(&gate, FailureKind::Busy) > 0, "{:?}", gate.stats());
     server.admin(&["SCRIPT", "KILL"]);
     endless.join().unwrap().unwrap();
     assert_eq!(until_used(&gate, "alice").await, [0]);
@@ -47,6 +48,8 @@ async fn a_server_without_memory_refuses_before_it_charges_any_policy() {
         assert!(last_failure(&gate).contains("OOM "), "{}", last_failure(&gate));
     }
     assert_eq!(values(), before);
+    assert_eq!(errors(&gate, FailureKind::OutOfMemory), 2, "{:?}", gate.stats());
+    assert_eq!(gate.stats().last_failure_kind, Some(FailureKind::OutOfMemory));
     server.admin(&["CONFIG", "SET", "maxmemory", "0"]);
     assert_eq!(until_used(&gate, "alice").await, [1, 1]);
     assert_eq!(until_used(&gate, "bob").await, [0, 0]);
@@ -61,6 +64,7 @@ async fn a_server_that_became_a_replica_is_answered_for_until_it_is_a_master() {
     assert!(check(&gate, "alice").await.by_store());
     server.admin(&["REPLICAOF", "127.0.0.1", &gone.port().to_string()]);
     fails_with(&gate, "alice", "READONLY ").await;
+    assert!(errors(&gate, FailureKind::ReadOnly) > 0, "{:?}", gate.stats());
     server.admin(&["REPLICAOF", "NO", "ONE"]);
     assert_eq!(until_used(&gate, "alice").await, [1]);
     assert!(check(&gate, "alice").await.by_store());
@@ -111,6 +115,7 @@ async fn a_right_that_a_script_lacks_charges_nothing_and_is_told() {
     let named =
         failure.contains("'set'") || failure.contains("scripts call time, get, set, getrange, setrange, ");
     assert!(named, "{failure}");
+    assert_eq!(errors(&gate, FailureKind::NoPermission), 1, "{:?}", gate.stats());
     server.admin(&["ACL", "SETUSER", acl::USER, "+set"]);
     assert_eq!(until_used(&gate, "alice").await, [0]);
 }
@@ -135,6 +140,7 @@ async fn a_password_that_was_changed_and_a_user_that_was_deleted_are_told_and_fo
         let failure = last_failure(&gate);
         assert!(failure.contains("WRONGPASS"), "{failure}");
         assert!(!failure.contains(acl::PASSWORD), "{failure}");
+        assert!(errors(&gate, FailureKind::Authentication) > 0, "{:?}", gate.stats());
         server.admin(&again);
         assert_eq!(until_used(&gate, user).await, [0]);
     }
@@ -147,6 +153,7 @@ async fn a_server_without_the_replicas_it_needs_charges_nothing_until_it_has_the
     let gate = healthy(&server.url()).await;
     server.admin(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
     fails_with(&gate, "alice", "NOREPLICAS ").await;
+    assert!(errors(&gate, FailureKind::TooFewReplicas) > 0, "{:?}", gate.stats());
     server.admin(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
     assert_eq!(until_used(&gate, "alice").await, [0]);
     assert!(check(&gate, "alice").await.by_store());
@@ -166,6 +173,7 @@ async fn a_server_that_cannot_save_charges_nothing_until_it_can() {
         server.admin(&["INFO", "persistence"]).contains("rdb_last_bgsave_status:err")
     });
     fails_with(&gate, "alice", "MISCONF ").await;
+    assert!(errors(&gate, FailureKind::Misconfigured) > 0, "{:?}", gate.stats());
     std::fs::remove_dir_all(&taken).unwrap();
     server.admin(&["BGSAVE"]);
     assert_eq!(until_used(&gate, "alice").await, [0]);
@@ -204,6 +212,7 @@ async fn a_server_that_still_loads_its_data_is_answered_for_until_it_has() {
         server.ask(&["PING"]).is_ok_and(|reply| reply.to_string().contains("LOADING"))
     });
     fails_with(&gate, "alice", "LOADING ").await;
+    assert!(errors(&gate, FailureKind::Loading) > 0, "{:?}", gate.stats());
     restarted.await.unwrap();
     assert_eq!(until_used(&gate, "alice").await, [1]);
     assert!(check(&gate, "alice").await.by_store());

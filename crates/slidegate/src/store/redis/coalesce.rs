@@ -52,7 +52,9 @@ impl Coalescer {
             Entry::Occupied(mut entry) => {
                 let waiting = entry.get_mut();
                 if waiting.len() >= MOST_WAITING {
-                    return Err(shed());
+                    let failure = shed();
+                    calls.wire.count(&failure);
+                    return Err(failure);
                 }
                 waiting.push(waiter);
             }
@@ -67,7 +69,9 @@ impl Coalescer {
             // The lane's task has ended with the runtime, or the deadline has passed: it may have been charged.
             Ok(Err(_)) | Err(_) => {
                 let detail = "did not answer within the deadline".to_owned();
-                Err(calls.failed(calls.slot(&subjects), Executed::Maybe, FailureKind::TimedOut, detail))
+                let node = calls.wire.holder_name(calls.slot(&subjects));
+                // Not counted: the call that it waited for is.
+                Err(Failure { executed: Executed::Maybe, kind: FailureKind::Timeout, node, detail })
             }
         }
     }
@@ -124,7 +128,8 @@ impl Lane {
 
     /// Tells the failure. If only the first has surely run out of time, the others go again, before those who came later.
     fn fail(&self, batch: Vec<Waiter>, failure: &Failure) {
-        let not_done = failure.executed == Executed::No && failure.kind == FailureKind::TimedOut;
+        let not_done = failure.executed == Executed::No
+            && matches!(failure.kind, FailureKind::Timeout | FailureKind::Late);
         let now = crate::time::instant();
         let (again, ended): (Vec<_>, Vec<_>) =
             batch.into_iter().partition(|waiter| not_done && waiter.deadline > now);
@@ -161,5 +166,5 @@ impl Lane {
 
 fn shed() -> Failure {
     let detail = format!("{MOST_WAITING} checks of the same keys wait already");
-    Failure::of_none(Executed::No, FailureKind::Shed, detail)
+    Failure::of_none(Executed::No, FailureKind::Overloaded, detail)
 }

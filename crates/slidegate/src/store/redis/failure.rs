@@ -4,6 +4,7 @@
 //! would charge twice.
 
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use redis::{ErrorKind, RedisError, ServerError, ServerErrorKind};
 
@@ -27,23 +28,188 @@ pub(crate) enum Executed {
     Maybe,
 }
 
-/// What became of a call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum FailureKind {
-    /// There is no connection.
-    Unreachable,
-    /// The deadline passed.
-    TimedOut,
-    /// The connection was lost with the call on it.
-    Broken,
-    /// The node's breaker is open.
-    Open,
-    /// Too many calls are waiting for this node.
-    Shed,
-    /// The server said no.
-    Refused,
-    /// The answer was none that can be read.
+/// Why a call to a shared store failed.
+///
+/// Each kind has a [name](Self::name), which is the label of the metric that counts it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FailureKind {
+    /// No connection could be made.
+    Connection,
+    /// The connection was lost before the reply arrived.
+    ConnectionLost,
+    /// The deadline passed without a reply.
+    Timeout,
+    /// The server ran the call after its deadline, so the call charged nothing.
+    Late,
+    /// The node's circuit breaker is open, so it was not called.
+    BreakerOpen,
+    /// Too many calls are waiting, so this one was not sent.
+    Overloaded,
+    /// `READONLY`: the node is a replica.
+    ReadOnly,
+    /// `OOM`: the server is at its `maxmemory`.
+    OutOfMemory,
+    /// `LOADING`: the server is reading its data from disk.
+    Loading,
+    /// `BUSY`: the server runs a slow script.
+    Busy,
+    /// `MISCONF`: the server refuses writes because it cannot save to disk.
+    Misconfigured,
+    /// `NOREPLICAS`: the server refuses writes because too few replicas follow it.
+    TooFewReplicas,
+    /// `MASTERDOWN`: the node is a replica without its master.
+    MasterDown,
+    /// `CLUSTERDOWN` or `TRYAGAIN`: the cluster does not serve the slot now.
+    ClusterDown,
+    /// `MOVED`, `ASK` or `CROSSSLOT`: the key is on another node, which could not be followed.
+    Redirected,
+    /// `NOSCRIPT`: the server does not keep the script although it was loaded.
+    NoScript,
+    /// `WRONGTYPE`: the key is of another Redis type, so another program wrote it.
+    WrongType,
+    /// The key's value is not one that this release can read.
+    ForeignValue,
+    /// `NOAUTH` or `WRONGPASS`: user or password is missing or wrong.
+    Authentication,
+    /// `NOPERM`: the user may not run the command or use the key.
+    NoPermission,
+    /// The reply could not be read.
     Malformed,
+    /// Any other refusal; the failure's text has the server's words.
+    Other,
+}
+
+impl FailureKind {
+    /// Every kind, in the order of [`StoreErrors::iter`].
+    pub const ALL: [Self; 22] = [
+        Self::Connection,
+        Self::ConnectionLost,
+        Self::Timeout,
+        Self::Late,
+        Self::BreakerOpen,
+        Self::Overloaded,
+        Self::ReadOnly,
+        Self::OutOfMemory,
+        Self::Loading,
+        Self::Busy,
+        Self::Misconfigured,
+        Self::TooFewReplicas,
+        Self::MasterDown,
+        Self::ClusterDown,
+        Self::Redirected,
+        Self::NoScript,
+        Self::WrongType,
+        Self::ForeignValue,
+        Self::Authentication,
+        Self::NoPermission,
+        Self::Malformed,
+        Self::Other,
+    ];
+
+    /// The kind in one lower-case word, such as `timeout`, `readonly` or `oom`. Names do not change.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Connection => "connection",
+            Self::ConnectionLost => "connection_lost",
+            Self::Timeout => "timeout",
+            Self::Late => "late",
+            Self::BreakerOpen => "breaker_open",
+            Self::Overloaded => "overloaded",
+            Self::ReadOnly => "readonly",
+            Self::OutOfMemory => "oom",
+            Self::Loading => "loading",
+            Self::Busy => "busy",
+            Self::Misconfigured => "misconf",
+            Self::TooFewReplicas => "noreplicas",
+            Self::MasterDown => "masterdown",
+            Self::ClusterDown => "clusterdown",
+            Self::Redirected => "redirected",
+            Self::NoScript => "noscript",
+            Self::WrongType => "wrongtype",
+            Self::ForeignValue => "foreign_value",
+            Self::Authentication => "auth",
+            Self::NoPermission => "noperm",
+            Self::Malformed => "malformed",
+            Self::Other => "other",
+        }
+    }
+
+    /// The kind of a server's error reply.
+    pub(super) fn of(error: &ServerError) -> Self {
+        let details = error.details().unwrap_or_default();
+        match error.code() {
+            // Servers before Redis 7 wrap what a script met in an error of their own: `ERR Error running script (call to
+            // f_1b936e): @user_script:1: -OOM command not allowed`. Redis 7.0 words a missing permission otherwise.
+            "ERR" if details.contains("can't run this command") => Self::NoPermission,
+            "ERR" => details
+                .split_whitespace()
+                .filter_map(|word| word.strip_prefix('-').or(Some(word)))
+                .find_map(Self::of_code)
+                .unwrap_or(Self::Other),
+            code => Self::of_code(code).unwrap_or(Self::Other),
+        }
+    }
+
+    /// The kind that the first word of an error reply stands for.
+    fn of_code(code: &str) -> Option<Self> {
+        Some(match code {
+            "READONLY" => Self::ReadOnly,
+            "OOM" => Self::OutOfMemory,
+            "LOADING" => Self::Loading,
+            "BUSY" => Self::Busy,
+            "MISCONF" => Self::Misconfigured,
+            "NOREPLICAS" => Self::TooFewReplicas,
+            "MASTERDOWN" => Self::MasterDown,
+            "CLUSTERDOWN" | "TRYAGAIN" => Self::ClusterDown,
+            "MOVED" | "ASK" | "CROSSSLOT" => Self::Redirected,
+            "NOSCRIPT" => Self::NoScript,
+            "WRONGTYPE" => Self::WrongType,
+            // What our scripts say of a value that they cannot read.
+            "SLIDEGATE" => Self::ForeignValue,
+            "NOAUTH" | "WRONGPASS" => Self::Authentication,
+            "NOPERM" => Self::NoPermission,
+            _ => return None,
+        })
+    }
+}
+
+impl fmt::Display for FailureKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// How many calls to a shared store failed, by kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct StoreErrors([u64; FailureKind::ALL.len()]);
+
+impl StoreErrors {
+    /// Failures of this kind.
+    #[must_use]
+    pub fn of(&self, kind: FailureKind) -> u64 {
+        self.0[kind as usize]
+    }
+
+    /// Every kind with its number of failures, zero included.
+    pub fn iter(&self) -> impl Iterator<Item = (FailureKind, u64)> + '_ {
+        FailureKind::ALL.into_iter().zip(self.0)
+    }
+}
+
+/// Counts failures by kind.
+#[derive(Debug, Default)]
+pub(super) struct FailureCounts([AtomicU64; FailureKind::ALL.len()]);
+
+impl FailureCounts {
+    pub(super) fn count(&self, kind: FailureKind) {
+        self.0[kind as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn read(&self) -> StoreErrors {
+        StoreErrors(std::array::from_fn(|at| self.0[at].load(Ordering::Relaxed)))
+    }
 }
 
 impl Failure {
@@ -129,14 +295,17 @@ pub(super) fn words(error: &ServerError) -> String {
 /// What a connection that could not be made says about the node.
 pub(super) fn of_connecting(error: &RedisError) -> FailureKind {
     match error.kind() {
-        ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig => FailureKind::Refused,
+        ErrorKind::AuthenticationFailed => FailureKind::Authentication,
+        ErrorKind::InvalidClientConfig => FailureKind::Other,
         ErrorKind::Parse | ErrorKind::UnexpectedReturnType => FailureKind::Malformed,
         // Not for ever: more clients than the server may have, or one that is stopping.
         ErrorKind::Server(ServerErrorKind::ResponseError) if words_of(error).contains("max number") => {
-            FailureKind::Unreachable
+            FailureKind::Connection
         }
-        ErrorKind::Server(_) | ErrorKind::Extension => FailureKind::Refused,
-        _ => FailureKind::Unreachable,
+        ErrorKind::Server(_) | ErrorKind::Extension => {
+            error.code().and_then(FailureKind::of_code).unwrap_or(FailureKind::Other)
+        }
+        _ => FailureKind::Connection,
     }
 }
 
@@ -218,6 +387,68 @@ mod tests {
         ] {
             assert_eq!(word(line), Word::No(Executed::No), "{line}");
         }
+    }
+
+    fn kind(line: &str) -> FailureKind {
+        let value = redis::parse_redis_value(format!("-{line}\r\n").as_bytes()).unwrap();
+        let redis::Value::ServerError(error) = value else { panic!("{line} is no error") };
+        FailureKind::of(&error)
+    }
+
+    /// An operator who reads `readonly` looks for a failover, and for memory at `oom`.
+    #[test]
+    fn a_servers_refusals_are_told_apart() {
+        for (line, expected) in [
+            ("READONLY You can't write against a read only replica.", FailureKind::ReadOnly),
+            (
+                "READONLY You can't write against a read only replica. script: 1b, on @user_script:1.",
+                FailureKind::ReadOnly,
+            ),
+            ("OOM command not allowed when used memory > 'maxmemory'.", FailureKind::OutOfMemory),
+            (
+                "ERR Error running script (call to f_1b): @user_script:1: -OOM command not allowed",
+                FailureKind::OutOfMemory,
+            ),
+            ("WRONGTYPE Operation against a key holding the wrong kind of value", FailureKind::WrongType),
+            ("SLIDEGATE value 1 is not of layout 1 or 2: its first byte is 65", FailureKind::ForeignValue),
+            ("LOADING Redis is loading the dataset in memory", FailureKind::Loading),
+            ("BUSY Redis is busy running a script.", FailureKind::Busy),
+            ("MISCONF Redis is configured to save RDB snapshots", FailureKind::Misconfigured),
+            ("NOREPLICAS Not enough good replicas to write.", FailureKind::TooFewReplicas),
+            ("MASTERDOWN Link with MASTER is down", FailureKind::MasterDown),
+            ("CLUSTERDOWN Hash slot not served", FailureKind::ClusterDown),
+            ("TRYAGAIN Multiple keys request during rehashing of slot", FailureKind::ClusterDown),
+            ("MOVED 3999 127.0.0.1:6381", FailureKind::Redirected),
+            ("NOSCRIPT No matching script.", FailureKind::NoScript),
+            ("NOAUTH Authentication required.", FailureKind::Authentication),
+            ("WRONGPASS invalid username-password pair", FailureKind::Authentication),
+            ("NOPERM this user has no permissions", FailureKind::NoPermission),
+            (
+                "ERR The user executing the script can't run this command or subcommand script: 1b",
+                FailureKind::NoPermission,
+            ),
+            ("ERR unknown command", FailureKind::Other),
+            ("UNHEARD of", FailureKind::Other),
+        ] {
+            assert_eq!(kind(line), expected, "{line}");
+        }
+    }
+
+    /// Two kinds under one label would be one series, and a kind outside of `ALL` none.
+    #[test]
+    fn every_kind_has_a_label_and_a_counter_of_its_own() {
+        let counts = FailureCounts::default();
+        for (times, kind) in FailureKind::ALL.into_iter().enumerate() {
+            (0..=times).for_each(|_| counts.count(kind));
+            assert!(kind.name().bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'), "{kind}");
+        }
+        let errors = counts.read();
+        for (times, (kind, count)) in errors.iter().enumerate() {
+            assert_eq!((count, errors.of(kind)), (times as u64 + 1, times as u64 + 1), "{kind}");
+        }
+        let names: std::collections::HashSet<_> =
+            FailureKind::ALL.into_iter().map(FailureKind::name).collect();
+        assert_eq!(names.len(), FailureKind::ALL.len());
     }
 
     /// What a server says ends up in logs: it must not forge lines there, or fill them.

@@ -106,10 +106,10 @@ impl Lane {
             match timeout_at(deadline, link.changed()).await {
                 Ok(Ok(())) => {}
                 // The sender is this lane.
-                Ok(Err(_)) => return Err(node.failure(Executed::No, FailureKind::Unreachable, "it is gone")),
+                Ok(Err(_)) => return Err(node.failure(Executed::No, FailureKind::Connection, "it is gone")),
                 Err(_) => {
                     let detail = "no connection could be made within the deadline";
-                    return Err(node.failure(Executed::No, FailureKind::TimedOut, detail));
+                    return Err(node.failure(Executed::No, FailureKind::Timeout, detail));
                 }
             }
         }

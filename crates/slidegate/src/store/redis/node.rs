@@ -232,18 +232,18 @@ impl Node {
     ) -> Result<Value, Failure> {
         let begun = instant();
         if begun >= deadline {
-            return Err(self.failure(Executed::No, FailureKind::TimedOut, "the deadline had passed already"));
+            return Err(self.failure(Executed::No, FailureKind::Timeout, "the deadline had passed already"));
         }
         self.admit()?;
         let (number, lane) = self.next_lane()?;
         let Ok(_room) = lane.room.try_acquire() else {
             let detail = "too many calls are waiting for it; allow more connections or add nodes";
-            return Err(self.failure(Executed::No, FailureKind::Shed, detail));
+            return Err(self.failure(Executed::No, FailureKind::Overloaded, detail));
         };
         let connection = match lane.connection(self, number, deadline).await {
             Ok(connection) => connection,
             Err(failure) => {
-                if failure.kind == FailureKind::TimedOut {
+                if failure.kind == FailureKind::Timeout {
                     self.exhausted(&failure.detail);
                 }
                 return Err(failure);
@@ -267,7 +267,7 @@ impl Node {
                 if waited >= self.silence && connection.is_silent(self.us(begun)) {
                     lane.lose(self, number, &connection);
                 }
-                Err(self.failure(Executed::Maybe, FailureKind::TimedOut, &detail))
+                Err(self.failure(Executed::Maybe, FailureKind::Timeout, &detail))
             }
         }
     }
@@ -283,7 +283,7 @@ impl Node {
             None => Ok(()),
             Some(trouble) => {
                 let detail = format!("not called, for it failed too often of late: {trouble}");
-                Err(self.failure(Executed::No, FailureKind::Open, &detail))
+                Err(self.failure(Executed::No, FailureKind::BreakerOpen, &detail))
             }
         }
     }
@@ -294,7 +294,7 @@ impl Node {
         let lanes = (0..self.lanes.len()).map(|step| turn.wrapping_add(step) % self.lanes.len());
         let mut lanes = lanes.filter_map(|number| Some((number, self.lanes.get(number)?)));
         let Some((number, lane)) = lanes.next() else {
-            return Err(self.failure(Executed::No, FailureKind::Unreachable, "it has no connections"));
+            return Err(self.failure(Executed::No, FailureKind::Connection, "it has no connections"));
         };
         if lane.is_up() {
             return Ok((number, lane));
@@ -307,7 +307,7 @@ impl Node {
     fn broken(&self, lane: &Lane, number: usize, connection: &Connection, error: &RedisError) -> Failure {
         let (kind, what) = match error.kind() {
             redis::ErrorKind::Parse => (FailureKind::Malformed, "answered what cannot be read"),
-            _ => (FailureKind::Broken, "the connection was lost before the answer came"),
+            _ => (FailureKind::ConnectionLost, "the connection was lost before the answer came"),
         };
         let detail = format!("{what}: {}", failure::words_of(error));
         if lane.lose(self, number, connection) {

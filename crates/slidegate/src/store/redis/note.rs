@@ -50,7 +50,7 @@ impl RedisStore {
         let value = format!("{}\n{text}", after + 1);
         if value.len() > LARGEST {
             let detail = format!("a note of {} bytes is too large; {LARGEST} is the most", value.len());
-            return Err(self.note_failed(FailureKind::Refused, detail));
+            return Err(Failure::of_none(Executed::No, FailureKind::Other, detail));
         }
         let args = [after.to_string().into_bytes(), value.into_bytes()];
         let deadline = instant() + PATIENCE;

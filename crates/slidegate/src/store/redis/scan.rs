@@ -35,7 +35,8 @@ impl RedisStore {
                 let scanned = self.calls.wire.on_each_master(command, instant() + PATIENCE).await;
                 let mut next = HashMap::new();
                 for (node, answer) in scanned {
-                    let (cursor, keys) = scan_answer(&node, &answer?)?;
+                    let answer = answer.inspect_err(|failure| self.calls.wire.count(failure))?;
+                    let (cursor, keys) = scan_answer(&node, &answer)?;
                     next.insert(node, cursor);
                     for key in keys {
                         let deleted = self.calls.delete(&key, instant() + PATIENCE).await?;

@@ -190,7 +190,7 @@ fn only(answers: Vec<Answers>) -> Answers {
 }
 
 fn ended() -> Failure {
-    Failure::of_none(Executed::Maybe, FailureKind::Broken, "a part of the request ended unexpectedly")
+    Failure::of_none(Executed::Maybe, FailureKind::ConnectionLost, "a part of the request ended unexpectedly")
 }
 
 fn place(answers: &mut [Option<Decision>], part: &Part, decided: Answers) {

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep};
 use super::breaker::BreakerState;
 use super::cluster::Cluster;
 use super::dial::{Dial, Serves};
-use super::failure::{self, Word};
+use super::failure::{self, FailureCounts, StoreErrors, Word};
 use super::jitter;
 use super::node::{Asking, Job, Node};
 use super::options::{Place, RedisOptions};
@@ -83,6 +83,7 @@ pub struct NodeState {
 /// The way to wherever the keys are.
 pub(crate) struct Wire {
     way: Way,
+    failures: FailureCounts,
 }
 
 enum Way {
@@ -111,7 +112,7 @@ impl Wire {
                 Way::Sentinel(Arc::new(Sentinel::new(options, sentinels, master)?))
             }
         };
-        Ok(Self { way })
+        Ok(Self { way, failures: FailureCounts::default() })
     }
 
     /// Runs a script by its hash, at most once, and never past the deadline. All keys lie in one slot.
@@ -131,7 +132,9 @@ impl Wire {
             command.arg(part.as_slice());
         }
         let slot = keys.first().map_or(0, |key| self.slot(key));
-        self.drive(slot, &Job::Script(script, &command), deadline).await
+        self.drive(slot, &Job::Script(script, &command), deadline)
+            .await
+            .inspect_err(|failure| self.count(failure))
     }
 
     /// Sends a plain command, at most once, to the node that holds `key`; to any that takes writes without one.
@@ -142,13 +145,14 @@ impl Wire {
         deadline: Instant,
     ) -> Result<Value, Failure> {
         let slot = key.map_or(0, |key| self.slot(key));
-        self.drive(slot, &Job::Command(command), deadline).await
+        self.drive(slot, &Job::Command(command), deadline).await.inspect_err(|failure| self.count(failure))
     }
 
     /// Sends each node that takes writes the command made for its name, all at once; none where there is none.
     ///
     /// A scan asks each node in turns of its own, with the place where that node left off. An error of the server is a
-    /// failure here as well.
+    /// failure here as well. Failures are not counted here: some of these commands are optional, and a user may lack the
+    /// permission.
     pub(crate) async fn on_each_master(
         &self,
         mut command: impl FnMut(&str) -> Option<Cmd>,
@@ -176,6 +180,16 @@ impl Wire {
             answers.extend(answer.ok());
         }
         answers
+    }
+
+    /// Counts a failure. [`run`](Self::run) and [`command`](Self::command) count their own.
+    pub(crate) fn count(&self, failure: &Failure) {
+        self.failures.count(failure.kind);
+    }
+
+    /// The failures counted so far, by kind.
+    pub(crate) fn errors(&self) -> StoreErrors {
+        self.failures.read()
     }
 
     /// How to connect to some node that takes writes, if one is known: each of them hears what is published on any.
@@ -229,12 +243,12 @@ impl Wire {
                 Ok(Value::ServerError(error)) => error,
                 Ok(value) => return Ok(value),
                 Err(failure) => {
-                    if failure.kind != FailureKind::Shed {
+                    if failure.kind != FailureKind::Overloaded {
                         self.way.suspect();
                     }
                     // Nothing was sent there, and by now the slot may have another holder.
                     let elsewhere = failure.executed == Executed::No
-                        && matches!(failure.kind, FailureKind::Unreachable | FailureKind::Open)
+                        && matches!(failure.kind, FailureKind::Connection | FailureKind::BreakerOpen)
                         && self.way.holder(slot).is_some_and(|holder| !Arc::ptr_eq(&holder, &node));
                     hops += 1;
                     if elsewhere && hops <= MOST_HOPS {
@@ -297,9 +311,9 @@ impl Wire {
             };
             // Somebody has looked and found nothing: waiting for the next look would hold up every call.
             let (kind, detail) = match why {
-                Some(why) => (FailureKind::Unreachable, format!("{what}: {why}")),
+                Some(why) => (FailureKind::Connection, format!("{what}: {why}")),
                 None if pause(deadline).await => continue,
-                None => (FailureKind::TimedOut, format!("{what} that was found within the deadline")),
+                None => (FailureKind::Timeout, format!("{what} that was found within the deadline")),
             };
             return Err(Failure { executed: Executed::No, kind, node: node.to_owned(), detail });
         }
@@ -372,7 +386,7 @@ fn refused(node: &Node, error: &redis::ServerError) -> Failure {
         Word::No(executed) => (executed, ""),
         Word::Ask { .. } | Word::NoScript | Word::Again => (Executed::No, ""),
     };
-    node.failure(executed, FailureKind::Refused, &format!("{}{hint}", failure::words(error)))
+    node.failure(executed, FailureKind::of(error), &format!("{}{hint}", failure::words(error)))
 }
 
 /// Waits a moment. Whether there is time left for another call.
@@ -428,7 +442,7 @@ mod tests {
             let answer = wire.run(&script, &[b"k".to_vec()], &[], begun + Duration::from_millis(500)).await;
             let failure = answer.unwrap_err();
             assert_eq!(failure.executed, Executed::No, "{failure}");
-            assert_eq!(failure.kind, FailureKind::Unreachable, "{failure}");
+            assert_eq!(failure.kind, FailureKind::Connection, "{failure}");
             assert!(failure.to_string().contains("redis at 127.0.0.1:1: cannot connect"), "{failure}");
             assert!(instant().duration_since(begun) < Duration::from_millis(500));
         }
