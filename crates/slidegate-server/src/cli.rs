@@ -18,6 +18,7 @@ mod ask;
 mod check;
 mod explain;
 mod key;
+pub(crate) mod output;
 mod policy;
 mod ports;
 mod reload;
@@ -31,7 +32,7 @@ pub(crate) mod values;
 ///
 /// `slidegate serve` alone starts on loopback with a default policy and says how to try it.
 #[derive(Debug, Parser)]
-#[command(version, max_term_width = 100)]
+#[command(name = "slidegate", version, max_term_width = 100)]
 pub(crate) struct Cli {
     /// The least severe log lines to write to standard error: error, warn, info, debug, trace, or a filter such as
     /// `slidegate=debug`. Without it `info`.
@@ -285,7 +286,7 @@ impl Cli {
     pub(crate) fn read() -> Self {
         Self::try_parse().unwrap_or_else(|error| match values::refusal(&error) {
             Some(line) => {
-                eprintln!("{line}; see --help");
+                output::print_error(format_args!("{line}; see --help"));
                 std::process::exit(2)
             }
             None => error.exit(),
@@ -306,7 +307,7 @@ impl Cli {
             Command::Replay(args) => crate::replay::run(&args),
         });
         outcome.unwrap_or_else(|failure| {
-            eprintln!("{failure}");
+            output::print_error(failure);
             ExitCode::from(2)
         })
     }
@@ -327,7 +328,11 @@ fn start_log(level: &str, format: LogFormat) -> Result<(), Failure> {
     let filter = tracing_subscriber::EnvFilter::try_new(level).map_err(|error| {
         Failure(format!("--log `{level}` is no level: {error}; use error, warn, info, debug or trace"))
     })?;
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        // They would be printed on standard error, which is what could not be written.
+        .log_internal_errors(false);
     match format {
         LogFormat::Text => log.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init(),
         LogFormat::Json => log.json().init(),

@@ -1,5 +1,8 @@
 //! `slidegate`: the service and its tools.
 
+// They panic when their reader is gone: commands print through `cli::output`, the service logs through `tracing`.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 use std::process::ExitCode;
 
 mod admin;
@@ -9,6 +12,7 @@ mod control;
 mod dashboard;
 mod envoy;
 mod front;
+mod http_client;
 mod listener;
 mod observe;
 mod protocol;

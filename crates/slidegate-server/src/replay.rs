@@ -12,7 +12,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::cli::values::number;
-use crate::cli::{Failure, PolicyArgs};
+use crate::cli::{Failure, PolicyArgs, output};
 use log::LogReader;
 use report::Report;
 use run::Replay;
@@ -49,28 +49,33 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<ExitCode, Failure> {
     let mut replay = Replay::new(config);
     let mut each = args.each.then(|| BufWriter::new(io::stdout().lock()));
     let bar = progress_bar(log.progress().total_bytes);
-    let broken = |error: io::Error| Failure(format!("standard output: {error}"));
 
     for line in 0u64.. {
         if line.is_multiple_of(PROGRESS_EVERY) {
             bar.set_position(log.progress().bytes_read);
         }
         match log.next_entry() {
-            Ok(Some(entry)) => replay.decide(&entry, each.as_mut()).map_err(broken)?,
+            Ok(Some(entry)) => {
+                if let Err(error) = replay.decide(&entry, each.as_mut()) {
+                    // Whoever reads the decisions has closed the pipe and wants no report either.
+                    bar.finish_and_clear();
+                    return output::accept_closed(Err(error)).map(|()| ExitCode::SUCCESS);
+                }
+            }
             Ok(None) => break,
             Err(error) => {
                 // What could be read is decided and told; the end of it is an error all the same.
                 bar.finish_and_clear();
-                print!("{}", Report::new(&replay, log.stats(), args.top));
+                output::print(Report::new(&replay, log.stats(), args.top).to_string().trim_end())?;
                 return Err(unreadable(error));
             }
         }
     }
     bar.finish_and_clear();
     if let Some(mut each) = each {
-        each.flush().map_err(broken)?;
+        output::accept_closed(each.flush())?;
     }
-    print!("{}", Report::new(&replay, log.stats(), args.top));
+    output::print(Report::new(&replay, log.stats(), args.top).to_string().trim_end())?;
     Ok(ExitCode::SUCCESS)
 }
 

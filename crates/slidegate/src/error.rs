@@ -14,7 +14,7 @@ use std::fmt;
 ///
 /// let error = "100/0s".parse::<Quota>().unwrap_err();
 /// assert!(error.is_quota());
-/// assert_eq!(error.to_string(), "window is 0s; give 1ms to 366d, for example `1m`");
+/// assert_eq!(error.to_string(), "window `0s` is out of range; give 1ms to 366d, for example `1m`");
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error {

@@ -8,7 +8,7 @@ use axum::http::{Request as HttpRequest, StatusCode};
 use axum::response::Response;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value, json};
-use slidegate::{Algorithm, Policy, PolicySet, Quota, millis_ceil, parse_window};
+use slidegate::{Algorithm, Policy, PolicySet, Quota, millis_ceil};
 
 use super::guard::By;
 use super::reply::{answer, audit, body, bytes};
@@ -156,7 +156,8 @@ impl Numbers {
             counting.limit = limit;
         }
         if let Some(window) = window {
-            counting.window_ms = millis_ceil(parse_window(&window).map_err(|error| wrong("window", &error))?);
+            let window = Quota::parse_window(&window).map_err(|error| wrong("window", &error))?;
+            counting.window_ms = millis_ceil(window);
         }
         if let Some(name) = algorithm {
             let algorithm: Algorithm = name.parse().map_err(|_| {

@@ -6,8 +6,9 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::Value;
 
-use super::Failure;
 use super::values::milliseconds;
+use super::{Failure, output};
+use crate::http_client;
 
 /// Where the environment has the token.
 const TOKEN_VARIABLE: &str = "SLIDEGATE_TOKEN";
@@ -42,12 +43,7 @@ impl AskArgs {
     /// Asks, with `body` for what changes something, and gives the answer.
     pub(super) fn ask(&self, method: Method, path: &str, body: &Value) -> Result<Value, Failure> {
         let url = format!("{}{path}", self.url.trim_end_matches('/'));
-        let agent: ureq::Agent = ureq::Agent::config_builder()
-            .http_status_as_error(false)
-            .timeout_global(Some(self.timeout))
-            .allow_non_standard_methods(true)
-            .build()
-            .into();
+        let agent = agent(&url, self.timeout)?;
         let mut request = ureq::http::Request::builder().uri(&url).method(match method {
             Method::Get => "GET",
             Method::Post => "POST",
@@ -82,12 +78,8 @@ impl AskArgs {
     }
 
     /// Prints an answer as JSON if that is wanted, else as `words` say it.
-    pub(super) fn print(&self, answer: &Value, words: impl FnOnce(&Value) -> String) {
-        if self.json {
-            println!("{answer}");
-        } else {
-            println!("{}", words(answer));
-        }
+    pub(super) fn print(&self, answer: &Value, words: impl FnOnce(&Value) -> String) -> Result<(), Failure> {
+        if self.json { output::print(answer) } else { output::print(words(answer)) }
     }
 
     fn token(&self) -> Result<Option<String>, Failure> {
@@ -99,6 +91,14 @@ impl AskArgs {
         };
         Ok(token.map(|token| token.trim().to_owned()).filter(|token| !token.is_empty()))
     }
+}
+
+/// A client for a server's URL.
+///
+/// # Errors
+/// When the URL wants TLS and the machine trusts no certificate authority.
+pub(super) fn agent(url: &str, timeout: Duration) -> Result<ureq::Agent, Failure> {
+    http_client::agent(url, timeout).map_err(|error| Failure(format!("{url} cannot be asked: {error}")))
 }
 
 /// One part of a path, whatever is in it.

@@ -4,7 +4,8 @@ use std::process::ExitCode;
 
 use serde_json::{Value, json};
 
-use super::{CheckArgs, Failure};
+use super::ask::agent;
+use super::{CheckArgs, Failure, output};
 
 /// Ends of the command. `2` is a failure.
 const ALLOWED: u8 = 0;
@@ -20,11 +21,7 @@ pub(super) fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
     }
     let body = json!({ "attributes": attributes, "cost": args.cost }).to_string();
 
-    let agent: ureq::Agent = ureq::Agent::config_builder()
-        .http_status_as_error(false)
-        .timeout_global(Some(args.timeout))
-        .build()
-        .into();
+    let agent = agent(&url, args.timeout)?;
     let unreachable = |error: ureq::Error| {
         Failure(format!("{url} did not answer: {error}; is `slidegate serve` running there? see --url"))
     };
@@ -40,10 +37,10 @@ pub(super) fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
         return Err(Failure(format!("{url} answered {}: {detail}", answer.status())));
     };
     if args.json {
-        println!("{text}");
+        output::print(text)?;
     } else {
         let verdict = if allowed { "allowed" } else { "denied" };
-        println!("{verdict}: {}", decision["why"].as_str().unwrap_or(""));
+        output::print(format_args!("{verdict}: {}", decision["why"].as_str().unwrap_or("")))?;
     }
     Ok(ExitCode::from(if allowed { ALLOWED } else { DENIED }))
 }

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use serde_json::{Value, json};
 use slidegate::{Gate, Policy, PolicyDecision, Request, format_window};
 
-use super::{ExplainArgs, Failure, attribute};
+use super::{ExplainArgs, Failure, attribute, output};
 use crate::envoy::{self, Envoy};
 use crate::front::Front;
 
@@ -28,9 +28,9 @@ pub(super) fn run(args: &ExplainArgs) -> Result<ExitCode, Failure> {
         }
     };
     if args.json {
-        println!("{json:#}");
+        output::print(format_args!("{json:#}"))?;
     } else {
-        println!("{text}");
+        output::print(text)?;
     }
     Ok(ExitCode::SUCCESS)
 }

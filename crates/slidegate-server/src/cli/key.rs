@@ -79,7 +79,7 @@ pub(super) fn run(args: &KeyArgs) -> Result<ExitCode, Failure> {
     let (place, action, body) = match &args.command {
         KeyCommand::Show(place) => {
             let answer = args.ask.ask(Method::Get, &path(place, ""), &Value::Null)?;
-            args.ask.print(&answer, shown);
+            args.ask.print(&answer, shown)?;
             return Ok(ExitCode::SUCCESS);
         }
         KeyCommand::Reset(place) => (place, "reset", json!({})),
@@ -96,7 +96,7 @@ pub(super) fn run(args: &KeyArgs) -> Result<ExitCode, Failure> {
     args.ask.print(&answer, |answer| {
         let text = |name: &str| answer[name].as_str().unwrap_or_default().to_owned();
         format!("{}: `{}`: {}", text("policy"), text("key"), text("done"))
-    });
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -135,12 +135,12 @@ pub(super) fn run(args: &PolicyCommands) -> Result<ExitCode, Failure> {
     let answer = match &args.command {
         PolicyCommand::List => {
             let answer = ask.ask(Method::Get, "/v1/policies", &Value::Null)?;
-            ask.print(&answer, |answer| lines(&answer["policies"], policy));
+            ask.print(&answer, |answer| lines(&answer["policies"], policy))?;
             return Ok(ExitCode::SUCCESS);
         }
         PolicyCommand::History => {
             let answer = ask.ask(Method::Get, "/v1/changes", &Value::Null)?;
-            ask.print(&answer, |answer| lines(&answer["changes"], change));
+            ask.print(&answer, |answer| lines(&answer["changes"], change))?;
             return Ok(ExitCode::SUCCESS);
         }
         PolicyCommand::Set(set) => ask.ask(Method::Put, &place(&set.name), &set.said()?.into())?,
@@ -156,7 +156,7 @@ pub(super) fn run(args: &PolicyCommands) -> Result<ExitCode, Failure> {
     ask.print(&answer, |answer| {
         let text = |name: &str| answer[name].as_str().unwrap_or_default().to_owned();
         format!("{}: {} (change {})", text("policy"), text("done"), answer["change"])
-    });
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 

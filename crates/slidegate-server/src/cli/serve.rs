@@ -12,7 +12,7 @@ use tokio::time::MissedTickBehavior;
 
 use super::ports::Ports;
 use super::reload::{self, Causes};
-use super::{Failure, ServeArgs};
+use super::{Failure, ServeArgs, output};
 use crate::admin::{self, Admin};
 use crate::config::{Config, Fingerprint, Loaded, Sources, describe};
 use crate::control;
@@ -126,7 +126,8 @@ async fn serve(
             ),
         };
     }
-    println!("{greeting}");
+    // The service runs on whether or not anybody reads what it prints.
+    let _ = output::print(&greeting);
 
     let sweeper = tokio::spawn(sweep(Arc::clone(&front)));
     let watcher = tokio::spawn(watch_store(Arc::clone(&front)));

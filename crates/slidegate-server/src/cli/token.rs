@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 
-use super::Failure;
+use super::{Failure, output};
 use crate::admin::tokens;
 use crate::config::{Right, is_name};
 
@@ -35,8 +35,10 @@ pub(super) fn run(args: &TokenArgs) -> Result<ExitCode, Failure> {
     let TokenCommand::New { name, scope } = &args.command;
     let (token, sha256) = tokens::make().map_err(Failure)?;
     let scope = scope.name();
-    println!("token         {token}");
-    println!("configuration admin: {{tokens: [{{name: {name}, scope: {scope}, sha256: {sha256}}}]}}");
-    println!("environment   SLIDEGATE_ADMIN_TOKENS={name}:{scope}:{sha256}");
+    output::print(format_args!(
+        "token         {token}\n\
+         configuration admin: {{tokens: [{{name: {name}, scope: {scope}, sha256: {sha256}}}]}}\n\
+         environment   SLIDEGATE_ADMIN_TOKENS={name}:{scope}:{sha256}"
+    ))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+use super::ask::agent;
 use super::{Failure, TopArgs, TopBy};
 
 /// How long to wait for an answer.
@@ -39,11 +40,7 @@ struct Key {
 }
 
 pub(super) fn run(args: &TopArgs) -> Result<ExitCode, Failure> {
-    let agent: ureq::Agent = ureq::Agent::config_builder()
-        .http_status_as_error(false)
-        .timeout_global(Some(TIMEOUT))
-        .build()
-        .into();
+    let agent = agent(&args.url, TIMEOUT)?;
     let again = !args.once && !args.json && std::io::stdout().is_terminal();
     loop {
         let text = ask(&agent, args)?;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use slidegate::PolicySet;
 
-use super::{Failure, PolicyArgs, ValidateArgs};
+use super::{Failure, PolicyArgs, ValidateArgs, output};
 use crate::config::{Config, describe};
 use crate::envoy::{Envoy, Settings};
 
@@ -25,36 +25,40 @@ pub(super) fn run(args: &ValidateArgs) -> Result<ExitCode, Failure> {
     let config = sources.load().map_err(|errors| Failure(errors.to_string()))?.config;
     let envoy = settings.as_ref().map(|settings| beside(settings, &config)).transpose()?;
     if let Some(file) = &args.file {
-        of_file(file, &config);
+        output::print(file_summary(file, &config))?;
     }
     if let Some((settings, envoy)) = settings.zip(envoy) {
-        of_folder(&settings, &envoy);
+        output::print(folder_summary(&settings, &envoy))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn of_file(file: &Path, config: &Config) {
-    println!("{} is valid: {} policies.", file.display(), config.policies.iter().len());
-    for policy in config.policies.iter() {
-        println!("  {}", describe(policy, config.counted()));
-    }
+/// The file's policies and settings in words.
+fn file_summary(file: &Path, config: &Config) -> String {
+    let mut lines = Vec::new();
+    let count = config.policies.iter().len();
+    let plural = if count == 1 { "policy" } else { "policies" };
+    lines.push(format!("{} is valid: {count} {plural}.", file.display()));
+    lines.extend(config.policies.iter().map(|policy| format!("  {}", describe(policy, config.counted()))));
     if let Some(shared) = &config.shared {
         let instances = match shared.instances {
             1 => "an unsaid number of instances, each with the whole limit while redis is away".to_owned(),
             count => format!("{count} instances, each with its part of the limit while redis is away"),
         };
-        println!(
+        lines.push(format!(
             "Limits are shared over {} by {instances}. A decision takes {} ms at most.",
             shared.options,
             shared.deadline.as_millis()
-        );
+        ));
     }
     if let Some(resp) = &config.resp {
         let password = if resp.password.is_some() { "with a password" } else { "without a password" };
         let tls = if resp.tls.is_some() { ", over TLS" } else { "" };
-        println!("Clients of Redis are served on {} {password}{tls}.", resp.listen);
+        lines.push(format!("Clients of Redis are served on {} {password}{tls}.", resp.listen));
     }
-    println!("It listens to {} and holds up to {} keys in memory.", config.listen, config.max_keys);
+    lines
+        .push(format!("It listens to {} and holds up to {} keys in memory.", config.listen, config.max_keys));
+    lines.join("\n")
 }
 
 /// The files of envoyproxy/ratelimit, if they can stand beside the policies of the configuration.
@@ -65,13 +69,10 @@ fn beside(settings: &Settings, config: &Config) -> Result<Envoy, Failure> {
     Ok(envoy)
 }
 
-/// Their limits as `/rlconfig` tells them.
-fn of_folder(settings: &Settings, envoy: &Envoy) {
-    println!("{} is valid: {}.", settings.folder.path.display(), envoy.summary());
-    for line in envoy.dump().lines() {
-        println!("  {line}");
-    }
-    for warning in envoy.warnings() {
-        println!("warning: {warning}");
-    }
+/// The folder's limits as `/rlconfig` prints them, and what is doubtful about them.
+fn folder_summary(settings: &Settings, envoy: &Envoy) -> String {
+    let mut lines = vec![format!("{} is valid: {}.", settings.folder.path.display(), envoy.summary())];
+    lines.extend(envoy.dump().lines().map(|line| format!("  {line}")));
+    lines.extend(envoy.warnings().iter().map(|warning| format!("warning: {warning}")));
+    lines.join("\n")
 }

@@ -3,7 +3,7 @@
 //! A guess would start a limiter that limits something else: the same word is a count to one and a rate to another,
 //! the same number seconds to one and milliseconds to another.
 
-use slidegate::{Algorithm, Quota, parse_window};
+use slidegate::{Algorithm, Quota};
 
 use super::file::{Entry, Node, Shown, Value};
 use super::resolve::MINIMAL;
@@ -152,7 +152,7 @@ struct Span {
 
 impl Span {
     fn of(node: &Node) -> Option<Self> {
-        let valid = |text: &str| parse_window(text).is_ok_and(|window| Quota::new(1, window).is_ok());
+        let valid = |text: &str| Quota::parse_window(text).is_ok();
         if let Value::Text(text) = &node.value {
             return valid(text).then(|| Self { text: yaml(text), assumed: None });
         }

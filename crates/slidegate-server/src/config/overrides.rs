@@ -234,7 +234,7 @@ mod tests {
             ("scope: a, overrides: {x: {limit: 5}}", format!("override `x`: quota is a map; {short}")),
             (
                 "scope: a, overrides: {x: 5/0s}",
-                "override `x`: window is 0s; give 1ms to 366d, for example `1m`".into(),
+                "override `x`: window `0s` is out of range; give 1ms to 366d, for example `1m`".into(),
             ),
             (
                 "scope: a, overrides: {'vip-*': 5}",

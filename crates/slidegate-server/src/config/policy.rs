@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use slidegate::client_addr::Ipv6Prefix;
-use slidegate::{Algorithm, Excess, OnStoreError, Policy, PolicySet, Quota, parse_window};
+use slidegate::{Algorithm, Excess, OnStoreError, Policy, PolicySet, Quota};
 
 use super::file::{Node, Shown, Value};
 use super::section::{Section, text, whole, wrong};
@@ -199,11 +199,7 @@ pub(super) fn quota_text(node: &Node) -> Result<Quota, String> {
 /// Reads a window. A number without a unit is refused: seconds to some, milliseconds to others.
 fn window(node: &Node) -> Result<Duration, String> {
     match &node.value {
-        Value::Text(text) => {
-            // The library knows which windows there are.
-            let window = parse_window(text).map_err(|error| error.to_string())?;
-            Quota::new(1, window).map(|quota| quota.window()).map_err(|error| error.to_string())
-        }
+        Value::Text(text) => Quota::parse_window(text).map_err(|error| error.to_string()),
         Value::Number(number) if number.bytes().all(|byte| byte.is_ascii_digit()) => {
             Err(format!("window is {number} without a unit; write `window: {number}s` if those are seconds"))
         }

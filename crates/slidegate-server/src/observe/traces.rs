@@ -28,10 +28,9 @@ use opentelemetry_sdk::trace::{
     SpanProcessor,
 };
 use slidegate::{Decisions, PolicyDecision, Timestamp, Verb, millis_ceil};
-use ureq::tls::{Certificate, RootCerts, TlsConfig};
 
 use super::Door;
-use crate::config;
+use crate::{config, http_client};
 
 /// Most spans that wait or are on their way: some 4 MB.
 const MAX_WAITING: usize = 4096;
@@ -125,8 +124,7 @@ impl Traces {
         let exporter = opentelemetry_otlp::SpanExporter::builder()
             .with_http()
             .with_http_client(
-                Client::new(settings.endpoint.starts_with("https:"), Arc::clone(&tally))
-                    .map_err(|error| failed(&error))?,
+                Client::new(&settings.endpoint, Arc::clone(&tally)).map_err(|error| failed(&error))?,
             )
             .with_endpoint(&settings.endpoint)
             .with_protocol(Protocol::HttpBinary)
@@ -360,29 +358,9 @@ struct Client {
 }
 
 impl Client {
-    fn new(has_tls: bool, tally: Arc<Tally>) -> Result<Self, io::Error> {
-        let config = ureq::Agent::config_builder()
-            .http_status_as_error(false)
-            .timeout_global(Some(ANSWER_TIMEOUT))
-            // What is sent along may be a key of the collector's, and not of wherever it points to.
-            .max_redirects(0);
-        let config = if has_tls { config.tls_config(tls()?) } else { config };
-        Ok(Self { agent: config.build().into(), tally })
+    fn new(endpoint: &str, tally: Arc<Tally>) -> Result<Self, io::Error> {
+        Ok(Self { agent: http_client::agent(endpoint, ANSWER_TIMEOUT)?, tally })
     }
-}
-
-/// The authorities that this machine trusts.
-fn tls() -> Result<TlsConfig, io::Error> {
-    let found = rustls_native_certs::load_native_certs();
-    let roots: Vec<_> = found.certs.iter().map(|one| Certificate::from_der(one).to_owned()).collect();
-    if roots.is_empty() {
-        let error = "this machine trusts no authority; install its ca-certificates, or give an `http://` URL";
-        return Err(io::Error::other(error));
-    }
-    Ok(TlsConfig::builder()
-        .root_certs(RootCerts::Specific(Arc::new(roots)))
-        .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .build())
 }
 
 #[async_trait]

@@ -163,6 +163,11 @@ impl Server {
         assert!(status.success(), "the server lives");
     }
 
+    /// Its standard error, if that was piped.
+    pub(crate) fn take_log(&mut self) -> std::process::ChildStderr {
+        self.process.stderr.take().expect("its log is piped")
+    }
+
     pub(crate) fn wait(&mut self) -> ExitStatus {
         self.process.wait().expect("the server ends")
     }

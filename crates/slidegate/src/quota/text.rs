@@ -55,7 +55,32 @@ impl FromStr for Quota {
                 u64::MAX
             ))
         })?;
-        Self::new(limit, parse_window(window)?)
+        Self::new(limit, Self::parse_window(window)?)
+    }
+}
+
+impl Quota {
+    /// Reads a window as it is written in a quota: a span from [`MIN_WINDOW`](Self::MIN_WINDOW) to
+    /// [`MAX_WINDOW`](Self::MAX_WINDOW).
+    ///
+    /// ```
+    /// # use slidegate::Quota;
+    /// assert_eq!(Quota::parse_window("90s").unwrap().as_secs(), 90);
+    /// assert_eq!(
+    ///     Quota::parse_window("367d").unwrap_err().to_string(),
+    ///     "window `367d` is out of range; give 1ms to 366d, for example `1m`"
+    /// );
+    /// ```
+    ///
+    /// # Errors
+    /// As [`parse_window`], and when the window is out of range. The error repeats the text as it was given.
+    pub fn parse_window(text: &str) -> Result<Duration, Error> {
+        let text = text.trim();
+        let window = parse_window(text)?;
+        if (Self::MIN_WINDOW..=Self::MAX_WINDOW).contains(&window) {
+            return Ok(window);
+        }
+        Err(Error::quota(format!("window `{text}` is out of range; give 1ms to 366d, for example `1m`")))
     }
 }
 
@@ -189,7 +214,11 @@ mod tests {
         );
         assert_eq!(error("5/"), "window is empty; write a number and a unit, for example `30s`");
         assert_eq!(error("5/99999999999999w"), "window `99999999999999w` is too long; give 1ms to 366d");
-        assert!(error("5/400d").starts_with("window is "));
+        let out_of_range =
+            |window| format!("window `{window}` is out of range; give 1ms to 366d, for example `1m`");
+        assert_eq!(error("5/367d"), out_of_range("367d"));
+        assert_eq!(error("5 per 400 days "), out_of_range("400 days"));
+        assert_eq!(error("5/0s"), out_of_range("0s"));
     }
 
     proptest! {
