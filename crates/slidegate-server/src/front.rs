@@ -13,6 +13,7 @@ use slidegate::{
     Request, Timestamp, Value, Verb,
 };
 
+use crate::auth_attempts::AuthAttempts;
 use crate::config::{Added, Config, KeysShown, describe};
 use crate::control::{self, Base, Document, Folded};
 use crate::observe::{Caller, Door, Observer, Outcome};
@@ -33,6 +34,7 @@ pub(crate) struct Front {
     ready: AtomicBool,
     layers: Mutex<Layers>,
     shadows: Shadows,
+    auth_attempts: AuthAttempts,
 }
 
 /// What the policies in force are made of.
@@ -125,6 +127,7 @@ impl Front {
             ready: AtomicBool::new(true),
             layers: Mutex::new(Layers { base, configured, ..Layers::default() }),
             shadows: Shadows::default(),
+            auth_attempts: AuthAttempts::default(),
         })
     }
 
@@ -456,6 +459,11 @@ impl Front {
     /// The store that is shared, if it is.
     pub(crate) fn shared(&self) -> Option<&Shared> {
         self.store.shared()
+    }
+
+    /// What limits wrong passwords and tokens, for all protocols together.
+    pub(crate) fn auth_attempts(&self) -> &AuthAttempts {
+        &self.auth_attempts
     }
 
     /// What watches decisions.

@@ -15,6 +15,8 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
+use crate::log_limit::log_limited;
+
 /// Most connections at once, each of which holds up to [`MAX_HEADER_BYTES`] in buffers; later ones wait to be
 /// accepted. Under the usual limit of 65,536 file descriptors.
 const MAX_CONNECTIONS: usize = 16_384;
@@ -69,7 +71,7 @@ pub(crate) async fn serve(
         let (stream, peer, place) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection");
+                log_limited!(WARN, None, %error, "cannot accept a connection");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             }
@@ -89,7 +91,7 @@ pub(crate) async fn serve(
         let connection = graceful.watch(connection);
         tokio::spawn(async move {
             if let Err(error) = connection.await {
-                tracing::debug!(%error, "connection ended");
+                log_limited!(DEBUG, Some(peer.ip()), %error, "connection ended");
             }
             drop(place);
         });

@@ -6,6 +6,7 @@
 use std::process::ExitCode;
 
 mod admin;
+mod auth_attempts;
 mod cli;
 mod config;
 mod control;
@@ -14,6 +15,7 @@ mod envoy;
 mod front;
 mod http_client;
 mod listener;
+mod log_limit;
 mod observe;
 mod protocol;
 mod replay;

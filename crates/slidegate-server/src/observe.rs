@@ -396,7 +396,7 @@ impl Observer {
     pub(crate) fn end_traces(&self) {
         if let Some(traces) = &self.traces {
             traces.end();
-            traces.tell(self.clock.now());
+            traces.report_losses();
         }
     }
 

@@ -14,6 +14,7 @@ use slidegate::{
 };
 
 use crate::config::{Counted, SharedStore};
+use crate::log_limit::LogLimit;
 
 /// Where limits live.
 #[derive(Debug)]
@@ -38,12 +39,22 @@ pub(crate) struct Shared {
 }
 
 /// What was seen of a shared store when it was last looked at.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Seen {
     answered: u64,
     fallbacks: u64,
+    /// Fallbacks that the log has reported.
+    reported: u64,
+    log_limit: LogLimit,
     /// Whether the log says that it is away.
     away: bool,
+}
+
+impl Default for Seen {
+    fn default() -> Self {
+        let log_limit = LogLimit::every(REPORT_EVERY);
+        Self { answered: 0, fallbacks: 0, reported: 0, log_limit, away: false }
+    }
 }
 
 impl Store {
@@ -323,11 +334,17 @@ impl Shared {
         (seen.answered, seen.fallbacks) = (answered, stats.fallbacks);
         if new_fallbacks > 0 {
             seen.away = true;
+        }
+        let unreported = stats.fallbacks - seen.reported;
+        if unreported > 0 && seen.log_limit.admit_key(b"").is_some() {
+            seen.reported = stats.fallbacks;
             tracing::warn!(
-                decisions = new_fallbacks,
+                decisions = unreported,
                 last_failure = stats.last_failure.unwrap_or_default(),
                 "decisions did not come from the store but from each policy's fallback"
             );
+        }
+        if new_fallbacks > 0 {
             return;
         }
         let is_away = self.away.load(Ordering::Relaxed);
@@ -361,6 +378,8 @@ impl Shared {
     }
 }
 
+/// Decisions by fallbacks are reported in the log this often at most, and all of them are counted there.
+const REPORT_EVERY: Duration = Duration::from_secs(10);
 /// Answers in a row that close a node's breaker.
 const KNOCKS: u32 = 3;
 /// An open breaker lets a call through each 100 ms and up to 20 more.

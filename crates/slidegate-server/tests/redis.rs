@@ -182,7 +182,7 @@ fn it_starts_without_redis_decides_by_itself_and_goes_over_when_redis_comes() {
 
 /// A store that hangs is worse than one that is gone: nobody is told, and every caller would wait.
 #[test]
-fn a_frozen_redis_holds_no_answer_up_and_the_log_says_so_once_a_second() {
+fn a_frozen_redis_holds_no_answer_up_and_one_log_line_stands_for_many() {
     const CALLERS: usize = 4;
     const EACH: usize = 50;
     let redis = Redis::start();

@@ -18,6 +18,7 @@ use crate::config::{Config, Fingerprint, Loaded, Sources, describe};
 use crate::control;
 use crate::envoy::{self, Envoy, Watcher};
 use crate::front::Front;
+use crate::log_limit::LogLimit;
 use crate::protocol::{self, Doors, rls};
 use crate::shutdown::Signals;
 use crate::store::Seen;
@@ -30,8 +31,6 @@ const SWEEP_EVERY: Duration = Duration::from_secs(1);
 const WATCH_EVERY: Duration = Duration::from_secs(1);
 /// Between two examinations of a shared store, the first of which is at the start.
 const EXAMINE_EVERY: Duration = Duration::from_secs(60);
-/// A full store is reported this often at most, in sweeps.
-const REPORT_EVERY: u32 = 10;
 
 pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, Failure> {
     let envoy = args.envoy.settings()?;
@@ -345,12 +344,13 @@ async fn examine(front: Arc<Front>) {
 /// Removes expired keys while the service is idle, and is loud when a full store dropped keys that still counted.
 async fn sweep(front: Arc<Front>) {
     let mut ticks = tokio::time::interval(SWEEP_EVERY);
+    let log_limit = LogLimit::default();
     let mut reported = 0;
-    for tick in 0u32.. {
+    loop {
         ticks.tick().await;
         front.sweep();
         let stats = front.stats();
-        if stats.dropped > reported && tick.is_multiple_of(REPORT_EVERY) {
+        if stats.dropped > reported && log_limit.admit(None).is_some() {
             tracing::warn!(
                 dropped = stats.dropped - reported,
                 max_keys = stats.max_keys,

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use slidegate::Source;
 
 use super::names::{StatKey, sanitised};
+use crate::log_limit::log_limited;
 
 /// Most names with values of requests: some hundred bytes each, and six series each for those who collect them.
 const MOST_VALUED: usize = 4096;
@@ -228,7 +229,9 @@ impl Statistics {
         // A few threads may get past this together, which is no harm.
         if self.valued_count.load(Relaxed) >= MOST_VALUED {
             if !self.has_told.swap(true, Relaxed) {
-                tracing::warn!(
+                log_limited!(
+                    WARN,
+                    None,
                     "there are more than {MOST_VALUED} statistics with values of requests; the others count under the \
                      limits' own names, see detailed_metric and value_to_metric"
                 );

@@ -19,6 +19,7 @@ use super::Door;
 use super::shown::Veil;
 use crate::config::KeysShown;
 use crate::control::KeyText;
+use crate::log_limit::{LogLimit, LogRates};
 
 /// Events that are kept, the newest; a megabyte or less.
 pub(crate) const KEPT: usize = 1024;
@@ -110,9 +111,8 @@ pub(super) enum Message {
 pub(crate) struct Events {
     ring: Mutex<Ring>,
     rates: Limiter,
-    log_rates: Limiter,
-    log_rate: Limiter,
-    log: Option<SyncSender<Arc<Event>>>,
+    log_limit: LogLimit,
+    log: Option<SyncSender<LogLine>>,
     listeners: broadcast::Sender<Message>,
     veil: Arc<Veil>,
     left_out: AtomicU64,
@@ -133,8 +133,11 @@ impl Events {
         Self {
             ring: Mutex::default(),
             rates: limiter(Quota::per_second(OF_A_KEY)),
-            log_rates: limiter(every),
-            log_rate: limiter(Quota::per_second(LOGGED_A_SECOND)),
+            log_limit: LogLimit::new(LogRates {
+                each: every,
+                all: Quota::per_second(LOGGED_A_SECOND),
+                max_clients: RATED_KEYS,
+            }),
             log: logged.then(start_log).flatten(),
             listeners: broadcast::channel(BEHIND).0,
             veil,
@@ -193,11 +196,10 @@ impl Events {
         self.send(Message::Denial(Arc::clone(&event)));
         drop(ring);
         if let Some(log) = &self.log
-            && self.log_rates.check(&rated).is_allowed()
-            && self.log_rate.check("").is_allowed()
+            && let Some(suppressed) = self.log_limit.admit_key(rated.as_bytes())
         {
             // A log that is stuck loses lines, not decisions.
-            let _ = log.try_send(event);
+            let _ = log.try_send(LogLine { event, suppressed });
         }
     }
 
@@ -260,8 +262,16 @@ impl Events {
     }
 }
 
+/// A denial on its way to the log.
+#[derive(Debug)]
+struct LogLine {
+    event: Arc<Event>,
+    /// Denials since the last line that have none.
+    suppressed: u64,
+}
+
 /// Starts the thread that writes denials to the log. It ends with the queue.
-fn start_log() -> Option<SyncSender<Arc<Event>>> {
+fn start_log() -> Option<SyncSender<LogLine>> {
     let (sender, receiver) = sync_channel(LOG_QUEUE);
     let thread = std::thread::Builder::new().name("denials".to_owned()).spawn(move || write_log(&receiver));
     thread
@@ -272,8 +282,8 @@ fn start_log() -> Option<SyncSender<Arc<Event>>> {
         .map(|_| sender)
 }
 
-fn write_log(events: &Receiver<Arc<Event>>) {
-    for event in events {
+fn write_log(lines: &Receiver<LogLine>) {
+    for LogLine { event, suppressed } in lines {
         tracing::info!(
             target: "slidegate::denials",
             policy = event.policy,
@@ -288,6 +298,7 @@ fn write_log(events: &Receiver<Arc<Event>>) {
             mode = event.mode,
             door = event.door,
             at = text_of(event.at),
+            suppressed = (suppressed > 0).then_some(suppressed),
             "denied"
         );
     }

@@ -63,7 +63,7 @@ pub(crate) async fn tick(front: Arc<Front>) {
             observer.top.turn();
         }
         if let Some(traces) = &observer.traces {
-            traces.tell(at);
+            traces.report_losses();
         }
         // Without listeners nobody wants it, and with many policies adding up costs something.
         last = observer.events.has_listeners().then(|| {

@@ -19,6 +19,7 @@ use super::histogram::Reading;
 use super::reference::Reference;
 use super::traces::Spans;
 use super::{Door, Observer, VERBS, name_of};
+use crate::auth_attempts::AuthAttempts;
 use crate::front::{self, Front};
 use crate::store::Shared;
 
@@ -62,6 +63,7 @@ impl Collector for Scrape {
         process(&mut page, front)?;
         policies(&mut page, front.observer(), &front.policies())?;
         requests(&mut page, front.observer())?;
+        authentications(&mut page, front.auth_attempts())?;
         configuration(&mut page, front.observer())?;
         spans(&mut page, front.observer())?;
         front.shared().map_or(Ok(()), |shared| store(&mut page, front.observer(), shared))
@@ -181,6 +183,17 @@ fn requests(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
     let latencies = doors().map(|(door, latency)| ([("door", door.name())], latency));
     let help = "From a request being read to its answer being ready, of each decision in it";
     page.histograms("decision_duration", help, latencies)
+}
+
+fn authentications(page: &mut Page<'_>, attempts: &AuthAttempts) -> fmt::Result {
+    // The doors that take a password or a token.
+    let doors = [Door::Http, Door::Resp];
+    let counts = doors.into_iter().flat_map(|door| {
+        let labels = move |reason| [("door", door.name()), ("reason", reason)];
+        attempts.counts(door).map(|(reason, count)| (labels(reason), count))
+    });
+    let help = "Failed authentications: wrong passwords and tokens, and attempts refused because their address had too many";
+    page.counter("failed_authentications", help, counts)
 }
 
 fn configuration(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {

@@ -30,6 +30,7 @@ use opentelemetry_sdk::trace::{
 use slidegate::{Decisions, PolicyDecision, Timestamp, Verb, millis_ceil};
 
 use super::Door;
+use crate::log_limit::LogLimit;
 use crate::{config, http_client};
 
 /// Most spans that wait or are on their way: some 4 MB.
@@ -74,7 +75,9 @@ pub(crate) struct Traces {
     root: Context,
     endpoint: String,
     tally: Arc<Tally>,
-    told: Mutex<Told>,
+    log_limit: LogLimit,
+    /// Lost spans that the log has reported.
+    reported: AtomicU64,
 }
 
 /// What became of spans.
@@ -92,13 +95,6 @@ impl Tally {
     fn last_error(&self) -> MutexGuard<'_, String> {
         self.last_error.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// What the log was told last.
-#[derive(Debug, Default)]
-struct Told {
-    lost: u64,
-    at: Timestamp,
 }
 
 /// What became of spans so far.
@@ -151,7 +147,15 @@ impl Traces {
             .build();
         let tracer = provider.tracer("slidegate");
         let (root, endpoint) = (Context::new(), settings.endpoint.clone());
-        Ok(Self { provider, tracer, root, endpoint, tally, told: Mutex::default() })
+        Ok(Self {
+            provider,
+            tracer,
+            root,
+            endpoint,
+            tally,
+            log_limit: LogLimit::every(TOLD_EVERY),
+            reported: AtomicU64::new(0),
+        })
     }
 
     /// The caller that these fields of a request tell of.
@@ -216,16 +220,14 @@ impl Traces {
         &self.endpoint
     }
 
-    /// Tells the log of spans that were lost since it was told last.
-    pub(super) fn tell(&self, now: Timestamp) {
+    /// Reports spans in the log that were lost since it was done last.
+    pub(super) fn report_losses(&self) {
         let Spans { failed, dropped, .. } = self.spans();
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        let lost = failed + dropped - told.lost;
-        if lost == 0 || (told.lost > 0 && now - told.at < TOLD_EVERY) {
+        let lost = (failed + dropped).saturating_sub(self.reported.load(Relaxed));
+        if lost == 0 || self.log_limit.admit_key(b"").is_none() {
             return;
         }
-        *told = Told { lost: failed + dropped, at: now };
-        drop(told);
+        self.reported.store(failed + dropped, Relaxed);
         let error = self.tally.last_error().clone();
         tracing::warn!(
             lost,

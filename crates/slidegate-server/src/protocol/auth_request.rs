@@ -6,7 +6,6 @@
 
 use std::borrow::Cow;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::body::Bytes;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
@@ -19,6 +18,7 @@ use super::fields;
 use super::problem::{self, Problem};
 use crate::config::{Attribute, Auth, Denial, Mapping, Origin};
 use crate::front::{Front, MAX_COST};
+use crate::log_limit::log_limited;
 use crate::observe;
 
 mod path;
@@ -32,8 +32,6 @@ const STATUS: HeaderName = HeaderName::from_static("slidegate-status");
 /// The proxies that are known here.
 pub(super) struct Door {
     auth: Auth,
-    /// Whether the log has said that a peer is not believed: once is enough, each request would be too much.
-    said: AtomicBool,
 }
 
 /// Whose question a path asks; `None` if it is not this door's, an empty name if it says none.
@@ -44,7 +42,7 @@ pub(super) fn proxy(path: &str) -> Option<&str> {
 
 impl Door {
     pub(super) fn new(auth: Auth) -> Self {
-        Self { auth, said: AtomicBool::new(false) }
+        Self { auth }
     }
 
     /// Answers a proxy's question; whatever body it has is left unread.
@@ -138,8 +136,10 @@ impl Door {
     fn client(&self, rule: &ClientAddr, peer: IpAddr, headers: &HeaderMap) -> Option<IpAddr> {
         let fields = headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
         let client = rule.resolve(Some(peer), fields);
-        if client.found == Found::Untrusted && !self.said.swap(true, Ordering::Relaxed) {
-            tracing::warn!(
+        if client.found == Found::Untrusted {
+            log_limited!(
+                WARN,
+                Some(peer),
                 %peer,
                 "a proxy names its clients and is not trusted, so all of them count as one; if it is yours, add it to \
                  auth.trusted_proxies"

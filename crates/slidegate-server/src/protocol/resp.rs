@@ -14,6 +14,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::config::{Password, Resp};
 use crate::front::Front;
+use crate::log_limit::log_limited;
 use session::Session;
 pub(crate) use workers::Workers;
 
@@ -74,7 +75,7 @@ pub(crate) async fn serve(
         let (mut stream, peer) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection of the RESP port");
+                log_limited!(WARN, None, %error, "cannot accept a connection of the RESP port");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             }
@@ -88,7 +89,7 @@ pub(crate) async fn serve(
         let (front, stop, tls) = (Arc::clone(&front), stop.clone(), tls.clone());
         workers.run(async move {
             if let Err(error) = attend(stream, tls, session, front, idle_timeout, stop).await {
-                tracing::debug!(%error, %peer, "connection of the RESP port ended");
+                log_limited!(DEBUG, Some(peer.ip()), %error, %peer, "connection of the RESP port ended");
             }
             drop(place);
         });

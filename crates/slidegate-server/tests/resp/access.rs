@@ -1,7 +1,11 @@
 //! Who may ask: password and TLS.
 
+use std::io::Write;
+
 use super::common::{Folder, Server};
-use super::{ask, cli, client, command, exchange, exchange_or_reset, serve, succeed, words};
+use super::{
+    POLICIES, ask, cli, client, command, connect, exchange, exchange_or_reset, expect, serve, succeed, words,
+};
 
 /// Without it, whoever reaches the port resets limits.
 #[test]
@@ -89,4 +93,73 @@ fn redis_cli_asks_over_tls() {
     let plain = exchange_or_reset(&server);
     assert!(!plain.contains("PONG"), "{plain}");
     assert_eq!(cli(&server, &[&tls[..], &["PING"]].concat()), "PONG\n");
+}
+
+/// A password that everybody may guess two million times in four seconds guards nothing, and each guess was a line of log.
+#[test]
+fn three_wrong_passwords_close_the_connection_and_ten_refuse_the_address() {
+    let folder = Folder::new("resp-guesses");
+    let log = folder.file("log", "");
+    let config = folder.file("slidegate.yaml", format!("{POLICIES}  password: sesame\n"));
+    let server = Server::start_logging_to(&["--config", &config], std::fs::File::create(&log).unwrap());
+    let wrong = "-WRONGPASS invalid username-password pair or user is disabled.";
+    let closed =
+        format!("{wrong}\\r\\n{wrong}\\r\\n{wrong} The connection is closed after 3 wrong passwords.\\r\\n");
+    let guess = command(&[b"AUTH", b"guess"]);
+    let hello = words("HELLO 3 AUTH default guess");
+    let right = command(&[b"AUTH", b"sesame"]);
+    let decide = words("RL.CHECK per-user alice");
+
+    // What comes behind the third is not read, even if it is the right one. RESET makes nothing good again.
+    let many = [guess.repeat(2), words("RESET"), guess.repeat(1000), right.clone(), decide.clone()].concat();
+    let told = exchange(&server, &many);
+    assert_eq!(
+        told,
+        closed.replacen(
+            "disabled.\\r\\n-WRONGPASS invalid username-password pair or user is disabled. The",
+            "disabled.\\r\\n+RESET\\r\\n-WRONGPASS invalid username-password pair or user is disabled. The",
+            1
+        )
+    );
+    assert_eq!(exchange(&server, &hello.repeat(4)), closed);
+    // A right one in between is free, and forgives none.
+    let between = [guess.clone(), right.clone(), guess.repeat(2), decide.clone()].concat();
+    let told = exchange(&server, &between);
+    assert_eq!(told, closed.replacen("\\r\\n", "\\r\\n+OK\\r\\n", 1));
+    // Nine so far.
+    assert_eq!(exchange(&server, &guess), format!("{wrong}\\r\\n"));
+    for attempt in [&guess, &right, &words("HELLO 3 AUTH default sesame"), &words("HELLO 2 AUTH root guess")]
+    {
+        let told = exchange(&server, &[attempt.clone(), words("PING")].concat());
+        let refusal = "too many failed authentications from your address: 10 in 60 s is the limit; wait ";
+        assert!(told.starts_with("-ERR ") && told.contains(refusal), "{told}");
+        assert_eq!(told.matches("\\r\\n").count(), 1, "the connection is closed: {told}");
+    }
+
+    let metrics = server.get("/metrics").body;
+    let count =
+        |reason| format!("slidegate_failed_authentications_total{{door=\"resp\",reason=\"{reason}\"}} ");
+    assert!(metrics.contains(&format!("{}10\n", count("wrong"))), "{metrics}");
+    assert!(metrics.contains(&format!("{}4\n", count("too_many"))), "{metrics}");
+    let log = std::fs::read_to_string(&log).unwrap();
+    let lines: Vec<_> = log.lines().filter(|line| line.contains("failed to authenticate")).collect();
+    assert_eq!(lines.len(), 1, "one line for each address and minute: {log}");
+    assert!(lines[0].contains("WARN") && lines[0].contains("peer=127.0.0.1 door=\"resp\""), "{log}");
+    assert!(!log.contains("guess") && !log.contains("sesame"), "{log}");
+}
+
+/// Who is connected must not be cut off because somebody at the same address guesses.
+#[test]
+fn a_connection_that_is_authenticated_goes_on_while_its_address_is_refused() {
+    let folder = Folder::new("resp-guesses-others");
+    let server = serve(&folder, "  password: sesame\n");
+    let mut stream = connect(&server);
+    stream.write_all(&command(&[b"AUTH", b"sesame"])).unwrap();
+    expect(&mut stream, b"+OK\r\n");
+    for _ in 0..4 {
+        exchange(&server, &command(&[b"AUTH", b"guess"]).repeat(3));
+    }
+    assert!(exchange(&server, &command(&[b"AUTH", b"sesame"])).starts_with("-ERR AUTH: too many"));
+    stream.write_all(&words("PING")).unwrap();
+    expect(&mut stream, b"+PONG\r\n");
 }

@@ -94,15 +94,22 @@ pub(super) struct Wrong {
     code: Option<&'static str>,
     /// One line that names the argument and the way out.
     detail: String,
+    /// Whether the connection is closed after the error.
+    closes: bool,
 }
 
 impl Wrong {
     pub(super) fn new(detail: impl Into<String>) -> Self {
-        Self { code: None, detail: detail.into() }
+        Self { code: None, detail: detail.into(), closes: false }
     }
 
     pub(super) fn coded(code: &'static str, detail: impl Into<String>) -> Self {
-        Self { code: Some(code), detail: detail.into() }
+        Self { code: Some(code), detail: detail.into(), closes: false }
+    }
+
+    /// The same error as the last reply of the connection.
+    pub(super) fn closing(self) -> Self {
+        Self { closes: true, ..self }
     }
 }
 
@@ -253,7 +260,7 @@ pub(super) fn step<'b>(
             Some(code) => reply.error(format_args!("{code} {}", wrong.detail)),
             None => reply.error(format_args!("ERR {}: {}", known.word, wrong.detail)),
         }
-        Step::Answered
+        if wrong.closes { Step::Goodbye } else { Step::Answered }
     })
 }
 

@@ -11,13 +11,17 @@ use super::Door;
 use super::command::{COMMANDS, Known, Name, Step, Wrong};
 use super::reply::{Protocol, Reply, Shown};
 use super::throttle::Prepared;
+use crate::auth_attempts::AuthFailure;
 use crate::front::Front;
+use crate::observe;
 
 /// Longest name of a connection, in bytes.
 const MAX_NAME: usize = 128;
 /// The version of Redis whose protocol is spoken: clients look at it to know what they may send.
 const REDIS_VERSION: &str = "7.0.0";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// Wrong passwords of one connection before it is closed: people mistype, and programs do not.
+const MAX_FAILURES: u32 = 3;
 /// The only user there is.
 const USER: &[u8] = b"default";
 
@@ -26,6 +30,8 @@ pub(super) struct Session {
     door: Arc<Door>,
     pub(super) protocol: Protocol,
     authenticated: bool,
+    /// Wrong passwords so far, those before a `RESET` included.
+    failures: u32,
     /// From 1, in the order of arrival.
     id: u64,
     peer: SocketAddr,
@@ -47,6 +53,7 @@ impl Session {
             door,
             protocol: Protocol::default(),
             authenticated,
+            failures: 0,
             id,
             peer,
             name: Vec::new(),
@@ -72,13 +79,13 @@ impl Session {
                 _ => reply.simple("PONG"),
             },
             Name::Echo => reply.bulk(given[0]),
-            Name::Hello => self.hello(given, reply)?,
+            Name::Hello => self.hello(given, front, reply)?,
             Name::Auth => {
                 let (user, password) = match given {
                     [user, password] => (*user, *password),
                     _ => (USER, given[0]),
                 };
-                self.authenticate(user, password)?;
+                self.authenticate(user, password, front)?;
                 reply.ok();
             }
             Name::Client => self.client(given, reply)?,
@@ -107,22 +114,33 @@ impl Session {
         Ok(Step::Answered)
     }
 
-    fn authenticate(&mut self, user: &[u8], password: &[u8]) -> Result<(), Wrong> {
+    fn authenticate(&mut self, user: &[u8], password: &[u8], front: &Front) -> Result<(), Wrong> {
         let Some(known) = &self.door.password else {
             return Err(Wrong::new("no password is set; leave AUTH out, or set resp.password"));
         };
         // Both are looked at, so that the time tells neither.
-        let is_user = user == USER;
-        let is_password = known.is(password);
-        if !(is_user && is_password) {
-            tracing::warn!(peer = %self.peer, "a client of the RESP port gave a wrong password");
-            return Err(Wrong::coded("WRONGPASS", "invalid username-password pair or user is disabled."));
+        let is_right = || known.is(password) & (user == USER);
+        let attempts = front.auth_attempts();
+        match attempts.password(observe::Door::Resp, self.peer.ip(), is_right) {
+            Ok(()) => {
+                self.authenticated = true;
+                Ok(())
+            }
+            Err(AuthFailure::Wrong) => {
+                self.failures += 1;
+                let detail = "invalid username-password pair or user is disabled.";
+                if self.failures < MAX_FAILURES {
+                    return Err(Wrong::coded("WRONGPASS", detail));
+                }
+                let detail =
+                    format!("{detail} The connection is closed after {MAX_FAILURES} wrong passwords.");
+                Err(Wrong::coded("WRONGPASS", detail).closing())
+            }
+            Err(too_many @ AuthFailure::TooMany { .. }) => Err(Wrong::new(too_many.to_string()).closing()),
         }
-        self.authenticated = true;
-        Ok(())
     }
 
-    fn hello(&mut self, given: &[&[u8]], reply: &mut Reply<'_>) -> Result<(), Wrong> {
+    fn hello(&mut self, given: &[&[u8]], front: &Front, reply: &mut Reply<'_>) -> Result<(), Wrong> {
         let (version, mut options) = match given {
             [] => (None, given),
             [version, options @ ..] => (Some(*version), options),
@@ -141,7 +159,7 @@ impl Session {
             options = match options {
                 [] => break,
                 [word, user, password, rest @ ..] if word.eq_ignore_ascii_case(b"AUTH") => {
-                    self.authenticate(user, password)?;
+                    self.authenticate(user, password, front)?;
                     rest
                 }
                 [word, given, rest @ ..] if word.eq_ignore_ascii_case(b"SETNAME") => {

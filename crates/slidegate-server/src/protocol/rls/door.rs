@@ -5,7 +5,7 @@
 
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,6 +21,7 @@ use super::connection;
 use super::limits::Limits;
 use super::service::Services;
 use crate::config::Grpc;
+use crate::log_limit::log_limited;
 use crate::store;
 
 /// Most connections at once; later ones wait to be accepted. A proxy has a few for each of its threads.
@@ -114,23 +115,24 @@ impl Door {
                 (stream, place) = accepted(&places, || accept_tcp(self.tcp.as_ref())) => {
                     // Answers are small and written whole: waiting to fill a packet would only delay them.
                     let _ = stream.set_nodelay(true);
+                    let peer = stream.peer_addr().ok().map(|peer| peer.ip());
                     match self.certificates.clone() {
-                        None => terms.spawn(stream, place),
+                        None => terms.spawn(stream, peer, place),
                         Some(certificates) => {
                             let terms = terms.clone();
                             tokio::spawn(async move {
                                 let handshake = certificates.handshake(stream);
                                 match tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await {
-                                    Ok(Ok(stream)) => terms.spawn(stream, place),
-                                    Ok(Err(error)) => tracing::warn!(%error, "refused a grpc connection"),
-                                    Err(_) => tracing::debug!("a TLS handshake took too long"),
+                                    Ok(Ok(stream)) => terms.spawn(stream, peer, place),
+                                    Ok(Err(error)) => log_limited!(WARN, peer, %error, "refused a grpc connection"),
+                                    Err(_) => log_limited!(DEBUG, peer, "a TLS handshake took too long"),
                                 }
                             });
                         }
                     }
                 },
                 (stream, place) = accepted(&places, || accept_unix(self.socket.as_ref())) => {
-                    terms.spawn(stream, place);
+                    terms.spawn(stream, None, place);
                 },
                 _ = &mut stop => break,
             }
@@ -159,8 +161,8 @@ struct Terms {
 }
 
 impl Terms {
-    /// Serves one connection in a task of its own.
-    fn spawn<I>(&self, stream: I, place: OwnedSemaphorePermit)
+    /// Serves one connection in a task of its own. `peer` is `None` on a socket file.
+    fn spawn<I>(&self, stream: I, peer: Option<IpAddr>, place: OwnedSemaphorePermit)
     where
         I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -182,7 +184,7 @@ impl Terms {
                 () = patience => Ok(()),
             };
             if let Err(error) = ended {
-                tracing::debug!(%error, "grpc connection ended");
+                log_limited!(DEBUG, peer, %error, "grpc connection ended");
             }
             drop(place);
         });
@@ -207,7 +209,7 @@ where
         match accept().await {
             Ok(stream) => return (stream, place),
             Err(error) => {
-                tracing::warn!(%error, "cannot accept a grpc connection");
+                log_limited!(WARN, None, %error, "cannot accept a grpc connection");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }

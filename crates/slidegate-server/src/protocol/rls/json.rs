@@ -26,6 +26,7 @@ use serde_json::{Map, Value, json};
 
 use super::limits::Limits;
 use super::service::MAX_MESSAGE_BYTES;
+use crate::log_limit::log_limited;
 use crate::observe::Door;
 use crate::protocol::routes::Routes;
 
@@ -52,7 +53,7 @@ async fn decide(State(limits): State<Arc<Limits>>, request: Request) -> Response
     let answer = match limits.decide(&call, &caller).await {
         Ok(answer) => answer,
         Err(status) => {
-            tracing::debug!(%status, "refused a call of /json");
+            log_limited!(DEBUG, None, %status, "refused a call of /json");
             return refused();
         }
     };
