@@ -101,6 +101,41 @@ fn a_policy_is_forgotten_whole_and_no_other() {
     });
 }
 
+/// Names of policies are free: one that happens to be called as what the store keeps for itself counts as any other.
+#[test]
+fn policies_called_as_the_stores_own_keys_meet_none_of_them() {
+    let server = Server::start();
+    server.admin(&[&["ACL", "SETUSER", USER][..], &BESIDES.split(' ').collect::<Vec<_>>()].concat());
+    runtime().block_on(async {
+        let names = ["canary", "control", "once", "forget"];
+        let policy = |name: &str| Policy::new(name, Quota::per_hour(10)).unwrap().scope(["user"]);
+        let policies = PolicySet::new(names.map(policy)).unwrap();
+        let options = RedisOptions::new(&server.url_as_user()).unwrap().deadline(Duration::from_secs(10));
+        let gate = SharedGate::new(policies, options.without_remembering()).unwrap();
+        assert_eq!(gate.examine().await, [""; 0]);
+        server.admin(&["SET", "sg1:control", "changes"]);
+        // The first canary and the first place of everything else that is numbered have this name.
+        let request = Request::new().with("user", "0");
+        for used in 1..=3 {
+            let decisions = gate.check(&request).await;
+            assert!(decisions.is_allowed(), "{decisions:?}: {:?}", gate.stats());
+            let counted: Vec<_> = decisions.iter().map(|one| (one.used, one.source)).collect();
+            assert_eq!(counted, [(used, Source::Store); 4]);
+            assert_eq!(gate.examine().await, [""; 0]);
+        }
+        // To reset a policy forgets no first reply: asked again, the request is not charged again.
+        let one = Request::new().with("user", "1");
+        assert_eq!(gate.check_once(&one, "id").await.strictest().unwrap().used, 1);
+        for name in names {
+            assert_eq!(gate.reset_policy(name).await.unwrap(), 2, "{name}");
+        }
+        assert_eq!(gate.check_once(&one, "id").await.strictest().unwrap().used, 1);
+        let after: Vec<_> = gate.peek(&one).await.iter().map(|one| one.used).collect();
+        assert_eq!(after, [0; 4], "charged again");
+        assert_eq!(server.admin(&["GET", "sg1:control"]), "changes");
+    });
+}
+
 /// Each of these resets limits without a word in any log; a limiter that keeps silent is believed.
 #[test]
 fn examinations_find_what_silently_breaks_limits() {

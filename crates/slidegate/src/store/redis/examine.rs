@@ -7,6 +7,7 @@ use std::time::Duration;
 use redis::Value;
 use tokio::time::Instant;
 
+use super::names::Names;
 use super::{RedisStore, number};
 use crate::time::instant;
 
@@ -97,7 +98,7 @@ impl RedisStore {
         let mut lost = 0;
         for canary in 0..canaries {
             let deadline = instant() + PATIENCE;
-            let key = format!("sg1:canary:{canary}");
+            let key = Names::canary(canary);
             let Some(count) = self.canary(&key, deadline).await else { continue };
             let before = self.seen().canaries.get(&canary).copied().unwrap_or(0);
             lost += usize::from(count < before);

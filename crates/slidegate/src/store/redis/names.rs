@@ -15,6 +15,10 @@ use crate::request::Value;
 const LONGEST_PLAIN: usize = 64;
 /// Before every key: the project and the layout of what is stored.
 const PREFIX: &str = "sg1:";
+/// Before every first reply. No key of a policy begins so: an id that has a brace is hashed.
+const ONCE: &str = "sg1:once:{";
+/// Begins the first part of names that are the store's own: no policy's name may hold this character.
+const INTERNAL: char = '~';
 
 /// How keys are named.
 #[derive(Debug, Clone)]
@@ -61,7 +65,7 @@ impl Names {
     /// keys. Another request with the same id has another name.
     pub(crate) fn once(&self, keys: &[Vec<u8>], cost: u64, id: &str) -> Vec<u8> {
         let tag = keys.first().map_or(&[][..], |key| super::slot::tag(key));
-        let mut name = [PREFIX.as_bytes(), b"once:{", tag, b"}:"].concat();
+        let mut name = [ONCE.as_bytes(), tag, b"}:"].concat();
         let mut request = cost.to_le_bytes().to_vec();
         for part in keys.iter().map(Vec::as_slice).chain([id.as_bytes()]) {
             request.extend_from_slice(&part.len().to_le_bytes());
@@ -69,6 +73,17 @@ impl Names {
         }
         push_hash(&mut name, self.hash(&request));
         name
+    }
+
+    /// The name of one of the keys by which [`examine`](super::RedisStore::examine) notices lost history.
+    pub(crate) fn canary(number: usize) -> String {
+        format!("{PREFIX}{INTERNAL}canary:{number}")
+    }
+
+    /// Whether a key that [`patterns`](Self::patterns) match holds usage. First replies match those of a policy called
+    /// `once`; only their names have a brace there.
+    pub(crate) fn is_usage(name: &[u8]) -> bool {
+        !name.starts_with(ONCE.as_bytes())
     }
 
     /// What the names of a policy's keys match, with and without a hash tag, and no other policy's.
@@ -206,6 +221,20 @@ mod tests {
         let of = |secret: &str| Names { secret: Names::secret_of(secret), ..names(true) };
         assert_eq!(name(&of("a"), &["alice"]), name(&of("a"), &["alice"]));
         assert_ne!(name(&of("a"), &["alice"]), name(&of("b"), &["alice"]));
+    }
+
+    /// A client that counts under a name of the store's own would change what the store keeps there.
+    #[test]
+    fn no_policy_can_have_a_name_of_the_stores_own() {
+        let internal = Names::canary(0);
+        let first_part = internal.strip_prefix(PREFIX).unwrap().split(':').next().unwrap();
+        assert!(crate::Policy::new(first_part, crate::Quota::per_second(1)).is_err(), "{first_part}");
+        let once = names(false).once(&[name(&names(false), &["alice"])], 1, "id");
+        assert!(!Names::is_usage(&once));
+        for id in ["{", "{sg1:p:alice}", "alice", "*", ""] {
+            let key = String::from_utf8(name(&names(false), &[id])).unwrap().replace(":p:", ":once:");
+            assert!(Names::is_usage(key.as_bytes()), "{key}");
+        }
     }
 
     /// All keys of a request have to lie in one slot, and a client must not choose which.

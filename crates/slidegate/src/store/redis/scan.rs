@@ -38,7 +38,7 @@ impl RedisStore {
                     let answer = answer.inspect_err(|failure| self.calls.wire.count(failure))?;
                     let (cursor, keys) = scan_answer(&node, &answer)?;
                     next.insert(node, cursor);
-                    for key in keys {
+                    for key in keys.into_iter().filter(|key| Names::is_usage(key)) {
                         let deleted = self.calls.delete(&key, instant() + PATIENCE).await?;
                         forgotten += u64::from(deleted);
                     }
