@@ -21,11 +21,12 @@ if wrong then return redis.error_reply('SLIDEGATE value is ' .. wrong) end
 local cost, charged, needed = 0, 0, 0
 for request = 3, #argv, 2 do
   local asked, requests = argv[request] + 0, argv[request + 1]
-  local over = used + cost + asked - capacity
+  -- In this order every sum is below 2^53, unless the cost can never fit.
+  local over = asked - capacity + used + cost
   if asked == 0 then
     charged = charged + (requests or 1)
   elseif over > 0 then
-    if over > needed then needed = over end
+    if over > needed and asked <= capacity then needed = over end
   elseif not requests then
     cost, charged = cost + asked, charged + 1
   else

@@ -33,7 +33,8 @@ opens.ALGORITHM = function(key, now, packed)
     end
     return given
   end
-  return used, capacity, wrong, moved, tell, charge, keep, refund
+  --@most
+  return used, capacity, most, wrong, moved, tell, charge, keep, refund
 end
 
 --[decide]
@@ -51,7 +52,7 @@ if verb == 'once' then
 end
 local opens = {}
 --@opens
-local used, capacity, enforced, excess, own, adds, needed, moved = {}, {}, {}, {}, {}, {}, {}, {}
+local used, capacity, most, enforced, excess, own, adds, needed, moved = {}, {}, {}, {}, {}, {}, {}, {}, {}
 local tell, charge, keep, refund = {}, {}, {}, {}
 for k = 1, keys do
   local from = 3 + requests + (k - 1) * 4
@@ -59,7 +60,7 @@ for k = 1, keys do
   local mode = argv[from + 2]
   enforced[k], excess[k], own[k] = mode:byte(1) == 101, mode:byte(-1) == 43, tonumber(argv[from + 4])
   adds[k], needed[k] = 0, 0
-  used[k], capacity[k], wrong, moved[k], tell[k], charge[k], keep[k], refund[k] =
+  used[k], capacity[k], most[k], wrong, moved[k], tell[k], charge[k], keep[k], refund[k] =
     opens[argv[from + 1]](KEYS[k], now, argv[from + 3])
   if wrong then return redis.error_reply('SLIDEGATE value ' .. k .. ' is ' .. wrong) end
 end
@@ -81,10 +82,11 @@ for request = 4, 3 + requests do
     for k = 1, keys do
       local asks = own[k] or cost
       if excess[k] and asks > 1 then asks = 1 end
-      local over = used[k] + adds[k] + asks - capacity[k]
+      -- In this order every sum is below 2^53, unless the cost can never fit.
+      local over = asks - capacity[k] + used[k] + adds[k]
       if asks > 0 and over > 0 then
         if enforced[k] then passes = false end
-        if over > needed[k] then needed[k] = over end
+        if over > needed[k] and asks <= capacity[k] then needed[k] = over end
       end
     end
   end
@@ -93,7 +95,7 @@ for request = 4, 3 + requests do
     for k = 1, keys do
       local takes = own[k] or cost
       if verb == 'penalize' or excess[k] and used[k] + adds[k] < capacity[k] then
-        adds[k] = math.min(adds[k] + takes, 9007199254740990 - used[k])
+        adds[k] = math.max(adds[k], math.min(adds[k] + takes, most[k] - used[k]))
       elseif used[k] + adds[k] + takes <= capacity[k] then
         adds[k] = adds[k] + takes
       end
@@ -107,7 +109,8 @@ for k = 1, keys do
     charged = true
     local failed = charge[k](adds[k])
     if failed then return failed end
-  elseif moved[k] and verb ~= 'peek' and used[k] > 0 then
+  elseif (moved[k] and verb ~= 'peek' or verb == 'penalize') and used[k] > 0 then
+    -- A penalty that found no room is written as well, so that all stores have seen the same time.
     keep[k]()
   end
 end

@@ -30,6 +30,10 @@ local function mul_div(a, b, c)
   return a * whole + quotient, rest
 end
 
+--[most]
+-- The most that counts for one key: `Quota::max_used`.
+local most = 9007199254740991
+
 --[counted]
 -- The window of a compact value that does not begin with `head`: a count of seconds, minutes, hours or days.
 local code = math.floor(found / 256)

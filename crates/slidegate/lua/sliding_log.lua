@@ -151,6 +151,11 @@ else
   end
 end
 
+--[lives]
+-- Milliseconds to live: two windows, so that most charges in place need not renew it, and four seconds. What counts may
+-- count up to a step longer than a window, and a second where the clock was set back.
+local lives = math.floor(math.max(until_us - now, math.min(until_us - now + window, 2 * window)) / 1000) + 4000
+
 --[save]
 --@rest
 local old_run_bytes, size = stamp_bytes + cost_bytes, room * (stamp_bytes + cost_bytes)
@@ -194,11 +199,11 @@ if raw == '' or run_bytes ~= old_run_bytes or len + more > room then
     end
   end
   len, head = len + more, 0
-  -- Room for twice as many and three, but no more than the limit can fill beside the newest; and time for two windows, so
-  -- that charges in place need not renew it. Three fit into what the server takes for the header.
+  -- Room for twice as many and three, but no more than the limit can fill beside the newest. Three fit into what the
+  -- server takes for the header.
   room = math.max(math.min(len * 2 + 3, fills - 1), len)
   local slack = string.rep('\0', (room - len) * run_bytes)
-  local lives = math.ceil((until_us - now + window) / 1000) + 4000
+  --@lives
   expires = math.floor((now + lives * 1000) / 1000000)
   call('SET', key, struct.pack('<BBI7I7I7BI2I2I2I7I6I5', 20, ahead_bits, used, newest, oldest,
     stamp_bytes * 16 + cost_bytes, 0, len, room, newest_cost, shift, expires) .. ring .. run .. slack, 'PX', lives)
@@ -219,8 +224,9 @@ else
     end
     len = len + 1
   end
-  if until_us > expires * 1000000 then
-    local lives = math.ceil((until_us - now + window) / 1000) + 4000
+  -- Too short a life loses usage. One from before the window was shortened or the clock was set back is too long.
+  if until_us > expires * 1000000 or expires * 1000000 > now + 2 * window + 5000000 then
+    --@lives
     call('PEXPIRE', key, lives)
     expires = math.floor((now + lives * 1000) / 1000000)
   end

@@ -93,7 +93,8 @@ if expires == stop and #value == #raw then
   -- In place, which keeps the time to live: half of what it costs to set it again.
   call('SETRANGE', key, '0', value)
 else
+  -- `stop` may be a second further ahead than its window is long.
   local lives = stop - now
   if current > 0 then lives = lives + window end
-  call('SET', key, value, 'PX', math.ceil(lives / 1000) + 5000)
+  call('SET', key, value, 'PX', math.floor(lives / 1000) + 4000)
 end

@@ -21,6 +21,7 @@ if raw then
       settled = at
     else
       at, moved = now, true
+      --@bound
     end
   else
     local drained = (now - at) * rate
@@ -63,9 +64,23 @@ if given <= level then
 else
   level, fraction = 0, 0
 end
-used = used - given
+--@bound
+used = fraction > 0 and level + 1 or level
+
+--[most]
+-- The most that counts for one key: one window's drain above the capacity.
+local most = math.min(capacity + rate, 9007199254740991)
+
+--[bound]
+-- Drops what is above that, as a limit that was lowered may leave.
+do
+  --@most
+  if level > most or level == most and fraction > 0 then
+    level, fraction = most, 0
+  end
+end
 
 --[save]
--- It lives until it is empty, about, and ten years at most: nothing is decided by that.
-local lives = math.min((level + 1) * window / rate, 315360000000000) + at - now
-call('SET', key, struct.pack('<BI6I7I7I6', 19, window, at, level, fraction), 'PX', math.ceil(lives / 1000) + 5000)
+-- It lives until it is empty, and up to five seconds more: nothing is decided by that. `at` may be a second ahead.
+local lives = used * window / rate + at - now
+call('SET', key, struct.pack('<BI6I7I7I6', 19, window, at, level, fraction), 'PX', math.floor(lives / 1000) + 4000)

@@ -52,7 +52,7 @@ pub(crate) trait State: Default + std::fmt::Debug {
         self.sinks_us(quota, now, self.used(quota, now) - 1)
     }
 
-    /// Charges `cost` whether it fits or not. The sum stops at `u64::MAX`.
+    /// Charges `cost` whether it fits or not, at most up to [`Quota::max_used`].
     fn charge(&mut self, quota: &Quota, now: u64, cost: u64);
 
     /// Gives back up to `cost` of what was charged and still counts; returns how much that was.
@@ -105,7 +105,13 @@ pub(crate) fn perform<S: State>(state: &mut S, quota: &Quota, settled: u64, verb
         Verb::Check | Verb::Peek if !fits(state, quota, settled, cost) => Done::Refused(cost),
         Verb::Peek => Done::Moved(0),
         Verb::Refund => Done::Moved(state.refund(quota, settled, cost)),
-        Verb::Check | Verb::Penalize => {
+        Verb::Check => {
+            state.charge(quota, settled, cost);
+            Done::Moved(cost)
+        }
+        Verb::Penalize => {
+            // Without a bound, one penalty would close a bucket for years, and two would count past what stores can.
+            let cost = cost.min(quota.max_used().saturating_sub(state.used(quota, settled)));
             state.charge(quota, settled, cost);
             Done::Moved(cost)
         }

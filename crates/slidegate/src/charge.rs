@@ -53,8 +53,9 @@ pub enum Excess {
     /// Deny it and charge nothing.
     #[default]
     Refuse,
-    /// Admit it while anything remains and charge it in full, so that later requests wait out what it exceeds the limit by:
-    /// for costs that are known only when they have arisen, such as tokens of a language model.
+    /// Admit it while anything remains and charge it in full, up to [`Quota::max_used`](crate::Quota::max_used), so that later
+    /// requests wait out what it exceeds the limit by: for costs that are known only when they have arisen, such as tokens of
+    /// a language model.
     Charge,
 }
 

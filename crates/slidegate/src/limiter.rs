@@ -158,7 +158,8 @@ impl Limiter {
 
     /// Charges `cost` although it may exceed the limit: for costs known only afterwards. What follows waits it out.
     ///
-    /// The decision says allow; its `used` may be above its `limit`.
+    /// The decision says allow; its `used` may be above its `limit`, but never above [`Quota::max_used`]. What of `cost` is
+    /// above that is not charged; the decision's `cost` says how much was.
     ///
     /// ```
     /// # use slidegate::{Limiter, Quota};

@@ -140,6 +140,8 @@ impl Quota {
     pub const MIN_WINDOW: Duration = Duration::from_millis(1);
     /// The longest window: 366 days, a leap year.
     pub const MAX_WINDOW: Duration = Duration::from_secs(366 * 86_400);
+    /// The largest count of a shared store: its scripts count with doubles, which are exact below 2^53.
+    pub(crate) const MAX_COUNT: u64 = (1 << 53) - 1;
     /// Entries a key's log holds unless [`with_slots`](Self::with_slots) says otherwise.
     pub const DEFAULT_SLOTS: u16 = 1024;
 
@@ -275,6 +277,21 @@ impl Quota {
     #[must_use]
     pub fn capacity(&self) -> u64 {
         self.prepared.capacity
+    }
+
+    /// Most cost that counts for one key, penalties included; what a penalty has above it is not charged.
+    ///
+    /// For a token bucket it is one window's `limit` above the [capacity](Self::capacity), so a key that is penalized is
+    /// full again after the time it takes to refill and one window, whatever the penalty. All other algorithms forget a
+    /// penalty within two windows; they count to 2^53 - 1, the most that every store counts exactly, or to the limit where
+    /// that is larger.
+    #[must_use]
+    pub fn max_used(&self) -> u64 {
+        let largest = self.capacity().max(Self::MAX_COUNT);
+        match self.algorithm {
+            Algorithm::TokenBucket => self.capacity().saturating_add(self.limit.max(1)).min(largest),
+            Algorithm::SlidingLog | Algorithm::SlidingWindow | Algorithm::FixedWindow => largest,
+        }
     }
 
     #[inline]

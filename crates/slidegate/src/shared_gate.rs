@@ -171,7 +171,8 @@ impl SharedGate {
         self.apply(Verb::Refund, request).await
     }
 
-    /// Charges the request's cost under every policy that applies, although it may exceed their limits.
+    /// Charges the request's cost under every policy that applies, although it may exceed their limits. A key counts
+    /// [`Quota::max_used`](crate::Quota::max_used) at most; each decision's `cost` says how much was charged.
     pub async fn penalize<'r>(&self, request: &'r Request<'r>) -> Decisions<'r> {
         self.apply(Verb::Penalize, request).await
     }

@@ -38,6 +38,15 @@ impl TokenBucket {
         u128::from(self.level) * u128::from(quota.window_us()) + u128::from(self.fraction)
     }
 
+    /// Drops what is above [`Quota::max_used`]: a limit that was lowered may leave more, and would be paid off for as
+    /// many windows. Where usage is written down, so that what a store keeps has a bounded life.
+    fn bound(&mut self, quota: &Quota) {
+        let max = quota.max_used();
+        if self.level.saturating_add(u64::from(self.fraction > 0)) > max {
+            (self.level, self.fraction) = (max, 0);
+        }
+    }
+
     /// Takes away so much whole cost and such a fraction of one, down to nothing.
     #[inline]
     fn drain(&mut self, (whole, fraction): (u64, u64), window_us: u64) {
@@ -61,6 +70,7 @@ impl State for TokenBucket {
                 return self.at;
             }
             self.at = now;
+            self.bound(quota);
             return now;
         }
         let drained = u128::from(now - self.at) * u128::from(rate(quota));
@@ -116,6 +126,7 @@ impl State for TokenBucket {
             self.level = 0;
             self.fraction = 0;
         }
+        self.bound(quota);
         given
     }
 

@@ -8,6 +8,8 @@ pub(crate) struct Model {
     algorithm: Algorithm,
     limit: u64,
     window: u64,
+    /// What a fresh key admits at once.
+    capacity: u64,
     /// Sliding log: every charge that counts, oldest first.
     charges: Vec<(u64, u64)>,
     /// Both windows: cost charged in each window since the epoch, by its number.
@@ -23,6 +25,7 @@ impl Model {
             algorithm: quota.algorithm(),
             limit: 0,
             window: 1,
+            capacity: 0,
             charges: Vec::new(),
             windows: Vec::new(),
             at: 0,
@@ -34,6 +37,7 @@ impl Model {
 
     pub(crate) fn configure(&mut self, quota: &Quota) {
         self.limit = quota.limit();
+        self.capacity = quota.capacity();
         self.window = u64::try_from(quota.window().as_micros()).unwrap();
     }
 
@@ -93,6 +97,21 @@ impl Model {
         self.content += u128::from(cost) * u128::from(self.window);
     }
 
+    /// Charges what of `cost` a key can hold; returns how much that was.
+    pub(crate) fn penalize(&mut self, now: u64, cost: u64) -> u64 {
+        let charged = cost.min(self.most().saturating_sub(self.used_at(now)));
+        self.charge(now, charged);
+        charged
+    }
+
+    /// The most that counts: a bucket holds one window's limit above its capacity, all others count to 2^53 - 1.
+    fn most(&self) -> u64 {
+        match self.algorithm {
+            Algorithm::TokenBucket => self.capacity + self.limit.max(1),
+            _ => (1 << 53) - 1,
+        }
+    }
+
     /// Takes back at most `cost` of what counts; returns how much that was.
     pub(crate) fn refund(&mut self, now: u64, cost: u64) -> u64 {
         let given = cost.min(self.used_at(now));
@@ -100,6 +119,8 @@ impl Model {
             Algorithm::SlidingLog => self.refund_oldest(given),
             Algorithm::TokenBucket => {
                 self.content = self.content.saturating_sub(u128::from(given) * u128::from(self.window));
+                // A lowered limit may have left more than a bucket can hold.
+                self.content = self.content.min(u128::from(self.most()) * u128::from(self.window));
             }
             _ => self.refund_newest_window(now, given),
         }

@@ -12,7 +12,7 @@ use slidegate::{
     Request, SharedGate, Timestamp, Verb,
 };
 
-use crate::support::server::Server;
+use crate::support::server::{Reply, Server};
 
 /// What the policies are called.
 const NAMES: [&str; 4] = ["p0", "p1", "p2", "p3"];
@@ -46,6 +46,11 @@ fn steps_back() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..60)
 }
 
+/// Costs around the largest that scripts can count, and the largest there are.
+fn huge() -> impl Strategy<Value = u64> + Clone {
+    prop_oneof![Just((1 << 53) - 1), (1u64 << 52)..(1 << 54), Just(u64::MAX), (1u64 << 32)..(1 << 41),]
+}
+
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let advance = prop_oneof![0u64..50, 0u64..5_000, 0u64..300_000, (1u64..6).prop_map(|n| n * 10_000)];
     let cost = prop_oneof![8 => Just(1u64), 4 => 0u64..6, 1 => 200u64..400, 1 => 60_000u64..70_000];
@@ -54,8 +59,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         4 => (0u64..3).prop_map(Step::Wait),
         12 => cost.clone().prop_map(|cost| Step::Apply(Verb::Check, cost)),
         2 => cost.clone().prop_map(|cost| Step::Apply(Verb::Peek, cost)),
-        3 => (0u64..20).prop_map(|cost| Step::Apply(Verb::Refund, cost)),
-        1 => cost.prop_map(|cost| Step::Apply(Verb::Penalize, cost)),
+        1 => huge().prop_map(|cost| Step::Apply(Verb::Peek, cost)),
+        3 => prop_oneof![9 => 0u64..20, 1 => huge()].prop_map(|cost| Step::Apply(Verb::Refund, cost)),
+        1 => prop_oneof![3 => cost, 1 => huge()].prop_map(|cost| Step::Apply(Verb::Penalize, cost)),
         1 => (0u64..40).prop_map(Step::Limit),
     ];
     proptest::collection::vec(step, 1..60)
@@ -70,7 +76,7 @@ fn stretched(
     let stretch = move |step| match step {
         Step::Advance(us) => Step::Advance(us * long),
         Step::Back(us) => Step::Back(us * long),
-        Step::Apply(verb, cost) => Step::Apply(verb, cost * dear),
+        Step::Apply(verb, cost) => Step::Apply(verb, cost.saturating_mul(dear)),
         other => other,
     };
     steps.prop_map(move |steps| steps.into_iter().map(stretch).collect())
@@ -129,6 +135,8 @@ async fn run(server: &Server, key: &str, mut quotas: Vec<Quota>, said: Said, ste
     let memory = Gate::with_store(policies(&quotas), MemoryStore::builder().clock(clock.clone()).build());
     let redis = SharedGate::new(policies(&quotas), options).unwrap();
     let mut wait = Duration::ZERO;
+    let mut conn = server.connect();
+    let is_set_back = steps.iter().any(|step| matches!(step, Step::Back(_)));
     for (at, step) in steps.iter().enumerate() {
         match step {
             Step::Advance(_) | Step::Wait(_) | Step::Back(_) => {
@@ -169,8 +177,11 @@ async fn run(server: &Server, key: &str, mut quotas: Vec<Quota>, said: Said, ste
                 let one = || Request::new().with("user", key);
                 let requests: Vec<_> = match said {
                     Said::Told { .. } => {
-                        let each = NAMES.iter().zip(&quotas).zip(*cost..);
-                        each.map(|((name, quota), cost)| one().under(name).quota(*quota).cost(cost)).collect()
+                        let each = NAMES.iter().zip(&quotas).zip(0..);
+                        each.map(|((name, quota), more)| {
+                            one().under(name).quota(*quota).cost(cost.saturating_add(more))
+                        })
+                        .collect()
                     }
                     _ => vec![one().cost(*cost)],
                 };
@@ -181,9 +192,33 @@ async fn run(server: &Server, key: &str, mut quotas: Vec<Quota>, said: Said, ste
                 let ours: Vec<_> = ours.iter().map(|one| told(one.decision())).collect();
                 let theirs: Vec<_> = theirs.iter().map(|one| told(one.decision())).collect();
                 assert_eq!(theirs, ours, "step {at} of {steps:?}: {:?}", redis.stats());
+                for (name, quota) in NAMES.iter().zip(&quotas) {
+                    let lives = conn.call(&["PTTL", &format!("sg1:{name}:{key}")]).unwrap();
+                    let Reply::Integer(lives_ms) = lives else { panic!("{lives:?}") };
+                    // A key that is gone says -2; one without a time to live says -1.
+                    let most_ms = longest_life_ms(quota);
+                    let bounded = lives_ms == -2 || lives_ms >= 0 && lives_ms.unsigned_abs() <= most_ms;
+                    assert!(
+                        bounded || is_set_back,
+                        "step {at} of {steps:?}: {name} lives {lives_ms} of {most_ms} ms"
+                    );
+                }
             }
         }
     }
+}
+
+/// The longest that a key may live after a write: two windows and five seconds, and for a bucket the time in which the
+/// most that it can hold drains.
+fn longest_life_ms(quota: &Quota) -> u64 {
+    let window_us = quota.window().as_micros();
+    let counts_us = match quota.algorithm() {
+        Algorithm::TokenBucket => {
+            (u128::from(quota.max_used()) * window_us).div_ceil(u128::from(quota.limit().max(1)))
+        }
+        _ => 2 * window_us,
+    };
+    u64::try_from(counts_us.div_ceil(1000)).unwrap() + 5_000
 }
 
 /// Runs histories under what `quotas` makes of two numbers.

@@ -15,6 +15,7 @@ mod histories;
 mod hostile;
 mod inspect;
 mod layout;
+mod penalties;
 mod refusals;
 mod sharing;
 mod support;

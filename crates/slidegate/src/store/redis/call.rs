@@ -18,8 +18,8 @@ use crate::store::all_or_none;
 use crate::time::Timestamp;
 use crate::verb::Verb;
 
-/// Largest limit and cost: scripts count with doubles, which are exact below 2^53.
-pub(crate) const MOST: u64 = (1 << 53) - 1;
+/// Largest limit and cost.
+pub(crate) const MOST: u64 = Quota::MAX_COUNT;
 
 /// Bytes of each number in the reply of a script for one key.
 const TOLD_BYTES: usize = 7;

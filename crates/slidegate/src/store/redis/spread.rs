@@ -136,9 +136,11 @@ impl Calls {
         let mut refunds = Vec::new();
         for part in charged {
             let mut taken = Subjects(SmallVec::new());
-            for (place, subject) in part.places.iter().zip(part.subjects.0) {
+            for (place, mut subject) in part.places.iter().zip(part.subjects.0) {
                 // A shadow policy that would have denied was not charged.
                 if let Some(decision) = answers[*place].as_mut().filter(|decision| decision.cost > 0) {
+                    // Excess beyond what a key can hold was not charged, and must not be given back.
+                    subject.own_cost = Some(decision.cost).filter(|charged| *charged != cost);
                     decision.used = decision.used.saturating_sub(decision.cost);
                     decision.remaining = decision.limit.saturating_sub(decision.used);
                     decision.cost = 0;
