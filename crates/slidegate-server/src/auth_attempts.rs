@@ -17,12 +17,13 @@ use slidegate::{Decision, Limiter, MemoryStore, MemoryStoreBuilder, Quota};
 use crate::log_limit::{group_key, log_limited};
 use crate::observe::Door;
 
-/// Wrong passwords and tokens of one address in [`WINDOW`]: people mistype a few times, and a deployment that starts with
-/// an old password fails on some connections. At this rate a year of guessing is five million passwords.
-const MAX_FAILURES: u64 = 10;
+/// Wrong passwords and tokens of one address in [`WINDOW`]. A client library with an old password fails a dozen times before
+/// it gives up (redis-py retries ten times), which must leave room for its neighbours. At this rate a year of guessing is
+/// 16 million passwords.
+const MAX_FAILURES: u64 = 30;
 /// See [`MAX_FAILURES`]. Also how long a client waits at most once it has the right password.
 const WINDOW: Duration = Duration::from_secs(60);
-/// Addresses whose failures are remembered, in at most 10 MB. When there are more, those that failed least are forgotten.
+/// Addresses whose failures are remembered, in at most 20 MB. When there are more, those that failed least are forgotten.
 const MAX_CLIENTS: usize = 65_536;
 
 /// Failures of all clients, over all protocols.
@@ -228,7 +229,7 @@ mod tests {
         let told = AuthFailure::TooMany { retry_after: Duration::from_millis(41_001) }.to_string();
         assert_eq!(
             told,
-            "too many failed authentications from your address: 10 in 60 s is the limit; wait 42 s, then send the right \
+            "too many failed authentications from your address: 30 in 60 s is the limit; wait 42 s, then send the right \
              password or token"
         );
     }

@@ -31,7 +31,8 @@ const DEFAULT_IDLE: Duration = Duration::from_secs(600);
 /// The shortest and the longest that it may be.
 const IDLE_RANGE: std::ops::RangeInclusive<Duration> =
     Duration::from_secs(1)..=Duration::from_secs(7 * 86_400);
-/// Connections at once unless told otherwise: each has some 5 KB, and at most some 200 KB while it is answered.
+/// Connections at once unless told otherwise: each has some 5 KB, at most some 200 KB while it is answered, and 512 KB
+/// more while it queues commands after `MULTI`.
 const DEFAULT_CONNECTIONS: usize = 10_000;
 /// Most that may be configured: under the usual limit of 65,536 file descriptors.
 const MAX_CONNECTIONS: u64 = 60_000;

@@ -25,6 +25,7 @@ mod frame;
 mod reply;
 mod session;
 mod throttle;
+mod transaction;
 mod workers;
 
 /// How long to wait when accepting fails, most often for want of file descriptors.

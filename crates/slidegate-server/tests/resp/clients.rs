@@ -17,7 +17,7 @@ fn redis_cli_and_redis_benchmark_are_served() {
         "{named}"
     );
     assert_eq!(cli(&server, &["CL.THROTTLE", "user123", "15", "30", "60"]), "0\n16\n15\n-1\n2\n");
-    assert_eq!(cli(&server, &["COMMAND", "COUNT"]), "17\n");
+    assert_eq!(cli(&server, &["COMMAND", "COUNT"]), "21\n");
     assert!(cli(&server, &["COMMAND", "DOCS", "rl.check"]).contains("Decides and charges under one policy"));
     assert!(cli(&server, &["INFO", "replication"]).contains("role:master"));
     let benchmark = client("redis-benchmark", "redis-tools")
@@ -55,6 +55,36 @@ for protocol in (2, 3):
             pipeline.execute_command('CL.THROTTLE', key, 3, 1, 3600)
         answers = pipeline.execute()
     assert [answer[0] for answer in answers] == [0, 0, 0, 0, 1, 1], answers
+    # The default pipeline is a transaction.
+    with client.pipeline() as pipeline:
+        for _ in range(6):
+            pipeline.execute_command('CL.THROTTLE', key + 'tx', 3, 1, 3600)
+        pipeline.echo('x')
+        answers = pipeline.execute()
+    assert [answer[0] for answer in answers[:6]] == [0, 0, 0, 0, 1, 1], answers
+    assert answers[6] in ('x', b'x'), answers
+    # What is refused when it is queued charges nothing.
+    with client.pipeline() as pipeline:
+        pipeline.execute_command('CL.THROTTLE', key + 'ab', 0, 1, 3600)
+        pipeline.execute_command('INCR', 'counter')
+        try:
+            pipeline.execute()
+            raise SystemExit('an unknown command passed')
+        except redis.ResponseError as error:
+            assert 'INCR' in str(error), error
+    assert client.execute_command('CL.THROTTLE', key + 'ab', 0, 1, 3600)[0] == 0
+    # An error of one command is its own, and the others are carried out.
+    with client.pipeline() as pipeline:
+        pipeline.execute_command('RL.CHECK', 'nobody', 'x')
+        pipeline.execute_command('CL.THROTTLE', key + 'ab', 0, 1, 3600)
+        answers = pipeline.execute(raise_on_error=False)
+    assert isinstance(answers[0], redis.ResponseError) and answers[1][0] == 1, answers
+    with client.pipeline() as pipeline:
+        try:
+            pipeline.watch('x')
+            raise SystemExit('a key was watched')
+        except redis.ResponseError as error:
+            assert 'RL.REQUEST' in str(error), error
     assert client.client_getname() in ('tests', b'tests')
     assert client.client_id() > 0
     assert client.info('replication')['role'] == 'master'
@@ -96,6 +126,11 @@ const assert = require('assert');
   for (let at = 0; at < 6; at++) pipeline.call('CL.THROTTLE', 'alice', 3, 1, 3600);
   const answers = await pipeline.exec();
   assert.deepStrictEqual(answers.map(([error, answer]) => [error, answer[0]]), [0, 0, 0, 0, 1, 1].map(n => [null, n]));
+  const multi = client.multi();
+  for (let at = 0; at < 6; at++) multi.call('CL.THROTTLE', 'bob', 3, 1, 3600);
+  const replies = await multi.exec();
+  assert.deepStrictEqual(replies.map(([error, answer]) => [error, answer[0]]), [0, 0, 0, 0, 1, 1].map(n => [null, n]));
+  await assert.rejects(client.multi().call('INCR', 'x').exec(), /EXECABORT/);
   assert.strictEqual(await client.client('GETNAME'), 'tests');
   await assert.rejects(client.call('RL.CHECK', 'nobody', 'x'), /nobody/);
   await client.quit();

@@ -10,6 +10,7 @@ mod commands;
 #[path = "../common/mod.rs"]
 mod common;
 mod service;
+mod transactions;
 
 /// The servers of the library's own tests.
 #[path = "../../../slidegate/tests/redis"]

@@ -7,6 +7,7 @@ use slidegate::{Decisions, PolicySet, Request, Verb};
 
 use super::reply::{Protocol, Reply, Shown};
 use super::session::{self, Session};
+use super::transaction::{Queueing, Transaction};
 use super::{decide, throttle};
 use crate::front::Front;
 use crate::observe::Door;
@@ -22,6 +23,8 @@ pub(super) enum Step<'b> {
     Asked,
     /// Forget the request's keys. Boxed, as it is rare and every step would be as large.
     Reset(Box<Request<'b>>),
+    /// Carry out the commands of a transaction and answer an array of their replies.
+    Execute(Box<Transaction>),
 }
 
 /// Where decisions are asked for.
@@ -130,6 +133,10 @@ pub(super) enum Name {
     Command,
     Select,
     Info,
+    Multi,
+    Exec,
+    Discard,
+    Unwatch,
     ResetConnection,
     Quit,
 }
@@ -152,7 +159,7 @@ pub(super) struct Known {
 const ANY: usize = super::frame::MAX_ARGUMENTS;
 
 #[rustfmt::skip]
-pub(super) const COMMANDS: [Known; 17] = [
+pub(super) const COMMANDS: [Known; 21] = [
     Known { name: Name::Check, word: "RL.CHECK", syntax: "policy key [key ...] [COST n] [PEEK]", fewest: 2, most: ANY, key: 2,
         summary: "Decides and charges under one policy: one key for each attribute of its scope." },
     Known { name: Name::Request, word: "RL.REQUEST", syntax: "attribute value [attribute value ...] [COST n] [PEEK]",
@@ -179,6 +186,13 @@ pub(super) const COMMANDS: [Known; 17] = [
         key: 0, summary: "Tells the commands." },
     Known { name: Name::Select, word: "SELECT", syntax: "0", fewest: 2, most: 2, key: 0, summary: "Does nothing: there is one database." },
     Known { name: Name::Info, word: "INFO", syntax: "[section ...]", fewest: 1, most: ANY, key: 0, summary: "Tells about the server." },
+    Known { name: Name::Multi, word: "MULTI", syntax: "", fewest: 1, most: 1, key: 0,
+        summary: "Queues the commands that follow until EXEC." },
+    Known { name: Name::Exec, word: "EXEC", syntax: "", fewest: 1, most: 1, key: 0,
+        summary: "Carries out the queued commands, one after another." },
+    Known { name: Name::Discard, word: "DISCARD", syntax: "", fewest: 1, most: 1, key: 0, summary: "Drops the queued commands." },
+    Known { name: Name::Unwatch, word: "UNWATCH", syntax: "", fewest: 1, most: 1, key: 0,
+        summary: "Does nothing: no key can be watched." },
     Known { name: Name::ResetConnection, word: "RESET", syntax: "", fewest: 1, most: 1, key: 0,
         summary: "Makes the connection as it was at first." },
     Known { name: Name::Quit, word: "QUIT", syntax: "", fewest: 1, most: ANY, key: 0, summary: "Ends the connection." },
@@ -203,7 +217,7 @@ impl Known {
     }
 }
 
-/// Carries out a command, or says what is to be decided for it.
+/// Carries out a command, queues it if a transaction is open, or says what is to be decided for it.
 pub(super) fn step<'b>(
     arguments: &[&'b [u8]],
     session: &mut Session,
@@ -212,21 +226,82 @@ pub(super) fn step<'b>(
     out: &mut Vec<u8>,
 ) -> Step<'b> {
     let mut reply = Reply { out, protocol: session.protocol };
+    let known = match find(arguments, session, &mut reply) {
+        Ok(known) => known,
+        Err(refused) => {
+            if let Some(transaction) = &mut session.transaction {
+                transaction.fail();
+            }
+            return refused;
+        }
+    };
+    let given = &arguments[1..];
+    let queueing = session.transaction.as_mut().map(|transaction| (Queueing::of(known.name), transaction));
+    let step = match (known.name, queueing) {
+        (_, Some((Queueing::Queued, transaction))) => {
+            transaction.queue(arguments).map(|()| reply.simple("QUEUED")).map(|()| Step::Answered)
+        }
+        (_, Some((Queueing::Refused, _))) => {
+            Err(Wrong::new("is not allowed between MULTI and EXEC; send it before MULTI"))
+        }
+        (Name::Check, _) => decide::check(given, policies, asking, &mut reply),
+        (Name::Request, _) => decide::request(given, asking, &mut reply),
+        (Name::Refund, _) => decide::refund(given, policies, asking, &mut reply),
+        (Name::Reset, _) => decide::reset(given, policies, asking.front),
+        (Name::Policies, _) => {
+            decide::policies(policies, &mut reply);
+            Ok(Step::Answered)
+        }
+        (Name::CellThrottle | Name::CrabThrottle, _) => {
+            let dialect = throttle::Dialect::of(known.name == Name::CellThrottle);
+            throttle::throttle(dialect, given, &mut session.told, asking, &mut reply)
+        }
+        (name @ (Name::Multi | Name::Exec | Name::Discard), _) => {
+            return session.transact(name, &mut reply);
+        }
+        (name, _) => session.answer(name, given, asking.front, &mut reply),
+    };
+    step.unwrap_or_else(|wrong| {
+        // With a transaction open, this command could not be queued.
+        if let Some(transaction) = &mut session.transaction {
+            transaction.fail();
+        }
+        let reply = &mut Reply { out, protocol: session.protocol };
+        match wrong.code {
+            Some(code) => reply.error(format_args!("{code} {}", wrong.detail)),
+            None => reply.error(format_args!("ERR {}: {}", known.word, wrong.detail)),
+        }
+        if wrong.closes { Step::Goodbye } else { Step::Answered }
+    })
+}
+
+/// The command that arguments name, if the client may send it and their number is right. Otherwise the error is written.
+fn find<'b>(
+    arguments: &[&[u8]],
+    session: &Session,
+    reply: &mut Reply<'_>,
+) -> Result<&'static Known, Step<'b>> {
     let Some(known) = Known::by_word(arguments[0]) else {
         // Browsers can be made to speak to any port; what they send must not be taken for commands line by line.
         if arguments[0].eq_ignore_ascii_case(b"POST") || arguments[0].eq_ignore_ascii_case(b"Host:") {
             reply.error("ERR this is no HTTP port; the address of the HTTP interface is another");
-            return Step::Goodbye;
+            return Err(Step::Goodbye);
         }
-        reply.error(format_args!(
-            "ERR unknown command `{}`; COMMAND LIST says which there are",
-            Shown(arguments[0])
-        ));
-        return Step::Answered;
+        if arguments[0].eq_ignore_ascii_case(b"WATCH") {
+            reply.error(
+                "ERR WATCH is not supported, as there are no values to watch; send RL.REQUEST to charge several limits or none",
+            );
+        } else {
+            reply.error(format_args!(
+                "ERR unknown command `{}`; COMMAND LIST says which there are",
+                Shown(arguments[0])
+            ));
+        }
+        return Err(Step::Answered);
     };
     if !session.is_authenticated() && !session::before_authentication(known.name) {
         reply.error("NOAUTH Authentication required: send AUTH and the password first");
-        return Step::Answered;
+        return Err(Step::Answered);
     }
     if !(known.fewest..=known.most).contains(&arguments.len()) {
         reply.error(format_args!(
@@ -236,32 +311,9 @@ pub(super) fn step<'b>(
             arguments.len() - 1,
             known.usage()
         ));
-        return Step::Answered;
+        return Err(Step::Answered);
     }
-    let given = &arguments[1..];
-    let step = match known.name {
-        Name::Check => decide::check(given, policies, asking, &mut reply),
-        Name::Request => decide::request(given, asking, &mut reply),
-        Name::Refund => decide::refund(given, policies, asking, &mut reply),
-        Name::Reset => decide::reset(given, policies, asking.front),
-        Name::Policies => {
-            decide::policies(policies, &mut reply);
-            Ok(Step::Answered)
-        }
-        Name::CellThrottle | Name::CrabThrottle => {
-            let dialect = throttle::Dialect::of(known.name == Name::CellThrottle);
-            throttle::throttle(dialect, given, &mut session.told, asking, &mut reply)
-        }
-        name => session.answer(name, given, asking.front, &mut reply),
-    };
-    step.unwrap_or_else(|wrong| {
-        let reply = &mut Reply { out, protocol: session.protocol };
-        match wrong.code {
-            Some(code) => reply.error(format_args!("{code} {}", wrong.detail)),
-            None => reply.error(format_args!("ERR {}: {}", known.word, wrong.detail)),
-        }
-        if wrong.closes { Step::Goodbye } else { Step::Answered }
-    })
+    Ok(known)
 }
 
 /// A whole number among the arguments.

@@ -16,6 +16,7 @@ use super::command::{self, Asking, Step};
 use super::frame::{self, Frame, MAX_FRAME, Malformed};
 use super::reply::{Protocol, Reply};
 use super::session::Session;
+use super::transaction::Transaction;
 use crate::front::Front;
 use crate::observe::Door;
 
@@ -152,10 +153,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
                     progress = Progress::Answered;
                     settle(&mut asking, &mut self.out).await;
                     let (session, out) = (&mut self.session, &mut self.out);
-                    if by_itself(line, session, &policies, &self.front, out).await {
-                        break true;
+                    match by_itself(line, session, &policies, &self.front, out).await {
+                        Next::Command => continue,
+                        Next::End => break true,
+                        Next::Execute(transaction) => (Step::Execute(transaction), self.out.len()),
                     }
-                    continue;
                 }
                 Err(malformed) => {
                     settle(&mut asking, &mut self.out).await;
@@ -163,9 +165,18 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
                     break true;
                 }
             };
-            let is_done = asking.waiting.is_empty() && matches!(step, Step::Asked | Step::Answered);
-            if !is_done && follow(step, before, self.session.protocol, &mut asking, &mut self.out).await {
-                break true;
+            let next = match step {
+                Step::Asked | Step::Answered if asking.waiting.is_empty() => continue,
+                step => follow(step, before, self.session.protocol, &mut asking, &mut self.out).await,
+            };
+            match next {
+                Next::Command => {}
+                Next::End => break true,
+                Next::Execute(transaction) => {
+                    let (session, out) = (&mut self.session, &mut self.out);
+                    let run = execute(&transaction, &mut self.stream, session, &policies, &self.front, out);
+                    asking.decisions += run.await?;
+                }
             }
         };
         settle(&mut asking, &mut self.out).await;
@@ -194,48 +205,82 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     }
 }
 
-/// Answers a command that came as a line: its words lie elsewhere, so it is decided by itself. Whether it was the last.
+/// What comes after a command.
+enum Next {
+    /// The next one.
+    Command,
+    /// The commands that were queued.
+    Execute(Box<Transaction>),
+    /// Nothing: the command was the last.
+    End,
+}
+
+/// Carries out a transaction: its commands in their order, as a pipeline of their own. Returns how many decisions it asked
+/// for.
+async fn execute<S: AsyncWrite + Unpin>(
+    transaction: &Transaction,
+    stream: &mut S,
+    session: &mut Session,
+    policies: &PolicySet,
+    front: &Front,
+    out: &mut Vec<u8>,
+) -> std::io::Result<u64> {
+    Reply { out, protocol: session.protocol }.array(transaction.len());
+    let mut asking = Asking::new(front);
+    for arguments in transaction.commands() {
+        if out.len() >= MAX_ANSWERS {
+            write(stream, out).await?;
+        }
+        let before = out.len();
+        let step = command::step(&arguments, session, policies, &mut asking, out);
+        // What would end the connection, or another transaction, is never queued.
+        follow(step, before, session.protocol, &mut asking, out).await;
+    }
+    settle(&mut asking, out).await;
+    Ok(asking.decisions)
+}
+
+/// Answers a command that came as a line: its words lie elsewhere, so it is decided by itself.
 async fn by_itself(
     line: &[u8],
     session: &mut Session,
     policies: &PolicySet,
     front: &Front,
     out: &mut Vec<u8>,
-) -> bool {
+) -> Next {
     let words = match frame::words(line) {
         Ok(words) => words,
         Err(malformed) => {
             refuse(malformed, out);
-            return true;
+            return Next::End;
         }
     };
     let words: frame::Arguments<'_> = words.iter().map(Vec::as_slice).collect();
     let (mut asking, before) = (Asking::new(front), out.len());
     let step = command::step(&words, session, policies, &mut asking, out);
-    let ends = follow(step, before, session.protocol, &mut asking, out).await;
+    let next = follow(step, before, session.protocol, &mut asking, out).await;
     settle(&mut asking, out).await;
-    ends
+    next
 }
 
-/// What is left of a step: to keep answers in the order of their commands, the first of which stand at `before`. Whether it
-/// was the last.
+/// What is left of a step: to keep answers in the order of their commands, the first of which stand at `before`.
 async fn follow(
     step: Step<'_>,
     before: usize,
     protocol: Protocol,
     asking: &mut Asking<'_>,
     out: &mut Vec<u8>,
-) -> bool {
+) -> Next {
     match step {
         Step::Asked => {
-            let Some(ask) = asking.waiting.pop() else { return false };
+            let Some(ask) = asking.waiting.pop() else { return Next::Command };
             // What gives back, or only looks, comes after what was charged before it.
             let is_other = asking.waiting.last().is_some_and(|last| last.verb != ask.verb);
             if is_other || asking.waiting.len() == MAX_WAVE {
                 settle(asking, out).await;
             }
             asking.waiting.push(ask);
-            false
+            Next::Command
         }
         Step::Reset(request) => {
             settle(asking, out).await;
@@ -246,7 +291,11 @@ async fn follow(
                     "ERR RL.RESET: {error}; the key may be forgotten or not, so send it again"
                 )),
             }
-            false
+            Next::Command
+        }
+        Step::Execute(transaction) => {
+            settle(asking, out).await;
+            Next::Execute(transaction)
         }
         step @ (Step::Answered | Step::Goodbye) => {
             if !asking.waiting.is_empty() {
@@ -254,7 +303,7 @@ async fn follow(
                 settle(asking, out).await;
                 out.extend_from_slice(&late);
             }
-            matches!(step, Step::Goodbye)
+            if matches!(step, Step::Goodbye) { Next::End } else { Next::Command }
         }
     }
 }

@@ -11,6 +11,7 @@ use super::Door;
 use super::command::{COMMANDS, Known, Name, Step, Wrong};
 use super::reply::{Protocol, Reply, Shown};
 use super::throttle::Prepared;
+use super::transaction::Transaction;
 use crate::auth_attempts::AuthFailure;
 use crate::front::Front;
 use crate::observe;
@@ -38,6 +39,8 @@ pub(super) struct Session {
     name: Vec<u8>,
     /// The quota that was told last.
     pub(super) told: Prepared,
+    /// Commands queued since `MULTI`. `None`: commands are carried out as they come.
+    pub(super) transaction: Option<Box<Transaction>>,
 }
 
 /// Commands that need no password.
@@ -58,6 +61,7 @@ impl Session {
             peer,
             name: Vec::new(),
             told: Prepared::default(),
+            transaction: None,
         }
     }
 
@@ -97,11 +101,13 @@ impl Session {
                     Shown(given[0])
                 )));
             }
+            Name::Unwatch => reply.ok(),
             Name::Info => reply.text(&self.info(given, front)),
             Name::ResetConnection => {
                 self.protocol = Protocol::default();
                 self.authenticated = self.door.password.is_none();
                 self.name.clear();
+                self.transaction = None;
                 reply.protocol = self.protocol;
                 reply.simple("RESET");
             }
@@ -112,6 +118,31 @@ impl Session {
             }
         }
         Ok(Step::Answered)
+    }
+
+    /// Answers `MULTI`, `EXEC` and `DISCARD`. The errors are Redis's own words.
+    pub(super) fn transact<'b>(&mut self, name: Name, reply: &mut Reply<'_>) -> Step<'b> {
+        if name == Name::Multi {
+            if self.transaction.is_some() {
+                reply.error("ERR MULTI calls can not be nested");
+            } else {
+                self.transaction = Some(Box::default());
+                reply.ok();
+            }
+            return Step::Answered;
+        }
+        match (self.transaction.take(), name) {
+            (None, Name::Exec) => reply.error("ERR EXEC without MULTI"),
+            (None, _) => reply.error("ERR DISCARD without MULTI"),
+            (Some(transaction), Name::Exec) if !transaction.has_failed() => {
+                return Step::Execute(transaction);
+            }
+            (Some(_), Name::Exec) => {
+                reply.error("EXECABORT Transaction discarded because of previous errors.");
+            }
+            (Some(_), _) => reply.ok(),
+        }
+        Step::Answered
     }
 
     fn authenticate(&mut self, user: &[u8], password: &[u8], front: &Front) -> Result<(), Wrong> {
@@ -136,7 +167,10 @@ impl Session {
                     format!("{detail} The connection is closed after {MAX_FAILURES} wrong passwords.");
                 Err(Wrong::coded("WRONGPASS", detail).closing())
             }
-            Err(too_many @ AuthFailure::TooMany { .. }) => Err(Wrong::new(too_many.to_string()).closing()),
+            // By this code clients know that it is about the password, and not about their command.
+            Err(too_many @ AuthFailure::TooMany { .. }) => {
+                Err(Wrong::coded("WRONGPASS", too_many.to_string()).closing())
+            }
         }
     }
 
