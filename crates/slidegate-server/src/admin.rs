@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use axum::middleware::from_fn_with_state;
 use axum::routing::{delete, get, post};
 use serde::Serialize;
+use slidegate::{Clock, SystemClock, Timestamp};
 
 use crate::config::Token;
 use crate::control::Control;
@@ -36,8 +37,10 @@ pub(crate) struct Admin {
     listeners: Vec<Listener>,
     tokens: Mutex<Arc<[Token]>>,
     loaded: Mutex<Loaded>,
-    /// When the service started, in milliseconds since the epoch.
-    started_ms: u64,
+    /// When the service started, by `clock`.
+    started_at: Timestamp,
+    /// Its times become dates when they are reported: the wall clock may have been wrong when they were noted.
+    clock: SystemClock,
 }
 
 /// Where the service listens, and for what.
@@ -57,8 +60,8 @@ pub(crate) struct Loaded {
     pub(crate) source: String,
     /// SHA-256 of the file.
     pub(crate) hash: String,
-    /// In milliseconds since the epoch.
-    pub(crate) at_ms: u64,
+    /// When it was loaded, by the system's monotonic clock.
+    pub(crate) at: Timestamp,
     /// How often it was loaded after the start.
     pub(crate) reloads: u64,
     /// Why the file as it is now is not in force, or what of it is not.
@@ -74,6 +77,7 @@ impl Admin {
         tokens: Vec<Token>,
         loaded: Loaded,
     ) -> Self {
+        let clock = SystemClock::new();
         let own = Listener { door: "http", address: listen.to_string(), tls: false };
         front.observer().config_loaded(&loaded.hash);
         Self {
@@ -83,7 +87,8 @@ impl Admin {
             listeners: [vec![own], others].concat(),
             tokens: Mutex::new(tokens.into()),
             loaded: Mutex::new(loaded),
-            started_ms: crate::control::now_ms(),
+            started_at: clock.now(),
+            clock,
         }
     }
 

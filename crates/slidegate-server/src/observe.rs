@@ -196,7 +196,8 @@ impl Observer {
         decisions: &Decisions<'_>,
     ) {
         let shown = |one: &PolicyDecision<'_>| self.shown(one.policy().name(), &one.key().to_string());
-        traces.note(caller, verb, (begun, self.clock.now()), decisions, shown);
+        let span = [begun, self.clock.now()].map(|at| self.wall_time(at));
+        traces.note(caller, verb, span.into(), decisions, shown);
     }
 
     /// What sends spans, if anything does.
@@ -404,6 +405,11 @@ impl Observer {
     pub(crate) fn end(&self) {
         self.is_ending.store(true, SeqCst);
         self.events.send(Message::End);
+    }
+
+    /// The date of a time that the observer noted, by the wall clock as it is set now.
+    fn wall_time(&self, at: Timestamp) -> Timestamp {
+        self.clock.wall_time(at)
     }
 
     /// The keys that a policy shows as this text, among those that are kept: used or denied most in this period and the

@@ -30,6 +30,10 @@ pub(crate) use told_log::ToldLog;
 /// `now` is in microseconds since the epoch. Every call but [`settle`](Self::settle) takes the `now` that `settle`
 /// returned, on a state that only charges and refunds have changed since.
 pub(crate) trait State: Default + std::fmt::Debug {
+    /// Whether `now` is the date, which may be corrected both ways, and not a time that only elapses. In a shared store
+    /// there is but one time, the server's.
+    const ALIGNS_TO_DATE: bool = false;
+
     /// Brings the state to `now`: drops what no longer counts. Returns the time to decide at, which is `now` unless the
     /// clock has stepped back.
     fn settle(&mut self, quota: &Quota, now: u64) -> u64;

@@ -40,7 +40,8 @@ pub struct Decision {
     /// Cost that this call moved: charged by a check or a penalty, given back by a refund. Zero for a denial, and for a
     /// peek.
     pub cost: u64,
-    /// When it was decided, by the store's clock. The waits count from here.
+    /// When it was decided. The waits count from here. In this process it is the date by the machine's wall clock as it was
+    /// set then, see [`Clock::wall_time`](crate::Clock::wall_time); under a shared store, the server's time.
     pub at: Timestamp,
     /// Where the answer comes from.
     pub source: Source,
@@ -131,7 +132,7 @@ impl Decision {
         self.verdict == Verdict::Deny
     }
 
-    /// When the key is as good as new, if nothing more is charged.
+    /// When the key is as good as new, if nothing more is charged: a date by the same clock as [`at`](Self::at).
     #[must_use]
     pub fn reset_at(&self) -> Timestamp {
         self.at + self.reset_after()

@@ -4,9 +4,13 @@
 
 use std::fmt;
 use std::ops::{Add, Sub};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use discipline::{Discipline, Sources};
+
+mod discipline;
 
 /// Microseconds in a second.
 pub(crate) const SECOND_US: u64 = 1_000_000;
@@ -117,36 +121,34 @@ pub(crate) fn instant() -> tokio::time::Instant {
 pub trait Clock: Send + Sync + fmt::Debug {
     /// The present instant. Called once per decision.
     fn now(&self) -> Timestamp;
+
+    /// The date of an instant that [`now`](Self::now) returned, by the wall clock as it is set now: the same instant,
+    /// unless this clock tells elapsed time and date apart.
+    ///
+    /// Decisions report this time, and `fixed-window` aligns to it. Called once per decision; it should read no clock.
+    fn wall_time(&self, at: Timestamp) -> Timestamp {
+        at
+    }
 }
 
-/// The machine's monotonic clock, counted from the wall-clock time at which this value was made.
+/// The machine's monotonic clock, counted from the date at which the process first used it.
 ///
-/// It never runs back. A later correction of the machine's wall clock does not move it; only the alignment of
-/// `fixed-window` to the epoch can tell. It reads the processor's time stamp counter where that is steady, and the
-/// operating system's clock elsewhere; making the first one in a process takes some milliseconds to calibrate it.
-#[derive(Debug, Clone)]
-pub struct SystemClock {
-    counter: quanta::Clock,
-    /// What the counter showed at `started_at`.
-    started: u64,
-    started_at: Timestamp,
-    /// Microseconds in a tick of the counter, times 2^64: one multiplication makes a time of a reading.
-    tick: u64,
-}
+/// It never runs back, and is never ahead of the system's clock by more than 2 us: the time between two instants is what
+/// `CLOCK_BOOTTIME` measures on Linux, time spent suspended included, and [`std::time::Instant`] elsewhere. A correction
+/// of the wall clock moves [`wall_time`](Clock::wall_time), within a millisecond of use, and not [`now`](Clock::now): it
+/// neither frees nor locks a key. All values share one time.
+///
+/// It reads the processor's cycle counter where that is steady, held to the system's clock every 20 us, and the system's
+/// clock elsewhere. Making the first one in a process takes some milliseconds.
+#[derive(Debug, Clone, Copy)]
+pub struct SystemClock(&'static Discipline<Machine>);
 
 impl SystemClock {
-    /// A clock that agrees with the machine's wall clock now.
+    /// The machine's clock.
     #[must_use]
-    #[allow(clippy::disallowed_methods)] // the one place that reads clocks
     pub fn new() -> Self {
-        let counter = quanta::Clock::new();
-        // Of many ticks, so that rounding the nanoseconds does not show in a year.
-        const TICKS_LOG2: u32 = 56;
-        let ns = counter.delta_as_nanos(0, 1 << TICKS_LOG2);
-        #[allow(clippy::cast_possible_truncation)] // a tick is shorter than a microsecond
-        let tick = ((u128::from(ns) << (64 - TICKS_LOG2)) / 1000) as u64;
-        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
-        Self { started: counter.raw(), started_at: Timestamp(micros(since_epoch)), tick, counter }
+        static MACHINE: OnceLock<Discipline<Machine>> = OnceLock::new();
+        Self(MACHINE.get_or_init(|| Discipline::new(Machine::new())))
     }
 }
 
@@ -159,11 +161,86 @@ impl Default for SystemClock {
 impl Clock for SystemClock {
     #[inline]
     fn now(&self) -> Timestamp {
-        let ticks = self.counter.raw().saturating_sub(self.started);
-        #[allow(clippy::cast_possible_truncation)] // the upper half
-        let run_us = ((u128::from(ticks) * u128::from(self.tick)) >> 64) as u64;
-        // The sum fits: a process does not run for 584,000 years.
-        Timestamp(self.started_at.0 + run_us)
+        self.0.now()
+    }
+
+    #[inline]
+    fn wall_time(&self, at: Timestamp) -> Timestamp {
+        self.0.wall_time(at)
+    }
+}
+
+/// The clocks of this machine.
+#[derive(Debug)]
+struct Machine {
+    counter: quanta::Clock,
+    monotonic: Monotonic,
+}
+
+impl Machine {
+    fn new() -> Self {
+        Self { counter: quanta::Clock::new(), monotonic: Monotonic::new() }
+    }
+}
+
+impl Sources for Machine {
+    #[inline]
+    fn ticks(&self) -> u64 {
+        self.counter.raw()
+    }
+
+    fn elapsed_ns(&self) -> u64 {
+        self.monotonic.elapsed_ns()
+    }
+
+    #[allow(clippy::disallowed_methods)] // the one place that reads clocks
+    fn wall_us(&self) -> u64 {
+        micros(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO))
+    }
+}
+
+/// The system's monotonic clock.
+#[derive(Debug, Clone, Copy)]
+enum Monotonic {
+    /// `CLOCK_BOOTTIME`, which includes the time that the machine was suspended.
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    SinceBoot,
+    /// What the standard library reads, since then.
+    Since(Instant),
+}
+
+impl Monotonic {
+    /// Includes time spent suspended, where reading such a clock is no system call.
+    #[allow(clippy::disallowed_methods)] // the one place that reads clocks
+    fn new() -> Self {
+        let standard = Self::Since(Instant::now());
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        {
+            // A reading without a system call takes a tenth of that. Old kernels and some sandboxes need one; a sandbox is
+            // not suspended.
+            const FAST: Duration = Duration::from_nanos(500);
+            let took = |_| {
+                let start = Instant::now();
+                Self::SinceBoot.elapsed_ns();
+                start.elapsed()
+            };
+            if (0..16).map(took).min() <= Some(FAST) {
+                return Self::SinceBoot;
+            }
+        }
+        standard
+    }
+
+    fn elapsed_ns(self) -> u64 {
+        match self {
+            #[cfg(any(target_os = "linux", target_os = "android"))]
+            Self::SinceBoot => {
+                let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+                let [secs, nanos] = [time.tv_sec, time.tv_nsec].map(|part| u64::try_from(part).unwrap_or(0));
+                secs.saturating_mul(1_000_000_000).saturating_add(nanos)
+            }
+            Self::Since(start) => u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX),
+        }
     }
 }
 
@@ -237,6 +314,32 @@ impl TimeSource {
             Self::Other(clock) => clock.now(),
         }
     }
+
+    /// The same instant on both scales.
+    #[inline]
+    pub(crate) fn moment(&self, at: Timestamp) -> Moment {
+        let wall = match self {
+            Self::System(clock) => clock.wall_time(at),
+            Self::Other(clock) => clock.wall_time(at),
+        };
+        Moment { at, wall }
+    }
+}
+
+/// One instant, as decisions count it and as people read it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Moment {
+    /// By [`Clock::now`]: what usage is counted by.
+    pub(crate) at: Timestamp,
+    /// By [`Clock::wall_time`]: what is reported, and what windows that begin on the hour align to.
+    pub(crate) wall: Timestamp,
+}
+
+impl Moment {
+    /// Another instant of the clock as people read it.
+    pub(crate) fn wall_time_of(&self, other: Timestamp) -> Timestamp {
+        Timestamp(other.0.saturating_add_signed(self.wall.0.wrapping_sub(self.at.0).cast_signed()))
+    }
 }
 
 #[cfg(test)]
@@ -263,6 +366,7 @@ mod tests {
         let first = clock.now();
         let second = clock.now();
         assert!(first <= second);
-        assert!(first.as_secs_ceil() >= before && first.as_secs_ceil() <= wall() + 1);
+        let date = clock.wall_time(second).as_secs_ceil();
+        assert!(date >= before && date <= wall() + 1, "{date} of {before}");
     }
 }

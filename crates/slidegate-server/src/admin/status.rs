@@ -1,10 +1,12 @@
 //! `/v1/status`: what runs, since when, on which configuration, and how things stand with the store.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::State;
 use axum::response::Response;
 use serde_json::json;
+use slidegate::Clock;
 
 use super::Admin;
 use super::reply::answer;
@@ -15,20 +17,22 @@ use crate::store;
 pub(super) async fn status(State(admin): State<Arc<Admin>>) -> Response {
     let front = &admin.front;
     let loaded = admin.loaded().clone();
+    let date = |at| at_text(admin.clock.wall_time(at).as_micros() / 1000);
+    let millis = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
     let (version, document, problem) = admin.control.current();
     let stats = front.stats();
     let mut store = front.shared().map_or_else(|| json!({ "kind": "memory" }), store::Shared::state);
     store["degraded"] = front.shared().is_some_and(store::Shared::is_degraded).into();
     answer(&json!({
         "version": env!("CARGO_PKG_VERSION"),
-        "started_at": at_text(admin.started_ms),
-        "uptime_ms": now_ms().saturating_sub(admin.started_ms),
+        "started_at": date(admin.started_at),
+        "uptime_ms": millis(admin.clock.now() - admin.started_at),
         "ready": front.is_ready(),
         "listeners": admin.listeners,
         "config": {
             "source": loaded.source,
             "hash": loaded.hash,
-            "loaded_at": at_text(loaded.at_ms),
+            "loaded_at": date(loaded.at),
             "reloads": loaded.reloads,
             "error": loaded.error,
         },

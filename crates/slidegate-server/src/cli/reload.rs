@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use slidegate::{Clock, SystemClock};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::MissedTickBehavior;
 
 use crate::admin::Admin;
 use crate::config::{Config, Fingerprint, Loaded, Sources, differences};
-use crate::control::{Base, now_ms};
+use crate::control::Base;
 use crate::watched::{LOOK_EVERY, Watched};
 
 /// What asks for a reload. Made before the service tells that it is there: until then a SIGHUP ends the process.
@@ -73,7 +74,7 @@ fn take(admin: &Admin, running: &Config, loaded: Loaded) -> Result<(), String> {
     admin.set_tokens(tokens);
     {
         let mut known = admin.loaded();
-        (known.hash, known.at_ms, known.error) = (hash.clone(), now_ms(), left.clone());
+        (known.hash, known.at, known.error) = (hash.clone(), SystemClock::new().now(), left.clone());
         known.reloads += 1;
     }
     observer.config_loaded(&hash);

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use slidegate::{Clock, SystemClock};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
@@ -15,7 +16,6 @@ use super::reload::{self, Causes};
 use super::{Failure, ServeArgs, output};
 use crate::admin::{self, Admin};
 use crate::config::{Config, Fingerprint, Loaded, Sources, describe};
-use crate::control;
 use crate::envoy::{self, Envoy, Watcher};
 use crate::front::Front;
 use crate::log_limit::LogLimit;
@@ -132,8 +132,12 @@ async fn serve(
     let watcher = tokio::spawn(watch_store(Arc::clone(&front)));
     let examiner = tokio::spawn(examine(Arc::clone(&front)));
     let observer = tokio::spawn(observe::tick(Arc::clone(&front)));
-    let known =
-        admin::Loaded { source: sources.name(), hash, at_ms: control::now_ms(), ..admin::Loaded::default() };
+    let known = admin::Loaded {
+        source: sources.name(),
+        hash,
+        at: SystemClock::new().now(),
+        ..admin::Loaded::default()
+    };
     let admin = Arc::new(Admin::new(Arc::clone(&front), address, listeners, running.admin.clone(), known));
     if !admin.is_open() {
         tracing::warn!(

@@ -70,6 +70,7 @@ pub(crate) async fn tick(front: Arc<Front>) {
             let totals = Totals::of(observer);
             if let Some(last) = &last {
                 let degraded = front.shared().is_some_and(Shared::is_degraded);
+                let at = observer.wall_time(at);
                 observer.events.send(Message::Rates(totals.since(last, at, degraded)));
             }
             totals

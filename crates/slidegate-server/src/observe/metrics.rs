@@ -73,7 +73,7 @@ impl Collector for Scrape {
 fn process(page: &mut Page<'_>, front: &Front) -> fmt::Result {
     let (observer, memory) = (front.observer(), front.stats());
     page.info("build", "What runs", [("version", env!("CARGO_PKG_VERSION"))])?;
-    let started_at = seconds(observer.started_at);
+    let started_at = seconds(observer.wall_time(observer.started_at));
     page.seconds("start_time", "When the service started, since the Unix epoch", started_at)?;
     page.value("keys", "Keys held in memory now", count(memory.keys))?;
     page.value("max_keys", "Most keys that are held in memory", count(memory.max_keys))?;
@@ -201,7 +201,7 @@ fn configuration(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
     if !known.hash.is_empty() {
         page.info("config", "The configuration in force", [("hash", known.hash.as_str())])?;
     }
-    let loaded_at = seconds(known.at);
+    let loaded_at = seconds(observer.wall_time(known.at));
     page.seconds("config_loaded_timestamp", "When the configuration in force was loaded", loaded_at)?;
     let loads = [("loaded", known.loads), ("refused", known.failures)];
     let loads = loads.map(|(result, count)| ([("result", result)], count));

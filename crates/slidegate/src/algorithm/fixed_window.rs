@@ -25,6 +25,8 @@ pub(super) fn window_end(quota: &Quota, now: u64) -> u64 {
 }
 
 impl State for FixedWindow {
+    const ALIGNS_TO_DATE: bool = true;
+
     #[inline(always)]
     fn settle(&mut self, quota: &Quota, now: u64) -> u64 {
         let end = window_end(quota, now);

@@ -55,7 +55,7 @@ impl Fallback {
             .map(|(charge, (quota, own))| Charge { quota, instead_of: own.as_ref(), ..charge.clone() })
             .collect();
         let mut local = self.memory.apply(verb, &local).into_iter();
-        let now = self.memory.now();
+        let now = self.memory.wall_time();
         charges
             .iter()
             .map(|charge| {

@@ -13,7 +13,7 @@ use crate::key::{KeyId, Secret};
 use crate::quota::Quota;
 use crate::store::all_or_none;
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering};
-use crate::time::{Clock, SystemClock, TimeSource, Timestamp};
+use crate::time::{Clock, Moment, SystemClock, TimeSource, Timestamp};
 use crate::usage::Found;
 use crate::verb::Verb;
 
@@ -173,10 +173,17 @@ impl MemoryStore {
         removed
     }
 
-    /// The store's time.
+    /// The time that the store counts by. Decisions report [`Clock::wall_time`] of it, which moves when somebody corrects
+    /// the machine's wall clock.
     #[must_use]
     pub fn now(&self) -> Timestamp {
         self.clock.now()
+    }
+
+    /// The date, as decisions report it.
+    #[cfg(feature = "redis")]
+    pub(crate) fn wall_time(&self) -> Timestamp {
+        self.clock.moment(self.clock.now()).wall
     }
 
     /// Decides one key that is under no policy but the store's own quota: what a `Limiter` asks for.
@@ -221,9 +228,10 @@ impl MemoryStore {
 
     /// Carries out one charge: the lists of shards and locks that several need would cost as much as the decision.
     pub(crate) fn apply_single(&self, verb: Verb, charge: &Charge<'_>) -> Decision {
-        let mut call = self.call(verb, charge, self.clock.now());
+        let now = self.clock.now();
+        let mut call = self.call(verb, charge, now);
         let Kept { shard, told, .. } = &mut *self.lock(self.shard_of(call.address.place));
-        call.now = shard.arrive(call.now, &self.clock);
+        call.now = shard.arrive(now, &self.clock);
         told.before(&call, charge.instead_of, shard);
         let decision = match charge.part.excess {
             Excess::Refuse => shard.apply(&call),
@@ -319,7 +327,8 @@ impl MemoryStore {
             address: self.address(charge.key.id(&self.secret), charge.number),
             quota: charge.quota,
             cost: charge.part.cost,
-            now,
+            // Set again under the lock.
+            now: Moment { at: now, wall: now },
             census: &self.census,
             secret: &self.secret,
         }
@@ -351,7 +360,8 @@ impl MemoryStore {
         shards.dedup();
         let mut locked: Locked<'_> = shards.into_iter().map(|at| (at, self.lock(at))).collect();
         if let Some(first) = calls.first() {
-            let now = locked.iter_mut().fold(first.now, |now, (_, kept)| kept.shard.arrive(now, &self.clock));
+            let arrive = |now: Moment, kept: &mut Kept| kept.shard.arrive(now.at, &self.clock);
+            let now = locked.iter_mut().fold(first.now, |now, (_, kept)| arrive(now, kept));
             calls.iter_mut().for_each(|call| call.now = now);
         }
         locked

@@ -9,7 +9,7 @@ use crate::decision::Decision;
 use crate::key::{KeyId, Secret};
 use crate::quota::{Algorithm, Quota};
 use crate::sync::Ordering;
-use crate::time::{TimeSource, Timestamp};
+use crate::time::{Moment, TimeSource, Timestamp};
 use crate::usage::Found;
 use crate::verb::Verb;
 
@@ -99,7 +99,7 @@ pub(super) struct Call<'a> {
     pub(super) address: Address,
     pub(super) quota: &'a Quota,
     pub(super) cost: u64,
-    pub(super) now: Timestamp,
+    pub(super) now: Moment,
     pub(super) census: &'a Census,
     pub(super) secret: &'a Secret,
 }
@@ -110,9 +110,9 @@ impl Shard {
     /// It may have waited while others decided: then its reading is old, which must not pass for a clock that went back,
     /// and the clock is read again.
     #[inline]
-    pub(super) fn arrive(&mut self, now: Timestamp, clock: &TimeSource) -> Timestamp {
+    pub(super) fn arrive(&mut self, now: Timestamp, clock: &TimeSource) -> Moment {
         self.latest = if now < self.latest { clock.now() } else { now };
-        self.latest
+        clock.moment(self.latest)
     }
 
     /// Does what the verb says to one key.
@@ -128,11 +128,12 @@ impl Shard {
         let table = S::table(self);
         let Some(at) = table.find(&call.address) else { return self.apply_to_new::<S>(*call) };
         let slot = table.slot(at);
-        let settled = slot.state.settle(quota, now.as_micros());
+        let time = time_for::<S>(now);
+        let settled = slot.state.settle(quota, time.as_micros());
         let done = perform(&mut slot.state, quota, settled, verb, cost);
-        let decision = decision(&slot.state, quota, now, settled, done);
-        slot.note(quota.share_of(decision.used), expiry(&decision));
-        decision
+        let decision = decision(&slot.state, quota, time, settled, done);
+        slot.note(quota.share_of(decision.used), expiry(now, &decision));
+        Decision { at: now.wall, ..decision }
     }
 
     /// A key that is not stored, and is stored only if something is charged.
@@ -142,15 +143,16 @@ impl Shard {
     fn apply_to_new<S: Stored>(&mut self, call: Call<'_>) -> Decision {
         let Call { verb, quota, cost, now, .. } = call;
         let mut state = S::default();
-        let settled = state.settle(quota, now.as_micros());
+        let time = time_for::<S>(now);
+        let settled = state.settle(quota, time.as_micros());
         let done = perform(&mut state, quota, settled, verb, cost);
-        let decision = decision(&state, quota, now, settled, done);
+        let decision = decision(&state, quota, time, settled, done);
         if decision.used > 0 {
             self.admit(&call);
             let share = quota.share_of(decision.used);
-            S::table(self).insert(&call.address, state, share, expiry(&decision), call.secret);
+            S::table(self).insert(&call.address, state, share, expiry(now, &decision), call.secret);
         }
-        decision
+        Decision { at: now.wall, ..decision }
     }
 
     /// Counts what is done here, and sweeps when it is enough.
@@ -159,7 +161,7 @@ impl Shard {
         let before = self.done / SWEEP_EVERY;
         self.done = self.done.wrapping_add(units);
         if self.done / SWEEP_EVERY != before {
-            self.sweep(call.now, SWEEP_SLOTS, call.census, call.secret);
+            self.sweep(call.now.at, SWEEP_SLOTS, call.census, call.secret);
         }
     }
 
@@ -175,7 +177,7 @@ impl Shard {
     /// then holds one more than it should, until another shard makes room.
     #[cold]
     fn drop_weakest(&mut self, call: &Call<'_>) {
-        let now = tick(call.now.as_micros());
+        let now = tick(call.now.at.as_micros());
         let found = Algorithm::ALL.into_iter().filter_map(|algorithm| {
             let weakest = for_algorithm!(algorithm, S => S::table(self).weakest(now, FEW, MANY));
             weakest.map(|weakest| (weakest, algorithm))
@@ -204,7 +206,7 @@ impl Shard {
     }
 
     /// Fits every key to the quota that is in force for it from now on; see [`Requote`].
-    pub(super) fn requote(&mut self, now: Timestamp, requote: Requote<'_>, census: &Census, secret: &Secret) {
+    pub(super) fn requote(&mut self, now: Moment, requote: Requote<'_>, census: &Census, secret: &Secret) {
         let mut removed = 0;
         for algorithm in Algorithm::ALL {
             removed += for_algorithm!(algorithm, S => {
@@ -242,7 +244,14 @@ impl Shard {
         for_algorithm!(call.quota.algorithm(), S => {
             let table = S::table(self);
             let state = table.find(&call.address).map(|at| table.slot(at).state.clone());
-            inspect(state.unwrap_or_default(), call.quota, call.now, call.cost)
+            let mut found = inspect(state.unwrap_or_default(), call.quota, time_for::<S>(call.now), call.cost);
+            found.decision.at = call.now.wall;
+            if !S::ALIGNS_TO_DATE {
+                for run in &mut found.charges {
+                    run.at = call.now.wall_time_of(run.at);
+                }
+            }
+            found
         })
     }
 
@@ -262,7 +271,7 @@ impl Shard {
                     Some(at) => {
                         let mut state = table.remove(at, call.secret);
                         call.census.held.fetch_sub(1, Ordering::Relaxed);
-                        let settled = state.settle(call.quota, call.now.as_micros());
+                        let settled = state.settle(call.quota, time_for::<S>(call.now).as_micros());
                         state.used(call.quota, settled) > 0
                     }
                 }
@@ -272,21 +281,28 @@ impl Shard {
     }
 }
 
+/// The time that an algorithm counts by.
+#[inline]
+fn time_for<S: State>(now: Moment) -> Timestamp {
+    if S::ALIGNS_TO_DATE { now.wall } else { now.at }
+}
+
 /// Lets time pass under the old quota up to now, and goes on under the new one; says whether anything still counts.
-fn refit<S: State>(slot: &mut Slot<S>, old: &Quota, new: &Quota, now: Timestamp) -> bool {
-    let settled = slot.state.settle(old, now.as_micros());
+fn refit<S: State>(slot: &mut Slot<S>, old: &Quota, new: &Quota, now: Moment) -> bool {
+    let time = time_for::<S>(now);
+    let settled = slot.state.settle(old, time.as_micros());
     if old.window_us() != new.window_us() {
         slot.state.adopt(new, settled);
     }
-    let decision = decision(&slot.state, new, now, settled, Done::Moved(0));
-    slot.note_again(new.share_of(decision.used), expiry(&decision));
+    let decision = decision(&slot.state, new, time, settled, Done::Moved(0));
+    slot.note_again(new.share_of(decision.used), expiry(now, &decision));
     decision.used > 0
 }
 
-/// The first tick by which nothing counts any more.
+/// The first tick by which nothing counts any more. Ticks go by the clock that no correction moves.
 #[inline]
-fn expiry(decision: &Decision) -> Tick {
-    tick(decision.at.as_micros().saturating_add(decision.waits.reset_us)) + 1
+fn expiry(now: Moment, decision: &Decision) -> Tick {
+    tick(now.at.as_micros().saturating_add(decision.waits.reset_us)) + 1
 }
 
 /// The last tick is never reached: what expires then, stays.
