@@ -13,7 +13,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::cli::values::number;
 use crate::cli::{Failure, PolicyArgs, output};
-use log::LogReader;
+use log::{LogReader, Stats};
 use report::Report;
 use run::Replay;
 
@@ -38,6 +38,8 @@ pub(crate) struct ReplayArgs {
     each: bool,
 }
 
+/// A line that can be read.
+const EXAMPLE: &str = r#"192.0.2.1 - - [20/Nov/2026:10:00:00 +0000] "GET / HTTP/1.1" 200 5"#;
 /// Lines between two looks at the progress.
 const PROGRESS_EVERY: u64 = 4096;
 
@@ -75,8 +77,27 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<ExitCode, Failure> {
     if let Some(mut each) = each {
         output::accept_closed(each.flush())?;
     }
+    if log.stats().entries == 0 {
+        return Err(Failure(format!("{name}: {}", nothing_to_replay(log.stats()))));
+    }
     output::print(Report::new(&replay, log.stats(), args.top).to_string().trim_end())?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Why a log without a request is an error: "0 denied" of a file in another format would read like good news.
+fn nothing_to_replay(stats: &Stats) -> String {
+    if stats.lines == 0 {
+        return "the log is empty: nothing to replay".to_owned();
+    }
+    let lines = stats.lines;
+    let mut text = format!(
+        "no request in {lines} lines: expected the common or combined log format, for example `{EXAMPLE}`"
+    );
+    for line in &stats.malformed_lines {
+        text.push_str("\n  ");
+        text.push_str(&line.to_string());
+    }
+    text
 }
 
 /// Drawn on a terminal's standard error, and nowhere else.
