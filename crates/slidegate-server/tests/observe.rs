@@ -539,6 +539,36 @@ fn names_in(text: &str) -> BTreeSet<String> {
     parts.filter(|part| part.starts_with("slidegate_")).map(str::to_owned).collect()
 }
 
+/// A percentile between two buckets' ends is a guess: an alert on one fires at 11 ms or stays silent at 49 ms.
+#[test]
+fn every_latency_that_an_alert_compares_with_is_the_end_of_a_bucket() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/prometheus/alerts.yml");
+    let alerts = std::fs::read_to_string(path).unwrap();
+    let server = Server::start(&["--policy", "1/1h per user", "--redis", "redis://127.0.0.1:1"]);
+    check(&server, &json!({ "user": "alice" }));
+    let page = server.get("/metrics").body;
+    let mut compared = 0;
+    for expression in alerts.lines().filter_map(|line| line.trim().strip_prefix("expr: ")) {
+        // `histogram_quantile(0.99, sum by (...) (rate(NAME_bucket[5m]))) > 0.025`
+        for part in expression.split("histogram_quantile(").skip(1) {
+            let at = part.find("_bucket").expect("a percentile of a histogram");
+            let begins = part[..at].rfind(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap() + 1;
+            let name = &part[begins..at];
+            let (_, threshold) = part.rsplit_once("))) > ").expect("a percentile is compared with a number");
+            let threshold: f64 = threshold.split(' ').next().unwrap().parse().unwrap();
+            let ends = page.lines().filter_map(|line| {
+                let (_, end) = line.strip_prefix(name)?.strip_prefix("_bucket{")?.split_once("le=\"")?;
+                end.split('"').next()?.parse::<f64>().ok()
+            });
+            let ends: Vec<f64> = ends.collect();
+            assert!(ends.iter().any(|end| (end - threshold).abs() < 1e-9), "{threshold} of {name}: {ends:?}");
+            compared += 1;
+        }
+    }
+    assert_eq!(compared, alerts.matches("_seconds_bucket").count(), "every percentile was looked at");
+    assert!(compared > 0);
+}
+
 /// A dashboard of metrics that are not there is empty, and an alert on one never fires.
 #[test]
 fn dashboard_and_alerts_use_what_is_exposed_and_every_alert_is_explained() {
