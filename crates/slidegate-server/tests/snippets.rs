@@ -1,5 +1,7 @@
-//! The code in `docs/protocols.md`, run as it is written but for its ports and its patience, which is that of a
-//! busy machine.
+//! The code in `docs/protocols.md`, run as it is written but for its addresses.
+//!
+//! On a busy machine slidegate may miss the code's 250 ms now and then, and the request passes. A test that counts notices
+//! an answer without slidegate, starts slidegate afresh and counts again.
 
 // A test that cannot go on panics.
 #![allow(clippy::unwrap_used)]
@@ -47,18 +49,18 @@ fn limits(first: &str, command: impl Fn(&Path, &Path, u16) -> Command) {
     let dir = PrivateDir::create();
     let config = dir.path().join("slidegate.yaml");
     std::fs::write(&config, POLICIES).unwrap();
-    let mut slidegate = Server::start(&["--config", config.to_str().unwrap()]);
+    let start = |address: &str| {
+        Server::start_at(address, &[], &["--config", config.to_str().unwrap()], Stdio::inherit())
+    };
+    let mut slidegate = start("127.0.0.1:0");
+    let address = slidegate.address.clone();
     let name = first.rsplit(' ').next().unwrap();
     let file = dir.path().join(name);
     let log = || std::fs::read_to_string(dir.path().join("log")).unwrap();
     let (mut program, port) = until("the program has a port of its own", || {
         let port = ports::free();
-        let written = block(first)
-            .replace("3000", &port.to_string())
-            .replace("127.0.0.1:7979", &slidegate.address)
-            .replace("timeout(250)", "timeout(20_000)")
-            .replace("timeout=0.25", "timeout=20")
-            .replace("250 * time.Millisecond", "20 * time.Second");
+        let written =
+            block(first).replace("3000", &port.to_string()).replace("127.0.0.1:7979", &slidegate.address);
         std::fs::write(&file, written).unwrap();
         let mut command = command(dir.path(), &file, port);
         let out = std::fs::File::create(dir.path().join("log")).unwrap();
@@ -79,19 +81,44 @@ fn limits(first: &str, command: impl Fn(&Path, &Path, u16) -> Command) {
         stream.read_to_end(&mut answer).unwrap();
         Answer::parse(&text(&answer))
     };
-    for remaining in ["1", "0"] {
-        let answer = ask();
-        assert_eq!(answer.status, 200, "{name}: {}{}", answer.body, log());
-        assert!(answer.body.contains("hello"), "{}", answer.body);
-        assert_eq!(answer.header("x-ratelimit-remaining"), Some(remaining), "{answer:?}");
-        assert_eq!(answer.header("ratelimit-policy"), Some("\"per-ip\";q=2;w=3600"));
-        assert_eq!(answer.header("retry-after"), None);
-    }
-    let denied = ask();
-    assert_eq!(denied.status, 429, "{name}: {}", denied.body);
-    assert!(denied.header("retry-after").unwrap().parse::<u64>().unwrap() > 3000);
-    assert!(denied.header("ratelimit").unwrap().starts_with("\"per-ip\";r=0;t="));
-    assert!(denied.body.contains("\"violated-policies\":[\"per-ip\"]"), "{}", denied.body);
+    let mut count = || {
+        for remaining in ["1", "0"] {
+            let answer = ask();
+            assert_eq!(answer.status, 200, "{name}: {}{}", answer.body, log());
+            assert!(answer.body.contains("hello"), "{}", answer.body);
+            // Not decided by slidegate: it took longer than the code waits.
+            answer.header("x-ratelimit-remaining")?;
+            assert_eq!(answer.header("x-ratelimit-remaining"), Some(remaining), "{answer:?}");
+            assert_eq!(answer.header("ratelimit-policy"), Some("\"per-ip\";q=2;w=3600"));
+            assert_eq!(answer.header("retry-after"), None);
+        }
+        let denied = ask();
+        if denied.status == 200 && denied.header("x-ratelimit-remaining").is_none() {
+            return None;
+        }
+        assert_eq!(denied.status, 429, "{name}: {}", denied.body);
+        assert!(denied.header("retry-after").unwrap().parse::<u64>().unwrap() > 3000);
+        assert!(denied.header("ratelimit").unwrap().starts_with("\"per-ip\";r=0;t="));
+        assert!(denied.body.contains("\"violated-policies\":[\"per-ip\"]"), "{}", denied.body);
+        Some(())
+    };
+    until("slidegate answers every question in time", || {
+        let counted = count();
+        if counted.is_none() {
+            slidegate.signal("KILL");
+            slidegate.wait();
+            slidegate = start(&address);
+        }
+        counted
+    });
+
+    // What hangs is slower than the code waits: the request passes, and is told nothing of limits.
+    slidegate.signal("STOP");
+    until_true("requests pass while slidegate hangs", || ask().status == 200);
+    let answer = ask();
+    assert_eq!((answer.status, answer.header("ratelimit")), (200, None), "{name}: {}{}", answer.body, log());
+    slidegate.signal("CONT");
+    until_true("the limits are back", || ask().status == 429);
 
     slidegate.signal("KILL");
     slidegate.wait();
