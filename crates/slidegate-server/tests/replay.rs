@@ -22,14 +22,15 @@ fn line(ip: &str, second: u32, path: &str) -> String {
     )
 }
 
-/// Ip, path and second of a line, by splitting at spaces: nothing of the real parser.
+/// Client, path and second of a line, by splitting at spaces: nothing of the real parser. IPv6 clients count by their /64.
 fn naive_parse(line: &str) -> (String, String, i64) {
     let words: Vec<&str> = line.split(' ').collect();
     let clock: Vec<i64> = words[3].split(':').skip(1).map(|n| n.parse().unwrap()).collect();
     let day: i64 = words[3][1..3].parse().unwrap();
     let second = ((day * 24 + clock[0]) * 60 + clock[1]) * 60 + clock[2];
     let path = words[6].split('?').next().unwrap();
-    (words[0].to_owned(), path.to_owned(), second)
+    let client = words[0].split(':').take(4).collect::<Vec<_>>().join(":");
+    (client, path.to_owned(), second)
 }
 
 /// Whether each line is allowed under [`POLICIES`], in the order of time: lists of charges, searched every time.
@@ -171,7 +172,9 @@ fn a_log_of_a_shop_is_decided_line_by_line_as_a_naive_limiter_decides_it() {
     let denied = expected.iter().filter(|allowed| !**allowed).count();
     assert!(denied > 100 && denied < lines / 2, "{denied} of {lines}");
     let (each, report) = replayed(&folder.file("access.log", &log));
-    assert_eq!(each, expected);
+    assert_eq!(each.len(), expected.len());
+    let first = each.iter().zip(&expected).position(|(one, other)| one != other);
+    assert_eq!(first, None, "the first request, in the order of time, that is decided otherwise");
     assert!(report.contains(&format!("{lines} lines, {lines} requests from 2026-11-20T")), "{report}");
     assert!(report.contains(&format!("{denied} requests denied in all")), "{report}");
 }
