@@ -4,6 +4,7 @@
 //! median of its rounds. `bench/README.md` says what the rows are.
 
 mod cases;
+mod clock;
 mod keys;
 mod measure;
 mod memory;
@@ -34,7 +35,9 @@ fn main() {
             decisions(&options);
             memory_per_key(&options);
             growth(&options);
+            clock::run();
         }
+        Mode::Clock => clock::run(),
         Mode::Decisions => decisions(&options),
         Mode::Memory => memory_per_key(&options),
         Mode::Growth => growth(&options),

@@ -2,6 +2,7 @@
 
 use crate::Entrant;
 use crate::cases::Case;
+use crate::clock::ClockFigures;
 use crate::measure::Cost;
 use crate::peers::Contender;
 
@@ -120,4 +121,16 @@ pub(crate) fn growth(sizes: &[u32], rows: &[(Contender, Vec<f64>)]) {
             floor.map_or_else(String::new, |(_, floor)| format!("{:.2}", growth(costs) / growth(floor)));
         println!("| {:<16} |{cells} {:>6.2} | {beyond:>13} |", contender.name(), growth(costs));
     }
+}
+
+/// The clock's figures.
+pub(crate) fn clock(figures: &ClockFigures) {
+    println!("\n### clock\n\n| clock | ns, in a row | ns, 25 us apart |\n|---|--:|--:|");
+    for (name, at) in [("SystemClock", 0), ("CLOCK_MONOTONIC", 1)] {
+        println!("| {name:<15} | {:12.1} | {:15.1} |", figures.in_a_row_ns[at], figures.apart_ns[at]);
+    }
+    println!(
+        "\nover {:?}: ahead by {:.2} us at most, {:+.3} ppm faster",
+        figures.compared, figures.most_ahead_us, figures.drift_ppm
+    );
 }
