@@ -5,7 +5,7 @@
 
 use std::collections::hash_map::RandomState;
 use std::fmt::{self, Write as _};
-use std::hash::{BuildHasher, Hasher};
+use std::hash::{BuildHasher, Hash, Hasher};
 use std::net::IpAddr;
 
 use siphasher::sip128::{Hasher128, SipHasher13};
@@ -147,11 +147,17 @@ impl KeyId {
     }
 }
 
-/// Random numbers of one store, so that nobody outside can choose keys that collide or share a place.
-#[derive(Debug, Clone)]
+/// Random numbers of one store, so that nobody outside can choose keys that collide or share a place. Shown as `***`.
+#[derive(Clone)]
 pub(crate) struct Secret {
     sip: [u64; 2],
     place: [u64; 2],
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
 }
 
 impl Secret {
@@ -204,6 +210,13 @@ impl Secret {
         parts.into_iter().for_each(|part| write_canonical(part, |bytes| hasher.write(bytes)));
         let hash = hasher.finish128();
         KeyId([hash.h1, hash.h2 >> 8 | KeyId::tag(KeyId::HASHED)])
+    }
+
+    /// 128 bits that stand for a value and for no other of its type.
+    pub(crate) fn hash_of(&self, value: &impl Hash) -> u128 {
+        let mut hasher = SipHasher13::new_with_keys(self.sip[0], self.sip[1]);
+        value.hash(&mut hasher);
+        hasher.finish128().as_u128()
     }
 
     /// A number in which every bit depends on every bit of the key and the policy: the upper bits choose a shard, the

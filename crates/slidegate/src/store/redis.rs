@@ -337,16 +337,19 @@ impl RedisStore {
                 };
                 self.news.keep(&self.calls, remembered);
                 let sent = instant();
-                if let Some(answers) = remembered.answer(&subjects, cost, sent) {
-                    self.calls.counts.remembered.fetch_add(1, Ordering::Relaxed);
-                    return Ok(answers);
+                match remembered.answer(&subjects, cost, sent) {
+                    Ok(answers) => {
+                        self.calls.counts.remembered.fetch_add(1, Ordering::Relaxed);
+                        Ok(answers)
+                    }
+                    Err(ticket) => {
+                        let answers = self.calls.check(&subjects, cost, deadline).await?;
+                        if subjects.denies(&answers) {
+                            remembered.remember(&subjects, cost, &answers, ticket);
+                        }
+                        Ok(answers)
+                    }
                 }
-                let ticket = remembered.ticket(sent);
-                let answers = self.calls.check(&subjects, cost, deadline).await?;
-                if subjects.denies(&answers) {
-                    remembered.remember(&subjects, cost, &answers, ticket);
-                }
-                Ok(answers)
             }
             Verb::Peek | Verb::Penalize => {
                 Ok(self.calls.on_each_slot(&subjects, verb, cost, deadline).await?)
