@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use smallvec::SmallVec;
 
 use crate::charge::Charge;
@@ -46,7 +46,8 @@ pub struct SharedGate {
     policies: ArcSwap<PolicySet>,
     numbers: Mutex<Numbers>,
     fallbacks: AtomicU64,
-    last_failure: Mutex<Option<Failure>>,
+    /// Not under a lock: while the store is away, every decision comes here.
+    last_failure: ArcSwapOption<Failure>,
 }
 
 /// How a [`SharedGate`] is made: `SharedGate::builder(policies, options).instances(3).build()?`.
@@ -103,7 +104,7 @@ impl SharedGateBuilder {
             policies: ArcSwap::from_pointee(policies),
             numbers: Mutex::new(numbers),
             fallbacks: AtomicU64::new(0),
-            last_failure: Mutex::new(None),
+            last_failure: ArcSwapOption::empty(),
         })
     }
 }
@@ -305,7 +306,7 @@ impl SharedGate {
     /// How the store has been used, and why it last was not.
     #[must_use]
     pub fn stats(&self) -> SharedStats {
-        let last = self.last_failure.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = self.last_failure.load();
         SharedStats {
             store: self.store.stats(),
             fallbacks: self.fallbacks.load(Ordering::Relaxed),
@@ -348,9 +349,8 @@ impl SharedGate {
     }
 
     fn remember(&self, failure: Failure) {
-        let mut last = self.last_failure.lock().unwrap_or_else(PoisonError::into_inner);
-        if failure.kind != FailureKind::BreakerOpen || last.is_none() {
-            *last = Some(failure);
+        if failure.kind != FailureKind::BreakerOpen || self.last_failure.load().is_none() {
+            self.last_failure.store(Some(Arc::new(failure)));
         }
     }
 }
