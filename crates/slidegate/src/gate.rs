@@ -96,8 +96,7 @@ impl Gate {
     /// whatever its id.
     ///
     /// A denial is not kept, as it has charged nothing: the same id asked again is decided anew. Of the last 65,536
-    /// answers each is kept for its window; a check that comes again later is charged again. Checks with an id are made
-    /// one at a time.
+    /// answers each is kept for its window; a check that comes again later is charged again.
     ///
     /// ```
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
