@@ -230,6 +230,7 @@ impl Front {
             self.observer.follow(&self.policies(), &layers.keys_shown);
             return Err(error);
         }
+        self.shadows.follow(&self.policies());
         *layers = next;
         Ok(layers.refused.clone())
     }
