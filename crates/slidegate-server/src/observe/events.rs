@@ -188,13 +188,12 @@ impl Events {
         ring.last_seq += 1;
         event.seq = ring.last_seq;
         let event = Arc::new(event);
-        if ring.events.len() == KEPT {
-            ring.events.pop_front();
-        }
+        let oldest = if ring.events.len() == KEPT { ring.events.pop_front() } else { None };
         ring.events.push_back(Arc::clone(&event));
         // Under the lock, so that listeners get them in their order.
         self.send(Message::Denial(Arc::clone(&event)));
         drop(ring);
+        drop(oldest);
         if let Some(log) = &self.log
             && let Some(suppressed) = self.log_limit.admit_key(rated.as_bytes())
         {
@@ -215,17 +214,23 @@ impl Events {
 
     /// The newest events, newest first.
     pub(crate) fn recent(&self, filter: &Filter, limit: usize) -> Vec<Arc<Event>> {
+        let (events, _) = self.kept();
+        events.into_iter().rev().filter(|event| self.matches(event, filter)).take(limit).collect()
+    }
+
+    /// The events that are kept, oldest first, and the number of the last one. A copy, since who looks through them hashes
+    /// keys, and denials must not wait for that.
+    fn kept(&self) -> (Vec<Arc<Event>>, u64) {
         let ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
-        ring.events.iter().rev().filter(|event| self.matches(event, filter)).take(limit).cloned().collect()
+        (ring.events.iter().cloned().collect(), ring.last_seq)
     }
 
     /// The events that are kept and come after this one, oldest first. All, if there is no such event yet: its number was
     /// given before a restart.
     pub(super) fn after(&self, seq: u64, filter: &Filter) -> Vec<Arc<Event>> {
-        let ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
-        let seq = if seq > ring.last_seq { 0 } else { seq };
-        let wanted = |event: &&Arc<Event>| event.seq > seq && self.matches(event, filter);
-        ring.events.iter().filter(wanted).cloned().collect()
+        let (events, last_seq) = self.kept();
+        let seq = if seq > last_seq { 0 } else { seq };
+        events.into_iter().filter(|event| event.seq > seq && self.matches(event, filter)).collect()
     }
 
     /// Whether an event is one of those that are wanted.
@@ -237,8 +242,8 @@ impl Events {
 
     /// Keys of a policy that are shown as this text, among those of the events that are kept.
     pub(super) fn keys_shown_as(&self, policy: &str, shown: &str) -> Vec<Box<str>> {
-        let ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
-        let same = ring.events.iter().filter(|event| event.policy == policy && event.key == shown);
+        let (events, _) = self.kept();
+        let same = events.iter().filter(|event| event.policy == policy && event.key == shown);
         same.filter(|event| !event.raw.0.is_empty()).map(|event| event.raw.0.clone()).collect()
     }
 

@@ -60,7 +60,9 @@ pub(crate) async fn tick(front: Arc<Front>) {
         let at = observer.clock.now();
         if at - turned_at >= PERIOD {
             turned_at = at;
-            observer.top.turn();
+            let outdated = observer.top.turn();
+            // Neither decisions nor the tasks of this thread wait for that; nor does anybody for its end.
+            drop(tokio::task::spawn_blocking(move || drop(outdated)));
         }
         if let Some(traces) = &observer.traces {
             traces.report_losses();

@@ -9,7 +9,6 @@
 
 use std::collections::HashMap;
 use std::fmt::{self, Write as _};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -45,17 +44,22 @@ impl By {
 
 #[derive(Debug)]
 pub(super) struct Top {
-    /// Counts periods. A lane that finds another one puts its sketches by.
-    period: AtomicU64,
     lanes: Lanes<Mutex<Tops>>,
 }
+
+/// The sketches of policies in both orders, by the policies' numbers.
+type Sketches = HashMap<u32, [Sketch; 2]>;
+
+/// The sketches of a period that nobody asks for any more. Up to 130,000 texts for each lane: dropping them takes long.
+#[derive(Debug)]
+#[must_use = "dropping it takes milliseconds, for which no decision should wait"]
+pub(super) struct Outdated(#[allow(dead_code, reason = "it is there to be dropped")] Vec<Sketches>);
 
 /// The sketches of one lane.
 #[derive(Debug, Default)]
 struct Tops {
-    period: u64,
-    now: HashMap<u32, [Sketch; 2]>,
-    before: HashMap<u32, [Sketch; 2]>,
+    now: Sketches,
+    before: Sketches,
     /// Where keys are written to be looked up.
     text: String,
 }
@@ -92,12 +96,18 @@ pub(super) struct Ranking {
 
 impl Top {
     pub(super) fn new(lanes: usize) -> Self {
-        Self { period: AtomicU64::new(0), lanes: Lanes::new(lanes) }
+        Self { lanes: Lanes::new(lanes) }
     }
 
-    /// Begins the next period.
-    pub(super) fn turn(&self) {
-        self.period.fetch_add(1, Relaxed);
+    /// Begins the next period: puts the sketches of the last one by, in a few steps for each lane, and hands out those of
+    /// the one before.
+    pub(super) fn turn(&self) -> Outdated {
+        let put_by = |lane: &Mutex<Tops>| {
+            let mut lane = lane.lock().unwrap_or_else(PoisonError::into_inner);
+            let last = std::mem::take(&mut lane.now);
+            std::mem::replace(&mut lane.before, last)
+        };
+        Outdated(self.lanes.iter().map(put_by).collect())
     }
 
     /// Adds to a key's count. Waits for nobody: what comes while the top is read is not counted.
@@ -112,7 +122,6 @@ impl Top {
     ) {
         let Ok(mut lane) = self.lanes.of(thread()).try_lock() else { return };
         let lane = &mut *lane;
-        lane.turn(self.period.load(Relaxed));
         if lane.now.len() == MAX_POLICIES && !lane.now.contains_key(&policy) {
             return;
         }
@@ -124,11 +133,9 @@ impl Top {
 
     /// The top of a policy.
     pub(super) fn ranking(&self, policy: u32, by: By) -> Ranking {
-        let period = self.period.load(Relaxed);
         let mut sketches = Vec::new();
         for lane in self.lanes.iter() {
-            let mut lane = lane.lock().unwrap_or_else(PoisonError::into_inner);
-            lane.turn(period);
+            let lane = lane.lock().unwrap_or_else(PoisonError::into_inner);
             sketches.extend(
                 [&lane.now, &lane.before]
                     .into_iter()
@@ -136,17 +143,6 @@ impl Top {
             );
         }
         merged(&sketches)
-    }
-}
-
-impl Tops {
-    /// Puts by what was counted before this period.
-    fn turn(&mut self, period: u64) {
-        if self.period != period {
-            let last = std::mem::take(&mut self.now);
-            self.before = if self.period + 1 == period { last } else { HashMap::new() };
-            self.period = period;
-        }
     }
 }
 
@@ -310,13 +306,13 @@ mod tests {
         let keys =
             || top.ranking(3, By::Denied).keys.iter().map(|one| one.key.to_string()).collect::<Vec<_>>();
         count("old");
-        top.turn();
+        assert!(top.turn().0[0].is_empty());
         count("new");
         assert_eq!(keys(), ["new", "old"]);
         assert_eq!(top.ranking(3, By::Used), Ranking::default());
-        top.turn();
+        assert_eq!(top.turn().0[0].len(), 1, "the old ones go to who turns, and no decision drops them");
         assert_eq!(keys(), ["new"]);
-        top.turn();
+        assert_eq!(top.turn().0[0].len(), 1);
         assert_eq!(keys(), [""; 0]);
     }
 }
