@@ -3,6 +3,7 @@
 //! All contenders run on one server of our own, turn by turn, as the speed of a machine drifts; a row is the median of its
 //! rounds. What counts is Redis's own time: it decides on one core for everybody. `bench/README.md` says what the rows are.
 
+mod attack;
 mod drive;
 mod figures;
 mod options;
@@ -40,6 +41,9 @@ async fn run(options: &Options) -> Result<(), Failed> {
     }
     if options.has(Part::Store) {
         store::run(&server, options).await?;
+    }
+    if options.has(Part::Attack) {
+        attack::run(&server, options).await?;
     }
     Ok(())
 }

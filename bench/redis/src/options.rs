@@ -7,10 +7,10 @@ use lexopt::prelude::*;
 pub(crate) const USAGE: &str = "\
 usage: slidegate-redis-bench [options]
 
-  --part NAME       only `scripts` or `store`
+  --part NAME       only `scripts`, `store` or `attack`
   --limit N         only this limit of `scripts`; may be repeated (10, 100, 1000, 10000)
   --rounds N        rounds, of which a row is the median (5)
-  --seconds S       how long a row of `store` lasts in a round (2)";
+  --seconds S       how long a row of `store` or `attack` lasts in a round (2)";
 
 /// What to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,17 +19,19 @@ pub(crate) enum Part {
     Scripts,
     /// What a decision costs when many ask at once.
     Store,
+    /// What one client's decisions take while others fill the cache of denials.
+    Attack,
 }
 
 /// What to measure, and how much of it.
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
-    /// Only this part; both without.
+    /// Only this part; all without.
     pub(crate) part: Option<Part>,
     pub(crate) limits: Vec<u64>,
     /// At least one.
     pub(crate) rounds: usize,
-    /// How long a row of the store's part lasts in a round.
+    /// How long a row of the last two parts lasts in a round.
     pub(crate) time: Duration,
 }
 
@@ -80,6 +82,7 @@ fn part_of(text: &str) -> Result<Part, String> {
     match text {
         "scripts" => Ok(Part::Scripts),
         "store" => Ok(Part::Store),
-        _ => Err("the parts are scripts and store".to_owned()),
+        "attack" => Ok(Part::Attack),
+        _ => Err("the parts are scripts, store and attack".to_owned()),
     }
 }

@@ -108,7 +108,8 @@ impl PolicyArgs {
         resp: Option<SocketAddr>,
     ) -> Result<Sources, Failure> {
         let theirs = settings.redis.clone().filter(|_| redis.is_none());
-        let sources = self.sources(redis.or(theirs.as_ref().map(|redis| redis.url.as_str())), resp)?;
+        let sources =
+            self.sources(redis.or(theirs.as_ref().map(|redis| redis.url.expose().as_str())), resp)?;
         for line in &settings.not_honoured {
             tracing::warn!("{line}");
         }

@@ -150,7 +150,7 @@ impl Observer {
         let traces = options.traces.as_ref().map(Traces::start).transpose()?;
         let lanes = wanted();
         let Observe { metrics, events, top, .. } = options;
-        let veil = Arc::new(Veil::new(options.key_secret.0.as_deref()));
+        let veil = Arc::new(Veil::new(options.key_secret.as_ref().map(|secret| secret.expose().as_str())));
         let clock = SystemClock::new();
         let observer = Self {
             roll: ArcSwap::default(),

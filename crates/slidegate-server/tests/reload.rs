@@ -15,6 +15,7 @@ mod library {
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use common::{Folder, Server};
 use library::support::until_true;
@@ -69,8 +70,7 @@ fn a_changed_file_is_in_force_at_once_and_a_bad_one_changes_nothing() {
     let others = "server: {listen: '127.0.0.1:1', shutdown_grace: 7s}\nauth: {preset: nginx}\n";
     fs::write(&file, policy(4) + others).unwrap();
     until_true("the corrected file is in force", || limit(&server) == 4);
-    let left = "server: shutdown_grace, auth cannot change while the service runs and is as before; restart it to change \
-                that";
+    let left = "server: shutdown_grace, auth changed, which takes effect at the next start; restart the service to apply it";
     until_true("what needs a restart is told", || config(&server)["error"] == json!(left));
 }
 
@@ -108,4 +108,39 @@ fn sighup_loads_again_and_tokens_are_loaded_with_the_rest() {
     until_true("a token is needed", || server.get("/v1/status").status == 401);
     fs::write(&file, policy(2)).unwrap();
     until_true("none is needed", || server.get("/v1/status").status == 200);
+}
+
+/// Who replaces a password that leaked, or a certificate that ends, must learn that the old one is still in use.
+#[test]
+fn a_changed_password_and_a_changed_certificate_are_reported_by_name() {
+    let folder = Folder::new("reload-secrets");
+    let (certificate, key) = (folder.file("cert.pem", ""), folder.file("key.pem", ""));
+    let renew = || {
+        let made = Command::new("openssl")
+            .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"])
+            .args(["-days", "2", "-subj", "/CN=localhost", "-out", &certificate, "-keyout", &key])
+            .output()
+            .expect("the program openssl is installed");
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    };
+    renew();
+    let text = |password: &str| {
+        let tls = format!("cert_file: {certificate}, key_file: {key}");
+        policy(2) + &format!("resp: {{listen: '127.0.0.1:0', password: {password}, {tls}}}\n")
+    };
+    let file = folder.file("slidegate.yaml", text("first"));
+    let server = Server::start(&["--config", &file]);
+    assert_eq!(config(&server)["error"], Value::Null);
+    let left = |setting: &str| {
+        json!(format!(
+            "{setting} changed, which takes effect at the next start; restart the service to apply it"
+        ))
+    };
+    fs::write(&file, text("second")).unwrap();
+    until_true("the password is named", || config(&server)["error"] == left("resp: password"));
+    fs::write(&file, text("first")).unwrap();
+    until_true("nothing differs any more", || config(&server)["error"] == Value::Null);
+    renew();
+    server.signal("HUP");
+    until_true("the certificate is named", || config(&server)["error"] == left("resp: cert_file"));
 }

@@ -39,6 +39,8 @@ mod policy;
 mod quota;
 mod request;
 #[cfg(feature = "redis")]
+mod secret;
+#[cfg(feature = "redis")]
 mod shared_gate;
 mod store;
 mod sync;
@@ -57,6 +59,8 @@ pub use limiter::Limiter;
 pub use policy::{Match, Policy, PolicySet};
 pub use quota::{Algorithm, Quota, format_window, parse_window};
 pub use request::{Request, Value};
+#[cfg(feature = "redis")]
+pub use secret::Secret;
 #[cfg(feature = "redis")]
 pub use shared_gate::{SharedGate, SharedGateBuilder, SharedStats};
 pub use store::memory::{MemoryStats, MemoryStore, MemoryStoreBuilder};

@@ -61,7 +61,7 @@ fn take(admin: &Admin, running: &Config, loaded: Loaded) -> Result<(), String> {
     let left = (!differences.is_empty()).then(|| {
         let differences = differences.join(", ");
         format!(
-            "{differences} cannot change while the service runs and is as before; restart it to change that"
+            "{differences} changed, which takes effect at the next start; restart the service to apply it"
         )
     });
     let Config { policies, candidates, admin: tokens, observe, .. } = config;

@@ -3,6 +3,8 @@
 //! Tokens stand here as their SHA-256. A token is 256 random bits that nobody chose, so there is nothing to guess that a
 //! slow hash would have to protect: the digest alone gives it to nobody who reads the file.
 
+use slidegate::Secret;
+
 use super::file::{Node, Shown};
 use super::section::{Section, text, wrong};
 use super::{ConfigErrors, Findings};
@@ -45,7 +47,7 @@ pub(crate) struct Token {
     /// Who it is given to, for the log.
     pub(crate) name: String,
     pub(crate) right: Right,
-    pub(crate) sha256: [u8; 32],
+    pub(crate) sha256: Secret<[u8; 32]>,
 }
 
 /// Whether this can be a token's name.
@@ -131,7 +133,7 @@ pub(super) fn from_variable(value: &str) -> Result<Vec<Token>, ConfigErrors> {
 }
 
 /// 64 hexadecimal digits.
-fn digest(digits: &str) -> Option<[u8; 32]> {
+fn digest(digits: &str) -> Option<Secret<[u8; 32]>> {
     let mut bytes = [0; 32];
     if digits.len() != 64 || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
         return None;
@@ -139,7 +141,7 @@ fn digest(digits: &str) -> Option<[u8; 32]> {
     for (at, byte) in bytes.iter_mut().enumerate() {
         *byte = u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).ok()?;
     }
-    Some(bytes)
+    Some(Secret::new(bytes))
 }
 
 #[cfg(test)]
@@ -159,8 +161,11 @@ mod tests {
             "12".repeat(32)
         );
         let tokens = Config::parse(&text, "slidegate.yaml").unwrap().admin;
-        assert_eq!(tokens[0], Token { name: "ops".into(), right: Right::Write, sha256: [10; 32] });
-        assert_eq!((tokens[1].right, tokens[1].sha256), (Right::Read, [0x12; 32]));
+        assert_eq!(
+            tokens[0],
+            Token { name: "ops".into(), right: Right::Write, sha256: Secret::new([10; 32]) }
+        );
+        assert_eq!((tokens[1].right, &tokens[1].sha256), (Right::Read, &Secret::new([0x12; 32])));
         let both = from_variable(&format!("ops:write:{hash}, g:read:{hash},")).unwrap();
         assert_eq!((both.len(), both[1].right), (2, Right::Read));
     }

@@ -29,7 +29,7 @@ const SOURCE: &str =
     "write `header X-User`, `path X-Original-URI`, `client-address`, `client-address Forwarded` or `none`";
 
 /// Which mapping answers which path.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Auth {
     /// That of `/v1/auth` itself, if the file says which preset that is.
     pub(crate) unnamed: Option<Mapping>,
@@ -38,7 +38,7 @@ pub(crate) struct Auth {
 }
 
 /// What one proxy's requests say.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Mapping {
     /// No two have one name.
     pub(crate) attributes: Vec<Attribute>,
@@ -46,7 +46,7 @@ pub(crate) struct Mapping {
 }
 
 /// An attribute and where it stands.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Attribute {
     pub(crate) name: String,
     pub(crate) source: Origin,
@@ -56,7 +56,7 @@ pub(crate) struct Attribute {
 }
 
 /// Where an attribute stands in a request.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Origin {
     /// The whole value of a header.
     Header(HeaderName),

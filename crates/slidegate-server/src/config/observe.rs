@@ -4,7 +4,8 @@
 //! instances, so that a key is found in all their logs under one name.
 
 use std::collections::HashMap;
-use std::fmt;
+
+use slidegate::Secret;
 
 use super::file::{Node, Value};
 use super::section::{Section, flag, wrong};
@@ -27,7 +28,8 @@ pub(crate) struct Observe {
     pub(crate) log_denials: bool,
     /// By the names of policies; the others show keys as they are.
     pub(crate) keys_shown: HashMap<String, KeysShown>,
-    pub(crate) key_secret: Secret,
+    /// What hashes of keys are made with, if that is said: the same in all instances.
+    pub(crate) key_secret: Option<Secret<String>>,
     /// Where spans of decisions go, if anywhere.
     pub(crate) traces: Option<Traces>,
 }
@@ -42,16 +44,6 @@ pub(crate) enum KeysShown {
     Hashed,
 }
 
-/// A text that is not printed.
-#[derive(Clone, PartialEq, Eq, Default)]
-pub(crate) struct Secret(pub(crate) Option<String>);
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.0.is_some() { "Secret" } else { "None" })
-    }
-}
-
 impl Default for Observe {
     fn default() -> Self {
         Self {
@@ -60,21 +52,21 @@ impl Default for Observe {
             top: true,
             log_denials: true,
             keys_shown: HashMap::new(),
-            key_secret: Secret::default(),
+            key_secret: None,
             traces: None,
         }
     }
 }
 
 impl Observe {
-    /// What is said of all policies together.
-    pub(super) fn besides_policies(&self) -> Self {
-        Self { keys_shown: HashMap::new(), ..self.clone() }
+    /// What the section says: neither what policies do, nor the secret, which stands at the store.
+    pub(super) fn section(&self) -> Self {
+        Self { keys_shown: HashMap::new(), key_secret: None, ..self.clone() }
     }
 
     /// What is told where no file says anything.
     pub(super) fn without_file(outside: &Outside) -> Self {
-        let key_secret = Secret(outside.key_secret().map(str::to_owned));
+        let key_secret = outside.key_secret.clone();
         Self { key_secret, traces: outside.traces.alone(), ..Self::default() }
     }
 }
@@ -93,7 +85,7 @@ pub(super) fn observe(
     let (metrics, events, tops) = (read("metrics"), read("events"), read("top"));
     let log_denials = read("log_denials");
     let in_file = || store.and_then(|store| store.get("key_secret")?.scalar().map(str::to_owned));
-    let key_secret = Secret(outside.key_secret().map(str::to_owned).or_else(in_file));
+    let key_secret = outside.key_secret.clone().or_else(|| in_file().map(Secret::new));
     let spans = section.and_then(|section| {
         let mut spans = Section::of(section.get("traces")?, "traces".to_owned(), traces::EXAMPLE, findings)?;
         spans.expect_only(&traces::KEYS, findings);
@@ -150,7 +142,7 @@ mod tests {
             ["a", "b", "c", "d"].map(shown),
             [KeysShown::Hashed, KeysShown::Masked, KeysShown::Plain, KeysShown::Plain]
         );
-        assert_eq!(observe.key_secret, Secret(Some("s".into())));
+        assert_eq!(observe.key_secret, Some(Secret::new("s".into())));
         assert!(!format!("{observe:?}").contains("\"s\""), "{observe:?}");
         assert!(!(observe.metrics || observe.events || observe.top || observe.log_denials));
         let silent = Config::parse("policies: [{name: a, quota: 1/1s}]", "f").unwrap().observe;

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use super::{Config, ConfigErrors, Outside};
+use super::{Config, ConfigErrors, Outside, Resp, SharedStore};
 
 /// Where a configuration comes from.
 #[derive(Clone)]
@@ -58,22 +58,93 @@ impl Sources {
     }
 }
 
-/// What another configuration would change and cannot while the service runs, in words.
+/// What another configuration would change and cannot while the service runs, in words. Values are compared, secrets and the
+/// contents of certificates among them, and never what is printed of them.
 pub(crate) fn differences(old: &Config, new: &Config) -> Vec<&'static str> {
-    let is_other = |part: &dyn Fn(&Config) -> String| part(old) != part(new);
-    [
-        ("server: listen", is_other(&|config| config.listen.to_string())),
-        ("server: shutdown_grace", is_other(&|config| format!("{:?}", config.shutdown_grace))),
-        ("store: memory: max_keys", is_other(&|config| config.max_keys.to_string())),
-        ("store", is_other(&|config| format!("{:?}", config.shared))),
-        ("attributes: addresses", is_other(&|config| format!("{:?}", config.address_attributes))),
-        ("grpc", is_other(&|config| format!("{:?}", config.grpc))),
-        ("resp", is_other(&|config| format!("{:?}", config.resp))),
-        ("headers", is_other(&|config| format!("{:?}", config.headers))),
-        ("auth", is_other(&|config| format!("{:?}", config.auth))),
-        ("observe", is_other(&|config| format!("{:?}", config.observe.besides_policies()))),
-    ]
-    .into_iter()
-    .filter_map(|(name, differs)| differs.then_some(name))
-    .collect()
+    let named = |name: &'static str, differs: bool| differs.then_some(name);
+    let (shared, resp) = ((old.shared.as_ref(), new.shared.as_ref()), (old.resp.as_ref(), new.resp.as_ref()));
+    let mut differences = Vec::new();
+    differences.extend(named("server: listen", old.listen != new.listen));
+    differences.extend(named("server: shutdown_grace", old.shutdown_grace != new.shutdown_grace));
+    differences.extend(named("store: memory: max_keys", old.max_keys != new.max_keys));
+    differences.extend(SharedStore::differences(shared.0, shared.1));
+    differences.extend(named("attributes: addresses", old.address_attributes != new.address_attributes));
+    differences.extend(named("grpc", old.grpc != new.grpc));
+    differences.extend(Resp::differences(resp.0, resp.1));
+    differences.extend(named("headers", old.headers != new.headers));
+    differences.extend(named("auth", old.auth != new.auth));
+    differences.extend(named("observe", old.observe.section() != new.observe.section()));
+    differences
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const POLICY: &str = "\npolicies: [{name: p, quota: 1/1s}]\n";
+
+    fn config(text: &str) -> Config {
+        Config::parse(&format!("{text}{POLICY}"), "slidegate.yaml")
+            .unwrap_or_else(|errors| panic!("{errors}"))
+    }
+
+    /// Whoever changes a password that leaked has to learn that the old one is still in force.
+    #[test]
+    fn a_changed_secret_is_named() {
+        for (text, expected) in [
+            ("resp: {listen: '127.0.0.1:6380', password: SECRET}", "resp: password"),
+            ("store: {redis: 'redis://:SECRET@h'}", "store: redis"),
+            ("store: {redis: 'redis+sentinel://h/m?sentinel_pass=SECRET'}", "store: redis"),
+            ("store: {redis: 'redis://h', key_secret: SECRET}", "store: key_secret"),
+            ("observe: {traces: {endpoint: 'http://h', headers: {authorization: SECRET}}}", "observe"),
+        ] {
+            let of = |secret: &str| config(&text.replace("SECRET", secret));
+            assert_eq!(differences(&of("one"), &of("one")), [""; 0], "{text}");
+            assert_eq!(differences(&of("one"), &of("two")), [expected], "{text}");
+        }
+    }
+
+    /// Values are compared: another one that means the same is no difference, and each that is one has its name.
+    #[test]
+    fn each_changed_section_is_named_and_no_other() {
+        let before = "server: {listen: '127.0.0.1:1', shutdown_grace: 60s}\nstore: {memory: {max_keys: 1000}}\n\
+                      resp: {listen: '127.0.0.1:2', idle_timeout: 60s, max_connections: 5}\n\
+                      grpc: {listen: '127.0.0.1:3'}\nheaders: {retry_after: true}\nauth: {preset: nginx}\n\
+                      observe: {top: true}\n";
+        let differences = |from: &str, to: &str| {
+            assert!(before.contains(from), "{from}");
+            differences(&config(before), &config(&before.replacen(from, to, 1)))
+        };
+        assert_eq!(differences("60s", "1m"), [""; 0]);
+        for (from, to, expected) in [
+            ("127.0.0.1:1", "127.0.0.1:9", "server: listen"),
+            ("shutdown_grace: 60s", "shutdown_grace: 61s", "server: shutdown_grace"),
+            ("1000", "1001", "store: memory: max_keys"),
+            ("127.0.0.1:2", "127.0.0.1:9", "resp: listen"),
+            ("idle_timeout: 60s", "idle_timeout: 61s", "resp: idle_timeout"),
+            ("max_connections: 5", "max_connections: 6", "resp: max_connections"),
+            ("127.0.0.1:3", "127.0.0.1:9", "grpc"),
+            ("retry_after: true", "retry_after: false", "headers"),
+            ("nginx", "caddy", "auth"),
+            ("top: true", "top: false", "observe"),
+        ] {
+            assert_eq!(differences(from, to), [expected], "{to}");
+        }
+    }
+
+    /// A configuration that is printed, by whatever mistake, must not tell what it keeps secret.
+    #[test]
+    fn debug_of_a_configuration_shows_no_secret() {
+        let text = "resp: {listen: '127.0.0.1:6380', password: SECRET-1}\n\
+                    store: {redis: 'redis+sentinel://me:SECRET-2@h/m?sentinel_pass=SECRET-3', key_secret: SECRET-4}\n\
+                    observe: {traces: {endpoint: 'http://h', headers: {authorization: SECRET-5}}}\n\
+                    admin: {tokens: [{name: ops, scope: read, sha256: DIGEST}]}\n";
+        let shown = |secret: &str, digest: &str| {
+            format!("{:?}", config(&text.replace("SECRET", secret).replace("DIGEST", &digest.repeat(32))))
+        };
+        let first = shown("hidden", "0a");
+        assert!(!first.contains("hidden"), "{first}");
+        // Whatever a secret is kept as: if it were shown, another one would look otherwise.
+        assert_eq!(first, shown("others", "0b"));
+    }
 }

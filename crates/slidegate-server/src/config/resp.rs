@@ -3,7 +3,6 @@
 //! It is open only if one of them says where. Its password may stand in a file of its own or in the environment, which wins,
 //! and shows in no error and no log.
 
-use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +12,7 @@ use rustls::ServerConfig;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use slidegate::parse_window;
+use slidegate::{ClientCertificate, Secret, parse_window};
 use subtle::ConstantTimeEq;
 
 use super::file::{Node, Shown};
@@ -43,7 +42,7 @@ pub(crate) struct Resp {
     pub(crate) listen: SocketAddr,
     pub(crate) password: Option<Password>,
     /// Without it, nothing is encrypted.
-    pub(crate) tls: Option<Arc<ServerConfig>>,
+    pub(crate) tls: Option<RespTls>,
     /// How long a client may be silent before it is cut off, and up to twice as long.
     pub(crate) idle_timeout: Duration,
     /// At least one.
@@ -51,8 +50,24 @@ pub(crate) struct Resp {
 }
 
 /// What a client has to know.
-#[derive(Clone)]
-pub(crate) struct Password(String);
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Password(Secret<String>);
+
+/// The certificate that clients are shown.
+#[derive(Debug, Clone)]
+pub(crate) struct RespTls {
+    /// What shows it.
+    pub(crate) config: Arc<ServerConfig>,
+    /// What the files held when it was made.
+    pair: ClientCertificate,
+}
+
+/// Two are the same if they show the same certificate.
+impl PartialEq for RespTls {
+    fn eq(&self, other: &Self) -> bool {
+        self.pair == other.pair
+    }
+}
 
 impl Password {
     /// Longest password, in bytes.
@@ -60,20 +75,14 @@ impl Password {
 
     /// A password of 1 to [`MAX`](Self::MAX) bytes.
     pub(super) fn new(text: &str) -> Option<Self> {
-        (1..=Self::MAX).contains(&text.len()).then(|| Self(text.to_owned()))
+        (1..=Self::MAX).contains(&text.len()).then(|| Self(Secret::new(text.to_owned())))
     }
 
     /// Whether this is it. The time it takes depends on the length of what is given and on nothing else: digests are
     /// compared, so that it does not tell the length of the password either.
     pub(crate) fn is(&self, given: &[u8]) -> bool {
         let sha256 = |bytes| digest(&SHA256, bytes);
-        sha256(self.0.as_bytes()).as_ref().ct_eq(sha256(given).as_ref()).into()
-    }
-}
-
-impl fmt::Debug for Password {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("***")
+        sha256(self.0.expose().as_bytes()).as_ref().ct_eq(sha256(given).as_ref()).into()
     }
 }
 
@@ -81,6 +90,21 @@ impl Resp {
     /// A port with nothing said but where, and what the environment says.
     pub(super) fn at(listen: SocketAddr, password: Option<Password>) -> Self {
         Self { listen, password, tls: None, idle_timeout: DEFAULT_IDLE, max_connections: DEFAULT_CONNECTIONS }
+    }
+
+    /// The settings in which two ports differ, by their names.
+    pub(super) fn differences(old: Option<&Self>, new: Option<&Self>) -> Vec<&'static str> {
+        let (Some(old), Some(new)) = (old, new) else {
+            return if old.is_some() == new.is_some() { Vec::new() } else { vec!["resp"] };
+        };
+        let settings = [
+            ("resp: listen", old.listen != new.listen),
+            ("resp: password", old.password != new.password),
+            ("resp: cert_file", old.tls != new.tls),
+            ("resp: idle_timeout", old.idle_timeout != new.idle_timeout),
+            ("resp: max_connections", old.max_connections != new.max_connections),
+        ];
+        settings.into_iter().filter_map(|(name, differs)| differs.then_some(name)).collect()
     }
 }
 
@@ -146,10 +170,12 @@ fn password(section: &Section<'_>, findings: &mut Findings) -> Option<Password> 
     here.or(elsewhere)
 }
 
-fn tls(section: &Section<'_>, findings: &mut Findings) -> Option<Arc<ServerConfig>> {
+fn tls(section: &Section<'_>, findings: &mut Findings) -> Option<RespTls> {
     let pair = certificate(section, findings)?;
-    let built = server_config(&pair.certificate_pem, &pair.key_pem);
-    built.map_err(|(key, message)| section.find(section.line_of(key), message, findings)).ok()
+    let built = server_config(&pair.certificate_pem, pair.key_pem.expose());
+    let config =
+        built.map_err(|(key, message)| section.find(section.line_of(key), message, findings)).ok()?;
+    Some(RespTls { config, pair })
 }
 
 /// What shows this certificate. An error says which key of the file is wrong.
@@ -200,7 +226,7 @@ mod tests {
         assert_eq!((said.idle_timeout.as_secs(), said.max_connections), (3600, 5));
         let password = said.password.expect("a password is said");
         assert!(password.is(b"open sesame") && !password.is(b"open sesam") && !password.is(b""));
-        assert_eq!(format!("{password:?}"), "***");
+        assert_eq!(format!("{password:?}"), "Password(***)");
         let bare = resp("listen: 127.0.0.1:6380", &Outside::default());
         assert_eq!((bare.idle_timeout.as_secs(), bare.max_connections), (600, 10_000));
         assert!(bare.password.is_none() && bare.tls.is_none());

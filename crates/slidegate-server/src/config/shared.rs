@@ -8,7 +8,7 @@ use std::io::Read;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use slidegate::{ClientCertificate, PolicySet, RedisOptions, SharedGate, parse_window};
+use slidegate::{ClientCertificate, PolicySet, RedisOptions, Secret, SharedGate, parse_window};
 
 use super::admin::{self, Token};
 use super::file::{Node, Shown};
@@ -55,8 +55,27 @@ const MAX_PEM_BYTES: u64 = 1 << 20;
 
 const REDIS: &str = "write for example `redis: redis://127.0.0.1:6379`";
 
+/// Settings that are in a store's options, each with what makes it that of other options, or the same whatever it was.
+const SETTINGS: [(&str, SameIn); 11] = [
+    ("store: redis", RedisOptions::with_url_of),
+    ("store: deadline", |options, _| options.deadline(Duration::ZERO)),
+    ("store: connect_timeout", |options, _| options.connect_timeout(Duration::ZERO)),
+    ("store: connections", |options, _| options.connections(0)),
+    ("store: keys", |options, _| options.hashed_keys()),
+    ("store: key_secret", |options, _| options.key_secret("")),
+    ("store: hash_tag", |options, _| options.hash_tag("")),
+    ("store: coalesce", |options, _| options.without_coalescing()),
+    ("store: remember_denials", |options, _| options.without_remembering()),
+    ("store: ca_file", |options, _| options.ca_certificates(Vec::new())),
+    ("store: cert_file", |options, _| {
+        let nothing = ClientCertificate { certificate_pem: Vec::new(), key_pem: Secret::new(Vec::new()) };
+        options.client_certificate(nothing)
+    }),
+];
+type SameIn = fn(RedisOptions, &RedisOptions) -> RedisOptions;
+
 /// A store that instances share, as configured.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SharedStore {
     /// Shows as its URL without secrets.
     pub(crate) options: RedisOptions,
@@ -70,7 +89,7 @@ pub(crate) struct SharedStore {
 #[derive(Default, Clone)]
 pub(crate) struct Outside {
     pub(super) redis: Option<RedisOptions>,
-    pub(super) key_secret: Option<String>,
+    pub(super) key_secret: Option<Secret<String>>,
     /// Who may look at the service and change it.
     pub(super) tokens: Vec<Token>,
     /// Where the RESP port is.
@@ -84,6 +103,24 @@ pub(crate) struct Outside {
 impl SharedStore {
     fn at(options: RedisOptions) -> Self {
         Self { options, deadline: DEFAULT_DEADLINE, instances: 1 }
+    }
+
+    /// The settings in which two stores differ, by their names.
+    pub(super) fn differences(old: Option<&Self>, new: Option<&Self>) -> Vec<&'static str> {
+        let (Some(old), Some(new)) = (old, new) else {
+            return if old.is_some() == new.is_some() { Vec::new() } else { vec!["store: redis"] };
+        };
+        let [old_options, new_options] = [old, new].map(|store| &store.options);
+        let differs_in = |left: &str| {
+            // With all the others made the same, what differs is the one that was left.
+            let others = || SETTINGS.iter().filter(|(name, _)| *name != left);
+            let of = |options: &RedisOptions| {
+                others().fold(options.clone(), |options, (_, same)| same(options, old_options))
+            };
+            of(old_options) != of(new_options)
+        };
+        let settings = SETTINGS.iter().map(|(name, _)| *name).filter(|name| differs_in(name));
+        settings.chain((old.instances != new.instances).then_some("store: instances")).collect()
     }
 
     /// Where the store is without the scheme: `127.0.0.1:6379`.
@@ -119,7 +156,7 @@ impl Outside {
         };
         Ok(Self {
             redis: redis.map(options).transpose()?,
-            key_secret: variable(SECRET_VARIABLE)?,
+            key_secret: variable(SECRET_VARIABLE)?.map(Secret::new),
             tokens: tokens.unwrap_or_default(),
             resp,
             resp_password: variable(PASSWORD_VARIABLE)?.map(password).transpose()?,
@@ -133,16 +170,11 @@ impl Outside {
         self.resp.map(|listen| Resp::at(listen, self.resp_password.clone()))
     }
 
-    /// What keys are hashed with.
-    pub(super) fn key_secret(&self) -> Option<&str> {
-        self.key_secret.as_deref()
-    }
-
     /// The store that these name without a file.
     pub(super) fn store(&self) -> Option<SharedStore> {
         let options = self.redis.clone()?;
         Some(SharedStore::at(match &self.key_secret {
-            Some(secret) => options.key_secret(secret),
+            Some(secret) => options.key_secret(secret.expose()),
             None => options,
         }))
     }
@@ -185,7 +217,7 @@ struct Settings {
     connections: Option<u8>,
     instances: Option<u64>,
     hashed: Option<bool>,
-    key_secret: Option<String>,
+    key_secret: Option<Secret<String>>,
     hash_tag: Option<String>,
     coalesce: Option<bool>,
     remember_denials: Option<bool>,
@@ -212,7 +244,9 @@ impl Settings {
             key_secret: section.read("key_secret", findings, |node| {
                 let way_out = "give a text that every instance has and no client knows";
                 let secret = node.scalar().filter(|secret| !secret.is_empty());
-                secret.map(str::to_owned).ok_or_else(|| wrong("key_secret", node, way_out))
+                secret
+                    .map(|secret| Secret::new(secret.to_owned()))
+                    .ok_or_else(|| wrong("key_secret", node, way_out))
             }),
             hash_tag: section.read("hash_tag", findings, |node| {
                 let name =
@@ -240,7 +274,7 @@ impl Settings {
             options = options.hashed_keys();
         }
         if let Some(secret) = outside.key_secret.as_ref().or(self.key_secret.as_ref()) {
-            options = options.key_secret(secret);
+            options = options.key_secret(secret.expose());
         }
         if let Some(attribute) = self.hash_tag {
             options = options.hash_tag(attribute);
@@ -290,7 +324,7 @@ pub(super) fn certificate(section: &Section<'_>, findings: &mut Findings) -> Opt
             section.find(node.line, message, findings);
         }
     }
-    Some(ClientCertificate { certificate_pem: certificate_pem?, key_pem: key_pem? })
+    Some(ClientCertificate { certificate_pem: certificate_pem?, key_pem: key_pem?.into() })
 }
 
 /// Reads a file of certificates, of a key or of a password.
@@ -350,7 +384,7 @@ fn line_of(top: &Section<'_>, name: &str) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use slidegate::{OnStoreError, RedisOptions};
+    use slidegate::{ClientCertificate, OnStoreError, RedisOptions, Secret};
 
     use super::Outside;
     use crate::config::Config;
@@ -380,14 +414,62 @@ mod tests {
             .hash_tag("tenant")
             .without_coalescing()
             .without_remembering();
-        assert_eq!(format!("{:?}", store.options), format!("{options:?}"));
+        assert_eq!(store.options, options);
         assert_eq!((store.instances, store.deadline.as_millis()), (3, 20));
         assert_eq!(store.place(), "10.0.0.5:6379/2");
         let plain = "redis: 'redis://h', keys: plain, coalesce: true, remember_denials: true";
         let (plain, bare) =
             (shared(plain, &Outside::default()), shared("redis: redis://h", &Outside::default()));
-        assert_eq!(format!("{plain:?}"), format!("{bare:?}"));
+        assert_eq!(plain, bare);
         assert_eq!((bare.instances, bare.deadline), (1, super::DEFAULT_DEADLINE));
+    }
+
+    /// What was changed and is not in force has to be said by its name, a password above all.
+    #[test]
+    fn each_changed_setting_is_named_and_no_other() {
+        let before = "redis: 'rediss://me:old@h', deadline: 20ms, key_secret: old";
+        let of = |keys: &str| shared(keys, &Outside::default());
+        let differences = |keys: &str| super::SharedStore::differences(Some(&of(before)), Some(&of(keys)));
+        assert_eq!(differences(before), [""; 0]);
+        for (from, to, expected) in [
+            ("me:old", "me:new", "store: redis"),
+            ("@h", "@h/1", "store: redis"),
+            ("20ms", "30ms", "store: deadline"),
+            ("key_secret: old", "key_secret: new", "store: key_secret"),
+            (", key_secret: old", "", "store: key_secret"),
+            ("deadline", "connect_timeout: 1s, deadline", "store: connect_timeout"),
+            ("deadline", "connections: 2, deadline", "store: connections"),
+            ("deadline", "instances: 2, deadline", "store: instances"),
+            ("deadline", "keys: hashed, deadline", "store: keys"),
+            ("deadline", "hash_tag: user, deadline", "store: hash_tag"),
+            ("deadline", "coalesce: false, deadline", "store: coalesce"),
+            ("deadline", "remember_denials: false, deadline", "store: remember_denials"),
+        ] {
+            assert_eq!(differences(&before.replace(from, to)), [expected], "{to}");
+        }
+        let three = before.replace("old", "new").replace("20ms", "21ms");
+        assert_eq!(differences(&three), ["store: redis", "store: deadline", "store: key_secret"]);
+        let none = super::SharedStore::differences(Some(&of(before)), None);
+        assert_eq!(none, ["store: redis"]);
+        assert_eq!(super::SharedStore::differences(None, None), [""; 0]);
+        // Of certificates it is the content that counts, as files are replaced under their names.
+        let with = |key: &str| {
+            let mut store = of(before);
+            store.options =
+                store.options.ca_certificates(b"ca".to_vec()).client_certificate(ClientCertificate {
+                    certificate_pem: b"certificate".to_vec(),
+                    key_pem: Secret::new(key.into()),
+                });
+            store
+        };
+        assert_eq!(
+            super::SharedStore::differences(Some(&with("old")), Some(&with("new"))),
+            ["store: cert_file"]
+        );
+        assert_eq!(
+            super::SharedStore::differences(Some(&of(before)), Some(&with("new"))),
+            ["store: ca_file", "store: cert_file"]
+        );
     }
 
     /// A password belongs in no file: what is outside wins, and the rest of the file still counts.
@@ -395,7 +477,7 @@ mod tests {
     fn what_is_outside_the_file_wins_over_it() {
         let outside = Outside {
             redis: Some(RedisOptions::new("redis://outside").unwrap()),
-            key_secret: Some("outside".into()),
+            key_secret: Some(Secret::new("outside".into())),
             ..Outside::default()
         };
         let store = shared("redis: redis://inside, key_secret: inside, deadline: 7ms", &outside);
@@ -403,11 +485,9 @@ mod tests {
             (store.options.to_string().as_str(), store.deadline.as_millis()),
             ("redis://outside:6379", 7)
         );
-        let secret = |secret| RedisOptions::new("redis://outside").unwrap().key_secret(secret);
-        let named = |options: &RedisOptions| {
-            format!("{options:?}").split("names: ").nth(1).map(str::to_owned).unwrap()
-        };
-        assert_eq!(named(&store.options), named(&secret("outside")));
+        let options = RedisOptions::new("redis://outside").unwrap().deadline(store.deadline);
+        assert_eq!(store.options, options.clone().key_secret("outside"));
+        assert_ne!(store.options, options.key_secret("inside"));
         assert_eq!(shared("deadline: 7ms", &outside).options.to_string(), "redis://outside:6379");
         assert_eq!(outside.store().map(|store| store.instances), Some(1));
         assert!(Outside::default().store().is_none());

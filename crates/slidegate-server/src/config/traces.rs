@@ -5,9 +5,9 @@
 use std::collections::BTreeMap;
 
 use axum::http::{HeaderName, HeaderValue, Uri};
+use slidegate::Secret;
 
 use super::file::{Node, Shown, Value};
-use super::observe::Secret;
 use super::section::{Section, text, wrong};
 use super::{ConfigErrors, Findings};
 
@@ -42,7 +42,7 @@ pub(crate) struct Traces {
     /// The whole URL.
     pub(crate) endpoint: String,
     /// What a collector wants to see beside them, such as a key.
-    pub(crate) headers: BTreeMap<String, Secret>,
+    pub(crate) headers: BTreeMap<String, Secret<String>>,
     /// The share of decisions without a parent that have a span, from 0 to 1. Others do as their parent does.
     pub(crate) sample_ratio: f64,
     pub(crate) service_name: String,
@@ -170,7 +170,7 @@ pub(super) fn traces(
     })
 }
 
-fn headers(node: &Node, section: &Section<'_>, findings: &mut Findings) -> BTreeMap<String, Secret> {
+fn headers(node: &Node, section: &Section<'_>, findings: &mut Findings) -> BTreeMap<String, Secret<String>> {
     const WAY: &str = "write for example `headers: {authorization: Bearer ...}`";
     let entries = node.entries().unwrap_or_default();
     if node.entries().is_none() || entries.len() > MAX_HEADERS {
@@ -182,7 +182,7 @@ fn headers(node: &Node, section: &Section<'_>, findings: &mut Findings) -> BTree
         let value = entry.value.scalar().filter(|value| HeaderValue::from_str(value).is_ok());
         match value {
             Some(value) if entry.key.parse::<HeaderName>().is_ok() => {
-                headers.insert(entry.key.to_ascii_lowercase(), Secret(Some(value.to_owned())));
+                headers.insert(entry.key.to_ascii_lowercase(), Secret::new(value.to_owned()));
             }
             // The value may be a key, and is not repeated.
             _ => section.find(
@@ -240,7 +240,7 @@ mod tests {
             ("https://otlp.example/in/v1/traces", 0.25)
         );
         assert_eq!(traces.service_name, "edge");
-        assert_eq!(traces.headers["api-key"], Secret(Some("k".into())));
+        assert_eq!(traces.headers["api-key"], Secret::new("k".into()));
         assert!(!format!("{traces:?}").contains("\"k\""), "{traces:?}");
         let variables = [
             ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://h:4318"),

@@ -250,8 +250,8 @@ mod tests {
 
     fn redis_url(variables: &[(&str, &str)]) -> String {
         let redis = read(variables).unwrap_or_else(|told| panic!("{told}")).redis.expect("a store is named");
-        RedisOptions::new(&redis.url).unwrap_or_else(|error| panic!("{error}"));
-        redis.url
+        RedisOptions::new(redis.url.expose()).unwrap_or_else(|error| panic!("{error}"));
+        redis.url.expose().clone()
     }
 
     /// Who only changes the image must get the same doors, folder and answers.
@@ -344,7 +344,7 @@ mod tests {
         assert_eq!(settings.log_level.as_deref(), Some("warn"));
         let redis = settings.redis.unwrap();
         let store = SharedStore {
-            options: RedisOptions::new(&redis.url).unwrap(),
+            options: RedisOptions::new(redis.url.expose()).unwrap(),
             deadline: Duration::from_millis(50),
             instances: 1,
         };

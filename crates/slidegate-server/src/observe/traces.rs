@@ -116,7 +116,7 @@ impl Traces {
         };
         let tally = Arc::new(Tally::default());
         let headers = settings.headers.iter();
-        let headers = headers.map(|(name, value)| (name.clone(), value.0.clone().unwrap_or_default()));
+        let headers = headers.map(|(name, value)| (name.clone(), value.expose().clone()));
         let exporter = opentelemetry_otlp::SpanExporter::builder()
             .with_http()
             .with_http_client(

@@ -64,7 +64,7 @@ pub(crate) async fn serve(
     let Resp { password, tls, idle_timeout, max_connections, listen: _ } = settings;
     let places = Arc::new(Semaphore::new(max_connections));
     let door = Arc::new(Door { password, max_connections, places, arrivals: AtomicU64::new(0) });
-    let tls = tls.map(TlsAcceptor::from);
+    let tls = tls.map(|tls| TlsAcceptor::from(tls.config));
     let mut stopped = stop.clone();
     loop {
         let accepted = tokio::select! {

@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use slidegate::{ClientCertificate, RedisOptions, parse_window};
+use slidegate::{ClientCertificate, RedisOptions, Secret, parse_window};
 
 use super::reader::Reader;
 use crate::config::SharedStore;
@@ -16,7 +16,8 @@ const MAX_PEM_BYTES: u64 = 1 << 20;
 /// A store, and what its URL cannot say.
 #[derive(Debug, Clone)]
 pub(crate) struct Redis {
-    pub(crate) url: String,
+    /// It may have a password in it.
+    pub(crate) url: Secret<String>,
     deadline: Option<Duration>,
     ca_pem: Option<Vec<u8>>,
     certificate: Option<ClientCertificate>,
@@ -51,15 +52,17 @@ impl Reader<'_> {
         let key_pem = self.pem("REDIS_TLS_CLIENT_KEY");
         let certificate = certificate_pem.zip(key_pem);
         Some(Redis {
-            url,
+            url: Secret::new(url),
             deadline: self.read("REDIS_TIMEOUT", |text| match parse_window(text) {
                 Ok(span) if !DEADLINES.contains(&span) => Err(format!("`{text}` is not within 1ms to 60s")),
                 Ok(span) => Ok(span),
                 Err(error) => Err(error.to_string()),
             }),
             ca_pem: self.pem("REDIS_TLS_CACERT"),
-            certificate: certificate
-                .map(|(certificate_pem, key_pem)| ClientCertificate { certificate_pem, key_pem }),
+            certificate: certificate.map(|(certificate_pem, key_pem)| ClientCertificate {
+                certificate_pem,
+                key_pem: key_pem.into(),
+            }),
         })
     }
 

@@ -115,7 +115,7 @@ fn client(
         greeting = greeting.set_username(user);
     }
     if let Some(password) = password {
-        greeting = greeting.set_password(&password.0);
+        greeting = greeting.set_password(password.expose());
     }
     if serves == Serves::Keys {
         greeting = greeting.set_db(options.database.into());
@@ -143,7 +143,7 @@ fn client(
     let certificates = TlsCertificates {
         client_tls: options.client_certificate.as_ref().map(|own| ClientTlsConfig {
             client_cert: own.certificate_pem.clone(),
-            client_key: own.key_pem.clone(),
+            client_key: own.key_pem.expose().clone(),
         }),
         root_cert: options.ca_certificates.as_ref().map(|pem| pem.0.clone()),
     };

@@ -10,6 +10,7 @@ use siphasher::sip128::{Hasher128, SipHasher24};
 
 use crate::key::Key;
 use crate::request::Value;
+use crate::secret::Secret;
 
 /// Longest id that is written as it is, in bytes.
 const LONGEST_PLAIN: usize = 64;
@@ -21,10 +22,10 @@ const ONCE: &str = "sg1:once:{";
 const INTERNAL: char = '~';
 
 /// How keys are named.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Names {
     /// What ids are hashed with; every instance has the same.
-    pub(crate) secret: [u64; 2],
+    pub(crate) secret: Secret<[u8; 16]>,
     /// Hash every id, not only those that are long or not plain.
     pub(crate) always_hashed: bool,
     /// The attribute by whose value a request's keys lie in one slot of a cluster.
@@ -32,12 +33,14 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    /// The numbers that a secret's text stands for.
-    pub(crate) fn secret_of(text: &str) -> [u64; 2] {
+    /// What ids are hashed with where nobody has said it: everybody knows it.
+    pub(crate) const NO_SECRET: Secret<[u8; 16]> = Secret::new([0; 16]);
+
+    /// The key that a secret's text stands for.
+    pub(crate) fn secret_of(text: &str) -> Secret<[u8; 16]> {
         let mut hasher = SipHasher24::new_with_keys(0, 0);
         hasher.write(text.as_bytes());
-        let hash = hasher.finish128();
-        [hash.h1, hash.h2]
+        Secret::new(hasher.finish128().as_bytes())
     }
 
     /// The key's name; no other key of any policy has it.
@@ -93,7 +96,7 @@ impl Names {
 
     /// SipHash-2-4 with 128 bits of output (Aumasson and Bernstein, 2012).
     fn hash(&self, bytes: &[u8]) -> [u8; 16] {
-        let mut hasher = SipHasher24::new_with_keys(self.secret[0], self.secret[1]);
+        let mut hasher = SipHasher24::new_with_key(self.secret.expose());
         hasher.write(bytes);
         hasher.finish128().as_bytes()
     }

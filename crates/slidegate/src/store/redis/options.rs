@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::names::Names;
 use crate::error::Error;
+use crate::secret::Secret;
 
 mod url;
 
@@ -45,7 +46,9 @@ const LONGEST_WAIT: Duration = Duration::from_secs(60);
 /// );
 /// # Ok::<(), slidegate::Error>(())
 /// ```
-#[derive(Debug, Clone)]
+///
+/// Two are equal if all that they say is, passwords, keys and certificates included. No `Debug` output shows those.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RedisOptions {
     pub(crate) place: Place,
     pub(crate) tls: bool,
@@ -96,12 +99,8 @@ pub(crate) enum Address {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Credentials {
     pub(crate) user: Option<String>,
-    pub(crate) password: Option<Secret>,
+    pub(crate) password: Option<Secret<String>>,
 }
-
-/// A password: shown as `***`.
-#[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Secret(pub(crate) String);
 
 /// Certificates in PEM form: shown by their size.
 #[derive(Clone, PartialEq, Eq)]
@@ -112,8 +111,8 @@ pub(crate) struct Pem(pub(crate) Vec<u8>);
 pub struct ClientCertificate {
     /// The certificate, with those between it and the root, in PEM form.
     pub certificate_pem: Vec<u8>,
-    /// Its private key in PEM form. Never shown.
-    pub key_pem: Vec<u8>,
+    /// Its private key in PEM form.
+    pub key_pem: Secret<Vec<u8>>,
 }
 
 impl RedisOptions {
@@ -215,6 +214,13 @@ impl RedisOptions {
         Self { client_certificate: Some(certificate), ..self }
     }
 
+    /// The same options for the servers that another URL names: their place, TLS, database, names and passwords.
+    #[must_use]
+    pub fn with_url_of(self, other: &Self) -> Self {
+        let Self { place, tls, credentials, sentinel_credentials, database, .. } = other.clone();
+        Self { place, tls, credentials, sentinel_credentials, database, ..self }
+    }
+
     /// Options of a place, all else at its default.
     fn of(place: Place, tls: bool) -> Self {
         Self {
@@ -231,7 +237,7 @@ impl RedisOptions {
             client_certificate: None,
             coalesce: true,
             remember_denials: true,
-            names: Names { secret: [0, 0], always_hashed: false, hash_tag: None },
+            names: Names { secret: Names::NO_SECRET, always_hashed: false, hash_tag: None },
         }
     }
 
@@ -292,12 +298,6 @@ impl fmt::Display for Address {
     }
 }
 
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("***")
-    }
-}
-
 impl fmt::Debug for Pem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} bytes", self.0.len())
@@ -306,7 +306,7 @@ impl fmt::Debug for Pem {
 
 impl fmt::Debug for ClientCertificate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ClientCertificate({} bytes, key ***)", self.certificate_pem.len())
+        write!(f, "ClientCertificate({} bytes, key {:?})", self.certificate_pem.len(), self.key_pem)
     }
 }
 
@@ -355,11 +355,40 @@ mod tests {
     /// What prints options must not print what they keep secret.
     #[test]
     fn debug_shows_no_secret() {
-        let key = ClientCertificate { certificate_pem: b"public".to_vec(), key_pem: b"hidden-key".to_vec() };
-        let options = RedisOptions::new("rediss://me:hidden-pass@h").unwrap().client_certificate(key);
+        let url = "rediss+sentinel://me:hidden-pass@h/m?sentinel_pass=hidden-pass";
+        let of = |url: &str, key_pem: &[u8], key_secret| {
+            let certificate_pem = b"public".to_vec();
+            let key = ClientCertificate { certificate_pem, key_pem: Secret::new(key_pem.to_vec()) };
+            RedisOptions::new(url).unwrap().client_certificate(key).key_secret(key_secret)
+        };
+        let options = of(url, b"hidden-key", "hidden-secret");
         let shown = format!("{options:?}");
         assert!(shown.contains("***"));
         assert!(!shown.contains("hidden"), "{shown}");
         assert!(!shown.contains(&format!("{:?}", b"hidden-key")), "{shown}");
+        // Whatever a secret is kept as: if it were shown, another one would look otherwise.
+        let (other_url, other) = (url.replace("hidden", "others"), of(url, b"hidden-key", "other"));
+        assert_eq!(format!("{other:?}"), shown);
+        assert_eq!(format!("{:?}", of(&other_url, b"others-key", "other")), shown);
+    }
+
+    /// A changed password that nobody notices is an outage at the next restart.
+    #[test]
+    fn options_that_differ_in_a_secret_are_not_equal() {
+        let url = "rediss://me:one@h";
+        let options = || RedisOptions::new(url).unwrap();
+        let certificate = |key: &[u8]| ClientCertificate {
+            certificate_pem: b"public".to_vec(),
+            key_pem: Secret::new(key.to_vec()),
+        };
+        assert_eq!(options(), options());
+        assert_ne!(options(), RedisOptions::new("rediss://me:two@h").unwrap());
+        assert_eq!(options().key_secret("a"), options().key_secret("a"));
+        assert_ne!(options().key_secret("a"), options().key_secret("b"));
+        assert_ne!(options().key_secret("a"), options());
+        let with = |key| options().client_certificate(certificate(key));
+        assert_eq!(with(b"one"), with(b"one"));
+        assert_ne!(with(b"one"), with(b"two"));
+        assert_ne!(options().ca_certificates(b"one".to_vec()), options().ca_certificates(b"two".to_vec()));
     }
 }

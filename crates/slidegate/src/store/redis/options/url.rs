@@ -1,7 +1,8 @@
 //! URLs of Redis: one server, a cluster's nodes, or Sentinels and a master's name.
 
-use super::{Address, Credentials, Place, RedisOptions, Secret};
+use super::{Address, Credentials, Place, RedisOptions};
 use crate::error::Error;
+use crate::secret::Secret;
 
 /// The port of a server that no one names.
 const SERVER_PORT: u16 = 6379;
@@ -121,7 +122,7 @@ fn named(user: Option<&str>, password: Option<&str>, example: &'static str) -> R
     if password.as_deref() == Some("") {
         return wrong("its password is empty", example);
     }
-    Ok(Credentials { user, password: password.map(Secret) })
+    Ok(Credentials { user, password: password.map(Secret::new) })
 }
 
 fn addresses(hosts: &str, port: u16, example: &'static str) -> Result<Vec<Address>, Wrong> {
@@ -245,13 +246,13 @@ mod tests {
         assert!(full.tls);
         assert_eq!(full.database, 3);
         assert_eq!(full.credentials.user.as_deref(), Some("me"));
-        assert_eq!(full.credentials.password, Some(Secret("p@ss/word".to_owned())));
+        assert_eq!(full.credentials.password, Some(Secret::new("p@ss/word".to_owned())));
         assert_eq!(parse("redis://:p@[::1]").unwrap().place, Place::Node(tcp("::1", 6379)));
         assert_eq!(parse("redis://:p@[::1]").unwrap().credentials.user, None);
         let unix = parse("unix:///run/r.sock?db=2&user=me&pass=p").unwrap();
         assert_eq!(unix.place, Place::Node(Address::Unix("/run/r.sock".into())));
         assert_eq!(unix.database, 2);
-        assert_eq!(unix.credentials.password, Some(Secret("p".to_owned())));
+        assert_eq!(unix.credentials.password, Some(Secret::new("p".to_owned())));
         assert_eq!(
             parse("redis+unix:///r.sock").unwrap().place,
             Place::Node(Address::Unix("/r.sock".into()))
@@ -263,7 +264,7 @@ mod tests {
         let sentinels = vec![tcp("a", 26_379), tcp("b", 2)];
         assert_eq!(sentinel.place, Place::Sentinel { sentinels, master: "main".to_owned() });
         assert_eq!(sentinel.database, 1);
-        assert_eq!(sentinel.sentinel_credentials.password, Some(Secret("s".to_owned())));
+        assert_eq!(sentinel.sentinel_credentials.password, Some(Secret::new("s".to_owned())));
     }
 
     /// Who mistypes a URL has to see where, and what would have been right.

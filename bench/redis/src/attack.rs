@@ -1,0 +1,184 @@
+//! What one client's checks take while others fill the cache of denials.
+//!
+//! An attacker is over its limit and names another page with each request, so every one of its denials is a new one to
+//! cache. Attackers do not wait for their answers; the client asks once each millisecond. All share one gate of the default
+//! deadline, and so one process.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use slidegate::{Algorithm, Policy, PolicySet, Quota, RedisOptions, Request, SharedGate, Source};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval};
+
+use crate::Failed;
+use crate::figures::{float, median};
+use crate::options::Options;
+use crate::peers::WINDOW;
+use crate::server::Server;
+
+const ATTACKERS: u64 = 4;
+/// Checks of each attacker in a second.
+const RATE: u32 = 1800;
+/// Most of them that wait for their answers, so that a gate that is too slow does not fill the memory.
+const MOST_WAITING: usize = 1024;
+/// Denials before the measurement: more than the cache holds.
+const FILL: u64 = 80_000;
+/// Tasks that fill the cache.
+const TASKS: u64 = 64;
+/// How long the gate may take to hear what ends denials, before which it caches none.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What a client saw in one round.
+struct Round {
+    /// Sorted, in milliseconds.
+    latencies: Vec<f64>,
+    fallbacks: u64,
+    /// Checks of attackers that were answered in a second.
+    attacks: f64,
+}
+
+pub(crate) async fn run(server: &Server, options: &Options) -> Result<(), Failed> {
+    let gate = Arc::new(gate(server)?);
+    until_it_remembers(&gate).await?;
+    let mut set = JoinSet::new();
+    for task in 0..TASKS {
+        let gate = Arc::clone(&gate);
+        set.spawn(async move {
+            for page in (task..FILL).step_by(TASKS as usize) {
+                attack(&gate, page % ATTACKERS, page).await;
+            }
+        });
+    }
+    set.join_all().await;
+    let (mut quiet, mut attacked) = (Vec::new(), Vec::new());
+    for round in 0..options.rounds as u64 {
+        quiet.push(Round::of(&gate, options.time, None).await?);
+        attacked.push(Round::of(&gate, options.time, Some(FILL + (round << 32))).await?);
+    }
+    println!("\n## attack\n");
+    println!(
+        "| {:<24} | {:>12} | {:>8} | {:>8} | {:>8} | {:>15} |",
+        "the cache is full, and", "attacks/s", "p50 ms", "p99 ms", "max ms", "from fallback %"
+    );
+    println!("|---|--:|--:|--:|--:|--:|");
+    report("nobody else asks", &quiet);
+    report(&format!("{ATTACKERS} attackers ask"), &attacked);
+    Ok(())
+}
+
+impl Round {
+    /// Lets the client ask for this time, among attackers who name pages from this number on, if there are any.
+    #[allow(clippy::disallowed_methods)] // the clock is what is read here
+    async fn of(gate: &Arc<SharedGate>, time: Duration, pages: Option<u64>) -> Result<Self, Failed> {
+        let mut attackers = JoinSet::new();
+        for attacker in (0..ATTACKERS).filter(|_| pages.is_some()) {
+            let (gate, first) = (Arc::clone(gate), pages.unwrap_or_default());
+            attackers.spawn(attack_for(gate, time, attacker, first));
+        }
+        let client = {
+            let gate = Arc::clone(gate);
+            tokio::spawn(async move {
+                let mut ticks = interval(Duration::from_millis(1));
+                ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+                let (mut latencies, mut fallbacks) = (Vec::new(), 0);
+                let begun = Instant::now();
+                while begun.elapsed() < time {
+                    ticks.tick().await;
+                    let start = Instant::now();
+                    let request = Request::new().with("user", "client");
+                    let decisions = gate.check(&request).await;
+                    latencies.push(start.elapsed().as_secs_f64() * 1e3);
+                    let source = decisions.strictest().map(|one| one.source);
+                    fallbacks += u64::from(source != Some(Source::Store));
+                }
+                (latencies, fallbacks)
+            })
+        };
+        let (mut latencies, fallbacks) = client.await?;
+        latencies.sort_by(f64::total_cmp);
+        let attacks: u64 = attackers.join_all().await.into_iter().sum();
+        Ok(Self { latencies, fallbacks, attacks: float(attacks) / time.as_secs_f64() })
+    }
+
+    fn at(&self, share: f64) -> f64 {
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
+        let place = ((self.latencies.len() - 1) as f64 * share).round() as usize;
+        self.latencies[place]
+    }
+
+    fn fallback_percent(&self) -> f64 {
+        100.0 * float(self.fallbacks) / float(self.latencies.len() as u64)
+    }
+}
+
+/// Asks at the attackers' rate for this time; how many were answered.
+#[allow(clippy::disallowed_methods)] // the clock is what is read here
+async fn attack_for(gate: Arc<SharedGate>, time: Duration, attacker: u64, first: u64) -> u64 {
+    let room = Arc::new(Semaphore::new(MOST_WAITING));
+    let mut ticks = interval(Duration::from_secs(1) / RATE);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
+    let mut asked = JoinSet::new();
+    let (begun, mut page, mut answered) = (Instant::now(), first + (attacker << 24), 0);
+    while begun.elapsed() < time {
+        ticks.tick().await;
+        while asked.try_join_next().is_some() {
+            answered += 1;
+        }
+        let Ok(place) = Arc::clone(&room).try_acquire_owned() else { continue };
+        let gate = Arc::clone(&gate);
+        page += 1;
+        asked.spawn(async move {
+            attack(&gate, attacker, page).await;
+            drop(place);
+        });
+    }
+    answered + asked.join_all().await.len() as u64
+}
+
+/// Two policies that count by what an attacker says, and one that the client is under. Counters, as logs would measure Redis.
+fn gate(server: &Server) -> Result<SharedGate, Failed> {
+    let quota = |limit| Quota::new(limit, WINDOW).map(|quota| quota.with_algorithm(Algorithm::FixedWindow));
+    let policies = PolicySet::new([
+        Policy::new("per-attacker", quota(1)?)?.scope(["attacker"]),
+        Policy::new("per-page", quota(1_000_000)?)?.scope(["page"]),
+        Policy::new("per-user", quota(1_000_000_000)?)?.scope(["user"]),
+    ])?;
+    Ok(SharedGate::new(policies, RedisOptions::new(&server.url())?)?)
+}
+
+/// A request that is denied and whose denial is not known yet.
+async fn attack(gate: &SharedGate, attacker: u64, page: u64) {
+    let (attacker, page) = (attacker.to_string(), page.to_string());
+    let request = Request::new().with("attacker", attacker.as_str()).with("page", page.as_str());
+    gate.check(&request).await;
+}
+
+/// Waits until a denial is answered without Redis.
+#[allow(clippy::disallowed_methods)] // the clock is what is read here
+async fn until_it_remembers(gate: &SharedGate) -> Result<(), Failed> {
+    let begun = Instant::now();
+    while begun.elapsed() < PATIENCE {
+        for attacker in 0..ATTACKERS {
+            attack(gate, attacker, 0).await;
+        }
+        if gate.stats().store.remembered > 0 {
+            return Ok(());
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    Err("no denial was cached".into())
+}
+
+fn report(load: &str, rounds: &[Round]) {
+    let middle = |of: &dyn Fn(&Round) -> f64| median(rounds.iter().map(of));
+    println!(
+        "| {load:<24} | {:>12.0} | {:>8.2} | {:>8.2} | {:>8.1} | {:>15.1} |",
+        middle(&|round| round.attacks),
+        middle(&|round| round.at(0.5)),
+        middle(&|round| round.at(0.99)),
+        middle(&|round| round.at(1.0)),
+        middle(&Round::fallback_percent),
+    );
+}
