@@ -294,7 +294,7 @@ mod tests {
         let _first = wait(&crowd, 0..3);
         let batch = crowd.next().unwrap();
         let _later = wait(&crowd, 3..5);
-        crowd.fail(batch, &Failure::of_none(Executed::No, FailureKind::TimedOut, "late"));
+        crowd.fail(batch, &Failure::of_none(Executed::No, FailureKind::Timeout, "late"));
         let costs: Vec<_> = crowd.next().unwrap().iter().map(|waiter| waiter.cost).collect();
         assert_eq!(costs, [0, 1, 2, 3, 4]);
     }
