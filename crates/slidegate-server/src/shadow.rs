@@ -242,6 +242,7 @@ impl ComparedCounters {
                 self.add_to_key(text, is_newly_denied);
             }
             // One client's long key must not take memory of every thread for good.
+            text.clear();
             text.shrink_to(KeyText::MAX);
         });
     }
