@@ -322,6 +322,11 @@ impl Shared {
             "last_failure": stats.last_failure,
             "last_failure_kind": stats.last_failure_kind.map(FailureKind::name),
             "errors": errors,
+            "clock": {
+                "forward_jumps": stats.store.clock_jumps.forward,
+                "backward_jumps": stats.store.clock_jumps.backward,
+                "last_jump_ms": stats.store.clock_jumps.last_us / 1000,
+            },
         })
     }
 

@@ -163,6 +163,11 @@ fn it_starts_without_redis_decides_by_itself_and_goes_over_when_redis_comes() {
         .find_map(|line| line.strip_prefix("slidegate_store_errors_total{kind=\"connection\"} "));
     assert!(counted.is_some_and(|count| count.parse::<u64>().unwrap() >= failed), "{counted:?}");
     assert!(metrics.contains("slidegate_store_errors_total{kind=\"readonly\"} 0"), "{metrics}");
+    for direction in ["forward", "backward"] {
+        let none = format!("slidegate_store_clock_jumps_total{{direction=\"{direction}\"}} 0");
+        assert!(metrics.contains(&none), "{metrics}");
+    }
+    assert_eq!(ready["store"]["clock"], json!({"forward_jumps": 0, "backward_jumps": 0, "last_jump_ms": 0}));
     let bob = json!({ "attributes": { "login": "bob" } }).to_string();
     server.judge("GET", "/readyz", None, 200);
     server.judge("POST", "/v1/check", Some(&bob), 429);

@@ -258,7 +258,7 @@ impl SharedGate {
     }
 
     /// Looks for what silently breaks limits, where the store's user is permitted to: a server that evicts keys, keys that
-    /// were evicted, history that was lost in a failover, a restart or a FLUSHALL, a clock that was set back. One line for
+    /// were evicted, history that was lost in a failover, a restart or a FLUSHALL, a clock that jumped. One line for
     /// each finding since the last look; call it now and then, such as once a minute.
     pub async fn examine(&self) -> Vec<String> {
         self.store.examine().await

@@ -53,6 +53,12 @@ fn seconds(at: Timestamp) -> f64 {
     at.as_micros() as f64 / 1e6
 }
 
+/// Microseconds in seconds.
+#[allow(clippy::cast_precision_loss)] // as above
+fn signed_seconds(us: i64) -> f64 {
+    us as f64 / 1e6
+}
+
 #[derive(Debug)]
 struct Scrape(Arc<Front>);
 
@@ -230,6 +236,12 @@ fn store(page: &mut Page<'_>, observer: &Observer, shared: &Shared) -> fmt::Resu
     page.total("store_late_calls", help, stats.store.late)?;
     let errors = stats.store.errors.iter().map(|(kind, count)| ([("kind", kind.name())], count));
     page.counter("store_errors", "Calls to the store that failed, by kind of failure", errors)?;
+    let jumps = stats.store.clock_jumps;
+    let directions = [("forward", jumps.forward), ("backward", jumps.backward)];
+    let directions = directions.map(|(direction, count)| ([("direction", direction)], count));
+    page.counter("store_clock_jumps", "Jumps of the clocks of the store's servers", directions)?;
+    let help = "Size of the last jump of a server's clock, negative where it was back; 0 before the first";
+    page.seconds("store_clock_last_jump", help, signed_seconds(jumps.last_us))?;
     let help = "How long requests took that the store decided, coalesced ones included";
     page.histogram("store_decision_duration", help, &observer.store_latency.read())?;
 

@@ -50,6 +50,7 @@ pub(crate) use failure::{Executed, Failure};
 pub use failure::{FailureKind, StoreErrors};
 pub use note::Note;
 pub use options::{ClientCertificate, RedisOptions};
+pub use server_time::ClockJumps;
 pub use wire::NodeState;
 
 use call::{Reply, Subjects};
@@ -111,6 +112,8 @@ pub struct RedisStats {
     pub late: u64,
     /// Calls that failed, by kind, after all retries.
     pub errors: StoreErrors,
+    /// How often the clocks of the servers were seen to jump.
+    pub clock_jumps: ClockJumps,
 }
 
 /// Why there is not a decision for each charge of a plan.
@@ -156,16 +159,17 @@ impl Calls {
             let latest = self.latest(slot, &keys, deadline).await?;
             let (script, args) = subjects.call(&self.scripts, verb, costs, latest);
             self.counts.calls.fetch_add(1, Ordering::Relaxed);
+            let sent = instant();
             let value = self.wire.run(script, &keys, &args, deadline).await.map_err(explain)?;
             let arrived = instant();
             match subjects.read(verb, costs, value) {
                 Ok(Reply::Done(answers, now)) => {
-                    self.times.heard(slot, now, arrived);
+                    self.heard(slot, now, sent, arrived);
                     return Ok(answers);
                 }
                 Ok(Reply::Late(now)) => {
                     self.counts.late.fetch_add(1, Ordering::Relaxed);
-                    self.times.heard(slot, now, arrived);
+                    self.heard(slot, now, sent, arrived);
                     late += 1;
                     if late >= MOST_LATE || arrived >= deadline {
                         let detail = "met the call past its deadline and charged nothing".to_owned();
@@ -190,6 +194,7 @@ impl Calls {
             let name = once.names.once(&named, once.cost, once.id);
             let (keys, script, args) = subjects.call_once(&self.scripts, name, once.cost, latest);
             self.counts.calls.fetch_add(1, Ordering::Relaxed);
+            let sent = instant();
             match self.wire.run(script, &keys, &args, deadline).await.map_err(explain) {
                 Ok(value) => match subjects.read_once(once.cost, value) {
                     // Its time is that of the first reply, and tells nothing of the server's clock.
@@ -197,7 +202,7 @@ impl Calls {
                     Err(unreadable) => return Err(self.misread(once.slot, &unreadable)),
                     Ok(Reply::Late(now)) => {
                         self.counts.late.fetch_add(1, Ordering::Relaxed);
-                        self.times.heard(once.slot, now, instant());
+                        self.heard(once.slot, now, sent, instant());
                     }
                 },
                 Err(failure) if failure.kind == FailureKind::ConnectionLost => {}
@@ -241,15 +246,21 @@ impl Calls {
             return Ok(latest);
         }
         let key = keys.first().map(Vec::as_slice);
+        let sent = instant();
         let time = self.wire.command(key, &redis::cmd("TIME"), deadline).await?;
         let arrived = instant();
         let Some(us) = time_of(&time) else {
             let detail = format!("answered TIME with {time:?}");
             return Err(self.failed(slot, Executed::No, FailureKind::Malformed, detail));
         };
-        self.times.heard(slot, us, arrived);
+        self.heard(slot, us, sent, arrived);
         // It may have been set back meanwhile; then this call is only late, and made again.
         Ok(self.times.latest(slot, deadline).unwrap_or(MOST))
+    }
+
+    /// A reply with this server time has arrived, to a call of this slot.
+    fn heard(&self, slot: u16, server_us: u64, sent: Instant, arrived: Instant) {
+        self.times.heard(slot, server_us, (sent, arrived), || self.wire.holder_name(slot));
     }
 
     /// The slot of the first key.
@@ -422,6 +433,7 @@ impl RedisStore {
             remembered: of(remembered),
             late: of(late),
             errors: self.calls.wire.errors(),
+            clock_jumps: self.calls.times.counts(),
         }
     }
 

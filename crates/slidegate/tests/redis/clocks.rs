@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use slidegate::{Policy, Quota, SharedGate};
 
-use crate::callers::{LATER, check_cost, gate, options};
+use crate::callers::{LATER, check_cost, gate, options, until_used};
 use crate::support::server::Server;
 
 /// The window of the tests on clocks.
@@ -71,6 +71,53 @@ async fn a_clock_that_is_set_forward_and_corrected_admits_one_limit_more_at_most
     }
     server.clock().stand(START_US + WINDOW_US);
     assert_eq!(admitted(&gate).await, CLOCK_LIMIT);
+}
+
+/// A jump of the server's clock admits one limit more; whoever runs it must hear of that, in either direction.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn jumps_of_the_servers_clock_are_counted_and_found_by_an_examination() {
+    let server = Server::builder().with_clock().start();
+    let gate = timed_gate(&server, Duration::from_secs(3600));
+    let jumps = || gate.stats().store.clock_jumps;
+    for _ in 0..3 {
+        assert!(check_cost(&gate, "alice", 1).await.by_store());
+    }
+    assert_eq!((jumps().forward, jumps().backward), (0, 0));
+    server.clock().set(7_200_000_000);
+    let told = check_cost(&gate, "alice", CLOCK_LIMIT).await;
+    assert!(told.allowed && told.by_store(), "admitted beside what was used before: {told:?}");
+    assert_eq!((jumps().forward, jumps().backward), (1, 0));
+    assert!((7_199_900_000..=7_200_100_000).contains(&jumps().last_us), "{:?}", jumps());
+    let found = gate.examine().await;
+    let says = format!("the clock of redis at {} jumped ahead by 7", server.address());
+    assert!(found.iter().any(|finding| finding.starts_with(&says)), "{found:?}");
+    server.clock().set(0);
+    assert!(check_cost(&gate, "alice", 0).await.by_store());
+    assert_eq!((jumps().forward, jumps().backward), (1, 1));
+    // Nothing has happened since.
+    let _ = gate.examine().await;
+    for _ in 0..3 {
+        assert!(check_cost(&gate, "alice", 0).await.by_store());
+    }
+    assert!(!gate.examine().await.iter().any(|finding| finding.contains("jumped")));
+    assert_eq!((jumps().forward, jumps().backward), (1, 1));
+}
+
+/// After a failover the new master's clock counts. If it runs ahead, that is a jump for every key.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failover_to_a_server_with_another_clock_is_a_jump() {
+    let first = Server::builder().with_clock().start();
+    let quota = Quota::per_hour(CLOCK_LIMIT);
+    let policy = Policy::new("p", quota).unwrap().scope(["user"]);
+    let gate = gate([policy], options(&first.url()).deadline(LATER).without_remembering());
+    assert!(check_cost(&gate, "alice", 1).await.by_store());
+    first.kill();
+    let second = Server::builder().with_clock().port(first.port()).start();
+    second.clock().set(5_000_000);
+    until_used(&gate, "alice").await;
+    let jumps = gate.stats().store.clock_jumps;
+    assert_eq!((jumps.forward, jumps.backward), (1, 0));
+    assert!((4_900_000..=5_100_000).contains(&jumps.last_us), "{jumps:?}");
 }
 
 /// A clock that is fought over by two time services jumps for ever.

@@ -165,10 +165,11 @@ fn examinations_find_what_silently_breaks_limits() {
         assert!(gate.check(&request).await.is_allowed());
         server.clock().set(-3_600_000_000);
         assert!(gate.check(&request).await.is_allowed());
-        assert_eq!(
-            gate.examine().await,
-            ["redis's clock was set back 1 times; keep it with a daemon that slews, as chrony does"]
-        );
+        let jumped = gate.examine().await;
+        let says = format!("the clock of redis at {address} jumped back by 3600.");
+        let alternative = format!("the clock of redis at {address} jumped back by 3599.");
+        let found = jumped.len() == 1 && (jumped[0].starts_with(&says) || jumped[0].starts_with(&alternative));
+        assert!(found && jumped[0].contains("(1 such jumps)"), "{jumped:?}");
         assert_eq!(gate.examine().await, [""; 0]);
     });
 }

@@ -8,7 +8,7 @@ use redis::Value;
 use tokio::time::Instant;
 
 use super::names::Names;
-use super::{RedisStore, number};
+use super::{ClockJumps, RedisStore, number};
 use crate::time::instant;
 
 /// How long one question may take: nobody waits for it.
@@ -28,8 +28,8 @@ struct Counts {
     evicted: HashMap<String, u64>,
     /// What each canary counted to.
     canaries: HashMap<usize, u64>,
-    /// How often the servers' clocks had been set back.
-    set_back: u64,
+    /// How often the servers' clocks had jumped.
+    jumps: ClockJumps,
 }
 
 impl RedisStore {
@@ -65,12 +65,22 @@ impl RedisStore {
                  FLUSHALL, limits may be admitted twice for one window"
             ));
         }
-        let set_back = self.calls.times.set_back();
-        let before = std::mem::replace(&mut self.seen().set_back, set_back);
-        if set_back > before {
+        let jumps = self.calls.times.counts();
+        let before = std::mem::replace(&mut self.seen().jumps, jumps);
+        for (times, forward, what) in [
+            (
+                jumps.forward - before.forward,
+                true,
+                "so history expired early and limits may have been exceeded",
+            ),
+            (jumps.backward - before.backward, false, "so keys may stay full for up to one window longer"),
+        ] {
+            let Some((us, node)) = self.calls.times.last(forward).filter(|_| times > 0) else { continue };
+            let direction = if forward { "ahead" } else { "back" };
+            let (secs, millis) = (us.unsigned_abs() / 1_000_000, us.unsigned_abs() / 1000 % 1000);
             findings.push(format!(
-                "redis's clock was set back {} times; keep it with a daemon that slews, as chrony does",
-                set_back - before
+                "the clock of redis at {node} jumped {direction} by {secs}.{millis:03} s ({times} such jumps), {what}; let a \
+                 daemon such as chrony slew it, and keep the clocks of all replicas together"
             ));
         }
         findings

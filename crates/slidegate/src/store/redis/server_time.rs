@@ -1,9 +1,12 @@
-//! Server time: what a server's clock surely shows at an instant of ours, so that a call can say until when it is wanted.
+//! Server time: what a server's clock shows at an instant of ours, so that a call can say until when it is wanted, and so
+//! that a clock that jumps is noticed.
 //!
-//! A reply carries the server's time at some moment before it arrived. So its difference to our clock at arrival is never
-//! more than the true one, and a deadline computed from it is never later than meant.
+//! A reply carries the server's time at some moment between sending the call and the reply's arrival. That bounds the
+//! difference between both clocks from both sides, however slow the network was. Two replies whose bounds are further apart
+//! than clocks drift show that the server's clock has jumped, or that another server answers with another clock.
 
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::time::Instant;
 
@@ -11,56 +14,124 @@ use tokio::time::Instant;
 #[derive(Debug)]
 pub(crate) struct ServerTimes {
     start: Instant,
-    /// Server time less ours in microseconds; [`UNKNOWN`] before the first reply.
-    offsets: Box<[AtomicI64]>,
-    set_back: AtomicU64,
+    /// One for each slot. Calls for different slots do not wait for one another.
+    clocks: Box<[Mutex<Option<Clock>>]>,
+    jumps: Mutex<Jumps>,
 }
 
-const UNKNOWN: i64 = i64::MIN;
-/// A reply whose difference is this much smaller than those before it, in microseconds, comes from a clock that was set
-/// back, not from a slow network.
-const SET_BACK_US: i64 = 50_000;
-/// How much of the way the known difference moves with each reply that shows a smaller one: clocks drift apart slowly.
-const DRIFT: i64 = 1024;
+/// How often the clocks of a shared store's servers were seen to jump.
+///
+/// A forward jump expires history early, so up to one limit more is admitted; see `docs/operations.md`. A failover to a
+/// server with another clock counts as a jump, and so does a suspension of the machine that this process runs on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct ClockJumps {
+    /// Jumps ahead.
+    pub forward: u64,
+    /// Jumps back.
+    pub backward: u64,
+    /// The size of the last jump in microseconds, negative where it was back; 0 before the first.
+    pub last_us: i64,
+}
+
+/// The difference between a server's clock and ours.
+#[derive(Debug, Clone, Copy)]
+struct Clock {
+    /// Server time less ours in microseconds: surely no less than this,
+    least: i64,
+    /// and no more than this.
+    most: i64,
+    /// When that was last confirmed, by our clock.
+    at: i64,
+    /// When the clock was last seen to jump. Calls sent before then may tell the time of before.
+    since: i64,
+}
+
+/// What has happened to the clocks.
+#[derive(Debug, Default)]
+struct Jumps {
+    counts: ClockJumps,
+    /// The last jump in each direction: its size in microseconds, and the server. Backward, then forward.
+    last: [Option<(i64, String)>; 2],
+    /// The last jumps and when they were noticed, by our clock. A server holds many slots, each of which shows the jump.
+    recent: VecDeque<(i64, i64)>,
+}
+
+/// A difference that changes by less than this, in microseconds, is corrected without a word: clocks that are kept by NTP
+/// are rarely stepped by less.
+const TOLERANCE_US: i64 = 50_000;
+/// How far two clocks may drift apart, in millionths: what a daemon that corrects a clock by slewing usually keeps to.
+const DRIFT_PPM: i64 = 500;
 /// A call is wanted for so much less than its deadline, in microseconds: an answer on the way back is of no use later.
 const WAY_BACK_US: i64 = 1000;
+/// Jumps that are remembered, so that the slots of one server count one jump once.
+const MOST_RECENT: usize = 16;
 
 impl ServerTimes {
     /// For servers that hold so many slots in all.
     pub(crate) fn new(slots: usize, start: Instant) -> Self {
-        Self {
-            start,
-            offsets: (0..slots).map(|_| AtomicI64::new(UNKNOWN)).collect(),
-            set_back: AtomicU64::new(0),
-        }
+        Self { start, clocks: (0..slots).map(|_| Mutex::default()).collect(), jumps: Mutex::default() }
     }
 
     /// The latest time of the server of this slot at which it surely is not past `deadline` here; `None` before it was heard.
     pub(crate) fn latest(&self, slot: u16, deadline: Instant) -> Option<u64> {
-        let offset = self.offsets[usize::from(slot)].load(Ordering::Relaxed);
-        let latest = self.ours(deadline).saturating_add(offset).saturating_sub(WAY_BACK_US);
-        (offset != UNKNOWN).then(|| u64::try_from(latest).unwrap_or(0))
+        let least = (*self.clock(slot))?.least;
+        let latest = self.ours(deadline).saturating_add(least).saturating_sub(WAY_BACK_US);
+        Some(u64::try_from(latest).unwrap_or(0))
     }
 
-    /// A reply with this server time has arrived.
-    pub(crate) fn heard(&self, slot: u16, server_us: u64, arrived: Instant) {
-        let seen = i64::try_from(server_us).unwrap_or(i64::MAX) - self.ours(arrived);
-        let offset = &self.offsets[usize::from(slot)];
-        let known = offset.load(Ordering::Relaxed);
-        let next = if known == UNKNOWN || seen >= known {
-            seen
-        } else if known.saturating_sub(seen) > SET_BACK_US {
-            self.set_back.fetch_add(1, Ordering::Relaxed);
-            seen
-        } else {
-            known - (known - seen) / DRIFT
+    /// A reply with this server time has arrived, to a call that was sent not before `sent`. `node` names the server.
+    pub(crate) fn heard(
+        &self,
+        slot: u16,
+        server_us: u64,
+        (sent, arrived): (Instant, Instant),
+        node: impl FnOnce() -> String,
+    ) {
+        let server = i64::try_from(server_us).unwrap_or(i64::MAX);
+        let (sent, arrived) = (self.ours(sent), self.ours(arrived));
+        let (least, most) = (server.saturating_sub(arrived), server.saturating_sub(sent));
+        let mut clock = self.clock(slot);
+        let Some(known) = *clock else {
+            *clock = Some(Clock { least, most, at: arrived, since: arrived });
+            return;
         };
-        offset.store(next, Ordering::Relaxed);
+        if sent < known.since {
+            return;
+        }
+        let drift = drift(arrived - known.at);
+        // What was known, as far as it still holds.
+        let (low, high) = (known.least - drift, known.most + drift);
+        let at = arrived.max(known.at);
+        if least <= high && most >= low {
+            *clock = Some(Clock { least: least.max(low), most: most.min(high), at, since: known.since });
+            return;
+        }
+        let has_jumped = least > high + TOLERANCE_US || most < low - TOLERANCE_US;
+        let since = if has_jumped { arrived } else { known.since };
+        *clock = Some(Clock { least, most, at, since });
+        if has_jumped {
+            let uncertainty = TOLERANCE_US + drift + (arrived - sent) + (known.most - known.least);
+            self.jumps().count(least - known.least, arrived, (known.at, uncertainty), node);
+        }
     }
 
-    /// How often a clock was seen to have been set back.
-    pub(crate) fn set_back(&self) -> u64 {
-        self.set_back.load(Ordering::Relaxed)
+    /// The jumps that were seen so far.
+    pub(crate) fn counts(&self) -> ClockJumps {
+        self.jumps().counts
+    }
+
+    /// The last jump ahead or back: its size in microseconds, and the server.
+    pub(crate) fn last(&self, forward: bool) -> Option<(i64, String)> {
+        self.jumps().last[usize::from(forward)].clone()
+    }
+
+    fn clock(&self, slot: u16) -> MutexGuard<'_, Option<Clock>> {
+        self.clocks[usize::from(slot)].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn jumps(&self) -> MutexGuard<'_, Jumps> {
+        self.jumps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Our clock at an instant, in microseconds.
@@ -69,26 +140,148 @@ impl ServerTimes {
     }
 }
 
+impl Jumps {
+    /// A slot that was last heard of at `heard` shows a jump now, whose size is known but for the uncertainty. It is the
+    /// one that another slot has shown since then, if both are of one size.
+    fn count(&mut self, us: i64, now: i64, (heard, uncertainty): (i64, i64), node: impl FnOnce() -> String) {
+        let is_known = |(size, noticed): &(i64, i64)| *noticed >= heard && (us - size).abs() <= uncertainty;
+        if self.recent.iter().any(is_known) {
+            return;
+        }
+        self.recent.truncate(MOST_RECENT - 1);
+        self.recent.push_front((us, now));
+        let forward = us > 0;
+        let count = if forward { &mut self.counts.forward } else { &mut self.counts.backward };
+        *count += 1;
+        self.counts.last_us = us;
+        self.last[usize::from(forward)] = Some((us, node()));
+    }
+}
+
+/// How far clocks may drift apart in so many microseconds; nothing where replies overtook one another.
+fn drift(elapsed_us: i64) -> i64 {
+    elapsed_us.max(0) / 1_000_000 * DRIFT_PPM + DRIFT_PPM
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::time::Duration;
 
+    /// The clock of a server that is a second ahead of ours, unless it is moved.
+    struct Server {
+        times: ServerTimes,
+        start: Instant,
+        ahead_ms: i64,
+    }
+
+    impl Server {
+        fn new(slots: usize) -> Self {
+            let start = crate::time::instant();
+            Self { times: ServerTimes::new(slots, start), start, ahead_ms: 1000 }
+        }
+
+        fn at(&self, ms: u64) -> Instant {
+            self.start + Duration::from_millis(ms)
+        }
+
+        /// A call of slot 0 whose script ran half-way between.
+        fn call(&self, sent: u64, arrived: u64) {
+            self.call_for(0, sent, arrived);
+        }
+
+        fn call_for(&self, slot: u16, sent: u64, arrived: u64) {
+            let ran = i64::try_from(u64::midpoint(sent, arrived)).unwrap();
+            let server_us = u64::try_from((ran + self.ahead_ms) * 1000).unwrap();
+            self.times.heard(slot, server_us, (self.at(sent), self.at(arrived)), || "10.0.0.5:6379".into());
+        }
+
+        fn counts(&self) -> (u64, u64) {
+            let ClockJumps { forward, backward, .. } = self.times.counts();
+            (forward, backward)
+        }
+    }
+
     /// A call that is carried out after its caller gave up has charged somebody for nothing.
     #[tokio::test(start_paused = true)]
     async fn a_deadline_is_never_later_on_the_servers_clock_than_on_ours() {
-        let start = crate::time::instant();
-        let times = ServerTimes::new(1, start);
-        let at = |ms| start + Duration::from_millis(ms);
-        assert_eq!(times.latest(0, at(50)), None);
-        // The server's clock runs a second ahead; replies took 3, 1 and 9 ms to arrive.
-        for (sent, arrived) in [(10, 13), (20, 21), (30, 39)] {
-            times.heard(0, (1000 + sent) * 1000, at(arrived));
+        let mut server = Server::new(1);
+        assert_eq!(server.times.latest(0, server.at(50)), None);
+        for (sent, arrived) in [(10, 16), (20, 22), (30, 48)] {
+            server.call(sent, arrived);
         }
-        let latest = times.latest(0, at(100)).unwrap();
-        assert!((1_098_000 - 20..=1_099_000).contains(&latest), "{latest}");
+        let latest = server.times.latest(0, server.at(100)).unwrap();
+        // The best reply took a millisecond back.
+        assert!((1_097_000..=1_099_000).contains(&latest), "{latest}");
         // Set back by half a second: believed at once.
-        times.heard(0, 540_000, at(41));
-        assert_eq!(times.latest(0, at(100)), Some(598_000));
+        server.ahead_ms = 500;
+        server.call(50, 52);
+        assert_eq!(server.times.latest(0, server.at(100)), Some(598_000));
+        assert_eq!(server.counts(), (0, 1));
+    }
+
+    /// A forward jump frees whole limits at once; who is not told looks for the cause in their traffic.
+    #[tokio::test(start_paused = true)]
+    async fn jumps_ahead_and_back_are_counted_once_each_with_their_size() {
+        let mut server = Server::new(1);
+        server.call(0, 2);
+        server.ahead_ms += 70_000;
+        server.call(10, 12);
+        server.call(20, 22);
+        assert_eq!(server.counts(), (1, 0));
+        assert_eq!(server.times.counts().last_us, 70_000_000);
+        assert_eq!(server.times.last(true), Some((70_000_000, "10.0.0.5:6379".to_owned())));
+        server.ahead_ms -= 60;
+        server.call(30, 32);
+        assert_eq!(server.counts(), (1, 1));
+        assert_eq!(server.times.counts().last_us, -60_000);
+        // Ten seconds of silence do not hide one of 70 ms.
+        server.ahead_ms += 70;
+        server.call(10_000, 10_002);
+        assert_eq!(server.counts(), (2, 1));
+    }
+
+    /// An alarm at every slow reply would be switched off, and with it the one that matters.
+    #[tokio::test(start_paused = true)]
+    async fn slow_replies_drift_and_corrections_by_slewing_are_no_jumps() {
+        let mut server = Server::new(1);
+        let mut now = 0;
+        for (round, takes) in [1, 200, 1, 3_000, 2, 60, 500, 1].into_iter().cycle().take(400).enumerate() {
+            server.call(now, now + takes);
+            now += takes + 10;
+            // A millisecond in four seconds, as while a daemon corrects the clock.
+            server.ahead_ms += i64::from(round % 8 == 7);
+        }
+        // An hour of silence, and clocks that are 100 millionths apart.
+        server.ahead_ms += 360;
+        server.call(now + 3_600_000, now + 3_600_001);
+        assert_eq!(server.counts(), (0, 0));
+    }
+
+    /// Calls are in flight when a clock jumps: their replies tell the time of before, and are no jump back.
+    #[tokio::test(start_paused = true)]
+    async fn replies_that_were_overtaken_by_a_jump_are_not_jumps() {
+        let mut server = Server::new(1);
+        server.call(0, 2);
+        server.ahead_ms += 10_000;
+        server.call(10, 12);
+        server.ahead_ms -= 10_000;
+        server.call(9, 14);
+        server.ahead_ms += 10_000;
+        server.call(15, 17);
+        assert_eq!(server.counts(), (1, 0));
+    }
+
+    /// A cluster's node holds thousands of slots; one jump of its clock is one.
+    #[tokio::test(start_paused = true)]
+    async fn all_slots_of_a_server_show_one_jump() {
+        let mut server = Server::new(100);
+        (0..100).for_each(|slot| server.call_for(slot, u64::from(slot), u64::from(slot) + 1));
+        for jumps in 1..=3 {
+            server.ahead_ms += 5_000;
+            let now = jumps * 1_000;
+            (0..100).for_each(|slot| server.call_for(slot, now + u64::from(slot), now + u64::from(slot) + 1));
+            assert_eq!(server.counts(), (jumps, 0));
+        }
     }
 }
