@@ -1,8 +1,8 @@
 -- Decides requests on all their keys or on none, in the order they came, at one time.
 --
 -- ARGV: the latest server time at which anything may still be charged; the verb; the number of requests and the cost of
--- each; then for each key its algorithm, `enforced` or `shadow` with a `+` if it charges excess, its quota packed, and
--- its own cost if it is not the requests'; for `once` at last the milliseconds that its reply is kept. Replies {requests charged, now, {what the algorithm tells} for each key}; a refund
+-- each; then for each key its algorithm, `enforced` or `shadow` with a `+` if it charges excess or a `!` if it counts what
+-- is denied, its quota packed, and its own cost if it is not the requests'; for `once` at last the milliseconds that its reply is kept. Replies {requests charged, now, {what the algorithm tells} for each key}; a refund
 -- tells what is left, and at the end what it gave. {-1, now} when it is too late.
 
 --[open]
@@ -52,13 +52,15 @@ if verb == 'once' then
 end
 local opens = {}
 --@opens
-local used, capacity, most, enforced, excess, own, adds, needed, moved = {}, {}, {}, {}, {}, {}, {}, {}, {}
+local used, capacity, most, enforced, excess, counts = {}, {}, {}, {}, {}, {}
+local own, adds, needed, moved = {}, {}, {}, {}
 local tell, charge, keep, refund = {}, {}, {}, {}
 for k = 1, keys do
   local from = 3 + requests + (k - 1) * 4
   local wrong
   local mode = argv[from + 2]
-  enforced[k], excess[k], own[k] = mode:byte(1) == 101, mode:byte(-1) == 43, tonumber(argv[from + 4])
+  enforced[k], excess[k], counts[k] = mode:byte(1) == 101, mode:byte(-1) == 43, mode:byte(-1) == 33
+  own[k] = tonumber(argv[from + 4])
   adds[k], needed[k] = 0, 0
   used[k], capacity[k], most[k], wrong, moved[k], tell[k], charge[k], keep[k], refund[k] =
     opens[argv[from + 1]](KEYS[k], now, argv[from + 3])
@@ -90,13 +92,16 @@ for request = 4, 3 + requests do
       end
     end
   end
-  if passes and verb ~= 'peek' then
-    reply[1] = reply[1] + 1
+  if verb ~= 'peek' then
+    if passes then reply[1] = reply[1] + 1 end
     for k = 1, keys do
       local takes = own[k] or cost
-      if verb == 'penalize' or excess[k] and used[k] + adds[k] < capacity[k] then
+      if verb == 'penalize' or counts[k] or passes and excess[k] and used[k] + adds[k] < capacity[k] then
         adds[k] = math.max(adds[k], math.min(adds[k] + takes, most[k] - used[k]))
-      elseif used[k] + adds[k] + takes <= capacity[k] then
+        -- What is denied and counted has to be waited out as well.
+        local over = takes - capacity[k] + used[k] + adds[k]
+        if counts[k] and over > needed[k] and takes <= capacity[k] then needed[k] = over end
+      elseif passes and used[k] + adds[k] + takes <= capacity[k] then
         adds[k] = adds[k] + takes
       end
     end
@@ -109,10 +114,10 @@ for k = 1, keys do
     charged = true
     local failed = charge[k](adds[k])
     if failed then return failed end
-  elseif (moved[k] and verb ~= 'peek' or verb == 'penalize') and used[k] > 0 then
+  elseif verb ~= 'peek' and (moved[k] or counts[k] or verb == 'penalize') and used[k] > 0 then
     -- A penalty that found no room is written as well, so that all stores have seen the same time.
     keep[k]()
   end
 end
-if once and charged then call('SET', once, cmsgpack.pack(reply), 'PX', argv[#argv]) end
+if once and charged and reply[1] > 0 then call('SET', once, cmsgpack.pack(reply), 'PX', argv[#argv]) end
 return reply

@@ -41,7 +41,7 @@ impl Part {
     /// What has to fit for the cost to be charged.
     pub(crate) fn asks(&self) -> u64 {
         match self.excess {
-            Excess::Refuse => self.cost,
+            Excess::Refuse | Excess::Count => self.cost,
             Excess::Charge => self.cost.min(1),
         }
     }
@@ -57,6 +57,9 @@ pub enum Excess {
     /// requests wait out what it exceeds the limit by: for costs that are known only when they have arisen, such as tokens of
     /// a language model.
     Charge,
+    /// Deny it and charge it all the same, as limiters do that count every hit. The cost is charged whatever becomes of
+    /// the request, also when it is another policy that denies it. A client that keeps asking stays denied.
+    Count,
 }
 
 /// What a policy does when the shared store does not answer in time.

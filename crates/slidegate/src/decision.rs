@@ -12,7 +12,7 @@ use crate::time::Timestamp;
 pub enum Verdict {
     /// It may pass, and its cost has been charged.
     Allow,
-    /// It may not pass, and nothing has been charged.
+    /// It may not pass, and nothing has been charged, except under [`Excess::Count`](crate::Excess::Count).
     Deny,
 }
 
@@ -37,8 +37,8 @@ pub struct Decision {
     pub used: u64,
     /// Cost still available after this request. A denial leaves it unchanged. At most `limit`.
     pub remaining: u64,
-    /// Cost that this call moved: charged by a check or a penalty, given back by a refund. Zero for a denial, and for a
-    /// peek.
+    /// Cost that this call moved: charged by a check or a penalty, given back by a refund. Zero for a peek, and for a
+    /// denial unless the policy counts what it denies ([`Excess::Count`](crate::Excess::Count)).
     pub cost: u64,
     /// When it was decided. The waits count from here. In this process it is the date by the machine's wall clock as it was
     /// set then, see [`Clock::wall_time`](crate::Clock::wall_time); under a shared store, the server's time.
@@ -98,6 +98,16 @@ impl Waits {
 }
 
 impl Decision {
+    /// Takes usage of the same quota under another key into account. The verdict stays.
+    pub(crate) fn add_usage(&mut self, other: &Self) {
+        let frees =
+            [&*self, other].into_iter().filter(|one| one.used > 0).map(|one| one.waits.frees_us).min();
+        self.waits.frees_us = frees.unwrap_or(0);
+        self.waits.reset_us = self.waits.reset_us.max(other.waits.reset_us);
+        self.used = self.used.saturating_add(other.used);
+        self.remaining = self.limit.saturating_sub(self.used);
+    }
+
     /// Wait until this very cost fits: zero when allowed, `None` when it never will.
     ///
     /// Tight to the microsecond if nothing else is charged meanwhile: at exactly this time it is admitted, one

@@ -307,6 +307,14 @@ impl Decisions<'_> {
         &self.policies
     }
 
+    /// Takes what `usage` says is used into account as well, in every decision on the request at this place: for usage
+    /// of one policy and key that is kept under another key. Verdicts stay as they are.
+    pub fn add_usage(&mut self, request: usize, usage: &Decision) {
+        for answer in self.answers.iter_mut().filter(|answer| answer.request == request) {
+            answer.decision.add_usage(usage);
+        }
+    }
+
     /// Whether the request may pass, or all of several: no enforced policy denies.
     #[must_use]
     pub fn verdict(&self) -> Verdict {

@@ -149,6 +149,37 @@ fn charged_excess_is_admitted_once_and_waited_out() {
     }
 }
 
+/// Whoever moves from a limiter that counts every hit must be able to keep its numbers, and the promised wait must hold.
+#[test]
+fn counted_denials_are_charged_whoever_denies_and_waited_out() {
+    for algorithm in Algorithm::ALL {
+        let quota = Quota::per_minute(10).with_algorithm(algorithm);
+        let (gate, clock) = gate([policy("all", quota).excess(Excess::Count), policy("calls", quota)]);
+        let of = |name, cost| Request::new().with("user", "alice").under(name).cost(cost);
+        assert!(gate.check(&of("all", 7)).is_allowed());
+        let many = of("all", 5);
+        let denied = gate.check(&many);
+        let denied = denied.strictest().unwrap();
+        assert_eq!(
+            (denied.is_denied(), denied.used, denied.remaining, denied.cost),
+            (true, 12, 0, 5),
+            "{algorithm}"
+        );
+        let wait = denied.retry_after().expect("it fits again");
+        clock.advance(wait.checked_sub(Duration::from_micros(1)).unwrap());
+        assert!(gate.peek(&many).is_denied(), "{algorithm}");
+        clock.advance(Duration::from_micros(1));
+        assert!(gate.peek(&many).is_allowed(), "{algorithm}: {denied:?}");
+
+        // Another policy denies: this one counts, that one does not.
+        clock.advance(Duration::from_secs(300));
+        assert!(gate.apply_all(Verb::Check, &[of("calls", 11), of("all", 3)]).is_denied());
+        assert_eq!((used(&gate, &of("all", 0)), used(&gate, &of("calls", 0))), (3, 0), "{algorithm}");
+        assert!(gate.apply_all(Verb::Check, &[of("calls", 4), of("all", 8)]).is_denied());
+        assert_eq!((used(&gate, &of("all", 0)), used(&gate, &of("calls", 0))), (11, 0), "{algorithm}");
+    }
+}
+
 proptest! {
     /// A quota that comes with each request decides as one that is configured before each.
     #[test]

@@ -235,9 +235,11 @@ impl MemoryStore {
         told.before(&call, charge.instead_of, shard);
         let decision = match charge.part.excess {
             Excess::Refuse => shard.apply(&call),
-            Excess::Charge => all_or_none(verb, std::iter::once(charge.part), |_, verb, cost| {
-                shard.apply(&Call { verb, cost, ..call })
-            })[0],
+            Excess::Charge | Excess::Count => {
+                all_or_none(verb, std::iter::once(charge.part), |_, verb, cost| {
+                    shard.apply(&Call { verb, cost, ..call })
+                })[0]
+            }
         };
         if charge.instead_of.is_some() {
             told.after(&call, shard);

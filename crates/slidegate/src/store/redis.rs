@@ -343,7 +343,8 @@ impl RedisStore {
         let subjects = Subjects::of(charges, &self.names);
         match verb {
             Verb::Check => {
-                let Some(remembered) = &self.calls.remembered else {
+                let remembered = self.calls.remembered.as_ref().filter(|_| !subjects.counts_denied());
+                let Some(remembered) = remembered else {
                     return self.calls.check(&subjects, cost, deadline).await;
                 };
                 self.news.keep(&self.calls, remembered);

@@ -110,8 +110,11 @@ enum Said {
     Once,
     /// By the policies, which change.
     Configured,
-    /// With each request: one for each policy, each at a cost of its own, the first of which charges excess.
+    /// With each request: one for each policy, each at a cost of its own, the first of which charges excess and the
+    /// second of which counts what is denied.
     Told { limits_change: bool },
+    /// By the policies, all of which count what is denied.
+    Counted,
 }
 
 /// Runs a history on both stores, under these quotas at once.
@@ -122,8 +125,11 @@ async fn run(server: &Server, key: &str, mut quotas: Vec<Quota>, said: Said, ste
     let policies = |quotas: &[Quota]| {
         PolicySet::new(quotas.iter().enumerate().map(|(at, quota)| {
             let policy = Policy::new(NAMES[at], *quota).unwrap().scope(["user"]);
-            let excess =
-                if at == 0 && matches!(said, Said::Told { .. }) { Excess::Charge } else { Excess::Refuse };
+            let excess = match (said, at) {
+                (Said::Told { .. }, 0) => Excess::Charge,
+                (Said::Told { .. }, 1) | (Said::Counted, _) => Excess::Count,
+                _ => Excess::Refuse,
+            };
             if at == 2 { policy.shadow() } else { policy }.excess(excess)
         }))
         .unwrap()
@@ -377,6 +383,19 @@ fn several_policies_in_redis_decide_as_in_memory() {
         ]
     };
     histories(150, all, Said::Once);
+}
+
+/// A limiter that counts denied requests must count the same ones, and promise the same waits, on every store.
+#[test]
+fn denied_requests_that_count_are_counted_in_redis_as_in_memory() {
+    for algorithm in Algorithm::ALL {
+        histories(60, |limit, ms| vec![quota(limit, ms, algorithm)], Said::Counted);
+    }
+    let all = |limit: u64, ms: u64| {
+        let of = |more, algorithm| quota(limit + more, ms + more, algorithm);
+        vec![of(0, Algorithm::SlidingLog), of(3, Algorithm::FixedWindow), of(1, Algorithm::TokenBucket)]
+    };
+    histories(60, all, Said::Counted);
 }
 
 /// Doors whose callers say the limit ask for several keys at once, each at a cost of its own, and some past the limit.

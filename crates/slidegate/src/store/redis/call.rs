@@ -80,6 +80,11 @@ impl Subjects {
         self.0.iter().map(|subject| subject.name.clone()).collect()
     }
 
+    /// Whether a check charges something even where it is denied, so that every one has to reach the store.
+    pub(crate) fn counts_denied(&self) -> bool {
+        self.0.iter().any(|subject| subject.excess == Excess::Count)
+    }
+
     /// The script to call for these requests, and its arguments. Nothing is charged after `latest`, in microseconds of
     /// the server's clock.
     pub(crate) fn call<'s>(
@@ -139,7 +144,11 @@ impl Subjects {
         for subject in &self.0 {
             args.push(letter(subject.quota.algorithm()).into());
             let enforced = if subject.enforced { "enforced" } else { "shadow" };
-            let excess = if subject.excess == Excess::Charge { "+" } else { "" };
+            let excess = match subject.excess {
+                Excess::Refuse => "",
+                Excess::Charge => "+",
+                Excess::Count => "!",
+            };
             args.push([enforced, excess].concat().into_bytes());
             args.push(packed(&subject.quota));
             args.push(subject.own_cost.map(|cost| cost.to_string().into_bytes()).unwrap_or_default());

@@ -15,7 +15,8 @@ use tokio::time::Instant;
 
 use super::call::{Answers, Subject, Subjects};
 use super::{Calls, Executed, Failure, FailureKind, Undecided};
-use crate::decision::Decision;
+use crate::charge::Excess;
+use crate::decision::{Decision, Verdict};
 use crate::verb::Verb;
 
 /// The decisions known by now, in the order of the subjects.
@@ -60,10 +61,10 @@ impl Calls {
         let mut failure = None;
         place(&mut answers, &first, decided);
         if denied {
-            // The others are not charged; what they would say is part of the answer.
+            // The others are not charged, except where denials count; what they would say is part of the answer.
             for part in parts {
-                match self.call(&part.subjects, Verb::Peek, &[cost], deadline).await {
-                    Ok(peeked) => place(&mut answers, &part, only(peeked)),
+                match self.refuse_part(&part.subjects, cost, deadline).await {
+                    Ok(peeked) => place(&mut answers, &part, peeked),
                     Err(error) => failure = Some(error),
                 }
             }
@@ -130,6 +131,35 @@ impl Calls {
         Ok(answers)
     }
 
+    /// Peeks at subjects of one slot for a request that another slot has denied, and charges those that count denials.
+    async fn refuse_part(
+        &self,
+        subjects: &Subjects,
+        cost: u64,
+        deadline: Instant,
+    ) -> Result<Answers, Failure> {
+        let mut answers = only(self.call(subjects, Verb::Peek, &[cost], deadline).await?);
+        let (mut places, mut counted) = (Vec::new(), Subjects(SmallVec::new()));
+        for (place, subject) in subjects.0.iter().enumerate() {
+            if subject.excess == Excess::Count {
+                places.push(place);
+                counted.0.push(subject.clone());
+            }
+        }
+        if counted.0.is_empty() {
+            return Ok(answers);
+        }
+        let charged = only(self.call(&counted, Verb::Penalize, &[cost], deadline).await?);
+        let peeked = only(self.call(&counted, Verb::Peek, &[cost], deadline).await?);
+        for (place, (charged, peeked)) in places.into_iter().zip(charged.into_iter().zip(peeked)) {
+            answers[place] = match answers[place].verdict {
+                Verdict::Allow => charged,
+                Verdict::Deny => Decision { cost: charged.cost, ..peeked },
+            };
+        }
+        Ok(answers)
+    }
+
     /// Gives back what the parts were charged, in the background and past the deadline: a charge that nobody was admitted
     /// for must not stay.
     fn give_back(self: &Arc<Self>, charged: Vec<Part>, answers: &mut [Option<Decision>], cost: u64) {
@@ -137,8 +167,9 @@ impl Calls {
         for part in charged {
             let mut taken = Subjects(SmallVec::new());
             for (place, mut subject) in part.places.iter().zip(part.subjects.0) {
-                // A shadow policy that would have denied was not charged.
-                if let Some(decision) = answers[*place].as_mut().filter(|decision| decision.cost > 0) {
+                // A shadow policy that would have denied was not charged, and what counts denials keeps its charge.
+                let is_owed = |decision: &&mut Decision| decision.cost > 0 && subject.excess != Excess::Count;
+                if let Some(decision) = answers[*place].as_mut().filter(is_owed) {
                     // Excess beyond what a key can hold was not charged, and must not be given back.
                     subject.own_cost = Some(decision.cost).filter(|charged| *charged != cost);
                     decision.used = decision.used.saturating_sub(decision.cost);
