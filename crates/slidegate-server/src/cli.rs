@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use slidegate::Algorithm;
+use slidegate::{Algorithm, Excess};
 
-use crate::config::{Config, Outside, Sources};
+use crate::config::{Arguments, Config, Outside, Sources};
 use crate::envoy;
-use values::{address, attribute, cost, keys, milliseconds, rate};
+use values::{address, attribute, cost, excess, keys, milliseconds, rate};
 
 mod ask;
 mod check;
@@ -85,16 +85,17 @@ pub(crate) struct PolicyArgs {
 }
 
 impl PolicyArgs {
-    /// The configuration that these name, or the default one; `redis` is the store's URL and `resp` the RESP port, if the
-    /// command line has them.
-    pub(crate) fn config(&self, redis: Option<&str>, resp: Option<SocketAddr>) -> Result<Config, Failure> {
-        let loaded = self.sources(redis, resp)?.load().map_err(|errors| Failure(errors.to_string()))?;
+    /// The configuration that these name, or the default one, for commands that serve nothing.
+    pub(crate) fn config(&self) -> Result<Config, Failure> {
+        // Where the service listens is not their concern.
+        let arguments = Arguments { has_other_grpc: true, ..Arguments::default() };
+        let loaded = self.sources(arguments)?.load().map_err(|errors| Failure(errors.to_string()))?;
         Ok(loaded.config)
     }
 
     /// Where the configuration comes from, to be read again.
-    fn sources(&self, redis: Option<&str>, resp: Option<SocketAddr>) -> Result<Sources, Failure> {
-        let outside = Outside::read(redis, resp).map_err(|errors| Failure(errors.to_string()))?;
+    fn sources(&self, arguments: Arguments<'_>) -> Result<Sources, Failure> {
+        let outside = Outside::read(arguments).map_err(|errors| Failure(errors.to_string()))?;
         let (file, texts) = (self.config.clone(), self.policies.clone());
         Ok(Sources { file, texts, outside, has_others: false, complete: Arc::new(|config| config) })
     }
@@ -104,12 +105,14 @@ impl PolicyArgs {
     fn sources_beside(
         &self,
         settings: &envoy::Settings,
-        redis: Option<&str>,
-        resp: Option<SocketAddr>,
+        arguments: Arguments<'_>,
     ) -> Result<Sources, Failure> {
-        let theirs = settings.redis.clone().filter(|_| redis.is_none());
-        let sources =
-            self.sources(redis.or(theirs.as_ref().map(|redis| redis.url.expose().as_str())), resp)?;
+        let theirs = settings.redis.clone().filter(|_| arguments.redis.is_none());
+        let sources = self.sources(Arguments {
+            redis: arguments.redis.or(theirs.as_ref().map(|redis| redis.url.expose().as_str())),
+            has_other_grpc: settings.grpc.is_served(),
+            ..arguments
+        })?;
         for line in &settings.not_honoured {
             tracing::warn!("{line}");
         }
@@ -135,6 +138,10 @@ struct EnvoyArgs {
     /// How limits of those files are counted that ask for no algorithm of their own: sliding-log unless said.
     #[arg(long, value_name = "ALGORITHM")]
     envoy_algorithm: Option<Algorithm>,
+    /// What becomes of refused hits under limits of those files that do not say it themselves: `refuse` counts none of
+    /// them, unless said; `count` counts all, as envoyproxy/ratelimit does; `charge` admits a cost while anything remains.
+    #[arg(long, value_name = "EXCESS", value_parser = excess)]
+    envoy_excess: Option<Excess>,
     /// Let several of those files have one domain, as `MERGE_DOMAIN_CONFIG` does.
     #[arg(long)]
     envoy_merge_domains: bool,
@@ -144,10 +151,14 @@ impl EnvoyArgs {
     /// `None` if neither a folder is named nor the environment asked.
     fn settings(&self) -> Result<Option<envoy::Settings>, Failure> {
         let mut settings = match (&self.envoy_config, self.envoy_env) {
-            (None, false) if self.envoy_algorithm.is_some() || self.envoy_merge_domains => {
+            (None, false)
+                if self.envoy_algorithm.is_some()
+                    || self.envoy_excess.is_some()
+                    || self.envoy_merge_domains =>
+            {
                 return Err(Failure(
-                    "--envoy-algorithm and --envoy-merge-domains are about files of envoyproxy/ratelimit; name their \
-                     folder with --envoy-config"
+                    "--envoy-algorithm, --envoy-excess and --envoy-merge-domains are about files of \
+                     envoyproxy/ratelimit; name their folder with --envoy-config"
                         .to_owned(),
                 ));
             }
@@ -163,6 +174,9 @@ impl EnvoyArgs {
         }
         if let Some(algorithm) = self.envoy_algorithm {
             settings.reading.algorithm = algorithm;
+        }
+        if let Some(excess) = self.envoy_excess {
+            settings.reading.excess = excess;
         }
         settings.reading.merge_domains |= self.envoy_merge_domains;
         Ok(Some(settings))

@@ -42,7 +42,7 @@ pub(crate) use grpc::{Grpc, GrpcTls};
 pub(crate) use observe::{KeysShown, Observe};
 pub(crate) use reload::{Fingerprint, Loaded, Sources, differences};
 pub(crate) use resp::{Password, Resp};
-pub(crate) use shared::{Outside, SharedStore};
+pub(crate) use shared::{Arguments, Outside, SharedStore};
 pub(crate) use traces::Traces;
 pub(crate) use words::{Counted, describe};
 

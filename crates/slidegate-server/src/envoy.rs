@@ -26,7 +26,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write as _;
 
 use serde_json::json;
-use slidegate::{Policy, Quota};
+use slidegate::{Excess, Policy, Quota};
 
 use matcher::{Level, Limit, Node};
 use names::StatKey;
@@ -34,6 +34,7 @@ use statistics::Counters;
 
 pub(crate) use build::{Reading, Refusal};
 pub(crate) use folder::Folder;
+pub(crate) use names::refused_key;
 pub(crate) use rule::{Rate, Rule, Unit};
 pub(crate) use settings::{HeaderNames, Settings};
 pub(crate) use statistics::{Count, Hits, Statistics};
@@ -87,6 +88,8 @@ pub(crate) struct RuleHit<'e> {
     pub(crate) rate: Rate,
     /// Only of a limit that came with the request: what to decide by instead of the policy's quota.
     pub(crate) quota: Option<Quota>,
+    /// What becomes of a cost that is more than what remains.
+    pub(crate) excess: Excess,
     /// What the reference calls its statistics. Owned where values of the request are in it: there is no bound to those.
     stat_key: Cow<'e, StatKey>,
     /// Of the name without such values.
@@ -101,6 +104,21 @@ impl RuleHit<'_> {
             Cow::Borrowed(_) => None,
         };
         statistics.note(self.counters, valued, hits);
+    }
+
+    /// Takes note that descriptors of 0 hits ask for this limit, and so are told of refused hits.
+    pub(crate) fn note_look(&self) {
+        self.counters.note_look();
+    }
+
+    /// Whether a descriptor of 0 hits has ever asked for this limit here.
+    pub(crate) fn is_looked_at(&self) -> bool {
+        self.counters.is_looked_at()
+    }
+
+    /// What its refused hits are counted under, for those who look: another value of [`SCOPE`].
+    pub(crate) fn refused_key(&self) -> String {
+        refused_key(&self.key)
     }
 }
 
@@ -144,6 +162,7 @@ impl Envoy {
                 key,
                 rate,
                 quota: Some(rate.quota(self.reading.algorithm)),
+                excess: self.reading.excess,
                 stat_key: Cow::Owned(names::stat_key(domain_name, parts.iter().map(String::as_str))),
                 counters: &domain.own_limits.counters,
             });
@@ -166,7 +185,8 @@ impl Envoy {
             let (name, value) = if node.shares { shared } else { (*name, *value) };
             names::push_entry(&mut key, name, value);
         }
-        Lookup::Limited(RuleHit { rule, policy, key, rate, quota: None, stat_key, counters })
+        let excess = rule.excess.unwrap_or(self.reading.excess);
+        Lookup::Limited(RuleHit { rule, policy, key, rate, quota: None, excess, stat_key, counters })
     }
 
     /// A policy for each limit, and one for each domain's requests that bring a limit along.

@@ -16,6 +16,7 @@ use slidegate::{
 use crate::auth_attempts::AuthAttempts;
 use crate::config::{Added, Config, KeysShown, describe};
 use crate::control::{self, Base, Document, Folded};
+use crate::envoy;
 use crate::observe::{Caller, Door, Observer, Outcome};
 use crate::shadow::Shadows;
 use crate::store::{Shared, Store};
@@ -375,6 +376,14 @@ impl Front {
         decisions
     }
 
+    /// Does something to usage on the service's own account: no client asked for it, so nobody who watches is shown it.
+    pub(crate) async fn apply_unseen<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
+        match self.store.apply_now(verb, requests) {
+            Ok(decisions) => decisions,
+            Err(shared) => shared.apply_all(verb, requests).await,
+        }
+    }
+
     /// Shows decisions to those who watch, and requests to the candidates beside their policies.
     async fn seen(
         &self,
@@ -435,12 +444,28 @@ impl Front {
         decisions
     }
 
-    /// Forgets the request's keys under every policy that applies; says whether anything counted there.
+    /// Forgets the request's keys under every policy that applies; says whether anything counted there. Of limits of
+    /// envoyproxy/ratelimit's files it forgets what was refused as well.
     ///
     /// # Errors
     /// A shared store did not answer in time: the keys may be forgotten or not.
     pub(crate) async fn reset(&self, request: &Request<'_>) -> Result<bool, Error> {
-        self.store.reset(request).await
+        let existed = self.store.reset(request).await?;
+        let policies = self.policies();
+        let Some(Value::Bytes(counter)) = request.value(envoy::SCOPE) else { return Ok(existed) };
+        let is_rule = |policy: &Policy| {
+            policy.is_only_when_named()
+                && policy.scope_attributes() == [envoy::SCOPE]
+                && policy.applies_to(request)
+        };
+        let (Some(rule), Ok(counter)) =
+            (policies.iter().find(|policy| is_rule(policy)), std::str::from_utf8(counter))
+        else {
+            return Ok(existed);
+        };
+        let refused = envoy::refused_key(counter);
+        let refused = Request::new().with(envoy::SCOPE, &refused).under(rule.name());
+        Ok(self.store.reset(&refused).await? || existed)
     }
 
     pub(crate) fn policies(&self) -> Arc<PolicySet> {

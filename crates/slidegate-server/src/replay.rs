@@ -44,7 +44,7 @@ const EXAMPLE: &str = r#"192.0.2.1 - - [20/Nov/2026:10:00:00 +0000] "GET / HTTP/
 const PROGRESS_EVERY: u64 = 4096;
 
 pub(crate) fn run(args: &ReplayArgs) -> Result<ExitCode, Failure> {
-    let config = args.policies.config(None, None)?;
+    let config = args.policies.config()?;
     let name = args.log.display();
     let unreadable = |error: io::Error| Failure(format!("{name}: {error}"));
     let mut log = LogReader::open(&args.log).map_err(unreadable)?.with_slack(Duration::from_secs(args.slack));

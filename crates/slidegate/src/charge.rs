@@ -62,6 +62,19 @@ pub enum Excess {
     Count,
 }
 
+impl Excess {
+    /// The one of this name, as configurations write it: `refuse`, `charge` or `count`.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        match name {
+            "refuse" => Some(Self::Refuse),
+            "charge" => Some(Self::Charge),
+            "count" => Some(Self::Count),
+            _ => None,
+        }
+    }
+}
+
 /// What a policy does when the shared store does not answer in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum OnStoreError {

@@ -84,7 +84,7 @@ fn entries(text: &str) -> Result<Vec<(String, String)>, Failure> {
 
 /// A request under policies of ours.
 fn attributes(args: &ExplainArgs) -> Result<(String, Value), Failure> {
-    let mut config = args.policies.config(None, None)?;
+    let mut config = args.policies.config()?;
     // Where usage lives says nothing about what applies, and nothing is decided that could have a span.
     config.shared = None;
     config.observe.traces = None;

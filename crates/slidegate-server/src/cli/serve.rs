@@ -15,7 +15,7 @@ use super::ports::Ports;
 use super::reload::{self, Causes};
 use super::{Failure, ServeArgs, output};
 use crate::admin::{self, Admin};
-use crate::config::{Config, Fingerprint, Loaded, Sources, describe};
+use crate::config::{Arguments, Config, Fingerprint, Loaded, Sources, describe};
 use crate::envoy::{self, Envoy, Watcher};
 use crate::front::Front;
 use crate::log_limit::LogLimit;
@@ -34,9 +34,11 @@ const EXAMINE_EVERY: Duration = Duration::from_secs(60);
 
 pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, Failure> {
     let envoy = args.envoy.settings()?;
+    let arguments =
+        Arguments { redis: args.redis.as_deref(), grpc: args.grpc, has_other_grpc: false, resp: args.resp };
     let sources = match &envoy {
-        Some(settings) => args.policies.sources_beside(settings, args.redis.as_deref(), args.resp)?,
-        None => args.policies.sources(args.redis.as_deref(), args.resp)?,
+        Some(settings) => args.policies.sources_beside(settings, arguments)?,
+        None => args.policies.sources(arguments)?,
     };
     let listen = args.listen.or(envoy.as_ref().and_then(|settings| settings.http));
     let (grpc, theirs) = (args.grpc, envoy.as_ref().map(|settings| settings.grpc.clone()));
@@ -44,8 +46,8 @@ pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, Failure> {
     let complete = move |config| {
         let mut config: Config = before(config);
         config.listen = listen.unwrap_or(config.listen);
-        if let Some(theirs) = theirs.as_ref().filter(|_| !config.grpc.is_served()) {
-            config.grpc = theirs.clone();
+        if let Some(theirs) = &theirs {
+            config.grpc = std::mem::take(&mut config.grpc).over(theirs);
         }
         if grpc.is_some() {
             config.grpc.listen = grpc;
@@ -95,7 +97,7 @@ async fn serve(
     };
     greeting.grpc = door.as_ref().map(rls::Door::places);
     greeting.others = reference.places();
-    let response_headers = config.grpc.response_headers;
+    let grpc_settings = config.grpc.clone();
     let (mut files, mut rules) = (None, None);
     if let Some(settings) = &envoy {
         let (watcher, live) =
@@ -154,7 +156,7 @@ async fn serve(
     }
     let folder = tokio::spawn(follow_folder(Arc::clone(&front), files));
     let has_rules = rules.is_some();
-    let limits = Arc::new(rls::Limits::new(Arc::clone(&front), response_headers, rules));
+    let limits = Arc::new(rls::Limits::new(Arc::clone(&front), &grpc_settings, rules));
     let mut more = admin::routes(&admin).and(dashboard::routes());
     if has_rules {
         more = more.and(rls::routes(Arc::clone(&limits)));

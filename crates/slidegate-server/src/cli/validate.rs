@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use slidegate::PolicySet;
 
 use super::{Failure, PolicyArgs, ValidateArgs, output};
-use crate::config::{Config, describe};
+use crate::config::{Arguments, Config, describe};
 use crate::envoy::{Envoy, Settings};
 
 pub(super) fn run(args: &ValidateArgs) -> Result<ExitCode, Failure> {
@@ -19,8 +19,8 @@ pub(super) fn run(args: &ValidateArgs) -> Result<ExitCode, Failure> {
     }
     let policies = PolicyArgs { config: args.file.clone(), policies: Vec::new() };
     let sources = match &settings {
-        Some(settings) => policies.sources_beside(settings, None, None)?,
-        None => policies.sources(None, None)?,
+        Some(settings) => policies.sources_beside(settings, Arguments::default())?,
+        None => policies.sources(Arguments::default())?,
     };
     let config = sources.load().map_err(|errors| Failure(errors.to_string()))?.config;
     let envoy = settings.as_ref().map(|settings| beside(settings, &config)).transpose()?;

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use slidegate::Excess;
 
 use crate::config::one_line;
 use crate::envoy;
@@ -19,6 +20,10 @@ pub(super) fn address(text: &str) -> Result<SocketAddr, String> {
         "give an IP address and a port, for example `127.0.0.1:7979`, or `[::]:7979` for all addresses"
             .to_owned()
     })
+}
+
+pub(super) fn excess(text: &str) -> Result<Excess, String> {
+    Excess::from_name(text).ok_or_else(|| "give `refuse`, `charge` or `count`".to_owned())
 }
 
 pub(super) fn attribute(text: &str) -> Result<(String, String), String> {
@@ -103,6 +108,10 @@ mod tests {
                 "--envoy-algorithm is `magic`; algorithm `magic` is unknown; use `sliding-log`, `sliding-window`, \
                  `fixed-window` or `token-bucket`"
                     .into(),
+            ),
+            (
+                "serve --envoy-excess free",
+                "--envoy-excess is `free`; give `refuse`, `charge` or `count`".into(),
             ),
             ("serve --log-format xml", "--log-format is `xml`; give one of text, json".into()),
             ("check user=a --cost x", format!("--cost is `x`; {cost}")),

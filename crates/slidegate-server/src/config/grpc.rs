@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use slidegate::{Quota, parse_window};
 
-use super::Findings;
 use super::file::Node;
 use super::section::{Section, flag, text, wrong};
+use super::{Findings, Outside};
 
 /// Every key of `grpc`.
 pub(super) const KEYS: [&str; 9] = [
@@ -60,32 +60,50 @@ pub(crate) struct GrpcTls {
 }
 
 impl Grpc {
+    /// The same with what these settings say besides. Where both say it, this one's holds; where they listen, they say
+    /// together, so that a certificate of one is never left out where the other listens.
+    pub(crate) fn over(self, other: &Self) -> Self {
+        let is_served = self.is_served();
+        Self {
+            listen: if is_served { self.listen } else { other.listen },
+            socket: if is_served { self.socket } else { other.socket.clone() },
+            tls: self.tls.or_else(|| other.tls.clone()),
+            max_connection_age: self.max_connection_age.or(other.max_connection_age),
+            max_connection_age_grace: self.max_connection_age_grace.or(other.max_connection_age_grace),
+            response_headers: self.response_headers || other.response_headers,
+            health_follows_store: self.health_follows_store || other.health_follows_store,
+        }
+    }
+
     /// Whether there is anything to serve.
     pub(crate) fn is_served(&self) -> bool {
         self.listen.is_some() || self.socket.is_some()
     }
 }
 
-/// Reads the section.
-pub(super) fn grpc(section: &Section<'_>, findings: &mut Findings) -> Grpc {
+/// Reads the section. What is outside the file may say where to listen.
+pub(super) fn grpc(section: &Section<'_>, outside: &Outside, findings: &mut Findings) -> Grpc {
+    let is_served_elsewhere = outside.grpc.is_some() || outside.has_other_grpc;
     const LISTEN: &str = "give an address and a port, for example `127.0.0.1:8081` or `[::]:8081`";
     let listen = section.read("listen", findings, |node| {
         text("listen", node, LISTEN)?.parse().map_err(|_| wrong("listen", node, LISTEN))
     });
     let socket = section.read("socket", findings, |node| path("socket", node, "/run/slidegate/grpc.sock"));
     for key in KEYS {
-        let stands_alone = section.get("listen").is_none() && section.get("socket").is_none();
+        let stands_alone =
+            !is_served_elsewhere && section.get("listen").is_none() && section.get("socket").is_none();
         if let Some(node) = section.get(key).filter(|_| stands_alone && !section.is_misspelt("listen")) {
-            let message =
-                format_args!("{key} stands without listen and socket; write for example `{EXAMPLE}`");
+            let message = format_args!(
+                "{key} stands without listen and socket; write for example `{EXAMPLE}`, or give `--grpc`"
+            );
             section.find(node.line, message, findings);
             break;
         }
     }
     Grpc {
-        listen,
+        listen: outside.grpc.or(listen),
         socket,
-        tls: tls(section, findings),
+        tls: tls(section, is_served_elsewhere, findings),
         max_connection_age: section.read("max_connection_age", findings, |node| {
             const AGE: &str = "give 1s to 366d, for example `max_connection_age: 24h`";
             let span = parse_window(text("max_connection_age", node, AGE)?).ok();
@@ -103,7 +121,7 @@ pub(super) fn grpc(section: &Section<'_>, findings: &mut Findings) -> Grpc {
     }
 }
 
-fn tls(section: &Section<'_>, findings: &mut Findings) -> Option<GrpcTls> {
+fn tls(section: &Section<'_>, is_served_elsewhere: bool, findings: &mut Findings) -> Option<GrpcTls> {
     let cert_file =
         section.read("cert_file", findings, |node| path("cert_file", node, "/etc/slidegate/tls.crt"));
     let key_file =
@@ -123,7 +141,7 @@ fn tls(section: &Section<'_>, findings: &mut Findings) -> Option<GrpcTls> {
     for (one, other, why) in needs {
         let is_missing = section.get(other).is_none() && !section.is_misspelt(other);
         // Without any place to listen that was found already.
-        let is_found = other == "listen" && section.get("socket").is_none();
+        let is_found = other == "listen" && (is_served_elsewhere || section.get("socket").is_none());
         if let Some(node) = section.get(one).filter(|_| is_missing && !is_found) {
             section.find(node.line, format_args!("{one} stands without {other}; {why}"), findings);
         }
@@ -171,6 +189,30 @@ mod tests {
         );
     }
 
+    /// An operator gives the address on the command line and keeps the certificate in the file: both must hold.
+    #[test]
+    fn the_command_line_may_say_where_and_the_file_the_rest() {
+        let outside = Outside { grpc: Some("127.0.0.1:1".parse().unwrap()), ..Outside::default() };
+        let text = format!("grpc: {{cert_file: a, key_file: b, max_connection_age: 1h}}{POLICY}");
+        let read = Config::parse_with(&text, "slidegate.yaml", &outside).unwrap().grpc;
+        assert_eq!(read.listen, outside.grpc);
+        assert_eq!(read.tls.map(|tls| tls.key_file), Some("b".into()));
+        let elsewhere = Outside { has_other_grpc: true, ..Outside::default() };
+        let read = Config::parse_with(&text, "slidegate.yaml", &elsewhere).unwrap().grpc;
+        assert!(!read.is_served());
+        let theirs = Grpc { listen: outside.grpc, health_follows_store: true, ..Grpc::default() };
+        let both = read.over(&theirs);
+        assert_eq!((both.listen, both.health_follows_store), (outside.grpc, true));
+        assert_eq!(both.max_connection_age, Some(Duration::from_secs(3600)));
+        assert_eq!(both.tls.map(|tls| tls.cert_file), Some("a".into()));
+        // Where the file says it all, its address stays its own.
+        let own = Grpc { socket: Some("/run/g.sock".into()), ..Grpc::default() };
+        assert_eq!(
+            (own.clone().over(&theirs).listen, own.over(&theirs).socket),
+            (None, Some("/run/g.sock".into()))
+        );
+    }
+
     /// A certificate that is named and not used is a door that everybody believes is locked.
     #[test]
     fn each_wrong_setting_names_its_value_and_the_way_out() {
@@ -182,7 +224,8 @@ mod tests {
             ("{socket: []}", "socket is a list; give a path, for example `socket: /run/slidegate/grpc.sock`"),
             (
                 "{response_headers: true}",
-                "response_headers stands without listen and socket; write for example `listen: 127.0.0.1:8081`",
+                "response_headers stands without listen and socket; write for example `listen: 127.0.0.1:8081`, or give \
+                 `--grpc`",
             ),
             (
                 "{listen: '[::]:1', cert_file: a}",

@@ -274,9 +274,10 @@ fn excess(node: &Node) -> Result<Excess, String> {
     match node.scalar() {
         Some("refuse") => Ok(Excess::Refuse),
         Some("charge") => Ok(Excess::Charge),
+        Some("count") => Ok(Excess::Count),
         _ => {
-            const WAY: &str =
-                "write `excess: refuse`, or `excess: charge` to admit a cost while anything remains";
+            const WAY: &str = "write `excess: refuse`, `excess: charge` to admit a cost while anything remains, or `excess: count` \
+                 to deny it and count it all the same";
             Err(wrong("excess", node, WAY))
         }
     }
@@ -332,6 +333,7 @@ mod tests {
         assert_eq!(policy("quota: 10/s, slots: 65_534").quota().slots(), 65_534);
         assert_eq!(policy("quota: 10/s").on_excess(), Excess::Refuse);
         assert_eq!(policy("quota: 10/s, excess: charge").on_excess(), Excess::Charge);
+        assert_eq!(policy("quota: 10/s, excess: count").on_excess(), Excess::Count);
         assert_eq!(policy("quota: 10/s, scope: user").scope_attributes(), ["user"]);
         assert!(
             !policy("quota: 10/s, mode: shadow").is_enforced()
@@ -421,7 +423,8 @@ mod tests {
             ),
             (
                 "quota: 5/1s, excess: allow",
-                "excess is `allow`; write `excess: refuse`, or `excess: charge` to admit a cost while anything remains".into(),
+                "excess is `allow`; write `excess: refuse`, `excess: charge` to admit a cost while anything remains, or \
+                 `excess: count` to deny it and count it all the same".into(),
             ),
             (
                 "quota: 5/1s, colour: red",

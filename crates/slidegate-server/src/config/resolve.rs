@@ -35,7 +35,7 @@ pub(super) fn config(root: &Node, outside: &Outside, findings: &mut Findings) ->
     let defaults = Config::default();
     let (listen, shutdown_grace) = server(&top, findings);
     let grpc = section(&top, "grpc", &grpc::KEYS, grpc::EXAMPLE, findings)
-        .map(|section| grpc::grpc(&section, findings))
+        .map(|section| grpc::grpc(&section, outside, findings))
         .unwrap_or_default();
     let known = ["memory"].into_iter().chain(shared::KEYS).collect::<Vec<_>>();
     let example = "redis: redis://127.0.0.1:6379";

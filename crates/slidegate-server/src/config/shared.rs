@@ -92,12 +92,29 @@ pub(crate) struct Outside {
     pub(super) key_secret: Option<Secret<String>>,
     /// Who may look at the service and change it.
     pub(super) tokens: Vec<Token>,
+    /// Where Envoy's rate-limit service is.
+    pub(super) grpc: Option<SocketAddr>,
+    /// Whether that is said elsewhere, such as in another program's environment.
+    pub(super) has_other_grpc: bool,
     /// Where the RESP port is.
     pub(super) resp: Option<SocketAddr>,
     pub(super) resp_password: Option<Password>,
     pub(super) traces: OutsideTraces,
     /// Whether limits come from elsewhere besides, so that a file may have no policies.
     pub(super) has_other_limits: bool,
+}
+
+/// What the command line says about the store and about ports that a file may have as well.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Arguments<'a> {
+    /// The URL of the store.
+    pub(crate) redis: Option<&'a str>,
+    /// Where Envoy's rate-limit service is.
+    pub(crate) grpc: Option<SocketAddr>,
+    /// Whether that is said elsewhere, such as in another program's environment.
+    pub(crate) has_other_grpc: bool,
+    /// Where the RESP port is.
+    pub(crate) resp: Option<SocketAddr>,
 }
 
 impl SharedStore {
@@ -131,8 +148,9 @@ impl SharedStore {
 }
 
 impl Outside {
-    /// Reads the environment; `redis` is the URL of the command line, which wins, and `resp` its RESP port.
-    pub(crate) fn read(redis: Option<&str>, resp: Option<SocketAddr>) -> Result<Self, ConfigErrors> {
+    /// Reads the environment. What the command line says wins.
+    pub(crate) fn read(arguments: Arguments<'_>) -> Result<Self, ConfigErrors> {
+        let Arguments { redis, grpc, has_other_grpc, resp } = arguments;
         let variable = |name: &str| match std::env::var(name) {
             Ok(value) => Ok(Some(value).filter(|value| !value.is_empty())),
             Err(std::env::VarError::NotPresent) => Ok(None),
@@ -158,6 +176,8 @@ impl Outside {
             redis: redis.map(options).transpose()?,
             key_secret: variable(SECRET_VARIABLE)?.map(Secret::new),
             tokens: tokens.unwrap_or_default(),
+            grpc,
+            has_other_grpc,
             resp,
             resp_password: variable(PASSWORD_VARIABLE)?.map(password).transpose()?,
             traces: OutsideTraces::read(variable)?,

@@ -44,9 +44,13 @@ pub(crate) fn describe(policy: &Policy, counted: Counted) -> String {
         algorithm(quota)
     );
     words += if policy.is_enforced() { " Denies." } else { " Shadow: reports and never denies." };
-    if policy.on_excess() == Excess::Charge {
-        words += " A cost is admitted while anything remains, and what exceeds the limit is waited out.";
-    }
+    words += match policy.on_excess() {
+        Excess::Refuse => "",
+        Excess::Charge => {
+            " A cost is admitted while anything remains, and what exceeds the limit is waited out."
+        }
+        Excess::Count => " Denied requests count as well.",
+    };
     if quota.capacity() == 0 {
         words += " Nothing passes that costs anything.";
     }

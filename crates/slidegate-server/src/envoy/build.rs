@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use slidegate::{Algorithm, Policy, PolicySet, Quota};
+use slidegate::{Algorithm, Excess, Policy, PolicySet, Quota};
 
 use super::file::{self, Descriptor};
 use super::matcher::{Level, Limit, Node};
@@ -25,6 +25,8 @@ pub(crate) struct Reading {
     pub(crate) merge_domains: bool,
     /// How limits are counted that ask for no algorithm of their own.
     pub(crate) algorithm: Algorithm,
+    /// What becomes of a cost that is more than what remains, under limits that do not say it themselves.
+    pub(crate) excess: Excess,
     /// Stands before every counter's key.
     pub(crate) key_prefix: String,
 }
@@ -204,7 +206,8 @@ impl Builder {
 
     fn policy(&mut self, name: &str, quota: Quota, rule: &Rule) {
         let policy = Policy::new(name, quota).expect("its name is made of what names may be made of");
-        let policy = policy.only_when_named().scope([SCOPE]).excess(rule.excess);
+        let excess = rule.excess.unwrap_or(self.envoy.reading.excess);
+        let policy = policy.only_when_named().scope([SCOPE]).excess(excess);
         self.envoy.policies.push(if rule.shadow_mode { policy.shadow() } else { policy });
     }
 
@@ -316,7 +319,7 @@ mod tests {
             ),
             (
                 "{slidegate: {excess: free}}",
-                "metadata.slidegate: excess is \"free\"; write `excess: refuse`, or `excess: charge` to admit a cost \
+                "metadata.slidegate: excess is \"free\"; write `excess: refuse`, `excess: charge` to admit a cost \
                  while anything remains",
             ),
             (

@@ -30,6 +30,12 @@ pub(super) fn push_entry(counter: &mut String, key: &str, value: &str) {
     push_escaped(counter, value, &['~', '\\']);
 }
 
+/// What the refused hits of a counter are counted under: `test-domain~key=value~refused`. It is no other counter's key, as
+/// those go on with an entry, which has a `=`, or with a unit.
+pub(crate) fn refused_key(counter: &str) -> String {
+    format!("{counter}~refused")
+}
+
 fn push_escaped(out: &mut String, text: &str, special: &[char]) {
     for c in text.chars() {
         if special.contains(&c) {

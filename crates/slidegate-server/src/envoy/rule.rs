@@ -91,8 +91,8 @@ pub(crate) struct Rule {
     pub(crate) quota_mode: bool,
     /// For the answer's dynamic metadata. Without `slidegate`, which is for us.
     pub(crate) metadata: Map<String, Value>,
-    /// What becomes of a cost that is more than what remains.
-    pub(super) excess: Excess,
+    /// What it asks for to become of a cost that is more than what remains.
+    pub(super) excess: Option<Excess>,
     /// Whether the whole path of the request is its name in statistics.
     pub(super) detailed_metric: bool,
     /// The algorithm that it asks for.
@@ -120,8 +120,9 @@ impl Rule {
                     self.algorithm =
                         Some(name.parse().map_err(|error| format!("metadata.slidegate: {error}"))?);
                 }
-                ("excess", Some("refuse")) => self.excess = Excess::Refuse,
-                ("excess", Some("charge")) => self.excess = Excess::Charge,
+                ("excess", Some(name)) if Excess::from_name(name).is_some() => {
+                    self.excess = Excess::from_name(name);
+                }
                 ("algorithm", None) => {
                     return Err(format!(
                         "metadata.slidegate: algorithm is {value}; use `sliding-log`, `sliding-window`, \
@@ -130,8 +131,8 @@ impl Rule {
                 }
                 ("excess", _) => {
                     return Err(format!(
-                        "metadata.slidegate: excess is {value}; write `excess: refuse`, or `excess: charge` to admit a \
-                         cost while anything remains"
+                        "metadata.slidegate: excess is {value}; write `excess: refuse`, `excess: charge` to admit a cost \
+                         while anything remains, or `excess: count` to count refused hits"
                     ));
                 }
                 _ => {

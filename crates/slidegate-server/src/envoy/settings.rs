@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use slidegate::Algorithm;
+use slidegate::{Algorithm, Excess};
 
 use super::statistics::NEAR_LIMIT_RATIO;
 use super::{Folder, Reading, Refusal};
@@ -125,6 +125,7 @@ impl Reader<'_> {
                 algorithm: self
                     .read("SLIDEGATE_ENVOY_ALGORITHM", str::parse::<Algorithm>)
                     .unwrap_or_default(),
+                excess: self.excess(),
                 key_prefix,
             },
             may_start_without: self.flag("FORCE_START_WITHOUT_INITIAL_CONFIG"),
@@ -161,6 +162,25 @@ impl Reader<'_> {
                 self.wrong(name, &value, way_out);
             }
         }
+    }
+
+    /// What becomes of refused hits. The reference's own variable for that can only say what is the default here.
+    fn excess(&mut self) -> Excess {
+        const NAME: &str = "SLIDEGATE_ENVOY_EXCESS";
+        const WAY_OUT: &str = "write `refuse`, `charge` or `count`";
+        let Some(name) = self.text(NAME) else { return Excess::default() };
+        let excess = Excess::from_name(&name).unwrap_or_else(|| {
+            self.wrong(NAME, &name, WAY_OUT);
+            Excess::default()
+        });
+        if excess == Excess::Count && self.flag("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT") {
+            self.wrong(
+                NAME,
+                &name,
+                "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT asks for the opposite; unset one of them",
+            );
+        }
+        excess
     }
 
     /// Where the reference's Prometheus would be, if it is asked for.
@@ -279,6 +299,7 @@ mod tests {
             ("MERGE_DOMAIN_CONFIG", "T"),
             ("CACHE_KEY_PREFIX", "p"),
             ("SLIDEGATE_ENVOY_ALGORITHM", "fixed-window"),
+            ("SLIDEGATE_ENVOY_EXCESS", "count"),
             ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true"),
             ("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "true"),
             ("SHADOW_MODE", "TRUE"),
@@ -311,8 +332,12 @@ mod tests {
         ])
         .unwrap();
         assert_eq!(settings.folder, Folder { path: "/r/s/a".into(), ignores_dotfiles: true });
-        let reading =
-            Reading { merge_domains: true, algorithm: Algorithm::FixedWindow, key_prefix: "p".into() };
+        let reading = Reading {
+            merge_domains: true,
+            algorithm: Algorithm::FixedWindow,
+            excess: Excess::Count,
+            key_prefix: "p".into(),
+        };
         assert_eq!(settings.reading, reading);
         assert!(settings.may_start_without && settings.needs_a_domain);
         assert!(settings.shadow_mode && settings.quota_mode && settings.dynamic_metadata);
@@ -427,6 +452,16 @@ mod tests {
         assert_eq!(
             read(&[("REDIS_URL", "h:1"), ("REDIS_TIMEOUT", "0s")]).unwrap_err(),
             "REDIS_TIMEOUT: `0s` is not within 1ms to 60s"
+        );
+        assert_eq!(
+            read(&[("SLIDEGATE_ENVOY_EXCESS", "free")]).unwrap_err(),
+            "SLIDEGATE_ENVOY_EXCESS is `free`; write `refuse`, `charge` or `count`"
+        );
+        assert_eq!(
+            read(&[("SLIDEGATE_ENVOY_EXCESS", "count"), ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "true")])
+                .unwrap_err(),
+            "SLIDEGATE_ENVOY_EXCESS is `count`; STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT asks for the opposite; unset one \
+             of them"
         );
         let told = read(&[("REDIS_URL", "h:1"), ("REDIS_TLS_CACERT", "/no/such.pem")]).unwrap_err();
         assert_eq!(

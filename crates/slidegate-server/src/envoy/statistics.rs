@@ -75,7 +75,11 @@ impl Count {
 /// The counters of one name, on a cache line of their own.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-pub(crate) struct Counters([AtomicU64; Count::ALL.len()]);
+pub(crate) struct Counters {
+    counts: [AtomicU64; Count::ALL.len()],
+    /// Whether a descriptor of 0 hits has asked for the limit.
+    is_looked_at: AtomicBool,
+}
 
 /// Hits of one request on one limit, and what became of them.
 #[derive(Debug, Clone, Copy)]
@@ -94,7 +98,7 @@ pub(crate) struct Hits {
 impl Counters {
     fn add(&self, count: Count, hits: u64) {
         if hits > 0 {
-            self.0[count as usize].fetch_add(hits, Relaxed);
+            self.counts[count as usize].fetch_add(hits, Relaxed);
         }
     }
 
@@ -124,8 +128,21 @@ impl Counters {
         }
     }
 
+    /// Takes note of a descriptor of 0 hits.
+    pub(super) fn note_look(&self) {
+        // Most come after the first, and reading leaves the cache line to everybody.
+        if !self.is_looked_at() {
+            self.is_looked_at.store(true, Relaxed);
+        }
+    }
+
+    /// Whether there was any.
+    pub(super) fn is_looked_at(&self) -> bool {
+        self.is_looked_at.load(Relaxed)
+    }
+
     pub(crate) fn get(&self, count: Count) -> u64 {
-        self.0[count as usize].load(Relaxed)
+        self.counts[count as usize].load(Relaxed)
     }
 }
 

@@ -88,9 +88,10 @@ pub(crate) fn tell(envoy: &Envoy, domain: &str, entries: &[(&str, &str)], own: O
                 "denies only together with all other limits of quota_mode in the request",
             );
             note(
-                hit.rule.excess == Excess::Charge,
+                hit.excess == Excess::Charge,
                 "a cost is admitted while anything remains, and what exceeds the limit is waited out",
             );
+            note(hit.excess == Excess::Count, "hits count whether they are refused or not");
             let shares = steps.iter().any(|step| step.found.is_some_and(|(node, _)| node.shares));
             note(shares, "all values of the wildcard count together");
             let algorithm = hit.rule.algorithm.unwrap_or(envoy.reading.algorithm);

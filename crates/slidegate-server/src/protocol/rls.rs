@@ -6,6 +6,7 @@
 
 mod answer;
 mod ask;
+mod authority;
 mod certificates;
 mod connection;
 mod door;
@@ -13,6 +14,7 @@ mod json;
 mod limits;
 mod metadata;
 mod reflection;
+mod refused;
 mod service;
 mod tally;
 

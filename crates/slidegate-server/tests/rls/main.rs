@@ -10,6 +10,7 @@ mod common;
 mod door;
 mod reference;
 mod statistics;
+mod tokens;
 
 /// The servers of the library's own tests.
 #[path = "../../../slidegate/tests/redis"]

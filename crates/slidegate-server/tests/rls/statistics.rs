@@ -30,7 +30,7 @@ descriptors:
           - {key: e, rate_limit: {unit: year, requests_per_unit: 9}}
   - {key: pool1, quota_mode: true, rate_limit: {unit: year, requests_per_unit: 1}}
   - {key: pool2, quota_mode: true, rate_limit: {unit: year, requests_per_unit: 2}}
-  - {key: tokens, metadata: {slidegate: {excess: charge}}, rate_limit: {unit: year, requests_per_unit: 7}}
+  - {key: tokens, rate_limit: {unit: year, requests_per_unit: 7}}
 ";
 
 /// A server that takes the reference's place, with its debug and its Prometheus port.
@@ -234,19 +234,27 @@ async fn looks_that_refuse_a_call_are_counted_as_the_denials_they_are() {
         ask(&mut client, descriptors, 0).await.unwrap().overall_code()
     };
     assert_eq!(call(&[tokens(0), hits()]).await, Code::Ok);
-    assert_eq!(call(&[tokens(9)]).await, Code::Ok);
-    assert_eq!((decisions("tokens", "allow"), decisions("tokens", "deny")), (1, 0), "a look is no decision");
-    assert_eq!(call(&[tokens(0), hits()]).await, Code::OverLimit);
+    assert_eq!((decisions("tokens", "allow"), decisions("tokens", "deny")), (0, 0), "a look is no decision");
+    assert_eq!(call(&[tokens(6)]).await, Code::Ok);
+    assert_eq!(call(&[tokens(3)]).await, Code::OverLimit, "the charge at the end of the stream");
     assert_eq!((decisions("tokens", "allow"), decisions("tokens", "deny")), (1, 1));
+    assert_eq!(call(&[tokens(0), hits()]).await, Code::OverLimit);
+    assert_eq!((decisions("tokens", "allow"), decisions("tokens", "deny")), (1, 2));
     assert_eq!(decisions("hits", "allow"), 2, "what had room is told as it is to others");
-    let [event] = &events("tokens")[..] else { panic!("one denial is one event") };
+    let told = ["near_limit: 2", "over_limit: 2", "total_hits: 9", "within_limit: 6"];
+    assert_eq!(
+        stats(&server, "ratelimit.service.rate_limit.web.tokens."),
+        told,
+        "as the reference counts them"
+    );
+    let [event, _charge] = &events("tokens")[..] else { panic!("each denial is one event") };
     assert_eq!(
         (&event["mode"], &event["used"], &event["door"]),
         (&"enforce".into(), &9.into(), &"grpc".into())
     );
     assert!(event["retry_after_ms"].as_u64().unwrap() > 1000, "{event}");
     let page = server.get("/metrics").body;
-    let denied = "slidegate_requests_total{door=\"grpc\",verb=\"check\",verdict=\"deny\"} 1";
+    let denied = "slidegate_requests_total{door=\"grpc\",verb=\"check\",verdict=\"deny\"} 2";
     assert!(page.lines().any(|line| line == denied), "{page}");
 
     // Of two pools the first is empty, then both.

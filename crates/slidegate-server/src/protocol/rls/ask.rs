@@ -50,12 +50,15 @@ pub(super) struct Asked<'r> {
 pub(super) struct Group<'r> {
     pub(super) requests: Vec<Request<'r>>,
     pub(super) places: Vec<usize>,
+    /// What each of them costs.
+    pub(super) hits: Vec<u64>,
 }
 
 impl<'r> Group<'r> {
-    fn push(&mut self, request: Request<'r>, place: usize) {
+    fn push(&mut self, request: Request<'r>, place: usize, hits: u64) {
         self.requests.push(request);
         self.places.push(place);
+        self.hits.push(hits);
     }
 
     /// The group without these of its requests.
@@ -65,6 +68,7 @@ impl<'r> Group<'r> {
         Self {
             requests: kept.iter().map(|at| self.requests[*at].clone()).collect(),
             places: kept.iter().map(|at| self.places[*at]).collect(),
+            hits: kept.iter().map(|at| self.hits[*at]).collect(),
         }
     }
 }
@@ -139,7 +143,7 @@ pub(super) fn read<'r>(
             (0, _) => &mut asked.looks,
             (1.., false) => &mut asked.charges,
         };
-        group.push(request, place);
+        group.push(request, place, hits);
     }
     Ok(asked)
 }

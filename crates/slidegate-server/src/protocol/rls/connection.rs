@@ -24,7 +24,7 @@ const MAX_STREAMS: u32 = 1024;
 /// Largest head of a call, uncompressed: a path, a few fields of gRPC and of tracing.
 const MAX_HEADER_LIST_BYTES: u32 = 16 * 1024;
 /// Largest frame, the least that HTTP/2 allows as a maximum (RFC 9113, 4.2): messages are smaller.
-const MAX_FRAME_BYTES: u32 = 16 * 1024;
+pub(super) const MAX_FRAME_BYTES: u32 = 16 * 1024;
 /// What a client may send before it is read: on a call as much as a message may have, on a connection some of them.
 const STREAM_WINDOW_BYTES: u32 = 64 * 1024;
 const CONNECTION_WINDOW_BYTES: u32 = 1024 * 1024;

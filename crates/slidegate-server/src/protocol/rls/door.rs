@@ -16,13 +16,13 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::MissedTickBehavior;
 
+use super::authority::OneAuthority;
 use super::certificates::Certificates;
 use super::connection;
 use super::limits::Limits;
 use super::service::Services;
 use crate::config::Grpc;
 use crate::log_limit::log_limited;
-use crate::store;
 
 /// Most connections at once; later ones wait to be accepted. A proxy has a few for each of its threads.
 const MAX_CONNECTIONS: usize = 4096;
@@ -100,11 +100,10 @@ impl Door {
     /// Returns how many connections were cut off when the grace was over.
     pub(crate) async fn serve(self, limits: Arc<Limits>, stop: impl Future, grace: Duration) -> usize {
         let services = Arc::new(Services::new(limits));
-        let follows_store = self.config.health_follows_store;
-        services.set_health(is_well(services.limits(), follows_store)).await;
+        services.set_health(services.limits().is_well()).await;
         let lookers = [
             self.certificates.clone().map(|certificates| tokio::spawn(watch_files(certificates))),
-            Some(tokio::spawn(watch_health(Arc::clone(&services), follows_store))),
+            Some(tokio::spawn(watch_health(Arc::clone(&services)))),
         ];
         let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
         let (stopping, stopped) = watch::channel(());
@@ -132,7 +131,7 @@ impl Door {
                     }
                 },
                 (stream, place) = accepted(&places, || accept_unix(self.socket.as_ref())) => {
-                    terms.spawn(stream, None, place);
+                    terms.spawn(OneAuthority::new(stream), None, place);
                 },
                 _ = &mut stop => break,
             }
@@ -260,22 +259,15 @@ async fn watch_files(certificates: Arc<Certificates>) {
 }
 
 /// Tells the health service how things are.
-async fn watch_health(services: Arc<Services>, follows_store: bool) {
+async fn watch_health(services: Arc<Services>) {
     let mut was_well = None;
     let mut ticks = tokio::time::interval(LOOK_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        let is_well = is_well(services.limits(), follows_store);
+        let is_well = services.limits().is_well();
         if was_well.replace(is_well) != Some(is_well) {
             services.set_health(is_well).await;
         }
     }
-}
-
-/// Whether proxies should ask here. A shared store that is away is no reason not to unless told otherwise, since each policy
-/// has its fallback: instances that were left alone one and all would limit nothing.
-fn is_well(limits: &Limits, follows_store: bool) -> bool {
-    let is_degraded = || limits.front().shared().is_some_and(store::Shared::is_degraded);
-    limits.is_configured() && !(follows_store && is_degraded())
 }

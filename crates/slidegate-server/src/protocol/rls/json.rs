@@ -70,7 +70,7 @@ fn refused() -> Response {
 }
 
 async fn healthcheck(State(limits): State<Arc<Limits>>) -> Response {
-    if limits.front().is_ready() && limits.is_configured() {
+    if limits.front().is_ready() && limits.is_well() {
         "OK".into_response()
     } else {
         (StatusCode::INTERNAL_SERVER_ERROR, "").into_response()

@@ -9,16 +9,18 @@ use std::sync::atomic::Ordering::Relaxed;
 use envoy_types::pb::envoy::config::core::v3::HeaderValue;
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use slidegate::headers::HeaderOptions;
-use slidegate::{Decisions, Verb};
+use slidegate::{Decisions, PolicyDecision, Verb};
 use tonic::Status;
 
 use super::answer::{Answer, Kind, header, is_over};
 use super::ask::{self, Asked, Group, Terms};
-use super::metadata;
 use super::tally::Decided;
+use super::{metadata, refused};
+use crate::config::Grpc;
 use crate::envoy::{Envoy, Live, Settings};
 use crate::front::Front;
 use crate::observe::{Caller, Door};
+use crate::store;
 
 /// The service, whatever door is asked.
 #[derive(Debug)]
@@ -26,6 +28,8 @@ pub(crate) struct Limits {
     front: Arc<Front>,
     /// Whether every answer has the fields of `headers:`.
     response_headers: bool,
+    /// Whether it is not well while a shared store is away.
+    health_follows_store: bool,
     /// Which limit a descriptor is under, where that is said by files of envoyproxy/ratelimit.
     files: Option<Files>,
 }
@@ -38,8 +42,9 @@ pub(crate) struct Files {
 }
 
 impl Limits {
-    pub(crate) fn new(front: Arc<Front>, response_headers: bool, files: Option<Files>) -> Self {
-        Self { front, response_headers, files }
+    pub(crate) fn new(front: Arc<Front>, config: &Grpc, files: Option<Files>) -> Self {
+        let &Grpc { response_headers, health_follows_store, .. } = config;
+        Self { front, response_headers, health_follows_store, files }
     }
 
     pub(super) fn front(&self) -> &Front {
@@ -56,6 +61,13 @@ impl Limits {
             let has_domains = |envoy: Arc<Envoy>| envoy.has_domains();
             !files.settings.needs_a_domain || files.live.current().is_some_and(has_domains)
         })
+    }
+
+    /// Whether proxies should ask here. A shared store that is away is no reason not to unless told otherwise, since each
+    /// policy has its fallback: instances that were left alone one and all would limit nothing.
+    pub(super) fn is_well(&self) -> bool {
+        let is_degraded = || self.front.shared().is_some_and(store::Shared::is_degraded);
+        self.is_configured() && !(self.health_follows_store && is_degraded())
     }
 
     /// Decides all descriptors of a call: all of them charged, or none.
@@ -109,10 +121,10 @@ impl Limits {
 
         let mut answer = Answer::new(&terms);
         // Looks charge nothing, and come first: one that finds no room lets the others charge nothing either.
-        let looked = self.apply(caller, Verb::Peek, &asked.looks).await;
+        let looked = self.look(caller, &terms, &asked.looks).await;
         answer.add(&asked.looks.places, &looked, Kind::Alone);
         let quotas = &asked.quotas;
-        let seen = self.apply(caller, Verb::Peek, quotas).await;
+        let seen = self.look(caller, &terms, quotas).await;
         let seen_over = answer.add(&quotas.places, &seen, Kind::Together);
         if seen_over == quotas.places.len() {
             answer.deny_together();
@@ -122,7 +134,7 @@ impl Limits {
         let charged = self.apply(caller, verb, &asked.charges).await;
         answer.add(&asked.charges.places, &charged, Kind::Alone);
         let is_denied_before = answer.is_denied();
-        let fitting = if is_denied_before { Group::default() } else { quotas.without(&over(&seen)) };
+        let fitting = if is_denied_before { Group::default() } else { quotas.without(&not_to_charge(&seen)) };
         let taken = self.apart(caller, Verb::Check, &fitting).await;
         let places = fitting.places.chunks(1);
         let denials = seen_over
@@ -131,12 +143,33 @@ impl Limits {
         if denies_together && !is_denied_before {
             // Others took what the look had seen.
             answer.deny_together();
-            self.apply(caller, Verb::Refund, &asked.charges).await;
+            let refundable = asked.charges.without(&refused::counted(&terms, &asked.charges));
+            self.apply(caller, Verb::Refund, &refundable).await;
         }
         // Whoever is refused comes again, with what is to be given back.
         let verb = if answer.is_denied() { Verb::Peek } else { Verb::Refund };
         let refunded = self.apply(caller, verb, &asked.refunds).await;
         answer.add(&asked.refunds.places, &refunded, Kind::Refund);
+        if self.files.is_some() {
+            let mut refused = Vec::new();
+            if denies_together && !is_denied_before {
+                // They were charged, and given back.
+                refused.extend(asked.charges.all_refused(true));
+            } else {
+                refused.extend(refused::uncharged(&asked.charges, &charged, !is_denied_by_looks));
+            }
+            if is_denied_before {
+                refused.extend(quotas.all_refused(false));
+            } else {
+                refused.extend(seen.iter().filter(is_over).map(|one| quotas.refused(one.request(), false)));
+                let untaken = taken.iter().enumerate().filter(|(_, one)| one.is_denied());
+                refused.extend(untaken.map(|(at, _)| fitting.refused(at, true)));
+            }
+            let is_over_look = |one: PolicyDecision<'_>| one.policy().is_enforced() && is_over(&one);
+            let is_denied_by_look =
+                looked.iter().any(is_over_look) || denies_together && quotas.hits.contains(&0);
+            self.keep_refused(&terms, &refused, is_denied_by_look).await;
+        }
 
         self.tally(
             &terms,
@@ -173,8 +206,19 @@ impl Limits {
         let mut answer = Answer::new(terms);
         let mut told = Vec::new();
         for group in [&asked.looks, &asked.quotas, &asked.charges] {
-            told.push((group, self.apart(caller, Verb::Check, group).await, Kind::Alone));
+            let mut decided = self.apart(caller, Verb::Check, group).await;
+            for (request, usage) in self.refused(terms, group).await {
+                // Each was decided by itself.
+                decided[request].add_usage(0, &usage);
+            }
+            told.push((group, decided, Kind::Alone));
         }
+        let denied = told.iter().flat_map(|(group, decided, _)| {
+            let each = decided.iter().enumerate();
+            each.filter(|(_, one)| one.iter().any(|one| one.is_denied()))
+                .map(|(at, _)| group.refused(at, true))
+        });
+        self.keep_refused(terms, &denied.collect::<Vec<_>>(), false).await;
         told.push((&asked.refunds, self.apart(caller, Verb::Refund, &asked.refunds).await, Kind::Refund));
         for (group, decisions, kind) in &told {
             for (place, one) in group.places.chunks(1).zip(decisions) {
@@ -190,6 +234,16 @@ impl Limits {
         let headers = self.files.as_ref().and_then(|files| files.settings.headers.as_ref());
         let headers = headers.map_or_else(Vec::new, |names| answer.three_headers(names));
         self.finish(call, terms, answer, headers)
+    }
+
+    /// Peeks at a group in one step. Descriptors of 0 hits are told of what was refused as well.
+    async fn look<'r>(&self, caller: &Caller, terms: &[Terms<'_>], group: &'r Group<'r>) -> Decisions<'r> {
+        let (mut decisions, refused) =
+            tokio::join!(self.apply(caller, Verb::Peek, group), self.refused(terms, group));
+        for (request, usage) in refused {
+            decisions.add_usage(request, &usage);
+        }
+        decisions
     }
 
     /// Does the same to a whole group in one step.
@@ -237,9 +291,9 @@ impl Limits {
     }
 }
 
-/// Which requests of a group have no room under their policy.
-fn over(decisions: &Decisions<'_>) -> Vec<usize> {
-    decisions.iter().filter(is_over).map(|one| one.request()).collect()
+/// Which requests of a group have no room under their policy, or only look.
+fn not_to_charge(decisions: &Decisions<'_>) -> Vec<usize> {
+    decisions.iter().filter(|one| one.asked() == 0 || is_over(one)).map(|one| one.request()).collect()
 }
 
 #[cfg(test)]
@@ -284,7 +338,7 @@ descriptors:
         let clock = ManualClock::at(Timestamp::from_secs(secs));
         let config = Config { policies: watcher.policies().unwrap(), ..Config::default() };
         let front = Arc::new(Front::on_clock(config, clock.clone()));
-        (Limits::new(front, false, Some(Files { live, settings })), clock)
+        (Limits::new(front, &Grpc::default(), Some(Files { live, settings })), clock)
     }
 
     /// Decides descriptors of one entry each, with so many hits.
