@@ -226,6 +226,74 @@ fn costs_known_at_the_end_of_the_stream_count_for_later_requests() {
     assert!(wait > 3000, "{wait}");
 }
 
+/// The reference's own example of quotas, with a unit that no test outlasts.
+const QUOTA: &str = "---
+domain: quota
+descriptors:
+  - key: service
+    value: service_1
+    quota_mode: true
+    rate_limit:
+      unit: hour
+      requests_per_unit: 1
+  - key: service
+    value: service_2
+    quota_mode: true
+    rate_limit:
+      unit: hour
+      requests_per_unit: 2
+";
+
+/// Files of the reference say nothing of ours, and a limit of tokens has to deny under them as it does there.
+#[test]
+fn costs_known_at_the_end_of_the_stream_deny_under_files_of_the_reference_as_they_are() {
+    // One hit is said by the route, or it is what Envoy means by saying none.
+    for hits in ["hits_addend: { number: 1 }", ""] {
+        let folder = Folder::new("envoy-quota-files");
+        folder.file("quota.yaml", QUOTA);
+        let (server, port) = slidegate(0, &["--envoy-config", folder.path()]);
+        let envoy = Envoy::start("envoy-quota", port, |text| {
+            let routes = "                        - match: { path: /batch }\n";
+            assert_eq!(text.matches(routes).count(), 1);
+            let action =
+                "- actions: [{ generic_key: { descriptor_key: service, descriptor_value: service_2 } }]";
+            let hits = if hits.is_empty() {
+                String::new()
+            } else {
+                format!("\n                                  {hits}")
+            };
+            let quota = format!(
+                "                        - match: {{ path: /tokenquota }}
+                          route: {{ cluster: service }}
+                          typed_per_filter_config:
+                            envoy.filters.http.ratelimit:
+                              \"@type\": type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimitPerRoute
+                              domain: quota
+                              rate_limits:
+                                {action}
+                                  hits_addend: {{ number: 0 }}
+                                {action}
+                                  apply_on_stream_done: true{hits}
+"
+            );
+            text.replace(routes, &(quota + routes))
+        });
+        // Charges, allowed or refused, and looks that denied.
+        let charges = || -> u64 {
+            let page = server.get("/metrics").body;
+            let name = "slidegate_decisions_total{policy=\"quota.service_service_2\",";
+            let counts = page.lines().filter(|line| line.starts_with(name));
+            counts.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum()
+        };
+        for passed in 1..=3 {
+            assert_eq!(envoy.get("/tokenquota", &[]).status, 200, "{passed}");
+            // The charge follows the answer.
+            envoy.until("the stream is charged", |_| charges() >= passed);
+        }
+        assert_eq!(envoy.get("/tokenquota", &[]).status, 429);
+    }
+}
+
 /// A limit is changed in the middle of the day: nobody else may notice, and what was used still counts.
 #[test]
 fn a_limit_that_is_changed_under_traffic_counts_at_once_and_keeps_what_was_used() {

@@ -1,8 +1,10 @@
 //! The door itself: health, reflection, socket files, addresses, certificates.
 
 use std::fs::File;
+use std::io::{Read, Write};
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use tonic::Code as GrpcCode;
@@ -96,6 +98,98 @@ async fn a_socket_file_is_served_taken_over_when_left_behind_and_removed() {
     server.signal("TERM");
     assert!(server.wait().success());
     assert!(!Path::new(&socket).exists());
+}
+
+/// One frame of HTTP/2 on a call's stream.
+fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
+    let length = u8::try_from(payload.len()).unwrap();
+    [&[0, 0, length, kind, flags, 0, 0, 0, stream], payload].concat()
+}
+
+/// A text as HPACK writes it, uncoded.
+fn literal(text: &str) -> Vec<u8> {
+    [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat()
+}
+
+/// Clients in C++, Python and Ruby write the file's path there, percent-encoded; one that is reset has no limits at all.
+#[test]
+fn a_call_over_a_socket_file_is_answered_whatever_its_authority() {
+    let folder = Folder::new("rls-authority");
+    let socket = folder.file("grpc.sock", "");
+    std::fs::remove_file(&socket).unwrap();
+    let config = folder
+        .file("socket.yaml", format!("policies: [{{name: p, quota: 9/1h}}]\ngrpc: {{socket: {socket}}}\n"));
+    let _server = Server::start(&["--config", &config]);
+    for authority in ["%2Ftmp%2Fgrpc.sock", "/tmp/grpc.sock", "unix:/tmp/grpc.sock", "localhost", "a b", "x"]
+    {
+        let mut stream = std::os::unix::net::UnixStream::connect(&socket).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        // `POST`, `http`, and what joins the table: the authority, the path and two fields.
+        let first = [
+            &[0x83, 0x86, 0x41][..],
+            &literal(authority),
+            &[0x44],
+            &literal("/grpc.health.v1.Health/Check"),
+            &[0x5f],
+            &literal("application/grpc"),
+            &[0x40],
+            &literal("te"),
+            &literal("trailers"),
+        ]
+        .concat();
+        // Those from the table: a table that is out of step would make another request of it.
+        let second = [0x83, 0x86, 0xc1, 0xc0, 0xbf, 0xbe];
+        // No compression, and a message without a byte.
+        let message = [0; 5];
+        let bytes = [
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+            &frame(4, 0, 0, &[])[..],
+            &frame(1, 4, 1, &first),
+            &frame(0, 1, 1, &message),
+            &frame(1, 4, 3, &second),
+            &frame(0, 1, 3, &message),
+        ]
+        .concat();
+        stream.write_all(&bytes).unwrap();
+        let mut answered = 0;
+        while answered < 2 {
+            let mut head = [0; 9];
+            stream.read_exact(&mut head).unwrap();
+            let mut payload = vec![0; usize::from(head[1]) << 8 | usize::from(head[2])];
+            stream.read_exact(&mut payload).unwrap();
+            assert!(![3, 7].contains(&head[3]), "reset: {payload:?} for `{authority}`");
+            if head[3] == 0 {
+                assert_eq!(payload, [0, 0, 0, 0, 2, 8, 1], "SERVING");
+                answered += 1;
+            }
+        }
+    }
+}
+
+/// A certificate in the file that is left out where the address comes from the command line is a door in the open.
+#[tokio::test]
+async fn the_address_of_the_command_line_goes_with_the_certificate_of_the_file() {
+    let folder = Folder::new("rls-tls-address");
+    let authority = Authority::new(&folder, "authority");
+    let (certificate, key) = authority.sign("limits.test");
+    let (cert_file, key_file) = (folder.file("server.crt", certificate), folder.file("server.key", key));
+    let config = folder.file(
+        "tls.yaml",
+        format!(
+            "policies: [{{name: p, quota: 1000/1h}}]\ngrpc: {{cert_file: {cert_file}, key_file: {key_file}}}\n"
+        ),
+    );
+    let server = start(&["--config", &config]);
+    assert!(door(&server).starts_with("https://"), "{}", server.greeting);
+    assert!(is_let_in(&server, "limits.test", &authority, None).await);
+    let nowhere = run(&["serve", "--listen", "127.0.0.1:0", "--config", &config]);
+    assert_eq!(
+        text(&nowhere.stderr),
+        format!(
+            "{config}:2: grpc: cert_file stands without listen and socket; write for example `listen: \
+             127.0.0.1:8081`, or give `--grpc`\n"
+        )
+    );
 }
 
 /// Two servers on one port would share the traffic by chance.
