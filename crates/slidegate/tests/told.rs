@@ -125,17 +125,17 @@ fn charged_excess_is_admitted_once_and_waited_out() {
         let (gate, clock) = gate([policy("tokens", quota).excess(Excess::Charge), policy("calls", quota)]);
         let of = |name, cost| Request::new().with("user", "alice").under(name).cost(cost);
         assert!(gate.check(&of("tokens", 9)).is_allowed());
-        let many = of("tokens", 16);
+        let many = of("tokens", 11);
         let over = gate.check(&many);
         let over = over.strictest().unwrap();
         assert_eq!(
             (over.is_allowed(), over.used, over.remaining, over.cost),
-            (true, 25, 0, 16),
+            (true, 20, 0, 11),
             "{algorithm}"
         );
         let denied = gate.check(&many);
         let denied = denied.strictest().unwrap();
-        assert_eq!((denied.is_denied(), denied.used, denied.cost), (true, 25, 0), "{algorithm}");
+        assert_eq!((denied.is_denied(), denied.used, denied.cost), (true, 20, 0), "{algorithm}");
         let wait = denied.retry_after().expect("a token fits again");
         assert!(gate.check(&of("tokens", 0)).is_allowed(), "zero means zero");
         clock.advance(wait.checked_sub(Duration::from_micros(1)).unwrap());

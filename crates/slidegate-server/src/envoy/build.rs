@@ -320,7 +320,7 @@ mod tests {
             (
                 "{slidegate: {excess: free}}",
                 "metadata.slidegate: excess is \"free\"; write `excess: refuse`, `excess: charge` to admit a cost \
-                 while anything remains",
+                 while anything remains, or `excess: count` to count refused hits",
             ),
             (
                 "{slidegate: {burst: 5}}",

@@ -56,7 +56,7 @@ pub(super) const NOT_HONOURED: [(&str, &str); 54] = [
     ("STATS_FLUSH_INTERVAL", NO_STATSD),
     (
         "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT",
-        "what is refused is never charged, on no limit of the request",
+        "refused hits are not charged on any limit of the request, unless SLIDEGATE_ENVOY_EXCESS or a rule says `count`",
     ),
     ("TRACING_ENABLED", NO_TRACING),
     ("TRACING_EXPORTER_PROTOCOL", NO_TRACING),
