@@ -174,7 +174,7 @@ fn validate_reads_a_folder_as_serve_does_and_says_its_limits_back() {
     let (code, both) = validate("own");
     assert_eq!(code, Some(0), "{both}");
     assert!(
-        both.contains("slidegate.conf is valid: 1 policies.\n")
+        both.contains("slidegate.conf is valid: 1 policy.\n")
             && both.contains(" is valid: 5 limits in 2 domains.\n")
     );
     let (code, told) = validate("typo.k");
