@@ -179,6 +179,11 @@ impl Front {
         self.layers().next_end
     }
 
+    /// The run-time changes in force.
+    pub(crate) fn changes(&self) -> Arc<Document> {
+        Arc::clone(&self.layers().document)
+    }
+
     /// Changes that are not in force, in words.
     pub(crate) fn refused(&self) -> Vec<String> {
         self.layers().refused.clone()

@@ -100,6 +100,7 @@ pub(crate) struct Observer {
     top: Top,
     veil: Arc<Veil>,
     configuration: Mutex<Loaded>,
+    changes: ChangesSeen,
     streams: Arc<Semaphore>,
     is_ending: AtomicBool,
     /// The files of envoyproxy/ratelimit, if it is those that are followed.
@@ -143,6 +144,15 @@ struct Loaded {
     error: Option<String>,
 }
 
+/// What is known of changes that were made at run time and live in a shared store.
+#[derive(Debug, Default)]
+struct ChangesSeen {
+    /// How often the store lost changes that are in force here.
+    losses: AtomicU64,
+    /// Whether the store holds what is in force here, as far as it was last seen.
+    are_stored: AtomicBool,
+}
+
 impl Observer {
     /// # Errors
     /// In one line: spans that cannot be sent where the configuration says.
@@ -162,6 +172,7 @@ impl Observer {
             top: Top::new(lanes),
             veil,
             configuration: Mutex::new(Loaded { at: clock.now(), ..Loaded::default() }),
+            changes: ChangesSeen::default(),
             streams: Arc::new(Semaphore::new(MAX_STREAMS)),
             is_ending: AtomicBool::new(false),
             files: OnceLock::new(),
@@ -391,6 +402,18 @@ impl Observer {
         known.error = Some(error);
         drop(known);
         self.mark_changed();
+    }
+
+    /// Says that the store lost run-time changes that are in force.
+    pub(crate) fn changes_lost(&self) {
+        self.changes.losses.fetch_add(1, Relaxed);
+        self.changes_are_stored(false);
+        self.mark_changed();
+    }
+
+    /// Says whether the store holds the run-time changes that are in force.
+    pub(crate) fn changes_are_stored(&self, are_stored: bool) {
+        self.changes.are_stored.store(are_stored, Relaxed);
     }
 
     /// Sends the last spans. To be called after the last decision; it waits a little for a collector.

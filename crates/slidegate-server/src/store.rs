@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 use slidegate::{
     BreakerState, Decisions, Error, FailureKind, Gate, KeyUse, MemoryStats, MemoryStore, NodeState, Note,
-    Policy, PolicySet, Request, SharedGate, SharedStats, Source, Verb,
+    NoteId, Policy, PolicySet, Request, SharedGate, SharedStats, Source, Verb,
 };
 
 use crate::config::{Counted, SharedStore};
@@ -235,14 +235,14 @@ impl Shared {
         existed
     }
 
-    /// The note of all instances, unless it still is of this version; see [`SharedGate::note`].
-    pub(crate) async fn note(&self, known: Option<u64>) -> Result<Option<Note>, Error> {
+    /// The note of all instances, unless it still is this one; see [`SharedGate::note`].
+    pub(crate) async fn note(&self, known: Option<NoteId>) -> Result<Option<Note>, Error> {
         self.gate.note(known).await
     }
 
-    /// Replaces the note; see [`SharedGate::set_note`].
-    pub(crate) async fn set_note(&self, after: u64, text: &str) -> Result<bool, Error> {
-        self.gate.set_note(after, text).await
+    /// Replaces the note `found`; see [`SharedGate::set_note`].
+    pub(crate) async fn set_note(&self, found: NoteId, note: &Note) -> Result<bool, Error> {
+        self.gate.set_note(found, note).await
     }
 
     /// Waits until another instance has told of a note.

@@ -436,9 +436,19 @@ fn while_the_store_is_away_nothing_is_changed_and_what_was_stays() {
     assert_eq!(server.get("/v1/policies").json()["policies"][0]["limit"], 7);
     until_true("the status says why", || server.get("/v1/status").json()["changes"]["error"].is_string());
 
+    // It comes back empty: what was changed is still in force, here and in whatever starts now.
     redis.restart();
-    until_true("changes can be made again", || {
-        server.change("PUT", "/v1/policies/per-user", &[], r#"{"limit":9}"#).status == 200
+    until_true("what was changed is in the store again", || {
+        assert_eq!(server.get("/v1/policies").json()["policies"][0]["limit"], 7);
+        let changes = server.get("/v1/status").json()["changes"].clone();
+        (&changes["error"], &changes["place"]) == (&Value::Null, &json!("store"))
+    });
+    let other = Server::start(&["--redis", &redis.url(), "--policy", "2/1h per user"]);
+    assert_eq!(other.get("/v1/policies").json()["policies"][0]["limit"], 7);
+    let answer = server.change("PUT", "/v1/policies/per-user", &[], r#"{"limit":9}"#);
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    until_true("it can be changed again, everywhere", || {
+        other.get("/v1/policies").json()["policies"][0]["limit"] == 9
     });
     // What another program wrote is no change of limits.
     redis.admin(&["SET", "sg1:control", "7\n{}"]);

@@ -66,8 +66,8 @@ pub use shared_gate::{SharedGate, SharedGateBuilder, SharedStats};
 pub use store::memory::{MemoryStats, MemoryStore, MemoryStoreBuilder};
 #[cfg(feature = "redis")]
 pub use store::redis::{
-    BreakerState, ClientCertificate, ClockJumps, FailureKind, NodeState, Note, RedisOptions, RedisStats,
-    StoreErrors,
+    BreakerState, ClientCertificate, ClockJumps, FailureKind, NodeState, Note, NoteId, RedisOptions,
+    RedisStats, StoreErrors,
 };
 pub use time::{Clock, ManualClock, SystemClock, Timestamp, millis_ceil};
 pub use usage::{KeyUse, Room, Run};

@@ -15,7 +15,8 @@ use crate::request::Request;
 use crate::store::fallback::Fallback;
 use crate::store::memory::MemoryStore;
 use crate::store::redis::{
-    Answers, Failure, FailureKind, MOST, NodeState, Note, RedisOptions, RedisStats, RedisStore, Undecided,
+    Answers, Failure, FailureKind, MOST, NodeState, Note, NoteId, RedisOptions, RedisStats, RedisStore,
+    Undecided,
 };
 use crate::usage::KeyUse;
 use crate::verb::Verb;
@@ -224,22 +225,26 @@ impl SharedGate {
         Ok(plan.uses(found, |at| policies.policy(at).name()))
     }
 
-    /// The note that all instances on the store share, unless it still is of the version `known`; see
-    /// [`set_note`](Self::set_note). A store without a note has one of version 0, which is empty.
+    /// The note that all instances on the store share, unless it still is the one that is `known`; see
+    /// [`set_note`](Self::set_note). Where there is no note, its id [is absent](NoteId::is_absent) and its text is empty.
     ///
     /// # Errors
     /// The store did not answer, or holds a note that slidegate did not write.
-    pub async fn note(&self, known: Option<u64>) -> Result<Option<Note>, Error> {
+    pub async fn note(&self, known: Option<NoteId>) -> Result<Option<Note>, Error> {
         self.store.note(known).await.map_err(|failure| Error::store(failure.to_string()))
     }
 
-    /// Puts another note in the place of the one of version `after`, with the next version; false if there is a newer one by
-    /// now. It stays for as long as the store keeps it, and all instances [hear](Self::note_announced) of it.
+    /// Replaces the note `found`, or its absence, by `note`, in one step; false if something else is stored by now. It
+    /// stays for as long as the store keeps it, and all instances [hear](Self::note_announced) of it.
+    ///
+    /// A store can lose a note, or bring an older one back. Give each write a new random `revision`, so that two notes
+    /// of one version can be told apart, and a new random `epoch` after a loss.
     ///
     /// # Errors
-    /// The note is larger than a mebibyte, or the store did not answer: it may be written or not.
-    pub async fn set_note(&self, after: u64, text: &str) -> Result<bool, Error> {
-        self.store.set_note(after, text).await.map_err(|failure| Error::store(failure.to_string()))
+    /// The note is larger than a mebibyte, its id has a part that is 0, or the store did not answer: it may be written
+    /// or not.
+    pub async fn set_note(&self, found: NoteId, note: &Note) -> Result<bool, Error> {
+        self.store.set_note(found, note).await.map_err(|failure| Error::store(failure.to_string()))
     }
 
     /// Waits until another instance has told that it wrote the note. It may be told in vain, and where the store's channel

@@ -40,7 +40,7 @@ pub(super) async fn add(
     keys: Map<String, Value>,
 ) -> Result<Response, Problem> {
     admin.control.look().await;
-    let (_, document, _) = admin.control.current();
+    let (_, document) = admin.control.current();
     let front = &admin.front;
     let conflict = |detail: String| Problem::new(StatusCode::CONFLICT, detail);
     if front.base().policies.by_name(name).is_some() {

@@ -156,7 +156,7 @@ impl Admin {
         let found = found.into_iter().next().ok_or_else(|| {
             Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "the key has all attributes and no decision")
         })?;
-        let (_, document, _) = self.control.current();
+        let (_, document) = self.control.current();
         let now = now_ms();
         let living = |is_block: bool| {
             document.living(now).find(|change| {
@@ -383,8 +383,9 @@ impl Admin {
             kind,
             until_ms,
             by: by.0.clone(),
+            at_ms: 0,
         };
-        self.control.change(|document, _| document.set_key(change.clone())).await?;
+        self.control.change(|document, now| document.set_key(change.clone(), now)).await?;
         let until = at_text(until_ms);
         Ok(if is_block {
             format!("it is blocked until {until}")
@@ -395,7 +396,8 @@ impl Admin {
 
     async fn clear(&self, place: &Place, like: &KeyKind) -> Result<String, Problem> {
         let (policy, key) = (place.policy.as_str(), place.text.as_str());
-        let was_there = self.control.change(|document, _| Ok(document.clear_key(policy, key, like))).await?;
+        let was_there =
+            self.control.change(|document, now| Ok(document.clear_key(policy, key, like, now))).await?;
         Ok(match (*like == KeyKind::Block, was_there) {
             (true, true) => "it is blocked no more",
             (true, false) => "it was not blocked",

@@ -27,7 +27,7 @@ type Answered = Result<Response, Problem>;
 const MAX_LISTED: usize = 20;
 
 pub(super) async fn list(State(admin): Shared) -> Response {
-    let (_, document, _) = admin.control.current();
+    let (_, document) = admin.control.current();
     let base = admin.front.base();
     let now = crate::control::now_ms();
     let policies = admin.front.policies();
@@ -205,7 +205,7 @@ pub(super) async fn set(
     // What is not said stays as it is now, elsewhere as well.
     admin.control.look().await;
     let policies = admin.front.policies();
-    let (_, document, _) = admin.control.current();
+    let (_, document) = admin.control.current();
     let policy = changeable(&admin, &document, &policies, &name).map_err(|problem| {
         if policies.by_name(&name).is_some() { problem } else { problem.and(added::WAY_IN) }
     })?;
@@ -278,7 +278,7 @@ pub(super) async fn promote(
     // What is not said stays as it is now, elsewhere as well.
     admin.control.look().await;
     let policies = admin.front.policies();
-    let (_, document, _) = admin.control.current();
+    let (_, document) = admin.control.current();
     let policy = changeable(&admin, &document, &policies, &name)?;
     let Some(candidate) = admin.front.base().candidate(&document, &name) else {
         let detail = format!(
@@ -310,7 +310,7 @@ pub(super) async fn undo(
 }
 
 pub(super) async fn changes(State(admin): Shared) -> Response {
-    let (version, document, _) = admin.control.current();
+    let (version, document) = admin.control.current();
     let told = document.changes.iter().rev().map(|change| {
         let Change { id, at_ms, by, policy, what, before, after } = change;
         let (what, undoes) = match what {

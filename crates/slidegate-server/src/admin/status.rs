@@ -10,7 +10,7 @@ use slidegate::Clock;
 
 use super::Admin;
 use super::reply::answer;
-use crate::control::{at_text, now_ms};
+use crate::control::{Standing, at_text, now_ms};
 use crate::observe::Spans;
 use crate::store;
 
@@ -19,7 +19,8 @@ pub(super) async fn status(State(admin): State<Arc<Admin>>) -> Response {
     let loaded = admin.loaded().clone();
     let date = |at| at_text(admin.clock.wall_time(at).as_micros() / 1000);
     let millis = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
-    let (version, document, problem) = admin.control.current();
+    let Standing { id, document, place, problem, losses, last_loss } = admin.control.standing();
+    let now = now_ms();
     let stats = front.stats();
     let mut store = front.shared().map_or_else(|| json!({ "kind": "memory" }), store::Shared::state);
     store["degraded"] = front.shared().is_some_and(store::Shared::is_degraded).into();
@@ -43,8 +44,17 @@ pub(super) async fn status(State(admin): State<Arc<Admin>>) -> Response {
         }),
         "memory": { "keys": stats.keys, "max_keys": stats.max_keys, "dropped": stats.dropped },
         "changes": {
-            "version": version,
-            "count": document.policies.len() + document.living(now_ms()).count(),
+            "version": id.version,
+            "epoch": (id.epoch != 0).then(|| format!("{:016x}", id.epoch)),
+            "digest": document.digest(now),
+            "place": place.name(),
+            "losses": losses,
+            "last_loss": last_loss.map(|last| json!({
+                "at": at_text(last.at_ms),
+                "found": last.found,
+                "restored_at": last.restored_ms.map(at_text),
+            })),
+            "count": document.count_in_force(now),
             "error": problem,
             "refused": front.refused(),
         },

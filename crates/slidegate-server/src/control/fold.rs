@@ -165,7 +165,7 @@ mod tests {
     }
 
     fn key(kind: KeyKind, until_ms: u64) -> KeyChange {
-        KeyChange { policy: "q".into(), key: "alice".into(), kind, until_ms, by: "ops".into() }
+        KeyChange { policy: "q".into(), key: "alice".into(), kind, until_ms, by: "ops".into(), at_ms: 0 }
     }
 
     /// What is in force must be what was configured and changed, and after its time what was configured again.
@@ -186,8 +186,8 @@ mod tests {
             "ops",
             0,
         );
-        document.set_key(key(KeyKind::Block, 20)).unwrap();
-        document.set_key(key(KeyKind::of(&Quota::per_minute(7)), 30)).unwrap();
+        document.set_key(key(KeyKind::Block, 20), 0).unwrap();
+        document.set_key(key(KeyKind::of(&Quota::per_minute(7)), 30), 0).unwrap();
         let limits = |now_ms| {
             let Folded { policies, refused, .. } = fold(&base(), &document, now_ms, &[]).unwrap();
             assert_eq!(refused, ["policy `gone` was changed and is no longer configured"]);

@@ -44,7 +44,8 @@ export class Status {
         `${time(config.loaded_at)}, ${config.reloads === 1 ? '1 reload' : `${count(config.reloads ?? 0)} reloads`}`,
       ],
       ...(traces ? [['Spans', spanWords(traces), traces.failed + traces.dropped > 0]] : []),
-      ...(changes.error ? [['Changes', `not taken over: ${changes.error}`, true]] : []),
+      ...(changes.error ? [['Changes', `not in step with the store: ${changes.error}`, true]] : []),
+      ...(changes.last_loss ? [['Changes lost by the store', lossWords(changes), !changes.last_loss.restored_at]] : []),
       ...changes.refused.map((why, at) => [at ? `Not in force (${at + 1})` : 'Not in force', why, true]),
       ['Up', `${duration(Math.floor(uptime / 1000) * 1000)}, since ${time(startedAt)}`],
       [
@@ -132,6 +133,12 @@ function storeWords({ kind, url, degraded }) {
 function spanWords({ endpoint, sent, failed, dropped }) {
   const lost = failed + dropped;
   return `${count(sent)} sent to ${endpoint}, ${lost ? `${count(lost)} lost` : 'none lost'}`;
+}
+
+/** What became of run-time changes that the store lost. */
+function lossWords({ losses, last_loss: { at, found, restored_at: restoredAt } }) {
+  const now = restoredAt ? `written back ${ago(restoredAt)}` : 'still in force, not yet written back';
+  return `${count(losses)}, last ${ago(at)} (${found}): ${now}`;
 }
 
 /** What somebody did to a policy. */

@@ -20,6 +20,7 @@ use super::reference::Reference;
 use super::traces::Spans;
 use super::{Door, Observer, VERBS, name_of};
 use crate::auth_attempts::AuthAttempts;
+use crate::control::now_ms;
 use crate::front::{self, Front};
 use crate::store::Shared;
 
@@ -72,7 +73,9 @@ impl Collector for Scrape {
         authentications(&mut page, front.auth_attempts())?;
         configuration(&mut page, front.observer())?;
         spans(&mut page, front.observer())?;
-        front.shared().map_or(Ok(()), |shared| store(&mut page, front.observer(), shared))
+        let Some(shared) = front.shared() else { return Ok(()) };
+        changes(&mut page, front)?;
+        store(&mut page, front.observer(), shared)
     }
 }
 
@@ -219,6 +222,24 @@ fn configuration(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
     }
     let help = "0 if the last new configuration was refused, so an older one is in force";
     page.value("config_last_reload_successful", help, u64::from(known.error.is_none()))
+}
+
+/// Changes that were made at run time, which a shared store keeps for all instances.
+fn changes(page: &mut Page<'_>, front: &Front) -> fmt::Result {
+    let (seen, document, now_ms) = (&front.observer().changes, front.changes(), now_ms());
+    let in_force = count(document.count_in_force(now_ms));
+    page.value(
+        "control_changes",
+        "Run-time changes in force: policies, blocked keys and overrides",
+        in_force,
+    )?;
+    let help = "A number for the run-time changes in force; instances that enforce the same ones have the same; 0 for none";
+    page.value("control_digest", help, document.digest(now_ms))?;
+    let help = "1 if the store holds the run-time changes in force; 0 after a loss until they are written back, and while \
+                the store does not answer or holds something else";
+    page.value("control_stored", help, u64::from(seen.are_stored.load(Relaxed)))?;
+    let help = "Times the store was found to have lost run-time changes; they stayed in force";
+    page.total("control_losses", help, seen.losses.load(Relaxed))
 }
 
 fn store(page: &mut Page<'_>, observer: &Observer, shared: &Shared) -> fmt::Result {

@@ -48,7 +48,7 @@ pub use breaker::BreakerState;
 pub(crate) use call::{Answers, MOST};
 pub(crate) use failure::{Executed, Failure};
 pub use failure::{FailureKind, StoreErrors};
-pub use note::Note;
+pub use note::{Note, NoteId};
 pub use options::{ClientCertificate, RedisOptions};
 pub use server_time::ClockJumps;
 pub use wire::NodeState;

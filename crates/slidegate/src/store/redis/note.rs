@@ -1,8 +1,10 @@
 //! The note: one text that all instances share, such as what was changed while they run.
 //!
-//! It alone has no time to live: it is not usage, and is there until somebody writes another one. A writer says which
-//! version it read, so no change is lost; the version is read by itself, so that looking often costs little.
+//! It alone has no TTL: it is not usage, and stays until it is replaced. A writer names the note that it read, and a
+//! script replaces exactly that one, so no change is overwritten. The first line names the note and is read by itself,
+//! so that polling costs little.
 
+use std::fmt;
 use std::time::Duration;
 
 use redis::Value;
@@ -12,54 +14,123 @@ use crate::time::instant;
 
 /// Where it lies, named as all keys are. Keys of policies have a second colon.
 const KEY: &[u8] = b"sg1:control";
-/// Largest note, its version included, in bytes: Redis moves a mebibyte in a millisecond or two.
+/// Largest note, its first line included, in bytes: Redis moves a mebibyte in a millisecond or two.
 const LARGEST: usize = 1 << 20;
-/// The first line: digits of the version and a line feed.
-const FIRST_LINE: usize = 17;
+/// The longest first line: 16 digits of the version, epoch and revision with 16 each, two spaces and a line feed.
+const FIRST_LINE: usize = 51;
 /// How long a read or a write may take: no decision waits for it.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Identifies one write of the note.
+///
+/// A version alone does not: a store that loses its data, or fails over to a replica that lags, counts up from an
+/// older version again. The random parts tell such a note from the one that was lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct NoteId {
+    /// Random, chosen by whoever writes the first note, or the first one after a loss. 0 in notes of releases that
+    /// wrote the version alone.
+    pub epoch: u64,
+    /// Grows with each write. 0 where there is no note.
+    pub version: u64,
+    /// Random, chosen by each write. 0 where `epoch` is 0.
+    pub revision: u64,
+}
+
+impl NoteId {
+    /// The identity of a note that is not there.
+    pub const ABSENT: Self = Self { epoch: 0, version: 0, revision: 0 };
+
+    /// Whether this stands for a note that is not there.
+    #[must_use]
+    pub fn is_absent(&self) -> bool {
+        self.version == 0
+    }
+
+    /// Reads a first line without its line feed.
+    fn read(line: &[u8]) -> Option<Self> {
+        let text = std::str::from_utf8(line).ok()?;
+        let mut words = text.split(' ');
+        let version = words.next()?.parse().ok().filter(|version| (1..=MOST).contains(version))?;
+        let mut random = || u64::from_str_radix(words.next()?, 16).ok().filter(|number| *number != 0);
+        let id = match (random(), random()) {
+            (Some(epoch), Some(revision)) => Self { epoch, version, revision },
+            _ => Self { version, ..Self::ABSENT },
+        };
+        // The script compares the line as text, so there is one way to write it.
+        Some(id).filter(|id| id.to_string() == text)
+    }
+}
+
+impl fmt::Display for NoteId {
+    /// As the first line has it; nothing where there is no note.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { epoch, version, revision } = self;
+        match (version, epoch) {
+            (0, _) => Ok(()),
+            (_, 0) => write!(f, "{version}"),
+            _ => write!(f, "{version} {epoch:016x} {revision:016x}"),
+        }
+    }
+}
 
 /// A text that all instances on a store share.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Note {
-    /// Grows by one with each write. 0 where there is no note.
-    pub version: u64,
-    /// At most a mebibyte.
+    /// Which note this is.
+    pub id: NoteId,
+    /// At most a mebibyte. Empty where there is no note.
     pub text: String,
 }
 
+impl Note {
+    /// A note to be written.
+    #[must_use]
+    pub fn new(id: NoteId, text: impl Into<String>) -> Self {
+        Self { id, text: text.into() }
+    }
+}
+
 impl RedisStore {
-    /// The note, unless it still is of the version that is known.
-    pub(crate) async fn note(&self, known: Option<u64>) -> Result<Option<Note>, Failure> {
+    /// The note, unless it still is the one that is known.
+    pub(crate) async fn note(&self, known: Option<NoteId>) -> Result<Option<Note>, Failure> {
         let first = self.note_bytes(FIRST_LINE).await?;
-        if known.is_some() && known == version_of(&first) {
+        if known.is_some() && known == id_of(&first) {
             return Ok(None);
         }
         let bytes = self.note_bytes(LARGEST + 1).await?;
         let note = read(&bytes).ok_or_else(|| {
-            let detail = "`sg1:control` is not a note that this release can read; another program wrote it, or a newer \
-                          slidegate did";
-            self.note_failed(FailureKind::Malformed, detail.to_owned())
+            let detail = "`sg1:control` is not a note that this release can read; another program or a newer slidegate \
+                          wrote it";
+            self.note_failed(FailureKind::ForeignValue, detail.to_owned())
         })?;
-        Ok(Some(note).filter(|note| Some(note.version) != known))
+        Ok(Some(note).filter(|note| Some(note.id) != known))
     }
 
-    /// Writes the note after this version; false if there is another one by now.
-    pub(crate) async fn set_note(&self, after: u64, text: &str) -> Result<bool, Failure> {
-        let value = format!("{}\n{text}", after + 1);
+    /// Replaces the note `found` by another one; false if something else is stored by now.
+    pub(crate) async fn set_note(&self, found: NoteId, note: &Note) -> Result<bool, Failure> {
+        let Note { id, text } = note;
+        if id.epoch == 0 || id.revision == 0 || !(1..=MOST).contains(&id.version) {
+            let detail = format!(
+                "a note cannot have version {}, epoch {} and revision {}; give a version from 1 to {MOST}, and random \
+                 numbers other than 0",
+                id.version, id.epoch, id.revision
+            );
+            return Err(Failure::of_none(Executed::No, FailureKind::Other, detail));
+        }
+        let value = format!("{id}\n{text}");
         if value.len() > LARGEST {
             let detail = format!("a note of {} bytes is too large; {LARGEST} is the most", value.len());
             return Err(Failure::of_none(Executed::No, FailureKind::Other, detail));
         }
-        let args = [after.to_string().into_bytes(), value.into_bytes()];
+        let args = [found.to_string().into_bytes(), value.into_bytes()];
         let deadline = instant() + PATIENCE;
         let calls = &self.calls;
         let written = calls.wire.run(calls.scripts.note(), &[KEY.to_vec()], &args, deadline).await;
         let written = written.map_err(explain)? == Value::Int(1);
         if written {
             calls.forget_denials();
-            // Whoever does not hear it, looks within seconds.
+            // Whoever does not receive it, polls within seconds.
             let _ = news::publish_note(calls, deadline).await;
         }
         Ok(written)
@@ -90,32 +161,52 @@ impl RedisStore {
     }
 }
 
-/// The version that the first bytes tell; 0 where there are none.
-fn version_of(bytes: &[u8]) -> Option<u64> {
+/// What the first bytes of a value say that it is; [`NoteId::ABSENT`] where there are none.
+fn id_of(bytes: &[u8]) -> Option<NoteId> {
     if bytes.is_empty() {
-        return Some(0);
+        return Some(NoteId::ABSENT);
     }
-    let digits = &bytes[..bytes.iter().position(|byte| *byte == b'\n')?];
-    std::str::from_utf8(digits).ok()?.parse().ok().filter(|version| (1..=MOST).contains(version))
+    NoteId::read(&bytes[..bytes.iter().position(|byte| *byte == b'\n')?])
 }
 
 fn read(bytes: &[u8]) -> Option<Note> {
-    let version = version_of(bytes).filter(|_| bytes.len() <= LARGEST)?;
+    let id = id_of(bytes).filter(|_| bytes.len() <= LARGEST)?;
     let text = bytes.iter().position(|byte| *byte == b'\n').map_or(&[][..], |at| &bytes[at + 1..]);
-    Some(Note { version, text: String::from_utf8(text.to_vec()).ok()? })
+    Some(Note { id, text: String::from_utf8(text.to_vec()).ok()? })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// What something else wrote under the name must not pass for limits.
+    /// What something else wrote under the name must not pass for limits, and what older releases wrote must be read.
     #[test]
-    fn only_a_version_and_a_text_are_a_note() {
-        let note = |version, text: &str| Some(Note { version, text: text.to_owned() });
-        assert_eq!(read(b""), note(0, ""));
-        assert_eq!(read(b"12\n{}\n"), note(12, "{}\n"));
-        for foreign in [&b"{}"[..], b"\n", b"0\n", b"-1\nx", b"9007199254740992\n", b"1\n\xff", b"12"] {
+    fn only_an_identity_and_a_text_are_a_note() {
+        let note = |id: NoteId, text: &str| Some(Note { id, text: text.to_owned() });
+        let legacy = NoteId { version: 12, ..NoteId::ABSENT };
+        assert_eq!(read(b""), note(NoteId::ABSENT, ""));
+        assert_eq!(read(b"12\n{}\n"), note(legacy, "{}\n"));
+        let id = NoteId { epoch: 0xab, version: MOST, revision: u64::MAX };
+        assert_eq!(read(format!("{id}\n{{}}").as_bytes()), note(id, "{}"));
+        assert_eq!(id.to_string().len() + 1, FIRST_LINE);
+        assert_eq!([NoteId::ABSENT.to_string(), legacy.to_string()], ["", "12"]);
+        for foreign in [
+            &b"{}"[..],
+            b"\n",
+            b"0\n",
+            b"-1\nx",
+            b"+1\nx",
+            b"9007199254740992\n",
+            b"1\n\xff",
+            b"12",
+            b"1 00000000000000ab\n",
+            b"1 00000000000000ab 0000000000000000\n",
+            b"1 ab ab\n",
+            b"1 00000000000000ab 00000000000000ab 1\n",
+            b"1  \n",
+            b"01\n",
+            b"1 00000000000000AB 00000000000000ab\n",
+        ] {
             assert_eq!(read(foreign), None, "{foreign:?}");
         }
         assert_eq!(read(&[b"1\n".as_slice(), &vec![b'x'; LARGEST]].concat()), None);

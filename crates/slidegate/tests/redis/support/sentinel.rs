@@ -52,6 +52,12 @@ impl Sentinels {
         format!("redis+sentinel://{}{}/{NAME}", acl::userinfo(), addresses(&self.sentinels))
     }
 
+    /// The master and its replica, whichever is which.
+    #[allow(dead_code)] // Only the service's tests ask.
+    pub(crate) fn servers(&self) -> &[Server] {
+        &self.servers
+    }
+
     /// The three.
     pub(crate) fn sentinels(&self) -> &[Server] {
         &self.sentinels
