@@ -567,7 +567,7 @@ fn a_question_that_cannot_be_understood_is_refused_by_name() {
 
 /// All clients of a proxy that nobody declared count as one, and nobody would guess why.
 #[test]
-fn a_proxy_that_is_not_trusted_is_told_of_once() {
+fn each_proxy_that_is_not_trusted_is_reported_once_a_minute() {
     let dir = common::Folder::new("auth-untrusted");
     let config = dir.file("slidegate.yaml", format!("{POLICIES}auth: {{trusted_proxies: 192.0.2.1}}\n"));
     let log = dir.file("log", "");
@@ -586,4 +586,21 @@ fn a_proxy_that_is_not_trusted_is_told_of_once() {
     });
     let told: Vec<_> = told.lines().filter(|line| line.contains("is not trusted")).collect();
     assert!(told.len() == 1 && told[0].contains("peer=127.0.0.1"), "{told:?}");
+    // One that anybody can cause must not hide the next.
+    let url = format!("{}/v1/auth/caddy", server.url);
+    let mut curl = Command::new("curl");
+    curl.args([
+        "-sf",
+        "--interface",
+        "127.0.0.2",
+        "-H",
+        "x-forwarded-uri: /",
+        "-H",
+        "x-forwarded-method: GET",
+    ]);
+    let output = curl.args(["-H", "x-forwarded-for: 192.0.2.11", &url]).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    until_true("the log says so of the other as well", || {
+        std::fs::read_to_string(&log).unwrap().contains("peer=127.0.0.2")
+    });
 }
