@@ -195,9 +195,7 @@ fn requests(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
 }
 
 fn authentications(page: &mut Page<'_>, attempts: &AuthAttempts) -> fmt::Result {
-    // The doors that take a password or a token.
-    let doors = [Door::Http, Door::Resp];
-    let counts = doors.into_iter().flat_map(|door| {
+    let counts = Door::ALL.into_iter().flat_map(|door| {
         let labels = move |reason| [("door", door.name()), ("reason", reason)];
         attempts.counts(door).map(|(reason, count)| (labels(reason), count))
     });
