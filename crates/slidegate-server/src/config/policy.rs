@@ -366,8 +366,8 @@ mod tests {
             ("limit: 5, window: -1s", format!("window `-1s` needs a number and a unit; {units}")),
             ("limit: 5, window: 0.5", format!("window is 0.5; {window}")),
             ("limit: 5, window: 2 fortnights", format!("window `2 fortnights` has the unknown unit `fortnights`; {units}")),
-            ("limit: 5, window: 0s", "window is 0s; give 1ms to 366d, for example `1m`".into()),
-            ("quota: 5/0s", "window is 0s; give 1ms to 366d, for example `1m`".into()),
+            ("limit: 5, window: 0s", "window `0s` is out of range; give 1ms to 366d, for example `1m`".into()),
+            ("quota: 5/0s", "window `0s` is out of range; give 1ms to 366d, for example `1m`".into()),
             ("quota: 5", "quota is 5; give a limit and a window, for example `quota: 100/1m`".into()),
             ("quota: five", "quota `five` has no window; write `limit/window`, for example `100/1m`".into()),
             (

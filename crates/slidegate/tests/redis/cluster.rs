@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use slidegate::{OnStoreError, RedisOptions, Request, SharedGate, Source, Value};
+use slidegate::{Excess, OnStoreError, RedisOptions, Request, SharedGate, Source, Value};
 use tokio::task::JoinSet;
 
 use crate::callers::{
@@ -298,6 +298,52 @@ fn a_denial_in_any_of_several_slots_leaves_the_other_policies_uncharged() {
                     }
                 }
             }
+        }
+    });
+}
+
+/// Whoever counts every request must not lose those that another slot has denied, nor get them back.
+#[test]
+fn denied_requests_that_count_are_counted_in_every_slot() {
+    on_cluster(async |cluster| {
+        let names = ["a", "b", "c"];
+        let user = &spread_users(cluster, names, 1)[0];
+        let request = Request::new().with("user", user);
+        for denier in names {
+            // One of the two that count is soon over its limit, too.
+            let mut limits = [3, 100].into_iter();
+            let policies = names.map(|name| {
+                if name == denier {
+                    named(name, 1)
+                } else {
+                    named(name, limits.next().unwrap()).excess(Excess::Count)
+                }
+            });
+            let options = options(&cluster.url()).deadline(PATIENT);
+            let gate = gate(policies, options);
+            gate.reset(&request).await.unwrap();
+            assert!(gate.check(&request).await.is_allowed());
+            for asked in 2..=10 {
+                let decisions = gate.check(&request).await;
+                assert!(decisions.is_denied());
+                for told in decisions.iter().filter(|told| told.policy().name() != denier) {
+                    assert_eq!(
+                        (told.used, told.cost, told.is_denied()),
+                        (asked, 1, asked > told.limit),
+                        "{denier} denies: {decisions:?}"
+                    );
+                }
+            }
+            let counted = |name: &str| if name == denier { 1 } else { 10 };
+            // What was charged in vain is given back in the background.
+            let mut used = Vec::new();
+            for _ in 0..1000 {
+                used = until_used(&gate, user).await;
+                if used == names.map(counted) {
+                    break;
+                }
+            }
+            assert_eq!(used, names.map(counted), "{denier} denies");
         }
     });
 }
