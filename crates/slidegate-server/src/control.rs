@@ -349,7 +349,7 @@ impl Control {
         if is_new {
             tracing::warn!(
                 problem,
-                "run-time changes are not in step with the store; those in force stay so"
+                "run-time changes cannot be synchronized with the store; those in force stay in force"
             );
         }
         self.front.observer().changes_are_stored(false);

@@ -44,7 +44,7 @@ export class Status {
         `${time(config.loaded_at)}, ${config.reloads === 1 ? '1 reload' : `${count(config.reloads ?? 0)} reloads`}`,
       ],
       ...(traces ? [['Spans', spanWords(traces), traces.failed + traces.dropped > 0]] : []),
-      ...(changes.error ? [['Changes', `not in step with the store: ${changes.error}`, true]] : []),
+      ...(changes.error ? [['Changes', `not synchronized with the store: ${changes.error}`, true]] : []),
       ...(changes.last_loss ? [['Changes lost by the store', lossWords(changes), !changes.last_loss.restored_at]] : []),
       ...changes.refused.map((why, at) => [at ? `Not in force (${at + 1})` : 'Not in force', why, true]),
       ['Up', `${duration(Math.floor(uptime / 1000) * 1000)}, since ${time(startedAt)}`],
