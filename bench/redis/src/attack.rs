@@ -23,7 +23,7 @@ const ATTACKERS: u64 = 4;
 const RATE: u32 = 1800;
 /// Most of them that wait for their answers, so that a gate that is too slow does not fill the memory.
 const MOST_WAITING: usize = 1024;
-/// Denials before the measurement: more than the cache holds.
+/// Denials before the measurement, a multiple of [`TASKS`]: more than the cache holds.
 const FILL: u64 = 80_000;
 /// Tasks that fill the cache.
 const TASKS: u64 = 64;
@@ -46,7 +46,8 @@ pub(crate) async fn run(server: &Server, options: &Options) -> Result<(), Failed
     for task in 0..TASKS {
         let gate = Arc::clone(&gate);
         set.spawn(async move {
-            for page in (task..FILL).step_by(TASKS as usize) {
+            for turn in 0..FILL / TASKS {
+                let page = turn * TASKS + task;
                 attack(&gate, page % ATTACKERS, page).await;
             }
         });

@@ -272,6 +272,9 @@ mod tests {
             assert!(steps <= 2 * WAYS as u64, "{steps}");
         }
         assert!(held(&cache) <= SETS * WAYS);
+        // What the constants promise: a set has room for as many as it may hold and for no more.
+        let room: usize = cache.sets.iter().map(|set| set.lock().unwrap().denials.capacity()).sum();
+        assert!(room * size_of::<Denial>() <= 10 << 20, "{room} of {} bytes", size_of::<Denial>());
         let before = cache.steps.load(Ordering::Relaxed);
         cache.forget_all();
         assert_eq!(cache.steps.load(Ordering::Relaxed), before, "forgetting goes through nothing");
