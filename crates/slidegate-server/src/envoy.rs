@@ -63,6 +63,8 @@ struct Domain {
 
 /// What the files say about one descriptor.
 #[derive(Debug)]
+// A call has a few of them, and a box would cost each an allocation.
+#[allow(clippy::large_enum_variant)]
 pub(crate) enum Lookup<'e> {
     /// No limit: nothing is counted.
     NoMatch {

@@ -157,7 +157,10 @@ impl<'r> Request<'r> {
         self.few.iter().flatten().chain(&self.more).copied()
     }
 
-    pub(crate) fn asked_cost(&self) -> u64 {
+    /// What it costs: 1 unless [`cost`](Self::cost) said otherwise.
+    #[must_use]
+    #[inline]
+    pub fn asked_cost(&self) -> u64 {
         self.cost
     }
 

@@ -268,7 +268,7 @@ async fn healthcheck_follows_redis_where_the_variable_says_so() {
         redis.kill();
         until("redis is missed", async || server.get("/v1/status").body.contains("\"degraded\":true")).await;
         until("both say so", async || {
-            (server.get("/healthcheck").status == expected) && is_serving().await == !follows
+            server.get("/healthcheck").status == expected && is_serving().await != follows
         })
         .await;
         redis.restart();

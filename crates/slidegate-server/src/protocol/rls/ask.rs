@@ -50,15 +50,12 @@ pub(super) struct Asked<'r> {
 pub(super) struct Group<'r> {
     pub(super) requests: Vec<Request<'r>>,
     pub(super) places: Vec<usize>,
-    /// What each of them costs.
-    pub(super) hits: Vec<u64>,
 }
 
 impl<'r> Group<'r> {
-    fn push(&mut self, request: Request<'r>, place: usize, hits: u64) {
+    fn push(&mut self, request: Request<'r>, place: usize) {
         self.requests.push(request);
         self.places.push(place);
-        self.hits.push(hits);
     }
 
     /// The group without these of its requests.
@@ -68,7 +65,6 @@ impl<'r> Group<'r> {
         Self {
             requests: kept.iter().map(|at| self.requests[*at].clone()).collect(),
             places: kept.iter().map(|at| self.places[*at]).collect(),
-            hits: kept.iter().map(|at| self.hits[*at]).collect(),
         }
     }
 }
@@ -143,7 +139,7 @@ pub(super) fn read<'r>(
             (0, _) => &mut asked.looks,
             (1.., false) => &mut asked.charges,
         };
-        group.push(request, place, hits);
+        group.push(request, place);
     }
     Ok(asked)
 }

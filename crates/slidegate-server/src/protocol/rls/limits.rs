@@ -166,8 +166,8 @@ impl Limits {
                 refused.extend(untaken.map(|(at, _)| fitting.refused(at, true)));
             }
             let is_over_look = |one: PolicyDecision<'_>| one.policy().is_enforced() && is_over(&one);
-            let is_denied_by_look =
-                looked.iter().any(is_over_look) || denies_together && quotas.hits.contains(&0);
+            let is_denied_by_look = looked.iter().any(is_over_look)
+                || denies_together && quotas.requests.iter().any(|request| request.asked_cost() == 0);
             self.keep_refused(&terms, &refused, is_denied_by_look).await;
         }
 

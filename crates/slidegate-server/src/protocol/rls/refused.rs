@@ -25,9 +25,9 @@ impl Limits {
     /// What was refused of the limits that descriptors of 0 hits ask for: each with which request of the group it is on.
     pub(super) async fn refused(&self, terms: &[Terms<'_>], group: &Group<'_>) -> Vec<(usize, Decision)> {
         let mut looks = Vec::new();
-        for (request, (place, hits)) in group.places.iter().zip(&group.hits).enumerate() {
+        for (request, (place, asked)) in group.places.iter().zip(&group.requests).enumerate() {
             let Terms::Rule(hit) = &terms[*place] else { continue };
-            if *hits > 0 {
+            if asked.asked_cost() > 0 {
                 continue;
             }
             hit.note_look();
@@ -94,7 +94,7 @@ pub(super) fn counted(terms: &[Terms<'_>], group: &Group<'_>) -> Vec<usize> {
 impl Group<'_> {
     /// The hits of one of its requests as refused.
     pub(super) fn refused(&self, request: usize, was_checked: bool) -> Refused {
-        Refused { place: self.places[request], hits: self.hits[request], was_checked }
+        Refused { place: self.places[request], hits: self.requests[request].asked_cost(), was_checked }
     }
 
     /// The hits of all of them as refused.
