@@ -6,6 +6,7 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
+use cpu_time::ThreadTime;
 use slidegate::{Clock, SystemClock};
 
 use crate::report;
@@ -25,9 +26,9 @@ const ROUNDS: u32 = 7;
 /// What was found.
 #[derive(Debug)]
 pub(crate) struct ClockFigures {
-    /// Nanoseconds of a reading, many in a row: of slidegate's clock and of `std::time::Instant`.
+    /// Nanoseconds of CPU time of a reading, many in a row: of slidegate's clock and of `std::time::Instant`.
     pub(crate) in_a_row_ns: [f64; 2],
-    /// The same with pauses.
+    /// Nanoseconds with pauses, by the clock.
     pub(crate) apart_ns: [f64; 2],
     /// The most that the clock was ahead of `CLOCK_MONOTONIC` for sure, in microseconds, counted from the start.
     pub(crate) most_ahead_us: f64,
@@ -65,7 +66,7 @@ fn best(round: impl Fn() -> f64) -> f64 {
 
 fn in_a_row(read: impl Fn()) -> f64 {
     best(|| {
-        let start = Instant::now();
+        let start = ThreadTime::now();
         for _ in 0..READINGS {
             read();
         }

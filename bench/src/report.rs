@@ -125,9 +125,9 @@ pub(crate) fn growth(sizes: &[u32], rows: &[(Contender, Vec<f64>)]) {
 
 /// The clock's figures.
 pub(crate) fn clock(figures: &ClockFigures) {
-    println!("\n### clock\n\n| clock | ns, in a row | ns, 25 us apart |\n|---|--:|--:|");
+    println!("\n### clock\n\n| clock | CPU ns, in a row | ns, 25 us apart |\n|---|--:|--:|");
     for (name, at) in [("SystemClock", 0), ("CLOCK_MONOTONIC", 1)] {
-        println!("| {name:<15} | {:12.1} | {:15.1} |", figures.in_a_row_ns[at], figures.apart_ns[at]);
+        println!("| {name:<15} | {:16.1} | {:15.1} |", figures.in_a_row_ns[at], figures.apart_ns[at]);
     }
     println!(
         "\nover {:?}: ahead by {:.2} us at most, {:+.3} ppm faster",

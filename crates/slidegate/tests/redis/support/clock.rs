@@ -9,7 +9,8 @@ use std::process::Command;
 
 use super::process::run;
 
-const SHIM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/redis/support/clock_shim.c");
+/// Compiled where it is needed: tests of other packages use this file as well.
+const SHIM: &str = include_str!("clock_shim.c");
 
 /// How far a server's wall clock is off, and the library that puts it there.
 pub(crate) struct ClockOffset {
@@ -21,9 +22,11 @@ pub(crate) struct ClockOffset {
 impl ClockOffset {
     /// An offset of zero, kept in `dir`, with the library compiled into the same place.
     pub(crate) fn create(dir: &Path) -> Self {
-        let (path, shim) = (dir.join("clock-offset"), dir.join("clock_shim.so"));
+        let (path, shim, source) =
+            (dir.join("clock-offset"), dir.join("clock_shim.so"), dir.join("clock_shim.c"));
+        std::fs::write(&source, SHIM).unwrap();
         let mut compiler = Command::new("cc");
-        compiler.args(["-shared", "-fPIC", "-O1", "-Wall", "-o"]).arg(&shim).arg(SHIM);
+        compiler.args(["-shared", "-fPIC", "-O1", "-Wall", "-o"]).arg(&shim).arg(source);
         run(compiler, "gcc");
         let offset = Self { file: File::create(&path).unwrap(), path, shim };
         offset.set(0);
