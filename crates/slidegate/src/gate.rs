@@ -9,9 +9,11 @@ use smallvec::SmallVec;
 
 use crate::charge::Plan;
 use crate::decision::{Decision, Verdict};
+use crate::error::Error;
 use crate::key::Key;
 use crate::once::Once;
 use crate::policy::{Policy, PolicySet};
+use crate::policy_reset::{Done, Place, PolicyReset, ResetCursor};
 use crate::quota::Quota;
 use crate::request::Request;
 use crate::store::memory::{MemoryStats, MemoryStore};
@@ -61,6 +63,11 @@ impl Numbers {
             let known = (policy.name().to_owned(), policy.scope_attributes().to_vec());
             *self.0.entry(known).or_insert(next)
         });
+    }
+
+    /// Every number that a policy of this name ever had: its usage under other scopes is stored as well.
+    pub(crate) fn of(&self, policy: &str) -> Vec<u32> {
+        self.0.iter().filter(|((name, _), _)| name == policy).map(|(_, number)| *number).collect()
     }
 }
 
@@ -181,6 +188,51 @@ impl Gate {
         let policies = self.policies.load();
         let plan = policies.plan(std::slice::from_ref(request));
         self.store.reset(&plan.charges)
+    }
+
+    /// Forgets every key of a policy; returns how many there were. Goes through all keys of the store while decisions go on:
+    /// keys that come meanwhile may stay.
+    ///
+    /// ```
+    /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
+    ///
+    /// let gate = Gate::new(PolicySet::new([Policy::new("per-user", Quota::per_minute(1))?.scope(["user"])])?);
+    /// assert!(gate.check(&Request::new().with("user", "alice")).is_allowed());
+    /// assert!(gate.check(&Request::new().with("user", "bob")).is_allowed());
+    /// assert_eq!(gate.reset_policy("per-user"), 2);
+    /// assert!(gate.check(&Request::new().with("user", "alice")).is_allowed());
+    /// # Ok::<(), slidegate::Error>(())
+    /// ```
+    pub fn reset_policy(&self, policy: &str) -> u64 {
+        let numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner).of(policy);
+        self.store.forget_policies(&numbers, 0, u64::MAX).0.forgotten
+    }
+
+    /// One step of [`reset_policy`](Self::reset_policy), which looks at about `keys` keys: at whole shards of about 1024.
+    /// Begins without a cursor, and goes on with that of the step before.
+    ///
+    /// # Errors
+    /// The cursor is that of a shared store.
+    pub fn reset_policy_step(
+        &self,
+        policy: &str,
+        from: Option<&ResetCursor>,
+        keys: u64,
+    ) -> Result<PolicyReset, Error> {
+        let (shard, mut done) = match from.map(|from| (from.place, from.done)) {
+            None => (0, Done { keys: Some(self.stats().keys as u64), ..Done::default() }),
+            Some((Place::Memory { shard }, done)) => (shard, done),
+            Some((Place::Node { .. }, _)) => {
+                return Err(Error::policy(
+                    "the cursor is that of a shared store, and this one is in memory; give none to begin",
+                ));
+            }
+        };
+        let numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner).of(policy);
+        let (forgot, next) = self.store.forget_policies(&numbers, shard, keys);
+        done.forgotten = done.forgotten.saturating_add(forgot.forgotten);
+        done.scanned = done.scanned.saturating_add(forgot.scanned);
+        Ok(PolicyReset::after(done, next.map(|shard| Place::Memory { shard })))
     }
 
     /// What the request's keys have used under every policy that applies, charge by charge, and when that is free again.

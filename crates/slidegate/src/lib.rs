@@ -36,6 +36,7 @@ mod key;
 mod limiter;
 mod once;
 mod policy;
+mod policy_reset;
 mod quota;
 mod request;
 #[cfg(feature = "redis")]
@@ -57,6 +58,7 @@ pub use gate::{Decisions, Gate, PolicyDecision};
 pub use key::Key;
 pub use limiter::Limiter;
 pub use policy::{Match, Policy, PolicySet};
+pub use policy_reset::{PolicyReset, ResetCursor};
 pub use quota::{Algorithm, Quota, format_window, parse_window};
 pub use request::{Request, Value};
 #[cfg(feature = "redis")]

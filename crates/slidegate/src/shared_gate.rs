@@ -11,6 +11,7 @@ use crate::decision::Decision;
 use crate::error::Error;
 use crate::gate::{Decisions, Numbers};
 use crate::policy::PolicySet;
+use crate::policy_reset::{Done, Place, PolicyReset, ResetCursor};
 use crate::request::Request;
 use crate::store::fallback::Fallback;
 use crate::store::memory::MemoryStore;
@@ -109,6 +110,9 @@ impl SharedGateBuilder {
         })
     }
 }
+
+/// Keys that a server looks at in one step of a reset: over in a moment.
+const SCANNED: u64 = 1000;
 
 /// Scripts count with doubles: a limit has to be one that those can tell from the next.
 fn check_limits(policies: &PolicySet) -> Result<(), Error> {
@@ -253,13 +257,45 @@ impl SharedGate {
         self.store.note_announced().await;
     }
 
-    /// Forgets every key of a policy; returns how many were stored. Goes through all keys of the server, a thousand at a
-    /// time, while decisions go on: keys that come meanwhile may stay.
+    /// Forgets every key of a policy; returns how many were stored. Goes through all keys of the store, a thousand at a time,
+    /// while decisions go on: keys that come meanwhile may stay. Remembered denials end in every instance.
     ///
     /// # Errors
     /// The store did not answer in time, or the user may not scan; some keys may be forgotten.
     pub async fn reset_policy(&self, policy: &str) -> Result<u64, Error> {
-        self.store.reset_policy(policy).await.map_err(|failure| Error::store(failure.to_string()))
+        let mut next = None;
+        loop {
+            let reset = self.reset_policy_step(policy, next.as_ref(), SCANNED).await?;
+            match reset.next {
+                Some(cursor) => next = Some(cursor),
+                None => return Ok(reset.forgotten),
+            }
+        }
+    }
+
+    /// One step of [`reset_policy`](Self::reset_policy), which looks at about `keys` keys on one node of the store, and last
+    /// in this process's memory, which decides while the store is away. Begins without a cursor, and goes on with that of
+    /// the step before, in this instance or another one. When the store's nodes change meanwhile, the scan begins again.
+    ///
+    /// # Errors
+    /// The store did not answer in time, or the user may not scan; some keys may be forgotten, and the step may be
+    /// repeated.
+    pub async fn reset_policy_step(
+        &self,
+        policy: &str,
+        from: Option<&ResetCursor>,
+        keys: u64,
+    ) -> Result<PolicyReset, Error> {
+        let (place, mut done) = from.map_or((None, Done::default()), |from| (Some(from.place), from.done));
+        let Some(Place::Memory { shard }) = place else {
+            let stepped = self.store.reset_policy_step(policy, place, keys, &mut done).await;
+            let next = stepped.map_err(|failure| Error::store(failure.to_string()))?;
+            return Ok(PolicyReset::after(done, Some(next.unwrap_or(Place::Memory { shard: 0 }))));
+        };
+        let numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner).of(policy);
+        let (forgot, next) = self.fallback.memory().forget_policies(&numbers, shard, keys);
+        done.forgotten = done.forgotten.saturating_add(forgot.forgotten);
+        Ok(PolicyReset::after(done, next.map(|shard| Place::Memory { shard })))
     }
 
     /// Looks for what silently breaks limits, where the store's user is permitted to: a server that evicts keys, keys that

@@ -289,3 +289,41 @@ fn keys_are_kept_in_any_century() {
         }
     }
 }
+
+/// After a bad deploy all keys of a policy are to start afresh, in steps that hold nobody up, and none of another.
+#[test]
+fn a_policy_is_reset_in_steps_under_every_algorithm_and_no_other_policy() {
+    for quota in each(Quota::per_hour(9)) {
+        let policy = |name| Policy::new(name, quota).unwrap().scope(["user"]);
+        let policies = PolicySet::new([policy("a"), policy("b")]).unwrap();
+        let gate = Gate::with_store(policies.clone(), MemoryStore::builder().max_keys(50_000).build());
+        let users: Vec<_> = (0..10_000).map(|user| format!("user-{user}")).collect();
+        for user in &users {
+            assert!(gate.check(&Request::new().with("user", user)).is_allowed());
+        }
+        let (mut next, mut steps, mut scanned) = (None, 0, 0);
+        let last = loop {
+            let step = gate.reset_policy_step("a", next.as_ref(), 1000).unwrap();
+            // A step ends with the shard in which it has looked at as many keys. Some may be looked at twice.
+            assert!(step.scanned - scanned < 1000 + 2048, "{step:?}");
+            (steps, scanned) = (steps + 1, step.scanned);
+            match step.next {
+                Some(cursor) => next = Some(cursor.to_string().parse().unwrap()),
+                None => break step,
+            }
+        };
+        assert_eq!((last.forgotten, last.keys), (10_000, Some(20_000)), "{quota}");
+        assert!(steps >= 5, "{steps} of about 1000 keys each");
+        assert_eq!(gate.stats().keys, 10_000);
+        let used: Vec<_> =
+            gate.peek(&Request::new().with("user", "user-1")).iter().map(|one| one.used).collect();
+        assert_eq!(used, [0, 1], "{quota}");
+        assert_eq!((gate.reset_policy("b"), gate.reset_policy("b"), gate.stats().keys), (10_000, 0, 0));
+        let elsewhere = "node.1.0.0.0.0.-".parse().unwrap();
+        let refused = gate.reset_policy_step("a", Some(&elsewhere), 1).unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            "the cursor is that of a shared store, and this one is in memory; give none to begin"
+        );
+    }
+}

@@ -21,6 +21,7 @@ mod shard;
 mod table;
 mod told;
 
+pub(crate) use shard::Forgot;
 use shard::{Address, Call, Shard};
 use told::ToldQuotas;
 
@@ -277,6 +278,22 @@ impl MemoryStore {
             let guard = self.guard_of(&locked, call);
             locked[guard].1.shard.forget(call) || counted
         })
+    }
+
+    /// Forgets keys of these policies, by their numbers: in the shards from this one on, until at least so many keys were
+    /// looked at. Gives the shard to go on with, `None` after the last. A shard is locked for about 1024 keys at a time.
+    pub(crate) fn forget_policies(&self, policies: &[u32], from: u64, keys: u64) -> (Forgot, Option<u64>) {
+        let mut all = Forgot::default();
+        let from = usize::try_from(from).unwrap_or(usize::MAX);
+        for at in from..self.shards.len() {
+            let forgot = self.lock(at).shard.forget_policies(policies, &self.census, &self.secret);
+            all.forgotten += forgot.forgotten;
+            all.scanned += forgot.scanned;
+            if all.scanned >= keys && at + 1 < self.shards.len() {
+                return (all, Some(at as u64 + 1));
+            }
+        }
+        (all, None)
     }
 
     /// Everything there is to know of the plan's keys, in its order.

@@ -6,13 +6,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use slidegate::{Excess, OnStoreError, RedisOptions, Request, SharedGate, Source, Value};
+use slidegate::{
+    Excess, OnStoreError, Policy, PolicySet, Quota, RedisOptions, Request, SharedGate, Source, Value,
+};
 use tokio::task::JoinSet;
 
 use crate::callers::{
     ALLOWANCE, DEADLINE, LATER, Storm, Tally, check_cost, gate, hourly, named, options, until_used, used,
 };
 use crate::harness;
+use crate::support::acl::USER;
 use crate::support::cluster::{Cluster, Shape};
 use crate::support::server::Server;
 use crate::support::until_true;
@@ -554,6 +557,45 @@ fn a_cluster_without_a_majority_decides_nothing_and_is_used_again_when_it_has_on
         for user in &users {
             assert!(until_used(&gate, user).await[0] <= 1, "{user}");
             assert_eq!(check_cost(&gate, user, 1).await.source, Source::Store, "{user}");
+        }
+    });
+}
+
+/// After a bad deploy all keys of a policy are to start afresh, wherever they lie, and none of another.
+#[test]
+fn a_policy_is_reset_on_all_nodes_step_by_step() {
+    on_cluster(async |cluster| {
+        let masters = masters(cluster);
+        for node in masters {
+            node.admin(&["ACL", "SETUSER", USER, "+scan", "+dbsize"]);
+        }
+        let policy = |name| Policy::new(name, Quota::per_hour(9)).unwrap().scope(["user"]);
+        let policies = PolicySet::new([policy("a"), policy("aa")]).unwrap();
+        let gate = SharedGate::new(policies, options(&cluster.url_as_user()).deadline(PATIENT)).unwrap();
+        let users: Vec<_> = (0..300).map(|user| format!("user-{user}")).collect();
+        for user in &users {
+            assert!(gate.check(&Request::new().with("user", user)).await.is_allowed());
+        }
+        let (mut next, mut steps) = (None, 0);
+        let last = loop {
+            let step = gate.reset_policy_step("a", next.as_ref(), 50).await.unwrap();
+            assert_eq!(step.keys, Some(600));
+            steps += 1;
+            match step.next {
+                // Whichever instance goes on with it.
+                Some(cursor) => next = Some(cursor.to_string().parse().unwrap()),
+                None => break step,
+            }
+        };
+        assert_eq!(last.forgotten, 300);
+        assert!(steps > 6, "{steps} steps of 50 keys each");
+        for user in &users {
+            let request = Request::new().with("user", user);
+            let used: Vec<_> = gate.peek(&request).await.iter().map(|one| one.used).collect();
+            assert_eq!(used, [0, 1]);
+        }
+        for node in masters {
+            node.admin(&["ACL", "SETUSER", USER, "-scan", "-dbsize"]);
         }
     });
 }

@@ -92,6 +92,13 @@ macro_rules! for_algorithm {
     };
 }
 
+/// Keys that were removed, and keys that were looked at for it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Forgot {
+    pub(crate) forgotten: u64,
+    pub(crate) scanned: u64,
+}
+
 /// One call on one key.
 #[derive(Clone, Copy)]
 pub(super) struct Call<'a> {
@@ -253,6 +260,22 @@ impl Shard {
             }
             found
         })
+    }
+
+    /// Removes all keys of these policies.
+    pub(super) fn forget_policies(&mut self, policies: &[u32], census: &Census, secret: &Secret) -> Forgot {
+        let mut forgot = Forgot::default();
+        for algorithm in Algorithm::ALL {
+            let removed = for_algorithm!(algorithm, S => {
+                S::table(self).retain(secret, |policy, _, _| {
+                    forgot.scanned += 1;
+                    !policies.contains(&policy)
+                })
+            });
+            census.held.fetch_sub(removed, Ordering::Relaxed);
+            forgot.forgotten += removed as u64;
+        }
+        forgot
     }
 
     /// Whether a key is stored under this algorithm.

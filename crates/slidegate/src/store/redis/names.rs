@@ -83,15 +83,33 @@ impl Names {
         format!("{PREFIX}{INTERNAL}canary:{number}")
     }
 
-    /// Whether a key that [`patterns`](Self::patterns) match holds usage. First replies match those of a policy called
+    /// Whether a key that looks like a policy's holds usage. First replies match those of a policy called
     /// `once`; only their names have a brace there.
-    pub(crate) fn is_usage(name: &[u8]) -> bool {
+    fn is_usage(name: &[u8]) -> bool {
         !name.starts_with(ONCE.as_bytes())
     }
 
-    /// What the names of a policy's keys match, with and without a hash tag, and no other policy's.
-    pub(crate) fn patterns(policy: &str) -> [String; 2] {
-        [format!("{PREFIX}{policy}:*"), format!("{PREFIX}{{??????????????????????}}:{policy}:*")]
+    /// What the names of a policy's keys match, with and without a hash tag, and some of other policies besides: ask
+    /// [`is_of`](Self::is_of) about each.
+    pub(crate) fn pattern(policy: &str) -> String {
+        format!("{PREFIX}*{policy}:*")
+    }
+
+    /// Whether a key of this name is of a policy.
+    pub(crate) fn is_of(policy: &str, name: &[u8]) -> bool {
+        if !Self::is_usage(name) {
+            return false;
+        }
+        let Some(name) = name.strip_prefix(PREFIX.as_bytes()) else { return false };
+        // 22 characters of a hash in braces, and a colon.
+        let name = match name.strip_prefix(b"{") {
+            Some(tagged) => match tagged.get(22..24) {
+                Some(b"}:") => &tagged[24..],
+                _ => return false,
+            },
+            None => name,
+        };
+        name.strip_prefix(policy.as_bytes()).is_some_and(|rest| rest.starts_with(b":"))
     }
 
     /// SipHash-2-4 with 128 bits of output (Aumasson and Bernstein, 2012).
@@ -238,6 +256,34 @@ mod tests {
             let key = String::from_utf8(name(&names(false), &[id])).unwrap().replace(":p:", ":once:");
             assert!(Names::is_usage(key.as_bytes()), "{key}");
         }
+    }
+
+    /// A reset that takes another policy's keys lets its clients start afresh.
+    #[test]
+    fn names_tell_their_policy() {
+        let plain = names(false);
+        let tagged = Names { hash_tag: Some("0".to_owned()), ..names(true) };
+        for names in [&plain, &tagged] {
+            for values in [&["alice"][..], &["p:alice", "x"], &["a,b"]] {
+                let name = name(names, values);
+                let text = String::from_utf8_lossy(&name);
+                assert!(Names::is_of("p", &name), "{text}");
+                assert!(!Names::is_of("pp", &name) && !Names::is_of("", &name), "{text}");
+            }
+        }
+        for other in [
+            "sg1:pp:alice",
+            "sg1:q:p:alice",
+            "sg2:p:alice",
+            "sg1:p",
+            "sg1:{short}:p:alice",
+            "p:alice",
+            "sg1:{",
+        ] {
+            assert!(!Names::is_of("p", other.as_bytes()), "{other}");
+        }
+        let once = plain.once(&[name(&plain, &["alice"])], 1, "id");
+        assert!(!Names::is_of("once", &once) && Names::is_of("once", b"sg1:once:alice"));
     }
 
     /// All keys of a request have to lie in one slot, and a client must not choose which.

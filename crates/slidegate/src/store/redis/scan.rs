@@ -1,57 +1,118 @@
-//! Scans: all keys of a policy, found on every node a thousand at a time.
+//! Scans: all keys of a policy, found on one node after another, a bounded number of keys at a
+//! time.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
+use std::hash::Hasher;
 use std::time::Duration;
 
 use redis::Value;
+use siphasher::sip::SipHasher24;
 
 use super::names::Names;
 use super::{Executed, Failure, FailureKind, RedisStore, number};
+use crate::policy_reset::{Done, Place};
 use crate::time::instant;
 
-/// Keys that a server looks at in one step of a scan: over in a moment.
-const SCANNED: u32 = 1000;
-/// How long one step may take: nobody waits for it.
+/// Most keys that a server looks at in one step: it serves nobody else meanwhile, for a few
+/// milliseconds.
+const MAX_SCANNED: u64 = 10_000;
+/// Keys that are deleted with one command.
+const DELETED: usize = 128;
+/// How long each call of a step may take: nobody waits for it.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl RedisStore {
-    /// Forgets every key of a policy; returns how many there were. Goes through all keys of the server, a thousand at a
-    /// time, while decisions go on; keys that come meanwhile may stay.
-    pub(crate) async fn reset_policy(&self, policy: &str) -> Result<u64, Failure> {
-        let mut forgotten = 0;
-        for pattern in Names::patterns(policy) {
-            // Where each node left off; before the first step nobody has begun.
-            let mut cursors: Option<HashMap<String, u64>> = None;
-            loop {
-                let command = |node: &str| {
-                    let cursor = match &cursors {
-                        None => 0,
-                        Some(cursors) => *cursors.get(node).filter(|cursor| **cursor != 0)?,
-                    };
-                    let mut scan = redis::cmd("SCAN");
-                    scan.arg(cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(SCANNED);
-                    Some(scan)
-                };
-                let scanned = self.calls.wire.on_each_master(command, instant() + PATIENCE).await;
-                let mut next = HashMap::new();
-                for (node, answer) in scanned {
-                    let answer = answer.inspect_err(|failure| self.calls.wire.count(failure))?;
-                    let (cursor, keys) = scan_answer(&node, &answer)?;
-                    next.insert(node, cursor);
-                    for key in keys.into_iter().filter(|key| Names::is_usage(key)) {
-                        let deleted = self.calls.delete(&key, instant() + PATIENCE).await?;
-                        forgotten += u64::from(deleted);
-                    }
+    /// Forgets what keys of a policy one step of a scan finds, and adds to what was done. Gives the
+    /// place to go on with, `None` after the last node.
+    pub(crate) async fn reset_policy_step(
+        &self,
+        policy: &str,
+        from: Option<Place>,
+        keys: u64,
+        done: &mut Done,
+    ) -> Result<Option<Place>, Failure> {
+        let names = self.calls.wire.master_names(instant() + PATIENCE).await?;
+        let nodes = fingerprint(&names);
+        let (at, cursor) = match from {
+            Some(Place::Node { nodes: before, at, cursor }) if before == nodes => (at, cursor),
+            from => {
+                if from.is_none() {
+                    done.keys = self.count_keys().await;
                 }
-                if next.values().all(|cursor| *cursor == 0) {
+                done.scanned = 0;
+                (0, 0)
+            }
+        };
+        let Some(node) = usize::try_from(at).ok().and_then(|at| names.get(at)) else { return Ok(None) };
+        let keys = keys.clamp(1, MAX_SCANNED);
+        let mut scan = redis::cmd("SCAN");
+        scan.arg(cursor).arg("MATCH").arg(Names::pattern(policy)).arg("COUNT").arg(keys);
+        let command = |name: &str| (name == node).then(|| scan.clone());
+        let scanned = self.calls.wire.on_each_master(command, instant() + PATIENCE).await;
+        let Some((node, answer)) = scanned.into_iter().next() else {
+            // Another one took its place between two calls; the next step begins again with that.
+            return Ok(Some(Place::Node { nodes, at, cursor }));
+        };
+        let answer = answer.inspect_err(|failure| self.calls.wire.count(failure))?;
+        let (cursor, found) = scan_answer(&node, &answer)?;
+        let found = found.into_iter().filter(|key| Names::is_of(policy, key)).collect();
+        done.scanned = done.scanned.saturating_add(keys);
+        if let Some(keys) = done.keys {
+            done.scanned = done.scanned.min(keys);
+        }
+        done.forgotten = done.forgotten.saturating_add(self.forget(found).await?);
+        Ok(match cursor {
+            0 if at + 1 == names.len() as u64 => None,
+            0 => Some(Place::Node { nodes, at: at + 1, cursor: 0 }),
+            cursor => Some(Place::Node { nodes, at, cursor }),
+        })
+    }
+
+    /// Deletes keys, those of a slot together, and ends remembered denials in every instance;
+    /// returns how many were there.
+    async fn forget(&self, keys: Vec<Vec<u8>>) -> Result<u64, Failure> {
+        if keys.is_empty() {
+            return Ok(0);
+        }
+        let mut by_slot: BTreeMap<u16, Vec<Vec<u8>>> = BTreeMap::new();
+        for key in keys {
+            by_slot.entry(self.calls.wire.slot(&key)).or_default().push(key);
+        }
+        let mut deleted = Ok(0);
+        for keys in by_slot.values().flat_map(|keys| keys.chunks(DELETED)) {
+            let mut command = redis::cmd("DEL");
+            command.arg(keys);
+            let first = keys.first().map(Vec::as_slice);
+            match (&mut deleted, self.calls.wire.command(first, &command, instant() + PATIENCE).await) {
+                (Ok(deleted), Ok(answer)) => *deleted += number(&answer).unwrap_or(0),
+                (deleted, Err(failure)) => {
+                    *deleted = Err(failure);
                     break;
                 }
-                cursors = Some(next);
+                (Err(_), Ok(_)) => {}
             }
         }
+        // Also after a failure: some are gone.
         self.calls.tell_of_room(instant() + self.options.deadline).await;
-        Ok(forgotten)
+        deleted
     }
+
+    /// How many keys all nodes have, if the user may ask.
+    async fn count_keys(&self) -> Option<u64> {
+        let answers =
+            self.calls.wire.on_each_master(|_| Some(redis::cmd("DBSIZE")), instant() + PATIENCE).await;
+        answers.into_iter().map(|(_, answer)| number(&answer.ok()?)).sum()
+    }
+}
+
+/// The same for the same names, in every instance.
+fn fingerprint(names: &[String]) -> u64 {
+    let mut hasher = SipHasher24::new_with_keys(0, 0);
+    for name in names {
+        hasher.write(name.as_bytes());
+        hasher.write_u8(0);
+    }
+    hasher.finish()
 }
 
 /// The next place and the keys of one step of a scan.

@@ -192,6 +192,14 @@ impl Wire {
         self.failures.read()
     }
 
+    /// The names of all nodes that take writes, in order.
+    pub(crate) async fn master_names(&self, deadline: Instant) -> Result<Vec<String>, Failure> {
+        let masters = self.masters(deadline).await?;
+        let mut names: Vec<_> = masters.iter().map(|node| node.name().to_owned()).collect();
+        names.sort_unstable();
+        Ok(names)
+    }
+
     /// How to connect to some node that takes writes, if one is known: each of them hears what is published on any.
     pub(crate) fn dial(&self) -> Option<Arc<Dial>> {
         self.way.keep();

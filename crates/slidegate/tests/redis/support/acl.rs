@@ -19,8 +19,8 @@ pub(crate) const MINIMUM: &str = "~sg1:* resetchannels &sg1:* -@all \
     +publish +subscribe \
     +role +cluster|slots +asking";
 
-/// What may be permitted besides: the first two for examinations, the last to forget a whole policy.
-pub(crate) const BESIDES: &str = "+info +config|get +scan";
+/// What may be permitted besides: the first two for examinations, the others to forget a whole policy.
+pub(crate) const BESIDES: &str = "+info +config|get +scan +dbsize";
 
 /// The user as lines of a configuration have it: `user` and what follows.
 pub(crate) fn directive() -> Vec<String> {

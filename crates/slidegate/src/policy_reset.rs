@@ -1,0 +1,136 @@
+//! Resetting a policy: how far it has come, and where it goes on.
+//!
+//! A policy may have millions of keys among those of others. Each step looks at a bounded number of
+//! keys, and leaves a cursor whose text any instance on the same store can go on with.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::error::Error;
+
+/// How far the reset of a policy has come after a step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PolicyReset {
+    /// Keys of the policy that were forgotten since the reset began.
+    pub forgotten: u64,
+    /// Keys of all policies that were looked at since it began. Of a shared store this is an
+    /// estimate.
+    pub scanned: u64,
+    /// Keys of all policies that there were when it began, if the store tells.
+    pub keys: Option<u64>,
+    /// Where the next step goes on; `None` when the reset is complete.
+    pub next: Option<ResetCursor>,
+}
+
+/// Where the next step of a reset goes on. Its text, made by `Display` and read by `FromStr`, is
+/// opaque.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ResetCursor {
+    pub(crate) place: Place,
+    pub(crate) done: Done,
+}
+
+/// What was done before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Done {
+    pub(crate) forgotten: u64,
+    pub(crate) scanned: u64,
+    pub(crate) keys: Option<u64>,
+}
+
+/// What is looked at next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// A shard of the memory store, by its number.
+    Memory { shard: u64 },
+    /// A node of a shared store.
+    Node {
+        /// Stands for the names of all nodes. When those change, keys may have moved, and the scan
+        /// begins again.
+        nodes: u64,
+        /// Among the nodes in the order of their names.
+        at: u64,
+        /// As the node's `SCAN` gave it.
+        cursor: u64,
+    },
+}
+
+impl PolicyReset {
+    /// After a step that goes on at `next`, if it does.
+    pub(crate) fn after(done: Done, next: Option<Place>) -> Self {
+        let Done { forgotten, scanned, keys } = done;
+        let next = next.map(|place| ResetCursor { place, done });
+        Self { forgotten, scanned, keys, next }
+    }
+}
+
+impl fmt::Display for ResetCursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.place {
+            Place::Memory { shard } => write!(f, "memory.{shard}")?,
+            Place::Node { nodes, at, cursor } => write!(f, "node.{nodes}.{at}.{cursor}")?,
+        }
+        let Done { forgotten, scanned, keys } = self.done;
+        write!(f, ".{forgotten}.{scanned}.")?;
+        match keys {
+            Some(keys) => write!(f, "{keys}"),
+            None => f.write_str("-"),
+        }
+    }
+}
+
+impl FromStr for ResetCursor {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        read(text).ok_or_else(|| {
+            let shown: String = text.chars().take(80).collect();
+            let shown = shown.escape_debug();
+            Error::policy(format!(
+                "cursor `{shown}` is invalid; give back the one of the last step, or none to begin"
+            ))
+        })
+    }
+}
+
+fn read(text: &str) -> Option<ResetCursor> {
+    let (kind, rest) = text.split_once('.')?;
+    let (rest, keys) = rest.rsplit_once('.')?;
+    let keys = if keys == "-" { None } else { Some(keys.parse().ok()?) };
+    let numbers = rest.split('.').map(|number| number.parse().ok()).collect::<Option<Vec<u64>>>()?;
+    let (place, forgotten, scanned) = match (kind, numbers.as_slice()) {
+        ("memory", &[shard, forgotten, scanned]) => (Place::Memory { shard }, forgotten, scanned),
+        ("node", &[nodes, at, cursor, forgotten, scanned]) => {
+            (Place::Node { nodes, at, cursor }, forgotten, scanned)
+        }
+        _ => return None,
+    };
+    Some(ResetCursor { place, done: Done { forgotten, scanned, keys } })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A cursor that comes back as another one skips keys, which then keep usage that was to be
+    /// forgotten.
+    #[test]
+    fn a_cursor_is_read_back_from_its_text() {
+        let done = Done { forgotten: 7, scanned: u64::MAX, keys: None };
+        for place in [Place::Memory { shard: 0 }, Place::Node { nodes: u64::MAX, at: 2, cursor: 1 << 63 }] {
+            for done in [done, Done { keys: Some(12), ..done }] {
+                let cursor = ResetCursor { place, done };
+                assert_eq!(cursor.to_string().parse(), Ok(cursor));
+            }
+        }
+        for text in
+            ["", "memory", "memory.1.2", "memory.1.2.3.x", "node.1.2.3.-", "disk.1.2.3.-", "memory.-1.2.3.4"]
+        {
+            let error = text.parse::<ResetCursor>().unwrap_err();
+            let told =
+                format!("cursor `{text}` is invalid; give back the one of the last step, or none to begin");
+            assert_eq!(error.to_string(), told);
+        }
+    }
+}
