@@ -252,12 +252,8 @@ struct CheckArgs {
     /// Print the server's JSON instead of words.
     #[arg(long)]
     json: bool,
-    /// The server.
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:7979")]
-    url: String,
-    /// How long to wait for the answer, in milliseconds.
-    #[arg(long, value_name = "MS", default_value = "5000", value_parser = milliseconds)]
-    timeout: Duration,
+    #[command(flatten)]
+    server: ask::ServerArgs,
 }
 
 #[derive(Debug, Args)]
@@ -280,11 +276,10 @@ struct TopArgs {
     /// Print the server's JSON once, instead of a table.
     #[arg(long)]
     json: bool,
-    /// The server.
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:7979")]
-    url: String,
-    /// A token that may read, if the server wants one.
-    #[arg(long, value_name = "TOKEN", env = "SLIDEGATE_TOKEN", hide_env_values = true)]
+    #[command(flatten)]
+    server: ask::ServerArgs,
+    /// The token itself, which the list of processes shows to everybody on this machine: use `--token-file`.
+    #[arg(long, value_name = "TOKEN", hide = true)]
     token: Option<String>,
 }
 

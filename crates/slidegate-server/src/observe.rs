@@ -28,6 +28,7 @@ use top::{Top, Weight};
 
 mod counts;
 mod events;
+mod exposition;
 mod histogram;
 mod lane;
 mod live;

@@ -24,6 +24,7 @@ mod auth_request;
 mod fields;
 pub(crate) mod http;
 pub(crate) mod problem;
+pub(crate) mod query;
 pub(crate) mod resp;
 pub(crate) mod rls;
 pub(crate) mod routes;

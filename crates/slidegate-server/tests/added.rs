@@ -46,6 +46,22 @@ fn policy(server: &Server, name: &str) -> Value {
     found.unwrap_or_default()
 }
 
+/// Readers of JSON disagree on which of two members counts: one of them would put another limit in force than was read.
+#[test]
+fn a_policy_with_a_member_twice_is_refused() {
+    let server = Server::start(&["--policy", "9/1h per user"]);
+    for body in [
+        r#"{"scope":["ip"],"quota":"2/1h","quota":"2000/1h"}"#,
+        r#"{"scope":["ip"],"quota":"2/1h","when":{"path":"/a","path":"/b"}}"#,
+        r#"{"quota":"2/1h","quota":"2000/1h"}"#,
+    ] {
+        let refused = server.change("PUT", LOGIN, &[], body);
+        assert_eq!(refused.status, 400, "{body}: {}", refused.body);
+        assert!(refused.body.contains("duplicate field `"), "{body}: {}", refused.body);
+    }
+    assert_eq!(policy(&server, "login"), Value::Null);
+}
+
 /// Under an attack there is no time for a rollout: a limit that nobody foresaw must be there at once, and go again.
 #[test]
 fn a_policy_is_added_changed_undone_and_taken_away() {

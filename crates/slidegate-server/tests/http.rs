@@ -68,6 +68,26 @@ fn a_query_string_is_a_request_too() {
     assert_eq!(server.get("/v1/check").json()["policy"], "everyone");
 }
 
+/// Two users whose names differ in one byte must not share a limit because the byte is not UTF-8.
+#[test]
+fn keys_that_differ_in_one_byte_never_share_a_limit() {
+    let server = Server::start(&["--policy", "1/1h per user"]);
+    let check = |user: &str| server.get(&format!("/v1/check?user={user}")).status;
+    assert_eq!((check("%f1"), check("%f2"), check("%EF%BF%BD")), (200, 200, 200));
+    assert_eq!((check("%F1"), check("%f2"), check("%EF%BF%BD")), (429, 429, 429));
+    assert_eq!(server.get("/v1/check?user=%f1").json()["key"], "%F1");
+    // Each is found, and reset, by the text that answers print.
+    assert_eq!(server.get("/v1/keys/per-user/%25F1").json()["used"], 1);
+    assert_eq!(server.change("POST", "/v1/keys/per-user/%25F1/reset", &[], "{}").status, 200);
+    assert_eq!((check("%f1"), check("%f2")), (200, 429));
+    let raw = server.get("/v1/keys/per-user/%F1");
+    let detail =
+        "a part of the path is not UTF-8; write a key as answers print it, with `%25FF` for the byte FF";
+    assert_eq!((raw.status, &raw.json()["detail"]), (400, &json!(detail)));
+    let filter = server.get("/v1/events?key=%F1");
+    assert_eq!((filter.status, &filter.json()["field"]), (400, &json!("key")));
+}
+
 /// All or none, through the door: a request that one policy denies uses up nothing elsewhere.
 #[test]
 fn a_request_under_several_policies_is_charged_on_all_or_none() {
@@ -249,6 +269,20 @@ fn bad_input_is_refused_by_name_and_charges_nothing() {
     let cost = server.get("/v1/check?user=a&cost=-1");
     assert_eq!((cost.status, &cost.json()["field"]), (400, &json!("cost")));
     assert_eq!(server.get("/v1/check?user=a&user=b").json()["field"], "user");
+    let twice = server.get("/v1/check?cost=1&user=a&cost=1");
+    let detail = "cost is given more than once; give it once";
+    assert_eq!((twice.status, &twice.json()["field"]), (400, &json!("cost")));
+    assert_eq!(twice.json()["detail"], detail);
+    let body = r#"{"attributes":{"user":"a"},"cost":1,"cost":1}"#;
+    for (route, body) in [
+        ("/v1/check", body.to_owned()),
+        ("/v1/reset", body.to_owned()),
+        ("/v1/check/batch", format!(r#"{{"requests":[{body}]}}"#)),
+    ] {
+        let answer = server.post(route, &body);
+        assert_eq!(answer.status, 400, "{route}");
+        assert!(answer.body.contains("duplicate field `cost`"), "{route}: {}", answer.body);
+    }
     let everyone = server.post("/v1/peek", r#"{"attributes":{}}"#).json();
     assert_eq!(everyone["used"], 0, "nothing was charged");
     assert!(server.is_running());

@@ -10,9 +10,10 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use common::{Folder, Server, run, slidegate, text};
+use common::{Folder, Server, installed, run, slidegate, text};
 use serde_json::{Value, json};
 
 /// Longer than anything takes here. Who waits as long has found a fault.
@@ -41,9 +42,7 @@ fn check(server: &Server, attributes: &Value) -> bool {
 fn metrics(server: &Server) -> BTreeMap<String, f64> {
     let answer = server.get("/metrics");
     assert_eq!(answer.status, 200);
-    let media_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    assert_eq!(answer.header("content-type"), Some(media_type));
-    assert!(answer.body.ends_with("# EOF\n"), "{}", answer.body);
+    assert_eq!(answer.header("content-type"), Some("text/plain; version=0.0.4; charset=utf-8"));
     let samples = answer.body.lines().filter(|line| !line.starts_with('#'));
     samples
         .map(|line| {
@@ -57,6 +56,85 @@ fn count(metrics: &BTreeMap<String, f64>, name: &str) -> u64 {
     let value = metrics.get(name).unwrap_or_else(|| panic!("{name} is not among {:?}", metrics.keys()));
     // Counts of a test are small.
     format!("{value}").parse().unwrap()
+}
+
+/// Prints every sample of a page, one a line, as the parsers of Prometheus' own Python client read it.
+const READ_METRICS: &str = r#"
+import sys
+page = sys.stdin.read()
+if sys.argv[1] == "openmetrics":
+    from prometheus_client.openmetrics.parser import text_string_to_metric_families
+else:
+    from prometheus_client.parser import text_string_to_metric_families
+for family in text_string_to_metric_families(page):
+    assert family.documentation, family.name
+    for sample in family.samples:
+        labels = ",".join(f"{name}={value!r}" for name, value in sorted(sample.labels.items()))
+        print(f"{family.type} {sample.name} {labels} {sample.value}")
+"#;
+
+/// The samples that a real parser finds in a page, in a fixed order.
+fn parsed(format: &str, page: &str) -> Vec<String> {
+    let mut parser = Command::new(installed("python/bin/python"))
+        .args(["-c", READ_METRICS, format])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    parser.stdin.take().unwrap().write_all(page.as_bytes()).unwrap();
+    let output = parser.wait_with_output().unwrap();
+    assert!(output.status.success(), "{format} cannot be parsed: {page}");
+    let mut samples: Vec<_> = text(&output.stdout).lines().map(str::to_owned).collect();
+    samples.sort_unstable();
+    samples
+}
+
+/// A scraper that is sent a format it did not ask for drops the page, and every alert that rests on it falls silent.
+#[test]
+fn metrics_come_in_the_text_format_that_is_asked_for_and_real_parsers_read_both() {
+    let folder = Folder::new("observe-formats");
+    let rules = "domain: d\ndescriptors: [{key: k, rate_limit: {unit: hour, requests_per_unit: 1}}]";
+    folder.file("rules.yaml", rules);
+    let config = folder.file("slidegate.yaml", POLICIES);
+    let server = Server::start(&["--config", &config, "--envoy-config", folder.path()]);
+    for user in ["a", "b"] {
+        ask(&server, "/v1/check", &json!({ "user": user }), 4);
+    }
+    let call = r#"{"domain": "d", "descriptors": [{"entries": [{"key": "k", "value": "v"}]}]}"#;
+    assert_eq!([(); 2].map(|()| server.post("/json", call).status), [200, 429]);
+    let page = |accept: &str| server.ask_with(&format!("accept: {accept}\r\n"), "GET", "/metrics", None);
+    for accept in ["*/*", "text/plain;version=0.0.4", "application/openmetrics-text;q=0.1, text/plain;q=0.2"]
+    {
+        let answer = page(accept);
+        let told = (answer.header("content-type"), answer.header("vary"));
+        assert_eq!(told, (Some("text/plain; version=0.0.4; charset=utf-8"), Some("Accept")), "{accept}");
+        assert!(!answer.body.contains("# EOF") && !answer.body.contains("# UNIT"), "{}", answer.body);
+    }
+    let prometheus =
+        "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.3,*/*;q=0.2";
+    let metrics = page(prometheus);
+    let media_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    let told = (metrics.header("content-type"), metrics.header("vary"));
+    assert_eq!(told, (Some(media_type), Some("Accept")));
+    assert!(metrics.body.ends_with("# EOF\n") && metrics.body.matches("# EOF").count() == 1);
+
+    // The same samples, but for what the older format has no type for, and what passes between two pages.
+    let comparable = |samples: Vec<String>| -> Vec<String> {
+        let samples =
+            samples.into_iter().filter(|line| !line.contains("_info") && !line.contains("_duration_"));
+        samples.collect()
+    };
+    let (new, old) = (parsed("openmetrics", &metrics.body), parsed("text", &page("*/*").body));
+    for line in [
+        "counter slidegate_decisions_total policy='per-user',source='store',verdict='allow' 2.0",
+        "gauge slidegate_policy_limit policy='per-user' 10.0",
+        "unknown ratelimit_service_rate_limit_total_hits domain='d',key1='k' 2.0",
+    ] {
+        assert!(new.iter().any(|one| one == line), "{line}: {new:#?}");
+        assert!(old.iter().any(|one| one == line), "{line}: {old:#?}");
+    }
+    assert!(old.iter().any(|line| line.starts_with("gauge slidegate_build_info version=")), "{old:#?}");
+    assert_eq!(comparable(new), comparable(old));
 }
 
 /// An alert or an invoice is made of these: each must be what happened, to the last one.

@@ -554,15 +554,42 @@ fn a_question_that_cannot_be_understood_is_refused_by_name() {
             "cost `-1` is no whole number from 0 to 9007199254740991".into(),
         ),
         ("/v1/auth/caddy?path=/", caddy, 400, "attribute `path` stands twice; give it once".into()),
+        ("/v1/auth/caddy?cost=1&cost=1", caddy, 400, "cost is given more than once; give it once".into()),
     ] {
         let answer = auth(&server, path, fields);
         assert_eq!((answer.status, &answer.json()["detail"]), (status, &detail.into()), "{path}");
     }
-    let request = format!("GET /v1/auth/caddy HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{caddy}x-user: ");
-    let answer = Answer::parse(&server.raw(&[request.as_bytes(), b"\xff\r\n\r\n"].concat()));
-    let detail = format!("attribute `user` {header} `x-user`, which is not UTF-8");
-    assert_eq!((answer.status, &answer.json()["detail"]), (400, &detail.into()));
     assert_eq!(std::fs::read_to_string(&log).unwrap().matches("not trusted").count(), 0);
+}
+
+/// Two users, or two files, whose names differ in one byte must not share a limit because the byte is not UTF-8.
+#[test]
+fn what_a_proxy_sends_is_counted_byte_by_byte() {
+    let dir = common::Folder::new("auth-bytes");
+    let policies = "
+policies:
+  - {name: per-user, scope: [user], quota: 1/1h}
+  - {name: per-file, when: {method: PUT}, scope: [path], quota: 1/1h}
+";
+    let server = Server::start(&["--config", &dir.file("slidegate.yaml", policies)]);
+    let ask = |method: &str, query: &str, uri: &[u8], user: &[u8]| {
+        let head = format!("GET /v1/auth/caddy{query} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n");
+        let method = format!("x-forwarded-method: {method}\r\nx-forwarded-uri: ");
+        let user = if user.is_empty() { Vec::new() } else { [b"x-user: ", user, b"\r\n"].concat() };
+        let request = [head.as_bytes(), method.as_bytes(), uri, b"\r\n", &user, b"\r\n"].concat();
+        Answer::parse(&server.raw(&request)).status
+    };
+    for (status, again) in [(200, ""), (429, " again")] {
+        for user in [b"\xf1", b"\xf2"] {
+            assert_eq!(ask("GET", "", b"/", user), status, "{user:?}{again}");
+        }
+        for query in ["?user=%F3", "?user=%F4"] {
+            assert_eq!(ask("GET", query, b"/", b""), status, "{query}{again}");
+        }
+        for uri in [&b"/%F1"[..], b"/%F2", b"/\xf3"] {
+            assert_eq!(ask("PUT", "", uri, b""), status, "{uri:?}{again}");
+        }
+    }
 }
 
 /// All clients of a proxy that nobody declared count as one, and nobody would guess why.

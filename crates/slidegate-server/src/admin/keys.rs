@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{Request as HttpRequest, StatusCode, Uri};
 use axum::response::Response;
 use serde::Deserialize;
@@ -16,11 +16,12 @@ use slidegate::{
 
 use super::Admin;
 use super::guard::By;
-use super::reply::{answer, audit, body};
+use super::reply::{InPath, answer, audit, body};
 use crate::control::{KeyChange, KeyKind, KeyText, at_text, candidate_of, now_ms};
 use crate::front::MAX_COST;
 use crate::observe::{self, Door, Filter};
 use crate::protocol::problem::Problem;
+use crate::protocol::query;
 use crate::store;
 
 /// Most charges in an answer; more are joined with those after them.
@@ -50,7 +51,7 @@ struct Place {
     shown: Option<String>,
     key: KeyText,
     /// The attribute by whose value a shared store places the key, where the key does not have it.
-    tag: Option<(String, String)>,
+    tag: Option<(String, Vec<u8>)>,
 }
 
 impl Place {
@@ -67,17 +68,18 @@ impl Place {
         let wanted = admin.front.shared().and_then(store::Shared::hash_tag);
         let wanted = wanted.filter(|tag| !known.scope_attributes().iter().any(|attribute| attribute == tag));
         let mut tag = None;
-        for (name, value) in form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()) {
-            if wanted != Some(&*name) || tag.is_some() {
+        for (name, value) in query::pairs(uri.query().unwrap_or_default()) {
+            let name = String::from_utf8_lossy(&name).into_owned();
+            if wanted != Some(name.as_str()) || tag.is_some() {
                 let detail = format!("`{}` says nothing about this key; leave it out", name.escape_debug());
                 return Err(Problem::field(name, detail));
             }
-            if admin.front.is_address(&name) && value.parse::<IpAddr>().is_err() {
-                let detail =
-                    format!("`{}` is no address; write for example `192.0.2.7`", value.escape_debug());
+            if admin.front.is_address(&name) && address(&value).is_none() {
+                let value = String::from_utf8_lossy(&value).escape_debug().to_string();
+                let detail = format!("`{value}` is no address; write for example `192.0.2.7`");
                 return Err(Problem::field(name, detail));
             }
-            tag = Some((name.into_owned(), value.into_owned()));
+            tag = Some((name, value.into_owned()));
         }
         if let (Some(wanted), None) = (wanted, &tag) {
             let detail = format!(
@@ -98,15 +100,20 @@ impl Place {
     fn request(&self, admin: &Admin) -> Request<'_> {
         let request = self.key.request(self.policy());
         let Some((name, value)) = &self.tag else { return request };
-        match value.parse::<IpAddr>() {
-            Ok(ip) if admin.front.is_address(name) => request.with(name, ip),
-            _ => request.with(name, value),
+        match address(value) {
+            Some(ip) if admin.front.is_address(name) => request.with(name, ip),
+            _ => request.with(name, value.as_slice()),
         }
     }
 
     fn policy(&self) -> &Policy {
         self.policies.by_name(&self.policy).expect("the set is the one that it was found in")
     }
+}
+
+/// The address that these bytes spell.
+fn address(bytes: &[u8]) -> Option<IpAddr> {
+    std::str::from_utf8(bytes).ok()?.parse().ok()
 }
 
 impl Admin {
@@ -222,7 +229,7 @@ fn joined(charges: &[Run]) -> Vec<Run> {
 
 pub(super) async fn show(
     State(admin): Shared,
-    Path((policy, key)): Path<(String, String)>,
+    InPath((policy, key)): InPath<(String, String)>,
     uri: Uri,
 ) -> Answered {
     let place = Place::of(&admin, policy, &key, &uri)?;
@@ -231,7 +238,7 @@ pub(super) async fn show(
 
 pub(super) async fn act(
     State(admin): Shared,
-    Path((policy, key, action)): Path<(String, String, String)>,
+    InPath((policy, key, action)): InPath<(String, String, String)>,
     request: HttpRequest<Body>,
 ) -> Answered {
     let uri = request.uri().clone();

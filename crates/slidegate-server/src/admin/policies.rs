@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{Request as HttpRequest, StatusCode};
 use axum::response::Response;
 use serde::{Deserialize, Deserializer};
@@ -11,13 +11,13 @@ use serde_json::{Map, Value, json};
 use slidegate::{Algorithm, Policy, PolicySet, Quota, millis_ceil};
 
 use super::guard::By;
-use super::reply::{answer, audit, body, bytes};
+use super::reply::{InPath, answer, audit, body, bytes};
 use super::{Admin, added};
 use crate::control::{
     CANDIDATE, Cause, Change, Counting, Document, Mode, Refusal, Terms, What, at_text, candidate_of,
 };
 use crate::front;
-use crate::protocol::http::parse_body;
+use crate::protocol::http::{parse_body, parse_members};
 use crate::protocol::problem::Problem;
 
 type Shared = State<Arc<Admin>>;
@@ -193,11 +193,11 @@ impl Numbers {
 
 pub(super) async fn set(
     State(admin): Shared,
-    Path(name): Path<String>,
+    InPath(name): InPath<String>,
     request: HttpRequest<Body>,
 ) -> Answered {
     let (by, bytes) = bytes(request).await?;
-    let keys: Map<String, Value> = parse_body(&bytes)?;
+    let keys = parse_members(&bytes)?;
     if added::is_policy(&keys) {
         return added::add(&admin, &by, &name, keys).await;
     }
@@ -249,7 +249,7 @@ fn unchanged_since(document: &Document, name: &str, seen: Option<&Terms>) -> Res
 
 pub(super) async fn unset(
     State(admin): Shared,
-    Path(name): Path<String>,
+    InPath(name): InPath<String>,
     request: HttpRequest<Body>,
 ) -> Answered {
     let (by, Nothing {}): (By, Nothing) = body(request).await?;
@@ -271,7 +271,7 @@ pub(super) async fn unset(
 
 pub(super) async fn promote(
     State(admin): Shared,
-    Path(name): Path<String>,
+    InPath(name): InPath<String>,
     request: HttpRequest<Body>,
 ) -> Answered {
     let (by, Nothing {}): (By, Nothing) = body(request).await?;
@@ -293,7 +293,7 @@ pub(super) async fn promote(
 
 pub(super) async fn undo(
     State(admin): Shared,
-    Path(id): Path<String>,
+    InPath(id): InPath<String>,
     request: HttpRequest<Body>,
 ) -> Answered {
     let (by, Nothing {}): (By, Nothing) = body(request).await?;

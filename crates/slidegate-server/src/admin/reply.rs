@@ -1,6 +1,8 @@
 //! Replies of the admin routes: JSON, problems, and the line in the log that each change leaves.
 
 use axum::body::{Body, Bytes};
+use axum::extract::{FromRequestParts, Path};
+use axum::http::request::Parts;
 use axum::http::{Request, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::de::DeserializeOwned;
@@ -18,6 +20,24 @@ const MAX_BODY: usize = 16 * 1024;
 pub(super) fn answer(body: &Value) -> Response {
     let headers = [(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-store")];
     (headers, body.to_string()).into_response()
+}
+
+/// What the variable parts of a path say. A part that is not UTF-8 is refused in the words of this service.
+pub(super) struct InPath<T>(pub(super) T);
+
+impl<T, S> FromRequestParts<S> for InPath<T>
+where
+    T: DeserializeOwned + Send,
+    S: Send + Sync,
+{
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        Path::from_request_parts(parts, state).await.map(|Path(said)| Self(said)).map_err(|_| {
+            let detail = "a part of the path is not UTF-8; write a key as answers print it, with `%25FF` for the byte FF";
+            Problem::field("path", detail)
+        })
+    }
 }
 
 impl From<Refusal> for Problem {

@@ -1,4 +1,6 @@
-//! Asking a running server as an operator: where it is, with which token, and how its answers are shown.
+//! Asking a running server: where it is, with which token, and how its answers are shown.
+//!
+//! A token is never an argument's value, which every user of the machine can read in the list of processes.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,21 +15,28 @@ use crate::http_client;
 /// Where the environment has the token.
 const TOKEN_VARIABLE: &str = "SLIDEGATE_TOKEN";
 
-/// What every command to a running server takes.
+/// Where the server is and which token it gets: the same for every command that asks one.
 #[derive(Debug, Args)]
-pub(super) struct AskArgs {
+pub(super) struct ServerArgs {
     /// The server.
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:7979", global = true)]
     url: String,
     /// A file with the token. The variable `SLIDEGATE_TOKEN` holds the token itself. A server on loopback may need none.
     #[arg(long, value_name = "FILE", global = true)]
     token_file: Option<PathBuf>,
-    /// Print the server's JSON instead of words.
-    #[arg(long, global = true)]
-    pub(super) json: bool,
     /// How long to wait for the answer, in milliseconds.
     #[arg(long, value_name = "MS", default_value = "5000", value_parser = milliseconds, global = true)]
     timeout: Duration,
+}
+
+/// What every operator's command to a running server takes.
+#[derive(Debug, Args)]
+pub(super) struct AskArgs {
+    #[command(flatten)]
+    server: ServerArgs,
+    /// Print the server's JSON instead of words.
+    #[arg(long, global = true)]
+    pub(super) json: bool,
 }
 
 /// What is asked for.
@@ -39,23 +48,66 @@ pub(super) enum Method {
     Delete,
 }
 
+impl ServerArgs {
+    /// The address of a path on the server.
+    pub(super) fn url(&self, path: &str) -> String {
+        format!("{}{path}", self.url.trim_end_matches('/'))
+    }
+
+    /// What sends requests. An answer with an error status is an answer.
+    ///
+    /// # Errors
+    /// The URL wants TLS and the machine trusts no certificate authority.
+    pub(super) fn agent(&self) -> Result<ureq::Agent, Failure> {
+        let url = &self.url;
+        http_client::agent(url, self.timeout)
+            .map_err(|error| Failure(format!("{url} cannot be asked: {error}")))
+    }
+
+    /// The value of the `Authorization` header, if there is a token: from the file, or from the environment.
+    ///
+    /// # Errors
+    /// A file that cannot be read or holds no token, and a token that cannot stand in a header.
+    pub(super) fn authorization(&self) -> Result<Option<String>, Failure> {
+        let (token, place) = match &self.token_file {
+            Some(file) => {
+                let place = format!("--token-file {}", file.display());
+                let text = std::fs::read_to_string(file).map_err(|error| {
+                    Failure(format!("{place}: {error}; give a file that holds the token alone"))
+                })?;
+                if text.trim().is_empty() {
+                    return Err(Failure(format!("{place}: the file is empty; write the token there")));
+                }
+                (text, place)
+            }
+            None => (std::env::var(TOKEN_VARIABLE).unwrap_or_default(), TOKEN_VARIABLE.to_owned()),
+        };
+        let token = token.trim();
+        if !token.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err(Failure(format!(
+                "{place}: this is no token; give the line of letters and digits that `slidegate token new` prints"
+            )));
+        }
+        Ok((!token.is_empty()).then(|| format!("Bearer {token}")))
+    }
+}
+
 impl AskArgs {
     /// Asks, with `body` for what changes something, and gives the answer.
     pub(super) fn ask(&self, method: Method, path: &str, body: &Value) -> Result<Value, Failure> {
-        let url = format!("{}{path}", self.url.trim_end_matches('/'));
-        let agent = agent(&url, self.timeout)?;
+        let url = self.server.url(path);
+        let agent = self.server.agent()?;
         let mut request = ureq::http::Request::builder().uri(&url).method(match method {
             Method::Get => "GET",
             Method::Post => "POST",
             Method::Put => "PUT",
             Method::Delete => "DELETE",
         });
-        if let Some(token) = self.token()? {
-            request = request.header("authorization", format!("Bearer {token}"));
+        if let Some(authorization) = self.server.authorization()? {
+            request = request.header("authorization", authorization);
         }
-        let wrong = |error: &dyn std::fmt::Display| {
-            Failure(format!("{url} cannot be asked: {error}; see --url and the token"))
-        };
+        let wrong =
+            |error: &dyn std::fmt::Display| Failure(format!("{url} cannot be asked: {error}; see --url"));
         let unreachable = |error: ureq::Error| {
             Failure(format!("{url} did not answer: {error}; is `slidegate serve` running there? see --url"))
         };
@@ -81,24 +133,6 @@ impl AskArgs {
     pub(super) fn print(&self, answer: &Value, words: impl FnOnce(&Value) -> String) -> Result<(), Failure> {
         if self.json { output::print(answer) } else { output::print(words(answer)) }
     }
-
-    fn token(&self) -> Result<Option<String>, Failure> {
-        let token = match &self.token_file {
-            Some(file) => Some(std::fs::read_to_string(file).map_err(|error| {
-                Failure(format!("{}: cannot be read: {error}; see --token-file", file.display()))
-            })?),
-            None => std::env::var(TOKEN_VARIABLE).ok(),
-        };
-        Ok(token.map(|token| token.trim().to_owned()).filter(|token| !token.is_empty()))
-    }
-}
-
-/// A client for a server's URL.
-///
-/// # Errors
-/// When the URL wants TLS and the machine trusts no certificate authority.
-pub(super) fn agent(url: &str, timeout: Duration) -> Result<ureq::Agent, Failure> {
-    http_client::agent(url, timeout).map_err(|error| Failure(format!("{url} cannot be asked: {error}")))
 }
 
 /// One part of a path, whatever is in it.

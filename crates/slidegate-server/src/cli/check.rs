@@ -4,7 +4,6 @@ use std::process::ExitCode;
 
 use serde_json::{Value, json};
 
-use super::ask::agent;
 use super::{CheckArgs, Failure, output};
 
 /// Ends of the command. `2` is a failure.
@@ -13,7 +12,7 @@ const DENIED: u8 = 1;
 
 pub(super) fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
     let route = if args.peek { "peek" } else { "check" };
-    let url = format!("{}/v1/{route}", args.url.trim_end_matches('/'));
+    let url = args.server.url(&format!("/v1/{route}"));
     let attributes: serde_json::Map<_, _> =
         args.attributes.iter().map(|(name, value)| (name.clone(), Value::from(value.clone()))).collect();
     if attributes.len() < args.attributes.len() {
@@ -21,12 +20,14 @@ pub(super) fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
     }
     let body = json!({ "attributes": attributes, "cost": args.cost }).to_string();
 
-    let agent = agent(&url, args.timeout)?;
+    let mut request = args.server.agent()?.post(&url).header("content-type", "application/json");
+    if let Some(authorization) = args.server.authorization()? {
+        request = request.header("authorization", authorization);
+    }
     let unreachable = |error: ureq::Error| {
         Failure(format!("{url} did not answer: {error}; is `slidegate serve` running there? see --url"))
     };
-    let mut answer =
-        agent.post(&url).header("content-type", "application/json").send(body).map_err(unreachable)?;
+    let mut answer = request.send(body).map_err(unreachable)?;
     let text = answer.body_mut().read_to_string().map_err(unreachable)?;
     let decision: Value = serde_json::from_str(&text).map_err(|_| {
         Failure(format!("{url} answered {} without a decision; is it slidegate?", answer.status()))

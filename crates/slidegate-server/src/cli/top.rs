@@ -6,15 +6,11 @@
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
 use std::process::ExitCode;
-use std::time::Duration;
 
 use serde::Deserialize;
 
-use super::ask::agent;
 use super::{Failure, TopArgs, TopBy};
 
-/// How long to wait for an answer.
-const TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest answer: 1000 keys of 256 bytes, each of which JSON may write as six, and numbers beside them.
 const MAX_ANSWER: u64 = 4 << 20;
 /// Longest key in the table, in characters, unless the output is for programs.
@@ -40,15 +36,26 @@ struct Key {
 }
 
 pub(super) fn run(args: &TopArgs) -> Result<ExitCode, Failure> {
-    let agent = agent(&args.url, TIMEOUT)?;
+    let agent = args.server.agent()?;
+    let authorization = match &args.token {
+        Some(token) => {
+            eprintln!(
+                "warning: every user of this machine can read --token in the list of processes; set SLIDEGATE_TOKEN or \
+                 give --token-file"
+            );
+            Some(format!("Bearer {}", token.trim()))
+        }
+        None => args.server.authorization()?,
+    };
     let again = !args.once && !args.json && std::io::stdout().is_terminal();
     loop {
-        let text = ask(&agent, args)?;
+        let text = ask(&agent, args, authorization.as_deref())?;
         let shown = if args.json {
             text
         } else {
             let tops: Tops = serde_json::from_str(&text).map_err(|_| {
-                Failure(format!("{} answered without a top; is it slidegate of this version?", args.url))
+                let url = args.server.url("");
+                Failure(format!("{url} answered without a top; is it slidegate of this version?"))
             })?;
             table(&tops, args)
         };
@@ -62,15 +69,15 @@ pub(super) fn run(args: &TopArgs) -> Result<ExitCode, Failure> {
     }
 }
 
-fn ask(agent: &ureq::Agent, args: &TopArgs) -> Result<String, Failure> {
+fn ask(agent: &ureq::Agent, args: &TopArgs, authorization: Option<&str>) -> Result<String, Failure> {
     let by = name_of(args.by);
-    let url = format!("{}/v1/top", args.url.trim_end_matches('/'));
+    let url = args.server.url("/v1/top");
     let mut request = agent.get(&url).query("by", by).query("limit", args.limit.to_string());
     if let Some(policy) = &args.policy {
         request = request.query("policy", policy);
     }
-    if let Some(token) = &args.token {
-        request = request.header("authorization", format!("Bearer {token}"));
+    if let Some(authorization) = authorization {
+        request = request.header("authorization", authorization);
     }
     let unreachable = |error: ureq::Error| {
         Failure(format!("{url} did not answer: {error}; is `slidegate serve` running there? see --url"))

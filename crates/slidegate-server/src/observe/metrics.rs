@@ -1,4 +1,4 @@
-//! Metrics: all that is counted, as Prometheus reads it.
+//! Metrics: all that is counted, as OpenMetrics text.
 //!
 //! Labels are names of policies, doors and nodes, whose number is bounded. A key is never one: clients choose those.
 //! What a dashboard or an alert may use is in this file, and a test holds those in `deploy/` against it.
@@ -24,8 +24,6 @@ use crate::control::now_ms;
 use crate::front::{self, Front};
 use crate::store::Shared;
 
-/// The form of the text: `OpenMetrics`, which Prometheus prefers, and which its older form's readers can read.
-pub(super) const MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// Most policies with series of their own, up to 20 each. What the others count is under [`OTHERS`] together.
 const MOST_POLICIES: usize = 1000;
 /// No policy can have this name.
@@ -33,7 +31,7 @@ pub(super) const OTHERS: &str = "~others";
 /// Most nodes of a shared store that are told of: a cluster's masters, of which more than a hundred are rare.
 const MOST_NODES: usize = 256;
 
-/// Everything that is counted, now.
+/// Everything that is counted, now, as OpenMetrics; [`Format`](super::exposition::Format) makes the older text of it.
 pub(super) fn page(front: &Arc<Front>) -> String {
     let mut registry = Registry::with_prefix("slidegate");
     registry.register_collector(Box::new(Scrape(Arc::clone(front))));

@@ -14,10 +14,12 @@ use serde::Serialize;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::events::{Event, Filter, KEPT, text_of};
+use super::exposition::Format;
 use super::top::{By, PERIOD, Ranking};
 use super::{metrics, stream};
 use crate::front::Front;
 use crate::protocol::problem::{self, Problem};
+use crate::protocol::query;
 use crate::protocol::routes::Routes;
 
 type Shared = State<Arc<Front>>;
@@ -44,19 +46,24 @@ pub(crate) fn metrics_routes(front: Arc<Front>, path: &str) -> Router {
     Router::new().route(path, get(metrics)).with_state(front)
 }
 
-async fn metrics(State(front): Shared) -> Result<Response, Problem> {
+async fn metrics(State(front): Shared, headers: HeaderMap) -> Result<Response, Problem> {
     if !front.observer().options.metrics {
         return Err(off("metrics"));
     }
-    let headers = [(header::CONTENT_TYPE, metrics::MEDIA_TYPE), (header::CACHE_CONTROL, "no-store")];
-    Ok((headers, metrics::page(&front)).into_response())
+    let format = Format::wanted(&headers);
+    let headers = [
+        (header::CONTENT_TYPE, format.media_type()),
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
+        (header::VARY, HeaderValue::from_static("Accept")),
+    ];
+    Ok((headers, format.write(metrics::page(&front))).into_response())
 }
 
 async fn events(State(front): Shared, uri: Uri, headers: HeaderMap) -> Result<Response, Problem> {
     if !front.observer().options.events {
         return Err(off("events"));
     }
-    let mut query = Query::of(&uri);
+    let mut query = Query::of(&uri)?;
     let filter = Filter { policy: policy(&mut query, &front)?, key: query.take("key") };
     let limit = query.number("limit", EVENTS, KEPT)?;
     query.nothing_else("policy, key and limit")?;
@@ -74,7 +81,7 @@ async fn top(State(front): Shared, uri: Uri) -> Result<Response, Problem> {
     if !observer.options.top {
         return Err(off("top"));
     }
-    let mut query = Query::of(&uri);
+    let mut query = Query::of(&uri)?;
     let policy = policy(&mut query, &front)?;
     let by = match query.take("by").as_deref() {
         None | Some("used") => By::Used,
@@ -138,7 +145,7 @@ struct TopKey<'a> {
 }
 
 async fn live(State(front): Shared, uri: Uri) -> Result<Response, Problem> {
-    Query::of(&uri).nothing_else("nothing")?;
+    Query::of(&uri)?.nothing_else("nothing")?;
     let place = place(&front)?;
     Ok(streamed(Sse::new(stream::live(front, place))))
 }
@@ -195,9 +202,8 @@ fn policy(query: &mut Query, front: &Front) -> Result<Option<String>, Problem> {
 struct Query(Vec<(String, String)>);
 
 impl Query {
-    fn of(uri: &Uri) -> Self {
-        let query = uri.query().unwrap_or_default();
-        Self(form_urlencoded::parse(query.as_bytes()).into_owned().collect())
+    fn of(uri: &Uri) -> Result<Self, Problem> {
+        query::texts(uri.query().unwrap_or_default()).map(Self)
     }
 
     fn take(&mut self, name: &str) -> Option<String> {

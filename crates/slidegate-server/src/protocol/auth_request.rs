@@ -16,8 +16,9 @@ use slidegate::headers::problem_json;
 
 use super::fields;
 use super::problem::{self, Problem};
+use super::query;
 use crate::config::{Attribute, Auth, Denial, Mapping, Origin};
-use crate::front::{Front, MAX_COST};
+use crate::front::Front;
 use crate::log_limit::log_limited;
 use crate::observe;
 
@@ -73,27 +74,25 @@ impl Door {
     ) -> Result<Response<Full<Bytes>>, Problem> {
         let start = front.observer().start();
         let mapping = self.mapping(proxy)?;
-        let mut attributes: Vec<(Cow<'_, str>, Cow<'_, str>)> = Vec::new();
-        let mut cost = 1;
+        let mut attributes: Vec<(Cow<'_, str>, Cow<'_, [u8]>)> = Vec::new();
         for attribute in &mapping.attributes {
             let value = match &attribute.source {
-                Origin::Header(name) => text(attribute, name, headers)?.map(Cow::Borrowed),
+                Origin::Header(name) => {
+                    one(attribute, name, headers)?.map(|value| Cow::Borrowed(value.as_bytes()))
+                }
                 Origin::Path(name) => {
                     one(attribute, name, headers)?.map(|target| Cow::Owned(path::of(target.as_bytes())))
                 }
-                Origin::Client(rule) => self.client(rule, peer, headers).map(|ip| Cow::Owned(ip.to_string())),
+                Origin::Client(rule) => {
+                    self.client(rule, peer, headers).map(|ip| Cow::Owned(ip.to_string().into_bytes()))
+                }
             };
             attributes.extend(value.map(|value| (Cow::Borrowed(attribute.name.as_str()), value)));
         }
-        for (name, value) in form_urlencoded::parse(query.as_bytes()) {
-            if name == "cost" {
-                cost = value.parse().map_err(|_| Problem::cost(&value, MAX_COST))?;
-            } else {
-                attributes.push((name, value));
-            }
-        }
-        let pairs = attributes.iter().map(|(name, value)| (&**name, value.as_bytes()));
-        let request = front.request(pairs, cost).map_err(|bad| Problem::of(bad, ""))?;
+        let asked = query::request(query)?;
+        attributes.extend(asked.attributes);
+        let pairs = attributes.iter().map(|(name, value)| (&**name, &**value));
+        let request = front.request(pairs, asked.cost.unwrap_or(1)).map_err(|bad| Problem::of(bad, ""))?;
         let caller = front.observer().caller(observe::Door::AuthRequest, headers);
         let decisions = front.decide(caller, Verb::Check, &request).await;
 
@@ -168,19 +167,6 @@ fn one<'h>(
         return Err(wrong("is not there; let the proxy send it, or write `none` for the attribute"));
     }
     Ok(value)
-}
-
-fn text<'h>(
-    attribute: &Attribute,
-    name: &HeaderName,
-    headers: &'h HeaderMap,
-) -> Result<Option<&'h str>, Problem> {
-    let Some(value) = one(attribute, name, headers)? else { return Ok(None) };
-    std::str::from_utf8(value.as_bytes()).map(Some).map_err(|_| {
-        let detail =
-            format!("attribute `{}` is read from the header `{name}`, which is not UTF-8", attribute.name);
-        Problem::field(name.as_str(), detail)
-    })
 }
 
 fn wrong_method<B>(request: &Request<B>) -> Response<Full<Bytes>> {

@@ -23,7 +23,7 @@ use crate::observe::Door;
 use crate::store;
 use body::{Ask, Batch, MAX_BATCH, MAX_BATCH_BODY, MAX_BODY};
 
-pub(crate) use body::{parse as parse_body, read as read_body};
+pub(crate) use body::{members as parse_members, parse as parse_body, read as read_body};
 
 mod answer;
 mod body;

@@ -1,37 +1,42 @@
 //! Paths: a request's path as the servers behind a proxy will read it.
 //!
 //! A client spells one path in many ways, and a proxy hands the spelling on: `/%6Cogin`, `//login` and `/x/../login` must
-//! not be other paths than `/login` to a limit on it. What is no UTF-8 once decoded becomes U+FFFD.
+//! not be other paths than `/login` to a limit on it. Bytes that are not UTF-8 stay as they are: two of them are two paths.
 
-use percent_encoding::percent_decode_str;
+use percent_encoding::percent_decode;
 
 /// The path of a request's target, without query and fragment.
-pub(super) fn of(target: &[u8]) -> String {
-    let target = String::from_utf8_lossy(target);
-    let target = target.split(['?', '#']).next().unwrap_or_default();
-    // The absolute form, `http://host/path`.
-    let target = match target.split_once("://") {
-        Some((scheme, rest)) if !scheme.contains('/') => rest.find('/').map_or("", |at| &rest[at..]),
-        _ => target,
-    };
-    let decoded = percent_decode_str(target).decode_utf8_lossy();
-    let mut path = String::with_capacity(decoded.len() + 1);
+pub(super) fn of(target: &[u8]) -> Vec<u8> {
+    let end = target.iter().position(|byte| matches!(byte, b'?' | b'#')).unwrap_or(target.len());
+    let target = without_origin(&target[..end]);
+    let decoded: Vec<u8> = percent_decode(target).collect();
+    let mut path = Vec::with_capacity(decoded.len() + 1);
     let mut is_folder = false;
-    for segment in decoded.split('/') {
-        is_folder = matches!(segment, "" | "." | "..");
+    for segment in decoded.split(|byte| *byte == b'/') {
+        is_folder = matches!(segment, b"" | b"." | b"..");
         match segment {
-            "" | "." => {}
-            ".." => path.truncate(path.rfind('/').unwrap_or(0)),
+            b"" | b"." => {}
+            b".." => path.truncate(path.iter().rposition(|byte| *byte == b'/').unwrap_or(0)),
             segment => {
-                path.push('/');
-                path.push_str(segment);
+                path.push(b'/');
+                path.extend_from_slice(segment);
             }
         }
     }
     if is_folder {
-        path.push('/');
+        path.push(b'/');
     }
     path
+}
+
+/// What follows the host in the absolute form, `http://host/path`; all of a target in another form.
+fn without_origin(target: &[u8]) -> &[u8] {
+    let Some(at) = target.windows(3).position(|bytes| bytes == b"://") else { return target };
+    if target[..at].contains(&b'/') {
+        return target;
+    }
+    let rest = &target[at + 3..];
+    rest.iter().position(|byte| *byte == b'/').map_or(b"", |at| &rest[at..])
 }
 
 #[cfg(test)]
@@ -60,10 +65,17 @@ mod tests {
             ("/a%2Fb%3Fc", "/a/b?c"),
             ("/go?to=http://x/y", "/go"),
             ("/go/http://x", "/go/http:/x"),
-            ("/caf%C3%A9/%FF%", "/café/\u{FFFD}%"),
+            ("/caf%C3%A9/%", "/café/%"),
         ] {
-            assert_eq!(of(target.as_bytes()), path, "{target}");
+            assert_eq!(of(target.as_bytes()), path.as_bytes(), "{target}");
         }
-        assert_eq!(of(b"/\xff"), "/\u{FFFD}");
+    }
+
+    /// Two files whose names differ in one byte must not share a limit because the byte is not text.
+    #[test]
+    fn bytes_that_are_not_text_stay_as_they_are() {
+        assert_eq!(of(b"/%F1"), b"/\xf1");
+        assert_eq!(of(b"/\xf2/../\xf3"), b"/\xf3");
+        assert_ne!(of(b"/%F1"), of(b"/%F2"));
     }
 }

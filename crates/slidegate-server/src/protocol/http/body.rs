@@ -8,11 +8,13 @@ use axum::body::Bytes;
 use axum::http::StatusCode;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Body;
-use serde::de::{Deserializer, MapAccess, Visitor};
+use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, de};
+use serde_json::{Map, Value};
 
 use crate::front::{Front, MAX_ATTRIBUTES, MAX_COST, is_told};
 use crate::protocol::problem::Problem;
+use crate::protocol::query;
 use slidegate::{PolicySet, Request};
 
 /// Largest body of one request: its attributes at their longest would not fit, real ones fit a hundred times.
@@ -54,7 +56,7 @@ pub(super) struct Batch<'a> {
 
 /// Names and values in the order they were sent.
 #[derive(Debug, Default)]
-pub(super) struct Attributes<'a>(Vec<(Cow<'a, str>, Cow<'a, str>)>);
+pub(super) struct Attributes<'a>(Vec<(Cow<'a, str>, Cow<'a, [u8]>)>);
 
 #[derive(Debug, Clone, Copy)]
 struct Cost(u64);
@@ -68,21 +70,14 @@ impl Default for Cost {
 impl<'a> Ask<'a> {
     /// Reads a query string: every pair is an attribute but `cost`.
     pub(super) fn from_query(query: &'a str) -> Result<Self, Problem> {
-        let mut ask =
-            Self { attributes: Attributes::default(), cost: Cost::default(), policy: None, place: "" };
-        for (name, value) in form_urlencoded::parse(query.as_bytes()) {
-            if name == "cost" {
-                ask.cost = Cost(value.parse().map_err(|_| Problem::cost(&value, MAX_COST))?);
-            } else {
-                ask.attributes.0.push((name, value));
-            }
-        }
-        Ok(ask)
+        let query::Asked { attributes, cost } = query::request(query)?;
+        let cost = cost.map_or_else(Cost::default, Cost);
+        Ok(Self { attributes: Attributes(attributes), cost, policy: None, place: "" })
     }
 
     /// The request that this asks about.
     pub(super) fn request<'r>(&'r self, front: &Front) -> Result<Request<'r>, Problem> {
-        let attributes = self.attributes.0.iter().map(|(name, value)| (&**name, value.as_bytes()));
+        let attributes = self.attributes.0.iter().map(|(name, value)| (&**name, &**value));
         let request = front.request(attributes, self.cost.0).map_err(|bad| Problem::of(bad, self.place))?;
         let Some(Text(name)) = &self.policy else { return Ok(request) };
         can_decide(&front.policies(), name, &request)?;
@@ -159,6 +154,78 @@ pub(crate) fn parse<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Proble
     Ok(parsed)
 }
 
+/// Reads a JSON object of any members, none of which may stand twice at any depth: readers of JSON disagree on which of two
+/// counts.
+pub(crate) fn members(bytes: &[u8]) -> Result<Map<String, Value>, Problem> {
+    match parse(bytes)? {
+        Unique(Value::Object(members)) => Ok(members),
+        Unique(_) => Err(Problem::field("body", "the body is no JSON object")),
+    }
+}
+
+/// A JSON value in which no object has a member twice.
+struct Unique(Value);
+
+impl<'de> Deserialize<'de> for Unique {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Any;
+
+        impl<'de> Visitor<'de> for Any {
+            type Value = Unique;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a JSON value")
+            }
+
+            fn visit_unit<E: de::Error>(self) -> Result<Unique, E> {
+                Ok(Unique(Value::Null))
+            }
+
+            fn visit_bool<E: de::Error>(self, flag: bool) -> Result<Unique, E> {
+                Ok(Unique(flag.into()))
+            }
+
+            fn visit_u64<E: de::Error>(self, number: u64) -> Result<Unique, E> {
+                Ok(Unique(number.into()))
+            }
+
+            fn visit_i64<E: de::Error>(self, number: i64) -> Result<Unique, E> {
+                Ok(Unique(number.into()))
+            }
+
+            fn visit_f64<E: de::Error>(self, number: f64) -> Result<Unique, E> {
+                Ok(Unique(number.into()))
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Unique, E> {
+                Ok(Unique(text.into()))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Unique, A::Error> {
+                let mut values = Vec::new();
+                while let Some(Unique(value)) = list.next_element()? {
+                    values.push(value);
+                }
+                Ok(Unique(values.into()))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Unique, A::Error> {
+                let mut members = Map::new();
+                while let Some((name, Unique(value))) = map.next_entry::<String, Unique>()? {
+                    if members.contains_key(&name) {
+                        let name = name.escape_debug();
+                        return Err(de::Error::custom(format_args!("duplicate field `{name}`")));
+                    }
+                    members.insert(name, value);
+                }
+                Ok(Unique(members.into()))
+            }
+        }
+
+        deserializer.deserialize_any(Any)
+    }
+}
+
 impl<'de: 'a, 'a> Deserialize<'de> for Attributes<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Pairs;
@@ -175,7 +242,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Attributes<'a> {
                 while let Some((Text(name), Text(value))) = map.next_entry()? {
                     // One too many is kept, for the front to refuse by name; a flood is not.
                     if pairs.len() <= MAX_ATTRIBUTES {
-                        pairs.push((name, value));
+                        pairs.push((name, into_bytes(value)));
                     }
                 }
                 Ok(Attributes(pairs))
@@ -183,6 +250,14 @@ impl<'de: 'a, 'a> Deserialize<'de> for Attributes<'a> {
         }
 
         deserializer.deserialize_map(Pairs)
+    }
+}
+
+/// The bytes of a text, without a copy.
+fn into_bytes(text: Cow<'_, str>) -> Cow<'_, [u8]> {
+    match text {
+        Cow::Borrowed(text) => Cow::Borrowed(text.as_bytes()),
+        Cow::Owned(text) => Cow::Owned(text.into_bytes()),
     }
 }
 

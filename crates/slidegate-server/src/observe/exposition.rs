@@ -1,0 +1,270 @@
+//! The two text formats of metrics, and which one a scraper asks for.
+//!
+//! The page is written as OpenMetrics. Whoever does not ask for that gets the older text format made of it, in which a
+//! counter's family has the name of its samples and there is neither a unit nor an end.
+
+use axum::http::{HeaderMap, HeaderValue, header};
+
+/// A format of the page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Format {
+    /// Prometheus text format 0.0.4, which every scraper and every person can read.
+    Text,
+    /// OpenMetrics 1.0.0.
+    OpenMetrics,
+    /// The draft of it that older Prometheus servers ask for; our page is the same in both.
+    OpenMetricsDraft,
+}
+
+/// How well a format suits what is asked for. Later fields decide where earlier ones are equal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+struct Fit {
+    /// In thousandths, 0 if the format is not wanted.
+    quality: u16,
+    specificity: Specificity,
+}
+
+/// How closely a media range names a format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+enum Specificity {
+    /// `*/*`
+    #[default]
+    Anything,
+    /// `text/*`
+    Type,
+    /// The format itself.
+    Exact,
+}
+
+impl Format {
+    /// The format that suits the `Accept` header best, by RFC 9110, section 12.5.1. OpenMetrics has to be wanted more than
+    /// the text format, or as much and by name; where neither is acceptable the answer is text, as it is from other
+    /// programs that Prometheus scrapes.
+    pub(super) fn wanted(headers: &HeaderMap) -> Self {
+        let ranges: Vec<_> = headers
+            .get_all(header::ACCEPT)
+            .iter()
+            .filter_map(|value| value.to_str().ok())
+            .flat_map(|value| value.split(','))
+            .filter_map(MediaRange::read)
+            .collect();
+        let text = Self::Text.fit(&ranges);
+        let metrics = [Self::OpenMetrics, Self::OpenMetricsDraft].map(|format| (format.fit(&ranges), format));
+        let (fit, format) = if metrics[1].0.quality > metrics[0].0.quality { metrics[1] } else { metrics[0] };
+        let by_name = fit.quality == text.quality && fit.quality > 0 && fit.specificity == Specificity::Exact;
+        if fit.quality > text.quality || by_name { format } else { Self::Text }
+    }
+
+    /// The most specific range that covers the format says how much it is wanted.
+    fn fit(self, ranges: &[MediaRange<'_>]) -> Fit {
+        let fits = ranges
+            .iter()
+            .filter_map(|range| Some(Fit { quality: range.quality, specificity: range.covers(self)? }));
+        fits.max_by_key(|fit| (fit.specificity, fit.quality)).unwrap_or_default()
+    }
+
+    /// Type, subtype and version.
+    fn name(self) -> (&'static str, &'static str, &'static str) {
+        match self {
+            Self::Text => ("text", "plain", "0.0.4"),
+            Self::OpenMetrics => ("application", "openmetrics-text", "1.0.0"),
+            Self::OpenMetricsDraft => ("application", "openmetrics-text", "0.0.1"),
+        }
+    }
+
+    /// The media type of an answer.
+    pub(super) fn media_type(self) -> HeaderValue {
+        HeaderValue::from_static(match self {
+            Self::Text => "text/plain; version=0.0.4; charset=utf-8",
+            Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            Self::OpenMetricsDraft => "application/openmetrics-text; version=0.0.1; charset=utf-8",
+        })
+    }
+
+    /// A page of OpenMetrics in this format.
+    pub(super) fn write(self, page: String) -> String {
+        match self {
+            Self::Text => text_of(&page),
+            Self::OpenMetrics | Self::OpenMetricsDraft => page,
+        }
+    }
+}
+
+/// One element of an `Accept` header.
+#[derive(Debug)]
+struct MediaRange<'h> {
+    r#type: &'h str,
+    subtype: &'h str,
+    version: Option<&'h str>,
+    /// In thousandths.
+    quality: u16,
+}
+
+impl<'h> MediaRange<'h> {
+    /// `None` for an element that is malformed, which then says nothing.
+    fn read(element: &'h str) -> Option<Self> {
+        let mut parts = element.split(';').map(str::trim);
+        let (r#type, subtype) = parts.next()?.split_once('/')?;
+        let mut range = Self { r#type, subtype, version: None, quality: 1000 };
+        for part in parts {
+            let Some((name, value)) = part.split_once('=') else { continue };
+            let (name, value) = (name.trim(), value.trim().trim_matches('"'));
+            if name.eq_ignore_ascii_case("q") {
+                range.quality = thousandths(value)?;
+            } else if name.eq_ignore_ascii_case("version") {
+                range.version = Some(value);
+            }
+        }
+        Some(range)
+    }
+
+    /// How closely it names a format, if it covers that. Without a version every version is meant, of which we have one.
+    fn covers(&self, format: Format) -> Option<Specificity> {
+        let (r#type, subtype, version) = format.name();
+        if (self.r#type, self.subtype) == ("*", "*") {
+            return Some(Specificity::Anything);
+        }
+        if !self.r#type.eq_ignore_ascii_case(r#type) {
+            return None;
+        }
+        if self.subtype == "*" {
+            return Some(Specificity::Type);
+        }
+        let is_it =
+            self.subtype.eq_ignore_ascii_case(subtype) && self.version.is_none_or(|one| one == version);
+        is_it.then_some(Specificity::Exact)
+    }
+}
+
+/// A weight such as `0.25`: 0 to 1 with up to three decimals.
+fn thousandths(text: &str) -> Option<u16> {
+    let (whole, decimals) = text.split_once('.').unwrap_or((text, ""));
+    if decimals.len() > 3 || !decimals.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let decimals: u16 = format!("{decimals:0<3}").parse().ok()?;
+    match whole {
+        "0" => Some(decimals),
+        "1" if decimals == 0 => Some(1000),
+        _ => None,
+    }
+}
+
+/// OpenMetrics as text format 0.0.4: `# TYPE` and `# HELP` name what the samples are called, types that it does not have get
+/// the nearest one, and `# UNIT` and `# EOF` are left out.
+fn text_of(page: &str) -> String {
+    let mut text = String::with_capacity(page.len() + page.len() / 16);
+    let mut help: Option<(&str, &str)> = None;
+    for line in page.lines() {
+        if let Some((name, words)) = line.strip_prefix("# HELP ").and_then(|rest| rest.split_once(' ')) {
+            // What samples are called depends on the type, which stands in the next line.
+            help = Some((name, words));
+        } else if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' '))
+        {
+            let (suffix, kind) = match kind {
+                "counter" => ("_total", "counter"),
+                "info" => ("_info", "gauge"),
+                "unknown" => ("", "untyped"),
+                kind => ("", kind),
+            };
+            if let Some((_, words)) = help.take().filter(|(of, _)| *of == name) {
+                text.extend(["# HELP ", name, suffix, " ", &words.replace("\\\"", "\""), "\n"]);
+            }
+            text.extend(["# TYPE ", name, suffix, " ", kind, "\n"]);
+        } else if !line.starts_with('#') {
+            text.extend([line, "\n"]);
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PROMETHEUS_3: &str = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,\
+        application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,\
+        text/plain;version=0.0.4;q=0.3,*/*;q=0.2";
+    const PROMETHEUS_2: &str =
+        "application/openmetrics-text; version=0.0.1,text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
+
+    /// A scraper that gets a format it did not ask for drops the whole page, and every alert with it.
+    #[test]
+    fn the_format_is_the_one_that_is_wanted_most() {
+        use Format::{OpenMetrics, OpenMetricsDraft, Text};
+        for (accept, format) in [
+            ("", Text),
+            ("*/*", Text),
+            ("text/plain", Text),
+            ("text/plain; version=0.0.4", Text),
+            ("text/*", Text),
+            ("text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8", Text),
+            ("application/json", Text),
+            ("application/openmetrics-text", OpenMetrics),
+            ("Application/OpenMetrics-Text; Version=\"1.0.0\"", OpenMetrics),
+            ("application/*", OpenMetrics),
+            (PROMETHEUS_3, OpenMetrics),
+            (PROMETHEUS_2, OpenMetricsDraft),
+            ("application/openmetrics-text, text/plain", OpenMetrics),
+            ("application/openmetrics-text;q=0.5, text/plain", Text),
+            ("application/openmetrics-text;q=0.5, text/plain;q=0.4", OpenMetrics),
+            ("application/openmetrics-text;q=0.5, */*", Text),
+            ("application/openmetrics-text, */*;q=0.1", OpenMetrics),
+            ("application/openmetrics-text;q=0, */*", Text),
+            ("text/plain;q=0, */*", OpenMetrics),
+            ("text/plain;q=0, application/openmetrics-text;q=0.001", OpenMetrics),
+            ("application/openmetrics-text; version=2.0.0", Text),
+            ("text/plain; version=1.0.0, application/openmetrics-text;q=0.1", OpenMetrics),
+            ("application/openmetrics-text;q=1.5", Text),
+            ("application/openmetrics-text;q=x, nonsense, ;", Text),
+        ] {
+            let mut headers = HeaderMap::new();
+            if !accept.is_empty() {
+                headers.insert(header::ACCEPT, HeaderValue::from_static(accept));
+            }
+            assert_eq!(Format::wanted(&headers), format, "{accept}");
+        }
+        // Two fields are one list.
+        let mut headers = HeaderMap::new();
+        headers.append(header::ACCEPT, HeaderValue::from_static("text/plain;q=0.1"));
+        headers.append(header::ACCEPT, HeaderValue::from_static("application/openmetrics-text;q=0.2"));
+        assert_eq!(Format::wanted(&headers), OpenMetrics);
+    }
+
+    /// A reader of the text format takes a counter's type from the name that its samples have.
+    #[test]
+    fn the_text_format_names_families_as_their_samples() {
+        let page = "\
+# HELP slidegate_build What \\\"runs\\\".
+# TYPE slidegate_build info
+slidegate_build_info{version=\"1\"} 1
+# HELP slidegate_start_time_seconds When.
+# TYPE slidegate_start_time_seconds gauge
+# UNIT slidegate_start_time_seconds seconds
+slidegate_start_time_seconds 1.5
+# HELP slidegate_checks Checks.
+# TYPE slidegate_checks counter
+slidegate_checks_total{policy=\"a # b\"} 3
+# HELP ratelimit_hits Hits.
+# TYPE ratelimit_hits unknown
+ratelimit_hits 4
+# EOF
+";
+        let text = "\
+# HELP slidegate_build_info What \"runs\".
+# TYPE slidegate_build_info gauge
+slidegate_build_info{version=\"1\"} 1
+# HELP slidegate_start_time_seconds When.
+# TYPE slidegate_start_time_seconds gauge
+slidegate_start_time_seconds 1.5
+# HELP slidegate_checks_total Checks.
+# TYPE slidegate_checks_total counter
+slidegate_checks_total{policy=\"a # b\"} 3
+# HELP ratelimit_hits Hits.
+# TYPE ratelimit_hits untyped
+ratelimit_hits 4
+";
+        assert_eq!(Format::Text.write(page.to_owned()), text);
+        assert_eq!(Format::OpenMetrics.write(page.to_owned()), page);
+    }
+}
