@@ -11,31 +11,27 @@ use axum::routing::{delete, get, post};
 use serde::Serialize;
 use slidegate::{Clock, SystemClock, Timestamp};
 
-use crate::config::Token;
+use crate::access;
 use crate::control::Control;
 use crate::front::Front;
 use crate::observe;
 use crate::protocol::routes::Routes;
 
 mod added;
-mod guard;
 mod keys;
 mod policies;
 mod reply;
+mod reset;
 mod shadows;
 mod status;
-pub(crate) mod tokens;
 
 /// What the routes stand on.
 #[derive(Debug)]
 pub(crate) struct Admin {
     pub(crate) front: Arc<Front>,
     pub(crate) control: Control,
-    /// Where the service listens for what is asked here.
-    listen: SocketAddr,
     /// Everywhere that it listens.
     listeners: Vec<Listener>,
-    tokens: Mutex<Arc<[Token]>>,
     loaded: Mutex<Loaded>,
     /// When the service started, by `clock`.
     started_at: Timestamp,
@@ -70,46 +66,30 @@ pub(crate) struct Loaded {
 
 impl Admin {
     /// `others` are the listeners beside `listen`, which serves the routes.
-    pub(crate) fn new(
-        front: Arc<Front>,
-        listen: SocketAddr,
-        others: Vec<Listener>,
-        tokens: Vec<Token>,
-        loaded: Loaded,
-    ) -> Self {
+    pub(crate) fn new(front: Arc<Front>, listen: SocketAddr, others: Vec<Listener>, loaded: Loaded) -> Self {
         let clock = SystemClock::new();
         let own = Listener { door: "http", address: listen.to_string(), tls: false };
         front.observer().config_loaded(&loaded.hash);
         Self {
             control: Control::new(Arc::clone(&front)),
             front,
-            listen,
             listeners: [vec![own], others].concat(),
-            tokens: Mutex::new(tokens.into()),
             loaded: Mutex::new(loaded),
             started_at: clock.now(),
             clock,
         }
     }
 
-    /// Whether anybody can use the routes: with a token, or from this machine.
-    pub(crate) fn is_open(&self) -> bool {
-        self.listen.ip().is_loopback() || !self.tokens().is_empty()
-    }
-
-    /// Other tokens from now on.
-    pub(crate) fn set_tokens(&self, tokens: Vec<Token>) {
-        *self.tokens.lock().unwrap_or_else(PoisonError::into_inner) = tokens.into();
-    }
-
-    fn tokens(&self) -> Arc<[Token]> {
-        Arc::clone(&self.tokens.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
     /// What is known of the configuration's file, to be read or changed.
     pub(crate) fn loaded(&self) -> std::sync::MutexGuard<'_, Loaded> {
         self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// These routes behind what lets only those pass who may look.
+pub(crate) fn for_readers(front: &Arc<Front>, routes: Routes) -> Routes {
+    let readers = Arc::clone(front);
+    routes.behind(|router| router.route_layer(from_fn_with_state(readers, access::may_read)))
 }
 
 /// The routes, those of the observer included.
@@ -124,14 +104,14 @@ pub(crate) fn routes(admin: &Arc<Admin>) -> Routes {
     let changing = [
         ("/v1/policies/{name}", delete(policies::unset).put(policies::set)),
         ("/v1/policies/{name}/promote", post(policies::promote)),
+        ("/v1/policies/{name}/reset", post(reset::step)),
         ("/v1/keys/{policy}/{key}/{action}", post(keys::act)),
         ("/v1/changes/{id}/undo", post(policies::undo)),
     ];
-    let (readers, writers) = (Arc::clone(admin), Arc::clone(admin));
-    let reading = Routes::over(Arc::clone(admin), reading)
-        .and(observe::routes(Arc::clone(&admin.front)))
-        .behind(|router| router.route_layer(from_fn_with_state(readers, guard::may_read)));
+    let writers = Arc::clone(&admin.front);
+    let reading = Routes::over(Arc::clone(admin), reading).and(observe::routes(Arc::clone(&admin.front)));
+    let reading = for_readers(&admin.front, reading);
     let changing = Routes::over(Arc::clone(admin), changing)
-        .behind(|router| router.route_layer(from_fn_with_state(writers, guard::may_write)));
+        .behind(|router| router.route_layer(from_fn_with_state(writers, access::may_write)));
     reading.and(changing)
 }

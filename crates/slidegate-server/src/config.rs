@@ -35,7 +35,7 @@ use slidegate::headers::HeaderOptions;
 use slidegate::{MemoryStore, Policy, PolicySet, Quota};
 
 pub(crate) use added::Added;
-pub(crate) use admin::{Right, Token, is_name};
+pub(crate) use admin::{AccessRules, Right, Rights, Token, is_name};
 pub(crate) use auth::{Attribute, Auth, Denial, Mapping, Origin};
 pub(crate) use file::written;
 pub(crate) use grpc::{Grpc, GrpcTls};
@@ -81,8 +81,8 @@ pub(crate) struct Config {
     pub(crate) headers: HeaderOptions,
     /// What proxies send that ask before they pass a request on.
     pub(crate) auth: Auth,
-    /// Who may look at the service and change it, off loopback.
-    pub(crate) admin: Vec<Token>,
+    /// Who may look at the service, change it, and ask it for decisions.
+    pub(crate) admin: AccessRules,
     /// What is told of decisions.
     pub(crate) observe: Observe,
 }
@@ -113,7 +113,7 @@ impl Config {
         };
         let config = config.unwrap_or_else(|| Self {
             shared: outside.store(),
-            admin: outside.tokens.clone(),
+            admin: AccessRules { tokens: outside.tokens.clone(), ..AccessRules::default() },
             observe: Observe::without_file(outside),
             resp: outside.resp(),
             ..Self::default()
@@ -197,7 +197,7 @@ impl Default for Config {
             address_attributes: vec!["ip".to_owned()],
             headers: HeaderOptions::default(),
             auth: Auth::default(),
-            admin: Vec::new(),
+            admin: AccessRules::default(),
             observe: Observe::default(),
         }
     }

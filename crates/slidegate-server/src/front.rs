@@ -9,10 +9,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use slidegate::headers::HeaderOptions;
 use slidegate::{
-    Algorithm, Decisions, Error, KeyUse, MemoryStats, MemoryStore, Policy, PolicyDecision, PolicySet, Quota,
-    Request, Timestamp, Value, Verb,
+    Algorithm, Decisions, Error, KeyUse, MemoryStats, MemoryStore, Policy, PolicyDecision, PolicyReset,
+    PolicySet, Quota, Request, ResetCursor, Timestamp, Value, Verb,
 };
 
+use crate::access::Access;
 use crate::auth_attempts::AuthAttempts;
 use crate::config::{Added, Config, KeysShown, describe};
 use crate::control::{self, Base, Document, Folded};
@@ -25,6 +26,7 @@ use crate::store::{Shared, Store};
 #[derive(Debug)]
 pub(crate) struct Front {
     store: Store,
+    access: Access,
     /// Attributes whose text is an IP address.
     address_attributes: Vec<String>,
     headers: HeaderOptions,
@@ -35,7 +37,6 @@ pub(crate) struct Front {
     ready: AtomicBool,
     layers: Mutex<Layers>,
     shadows: Shadows,
-    auth_attempts: AuthAttempts,
 }
 
 /// What the policies in force are made of.
@@ -121,6 +122,7 @@ impl Front {
         let observer = Observer::new(config.observe, &policies)?;
         Ok(Self {
             store: Store::new(policies, memory, config.shared).map_err(said)?,
+            access: Access::new(config.listen, config.admin),
             address_attributes: config.address_attributes,
             headers: config.headers,
             observer,
@@ -128,7 +130,6 @@ impl Front {
             ready: AtomicBool::new(true),
             layers: Mutex::new(Layers { base, configured, ..Layers::default() }),
             shadows: Shadows::default(),
-            auth_attempts: AuthAttempts::default(),
         })
     }
 
@@ -473,6 +474,19 @@ impl Front {
         Ok(self.store.reset(&refused).await? || existed)
     }
 
+    /// One step of forgetting every key of a policy.
+    ///
+    /// # Errors
+    /// The cursor is that of another store, or a shared store did not answer in time.
+    pub(crate) async fn reset_policy_step(
+        &self,
+        policy: &str,
+        from: Option<&ResetCursor>,
+        keys: u64,
+    ) -> Result<PolicyReset, Error> {
+        self.store.reset_policy_step(policy, from, keys).await
+    }
+
     pub(crate) fn policies(&self) -> Arc<PolicySet> {
         self.store.policies()
     }
@@ -492,9 +506,14 @@ impl Front {
         self.store.shared()
     }
 
+    /// Who may ask for what.
+    pub(crate) fn access(&self) -> &Access {
+        &self.access
+    }
+
     /// What limits wrong passwords and tokens, for all protocols together.
     pub(crate) fn auth_attempts(&self) -> &AuthAttempts {
-        &self.auth_attempts
+        self.access.attempts()
     }
 
     /// What watches decisions.

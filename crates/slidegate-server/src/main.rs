@@ -5,6 +5,7 @@
 
 use std::process::ExitCode;
 
+mod access;
 mod admin;
 mod auth_attempts;
 mod cli;

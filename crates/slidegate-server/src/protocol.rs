@@ -15,6 +15,7 @@ use hyper::body::Incoming;
 use hyper::service::Service as _;
 use hyper_util::service::TowerToHyperService;
 
+use crate::access::{Action, Peer};
 use crate::config::Auth;
 use crate::front::Front;
 use crate::listener::Answers;
@@ -47,14 +48,22 @@ impl Doors {
     }
 
     /// Answers a request from this peer.
-    pub(crate) async fn answer(&self, peer: IpAddr, request: Request<Incoming>) -> Answer {
+    pub(crate) async fn answer(&self, peer: IpAddr, mut request: Request<Incoming>) -> Answer {
         let path = request.uri().path();
         if path == http::CHECK && request.method() == Method::POST {
+            if let Err(problem) = self.front.access().decision(request.headers(), Action::Decide, Some(peer))
+            {
+                return problem.response().map(Either::Left);
+            }
             return http::check(&self.front, request).await.map(Either::Left);
         }
         if let Some(proxy) = auth_request::proxy(path) {
+            if let Err(problem) = self.front.access().proxy(request.headers(), peer) {
+                return problem.response().map(Either::Left);
+            }
             return self.auth.answer(&self.front, peer, proxy, &request).await.map(Either::Left);
         }
+        request.extensions_mut().insert(Peer(peer));
         let Ok(answer) = self.routes.call(request).await.map_err(|never: Infallible| match never {});
         answer.map(Either::Right)
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 use slidegate::{
     BreakerState, Decisions, Error, FailureKind, Gate, KeyUse, MemoryStats, MemoryStore, NodeState, Note,
-    NoteId, Policy, PolicySet, Request, SharedGate, SharedStats, Source, Verb,
+    NoteId, Policy, PolicyReset, PolicySet, Request, ResetCursor, SharedGate, SharedStats, Source, Verb,
 };
 
 use crate::config::{Counted, SharedStore};
@@ -134,6 +134,22 @@ impl Store {
         match self {
             Self::Memory(gate) => Ok(gate.reset(request)),
             Self::Shared(shared) => shared.reset(request).await,
+        }
+    }
+
+    /// One step of forgetting every key of a policy.
+    ///
+    /// # Errors
+    /// The cursor is that of another store, or a shared store did not answer in time.
+    pub(crate) async fn reset_policy_step(
+        &self,
+        policy: &str,
+        from: Option<&ResetCursor>,
+        keys: u64,
+    ) -> Result<PolicyReset, Error> {
+        match self {
+            Self::Memory(gate) => gate.reset_policy_step(policy, from, keys),
+            Self::Shared(shared) => shared.gate.reset_policy_step(policy, from, keys).await,
         }
     }
 

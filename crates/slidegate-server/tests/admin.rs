@@ -86,7 +86,10 @@ fn a_token_is_needed_and_permits_what_it_says_and_is_never_logged() {
         assert_eq!(server.change(method, &path, &[], "{}").status, 401, "{path}");
         let refused = with(method, &path, &reader);
         assert_eq!(refused.status, 403);
-        assert_eq!(refused.json()["detail"], "token `read` may read and this needs one that may write");
+        assert_eq!(
+            refused.json()["detail"],
+            "token `read` has the scope `read` and this needs `write`; make another with `slidegate token new --scope write`"
+        );
     }
     assert_eq!(check(&server, "alice").status, 200);
     assert_eq!(with("POST", &format!("{ALICE}/reset"), &writer).status, 200);
@@ -459,6 +462,37 @@ fn while_the_store_is_away_nothing_is_changed_and_what_was_stays() {
     assert_eq!(server.get("/v1/policies").json()["policies"][0]["limit"], 9);
     let refused = server.change("PUT", "/v1/policies/per-user", &[], r#"{"limit":1}"#);
     assert_eq!(refused.status, 409, "{}", refused.body);
+}
+
+/// An instance that still remembers denials would go on denying who was given a fresh start.
+#[test]
+fn a_policy_is_reset_for_all_instances_on_a_store() {
+    let redis = Redis::start();
+    redis.admin(&["ACL", "SETUSER", "slidegate", "+scan", "+dbsize"]);
+    let folder = Folder::new("admin-reset");
+    let config = format!("{POLICY}store: {{redis: '{}', deadline: 10s}}\n", redis.url_as_user());
+    let config = folder.file("slidegate.yaml", config);
+    let (one, two) = (Server::start(&["--config", &config]), Server::start(&["--config", &config]));
+    let source = |server: &Server| check(server, "alice").json()["source"].clone();
+    for user in ["alice", "bob", "carol"] {
+        assert_eq!([(); 3].map(|()| check(&one, user).status), [200, 200, 429], "{user}");
+    }
+    until_true("the other one remembers the denial", || source(&two) == "remembered");
+    assert_eq!(
+        said(&one, &["policy", "reset", "per-user", "--yes"]),
+        "per-user: 3 keys are forgotten, which were all"
+    );
+    until_true("the denial has ended there as well", || check(&two, "alice").status == 200);
+    assert_eq!(check(&one, "bob").status, 200);
+
+    redis.admin(&["ACL", "SETUSER", "slidegate", "-scan"]);
+    let refused = command(&one, &["policy", "reset", "per-user", "--yes"]);
+    assert_eq!(refused.status.code(), Some(2));
+    let told = text(&refused.stderr);
+    assert!(
+        told.starts_with("503: ") && told.contains("scan") && told.contains("send the same step"),
+        "{told}"
+    );
 }
 
 /// Where another attribute places keys, a key that is looked for elsewhere would be shown as unused, and reset in vain.

@@ -263,7 +263,7 @@ fn bad_input_is_refused_by_name_and_charges_nothing() {
         server.post("/v1/check/batch", r#"{"requests":[{"attributes":{}},{"attributes":{"user":7}}]}"#);
     assert_eq!((batch.status, &batch.json()["field"]), (400, &json!("requests[1].attributes.user")));
     let invalid = server.raw(
-        b"POST /v1/check HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 3\r\n\r\n\xff\xfe\x00",
+        b"POST /v1/check HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 3\r\n\r\n\xff\xfe\x00",
     );
     assert!(invalid.starts_with("HTTP/1.1 400"), "{invalid}");
     let cost = server.get("/v1/check?user=a&cost=-1");
@@ -463,7 +463,7 @@ fn a_check_with_an_id_is_charged_once_however_often_it_is_sent() {
     // The connection ends before the answer is read.
     let body = alice(2);
     let request = format!(
-        "POST /v1/check HTTP/1.1\r\nhost: x\r\nidempotency-key: order-1\r\ncontent-length: {}\r\n\r\n{body}",
+        "POST /v1/check HTTP/1.1\r\nhost: localhost\r\nidempotency-key: order-1\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     );
     std::io::Write::write_all(&mut server.connect(), request.as_bytes()).unwrap();

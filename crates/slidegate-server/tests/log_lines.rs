@@ -71,10 +71,10 @@ fn collect(folder: &Path, prefix: &str, found: &mut BTreeSet<String>) {
         let name = format!("{prefix}{}", path.file_name().unwrap().to_str().unwrap());
         if path.is_dir() {
             collect(&path, &format!("{name}/"), found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            if lines(&fs::read_to_string(&path).unwrap()) > 0 {
-                found.insert(name);
-            }
+        } else if path.extension().is_some_and(|extension| extension == "rs")
+            && lines(&fs::read_to_string(&path).unwrap()) > 0
+        {
+            found.insert(name);
         }
     }
 }

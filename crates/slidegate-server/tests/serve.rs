@@ -30,7 +30,7 @@ fn on_sigterm_an_open_request_is_answered_and_the_service_ends_well() {
     let mut stream = server.connect();
     let body = r#"{"attributes":{"user":"alice"}}"#;
     let head = format!(
-        "POST /v1/check HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: {}\r\n\r\n",
+        "POST /v1/check HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-length: {}\r\n\r\n",
         body.len()
     );
     stream.write_all(head.as_bytes()).unwrap();

@@ -9,8 +9,8 @@ use axum::response::Response;
 use serde_json::{Map, Value};
 
 use super::Admin;
-use super::guard::By;
 use super::policies::put_in_force;
+use crate::access::By;
 use crate::control::{Cause, Counting, Mode, Refusal, Terms, What};
 use crate::protocol::problem::Problem;
 

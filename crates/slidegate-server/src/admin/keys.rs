@@ -15,8 +15,8 @@ use slidegate::{
 };
 
 use super::Admin;
-use super::guard::By;
 use super::reply::{InPath, answer, audit, body};
+use crate::access::By;
 use crate::control::{KeyChange, KeyKind, KeyText, at_text, candidate_of, now_ms};
 use crate::front::MAX_COST;
 use crate::observe::{self, Door, Filter};

@@ -10,9 +10,9 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value, json};
 use slidegate::{Algorithm, Policy, PolicySet, Quota, millis_ceil};
 
-use super::guard::By;
 use super::reply::{InPath, answer, audit, body, bytes};
 use super::{Admin, added};
+use crate::access::By;
 use crate::control::{
     CANDIDATE, Cause, Change, Counting, Document, Mode, Refusal, Terms, What, at_text, candidate_of,
 };

@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::guard::By;
+use crate::access::By;
 use crate::control::{Cause, Refusal};
 use crate::protocol::http::{parse_body, read_body};
 use crate::protocol::problem::Problem;

@@ -1,6 +1,7 @@
 //! Asking a running server: where it is, with which token, and how its answers are shown.
 //!
-//! A token is never an argument's value, which every user of the machine can read in the list of processes.
+//! A token is never an argument's value, which every user of the machine can read in the list of
+//! processes.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -21,7 +22,8 @@ pub(super) struct ServerArgs {
     /// The server.
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:7979", global = true)]
     url: String,
-    /// A file with the token. The variable `SLIDEGATE_TOKEN` holds the token itself. A server on loopback may need none.
+    /// A file with the token. The variable `SLIDEGATE_TOKEN` holds the token itself. A server on
+    /// loopback may need none.
     #[arg(long, value_name = "FILE", global = true)]
     token_file: Option<PathBuf>,
     /// How long to wait for the answer, in milliseconds.
@@ -64,7 +66,8 @@ impl ServerArgs {
             .map_err(|error| Failure(format!("{url} cannot be asked: {error}")))
     }
 
-    /// The value of the `Authorization` header, if there is a token: from the file, or from the environment.
+    /// The value of the `Authorization` header, if there is a token: from the file, or from the
+    /// environment.
     ///
     /// # Errors
     /// A file that cannot be read or holds no token, and a token that cannot stand in a header.

@@ -1,17 +1,20 @@
 //! `slidegate policy`: limits of a running server, and their changes.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value, json};
 
-use super::Failure;
 use super::ask::{AskArgs, Method, segment, window};
+use super::{Failure, output};
 use crate::config::one_line;
 
+/// Steps of a reset for each line about its progress where there is no terminal: some 100,000 keys.
+const STEPS_PER_LINE: u64 = 100;
 /// Largest file of one policy, in bytes. A server takes less.
 const MAX_FILE: u64 = 64 * 1024;
 
@@ -33,7 +36,8 @@ enum Mode {
 enum PolicyCommand {
     /// Lists policies as they are in force.
     List,
-    /// Changes a policy at once, on all instances, or with a scope adds one. What is not said stays, and usage is kept.
+    /// Changes a policy at once, on all instances, or with a scope adds one. What is not said
+    /// stays, and usage is kept.
     Set(Box<SetArgs>),
     /// Puts a policy back to what the configuration says, or takes one away that was added.
     Unset {
@@ -44,6 +48,15 @@ enum PolicyCommand {
     Promote {
         /// The policy's name.
         name: String,
+    },
+    /// Forgets what all keys of a policy have used, on all instances, step by step while decisions
+    /// go on.
+    Reset {
+        /// The policy's name.
+        name: String,
+        /// Do not ask first.
+        #[arg(long)]
+        yes: bool,
     },
     /// Lists changes, the newest first.
     History,
@@ -73,13 +86,15 @@ struct SetArgs {
     /// A quota to try beside it, on the same traffic; `none` ends one.
     #[arg(long, value_name = "QUOTA")]
     candidate: Option<String>,
-    /// Of a policy to be added: the attributes it counts by, such as `user,path`; `*` for one count of all requests.
+    /// Of a policy to be added: the attributes it counts by, such as `user,path`; `*` for one count
+    /// of all requests.
     #[arg(long, value_name = "ATTRIBUTES")]
     scope: Option<String>,
     /// Of a policy to be added: a condition, such as `path=/login`. May be given several times.
     #[arg(long, value_name = "NAME=VALUE", value_parser = super::values::attribute)]
     when: Vec<(String, String)>,
-    /// Of a policy to be added: a file with its keys, as the configuration has them, in YAML or JSON.
+    /// Of a policy to be added: a file with its keys, as the configuration has them, in YAML or
+    /// JSON.
     #[arg(long, value_name = "FILE")]
     from: Option<PathBuf>,
 }
@@ -148,6 +163,12 @@ pub(super) fn run(args: &PolicyCommands) -> Result<ExitCode, Failure> {
         PolicyCommand::Promote { name } => {
             ask.ask(Method::Post, &format!("{}/promote", place(name)), &json!({}))?
         }
+        PolicyCommand::Reset { name, yes } => {
+            confirm(name, *yes)?;
+            let answer = reset(ask, name)?;
+            ask.print(&answer, |answer| format!("{name}: {}", answer["done"].as_str().unwrap_or_default()))?;
+            return Ok(ExitCode::SUCCESS);
+        }
         PolicyCommand::Undo { id } => {
             let id = id.map_or_else(|| "last".to_owned(), |id| id.to_string());
             ask.ask(Method::Post, &format!("/v1/changes/{id}/undo"), &json!({}))?
@@ -158,6 +179,60 @@ pub(super) fn run(args: &PolicyCommands) -> Result<ExitCode, Failure> {
         format!("{}: {} (change {})", text("policy"), text("done"), answer["change"])
     })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Asks before every key of a policy is forgotten, unless `yes` was given.
+fn confirm(name: &str, yes: bool) -> Result<(), Failure> {
+    if yes {
+        return Ok(());
+    }
+    if !std::io::stdin().is_terminal() {
+        return Err(Failure(format!(
+            "this forgets what every key of policy `{name}` has used; give --yes to do it without being asked"
+        )));
+    }
+    output::print_error(format_args!(
+        "Forget what every key of policy `{name}` has used? Type yes to go on."
+    ));
+    let mut said = String::new();
+    std::io::stdin()
+        .read_line(&mut said)
+        .map_err(|error| Failure(format!("cannot read the answer: {error}")))?;
+    if said.trim() == "yes" { Ok(()) } else { Err(Failure("nothing was done".to_owned())) }
+}
+
+/// Makes step after step until there is none left, and says on standard error how far it is. Gives
+/// the last answer.
+fn reset(ask: &AskArgs, name: &str) -> Result<Value, Failure> {
+    let path = format!("/v1/policies/{}/reset", segment(name));
+    // On a terminal alone, and seldom enough to be read.
+    let bar = ProgressBar::no_length();
+    let style = "{msg} {wide_bar} {pos} of about {len} keys looked at";
+    bar.set_style(ProgressStyle::with_template(style).map_err(|error| Failure(error.to_string()))?);
+    let (mut step, mut steps, mut forgotten) = (json!({}), 0u64, 0);
+    loop {
+        let answer = ask.ask(Method::Post, &path, &step).map_err(|Failure(why)| {
+            let before =
+                if steps == 0 { String::new() } else { format!("; {forgotten} keys were forgotten before") };
+            Failure(format!("{why}{before}"))
+        })?;
+        steps += 1;
+        let number = |name: &str| answer[name].as_u64();
+        forgotten = number("forgotten").unwrap_or(0);
+        let scanned = number("scanned").unwrap_or(0);
+        bar.set_message(format!("{forgotten} forgotten"));
+        bar.set_length(number("keys").unwrap_or(scanned));
+        bar.set_position(scanned);
+        if bar.is_hidden() && steps.is_multiple_of(STEPS_PER_LINE) {
+            let line = format_args!("{name}: about {scanned} keys looked at, {forgotten} forgotten");
+            output::print_error(line);
+        }
+        if answer["cursor"].is_null() {
+            bar.finish_and_clear();
+            return Ok(answer);
+        }
+        step = json!({ "cursor": answer["cursor"] });
+    }
 }
 
 fn lines(list: &Value, line: impl Fn(&Value) -> String) -> String {

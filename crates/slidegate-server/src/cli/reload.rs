@@ -64,14 +64,14 @@ fn take(admin: &Admin, running: &Config, loaded: Loaded) -> Result<(), String> {
             "{differences} changed, which takes effect at the next start; restart the service to apply it"
         )
     });
-    let Config { policies, candidates, admin: tokens, observe, .. } = config;
+    let Config { policies, candidates, admin: rules, observe, .. } = config;
     let count = policies.iter().len();
     let observer = admin.front.observer();
     observer.show_keys(observe.keys_shown);
     // Goes through all keys in memory.
     tokio::task::block_in_place(|| admin.front.configure(Base { policies, candidates }))
         .map_err(|error| error.to_string())?;
-    admin.set_tokens(tokens);
+    admin.front.access().set(rules);
     {
         let mut known = admin.loaded();
         (known.hash, known.at, known.error) = (hash.clone(), SystemClock::new().now(), left.clone());

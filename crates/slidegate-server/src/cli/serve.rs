@@ -113,6 +113,8 @@ async fn serve(
         rules = Some(rls::Files { live, settings: settings.clone() });
     }
     let auth = config.auth.clone();
+    // With the port that it got, where that was left to the system.
+    let config = Config { listen: address, ..config };
     let front = Arc::new(Front::new(config).map_err(Failure)?);
     if let Some(watcher) = &files {
         let policies = watcher.policies().map_err(|refusal| Failure(refusal.to_string()))?;
@@ -140,8 +142,8 @@ async fn serve(
         at: SystemClock::new().now(),
         ..admin::Loaded::default()
     };
-    let admin = Arc::new(Admin::new(Arc::clone(&front), address, listeners, running.admin.clone(), known));
-    if !admin.is_open() {
+    let admin = Arc::new(Admin::new(Arc::clone(&front), address, listeners, known));
+    if !front.access().is_open() {
         tracing::warn!(
             %address,
             "the admin routes are off: the address is reachable from elsewhere and no token is configured; make one with \
@@ -159,7 +161,8 @@ async fn serve(
     let limits = Arc::new(rls::Limits::new(Arc::clone(&front), &grpc_settings, rules));
     let mut more = admin::routes(&admin).and(dashboard::routes());
     if has_rules {
-        more = more.and(rls::routes(Arc::clone(&limits)));
+        let config = admin::for_readers(&front, rls::config_routes(Arc::clone(&limits)));
+        more = more.and(rls::routes(Arc::clone(&limits))).and(config);
     }
     let doors = Arc::new(Doors::new(Arc::clone(&front), auth, more));
     let (stopping, stopped) = watch::channel(false);

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 
 use super::{Failure, output};
-use crate::admin::tokens;
-use crate::config::{Right, is_name};
+use crate::access::tokens;
+use crate::config::{Right, Rights, is_name};
 
 #[derive(Debug, Args)]
 pub(super) struct TokenArgs {
@@ -21,9 +21,9 @@ enum TokenCommand {
         /// Who it is for. The log says so beside every change.
         #[arg(long, default_value = "ops", value_parser = name)]
         name: String,
-        /// What it permits.
-        #[arg(long, value_enum, default_value_t = Right::Write)]
-        scope: Right,
+        /// What it permits; several are joined by commas, such as `read,decide`.
+        #[arg(long, value_enum, value_delimiter = ',', default_value = "write")]
+        scope: Vec<Right>,
     },
 }
 
@@ -34,11 +34,12 @@ fn name(text: &str) -> Result<String, String> {
 pub(super) fn run(args: &TokenArgs) -> Result<ExitCode, Failure> {
     let TokenCommand::New { name, scope } = &args.command;
     let (token, sha256) = tokens::make().map_err(Failure)?;
-    let scope = scope.name();
+    let rights = Rights::of(scope.iter().copied());
+    let scope = rights.listed();
     output::print(format_args!(
         "token         {token}\n\
          configuration admin: {{tokens: [{{name: {name}, scope: {scope}, sha256: {sha256}}}]}}\n\
-         environment   SLIDEGATE_ADMIN_TOKENS={name}:{scope}:{sha256}"
+         environment   SLIDEGATE_ADMIN_TOKENS={name}:{rights}:{sha256}"
     ))?;
     Ok(ExitCode::SUCCESS)
 }

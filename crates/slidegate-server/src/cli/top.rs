@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use serde::Deserialize;
 
-use super::{Failure, TopArgs, TopBy};
+use super::{Failure, TopArgs, TopBy, output};
 
 /// Longest answer: 1000 keys of 256 bytes, each of which JSON may write as six, and numbers beside them.
 const MAX_ANSWER: u64 = 4 << 20;
@@ -39,9 +39,9 @@ pub(super) fn run(args: &TopArgs) -> Result<ExitCode, Failure> {
     let agent = args.server.agent()?;
     let authorization = match &args.token {
         Some(token) => {
-            eprintln!(
+            output::print_error(
                 "warning: every user of this machine can read --token in the list of processes; set SLIDEGATE_TOKEN or \
-                 give --token-file"
+                 give --token-file",
             );
             Some(format!("Bearer {}", token.trim()))
         }

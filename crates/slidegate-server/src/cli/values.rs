@@ -125,7 +125,7 @@ mod tests {
             ("replay log --policy 1/1s --slack 1h", "--slack is `1h`; give a whole number, for example `10`".into()),
             (
                 "token new --scope all",
-                "--scope is `all`; give one of read, write".into(),
+                "--scope is `all`; give one of read, decide, write".into(),
             ),
         ] {
             let error = Cli::try_parse_from(["slidegate"].into_iter().chain(line.split(' '))).unwrap_err();

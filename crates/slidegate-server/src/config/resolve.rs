@@ -12,8 +12,8 @@ use slidegate::{Algorithm, MemoryStore, Policy, PolicySet, Quota, parse_window};
 use super::file::{Node, Shown, Value};
 use super::section::{Section, flag, text, whole, wrong};
 use super::{
-    Auth, Config, DEFAULT_LISTEN, DEFAULT_SHUTDOWN_GRACE, Findings, Outside, admin, auth, foreign, grpc,
-    observe, policy, resp, shared,
+    AccessRules, Auth, Config, DEFAULT_LISTEN, DEFAULT_SHUTDOWN_GRACE, Findings, Outside, admin, auth,
+    foreign, grpc, observe, policy, resp, shared,
 };
 use crate::front::is_told;
 
@@ -59,10 +59,11 @@ pub(super) fn config(root: &Node, outside: &Outside, findings: &mut Findings) ->
     }
     let (policies, candidates) = policies(&top, &address_attributes, outside, findings)
         .unwrap_or((defaults.policies, defaults.candidates));
-    let mut admin = section(&top, "admin", &["tokens"], "tokens: [...]", findings)
-        .map(|section| admin::tokens(&section, findings))
-        .unwrap_or_default();
-    admin.extend(outside.tokens.iter().cloned());
+    let has_open_port = resp.as_ref().is_some_and(|resp| resp.password.is_none());
+    let admin = match section(&top, "admin", &admin::KEYS, "tokens: [...]", findings) {
+        Some(section) => admin::rules(&section, &outside.tokens, has_open_port, findings),
+        None => AccessRules { tokens: outside.tokens.clone(), ..AccessRules::default() },
+    };
     let headers = headers(&top, findings);
     let told = section(&top, "observe", &observe::KEYS, "top: true", findings);
     let observe = observe::observe(told.as_ref(), &top, store.as_ref(), outside, findings);

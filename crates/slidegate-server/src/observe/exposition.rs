@@ -1,7 +1,8 @@
 //! The two text formats of metrics, and which one a scraper asks for.
 //!
-//! The page is written as OpenMetrics. Whoever does not ask for that gets the older text format made of it, in which a
-//! counter's family has the name of its samples and there is neither a unit nor an end.
+//! The page is written as `OpenMetrics`. Whoever does not ask for that gets the older text format
+//! made of it, in which a counter's family has the name of its samples and there is neither a unit
+//! nor an end.
 
 use axum::http::{HeaderMap, HeaderValue, header};
 
@@ -10,7 +11,7 @@ use axum::http::{HeaderMap, HeaderValue, header};
 pub(super) enum Format {
     /// Prometheus text format 0.0.4, which every scraper and every person can read.
     Text,
-    /// OpenMetrics 1.0.0.
+    /// `OpenMetrics` 1.0.0.
     OpenMetrics,
     /// The draft of it that older Prometheus servers ask for; our page is the same in both.
     OpenMetricsDraft,
@@ -37,9 +38,9 @@ enum Specificity {
 }
 
 impl Format {
-    /// The format that suits the `Accept` header best, by RFC 9110, section 12.5.1. OpenMetrics has to be wanted more than
-    /// the text format, or as much and by name; where neither is acceptable the answer is text, as it is from other
-    /// programs that Prometheus scrapes.
+    /// The format that suits the `Accept` header best, by RFC 9110, section 12.5.1. `OpenMetrics`
+    /// has to be wanted more than the text format, or as much and by name; where neither is
+    /// acceptable the answer is text, as it is from other programs that Prometheus scrapes.
     pub(super) fn wanted(headers: &HeaderMap) -> Self {
         let ranges: Vec<_> = headers
             .get_all(header::ACCEPT)
@@ -81,7 +82,7 @@ impl Format {
         })
     }
 
-    /// A page of OpenMetrics in this format.
+    /// A page of `OpenMetrics` in this format.
     pub(super) fn write(self, page: String) -> String {
         match self {
             Self::Text => text_of(&page),
@@ -118,7 +119,8 @@ impl<'h> MediaRange<'h> {
         Some(range)
     }
 
-    /// How closely it names a format, if it covers that. Without a version every version is meant, of which we have one.
+    /// How closely it names a format, if it covers that. Without a version every version is meant,
+    /// of which we have one.
     fn covers(&self, format: Format) -> Option<Specificity> {
         let (r#type, subtype, version) = format.name();
         if (self.r#type, self.subtype) == ("*", "*") {
@@ -150,8 +152,8 @@ fn thousandths(text: &str) -> Option<u16> {
     }
 }
 
-/// OpenMetrics as text format 0.0.4: `# TYPE` and `# HELP` name what the samples are called, types that it does not have get
-/// the nearest one, and `# UNIT` and `# EOF` are left out.
+/// `OpenMetrics` as text format 0.0.4: `# TYPE` and `# HELP` name what the samples are called,
+/// types that it does not have get the nearest one, and `# UNIT` and `# EOF` are left out.
 fn text_of(page: &str) -> String {
     let mut text = String::with_capacity(page.len() + page.len() / 16);
     let mut help: Option<(&str, &str)> = None;
@@ -188,7 +190,8 @@ mod tests {
     const PROMETHEUS_2: &str =
         "application/openmetrics-text; version=0.0.1,text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
 
-    /// A scraper that gets a format it did not ask for drops the whole page, and every alert with it.
+    /// A scraper that gets a format it did not ask for drops the whole page, and every alert with
+    /// it.
     #[test]
     fn the_format_is_the_one_that_is_wanted_most() {
         use Format::{OpenMetrics, OpenMetricsDraft, Text};

@@ -1,4 +1,4 @@
-//! Metrics: all that is counted, as OpenMetrics text.
+//! Metrics: all that is counted, as `OpenMetrics` text.
 //!
 //! Labels are names of policies, doors and nodes, whose number is bounded. A key is never one: clients choose those.
 //! What a dashboard or an alert may use is in this file, and a test holds those in `deploy/` against it.
@@ -31,7 +31,7 @@ pub(super) const OTHERS: &str = "~others";
 /// Most nodes of a shared store that are told of: a cluster's masters, of which more than a hundred are rare.
 const MOST_NODES: usize = 256;
 
-/// Everything that is counted, now, as OpenMetrics; [`Format`](super::exposition::Format) makes the older text of it.
+/// Everything that is counted, now, as `OpenMetrics`; [`Format`](super::exposition::Format) makes the older text of it.
 pub(super) fn page(front: &Arc<Front>) -> String {
     let mut registry = Registry::with_prefix("slidegate");
     registry.register_collector(Box::new(Scrape(Arc::clone(front))));

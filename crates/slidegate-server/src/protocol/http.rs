@@ -8,6 +8,7 @@ use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, Request as HttpRequest, StatusCode, Uri, header};
+use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response as HttpResponse};
 use axum::routing::{MethodRouter, get, post};
 use http_body_util::Full;
@@ -18,6 +19,7 @@ use slidegate::{Decisions, Request, Verb};
 use super::fields::{self, NO_STORE};
 use super::problem::{self, Problem};
 use super::routes::Routes;
+use crate::access;
 use crate::front::Front;
 use crate::observe::Door;
 use crate::store;
@@ -36,24 +38,37 @@ type Shared = State<Arc<Front>>;
 type Answered = Result<HttpResponse, Problem>;
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Every path and what it takes.
-fn table() -> [(&'static str, MethodRouter<Arc<Front>>); 9] {
+/// A path and what it takes.
+type Row = (&'static str, MethodRouter<Arc<Front>>);
+
+/// What decides.
+fn deciding() -> [Row; 3] {
     [
         (CHECK, get(check_by_query).post(check_routed)),
         ("/v1/check/batch", post(check_batch)),
         ("/v1/peek", post(peek)),
-        ("/v1/refund", post(refund)),
-        ("/v1/penalize", post(penalize)),
-        ("/v1/reset", post(reset)),
-        ("/healthz", get(healthz)),
-        ("/readyz", get(readyz)),
-        ("/openapi.json", get(openapi)),
     ]
+}
+
+/// What changes usage without deciding.
+fn adjusting() -> [Row; 3] {
+    [("/v1/refund", post(refund)), ("/v1/penalize", post(penalize)), ("/v1/reset", post(reset))]
+}
+
+/// What anybody may ask: it says nothing of limits, keys or clients.
+fn open() -> [Row; 3] {
+    [("/healthz", get(healthz)), ("/readyz", get(readyz)), ("/openapi.json", get(openapi))]
 }
 
 /// The routes over a front and others on the same listener, beside `doors`, which are answered before any route.
 pub(super) fn routes(front: Arc<Front>, others: Routes, doors: &[&'static str]) -> Router {
-    let (router, mut paths) = Routes::over(front, table()).and(others).into_parts();
+    let (deciders, adjusters) = (Arc::clone(&front), Arc::clone(&front));
+    let deciding = Routes::over(Arc::clone(&front), deciding())
+        .behind(|router| router.route_layer(from_fn_with_state(deciders, access::may_decide)));
+    let adjusting = Routes::over(Arc::clone(&front), adjusting())
+        .behind(|router| router.route_layer(from_fn_with_state(adjusters, access::may_adjust)));
+    let open = Routes::over(front, open());
+    let (router, mut paths) = deciding.and(adjusting).and(open).and(others).into_parts();
     paths.extend(doors);
     let paths: Arc<str> = paths.join(", ").into();
     router

@@ -1,5 +1,7 @@
 //! Problems: what a client did wrong, as RFC 9457 bodies that name the field.
 
+use std::time::Duration;
+
 use axum::body::Body;
 use axum::http::{HeaderValue, Method, Response, StatusCode, Uri, header};
 use axum::response::IntoResponse;
@@ -17,21 +19,28 @@ pub(crate) struct Problem {
     detail: String,
     /// The member of the body or the query that is wrong.
     field: Option<String>,
+    /// After which the same request makes sense again.
+    retry_after: Option<Duration>,
 }
 
 impl Problem {
     pub(crate) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
-        Self { status, detail: detail.into(), field: None }
+        Self { status, detail: detail.into(), field: None, retry_after: None }
     }
 
     /// A member of the request that is wrong.
     pub(crate) fn field(field: impl Into<String>, detail: impl Into<String>) -> Self {
-        Self { status: StatusCode::BAD_REQUEST, detail: detail.into(), field: Some(field.into()) }
+        Self { field: Some(field.into()), ..Self::new(StatusCode::BAD_REQUEST, detail) }
     }
 
     /// The same with another status than 400.
     pub(crate) fn with_status(self, status: StatusCode) -> Self {
         Self { status, ..self }
+    }
+
+    /// The same with the time after which the request makes sense again.
+    pub(crate) fn after(self, retry_after: Duration) -> Self {
+        Self { retry_after: Some(retry_after), ..self }
     }
 
     /// The same with another way out.
@@ -52,6 +61,16 @@ impl Problem {
     pub(super) fn cost(written: &str, most: u64) -> Self {
         let detail = format!("cost `{}` is no whole number from 0 to {most}", written.escape_debug());
         Self::field("cost", detail)
+    }
+
+    /// What it is, by HTTP's statuses.
+    pub(crate) fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    /// What went wrong, in one line.
+    pub(crate) fn detail(&self) -> &str {
+        &self.detail
     }
 
     /// A method that a path does not take.
@@ -93,6 +112,10 @@ impl Problem {
         let mut response = Response::new(B::from(json(&members)));
         *response.status_mut() = self.status;
         response.headers_mut().insert(header::CONTENT_TYPE, MEDIA_TYPE);
+        if let Some(span) = self.retry_after {
+            let secs = span.as_secs() + u64::from(span.subsec_nanos() > 0);
+            response.headers_mut().insert(header::RETRY_AFTER, secs.into());
+        }
         if self.status == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }

@@ -20,7 +20,8 @@ pub(super) struct Asked<'q> {
 /// Reads a query string in which every pair is an attribute except `cost`, which may be given once.
 ///
 /// # Errors
-/// A cost that is not a number or is given twice, and names that are not UTF-8: no policy can have such an attribute.
+/// A cost that is not a number or is given twice, and names that are not UTF-8: no policy can have
+/// such an attribute.
 pub(super) fn request(query: &str) -> Result<Asked<'_>, Problem> {
     let mut asked = Asked::default();
     for (at, (name, value)) in pairs(query).enumerate() {
@@ -62,8 +63,8 @@ pub(crate) fn texts(query: &str) -> Result<Vec<(String, String)>, Problem> {
     pairs(query).map(read).collect()
 }
 
-/// The pairs of a query string. `+` is a space, and a `%` without two hexadecimal digits stands for itself, as in the URL
-/// standard.
+/// The pairs of a query string. `+` is a space, and a `%` without two hexadecimal digits stands for
+/// itself, as in the URL standard.
 pub(crate) fn pairs(query: &str) -> impl Iterator<Item = (Cow<'_, [u8]>, Cow<'_, [u8]>)> {
     query.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -90,7 +91,8 @@ fn text(bytes: Cow<'_, [u8]>) -> Option<Cow<'_, str>> {
 mod tests {
     use super::*;
 
-    /// Two users whose names differ in one byte must not share a limit because the byte is not text.
+    /// Two users whose names differ in one byte must not share a limit because the byte is not
+    /// text.
     #[test]
     fn values_are_decoded_to_the_bytes_that_were_sent() {
         let query = "user=%F1&user=%f2&a%20b=x+y%2B&flag&=v&u=zo%C3%AB&p=100%&q=%zz&r=a=b&&";
@@ -112,7 +114,8 @@ mod tests {
         assert_eq!(pairs("").count(), 0);
     }
 
-    /// Of two costs one would be dropped without a word, and the client would be charged another than it meant.
+    /// Of two costs one would be dropped without a word, and the client would be charged another
+    /// than it meant.
     #[test]
     fn a_cost_is_given_once_and_is_a_number() {
         let asked = request("user=a&cost=3").unwrap();

@@ -37,6 +37,8 @@ const TLS_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 struct Door {
     password: Option<Password>,
+    /// Whether the port can be reached from this machine only.
+    is_local: bool,
     max_connections: usize,
     /// One for each connection there may be.
     places: Arc<Semaphore>,
@@ -61,9 +63,10 @@ pub(crate) async fn serve(
     stop: watch::Receiver<bool>,
     grace: Duration,
 ) -> usize {
-    let Resp { password, tls, idle_timeout, max_connections, listen: _ } = settings;
+    let Resp { password, tls, idle_timeout, max_connections, listen } = settings;
+    let is_local = listen.ip().is_loopback();
     let places = Arc::new(Semaphore::new(max_connections));
-    let door = Arc::new(Door { password, max_connections, places, arrivals: AtomicU64::new(0) });
+    let door = Arc::new(Door { password, is_local, max_connections, places, arrivals: AtomicU64::new(0) });
     let tls = tls.map(|tls| TlsAcceptor::from(tls.config));
     let mut stopped = stop.clone();
     loop {

@@ -19,5 +19,5 @@ mod service;
 mod tally;
 
 pub(crate) use door::Door;
-pub(crate) use json::{debug_routes, routes};
+pub(crate) use json::{config_routes, debug_routes, routes};
 pub(crate) use limits::{Files, Limits};

@@ -13,7 +13,7 @@ use tonic_health::pb::health_client::HealthClient;
 use crate::client::{
     answer, ask, channel, client, descriptor, hitting, limit, seconds, start, string, told, user,
 };
-use crate::common::{Folder, Server};
+use crate::common::{Folder, Server, run, text};
 
 /// Envoy makes x-ratelimit-* of the statuses and logs of them: one that is not filled is a header that is missing.
 #[tokio::test]
@@ -255,4 +255,39 @@ async fn what_is_no_request_is_refused_with_a_reason() {
         error.message(),
         "there is no `/none/grpc.health.v1.Health/Check`; call /envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
     );
+}
+
+/// Hits that are given back help whoever asks for them: the port must not be the way round the tokens of the others.
+#[tokio::test]
+async fn hits_are_given_back_with_a_token_where_tokens_are_configured() {
+    let made = run(&["token", "new", "--name", "envoy", "--scope", "decide"]);
+    let told = text(&made.stdout);
+    let of = |name: &str| told.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
+    let (token, line) = (of("token "), of("environment "));
+    let variables = [("SLIDEGATE_ADMIN_TOKENS", line.strip_prefix("SLIDEGATE_ADMIN_TOKENS=").unwrap())];
+    let folder = Folder::new("rls-tokens");
+    let policy = "policies: [{name: per-user, scope: [user], quota: 9/1h}]\n";
+    let open = folder.file("open.yaml", policy);
+    let strict = folder.file("strict.yaml", format!("{policy}admin: {{decisions: token}}\n"));
+    for (config, needs_token) in [(&open, false), (&strict, true)] {
+        let args = ["--grpc", "127.0.0.1:0", "--config", config];
+        let server = Server::start_with(&args, &variables);
+        let mut client = client(&server).await;
+        let back = RateLimitDescriptor { is_negative_hits: true, ..hitting(1, user("alice")) };
+        let mut call = async |descriptor: RateLimitDescriptor, token: Option<&str>| {
+            let descriptors = vec![descriptor];
+            let call = RateLimitRequest { domain: "web".into(), descriptors, hits_addend: 0 };
+            let mut call = tonic::Request::new(call);
+            if let Some(token) = token {
+                call.metadata_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
+            }
+            client.should_rate_limit(call).await.map(drop).map_err(|status| status.code())
+        };
+        let denied = Err(tonic::Code::Unauthenticated);
+        assert_eq!(call(user("alice"), None).await, if needs_token { denied } else { Ok(()) });
+        assert_eq!(call(back.clone(), None).await, denied);
+        assert_eq!(call(back.clone(), Some("sg_wrong")).await, denied);
+        assert_eq!(call(user("alice"), Some(&token)).await, Ok(()));
+        assert_eq!(call(back, Some(&token)).await, Ok(()));
+    }
 }

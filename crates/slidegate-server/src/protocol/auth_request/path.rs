@@ -1,7 +1,8 @@
 //! Paths: a request's path as the servers behind a proxy will read it.
 //!
-//! A client spells one path in many ways, and a proxy hands the spelling on: `/%6Cogin`, `//login` and `/x/../login` must
-//! not be other paths than `/login` to a limit on it. Bytes that are not UTF-8 stay as they are: two of them are two paths.
+//! A client spells one path in many ways, and a proxy hands the spelling on: `/%6Cogin`, `//login`
+//! and `/x/../login` must not be other paths than `/login` to a limit on it. Bytes that are not
+//! UTF-8 stay as they are: two of them are two paths.
 
 use percent_encoding::percent_decode;
 
@@ -71,7 +72,8 @@ mod tests {
         }
     }
 
-    /// Two files whose names differ in one byte must not share a limit because the byte is not text.
+    /// Two files whose names differ in one byte must not share a limit because the byte is not
+    /// text.
     #[test]
     fn bytes_that_are_not_text_stay_as_they_are() {
         assert_eq!(of(b"/%F1"), b"/\xf1");

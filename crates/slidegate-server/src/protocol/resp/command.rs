@@ -9,6 +9,7 @@ use super::reply::{Protocol, Reply, Shown};
 use super::session::{self, Session};
 use super::transaction::{Queueing, Transaction};
 use super::{decide, throttle};
+use crate::access::Action;
 use crate::front::Front;
 use crate::observe::Door;
 
@@ -226,7 +227,7 @@ pub(super) fn step<'b>(
     out: &mut Vec<u8>,
 ) -> Step<'b> {
     let mut reply = Reply { out, protocol: session.protocol };
-    let known = match find(arguments, session, &mut reply) {
+    let known = match find(arguments, session, asking.front, &mut reply) {
         Ok(known) => known,
         Err(refused) => {
             if let Some(transaction) = &mut session.transaction {
@@ -279,6 +280,7 @@ pub(super) fn step<'b>(
 fn find<'b>(
     arguments: &[&[u8]],
     session: &Session,
+    front: &Front,
     reply: &mut Reply<'_>,
 ) -> Result<&'static Known, Step<'b>> {
     let Some(known) = Known::by_word(arguments[0]) else {
@@ -313,7 +315,29 @@ fn find<'b>(
         ));
         return Err(Step::Answered);
     }
+    if let Some(action) = action(known.name)
+        && !front.access().command(action, session.connection())
+    {
+        let word = known.word;
+        let why = match action {
+            Action::Decide => "as admin.decisions is `token`",
+            Action::Adjust => "as tokens are configured, or the port is reachable from elsewhere",
+        };
+        reply.error(format_args!(
+            "NOPERM {word} needs a password on this port, {why}; set resp.password_file and send AUTH"
+        ));
+        return Err(Step::Answered);
+    }
     Ok(known)
+}
+
+/// What a command does with the usage of keys, if anything.
+fn action(name: Name) -> Option<Action> {
+    match name {
+        Name::Check | Name::Request | Name::CellThrottle | Name::CrabThrottle => Some(Action::Decide),
+        Name::Refund | Name::Reset => Some(Action::Adjust),
+        _ => None,
+    }
 }
 
 /// A whole number among the arguments.

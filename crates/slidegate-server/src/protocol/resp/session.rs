@@ -12,6 +12,7 @@ use super::command::{COMMANDS, Known, Name, Step, Wrong};
 use super::reply::{Protocol, Reply, Shown};
 use super::throttle::Prepared;
 use super::transaction::Transaction;
+use crate::access::Connection;
 use crate::auth_attempts::AuthFailure;
 use crate::front::Front;
 use crate::observe;
@@ -67,6 +68,12 @@ impl Session {
 
     pub(super) fn is_authenticated(&self) -> bool {
         self.authenticated
+    }
+
+    /// The client as rules of access know it: the password of the port is its credential.
+    pub(super) fn connection(&self) -> Connection {
+        let is_verified = self.authenticated && self.door.password.is_some();
+        Connection { peer: Some(self.peer.ip()), is_local: self.door.is_local, is_verified }
     }
 
     /// Answers a command that decides nothing.

@@ -89,6 +89,11 @@ pub(super) fn check(call: &RateLimitRequest) -> Result<(), Status> {
     Ok(())
 }
 
+/// Whether a call gives hits back, which needs more than a decision does.
+pub(super) fn gives_back(call: &RateLimitRequest) -> bool {
+    call.descriptors.iter().any(|descriptor| descriptor.is_negative_hits)
+}
+
 /// What the files say of each descriptor; without files, policies decide.
 ///
 /// # Errors

@@ -18,6 +18,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::service::{Boxed, Services};
+use crate::access::Connection;
 
 /// Most calls at once on one connection. Envoy's own default is as large; a client waits with more.
 const MAX_STREAMS: u32 = 1024;
@@ -44,6 +45,7 @@ const PING_TIMEOUT: Duration = Duration::from_secs(20);
 pub(super) async fn serve<I>(
     stream: I,
     services: Arc<Services>,
+    client: Connection,
     stop: impl Future<Output = ()>,
 ) -> Result<(), hyper::Error>
 where
@@ -51,7 +53,7 @@ where
 {
     let answer = hyper::service::service_fn(move |request| {
         let services = Arc::clone(&services);
-        async move { Ok::<_, Infallible>(services.call(request).await) }
+        async move { Ok::<_, Infallible>(services.call(request, client).await) }
     });
     let begun = Begun::default();
     let connection = http2::Builder::new(begun.clone())

@@ -21,9 +21,12 @@ use super::certificates::Certificates;
 use super::connection;
 use super::limits::Limits;
 use super::service::Services;
+use crate::access::Connection;
 use crate::config::Grpc;
 use crate::log_limit::log_limited;
 
+/// A client of the socket file: who may open it is for the file's permissions to say.
+const SOCKET: Connection = Connection { peer: None, is_local: true, is_verified: false };
 /// Most connections at once; later ones wait to be accepted. A proxy has a few for each of its threads.
 const MAX_CONNECTIONS: usize = 4096;
 const MAX_CONNECTIONS_U32: u32 = 4096;
@@ -116,13 +119,13 @@ impl Door {
                     let _ = stream.set_nodelay(true);
                     let peer = stream.peer_addr().ok().map(|peer| peer.ip());
                     match self.certificates.clone() {
-                        None => terms.spawn(stream, peer, place),
+                        None => terms.spawn(stream, terms.tcp(peer), place),
                         Some(certificates) => {
                             let terms = terms.clone();
                             tokio::spawn(async move {
                                 let handshake = certificates.handshake(stream);
                                 match tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await {
-                                    Ok(Ok(stream)) => terms.spawn(stream, peer, place),
+                                    Ok(Ok(stream)) => terms.spawn(stream, terms.tcp(peer), place),
                                     Ok(Err(error)) => log_limited!(WARN, peer, %error, "refused a grpc connection"),
                                     Err(_) => log_limited!(DEBUG, peer, "a TLS handshake took too long"),
                                 }
@@ -131,7 +134,7 @@ impl Door {
                     }
                 },
                 (stream, place) = accepted(&places, || accept_unix(self.socket.as_ref())) => {
-                    terms.spawn(OneAuthority::new(stream), None, place);
+                    terms.spawn(OneAuthority::new(stream), SOCKET, place);
                 },
                 _ = &mut stop => break,
             }
@@ -160,8 +163,17 @@ struct Terms {
 }
 
 impl Terms {
-    /// Serves one connection in a task of its own. `peer` is `None` on a socket file.
-    fn spawn<I>(&self, stream: I, peer: Option<IpAddr>, place: OwnedSemaphorePermit)
+    /// A client that is connected by TCP. Where certificates are asked for, it has shown one.
+    fn tcp(&self, peer: Option<IpAddr>) -> Connection {
+        Connection {
+            peer,
+            is_local: self.config.listen.is_some_and(|listen| listen.ip().is_loopback()),
+            is_verified: self.config.tls.as_ref().is_some_and(|tls| tls.client_ca_file.is_some()),
+        }
+    }
+
+    /// Serves one connection in a task of its own.
+    fn spawn<I>(&self, stream: I, client: Connection, place: OwnedSemaphorePermit)
     where
         I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -169,7 +181,8 @@ impl Terms {
         tokio::spawn(async move {
             let is_asked_to_end = Arc::new(Notify::new());
             let asked = Arc::clone(&is_asked_to_end);
-            let connection = connection::serve(stream, services, async move { asked.notified().await });
+            let connection =
+                connection::serve(stream, services, client, async move { asked.notified().await });
             let patience = async {
                 tokio::select! {
                     _ = stopped.changed() => {}
@@ -183,7 +196,7 @@ impl Terms {
                 () = patience => Ok(()),
             };
             if let Err(error) = ended {
-                log_limited!(DEBUG, peer, %error, "grpc connection ended");
+                log_limited!(DEBUG, client.peer, %error, "grpc connection ended");
             }
             drop(place);
         });

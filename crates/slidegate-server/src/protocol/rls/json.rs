@@ -24,16 +24,22 @@ use http_body_util::{BodyExt, Limited};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value, json};
 
+use super::ask;
 use super::limits::Limits;
 use super::service::MAX_MESSAGE_BYTES;
+use crate::access::{Action, Peer};
 use crate::log_limit::log_limited;
 use crate::observe::Door;
 use crate::protocol::routes::Routes;
 
 /// The reference's paths, for its HTTP port.
 pub(crate) fn routes(limits: Arc<Limits>) -> Routes {
-    let table = [("/json", any(decide)), ("/healthcheck", get(healthcheck)), ("/rlconfig", get(rlconfig))];
-    Routes::over(limits, table)
+    Routes::over(limits, [("/json", any(decide)), ("/healthcheck", get(healthcheck))])
+}
+
+/// The configuration in force, for those who may look.
+pub(crate) fn config_routes(limits: Arc<Limits>) -> Routes {
+    Routes::over(limits, [("/rlconfig", get(rlconfig))])
 }
 
 /// The reference's paths for its debug port. Every other path lists them, as there.
@@ -49,7 +55,17 @@ pub(crate) fn debug_routes(limits: Arc<Limits>) -> Router {
 
 async fn decide(State(limits): State<Arc<Limits>>, request: Request) -> Response {
     let caller = limits.front().observer().caller(Door::Grpc, request.headers());
-    let Some(call) = read(request.into_body()).await else { return refused() };
+    let (head, body) = request.into_parts();
+    let (access, peer) = (limits.front().access(), Peer::of(&head.extensions));
+    if let Err(problem) = access.decision(&head.headers, Action::Decide, peer) {
+        return problem.response();
+    }
+    let Some(call) = read(body).await else { return refused() };
+    if ask::gives_back(&call)
+        && let Err(problem) = access.decision(&head.headers, Action::Adjust, peer)
+    {
+        return problem.response();
+    }
     let answer = match limits.decide(&call, &caller).await {
         Ok(answer) => answer,
         Err(status) => {

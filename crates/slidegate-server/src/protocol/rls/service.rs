@@ -9,7 +9,8 @@ use std::sync::Arc;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::SERVICE_NAME;
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use hyper::body::Incoming;
-use hyper::{Request as HttpRequest, Response as HttpResponse};
+use hyper::header::{self, HeaderValue};
+use hyper::{Request as HttpRequest, Response as HttpResponse, StatusCode};
 use tonic::body::Body;
 use tonic::codec::BufferSettings;
 use tonic::server::{Grpc, UnaryService};
@@ -21,7 +22,8 @@ use tonic_prost::{ProstCodec, ProstDecoder, ProstEncoder};
 use tower_service::Service;
 
 use super::limits::Limits;
-use super::reflection;
+use super::{ask, reflection};
+use crate::access::{Action, Connection};
 use crate::observe::{Caller, Door};
 
 /// Largest message of a call: sixty-four descriptors of a kilobyte each.
@@ -65,12 +67,28 @@ impl Services {
     }
 
     /// Answers one call.
-    pub(super) async fn call(&self, request: HttpRequest<Incoming>) -> HttpResponse<Body> {
+    pub(super) async fn call(
+        &self,
+        request: HttpRequest<Incoming>,
+        client: Connection,
+    ) -> HttpResponse<Body> {
         let path = request.uri().path();
         if path == SHOULD_RATE_LIMIT {
+            // Other media types are those that a web page can send without asking; the specification has 415 for them.
+            let media_type = request.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
+            if !media_type.is_some_and(|media_type| media_type.starts_with(b"application/grpc")) {
+                let mut refused = HttpResponse::new(Body::default());
+                *refused.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+                return refused;
+            }
+            let authorization = request.headers().get(header::AUTHORIZATION).cloned();
+            if let Err(status) = may(&self.limits, authorization.as_ref(), Action::Decide, client) {
+                return status.into_http();
+            }
             let mut grpc = Grpc::new(Codec).max_decoding_message_size(MAX_MESSAGE_BYTES);
             let caller = self.limits.front().observer().caller(Door::Grpc, request.headers());
-            return grpc.unary(ShouldRateLimit(&self.limits, &caller), request).await;
+            let call = ShouldRateLimit { limits: &self.limits, caller: &caller, authorization, client };
+            return grpc.unary(call, request).await;
         }
         if path.starts_with("/grpc.health.v1.Health/") {
             return (self.health)(request).await;
@@ -115,15 +133,38 @@ where
     })
 }
 
+/// Whether the client may do this.
+fn may(
+    limits: &Limits,
+    authorization: Option<&HeaderValue>,
+    action: Action,
+    client: Connection,
+) -> Result<(), Status> {
+    limits.front().access().call(authorization, action, client).map_err(|problem| match problem.status() {
+        StatusCode::FORBIDDEN => Status::permission_denied(problem.detail()),
+        _ => Status::unauthenticated(problem.detail()),
+    })
+}
+
 /// The one call, for tonic.
-struct ShouldRateLimit<'s>(&'s Limits, &'s Caller);
+struct ShouldRateLimit<'s> {
+    limits: &'s Limits,
+    caller: &'s Caller,
+    authorization: Option<HeaderValue>,
+    client: Connection,
+}
 
 impl<'s> UnaryService<RateLimitRequest> for ShouldRateLimit<'s> {
     type Response = RateLimitResponse;
     type Future = Boxed<'s, Result<Response<RateLimitResponse>, Status>>;
 
     fn call(&mut self, request: Request<RateLimitRequest>) -> Self::Future {
-        let Self(limits, caller) = *self;
+        let Self { limits, caller, client, .. } = *self;
+        if ask::gives_back(request.get_ref())
+            && let Err(status) = may(limits, self.authorization.as_ref(), Action::Adjust, client)
+        {
+            return Box::pin(std::future::ready(Err(status)));
+        }
         Box::pin(async move { limits.decide(request.get_ref(), caller).await.map(Response::new) })
     }
 }

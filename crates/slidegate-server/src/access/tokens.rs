@@ -49,7 +49,7 @@ fn hex(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Right;
+    use crate::config::{Right, Rights};
 
     /// A token that two services know, or one that nobody made, would open what it must not.
     #[test]
@@ -60,7 +60,7 @@ mod tests {
         for (at, byte) in bytes.iter_mut().enumerate() {
             *byte = u8::from_str_radix(&sha256[2 * at..2 * at + 2], 16).unwrap();
         }
-        let known = [Token { name: "ops".into(), right: Right::Write, sha256: bytes.into() }];
+        let known = [Token { name: "ops".into(), rights: Rights::of([Right::Write]), sha256: bytes.into() }];
         assert_eq!(find(&known, &token).map(|token| token.name.as_str()), Some("ops"));
         for other in ["", &sha256, &token[..66], &format!("{token} "), &"x".repeat(300)] {
             assert_eq!(find(&known, other), None);

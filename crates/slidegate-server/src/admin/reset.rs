@@ -1,0 +1,78 @@
+//! Resetting a whole policy, a bounded number of keys in each step.
+//!
+//! The caller makes the steps, each with the cursor of the one before, so that no request takes
+//! long and who stops asking stops the reset.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{Request as HttpRequest, StatusCode};
+use axum::response::Response;
+use serde::Deserialize;
+use serde_json::json;
+use slidegate::{PolicyReset, ResetCursor};
+
+use super::Admin;
+use super::policies::unknown;
+use super::reply::{InPath, answer, audit, body};
+use crate::protocol::problem::Problem;
+
+/// Keys that a step looks at, unless it is asked for others.
+const KEYS: u64 = 1000;
+/// Most keys that a step looks at: some milliseconds of a server's time.
+const MAX_KEYS: u64 = 10_000;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Step {
+    cursor: Option<String>,
+    limit: Option<u64>,
+}
+
+/// One step.
+pub(super) async fn step(
+    State(admin): State<Arc<Admin>>,
+    InPath(name): InPath<String>,
+    request: HttpRequest<Body>,
+) -> Result<Response, Problem> {
+    let (by, Step { cursor, limit }) = body(request).await?;
+    let policies = admin.front.policies();
+    if policies.by_name(&name).is_none() {
+        return Err(unknown(&policies, &name));
+    }
+    let limit = limit.unwrap_or(KEYS);
+    if !(1..=MAX_KEYS).contains(&limit) {
+        let detail = format!("limit is {limit}; give a whole number from 1 to {MAX_KEYS}");
+        return Err(Problem::field("limit", detail));
+    }
+    let wrong = |error: slidegate::Error| Problem::field("cursor", error.to_string());
+    let cursor: Option<ResetCursor> = cursor.map(|text| text.parse()).transpose().map_err(wrong)?;
+    if cursor.is_none() {
+        audit(&by, "reset-policy", &name, "", "the reset of all its keys began");
+    }
+    let step = admin.front.reset_policy_step(&name, cursor.as_ref(), limit).await;
+    let PolicyReset { forgotten, scanned, keys, next, .. } = step.map_err(|error| {
+        if error.is_policy() {
+            return wrong(error);
+        }
+        let detail = format!("{error}; some keys may be forgotten: send the same step again");
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
+    })?;
+    let done = match &next {
+        Some(_) => format!("{forgotten} keys are forgotten so far"),
+        None => format!("{forgotten} keys are forgotten, which were all"),
+    };
+    if next.is_none() {
+        audit(&by, "reset-policy", &name, "", &done);
+        admin.front.observer().mark_changed();
+    }
+    Ok(answer(&json!({
+        "policy": name,
+        "forgotten": forgotten,
+        "scanned": scanned,
+        "keys": keys,
+        "cursor": next.map(|next| next.to_string()),
+        "done": done,
+    })))
+}
