@@ -14,8 +14,8 @@ use tokio::time::{Instant, sleep};
 
 /// What the gates of these tests are given for a decision: some times what one takes on a machine that compiles besides.
 pub(crate) const DEADLINE: Duration = Duration::from_millis(100);
-/// What an answer may come later than its deadline: 5 ms on an idle machine, and the rest is for two busy cores to find
-/// the time. Whoever waits for a server, a connection or another caller waits longer than this.
+/// How much later than its deadline an answer is taken for one that waited for a server, a connection or another caller:
+/// longer than two busy cores need to find the time. That no more than 5 ms are added, `deadlines.rs` measures.
 pub(crate) const ALLOWANCE: Duration = Duration::from_millis(300);
 /// For what does come, on a busy machine.
 pub(crate) const LATER: Duration = Duration::from_secs(10);

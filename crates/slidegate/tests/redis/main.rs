@@ -8,6 +8,7 @@
 mod callers;
 mod clocks;
 mod cluster;
+mod deadlines;
 mod exactness;
 mod faults;
 mod harness;

@@ -144,7 +144,7 @@ impl Lane {
                         let _ = waiter.answer.send(Ok(answer));
                     }
                 }
-                Err(failure) => self.fail(batch, &failure),
+                Err(failure) => self.fail(batch, &failure, deadline),
             }
             if is_crowded {
                 // Whoever was answered may ask again at once: who is let go first, goes along.
@@ -155,13 +155,14 @@ impl Lane {
         }
     }
 
-    /// Tells the failure. If only the first has surely run out of time, the others go again, before those who came later.
-    fn fail(&self, batch: Vec<Waiter>, failure: &Failure) {
+    /// Tells the failure. If the first has run out of time and surely nothing was done, those with more time go again,
+    /// before those who came later. The call may have ended a little before its `deadline`: whoever has no more time than
+    /// that is told now, or the same call would be made over and over until then.
+    fn fail(&self, batch: Vec<Waiter>, failure: &Failure, deadline: Instant) {
         let not_done = failure.executed == Executed::No
             && matches!(failure.kind, FailureKind::Timeout | FailureKind::Late);
-        let now = crate::time::instant();
         let (again, ended): (Vec<_>, Vec<_>) =
-            batch.into_iter().partition(|waiter| not_done && waiter.deadline > now);
+            batch.into_iter().partition(|waiter| not_done && waiter.deadline > deadline);
         for waiter in ended {
             let _ = waiter.answer.send(Err(failure.clone()));
         }
