@@ -20,4 +20,5 @@ mod penalties;
 mod refusals;
 mod sharing;
 mod support;
+mod tls;
 mod upkeep;

@@ -6,6 +6,7 @@
 pub(crate) mod server;
 
 pub(crate) mod acl;
+pub(crate) mod certificates;
 pub(crate) mod clock;
 pub(crate) mod cluster;
 pub(crate) mod fake;

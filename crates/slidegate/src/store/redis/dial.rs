@@ -37,6 +37,7 @@ pub(super) struct Dial {
     resp2: Client,
     resp2_only: AtomicBool,
     timeout: Duration,
+    tls: bool,
 }
 
 impl Dial {
@@ -49,6 +50,7 @@ impl Dial {
             resp2: client(ProtocolVersion::RESP2)?,
             resp2_only: AtomicBool::new(options.resp2_only),
             timeout: options.connect_timeout,
+            tls: options.tls,
         })
     }
 
@@ -87,6 +89,14 @@ impl Dial {
 }
 
 impl Dial {
+    /// What to do about a connection that could not be made, where that is not plain.
+    pub(super) fn hint(&self, error: &RedisError) -> Option<&'static str> {
+        let silent = (self.tls && error.is_timeout()).then_some(
+            "if the server is well, it does not speak TLS at this address: use its `tls-port`, or a url without TLS",
+        );
+        failure::tls_hint(&failure::words_of(error)).or(silent)
+    }
+
     /// A connection for hearing what is published.
     pub(super) async fn subscription(&self) -> Result<redis::aio::PubSub, RedisError> {
         let resp2 = self.resp2_only.load(Ordering::Relaxed);

@@ -36,6 +36,8 @@ pub(crate) enum Executed {
 pub enum FailureKind {
     /// No connection could be made.
     Connection,
+    /// TLS failed: a certificate is not accepted, or the other side does not speak TLS.
+    Tls,
     /// The connection was lost before the reply arrived.
     ConnectionLost,
     /// The deadline passed without a reply.
@@ -82,8 +84,9 @@ pub enum FailureKind {
 
 impl FailureKind {
     /// Every kind, in the order of [`StoreErrors::iter`].
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 23] = [
         Self::Connection,
+        Self::Tls,
         Self::ConnectionLost,
         Self::Timeout,
         Self::Late,
@@ -112,6 +115,7 @@ impl FailureKind {
     pub fn name(self) -> &'static str {
         match self {
             Self::Connection => "connection",
+            Self::Tls => "tls",
             Self::ConnectionLost => "connection_lost",
             Self::Timeout => "timeout",
             Self::Late => "late",
@@ -305,8 +309,42 @@ pub(super) fn of_connecting(error: &RedisError) -> FailureKind {
         ErrorKind::Server(_) | ErrorKind::Extension => {
             error.code().and_then(FailureKind::of_code).unwrap_or(FailureKind::Other)
         }
+        _ if tls_hint(&words_of(error)).is_some() => FailureKind::Tls,
         _ => FailureKind::Connection,
     }
+}
+
+/// What to do about a TLS error, if these words of rustls are of one.
+pub(super) fn tls_hint(words: &str) -> Option<&'static str> {
+    let hints = [
+        (
+            "UnknownIssuer",
+            "no trusted authority has signed the server's certificate; trust the one that has, with `ca_file` or \
+             `ca_certificates`",
+        ),
+        (
+            "not valid for",
+            "the server's certificate is for another name; use that name in the url, or give the server a certificate for \
+             this one",
+        ),
+        ("certificate expired", "renew the server's certificate, or set this machine's clock right"),
+        (
+            "certificate not valid yet",
+            "set this machine's clock right, or that of who signed the server's certificate",
+        ),
+        (
+            "CertificateRequired",
+            "the server asks for a client certificate; give one, with `cert_file` and `key_file` or `client_certificate`",
+        ),
+        ("UnknownCA", "the server does not trust the authority of our client certificate"),
+        (
+            "InvalidContentType",
+            "nobody speaks TLS at this address; use the server's `tls-port`, or a url without TLS",
+        ),
+        ("invalid peer certificate", "look at the server's certificate"),
+        ("received fatal alert", "the server has refused our side of TLS; its log says why"),
+    ];
+    hints.into_iter().find(|(word, _)| words.contains(word)).map(|(_, hint)| hint)
 }
 
 /// An error of redis-rs in one line: of a reply that it cannot read it says more than one.

@@ -206,7 +206,8 @@ impl Attempt {
                 Err(error) => {
                     failures = failures.saturating_add(1);
                     let kind = failure::of_connecting(&error);
-                    let detail = format!("cannot connect: {}", failure::words_of(&error));
+                    let hint = dial.hint(&error).map(|hint| format!("; {hint}")).unwrap_or_default();
+                    let detail = format!("cannot connect: {}{hint}", failure::words_of(&error));
                     lane.link.send_replace(Link::Down(Arc::new(Outage { kind, detail })));
                 }
             }

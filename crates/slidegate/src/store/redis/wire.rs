@@ -256,7 +256,10 @@ impl Wire {
                     }
                     // Nothing was sent there, and by now the slot may have another holder.
                     let elsewhere = failure.executed == Executed::No
-                        && matches!(failure.kind, FailureKind::Connection | FailureKind::BreakerOpen)
+                        && matches!(
+                            failure.kind,
+                            FailureKind::Connection | FailureKind::Tls | FailureKind::BreakerOpen
+                        )
                         && self.way.holder(slot).is_some_and(|holder| !Arc::ptr_eq(&holder, &node));
                     hops += 1;
                     if elsewhere && hops <= MOST_HOPS {

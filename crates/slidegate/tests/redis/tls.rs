@@ -1,0 +1,188 @@
+//! TLS: servers that are who they say, and those that are not.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use slidegate::{ClientCertificate, FailureKind, RedisOptions, SharedGate, Source};
+
+use crate::callers::{LATER, check_cost, errors, gate, hourly, last_failure, named, until_used};
+use crate::support::certificates::{Authority, Signed};
+use crate::support::ports;
+use crate::support::process::PrivateDir;
+use crate::support::server::Server;
+use crate::support::until_true;
+
+/// A server that speaks TLS at a port of its own, and who signed what.
+struct Secured {
+    server: Server,
+    tls_port: u16,
+    authority: Authority,
+    // Last, as it is removed with the certificates.
+    dir: PrivateDir,
+}
+
+impl Secured {
+    /// A server with a certificate for this subject alternative name, and with these arguments.
+    fn start(subject: &str, args: &[&str]) -> Self {
+        let dir = PrivateDir::create();
+        let authority = Authority::create(dir.path(), "authority");
+        let own = authority.sign("server", subject);
+        let tls_port = ports::free();
+        let server =
+            Server::builder().args(tls(tls_port, &authority, &own)).args(args.iter().copied()).start();
+        Self { server, tls_port, authority, dir }
+    }
+
+    fn url(&self, scheme: &str, host: &str) -> String {
+        format!("{scheme}://{host}:{}", self.tls_port)
+    }
+
+    fn options(&self, host: &str) -> RedisOptions {
+        patient(&self.url("rediss", host)).ca_certificates(self.authority.pem())
+    }
+}
+
+/// What a server or a Sentinel is told to speak TLS at a port, with this certificate, and to trust this authority.
+fn tls(port: u16, authority: &Authority, own: &Signed) -> Vec<String> {
+    let words = [
+        ("--tls-port", port.to_string()),
+        ("--tls-cert-file", own.certificate_path()),
+        ("--tls-key-file", own.key_path()),
+        ("--tls-ca-cert-file", authority.path()),
+        ("--tls-auth-clients", "optional".to_owned()),
+        ("--tls-replication", "yes".to_owned()),
+    ];
+    words.into_iter().flat_map(|(name, value)| [name.to_owned(), value]).collect()
+}
+
+/// Options of a gate whose handshakes have the time they need on a busy machine.
+fn patient(url: &str) -> RedisOptions {
+    RedisOptions::new(url).unwrap().deadline(LATER).connect_timeout(LATER)
+}
+
+fn own(signed: &Signed) -> ClientCertificate {
+    ClientCertificate { certificate_pem: signed.certificate_pem(), key_pem: signed.key_pem().into() }
+}
+
+/// The store refuses to be talked to: the fallback answers, and the operator is told what to do about it.
+async fn is_refused(gate: &SharedGate, hint: &str) {
+    let told = check_cost(gate, "alice", 1).await;
+    let failure = last_failure(gate);
+    assert_eq!(told.source, Source::Local, "{failure}");
+    assert!(failure.contains("cannot connect: ") && failure.contains(hint), "{failure}");
+    assert_eq!(failure.lines().count(), 1, "{failure}");
+    assert_eq!(gate.stats().last_failure_kind, Some(FailureKind::Tls), "{failure}");
+    assert!(errors(gate, FailureKind::Tls) > 0, "{:?}", gate.stats());
+}
+
+/// Whoever encrypts does so because somebody listens: what is counted must go through, and nothing in the clear.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_whose_authority_is_trusted_decides() {
+    let secured = Secured::start("IP:127.0.0.1", &[]);
+    let gate = gate([hourly(2)], secured.options("127.0.0.1"));
+    for (allowed, used) in [(true, 1), (true, 2), (false, 2)] {
+        let told = check_cost(&gate, "alice", 1).await;
+        assert!(told.by_store(), "{}", last_failure(&gate));
+        assert_eq!((told.allowed, told.used), (allowed, used));
+    }
+    // The script is not known to the first.
+    assert!(secured.server.commandstats("evalsha").calls >= 3);
+    // Denials are remembered only by who hears the channel, which is a connection of its own.
+    for _ in 0..500 {
+        if check_cost(&gate, "alice", 1).await.source == Source::Remembered {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("the channel is not heard over TLS: {:?}", gate.stats());
+}
+
+/// Names are checked against what the server shows, and servers with several names need to be told which is asked for.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_is_known_by_the_name_in_its_url() {
+    let secured = Secured::start("DNS:localhost", &[]);
+    let by_name = gate([hourly(9)], secured.options("localhost"));
+    assert!(check_cost(&by_name, "alice", 1).await.by_store(), "{}", last_failure(&by_name));
+    let by_address = gate([hourly(9)], secured.options("127.0.0.1"));
+    is_refused(&by_address, "the server's certificate is for another name").await;
+    assert_eq!(until_used(&by_name, "alice").await, [1]);
+}
+
+/// A server in the middle shows a certificate too; who does not look at its authority talks to it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_of_another_authority_is_refused_and_charged_nothing() {
+    let secured = Secured::start("IP:127.0.0.1", &[]);
+    let other = Authority::create(secured.dir.path(), "other");
+    let url = secured.url("rediss", "127.0.0.1");
+    let stranger = gate([hourly(9)], patient(&url).ca_certificates(other.pem()));
+    is_refused(&stranger, "no trusted authority has signed the server's certificate; trust the one that has")
+        .await;
+    // Without a file, those that browsers trust; none of them has signed it.
+    let public = gate([hourly(9)], patient(&url));
+    is_refused(&public, "no trusted authority has signed").await;
+    assert_eq!(secured.server.commandstats("evalsha").calls, 0);
+}
+
+/// Where the network is open, the certificate is the password.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_asks_for_client_certificates_takes_those_of_its_authority_alone() {
+    let secured = Secured::start("IP:127.0.0.1", &["--tls-auth-clients", "yes"]);
+    let client = secured.authority.sign("client", "DNS:slidegate");
+    let stranger = Authority::create(secured.dir.path(), "stranger").sign("client", "DNS:slidegate");
+    let without = gate([hourly(9)], secured.options("127.0.0.1"));
+    is_refused(&without, "the server asks for a client certificate; give one").await;
+    let wrong = gate([hourly(9)], secured.options("127.0.0.1").client_certificate(own(&stranger)));
+    is_refused(&wrong, "the server").await;
+    let right = gate([hourly(9)], secured.options("127.0.0.1").client_certificate(own(&client)));
+    let told = check_cost(&right, "alice", 1).await;
+    assert!(told.by_store() && told.used == 1, "{}", last_failure(&right));
+}
+
+/// The commonest mistake: the right server, at the port that does not encrypt.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_port_without_tls_is_told_from_one_that_is_away() {
+    let secured = Secured::start("IP:127.0.0.1", &[]);
+    let url = format!("rediss://{}", secured.server.address());
+    // It takes our greeting for the beginning of a long command.
+    let silent = patient(&url).connect_timeout(Duration::from_millis(500));
+    let wrong = gate([hourly(9)], silent.ca_certificates(secured.authority.pem()));
+    assert_eq!(check_cost(&wrong, "alice", 1).await.source, Source::Local);
+    let failure = last_failure(&wrong);
+    assert!(failure.contains("cannot connect: ") && failure.contains("use its `tls-port`"), "{failure}");
+}
+
+/// A cluster's nodes name one another by the port that the question came by.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_is_followed_over_tls() {
+    let secured = Secured::start("IP:127.0.0.1", &["--cluster-enabled", "yes", "--tls-cluster", "yes"]);
+    secured.server.admin(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+    until_true("the cluster is whole", || {
+        secured.server.admin(&["CLUSTER", "INFO"]).contains("cluster_state:ok")
+    });
+    let options =
+        patient(&secured.url("rediss+cluster", "127.0.0.1")).ca_certificates(secured.authority.pem());
+    let gate: Arc<SharedGate> = gate([named("a", 9), named("b", 9)], options);
+    let told = check_cost(&gate, "alice", 1).await;
+    assert!(told.by_store() && told.used == 1, "{}", last_failure(&gate));
+    assert_eq!(gate.nodes()[0].node, format!("127.0.0.1:{}", secured.tls_port));
+}
+
+/// Sentinels are asked over TLS as well, and lead to the master's encrypted port.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sentinel_is_asked_over_tls() {
+    let secured = Secured::start("IP:127.0.0.1", &[]);
+    let sentinel_tls_port = ports::free();
+    let certificate = secured.authority.sign("sentinel", "IP:127.0.0.1");
+    let config = format!("bind 127.0.0.1\nsentinel monitor limits 127.0.0.1 {} 1\n", secured.tls_port);
+    let args = tls(sentinel_tls_port, &secured.authority, &certificate);
+    let sentinel = Server::builder().sentinel(config).args(args).start();
+    until_true("the sentinel sees the master", || {
+        sentinel.admin(&["SENTINEL", "MASTER", "limits"]).lines().any(|line| line == "master")
+    });
+    let url = format!("rediss+sentinel://127.0.0.1:{sentinel_tls_port}/limits");
+    let gate = gate([hourly(9)], patient(&url).ca_certificates(secured.authority.pem()));
+    // On a busy machine the first handshakes may take longer than a Sentinel is waited for.
+    assert_eq!(until_used(&gate, "alice").await, [0]);
+    let told = check_cost(&gate, "alice", 1).await;
+    assert!(told.by_store() && told.used == 1, "{}", last_failure(&gate));
+}
