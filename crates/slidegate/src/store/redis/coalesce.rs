@@ -288,6 +288,18 @@ mod tests {
         drop(lock);
     }
 
+    /// A call may end a little before its deadline. To make it again until then would burn a core for nothing.
+    #[test]
+    fn checks_with_no_more_time_than_their_call_do_not_go_again() {
+        let crowd = lane(&Coalescer::default(), 1);
+        let answered = wait(&crowd, 0..3);
+        let batch = crowd.next().unwrap();
+        let deadline = batch.iter().map(|waiter| waiter.deadline).max().unwrap();
+        crowd.fail(batch, &Failure::of_none(Executed::No, FailureKind::Timeout, "late"), deadline);
+        assert!(crowd.next().is_none());
+        assert!(answered.into_iter().all(|mut answer| answer.try_recv().unwrap().is_err()));
+    }
+
     /// Checks that ran out of their call's time go again before those who came later, in their order.
     #[test]
     fn checks_that_go_again_keep_their_place() {
@@ -295,7 +307,9 @@ mod tests {
         let _first = wait(&crowd, 0..3);
         let batch = crowd.next().unwrap();
         let _later = wait(&crowd, 3..5);
-        crowd.fail(batch, &Failure::of_none(Executed::No, FailureKind::Timeout, "late"));
+        // The call was for somebody whose time is over; theirs is not.
+        let late = Failure::of_none(Executed::No, FailureKind::Timeout, "late");
+        crowd.fail(batch, &late, crate::time::instant());
         let costs: Vec<_> = crowd.next().unwrap().iter().map(|waiter| waiter.cost).collect();
         assert_eq!(costs, [0, 1, 2, 3, 4]);
     }
