@@ -496,11 +496,6 @@ impl Front {
         describe(policy, self.store.counted())
     }
 
-    /// Why a fallback decided, as the end of a sentence.
-    pub(crate) fn absence(&self) -> &str {
-        self.store.absence()
-    }
-
     /// The store that is shared, if it is.
     pub(crate) fn shared(&self) -> Option<&Shared> {
         self.store.shared()

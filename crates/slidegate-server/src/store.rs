@@ -30,8 +30,6 @@ pub(crate) enum Store {
 pub(crate) struct Shared {
     gate: SharedGate,
     instances: u64,
-    /// Why a fallback decided, as the end of a sentence.
-    absence: String,
     /// Requests that the store itself answered.
     answered: AtomicU64,
     /// Whether something it was asked had no answer, and it was not found well since.
@@ -66,18 +64,13 @@ impl Store {
         shared: Option<SharedStore>,
     ) -> Result<Self, Error> {
         let Some(shared) = shared else { return Ok(Self::Memory(Gate::with_store(policies, memory))) };
-        let absence = format!(
-            "redis at {} gave no answer of use within {} ms",
-            shared.place(),
-            shared.deadline.as_millis()
-        );
         let gate = SharedGate::builder(policies, shared.options)
             .instances(shared.instances)
             .memory(memory)
             .build()?;
         let (answered, away) = (AtomicU64::new(0), AtomicBool::new(false));
         let instances = shared.instances;
-        Ok(Self::Shared(Box::new(Shared { gate, instances, absence, answered, away })))
+        Ok(Self::Shared(Box::new(Shared { gate, instances, answered, away })))
     }
 
     /// Decides requests in one step, in this process's memory.
@@ -132,7 +125,7 @@ impl Store {
     /// A shared store did not answer in time.
     pub(crate) async fn reset(&self, request: &Request<'_>) -> Result<bool, Error> {
         match self {
-            Self::Memory(gate) => Ok(gate.reset(request)),
+            Self::Memory(gate) => gate.reset(request),
             Self::Shared(shared) => shared.reset(request).await,
         }
     }
@@ -159,7 +152,7 @@ impl Store {
     /// A shared store did not answer, or holds what slidegate did not write.
     pub(crate) async fn inspect(&self, request: &Request<'_>) -> Result<Vec<KeyUse>, Error> {
         match self {
-            Self::Memory(gate) => Ok(gate.inspect(request)),
+            Self::Memory(gate) => gate.inspect(request),
             Self::Shared(shared) => shared.gate.inspect(request).await,
         }
     }
@@ -191,14 +184,6 @@ impl Store {
         match self {
             Self::Memory(_) => Counted::Here,
             Self::Shared(shared) => Counted::Shared { instances: shared.instances },
-        }
-    }
-
-    /// Why a fallback decided, as the end of a sentence. Memory never needs it.
-    pub(crate) fn absence(&self) -> &str {
-        match self {
-            Self::Memory(_) => "",
-            Self::Shared(shared) => &shared.absence,
         }
     }
 

@@ -1,15 +1,16 @@
 //! Why: decisions said in a sentence that names policy, key, numbers and the way out.
+//!
+//! Sentences are for operators and the programs that ask: they name who blocked a key, and what a store failed with.
 
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use slidegate::{Decisions, PolicyDecision, Source, format_window};
+use slidegate::{Block, Decisions, PolicyDecision, Timestamp, format_window};
 
-/// The sentence of all decisions on a request: that of the one that binds. `absence` says why a fallback decided, if
-/// one did: "redis at 10.0.0.5:6379 gave no answer of use within 50 ms".
-pub(crate) fn why(decisions: &Decisions<'_>, absence: &str) -> String {
+/// The sentence of all decisions on a request: that of the one that binds.
+pub(crate) fn why(decisions: &Decisions<'_>) -> String {
     match decisions.strictest() {
-        Some(strictest) => one(&strictest, absence),
+        Some(strictest) => one(&strictest),
         None => NOTHING.to_owned(),
     }
 }
@@ -19,43 +20,75 @@ pub(crate) const NOTHING: &str =
     "no enforced policy applies to these attributes, so nothing limits the request";
 
 /// The sentence of one policy's decision.
-pub(crate) fn one(decision: &PolicyDecision<'_>, absence: &str) -> String {
-    of_key(decision, &decision.key().to_string(), absence)
+pub(crate) fn one(decision: &PolicyDecision<'_>) -> String {
+    of_key(decision, &decision.key().to_string())
 }
 
 /// The same where the key has been written already, as each decision is told with its own.
-pub(crate) fn of_key(decision: &PolicyDecision<'_>, key: &str, absence: &str) -> String {
+pub(crate) fn of_key(decision: &PolicyDecision<'_>, key: &str) -> String {
     let mut said = String::with_capacity(USUAL);
     for piece in [decision.policy().name(), ": `", key] {
         said.push_str(piece);
     }
-    if matches!(decision.source, Source::Allow | Source::Deny) {
-        said.push_str("` was not counted");
+    if let Some(block) = decision.block() {
+        said.push_str("` is ");
+        said.push_str(&blocked(block));
+        if decision.is_counted() {
+            used(&mut said, ", and has used ", decision);
+        }
+    } else if decision.is_counted() {
+        used(&mut said, "` has used ", decision);
+        room(&mut said, decision);
     } else {
-        counted(&mut said, decision);
+        said.push_str("` was not counted");
     }
-    if !matches!(decision.source, Source::Store | Source::Remembered) {
-        write!(said, "; decided by fallback `{}`, as {absence}", decision.source.name())
+    if let Some(failure) = decision.store_failure() {
+        let fallback = decision.source.name();
+        write!(said, "; decided by fallback `{fallback}` ({failure})")
             .expect("a String takes all that is written");
     }
     said
 }
 
+/// Until when a key is blocked and by whom, as the end of a sentence.
+pub(crate) fn blocked(block: &Block) -> String {
+    let mut said = "blocked".to_owned();
+    if let Some(end) = block.ends_at() {
+        said.push_str(" until ");
+        said.push_str(&time(end));
+    }
+    if let Some(name) = block.blocked_by() {
+        said.push_str(" by ");
+        said.push_str(name);
+    }
+    said
+}
+
+/// A time as everybody reads it: RFC 3339 with milliseconds.
+pub(crate) fn time(at: Timestamp) -> String {
+    let us = i64::try_from(at.as_micros()).unwrap_or(i64::MAX);
+    format!("{:.3}", jiff::Timestamp::from_microsecond(us).unwrap_or(jiff::Timestamp::MAX))
+}
+
 /// Room for a sentence about a usual key.
 const USUAL: usize = 128;
 
-/// What counts on the key, and what that leaves.
-fn counted(said: &mut String, decision: &PolicyDecision<'_>) {
+/// What counts on the key.
+fn used(said: &mut String, intro: &str, decision: &PolicyDecision<'_>) {
     let mut digits = itoa::Buffer::new();
-    said.push_str("` has used ");
+    said.push_str(intro);
     said.push_str(digits.format(decision.used));
     said.push_str(" of ");
     said.push_str(digits.format(decision.limit));
     said.push_str(" per ");
     said.push_str(&format_window(decision.quota().window()));
+}
+
+/// What that leaves.
+fn room(said: &mut String, decision: &PolicyDecision<'_>) {
     if decision.is_allowed() {
         said.push_str(", ");
-        said.push_str(digits.format(decision.remaining));
+        said.push_str(itoa::Buffer::new().format(decision.remaining));
         said.push_str(" remain");
         return;
     }

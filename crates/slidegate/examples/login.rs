@@ -18,7 +18,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::{Router, routing::post};
 use slidegate::client_addr::{ClientAddr, Source, Trust, TrustedProxies};
-use slidegate::headers::{HeaderOptions, problem_json};
+use slidegate::headers::{HeaderOptions, Problem};
 use slidegate::{Decisions, Gate, Policy, PolicySet, Quota, Request};
 
 struct Login {
@@ -69,8 +69,10 @@ async fn log_in(
 
 /// Status, header fields and body, as a `RateLimitLayer` would send them.
 fn denial(decisions: &Decisions<'_>) -> Response {
-    let body = problem_json(decisions).unwrap_or_default();
-    let mut response = (StatusCode::TOO_MANY_REQUESTS, body).into_response();
+    let problem = Problem::of(decisions).expect("a denial has a reason");
+    // 429; 500 if the gate does not have the policy that was named.
+    let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::TOO_MANY_REQUESTS);
+    let mut response = (status, problem.to_json()).into_response();
     let mut fields = HeaderOptions::default().headers(decisions);
     fields.push(("content-type", "application/problem+json".into()));
     for (name, value) in fields {

@@ -149,7 +149,8 @@ pub(crate) fn decision<S: State>(
     };
     let remaining = limit.saturating_sub(used);
     let waits = Waits { retry_us, reset_us, frees_us };
-    Decision { verdict, limit, used, remaining, cost, at: now, source: Source::Store, waits }
+    let (at, source, is_blocked) = (now, Source::Store, false);
+    Decision { verdict, limit, used, remaining, cost, at, source, is_blocked, waits }
 }
 
 /// The largest step back of a clock that is waited out; a larger one moves the history along.

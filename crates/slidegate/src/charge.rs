@@ -2,6 +2,7 @@
 
 use smallvec::SmallVec;
 
+use crate::block::Block;
 use crate::key::Key;
 use crate::quota::Quota;
 
@@ -18,6 +19,8 @@ pub(crate) struct Charge<'a> {
     /// Where the caller told the quota: the one that it stands for.
     pub(crate) instead_of: Option<&'a Quota>,
     pub(crate) key: Key<'a>,
+    /// The key's block, which may be over.
+    pub(crate) block: Option<&'a Block>,
     pub(crate) part: Part,
     /// What to do when a shared store does not answer.
     #[cfg(feature = "redis")]
@@ -91,7 +94,7 @@ pub enum OnStoreError {
 pub(crate) type Charges<'a> = SmallVec<[Charge<'a>; 4]>;
 
 /// What requests would charge: in their order and that of the policies, each key at most once.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Plan<'a> {
     pub(crate) charges: Charges<'a>,
     /// Requests that met an earlier one on a key, with the place of its charge, which carries the cost of both.

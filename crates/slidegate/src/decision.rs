@@ -35,7 +35,7 @@ pub struct Decision {
     pub limit: u64,
     /// Cost that counts now, with this request's if it was charged. Past `limit` after a penalty or a lowered limit.
     pub used: u64,
-    /// Cost still available after this request. A denial leaves it unchanged. At most `limit`.
+    /// Cost still available after this request. A denial leaves it unchanged. At most `limit`; 0 while the key is blocked.
     pub remaining: u64,
     /// Cost that this call moved: charged by a check or a penalty, given back by a refund. Zero for a peek, and for a
     /// denial unless the policy counts what it denies ([`Excess::Count`](crate::Excess::Count)).
@@ -45,7 +45,34 @@ pub struct Decision {
     pub at: Timestamp,
     /// Where the answer comes from.
     pub source: Source,
+    /// Whether the key is blocked, which denies every cost but 0.
+    pub(crate) is_blocked: bool,
     pub(crate) waits: Waits,
+}
+
+/// Why a decision denies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Reason {
+    /// The cost is more than what remains of the limit.
+    OverLimit,
+    /// The key is blocked; [`PolicyDecision::block`](crate::PolicyDecision::block) says until when.
+    Blocked,
+    /// The shared store could not decide, and the policy [denies](crate::OnStoreError::Deny) everything then. How much the key
+    /// has used is unknown.
+    StoreUnavailable,
+}
+
+impl Reason {
+    /// The name in answers, logs and metrics: `over_limit`, `blocked`, `store_unavailable`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::OverLimit => "over_limit",
+            Self::Blocked => "blocked",
+            Self::StoreUnavailable => "store_unavailable",
+        }
+    }
 }
 
 /// Where a decision comes from: never hidden, since all but the first are answers without the shared store.
@@ -100,18 +127,22 @@ impl Waits {
 impl Decision {
     /// Takes usage of the same quota under another key into account. The verdict stays.
     pub(crate) fn add_usage(&mut self, other: &Self) {
-        let frees =
-            [&*self, other].into_iter().filter(|one| one.used > 0).map(|one| one.waits.frees_us).min();
-        self.waits.frees_us = frees.unwrap_or(0);
+        if !self.is_blocked {
+            let frees =
+                [&*self, other].into_iter().filter(|one| one.used > 0).map(|one| one.waits.frees_us).min();
+            self.waits.frees_us = frees.unwrap_or(0);
+        }
         self.waits.reset_us = self.waits.reset_us.max(other.waits.reset_us);
         self.used = self.used.saturating_add(other.used);
-        self.remaining = self.limit.saturating_sub(self.used);
+        self.remaining = if self.is_blocked { 0 } else { self.limit.saturating_sub(self.used) };
     }
 
     /// Wait until this very cost fits: zero when allowed, `None` when it never will.
     ///
     /// Tight to the microsecond if nothing else is charged meanwhile: at exactly this time it is admitted, one
-    /// microsecond earlier it is not.
+    /// microsecond earlier it is not. For a blocked key this is the rest of the block, `None` if it does not end. Where the
+    /// store is unavailable nobody knows the wait: it is 1 to 3 seconds, at random, so that clients which were denied
+    /// together do not come back together.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         let wait_us = self.waits.retry_us;
@@ -124,10 +155,36 @@ impl Decision {
         Duration::from_micros(self.waits.reset_us)
     }
 
-    /// How long until some of the used cost is free again, `None` when nothing is used.
+    /// How long until more cost is available than now, `None` when nothing is used. For a blocked key, how long until it is
+    /// blocked no more and has room, `None` if the block does not end.
     #[must_use]
     pub fn frees_after(&self) -> Option<Duration> {
-        (self.used > 0).then(|| Duration::from_micros(self.waits.frees_us))
+        let frees_us = self.waits.frees_us;
+        let ends = if self.is_blocked { frees_us != Waits::NEVER } else { self.used > 0 };
+        ends.then(|| Duration::from_micros(frees_us))
+    }
+
+    /// Why the request may not pass; `None` if it may.
+    #[must_use]
+    pub fn reason(&self) -> Option<Reason> {
+        match self {
+            Self { verdict: Verdict::Allow, .. } => None,
+            Self { is_blocked: true, .. } => Some(Reason::Blocked),
+            Self { source: Source::Deny, .. } => Some(Reason::StoreUnavailable),
+            _ => Some(Reason::OverLimit),
+        }
+    }
+
+    /// Whether the key is blocked. A request of cost 0 passes all the same.
+    #[must_use]
+    pub fn is_blocked(&self) -> bool {
+        self.is_blocked
+    }
+
+    /// Whether anybody knows how much the key has used: not where a fallback answers without counting.
+    #[must_use]
+    pub fn is_counted(&self) -> bool {
+        !matches!(self.source, Source::Allow | Source::Deny)
     }
 
     /// Whether the request may pass.
@@ -151,13 +208,19 @@ impl Decision {
     /// Whether this decision binds rather than `other`: a denial before an allowance, the longer wait among denials
     /// (never is longest), else the less remaining.
     ///
+    /// A denial that is known to be right comes before one that was made because the store is
+    /// [unavailable](Reason::StoreUnavailable), whatever their waits.
+    ///
     /// Where the two are even, neither is stricter.
     #[must_use]
     pub fn is_stricter_than(&self, other: &Self) -> bool {
         match (self.verdict, other.verdict) {
             (Verdict::Deny, Verdict::Allow) => true,
             (Verdict::Allow, Verdict::Deny) => false,
-            (Verdict::Deny, Verdict::Deny) => self.waits.retry_us > other.waits.retry_us,
+            (Verdict::Deny, Verdict::Deny) => {
+                let rank = |one: &Self| (one.reason() != Some(Reason::StoreUnavailable), one.waits.retry_us);
+                rank(self) > rank(other)
+            }
             (Verdict::Allow, Verdict::Allow) => self.remaining < other.remaining,
         }
     }
@@ -176,6 +239,7 @@ mod tests {
             cost: 0,
             at: Timestamp::EPOCH,
             source: Source::Store,
+            is_blocked: false,
             waits: Waits { retry_us, reset_us: 0, frees_us: 0 },
         }
     }
@@ -187,6 +251,7 @@ mod tests {
             decision(Verdict::Deny, 5, Waits::NEVER),
             decision(Verdict::Deny, 9, 60),
             decision(Verdict::Deny, 0, 1),
+            Decision { source: Source::Deny, ..decision(Verdict::Deny, 0, 3_000_000) },
             decision(Verdict::Allow, 0, 0),
             decision(Verdict::Allow, 3, 0),
         ];

@@ -1,10 +1,12 @@
 //! The one error of the library: what was wrong with a value that a program or its user wrote.
 //!
-//! Decisions never fail on the memory store, so everything here is met while a limiter is being set up.
+//! Most of it is met while a limiter is being set up. The exception is a request that names a policy which cannot decide
+//! it: such a request is denied, and [`Decisions::error`](crate::Decisions::error) says why.
 
 use std::fmt;
 
-/// Why a quota, a policy, a rule for client addresses, a style of headers or a store could not be built.
+/// Why a quota, a policy, a rule for client addresses, a style of headers or a store could not be built, or why a request
+/// could not be decided under the policy that it names.
 ///
 /// Its text is one line that names the thing, the value and the way out. The kind can be asked for by predicate; it
 /// has no public variants, so that new causes break nobody.
@@ -28,9 +30,14 @@ enum Kind {
     Policy,
     Address,
     Header,
+    UnknownPolicy,
+    MissingAttribute,
     #[cfg(feature = "redis")]
     Store,
 }
+
+/// Most policies that an error lists: a set may hold thousands.
+const MAX_LISTED: usize = 10;
 
 impl Error {
     pub(crate) fn quota(message: impl Into<String>) -> Self {
@@ -47,6 +54,27 @@ impl Error {
 
     pub(crate) fn header(message: impl Into<String>) -> Self {
         Self { kind: Kind::Header, message: message.into() }
+    }
+
+    /// A policy that is not in a set of these names.
+    pub(crate) fn unknown_policy<'n>(name: &str, known: impl ExactSizeIterator<Item = &'n str>) -> Self {
+        let more = known.len().saturating_sub(MAX_LISTED);
+        let listed: Vec<_> = known.take(MAX_LISTED).map(|name| format!("`{name}`")).collect();
+        let mut message = format!("policy `{}` is not in the gate; ", name.escape_debug());
+        match (listed.as_slice(), more) {
+            ([], _) => message.push_str("it has no policy"),
+            (_, 0) => message = message + "it has " + &listed.join(", "),
+            (_, more) => message = message + "it has " + &listed.join(", ") + &format!(" and {more} more"),
+        }
+        Self { kind: Kind::UnknownPolicy, message }
+    }
+
+    /// A request that names a policy and lacks an attribute of its scope.
+    pub(crate) fn missing_attribute(policy: &str, attribute: &str) -> Self {
+        let message = format!(
+            "policy `{policy}` counts by `{attribute}`, which the request does not have; add `.with(\"{attribute}\", ...)`"
+        );
+        Self { kind: Kind::MissingAttribute, message }
     }
 
     #[cfg(feature = "redis")]
@@ -76,6 +104,18 @@ impl Error {
     #[must_use]
     pub fn is_header(&self) -> bool {
         self.kind == Kind::Header
+    }
+
+    /// Whether a request named a policy that the gate does not have.
+    #[must_use]
+    pub fn is_unknown_policy(&self) -> bool {
+        self.kind == Kind::UnknownPolicy
+    }
+
+    /// Whether a request named a policy and lacked an attribute that it counts by.
+    #[must_use]
+    pub fn is_missing_attribute(&self) -> bool {
+        self.kind == Kind::MissingAttribute
     }
 
     /// Whether a shared store's address, certificate or other option was wrong.

@@ -7,7 +7,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arc_swap::{ArcSwap, Guard};
 use smallvec::SmallVec;
 
-use crate::charge::Plan;
+use crate::block::{Block, Blocks, blocked};
+use crate::charge::{Charges, Plan};
+#[cfg(feature = "redis")]
+use crate::decision::Source;
 use crate::decision::{Decision, Verdict};
 use crate::error::Error;
 use crate::key::Key;
@@ -17,6 +20,9 @@ use crate::policy_reset::{Done, Place, PolicyReset, ResetCursor};
 use crate::quota::Quota;
 use crate::request::Request;
 use crate::store::memory::{MemoryStats, MemoryStore};
+#[cfg(feature = "redis")]
+use crate::store::redis::StoreFailure;
+use crate::time::Timestamp;
 use crate::usage::{Found, KeyUse};
 use crate::verb::Verb;
 
@@ -41,7 +47,8 @@ use crate::verb::Verb;
 /// # Ok::<(), slidegate::Error>(())
 /// ```
 ///
-/// A request that no policy applies to is allowed.
+/// A request that no policy applies to is allowed. One that is [`under`](Request::under) a policy which the gate does not
+/// have is denied, with an [error](Decisions::error).
 #[derive(Debug)]
 pub struct Gate {
     store: MemoryStore,
@@ -119,9 +126,17 @@ impl Gate {
         let policies = self.policies.load();
         let requests = std::slice::from_ref(request);
         let plan = policies.plan(requests);
-        let answers = plan.answers(self.once.check(&self.store, &plan.charges, id));
+        let decided =
+            self.decided(Verb::Check, &plan.charges, |charges| self.once.check(&self.store, charges, id));
+        let answers = plan.answers(decided);
         drop(plan);
-        Decisions { policies, requests, answers }
+        Decisions {
+            policies,
+            requests,
+            answers,
+            #[cfg(feature = "redis")]
+            failure: None,
+        }
     }
 
     /// What [`check`](Self::check) would say, without charging.
@@ -170,24 +185,51 @@ impl Gate {
     /// ```
     pub fn apply_all<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
         // Made where it is returned and filled there, as moving it takes as long as a decision.
-        let mut decisions = Decisions { policies: self.policies.load(), requests, answers: SmallVec::new() };
+        let mut decisions = Decisions {
+            policies: self.policies.load(),
+            requests,
+            answers: SmallVec::new(),
+            #[cfg(feature = "redis")]
+            failure: None,
+        };
         if let [request] = requests
             && let Some(charge) = decisions.policies.single_charge(request)
+            && charge.block.is_none()
         {
             let decision = self.store.apply_single(verb, &charge);
             decisions.answers.push(Answer { request: 0, policy: charge.policy, decision });
         } else {
             let plan = decisions.policies.plan(requests);
-            decisions.answers = plan.answers(self.store.apply(verb, &plan.charges));
+            let decided = self.decided(verb, &plan.charges, |charges| self.store.apply(verb, charges));
+            decisions.answers = plan.answers(decided);
         }
         decisions
     }
 
+    /// Decisions on charges, of which some may be on blocked keys. `apply` carries out what is left of the verb.
+    fn decided(
+        &self,
+        verb: Verb,
+        charges: &Charges<'_>,
+        apply: impl FnOnce(&Charges<'_>) -> SmallVec<[Decision; 4]>,
+    ) -> SmallVec<[Decision; 4]> {
+        let Some(blocks) = Blocks::of(verb, charges, || self.store.wall_time()) else {
+            return apply(charges);
+        };
+        let (main_verb, main) = blocks.main(charges);
+        let main = if main_verb == verb { apply(&main) } else { self.store.apply(main_verb, &main) };
+        let apart = self.store.apply(Verb::Peek, &blocks.apart(charges));
+        blocks.join(charges, main, apart)
+    }
+
     /// Forgets the request's keys under every policy that applies; says whether anything counted on one of them.
-    pub fn reset(&self, request: &Request<'_>) -> bool {
+    ///
+    /// # Errors
+    /// The request is [`under`](Request::under) a policy that cannot decide it; nothing is forgotten.
+    pub fn reset(&self, request: &Request<'_>) -> Result<bool, Error> {
         let policies = self.policies.load();
-        let plan = policies.plan(std::slice::from_ref(request));
-        self.store.reset(&plan.charges)
+        let plan = policies.plan_of_one(request)?;
+        Ok(self.store.reset(&plan.charges))
     }
 
     /// Forgets every key of a policy; returns how many there were. Goes through all keys of the store while decisions go on:
@@ -245,17 +287,20 @@ impl Gate {
     /// let alice = Request::new().with("user", "alice");
     /// gate.check(&alice);
     /// gate.check(&alice);
-    /// let found = &gate.inspect(&alice)[0];
+    /// let found = &gate.inspect(&alice)?[0];
     /// assert_eq!((found.decision.used, found.charges.len(), found.room.len()), (2, 2, 2));
     /// assert_eq!(found.room[1].used, 0);
     /// # Ok::<(), slidegate::Error>(())
     /// ```
-    #[must_use]
-    pub fn inspect(&self, request: &Request<'_>) -> Vec<KeyUse> {
+    ///
+    /// # Errors
+    /// The request is [`under`](Request::under) a policy that cannot decide it.
+    pub fn inspect(&self, request: &Request<'_>) -> Result<Vec<KeyUse>, Error> {
         let policies = self.policies.load();
-        let plan = policies.plan(std::slice::from_ref(request));
-        let found = self.store.inspect(&plan.charges);
-        plan.uses(found, |at| policies.policy(at).name())
+        let plan = policies.plan_of_one(request)?;
+        let mut found = self.store.inspect(&plan.charges);
+        plan.lay_blocks_over(&mut found, self.store.wall_time());
+        Ok(plan.uses(found, |at| policies.policy(at).name()))
     }
 
     /// Puts another set of policies in force at once. A request is decided under the old set or the new one, never
@@ -296,6 +341,9 @@ pub struct Decisions<'r> {
     policies: Guard<Arc<PolicySet>>,
     requests: &'r [Request<'r>],
     answers: PlacedAnswers,
+    /// Why a fallback made some of them, if one did.
+    #[cfg(feature = "redis")]
+    failure: Option<Arc<StoreFailure>>,
 }
 
 /// Decisions, each with what it is on.
@@ -314,6 +362,15 @@ impl Plan<'_> {
     pub(crate) fn uses<'p>(&self, found: Vec<Found>, name_of: impl Fn(usize) -> &'p str) -> Vec<KeyUse> {
         let charges = self.charges.iter().zip(found);
         charges.map(|(charge, found)| found.of(name_of(charge.policy), &charge.key)).collect()
+    }
+
+    /// Shows the blocked keys among those that were found.
+    pub(crate) fn lay_blocks_over(&self, found: &mut [Found], now: Timestamp) {
+        for (charge, found) in self.charges.iter().zip(found) {
+            if let Some(rest_us) = charge.block.and_then(|block| block.rest_us(now)) {
+                found.decision = blocked(found.decision, rest_us, charge.part.cost > 0);
+            }
+        }
     }
 
     /// The decisions on the charges as answers to the requests, in the requests' order and that of the policies.
@@ -338,6 +395,8 @@ pub struct PolicyDecision<'d> {
     policies: &'d PolicySet,
     requests: &'d [Request<'d>],
     answer: &'d Answer,
+    #[cfg(feature = "redis")]
+    failure: Option<&'d StoreFailure>,
 }
 
 impl<'r> Decisions<'r> {
@@ -347,8 +406,9 @@ impl<'r> Decisions<'r> {
         policies: Guard<Arc<PolicySet>>,
         requests: &'r [Request<'r>],
         answers: PlacedAnswers,
+        failure: Option<Arc<StoreFailure>>,
     ) -> Self {
-        Self { policies, requests, answers }
+        Self { policies, requests, answers, failure }
     }
 }
 
@@ -367,14 +427,33 @@ impl Decisions<'_> {
         }
     }
 
-    /// Whether the request may pass, or all of several: no enforced policy denies.
+    /// Whether the request may pass, or all of several: no enforced policy denies, and there is no [error](Self::error).
     #[must_use]
     pub fn verdict(&self) -> Verdict {
-        if self.iter().any(|one| one.is_denied() && one.policy().is_enforced()) {
-            Verdict::Deny
-        } else {
-            Verdict::Allow
+        let denies = self.iter().any(|one| one.is_denied() && one.policy().is_enforced());
+        if denies || self.cannot_decide() { Verdict::Deny } else { Verdict::Allow }
+    }
+
+    /// Why nothing was decided: a request is [`under`](Request::under) a policy that the gate does not have, or lacks an
+    /// attribute that the policy counts by. The verdict is to deny then, no policy has a decision, and nothing was charged.
+    #[must_use]
+    pub fn error(&self) -> Option<Error> {
+        if !self.answers.is_empty() {
+            return None;
         }
+        self.requests.iter().find_map(|request| self.policies.error_of(request))
+    }
+
+    /// Why the shared store did not decide every policy, if a fallback decided one.
+    #[cfg(feature = "redis")]
+    #[must_use]
+    pub fn store_failure(&self) -> Option<&StoreFailure> {
+        self.failure.as_deref()
+    }
+
+    /// Whether there is an [error](Self::error). A plan with one has no charge, so most answers are told apart by that.
+    fn cannot_decide(&self) -> bool {
+        self.answers.is_empty() && self.requests.iter().any(|request| self.policies.cannot_decide(request))
     }
 
     /// Whether the request may pass.
@@ -395,6 +474,8 @@ impl Decisions<'_> {
             policies: &self.policies,
             requests: self.requests,
             answer,
+            #[cfg(feature = "redis")]
+            failure: self.failure.as_deref(),
         })
     }
 
@@ -449,6 +530,21 @@ impl<'d> PolicyDecision<'d> {
     pub fn quota(&self) -> &'d Quota {
         let told = self.requests[self.answer.request].told_quota();
         told.unwrap_or_else(|| self.policies.quota_of(self.answer.policy, &self.key()))
+    }
+
+    /// The block of its key, if the key [is blocked](Decision::is_blocked).
+    #[must_use]
+    pub fn block(&self) -> Option<&'d Block> {
+        let block = || self.policies.block_of(self.answer.policy, &self.key());
+        self.answer.decision.is_blocked().then(block).flatten()
+    }
+
+    /// Why the shared store did not decide, if the policy's fallback did.
+    #[cfg(feature = "redis")]
+    #[must_use]
+    pub fn store_failure(&self) -> Option<&'d StoreFailure> {
+        let is_fallback = !matches!(self.answer.decision.source, Source::Store | Source::Remembered);
+        self.failure.filter(|_| is_fallback)
     }
 
     /// The decision itself.

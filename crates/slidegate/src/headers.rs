@@ -46,7 +46,8 @@ pub struct HeaderOptions {
     pub x_ratelimit: XRateLimit,
     /// `Retry-After` on denials: whole seconds, rounded up, at least 1 (RFC 9110, 10.2.3). On unless cleared.
     ///
-    /// A request that never fits has none: whatever number stood there would promise that waiting helps.
+    /// A request that never fits has none: whatever number stood there would promise that waiting helps. A blocked key's is
+    /// the rest of its block.
     pub retry_after: bool,
     /// `retry-after-ms` on the same denials: whole milliseconds, rounded up, at least 1. Off unless set; a few client
     /// libraries read it, and the one second that is the least in `Retry-After` is long for a short window.
@@ -60,7 +61,9 @@ impl HeaderOptions {
 
     /// The fields for a gate's answer; none when no enforced policy applies.
     ///
-    /// Fields that describe one policy describe the [strictest](Decisions::strictest).
+    /// Fields that describe one policy describe the [strictest](Decisions::strictest). Where a shared store is unavailable and
+    /// a policy allows or denies without counting, nobody knows what is used or left, so the fields that would say it are
+    /// left out; `RateLimit-Policy` and `Retry-After` stay.
     ///
     /// ```
     /// use slidegate::headers::HeaderOptions;
@@ -162,8 +165,12 @@ impl HeaderOptions {
     fn write(&self, answers: &[Answer<'_>], strictest: &Answer<'_>, out: &mut impl Fields) {
         let retry_after_s = strictest.retry_after_s().filter(|_| self.retry_after);
         let reset_s = secs_ceil(strictest.decision.reset_after());
+        let is_counted = strictest.decision.is_counted();
         match self.draft {
             Draft::Off => {}
+            Draft::Draft6 | Draft::Draft7 if !is_counted => {
+                out.field(Name::RateLimitPolicy, |text| strictest.unnamed_policy(text));
+            }
             Draft::Draft6 => {
                 let numbers = strictest.numbers(retry_after_s.unwrap_or(reset_s));
                 out.field(Name::RateLimitPolicy, |text| strictest.unnamed_policy(text));
@@ -181,10 +188,19 @@ impl HeaderOptions {
             Draft::Draft10 => {
                 out.field(Name::RateLimitPolicy, |text| write_list(text, answers, Answer::policy_item));
                 let item = |one: &Answer<'_>, text: &mut String| one.limit_item(text, retry_after_s);
-                out.field(Name::RateLimit, |text| write_list(text, answers, item));
+                if answers.iter().all(|one| one.decision.is_counted()) {
+                    out.field(Name::RateLimit, |text| write_list(text, answers, item));
+                } else {
+                    let counted: SmallVec<[_; 4]> =
+                        answers.iter().filter(|one| one.decision.is_counted()).copied().collect();
+                    if !counted.is_empty() {
+                        out.field(Name::RateLimit, |text| write_list(text, &counted, item));
+                    }
+                }
             }
         }
         let x_reset_s = match self.x_ratelimit {
+            _ if !is_counted => None,
             XRateLimit::Off => None,
             XRateLimit::EpochSeconds => Some(strictest.decision.reset_at().as_secs_ceil()),
             XRateLimit::DeltaSeconds => Some(reset_s),
@@ -481,6 +497,7 @@ mod tests {
             remaining: u64::MAX,
             cost: 0,
             at: Timestamp::EPOCH,
+            is_blocked: false,
             source: crate::decision::Source::Store,
             waits: crate::decision::Waits { retry_us: u64::MAX - 1, reset_us: u64::MAX, frees_us: u64::MAX },
         };

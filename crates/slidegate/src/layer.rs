@@ -253,8 +253,9 @@ impl RateLimitLayerBuilder {
     ///
     /// # Errors
     /// A policy has an attribute in its scope or conditions that no `attribute` of this layer gives: requests would pass
-    /// it uncounted. So they would under a name that no policy has. Policies that the gate is
-    /// [configured](crate::Gate::configure) with later are not looked at.
+    /// it uncounted. Or the layer names a policy that the gate does not have. Policies that the gate is
+    /// [configured](crate::Gate::configure) with later are not looked at: if a named policy is removed then, requests are
+    /// answered with status 500 until it is back.
     pub fn build(mut self) -> Result<RateLimitLayer, Error> {
         self.0.policies_find_their_attributes()?;
         let attributes = self.0.attributes.iter().map(|(_, attribute)| attribute);
@@ -275,11 +276,9 @@ impl Config {
             return unnamed.try_for_each(|policy| self.gives(policy, attributes_of(policy)));
         }
         self.under.iter().try_for_each(|name| {
-            let policy = policies.by_name(name).ok_or_else(|| {
-                let known: Vec<_> = policies.iter().map(|policy| format!("`{}`", policy.name())).collect();
-                let name = name.escape_debug();
-                Error::policy(format!("policy `{name}` is not in the gate; it has {}", known.join(", ")))
-            })?;
+            let policy = policies
+                .by_name(name)
+                .ok_or_else(|| Error::unknown_policy(name, policies.iter().map(Policy::name)))?;
             self.gives(policy, policy.scope_attributes().iter().map(String::as_str))
         })
     }

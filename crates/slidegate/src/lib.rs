@@ -28,6 +28,7 @@ pub mod headers;
 pub mod layer;
 
 mod algorithm;
+mod block;
 mod charge;
 mod decision;
 mod error;
@@ -51,8 +52,9 @@ mod verb;
 #[cfg(feature = "wait")]
 mod waiting;
 
+pub use block::Block;
 pub use charge::{Excess, OnStoreError};
-pub use decision::{Decision, Source, Verdict};
+pub use decision::{Decision, Reason, Source, Verdict};
 pub use error::Error;
 pub use gate::{Decisions, Gate, PolicyDecision};
 pub use key::Key;
@@ -69,7 +71,7 @@ pub use store::memory::{MemoryStats, MemoryStore, MemoryStoreBuilder};
 #[cfg(feature = "redis")]
 pub use store::redis::{
     BreakerState, ClientCertificate, ClockJumps, FailureKind, NodeState, Note, NoteId, RedisOptions,
-    RedisStats, StoreErrors,
+    RedisStats, StoreErrors, StoreFailure,
 };
 pub use time::{Clock, ManualClock, SystemClock, Timestamp, millis_ceil};
 pub use usage::{KeyUse, Room, Run};

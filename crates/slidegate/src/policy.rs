@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use crate::block::Block;
 use crate::charge::{Excess, OnStoreError};
 use crate::client_addr::Ipv6Prefix;
 use crate::error::Error;
@@ -41,6 +42,7 @@ pub struct Policy {
     only_when_named: bool,
     ipv6_prefix: Ipv6Prefix,
     overrides: Vec<(Vec<Owned>, Quota)>,
+    blocks: Vec<(Vec<Owned>, Block)>,
 }
 
 /// A value that outlives a request.
@@ -98,6 +100,7 @@ impl Policy {
             only_when_named: false,
             ipv6_prefix: Ipv6Prefix::default(),
             overrides: Vec::new(),
+            blocks: Vec::new(),
         })
     }
 
@@ -202,6 +205,21 @@ impl Policy {
         self
     }
 
+    /// Blocks the key with these values, one for each attribute of the scope: nothing of cost passes until the block ends,
+    /// and nothing is charged. Of two blocks of one key the last counts. The key keeps its quota and its usage.
+    ///
+    /// A [`shadow`](Self::shadow) policy reports the block and denies nothing. Looking for one costs a hash of the key in
+    /// policies that have any, nothing in others.
+    #[must_use]
+    pub fn with_block<'v, V: Into<Value<'v>>>(
+        mut self,
+        key: impl IntoIterator<Item = V>,
+        block: Block,
+    ) -> Self {
+        self.blocks.push((key.into_iter().map(|value| value.into().into()).collect(), block));
+        self
+    }
+
     /// The same policy under another quota. Overrides keep their limits, and count by its algorithm.
     #[must_use]
     pub fn with_quota(mut self, quota: Quota) -> Self {
@@ -268,6 +286,12 @@ impl Policy {
     #[must_use]
     pub fn override_count(&self) -> usize {
         self.overrides.len()
+    }
+
+    /// How many blocks it has, those that are over included.
+    #[must_use]
+    pub fn block_count(&self) -> usize {
+        self.blocks.len()
     }
 
     /// Whether the policy's conditions hold for a request and it has all attributes of the scope. One that is

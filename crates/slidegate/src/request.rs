@@ -67,6 +67,9 @@ pub struct Request<'r> {
     more: Vec<Attribute<'r>>,
     cost: u64,
     under: Option<&'r str>,
+    /// Whether a named policy is left out, instead of being an error, where an attribute of its scope is missing.
+    #[cfg(feature = "tower")]
+    may_lack_attributes: bool,
     /// Shared, as it is five times as large as all else that most requests have.
     quota: Option<Arc<Quota>>,
 }
@@ -79,14 +82,24 @@ impl<'r> Request<'r> {
     #[must_use]
     #[inline]
     pub fn new() -> Self {
-        Self { few: [None; 6], more: Vec::new(), cost: 1, under: None, quota: None }
+        Self {
+            few: [None; 6],
+            more: Vec::new(),
+            cost: 1,
+            under: None,
+            #[cfg(feature = "tower")]
+            may_lack_attributes: false,
+            quota: None,
+        }
     }
 
-    /// A request without attributes. Made where it is returned, as moving one takes as long as half a decision.
+    /// A request of a layer, without attributes. A policy that the layer names is left out where the request lacks an
+    /// attribute of its scope: who sends no API key is not counted by one. Made where it is returned, as moving one takes as
+    /// long as half a decision.
     #[cfg(feature = "tower")]
     #[inline]
     pub(crate) fn asking(cost: u64, under: Option<&'r str>) -> Self {
-        Self { few: [None; 6], more: Vec::new(), cost, under, quota: None }
+        Self { few: [None; 6], more: Vec::new(), cost, under, may_lack_attributes: true, quota: None }
     }
 
     /// Adds an attribute. Of two with one name the first counts. More than six allocate.
@@ -112,8 +125,23 @@ impl<'r> Request<'r> {
         self
     }
 
-    /// Only the policy of this name decides, whether or not its conditions hold. The request needs the attributes of its
-    /// scope all the same; without them, as under a name that no policy has, nothing decides and the request is allowed.
+    /// Only the policy of this name decides, whether or not its conditions hold.
+    ///
+    /// If the gate has no policy of this name, or the request lacks an attribute of the policy's scope, the request is
+    /// denied, nothing is charged, and [`Decisions::error`](crate::Decisions::error) says why: a typo must not lift a limit.
+    ///
+    /// ```
+    /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
+    ///
+    /// let gate = Gate::new(PolicySet::new([Policy::new("login", Quota::per_minute(5))?.scope(["user"])])?);
+    /// let request = Request::new().with("user", "alice").under("logn");
+    /// let decisions = gate.check(&request);
+    /// assert!(decisions.is_denied());
+    /// let error = decisions.error().unwrap();
+    /// assert!(error.is_unknown_policy());
+    /// assert_eq!(error.to_string(), "policy `logn` is not in the gate; it has `login`");
+    /// # Ok::<(), slidegate::Error>(())
+    /// ```
     #[must_use]
     #[inline]
     pub fn under(mut self, policy: &'r str) -> Self {
@@ -166,6 +194,14 @@ impl<'r> Request<'r> {
 
     pub(crate) fn named_policy(&self) -> Option<&'r str> {
         self.under
+    }
+
+    /// Whether a named policy is left out where an attribute of its scope is missing.
+    pub(crate) fn may_lack_attributes(&self) -> bool {
+        #[cfg(feature = "tower")]
+        return self.may_lack_attributes;
+        #[cfg(not(feature = "tower"))]
+        return false;
     }
 
     pub(crate) fn told_quota(&self) -> Option<&Quota> {

@@ -4,10 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
-use smallvec::SmallVec;
 
+use crate::block::Blocks;
 use crate::charge::Charge;
-use crate::decision::Decision;
 use crate::error::Error;
 use crate::gate::{Decisions, Numbers};
 use crate::policy::PolicySet;
@@ -17,7 +16,7 @@ use crate::store::fallback::Fallback;
 use crate::store::memory::MemoryStore;
 use crate::store::redis::{
     Answers, Failure, FailureKind, MOST, NodeState, Note, NoteId, RedisOptions, RedisStats, RedisStore,
-    Undecided,
+    StoreFailure, Undecided,
 };
 use crate::usage::KeyUse;
 use crate::verb::Verb;
@@ -49,7 +48,7 @@ pub struct SharedGate {
     numbers: Mutex<Numbers>,
     fallbacks: AtomicU64,
     /// Not under a lock: while the store is away, every decision comes here.
-    last_failure: ArcSwapOption<Failure>,
+    last_failure: ArcSwapOption<StoreFailure>,
 }
 
 /// How a [`SharedGate`] is made: `SharedGate::builder(policies, options).instances(3).build()?`.
@@ -114,6 +113,13 @@ impl SharedGateBuilder {
 /// Keys that a server looks at in one step of a reset: over in a moment.
 const SCANNED: u64 = 1000;
 
+/// Decisions on charges, in their order.
+struct Decided {
+    decisions: Answers,
+    /// Why a fallback made some of them, if one did.
+    failure: Option<Arc<StoreFailure>>,
+}
+
 /// Scripts count with doubles: a limit has to be one that those can tell from the next.
 fn check_limits(policies: &PolicySet) -> Result<(), Error> {
     for (policy, quota) in
@@ -161,10 +167,10 @@ impl SharedGate {
         let policies = self.policies.load();
         let requests = std::slice::from_ref(request);
         let plan = policies.plan(requests);
-        let decided = self.store.check_once(&plan.charges, id).await;
-        let answers = plan.answers(self.decisions(Verb::Check, &plan.charges, decided));
+        let Decided { decisions, failure } = self.decide(Verb::Check, &plan.charges, Some(id)).await;
+        let answers = plan.answers(decisions);
         drop(plan);
-        Decisions::new(policies, requests, answers)
+        Decisions::new(policies, requests, answers, failure)
     }
 
     /// What [`check`](Self::check) would say, without charging.
@@ -194,25 +200,26 @@ impl SharedGate {
     pub async fn apply_all<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
         let policies = self.policies.load();
         let plan = policies.plan(requests);
-        let decided = self.store.apply(verb, &plan.charges).await;
-        let answers = plan.answers(self.decisions(verb, &plan.charges, decided));
+        let Decided { decisions, failure } = self.decide(verb, &plan.charges, None).await;
+        let answers = plan.answers(decisions);
         drop(plan);
-        Decisions::new(policies, requests, answers)
+        Decisions::new(policies, requests, answers, failure)
     }
 
     /// Forgets the request's keys under every policy that applies; says whether one of them was stored.
     ///
     /// # Errors
-    /// The store did not answer in time: the keys may be forgotten or not.
+    /// The store did not answer in time: the keys may be forgotten or not. The request is [`under`](Request::under) a policy
+    /// that cannot decide it: nothing is forgotten.
     pub async fn reset(&self, request: &Request<'_>) -> Result<bool, Error> {
         let policies = self.policies.load();
-        let plan = policies.plan(std::slice::from_ref(request));
+        let plan = policies.plan_of_one(request)?;
         let local = self.fallback.memory().reset(&plan.charges);
-        let stored = self.store.reset(&plan.charges).await.map_err(|failure| {
-            let text = failure.to_string();
-            self.remember(failure);
-            Error::store(text)
-        })?;
+        let stored = self
+            .store
+            .reset(&plan.charges)
+            .await
+            .map_err(|failure| Error::store(self.remember(failure).to_string()))?;
         Ok(stored || local)
     }
 
@@ -220,12 +227,14 @@ impl SharedGate {
     /// the store has it. Changes nothing; one read of each key, which is as long as its charges are many.
     ///
     /// # Errors
-    /// The store did not answer, or holds a value that slidegate did not write.
+    /// The store did not answer, or holds a value that slidegate did not write; or the request is
+    /// [`under`](Request::under) a policy that cannot decide it.
     pub async fn inspect(&self, request: &Request<'_>) -> Result<Vec<KeyUse>, Error> {
         let policies = self.policies.load_full();
-        let plan = policies.plan(std::slice::from_ref(request));
-        let found =
+        let plan = policies.plan_of_one(request)?;
+        let mut found =
             self.store.inspect(&plan.charges).await.map_err(|failure| Error::store(failure.to_string()))?;
+        plan.lay_blocks_over(&mut found, self.fallback.memory().wall_time());
         Ok(plan.uses(found, |at| policies.policy(at).name()))
     }
 
@@ -352,7 +361,7 @@ impl SharedGate {
             store: self.store.stats(),
             fallbacks: self.fallbacks.load(Ordering::Relaxed),
             last_failure: last.as_ref().map(ToString::to_string),
-            last_failure_kind: last.as_ref().map(|failure| failure.kind),
+            last_failure_kind: last.as_ref().map(|failure| failure.kind()),
         }
     }
 
@@ -368,30 +377,52 @@ impl SharedGate {
         self.fallback.memory()
     }
 
-    /// The store's decisions on these charges, or the fallback's.
-    fn decisions(
-        &self,
-        verb: Verb,
-        charges: &[Charge<'_>],
-        decided: Result<Answers, Undecided>,
-    ) -> SmallVec<[Decision; 4]> {
-        decided.unwrap_or_else(|Undecided { failure, denied }| {
-            self.fallbacks.fetch_add(1, Ordering::Relaxed);
-            self.remember(failure);
-            match denied {
-                None => self.fallback.apply(verb, charges),
-                // A denial stands whatever the others would have said, and nothing is charged for it.
-                Some(known) => {
-                    let guessed = self.fallback.apply(Verb::Peek, charges);
-                    known.into_iter().zip(guessed).map(|(known, guessed)| known.unwrap_or(guessed)).collect()
-                }
+    /// Decisions on charges, of which some may be on blocked keys. With an id a check is charged once.
+    async fn decide(&self, verb: Verb, charges: &[Charge<'_>], id: Option<&str>) -> Decided {
+        let Some(blocks) = Blocks::of(verb, charges, || self.fallback.memory().wall_time()) else {
+            return self.ask(verb, charges, id).await;
+        };
+        // Boxed, as blocks are rare and every decision would be as large.
+        Box::pin(async {
+            let (main_verb, main) = blocks.main(charges);
+            let main = self.ask(main_verb, &main, id.filter(|_| main_verb == verb)).await;
+            let apart = self.ask(Verb::Peek, &blocks.apart(charges), None).await;
+            Decided {
+                decisions: blocks.join(charges, main.decisions, apart.decisions),
+                failure: main.failure.or(apart.failure),
             }
         })
+        .await
     }
 
-    fn remember(&self, failure: Failure) {
-        if failure.kind != FailureKind::BreakerOpen || self.last_failure.load().is_none() {
-            self.last_failure.store(Some(Arc::new(failure)));
+    /// Asks the store, and the fallback if that does not decide.
+    async fn ask(&self, verb: Verb, charges: &[Charge<'_>], id: Option<&str>) -> Decided {
+        let decided = match id {
+            Some(id) => self.store.check_once(charges, id).await,
+            None => self.store.apply(verb, charges).await,
+        };
+        let Undecided { failure, denied } = match decided {
+            Ok(decisions) => return Decided { decisions, failure: None },
+            Err(undecided) => undecided,
+        };
+        self.fallbacks.fetch_add(1, Ordering::Relaxed);
+        let failure = Some(self.remember(failure));
+        let decisions = match denied {
+            None => self.fallback.apply(verb, charges),
+            // A denial stands whatever the others would have said, and nothing is charged for it.
+            Some(known) => {
+                let guessed = self.fallback.apply(Verb::Peek, charges);
+                known.into_iter().zip(guessed).map(|(known, guessed)| known.unwrap_or(guessed)).collect()
+            }
+        };
+        Decided { decisions, failure }
+    }
+
+    fn remember(&self, failure: Failure) -> Arc<StoreFailure> {
+        let failure = Arc::new(StoreFailure(failure));
+        if failure.kind() != FailureKind::BreakerOpen || self.last_failure.load().is_none() {
+            self.last_failure.store(Some(Arc::clone(&failure)));
         }
+        failure
     }
 }

@@ -259,7 +259,7 @@ proptest! {
                     continue;
                 }
                 Step::Reset(asked) => {
-                    prop_assert_eq!(gate.reset(&asked.request()), ledger.reset(&rules, asked, now));
+                    prop_assert_eq!(gate.reset(&asked.request()).unwrap(), ledger.reset(&rules, asked, now));
                     continue;
                 }
                 Step::Check(asked) | Step::Peek(asked) | Step::Refund(asked) | Step::Penalize(asked) => asked,
@@ -386,7 +386,7 @@ fn a_request_without_an_enforced_policy_is_allowed_and_nothing_binds_it() {
     let decisions = gate.check(&free);
     assert!(decisions.is_allowed() && decisions.strictest().is_none());
     assert_eq!(decisions.iter().len(), 0);
-    assert!(!gate.reset(&free));
+    assert!(!gate.reset(&free).unwrap());
     let trial = Request::new().with("path", "/trial");
     let decisions = gate.check(&trial);
     assert!(decisions.is_allowed() && decisions.strictest().is_none());
@@ -416,10 +416,10 @@ fn refund_penalize_and_reset_reach_every_policy_of_a_request() {
     assert!(gate.penalize(&penalty).is_allowed());
     assert_eq!(used(&gate, &alice(1)), [22, 21, 21]);
     assert!(gate.check(&alice(1)).is_denied() && gate.peek(&bob).is_allowed());
-    assert!(gate.reset(&alice(1)));
+    assert!(gate.reset(&alice(1)).unwrap());
     assert_eq!(used(&gate, &bob), [0, 1, 1]);
     assert_eq!(used(&gate, &alice(1)), [0, 0, 0]);
-    assert!(!gate.reset(&alice(1)));
+    assert!(!gate.reset(&alice(1)).unwrap());
 }
 
 /// Who edits a configuration under load moves lines about; usage follows the name, not the line.

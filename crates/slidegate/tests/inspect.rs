@@ -34,7 +34,7 @@ fn a_log_shows_every_charge_that_counts_and_when_it_is_free_again() {
         assert!(gate.check(&alice(cost)).is_allowed());
         clock.advance(Duration::from_secs(10));
     }
-    let found = gate.inspect(&alice(1)).remove(0);
+    let found = gate.inspect(&alice(1)).unwrap().remove(0);
     assert_eq!((found.policy.as_str(), found.key.as_str()), ("per-user", "alice"));
     assert_eq!(seconds(&found), [(0, 3), (10, 2), (20, 5)]);
     assert_eq!((found.decision.used, found.decision.is_denied()), (10, true));
@@ -43,10 +43,10 @@ fn a_log_shows_every_charge_that_counts_and_when_it_is_free_again() {
     let expected = [(30, 9), (30, 8), (30, 7), (40, 6), (40, 5), (50, 4), (50, 3), (50, 2), (50, 1), (50, 0)];
     assert_eq!(room, expected);
     clock.advance(Duration::from_secs(30));
-    assert_eq!(seconds(&gate.inspect(&alice(1))[0]), [(10, 2), (20, 5)]);
-    let nobody = gate.inspect(&Request::new().with("user", "nobody")).remove(0);
+    assert_eq!(seconds(&gate.inspect(&alice(1)).unwrap()[0]), [(10, 2), (20, 5)]);
+    let nobody = gate.inspect(&Request::new().with("user", "nobody")).unwrap().remove(0);
     assert_eq!((nobody.decision.used, nobody.charges.len(), nobody.room.len()), (0, 0, 0));
-    assert!(gate.inspect(&Request::new()).is_empty());
+    assert!(gate.inspect(&Request::new()).unwrap().is_empty());
 }
 
 /// A sum that is shown as if it were charges would be a wrong answer.
@@ -62,7 +62,7 @@ fn counters_show_the_sums_that_they_keep() {
         assert!(gate.check(&alice(4)).is_allowed());
         clock.advance(Duration::from_secs(75));
         assert!(gate.check(&alice(2)).is_allowed());
-        let found = gate.inspect(&alice(0)).remove(0);
+        let found = gate.inspect(&alice(0)).unwrap().remove(0);
         assert_eq!((seconds(&found), found.decision.used), (charges, used), "{algorithm}");
         assert_eq!(found.decision.used, gate.peek(&alice(0)).strictest().unwrap().used);
         let last = found.room.last().unwrap();
@@ -78,7 +78,7 @@ fn looking_changes_nothing() {
     gate.check(&told);
     let alice = Request::new().with("user", "alice");
     for _ in 0..2 {
-        let found = gate.inspect(&alice).remove(0);
+        let found = gate.inspect(&alice).unwrap().remove(0);
         assert_eq!((found.quota, found.decision.used), (Quota::per_hour(3), 1));
     }
     assert_eq!(gate.check(&told).strictest().unwrap().used, 2);

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use slidegate::headers::HeaderOptions;
-use slidegate::{Algorithm, Clock, Gate, Limiter, ManualClock, MemoryStore};
+use slidegate::{Algorithm, Block, Clock, Gate, Limiter, ManualClock, MemoryStore};
 use slidegate::{Policy, PolicySet, Quota, Request, Timestamp};
 
 /// A machine that started five seconds past a full minute, as far as it knew.
@@ -167,8 +167,27 @@ fn charges_are_dated_by_the_corrected_clock() {
     gate.check(&request);
     clock.pass(7);
     clock.step(-3600);
-    let found = gate.inspect(&request);
+    let found = gate.inspect(&request).unwrap();
     let [charge] = found[0].charges[..] else { panic!("{found:?}") };
     assert_eq!(charge.at, Timestamp::from_secs(STARTED_S - 3600));
     assert_eq!(found[0].decision.at - charge.at, Duration::from_secs(7));
+}
+
+/// A block ends at a date: when an operator corrects a wrong wall clock, the block goes by the right one.
+#[test]
+fn a_block_ends_by_the_corrected_clock() {
+    let clock = Corrected::new();
+    let until = Timestamp::from_secs(STARTED_S + 600);
+    let policy = Policy::new("per-user", Quota::per_minute(10)).unwrap().scope(["user"]);
+    let policies = PolicySet::new([policy.with_block(["alice"], Block::until(until))]).unwrap();
+    let gate = Gate::with_store(policies, clock.store());
+    let request = Request::new().with("user", "alice");
+    let wait = || gate.check(&request).strictest().unwrap().retry_after();
+    assert_eq!(wait(), Some(Duration::from_secs(600)));
+    clock.step(-100);
+    assert_eq!(wait(), Some(Duration::from_secs(700)));
+    clock.step(699);
+    assert_eq!(wait(), Some(Duration::from_secs(1)));
+    clock.pass(1);
+    assert!(gate.check(&request).is_allowed());
 }

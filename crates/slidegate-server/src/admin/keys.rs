@@ -11,7 +11,8 @@ use axum::response::Response;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use slidegate::{
-    Algorithm, KeyUse, Policy, PolicySet, Quota, Request, Run, Source, Verb, millis_ceil, parse_window,
+    Algorithm, KeyUse, Policy, PolicySet, Quota, Reason, Request, Run, Source, Verb, millis_ceil,
+    parse_window,
 };
 
 use super::Admin;
@@ -208,6 +209,7 @@ fn used(found: &KeyUse) -> Value {
         "algorithm": found.quota.algorithm().name(),
         "used": decision.used,
         "remaining": decision.remaining,
+        "reason": decision.reason().map(Reason::name),
         "retry_after_ms": decision.retry_after().map(millis_ceil),
         "reset_after_ms": millis_ceil(decision.reset_after()),
         "frees_after_ms": decision.frees_after().map(millis_ceil),
@@ -356,14 +358,16 @@ impl Admin {
         let request = place.request(self).cost(cost);
         let decisions = self.front.decide(Door::Http, verb, &request).await;
         let moved = decisions.iter().next().map(|one| (one.cost, one.source));
+        if let Some(error) = decisions.error() {
+            return Err(Problem::new(StatusCode::CONFLICT, format!("{error}; it was removed a moment ago")));
+        }
         match moved {
             Some((moved, Source::Store)) if verb == Verb::Refund => Ok(format!("{moved} was given back")),
             Some((moved, Source::Store)) => Ok(format!("{moved} was charged")),
             _ => {
-                let detail = format!(
-                    "{}; nothing is sure, so look at the key before you try again",
-                    self.front.absence()
-                );
+                let cause =
+                    decisions.store_failure().map_or_else(String::new, |failure| format!("{failure}; "));
+                let detail = format!("{cause}nothing is sure, so look at the key before you try again");
                 Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail))
             }
         }
@@ -375,8 +379,7 @@ impl Admin {
             let detail = "a candidate has the blocks and limits of its policy; name that";
             return Err(Problem::new(StatusCode::CONFLICT, detail));
         }
-        let is_block = kind == KeyKind::Block;
-        if is_block && !policy.is_enforced() {
+        if kind == KeyKind::Block && !policy.is_enforced() {
             let detail = format!(
                 "policy `{}` is in shadow and denies nobody, so a block would not either; enforce it first",
                 place.policy
@@ -394,10 +397,9 @@ impl Admin {
         };
         self.control.change(|document, now| document.set_key(change.clone(), now)).await?;
         let until = at_text(until_ms);
-        Ok(if is_block {
-            format!("it is blocked until {until}")
-        } else {
-            format!("it has {quota} until {until}")
+        Ok(match quota {
+            None => format!("it is blocked until {until}"),
+            Some(quota) => format!("it has {quota} until {until}"),
         })
     }
 

@@ -139,12 +139,6 @@ impl SharedStore {
         let settings = SETTINGS.iter().map(|(name, _)| *name).filter(|name| differs_in(name));
         settings.chain((old.instances != new.instances).then_some("store: instances")).collect()
     }
-
-    /// Where the store is without the scheme: `127.0.0.1:6379`.
-    pub(crate) fn place(&self) -> String {
-        let url = self.options.to_string();
-        url.split_once("://").map_or(url.clone(), |(_, place)| place.to_owned())
-    }
 }
 
 impl Outside {
@@ -436,7 +430,6 @@ mod tests {
             .without_remembering();
         assert_eq!(store.options, options);
         assert_eq!((store.instances, store.deadline.as_millis()), (3, 20));
-        assert_eq!(store.place(), "10.0.0.5:6379/2");
         let plain = "redis: 'redis://h', keys: plain, coalesce: true, remember_denials: true";
         let (plain, bare) =
             (shared(plain, &Outside::default()), shared("redis: redis://h", &Outside::default()));

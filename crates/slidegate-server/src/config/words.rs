@@ -63,6 +63,11 @@ pub(crate) fn describe(policy: &Policy, counted: Counted) -> String {
         1 => format!(" 1 key has a quota of its own; any other takes {size}"),
         count => format!(" {count} keys have quotas of their own; any other takes {size}"),
     };
+    words += &match policy.block_count() {
+        0 => String::new(),
+        1 => " 1 key is blocked.".to_owned(),
+        count => format!(" {count} keys are blocked."),
+    };
     if let Counted::Shared { instances } = counted {
         words += " ";
         words += &fallback(policy, instances);

@@ -111,14 +111,12 @@ impl KeyKind {
         Self::Override { limit: quota.limit(), window_ms: millis_ceil(quota.window()) }
     }
 
-    /// The quota that the key is under, in a policy of this one.
-    pub(crate) fn quota(&self, policy: &Quota) -> Result<Quota, String> {
-        let (limit, window) = match self {
-            Self::Block => (0, policy.window()),
-            Self::Override { limit, window_ms } => (*limit, Duration::from_millis(*window_ms)),
-        };
-        let quota = Quota::new(limit, window).map_err(|error| error.to_string())?;
-        Ok(quota.with_algorithm(policy.algorithm()).with_slots(policy.slots()))
+    /// The quota that the key is under in a policy of this one; `None` for a block, which leaves the quota as it is.
+    pub(crate) fn quota(&self, policy: &Quota) -> Result<Option<Quota>, String> {
+        let Self::Override { limit, window_ms } = self else { return Ok(None) };
+        let window = Duration::from_millis(*window_ms);
+        let quota = Quota::new(*limit, window).map_err(|error| error.to_string())?;
+        Ok(Some(quota.with_algorithm(policy.algorithm()).with_slots(policy.slots())))
     }
 }
 

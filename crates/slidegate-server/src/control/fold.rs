@@ -5,9 +5,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use slidegate::{Error, Policy, PolicySet, Quota};
+use slidegate::{Block, Error, Policy, PolicySet, Quota, Timestamp};
 
-use super::document::{Document, KeyChange, KeyKind};
+use super::document::{Document, KeyChange};
 use super::key_text::KeyText;
 use super::terms::{Mode, Terms};
 use crate::config::{Added, KeysShown};
@@ -131,19 +131,21 @@ pub(crate) fn fold(
     Ok(Folded { policies: PolicySet::new(all)?, refused, keys_shown })
 }
 
-/// The policy with keys that have another limit, and those that are blocked, which wins.
+/// The policy with keys that have another limit, and those that are blocked.
 fn with_keys(
     policy: Policy,
     changes: &[&KeyChange],
     is_address: &impl Fn(&str) -> bool,
     refused: &mut Vec<String>,
 ) -> Policy {
-    let mut blocks_last = changes.to_vec();
-    blocks_last.sort_by_key(|change| change.kind == KeyKind::Block);
-    blocks_last.into_iter().fold(policy, |policy, change| {
+    changes.iter().fold(policy, |policy, change| {
         let key = KeyText::read(&policy, &change.key, is_address);
         match key.and_then(|key| Ok((key, change.kind.quota(policy.quota())?))) {
-            Ok((key, quota)) => policy.with_override_instead(key.values(), quota),
+            Ok((key, Some(quota))) => policy.with_override_instead(key.values(), quota),
+            Ok((key, None)) => {
+                let end = Timestamp::from_micros(change.until_ms.saturating_mul(1000));
+                policy.with_block(key.values(), Block::until(end).by(change.by.as_str()))
+            }
             Err(why) => {
                 refused.push(format!("policy `{}`: {why}", change.policy));
                 policy
@@ -155,8 +157,8 @@ fn with_keys(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::{Counting, What};
-    use slidegate::{Gate, Request};
+    use crate::control::{Counting, KeyKind, What};
+    use slidegate::{Gate, ManualClock, MemoryStore, Reason, Request};
 
     fn base() -> Base {
         let policy = |name| Policy::new(name, Quota::per_minute(5)).unwrap().scope(["user"]);
@@ -191,23 +193,31 @@ mod tests {
         let limits = |now_ms| {
             let Folded { policies, refused, .. } = fold(&base(), &document, now_ms, &[]).unwrap();
             assert_eq!(refused, ["policy `gone` was changed and is no longer configured"]);
-            let gate = Gate::new(policies);
+            let clock = ManualClock::at(Timestamp::from_micros(now_ms * 1000));
+            let gate = Gate::with_store(policies, MemoryStore::builder().clock(clock).build());
             let alice = Request::new().with("user", "alice");
             gate.peek(&alice)
                 .iter()
-                .map(|one| (one.policy().name().to_owned(), one.limit, one.policy().is_enforced()))
+                .map(|one| {
+                    let block = one.block().map(|block| (block.ends_at(), block.blocked_by()));
+                    assert!(
+                        block
+                            .is_none_or(|block| block == (Some(Timestamp::from_micros(20_000)), Some("ops")))
+                    );
+                    (one.policy().name().to_owned(), one.limit, one.policy().is_enforced(), one.reason())
+                })
                 .collect::<Vec<_>>()
         };
-        let expected = |q: u64, candidate: u64| {
+        let expected = |q: u64, candidate: u64, reason: Option<Reason>| {
             [
-                ("p".to_owned(), 9, false),
-                ("q".to_owned(), q, true),
-                ("q.candidate".to_owned(), candidate, false),
+                ("p".to_owned(), 9, false, None),
+                ("q".to_owned(), q, true, reason),
+                ("q.candidate".to_owned(), candidate, false, reason),
             ]
         };
-        assert_eq!(limits(19), expected(0, 0));
-        assert_eq!(limits(20), expected(7, 7));
-        assert_eq!(limits(30), expected(5, 2));
+        assert_eq!(limits(19), expected(7, 7, Some(Reason::Blocked)));
+        assert_eq!(limits(20), expected(7, 7, None));
+        assert_eq!(limits(30), expected(5, 2, None));
     }
 
     /// What was added is in force until the file says otherwise, and its keys are hidden where it says so.

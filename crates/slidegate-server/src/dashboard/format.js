@@ -71,6 +71,11 @@ export const identity = ({ seq, at }) => `${seq} ${at}`;
 /** Why an event was denied, as a clause. */
 export function why(event) {
   const used = `used ${count(event.used)} of ${quota(event.limit, event.window_ms)}`;
+  if (event.reason === 'store_unavailable') return `not counted: ${event.store_failure ?? 'the store is unavailable'}`;
+  if (event.reason === 'blocked') {
+    const { until, by } = event.block ?? {};
+    return `blocked${until ? ` until ${time(until)}` : ''}${by ? ` by ${by}` : ''}; ${used}`;
+  }
   const fits =
     event.retry_after_ms === null
       ? `cost ${count(event.cost)} never fits`

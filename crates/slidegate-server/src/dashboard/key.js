@@ -159,8 +159,8 @@ export class Key {
       ['Remaining', count(seen.remaining)],
       ['Quota', quota(seen.limit, seen.window_ms)],
       ['Algorithm', seen.algorithm],
-      ['Cost 1 fits', waitWords(seen.retry_after_ms)],
-      ['Next room', seen.frees_after_ms === null ? 'nothing is used' : `in ${duration(seen.frees_after_ms)}`],
+      ['Cost 1 fits', waitWords(seen)],
+      ['Next room', roomWords(seen)],
       ['As new', seen.reset_after_ms ? `in ${duration(seen.reset_after_ms)}` : 'now'],
     ];
     list(
@@ -235,7 +235,12 @@ export class Key {
   }
 }
 
-const waitWords = (ms) => {
-  if (ms === null) return 'never: above the limit';
+const roomWords = ({ frees_after_ms: ms, reason }) => {
+  if (ms === null) return reason === 'blocked' ? 'not while it is blocked' : 'nothing is used';
+  return `in ${duration(ms)}`;
+};
+
+const waitWords = ({ retry_after_ms: ms, reason }) => {
+  if (ms === null) return reason === 'blocked' ? 'not while it is blocked' : 'never: above the limit';
   return ms === 0 ? 'now' : `in ${duration(ms)}`;
 };

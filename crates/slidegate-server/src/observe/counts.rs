@@ -81,8 +81,18 @@ struct Cells {
     /// Cost that enforced denials refused.
     cost_denied: AtomicU64,
     cost_refunded: AtomicU64,
+    /// Checks that were denied because their key is blocked.
+    blocked: AtomicU64,
     /// Checks that were charged and left a key at four fifths of its limit or above.
     near_limit: AtomicU64,
+}
+
+impl Cells {
+    /// Counts a denial of an enforced policy.
+    fn note_denial(&self, decision: &Decision, asked: u64) {
+        self.cost_denied.fetch_add(asked, Relaxed);
+        self.blocked.fetch_add(u64::from(decision.is_blocked()), Relaxed);
+    }
 }
 
 /// What was counted of a policy since the service started.
@@ -94,6 +104,7 @@ pub(crate) struct Counts {
     pub(crate) cost_allowed: u64,
     pub(crate) cost_denied: u64,
     pub(crate) cost_refunded: u64,
+    pub(crate) blocked: u64,
     pub(crate) near_limit: u64,
 }
 
@@ -132,9 +143,7 @@ impl Row {
                     cells.near_limit.fetch_add(1, Relaxed);
                 }
             }
-            Outcome::Deny => {
-                cells.cost_denied.fetch_add(asked, Relaxed);
-            }
+            Outcome::Deny => cells.note_denial(decision, asked),
             Outcome::Allow | Outcome::ShadowDeny => {}
         }
         Some(outcome)
@@ -145,7 +154,7 @@ impl Row {
         let cells = self.lanes.of(thread);
         cells.checks[outcome as usize][place_of(decision.source)].fetch_add(1, Relaxed);
         if outcome == Outcome::Deny {
-            cells.cost_denied.fetch_add(asked, Relaxed);
+            cells.note_denial(decision, asked);
         }
     }
 
@@ -163,6 +172,7 @@ impl Row {
             cost_allowed: self.lanes.sum(|cells| cells.cost_allowed.load(Relaxed)),
             cost_denied: self.lanes.sum(|cells| cells.cost_denied.load(Relaxed)),
             cost_refunded: self.lanes.sum(|cells| cells.cost_refunded.load(Relaxed)),
+            blocked: self.lanes.sum(|cells| cells.blocked.load(Relaxed)),
             near_limit: self.lanes.sum(|cells| cells.near_limit.load(Relaxed)),
         }
     }

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde::Serialize;
-use slidegate::{Limiter, MemoryStore, PolicyDecision, Quota, Timestamp, millis_ceil};
+use slidegate::{Block, Limiter, MemoryStore, PolicyDecision, Quota, Reason, Timestamp, millis_ceil};
 use tokio::sync::broadcast;
 
 use super::Door;
@@ -20,6 +20,7 @@ use super::shown::Veil;
 use crate::config::KeysShown;
 use crate::control::KeyText;
 use crate::log_limit::{LogLimit, LogRates};
+use crate::why;
 
 /// Events that are kept, the newest; a megabyte or less.
 pub(crate) const KEPT: usize = 1024;
@@ -55,7 +56,15 @@ pub(crate) struct Event {
     cost: u64,
     /// `null`: it never fits.
     retry_after_ms: Option<u64>,
+    /// Why it was denied: `over_limit`, `blocked` or `store_unavailable`.
+    reason: &'static str,
+    /// The key's block, if it has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    block: Option<Blocked>,
     source: &'static str,
+    /// Why the shared store did not decide, if a fallback did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    store_failure: Option<String>,
     mode: &'static str,
     door: &'static str,
     verdict: &'static str,
@@ -64,6 +73,20 @@ pub(crate) struct Event {
     /// The key itself, by which a link finds it. It never leaves this process.
     #[serde(skip)]
     raw: Raw,
+}
+
+/// Until when a key is blocked, and by whom.
+#[derive(Debug, Clone, Serialize)]
+struct Blocked {
+    /// `null`: the block does not end by itself.
+    until: Option<String>,
+    by: Option<Box<str>>,
+}
+
+impl From<&Block> for Blocked {
+    fn from(block: &Block) -> Self {
+        Self { until: block.ends_at().map(why::time), by: block.blocked_by().map(Box::from) }
+    }
 }
 
 /// A text that is not printed. Empty if it is longer than can be asked for.
@@ -76,14 +99,8 @@ impl fmt::Debug for Raw {
     }
 }
 
-/// A time as everybody reads it: RFC 3339 with milliseconds.
-pub(super) fn text_of(at: Timestamp) -> String {
-    let us = i64::try_from(at.as_micros()).unwrap_or(i64::MAX);
-    format!("{:.3}", jiff::Timestamp::from_microsecond(us).unwrap_or(jiff::Timestamp::MAX))
-}
-
 fn as_text<S: serde::Serializer>(at: &Timestamp, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(&text_of(*at))
+    serializer.serialize_str(&why::time(*at))
 }
 
 /// Which events are wanted: all that have these.
@@ -164,7 +181,11 @@ impl Events {
         let values = key.split(',').map(|value| self.veil.show(value, keys_shown).into());
         let quota = one.quota();
         // A look asks for nothing, which always fits; it fits for certain when the key is as new.
-        let wait = if one.is_denied() { one.retry_after() } else { Some(one.reset_after()) };
+        let (reason, wait) = match one.reason() {
+            Some(reason) => (reason, one.retry_after()),
+            None if one.is_blocked() => (Reason::Blocked, one.frees_after()),
+            None => (Reason::OverLimit, Some(one.reset_after())),
+        };
         let mut event = Event {
             seq: 0,
             at: one.at,
@@ -177,6 +198,9 @@ impl Events {
             used: one.used,
             cost: one.asked(),
             retry_after_ms: wait.map(millis_ceil),
+            reason: reason.name(),
+            block: one.block().map(Blocked::from),
+            store_failure: one.store_failure().map(ToString::to_string),
             source: one.source.name(),
             mode: if denies { "enforce" } else { "shadow" },
             door: door.name(),
@@ -299,10 +323,14 @@ fn write_log(lines: &Receiver<LogLine>) {
             used = event.used,
             cost = event.cost,
             retry_after_ms = event.retry_after_ms,
+            reason = event.reason,
+            blocked_until = event.block.as_ref().and_then(|block| block.until.as_deref()),
+            blocked_by = event.block.as_ref().and_then(|block| block.by.as_deref()),
+            store_failure = event.store_failure,
             source = event.source,
             mode = event.mode,
             door = event.door,
-            at = text_of(event.at),
+            at = why::time(event.at),
             suppressed = (suppressed > 0).then_some(suppressed),
             "denied"
         );

@@ -10,7 +10,7 @@ use tokio::time::MissedTickBehavior;
 
 use super::Observer;
 use super::counts::Counts;
-use super::events::{Message, text_of};
+use super::events::Message;
 use super::top::PERIOD;
 use crate::front::Front;
 use crate::store::Shared;
@@ -111,7 +111,7 @@ impl Totals {
             // A policy that is no longer in force takes its share with it.
             shadow_denied: self.all.shadow_denied.saturating_sub(last.all.shadow_denied),
         };
-        let tick = Tick { at: text_of(at), all, by_policy, store_degraded };
+        let tick = Tick { at: crate::why::time(at), all, by_policy, store_degraded };
         serde_json::to_string(&tick).expect("names and numbers have a JSON form").into()
     }
 }

@@ -144,6 +144,7 @@ fn policies(page: &mut Page<'_>, observer: &Observer, policies: &PolicySet) -> f
     each("cost_admitted", "Cost that was charged, penalties included", |counts| counts.cost_allowed)?;
     each("cost_refused", "Cost that was asked for and denied", |counts| counts.cost_denied)?;
     each("cost_refunded", "Cost that was given back", |counts| counts.cost_refunded)?;
+    each("blocked", "Checks that were denied because their key is blocked", |counts| counts.blocked)?;
     let near = "Checks that were charged and left their key at 80 % of its limit or above";
     each("near_limit", near, |counts| counts.near_limit)?;
 

@@ -13,7 +13,7 @@ use axum::routing::get;
 use serde::Serialize;
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::events::{Event, Filter, KEPT, text_of};
+use super::events::{Event, Filter, KEPT};
 use super::exposition::Format;
 use super::top::{By, PERIOD, Ranking};
 use super::{metrics, stream};
@@ -106,7 +106,7 @@ async fn top(State(front): Shared, uri: Uri) -> Result<Response, Problem> {
         key: observer.veil.show(&one.key, row.keys_shown),
         count: one.count,
         at_most_over: one.over,
-        last_at: text_of(one.last_at),
+        last_at: crate::why::time(one.last_at),
     });
     let keys = keys.collect();
     let (by, period_s) = (by.name(), PERIOD.as_secs());

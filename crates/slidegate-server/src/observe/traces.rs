@@ -31,7 +31,7 @@ use slidegate::{Decisions, PolicyDecision, Timestamp, Verb, millis_ceil};
 
 use super::Door;
 use crate::log_limit::LogLimit;
-use crate::{config, http_client};
+use crate::{config, http_client, why};
 
 /// Most spans that wait or are on their way: some 4 MB.
 const MAX_WAITING: usize = 4096;
@@ -257,6 +257,20 @@ fn describe(span: &mut Span, one: &PolicyDecision<'_>, key: String) {
     span.set_attribute(KeyValue::new("slidegate.cost", number(one.asked())));
     span.set_attribute(KeyValue::new("slidegate.source", one.source.name()));
     span.set_attribute(KeyValue::new("slidegate.shadow", !policy.is_enforced()));
+    if let Some(reason) = one.reason() {
+        span.set_attribute(KeyValue::new("slidegate.reason", reason.name()));
+    }
+    if let Some(block) = one.block() {
+        if let Some(end) = block.ends_at() {
+            span.set_attribute(KeyValue::new("slidegate.blocked_until", why::time(end)));
+        }
+        if let Some(name) = block.blocked_by() {
+            span.set_attribute(KeyValue::new("slidegate.blocked_by", name.to_owned()));
+        }
+    }
+    if let Some(failure) = one.store_failure() {
+        span.set_attribute(KeyValue::new("slidegate.store_failure", failure.to_string()));
+    }
     if let (true, Some(wait)) = (one.is_denied(), one.retry_after()) {
         span.set_attribute(KeyValue::new("slidegate.retry_after_ms", number(millis_ceil(wait))));
     }

@@ -2,7 +2,8 @@
 //!
 //! What is decided about stands in the proxy's own header fields and in the query of its own question, never in what
 //! its client sent: the files in `deploy/` take the client's fields of these names away. nginx takes nothing but 2xx,
-//! 401 and 403 for an answer, so it is told 403 beside a field that says 429.
+//! 401 and 403 for an answer, so it is told 403 beside a field that says 429, or 503 where the store is unavailable and the
+//! policy denies then.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -12,7 +13,6 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, 
 use http_body_util::Full;
 use slidegate::Verb;
 use slidegate::client_addr::{ClientAddr, Found};
-use slidegate::headers::problem_json;
 
 use super::fields;
 use super::problem::{self, Problem};
@@ -99,13 +99,15 @@ impl Door {
         let mut response = Response::new(Full::default());
         response.headers_mut().reserve(fields::USUAL);
         fields::insert(response.headers_mut(), front, &decisions);
-        if let Some(body) = problem_json(&decisions) {
-            *response.body_mut() = Full::from(body);
+        if let Some(denied) = slidegate::headers::Problem::of(&decisions) {
+            *response.body_mut() = Full::from(denied.to_json());
             response.headers_mut().insert(header::CONTENT_TYPE, problem::MEDIA_TYPE);
             *response.status_mut() = match mapping.denial {
-                Denial::TooManyRequests => StatusCode::TOO_MANY_REQUESTS,
+                Denial::TooManyRequests => {
+                    StatusCode::from_u16(denied.status).unwrap_or(StatusCode::TOO_MANY_REQUESTS)
+                }
                 Denial::Forbidden => {
-                    response.headers_mut().insert(STATUS, HeaderValue::from_static("429"));
+                    response.headers_mut().insert(STATUS, HeaderValue::from(denied.status));
                     StatusCode::FORBIDDEN
                 }
             };

@@ -14,7 +14,7 @@ use axum::routing::{MethodRouter, get, post};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use serde_json::json;
-use slidegate::{Decisions, Request, Verb};
+use slidegate::{Decisions, Error, Reason, Request, Verb};
 
 use super::fields::{self, NO_STORE};
 use super::problem::{self, Problem};
@@ -103,7 +103,7 @@ async fn check_by_query(State(front): Shared, uri: Uri, headers: HeaderMap) -> A
     let ask = Ask::from_query(uri.query().unwrap_or_default())?;
     let request = ask.request(&front)?;
     let id = idempotency::id(Verb::Check, &headers)?;
-    let response = respond(&front, Verb::Check, &decide(&front, &headers, Verb::Check, &request, id).await);
+    let response = respond(&front, Verb::Check, &decide(&front, &headers, Verb::Check, &request, id).await)?;
     front.observer().decided(Door::Http, start, 1);
     Ok(response)
 }
@@ -119,7 +119,7 @@ where
     let ask: Ask<'_> = body::parse(&bytes)?;
     let request = ask.request(front)?;
     let id = idempotency::id(verb, &head.headers)?;
-    let response = respond(front, verb, &decide(front, &head.headers, verb, &request, id).await);
+    let response = respond(front, verb, &decide(front, &head.headers, verb, &request, id).await)?;
     front.observer().decided(Door::Http, start, 1);
     Ok(response)
 }
@@ -139,13 +139,24 @@ async fn decide<'r>(
     }
 }
 
-/// 429 for a check that is denied, 200 for every other answer: a look that finds no room has done its work. Only a
-/// check is a request that a client may be told about in header fields.
-fn respond<O: From<Vec<u8>>>(front: &Front, verb: Verb, decisions: &Decisions<'_>) -> HttpResponse<O> {
-    let denied = verb == Verb::Check && decisions.is_denied();
-    let (status, media_type) =
-        if denied { (StatusCode::TOO_MANY_REQUESTS, problem::MEDIA_TYPE) } else { (StatusCode::OK, JSON) };
-    let mut response = HttpResponse::new(O::from(answer::one(decisions, front.absence())));
+/// 429 for a check that is denied, or 503 where the store is unavailable and the policy denies then. A peek that finds no
+/// room is answered with 200, as it has done its work; one that could not look, with 503. Only a check is a request that a
+/// client may be told about in header fields.
+fn respond<O: From<Vec<u8>>>(
+    front: &Front,
+    verb: Verb,
+    decisions: &Decisions<'_>,
+) -> Result<HttpResponse<O>, Problem> {
+    if let Some(error) = decisions.error() {
+        return Err(gone(&error));
+    }
+    let reason = decisions.strictest().and_then(|strictest| strictest.reason());
+    let (status, media_type) = match (verb, reason) {
+        (_, Some(Reason::StoreUnavailable)) => (StatusCode::SERVICE_UNAVAILABLE, problem::MEDIA_TYPE),
+        (Verb::Check, Some(_)) => (StatusCode::TOO_MANY_REQUESTS, problem::MEDIA_TYPE),
+        _ => (StatusCode::OK, JSON),
+    };
+    let mut response = HttpResponse::new(O::from(answer::one(decisions)));
     *response.status_mut() = status;
     let headers = response.headers_mut();
     headers.reserve(fields::USUAL);
@@ -155,7 +166,12 @@ fn respond<O: From<Vec<u8>>>(front: &Front, verb: Verb, decisions: &Decisions<'_
     } else {
         headers.insert(header::CACHE_CONTROL, NO_STORE);
     }
-    response
+    Ok(response)
+}
+
+/// The policy that a request names was there when it was read, and was removed before it was decided.
+fn gone(error: &Error) -> Problem {
+    Problem::field("policy", format!("{error}; it was removed a moment ago"))
 }
 
 /// Requests decided one after the other; the answers stand in their order. All must be readable, or none is decided.
@@ -175,7 +191,10 @@ async fn check_batch(State(front): Shared, request: HttpRequest<Body>) -> Answer
     for request in &requests {
         decisions.push(front.decide(caller.clone(), Verb::Check, request).await);
     }
-    let response = ok(answer::many(decisions.iter(), front.absence()));
+    if let Some((at, error)) = decisions.iter().enumerate().find_map(|(at, one)| Some((at, one.error()?))) {
+        return Err(gone(&error).in_batch(at));
+    }
+    let response = ok(answer::many(decisions.iter()));
     front.observer().decided(Door::Http, start, u64::try_from(decisions.len()).unwrap_or(u64::MAX));
     Ok(response)
 }

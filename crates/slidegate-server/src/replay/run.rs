@@ -104,7 +104,7 @@ impl Replay {
             policy: strictest.map(|decision| decision.policy().name()),
             key: strictest.map(|decision| decision.key().to_string()),
             remaining: strictest.map(|decision| decision.remaining),
-            why: why(&decisions, ""),
+            why: why(&decisions),
         };
         serde_json::to_writer(&mut *out, &line)?;
         out.write_all(b"\n")
@@ -180,7 +180,7 @@ impl Tally {
             }
             None if full => self.denied_elsewhere += 1,
             None => {
-                let why = crate::why::one(decision, "");
+                let why = crate::why::one(decision);
                 self.denied_keys
                     .insert(key, DeniedKey { denied: 1, first: decision.at, last: decision.at, why });
             }

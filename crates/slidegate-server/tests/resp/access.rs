@@ -88,7 +88,7 @@ fn redis_cli_asks_over_tls() {
     let tls = ["--tls", "--cacert", &certificate];
     assert_eq!(cli(&server, &[&tls[..], &["PING"]].concat()), "PONG\n");
     let checked = cli(&server, &[&tls[..], &["RL.CHECK", "per-user", "alice"]].concat());
-    assert_eq!(checked, "1\n5\n4\n0\n3600000\nstore\n");
+    assert_eq!(checked, "1\n5\n4\n0\n3600000\nstore\n\n");
     // In the clear there is no answer, and the server goes on.
     let plain = exchange_or_reset(&server);
     assert!(!plain.contains("PONG"), "{plain}");

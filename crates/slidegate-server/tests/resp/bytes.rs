@@ -123,7 +123,7 @@ fn a_pipeline_is_answered_in_order_whole_or_byte_by_byte() {
     ];
     let pipeline: Vec<u8> = lines.iter().flat_map(|line| words(line)).collect();
     let check = |remaining: u32| {
-        format!("*6\\r\\n:1\\r\\n:5\\r\\n:{remaining}\\r\\n:0\\r\\n:3600000\\r\\n+store\\r\\n")
+        format!("*7\\r\\n:1\\r\\n:5\\r\\n:{remaining}\\r\\n:0\\r\\n:3600000\\r\\n+store\\r\\n$-1\\r\\n")
     };
     let order = |answer: &str| {
         let expected = [
@@ -175,8 +175,8 @@ fn a_line_is_a_command() {
     let server = serve(&folder, "");
     let lines = b"\r\nPING\r\necho \"a \\x41\"\nRL.CHECK per-user 'alice b'\r\nRL.CHECK per-user \"alice b\" COST 4\r\nQUIT\r\n";
     let answer = exchange(&server, lines);
-    assert!(answer.starts_with("+PONG\\r\\n$3\\r\\na A\\r\\n*6\\r\\n:1\\r\\n:5\\r\\n:4\\r\\n"), "{answer}");
-    assert!(answer.contains("*6\\r\\n:1\\r\\n:5\\r\\n:0\\r\\n") && answer.ends_with("+OK\\r\\n"), "{answer}");
+    assert!(answer.starts_with("+PONG\\r\\n$3\\r\\na A\\r\\n*7\\r\\n:1\\r\\n:5\\r\\n:4\\r\\n"), "{answer}");
+    assert!(answer.contains("*7\\r\\n:1\\r\\n:5\\r\\n:0\\r\\n") && answer.ends_with("+OK\\r\\n"), "{answer}");
 }
 
 /// A client that asks and does not listen must cost a bounded piece of memory, for a bounded time.

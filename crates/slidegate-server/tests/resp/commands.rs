@@ -5,13 +5,14 @@ use super::{ask, command, exchange, serve, words};
 
 /// It is where every decision of this port begins: the reply's order is documented, and clients take it apart by place.
 #[test]
-fn a_check_answers_six_fields_in_resp2_and_names_them_in_resp3() {
+fn a_check_answers_seven_fields_in_resp2_and_names_them_in_resp3() {
     let folder = Folder::new("resp-check");
     let server = serve(&folder, "");
     let denied = |answer: &str| {
         // The hour that the first charge began has run on since.
         let fields: Vec<_> = answer.split("\\r\\n").collect();
-        assert_eq!((fields[..4].join(" "), fields[6]), ("*6 :0 :5 :1".to_owned(), "+store"), "{answer}");
+        assert_eq!((fields[..4].join(" "), fields[6]), ("*7 :0 :5 :1".to_owned(), "+store"), "{answer}");
+        assert_eq!(fields[7..9], ["$10", "over_limit"], "{answer}");
         let ms = |field: &str| field.strip_prefix(':').unwrap().parse::<u64>().unwrap();
         assert!(
             (3_000_000..=3_600_000).contains(&ms(fields[4])) && ms(fields[4]) == ms(fields[5]),
@@ -19,7 +20,7 @@ fn a_check_answers_six_fields_in_resp2_and_names_them_in_resp3() {
         );
     };
     let first = ask(&server, "RL.CHECK per-user alice COST 4");
-    assert_eq!(first, "*6\\r\\n:1\\r\\n:5\\r\\n:1\\r\\n:0\\r\\n:3600000\\r\\n+store\\r\\n");
+    assert_eq!(first, "*7\\r\\n:1\\r\\n:5\\r\\n:1\\r\\n:0\\r\\n:3600000\\r\\n+store\\r\\n$-1\\r\\n");
     denied(&ask(&server, "rl.check per-user alice COST 2 PEEK"));
     denied(&ask(&server, "RL.CHECK per-user alice PEEK COST 2"));
     assert!(
@@ -27,18 +28,18 @@ fn a_check_answers_six_fields_in_resp2_and_names_them_in_resp3() {
         "never"
     );
     let named = exchange(&server, &[words("HELLO 3"), words("RL.CHECK per-user bob COST 0")].concat());
-    let expected = "%6\\r\\n$7\\r\\nallowed\\r\\n#t\\r\\n$5\\r\\nlimit\\r\\n:5\\r\\n$9\\r\\nremaining\\r\\n:5\\r\\n\
-                    $14\\r\\nretry_after_ms\\r\\n:0\\r\\n$14\\r\\nreset_after_ms\\r\\n:0\\r\\n$6\\r\\nsource\\r\\n+store\\r\\n";
+    let expected = "%7\\r\\n$7\\r\\nallowed\\r\\n#t\\r\\n$5\\r\\nlimit\\r\\n:5\\r\\n$9\\r\\nremaining\\r\\n:5\\r\\n\
+                    $14\\r\\nretry_after_ms\\r\\n:0\\r\\n$14\\r\\nreset_after_ms\\r\\n:0\\r\\n$6\\r\\nsource\\r\\n+store\\r\\n$6\\r\\nreason\\r\\n_\\r\\n";
     assert!(named.ends_with(expected), "{named}");
     // A policy without a scope takes no key, and its conditions do not matter to who names it.
-    assert!(ask(&server, "RL.CHECK all COST 2").starts_with("*6\\r\\n:1\\r\\n:3\\r\\n:1\\r\\n"));
+    assert!(ask(&server, "RL.CHECK all COST 2").starts_with("*7\\r\\n:1\\r\\n:3\\r\\n:1\\r\\n"));
     // One value for each attribute, in the scope's order: these are two keys.
-    assert!(ask(&server, "RL.CHECK route a b").starts_with("*6\\r\\n:1\\r\\n:100\\r\\n:99\\r\\n"));
-    assert!(ask(&server, "RL.CHECK route b a").starts_with("*6\\r\\n:1\\r\\n:100\\r\\n:99\\r\\n"));
+    assert!(ask(&server, "RL.CHECK route a b").starts_with("*7\\r\\n:1\\r\\n:100\\r\\n:99\\r\\n"));
+    assert!(ask(&server, "RL.CHECK route b a").starts_with("*7\\r\\n:1\\r\\n:100\\r\\n:99\\r\\n"));
     // Its denials deny nobody, and the wait tells of them.
-    assert!(ask(&server, "RL.CHECK trial alice").starts_with("*6\\r\\n:1\\r\\n:1\\r\\n:0\\r\\n:0\\r\\n"));
+    assert!(ask(&server, "RL.CHECK trial alice").starts_with("*7\\r\\n:1\\r\\n:1\\r\\n:0\\r\\n:0\\r\\n"));
     let shadow = ask(&server, "RL.CHECK trial alice");
-    assert!(shadow.starts_with("*6\\r\\n:1\\r\\n:1\\r\\n:0\\r\\n:3"), "{shadow}");
+    assert!(shadow.starts_with("*7\\r\\n:1\\r\\n:1\\r\\n:0\\r\\n:3"), "{shadow}");
 }
 
 /// What was charged for nothing is given back, and a user who was locked out is let in.
@@ -49,12 +50,12 @@ fn refund_gives_back_and_reset_forgets() {
     ask(&server, "RL.CHECK per-user alice COST 5");
     assert!(
         ask(&server, "RL.REFUND per-user alice COST 2")
-            .starts_with("*6\\r\\n:1\\r\\n:5\\r\\n:2\\r\\n:0\\r\\n")
+            .starts_with("*7\\r\\n:1\\r\\n:5\\r\\n:2\\r\\n:0\\r\\n")
     );
-    assert!(ask(&server, "RL.REFUND per-user alice").starts_with("*6\\r\\n:1\\r\\n:5\\r\\n:3\\r\\n"));
+    assert!(ask(&server, "RL.REFUND per-user alice").starts_with("*7\\r\\n:1\\r\\n:5\\r\\n:3\\r\\n"));
     assert_eq!(ask(&server, "RL.RESET per-user alice"), ":1\\r\\n");
     assert_eq!(ask(&server, "RL.RESET per-user alice"), ":0\\r\\n");
-    assert!(ask(&server, "RL.CHECK per-user alice COST 5").starts_with("*6\\r\\n:1\\r\\n"));
+    assert!(ask(&server, "RL.CHECK per-user alice COST 5").starts_with("*7\\r\\n:1\\r\\n"));
     // What CL.THROTTLE counts is forgotten by its name.
     assert!(ask(&server, "CL.THROTTLE k 0 1 3600").starts_with("*5\\r\\n:0\\r\\n"));
     assert_eq!(ask(&server, "RL.RESET CL.THROTTLE k"), ":1\\r\\n");
@@ -68,24 +69,24 @@ fn a_request_is_decided_under_every_policy_that_applies() {
     let server = serve(&folder, "");
     let one = |name: &str, limit: u32, remaining: u32| {
         format!(
-            "*8\\r\\n:1\\r\\n:{limit}\\r\\n:{remaining}\\r\\n:0\\r\\n:3600000\\r\\n+store\\r\\n${}\\r\\n{name}\\r\\n:1\\r\\n",
+            "*9\\r\\n:1\\r\\n:{limit}\\r\\n:{remaining}\\r\\n:0\\r\\n:3600000\\r\\n+store\\r\\n$-1\\r\\n${}\\r\\n{name}\\r\\n:1\\r\\n",
             name.len()
         )
     };
     assert_eq!(
         ask(&server, "RL.REQUEST user alice path /x COST 4"),
         format!(
-            "*8\\r\\n:1\\r\\n:5\\r\\n:1\\r\\n:0\\r\\n:3600000\\r\\n+store\\r\\n$8\\r\\nper-user\\r\\n*2\\r\\n{}{}",
+            "*9\\r\\n:1\\r\\n:5\\r\\n:1\\r\\n:0\\r\\n:3600000\\r\\n+store\\r\\n$-1\\r\\n$8\\r\\nper-user\\r\\n*2\\r\\n{}{}",
             one("per-user", 5, 1),
             one("route", 100, 96)
         )
     );
     let denied = ask(&server, "RL.REQUEST user alice path /x COST 2");
-    assert!(denied.starts_with("*8\\r\\n:0\\r\\n:5\\r\\n:1\\r\\n"), "{denied}");
-    assert!(ask(&server, "RL.CHECK route alice /x PEEK").starts_with("*6\\r\\n:1\\r\\n:100\\r\\n:96\\r\\n"));
+    assert!(denied.starts_with("*9\\r\\n:0\\r\\n:5\\r\\n:1\\r\\n"), "{denied}");
+    assert!(ask(&server, "RL.CHECK route alice /x PEEK").starts_with("*7\\r\\n:1\\r\\n:100\\r\\n:96\\r\\n"));
     assert_eq!(
         ask(&server, "RL.REQUEST colour red"),
-        "*8\\r\\n:1\\r\\n$-1\\r\\n$-1\\r\\n$-1\\r\\n$-1\\r\\n$-1\\r\\n$-1\\r\\n*0\\r\\n"
+        "*9\\r\\n:1\\r\\n$-1\\r\\n$-1\\r\\n$-1\\r\\n$-1\\r\\n$-1\\r\\n$-1\\r\\n$-1\\r\\n*0\\r\\n"
     );
     let listed = exchange(&server, &[words("HELLO 3"), words("RL.POLICIES")].concat());
     assert_eq!(listed.matches("%6").count(), 5, "the policies of the commands are not among them: {listed}");
@@ -106,7 +107,7 @@ fn keys_are_any_bytes() {
     for key in keys {
         let remaining = exchange(&server, &command(&[b"RL.CHECK", b"per-user", key, b"COST", b"4"]));
         assert!(
-            remaining.starts_with("*6\\r\\n:1\\r\\n:5\\r\\n:1\\r\\n"),
+            remaining.starts_with("*7\\r\\n:1\\r\\n:5\\r\\n:1\\r\\n"),
             "{}: {remaining}",
             key.escape_ascii()
         );
@@ -119,9 +120,9 @@ fn keys_are_any_bytes() {
     }
     // An attribute that is an address is one, whatever its spelling.
     assert!(
-        ask(&server, "RL.CHECK per-ip 2001:db8::1 COST 4").starts_with("*6\\r\\n:1\\r\\n:5\\r\\n:1\\r\\n")
+        ask(&server, "RL.CHECK per-ip 2001:db8::1 COST 4").starts_with("*7\\r\\n:1\\r\\n:5\\r\\n:1\\r\\n")
     );
-    assert!(ask(&server, "RL.CHECK per-ip 2001:DB8:0::2").starts_with("*6\\r\\n:1\\r\\n:5\\r\\n:0\\r\\n"));
+    assert!(ask(&server, "RL.CHECK per-ip 2001:DB8:0::2").starts_with("*7\\r\\n:1\\r\\n:5\\r\\n:0\\r\\n"));
 }
 
 /// The figures of redis-cell's own documentation, and those of its code where a figure has a fraction.

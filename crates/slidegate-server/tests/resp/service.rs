@@ -32,18 +32,18 @@ fn a_pipeline_over_a_shared_store_is_answered_in_order() {
         rest = after;
     };
     for number in 0..300 {
-        next(&format!("*6\\r\\n:1\\r\\n:5\\r\\n:{}\\r\\n", 5 - number % 5));
+        next(&format!("*7\\r\\n:1\\r\\n:5\\r\\n:{}\\r\\n", 5 - number % 5));
         next("+store\\r\\n");
         next(&format!("\\r\\n{number}\\r\\n"));
     }
-    next("*6\\r\\n:1\\r\\n:5\\r\\n:0\\r\\n");
-    next("*6\\r\\n:1\\r\\n:5\\r\\n:2\\r\\n");
-    next("*6\\r\\n:0\\r\\n:5\\r\\n:2\\r\\n");
-    next(":1\\r\\n*6\\r\\n:1\\r\\n:5\\r\\n:0\\r\\n");
+    next("*7\\r\\n:1\\r\\n:5\\r\\n:0\\r\\n");
+    next("*7\\r\\n:1\\r\\n:5\\r\\n:2\\r\\n");
+    next("*7\\r\\n:0\\r\\n:5\\r\\n:2\\r\\n");
+    next(":1\\r\\n*7\\r\\n:1\\r\\n:5\\r\\n:0\\r\\n");
     next("*5\\r\\n:1\\r\\n:10\\r\\n:9\\r\\n:5\\r\\n:0\\r\\n");
     redis.kill();
     let local = ask(&server, "RL.CHECK per-user other");
-    assert!(local.ends_with("+local\\r\\n"), "an answer without the store says so: {local}");
+    assert!(local.ends_with("+local\\r\\n$-1\\r\\n"), "an answer without the store says so: {local}");
 }
 
 /// A deploy sends SIGTERM: what has come is answered, and nobody's idle connection holds it up.
@@ -64,7 +64,7 @@ fn on_sigterm_what_has_come_is_answered_and_idle_connections_are_closed() {
     assert_eq!(idle.read(&mut [0; 64]).unwrap(), 0, "the idle one is closed");
     assert!(server.is_running(), "it waits for the command that has begun");
     busy.write_all(&ask[10..]).unwrap();
-    expect(&mut busy, b"*6\r\n:1\r\n:5\r\n:4\r\n:0\r\n:3600000\r\n+store\r\n");
+    expect(&mut busy, b"*7\r\n:1\r\n:5\r\n:4\r\n:0\r\n:3600000\r\n+store\r\n$-1\r\n");
     assert_eq!(busy.read(&mut [0; 64]).unwrap(), 0, "and closed after its answer");
     assert!(server.wait().success());
 }

@@ -104,7 +104,8 @@ fn nothing_is_charged_before_exec_and_everything_by_it() {
         .write_all(&script(&["RL.CHECK per-user alice COST 3", "RL.RESET per-user bob", "EXEC", "PING"]))
         .unwrap();
     let one = |allowed, remaining, wait: &str| {
-        format!("*6\r\n:{allowed}\r\n:5\r\n:{remaining}\r\n:{wait}\r\n:3600000\r\n+store\r\n")
+        let reason = if allowed == 1 { "$-1" } else { "$10\r\nover_limit" };
+        format!("*7\r\n:{allowed}\r\n:5\r\n:{remaining}\r\n:{wait}\r\n:3600000\r\n+store\r\n{reason}\r\n")
     };
     let expected = [
         "+QUEUED\r\n".repeat(5),
@@ -221,16 +222,16 @@ fn over_a_shared_store_a_transaction_is_answered_in_order() {
             rest.split_once(expected).unwrap_or_else(|| panic!("{expected} is missing in {rest}"));
         rest = after;
     };
-    next("*6\\r\\n:1\\r\\n:5\\r\\n:4\\r\\n");
-    next("+store\\r\\n+OK\\r\\n+QUEUED\\r\\n");
+    next("*7\\r\\n:1\\r\\n:5\\r\\n:4\\r\\n");
+    next("+store\\r\\n$-1\\r\\n+OK\\r\\n+QUEUED\\r\\n");
     next("+QUEUED\\r\\n*604\\r\\n");
     for number in 0..300 {
-        next(&format!("*6\\r\\n:1\\r\\n:5\\r\\n:{}\\r\\n", 5 - number % 5));
+        next(&format!("*7\\r\\n:1\\r\\n:5\\r\\n:{}\\r\\n", 5 - number % 5));
         next("+store\\r\\n");
         next(&format!("\\r\\n{number}\\r\\n"));
     }
-    next("*6\\r\\n:1\\r\\n:5\\r\\n:0\\r\\n");
-    next("*6\\r\\n:1\\r\\n:5\\r\\n:2\\r\\n");
-    next(":1\\r\\n*6\\r\\n:1\\r\\n:5\\r\\n:0\\r\\n");
-    next("*6\\r\\n:0\\r\\n:5\\r\\n:0\\r\\n");
+    next("*7\\r\\n:1\\r\\n:5\\r\\n:0\\r\\n");
+    next("*7\\r\\n:1\\r\\n:5\\r\\n:2\\r\\n");
+    next(":1\\r\\n*7\\r\\n:1\\r\\n:5\\r\\n:0\\r\\n");
+    next("*7\\r\\n:0\\r\\n:5\\r\\n:0\\r\\n");
 }

@@ -1,15 +1,25 @@
 //! Problems: a denial as a body of RFC 9457, `application/problem+json`.
 //!
-//! The JSON is written by hand, so that the library needs no serializer; a server that has one takes the fields.
+//! Its type says why the request was denied, so that a client can tell a full quota from a block and from a store that is
+//! unavailable. It reaches end users, so it names no operator and no server. The JSON is written by hand, so that the library needs no serializer; a server that has one takes the fields.
 
 use std::fmt::{self, Write as _};
 
 use super::Answer;
-use crate::decision::Decision;
+use crate::block::Block;
+use crate::decision::{Decision, Reason};
 use crate::gate::Decisions;
 use crate::quota::Quota;
+use crate::time::Timestamp;
 
-/// A denial, for people and programs: the problem type `quota-exceeded` of draft-ietf-httpapi-ratelimit-headers-10.
+/// A denial, for people and programs, with the problem types of draft-ietf-httpapi-ratelimit-headers-10:
+///
+/// | what denies the request | type | status |
+/// |---|---|---|
+/// | [a full quota](Reason::OverLimit) | `quota-exceeded` | 429 |
+/// | [a block](Reason::Blocked) | `abnormal-usage-detected` | 429 |
+/// | [a store that is unavailable](Reason::StoreUnavailable) | `temporary-reduced-capacity` | 503 |
+/// | a named policy that cannot decide, see [`Decisions::error`] | `about:blank` | 500 |
 ///
 /// ```
 /// use slidegate::headers::Problem;
@@ -32,11 +42,11 @@ use crate::quota::Quota;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Problem<'d> {
-    /// Member `type`: the URI of the problem type.
+    /// Member `type`: the URI of the problem type, or `about:blank`.
     pub type_uri: &'static str,
     /// Member `title`: what the type means, the same each time.
     pub title: &'static str,
-    /// Member `status`: the HTTP status, 429.
+    /// Member `status`: the HTTP status, 429, 503 or 500.
     pub status: u16,
     /// Member `detail`: a sentence on the strictest policy, its key, and when to retry. The key is cut after
     /// [`MAX_KEY`](Self::MAX_KEY) characters.
@@ -44,7 +54,7 @@ pub struct Problem<'d> {
     /// Member `violated-policies`: every enforced policy that denies, in their order.
     pub violated_policies: Vec<&'d str>,
     /// Member `retry_after_ms`: milliseconds until the same request fits, rounded up, at least 1; `None`, written as
-    /// `null`, when it never will.
+    /// `null`, when it never will or nobody knows.
     pub retry_after_ms: Option<u64>,
 }
 
@@ -57,42 +67,74 @@ impl<'d> Problem<'d> {
     /// What to say about a gate's answer; `None` if the request may pass.
     #[must_use]
     pub fn of(decisions: &'d Decisions<'_>) -> Option<Self> {
+        if decisions.error().is_some() {
+            return Some(Self::undecided());
+        }
         let strictest = decisions.strictest().filter(|one| one.is_denied())?;
         let denying = decisions.iter().filter(|one| one.policy().is_enforced() && one.is_denied());
         let violated = denying.map(|one| one.policy().name()).collect();
         let keyed = !strictest.policy().scope_attributes().is_empty();
         let key = keyed.then(|| cut(strictest.key().to_string()));
-        Some(Self::new(&Answer::from(&strictest), key.as_deref(), violated))
+        let ends_at = strictest.block().and_then(Block::ends_at);
+        Some(Self::new(&Answer::from(&strictest), key.as_deref(), ends_at, violated))
     }
 
     /// What to say about the answer of a [`Limiter`](crate::Limiter), under a name of choice for its quota; `None` if
     /// the request may pass.
     #[must_use]
     pub fn of_one(name: &'d str, quota: &Quota, decision: &Decision) -> Option<Self> {
-        decision.is_denied().then(|| Self::new(&Answer { name, quota, decision }, None, vec![name]))
+        decision.is_denied().then(|| Self::new(&Answer { name, quota, decision }, None, None, vec![name]))
     }
 
-    fn new(strictest: &Answer<'_>, key: Option<&str>, violated_policies: Vec<&'d str>) -> Self {
+    /// `blocked_until` is when the key's block ends, if it has one that does.
+    fn new(
+        strictest: &Answer<'_>,
+        key: Option<&str>,
+        blocked_until: Option<Timestamp>,
+        violated_policies: Vec<&'d str>,
+    ) -> Self {
         let Answer { name, quota, decision } = *strictest;
+        let reason = decision.reason().unwrap_or(Reason::OverLimit);
         // Every denial is told so: pieces cost a fraction of what a format does.
         let mut detail = String::with_capacity(192);
         detail.push_str("Policy `");
         detail.push_str(name);
         detail.push_str("` (");
         detail.push_str(&quota.to_string());
-        detail.push_str(") would be exceeded: ");
-        match key {
+        detail.push(')');
+        let push_key = |detail: &mut String| match key {
             Some(key) => {
                 detail.push_str("key `");
                 detail.push_str(key);
                 detail.push('`');
             }
             None => detail.push_str("its key"),
-        }
-        detail.push_str(" has used ");
-        detail.push_str(&decision.used.to_string());
-        detail.push_str(" of ");
-        detail.push_str(&decision.limit.to_string());
+        };
+        let never = match reason {
+            Reason::OverLimit => {
+                detail.push_str(" would be exceeded: ");
+                push_key(&mut detail);
+                detail.push_str(" has used ");
+                detail.push_str(&decision.used.to_string());
+                detail.push_str(" of ");
+                detail.push_str(&decision.limit.to_string());
+                ". The request never fits, however long it waits."
+            }
+            Reason::Blocked => {
+                detail.push_str(" does not admit the request: ");
+                push_key(&mut detail);
+                detail.push_str(" is blocked");
+                if let Some(end) = blocked_until {
+                    detail.push_str(" until ");
+                    detail.push_str(&date_time(end));
+                }
+                " until an operator lifts the block."
+            }
+            Reason::StoreUnavailable => {
+                detail.push_str(" cannot be checked now: the store of its counters is unavailable");
+                ". Retry later."
+            }
+        };
         match strictest.retry_after_s() {
             Some(1) => detail.push_str(". Retry in 1 second."),
             Some(secs) => {
@@ -100,15 +142,38 @@ impl<'d> Problem<'d> {
                 detail.push_str(&secs.to_string());
                 detail.push_str(" seconds.");
             }
-            None => detail.push_str(". The request never fits, however long it waits."),
+            None => detail.push_str(never),
         }
+        let (type_uri, title, status) = match reason {
+            Reason::OverLimit => (
+                "https://iana.org/assignments/http-problem-types#quota-exceeded",
+                "Request cannot be satisfied as assigned quota has been exceeded",
+                429,
+            ),
+            Reason::Blocked => (
+                "https://iana.org/assignments/http-problem-types#abnormal-usage-detected",
+                "Request not satisfied due to detection of abnormal request pattern",
+                429,
+            ),
+            Reason::StoreUnavailable => (
+                "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity",
+                "Request cannot be satisfied due to temporary server capacity constraints",
+                503,
+            ),
+        };
+        let retry_after_ms = strictest.retry_after_ms();
+        Self { type_uri, title, status, detail, violated_policies, retry_after_ms }
+    }
+
+    /// The application names a policy that cannot decide. What its policies are is nothing for its clients.
+    fn undecided() -> Self {
         Self {
-            type_uri: "https://iana.org/assignments/http-problem-types#quota-exceeded",
-            title: "Request cannot be satisfied as assigned quota has been exceeded",
-            status: 429,
-            detail,
-            violated_policies,
-            retry_after_ms: strictest.retry_after_ms(),
+            type_uri: "about:blank",
+            title: "Internal Server Error",
+            status: 500,
+            detail: "The rate limit of this request is not configured correctly.".to_owned(),
+            violated_policies: Vec::new(),
+            retry_after_ms: None,
         }
     }
 
@@ -131,6 +196,23 @@ impl<'d> Problem<'d> {
 #[must_use]
 pub fn problem_json(decisions: &Decisions<'_>) -> Option<String> {
     Problem::of(decisions).map(|problem| problem.to_json())
+}
+
+/// A time as RFC 3339 has it, in whole seconds, rounded up: `2001-09-09T01:46:40Z`.
+fn date_time(at: Timestamp) -> String {
+    let secs = at.as_secs_ceil();
+    let (days, second_of_day) = (secs / 86_400, secs % 86_400);
+    // Years begin in March here, so that a leap day is the last of its year; eras of 400 years have as many days each.
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * from_march + 2) / 5 + 1;
+    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    let (hour, minute, second) = (second_of_day / 3600, second_of_day / 60 % 60, second_of_day % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
 /// The text up to the most characters of a key.
@@ -216,6 +298,61 @@ mod tests {
             body["detail"],
             "Policy `everyone` (5/1m) would be exceeded: its key has used 0 of 5. The request never fits, however long it waits."
         );
+    }
+
+    /// A date that is off by a day locks a customer out for a day, in his eyes.
+    #[test]
+    fn times_are_written_as_rfc_3339() {
+        for (secs, text) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_399, "2000-02-28T23:59:59Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (951_868_800, "2000-03-01T00:00:00Z"),
+            (1_000_000_000, "2001-09-09T01:46:40Z"),
+            (1_735_689_599, "2024-12-31T23:59:59Z"),
+            (4_107_542_400, "2100-03-01T00:00:00Z"),
+        ] {
+            assert_eq!(date_time(Timestamp::from_secs(secs)), text);
+        }
+        assert_eq!(date_time(Timestamp::from_micros(1)), "1970-01-01T00:00:01Z");
+    }
+
+    /// A blocked user must learn that waiting for room is in vain, and when the block ends; not who blocked him.
+    #[test]
+    fn a_block_has_a_type_of_its_own_and_says_when_it_ends() {
+        let until = Timestamp::from_secs(1_000_000_600);
+        let policy = policy("per-user", "5/1m").scope(["user"]);
+        let policy = policy.with_block(["mallory"], Block::until(until).by("ops"));
+        let (gate, _clock) = gate([policy.with_block(["eve"], Block::forever().by("ops"))]);
+        let body = |user| parsed(&problem_json(&gate.check(&Request::new().with("user", user))).unwrap());
+        assert_eq!(
+            body("mallory"),
+            json!({
+                "type": "https://iana.org/assignments/http-problem-types#abnormal-usage-detected",
+                "title": "Request not satisfied due to detection of abnormal request pattern",
+                "status": 429,
+                "detail": "Policy `per-user` (5/1m) does not admit the request: key `mallory` is blocked until \
+                           2001-09-09T01:56:40Z. Retry in 600 seconds.",
+                "violated-policies": ["per-user"],
+                "retry_after_ms": 600_000,
+            })
+        );
+        let eve = body("eve");
+        assert_eq!(eve["retry_after_ms"], Value::Null);
+        assert_eq!(
+            eve["detail"],
+            "Policy `per-user` (5/1m) does not admit the request: key `eve` is blocked until an operator lifts the block."
+        );
+    }
+
+    /// A program that names a policy that is gone is at fault, not its client; the client learns nothing of its policies.
+    #[test]
+    fn a_policy_that_cannot_decide_is_an_error_of_the_server() {
+        let (gate, _clock) = gate([policy("secret-plan", "5/1m")]);
+        let body = parsed(&problem_json(&gate.check(&Request::new().under("typo"))).unwrap());
+        assert_eq!((&body["status"], &body["type"]), (&json!(500), &json!("about:blank")));
+        assert_eq!(body["violated-policies"], json!([]));
+        assert!(!body.to_string().contains("secret-plan"), "{body}");
     }
 
     /// A limiter's denial is told like a gate's.

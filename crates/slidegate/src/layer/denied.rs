@@ -41,18 +41,21 @@ impl<'d> Denied<'d> {
     /// The denial in words and numbers.
     ///
     /// # Panics
-    /// Never: a denial has a policy that denies.
+    /// Never: a denial has a policy that denies, or one that cannot decide.
     #[must_use]
     pub fn problem(&self) -> Problem<'d> {
-        Problem::of(self.decisions).expect("a denial has a policy that denies")
+        Problem::of(self.decisions).expect("a denial has a policy that denies, or one that cannot decide")
     }
 
-    /// What is answered unless something else is asked for: status 429 and a body of RFC 9457, not to be cached.
+    /// What is answered unless something else is asked for: the [problem](Self::problem) with its status, not to be cached.
+    /// The status is 429; or 503 where a shared store is unavailable and the policy denies then; or 500 where the layer names
+    /// a policy that the gate does not have any more.
     #[must_use]
     pub fn problem_response(&self) -> Response<String> {
         let problem = self.problem();
         let mut response = Response::new(problem.to_json());
-        *response.status_mut() = http::StatusCode::TOO_MANY_REQUESTS;
+        let status = http::StatusCode::from_u16(problem.status);
+        *response.status_mut() = status.unwrap_or(http::StatusCode::TOO_MANY_REQUESTS);
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(Problem::MEDIA_TYPE));
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));

@@ -4,7 +4,8 @@
 
 use std::collections::HashMap;
 
-use super::Policy;
+use super::{Owned, Policy};
+use crate::block::Block;
 use crate::charge::{Charge, Charges, Part, Plan};
 use crate::error::Error;
 use crate::key::{Key, KeyId, Secret};
@@ -29,6 +30,8 @@ struct Rule {
     number: u32,
     /// Quotas by the canonical bytes of keys.
     overrides: HashMap<Box<[u8]>, Quota>,
+    /// Blocks by the canonical bytes of keys.
+    blocks: HashMap<Box<[u8]>, Block>,
 }
 
 impl PolicySet {
@@ -39,8 +42,8 @@ impl PolicySet {
     /// Checks the policies against each other.
     ///
     /// # Errors
-    /// When there are too many, two have one name, or an override does not fit its policy: its values are not as many
-    /// as the scope's attributes, its algorithm is another, or its key has one already.
+    /// When there are too many, two have one name, or an override or block does not fit its policy: its values are not as
+    /// many as the scope's attributes, or an override's algorithm is another or its key has one already.
     pub fn new(policies: impl IntoIterator<Item = Policy>) -> Result<Self, Error> {
         let rules = policies.into_iter().map(Rule::new).collect::<Result<Vec<_>, _>>()?;
         if rules.len() > Self::MAX_POLICIES {
@@ -78,7 +81,11 @@ impl PolicySet {
     }
 
     pub(crate) fn quota_of(&self, at: usize, key: &Key<'_>) -> &Quota {
-        self.rules[at].quota_of(key)
+        self.rules[at].own(key).0
+    }
+
+    pub(crate) fn block_of(&self, at: usize, key: &Key<'_>) -> Option<&Block> {
+        self.rules[at].own(key).1
     }
 
     /// Numbers the policies by what their usage is stored under.
@@ -106,10 +113,11 @@ impl PolicySet {
         Changes { old: before.quotas(secret), new: self.quotas(secret) }
     }
 
-    /// What these requests would charge. Pure: touches no state.
+    /// What these requests would charge: nothing if one of them [cannot be decided](Self::error_of). Pure: touches no state.
     pub(crate) fn plan<'a>(&'a self, requests: &'a [Request<'a>]) -> Plan<'a> {
         let (mut charges, mut met) = (Charges::new(), Vec::new());
         for (number, request) in requests.iter().enumerate() {
+            let before = charges.len() + met.len();
             for at in
                 self.rules_for(request).iter().copied().filter(|at| self.policy(*at).applies_to(request))
             {
@@ -124,8 +132,41 @@ impl PolicySet {
                     None => charges.push(charge),
                 }
             }
+            if charges.len() + met.len() == before && self.cannot_decide(request) {
+                return Plan::default();
+            }
         }
         Plan { charges, met }
+    }
+
+    /// The plan of one request.
+    ///
+    /// # Errors
+    /// The request names a policy that cannot decide it.
+    pub(crate) fn plan_of_one<'a>(&'a self, request: &'a Request<'a>) -> Result<Plan<'a>, Error> {
+        self.error_of(request).map_or_else(|| Ok(self.plan(std::slice::from_ref(request))), Err)
+    }
+
+    /// Whether a request names a policy that cannot decide it.
+    pub(crate) fn cannot_decide(&self, request: &Request<'_>) -> bool {
+        self.obstacle(request).is_some()
+    }
+
+    /// Why the policy that a request names cannot decide it; `None` if it can, or none is named.
+    pub(crate) fn error_of(&self, request: &Request<'_>) -> Option<Error> {
+        let name = request.named_policy()?;
+        Some(match self.obstacle(request)? {
+            Obstacle::UnknownPolicy => Error::unknown_policy(name, self.iter().map(Policy::name)),
+            Obstacle::MissingAttribute(attribute) => Error::missing_attribute(name, attribute),
+        })
+    }
+
+    fn obstacle(&self, request: &Request<'_>) -> Option<Obstacle<'_>> {
+        let Some(policy) = self.by_name(request.named_policy()?) else {
+            return Some(Obstacle::UnknownPolicy);
+        };
+        let missing = policy.scope.iter().find(|attribute| request.value(attribute).is_none())?;
+        (!request.may_lack_attributes()).then_some(Obstacle::MissingAttribute(missing))
     }
 
     /// What a request would charge if that is one charge, as it mostly is: a plan has room for several, and filling and
@@ -148,15 +189,17 @@ impl PolicySet {
     fn charge<'a>(&'a self, at: usize, number: usize, request: &'a Request<'a>) -> Charge<'a> {
         let rule = &self.rules[at];
         let key = rule.policy.key(request);
+        let (own_quota, block) = rule.own(&key);
         Charge {
             number: rule.number,
             #[cfg(feature = "redis")]
             name: &rule.policy.name,
             #[cfg(feature = "redis")]
             on_store_error: rule.policy.on_store_error,
-            quota: request.told_quota().unwrap_or_else(|| rule.quota_of(&key)),
-            instead_of: request.told_quota().map(|_| rule.quota_of(&key)),
+            quota: request.told_quota().unwrap_or(own_quota),
+            instead_of: request.told_quota().map(|_| own_quota),
             key,
+            block,
             part: Part {
                 cost: request.asked_cost(),
                 enforced: rule.policy.enforced,
@@ -166,6 +209,13 @@ impl PolicySet {
             request: number,
         }
     }
+}
+
+/// Why a policy cannot decide a request that names it.
+enum Obstacle<'a> {
+    UnknownPolicy,
+    /// An attribute of its scope.
+    MissingAttribute(&'a str),
 }
 
 /// See [`PolicySet::quotas`].
@@ -196,18 +246,20 @@ impl Changes<'_> {
 impl Rule {
     fn new(policy: Policy) -> Result<Self, Error> {
         let name = &policy.name;
+        let fits = |what: &str, values: &[Owned]| {
+            if values.len() == policy.scope.len() {
+                return Ok(());
+            }
+            Err(Error::policy(format!(
+                "policy `{name}`: {what} has {} values, the scope {} attributes; give one value for each",
+                values.len(),
+                policy.scope.len()
+            )))
+        };
         let mut overrides = HashMap::with_capacity(policy.overrides.len());
         for (values, quota) in &policy.overrides {
-            if values.len() != policy.scope.len() {
-                return Err(Error::policy(format!(
-                    "policy `{name}`: an override has {} values, the scope {} attributes; give one value for each",
-                    values.len(),
-                    policy.scope.len()
-                )));
-            }
-            let attributes = policy.scope.iter().zip(values);
-            let request = attributes
-                .fold(Request::new(), |request, (name, value)| request.with(name, value.borrowed()));
+            fits("an override", values)?;
+            let request = policy.request_of(values);
             let key = policy.key(&request);
             if quota.algorithm() != policy.quota.algorithm() {
                 return Err(Error::policy(format!(
@@ -222,14 +274,22 @@ impl Rule {
                 )));
             }
         }
-        Ok(Self { policy, number: 0, overrides })
+        let mut blocks = HashMap::with_capacity(policy.blocks.len());
+        for (values, block) in &policy.blocks {
+            fits("a block", values)?;
+            let key = policy.key(&policy.request_of(values)).canonical();
+            blocks.insert(key.into_boxed_slice(), block.clone());
+        }
+        Ok(Self { policy, number: 0, overrides, blocks })
     }
 
-    fn quota_of(&self, key: &Key<'_>) -> &Quota {
-        if self.overrides.is_empty() {
-            return &self.policy.quota;
+    /// The quota of a key, and its block.
+    fn own(&self, key: &Key<'_>) -> (&Quota, Option<&Block>) {
+        if self.overrides.is_empty() && self.blocks.is_empty() {
+            return (&self.policy.quota, None);
         }
-        self.overrides.get(&*key.canonical()).unwrap_or(&self.policy.quota)
+        let key = &*key.canonical();
+        (self.overrides.get(key).unwrap_or(&self.policy.quota), self.blocks.get(key))
     }
 }
 

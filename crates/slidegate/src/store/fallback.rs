@@ -3,12 +3,16 @@
 //! Each policy has chosen: this process's memory under its share of the limit, everything, or nothing. A decision says
 //! which it was.
 
+use std::time::Duration;
+
 use smallvec::SmallVec;
 
 use crate::charge::{Charge, Charges, OnStoreError};
 use crate::decision::{Decision, Source, Verdict, Waits};
 use crate::quota::Quota;
 use crate::store::memory::{MemoryStore, Requote};
+use crate::store::redis::jitter;
+use crate::time::micros;
 use crate::verb::Verb;
 
 /// Decides without the shared store.
@@ -19,8 +23,11 @@ pub(crate) struct Fallback {
     instances: u64,
 }
 
-/// The wait that is told where nobody knows one: long enough for a breaker to try again.
-const UNKNOWN_WAIT_US: u64 = 1_000_000;
+/// Shortest wait of a denial that was made because the store is unavailable. A breaker probes its node every 100 ms, so a
+/// store that is back is noticed sooner than this.
+const MIN_WAIT: Duration = Duration::from_secs(1);
+/// Longest such wait. Waits are spread up to it at random: clients that were denied together must not come back together.
+const MAX_WAIT: Duration = Duration::from_secs(3);
 
 impl Fallback {
     pub(crate) fn new(memory: MemoryStore, instances: u64) -> Self {
@@ -68,6 +75,7 @@ impl Fallback {
                     cost: 0,
                     at: now,
                     source,
+                    is_blocked: false,
                     waits: Waits { retry_us, reset_us: 0, frees_us: 0 },
                 };
                 match charge.on_store_error {
@@ -80,9 +88,40 @@ impl Fallback {
                     OnStoreError::Deny if charge.part.cost == 0 || !asks => {
                         blind(Verdict::Allow, Source::Deny, 0)
                     }
-                    OnStoreError::Deny => blind(Verdict::Deny, Source::Deny, UNKNOWN_WAIT_US),
+                    OnStoreError::Deny => {
+                        let wait = jitter::between(MIN_WAIT, MAX_WAIT);
+                        blind(Verdict::Deny, Source::Deny, micros(wait))
+                    }
                 }
             })
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Policy, PolicySet, Reason, Request};
+
+    /// Clients that were denied together must not come back together, nor be sent away for long.
+    #[test]
+    fn waits_for_a_store_that_is_unavailable_are_short_and_spread() {
+        let policy = Policy::new("login", Quota::per_minute(5)).expect("a plain name");
+        let set = PolicySet::new([policy.on_store_error(OnStoreError::Deny)]).expect("one policy");
+        let fallback = Fallback::new(MemoryStore::new(), 1);
+        let request = Request::new();
+        let waits: Vec<_> = (0..100)
+            .map(|_| {
+                let plan = set.plan(std::slice::from_ref(&request));
+                let decision = fallback.apply(Verb::Check, &plan.charges)[0];
+                assert_eq!(
+                    (decision.reason(), decision.is_counted()),
+                    (Some(Reason::StoreUnavailable), false)
+                );
+                decision.retry_after().expect("a wait")
+            })
+            .collect();
+        assert!(waits.iter().all(|wait| (MIN_WAIT..=MAX_WAIT).contains(wait)), "{waits:?}");
+        assert!(waits.iter().any(|wait| *wait != waits[0]));
     }
 }

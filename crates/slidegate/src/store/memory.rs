@@ -182,7 +182,6 @@ impl MemoryStore {
     }
 
     /// The date, as decisions report it.
-    #[cfg(feature = "redis")]
     pub(crate) fn wall_time(&self) -> Timestamp {
         self.clock.moment(self.clock.now()).wall
     }

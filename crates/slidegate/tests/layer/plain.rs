@@ -13,7 +13,7 @@ use http_body::{Body, Frame};
 use slidegate::client_addr::{ClientAddr, Source, Trust, TrustedProxies};
 use slidegate::headers::{Draft, HeaderOptions, XRateLimit};
 use slidegate::layer::{Attribute, Limited, RateLimitLayer};
-use slidegate::{Match, PolicySet};
+use slidegate::{Block, Match, PolicySet, Timestamp};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
 use crate::{ask, fields, gate, policy, request};
@@ -314,6 +314,60 @@ async fn under_names_only_those_policies_decide_all_or_none() {
     assert_eq!(denied.status(), 429);
     assert!(denied.body().contains(r#""violated-policies":["login"]"#), "{}", denied.body());
     assert_eq!(ask(&home, request(&[])).await.body(), "per-ip:1");
+}
+
+/// A reload that drops a route's policy must not open the route, nor tell its clients what other policies there are.
+#[tokio::test]
+async fn a_layer_whose_policy_is_gone_answers_500_until_it_is_back() {
+    let (gate, _clock) =
+        gate([policy("per-ip", "3/1m").scope(["ip"]), policy("login", "1/1m").scope(["ip"])]);
+    let limits = RateLimitLayer::builder(Arc::clone(&gate)).attribute("ip", Attribute::client_addr());
+    let one = limits.clone().under(["login"]).build().unwrap();
+    let both = limits.under(["per-ip", "login"]).build().unwrap();
+    gate.configure(PolicySet::new([policy("per-ip", "3/1m").scope(["ip"])]).unwrap());
+    for layer in [&one, &both] {
+        let refused = ask(layer, request(&[])).await;
+        assert_eq!(refused.status(), 500);
+        assert!(!refused.body().contains("per-ip"), "{}", refused.body());
+        assert!(refused.headers().get("ratelimit").is_none());
+    }
+    let back = [policy("per-ip", "3/1m").scope(["ip"]), policy("login", "1/1m").scope(["ip"])];
+    gate.configure(PolicySet::new(back).unwrap());
+    assert_eq!(ask(&both, request(&[])).await.body(), "per-ip:2 login:0");
+}
+
+/// Who sends no API key is not counted by one, also where the layer names its policies.
+#[tokio::test]
+async fn a_named_policy_without_its_attribute_is_left_out() {
+    let (gate, _clock) =
+        gate([policy("per-ip", "3/1m").scope(["ip"]), policy("per-key", "1/1m").scope(["key"])]);
+    let limits = RateLimitLayer::builder(gate).attribute("ip", Attribute::client_addr());
+    let limits = limits.attribute("key", Attribute::header("x-api-key"));
+    let both = limits.clone().under(["per-ip", "per-key"]).build().unwrap();
+    assert_eq!(ask(&both, request(&[])).await.body(), "per-ip:2");
+    assert_eq!(ask(&both, request(&[("x-api-key", "a")])).await.body(), "per-ip:1 per-key:0");
+    let one = limits.under(["per-key"]).build().unwrap();
+    assert_eq!(ask(&one, request(&[])).await.body(), "");
+}
+
+/// A blocked client is told so through the layer as well, and its handler is never called.
+#[tokio::test]
+async fn a_blocked_client_is_told_the_end_of_its_block() {
+    let until = Timestamp::from_secs(1_000_000_060);
+    let blocked =
+        policy("per-key", "5/1m").scope(["key"]).with_block(["mallory"], Block::until(until).by("ops"));
+    let (gate, _clock) = gate([blocked]);
+    let limits = RateLimitLayer::builder(gate).attribute("key", Attribute::header("x-api-key"));
+    let denied = ask(&limits.build().unwrap(), request(&[("x-api-key", "mallory")])).await;
+    assert_eq!(denied.status(), 429);
+    let fields = fields(&denied);
+    for line in
+        [r#"ratelimit: "per-key";r=0;t=60"#, r#"ratelimit-policy: "per-key";q=5;w=60"#, "retry-after: 60"]
+    {
+        assert!(fields.iter().any(|field| field == line), "{line}: {fields:?}");
+    }
+    assert!(denied.body().contains("is blocked until 2001-09-09T01:47:40Z"), "{}", denied.body());
+    assert!(!denied.body().contains("ops"), "{}", denied.body());
 }
 
 /// A limit that silently concerns nobody is found out by the attack that it was for.

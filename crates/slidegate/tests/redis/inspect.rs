@@ -47,7 +47,7 @@ async fn what_is_read_is_what_the_scripts_count() {
         shared.apply(verb, &request).await;
         gate.apply(verb, &request);
         let look = Request::new().with("user", "alice");
-        let found = gate.inspect(&look);
+        let found = gate.inspect(&look).unwrap();
         most = found.iter().map(|found| found.charges.len()).fold(most, usize::max);
         assert_eq!(shared.inspect(&look).await.unwrap(), found, "after step {step}");
     }

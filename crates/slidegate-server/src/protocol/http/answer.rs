@@ -10,20 +10,20 @@ use crate::protocol::problem;
 use crate::why;
 
 /// The answer to one request.
-pub(super) fn one(decisions: &Decisions<'_>, absence: &str) -> Vec<u8> {
+pub(super) fn one(decisions: &Decisions<'_>) -> Vec<u8> {
     let mut json = Json(Vec::with_capacity(problem::USUAL));
-    json.answer(decisions, absence);
+    json.answer(decisions);
     json.0
 }
 
 /// The answers to a batch.
-pub(super) fn many<'d>(answers: impl Iterator<Item = &'d Decisions<'d>>, absence: &str) -> Vec<u8> {
+pub(super) fn many<'d>(answers: impl Iterator<Item = &'d Decisions<'d>>) -> Vec<u8> {
     let mut json = Json(br#"{"decisions":["#.to_vec());
     for (at, decisions) in answers.enumerate() {
         if at > 0 {
             json.0.push(b',');
         }
-        json.answer(decisions, absence);
+        json.answer(decisions);
     }
     json.0.extend_from_slice(b"]}");
     json.0
@@ -33,9 +33,8 @@ pub(super) fn many<'d>(answers: impl Iterator<Item = &'d Decisions<'d>>, absence
 struct Json(Vec<u8>);
 
 impl Json {
-    /// The first members are those of the decision that binds; `null` where none does. `absence` says why a fallback
-    /// decided, if one did.
-    fn answer(&mut self, decisions: &Decisions<'_>, absence: &str) {
+    /// The first members are those of the decision that binds; `null` where none does.
+    fn answer(&mut self, decisions: &Decisions<'_>) {
         let strictest = decisions.strictest();
         let key = strictest.as_ref().map(|one| one.key().to_string());
         self.open();
@@ -44,7 +43,7 @@ impl Json {
             (Some(one), Some(key)) => {
                 self.text("policy", one.policy().name());
                 self.text("key", key);
-                self.text("why", &why::of_key(one, key, absence));
+                self.text("why", &why::of_key(one, key));
                 self.number("limit", one.limit);
                 self.outcome(one);
             }
@@ -105,7 +104,7 @@ impl Json {
         self.0.push(b'}');
     }
 
-    /// What came of it, in numbers, and who decided.
+    /// What came of it, in numbers, who decided, and of a denial its reason.
     fn outcome(&mut self, one: &PolicyDecision<'_>) {
         self.number("used", one.used);
         self.number("remaining", one.remaining);
@@ -113,6 +112,16 @@ impl Json {
         self.number("retry_after_ms", one.retry_after().map(millis_ceil));
         self.number("reset_after_ms", millis_ceil(one.reset_after()));
         self.text("source", one.source.name());
+        if let Some(reason) = one.reason() {
+            self.text("reason", reason.name());
+        }
+        if let Some(block) = one.block() {
+            self.name("block");
+            self.open();
+            self.text_or_null("until", block.ends_at().map(why::time).as_deref());
+            self.text_or_null("by", block.blocked_by());
+            self.0.push(b'}');
+        }
     }
 
     fn open(&mut self) {
@@ -131,6 +140,13 @@ impl Json {
     fn text(&mut self, name: &str, text: &str) {
         self.name(name);
         self.string(text);
+    }
+
+    fn text_or_null(&mut self, name: &str, text: Option<&str>) {
+        match text {
+            Some(text) => self.text(name, text),
+            None => self.number(name, None),
+        }
     }
 
     /// `null` where there is none.

@@ -2,11 +2,12 @@
 //!
 //! How many keys a policy takes is known from its scope, so a key may be any bytes: `COST` and `PEEK` among them.
 
-use slidegate::{Decision, Decisions, Policy, PolicySet, Request, Verb, millis_ceil};
+use slidegate::{Decisions, Policy, PolicyDecision, PolicySet, Reason, Request, Verb, millis_ceil};
 
 use super::command::{Asking, Form, Step, Wrong, whole};
 use super::reply::{Reply, Shown};
 use crate::front::{self, Front, MAX_COST};
+use crate::why;
 
 /// `RL.CHECK policy key [key ...] [COST n] [PEEK]`
 pub(super) fn check<'b>(
@@ -169,12 +170,28 @@ impl Options {
 /// Tells the decision of the one policy that was named.
 pub(super) fn answer_one(decisions: &Decisions<'_>, reply: &mut Reply<'_>) {
     match decisions.iter().next() {
+        Some(one) if is_unavailable(&one) => unavailable(&one, reply),
         Some(one) => {
-            reply.fields(6);
+            reply.fields(7);
             numbers(decisions.is_allowed(), &one, reply);
         }
         None => gone(reply),
     }
+}
+
+/// Whether the request is denied for no other reason than that the store is unavailable.
+fn is_unavailable(one: &PolicyDecision<'_>) -> bool {
+    one.policy().is_enforced() && one.reason() == Some(Reason::StoreUnavailable)
+}
+
+/// An error, as no limit was reached: a client must not take it for a denial, nor for an answer of this policy.
+fn unavailable(one: &PolicyDecision<'_>, reply: &mut Reply<'_>) {
+    let wait_s = one.retry_after().map_or(1, |wait| millis_ceil(wait).div_ceil(1000).max(1));
+    let name = one.policy().name();
+    let cause = one.store_failure().map_or_else(String::new, |failure| format!(": {failure}"));
+    reply.error(format_args!(
+        "UNAVAILABLE policy `{name}` denies while the store is unavailable; retry in {wait_s} s{cause}"
+    ));
 }
 
 /// Policies may be configured anew between a command's reading and its decision.
@@ -185,13 +202,16 @@ pub(super) fn gone(reply: &mut Reply<'_>) {
 /// Tells the decision that binds, and those of all policies that applied.
 pub(super) fn answer_all(decisions: &Decisions<'_>, reply: &mut Reply<'_>) {
     let binding = decisions.strictest();
-    reply.fields(8);
+    if let Some(binding) = binding.filter(is_unavailable) {
+        return unavailable(&binding, reply);
+    }
+    reply.fields(9);
     if let Some(binding) = &binding {
         numbers(decisions.is_allowed(), binding, reply);
     } else {
         reply.field("allowed");
         reply.flag(decisions.is_allowed());
-        for name in ["limit", "remaining", "retry_after_ms", "reset_after_ms", "source"] {
+        for name in ["limit", "remaining", "retry_after_ms", "reset_after_ms", "source", "reason"] {
             reply.field(name);
             reply.null();
         }
@@ -204,7 +224,7 @@ pub(super) fn answer_all(decisions: &Decisions<'_>, reply: &mut Reply<'_>) {
     reply.field("policies");
     reply.array(decisions.iter().len());
     for one in decisions.iter() {
-        reply.fields(8);
+        reply.fields(9);
         numbers(one.is_allowed(), &one, reply);
         reply.field("policy");
         reply.text(one.policy().name());
@@ -213,8 +233,8 @@ pub(super) fn answer_all(decisions: &Decisions<'_>, reply: &mut Reply<'_>) {
     }
 }
 
-/// The six fields of a decision.
-fn numbers(allowed: bool, one: &Decision, reply: &mut Reply<'_>) {
+/// The seven fields of a decision.
+fn numbers(allowed: bool, one: &PolicyDecision<'_>, reply: &mut Reply<'_>) {
     reply.field("allowed");
     reply.flag(allowed);
     reply.field("limit");
@@ -230,6 +250,12 @@ fn numbers(allowed: bool, one: &Decision, reply: &mut Reply<'_>) {
     reply.int(millis_ceil(one.reset_after()));
     reply.field("source");
     reply.simple(one.source.name());
+    reply.field("reason");
+    match (one.reason(), one.block()) {
+        (None, _) => reply.null(),
+        (Some(Reason::Blocked), Some(block)) => reply.text(&why::blocked(block)),
+        (Some(reason), _) => reply.text(reason.name()),
+    }
 }
 
 /// `RL.POLICIES`

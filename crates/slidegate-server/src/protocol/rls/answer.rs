@@ -11,8 +11,8 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{
     Code, DescriptorStatus, RateLimit,
 };
 use envoy_types::pb::google::protobuf::{self, Struct};
-use slidegate::headers::HeaderOptions;
-use slidegate::{Decisions, Excess, PolicyDecision, millis_ceil};
+use slidegate::headers::{HeaderOptions, Problem};
+use slidegate::{Decisions, Excess, PolicyDecision, Reason, millis_ceil};
 
 use super::ask::{Terms, unit};
 use super::metadata;
@@ -45,6 +45,14 @@ pub(super) struct Answer<'d> {
 pub(super) struct Denial<'d> {
     pub(super) place: usize,
     pub(super) decision: PolicyDecision<'d>,
+}
+
+impl Denial<'_> {
+    /// Why it denies. A look moves nothing and so is never denied itself: it found the key blocked or over its limit.
+    pub(super) fn reason(&self) -> Reason {
+        let of_look = if self.decision.is_blocked() { Reason::Blocked } else { Reason::OverLimit };
+        self.decision.reason().unwrap_or(of_look)
+    }
 }
 
 impl<'d> Answer<'d> {
@@ -111,11 +119,17 @@ impl<'d> Answer<'d> {
     /// The whole answer.
     pub(super) fn finish(self, headers: Vec<HeaderValue>, metadata: Option<Struct>) -> RateLimitResponse {
         let code = if self.denial.is_some() { Code::OverLimit } else { Code::Ok };
+        let (mut headers, mut raw_body) = (headers, Vec::new());
+        if let Some(body) = self.denial.as_ref().and_then(store_unavailable) {
+            headers.push(header("content-type", Problem::MEDIA_TYPE.to_owned()));
+            raw_body = body.into_bytes();
+        }
         RateLimitResponse {
             overall_code: code.into(),
             statuses: self.statuses,
             response_headers_to_add: headers,
             dynamic_metadata: metadata,
+            raw_body,
             ..RateLimitResponse::default()
         }
     }
@@ -149,9 +163,20 @@ impl<'d> Answer<'d> {
     }
 
     /// Which policy and key denied, and why.
-    pub(super) fn why(&self, absence: &str) -> Option<Struct> {
-        self.denial.as_ref().map(|denial| metadata::denial(denial, wait(&denial.decision), absence))
+    pub(super) fn why(&self) -> Option<Struct> {
+        self.denial.as_ref().map(|denial| metadata::denial(denial, wait(&denial.decision)))
     }
+}
+
+/// The body of a call that is denied because the store is unavailable and a policy denies then.
+///
+/// It is a denial and no error of the call: on an error Envoy passes the request on unless it is told otherwise, and a
+/// policy that is to deny must not depend on that. The body and the metadata tell what the code cannot.
+fn store_unavailable(denial: &Denial<'_>) -> Option<String> {
+    let one = &denial.decision;
+    let is_unavailable = denial.reason() == Reason::StoreUnavailable;
+    let problem = Problem::of_one(one.policy().name(), one.quota(), one).filter(|_| is_unavailable);
+    problem.map(|problem| problem.to_json())
 }
 
 fn keep_stricter<'d>(known: &mut Option<Denial<'d>>, new: Denial<'d>) {
@@ -161,10 +186,11 @@ fn keep_stricter<'d>(known: &mut Option<Denial<'d>>, new: Denial<'d>) {
 }
 
 /// Whether the descriptor is over its limit. Nothing always fits, so a look, which moves nothing, asks whether the key has
-/// got over it; where a policy charges in full what exceeds, it asks whether anything is left.
+/// got over it; where a policy charges in full what exceeds, it asks whether anything is left. A blocked key is over
+/// whatever is asked.
 pub(super) fn is_over(one: &PolicyDecision<'_>) -> bool {
     let is_full = one.remaining == 0 && one.policy().on_excess() == Excess::Charge;
-    one.is_denied() || one.cost == 0 && (one.used > one.limit || is_full)
+    one.is_denied() || one.is_blocked() || one.cost == 0 && (one.used > one.limit || is_full)
 }
 
 /// Gives `tell` the decision that binds of each request: of its enforced policies, or of its shadow ones if it has no other.
@@ -213,9 +239,13 @@ fn until_reset(one: &PolicyDecision<'_>, is_over: bool) -> Duration {
 }
 
 /// How long a refused request waits; `None` if that would not help. A look that found the key over its limit waits until
-/// the key is as new: earlier than that it may be over still.
+/// the key is as new: earlier than that it may be over still. One that found the key blocked waits for the end of the block.
 fn wait(one: &PolicyDecision<'_>) -> Option<Duration> {
-    if one.is_denied() { one.retry_after() } else { Some(one.reset_after()) }
+    match (one.is_denied(), one.is_blocked()) {
+        (true, _) => one.retry_after(),
+        (false, true) => one.frees_after(),
+        (false, false) => Some(one.reset_after()),
+    }
 }
 
 /// A number as the statuses have it: what does not fit is written as the largest that does.

@@ -75,6 +75,8 @@ async fn decide(State(limits): State<Arc<Limits>>, request: Request) -> Response
     };
     let status = match answer.overall_code() {
         Code::Ok => StatusCode::OK,
+        // Only a denial that is due to the store has a body for the client.
+        Code::OverLimit if !answer.raw_body.is_empty() => StatusCode::SERVICE_UNAVAILABLE,
         Code::OverLimit => StatusCode::TOO_MANY_REQUESTS,
         Code::Unknown => StatusCode::INTERNAL_SERVER_ERROR,
     };

@@ -116,26 +116,26 @@ impl Limits {
         let all_quotas = settings.is_some_and(|settings| settings.quota_mode);
         let asked = ask::read(&self.front, call, &terms, all_quotas)?;
         if settings.is_some_and(|settings| settings.shadow_mode) {
-            return Ok(self.report(call, caller, &terms, &asked).await);
+            return self.report(call, caller, &terms, &asked).await;
         }
 
         let mut answer = Answer::new(&terms);
         // Looks charge nothing, and come first: one that finds no room lets the others charge nothing either.
-        let looked = self.look(caller, &terms, &asked.looks).await;
+        let looked = self.look(caller, &terms, &asked.looks).await?;
         answer.add(&asked.looks.places, &looked, Kind::Alone);
         let quotas = &asked.quotas;
-        let seen = self.look(caller, &terms, quotas).await;
+        let seen = self.look(caller, &terms, quotas).await?;
         let seen_over = answer.add(&quotas.places, &seen, Kind::Together);
         if seen_over == quotas.places.len() {
             answer.deny_together();
         }
         let is_denied_by_looks = answer.is_denied();
         let verb = if is_denied_by_looks { Verb::Peek } else { Verb::Check };
-        let charged = self.apply(caller, verb, &asked.charges).await;
+        let charged = self.apply(caller, verb, &asked.charges).await?;
         answer.add(&asked.charges.places, &charged, Kind::Alone);
         let is_denied_before = answer.is_denied();
         let fitting = if is_denied_before { Group::default() } else { quotas.without(&not_to_charge(&seen)) };
-        let taken = self.apart(caller, Verb::Check, &fitting).await;
+        let taken = self.apart(caller, Verb::Check, &fitting).await?;
         let places = fitting.places.chunks(1);
         let denials = seen_over
             + places.zip(&taken).map(|(place, one)| answer.add(place, one, Kind::Together)).sum::<usize>();
@@ -144,11 +144,11 @@ impl Limits {
             // Others took what the look had seen.
             answer.deny_together();
             let refundable = asked.charges.without(&refused::counted(&terms, &asked.charges));
-            self.apply(caller, Verb::Refund, &refundable).await;
+            self.apply(caller, Verb::Refund, &refundable).await?;
         }
         // Whoever is refused comes again, with what is to be given back.
         let verb = if answer.is_denied() { Verb::Peek } else { Verb::Refund };
-        let refunded = self.apply(caller, verb, &asked.refunds).await;
+        let refunded = self.apply(caller, verb, &asked.refunds).await?;
         answer.add(&asked.refunds.places, &refunded, Kind::Refund);
         if self.files.is_some() {
             let mut refused = Vec::new();
@@ -202,11 +202,11 @@ impl Limits {
         caller: &Caller,
         terms: &[Terms<'_>],
         asked: &Asked<'_>,
-    ) -> RateLimitResponse {
+    ) -> Result<RateLimitResponse, Status> {
         let mut answer = Answer::new(terms);
         let mut told = Vec::new();
         for group in [&asked.looks, &asked.quotas, &asked.charges] {
-            let mut decided = self.apart(caller, Verb::Check, group).await;
+            let mut decided = self.apart(caller, Verb::Check, group).await?;
             for (request, usage) in self.refused(terms, group).await {
                 // Each was decided by itself.
                 decided[request].add_usage(0, &usage);
@@ -219,7 +219,7 @@ impl Limits {
                 .map(|(at, _)| group.refused(at, true))
         });
         self.keep_refused(terms, &denied.collect::<Vec<_>>(), false).await;
-        told.push((&asked.refunds, self.apart(caller, Verb::Refund, &asked.refunds).await, Kind::Refund));
+        told.push((&asked.refunds, self.apart(caller, Verb::Refund, &asked.refunds).await?, Kind::Refund));
         for (group, decisions, kind) in &told {
             for (place, one) in group.places.chunks(1).zip(decisions) {
                 answer.add(place, one, *kind);
@@ -233,31 +233,47 @@ impl Limits {
         answer.overrule();
         let headers = self.files.as_ref().and_then(|files| files.settings.headers.as_ref());
         let headers = headers.map_or_else(Vec::new, |names| answer.three_headers(names));
-        self.finish(call, terms, answer, headers)
+        Ok(self.finish(call, terms, answer, headers))
     }
 
     /// Peeks at a group in one step. Descriptors of 0 hits are told of what was refused as well.
-    async fn look<'r>(&self, caller: &Caller, terms: &[Terms<'_>], group: &'r Group<'r>) -> Decisions<'r> {
-        let (mut decisions, refused) =
+    async fn look<'r>(
+        &self,
+        caller: &Caller,
+        terms: &[Terms<'_>],
+        group: &'r Group<'r>,
+    ) -> Result<Decisions<'r>, Status> {
+        let (decisions, refused) =
             tokio::join!(self.apply(caller, Verb::Peek, group), self.refused(terms, group));
+        let mut decisions = decisions?;
         for (request, usage) in refused {
             decisions.add_usage(request, &usage);
         }
-        decisions
+        Ok(decisions)
     }
 
     /// Does the same to a whole group in one step.
-    async fn apply<'r>(&self, caller: &Caller, verb: Verb, group: &'r Group<'r>) -> Decisions<'r> {
-        self.front.decide_all(caller.clone(), verb, &group.requests).await
+    async fn apply<'r>(
+        &self,
+        caller: &Caller,
+        verb: Verb,
+        group: &'r Group<'r>,
+    ) -> Result<Decisions<'r>, Status> {
+        decided(self.front.decide_all(caller.clone(), verb, &group.requests).await)
     }
 
     /// Does the same to each of a group, whatever becomes of the others.
-    async fn apart<'r>(&self, caller: &Caller, verb: Verb, group: &'r Group<'r>) -> Vec<Decisions<'r>> {
+    async fn apart<'r>(
+        &self,
+        caller: &Caller,
+        verb: Verb,
+        group: &'r Group<'r>,
+    ) -> Result<Vec<Decisions<'r>>, Status> {
         let mut decisions = Vec::with_capacity(group.requests.len());
         for request in &group.requests {
-            decisions.push(self.front.decide(caller.clone(), verb, request).await);
+            decisions.push(decided(self.front.decide(caller.clone(), verb, request).await)?);
         }
-        decisions
+        Ok(decisions)
     }
 
     /// Fields for the client's answer: those that are configured, of these decisions.
@@ -282,12 +298,20 @@ impl Limits {
         answer: Answer<'_>,
         headers: Vec<HeaderValue>,
     ) -> RateLimitResponse {
-        let mut metadata = answer.why(self.front.absence());
+        let mut metadata = answer.why();
         if self.files.as_ref().is_some_and(|files| files.settings.dynamic_metadata) {
             let of_call = metadata::of_call(call, terms, answer.statuses());
             metadata.get_or_insert_default().fields.extend(of_call.fields);
         }
         answer.finish(headers, metadata)
+    }
+}
+
+/// The decisions, unless the policy of a rule is not in force: then nothing was decided, and nothing may pass for it.
+fn decided(decisions: Decisions<'_>) -> Result<Decisions<'_>, Status> {
+    match decisions.error() {
+        None => Ok(decisions),
+        Some(error) => Err(Status::unavailable(format!("{error}; the limits are being reloaded, try again"))),
     }
 }
 

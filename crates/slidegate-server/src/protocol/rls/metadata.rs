@@ -18,13 +18,14 @@ use super::ask::Terms;
 use crate::envoy::Unit;
 use crate::why;
 
-/// Which policy and key denied, and why. `absence` says why a fallback decided, if one did.
-pub(super) fn denial(denial: &Denial<'_>, wait: Option<Duration>, absence: &str) -> Struct {
+/// Which policy and key denied, and why.
+pub(super) fn denial(denial: &Denial<'_>, wait: Option<Duration>) -> Struct {
     let one = &denial.decision;
     fields([
         ("policy", text(one.policy().name())),
         ("key", text(one.key().to_string())),
-        ("why", text(why::one(one, absence))),
+        ("why", text(why::one(one))),
+        ("reason", text(denial.reason().name())),
         ("source", text(one.source.name())),
         ("descriptor", number(denial.place as u64)),
         ("limit", number(one.limit)),

@@ -216,6 +216,27 @@ impl FailureCounts {
     }
 }
 
+/// Why a shared store did not decide, so that a policy's [fallback](crate::OnStoreError) did.
+///
+/// Its text is one line that names the node and what happened there, with the server's own words where it refused:
+/// `redis at 10.0.0.5:6379: READONLY You can't write against a read only replica.`
+#[derive(Debug, Clone)]
+pub struct StoreFailure(pub(crate) Failure);
+
+impl StoreFailure {
+    /// What happened.
+    #[must_use]
+    pub fn kind(&self) -> FailureKind {
+        self.0.kind
+    }
+}
+
+impl fmt::Display for StoreFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 impl Failure {
     /// A failure that no single node is to blame for.
     pub(super) fn of_none(executed: Executed, kind: FailureKind, detail: impl Into<String>) -> Self {

@@ -16,7 +16,7 @@ pub(super) fn below(bound: u64) -> u64 {
 }
 
 /// A span from `least` to `most`, both at most some minutes.
-pub(super) fn between(least: Duration, most: Duration) -> Duration {
+pub(crate) fn between(least: Duration, most: Duration) -> Duration {
     let width_us = u64::try_from(most.saturating_sub(least).as_micros()).unwrap_or(u64::MAX);
     least + Duration::from_micros(below(width_us.saturating_add(1)))
 }

@@ -229,6 +229,7 @@ mod tests {
             remaining: 0,
             cost: 0,
             at: Timestamp::EPOCH,
+            is_blocked: false,
             source: Source::Store,
             waits: Waits { retry_us, reset_us: retry_us, frees_us: retry_us },
         }])
