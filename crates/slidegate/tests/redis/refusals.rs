@@ -1,6 +1,7 @@
 //! Servers that answer and refuse: without memory, replicas, rights or their data. Each refusal is told by its reason.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use slidegate::{FailureKind, Source};
 
@@ -8,6 +9,7 @@ use crate::callers::{
     self, check, errors, fails_with, gate, healthy, hourly, last_failure, named, options, until_used,
 };
 use crate::support::acl;
+use crate::support::fake::{Answer, Fake};
 use crate::support::server::Server;
 use crate::support::until_true;
 
@@ -216,4 +218,20 @@ async fn a_server_that_still_loads_its_data_is_answered_for_until_it_has() {
     restarted.await.unwrap();
     assert_eq!(until_used(&gate, "alice").await, [1]);
     assert!(check(&gate, "alice").await.by_store());
+}
+
+/// Whoever reads why must learn what the server said, and not that the attempt after that took too long.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refusal_is_told_although_the_next_attempt_is_not_answered_in_time() {
+    let refused = AtomicBool::new(false);
+    let fake = Fake::greeting(move |command| match command[0].as_slice() {
+        b"TIME" => "*2\r\n$10\r\n1700000000\r\n$1\r\n0\r\n".into(),
+        b"EVALSHA" if refused.swap(true, Ordering::SeqCst) => Answer::Send(Vec::new()),
+        b"EVALSHA" => "-READONLY You can't write against a read only replica.\r\n".into(),
+        _ => "+OK\r\n".into(),
+    });
+    let gate = gate([hourly(5)], options(&fake.url()).without_coalescing());
+    assert_eq!(check(&gate, "alice").await.source, Source::Local);
+    assert!(last_failure(&gate).contains("READONLY You can't write"), "{}", last_failure(&gate));
+    assert_eq!(gate.stats().last_failure_kind, Some(FailureKind::ReadOnly));
 }

@@ -270,6 +270,10 @@ impl Wire {
                             node.exhausted(&reason.detail);
                             reason
                         }
+                        // The server gave a reason before it did not answer the last attempt in time.
+                        Some(reason) if failure.kind == FailureKind::Timeout => {
+                            Failure { executed: failure.executed, ..reason }
+                        }
                         _ => failure,
                     });
                 }
@@ -400,16 +404,20 @@ fn refused(node: &Node, error: &redis::ServerError) -> Failure {
     node.failure(executed, FailureKind::of(error), &format!("{}{hint}", failure::words(error)))
 }
 
+/// What a call that is made again has to have left until the deadline. With less, its caller would be told that there was no
+/// answer in time, and not what the server answers.
+const LAST_CALL: Duration = Duration::from_millis(5);
+
 /// Waits a moment. Whether there is time left for another call.
 async fn pause(deadline: Instant) -> bool {
     let (shortest, longest) = PAUSE;
     let pause = jitter::between(shortest, longest);
-    if instant() + pause >= deadline {
+    if instant() + pause + LAST_CALL >= deadline {
         return false;
     }
     sleep(pause).await;
     // On a busy machine it took longer: then the words of the last answer are worth more than that time is up.
-    instant() < deadline
+    instant() + LAST_CALL < deadline
 }
 
 #[cfg(test)]
