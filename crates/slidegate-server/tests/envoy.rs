@@ -195,6 +195,30 @@ fn the_files_of_deploy_limit_by_path_and_tell_the_client() {
     });
 }
 
+/// Envoy passes requests on when the service fails: logins must stay shut all the same while nobody can count them.
+#[test]
+fn a_policy_that_denies_without_its_store_answers_503_through_envoy() {
+    let folder = Folder::new("envoy-store-away");
+    let config = folder.file(
+        "slidegate.yaml",
+        "policies:\n  - {name: login, when: {path: /login}, scope: [user], quota: 5/1m, on_store_error: deny}\n",
+    );
+    // Nothing listens at port 1.
+    let (_server, port) = slidegate(0, &["--config", &config, "--redis", "redis://127.0.0.1:1"]);
+    let envoy = Envoy::start("envoy-store-away", port, unedited);
+    let alice = [("x-user", "alice")];
+    envoy.until("slidegate answers in time", |envoy| envoy.get("/login", &alice).status != 200);
+    let denied = envoy.get("/login", &alice);
+    assert_eq!(denied.status, 503, "{}", denied.body);
+    let problem = denied.json();
+    assert_eq!(problem["type"], "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity");
+    assert_eq!(denied.header("content-type"), Some("application/problem+json"));
+    let wait: u64 = denied.header("retry-after").unwrap().parse().unwrap();
+    assert!((1..=3).contains(&wait), "{wait}");
+    // What no such policy applies to passes.
+    assert_eq!(envoy.get("/", &alice).status, 200);
+}
+
 /// A batch that counts as one is no limit; Envoy reads the number only where it is told to, per route.
 #[test]
 fn a_batch_costs_as_much_as_it_says_and_one_that_is_refused_nothing() {

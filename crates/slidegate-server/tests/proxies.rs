@@ -129,9 +129,14 @@ struct Beside {
 
 impl Beside {
     fn start(kind: &Kind, closed: bool) -> Self {
+        Self::start_with(kind, closed, POLICIES)
+    }
+
+    /// The same with another configuration of slidegate.
+    fn start_with(kind: &Kind, closed: bool, config: &str) -> Self {
         let dir = PrivateDir::create();
         let policies = dir.path().join("slidegate.yaml").to_str().unwrap().to_owned();
-        std::fs::write(&policies, POLICIES).unwrap();
+        std::fs::write(&policies, config).unwrap();
         let application = Application::start();
         // Stopped and started again, it has to come back where it was.
         let limiter_address = format!("127.0.0.1:{}", ports::free());
@@ -469,6 +474,50 @@ fn traefik_limits_and_refuses_requests_while_slidegate_is_away() {
 }
 
 /// Asks the auth door as a proxy would.
+/// The files let requests pass while slidegate is away. A policy that denies while its store is away must not be taken
+/// for that: slidegate answers, and what it answers is 503.
+fn a_store_that_is_away_denies(kind: &Kind) {
+    // Nothing listens at port 1.
+    let config = "
+store: {redis: 'redis://127.0.0.1:1'}
+policies:
+  - {name: per-ip, scope: [ip], quota: 3/1h, on_store_error: deny}
+";
+    let mut beside = Beside::start_with(kind, false, config);
+    let denied = until("slidegate answers in time and is heard", || {
+        let answer = beside.ask("GET /a", "");
+        (answer.status != 200).then_some(answer)
+    });
+    assert_eq!(denied.status, 503, "{}: {}", kind.name, denied.body);
+    let problem = denied.json();
+    assert_eq!(
+        problem["type"], "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity",
+        "{}: {}",
+        kind.name, denied.body
+    );
+    let wait: u64 = denied.header("retry-after").unwrap().parse().unwrap();
+    assert!((1..=3).contains(&wait), "{wait}");
+    assert_eq!(denied.header("x-ratelimit-remaining"), None, "nobody knows what remains");
+}
+
+/// Logins behind nginx must stay shut while nobody can count them.
+#[test]
+fn nginx_denies_with_503_while_the_store_is_away() {
+    a_store_that_is_away_denies(&NGINX);
+}
+
+/// The same behind Caddy.
+#[test]
+fn caddy_denies_with_503_while_the_store_is_away() {
+    a_store_that_is_away_denies(&CADDY);
+}
+
+/// The same behind Traefik, whose file names the statuses that count as slidegate being away.
+#[test]
+fn traefik_denies_with_503_while_the_store_is_away() {
+    a_store_that_is_away_denies(&TRAEFIK);
+}
+
 fn auth(server: &Server, path: &str, fields: &str) -> Answer {
     let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{fields}\r\n");
     Answer::parse(&server.raw(request.as_bytes()))

@@ -220,6 +220,12 @@ fn a_key_is_looked_up_and_changed() {
     browser.click("#act-block button[type=submit]");
     browser.until_text("#key-marks", "blocked until");
     assert_eq!(check(&server, &json!({ "user": "alice" })), 429);
+    // The block is what denies, and not a limit of 0.
+    browser.until_text("#denials-rows", "blocked until");
+    let row = browser.text("#denials-rows .why span");
+    assert!(row.contains(" by loopback; used 0 of 5 / 1h"), "{row}");
+    until_fact(&browser, "Quota", "5 / 1h");
+    assert!(fact(&browser, "Cost 1 fits").starts_with("in "), "{}", fact(&browser, "Cost 1 fits"));
     browser.click("#act-unblock");
     browser.until("document.getElementById('key-marks').innerText === ''");
     assert_eq!(check(&server, &json!({ "user": "alice" })), 200);
