@@ -14,8 +14,10 @@ use crate::headers::Problem;
 /// use slidegate::layer::Denied;
 ///
 /// fn page(denied: &Denied<'_>) -> Response<String> {
-///     let mut response = Response::new(format!("Please slow down. {}", denied.problem().detail));
-///     *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
+///     let problem = denied.problem();
+///     let mut response = Response::new(format!("Please come back later. {}", problem.detail));
+///     // 429, or 503 where a shared store is unavailable.
+///     *response.status_mut() = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::TOO_MANY_REQUESTS);
 ///     response
 /// }
 /// ```
