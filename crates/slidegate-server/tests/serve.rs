@@ -90,7 +90,7 @@ fn what_is_wrong_at_the_start_is_told_and_ends_with_2() {
     let output = run(&["serve", "--config", &file]);
     assert_eq!(output.status.code(), Some(2));
     assert!(
-        text(&output.stderr).contains("bad.yaml:5: policy `a`: window is 0s"),
+        text(&output.stderr).contains("bad.yaml:5: policy `a`: window `0s` is out of range"),
         "{}",
         text(&output.stderr)
     );
@@ -138,7 +138,7 @@ fn validate_says_each_policy_back_or_every_error_with_its_line() {
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let told = text(&output.stdout);
     assert!(
-        told.contains("is valid: 1 policies.") && told.contains("login") && told.contains("5 per 1m"),
+        told.contains("is valid: 1 policy.") && told.contains("login") && told.contains("5 per 1m"),
         "{told}"
     );
 

@@ -49,7 +49,7 @@ pub(super) async fn step(
     let wrong = |error: slidegate::Error| Problem::field("cursor", error.to_string());
     let cursor: Option<ResetCursor> = cursor.map(|text| text.parse()).transpose().map_err(wrong)?;
     if cursor.is_none() {
-        audit(&by, "reset-policy", &name, "", "the reset of all its keys began");
+        audit(&by, "reset-policy", &name, "", "started to forget all keys");
     }
     let step = admin.front.reset_policy_step(&name, cursor.as_ref(), limit).await;
     let PolicyReset { forgotten, scanned, keys, next, .. } = step.map_err(|error| {
@@ -59,9 +59,10 @@ pub(super) async fn step(
         let detail = format!("{error}; some keys may be forgotten: send the same step again");
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
     })?;
+    let keys_forgotten = if forgotten == 1 { "1 key".to_owned() } else { format!("{forgotten} keys") };
     let done = match &next {
-        Some(_) => format!("{forgotten} keys are forgotten so far"),
-        None => format!("{forgotten} keys are forgotten, which were all"),
+        Some(_) => format!("forgot {keys_forgotten} so far"),
+        None => format!("forgot {keys_forgotten}"),
     };
     if next.is_none() {
         audit(&by, "reset-policy", &name, "", &done);

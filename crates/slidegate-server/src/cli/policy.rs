@@ -213,7 +213,7 @@ fn reset(ask: &AskArgs, name: &str) -> Result<Value, Failure> {
     loop {
         let answer = ask.ask(Method::Post, &path, &step).map_err(|Failure(why)| {
             let before =
-                if steps == 0 { String::new() } else { format!("; {forgotten} keys were forgotten before") };
+                if steps == 0 { String::new() } else { format!("; {forgotten} keys were already forgotten") };
             Failure(format!("{why}{before}"))
         })?;
         steps += 1;
