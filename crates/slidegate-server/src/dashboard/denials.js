@@ -15,6 +15,8 @@ export class Denials {
   #panel;
   #events = [];
   #fresh = [];
+  /** The number of the newest event that the service has answered with. */
+  #newest = 0;
   #isPaused = false;
   #left = 0;
 
@@ -52,6 +54,11 @@ export class Denials {
     return { policy: byId('denials-policy').value, key: byId('denials-key').value.trim() };
   }
 
+  #isWanted(event) {
+    const { policy, key } = this.#wanted();
+    return !isCandidate(event.policy) && (!policy || event.policy === policy) && (!key || event.key === key);
+  }
+
   /** What the service remembers, under the filter. */
   refresh() {
     const path = () => {
@@ -60,16 +67,17 @@ export class Denials {
       return `/v1/events?${query}`;
     };
     return this.#panel.load(path, ({ events }) => {
+      this.#newest = Math.max(0, ...events.map(({ seq }) => seq));
       this.#events = events.filter((event) => !isCandidate(event.policy));
-      this.#fresh = [];
+      // Events that came while the answer was on its way are not in it.
+      this.#fresh = this.#fresh.filter((event) => event.seq > this.#newest && this.#isWanted(event));
       this.#show();
       this.#tellHeld();
     });
   }
 
   add(event) {
-    const { policy, key } = this.#wanted();
-    if (isCandidate(event.policy) || (policy && event.policy !== policy) || (key && event.key !== key)) return;
+    if (event.seq <= this.#newest || !this.#isWanted(event)) return;
     this.#fresh.unshift(event);
     if (this.#fresh.length > GATHERED) this.#fresh.pop();
   }

@@ -393,9 +393,9 @@ fn a_token_is_asked_for_and_one_that_may_only_read_disables_the_buttons() {
     browser.click("#act-reset button");
     browser.until_text(
         "#act-result",
-        "Not done: not allowed. token `r` may read and this needs one that may write",
+        "Not done: not allowed. token `r` has the scope `read` and this needs `write`",
     );
-    browser.until("[...document.querySelectorAll('.key-acts button, button.write')].every((one) => one.disabled && one.title.includes('may read'))");
+    browser.until("[...document.querySelectorAll('.key-acts button, button.write')].every((one) => one.disabled && one.title.includes('this needs `write`'))");
     until_fact(&browser, "Used", "3");
     assert_eq!(browser.value("[localStorage.length, document.cookie]"), json!([0, ""]));
 
