@@ -111,6 +111,11 @@ impl Blocks {
         Some(Self { verb, main_verb, rests_us, apart })
     }
 
+    /// Whether a check is denied by a block, so that all of its charges are only looked at, together.
+    pub(crate) fn denies_check(&self) -> bool {
+        self.verb == Verb::Check && self.main_verb == Verb::Peek
+    }
+
     /// The charges that are decided together, and how.
     pub(crate) fn main<'a>(&self, charges: &[Charge<'a>]) -> (Verb, Charges<'a>) {
         (self.main_verb, self.where_apart_is(false, charges))

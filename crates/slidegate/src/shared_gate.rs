@@ -18,8 +18,12 @@ use crate::store::redis::{
     Answers, Failure, FailureKind, MOST, NodeState, Note, NoteId, RedisOptions, RedisStats, RedisStore,
     StoreFailure, Undecided,
 };
+use crate::time::instant;
 use crate::usage::KeyUse;
 use crate::verb::Verb;
+use recent_peeks::RecentPeeks;
+
+mod recent_peeks;
 
 /// A set of policies over Redis, Redis Cluster or a master that Sentinels name, and over other servers that speak its
 /// protocol. Decides a request under all that apply, as [`Gate`](crate::Gate) does in memory.
@@ -46,6 +50,7 @@ pub struct SharedGate {
     fallback: Fallback,
     policies: ArcSwap<PolicySet>,
     numbers: Mutex<Numbers>,
+    recent_peeks: RecentPeeks,
     fallbacks: AtomicU64,
     /// Not under a lock: while the store is away, every decision comes here.
     last_failure: ArcSwapOption<StoreFailure>,
@@ -104,6 +109,7 @@ impl SharedGateBuilder {
             fallback: Fallback::new(memory, instances),
             policies: ArcSwap::from_pointee(policies),
             numbers: Mutex::new(numbers),
+            recent_peeks: RecentPeeks::default(),
             fallbacks: AtomicU64::new(0),
             last_failure: ArcSwapOption::empty(),
         })
@@ -214,6 +220,7 @@ impl SharedGate {
     pub async fn reset(&self, request: &Request<'_>) -> Result<bool, Error> {
         let policies = self.policies.load();
         let plan = policies.plan_of_one(request)?;
+        self.recent_peeks.forget_all();
         let local = self.fallback.memory().reset(&plan.charges);
         let stored = self
             .store
@@ -295,6 +302,7 @@ impl SharedGate {
         from: Option<&ResetCursor>,
         keys: u64,
     ) -> Result<PolicyReset, Error> {
+        self.recent_peeks.forget_all();
         let (place, mut done) = from.map_or((None, Done::default()), |from| (Some(from.place), from.done));
         let Some(Place::Memory { shard }) = place else {
             let stepped = self.store.reset_policy_step(policy, place, keys, &mut done).await;
@@ -379,9 +387,15 @@ impl SharedGate {
 
     /// Decisions on charges, of which some may be on blocked keys. With an id a check is charged once.
     async fn decide(&self, verb: Verb, charges: &[Charge<'_>], id: Option<&str>) -> Decided {
+        if matches!(verb, Verb::Refund | Verb::Penalize) {
+            self.recent_peeks.forget_all();
+        }
         let Some(blocks) = Blocks::of(verb, charges, || self.fallback.memory().wall_time()) else {
             return self.ask(verb, charges, id).await;
         };
+        if blocks.denies_check() {
+            return Box::pin(self.denied_by_block(blocks, charges)).await;
+        }
         // Boxed, as blocks are rare and every decision would be as large.
         Box::pin(async {
             let (main_verb, main) = blocks.main(charges);
@@ -393,6 +407,21 @@ impl SharedGate {
             }
         })
         .await
+    }
+
+    /// Decisions on a check that a block denies: the usage is that of a moment ago where the store was asked then.
+    async fn denied_by_block(&self, blocks: Blocks, charges: &[Charge<'_>]) -> Decided {
+        let (decisions, failure) = match self.recent_peeks.find(charges, self.fallback.memory(), instant()) {
+            Ok(decisions) => (decisions, None),
+            Err(pending) => {
+                let Decided { decisions, failure } = self.ask(Verb::Peek, charges, None).await;
+                if failure.is_none() {
+                    self.recent_peeks.keep(pending, &decisions);
+                }
+                (decisions, failure)
+            }
+        };
+        Decided { decisions: blocks.join(charges, decisions, []), failure }
     }
 
     /// Asks the store, and the fallback if that does not decide.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use slidegate::{Decisions, Policy, PolicySet, Quota, Request, SharedGate, Source, Verb};
+use slidegate::{Block, Decisions, Policy, PolicySet, Quota, Reason, Request, SharedGate, Source, Verb};
 use tokio::time::{Instant, sleep_until};
 
 use crate::callers::{LATER, Told, check_cost, gate, hourly, named, options, until_used, used};
@@ -341,4 +341,33 @@ async fn what_happens_is_counted() {
     server.resume();
     assert_eq!(told.source, Source::Local);
     assert_eq!((gate.stats().fallbacks, gate.nodes()[0].timeouts), (before.0 + 1, before.1 + 1));
+}
+
+/// An operator blocks the client that floods: from then on its requests must cost the store next to nothing.
+#[tokio::test]
+async fn a_flood_on_a_blocked_key_asks_the_store_ten_times_a_second_at_most() {
+    let server = Server::start();
+    let policy = hourly(5).with_block(["mallory"], Block::forever());
+    let gate = gate([policy], options(&server.url()).deadline(LATER));
+    until_used(&gate, "alice").await;
+    let mallory = Request::new().with("user", "mallory");
+    let before = gate.stats().store.calls;
+    let began = Instant::now();
+    let mut sources = Vec::new();
+    for _ in 0..2000 {
+        let decisions = gate.check(&mallory).await;
+        let denied = decisions.strictest().unwrap();
+        assert_eq!((denied.reason(), denied.limit, denied.used), (Some(Reason::Blocked), 5, 0));
+        sources.push(denied.source);
+    }
+    let calls = gate.stats().store.calls - before;
+    let most = 1 + began.elapsed().as_millis() / 100;
+    assert!(calls >= 1 && u128::from(calls) <= most, "{calls} calls in {:?}", began.elapsed());
+    assert_eq!((sources[0], sources.contains(&Source::Remembered)), (Source::Store, true));
+
+    // What this instance does to the key is seen at once.
+    gate.penalize(&mallory).await;
+    assert_eq!(gate.check(&mallory).await.strictest().unwrap().used, 1);
+    gate.reset(&mallory).await.unwrap();
+    assert_eq!(gate.check(&mallory).await.strictest().unwrap().used, 0);
 }
