@@ -192,10 +192,9 @@ fn a_block_holds_over_a_shared_store_that_comes_and_goes() {
     assert_eq!(reason(&one), "blocked");
     until_true("the other instance blocks it too", || reason(&other) == "blocked");
     let denied = other.post("/v1/check", MALLORY).json();
-    assert_eq!(
-        (&denied["limit"], &denied["used"], &denied["source"]),
-        (&json!(5), &json!(5), &json!("store"))
-    );
+    assert_eq!((&denied["limit"], &denied["used"]), (&json!(5), &json!(5)));
+    // The store, or what it said less than 100 ms ago: never a fallback.
+    assert!(["store", "remembered"].contains(&denied["source"].as_str().unwrap()), "{denied}");
     one.post("/v1/reset", MALLORY);
     assert_eq!(reason(&one), "blocked");
 

@@ -112,6 +112,7 @@ impl Blocks {
     }
 
     /// Whether a check is denied by a block, so that all of its charges are only looked at, together.
+    #[cfg(feature = "redis")]
     pub(crate) fn denies_check(&self) -> bool {
         self.verb == Verb::Check && self.main_verb == Verb::Peek
     }
