@@ -145,8 +145,15 @@ impl FailureKind {
         let details = error.details().unwrap_or_default();
         match error.code() {
             // Servers before Redis 7 wrap what a script met in an error of their own: `ERR Error running script (call to
-            // f_1b936e): @user_script:1: -OOM command not allowed`. Redis 7.0 words a missing permission otherwise.
-            "ERR" if details.contains("can't run this command") => Self::NoPermission,
+            // f_1b936e): @user_script:1: -OOM command not allowed`. Redis 7.0 and 8 each word a missing permission of
+            // a script in their own way.
+            "ERR"
+                if ["can't run this command", "ACL failure in script"]
+                    .iter()
+                    .any(|words| details.contains(words)) =>
+            {
+                Self::NoPermission
+            }
             "ERR" => details
                 .split_whitespace()
                 .filter_map(|word| word.strip_prefix('-').or(Some(word)))
@@ -484,6 +491,10 @@ mod tests {
             ("NOPERM this user has no permissions", FailureKind::NoPermission),
             (
                 "ERR The user executing the script can't run this command or subcommand script: 1b",
+                FailureKind::NoPermission,
+            ),
+            (
+                "ERR ACL failure in script: User slidegate has no permissions to run the 'set' command script: 02",
                 FailureKind::NoPermission,
             ),
             ("ERR unknown command", FailureKind::Other),
