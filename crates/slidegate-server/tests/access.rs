@@ -417,7 +417,7 @@ fn a_policy_is_reset_in_bounded_steps_and_no_other() {
     }
     for (body, status, said) in [
         (json!({ "limit": 0 }), 400, "limit is 0; give a whole number from 1 to 10000"),
-        (json!({ "cursor": "x" }), 400, "cursor `x` is invalid; give back the one of the last step"),
+        (json!({ "cursor": "x" }), 400, "cursor `x` is invalid; send the one from the last step"),
         (json!({ "cursor": "node.1.0.0.0.0.-" }), 400, "the cursor is that of a shared store"),
     ] {
         let refused = step(&body);

@@ -88,7 +88,7 @@ impl FromStr for ResetCursor {
             let shown: String = text.chars().take(80).collect();
             let shown = shown.escape_debug();
             Error::policy(format!(
-                "cursor `{shown}` is invalid; give back the one of the last step, or none to begin"
+                "cursor `{shown}` is invalid; send the one from the last step, or none to begin"
             ))
         })
     }
@@ -129,7 +129,7 @@ mod tests {
         {
             let error = text.parse::<ResetCursor>().unwrap_err();
             let told =
-                format!("cursor `{text}` is invalid; give back the one of the last step, or none to begin");
+                format!("cursor `{text}` is invalid; send the one from the last step, or none to begin");
             assert_eq!(error.to_string(), told);
         }
     }

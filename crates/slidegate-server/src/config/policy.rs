@@ -277,7 +277,7 @@ fn excess(node: &Node) -> Result<Excess, String> {
         Some("count") => Ok(Excess::Count),
         _ => {
             const WAY: &str = "write `excess: refuse`, `excess: charge` to admit a cost while anything remains, or `excess: count` \
-                 to deny it and count it all the same";
+                 to deny it and still count it";
             Err(wrong("excess", node, WAY))
         }
     }
@@ -424,7 +424,7 @@ mod tests {
             (
                 "quota: 5/1s, excess: allow",
                 "excess is `allow`; write `excess: refuse`, `excess: charge` to admit a cost while anything remains, or \
-                 `excess: count` to deny it and count it all the same".into(),
+                 `excess: count` to deny it and still count it".into(),
             ),
             (
                 "quota: 5/1s, colour: red",

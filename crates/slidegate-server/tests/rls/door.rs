@@ -120,7 +120,7 @@ fn a_call_over_a_socket_file_is_answered_whatever_its_authority() {
     let config = folder
         .file("socket.yaml", format!("policies: [{{name: p, quota: 9/1h}}]\ngrpc: {{socket: {socket}}}\n"));
     let _server = Server::start(&["--config", &config]);
-    for authority in ["%2Ftmp%2Fgrpc.sock", "/tmp/grpc.sock", "unix:/tmp/grpc.sock", "localhost", "a b", "x"]
+    for authority in ["%2Frun%2Fgrpc.sock", "/run/grpc.sock", "unix:/run/grpc.sock", "localhost", "a b", "x"]
     {
         let mut stream = std::os::unix::net::UnixStream::connect(&socket).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
