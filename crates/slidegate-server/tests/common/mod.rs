@@ -7,6 +7,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use serde_json::Value;
 
@@ -218,7 +219,9 @@ pub(crate) struct Folder(PathBuf);
 
 impl Folder {
     pub(crate) fn new(test: &str) -> Self {
-        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}-{}", std::process::id()));
+        static CREATED: AtomicU32 = AtomicU32::new(0);
+        let (process, number) = (std::process::id(), CREATED.fetch_add(1, Ordering::Relaxed));
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}-{process}-{number}"));
         std::fs::create_dir_all(&path).expect("the target folder can be written");
         Self(path)
     }

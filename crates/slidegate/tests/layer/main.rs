@@ -5,6 +5,8 @@
 
 #[cfg(feature = "axum")]
 mod axum;
+#[cfg(all(feature = "axum", feature = "redis"))]
+mod examples;
 mod plain;
 mod refunds;
 #[cfg(feature = "redis")]

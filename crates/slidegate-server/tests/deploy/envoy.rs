@@ -1,0 +1,393 @@
+//! A real Envoy in front of a service, with the very files of `deploy/envoy`.
+//!
+//! `scripts/test` puts Envoy where this looks for it.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::common::{Answer, Folder, Server, installed};
+use slidegate::{Clock, SystemClock};
+
+const PROXY: &str = include_str!("../../../../deploy/envoy/envoy.yaml");
+const LIMITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/envoy/slidegate.yaml");
+
+/// A service that says of every request that it took so many tokens as `x-cost` says.
+fn upstream() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            std::thread::spawn(move || answer_all(stream));
+        }
+    });
+    port
+}
+
+fn answer_all(mut stream: TcpStream) {
+    let mut lines = BufReader::new(stream.try_clone().unwrap());
+    loop {
+        let mut cost = "1".to_owned();
+        loop {
+            let mut line = String::new();
+            match lines.read_line(&mut line) {
+                Ok(1..) if line != "\r\n" => {}
+                Ok(1..) => break,
+                _ => return,
+            }
+            if let Some(value) = line.to_lowercase().strip_prefix("x-cost:") {
+                value.trim().clone_into(&mut cost);
+            }
+        }
+        let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: 2\r\nx-tokens: {cost}\r\n\r\nok");
+        if stream.write_all(answer.as_bytes()).is_err() {
+            return;
+        }
+    }
+}
+
+/// Envoy on a free port. Ends with the value.
+struct Envoy {
+    process: Child,
+    port: u16,
+    folder: Folder,
+}
+
+impl Envoy {
+    /// Starts it with the file of `deploy`, its ports replaced, and waits until it is ready.
+    fn start(test: &str, slidegate: u16, edit: impl Fn(String) -> String) -> Self {
+        let program = installed("python/bin/envoy");
+        let folder = Folder::new(test);
+        let admin = Path::new(folder.path()).join("admin");
+        let replaced = |text: String, from: u16, to: u16| {
+            let from = format!("port_value: {from} ");
+            assert_eq!(text.matches(&from).count(), 1, "{from}");
+            text.replace(&from, &format!("port_value: {to} "))
+        };
+        let config = [(9901, 0), (10000, 0), (8080, upstream()), (8081, slidegate)]
+            .into_iter()
+            .fold(edit(PROXY.to_owned()), |text, (from, to)| replaced(text, from, to));
+        let config = folder.file("envoy.yaml", config);
+        let log = File::create(Path::new(folder.path()).join("log")).unwrap();
+        let process = Command::new(program)
+            .args([
+                "--disable-hot-restart",
+                "--concurrency",
+                "1",
+                "-l",
+                "warning",
+                "--file-flush-interval-msec",
+                "50",
+            ])
+            .args(["-c", &config, "--admin-address-path"])
+            .arg(&admin)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .spawn()
+            .expect("Envoy starts");
+        let mut envoy = Self { process, port: 0, folder };
+        envoy.until("it is ready", |_| {
+            let address = std::fs::read_to_string(&admin).unwrap_or_default();
+            get_from(&address, "/ready", &[]).is_some_and(|answer| answer.status == 200)
+        });
+        let address = std::fs::read_to_string(&admin).unwrap();
+        let listeners =
+            get_from(&address, "/listeners?format=json", &[]).expect("the admin port answers").body;
+        let port = listeners.split("\"port_value\": ").nth(1).expect("there is a listener");
+        let digits: String = port.chars().take_while(char::is_ascii_digit).collect();
+        envoy.port = digits.parse().expect("a port");
+        envoy
+    }
+
+    fn get(&self, path: &str, headers: &[(&str, &str)]) -> Answer {
+        get_from(&format!("127.0.0.1:{}", self.port), path, headers).expect("Envoy answers")
+    }
+
+    /// Status codes of so many requests.
+    fn statuses(&self, count: usize, path: &str, headers: &[(&str, &str)]) -> Vec<u16> {
+        (0..count).map(|_| self.get(path, headers).status).collect()
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(Path::new(self.folder.path()).join("log")).unwrap()
+    }
+
+    /// Waits until it holds, as long as it takes on a loaded machine.
+    fn until(&self, what: &str, mut holds: impl FnMut(&Self) -> bool) {
+        for _ in 0..600 {
+            if holds(self) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        panic!("{what}: not within a minute; {}", self.log());
+    }
+}
+
+impl Drop for Envoy {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// The answer to a request, if there is one.
+fn get_from(address: &str, path: &str, headers: &[(&str, &str)]) -> Option<Answer> {
+    let mut stream = TcpStream::connect(address.trim()).ok()?;
+    let headers: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+    let head = format!("GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n{headers}\r\n");
+    stream.write_all(head.as_bytes()).ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    answer.contains("\r\n\r\n").then(|| Answer::parse(&answer))
+}
+
+fn unedited(text: String) -> String {
+    text
+}
+
+/// slidegate with a gRPC door at this port, 0 for a free one, and that port.
+fn slidegate(port: u16, args: &[&str]) -> (Server, u16) {
+    let server = Server::start(&[&["--grpc", &format!("127.0.0.1:{port}")], args].concat());
+    let door =
+        server.greeting.lines().find_map(|line| line.strip_prefix("grpc       ")).expect("there is a door");
+    let port = door.rsplit(':').next().unwrap().parse().unwrap();
+    (server, port)
+}
+
+/// What an operator sets up first: the files as they are, a limit that holds, and headers that say so.
+#[test]
+fn the_files_of_deploy_limit_by_path_and_tell_the_client() {
+    let (_server, port) = slidegate(0, &["--config", LIMITS]);
+    let envoy = Envoy::start("envoy-deploy", port, unedited);
+    let alice = [("x-user", "alice")];
+    for remaining in (0..5).rev() {
+        let answer = envoy.get("/login", &alice);
+        assert_eq!((answer.status, answer.body.as_str()), (200, "ok"));
+        assert_eq!(answer.header("x-ratelimit-remaining"), Some(remaining.to_string().as_str()));
+        let limit = answer.header("x-ratelimit-limit").unwrap();
+        assert!(limit.starts_with("5, ") && limit.contains("5;w=60;name=\"login\""), "{limit}");
+        assert_eq!(answer.header("retry-after"), None);
+    }
+    let denied = envoy.get("/login", &alice);
+    assert_eq!((denied.status, denied.header("x-ratelimit-remaining")), (429, Some("0")));
+    let wait: u64 = denied.header("retry-after").unwrap().parse().unwrap();
+    assert!((1..=60).contains(&wait), "{wait}");
+    assert_eq!(denied.header("x-ratelimit-reset"), denied.header("retry-after"));
+    assert_eq!(envoy.statuses(2, "/login", &[("x-user", "bob")]), [200, 200]);
+    // What was refused has cost nothing elsewhere: five of the hundred are used, and these two.
+    assert_eq!(envoy.statuses(95, "/", &alice), [200; 95]);
+    assert_eq!(envoy.get("/", &alice).status, 429);
+    envoy.until("the access log says why", |envoy| {
+        envoy
+            .log()
+            .contains("GET /login 429 RL policy=login key=alice why=\"login: `alice` has used 5 of 5 per 1m;")
+    });
+}
+
+/// Envoy passes requests on when the service fails: logins must stay shut all the same while nobody can count them.
+#[test]
+fn a_policy_that_denies_without_its_store_answers_503_through_envoy() {
+    let folder = Folder::new("envoy-store-away");
+    let config = folder.file(
+        "slidegate.yaml",
+        "policies:\n  - {name: login, when: {path: /login}, scope: [user], quota: 5/1m, on_store_error: deny}\n",
+    );
+    // Nothing listens at port 1.
+    let (_server, port) = slidegate(0, &["--config", &config, "--redis", "redis://127.0.0.1:1"]);
+    let envoy = Envoy::start("envoy-store-away", port, unedited);
+    let alice = [("x-user", "alice")];
+    envoy.until("slidegate answers in time", |envoy| envoy.get("/login", &alice).status != 200);
+    let denied = envoy.get("/login", &alice);
+    assert_eq!(denied.status, 503, "{}", denied.body);
+    let problem = denied.json();
+    assert_eq!(problem["type"], "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity");
+    assert_eq!(denied.header("content-type"), Some("application/problem+json"));
+    let wait: u64 = denied.header("retry-after").unwrap().parse().unwrap();
+    assert!((1..=3).contains(&wait), "{wait}");
+    // What no such policy applies to passes.
+    assert_eq!(envoy.get("/", &alice).status, 200);
+}
+
+/// A batch that counts as one is no limit; Envoy reads the number only where it is told to, per route.
+#[test]
+fn a_batch_costs_as_much_as_it_says_and_one_that_is_refused_nothing() {
+    let (_server, port) = slidegate(0, &["--config", LIMITS]);
+    let envoy = Envoy::start("envoy-batch", port, unedited);
+    let batch = |items: &str| {
+        let answer = envoy.get("/batch", &[("x-user", "alice"), ("x-items", items)]);
+        (answer.status, answer.header("x-ratelimit-remaining").unwrap().to_owned())
+    };
+    assert_eq!(batch("600"), (200, "400".into()));
+    assert_eq!(batch("600"), (429, "400".into()));
+    assert_eq!(batch("400"), (200, "0".into()));
+    assert_eq!(batch("1"), (429, "0".into()));
+}
+
+/// Tokens are counted when the answer has been written: what they exceed the limit by has to be waited out.
+#[test]
+fn costs_known_at_the_end_of_the_stream_count_for_later_requests() {
+    let (_server, port) = slidegate(0, &["--config", LIMITS]);
+    let envoy = Envoy::start("envoy-tokens", port, unedited);
+    let generate = || envoy.get("/generate", &[("x-user", "alice"), ("x-cost", "40000")]).status;
+    let left = || envoy.get("/generate", &[("x-user", "alice"), ("x-cost", "0")]);
+    assert_eq!(generate(), 200);
+    // The charge follows the answer.
+    envoy.until("the first is charged", |_| left().header("x-ratelimit-remaining") == Some("10000"));
+    assert_eq!(generate(), 200);
+    envoy.until("the second is charged in full", |_| left().status == 429);
+    let wait: u64 = left().header("retry-after").unwrap().parse().unwrap();
+    assert!(wait > 3000, "{wait}");
+}
+
+/// The reference's own example of quotas, with a unit that no test outlasts.
+const QUOTA: &str = "---
+domain: quota
+descriptors:
+  - key: service
+    value: service_1
+    quota_mode: true
+    rate_limit:
+      unit: hour
+      requests_per_unit: 1
+  - key: service
+    value: service_2
+    quota_mode: true
+    rate_limit:
+      unit: hour
+      requests_per_unit: 2
+";
+
+/// Files of the reference say nothing of ours, and a limit of tokens has to deny under them as it does there.
+#[test]
+fn costs_known_at_the_end_of_the_stream_deny_under_files_of_the_reference_as_they_are() {
+    // One hit is said by the route, or it is what Envoy means by saying none.
+    for hits in ["hits_addend: { number: 1 }", ""] {
+        let folder = Folder::new("envoy-quota-files");
+        folder.file("quota.yaml", QUOTA);
+        let (server, port) = slidegate(0, &["--envoy-config", folder.path()]);
+        let envoy = Envoy::start("envoy-quota", port, |text| {
+            let routes = "                        - match: { path: /batch }\n";
+            assert_eq!(text.matches(routes).count(), 1);
+            let action =
+                "- actions: [{ generic_key: { descriptor_key: service, descriptor_value: service_2 } }]";
+            let hits = if hits.is_empty() {
+                String::new()
+            } else {
+                format!("\n                                  {hits}")
+            };
+            let quota = format!(
+                "                        - match: {{ path: /tokenquota }}
+                          route: {{ cluster: service }}
+                          typed_per_filter_config:
+                            envoy.filters.http.ratelimit:
+                              \"@type\": type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimitPerRoute
+                              domain: quota
+                              rate_limits:
+                                {action}
+                                  hits_addend: {{ number: 0 }}
+                                {action}
+                                  apply_on_stream_done: true{hits}
+"
+            );
+            text.replace(routes, &(quota + routes))
+        });
+        // Charges, allowed or refused, and looks that denied.
+        let charges = || -> u64 {
+            let page = server.get("/metrics").body;
+            let name = "slidegate_decisions_total{policy=\"quota.service_service_2\",";
+            let counts = page.lines().filter(|line| line.starts_with(name));
+            counts.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum()
+        };
+        for passed in 1..=3 {
+            assert_eq!(envoy.get("/tokenquota", &[]).status, 200, "{passed}");
+            // The charge follows the answer.
+            envoy.until("the stream is charged", |_| charges() >= passed);
+        }
+        assert_eq!(envoy.get("/tokenquota", &[]).status, 429);
+    }
+}
+
+/// A limit is changed in the middle of the day: nobody else may notice, and what was used still counts.
+#[test]
+fn a_limit_that_is_changed_under_traffic_counts_at_once_and_keeps_what_was_used() {
+    let text = |login: &str| {
+        let text = std::fs::read_to_string(LIMITS).unwrap();
+        assert_eq!((text.matches("quota: 5/1m").count(), text.matches("quota: 300/1m").count()), (1, 1));
+        text.replace("quota: 5/1m", login).replace("quota: 300/1m", "quota: 1_000_000/1m")
+    };
+    let folder = Folder::new("envoy-reload-limits");
+    let config = folder.file("slidegate.yaml", text("quota: 5/1h"));
+    let (_server, port) = slidegate(0, &["--config", &config]);
+    let envoy = Envoy::start("envoy-reload", port, unedited);
+    let alice = [("x-user", "alice")];
+    assert_eq!(envoy.statuses(6, "/login", &alice), [200, 200, 200, 200, 200, 429]);
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let others = scope.spawn(|| {
+            let mut served = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                let user = format!("user-{served}");
+                assert_eq!(envoy.get("/", &[("x-user", &user)]).status, 200, "{user}");
+                served += 1;
+            }
+            served
+        });
+        folder.file("slidegate.yaml", text("quota: 8/1h"));
+        envoy.until("the new limit is in force", |envoy| envoy.get("/login", &alice).status == 200);
+        is_over.store(true, Ordering::Relaxed);
+        assert!(others.join().unwrap() > 0);
+    });
+    assert_eq!(envoy.statuses(3, "/login", &alice), [200, 200, 429]);
+}
+
+/// Whether limits hold while the limiter is away is the proxy's choice, and it must be the one that the file says.
+#[test]
+fn without_slidegate_requests_pass_or_fail_as_failure_mode_deny_says() {
+    let (server, port) = slidegate(0, &["--config", LIMITS]);
+    let open = Envoy::start("envoy-open", port, unedited);
+    let closed = Envoy::start("envoy-closed", port, |text| {
+        let edited = text.replace("failure_mode_deny: false\n", "failure_mode_deny: true\n");
+        assert_ne!(edited, text);
+        edited
+    });
+    let alice = [("x-user", "alice")];
+    assert_eq!(open.statuses(3, "/login", &alice), [200; 3]);
+    assert_eq!(closed.statuses(3, "/login", &alice), [200, 200, 429], "they share one limiter");
+    drop(server);
+    assert_eq!(open.statuses(7, "/login", &alice), [200; 7]);
+    assert_eq!(closed.statuses(3, "/login", &alice), [500; 3]);
+    let (_server, _) = slidegate(port, &["--config", LIMITS]);
+    closed.until("it is asked again", |_| closed.get("/login", &[("x-user", "bob")]).status == 200);
+    open.until("limits hold again", |_| open.get("/login", &alice).status == 429);
+}
+
+/// Fixed windows let twice the limit through around their border. No span of one window may hold more than the limit.
+#[test]
+fn no_window_wherever_it_begins_lets_more_than_the_limit_through() {
+    const LIMIT: usize = 20;
+    const WINDOW: Duration = Duration::from_secs(2);
+    let (_server, port) = slidegate(0, &["--policy", &format!("{LIMIT}/2s per user")]);
+    let envoy = Envoy::start("envoy-window", port, unedited);
+    let clock = SystemClock::new();
+    // When each request that passed was sent at the earliest and decided at the latest.
+    let mut passed = Vec::new();
+    let mut denied = 0;
+    while passed.len() < 3 * LIMIT {
+        let sent = clock.now();
+        match envoy.get("/", &[("x-user", "alice")]).status {
+            200 => passed.push((sent, clock.now())),
+            429 => denied += 1,
+            other => panic!("status {other}"),
+        }
+    }
+    assert!(denied > 0, "the limit was met");
+    for (first, last) in passed.iter().zip(&passed[LIMIT..]) {
+        assert!(last.1 - first.0 >= WINDOW, "{} requests within {:?}", LIMIT + 1, last.1 - first.0);
+    }
+}

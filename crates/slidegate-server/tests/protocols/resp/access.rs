@@ -1,0 +1,170 @@
+//! Who may ask: password and TLS.
+
+use std::io::Write;
+
+use super::{
+    POLICIES, ask, cli, client, command, connect, exchange, exchange_or_reset, expect, serve, succeed, words,
+};
+use crate::common::{Folder, Server};
+
+/// Without it, whoever reaches the port resets limits.
+#[test]
+fn nothing_is_decided_before_the_password() {
+    let folder = Folder::new("resp-auth");
+    let server = serve(&folder, "  password: open sesame\n");
+    let no_auth = "-NOAUTH Authentication required: send AUTH and the password first\\r\\n";
+    let wrong = "-WRONGPASS invalid username-password pair or user is disabled.\\r\\n";
+    for line in ["PING", "RL.CHECK per-user alice", "RL.POLICIES", "INFO", "COMMAND", "CLIENT ID"] {
+        assert_eq!(ask(&server, line), no_auth, "{line}");
+    }
+    for password in ["", "open", "open sesamf", "open sesame "] {
+        let after = [command(&[b"AUTH", password.as_bytes()]), words("PING")].concat();
+        assert_eq!(exchange(&server, &after), format!("{wrong}{no_auth}"), "{password}");
+    }
+    assert_eq!(exchange(&server, &command(&[b"AUTH", b"root", b"open sesame"])), wrong);
+    let right = command(&[b"AUTH", b"open sesame"]);
+    let right_by_name = command(&[b"AUTH", b"default", b"open sesame"]);
+    for auth in [right, right_by_name] {
+        let all = [auth, words("PING"), words("RESET"), words("PING"), words("QUIT")].concat();
+        assert_eq!(exchange(&server, &all), format!("+OK\\r\\n+PONG\\r\\n+RESET\\r\\n{no_auth}+OK\\r\\n"));
+    }
+    let greeting = exchange(&server, &words("HELLO 3"));
+    assert_eq!(
+        greeting,
+        "-NOAUTH HELLO needs the password: send for example `HELLO 3 AUTH default PASSWORD`\\r\\n"
+    );
+    let hello: [&[u8]; 7] = [b"HELLO", b"3", b"AUTH", b"default", b"open sesame", b"SETNAME", b"me"];
+    let greeted = exchange(&server, &[command(&hello), words("CLIENT GETNAME")].concat());
+    assert!(greeted.starts_with("%7\\r\\n$6\\r\\nserver\\r\\n$9\\r\\nslidegate\\r\\n"), "{greeted}");
+    assert!(greeted.ends_with("*0\\r\\n$2\\r\\nme\\r\\n"), "{greeted}");
+    assert_eq!(cli(&server, &["--no-auth-warning", "-a", "open sesame", "PING"]), "PONG\n");
+}
+
+/// A password belongs in no configuration that is kept with the code.
+#[test]
+fn the_password_may_come_from_a_file_or_the_environment() {
+    let folder = Folder::new("resp-password");
+    let path = folder.file("password", "from a file\n");
+    let server = serve(&folder, &format!("  password_file: {path}\n"));
+    assert_eq!(exchange(&server, &command(&[b"AUTH", b"from a file"])), "+OK\\r\\n");
+    drop(server);
+    let server =
+        Server::start_with(&["--resp", "127.0.0.1:0"], &[("SLIDEGATE_RESP_PASSWORD", "from outside")]);
+    assert_eq!(exchange(&server, &command(&[b"AUTH", b"from outside"])), "+OK\\r\\n");
+    assert!(ask(&server, "PING").starts_with("-NOAUTH"));
+}
+
+/// What the password and the keys are must not stand in the clear on a network.
+#[test]
+fn redis_cli_asks_over_tls() {
+    let folder = Folder::new("resp-tls");
+    let (certificate, key) = (folder.file("cert.pem", ""), folder.file("key.pem", ""));
+    let openssl = client("openssl", "openssl")
+        .args([
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-days",
+            "2",
+        ])
+        .args([
+            "-subj",
+            "/CN=localhost",
+            "-addext",
+            "subjectAltName=IP:127.0.0.1",
+            "-out",
+            &certificate,
+            "-keyout",
+            &key,
+        ])
+        .output();
+    succeed(&openssl.unwrap());
+    let server = serve(&folder, &format!("  cert_file: {certificate}\n  key_file: {key}\n"));
+    assert!(server.greeting.contains("resp       rediss://127.0.0.1:"), "{}", server.greeting);
+    let tls = ["--tls", "--cacert", &certificate];
+    assert_eq!(cli(&server, &[&tls[..], &["PING"]].concat()), "PONG\n");
+    let checked = cli(&server, &[&tls[..], &["RL.CHECK", "per-user", "alice"]].concat());
+    assert_eq!(checked, "1\n5\n4\n0\n3600000\nstore\n\n");
+    // In the clear there is no answer, and the server goes on.
+    let plain = exchange_or_reset(&server);
+    assert!(!plain.contains("PONG"), "{plain}");
+    assert_eq!(cli(&server, &[&tls[..], &["PING"]].concat()), "PONG\n");
+}
+
+/// A password that everybody may guess two million times in four seconds guards nothing, and each guess was a line of log.
+#[test]
+fn three_wrong_passwords_close_the_connection_and_thirty_refuse_the_address() {
+    let folder = Folder::new("resp-guesses");
+    let log = folder.file("log", "");
+    let config = folder.file("slidegate.yaml", format!("{POLICIES}  password: sesame\n"));
+    let server = Server::start_logging_to(&["--config", &config], std::fs::File::create(&log).unwrap());
+    let wrong = "-WRONGPASS invalid username-password pair or user is disabled.";
+    let closed =
+        format!("{wrong}\\r\\n{wrong}\\r\\n{wrong} The connection is closed after 3 wrong passwords.\\r\\n");
+    let guess = command(&[b"AUTH", b"guess"]);
+    let hello = words("HELLO 3 AUTH default guess");
+    let right = command(&[b"AUTH", b"sesame"]);
+    let decide = words("RL.CHECK per-user alice");
+
+    // What comes behind the third is not read, even if it is the right one. RESET makes nothing good again.
+    let many = [guess.repeat(2), words("RESET"), guess.repeat(1000), right.clone(), decide.clone()].concat();
+    let told = exchange(&server, &many);
+    assert_eq!(
+        told,
+        closed.replacen(
+            "disabled.\\r\\n-WRONGPASS invalid username-password pair or user is disabled. The",
+            "disabled.\\r\\n+RESET\\r\\n-WRONGPASS invalid username-password pair or user is disabled. The",
+            1
+        )
+    );
+    assert_eq!(exchange(&server, &hello.repeat(4)), closed);
+    // A right one in between is free, and forgives none.
+    let between = [guess.clone(), right.clone(), guess.repeat(2), decide.clone()].concat();
+    let told = exchange(&server, &between);
+    assert_eq!(told, closed.replacen("\\r\\n", "\\r\\n+OK\\r\\n", 1));
+    for _ in 0..6 {
+        assert_eq!(exchange(&server, &guess.repeat(3)), closed);
+    }
+    // 27 so far, and three that left by themselves.
+    for _ in 0..3 {
+        assert_eq!(exchange(&server, &guess), format!("{wrong}\\r\\n"));
+    }
+    for attempt in [&guess, &right, &words("HELLO 3 AUTH default sesame"), &words("HELLO 2 AUTH root guess")]
+    {
+        let told = exchange(&server, &[attempt.clone(), words("PING")].concat());
+        let refusal = "too many failed authentications from your address: 30 in 60 s is the limit; wait ";
+        assert!(told.starts_with("-WRONGPASS ") && told.contains(refusal), "{told}");
+        assert_eq!(told.matches("\\r\\n").count(), 1, "the connection is closed: {told}");
+    }
+
+    let metrics = server.get("/metrics").body;
+    let count =
+        |reason| format!("slidegate_failed_authentications_total{{door=\"resp\",reason=\"{reason}\"}} ");
+    assert!(metrics.contains(&format!("{}30\n", count("wrong"))), "{metrics}");
+    assert!(metrics.contains(&format!("{}4\n", count("too_many"))), "{metrics}");
+    let log = std::fs::read_to_string(&log).unwrap();
+    let lines: Vec<_> = log.lines().filter(|line| line.contains("failed to authenticate")).collect();
+    assert_eq!(lines.len(), 1, "one line for each address and minute: {log}");
+    assert!(lines[0].contains("WARN") && lines[0].contains("peer=127.0.0.1 door=\"resp\""), "{log}");
+    assert!(!log.contains("guess") && !log.contains("sesame"), "{log}");
+}
+
+/// Who is connected must not be cut off because somebody at the same address guesses.
+#[test]
+fn a_connection_that_is_authenticated_goes_on_while_its_address_is_refused() {
+    let folder = Folder::new("resp-guesses-others");
+    let server = serve(&folder, "  password: sesame\n");
+    let mut stream = connect(&server);
+    stream.write_all(&command(&[b"AUTH", b"sesame"])).unwrap();
+    expect(&mut stream, b"+OK\r\n");
+    for _ in 0..10 {
+        exchange(&server, &command(&[b"AUTH", b"guess"]).repeat(3));
+    }
+    assert!(exchange(&server, &command(&[b"AUTH", b"sesame"])).starts_with("-WRONGPASS too many"));
+    stream.write_all(&words("PING")).unwrap();
+    expect(&mut stream, b"+PONG\r\n");
+}

@@ -1,0 +1,330 @@
+//! Run-time changes while the store loses them: several instances over one real Redis server.
+//!
+//! Every test starts the servers it needs, on loopback, and ends them. An instance that must not poll yet is stopped
+//! by a signal, so that nothing depends on who is faster.
+
+use std::fs::File;
+use std::path::PathBuf;
+
+use crate::common::{Folder, Server};
+use crate::library::support::sentinel::Sentinels;
+use crate::library::support::server::Server as Redis;
+use crate::library::support::{until, until_true};
+use serde_json::{Value, json};
+
+/// An instance and its log.
+struct Instance {
+    server: Server,
+    log: PathBuf,
+}
+
+impl Instance {
+    fn start(folder: &Folder, name: &str, url: &str) -> Self {
+        let log = PathBuf::from(folder.file(name, ""));
+        let args = ["--redis", url, "--policy", "9/1h per user"];
+        let server = Server::start_logging_to(&args, File::create(&log).unwrap());
+        Self { server, log }
+    }
+
+    fn pair(folder: &Folder, url: &str) -> [Self; 2] {
+        ["a", "b"].map(|name| Self::start(folder, name, url))
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap()
+    }
+
+    /// Changes something, again and again while the store is not there.
+    fn change(&self, method: &str, path: &str, body: &Value) {
+        until_true("a change is made", || {
+            let answer = self.server.change(method, path, &[], &body.to_string());
+            assert!([200, 503].contains(&answer.status), "{path}: {}", answer.body);
+            answer.status == 200
+        });
+    }
+
+    fn block(&self, user: &str) {
+        self.change("POST", &format!("/v1/keys/per-user/{user}/block"), &json!({ "for": "1h" }));
+    }
+
+    /// Whether a check would be denied. Charges nothing, so that it can be asked again and again.
+    fn is_denied(&self, user: &str) -> bool {
+        let body = json!({ "attributes": { "user": user } }).to_string();
+        let decision = self.server.post("/v1/peek", &body).json();
+        !decision["allowed"].as_bool().unwrap_or_else(|| panic!("no decision: {decision}"))
+    }
+
+    fn deny(&self, users: &[&str]) -> bool {
+        users.iter().all(|user| self.is_denied(user))
+    }
+
+    /// What `/v1/status` says of run-time changes.
+    fn changes(&self) -> Value {
+        self.server.get("/v1/status").json()["changes"].clone()
+    }
+
+    /// The value of a metric without labels.
+    fn metric(&self, name: &str) -> u64 {
+        let page = self.server.get("/metrics").body;
+        let value = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value.unwrap_or_else(|| panic!("{name} is not in {page}")).parse().unwrap()
+    }
+
+    /// The policies in force, with what was changed about them.
+    fn policies(&self) -> Value {
+        let policies = self.server.get("/v1/policies").json()["policies"].clone();
+        let told = |one: &Value| json!([one["name"], one["limit"], one["origin"]]);
+        policies.as_array().unwrap().iter().map(told).collect()
+    }
+}
+
+/// Waits until all instances have the same document in force and the store has it, and gives what they say of it.
+fn until_all_agree(instances: &[&Instance]) -> Value {
+    until("all instances have one document, and the store has it", || {
+        let all: Vec<_> = instances.iter().map(|one| one.changes()).collect();
+        let same = |field: &str| all.iter().all(|one| one[field] == all[0][field]);
+        let is_one = ["version", "epoch", "digest"].into_iter().all(same);
+        (is_one && all.iter().all(|one| one["place"] == "store")).then(|| all[0].clone())
+    })
+}
+
+/// Every kind of run-time change, then a loss: nothing may change for anybody, and the document is written back.
+fn changes_survive(test: &str, lose: impl Fn(&Redis)) {
+    let (redis, folder) = (Redis::start(), Folder::new(test));
+    let [a, b] = &Instance::pair(&folder, &redis.url());
+    a.block("mallory");
+    a.block("alice");
+    b.change("POST", "/v1/keys/per-user/bob/override", &json!({ "quota": "0/1m", "for": "1h" }));
+    a.change("PUT", "/v1/policies/per-user", &json!({ "limit": 5 }));
+    let login = json!({ "when": { "path": "/login" }, "scope": ["ip"], "quota": "2/1h" });
+    a.change("PUT", "/v1/policies/login", &login);
+    a.change("PUT", "/v1/policies/gone", &json!({ "scope": ["ip"], "quota": "2/1h" }));
+    b.change("DELETE", "/v1/policies/gone", &json!({}));
+    a.change("POST", "/v1/keys/per-user/alice/unblock", &json!({}));
+    let before = until_all_agree(&[a, b]);
+    let policies = json!([["per-user", 5, "changed"], ["login", 2, "added"]]);
+    assert_eq!(
+        (&before["count"], &before["losses"], &before["last_loss"]),
+        (&json!(4), &json!(0), &Value::Null)
+    );
+
+    lose(&redis);
+    let mut looks = 0;
+    until_true("the document is in the store again", || {
+        looks += 1;
+        for one in [a, b] {
+            assert!(one.deny(&["mallory", "bob"]), "look {looks}");
+            assert_eq!(one.policies(), policies, "look {looks}");
+        }
+        redis.ask(&["EXISTS", "sg1:control"]).is_ok_and(|reply| reply.to_string() == "1")
+    });
+    let after = until_all_agree(&[a, b]);
+    assert_eq!((&after["digest"], &after["count"]), (&before["digest"], &before["count"]));
+    assert_ne!(after["epoch"], before["epoch"]);
+    assert!(after["version"].as_u64() > before["version"].as_u64(), "{before} {after}");
+    for one in [a, b] {
+        assert!(one.deny(&["mallory", "bob"]) && !one.is_denied("alice"));
+        assert_eq!(one.policies(), policies);
+        assert_eq!(json!(one.metric("slidegate_control_digest")), after["digest"]);
+        assert_eq!((one.metric("slidegate_control_stored"), one.metric("slidegate_control_changes")), (1, 4));
+        assert!(!one.log().contains("changed elsewhere"), "{}", one.log());
+    }
+    // Who saw it says so once, everywhere.
+    let seen: Vec<_> = [a, b].into_iter().filter(|one| one.changes()["losses"] == 1).collect();
+    assert!(!seen.is_empty());
+    for one in seen {
+        let last = one.changes()["last_loss"].clone();
+        assert!(last["at"].is_string() && last["restored_at"].is_string(), "{last}");
+        assert_eq!(one.metric("slidegate_control_losses_total"), 1);
+        let log = one.log();
+        let lines: Vec<_> =
+            log.lines().filter(|line| line.contains("the store lost run-time changes")).collect();
+        assert!(lines.len() == 1 && lines[0].contains("WARN"), "{log}");
+        assert_eq!(log.matches("the store holds all run-time changes again").count(), 1, "{log}");
+    }
+
+    // It is as good as before: for who starts now, and for the next change.
+    let c = Instance::start(&folder, "c", &redis.url());
+    assert!(c.deny(&["mallory", "bob"]));
+    assert_eq!(c.policies(), policies);
+    c.change("POST", "/v1/keys/per-user/mallory/unblock", &json!({}));
+    until_true("the change reaches the others", || !a.is_denied("mallory") && !b.is_denied("mallory"));
+    a.server.judge("GET", "/v1/status", None, 200);
+}
+
+/// A block must hold when Redis crashes and comes back with nothing.
+#[test]
+fn changes_survive_a_restart_without_data() {
+    changes_survive("control-restart", Redis::restart);
+}
+
+/// A colleague who clears a cache must not unblock an attacker.
+#[test]
+fn changes_survive_flushall() {
+    changes_survive("control-flushall", |redis| drop(redis.admin(&["FLUSHALL"])));
+}
+
+/// Nor who deletes one key.
+#[test]
+fn changes_survive_the_deletion_of_their_key() {
+    changes_survive("control-del", |redis| drop(redis.admin(&["DEL", "sg1:control"])));
+}
+
+/// The first change after a loss is made through an instance that knows the others: it must not begin with nothing.
+#[test]
+fn a_change_made_before_the_other_instance_has_polled_keeps_those_of_both() {
+    let (redis, folder) = (Redis::start(), Folder::new("control-write"));
+    let [a, b] = &Instance::pair(&folder, &redis.url());
+    a.block("mallory");
+    let before = until_all_agree(&[a, b]);
+    b.server.signal("STOP");
+    redis.restart();
+    a.block("evil2");
+    b.server.signal("CONT");
+    let after = until_all_agree(&[a, b]);
+    for one in [a, b] {
+        assert!(one.deny(&["mallory", "evil2"]) && !one.is_denied("alice"));
+    }
+    assert_ne!(after["epoch"], before["epoch"]);
+    assert_eq!((&after["count"], &a.changes()["losses"]), (&json!(2), &json!(1)));
+}
+
+/// An instance that has just started knows nothing of what was lost. The version it writes may be one that others have.
+#[test]
+fn a_change_by_an_instance_that_knows_nothing_is_merged_with_what_was_in_force() {
+    let (redis, folder) = (Redis::start(), Folder::new("control-fresh"));
+    let [a, b] = &Instance::pair(&folder, &redis.url());
+    a.block("mallory");
+    let before = until_all_agree(&[a, b]);
+    for one in [a, b] {
+        one.server.signal("STOP");
+    }
+    redis.admin(&["FLUSHALL"]);
+    let c = Instance::start(&folder, "c", &redis.url());
+    assert!(!c.is_denied("mallory"));
+    c.block("evil2");
+    assert_eq!(c.changes()["version"], before["version"]);
+    for one in [a, b] {
+        one.server.signal("CONT");
+    }
+    until_true("all changes are in force in all instances", || {
+        [a, b, &c].into_iter().all(|one| one.deny(&["mallory", "evil2"]))
+    });
+    let after = until_all_agree(&[a, b, &c]);
+    assert_eq!(after["count"], 2);
+    let found =
+        [a, b].into_iter().filter_map(|one| one.changes()["last_loss"]["found"].as_str().map(str::to_owned));
+    let found: Vec<_> = found.collect();
+    assert!(
+        !found.is_empty() && found.iter().all(|found| found.contains("lacks changes that are in force")),
+        "{found:?}"
+    );
+}
+
+/// A replica that lags has an older document. Another instance may write it before who knows the newer one is back:
+/// both documents then have one version, and neither may be taken for the other.
+#[test]
+fn changes_survive_a_failover_to_a_replica_that_lags() {
+    let (redis, folder) = (Sentinels::start(), Folder::new("control-failover"));
+    let [a, b] = &Instance::pair(&folder, &redis.url());
+    a.block("mallory");
+    until_all_agree(&[a, b]);
+    let master = redis.master();
+    master.until_followed_by(1);
+    let replica = redis.servers().iter().find(|server| server.port() != master.port()).unwrap();
+    let document = master.admin(&["GET", "sg1:control"]);
+    assert_eq!(replica.admin(&["GET", "sg1:control"]), document);
+    // The link breaks and cannot be made again, while the replica stays one that can be promoted.
+    replica.admin(&["CONFIG", "SET", "masterauth", "wrong"]);
+    replica.admin(&["CONFIG", "SET", "masteruser", "nobody"]);
+    master.admin(&["CLIENT", "KILL", "TYPE", "REPLICA"]);
+
+    b.server.signal("STOP");
+    a.block("trent");
+    a.server.signal("STOP");
+    master.kill();
+    let promoted = redis.until_moved(master);
+    assert_eq!(promoted.admin(&["GET", "sg1:control"]), document, "it lags");
+    b.server.signal("CONT");
+    b.block("evil2");
+    let of_b = b.changes();
+    a.server.signal("CONT");
+    until_true("all changes are in force in both instances", || {
+        [a, b].into_iter().all(|one| one.deny(&["mallory", "trent", "evil2"]))
+    });
+    let after = until_all_agree(&[a, b]);
+    assert_eq!((&of_b["version"], &after["version"], &after["count"]), (&json!(2), &json!(3), &json!(3)));
+    assert_eq!(a.changes()["losses"], 1);
+
+    // Without anybody writing: the older document alone is a loss.
+    promoted.admin(&["SET", "sg1:control", &document]);
+    until_true("the newer one is back", || promoted.admin(&["GET", "sg1:control"]).contains("evil2"));
+    assert!([a, b].into_iter().all(|one| one.deny(&["mallory", "trent", "evil2"])));
+}
+
+/// Instances are upgraded while changes are in force, which an older release wrote.
+#[test]
+fn the_document_of_an_older_release_is_read_and_upgraded_by_the_next_change() {
+    let (redis, folder) = (Redis::start(), Folder::new("control-legacy"));
+    let block = json!({ "policy": "per-user", "key": "mallory", "kind": "block", "until_ms": 4_000_000_000_000_u64, "by": "ops" });
+    let terms = json!({ "quota": { "limit": 5, "window_ms": 60_000, "algorithm": "sliding-log" }, "mode": "enforce" });
+    let change = json!({ "id": 1, "at_ms": 1, "by": "ops", "policy": "per-user", "what": "set", "before": null, "after": terms });
+    let document = json!({ "layout": 1, "policies": { "per-user": terms }, "keys": [block], "changes": [change], "last_id": 1 });
+    redis.admin(&["SET", "sg1:control", &format!("7\n{document}")]);
+    let [a, b] = &Instance::pair(&folder, &redis.url());
+    assert!(a.is_denied("mallory") && b.is_denied("mallory"));
+    assert_eq!((&a.changes()["version"], &a.changes()["epoch"]), (&json!(7), &Value::Null));
+    // Lost before it was upgraded, and nobody has an epoch to compare.
+    redis.admin(&["SET", "sg1:control", &format!("6\n{}", json!({ "layout": 1 }))]);
+    until_true("it is back", || redis.admin(&["GET", "sg1:control"]).contains("mallory"));
+    b.block("evil2");
+    let after = until_all_agree(&[a, b]);
+    assert!(after["epoch"].is_string() && after["version"].as_u64() > Some(8), "{after}");
+    assert!([a, b].into_iter().all(|one| one.deny(&["mallory", "evil2"])));
+    a.change("POST", "/v1/changes/1/undo", &json!({}));
+    assert_eq!(a.policies(), json!([["per-user", 9, "file"]]));
+}
+
+/// What nobody can read may be worth something to somebody: it is reported and stays, and so do the changes in force.
+#[test]
+fn a_document_that_cannot_be_read_is_reported_and_not_overwritten() {
+    let (redis, folder) = (Redis::start(), Folder::new("control-foreign"));
+    let a = Instance::start(&folder, "a", &redis.url());
+    a.block("mallory");
+    let before = a.changes();
+    for (round, foreign) in
+        ["8\n{\"layout\":9}", "8 0123456789abcdef 0123456789abcdef\n{", "whatever"].iter().enumerate()
+    {
+        redis.admin(&["SET", "sg1:control", foreign]);
+        let changes = until("it is reported", || Some(a.changes()).filter(|one| one["place"] == "unknown"));
+        assert!(changes["error"].as_str().unwrap().contains("sg1:control"), "{changes}");
+        assert_eq!((&changes["digest"], &changes["losses"]), (&before["digest"], &json!(round)));
+        assert_eq!(a.metric("slidegate_control_stored"), 0);
+        let refused = a.server.change("POST", "/v1/keys/per-user/alice/block", &[], r#"{"for":"1h"}"#);
+        assert!([409, 503].contains(&refused.status), "{}", refused.body);
+        assert_eq!(redis.admin(&["GET", "sg1:control"]), *foreign);
+        assert!(a.is_denied("mallory"));
+        // Who deletes it gets the changes back.
+        redis.admin(&["DEL", "sg1:control"]);
+        until_all_agree(&[&a]);
+        assert!(redis.admin(&["GET", "sg1:control"]).contains("mallory"));
+    }
+}
+
+/// Without a shared store there is nothing to lose: changes live and end with the process.
+#[test]
+fn changes_in_memory_are_as_they_were() {
+    let server = Server::start(&["--policy", "9/1h per user"]);
+    let changes = || server.get("/v1/status").json()["changes"].clone();
+    assert_eq!(
+        (&changes()["place"], &changes()["digest"], &changes()["version"]),
+        (&json!("memory"), &json!(0), &json!(0))
+    );
+    let path = "/v1/keys/per-user/mallory/block";
+    assert_eq!(server.change("POST", path, &[], r#"{"for":"1h"}"#).status, 200);
+    let told = changes();
+    let expected = (&json!(1), &Value::Null, &json!(0), &json!("memory"));
+    assert_eq!((&told["version"], &told["epoch"], &told["losses"], &told["place"]), expected);
+    server.judge("GET", "/v1/status", None, 200);
+    assert!(!server.get("/metrics").body.contains("slidegate_control_"));
+}

@@ -1,0 +1,418 @@
+//! Many instances, one limit: the service over real Redis servers that come, freeze and go.
+//!
+//! Every test starts the servers it needs, on loopback, and ends them.
+
+use std::fs::File;
+use std::time::Duration;
+
+use crate::common::{Answer, Folder, Server, run, slidegate, text};
+use crate::library::support::cluster::Cluster;
+use crate::library::support::sentinel::Sentinels;
+use crate::library::support::server::Server as Redis;
+use crate::library::support::{acl, until, until_true};
+use serde_json::{Value, json};
+
+/// One for each user, and one for each way to do without a store.
+const FALLBACKS: &str = "
+policies:
+  - {name: per-user, scope: [user], quota: 4/1h}
+  - {name: smooth, scope: [token], quota: 4/1h, on_store_error: allow}
+  - {name: login, scope: [login], quota: 4/1h, on_store_error: deny}
+";
+
+fn check(server: &Server, name: &str, value: &str) -> Answer {
+    server.post("/v1/check", &json!({ "attributes": { name: value } }).to_string())
+}
+
+fn source(server: &Server, user: &str) -> Value {
+    check(server, "user", user).json()["source"].clone()
+}
+
+fn readiness(server: &Server) -> Value {
+    let answer = server.get("/readyz");
+    assert_eq!((answer.status, &answer.json()["status"]), (200, &json!("ready")));
+    answer.json()
+}
+
+/// It is what a shared store is for: the third request is denied wherever it goes.
+#[test]
+fn two_servers_share_one_limit() {
+    let redis = Redis::start();
+    let args = ["--redis", &redis.url(), "--policy", "4/1h per user"];
+    let (one, other) = (Server::start(&args), Server::start(&args));
+    let shown = format!("store      redis://{}, shared\n", redis.address());
+    assert!(one.greeting.contains(&shown), "{}", one.greeting);
+    for remaining in [3, 1] {
+        assert_eq!(check(&one, "user", "alice").json()["remaining"], remaining);
+        assert_eq!(check(&other, "user", "alice").json()["remaining"], remaining - 1);
+    }
+    for server in [&one, &other] {
+        let denied = check(server, "user", "alice");
+        assert_eq!((denied.status, &denied.json()["source"]), (429, &json!("store")));
+    }
+    // As soon as news of what ends a denial arrive, nobody is asked again for what was just denied.
+    until_true("a denial is remembered", || source(&one, "alice") == "remembered");
+
+    let alice = json!({ "attributes": { "user": "alice" }, "cost": 2 }).to_string();
+    assert_eq!(one.post("/v1/refund", &alice).json()["remaining"], 2);
+    assert_eq!(one.post("/v1/peek", &alice).json()["used"], 2);
+    assert_eq!(one.post("/v1/penalize", &alice).json()["used"], 4);
+    assert_eq!(one.post("/v1/reset", &alice).json(), json!({ "existed": true }));
+    let batch = format!(r#"{{"requests":[{alice},{alice},{alice}]}}"#);
+    let decisions = one.post("/v1/check/batch", &batch).json()["decisions"].clone();
+    let allowed: Vec<_> = decisions.as_array().unwrap().iter().map(|one| one["allowed"].clone()).collect();
+    assert_eq!(allowed, [json!(true), json!(true), json!(false)]);
+
+    let ready = readiness(&one);
+    assert_eq!(ready["degraded"], false);
+    assert_eq!(ready["store"]["url"], format!("redis://{}", redis.address()));
+    let node = json!({
+        "node": redis.address(), "connected": true, "breaker": "closed", "reconnects": 0, "timeouts": 0
+    });
+    assert_eq!(ready["store"]["nodes"], json!([node]));
+    one.judge("GET", "/readyz", None, 200);
+    one.judge("POST", "/v1/check", Some(&alice), 429);
+}
+
+/// A client that sends its check again may reach another instance than the first time.
+#[test]
+fn a_check_with_an_id_is_charged_once_through_whatever_server_it_comes() {
+    let redis = Redis::start();
+    let args = ["--redis", &redis.url(), "--policy", "4/1h per user"];
+    let (one, other) = (Server::start(&args), Server::start(&args));
+    let body = json!({ "attributes": { "user": "alice" }, "cost": 3 }).to_string();
+    let fields = "idempotency-key: order-1\r\n";
+    for server in [&one, &other, &one] {
+        let answer = server.ask_with(fields, "POST", "/v1/check", Some(&body));
+        assert_eq!((answer.status, &answer.json()["remaining"]), (200, &json!(1)));
+        assert_eq!(answer.json()["source"], "store");
+    }
+    assert_eq!(check(&other, "user", "alice").json()["remaining"], 0);
+    assert_eq!(check(&one, "user", "alice").status, 429);
+}
+
+/// Whoever set the server up, or sees its memory fill, must not have to find out from angry customers.
+#[test]
+fn the_log_tells_what_silently_breaks_limits() {
+    let redis = Redis::start();
+    redis.admin(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
+    let log = redis.dir().join("service.log");
+    let _server = Server::start_logging_to(&["--redis", &redis.url()], File::create(&log).unwrap());
+    until_true("the log says that keys are evicted", || {
+        let said = std::fs::read_to_string(&log).unwrap();
+        said.contains("evicts keys when it is full (maxmemory-policy is `allkeys-lru`)")
+    });
+}
+
+/// A limiter that waits for its store at the start takes everything behind it down as well.
+#[test]
+fn it_starts_without_redis_decides_by_itself_and_goes_over_when_redis_comes() {
+    let redis = Redis::start();
+    redis.kill();
+    let folder = Folder::new("redis-late");
+    let config = folder.file("slidegate.yaml", FALLBACKS);
+    let log = folder.file("log", "");
+    let server = Server::start_logging_to(
+        &["--config", &config, "--redis", &redis.url()],
+        File::create(&log).unwrap(),
+    );
+    let away = format!(
+        "store      redis://{0}, shared; it does not answer yet, so each policy decides by its fallback: redis at {0}: ",
+        redis.address()
+    );
+    assert!(server.greeting.contains(&away), "{}", server.greeting);
+
+    let failure = format!("(redis at {}: ", redis.address());
+    let explained = |answer: &Value, beginning: &str| {
+        let why = answer["why"].as_str().unwrap();
+        assert!(why.starts_with(&format!("{beginning} {failure}")), "{why}");
+        assert!(why.contains("cannot connect"), "{why}");
+    };
+    let answer = check(&server, "user", "alice").json();
+    assert_eq!((&answer["source"], &answer["allowed"]), (&json!("local"), &json!(true)));
+    explained(&answer, "per-user: `alice` has used 1 of 4 per 1h, 3 remain; decided by fallback `local`");
+    let answer = check(&server, "token", "t");
+    assert_eq!((&answer.json()["source"], &answer.json()["allowed"]), (&json!("allow"), &json!(true)));
+    explained(&answer.json(), "smooth: `t` was not counted; decided by fallback `allow`");
+    // Nobody knows what remains, so no field says it.
+    assert_eq!((answer.header("ratelimit"), answer.header("x-ratelimit-remaining")), (None, None));
+    assert_eq!(answer.header("ratelimit-policy"), Some("\"smooth\";q=4;w=3600"));
+    let denied = check(&server, "login", "bob");
+    let answer = denied.json();
+    assert_eq!((denied.status, &answer["source"]), (503, &json!("deny")));
+    explained(&answer, "login: `bob` was not counted; decided by fallback `deny`");
+
+    let ready = readiness(&server);
+    assert_eq!((&ready["degraded"], &ready["store"]["nodes"][0]["connected"]), (&json!(true), &json!(false)));
+    assert!(ready["store"]["last_failure"].as_str().unwrap().contains("cannot connect"), "{ready}");
+    assert_eq!(ready["store"]["last_failure_kind"], "connection", "{ready}");
+    let failed = ready["store"]["errors"]["connection"].as_u64().unwrap();
+    assert!(failed > 0, "{ready}");
+    let metrics = server.get("/metrics").body;
+    let counted = metrics
+        .lines()
+        .find_map(|line| line.strip_prefix("slidegate_store_errors_total{kind=\"connection\"} "));
+    assert!(counted.is_some_and(|count| count.parse::<u64>().unwrap() >= failed), "{counted:?}");
+    assert!(metrics.contains("slidegate_store_errors_total{kind=\"readonly\"} 0"), "{metrics}");
+    for direction in ["forward", "backward"] {
+        let none = format!("slidegate_store_clock_jumps_total{{direction=\"{direction}\"}} 0");
+        assert!(metrics.contains(&none), "{metrics}");
+    }
+    assert_eq!(ready["store"]["clock"], json!({"forward_jumps": 0, "backward_jumps": 0, "last_jump_ms": 0}));
+    let bob = json!({ "attributes": { "login": "bob" } }).to_string();
+    server.judge("GET", "/readyz", None, 200);
+    server.judge("POST", "/v1/check", Some(&bob), 503);
+    server.judge("POST", "/v1/reset", Some(&bob), 503);
+
+    redis.restart();
+    until_true("the store decides", || source(&server, "carol") == "store");
+    until_true("the service is whole again", || readiness(&server)["degraded"] == false);
+    let told = until("the log says so", || {
+        let told = std::fs::read_to_string(&log).unwrap();
+        told.contains("the store answers again").then_some(told)
+    });
+    assert!(told.contains("WARN"), "{told}");
+    let again = told.lines().filter(|line| line.contains("the store answers again")).count();
+    assert_eq!(again, 1, "{told}");
+}
+
+/// A store that hangs is worse than one that is gone: nobody is told, and every caller would wait.
+#[test]
+fn a_frozen_redis_holds_no_answer_up_and_one_log_line_stands_for_many() {
+    const CALLERS: usize = 4;
+    const EACH: usize = 50;
+    let redis = Redis::start();
+    let folder = Folder::new("redis-frozen");
+    let config = folder
+        .file("slidegate.yaml", format!("store: {{redis: '{}', deadline: 100ms}}{FALLBACKS}", redis.url()));
+    let log = folder.file("log", "");
+    let server = Server::start_logging_to(&["--config", &config], File::create(&log).unwrap());
+    assert_eq!(source(&server, "first"), "store");
+
+    redis.pause();
+    let waited = std::sync::Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for caller in 0..CALLERS {
+            let (server, waited) = (&server, &waited);
+            scope.spawn(move || {
+                for request in 0..EACH {
+                    let user = format!("user-{caller}-{request}");
+                    let body = json!({ "attributes": { "user": user } }).to_string();
+                    let (answer, took) = timed(|| server.post("/v1/check", &body));
+                    assert_eq!(answer.json()["source"], "local");
+                    // Redis stays frozen: what waited for it would wait for ever.
+                    assert!(took < Duration::from_millis(100 + 900), "{took:?}");
+                    if took >= Duration::from_millis(100) {
+                        waited.lock().unwrap().push(took);
+                    }
+                }
+            });
+        }
+    });
+    // What the service adds to its deadline is in each of them, so also in the quickest; what a busy machine adds is not.
+    let waited = waited.into_inner().unwrap();
+    assert!(waited.len() >= 4, "the first callers wait for a deadline: {waited:?}");
+    assert!(*waited.iter().min().unwrap() <= Duration::from_millis(100 + 5), "{waited:?}");
+    assert_eq!(readiness(&server)["degraded"], true);
+    let decisions = |told: &str| -> usize {
+        let lines = told.lines().filter(|line| line.contains("decisions did not come from the store"));
+        let counts = lines.map(|line| {
+            assert!(line.contains("WARN") && line.contains("last_failure=\"redis at "), "{line}");
+            line.split("decisions=").nth(1).unwrap().split(' ').next().unwrap().parse::<usize>().unwrap()
+        });
+        counts.sum()
+    };
+    let told = until("every one of them is accounted for", || {
+        let told = std::fs::read_to_string(&log).unwrap();
+        (decisions(&told) == CALLERS * EACH).then_some(told)
+    });
+    assert!(told.lines().count() < CALLERS * EACH / 4, "one line stands for many: {told}");
+
+    redis.resume();
+    until_true("the store decides again", || source(&server, "last") == "store");
+    until_true("and the log says so", || {
+        std::fs::read_to_string(&log).unwrap().contains("INFO slidegate::store: the store answers again")
+    });
+    assert_eq!(
+        redis.admin(&["EXISTS", "sg1:per-user:user-0-0", "sg1:per-user:user-3-49"]),
+        "0",
+        "what came too late charged nothing"
+    );
+}
+
+/// How long a call took by the wall.
+#[allow(clippy::disallowed_methods)] // The test is about real time.
+fn timed<T>(call: impl FnOnce() -> T) -> (T, Duration) {
+    let begun = std::time::Instant::now();
+    let answer = call();
+    (answer, begun.elapsed())
+}
+
+/// A wrong address must be met at the start, without the password in it.
+#[test]
+fn what_is_wrong_with_a_store_is_told_and_ends_with_2() {
+    let serve = |args: &[&str], variable: &str| {
+        let output = slidegate()
+            .args([&["serve", "--listen", "127.0.0.1:0"], args].concat())
+            .env("SLIDEGATE_REDIS", variable)
+            .output()
+            .unwrap();
+        assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(2), ""));
+        text(&output.stderr)
+    };
+    let example = "give for example `redis://127.0.0.1:6379`";
+    assert_eq!(
+        serve(&["--redis", "redis://me:hidden@h:x"], ""),
+        format!("--redis: redis url `redis://***@h:x`: port `x` is no number from 1 to 65535; {example}\n")
+    );
+    assert_eq!(
+        serve(&[], "localhost:6379"),
+        format!("SLIDEGATE_REDIS: redis url `localhost:6379`: it has no scheme; {example}\n")
+    );
+    assert_eq!(
+        serve(&["--redis", "redis://h", "--policy", "9007199254740993/1m per user"], ""),
+        "policy `per-user`: limit 9007199254740993 is more than a shared store can count; give at most 9007199254740991\n"
+    );
+    let folder = Folder::new("redis-bad");
+    let config = folder.file("bad.yaml", format!("store:\n  redis: redis://h\n  deadline: 0s{FALLBACKS}"));
+    let told = serve(&["--config", &config], "");
+    assert!(
+        told.ends_with(
+            "bad.yaml:3: store: deadline is `0s`; give 1ms to 60s, for example `deadline: 50ms`\n"
+        ),
+        "{told}"
+    );
+}
+
+/// Who reviews a configuration reads where limits live and what happens when that is away.
+#[test]
+fn validate_says_the_store_and_each_fallback_back() {
+    let folder = Folder::new("redis-validate");
+    let store = "store: {redis: 'redis://me:hidden@10.0.0.5', instances: 2, deadline: 20ms}";
+    let config = folder.file("slidegate.yaml", format!("{store}{FALLBACKS}"));
+    let output = run(&["validate", &config]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let told = text(&output.stdout);
+    for words in [
+        "While redis is away, each instance counts by itself, up to 2 per 1h.\n",
+        "While redis is away, it lets everything pass.\n",
+        "While redis is away, it denies everything.\n",
+        "Limits are shared over redis://10.0.0.5:6379 by 2 instances, each with its part of the limit while redis is \
+         away. A decision takes 20 ms at most.\n",
+    ] {
+        assert!(told.contains(words), "{words} is not in {told}");
+    }
+    assert!(!told.contains("hidden"), "{told}");
+
+    let alone = folder.file("alone.yaml", FALLBACKS);
+    let told = text(&run(&["validate", &alone]).stdout);
+    assert!(!told.contains("While redis") && !told.contains("shared"), "{told}");
+    let named = slidegate().args(["validate", &alone]).env("SLIDEGATE_REDIS", "redis://h").output().unwrap();
+    assert!(
+        text(&named.stdout)
+            .contains("Limits are shared over redis://h:6379 by an unsaid number of instances")
+    );
+}
+
+/// Whoever gives the service a user of its own copies it from the documentation, and finds out in production.
+#[test]
+fn the_user_in_the_documentation_is_enough_and_the_one_of_the_tests() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operations.md");
+    let operations = std::fs::read_to_string(path).unwrap();
+    let quoted =
+        operations.split("ACL SETUSER slidegate on >PASSWORD").nth(1).unwrap().split("```").next().unwrap();
+    let words = |text: &str| {
+        text.split_whitespace().filter(|word| *word != "\\").map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(words(quoted), words(acl::MINIMUM));
+
+    let redis = Redis::start();
+    let server = Server::start(&["--redis", &redis.url_as_user(), "--policy", "2/1h per user"]);
+    let statuses = [0; 3].map(|_| check(&server, "user", "alice").status);
+    assert_eq!(statuses, [200, 200, 429]);
+    assert_eq!(readiness(&server)["degraded"], false);
+    assert!(!server.greeting.contains(acl::PASSWORD), "{}", server.greeting);
+    let alice = json!({ "attributes": { "user": "alice" } }).to_string();
+    assert_eq!(server.post("/v1/reset", &alice).json(), json!({ "existed": true }));
+}
+
+/// A server is bought by this table.
+#[test]
+fn the_sizes_in_the_documentation_are_those_of_a_server() {
+    const POLICIES: &str = "
+policies:
+  - {name: a, when: {p: a}, scope: [user], quota: 10/1h}
+  - {name: b, when: {p: b}, scope: [user], quota: 100/1h}
+  - {name: c, when: {p: c}, scope: [user], quota: 1000/1h}
+  - {name: d, when: {p: d}, scope: [user], quota: 1000/1d}
+  - {name: f, when: {p: f}, scope: [user], quota: 5/1h, algorithm: fixed-window}
+  - {name: t, when: {p: t}, scope: [user], quota: 5/1h, algorithm: token-bucket}
+  - {name: w, when: {p: w}, scope: [user], quota: 5/1h, algorithm: sliding-window}
+  - {name: u, when: {p: u}, scope: [user], quota: 5/3600001ms, algorithm: fixed-window}
+  - {name: v, when: {p: v}, scope: [user], quota: 5/3600001ms, algorithm: sliding-window}
+";
+    let redis = Redis::start();
+    let folder = Folder::new("redis-sizes");
+    let config = folder.file("slidegate.yaml", POLICIES);
+    let server = Server::start(&["--config", &config, "--redis", &redis.url()]);
+    let fill = |policy: &str, times: usize| {
+        let request = json!({ "attributes": { "p": policy, "user": "alice" } });
+        let batch = json!({ "requests": vec![request; times] }).to_string();
+        let filled = server.post("/v1/check/batch", &batch).json();
+        assert_eq!(filled["decisions"][times - 1]["used"], times);
+        let key = format!("sg1:{policy}:alice");
+        let value: u64 = redis.admin(&["STRLEN", &key]).parse().unwrap();
+        (value, redis.memory_usage(&key).unwrap())
+    };
+    // What surrounds a value differs between versions; the documentation is about this one.
+    let is_7_0 = redis.admin(&["INFO", "server"]).contains("redis_version:7.0.");
+    let counters = [("f", 12, 72), ("w", 12, 72), ("u", 21, 88), ("v", 28, 88), ("t", 27, 88)];
+    let logs = [("a", 10, 84, 152), ("b", 100, 444, 568), ("c", 1000, 4044, 4152), ("d", 1000, 6042, 6200)];
+    let rows = counters.into_iter().map(|(policy, value, usage)| (policy, 1, value, usage)).chain(logs);
+    for (policy, times, value, usage) in rows {
+        let (stored, used) = fill(policy, times);
+        assert_eq!(stored, value, "{policy}");
+        assert!(!is_7_0 || used == usage, "{policy}: {used}");
+    }
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operations.md");
+    let operations = std::fs::read_to_string(path).unwrap();
+    for row in [
+        "| 12 | 72 |",
+        "| 21, 28 | 88 |",
+        "| 27 | 88 |",
+        "| 84 | 152 |",
+        "| 444 | 568 |",
+        "| 4,044 | 4,152 |",
+        "| 6,042 | 6,200 |",
+    ] {
+        assert!(operations.contains(row), "{row}");
+    }
+}
+
+/// Whoever grows past one server changes a URL, and nothing else.
+#[test]
+fn a_cluster_and_the_master_of_sentinels_serve_as_well() {
+    let cluster = Cluster::of_three();
+    let policies = ["--policy", "2/1h per user", "--policy", "9/1h per token"];
+    let server = Server::start(&[&["--redis", &cluster.url_as_user()], &policies[..]].concat());
+    let both = json!({ "attributes": { "user": "alice", "token": "t" } }).to_string();
+    let statuses = [0; 3].map(|_| server.post("/v1/check", &both).status);
+    assert_eq!(statuses, [200, 200, 429]);
+    // In another slot a denied charge may be returned a moment later.
+    until_true("the denied request is charged nowhere", || {
+        let token = json!({ "attributes": { "token": "t" } }).to_string();
+        server.post("/v1/peek", &token).json()["used"] == 2
+    });
+    let ready = readiness(&server);
+    assert_eq!(ready["degraded"], false);
+    let connected = |node: &&Value| node["connected"] == true;
+    let nodes = ready["store"]["nodes"].as_array().unwrap();
+    assert_eq!(nodes.iter().filter(connected).count(), 3, "{ready}");
+
+    let sentinels = Sentinels::start();
+    let server = Server::start(&[&["--redis", &sentinels.url_as_user()], &policies[..]].concat());
+    let statuses = [0; 3].map(|_| server.post("/v1/check", &both).status);
+    assert_eq!(statuses, [200, 200, 429]);
+    let nodes = readiness(&server)["store"]["nodes"].clone();
+    assert_eq!(nodes[0]["node"], sentinels.master().address());
+}

@@ -1,0 +1,190 @@
+//! A store that is unavailable: policies that deny then say so, on every protocol, and name what the store failed with.
+//!
+//! Every test starts the servers it needs, on loopback, and ends them.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
+
+use crate::common::{Answer, Folder, Server};
+use crate::library::support::server::Server as Redis;
+use crate::library::support::until_true;
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use envoy_types::pb::google::protobuf::value::Kind;
+use serde_json::{Value, json};
+
+const POLICIES: &str = "
+policies:
+  - {name: login, scope: [user], quota: 5/1m, on_store_error: deny}
+  - {name: smooth, scope: [user], quota: 100/1m, on_store_error: allow}
+resp:
+  listen: 127.0.0.1:0
+grpc:
+  listen: 127.0.0.1:0
+";
+const UNAVAILABLE: &str = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity";
+/// What nginx and Caddy say of a request.
+const PROXY: &str = "x-user: alice\r\nx-original-method: GET\r\nx-original-uri: /\r\nx-forwarded-method: GET\r\n\
+                     x-forwarded-uri: /\r\nx-forwarded-host: example.org\r\n";
+const ALICE: &str = r#"{"attributes":{"user":"alice"}}"#;
+
+fn start(folder: &Folder, redis: &Redis) -> Server {
+    let config = folder.file("slidegate.yaml", POLICIES);
+    Server::start(&["--config", &config, "--redis", &redis.url()])
+}
+
+/// A store that refuses writes although it answers: a replica.
+fn make_replica(redis: &Redis) {
+    redis.admin(&["REPLICAOF", "127.0.0.1", "1"]);
+}
+
+fn listener(server: &Server, name: &str) -> String {
+    let line = server.greeting.lines().find_map(|line| line.strip_prefix(name));
+    line.and_then(|rest| rest.split_once("://")).expect("it says where it listens").1.to_owned()
+}
+
+/// The wait of a denial that nobody knows the wait of.
+fn is_unknown_wait(answer: &Answer) {
+    let seconds: u64 = answer.header("retry-after").expect("a wait").parse().unwrap();
+    assert!((1..=3).contains(&seconds), "{seconds}");
+    let ms = answer.json()["retry_after_ms"].as_u64().unwrap();
+    assert!((1000..=3000).contains(&ms), "{ms}");
+}
+
+/// Whoever is called at night must read what Redis said, and its clients must not think that they have used too much.
+#[test]
+fn a_policy_that_denies_without_its_store_answers_503_and_names_the_failure() {
+    let redis = Redis::start();
+    let folder = Folder::new("unavailable-http");
+    let server = start(&folder, &redis);
+    assert_eq!(server.post("/v1/check", ALICE).status, 200);
+    make_replica(&redis);
+    let denied = server.post("/v1/check", ALICE);
+    let body = denied.json();
+    assert_eq!((denied.status, &body["status"], &body["type"]), (503, &json!(503), &json!(UNAVAILABLE)));
+    assert_eq!((&body["allowed"], &body["source"]), (&json!(false), &json!("deny")));
+    assert_eq!(
+        (&body["reason"], &body["violated-policies"]),
+        (&json!("store_unavailable"), &json!(["login"]))
+    );
+    let why = body["why"].as_str().unwrap();
+    let beginning =
+        format!("login: `alice` was not counted; decided by fallback `deny` (redis at {}: ", redis.address());
+    assert!(why.starts_with(&beginning) && why.contains("READONLY You can't write"), "{why}");
+    let detail = body["detail"].as_str().unwrap();
+    assert!(
+        detail.starts_with(
+            "Policy `login` (5/1m) cannot be checked now: the store of its counters is unavailable. Retry in "
+        ),
+        "{detail}"
+    );
+    is_unknown_wait(&denied);
+    // Nobody knows what is left.
+    for name in ["ratelimit", "x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"] {
+        assert_eq!(denied.header(name), None);
+    }
+    assert_eq!(denied.header("ratelimit-policy"), Some("\"login\";q=5;w=60, \"smooth\";q=100;w=60"));
+    server.judge("POST", "/v1/check", Some(ALICE), 503);
+    server.judge("POST", "/v1/peek", Some(ALICE), 503);
+    assert_eq!(server.get("/v1/check?user=alice").status, 503);
+
+    // A proxy hands the answer on; nginx takes no other status than 403 and is told by a field.
+    for (path, status, told) in [("/v1/auth/caddy", 503, None), ("/v1/auth/nginx", 403, Some("503"))] {
+        let denied = server.ask_with(PROXY, "GET", path, None);
+        assert_eq!((denied.status, denied.header("slidegate-status")), (status, told), "{}", denied.body);
+        assert_eq!((&denied.json()["type"], &denied.json()["status"]), (&json!(UNAVAILABLE), &json!(503)));
+        is_unknown_wait(&denied);
+        assert!(!denied.body.contains("redis"), "end users learn nothing of the store: {}", denied.body);
+    }
+
+    let mut event = Value::Null;
+    until_true("the denial is an event", || {
+        event = server.get("/v1/events?policy=login").json()["events"][0].clone();
+        !event.is_null()
+    });
+    assert_eq!((&event["reason"], &event["source"]), (&json!("store_unavailable"), &json!("deny")));
+    assert!(event["store_failure"].as_str().unwrap().contains("READONLY"), "{event}");
+
+    redis.admin(&["REPLICAOF", "NO", "ONE"]);
+    until_true("the store decides again", || server.post("/v1/check", ALICE).json()["source"] == "store");
+}
+
+/// Out of memory and a key of another program are failures of their own, and are fixed in their own ways.
+#[test]
+fn why_names_what_the_store_refused() {
+    let redis = Redis::start();
+    let folder = Folder::new("unavailable-why");
+    let server = start(&folder, &redis);
+    redis.admin(&["CONFIG", "SET", "maxmemory", "1"]);
+    let why = server.post("/v1/check", ALICE).json()["why"].as_str().unwrap().to_owned();
+    assert!(why.contains("OOM command not allowed"), "{why}");
+    redis.admin(&["CONFIG", "SET", "maxmemory", "0"]);
+    until_true("the store decides again", || server.post("/v1/check", ALICE).json()["source"] == "store");
+    let keys = redis.admin(&["KEYS", "sg1:*login*"]);
+    let key = keys.lines().next().expect("the policy has a key").trim().to_owned();
+    redis.admin(&["DEL", &key]);
+    redis.admin(&["LPUSH", &key, "x"]);
+    let mut why = String::new();
+    until_true("the script meets the list", || {
+        why = server.post("/v1/check", ALICE).json()["why"].as_str().unwrap().to_owned();
+        why.contains("fallback")
+    });
+    assert!(why.contains("WRONGTYPE") && why.contains("another program writes keys"), "{why}");
+}
+
+/// A client of the RESP port must not count this as a denial: it is an error, with a code of its own.
+#[test]
+fn resp_replies_with_an_error() {
+    let redis = Redis::start();
+    let folder = Folder::new("unavailable-resp");
+    let server = start(&folder, &redis);
+    make_replica(&redis);
+    let mut stream = TcpStream::connect(listener(&server, "resp       ")).unwrap();
+    let mut lines = BufReader::new(stream.try_clone().unwrap());
+    for command in ["RL.CHECK login alice", "RL.CHECK login alice PEEK", "RL.REQUEST user alice"] {
+        stream.write_all(format!("{command}\r\n").as_bytes()).unwrap();
+        let mut line = String::new();
+        lines.read_line(&mut line).unwrap();
+        let beginning = "-UNAVAILABLE policy `login` denies while the store is unavailable; retry in ";
+        let rest = line.strip_prefix(beginning).unwrap_or_else(|| panic!("{line}"));
+        let (seconds, cause) = rest.split_once(" s: redis at ").unwrap_or_else(|| panic!("{line}"));
+        assert!(["1", "2", "3"].contains(&seconds) && cause.contains("READONLY"), "{line}");
+    }
+    // A policy that allows is answered as ever.
+    stream.write_all(b"RL.CHECK smooth alice\r\n").unwrap();
+    let mut line = String::new();
+    lines.read_line(&mut line).unwrap();
+    assert_eq!(line, "*7\r\n");
+}
+
+/// Envoy passes a request on when the call fails, so a policy that denies must deny, and say what for.
+#[tokio::test(flavor = "multi_thread")]
+async fn envoy_is_told_to_deny_with_a_body_that_tells_why() {
+    let redis = Redis::start();
+    let folder = Folder::new("unavailable-grpc");
+    let server = start(&folder, &redis);
+    make_replica(&redis);
+    let url = format!("http://{}", listener(&server, "grpc       "));
+    let mut client = RateLimitServiceClient::connect(url).await.unwrap();
+    let entry = Entry { key: "user".into(), value: "alice".into() };
+    let descriptor = RateLimitDescriptor { entries: vec![entry], ..RateLimitDescriptor::default() };
+    let request = RateLimitRequest { domain: "web".into(), descriptors: vec![descriptor], hits_addend: 1 };
+    let answer = client.should_rate_limit(request).await.unwrap().into_inner();
+    assert_eq!(answer.overall_code(), Code::OverLimit);
+    let body: Value = serde_json::from_slice(&answer.raw_body).unwrap();
+    assert_eq!((&body["type"], &body["status"]), (&json!(UNAVAILABLE), &json!(503)));
+    let headers: Vec<_> =
+        answer.response_headers_to_add.iter().map(|field| (&*field.key, &*field.value)).collect();
+    assert!(headers.contains(&("content-type", "application/problem+json")), "{headers:?}");
+    assert!(headers.iter().any(|(name, value)| *name == "retry-after" && ["1", "2", "3"].contains(value)));
+    let metadata = answer.dynamic_metadata.unwrap();
+    let told = |name: &str| match &metadata.fields[name].kind {
+        Some(Kind::StringValue(text)) => text.clone(),
+        other => panic!("{name} is {other:?}"),
+    };
+    assert_eq!((told("reason").as_str(), told("policy").as_str()), ("store_unavailable", "login"));
+    assert!(told("why").contains("READONLY"), "{}", told("why"));
+}

@@ -1,0 +1,238 @@
+//! Files that are read together, refused, and said back; and what the environment has to say about that.
+
+use super::matching::told;
+use super::{SHADOW, one_limit};
+use crate::common::{Folder, run, slidegate, text};
+
+/// Who splits a domain over files has either forgotten one or means it.
+#[test]
+fn files_of_one_domain_are_merged_only_where_that_is_wanted() {
+    let folder = Folder::new("envoy-merge");
+    let file = |key: &str, limit: u32| {
+        format!(
+            "domain: test-domain\ndescriptors: [{{key: {key}, value: {key}, rate_limit: {{unit: day, requests_per_unit: \
+             {limit}}}}}]\n"
+        )
+    };
+    folder.file("a.yaml", file("a", 10));
+    folder.file("b.yml", file("b", 20));
+    folder.file("c.txt", "this is none");
+    folder.file(".d.yaml", "neither is: {this");
+    let output = run(&["explain", "--envoy-config", folder.path(), "--domain", "test-domain", "a=a"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(text(&output.stderr), "b.yml: duplicate domain 'test-domain' in config file (line 1)\n");
+    let merged = ["--envoy-merge-domains"];
+    assert_eq!(told(&folder, &merged, "test-domain", "a=a"), "10/DAY test-domain.a_a");
+    assert_eq!(told(&folder, &merged, "test-domain", "b=b"), "20/DAY test-domain.b_b");
+    let twice = Folder::new("envoy-merge-twice");
+    twice.file("a.yaml", file("a", 10));
+    twice.file("b.yaml", file("a", 20));
+    let output =
+        run(&["explain", "--envoy-config", twice.path(), "--envoy-merge-domains", "--domain", "d", "a=a"]);
+    assert_eq!(
+        text(&output.stderr),
+        "b.yaml: duplicate descriptor composite key 'test-domain.a_a' (line 2)\n"
+    );
+}
+
+/// Scripts and people look for the reference's words; people need the line, too.
+#[test]
+fn files_are_refused_in_the_words_of_the_reference() {
+    let limit = |rate_limit: &str| {
+        format!("domain: test-domain\ndescriptors:\n  - key: k\n    value: v\n    rate_limit: {rate_limit}\n")
+    };
+    for (file, words) in [
+        ("domain: ''\n".to_owned(), "config file cannot have empty domain (line 1)"),
+        (String::new(), "config file cannot have empty domain (line 1)"),
+        ("domain: d\ndescriptors:\n  - value: v\n".into(), "descriptor has empty key (line 3)"),
+        (
+            "domain: d\ndescriptors:\n  - {key: a, value: b}\n  - {key: a, value: b}\n".into(),
+            "duplicate descriptor composite key 'd.a_b' (line 4)",
+        ),
+        (
+            "domain: d\ndescriptors:\n  - {key: a, value: b}\n  - {key: a_b}\n".into(),
+            "duplicate descriptor composite key 'd.a_b' (line 4)",
+        ),
+        (limit("{unit: foo, requests_per_unit: 5}"), "invalid rate limit unit 'foo' (line 5)"),
+        (limit("{unit: unknown, requests_per_unit: 5}"), "invalid rate limit unit 'unknown' (line 5)"),
+        (limit("{requests_per_unit: 5}"), "invalid rate limit unit '' (line 5)"),
+        (limit("{unlimited: true, unit: day}"), "should not specify rate limit unit when unlimited (line 5)"),
+        (
+            limit("{unit: day, requests_per_unit: 5, replaces: [{name: ''}]}"),
+            "should not have an empty replaces entry (line 5)",
+        ),
+        (
+            limit("{unit: day, requests_per_unit: 5, name: a, replaces: [{name: a}]}"),
+            "replaces should not contain name of same descriptor (line 5)",
+        ),
+        (
+            "domain: d\ndescriptors: [{key: k, value: v, share_threshold: true}]\n".into(),
+            "share_threshold can only be used with wildcard values (containing '*'), but found key 'k_v' (line 2)",
+        ),
+        (
+            "domain: d\ndescriptors:\n  - key: k\n    ratelimit: {}\n".into(),
+            "config error, unknown key 'ratelimit' (line 4)",
+        ),
+        (limit("{unit: day, requestsperunit: 5}"), "config error, unknown key 'requestsperunit' (line 5)"),
+        ("domain: d\n0.25: x\n".into(), "config error, key is not of type string: 0.25 (line 2)"),
+        ("domain: d\nno: x\n".into(), "config error, key is not of type string: false (line 2)"),
+        (
+            "domain: d\ndescriptors:\n  - a\n".into(),
+            "config error, yaml file contains list of type other than map: a (line 3)",
+        ),
+        (
+            "domain: d\ndescriptors: [[a, 5]]\n".into(),
+            "config error, yaml file contains list of type other than map: [a 5] (line 2)",
+        ),
+        (limit("{unit: day, requests_per_unit: 2.5}"), "error checking config (line 5)"),
+        (
+            limit("{unit: day, requests_per_unit: -5}"),
+            "error loading config file: yaml: unmarshal errors: line 5: cannot unmarshal !!int `-5` into uint32",
+        ),
+        (
+            limit("{unit: day, requests_per_unit: a hundred of them}"),
+            "error loading config file: yaml: unmarshal errors: line 5: cannot unmarshal !!str `a hundr...` into \
+             uint32",
+        ),
+        (
+            limit("often"),
+            "error loading config file: yaml: unmarshal errors: line 5: cannot unmarshal !!str `often` into \
+             config.YamlRateLimit",
+        ),
+        (
+            "domain: d\ndescriptors: {key: k}\n".into(),
+            "error loading config file: yaml: unmarshal errors: line 2: cannot unmarshal !!map into \
+             []config.YamlDescriptor",
+        ),
+    ] {
+        let folder = Folder::new("envoy-refused");
+        folder.file("bad.yaml", &file);
+        let output = run(&["serve", "--listen", "127.0.0.1:0", "--envoy-config", folder.path()]);
+        assert_eq!(output.status.code(), Some(2), "{file}");
+        assert_eq!(text(&output.stderr), format!("bad.yaml: {words}\n"), "{file}");
+        let validated = run(&["validate", "--envoy-config", folder.path()]);
+        assert_eq!((validated.status, &validated.stderr), (output.status, &output.stderr), "{file}");
+        assert_eq!(text(&validated.stdout), "");
+    }
+    for (file, beginning) in [
+        ("domain: {a\n", "bad.yaml: error loading config file: yaml: line "),
+        ("domain: a\ndomain: b\n", "bad.yaml: error loading config file: yaml: line 2: "),
+    ] {
+        let folder = Folder::new("envoy-refused");
+        folder.file("bad.yaml", file);
+        let output = run(&["serve", "--envoy-config", folder.path()]);
+        assert!(text(&output.stderr).starts_with(beginning), "{}", text(&output.stderr));
+    }
+    let empty = Folder::new("envoy-empty");
+    let output = run(&["serve", "--envoy-config", empty.path()]);
+    assert_eq!(
+        text(&output.stderr),
+        format!(
+            "{}: holds no file whose name ends in .yaml or .yml; give the folder that does\n",
+            empty.path()
+        )
+    );
+    let output = run(&["serve", "--envoy-config", "/no/such/folder"]);
+    assert_eq!(
+        text(&output.stderr),
+        "/no/such/folder: cannot be read: No such file or directory (os error 2); check the path and who may read it\n"
+    );
+}
+
+/// Who changes limits wants to know before they are in force whether they can be, and what they are then.
+#[test]
+fn validate_reads_a_folder_as_serve_does_and_says_its_limits_back() {
+    let folder = Folder::new("envoy-validate");
+    folder.file("shadow.yaml", SHADOW);
+    folder.file(
+        "typo.yaml",
+        "domain: typo\ndescriptors: [{key: k, rate_limit: {unit: day, shadow_mode: true}}]\n",
+    );
+    let output = run(&["validate", "--envoy-config", folder.path()]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let told = text(&output.stdout);
+    let lines: Vec<_> = told.lines().collect();
+    assert_eq!(lines[0], format!("{} is valid: 5 limits in 2 domains.", folder.path()));
+    assert_eq!(
+        lines[2],
+        "  shadow-domain.key1_value1.subkey1_subvalue1: unit=SECOND requests_per_unit=10, shadow_mode: true, quota_mode: \
+         false"
+    );
+    assert_eq!(
+        lines[6..],
+        [
+            "warning: typo.yaml: `shadow_mode` means nothing in a rate_limit; it belongs in a descriptor (line 2)",
+            "warning: typo.yaml: rate_limit has no requests_per_unit, so nothing passes (line 2)",
+        ]
+    );
+    let policy = |name: &str| format!("policies: [{{name: {name}, quota: 1/1s}}]\n");
+    let validate = |name: &str| {
+        let file = folder.file("slidegate.conf", policy(name));
+        let output = run(&["validate", &file, "--envoy-config", folder.path()]);
+        (output.status.code(), text(&output.stdout) + &text(&output.stderr))
+    };
+    let (code, both) = validate("own");
+    assert_eq!(code, Some(0), "{both}");
+    assert!(
+        both.contains("slidegate.conf is valid: 1 policy.\n")
+            && both.contains(" is valid: 5 limits in 2 domains.\n")
+    );
+    let (code, told) = validate("typo.k");
+    assert_eq!(code, Some(2));
+    assert_eq!(told, "policy `typo.k` stands twice; give each its own name\n");
+
+    // Who has all limits there still says here where it listens.
+    let settings = folder.file("settings.conf", "grpc: {listen: '127.0.0.1:8081'}\n");
+    let output = run(&["validate", &settings, "--envoy-config", folder.path()]);
+    assert!(text(&output.stdout).starts_with(&format!("{settings} is valid: 0 policies.\n")), "{output:?}");
+    let error = text(&run(&["validate", &settings]).stderr);
+    assert!(error.starts_with(&format!("{settings}:1: policies is missing; ")), "{error}");
+
+    let environment = slidegate()
+        .args(["validate", "--envoy-env"])
+        .envs([("RUNTIME_ROOT", folder.path()), ("CONFIG_TYPE", "GRPC_XDS_SOTW")])
+        .output()
+        .unwrap();
+    assert_eq!(environment.status.code(), Some(2));
+    assert_eq!(
+        text(&environment.stderr),
+        "CONFIG_TYPE is `GRPC_XDS_SOTW`; limits are read from files and not from a management server (xDS): put them into \
+         the folder that RUNTIME_ROOT or --envoy-config names, and set CONFIG_TYPE to `FILE` or unset it\n"
+    );
+    assert_eq!(
+        text(&run(&["validate"]).stderr),
+        "there is nothing to validate; give a file, or a folder of envoyproxy/ratelimit's with --envoy-config\n"
+    );
+}
+
+/// A setting that is misread or ignored in silence is an outage some days later.
+#[test]
+fn the_environment_counts_only_where_it_is_asked() {
+    let folder = Folder::new("envoy-environment");
+    folder.file("edge.yaml", one_limit(5));
+    let run = |args: &[&str], variables: &[(&str, &str)]| {
+        let mut command = slidegate();
+        command.args(args).args(["--domain", "edge", "user=alice", "--json"]).envs(variables.iter().copied());
+        let output = command.output().unwrap();
+        text(&output.stdout) + &text(&output.stderr)
+    };
+    let variables = [("CACHE_KEY_PREFIX", "blue"), ("SLIDEGATE_ENVOY_ALGORITHM", "fixed-window")];
+    let asked = ["explain", "--envoy-env", "--envoy-config", folder.path()];
+    let told = run(&asked, &variables);
+    assert!(
+        told.contains("\"key\": \"blue~edge~user=alice\"") && told.contains("\"fixed-window\""),
+        "{told}"
+    );
+    let told = run(&["explain", "--envoy-config", folder.path()], &variables);
+    assert!(told.contains("\"key\": \"edge~user=alice\"") && told.contains("\"sliding-log\""), "{told}");
+    let told = run(&[&asked[..], &["--envoy-algorithm", "token-bucket"]].concat(), &variables);
+    assert!(told.contains("\"token-bucket\""), "{told}");
+    let told =
+        run(&asked, &[("BACKEND_TYPE", "memcache"), ("GRPC_PORT", "many"), ("SHADOW_MODE", "perhaps")]);
+    assert_eq!(
+        told,
+        "BACKEND_TYPE is `memcache`; set it to `redis`, or unset it: there is no memcached store\n\
+         SHADOW_MODE is `perhaps`; write `true` or `false`\n\
+         GRPC_PORT is `many`; give a port, for example `8081`\n"
+    );
+}

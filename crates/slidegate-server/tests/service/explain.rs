@@ -1,0 +1,182 @@
+//! `slidegate explain`: why a request is limited as it is, without asking a server.
+
+use crate::common::{Folder, run, text};
+use serde_json::{Value, json};
+
+const POLICIES: &str = "
+policies:
+  - name: per-user
+    scope: [user]
+    quota: 100/1m
+    overrides: {alice: 1000}
+  - name: login
+    when: {path: /login, method: [POST, PUT]}
+    scope: [ip]
+    quota: 5/1m
+    mode: shadow
+  - name: strangers
+    when: {user: {present: false}, ip: {in: 10.0.0.0/8}}
+    quota: 1/1s
+";
+
+/// What it says, and the code it ends with.
+fn explain(args: &[&str]) -> (String, Option<i32>) {
+    let output = run(&[&["explain"], args].concat());
+    (text(&output.stdout) + &text(&output.stderr), output.status.code())
+}
+
+/// Whoever asks why a request was denied, or why it was not, needs every policy and the reason.
+#[test]
+fn each_policy_is_said_to_apply_or_why_it_does_not() {
+    let folder = Folder::new("explain-policies");
+    let file = folder.file("slidegate.yaml", POLICIES);
+    let told = |attributes: &[&str]| {
+        let (told, code) = explain(&[&["--config", &file][..], attributes].concat());
+        assert_eq!(code, Some(0), "{told}");
+        told.lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        told(&["user=alice", "path=/login"]),
+        [
+            "per-user: applies to key `alice`: 1000/1m, which is its own; others have 100/1m",
+            "login: does not apply: method is not given, and the policy is for requests whose method is `POST` or `PUT`; \
+             ip is not given, and the policy counts by it",
+            "strangers: does not apply: user is `alice`, and the policy is for requests whose user is absent; ip is not \
+             given, and the policy is for requests whose ip is in 10.0.0.0/8",
+            "1 policy applies",
+        ]
+    );
+    assert_eq!(
+        told(&["user=bob", "path=/login", "method=POST", "ip=192.0.2.7"]),
+        [
+            "per-user: applies to key `bob`: 100/1m",
+            "login: applies to key `192.0.2.7`: 5/1m; shadow, so it never denies",
+            "strangers: does not apply: user is `bob`, and the policy is for requests whose user is absent; ip is \
+             `192.0.2.7`, and the policy is for requests whose ip is in 10.0.0.0/8",
+            "2 policies apply, and the request is charged on all of them or on none",
+        ]
+    );
+    assert_eq!(told(&["ip=10.1.2.3"])[2], "strangers: applies to key `*`: 1/1s");
+    assert_eq!(told(&["path=/"])[3], "no policy applies, so nothing limits the request");
+    let (told, _) = explain(&["--config", &file, "--json", "user=alice", "path=/"]);
+    let told: Value = serde_json::from_str(&told).unwrap();
+    assert_eq!(
+        told["policies"][0],
+        json!({
+            "policy": "per-user",
+            "applies": true,
+            "mode": "enforce",
+            "key": "alice",
+            "quota": {"limit": 1000, "window": "1m", "algorithm": "sliding-log", "is_override": true},
+        })
+    );
+    assert_eq!(told["policies"][1]["why_not"].as_array().unwrap().len(), 3, "{told}");
+    let page = include_str!("../../../../docs/config.md");
+    let first = page.split("```yaml").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    let (told, _) = explain(&["--config", &folder.file("first.yaml", first), "user=alice", "path=/login"]);
+    assert!(page.contains(&format!("user=alice path=/login\n{told}```")), "{told}");
+    // Without a file it is the default policy, as in `serve`.
+    assert_eq!(explain(&["user=eve"]).0, "per-user: applies to key `eve`: 100/1m\n1 policy applies\n");
+}
+
+/// The same for a descriptor: what was found at each level, what was not, and the counter.
+#[test]
+fn each_level_of_a_descriptor_is_told() {
+    let folder = Folder::new("explain-descriptors");
+    folder.file("levels.yaml", include_str!("../fixtures/envoy/levels.yaml"));
+    let told = |descriptors: &[&str]| {
+        let about = ["--envoy-config", folder.path(), "--domain", "test-domain"];
+        let (told, code) = explain(&[&about, descriptors].concat());
+        assert_eq!(code, Some(0), "{told}");
+        told
+    };
+    let page = include_str!("../../../../docs/envoy.md");
+    let example = told(&["key1=value1,subkey1=something"]);
+    assert!(page.contains(&format!("```text\n{example}```")), "{example}");
+    assert_eq!(
+        told(&["key9=a"]),
+        "domain     test-domain\n\
+         entry 1    key9=a: nothing; there are `key1_value1`, `key2`, `key2_value2`, `key2_value3`, `key3`, `key4`, \
+         `key5_value5`, `key6` and 1 more\n           \
+         `key9_a` is not there\n           \
+         `key9` for any value is not there\n\
+         limit      none: nothing in the files fits entry 1\n"
+    );
+    let limit = |descriptor| {
+        told(&[descriptor]).lines().rev().find(|line| line.starts_with("limit")).unwrap().to_owned()
+    };
+    assert_eq!(
+        limit("key1=value1"),
+        "limit      none: `key1_value1` has no rate_limit of its own, only descriptors below it"
+    );
+    assert_eq!(limit("key2=value3"), "limit      none: `key2_value3` has no rate_limit, so it passes");
+    assert_eq!(
+        limit("key2=value2,subkey=x"),
+        "limit      none: the request has 2 entries, and below `key2_value2` the files have none"
+    );
+    assert_eq!(limit("key6=x"), "limit      unlimited");
+    assert!(told(&["key2=a\\,b\\\\c"]).contains("\nkey        test-domain~key2=a,b\\\\c\n"));
+    let (told, _) = explain(&["--envoy-config", folder.path(), "--domain", "other", "a=b"]);
+    assert!(told.contains("\nentry 1    a=b: not looked for\n"), "{told}");
+    assert!(told.ends_with("limit      none: no file has the domain; there are `test-domain`\n"), "{told}");
+}
+
+/// A limit that replaces another one is the reason why that one counts nothing.
+#[test]
+fn limits_that_another_one_replaces_are_said_to_be() {
+    let folder = Folder::new("explain-replaced");
+    folder.file("everything.yaml", include_str!("../fixtures/envoy/everything.yaml"));
+    let about = ["--envoy-config", folder.path(), "--domain", "edge"];
+    let (told, _) = explain(&[&about[..], &["remote_address=10.0.0.1", "plan=gold"]].concat());
+    let parts: Vec<_> = told.split("\n\n").collect();
+    assert!(
+        parts[0].ends_with("\nreplaced   by another limit of this request, so it is not counted"),
+        "{told}"
+    );
+    assert!(
+        parts[0].contains(
+            "\n           denies only together with all other limits of quota_mode in the request\n"
+        )
+    );
+    assert!(parts[0].contains("limit      1000 per WEEK by token-bucket\n"), "{told}");
+    assert!(parts[1].contains("\nreplaces   per-address\n") && !parts[1].contains("replaced"), "{told}");
+    let (told, _) = explain(&[&about[..], &["--json", "remote_address=10.0.0.1", "plan=internal"]].concat());
+    let told: Value = serde_json::from_str(&told).unwrap();
+    assert_eq!(
+        (&told["descriptors"][0]["replaced"], &told["descriptors"][1]["replaced"]),
+        (&json!(true), &json!(false))
+    );
+    assert_eq!(told["descriptors"][0]["limit"]["name"], "per-address");
+}
+
+/// What cannot be explained must not look as if nothing applied.
+#[test]
+fn what_is_asked_wrongly_is_told_and_ends_with_2() {
+    let folder = Folder::new("explain-wrong");
+    folder.file("levels.yaml", include_str!("../fixtures/envoy/levels.yaml"));
+    let envoy = ["--envoy-config", folder.path()];
+    for (args, expected) in [
+        (
+            vec!["--domain", "d", "a=b"],
+            "--domain `d` is of envoyproxy/ratelimit's files; name their folder with --envoy-config\n",
+        ),
+        (
+            [&envoy[..], &["a=b"]].concat(),
+            "--domain is missing; give that of the descriptors, for example `--domain edge`\n",
+        ),
+        (
+            [&envoy[..], &["--domain", "d", "a=b,c"]].concat(),
+            "descriptor `a=b,c`: write it as name=value, for example user=alice\n",
+        ),
+        (vec!["alice"], "attribute `alice`: write it as name=value, for example user=alice\n"),
+        (
+            vec!["ip=here"],
+            "attribute `ip` is no IP address: `here`; write for example `192.0.2.7` or `2001:db8::7`\n",
+        ),
+    ] {
+        assert_eq!(explain(&args), (expected.to_owned(), Some(2)), "{args:?}");
+    }
+    let (told, code) = explain(&[&envoy[..], &["--domain", "d", "--limit", "10/EON", "a=b"]].concat());
+    assert_eq!(code, Some(2));
+    assert!(told.contains("write it as count/unit, for example 10/MINUTE"), "{told}");
+}

@@ -1,0 +1,37 @@
+//! The service as a process: its routes, commands, configuration, logs and metrics.
+// A test that cannot go on panics.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod cli;
+mod explain;
+mod readme;
+mod serve;
+
+mod envoy_config;
+mod reload;
+
+mod blocked;
+mod hidden_keys;
+mod http;
+mod wall_clock;
+
+mod access;
+mod added;
+mod admin;
+
+mod log_lines;
+mod observe;
+mod traces;
+
+mod replay;
+
+/// The servers of the library's own tests.
+#[path = "../../../slidegate/tests/redis"]
+mod library {
+    // What only those tests need stands idle here.
+    #[allow(dead_code)]
+    pub(crate) mod support;
+}

@@ -1,0 +1,279 @@
+//! Replaying access logs: what is printed is what would have happened.
+
+use std::collections::HashMap;
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use crate::common::{Folder, run, slidegate, text};
+use serde_json::Value;
+
+const POLICIES: [&str; 4] = ["--policy", "20/1m per ip", "--policy", "5/30s per ip,path"];
+
+/// A line of the combined format, `second` seconds into an hour of 2026.
+fn line(ip: &str, second: u32, path: &str) -> String {
+    let (minute, second) = (second / 60, second % 60);
+    format!(
+        "{ip} - - [20/Nov/2026:10:{minute:02}:{second:02} +0000] \"GET {path} HTTP/1.1\" 200 5 \"-\" \"Mozilla/5.0\"\n"
+    )
+}
+
+/// Client, path and second of a line, by splitting at spaces: nothing of the real parser. IPv6 clients count by their /64.
+fn naive_parse(line: &str) -> (String, String, i64) {
+    let words: Vec<&str> = line.split(' ').collect();
+    let clock: Vec<i64> = words[3].split(':').skip(1).map(|n| n.parse().unwrap()).collect();
+    let day: i64 = words[3][1..3].parse().unwrap();
+    let second = ((day * 24 + clock[0]) * 60 + clock[1]) * 60 + clock[2];
+    let path = words[6].split('?').next().unwrap();
+    let client = words[0].split(':').take(4).collect::<Vec<_>>().join(":");
+    (client, path.to_owned(), second)
+}
+
+/// Whether each line is allowed under [`POLICIES`], in the order of time: lists of charges, searched every time.
+fn naive_decisions(log: &str) -> Vec<bool> {
+    let mut requests: Vec<_> = log.lines().map(naive_parse).collect();
+    requests.sort_by_key(|(_, _, second)| *second);
+    let mut by_ip: HashMap<String, Vec<i64>> = HashMap::new();
+    let mut by_path: HashMap<(String, String), Vec<i64>> = HashMap::new();
+    let room = |charges: &[i64], now: i64, window, limit| {
+        charges.iter().filter(|at| **at > now - window).count() < limit
+    };
+    let mut decisions = Vec::new();
+    for (ip, path, now) in requests {
+        let of_ip = by_ip.entry(ip.clone()).or_default();
+        let of_path = by_path.entry((ip, path)).or_default();
+        let allowed = room(of_ip, now, 60, 20) && room(of_path, now, 30, 5);
+        if allowed {
+            of_ip.push(now);
+            of_path.push(now);
+        }
+        decisions.push(allowed);
+    }
+    decisions
+}
+
+/// What `replay --each` says of every line, and its report.
+fn replayed(log: &str) -> (Vec<bool>, String) {
+    let output = run(&[&["replay", log, "--each"], &POLICIES[..]].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let out = text(&output.stdout);
+    let each = out.lines().take_while(|line| line.starts_with('{'));
+    let each: Vec<bool> =
+        each.map(|line| serde_json::from_str::<Value>(line).unwrap()["allowed"].as_bool().unwrap()).collect();
+    let report = out.lines().skip(each.len()).collect::<Vec<_>>().join("\n");
+    (each, report)
+}
+
+/// A log of busy and quiet clients, its lines up to 20 seconds out of order.
+fn shuffled_log() -> String {
+    let mut seed = 0x2545_F491_4F6C_DD1Du64;
+    let mut random = |below: u64| {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        seed % below
+    };
+    let mut log = String::new();
+    for n in 0..3000u64 {
+        let second = u32::try_from(n / 4 + random(20)).unwrap();
+        let ip = format!("192.0.2.{}", random(12) * random(12) / 4);
+        log += &line(&ip, second, ["/", "/login", "/a?b=c"][usize::try_from(random(3)).unwrap()]);
+    }
+    log
+}
+
+/// A replay that differs from the truth in one line is a lie about the next deploy.
+#[test]
+fn every_line_is_decided_as_a_naive_limiter_decides_it() {
+    let folder = Folder::new("replay-shuffled");
+    let log = shuffled_log();
+    let expected = naive_decisions(&log);
+    let denied = expected.iter().filter(|allowed| !**allowed).count();
+    assert!(denied > 100, "the log is busy enough to mean something");
+    let (each, report) = replayed(&folder.file("access.log", &log));
+    assert_eq!(each, expected);
+    assert!(report.contains(&format!("{denied} requests denied in all")), "{report}");
+}
+
+/// Four hours of a shop, in the combined format as Apache and nginx write it: crawlers, a feed reader, bursts of page
+/// loads, monitoring, scanners, IPv6, users and requests that were no HTTP. From a fixed seed; addresses and names are of
+/// the ranges for documentation.
+fn shop_log() -> String {
+    const PAGES: [&str; 8] = [
+        "/",
+        "/search?q=red+shoes&page=2",
+        "/items/1017",
+        "/static/app.js",
+        "/caf%C3%A9/men%C3%BC",
+        "/login",
+        "/api/cart?id=7#top",
+        "/feed.xml",
+    ];
+    const AGENTS: [&str; 4] = [
+        "Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0",
+        "ExampleBot/2.1 (+http://crawler.example/bot.html)",
+        "curl/8.5.0",
+        "-",
+    ];
+    let mut seed = 20_261_120u64;
+    let mut random = |below: u64| {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        seed % below
+    };
+    let mut log = String::new();
+    let mut second = 0;
+    while second < 4 * 3600 {
+        let ip = match random(10) {
+            0..3 => "198.51.100.7".to_owned(),
+            3 => format!("2001:db8:{:x}:1::{:x}", random(4), random(3) + 1),
+            4 => format!("203.0.113.{}", random(250)),
+            _ => format!("192.0.2.{}", random(16) * random(16) / 8),
+        };
+        let agent = AGENTS[usize::try_from(random(4)).unwrap()];
+        // A page and what it loads, or a crawler that takes what it gets.
+        for _ in 0..=random(12) {
+            let late = random(8) * random(8) / 4;
+            let at = second + 1 + random(3);
+            let at = at.saturating_sub(late);
+            let (hour, minute) = (at / 3600, at / 60 % 60);
+            let user = if random(9) == 0 { "alice" } else { "-" };
+            let request = match random(40) {
+                0 => "POST /login HTTP/1.1".to_owned(),
+                1 => "HEAD / HTTP/1.0".to_owned(),
+                _ => format!("GET {} HTTP/2.0", PAGES[usize::try_from(random(8) * random(8) / 8).unwrap()]),
+            };
+            let (status, bytes) =
+                [(200, "5120"), (304, "-"), (404, "196"), (500, "0")][usize::try_from(random(4)).unwrap()];
+            log += &format!(
+                "{ip} - {user} [20/Nov/2026:{hour:02}:{minute:02}:{:02} +0000] \"{request}\" {status} {bytes} \
+                 \"https://shop.example/\" \"{agent}\"\n",
+                at % 60,
+            );
+        }
+        second += random(40);
+    }
+    log
+}
+
+/// Real logs have columns that an invented line has not, and clients that come in bursts.
+#[test]
+fn a_log_of_a_shop_is_decided_line_by_line_as_a_naive_limiter_decides_it() {
+    let folder = Folder::new("replay-shop");
+    let log = shop_log();
+    let lines = log.lines().count();
+    assert!((3000..10_000).contains(&lines), "{lines}");
+    let expected = naive_decisions(&log);
+    let denied = expected.iter().filter(|allowed| !**allowed).count();
+    assert!(denied > 100 && denied < lines / 2, "{denied} of {lines}");
+    let (each, report) = replayed(&folder.file("access.log", &log));
+    assert_eq!(each.len(), expected.len());
+    let first = each.iter().zip(&expected).position(|(one, other)| one != other);
+    assert_eq!(first, None, "the first request, in the order of time, that is decided otherwise");
+    assert!(report.contains(&format!("{lines} lines, {lines} requests from 2026-11-20T")), "{report}");
+    assert!(report.contains(&format!("{denied} requests denied in all")), "{report}");
+}
+
+/// "0 denied" of a log in another format would read like good news, and a script would go on.
+#[test]
+fn a_log_without_a_readable_line_is_an_error_that_shows_the_first_lines() {
+    let folder = Folder::new("replay-unreadable");
+    let json: String = (0..7).map(|n| format!("{{\"ts\":{n},\"ip\":\"192.0.2.1\"}}\n")).collect();
+    let file = folder.file("access.json", json);
+    for each in [&[][..], &["--each"]] {
+        let output = run(&[&["replay", &file, "--policy", "5/1m per ip"], each].concat());
+        assert_eq!(output.status.code(), Some(2));
+        assert_eq!(text(&output.stdout), "", "no report of nothing");
+        let error = text(&output.stderr);
+        let expected = format!(
+            "{file}: no request in 7 lines: expected the common or combined log format, for example `192.0.2.1 - - \
+             [20/Nov/2026:10:00:00 +0000] \"GET / HTTP/1.1\" 200 5`\n  line 1: "
+        );
+        assert!(error.starts_with(&expected), "{error}");
+        assert!(
+            error.contains("\n  line 5: ") && error.contains("{\"ts\":4,\"ip\":\"192.0.2.1\"}"),
+            "{error}"
+        );
+        assert!(!error.contains("line 6: "), "{error}");
+    }
+
+    let empty = folder.file("empty.log", "");
+    let output = run(&["replay", &empty, "--policy", "5/1m per ip"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(text(&output.stderr), format!("{empty}: the log is empty: nothing to replay\n"));
+
+    // The example in the message is one that can be read.
+    let example =
+        folder.file("example.log", "192.0.2.1 - - [20/Nov/2026:10:00:00 +0000] \"GET / HTTP/1.1\" 200 5\n");
+    assert!(run(&["replay", &example, "--policy", "5/1m per ip"]).status.success());
+}
+
+/// A file, a gzipped file and a pipe are one log.
+#[test]
+fn gzip_and_standard_input_give_the_same_report() {
+    let folder = Folder::new("replay-forms");
+    let log = shuffled_log();
+    let plain = folder.file("access.log", &log);
+    let (each, report) = replayed(&plain);
+    assert!(Command::new("gzip").args(["-k", &plain]).status().expect("gzip is there").success());
+    assert_eq!(replayed(&format!("{plain}.gz")), (each, report.clone()));
+
+    let mut process = slidegate()
+        .args(["replay", "-"])
+        .args(POLICIES)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    process.stdin.take().unwrap().write_all(log.as_bytes()).unwrap();
+    let output = process.wait_with_output().unwrap();
+    assert_eq!(text(&output.stdout).trim(), report.trim());
+}
+
+/// The report must say who would be hit, and why, without a second tool.
+#[test]
+fn the_report_names_the_most_denied_keys_and_why() {
+    let folder = Folder::new("replay-report");
+    let mut log: String = (0..8).map(|second| line("203.0.113.9", second, "/login")).collect();
+    log += &line("2001:db8:1:2::3", 8, "/login");
+    log += &(0..7).map(|_| line("198.51.100.1", 9, "/login")).collect::<String>();
+    log += "not a log line\n";
+    let config = "policies:\n  - name: login\n    when: { path: /login }\n    scope: [ip]\n    limit: 5\n    window: 1m\n  \
+        - name: strict\n    mode: shadow\n    scope: [ip]\n    limit: 1\n    window: 1m\n  \
+        - name: users\n    scope: [user]\n    limit: 1\n    window: 1m\n";
+    let (log, config) = (folder.file("access.log", log), folder.file("slidegate.yaml", config));
+    let output = run(&["replay", &log, "--config", &config, "--top", "1"]);
+    let report = text(&output.stdout);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    for expected in [
+        "17 lines, 16 requests from 2026-11-20T10:00:00Z to 2026-11-20T10:00:09Z",
+        "1 malformed lines were left out:\n  line 17: ",
+        "  seen 16  allowed 11  denied 5 (31.3%)  keys 3\n",
+        "         3 x 203.0.113.9  2026-11-20T10:00:05Z to 2026-11-20T10:00:07Z\n",
+        "first: login: `203.0.113.9` has used 5 of 5 per 1m; the cost fits in 55 s\n",
+        "... and 1 more denied keys",
+        "  seen 16  allowed 3  would have denied 13 (81.3%)  keys 3\n",
+        "  seen 0  allowed 0  denied 0 (0%)  keys 0\n",
+        "5 requests denied in all (31.3%)",
+    ] {
+        assert!(report.contains(expected), "{expected}\nin\n{report}");
+    }
+}
+
+/// Half a log is better than none, but it must not pass for the whole.
+#[test]
+fn what_cannot_be_read_is_an_error_that_names_the_file() {
+    let output = run(&["replay", "nowhere.log", "--policy", "5/1m per ip"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).starts_with("nowhere.log: "), "{}", text(&output.stderr));
+
+    let folder = Folder::new("replay-broken");
+    let plain = folder.file("access.log", shuffled_log());
+    assert!(Command::new("gzip").args(["-k", &plain]).status().expect("gzip is there").success());
+    let whole = std::fs::read(format!("{plain}.gz")).unwrap();
+    let cut = folder.file("cut.log.gz", &whole[..whole.len() / 2]);
+    let output = run(&["replay", &cut, "--policy", "5/1m per ip"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).starts_with(&format!("{cut}: ")), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("requests denied in all"), "what was read is reported");
+}

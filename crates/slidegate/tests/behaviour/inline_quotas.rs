@@ -1,0 +1,209 @@
+//! Requests that name their policy, tell their quota, or go together: the gate as doors use it whose callers say the limit.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use slidegate::{Algorithm, Excess, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, Verb};
+
+fn gate(policies: impl IntoIterator<Item = Policy>) -> (Gate, ManualClock) {
+    let clock = ManualClock::new();
+    let store = MemoryStore::builder().clock(clock.clone()).build();
+    (Gate::with_store(PolicySet::new(policies).unwrap(), store), clock)
+}
+
+fn policy(name: &str, quota: Quota) -> Policy {
+    Policy::new(name, quota).unwrap().scope(["user"])
+}
+
+fn used(gate: &Gate, request: &Request<'_>) -> u64 {
+    gate.peek(request).iter().next().expect("a policy applies").used
+}
+
+/// Callers that name a policy have chosen: a condition meant for others must not lift the limit.
+#[test]
+fn a_named_policy_decides_alone_and_whatever_its_conditions() {
+    let login = policy("login", Quota::per_minute(1)).when("path", slidegate::Match::equals("/login"));
+    let (gate, _) = gate([policy("all", Quota::per_minute(1)), login]);
+    let alice = Request::new().with("user", "alice").under("login");
+    assert!(gate.check(&alice).is_allowed());
+    let decisions = gate.check(&alice);
+    assert!(decisions.is_denied());
+    assert_eq!(decisions.iter().map(|one| one.policy().name().to_owned()).collect::<Vec<_>>(), ["login"]);
+    assert_eq!(used(&gate, &Request::new().with("user", "alice").under("all")), 0);
+}
+
+/// Doors keep policies of their own in the set: those must not meet anybody else's requests.
+#[test]
+fn a_policy_for_those_who_name_it_decides_no_other_request() {
+    let mine = policy("mine", Quota::per_minute(0)).only_when_named();
+    let (gate, _) = gate([mine, policy("all", Quota::per_minute(1))]);
+    let request = Request::new().with("user", "alice");
+    assert!(gate.check(&request).is_allowed());
+    assert!(gate.check(&request.under("mine")).is_denied());
+}
+
+/// What has been used under a policy must count under a quota that a caller tells, and the other way round.
+#[test]
+fn usage_is_kept_between_told_quotas_and_the_policys_own() {
+    for algorithm in Algorithm::ALL {
+        let quota = |limit| Quota::per_minute(limit).with_algorithm(algorithm);
+        let (gate, _) = gate([policy("p", quota(5))]);
+        let alice = || Request::new().with("user", "alice");
+        assert!(gate.check(&alice().cost(4)).is_allowed());
+        let told = gate.check(&alice().quota(quota(3))).strictest().map(|one| (one.limit, one.used));
+        assert_eq!(told, Some((3, 4)), "{algorithm}");
+        assert!(gate.check(&alice().quota(quota(9)).cost(5)).is_allowed());
+        assert_eq!(used(&gate, &alice()), 9, "{algorithm}");
+        gate.configure(PolicySet::new([policy("p", quota(10))]).unwrap());
+        assert!(gate.check(&alice()).is_allowed());
+        assert_eq!(used(&gate, &alice()), 10, "{algorithm}");
+    }
+}
+
+/// Told quotas are remembered beside keys: those of keys that have left must not pile up.
+#[test]
+fn told_quotas_of_many_keys_that_leave_do_no_harm() {
+    let clock = ManualClock::new();
+    let store = MemoryStore::builder().clock(clock.clone()).max_keys(200).build();
+    let gate = Gate::with_store(PolicySet::new([policy("p", Quota::per_minute(1))]).unwrap(), store);
+    for round in 0..50u64 {
+        for key in 0..100u64 {
+            let user = format!("{key}-{round}");
+            let request = Request::new().with("user", &user).quota(Quota::per_second(1 + key % 3));
+            assert!(gate.check(&request).is_allowed(), "{user}");
+        }
+        clock.advance(Duration::from_secs(3));
+    }
+    assert!(gate.stats().keys <= 200, "{:?}", gate.stats());
+}
+
+/// One denial must leave every other request of the step untouched, each at its own cost.
+#[test]
+fn several_requests_are_charged_all_or_none_at_their_own_costs() {
+    let (gate, _) = gate([policy("a", Quota::per_minute(10)), policy("b", Quota::per_minute(5))]);
+    let of = |name, cost| Request::new().with("user", "alice").under(name).cost(cost);
+    assert!(gate.apply_all(Verb::Check, &[of("a", 3), of("b", 6)]).is_denied());
+    assert_eq!((used(&gate, &of("a", 0)), used(&gate, &of("b", 0))), (0, 0));
+    let both = [of("b", 5), of("a", 3)];
+    let decisions = gate.apply_all(Verb::Check, &both);
+    let told: Vec<_> = decisions.iter().map(|one| (one.request(), one.policy().name(), one.used)).collect();
+    assert_eq!(told, [(0, "b", 5), (1, "a", 3)]);
+    let back = [of("a", 1), of("b", 2)];
+    let given = gate.apply_all(Verb::Refund, &back);
+    assert_eq!(given.iter().map(|one| (one.cost, one.used)).collect::<Vec<_>>(), [(1, 2), (2, 3)]);
+    assert!(gate.apply_all(Verb::Check, &[]).is_allowed());
+}
+
+/// Two that fit one by one must not both pass where only one does.
+#[test]
+fn requests_that_meet_on_a_key_are_asked_together() {
+    let (gate, _) = gate([policy("a", Quota::per_minute(5))]);
+    let of = |user, cost| Request::new().with("user", user).cost(cost);
+    let three = [of("alice", 3), of("bob", 1), of("alice", 3)];
+    let decisions = gate.apply_all(Verb::Check, &three);
+    let denied: Vec<_> = decisions.iter().map(|one| (one.request(), one.is_denied(), one.used)).collect();
+    assert_eq!(denied, [(0, true, 0), (1, false, 0), (2, true, 0)]);
+    let three = [of("alice", 3), of("bob", 1), of("alice", 2)];
+    let decisions = gate.apply_all(Verb::Check, &three);
+    assert_eq!(
+        decisions.iter().map(|one| (one.request(), one.used)).collect::<Vec<_>>(),
+        [(0, 5), (1, 1), (2, 5)]
+    );
+}
+
+/// What was consumed is known afterwards: it has to be waited out, not forgotten because it did not fit.
+#[test]
+fn charged_excess_is_admitted_once_and_waited_out() {
+    for algorithm in Algorithm::ALL {
+        let quota = Quota::per_minute(10).with_algorithm(algorithm);
+        let (gate, clock) = gate([policy("tokens", quota).excess(Excess::Charge), policy("calls", quota)]);
+        let of = |name, cost| Request::new().with("user", "alice").under(name).cost(cost);
+        assert!(gate.check(&of("tokens", 9)).is_allowed());
+        let many = of("tokens", 11);
+        let over = gate.check(&many);
+        let over = over.strictest().unwrap();
+        assert_eq!(
+            (over.is_allowed(), over.used, over.remaining, over.cost),
+            (true, 20, 0, 11),
+            "{algorithm}"
+        );
+        let denied = gate.check(&many);
+        let denied = denied.strictest().unwrap();
+        assert_eq!((denied.is_denied(), denied.used, denied.cost), (true, 20, 0), "{algorithm}");
+        let wait = denied.retry_after().expect("a token fits again");
+        assert!(gate.check(&of("tokens", 0)).is_allowed(), "zero means zero");
+        clock.advance(wait.checked_sub(Duration::from_micros(1)).unwrap());
+        assert!(gate.peek(&many).is_denied(), "{algorithm}");
+        clock.advance(Duration::from_micros(1));
+        assert!(gate.check(&many).is_allowed(), "{algorithm}: {denied:?}");
+        // Another policy that denies keeps the excess from being charged.
+        let before = used(&gate, &of("tokens", 0));
+        assert!(gate.apply_all(Verb::Check, &[of("tokens", 1), of("calls", 11)]).is_denied());
+        assert_eq!(used(&gate, &of("tokens", 0)), before, "{algorithm}");
+    }
+}
+
+/// Whoever moves from a limiter that counts every hit must be able to keep its numbers, and the promised wait must hold.
+#[test]
+fn counted_denials_are_charged_whoever_denies_and_waited_out() {
+    for algorithm in Algorithm::ALL {
+        let quota = Quota::per_minute(10).with_algorithm(algorithm);
+        let (gate, clock) = gate([policy("all", quota).excess(Excess::Count), policy("calls", quota)]);
+        let of = |name, cost| Request::new().with("user", "alice").under(name).cost(cost);
+        assert!(gate.check(&of("all", 7)).is_allowed());
+        let many = of("all", 5);
+        let denied = gate.check(&many);
+        let denied = denied.strictest().unwrap();
+        assert_eq!(
+            (denied.is_denied(), denied.used, denied.remaining, denied.cost),
+            (true, 12, 0, 5),
+            "{algorithm}"
+        );
+        let wait = denied.retry_after().expect("it fits again");
+        clock.advance(wait.checked_sub(Duration::from_micros(1)).unwrap());
+        assert!(gate.peek(&many).is_denied(), "{algorithm}");
+        clock.advance(Duration::from_micros(1));
+        assert!(gate.peek(&many).is_allowed(), "{algorithm}: {denied:?}");
+
+        // Another policy denies: this one counts, that one does not.
+        clock.advance(Duration::from_secs(300));
+        assert!(gate.apply_all(Verb::Check, &[of("calls", 11), of("all", 3)]).is_denied());
+        assert_eq!((used(&gate, &of("all", 0)), used(&gate, &of("calls", 0))), (3, 0), "{algorithm}");
+        assert!(gate.apply_all(Verb::Check, &[of("calls", 4), of("all", 8)]).is_denied());
+        assert_eq!((used(&gate, &of("all", 0)), used(&gate, &of("calls", 0))), (11, 0), "{algorithm}");
+    }
+}
+
+proptest! {
+    /// A quota that comes with each request decides as one that is configured before each.
+    #[test]
+    fn told_quotas_decide_as_configured_ones(
+        algorithm in proptest::sample::select(Algorithm::ALL.as_slice()),
+        steps in proptest::collection::vec((0u64..3000, 0usize..4, 0u64..5, 0u8..2), 1..80),
+    ) {
+        let quotas = [(3, 1000), (5, 1000), (2000, 2500), (4, 700)].map(|(limit, ms)| {
+            let quota = Quota::new(limit, Duration::from_millis(ms)).unwrap();
+            quota.with_algorithm(algorithm).with_slots(8)
+        });
+        let (told, first) = gate([policy("p", quotas[0])]);
+        let (configured, second) = gate([policy("p", quotas[0])]);
+        for (ms, quota, cost, user) in steps {
+            first.advance(Duration::from_millis(ms));
+            second.advance(Duration::from_millis(ms));
+            let user = ["alice", "bob"][usize::from(user)];
+            let request = Request::new().with("user", user).cost(cost);
+            let with_quota = request.clone().quota(quotas[quota]);
+            configured.configure(PolicySet::new([policy("p", quotas[quota])]).unwrap());
+            // The other user's key is under another quota by now in one gate only.
+            let other = Request::new().with("user", ["alice", "bob"][usize::from(user == "alice")]);
+            let other = other.quota(quotas[quota]);
+            prop_assert_eq!(
+                format!("{:?}", told.peek(&other).strictest().unwrap().decision()),
+                format!("{:?}", configured.peek(&other).strictest().unwrap().decision())
+            );
+            let (ours, theirs) = (told.check(&with_quota), configured.check(&request));
+            let say = |one: Option<slidegate::PolicyDecision<'_>>| format!("{:?}", one.unwrap().decision());
+            prop_assert_eq!(say(ours.strictest()), say(theirs.strictest()));
+        }
+    }
+}

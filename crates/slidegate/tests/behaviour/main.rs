@@ -1,0 +1,28 @@
+//! What the library does in one process: no network, no server, and time moved by hand.
+// A test that cannot go on panics.
+#![allow(clippy::unwrap_used)]
+
+mod cases;
+mod configure;
+mod gate;
+mod inline_quotas;
+mod refunds;
+mod unknown_policy;
+mod waiting;
+
+mod blocks;
+mod inspect;
+
+mod clock_steps;
+mod wall_clock;
+
+mod concurrency;
+mod oracle;
+
+mod counting;
+
+mod allocation;
+mod figures;
+mod memory;
+
+mod client_addr;

@@ -1,0 +1,271 @@
+//! Random histories, decided by each algorithm and by a naive model of its definition side by side.
+//!
+//! The models keep lists and look for waits by trying times, so they share no arithmetic with what they judge.
+
+mod model;
+
+use std::time::Duration;
+
+use model::Model;
+use proptest::prelude::*;
+use slidegate::{Algorithm, Decision, Limiter, ManualClock, MemoryStore, Quota, Timestamp, Verdict};
+
+#[derive(Debug, Clone)]
+enum Step {
+    Advance(u64),
+    Check(u64),
+    Peek(u64),
+    Refund(u64),
+    Penalize(u64),
+    Reset,
+    Limit(u64),
+    Window(u64),
+}
+
+fn cost() -> impl Strategy<Value = u64> {
+    prop_oneof![5 => 0u64..4, 3 => 0u64..30, 1 => Just(u64::MAX), 1 => 0u64..100_000_000]
+}
+
+/// Steps around windows of 1 to 100 ms: short ones, and ones that end near a border.
+fn step(windows_change: bool) -> impl Strategy<Value = Step> {
+    let advance = prop_oneof![0u64..50, 0u64..5_000, 0u64..300_000, (1u64..6).prop_map(|n| n * 10_000)];
+    prop_oneof![
+        8 => advance.prop_map(Step::Advance),
+        12 => cost().prop_map(Step::Check),
+        2 => cost().prop_map(Step::Peek),
+        3 => prop_oneof![9 => 0u64..20, 1 => Just(u64::MAX)].prop_map(Step::Refund),
+        1 => prop_oneof![cost(), Just((1 << 53) - 1), 1u64 << 52..1 << 54].prop_map(Step::Penalize),
+        1 => Just(Step::Reset),
+        1 => (0u64..40).prop_map(Step::Limit),
+        u32::from(windows_change) => (1u64..100).prop_map(|ms| Step::Window(ms * 1000)),
+    ]
+}
+
+/// All that a decision says.
+#[derive(Debug, PartialEq)]
+struct Told {
+    verdict: Verdict,
+    limit: u64,
+    used: u64,
+    remaining: u64,
+    cost: u64,
+    retry_after: Option<Duration>,
+    reset_after: Duration,
+    frees_after: Option<Duration>,
+    at: Timestamp,
+}
+
+impl From<Decision> for Told {
+    fn from(decision: Decision) -> Self {
+        let Decision { verdict, limit, used, remaining, cost, at, .. } = decision;
+        let (retry_after, reset_after) = (decision.retry_after(), decision.reset_after());
+        let frees_after = decision.frees_after();
+        Self { verdict, limit, used, remaining, cost, retry_after, reset_after, frees_after, at }
+    }
+}
+
+/// What the model expects to be told.
+fn expected(model: &Model, quota: &Quota, now: u64, verdict: Verdict, asked: u64, moved: u64) -> Told {
+    let used = model.used_at(now);
+    let limit = quota.capacity();
+    let until = |room: u64| Duration::from_micros(model.wait_until(now, room));
+    Told {
+        verdict,
+        limit,
+        used,
+        remaining: limit.saturating_sub(used),
+        cost: moved,
+        retry_after: match verdict {
+            Verdict::Allow => Some(Duration::ZERO),
+            Verdict::Deny => limit.checked_sub(asked).map(until),
+        },
+        reset_after: until(0),
+        frees_after: (used > 0).then(|| until(used - 1)),
+        at: Timestamp::from_micros(now),
+    }
+}
+
+fn run(quota: Quota, start: u64, steps: Vec<Step>) -> Result<(), TestCaseError> {
+    let mut now = start;
+    let clock = ManualClock::at(Timestamp::from_micros(now));
+    let limiter = Limiter::with_store(quota, MemoryStore::builder().clock(clock.clone()).build());
+    let mut quota = quota;
+    let mut model = Model::new(&quota);
+    for step in steps {
+        // What was used counts by the quota in force until it is used again or another is put in force.
+        if !matches!(step, Step::Advance(_)) {
+            model.settle(now);
+        }
+        let fits = |cost: u64, model: &Model| cost <= quota.capacity().saturating_sub(model.used_at(now));
+        match step {
+            Step::Advance(us) => {
+                now += us;
+                clock.advance(Duration::from_micros(us));
+            }
+            Step::Check(cost) => {
+                let fits = fits(cost, &model);
+                if fits {
+                    model.charge(now, cost);
+                }
+                let verdict = if fits { Verdict::Allow } else { Verdict::Deny };
+                let moved = if fits { cost } else { 0 };
+                let expected = expected(&model, &quota, now, verdict, cost, moved);
+                prop_assert_eq!(Told::from(limiter.check_cost("key", cost)), expected);
+            }
+            Step::Peek(cost) => {
+                let verdict = if fits(cost, &model) { Verdict::Allow } else { Verdict::Deny };
+                prop_assert_eq!(
+                    Told::from(limiter.peek_cost("key", cost)),
+                    expected(&model, &quota, now, verdict, cost, 0)
+                );
+            }
+            Step::Refund(cost) => {
+                let given = model.refund(now, cost);
+                let expected = expected(&model, &quota, now, Verdict::Allow, 0, given);
+                prop_assert_eq!(Told::from(limiter.refund("key", cost)), expected);
+            }
+            Step::Penalize(cost) => {
+                let charged = model.penalize(now, cost);
+                let expected = expected(&model, &quota, now, Verdict::Allow, 0, charged);
+                prop_assert_eq!(Told::from(limiter.penalize("key", cost)), expected);
+            }
+            Step::Reset => {
+                prop_assert_eq!(limiter.reset("key"), model.used_at(now) > 0);
+                model = Model::new(&quota);
+            }
+            Step::Limit(limit) => {
+                quota = Quota::new(limit, quota.window())
+                    .unwrap()
+                    .with_algorithm(quota.algorithm())
+                    .with_slots(quota.slots());
+                model.configure(&quota);
+                limiter.configure(quota);
+            }
+            Step::Window(us) => {
+                quota =
+                    Quota::new(quota.limit(), Duration::from_micros(us)).unwrap().with_slots(quota.slots());
+                model.configure(&quota);
+                limiter.configure(quota);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn history(windows_change: bool) -> impl Strategy<Value = (u64, u64, u64, Vec<Step>)> {
+    let steps = proptest::collection::vec(step(windows_change), 0..120);
+    (0u64..30, 1u64..100, 1_000_000_000u64..1_001_000_000, steps)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    /// Exact is the promise: every field of every decision, whatever the history.
+    #[test]
+    fn the_sliding_log_is_the_list_of_charges((limit, ms, start, steps) in history(true)) {
+        run(Quota::new(limit, Duration::from_millis(ms)).unwrap(), start, steps)?;
+    }
+
+    #[test]
+    fn the_sliding_window_is_its_formula((limit, ms, start, steps) in history(false)) {
+        let quota = Quota::new(limit, Duration::from_millis(ms)).unwrap();
+        run(quota.with_algorithm(Algorithm::SlidingWindow), start, steps)?;
+    }
+
+    #[test]
+    fn the_fixed_window_is_the_sum_since_the_border((limit, ms, start, steps) in history(false)) {
+        let quota = Quota::new(limit, Duration::from_millis(ms)).unwrap();
+        run(quota.with_algorithm(Algorithm::FixedWindow), start, steps)?;
+    }
+
+    #[test]
+    fn the_token_bucket_drains_exactly((limit, ms, start, steps) in history(false), burst in 0u64..60) {
+        let quota = Quota::new(limit, Duration::from_millis(ms)).unwrap();
+        run(quota.with_algorithm(Algorithm::TokenBucket), start, steps.clone())?;
+        run(quota.with_algorithm(Algorithm::TokenBucket).with_burst(burst), start, steps)?;
+    }
+
+    /// With few slots a log is coarse: it may deny a step too long, and must never admit too much.
+    #[test]
+    fn a_coarse_log_is_never_over_and_at_most_a_step_too_strict(
+        limit in 5u64..60, slots in 1u16..5, charges in proptest::collection::vec((0u64..8_000, 1u64..9), 1..200)
+    ) {
+        let window = 20_000;
+        let quota = Quota::new(limit, Duration::from_micros(window)).unwrap().with_slots(slots);
+        let step = window.div_ceil(u64::from(slots));
+        let clock = ManualClock::new();
+        let limiter = Limiter::with_store(quota, MemoryStore::builder().clock(clock.clone()).build());
+        let mut admitted: Vec<(u64, u64)> = Vec::new();
+        let mut now = 0;
+        for (us, cost) in charges {
+            now += us;
+            clock.advance(Duration::from_micros(us));
+            let within = |span: u64| admitted.iter().filter(|(at, _)| at + span > now).map(|(_, cost)| cost).sum::<u64>();
+            let (least, most) = (within(window), within(window + step));
+            let decision = limiter.check_cost("key", cost);
+            if decision.is_allowed() {
+                prop_assert!(least + cost <= limit, "over: {least} + {cost} of {limit}");
+                admitted.push((now, cost));
+            } else {
+                prop_assert!(most + cost > limit, "a step too strict: {most} + {cost} of {limit}");
+                if let Some(wait) = decision.retry_after() {
+                    prop_assert!(wait <= Duration::from_micros(window + step));
+                }
+            }
+        }
+    }
+
+    /// A wait is a promise, under the clock itself and not only on paper.
+    #[test]
+    fn the_promised_wait_is_tight(
+        algorithm in 0usize..4, limit in 1u64..20, charges in proptest::collection::vec((0u64..9_000, 0u64..25), 1..40)
+    ) {
+        let quota = Quota::new(limit, Duration::from_micros(30_001)).unwrap();
+        let quota = quota.with_algorithm(Algorithm::ALL[algorithm]);
+        let clock = ManualClock::new();
+        let limiter = Limiter::with_store(quota, MemoryStore::builder().clock(clock.clone()).build());
+        for (us, cost) in charges {
+            clock.advance(Duration::from_micros(us));
+            let denied = limiter.check_cost("key", cost);
+            match denied.retry_after() {
+                Some(wait) if denied.is_denied() => {
+                    clock.advance(wait - Duration::from_micros(1));
+                    prop_assert!(limiter.peek_cost("key", cost).is_denied(), "a microsecond early");
+                    clock.advance(Duration::from_micros(1));
+                    prop_assert!(limiter.check_cost("key", cost).is_allowed(), "at the time promised");
+                }
+                Some(_) => {}
+                None => prop_assert!(cost > limit),
+            }
+        }
+    }
+}
+
+/// A sweep that goes by a quota of yesterday would forget what a longer window still counts.
+#[test]
+fn a_longer_window_keeps_what_a_sweep_by_the_old_one_would_drop() {
+    for algorithm in Algorithm::ALL {
+        let clock = ManualClock::at(Timestamp::from_secs(3600 * 500_000));
+        let store = MemoryStore::builder().max_keys(10).clock(clock.clone()).build();
+        let minute = Quota::per_minute(60).with_algorithm(algorithm);
+        let limiter = Limiter::with_store(minute, store);
+        limiter.check_cost("key", 60);
+        limiter.configure(Quota::per_hour(60).with_algorithm(algorithm));
+        clock.advance(Duration::from_secs(200));
+        limiter.sweep(10_000);
+        let used = limiter.peek("key").used;
+        // A bucket drains one a minute now.
+        assert_eq!(used, if algorithm == Algorithm::TokenBucket { 57 } else { 60 }, "{algorithm}");
+    }
+}
+
+/// Who comes back to an algorithm must not find the charges of last time.
+#[test]
+fn another_algorithm_starts_every_key_afresh() {
+    let limiter = Limiter::new(Quota::per_hour(10));
+    limiter.check_cost("key", 10);
+    limiter.configure(Quota::per_hour(10).with_algorithm(Algorithm::FixedWindow));
+    assert_eq!(limiter.peek("key").used, 0);
+    limiter.configure(Quota::per_hour(10));
+    assert_eq!(limiter.peek("key").used, 0);
+}

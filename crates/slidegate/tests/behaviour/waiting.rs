@@ -1,0 +1,256 @@
+//! Waiting in line: who goes first, for how long, and what is left behind.
+//!
+//! Limiter and runtime share one paused clock, which jumps to the next timer when nothing else is to be done: no test waits.
+#![cfg(feature = "wait")]
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use slidegate::{
+    Clock, Decision, Limiter, ManualClock, MaxWaiting, MemoryStore, NotAcquired, Quota, Timestamp,
+};
+use tokio::task::{JoinHandle, yield_now};
+use tokio::time::Instant;
+
+/// Tokio's clock, as a limiter reads it.
+#[derive(Debug)]
+struct PausedClock(Instant);
+
+impl Clock for PausedClock {
+    fn now(&self) -> Timestamp {
+        Timestamp::from_secs(1_000_000_000) + self.0.elapsed()
+    }
+}
+
+fn limiter(quota: &str) -> Limiter {
+    let store = MemoryStore::builder().clock(PausedClock(Instant::now())).build();
+    Limiter::with_store(quota.parse().unwrap(), store)
+}
+
+/// Puts somebody in line, and returns when he stands there.
+async fn stand(
+    limiter: &Arc<Limiter>,
+    cost: u64,
+    within: Duration,
+) -> JoinHandle<Result<Decision, NotAcquired>> {
+    let limiter = Arc::clone(limiter);
+    let task = tokio::spawn(async move { limiter.acquire("alice").cost(cost).deadline(within).await });
+    yield_now().await;
+    task
+}
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// A queue that wakes too early is denied, one that wakes too late wastes what it waited for.
+#[tokio::test(start_paused = true)]
+async fn a_wait_ends_when_the_cost_fits() {
+    let limiter = limiter("3/10s");
+    let start = Instant::now();
+    for (cost, after_s) in [(2, 0), (2, 10), (1, 10), (3, 20), (1, 30)] {
+        let decision = limiter.acquire("alice").cost(cost).await.unwrap();
+        assert_eq!((decision.cost, start.elapsed().as_secs()), (cost, after_s));
+    }
+    assert_eq!(limiter.acquire("bob").await.unwrap().remaining, 2);
+    assert_eq!(start.elapsed().as_secs(), 30);
+}
+
+/// Who asks for much would wait for ever if who asks for little could pass him by.
+#[tokio::test(start_paused = true)]
+async fn first_come_first_served_whatever_the_cost() {
+    let limiter = Arc::new(limiter("10/1s"));
+    limiter.check_cost("alice", 7);
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let mut tasks = Vec::new();
+    let costs = [10, 1, 1, 9, 3, 10, 1, 7, 2, 2, 10];
+    for (number, cost) in costs.into_iter().enumerate() {
+        let (limiter, order) = (Arc::clone(&limiter), Arc::clone(&order));
+        tasks.push(tokio::spawn(async move {
+            limiter.acquire("alice").cost(cost).await.unwrap();
+            order.lock().unwrap().push(number);
+        }));
+        yield_now().await;
+    }
+    let start = Instant::now();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    assert_eq!(*order.lock().unwrap(), (0..costs.len()).collect::<Vec<_>>());
+    // 10 | 1 1 | 9.. : no second holds more than ten, so these costs take seven of them at least.
+    assert!(start.elapsed() >= Duration::from_secs(6), "{:?}", start.elapsed());
+}
+
+/// No place in line may let more through than the limit: a queue is where a burst comes from.
+#[tokio::test(start_paused = true)]
+async fn no_window_holds_more_than_the_limit() {
+    let limiter = Arc::new(limiter("10/1s"));
+    let mut tasks = Vec::new();
+    for _ in 0..95 {
+        tasks.push(stand(&limiter, 1, MINUTE).await);
+    }
+    let mut stamps = Vec::new();
+    for task in tasks {
+        stamps.push(task.await.unwrap().unwrap().at);
+    }
+    for eleven in stamps.windows(11) {
+        assert!(eleven[10] - eleven[0] >= Duration::from_secs(1), "{eleven:?}");
+    }
+    assert_eq!(*stamps.last().unwrap() - stamps[0], Duration::from_secs(9));
+}
+
+/// A client that hangs up must neither be charged nor hold up those behind it.
+#[tokio::test(start_paused = true)]
+async fn a_dropped_future_gives_its_place_back() {
+    let limiter = Arc::new(limiter("1/10s"));
+    limiter.check("alice");
+    let first = stand(&limiter, 1, MINUTE).await;
+    let second = stand(&limiter, 1, MINUTE).await;
+    let third = stand(&limiter, 1, MINUTE).await;
+    let start = Instant::now();
+    first.abort();
+    second.abort();
+    assert!(first.await.unwrap_err().is_cancelled());
+    assert!(second.await.unwrap_err().is_cancelled());
+    third.await.unwrap().unwrap();
+    assert_eq!(start.elapsed(), Duration::from_secs(10));
+    assert_eq!(limiter.peek("alice").used, 1);
+}
+
+/// A wait that is bound to fail is time taken from the caller and from those behind him.
+#[tokio::test(start_paused = true)]
+async fn the_first_in_line_is_told_at_once_that_its_deadline_is_too_soon() {
+    let limiter = limiter("1/10s");
+    limiter.check("alice");
+    let start = Instant::now();
+    let late = limiter.acquire("alice").deadline(Duration::from_millis(9_999)).await.unwrap_err();
+    assert_eq!(start.elapsed(), Duration::ZERO);
+    assert!(late.is_late() && !late.is_never() && !late.is_full());
+    assert_eq!(late.retry_after(), Some(Duration::from_secs(10)));
+    assert_eq!(late.to_string(), "no room within 9999 ms; there is some in 10000 ms at the earliest");
+    // To the very instant it is soon enough.
+    limiter.acquire("alice").deadline(Duration::from_secs(10)).await.unwrap();
+    assert_eq!(start.elapsed(), Duration::from_secs(10));
+}
+
+/// A deadline is what the caller has promised to somebody else.
+#[tokio::test(start_paused = true)]
+async fn nobody_waits_past_his_deadline() {
+    let limiter = Arc::new(limiter("1/10s"));
+    limiter.check("alice");
+    let start = Instant::now();
+    let first = stand(&limiter, 1, MINUTE).await;
+    let second = stand(&limiter, 1, Duration::from_secs(4)).await;
+    let late = second.await.unwrap().unwrap_err();
+    assert_eq!(start.elapsed(), Duration::from_secs(4));
+    assert_eq!(
+        late.to_string(),
+        "no room within 4000 ms; others wait for it as well, so wait longer or ask for less"
+    );
+    assert_eq!(late.retry_after(), None);
+    first.await.unwrap().unwrap();
+    assert_eq!(start.elapsed(), Duration::from_secs(10));
+}
+
+/// A try must not take what somebody has been waiting for.
+#[tokio::test(start_paused = true)]
+async fn within_no_time_at_all_is_a_try_that_does_not_overtake() {
+    let limiter = Arc::new(limiter("2/10s"));
+    assert!(limiter.acquire("alice").deadline(Duration::ZERO).await.is_ok());
+    let first = stand(&limiter, 2, MINUTE).await;
+    // There is room for one, but the first in line is to have it.
+    assert_eq!(limiter.peek("alice").remaining, 1);
+    assert!(limiter.acquire("alice").deadline(Duration::ZERO).await.unwrap_err().is_late());
+    first.await.unwrap().unwrap();
+    assert!(limiter.acquire("alice").deadline(Duration::MAX).await.is_ok());
+}
+
+/// What can never be must not be waited for, nor stand in a line that is long.
+#[tokio::test(start_paused = true)]
+async fn a_cost_that_never_fits_is_an_error_at_once() {
+    let limiter = Arc::new(limiter("2/10s"));
+    limiter.check_cost("alice", 2);
+    let first = stand(&limiter, 1, MINUTE).await;
+    let start = Instant::now();
+    let never = limiter.acquire("alice").cost(3).await.unwrap_err();
+    assert!(never.is_never());
+    assert_eq!(never.to_string(), "cost 3 never fits a quota of 2; ask for at most 2 at once");
+    // Nothing costs nothing, and waits for nobody.
+    assert_eq!(limiter.acquire("alice").cost(0).await.unwrap().cost, 0);
+    assert_eq!(start.elapsed(), Duration::ZERO);
+    // Those who wait learn of it when the quota shrinks beneath them.
+    let second = stand(&limiter, 2, MINUTE).await;
+    limiter.configure(Quota::per_minute(1));
+    first.abort();
+    assert!(second.await.unwrap().unwrap_err().is_never());
+}
+
+/// A crowd that waits is memory; past a bound it has to be told to come again.
+#[tokio::test(start_paused = true)]
+async fn a_full_line_is_an_error_at_once() {
+    let most = MaxWaiting { per_key: 2, in_all: 3 };
+    let limiter = Arc::new(limiter("1/10s").max_waiting(most));
+    limiter.check("alice");
+    limiter.check("bob");
+    limiter.check("carol");
+    let first = stand(&limiter, 1, MINUTE).await;
+    let second = stand(&limiter, 1, MINUTE).await;
+    let full = limiter.acquire("alice").await.unwrap_err();
+    assert!(full.is_full());
+    assert_eq!(
+        full.to_string(),
+        "2 wait for the key already; try again later, or let more wait: `Limiter::max_waiting`"
+    );
+    let other = Arc::clone(&limiter);
+    let bob = tokio::spawn(async move { other.acquire("bob").await });
+    yield_now().await;
+    let full = limiter.acquire("carol").await.unwrap_err();
+    assert_eq!(
+        full.to_string(),
+        "3 wait in all already; try again later, or let more wait: `Limiter::max_waiting`"
+    );
+    // Who leaves makes room.
+    first.abort();
+    assert!(first.await.unwrap_err().is_cancelled());
+    assert!(limiter.acquire("carol").await.is_ok());
+    bob.await.unwrap().unwrap();
+    second.await.unwrap().unwrap();
+    for _ in 0..10 {
+        limiter.acquire("alice").await.unwrap();
+    }
+}
+
+/// Room that is given back is for who waits, not for who happens to come when the timer rings.
+#[tokio::test(start_paused = true)]
+async fn room_that_a_refund_a_reset_or_a_new_quota_makes_is_noticed_at_once() {
+    // The limiter's time stands still: nothing but these makes room.
+    let store = MemoryStore::builder().clock(ManualClock::new()).build();
+    let limiter = Arc::new(Limiter::with_store(Quota::per_minute(1), store));
+    limiter.check("alice");
+    let start = Instant::now();
+    let waits = stand(&limiter, 1, MINUTE).await;
+    assert_eq!(limiter.refund("alice", 1).cost, 1);
+    waits.await.unwrap().unwrap();
+    let waits = stand(&limiter, 1, MINUTE).await;
+    assert!(limiter.reset("alice"));
+    waits.await.unwrap().unwrap();
+    let waits = stand(&limiter, 1, MINUTE).await;
+    limiter.configure(Quota::per_minute(2));
+    waits.await.unwrap().unwrap();
+    assert_eq!(start.elapsed(), Duration::ZERO);
+}
+
+/// On many threads at once, as servers call it: everybody is served, and nobody stays behind in a line.
+#[test]
+fn a_crowd_on_many_threads_is_served() {
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_time().build().unwrap();
+    let limiter = Arc::new(Limiter::new("50/10ms".parse().unwrap()));
+    runtime.block_on(async {
+        let crowd = (0..400).map(|_| {
+            let limiter = Arc::clone(&limiter);
+            tokio::spawn(async move { limiter.acquire("alice").cost(2).await.unwrap() })
+        });
+        for task in crowd.collect::<Vec<_>>() {
+            assert_eq!(task.await.unwrap().cost, 2);
+        }
+    });
+}
