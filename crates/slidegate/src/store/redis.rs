@@ -18,40 +18,28 @@ use crate::error::Error;
 use crate::time::instant;
 use crate::verb::Verb;
 
-mod breaker;
 mod call;
-mod cluster;
 mod coalesce;
 mod compact;
-mod dial;
 mod examine;
-mod failure;
 mod inspect;
-pub(crate) mod jitter;
-mod lane;
 mod names;
 mod news;
-mod node;
 mod note;
 mod options;
-mod refresh;
 mod remembered;
 mod scan;
 mod scripts;
-mod sentinel;
 mod server_time;
-mod slot;
 mod spread;
-mod wire;
+mod transport;
 
-pub use breaker::BreakerState;
 pub(crate) use call::{Answers, MOST};
-pub(crate) use failure::{Executed, Failure};
-pub use failure::{FailureKind, StoreErrors, StoreFailure};
 pub use note::{Note, NoteId};
-pub use options::{ClientCertificate, RedisOptions};
+pub use options::RedisOptions;
 pub use server_time::ClockJumps;
-pub use wire::NodeState;
+pub use transport::{BreakerState, ClientCertificate, FailureKind, NodeState, StoreErrors, StoreFailure};
+pub(crate) use transport::{Executed, Failure, jitter};
 
 use call::{Reply, Subjects};
 use coalesce::Coalescer;
@@ -62,7 +50,7 @@ use remembered::Remembered;
 use scripts::Scripts;
 use server_time::ServerTimes;
 use spread::DenialRates;
-use wire::Wire;
+use transport::Transport;
 
 /// A way to limits that many instances share.
 #[derive(Debug)]
@@ -77,7 +65,7 @@ pub(crate) struct RedisStore {
 /// What a call needs, also one whose caller is gone.
 #[derive(Debug)]
 pub(crate) struct Calls {
-    wire: Wire,
+    transport: Transport,
     scripts: Scripts,
     times: ServerTimes,
     coalescer: Option<Coalescer>,
@@ -160,7 +148,7 @@ impl Calls {
             let (script, args) = subjects.call(&self.scripts, verb, costs, latest);
             self.counts.calls.fetch_add(1, Ordering::Relaxed);
             let sent = instant();
-            let value = self.wire.run(script, &keys, &args, deadline).await.map_err(explain)?;
+            let value = self.transport.run(script, &keys, &args, deadline).await.map_err(explain)?;
             let arrived = instant();
             match subjects.read(verb, costs, value) {
                 Ok(Reply::Done(answers, now)) => {
@@ -195,7 +183,7 @@ impl Calls {
             let (keys, script, args) = subjects.call_once(&self.scripts, name, once.cost, latest);
             self.counts.calls.fetch_add(1, Ordering::Relaxed);
             let sent = instant();
-            match self.wire.run(script, &keys, &args, deadline).await.map_err(explain) {
+            match self.transport.run(script, &keys, &args, deadline).await.map_err(explain) {
                 Ok(value) => match subjects.read_once(once.cost, value) {
                     // Its time is that of the first reply, and tells nothing of the server's clock.
                     Ok(Reply::Done(answers, _)) => return Ok(answers.into_iter().next().unwrap_or_default()),
@@ -236,7 +224,7 @@ impl Calls {
     async fn delete(&self, key: &[u8], deadline: Instant) -> Result<bool, Failure> {
         let mut delete = redis::cmd("DEL");
         delete.arg(key);
-        let deleted = self.wire.command(Some(key), &delete, deadline).await?;
+        let deleted = self.transport.command(Some(key), &delete, deadline).await?;
         Ok(number(&deleted) == Some(1))
     }
 
@@ -247,7 +235,7 @@ impl Calls {
         }
         let key = keys.first().map(Vec::as_slice);
         let sent = instant();
-        let time = self.wire.command(key, &redis::cmd("TIME"), deadline).await?;
+        let time = self.transport.command(key, &redis::cmd("TIME"), deadline).await?;
         let arrived = instant();
         let Some(us) = time_of(&time) else {
             let detail = format!("answered TIME with {time:?}");
@@ -260,18 +248,18 @@ impl Calls {
 
     /// A reply with this server time has arrived, to a call of this slot.
     fn heard(&self, slot: u16, server_us: u64, sent: Instant, arrived: Instant) {
-        self.times.heard(slot, server_us, (sent, arrived), || self.wire.holder_name(slot));
+        self.times.heard(slot, server_us, (sent, arrived), || self.transport.holder_name(slot));
     }
 
     /// The slot of the first key.
     fn slot(&self, subjects: &Subjects) -> u16 {
-        subjects.0.first().map_or(0, |subject| self.wire.slot(&subject.name))
+        subjects.0.first().map_or(0, |subject| self.transport.slot(&subject.name))
     }
 
     /// A failure that was found in a reply, counted.
     fn failed(&self, slot: u16, executed: Executed, kind: FailureKind, detail: String) -> Failure {
-        let failure = Failure { executed, kind, node: self.wire.holder_name(slot), detail };
-        self.wire.count(&failure);
+        let failure = Failure { executed, kind, node: self.transport.holder_name(slot), detail };
+        self.transport.count(&failure);
         failure
     }
 
@@ -314,10 +302,10 @@ fn explain(mut failure: Failure) -> Failure {
 impl RedisStore {
     /// A store that nobody has asked yet: it connects when it is first needed.
     pub(crate) fn new(options: RedisOptions) -> Result<Self, Error> {
-        let wire = Wire::new(&options)?;
-        let slots = if wire.is_cluster() { usize::from(slot::SLOTS) } else { 1 };
+        let transport = Transport::new(&options.connection)?;
+        let slots = if transport.is_cluster() { usize::from(transport::slot::SLOTS) } else { 1 };
         let calls = Calls {
-            wire,
+            transport,
             scripts: Scripts::new(),
             times: ServerTimes::new(slots, instant()),
             coalescer: options.coalesce.then(Coalescer::default),
@@ -338,7 +326,7 @@ impl RedisStore {
 
     /// Charges all keys or none; the decisions stand in the order of the charges.
     pub(crate) async fn apply(&self, verb: Verb, charges: &[Charge<'_>]) -> Result<Answers, Undecided> {
-        let deadline = instant() + self.options.deadline;
+        let deadline = instant() + self.options.connection.deadline;
         let Some(cost) = charges.first().map(|charge| charge.part.cost) else { return Ok(SmallVec::new()) };
         let subjects = Subjects::of(charges, &self.names);
         match verb {
@@ -379,10 +367,10 @@ impl RedisStore {
     /// Checks a plan whose keys lie in one slot, and charges it once however often it is asked with the same id: so it may
     /// be asked again when nobody knows whether it was carried out. Plans in several slots are checked as any other.
     pub(crate) async fn check_once(&self, charges: &[Charge<'_>], id: &str) -> Result<Answers, Undecided> {
-        let deadline = instant() + self.options.deadline;
+        let deadline = instant() + self.options.connection.deadline;
         let subjects = Subjects::of(charges, &self.names);
         let slots: SmallVec<[u16; 4]> =
-            subjects.0.iter().map(|subject| self.calls.wire.slot(&subject.name)).collect();
+            subjects.0.iter().map(|subject| self.calls.transport.slot(&subject.name)).collect();
         let (Some(cost), [slot, others @ ..]) =
             (charges.first().map(|charge| charge.part.cost), slots.as_slice())
         else {
@@ -397,7 +385,7 @@ impl RedisStore {
 
     /// Forgets the plan's keys; says whether one was there.
     pub(crate) async fn reset(&self, charges: &[Charge<'_>]) -> Result<bool, Failure> {
-        let deadline = instant() + self.options.deadline;
+        let deadline = instant() + self.options.connection.deadline;
         self.calls.forget_denials();
         let counted = self.delete(&Subjects::of(charges, &self.names), deadline).await;
         self.calls.tell_of_room(deadline).await;
@@ -414,9 +402,9 @@ impl RedisStore {
 
     /// Finds out whether every node that takes writes answers, with time to connect to it first.
     pub(crate) async fn ping(&self) -> Result<(), Failure> {
-        let deadline = instant() + self.options.deadline + self.options.connect_timeout;
-        let answers = self.calls.wire.on_each_master(|_| Some(redis::cmd("PING")), deadline).await;
-        let counted = |failure: &Failure| self.calls.wire.count(failure);
+        let deadline = instant() + self.options.connection.deadline + self.options.connection.connect_timeout;
+        let answers = self.calls.transport.on_each_master(|_| Some(redis::cmd("PING")), deadline).await;
+        let counted = |failure: &Failure| self.calls.transport.count(failure);
         answers.into_iter().try_for_each(|(_, answer)| answer.map(|_| ()).inspect_err(counted))
     }
 
@@ -433,7 +421,7 @@ impl RedisStore {
             coalesced: of(together),
             remembered: of(remembered),
             late: of(late),
-            errors: self.calls.wire.errors(),
+            errors: self.calls.transport.errors(),
             clock_jumps: self.calls.times.counts(),
         }
     }
@@ -443,6 +431,6 @@ impl RedisStore {
     }
 
     pub(crate) fn nodes(&self) -> Vec<NodeState> {
-        self.calls.wire.state()
+        self.calls.transport.state()
     }
 }

@@ -35,6 +35,7 @@ const MODULES: &[(&str, &[&str])] = &[
         "store/memory",
         &["algorithm", "charge", "decision", "key", "quota", "store", "sync", "time", "usage", "verb"],
     ),
+    ("store/redis/transport", &["error", "secret", "time"]),
     (
         "store/redis",
         &[
@@ -48,6 +49,7 @@ const MODULES: &[(&str, &[&str])] = &[
             "request",
             "secret",
             "store",
+            "store/redis/transport",
             "time",
             "usage",
             "verb",

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::compact;
 use super::names::Names;
 use super::scripts::{Scripts, letter};
-use super::wire::Script;
+use super::transport::Script;
 use crate::algorithm::{Done, FixedWindow, SlidingWindow, State, TokenBucket, ToldLog, decision, perform};
 use crate::charge::{Charge, Excess, Part};
 use crate::decision::Decision;

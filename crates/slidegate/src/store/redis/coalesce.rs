@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
 use super::call::{Answers, Subjects};
-use super::failure::{Executed, Failure, FailureKind};
+use super::transport::{Executed, Failure, FailureKind};
 use super::{Calls, Ordering};
 use crate::verb::Verb;
 
@@ -75,7 +75,7 @@ impl Coalescer {
                 let waiting = entry.get_mut();
                 if waiting.len() >= MOST_WAITING {
                     let failure = shed();
-                    calls.wire.count(&failure);
+                    calls.transport.count(&failure);
                     return Err(failure);
                 }
                 waiting.push_back(waiter);
@@ -95,7 +95,7 @@ impl Coalescer {
             // The lane's task has ended with the runtime, or the deadline has passed: it may have been charged.
             Ok(Err(_)) | Err(_) => {
                 let detail = "did not answer within the deadline".to_owned();
-                let node = calls.wire.holder_name(calls.slot(&subjects));
+                let node = calls.transport.holder_name(calls.slot(&subjects));
                 // Not counted: the call that it waited for is.
                 Err(Failure { executed: Executed::Maybe, kind: FailureKind::Timeout, node, detail })
             }

@@ -98,13 +98,13 @@ impl RedisStore {
             });
             Some(command)
         };
-        let answers = self.calls.wire.on_each_master(command, instant() + PATIENCE).await;
+        let answers = self.calls.transport.on_each_master(command, instant() + PATIENCE).await;
         answers.into_iter().filter_map(|(node, answer)| Some((node, answer.ok()?))).collect()
     }
 
     /// Counts every canary on by one; returns how many had sunk.
     async fn count_canaries(&self) -> usize {
-        let canaries = if self.calls.wire.is_cluster() { CANARIES } else { 1 };
+        let canaries = if self.calls.transport.is_cluster() { CANARIES } else { 1 };
         let mut lost = 0;
         for canary in 0..canaries {
             let deadline = instant() + PATIENCE;
@@ -115,7 +115,7 @@ impl RedisStore {
             let next = count + 1;
             let mut set = redis::cmd("SET");
             set.arg(&key).arg(next).arg("EX").arg(CANARY_LIVES_S);
-            if self.calls.wire.command(Some(key.as_bytes()), &set, deadline).await.is_ok() {
+            if self.calls.transport.command(Some(key.as_bytes()), &set, deadline).await.is_ok() {
                 self.seen().canaries.insert(canary, next);
             }
         }
@@ -125,7 +125,7 @@ impl RedisStore {
     async fn canary(&self, key: &str, deadline: Instant) -> Option<u64> {
         let mut get = redis::cmd("GET");
         get.arg(key);
-        match self.calls.wire.command(Some(key.as_bytes()), &get, deadline).await {
+        match self.calls.transport.command(Some(key.as_bytes()), &get, deadline).await {
             Ok(Value::Nil) => Some(0),
             Ok(count) => number(&count),
             Err(_) => None,

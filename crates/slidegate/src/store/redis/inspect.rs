@@ -28,15 +28,21 @@ impl RedisStore {
         for charge in charges {
             let name = self.names.name(charge.name, &charge.key);
             let deadline = instant() + PATIENCE;
-            let wire = &self.calls.wire;
+            let transport = &self.calls.transport;
             let mut get = redis::cmd("GETRANGE");
             get.arg(name.as_slice()).arg(0).arg(LARGEST);
-            let value = wire.command(Some(&name), &get, deadline).await.map_err(explain)?;
-            let time = wire.command(Some(&name), &redis::cmd("TIME"), deadline).await.map_err(explain)?;
+            let value = transport.command(Some(&name), &get, deadline).await.map_err(explain)?;
+            let time =
+                transport.command(Some(&name), &redis::cmd("TIME"), deadline).await.map_err(explain)?;
             let failed = |detail: String| {
                 let name = String::from_utf8_lossy(&name).into_owned();
                 let detail = format!("`{}` {detail}", name.escape_debug());
-                self.calls.failed(wire.slot(name.as_bytes()), Executed::No, FailureKind::Malformed, detail)
+                self.calls.failed(
+                    transport.slot(name.as_bytes()),
+                    Executed::No,
+                    FailureKind::Malformed,
+                    detail,
+                )
             };
             let now = time_of(&time).ok_or_else(|| failed(format!("TIME is {time:?}")))?;
             let Value::BulkString(bytes) = value else { return Err(failed(format!("reads as {value:?}"))) };

@@ -10,8 +10,8 @@ use std::time::Duration;
 use redis::Cmd;
 use tokio::time::{Instant, timeout};
 
-use super::dial::Dial;
 use super::remembered::Remembered;
+use super::transport::Connector;
 use super::{Calls, Failure, jitter};
 
 /// The channel, named as all keys are.
@@ -55,14 +55,14 @@ impl Teller {
 pub(crate) async fn publish(calls: &Calls, deadline: Instant) -> Result<(), Failure> {
     let mut command = Cmd::new();
     command.arg("PUBLISH").arg(CHANNEL).arg(&calls.teller.0);
-    calls.wire.command(None, &command, deadline).await.map(|_| ())
+    calls.transport.command(None, &command, deadline).await.map(|_| ())
 }
 
 /// Tells that there is another note, which may have changed limits.
 pub(crate) async fn publish_note(calls: &Calls, deadline: Instant) -> Result<(), Failure> {
     let mut command = Cmd::new();
     command.arg("PUBLISH").arg(CHANNEL).arg(format!("{}{NOTE}", calls.teller.0));
-    calls.wire.command(None, &command, deadline).await.map(|_| ())
+    calls.transport.command(None, &command, deadline).await.map(|_| ())
 }
 
 /// A listening task. However it ends, nothing is remembered from then on, and another one may be started.
@@ -80,10 +80,10 @@ impl Drop for Ear {
 
 async fn listen(ear: Ear, calls: Weak<Calls>) {
     loop {
-        let Some(dial) = calls.upgrade().map(|calls| calls.wire.dial()) else { return };
-        if let Some(dial) = dial {
+        let Some(connector) = calls.upgrade().map(|calls| calls.transport.connector()) else { return };
+        if let Some(connector) = connector {
             // It failed, or was lost: both are met by trying again.
-            let _ = hear(&ear.remembered, &dial, &calls).await;
+            let _ = hear(&ear.remembered, &connector, &calls).await;
             ear.remembered.hears(false);
         }
         tokio::time::sleep(jitter::between(PAUSE.0, PAUSE.1)).await;
@@ -91,8 +91,12 @@ async fn listen(ear: Ear, calls: Weak<Calls>) {
 }
 
 /// Subscribes, and forgets at every message, until the connection or the store is gone.
-async fn hear(remembered: &Remembered, dial: &Dial, calls: &Weak<Calls>) -> Result<(), redis::RedisError> {
-    let (mut sink, mut messages) = dial.subscription().await?.split();
+async fn hear(
+    remembered: &Remembered,
+    connector: &Connector,
+    calls: &Weak<Calls>,
+) -> Result<(), redis::RedisError> {
+    let (mut sink, mut messages) = connector.subscription().await?.split();
     sink.subscribe(CHANNEL).await?;
     remembered.hears(true);
     while calls.strong_count() > 0 {

@@ -126,7 +126,7 @@ impl RedisStore {
         let args = [found.to_string().into_bytes(), value.into_bytes()];
         let deadline = instant() + PATIENCE;
         let calls = &self.calls;
-        let written = calls.wire.run(calls.scripts.note(), &[KEY.to_vec()], &args, deadline).await;
+        let written = calls.transport.run(calls.scripts.note(), &[KEY.to_vec()], &args, deadline).await;
         let written = written.map_err(explain)? == Value::Int(1);
         if written {
             calls.forget_denials();
@@ -148,7 +148,13 @@ impl RedisStore {
     async fn note_bytes(&self, most: usize) -> Result<Vec<u8>, Failure> {
         let mut command = redis::cmd("GETRANGE");
         command.arg(KEY).arg(0).arg(most - 1);
-        match self.calls.wire.command(Some(KEY), &command, instant() + PATIENCE).await.map_err(explain)? {
+        match self
+            .calls
+            .transport
+            .command(Some(KEY), &command, instant() + PATIENCE)
+            .await
+            .map_err(explain)?
+        {
             Value::BulkString(bytes) => Ok(bytes),
             other => {
                 Err(self.note_failed(FailureKind::Malformed, format!("answered GETRANGE with {other:?}")))
@@ -157,7 +163,7 @@ impl RedisStore {
     }
 
     fn note_failed(&self, kind: FailureKind, detail: String) -> Failure {
-        self.calls.failed(self.calls.wire.slot(KEY), Executed::No, kind, detail)
+        self.calls.failed(self.calls.transport.slot(KEY), Executed::No, kind, detail)
     }
 }
 

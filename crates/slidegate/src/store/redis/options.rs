@@ -3,19 +3,11 @@
 //! A password shows in no error and in no `Debug` output.
 
 use std::fmt;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use super::names::Names;
+use super::transport::{ClientCertificate, ConnectionOptions, Pem};
 use crate::error::Error;
-use crate::secret::Secret;
-
-mod url;
-
-/// The most connections to one node.
-const MOST_CONNECTIONS: u8 = 16;
-/// The longest deadline and the longest wait for a connection: past it a limiter is no longer one.
-const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
 /// Where Redis is and how to talk to it: one server, a cluster, or the master that Sentinels name.
 ///
@@ -50,69 +42,12 @@ const LONGEST_WAIT: Duration = Duration::from_secs(60);
 /// Two are equal if all that they say is, passwords, keys and certificates included. No `Debug` output shows those.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RedisOptions {
-    pub(crate) place: Place,
-    pub(crate) tls: bool,
-    /// How the servers know us.
-    pub(crate) credentials: Credentials,
-    /// How the Sentinels know us.
-    pub(crate) sentinel_credentials: Credentials,
-    /// The database's number; 0 in a cluster.
-    pub(crate) database: u32,
-    /// The longest a whole decision may take, queueing included.
-    pub(crate) deadline: Duration,
-    /// The longest that making one connection may take, TLS and greeting included.
-    pub(crate) connect_timeout: Duration,
-    /// Connections to each node, 1 to 16.
-    pub(crate) connections: u8,
-    /// Whether RESP3 is not even tried.
-    pub(crate) resp2_only: bool,
-    pub(crate) ca_certificates: Option<Pem>,
-    pub(crate) client_certificate: Option<ClientCertificate>,
+    pub(crate) connection: ConnectionOptions,
     /// Whether checks of the same keys go together.
     pub(crate) coalesce: bool,
     /// Whether a denial is remembered while it is true.
     pub(crate) remember_denials: bool,
     pub(crate) names: Names,
-}
-
-/// What stands at the addresses of a URL.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Place {
-    /// One server.
-    Node(Address),
-    /// Some nodes of a cluster, at least one.
-    Cluster(Vec<Address>),
-    /// Sentinels, at least one, and the name of the master to ask them for.
-    Sentinel { sentinels: Vec<Address>, master: String },
-}
-
-/// Where one server listens.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) enum Address {
-    /// A host name or an IP address without brackets, and a port.
-    Tcp { host: String, port: u16 },
-    /// A socket file.
-    Unix(PathBuf),
-}
-
-/// A name and a password; without a password there is no greeting by name.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Credentials {
-    pub(crate) user: Option<String>,
-    pub(crate) password: Option<Secret<String>>,
-}
-
-/// Certificates in PEM form: shown by their size.
-#[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Pem(pub(crate) Vec<u8>);
-
-/// The certificate and private key by which a server knows this client.
-#[derive(Clone, PartialEq, Eq)]
-pub struct ClientCertificate {
-    /// The certificate, with those between it and the root, in PEM form.
-    pub certificate_pem: Vec<u8>,
-    /// Its private key in PEM form.
-    pub key_pem: Secret<Vec<u8>>,
 }
 
 impl RedisOptions {
@@ -122,7 +57,12 @@ impl RedisOptions {
     /// An unknown scheme, a missing host or master name, a port or database that is no number, a parameter that the
     /// scheme does not have.
     pub fn new(url: &str) -> Result<Self, Error> {
-        url::parse(url)
+        Ok(Self {
+            connection: ConnectionOptions::parse(url)?,
+            coalesce: true,
+            remember_denials: true,
+            names: Names { secret: Names::NO_SECRET, always_hashed: false, hash_tag: None },
+        })
     }
 
     /// Makes one call for each check, also while another for the same keys is under way.
@@ -173,7 +113,7 @@ impl RedisOptions {
     /// 1 ms to 60 s; 50 ms unless said.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
-        Self { deadline, ..self }
+        Self { connection: ConnectionOptions { deadline, ..self.connection }, ..self }
     }
 
     /// The longest that making one connection may take. Decisions do not wait for it past their own deadline.
@@ -181,7 +121,7 @@ impl RedisOptions {
     /// 1 ms to 60 s; 250 ms unless said.
     #[must_use]
     pub fn connect_timeout(self, connect_timeout: Duration) -> Self {
-        Self { connect_timeout, ..self }
+        Self { connection: ConnectionOptions { connect_timeout, ..self.connection }, ..self }
     }
 
     /// How many connections to keep to each node; calls take turns.
@@ -189,7 +129,7 @@ impl RedisOptions {
     /// 1 to 16; 1 unless said, which many calls at a time share well.
     #[must_use]
     pub fn connections(self, connections: u8) -> Self {
-        Self { connections, ..self }
+        Self { connection: ConnectionOptions { connections, ..self.connection }, ..self }
     }
 
     /// Speaks RESP2 without trying RESP3 first.
@@ -197,7 +137,7 @@ impl RedisOptions {
     /// Servers that do not know RESP3 are found out anyway. It spares them one refused command.
     #[must_use]
     pub fn resp2_only(self) -> Self {
-        Self { resp2_only: true, ..self }
+        Self { connection: ConnectionOptions { resp2_only: true, ..self.connection }, ..self }
     }
 
     /// Trusts servers whose certificates these authorities signed, in PEM form, and no others.
@@ -205,121 +145,52 @@ impl RedisOptions {
     /// Unless said, the public authorities that browsers trust. A server's name is always checked as well.
     #[must_use]
     pub fn ca_certificates(self, pem: Vec<u8>) -> Self {
-        Self { ca_certificates: Some(Pem(pem)), ..self }
+        let ca_certificates = Some(Pem(pem));
+        Self { connection: ConnectionOptions { ca_certificates, ..self.connection }, ..self }
     }
 
     /// Shows servers this certificate.
     #[must_use]
     pub fn client_certificate(self, certificate: ClientCertificate) -> Self {
-        Self { client_certificate: Some(certificate), ..self }
+        let client_certificate = Some(certificate);
+        Self { connection: ConnectionOptions { client_certificate, ..self.connection }, ..self }
     }
 
     /// The same options for the servers that another URL names: their place, TLS, database, names and passwords.
     #[must_use]
     pub fn with_url_of(self, other: &Self) -> Self {
-        let Self { place, tls, credentials, sentinel_credentials, database, .. } = other.clone();
-        Self { place, tls, credentials, sentinel_credentials, database, ..self }
-    }
-
-    /// Options of a place, all else at its default.
-    fn of(place: Place, tls: bool) -> Self {
-        Self {
-            place,
+        let ConnectionOptions { servers, tls, credentials, sentinel_credentials, database, .. } =
+            other.connection.clone();
+        let connection = ConnectionOptions {
+            servers,
             tls,
-            credentials: Credentials::default(),
-            sentinel_credentials: Credentials::default(),
-            database: 0,
-            deadline: Duration::from_millis(50),
-            connect_timeout: Duration::from_millis(250),
-            connections: 1,
-            resp2_only: false,
-            ca_certificates: None,
-            client_certificate: None,
-            coalesce: true,
-            remember_denials: true,
-            names: Names { secret: Names::NO_SECRET, always_hashed: false, hash_tag: None },
-        }
-    }
-
-    /// Refuses numbers out of their range, and certificates where nothing is encrypted.
-    pub(crate) fn check(&self) -> Result<(), Error> {
-        let waits = [("deadline", self.deadline, "50ms"), ("connect timeout", self.connect_timeout, "250ms")];
-        for (name, wait, example) in waits {
-            if wait < Duration::from_millis(1) || wait > LONGEST_WAIT {
-                return Err(Error::store(format!(
-                    "redis {name} is {wait:?}; give 1ms to 60s, for example {example}"
-                )));
-            }
-        }
-        if !(1..=MOST_CONNECTIONS).contains(&self.connections) {
-            return Err(Error::store(format!(
-                "redis connections is {}; give 1 to {MOST_CONNECTIONS} for each node",
-                self.connections
-            )));
-        }
-        if !self.tls && (self.ca_certificates.is_some() || self.client_certificate.is_some()) {
-            return Err(Error::store(
-                "redis has certificates but its url does not encrypt; give a url that begins with `rediss`",
-            ));
-        }
-        Ok(())
+            credentials,
+            sentinel_credentials,
+            database,
+            ..self.connection
+        };
+        Self { connection, ..self }
     }
 }
 
-/// Where Redis is, as its URL says it, without names and passwords: `redis://10.0.0.5:6379/2`.
+/// The servers as a URL without user names and passwords: `redis://10.0.0.5:6379/2`.
 impl fmt::Display for RedisOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let list =
-            |addresses: &[Address]| addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
-        let scheme = if self.tls { "rediss" } else { "redis" };
-        match &self.place {
-            Place::Node(Address::Unix(path)) => write!(f, "unix://{}", path.display())?,
-            Place::Node(address) => write!(f, "{scheme}://{address}")?,
-            Place::Cluster(seeds) => write!(f, "{scheme}+cluster://{}", list(seeds))?,
-            Place::Sentinel { sentinels, master } => {
-                write!(f, "{scheme}+sentinel://{}/{master}", list(sentinels))?;
-            }
-        }
-        match (&self.place, self.database) {
-            (_, 0) => Ok(()),
-            (Place::Node(Address::Unix(_)), database) => write!(f, "?db={database}"),
-            (_, database) => write!(f, "/{database}"),
-        }
-    }
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
-            Self::Tcp { host, port } => write!(f, "{host}:{port}"),
-            Self::Unix(path) => write!(f, "{}", path.display()),
-        }
-    }
-}
-
-impl fmt::Debug for Pem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} bytes", self.0.len())
-    }
-}
-
-impl fmt::Debug for ClientCertificate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ClientCertificate({} bytes, key {:?})", self.certificate_pem.len(), self.key_pem)
+        self.connection.fmt(f)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::secret::Secret;
 
     /// A wrong number must be met at the start, not as a limiter that never answers.
     #[test]
     fn numbers_out_of_range_are_refused() {
         let options = RedisOptions::new("redis://h").unwrap();
-        let error = |options: RedisOptions| options.check().unwrap_err().to_string();
-        assert_eq!(options.check(), Ok(()));
+        let error = |options: RedisOptions| options.connection.check().unwrap_err().to_string();
+        assert_eq!(options.connection.check(), Ok(()));
         assert_eq!(
             error(options.clone().connections(0)),
             "redis connections is 0; give 1 to 16 for each node"

@@ -31,7 +31,7 @@ impl RedisStore {
         keys: u64,
         done: &mut Done,
     ) -> Result<Option<Place>, Failure> {
-        let names = self.calls.wire.master_names(instant() + PATIENCE).await?;
+        let names = self.calls.transport.master_names(instant() + PATIENCE).await?;
         let nodes = fingerprint(&names);
         let (at, cursor) = match from {
             Some(Place::Node { nodes: before, at, cursor }) if before == nodes => (at, cursor),
@@ -48,12 +48,12 @@ impl RedisStore {
         let mut scan = redis::cmd("SCAN");
         scan.arg(cursor).arg("MATCH").arg(Names::pattern(policy)).arg("COUNT").arg(keys);
         let command = |name: &str| (name == node).then(|| scan.clone());
-        let scanned = self.calls.wire.on_each_master(command, instant() + PATIENCE).await;
+        let scanned = self.calls.transport.on_each_master(command, instant() + PATIENCE).await;
         let Some((node, answer)) = scanned.into_iter().next() else {
             // Another one took its place between two calls; the next step begins again with that.
             return Ok(Some(Place::Node { nodes, at, cursor }));
         };
-        let answer = answer.inspect_err(|failure| self.calls.wire.count(failure))?;
+        let answer = answer.inspect_err(|failure| self.calls.transport.count(failure))?;
         let (cursor, found) = scan_answer(&node, &answer)?;
         let found = found.into_iter().filter(|key| Names::is_of(policy, key)).collect();
         done.scanned = done.scanned.saturating_add(keys);
@@ -76,14 +76,14 @@ impl RedisStore {
         }
         let mut by_slot: BTreeMap<u16, Vec<Vec<u8>>> = BTreeMap::new();
         for key in keys {
-            by_slot.entry(self.calls.wire.slot(&key)).or_default().push(key);
+            by_slot.entry(self.calls.transport.slot(&key)).or_default().push(key);
         }
         let mut deleted = Ok(0);
         for keys in by_slot.values().flat_map(|keys| keys.chunks(DELETED)) {
             let mut command = redis::cmd("DEL");
             command.arg(keys);
             let first = keys.first().map(Vec::as_slice);
-            match (&mut deleted, self.calls.wire.command(first, &command, instant() + PATIENCE).await) {
+            match (&mut deleted, self.calls.transport.command(first, &command, instant() + PATIENCE).await) {
                 (Ok(deleted), Ok(answer)) => *deleted += number(&answer).unwrap_or(0),
                 (deleted, Err(failure)) => {
                     *deleted = Err(failure);
@@ -93,14 +93,14 @@ impl RedisStore {
             }
         }
         // Also after a failure: some are gone.
-        self.calls.tell_of_room(instant() + self.options.deadline).await;
+        self.calls.tell_of_room(instant() + self.options.connection.deadline).await;
         deleted
     }
 
     /// How many keys all nodes have, if the user may ask.
     async fn count_keys(&self) -> Option<u64> {
         let answers =
-            self.calls.wire.on_each_master(|_| Some(redis::cmd("DBSIZE")), instant() + PATIENCE).await;
+            self.calls.transport.on_each_master(|_| Some(redis::cmd("DBSIZE")), instant() + PATIENCE).await;
         answers.into_iter().map(|(_, answer)| number(&answer.ok()?)).sum()
     }
 }

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::sync::OnceLock;
 
-use super::wire::Script;
+use super::transport::Script;
 use crate::quota::Algorithm;
 
 const SHARED: &str = include_str!("../../../lua/shared.lua");

@@ -198,7 +198,7 @@ impl Calls {
     fn parts(&self, subjects: &Subjects) -> Vec<Part> {
         let mut parts = BTreeMap::<u16, Part>::new();
         for (at, subject) in subjects.0.iter().enumerate() {
-            let slot = self.wire.slot(&subject.name);
+            let slot = self.transport.slot(&subject.name);
             let part = parts
                 .entry(slot)
                 .or_insert_with(|| Part { subjects: Subjects(SmallVec::new()), places: SmallVec::new() });

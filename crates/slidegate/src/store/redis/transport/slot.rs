@@ -1,16 +1,16 @@
 //! Slots: which of a cluster's 16,384 places a key lies in.
 
 /// How many slots a cluster has.
-pub(super) const SLOTS: u16 = 16_384;
+pub(crate) const SLOTS: u16 = 16_384;
 
 /// The slot of a key: CRC-16 of its hash tag, or of the whole key where it has none.
 ///
 /// The tag is what stands between the first `{` and the next `}`, if that is not empty.
-pub(super) fn of(key: &[u8]) -> u16 {
+pub(crate) fn of(key: &[u8]) -> u16 {
     crc16(tag(key)) % SLOTS
 }
 
-pub(super) fn tag(key: &[u8]) -> &[u8] {
+pub(crate) fn tag(key: &[u8]) -> &[u8] {
     let Some(open) = key.iter().position(|byte| *byte == b'{') else { return key };
     let rest = &key[open + 1..];
     match rest.iter().position(|byte| *byte == b'}') {

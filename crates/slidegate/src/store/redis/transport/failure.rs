@@ -246,7 +246,7 @@ impl fmt::Display for StoreFailure {
 
 impl Failure {
     /// A failure that no single node is to blame for.
-    pub(super) fn of_none(executed: Executed, kind: FailureKind, detail: impl Into<String>) -> Self {
+    pub(crate) fn of_none(executed: Executed, kind: FailureKind, detail: impl Into<String>) -> Self {
         Self { executed, kind, node: String::new(), detail: detail.into() }
     }
 }

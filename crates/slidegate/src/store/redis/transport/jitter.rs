@@ -11,7 +11,7 @@ static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 static DRAWN: AtomicU64 = AtomicU64::new(0);
 
 /// A number from 0 up to, not including, `bound`; 0 where that is 0.
-pub(super) fn below(bound: u64) -> u64 {
+pub(crate) fn below(bound: u64) -> u64 {
     KEYS.hash_one(DRAWN.fetch_add(1, Ordering::Relaxed)).checked_rem(bound).unwrap_or(0)
 }
 

@@ -14,7 +14,7 @@ use redis::{
 };
 
 use super::failure;
-use super::options::{Address, Credentials, RedisOptions};
+use super::options::{Address, ConnectionOptions, Credentials};
 use crate::error::Error;
 
 /// Commands that wait to be written to one connection; more than may be in flight, so that nobody waits for room.
@@ -32,7 +32,7 @@ pub(super) enum Serves {
 }
 
 /// Makes connections to one server.
-pub(super) struct Dial {
+pub(crate) struct Connector {
     resp3: Client,
     resp2: Client,
     resp2_only: AtomicBool,
@@ -40,10 +40,10 @@ pub(super) struct Dial {
     tls: bool,
 }
 
-impl Dial {
+impl Connector {
     /// # Errors
     /// Certificates that cannot be read.
-    pub(super) fn new(options: &RedisOptions, address: &Address, serves: Serves) -> Result<Self, Error> {
+    pub(super) fn new(options: &ConnectionOptions, address: &Address, serves: Serves) -> Result<Self, Error> {
         let client = |protocol| client(options, address, serves, protocol);
         Ok(Self {
             resp3: client(ProtocolVersion::RESP3)?,
@@ -88,7 +88,7 @@ impl Dial {
     }
 }
 
-impl Dial {
+impl Connector {
     /// What to do about a connection that could not be made, where that is not plain.
     pub(super) fn hint(&self, error: &RedisError) -> Option<&'static str> {
         let silent = (self.tls && error.is_timeout()).then_some(
@@ -98,7 +98,7 @@ impl Dial {
     }
 
     /// A connection for hearing what is published.
-    pub(super) async fn subscription(&self) -> Result<redis::aio::PubSub, RedisError> {
+    pub(crate) async fn subscription(&self) -> Result<redis::aio::PubSub, RedisError> {
         let resp2 = self.resp2_only.load(Ordering::Relaxed);
         let client = if resp2 { &self.resp2 } else { &self.resp3 };
         match tokio::time::timeout(self.timeout, client.get_async_pubsub()).await {
@@ -109,7 +109,7 @@ impl Dial {
 }
 
 fn client(
-    options: &RedisOptions,
+    options: &ConnectionOptions,
     address: &Address,
     serves: Serves,
     protocol: ProtocolVersion,
@@ -178,13 +178,16 @@ fn holds_certificate(pem: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::redis::transport::options::Pem;
 
     /// A file of the wrong kind must be met at the start, not at the first connection.
     #[test]
     fn certificates_that_are_none_are_refused() {
         let address = Address::Tcp { host: "h".to_owned(), port: 1 };
-        let options = RedisOptions::new("rediss://h:1").unwrap().ca_certificates(b"no pem".to_vec());
-        let error = Dial::new(&options, &address, Serves::Keys).err().unwrap();
+        let ca_certificates = Some(Pem(b"no pem".to_vec()));
+        let options =
+            ConnectionOptions { ca_certificates, ..ConnectionOptions::parse("rediss://h:1").unwrap() };
+        let error = Connector::new(&options, &address, Serves::Keys).err().unwrap();
         assert_eq!(
             error.to_string(),
             "redis ca certificates hold no certificate; give PEM text that begins with `-----BEGIN CERTIFICATE-----`"

@@ -1,6 +1,19 @@
-//! The wire: script calls to a node, a Sentinel's master or the right node of a cluster.
+//! Transport: script calls to a node, a Sentinel's master or the right node of a cluster.
 //!
 //! A call that was surely not executed is made again until its deadline; one that perhaps was, never.
+
+mod breaker;
+mod cluster;
+mod connection;
+mod connector;
+mod failure;
+pub(crate) mod jitter;
+mod node;
+mod options;
+mod refresh;
+mod sentinel;
+pub(crate) mod slot;
+mod url;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,20 +23,22 @@ use redis::{Cmd, Value};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-use super::breaker::BreakerState;
-use super::cluster::Cluster;
-use super::dial::{Dial, Serves};
-use super::failure::{self, FailureCounts, StoreErrors, Word};
-use super::jitter;
-use super::node::{Asking, Job, Node};
-use super::options::{Place, RedisOptions};
-use super::refresh::{self, Renew};
-use super::sentinel::Sentinel;
-use super::slot;
+use self::cluster::Cluster;
+use self::connector::Serves;
+use self::failure::{FailureCounts, Word};
+use self::node::{Asking, Job, Node};
+use self::options::Servers;
+use self::refresh::Renew;
+use self::sentinel::Sentinel;
 use crate::error::Error;
 use crate::time::instant;
 
-pub(crate) use super::failure::{Executed, Failure, FailureKind};
+pub use breaker::BreakerState;
+pub(crate) use connector::Connector;
+pub(crate) use failure::{Executed, Failure};
+pub use failure::{FailureKind, StoreErrors, StoreFailure};
+pub use options::ClientCertificate;
+pub(crate) use options::{ConnectionOptions, Pem};
 
 /// The most redirections that one call follows.
 const MOST_HOPS: u32 = 8;
@@ -81,38 +96,38 @@ pub struct NodeState {
 }
 
 /// The way to wherever the keys are.
-pub(crate) struct Wire {
-    way: Way,
+pub(crate) struct Transport {
+    topology: Topology,
     failures: FailureCounts,
 }
 
-enum Way {
+enum Topology {
     Node(Arc<Node>),
     Cluster(Arc<Cluster>),
     Sentinel(Arc<Sentinel>),
 }
 
-impl std::fmt::Debug for Wire {
+impl std::fmt::Debug for Transport {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_list().entries(self.state()).finish()
     }
 }
 
-impl Wire {
+impl Transport {
     /// A way that nobody has gone yet: connections are made when they are first needed.
     ///
     /// # Errors
     /// Numbers out of range, and certificates that cannot be read.
-    pub(crate) fn new(options: &RedisOptions) -> Result<Self, Error> {
+    pub(crate) fn new(options: &ConnectionOptions) -> Result<Self, Error> {
         options.check()?;
-        let way = match &options.place {
-            Place::Node(address) => Way::Node(Node::new(options, address.clone(), Serves::Keys)?),
-            Place::Cluster(seeds) => Way::Cluster(Arc::new(Cluster::new(options, seeds)?)),
-            Place::Sentinel { sentinels, master } => {
-                Way::Sentinel(Arc::new(Sentinel::new(options, sentinels, master)?))
+        let topology = match &options.servers {
+            Servers::Node(address) => Topology::Node(Node::new(options, address.clone(), Serves::Keys)?),
+            Servers::Cluster(seeds) => Topology::Cluster(Arc::new(Cluster::new(options, seeds)?)),
+            Servers::Sentinel { sentinels, master } => {
+                Topology::Sentinel(Arc::new(Sentinel::new(options, sentinels, master)?))
             }
         };
-        Ok(Self { way, failures: FailureCounts::default() })
+        Ok(Self { topology, failures: FailureCounts::default() })
     }
 
     /// Runs a script by its hash, at most once, and never past the deadline. All keys lie in one slot.
@@ -201,43 +216,43 @@ impl Wire {
     }
 
     /// How to connect to some node that takes writes, if one is known: each of them hears what is published on any.
-    pub(crate) fn dial(&self) -> Option<Arc<Dial>> {
-        self.way.keep();
-        self.way.holder(0).map(|node| node.dial())
+    pub(crate) fn connector(&self) -> Option<Arc<Connector>> {
+        self.topology.keep();
+        self.topology.holder(0).map(|node| node.connector())
     }
 
     /// Whether keys lie in slots.
     pub(crate) fn is_cluster(&self) -> bool {
-        matches!(self.way, Way::Cluster(_))
+        matches!(self.topology, Topology::Cluster(_))
     }
 
     /// Which slot a key lies in; 0 on everything but a cluster, where all keys share one place.
     pub(crate) fn slot(&self, key: &[u8]) -> u16 {
-        match &self.way {
-            Way::Cluster(_) => slot::of(key),
-            Way::Node(_) | Way::Sentinel(_) => 0,
+        match &self.topology {
+            Topology::Cluster(_) => slot::of(key),
+            Topology::Node(_) | Topology::Sentinel(_) => 0,
         }
     }
 
     /// The name of the node that holds a slot, for a failure's words; empty before one is known.
     pub(crate) fn holder_name(&self, slot: u16) -> String {
-        self.way.holder(slot).map(|node| node.name().to_owned()).unwrap_or_default()
+        self.topology.holder(slot).map(|node| node.name().to_owned()).unwrap_or_default()
     }
 
     /// How things stand with each node that takes writes now; none before a cluster or a Sentinel has answered.
     ///
     /// A cluster's node that nobody has called yet is not connected, and not in trouble either.
     pub(crate) fn state(&self) -> Vec<NodeState> {
-        match &self.way {
-            Way::Node(node) => vec![node.state()],
-            Way::Cluster(cluster) => cluster.masters().iter().map(|node| node.state()).collect(),
-            Way::Sentinel(sentinel) => sentinel.master().iter().map(|node| node.state()).collect(),
+        match &self.topology {
+            Topology::Node(node) => vec![node.state()],
+            Topology::Cluster(cluster) => cluster.masters().iter().map(|node| node.state()).collect(),
+            Topology::Sentinel(sentinel) => sentinel.master().iter().map(|node| node.state()).collect(),
         }
     }
 
     /// Carries a job to the node that it belongs to, redirections followed, until there is an answer or no time.
     async fn drive(&self, slot: u16, job: &Job<'_>, deadline: Instant) -> Result<Value, Failure> {
-        self.way.keep();
+        self.topology.keep();
         let mut hops = 0;
         let mut asked: Option<Arc<Node>> = None;
         // What a server said that asked for patience: should that run out, it is the reason.
@@ -252,7 +267,7 @@ impl Wire {
                 Ok(value) => return Ok(value),
                 Err(failure) => {
                     if failure.kind != FailureKind::Overloaded {
-                        self.way.suspect();
+                        self.topology.suspect();
                     }
                     // Nothing was sent there, and by now the slot may have another holder.
                     let elsewhere = failure.executed == Executed::No
@@ -260,7 +275,7 @@ impl Wire {
                             failure.kind,
                             FailureKind::Connection | FailureKind::Tls | FailureKind::BreakerOpen
                         )
-                        && self.way.holder(slot).is_some_and(|holder| !Arc::ptr_eq(&holder, &node));
+                        && self.topology.holder(slot).is_some_and(|holder| !Arc::ptr_eq(&holder, &node));
                     hops += 1;
                     if elsewhere && hops <= MOST_HOPS {
                         continue;
@@ -282,20 +297,20 @@ impl Wire {
             match Word::of(&error) {
                 Word::Moved { slot, to } => {
                     node.counts.moved.fetch_add(1, Ordering::Relaxed);
-                    if !self.way.moved(slot, &to, &node) {
+                    if !self.topology.moved(slot, &to, &node) {
                         return Err(failure);
                     }
-                    self.way.suspect();
+                    self.topology.suspect();
                 }
                 Word::Ask { to } => {
                     node.counts.ask.fetch_add(1, Ordering::Relaxed);
-                    asked = self.way.named(&to, &node);
+                    asked = self.topology.named(&to, &node);
                     if asked.is_none() {
                         return Err(failure);
                     }
                 }
                 Word::Again => {
-                    self.way.suspect();
+                    self.topology.suspect();
                     if !pause(deadline).await {
                         node.exhausted(&failure.detail);
                         return Err(failure);
@@ -315,14 +330,18 @@ impl Wire {
     /// The node that holds a slot, as soon as one is known.
     async fn holder(&self, slot: u16, deadline: Instant) -> Result<Arc<Node>, Failure> {
         loop {
-            if let Some(node) = self.way.holder(slot) {
+            if let Some(node) = self.topology.holder(slot) {
                 return Ok(node);
             }
-            self.way.suspect();
-            let (node, what, why) = match &self.way {
-                Way::Node(node) => (node.name(), String::new(), None),
-                Way::Cluster(cluster) => ("the cluster", format!("slot {slot} has no node"), cluster.why()),
-                Way::Sentinel(sentinel) => ("the sentinels' master", "there is none".into(), sentinel.why()),
+            self.topology.suspect();
+            let (node, what, why) = match &self.topology {
+                Topology::Node(node) => (node.name(), String::new(), None),
+                Topology::Cluster(cluster) => {
+                    ("the cluster", format!("slot {slot} has no node"), cluster.why())
+                }
+                Topology::Sentinel(sentinel) => {
+                    ("the sentinels' master", "there is none".into(), sentinel.why())
+                }
             };
             // Somebody has looked and found nothing: waiting for the next look would hold up every call.
             let (kind, detail) = match why {
@@ -336,19 +355,19 @@ impl Wire {
 
     /// Every node that takes writes, as soon as one is known.
     async fn masters(&self, deadline: Instant) -> Result<Vec<Arc<Node>>, Failure> {
-        self.way.keep();
+        self.topology.keep();
         let first = self.holder(0, deadline).await;
-        match &self.way {
-            Way::Cluster(cluster) => {
+        match &self.topology {
+            Topology::Cluster(cluster) => {
                 let masters = cluster.masters();
                 if masters.is_empty() { first.map(|node| vec![node]) } else { Ok(masters) }
             }
-            Way::Node(_) | Way::Sentinel(_) => first.map(|node| vec![node]),
+            Topology::Node(_) | Topology::Sentinel(_) => first.map(|node| vec![node]),
         }
     }
 }
 
-impl Way {
+impl Topology {
     /// Has the background task started that the way needs.
     fn keep(&self) {
         match self {
@@ -435,17 +454,18 @@ mod tests {
 
     /// A service must start although its Redis does not run yet, and outside of any runtime.
     #[test]
-    fn a_wire_is_made_without_a_server_or_a_runtime() {
+    fn a_transport_is_made_without_a_server_or_a_runtime() {
         for url in ["redis://127.0.0.1:1", "redis+cluster://127.0.0.1:1", "redis+sentinel://127.0.0.1:1/m"] {
-            let wire = Wire::new(&RedisOptions::new(url).unwrap()).unwrap();
-            assert!(wire.state().iter().all(|node| !node.connected));
+            let transport = Transport::new(&ConnectionOptions::parse(url).unwrap()).unwrap();
+            assert!(transport.state().iter().all(|node| !node.connected));
         }
     }
 
     /// Only a cluster spreads keys; elsewhere all of them go in one call.
     #[test]
     fn keys_share_one_slot_except_in_a_cluster() {
-        let slot = |url: &str| Wire::new(&RedisOptions::new(url).unwrap()).unwrap().slot(b"123456789");
+        let slot =
+            |url: &str| Transport::new(&ConnectionOptions::parse(url).unwrap()).unwrap().slot(b"123456789");
         assert_eq!(slot("redis://h"), 0);
         assert_eq!(slot("redis+sentinel://h/m"), 0);
         assert_eq!(slot("redis+cluster://h"), 12_739);
@@ -455,10 +475,11 @@ mod tests {
     #[tokio::test]
     async fn without_a_server_a_call_fails_within_its_deadline_and_was_not_executed() {
         for url in ["redis://127.0.0.1:1", "redis+cluster://127.0.0.1:1", "redis+sentinel://127.0.0.1:1/m"] {
-            let wire = Wire::new(&RedisOptions::new(url).unwrap()).unwrap();
+            let transport = Transport::new(&ConnectionOptions::parse(url).unwrap()).unwrap();
             let begun = instant();
             let script = Script::new("return 1".to_owned());
-            let answer = wire.run(&script, &[b"k".to_vec()], &[], begun + Duration::from_millis(500)).await;
+            let answer =
+                transport.run(&script, &[b"k".to_vec()], &[], begun + Duration::from_millis(500)).await;
             let failure = answer.unwrap_err();
             assert_eq!(failure.executed, Executed::No, "{failure}");
             assert_eq!(failure.kind, FailureKind::Connection, "{failure}");

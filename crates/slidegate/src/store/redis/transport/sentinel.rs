@@ -9,10 +9,10 @@ use arc_swap::ArcSwapOption;
 use redis::{Cmd, Value};
 use tokio::time::Instant;
 
-use super::dial::Serves;
+use super::connector::Serves;
 use super::failure;
 use super::node::Node;
-use super::options::{Address, RedisOptions};
+use super::options::{Address, ConnectionOptions};
 use super::refresh::{Refresh, Renew};
 use crate::error::Error;
 use crate::time::instant;
@@ -22,7 +22,7 @@ const ASKING: Duration = Duration::from_millis(200);
 
 /// The master of one name, as the Sentinels see it.
 pub(super) struct Sentinel {
-    options: RedisOptions,
+    options: ConnectionOptions,
     sentinels: Vec<Arc<Node>>,
     /// What the Sentinels call the master.
     name: String,
@@ -35,7 +35,7 @@ pub(super) struct Sentinel {
 impl Sentinel {
     /// # Errors
     /// Certificates that cannot be read.
-    pub(super) fn new(options: &RedisOptions, sentinels: &[Address], name: &str) -> Result<Self, Error> {
+    pub(super) fn new(options: &ConnectionOptions, sentinels: &[Address], name: &str) -> Result<Self, Error> {
         let sentinels = sentinels.iter().map(|address| Node::new(options, address.clone(), Serves::Sentinel));
         Ok(Self {
             options: options.clone(),

@@ -11,11 +11,11 @@ use std::time::Duration;
 use arc_swap::{ArcSwap, ArcSwapOption};
 use redis::{Cmd, Value};
 
-use super::dial::Serves;
+use super::connector::Serves;
 use super::failure;
 use super::jitter;
 use super::node::Node;
-use super::options::{Address, RedisOptions};
+use super::options::{Address, ConnectionOptions};
 use super::refresh::{Refresh, Renew};
 use super::slot::SLOTS;
 use crate::error::Error;
@@ -30,7 +30,7 @@ const NOBODY: u16 = u16::MAX;
 
 /// A cluster's nodes and their slots.
 pub(super) struct Cluster {
-    options: RedisOptions,
+    options: ConnectionOptions,
     seeds: Vec<Address>,
     map: ArcSwap<Map>,
     /// Every node that the map names, and those that redirections named since.
@@ -68,7 +68,7 @@ struct Range {
 impl Cluster {
     /// # Errors
     /// Certificates that cannot be read.
-    pub(super) fn new(options: &RedisOptions, seeds: &[Address]) -> Result<Self, Error> {
+    pub(super) fn new(options: &ConnectionOptions, seeds: &[Address]) -> Result<Self, Error> {
         for seed in seeds {
             Node::new(options, seed.clone(), Serves::Keys)?;
         }
@@ -302,7 +302,8 @@ mod tests {
     }
 
     fn cluster() -> Cluster {
-        Cluster::new(&RedisOptions::new("redis+cluster://seed:7000").unwrap(), &[tcp("seed", 7000)]).unwrap()
+        Cluster::new(&ConnectionOptions::parse("redis+cluster://seed:7000").unwrap(), &[tcp("seed", 7000)])
+            .unwrap()
     }
 
     /// The map is as good as the reading of this reply.

@@ -13,12 +13,12 @@ use redis::{Cmd, Pipeline, RedisError, Value};
 use tokio::time::{Instant, timeout_at};
 
 use super::breaker::{Breaker, BreakerState};
-use super::dial::{Dial, Serves};
+use super::connection::{Connection, ManagedConnection};
+use super::connector::{Connector, Serves};
 use super::failure::{self, Executed, Failure, FailureKind, Word};
 use super::jitter;
-use super::lane::{Connection, Lane};
-use super::options::{Address, RedisOptions};
-use super::wire::{NodeState, Script};
+use super::options::{Address, ConnectionOptions};
+use super::{NodeState, Script};
 use crate::error::Error;
 use crate::time::instant;
 
@@ -30,9 +30,9 @@ pub(super) struct Node {
     itself: Weak<Node>,
     address: Address,
     name: String,
-    dial: Arc<Dial>,
-    lanes: Box<[Lane]>,
-    /// Which lane's turn it is.
+    connector: Arc<Connector>,
+    connections: Box<[ManagedConnection]>,
+    /// Which link's turn it is.
     turn: AtomicUsize,
     health: Mutex<Health>,
     /// What the breaker's times are counted from.
@@ -84,9 +84,13 @@ impl Node {
     ///
     /// # Errors
     /// Certificates that cannot be read.
-    pub(super) fn new(options: &RedisOptions, address: Address, serves: Serves) -> Result<Arc<Self>, Error> {
-        let dial = Arc::new(Dial::new(options, &address, serves)?);
-        let lanes = match serves {
+    pub(super) fn new(
+        options: &ConnectionOptions,
+        address: Address,
+        serves: Serves,
+    ) -> Result<Arc<Self>, Error> {
+        let connector = Arc::new(Connector::new(options, &address, serves)?);
+        let connections = match serves {
             Serves::Keys => options.connections,
             Serves::Sentinel => 1,
         };
@@ -94,8 +98,8 @@ impl Node {
             itself: itself.clone(),
             name: address.to_string(),
             address,
-            dial,
-            lanes: (0..lanes).map(|_| Lane::new()).collect(),
+            connector,
+            connections: (0..connections).map(|_| ManagedConnection::new()).collect(),
             turn: AtomicUsize::new(0),
             health: Mutex::default(),
             since: instant(),
@@ -117,29 +121,29 @@ impl Node {
         self.itself.clone()
     }
 
-    pub(super) fn dial(&self) -> Arc<Dial> {
-        self.dial.clone()
+    pub(super) fn connector(&self) -> Arc<Connector> {
+        self.connector.clone()
     }
 
-    pub(super) fn lane(&self, number: usize) -> Option<&Lane> {
-        self.lanes.get(number)
+    pub(super) fn connection(&self, number: usize) -> Option<&ManagedConnection> {
+        self.connections.get(number)
     }
 
     /// Whether there is a connection and no reason to doubt it.
     pub(super) fn is_well(&self) -> bool {
-        self.lanes.iter().any(Lane::is_up) && self.breaker_state() == BreakerState::Closed
+        self.connections.iter().any(ManagedConnection::is_up) && self.breaker_state() == BreakerState::Closed
     }
 
     /// Whether it was called and is not well.
     pub(super) fn is_suspect(&self) -> bool {
-        !self.lanes.iter().all(Lane::is_idle) && !self.is_well()
+        !self.connections.iter().all(ManagedConnection::is_idle) && !self.is_well()
     }
 
     pub(super) fn state(&self) -> NodeState {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         NodeState {
             node: self.name.clone(),
-            connected: self.lanes.iter().any(Lane::is_up),
+            connected: self.connections.iter().any(ManagedConnection::is_up),
             breaker: self.breaker_state(),
             reconnects: count(&self.counts.reconnects),
             moved: count(&self.counts.moved),
@@ -206,8 +210,8 @@ impl Node {
 
     /// One command, sent at most once.
     pub(super) async fn call(&self, command: &Cmd, deadline: Instant) -> Result<Value, Failure> {
-        self.exchange(deadline, async |mut wire: MultiplexedConnection| {
-            wire.send_packed_command(command).await
+        self.exchange(deadline, async |mut stream: MultiplexedConnection| {
+            stream.send_packed_command(command).await
         })
         .await
     }
@@ -215,8 +219,8 @@ impl Node {
     /// Several commands in one go on one connection, nothing between them.
     async fn call_all(&self, commands: &Pipeline, deadline: Instant) -> Result<Vec<Value>, Failure> {
         let value = self
-            .exchange(deadline, async |mut wire: MultiplexedConnection| {
-                wire.send_packed_commands(commands, 0, commands.len()).await.map(Value::Array)
+            .exchange(deadline, async |mut stream: MultiplexedConnection| {
+                stream.send_packed_commands(commands, 0, commands.len()).await.map(Value::Array)
             })
             .await?;
         match value {
@@ -235,12 +239,12 @@ impl Node {
             return Err(self.failure(Executed::No, FailureKind::Timeout, "the deadline had passed already"));
         }
         self.admit()?;
-        let (number, lane) = self.next_lane()?;
-        let Ok(_room) = lane.room.try_acquire() else {
+        let (number, managed) = self.next_connection()?;
+        let Ok(_room) = managed.room.try_acquire() else {
             let detail = "too many calls are waiting for it; allow more connections or add nodes";
             return Err(self.failure(Executed::No, FailureKind::Overloaded, detail));
         };
-        let connection = match lane.connection(self, number, deadline).await {
+        let connection = match managed.connection(self, number, deadline).await {
             Ok(connection) => connection,
             Err(failure) => {
                 if failure.kind == FailureKind::Timeout {
@@ -249,7 +253,7 @@ impl Node {
                 return Err(failure);
             }
         };
-        match timeout_at(deadline, send(connection.wire.clone())).await {
+        match timeout_at(deadline, send(connection.stream.clone())).await {
             Ok(Ok(value)) => {
                 let now_us = self.since_us();
                 connection.answered(now_us);
@@ -258,14 +262,14 @@ impl Node {
                 }
                 Ok(value)
             }
-            Ok(Err(error)) => Err(self.broken(lane, number, &connection, &error)),
+            Ok(Err(error)) => Err(self.broken(managed, number, &connection, &error)),
             Err(_) => {
                 let waited = instant().duration_since(begun);
                 self.counts.timeouts.fetch_add(1, Ordering::Relaxed);
                 let detail = format!("no answer in {} ms", waited.as_millis());
                 self.exhausted(&detail);
                 if waited >= self.silence && connection.is_silent(self.us(begun)) {
-                    lane.lose(self, number, &connection);
+                    managed.lose(self, number, &connection);
                 }
                 Err(self.failure(Executed::Maybe, FailureKind::Timeout, &detail))
             }
@@ -288,29 +292,36 @@ impl Node {
         }
     }
 
-    /// The lane whose turn it is, or while that has no connection, another that has one.
-    fn next_lane(&self) -> Result<(usize, &Lane), Failure> {
+    /// The link whose turn it is, or while that has no connection, another that has one.
+    fn next_connection(&self) -> Result<(usize, &ManagedConnection), Failure> {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        let lanes = (0..self.lanes.len()).map(|step| turn.wrapping_add(step) % self.lanes.len());
-        let mut lanes = lanes.filter_map(|number| Some((number, self.lanes.get(number)?)));
-        let Some((number, lane)) = lanes.next() else {
+        let connections =
+            (0..self.connections.len()).map(|step| turn.wrapping_add(step) % self.connections.len());
+        let mut connections = connections.filter_map(|number| Some((number, self.connections.get(number)?)));
+        let Some((number, managed)) = connections.next() else {
             return Err(self.failure(Executed::No, FailureKind::Connection, "it has no connections"));
         };
-        if lane.is_up() {
-            return Ok((number, lane));
+        if managed.is_up() {
+            return Ok((number, managed));
         }
-        lane.connect(self, number);
-        Ok(lanes.find(|(_, lane)| lane.is_up()).unwrap_or((number, lane)))
+        managed.connect(self, number);
+        Ok(connections.find(|(_, managed)| managed.is_up()).unwrap_or((number, managed)))
     }
 
     /// The connection did not bring the answer. Losing it is one failure, however many calls were on it.
-    fn broken(&self, lane: &Lane, number: usize, connection: &Connection, error: &RedisError) -> Failure {
+    fn broken(
+        &self,
+        managed: &ManagedConnection,
+        number: usize,
+        connection: &Connection,
+        error: &RedisError,
+    ) -> Failure {
         let (kind, what) = match error.kind() {
             redis::ErrorKind::Parse => (FailureKind::Malformed, "answered what cannot be read"),
             _ => (FailureKind::ConnectionLost, "the connection was lost before the answer came"),
         };
         let detail = format!("{what}: {}", failure::words_of(error));
-        if lane.lose(self, number, connection) {
+        if managed.lose(self, number, connection) {
             self.exhausted(&detail);
         }
         self.failure(Executed::Maybe, kind, &detail)

@@ -1,6 +1,6 @@
 //! URLs of Redis: one server, a cluster's nodes, or Sentinels and a master's name.
 
-use super::{Address, Credentials, Place, RedisOptions};
+use super::options::{Address, ConnectionOptions, Credentials, Servers};
 use crate::error::Error;
 use crate::secret::Secret;
 
@@ -17,7 +17,7 @@ const CLUSTER: &str = "redis+cluster://10.0.0.1:6379,10.0.0.2:6379";
 const SENTINEL: &str = "redis+sentinel://10.0.0.1:26379,10.0.0.2:26379/mymaster";
 
 /// Reads a URL into options.
-pub(super) fn parse(url: &str) -> Result<RedisOptions, Error> {
+pub(super) fn parse(url: &str) -> Result<ConnectionOptions, Error> {
     read(url).map_err(|Wrong { what, example }| {
         Error::store(format!("redis url `{}`: {what}; give for example `{example}`", without_secrets(url)))
     })
@@ -33,7 +33,7 @@ fn wrong<T>(what: impl Into<String>, example: &'static str) -> Result<T, Wrong> 
     Err(Wrong { what: what.into(), example })
 }
 
-fn read(url: &str) -> Result<RedisOptions, Wrong> {
+fn read(url: &str) -> Result<ConnectionOptions, Wrong> {
     let Some((scheme, rest)) = url.split_once("://") else { return wrong("it has no scheme", SERVER) };
     let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
     match scheme {
@@ -49,7 +49,7 @@ fn read(url: &str) -> Result<RedisOptions, Wrong> {
     }
 }
 
-fn server(rest: &str, query: &str, tls: bool) -> Result<RedisOptions, Wrong> {
+fn server(rest: &str, query: &str, tls: bool) -> Result<ConnectionOptions, Wrong> {
     parameters(query, &[], SERVER)?;
     let (credentials, rest) = credentials(rest, SERVER)?;
     let (host, database) = rest.split_once('/').unwrap_or((rest, ""));
@@ -57,35 +57,35 @@ fn server(rest: &str, query: &str, tls: bool) -> Result<RedisOptions, Wrong> {
         return wrong("it names several servers, which only a cluster or Sentinels have", CLUSTER);
     }
     let database = number(database, SERVER)?;
-    let place = Place::Node(address(host, SERVER_PORT, SERVER)?);
-    Ok(RedisOptions { credentials, database, ..RedisOptions::of(place, tls) })
+    let servers = Servers::Node(address(host, SERVER_PORT, SERVER)?);
+    Ok(ConnectionOptions { credentials, database, ..ConnectionOptions::new(servers, tls) })
 }
 
-fn socket(path: &str, query: &str) -> Result<RedisOptions, Wrong> {
+fn socket(path: &str, query: &str) -> Result<ConnectionOptions, Wrong> {
     let [database, user, password] = parameters(query, &["db", "user", "pass"], SOCKET)?[..] else {
         return wrong("its parameters cannot be read", SOCKET);
     };
     if !path.starts_with('/') || path.len() == 1 {
         return wrong("its path does not begin with `/`", SOCKET);
     }
-    let place = Place::Node(Address::Unix(decoded(path, SOCKET)?.into()));
+    let servers = Servers::Node(Address::Unix(decoded(path, SOCKET)?.into()));
     let database = number(database.unwrap_or_default(), SOCKET)?;
     let credentials = named(user, password, SOCKET)?;
-    Ok(RedisOptions { credentials, database, ..RedisOptions::of(place, false) })
+    Ok(ConnectionOptions { credentials, database, ..ConnectionOptions::new(servers, false) })
 }
 
-fn cluster(rest: &str, query: &str, tls: bool) -> Result<RedisOptions, Wrong> {
+fn cluster(rest: &str, query: &str, tls: bool) -> Result<ConnectionOptions, Wrong> {
     parameters(query, &[], CLUSTER)?;
     let (credentials, rest) = credentials(rest, CLUSTER)?;
     let (hosts, database) = rest.split_once('/').unwrap_or((rest, ""));
     if number(database, CLUSTER)? != 0 {
         return wrong("a cluster has only database 0", CLUSTER);
     }
-    let place = Place::Cluster(addresses(hosts, SERVER_PORT, CLUSTER)?);
-    Ok(RedisOptions { credentials, ..RedisOptions::of(place, tls) })
+    let servers = Servers::Cluster(addresses(hosts, SERVER_PORT, CLUSTER)?);
+    Ok(ConnectionOptions { credentials, ..ConnectionOptions::new(servers, tls) })
 }
 
-fn sentinel(rest: &str, query: &str, tls: bool) -> Result<RedisOptions, Wrong> {
+fn sentinel(rest: &str, query: &str, tls: bool) -> Result<ConnectionOptions, Wrong> {
     let [user, password] = parameters(query, &["sentinel_user", "sentinel_pass"], SENTINEL)?[..] else {
         return wrong("its parameters cannot be read", SENTINEL);
     };
@@ -97,9 +97,14 @@ fn sentinel(rest: &str, query: &str, tls: bool) -> Result<RedisOptions, Wrong> {
         return wrong("it names no master", SENTINEL);
     }
     let sentinels = addresses(hosts, SENTINEL_PORT, SENTINEL)?;
-    let place = Place::Sentinel { sentinels, master: decoded(master, SENTINEL)? };
+    let servers = Servers::Sentinel { sentinels, master: decoded(master, SENTINEL)? };
     let database = number(database, SENTINEL)?;
-    Ok(RedisOptions { credentials, sentinel_credentials, database, ..RedisOptions::of(place, tls) })
+    Ok(ConnectionOptions {
+        credentials,
+        sentinel_credentials,
+        database,
+        ..ConnectionOptions::new(servers, tls)
+    })
 }
 
 /// What stands before the last `@`, and the rest.
@@ -239,30 +244,30 @@ mod tests {
     #[test]
     fn every_form_of_url_is_read() {
         let plain = parse("redis://h").unwrap();
-        assert_eq!(plain.place, Place::Node(tcp("h", 6379)));
+        assert_eq!(plain.servers, Servers::Node(tcp("h", 6379)));
         assert!(!plain.tls);
         let full = parse("rediss://me:p%40ss%2Fword@h:7000/3").unwrap();
-        assert_eq!(full.place, Place::Node(tcp("h", 7000)));
+        assert_eq!(full.servers, Servers::Node(tcp("h", 7000)));
         assert!(full.tls);
         assert_eq!(full.database, 3);
         assert_eq!(full.credentials.user.as_deref(), Some("me"));
         assert_eq!(full.credentials.password, Some(Secret::new("p@ss/word".to_owned())));
-        assert_eq!(parse("redis://:p@[::1]").unwrap().place, Place::Node(tcp("::1", 6379)));
+        assert_eq!(parse("redis://:p@[::1]").unwrap().servers, Servers::Node(tcp("::1", 6379)));
         assert_eq!(parse("redis://:p@[::1]").unwrap().credentials.user, None);
         let unix = parse("unix:///run/r.sock?db=2&user=me&pass=p").unwrap();
-        assert_eq!(unix.place, Place::Node(Address::Unix("/run/r.sock".into())));
+        assert_eq!(unix.servers, Servers::Node(Address::Unix("/run/r.sock".into())));
         assert_eq!(unix.database, 2);
         assert_eq!(unix.credentials.password, Some(Secret::new("p".to_owned())));
         assert_eq!(
-            parse("redis+unix:///r.sock").unwrap().place,
-            Place::Node(Address::Unix("/r.sock".into()))
+            parse("redis+unix:///r.sock").unwrap().servers,
+            Servers::Node(Address::Unix("/r.sock".into()))
         );
         let cluster = parse("rediss+cluster://me:p@a:1,b:2").unwrap();
-        assert_eq!(cluster.place, Place::Cluster(vec![tcp("a", 1), tcp("b", 2)]));
+        assert_eq!(cluster.servers, Servers::Cluster(vec![tcp("a", 1), tcp("b", 2)]));
         assert!(cluster.tls);
         let sentinel = parse("redis+sentinel://:p@a,b:2/main/1?sentinel_pass=s").unwrap();
         let sentinels = vec![tcp("a", 26_379), tcp("b", 2)];
-        assert_eq!(sentinel.place, Place::Sentinel { sentinels, master: "main".to_owned() });
+        assert_eq!(sentinel.servers, Servers::Sentinel { sentinels, master: "main".to_owned() });
         assert_eq!(sentinel.database, 1);
         assert_eq!(sentinel.sentinel_credentials.password, Some(Secret::new("s".to_owned())));
     }

@@ -1,4 +1,4 @@
-//! A lane: one place for a connection to a node, and the connections that follow one another in it.
+//! A link: one place for a connection to a node, and the connections that follow one another in it.
 //!
 //! Nobody connects in a caller's time: a task does, and callers wait for it no longer than their deadline. While
 //! attempts fail, callers are told so at once and the task goes on trying.
@@ -26,15 +26,15 @@ const MOST_SILENCES: u32 = 3;
 const SHORT_LIFE: Duration = Duration::from_secs(1);
 
 /// One place for a connection.
-pub(super) struct Lane {
-    link: watch::Sender<Link>,
+pub(super) struct ManagedConnection {
+    state: watch::Sender<ConnectionState>,
     /// Room for calls in flight.
     pub(super) room: Semaphore,
 }
 
 /// How things stand with the connection.
 #[derive(Clone)]
-enum Link {
+enum ConnectionState {
     /// Nobody has asked for one yet.
     Idle,
     /// The first attempt is being made; whoever comes waits for it.
@@ -51,7 +51,7 @@ struct Outage {
 
 /// One connection, from its greeting to its loss.
 pub(super) struct Connection {
-    pub(super) wire: MultiplexedConnection,
+    pub(super) stream: MultiplexedConnection,
     /// When the last answer came, in the node's microseconds.
     answered_us: AtomicU64,
     /// Calls since then that waited in vain, all their time.
@@ -63,9 +63,9 @@ pub(super) struct Connection {
     since: Instant,
 }
 
-impl Lane {
+impl ManagedConnection {
     pub(super) fn new() -> Self {
-        Self { link: watch::Sender::new(Link::Idle), room: Semaphore::new(MOST_IN_FLIGHT) }
+        Self { state: watch::Sender::new(ConnectionState::Idle), room: Semaphore::new(MOST_IN_FLIGHT) }
     }
 
     /// Whether there is a connection now.
@@ -75,12 +75,12 @@ impl Lane {
 
     /// Whether nobody has asked for a connection.
     pub(super) fn is_idle(&self) -> bool {
-        matches!(&*self.link.borrow(), Link::Idle)
+        matches!(&*self.state.borrow(), ConnectionState::Idle)
     }
 
     fn up(&self) -> Option<Arc<Connection>> {
-        match &*self.link.borrow() {
-            Link::Up(connection) if !connection.is_lost() => Some(connection.clone()),
+        match &*self.state.borrow() {
+            ConnectionState::Up(connection) if !connection.is_lost() => Some(connection.clone()),
             _ => None,
         }
     }
@@ -95,17 +95,19 @@ impl Lane {
         if let Some(connection) = self.up() {
             return Ok(connection);
         }
-        let mut link = self.link.subscribe();
+        let mut state = self.state.subscribe();
         loop {
-            match &*link.borrow_and_update() {
-                Link::Up(connection) if !connection.is_lost() => return Ok(connection.clone()),
-                Link::Down(outage) => return Err(node.failure(Executed::No, outage.kind, &outage.detail)),
+            match &*state.borrow_and_update() {
+                ConnectionState::Up(connection) if !connection.is_lost() => return Ok(connection.clone()),
+                ConnectionState::Down(outage) => {
+                    return Err(node.failure(Executed::No, outage.kind, &outage.detail));
+                }
                 _ => {}
             }
             self.connect(node, number);
-            match timeout_at(deadline, link.changed()).await {
+            match timeout_at(deadline, state.changed()).await {
                 Ok(Ok(())) => {}
-                // The sender is this lane.
+                // The sender is this link.
                 Ok(Err(_)) => return Err(node.failure(Executed::No, FailureKind::Connection, "it is gone")),
                 Err(_) => {
                     let detail = "no connection could be made within the deadline";
@@ -125,21 +127,21 @@ impl Lane {
     /// Begins to connect, unless there is a connection or somebody is at it.
     pub(super) fn connect(&self, node: &Node, number: usize) {
         let mut failures = 0;
-        let begun = self.link.send_if_modified(|link| {
-            match link {
-                Link::Idle => {}
-                Link::Up(connection) if connection.is_lost() => {
+        let begun = self.state.send_if_modified(|state| {
+            match state {
+                ConnectionState::Idle => {}
+                ConnectionState::Up(connection) if connection.is_lost() => {
                     failures = u32::from(instant().duration_since(connection.since) < SHORT_LIFE);
                     node.counts.reconnects.fetch_add(1, Ordering::Relaxed);
                 }
                 _ => return false,
             }
-            *link = Link::Connecting;
+            *state = ConnectionState::Connecting;
             true
         });
         if begun {
             let attempt = Attempt { node: node.itself(), number, over: false };
-            // Outside a runtime the attempt is dropped here, and the lane is idle again.
+            // Outside a runtime the attempt is dropped here, and the link is idle again.
             if let Ok(runtime) = tokio::runtime::Handle::try_current() {
                 runtime.spawn(attempt.until_connected(failures));
             }
@@ -167,7 +169,7 @@ impl Connection {
     }
 }
 
-/// Somebody who is making a connection. Dropped before it is made, as when a runtime ends, it leaves the lane idle.
+/// Somebody who is making a connection. Dropped before it is made, as when a runtime ends, it leaves the link idle.
 struct Attempt {
     node: Weak<Node>,
     number: usize,
@@ -180,35 +182,35 @@ impl Attempt {
             if failures > 0 {
                 sleep(backoff(failures)).await;
             }
-            let Some(dial) = self.node.upgrade().map(|node| node.dial()) else { return };
+            let Some(connector) = self.node.upgrade().map(|node| node.connector()) else { return };
             let lost = Arc::new(AtomicBool::new(false));
-            let answer = dial.connect(self.losing(lost.clone())).await;
+            let answer = connector.connect(self.losing(lost.clone())).await;
             let Some(node) = self.node.upgrade() else { return };
-            let Some(lane) = node.lane(self.number) else { return };
+            let Some(managed) = node.connection(self.number) else { return };
             match answer {
-                Ok(wire) => {
+                Ok(stream) => {
                     self.over = true;
                     let connection = Connection {
-                        wire,
+                        stream,
                         answered_us: AtomicU64::new(node.since_us()),
                         silences: AtomicU32::new(0),
                         lost: lost.clone(),
                         missed: AtomicBool::new(false),
                         since: instant(),
                     };
-                    lane.link.send_replace(Link::Up(Arc::new(connection)));
+                    managed.state.send_replace(ConnectionState::Up(Arc::new(connection)));
                     // It may have gone before it was there for `losing` to find.
                     if lost.load(Ordering::Acquire) {
-                        lane.connect(&node, self.number);
+                        managed.connect(&node, self.number);
                     }
                     return;
                 }
                 Err(error) => {
                     failures = failures.saturating_add(1);
                     let kind = failure::of_connecting(&error);
-                    let hint = dial.hint(&error).map(|hint| format!("; {hint}")).unwrap_or_default();
+                    let hint = connector.hint(&error).map(|hint| format!("; {hint}")).unwrap_or_default();
                     let detail = format!("cannot connect: {}{hint}", failure::words_of(&error));
-                    lane.link.send_replace(Link::Down(Arc::new(Outage { kind, detail })));
+                    managed.state.send_replace(ConnectionState::Down(Arc::new(Outage { kind, detail })));
                 }
             }
         }
@@ -220,9 +222,9 @@ impl Attempt {
         move || {
             lost.store(true, Ordering::Release);
             if let Some(node) = node.upgrade()
-                && let Some(lane) = node.lane(number)
+                && let Some(managed) = node.connection(number)
             {
-                lane.connect(&node, number);
+                managed.connect(&node, number);
             }
         }
     }
@@ -232,9 +234,9 @@ impl Drop for Attempt {
     fn drop(&mut self) {
         if !self.over
             && let Some(node) = self.node.upgrade()
-            && let Some(lane) = node.lane(self.number)
+            && let Some(managed) = node.connection(self.number)
         {
-            lane.link.send_replace(Link::Idle);
+            managed.state.send_replace(ConnectionState::Idle);
         }
     }
 }
