@@ -9,12 +9,12 @@ use smallvec::SmallVec;
 use super::compact;
 use super::names::Names;
 use super::scripts::{Scripts, letter};
-use super::transport::Script;
 use crate::algorithm::{Done, FixedWindow, SlidingWindow, State, TokenBucket, ToldLog, decision, perform};
 use crate::charge::{Charge, Excess, Part};
 use crate::decision::Decision;
 use crate::quota::{Algorithm, Quota};
 use crate::store::all_or_none;
+use crate::store::redis::transport::Script;
 use crate::time::Timestamp;
 use crate::verb::Verb;
 

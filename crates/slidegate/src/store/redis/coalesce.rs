@@ -17,8 +17,8 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
 use super::call::{Answers, Subjects};
-use super::transport::{Executed, Failure, FailureKind};
 use super::{Calls, Ordering};
+use crate::store::redis::transport::{Executed, Failure, FailureKind};
 use crate::verb::Verb;
 
 /// Most checks in one call: enough to make one key's calls rare, few enough for their answers to be told in a moment.

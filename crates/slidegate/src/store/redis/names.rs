@@ -67,7 +67,7 @@ impl Names {
     /// The name under which the first reply to a request of these keys, this cost and this id is kept, in the slot of the
     /// keys. Another request with the same id has another name.
     pub(crate) fn once(&self, keys: &[Vec<u8>], cost: u64, id: &str) -> Vec<u8> {
-        let tag = keys.first().map_or(&[][..], |key| super::transport::slot::tag(key));
+        let tag = keys.first().map_or(&[][..], |key| crate::store::redis::transport::slot::tag(key));
         let mut name = [ONCE.as_bytes(), tag, b"}:"].concat();
         let mut request = cost.to_le_bytes().to_vec();
         for part in keys.iter().map(Vec::as_slice).chain([id.as_bytes()]) {
@@ -293,10 +293,13 @@ mod tests {
         let named = name(&names, &["alice", "x"]);
         let other = name(&names, &["alice", "y"]);
         assert!(named.starts_with(b"sg1:{") && named.ends_with(b"}:p:alice,x"));
-        assert_eq!(super::super::transport::slot::of(&named), super::super::transport::slot::of(&other));
         assert_eq!(
-            super::super::transport::slot::of(&names.once(std::slice::from_ref(&named), 1, "id")),
-            super::super::transport::slot::of(&named)
+            crate::store::redis::transport::slot::of(&named),
+            crate::store::redis::transport::slot::of(&other)
+        );
+        assert_eq!(
+            crate::store::redis::transport::slot::of(&names.once(std::slice::from_ref(&named), 1, "id")),
+            crate::store::redis::transport::slot::of(&named)
         );
     }
 }

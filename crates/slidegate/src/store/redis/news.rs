@@ -11,8 +11,8 @@ use redis::Cmd;
 use tokio::time::{Instant, timeout};
 
 use super::remembered::Remembered;
-use super::transport::Connector;
 use super::{Calls, Failure, jitter};
+use crate::store::redis::transport::Connector;
 
 /// The channel, named as all keys are.
 const CHANNEL: &str = "sg1:forget";

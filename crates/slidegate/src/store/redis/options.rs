@@ -6,8 +6,8 @@ use std::fmt;
 use std::time::Duration;
 
 use super::names::Names;
-use super::transport::{ClientCertificate, ConnectionOptions, Pem};
 use crate::error::Error;
+use crate::store::redis::transport::{ClientCertificate, ConnectionOptions, Pem};
 
 /// Where Redis is and how to talk to it: one server, a cluster, or the master that Sentinels name.
 ///

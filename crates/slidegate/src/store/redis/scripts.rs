@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::sync::OnceLock;
 
-use super::transport::Script;
 use crate::quota::Algorithm;
+use crate::store::redis::transport::Script;
 
 const SHARED: &str = include_str!("../../../lua/shared.lua");
 const CHECK: &str = include_str!("../../../lua/check.lua");
