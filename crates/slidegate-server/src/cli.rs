@@ -22,6 +22,7 @@ pub(crate) mod output;
 mod policy;
 mod ports;
 mod reload;
+mod replay;
 mod serve;
 mod token;
 mod top;
@@ -70,7 +71,7 @@ enum Command {
     /// Says which policies or limits apply to a request, which do not, and why. Asks no server and charges nothing.
     Explain(ExplainArgs),
     /// Decides a web server's access log under policies, with the log's own time.
-    Replay(crate::replay::ReplayArgs),
+    Replay(replay::ReplayArgs),
 }
 
 /// Where policies come from. Both may be given: the policies on the command line follow those of the file.
@@ -314,7 +315,7 @@ impl Cli {
             Command::Policy(args) => policy::run(&args),
             Command::Token(args) => token::run(&args),
             Command::Explain(args) => explain::run(&args),
-            Command::Replay(args) => crate::replay::run(&args),
+            Command::Replay(args) => replay::run(&args),
         });
         outcome.unwrap_or_else(|failure| {
             output::print_error(failure);

@@ -19,7 +19,6 @@ mod listener;
 mod log_limit;
 mod observe;
 mod protocol;
-mod replay;
 mod shadow;
 mod shutdown;
 mod store;

@@ -5,15 +5,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use slidegate::{Block, Decisions, PolicyDecision, Timestamp, format_window};
-
-/// The sentence of all decisions on a request: that of the one that binds.
-pub(crate) fn why(decisions: &Decisions<'_>) -> String {
-    match decisions.strictest() {
-        Some(strictest) => one(&strictest),
-        None => NOTHING.to_owned(),
-    }
-}
+use slidegate::{Block, PolicyDecision, Timestamp, format_window};
 
 /// The sentence where no decision binds.
 pub(crate) const NOTHING: &str =

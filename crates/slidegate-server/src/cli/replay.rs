@@ -1,7 +1,4 @@
-//! `slidegate replay`: an access log decided under policies before they go live.
-//!
-//! It is the same gate as the service's, with a clock that is set to each line's time: what it prints is what would
-//! have happened.
+//! `slidegate replay`: decides an access log under policies before they go live.
 
 use std::io::{self, BufWriter, Write};
 use std::path::PathBuf;
@@ -11,18 +8,15 @@ use std::time::Duration;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::cli::values::number;
-use crate::cli::{Failure, PolicyArgs, output};
-use log::{LogReader, Stats};
-use report::Report;
-use run::Replay;
+use slidegate_replay::{LogReader, LogStats, Options, Replay};
 
-mod log;
-mod report;
-mod run;
+use super::values::number;
+use super::{Failure, PolicyArgs, output};
+use crate::config::{Counted, describe};
+use crate::why;
 
 #[derive(Debug, Args)]
-pub(crate) struct ReplayArgs {
+pub(super) struct ReplayArgs {
     /// The access log in the common or combined format, gzipped or not; `-` is standard input.
     log: PathBuf,
     #[command(flatten)]
@@ -40,15 +34,21 @@ pub(crate) struct ReplayArgs {
 
 /// A line that can be read.
 const EXAMPLE: &str = r#"192.0.2.1 - - [20/Nov/2026:10:00:00 +0000] "GET / HTTP/1.1" 200 5"#;
-/// Lines between two looks at the progress.
+/// Lines between two updates of the progress bar.
 const PROGRESS_EVERY: u64 = 4096;
 
-pub(crate) fn run(args: &ReplayArgs) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &ReplayArgs) -> Result<ExitCode, Failure> {
     let config = args.policies.config()?;
     let name = args.log.display();
     let unreadable = |error: io::Error| Failure(format!("{name}: {error}"));
     let mut log = LogReader::open(&args.log).map_err(unreadable)?.with_slack(Duration::from_secs(args.slack));
-    let mut replay = Replay::new(config);
+    let options = Options {
+        max_keys: config.max_keys,
+        top: args.top,
+        describe: |policy| describe(policy, Counted::Here),
+        explain: |decision| decision.map_or_else(|| why::NOTHING.to_owned(), why::one),
+    };
+    let mut replay = Replay::new(config.policies, options);
     let mut each = args.each.then(|| BufWriter::new(io::stdout().lock()));
     let bar = progress_bar(log.progress().total_bytes);
 
@@ -58,17 +58,17 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<ExitCode, Failure> {
         }
         match log.next_entry() {
             Ok(Some(entry)) => {
-                if let Err(error) = replay.decide(&entry, each.as_mut()) {
-                    // Whoever reads the decisions has closed the pipe and wants no report either.
+                if let Err(error) = replay.decide(&entry, each.as_mut().map(|each| each as &mut dyn Write)) {
+                    // The reader of the decisions has closed the pipe, and wants no report either.
                     bar.finish_and_clear();
                     return output::accept_closed(Err(error)).map(|()| ExitCode::SUCCESS);
                 }
             }
             Ok(None) => break,
             Err(error) => {
-                // What could be read is decided and told; the end of it is an error all the same.
+                // What could be read is decided and reported; the command still fails.
                 bar.finish_and_clear();
-                output::print(Report::new(&replay, log.stats(), args.top).to_string().trim_end())?;
+                output::print(replay.report(log.stats()).to_string().trim_end())?;
                 return Err(unreadable(error));
             }
         }
@@ -80,12 +80,12 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<ExitCode, Failure> {
     if log.stats().entries == 0 {
         return Err(Failure(format!("{name}: {}", nothing_to_replay(log.stats()))));
     }
-    output::print(Report::new(&replay, log.stats(), args.top).to_string().trim_end())?;
+    output::print(replay.report(log.stats()).to_string().trim_end())?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Why a log without a request is an error: "0 denied" of a file in another format would read like good news.
-fn nothing_to_replay(stats: &Stats) -> String {
+fn nothing_to_replay(stats: &LogStats) -> String {
     if stats.lines == 0 {
         return "the log is empty: nothing to replay".to_owned();
     }
@@ -100,7 +100,7 @@ fn nothing_to_replay(stats: &Stats) -> String {
     text
 }
 
-/// Drawn on a terminal's standard error, and nowhere else.
+/// Drawn on standard error if that is a terminal.
 fn progress_bar(total_bytes: Option<u64>) -> ProgressBar {
     let (bar, template) = match total_bytes {
         Some(total) => (ProgressBar::new(total), "{bar:40} {percent}% {bytes}/{total_bytes}, {eta} to go"),

@@ -1,131 +1,147 @@
-//! The run: each entry of a log is a request to the gate, at the entry's own time.
+//! Decides each entry of a log through a gate whose clock follows the entries.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Write};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use serde::Serialize;
-use slidegate::{Gate, ManualClock, MemoryStats, MemoryStore, PolicyDecision, PolicySet, Request, Timestamp};
+use slidegate::{
+    Gate, ManualClock, MemoryStats, MemoryStore, Policy, PolicyDecision, PolicySet, Request, Timestamp,
+};
 
-use super::log::Entry;
-use crate::config::Config;
-use crate::why::why;
+use crate::entry::Entry;
 
 /// Keys that are counted one by one, for each policy: 16 bytes each, so about 100 MB. Past it the count is a bound.
 const MAX_COUNTED_KEYS: usize = 4_000_000;
 /// Denied keys of which the number of denials is kept, for each policy.
 const MAX_DENIED_KEYS: usize = 1_000_000;
 
-/// A gate that runs on a log's time, and what it has decided so far.
-pub(super) struct Replay {
+/// Bounds of a replay, and how it words policies and decisions.
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// Most keys in memory at once. The report says if more were needed.
+    pub max_keys: usize,
+    /// Most denied keys that the report lists for each policy.
+    pub top: usize,
+    /// Describes a policy in one line, for the report.
+    pub describe: fn(&Policy) -> String,
+    /// Explains a decision in one line; `None` if no enforced policy applied to the request.
+    pub explain: fn(Option<&PolicyDecision<'_>>) -> String,
+}
+
+/// A gate whose clock follows a log, and what it has decided so far.
+#[derive(Debug)]
+pub struct Replay {
     gate: Gate,
+    pub(crate) options: Options,
     clock: ManualClock,
     now: Timestamp,
     hasher: RandomState,
     /// In the order of the policies.
-    tallies: Vec<Tally>,
-    /// Requests that no policy concerned.
-    pub(super) unconcerned: u64,
+    pub(crate) counts: Vec<ReplayCounts>,
+    /// Requests that no policy applied to.
+    pub(crate) unmatched: u64,
     /// Requests that an enforced policy denied.
-    pub(super) denied: u64,
+    pub(crate) denied: u64,
 }
 
-/// What one policy saw and said.
+/// What one policy decided.
 #[derive(Debug, Default)]
-pub(super) struct Tally {
-    pub(super) seen: u64,
-    pub(super) denied: u64,
+pub(crate) struct ReplayCounts {
+    pub(crate) seen: u64,
+    pub(crate) denied: u64,
     /// Hashes of the keys seen.
     keys: HashSet<u64>,
-    pub(super) denied_keys: HashMap<String, DeniedKey>,
+    pub(crate) denied_keys: HashMap<String, DeniedKey>,
     /// Denials on keys beyond [`MAX_DENIED_KEYS`].
-    pub(super) denied_elsewhere: u64,
+    pub(crate) denied_uncounted: u64,
 }
 
 /// A key that was denied at least once.
 #[derive(Debug)]
-pub(super) struct DeniedKey {
-    pub(super) denied: u64,
-    pub(super) first: Timestamp,
-    pub(super) last: Timestamp,
+pub(crate) struct DeniedKey {
+    pub(crate) denied: u64,
+    pub(crate) first: Timestamp,
+    pub(crate) last: Timestamp,
     /// Why it was denied the first time.
-    pub(super) why: String,
+    pub(crate) why: String,
 }
 
-impl Tally {
+impl ReplayCounts {
     /// How many keys were seen, and whether there were more.
-    pub(super) fn keys(&self) -> (usize, bool) {
+    pub(crate) fn keys(&self) -> (usize, bool) {
         (self.keys.len(), self.keys.len() == MAX_COUNTED_KEYS)
     }
 }
 
 impl Replay {
-    pub(super) fn new(config: Config) -> Self {
+    /// Starts with an empty store under these policies.
+    #[must_use]
+    pub fn new(policies: PolicySet, options: Options) -> Self {
         let clock = ManualClock::at(Timestamp::EPOCH);
-        let store = MemoryStore::builder().max_keys(config.max_keys).clock(clock.clone()).build();
-        let tallies = config.policies.iter().map(|_| Tally::default()).collect();
+        let store = MemoryStore::builder().max_keys(options.max_keys).clock(clock.clone()).build();
+        let counts = policies.iter().map(|_| ReplayCounts::default()).collect();
         Self {
-            gate: Gate::with_store(config.policies, store),
+            gate: Gate::with_store(policies, store),
+            options,
             clock,
             now: Timestamp::EPOCH,
             hasher: RandomState::new(),
-            tallies,
-            unconcerned: 0,
+            counts,
+            unmatched: 0,
             denied: 0,
         }
     }
 
-    /// Decides one entry; writes a line of JSON about it if asked to.
+    /// Decides one entry at its time, and writes the decision as a line of JSON to `each`.
+    ///
+    /// An entry older than the last one is decided at the time of the last one.
     ///
     /// # Errors
-    /// When the line cannot be written.
-    pub(super) fn decide(&mut self, entry: &Entry<'_>, each: Option<&mut impl Write>) -> io::Result<()> {
-        // An entry that is later than the slack is decided at the time the log has come to.
+    /// The line cannot be written. The entry is decided anyway.
+    pub fn decide(&mut self, entry: &Entry<'_>, each: Option<&mut dyn Write>) -> io::Result<()> {
         self.now = self.now.max(Timestamp::from_micros(entry.time_us));
         self.clock.set(self.now);
         let status = entry.status.to_string();
         let request = request(entry, &status);
         let decisions = self.gate.check(&request);
         if decisions.iter().len() == 0 {
-            self.unconcerned += 1;
+            self.unmatched += 1;
         }
         if decisions.is_denied() {
             self.denied += 1;
         }
         for decision in decisions.iter() {
-            self.tallies[decision.position()].count(&decision, &self.hasher);
+            self.counts[decision.position()].count(&decision, &self.hasher, self.options.explain);
         }
         let Some(out) = each else { return Ok(()) };
         let strictest = decisions.strictest();
-        let line = Each {
-            time: jiff_time(self.now),
+        let line = DecisionLine {
+            time: rfc3339(self.now),
             allowed: decisions.is_allowed(),
             policy: strictest.map(|decision| decision.policy().name()),
             key: strictest.map(|decision| decision.key().to_string()),
             remaining: strictest.map(|decision| decision.remaining),
-            why: why(&decisions),
+            why: (self.options.explain)(strictest.as_ref()),
         };
         serde_json::to_writer(&mut *out, &line)?;
         out.write_all(b"\n")
     }
 
-    pub(super) fn policies(&self) -> std::sync::Arc<PolicySet> {
+    pub(crate) fn policies(&self) -> Arc<PolicySet> {
         self.gate.policies()
     }
 
-    pub(super) fn tallies(&self) -> &[Tally] {
-        &self.tallies
-    }
-
-    pub(super) fn store(&self) -> MemoryStats {
+    pub(crate) fn store(&self) -> MemoryStats {
         self.gate.stats()
     }
 }
 
-/// One request's line of JSON.
+/// One decision as a line of JSON.
 #[derive(Serialize)]
-struct Each<'a> {
+struct DecisionLine<'a> {
     time: String,
     allowed: bool,
     policy: Option<&'a str>,
@@ -134,13 +150,13 @@ struct Each<'a> {
     why: String,
 }
 
-/// An instant as RFC 3339 says it.
-pub(super) fn jiff_time(at: Timestamp) -> String {
+/// A time in RFC 3339.
+pub(crate) fn rfc3339(at: Timestamp) -> String {
     let micros = i64::try_from(at.as_micros()).unwrap_or(i64::MAX);
     jiff::Timestamp::from_microsecond(micros).map_or_else(|_| format!("{micros} us"), |time| time.to_string())
 }
 
-/// The attributes of an entry: ip, method, path, status, user and `user_agent`, those that it has.
+/// The attributes of an entry: ip, method, path, status, user and `user_agent`, as far as it has them.
 fn request<'e>(entry: &'e Entry<'_>, status: &'e str) -> Request<'e> {
     let address = std::str::from_utf8(entry.host).ok().and_then(|host| host.parse::<IpAddr>().ok());
     let mut request = Request::new().with("status", status);
@@ -161,8 +177,13 @@ fn request<'e>(entry: &'e Entry<'_>, status: &'e str) -> Request<'e> {
     request
 }
 
-impl Tally {
-    fn count(&mut self, decision: &PolicyDecision<'_>, hasher: &RandomState) {
+impl ReplayCounts {
+    fn count(
+        &mut self,
+        decision: &PolicyDecision<'_>,
+        hasher: &RandomState,
+        explain: fn(Option<&PolicyDecision<'_>>) -> String,
+    ) {
         self.seen += 1;
         let key = decision.key().to_string();
         if self.keys.len() < MAX_COUNTED_KEYS {
@@ -178,9 +199,9 @@ impl Tally {
                 known.denied += 1;
                 known.last = decision.at;
             }
-            None if full => self.denied_elsewhere += 1,
+            None if full => self.denied_uncounted += 1,
             None => {
-                let why = crate::why::one(decision);
+                let why = explain(Some(decision));
                 self.denied_keys
                     .insert(key, DeniedKey { denied: 1, first: decision.at, last: decision.at, why });
             }

@@ -1,31 +1,34 @@
-//! What a replay prints: what each policy saw, allowed and denied, and which keys it denied most and why.
+//! The report of a replay: what each policy allowed and denied, and which keys it denied most and why.
 
 use std::cmp::Reverse;
 use std::fmt;
 
-use super::log::Stats;
-use super::run::{DeniedKey, Replay, Tally, jiff_time};
-use crate::config::{Counted, describe};
 use slidegate::{Policy, Timestamp};
 
-/// The report of a replay; its `Display` is what is printed.
-pub(super) struct Report<'a> {
+use crate::reader::LogStats;
+use crate::run::{DeniedKey, Replay, ReplayCounts, rfc3339};
+
+/// The report of a replay, as its `Display` text.
+#[derive(Debug)]
+pub struct Report<'a> {
     replay: &'a Replay,
-    log: &'a Stats,
-    /// Most denied keys shown for each policy.
-    top: usize,
+    log: &'a LogStats,
 }
 
-impl<'a> Report<'a> {
-    pub(super) fn new(replay: &'a Replay, log: &'a Stats, top: usize) -> Self {
-        Self { replay, log, top }
+impl Replay {
+    /// The report so far; `log` is what was read.
+    #[must_use]
+    pub fn report<'a>(&'a self, log: &'a LogStats) -> Report<'a> {
+        Report { replay: self, log }
     }
+}
 
+impl Report<'_> {
     fn write_log(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let log = self.log;
         write!(f, "{} lines, {} requests", log.lines, log.entries)?;
         if let (Some(first), Some(last)) = (log.first_us, log.last_us) {
-            let time = |us| jiff_time(Timestamp::from_micros(us));
+            let time = |us| rfc3339(Timestamp::from_micros(us));
             write!(f, " from {} to {}", time(first), time(last))?;
         }
         writeln!(f)?;
@@ -48,36 +51,42 @@ impl<'a> Report<'a> {
         Ok(())
     }
 
-    fn write_policy(&self, f: &mut fmt::Formatter<'_>, policy: &Policy, tally: &Tally) -> fmt::Result {
-        let (keys, more) = tally.keys();
-        writeln!(f, "\n{}", describe(policy, Counted::Here))?;
+    fn write_policy(
+        &self,
+        f: &mut fmt::Formatter<'_>,
+        policy: &Policy,
+        counts: &ReplayCounts,
+    ) -> fmt::Result {
+        let top = self.replay.options.top;
+        let (keys, more) = counts.keys();
+        writeln!(f, "\n{}", (self.replay.options.describe)(policy))?;
         let would = if policy.is_enforced() { "denied" } else { "would have denied" };
         writeln!(
             f,
             "  seen {}  allowed {}  {would} {} ({})  keys {}{keys}",
-            tally.seen,
-            tally.seen - tally.denied,
-            tally.denied,
-            percent(tally.denied, tally.seen),
+            counts.seen,
+            counts.seen - counts.denied,
+            counts.denied,
+            percent(counts.denied, counts.seen),
             if more { "more than " } else { "" },
         )?;
-        let mut denied: Vec<_> = tally.denied_keys.iter().collect();
+        let mut denied: Vec<_> = counts.denied_keys.iter().collect();
         denied.sort_unstable_by_key(|(key, known)| (Reverse(known.denied), *key));
-        for (key, known) in denied.iter().take(self.top) {
+        for (key, known) in denied.iter().take(top) {
             write_denied(f, key, known)?;
         }
-        if denied.len() > self.top {
-            writeln!(f, "  ... and {} more denied keys", denied.len() - self.top)?;
+        if denied.len() > top {
+            writeln!(f, "  ... and {} more denied keys", denied.len() - top)?;
         }
-        if tally.denied_elsewhere > 0 {
-            writeln!(f, "  ... and {} denials of keys that were not kept", tally.denied_elsewhere)?;
+        if counts.denied_uncounted > 0 {
+            writeln!(f, "  ... and {} denials of keys that were not kept", counts.denied_uncounted)?;
         }
         Ok(())
     }
 }
 
 fn write_denied(f: &mut fmt::Formatter<'_>, key: &str, known: &DeniedKey) -> fmt::Result {
-    let (first, last) = (jiff_time(known.first), jiff_time(known.last));
+    let (first, last) = (rfc3339(known.first), rfc3339(known.last));
     writeln!(f, "  {:>8} x {key}  {first} to {last}", known.denied)?;
     writeln!(f, "             first: {}", known.why)
 }
@@ -95,8 +104,8 @@ impl fmt::Display for Report<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.write_log(f)?;
         let replay = self.replay;
-        for (policy, tally) in replay.policies().iter().zip(replay.tallies()) {
-            self.write_policy(f, policy, tally)?;
+        for (policy, counts) in replay.policies().iter().zip(&replay.counts) {
+            self.write_policy(f, policy, counts)?;
         }
         writeln!(
             f,
@@ -104,8 +113,8 @@ impl fmt::Display for Report<'_> {
             replay.denied,
             percent(replay.denied, self.log.entries)
         )?;
-        if replay.unconcerned > 0 {
-            writeln!(f, "{} requests were under no policy", replay.unconcerned)?;
+        if replay.unmatched > 0 {
+            writeln!(f, "{} requests were under no policy", replay.unmatched)?;
         }
         let store = replay.store();
         if store.dropped > 0 {

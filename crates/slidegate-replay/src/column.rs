@@ -1,12 +1,12 @@
-//! One column of a line: quotes, escapes, numbers, and what stands for nothing.
+//! One column of a line: quotes, escapes, numbers, and the signs for an absent value.
 
 use std::borrow::Cow;
 use std::str::FromStr;
 
 /// Splits `"text" rest` into `text` and ` rest`. `None` if the closing quote is missing.
 ///
-/// A closing quote is one with a space or the end behind it: some servers leave the quotes inside a header bare.
-pub(super) fn quoted(line: &[u8]) -> Option<(&[u8], &[u8])> {
+/// A closing quote is followed by a space or the end of the line: some servers do not escape quotes in a header.
+pub(crate) fn quoted(line: &[u8]) -> Option<(&[u8], &[u8])> {
     let mut at = 1;
     loop {
         at += line.get(at..)?.iter().position(|&byte| matches!(byte, b'"' | b'\\'))?;
@@ -20,9 +20,9 @@ pub(super) fn quoted(line: &[u8]) -> Option<(&[u8], &[u8])> {
     }
 }
 
-/// Undoes the servers' escapes. Whatever is no escape of theirs stays as it is.
-pub(super) fn unescape(text: &[u8]) -> Cow<'_, [u8]> {
-    // Looks at every byte, which is quicker than stopping at the first: it compiles to vector instructions.
+/// Decodes the servers' escapes. Other backslashes are kept.
+pub(crate) fn unescape(text: &[u8]) -> Cow<'_, [u8]> {
+    // Testing every byte is faster than stopping at the first match: it compiles to vector instructions.
     if !text.iter().fold(false, |found, &byte| found | (byte == b'\\')) {
         return Cow::Borrowed(text);
     }
@@ -58,17 +58,17 @@ fn hex(digit: u8) -> Option<u8> {
     }
 }
 
-/// What the servers write for nothing is nothing.
-pub(super) fn present(text: &[u8]) -> Option<&[u8]> {
+/// `None` for the texts that servers write for an absent value.
+pub(crate) fn present(text: &[u8]) -> Option<&[u8]> {
     (!matches!(text, b"" | b"-" | b"\"\"")).then_some(text)
 }
 
-pub(super) fn number_or_dash<T: FromStr + Default>(text: &[u8]) -> Option<T> {
+pub(crate) fn number_or_dash<T: FromStr + Default>(text: &[u8]) -> Option<T> {
     if text == b"-" { Some(T::default()) } else { number(text) }
 }
 
 /// Digits only: `FromStr` alone would take a sign.
-pub(super) fn number<T: FromStr>(text: &[u8]) -> Option<T> {
+pub(crate) fn number<T: FromStr>(text: &[u8]) -> Option<T> {
     if !text.iter().all(u8::is_ascii_digit) {
         return None;
     }
@@ -76,13 +76,13 @@ pub(super) fn number<T: FromStr>(text: &[u8]) -> Option<T> {
 }
 
 /// A method's alphabet (RFC 9110, 5.6.2). The backslash is not in it, so escaped garbage is no method.
-pub(super) fn is_token(text: &[u8]) -> bool {
+pub(crate) fn is_token(text: &[u8]) -> bool {
     !text.is_empty()
         && text.iter().all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte))
 }
 
 /// The first word, and what follows its space, if there is one.
-pub(super) fn split_at_space(text: &[u8]) -> (&[u8], Option<&[u8]>) {
+pub(crate) fn split_at_space(text: &[u8]) -> (&[u8], Option<&[u8]>) {
     match text.iter().position(|&byte| byte == b' ') {
         Some(space) => (&text[..space], Some(&text[space + 1..])),
         None => (text, None),

@@ -9,30 +9,30 @@ use std::collections::BinaryHeap;
 
 /// A line that waits. The order of the fields is the order of release; numbers are unique, so lines never compare.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Held {
+pub(crate) struct PendingLine {
     /// Microseconds since the Unix epoch, as all times here.
-    pub(super) time_us: u64,
+    pub(crate) time_us: u64,
     /// The line's number in the log, which keeps equal times in the order they came in.
-    pub(super) number: u64,
+    pub(crate) number: u64,
     /// The line's text, without its line end.
-    pub(super) line: Box<[u8]>,
+    pub(crate) line: Box<[u8]>,
 }
 
 /// What may wait at once. Past either limit the oldest line goes early.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
+pub(crate) struct BufferLimits {
     /// Number of lines.
-    pub(super) lines: usize,
+    pub(crate) lines: usize,
     /// Bytes of the lines alone; a line costs some 50 more.
-    pub(super) bytes: usize,
+    pub(crate) bytes: usize,
 }
 
 /// The lines that wait, and the two times that say which of them may go.
 #[derive(Debug)]
-pub(super) struct Reorder {
-    held: BinaryHeap<Reverse<Held>>,
+pub(crate) struct Reorder {
+    held: BinaryHeap<Reverse<PendingLine>>,
     held_bytes: usize,
-    limits: Limits,
+    limits: BufferLimits,
     slack_us: u64,
     newest_seen_us: u64,
     newest_released_us: u64,
@@ -40,25 +40,25 @@ pub(super) struct Reorder {
 
 impl Reorder {
     /// Nothing waits yet. A line waits until one that is younger by the slack has been seen.
-    pub(super) fn new(slack_us: u64, limits: Limits) -> Self {
+    pub(crate) fn new(slack_us: u64, limits: BufferLimits) -> Self {
         let held = BinaryHeap::new();
         Self { held, held_bytes: 0, limits, slack_us, newest_seen_us: 0, newest_released_us: 0 }
     }
 
     /// Whether a line of this time can no longer go out in order. It is then due at once.
-    pub(super) fn is_late(&self, time_us: u64) -> bool {
+    pub(crate) fn is_late(&self, time_us: u64) -> bool {
         time_us < self.newest_released_us
     }
 
     /// Takes a line in. `release_due` is to be called until it has none before the next comes.
-    pub(super) fn hold(&mut self, held: Held) {
+    pub(crate) fn hold(&mut self, held: PendingLine) {
         self.newest_seen_us = self.newest_seen_us.max(held.time_us);
         self.held_bytes += held.line.len();
         self.held.push(Reverse(held));
     }
 
     /// The oldest line, if it need not or cannot wait any longer.
-    pub(super) fn release_due(&mut self) -> Option<Held> {
+    pub(crate) fn release_due(&mut self) -> Option<PendingLine> {
         let Reverse(oldest) = self.held.peek()?;
         let due_us = self.newest_seen_us.saturating_sub(self.slack_us).max(self.newest_released_us);
         let is_full = self.held.len() > self.limits.lines || self.held_bytes > self.limits.bytes;
@@ -66,7 +66,7 @@ impl Reorder {
     }
 
     /// The oldest line, due or not: the log has ended.
-    pub(super) fn release(&mut self) -> Option<Held> {
+    pub(crate) fn release(&mut self) -> Option<PendingLine> {
         let Reverse(oldest) = self.held.pop()?;
         self.held_bytes -= oldest.line.len();
         self.newest_released_us = self.newest_released_us.max(oldest.time_us);
@@ -78,16 +78,16 @@ impl Reorder {
 mod tests {
     use super::*;
 
-    const ROOMY: Limits = Limits { lines: 1_000_000, bytes: 1_000_000 };
+    const ROOMY: BufferLimits = BufferLimits { lines: 1_000_000, bytes: 1_000_000 };
 
     /// Feeds lines of 10 bytes with these times; returns (time, number) as released, and how many were late.
-    fn reorder(times: &[u64], slack_us: u64, limits: Limits) -> (Vec<(u64, u64)>, usize) {
+    fn reorder(times: &[u64], slack_us: u64, limits: BufferLimits) -> (Vec<(u64, u64)>, usize) {
         let mut reorder = Reorder::new(slack_us, limits);
         let mut released = Vec::new();
         let mut late = 0;
         for (number, &time_us) in (0..).zip(times) {
             late += usize::from(reorder.is_late(time_us));
-            reorder.hold(Held { time_us, number, line: Box::new([0; 10]) });
+            reorder.hold(PendingLine { time_us, number, line: Box::new([0; 10]) });
             released.extend(std::iter::from_fn(|| reorder.release_due()));
             assert!(reorder.held.len() <= limits.lines && reorder.held_bytes <= limits.bytes);
         }
@@ -138,9 +138,9 @@ mod tests {
     /// A log whose lines all share a time must not fill the memory.
     #[test]
     fn full_buffer_releases_the_oldest_early() {
-        let (released, late) = reorder(&[5, 3, 4, 2, 6], 1_000, Limits { lines: 2, ..ROOMY });
+        let (released, late) = reorder(&[5, 3, 4, 2, 6], 1_000, BufferLimits { lines: 2, ..ROOMY });
         assert_eq!(released, [(3, 1), (2, 3), (4, 2), (5, 0), (6, 4)]);
         assert_eq!(late, 1);
-        assert_eq!(reorder(&[5, 3, 4, 2, 6], 1_000, Limits { bytes: 29, ..ROOMY }), (released, late));
+        assert_eq!(reorder(&[5, 3, 4, 2, 6], 1_000, BufferLimits { bytes: 29, ..ROOMY }), (released, late));
     }
 }

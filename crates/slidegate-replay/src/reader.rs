@@ -1,8 +1,8 @@
-//! Reads an access log from a file or a pipe, plain or gzip, and hands out its entries in order of time.
+//! Reads an access log from a file or a pipe, plain or gzip, and returns its entries in order of time.
 //!
-//! Gzip is told by its first bytes, never by a name, and a damaged end is an error only after everything before it
-//! has been handed out. Memory is bounded whatever the log is: one line, and the lines that wait in [`Reorder`].
-//! Errors do not name the log; the caller knows it.
+//! Gzip is recognised by its first bytes, never by the file name. A damaged end is reported after everything before
+//! it has been returned. Memory is bounded for any log: one line, and the lines buffered in [`Reorder`]. Errors do not
+//! name the log; the caller does.
 
 use std::fmt;
 use std::fs::File;
@@ -14,16 +14,14 @@ use std::time::Duration;
 
 use flate2::bufread::MultiGzDecoder;
 
-use super::reorder::{Held, Limits, Reorder};
-use super::{Entry, Malformed, Parser};
+use crate::entry::{Entry, MAX_LINE_BYTES, Malformed, Parser};
+use crate::reorder::{BufferLimits, PendingLine, Reorder};
 
-/// The longest line read, without its line end. Servers refuse far shorter request heads (nginx: 32 KiB in all).
-pub(super) const MAX_LINE_BYTES: usize = 64 * 1024;
 /// How late a line may come and still be sorted in. Apache logs a request when it ends under the time it began, and
 /// few take two minutes.
 const DEFAULT_SLACK: Duration = Duration::from_secs(120);
 /// What may wait to be sorted: two minutes at 8,000 requests a second.
-const MAX_HELD: Limits = Limits { lines: 1_048_576, bytes: 256 * 1024 * 1024 };
+const MAX_PENDING: BufferLimits = BufferLimits { lines: 1_048_576, bytes: 256 * 1024 * 1024 };
 /// Malformed lines kept as examples: enough to see what is wrong with a log.
 const MAX_MALFORMED_KEPT: usize = 5;
 /// Length of such an example. It has the columns up to the request.
@@ -39,14 +37,15 @@ const FOREIGN_MAGICS: [(&[u8], &str); 3] =
 const LONGEST_MAGIC: u64 = 5;
 
 /// An access log that is being read.
-pub(crate) struct LogReader {
+#[allow(missing_debug_implementations)] // a boxed stream has none
+pub struct LogReader {
     source: Box<dyn BufRead + Send>,
     /// Bytes taken from the file so far, before decompression.
     bytes_read: Arc<AtomicU64>,
     /// The file's length. `None` for a pipe.
     total_bytes: Option<u64>,
     is_gzip: bool,
-    /// Set when the source has ended or failed; the failure waits until all held lines are out.
+    /// Set when the source has ended or failed; the failure waits until all pending lines are out.
     end: Option<io::Result<()>>,
     reorder: Reorder,
     /// The line just read; kept for its memory.
@@ -57,51 +56,54 @@ pub(crate) struct LogReader {
     /// the last time it saw and the two are apart by the slack.
     parser_in: Parser,
     parser_out: Parser,
-    stats: Stats,
+    stats: LogStats,
 }
 
-/// What a log held, as far as it has been read. `lines` is always `entries + malformed`.
+/// What a log pending, as far as it has been read. `lines` is always `entries + malformed`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Stats {
+pub struct LogStats {
     /// Lines of any kind, blank ones included.
-    pub(crate) lines: u64,
+    pub lines: u64,
     /// Lines that are requests.
-    pub(crate) entries: u64,
-    /// Lines that are not, and are left out.
-    pub(crate) malformed: u64,
-    /// Entries that came too late to be sorted in, and are handed out behind younger ones.
-    pub(crate) late: u64,
+    pub entries: u64,
+    /// Lines that could not be parsed and are skipped.
+    pub malformed: u64,
+    /// Entries that came too late to be sorted, and are returned after younger ones.
+    pub late: u64,
     /// The least time of all entries, in microseconds since the Unix epoch. `None` before the first.
-    pub(crate) first_us: Option<u64>,
+    pub first_us: Option<u64>,
     /// The greatest time of all entries.
-    pub(crate) last_us: Option<u64>,
+    pub last_us: Option<u64>,
     /// The first few malformed lines.
-    pub(crate) malformed_lines: Vec<MalformedLine>,
+    pub malformed_lines: Vec<MalformedLine>,
 }
 
-/// An example of what could not be read.
+/// An example of a line that could not be parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct MalformedLine {
-    /// Counted from 1.
-    pub(crate) number: u64,
-    /// Why it is none of the entries.
-    pub(crate) reason: Malformed,
-    /// The line's beginning, in printable ASCII, other bytes escaped. A `…` marks a cut.
-    pub(crate) excerpt: String,
+pub struct MalformedLine {
+    /// CountedStream from 1.
+    pub number: u64,
+    /// Why it could not be parsed.
+    pub reason: Malformed,
+    /// The start of the line in printable ASCII, other bytes escaped. `…` marks a cut.
+    pub excerpt: String,
 }
 
-/// How far the reading is, in bytes of the file as it lies on disk.
+/// How far a log has been read, in bytes of the file on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Progress {
-    /// Bytes taken so far, those read ahead included.
-    pub(crate) bytes_read: u64,
-    /// `None` for a pipe. A log that is still written can grow past it.
-    pub(crate) total_bytes: Option<u64>,
+pub struct Progress {
+    /// Bytes read so far, including read-ahead.
+    pub bytes_read: u64,
+    /// The length of the file. `None` for a pipe. A log that is still written can grow past it.
+    pub total_bytes: Option<u64>,
 }
 
 impl LogReader {
     /// Opens a file, or standard input for `-`.
-    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// The file cannot be opened or read, or it is compressed with something other than gzip.
+    pub fn open(path: &Path) -> io::Result<Self> {
         if path == Path::new("-") {
             return Self::from_reader(io::stdin());
         }
@@ -112,9 +114,12 @@ impl LogReader {
     }
 
     /// Reads any stream. Its first bytes are read here, to see whether it is compressed.
-    pub(crate) fn from_reader(stream: impl Read + Send + 'static) -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// The stream cannot be read, or it is compressed with something other than gzip.
+    pub fn from_reader(stream: impl Read + Send + 'static) -> io::Result<Self> {
         let bytes_read = Arc::new(AtomicU64::new(0));
-        let counted = Counted { stream, bytes_read: Arc::clone(&bytes_read) };
+        let counted = CountedStream { stream, bytes_read: Arc::clone(&bytes_read) };
         let mut plain = BufReader::with_capacity(BUFFER_BYTES, counted);
         let mut magic = Vec::new();
         plain.by_ref().take(LONGEST_MAGIC).read_to_end(&mut magic)?;
@@ -142,48 +147,51 @@ impl LogReader {
             released: Box::default(),
             parser_in: Parser::default(),
             parser_out: Parser::default(),
-            stats: Stats::default(),
+            stats: LogStats::default(),
         })
     }
 
-    /// Sorts in what comes up to `slack` late, instead of two minutes. Zero hands lines out as they come.
+    /// Sorts lines that are out of order by up to `slack` instead of two minutes. Zero keeps the order of the log.
     ///
-    /// To be called before the first entry is taken.
-    pub(crate) fn with_slack(self, slack: Duration) -> Self {
+    /// Call it before the first [`next_entry`](Self::next_entry).
+    #[must_use]
+    pub fn with_slack(self, slack: Duration) -> Self {
         debug_assert_eq!(self.stats.lines, 0, "the slack changed while lines were waiting");
         Self { reorder: reorder_within(slack), ..self }
     }
 
-    /// The next entry in order of time; equal times in the order of the log. It lives until the next call.
+    /// The next entry in order of time; equal times in the order of the log. It is valid until the next call.
     ///
-    /// Late entries keep their own time, so a clock that follows the log takes the greater of its time and theirs.
-    /// An error comes once, after the last entry; then there is `None`.
-    pub(crate) fn next_entry(&mut self) -> io::Result<Option<Entry<'_>>> {
-        let Some(held) = self.next_held()? else { return Ok(None) };
-        self.released = held.line;
+    /// Late entries keep their own time, so a clock that follows the log must take the maximum of both.
+    ///
+    /// # Errors
+    /// The log cannot be read further. The error is returned once, after the last entry; then `None` follows.
+    pub fn next_entry(&mut self) -> io::Result<Option<Entry<'_>>> {
+        let Some(pending) = self.next_pending()? else { return Ok(None) };
+        self.released = pending.line;
         let entry = self.parser_out.parse(&self.released);
         Ok(Some(entry.expect("a line that parsed coming in parses going out")))
     }
 
-    /// What has been read so far, lines that still wait included.
-    pub(crate) fn stats(&self) -> &Stats {
+    /// What has been read so far, including buffered lines.
+    pub fn stats(&self) -> &LogStats {
         &self.stats
     }
 
-    /// How far the reading is.
-    pub(crate) fn progress(&self) -> Progress {
+    /// How far the log has been read.
+    pub fn progress(&self) -> Progress {
         Progress { bytes_read: self.bytes_read.load(Ordering::Relaxed), total_bytes: self.total_bytes }
     }
 
-    fn next_held(&mut self) -> io::Result<Option<Held>> {
+    fn next_pending(&mut self) -> io::Result<Option<PendingLine>> {
         loop {
-            if let Some(held) = self.reorder.release_due() {
-                return Ok(Some(held));
+            if let Some(pending) = self.reorder.release_due() {
+                return Ok(Some(pending));
             }
             if self.end.is_none() {
                 self.read_line();
-            } else if let Some(held) = self.reorder.release() {
-                return Ok(Some(held));
+            } else if let Some(pending) = self.reorder.release() {
+                return Ok(Some(pending));
             } else {
                 return self.end.replace(Ok(())).transpose().map(|_| None);
             }
@@ -196,7 +204,7 @@ impl LogReader {
         // One byte more than a line may have: its newline, or the proof that it is too long.
         let mut bounded = self.source.by_ref().take(MAX_LINE_BYTES as u64 + 1);
         match bounded.read_until(b'\n', &mut self.line) {
-            // What came before the error on this line is not a line.
+            // A line cut off by the error does not count.
             Err(error) => self.end = Some(Err(self.explained(error))),
             Ok(0) => self.end = Some(Ok(())),
             Ok(_) => self.take_line(),
@@ -220,13 +228,13 @@ impl LogReader {
             Ok(time_us) => {
                 self.stats.entry(time_us);
                 self.stats.late += u64::from(self.reorder.is_late(time_us));
-                self.reorder.hold(Held { time_us, number: self.stats.lines, line: line.into() });
+                self.reorder.hold(PendingLine { time_us, number: self.stats.lines, line: line.into() });
             }
             Err(reason) => self.stats.malformed(line, reason),
         }
     }
 
-    /// Says what went wrong and where, if the cause is the gzip data.
+    /// Adds where the gzip data is damaged.
     fn explained(&self, error: io::Error) -> io::Error {
         let what = match error.kind() {
             ErrorKind::UnexpectedEof if self.is_gzip => "ends in the middle".to_owned(),
@@ -243,7 +251,7 @@ impl LogReader {
     }
 }
 
-impl Stats {
+impl LogStats {
     fn entry(&mut self, time_us: u64) {
         self.entries += 1;
         self.first_us = Some(self.first_us.map_or(time_us, |first_us| first_us.min(time_us)));
@@ -266,12 +274,12 @@ impl fmt::Display for MalformedLine {
 }
 
 /// Counts what passes, for the progress.
-struct Counted<R> {
+struct CountedStream<R> {
     stream: R,
     bytes_read: Arc<AtomicU64>,
 }
 
-impl<R: Read> Read for Counted<R> {
+impl<R: Read> Read for CountedStream<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.stream.read(buffer)?;
         self.bytes_read.fetch_add(read as u64, Ordering::Relaxed);
@@ -280,7 +288,7 @@ impl<R: Read> Read for Counted<R> {
 }
 
 fn reorder_within(slack: Duration) -> Reorder {
-    Reorder::new(u64::try_from(slack.as_micros()).unwrap_or(u64::MAX), MAX_HELD)
+    Reorder::new(u64::try_from(slack.as_micros()).unwrap_or(u64::MAX), MAX_PENDING)
 }
 
 /// ASCII only: a log is hostile text, and even printable Unicode can turn a terminal's line around.
@@ -387,7 +395,7 @@ mod tests {
         let mut bytes = log(&[9, 3, 7]);
         bytes.extend_from_slice(b"hello\n\n");
         let mut reader = reader(bytes);
-        assert_eq!(*reader.stats(), Stats::default());
+        assert_eq!(*reader.stats(), LogStats::default());
         paths(&mut reader).1.unwrap();
         let stats = reader.stats();
         assert_eq!((stats.lines, stats.entries, stats.malformed), (5, 3, 2));
@@ -511,7 +519,7 @@ mod tests {
     fn empty_log_has_no_entries() {
         let mut reader = reader([]);
         assert!(reader.next_entry().unwrap().is_none());
-        assert_eq!(*reader.stats(), Stats::default());
+        assert_eq!(*reader.stats(), LogStats::default());
     }
 
     /// Files nobody made up hold what nobody thinks of: here a user agent cut off without its quote.

@@ -1,63 +1,59 @@
-//! Access logs: one line in, one request out (Apache and nginx, `common` and `combined`).
+//! Parses one line of an access log into an [`Entry`] (Apache and nginx, `common` and `combined`).
 //!
-//! A line is what a stranger sent: any bytes, and a request line that need not be HTTP. Such a line is still a
-//! request of its client and counts as one; malformed is only a line that does not say who, when and how it ended.
-//! Pure: [`LogReader`] does the reading, [`reorder`] the sorting.
-
-mod column;
-mod reader;
-mod reorder;
+//! A line may hold any bytes, and its request line need not be HTTP: it still counts as a request of its client.
+//! A line is malformed only if the client, the time, the status or the length cannot be read. Pure.
 
 use std::borrow::Cow;
 use std::fmt;
 
 use jiff::fmt::strtime;
 
-use column::{is_token, number, number_or_dash, present, quoted, split_at_space, unescape};
-pub(crate) use reader::{LogReader, Stats};
+use crate::column::{is_token, number, number_or_dash, present, quoted, split_at_space, unescape};
 
-/// The time as both servers write it, in the words of `strftime`.
+/// The longest line read, without its line end. Servers refuse far shorter request heads (nginx: 32 KiB in all).
+pub(crate) const MAX_LINE_BYTES: usize = 64 * 1024;
+/// The time format of both servers, for `strftime`.
 const TIME_FORMAT: &str = "%d/%b/%Y:%H:%M:%S %z";
 /// Length of `17/May/2015:10:05:03 +0000`.
 const TIME_LEN: usize = 26;
 
 /// One request of an access log.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Entry<'a> {
+pub struct Entry<'a> {
     /// The client: an address, a name, or the address list of a proxy (`10.0.0.1, 10.0.0.2`), as written.
-    pub(crate) host: &'a [u8],
-    /// Who the client's identd says it is. `None` for `-`, that is nearly always.
-    pub(crate) ident: Option<&'a [u8]>,
-    /// Who the client logged in as. `None` for `-` and for Apache's `""`.
-    pub(crate) user: Option<Cow<'a, [u8]>>,
-    /// When, in microseconds since the Unix epoch. Logs know whole seconds.
-    pub(crate) time_us: u64,
-    /// What was asked. `None` if it was not HTTP: `-`, nothing, a TLS hello on the plain port.
-    pub(crate) request: Option<RequestLine<'a>>,
-    /// The answer's status. 0 for `-`.
-    pub(crate) status: u16,
-    /// The answer's length in bytes. 0 for `-`.
-    pub(crate) bytes: u64,
+    pub host: &'a [u8],
+    /// The client's name according to its identd. `None` for `-`, which is nearly always written.
+    pub ident: Option<&'a [u8]>,
+    /// The user the client logged in as. `None` for `-` and for Apache's `""`.
+    pub user: Option<Cow<'a, [u8]>>,
+    /// The time of the request, in microseconds since the Unix epoch. Logs have whole seconds.
+    pub time_us: u64,
+    /// The request line. `None` if it was not HTTP: `-`, empty, a TLS handshake on the plain port.
+    pub request: Option<RequestLine<'a>>,
+    /// The response's status. 0 for `-`.
+    pub status: u16,
+    /// The response's length in bytes. 0 for `-`.
+    pub bytes: u64,
     /// The `Referer` header. `None` in the common format, for `-` and when empty.
-    pub(crate) referer: Option<Cow<'a, [u8]>>,
+    pub referer: Option<Cow<'a, [u8]>>,
     /// The `User-Agent` header. `None` in the common format, for `-` and when empty.
-    pub(crate) user_agent: Option<Cow<'a, [u8]>>,
+    pub user_agent: Option<Cow<'a, [u8]>>,
 }
 
 /// The first line of an HTTP request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct RequestLine<'a> {
-    /// The method, in the client's own case: `GET`.
-    pub(crate) method: &'a [u8],
-    /// What was asked for, with the query. Never empty; a sloppy client's may hold spaces.
-    pub(crate) target: Cow<'a, [u8]>,
+pub struct RequestLine<'a> {
+    /// The method, in the case the client sent: `GET`.
+    pub method: &'a [u8],
+    /// The request target, with the query. Never empty; may contain spaces if the client did not encode them.
+    pub target: Cow<'a, [u8]>,
     /// `HTTP/1.1`. `None` for an HTTP/0.9 request.
-    pub(crate) protocol: Option<&'a [u8]>,
+    pub protocol: Option<&'a [u8]>,
 }
 
-/// Why a line is not an entry.
+/// Why a line cannot be parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Malformed {
+pub enum Malformed {
     /// The line does not begin with a client.
     Host,
     /// The second column is missing.
@@ -72,18 +68,18 @@ pub(crate) enum Malformed {
     Status,
     /// The length is neither a `u64` nor `-`.
     Bytes,
-    /// The line is longer than [`reader::MAX_LINE_BYTES`].
+    /// The line is longer than 65,536 bytes.
     TooLong,
 }
 
-/// Reads lines, and remembers the last time it read: neighbours in a log share it.
+/// Parses lines. It caches the last time text: neighbouring lines often have the same.
 #[derive(Debug, Default)]
 pub(crate) struct Parser {
     last: Option<([u8; TIME_LEN], u64)>,
 }
 
 impl Parser {
-    /// Reads one line, given without its line end.
+    /// Parses one line, given without its line end.
     pub(crate) fn parse<'a>(&mut self, line: &'a [u8]) -> Result<Entry<'a>, Malformed> {
         let (common, rest) = self.common(line)?;
         let (referer, rest) = header(rest);
@@ -91,12 +87,12 @@ impl Parser {
         Ok(Entry { referer, user_agent, ..common })
     }
 
-    /// The time of a line, which is malformed exactly if `parse` says so. Spares reading the headers.
-    fn time_of(&mut self, line: &[u8]) -> Result<u64, Malformed> {
+    /// The time of a line. It fails for exactly the lines for which `parse` fails, and skips the headers.
+    pub(crate) fn time_of(&mut self, line: &[u8]) -> Result<u64, Malformed> {
         self.common(line).map(|(entry, _)| entry.time_us)
     }
 
-    /// The columns of the common format, all that can be malformed, and what follows them.
+    /// The columns of the common format, which alone can be malformed, and the rest of the line.
     fn common<'a>(&mut self, line: &'a [u8]) -> Result<(Entry<'a>, Option<&'a [u8]>), Malformed> {
         let (front, rest) = split_before_request(line);
         let (columns, time) = match front.split_last_chunk::<TIME_LEN>() {
@@ -142,7 +138,7 @@ impl Parser {
 
 impl RequestLine<'_> {
     /// The target without its query.
-    pub(crate) fn path(&self) -> &[u8] {
+    pub fn path(&self) -> &[u8] {
         self.target.split(|&byte| byte == b'?').next().unwrap_or_default()
     }
 
@@ -174,15 +170,15 @@ impl fmt::Display for Malformed {
             Self::Request => f.write_str("no request in double quotes after the time"),
             Self::Status => f.write_str("no status of three digits (or `-`) after the request"),
             Self::Bytes => f.write_str("no length in bytes (or `-`) after the status"),
-            Self::TooLong => write!(f, "longer than {} bytes", reader::MAX_LINE_BYTES),
+            Self::TooLong => write!(f, "longer than {} bytes", MAX_LINE_BYTES),
         }
     }
 }
 
 /// Splits at `] "`, which ends the time and opens the request; the quote stays with the request.
 ///
-/// The first one is the true one. A user may hold spaces and brackets, even a whole forged entry, but both servers
-/// escape a quote in it.
+/// The first match is the right one. A user name may contain spaces and brackets, even a forged entry, but both
+/// servers escape quotes in it.
 fn split_before_request(line: &[u8]) -> (&[u8], Option<&[u8]>) {
     let mut from = 0;
     while let Some(next) = line[from..].iter().position(|&byte| byte == b'"') {
@@ -330,9 +326,9 @@ mod tests {
         }
     }
 
-    /// The remembered time must be the time of this line, not of the line before.
+    /// The cached time must be the time of this line, not of the line before.
     #[test]
-    fn remembered_time_is_used_only_for_the_same_text() {
+    fn cached_time_is_used_only_for_the_same_text() {
         let mut parser = Parser::default();
         for (second, times) in [(3, 2), (4, 1), (3, 1)] {
             for _ in 0..times {
