@@ -676,7 +676,7 @@ fn dashboard_and_alerts_use_what_is_exposed_and_every_alert_is_explained() {
     for label in ["policy=", "verdict=", "source=", "door=", "node=", "state=", "result="] {
         assert!(page.contains(label), "{label}");
     }
-    let operations = read("docs/operations.md");
+    let operations = read("docs/observability.md");
     let names: Vec<_> = alerts.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
     assert!(names.len() >= 8, "{names:?}");
     for name in names {
