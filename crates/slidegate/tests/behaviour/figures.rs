@@ -306,7 +306,7 @@ fn the_worked_examples_come_out_as_written() {
     assert_eq!(log.ask(2).retry_after(), Some(Duration::from_secs(20)));
     assert!(log.at(MINUTE - 1).ask(1).is_denied());
     assert!(log.at(MINUTE).ask(1).is_allowed());
-    page_says("A request at 50 s is denied and told to wait 10 s; one of cost 2 is told 20 s.");
+    page_says("A request at 50 s is denied and must wait 10 s; one of cost 2 must wait 20 s.");
 
     let mut window = Trial::new(hundred(SlidingWindow));
     window.at(0).ask(80);
@@ -368,17 +368,17 @@ fn a_refund_takes_the_oldest_of_a_log_and_no_more_than_counts() {
 
     let mut log = two();
     assert_eq!(log.at(61 * SECOND).limiter.refund("key", 1).used, 0);
-    page_says("refunded at 61 s, the charge of 0 s takes that of 50 s away");
+    page_says("refunded at 61 s, the charge of 0 s removes that of 50 s");
 
     let mut fixed = Trial::new(hundred(FixedWindow));
     fixed.ask(7);
     assert_eq!(fixed.at(MINUTE).limiter.refund("key", 7).cost, 0);
-    page_says("7 charged before a border and refunded after it give back 0");
+    page_says("7 charged before a boundary and refunded after it refund 0");
 
     let mut bucket = Trial::new(hundred(TokenBucket));
     bucket.ask(7);
     assert_eq!(bucket.at(3 * SECOND).limiter.refund("key", 7).cost, 2);
-    page_says("7 charged and refunded 3 s later give back 2");
+    page_says("7 charged and refunded 3 s later refund 2");
 }
 
 /// Zero is where limiters differ most: some read it as unlimited, some divide by it.
@@ -441,7 +441,7 @@ fn a_changed_quota_applies_at_once_as_described() {
     fixed.ask(100);
     fixed.limiter.configure(hundred(FixedWindow));
     assert!((fixed.wait_secs() - 60.0).abs() < 1e-9);
-    page_says("from an hour to a minute, the hour's usage counts until the present minute ends");
+    page_says("from an hour to a minute, the hour's usage counts until the current minute ends");
 
     let mut switched = Trial::new(hundred(SlidingLog));
     switched.ask(100);
@@ -449,7 +449,7 @@ fn a_changed_quota_applies_at_once_as_described() {
     assert_eq!(switched.used(), 0);
     switched.limiter.configure(hundred(SlidingLog));
     assert_eq!(switched.used(), 0);
-    page_says("Keys start afresh, also when you switch back");
+    page_says("Keys start with no usage, also when you switch back");
 }
 
 /// A clock that steps back must neither admit again nor lock a key out for as long as it stepped.
@@ -483,7 +483,7 @@ fn a_clock_that_steps_back_is_waited_out_or_followed() {
 #[test]
 fn a_key_takes_the_bytes_that_the_table_says() {
     for (algorithm, more) in [
-        (SlidingLog, ", and past five entries 4 for each"),
+        (SlidingLog, ", plus 4 for each entry above five"),
         (SlidingWindow, ""),
         (FixedWindow, ""),
         (TokenBucket, ""),
