@@ -17,12 +17,13 @@ use axum::http::{Extensions, HeaderMap, HeaderValue, Request, StatusCode, header
 use axum::middleware::Next;
 use axum::response::Response;
 
-use crate::auth_attempts::{AuthAttempts, AuthFailure};
+use crate::access::attempts::{AuthAttempts, AuthFailure};
+use crate::app::App;
 use crate::config::{AccessRules, Right};
-use crate::front::Front;
-use crate::observe::Door;
-use crate::protocol::problem::Problem;
+use crate::problem::Problem;
+use crate::telemetry::Protocol;
 
+pub(crate) mod attempts;
 mod page;
 pub(crate) mod tokens;
 
@@ -58,12 +59,12 @@ struct Shown<'r> {
     authorization: Option<&'r HeaderValue>,
     /// `None` where the client has no address.
     peer: Option<IpAddr>,
-    door: Door,
+    door: Protocol,
 }
 
 impl<'r> Shown<'r> {
     fn over_http(request: &'r HeaderMap, peer: Option<IpAddr>) -> Self {
-        Self { authorization: request.get(header::AUTHORIZATION), peer, door: Door::Http }
+        Self { authorization: request.get(header::AUTHORIZATION), peer, door: Protocol::Http }
     }
 }
 
@@ -205,7 +206,7 @@ impl Access {
     pub(crate) fn proxy(&self, request: &HeaderMap, peer: IpAddr) -> Result<(), Problem> {
         if self.needs_token(Action::Decide, true) {
             let authorization = request.get(header::AUTHORIZATION);
-            return self.decider(&Shown { authorization, peer: Some(peer), door: Door::AuthRequest });
+            return self.decider(&Shown { authorization, peer: Some(peer), door: Protocol::AuthRequest });
         }
         let is_foreign = self.listen.ip().is_loopback()
             && page::port(request) == Some(self.listen.port())
@@ -231,7 +232,7 @@ impl Access {
         if connection.is_verified || !self.needs_token(action, connection.is_local) {
             return Ok(());
         }
-        self.decider(&Shown { authorization, peer: connection.peer, door: Door::Grpc })
+        self.decider(&Shown { authorization, peer: connection.peer, door: Protocol::Grpc })
     }
 
     /// Whether a command of the RESP port may be carried out. Its credential is the password, not a
@@ -290,31 +291,31 @@ impl Access {
 
 /// Lets a request to a route of checks and peeks pass, if it may.
 pub(crate) async fn may_decide(
-    State(front): State<Arc<Front>>,
+    State(app): State<Arc<App>>,
     request: Request<Body>,
     next: Next,
 ) -> Result<Response, Problem> {
-    front.access().decision(request.headers(), Action::Decide, Peer::of(request.extensions()))?;
+    app.access().decision(request.headers(), Action::Decide, Peer::of(request.extensions()))?;
     Ok(next.run(request).await)
 }
 
 /// Lets a request to a route of resets, refunds and penalties pass, if it may.
 pub(crate) async fn may_adjust(
-    State(front): State<Arc<Front>>,
+    State(app): State<Arc<App>>,
     request: Request<Body>,
     next: Next,
 ) -> Result<Response, Problem> {
-    front.access().decision(request.headers(), Action::Adjust, Peer::of(request.extensions()))?;
+    app.access().decision(request.headers(), Action::Adjust, Peer::of(request.extensions()))?;
     Ok(next.run(request).await)
 }
 
 /// Lets a request to an admin route that changes nothing pass, if it may.
 pub(crate) async fn may_read(
-    State(front): State<Arc<Front>>,
+    State(app): State<Arc<App>>,
     mut request: Request<Body>,
     next: Next,
 ) -> Result<Response, Problem> {
-    let by = front.access().operator(request.headers(), Right::Read, Peer::of(request.extensions()))?;
+    let by = app.access().operator(request.headers(), Right::Read, Peer::of(request.extensions()))?;
     request.extensions_mut().insert(by);
     Ok(next.run(request).await)
 }
@@ -322,11 +323,11 @@ pub(crate) async fn may_read(
 /// Lets a request to an admin route that changes something pass, if it may and no page of another
 /// site sent it.
 pub(crate) async fn may_write(
-    State(front): State<Arc<Front>>,
+    State(app): State<Arc<App>>,
     mut request: Request<Body>,
     next: Next,
 ) -> Result<Response, Problem> {
-    let by = front.access().operator(request.headers(), Right::Write, Peer::of(request.extensions()))?;
+    let by = app.access().operator(request.headers(), Right::Write, Peer::of(request.extensions()))?;
     page::is_no_form(request.headers())?;
     request.extensions_mut().insert(by);
     Ok(next.run(request).await)

@@ -12,10 +12,10 @@ use serde::Serialize;
 use slidegate::{Clock, SystemClock, Timestamp};
 
 use crate::access;
-use crate::control::Control;
-use crate::front::Front;
-use crate::observe;
-use crate::protocol::routes::Routes;
+use crate::app::App;
+use crate::app::changes::Control;
+use crate::routes::Routes;
+use crate::telemetry;
 
 mod added;
 mod keys;
@@ -28,7 +28,7 @@ mod status;
 /// What the routes stand on.
 #[derive(Debug)]
 pub(crate) struct Admin {
-    pub(crate) front: Arc<Front>,
+    pub(crate) app: Arc<App>,
     pub(crate) control: Control,
     /// Everywhere that it listens.
     listeners: Vec<Listener>,
@@ -66,13 +66,13 @@ pub(crate) struct Loaded {
 
 impl Admin {
     /// `others` are the listeners beside `listen`, which serves the routes.
-    pub(crate) fn new(front: Arc<Front>, listen: SocketAddr, others: Vec<Listener>, loaded: Loaded) -> Self {
+    pub(crate) fn new(app: Arc<App>, listen: SocketAddr, others: Vec<Listener>, loaded: Loaded) -> Self {
         let clock = SystemClock::new();
         let own = Listener { door: "http", address: listen.to_string(), tls: false };
-        front.observer().config_loaded(&loaded.hash);
+        app.observer().config_loaded(&loaded.hash);
         Self {
-            control: Control::new(Arc::clone(&front)),
-            front,
+            control: Control::new(Arc::clone(&app)),
+            app,
             listeners: [vec![own], others].concat(),
             loaded: Mutex::new(loaded),
             started_at: clock.now(),
@@ -87,8 +87,8 @@ impl Admin {
 }
 
 /// These routes behind what lets only those pass who may look.
-pub(crate) fn for_readers(front: &Arc<Front>, routes: Routes) -> Routes {
-    let readers = Arc::clone(front);
+pub(crate) fn for_readers(app: &Arc<App>, routes: Routes) -> Routes {
+    let readers = Arc::clone(app);
     routes.behind(|router| router.route_layer(from_fn_with_state(readers, access::may_read)))
 }
 
@@ -108,9 +108,9 @@ pub(crate) fn routes(admin: &Arc<Admin>) -> Routes {
         ("/v1/keys/{policy}/{key}/{action}", post(keys::act)),
         ("/v1/changes/{id}/undo", post(policies::undo)),
     ];
-    let writers = Arc::clone(&admin.front);
-    let reading = Routes::over(Arc::clone(admin), reading).and(observe::routes(Arc::clone(&admin.front)));
-    let reading = for_readers(&admin.front, reading);
+    let writers = Arc::clone(&admin.app);
+    let reading = Routes::over(Arc::clone(admin), reading).and(telemetry::routes(Arc::clone(&admin.app)));
+    let reading = for_readers(&admin.app, reading);
     let changing = Routes::over(Arc::clone(admin), changing)
         .behind(|router| router.route_layer(from_fn_with_state(writers, access::may_write)));
     reading.and(changing)

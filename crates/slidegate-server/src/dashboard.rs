@@ -9,8 +9,8 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 
-use crate::protocol::problem::Problem;
-use crate::protocol::routes::Routes;
+use crate::problem::Problem;
+use crate::routes::Routes;
 
 /// A file of the page.
 struct File {

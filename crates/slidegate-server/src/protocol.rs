@@ -1,4 +1,4 @@
-//! The doors: each turns its bytes into a request, asks the front, and answers in its own words.
+//! The doors: each turns its bytes into a request, asks the app, and answers in its own words.
 //!
 //! Behind the HTTP listener there are two. What decides is answered straight from here; the router, which boxes bodies
 //! and futures on the way, has the rest.
@@ -16,24 +16,18 @@ use hyper::service::Service as _;
 use hyper_util::service::TowerToHyperService;
 
 use crate::access::{Action, Peer};
+use crate::app::App;
 use crate::config::Auth;
-use crate::front::Front;
 use crate::listener::Answers;
-use routes::Routes;
+use crate::routes::Routes;
+use crate::{auth, http};
 
-mod auth_request;
-mod fields;
-pub(crate) mod http;
-pub(crate) mod problem;
-pub(crate) mod query;
-pub(crate) mod resp;
 pub(crate) mod rls;
-pub(crate) mod routes;
 
 /// What stands behind the HTTP listener.
 pub(crate) struct Doors {
-    front: Arc<Front>,
-    auth: auth_request::Door,
+    app: Arc<App>,
+    auth: auth::Door,
     routes: TowerToHyperService<Router>,
 }
 
@@ -42,26 +36,25 @@ type Answer = Response<Either<Full<Bytes>, Body>>;
 
 impl Doors {
     /// The doors, and `more` routes.
-    pub(crate) fn new(front: Arc<Front>, auth: Auth, more: Routes) -> Self {
-        let routes = http::routes(Arc::clone(&front), more, &auth_request::PATHS);
-        Self { front, auth: auth_request::Door::new(auth), routes: TowerToHyperService::new(routes) }
+    pub(crate) fn new(app: Arc<App>, auth: Auth, more: Routes) -> Self {
+        let routes = http::routes(Arc::clone(&app), more, &auth::PATHS);
+        Self { app, auth: auth::Door::new(auth), routes: TowerToHyperService::new(routes) }
     }
 
     /// Answers a request from this peer.
     pub(crate) async fn answer(&self, peer: IpAddr, mut request: Request<Incoming>) -> Answer {
         let path = request.uri().path();
         if path == http::CHECK && request.method() == Method::POST {
-            if let Err(problem) = self.front.access().decision(request.headers(), Action::Decide, Some(peer))
-            {
+            if let Err(problem) = self.app.access().decision(request.headers(), Action::Decide, Some(peer)) {
                 return problem.response().map(Either::Left);
             }
-            return http::check(&self.front, request).await.map(Either::Left);
+            return http::check(&self.app, request).await.map(Either::Left);
         }
-        if let Some(proxy) = auth_request::proxy(path) {
-            if let Err(problem) = self.front.access().proxy(request.headers(), peer) {
+        if let Some(proxy) = auth::proxy(path) {
+            if let Err(problem) = self.app.access().proxy(request.headers(), peer) {
                 return problem.response().map(Either::Left);
             }
-            return self.auth.answer(&self.front, peer, proxy, &request).await.map(Either::Left);
+            return self.auth.answer(&self.app, peer, proxy, &request).await.map(Either::Left);
         }
         request.extensions_mut().insert(Peer(peer));
         let Ok(answer) = self.routes.call(request).await.map_err(|never: Infallible| match never {});

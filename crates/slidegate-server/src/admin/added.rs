@@ -11,8 +11,8 @@ use serde_json::{Map, Value};
 use super::Admin;
 use super::policies::put_in_force;
 use crate::access::By;
-use crate::control::{Cause, Counting, Mode, Refusal, Terms, What};
-use crate::protocol::problem::Problem;
+use crate::app::changes::{Cause, Counting, Mode, Refusal, Terms, What};
+use crate::problem::Problem;
 
 /// Keys of a policy that only one that is added has: of others the file says them.
 const ITS_OWN: [&str; 7] =
@@ -41,17 +41,17 @@ pub(super) async fn add(
 ) -> Result<Response, Problem> {
     admin.control.look().await;
     let (_, document) = admin.control.current();
-    let front = &admin.front;
+    let app = &admin.app;
     let conflict = |detail: String| Problem::new(StatusCode::CONFLICT, detail);
-    if front.base().policies.by_name(name).is_some() {
+    if app.base().policies.by_name(name).is_some() {
         let key = ITS_OWN.iter().find(|key| keys.contains_key(**key)).copied().unwrap_or_default();
         let detail = format!(
             "policy `{name}` is of the configuration, where its `{key}` is changed; leave it out here"
         );
         return Err(conflict(detail));
     }
-    let policies = front.policies();
-    if !front.is_added(name) && policies.by_name(name).is_some() {
+    let policies = app.policies();
+    if !app.is_added(name) && policies.by_name(name).is_some() {
         let detail =
             format!("there is a policy `{name}` already, which a door brings along; choose another name");
         return Err(conflict(detail));
@@ -67,7 +67,7 @@ pub(super) async fn add(
         return Err(Problem::field("body", detail));
     }
     let wrong = |detail: String| Problem::field("body", detail);
-    let added = front.read_added(name, &keys).map_err(wrong)?;
+    let added = app.read_added(name, &keys).map_err(wrong)?;
     let terms = Terms {
         quota: Counting::of(added.policy.quota()),
         mode: Mode::of(&added.policy),

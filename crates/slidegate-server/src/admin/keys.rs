@@ -18,12 +18,12 @@ use slidegate::{
 use super::Admin;
 use super::reply::{InPath, answer, audit, body};
 use crate::access::By;
-use crate::control::{KeyChange, KeyKind, KeyText, at_text, candidate_of, now_ms};
-use crate::front::MAX_COST;
-use crate::observe::{self, Door, Filter};
-use crate::protocol::problem::Problem;
-use crate::protocol::query;
-use crate::store;
+use crate::app::changes::{KeyChange, KeyKind, KeyText, at_text, candidate_of, now_ms};
+use crate::app::store;
+use crate::limits::MAX_COST;
+use crate::problem::Problem;
+use crate::query;
+use crate::telemetry::{self, Filter, Protocol};
 
 /// Most charges in an answer; more are joined with those after them.
 const MAX_CHARGES: usize = 500;
@@ -57,16 +57,16 @@ struct Place {
 
 impl Place {
     fn of(admin: &Admin, policy: String, text: &str, uri: &Uri) -> Result<Self, Problem> {
-        let policies = admin.front.policies();
+        let policies = admin.app.policies();
         let known = policies.by_name(&policy).ok_or_else(|| super::policies::unknown(&policies, &policy))?;
         let raw = admin.behind(&policy, text)?;
         let shown = raw.as_ref().map(|_| text.to_owned());
         let text = raw.as_deref().unwrap_or(text);
-        let key = KeyText::read(known, text, |attribute| admin.front.is_address(attribute))
+        let key = KeyText::read(known, text, |attribute| admin.app.is_address(attribute))
             .map_err(|detail| Problem::field("key", detail))?;
         // One spelling for each key, whoever writes it.
         let text = known.key_of(&key.request(known)).map_or_else(String::new, |key| key.to_string());
-        let wanted = admin.front.shared().and_then(store::Shared::hash_tag);
+        let wanted = admin.app.shared().and_then(store::Shared::hash_tag);
         let wanted = wanted.filter(|tag| !known.scope_attributes().iter().any(|attribute| attribute == tag));
         let mut tag = None;
         for (name, value) in query::pairs(uri.query().unwrap_or_default()) {
@@ -75,7 +75,7 @@ impl Place {
                 let detail = format!("`{}` says nothing about this key; leave it out", name.escape_debug());
                 return Err(Problem::field(name, detail));
             }
-            if admin.front.is_address(&name) && address(&value).is_none() {
+            if admin.app.is_address(&name) && address(&value).is_none() {
                 let value = String::from_utf8_lossy(&value).escape_debug().to_string();
                 let detail = format!("`{value}` is no address; write for example `192.0.2.7`");
                 return Err(Problem::field(name, detail));
@@ -102,7 +102,7 @@ impl Place {
         let request = self.key.request(self.policy());
         let Some((name, value)) = &self.tag else { return request };
         match address(value) {
-            Some(ip) if admin.front.is_address(name) => request.with(name, ip),
+            Some(ip) if admin.app.is_address(name) => request.with(name, ip),
             _ => request.with(name, value.as_slice()),
         }
     }
@@ -120,10 +120,10 @@ fn address(bytes: &[u8]) -> Option<IpAddr> {
 impl Admin {
     /// The key that is meant by a text that is shown for it, if it is such a text.
     fn behind(&self, policy: &str, text: &str) -> Result<Option<Box<str>>, Problem> {
-        let observer = self.front.observer();
+        let observer = self.app.observer();
         let Some(mut keys) = observer.keys_shown_as(policy, text) else { return Ok(None) };
         if keys.is_empty() {
-            let seen = self.front.shadows().seen();
+            let seen = self.app.shadows().seen();
             let tried = seen.candidates.get(policy).into_iter().flat_map(|one| one.keys.keys());
             keys = tried
                 .filter(|key| observer.shown(policy, key) == text)
@@ -138,7 +138,7 @@ impl Admin {
                     "`{text}` is what policy `{policy}` shows of a key, and this instance remembers none that is shown \
                      so: it knows the keys of its last {} denials, and those used or denied most in the last minutes; \
                      ask with the key itself",
-                    observe::KEPT
+                    telemetry::KEPT
                 );
                 Err(Problem::field("key", detail).with_status(StatusCode::NOT_FOUND))
             }
@@ -155,7 +155,7 @@ impl Admin {
     /// Everything about one key.
     async fn view(&self, place: &Place) -> Result<Value, Problem> {
         let request = place.request(self);
-        let found = self.front.inspect(&request).await.map_err(|error| {
+        let found = self.app.inspect(&request).await.map_err(|error| {
             Problem::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 format!("{error}; what the key has used cannot be told"),
@@ -183,7 +183,7 @@ impl Admin {
             told
         });
         let filter = Filter { policy: Some(place.policy.clone()), key: Some(place.text.clone()) };
-        let denials = self.front.observer().events().recent(&filter, MAX_DENIALS);
+        let denials = self.app.observer().events().recent(&filter, MAX_DENIALS);
         let denials: Vec<_> = denials.iter().map(|event| &**event).collect();
         let mut view = used(&found);
         view["key"] = place.told().into();
@@ -278,8 +278,8 @@ pub(super) async fn act(
             return Err(Problem::new(StatusCode::NOT_FOUND, detail));
         }
     };
-    audit(&by, &action, &place.policy, &admin.front.observer().shown(&place.policy, &place.text), &done);
-    admin.front.observer().mark_changed();
+    audit(&by, &action, &place.policy, &admin.app.observer().shown(&place.policy, &place.text), &done);
+    admin.app.observer().mark_changed();
     // What was done is done, whether the store can be asked about it or not.
     let mut view =
         admin.view(&place).await.unwrap_or_else(|_| json!({ "policy": place.policy, "key": place.told() }));
@@ -347,7 +347,7 @@ impl Said {
 
 impl Admin {
     async fn reset(&self, place: &Place) -> Result<String, Problem> {
-        let existed = self.front.reset(&place.request(self)).await.map_err(|error| {
+        let existed = self.app.reset(&place.request(self)).await.map_err(|error| {
             let detail = format!("{error}; the key may be forgotten or not, so send it again");
             Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
         })?;
@@ -356,7 +356,7 @@ impl Admin {
 
     async fn charge(&self, place: &Place, verb: Verb, cost: u64) -> Result<String, Problem> {
         let request = place.request(self).cost(cost);
-        let decisions = self.front.decide(Door::Http, verb, &request).await;
+        let decisions = self.app.decide(Protocol::Http, verb, &request).await;
         let moved = decisions.iter().next().map(|one| (one.cost, one.source));
         if let Some(error) = decisions.error() {
             return Err(Problem::new(StatusCode::CONFLICT, format!("{error}; it was removed a moment ago")));

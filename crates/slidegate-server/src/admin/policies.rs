@@ -13,12 +13,12 @@ use slidegate::{Algorithm, Policy, PolicySet, Quota, millis_ceil};
 use super::reply::{InPath, answer, audit, body, bytes};
 use super::{Admin, added};
 use crate::access::By;
-use crate::control::{
+use crate::app::changes::{
     CANDIDATE, Cause, Change, Counting, Document, Mode, Refusal, Terms, What, at_text, candidate_of,
 };
-use crate::front;
-use crate::protocol::http::{parse_body, parse_members};
-use crate::protocol::problem::Problem;
+use crate::http::{parse_body, parse_members};
+use crate::inline_policies;
+use crate::problem::Problem;
 
 type Shared = State<Arc<Admin>>;
 type Answered = Result<Response, Problem>;
@@ -28,19 +28,19 @@ const MAX_LISTED: usize = 20;
 
 pub(super) async fn list(State(admin): Shared) -> Response {
     let (_, document) = admin.control.current();
-    let base = admin.front.base();
-    let now = crate::control::now_ms();
-    let policies = admin.front.policies();
-    let listed = front::listed(&policies).filter(|policy| candidate_of(policy.name()).is_none());
+    let base = admin.app.base();
+    let now = crate::app::changes::now_ms();
+    let policies = admin.app.policies();
+    let listed = inline_policies::listed(&policies).filter(|policy| candidate_of(policy.name()).is_none());
     let told = listed.map(|policy| {
         let name = policy.name();
         let quota = policy.quota();
         let when = policy.conditions().iter().map(|(attribute, is)| format!("{attribute} {is}"));
         let keys = document.living(now).filter(|change| change.policy == name).count();
-        let counts = admin.front.observer().counts(name).unwrap_or_default();
+        let counts = admin.app.observer().counts(name).unwrap_or_default();
         json!({
             "name": name,
-            "description": admin.front.describe(policy),
+            "description": admin.app.describe(policy),
             "when": when.collect::<Vec<_>>(),
             "scope": policy.scope_attributes(),
             "limit": quota.limit(),
@@ -77,8 +77,10 @@ pub(super) fn numbers(quota: &Quota) -> Value {
 
 /// There is no policy of this name.
 pub(super) fn unknown(policies: &PolicySet, name: &str) -> Problem {
-    let names: Vec<_> =
-        front::listed(policies).map(Policy::name).filter(|name| candidate_of(name).is_none()).collect();
+    let names: Vec<_> = inline_policies::listed(policies)
+        .map(Policy::name)
+        .filter(|name| candidate_of(name).is_none())
+        .collect();
     let more = if names.len() > MAX_LISTED { ", ..." } else { "" };
     let listed = names.iter().take(MAX_LISTED).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
     let detail = format!("there is no policy `{}`; there are {listed}{more}", name.escape_debug());
@@ -204,12 +206,12 @@ pub(super) async fn set(
     let put: Put = parse_body(&bytes)?;
     // What is not said stays as it is now, elsewhere as well.
     admin.control.look().await;
-    let policies = admin.front.policies();
+    let policies = admin.app.policies();
     let (_, document) = admin.control.current();
     let policy = changeable(&admin, &document, &policies, &name).map_err(|problem| {
         if policies.by_name(&name).is_some() { problem } else { problem.and(added::WAY_IN) }
     })?;
-    let candidate_now = admin.front.base().candidate(&document, &name);
+    let candidate_now = admin.app.base().candidate(&document, &name);
     let Put { quota, limit, window, algorithm, burst, slots, mode, candidate } = put;
     let numbers = Numbers { quota, limit, window, algorithm, burst, slots };
     if numbers.is_empty() && mode.is_none() && candidate.is_none() {
@@ -277,10 +279,10 @@ pub(super) async fn promote(
     let (by, Nothing {}): (By, Nothing) = body(request).await?;
     // What is not said stays as it is now, elsewhere as well.
     admin.control.look().await;
-    let policies = admin.front.policies();
+    let policies = admin.app.policies();
     let (_, document) = admin.control.current();
     let policy = changeable(&admin, &document, &policies, &name)?;
-    let Some(candidate) = admin.front.base().candidate(&document, &name) else {
+    let Some(candidate) = admin.app.base().candidate(&document, &name) else {
         let detail = format!(
             "policy `{name}` has no candidate; give it one, for example `{{\"candidate\": \"200/1m\"}}`"
         );
@@ -350,7 +352,7 @@ fn changeable<'p>(
 ) -> Result<&'p Policy, Problem> {
     let policy = policies.by_name(name).filter(|policy| candidate_of(policy.name()).is_none());
     let policy = policy.ok_or_else(|| unknown(policies, name))?;
-    if admin.front.base().policies.by_name(name).is_some() || admin.added(document, name).is_some() {
+    if admin.app.base().policies.by_name(name).is_some() || admin.added(document, name).is_some() {
         return Ok(policy);
     }
     let detail = format!(
@@ -405,7 +407,7 @@ fn said_of(before: Option<&Terms>, after: Option<&Terms>) -> String {
 impl Admin {
     /// The keys of a policy that is in force as it was added.
     fn added<'d>(&self, document: &'d Document, name: &str) -> Option<&'d Map<String, Value>> {
-        document.added(name).filter(|_| self.front.is_added(name))
+        document.added(name).filter(|_| self.app.is_added(name))
     }
 
     /// Where a policy comes from.
@@ -422,7 +424,7 @@ impl Admin {
     /// The answer to a change that is in force here, and its line in the log.
     fn changed(&self, by: &By, action: &str, policy: &str, id: u64, done: &str) -> Response {
         audit(by, action, policy, "", done);
-        self.front.observer().mark_changed();
+        self.app.observer().mark_changed();
         answer(&json!({ "policy": policy, "change": id, "done": done }))
     }
 }

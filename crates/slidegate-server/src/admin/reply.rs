@@ -9,9 +9,9 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::access::By;
-use crate::control::{Cause, Refusal};
-use crate::protocol::http::{parse_body, read_body};
-use crate::protocol::problem::Problem;
+use crate::app::changes::{Cause, Refusal};
+use crate::http::{parse_body, read_body};
+use crate::problem::Problem;
 
 /// Largest body of a change.
 const MAX_BODY: usize = 16 * 1024;

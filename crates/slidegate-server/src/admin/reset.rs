@@ -16,7 +16,7 @@ use slidegate::{PolicyReset, ResetCursor};
 use super::Admin;
 use super::policies::unknown;
 use super::reply::{InPath, answer, audit, body};
-use crate::protocol::problem::Problem;
+use crate::problem::Problem;
 
 /// Keys that a step looks at, unless it is asked for others.
 const KEYS: u64 = 1000;
@@ -37,7 +37,7 @@ pub(super) async fn step(
     request: HttpRequest<Body>,
 ) -> Result<Response, Problem> {
     let (by, Step { cursor, limit }) = body(request).await?;
-    let policies = admin.front.policies();
+    let policies = admin.app.policies();
     if policies.by_name(&name).is_none() {
         return Err(unknown(&policies, &name));
     }
@@ -51,7 +51,7 @@ pub(super) async fn step(
     if cursor.is_none() {
         audit(&by, "reset-policy", &name, "", "started to forget all keys");
     }
-    let step = admin.front.reset_policy_step(&name, cursor.as_ref(), limit).await;
+    let step = admin.app.reset_policy_step(&name, cursor.as_ref(), limit).await;
     let PolicyReset { forgotten, scanned, keys, next, .. } = step.map_err(|error| {
         if error.is_policy() {
             return wrong(error);
@@ -66,7 +66,7 @@ pub(super) async fn step(
     };
     if next.is_none() {
         audit(&by, "reset-policy", &name, "", &done);
-        admin.front.observer().mark_changed();
+        admin.app.observer().mark_changed();
     }
     Ok(answer(&json!({
         "policy": name,

@@ -9,14 +9,14 @@ use serde_json::json;
 use super::Admin;
 use super::policies::numbers;
 use super::reply::answer;
-use crate::control::{CANDIDATE, candidate_of};
+use crate::app::changes::{CANDIDATE, candidate_of};
 
 /// Most keys of a candidate in an answer, those first that would notice it most.
 const MAX_KEYS: usize = 100;
 
 pub(super) async fn shadow(State(admin): State<Arc<Admin>>) -> Response {
-    let policies = admin.front.policies();
-    let seen = admin.front.shadows().seen();
+    let policies = admin.app.policies();
+    let seen = admin.app.shadows().seen();
     let candidates = policies.iter().filter_map(|candidate| {
         let name = candidate_of(candidate.name())?;
         let live = policies.by_name(name)?;
@@ -26,7 +26,7 @@ pub(super) async fn shadow(State(admin): State<Arc<Admin>>) -> Response {
         keys.sort_by_key(|(key, one)| (std::cmp::Reverse(one.newly_denied + one.newly_allowed), *key));
         let keys = keys.into_iter().take(MAX_KEYS).map(|(key, one)| {
             json!({
-                "key": admin.front.observer().shown(name, key),
+                "key": admin.app.observer().shown(name, key),
                 "newly_denied": one.newly_denied,
                 "newly_allowed": one.newly_allowed,
             })

@@ -10,25 +10,25 @@ use slidegate::Clock;
 
 use super::Admin;
 use super::reply::answer;
-use crate::control::{Standing, at_text, now_ms};
-use crate::observe::Spans;
-use crate::store;
+use crate::app::changes::{Standing, at_text, now_ms};
+use crate::app::store;
+use crate::telemetry::Spans;
 
 pub(super) async fn status(State(admin): State<Arc<Admin>>) -> Response {
-    let front = &admin.front;
+    let app = &admin.app;
     let loaded = admin.loaded().clone();
     let date = |at| at_text(admin.clock.wall_time(at).as_micros() / 1000);
     let millis = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
     let Standing { id, document, place, problem, losses, last_loss } = admin.control.standing();
     let now = now_ms();
-    let stats = front.stats();
-    let mut store = front.shared().map_or_else(|| json!({ "kind": "memory" }), store::Shared::state);
-    store["degraded"] = front.shared().is_some_and(store::Shared::is_degraded).into();
+    let stats = app.stats();
+    let mut store = app.shared().map_or_else(|| json!({ "kind": "memory" }), store::Shared::state);
+    store["degraded"] = app.shared().is_some_and(store::Shared::is_degraded).into();
     answer(&json!({
         "version": env!("CARGO_PKG_VERSION"),
         "started_at": date(admin.started_at),
         "uptime_ms": millis(admin.clock.now() - admin.started_at),
-        "ready": front.is_ready(),
+        "ready": app.is_ready(),
         "listeners": admin.listeners,
         "config": {
             "source": loaded.source,
@@ -38,7 +38,7 @@ pub(super) async fn status(State(admin): State<Arc<Admin>>) -> Response {
             "error": loaded.error,
         },
         "store": store,
-        "traces": front.observer().traces().map(|traces| {
+        "traces": app.observer().traces().map(|traces| {
             let Spans { sent, failed, dropped } = traces.spans();
             json!({ "endpoint": traces.endpoint(), "sent": sent, "failed": failed, "dropped": dropped })
         }),
@@ -56,7 +56,7 @@ pub(super) async fn status(State(admin): State<Arc<Admin>>) -> Response {
             })),
             "count": document.count_in_force(now),
             "error": problem,
-            "refused": front.refused(),
+            "refused": app.refused(),
         },
     }))
 }

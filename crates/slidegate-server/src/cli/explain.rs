@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use slidegate::{Gate, Policy, PolicyDecision, Request, format_window};
 
 use super::{ExplainArgs, Failure, attribute, output};
+use crate::app::App;
 use crate::envoy::{self, Envoy};
-use crate::front::Front;
 
 pub(super) fn run(args: &ExplainArgs) -> Result<ExitCode, Failure> {
     let (text, json) = match (args.envoy.settings()?, &args.domain) {
@@ -93,9 +93,9 @@ fn attributes(args: &ExplainArgs) -> Result<(String, Value), Failure> {
         attribute(part).map_err(|message| Failure(format!("attribute `{}`: {message}", part.escape_debug())))
     });
     let attributes = attributes.collect::<Result<Vec<_>, _>>()?;
-    let front = Front::new(config).map_err(Failure)?;
+    let app = App::new(config).map_err(Failure)?;
     let borrowed = attributes.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
-    let request = front.request(borrowed, 1).map_err(|bad| Failure(bad.detail))?;
+    let request = app.request(borrowed, 1).map_err(|bad| Failure(bad.detail))?;
     let decisions = gate.peek(&request);
     let policies = gate.policies();
     let (mut text, mut told_json) = (Vec::new(), Vec::new());

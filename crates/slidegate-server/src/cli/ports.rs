@@ -12,10 +12,10 @@ use tokio::task::JoinHandle;
 
 use super::Failure;
 use crate::admin::Listener;
+use crate::app::App;
 use crate::envoy;
-use crate::front::Front;
 use crate::protocol::rls;
-use crate::{listener, observe};
+use crate::{listener, telemetry};
 
 /// Listeners that envoyproxy/ratelimit has besides, where its place is taken.
 pub(super) struct Ports {
@@ -67,7 +67,7 @@ impl Ports {
     /// Serves what there is until `stopped` says so.
     pub(super) fn serve(
         self,
-        front: &Arc<Front>,
+        app: &Arc<App>,
         limits: &Arc<rls::Limits>,
         stopped: &watch::Receiver<bool>,
         grace: Duration,
@@ -75,7 +75,7 @@ impl Ports {
         let debug = self.debug.map(|listener| (listener, rls::debug_routes(Arc::clone(limits))));
         let prometheus = self
             .prometheus
-            .map(|(listener, path)| (listener, observe::metrics_routes(Arc::clone(front), &path)));
+            .map(|(listener, path)| (listener, telemetry::metrics_routes(Arc::clone(app), &path)));
         let serve = |(listener, routes)| {
             let mut stopped = stopped.clone();
             let stop = async move { stopped.wait_for(|stop| *stop).await.map(drop) };

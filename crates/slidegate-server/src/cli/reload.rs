@@ -7,8 +7,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::MissedTickBehavior;
 
 use crate::admin::Admin;
+use crate::app::changes::Base;
 use crate::config::{Config, Fingerprint, Loaded, Sources, differences};
-use crate::control::Base;
 use crate::watched::{LOOK_EVERY, Watched};
 
 /// What asks for a reload. Made before the service tells that it is there: until then a SIGHUP ends the process.
@@ -66,12 +66,12 @@ fn take(admin: &Admin, running: &Config, loaded: Loaded) -> Result<(), String> {
     });
     let Config { policies, candidates, admin: rules, observe, .. } = config;
     let count = policies.iter().len();
-    let observer = admin.front.observer();
+    let observer = admin.app.observer();
     observer.show_keys(observe.keys_shown);
     // Goes through all keys in memory.
-    tokio::task::block_in_place(|| admin.front.configure(Base { policies, candidates }))
+    tokio::task::block_in_place(|| admin.app.configure(Base { policies, candidates }))
         .map_err(|error| error.to_string())?;
-    admin.front.access().set(rules);
+    admin.app.access().set(rules);
     {
         let mut known = admin.loaded();
         (known.hash, known.at, known.error) = (hash.clone(), SystemClock::new().now(), left.clone());
@@ -91,5 +91,5 @@ fn refuse(admin: &Admin, refused: &str) {
     }
     tracing::error!("the configuration was not loaded; the last good one stays in force");
     admin.loaded().error = Some(refused.to_owned());
-    admin.front.observer().config_refused(refused);
+    admin.app.observer().config_refused(refused);
 }

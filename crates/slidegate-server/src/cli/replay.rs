@@ -12,8 +12,8 @@ use slidegate_replay::{LogReader, LogStats, Options, Replay};
 
 use super::values::number;
 use super::{Failure, PolicyArgs, output};
+use crate::app::explanation;
 use crate::config::{Counted, describe};
-use crate::why;
 
 #[derive(Debug, Args)]
 pub(super) struct ReplayArgs {
@@ -46,7 +46,7 @@ pub(super) fn run(args: &ReplayArgs) -> Result<ExitCode, Failure> {
         max_keys: config.max_keys,
         top: args.top,
         describe: |policy| describe(policy, Counted::Here),
-        explain: |decision| decision.map_or_else(|| why::NOTHING.to_owned(), why::one),
+        explain: |decision| decision.map_or_else(|| explanation::NOTHING.to_owned(), explanation::one),
     };
     let mut replay = Replay::new(config.policies, options);
     let mut each = args.each.then(|| BufWriter::new(io::stdout().lock()));

@@ -15,15 +15,16 @@ use super::ports::Ports;
 use super::reload::{self, Causes};
 use super::{Failure, ServeArgs, output};
 use crate::admin::{self, Admin};
+use crate::app::App;
+use crate::app::store::Seen;
 use crate::config::{Arguments, Config, Fingerprint, Loaded, Sources, describe};
 use crate::envoy::{self, Envoy, Watcher};
-use crate::front::Front;
 use crate::log_limit::LogLimit;
-use crate::protocol::{self, Doors, rls};
+use crate::protocol::{Doors, rls};
+use crate::resp;
 use crate::shutdown::Signals;
-use crate::store::Seen;
 use crate::watched::{LOOK_EVERY, Watched};
-use crate::{dashboard, listener, observe};
+use crate::{dashboard, listener, telemetry};
 
 /// Between two sweeps for expired keys.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
@@ -89,7 +90,7 @@ async fn serve(
             let tls = settings.tls.is_some();
             listeners.push(admin::Listener { door: "resp", address: address.to_string(), tls });
             greeting.resp = Some(format!("{}://{address}", if tls { "rediss" } else { "redis" }));
-            let workers = protocol::resp::Workers::start();
+            let workers = resp::Workers::start();
             let workers = workers.map_err(|error| Failure(format!("cannot start threads: {error}")))?;
             Some((listener, settings, workers))
         }
@@ -115,12 +116,12 @@ async fn serve(
     let auth = config.auth.clone();
     // With the port that it got, where that was left to the system.
     let config = Config { listen: address, ..config };
-    let front = Arc::new(Front::new(config).map_err(Failure)?);
+    let app = Arc::new(App::new(config).map_err(Failure)?);
     if let Some(watcher) = &files {
         let policies = watcher.policies().map_err(|refusal| Failure(refusal.to_string()))?;
-        front.configure_others(&policies).map_err(|error| Failure(error.to_string()))?;
+        app.configure_others(&policies).map_err(|error| Failure(error.to_string()))?;
     }
-    if let Some(shared) = front.shared() {
+    if let Some(shared) = app.shared() {
         greeting.store = match shared.ping().await {
             Ok(()) => format!("{}, shared", shared.url()),
             Err(failure) => format!(
@@ -132,18 +133,18 @@ async fn serve(
     // The service runs on whether or not anybody reads what it prints.
     let _ = output::print(&greeting);
 
-    let sweeper = tokio::spawn(sweep(Arc::clone(&front)));
-    let watcher = tokio::spawn(watch_store(Arc::clone(&front)));
-    let examiner = tokio::spawn(examine(Arc::clone(&front)));
-    let observer = tokio::spawn(observe::tick(Arc::clone(&front)));
+    let sweeper = tokio::spawn(sweep(Arc::clone(&app)));
+    let watcher = tokio::spawn(watch_store(Arc::clone(&app)));
+    let examiner = tokio::spawn(examine(Arc::clone(&app)));
+    let observer = tokio::spawn(telemetry::tick(Arc::clone(&app)));
     let known = admin::Loaded {
         source: sources.name(),
         hash,
         at: SystemClock::new().now(),
         ..admin::Loaded::default()
     };
-    let admin = Arc::new(Admin::new(Arc::clone(&front), address, listeners, known));
-    if !front.access().is_open() {
+    let admin = Arc::new(Admin::new(Arc::clone(&app), address, listeners, known));
+    if !app.access().is_open() {
         tracing::warn!(
             %address,
             "the admin routes are off: the address is reachable from elsewhere and no token is configured; make one with \
@@ -154,36 +155,35 @@ async fn serve(
     let controller = tokio::spawn(follow(Arc::clone(&admin)));
     let reloader = tokio::spawn(reload::run(Arc::clone(&admin), sources, causes, running));
     if let Some(rules) = &rules {
-        front.observer().watch_files(rules.live.clone());
+        app.observer().watch_files(rules.live.clone());
     }
-    let folder = tokio::spawn(follow_folder(Arc::clone(&front), files));
+    let folder = tokio::spawn(follow_folder(Arc::clone(&app), files));
     let has_rules = rules.is_some();
-    let limits = Arc::new(rls::Limits::new(Arc::clone(&front), &grpc_settings, rules));
+    let limits = Arc::new(rls::Limits::new(Arc::clone(&app), &grpc_settings, rules));
     let mut more = admin::routes(&admin).and(dashboard::routes());
     if has_rules {
-        let config = admin::for_readers(&front, rls::config_routes(Arc::clone(&limits)));
+        let config = admin::for_readers(&app, rls::config_routes(Arc::clone(&limits)));
         more = more.and(rls::routes(Arc::clone(&limits))).and(config);
     }
-    let doors = Arc::new(Doors::new(Arc::clone(&front), auth, more));
+    let doors = Arc::new(Doors::new(Arc::clone(&app), auth, more));
     let (stopping, stopped) = watch::channel(false);
     let grpc = door.map(|door| {
         let mut stopped = stopped.clone();
         let stop = async move { stopped.wait_for(|stop| *stop).await.map(drop) };
         tokio::spawn(door.serve(Arc::clone(&limits), stop, grace))
     });
-    let reference = reference.serve(&front, &limits, &stopped, grace);
+    let reference = reference.serve(&app, &limits, &stopped, grace);
     let resp = async {
         match resp {
             Some((listener, settings, workers)) => {
-                protocol::resp::serve(listener, settings, workers, Arc::clone(&front), stopped.clone(), grace)
-                    .await
+                resp::serve(listener, settings, workers, Arc::clone(&app), stopped.clone(), grace).await
             }
             None => 0,
         }
     };
     let stop = async {
         let signal = signals.next().await;
-        front.begin_shutdown();
+        app.begin_shutdown();
         stopping.send_replace(true);
         tracing::info!(signal, grace_s = grace.as_secs(), "shutting down: open requests finish");
     };
@@ -200,7 +200,7 @@ async fn serve(
     reloader.abort();
     observer.abort();
     // Waits for a collector.
-    tokio::task::block_in_place(|| front.observer().end_traces());
+    tokio::task::block_in_place(|| app.observer().end_traces());
     if cut_off > 0 {
         tracing::warn!(connections = cut_off, "cut off connections that did not finish in time");
     }
@@ -310,15 +310,15 @@ fn describe_files(settings: &envoy::Settings, envoy: Option<&Envoy>) -> String {
 }
 
 /// Takes changed files of envoyproxy/ratelimit in, if there are any.
-async fn follow_folder(front: Arc<Front>, watcher: Option<Watcher>) {
+async fn follow_folder(app: Arc<App>, watcher: Option<Watcher>) {
     let Some(mut watcher) = watcher else { return };
     let mut ticks = tokio::time::interval(LOOK_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        let front = Arc::clone(&front);
+        let app = Arc::clone(&app);
         let looked = tokio::task::spawn_blocking(move || {
-            watcher.look(&|policies| front.configure_others(&policies));
+            watcher.look(&|policies| app.configure_others(&policies));
             watcher
         });
         // Ends with the runtime, or with a bug that has been told.
@@ -328,8 +328,8 @@ async fn follow_folder(front: Arc<Front>, watcher: Option<Watcher>) {
 }
 
 /// Tells the log, at most once a second, that a shared store is away, and once that it is there again.
-async fn watch_store(front: Arc<Front>) {
-    let Some(shared) = front.shared() else { return };
+async fn watch_store(app: Arc<App>) {
+    let Some(shared) = app.shared() else { return };
     let mut seen = Seen::default();
     let mut ticks = tokio::time::interval(WATCH_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -340,8 +340,8 @@ async fn watch_store(front: Arc<Front>) {
 }
 
 /// Tells the log what silently breaks limits in a shared store.
-async fn examine(front: Arc<Front>) {
-    let Some(shared) = front.shared() else { return };
+async fn examine(app: Arc<App>) {
+    let Some(shared) = app.shared() else { return };
     let mut ticks = tokio::time::interval(EXAMINE_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -351,14 +351,14 @@ async fn examine(front: Arc<Front>) {
 }
 
 /// Removes expired keys while the service is idle, and is loud when a full store dropped keys that still counted.
-async fn sweep(front: Arc<Front>) {
+async fn sweep(app: Arc<App>) {
     let mut ticks = tokio::time::interval(SWEEP_EVERY);
     let log_limit = LogLimit::default();
     let mut reported = 0;
     loop {
         ticks.tick().await;
-        front.sweep();
-        let stats = front.stats();
+        app.sweep();
+        let stats = app.stats();
         if stats.dropped > reported && log_limit.admit(None).is_some() {
             tracing::warn!(
                 dropped = stats.dropped - reported,

@@ -10,7 +10,7 @@ use slidegate::Excess;
 
 use crate::config::one_line;
 use crate::envoy;
-use crate::front::MAX_COST;
+use crate::limits::MAX_COST;
 
 /// Most keys that are shown at once, as many as a service tells.
 const MAX_KEYS: u16 = 1000;

@@ -7,7 +7,7 @@ use slidegate::{Policy, Quota};
 
 use super::file::{Entry, Node, Value};
 use super::{Findings, KeysShown, observe, policy, resolve};
-use crate::front::is_told;
+use crate::inline_policies::is_inline;
 
 /// A policy, and what belongs to it besides.
 #[derive(Debug, Clone)]
@@ -36,7 +36,7 @@ impl Added {
         let node = Node::told(Value::Map(entries));
         let mut findings = Findings::default();
         let read = policy::policy(&node, 1, addresses, &mut findings);
-        if is_told(name) {
+        if is_inline(name) {
             findings.add(1, format_args!("policy `{name}`: {}", resolve::TAKEN));
         }
         let mut mistakes = findings.0.into_iter().map(|(_, message)| super::one_line(&message));

@@ -12,7 +12,7 @@ use super::resolve::attribute_name;
 use super::section::{Section, list, text, wrong};
 
 /// Most attributes of a mapping: as many as a request may have.
-const MAX_ATTRIBUTES: usize = crate::front::MAX_ATTRIBUTES;
+const MAX_ATTRIBUTES: usize = crate::limits::MAX_ATTRIBUTES;
 /// Most mappings of a file.
 const MAX_PROXIES: usize = 64;
 /// Longest name of a mapping, in bytes. It stands in a path.

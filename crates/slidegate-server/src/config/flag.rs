@@ -3,7 +3,7 @@
 use slidegate::{Policy, PolicySet, Quota};
 
 use super::{ConfigErrors, resolve};
-use crate::front::is_told;
+use crate::inline_policies::is_inline;
 
 /// Reads `QUOTA [per ATTRIBUTE[,ATTRIBUTE...]] [using ALGORITHM] [named NAME]`, the last two in either order.
 ///
@@ -80,7 +80,7 @@ pub(super) fn add(policies: Option<&PolicySet>, texts: &[String]) -> Result<Poli
                 "--policy `{text}`: there is a policy `{0}` already; give this one a name, for example `{text} named {0}-2`",
                 policy.name()
             )),
-            Ok(policy) if is_told(policy.name()) => {
+            Ok(policy) if is_inline(policy.name()) => {
                 errors.push(format!("--policy `{text}`: {}", resolve::TAKEN));
             }
             Ok(policy) => all.push(policy),

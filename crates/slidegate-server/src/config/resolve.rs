@@ -15,7 +15,7 @@ use super::{
     AccessRules, Auth, Config, DEFAULT_LISTEN, DEFAULT_SHUTDOWN_GRACE, Findings, Outside, admin, auth,
     foreign, grpc, observe, policy, resp, shared,
 };
-use crate::front::is_told;
+use crate::inline_policies::is_inline;
 
 /// What to write where there is no policy.
 pub(super) const MINIMAL: &str = "policies: [{name: per-user, scope: [user], limit: 100, window: 60s}]";
@@ -24,7 +24,7 @@ const MAX_SHUTDOWN_GRACE: Duration = Duration::from_secs(3600);
 /// Most keys of the memory store: they would take some 60 GB.
 const MAX_MAX_KEYS: u64 = 1_000_000_000;
 /// Longest name of an attribute, in bytes: as long as a request's may be.
-const MAX_ATTRIBUTE: usize = crate::front::MAX_NAME;
+const MAX_ATTRIBUTE: usize = crate::limits::MAX_NAME;
 
 /// Reads a whole file.
 pub(super) fn config(root: &Node, outside: &Outside, findings: &mut Findings) -> Config {
@@ -263,7 +263,7 @@ fn twice(named: &[(u64, Policy)], findings: &mut Findings) {
     let mut lines = std::collections::HashMap::new();
     for (line, policy) in named {
         let name = policy.name();
-        if is_told(name) {
+        if is_inline(name) {
             findings.add(*line, format_args!("policy `{name}`: {TAKEN}"));
         }
         if let Some(first) = lines.insert(name, line) {

@@ -231,7 +231,9 @@ fn a_frozen_redis_holds_no_answer_up_and_one_log_line_stands_for_many() {
     redis.resume();
     until_true("the store decides again", || source(&server, "last") == "store");
     until_true("and the log says so", || {
-        std::fs::read_to_string(&log).unwrap().contains("INFO slidegate::store: the store answers again")
+        std::fs::read_to_string(&log)
+            .unwrap()
+            .contains("INFO slidegate_server::app::store: the store answers again")
     });
     assert_eq!(
         redis.admin(&["EXISTS", "sg1:per-user:user-0-0", "sg1:per-user:user-3-49"]),

@@ -12,14 +12,14 @@ const UNLIMITED: &[(&str, &str)] = &[
     ("cli.rs", "the start"),
     ("cli/reload.rs", "a changed file or a signal"),
     ("cli/serve.rs", "start and stop; a full memory store, by a timer and a `LogLimit`"),
-    ("control.rs", "changes of operators, by a timer"),
+    ("app/changes.rs", "changes of operators, by a timer"),
     ("envoy/watch.rs", "changed files"),
-    ("front.rs", "changes of operators, by a timer"),
+    ("app.rs", "changes of operators, by a timer"),
     ("log_limit.rs", "the helper itself"),
-    ("observe/events.rs", "denials, by a `LogLimit`; a thread that cannot be started"),
-    ("observe/traces.rs", "lost spans, by a timer and a `LogLimit`"),
+    ("telemetry/events.rs", "denials, by a `LogLimit`; a thread that cannot be started"),
+    ("telemetry/traces.rs", "lost spans, by a timer and a `LogLimit`"),
     ("protocol/rls/certificates.rs", "changed files"),
-    ("store.rs", "the state of the shared store, by timers; fallbacks, by a `LogLimit`"),
+    ("app/store.rs", "the state of the shared store, by timers; fallbacks, by a `LogLimit`"),
 ];
 
 /// Two million wrong passwords wrote 281 MB: whoever adds a line that a client can cause must not write it unbounded.

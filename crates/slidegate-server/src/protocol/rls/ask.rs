@@ -11,8 +11,8 @@ use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use slidegate::{Quota, Request};
 use tonic::Status;
 
+use crate::app::App;
 use crate::envoy::{self, Envoy, Lookup, Rate, RuleHit, Unit};
-use crate::front::Front;
 
 /// The attribute that a call's domain is.
 const DOMAIN: &str = "domain";
@@ -123,7 +123,7 @@ pub(super) fn terms<'e>(envoy: Option<&'e Envoy>, call: &RateLimitRequest) -> Re
 /// # Errors
 /// `INVALID_ARGUMENT` when a descriptor is no request.
 pub(super) fn read<'r>(
-    front: &Front,
+    app: &App,
     call: &'r RateLimitRequest,
     terms: &'r [Terms<'r>],
     all_quotas: bool,
@@ -133,8 +133,8 @@ pub(super) fn read<'r>(
         let hits = hits(call, descriptor);
         let request = match terms {
             Terms::Nothing | Terms::Unlimited => continue,
-            Terms::Policies => by_policies(front, call, descriptor, hits),
-            Terms::Rule(hit) => by_rule(front, hit, hits),
+            Terms::Policies => by_policies(app, call, descriptor, hits),
+            Terms::Rule(hit) => by_rule(app, hit, hits),
         };
         let request = request.map_err(|detail| invalid(place, &detail))?;
         let is_quota = matches!(terms, Terms::Rule(hit) if all_quotas || hit.rule.quota_mode);
@@ -150,24 +150,24 @@ pub(super) fn read<'r>(
 }
 
 fn by_policies<'r>(
-    front: &Front,
+    app: &App,
     call: &'r RateLimitRequest,
     descriptor: &'r RateLimitDescriptor,
     hits: u64,
 ) -> Result<Request<'r>, String> {
     let attributes = std::iter::once((DOMAIN, call.domain.as_str())).chain(entries(descriptor));
-    let request = front
+    let request = app
         .request(attributes.map(|(name, value)| (name, value.as_bytes())), hits)
         .map_err(|bad| bad.detail)?;
     let Some(rate) = own_rate(descriptor)? else { return Ok(request) };
     let quota = Quota::new(u64::from(rate.requests_per_unit), rate.unit.window());
-    let quota = as_counted(front, &request, quota.map_err(|error| error.to_string())?);
+    let quota = as_counted(app, &request, quota.map_err(|error| error.to_string())?);
     Ok(request.quota(quota))
 }
 
-fn by_rule<'r>(front: &Front, hit: &'r RuleHit<'r>, hits: u64) -> Result<Request<'r>, String> {
+fn by_rule<'r>(app: &App, hit: &'r RuleHit<'r>, hits: u64) -> Result<Request<'r>, String> {
     let attributes = std::iter::once((envoy::SCOPE, hit.key.as_str()));
-    let request = front
+    let request = app
         .request(attributes.map(|(name, value)| (name, value.as_bytes())), hits)
         .map_err(|bad| bad.detail)?
         .under(hit.policy);
@@ -200,8 +200,8 @@ fn own_rate(descriptor: &RateLimitDescriptor) -> Result<Option<Rate>, String> {
 }
 
 /// The same counted as the policy counts whose place it takes, so that usage goes on.
-fn as_counted(front: &Front, request: &Request<'_>, quota: Quota) -> Quota {
-    match front.policies().iter().find(|policy| policy.applies_to(request)) {
+fn as_counted(app: &App, request: &Request<'_>, quota: Quota) -> Quota {
+    match app.policies().iter().find(|policy| policy.applies_to(request)) {
         Some(policy) => quota.with_algorithm(policy.quota().algorithm()),
         None => quota,
     }

@@ -16,16 +16,16 @@ use super::answer::{Answer, Kind, header, is_over};
 use super::ask::{self, Asked, Group, Terms};
 use super::tally::Decided;
 use super::{metadata, refused};
+use crate::app::App;
+use crate::app::store;
 use crate::config::Grpc;
 use crate::envoy::{Envoy, Live, Settings};
-use crate::front::Front;
-use crate::observe::{Caller, Door};
-use crate::store;
+use crate::telemetry::{Caller, Protocol};
 
 /// The service, whatever door is asked.
 #[derive(Debug)]
 pub(crate) struct Limits {
-    front: Arc<Front>,
+    app: Arc<App>,
     /// Whether every answer has the fields of `headers:`.
     response_headers: bool,
     /// Whether it is not well while a shared store is away.
@@ -42,13 +42,13 @@ pub(crate) struct Files {
 }
 
 impl Limits {
-    pub(crate) fn new(front: Arc<Front>, config: &Grpc, files: Option<Files>) -> Self {
+    pub(crate) fn new(app: Arc<App>, config: &Grpc, files: Option<Files>) -> Self {
         let &Grpc { response_headers, health_follows_store, .. } = config;
-        Self { front, response_headers, health_follows_store, files }
+        Self { app, response_headers, health_follows_store, files }
     }
 
-    pub(super) fn front(&self) -> &Front {
-        &self.front
+    pub(super) fn app(&self) -> &App {
+        &self.app
     }
 
     pub(super) fn files(&self) -> Option<&Files> {
@@ -66,7 +66,7 @@ impl Limits {
     /// Whether proxies should ask here. A shared store that is away is no reason not to unless told otherwise, since each
     /// policy has its fallback: instances that were left alone one and all would limit nothing.
     pub(super) fn is_well(&self) -> bool {
-        let is_degraded = || self.front.shared().is_some_and(store::Shared::is_degraded);
+        let is_degraded = || self.app.shared().is_some_and(store::Shared::is_degraded);
         self.is_configured() && !(self.health_follows_store && is_degraded())
     }
 
@@ -79,7 +79,7 @@ impl Limits {
         call: &RateLimitRequest,
         caller: &Caller,
     ) -> Result<RateLimitResponse, Status> {
-        let observer = self.front.observer();
+        let observer = self.app.observer();
         let start = observer.start();
         let calls = self.files.as_ref().map(|files| files.live.statistics().calls());
         if let Some(calls) = calls {
@@ -90,7 +90,7 @@ impl Limits {
                 calls.service_errors.fetch_add(1, Relaxed);
             }
         })?;
-        observer.decided(Door::Grpc, start, u64::try_from(call.descriptors.len()).unwrap_or(u64::MAX));
+        observer.decided(Protocol::Grpc, start, u64::try_from(call.descriptors.len()).unwrap_or(u64::MAX));
         Ok(answer)
     }
 
@@ -114,7 +114,7 @@ impl Limits {
         }
         let terms = ask::terms(envoy.as_deref(), call)?;
         let all_quotas = settings.is_some_and(|settings| settings.quota_mode);
-        let asked = ask::read(&self.front, call, &terms, all_quotas)?;
+        let asked = ask::read(&self.app, call, &terms, all_quotas)?;
         if settings.is_some_and(|settings| settings.shadow_mode) {
             return self.report(call, caller, &terms, &asked).await;
         }
@@ -259,7 +259,7 @@ impl Limits {
         verb: Verb,
         group: &'r Group<'r>,
     ) -> Result<Decisions<'r>, Status> {
-        decided(self.front.decide_all(caller.clone(), verb, &group.requests).await)
+        decided(self.app.decide_all(caller.clone(), verb, &group.requests).await)
     }
 
     /// Does the same to each of a group, whatever becomes of the others.
@@ -271,14 +271,14 @@ impl Limits {
     ) -> Result<Vec<Decisions<'r>>, Status> {
         let mut decisions = Vec::with_capacity(group.requests.len());
         for request in &group.requests {
-            decisions.push(decided(self.front.decide(caller.clone(), verb, request).await)?);
+            decisions.push(decided(self.app.decide(caller.clone(), verb, request).await)?);
         }
         Ok(decisions)
     }
 
     /// Fields for the client's answer: those that are configured, of these decisions.
     fn headers(&self, answer: &Answer<'_>, shown: &Decisions<'_>) -> Vec<HeaderValue> {
-        let options = self.front.headers();
+        let options = self.app.headers();
         let mut headers = Vec::new();
         if let Some(names) = self.files.as_ref().and_then(|files| files.settings.headers.as_ref()) {
             headers = answer.three_headers(names);
@@ -361,8 +361,8 @@ descriptors:
         std::fs::remove_dir_all(path).unwrap();
         let clock = ManualClock::at(Timestamp::from_secs(secs));
         let config = Config { policies: watcher.policies().unwrap(), ..Config::default() };
-        let front = Arc::new(Front::on_clock(config, clock.clone()));
-        (Limits::new(front, &Grpc::default(), Some(Files { live, settings })), clock)
+        let app = Arc::new(App::on_clock(config, clock.clone()));
+        (Limits::new(app, &Grpc::default(), Some(Files { live, settings })), clock)
     }
 
     /// Decides descriptors of one entry each, with so many hits.
@@ -376,7 +376,7 @@ descriptors:
         limits
             .decide(
                 &RateLimitRequest { domain: "domain".into(), descriptors, hits_addend: 0 },
-                &Door::Grpc.into(),
+                &Protocol::Grpc.into(),
             )
             .await
             .unwrap()

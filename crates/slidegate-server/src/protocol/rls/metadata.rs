@@ -15,8 +15,8 @@ use slidegate::millis_ceil;
 
 use super::answer::Denial;
 use super::ask::Terms;
+use crate::app::explanation;
 use crate::envoy::Unit;
-use crate::why;
 
 /// Which policy and key denied, and why.
 pub(super) fn denial(denial: &Denial<'_>, wait: Option<Duration>) -> Struct {
@@ -24,7 +24,7 @@ pub(super) fn denial(denial: &Denial<'_>, wait: Option<Duration>) -> Struct {
     fields([
         ("policy", text(one.policy().name())),
         ("key", text(one.key().to_string())),
-        ("why", text(why::one(one))),
+        ("why", text(explanation::one(one))),
         ("reason", text(denial.reason().name())),
         ("source", text(one.source.name())),
         ("descriptor", number(denial.place as u64)),

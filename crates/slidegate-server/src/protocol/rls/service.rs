@@ -24,7 +24,7 @@ use tower_service::Service;
 use super::limits::Limits;
 use super::{ask, reflection};
 use crate::access::{Action, Connection};
-use crate::observe::{Caller, Door};
+use crate::telemetry::{Caller, Protocol};
 
 /// Largest message of a call: sixty-four descriptors of a kilobyte each.
 pub(super) const MAX_MESSAGE_BYTES: usize = 64 * 1024;
@@ -86,7 +86,7 @@ impl Services {
                 return status.into_http();
             }
             let mut grpc = Grpc::new(Codec).max_decoding_message_size(MAX_MESSAGE_BYTES);
-            let caller = self.limits.front().observer().caller(Door::Grpc, request.headers());
+            let caller = self.limits.app().observer().caller(Protocol::Grpc, request.headers());
             let call = ShouldRateLimit { limits: &self.limits, caller: &caller, authorization, client };
             return grpc.unary(call, request).await;
         }
@@ -140,7 +140,7 @@ fn may(
     action: Action,
     client: Connection,
 ) -> Result<(), Status> {
-    limits.front().access().call(authorization, action, client).map_err(|problem| match problem.status() {
+    limits.app().access().call(authorization, action, client).map_err(|problem| match problem.status() {
         StatusCode::FORBIDDEN => Status::permission_denied(problem.detail()),
         _ => Status::unauthenticated(problem.detail()),
     })

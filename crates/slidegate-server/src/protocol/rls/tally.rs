@@ -1,6 +1,6 @@
 //! Tally: what a call leaves in metrics, in events and in the reference's statistics.
 //!
-//! The front counts no look, as looks are questions. Here one can be the reason why a client is refused, and then it counts
+//! The app counts no look, as looks are questions. Here one can be the reason why a client is refused, and then it counts
 //! as what it was: a denial. A limit of `quota_mode` that is over while another one has room denies nothing, and counts as
 //! one in shadow does.
 
@@ -12,7 +12,7 @@ use super::answer::is_over;
 use super::ask::{Asked, Group, Terms};
 use super::limits::Limits;
 use crate::envoy::Hits;
-use crate::observe::{Door, Outcome};
+use crate::telemetry::{Outcome, Protocol};
 
 /// The decisions of a call, in the order in which they were made.
 pub(super) struct Decided<'d> {
@@ -48,7 +48,7 @@ impl Limits {
             add_fitting(&mut looks, charged);
         }
         if !looks.is_empty() {
-            self.front().note_looks(Door::Grpc, &looks);
+            self.app().note_looks(Protocol::Grpc, &looks);
         }
         let is_taken =
             |one: &PolicyDecision<'_>| fitting.places.contains(&asked.quotas.places[one.request()]);

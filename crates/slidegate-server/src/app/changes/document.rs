@@ -1,0 +1,566 @@
+//! The document: all that was changed at run time, as it lies in the store. docs/redis-layout.md shows one.
+//!
+//! It also lists what was put back, with a stamp: without that, a change that another instance still has in force could
+//! not be told from one that was lost.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use ring::digest::{SHA256, digest};
+use serde::{Deserialize, Serialize};
+use slidegate::{Quota, millis_ceil};
+
+use super::terms::Terms;
+use super::{Cause, Refusal};
+
+/// The form that this release writes and reads.
+const LAYOUT: u32 = 1;
+/// Most keys that are blocked or have another limit at a time: every decision under such a policy looks among them.
+pub(crate) const MAX_KEYS: usize = 1000;
+/// Changes that are remembered; older ones can no longer be undone.
+pub(super) const MAX_CHANGES: usize = 100;
+/// Policies that were put back and are listed as such. An instance that has not polled since more of them were put
+/// back, decides by [`Forgotten`].
+const MAX_REMOVED: usize = 256;
+/// Keys that were unblocked, or had their override cleared, before its end, and are listed as such.
+const MAX_CLEARED: usize = 1000;
+/// How long a key's change is kept after its end, in milliseconds. An instance whose clock is behind by less than this
+/// never takes a change that ended elsewhere for one that was lost.
+const KEPT_AFTER_END_MS: u64 = 5 * 60 * 1000;
+/// Largest document, as the store takes it.
+const MAX_BYTES: usize = (1 << 20) - 32;
+
+/// What was changed, and who did it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Document {
+    layout: u32,
+    /// Policies that are not as the configuration says, by name.
+    #[serde(default)]
+    pub(crate) policies: BTreeMap<String, Terms>,
+    /// Keys that are not as their policies say.
+    #[serde(default)]
+    pub(crate) keys: Vec<KeyChange>,
+    /// The last changes of policies, the oldest first.
+    #[serde(default)]
+    pub(crate) changes: Vec<Change>,
+    /// The number of the last change.
+    #[serde(default)]
+    pub(super) last_id: u64,
+    /// The stamp of the last change of each policy, by name. A policy that is here and not in `policies` was put back.
+    #[serde(default)]
+    pub(super) stamps: BTreeMap<String, u64>,
+    /// Changes of keys that were ended before their time.
+    #[serde(default)]
+    pub(super) cleared: Vec<ClearedKey>,
+    /// The newest stamp of all.
+    #[serde(default)]
+    pub(super) newest_ms: u64,
+    #[serde(default)]
+    pub(super) forgotten: Forgotten,
+}
+
+/// A change of a key that was ended before its time.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct ClearedKey {
+    pub(super) policy: String,
+    pub(super) key: String,
+    /// Whether it was a block; an override otherwise.
+    pub(super) is_block: bool,
+    /// The stamp of its clearing.
+    pub(super) at_ms: u64,
+    /// When it would have ended by itself; there is nothing to remember after that.
+    pub(super) until_ms: u64,
+}
+
+/// Stamps below which what was put back is no longer listed: an older change that is not in this document was put back.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Forgotten {
+    pub(super) policies_ms: u64,
+    pub(super) keys_ms: u64,
+}
+
+/// One key that is blocked, or has a limit of its own, until a time.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct KeyChange {
+    pub(crate) policy: String,
+    /// As answers print it.
+    pub(crate) key: String,
+    #[serde(flatten)]
+    pub(crate) kind: KeyKind,
+    /// When it ends by itself, in milliseconds since the epoch.
+    pub(crate) until_ms: u64,
+    /// The token that it was made with.
+    pub(crate) by: String,
+    /// Its stamp, given by [`Document::set_key`]. 0 where an older release made it.
+    #[serde(default)]
+    pub(crate) at_ms: u64,
+}
+
+/// What is with a key.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub(crate) enum KeyKind {
+    /// Nothing that costs anything passes.
+    Block,
+    /// Another limit, counted as the policy counts.
+    Override { limit: u64, window_ms: u64 },
+}
+
+impl KeyKind {
+    pub(crate) fn of(quota: &Quota) -> Self {
+        Self::Override { limit: quota.limit(), window_ms: millis_ceil(quota.window()) }
+    }
+
+    /// The quota that the key is under in a policy of this one; `None` for a block, which leaves the quota as it is.
+    pub(crate) fn quota(&self, policy: &Quota) -> Result<Option<Quota>, String> {
+        let Self::Override { limit, window_ms } = self else { return Ok(None) };
+        let window = Duration::from_millis(*window_ms);
+        let quota = Quota::new(*limit, window).map_err(|error| error.to_string())?;
+        Ok(Some(quota.with_algorithm(policy.algorithm()).with_slots(policy.slots())))
+    }
+}
+
+/// What a change of a key is about: a policy's name, a key, and whether it is a block. There is one change of each at most.
+pub(super) type Slot<'d> = (&'d str, &'d str, bool);
+
+impl KeyChange {
+    pub(super) fn slot(&self) -> Slot<'_> {
+        (&self.policy, &self.key, self.kind == KeyKind::Block)
+    }
+}
+
+impl ClearedKey {
+    pub(super) fn slot(&self) -> Slot<'_> {
+        (&self.policy, &self.key, self.is_block)
+    }
+}
+
+/// One change of a policy, with all that is needed to undo it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Change {
+    pub(crate) id: u64,
+    /// Its stamp: milliseconds since the epoch, or one more than the stamp before where that is later.
+    pub(crate) at_ms: u64,
+    pub(crate) by: String,
+    pub(crate) policy: String,
+    pub(crate) what: What,
+    /// `None`: as the configuration says.
+    pub(crate) before: Option<Terms>,
+    pub(crate) after: Option<Terms>,
+}
+
+/// What was done.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum What {
+    Set,
+    Unset,
+    Promote,
+    /// The change of this number.
+    Undo(u64),
+}
+
+impl Default for Document {
+    fn default() -> Self {
+        Self {
+            layout: LAYOUT,
+            policies: BTreeMap::new(),
+            keys: Vec::new(),
+            changes: Vec::new(),
+            last_id: 0,
+            stamps: BTreeMap::new(),
+            cleared: Vec::new(),
+            newest_ms: 0,
+            forgotten: Forgotten::default(),
+        }
+    }
+}
+
+impl Document {
+    /// Reads what a store holds; nothing is a document without changes.
+    pub(crate) fn from_text(text: &str) -> Result<Self, String> {
+        #[derive(Deserialize)]
+        struct Layout {
+            layout: u32,
+        }
+        if text.is_empty() {
+            return Ok(Self::default());
+        }
+        let foreign = |error| {
+            format!("`sg1:control` holds no changes of limits: {error}; does another program write it?")
+        };
+        let Layout { layout } = serde_json::from_str(text).map_err(foreign)?;
+        if layout != LAYOUT {
+            return Err(format!(
+                "`sg1:control` has layout {layout} and this release reads {LAYOUT}; upgrade it"
+            ));
+        }
+        serde_json::from_str(text).map(Self::stamped).map_err(foreign)
+    }
+
+    /// The document with stamps where an older release wrote none: its history says when policies were changed.
+    fn stamped(mut self) -> Self {
+        if self.stamps.is_empty() {
+            let stamps = self.changes.iter().map(|change| (change.policy.clone(), change.at_ms));
+            self.stamps = stamps.collect();
+        }
+        for name in
+            self.policies.keys().filter(|name| !self.stamps.contains_key(*name)).cloned().collect::<Vec<_>>()
+        {
+            self.stamps.insert(name, 0);
+        }
+        let newest = self.stamps.values().max().copied().unwrap_or(0);
+        self.newest_ms = self.newest_ms.max(newest);
+        self
+    }
+
+    /// As it is stored. Where that would be too large, the oldest changes can no longer be undone.
+    pub(crate) fn stored(&mut self) -> Result<String, Refusal> {
+        loop {
+            let text = serde_json::to_string(self).expect("our own types have a JSON form");
+            if text.len() <= MAX_BYTES {
+                return Ok(text);
+            }
+            if self.changes.len() <= 1 && !self.cleared.is_empty() {
+                self.forget_cleared(self.cleared.len() / 2);
+                continue;
+            }
+            if self.changes.len() <= 1 {
+                let detail =
+                    format!("all changes together would take {} bytes; {MAX_BYTES} is the most", text.len());
+                return Err(Refusal::new(Cause::Conflict, detail));
+            }
+            self.changes.drain(..self.changes.len() / 2);
+        }
+    }
+
+    /// The keys of a policy that was added at run time.
+    pub(crate) fn added(&self, policy: &str) -> Option<&serde_json::Map<String, serde_json::Value>> {
+        self.policies.get(policy)?.added.as_ref()
+    }
+
+    /// How many policies were added at run time.
+    pub(crate) fn count_added(&self) -> usize {
+        self.policies.values().filter(|terms| terms.added.is_some()).count()
+    }
+
+    /// How many changes are in force.
+    pub(crate) fn count_in_force(&self, now_ms: u64) -> usize {
+        self.policies.len() + self.living(now_ms).count()
+    }
+
+    /// Changes of keys that have not ended.
+    pub(crate) fn living(&self, now_ms: u64) -> impl Iterator<Item = &KeyChange> {
+        self.keys.iter().filter(move |change| change.until_ms > now_ms)
+    }
+
+    /// A number for all that is in force: instances that enforce the same changes have the same one. 0 for none.
+    ///
+    /// 48 bits of SHA-256, which a double holds exactly: Prometheus compares it between instances.
+    pub(crate) fn digest(&self, now_ms: u64) -> u64 {
+        let mut keys: Vec<_> = self.living(now_ms).collect();
+        if keys.is_empty() && self.policies.is_empty() {
+            return 0;
+        }
+        keys.sort_by_key(|change| change.slot());
+        let keys: Vec<_> =
+            keys.iter().map(|change| (&change.policy, &change.key, &change.kind, change.until_ms)).collect();
+        let text = serde_json::to_vec(&(&self.policies, keys)).expect("our own types have a JSON form");
+        let hash = digest(&SHA256, &text);
+        hash.as_ref()[..6].iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
+    }
+
+    /// Drops what need not be kept: changes of keys that ended a while ago, and the oldest of what is bounded.
+    pub(crate) fn trim(&mut self, now_ms: u64) {
+        self.drop_ended(now_ms.saturating_sub(KEPT_AFTER_END_MS));
+        self.changes.drain(..self.changes.len().saturating_sub(MAX_CHANGES));
+        self.forget_cleared(MAX_CLEARED);
+        let mut removed: Vec<_> =
+            self.stamps.iter().filter(|(name, _)| !self.policies.contains_key(*name)).collect();
+        removed.sort_by_key(|(name, stamp)| (**stamp, name.as_str()));
+        let old = removed.len().saturating_sub(MAX_REMOVED);
+        let old: Vec<_> = removed[..old].iter().map(|(name, stamp)| ((*name).clone(), **stamp)).collect();
+        for (name, stamp) in old {
+            self.stamps.remove(&name);
+            self.forgotten.policies_ms = self.forgotten.policies_ms.max(stamp.saturating_add(1));
+        }
+    }
+
+    /// Drops the oldest clearings of keys, so that this many are left.
+    fn forget_cleared(&mut self, left: usize) {
+        self.cleared.sort_by_key(|one| one.at_ms);
+        let old = self.cleared.len().saturating_sub(left);
+        for one in self.cleared.drain(..old) {
+            self.forgotten.keys_ms = self.forgotten.keys_ms.max(one.at_ms.saturating_add(1));
+        }
+    }
+
+    fn drop_ended(&mut self, now_ms: u64) {
+        self.keys.retain(|change| change.until_ms > now_ms);
+        self.cleared.retain(|one| one.until_ms > now_ms);
+    }
+
+    /// The stamp of a change that is made now: later than all before, whatever the clocks of instances say, so that
+    /// of two changes the one that was made with knowledge of the other is the newer one.
+    fn stamp(&mut self, now_ms: u64) -> u64 {
+        self.newest_ms = now_ms.max(self.newest_ms.saturating_add(1));
+        self.newest_ms
+    }
+
+    /// Puts a change of a key in the place of the one of its kind.
+    pub(crate) fn set_key(&mut self, mut change: KeyChange, now_ms: u64) -> Result<(), Refusal> {
+        self.keys.retain(|one| one.slot() != change.slot());
+        self.cleared.retain(|one| one.slot() != change.slot());
+        if self.keys.len() >= MAX_KEYS {
+            self.drop_ended(now_ms);
+        }
+        if self.keys.len() >= MAX_KEYS {
+            let detail = format!(
+                "{MAX_KEYS} keys are blocked or have a limit of their own, which is the most; clear some, or \
+                                  write lasting ones into the configuration"
+            );
+            return Err(Refusal::new(Cause::Conflict, detail));
+        }
+        change.at_ms = self.stamp(now_ms);
+        self.keys.push(change);
+        Ok(())
+    }
+
+    /// Ends a key's change of this kind; says whether there was one.
+    pub(crate) fn clear_key(&mut self, policy: &str, key: &str, kind: &KeyKind, now_ms: u64) -> bool {
+        let slot = (policy, key, *kind == KeyKind::Block);
+        let Some(at) = self.keys.iter().position(|one| one.slot() == slot && one.until_ms > now_ms) else {
+            return false;
+        };
+        let KeyChange { policy, key, kind, until_ms, .. } = self.keys.remove(at);
+        let is_block = kind == KeyKind::Block;
+        let at_ms = self.stamp(now_ms);
+        self.cleared.push(ClearedKey { policy, key, is_block, at_ms, until_ms });
+        true
+    }
+
+    /// Puts a policy under other terms, or back to its configuration, and remembers that.
+    pub(crate) fn set_policy(
+        &mut self,
+        policy: &str,
+        after: Option<Terms>,
+        what: What,
+        by: &str,
+        now_ms: u64,
+    ) -> u64 {
+        let before = match &after {
+            Some(terms) => self.policies.insert(policy.to_owned(), terms.clone()),
+            None => self.policies.remove(policy),
+        };
+        self.last_id += 1;
+        let at_ms = self.stamp(now_ms);
+        let (id, by, policy) = (self.last_id, by.to_owned(), policy.to_owned());
+        self.stamps.insert(policy.clone(), at_ms);
+        self.changes.push(Change { id, at_ms, by, policy, what, before, after });
+        id
+    }
+
+    /// The number of the change that undid this one.
+    pub(crate) fn undone_by(&self, id: u64) -> Option<u64> {
+        self.changes.iter().find(|change| change.what == What::Undo(id)).map(|change| change.id)
+    }
+
+    /// Puts a policy back to what it was before a change, or before the last one that is not undone.
+    pub(crate) fn undo(&mut self, id: Option<u64>, by: &str, now_ms: u64) -> Result<Change, Refusal> {
+        let is_open =
+            |change: &&Change| !matches!(change.what, What::Undo(_)) && self.undone_by(change.id).is_none();
+        let found = match id {
+            Some(id) => self.changes.iter().find(|change| change.id == id),
+            None => self.changes.iter().rev().find(is_open),
+        };
+        let Some(change) = found.cloned() else {
+            let detail = match id {
+                Some(id) => {
+                    format!("there is no change {id}; `GET /v1/changes` lists those that can be undone")
+                }
+                None => "there is no change that could be undone".to_owned(),
+            };
+            return Err(Refusal::new(Cause::Unknown, detail));
+        };
+        let Change { id, policy, .. } = &change;
+        if let Some(by) = self.undone_by(*id) {
+            return Err(Refusal::new(
+                Cause::Conflict,
+                format!("change {id} is undone already, by change {by}"),
+            ));
+        }
+        if self.policies.get(policy) != change.after.as_ref() {
+            let later =
+                self.changes.iter().rev().find(|later| later.policy == *policy).map_or(0, |later| later.id);
+            let detail =
+                format!("policy `{policy}` was changed again after change {id}; undo change {later} first");
+            return Err(Refusal::new(Cause::Conflict, detail));
+        }
+        let undone = self.set_policy(policy, change.before.clone(), What::Undo(*id), by, now_ms);
+        self.changes
+            .iter()
+            .find(|change| change.id == undone)
+            .cloned()
+            .ok_or_else(|| Refusal::new(Cause::Conflict, "the change was forgotten"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::app::changes::terms::{Counting, Mode};
+
+    fn terms(limit: u64) -> Option<Terms> {
+        let quota =
+            Counting { limit, window_ms: 1000, algorithm: "sliding-log".into(), burst: None, slots: None };
+        Some(Terms { quota, mode: Mode::Enforce, candidate: None, added: None })
+    }
+
+    fn block(key: &str, until_ms: u64) -> KeyChange {
+        let (policy, key, kind) = ("p".to_owned(), key.to_owned(), KeyKind::Block);
+        KeyChange { policy, key, kind, until_ms, by: "ops".to_owned(), at_ms: 0 }
+    }
+
+    fn limit(document: &Document) -> Option<u64> {
+        document.policies.get("p").map(|terms| terms.quota.limit)
+    }
+
+    /// Undo is pressed in a hurry: it must put back what was there, and nothing that somebody changed meanwhile.
+    #[test]
+    fn a_change_is_undone_to_what_was_before_unless_it_was_changed_again() {
+        let mut document = Document::default();
+        assert_eq!(document.undo(None, "ops", 0).unwrap_err().cause, Cause::Unknown);
+        document.set_policy("p", terms(1), What::Set, "ops", 0);
+        document.set_policy("p", terms(2), What::Set, "ops", 0);
+        let error = document.undo(Some(1), "ops", 0).unwrap_err();
+        assert_eq!(error.detail, "policy `p` was changed again after change 1; undo change 2 first");
+        assert_eq!(document.undo(None, "ops", 0).unwrap().id, 3);
+        assert_eq!(limit(&document), Some(1));
+        let error = document.undo(Some(2), "ops", 0).unwrap_err();
+        assert_eq!(error.detail, "change 2 is undone already, by change 3");
+        document.undo(None, "ops", 0).unwrap();
+        assert_eq!(limit(&document), None);
+        assert_eq!(document.undo(Some(4), "ops", 0).unwrap().what, What::Undo(4));
+        assert_eq!(limit(&document), Some(1));
+        assert_eq!(Document::from_text(&document.stored().unwrap()).unwrap(), document);
+    }
+
+    /// A large change must not keep every later one from being made: what was done long ago goes first.
+    #[test]
+    fn history_makes_room_for_what_is_in_force() {
+        let mut document = Document::default();
+        let long = || {
+            let mut terms = terms(1).unwrap();
+            terms.added = serde_json::json!({ "scope": ["x".repeat(20_000)] }).as_object().cloned();
+            Some(terms)
+        };
+        for _ in 0..60 {
+            document.set_policy("p", long(), What::Set, "ops", 0);
+        }
+        let text = document.stored().unwrap();
+        assert!(text.len() <= MAX_BYTES && document.changes.len() == 15, "{}", document.changes.len());
+        assert_eq!(document.undo(None, "ops", 0).unwrap().what, What::Undo(60));
+        document.policies.insert("q".into(), terms(1).unwrap());
+        for n in 0..60 {
+            document.policies.insert(n.to_string(), long().unwrap());
+        }
+        assert_eq!(document.stored().unwrap_err().cause, Cause::Conflict);
+    }
+
+    /// What is kept for the whole fleet must not grow for ever, and what ends must end.
+    #[test]
+    fn history_and_keys_are_bounded_and_end() {
+        let mut document = Document::default();
+        for n in 0..150 {
+            document.set_policy("p", terms(n), What::Set, "ops", 0);
+        }
+        document.trim(0);
+        assert_eq!((document.changes.len(), document.changes[0].id), (MAX_CHANGES, 51));
+        let key = |n: usize, until_ms| block(&n.to_string(), until_ms);
+        for n in 0..MAX_KEYS {
+            document.set_key(key(n, 10 + n as u64), 0).unwrap();
+        }
+        document.set_key(key(7, 5000), 0).unwrap();
+        assert_eq!(document.set_key(key(MAX_KEYS, 9999), 9).unwrap_err().cause, Cause::Conflict);
+        // What has ended makes room, and otherwise goes a while after its end.
+        document.set_key(key(MAX_KEYS, 9999), 10).unwrap();
+        assert_eq!(document.keys.len(), MAX_KEYS);
+        document.trim(11 + KEPT_AFTER_END_MS);
+        assert_eq!(document.keys.len(), MAX_KEYS - 1);
+        assert_eq!(document.living(1009).count(), 2);
+        assert!(!document.clear_key("p", "11", &KeyKind::Block, 21), "it has ended");
+        assert!(document.clear_key("p", "11", &KeyKind::Block, 20));
+    }
+
+    /// What was put back is remembered for instances that have not heard of it, and must not grow for ever either.
+    #[test]
+    fn what_was_put_back_is_listed_up_to_a_bound_and_its_stamp_after_that() {
+        let mut document = Document::default();
+        for n in 0..MAX_REMOVED + 2 {
+            document.set_policy(&n.to_string(), terms(1), What::Set, "ops", 0);
+            document.set_policy(&n.to_string(), None, What::Unset, "ops", 0);
+        }
+        document.trim(0);
+        assert_eq!((document.stamps.len(), document.forgotten.policies_ms), (MAX_REMOVED, 5));
+        for n in 0..MAX_CLEARED + 1 {
+            document.set_key(block(&n.to_string(), 9999), 0).unwrap();
+            assert!(document.clear_key("p", &n.to_string(), &KeyKind::Block, 0));
+        }
+        let first = document.cleared[0].at_ms;
+        document.trim(0);
+        assert_eq!((document.cleared.len(), document.forgotten.keys_ms), (MAX_CLEARED, first + 1));
+        document.set_key(block("7", 9999), 0).unwrap();
+        assert_eq!(document.cleared.len(), MAX_CLEARED - 1, "it is blocked again");
+    }
+
+    /// Instances upgraded to this release meet documents without stamps.
+    #[test]
+    fn a_document_of_an_older_release_has_the_stamps_of_its_history() {
+        let change = |id: u64, policy: &str| serde_json::json!({ "id": id, "at_ms": 10 * id, "by": "ops", "policy": policy, "what": "set", "before": null, "after": null });
+        let counting = serde_json::json!({ "quota": { "limit": 1, "window_ms": 1, "algorithm": "sliding-log" }, "mode": "enforce" });
+        let text = serde_json::json!({
+            "layout": 1,
+            "policies": { "p": counting, "old": counting },
+            "keys": [{ "policy": "p", "key": "alice", "kind": "block", "until_ms": 5, "by": "ops" }],
+            "changes": [change(1, "p"), change(2, "gone"), change(3, "p")],
+            "last_id": 3,
+        });
+        let document = Document::from_text(&text.to_string()).unwrap();
+        let stamps = [("gone", 20), ("old", 0), ("p", 30)].map(|(name, stamp)| (name.to_owned(), stamp));
+        assert_eq!((document.stamps, document.newest_ms), (BTreeMap::from(stamps), 30));
+        assert_eq!(document.keys[0].at_ms, 0);
+    }
+
+    /// Operators compare the digests of instances: equal exactly where the same changes are enforced.
+    #[test]
+    fn the_digest_is_of_what_is_in_force() {
+        let (mut one, mut other) = (Document::default(), Document::default());
+        assert_eq!(one.digest(0), 0);
+        for (key, until_ms) in [("a", 50), ("b", 60)] {
+            one.set_key(KeyChange { by: "other".into(), ..block(key, until_ms) }, 0).unwrap();
+        }
+        for change in [block("b", 60), block("c", 9), block("a", 50)] {
+            other.set_key(change, 7).unwrap();
+        }
+        assert_ne!(one.digest(8), other.digest(8), "c is blocked in one of them");
+        assert_eq!(one.digest(9), other.digest(9));
+        assert!(one.digest(9) > 0 && one.digest(9) < 1 << 48);
+        one.set_policy("p", terms(1), What::Set, "ops", 0);
+        assert_ne!(one.digest(9), other.digest(9));
+        assert_eq!(other.digest(60), 0);
+    }
+
+    /// An older release must not run on half of what it can read.
+    #[test]
+    fn another_layout_and_other_texts_are_refused() {
+        let error = Document::from_text(r#"{"layout":2}"#).unwrap_err();
+        assert_eq!(error, "`sg1:control` has layout 2 and this release reads 1; upgrade it");
+        for text in ["x", "[]", r#"{"layout":1,"keys":[{}]}"#] {
+            assert!(
+                Document::from_text(text)
+                    .unwrap_err()
+                    .starts_with("`sg1:control` holds no changes of limits")
+            );
+        }
+    }
+}

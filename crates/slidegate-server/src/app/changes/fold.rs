@@ -1,0 +1,254 @@
+//! Folding: the policies of the configuration with all that was changed since, as one set.
+//!
+//! What no longer fits, such as a change of a policy that has left the configuration, is left out and said: it must keep
+//! nobody from starting.
+
+use std::collections::{BTreeMap, HashMap};
+
+use slidegate::{Block, Error, Policy, PolicySet, Quota, Timestamp};
+
+use super::document::{Document, KeyChange};
+use super::key_text::KeyText;
+use super::terms::{Mode, Terms};
+use crate::config::{Added, KeysShown};
+
+/// What follows the name of a policy in that of its candidate.
+pub(crate) const CANDIDATE: &str = ".candidate";
+
+/// The policy that this one is the candidate of.
+pub(crate) fn candidate_of(name: &str) -> Option<&str> {
+    name.strip_suffix(CANDIDATE)
+}
+
+/// What the configuration says.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Base {
+    pub(crate) policies: PolicySet,
+    /// Quotas that are tried beside those of policies, by their names.
+    pub(crate) candidates: BTreeMap<String, Quota>,
+}
+
+impl Base {
+    /// The candidate that a policy has after all changes.
+    pub(crate) fn candidate(&self, document: &Document, policy: &str) -> Option<Quota> {
+        let is_own = |terms: &&Terms| terms.added.is_none() || self.policies.by_name(policy).is_none();
+        match document.policies.get(policy).filter(is_own) {
+            Some(terms) => terms.candidate.as_ref().and_then(|counting| counting.quota().ok()),
+            None => self.candidates.get(policy).copied(),
+        }
+    }
+}
+
+/// The policies in force.
+#[derive(Debug)]
+pub(crate) struct Folded {
+    pub(crate) policies: PolicySet,
+    /// What could not be put in force, in words.
+    pub(crate) refused: Vec<String>,
+    /// Policies that are in force as they were added at run time, and how they show keys.
+    pub(crate) keys_shown: HashMap<String, KeysShown>,
+}
+
+/// Folds changes into the configuration. `addresses` are the attributes whose text is an address.
+///
+/// # Errors
+/// Policies that are no set. The configuration's own are one.
+pub(crate) fn fold(
+    base: &Base,
+    document: &Document,
+    now_ms: u64,
+    addresses: &[String],
+) -> Result<Folded, Error> {
+    let is_address = |attribute: &str| addresses.iter().any(|known| known == attribute);
+    let mut refused = Vec::new();
+    let mut keys_shown = HashMap::new();
+    let room = PolicySet::MAX_POLICIES.saturating_sub(2 * base.policies.iter().len());
+    let mut policies: Vec<Policy> = base.policies.iter().cloned().collect();
+    for (name, keys) in
+        document.policies.iter().filter_map(|(name, terms)| Some((name, terms.added.as_ref()?)))
+    {
+        if base.policies.by_name(name).is_some() {
+            refused.push(format!(
+                "policy `{name}` was added at run time, and the configuration has one of this name, which is in force; \
+                 `slidegate policy unset {name}` takes the added one away"
+            ));
+            continue;
+        }
+        match Added::read(name, keys, addresses) {
+            Ok(_) if 2 * keys_shown.len() >= room => {
+                refused.push(format!(
+                    "policy `{name}` was added at run time, and there are too many without it"
+                ));
+            }
+            Ok(added) => {
+                keys_shown.insert(name.clone(), added.keys_shown);
+                policies.push(added.policy);
+            }
+            Err(why) => {
+                refused.push(format!("policy `{name}` was added at run time and cannot be read here: {why}"));
+            }
+        }
+    }
+    let mut keys: HashMap<&str, Vec<&KeyChange>> = HashMap::new();
+    for change in document.living(now_ms) {
+        keys.entry(&change.policy).or_default().push(change);
+    }
+    let missing = document.policies.keys().map(String::as_str).chain(keys.keys().copied());
+    let is_missing = |name: &&str| base.policies.by_name(name).is_none() && document.added(name).is_none();
+    for name in missing.filter(is_missing) {
+        refused.push(format!("policy `{name}` was changed and is no longer configured"));
+    }
+    let mut all = Vec::with_capacity(policies.len());
+    for configured in policies {
+        let name = configured.name();
+        let mut policy = configured.clone();
+        // Terms of an added policy are not those of the configuration's that has its name.
+        let is_own = |terms: &&Terms| terms.added.is_none() || base.policies.by_name(name).is_none();
+        let terms = document.policies.get(name).filter(is_own);
+        if let Some(terms) = terms {
+            match terms.quota.quota() {
+                Ok(quota) => policy = policy.with_quota(quota),
+                Err(why) => refused.push(format!("policy `{name}`: {why}")),
+            }
+            policy = match terms.mode {
+                Mode::Enforce => policy.enforced(),
+                Mode::Shadow => policy.shadow(),
+            };
+        }
+        let candidate = base.candidate(document, name);
+        let candidate = candidate.map(|quota| policy.clone().with_quota(quota).shadow());
+        let own = keys.get(name).map_or(&[][..], Vec::as_slice);
+        policy = with_keys(policy, own, &is_address, &mut refused);
+        if let Some(candidate) = candidate {
+            // The same keys are blocked and overridden: they are no part of what is tried.
+            let candidate = with_keys(candidate, own, &is_address, &mut Vec::new());
+            all.push(policy);
+            all.push(candidate.renamed(format!("{name}{CANDIDATE}"))?);
+        } else {
+            all.push(policy);
+        }
+    }
+    Ok(Folded { policies: PolicySet::new(all)?, refused, keys_shown })
+}
+
+/// The policy with keys that have another limit, and those that are blocked.
+fn with_keys(
+    policy: Policy,
+    changes: &[&KeyChange],
+    is_address: &impl Fn(&str) -> bool,
+    refused: &mut Vec<String>,
+) -> Policy {
+    changes.iter().fold(policy, |policy, change| {
+        let key = KeyText::read(&policy, &change.key, is_address);
+        match key.and_then(|key| Ok((key, change.kind.quota(policy.quota())?))) {
+            Ok((key, Some(quota))) => policy.with_override_instead(key.values(), quota),
+            Ok((key, None)) => {
+                let end = Timestamp::from_micros(change.until_ms.saturating_mul(1000));
+                policy.with_block(key.values(), Block::until(end).by(change.by.as_str()))
+            }
+            Err(why) => {
+                refused.push(format!("policy `{}`: {why}", change.policy));
+                policy
+            }
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::app::changes::{Counting, KeyKind, What};
+    use slidegate::{Gate, ManualClock, MemoryStore, Reason, Request};
+
+    fn base() -> Base {
+        let policy = |name| Policy::new(name, Quota::per_minute(5)).unwrap().scope(["user"]);
+        let candidates = BTreeMap::from([("q".to_owned(), Quota::per_minute(2))]);
+        Base { policies: PolicySet::new([policy("p"), policy("q")]).unwrap(), candidates }
+    }
+
+    fn key(kind: KeyKind, until_ms: u64) -> KeyChange {
+        KeyChange { policy: "q".into(), key: "alice".into(), kind, until_ms, by: "ops".into(), at_ms: 0 }
+    }
+
+    /// What is in force must be what was configured and changed, and after its time what was configured again.
+    #[test]
+    fn changes_lie_over_the_configuration_until_they_end() {
+        let mut document = Document::default();
+        let terms = Terms {
+            quota: Counting::of(&Quota::per_hour(9)),
+            mode: Mode::Shadow,
+            candidate: None,
+            added: None,
+        };
+        document.set_policy("p", Some(terms), What::Set, "ops", 0);
+        document.set_policy(
+            "gone",
+            Some(Terms::of(base().policies.by_name("p").unwrap(), None)),
+            What::Set,
+            "ops",
+            0,
+        );
+        document.set_key(key(KeyKind::Block, 20), 0).unwrap();
+        document.set_key(key(KeyKind::of(&Quota::per_minute(7)), 30), 0).unwrap();
+        let limits = |now_ms| {
+            let Folded { policies, refused, .. } = fold(&base(), &document, now_ms, &[]).unwrap();
+            assert_eq!(refused, ["policy `gone` was changed and is no longer configured"]);
+            let clock = ManualClock::at(Timestamp::from_micros(now_ms * 1000));
+            let gate = Gate::with_store(policies, MemoryStore::builder().clock(clock).build());
+            let alice = Request::new().with("user", "alice");
+            gate.peek(&alice)
+                .iter()
+                .map(|one| {
+                    let block = one.block().map(|block| (block.ends_at(), block.blocked_by()));
+                    assert!(
+                        block
+                            .is_none_or(|block| block == (Some(Timestamp::from_micros(20_000)), Some("ops")))
+                    );
+                    (one.policy().name().to_owned(), one.limit, one.policy().is_enforced(), one.reason())
+                })
+                .collect::<Vec<_>>()
+        };
+        let expected = |q: u64, candidate: u64, reason: Option<Reason>| {
+            [
+                ("p".to_owned(), 9, false, None),
+                ("q".to_owned(), q, true, reason),
+                ("q.candidate".to_owned(), candidate, false, reason),
+            ]
+        };
+        assert_eq!(limits(19), expected(7, 7, Some(Reason::Blocked)));
+        assert_eq!(limits(20), expected(7, 7, None));
+        assert_eq!(limits(30), expected(5, 2, None));
+    }
+
+    /// What was added is in force until the file says otherwise, and its keys are hidden where it says so.
+    #[test]
+    fn added_policies_follow_those_of_the_configuration_which_come_first() {
+        let mut document = Document::default();
+        let keys = |keys: serde_json::Value| keys.as_object().cloned().unwrap();
+        let mut add = |name: &str, added: serde_json::Map<_, _>| {
+            let terms = Terms {
+                quota: Counting::of(&Quota::per_minute(3)),
+                mode: Mode::Enforce,
+                candidate: Some(Counting::of(&Quota::per_minute(1))),
+                added: Some(added),
+            };
+            document.set_policy(name, Some(terms), What::Set, "ops", 0);
+        };
+        add("new", keys(serde_json::json!({ "scope": ["ip"], "quota": "9/1h", "keys_shown": "masked" })));
+        add("odd", keys(serde_json::json!({ "scope": ["ip"], "quota": "9/1h", "colour": "red" })));
+        add("p", keys(serde_json::json!({ "scope": ["ip"], "quota": "9/1h" })));
+        let folded = fold(&base(), &document, 0, &["ip".to_owned()]).unwrap();
+        assert_eq!(folded.refused.len(), 2);
+        let unknown = "policy `odd` was added at run time and cannot be read here: policy `odd`: unknown key `colour`; known";
+        assert!(folded.refused[0].starts_with(unknown), "{:?}", folded.refused);
+        assert_eq!(
+            folded.refused[1],
+            "policy `p` was added at run time, and the configuration has one of this name, which is in force; \
+             `slidegate policy unset p` takes the added one away"
+        );
+        let named: Vec<_> = folded.policies.iter().map(|one| (one.name(), one.quota().limit())).collect();
+        assert_eq!(named, [("p", 5), ("q", 5), ("q.candidate", 2), ("new", 3), ("new.candidate", 1)]);
+        assert_eq!(folded.keys_shown, HashMap::from([("new".to_owned(), KeysShown::Masked)]));
+        assert_eq!(folded.policies.by_name("new").unwrap().scope_attributes(), ["ip"]);
+    }
+}

@@ -1,0 +1,392 @@
+//! The store behind the app: this process's memory, or one that instances share.
+//!
+//! There is one road for both. What the shared one adds is that it may be away: that is counted here, told in the log
+//! and at `/readyz`, and never hidden from an answer.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+use slidegate::{
+    BreakerState, Decisions, Error, FailureKind, Gate, KeyUse, MemoryStats, MemoryStore, NodeState, Note,
+    NoteId, Policy, PolicyReset, PolicySet, Request, ResetCursor, SharedGate, SharedStats, Source, Verb,
+};
+
+use crate::config::{Counted, SharedStore};
+use crate::log_limit::LogLimit;
+
+/// Where limits live.
+#[derive(Debug)]
+// There is one of it, and memory is reached without a detour.
+#[allow(clippy::large_enum_variant)]
+pub(crate) enum Store {
+    Memory(Gate),
+    Shared(Box<Shared>),
+}
+
+/// A shared store, and whether it is there.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    gate: SharedGate,
+    instances: u64,
+    /// Requests that the store itself answered.
+    answered: AtomicU64,
+    /// Whether something it was asked had no answer, and it was not found well since.
+    away: AtomicBool,
+}
+
+/// What was seen of a shared store when it was last looked at.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    answered: u64,
+    fallbacks: u64,
+    /// Fallbacks that the log has reported.
+    reported: u64,
+    log_limit: LogLimit,
+    /// Whether the log says that it is away.
+    away: bool,
+}
+
+impl Default for Seen {
+    fn default() -> Self {
+        let log_limit = LogLimit::every(REPORT_EVERY);
+        Self { answered: 0, fallbacks: 0, reported: 0, log_limit, away: false }
+    }
+}
+
+impl Store {
+    /// # Errors
+    /// A shared store that cannot be one: its certificates are none, or a limit is more than scripts can count.
+    pub(crate) fn new(
+        policies: PolicySet,
+        memory: MemoryStore,
+        shared: Option<SharedStore>,
+    ) -> Result<Self, Error> {
+        let Some(shared) = shared else { return Ok(Self::Memory(Gate::with_store(policies, memory))) };
+        let gate = SharedGate::builder(policies, shared.options)
+            .instances(shared.instances)
+            .memory(memory)
+            .build()?;
+        let (answered, away) = (AtomicU64::new(0), AtomicBool::new(false));
+        let instances = shared.instances;
+        Ok(Self::Shared(Box::new(Shared { gate, instances, answered, away })))
+    }
+
+    /// Decides requests in one step, in this process's memory.
+    ///
+    /// # Errors
+    /// The shared store, if that has to be asked.
+    pub(crate) fn apply_now<'r>(
+        &self,
+        verb: Verb,
+        requests: &'r [Request<'r>],
+    ) -> Result<Decisions<'r>, &Shared> {
+        match self {
+            Self::Memory(gate) => Ok(gate.apply_all(verb, requests)),
+            Self::Shared(shared) => Err(shared),
+        }
+    }
+
+    /// Puts other policies in force. Usage is kept by policy name.
+    ///
+    /// # Errors
+    /// A limit is more than a shared store can count; the old policies stay in force.
+    pub(crate) fn configure(&self, policies: PolicySet) -> Result<(), Error> {
+        match self {
+            Self::Memory(gate) => {
+                gate.configure(policies);
+                Ok(())
+            }
+            Self::Shared(shared) => shared.gate.configure(policies),
+        }
+    }
+
+    /// Whether the store can count by a policy.
+    ///
+    /// # Errors
+    /// A limit is more than a shared store can count.
+    pub(crate) fn can_count(&self, policy: &Policy) -> Result<(), Error> {
+        let Self::Shared(shared) = self else { return Ok(()) };
+        SharedGate::new(PolicySet::new([policy.clone()])?, shared.gate.options().clone()).map(drop)
+    }
+
+    /// Checks a request that is charged once however often it is asked with the same id.
+    pub(crate) async fn check_once<'r>(&self, request: &'r Request<'r>, id: &str) -> Decisions<'r> {
+        match self {
+            Self::Memory(gate) => gate.check_once(request, id),
+            Self::Shared(shared) => shared.check_once(request, id).await,
+        }
+    }
+
+    /// Forgets the request's keys; says whether anything counted there.
+    ///
+    /// # Errors
+    /// A shared store did not answer in time.
+    pub(crate) async fn reset(&self, request: &Request<'_>) -> Result<bool, Error> {
+        match self {
+            Self::Memory(gate) => gate.reset(request),
+            Self::Shared(shared) => shared.reset(request).await,
+        }
+    }
+
+    /// One step of forgetting every key of a policy.
+    ///
+    /// # Errors
+    /// The cursor is that of another store, or a shared store did not answer in time.
+    pub(crate) async fn reset_policy_step(
+        &self,
+        policy: &str,
+        from: Option<&ResetCursor>,
+        keys: u64,
+    ) -> Result<PolicyReset, Error> {
+        match self {
+            Self::Memory(gate) => gate.reset_policy_step(policy, from, keys),
+            Self::Shared(shared) => shared.gate.reset_policy_step(policy, from, keys).await,
+        }
+    }
+
+    /// What the request's keys have used, charge by charge.
+    ///
+    /// # Errors
+    /// A shared store did not answer, or holds what slidegate did not write.
+    pub(crate) async fn inspect(&self, request: &Request<'_>) -> Result<Vec<KeyUse>, Error> {
+        match self {
+            Self::Memory(gate) => gate.inspect(request),
+            Self::Shared(shared) => shared.gate.inspect(request).await,
+        }
+    }
+
+    pub(crate) fn policies(&self) -> Arc<PolicySet> {
+        match self {
+            Self::Memory(gate) => gate.policies(),
+            Self::Shared(shared) => shared.gate.policies(),
+        }
+    }
+
+    /// How full this process's memory is, which a shared store falls back on.
+    pub(crate) fn stats(&self) -> MemoryStats {
+        match self {
+            Self::Memory(gate) => gate.stats(),
+            Self::Shared(shared) => shared.gate.memory().stats(),
+        }
+    }
+
+    /// Removes expired keys from this process's memory.
+    pub(crate) fn sweep(&self, slots: usize) {
+        match self {
+            Self::Memory(gate) => gate.sweep(slots),
+            Self::Shared(shared) => shared.gate.memory().sweep(slots),
+        };
+    }
+
+    pub(crate) fn counted(&self) -> Counted {
+        match self {
+            Self::Memory(_) => Counted::Here,
+            Self::Shared(shared) => Counted::Shared { instances: shared.instances },
+        }
+    }
+
+    /// The store that is shared, if it is.
+    pub(crate) fn shared(&self) -> Option<&Shared> {
+        match self {
+            Self::Memory(_) => None,
+            Self::Shared(shared) => Some(shared),
+        }
+    }
+}
+
+impl Shared {
+    /// Decides requests in one step.
+    pub(crate) async fn apply_all<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
+        let decisions = self.gate.apply_all(verb, requests).await;
+        self.saw(&decisions);
+        decisions
+    }
+
+    async fn check_once<'r>(&self, request: &'r Request<'r>, id: &str) -> Decisions<'r> {
+        let decisions = self.gate.check_once(request, id).await;
+        self.saw(&decisions);
+        decisions
+    }
+
+    /// Notes whether the store was there for these.
+    fn saw(&self, decisions: &Decisions<'_>) {
+        let (mut answered, mut fell_back) = (false, false);
+        for decision in decisions.iter() {
+            match decision.source {
+                Source::Store => answered = true,
+                // Says nothing about the store of now.
+                Source::Remembered => {}
+                _ => fell_back = true,
+            }
+        }
+        if fell_back {
+            self.away.store(true, Ordering::Relaxed);
+        } else if answered {
+            self.answered.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    async fn reset(&self, request: &Request<'_>) -> Result<bool, Error> {
+        let existed = self.gate.reset(request).await;
+        if existed.is_err() {
+            self.away.store(true, Ordering::Relaxed);
+        }
+        existed
+    }
+
+    /// The note of all instances, unless it still is this one; see [`SharedGate::note`].
+    pub(crate) async fn note(&self, known: Option<NoteId>) -> Result<Option<Note>, Error> {
+        self.gate.note(known).await
+    }
+
+    /// Replaces the note `found`; see [`SharedGate::set_note`].
+    pub(crate) async fn set_note(&self, found: NoteId, note: &Note) -> Result<bool, Error> {
+        self.gate.set_note(found, note).await
+    }
+
+    /// Waits until another instance has told of a note.
+    pub(crate) async fn note_announced(&self) {
+        self.gate.note_announced().await;
+    }
+
+    /// How it has been used.
+    pub(crate) fn stats(&self) -> SharedStats {
+        self.gate.stats()
+    }
+
+    /// How things stand with each of its nodes.
+    pub(crate) fn nodes(&self) -> Vec<NodeState> {
+        self.gate.nodes()
+    }
+
+    /// The attribute by whose value keys lie in a cluster, if there is one.
+    pub(crate) fn hash_tag(&self) -> Option<&str> {
+        self.gate.options().tag_attribute()
+    }
+
+    /// Its URL without secrets.
+    pub(crate) fn url(&self) -> String {
+        self.gate.options().to_string()
+    }
+
+    /// Asks at the start whether it answers.
+    ///
+    /// # Errors
+    /// Why it does not.
+    pub(crate) async fn ping(&self) -> Result<(), Error> {
+        let answer = self.gate.ping().await;
+        self.away.store(answer.is_err(), Ordering::Relaxed);
+        answer
+    }
+
+    /// Asks so often that each node's breaker closes if it is well.
+    async fn knock(&self) -> Result<(), Error> {
+        for _ in 1..KNOCKS {
+            self.gate.ping().await?;
+            tokio::time::sleep(BETWEEN_KNOCKS).await;
+        }
+        self.gate.ping().await
+    }
+
+    /// Whether decisions may come from elsewhere just now.
+    pub(crate) fn is_degraded(&self) -> bool {
+        // Replicas are known and never connected to.
+        self.away.load(Ordering::Relaxed) || self.gate.nodes().iter().all(|node| !node.connected)
+    }
+
+    /// How things stand with it and with each of its nodes.
+    pub(crate) fn state(&self) -> Value {
+        let nodes = self.gate.nodes().into_iter().map(|node| {
+            let breaker = match node.breaker {
+                BreakerState::Closed => "closed",
+                BreakerState::Open => "open",
+                BreakerState::HalfOpen => "half-open",
+            };
+            json!({
+                "node": node.node,
+                "connected": node.connected,
+                "breaker": breaker,
+                "reconnects": node.reconnects,
+                "timeouts": node.timeouts,
+            })
+        });
+        let stats = self.gate.stats();
+        let errors = stats.store.errors.iter().filter(|(_, count)| *count > 0);
+        let errors: Map<_, _> = errors.map(|(kind, count)| (kind.name().to_owned(), count.into())).collect();
+        json!({
+            "kind": "redis",
+            "url": self.url(),
+            "nodes": nodes.collect::<Vec<_>>(),
+            "fallbacks": stats.fallbacks,
+            "last_failure": stats.last_failure,
+            "last_failure_kind": stats.last_failure_kind.map(FailureKind::name),
+            "errors": errors,
+            "clock": {
+                "forward_jumps": stats.store.clock_jumps.forward,
+                "backward_jumps": stats.store.clock_jumps.backward,
+                "last_jump_ms": stats.store.clock_jumps.last_us / 1000,
+            },
+        })
+    }
+
+    /// Looks what happened since the last time, and tells the log if the store is away or there again. Asks it if nobody
+    /// else did, and to make sure that it is back.
+    pub(crate) async fn look(&self, seen: &mut Seen) {
+        let stats = self.gate.stats();
+        let answered = self.answered.load(Ordering::Relaxed);
+        let (new_answers, new_fallbacks) = (answered - seen.answered, stats.fallbacks - seen.fallbacks);
+        (seen.answered, seen.fallbacks) = (answered, stats.fallbacks);
+        if new_fallbacks > 0 {
+            seen.away = true;
+        }
+        let unreported = stats.fallbacks - seen.reported;
+        if unreported > 0 && seen.log_limit.admit_key(b"").is_some() {
+            seen.reported = stats.fallbacks;
+            tracing::warn!(
+                decisions = unreported,
+                last_failure = stats.last_failure.unwrap_or_default(),
+                "decisions did not come from the store but from each policy's fallback"
+            );
+        }
+        if new_fallbacks > 0 {
+            return;
+        }
+        let is_away = self.away.load(Ordering::Relaxed);
+        let answer = match (is_away, new_answers) {
+            (true, _) => self.knock().await,
+            (false, 0) => self.gate.ping().await,
+            (false, _) => Ok(()),
+        };
+        if let Err(failure) = answer {
+            self.away.store(true, Ordering::Relaxed);
+            if !seen.away {
+                tracing::warn!(%failure, "the store does not answer; until it does, each policy decides by its fallback");
+            }
+            seen.away = true;
+        } else if self.gate.stats().fallbacks == seen.fallbacks {
+            self.away.store(false, Ordering::Relaxed);
+            if seen.away {
+                tracing::info!(store = self.url(), "the store answers again; decisions come from it");
+            }
+            seen.away = false;
+        }
+    }
+}
+
+impl Shared {
+    /// Tells the log what silently breaks limits, as far as the store's user may look.
+    pub(crate) async fn examine(&self) {
+        for finding in self.gate.examine().await {
+            tracing::warn!(finding, "the store does not keep limits as it should");
+        }
+    }
+}
+
+/// Decisions by fallbacks are reported in the log this often at most, and all of them are counted there.
+const REPORT_EVERY: Duration = Duration::from_secs(10);
+/// Answers in a row that close a node's breaker.
+const KNOCKS: u32 = 3;
+/// An open breaker lets a call through each 100 ms and up to 20 more.
+const BETWEEN_KNOCKS: Duration = Duration::from_millis(130);

@@ -1,0 +1,178 @@
+//! The auth door: a proxy asks whether a request may pass, before it passes it on.
+//!
+//! What is decided about stands in the proxy's own header fields and in the query of its own question, never in what
+//! its client sent: the files in `deploy/` take the client's fields of these names away. nginx takes nothing but 2xx,
+//! 401 and 403 for an answer, so it is told 403 beside a field that says 429, or 503 where the store is unavailable and the
+//! policy denies then.
+
+use std::borrow::Cow;
+use std::net::IpAddr;
+
+use axum::body::Bytes;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
+use http_body_util::Full;
+use slidegate::Verb;
+use slidegate::client_addr::{ClientAddr, Found};
+
+use crate::app::App;
+use crate::config::{Attribute, Auth, Denial, Mapping, Origin};
+use crate::fields;
+use crate::log_limit::log_limited;
+use crate::problem::{self, Problem};
+use crate::query;
+use crate::telemetry;
+
+mod path;
+
+/// The paths of this door.
+pub(super) const PATHS: [&str; 2] = ["/v1/auth", "/v1/auth/{proxy}"];
+
+/// Says to a proxy that cannot be told so by the status what the client is to get.
+const STATUS: HeaderName = HeaderName::from_static("slidegate-status");
+
+/// The proxies that are known here.
+pub(super) struct Door {
+    auth: Auth,
+}
+
+/// Whose question a path asks; `None` if it is not this door's, an empty name if it says none.
+pub(super) fn proxy(path: &str) -> Option<&str> {
+    let rest = path.strip_prefix(PATHS[0])?;
+    if rest.is_empty() { Some(rest) } else { rest.strip_prefix('/') }
+}
+
+impl Door {
+    pub(super) fn new(auth: Auth) -> Self {
+        Self { auth }
+    }
+
+    /// Answers a proxy's question; whatever body it has is left unread.
+    pub(super) async fn answer<B>(
+        &self,
+        app: &App,
+        peer: IpAddr,
+        proxy: &str,
+        request: &Request<B>,
+    ) -> Response<Full<Bytes>> {
+        if !matches!(*request.method(), Method::GET | Method::HEAD | Method::POST) {
+            return wrong_method(request);
+        }
+        let query = request.uri().query().unwrap_or_default();
+        match self.decide(app, peer, proxy, request.headers(), query).await {
+            Ok(answer) => answer,
+            Err(problem) => problem.response(),
+        }
+    }
+
+    async fn decide(
+        &self,
+        app: &App,
+        peer: IpAddr,
+        proxy: &str,
+        headers: &HeaderMap,
+        query: &str,
+    ) -> Result<Response<Full<Bytes>>, Problem> {
+        let start = app.observer().start();
+        let mapping = self.mapping(proxy)?;
+        let mut attributes: Vec<(Cow<'_, str>, Cow<'_, [u8]>)> = Vec::new();
+        for attribute in &mapping.attributes {
+            let value = match &attribute.source {
+                Origin::Header(name) => {
+                    one(attribute, name, headers)?.map(|value| Cow::Borrowed(value.as_bytes()))
+                }
+                Origin::Path(name) => {
+                    one(attribute, name, headers)?.map(|target| Cow::Owned(path::of(target.as_bytes())))
+                }
+                Origin::Client(rule) => {
+                    self.client(rule, peer, headers).map(|ip| Cow::Owned(ip.to_string().into_bytes()))
+                }
+            };
+            attributes.extend(value.map(|value| (Cow::Borrowed(attribute.name.as_str()), value)));
+        }
+        let asked = query::request(query)?;
+        attributes.extend(asked.attributes);
+        let pairs = attributes.iter().map(|(name, value)| (&**name, &**value));
+        let request = app.request(pairs, asked.cost.unwrap_or(1)).map_err(|bad| Problem::of(bad, ""))?;
+        let caller = app.observer().caller(telemetry::Protocol::AuthRequest, headers);
+        let decisions = app.decide(caller, Verb::Check, &request).await;
+
+        let mut response = Response::new(Full::default());
+        response.headers_mut().reserve(fields::USUAL);
+        fields::insert(response.headers_mut(), app, &decisions);
+        if let Some(denied) = slidegate::headers::Problem::of(&decisions) {
+            *response.body_mut() = Full::from(denied.to_json());
+            response.headers_mut().insert(header::CONTENT_TYPE, problem::MEDIA_TYPE);
+            *response.status_mut() = match mapping.denial {
+                Denial::TooManyRequests => {
+                    StatusCode::from_u16(denied.status).unwrap_or(StatusCode::TOO_MANY_REQUESTS)
+                }
+                Denial::Forbidden => {
+                    response.headers_mut().insert(STATUS, HeaderValue::from(denied.status));
+                    StatusCode::FORBIDDEN
+                }
+            };
+        }
+        app.observer().decided(telemetry::Protocol::AuthRequest, start, 1);
+        Ok(response)
+    }
+
+    fn mapping(&self, proxy: &str) -> Result<&Mapping, Problem> {
+        let named = || self.auth.named.iter().find(|(name, _)| name == proxy).map(|(_, mapping)| mapping);
+        let mapping = if proxy.is_empty() { self.auth.unnamed.as_ref() } else { named() };
+        mapping.ok_or_else(|| {
+            let known: Vec<_> = self.auth.named.iter().map(|(name, _)| format!("/v1/auth/{name}")).collect();
+            let known = known.join(", ");
+            Problem::new(
+                StatusCode::NOT_FOUND,
+                if proxy.is_empty() {
+                    format!("no proxy is named; ask one of {known}, or configure `auth: {{preset: nginx}}`")
+                } else {
+                    format!("there is no proxy `{}`; ask one of {known}", proxy.escape_debug())
+                },
+            )
+        })
+    }
+
+    /// The client's address, which is the proxy's own where that is not believed.
+    fn client(&self, rule: &ClientAddr, peer: IpAddr, headers: &HeaderMap) -> Option<IpAddr> {
+        let fields = headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
+        let client = rule.resolve(Some(peer), fields);
+        if client.found == Found::Untrusted {
+            log_limited!(
+                WARN,
+                Some(peer),
+                %peer,
+                "a proxy names its clients and is not trusted, so all of them count as one; if it is yours, add it to \
+                 auth.trusted_proxies"
+            );
+        }
+        client.addr
+    }
+}
+
+/// The only value of a field; `None` where it is absent or empty.
+fn one<'h>(
+    attribute: &Attribute,
+    name: &HeaderName,
+    headers: &'h HeaderMap,
+) -> Result<Option<&'h HeaderValue>, Problem> {
+    let mut values = headers.get_all(name).iter().filter(|value| !value.is_empty());
+    let (value, more) = (values.next(), values.next());
+    let wrong = |what: &str| {
+        let detail = format!("attribute `{}` is read from the header `{name}`, which {what}", attribute.name);
+        Problem::field(name.as_str(), detail)
+    };
+    if more.is_some() {
+        return Err(wrong("stands twice; let the proxy replace what its client sent"));
+    }
+    if value.is_none() && attribute.required {
+        return Err(wrong("is not there; let the proxy send it, or write `none` for the attribute"));
+    }
+    Ok(value)
+}
+
+fn wrong_method<B>(request: &Request<B>) -> Response<Full<Bytes>> {
+    let mut response = Problem::wrong_method(request.uri(), request.method()).response::<Full<Bytes>>();
+    response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("GET,HEAD,POST"));
+    response
+}

@@ -1,0 +1,256 @@
+//! HTTP: decisions as JSON under `/v1`, with the standard response headers.
+//!
+//! `openapi.json` beside this file describes every route; a test holds the two together.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderValue, Request as HttpRequest, StatusCode, Uri, header};
+use axum::middleware::from_fn_with_state;
+use axum::response::{IntoResponse, Response as HttpResponse};
+use axum::routing::{MethodRouter, get, post};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use serde_json::json;
+use slidegate::{Decisions, Error, Reason, Request, Verb};
+
+use crate::access;
+use crate::app::App;
+use crate::app::store;
+use crate::fields::{self, NO_STORE};
+use crate::problem::{self, Problem};
+use crate::routes::Routes;
+use crate::telemetry::Protocol;
+use body::{Ask, Batch, MAX_BATCH, MAX_BATCH_BODY, MAX_BODY};
+
+pub(crate) use body::{members as parse_members, parse as parse_body, read as read_body};
+
+mod answer;
+mod body;
+mod idempotency;
+
+/// The path of a check, which is what a service does all day.
+pub(super) const CHECK: &str = "/v1/check";
+
+type Shared = State<Arc<App>>;
+type Answered = Result<HttpResponse, Problem>;
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// A path and what it takes.
+type Row = (&'static str, MethodRouter<Arc<App>>);
+
+/// What decides.
+fn deciding() -> [Row; 3] {
+    [
+        (CHECK, get(check_by_query).post(check_routed)),
+        ("/v1/check/batch", post(check_batch)),
+        ("/v1/peek", post(peek)),
+    ]
+}
+
+/// What changes usage without deciding.
+fn adjusting() -> [Row; 3] {
+    [("/v1/refund", post(refund)), ("/v1/penalize", post(penalize)), ("/v1/reset", post(reset))]
+}
+
+/// What anybody may ask: it says nothing of limits, keys or clients.
+fn open() -> [Row; 3] {
+    [("/healthz", get(healthz)), ("/readyz", get(readyz)), ("/openapi.json", get(openapi))]
+}
+
+/// The routes over a app and others on the same listener, beside `doors`, which are answered before any route.
+pub(super) fn routes(app: Arc<App>, others: Routes, doors: &[&'static str]) -> Router {
+    let (deciders, adjusters) = (Arc::clone(&app), Arc::clone(&app));
+    let deciding = Routes::over(Arc::clone(&app), deciding())
+        .behind(|router| router.route_layer(from_fn_with_state(deciders, access::may_decide)));
+    let adjusting = Routes::over(Arc::clone(&app), adjusting())
+        .behind(|router| router.route_layer(from_fn_with_state(adjusters, access::may_adjust)));
+    let open = Routes::over(app, open());
+    let (router, mut paths) = deciding.and(adjusting).and(open).and(others).into_parts();
+    paths.extend(doors);
+    let paths: Arc<str> = paths.join(", ").into();
+    router
+        .fallback(async move |uri: Uri| unknown_path(&uri, &paths))
+        .method_not_allowed_fallback(wrong_method)
+}
+
+/// `POST /v1/check`.
+pub(super) async fn check(app: &App, request: HttpRequest<Incoming>) -> HttpResponse<Full<Bytes>> {
+    by_body(app, Verb::Check, request).await.unwrap_or_else(Problem::response)
+}
+
+/// The same through the router, which has it for its list of methods.
+async fn check_routed(State(app): Shared, request: HttpRequest<Body>) -> Answered {
+    by_body(&app, Verb::Check, request).await
+}
+
+async fn peek(State(app): Shared, request: HttpRequest<Body>) -> Answered {
+    by_body(&app, Verb::Peek, request).await
+}
+
+async fn refund(State(app): Shared, request: HttpRequest<Body>) -> Answered {
+    by_body(&app, Verb::Refund, request).await
+}
+
+async fn penalize(State(app): Shared, request: HttpRequest<Body>) -> Answered {
+    by_body(&app, Verb::Penalize, request).await
+}
+
+async fn check_by_query(State(app): Shared, uri: Uri, headers: HeaderMap) -> Answered {
+    let start = app.observer().start();
+    let ask = Ask::from_query(uri.query().unwrap_or_default())?;
+    let request = ask.request(&app)?;
+    let id = idempotency::id(Verb::Check, &headers)?;
+    let response = respond(&app, Verb::Check, &decide(&app, &headers, Verb::Check, &request, id).await)?;
+    app.observer().decided(Protocol::Http, start, 1);
+    Ok(response)
+}
+
+async fn by_body<I, O>(app: &App, verb: Verb, request: HttpRequest<I>) -> Result<HttpResponse<O>, Problem>
+where
+    I: hyper::body::Body<Data = Bytes, Error: Into<BoxError>>,
+    O: From<Vec<u8>>,
+{
+    let (head, body) = request.into_parts();
+    let bytes = body::read(body, MAX_BODY).await?;
+    let start = app.observer().start();
+    let ask: Ask<'_> = body::parse(&bytes)?;
+    let request = ask.request(app)?;
+    let id = idempotency::id(verb, &head.headers)?;
+    let response = respond(app, verb, &decide(app, &head.headers, verb, &request, id).await)?;
+    app.observer().decided(Protocol::Http, start, 1);
+    Ok(response)
+}
+
+/// Decides; with an id only once.
+async fn decide<'r>(
+    app: &App,
+    headers: &HeaderMap,
+    verb: Verb,
+    request: &'r Request<'r>,
+    id: Option<&str>,
+) -> Decisions<'r> {
+    let caller = app.observer().caller(Protocol::Http, headers);
+    match id {
+        Some(id) => app.check_once(caller, request, id).await,
+        None => app.decide(caller, verb, request).await,
+    }
+}
+
+/// 429 for a check that is denied, or 503 where the store is unavailable and the policy denies then. A peek that finds no
+/// room is answered with 200, as it has done its work; one that could not look, with 503. Only a check is a request that a
+/// client may be told about in header fields.
+fn respond<O: From<Vec<u8>>>(
+    app: &App,
+    verb: Verb,
+    decisions: &Decisions<'_>,
+) -> Result<HttpResponse<O>, Problem> {
+    if let Some(error) = decisions.error() {
+        return Err(gone(&error));
+    }
+    let reason = decisions.strictest().and_then(|strictest| strictest.reason());
+    let (status, media_type) = match (verb, reason) {
+        (_, Some(Reason::StoreUnavailable)) => (StatusCode::SERVICE_UNAVAILABLE, problem::MEDIA_TYPE),
+        (Verb::Check, Some(_)) => (StatusCode::TOO_MANY_REQUESTS, problem::MEDIA_TYPE),
+        _ => (StatusCode::OK, JSON),
+    };
+    let mut response = HttpResponse::new(O::from(answer::one(decisions)));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.reserve(fields::USUAL);
+    headers.insert(header::CONTENT_TYPE, media_type);
+    if verb == Verb::Check {
+        fields::insert(headers, app, decisions);
+    } else {
+        headers.insert(header::CACHE_CONTROL, NO_STORE);
+    }
+    Ok(response)
+}
+
+/// The policy that a request names was there when it was read, and was removed before it was decided.
+fn gone(error: &Error) -> Problem {
+    Problem::field("policy", format!("{error}; it was removed a moment ago"))
+}
+
+/// Requests decided one after the other; the answers stand in their order. All must be readable, or none is decided.
+async fn check_batch(State(app): Shared, request: HttpRequest<Body>) -> Answered {
+    idempotency::none(request.headers())?;
+    let caller = app.observer().caller(Protocol::Http, request.headers());
+    let bytes = body::read(request.into_body(), MAX_BATCH_BODY).await?;
+    let start = app.observer().start();
+    let batch: Batch<'_> = body::parse(&bytes)?;
+    if batch.requests.len() > MAX_BATCH {
+        let detail = format!("the batch has {} requests; send at most {MAX_BATCH}", batch.requests.len());
+        return Err(Problem::field("requests", detail));
+    }
+    let read = |(at, ask)| Ask::request(ask, &app).map_err(|problem: Problem| problem.in_batch(at));
+    let requests = batch.requests.iter().enumerate().map(read).collect::<Result<Vec<_>, _>>()?;
+    let mut decisions = Vec::with_capacity(requests.len());
+    for request in &requests {
+        decisions.push(app.decide(caller.clone(), Verb::Check, request).await);
+    }
+    if let Some((at, error)) = decisions.iter().enumerate().find_map(|(at, one)| Some((at, one.error()?))) {
+        return Err(gone(&error).in_batch(at));
+    }
+    let response = ok(answer::many(decisions.iter()));
+    app.observer().decided(Protocol::Http, start, u64::try_from(decisions.len()).unwrap_or(u64::MAX));
+    Ok(response)
+}
+
+async fn reset(State(app): Shared, request: HttpRequest<Body>) -> Answered {
+    idempotency::none(request.headers())?;
+    let bytes = body::read(request.into_body(), MAX_BODY).await?;
+    let ask: Ask<'_> = body::parse(&bytes)?;
+    let request = ask.request(&app)?;
+    let existed = app.reset(&request).await.map_err(|error| {
+        let detail = format!("{error}; the keys may be forgotten or not, so send it again");
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
+    })?;
+    Ok(ok(problem::json(&json!({ "existed": existed }))))
+}
+
+/// The process lives.
+async fn healthz() -> HttpResponse {
+    ok(problem::json(&json!({ "status": "ok" })))
+}
+
+/// New requests may come: not while the service is shutting down. They may while a shared store is away, since each
+/// policy has its fallback: instances that left the load balancer one and all would limit nothing.
+async fn readyz(State(app): Shared) -> HttpResponse {
+    let stats = app.stats();
+    let ready = app.is_ready();
+    let body = json!({
+        "status": if ready { "ready" } else { "shutting down" },
+        "keys": stats.keys,
+        "max_keys": stats.max_keys,
+        "dropped_keys": stats.dropped,
+        "degraded": app.shared().is_some_and(store::Shared::is_degraded),
+        "store": app.shared().map_or_else(|| json!({ "kind": "memory" }), store::Shared::state),
+    });
+    let mut response = ok(problem::json(&body));
+    if !ready {
+        *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+    }
+    response
+}
+
+async fn openapi() -> HttpResponse {
+    ok(include_bytes!("http/openapi.json").to_vec())
+}
+
+fn unknown_path(uri: &Uri, paths: &str) -> Problem {
+    let detail = format!("there is no `{}`; the paths are {paths}", uri.path().escape_debug());
+    Problem::new(StatusCode::NOT_FOUND, detail)
+}
+
+async fn wrong_method(request: HttpRequest<Body>) -> Problem {
+    Problem::wrong_method(request.uri(), request.method())
+}
+
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+
+fn ok(body: Vec<u8>) -> HttpResponse {
+    ([(header::CONTENT_TYPE, JSON), (header::CACHE_CONTROL, NO_STORE)], body).into_response()
+}

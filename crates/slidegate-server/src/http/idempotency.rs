@@ -1,0 +1,43 @@
+//! `Idempotency-Key`: a check that a client may send again when it does not know what became of it.
+//!
+//! Only checks are made once. On any other request the field is refused: who sends it believes that a refund sent twice
+//! gives back once.
+
+use axum::http::{HeaderMap, HeaderName};
+
+use crate::problem::Problem;
+use slidegate::Verb;
+
+const NAME: HeaderName = HeaderName::from_static("idempotency-key");
+/// Longest id: a UUID has 36 characters, and each is kept for a window.
+const MAX_ID: usize = 128;
+
+/// The id that a request carries.
+pub(super) fn id(verb: Verb, headers: &HeaderMap) -> Result<Option<&str>, Problem> {
+    if !headers.contains_key(NAME) {
+        return Ok(None);
+    }
+    if verb != Verb::Check {
+        return Err(wrong("only a single check can be sent again, so leave the header out"));
+    }
+    let mut values = headers.get_all(NAME).iter();
+    let (value, more) = (values.next(), values.next());
+    let visible =
+        |id: &&str| (1..=MAX_ID).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic());
+    match value.and_then(|value| value.to_str().ok()).filter(visible) {
+        _ if more.is_some() => Err(wrong("the header stands twice; give one id")),
+        Some(id) => Ok(Some(id)),
+        None => Err(wrong(&format!(
+            "the id is not 1 to {MAX_ID} visible ASCII characters; give for example a UUID"
+        ))),
+    }
+}
+
+/// Refuses an id where there is no single check.
+pub(super) fn none(headers: &HeaderMap) -> Result<(), Problem> {
+    id(Verb::Peek, headers).map(|_| ())
+}
+
+fn wrong(detail: &str) -> Problem {
+    Problem::field("Idempotency-Key", detail)
+}

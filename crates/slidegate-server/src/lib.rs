@@ -1,0 +1,35 @@
+//! The slidegate service and its tools, as a library: the `slidegate` binary only calls [`main`].
+
+// They panic when their reader is gone: commands print through `cli::output`, the service logs through `tracing`.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
+use std::process::ExitCode;
+
+mod access;
+mod admin;
+mod app;
+mod auth;
+mod cli;
+mod config;
+mod dashboard;
+mod envoy;
+mod fields;
+mod http;
+mod http_client;
+mod inline_policies;
+mod limits;
+mod listener;
+mod log_limit;
+mod problem;
+mod protocol;
+mod query;
+mod resp;
+mod routes;
+mod shutdown;
+mod telemetry;
+mod watched;
+
+/// Reads the command line of this process, runs its command, and returns the exit code.
+pub fn main() -> ExitCode {
+    cli::Cli::read().run()
+}

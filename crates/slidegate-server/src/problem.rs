@@ -1,0 +1,140 @@
+//! Problems: what a client did wrong, as RFC 9457 bodies that name the field.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{HeaderValue, Method, Response, StatusCode, Uri, header};
+use axum::response::IntoResponse;
+use serde::Serialize;
+
+use crate::app::{BadRequest, Field};
+
+/// The media type of problems, denials included.
+pub(super) const MEDIA_TYPE: HeaderValue = HeaderValue::from_static("application/problem+json");
+
+/// A request that cannot be decided.
+#[derive(Debug)]
+pub(crate) struct Problem {
+    status: StatusCode,
+    detail: String,
+    /// The member of the body or the query that is wrong.
+    field: Option<String>,
+    /// After which the same request makes sense again.
+    retry_after: Option<Duration>,
+}
+
+impl Problem {
+    pub(crate) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
+        Self { status, detail: detail.into(), field: None, retry_after: None }
+    }
+
+    /// A member of the request that is wrong.
+    pub(crate) fn field(field: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self { field: Some(field.into()), ..Self::new(StatusCode::BAD_REQUEST, detail) }
+    }
+
+    /// The same with another status than 400.
+    pub(crate) fn with_status(self, status: StatusCode) -> Self {
+        Self { status, ..self }
+    }
+
+    /// The same with the time after which the request makes sense again.
+    pub(crate) fn after(self, retry_after: Duration) -> Self {
+        Self { retry_after: Some(retry_after), ..self }
+    }
+
+    /// The same with another way out.
+    pub(crate) fn and(self, way_out: &str) -> Self {
+        Self { detail: format!("{}; {way_out}", self.detail), ..self }
+    }
+
+    /// What the app found wrong with attributes and a cost; `place` stands before the name of an attribute.
+    pub(super) fn of(bad: BadRequest, place: &str) -> Self {
+        match bad.field {
+            Field::Attribute(name) => Self::field(format!("{place}{name}"), bad.detail),
+            Field::Attributes => Self::field("attributes", bad.detail),
+            Field::Cost => Self::field("cost", bad.detail),
+        }
+    }
+
+    /// A cost that is no number.
+    pub(super) fn cost(written: &str, most: u64) -> Self {
+        let detail = format!("cost `{}` is no whole number from 0 to {most}", written.escape_debug());
+        Self::field("cost", detail)
+    }
+
+    /// What it is, by HTTP's statuses.
+    pub(crate) fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    /// What went wrong, in one line.
+    pub(crate) fn detail(&self) -> &str {
+        &self.detail
+    }
+
+    /// A method that a path does not take.
+    pub(super) fn wrong_method(uri: &Uri, method: &Method) -> Self {
+        let path = uri.path().escape_debug();
+        let detail = format!("{path} does not take {method}; the `Allow` header says what it takes");
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, detail)
+    }
+
+    /// The same problem within the request at this place of a batch.
+    pub(super) fn in_batch(mut self, at: usize) -> Self {
+        self.field = Some(match self.field {
+            Some(field) => format!("requests[{at}].{field}"),
+            None => format!("requests[{at}]"),
+        });
+        self
+    }
+}
+
+impl Problem {
+    /// The answer to whoever sent it.
+    pub(crate) fn response<B: From<Vec<u8>>>(self) -> Response<B> {
+        #[derive(Serialize)]
+        struct Members<'a> {
+            r#type: &'static str,
+            title: &'static str,
+            status: u16,
+            detail: &'a str,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            field: Option<&'a str>,
+        }
+        let members = Members {
+            r#type: "about:blank",
+            title: self.status.canonical_reason().unwrap_or("Error"),
+            status: self.status.as_u16(),
+            detail: &self.detail,
+            field: self.field.as_deref(),
+        };
+        let mut response = Response::new(B::from(json(&members)));
+        *response.status_mut() = self.status;
+        response.headers_mut().insert(header::CONTENT_TYPE, MEDIA_TYPE);
+        if let Some(span) = self.retry_after {
+            let secs = span.as_secs() + u64::from(span.subsec_nanos() > 0);
+            response.headers_mut().insert(header::RETRY_AFTER, secs.into());
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response<Body> {
+        self.response()
+    }
+}
+
+/// A body of our own types, which always have a JSON form.
+pub(crate) fn json(body: &impl Serialize) -> Vec<u8> {
+    let mut written = Vec::with_capacity(USUAL);
+    serde_json::to_writer(&mut written, body).expect("our answers have text keys and no maps that can fail");
+    written
+}
+
+/// Room for the answer to one request under a policy or two: it is written once and moved nowhere.
+pub(super) const USUAL: usize = 1024;

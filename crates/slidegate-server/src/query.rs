@@ -1,0 +1,141 @@
+//! Query strings: names and values exactly as they were sent, with percent-encoding undone.
+//!
+//! A key may be any bytes, so values are never forced into text: `%F1` and `%F2` are two values.
+
+use std::borrow::Cow;
+
+use percent_encoding::percent_decode;
+
+use crate::limits::MAX_COST;
+use crate::problem::Problem;
+
+/// What a query string says of a request.
+#[derive(Debug, Default)]
+pub(super) struct Asked<'q> {
+    /// In the order they were sent.
+    pub(super) attributes: Vec<(Cow<'q, str>, Cow<'q, [u8]>)>,
+    pub(super) cost: Option<u64>,
+}
+
+/// Reads a query string in which every pair is an attribute except `cost`, which may be given once.
+///
+/// # Errors
+/// A cost that is not a number or is given twice, and names that are not UTF-8: no policy can have
+/// such an attribute.
+pub(super) fn request(query: &str) -> Result<Asked<'_>, Problem> {
+    let mut asked = Asked::default();
+    for (at, (name, value)) in pairs(query).enumerate() {
+        if *name == *b"cost" {
+            if asked.cost.is_some() {
+                return Err(Problem::field("cost", "cost is given more than once; give it once"));
+            }
+            let cost = std::str::from_utf8(&value).ok().and_then(|text| text.parse().ok());
+            asked.cost = Some(cost.ok_or_else(|| Problem::cost(&String::from_utf8_lossy(&value), MAX_COST))?);
+            continue;
+        }
+        let name = text(name).ok_or_else(|| {
+            let detail = format!("the name of parameter {} is not UTF-8; attribute names are text", at + 1);
+            Problem::field("attributes", detail)
+        })?;
+        asked.attributes.push((name, value));
+    }
+    Ok(asked)
+}
+
+/// The pairs of a query string in which everything is text.
+///
+/// # Errors
+/// A name or a value that is not UTF-8.
+pub(crate) fn texts(query: &str) -> Result<Vec<(String, String)>, Problem> {
+    let read = |(name, value)| {
+        let name = text(name).ok_or_else(|| {
+            Problem::field("query", "the name of a parameter is not UTF-8; parameter names are text")
+        })?;
+        let value = text(value).ok_or_else(|| {
+            let detail = format!(
+                "parameter `{}` is not UTF-8; write a key as answers print it, with `%25FF` for the byte FF",
+                name.escape_debug()
+            );
+            Problem::field(&*name, detail)
+        })?;
+        Ok((name.into_owned(), value.into_owned()))
+    };
+    pairs(query).map(read).collect()
+}
+
+/// The pairs of a query string. `+` is a space, and a `%` without two hexadecimal digits stands for
+/// itself, as in the URL standard.
+pub(crate) fn pairs(query: &str) -> impl Iterator<Item = (Cow<'_, [u8]>, Cow<'_, [u8]>)> {
+    query.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        (decoded(name), decoded(value))
+    })
+}
+
+fn decoded(text: &str) -> Cow<'_, [u8]> {
+    if !text.contains('+') {
+        return percent_decode(text.as_bytes()).into();
+    }
+    let spaced = text.replace('+', " ");
+    Cow::Owned(percent_decode(spaced.as_bytes()).collect())
+}
+
+fn text(bytes: Cow<'_, [u8]>) -> Option<Cow<'_, str>> {
+    match bytes {
+        Cow::Borrowed(bytes) => std::str::from_utf8(bytes).ok().map(Cow::Borrowed),
+        Cow::Owned(bytes) => String::from_utf8(bytes).ok().map(Cow::Owned),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two users whose names differ in one byte must not share a limit because the byte is not
+    /// text.
+    #[test]
+    fn values_are_decoded_to_the_bytes_that_were_sent() {
+        let query = "user=%F1&user=%f2&a%20b=x+y%2B&flag&=v&u=zo%C3%AB&p=100%&q=%zz&r=a=b&&";
+        let read: Vec<_> =
+            pairs(query).map(|(name, value)| (name.into_owned(), value.into_owned())).collect();
+        let expected: [(&[u8], &[u8]); 9] = [
+            (b"user", b"\xf1"),
+            (b"user", b"\xf2"),
+            (b"a b", b"x y+"),
+            (b"flag", b""),
+            (b"", b"v"),
+            (b"u", "zoë".as_bytes()),
+            (b"p", b"100%"),
+            (b"q", b"%zz"),
+            (b"r", b"a=b"),
+        ];
+        let expected = expected.map(|(name, value)| (name.to_vec(), value.to_vec()));
+        assert_eq!(read, expected);
+        assert_eq!(pairs("").count(), 0);
+    }
+
+    /// Of two costs one would be dropped without a word, and the client would be charged another
+    /// than it meant.
+    #[test]
+    fn a_cost_is_given_once_and_is_a_number() {
+        let asked = request("user=a&cost=3").unwrap();
+        assert_eq!((asked.cost, asked.attributes.len()), (Some(3), 1));
+        for (query, said) in [
+            ("cost=1&user=a&cost=1", "cost is given more than once"),
+            ("cost=1&c%6Fst=2", "cost is given more than once"),
+            ("cost=x", "cost `x` is no whole number"),
+            ("cost=%ff", "is no whole number"),
+            ("user=a&%ff=b", "the name of parameter 2 is not UTF-8"),
+        ] {
+            let problem = format!("{:?}", request(query).unwrap_err());
+            assert!(problem.contains(said), "{query}: {problem}");
+        }
+    }
+
+    /// A filter that lost a byte would show another key's events.
+    #[test]
+    fn where_text_is_expected_other_bytes_are_an_error() {
+        assert_eq!(texts("key=a%2Cb").unwrap(), [("key".to_owned(), "a,b".to_owned())]);
+        assert!(format!("{:?}", texts("key=%ff").unwrap_err()).contains("parameter `key` is not UTF-8"));
+    }
+}

@@ -1,0 +1,117 @@
+//! The second hand: once a second, what was decided in it goes to who listens, and periods of the top turn.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use slidegate::{Clock, Timestamp};
+use tokio::time::MissedTickBehavior;
+
+use super::Observer;
+use super::counts::Counts;
+use super::events::Message;
+use super::top::PERIOD;
+use crate::app::App;
+use crate::app::store::Shared;
+
+/// Between two messages of rates.
+const EVERY: Duration = Duration::from_secs(1);
+/// Most policies in a message, the first ones that decided anything: a page with more shows none of them.
+const MOST_POLICIES: usize = 256;
+
+/// What was decided since the last message, by all policies or by one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+struct Rates {
+    allowed: u64,
+    denied: u64,
+    shadow_denied: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Tick<'t> {
+    at: String,
+    #[serde(flatten)]
+    all: Rates,
+    /// Policies that decided nothing are not there.
+    by_policy: BTreeMap<&'t str, Rates>,
+    store_degraded: bool,
+}
+
+impl Rates {
+    fn between(before: Counts, now: Counts) -> Self {
+        Self {
+            allowed: now.allowed - before.allowed,
+            denied: now.denied - before.denied,
+            shadow_denied: now.shadow_denied - before.shadow_denied,
+        }
+    }
+}
+
+/// Runs until it is dropped.
+pub(crate) async fn tick(app: Arc<App>) {
+    let observer = app.observer();
+    let mut ticks = tokio::time::interval(EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut turned_at = observer.clock.now();
+    let mut last: Option<Totals> = None;
+    loop {
+        ticks.tick().await;
+        let at = observer.clock.now();
+        if at - turned_at >= PERIOD {
+            turned_at = at;
+            let outdated = observer.top.turn();
+            // Neither decisions nor the tasks of this thread wait for that; nor does anybody for its end.
+            drop(tokio::task::spawn_blocking(move || drop(outdated)));
+        }
+        if let Some(traces) = &observer.traces {
+            traces.report_losses();
+        }
+        // Without listeners nobody wants it, and with many policies adding up costs something.
+        last = observer.events.has_listeners().then(|| {
+            let totals = Totals::of(observer);
+            if let Some(last) = &last {
+                let degraded = app.shared().is_some_and(Shared::is_degraded);
+                let at = observer.wall_time(at);
+                observer.events.send(Message::Rates(totals.since(last, at, degraded)));
+            }
+            totals
+        });
+    }
+}
+
+/// What was counted up to some moment.
+struct Totals {
+    /// In requests, of which one may be decided by several policies.
+    all: Rates,
+    by_policy: BTreeMap<String, Counts>,
+}
+
+impl Totals {
+    fn of(observer: &Observer) -> Self {
+        let roll = observer.roll.load();
+        let by_policy = roll.in_force().iter().map(|row| (row.name.clone(), row.counts()));
+        let by_policy: BTreeMap<_, _> = by_policy.collect();
+        let [allowed, denied] = observer.checks();
+        let shadow_denied = by_policy.values().map(|counts| counts.shadow_denied).sum();
+        Self { all: Rates { allowed, denied, shadow_denied }, by_policy }
+    }
+
+    fn since(&self, last: &Self, at: Timestamp, store_degraded: bool) -> Arc<str> {
+        let of = |(name, now): (&'_ String, &Counts)| {
+            let before = last.by_policy.get(name).copied().unwrap_or_default();
+            Rates::between(before, *now)
+        };
+        let by_policy = self.by_policy.iter().map(|one| (one.0.as_str(), of(one)));
+        let by_policy: BTreeMap<_, _> =
+            by_policy.filter(|(_, rates)| *rates != Rates::default()).take(MOST_POLICIES).collect();
+        let all = Rates {
+            allowed: self.all.allowed - last.all.allowed,
+            denied: self.all.denied - last.all.denied,
+            // A policy that is no longer in force takes its share with it.
+            shadow_denied: self.all.shadow_denied.saturating_sub(last.all.shadow_denied),
+        };
+        let tick = Tick { at: crate::app::explanation::time(at), all, by_policy, store_degraded };
+        serde_json::to_string(&tick).expect("names and numbers have a JSON form").into()
+    }
+}

@@ -1,0 +1,376 @@
+//! Metrics: all that is counted, as `OpenMetrics` text.
+//!
+//! Labels are names of policies, doors and nodes, whose number is bounded. A key is never one: clients choose those.
+//! What a dashboard or an alert may use is in this file, and a test holds those in `deploy/` against it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering::Relaxed;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, NoLabelSet, text};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::{Registry, Unit};
+use slidegate::{BreakerState, PolicySet, Timestamp, Verb};
+
+use super::counts::{Counts, Outcome, Row, SOURCES};
+use super::histogram::Reading;
+use super::reference::Reference;
+use super::traces::Spans;
+use super::{Observer, Protocol, VERBS, name_of};
+use crate::access::attempts::AuthAttempts;
+use crate::app::App;
+use crate::app::changes::now_ms;
+use crate::app::store::Shared;
+use crate::inline_policies;
+
+/// Most policies with series of their own, up to 20 each. What the others count is under [`OTHERS`] together.
+const MOST_POLICIES: usize = 1000;
+/// No policy can have this name.
+pub(super) const OTHERS: &str = "~others";
+/// Most nodes of a shared store that are told of: a cluster's masters, of which more than a hundred are rare.
+const MOST_NODES: usize = 256;
+
+/// Everything that is counted, now, as `OpenMetrics`; [`Format`](super::exposition::Format) makes the older text of it.
+pub(super) fn page(app: &Arc<App>) -> String {
+    let mut registry = Registry::with_prefix("slidegate");
+    registry.register_collector(Box::new(Scrape(Arc::clone(app))));
+    // Of another maker, so without our prefix.
+    let mut reference = Registry::default();
+    reference.register_collector(Box::new(Reference(Arc::clone(app))));
+    let mut page = String::new();
+    let written = text::encode_registry(&mut page, &registry)
+        .and_then(|()| text::encode_registry(&mut page, &reference))
+        .and_then(|()| text::encode_eof(&mut page));
+    written.expect("text takes text");
+    page
+}
+
+/// The time from the epoch in seconds.
+#[allow(clippy::cast_precision_loss)] // seconds as doubles are what Prometheus has
+fn seconds(at: Timestamp) -> f64 {
+    at.as_micros() as f64 / 1e6
+}
+
+/// Microseconds in seconds.
+#[allow(clippy::cast_precision_loss)] // as above
+fn signed_seconds(us: i64) -> f64 {
+    us as f64 / 1e6
+}
+
+#[derive(Debug)]
+struct Scrape(Arc<App>);
+
+impl Collector for Scrape {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let app = &*self.0;
+        let mut page = Page(encoder);
+        process(&mut page, app)?;
+        policies(&mut page, app.observer(), &app.policies())?;
+        requests(&mut page, app.observer())?;
+        authentications(&mut page, app.auth_attempts())?;
+        configuration(&mut page, app.observer())?;
+        spans(&mut page, app.observer())?;
+        let Some(shared) = app.shared() else { return Ok(()) };
+        changes(&mut page, app)?;
+        store(&mut page, app.observer(), shared)
+    }
+}
+
+fn process(page: &mut Page<'_>, app: &App) -> fmt::Result {
+    let (observer, memory) = (app.observer(), app.stats());
+    page.info("build", "What runs", [("version", env!("CARGO_PKG_VERSION"))])?;
+    let started_at = seconds(observer.wall_time(observer.started_at));
+    page.seconds("start_time", "When the service started, since the Unix epoch", started_at)?;
+    page.value("keys", "Keys held in memory now", count(memory.keys))?;
+    page.value("max_keys", "Most keys that are held in memory", count(memory.max_keys))?;
+    let dropped =
+        "Keys dropped from a full memory although they still counted: their limits were not enforced in full";
+    page.total("keys_dropped", dropped, memory.dropped)
+}
+
+fn spans(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
+    let Some(traces) = observer.traces() else { return Ok(()) };
+    let Spans { sent, failed, dropped } = traces.spans();
+    let outcomes = [("sent", sent), ("failed", failed), ("dropped", dropped)];
+    let help = "Spans by what became of them: failed ones the collector did not take, dropped ones found the queue full";
+    page.counter("spans", help, outcomes.map(|(outcome, count)| ([("outcome", outcome)], count)))
+}
+
+fn count(count: usize) -> u64 {
+    u64::try_from(count).unwrap_or(u64::MAX)
+}
+
+fn policies(page: &mut Page<'_>, observer: &Observer, policies: &PolicySet) -> fmt::Result {
+    let roll = observer.roll.load();
+    let (shown, others) = roll.in_force().split_at(roll.in_force().len().min(MOST_POLICIES));
+    let checks = |row: &Arc<Row>| {
+        let row = Arc::clone(row);
+        let all = Outcome::ALL.into_iter().flat_map(|outcome| SOURCES.map(|source| (outcome, source)));
+        all.map(move |(outcome, source)| {
+            let labels = [("verdict", outcome.name()), ("source", source.name())];
+            (labels, row.checks(outcome, source), outcome == Outcome::Allow && source == SOURCES[0])
+        })
+    };
+    let mut decisions = Vec::new();
+    for row in shown {
+        for (labels, count, is_first) in checks(row) {
+            // Of 15 combinations few ever happen; the first is there from the start, so that a policy is.
+            if count > 0 || is_first {
+                decisions.push(([("policy", row.name.as_str()), labels[0], labels[1]], count));
+            }
+        }
+    }
+    if !others.is_empty() {
+        let tables: Vec<Vec<_>> = others.iter().map(|row| checks(row).collect()).collect();
+        for at in 0..tables[0].len() {
+            let count = tables.iter().map(|table| table[at].1).sum();
+            let [verdict, source] = tables[0][at].0;
+            if count > 0 {
+                decisions.push(([("policy", OTHERS), verdict, source], count));
+            }
+        }
+    }
+    let help = "Checks by what each policy said of them and where that came from; shadow_deny denies nothing";
+    page.counter("decisions", help, decisions)?;
+
+    let rows: Vec<(&str, Counts)> = shown.iter().map(|row| (row.name.as_str(), row.counts())).collect();
+    let rest: Vec<Counts> = others.iter().map(|row| row.counts()).collect();
+    let mut each = |name, help, read: fn(&Counts) -> u64| {
+        let rest = (!rest.is_empty()).then(|| (OTHERS, rest.iter().map(read).sum()));
+        let samples = rows.iter().map(|(name, counts)| (*name, read(counts))).chain(rest);
+        page.counter(name, help, samples.map(|(name, count)| ([("policy", name)], count)))
+    };
+    each("cost_admitted", "Cost that was charged, penalties included", |counts| counts.cost_allowed)?;
+    each("cost_refused", "Cost that was asked for and denied", |counts| counts.cost_denied)?;
+    each("cost_refunded", "Cost that was given back", |counts| counts.cost_refunded)?;
+    each("blocked", "Checks that were denied because their key is blocked", |counts| counts.blocked)?;
+    let near = "Checks that were charged and left their key at 80 % of its limit or above";
+    each("near_limit", near, |counts| counts.near_limit)?;
+
+    let shown = || inline_policies::listed(policies).take(MOST_POLICIES);
+    let limits = shown().map(|policy| ([("policy", policy.name())], policy.quota().limit()));
+    page.gauge("policy_limit", "Most cost in a window, by the configuration", limits)?;
+    let windows = shown().map(|policy| ([("policy", policy.name())], policy.quota().window().as_secs_f64()));
+    page.seconds_each("policy_window", "The length of a window, by the configuration", windows)?;
+    let enforced = shown().map(|policy| ([("policy", policy.name())], u64::from(policy.is_enforced())));
+    page.gauge("policy_enforced", "1 if the policy denies, 0 if it is in shadow", enforced)
+}
+
+fn requests(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
+    let mut requests = Vec::new();
+    for door in Protocol::ALL {
+        for verb in VERBS {
+            for (verdict, name) in ["allow", "deny"].into_iter().enumerate() {
+                let count = observer
+                    .lanes
+                    .sum(|seen| seen.requests[verdict][verb as usize][door as usize].load(Relaxed));
+                // Most of 32 never happen.
+                if count > 0 || (door, verb) == (Protocol::Http, Verb::Check) {
+                    requests
+                        .push(([("door", door.name()), ("verb", name_of(verb)), ("verdict", name)], count));
+                }
+            }
+        }
+    }
+    page.counter("requests", "Requests by what all their policies said together", requests)?;
+    // Doors through which nothing came may not even be open.
+    let doors = Protocol::ALL.map(|door| (door, observer.latency[door as usize].read()));
+    let doors = || doors.iter().filter(|(door, latency)| *door == Protocol::Http || latency.count > 0);
+    let unmatched = doors().map(|(door, _)| {
+        let count = observer.lanes.sum(|seen| seen.unmatched[*door as usize].load(Relaxed));
+        ([("door", door.name())], count)
+    });
+    page.counter(
+        "unmatched_requests",
+        "Checks that no policy applied to, so nothing limited them",
+        unmatched,
+    )?;
+    let left_out = "Denials without an event, as there were too many to keep";
+    page.total("denials_unrecorded", left_out, observer.events.left_out())?;
+    let latencies = doors().map(|(door, latency)| ([("door", door.name())], latency));
+    let help = "From a request being read to its answer being ready, of each decision in it";
+    page.histograms("decision_duration", help, latencies)
+}
+
+fn authentications(page: &mut Page<'_>, attempts: &AuthAttempts) -> fmt::Result {
+    let counts = Protocol::ALL.into_iter().flat_map(|door| {
+        let labels = move |reason| [("door", door.name()), ("reason", reason)];
+        attempts.counts(door).map(|(reason, count)| (labels(reason), count))
+    });
+    let help = "Failed authentications: wrong passwords and tokens, and attempts refused because their address had too many";
+    page.counter("failed_authentications", help, counts)
+}
+
+fn configuration(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
+    let known = observer.configuration.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    if !known.hash.is_empty() {
+        page.info("config", "The configuration in force", [("hash", known.hash.as_str())])?;
+    }
+    let loaded_at = seconds(observer.wall_time(known.at));
+    page.seconds("config_loaded_timestamp", "When the configuration in force was loaded", loaded_at)?;
+    let loads = [("loaded", known.loads), ("refused", known.failures)];
+    let loads = loads.map(|(result, count)| ([("result", result)], count));
+    page.counter("config_reloads", "New configurations since the start", loads)?;
+    if let Some(live) = observer.files.get() {
+        let loads = [("loaded", live.loads_succeeded()), ("refused", live.loads_failed())];
+        let loads = loads.map(|(result, count)| ([("result", result)], count));
+        page.counter("envoy_config_reloads", "Files of envoyproxy/ratelimit that were read anew", loads)?;
+    }
+    let help = "0 if the last new configuration was refused, so an older one is in force";
+    page.value("config_last_reload_successful", help, u64::from(known.error.is_none()))
+}
+
+/// Changes that were made at run time, which a shared store keeps for all instances.
+fn changes(page: &mut Page<'_>, app: &App) -> fmt::Result {
+    let (seen, document, now_ms) = (&app.observer().changes, app.changes(), now_ms());
+    let in_force = count(document.count_in_force(now_ms));
+    page.value(
+        "control_changes",
+        "Run-time changes in force: policies, blocked keys and overrides",
+        in_force,
+    )?;
+    let help = "A number for the run-time changes in force; instances that enforce the same ones have the same; 0 for none";
+    page.value("control_digest", help, document.digest(now_ms))?;
+    let help = "1 if the store holds the run-time changes in force; 0 after a loss until they are written back, and while \
+                the store does not answer or holds something else";
+    page.value("control_stored", help, u64::from(seen.are_stored.load(Relaxed)))?;
+    let help = "Times the store was found to have lost run-time changes; they stayed in force";
+    page.total("control_losses", help, seen.losses.load(Relaxed))
+}
+
+fn store(page: &mut Page<'_>, observer: &Observer, shared: &Shared) -> fmt::Result {
+    let (stats, nodes) = (shared.stats(), shared.nodes());
+    let degraded = u64::from(shared.is_degraded());
+    page.value("store_degraded", "1 while decisions may come from fallbacks", degraded)?;
+    page.total("store_calls", "Script calls made", stats.store.calls)?;
+    let help = "Requests that the store did not decide in time, so fallbacks did";
+    page.total("store_fallbacks", help, stats.fallbacks)?;
+    let help = "Checks that went along with another one's call";
+    page.total("store_coalesced_checks", help, stats.store.coalesced)?;
+    let help = "Checks denied from memory, without a call";
+    page.total("store_remembered_denials", help, stats.store.remembered)?;
+    let help = "Calls that the store met too late, and charged nothing for";
+    page.total("store_late_calls", help, stats.store.late)?;
+    let errors = stats.store.errors.iter().map(|(kind, count)| ([("kind", kind.name())], count));
+    page.counter("store_errors", "Calls to the store that failed, by kind of failure", errors)?;
+    let jumps = stats.store.clock_jumps;
+    let directions = [("forward", jumps.forward), ("backward", jumps.backward)];
+    let directions = directions.map(|(direction, count)| ([("direction", direction)], count));
+    page.counter("store_clock_jumps", "Jumps of the clocks of the store's servers", directions)?;
+    let help = "Size of the last jump of a server's clock, negative where it was back; 0 before the first";
+    page.seconds("store_clock_last_jump", help, signed_seconds(jumps.last_us))?;
+    let help = "How long requests took that the store decided, coalesced ones included";
+    page.histogram("store_decision_duration", help, &observer.store_latency.read())?;
+
+    let nodes = || nodes.iter().take(MOST_NODES).map(|node| (node, [("node", node.node.as_str())]));
+    let connected = nodes().map(|(node, labels)| (labels, u64::from(node.connected)));
+    page.gauge("store_node_connected", "1 while there is a connection", connected)?;
+    let states = nodes().flat_map(|(node, [label])| {
+        let states = [
+            (BreakerState::Closed, "closed"),
+            (BreakerState::Open, "open"),
+            (BreakerState::HalfOpen, "half_open"),
+        ];
+        states.map(|(state, name)| ([label, ("state", name)], u64::from(node.breaker == state)))
+    });
+    page.gauge("store_node_breaker", "1 for the state that the node's circuit breaker is in", states)?;
+    let timeouts = nodes().map(|(node, labels)| (labels, node.timeouts));
+    page.counter("store_node_timeouts", "Calls not answered within their deadline", timeouts)?;
+    let reconnects = nodes().map(|(node, labels)| (labels, node.reconnects));
+    page.counter("store_node_reconnects", "Connections made in place of lost ones", reconnects)?;
+    let redirects = nodes().map(|(node, labels)| (labels, node.moved + node.ask));
+    page.counter("store_node_redirects", "Answers that a key lies on another node", redirects)
+}
+
+/// The text while it is written.
+struct Page<'e>(DescriptorEncoder<'e>);
+
+impl Page<'_> {
+    /// A fact that is in a label; `_info` is added to its name.
+    fn info<const N: usize>(&mut self, name: &str, help: &str, labels: [(&str, &str); N]) -> fmt::Result {
+        self.0.encode_descriptor(name, help, None, MetricType::Info)?.encode_info(&labels)
+    }
+
+    /// A counter without labels; `_total` is added to its name.
+    fn total(&mut self, name: &str, help: &str, count: u64) -> fmt::Result {
+        let mut encoder = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
+        encoder.encode_counter::<NoLabelSet, _, u64>(&count, None)
+    }
+
+    /// A counter; `_total` is added to its name.
+    fn counter<L: EncodeLabelSet>(
+        &mut self,
+        name: &str,
+        help: &str,
+        samples: impl IntoIterator<Item = (L, u64)>,
+    ) -> fmt::Result {
+        let mut encoder = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (labels, count) in samples {
+            encoder.encode_family(&labels)?.encode_counter::<NoLabelSet, _, u64>(&count, None)?;
+        }
+        Ok(())
+    }
+
+    /// A gauge without labels.
+    fn value(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
+        self.0.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&value)
+    }
+
+    fn gauge<L: EncodeLabelSet>(
+        &mut self,
+        name: &str,
+        help: &str,
+        samples: impl IntoIterator<Item = (L, u64)>,
+    ) -> fmt::Result {
+        let mut encoder = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (labels, value) in samples {
+            encoder.encode_family(&labels)?.encode_gauge(&value)?;
+        }
+        Ok(())
+    }
+
+    /// A gauge of seconds without labels; `_seconds` is added to its name.
+    fn seconds(&mut self, name: &str, help: &str, value: f64) -> fmt::Result {
+        self.0.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Gauge)?.encode_gauge(&value)
+    }
+
+    /// A gauge of seconds; `_seconds` is added to its name.
+    fn seconds_each<L: EncodeLabelSet>(
+        &mut self,
+        name: &str,
+        help: &str,
+        samples: impl IntoIterator<Item = (L, f64)>,
+    ) -> fmt::Result {
+        let mut encoder = self.0.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Gauge)?;
+        for (labels, value) in samples {
+            encoder.encode_family(&labels)?.encode_gauge(&value)?;
+        }
+        Ok(())
+    }
+
+    /// A histogram of seconds without labels; `_seconds` is added to its name.
+    fn histogram(&mut self, name: &str, help: &str, reading: &Reading) -> fmt::Result {
+        let Reading { buckets, sum_s, count } = reading;
+        self.0
+            .encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Histogram)?
+            .encode_histogram::<NoLabelSet>(*sum_s, *count, buckets, None)
+    }
+
+    /// Histograms of seconds; `_seconds` is added to their name.
+    fn histograms<'h, L: EncodeLabelSet>(
+        &mut self,
+        name: &str,
+        help: &str,
+        samples: impl IntoIterator<Item = (L, &'h Reading)>,
+    ) -> fmt::Result {
+        let mut encoder =
+            self.0.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Histogram)?;
+        for (labels, Reading { buckets, sum_s, count }) in samples {
+            let mut encoder = encoder.encode_family(&labels)?;
+            encoder.encode_histogram::<NoLabelSet>(*sum_s, *count, buckets, None)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,247 @@
+//! What the observer knows, over HTTP: `/metrics`, `/v1/events`, `/v1/top`, `/v1/live`.
+//!
+//! Who may read is decided where these are mounted.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
+use axum::response::sse::{KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use serde::Serialize;
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::events::{Event, Filter, KEPT};
+use super::exposition::Format;
+use super::top::{By, PERIOD, Ranking};
+use super::{metrics, stream};
+use crate::app::App;
+use crate::problem::{self, Problem};
+use crate::query;
+use crate::routes::Routes;
+
+type Shared = State<Arc<App>>;
+
+/// Events and keys in an answer, unless it is asked for others.
+const EVENTS: usize = 100;
+const KEYS: usize = 20;
+/// Most keys in an answer.
+const MOST_KEYS: usize = 1000;
+
+/// The routes over a app.
+pub(crate) fn routes(app: Arc<App>) -> Routes {
+    let table = [
+        ("/metrics", get(metrics)),
+        ("/v1/events", get(events)),
+        ("/v1/top", get(top)),
+        ("/v1/live", get(live)),
+    ];
+    Routes::over(app, table)
+}
+
+/// `/metrics` alone, at a path of choice.
+pub(crate) fn metrics_routes(app: Arc<App>, path: &str) -> Router {
+    Router::new().route(path, get(metrics)).with_state(app)
+}
+
+async fn metrics(State(app): Shared, headers: HeaderMap) -> Result<Response, Problem> {
+    if !app.observer().options.metrics {
+        return Err(off("metrics"));
+    }
+    let format = Format::wanted(&headers);
+    let headers = [
+        (header::CONTENT_TYPE, format.media_type()),
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
+        (header::VARY, HeaderValue::from_static("Accept")),
+    ];
+    Ok((headers, format.write(metrics::page(&app))).into_response())
+}
+
+async fn events(State(app): Shared, uri: Uri, headers: HeaderMap) -> Result<Response, Problem> {
+    if !app.observer().options.events {
+        return Err(off("events"));
+    }
+    let mut query = Query::of(&uri)?;
+    let filter = Filter { policy: policy(&mut query, &app)?, key: query.take("key") };
+    let limit = query.number("limit", EVENTS, KEPT)?;
+    query.nothing_else("policy, key and limit")?;
+    if wants_stream(&headers) {
+        let place = place(&app)?;
+        let after = headers.get("last-event-id").map(last_event_id).transpose()?;
+        return Ok(streamed(Sse::new(stream::denials(app, filter, after, place))));
+    }
+    let events = app.observer().events().recent(&filter, limit);
+    Ok(answer(&Events { events: events.iter().map(|event| &**event).collect() }))
+}
+
+async fn top(State(app): Shared, uri: Uri) -> Result<Response, Problem> {
+    let observer = app.observer();
+    if !observer.options.top {
+        return Err(off("top"));
+    }
+    let mut query = Query::of(&uri)?;
+    let policy = policy(&mut query, &app)?;
+    let by = match query.take("by").as_deref() {
+        None | Some("used") => By::Used,
+        Some("denied") => By::Denied,
+        Some(other) => {
+            let detail = format!("by is `{}`; write `used` or `denied`", other.escape_debug());
+            return Err(Problem::field("by", detail));
+        }
+    };
+    let limit = query.number("limit", KEYS, MOST_KEYS)?;
+    query.nothing_else("policy, by and limit")?;
+    let roll = observer.roll.load();
+    let rows = roll.in_force().iter().filter(|row| policy.as_ref().is_none_or(|name| *name == row.name));
+    let rankings: Vec<_> = rows.map(|row| (row, observer.top.ranking(row.number, by))).collect();
+    let error_bound = rankings.iter().map(|(_, ranking)| ranking.error_bound).max().unwrap_or(0);
+    let is_sampled = rankings.iter().any(|(_, Ranking { is_sampled, .. })| *is_sampled);
+    let mut keys: Vec<_> =
+        rankings.iter().flat_map(|(row, ranking)| ranking.keys.iter().map(move |one| (row, one))).collect();
+    keys.sort_by_key(|(_, one)| std::cmp::Reverse(one.count));
+    let keys = keys.into_iter().take(limit).map(|(row, one)| TopKey {
+        policy: &row.name,
+        key: observer.veil.show(&one.key, row.keys_shown),
+        count: one.count,
+        at_most_over: one.over,
+        last_at: crate::app::explanation::time(one.last_at),
+    });
+    let keys = keys.collect();
+    let (by, period_s) = (by.name(), PERIOD.as_secs());
+    Ok(answer(&Tops { policy: policy.as_deref(), by, error_bound, sampled: is_sampled, period_s, keys }))
+}
+
+#[derive(Serialize)]
+struct Events<'a> {
+    /// Newest first.
+    events: Vec<&'a Event>,
+}
+
+#[derive(Serialize)]
+struct Tops<'a> {
+    /// `null`: of all policies.
+    policy: Option<&'a str>,
+    by: &'static str,
+    /// No key that is missing was counted more often than this.
+    error_bound: u64,
+    /// Whether counts are estimates from a sample.
+    sampled: bool,
+    /// Counts are of the running period and the one before, each this long.
+    period_s: u64,
+    /// Most first.
+    keys: Vec<TopKey<'a>>,
+}
+
+#[derive(Serialize)]
+struct TopKey<'a> {
+    policy: &'a str,
+    key: String,
+    count: u64,
+    /// How much of the count may be others'.
+    at_most_over: u64,
+    last_at: String,
+}
+
+async fn live(State(app): Shared, uri: Uri) -> Result<Response, Problem> {
+    Query::of(&uri)?.nothing_else("nothing")?;
+    let place = place(&app)?;
+    Ok(streamed(Sse::new(stream::live(app, place))))
+}
+
+/// A place for a stream, if there is one.
+fn place(app: &App) -> Result<OwnedSemaphorePermit, Problem> {
+    Arc::clone(&app.observer().streams).try_acquire_owned().map_err(|_| {
+        let detail = format!("{} streams are open, which is the most; close one", super::MAX_STREAMS);
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
+    })
+}
+
+fn streamed<S>(stream: Sse<S>) -> Response
+where
+    Sse<S>: IntoResponse,
+    S: futures_util::Stream<Item = Result<axum::response::sse::Event, std::convert::Infallible>>
+        + Send
+        + 'static,
+{
+    // Proxies that gather answers would keep events until there are many.
+    ([("x-accel-buffering", "no")], stream.keep_alive(KeepAlive::default())).into_response()
+}
+
+fn wants_stream(headers: &HeaderMap) -> bool {
+    let accepted = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    accepted.flat_map(|value| value.split(',')).any(|one| {
+        one.split(';')
+            .next()
+            .is_some_and(|media_type| media_type.trim().eq_ignore_ascii_case("text/event-stream"))
+    })
+}
+
+fn last_event_id(value: &HeaderValue) -> Result<u64, Problem> {
+    value.to_str().ok().and_then(|text| text.parse().ok()).ok_or_else(|| {
+        let text = String::from_utf8_lossy(value.as_bytes()).escape_debug().to_string();
+        Problem::field(
+            "last-event-id",
+            format!("Last-Event-ID is `{text}`; give the id of an event, a whole number"),
+        )
+    })
+}
+
+/// The policy that is asked for, which must be in force.
+fn policy(query: &mut Query, app: &App) -> Result<Option<String>, Problem> {
+    let Some(name) = query.take("policy") else { return Ok(None) };
+    if app.observer().roll.load().in_force().iter().any(|row| row.name == name) {
+        return Ok(Some(name));
+    }
+    let detail = format!("there is no policy `{}`; /v1/policies lists them", name.escape_debug());
+    Err(Problem::field("policy", detail).with_status(StatusCode::NOT_FOUND))
+}
+
+/// The parameters of a URL, each taken once.
+struct Query(Vec<(String, String)>);
+
+impl Query {
+    fn of(uri: &Uri) -> Result<Self, Problem> {
+        query::texts(uri.query().unwrap_or_default()).map(Self)
+    }
+
+    fn take(&mut self, name: &str) -> Option<String> {
+        let place = self.0.iter().position(|(known, _)| known == name)?;
+        Some(self.0.swap_remove(place).1)
+    }
+
+    /// A whole number from 1 to `most`.
+    fn number(&mut self, name: &'static str, default: usize, most: usize) -> Result<usize, Problem> {
+        let Some(text) = self.take(name) else { return Ok(default) };
+        text.parse().ok().filter(|number| (1..=most).contains(number)).ok_or_else(|| {
+            Problem::field(
+                name,
+                format!("{name} is `{}`; give a whole number from 1 to {most}", text.escape_debug()),
+            )
+        })
+    }
+
+    /// Refuses what nobody took: a filter with a mistake in its name would be none.
+    fn nothing_else(&self, known: &str) -> Result<(), Problem> {
+        self.0.first().map_or(Ok(()), |(name, _)| {
+            let detail = format!(
+                "parameter `{}` is not known here; known are {known}, once each",
+                name.escape_debug()
+            );
+            Err(Problem::new(StatusCode::BAD_REQUEST, detail))
+        })
+    }
+}
+
+fn answer(body: &impl Serialize) -> Response {
+    let headers = [(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-store")];
+    (headers, problem::json(body)).into_response()
+}
+
+/// What is not told as the configuration has it switched off.
+fn off(setting: &str) -> Problem {
+    let detail =
+        format!("this is switched off; write `{setting}: true` under `observe` in the configuration");
+    Problem::new(StatusCode::NOT_FOUND, detail)
+}

@@ -1,0 +1,393 @@
+//! Traces: a span for each decision, sent to a collector as OTLP over HTTP.
+//!
+//! A collector that is slow or gone costs decisions nothing: spans wait in a queue of bounded length for a thread of
+//! their own. What finds it full is dropped and what cannot be sent is given up; both are counted, and told in the log.
+
+use std::io;
+use std::sync::atomic::{
+    AtomicU64, AtomicUsize,
+    Ordering::{AcqRel, Relaxed},
+};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use async_trait::async_trait;
+use axum::http::HeaderMap;
+use opentelemetry::propagation::{Extractor, TextMapPropagator};
+use opentelemetry::trace::{
+    Span as _, SpanBuilder, SpanKind, TraceContextExt, Tracer as _, TracerProvider as _,
+};
+use opentelemetry::{Array, Context, KeyValue, StringValue, Value};
+use opentelemetry_http::{Bytes, HeaderExtractor, HttpClient, HttpError, Request, Response};
+use opentelemetry_otlp::{WithExportConfig, WithHttpConfig};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::error::OTelSdkResult;
+use opentelemetry_sdk::propagation::TraceContextPropagator;
+use opentelemetry_sdk::trace::{
+    BatchConfigBuilder, BatchSpanProcessor, Sampler, SdkTracer, SdkTracerProvider, Span, SpanData,
+    SpanProcessor,
+};
+use slidegate::{Decisions, PolicyDecision, Timestamp, Verb, millis_ceil};
+
+use super::Protocol;
+use crate::app::explanation;
+use crate::log_limit::LogLimit;
+use crate::{config, http_client};
+
+/// Most spans that wait or are on their way: some 4 MB.
+const MAX_WAITING: usize = 4096;
+/// Most spans in one message.
+const BATCH: usize = 512;
+/// A span waits this long for others to go with.
+const EVERY: Duration = Duration::from_secs(1);
+/// A collector that does not answer in this time has not taken the spans: the time that the standard proposes.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// A stopping service waits this long for its last spans.
+const LAST_SPANS: Duration = Duration::from_secs(2);
+/// Largest answer of a collector that is read.
+const MAX_ANSWER: u64 = 64 * 1024;
+/// Longest `tracestate` that is taken over: what the standard asks everybody to carry.
+const MAX_STATE: usize = 512;
+/// Most policies in shadow whose denials a span names.
+const MAX_SHADOWS: usize = 8;
+/// The log is told of lost spans this often at most.
+const TOLD_EVERY: Duration = Duration::from_secs(10);
+
+/// Who asks for a decision: the door, and the span that the question is part of.
+#[derive(Debug, Clone)]
+pub(crate) struct Caller {
+    pub(super) door: Protocol,
+    /// `None` where nobody said one, and where there are no traces.
+    parent: Option<Context>,
+}
+
+impl From<Protocol> for Caller {
+    fn from(door: Protocol) -> Self {
+        Self { door, parent: None }
+    }
+}
+
+/// Makes spans and sends them.
+#[derive(Debug)]
+pub(crate) struct Traces {
+    provider: SdkTracerProvider,
+    tracer: SdkTracer,
+    /// What spans without a parent are under.
+    root: Context,
+    endpoint: String,
+    tally: Arc<Tally>,
+    log_limit: LogLimit,
+    /// Lost spans that the log has reported.
+    reported: AtomicU64,
+}
+
+/// What became of spans.
+#[derive(Debug, Default)]
+struct Tally {
+    /// In the queue, or on their way.
+    waiting: AtomicUsize,
+    sent: AtomicU64,
+    failed: AtomicU64,
+    dropped: AtomicU64,
+    last_error: Mutex<String>,
+}
+
+impl Tally {
+    fn last_error(&self) -> MutexGuard<'_, String> {
+        self.last_error.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What became of spans so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Spans {
+    pub(crate) sent: u64,
+    /// Given up, as the collector did not take them.
+    pub(crate) failed: u64,
+    /// They found the queue full.
+    pub(crate) dropped: u64,
+}
+
+impl Traces {
+    /// # Errors
+    /// In one line: a collector with TLS, and a machine that trusts nobody.
+    pub(super) fn start(settings: &config::Traces) -> Result<Self, String> {
+        let failed = |error: &dyn std::fmt::Display| {
+            format!("spans cannot be sent to {}: {error}; see observe: traces", settings.endpoint)
+        };
+        let tally = Arc::new(Tally::default());
+        let headers = settings.headers.iter();
+        let headers = headers.map(|(name, value)| (name.clone(), value.expose().clone()));
+        let exporter = opentelemetry_otlp::SpanExporter::builder()
+            .with_http()
+            .with_http_client(
+                Client::new(&settings.endpoint, Arc::clone(&tally)).map_err(|error| failed(&error))?,
+            )
+            .with_endpoint(&settings.endpoint)
+            .with_protocol(opentelemetry_otlp::Protocol::HttpBinary)
+            .with_timeout(ANSWER_TIMEOUT)
+            .with_headers(headers.collect())
+            .build()
+            .map_err(|error| failed(&error))?;
+        let batch = BatchConfigBuilder::default()
+            .with_max_queue_size(MAX_WAITING)
+            .with_max_export_batch_size(BATCH)
+            .with_scheduled_delay(EVERY)
+            .build();
+        let exporter = Counted { exporter, tally: Arc::clone(&tally) };
+        let batches = BatchSpanProcessor::builder(exporter).with_batch_config(batch).build();
+        let ratio = Sampler::TraceIdRatioBased(settings.sample_ratio);
+        let resource = Resource::builder()
+            .with_service_name(settings.service_name.clone())
+            .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")))
+            .build();
+        let provider = SdkTracerProvider::builder()
+            .with_sampler(Sampler::ParentBased(Box::new(ratio)))
+            .with_span_processor(Bounded { batches, tally: Arc::clone(&tally) })
+            .with_resource(resource)
+            .build();
+        let tracer = provider.tracer("slidegate");
+        let (root, endpoint) = (Context::new(), settings.endpoint.clone());
+        Ok(Self {
+            provider,
+            tracer,
+            root,
+            endpoint,
+            tally,
+            log_limit: LogLimit::every(TOLD_EVERY),
+            reported: AtomicU64::new(0),
+        })
+    }
+
+    /// The caller that these fields of a request tell of.
+    pub(super) fn caller(door: Protocol, headers: &HeaderMap) -> Caller {
+        let context = TraceContextPropagator::new()
+            .extract_with_context(&Context::new(), &Fields(HeaderExtractor(headers)));
+        Caller { door, parent: Some(context).filter(|context| context.span().span_context().is_valid()) }
+    }
+
+    /// Makes a span of what was decided from `start` to `end`, if its parent or the ratio wants one. `shown` gives a key
+    /// as its policy shows it.
+    pub(super) fn note(
+        &self,
+        caller: &Caller,
+        verb: Verb,
+        (start, end): (Timestamp, Timestamp),
+        decisions: &Decisions<'_>,
+        shown: impl FnOnce(&PolicyDecision<'_>) -> String,
+    ) {
+        let name = match verb {
+            Verb::Check => "slidegate.check",
+            Verb::Peek => "slidegate.peek",
+            Verb::Refund => "slidegate.refund",
+            Verb::Penalize => "slidegate.penalize",
+        };
+        let builder =
+            SpanBuilder::from_name(name).with_kind(SpanKind::Server).with_start_time(system_time(start));
+        let parent = caller.parent.as_ref().unwrap_or(&self.root);
+        let mut span = self.tracer.build_with_context(builder, parent);
+        if !span.is_recording() {
+            return;
+        }
+        let verdict = if decisions.is_denied() { "deny" } else { "allow" };
+        span.set_attribute(KeyValue::new("slidegate.door", caller.door.name()));
+        span.set_attribute(KeyValue::new("slidegate.verb", super::name_of(verb)));
+        span.set_attribute(KeyValue::new("slidegate.verdict", verdict));
+        // Where all policies are in shadow, the one of them that would have bound.
+        let shadows = || decisions.iter().filter(|one| !one.policy().is_enforced());
+        let stricter = |a: PolicyDecision<'_>, b: PolicyDecision<'_>| b.is_stricter_than(&a);
+        let binding =
+            decisions.strictest().or_else(|| shadows().reduce(|a, b| if stricter(a, b) { b } else { a }));
+        if let Some(one) = binding {
+            describe(&mut span, &one, shown(&one));
+        }
+        let denied = shadows().filter(|one| one.is_denied()).take(MAX_SHADOWS);
+        let denied: Vec<StringValue> = denied.map(|one| one.policy().name().to_owned().into()).collect();
+        if !denied.is_empty() {
+            let names = Value::Array(Array::String(denied));
+            span.set_attribute(KeyValue::new("slidegate.shadow_denied_by", names));
+        }
+        span.end_with_timestamp(system_time(end));
+    }
+
+    /// What became of spans so far.
+    pub(crate) fn spans(&self) -> Spans {
+        let Tally { sent, failed, dropped, .. } = &*self.tally;
+        Spans { sent: sent.load(Relaxed), failed: failed.load(Relaxed), dropped: dropped.load(Relaxed) }
+    }
+
+    /// The whole URL that they go to.
+    pub(crate) fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+
+    /// Reports spans in the log that were lost since it was done last.
+    pub(super) fn report_losses(&self) {
+        let Spans { failed, dropped, .. } = self.spans();
+        let lost = (failed + dropped).saturating_sub(self.reported.load(Relaxed));
+        if lost == 0 || self.log_limit.admit_key(b"").is_none() {
+            return;
+        }
+        self.reported.store(failed + dropped, Relaxed);
+        let error = self.tally.last_error().clone();
+        tracing::warn!(
+            lost,
+            failed,
+            dropped,
+            endpoint = self.endpoint,
+            error,
+            "spans are lost, as the collector does not take them or not as fast as they come; decisions do not wait"
+        );
+    }
+
+    /// Sends what is left, in a time that a stopping service has.
+    pub(super) fn end(&self) {
+        // What did not go was counted.
+        let _ = self.provider.shutdown_with_timeout(LAST_SPANS);
+    }
+}
+
+fn describe(span: &mut Span, one: &PolicyDecision<'_>, key: String) {
+    let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+    let policy = one.policy();
+    span.set_attribute(KeyValue::new("slidegate.policy", policy.name().to_owned()));
+    span.set_attribute(KeyValue::new("slidegate.key", key));
+    span.set_attribute(KeyValue::new("slidegate.limit", number(one.limit)));
+    span.set_attribute(KeyValue::new("slidegate.window_ms", number(millis_ceil(one.quota().window()))));
+    span.set_attribute(KeyValue::new("slidegate.remaining", number(one.remaining)));
+    span.set_attribute(KeyValue::new("slidegate.cost", number(one.asked())));
+    span.set_attribute(KeyValue::new("slidegate.source", one.source.name()));
+    span.set_attribute(KeyValue::new("slidegate.shadow", !policy.is_enforced()));
+    if let Some(reason) = one.reason() {
+        span.set_attribute(KeyValue::new("slidegate.reason", reason.name()));
+    }
+    if let Some(block) = one.block() {
+        if let Some(end) = block.ends_at() {
+            span.set_attribute(KeyValue::new("slidegate.blocked_until", explanation::time(end)));
+        }
+        if let Some(name) = block.blocked_by() {
+            span.set_attribute(KeyValue::new("slidegate.blocked_by", name.to_owned()));
+        }
+    }
+    if let Some(failure) = one.store_failure() {
+        span.set_attribute(KeyValue::new("slidegate.store_failure", failure.to_string()));
+    }
+    if let (true, Some(wait)) = (one.is_denied(), one.retry_after()) {
+        span.set_attribute(KeyValue::new("slidegate.retry_after_ms", number(millis_ceil(wait))));
+    }
+}
+
+fn system_time(at: Timestamp) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_micros(at.as_micros())
+}
+
+/// The fields of a request, without a state that is longer than has to be carried.
+struct Fields<'h>(HeaderExtractor<'h>);
+
+impl Extractor for Fields<'_> {
+    fn get(&self, key: &str) -> Option<&str> {
+        let value = self.0.get(key)?;
+        (key != "tracestate" || value.len() <= MAX_STATE).then_some(value)
+    }
+
+    fn keys(&self) -> Vec<&str> {
+        self.0.keys()
+    }
+}
+
+/// The queue's bound. The processor behind it has one as well and keeps to itself what it dropped.
+#[derive(Debug)]
+struct Bounded {
+    batches: BatchSpanProcessor,
+    tally: Arc<Tally>,
+}
+
+impl SpanProcessor for Bounded {
+    fn on_start(&self, span: &mut Span, context: &Context) {
+        self.batches.on_start(span, context);
+    }
+
+    fn on_end(&self, span: SpanData) {
+        if self.tally.waiting.fetch_add(1, AcqRel) < MAX_WAITING {
+            self.batches.on_end(span);
+        } else {
+            self.tally.waiting.fetch_sub(1, AcqRel);
+            self.tally.dropped.fetch_add(1, Relaxed);
+        }
+    }
+
+    fn force_flush(&self) -> OTelSdkResult {
+        self.batches.force_flush()
+    }
+
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        self.batches.shutdown_with_timeout(timeout)
+    }
+
+    fn set_resource(&mut self, resource: &Resource) {
+        self.batches.set_resource(resource);
+    }
+}
+
+/// Counts what was sent and what was not.
+#[derive(Debug)]
+struct Counted {
+    exporter: opentelemetry_otlp::SpanExporter,
+    tally: Arc<Tally>,
+}
+
+impl opentelemetry_sdk::trace::SpanExporter for Counted {
+    async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
+        let spans = batch.len();
+        self.tally.last_error().clear();
+        let outcome = self.exporter.export(batch).await;
+        let counter = match &outcome {
+            Ok(()) => &self.tally.sent,
+            Err(error) => {
+                let mut last = self.tally.last_error();
+                if last.is_empty() {
+                    *last = error.to_string();
+                }
+                drop(last);
+                &self.tally.failed
+            }
+        };
+        counter.fetch_add(u64::try_from(spans).unwrap_or(u64::MAX), Relaxed);
+        self.tally.waiting.fetch_sub(spans, AcqRel);
+        outcome
+    }
+
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        self.exporter.shutdown_with_timeout(timeout)
+    }
+
+    fn set_resource(&mut self, resource: &Resource) {
+        self.exporter.set_resource(resource);
+    }
+}
+
+/// The client that batches are sent with. It waits, on the thread that batches have for themselves.
+#[derive(Debug)]
+struct Client {
+    agent: ureq::Agent,
+    /// Is told what went wrong, of which the exporter says no more than that something did.
+    tally: Arc<Tally>,
+}
+
+impl Client {
+    fn new(endpoint: &str, tally: Arc<Tally>) -> Result<Self, io::Error> {
+        Ok(Self { agent: http_client::agent(endpoint, ANSWER_TIMEOUT)?, tally })
+    }
+}
+
+#[async_trait]
+impl HttpClient for Client {
+    async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
+        let answer = self.agent.run(request.map(|body| body.to_vec())).inspect_err(|error| {
+            *self.tally.last_error() = error.to_string();
+        })?;
+        let (head, mut body) = answer.into_parts();
+        let body = body.with_config().limit(MAX_ANSWER).read_to_vec()?;
+        Ok(Response::from_parts(head, body.into()))
+    }
+}
