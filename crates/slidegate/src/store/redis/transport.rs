@@ -1,6 +1,6 @@
-//! Transport: script calls to a node, a Sentinel's master or the right node of a cluster.
+//! Transport: sends script calls and commands to a server, a Sentinel's master or the right cluster node.
 //!
-//! A call that was surely not executed is made again until its deadline; one that perhaps was, never.
+//! A failed call is repeated until its deadline if it was certainly not executed, otherwise never.
 
 mod breaker;
 mod cluster;
@@ -40,27 +40,27 @@ pub use failure::{FailureKind, StoreErrors, StoreFailure};
 pub use options::ClientCertificate;
 pub(crate) use options::{ConnectionOptions, Pem};
 
-/// The most redirections that one call follows.
+/// The maximum number of redirections that one call follows.
 const MOST_HOPS: u32 = 8;
-/// The shortest and the longest pause before a call is made again.
+/// The shortest and longest pause before a call is repeated.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(20));
 
-/// A script, in the two forms that servers know.
+/// A script in two forms, for servers that know the `#!lua` header and for older ones.
 #[derive(Debug, Clone)]
 pub(crate) struct Script {
     checked: Source,
     plain: Source,
 }
 
-/// The text of a script and the SHA-1 that servers know it by, computed: forty hexadecimal digits in lower case.
+/// A script's text and its SHA-1: forty lower-case hexadecimal digits.
 #[derive(Debug, Clone)]
 pub(crate) struct Source {
     pub(crate) text: String,
     pub(crate) hash: String,
 }
 
-/// What a script begins with that Redis 7 and later look through before they run it: one that may write is refused whole
-/// when there is no memory, no replica or no right to write, and never half-way.
+/// Script header. With it, Redis 7 and later reject a script that may write before it runs if memory is
+/// exhausted, replicas are missing or writes are forbidden. Without it a script could stop half-way.
 const CHECKED: &str = "#!lua\n";
 
 impl Script {
@@ -69,33 +69,33 @@ impl Script {
         Self { checked: source(format!("{CHECKED}{text}")), plain: source(text) }
     }
 
-    /// The form for a server that knows the first line, or for an older one.
+    /// The form with the header, or the plain form for an older server.
     pub(crate) fn source(&self, plain: bool) -> &Source {
         if plain { &self.plain } else { &self.checked }
     }
 }
 
-/// How things stand with one node of a shared store.
+/// State of one node of a shared store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NodeState {
-    /// Its address: `10.0.0.5:6379`, or a socket's path.
+    /// Its address: `10.0.0.5:6379`, or the path of a socket.
     pub node: String,
-    /// Whether there is a connection now.
+    /// Whether it is connected.
     pub connected: bool,
-    /// Whether calls are let through to it.
+    /// State of its circuit breaker.
     pub breaker: BreakerState,
-    /// Connections made in place of lost ones, since it was first called.
+    /// Reconnects since the first call.
     pub reconnects: u64,
-    /// Answers that a slot lies elsewhere.
+    /// `MOVED` redirections it replied.
     pub moved: u64,
-    /// Answers that a key lies elsewhere for once.
+    /// `ASK` redirections it replied.
     pub ask: u64,
-    /// Calls that it did not answer within their deadline.
+    /// Calls that got no reply within their deadline.
     pub timeouts: u64,
 }
 
-/// The way to wherever the keys are.
+/// Sends calls to the node that holds their keys.
 pub(crate) struct Transport {
     topology: Topology,
     failures: FailureCounts,
@@ -114,10 +114,10 @@ impl std::fmt::Debug for Transport {
 }
 
 impl Transport {
-    /// A way that nobody has gone yet: connections are made when they are first needed.
+    /// Creates a transport. It connects when the first call is made.
     ///
     /// # Errors
-    /// Numbers out of range, and certificates that cannot be read.
+    /// Options out of range, or certificates that cannot be read.
     pub(crate) fn new(options: &ConnectionOptions) -> Result<Self, Error> {
         options.check()?;
         let topology = match &options.servers {
@@ -130,9 +130,9 @@ impl Transport {
         Ok(Self { topology, failures: FailureCounts::default() })
     }
 
-    /// Runs a script by its hash, at most once, and never past the deadline. All keys lie in one slot.
+    /// Runs a script by its hash, at most once, and not after the deadline. All keys must be in one slot.
     ///
-    /// Dropping the future leaves a call that was sent to run; no other call is harmed.
+    /// Dropping the future does not cancel a call that was already sent, and does not affect other calls.
     pub(crate) async fn run(
         &self,
         script: &Script,
@@ -152,7 +152,7 @@ impl Transport {
             .inspect_err(|failure| self.count(failure))
     }
 
-    /// Sends a plain command, at most once, to the node that holds `key`; to any that takes writes without one.
+    /// Sends a command, at most once, to the node that holds `key`, or to any master if there is no key.
     pub(crate) async fn command(
         &self,
         key: Option<&[u8]>,
@@ -163,11 +163,10 @@ impl Transport {
         self.drive(slot, &Job::Command(command), deadline).await.inspect_err(|failure| self.count(failure))
     }
 
-    /// Sends each node that takes writes the command made for its name, all at once; none where there is none.
+    /// Sends each master the command that `command` returns for its name, concurrently. `None` skips a node.
     ///
-    /// A scan asks each node in turns of its own, with the place where that node left off. An error of the server is a
-    /// failure here as well. Failures are not counted here: some of these commands are optional, and a user may lack the
-    /// permission.
+    /// An error reply counts as a failure here. Failures are not added to [`errors`](Self::errors): some of
+    /// these commands are optional, and the user may lack the permission.
     pub(crate) async fn on_each_master(
         &self,
         mut command: impl FnMut(&str) -> Option<Cmd>,
@@ -189,7 +188,7 @@ impl Transport {
                 });
             }
         }
-        // A call that panicked has no answer; the others' are not lost for it.
+        // A panicked call has no reply; the other replies are kept.
         let mut answers = Vec::with_capacity(calls.len());
         while let Some(answer) = calls.join_next().await {
             answers.extend(answer.ok());
@@ -197,17 +196,17 @@ impl Transport {
         answers
     }
 
-    /// Counts a failure. [`run`](Self::run) and [`command`](Self::command) count their own.
+    /// Counts a failure. [`run`](Self::run) and [`command`](Self::command) count theirs.
     pub(crate) fn count(&self, failure: &Failure) {
         self.failures.count(failure.kind);
     }
 
-    /// The failures counted so far, by kind.
+    /// Failures so far, by kind.
     pub(crate) fn errors(&self) -> StoreErrors {
         self.failures.read()
     }
 
-    /// The names of all nodes that take writes, in order.
+    /// Names of all masters, sorted.
     pub(crate) async fn master_names(&self, deadline: Instant) -> Result<Vec<String>, Failure> {
         let masters = self.masters(deadline).await?;
         let mut names: Vec<_> = masters.iter().map(|node| node.name().to_owned()).collect();
@@ -215,18 +214,18 @@ impl Transport {
         Ok(names)
     }
 
-    /// How to connect to some node that takes writes, if one is known: each of them hears what is published on any.
+    /// A connector to some master, if one is known. Any master receives messages published on another.
     pub(crate) fn connector(&self) -> Option<Arc<Connector>> {
         self.topology.keep();
         self.topology.holder(0).map(|node| node.connector())
     }
 
-    /// Whether keys lie in slots.
+    /// Whether this is a cluster.
     pub(crate) fn is_cluster(&self) -> bool {
         matches!(self.topology, Topology::Cluster(_))
     }
 
-    /// Which slot a key lies in; 0 on everything but a cluster, where all keys share one place.
+    /// The slot of a key; 0 if this is not a cluster, so that all keys share one slot.
     pub(crate) fn slot(&self, key: &[u8]) -> u16 {
         match &self.topology {
             Topology::Cluster(_) => slot::of(key),
@@ -234,14 +233,14 @@ impl Transport {
         }
     }
 
-    /// The name of the node that holds a slot, for a failure's words; empty before one is known.
+    /// The name of the node that holds a slot, for error messages; empty before a node is known.
     pub(crate) fn holder_name(&self, slot: u16) -> String {
         self.topology.holder(slot).map(|node| node.name().to_owned()).unwrap_or_default()
     }
 
-    /// How things stand with each node that takes writes now; none before a cluster or a Sentinel has answered.
+    /// State of each known master; empty before a cluster or Sentinel has replied.
     ///
-    /// A cluster's node that nobody has called yet is not connected, and not in trouble either.
+    /// A cluster node that was never called is reported as not connected, with a closed breaker.
     pub(crate) fn state(&self) -> Vec<NodeState> {
         match &self.topology {
             Topology::Node(node) => vec![node.state()],
@@ -250,12 +249,13 @@ impl Transport {
         }
     }
 
-    /// Carries a job to the node that it belongs to, redirections followed, until there is an answer or no time.
+    /// Sends a job to the node that holds its slot. Follows redirections and retries until there is a reply
+    /// or the deadline passes.
     async fn drive(&self, slot: u16, job: &Job<'_>, deadline: Instant) -> Result<Value, Failure> {
         self.topology.keep();
         let mut hops = 0;
         let mut asked: Option<Arc<Node>> = None;
-        // What a server said that asked for patience: should that run out, it is the reason.
+        // The last error that asked for a retry. If time runs out, this is the reason to report.
         let mut patience: Option<Failure> = None;
         loop {
             let (node, asking) = match asked.take() {
@@ -269,7 +269,7 @@ impl Transport {
                     if failure.kind != FailureKind::Overloaded {
                         self.topology.suspect();
                     }
-                    // Nothing was sent there, and by now the slot may have another holder.
+                    // Nothing was sent, and the slot may have moved to another node meanwhile.
                     let elsewhere = failure.executed == Executed::No
                         && matches!(
                             failure.kind,
@@ -285,7 +285,7 @@ impl Transport {
                             node.exhausted(&reason.detail);
                             reason
                         }
-                        // The server gave a reason before it did not answer the last attempt in time.
+                        // An earlier attempt got a reason; report that rather than the last timeout.
                         Some(reason) if failure.kind == FailureKind::Timeout => {
                             Failure { executed: failure.executed, ..reason }
                         }
@@ -327,7 +327,7 @@ impl Transport {
         }
     }
 
-    /// The node that holds a slot, as soon as one is known.
+    /// The node that holds a slot. Waits until one is known.
     async fn holder(&self, slot: u16, deadline: Instant) -> Result<Arc<Node>, Failure> {
         loop {
             if let Some(node) = self.topology.holder(slot) {
@@ -343,7 +343,7 @@ impl Transport {
                     ("the sentinels' master", "there is none".into(), sentinel.why())
                 }
             };
-            // Somebody has looked and found nothing: waiting for the next look would hold up every call.
+            // The last lookup found nothing. Waiting for the next one would delay every call.
             let (kind, detail) = match why {
                 Some(why) => (FailureKind::Connection, format!("{what}: {why}")),
                 None if pause(deadline).await => continue,
@@ -353,7 +353,7 @@ impl Transport {
         }
     }
 
-    /// Every node that takes writes, as soon as one is known.
+    /// Every master. Waits until one is known.
     async fn masters(&self, deadline: Instant) -> Result<Vec<Arc<Node>>, Failure> {
         self.topology.keep();
         let first = self.holder(0, deadline).await;
@@ -368,7 +368,7 @@ impl Transport {
 }
 
 impl Topology {
-    /// Has the background task started that the way needs.
+    /// Starts the background refresh, if this topology has one.
     fn keep(&self) {
         match self {
             Self::Node(_) => {}
@@ -377,7 +377,7 @@ impl Topology {
         }
     }
 
-    /// Somebody met trouble.
+    /// Requests an early refresh after an error.
     fn suspect(&self) {
         match self {
             Self::Node(_) => {}
@@ -394,7 +394,7 @@ impl Topology {
         }
     }
 
-    /// `from` said that a slot lies elsewhere from now on. Whether calls can follow.
+    /// Handles a `MOVED` redirection from `from`. Returns whether the call can follow it.
     fn moved(&self, slot: u16, to: &str, from: &Node) -> bool {
         match self {
             Self::Cluster(cluster) => cluster.moved(slot, to, from),
@@ -402,7 +402,7 @@ impl Topology {
         }
     }
 
-    /// The node at an address that `from` named.
+    /// The node at the address of a redirection from `from`.
     fn named(&self, address: &str, from: &Node) -> Option<Arc<Node>> {
         match self {
             Self::Cluster(cluster) => cluster.named(address, from),
@@ -411,7 +411,7 @@ impl Topology {
     }
 }
 
-/// A server's error as a failure.
+/// Converts an error reply to a failure.
 fn refused(node: &Node, error: &redis::ServerError) -> Failure {
     let (executed, hint) = match Word::of(error) {
         Word::Moved { .. } => {
@@ -423,11 +423,11 @@ fn refused(node: &Node, error: &redis::ServerError) -> Failure {
     node.failure(executed, FailureKind::of(error), &format!("{}{hint}", failure::words(error)))
 }
 
-/// What a call that is made again has to have left until the deadline. With less, its caller would be told that there was no
-/// answer in time, and not what the server answers.
+/// Time that must remain for a retry. With less, the caller would get a timeout instead of the server's
+/// error.
 const LAST_CALL: Duration = Duration::from_millis(5);
 
-/// Waits a moment. Whether there is time left for another call.
+/// Pauses before a retry. Returns whether enough time is left for it.
 async fn pause(deadline: Instant) -> bool {
     let (shortest, longest) = PAUSE;
     let pause = jitter::between(shortest, longest);
@@ -435,7 +435,7 @@ async fn pause(deadline: Instant) -> bool {
         return false;
     }
     sleep(pause).await;
-    // On a busy machine it took longer: then the words of the last answer are worth more than that time is up.
+    // On a busy machine the pause took longer: report the last error rather than a timeout.
     instant() + LAST_CALL < deadline
 }
 
@@ -443,7 +443,7 @@ async fn pause(deadline: Instant) -> bool {
 mod tests {
     use super::*;
 
-    /// A hash computed otherwise than by the server means that no script is ever found.
+    /// With another hash than the server's, every call would reload its script.
     #[test]
     fn a_script_is_known_by_the_sha1_of_its_text() {
         let script = Script::new("return 1".to_owned());
@@ -452,7 +452,7 @@ mod tests {
         assert_eq!(script.source(false).text, "#!lua\nreturn 1");
     }
 
-    /// A service must start although its Redis does not run yet, and outside of any runtime.
+    /// A service must start before its Redis does, and outside of a runtime.
     #[test]
     fn a_transport_is_made_without_a_server_or_a_runtime() {
         for url in ["redis://127.0.0.1:1", "redis+cluster://127.0.0.1:1", "redis+sentinel://127.0.0.1:1/m"] {
@@ -461,7 +461,7 @@ mod tests {
         }
     }
 
-    /// Only a cluster spreads keys; elsewhere all of them go in one call.
+    /// Only a cluster spreads keys over slots; elsewhere one call carries all keys.
     #[test]
     fn keys_share_one_slot_except_in_a_cluster() {
         let slot =
@@ -471,7 +471,7 @@ mod tests {
         assert_eq!(slot("redis+cluster://h"), 12_739);
     }
 
-    /// With nobody there, a caller learns it within its deadline and may be sure that nothing was charged.
+    /// Without a server a caller gets an error within its deadline that says nothing was charged.
     #[tokio::test]
     async fn without_a_server_a_call_fails_within_its_deadline_and_was_not_executed() {
         for url in ["redis://127.0.0.1:1", "redis+cluster://127.0.0.1:1", "redis+sentinel://127.0.0.1:1/m"] {

@@ -1,13 +1,13 @@
-//! The breaker: stops calling a node that fails or is slow, and finds out when it is well again.
+//! Circuit breaker: stops calls to a node that fails or is slow, and probes whether it has recovered.
 //!
-//! Closed, every call passes. Open, one probe passes each [`PROBE_US`]; three successes in a row close it. It holds no
-//! clock: times are passed in, in microseconds of any clock that does not run back.
+//! Closed: every call passes. Open: one probe passes every [`PROBE_US`], and three successes in a row close
+//! it. It reads no clock: callers pass times in microseconds of any monotonic clock.
 
 /// Failures in a row that open it.
 const STREAK: u32 = 5;
-/// Calls within [`SECONDS`] that say enough for a share to be taken of them.
+/// Calls within [`SECONDS`] that are needed before the failure rate is used.
 const ENOUGH_CALLS: u32 = 20;
-/// The seconds looked back on.
+/// Length of the failure-rate window, in seconds.
 const SECONDS: usize = 5;
 /// Time between probes.
 const PROBE_US: u64 = 100_000;
@@ -15,21 +15,21 @@ const PROBE_US: u64 = 100_000;
 const CLOSING: u8 = 3;
 const SECOND_US: u64 = 1_000_000;
 
-/// A node's breaker.
+/// The circuit breaker of one node.
 #[derive(Debug, Default)]
 pub(super) struct Breaker {
     open: Option<Open>,
     /// Failures since the last success.
     streak: u32,
-    /// The last seconds' calls, by second modulo [`SECONDS`].
+    /// Calls of the last seconds, indexed by second modulo [`SECONDS`].
     seconds: [Second; SECONDS],
 }
 
 #[derive(Debug)]
 struct Open {
-    /// From when the next probe may pass.
+    /// Earliest time of the next probe.
     probe_us: u64,
-    /// Whether one has passed.
+    /// Whether a probe has passed.
     probed: bool,
     /// Successes since it opened or since the last failure.
     successes: u8,
@@ -37,25 +37,25 @@ struct Open {
 
 #[derive(Debug, Default, Clone, Copy)]
 struct Second {
-    /// Which second this is; others are forgotten.
+    /// Which second this counts; older ones are discarded.
     number: u64,
     calls: u32,
     failures: u32,
 }
 
-/// What a breaker does with calls.
+/// State of a circuit breaker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BreakerState {
-    /// Calls pass.
+    /// All calls pass.
     Closed,
-    /// Calls are refused.
+    /// Calls are rejected.
     Open,
-    /// Calls are refused but for probes.
+    /// Only probes pass.
     HalfOpen,
 }
 
 impl Breaker {
-    /// Whether a call may pass at `now_us`; `jitter_us` is added to the wait for the next probe.
+    /// Whether a call may pass at `now_us`. `jitter_us` is added to the time until the next probe.
     pub(super) fn admit(&mut self, now_us: u64, jitter_us: u64) -> bool {
         let Some(open) = &mut self.open else { return true };
         if now_us < open.probe_us {
@@ -66,7 +66,7 @@ impl Breaker {
         true
     }
 
-    /// A call was answered within its deadline.
+    /// Records a reply within the deadline.
     pub(super) fn success(&mut self, now_us: u64) {
         self.streak = 0;
         match &mut self.open {
@@ -80,7 +80,7 @@ impl Breaker {
         }
     }
 
-    /// A call failed or was not answered within its deadline; `jitter_us` is added to the wait for the first probe.
+    /// Records a failure or a timeout. `jitter_us` is added to the time until the first probe.
     pub(super) fn failure(&mut self, now_us: u64, jitter_us: u64) {
         if let Some(open) = &mut self.open {
             open.successes = 0;
@@ -115,7 +115,7 @@ impl Breaker {
         second
     }
 
-    /// Calls and failures of the last [`SECONDS`], the present one included.
+    /// Calls and failures of the last [`SECONDS`], including the current second.
     fn recent(&self, now_us: u64) -> (u32, u32) {
         let number = now_us / SECOND_US;
         let recent = self.seconds.iter().filter(|second| second.number + SECONDS as u64 > number);
@@ -138,7 +138,7 @@ mod tests {
         breaker
     }
 
-    /// A dead node must cost its callers a few deadlines, not one each.
+    /// A dead node must cost a few deadlines in total, not one per call.
     #[test]
     fn five_failures_in_a_row_open_it() {
         let mut breaker = Breaker::default();
@@ -155,7 +155,7 @@ mod tests {
         assert!(!breaker.admit(0, 0));
     }
 
-    /// A node that fails every other call never fails five in a row.
+    /// A node that fails every other call never has five failures in a row.
     #[test]
     fn half_of_twenty_calls_within_five_seconds_open_it() {
         let mut breaker = Breaker::default();
@@ -167,7 +167,7 @@ mod tests {
         assert_eq!(breaker.state(), BreakerState::Open);
     }
 
-    /// Failures of the past say nothing about the node now.
+    /// Old failures say nothing about the node's current state.
     #[test]
     fn failures_older_than_five_seconds_are_forgotten() {
         let mut breaker = Breaker::default();
@@ -178,7 +178,7 @@ mod tests {
         assert_eq!(breaker.state(), BreakerState::Closed);
     }
 
-    /// Without probes nothing would notice that the node is back; with many, they are the load again.
+    /// Without probes the node would never be used again; too many probes would overload it.
     #[test]
     fn one_probe_passes_every_hundred_milliseconds() {
         let mut breaker = opened(0);
@@ -189,7 +189,7 @@ mod tests {
         assert!(breaker.admit(200_007, 0));
     }
 
-    /// One lucky answer of a struggling node must not send it everything again.
+    /// One success of an overloaded node must not send it all traffic again.
     #[test]
     fn three_successes_in_a_row_close_it() {
         let mut breaker = opened(0);
@@ -202,7 +202,7 @@ mod tests {
         breaker.success(600_000);
         assert_eq!(breaker.state(), BreakerState::Closed);
         assert!(breaker.admit(600_000, 0));
-        // Nothing of the bad time is left to open it again.
+        // Failures from before are discarded and cannot open it again.
         breaker.failure(600_001, 0);
         assert_eq!(breaker.state(), BreakerState::Closed);
     }

@@ -1,7 +1,7 @@
-//! A cluster: which node holds which slot.
+//! Redis Cluster: which node holds which slot.
 //!
-//! The map is only a guess that nodes correct: a wrong one costs a redirection, never a wrong decision. Readers take it
-//! without a lock; a redirection patches one slot at once and has the rest looked up in the background.
+//! The slot map may be stale: a wrong entry costs a redirection, never a wrong decision. Reads take no
+//! lock. A redirection updates one slot at once and triggers a refresh of the whole map.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,42 +21,42 @@ use super::slot::SLOTS;
 use crate::error::Error;
 use crate::time::instant;
 
-/// The longest that one node is asked for the map.
+/// Timeout for asking one node for the slot map.
 const ASKING: Duration = Duration::from_millis(200);
-/// The most nodes that are known at a time: more than any cluster has.
+/// The maximum number of known nodes; more than any cluster has.
 const MOST_NODES: usize = 2048;
-/// A slot that nobody is known to hold.
+/// Marks a slot without a known node.
 const NOBODY: u16 = u16::MAX;
 
-/// A cluster's nodes and their slots.
+/// The nodes of a cluster and their slots.
 pub(super) struct Cluster {
     options: ConnectionOptions,
     seeds: Vec<Address>,
     map: ArcSwap<Map>,
-    /// Every node that the map names, and those that redirections named since.
+    /// Every node in the map, and those that redirections have named since.
     nodes: Mutex<HashMap<Address, Known>>,
     refresh: Refresh,
-    /// Why the last look at the cluster found nothing; empty once one has.
+    /// Why the last refresh failed; empty after a successful one.
     why: ArcSwapOption<String>,
 }
 
 struct Known {
     node: Arc<Node>,
-    /// Whether a redirection named it since the last look.
+    /// Whether a redirection has named it since the last refresh.
     fresh: AtomicBool,
 }
 
-/// Who holds what.
+/// The slot map.
 #[derive(Clone)]
 struct Map {
-    /// The number in `masters` of each slot's holder, or [`NOBODY`].
+    /// For each slot the index of its master in `masters`, or [`NOBODY`].
     holders: Box<[u16]>,
     masters: Vec<Arc<Node>>,
-    /// Asked for the map where masters do not answer; never for keys.
+    /// Replicas: asked for the slot map if masters do not reply, never for keys.
     replicas: Vec<Arc<Node>>,
 }
 
-/// What a node says of the slots from `first` to `last`.
+/// One entry of `CLUSTER SLOTS`: the slots `first` to `last`.
 #[derive(Debug, PartialEq, Eq)]
 struct Range {
     first: u16,
@@ -82,28 +82,28 @@ impl Cluster {
         })
     }
 
-    /// The node that holds a slot, as far as is known.
+    /// The node that holds a slot, if known.
     pub(super) fn holder(&self, slot: u16) -> Option<Arc<Node>> {
         self.map.load().holder(slot).cloned()
     }
 
-    /// The nodes that hold slots.
+    /// All masters.
     pub(super) fn masters(&self) -> Vec<Arc<Node>> {
         self.map.load().masters.clone()
     }
 
-    /// Every node that is known.
+    /// Every known node.
     fn nodes(&self) -> Vec<Arc<Node>> {
         let map = self.map.load();
         map.masters.iter().chain(&map.replicas).cloned().collect()
     }
 
-    /// Why nothing is known of the cluster, once somebody has looked.
+    /// Why nothing is known of the cluster, after the first refresh.
     pub(super) fn why(&self) -> Option<String> {
         self.why.load().as_deref().cloned()
     }
 
-    /// `from` said that a slot lies at `to` from now on. Whether that makes sense.
+    /// Handles a `MOVED` redirection from `from`: the slot is now at `to`. Returns whether it is valid.
     pub(super) fn moved(&self, slot: u16, to: &str, from: &Node) -> bool {
         let Some(node) = self.named(to, from) else { return false };
         self.map.rcu(|map| {
@@ -142,7 +142,7 @@ impl Cluster {
         self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whom to ask for the map: those that are well first, then the addresses of the URL, then the rest.
+    /// Which nodes to ask for the map: healthy ones, then the addresses of the URL, then the rest.
     fn advisers(&self) -> Vec<Arc<Node>> {
         let mut known = self.nodes();
         if !known.is_empty() {
@@ -158,7 +158,7 @@ impl Cluster {
         advisers
     }
 
-    /// Takes over what a node said.
+    /// Applies a node's slot map.
     fn install(&self, ranges: &[Range]) {
         let mut map = Map::empty();
         let mut nodes = self.lock();
@@ -211,7 +211,7 @@ impl Renew for Cluster {
                         self.install(&ranges);
                         let map = self.map.load();
                         let whole = map.holders.iter().all(|holder| *holder != NOBODY);
-                        // Those never called are not connected, and not unwell either.
+                        // A node that was never called is not connected, which is no reason to doubt it.
                         return whole && map.masters.iter().all(|node| !node.is_suspect());
                     }
                     Some(_) => why = format!("redis at {}: it knows no node with slots", node.name()),
@@ -246,7 +246,7 @@ impl Map {
     }
 }
 
-/// Reads the reply of `CLUSTER SLOTS`; nothing if it is none.
+/// Parses the reply of `CLUSTER SLOTS`; `None` if it is malformed.
 fn ranges(reply: &Value, from: &Address) -> Option<Vec<Range>> {
     let Value::Array(entries) = reply else { return None };
     entries.iter().map(|entry| range(entry, from)).collect()
@@ -264,7 +264,7 @@ fn range(entry: &Value, from: &Address) -> Option<Range> {
     Some(Range { first, last, master, replicas })
 }
 
-/// A node in the list: host, port, and what does not matter here.
+/// Parses one node of the list: host, port, and fields that are ignored.
 fn listed(node: &Value, from: &Address) -> Option<Address> {
     let Value::Array(parts) = node else { return None };
     let [host, Value::Int(port), ..] = &parts[..] else { return None };
@@ -277,7 +277,7 @@ fn listed(node: &Value, from: &Address) -> Option<Address> {
     located(host, u16::try_from(*port).ok()?, from)
 }
 
-/// An address as `from` names it: no host, or one that it does not know, is its own.
+/// An address as reported by `from`. A missing or unknown host means the host of `from`.
 fn located(host: Option<&str>, port: u16, from: &Address) -> Option<Address> {
     if port == 0 {
         return None;
@@ -306,7 +306,7 @@ mod tests {
             .unwrap()
     }
 
-    /// The map is as good as the reading of this reply.
+    /// The slot map depends on parsing this reply correctly.
     #[test]
     fn the_list_of_slots_is_read() {
         let reply = "*1\r\n*4\r\n:0\r\n:5460\r\n*4\r\n$8\r\n10.0.0.1\r\n:7000\r\n$2\r\nid\r\n*0\r\n\
@@ -314,12 +314,12 @@ mod tests {
         let range =
             Range { first: 0, last: 5460, master: tcp("10.0.0.1", 7000), replicas: vec![tcp("seed", 7003)] };
         assert_eq!(read(reply), Some(vec![range]));
-        // A node that does not know its own host says nil.
+        // A node that does not know its own host replies nil.
         let reply = "*1\r\n*3\r\n:0\r\n:0\r\n*2\r\n$-1\r\n:7001\r\n";
         assert_eq!(read(reply).unwrap()[0].master, tcp("seed", 7001));
     }
 
-    /// A reply that is none must not empty the map or panic.
+    /// A malformed reply must not empty the map or panic.
     #[test]
     fn what_is_no_list_of_slots_is_not_taken_for_one() {
         for reply in [
@@ -335,7 +335,7 @@ mod tests {
         }
     }
 
-    /// One redirection must not cost the knowledge of all other slots.
+    /// One redirection must not discard the other slots.
     #[test]
     fn a_moved_slot_is_patched_and_no_other() {
         let cluster = cluster();
@@ -350,7 +350,7 @@ mod tests {
         assert!(!cluster.moved(9, "nonsense", &from));
     }
 
-    /// A node that is looked up anew each time would be connected to anew each time.
+    /// A node must be reused, or each lookup would open a new connection.
     #[test]
     fn nodes_outlive_a_look_at_the_map() {
         let cluster = cluster();

@@ -1,7 +1,7 @@
-//! A link: one place for a connection to a node, and the connections that follow one another in it.
+//! A managed connection: connects to a node in the background and reconnects after a loss.
 //!
-//! Nobody connects in a caller's time: a task does, and callers wait for it no longer than their deadline. While
-//! attempts fail, callers are told so at once and the task goes on trying.
+//! Callers never connect themselves. They wait for the background task, at most until their deadline. While
+//! attempts fail, callers get the error at once and the task keeps trying.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -16,31 +16,31 @@ use super::jitter;
 use super::node::Node;
 use crate::time::instant;
 
-/// The most calls that may wait for an answer on one connection; later ones are turned away at once.
+/// The maximum number of calls in flight on one connection; further calls are rejected at once.
 const MOST_IN_FLIGHT: usize = 2048;
-/// The shortest and the longest wait between two attempts to connect.
+/// The shortest and longest wait between two connection attempts.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
-/// Calls in a row without an answer after which a connection is given up: its server may be gone without a word.
+/// Timeouts in a row after which a connection is closed: the server may have disappeared silently.
 const MOST_SILENCES: u32 = 3;
-/// A connection that lasted less is followed by a wait: its server may be throwing clients out.
+/// A connection that was shorter than this is followed by a backoff: the server may be closing clients.
 const SHORT_LIFE: Duration = Duration::from_secs(1);
 
-/// One place for a connection.
+/// A connection to a node that is re-established when it is lost.
 pub(super) struct ManagedConnection {
     state: watch::Sender<ConnectionState>,
-    /// Room for calls in flight.
+    /// Permits for calls in flight.
     pub(super) room: Semaphore,
 }
 
-/// How things stand with the connection.
+/// State of a managed connection.
 #[derive(Clone)]
 enum ConnectionState {
-    /// Nobody has asked for one yet.
+    /// No call has needed it yet.
     Idle,
-    /// The first attempt is being made; whoever comes waits for it.
+    /// The first attempt is in progress; callers wait for it.
     Connecting,
     Up(Arc<Connection>),
-    /// The last attempt failed for this reason; more are being made.
+    /// The last attempt failed for this reason; the task keeps trying.
     Down(Arc<Outage>),
 }
 
@@ -49,16 +49,16 @@ struct Outage {
     detail: String,
 }
 
-/// One connection, from its greeting to its loss.
+/// One established connection.
 pub(super) struct Connection {
     pub(super) stream: MultiplexedConnection,
-    /// When the last answer came, in the node's microseconds.
+    /// When the last reply arrived, in microseconds of the node.
     answered_us: AtomicU64,
-    /// Calls since then that waited in vain, all their time.
+    /// Calls since then that timed out.
     silences: AtomicU32,
     /// Whether it is known to be lost.
     lost: Arc<AtomicBool>,
-    /// Whether a call was on it when it was lost.
+    /// Whether a call was in flight when it was lost.
     missed: AtomicBool,
     since: Instant,
 }
@@ -68,12 +68,12 @@ impl ManagedConnection {
         Self { state: watch::Sender::new(ConnectionState::Idle), room: Semaphore::new(MOST_IN_FLIGHT) }
     }
 
-    /// Whether there is a connection now.
+    /// Whether it is connected.
     pub(super) fn is_up(&self) -> bool {
         self.up().is_some()
     }
 
-    /// Whether nobody has asked for a connection.
+    /// Whether no call has needed it yet.
     pub(super) fn is_idle(&self) -> bool {
         matches!(&*self.state.borrow(), ConnectionState::Idle)
     }
@@ -85,7 +85,7 @@ impl ManagedConnection {
         }
     }
 
-    /// The connection, or the one being made, if that takes no longer than the deadline.
+    /// The connection. Waits for a connection attempt in progress, at most until the deadline.
     pub(super) async fn connection(
         &self,
         node: &Node,
@@ -107,7 +107,7 @@ impl ManagedConnection {
             self.connect(node, number);
             match timeout_at(deadline, state.changed()).await {
                 Ok(Ok(())) => {}
-                // The sender is this link.
+                // `self` holds the sender.
                 Ok(Err(_)) => return Err(node.failure(Executed::No, FailureKind::Connection, "it is gone")),
                 Err(_) => {
                     let detail = "no connection could be made within the deadline";
@@ -117,14 +117,14 @@ impl ManagedConnection {
         }
     }
 
-    /// Gives up a connection and makes another. Whether this is the first call to have lost it.
+    /// Closes a lost connection and reconnects. Returns whether this is the first call to report the loss.
     pub(super) fn lose(&self, node: &Node, number: usize, connection: &Connection) -> bool {
         connection.lost.store(true, Ordering::Release);
         self.connect(node, number);
         !connection.missed.swap(true, Ordering::AcqRel)
     }
 
-    /// Begins to connect, unless there is a connection or somebody is at it.
+    /// Starts to connect, unless it is connected or an attempt is in progress.
     pub(super) fn connect(&self, node: &Node, number: usize) {
         let mut failures = 0;
         let begun = self.state.send_if_modified(|state| {
@@ -141,7 +141,7 @@ impl ManagedConnection {
         });
         if begun {
             let attempt = Attempt { node: node.itself(), number, over: false };
-            // Outside a runtime the attempt is dropped here, and the link is idle again.
+            // Outside of a runtime the attempt is dropped here, which sets the state back to idle.
             if let Ok(runtime) = tokio::runtime::Handle::try_current() {
                 runtime.spawn(attempt.until_connected(failures));
             }
@@ -154,22 +154,22 @@ impl Connection {
         self.lost.load(Ordering::Acquire)
     }
 
-    /// An answer came.
+    /// Records a reply.
     pub(super) fn answered(&self, now_us: u64) {
         self.answered_us.store(now_us, Ordering::Relaxed);
         self.silences.store(0, Ordering::Relaxed);
     }
 
-    /// A call that was begun at `begun_us` had no answer. Whether the connection is to be given up for it.
+    /// Records the timeout of a call that was sent at `begun_us`. Returns whether to close the connection.
     ///
-    /// A server that is only slow answers others meanwhile: connecting to it anew would make it slower still.
+    /// A slow server still replies to other calls. Reconnecting would slow it down further.
     pub(super) fn is_silent(&self, begun_us: u64) -> bool {
         self.answered_us.load(Ordering::Relaxed) < begun_us
             && self.silences.fetch_add(1, Ordering::Relaxed) + 1 >= MOST_SILENCES
     }
 }
 
-/// Somebody who is making a connection. Dropped before it is made, as when a runtime ends, it leaves the link idle.
+/// A connection attempt. If it is dropped before it succeeds, as when a runtime ends, the state becomes idle.
 struct Attempt {
     node: Weak<Node>,
     number: usize,
@@ -199,7 +199,7 @@ impl Attempt {
                         since: instant(),
                     };
                     managed.state.send_replace(ConnectionState::Up(Arc::new(connection)));
-                    // It may have gone before it was there for `losing` to find.
+                    // It may have been lost before `losing` could find it.
                     if lost.load(Ordering::Acquire) {
                         managed.connect(&node, self.number);
                     }
@@ -216,7 +216,7 @@ impl Attempt {
         }
     }
 
-    /// What is done when the connection ends by itself.
+    /// Returns the callback for a connection that ends.
     fn losing(&self, lost: Arc<AtomicBool>) -> impl Fn() + Send + Sync + 'static {
         let (node, number) = (self.node.clone(), self.number);
         move || {
@@ -241,7 +241,7 @@ impl Drop for Attempt {
     }
 }
 
-/// The wait before the next attempt: doubled with each failure, and a random part of it taken off.
+/// The wait before the next attempt: exponential, minus a random part.
 fn backoff(failures: u32) -> Duration {
     let (shortest, longest) = BACKOFF;
     let wait = shortest.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(longest);
@@ -252,7 +252,7 @@ fn backoff(failures: u32) -> Duration {
 mod tests {
     use super::*;
 
-    /// Attempts in step by every instance are what keeps a server from coming back.
+    /// Synchronised attempts of all instances would keep a server from recovering.
     #[test]
     fn waits_between_attempts_grow_from_10_to_500_ms() {
         assert_eq!(backoff(1), Duration::from_millis(10));

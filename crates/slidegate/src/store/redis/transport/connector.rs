@@ -1,6 +1,6 @@
-//! Dialling: all that is needed to make one connection to one server.
+//! Connector: opens connections to one server.
 //!
-//! A server that does not know RESP3 is remembered as such, and spoken to in RESP2.
+//! If a server does not support RESP3, this is recorded and RESP2 is used from then on.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,21 +17,21 @@ use super::failure;
 use super::options::{Address, ConnectionOptions, Credentials};
 use crate::error::Error;
 
-/// Commands that wait to be written to one connection; more than may be in flight, so that nobody waits for room.
+/// Commands queued on one connection; more than may be in flight, so that no call waits for the queue.
 const PIPELINE_BUFFER: usize = 4096;
-/// What the server's list of clients calls us.
+/// The client library name that `CLIENT LIST` shows.
 const LIBRARY: &str = "slidegate";
 
-/// What an address is the address of.
+/// What a server is used for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Serves {
     /// Keys and scripts.
     Keys,
-    /// The address of a master.
+    /// Finding the master.
     Sentinel,
 }
 
-/// Makes connections to one server.
+/// Opens connections to one server.
 pub(crate) struct Connector {
     resp3: Client,
     resp2: Client,
@@ -54,8 +54,8 @@ impl Connector {
         })
     }
 
-    /// Connects and greets the server. `lost` is called at most once, when the connection ends by itself; over RESP2 it
-    /// is not called, and the next call finds out.
+    /// Connects and authenticates. `lost` is called at most once, when the connection ends. Over RESP2 it is
+    /// not called, and the next call finds out.
     pub(super) async fn connect(
         &self,
         lost: impl Fn() + Send + Sync + 'static,
@@ -65,7 +65,7 @@ impl Connector {
             let resp2 = self.resp2_only.load(Ordering::Relaxed);
             let mut config = AsyncConnectionConfig::new()
                 .set_connection_timeout(Some(self.timeout))
-                // Each call brings its own deadline.
+                // Each call has its own deadline.
                 .set_response_timeout(None)
                 .set_pipeline_buffer_size(PIPELINE_BUFFER);
             if !resp2 {
@@ -89,7 +89,7 @@ impl Connector {
 }
 
 impl Connector {
-    /// What to do about a connection that could not be made, where that is not plain.
+    /// Advice for a failed connection attempt whose cause is not obvious.
     pub(super) fn hint(&self, error: &RedisError) -> Option<&'static str> {
         let silent = (self.tls && error.is_timeout()).then_some(
             "if the server is well, it does not speak TLS at this address: use its `tls-port`, or a url without TLS",
@@ -97,7 +97,7 @@ impl Connector {
         failure::tls_hint(&failure::words_of(error)).or(silent)
     }
 
-    /// A connection for hearing what is published.
+    /// A connection for pub/sub messages.
     pub(crate) async fn subscription(&self) -> Result<redis::aio::PubSub, RedisError> {
         let resp2 = self.resp2_only.load(Ordering::Relaxed);
         let client = if resp2 { &self.resp2 } else { &self.resp3 };
@@ -148,7 +148,7 @@ fn client(
     if !options.tls || matches!(address, Address::Unix(_)) {
         return Client::open(info).map_err(|error| wrong(&error));
     }
-    // Only the first of a process counts, and a program that has chosen its own keeps it.
+    // Only the first call in a process takes effect, and a program's own choice is kept.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let certificates = TlsCertificates {
         client_tls: options.client_certificate.as_ref().map(|own| ClientTlsConfig {
@@ -169,7 +169,7 @@ fn client(
     })
 }
 
-/// Whether there is anything in it: other text counts as no certificate at all, and then nothing is trusted.
+/// Whether the text has a certificate. rustls accepts any other text as an empty list and then trusts nobody.
 fn holds_certificate(pem: &[u8]) -> bool {
     const BEGIN: &[u8] = b"-----BEGIN CERTIFICATE-----";
     pem.windows(BEGIN.len()).any(|window| window == BEGIN)
@@ -180,7 +180,7 @@ mod tests {
     use super::*;
     use crate::store::redis::transport::options::Pem;
 
-    /// A file of the wrong kind must be met at the start, not at the first connection.
+    /// A file of the wrong kind must be an error at start, not at the first connection.
     #[test]
     fn certificates_that_are_none_are_refused() {
         let address = Address::Tcp { host: "h".to_owned(), port: 1 };

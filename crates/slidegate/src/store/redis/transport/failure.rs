@@ -1,30 +1,30 @@
-//! Failures: why a call has no answer, and whether it may have been executed all the same.
+//! Failures: why a call got no usable reply, and whether it may have been executed.
 //!
-//! That last question decides everything: a call that was surely not executed may be made again, one that perhaps was
-//! would charge twice.
+//! A call that was certainly not executed may be repeated. Repeating one that may have been executed could
+//! charge twice.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use redis::{ErrorKind, RedisError, ServerError, ServerErrorKind};
 
-/// Why a call has no answer.
+/// Why a call got no usable reply.
 #[derive(Debug, Clone)]
 pub(crate) struct Failure {
     pub(crate) executed: Executed,
     pub(crate) kind: FailureKind,
-    /// The node that was to answer: `10.0.0.5:6379` or a socket's path; empty where none of them is to blame.
+    /// The node that was called: `10.0.0.5:6379` or the path of a socket; empty if no node is the cause.
     pub(crate) node: String,
-    /// What happened, in lower case; the server's own words where it said no.
+    /// What happened, in lower case, with the server's own words if it replied an error.
     pub(crate) detail: String,
 }
 
-/// Whether the server may have carried out a call that failed.
+/// Whether the server may have executed a failed call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Executed {
-    /// Surely not.
+    /// Certainly not.
     No,
-    /// Nobody here knows.
+    /// Unknown.
     Maybe,
 }
 
@@ -78,7 +78,7 @@ pub enum FailureKind {
     NoPermission,
     /// The reply could not be read.
     Malformed,
-    /// Any other refusal; the failure's text has the server's words.
+    /// Any other error reply; the failure's text contains it.
     Other,
 }
 
@@ -110,7 +110,7 @@ impl FailureKind {
         Self::Other,
     ];
 
-    /// The kind in one lower-case word, such as `timeout`, `readonly` or `oom`. Names do not change.
+    /// The kind in one lower-case word, such as `timeout`, `readonly` or `oom`. Names are stable.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -140,13 +140,13 @@ impl FailureKind {
         }
     }
 
-    /// The kind of a server's error reply.
+    /// The kind of an error reply.
     pub(super) fn of(error: &ServerError) -> Self {
         let details = error.details().unwrap_or_default();
         match error.code() {
-            // Servers before Redis 7 wrap what a script met in an error of their own: `ERR Error running script (call to
-            // f_1b936e): @user_script:1: -OOM command not allowed`. Redis 7.0 and 8 each word a missing permission of
-            // a script in their own way.
+            // Servers before Redis 7 wrap errors of a script: `ERR Error running script (call to f_1b936e):
+            // @user_script:1: -OOM command not allowed`. Redis 7.0 and 8 word a missing permission of a script
+            // differently.
             "ERR"
                 if ["can't run this command", "ACL failure in script"]
                     .iter()
@@ -163,7 +163,7 @@ impl FailureKind {
         }
     }
 
-    /// The kind that the first word of an error reply stands for.
+    /// The kind for the first word of an error reply.
     fn of_code(code: &str) -> Option<Self> {
         Some(match code {
             "READONLY" => Self::ReadOnly,
@@ -177,7 +177,7 @@ impl FailureKind {
             "MOVED" | "ASK" | "CROSSSLOT" => Self::Redirected,
             "NOSCRIPT" => Self::NoScript,
             "WRONGTYPE" => Self::WrongType,
-            // What our scripts say of a value that they cannot read.
+            // Raised by our scripts for a value that they cannot read.
             "SLIDEGATE" => Self::ForeignValue,
             "NOAUTH" | "WRONGPASS" => Self::Authentication,
             "NOPERM" => Self::NoPermission,
@@ -223,15 +223,15 @@ impl FailureCounts {
     }
 }
 
-/// Why a shared store did not decide, so that a policy's [fallback](crate::OnStoreError) did.
+/// Why a shared store did not decide and a policy's [fallback](crate::OnStoreError) did.
 ///
-/// Its text is one line that names the node and what happened there, with the server's own words where it refused:
+/// Its text is one line with the node and what happened, and the server's own words if it replied an error:
 /// `redis at 10.0.0.5:6379: READONLY You can't write against a read only replica.`
 #[derive(Debug, Clone)]
 pub struct StoreFailure(pub(crate) Failure);
 
 impl StoreFailure {
-    /// What happened.
+    /// The kind of failure.
     #[must_use]
     pub fn kind(&self) -> FailureKind {
         self.0.kind
@@ -245,7 +245,7 @@ impl fmt::Display for StoreFailure {
 }
 
 impl Failure {
-    /// A failure that no single node is to blame for.
+    /// A failure that no single node caused.
     pub(crate) fn of_none(executed: Executed, kind: FailureKind, detail: impl Into<String>) -> Self {
         Self { executed, kind, node: String::new(), detail: detail.into() }
     }
@@ -260,18 +260,18 @@ impl fmt::Display for Failure {
     }
 }
 
-/// What a server's error asks for.
+/// How to handle an error reply.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Word {
-    /// The slot lies elsewhere from now on. The host may be empty: the one that said so.
+    /// `MOVED`: the slot is on another node. An empty host means the host that replied.
     Moved { slot: u16, to: String },
-    /// This key alone lies elsewhere, for this once.
+    /// `ASK`: this key is on another node, for this call only.
     Ask { to: String },
-    /// The script has to be loaded first.
+    /// The script must be loaded first.
     NoScript,
-    /// Nothing was executed; it may work in a moment.
+    /// Nothing was executed; a retry may succeed.
     Again,
-    /// It would be refused again.
+    /// A retry would fail as well.
     No(Executed),
 }
 
@@ -287,7 +287,7 @@ impl Word {
                 None => Self::No(Executed::No),
             },
             Some(ServerErrorKind::NoScript) => Self::NoScript,
-            // A replica refuses a script's first write, so READONLY from inside a script has written nothing either.
+            // A replica rejects a script's first write, so READONLY from a script has written nothing.
             Some(
                 ServerErrorKind::TryAgain
                 | ServerErrorKind::ClusterDown
@@ -298,7 +298,7 @@ impl Word {
             Some(ServerErrorKind::CrossSlot) => Self::No(Executed::No),
             _ => match error.code() {
                 "BUSY" => Self::Again,
-                // Raised before the first command, unless the words tell of a script that was running.
+                // Raised before the first command, unless the text names a running script.
                 "NOPERM" | "NOAUTH" | "WRONGPASS" | "OOM" | "NOREPLICAS" | "MISCONF" => {
                     let running = error.details().is_some_and(|words| words.contains("script: "));
                     Self::No(if running { Executed::Maybe } else { Executed::No })
@@ -309,14 +309,14 @@ impl Word {
     }
 }
 
-/// `3999 10.0.0.5:6381`: a slot and an address.
+/// Parses `3999 10.0.0.5:6381`: a slot and an address.
 fn redirection(error: &ServerError) -> Option<(u16, String)> {
     let (slot, to) = error.details()?.split_once(' ')?;
     let slot = slot.parse().ok().filter(|slot| *slot < super::slot::SLOTS)?;
     Some((slot, to.trim().to_owned()))
 }
 
-/// The server's words: its code and what follows.
+/// The error reply: its code and text.
 pub(super) fn words(error: &ServerError) -> String {
     match error.details() {
         Some(details) => line(&format!("{} {details}", error.code())),
@@ -324,13 +324,13 @@ pub(super) fn words(error: &ServerError) -> String {
     }
 }
 
-/// What a connection that could not be made says about the node.
+/// The kind of a failed connection attempt.
 pub(super) fn of_connecting(error: &RedisError) -> FailureKind {
     match error.kind() {
         ErrorKind::AuthenticationFailed => FailureKind::Authentication,
         ErrorKind::InvalidClientConfig => FailureKind::Other,
         ErrorKind::Parse | ErrorKind::UnexpectedReturnType => FailureKind::Malformed,
-        // Not for ever: more clients than the server may have, or one that is stopping.
+        // May be temporary: too many clients, or a server that is shutting down.
         ErrorKind::Server(ServerErrorKind::ResponseError) if words_of(error).contains("max number") => {
             FailureKind::Connection
         }
@@ -342,7 +342,7 @@ pub(super) fn of_connecting(error: &RedisError) -> FailureKind {
     }
 }
 
-/// What to do about a TLS error, if these words of rustls are of one.
+/// Advice for a TLS error, recognised by the words of rustls.
 pub(super) fn tls_hint(words: &str) -> Option<&'static str> {
     let hints = [
         (
@@ -375,7 +375,7 @@ pub(super) fn tls_hint(words: &str) -> Option<&'static str> {
     hints.into_iter().find(|(word, _)| words.contains(word)).map(|(_, hint)| hint)
 }
 
-/// An error of redis-rs in one line: of a reply that it cannot read it says more than one.
+/// An error of redis-rs in one line; for a malformed reply it prints several.
 pub(super) fn words_of(error: &RedisError) -> String {
     match (error.code(), error.detail()) {
         (Some(code), Some(detail)) => line(&format!("{code} {detail}")),
@@ -383,16 +383,16 @@ pub(super) fn words_of(error: &RedisError) -> String {
     }
 }
 
-/// The most characters of a server's words that are passed on.
+/// Maximum length of a server's error text, in characters.
 const LONGEST_WORDS: usize = 300;
 
-/// Text that came from outside, as one line of bounded length.
+/// Text from outside as one line of bounded length.
 fn line(text: &str) -> String {
     let words = text.split(|c: char| c.is_whitespace() || c.is_control()).filter(|word| !word.is_empty());
     words.collect::<Vec<_>>().join(" ").chars().take(LONGEST_WORDS).collect()
 }
 
-/// Whether a server refused the greeting because it does not know it.
+/// Whether a server rejected `HELLO` because it does not know it.
 pub(super) fn knows_no_resp3(error: &RedisError) -> bool {
     error.kind() == ErrorKind::RESP3NotSupported
         || error.code() == Some("NOPROTO")
@@ -409,7 +409,7 @@ mod tests {
         Word::of(&error)
     }
 
-    /// What was not executed may be tried again within the deadline; this list is what that rests on.
+    /// Calls that were not executed may be repeated within the deadline, so this list must be right.
     #[test]
     fn errors_before_execution_ask_for_another_try() {
         for line in [
@@ -426,7 +426,7 @@ mod tests {
         assert_eq!(word("NOSCRIPT No matching script. Please use EVAL."), Word::NoScript);
     }
 
-    /// A redirection misread sends calls to nowhere.
+    /// A misread redirection would send calls to the wrong address.
     #[test]
     fn redirections_name_slot_and_address() {
         assert_eq!(
@@ -439,7 +439,7 @@ mod tests {
         assert_eq!(word("MOVED"), Word::No(Executed::No));
     }
 
-    /// Refusals that stay are reported at once, not repeated until the deadline.
+    /// Permanent errors are reported at once and not retried until the deadline.
     #[test]
     fn refusals_that_stay_are_not_tried_again() {
         for line in [
@@ -461,7 +461,7 @@ mod tests {
         FailureKind::of(&error)
     }
 
-    /// An operator who reads `readonly` looks for a failover, and for memory at `oom`.
+    /// An operator who reads `readonly` suspects a failover; `oom` points to memory.
     #[test]
     fn a_servers_refusals_are_told_apart() {
         for (line, expected) in [
@@ -504,7 +504,7 @@ mod tests {
         }
     }
 
-    /// Two kinds under one label would be one series, and a kind outside of `ALL` none.
+    /// Two kinds with one label would share a series; a kind that is missing in `ALL` would have none.
     #[test]
     fn every_kind_has_a_label_and_a_counter_of_its_own() {
         let counts = FailureCounts::default();
@@ -521,7 +521,7 @@ mod tests {
         assert_eq!(names.len(), FailureKind::ALL.len());
     }
 
-    /// What a server says ends up in logs: it must not forge lines there, or fill them.
+    /// Server text ends up in logs: it must not forge log lines or fill the log.
     #[test]
     fn a_servers_words_are_one_line_of_bounded_length() {
         assert_eq!(line("a\r\nb\0 \x1b[0m  c\n"), "a b [0m c");

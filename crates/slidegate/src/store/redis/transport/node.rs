@@ -1,7 +1,7 @@
-//! A node: one server, its connections, its breaker and its counts.
+//! A node: one server with its connections, circuit breaker and counters.
 //!
-//! A call is sent at most once; whoever calls decides from the failure whether to call again. Nodes share nothing, so
-//! one in trouble slows no other.
+//! A call is sent at most once; the caller decides from the failure whether to retry. Nodes share no state,
+//! so a failing node does not slow down others.
 
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -22,7 +22,7 @@ use super::{NodeState, Script};
 use crate::error::Error;
 use crate::time::instant;
 
-/// The most that is added at random to the time between a breaker's probes.
+/// The maximum random time added between two probes of the circuit breaker.
 const PROBE_JITTER_US: u64 = 20_000;
 
 /// One server.
@@ -32,47 +32,47 @@ pub(super) struct Node {
     name: String,
     connector: Arc<Connector>,
     connections: Box<[ManagedConnection]>,
-    /// Which link's turn it is.
+    /// Round-robin position in `connections`.
     turn: AtomicUsize,
     health: Mutex<Health>,
-    /// What the breaker's times are counted from.
+    /// Time zero of the breaker.
     since: Instant,
-    /// The least wait without an answer that says something about the connection: half of a decision's deadline.
+    /// A timeout shorter than this says nothing about the connection: half of a decision's deadline.
     silence: Duration,
-    /// Whether the server is one that does not know the first line of scripts.
+    /// Whether the server does not know the `#!lua` header of scripts.
     plain_scripts: AtomicBool,
     pub(super) counts: Counts,
 }
 
-/// How well a node has done of late.
+/// Recent health of a node.
 #[derive(Debug, Default)]
 struct Health {
     breaker: Breaker,
-    /// What went wrong last; told to those whom the breaker turns away.
+    /// The last failure; reported to calls that the breaker rejects.
     trouble: String,
 }
 
-/// What has happened at a node since it was first called.
+/// Counters of a node since the first call.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
-    /// Connections made in place of lost ones.
+    /// Reconnects.
     pub(super) reconnects: AtomicU64,
-    /// Answers that a slot lies elsewhere.
+    /// `MOVED` redirections.
     pub(super) moved: AtomicU64,
-    /// Answers that a key lies elsewhere for once.
+    /// `ASK` redirections.
     pub(super) ask: AtomicU64,
-    /// Calls that were not answered within their deadline.
+    /// Calls that got no reply within their deadline.
     pub(super) timeouts: AtomicU64,
 }
 
-/// What is to be carried out, wherever its key lies.
+/// What to execute.
 pub(super) enum Job<'a> {
-    /// A script, and the `EVALSHA` that runs it.
+    /// A script and the `EVALSHA` that runs it.
     Script(&'a Script, &'a Cmd),
     Command(&'a Cmd),
 }
 
-/// Whether a key is asked for where it does not belong yet.
+/// Whether to send `ASKING` first: the key's slot is being migrated to this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Asking {
     Yes,
@@ -80,7 +80,7 @@ pub(super) enum Asking {
 }
 
 impl Node {
-    /// A node that nobody has called yet: no connection is made here.
+    /// Creates a node without connecting to it.
     ///
     /// # Errors
     /// Certificates that cannot be read.
@@ -129,12 +129,12 @@ impl Node {
         self.connections.get(number)
     }
 
-    /// Whether there is a connection and no reason to doubt it.
+    /// Whether it is connected and its breaker is closed.
     pub(super) fn is_well(&self) -> bool {
         self.connections.iter().any(ManagedConnection::is_up) && self.breaker_state() == BreakerState::Closed
     }
 
-    /// Whether it was called and is not well.
+    /// Whether it was called and is not healthy.
     pub(super) fn is_suspect(&self) -> bool {
         !self.connections.iter().all(ManagedConnection::is_idle) && !self.is_well()
     }
@@ -152,9 +152,9 @@ impl Node {
         }
     }
 
-    /// Carries out a job; a script that the server does not know is loaded on the way.
+    /// Executes a job. A script that the server does not know is loaded first.
     ///
-    /// An error of the server is a value here.
+    /// An error reply is returned as a value.
     pub(super) async fn perform(
         &self,
         job: &Job<'_>,
@@ -176,7 +176,7 @@ impl Node {
             }
             let mut all = Pipeline::with_capacity(3);
             all.cmd("SCRIPT").arg("LOAD").arg(&source.text);
-            // Asking holds for one command, so it stands right before.
+            // `ASKING` applies to the next command only.
             if asking == Asking::Yes {
                 all.cmd("ASKING");
             }
@@ -184,8 +184,8 @@ impl Node {
             let mut values = self.call_all(&all, deadline).await?.into_iter();
             let loaded = values.next().ok_or_else(|| self.malformed())?;
             let answer = self.last(values)?;
-            // Loading may fail and the script run all the same, where another has loaded it meanwhile: only when it
-            // did not run, why it could not be loaded is the answer.
+            // If loading failed but another client had loaded the script meanwhile, the call succeeded. Only
+            // if it did not run is the load error the result.
             if !is_missing_script(&answer) {
                 return Ok(answer);
             }
@@ -196,7 +196,7 @@ impl Node {
         }
     }
 
-    /// One command, after an `ASKING` if the key is asked for where it does not belong yet.
+    /// One command, after `ASKING` if the slot is being migrated to this node.
     async fn ask(&self, command: &Cmd, asking: Asking, deadline: Instant) -> Result<Value, Failure> {
         match asking {
             Asking::No => self.call(command, deadline).await,
@@ -216,7 +216,7 @@ impl Node {
         .await
     }
 
-    /// Several commands in one go on one connection, nothing between them.
+    /// Several commands sent together on one connection.
     async fn call_all(&self, commands: &Pipeline, deadline: Instant) -> Result<Vec<Value>, Failure> {
         let value = self
             .exchange(deadline, async |mut stream: MultiplexedConnection| {
@@ -276,7 +276,7 @@ impl Node {
         }
     }
 
-    /// Lets the call pass, unless the breaker is open.
+    /// Rejects the call if the breaker is open.
     fn admit(&self) -> Result<(), Failure> {
         let (now_us, jitter_us) = (self.since_us(), jitter::below(PROBE_JITTER_US));
         let trouble = self.with_health(|health| {
@@ -292,7 +292,7 @@ impl Node {
         }
     }
 
-    /// The link whose turn it is, or while that has no connection, another that has one.
+    /// The next connection in turn, or another one if that is not connected.
     fn next_connection(&self) -> Result<(usize, &ManagedConnection), Failure> {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let connections =
@@ -308,7 +308,7 @@ impl Node {
         Ok(connections.find(|(_, managed)| managed.is_up()).unwrap_or((number, managed)))
     }
 
-    /// The connection did not bring the answer. Losing it is one failure, however many calls were on it.
+    /// Handles a connection error. A lost connection counts as one failure, however many calls were on it.
     fn broken(
         &self,
         managed: &ManagedConnection,
@@ -327,7 +327,7 @@ impl Node {
         self.failure(Executed::Maybe, kind, &detail)
     }
 
-    /// A call got nothing out of this node within its deadline.
+    /// Records that a call failed within its deadline.
     pub(super) fn exhausted(&self, detail: &str) {
         let (now_us, jitter_us) = (self.since_us(), jitter::below(PROBE_JITTER_US));
         self.with_health(|health| {
@@ -356,7 +356,7 @@ impl Node {
         f(&mut self.health.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Microseconds that this node exists.
+    /// Microseconds since this node was created.
     pub(super) fn since_us(&self) -> u64 {
         self.us(instant())
     }
@@ -366,12 +366,12 @@ impl Node {
     }
 }
 
-/// Answers that say neither that the node is well nor that it is not: only patience running out decides.
+/// Errors that ask for a retry say nothing about the node's health until the deadline passes.
 fn asks_for_patience(value: &Value) -> bool {
     matches!(value, Value::ServerError(error) if Word::of(error) == Word::Again)
 }
 
-/// The same `EVALSHA` of another script.
+/// The same `EVALSHA` with another hash.
 fn with_hash(command: &Cmd, hash: &str) -> Cmd {
     let mut other = Cmd::new();
     for (at, part) in command.args_iter().enumerate() {
@@ -384,7 +384,7 @@ fn with_hash(command: &Cmd, hash: &str) -> Cmd {
     other
 }
 
-/// Whether a server has refused a script's text as such.
+/// Whether a server rejected a script's text.
 fn is_uncompiled(value: &Value) -> bool {
     matches!(value, Value::ServerError(error) if error.details().is_some_and(|words| words.contains("compiling script")))
 }

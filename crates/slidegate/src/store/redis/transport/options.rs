@@ -45,34 +45,34 @@ pub(crate) enum Servers {
     Node(Address),
     /// Some nodes of a cluster, at least one.
     Cluster(Vec<Address>),
-    /// Sentinels, at least one, and the name of the master to ask them for.
+    /// Sentinels, at least one, and the master's name.
     Sentinel { sentinels: Vec<Address>, master: String },
 }
 
-/// Where one server listens.
+/// The address of one server.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Address {
-    /// A host name or an IP address without brackets, and a port.
+    /// A host name, or an IP address without brackets, and a port.
     Tcp { host: String, port: u16 },
-    /// A socket file.
+    /// The path of a socket.
     Unix(PathBuf),
 }
 
-/// A name and a password; without a password there is no greeting by name.
+/// A user name and a password. Without a password, no `AUTH` is sent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Credentials {
     pub(crate) user: Option<String>,
     pub(crate) password: Option<Secret<String>>,
 }
 
-/// Certificates in PEM form: shown by their size.
+/// Certificates in PEM form; `Debug` prints their size.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Pem(pub(crate) Vec<u8>);
 
-/// The certificate and private key by which a server knows this client.
+/// The certificate and private key that this client presents to servers.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ClientCertificate {
-    /// The certificate, with those between it and the root, in PEM form.
+    /// The certificate and its intermediates, in PEM form.
     pub certificate_pem: Vec<u8>,
     /// Its private key in PEM form.
     pub key_pem: Secret<Vec<u8>>,
@@ -126,7 +126,7 @@ impl ConnectionOptions {
     }
 }
 
-/// Where Redis is, as its URL says it, without names and passwords: `redis://10.0.0.5:6379/2`.
+/// The URL without user names and passwords: `redis://10.0.0.5:6379/2`.
 impl fmt::Display for ConnectionOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let list =

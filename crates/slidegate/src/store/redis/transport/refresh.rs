@@ -1,6 +1,6 @@
-//! Refreshing: the background task that keeps what is known of a cluster or of a master up to date.
+//! Refresh: the background task that keeps a cluster's slot map or a Sentinel's master up to date.
 //!
-//! It looks again every so often, sooner after somebody met trouble, and ends when nobody needs it any more.
+//! It runs periodically, earlier after an error, and ends when its owner is dropped.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,23 +10,23 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
-/// Between two looks while anything is in doubt.
+/// Interval while there are errors.
 const SUSPECT: Duration = Duration::from_secs(1);
-/// Between two looks at the least, however much trouble is met.
+/// Minimum interval, however many errors there are.
 const GAP: Duration = Duration::from_millis(50);
 
-/// What can be looked at again.
+/// What can be refreshed.
 pub(super) trait Renew: Send + Sync + 'static {
-    /// Between two looks while all is well.
+    /// Interval while everything is healthy.
     const CALM: Duration;
 
     fn refresh(&self) -> &Refresh;
 
-    /// Looks again. Whether all is well.
+    /// Refreshes. Returns whether everything is healthy.
     fn renew(&self) -> impl Future<Output = bool> + Send;
 }
 
-/// The task's string: wakes it, and ends it when dropped.
+/// Handle of the task: wakes it, and ends it when dropped.
 #[derive(Debug, Default)]
 pub(super) struct Refresh {
     wake: Arc<Notify>,
@@ -34,7 +34,7 @@ pub(super) struct Refresh {
 }
 
 impl Refresh {
-    /// Somebody met trouble: look again soon.
+    /// Requests an early refresh.
     pub(super) fn suspect(&self) {
         self.wake.notify_one();
     }
@@ -46,7 +46,7 @@ impl Drop for Refresh {
     }
 }
 
-/// Starts the task unless it runs.
+/// Starts the task unless it is running.
 pub(super) fn keep<T: Renew>(this: &Arc<T>) {
     let Refresh { wake, running } = this.refresh();
     if running.load(Ordering::Relaxed) || running.swap(true, Ordering::AcqRel) {
@@ -68,7 +68,7 @@ async fn run<T: Renew>(this: Weak<T>, wake: Arc<Notify>, _ending: Ending) {
     }
 }
 
-/// Lets another task be started when this one has ended, as it does with its runtime.
+/// Allows a new task after this one has ended, as it does with its runtime.
 struct Ending(Arc<AtomicBool>);
 
 impl Drop for Ending {

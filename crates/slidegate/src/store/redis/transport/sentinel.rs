@@ -1,6 +1,7 @@
-//! Sentinels: who the master is.
+//! Redis Sentinel: which server is the master.
 //!
-//! What a Sentinel says is checked with the server itself: one that does not call itself master is not called.
+//! A Sentinel's answer is verified with the server itself: a server that does not report the role `master` is
+//! not called.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,18 +18,18 @@ use super::refresh::{Refresh, Renew};
 use crate::error::Error;
 use crate::time::instant;
 
-/// The longest that one Sentinel, or one server, is asked.
+/// Timeout for asking one Sentinel or one server.
 const ASKING: Duration = Duration::from_millis(200);
 
-/// The master of one name, as the Sentinels see it.
+/// The master of one name, as reported by the Sentinels.
 pub(super) struct Sentinel {
     options: ConnectionOptions,
     sentinels: Vec<Arc<Node>>,
-    /// What the Sentinels call the master.
+    /// The master's name.
     name: String,
     master: ArcSwapOption<Node>,
     refresh: Refresh,
-    /// Why nobody could name a master; empty once somebody has.
+    /// Why no master is known; empty after a successful refresh.
     why: ArcSwapOption<String>,
 }
 
@@ -47,17 +48,17 @@ impl Sentinel {
         })
     }
 
-    /// The master, as far as is known.
+    /// The master, if known.
     pub(super) fn master(&self) -> Option<Arc<Node>> {
         self.master.load_full()
     }
 
-    /// Why no master is known, once somebody has looked.
+    /// Why no master is known, after the first refresh.
     pub(super) fn why(&self) -> Option<String> {
         self.why.load().as_deref().cloned()
     }
 
-    /// Takes over what one Sentinel says, if the server it names agrees.
+    /// Applies one Sentinel's answer if the server confirms it.
     async fn ask(&self, sentinel: &Node) -> Result<(), String> {
         let deadline = instant() + ASKING;
         let mut command = Cmd::new();
@@ -77,7 +78,7 @@ impl Sentinel {
             Ok(reply) if !is_master(&reply) => {
                 return Err(format!("redis at {} is named master and is none", candidate.name()));
             }
-            // Who may not ask has to believe the Sentinel.
+            // A user that may not run `ROLE` has to trust the Sentinel.
             Err(words) if !words.contains("NOPERM") => return Err(words),
             _ => {}
         }
@@ -98,7 +99,7 @@ impl Renew for Sentinel {
 
     async fn renew(&self) -> bool {
         let mut why = String::new();
-        // Those that are well first: one that is gone costs the others' time.
+        // Healthy Sentinels first: one that is down delays the others.
         let (well, unwell): (Vec<_>, Vec<_>) = self.sentinels.iter().partition(|node| node.is_well());
         for sentinel in well.into_iter().chain(unwell) {
             match self.ask(sentinel).await {
@@ -111,7 +112,7 @@ impl Renew for Sentinel {
     }
 }
 
-/// A node's answer, errors as text.
+/// A node's reply, with errors as text.
 async fn answered(node: &Node, command: &Cmd, deadline: Instant) -> Result<Value, String> {
     match node.call(command, deadline).await {
         Ok(Value::ServerError(error)) => Err(format!("redis at {}: {}", node.name(), failure::words(&error))),
@@ -120,7 +121,7 @@ async fn answered(node: &Node, command: &Cmd, deadline: Instant) -> Result<Value
     }
 }
 
-/// Host and port, as two strings.
+/// Host and port as two strings.
 fn address(reply: &Value) -> Option<Address> {
     let Value::Array(parts) = reply else { return None };
     let [host, port] = &parts[..] else { return None };
@@ -148,7 +149,7 @@ mod tests {
         redis::parse_redis_value(reply.as_bytes()).unwrap()
     }
 
-    /// Calls go where this reply says.
+    /// Calls go to the server that this reply names.
     #[test]
     fn the_masters_address_is_read() {
         let expected = Address::Tcp { host: "10.0.0.1".to_owned(), port: 6379 };
@@ -158,7 +159,7 @@ mod tests {
         }
     }
 
-    /// A former master that the Sentinel still names must not be charged on.
+    /// A former master that a stale Sentinel still reports must not be charged.
     #[test]
     fn only_a_server_that_says_so_is_a_master() {
         assert!(is_master(&value("*3\r\n$6\r\nmaster\r\n:1\r\n*0\r\n")));

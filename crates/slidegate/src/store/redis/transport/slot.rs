@@ -1,11 +1,12 @@
-//! Slots: which of a cluster's 16,384 places a key lies in.
+//! Hash slots: which of the 16,384 slots of a cluster a key belongs to.
 
-/// How many slots a cluster has.
+/// The number of slots of a cluster.
 pub(crate) const SLOTS: u16 = 16_384;
 
-/// The slot of a key: CRC-16 of its hash tag, or of the whole key where it has none.
+/// The slot of a key: CRC-16 of its hash tag, or of the whole key if it has none.
 ///
-/// The tag is what stands between the first `{` and the next `}`, if that is not empty.
+/// The hash tag is the text between the first `{` and the next `}`, unless empty (Redis Cluster
+/// specification).
 pub(crate) fn of(key: &[u8]) -> u16 {
     crc16(tag(key)) % SLOTS
 }
@@ -44,7 +45,7 @@ const TABLE: [u16; 256] = {
 mod tests {
     use super::*;
 
-    /// A slot computed otherwise than by the server sends every call to the wrong node first.
+    /// With another slot than the server's, every call would be redirected.
     #[test]
     fn slots_are_those_of_the_cluster_specification() {
         assert_eq!(crc16(b"123456789"), 0x31C3);
@@ -62,7 +63,7 @@ mod tests {
         assert_eq!(of(b"foo{{bar}}zap"), of(b"{bar"));
     }
 
-    /// An empty or open tag is no tag: servers hash the whole key then.
+    /// An empty or unclosed tag is ignored: servers hash the whole key.
     #[test]
     fn an_empty_or_unclosed_tag_hashes_the_whole_key() {
         for key in [&b"foo{}{bar}"[..], b"{}", b"{user", b"}{"] {

@@ -1,14 +1,16 @@
-//! URLs of Redis: one server, a cluster's nodes, or Sentinels and a master's name.
+//! Redis URLs: one server, the nodes of a cluster, or Sentinels and a master's name.
+//!
+//! Parsed here because URL libraries accept a single host only, and their errors would show passwords.
 
 use super::options::{Address, ConnectionOptions, Credentials, Servers};
 use crate::error::Error;
 use crate::secret::Secret;
 
-/// The port of a server that no one names.
+/// The default port of a server.
 const SERVER_PORT: u16 = 6379;
-/// The port of a Sentinel that no one names.
+/// The default port of a Sentinel.
 const SENTINEL_PORT: u16 = 26_379;
-/// The most addresses in one URL.
+/// The maximum number of addresses in one URL.
 const MOST_ADDRESSES: usize = 64;
 
 const SERVER: &str = "redis://127.0.0.1:6379";
@@ -16,14 +18,14 @@ const SOCKET: &str = "unix:///run/redis/redis.sock";
 const CLUSTER: &str = "redis+cluster://10.0.0.1:6379,10.0.0.2:6379";
 const SENTINEL: &str = "redis+sentinel://10.0.0.1:26379,10.0.0.2:26379/mymaster";
 
-/// Reads a URL into options.
+/// Parses a URL into options.
 pub(super) fn parse(url: &str) -> Result<ConnectionOptions, Error> {
     read(url).map_err(|Wrong { what, example }| {
         Error::store(format!("redis url `{}`: {what}; give for example `{example}`", without_secrets(url)))
     })
 }
 
-/// What is wrong with a URL, and one like it that is right.
+/// What is invalid in a URL, and a valid example.
 struct Wrong {
     what: String,
     example: &'static str,
@@ -107,7 +109,7 @@ fn sentinel(rest: &str, query: &str, tls: bool) -> Result<ConnectionOptions, Wro
     })
 }
 
-/// What stands before the last `@`, and the rest.
+/// User and password before the last `@`, and the rest.
 fn credentials<'a>(rest: &'a str, example: &'static str) -> Result<(Credentials, &'a str), Wrong> {
     let Some((before, rest)) = rest.rsplit_once('@') else { return Ok((Credentials::default(), rest)) };
     let Some((user, password)) = before.split_once(':') else {
@@ -123,7 +125,7 @@ fn named(user: Option<&str>, password: Option<&str>, example: &'static str) -> R
     }
     let user = user.map(|user| decoded(user, example)).transpose()?;
     let password = password.map(|password| decoded(password, example)).transpose()?;
-    // No server has an empty password; `user:@host` is one whose variable was not set.
+    // No server has an empty password. `user:@host` results from an unset variable.
     if password.as_deref() == Some("") {
         return wrong("its password is empty", example);
     }
@@ -170,14 +172,14 @@ fn number(database: &str, example: &'static str) -> Result<u32, Wrong> {
     if database.is_empty() {
         return Ok(0);
     }
-    // Redis counts databases as C integers.
+    // Redis numbers databases with C integers.
     match database.parse::<i32>().ok().and_then(|number| u32::try_from(number).ok()) {
         Some(number) => Ok(number),
         None => wrong(format!("database `{database}` is no number from 0"), example),
     }
 }
 
-/// The values of the parameters with these names, in their order.
+/// The values of the parameters with these names, in that order.
 fn parameters<'a>(
     query: &'a str,
     names: &[&str],
@@ -198,7 +200,7 @@ fn parameters<'a>(
     Ok(values)
 }
 
-/// Text with `%41` read as `A`.
+/// Decodes percent-encoding: `%41` is `A`.
 fn decoded(text: &str, example: &'static str) -> Result<String, Wrong> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
@@ -217,7 +219,7 @@ fn decoded(text: &str, example: &'static str) -> Result<String, Wrong> {
     String::from_utf8(bytes).or_else(|_| wrong("what it writes with `%` is not UTF-8", example))
 }
 
-/// The URL without what may be a password: all before the last `@`, and the values after `?`.
+/// The URL without possible passwords: no text before the last `@`, and no values after `?`.
 fn without_secrets(url: &str) -> String {
     let (url, query) = url.split_once('?').map_or((url, ""), |(url, _)| (url, "?***"));
     let (scheme, rest) =
@@ -240,7 +242,7 @@ mod tests {
         parse(url).unwrap_err().to_string()
     }
 
-    /// The URL is most of what an operator writes about Redis.
+    /// Most users configure Redis with nothing but a URL.
     #[test]
     fn every_form_of_url_is_read() {
         let plain = parse("redis://h").unwrap();
@@ -272,7 +274,7 @@ mod tests {
         assert_eq!(sentinel.sentinel_credentials.password, Some(Secret::new("s".to_owned())));
     }
 
-    /// Who mistypes a URL has to see where, and what would have been right.
+    /// Whoever mistypes a URL must see where, and a valid example.
     #[test]
     fn wrong_urls_say_what_is_wrong_and_what_is_right() {
         assert_eq!(
