@@ -213,7 +213,7 @@ impl Lane {
 
 fn shed() -> Failure {
     let detail = format!("{MOST_WAITING} checks of the same keys wait already");
-    Failure::of_none(Executed::No, FailureKind::Overloaded, detail)
+    Failure::without_node(Executed::No, FailureKind::Overloaded, detail)
 }
 
 #[cfg(test)]
@@ -295,7 +295,7 @@ mod tests {
         let answered = wait(&crowd, 0..3);
         let batch = crowd.next().unwrap();
         let deadline = batch.iter().map(|waiter| waiter.deadline).max().unwrap();
-        crowd.fail(batch, &Failure::of_none(Executed::No, FailureKind::Timeout, "late"), deadline);
+        crowd.fail(batch, &Failure::without_node(Executed::No, FailureKind::Timeout, "late"), deadline);
         assert!(crowd.next().is_none());
         assert!(answered.into_iter().all(|mut answer| answer.try_recv().unwrap().is_err()));
     }
@@ -308,7 +308,7 @@ mod tests {
         let batch = crowd.next().unwrap();
         let _later = wait(&crowd, 3..5);
         // The call was for somebody whose time is over; theirs is not.
-        let late = Failure::of_none(Executed::No, FailureKind::Timeout, "late");
+        let late = Failure::without_node(Executed::No, FailureKind::Timeout, "late");
         crowd.fail(batch, &late, crate::time::instant());
         let costs: Vec<_> = crowd.next().unwrap().iter().map(|waiter| waiter.cost).collect();
         assert_eq!(costs, [0, 1, 2, 3, 4]);

@@ -116,12 +116,12 @@ impl RedisStore {
                  numbers other than 0",
                 id.version, id.epoch, id.revision
             );
-            return Err(Failure::of_none(Executed::No, FailureKind::Other, detail));
+            return Err(Failure::without_node(Executed::No, FailureKind::Other, detail));
         }
         let value = format!("{id}\n{text}");
         if value.len() > LARGEST {
             let detail = format!("a note of {} bytes is too large; {LARGEST} is the most", value.len());
-            return Err(Failure::of_none(Executed::No, FailureKind::Other, detail));
+            return Err(Failure::without_node(Executed::No, FailureKind::Other, detail));
         }
         let args = [found.to_string().into_bytes(), value.into_bytes()];
         let deadline = instant() + PATIENCE;

@@ -223,7 +223,11 @@ fn only(answers: Vec<Answers>) -> Answers {
 }
 
 fn ended() -> Failure {
-    Failure::of_none(Executed::Maybe, FailureKind::ConnectionLost, "a part of the request ended unexpectedly")
+    Failure::without_node(
+        Executed::Maybe,
+        FailureKind::ConnectionLost,
+        "a part of the request ended unexpectedly",
+    )
 }
 
 fn place(answers: &mut [Option<Decision>], part: &Part, decided: Answers) {
@@ -239,7 +243,8 @@ fn whole(answers: Places, denied: bool, failure: Option<Failure>) -> Result<Answ
     {
         return Ok(whole);
     }
-    let missing = || Failure::of_none(Executed::Maybe, FailureKind::Malformed, "did not decide every key");
+    let missing =
+        || Failure::without_node(Executed::Maybe, FailureKind::Malformed, "did not decide every key");
     Err(Undecided { failure: failure.unwrap_or_else(missing), denied: denied.then(|| answers.into_vec()) })
 }
 

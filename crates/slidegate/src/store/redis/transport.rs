@@ -25,7 +25,7 @@ use tokio::time::{Instant, sleep};
 
 use self::cluster::Cluster;
 use self::connector::Serves;
-use self::failure::{FailureCounts, Word};
+use self::failure::{ErrorReply, FailureCounts};
 use self::node::{Asking, Job, Node};
 use self::options::Servers;
 use self::refresh::Renew;
@@ -41,7 +41,7 @@ pub use options::ClientCertificate;
 pub(crate) use options::{ConnectionOptions, Pem};
 
 /// The maximum number of redirections that one call follows.
-const MOST_HOPS: u32 = 8;
+const MAX_REDIRECTIONS: u32 = 8;
 /// The shortest and longest pause before a call is repeated.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(20));
 
@@ -216,7 +216,7 @@ impl Transport {
 
     /// A connector to some master, if one is known. Any master receives messages published on another.
     pub(crate) fn connector(&self) -> Option<Arc<Connector>> {
-        self.topology.keep();
+        self.topology.start_refresh();
         self.topology.holder(0).map(|node| node.connector())
     }
 
@@ -252,11 +252,11 @@ impl Transport {
     /// Sends a job to the node that holds its slot. Follows redirections and retries until there is a reply
     /// or the deadline passes.
     async fn drive(&self, slot: u16, job: &Job<'_>, deadline: Instant) -> Result<Value, Failure> {
-        self.topology.keep();
+        self.topology.start_refresh();
         let mut hops = 0;
         let mut asked: Option<Arc<Node>> = None;
         // The last error that asked for a retry. If time runs out, this is the reason to report.
-        let mut patience: Option<Failure> = None;
+        let mut retry_reason: Option<Failure> = None;
         loop {
             let (node, asking) = match asked.take() {
                 Some(node) => (node, Asking::Yes),
@@ -267,7 +267,7 @@ impl Transport {
                 Ok(value) => return Ok(value),
                 Err(failure) => {
                     if failure.kind != FailureKind::Overloaded {
-                        self.topology.suspect();
+                        self.topology.refresh_soon();
                     }
                     // Nothing was sent, and the slot may have moved to another node meanwhile.
                     let elsewhere = failure.executed == Executed::No
@@ -277,10 +277,10 @@ impl Transport {
                         )
                         && self.topology.holder(slot).is_some_and(|holder| !Arc::ptr_eq(&holder, &node));
                     hops += 1;
-                    if elsewhere && hops <= MOST_HOPS {
+                    if elsewhere && hops <= MAX_REDIRECTIONS {
                         continue;
                     }
-                    return Err(match patience {
+                    return Err(match retry_reason {
                         Some(reason) if failure.executed == Executed::No => {
                             node.exhausted(&reason.detail);
                             reason
@@ -294,34 +294,34 @@ impl Transport {
                 }
             };
             let failure = refused(&node, &error);
-            match Word::of(&error) {
-                Word::Moved { slot, to } => {
+            match ErrorReply::of(&error) {
+                ErrorReply::Moved { slot, to } => {
                     node.counts.moved.fetch_add(1, Ordering::Relaxed);
                     if !self.topology.moved(slot, &to, &node) {
                         return Err(failure);
                     }
-                    self.topology.suspect();
+                    self.topology.refresh_soon();
                 }
-                Word::Ask { to } => {
+                ErrorReply::Ask { to } => {
                     node.counts.ask.fetch_add(1, Ordering::Relaxed);
                     asked = self.topology.named(&to, &node);
                     if asked.is_none() {
                         return Err(failure);
                     }
                 }
-                Word::Again => {
-                    self.topology.suspect();
+                ErrorReply::Retry => {
+                    self.topology.refresh_soon();
                     if !pause(deadline).await {
                         node.exhausted(&failure.detail);
                         return Err(failure);
                     }
-                    patience = Some(failure);
+                    retry_reason = Some(failure);
                     continue;
                 }
-                Word::NoScript | Word::No(_) => return Err(failure),
+                ErrorReply::NoScript | ErrorReply::Fail(_) => return Err(failure),
             }
             hops += 1;
-            if hops > MOST_HOPS {
+            if hops > MAX_REDIRECTIONS {
                 return Err(failure);
             }
         }
@@ -333,21 +333,21 @@ impl Transport {
             if let Some(node) = self.topology.holder(slot) {
                 return Ok(node);
             }
-            self.topology.suspect();
+            self.topology.refresh_soon();
             let (node, what, why) = match &self.topology {
                 Topology::Node(node) => (node.name(), String::new(), None),
                 Topology::Cluster(cluster) => {
-                    ("the cluster", format!("slot {slot} has no node"), cluster.why())
+                    ("the cluster", format!("slot {slot} has no node"), cluster.last_error())
                 }
                 Topology::Sentinel(sentinel) => {
-                    ("the sentinels' master", "there is none".into(), sentinel.why())
+                    ("the sentinels' master", "not known".into(), sentinel.last_error())
                 }
             };
             // The last lookup found nothing. Waiting for the next one would delay every call.
             let (kind, detail) = match why {
                 Some(why) => (FailureKind::Connection, format!("{what}: {why}")),
                 None if pause(deadline).await => continue,
-                None => (FailureKind::Timeout, format!("{what} that was found within the deadline")),
+                None => (FailureKind::Timeout, format!("{what}: not found within the deadline")),
             };
             return Err(Failure { executed: Executed::No, kind, node: node.to_owned(), detail });
         }
@@ -355,7 +355,7 @@ impl Transport {
 
     /// Every master. Waits until one is known.
     async fn masters(&self, deadline: Instant) -> Result<Vec<Arc<Node>>, Failure> {
-        self.topology.keep();
+        self.topology.start_refresh();
         let first = self.holder(0, deadline).await;
         match &self.topology {
             Topology::Cluster(cluster) => {
@@ -369,20 +369,20 @@ impl Transport {
 
 impl Topology {
     /// Starts the background refresh, if this topology has one.
-    fn keep(&self) {
+    fn start_refresh(&self) {
         match self {
             Self::Node(_) => {}
-            Self::Cluster(cluster) => refresh::keep(cluster),
-            Self::Sentinel(sentinel) => refresh::keep(sentinel),
+            Self::Cluster(cluster) => refresh::start(cluster),
+            Self::Sentinel(sentinel) => refresh::start(sentinel),
         }
     }
 
     /// Requests an early refresh after an error.
-    fn suspect(&self) {
+    fn refresh_soon(&self) {
         match self {
             Self::Node(_) => {}
-            Self::Cluster(cluster) => cluster.refresh().suspect(),
-            Self::Sentinel(sentinel) => sentinel.refresh().suspect(),
+            Self::Cluster(cluster) => cluster.refresh().refresh_soon(),
+            Self::Sentinel(sentinel) => sentinel.refresh().refresh_soon(),
         }
     }
 
@@ -413,14 +413,14 @@ impl Topology {
 
 /// Converts an error reply to a failure.
 fn refused(node: &Node, error: &redis::ServerError) -> Failure {
-    let (executed, hint) = match Word::of(error) {
-        Word::Moved { .. } => {
-            (Executed::No, "; if this is a cluster, give a url that begins with `redis+cluster`")
+    let (executed, hint) = match ErrorReply::of(error) {
+        ErrorReply::Moved { .. } => {
+            (Executed::No, "; if this is a cluster, use a url that begins with `redis+cluster`")
         }
-        Word::No(executed) => (executed, ""),
-        Word::Ask { .. } | Word::NoScript | Word::Again => (Executed::No, ""),
+        ErrorReply::Fail(executed) => (executed, ""),
+        ErrorReply::Ask { .. } | ErrorReply::NoScript | ErrorReply::Retry => (Executed::No, ""),
     };
-    node.failure(executed, FailureKind::of(error), &format!("{}{hint}", failure::words(error)))
+    node.failure(executed, FailureKind::of(error), &format!("{}{hint}", failure::reply_text(error)))
 }
 
 /// Time that must remain for a retry. With less, the caller would get a timeout instead of the server's

@@ -99,7 +99,7 @@ impl Cluster {
     }
 
     /// Why nothing is known of the cluster, after the first refresh.
-    pub(super) fn why(&self) -> Option<String> {
+    pub(super) fn last_error(&self) -> Option<String> {
         self.why.load().as_deref().cloned()
     }
 
@@ -149,7 +149,7 @@ impl Cluster {
             let turn = usize::try_from(jitter::below(known.len() as u64)).unwrap_or(0);
             known.rotate_left(turn);
         }
-        let (mut advisers, unwell): (Vec<_>, Vec<_>) = known.into_iter().partition(|node| node.is_well());
+        let (mut advisers, unwell): (Vec<_>, Vec<_>) = known.into_iter().partition(|node| node.is_healthy());
         let unknown = self.seeds.iter().filter(|seed| !self.lock().contains_key(seed)).cloned();
         let unknown: Vec<_> = unknown.collect();
         let seeds = unknown.into_iter().filter_map(|seed| Node::new(&self.options, seed, Serves::Keys).ok());
@@ -204,7 +204,7 @@ impl Renew for Cluster {
         for node in self.advisers() {
             match node.call(&command, instant() + ASKING).await {
                 Ok(Value::ServerError(error)) => {
-                    why = format!("redis at {}: {}", node.name(), failure::words(&error));
+                    why = format!("redis at {}: {}", node.name(), failure::reply_text(&error));
                 }
                 Ok(value) => match ranges(&value, node.address()) {
                     Some(ranges) if !ranges.is_empty() => {
@@ -214,8 +214,8 @@ impl Renew for Cluster {
                         // A node that was never called is not connected, which is no reason to doubt it.
                         return whole && map.masters.iter().all(|node| !node.is_suspect());
                     }
-                    Some(_) => why = format!("redis at {}: it knows no node with slots", node.name()),
-                    None => why = format!("redis at {}: its list of slots cannot be read", node.name()),
+                    Some(_) => why = format!("redis at {}: no node holds slots", node.name()),
+                    None => why = format!("redis at {}: malformed reply to CLUSTER SLOTS", node.name()),
                 },
                 Err(failure) => why = failure.to_string(),
             }

@@ -17,11 +17,11 @@ use super::node::Node;
 use crate::time::instant;
 
 /// The maximum number of calls in flight on one connection; further calls are rejected at once.
-const MOST_IN_FLIGHT: usize = 2048;
+const MAX_IN_FLIGHT: usize = 2048;
 /// The shortest and longest wait between two connection attempts.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
 /// Timeouts in a row after which a connection is closed: the server may have disappeared silently.
-const MOST_SILENCES: u32 = 3;
+const MAX_TIMEOUTS: u32 = 3;
 /// A connection that was shorter than this is followed by a backoff: the server may be closing clients.
 const SHORT_LIFE: Duration = Duration::from_secs(1);
 
@@ -55,7 +55,7 @@ pub(super) struct Connection {
     /// When the last reply arrived, in microseconds of the node.
     answered_us: AtomicU64,
     /// Calls since then that timed out.
-    silences: AtomicU32,
+    timeouts_in_a_row: AtomicU32,
     /// Whether it is known to be lost.
     lost: Arc<AtomicBool>,
     /// Whether a call was in flight when it was lost.
@@ -65,7 +65,7 @@ pub(super) struct Connection {
 
 impl ManagedConnection {
     pub(super) fn new() -> Self {
-        Self { state: watch::Sender::new(ConnectionState::Idle), room: Semaphore::new(MOST_IN_FLIGHT) }
+        Self { state: watch::Sender::new(ConnectionState::Idle), room: Semaphore::new(MAX_IN_FLIGHT) }
     }
 
     /// Whether it is connected.
@@ -108,9 +108,11 @@ impl ManagedConnection {
             match timeout_at(deadline, state.changed()).await {
                 Ok(Ok(())) => {}
                 // `self` holds the sender.
-                Ok(Err(_)) => return Err(node.failure(Executed::No, FailureKind::Connection, "it is gone")),
+                Ok(Err(_)) => {
+                    return Err(node.failure(Executed::No, FailureKind::Connection, "the client was closed"));
+                }
                 Err(_) => {
-                    let detail = "no connection could be made within the deadline";
+                    let detail = "not connected within the deadline";
                     return Err(node.failure(Executed::No, FailureKind::Timeout, detail));
                 }
             }
@@ -157,7 +159,7 @@ impl Connection {
     /// Records a reply.
     pub(super) fn answered(&self, now_us: u64) {
         self.answered_us.store(now_us, Ordering::Relaxed);
-        self.silences.store(0, Ordering::Relaxed);
+        self.timeouts_in_a_row.store(0, Ordering::Relaxed);
     }
 
     /// Records the timeout of a call that was sent at `begun_us`. Returns whether to close the connection.
@@ -165,7 +167,7 @@ impl Connection {
     /// A slow server still replies to other calls. Reconnecting would slow it down further.
     pub(super) fn is_silent(&self, begun_us: u64) -> bool {
         self.answered_us.load(Ordering::Relaxed) < begun_us
-            && self.silences.fetch_add(1, Ordering::Relaxed) + 1 >= MOST_SILENCES
+            && self.timeouts_in_a_row.fetch_add(1, Ordering::Relaxed) + 1 >= MAX_TIMEOUTS
     }
 }
 
@@ -193,7 +195,7 @@ impl Attempt {
                     let connection = Connection {
                         stream,
                         answered_us: AtomicU64::new(node.since_us()),
-                        silences: AtomicU32::new(0),
+                        timeouts_in_a_row: AtomicU32::new(0),
                         lost: lost.clone(),
                         missed: AtomicBool::new(false),
                         since: instant(),
@@ -207,9 +209,9 @@ impl Attempt {
                 }
                 Err(error) => {
                     failures = failures.saturating_add(1);
-                    let kind = failure::of_connecting(&error);
+                    let kind = failure::kind_of_connect_error(&error);
                     let hint = connector.hint(&error).map(|hint| format!("; {hint}")).unwrap_or_default();
-                    let detail = format!("cannot connect: {}{hint}", failure::words_of(&error));
+                    let detail = format!("cannot connect: {}{hint}", failure::error_text(&error));
                     managed.state.send_replace(ConnectionState::Down(Arc::new(Outage { kind, detail })));
                 }
             }

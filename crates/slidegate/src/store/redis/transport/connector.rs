@@ -79,7 +79,7 @@ impl Connector {
             }
             let client = if resp2 { &self.resp2 } else { &self.resp3 };
             match client.get_multiplexed_async_connection_with_config(&config).await {
-                Err(error) if !resp2 && failure::knows_no_resp3(&error) => {
+                Err(error) if !resp2 && failure::lacks_resp3(&error) => {
                     self.resp2_only.store(true, Ordering::Relaxed);
                 }
                 answer => return answer,
@@ -94,7 +94,7 @@ impl Connector {
         let silent = (self.tls && error.is_timeout()).then_some(
             "if the server is well, it does not speak TLS at this address: use its `tls-port`, or a url without TLS",
         );
-        failure::tls_hint(&failure::words_of(error)).or(silent)
+        failure::tls_hint(&failure::error_text(error)).or(silent)
     }
 
     /// A connection for pub/sub messages.

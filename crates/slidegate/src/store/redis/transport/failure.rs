@@ -246,7 +246,7 @@ impl fmt::Display for StoreFailure {
 
 impl Failure {
     /// A failure that no single node caused.
-    pub(crate) fn of_none(executed: Executed, kind: FailureKind, detail: impl Into<String>) -> Self {
+    pub(crate) fn without_node(executed: Executed, kind: FailureKind, detail: impl Into<String>) -> Self {
         Self { executed, kind, node: String::new(), detail: detail.into() }
     }
 }
@@ -262,7 +262,7 @@ impl fmt::Display for Failure {
 
 /// How to handle an error reply.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Word {
+pub(super) enum ErrorReply {
     /// `MOVED`: the slot is on another node. An empty host means the host that replied.
     Moved { slot: u16, to: String },
     /// `ASK`: this key is on another node, for this call only.
@@ -270,21 +270,21 @@ pub(super) enum Word {
     /// The script must be loaded first.
     NoScript,
     /// Nothing was executed; a retry may succeed.
-    Again,
+    Retry,
     /// A retry would fail as well.
-    No(Executed),
+    Fail(Executed),
 }
 
-impl Word {
+impl ErrorReply {
     pub(super) fn of(error: &ServerError) -> Self {
         match error.kind() {
             Some(ServerErrorKind::Moved) => match redirection(error) {
                 Some((slot, to)) => Self::Moved { slot, to },
-                None => Self::No(Executed::No),
+                None => Self::Fail(Executed::No),
             },
             Some(ServerErrorKind::Ask) => match redirection(error) {
                 Some((_, to)) => Self::Ask { to },
-                None => Self::No(Executed::No),
+                None => Self::Fail(Executed::No),
             },
             Some(ServerErrorKind::NoScript) => Self::NoScript,
             // A replica rejects a script's first write, so READONLY from a script has written nothing.
@@ -294,16 +294,16 @@ impl Word {
                 | ServerErrorKind::BusyLoading
                 | ServerErrorKind::MasterDown
                 | ServerErrorKind::ReadOnly,
-            ) => Self::Again,
-            Some(ServerErrorKind::CrossSlot) => Self::No(Executed::No),
+            ) => Self::Retry,
+            Some(ServerErrorKind::CrossSlot) => Self::Fail(Executed::No),
             _ => match error.code() {
-                "BUSY" => Self::Again,
+                "BUSY" => Self::Retry,
                 // Raised before the first command, unless the text names a running script.
                 "NOPERM" | "NOAUTH" | "WRONGPASS" | "OOM" | "NOREPLICAS" | "MISCONF" => {
                     let running = error.details().is_some_and(|words| words.contains("script: "));
-                    Self::No(if running { Executed::Maybe } else { Executed::No })
+                    Self::Fail(if running { Executed::Maybe } else { Executed::No })
                 }
-                _ => Self::No(Executed::Maybe),
+                _ => Self::Fail(Executed::Maybe),
             },
         }
     }
@@ -317,7 +317,7 @@ fn redirection(error: &ServerError) -> Option<(u16, String)> {
 }
 
 /// The error reply: its code and text.
-pub(super) fn words(error: &ServerError) -> String {
+pub(super) fn reply_text(error: &ServerError) -> String {
     match error.details() {
         Some(details) => line(&format!("{} {details}", error.code())),
         None => line(error.code()),
@@ -325,19 +325,19 @@ pub(super) fn words(error: &ServerError) -> String {
 }
 
 /// The kind of a failed connection attempt.
-pub(super) fn of_connecting(error: &RedisError) -> FailureKind {
+pub(super) fn kind_of_connect_error(error: &RedisError) -> FailureKind {
     match error.kind() {
         ErrorKind::AuthenticationFailed => FailureKind::Authentication,
         ErrorKind::InvalidClientConfig => FailureKind::Other,
         ErrorKind::Parse | ErrorKind::UnexpectedReturnType => FailureKind::Malformed,
         // May be temporary: too many clients, or a server that is shutting down.
-        ErrorKind::Server(ServerErrorKind::ResponseError) if words_of(error).contains("max number") => {
+        ErrorKind::Server(ServerErrorKind::ResponseError) if error_text(error).contains("max number") => {
             FailureKind::Connection
         }
         ErrorKind::Server(_) | ErrorKind::Extension => {
             error.code().and_then(FailureKind::of_code).unwrap_or(FailureKind::Other)
         }
-        _ if tls_hint(&words_of(error)).is_some() => FailureKind::Tls,
+        _ if tls_hint(&error_text(error)).is_some() => FailureKind::Tls,
         _ => FailureKind::Connection,
     }
 }
@@ -376,7 +376,7 @@ pub(super) fn tls_hint(words: &str) -> Option<&'static str> {
 }
 
 /// An error of redis-rs in one line; for a malformed reply it prints several.
-pub(super) fn words_of(error: &RedisError) -> String {
+pub(super) fn error_text(error: &RedisError) -> String {
     match (error.code(), error.detail()) {
         (Some(code), Some(detail)) => line(&format!("{code} {detail}")),
         _ => line(&error.to_string()),
@@ -384,16 +384,16 @@ pub(super) fn words_of(error: &RedisError) -> String {
 }
 
 /// Maximum length of a server's error text, in characters.
-const LONGEST_WORDS: usize = 300;
+const MAX_ERROR_CHARS: usize = 300;
 
 /// Text from outside as one line of bounded length.
 fn line(text: &str) -> String {
     let words = text.split(|c: char| c.is_whitespace() || c.is_control()).filter(|word| !word.is_empty());
-    words.collect::<Vec<_>>().join(" ").chars().take(LONGEST_WORDS).collect()
+    words.collect::<Vec<_>>().join(" ").chars().take(MAX_ERROR_CHARS).collect()
 }
 
 /// Whether a server rejected `HELLO` because it does not know it.
-pub(super) fn knows_no_resp3(error: &RedisError) -> bool {
+pub(super) fn lacks_resp3(error: &RedisError) -> bool {
     error.kind() == ErrorKind::RESP3NotSupported
         || error.code() == Some("NOPROTO")
         || error.detail().is_some_and(|detail| detail.to_ascii_lowercase().contains("unknown command"))
@@ -403,10 +403,10 @@ pub(super) fn knows_no_resp3(error: &RedisError) -> bool {
 mod tests {
     use super::*;
 
-    fn word(line: &str) -> Word {
+    fn word(line: &str) -> ErrorReply {
         let value = redis::parse_redis_value(format!("-{line}\r\n").as_bytes()).unwrap();
         let redis::Value::ServerError(error) = value else { panic!("{line} is no error") };
-        Word::of(&error)
+        ErrorReply::of(&error)
     }
 
     /// Calls that were not executed may be repeated within the deadline, so this list must be right.
@@ -421,9 +421,9 @@ mod tests {
             "READONLY You can't write against a read only replica. script: 1b936e, on @user_script:1.",
             "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
         ] {
-            assert_eq!(word(line), Word::Again, "{line}");
+            assert_eq!(word(line), ErrorReply::Retry, "{line}");
         }
-        assert_eq!(word("NOSCRIPT No matching script. Please use EVAL."), Word::NoScript);
+        assert_eq!(word("NOSCRIPT No matching script. Please use EVAL."), ErrorReply::NoScript);
     }
 
     /// A misread redirection would send calls to the wrong address.
@@ -431,12 +431,12 @@ mod tests {
     fn redirections_name_slot_and_address() {
         assert_eq!(
             word("MOVED 3999 127.0.0.1:6381"),
-            Word::Moved { slot: 3999, to: "127.0.0.1:6381".into() }
+            ErrorReply::Moved { slot: 3999, to: "127.0.0.1:6381".into() }
         );
-        assert_eq!(word("ASK 3999 ::1:6381"), Word::Ask { to: "::1:6381".into() });
-        assert_eq!(word("MOVED 3999 :6381"), Word::Moved { slot: 3999, to: ":6381".into() });
-        assert_eq!(word("MOVED 16384 h:1"), Word::No(Executed::No));
-        assert_eq!(word("MOVED"), Word::No(Executed::No));
+        assert_eq!(word("ASK 3999 ::1:6381"), ErrorReply::Ask { to: "::1:6381".into() });
+        assert_eq!(word("MOVED 3999 :6381"), ErrorReply::Moved { slot: 3999, to: ":6381".into() });
+        assert_eq!(word("MOVED 16384 h:1"), ErrorReply::Fail(Executed::No));
+        assert_eq!(word("MOVED"), ErrorReply::Fail(Executed::No));
     }
 
     /// Permanent errors are reported at once and not retried until the deadline.
@@ -451,7 +451,7 @@ mod tests {
             "MISCONF Redis is configured to save RDB snapshots, but it is currently unable to persist on disk.",
             "CROSSSLOT Keys in request don't hash to the same slot",
         ] {
-            assert_eq!(word(line), Word::No(Executed::No), "{line}");
+            assert_eq!(word(line), ErrorReply::Fail(Executed::No), "{line}");
         }
     }
 
@@ -525,7 +525,7 @@ mod tests {
     #[test]
     fn a_servers_words_are_one_line_of_bounded_length() {
         assert_eq!(line("a\r\nb\0 \x1b[0m  c\n"), "a b [0m c");
-        assert_eq!(line(&"é".repeat(1000)).chars().count(), LONGEST_WORDS);
+        assert_eq!(line(&"é".repeat(1000)).chars().count(), MAX_ERROR_CHARS);
     }
 
     /// A script that stopped half-way may have charged.
@@ -535,8 +535,11 @@ mod tests {
             word(
                 "OOM command not allowed when used memory > 'maxmemory'. script: 1b936e, on @user_script:1."
             ),
-            Word::No(Executed::Maybe)
+            ErrorReply::Fail(Executed::Maybe)
         );
-        assert_eq!(word("ERR user_script:3: attempt to index a nil value"), Word::No(Executed::Maybe));
+        assert_eq!(
+            word("ERR user_script:3: attempt to index a nil value"),
+            ErrorReply::Fail(Executed::Maybe)
+        );
     }
 }

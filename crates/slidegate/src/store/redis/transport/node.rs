@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout_at};
 use super::breaker::{Breaker, BreakerState};
 use super::connection::{Connection, ManagedConnection};
 use super::connector::{Connector, Serves};
-use super::failure::{self, Executed, Failure, FailureKind, Word};
+use super::failure::{self, ErrorReply, Executed, Failure, FailureKind};
 use super::jitter;
 use super::options::{Address, ConnectionOptions};
 use super::{NodeState, Script};
@@ -49,7 +49,7 @@ pub(super) struct Node {
 struct Health {
     breaker: Breaker,
     /// The last failure; reported to calls that the breaker rejects.
-    trouble: String,
+    last_failure: String,
 }
 
 /// Counters of a node since the first call.
@@ -130,13 +130,13 @@ impl Node {
     }
 
     /// Whether it is connected and its breaker is closed.
-    pub(super) fn is_well(&self) -> bool {
+    pub(super) fn is_healthy(&self) -> bool {
         self.connections.iter().any(ManagedConnection::is_up) && self.breaker_state() == BreakerState::Closed
     }
 
     /// Whether it was called and is not healthy.
     pub(super) fn is_suspect(&self) -> bool {
-        !self.connections.iter().all(ManagedConnection::is_idle) && !self.is_well()
+        !self.connections.iter().all(ManagedConnection::is_idle) && !self.is_healthy()
     }
 
     pub(super) fn state(&self) -> NodeState {
@@ -236,12 +236,16 @@ impl Node {
     ) -> Result<Value, Failure> {
         let begun = instant();
         if begun >= deadline {
-            return Err(self.failure(Executed::No, FailureKind::Timeout, "the deadline had passed already"));
+            return Err(self.failure(
+                Executed::No,
+                FailureKind::Timeout,
+                "the deadline passed before the call was sent",
+            ));
         }
         self.admit()?;
         let (number, managed) = self.next_connection()?;
         let Ok(_room) = managed.room.try_acquire() else {
-            let detail = "too many calls are waiting for it; allow more connections or add nodes";
+            let detail = "too many calls in flight; raise `connections` or add nodes";
             return Err(self.failure(Executed::No, FailureKind::Overloaded, detail));
         };
         let connection = match managed.connection(self, number, deadline).await {
@@ -257,7 +261,7 @@ impl Node {
             Ok(Ok(value)) => {
                 let now_us = self.since_us();
                 connection.answered(now_us);
-                if !asks_for_patience(&value) {
+                if !asks_for_retry(&value) {
                     self.with_health(|health| health.breaker.success(now_us));
                 }
                 Ok(value)
@@ -266,7 +270,7 @@ impl Node {
             Err(_) => {
                 let waited = instant().duration_since(begun);
                 self.counts.timeouts.fetch_add(1, Ordering::Relaxed);
-                let detail = format!("no answer in {} ms", waited.as_millis());
+                let detail = format!("no reply within {} ms", waited.as_millis());
                 self.exhausted(&detail);
                 if waited >= self.silence && connection.is_silent(self.us(begun)) {
                     managed.lose(self, number, &connection);
@@ -279,14 +283,15 @@ impl Node {
     /// Rejects the call if the breaker is open.
     fn admit(&self) -> Result<(), Failure> {
         let (now_us, jitter_us) = (self.since_us(), jitter::below(PROBE_JITTER_US));
-        let trouble = self.with_health(|health| {
+        let last_failure = self.with_health(|health| {
             let admitted = health.breaker.admit(now_us, jitter_us);
-            (!admitted).then(|| health.trouble.clone())
+            (!admitted).then(|| health.last_failure.clone())
         });
-        match trouble {
+        match last_failure {
             None => Ok(()),
-            Some(trouble) => {
-                let detail = format!("not called, for it failed too often of late: {trouble}");
+            Some(last_failure) => {
+                let detail =
+                    format!("circuit breaker open after repeated failures; the last one: {last_failure}");
                 Err(self.failure(Executed::No, FailureKind::BreakerOpen, &detail))
             }
         }
@@ -299,7 +304,7 @@ impl Node {
             (0..self.connections.len()).map(|step| turn.wrapping_add(step) % self.connections.len());
         let mut connections = connections.filter_map(|number| Some((number, self.connections.get(number)?)));
         let Some((number, managed)) = connections.next() else {
-            return Err(self.failure(Executed::No, FailureKind::Connection, "it has no connections"));
+            return Err(self.failure(Executed::No, FailureKind::Connection, "no connection configured"));
         };
         if managed.is_up() {
             return Ok((number, managed));
@@ -317,10 +322,10 @@ impl Node {
         error: &RedisError,
     ) -> Failure {
         let (kind, what) = match error.kind() {
-            redis::ErrorKind::Parse => (FailureKind::Malformed, "answered what cannot be read"),
-            _ => (FailureKind::ConnectionLost, "the connection was lost before the answer came"),
+            redis::ErrorKind::Parse => (FailureKind::Malformed, "malformed reply"),
+            _ => (FailureKind::ConnectionLost, "the connection was lost before the reply arrived"),
         };
-        let detail = format!("{what}: {}", failure::words_of(error));
+        let detail = format!("{what}: {}", failure::error_text(error));
         if managed.lose(self, number, connection) {
             self.exhausted(&detail);
         }
@@ -332,7 +337,7 @@ impl Node {
         let (now_us, jitter_us) = (self.since_us(), jitter::below(PROBE_JITTER_US));
         self.with_health(|health| {
             health.breaker.failure(now_us, jitter_us);
-            detail.clone_into(&mut health.trouble);
+            detail.clone_into(&mut health.last_failure);
         });
     }
 
@@ -341,7 +346,7 @@ impl Node {
     }
 
     fn malformed(&self) -> Failure {
-        self.failure(Executed::Maybe, FailureKind::Malformed, "answered fewer commands than it was sent")
+        self.failure(Executed::Maybe, FailureKind::Malformed, "fewer replies than commands")
     }
 
     fn last(&self, mut values: impl DoubleEndedIterator<Item = Value>) -> Result<Value, Failure> {
@@ -367,8 +372,8 @@ impl Node {
 }
 
 /// Errors that ask for a retry say nothing about the node's health until the deadline passes.
-fn asks_for_patience(value: &Value) -> bool {
-    matches!(value, Value::ServerError(error) if Word::of(error) == Word::Again)
+fn asks_for_retry(value: &Value) -> bool {
+    matches!(value, Value::ServerError(error) if ErrorReply::of(error) == ErrorReply::Retry)
 }
 
 /// The same `EVALSHA` with another hash.
@@ -390,5 +395,5 @@ fn is_uncompiled(value: &Value) -> bool {
 }
 
 fn is_missing_script(value: &Value) -> bool {
-    matches!(value, Value::ServerError(error) if Word::of(error) == Word::NoScript)
+    matches!(value, Value::ServerError(error) if ErrorReply::of(error) == ErrorReply::NoScript)
 }

@@ -35,7 +35,7 @@ pub(super) struct Refresh {
 
 impl Refresh {
     /// Requests an early refresh.
-    pub(super) fn suspect(&self) {
+    pub(super) fn refresh_soon(&self) {
         self.wake.notify_one();
     }
 }
@@ -47,7 +47,7 @@ impl Drop for Refresh {
 }
 
 /// Starts the task unless it is running.
-pub(super) fn keep<T: Renew>(this: &Arc<T>) {
+pub(super) fn start<T: Renew>(this: &Arc<T>) {
     let Refresh { wake, running } = this.refresh();
     if running.load(Ordering::Relaxed) || running.swap(true, Ordering::AcqRel) {
         return;

@@ -54,7 +54,7 @@ impl Sentinel {
     }
 
     /// Why no master is known, after the first refresh.
-    pub(super) fn why(&self) -> Option<String> {
+    pub(super) fn last_error(&self) -> Option<String> {
         self.why.load().as_deref().cloned()
     }
 
@@ -65,7 +65,7 @@ impl Sentinel {
         command.arg("SENTINEL").arg("get-master-addr-by-name").arg(&self.name);
         let reply = answered(sentinel, &command, deadline).await?;
         let Some(address) = address(&reply) else {
-            return Err(format!("sentinel at {} knows no master called `{}`", sentinel.name(), self.name));
+            return Err(format!("sentinel at {} knows no master `{}`", sentinel.name(), self.name));
         };
         let known = self.master().filter(|master| *master.address() == address);
         let candidate = match known {
@@ -76,7 +76,10 @@ impl Sentinel {
         role.arg("ROLE");
         match answered(&candidate, &role, deadline.max(instant() + ASKING)).await {
             Ok(reply) if !is_master(&reply) => {
-                return Err(format!("redis at {} is named master and is none", candidate.name()));
+                return Err(format!(
+                    "redis at {} is reported as master but does not have the role `master`",
+                    candidate.name()
+                ));
             }
             // A user that may not run `ROLE` has to trust the Sentinel.
             Err(words) if !words.contains("NOPERM") => return Err(words),
@@ -100,7 +103,7 @@ impl Renew for Sentinel {
     async fn renew(&self) -> bool {
         let mut why = String::new();
         // Healthy Sentinels first: one that is down delays the others.
-        let (well, unwell): (Vec<_>, Vec<_>) = self.sentinels.iter().partition(|node| node.is_well());
+        let (well, unwell): (Vec<_>, Vec<_>) = self.sentinels.iter().partition(|node| node.is_healthy());
         for sentinel in well.into_iter().chain(unwell) {
             match self.ask(sentinel).await {
                 Ok(()) => return self.master().is_some_and(|master| !master.is_suspect()),
@@ -115,7 +118,9 @@ impl Renew for Sentinel {
 /// A node's reply, with errors as text.
 async fn answered(node: &Node, command: &Cmd, deadline: Instant) -> Result<Value, String> {
     match node.call(command, deadline).await {
-        Ok(Value::ServerError(error)) => Err(format!("redis at {}: {}", node.name(), failure::words(&error))),
+        Ok(Value::ServerError(error)) => {
+            Err(format!("redis at {}: {}", node.name(), failure::reply_text(&error)))
+        }
         Ok(value) => Ok(value),
         Err(failure) => Err(failure.to_string()),
     }

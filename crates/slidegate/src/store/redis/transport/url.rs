@@ -11,7 +11,7 @@ const SERVER_PORT: u16 = 6379;
 /// The default port of a Sentinel.
 const SENTINEL_PORT: u16 = 26_379;
 /// The maximum number of addresses in one URL.
-const MOST_ADDRESSES: usize = 64;
+const MAX_ADDRESSES: usize = 64;
 
 const SERVER: &str = "redis://127.0.0.1:6379";
 const SOCKET: &str = "unix:///run/redis/redis.sock";
@@ -135,9 +135,9 @@ fn named(user: Option<&str>, password: Option<&str>, example: &'static str) -> R
 fn addresses(hosts: &str, port: u16, example: &'static str) -> Result<Vec<Address>, Wrong> {
     let addresses = hosts.split(',').map(|host| address(host.trim(), port, example));
     let addresses = addresses.collect::<Result<Vec<_>, _>>()?;
-    if addresses.len() > MOST_ADDRESSES {
+    if addresses.len() > MAX_ADDRESSES {
         return wrong(
-            format!("it names {} servers, and {MOST_ADDRESSES} are enough", addresses.len()),
+            format!("it names {} servers, and {MAX_ADDRESSES} are enough", addresses.len()),
             example,
         );
     }
