@@ -98,7 +98,7 @@ fn note_disturbance(rows: &[Row]) {
 
 pub(crate) fn memory_heading() {
     println!("\n## memory\n");
-    println!("| {:<16} | {:<34} | {:>9} | {:>16} |", "peer", "held", "bytes/key", "worst on the way");
+    println!("| {:<16} | {:<34} | {:>9} | {:>16} |", "peer", "held", "bytes/key", "worst in growth");
     println!("|---|---|--:|--:|");
 }
 

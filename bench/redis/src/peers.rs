@@ -158,9 +158,9 @@ impl Habits {
     pub(crate) fn name(self) -> &'static str {
         match (self.coalesces, self.remembers) {
             (false, false) => "one call each",
-            (true, false) => "coalescing",
-            (false, true) => "remembering",
-            (true, true) => "coalescing, remembering",
+            (true, false) => "batching",
+            (false, true) => "denial cache",
+            (true, true) => "batching, denial cache",
         }
     }
 }

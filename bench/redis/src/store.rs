@@ -122,7 +122,7 @@ fn report(rows: &[Row]) {
         "| {:<19} | {:>5} | {:<23} | {:>11} | {:>10} | {:>9} | {:>8} | {:>18} | {:>8} | {:>7} |",
         "case",
         "tasks",
-        "habits",
+        "mode",
         "decisions/s",
         "calls each",
         "script us",
