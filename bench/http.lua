@@ -1,5 +1,6 @@
--- wrk: a check of one key, or of one of a million at random, in the words of the server that `SERVER` in the environment
--- names. `KEYS` says how many keys, `LIMIT` what throttlecrab is told of the limit with each request.
+-- wrk: a check of one key, or of a random one of a million, in the format of the server that the
+-- environment variable `SERVER` names. `KEYS` is the number of keys, `LIMIT` the limit that each
+-- request to throttlecrab carries.
 local keys = tonumber(os.getenv("KEYS") or "1")
 local limit = os.getenv("LIMIT") or "100"
 local ready = {}

@@ -1,4 +1,4 @@
-//! Cases: which keys are asked for, and under which limit.
+//! Cases: which keys are checked, and under which limit.
 
 use std::time::Duration;
 
@@ -7,31 +7,32 @@ use rand::distr::{Distribution, Uniform};
 use rand::rngs::StdRng;
 use rand_distr::Zipf;
 
-/// One race.
+/// One case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Case {
     /// One key, a limit that is never reached.
     Hot,
-    /// One key, and a limit that the exact log counts to the microsecond: about a thousand entries come and go.
+    /// One key, and a limit that the exact log counts to the microsecond: about a thousand entries
+    /// that keep expiring.
     HotExact,
     /// One key that has used up its limit.
     Denied,
-    /// Many keys, each as likely as the other, 100 per hour: nothing is denied.
+    /// Many keys, all equally likely, 100 per hour: nothing is denied.
     Uniform,
-    /// Many keys, the n-th asked for in proportion to 1/n, a limit that is never reached.
+    /// Many keys, the n-th with a probability proportional to 1/n, a limit that is never reached.
     Zipf,
-    /// The same under 100 per hour: about half is denied.
+    /// The same under 100 per hour: about half of the requests are denied.
     ZipfLimited,
     /// Many keys, all of which have used up their limit.
     DeniedMany,
-    /// Many keys, each as likely as the other, a limit that is never reached.
+    /// Many keys, all equally likely, a limit that is never reached.
     Growth,
 }
 
-/// What every contender is told to enforce.
+/// The limit that every contender enforces.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rule {
-    /// Most requests per window; the bucket's size where there is a bucket.
+    /// Maximum requests per window; also the bucket's size.
     pub(crate) limit: u32,
     /// The window.
     pub(crate) window: Duration,
@@ -63,10 +64,10 @@ impl Case {
         }
     }
 
-    /// What is limited.
+    /// The limit of this case.
     ///
-    /// Among many keys a request takes half a minute and more to drain from a bucket, or stores that forget a drained
-    /// bucket would hold fewer keys than the others.
+    /// With many keys, a request takes at least half a minute to drain from a bucket: otherwise,
+    /// stores that drop drained buckets would hold fewer keys than the others.
     pub(crate) fn rule(self) -> Rule {
         const HOUR: Duration = Duration::from_secs(3600);
         const YEAR: Duration = Duration::from_secs(366 * 86_400);
@@ -81,7 +82,7 @@ impl Case {
         Rule { limit, window }
     }
 
-    /// Times that every key is charged before the race.
+    /// How often every key is charged before the measurement.
     pub(crate) fn passes(self) -> u32 {
         match self {
             Self::Denied | Self::DeniedMany => self.rule().limit + 1,
@@ -89,7 +90,7 @@ impl Case {
         }
     }
 
-    /// How many keys there are, if `many` are many.
+    /// The number of keys, where a case with many keys has `many`.
     pub(crate) fn keys(self, many: u32) -> u32 {
         match self {
             Self::Hot | Self::HotExact | Self::Denied => 1,
@@ -105,7 +106,7 @@ impl Case {
         }
     }
 
-    /// The keys that one thread asks for in one round, the same in every run.
+    /// The keys that one thread checks in one round, the same in every run.
     pub(crate) fn draw(self, keys: u32, decisions: usize, seed: usize) -> Vec<u32> {
         let rng = StdRng::seed_from_u64(seed as u64);
         match self {

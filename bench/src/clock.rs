@@ -1,6 +1,6 @@
-//! The clock that decisions read: what a reading costs, and how far it is from the system's.
+//! The clock that decisions read: the cost of a reading, and its distance from the system's clock.
 
-// What a clock is compared with is the system's own.
+// The reference is the system's own clock.
 #![allow(clippy::disallowed_methods)]
 
 use std::hint::black_box;
@@ -13,26 +13,28 @@ use crate::report;
 
 /// How long the two clocks are compared.
 const COMPARED: Duration = Duration::from_secs(10);
-/// What begins and ends that, whose medians say how far they moved apart.
+/// Readings at the start and the end of the comparison; their medians give the drift.
 const EDGE: Duration = Duration::from_millis(100);
 /// Readings in a row.
 const READINGS: u32 = 2_000_000;
-/// Readings that are this far apart each find that the last reading of the system's clock is too old.
+/// Readings this far apart all read the system's clock, because its last reading is too old.
 const APART: Duration = Duration::from_micros(25);
 const READINGS_APART: u32 = 10_000;
-/// The costs are the best of so many rounds.
+/// Rounds; the costs are those of the best one.
 const ROUNDS: u32 = 7;
 
-/// What was found.
+/// The results.
 #[derive(Debug)]
 pub(crate) struct ClockFigures {
-    /// Nanoseconds of CPU time of a reading, many in a row: of slidegate's clock and of `std::time::Instant`.
+    /// Nanoseconds of CPU time of a reading, many in a row: of slidegate's clock and of
+    /// `std::time::Instant`.
     pub(crate) in_a_row_ns: [f64; 2],
     /// Nanoseconds with pauses, by the clock.
     pub(crate) apart_ns: [f64; 2],
-    /// The most that the clock was ahead of `CLOCK_MONOTONIC` for sure, in microseconds, counted from the start.
+    /// The maximum by which the clock was certainly ahead of `CLOCK_MONOTONIC`, in microseconds
+    /// since the start.
     pub(crate) most_ahead_us: f64,
-    /// How much faster it ran.
+    /// How much faster it ran, in ppm.
     pub(crate) drift_ppm: f64,
     pub(crate) compared: Duration,
 }
@@ -94,7 +96,7 @@ fn apart(read: impl Fn()) -> f64 {
     median(&read) - median(&|| ())
 }
 
-/// The most that the clock was ahead, and how much faster it ran.
+/// The maximum by which the clock was ahead, and how much faster it ran.
 fn compare(clock: &SystemClock) -> (f64, f64) {
     let (start, started_at) = (Instant::now(), clock.now());
     let (mut first, mut last) = (Vec::new(), Vec::new());
@@ -103,7 +105,7 @@ fn compare(clock: &SystemClock) -> (f64, f64) {
         let before = start.elapsed();
         let own = clock.now() - started_at;
         let after = start.elapsed();
-        // Ahead for sure is what is later than a reading of the system's clock that came afterwards.
+        // Certainly ahead: later than a reading of the system's clock made afterwards.
         let lead_us = |system: Duration| (own.as_secs_f64() - system.as_secs_f64()) * 1e6;
         most_ahead_us = most_ahead_us.max(lead_us(after));
         if before < EDGE {

@@ -1,13 +1,13 @@
-//! The text of a key: `user-` and seven digits, written anew before each decision.
+//! The text of a key: `user-` and seven digits, written before each decision.
 //!
-//! A key that has lain ready for long is not what a server sees: its bytes come from a request that was just read.
+//! A server does not see a prepared key: the key's bytes come from a request that was just read.
 
 /// A buffer that keys are written into.
 #[derive(Debug)]
 pub(crate) struct KeyText(String);
 
 const NAME: &str = "user-";
-/// What the seven digits stand for.
+/// The number of the key.
 const PLACES: [u32; 7] = [1_000_000, 100_000, 10_000, 1_000, 100, 10, 1];
 
 impl KeyText {

@@ -1,7 +1,8 @@
-//! slidegate beside other rate limiters: what one decision costs, what one key takes, and how both grow.
+//! slidegate compared with other rate limiters: cost per decision, bytes per key, and how both
+//! grow.
 //!
-//! Every contender decides the same keys in the same run, turn by turn, as the speed of a machine drifts; a row is the
-//! median of its rounds. `bench/README.md` says what the rows are.
+//! Every contender decides the same keys in the same run, in turn, because the speed of a machine
+//! drifts. A row is the median of its rounds. `bench/README.md` describes the rows.
 
 mod cases;
 mod clock;
@@ -45,7 +46,7 @@ fn main() {
     }
 }
 
-/// A contender that holds the keys of a case, one handle for each thread.
+/// A contender with the keys of a case, one handle per thread.
 struct Entrant {
     contender: Contender,
     handles: Vec<Box<dyn Peer>>,
@@ -55,7 +56,8 @@ struct Entrant {
 }
 
 impl Entrant {
-    /// Builds the contender and charges every key once, or as often as the limit admits if all is to be denied.
+    /// Builds the contender and charges every key once, or up to its limit if everything is to be
+    /// denied.
     fn enter(contender: Contender, case: Case, keys: u32, threads: usize) -> Option<Self> {
         let before = memory::live();
         let mut handles = contender.build(case.rule(), keys, threads)?;
@@ -68,7 +70,7 @@ impl Entrant {
     }
 }
 
-/// Asks for every key once, in their order.
+/// Checks every key once, in order.
 fn fill(peer: &mut dyn Peer, keys: u32) {
     let mut text = KeyText::new();
     let mut some = Vec::new();
@@ -79,7 +81,8 @@ fn fill(peer: &mut dyn Peer, keys: u32) {
     }
 }
 
-/// Runs the rounds of one case: in each, every entrant decides the same keys, one entrant after the other.
+/// Runs the rounds of one case: in each, every contender decides the same keys, one after the
+/// other.
 fn rounds(options: &Options, case: Case, keys: u32, threads: usize, entrants: &mut [Entrant]) {
     for round in 0..options.rounds {
         let decisions = options.decisions.unwrap_or_else(|| case.decisions());
@@ -118,7 +121,7 @@ fn memory_per_key(options: &Options) {
         let Some(mut handles) = contender.build(Case::Uniform.rule(), keys, 1) else { continue };
         let mut text = KeyText::new();
         let (mut worst, mut now) = (0.0, 0.0);
-        // Tables grow in steps: what counts is the worst moment between half the keys and all of them.
+        // Tables grow in steps: take the worst moment between half of the keys and all of them.
         let step = (keys / 100).max(1);
         for first in (0..keys).step_by(step as usize) {
             let end = keys.min(first + step);

@@ -1,7 +1,7 @@
-//! What a decision costs: elapsed time, and the CPU time of the threads that decide.
+//! The cost of a decision: elapsed time, and the CPU time of the deciding threads.
 //!
-//! Elapsed time is what a caller waits for, and suffers from every other program on the machine; CPU time does not, but
-//! leaves out what a thread sleeps for a lock.
+//! Elapsed time is what a caller waits, and is disturbed by every other program on the machine. CPU
+//! time is not, but excludes the time that a thread sleeps for a lock.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +23,7 @@ pub(crate) struct Cost {
     pub(crate) denied: f64,
 }
 
-/// What one thread did.
+/// The work of one thread.
 struct Lap {
     wall: Duration,
     cpu: Duration,
@@ -31,12 +31,12 @@ struct Lap {
     allowed: u64,
 }
 
-/// Decisions between two looks at whether another thread is done.
+/// Decisions between two checks of whether another thread is done.
 const STRETCH: usize = 1000;
 
-/// Lets each handle decide its keys on a thread of its own, all at once, until the first is done.
+/// Lets each handle decide its keys on its own thread, concurrently, until the first is done.
 ///
-/// The others stop then: what they would decide alone would cost less than what is measured.
+/// The others stop then: without contention their decisions would cost less.
 pub(crate) fn race(handles: &mut [Box<dyn Peer>], keys: &[&[u32]]) -> Cost {
     let start = Barrier::new(handles.len());
     let done = AtomicBool::new(false);

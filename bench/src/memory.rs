@@ -1,20 +1,20 @@
-//! Live heap: what was asked of the allocator and not yet given back.
+//! Live heap: bytes requested from the allocator and not yet freed.
 //!
-//! Counts what was asked for, not what the allocator adds: contenders with an allocation for each key cost a program
-//! up to 16 bytes a key more than is said here.
+//! Counts requested bytes without the allocator's overhead: contenders with one allocation per key
+//! cost a program up to 16 bytes more per key than reported.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-/// The system's allocator, counting.
+/// The system's allocator, with counters.
 pub(crate) struct Counting;
 
 thread_local! {
-    // Of this thread alone: a shared counter would slow down whoever allocates on two threads.
+    // Per thread: a shared counter would slow down contenders that allocate on two threads.
     static LIVE: Cell<i64> = const { Cell::new(0) };
 }
 
-/// Bytes that this thread has asked for less what it has given back.
+/// Bytes that this thread has allocated minus those that it has freed.
 pub(crate) fn live() -> i64 {
     LIVE.get()
 }

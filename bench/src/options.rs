@@ -35,11 +35,11 @@ pub(crate) struct Options {
     pub(crate) cases: Vec<Case>,
     pub(crate) contenders: Vec<Contender>,
     pub(crate) threads: Vec<usize>,
-    /// Keys where there are many, at most ten million: they are told apart by seven digits.
+    /// The number of keys in cases with many keys, at most ten million: a key has seven digits.
     pub(crate) keys: u32,
     pub(crate) most_keys: u32,
     pub(crate) rounds: usize,
-    /// Decisions of a thread in a round, if not as many as the case says.
+    /// Decisions per thread and round; the case's own number if absent.
     pub(crate) decisions: Option<usize>,
 }
 

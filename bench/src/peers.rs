@@ -1,4 +1,4 @@
-//! The contenders, behind one trait each loop is compiled for.
+//! The contenders, behind one trait; each loop is compiled for each of them.
 
 use std::collections::HashMap;
 use std::hash::BuildHasher;
@@ -18,9 +18,9 @@ use crate::keys::KeyText;
 
 /// One thread's handle on a rate limiter.
 pub(crate) trait Peer: Send {
-    /// Decides one request of cost 1; says whether it is allowed.
+    /// Decides one request of cost 1; returns whether it is allowed.
     ///
-    /// The whole answer is put where the compiler must believe it is read, not the verdict alone.
+    /// The whole decision is passed to a black box, so that the compiler cannot drop parts of it.
     #[allow(clippy::ptr_arg)] // governor looks up nothing but the type that it stores
     fn decide(&mut self, key: &String) -> bool;
 
@@ -30,12 +30,12 @@ pub(crate) trait Peer: Send {
     }
 }
 
-/// Who takes part.
+/// The contenders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Contender {
     /// Writes the key and decides nothing.
     Empty,
-    /// Looks the key up in a hash table and adds one: no limiter with such keys can cost less.
+    /// Looks up the key in a hash table and adds one: no limiter with such keys can cost less.
     Floor,
     SlidegateLog,
     SlidegateWindow,
@@ -75,17 +75,18 @@ impl Contender {
         }
     }
 
-    /// How many times fewer decisions are enough for it, as each takes so much longer.
+    /// How many times fewer decisions it makes, because each takes so much longer.
     pub(crate) fn slowness(self) -> usize {
         if self == Self::Limitador { 20 } else { 1 }
     }
 
-    /// Whether it keeps something for each key.
+    /// Whether it stores something per key.
     pub(crate) fn holds_keys(self) -> bool {
         self != Self::Empty
     }
 
-    /// A limiter that can hold twice this many keys, one handle for each thread; none if it cannot keep to the rule.
+    /// A limiter for twice this many keys, one handle per thread; `None` if it cannot express the
+    /// limit.
     pub(crate) fn build(self, rule: Rule, keys: u32, threads: usize) -> Option<Vec<Box<dyn Peer>>> {
         let most_keys = 2 * keys as usize;
         match self {
@@ -126,7 +127,7 @@ impl Contender {
     }
 }
 
-/// The window of those that count it in seconds.
+/// The window in seconds, for contenders that need it in seconds.
 fn secs<N: TryFrom<u64>>(rule: Rule) -> Option<N> {
     Some(rule.window.as_secs()).filter(|&secs| secs > 0).and_then(|secs| secs.try_into().ok())
 }
@@ -160,7 +161,7 @@ impl Peer for hashbrown::HashMap<String, u64> {
     }
 }
 
-/// The floor on several threads: the same table in a thousand pieces, each behind a lock.
+/// The floor on several threads: the same table in 1024 shards, each behind a lock.
 struct ShardedFloor {
     hasher: DefaultHashBuilder,
     shards: Vec<Mutex<HashTable<(String, u64)>>>,
@@ -214,7 +215,7 @@ impl Peer for Arc<DefaultKeyedRateLimiter<String>> {
     }
 }
 
-/// throttlecrab is told its limit with each request, and the time.
+/// throttlecrab takes its limit and the time with each request.
 struct Throttle {
     limiter: throttlecrab::RateLimiter<AdaptiveStore>,
     limit: i64,

@@ -11,18 +11,18 @@ pub(crate) struct Row {
     contender: Contender,
     wall_ns: f64,
     pub(crate) cpu_ns: f64,
-    /// CPU time in the round that was disturbed least.
+    /// CPU time in the least disturbed round.
     best_ns: f64,
-    /// Half of what the middle half of the rounds spans, as a share of the median.
+    /// Half of the interquartile range of the rounds, as a share of the median.
     spread: f64,
     denied: f64,
-    /// None where keys are few.
+    /// `None` if there are few keys.
     bytes_per_key: Option<f64>,
 }
 
-/// Elapsed time over CPU time above which a race says little.
+/// Elapsed time over CPU time above which a case is marked as disturbed.
 const MOST_WAITING: f64 = 1.15;
-/// Fewer keys than these say nothing of the bytes of one.
+/// Minimum number of keys for meaningful bytes per key.
 const MANY_KEYS: u32 = 1000;
 
 impl Row {
@@ -85,7 +85,8 @@ pub(crate) fn decisions(case: Case, keys: u32, threads: usize, rows: &[Row]) {
     note_disturbance(rows);
 }
 
-/// Says so when other programs held the processors: two threads that take turns on one never meet at a lock.
+/// Notes when other programs used the cores: two threads that share one core never contend for a
+/// lock.
 fn note_disturbance(rows: &[Row]) {
     let least = rows.iter().map(|row| row.wall_ns / row.cpu_ns).fold(f64::INFINITY, f64::min);
     if least > MOST_WAITING {

@@ -1,6 +1,6 @@
--- The usual generic cell rate algorithm: one theoretical arrival time.
--- KEYS: the key. ARGV: microseconds between two requests, and what may come at once.
--- Replies {1 if allowed, what remains, microseconds until a denied one fits, microseconds until all has drained}.
+-- The usual generic cell rate algorithm: one theoretical arrival time. KEYS: the key. ARGV:
+-- microseconds between two requests, burst. Replies {1 if allowed, remaining, microseconds until a
+-- denied request fits, microseconds until all has drained}.
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local interval, burst = tonumber(ARGV[1]), tonumber(ARGV[2])

@@ -1,6 +1,6 @@
 -- The usual exact log: one member of a sorted set for each request, scored by its time.
--- KEYS: the key. ARGV: window in microseconds, limit, a member that no other request has, window in milliseconds.
--- Replies {1 if allowed, what remains}.
+-- KEYS: the key. ARGV: window in microseconds, limit, a unique member, window in milliseconds.
+-- Replies {1 if allowed, remaining}.
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 redis.call('ZREMRANGEBYSCORE', KEYS[1], 0, now - ARGV[1])

@@ -1,8 +1,8 @@
-//! What one client's checks take while others fill the cache of denials.
+//! The latency of one client's checks while others fill the denial cache.
 //!
-//! An attacker is over its limit and names another page with each request, so every one of its denials is a new one to
-//! cache. Attackers do not wait for their answers; the client asks once each millisecond. All share one gate of the default
-//! deadline, and so one process.
+//! An attacker is over its limit and names another page with each request, so every denial is a new
+//! cache entry. Attackers do not wait for responses; the client checks once per millisecond. All
+//! share one gate with the default deadline, in one process.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,23 +19,23 @@ use crate::peers::WINDOW;
 use crate::server::Server;
 
 const ATTACKERS: u64 = 4;
-/// Checks of each attacker in a second.
+/// Checks per attacker and second.
 const RATE: u32 = 1800;
-/// Most of them that wait for their answers, so that a gate that is too slow does not fill the memory.
+/// Maximum number of pending checks, so that a gate that is too slow does not exhaust the memory.
 const MOST_WAITING: usize = 1024;
 /// Denials before the measurement, a multiple of [`TASKS`]: more than the cache holds.
 const FILL: u64 = 80_000;
 /// Tasks that fill the cache.
 const TASKS: u64 = 64;
-/// How long the gate may take to hear what ends denials, before which it caches none.
+/// How long the gate may take to subscribe to invalidations; before that it caches no denials.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a client saw in one round.
+/// The client's results in one round.
 struct Round {
     /// Sorted, in milliseconds.
     latencies: Vec<f64>,
     fallbacks: u64,
-    /// Checks of attackers that were answered in a second.
+    /// Completed checks of attackers per second.
     attacks: f64,
 }
 
@@ -70,7 +70,7 @@ pub(crate) async fn run(server: &Server, options: &Options) -> Result<(), Failed
 }
 
 impl Round {
-    /// Lets the client ask for this time, among attackers who name pages from this number on, if there are any.
+    /// Runs the client for this time, with attackers that name pages from this number on, if any.
     #[allow(clippy::disallowed_methods)] // the clock is what is read here
     async fn of(gate: &Arc<SharedGate>, time: Duration, pages: Option<u64>) -> Result<Self, Failed> {
         let mut attackers = JoinSet::new();
@@ -114,7 +114,7 @@ impl Round {
     }
 }
 
-/// Asks at the attackers' rate for this time; how many were answered.
+/// Checks at the attackers' rate for this time; returns how many completed.
 #[allow(clippy::disallowed_methods)] // the clock is what is read here
 async fn attack_for(gate: Arc<SharedGate>, time: Duration, attacker: u64, first: u64) -> u64 {
     let room = Arc::new(Semaphore::new(MOST_WAITING));
@@ -138,7 +138,8 @@ async fn attack_for(gate: Arc<SharedGate>, time: Duration, attacker: u64, first:
     answered + asked.join_all().await.len() as u64
 }
 
-/// Two policies that count by what an attacker says, and one that the client is under. Counters, as logs would measure Redis.
+/// Two policies with scopes that an attacker chooses, and one for the client. Counters, because
+/// logs would measure Redis.
 fn gate(server: &Server) -> Result<SharedGate, Failed> {
     let quota = |limit| Quota::new(limit, WINDOW).map(|quota| quota.with_algorithm(Algorithm::FixedWindow));
     let policies = PolicySet::new([
@@ -149,14 +150,14 @@ fn gate(server: &Server) -> Result<SharedGate, Failed> {
     Ok(SharedGate::new(policies, RedisOptions::new(&server.url())?)?)
 }
 
-/// A request that is denied and whose denial is not known yet.
+/// A request that is denied and not yet cached.
 async fn attack(gate: &SharedGate, attacker: u64, page: u64) {
     let (attacker, page) = (attacker.to_string(), page.to_string());
     let request = Request::new().with("attacker", attacker.as_str()).with("page", page.as_str());
     gate.check(&request).await;
 }
 
-/// Waits until a denial is answered without Redis.
+/// Waits until a denial comes from the cache.
 #[allow(clippy::disallowed_methods)] // the clock is what is read here
 async fn until_it_remembers(gate: &SharedGate) -> Result<(), Failed> {
     let begun = Instant::now();

@@ -1,6 +1,6 @@
-//! Figures of several rounds as one.
+//! Aggregates the figures of several rounds.
 
-/// The middle one; not a number without any.
+/// The median; NaN if empty.
 pub(crate) fn median(figures: impl IntoIterator<Item = f64>) -> f64 {
     let mut sorted: Vec<f64> = figures.into_iter().collect();
     sorted.sort_by(f64::total_cmp);
@@ -12,12 +12,12 @@ pub(crate) fn median(figures: impl IntoIterator<Item = f64>) -> f64 {
     }
 }
 
-/// The median of what the rounds of `ours` are in terms of the same rounds of `theirs`.
+/// The median of the ratios of `ours` to `theirs`, round by round.
 pub(crate) fn ratio(ours: impl IntoIterator<Item = f64>, theirs: impl IntoIterator<Item = f64>) -> f64 {
     median(ours.into_iter().zip(theirs).map(|(ours, theirs)| ours / theirs))
 }
 
-/// A count as a figure.
+/// A count as a float.
 #[allow(clippy::cast_precision_loss)]
 pub(crate) fn float(count: u64) -> f64 {
     count as f64

@@ -1,7 +1,9 @@
-//! What slidegate's Redis store costs Redis, beside the scripts that are usually written instead.
+//! The cost of slidegate's store in Redis, compared with the scripts that are usually written
+//! instead.
 //!
-//! All contenders run on one server of our own, turn by turn, as the speed of a machine drifts; a row is the median of its
-//! rounds. What counts is Redis's own time: it decides on one core for everybody. `bench/README.md` says what the rows are.
+//! All contenders run on one private server, in turn, because the speed of a machine drifts. A row
+//! is the median of its rounds. The relevant time is that of Redis, which decides on one core for
+//! everybody. `bench/README.md` describes the rows.
 
 mod attack;
 mod drive;

@@ -15,18 +15,18 @@ usage: slidegate-redis-bench [options]
 /// What to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
-    /// What one call of each script costs, and what a key takes.
+    /// The cost of one call of each script, and the size of a key.
     Scripts,
-    /// What a decision costs when many ask at once.
+    /// The cost of a decision under concurrent load.
     Store,
-    /// What one client's decisions take while others fill the cache of denials.
+    /// The latency of one client while others fill the denial cache.
     Attack,
 }
 
 /// What to measure, and how much of it.
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
-    /// Only this part; all without.
+    /// Only this part; all if absent.
     pub(crate) part: Option<Part>,
     pub(crate) limits: Vec<u64>,
     /// At least one.
@@ -37,7 +37,7 @@ pub(crate) struct Options {
 
 /// A key's log could not be larger.
 const MOST_LIMIT: u64 = 65_534;
-/// A row longer than this measures the day.
+/// Maximum duration of a row.
 const MOST_SECONDS: f64 = 600.0;
 
 impl Options {

@@ -1,4 +1,5 @@
-//! Who decides: slidegate's scripts by way of the library, and the scripts that are usually written instead.
+//! The contenders: slidegate's scripts, called by the library, and the scripts that are usually
+//! written instead.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -12,17 +13,17 @@ use crate::server::Server;
 
 /// Long enough that no charge ends during a run.
 pub(crate) const WINDOW: Duration = Duration::from_secs(3600);
-/// The longest there is: what is measured is the cost of answers, not how soon they come.
+/// The maximum: the cost of decisions is measured, not their deadline.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Spreads serial numbers over all of 64 bits, no two to one place: 2^64 over the golden ratio.
+/// Maps serial numbers injectively to all 64 bits: 2^64 divided by the golden ratio.
 const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// A way to decide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Contender {
     Slidegate(Algorithm),
-    /// The sliding log with as many slots as its limit, where it has fewer unless told so.
+    /// The sliding log with as many slots as its limit, if its default is lower.
     ExactLog,
     SortedSet,
     Gcra,
@@ -51,7 +52,7 @@ impl Contender {
         }
     }
 
-    /// Whom it is measured against.
+    /// The script it is compared with.
     pub(crate) fn rival(self) -> Option<Self> {
         match self {
             Self::Slidegate(Algorithm::SlidingLog) | Self::ExactLog => Some(Self::SortedSet),
@@ -60,7 +61,7 @@ impl Contender {
         }
     }
 
-    /// Whether it has something of its own to show at this limit.
+    /// Whether it differs from other contenders at this limit.
     pub(crate) fn takes_part(self, limit: u64) -> bool {
         self != Self::ExactLog || limit > u64::from(Quota::DEFAULT_SLOTS)
     }
@@ -73,7 +74,7 @@ pub(crate) enum Peer {
     Rival(Rival),
 }
 
-/// A script of others, called as a program would call it.
+/// Another script, called as a program would call it.
 #[derive(Debug)]
 pub(crate) struct Rival {
     contender: Contender,
@@ -111,7 +112,7 @@ impl Peer {
         }
     }
 
-    /// Fails if a decision was not Redis's: figures that hold such say nothing.
+    /// Fails if a decision did not come from Redis, because the figures would be wrong.
     pub(crate) fn was_served(&self) -> Result<(), Failed> {
         match self {
             Self::Slidegate(gate) if gate.stats().fallbacks > 0 => {
@@ -124,12 +125,13 @@ impl Peer {
 
 impl Rival {
     async fn decide(&self, user: u64) -> Result<bool, Failed> {
-        // As long as the names that slidegate gives.
+        // As long as slidegate's key names.
         let mut call = self.script.key(format!("log:bench:user-{user:07}"));
         let (window_us, window_ms) = (WINDOW.as_micros(), WINDOW.as_millis());
         match self.contender {
             Contender::SortedSet => {
-                // Sixteen digits tell the requests of several instances apart: short for what is usual.
+                // Sixteen digits distinguish the requests of several instances; common members are
+                // longer.
                 let serial = self.serial.fetch_add(1, Ordering::Relaxed);
                 let member = format!("{:016x}", serial.wrapping_mul(ODD));
                 call.arg(window_us.to_string()).arg(self.limit).arg(member).arg(window_ms.to_string())
@@ -142,17 +144,17 @@ impl Rival {
     }
 }
 
-/// What a gate saves Redis.
+/// How a gate saves calls to Redis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Habits {
-    /// Whether checks of the same keys go together.
+    /// Whether checks of the same keys are batched.
     pub(crate) coalesces: bool,
-    /// Whether denials are remembered.
+    /// Whether denials are cached.
     pub(crate) remembers: bool,
 }
 
 impl Habits {
-    /// One call for each decision.
+    /// One call per decision.
     pub(crate) const NONE: Self = Self { coalesces: false, remembers: false };
 
     pub(crate) fn name(self) -> &'static str {

@@ -1,4 +1,4 @@
-//! What one call of each script costs Redis, and what a full key takes.
+//! The cost of one call of each script in Redis, and the size of a full key.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::server::{Meter, Server};
 const DECISIONS: u64 = 10_000;
 /// Calls in flight: the server never waits for the client.
 const TASKS: u64 = 64;
-/// The least part of a full key's requests that has to be denied: a bucket drains a little meanwhile.
+/// Minimum share of a full key's requests that must be denied: a bucket drains a little meanwhile.
 const LEAST_DENIED: f64 = 0.99;
 
 /// A contender at one limit.
@@ -23,14 +23,14 @@ struct Entrant {
     rounds: Vec<Round>,
 }
 
-/// What one round found.
+/// The results of one round.
 struct Round {
     allowed: Cost,
     denied: Cost,
     bytes: f64,
 }
 
-/// Microseconds a decision.
+/// Microseconds per decision.
 #[derive(Clone, Copy)]
 struct Cost {
     script_us: f64,
@@ -45,7 +45,7 @@ pub(crate) async fn run(server: &Server, options: &Options) -> Result<(), Failed
         for contender in Contender::ALL.into_iter().filter(|one| one.takes_part(limit)) {
             let peer = Arc::new(Peer::new(contender, server, limit).await?);
             meter.forget_keys().await?;
-            // Connects, and brings the script to the server.
+            // Connects, and loads the script.
             drive(&peer, TASKS, Until::Decisions(TASKS), Users::OneAfterAnother(limit)).await?;
             entrants.push(Entrant { contender, peer, rounds: Vec::new() });
         }
@@ -67,7 +67,7 @@ pub(crate) async fn run(server: &Server, options: &Options) -> Result<(), Failed
 }
 
 impl Round {
-    /// Fills fresh keys one after another, and then asks for the first, which is full.
+    /// Fills fresh keys one after another, then checks the first one, which is full.
     async fn of(peer: &Arc<Peer>, limit: u64, meter: &mut Meter) -> Result<Self, Failed> {
         meter.forget_keys().await?;
         let fills = DECISIONS.div_ceil(limit) * limit;
@@ -85,7 +85,7 @@ impl Round {
 }
 
 impl Cost {
-    /// The cost of these decisions, and the share of them that was allowed.
+    /// The cost of these decisions, and the share that was allowed.
     async fn of(
         peer: &Arc<Peer>,
         decisions: u64,
@@ -93,14 +93,14 @@ impl Cost {
         meter: &mut Meter,
     ) -> Result<(Self, f64), Failed> {
         let before = meter.read().await?;
-        let told = drive(peer, TASKS, Until::Decisions(decisions), users).await?;
+        let progress = drive(peer, TASKS, Until::Decisions(decisions), users).await?;
         let work = meter.read().await? - before;
         if work.calls != decisions {
             return Err(format!("{decisions} decisions took {} calls", work.calls).into());
         }
         let cost =
             Self { script_us: work.script_us / float(decisions), cpu_us: work.cpu_us / float(decisions) };
-        Ok((cost, float(told.allowed) / float(decisions)))
+        Ok((cost, float(progress.allowed) / float(decisions)))
     }
 }
 

@@ -1,4 +1,4 @@
-//! A Redis of our own, on a socket file that nobody else knows, and what it says of its work.
+//! A private Redis on a Unix socket, and its statistics.
 
 use std::io::ErrorKind;
 use std::ops::Sub;
@@ -20,18 +20,19 @@ pub(crate) struct Server {
     dir: PathBuf,
 }
 
-/// What a server had done at some moment, or between two.
+/// A server's statistics at one moment, or the difference between two.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Work {
     /// Script calls.
     pub(crate) calls: u64,
-    /// Time within scripts, in microseconds: with their commands, without reading requests and writing replies.
+    /// Time within scripts, in microseconds: with their commands, without reading requests and
+    /// writing replies.
     pub(crate) script_us: f64,
     /// CPU time of the whole process, in microseconds.
     pub(crate) cpu_us: f64,
 }
 
-/// Asks a server for its work.
+/// Reads a server's statistics.
 #[derive(Debug)]
 pub(crate) struct Meter(MultiplexedConnection);
 
@@ -74,7 +75,7 @@ impl Server {
     }
 
     pub(crate) async fn connect(&self) -> RedisResult<MultiplexedConnection> {
-        // No timeout of the client's own: a disturbed machine must not end a run.
+        // No client timeout: a disturbed machine must not end a run.
         let config = redis::AsyncConnectionConfig::new().set_response_timeout(None);
         Client::open(self.url())?.get_multiplexed_async_connection_with_config(&config).await
     }
@@ -86,7 +87,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It has nothing to save, and may have ended by itself.
+        // It has nothing to save, and may have exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
         let _ = std::fs::remove_dir_all(&self.dir);
@@ -123,7 +124,7 @@ impl Meter {
         redis::cmd("FLUSHALL").arg("SYNC").query_async(&mut self.0).await
     }
 
-    /// Bytes that one of the keys takes with its name and its place in the tables.
+    /// Bytes of one key with its name and its table entry.
     pub(crate) async fn bytes_of_a_key(&mut self) -> RedisResult<u64> {
         let key: Vec<u8> = redis::cmd("RANDOMKEY").query_async(&mut self.0).await?;
         redis::cmd("MEMORY").arg("USAGE").arg(key).arg("SAMPLES").arg(0).query_async(&mut self.0).await

@@ -1,9 +1,9 @@
-//! What a decision costs Redis when many ask at once, and how many it can decide.
+//! The cost of a decision in Redis under concurrent load, and the throughput.
 
 use std::sync::Arc;
 
 use crate::Failed;
-use crate::drive::{Told, Until, Users, drive};
+use crate::drive::{Progress, Until, Users, drive};
 use crate::figures::{float, median, ratio};
 use crate::options::Options;
 use crate::peers::{Habits, Peer, gate, quota};
@@ -14,10 +14,10 @@ const MANY_KEYS: u64 = 10_000;
 const AMPLE: u64 = 1_000_000_000;
 /// A limit that every run reaches.
 const SCARCE: u64 = 10;
-/// Tasks that bring keys to where a row finds them.
+/// Tasks that prepare the keys of a row.
 const FILLING_TASKS: u64 = 64;
 
-/// What is asked for.
+/// The requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Case {
     name: &'static str,
@@ -43,7 +43,7 @@ const CASES: [Case; 4] = [
 
 const TASKS: [u64; 3] = [1, 64, 1_000];
 
-/// One row: a case, how it is asked, and by how many.
+/// One row: a case, a mode and a number of tasks.
 struct Row {
     case: Case,
     habits: Habits,
@@ -53,25 +53,25 @@ struct Row {
 }
 
 struct Round {
-    told: Told,
+    progress: Progress,
     work: Work,
 }
 
 impl Round {
     fn per_second(&self) -> f64 {
-        float(self.told.decisions) / self.told.seconds
+        float(self.progress.decisions) / self.progress.seconds
     }
 
     fn calls(&self) -> f64 {
-        float(self.work.calls) / float(self.told.decisions)
+        float(self.work.calls) / float(self.progress.decisions)
     }
 
     fn script_us(&self) -> f64 {
-        self.work.script_us / float(self.told.decisions)
+        self.work.script_us / float(self.progress.decisions)
     }
 
     fn cpu_us(&self) -> f64 {
-        self.work.cpu_us / float(self.told.decisions)
+        self.work.cpu_us / float(self.progress.decisions)
     }
 
     /// Decisions in a second of Redis's CPU time.
@@ -80,7 +80,7 @@ impl Round {
     }
 
     fn allowed(&self) -> f64 {
-        float(self.told.allowed) / float(self.told.decisions)
+        float(self.progress.allowed) / float(self.progress.decisions)
     }
 }
 
@@ -98,7 +98,7 @@ pub(crate) async fn run(server: &Server, options: &Options) -> Result<(), Failed
     for _ in 0..options.rounds {
         let mut last = None;
         for row in &mut rows {
-            // Until no key is new, and then no denial.
+            // Until all keys exist, and then all denials are cached.
             let mut fill = row.case.keys;
             if last.replace(row.case) != Some(row.case) {
                 meter.forget_keys().await?;
@@ -106,10 +106,10 @@ pub(crate) async fn run(server: &Server, options: &Options) -> Result<(), Failed
             }
             drive(&row.peer, FILLING_TASKS, Until::Decisions(fill), Users::InTurn(row.case.keys)).await?;
             let before = meter.read().await?;
-            let told =
+            let progress =
                 drive(&row.peer, row.tasks, Until::Elapsed(options.time), Users::InTurn(row.case.keys))
                     .await?;
-            row.rounds.push(Round { told, work: meter.read().await? - before });
+            row.rounds.push(Round { progress, work: meter.read().await? - before });
         }
     }
     report(&rows);

@@ -1,7 +1,9 @@
-//! What a limit adds to a request: slidegate's layer beside tower_governor, around the same bare service.
+//! The cost that a limit adds to a request: slidegate's layer and tower_governor around the same
+//! bare service.
 //!
-//! In each round every contender serves the same requests, one contender after the other, and what the bare service took
-//! in that round is taken off; a row is the median of its rounds. `bench/README.md` says what the rows are.
+//! In each round every contender serves the same requests, one contender after the other, and the
+//! time of the bare service is subtracted. A row is the median of its rounds. `bench/README.md`
+//! describes the rows.
 
 use std::convert::Infallible;
 use std::fmt::Debug;
@@ -25,15 +27,15 @@ use tower_governor::governor::GovernorConfigBuilder;
 
 const USAGE: &str = "usage: slidegate-tower-bench [--rounds N] [--requests N] [--clients N] [--filter TEXT]";
 
-/// How much is measured.
+/// The command line.
 struct Options {
     /// Odd, so that one of them is the median.
     rounds: usize,
-    /// Of each contender in each round.
+    /// Requests per contender and round.
     requests: usize,
-    /// Different addresses that ask in turn.
+    /// Number of client addresses, used in turn.
     clients: u32,
-    /// Only rows whose name holds this.
+    /// Only rows whose name contains this.
     filter: String,
 }
 
@@ -61,7 +63,7 @@ fn main() {
     let mut rows = contenders();
     rows.retain(|row| row.name == BARE || row.name.contains(&options.filter));
     for row in &mut rows {
-        // Keys are there and scratch memory is warm before anything is measured.
+        // Create the keys and warm up the memory before measuring.
         (row.serve)(&options);
     }
     for _ in 0..options.rounds {
@@ -93,14 +95,14 @@ fn quartiles(mut numbers: Vec<f64>) -> [f64; 3] {
 
 struct Row {
     name: &'static str,
-    /// Serves all requests of a round, and says how many nanoseconds of CPU time one took.
+    /// Serves all requests of a round; returns nanoseconds of CPU time per request.
     serve: Box<dyn FnMut(&Options) -> f64>,
     costs_ns: Vec<f64>,
 }
 
 const BARE: &str = "bare service";
 
-/// The service that all are put around: answers at once.
+/// The inner service: responds at once.
 fn bare()
 -> impl Service<Request, Response = Response, Error = Infallible, Future = Ready<Result<Response, Infallible>>>
 + Clone {
@@ -128,7 +130,7 @@ where
             odd += usize::from(black_box(&response).status() != status);
         }
         let spent = start.elapsed();
-        // The first round may fill what later ones find full.
+        // The first round may fill keys that later ones find full.
         assert!(odd <= options.clients as usize, "`{name}` answered {odd} requests otherwise than {status}");
         #[allow(clippy::cast_precision_loss)]
         let each_ns = spent.as_secs_f64() * 1e9 / options.requests as f64;
@@ -137,7 +139,7 @@ where
     Row { name, serve: Box::new(serve), costs_ns: Vec::new() }
 }
 
-/// A layer of one policy by address.
+/// A layer with one policy per address.
 fn slidegate(quota: Quota, headers: HeaderOptions) -> RateLimitLayerBuilder {
     let policy = Policy::new("per-ip", quota).expect("the name is one").scope(["ip"]);
     let gate = Gate::new(PolicySet::new([policy]).expect("there is one policy"));
@@ -149,7 +151,8 @@ fn built(builder: RateLimitLayerBuilder) -> RateLimitLayer {
 }
 
 fn contenders() -> Vec<Row> {
-    /// Limits that no run reaches, by tower_governor's algorithm, and those that one request fills.
+    /// Limits that no run reaches, with tower_governor's algorithm, and those that one request
+    /// exhausts.
     const MUCH: u64 = 1 << 40;
     let much = || Quota::per_minute(MUCH).with_algorithm(Algorithm::TokenBucket);
     let exact = Quota::per_second(1_000_000);
@@ -177,7 +180,7 @@ fn contenders() -> Vec<Row> {
         row(BARE, 200, bare()),
         row("tower_governor", 200, GovernorLayer::new(governor).layer(bare())),
         row(
-            "slidegate, no fields, handlers not told",
+            "slidegate, no fields, no extension",
             200,
             built(slidegate(much(), HeaderOptions::OFF).tell_handlers(false)).layer(bare()),
         ),
