@@ -1,9 +1,11 @@
-//! Client address: who sent a request, when proxies may stand in front.
+//! Client address: who sent a request, behind any number of proxies.
 //!
-//! A forwarding header is read from the right: every proxy appends what it saw, so only the right end was written by
-//! someone we know, and whatever stands on the left the client may have typed itself. That holds for the grammar too:
-//! no byte a client sends, an open quote included, changes how the entries behind it are read.
-//! Nothing here allocates per request; what cannot be believed falls back to the peer.
+//! A forwarding header is read from the right. Every proxy appends the address it saw, so only the
+//! right end was written by a trusted party; anything on the left may have been sent by the client.
+//! This also holds for the grammar: no byte from a client, not even an unclosed quote, changes how
+//! the entries after it are read.
+//!
+//! Resolving an address allocates nothing. If the header cannot be trusted, the client is the peer.
 
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -22,10 +24,10 @@ pub use lines::{MAX_ENTRIES, MAX_LINES};
 use node::{forwarded_node, is_token, node};
 pub use trusted::{MAX_NETWORKS, TrustedProxies};
 
-/// The rule that turns a connection's peer and a request's headers into the client's address.
+/// How the client's address is derived from a connection's peer and a request's headers.
 ///
-/// The default reads `X-Forwarded-For` and trusts nobody: it always answers the peer, and [`Found::Untrusted`] tells
-/// when a proxy seems to be in front that nobody declared.
+/// The default reads `X-Forwarded-For` and trusts no proxy: the client is always the peer, and
+/// [`Found::Untrusted`] indicates a proxy that is missing from the configuration.
 ///
 /// ```
 /// use slidegate::client_addr::{ClientAddr, Found, Source, Trust, TrustedProxies};
@@ -52,17 +54,18 @@ pub struct ClientAddr {
 }
 
 impl ClientAddr {
-    /// The rule that reads `source` when `trust` allows it. With [`Source::Peer`] the trust does not matter.
+    /// Reads `source` if `trust` allows it. With [`Source::Peer`], `trust` is ignored.
     #[must_use]
     pub const fn new(source: Source, trust: Trust) -> Self {
         Self { source, trust }
     }
 
-    /// The client of one request.
+    /// The client of one request. Never fails: [`Resolved::found`] says why a header was not used.
     ///
-    /// `peer` is the other end of the connection, `None` for a Unix socket. `headers` are all header lines of the
-    /// request in their order, name and value; names match in any case. With the `http` crate:
-    /// `map.iter().map(|(name, value)| (name.as_str(), value.as_bytes()))`.
+    /// `peer` is the other end of the connection, or `None` for a Unix socket. `headers` are all
+    /// header lines of the request in order, as name and value. Names are compared without regard
+    /// to case. With the `http` crate: `map.iter().map(|(name, value)| (name.as_str(),
+    /// value.as_bytes()))`.
     pub fn resolve<'h>(
         &self,
         peer: Option<IpAddr>,
@@ -74,7 +77,7 @@ impl ClientAddr {
         }
     }
 
-    /// The address in the header, or why the peer has to do.
+    /// The address in the header, or the reason to use the peer.
     fn read<'h>(
         &self,
         peer: Option<IpAddr>,
@@ -97,10 +100,10 @@ impl ClientAddr {
     }
 }
 
-/// Where the client's address stands.
+/// Where the client's address is read from.
 ///
-/// Parses from `peer`, `x-forwarded-for`, `forwarded`, or the name of any other header, which is then
-/// [`Source::Single`].
+/// Parses from `peer`, `x-forwarded-for`, `forwarded`, or the name of any other header, which
+/// becomes [`Source::Single`].
 ///
 /// ```
 /// use slidegate::client_addr::Source;
@@ -111,19 +114,21 @@ impl ClientAddr {
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Source {
-    /// The connection's other end; no header is looked at.
+    /// The other end of the connection. No header is read.
     Peer,
-    /// `X-Forwarded-For`: addresses separated by commas, each proxy appends the peer it saw.
+    /// `X-Forwarded-For`: addresses separated by commas. Each proxy appends the peer it saw.
     #[default]
     XForwardedFor,
-    /// `Forwarded`, RFC 7239: the same chain in its `for=` parameters. `unknown` and `_hidden` are not addresses.
+    /// `Forwarded` (RFC 7239): the same list in its `for=` parameters. `unknown` and `_hidden` are
+    /// not addresses.
     Forwarded,
-    /// A header with one address, that the proxy overwrites: `CF-Connecting-IP`, `True-Client-IP`, `X-Real-IP`.
+    /// A header with one address that the proxy overwrites: `CF-Connecting-IP`, `True-Client-IP`,
+    /// `X-Real-IP`.
     Single(String),
 }
 
 impl Source {
-    /// The name of the header that is read, `None` for the peer.
+    /// The name of the header that is read, or `None` for the peer.
     #[must_use]
     pub fn header(&self) -> Option<&str> {
         match self {
@@ -152,29 +157,31 @@ impl FromStr for Source {
     }
 }
 
-/// Whose word about the client counts.
+/// Which proxies are trusted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Trust {
-    /// Proxies known by address. The header is read only if the peer is one of them; then entries are skipped from
-    /// the right while they are proxies too, and the first other one is the client. If all are, it is the leftmost.
+    /// Proxies known by address. The header is read only if the peer is one of them. Entries are
+    /// then skipped from the right while they are proxies too; the first other entry is the client.
+    /// If all entries are proxies, the client is the leftmost.
     Networks(TrustedProxies),
-    /// This many proxies in front, of any address: the client is that many entries from the right, 0 is the peer.
+    /// This many proxies in front, at any address. The client is the entry that many from the
+    /// right; 0 is the peer.
     ///
-    /// Every peer is believed, so this is safe only where nobody can reach the service around the proxies, and only
-    /// with the right number: one too many and the client chooses its own address. A [`Source::Single`] header is
-    /// believed at any number but 0.
+    /// Every peer is trusted, so use this only if nobody can bypass the proxies, and only with the
+    /// right number: if it is one too high, clients choose their own address. With any number above
+    /// 0, a [`Source::Single`] header is trusted.
     Hops(u8),
 }
 
 impl Default for Trust {
-    /// Nobody.
+    /// No proxies.
     fn default() -> Self {
         Self::Networks(TrustedProxies::default())
     }
 }
 
 impl Trust {
-    /// Whether a header that came from `peer` may be read.
+    /// Whether a header from `peer` may be read.
     fn believes(&self, peer: Option<IpAddr>) -> bool {
         match self {
             Self::Networks(proxies) => proxies.contains_peer(peer),
@@ -182,7 +189,7 @@ impl Trust {
         }
     }
 
-    /// Walks the entries from the right to the client's; `parse` reads one entry.
+    /// Walks the entries from the right to the client's. `parse` reads one entry.
     fn walk(&self, lines: &Lines, parse: fn(&[u8]) -> Option<IpAddr>) -> Result<IpAddr, Found> {
         let address = |entry| parse(entry).ok_or(Found::Malformed);
         match self {
@@ -208,33 +215,38 @@ impl Trust {
     }
 }
 
-/// A request's client.
+/// The client of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Resolved {
-    /// The client's address in its [`canonical`] form. `None` only if the peer has none and no header was believed:
-    /// such requests share one key of their own.
+    /// The client's address in its [`canonical`] form. `None` only if the peer has no address and
+    /// no header was trusted; all such requests share one key.
     pub addr: Option<IpAddr>,
-    /// Where it was found: in the header, or why it is the peer's.
+    /// Whether the address is from the header, or why it is the peer's.
     pub found: Found,
 }
 
-/// How a client's address was found. Everything but [`Found::Header`] means: it is the peer's.
+/// How the client's address was found. Every variant except [`Found::Header`] means that it is the
+/// peer's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Found {
     /// In the header.
     Header,
-    /// The peer is the client: no header is to be read, or it is not trusted and sent none.
+    /// The peer is the client: no header is configured, or the peer is not trusted and sent none.
     Peer,
-    /// The header was there, but the peer is not trusted: a client that makes it up, or a proxy nobody declared.
+    /// The peer sent the header but is not trusted. Either a client forged it, or a proxy is
+    /// missing from the configuration.
     Untrusted,
-    /// The peer is trusted and sent no such header, or an empty one: a health check, or another header is meant.
+    /// The peer is trusted but sent no such header, or an empty one. Either it is a health check,
+    /// or the wrong header is configured.
     Absent,
-    /// An entry that had to be read is not an address, RFC 7239's `unknown` and `_hidden` among them. What stands left
-    /// of it cannot be believed: nobody knows who wrote it.
+    /// An entry that had to be read is not an address; this includes `unknown` and `_hidden` (RFC
+    /// 7239). Entries to the left of it cannot be trusted.
     Malformed,
-    /// There are fewer entries than [`Trust::Hops`]: the request came around a proxy, or the number is wrong.
+    /// The header has fewer entries than [`Trust::Hops`]: the request bypassed a proxy, or the
+    /// number is wrong.
     TooFew,
-    /// The client would stand past [`MAX_LINES`] or [`MAX_ENTRIES`], or a [`Source::Single`] header has several lines.
+    /// The client's entry is beyond [`MAX_LINES`] or [`MAX_ENTRIES`], or a [`Source::Single`]
+    /// header has several lines.
     TooMany,
 }

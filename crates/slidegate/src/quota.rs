@@ -1,7 +1,7 @@
-//! Quotas: how much cost a key may use in a window, and by which algorithm that is counted.
+//! Quotas: the limit, the window and the algorithm that counts.
 //!
-//! A quota is checked and prepared once, when it is built (its divisions become multiplications), so a decision can
-//! neither fail nor divide.
+//! A quota is validated once, when it is built, and its divisions are turned into multiplications.
+//! So a decision neither fails nor divides.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -20,32 +20,33 @@ pub(crate) use divisor::Divisor;
 
 /// How the cost in a window is counted.
 ///
-/// [`docs/algorithms.md`](https://docs.rs/slidegate) compares them with measured figures; each variant says what it
-/// gets wrong.
+/// [`docs/algorithms.md`](https://docs.rs/slidegate) compares the algorithms with measured figures. Each
+/// variant states its error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Algorithm {
-    /// The exact sliding window: a log of charges, packed to 4 to 14 bytes each and bounded by [`Quota::slots`].
+    /// The exact sliding window: a log of charges with 4 to 14 bytes each, at most [`Quota::slots`]
+    /// of them.
     ///
-    /// Exact to the microsecond while `limit <= slots`. Above that a charge may count up to `window / slots` too
-    /// long, so it can deny too early and never admits too much.
+    /// Exact to the microsecond while `limit <= slots`. Above that, a charge may count up to
+    /// `window / slots` too long, so this algorithm may deny too early but never admits too much.
     #[default]
     SlidingLog,
-    /// Two counters, the older one weighted by how much of it the sliding window still overlaps.
+    /// Two counters. The older one is weighted by its overlap with the sliding window.
     ///
-    /// 24 bytes a key at any limit, and not exact: it takes the older window's charges as spread evenly. At 100 per
-    /// minute an adversary gets 199 through in 60 seconds. The weighted part rounds up, so it is never more lenient
-    /// than the real-valued formula.
+    /// 24 bytes per key at any limit. Not exact, because it assumes that the charges of the older
+    /// window were spread evenly: at 100 per minute, an adversary gets 199 through in 60 seconds.
+    /// The weighted part rounds up, so it never admits more than the real-valued formula does.
     SlidingWindow,
-    /// One counter for each window, windows aligned to the Unix epoch.
+    /// One counter per window. Windows are aligned to the Unix epoch.
     ///
-    /// 16 bytes a key. Lets up to twice the limit through around the border of two windows.
+    /// 16 bytes per key. Admits up to twice the limit around a window boundary.
     FixedWindow,
-    /// A bucket of [`Quota::burst`] that drains by `limit` per window: the generic cell rate algorithm (ITU-T I.371),
-    /// with the bucket's content as exact integers.
+    /// A bucket of size [`Quota::burst`] that drains by `limit` per window: the generic cell rate
+    /// algorithm (ITU-T I.371), with the level kept in exact integers.
     ///
-    /// 24 bytes a key. Admits `burst` at once and `limit` per window after that: up to `burst + limit - 1` in one
-    /// window.
+    /// 24 bytes per key. Admits `burst` at once and `limit` per window after that: up to `burst +
+    /// limit - 1` in one window.
     TokenBucket,
 }
 
@@ -53,7 +54,7 @@ impl Algorithm {
     /// Every algorithm, in the order of the documentation.
     pub const ALL: [Self; 4] = [Self::SlidingLog, Self::SlidingWindow, Self::FixedWindow, Self::TokenBucket];
 
-    /// The name in configuration files, answers and metrics.
+    /// The name in configuration files, responses and metrics.
     ///
     /// ```
     /// # use slidegate::Algorithm;
@@ -76,7 +77,7 @@ impl fmt::Display for Algorithm {
     }
 }
 
-/// Reads an algorithm's [name](Algorithm::name), in any case.
+/// Parses an algorithm's [name](Algorithm::name), in any case.
 impl FromStr for Algorithm {
     type Err = Error;
 
@@ -89,7 +90,7 @@ impl FromStr for Algorithm {
     }
 }
 
-/// `limit` cost per `window`, counted by one [`Algorithm`].
+/// A limit per window, counted by one [`Algorithm`].
 ///
 /// ```
 /// use slidegate::{Algorithm, Quota};
@@ -112,43 +113,45 @@ pub struct Quota {
     burst: Option<u64>,
     algorithm: Algorithm,
     slots: u16,
-    /// Derived from the fields above: what a decision needs of them.
+    /// Derived from the fields above.
     prepared: Prepared,
 }
 
-/// What a decision reads often, computed when the quota is built.
+/// Values that decisions use often, computed when the quota is built.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Prepared {
     /// Divides by the window in microseconds.
     by_window: Divisor,
-    /// Divides by the limit, or by one where the limit is zero: an emptied quota still forgets what it had counted.
+    /// Divides by the limit, or by 1 if the limit is 0, so that a bucket whose limit was lowered to
+    /// 0 still drains.
     by_limit: Divisor,
     /// Divides by `step_us`.
     by_step: Divisor,
-    /// The most cost a fresh key admits: the limit, or the token bucket's burst.
+    /// Most cost that a fresh key admits: the limit, or the burst of a token bucket.
     capacity: u64,
-    /// Microseconds in which charges of one log entry are merged; 1 is exact.
+    /// Microseconds over which a log merges charges into one entry. 1 is exact.
     step_us: u64,
-    /// Bits of `step_us - 1`: 0 for the exact one.
+    /// Bits of `step_us - 1`; 0 if the log is exact.
     step_bits: u8,
-    /// 2^64 / capacity: turns used cost into the share of it that a store ranks keys by.
+    /// 2^64 / capacity, to convert used cost to the share by which a store ranks keys for eviction.
     share: u64,
 }
 
 impl Quota {
-    /// The shortest window: 1 ms. Below it a loopback round trip is longer than the window.
+    /// The shortest window: 1 ms. A loopback round trip takes longer than shorter windows.
     pub const MIN_WINDOW: Duration = Duration::from_millis(1);
     /// The longest window: 366 days, a leap year.
     pub const MAX_WINDOW: Duration = Duration::from_secs(366 * 86_400);
-    /// The largest count of a shared store: its scripts count with doubles, which are exact below 2^53.
+    /// The largest count in a shared store. Its scripts count in doubles, which are exact up to
+    /// here.
     pub(crate) const MAX_COUNT: u64 = (1 << 53) - 1;
-    /// Entries a key's log holds unless [`with_slots`](Self::with_slots) says otherwise.
+    /// Most entries in a key's log unless [`with_slots`](Self::with_slots) changes it.
     pub const DEFAULT_SLOTS: u16 = 1024;
 
-    /// `limit` per `window`, under the exact sliding window.
+    /// `limit` per `window`, counted by the exact sliding window.
     ///
     /// # Errors
-    /// When the window is not within 1 ms to 366 days. It is rounded up to whole microseconds.
+    /// If the window is not 1 ms to 366 days. A window is rounded up to whole microseconds.
     pub fn new(limit: u64, window: Duration) -> Result<Self, Error> {
         if window < Self::MIN_WINDOW || window > Self::MAX_WINDOW {
             let window = if window.is_zero() { "0s".to_owned() } else { format!("{window:?}") };
@@ -197,17 +200,18 @@ impl Quota {
         Self::build(self.limit, self.window_us, self.burst, algorithm, self.slots)
     }
 
-    /// The same quota with `burst` as what the token bucket admits at once. Other algorithms do not read it.
+    /// The same quota with the burst of the token bucket. Other algorithms ignore it.
     ///
-    /// Without it a bucket holds `limit`. A limit of zero admits nothing whatever the burst.
+    /// Without this, the burst is the limit. A limit of 0 admits nothing, whatever the burst.
     #[must_use]
     pub fn with_burst(self, burst: u64) -> Self {
         Self::build(self.limit, self.window_us, Some(burst), self.algorithm, self.slots)
     }
 
-    /// The same quota with at most `slots` entries in a key's log. Other algorithms do not read it.
+    /// The same quota with at most `slots` entries in a key's log. Other algorithms ignore it.
     ///
-    /// One more than `slots` is held while a step is being filled. Zero counts as one.
+    /// A log that merges entries may hold one more while the newest step is being filled. 0 is
+    /// treated as 1.
     #[must_use]
     pub fn with_slots(self, slots: u16) -> Self {
         Self::build(self.limit, self.window_us, self.burst, self.algorithm, slots.clamp(1, u16::MAX - 1))
@@ -233,8 +237,8 @@ impl Quota {
         Self { limit, window_us, burst, algorithm, slots, prepared }
     }
 
-    /// The same quota with the share of the limit, and of the burst, that one of so many instances has: rounded up, so that
-    /// no share is nothing.
+    /// The same quota with the limit and burst of one of `instances` instances, rounded up so that
+    /// neither becomes 0.
     #[cfg(feature = "redis")]
     pub(crate) fn share(&self, instances: u64) -> Self {
         let share = |whole: u64| whole.div_ceil(instances);
@@ -253,19 +257,19 @@ impl Quota {
         Duration::from_micros(self.window_us)
     }
 
-    /// How cost is counted.
+    /// The algorithm that counts.
     #[must_use]
     pub fn algorithm(&self) -> Algorithm {
         self.algorithm
     }
 
-    /// What a token bucket admits at once: what was given, or else the limit.
+    /// What a token bucket admits at once: the burst that was set, or else the limit.
     #[must_use]
     pub fn burst(&self) -> u64 {
         self.burst.unwrap_or(self.limit)
     }
 
-    /// Entries a key's log holds at most.
+    /// Most entries in a key's log.
     #[must_use]
     pub fn slots(&self) -> u16 {
         self.slots
@@ -273,18 +277,18 @@ impl Quota {
 
     /// Most cost that a fresh key admits at once: the limit, or the burst of a token bucket.
     ///
-    /// A greater cost is always denied, with no time at which it would fit.
+    /// A larger cost is always denied, without a `retry_after`.
     #[must_use]
     pub fn capacity(&self) -> u64 {
         self.prepared.capacity
     }
 
-    /// Most cost that counts for one key, penalties included; what a penalty has above it is not charged.
+    /// Most cost that counts for one key. A penalty is charged only up to this.
     ///
-    /// For a token bucket it is one window's `limit` above the [capacity](Self::capacity), so a key that is penalized is
-    /// full again after the time it takes to refill and one window, whatever the penalty. All other algorithms forget a
-    /// penalty within two windows; they count to 2^53 - 1, the most that every store counts exactly, or to the limit where
-    /// that is larger.
+    /// For a token bucket it is the [capacity](Self::capacity) plus one window's `limit`, so after
+    /// any penalty a key is full again one window later than without it. The other algorithms
+    /// forget a penalty within two windows. They count to 2^53 - 1, which every store counts
+    /// exactly, or to the limit if that is larger.
     #[must_use]
     pub fn max_used(&self) -> u64 {
         let largest = self.capacity().max(Self::MAX_COUNT);
@@ -319,7 +323,8 @@ impl Quota {
         self.prepared.step_us
     }
 
-    /// Most runs of a log: the steps of a window that are over, and above the exact limit the one that is being filled.
+    /// Most entries in a log: one per step of the window, and if entries are merged, one more for
+    /// the step being filled.
     #[inline]
     pub(crate) fn most_runs(&self) -> u16 {
         self.slots() + u16::from(self.step_us() > 1)
@@ -330,7 +335,7 @@ impl Quota {
         self.prepared.step_bits
     }
 
-    /// How full a key is, from 0 (fresh) to 127 (at its capacity or past it).
+    /// How full a key is: 0 (fresh) to 127 (at its capacity or above).
     #[inline]
     pub(crate) fn share_of(&self, used: u64) -> u8 {
         if used >= self.prepared.capacity {
@@ -363,7 +368,8 @@ impl fmt::Debug for Quota {
 mod tests {
     use super::*;
 
-    /// A user of the token bucket expects the limit as the burst, and zero to mean zero whatever the burst.
+    /// Users of the token bucket expect the burst to default to the limit, and a limit of 0 to deny
+    /// everything.
     #[test]
     fn capacity_is_the_limit_or_the_burst_and_zero_stays_zero() {
         let bucket = Quota::per_second(10).with_algorithm(Algorithm::TokenBucket);
@@ -375,7 +381,8 @@ mod tests {
         assert_eq!(Quota::per_second(10).with_burst(50).capacity(), 10);
     }
 
-    /// A window outside the range would overflow a stamp or stall a key; it must be refused when it is written.
+    /// A window outside the range would overflow a timestamp or block a key; it must be rejected
+    /// when the quota is built.
     #[test]
     fn windows_outside_the_range_are_refused_by_name() {
         let text = |window| Quota::new(1, window).unwrap_err().to_string();
@@ -386,7 +393,7 @@ mod tests {
         assert!(Quota::new(0, Quota::MIN_WINDOW).is_ok());
     }
 
-    /// Eviction drops the emptiest key first; a share that wraps would drop the fullest.
+    /// Eviction drops the emptiest key first. A share that overflows would drop the fullest.
     #[test]
     fn the_share_of_a_key_grows_with_its_use_and_stops_at_127() {
         for capacity in [1, 2, 100, 1 << 40, u64::MAX] {

@@ -1,6 +1,7 @@
-//! Time: instants in whole microseconds, and the clocks that give them.
+//! Time: instants in whole microseconds, and the clocks that return them.
 //!
-//! This is the only file that reads a clock, and the only one that rounds time to seconds: waits up, credit down.
+//! This is the only file that reads a clock and the only one that rounds time to seconds or
+//! milliseconds. Waits round up.
 
 use std::fmt;
 use std::ops::{Add, Sub};
@@ -83,19 +84,20 @@ impl Sub for Timestamp {
     }
 }
 
-/// A span in whole microseconds, rounded up, at most `u64::MAX`.
+/// A duration in whole microseconds, rounded up, at most `u64::MAX`.
 #[inline]
 pub(crate) fn micros(span: Duration) -> u64 {
-    // Not by way of `as_nanos`: a decision does this, and dividing 128 bits is slow.
+    // `as_nanos` would need a 128-bit division, which is slow, and every decision calls this.
     span.as_secs().saturating_mul(SECOND_US).saturating_add(u64::from(span.subsec_nanos().div_ceil(1000)))
 }
 
-/// A wait in whole seconds, rounded up.
+/// A duration in whole seconds, rounded up.
 pub(crate) fn secs_ceil(span: Duration) -> u64 {
     span.as_secs().saturating_add(u64::from(span.subsec_nanos() > 0))
 }
 
-/// A wait in whole milliseconds, rounded up: what `retry_after_ms` says in JSON and in `retry-after-ms`.
+/// A duration in whole milliseconds, rounded up, at most `u64::MAX`: the value of `retry_after_ms`
+/// in JSON and of the `retry-after-ms` header.
 ///
 /// ```
 /// use std::time::Duration;
@@ -108,38 +110,45 @@ pub fn millis_ceil(span: Duration) -> u64 {
     u64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
-/// The monotonic clock that deadlines of network calls and of those who wait are measured on; tests may stop and move it.
+/// tokio's monotonic clock, for the deadlines of network calls and of `Limiter::acquire`. Tests can
+/// pause and advance it.
 #[cfg(any(feature = "redis", feature = "wait"))]
 pub(crate) fn instant() -> tokio::time::Instant {
     tokio::time::Instant::now()
 }
 
-/// Where a limiter takes the time from.
+/// The source of time for a limiter.
 ///
-/// Decisions stay correct when a clock steps back: a small step is ignored until time has caught up, a large one
-/// moves the stored history along, so that no charge counts for more than one window of new time.
+/// Decisions stay correct if a clock steps back. A small step (up to one second, or one window if
+/// that is shorter) is ignored until the clock has caught up. A larger step moves the stored
+/// history back too, so that no charge counts for more than one window after the step.
 pub trait Clock: Send + Sync + fmt::Debug {
-    /// The present instant. Called once per decision.
+    /// The current instant. Called once per decision.
     fn now(&self) -> Timestamp;
 
-    /// The date of an instant that [`now`](Self::now) returned, by the wall clock as it is set now: the same instant,
-    /// unless this clock tells elapsed time and date apart.
+    /// The date of `at`, an instant that [`now`](Self::now) returned, by the wall clock as it is
+    /// set now. The default returns `at` itself; override it if this clock separates elapsed time
+    /// from the date.
     ///
-    /// Decisions report this time, and `fixed-window` aligns to it. Called once per decision; it should read no clock.
+    /// Decisions report this time, and `fixed-window` aligns to it. Called once per decision; it
+    /// should not read a clock.
     fn wall_time(&self, at: Timestamp) -> Timestamp {
         at
     }
 }
 
-/// The machine's monotonic clock, counted from the date at which the process first used it.
+/// The machine's monotonic clock, starting at the date on which the process first used it.
 ///
-/// It never runs back, and is never ahead of the system's clock by more than 2 us: the time between two instants is what
-/// `CLOCK_BOOTTIME` measures on Linux, time spent suspended included, and [`std::time::Instant`] elsewhere. A correction
-/// of the wall clock moves [`wall_time`](Clock::wall_time), within a millisecond of use, and not [`now`](Clock::now): it
-/// neither frees nor locks a key. All values share one time.
+/// It never runs backwards and is never ahead of the system clock by more than 2 µs. Elapsed time
+/// is what `CLOCK_BOOTTIME` measures on Linux, which includes time spent suspended, and what
+/// [`std::time::Instant`] measures elsewhere. A correction of the wall clock changes
+/// [`wall_time`](Clock::wall_time) within a millisecond of use. It does not change
+/// [`now`](Clock::now), so it neither frees nor locks a key. All values of this type share one
+/// time.
 ///
-/// It reads the processor's cycle counter where that is steady, held to the system's clock every 20 us, and the system's
-/// clock elsewhere. Making the first one in a process takes some milliseconds.
+/// Where the processor's cycle counter is steady, this clock reads the counter and synchronizes it
+/// with the system clock every 20 µs. Elsewhere it reads the system clock. Creating the first value
+/// in a process takes a few milliseconds.
 #[derive(Debug, Clone, Copy)]
 pub struct SystemClock(&'static Discipline<Machine>);
 
@@ -170,7 +179,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// The clocks of this machine.
+/// The real clocks of this machine.
 #[derive(Debug)]
 struct Machine {
     counter: quanta::Clock,
@@ -202,22 +211,22 @@ impl Sources for Machine {
 /// The system's monotonic clock.
 #[derive(Debug, Clone, Copy)]
 enum Monotonic {
-    /// `CLOCK_BOOTTIME`, which includes the time that the machine was suspended.
+    /// `CLOCK_BOOTTIME`, which includes time spent suspended.
     #[cfg(any(target_os = "linux", target_os = "android"))]
     SinceBoot,
-    /// What the standard library reads, since then.
+    /// The standard library's clock, counted from this instant.
     Since(Instant),
 }
 
 impl Monotonic {
-    /// Includes time spent suspended, where reading such a clock is no system call.
+    /// Uses the clock that includes time spent suspended, if reading it needs no system call.
     #[allow(clippy::disallowed_methods)] // the one place that reads clocks
     fn new() -> Self {
         let standard = Self::Since(Instant::now());
         #[cfg(any(target_os = "linux", target_os = "android"))]
         {
-            // A reading without a system call takes a tenth of that. Old kernels and some sandboxes need one; a sandbox is
-            // not suspended.
+            // A read without a system call takes a tenth of this. Old kernels and some sandboxes
+            // need a system call; a sandbox is not suspended.
             const FAST: Duration = Duration::from_nanos(500);
             let took = |_| {
                 let start = Instant::now();
@@ -244,7 +253,7 @@ impl Monotonic {
     }
 }
 
-/// A clock that stands still until it is told to move, for tests and for replaying the past.
+/// A clock that only moves when it is told to, for tests and for replaying logs.
 ///
 /// Clones share one time.
 ///
@@ -264,13 +273,13 @@ impl Monotonic {
 pub struct ManualClock(Arc<AtomicU64>);
 
 impl ManualClock {
-    /// A clock that stands at 2001-09-09T01:46:40Z, one thousand million seconds after the epoch.
+    /// A clock set to 2001-09-09T01:46:40Z, 1,000,000,000 seconds after the epoch.
     #[must_use]
     pub fn new() -> Self {
         Self::at(Timestamp::from_secs(1_000_000_000))
     }
 
-    /// A clock that stands at `now`.
+    /// A clock set to `now`.
     #[must_use]
     pub fn at(now: Timestamp) -> Self {
         Self(Arc::new(AtomicU64::new(now.0)))
@@ -281,7 +290,7 @@ impl ManualClock {
         self.0.fetch_add(micros(span), Ordering::SeqCst);
     }
 
-    /// Sets the time. It may go back: that is how steps of a clock are tested.
+    /// Sets the time. It may go backwards, to test clock steps.
     pub fn set(&self, now: Timestamp) {
         self.0.store(now.0, Ordering::SeqCst);
     }
@@ -299,7 +308,7 @@ impl Clock for ManualClock {
     }
 }
 
-/// The clock of a store: the system's without a virtual call, or any other.
+/// The clock of a store: the system clock, called without dynamic dispatch, or any other.
 #[derive(Debug, Clone)]
 pub(crate) enum TimeSource {
     System(SystemClock),
@@ -315,7 +324,7 @@ impl TimeSource {
         }
     }
 
-    /// The same instant on both scales.
+    /// The same instant as elapsed time and as a date.
     #[inline]
     pub(crate) fn moment(&self, at: Timestamp) -> Moment {
         let wall = match self {
@@ -326,17 +335,17 @@ impl TimeSource {
     }
 }
 
-/// One instant, as decisions count it and as people read it.
+/// One instant, as elapsed time and as a date.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Moment {
-    /// By [`Clock::now`]: what usage is counted by.
+    /// By [`Clock::now`]: the time by which usage is counted.
     pub(crate) at: Timestamp,
-    /// By [`Clock::wall_time`]: what is reported, and what windows that begin on the hour align to.
+    /// By [`Clock::wall_time`]: the time that decisions report and that fixed windows align to.
     pub(crate) wall: Timestamp,
 }
 
 impl Moment {
-    /// Another instant of the clock as people read it.
+    /// The date of another instant of the same clock.
     pub(crate) fn wall_time_of(&self, other: Timestamp) -> Timestamp {
         Timestamp(other.0.saturating_add_signed(self.wall.0.wrapping_sub(self.at.0).cast_signed()))
     }
@@ -346,7 +355,7 @@ impl Moment {
 mod tests {
     use super::*;
 
-    /// A wait rounded down sends the client back too early, to be denied again.
+    /// A wait rounded down makes the client retry too early and be denied again.
     #[test]
     fn waits_round_up_to_whole_units() {
         assert_eq!(secs_ceil(Duration::from_micros(1)), 1);
@@ -356,7 +365,8 @@ mod tests {
         assert_eq!(micros(Duration::MAX), u64::MAX);
     }
 
-    /// The default clock must tell the date, or epoch headers and aligned windows are wrong.
+    /// The default clock must report the right date, or epoch headers and aligned windows are
+    /// wrong.
     #[test]
     #[allow(clippy::disallowed_methods)] // compares with the wall clock itself
     fn the_system_clock_tells_the_wall_time_and_does_not_run_back() {

@@ -1,4 +1,4 @@
-//! Groups of addresses: one spelling per host, and how much of an IPv6 address a client is counted by.
+//! Canonical addresses, and the IPv6 prefix by which clients are grouped.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -7,10 +7,12 @@ use ipnet::{IpNet, Ipv4Net};
 
 use crate::error::Error;
 
-/// One spelling per host: an IPv4-mapped address (RFC 4291, `::ffff:0:0/96`) and a NAT64 address of the well-known
-/// prefix (RFC 6052, `64:ff9b::/96`) are their IPv4 address; any other stays.
+/// One form per host. An IPv4-mapped address (RFC 4291, `::ffff:0:0/96`) and a NAT64 address with
+/// the well-known prefix (RFC 6052, `64:ff9b::/96`) become their IPv4 address. Any other address is
+/// unchanged.
 ///
-/// Bits decide, not notation. Without the second rule everybody behind NAT64 would share one IPv6 group.
+/// Bits are compared, not notation. Without the NAT64 rule, all clients behind NAT64 would share
+/// one IPv6 group.
 ///
 /// ```
 /// use slidegate::client_addr::canonical;
@@ -31,8 +33,8 @@ pub fn canonical(ip: IpAddr) -> IpAddr {
     }
 }
 
-/// The address that stands for everyone who shares a key with `ip`: an IPv6 address cut to `prefix`, an IPv4 address
-/// whole. [`canonical`] comes first.
+/// The address that represents everyone who shares a key with `ip`: an IPv6 address truncated to
+/// `prefix`, or a whole IPv4 address. The address is made [`canonical`] first.
 ///
 /// ```
 /// use slidegate::client_addr::{Ipv6Prefix, group};
@@ -49,8 +51,8 @@ pub fn group(ip: IpAddr, prefix: Ipv6Prefix) -> IpAddr {
     }
 }
 
-/// The [`group`] of an address as text, for keys and logs: `1.2.3.4`, `2001:db8:1234:5600::/56`, and without `/128`
-/// where every address is on its own.
+/// The [`group`] of an address as text, for keys and logs: `1.2.3.4` or `2001:db8:1234:5600::/56`.
+/// The suffix is omitted with [`Ipv6Prefix::OFF`].
 ///
 /// ```
 /// use slidegate::client_addr::{Grouped, Ipv6Prefix};
@@ -71,21 +73,21 @@ impl fmt::Display for Grouped {
     }
 }
 
-/// How many leading bits of an IPv6 address tell one client from another: 32 to 128, by default 56.
+/// How many leading bits of an IPv6 address identify a client: 32 to 128, by default 56.
 ///
-/// A single household or server is given a /56 to /64 and may use a new address for each request, so telling more bits
-/// apart than 64 limits nobody.
+/// A household or server gets a /56 to /64 and may use a new address for every request, so a limit
+/// on more than 64 bits limits nobody.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ipv6Prefix(u8);
 
 impl Ipv6Prefix {
-    /// Every address on its own: 128 bits.
+    /// Every address is its own group: 128 bits.
     pub const OFF: Self = Self(128);
 
-    /// The first `bits` bits.
+    /// Groups by the first `bits` bits.
     ///
     /// # Errors
-    /// `bits` is outside 32 to 128: less would put whole providers into one key.
+    /// If `bits` is not 32 to 128. Fewer bits would group all clients of a provider.
     pub fn new(bits: u8) -> Result<Self, Error> {
         if (32..=128).contains(&bits) {
             return Ok(Self(bits));
@@ -106,7 +108,8 @@ impl Default for Ipv6Prefix {
     }
 }
 
-/// A network or a single address from its text; an IPv4-mapped one as IPv4. `None` for any other text.
+/// Parses a network or a single address. An IPv4-mapped one becomes IPv4. `None` for any other
+/// text.
 pub(crate) fn network(text: &str) -> Option<IpNet> {
     let network = text.parse().or_else(|_| text.parse::<IpAddr>().map(IpNet::from)).ok()?;
     let IpNet::V6(v6) = network else { return Some(network.trunc()) };

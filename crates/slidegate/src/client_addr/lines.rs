@@ -1,17 +1,18 @@
-//! The entries of a forwarding header, read from the right over all its lines.
+//! The entries of a forwarding header, from right to left across all its lines.
 
 use std::iter;
 
 use super::Found;
 
-/// Most lines of one header that are kept, the last ones: each hop appends to a line or adds one, and real chains are
-/// shorter than ten hops.
+/// Most lines of one header that are read: the last ones. A proxy appends to a line or adds one,
+/// and real chains are shorter than ten proxies.
 pub const MAX_LINES: usize = 16;
 
-/// Most entries read from the right, empty ones included: as far as [`Trust::Hops`](super::Trust::Hops) can count.
+/// Most entries that are read from the right, including empty ones: the largest
+/// [`Trust::Hops`](super::Trust::Hops).
 pub const MAX_ENTRIES: usize = 255;
 
-/// The last lines of one header, in a ring: at most [`MAX_LINES`] of all `count`.
+/// The last lines of one header, in a ring: at most [`MAX_LINES`] of `count`.
 pub(super) struct Lines<'h> {
     pub(super) kept: [&'h [u8]; MAX_LINES],
     pub(super) count: usize,
@@ -29,7 +30,7 @@ impl<'h> Lines<'h> {
         lines
     }
 
-    /// The entries of all lines from the right. RFC 9110: empty ones do not count.
+    /// The entries of all lines from the right. Empty entries are skipped (RFC 9110, 5.6.1).
     pub(super) fn entries(&self) -> impl Iterator<Item = Result<&'h [u8], Found>> {
         let line = |back| self.kept[(self.count - back) % MAX_LINES];
         let lost = (self.count > MAX_LINES).then_some(Err(Found::TooMany));
@@ -43,10 +44,10 @@ impl<'h> Lines<'h> {
     }
 }
 
-/// The elements of `list` from the right, without the spaces around them. A separator in quotes is none.
+/// The elements of `list` from the right, trimmed. Separators inside quotes do not separate.
 ///
-/// A well-formed right end reads the same whatever stands left of it. From the left it would not: `for="` sent by a
-/// client would swallow what a proxy appends.
+/// Reading from the right makes the result independent of what is on the left. From the left, a
+/// client could send `for="` and swallow what the proxy appends.
 pub(super) fn from_right(list: &[u8], separator: u8) -> impl Iterator<Item = &[u8]> {
     let mut rest = Some(list);
     iter::from_fn(move || {
@@ -63,7 +64,8 @@ pub(super) fn from_right(list: &[u8], separator: u8) -> impl Iterator<Item = &[u
     })
 }
 
-/// Whether a byte with `before` on its left is the second of a quoted pair: an odd run of backslashes ends there.
+/// Whether the byte after `before` is the second of a quoted pair, which is the case after an odd
+/// number of backslashes.
 fn is_escaped(before: &[u8]) -> bool {
     before.iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 1
 }

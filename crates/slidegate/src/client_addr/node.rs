@@ -1,4 +1,5 @@
-//! One entry of a forwarding header: an address, perhaps with brackets, a port, or as RFC 7239 writes it.
+//! One entry of a forwarding header: an address, optionally with brackets and a port, or an RFC
+//! 7239 element.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -18,7 +19,7 @@ pub(super) fn node(text: &[u8]) -> Option<IpAddr> {
     })
 }
 
-/// RFC 7239: one to five digits, or a hidden port that begins with `_`.
+/// A port (RFC 7239): one to five digits, or an obfuscated port, which begins with `_`.
 fn is_port(text: &str) -> bool {
     match text.strip_prefix('_') {
         Some(name) => !name.is_empty() && name.bytes().all(is_token),
@@ -26,12 +27,13 @@ fn is_port(text: &str) -> bool {
     }
 }
 
-/// Longest value of `for=` in bytes: the longest address with brackets and port is 53.
+/// Longest value of `for=` in bytes. The longest address with brackets and port has 53.
 const MAX_NODE: usize = 64;
 
-/// The address in the one `for=` of an RFC 7239 element such as `for="[2001:db8::1]:4711";proto=https`.
+/// The address in the one `for=` of an RFC 7239 element such as
+/// `for="[2001:db8::1]:4711";proto=https`.
 ///
-/// The grammar wants quotes around a colon; proxies in the field leave them out, so they are optional here.
+/// The grammar requires quotes around a colon. Some proxies omit them, so they are optional here.
 pub(super) fn forwarded_node(element: &[u8]) -> Option<IpAddr> {
     let mut value = None;
     for pair in from_right(element, b';') {
@@ -57,7 +59,7 @@ pub(super) fn forwarded_node(element: &[u8]) -> Option<IpAddr> {
     node(&text[..len])
 }
 
-/// RFC 9110: what a header name may consist of.
+/// A byte of a token (RFC 9110, 5.6.2), which header names consist of.
 pub(super) fn is_token(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }

@@ -1,4 +1,4 @@
-//! Which proxies are believed: networks, and the words that stand for some.
+//! Trusted proxies: networks, and keywords for common sets of them.
 
 use std::net::IpAddr;
 
@@ -7,27 +7,29 @@ use ipnet::IpNet;
 use super::group::network;
 use crate::error::Error;
 
-/// Most networks in one [`TrustedProxies`]: each request compares against them one by one. The published ranges of
-/// large content delivery networks are a few hundred.
+/// Most networks in one [`TrustedProxies`]. Each request is compared with every one. The published
+/// ranges of large content delivery networks are a few hundred.
 pub const MAX_NETWORKS: usize = 1024;
 
-/// The proxies whose headers are believed: networks, and whether a Unix socket counts as one.
+/// The proxies whose headers are trusted.
 ///
-/// An IPv4-mapped IPv6 address (`::ffff:10.1.2.3`) is the IPv4 address, here and in the requests. NAT64 addresses are
-/// not: a client behind a translator must never pass for the proxy whose IPv4 address it embeds.
+/// An IPv4-mapped IPv6 address (`::ffff:10.1.2.3`) is treated as the IPv4 address, both here and in
+/// requests. A NAT64 address is not: a client behind a translator must never pass as the proxy
+/// whose IPv4 address it embeds.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TrustedProxies {
     networks: Vec<IpNet>,
-    /// Trust a peer that has no address.
+    /// Whether peers without an address (Unix sockets) are trusted.
     unix: bool,
 }
 
 impl TrustedProxies {
-    /// Each entry is a network (`10.0.0.0/8`), an address (`10.1.2.3`) or a word: `loopback`; `private`, which is
-    /// RFC 1918, `fc00::/7`, link-local and loopback; `unix`, peers without an address.
+    /// Parses entries. Each is a network (`10.0.0.0/8`), an address (`10.1.2.3`) or a keyword:
+    /// `loopback`; `private` (RFC 1918, `fc00::/7`, link-local and loopback); `unix` (peers without
+    /// an address).
     ///
     /// # Errors
-    /// An entry is none of these, or there are more than [`MAX_NETWORKS`].
+    /// If an entry is none of these, or if there are more than [`MAX_NETWORKS`] networks.
     ///
     /// ```
     /// use slidegate::client_addr::TrustedProxies;
@@ -72,30 +74,30 @@ impl TrustedProxies {
         Ok(proxies)
     }
 
-    /// Whether the connection's other end, which may have no address, is one of the proxies.
+    /// Whether the peer, which may have no address, is a trusted proxy.
     pub(super) fn contains_peer(&self, peer: Option<IpAddr>) -> bool {
         peer.map_or(self.unix, |addr| self.contains(addr))
     }
 
-    /// Whether `addr` is one of the proxies.
+    /// Whether `addr` is a trusted proxy. Takes time proportional to the number of networks.
     #[must_use]
     pub fn contains(&self, addr: IpAddr) -> bool {
         let addr = addr.to_canonical();
         self.networks.iter().any(|network| network.contains(&addr))
     }
 
-    /// Whether a network such as `0.0.0.0/0` makes every client of its family a proxy: each then chooses its own
-    /// address. Worth a warning at start.
+    /// Whether a network such as `0.0.0.0/0` makes every client of its address family a proxy.
+    /// Clients can then choose their own address, so this deserves a warning at startup.
     #[must_use]
     pub fn trusts_everyone(&self) -> bool {
         self.networks.iter().any(|network| network.prefix_len() == 0)
     }
 }
 
-/// What `loopback` stands for.
+/// Networks of the keyword `loopback`.
 const LOOPBACK: &[&str] = &["127.0.0.0/8", "::1"];
 
-/// What `private` stands for: RFC 1918, unique local, link-local, loopback.
+/// Networks of the keyword `private`: RFC 1918, unique local, link-local, loopback.
 const PRIVATE: &[&str] = &[
     "10.0.0.0/8",
     "172.16.0.0/12",

@@ -1,17 +1,17 @@
-//! Division by a number known in advance: a multiplication instead of a division.
+//! Division by an invariant number, as a multiplication.
 //!
-//! Granlund and Montgomery, "Division by Invariant Integers using Multiplication" (1994), figure 4.1 with N = 64: exact
-//! for every 64-bit number and divisor.
+//! Granlund and Montgomery, "Division by Invariant Integers using Multiplication" (1994), figure
+//! 4.1 with N = 64. Exact for every 64-bit number and divisor.
 
-/// A divisor of at least one.
+/// A divisor of at least 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Divisor {
     value: u64,
     /// floor(2^64 * (2^bits - value) / value) + 1, where bits = ceil(log2(value)).
     inverse: u64,
-    /// 1, or 0 for a value of one.
+    /// 1, or 0 for a divisor of 1.
     first_shift: u8,
-    /// bits - 1, or 0 for a value of one.
+    /// bits - 1, or 0 for a divisor of 1.
     last_shift: u8,
 }
 
@@ -40,7 +40,7 @@ impl Divisor {
         if n == 0 { 0 } else { self.floor(n - 1) + 1 }
     }
 
-    /// ceil(n / value) for wider numbers, at most `u64::MAX`.
+    /// ceil(n / value) for 128-bit numbers, at most `u64::MAX`.
     #[inline]
     pub(crate) fn ceil_wide(&self, n: u128) -> u64 {
         match u64::try_from(n) {
@@ -56,7 +56,7 @@ impl Divisor {
         (quotient, n - quotient * self.value)
     }
 
-    /// The quotient and the remainder of a wider number; a quotient past `u64::MAX` is an error of the caller.
+    /// The quotient and the remainder of a 128-bit number. The quotient must fit in 64 bits.
     #[inline]
     pub(crate) fn div_rem_wide(&self, n: u128) -> (u64, u64) {
         match u64::try_from(n) {
@@ -86,7 +86,8 @@ mod tests {
     }
 
     proptest! {
-        /// Every wait and every share of a window goes through this; one off is one request too many.
+        /// Every wait and every weighted counter uses this; an error of one admits one request too
+        /// many.
         #[test]
         fn it_divides_as_the_processor_does(n in edges(), d in edges()) {
             prop_assume!(d > 0);
@@ -98,7 +99,7 @@ mod tests {
             prop_assert_eq!(divisor.div_rem_wide(u128::from(n)), (n / d, n % d));
         }
 
-        /// A burst of 2^64 over a long window does not fit 64 bits on the way.
+        /// A burst of 2^64 times a long window does not fit in 64 bits.
         #[test]
         fn wide_numbers_divide_too(n in edges(), m in edges(), d in edges()) {
             prop_assume!(d > 0 && m <= d);

@@ -1,4 +1,5 @@
-//! The text form of quotas and windows: `100/1m`, `5 per 30s`, `10/second`, `1 per 3 hours`, `5/1m30s`.
+//! The text form of quotas and windows: `100/1m`, `5 per 30s`, `10/second`, `1 per 3 hours`,
+//! `5/1m30s`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,9 +9,10 @@ use super::Quota;
 use crate::error::Error;
 use crate::time::micros;
 
-/// A unit's names, the first being the one that is written, and its length in microseconds. Longest first.
+/// Unit names, with the one that is written first, and their lengths in microseconds. Longest
+/// first.
 ///
-/// Months and years are left out because their lengths differ; `30d` and `365d` say what is meant.
+/// Months and years are not supported because their lengths vary; write `30d` or `365d`.
 const UNITS: [(&[&str], u64); 6] = [
     (&["w", "week", "weeks"], 604_800_000_000),
     (&["d", "day", "days"], 86_400_000_000),
@@ -20,11 +22,12 @@ const UNITS: [(&[&str], u64); 6] = [
     (&["ms", "msec", "millisecond", "milliseconds"], 1000),
 ];
 
-/// `limit/window` or `limit per window`.
+/// Parses `limit/window` or `limit per window`.
 ///
-/// The limit is a whole number, with `_` between digits if wanted. The window is a unit, a number and a unit, or
-/// several of those: `second`, `30s`, `2 days`, `1m30s`. Units are ms, s, m, h, d, w and their words, in any case.
-/// The algorithm is the default; spaces around the parts do not matter.
+/// The limit is a whole number, optionally with `_` between digits. The window is a unit, a number
+/// and a unit, or a sequence of these: `second`, `30s`, `2 days`, `1m30s`. Units are ms, s, m, h,
+/// d, w and their words, in any case. Spaces around the parts are ignored. The algorithm is the
+/// default.
 ///
 /// ```
 /// use slidegate::Quota;
@@ -39,7 +42,7 @@ const UNITS: [(&[&str], u64); 6] = [
 /// ```
 ///
 /// # Errors
-/// When a part is missing or not a number, a unit is unknown, or the window is not within 1 ms to 366 days.
+/// If a part is missing or not a number, a unit is unknown, or the window is not 1 ms to 366 days.
 impl FromStr for Quota {
     type Err = Error;
 
@@ -60,7 +63,7 @@ impl FromStr for Quota {
 }
 
 impl Quota {
-    /// Reads a window as it is written in a quota: a span from [`MIN_WINDOW`](Self::MIN_WINDOW) to
+    /// Parses the window of a quota: [`MIN_WINDOW`](Self::MIN_WINDOW) to
     /// [`MAX_WINDOW`](Self::MAX_WINDOW).
     ///
     /// ```
@@ -73,7 +76,8 @@ impl Quota {
     /// ```
     ///
     /// # Errors
-    /// As [`parse_window`], and when the window is out of range. The error repeats the text as it was given.
+    /// As [`parse_window`], and if the window is out of range. The error contains the text as it
+    /// was given.
     pub fn parse_window(text: &str) -> Result<Duration, Error> {
         let text = text.trim();
         let window = parse_window(text)?;
@@ -84,7 +88,7 @@ impl Quota {
     }
 }
 
-/// `limit/window` with the window in its largest whole unit. The algorithm is not part of it.
+/// Writes `limit/window` with the window in its largest whole unit. The algorithm is not included.
 ///
 /// ```
 /// # use slidegate::Quota;
@@ -102,7 +106,8 @@ fn split_at_per(text: &str) -> Option<(&str, &str)> {
     Some((&text[..at], &text[at + " per ".len()..]))
 }
 
-/// Reads a span such as `60s`, `1 minute`, `minute`, `1m30s`, as a quota's window is written.
+/// Parses a duration in the syntax of a quota's window: `60s`, `1 minute`, `minute`, `1m30s`. Does
+/// not check the range.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -110,7 +115,8 @@ fn split_at_per(text: &str) -> Option<(&str, &str)> {
 /// ```
 ///
 /// # Errors
-/// When it is empty, has a number without a unit, an unknown unit, or is too long to count.
+/// If the text is empty, has a number without a unit or an unknown unit, or exceeds `u64::MAX`
+/// microseconds.
 pub fn parse_window(text: &str) -> Result<Duration, Error> {
     let text = text.trim();
     let mut rest = text;
@@ -150,9 +156,10 @@ fn unit_us(name: &str) -> Option<u64> {
     UNITS.iter().find(|(names, _)| names.iter().any(|n| n.eq_ignore_ascii_case(name))).map(|(_, us)| *us)
 }
 
-/// A span as a quota's window is written: in its largest whole unit, `1m`, `90s`, `1500ms`.
+/// Writes a duration in the syntax of a quota's window, in its largest whole unit: `1m`, `90s`,
+/// `1500ms`.
 ///
-/// Microseconds that are left over round up to a millisecond: this is for people to read.
+/// Durations that are not whole milliseconds are rounded up: the text is meant for people.
 #[must_use]
 pub fn format_window(window: Duration) -> String {
     let us = micros(window);
@@ -172,7 +179,7 @@ mod tests {
         text.parse::<Quota>().unwrap_err().to_string()
     }
 
-    /// People bring the spellings of the limiter they come from.
+    /// People bring the syntax of their previous limiter.
     #[test]
     fn the_usual_spellings_are_read() {
         for (text, limit, secs) in [
@@ -191,7 +198,7 @@ mod tests {
         assert_eq!("7/100ms".parse::<Quota>().unwrap().window(), Duration::from_millis(100));
     }
 
-    /// A guess at what was meant would limit someone by the wrong number.
+    /// Guessing what was meant would apply the wrong limit.
     #[test]
     fn what_cannot_be_read_is_an_error_with_a_way_out() {
         assert_eq!(error("meow"), "quota `meow` has no window; write `limit/window`, for example `100/1m`");
@@ -229,7 +236,7 @@ mod tests {
             prop_assert_eq!(quota.to_string().parse::<Quota>().unwrap(), quota);
         }
 
-        /// The text comes from files and command lines of any content.
+        /// The text comes from files and command lines.
         #[test]
         fn no_text_panics(text in ".{0,40}") {
             let _ = text.parse::<Quota>();

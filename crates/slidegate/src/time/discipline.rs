@@ -1,10 +1,13 @@
-//! Clock discipline: the time of the system's clock at the price of the processor's cycle counter.
+//! Clock discipline: the accuracy of the system clock at the cost of the processor's cycle counter.
 //!
-//! A counter takes a third as long to read as the system's clock, but it runs at a rate of its own. So it only bridges
-//! the [`PERIOD`] after a reading of the system's clock, at a rate that is too slow on purpose: the time in between is
-//! never ahead of the system's clock, and an error of the rate cannot add up. A reading and the rate that bridges from it
-//! are an [`Anchor`]. Whoever finds it expired makes the next one; whoever meets another thread at that reads the system's
-//! clock for itself. Nobody waits.
+//! Reading the counter takes a third of the time of reading the system clock, but the counter runs
+//! at its own rate. So the counter only extends a system clock reading for one [`PERIOD`], at a
+//! rate that is deliberately too slow. Extended times are never ahead of the system clock, and rate
+//! errors do not accumulate.
+//!
+//! An [`Anchor`] is a system clock reading with the rate that extends it. A thread that finds the
+//! anchor expired makes the next one. If another thread is already doing that, it reads the system
+//! clock itself. No thread waits.
 
 use std::sync::atomic::{
     AtomicI64, AtomicU64,
@@ -15,97 +18,104 @@ use std::sync::{Mutex, TryLockError};
 
 use super::{SECOND_US, Timestamp};
 
-/// What a clock is made of. Only `time.rs` reads the real ones.
+/// The clocks that a [`Discipline`] combines. Only `time.rs` reads the real ones.
 pub(super) trait Sources {
     /// The cycle counter: any rate, any origin.
     fn ticks(&self) -> u64;
-    /// Nanoseconds of the system's monotonic clock, whose rate counts.
+    /// Nanoseconds of the system's monotonic clock, the reference for the rate.
     fn elapsed_ns(&self) -> u64;
     /// The date: microseconds of the system's wall clock since the Unix epoch.
     fn wall_us(&self) -> u64;
 }
 
-/// Times are kept in units of 2^-10 us, so that a shift makes microseconds of them. A `u64` of them is 571 years.
+/// Times are in units of 2^-10 µs, so that a shift converts them to microseconds. A `u64` of them
+/// covers 571 years.
 const FINE_BITS: u32 = 10;
 const MICROSECOND: u64 = 1 << FINE_BITS;
-/// A rate is in units of time per tick, times 2^40.
+/// Rates are in units of time per tick, times 2^40.
 const RATE_BITS: u32 = 40;
 
-/// How long an anchor is valid. The fastest that a system clock is slowed down by is 8.3 % (chrony's `maxslewrate`), so
-/// 20 us hold the time to 1.7 us; one reading of the system's clock in 20 us takes 0.4 % of a processor.
+/// How long an anchor is valid. System clocks are slowed down by at most 8.3 % (chrony's
+/// `maxslewrate`), which is 1.7 µs in 20 µs. One system clock reading per 20 µs takes 0.4 % of a
+/// processor.
 const PERIOD: u64 = 20 * MICROSECOND;
-/// The rate is lowered by this part of itself, 1000 ppm. That is more than NTP slews by (500 ppm) and a measurement is
-/// off by together, so that without larger slews the time is never ahead.
+/// The rate is lowered by 1/`SLOWER_BY`, which is 1000 ppm. That exceeds the largest NTP slew (500
+/// ppm) plus the largest measurement error, so the time is never ahead unless the clock is slewed
+/// faster.
 const SLOWER_BY: u64 = 1000;
-/// The time may be ahead by this much before the rate is measured anew. With [`PERIOD`] it keeps the bound of 2 us.
+/// How far the time may be ahead of the system clock before the rate is measured again. Together
+/// with [`PERIOD`] this keeps the 2 µs bound.
 const MOST_AHEAD: u64 = MICROSECOND / 4;
-/// A reading of the system's clock that took longer was interrupted, and is no anchor.
+/// A system clock reading that took longer than this was interrupted and is not used as an anchor.
 const LONGEST_READING: u64 = MICROSECOND / 2;
-/// Tries to read the system's clock without an interruption.
+/// Attempts to read the system clock without an interruption.
 const READINGS: u32 = 3;
-/// What a reading that is no anchor is put back by. It is more than an anchor can be behind, so that the time does not go
-/// back when the next reading finds one.
+/// A reading that is not an anchor is set back by this much. It is more than an anchor can be
+/// behind, so the time does not run backwards when a later reading uses the anchor.
 const UNANCHORED_BEHIND: u64 = MICROSECOND;
 
-/// A rate is measured over at least this long, during which 500 ns are 50 ppm...
+/// The shortest time over which a rate is measured. A reading error of 500 ns is 50 ppm of it.
 const SHORTEST_MEASUREMENT: u64 = 10_000 * MICROSECOND;
-/// ...and at most this long: the machine may have been suspended in between, which some counters do not see.
+/// The longest time over which a rate is measured. The machine may have been suspended in between,
+/// which some counters do not include.
 const LONGEST_MEASUREMENT: u64 = SECOND_US * MICROSECOND;
-/// A rate is used when two measurements in a row agree to this part of it, 500 ppm.
+/// A rate is used once two consecutive measurements agree within 1/`AGREES_WITHIN`, which is 500
+/// ppm.
 const AGREES_WITHIN: u64 = 2000;
 
-/// How often the wall clock is compared.
+/// How often the date is compared with the wall clock.
 const WALL_PERIOD: u64 = 1000 * MICROSECOND;
-/// A smaller change of the wall clock is the noise of reading two clocks one after the other.
+/// Smaller changes of the wall clock are noise from reading two clocks one after the other.
 const WALL_NOISE_US: u64 = 2;
 
-/// Anchors that are kept. A thread that is interrupted while it reads one notices if so many were made meanwhile.
+/// Anchors that are kept. A reader that was interrupted for so long that its cell may have been
+/// overwritten detects it.
 const ANCHORS: usize = 4;
 
-/// The time of some sources.
+/// A clock made of a counter and a system clock.
 #[derive(Debug)]
 pub(super) struct Discipline<S> {
-    /// How many anchors were made; the last one is at this index, modulo [`ANCHORS`].
+    /// Number of anchors made. The last one is in the cell with this index, modulo [`ANCHORS`].
     made: AtomicU64,
     anchors: [AnchorCell; ANCHORS],
-    /// How far the wall clock is ahead of this one, in microseconds.
+    /// How far the wall clock is ahead of this clock, in microseconds.
     wall_ahead_us: AtomicI64,
-    /// What the monotonic clock showed at `started_at`, in nanoseconds.
+    /// The monotonic clock at `started_at`, in nanoseconds.
     started_ns: u64,
     started_at: Timestamp,
     rate: Mutex<Rate>,
     sources: S,
 }
 
-/// A pair of times, and how to go on from it.
+/// A counter value with the time at which it was read, and the rate from then on.
 #[derive(Debug, Clone, Copy, Default)]
 struct Anchor {
     ticks: u64,
-    /// The time then, since the start.
+    /// Time since the start of the clock.
     time: u64,
     rate: u64,
-    /// Ticks that it is valid for. None before the first.
+    /// Number of ticks for which the anchor is valid; 0 in the initial anchor.
     span: u64,
 }
 
 impl Anchor {
-    /// The time `age` ticks later, of at most `span`.
+    /// The time `age` ticks later, with `age` at most `span`.
     #[inline]
     fn time_at(&self, age: u64) -> u64 {
-        // At most `PERIOD`, times 2^40: it fits.
+        // Cannot overflow: `age * rate` is at most `PERIOD` times 2^40.
         self.time + ((age * self.rate) >> RATE_BITS)
     }
 
-    /// The latest time that anybody can have been given when the counter showed `ticks`.
+    /// The latest time that any thread can have been given when the counter read `ticks`.
     fn latest_at(&self, ticks: u64) -> u64 {
-        // A reading from just before the anchor was made. One from long before is of a counter that was reset, or of
-        // another core's.
+        // `ticks` may be from just before the anchor. If it is from long before, the counter was
+        // reset or belongs to another core.
         let is_earlier = self.ticks.wrapping_sub(ticks) <= self.span;
         self.time_at(if is_earlier { 0 } else { ticks.wrapping_sub(self.ticks).min(self.span) })
     }
 }
 
-/// Within one cache line.
+/// Fits in one cache line.
 #[derive(Debug, Default)]
 #[repr(align(32))]
 struct AnchorCell {
@@ -115,20 +125,20 @@ struct AnchorCell {
     span: AtomicU64,
 }
 
-/// What is known of the counter's rate, held by the thread that makes an anchor.
+/// The measured rate of the counter, guarded by the lock of the thread that makes an anchor.
 #[derive(Debug, Default)]
 struct Rate {
-    /// `None`: every reading is one of the system's clock.
+    /// `None`: the rate is unknown and every call reads the system clock.
     known: Option<u64>,
     /// The last measurement.
     measured: Option<u64>,
-    /// Where the present measurement began: ticks and time.
+    /// Ticks and time at the start of the current measurement.
     since: Option<(u64, u64)>,
-    /// When the wall clock is compared next.
+    /// Time of the next comparison with the wall clock.
     wall_due: u64,
 }
 
-/// One reading of the system's clock, between two of the counter.
+/// One system clock reading between two counter readings.
 #[derive(Debug, Clone, Copy)]
 struct Reading {
     before: u64,
@@ -137,7 +147,7 @@ struct Reading {
 }
 
 impl<S: Sources> Discipline<S> {
-    /// Starts at the date.
+    /// Starts at the current date.
     pub(super) fn new(sources: S) -> Self {
         Self {
             made: AtomicU64::new(0),
@@ -150,29 +160,30 @@ impl<S: Sources> Discipline<S> {
         }
     }
 
-    /// The present instant: never earlier than one that was given before, and never ahead of the system's clock by more
-    /// than 2 us; than a [`PERIOD`] where the counter itself jumps, until it has passed.
+    /// The current instant: never earlier than an instant returned before, and never ahead of the
+    /// system clock by more than 2 µs. If the counter itself jumps, it may be ahead by up to one
+    /// [`PERIOD`] until that has passed.
     #[inline]
     pub(super) fn now(&self) -> Timestamp {
-        let time = self.bridged().unwrap_or_else(|| self.read());
+        let time = self.extrapolated().unwrap_or_else(|| self.read());
         Timestamp(self.started_at.0 + (time >> FINE_BITS))
     }
 
-    /// The date of an instant, by the wall clock as it is set now.
+    /// The date of `at`, by the wall clock as it is set now.
     #[inline]
     pub(super) fn wall_time(&self, at: Timestamp) -> Timestamp {
         Timestamp(at.0.saturating_add_signed(self.wall_ahead_us.load(Relaxed)))
     }
 
-    /// The time by the counter, if the last anchor is valid.
+    /// The time by the counter, if the last anchor is still valid.
     #[inline]
-    fn bridged(&self) -> Option<u64> {
+    fn extrapolated(&self) -> Option<u64> {
         let anchor = self.anchor()?;
         let age = self.sources.ticks().wrapping_sub(anchor.ticks);
         (age < anchor.span).then(|| anchor.time_at(age))
     }
 
-    /// The last anchor, unless so many were made while it was read that it may be in pieces.
+    /// The last anchor, or `None` if it may have been overwritten while it was read.
     #[inline]
     fn anchor(&self) -> Option<Anchor> {
         let made = self.made.load(Acquire);
@@ -183,7 +194,8 @@ impl<S: Sources> Discipline<S> {
             rate: cell.rate.load(Relaxed),
             span: cell.span.load(Relaxed),
         };
-        // Pairs with the fence in `publish`: who reads a part of a later anchor in this cell reads a later count, too.
+        // Pairs with the fence in `publish`: a reader that sees part of a later anchor in this cell
+        // also sees a later count.
         fence(Acquire);
         (self.made.load(Relaxed) - made < ANCHORS as u64 - 1).then_some(anchor)
     }
@@ -194,7 +206,7 @@ impl<S: Sources> Discipline<S> {
         &self.anchors[made as usize % ANCHORS]
     }
 
-    /// Only for who holds the rate.
+    /// The caller must hold the lock of the rate.
     fn publish(&self, anchor: Anchor) {
         let next = self.made.load(Relaxed) + 1;
         fence(Release);
@@ -206,7 +218,7 @@ impl<S: Sources> Discipline<S> {
         self.made.store(next, Release);
     }
 
-    /// The time by the system's clock; makes an anchor of it if it can.
+    /// The time by the system clock. Makes it the next anchor if possible.
     #[cold]
     #[inline(never)]
     fn read(&self) -> u64 {
@@ -214,30 +226,31 @@ impl<S: Sources> Discipline<S> {
             Ok(rate) => rate,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => {
-                // In this order: what is read later cannot be taken for a counter that was reset.
+                // The order matters: counter values read after this anchor cannot be mistaken for a
+                // counter that was reset.
                 let last = self.last_anchor();
-                return self.reading().unanchored(last);
+                return self.reading().unanchored_time(last);
             }
         };
-        // Another thread may just have been here.
-        if let Some(time) = self.bridged() {
+        // Another thread may just have made an anchor.
+        if let Some(time) = self.extrapolated() {
             return time;
         }
         let last = self.last_anchor();
         let reading = self.short_reading(&rate);
         if reading.time >= rate.wall_due {
-            self.follow_wall();
+            self.update_wall_offset();
             rate.wall_due = reading.time + WALL_PERIOD;
         }
         if last.latest_at(reading.before) > reading.time + MOST_AHEAD {
-            // The counter is faster than was measured, or not one counter.
+            // The counter is faster than measured, or differs between cores.
             *rate = Rate { wall_due: rate.wall_due, ..Rate::default() };
         }
         if rate.known.is_none_or(|known| reading.is_short(known)) {
             rate.measure(reading);
         }
         let Some(known) = rate.known.filter(|known| reading.is_short(*known)) else {
-            return reading.unanchored(last);
+            return reading.unanchored_time(last);
         };
         let time = reading.time.max(last.latest_at(reading.after));
         let span = u64::try_from((u128::from(PERIOD) << RATE_BITS) / u128::from(known)).unwrap_or(0);
@@ -259,7 +272,8 @@ impl<S: Sources> Discipline<S> {
         Reading { before, time, after: self.sources.ticks() }
     }
 
-    /// A reading that was not interrupted, if a few tries find one and the rate says what that is.
+    /// A reading that was not interrupted, if one of a few attempts is and the rate is known;
+    /// otherwise the last attempt.
     fn short_reading(&self, rate: &Rate) -> Reading {
         let mut reading = self.reading();
         for _ in 1..READINGS {
@@ -271,15 +285,15 @@ impl<S: Sources> Discipline<S> {
         reading
     }
 
-    /// The system's time since the start.
+    /// System time since the start.
     fn elapsed(&self) -> u64 {
         let ns = self.sources.elapsed_ns().saturating_sub(self.started_ns);
-        // In two steps, since 128 nanoseconds in 125 units would overflow after four years.
+        // In two steps, because `ns * 1024` would overflow.
         ns / 1000 * MICROSECOND + ns % 1000 * MICROSECOND / 1000
     }
 
-    /// Takes in what was done to the wall clock.
-    fn follow_wall(&self) {
+    /// Applies a correction of the wall clock.
+    fn update_wall_offset(&self) {
         let mut best: Option<(u64, u64, u64)> = None;
         for _ in 0..READINGS {
             let before = self.elapsed();
@@ -303,20 +317,21 @@ impl<S: Sources> Discipline<S> {
 }
 
 impl Reading {
-    /// Whether it was not interrupted, by a counter of this rate.
+    /// Whether the reading was not interrupted, judged by a counter of this rate.
     fn is_short(&self, rate: u64) -> bool {
         let took = u128::from(self.after.wrapping_sub(self.before)) * u128::from(rate);
         took >> RATE_BITS <= u128::from(LONGEST_READING)
     }
 
-    /// The time, where this is no anchor.
-    fn unanchored(&self, last: Anchor) -> u64 {
+    /// The time of a reading that is not used as an anchor.
+    fn unanchored_time(&self, last: Anchor) -> u64 {
         self.time.saturating_sub(UNANCHORED_BEHIND).max(last.latest_at(self.before))
     }
 }
 
 impl Rate {
-    /// Measures on. A rate is known as long as measurements agree.
+    /// Adds a reading to the measurement. The rate is known as long as consecutive measurements
+    /// agree.
     fn measure(&mut self, reading: Reading) {
         let now = (reading.after, reading.time);
         let Some((ticks, time)) = self.since else {
@@ -355,10 +370,11 @@ mod tests {
     const SECOND: u64 = 1000 * MS;
     /// 2001-09-09T01:46:40Z.
     const DATE_US: u64 = 1_000_000_000 * SECOND_US;
-    /// What a counter that jumps may mislead by: one period.
+    /// The largest error after the counter jumps: one period.
     const JUMP_NS: i64 = 20_000;
 
-    /// A machine whose clocks the test sets. True time passes with every reading; now and then a thread is interrupted.
+    /// A simulated machine whose clocks the test sets. Every reading advances the true time, and
+    /// some readings are interrupted.
     #[derive(Debug, Clone)]
     struct Simulated(Arc<Mutex<State>>);
 
@@ -369,7 +385,7 @@ mod tests {
         system: Line,
         wall_us: i64,
         random: u64,
-        /// One reading of this many is interrupted.
+        /// One reading in this many is interrupted.
         interrupted: u64,
     }
 
@@ -427,11 +443,12 @@ mod tests {
         }
     }
 
-    /// A clock on a simulated machine, and what it may say.
+    /// A clock on a simulated machine, with the errors measured so far.
     struct Trial {
         clock: Discipline<Simulated>,
         last_us: u64,
-        /// Furthest from the system's clock, in nanoseconds: ahead of its time at the return, behind its time at the call.
+        /// Largest errors in nanoseconds: ahead of the system time at the return, behind the system
+        /// time at the call.
         ahead_ns: i64,
         behind_ns: i64,
     }
@@ -471,7 +488,7 @@ mod tests {
             self.behind_ns = self.behind_ns.max(called - now_ns);
         }
 
-        /// Reads it for this much true time, with gaps of up to `gap_ns` in between.
+        /// Reads the clock for this much true time, with gaps of up to `gap_ns` between reads.
         fn run(&mut self, span_ns: u64, gap_ns: u64) {
             let end = self.set(|state| state.true_ns) + span_ns;
             while self.set(|state| state.true_ns) < end {
@@ -486,10 +503,11 @@ mod tests {
         }
     }
 
-    /// A checker outside that counts admissions in each second finds one too many if a second of ours is short.
+    /// An external checker that counts admissions per second sees one too many if our second is
+    /// short.
     #[test]
     fn any_steady_counter_is_held_to_the_systems_clock() {
-        // 24 MHz, 1 GHz, 3 GHz, and a little off: what it was sold as does not matter.
+        // 24 MHz, 1 GHz, 3 GHz, and slightly off: the nominal rate must not matter.
         for (seed, per_ms) in
             [24_000, 999_950, 1_000_000, 3_000_000, 3_000_600, 4_999_013].into_iter().enumerate()
         {
@@ -497,13 +515,14 @@ mod tests {
             trial.run(100 * MS, 200);
             assert!(trial.is_anchored(), "{per_ms}");
             trial.run(100 * MS, 100_000);
-            // A microsecond of these is from cutting off nanoseconds.
+            // One microsecond of this is truncated nanoseconds.
             assert!(trial.ahead_ns <= 0, "{per_ms}: {} ns ahead", trial.ahead_ns);
             assert!(trial.behind_ns <= 2500, "{per_ms}: {} ns behind", trial.behind_ns);
         }
     }
 
-    /// NTP corrects the system's clock by running it faster or slower; the counter knows nothing of that.
+    /// NTP corrects the system clock by running it faster or slower, which the counter does not
+    /// follow.
     #[test]
     fn slews_of_the_systems_clock_are_followed_within_two_microseconds() {
         for ppm in [-83_333i64, -20_000, -5000, -500, -200, 200, 500, 83_333] {
@@ -525,7 +544,7 @@ mod tests {
         }
     }
 
-    /// A laptop that was closed, or a machine that was moved: charges of yesterday must not count today.
+    /// After a laptop was closed or a machine migrated, yesterday's charges must not count today.
     #[test]
     fn time_spent_suspended_counts_even_if_the_counter_stood_still() {
         for counter_stood in [true, false] {
@@ -538,7 +557,7 @@ mod tests {
                     state.counter.since_ns += 86_400 * SECOND;
                 }
             });
-            // Until the anchor expires.
+            // Wait until the anchor expires.
             trial.set(|state| state.true_ns += 30_000);
             let slept = trial.clock.now() - before;
             assert!(slept >= Duration::from_secs(86_400), "{slept:?}");
@@ -548,7 +567,7 @@ mod tests {
         }
     }
 
-    /// A virtual machine that was moved goes on with another counter, and some restart it.
+    /// A migrated virtual machine continues with another counter, and some hypervisors restart it.
     #[test]
     fn a_counter_that_jumps_or_changes_its_rate_is_measured_anew() {
         let changes: [fn(&mut State); 4] = [
@@ -580,7 +599,7 @@ mod tests {
         }
     }
 
-    /// A counter that is suddenly twice as fast cannot be told from time before the next reading, which is soon.
+    /// A counter that suddenly runs twice as fast is noticed at the next system clock reading.
     #[test]
     fn a_counter_that_doubles_its_rate_misleads_for_one_period_only() {
         let mut trial = Trial::new(4, 3_000_000);
@@ -597,7 +616,8 @@ mod tests {
         assert!(trial.ahead_ns <= 0, "{} ns ahead", trial.ahead_ns);
     }
 
-    /// Cores whose counters differ: what the kernel rules out, and a hypervisor may get wrong.
+    /// Counters may differ between cores: the kernel excludes such counters, but a hypervisor may
+    /// not.
     #[test]
     fn counters_that_differ_from_core_to_core_are_not_used() {
         let mut trial = Trial::new(5, 3_000_000);
@@ -616,7 +636,8 @@ mod tests {
         assert!(trial.ahead_ns <= JUMP_NS, "{} ns ahead", trial.ahead_ns);
     }
 
-    /// `X-RateLimit-Reset` and events carry a date; a wrong one at the start must not last.
+    /// `X-RateLimit-Reset` and events contain a date. A date that was wrong at the start must be
+    /// corrected.
     #[test]
     fn the_date_follows_the_wall_clock_both_ways_and_the_time_of_decisions_does_not() {
         for step_us in
@@ -628,7 +649,7 @@ mod tests {
                 trial.run(200 * MS, gap);
                 let before = trial.clock.now();
                 trial.set(|state| state.wall_us += step_us);
-                // A decision each 20 us or so, or after a while the first one.
+                // A decision about every 20 µs, or the first one after an idle time.
                 trial.run(10 * MS, gap);
                 let after = trial.clock.now();
                 assert!(after - before < Duration::from_millis(60), "{step_us}");
@@ -639,7 +660,7 @@ mod tests {
         }
     }
 
-    /// A service that is asked once in a minute must not tell the time of a minute ago, nor drift.
+    /// A service that is called once a minute must not report the time of a minute ago, nor drift.
     #[test]
     fn after_idle_gaps_the_first_reading_is_as_good_as_any() {
         let mut trial = Trial::new(7, 3_000_600);
@@ -673,7 +694,7 @@ mod tests {
         }
     }
 
-    /// Two threads that pass a key to each other must not see its time run back.
+    /// Two threads that use one key in turn must not see its time run backwards.
     #[test]
     fn time_never_runs_back_between_threads_nor_ahead_of_the_systems_clock() {
         let run = |clock: &(dyn Fn() -> (u64, u64, u64) + Sync), reads: usize| {
@@ -684,7 +705,8 @@ mod tests {
                         for _ in 0..reads {
                             let seen = latest.load(std::sync::atomic::Ordering::SeqCst);
                             let (before_us, now_us, after_us) = clock();
-                            // The processor may read its counter some nanoseconds before the load above is done.
+                            // The processor may read its counter some nanoseconds before the load
+                            // above completes.
                             assert!(now_us + 1 >= seen, "back from {seen} to {now_us}");
                             assert!(now_us <= after_us + 2, "{} us ahead", now_us - after_us);
                             assert!(now_us + 3 >= before_us, "{} us behind", before_us - now_us);
@@ -705,7 +727,8 @@ mod tests {
         assert!(clock.made.load(Relaxed) > 0, "the counter was never used");
     }
 
-    /// The system's clock, this one, and the system's again, in microseconds since the start of this one.
+    /// The system clock, this clock and the system clock again, in microseconds since the start of
+    /// this clock.
     fn read<S: Sources>(clock: &Discipline<S>) -> (u64, u64, u64) {
         let system_us = || (clock.sources.elapsed_ns() - clock.started_ns) / 1000;
         let before_us = system_us();
@@ -713,14 +736,15 @@ mod tests {
         (before_us, now_us, system_us())
     }
 
-    /// What users compare with is `CLOCK_MONOTONIC`, which the standard library reads.
+    /// Users compare with `CLOCK_MONOTONIC`, which the standard library reads.
     #[test]
     #[allow(clippy::disallowed_methods)] // compares with the system's clock itself
     fn the_clock_of_this_machine_keeps_the_rate_of_the_standard_librarys() {
         let clock = Discipline::new(Machine::new());
         let start = Instant::now();
         let micros = || i64::try_from(start.elapsed().as_nanos() / 1000).unwrap();
-        // The largest lead and the smallest, which differ by what either is off, and by what happens between readings.
+        // The largest and the smallest lead. They differ by the errors of both clocks and by the
+        // time between readings.
         let (mut most_ahead, mut start_lead) = (i64::MIN, i64::MAX);
         while start.elapsed() < Duration::from_millis(400) {
             let before = micros();
@@ -731,7 +755,7 @@ mod tests {
             }
             most_ahead = most_ahead.max(now - after);
         }
-        // Two of these are from cutting off nanoseconds, and two from beginning unanchored.
+        // Two of these are truncated nanoseconds, two come from the unanchored start.
         assert!(most_ahead - start_lead <= 4, "{most_ahead} us after {start_lead} us");
     }
 }
