@@ -24,7 +24,7 @@ use crate::problem::Problem;
 use crate::telemetry::Protocol;
 
 pub(crate) mod attempts;
-mod page;
+mod cross_site;
 pub(crate) mod tokens;
 
 /// Who may do what. The rules change with the configuration; where the service listens does not.
@@ -140,7 +140,7 @@ impl Access {
                 self.listen
             )));
         }
-        if !page::is_for_this_machine(request, &rules.hosts) {
+        if !cross_site::is_for_this_machine(request, &rules.hosts) {
             return Err(forbidden(
                 "without tokens the admin routes answer to `localhost` and loopback addresses only, and the `Host` \
                  header names another; make a token with `slidegate token new`, or add the name to admin.hosts",
@@ -164,8 +164,8 @@ impl Access {
         if self.needs_token(action, self.listen.ip().is_loopback()) {
             return self.decider(&Shown::over_http(request, peer));
         }
-        let is_foreign = page::is_of_another_site(request);
-        if !is_foreign && (!self.listen.ip().is_loopback() || page::is_for_this_machine(request, &[])) {
+        let is_foreign = cross_site::is_of_another_site(request);
+        if !is_foreign && (!self.listen.ip().is_loopback() || cross_site::is_for_this_machine(request, &[])) {
             return Ok(());
         }
         self.foreign(request, is_foreign, peer)
@@ -175,7 +175,7 @@ impl Access {
     #[cold]
     fn foreign(&self, request: &HeaderMap, is_foreign: bool, peer: Option<IpAddr>) -> Result<(), Problem> {
         let rules = self.rules.load();
-        if !is_foreign && page::is_for_this_machine(request, &rules.hosts) {
+        if !is_foreign && cross_site::is_for_this_machine(request, &rules.hosts) {
             return Ok(());
         }
         let shown = Shown::over_http(request, peer);
@@ -209,8 +209,8 @@ impl Access {
             return self.decider(&Shown { authorization, peer: Some(peer), door: Protocol::AuthRequest });
         }
         let is_foreign = self.listen.ip().is_loopback()
-            && page::port(request) == Some(self.listen.port())
-            && !page::is_for_this_machine(request, &self.rules.load().hosts);
+            && cross_site::port(request) == Some(self.listen.port())
+            && !cross_site::is_for_this_machine(request, &self.rules.load().hosts);
         if is_foreign {
             return Err(forbidden(format!(
                 "the `Host` header names another machine with the port of this service, {}, as a web page does that makes \
@@ -328,7 +328,7 @@ pub(crate) async fn may_write(
     next: Next,
 ) -> Result<Response, Problem> {
     let by = app.access().operator(request.headers(), Right::Write, Peer::of(request.extensions()))?;
-    page::is_no_form(request.headers())?;
+    cross_site::is_no_form(request.headers())?;
     request.extensions_mut().insert(by);
     Ok(next.run(request).await)
 }

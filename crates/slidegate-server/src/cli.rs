@@ -14,13 +14,13 @@ use crate::config::{Arguments, Config, Outside, Sources};
 use crate::envoy;
 use values::{address, attribute, cost, excess, keys, milliseconds, rate};
 
-mod ask;
 mod check;
+mod client;
+mod envoy_listeners;
 mod explain;
 mod key;
 pub(crate) mod output;
 mod policy;
-mod ports;
 mod reload;
 mod replay;
 mod serve;
@@ -254,7 +254,7 @@ struct CheckArgs {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    server: ask::ServerArgs,
+    server: client::ServerArgs,
 }
 
 #[derive(Debug, Args)]
@@ -278,7 +278,7 @@ struct TopArgs {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    server: ask::ServerArgs,
+    server: client::ServerArgs,
     /// The token itself, which the list of processes shows to everybody on this machine: use `--token-file`.
     #[arg(long, value_name = "TOKEN", hide = true)]
     token: Option<String>,

@@ -6,13 +6,13 @@ use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
 use super::Failure;
-use super::ask::{AskArgs, Method, segment, span, window};
+use super::client::{ClientArgs, Method, segment, span, window};
 use super::values::cost;
 
 #[derive(Debug, Args)]
 pub(super) struct KeyArgs {
     #[command(flatten)]
-    ask: AskArgs,
+    ask: ClientArgs,
     #[command(subcommand)]
     command: KeyCommand,
 }

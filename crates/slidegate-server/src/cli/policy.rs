@@ -9,7 +9,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value, json};
 
-use super::ask::{AskArgs, Method, segment, window};
+use super::client::{ClientArgs, Method, segment, window};
 use super::{Failure, output};
 use crate::config::one_line;
 
@@ -21,7 +21,7 @@ const MAX_FILE: u64 = 64 * 1024;
 #[derive(Debug, Args)]
 pub(super) struct PolicyCommands {
     #[command(flatten)]
-    ask: AskArgs,
+    ask: ClientArgs,
     #[command(subcommand)]
     command: PolicyCommand,
 }
@@ -203,7 +203,7 @@ fn confirm(name: &str, yes: bool) -> Result<(), Failure> {
 
 /// Makes step after step until there is none left, and says on standard error how far it is. Gives
 /// the last answer.
-fn reset(ask: &AskArgs, name: &str) -> Result<Value, Failure> {
+fn reset(ask: &ClientArgs, name: &str) -> Result<Value, Failure> {
     let path = format!("/v1/policies/{}/reset", segment(name));
     // On a terminal alone, and seldom enough to be read.
     let bar = ProgressBar::no_length();

@@ -11,7 +11,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
-use super::ports::Ports;
+use super::envoy_listeners::EnvoyListeners;
 use super::reload::{self, Causes};
 use super::{Failure, ServeArgs, output};
 use crate::admin::{self, Admin};
@@ -79,7 +79,7 @@ async fn serve(
         Causes::new(watched).map_err(|error| Failure(format!("cannot listen to signals: {error}")))?;
     let (listener, address) = bind(config.listen, "--listen").await?;
     let grace = config.shutdown_grace;
-    let reference = Ports::bind(envoy.as_ref()).await?;
+    let reference = EnvoyListeners::bind(envoy.as_ref()).await?;
     let door = rls::Door::bind(config.grpc.clone()).await.map_err(Failure)?;
     let mut listeners: Vec<_> = door.iter().flat_map(rls::Door::addresses).map(grpc_listener).collect();
     listeners.extend(reference.listeners());

@@ -33,7 +33,7 @@ pub(super) struct ServerArgs {
 
 /// What every operator's command to a running server takes.
 #[derive(Debug, Args)]
-pub(super) struct AskArgs {
+pub(super) struct ClientArgs {
     #[command(flatten)]
     server: ServerArgs,
     /// Print the server's JSON instead of words.
@@ -95,7 +95,7 @@ impl ServerArgs {
     }
 }
 
-impl AskArgs {
+impl ClientArgs {
     /// Asks, with `body` for what changes something, and gives the answer.
     pub(super) fn ask(&self, method: Method, path: &str, body: &Value) -> Result<Value, Failure> {
         let url = self.server.url(path);

@@ -18,13 +18,13 @@ use crate::protocol::rls;
 use crate::{listener, telemetry};
 
 /// Listeners that envoyproxy/ratelimit has besides, where its place is taken.
-pub(super) struct Ports {
+pub(super) struct EnvoyListeners {
     debug: Option<TcpListener>,
     /// And the path.
     prometheus: Option<(TcpListener, String)>,
 }
 
-impl Ports {
+impl EnvoyListeners {
     pub(super) async fn bind(settings: Option<&envoy::Settings>) -> Result<Self, Failure> {
         let bound = async |address: SocketAddr, variable: &str| {
             let failed = |error| {
