@@ -18,10 +18,9 @@ use axum::middleware::Next;
 use axum::response::Response;
 
 use crate::access::attempts::{AuthAttempts, AuthFailure};
-use crate::app::App;
+use crate::caller::Protocol;
 use crate::config::{AccessRules, Right};
 use crate::problem::Problem;
-use crate::telemetry::Protocol;
 
 pub(crate) mod attempts;
 mod cross_site;
@@ -59,12 +58,12 @@ struct Shown<'r> {
     authorization: Option<&'r HeaderValue>,
     /// `None` where the client has no address.
     peer: Option<IpAddr>,
-    door: Protocol,
+    protocol: Protocol,
 }
 
 impl<'r> Shown<'r> {
     fn over_http(request: &'r HeaderMap, peer: Option<IpAddr>) -> Self {
-        Self { authorization: request.get(header::AUTHORIZATION), peer, door: Protocol::Http }
+        Self { authorization: request.get(header::AUTHORIZATION), peer, protocol: Protocol::Http }
     }
 }
 
@@ -206,7 +205,7 @@ impl Access {
     pub(crate) fn proxy(&self, request: &HeaderMap, peer: IpAddr) -> Result<(), Problem> {
         if self.needs_token(Action::Decide, true) {
             let authorization = request.get(header::AUTHORIZATION);
-            return self.decider(&Shown { authorization, peer: Some(peer), door: Protocol::AuthRequest });
+            return self.decider(&Shown { authorization, peer: Some(peer), protocol: Protocol::AuthRequest });
         }
         let is_foreign = self.listen.ip().is_loopback()
             && cross_site::port(request) == Some(self.listen.port())
@@ -232,7 +231,7 @@ impl Access {
         if connection.is_verified || !self.needs_token(action, connection.is_local) {
             return Ok(());
         }
-        self.decider(&Shown { authorization, peer: connection.peer, door: Protocol::Grpc })
+        self.decider(&Shown { authorization, peer: connection.peer, protocol: Protocol::Grpc })
     }
 
     /// Whether a command of the RESP port may be carried out. Its credential is the password, not a
@@ -270,7 +269,7 @@ impl Access {
             return Err(unauthorized("this needs a token; send `Authorization: Bearer TOKEN`"));
         };
         let Some(token) = tokens::find(&rules.tokens, presented) else {
-            let failure = shown.peer.map(|peer| self.attempts.wrong(shown.door, peer));
+            let failure = shown.peer.map(|peer| self.attempts.wrong(shown.protocol, peer));
             return Err(match failure {
                 Some(too_many @ AuthFailure::TooMany { retry_after }) => {
                     Problem::new(StatusCode::TOO_MANY_REQUESTS, too_many.to_string()).after(retry_after)
@@ -291,31 +290,31 @@ impl Access {
 
 /// Lets a request to a route of checks and peeks pass, if it may.
 pub(crate) async fn may_decide(
-    State(app): State<Arc<App>>,
+    State(access): State<Arc<Access>>,
     request: Request<Body>,
     next: Next,
 ) -> Result<Response, Problem> {
-    app.access().decision(request.headers(), Action::Decide, Peer::of(request.extensions()))?;
+    access.decision(request.headers(), Action::Decide, Peer::of(request.extensions()))?;
     Ok(next.run(request).await)
 }
 
 /// Lets a request to a route of resets, refunds and penalties pass, if it may.
 pub(crate) async fn may_adjust(
-    State(app): State<Arc<App>>,
+    State(access): State<Arc<Access>>,
     request: Request<Body>,
     next: Next,
 ) -> Result<Response, Problem> {
-    app.access().decision(request.headers(), Action::Adjust, Peer::of(request.extensions()))?;
+    access.decision(request.headers(), Action::Adjust, Peer::of(request.extensions()))?;
     Ok(next.run(request).await)
 }
 
 /// Lets a request to an admin route that changes nothing pass, if it may.
 pub(crate) async fn may_read(
-    State(app): State<Arc<App>>,
+    State(access): State<Arc<Access>>,
     mut request: Request<Body>,
     next: Next,
 ) -> Result<Response, Problem> {
-    let by = app.access().operator(request.headers(), Right::Read, Peer::of(request.extensions()))?;
+    let by = access.operator(request.headers(), Right::Read, Peer::of(request.extensions()))?;
     request.extensions_mut().insert(by);
     Ok(next.run(request).await)
 }
@@ -323,11 +322,11 @@ pub(crate) async fn may_read(
 /// Lets a request to an admin route that changes something pass, if it may and no page of another
 /// site sent it.
 pub(crate) async fn may_write(
-    State(app): State<Arc<App>>,
+    State(access): State<Arc<Access>>,
     mut request: Request<Body>,
     next: Next,
 ) -> Result<Response, Problem> {
-    let by = app.access().operator(request.headers(), Right::Write, Peer::of(request.extensions()))?;
+    let by = access.operator(request.headers(), Right::Write, Peer::of(request.extensions()))?;
     cross_site::is_no_form(request.headers())?;
     request.extensions_mut().insert(by);
     Ok(next.run(request).await)

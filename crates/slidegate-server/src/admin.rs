@@ -88,7 +88,7 @@ impl Admin {
 
 /// These routes behind what lets only those pass who may look.
 pub(crate) fn for_readers(app: &Arc<App>, routes: Routes) -> Routes {
-    let readers = Arc::clone(app);
+    let readers = Arc::clone(&app.access);
     routes.behind(|router| router.route_layer(from_fn_with_state(readers, access::may_read)))
 }
 
@@ -108,7 +108,7 @@ pub(crate) fn routes(admin: &Arc<Admin>) -> Routes {
         ("/v1/keys/{policy}/{key}/{action}", post(keys::act)),
         ("/v1/changes/{id}/undo", post(policies::undo)),
     ];
-    let writers = Arc::clone(&admin.app);
+    let writers = Arc::clone(&admin.app.access);
     let reading = Routes::over(Arc::clone(admin), reading).and(telemetry::routes(Arc::clone(&admin.app)));
     let reading = for_readers(&admin.app, reading);
     let changing = Routes::over(Arc::clone(admin), changing)

@@ -15,12 +15,12 @@ use slidegate::Verb;
 use slidegate::client_addr::{ClientAddr, Found};
 
 use crate::app::App;
+use crate::caller::Protocol;
 use crate::config::{Attribute, Auth, Denial, Mapping, Origin};
 use crate::fields;
 use crate::log_limit::log_limited;
 use crate::problem::{self, Problem};
 use crate::query;
-use crate::telemetry;
 
 mod path;
 
@@ -72,7 +72,8 @@ impl Door {
         headers: &HeaderMap,
         query: &str,
     ) -> Result<Response<Full<Bytes>>, Problem> {
-        let start = app.observer().start();
+        let caller = app.observer().caller(Protocol::AuthRequest, headers);
+        let mut call = app.call(caller);
         let mapping = self.mapping(proxy)?;
         let mut attributes: Vec<(Cow<'_, str>, Cow<'_, [u8]>)> = Vec::new();
         for attribute in &mapping.attributes {
@@ -92,9 +93,9 @@ impl Door {
         let asked = query::request(query)?;
         attributes.extend(asked.attributes);
         let pairs = attributes.iter().map(|(name, value)| (&**name, &**value));
-        let request = app.request(pairs, asked.cost.unwrap_or(1)).map_err(|bad| Problem::of(bad, ""))?;
-        let caller = app.observer().caller(telemetry::Protocol::AuthRequest, headers);
-        let decisions = app.decide(caller, Verb::Check, &request).await;
+        let request =
+            app.attributes.request(pairs, asked.cost.unwrap_or(1)).map_err(|bad| Problem::of(bad, ""))?;
+        let decisions = call.apply(Verb::Check, std::slice::from_ref(&request)).await;
 
         let mut response = Response::new(Full::default());
         response.headers_mut().reserve(fields::USUAL);
@@ -112,7 +113,6 @@ impl Door {
                 }
             };
         }
-        app.observer().decided(telemetry::Protocol::AuthRequest, start, 1);
         Ok(response)
     }
 

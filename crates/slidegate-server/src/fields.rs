@@ -13,5 +13,5 @@ pub(super) const USUAL: usize = 12;
 /// Puts in what the client is told of a check.
 pub(super) fn insert(headers: &mut HeaderMap, app: &App, decisions: &Decisions<'_>) {
     headers.insert(header::CACHE_CONTROL, NO_STORE);
-    app.headers().add_to(headers, decisions);
+    app.headers.add_to(headers, decisions);
 }

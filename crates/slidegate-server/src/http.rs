@@ -14,15 +14,16 @@ use axum::routing::{MethodRouter, get, post};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use serde_json::json;
-use slidegate::{Decisions, Error, Reason, Request, Verb};
+use slidegate::{Decisions, Error, Reason, Verb};
 
 use crate::access;
 use crate::app::App;
+use crate::app::decide::Call;
 use crate::app::store;
+use crate::caller::Protocol;
 use crate::fields::{self, NO_STORE};
 use crate::problem::{self, Problem};
 use crate::routes::Routes;
-use crate::telemetry::Protocol;
 use body::{Ask, Batch, MAX_BATCH, MAX_BATCH_BODY, MAX_BODY};
 
 pub(crate) use body::{members as parse_members, parse as parse_body, read as read_body};
@@ -62,7 +63,7 @@ fn open() -> [Row; 3] {
 
 /// The routes over a app and others on the same listener, beside `doors`, which are answered before any route.
 pub(super) fn routes(app: Arc<App>, others: Routes, doors: &[&'static str]) -> Router {
-    let (deciders, adjusters) = (Arc::clone(&app), Arc::clone(&app));
+    let (deciders, adjusters) = (Arc::clone(&app.access), Arc::clone(&app.access));
     let deciding = Routes::over(Arc::clone(&app), deciding())
         .behind(|router| router.route_layer(from_fn_with_state(deciders, access::may_decide)));
     let adjusting = Routes::over(Arc::clone(&app), adjusting())
@@ -99,13 +100,11 @@ async fn penalize(State(app): Shared, request: HttpRequest<Body>) -> Answered {
 }
 
 async fn check_by_query(State(app): Shared, uri: Uri, headers: HeaderMap) -> Answered {
-    let start = app.observer().start();
+    let mut call = call(&app, &headers);
     let ask = Ask::from_query(uri.query().unwrap_or_default())?;
     let request = ask.request(&app)?;
     let id = idempotency::id(Verb::Check, &headers)?;
-    let response = respond(&app, Verb::Check, &decide(&app, &headers, Verb::Check, &request, id).await)?;
-    app.observer().decided(Protocol::Http, start, 1);
-    Ok(response)
+    respond(&app, Verb::Check, &call.check_once(&request, id).await)
 }
 
 async fn by_body<I, O>(app: &App, verb: Verb, request: HttpRequest<I>) -> Result<HttpResponse<O>, Problem>
@@ -115,28 +114,20 @@ where
 {
     let (head, body) = request.into_parts();
     let bytes = body::read(body, MAX_BODY).await?;
-    let start = app.observer().start();
+    let mut call = call(app, &head.headers);
     let ask: Ask<'_> = body::parse(&bytes)?;
     let request = ask.request(app)?;
     let id = idempotency::id(verb, &head.headers)?;
-    let response = respond(app, verb, &decide(app, &head.headers, verb, &request, id).await)?;
-    app.observer().decided(Protocol::Http, start, 1);
-    Ok(response)
+    let decisions = match id {
+        Some(_) => call.check_once(&request, id).await,
+        None => call.apply(verb, std::slice::from_ref(&request)).await,
+    };
+    respond(app, verb, &decisions)
 }
 
-/// Decides; with an id only once.
-async fn decide<'r>(
-    app: &App,
-    headers: &HeaderMap,
-    verb: Verb,
-    request: &'r Request<'r>,
-    id: Option<&str>,
-) -> Decisions<'r> {
-    let caller = app.observer().caller(Protocol::Http, headers);
-    match id {
-        Some(id) => app.check_once(caller, request, id).await,
-        None => app.decide(caller, verb, request).await,
-    }
+/// A call of an HTTP client, in the trace that its request names.
+fn call<'a>(app: &'a App, headers: &HeaderMap) -> Call<'a> {
+    app.call(app.observer().caller(Protocol::Http, headers))
 }
 
 /// 429 for a check that is denied, or 503 where the store is unavailable and the policy denies then. A peek that finds no
@@ -176,10 +167,10 @@ fn gone(error: &Error) -> Problem {
 
 /// Requests decided one after the other; the answers stand in their order. All must be readable, or none is decided.
 async fn check_batch(State(app): Shared, request: HttpRequest<Body>) -> Answered {
-    idempotency::none(request.headers())?;
-    let caller = app.observer().caller(Protocol::Http, request.headers());
-    let bytes = body::read(request.into_body(), MAX_BATCH_BODY).await?;
-    let start = app.observer().start();
+    let (head, body) = request.into_parts();
+    idempotency::none(&head.headers)?;
+    let bytes = body::read(body, MAX_BATCH_BODY).await?;
+    let mut call = call(&app, &head.headers);
     let batch: Batch<'_> = body::parse(&bytes)?;
     if batch.requests.len() > MAX_BATCH {
         let detail = format!("the batch has {} requests; send at most {MAX_BATCH}", batch.requests.len());
@@ -189,14 +180,12 @@ async fn check_batch(State(app): Shared, request: HttpRequest<Body>) -> Answered
     let requests = batch.requests.iter().enumerate().map(read).collect::<Result<Vec<_>, _>>()?;
     let mut decisions = Vec::with_capacity(requests.len());
     for request in &requests {
-        decisions.push(app.decide(caller.clone(), Verb::Check, request).await);
+        decisions.push(call.apply(Verb::Check, std::slice::from_ref(request)).await);
     }
     if let Some((at, error)) = decisions.iter().enumerate().find_map(|(at, one)| Some((at, one.error()?))) {
         return Err(gone(&error).in_batch(at));
     }
-    let response = ok(answer::many(decisions.iter()));
-    app.observer().decided(Protocol::Http, start, u64::try_from(decisions.len()).unwrap_or(u64::MAX));
-    Ok(response)
+    Ok(ok(answer::many(decisions.iter())))
 }
 
 async fn reset(State(app): Shared, request: HttpRequest<Body>) -> Answered {
@@ -219,8 +208,8 @@ async fn healthz() -> HttpResponse {
 /// New requests may come: not while the service is shutting down. They may while a shared store is away, since each
 /// policy has its fallback: instances that left the load balancer one and all would limit nothing.
 async fn readyz(State(app): Shared) -> HttpResponse {
-    let stats = app.stats();
-    let ready = app.is_ready();
+    let stats = app.store().stats();
+    let ready = app.readiness.is_ready();
     let body = json!({
         "status": if ready { "ready" } else { "shutting down" },
         "keys": stats.keys,

@@ -7,7 +7,7 @@ use axum::http::{HeaderValue, Method, Response, StatusCode, Uri, header};
 use axum::response::IntoResponse;
 use serde::Serialize;
 
-use crate::app::{BadRequest, Field};
+use crate::request::{BadRequest, Field};
 
 /// The media type of problems, denials included.
 pub(super) const MEDIA_TYPE: HeaderValue = HeaderValue::from_static("application/problem+json");

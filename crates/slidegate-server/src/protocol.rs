@@ -45,13 +45,13 @@ impl Doors {
     pub(crate) async fn answer(&self, peer: IpAddr, mut request: Request<Incoming>) -> Answer {
         let path = request.uri().path();
         if path == http::CHECK && request.method() == Method::POST {
-            if let Err(problem) = self.app.access().decision(request.headers(), Action::Decide, Some(peer)) {
+            if let Err(problem) = self.app.access.decision(request.headers(), Action::Decide, Some(peer)) {
                 return problem.response().map(Either::Left);
             }
             return http::check(&self.app, request).await.map(Either::Left);
         }
         if let Some(proxy) = auth::proxy(path) {
-            if let Err(problem) = self.app.access().proxy(request.headers(), peer) {
+            if let Err(problem) = self.app.access.proxy(request.headers(), peer) {
                 return problem.response().map(Either::Left);
             }
             return self.auth.answer(&self.app, peer, proxy, &request).await.map(Either::Left);

@@ -14,8 +14,8 @@ use std::time::Duration;
 use slidegate::ManualClock;
 use slidegate::{Decision, Limiter, MemoryStore, MemoryStoreBuilder, Quota};
 
+use crate::caller::Protocol;
 use crate::log_limit::{group_key, log_limited};
-use crate::telemetry::Protocol;
 
 /// Wrong passwords and tokens of one address in [`WINDOW`]. A client library with an old password fails a dozen times before
 /// it gives up (redis-py retries ten times), which must leave room for its neighbours. At this rate a year of guessing is

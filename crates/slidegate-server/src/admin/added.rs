@@ -39,11 +39,11 @@ pub(super) async fn add(
     name: &str,
     keys: Map<String, Value>,
 ) -> Result<Response, Problem> {
-    admin.control.look().await;
+    admin.control.poll().await;
     let (_, document) = admin.control.current();
     let app = &admin.app;
     let conflict = |detail: String| Problem::new(StatusCode::CONFLICT, detail);
-    if app.base().policies.by_name(name).is_some() {
+    if app.active.base().policies.by_name(name).is_some() {
         let key = ITS_OWN.iter().find(|key| keys.contains_key(**key)).copied().unwrap_or_default();
         let detail = format!(
             "policy `{name}` is of the configuration, where its `{key}` is changed; leave it out here"
@@ -51,7 +51,7 @@ pub(super) async fn add(
         return Err(conflict(detail));
     }
     let policies = app.policies();
-    if !app.is_added(name) && policies.by_name(name).is_some() {
+    if !app.active.is_added(name) && policies.by_name(name).is_some() {
         let detail =
             format!("there is a policy `{name}` already, which a door brings along; choose another name");
         return Err(conflict(detail));
@@ -67,7 +67,7 @@ pub(super) async fn add(
         return Err(Problem::field("body", detail));
     }
     let wrong = |detail: String| Problem::field("body", detail);
-    let added = app.read_added(name, &keys).map_err(wrong)?;
+    let added = app.active.read_added(name, &keys).map_err(wrong)?;
     let terms = Terms {
         quota: Counting::of(added.policy.quota()),
         mode: Mode::of(&added.policy),

@@ -18,12 +18,15 @@ use slidegate::{
 use super::Admin;
 use super::reply::{InPath, answer, audit, body};
 use crate::access::By;
-use crate::app::changes::{KeyChange, KeyKind, KeyText, at_text, candidate_of, now_ms};
+use crate::app::changes::{KeyChange, KeyKind, at_text, now_ms};
 use crate::app::store;
+use crate::caller::Protocol;
+use crate::key_text::KeyText;
 use crate::limits::MAX_COST;
+use crate::policy_names::candidate_of;
 use crate::problem::Problem;
 use crate::query;
-use crate::telemetry::{self, Filter, Protocol};
+use crate::telemetry::{self, Filter};
 
 /// Most charges in an answer; more are joined with those after them.
 const MAX_CHARGES: usize = 500;
@@ -62,7 +65,7 @@ impl Place {
         let raw = admin.behind(&policy, text)?;
         let shown = raw.as_ref().map(|_| text.to_owned());
         let text = raw.as_deref().unwrap_or(text);
-        let key = KeyText::read(known, text, |attribute| admin.app.is_address(attribute))
+        let key = KeyText::read(known, text, |attribute| admin.app.attributes.is_address(attribute))
             .map_err(|detail| Problem::field("key", detail))?;
         // One spelling for each key, whoever writes it.
         let text = known.key_of(&key.request(known)).map_or_else(String::new, |key| key.to_string());
@@ -75,7 +78,7 @@ impl Place {
                 let detail = format!("`{}` says nothing about this key; leave it out", name.escape_debug());
                 return Err(Problem::field(name, detail));
             }
-            if admin.app.is_address(&name) && address(&value).is_none() {
+            if admin.app.attributes.is_address(&name) && address(&value).is_none() {
                 let value = String::from_utf8_lossy(&value).escape_debug().to_string();
                 let detail = format!("`{value}` is no address; write for example `192.0.2.7`");
                 return Err(Problem::field(name, detail));
@@ -102,7 +105,7 @@ impl Place {
         let request = self.key.request(self.policy());
         let Some((name, value)) = &self.tag else { return request };
         match address(value) {
-            Some(ip) if admin.app.is_address(name) => request.with(name, ip),
+            Some(ip) if admin.app.attributes.is_address(name) => request.with(name, ip),
             _ => request.with(name, value.as_slice()),
         }
     }
@@ -138,7 +141,7 @@ impl Admin {
                     "`{text}` is what policy `{policy}` shows of a key, and this instance remembers none that is shown \
                      so: it knows the keys of its last {} denials, and those used or denied most in the last minutes; \
                      ask with the key itself",
-                    telemetry::KEPT
+                    telemetry::EVENTS_KEPT
                 );
                 Err(Problem::field("key", detail).with_status(StatusCode::NOT_FOUND))
             }
@@ -155,7 +158,7 @@ impl Admin {
     /// Everything about one key.
     async fn view(&self, place: &Place) -> Result<Value, Problem> {
         let request = place.request(self);
-        let found = self.app.inspect(&request).await.map_err(|error| {
+        let found = self.app.store().inspect(&request).await.map_err(|error| {
             Problem::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 format!("{error}; what the key has used cannot be told"),
@@ -356,7 +359,7 @@ impl Admin {
 
     async fn charge(&self, place: &Place, verb: Verb, cost: u64) -> Result<String, Problem> {
         let request = place.request(self).cost(cost);
-        let decisions = self.app.decide(Protocol::Http, verb, &request).await;
+        let decisions = self.app.call(Protocol::Http).apply(verb, std::slice::from_ref(&request)).await;
         let moved = decisions.iter().next().map(|one| (one.cost, one.source));
         if let Some(error) = decisions.error() {
             return Err(Problem::new(StatusCode::CONFLICT, format!("{error}; it was removed a moment ago")));

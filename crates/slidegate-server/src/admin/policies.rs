@@ -13,11 +13,9 @@ use slidegate::{Algorithm, Policy, PolicySet, Quota, millis_ceil};
 use super::reply::{InPath, answer, audit, body, bytes};
 use super::{Admin, added};
 use crate::access::By;
-use crate::app::changes::{
-    CANDIDATE, Cause, Change, Counting, Document, Mode, Refusal, Terms, What, at_text, candidate_of,
-};
+use crate::app::changes::{Cause, Change, Counting, Document, Mode, Refusal, Terms, What, at_text};
 use crate::http::{parse_body, parse_members};
-use crate::inline_policies;
+use crate::policy_names::{self, CANDIDATE, candidate_of};
 use crate::problem::Problem;
 
 type Shared = State<Arc<Admin>>;
@@ -28,10 +26,10 @@ const MAX_LISTED: usize = 20;
 
 pub(super) async fn list(State(admin): Shared) -> Response {
     let (_, document) = admin.control.current();
-    let base = admin.app.base();
+    let base = admin.app.active.base();
     let now = crate::app::changes::now_ms();
     let policies = admin.app.policies();
-    let listed = inline_policies::listed(&policies).filter(|policy| candidate_of(policy.name()).is_none());
+    let listed = policy_names::listed(&policies).filter(|policy| candidate_of(policy.name()).is_none());
     let told = listed.map(|policy| {
         let name = policy.name();
         let quota = policy.quota();
@@ -77,7 +75,7 @@ pub(super) fn numbers(quota: &Quota) -> Value {
 
 /// There is no policy of this name.
 pub(super) fn unknown(policies: &PolicySet, name: &str) -> Problem {
-    let names: Vec<_> = inline_policies::listed(policies)
+    let names: Vec<_> = policy_names::listed(policies)
         .map(Policy::name)
         .filter(|name| candidate_of(name).is_none())
         .collect();
@@ -205,13 +203,13 @@ pub(super) async fn set(
     }
     let put: Put = parse_body(&bytes)?;
     // What is not said stays as it is now, elsewhere as well.
-    admin.control.look().await;
+    admin.control.poll().await;
     let policies = admin.app.policies();
     let (_, document) = admin.control.current();
     let policy = changeable(&admin, &document, &policies, &name).map_err(|problem| {
         if policies.by_name(&name).is_some() { problem } else { problem.and(added::WAY_IN) }
     })?;
-    let candidate_now = admin.app.base().candidate(&document, &name);
+    let candidate_now = admin.app.active.base().candidate(&document, &name);
     let Put { quota, limit, window, algorithm, burst, slots, mode, candidate } = put;
     let numbers = Numbers { quota, limit, window, algorithm, burst, slots };
     if numbers.is_empty() && mode.is_none() && candidate.is_none() {
@@ -278,11 +276,11 @@ pub(super) async fn promote(
 ) -> Answered {
     let (by, Nothing {}): (By, Nothing) = body(request).await?;
     // What is not said stays as it is now, elsewhere as well.
-    admin.control.look().await;
+    admin.control.poll().await;
     let policies = admin.app.policies();
     let (_, document) = admin.control.current();
     let policy = changeable(&admin, &document, &policies, &name)?;
-    let Some(candidate) = admin.app.base().candidate(&document, &name) else {
+    let Some(candidate) = admin.app.active.base().candidate(&document, &name) else {
         let detail = format!(
             "policy `{name}` has no candidate; give it one, for example `{{\"candidate\": \"200/1m\"}}`"
         );
@@ -352,7 +350,7 @@ fn changeable<'p>(
 ) -> Result<&'p Policy, Problem> {
     let policy = policies.by_name(name).filter(|policy| candidate_of(policy.name()).is_none());
     let policy = policy.ok_or_else(|| unknown(policies, name))?;
-    if admin.app.base().policies.by_name(name).is_some() || admin.added(document, name).is_some() {
+    if admin.app.active.base().policies.by_name(name).is_some() || admin.added(document, name).is_some() {
         return Ok(policy);
     }
     let detail = format!(
@@ -407,7 +405,7 @@ fn said_of(before: Option<&Terms>, after: Option<&Terms>) -> String {
 impl Admin {
     /// The keys of a policy that is in force as it was added.
     fn added<'d>(&self, document: &'d Document, name: &str) -> Option<&'d Map<String, Value>> {
-        document.added(name).filter(|_| self.app.is_added(name))
+        document.added(name).filter(|_| self.app.active.is_added(name))
     }
 
     /// Where a policy comes from.

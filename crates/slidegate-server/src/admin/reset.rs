@@ -51,7 +51,7 @@ pub(super) async fn step(
     if cursor.is_none() {
         audit(&by, "reset-policy", &name, "", "started to forget all keys");
     }
-    let step = admin.app.reset_policy_step(&name, cursor.as_ref(), limit).await;
+    let step = admin.app.store().reset_policy_step(&name, cursor.as_ref(), limit).await;
     let PolicyReset { forgotten, scanned, keys, next, .. } = step.map_err(|error| {
         if error.is_policy() {
             return wrong(error);

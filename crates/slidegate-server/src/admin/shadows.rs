@@ -9,7 +9,7 @@ use serde_json::json;
 use super::Admin;
 use super::policies::numbers;
 use super::reply::answer;
-use crate::app::changes::{CANDIDATE, candidate_of};
+use crate::policy_names::{CANDIDATE, candidate_of};
 
 /// Most keys of a candidate in an answer, those first that would notice it most.
 const MAX_KEYS: usize = 100;

@@ -10,7 +10,7 @@ use slidegate::Clock;
 
 use super::Admin;
 use super::reply::answer;
-use crate::app::changes::{Standing, at_text, now_ms};
+use crate::app::changes::{ControlStatus, at_text, now_ms};
 use crate::app::store;
 use crate::telemetry::Spans;
 
@@ -19,16 +19,16 @@ pub(super) async fn status(State(admin): State<Arc<Admin>>) -> Response {
     let loaded = admin.loaded().clone();
     let date = |at| at_text(admin.clock.wall_time(at).as_micros() / 1000);
     let millis = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
-    let Standing { id, document, place, problem, losses, last_loss } = admin.control.standing();
+    let ControlStatus { id, document, location, problem, losses, last_loss } = admin.control.status();
     let now = now_ms();
-    let stats = app.stats();
+    let stats = app.store().stats();
     let mut store = app.shared().map_or_else(|| json!({ "kind": "memory" }), store::Shared::state);
     store["degraded"] = app.shared().is_some_and(store::Shared::is_degraded).into();
     answer(&json!({
         "version": env!("CARGO_PKG_VERSION"),
         "started_at": date(admin.started_at),
         "uptime_ms": millis(admin.clock.now() - admin.started_at),
-        "ready": app.is_ready(),
+        "ready": app.readiness.is_ready(),
         "listeners": admin.listeners,
         "config": {
             "source": loaded.source,
@@ -47,7 +47,7 @@ pub(super) async fn status(State(admin): State<Arc<Admin>>) -> Response {
             "version": id.version,
             "epoch": (id.epoch != 0).then(|| format!("{:016x}", id.epoch)),
             "digest": document.digest(now),
-            "place": place.name(),
+            "place": location.name(),
             "losses": losses,
             "last_loss": last_loss.map(|last| json!({
                 "at": at_text(last.at_ms),
@@ -56,7 +56,7 @@ pub(super) async fn status(State(admin): State<Arc<Admin>>) -> Response {
             })),
             "count": document.count_in_force(now),
             "error": problem,
-            "refused": app.refused(),
+            "refused": app.active.refused(),
         },
     }))
 }

@@ -17,7 +17,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arc_swap::ArcSwap;
 use slidegate::{Decisions, PolicyDecision, PolicySet, Quota, Verb};
 
-use crate::app::changes::{KeyText, candidate_of};
+use crate::key_text::KeyText;
+use crate::policy_names::candidate_of;
 
 /// Keys that are told apart for a candidate; what happens to others counts for the candidate as a whole, and so it does for
 /// keys whose text is longer than can be asked for.
@@ -66,14 +67,14 @@ pub(crate) struct Watched {
 }
 
 /// A policy whose candidate has to be charged for a request, and which of the requests it was.
-pub(crate) struct ToCharge {
+pub(crate) struct CandidateCharge {
     pub(crate) request: usize,
     pub(crate) candidate: String,
 }
 
 impl Shadows {
     /// Takes note of decisions on checks. What candidates admit and their policies did not is returned, to be charged.
-    pub(crate) fn note(&self, verb: Verb, decisions: &Decisions<'_>) -> Vec<ToCharge> {
+    pub(crate) fn record(&self, verb: Verb, decisions: &Decisions<'_>) -> Vec<CandidateCharge> {
         if verb != Verb::Check || decisions.iter().all(|one| one.policy().is_enforced()) {
             return Vec::new();
         }
@@ -100,14 +101,14 @@ impl Shadows {
             }
             compared.add(one.key(), one.is_denied());
             if live_one.is_denied() && live_one.policy().is_enforced() {
-                to_charge.push(ToCharge { request: one.request(), candidate: name.to_owned() });
+                to_charge.push(CandidateCharge { request: one.request(), candidate: name.to_owned() });
             }
         }
         to_charge
     }
 
     /// Takes note of looks under policies in shadow that stand for checks, and whether each would have been denied.
-    pub(crate) fn note_looks<'d>(&self, looks: impl Iterator<Item = (&'d PolicyDecision<'d>, bool)>) {
+    pub(crate) fn record_peeks<'d>(&self, looks: impl Iterator<Item = (&'d PolicyDecision<'d>, bool)>) {
         for (one, would_deny) in looks {
             let name = one.policy().name();
             if candidate_of(name).is_none() {
@@ -291,7 +292,7 @@ mod tests {
     use slidegate::{Gate, Policy, Request};
 
     use super::*;
-    use crate::app::changes::CANDIDATE;
+    use crate::policy_names::CANDIDATE;
 
     /// A policy with a candidate of a smaller limit, and one in shadow.
     fn gate(limit: u64, candidate: u64) -> Gate {
@@ -303,7 +304,7 @@ mod tests {
 
     fn check(gate: &Gate, shadows: &Shadows, user: &str) -> usize {
         let request = Request::new().with("user", user);
-        shadows.note(Verb::Check, &gate.check(&request)).len()
+        shadows.record(Verb::Check, &gate.check(&request)).len()
     }
 
     /// Whoever is about to put a candidate in force believes these numbers, whichever threads decided.

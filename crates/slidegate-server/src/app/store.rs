@@ -73,18 +73,20 @@ impl Store {
         Ok(Self::Shared(Box::new(Shared { gate, instances, answered, away })))
     }
 
-    /// Decides requests in one step, in this process's memory.
-    ///
-    /// # Errors
-    /// The shared store, if that has to be asked.
-    pub(crate) fn apply_now<'r>(
-        &self,
-        verb: Verb,
-        requests: &'r [Request<'r>],
-    ) -> Result<Decisions<'r>, &Shared> {
+    /// Decides requests in one step, in this process's memory. `None` if a shared store has to be asked.
+    #[inline]
+    pub(crate) fn try_apply<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Option<Decisions<'r>> {
         match self {
-            Self::Memory(gate) => Ok(gate.apply_all(verb, requests)),
-            Self::Shared(shared) => Err(shared),
+            Self::Memory(gate) => Some(gate.apply_all(verb, requests)),
+            Self::Shared(_) => None,
+        }
+    }
+
+    /// Decides requests in one step.
+    pub(crate) async fn apply<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
+        match self {
+            Self::Memory(gate) => gate.apply_all(verb, requests),
+            Self::Shared(shared) => shared.apply_all(verb, requests).await,
         }
     }
 
@@ -198,7 +200,7 @@ impl Store {
 
 impl Shared {
     /// Decides requests in one step.
-    pub(crate) async fn apply_all<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
+    async fn apply_all<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
         let decisions = self.gate.apply_all(verb, requests).await;
         self.saw(&decisions);
         decisions

@@ -95,7 +95,7 @@ fn attributes(args: &ExplainArgs) -> Result<(String, Value), Failure> {
     let attributes = attributes.collect::<Result<Vec<_>, _>>()?;
     let app = App::new(config).map_err(Failure)?;
     let borrowed = attributes.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
-    let request = app.request(borrowed, 1).map_err(|bad| Failure(bad.detail))?;
+    let request = app.attributes.request(borrowed, 1).map_err(|bad| Failure(bad.detail))?;
     let decisions = gate.peek(&request);
     let policies = gate.policies();
     let (mut text, mut told_json) = (Vec::new(), Vec::new());

@@ -69,9 +69,9 @@ fn take(admin: &Admin, running: &Config, loaded: Loaded) -> Result<(), String> {
     let observer = admin.app.observer();
     observer.show_keys(observe.keys_shown);
     // Goes through all keys in memory.
-    tokio::task::block_in_place(|| admin.app.configure(Base { policies, candidates }))
+    tokio::task::block_in_place(|| admin.app.active.set_base(Base { policies, candidates }))
         .map_err(|error| error.to_string())?;
-    admin.app.access().set(rules);
+    admin.app.access.set(rules);
     {
         let mut known = admin.loaded();
         (known.hash, known.at, known.error) = (hash.clone(), SystemClock::new().now(), left.clone());

@@ -119,7 +119,7 @@ async fn serve(
     let app = Arc::new(App::new(config).map_err(Failure)?);
     if let Some(watcher) = &files {
         let policies = watcher.policies().map_err(|refusal| Failure(refusal.to_string()))?;
-        app.configure_others(&policies).map_err(|error| Failure(error.to_string()))?;
+        app.active.set_external(&policies).map_err(|error| Failure(error.to_string()))?;
     }
     if let Some(shared) = app.shared() {
         greeting.store = match shared.ping().await {
@@ -144,14 +144,14 @@ async fn serve(
         ..admin::Loaded::default()
     };
     let admin = Arc::new(Admin::new(Arc::clone(&app), address, listeners, known));
-    if !app.access().is_open() {
+    if !app.access.is_open() {
         tracing::warn!(
             %address,
             "the admin routes are off: the address is reachable from elsewhere and no token is configured; make one with \
              `slidegate token new`"
         );
     }
-    admin.control.look().await;
+    admin.control.poll().await;
     let controller = tokio::spawn(follow(Arc::clone(&admin)));
     let reloader = tokio::spawn(reload::run(Arc::clone(&admin), sources, causes, running));
     if let Some(rules) = &rules {
@@ -318,7 +318,7 @@ async fn follow_folder(app: Arc<App>, watcher: Option<Watcher>) {
         ticks.tick().await;
         let app = Arc::clone(&app);
         let looked = tokio::task::spawn_blocking(move || {
-            watcher.look(&|policies| app.configure_others(&policies));
+            watcher.look(&|policies| app.active.set_external(&policies));
             watcher
         });
         // Ends with the runtime, or with a bug that has been told.
@@ -358,7 +358,7 @@ async fn sweep(app: Arc<App>) {
     loop {
         ticks.tick().await;
         app.sweep();
-        let stats = app.stats();
+        let stats = app.store().stats();
         if stats.dropped > reported && log_limit.admit(None).is_some() {
             tracing::warn!(
                 dropped = stats.dropped - reported,

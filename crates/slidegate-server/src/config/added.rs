@@ -7,7 +7,7 @@ use slidegate::{Policy, Quota};
 
 use super::file::{Entry, Node, Value};
 use super::{Findings, KeysShown, observe, policy, resolve};
-use crate::inline_policies::is_inline;
+use crate::policy_names::is_inline;
 
 /// A policy, and what belongs to it besides.
 #[derive(Debug, Clone)]

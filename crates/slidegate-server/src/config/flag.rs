@@ -3,7 +3,7 @@
 use slidegate::{Policy, PolicySet, Quota};
 
 use super::{ConfigErrors, resolve};
-use crate::inline_policies::is_inline;
+use crate::policy_names::is_inline;
 
 /// Reads `QUOTA [per ATTRIBUTE[,ATTRIBUTE...]] [using ALGORITHM] [named NAME]`, the last two in either order.
 ///

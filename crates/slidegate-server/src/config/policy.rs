@@ -8,7 +8,7 @@ use slidegate::{Algorithm, Excess, OnStoreError, Policy, PolicySet, Quota};
 use super::file::{Node, Shown, Value};
 use super::section::{Section, text, whole, wrong};
 use super::{Findings, condition, observe, overrides, resolve};
-use crate::app::changes::{CANDIDATE, candidate_of};
+use crate::policy_names::{CANDIDATE, candidate_of};
 
 /// Every key of a policy.
 const KEYS: [&str; 16] = [

@@ -15,7 +15,7 @@ use super::{
     AccessRules, Auth, Config, DEFAULT_LISTEN, DEFAULT_SHUTDOWN_GRACE, Findings, Outside, admin, auth,
     foreign, grpc, observe, policy, resp, shared,
 };
-use crate::inline_policies::is_inline;
+use crate::policy_names::is_inline;
 
 /// What to write where there is no policy.
 pub(super) const MINIMAL: &str = "policies: [{name: per-user, scope: [user], limit: 100, window: 60s}]";

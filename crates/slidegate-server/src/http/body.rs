@@ -13,8 +13,8 @@ use serde::{Deserialize, de};
 use serde_json::{Map, Value};
 
 use crate::app::App;
-use crate::inline_policies::is_inline;
 use crate::limits::{MAX_ATTRIBUTES, MAX_COST};
+use crate::policy_names::is_inline;
 use crate::problem::Problem;
 use crate::query;
 use slidegate::{PolicySet, Request};
@@ -80,7 +80,8 @@ impl<'a> Ask<'a> {
     /// The request that this asks about.
     pub(super) fn request<'r>(&'r self, app: &App) -> Result<Request<'r>, Problem> {
         let attributes = self.attributes.0.iter().map(|(name, value)| (&**name, &**value));
-        let request = app.request(attributes, self.cost.0).map_err(|bad| Problem::of(bad, self.place))?;
+        let request =
+            app.attributes.request(attributes, self.cost.0).map_err(|bad| Problem::of(bad, self.place))?;
         let Some(Text(name)) = &self.policy else { return Ok(request) };
         can_decide(&app.policies(), name, &request)?;
         Ok(request.under(name))

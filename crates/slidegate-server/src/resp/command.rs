@@ -11,7 +11,8 @@ use super::transaction::{Queueing, Transaction};
 use super::{decide, throttle};
 use crate::access::Action;
 use crate::app::App;
-use crate::telemetry::Protocol;
+use crate::app::decide::Call;
+use crate::caller::Protocol;
 
 /// What becomes of a command.
 #[derive(Debug)]
@@ -31,10 +32,10 @@ pub(super) enum Step<'b> {
 /// Where decisions are asked for.
 pub(super) struct Asking<'w> {
     pub(super) app: &'w App,
+    /// Records each decision, and how long all of them took.
+    pub(super) call: Call<'w>,
     /// What a shared store is still to be asked for, in the order of the commands. Always empty on the memory store.
     pub(super) waiting: Vec<Ask<'w>>,
-    /// How many decisions were asked for.
-    pub(super) decisions: u64,
 }
 
 /// A decision that is to be asked for.
@@ -48,15 +49,14 @@ pub(super) struct Ask<'b> {
 
 impl<'w> Asking<'w> {
     pub(super) fn new(app: &'w App) -> Self {
-        Self { app, waiting: Vec::new(), decisions: 0 }
+        Self { app, call: app.call(Protocol::Resp), waiting: Vec::new() }
     }
 
     /// Decides a request and tells the decision, or keeps it for later.
     // A request is some 400 bytes, which a call would copy.
     #[inline(always)]
     pub(super) fn decide(&mut self, verb: Verb, request: Request<'w>, form: Form, reply: &mut Reply<'_>) {
-        self.decisions += 1;
-        if let Some(decisions) = self.app.decide_now(Protocol::Resp, verb, &request) {
+        if let Some(decisions) = self.call.try_apply(verb, &request) {
             form.tell(&decisions, reply);
             return;
         }
@@ -316,7 +316,7 @@ fn find<'b>(
         return Err(Step::Answered);
     }
     if let Some(action) = action(known.name)
-        && !app.access().command(action, session.connection())
+        && !app.access.command(action, session.connection())
     {
         let word = known.word;
         let why = match action {

@@ -6,7 +6,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join_all;
 use slidegate::PolicySet;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::watch;
@@ -18,7 +17,6 @@ use super::reply::{Reply, RespVersion};
 use super::session::Session;
 use super::transaction::Transaction;
 use crate::app::App;
-use crate::telemetry::Protocol;
 
 /// The read buffer of a connection that sends little: some 80 commands at once.
 const FIRST_BUFFER: usize = 4096;
@@ -127,7 +125,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     async fn answer(&mut self) -> std::io::Result<Progress> {
         let policies = self.app.policies();
         let mut progress = Progress::Waits;
-        let start = self.app.observer().start();
         let mut asking = Asking::new(&self.app);
         let mut at = 0;
         let ends = loop {
@@ -175,12 +172,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
                 Next::Execute(transaction) => {
                     let (session, out) = (&mut self.session, &mut self.out);
                     let run = execute(&transaction, &mut self.stream, session, &policies, &self.app, out);
-                    asking.decisions += run.await?;
+                    run.await?;
                 }
             }
         };
         settle(&mut asking, &mut self.out).await;
-        self.app.observer().decided(Protocol::Resp, start, asking.decisions);
+        drop(asking);
         self.input.consume(at);
         write(&mut self.stream, &mut self.out).await?;
         Ok(if ends { Progress::Ends } else { progress })
@@ -215,8 +212,7 @@ enum Next {
     End,
 }
 
-/// Carries out a transaction: its commands in their order, as a pipeline of their own. Returns how many decisions it asked
-/// for.
+/// Carries out a transaction: its commands in their order, as a pipeline of their own.
 async fn execute<S: AsyncWrite + Unpin>(
     transaction: &Transaction,
     stream: &mut S,
@@ -224,7 +220,7 @@ async fn execute<S: AsyncWrite + Unpin>(
     policies: &PolicySet,
     app: &App,
     out: &mut Vec<u8>,
-) -> std::io::Result<u64> {
+) -> std::io::Result<()> {
     Reply { out, protocol: session.protocol }.array(transaction.len());
     let mut asking = Asking::new(app);
     for arguments in transaction.commands() {
@@ -237,7 +233,7 @@ async fn execute<S: AsyncWrite + Unpin>(
         follow(step, before, session.protocol, &mut asking, out).await;
     }
     settle(&mut asking, out).await;
-    Ok(asking.decisions)
+    Ok(())
 }
 
 /// Answers a command that came as a line: its words lie elsewhere, so it is decided by itself.
@@ -313,15 +309,14 @@ async fn settle(asking: &mut Asking<'_>, out: &mut Vec<u8>) {
     if asking.waiting.is_empty() {
         return;
     }
-    let app = asking.app;
     let asks = std::mem::take(&mut asking.waiting);
-    let decided = join_all(asks.iter().map(|ask| app.decide(Protocol::Resp, ask.verb, &ask.request))).await;
+    let decided = asking.call.apply_each(asks.iter().map(|ask| (ask.verb, &ask.request))).await;
     asks.iter().zip(&decided).for_each(|(ask, decisions)| ask.tell(decisions, out));
 }
 
 fn refuse(malformed: Malformed, out: &mut Vec<u8>) {
     let mut reply = Reply { out, protocol: RespVersion::Resp2 };
-    reply.error(format_args!("ERR RespVersion error: {}", malformed.0));
+    reply.error(format_args!("ERR Protocol error: {}", malformed.0));
 }
 
 /// Writes all answers.

@@ -8,8 +8,8 @@ use super::command::{Asking, Form, Step, Wrong, whole};
 use super::reply::{Reply, Shown};
 use crate::app::App;
 use crate::app::explanation;
-use crate::inline_policies;
 use crate::limits::MAX_COST;
+use crate::policy_names;
 
 /// `RL.CHECK policy key [key ...] [COST n] [PEEK]`
 pub(super) fn check<'b>(
@@ -78,7 +78,7 @@ pub(super) fn request<'b>(
     // The names were looked at above.
     let attributes = attributes.map(|[name, value]| (std::str::from_utf8(name).unwrap_or_default(), *value));
     let mut request = Request::new().cost(cost.unwrap_or(1));
-    asking.app.complete(&mut request, attributes).map_err(|bad| Wrong::new(bad.detail))?;
+    asking.app.attributes.add_to(&mut request, attributes).map_err(|bad| Wrong::new(bad.detail))?;
     asking.decide(verb, request, Form::All, reply);
     Ok(Step::Asked)
 }
@@ -109,7 +109,7 @@ fn one_policy<'a, 'b>(given: &'a [&'b [u8]], policies: &'b PolicySet) -> Result<
 
 /// Commands of other limiters bring their quota; without one there is nothing to decide by.
 fn refuse_told(policy: &Policy) -> Result<(), Wrong> {
-    if inline_policies::is_inline(policy.name()) {
+    if policy_names::is_inline(policy.name()) {
         let name = policy.name();
         return Err(Wrong::new(format!(
             "policy `{name}` has no quota of its own; send {name} with one instead"
@@ -123,7 +123,10 @@ fn refuse_told(policy: &Policy) -> Result<(), Wrong> {
 #[inline(always)]
 fn under<'b>(policy: &'b Policy, keys: &[&'b [u8]], cost: u64, app: &App) -> Result<Request<'b>, Wrong> {
     let names = policy.scope_attributes().iter().map(String::as_str);
-    let request = app.request(names.zip(keys.iter().copied()), cost).map_err(|bad| Wrong::new(bad.detail))?;
+    let request = app
+        .attributes
+        .request(names.zip(keys.iter().copied()), cost)
+        .map_err(|bad| Wrong::new(bad.detail))?;
     Ok(request.under(policy.name()))
 }
 
@@ -257,8 +260,8 @@ fn numbers(allowed: bool, one: &PolicyDecision<'_>, reply: &mut Reply<'_>) {
 
 /// `RL.POLICIES`
 pub(super) fn policies(policies: &PolicySet, reply: &mut Reply<'_>) {
-    reply.array(inline_policies::listed(policies).count());
-    for policy in inline_policies::listed(policies) {
+    reply.array(policy_names::listed(policies).count());
+    for policy in policy_names::listed(policies) {
         let quota = policy.quota();
         reply.fields(6);
         reply.field("policy");

@@ -15,7 +15,7 @@ use super::transaction::Transaction;
 use crate::access::Connection;
 use crate::access::attempts::AuthFailure;
 use crate::app::App;
-use crate::telemetry;
+use crate::caller::Protocol;
 
 /// Longest name of a connection, in bytes.
 const MAX_NAME: usize = 128;
@@ -158,8 +158,8 @@ impl Session {
         };
         // Both are looked at, so that the time tells neither.
         let is_right = || known.is(password) & (user == USER);
-        let attempts = app.auth_attempts();
-        match attempts.password(telemetry::Protocol::Resp, self.peer.ip(), is_right) {
+        let attempts = app.access.attempts();
+        match attempts.password(Protocol::Resp, self.peer.ip(), is_right) {
             Ok(()) => {
                 self.authenticated = true;
                 Ok(())
@@ -270,7 +270,7 @@ impl Session {
 
     /// Clients wait until `loading` is 0 and look for a `role`.
     fn info(&self, sections: &[&[u8]], app: &App) -> String {
-        let stats = app.stats();
+        let stats = app.store().stats();
         let connected = self.door.connected();
         let all = [
             (
@@ -297,7 +297,7 @@ impl Session {
                     stats.keys,
                     stats.max_keys,
                     stats.dropped,
-                    u8::from(app.is_ready())
+                    u8::from(app.readiness.is_ready())
                 ),
             ),
         ];

@@ -11,8 +11,8 @@ use slidegate::{Algorithm, Decisions, Quota, Request, Verb};
 use super::command::{Asking, Form, Step, Wrong, whole};
 use super::decide;
 use super::reply::Reply;
-use crate::inline_policies::INLINE_POLICIES;
 use crate::limits::MAX_COST;
+use crate::policy_names::INLINE_POLICIES;
 
 /// Longest period, in seconds: the longest window.
 const MAX_PERIOD_SECS: u64 = Quota::MAX_WINDOW.as_secs();
@@ -70,7 +70,7 @@ pub(super) fn throttle<'b>(
     };
     let mut request = Request::new().under(policy).quota(prepared.quota(told)?).cost(told.quantity);
     let key = std::iter::once((attribute, given[0]));
-    asking.app.complete(&mut request, key).map_err(|bad| Wrong::new(bad.detail))?;
+    asking.app.attributes.add_to(&mut request, key).map_err(|bad| Wrong::new(bad.detail))?;
     asking.decide(Verb::Check, request, Form::Told(told), reply);
     Ok(Step::Asked)
 }

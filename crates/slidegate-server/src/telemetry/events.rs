@@ -15,15 +15,15 @@ use serde::Serialize;
 use slidegate::{Block, Limiter, MemoryStore, PolicyDecision, Quota, Reason, Timestamp, millis_ceil};
 use tokio::sync::broadcast;
 
-use super::Protocol;
-use super::shown::Veil;
-use crate::app::changes::KeyText;
+use super::redaction::Redactor;
 use crate::app::explanation;
+use crate::caller::Protocol;
 use crate::config::KeysShown;
+use crate::key_text::KeyText;
 use crate::log_limit::{LogLimit, LogRates};
 
 /// Events that are kept, the newest; a megabyte or less.
-pub(crate) const KEPT: usize = 1024;
+pub(crate) const EVENTS_KEPT: usize = 1024;
 /// Most events of one key in a second, in the ring and to listeners.
 const OF_A_KEY: u64 = 10;
 /// The log has a line for each key this often.
@@ -131,7 +131,7 @@ pub(crate) struct Events {
     log_limit: LogLimit,
     log: Option<SyncSender<LogLine>>,
     listeners: broadcast::Sender<Message>,
-    veil: Arc<Veil>,
+    redactor: Arc<Redactor>,
     left_out: AtomicU64,
 }
 
@@ -144,7 +144,7 @@ struct Ring {
 
 impl Events {
     /// `logged` says whether the log has them too.
-    pub(super) fn new(veil: Arc<Veil>, logged: bool) -> Self {
+    pub(super) fn new(redactor: Arc<Redactor>, logged: bool) -> Self {
         let limiter = |quota| Limiter::with_store(quota, MemoryStore::builder().max_keys(RATED_KEYS).build());
         let every = Quota::new(1, LOGGED_EVERY).expect("a minute is a window");
         Self {
@@ -157,7 +157,7 @@ impl Events {
             }),
             log: logged.then(start_log).flatten(),
             listeners: broadcast::channel(BEHIND).0,
-            veil,
+            redactor,
             left_out: AtomicU64::new(0),
         }
     }
@@ -178,7 +178,7 @@ impl Events {
             return;
         }
         // A scope of nothing has the key `*`, and no attribute.
-        let values = key.split(',').map(|value| self.veil.show(value, keys_shown).into());
+        let values = key.split(',').map(|value| self.redactor.show(value, keys_shown).into());
         let quota = one.quota();
         // A look asks for nothing, which always fits; it fits for certain when the key is as new.
         let (reason, wait) = match one.reason() {
@@ -191,7 +191,7 @@ impl Events {
             at: one.at,
             policy: policy.name().to_owned(),
             attributes: policy.scope_attributes().iter().cloned().zip(values).collect(),
-            key: self.veil.show(key, keys_shown),
+            key: self.redactor.show(key, keys_shown),
             limit: one.limit,
             window_ms: millis_ceil(quota.window()),
             algorithm: quota.algorithm().name(),
@@ -212,7 +212,7 @@ impl Events {
         ring.last_seq += 1;
         event.seq = ring.last_seq;
         let event = Arc::new(event);
-        let oldest = if ring.events.len() == KEPT { ring.events.pop_front() } else { None };
+        let oldest = if ring.events.len() == EVENTS_KEPT { ring.events.pop_front() } else { None };
         ring.events.push_back(Arc::clone(&event));
         // Under the lock, so that listeners get them in their order.
         self.send(Message::Denial(Arc::clone(&event)));
@@ -259,7 +259,8 @@ impl Events {
 
     /// Whether an event is one of those that are wanted.
     pub(super) fn matches(&self, event: &Event, filter: &Filter) -> bool {
-        let is_key = |key: &String| *key == event.key || self.veil.show(key, event.keys_shown) == event.key;
+        let is_key =
+            |key: &String| *key == event.key || self.redactor.show(key, event.keys_shown) == event.key;
         filter.policy.as_ref().is_none_or(|policy| *policy == event.policy)
             && filter.key.as_ref().is_none_or(is_key)
     }

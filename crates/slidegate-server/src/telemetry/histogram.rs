@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use super::lane::{Lanes, thread};
+use super::per_thread::{PerThread, thread};
 
 /// Upper ends of the buckets, in microseconds, both included: from a decision in memory to a store's deadline and beyond.
 ///
@@ -14,7 +14,7 @@ pub(super) const ENDS_US: [u64; 17] =
     [1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000, 250_000];
 
 #[derive(Debug)]
-pub(super) struct Histogram(Lanes<Buckets>);
+pub(super) struct Histogram(PerThread<Buckets>);
 
 #[derive(Debug, Default)]
 struct Buckets {
@@ -34,7 +34,7 @@ pub(super) struct Reading {
 
 impl Histogram {
     pub(super) fn new(lanes: usize) -> Self {
-        Self(Lanes::new(lanes))
+        Self(PerThread::new(lanes))
     }
 
     /// Adds as many observations of this span.

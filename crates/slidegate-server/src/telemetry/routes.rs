@@ -13,14 +13,20 @@ use axum::routing::get;
 use serde::Serialize;
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::events::{Event, Filter, KEPT};
-use super::exposition::Format;
+use super::events::{EVENTS_KEPT, Event, Filter};
+use super::observer::MAX_STREAMS;
 use super::top::{By, PERIOD, Ranking};
-use super::{metrics, stream};
 use crate::app::App;
 use crate::problem::{self, Problem};
 use crate::query;
 use crate::routes::Routes;
+use exposition::Format;
+
+mod envoy_metrics;
+mod exposition;
+pub(super) mod live;
+mod metrics;
+mod stream;
 
 type Shared = State<Arc<App>>;
 
@@ -28,7 +34,7 @@ type Shared = State<Arc<App>>;
 const EVENTS: usize = 100;
 const KEYS: usize = 20;
 /// Most keys in an answer.
-const MOST_KEYS: usize = 1000;
+const MAX_KEYS: usize = 1000;
 
 /// The routes over a app.
 pub(crate) fn routes(app: Arc<App>) -> Routes {
@@ -65,7 +71,7 @@ async fn events(State(app): Shared, uri: Uri, headers: HeaderMap) -> Result<Resp
     }
     let mut query = Query::of(&uri)?;
     let filter = Filter { policy: policy(&mut query, &app)?, key: query.take("key") };
-    let limit = query.number("limit", EVENTS, KEPT)?;
+    let limit = query.number("limit", EVENTS, EVENTS_KEPT)?;
     query.nothing_else("policy, key and limit")?;
     if wants_stream(&headers) {
         let place = place(&app)?;
@@ -91,10 +97,10 @@ async fn top(State(app): Shared, uri: Uri) -> Result<Response, Problem> {
             return Err(Problem::field("by", detail));
         }
     };
-    let limit = query.number("limit", KEYS, MOST_KEYS)?;
+    let limit = query.number("limit", KEYS, MAX_KEYS)?;
     query.nothing_else("policy, by and limit")?;
-    let roll = observer.roll.load();
-    let rows = roll.in_force().iter().filter(|row| policy.as_ref().is_none_or(|name| *name == row.name));
+    let registry = observer.registry.load();
+    let rows = registry.in_force().iter().filter(|row| policy.as_ref().is_none_or(|name| *name == row.name));
     let rankings: Vec<_> = rows.map(|row| (row, observer.top.ranking(row.number, by))).collect();
     let error_bound = rankings.iter().map(|(_, ranking)| ranking.error_bound).max().unwrap_or(0);
     let is_sampled = rankings.iter().any(|(_, Ranking { is_sampled, .. })| *is_sampled);
@@ -103,7 +109,7 @@ async fn top(State(app): Shared, uri: Uri) -> Result<Response, Problem> {
     keys.sort_by_key(|(_, one)| std::cmp::Reverse(one.count));
     let keys = keys.into_iter().take(limit).map(|(row, one)| TopKey {
         policy: &row.name,
-        key: observer.veil.show(&one.key, row.keys_shown),
+        key: observer.redactor.show(&one.key, row.keys_shown),
         count: one.count,
         at_most_over: one.over,
         last_at: crate::app::explanation::time(one.last_at),
@@ -153,7 +159,7 @@ async fn live(State(app): Shared, uri: Uri) -> Result<Response, Problem> {
 /// A place for a stream, if there is one.
 fn place(app: &App) -> Result<OwnedSemaphorePermit, Problem> {
     Arc::clone(&app.observer().streams).try_acquire_owned().map_err(|_| {
-        let detail = format!("{} streams are open, which is the most; close one", super::MAX_STREAMS);
+        let detail = format!("{} streams are open, which is the most; close one", MAX_STREAMS);
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
     })
 }
@@ -191,7 +197,7 @@ fn last_event_id(value: &HeaderValue) -> Result<u64, Problem> {
 /// The policy that is asked for, which must be in force.
 fn policy(query: &mut Query, app: &App) -> Result<Option<String>, Problem> {
     let Some(name) = query.take("policy") else { return Ok(None) };
-    if app.observer().roll.load().in_force().iter().any(|row| row.name == name) {
+    if app.observer().registry.load().in_force().iter().any(|row| row.name == name) {
         return Ok(Some(name));
     }
     let detail = format!("there is no policy `{}`; /v1/policies lists them", name.escape_debug());

@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use slidegate::Timestamp;
 
-use super::lane::{Lanes, thread};
-use super::shown::Veil;
+use super::per_thread::{PerThread, thread};
+use super::redaction::Redactor;
 
 /// Counters of one policy, for each thread, period and order: 256 of about 100 bytes.
 pub(super) const COUNTERS: usize = 256;
@@ -44,7 +44,7 @@ impl By {
 
 #[derive(Debug)]
 pub(super) struct Top {
-    lanes: Lanes<Mutex<Tops>>,
+    lanes: PerThread<Mutex<Tops>>,
 }
 
 /// The sketches of policies in both orders, by the policies' numbers.
@@ -96,7 +96,7 @@ pub(super) struct Ranking {
 
 impl Top {
     pub(super) fn new(lanes: usize) -> Self {
-        Self { lanes: Lanes::new(lanes) }
+        Self { lanes: PerThread::new(lanes) }
     }
 
     /// Begins the next period: puts the sketches of the last one by, in a few steps for each lane, and hands out those of
@@ -118,7 +118,7 @@ impl Top {
         key: impl fmt::Display,
         at: Timestamp,
         weight: Weight,
-        veil: &Veil,
+        redactor: &Redactor,
     ) {
         let Ok(mut lane) = self.lanes.of(thread()).try_lock() else { return };
         let lane = &mut *lane;
@@ -127,7 +127,7 @@ impl Top {
         }
         lane.text.clear();
         write!(lane.text, "{key}").expect("text takes text");
-        let key = veil.cut(&lane.text);
+        let key = redactor.cut(&lane.text);
         lane.now.entry(policy).or_default()[by as usize].add(&key, weight, at);
     }
 
@@ -294,14 +294,14 @@ mod tests {
     /// Yesterday's attacker must not stand above today's.
     #[test]
     fn what_is_older_than_two_periods_is_forgotten() {
-        let (top, veil) = (Top::new(1), Veil::new(None));
+        let (top, redactor) = (Top::new(1), Redactor::new(None));
         let policy = slidegate::Policy::new("p", slidegate::Quota::per_minute(1)).unwrap().scope(["user"]);
         let gate = slidegate::Gate::new(slidegate::PolicySet::new([policy]).unwrap());
         let count = |user: &str| {
             let request = slidegate::Request::new().with("user", user);
             let decisions = gate.peek(&request);
             let one = decisions.iter().next().unwrap();
-            top.add(3, By::Denied, one.key(), one.at, each(1), &veil);
+            top.add(3, By::Denied, one.key(), one.at, each(1), &redactor);
         };
         let keys =
             || top.ranking(3, By::Denied).keys.iter().map(|one| one.key.to_string()).collect::<Vec<_>>();

@@ -29,8 +29,8 @@ use opentelemetry_sdk::trace::{
 };
 use slidegate::{Decisions, PolicyDecision, Timestamp, Verb, millis_ceil};
 
-use super::Protocol;
 use crate::app::explanation;
+use crate::caller::{Caller, Protocol};
 use crate::log_limit::LogLimit;
 use crate::{config, http_client};
 
@@ -52,20 +52,6 @@ const MAX_STATE: usize = 512;
 const MAX_SHADOWS: usize = 8;
 /// The log is told of lost spans this often at most.
 const TOLD_EVERY: Duration = Duration::from_secs(10);
-
-/// Who asks for a decision: the door, and the span that the question is part of.
-#[derive(Debug, Clone)]
-pub(crate) struct Caller {
-    pub(super) door: Protocol,
-    /// `None` where nobody said one, and where there are no traces.
-    parent: Option<Context>,
-}
-
-impl From<Protocol> for Caller {
-    fn from(door: Protocol) -> Self {
-        Self { door, parent: None }
-    }
-}
 
 /// Makes spans and sends them.
 #[derive(Debug)]
@@ -160,15 +146,15 @@ impl Traces {
     }
 
     /// The caller that these fields of a request tell of.
-    pub(super) fn caller(door: Protocol, headers: &HeaderMap) -> Caller {
+    pub(super) fn caller(protocol: Protocol, headers: &HeaderMap) -> Caller {
         let context = TraceContextPropagator::new()
             .extract_with_context(&Context::new(), &Fields(HeaderExtractor(headers)));
-        Caller { door, parent: Some(context).filter(|context| context.span().span_context().is_valid()) }
+        Caller { protocol, parent: Some(context).filter(|context| context.span().span_context().is_valid()) }
     }
 
     /// Makes a span of what was decided from `start` to `end`, if its parent or the ratio wants one. `shown` gives a key
     /// as its policy shows it.
-    pub(super) fn note(
+    pub(super) fn record(
         &self,
         caller: &Caller,
         verb: Verb,
@@ -190,8 +176,8 @@ impl Traces {
             return;
         }
         let verdict = if decisions.is_denied() { "deny" } else { "allow" };
-        span.set_attribute(KeyValue::new("slidegate.door", caller.door.name()));
-        span.set_attribute(KeyValue::new("slidegate.verb", super::name_of(verb)));
+        span.set_attribute(KeyValue::new("slidegate.door", caller.protocol.name()));
+        span.set_attribute(KeyValue::new("slidegate.verb", super::verb_name(verb)));
         span.set_attribute(KeyValue::new("slidegate.verdict", verdict));
         // Where all policies are in shadow, the one of them that would have bound.
         let shadows = || decisions.iter().filter(|one| !one.policy().is_enforced());

@@ -10,8 +10,8 @@ use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
 use slidegate::{Quota, millis_ceil};
 
+use super::refusal::{Cause, Refusal};
 use super::terms::Terms;
-use super::{Cause, Refusal};
 
 /// The form that this release writes and reads.
 const LAYOUT: u32 = 1;

@@ -8,17 +8,10 @@ use std::collections::{BTreeMap, HashMap};
 use slidegate::{Block, Error, Policy, PolicySet, Quota, Timestamp};
 
 use super::document::{Document, KeyChange};
-use super::key_text::KeyText;
 use super::terms::{Mode, Terms};
 use crate::config::{Added, KeysShown};
-
-/// What follows the name of a policy in that of its candidate.
-pub(crate) const CANDIDATE: &str = ".candidate";
-
-/// The policy that this one is the candidate of.
-pub(crate) fn candidate_of(name: &str) -> Option<&str> {
-    name.strip_suffix(CANDIDATE)
-}
+use crate::key_text::KeyText;
+use crate::policy_names::CANDIDATE;
 
 /// What the configuration says.
 #[derive(Debug, Clone, Default)]

@@ -157,6 +157,7 @@ fn by_policies<'r>(
 ) -> Result<Request<'r>, String> {
     let attributes = std::iter::once((DOMAIN, call.domain.as_str())).chain(entries(descriptor));
     let request = app
+        .attributes
         .request(attributes.map(|(name, value)| (name, value.as_bytes())), hits)
         .map_err(|bad| bad.detail)?;
     let Some(rate) = own_rate(descriptor)? else { return Ok(request) };
@@ -168,6 +169,7 @@ fn by_policies<'r>(
 fn by_rule<'r>(app: &App, hit: &'r RuleHit<'r>, hits: u64) -> Result<Request<'r>, String> {
     let attributes = std::iter::once((envoy::SCOPE, hit.key.as_str()));
     let request = app
+        .attributes
         .request(attributes.map(|(name, value)| (name, value.as_bytes())), hits)
         .map_err(|bad| bad.detail)?
         .under(hit.policy);

@@ -28,9 +28,9 @@ use super::ask;
 use super::limits::Limits;
 use super::service::MAX_MESSAGE_BYTES;
 use crate::access::{Action, Peer};
+use crate::caller::Protocol;
 use crate::log_limit::log_limited;
 use crate::routes::Routes;
-use crate::telemetry::Protocol;
 
 /// The reference's paths, for its HTTP port.
 pub(crate) fn routes(limits: Arc<Limits>) -> Routes {
@@ -56,7 +56,7 @@ pub(crate) fn debug_routes(limits: Arc<Limits>) -> Router {
 async fn decide(State(limits): State<Arc<Limits>>, request: Request) -> Response {
     let caller = limits.app().observer().caller(Protocol::Grpc, request.headers());
     let (head, body) = request.into_parts();
-    let (access, peer) = (limits.app().access(), Peer::of(&head.extensions));
+    let (access, peer) = (&limits.app().access, Peer::of(&head.extensions));
     if let Err(problem) = access.decision(&head.headers, Action::Decide, peer) {
         return problem.response();
     }
@@ -88,7 +88,7 @@ fn refused() -> Response {
 }
 
 async fn healthcheck(State(limits): State<Arc<Limits>>) -> Response {
-    if limits.app().is_ready() && limits.is_well() {
+    if limits.app().readiness.is_ready() && limits.is_well() {
         "OK".into_response()
     } else {
         (StatusCode::INTERNAL_SERVER_ERROR, "").into_response()

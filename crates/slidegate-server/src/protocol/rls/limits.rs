@@ -17,10 +17,11 @@ use super::ask::{self, Asked, Group, Terms};
 use super::tally::Decided;
 use super::{metadata, refused};
 use crate::app::App;
+use crate::app::decide::Call;
 use crate::app::store;
+use crate::caller::Caller;
 use crate::config::Grpc;
 use crate::envoy::{Envoy, Live, Settings};
-use crate::telemetry::{Caller, Protocol};
 
 /// The service, whatever door is asked.
 #[derive(Debug)]
@@ -79,22 +80,24 @@ impl Limits {
         call: &RateLimitRequest,
         caller: &Caller,
     ) -> Result<RateLimitResponse, Status> {
-        let observer = self.app.observer();
-        let start = observer.start();
         let calls = self.files.as_ref().map(|files| files.live.statistics().calls());
         if let Some(calls) = calls {
             calls.total.fetch_add(1, Relaxed);
         }
-        let answer = self.answer(call, caller).await.inspect_err(|_| {
+        let mut decided = self.app.call(caller.clone());
+        let answer = self.answer(call, &mut decided).await.inspect_err(|_| {
             if let Some(calls) = calls {
                 calls.service_errors.fetch_add(1, Relaxed);
             }
         })?;
-        observer.decided(Protocol::Grpc, start, u64::try_from(call.descriptors.len()).unwrap_or(u64::MAX));
         Ok(answer)
     }
 
-    async fn answer(&self, call: &RateLimitRequest, caller: &Caller) -> Result<RateLimitResponse, Status> {
+    async fn answer(
+        &self,
+        call: &RateLimitRequest,
+        caller: &mut Call<'_>,
+    ) -> Result<RateLimitResponse, Status> {
         ask::check(call)?;
         let settings = self.files.as_ref().map(|files| &files.settings);
         // Held until all is decided: a reload takes no policy out of force before.
@@ -172,6 +175,7 @@ impl Limits {
         }
 
         self.tally(
+            caller,
             &terms,
             &asked,
             &Decided {
@@ -199,7 +203,7 @@ impl Limits {
     async fn report(
         &self,
         call: &RateLimitRequest,
-        caller: &Caller,
+        caller: &mut Call<'_>,
         terms: &[Terms<'_>],
         asked: &Asked<'_>,
     ) -> Result<RateLimitResponse, Status> {
@@ -239,7 +243,7 @@ impl Limits {
     /// Peeks at a group in one step. Descriptors of 0 hits are told of what was refused as well.
     async fn look<'r>(
         &self,
-        caller: &Caller,
+        caller: &mut Call<'_>,
         terms: &[Terms<'_>],
         group: &'r Group<'r>,
     ) -> Result<Decisions<'r>, Status> {
@@ -255,30 +259,30 @@ impl Limits {
     /// Does the same to a whole group in one step.
     async fn apply<'r>(
         &self,
-        caller: &Caller,
+        caller: &mut Call<'_>,
         verb: Verb,
         group: &'r Group<'r>,
     ) -> Result<Decisions<'r>, Status> {
-        decided(self.app.decide_all(caller.clone(), verb, &group.requests).await)
+        decided(caller.apply(verb, &group.requests).await)
     }
 
     /// Does the same to each of a group, whatever becomes of the others.
     async fn apart<'r>(
         &self,
-        caller: &Caller,
+        caller: &mut Call<'_>,
         verb: Verb,
         group: &'r Group<'r>,
     ) -> Result<Vec<Decisions<'r>>, Status> {
         let mut decisions = Vec::with_capacity(group.requests.len());
         for request in &group.requests {
-            decisions.push(decided(self.app.decide(caller.clone(), verb, request).await)?);
+            decisions.push(decided(caller.apply(verb, std::slice::from_ref(request)).await)?);
         }
         Ok(decisions)
     }
 
     /// Fields for the client's answer: those that are configured, of these decisions.
     fn headers(&self, answer: &Answer<'_>, shown: &Decisions<'_>) -> Vec<HeaderValue> {
-        let options = self.app.headers();
+        let options = &self.app.headers;
         let mut headers = Vec::new();
         if let Some(names) = self.files.as_ref().and_then(|files| files.settings.headers.as_ref()) {
             headers = answer.three_headers(names);
@@ -331,6 +335,7 @@ mod tests {
     use slidegate::{ManualClock, PolicySet, Timestamp};
 
     use super::*;
+    use crate::caller::Protocol;
     use crate::config::Config;
     use crate::envoy::{HeaderNames, Watcher};
 

@@ -39,7 +39,7 @@ impl Limits {
             return Vec::new();
         }
         let requests: Vec<_> = looks.iter().map(|(_, hit, key)| request(hit, key, 0)).collect();
-        let decisions = self.app().apply_unseen(Verb::Peek, &requests).await;
+        let decisions = self.app().unrecorded().apply(Verb::Peek, &requests).await;
         decisions.iter().map(|one| (looks[one.request()].0, *one.decision())).collect()
     }
 
@@ -66,7 +66,7 @@ impl Limits {
             return;
         }
         let requests: Vec<_> = kept.iter().map(|(hit, key, hits)| request(hit, key, *hits)).collect();
-        self.app().apply_unseen(Verb::Penalize, &requests).await;
+        self.app().unrecorded().apply(Verb::Penalize, &requests).await;
     }
 }
 

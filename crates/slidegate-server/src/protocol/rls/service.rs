@@ -24,7 +24,7 @@ use tower_service::Service;
 use super::limits::Limits;
 use super::{ask, reflection};
 use crate::access::{Action, Connection};
-use crate::telemetry::{Caller, Protocol};
+use crate::caller::{Caller, Protocol};
 
 /// Largest message of a call: sixty-four descriptors of a kilobyte each.
 pub(super) const MAX_MESSAGE_BYTES: usize = 64 * 1024;
@@ -140,7 +140,7 @@ fn may(
     action: Action,
     client: Connection,
 ) -> Result<(), Status> {
-    limits.app().access().call(authorization, action, client).map_err(|problem| match problem.status() {
+    limits.app().access.call(authorization, action, client).map_err(|problem| match problem.status() {
         StatusCode::FORBIDDEN => Status::permission_denied(problem.detail()),
         _ => Status::unauthenticated(problem.detail()),
     })

@@ -11,8 +11,9 @@ use slidegate::{Decisions, PolicyDecision, Source};
 use super::answer::is_over;
 use super::ask::{Asked, Group, Terms};
 use super::limits::Limits;
+use crate::app::decide::Call;
 use crate::envoy::Hits;
-use crate::telemetry::{Outcome, Protocol};
+use crate::telemetry::Outcome;
 
 /// The decisions of a call, in the order in which they were made.
 pub(super) struct Decided<'d> {
@@ -35,7 +36,13 @@ pub(super) struct Decided<'d> {
 
 impl Limits {
     /// Counts a call.
-    pub(super) fn tally(&self, terms: &[Terms<'_>], asked: &Asked<'_>, decided: &Decided<'_>) {
+    pub(super) fn tally(
+        &self,
+        call: &Call<'_>,
+        terms: &[Terms<'_>],
+        asked: &Asked<'_>,
+        decided: &Decided<'_>,
+    ) {
         let &Decided { looked, seen, charged, fitting, taken, .. } = decided;
         let mut looks = Vec::new();
         add_over(&mut looks, looked, true);
@@ -48,7 +55,7 @@ impl Limits {
             add_fitting(&mut looks, charged);
         }
         if !looks.is_empty() {
-            self.app().note_looks(Protocol::Grpc, &looks);
+            call.record_peeks(&looks);
         }
         let is_taken =
             |one: &PolicyDecision<'_>| fitting.places.contains(&asked.quotas.places[one.request()]);

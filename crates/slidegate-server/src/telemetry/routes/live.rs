@@ -8,17 +8,17 @@ use serde::Serialize;
 use slidegate::{Clock, Timestamp};
 use tokio::time::MissedTickBehavior;
 
-use super::Observer;
-use super::counts::Counts;
-use super::events::Message;
-use super::top::PERIOD;
 use crate::app::App;
 use crate::app::store::Shared;
+use crate::telemetry::events::Message;
+use crate::telemetry::observer::Observer;
+use crate::telemetry::policy_counters::Counts;
+use crate::telemetry::top::PERIOD;
 
 /// Between two messages of rates.
 const EVERY: Duration = Duration::from_secs(1);
 /// Most policies in a message, the first ones that decided anything: a page with more shows none of them.
-const MOST_POLICIES: usize = 256;
+const MAX_POLICIES: usize = 256;
 
 /// What was decided since the last message, by all policies or by one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
@@ -89,8 +89,8 @@ struct Totals {
 
 impl Totals {
     fn of(observer: &Observer) -> Self {
-        let roll = observer.roll.load();
-        let by_policy = roll.in_force().iter().map(|row| (row.name.clone(), row.counts()));
+        let registry = observer.registry.load();
+        let by_policy = registry.in_force().iter().map(|row| (row.name.clone(), row.counts()));
         let by_policy: BTreeMap<_, _> = by_policy.collect();
         let [allowed, denied] = observer.checks();
         let shadow_denied = by_policy.values().map(|counts| counts.shadow_denied).sum();
@@ -104,7 +104,7 @@ impl Totals {
         };
         let by_policy = self.by_policy.iter().map(|one| (one.0.as_str(), of(one)));
         let by_policy: BTreeMap<_, _> =
-            by_policy.filter(|(_, rates)| *rates != Rates::default()).take(MOST_POLICIES).collect();
+            by_policy.filter(|(_, rates)| *rates != Rates::default()).take(MAX_POLICIES).collect();
         let all = Rates {
             allowed: self.all.allowed - last.all.allowed,
             denied: self.all.denied - last.all.denied,

@@ -1,6 +1,6 @@
-//! What is counted of each policy, and the roll of policies that decisions find their counters by.
+//! What is counted of each policy, and the registry of policies that decisions find their counters by.
 //!
-//! A row is found by the policy's place in its set and made sure of by its name: while a set is swapped, decisions of the
+//! A row is found by the policy's position in its set and made sure of by its name: while a set is swapped, decisions of the
 //! old one find theirs by name. Counts stay with a name through every change of policies.
 
 use std::collections::HashMap;
@@ -9,13 +9,13 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use slidegate::{Decision, PolicySet, Source, Verb};
 
-use super::lane::{Lanes, wanted};
+use super::per_thread::{PerThread, copies_wanted};
 use crate::config::KeysShown;
 
 /// Most rows of policies that are no longer in force. Their counts go first when there are more.
-const MOST_GONE: usize = 1024;
+const MAX_GONE: usize = 1024;
 /// With more policies than this each has one copy of its counters only: sixteen of 16,384 would take 60 MB.
-const MOST_SHARDED: usize = 1024;
+const MAX_SHARDED: usize = 1024;
 
 /// The verdict of one policy, as it is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,7 +52,7 @@ pub(super) const SOURCES: [Source; 5] =
     [Source::Store, Source::Remembered, Source::Local, Source::Allow, Source::Deny];
 
 #[inline]
-fn place_of(source: Source) -> usize {
+fn index_of(source: Source) -> usize {
     match source {
         Source::Remembered => 1,
         Source::Local => 2,
@@ -65,12 +65,12 @@ fn place_of(source: Source) -> usize {
 
 /// The counters of one policy.
 #[derive(Debug)]
-pub(super) struct Row {
+pub(super) struct PolicyCounters {
     pub(super) name: String,
     /// Given once, and never to another policy.
     pub(super) number: u32,
     pub(super) keys_shown: KeysShown,
-    lanes: Arc<Lanes<Cells>>,
+    cells: Arc<PerThread<Cells>>,
 }
 
 #[derive(Debug, Default)]
@@ -89,7 +89,7 @@ struct Cells {
 
 impl Cells {
     /// Counts a denial of an enforced policy.
-    fn note_denial(&self, decision: &Decision, asked: u64) {
+    fn record_denial(&self, decision: &Decision, asked: u64) {
         self.cost_denied.fetch_add(asked, Relaxed);
         self.blocked.fetch_add(u64::from(decision.is_blocked()), Relaxed);
     }
@@ -108,10 +108,10 @@ pub(crate) struct Counts {
     pub(crate) near_limit: u64,
 }
 
-impl Row {
+impl PolicyCounters {
     /// Counts a policy's decision on a request of this cost; says what it was, if it was a check.
     #[inline]
-    pub(super) fn note(
+    pub(super) fn record(
         &self,
         thread: usize,
         verb: Verb,
@@ -119,7 +119,7 @@ impl Row {
         is_enforced: bool,
         asked: u64,
     ) -> Option<Outcome> {
-        let cells = self.lanes.of(thread);
+        let cells = self.cells.of(thread);
         match verb {
             Verb::Check => {}
             Verb::Peek => return None,
@@ -133,7 +133,7 @@ impl Row {
             }
         }
         let outcome = Outcome::of(decision, is_enforced);
-        cells.checks[outcome as usize][place_of(decision.source)].fetch_add(1, Relaxed);
+        cells.checks[outcome as usize][index_of(decision.source)].fetch_add(1, Relaxed);
         match outcome {
             // Another policy may have denied; then nothing was charged here.
             Outcome::Allow if decision.cost > 0 => {
@@ -143,24 +143,24 @@ impl Row {
                     cells.near_limit.fetch_add(1, Relaxed);
                 }
             }
-            Outcome::Deny => cells.note_denial(decision, asked),
+            Outcome::Deny => cells.record_denial(decision, asked),
             Outcome::Allow | Outcome::ShadowDeny => {}
         }
         Some(outcome)
     }
 
     /// Counts a look that stands for a check of this cost.
-    pub(super) fn note_look(&self, thread: usize, decision: &Decision, outcome: Outcome, asked: u64) {
-        let cells = self.lanes.of(thread);
-        cells.checks[outcome as usize][place_of(decision.source)].fetch_add(1, Relaxed);
+    pub(super) fn record_peek(&self, thread: usize, decision: &Decision, outcome: Outcome, asked: u64) {
+        let cells = self.cells.of(thread);
+        cells.checks[outcome as usize][index_of(decision.source)].fetch_add(1, Relaxed);
         if outcome == Outcome::Deny {
-            cells.note_denial(decision, asked);
+            cells.record_denial(decision, asked);
         }
     }
 
     /// How many checks had this outcome from this source.
     pub(super) fn checks(&self, outcome: Outcome, source: Source) -> u64 {
-        self.lanes.sum(|cells| cells.checks[outcome as usize][place_of(source)].load(Relaxed))
+        self.cells.sum(|cells| cells.checks[outcome as usize][index_of(source)].load(Relaxed))
     }
 
     pub(super) fn counts(&self) -> Counts {
@@ -169,30 +169,30 @@ impl Row {
             allowed: of(Outcome::Allow),
             denied: of(Outcome::Deny),
             shadow_denied: of(Outcome::ShadowDeny),
-            cost_allowed: self.lanes.sum(|cells| cells.cost_allowed.load(Relaxed)),
-            cost_denied: self.lanes.sum(|cells| cells.cost_denied.load(Relaxed)),
-            cost_refunded: self.lanes.sum(|cells| cells.cost_refunded.load(Relaxed)),
-            blocked: self.lanes.sum(|cells| cells.blocked.load(Relaxed)),
-            near_limit: self.lanes.sum(|cells| cells.near_limit.load(Relaxed)),
+            cost_allowed: self.cells.sum(|cells| cells.cost_allowed.load(Relaxed)),
+            cost_denied: self.cells.sum(|cells| cells.cost_denied.load(Relaxed)),
+            cost_refunded: self.cells.sum(|cells| cells.cost_refunded.load(Relaxed)),
+            blocked: self.cells.sum(|cells| cells.blocked.load(Relaxed)),
+            near_limit: self.cells.sum(|cells| cells.near_limit.load(Relaxed)),
         }
     }
 }
 
 /// The rows of all policies.
 #[derive(Debug, Default)]
-pub(super) struct Roll {
+pub(super) struct PolicyRegistry {
     /// First those in force, in the order of their set, then those that were.
-    rows: Vec<Arc<Row>>,
-    places: HashMap<String, usize>,
+    rows: Vec<Arc<PolicyCounters>>,
+    positions: HashMap<String, usize>,
     in_force: usize,
     /// How many rows there ever were.
     numbered: u32,
 }
 
-impl Roll {
-    /// The roll of this set. Policies that were known before keep their counts.
+impl PolicyRegistry {
+    /// The registry of this set. Policies that were known before keep their counts.
     pub(super) fn of(&self, policies: &PolicySet, keys_shown: impl Fn(&str) -> KeysShown) -> Self {
-        let lanes = if policies.iter().len() > MOST_SHARDED { 1 } else { wanted() };
+        let copies = if policies.iter().len() > MAX_SHARDED { 1 } else { copies_wanted() };
         let mut numbered = self.numbered;
         let mut rows: Vec<_> = policies
             .iter()
@@ -201,42 +201,47 @@ impl Roll {
                 let keys_shown = keys_shown(name);
                 match self.by_name(name) {
                     Some(row) if row.keys_shown == keys_shown => Arc::clone(row),
-                    Some(row) => Arc::new(Row {
+                    Some(row) => Arc::new(PolicyCounters {
                         name: name.to_owned(),
                         number: row.number,
                         keys_shown,
-                        lanes: Arc::clone(&row.lanes),
+                        cells: Arc::clone(&row.cells),
                     }),
                     None => {
                         numbered += 1;
-                        let lanes = Arc::new(Lanes::new(lanes));
-                        Arc::new(Row { name: name.to_owned(), number: numbered, keys_shown, lanes })
+                        let cells = Arc::new(PerThread::new(copies));
+                        Arc::new(PolicyCounters {
+                            name: name.to_owned(),
+                            number: numbered,
+                            keys_shown,
+                            cells,
+                        })
                     }
                 }
             })
             .collect();
         let in_force = rows.len();
         let gone = self.rows.iter().filter(|row| policies.by_name(&row.name).is_none());
-        rows.extend(gone.take(MOST_GONE).cloned());
-        let places = rows.iter().enumerate().map(|(place, row)| (row.name.clone(), place)).collect();
-        Self { rows, places, in_force, numbered }
+        rows.extend(gone.take(MAX_GONE).cloned());
+        let positions = rows.iter().enumerate().map(|(position, row)| (row.name.clone(), position)).collect();
+        Self { rows, positions, in_force, numbered }
     }
 
-    /// The row of the policy of this name, which stands at this place of its set.
+    /// The row of the policy of this name, which stands at this position of its set.
     #[inline]
-    pub(super) fn row(&self, place: usize, name: &str) -> Option<&Row> {
-        match self.rows.get(place) {
+    pub(super) fn row(&self, position: usize, name: &str) -> Option<&PolicyCounters> {
+        match self.rows.get(position) {
             Some(row) if row.name == name => Some(row),
             _ => self.by_name(name).map(|row| &**row),
         }
     }
 
-    pub(super) fn by_name(&self, name: &str) -> Option<&Arc<Row>> {
-        self.places.get(name).map(|place| &self.rows[*place])
+    pub(super) fn by_name(&self, name: &str) -> Option<&Arc<PolicyCounters>> {
+        self.positions.get(name).map(|position| &self.rows[*position])
     }
 
     /// The rows of the policies in force, in their order.
-    pub(super) fn in_force(&self) -> &[Arc<Row>] {
+    pub(super) fn in_force(&self) -> &[Arc<PolicyCounters>] {
         &self.rows[..self.in_force]
     }
 }

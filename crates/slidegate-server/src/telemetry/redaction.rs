@@ -17,20 +17,20 @@ pub(super) const MAX_SHOWN: usize = 256;
 const HASH_CHARACTERS: usize = 21;
 /// Characters that follow a masked key, so that two rows that look alike are known to be two: 24 bits.
 const MARK_CHARACTERS: usize = 4;
-/// A masked value shows a character for every so many that it has, and at most [`MOST_UNMASKED`].
+/// A masked value shows a character for every so many that it has, and at most [`MAX_UNMASKED`].
 const MASKED_FOR_ONE: usize = 4;
-const MOST_UNMASKED: usize = 2;
+const MAX_UNMASKED: usize = 2;
 
 /// What hashes are written with.
 const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
 /// Hides keys. What hashes are made with is the configured secret, or random for each process.
 #[derive(Debug)]
-pub(super) struct Veil {
+pub(super) struct Redactor {
     secret: [u64; 2],
 }
 
-impl Veil {
+impl Redactor {
     pub(super) fn new(secret: Option<&str>) -> Self {
         let random = || RandomState::new().hash_one(0);
         let secret = secret.map_or_else(
@@ -104,7 +104,7 @@ impl Veil {
 
 /// A value's first characters and three stars, whatever is left out.
 fn masked(value: &str) -> String {
-    let shown = (value.chars().count() / MASKED_FOR_ONE).min(MOST_UNMASKED);
+    let shown = (value.chars().count() / MASKED_FOR_ONE).min(MAX_UNMASKED);
     value.chars().take(shown).chain("***".chars()).collect()
 }
 
@@ -115,7 +115,7 @@ mod tests {
     /// A mask that shows all of a short name is none.
     #[test]
     fn masked_and_hashed_keys_do_not_show_what_they_are() {
-        let veil = Veil::new(None);
+        let redactor = Redactor::new(None);
         for (key, start) in [
             ("bob", "***#"),
             ("alice", "a***#"),
@@ -124,22 +124,22 @@ mod tests {
             ("*", "***#"),
             ("", "***#"),
         ] {
-            let masked = veil.show(key, KeysShown::Masked);
+            let masked = redactor.show(key, KeysShown::Masked);
             assert_eq!(
                 (&masked[..start.len()], masked.len()),
                 (start, start.len() + MARK_CHARACTERS),
                 "{key}"
             );
-            let hashed = veil.show(key, KeysShown::Hashed);
+            let hashed = redactor.show(key, KeysShown::Hashed);
             assert!(hashed.len() == 1 + HASH_CHARACTERS && hashed.starts_with('#'), "{hashed}");
-            assert_eq!(veil.show(key, KeysShown::Plain), key);
+            assert_eq!(redactor.show(key, KeysShown::Plain), key);
         }
     }
 
     /// Who looks for one client in the logs of many instances needs one name for it; nobody else should find it.
     #[test]
     fn hashes_are_the_same_under_one_secret_and_others_under_another() {
-        let of = |secret| Veil::new(secret).show("alice", KeysShown::Hashed);
+        let of = |secret| Redactor::new(secret).show("alice", KeysShown::Hashed);
         assert_eq!(of(Some("s")), of(Some("s")));
         assert_ne!(of(Some("s")), of(Some("t")));
         assert_ne!(of(None), of(None));
@@ -148,27 +148,27 @@ mod tests {
     /// Whoever follows a link must not be told of another key that only looks like it.
     #[test]
     fn what_is_shown_is_told_from_keys() {
-        let veil = Veil::new(None);
+        let redactor = Redactor::new(None);
         for key in ["alice", "bob,192.0.2.7", "", &"\u{eb}".repeat(5000), &"k".repeat(256), &"k".repeat(257)]
         {
             for how in [KeysShown::Masked, KeysShown::Hashed] {
-                assert!(Veil::is_shown(&veil.show(key, how), how), "{key}");
-                assert!(!Veil::is_shown(key, how), "{key}");
+                assert!(Redactor::is_shown(&redactor.show(key, how), how), "{key}");
+                assert!(!Redactor::is_shown(key, how), "{key}");
             }
-            let plain = veil.show(key, KeysShown::Plain);
-            assert_eq!(Veil::is_shown(&plain, KeysShown::Plain), key.len() > MAX_SHOWN, "{key}");
+            let plain = redactor.show(key, KeysShown::Plain);
+            assert_eq!(Redactor::is_shown(&plain, KeysShown::Plain), key.len() > MAX_SHOWN, "{key}");
         }
     }
 
     /// Keys are chosen by clients; what is kept of them must be bounded.
     #[test]
     fn long_keys_are_cut_and_still_told_apart() {
-        let veil = Veil::new(None);
+        let redactor = Redactor::new(None);
         let long = "\u{eb}".repeat(5000);
         let other = format!("{long}!");
-        let (one, two) = (veil.show(&long, KeysShown::Plain), veil.show(&other, KeysShown::Plain));
+        let (one, two) = (redactor.show(&long, KeysShown::Plain), redactor.show(&other, KeysShown::Plain));
         assert!(one.len() <= MAX_SHOWN && one.starts_with("\u{eb}\u{eb}"), "{one}");
         assert_ne!(one, two);
-        assert_eq!(veil.show(&"k".repeat(MAX_SHOWN), KeysShown::Plain).len(), MAX_SHOWN);
+        assert_eq!(redactor.show(&"k".repeat(MAX_SHOWN), KeysShown::Plain).len(), MAX_SHOWN);
     }
 }

@@ -16,8 +16,8 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 
-use super::events::{Event, Filter, Message};
 use crate::app::App;
+use crate::telemetry::events::{Event, Filter, Message};
 
 /// Most denials that a stream of rates carries between two of them. More is for nobody to read.
 const DENIALS_A_TICK: usize = 50;

@@ -17,7 +17,7 @@ use crate::app::App;
 use crate::envoy::{Count, Live};
 
 /// Most sets of labels, each with six series. Hits on all other limits are under [`OTHERS`] together.
-const MOST_SETS: usize = 2000;
+const MAX_SETS: usize = 2000;
 
 /// What is counted while files of the reference are followed.
 #[derive(Debug)]
@@ -69,7 +69,7 @@ fn limits(encoder: &mut DescriptorEncoder<'_>, live: &Live) -> fmt::Result {
     let mut sets: BTreeMap<[&str; 3], [u64; Count::ALL.len()]> = BTreeMap::new();
     for named in all.iter().filter(|named| named.counters.get(Count::TotalHits) > 0) {
         let labels = named.key.labels();
-        let has_room = sets.len() < MOST_SETS || sets.contains_key(&labels);
+        let has_room = sets.len() < MAX_SETS || sets.contains_key(&labels);
         let sums = sets.entry(if has_room { labels } else { [OTHERS, OTHERS, ""] }).or_default();
         for (sum, count) in sums.iter_mut().zip(Count::ALL) {
             *sum += named.counters.get(count);

@@ -14,23 +14,25 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 use slidegate::{BreakerState, PolicySet, Timestamp, Verb};
 
-use super::counts::{Counts, Outcome, Row, SOURCES};
-use super::histogram::Reading;
-use super::reference::Reference;
-use super::traces::Spans;
-use super::{Observer, Protocol, VERBS, name_of};
+use super::envoy_metrics::Reference;
 use crate::access::attempts::AuthAttempts;
 use crate::app::App;
 use crate::app::changes::now_ms;
 use crate::app::store::Shared;
-use crate::inline_policies;
+use crate::caller::Protocol;
+use crate::policy_names;
+use crate::telemetry::histogram::Reading;
+use crate::telemetry::observer::Observer;
+use crate::telemetry::policy_counters::{Counts, Outcome, PolicyCounters, SOURCES};
+use crate::telemetry::traces::Spans;
+use crate::telemetry::{VERBS, verb_name};
 
 /// Most policies with series of their own, up to 20 each. What the others count is under [`OTHERS`] together.
-const MOST_POLICIES: usize = 1000;
+const MAX_POLICIES: usize = 1000;
 /// No policy can have this name.
 pub(super) const OTHERS: &str = "~others";
 /// Most nodes of a shared store that are told of: a cluster's masters, of which more than a hundred are rare.
-const MOST_NODES: usize = 256;
+const MAX_NODES: usize = 256;
 
 /// Everything that is counted, now, as `OpenMetrics`; [`Format`](super::exposition::Format) makes the older text of it.
 pub(super) fn page(app: &Arc<App>) -> String {
@@ -69,7 +71,7 @@ impl Collector for Scrape {
         process(&mut page, app)?;
         policies(&mut page, app.observer(), &app.policies())?;
         requests(&mut page, app.observer())?;
-        authentications(&mut page, app.auth_attempts())?;
+        authentications(&mut page, app.access.attempts())?;
         configuration(&mut page, app.observer())?;
         spans(&mut page, app.observer())?;
         let Some(shared) = app.shared() else { return Ok(()) };
@@ -79,7 +81,7 @@ impl Collector for Scrape {
 }
 
 fn process(page: &mut Page<'_>, app: &App) -> fmt::Result {
-    let (observer, memory) = (app.observer(), app.stats());
+    let (observer, memory) = (app.observer(), app.store().stats());
     page.info("build", "What runs", [("version", env!("CARGO_PKG_VERSION"))])?;
     let started_at = seconds(observer.wall_time(observer.started_at));
     page.seconds("start_time", "When the service started, since the Unix epoch", started_at)?;
@@ -103,9 +105,9 @@ fn count(count: usize) -> u64 {
 }
 
 fn policies(page: &mut Page<'_>, observer: &Observer, policies: &PolicySet) -> fmt::Result {
-    let roll = observer.roll.load();
-    let (shown, others) = roll.in_force().split_at(roll.in_force().len().min(MOST_POLICIES));
-    let checks = |row: &Arc<Row>| {
+    let registry = observer.registry.load();
+    let (shown, others) = registry.in_force().split_at(registry.in_force().len().min(MAX_POLICIES));
+    let checks = |row: &Arc<PolicyCounters>| {
         let row = Arc::clone(row);
         let all = Outcome::ALL.into_iter().flat_map(|outcome| SOURCES.map(|source| (outcome, source)));
         all.map(move |(outcome, source)| {
@@ -149,7 +151,7 @@ fn policies(page: &mut Page<'_>, observer: &Observer, policies: &PolicySet) -> f
     let near = "Checks that were charged and left their key at 80 % of its limit or above";
     each("near_limit", near, |counts| counts.near_limit)?;
 
-    let shown = || inline_policies::listed(policies).take(MOST_POLICIES);
+    let shown = || policy_names::listed(policies).take(MAX_POLICIES);
     let limits = shown().map(|policy| ([("policy", policy.name())], policy.quota().limit()));
     page.gauge("policy_limit", "Most cost in a window, by the configuration", limits)?;
     let windows = shown().map(|policy| ([("policy", policy.name())], policy.quota().window().as_secs_f64()));
@@ -164,12 +166,12 @@ fn requests(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
         for verb in VERBS {
             for (verdict, name) in ["allow", "deny"].into_iter().enumerate() {
                 let count = observer
-                    .lanes
+                    .counters
                     .sum(|seen| seen.requests[verdict][verb as usize][door as usize].load(Relaxed));
                 // Most of 32 never happen.
                 if count > 0 || (door, verb) == (Protocol::Http, Verb::Check) {
                     requests
-                        .push(([("door", door.name()), ("verb", name_of(verb)), ("verdict", name)], count));
+                        .push(([("door", door.name()), ("verb", verb_name(verb)), ("verdict", name)], count));
                 }
             }
         }
@@ -179,7 +181,7 @@ fn requests(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
     let doors = Protocol::ALL.map(|door| (door, observer.latency[door as usize].read()));
     let doors = || doors.iter().filter(|(door, latency)| *door == Protocol::Http || latency.count > 0);
     let unmatched = doors().map(|(door, _)| {
-        let count = observer.lanes.sum(|seen| seen.unmatched[*door as usize].load(Relaxed));
+        let count = observer.counters.sum(|seen| seen.unmatched[*door as usize].load(Relaxed));
         ([("door", door.name())], count)
     });
     page.counter(
@@ -224,7 +226,7 @@ fn configuration(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
 
 /// Changes that were made at run time, which a shared store keeps for all instances.
 fn changes(page: &mut Page<'_>, app: &App) -> fmt::Result {
-    let (seen, document, now_ms) = (&app.observer().changes, app.changes(), now_ms());
+    let (seen, document, now_ms) = (&app.observer().changes, app.active.document(), now_ms());
     let in_force = count(document.count_in_force(now_ms));
     page.value(
         "control_changes",
@@ -264,7 +266,7 @@ fn store(page: &mut Page<'_>, observer: &Observer, shared: &Shared) -> fmt::Resu
     let help = "How long requests took that the store decided, coalesced ones included";
     page.histogram("store_decision_duration", help, &observer.store_latency.read())?;
 
-    let nodes = || nodes.iter().take(MOST_NODES).map(|node| (node, [("node", node.node.as_str())]));
+    let nodes = || nodes.iter().take(MAX_NODES).map(|node| (node, [("node", node.node.as_str())]));
     let connected = nodes().map(|(node, labels)| (labels, u64::from(node.connected)));
     page.gauge("store_node_connected", "1 while there is a connection", connected)?;
     let states = nodes().flat_map(|(node, [label])| {

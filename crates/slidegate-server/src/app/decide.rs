@@ -1,0 +1,198 @@
+//! Deciding: the only way from a protocol to the store.
+//!
+//! A [`Call`] measures, decides, and records what was decided in metrics, events, traces, shadow
+//! policies and candidates, so that no protocol can forget one of these. Its duration is recorded when
+//! it is dropped.
+
+use std::collections::HashMap;
+
+use futures_util::future::join_all;
+use slidegate::{Decisions, Error, PolicyDecision, PolicySet, Request, Timestamp, Verb};
+
+use super::shadow::{CandidateCharge, Shadows};
+use super::store::Store;
+use crate::caller::Caller;
+use crate::config::KeysShown;
+use crate::telemetry::{Observer, Outcome};
+
+/// The store, and all that sees its decisions.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    pub(crate) store: Store,
+    pub(crate) observer: Observer,
+    pub(crate) shadows: Shadows,
+}
+
+/// One call of a client, which may ask for several decisions.
+#[derive(Debug)]
+pub(crate) struct Call<'a> {
+    engine: &'a Engine,
+    /// `None` for the service's own work, which is not recorded.
+    caller: Option<Caller>,
+    started: Timestamp,
+    decisions: u64,
+}
+
+impl Engine {
+    /// A call that is recorded under this caller.
+    pub(crate) fn call(&self, caller: impl Into<Caller>) -> Call<'_> {
+        Call { engine: self, caller: Some(caller.into()), started: self.observer.start(), decisions: 0 }
+    }
+
+    /// The service's own work on usage: no client asked for it, so nothing is recorded.
+    pub(crate) fn unrecorded(&self) -> Call<'_> {
+        Call { engine: self, caller: None, started: Timestamp::EPOCH, decisions: 0 }
+    }
+
+    /// Activates policies. `keys_shown` is how those added at run time show their keys, and
+    /// `old_keys_shown` how the ones before did.
+    ///
+    /// # Errors
+    /// A limit is more than a shared store can count; the old policies stay active.
+    pub(super) fn activate(
+        &self,
+        policies: PolicySet,
+        keys_shown: &HashMap<String, KeysShown>,
+        old_keys_shown: &HashMap<String, KeysShown>,
+    ) -> Result<(), Error> {
+        // Before they decide, so that none of their decisions is missed; counts of the old ones go on meanwhile.
+        self.observer.follow(&policies, keys_shown);
+        if let Err(error) = self.store.configure(policies) {
+            self.observer.follow(&self.store.policies(), old_keys_shown);
+            return Err(error);
+        }
+        self.shadows.follow(&self.store.policies());
+        Ok(())
+    }
+
+    /// Decides requests in one atomic step. With an `id`, the one request is charged once however often it comes.
+    async fn apply<'r>(
+        &self,
+        caller: Option<&Caller>,
+        verb: Verb,
+        requests: &'r [Request<'r>],
+        id: Option<&str>,
+    ) -> Decisions<'r> {
+        if id.is_none()
+            && let Some(decisions) = self.try_apply(caller, verb, requests)
+        {
+            return decisions;
+        }
+        let span_start = self.observer.span_start();
+        let decisions = match (id, requests) {
+            (Some(id), [request]) => self.store.check_once(request, id).await,
+            _ => {
+                let started = self.observer.start();
+                let decisions = self.store.apply(verb, requests).await;
+                self.observer.record_store_call(started, &decisions);
+                decisions
+            }
+        };
+        for charge in self.record(caller, verb, span_start, &decisions) {
+            let request = requests[charge.request].clone().under(&charge.candidate);
+            self.store.apply(Verb::Check, std::slice::from_ref(&request)).await;
+        }
+        decisions
+    }
+
+    /// The same without waiting. `None` if a shared store has to be asked.
+    #[inline]
+    fn try_apply<'r>(
+        &self,
+        caller: Option<&Caller>,
+        verb: Verb,
+        requests: &'r [Request<'r>],
+    ) -> Option<Decisions<'r>> {
+        let span_start = self.observer.span_start();
+        let decisions = self.store.try_apply(verb, requests)?;
+        for charge in self.record(caller, verb, span_start, &decisions) {
+            let request = requests[charge.request].clone().under(&charge.candidate);
+            self.store.try_apply(Verb::Check, std::slice::from_ref(&request));
+        }
+        Some(decisions)
+    }
+
+    /// Records decisions. Returns the candidates that have to be charged, as only their policies denied.
+    #[inline]
+    fn record(
+        &self,
+        caller: Option<&Caller>,
+        verb: Verb,
+        span_start: Option<Timestamp>,
+        decisions: &Decisions<'_>,
+    ) -> Vec<CandidateCharge> {
+        let Some(caller) = caller else { return Vec::new() };
+        self.observer.record(caller, verb, span_start, decisions);
+        self.shadows.record(verb, decisions)
+    }
+}
+
+impl Call<'_> {
+    /// Decides requests in one atomic step: all of them are charged on all of their policies, or none.
+    pub(crate) async fn apply<'r>(&mut self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
+        self.count(requests);
+        self.engine.apply(self.recorded(requests), verb, requests, None).await
+    }
+
+    /// Checks a request that is charged once however often it comes with the same `id`: asked again, within the
+    /// longest of its policies' windows, it gets the first answer again. Without an `id`, as [`apply`](Self::apply).
+    pub(crate) async fn check_once<'r>(
+        &mut self,
+        request: &'r Request<'r>,
+        id: Option<&str>,
+    ) -> Decisions<'r> {
+        let requests = std::slice::from_ref(request);
+        self.count(requests);
+        self.engine.apply(self.recorded(requests), Verb::Check, requests, id).await
+    }
+
+    /// Decides each of these by itself, all of them concurrently.
+    pub(crate) async fn apply_each<'r>(
+        &mut self,
+        asked: impl Iterator<Item = (Verb, &'r Request<'r>)>,
+    ) -> Vec<Decisions<'r>> {
+        let (engine, caller) = (self.engine, self.caller.as_ref());
+        let decided = join_all(
+            asked.map(|(verb, request)| engine.apply(caller, verb, std::slice::from_ref(request), None)),
+        );
+        let decisions = decided.await;
+        self.decisions += decisions.len() as u64;
+        decisions
+    }
+
+    /// Decides without waiting, for protocols that decide many requests in one go. `None` if a shared store has to be
+    /// asked, by [`apply`](Self::apply) or [`apply_each`](Self::apply_each).
+    #[inline]
+    pub(crate) fn try_apply<'r>(&mut self, verb: Verb, request: &'r Request<'r>) -> Option<Decisions<'r>> {
+        let decisions = self.engine.try_apply(self.caller.as_ref(), verb, std::slice::from_ref(request))?;
+        self.decisions += 1;
+        Some(decisions)
+    }
+
+    /// Records peeks that decided a client's request, each with its outcome: as checks that charged nothing.
+    pub(crate) fn record_peeks(&self, peeks: &[(PolicyDecision<'_>, Outcome)]) {
+        let Some(caller) = &self.caller else { return };
+        self.engine.observer.record_peeks(caller.protocol, peeks);
+        let shadows = peeks.iter().filter(|(one, _)| !one.policy().is_enforced());
+        self.engine
+            .shadows
+            .record_peeks(shadows.map(|(one, outcome)| (one, *outcome == Outcome::ShadowDeny)));
+    }
+
+    fn count(&mut self, requests: &[Request<'_>]) {
+        self.decisions += requests.len() as u64;
+    }
+
+    /// The caller to record, if there is anything to record.
+    fn recorded(&self, requests: &[Request<'_>]) -> Option<&Caller> {
+        self.caller.as_ref().filter(|_| !requests.is_empty())
+    }
+}
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        if let Some(caller) = &self.caller {
+            self.engine.observer.record_duration(caller.protocol, self.started, self.decisions);
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! The active policies: what the configuration says, what other files say, and what was changed at run time.
+//!
+//! Each part is replaced on its own, by a reload or by a change, and all of them become one policy set. Usage is
+//! kept by policy name. A set that cannot be activated leaves the old one active.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde_json::{Map, Value};
+use slidegate::{Algorithm, Error, Policy, PolicySet, Quota};
+
+use super::changes::{Base, Document, Folded, fold, now_ms};
+use super::decide::Engine;
+use crate::config::{Added, KeysShown};
+use crate::policy_names::INLINE_POLICIES;
+
+/// What the active policies are made of, and the way to replace each part.
+#[derive(Debug)]
+pub(crate) struct ActivePolicies {
+    engine: Arc<Engine>,
+    /// Attributes whose text is an IP address.
+    addresses: Vec<String>,
+    /// Whether [`INLINE_POLICIES`] belong to every set: the RESP port is open.
+    has_inline: bool,
+    /// The names of policies that the configuration had at the start.
+    configured: HashSet<String>,
+    parts: Mutex<Parts>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Parts {
+    base: Base,
+    /// Policies from elsewhere, such as files of envoyproxy/ratelimit.
+    external: Vec<Policy>,
+    document: Arc<Document>,
+    /// Changes that could not be activated, each with its reason.
+    refused: Vec<String>,
+    /// Active policies that were added at run time, and how they show keys.
+    keys_shown: HashMap<String, KeysShown>,
+    /// When the next change of a key expires, in milliseconds since the epoch.
+    next_expiry: Option<u64>,
+}
+
+impl ActivePolicies {
+    /// Those of the configuration, which [`initial`] made active.
+    pub(crate) fn new(engine: Arc<Engine>, base: Base, addresses: Vec<String>, has_inline: bool) -> Self {
+        let configured = base.policies.iter().map(|policy| policy.name().to_owned()).collect();
+        let parts = Mutex::new(Parts { base, ..Parts::default() });
+        Self { engine, addresses, has_inline, configured, parts }
+    }
+
+    /// Replaces what the configuration says, and keeps run-time changes. Changes that no longer fit are logged.
+    ///
+    /// # Errors
+    /// A limit is more than a shared store can count; the old policies stay active.
+    pub(crate) fn set_base(&self, base: Base) -> Result<(), Error> {
+        for refused in self.update(|parts| parts.base = base)? {
+            tracing::warn!("not in force: {refused}");
+        }
+        Ok(())
+    }
+
+    /// Replaces the policies from elsewhere. Those that the configuration had at the start are left out.
+    ///
+    /// # Errors
+    /// They are no set together, or a limit is more than a shared store can count; the old policies stay active.
+    pub(crate) fn set_external(&self, policies: &PolicySet) -> Result<(), Error> {
+        let external = policies.iter().filter(|policy| !self.configured.contains(policy.name()));
+        self.update(|parts| parts.external = external.cloned().collect())?;
+        Ok(())
+    }
+
+    /// Replaces the run-time changes. Returns those that could not be activated, each with its reason.
+    pub(crate) fn set_document(&self, document: Arc<Document>) -> Vec<String> {
+        let refused = self.update(|parts| parts.document = document);
+        refused.unwrap_or_else(|error| vec![error.to_string()])
+    }
+
+    /// Ends changes of keys that have expired.
+    pub(crate) fn expire(&self) {
+        if let Err(error) = self.update(|_| {}) {
+            tracing::error!(%error, "changes that are over stay in force");
+        }
+    }
+
+    /// When the next change of a key expires, in milliseconds since the epoch.
+    pub(crate) fn next_expiry(&self) -> Option<u64> {
+        self.parts().next_expiry
+    }
+
+    /// The active run-time changes.
+    pub(crate) fn document(&self) -> Arc<Document> {
+        Arc::clone(&self.parts().document)
+    }
+
+    /// Run-time changes that are not active, each with its reason.
+    pub(crate) fn refused(&self) -> Vec<String> {
+        self.parts().refused.clone()
+    }
+
+    /// What the configuration says, without run-time changes.
+    pub(crate) fn base(&self) -> Base {
+        self.parts().base.clone()
+    }
+
+    /// Whether an active policy was added at run time.
+    pub(crate) fn is_added(&self, policy: &str) -> bool {
+        self.parts().keys_shown.contains_key(policy)
+    }
+
+    /// Reads a policy that is to be added, and makes sure that the store can count it.
+    ///
+    /// # Errors
+    /// One line that names the policy, the value and the fix.
+    pub(crate) fn read_added(&self, name: &str, keys: &Map<String, Value>) -> Result<Added, String> {
+        let added = Added::read(name, keys, &self.addresses)?;
+        self.engine.store.can_count(&added.policy).map_err(|error| error.to_string())?;
+        Ok(added)
+    }
+
+    /// Changes the parts and activates what they make. Returns run-time changes that do not fit.
+    fn update(&self, change: impl FnOnce(&mut Parts)) -> Result<Vec<String>, Error> {
+        let mut parts = self.parts();
+        let now_ms = now_ms();
+        let mut next = Parts { next_expiry: None, ..parts.clone() };
+        change(&mut next);
+        let own = next.base.policies.iter();
+        let external =
+            next.external.iter().filter(|policy| next.base.policies.by_name(policy.name()).is_none());
+        let all = PolicySet::new(own.chain(external).cloned())?;
+        let base = Base { policies: all, candidates: next.base.candidates.clone() };
+        let folded = fold(&base, &next.document, now_ms, &self.addresses)?;
+        (next.refused, next.keys_shown) = (folded.refused, folded.keys_shown);
+        next.next_expiry = next.document.living(now_ms).map(|change| change.until_ms).min();
+        let policies = if self.has_inline { with_inline(&folded.policies)? } else { folded.policies };
+        self.engine.activate(policies, &next.keys_shown, &parts.keys_shown)?;
+        *parts = next;
+        Ok(parts.refused.clone())
+    }
+
+    fn parts(&self) -> MutexGuard<'_, Parts> {
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The first set, of the configuration alone.
+///
+/// # Errors
+/// The policies and their candidates are too many.
+pub(super) fn initial(base: &Base, addresses: &[String], has_inline: bool) -> Result<PolicySet, Error> {
+    let Folded { policies, .. } = fold(base, &Document::default(), 0, addresses)?;
+    if has_inline { with_inline(&policies) } else { Ok(policies) }
+}
+
+/// These policies and [`INLINE_POLICIES`].
+fn with_inline(policies: &PolicySet) -> Result<PolicySet, Error> {
+    let inline = INLINE_POLICIES.into_iter().map(|(name, attribute)| {
+        // Never the quota that decides: each request under these policies brings its own.
+        let quota = Quota::per_second(1).with_algorithm(Algorithm::TokenBucket);
+        Ok(Policy::new(name, quota)?.scope([attribute]).only_when_named())
+    });
+    PolicySet::new(policies.iter().cloned().chain(inline.collect::<Result<Vec<_>, Error>>()?))
+}

@@ -1,0 +1,40 @@
+//! Who asks for a decision: the protocol, and the trace that the request belongs to.
+
+use opentelemetry::Context;
+
+/// How a request came in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Protocol {
+    Http,
+    AuthRequest,
+    Resp,
+    Grpc,
+}
+
+impl Protocol {
+    pub(crate) const ALL: [Self; 4] = [Self::Http, Self::AuthRequest, Self::Resp, Self::Grpc];
+
+    /// The name in events and metrics.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Http => "http",
+            Self::AuthRequest => "auth_request",
+            Self::Resp => "resp",
+            Self::Grpc => "grpc",
+        }
+    }
+}
+
+/// The source of a request.
+#[derive(Debug, Clone)]
+pub(crate) struct Caller {
+    pub(crate) protocol: Protocol,
+    /// The caller's span. `None` if the request names none, or traces are off.
+    pub(crate) parent: Option<Context>,
+}
+
+impl From<Protocol> for Caller {
+    fn from(protocol: Protocol) -> Self {
+        Self { protocol, parent: None }
+    }
+}

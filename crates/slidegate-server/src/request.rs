@@ -1,0 +1,116 @@
+//! Requests: attributes and a cost as protocols read them, within the same bounds everywhere.
+
+use slidegate::{Request, Value};
+
+use crate::limits::{MAX_ATTRIBUTES, MAX_COST, MAX_NAME, MAX_VALUE};
+
+/// Makes requests of attributes.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Attributes {
+    /// Attributes whose text is an IP address.
+    pub(crate) addresses: Vec<String>,
+}
+
+/// Why attributes and a cost are no request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct BadRequest {
+    pub(crate) field: Field,
+    /// One line that names the value and the way out.
+    pub(crate) detail: String,
+}
+
+/// The part of a request that is wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Field {
+    /// The attribute of this name.
+    Attribute(String),
+    /// The attributes as a whole.
+    Attributes,
+    Cost,
+}
+
+impl Attributes {
+    /// Whether the text of this attribute is an IP address.
+    pub(crate) fn is_address(&self, attribute: &str) -> bool {
+        self.addresses.iter().any(|known| known == attribute)
+    }
+
+    /// The request that these attributes and this cost are, with addresses read as such.
+    ///
+    /// # Errors
+    /// When there are too many attributes, one stands twice, a name or value is empty or too long, an address is none,
+    /// or the cost is above [`MAX_COST`].
+    pub(crate) fn request<'r>(
+        &self,
+        attributes: impl Iterator<Item = (&'r str, &'r [u8])>,
+        cost: u64,
+    ) -> Result<Request<'r>, BadRequest> {
+        if cost > MAX_COST {
+            let detail = format!("cost {cost} is too large; give a whole number from 0 to {MAX_COST}");
+            return Err(BadRequest { field: Field::Cost, detail });
+        }
+        let mut request = Request::new().cost(cost);
+        self.add_to(&mut request, attributes)?;
+        Ok(request)
+    }
+
+    /// Adds these attributes to a request, with addresses read as such.
+    ///
+    /// # Errors
+    /// As [`request`](Self::request), and then the request is not to be used.
+    pub(crate) fn add_to<'r>(
+        &self,
+        request: &mut Request<'r>,
+        attributes: impl Iterator<Item = (&'r str, &'r [u8])>,
+    ) -> Result<(), BadRequest> {
+        let bad = |field, detail| Err(BadRequest { field, detail });
+        for (at, (name, value)) in attributes.enumerate() {
+            if at == MAX_ATTRIBUTES {
+                return bad(
+                    Field::Attributes,
+                    format!("there are more than {MAX_ATTRIBUTES} attributes; give those that policies use"),
+                );
+            }
+            if name.is_empty() || name.len() > MAX_NAME {
+                return bad(
+                    Field::Attributes,
+                    format!(
+                        "the name of attribute {} has {} bytes; give 1 to {MAX_NAME}",
+                        at + 1,
+                        name.len()
+                    ),
+                );
+            }
+            if value.len() > MAX_VALUE {
+                return bad(
+                    Field::Attribute(name.to_owned()),
+                    format!("attribute `{name}` has {} bytes; give at most {MAX_VALUE}", value.len()),
+                );
+            }
+            if request.value(name).is_some() {
+                return bad(
+                    Field::Attribute(name.to_owned()),
+                    format!("attribute `{name}` stands twice; give it once"),
+                );
+            }
+            let value = if self.is_address(name) {
+                match std::str::from_utf8(value).ok().and_then(|text| text.parse().ok()) {
+                    Some(ip) => Value::Address(ip),
+                    None => {
+                        return bad(
+                            Field::Attribute(name.to_owned()),
+                            format!(
+                                "attribute `{name}` is no IP address: `{}`; write for example `192.0.2.7` or `2001:db8::7`",
+                                String::from_utf8_lossy(value).escape_debug()
+                            ),
+                        );
+                    }
+                }
+            } else {
+                Value::Bytes(value)
+            };
+            request.extend([(name, value)]);
+        }
+        Ok(())
+    }
+}
