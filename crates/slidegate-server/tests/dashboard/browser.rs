@@ -8,8 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-
-use crate::common::Folder;
+use slidegate_testkit::TempDir;
 
 static ONE: Mutex<()> = Mutex::new(());
 
@@ -25,7 +24,7 @@ pub(crate) struct Browser {
     driver: Driver,
     agent: ureq::Agent,
     // Removed after the browser that writes to it has ended.
-    _profile: Folder,
+    _profile: TempDir,
     _turn: MutexGuard<'static, ()>,
 }
 
@@ -37,7 +36,7 @@ struct Driver {
 impl Browser {
     pub(crate) fn start(test: &str) -> Self {
         let turn = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-        let profile = Folder::new(&format!("chromium-{test}"));
+        let profile = TempDir::new(&format!("chromium-{test}"));
         let driver = Driver::start();
         let agent: ureq::Agent = ureq::Agent::config_builder()
             .http_status_as_error(false)
@@ -55,7 +54,7 @@ impl Browser {
             // Nothing moves while it is pressed.
             "--force-prefers-reduced-motion",
             "--window-size=1280,900",
-            &format!("--user-data-dir={}", browser._profile.path()),
+            &format!("--user-data-dir={}", browser._profile.as_str()),
         ];
         let wanted = json!({ "capabilities": { "alwaysMatch": {
             "browserName": "chrome",

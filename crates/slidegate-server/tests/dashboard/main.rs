@@ -4,14 +4,13 @@
 #![allow(clippy::unwrap_used)]
 
 mod browser;
-#[path = "../common/mod.rs"]
-mod common;
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-use crate::common::Server;
 use browser::Browser;
 use serde_json::{Value, json};
+use slidegate_testkit::TempDir;
+use slidegate_testkit::service::Server;
 
 /// A key that is a script, if anything takes it for markup.
 const HOSTILE: &str = "<img src=x onerror=\"document.title='taken'\">";
@@ -355,9 +354,7 @@ fn a_page_whose_service_hangs_or_ends_says_so_and_comes_back_with_it() {
 #[test]
 fn a_token_is_asked_for_and_one_that_may_only_read_disables_the_buttons() {
     let token = |scope: &str| {
-        let made = crate::common::text(
-            &crate::common::run(&["token", "new", "--name", scope, "--scope", scope]).stdout,
-        );
+        let made = text(&run(&["token", "new", "--name", scope, "--scope", scope]).stdout);
         let word = |name: &str| {
             let line = made.lines().find_map(|line| line.strip_prefix(name));
             line.unwrap_or_else(|| panic!("no {name} in {made}")).trim().to_owned()
@@ -366,7 +363,7 @@ fn a_token_is_asked_for_and_one_that_may_only_read_disables_the_buttons() {
     };
     let ((reader, may_read), (writer, may_write)) = (token("read"), token("write"));
     let digest = |line: &str| line.rsplit(':').next().unwrap().to_owned();
-    let folder = crate::common::Folder::new("dashboard-tokens");
+    let folder = TempDir::new("dashboard-tokens");
     let file = folder.file(
         "slidegate.yaml",
         format!(
@@ -413,7 +410,7 @@ fn a_token_is_asked_for_and_one_that_may_only_read_disables_the_buttons() {
 /// A part that a service has switched off must not take the others with it.
 #[test]
 fn a_part_that_is_switched_off_says_so_in_its_own_place() {
-    let folder = crate::common::Folder::new("dashboard-off");
+    let folder = TempDir::new("dashboard-off");
     let file = folder.file(
         "slidegate.yaml",
         "policies: [{name: per-user, scope: [user], quota: 5/1h}]\nobserve: {top: false, events: false}\n",
@@ -437,7 +434,7 @@ fn a_part_that_is_switched_off_says_so_in_its_own_place() {
 /// A limit is tried in shadow first, and taken over when it is known whom it would hit.
 #[test]
 fn shadow_differences_are_shown_and_a_candidate_is_promoted_and_taken_back() {
-    let folder = crate::common::Folder::new("dashboard-shadow");
+    let folder = TempDir::new("dashboard-shadow");
     let file = folder.file(
         "slidegate.yaml",
         "policies:\n  - {name: per-user, scope: [user], quota: 5/1h, candidate: 2/1h}\n  \

@@ -5,13 +5,14 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::common::{Answer, Folder, Server, installed};
 use slidegate::{Clock, SystemClock};
+use slidegate_testkit::TempDir;
+use slidegate_testkit::http::Response;
+use slidegate_testkit::service::{Server, installed};
 
 const PROXY: &str = include_str!("../../../../deploy/envoy/envoy.yaml");
 const LIMITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/envoy/slidegate.yaml");
@@ -54,15 +55,15 @@ fn answer_all(mut stream: TcpStream) {
 struct Envoy {
     process: Child,
     port: u16,
-    folder: Folder,
+    folder: TempDir,
 }
 
 impl Envoy {
     /// Starts it with the file of `deploy`, its ports replaced, and waits until it is ready.
     fn start(test: &str, slidegate: u16, edit: impl Fn(String) -> String) -> Self {
         let program = installed("python/bin/envoy");
-        let folder = Folder::new(test);
-        let admin = Path::new(folder.path()).join("admin");
+        let folder = TempDir::new(test);
+        let admin = folder.path().join("admin");
         let replaced = |text: String, from: u16, to: u16| {
             let from = format!("port_value: {from} ");
             assert_eq!(text.matches(&from).count(), 1, "{from}");
@@ -72,7 +73,7 @@ impl Envoy {
             .into_iter()
             .fold(edit(PROXY.to_owned()), |text, (from, to)| replaced(text, from, to));
         let config = folder.file("envoy.yaml", config);
-        let log = File::create(Path::new(folder.path()).join("log")).unwrap();
+        let log = File::create(folder.path().join("log")).unwrap();
         let process = Command::new(program)
             .args([
                 "--disable-hot-restart",
@@ -104,7 +105,7 @@ impl Envoy {
         envoy
     }
 
-    fn get(&self, path: &str, headers: &[(&str, &str)]) -> Answer {
+    fn get(&self, path: &str, headers: &[(&str, &str)]) -> Response {
         get_from(&format!("127.0.0.1:{}", self.port), path, headers).expect("Envoy answers")
     }
 
@@ -114,7 +115,7 @@ impl Envoy {
     }
 
     fn log(&self) -> String {
-        std::fs::read_to_string(Path::new(self.folder.path()).join("log")).unwrap()
+        std::fs::read_to_string(self.folder.path().join("log")).unwrap()
     }
 
     /// Waits until it holds, as long as it takes on a loaded machine.
@@ -137,14 +138,14 @@ impl Drop for Envoy {
 }
 
 /// The answer to a request, if there is one.
-fn get_from(address: &str, path: &str, headers: &[(&str, &str)]) -> Option<Answer> {
+fn get_from(address: &str, path: &str, headers: &[(&str, &str)]) -> Option<Response> {
     let mut stream = TcpStream::connect(address.trim()).ok()?;
     let headers: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
     let head = format!("GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n{headers}\r\n");
     stream.write_all(head.as_bytes()).ok()?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).ok()?;
-    answer.contains("\r\n\r\n").then(|| Answer::parse(&answer))
+    answer.contains("\r\n\r\n").then(|| Response::parse(&answer))
 }
 
 fn unedited(text: String) -> String {
@@ -193,7 +194,7 @@ fn the_files_of_deploy_limit_by_path_and_tell_the_client() {
 /// Envoy passes requests on when the service fails: logins must stay shut all the same while nobody can count them.
 #[test]
 fn a_policy_that_denies_without_its_store_answers_503_through_envoy() {
-    let folder = Folder::new("envoy-store-away");
+    let folder = TempDir::new("envoy-store-away");
     let config = folder.file(
         "slidegate.yaml",
         "policies:\n  - {name: login, when: {path: /login}, scope: [user], quota: 5/1m, on_store_error: deny}\n",
@@ -268,9 +269,9 @@ descriptors:
 fn costs_known_at_the_end_of_the_stream_deny_under_files_of_the_reference_as_they_are() {
     // One hit is said by the route, or it is what Envoy means by saying none.
     for hits in ["hits_addend: { number: 1 }", ""] {
-        let folder = Folder::new("envoy-quota-files");
+        let folder = TempDir::new("envoy-quota-files");
         folder.file("quota.yaml", QUOTA);
-        let (server, port) = slidegate(0, &["--envoy-config", folder.path()]);
+        let (server, port) = slidegate(0, &["--envoy-config", folder.as_str()]);
         let envoy = Envoy::start("envoy-quota", port, |text| {
             let routes = "                        - match: { path: /batch }\n";
             assert_eq!(text.matches(routes).count(), 1);
@@ -321,7 +322,7 @@ fn a_limit_that_is_changed_under_traffic_counts_at_once_and_keeps_what_was_used(
         assert_eq!((text.matches("quota: 5/1m").count(), text.matches("quota: 300/1m").count()), (1, 1));
         text.replace("quota: 5/1m", login).replace("quota: 300/1m", "quota: 1_000_000/1m")
     };
-    let folder = Folder::new("envoy-reload-limits");
+    let folder = TempDir::new("envoy-reload-limits");
     let config = folder.file("slidegate.yaml", text("quota: 5/1h"));
     let (_server, port) = slidegate(0, &["--config", &config]);
     let envoy = Envoy::start("envoy-reload", port, unedited);

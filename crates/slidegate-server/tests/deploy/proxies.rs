@@ -3,6 +3,11 @@
 //! On a busy machine slidegate may miss the files' 250 ms now and then, and the proxy then does what its file says. A test
 //! that counts notices an answer without slidegate, starts slidegate afresh and counts again.
 
+use slidegate_testkit::http::Response;
+use slidegate_testkit::ports;
+use slidegate_testkit::process::Process;
+use slidegate_testkit::service::{Server, installed, text};
+use slidegate_testkit::{TempDir, until, until_true};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
@@ -11,10 +16,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-
-use crate::common::{Answer, Server, installed, text};
-use crate::library::support::process::{PrivateDir, Process};
-use crate::library::support::{ports, until, until_true};
 
 /// Three requests for each address, one of them a login, and none for whoever has a name: the files give nobody one.
 const POLICIES: &str = "
@@ -111,7 +112,7 @@ struct Beside {
     limiter: Server,
     limiter_address: String,
     policies: String,
-    dir: PrivateDir,
+    dir: TempDir,
 }
 
 impl Beside {
@@ -121,7 +122,7 @@ impl Beside {
 
     /// The same with another configuration of slidegate.
     fn start_with(kind: &Kind, closed: bool, config: &str) -> Self {
-        let dir = PrivateDir::create();
+        let dir = TempDir::new("proxies");
         let policies = dir.path().join("slidegate.yaml").to_str().unwrap().to_owned();
         std::fs::write(&policies, config).unwrap();
         let application = Application::start();
@@ -168,7 +169,7 @@ impl Beside {
     }
 
     /// Sends a request through the proxy.
-    fn ask(&mut self, line: &str, fields: &str) -> Answer {
+    fn ask(&mut self, line: &str, fields: &str) -> Response {
         if self.proxy.has_ended() {
             panic!("the proxy ended: {}", std::fs::read_to_string(self.dir.path().join("log")).unwrap());
         }
@@ -195,7 +196,7 @@ impl Beside {
 }
 
 /// One request on a connection of its own.
-fn exchange(port: u16, line: &str, fields: &str) -> Answer {
+fn exchange(port: u16, line: &str, fields: &str) -> Response {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
     let request = format!(
         "{line} HTTP/1.1\r\nhost: shop.example\r\nconnection: close\r\n{fields}content-length: 2\r\n\r\nhi"
@@ -203,7 +204,7 @@ fn exchange(port: u16, line: &str, fields: &str) -> Answer {
     stream.write_all(request.as_bytes()).unwrap();
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).unwrap();
-    Answer::parse(&text(&answer))
+    Response::parse(&text(&answer))
 }
 
 /// What is protected: says 200 and gives the request back.
@@ -271,7 +272,7 @@ impl Drop for Application {
 struct NotAnswered;
 
 /// A field of slidegate's answer, where the client or the application finds it.
-fn told(kind: &Kind, answer: &Answer, name: &str) -> Option<String> {
+fn told(kind: &Kind, answer: &Response, name: &str) -> Option<String> {
     let field = |line: &str| {
         line.split_once(": ")
             .filter(|(known, _)| known.eq_ignore_ascii_case(name))
@@ -285,12 +286,12 @@ fn told(kind: &Kind, answer: &Answer, name: &str) -> Option<String> {
 }
 
 /// Whether the proxy acted without slidegate, in the way that its file chose.
-fn is_without_slidegate(kind: &Kind, answer: &Answer) -> bool {
+fn is_without_slidegate(kind: &Kind, answer: &Response) -> bool {
     is_refused(answer) || (answer.status == 200 && told(kind, answer, "ratelimit").is_none())
 }
 
 /// Whether the proxy refused a request that slidegate did not decide.
-fn is_refused(answer: &Answer) -> bool {
+fn is_refused(answer: &Response) -> bool {
     (502..=504).contains(&answer.status)
 }
 
@@ -318,7 +319,7 @@ fn limits_hold_once(kind: &Kind, beside: &mut Beside) -> Result<(), NotAnswered>
         "{}",
         passed.body
     );
-    let told = |answer: &Answer, name: &str| told(kind, answer, name);
+    let told = |answer: &Response, name: &str| told(kind, answer, name);
     assert_eq!(told(&passed, "ratelimit-policy").as_deref(), Some("\"per-ip\";q=3;w=3600"));
     assert_eq!(told(&passed, "ratelimit").as_deref(), Some("\"per-ip\";r=2;t=3600"));
     assert_eq!(told(&passed, "x-ratelimit-limit").as_deref(), Some("3"));
@@ -505,15 +506,15 @@ fn traefik_denies_with_503_while_the_store_is_away() {
     a_store_that_is_away_denies(&TRAEFIK);
 }
 
-fn auth(server: &Server, path: &str, fields: &str) -> Answer {
+fn auth(server: &Server, path: &str, fields: &str) -> Response {
     let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{fields}\r\n");
-    Answer::parse(&server.raw(request.as_bytes()))
+    Response::parse(&server.raw(request.as_bytes()))
 }
 
 /// A house with two proxies has one service, and each is answered in its own way.
 #[test]
 fn one_service_answers_several_proxies_each_in_its_own_way() {
-    let dir = crate::common::Folder::new("auth-several");
+    let dir = TempDir::new("auth-several");
     let config = dir.file(
         "slidegate.yaml",
         format!(
@@ -550,7 +551,7 @@ auth:
 /// A proxy that is set up wrongly must be told so: limits that silently do not apply are found out too late.
 #[test]
 fn a_question_that_cannot_be_understood_is_refused_by_name() {
-    let dir = crate::common::Folder::new("auth-wrong");
+    let dir = TempDir::new("auth-wrong");
     let config = dir.file("slidegate.yaml", POLICIES);
     let log = dir.file("log", "");
     let server = Server::start_logging_to(&["--config", &config], std::fs::File::create(&log).unwrap());
@@ -601,7 +602,7 @@ fn a_question_that_cannot_be_understood_is_refused_by_name() {
 /// Two users, or two files, whose names differ in one byte must not share a limit because the byte is not UTF-8.
 #[test]
 fn what_a_proxy_sends_is_counted_byte_by_byte() {
-    let dir = crate::common::Folder::new("auth-bytes");
+    let dir = TempDir::new("auth-bytes");
     let policies = "
 policies:
   - {name: per-user, scope: [user], quota: 1/1h}
@@ -613,7 +614,7 @@ policies:
         let method = format!("x-forwarded-method: {method}\r\nx-forwarded-uri: ");
         let user = if user.is_empty() { Vec::new() } else { [b"x-user: ", user, b"\r\n"].concat() };
         let request = [head.as_bytes(), method.as_bytes(), uri, b"\r\n", &user, b"\r\n"].concat();
-        Answer::parse(&server.raw(&request)).status
+        Response::parse(&server.raw(&request)).status
     };
     for (status, again) in [(200, ""), (429, " again")] {
         for user in [b"\xf1", b"\xf2"] {
@@ -631,7 +632,7 @@ policies:
 /// All clients of a proxy that nobody declared count as one, and nobody would guess why.
 #[test]
 fn each_proxy_that_is_not_trusted_is_reported_once_a_minute() {
-    let dir = crate::common::Folder::new("auth-untrusted");
+    let dir = TempDir::new("auth-untrusted");
     let config = dir.file("slidegate.yaml", format!("{POLICIES}auth: {{trusted_proxies: 192.0.2.1}}\n"));
     let log = dir.file("log", "");
     let server = Server::start_logging_to(&["--config", &config], std::fs::File::create(&log).unwrap());

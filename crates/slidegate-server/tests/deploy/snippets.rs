@@ -3,14 +3,15 @@
 //! On a busy machine slidegate may miss the code's 250 ms now and then, and the request passes. A test that counts notices
 //! an answer without slidegate, starts slidegate afresh and counts again.
 
+use slidegate_testkit::http::Response;
+use slidegate_testkit::ports;
+use slidegate_testkit::process::Process;
+use slidegate_testkit::service::{Server, installed, text};
+use slidegate_testkit::{TempDir, until, until_true};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
-
-use crate::common::{Answer, Server, installed, text};
-use crate::library::support::process::{PrivateDir, Process};
-use crate::library::support::{ports, until, until_true};
 
 /// What all of the programs ask about.
 const POLICIES: &str = "
@@ -33,7 +34,7 @@ fn block(first: &str) -> String {
 
 /// The application says hello twice, tells what remains, then says 429; and hello again once nobody answers it.
 fn limits(first: &str, command: impl Fn(&Path, &Path, u16) -> Command) {
-    let dir = PrivateDir::create();
+    let dir = TempDir::new("snippets");
     let config = dir.path().join("slidegate.yaml");
     std::fs::write(&config, POLICIES).unwrap();
     let start = |address: &str| {
@@ -66,7 +67,7 @@ fn limits(first: &str, command: impl Fn(&Path, &Path, u16) -> Command) {
         stream.write_all(b"GET /?q=1 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer).unwrap();
-        Answer::parse(&text(&answer))
+        Response::parse(&text(&answer))
     };
     let mut count = || {
         for remaining in ["1", "0"] {

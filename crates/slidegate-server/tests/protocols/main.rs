@@ -2,16 +2,5 @@
 // A test that cannot go on panics.
 #![allow(clippy::unwrap_used)]
 
-#[path = "../common/mod.rs"]
-mod common;
-
 mod resp;
 mod rls;
-
-/// The servers of the library's own tests.
-#[path = "../../../slidegate/tests/redis"]
-mod library {
-    // What only those tests need stands idle here.
-    #[allow(dead_code)]
-    pub(crate) mod support;
-}

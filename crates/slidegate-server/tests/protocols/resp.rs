@@ -7,12 +7,12 @@ mod commands;
 mod service;
 mod transactions;
 
+use slidegate_testkit::TempDir;
+use slidegate_testkit::service::{Server, text};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
-
-use crate::common::{Folder, Server, text};
 
 /// Far longer than any answer takes: what fails is an answer that never comes.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -29,7 +29,7 @@ resp:
 ";
 
 /// A server with those policies and more keys of `resp`.
-fn serve(folder: &Folder, resp: &str) -> Server {
+fn serve(folder: &TempDir, resp: &str) -> Server {
     Server::start(&["--config", &folder.file("slidegate.yaml", format!("{POLICIES}{resp}"))])
 }
 

@@ -6,11 +6,10 @@
 use std::fs::File;
 use std::path::PathBuf;
 
-use crate::common::{Folder, Server};
-use crate::library::support::sentinel::Sentinels;
-use crate::library::support::server::Server as Redis;
-use crate::library::support::{until, until_true};
 use serde_json::{Value, json};
+use slidegate_testkit::redis::{RedisSentinels, RedisServer};
+use slidegate_testkit::service::Server;
+use slidegate_testkit::{TempDir, until, until_true};
 
 /// An instance and its log.
 struct Instance {
@@ -19,14 +18,14 @@ struct Instance {
 }
 
 impl Instance {
-    fn start(folder: &Folder, name: &str, url: &str) -> Self {
+    fn start(folder: &TempDir, name: &str, url: &str) -> Self {
         let log = PathBuf::from(folder.file(name, ""));
         let args = ["--redis", url, "--policy", "9/1h per user"];
         let server = Server::start_logging_to(&args, File::create(&log).unwrap());
         Self { server, log }
     }
 
-    fn pair(folder: &Folder, url: &str) -> [Self; 2] {
+    fn pair(folder: &TempDir, url: &str) -> [Self; 2] {
         ["a", "b"].map(|name| Self::start(folder, name, url))
     }
 
@@ -89,8 +88,8 @@ fn until_all_agree(instances: &[&Instance]) -> Value {
 }
 
 /// Every kind of run-time change, then a loss: nothing may change for anybody, and the document is written back.
-fn changes_survive(test: &str, lose: impl Fn(&Redis)) {
-    let (redis, folder) = (Redis::start(), Folder::new(test));
+fn changes_survive(test: &str, lose: impl Fn(&RedisServer)) {
+    let (redis, folder) = (RedisServer::start(), TempDir::new(test));
     let [a, b] = &Instance::pair(&folder, &redis.url());
     a.block("mallory");
     a.block("alice");
@@ -149,13 +148,13 @@ fn changes_survive(test: &str, lose: impl Fn(&Redis)) {
     assert_eq!(c.policies(), policies);
     c.change("POST", "/v1/keys/per-user/mallory/unblock", &json!({}));
     until_true("the change reaches the others", || !a.is_denied("mallory") && !b.is_denied("mallory"));
-    a.server.judge("GET", "/v1/status", None, 200);
+    a.server.assert_matches_openapi("GET", "/v1/status", None, 200);
 }
 
 /// A block must hold when Redis crashes and comes back with nothing.
 #[test]
 fn changes_survive_a_restart_without_data() {
-    changes_survive("control-restart", Redis::restart);
+    changes_survive("control-restart", RedisServer::restart);
 }
 
 /// A colleague who clears a cache must not unblock an attacker.
@@ -173,7 +172,7 @@ fn changes_survive_the_deletion_of_their_key() {
 /// The first change after a loss is made through an instance that knows the others: it must not begin with nothing.
 #[test]
 fn a_change_made_before_the_other_instance_has_polled_keeps_those_of_both() {
-    let (redis, folder) = (Redis::start(), Folder::new("control-write"));
+    let (redis, folder) = (RedisServer::start(), TempDir::new("control-write"));
     let [a, b] = &Instance::pair(&folder, &redis.url());
     a.block("mallory");
     let before = until_all_agree(&[a, b]);
@@ -192,7 +191,7 @@ fn a_change_made_before_the_other_instance_has_polled_keeps_those_of_both() {
 /// An instance that has just started knows nothing of what was lost. The version it writes may be one that others have.
 #[test]
 fn a_change_by_an_instance_that_knows_nothing_is_merged_with_what_was_in_force() {
-    let (redis, folder) = (Redis::start(), Folder::new("control-fresh"));
+    let (redis, folder) = (RedisServer::start(), TempDir::new("control-fresh"));
     let [a, b] = &Instance::pair(&folder, &redis.url());
     a.block("mallory");
     let before = until_all_agree(&[a, b]);
@@ -225,7 +224,7 @@ fn a_change_by_an_instance_that_knows_nothing_is_merged_with_what_was_in_force()
 /// both documents then have one version, and neither may be taken for the other.
 #[test]
 fn changes_survive_a_failover_to_a_replica_that_lags() {
-    let (redis, folder) = (Sentinels::start(), Folder::new("control-failover"));
+    let (redis, folder) = (RedisSentinels::start(), TempDir::new("control-failover"));
     let [a, b] = &Instance::pair(&folder, &redis.url());
     a.block("mallory");
     until_all_agree(&[a, b]);
@@ -265,7 +264,7 @@ fn changes_survive_a_failover_to_a_replica_that_lags() {
 /// Instances are upgraded while changes are in force, which an older release wrote.
 #[test]
 fn the_document_of_an_older_release_is_read_and_upgraded_by_the_next_change() {
-    let (redis, folder) = (Redis::start(), Folder::new("control-legacy"));
+    let (redis, folder) = (RedisServer::start(), TempDir::new("control-legacy"));
     let block = json!({ "policy": "per-user", "key": "mallory", "kind": "block", "until_ms": 4_000_000_000_000_u64, "by": "ops" });
     let terms = json!({ "quota": { "limit": 5, "window_ms": 60_000, "algorithm": "sliding-log" }, "mode": "enforce" });
     let change = json!({ "id": 1, "at_ms": 1, "by": "ops", "policy": "per-user", "what": "set", "before": null, "after": terms });
@@ -288,7 +287,7 @@ fn the_document_of_an_older_release_is_read_and_upgraded_by_the_next_change() {
 /// What nobody can read may be worth something to somebody: it is reported and stays, and so do the changes in force.
 #[test]
 fn a_document_that_cannot_be_read_is_reported_and_not_overwritten() {
-    let (redis, folder) = (Redis::start(), Folder::new("control-foreign"));
+    let (redis, folder) = (RedisServer::start(), TempDir::new("control-foreign"));
     let a = Instance::start(&folder, "a", &redis.url());
     a.block("mallory");
     let before = a.changes();
@@ -325,6 +324,6 @@ fn changes_in_memory_are_as_they_were() {
     let told = changes();
     let expected = (&json!(1), &Value::Null, &json!(0), &json!("memory"));
     assert_eq!((&told["version"], &told["epoch"], &told["losses"], &told["place"]), expected);
-    server.judge("GET", "/v1/status", None, 200);
+    server.assert_matches_openapi("GET", "/v1/status", None, 200);
     assert!(!server.get("/metrics").body.contains("slidegate_control_"));
 }

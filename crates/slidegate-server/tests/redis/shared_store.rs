@@ -5,12 +5,11 @@
 use std::fs::File;
 use std::time::Duration;
 
-use crate::common::{Answer, Folder, Server, run, slidegate, text};
-use crate::library::support::cluster::Cluster;
-use crate::library::support::sentinel::Sentinels;
-use crate::library::support::server::Server as Redis;
-use crate::library::support::{acl, until, until_true};
 use serde_json::{Value, json};
+use slidegate_testkit::http::Response;
+use slidegate_testkit::redis::{RedisCluster, RedisSentinels, RedisServer, acl};
+use slidegate_testkit::service::{Server, run, slidegate, text};
+use slidegate_testkit::{TempDir, until, until_true};
 
 /// One for each user, and one for each way to do without a store.
 const FALLBACKS: &str = "
@@ -20,7 +19,7 @@ policies:
   - {name: login, scope: [login], quota: 4/1h, on_store_error: deny}
 ";
 
-fn check(server: &Server, name: &str, value: &str) -> Answer {
+fn check(server: &Server, name: &str, value: &str) -> Response {
     server.post("/v1/check", &json!({ "attributes": { name: value } }).to_string())
 }
 
@@ -37,7 +36,7 @@ fn readiness(server: &Server) -> Value {
 /// It is what a shared store is for: the third request is denied wherever it goes.
 #[test]
 fn two_servers_share_one_limit() {
-    let redis = Redis::start();
+    let redis = RedisServer::start();
     let args = ["--redis", &redis.url(), "--policy", "4/1h per user"];
     let (one, other) = (Server::start(&args), Server::start(&args));
     let shown = format!("store      redis://{}, shared\n", redis.address());
@@ -70,14 +69,14 @@ fn two_servers_share_one_limit() {
         "node": redis.address(), "connected": true, "breaker": "closed", "reconnects": 0, "timeouts": 0
     });
     assert_eq!(ready["store"]["nodes"], json!([node]));
-    one.judge("GET", "/readyz", None, 200);
-    one.judge("POST", "/v1/check", Some(&alice), 429);
+    one.assert_matches_openapi("GET", "/readyz", None, 200);
+    one.assert_matches_openapi("POST", "/v1/check", Some(&alice), 429);
 }
 
 /// A client that sends its check again may reach another instance than the first time.
 #[test]
 fn a_check_with_an_id_is_charged_once_through_whatever_server_it_comes() {
-    let redis = Redis::start();
+    let redis = RedisServer::start();
     let args = ["--redis", &redis.url(), "--policy", "4/1h per user"];
     let (one, other) = (Server::start(&args), Server::start(&args));
     let body = json!({ "attributes": { "user": "alice" }, "cost": 3 }).to_string();
@@ -94,7 +93,7 @@ fn a_check_with_an_id_is_charged_once_through_whatever_server_it_comes() {
 /// Whoever set the server up, or sees its memory fill, must not have to find out from angry customers.
 #[test]
 fn the_log_tells_what_silently_breaks_limits() {
-    let redis = Redis::start();
+    let redis = RedisServer::start();
     redis.admin(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
     let log = redis.dir().join("service.log");
     let _server = Server::start_logging_to(&["--redis", &redis.url()], File::create(&log).unwrap());
@@ -107,9 +106,9 @@ fn the_log_tells_what_silently_breaks_limits() {
 /// A limiter that waits for its store at the start takes everything behind it down as well.
 #[test]
 fn it_starts_without_redis_decides_by_itself_and_goes_over_when_redis_comes() {
-    let redis = Redis::start();
+    let redis = RedisServer::start();
     redis.kill();
-    let folder = Folder::new("redis-late");
+    let folder = TempDir::new("redis-late");
     let config = folder.file("slidegate.yaml", FALLBACKS);
     let log = folder.file("log", "");
     let server = Server::start_logging_to(
@@ -160,9 +159,9 @@ fn it_starts_without_redis_decides_by_itself_and_goes_over_when_redis_comes() {
     }
     assert_eq!(ready["store"]["clock"], json!({"forward_jumps": 0, "backward_jumps": 0, "last_jump_ms": 0}));
     let bob = json!({ "attributes": { "login": "bob" } }).to_string();
-    server.judge("GET", "/readyz", None, 200);
-    server.judge("POST", "/v1/check", Some(&bob), 503);
-    server.judge("POST", "/v1/reset", Some(&bob), 503);
+    server.assert_matches_openapi("GET", "/readyz", None, 200);
+    server.assert_matches_openapi("POST", "/v1/check", Some(&bob), 503);
+    server.assert_matches_openapi("POST", "/v1/reset", Some(&bob), 503);
 
     redis.restart();
     until_true("the store decides", || source(&server, "carol") == "store");
@@ -181,8 +180,8 @@ fn it_starts_without_redis_decides_by_itself_and_goes_over_when_redis_comes() {
 fn a_frozen_redis_holds_no_answer_up_and_one_log_line_stands_for_many() {
     const CALLERS: usize = 4;
     const EACH: usize = 50;
-    let redis = Redis::start();
-    let folder = Folder::new("redis-frozen");
+    let redis = RedisServer::start();
+    let folder = TempDir::new("redis-frozen");
     let config = folder
         .file("slidegate.yaml", format!("store: {{redis: '{}', deadline: 100ms}}{FALLBACKS}", redis.url()));
     let log = folder.file("log", "");
@@ -275,7 +274,7 @@ fn what_is_wrong_with_a_store_is_told_and_ends_with_2() {
         serve(&["--redis", "redis://h", "--policy", "9007199254740993/1m per user"], ""),
         "policy `per-user`: limit 9007199254740993 is more than a shared store can count; give at most 9007199254740991\n"
     );
-    let folder = Folder::new("redis-bad");
+    let folder = TempDir::new("redis-bad");
     let config = folder.file("bad.yaml", format!("store:\n  redis: redis://h\n  deadline: 0s{FALLBACKS}"));
     let told = serve(&["--config", &config], "");
     assert!(
@@ -289,7 +288,7 @@ fn what_is_wrong_with_a_store_is_told_and_ends_with_2() {
 /// Who reviews a configuration reads where limits live and what happens when that is away.
 #[test]
 fn validate_says_the_store_and_each_fallback_back() {
-    let folder = Folder::new("redis-validate");
+    let folder = TempDir::new("redis-validate");
     let store = "store: {redis: 'redis://me:hidden@10.0.0.5', instances: 2, deadline: 20ms}";
     let config = folder.file("slidegate.yaml", format!("{store}{FALLBACKS}"));
     let output = run(&["validate", &config]);
@@ -328,7 +327,7 @@ fn the_user_in_the_documentation_is_enough_and_the_one_of_the_tests() {
     };
     assert_eq!(words(quoted), words(acl::MINIMUM));
 
-    let redis = Redis::start();
+    let redis = RedisServer::start();
     let server = Server::start(&["--redis", &redis.url_as_user(), "--policy", "2/1h per user"]);
     let statuses = [0; 3].map(|_| check(&server, "user", "alice").status);
     assert_eq!(statuses, [200, 200, 429]);
@@ -353,8 +352,8 @@ policies:
   - {name: u, when: {p: u}, scope: [user], quota: 5/3600001ms, algorithm: fixed-window}
   - {name: v, when: {p: v}, scope: [user], quota: 5/3600001ms, algorithm: sliding-window}
 ";
-    let redis = Redis::start();
-    let folder = Folder::new("redis-sizes");
+    let redis = RedisServer::start();
+    let folder = TempDir::new("redis-sizes");
     let config = folder.file("slidegate.yaml", POLICIES);
     let server = Server::start(&["--config", &config, "--redis", &redis.url()]);
     let fill = |policy: &str, times: usize| {
@@ -394,7 +393,7 @@ policies:
 /// Whoever grows past one server changes a URL, and nothing else.
 #[test]
 fn a_cluster_and_the_master_of_sentinels_serve_as_well() {
-    let cluster = Cluster::of_three();
+    let cluster = RedisCluster::of_three();
     let policies = ["--policy", "2/1h per user", "--policy", "9/1h per token"];
     let server = Server::start(&[&["--redis", &cluster.url_as_user()], &policies[..]].concat());
     let both = json!({ "attributes": { "user": "alice", "token": "t" } }).to_string();
@@ -411,7 +410,7 @@ fn a_cluster_and_the_master_of_sentinels_serve_as_well() {
     let nodes = ready["store"]["nodes"].as_array().unwrap();
     assert_eq!(nodes.iter().filter(connected).count(), 3, "{ready}");
 
-    let sentinels = Sentinels::start();
+    let sentinels = RedisSentinels::start();
     let server = Server::start(&[&["--redis", &sentinels.url_as_user()], &policies[..]].concat());
     let statuses = [0; 3].map(|_| server.post("/v1/check", &both).status);
     assert_eq!(statuses, [200, 200, 429]);

@@ -5,9 +5,6 @@
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 
-use crate::common::{Answer, Folder, Server};
-use crate::library::support::server::Server as Redis;
-use crate::library::support::until_true;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
@@ -15,6 +12,10 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use envoy_types::pb::google::protobuf::value::Kind;
 use serde_json::{Value, json};
+use slidegate_testkit::http::Response;
+use slidegate_testkit::redis::RedisServer;
+use slidegate_testkit::service::Server;
+use slidegate_testkit::{TempDir, until_true};
 
 const POLICIES: &str = "
 policies:
@@ -31,13 +32,13 @@ const PROXY: &str = "x-user: alice\r\nx-original-method: GET\r\nx-original-uri: 
                      x-forwarded-uri: /\r\nx-forwarded-host: example.org\r\n";
 const ALICE: &str = r#"{"attributes":{"user":"alice"}}"#;
 
-fn start(folder: &Folder, redis: &Redis) -> Server {
+fn start(folder: &TempDir, redis: &RedisServer) -> Server {
     let config = folder.file("slidegate.yaml", POLICIES);
     Server::start(&["--config", &config, "--redis", &redis.url()])
 }
 
 /// A store that refuses writes although it answers: a replica.
-fn make_replica(redis: &Redis) {
+fn make_replica(redis: &RedisServer) {
     redis.admin(&["REPLICAOF", "127.0.0.1", "1"]);
 }
 
@@ -47,7 +48,7 @@ fn listener(server: &Server, name: &str) -> String {
 }
 
 /// The wait of a denial that nobody knows the wait of.
-fn is_unknown_wait(answer: &Answer) {
+fn is_unknown_wait(answer: &Response) {
     let seconds: u64 = answer.header("retry-after").expect("a wait").parse().unwrap();
     assert!((1..=3).contains(&seconds), "{seconds}");
     let ms = answer.json()["retry_after_ms"].as_u64().unwrap();
@@ -57,8 +58,8 @@ fn is_unknown_wait(answer: &Answer) {
 /// Whoever is called at night must read what Redis said, and its clients must not think that they have used too much.
 #[test]
 fn a_policy_that_denies_without_its_store_answers_503_and_names_the_failure() {
-    let redis = Redis::start();
-    let folder = Folder::new("unavailable-http");
+    let redis = RedisServer::start();
+    let folder = TempDir::new("unavailable-http");
     let server = start(&folder, &redis);
     assert_eq!(server.post("/v1/check", ALICE).status, 200);
     make_replica(&redis);
@@ -87,8 +88,8 @@ fn a_policy_that_denies_without_its_store_answers_503_and_names_the_failure() {
         assert_eq!(denied.header(name), None);
     }
     assert_eq!(denied.header("ratelimit-policy"), Some("\"login\";q=5;w=60, \"smooth\";q=100;w=60"));
-    server.judge("POST", "/v1/check", Some(ALICE), 503);
-    server.judge("POST", "/v1/peek", Some(ALICE), 503);
+    server.assert_matches_openapi("POST", "/v1/check", Some(ALICE), 503);
+    server.assert_matches_openapi("POST", "/v1/peek", Some(ALICE), 503);
     assert_eq!(server.get("/v1/check?user=alice").status, 503);
 
     // A proxy hands the answer on; nginx takes no other status than 403 and is told by a field.
@@ -115,8 +116,8 @@ fn a_policy_that_denies_without_its_store_answers_503_and_names_the_failure() {
 /// Out of memory and a key of another program are failures of their own, and are fixed in their own ways.
 #[test]
 fn why_names_what_the_store_refused() {
-    let redis = Redis::start();
-    let folder = Folder::new("unavailable-why");
+    let redis = RedisServer::start();
+    let folder = TempDir::new("unavailable-why");
     let server = start(&folder, &redis);
     redis.admin(&["CONFIG", "SET", "maxmemory", "1"]);
     let why = server.post("/v1/check", ALICE).json()["why"].as_str().unwrap().to_owned();
@@ -138,8 +139,8 @@ fn why_names_what_the_store_refused() {
 /// A client of the RESP port must not count this as a denial: it is an error, with a code of its own.
 #[test]
 fn resp_replies_with_an_error() {
-    let redis = Redis::start();
-    let folder = Folder::new("unavailable-resp");
+    let redis = RedisServer::start();
+    let folder = TempDir::new("unavailable-resp");
     let server = start(&folder, &redis);
     make_replica(&redis);
     let mut stream = TcpStream::connect(listener(&server, "resp       ")).unwrap();
@@ -163,8 +164,8 @@ fn resp_replies_with_an_error() {
 /// Envoy passes a request on when the call fails, so a policy that denies must deny, and say what for.
 #[tokio::test(flavor = "multi_thread")]
 async fn envoy_is_told_to_deny_with_a_body_that_tells_why() {
-    let redis = Redis::start();
-    let folder = Folder::new("unavailable-grpc");
+    let redis = RedisServer::start();
+    let folder = TempDir::new("unavailable-grpc");
     let server = start(&folder, &redis);
     make_replica(&redis);
     let url = format!("http://{}", listener(&server, "grpc       "));

@@ -6,8 +6,10 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::Stdio;
 
-use crate::common::{Answer, Folder, Server, run, slidegate, text};
 use serde_json::json;
+use slidegate_testkit::TempDir;
+use slidegate_testkit::http::Response;
+use slidegate_testkit::service::{Server, run, slidegate, text};
 
 const ALICE: &str = r#"{"attributes": {"user": "alice"}}"#;
 const BATCH: &str = r#"{"requests": [{"attributes": {"user": "alice"}}]}"#;
@@ -46,12 +48,12 @@ impl Tokens {
 }
 
 /// A request with a host, further fields and a body, of no content type.
-fn ask(server: &Server, method: &str, path: &str, host: &str, fields: &str, body: &str) -> Answer {
+fn ask(server: &Server, method: &str, path: &str, host: &str, fields: &str, body: &str) -> Response {
     let length = body.len();
     let request = format!(
         "{method} {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n{fields}content-length: {length}\r\n\r\n{body}"
     );
-    Answer::parse(&server.raw(request.as_bytes()))
+    Response::parse(&server.raw(request.as_bytes()))
 }
 
 /// What a proxy's question has at least.
@@ -79,7 +81,7 @@ const ROWS: [(&str, &str, &str, &str); 13] = [
 #[test]
 fn each_action_needs_what_the_table_says_on_every_kind_of_listener() {
     let tokens = Tokens::make();
-    let folder = Folder::new("access-table");
+    let folder = TempDir::new("access-table");
     let plain = folder.file("plain.yaml", POLICY);
     let strict = folder.file("strict.yaml", format!("{POLICY}admin: {{decisions: token}}\n"));
     let (local, public) = ("127.0.0.1:0", "0.0.0.0:0");
@@ -131,11 +133,11 @@ fn each_action_needs_what_the_table_says_on_every_kind_of_listener() {
 /// reset anything there.
 #[test]
 fn web_pages_of_other_sites_reach_no_decision() {
-    let (folder, rules_folder) = (Folder::new("access-pages"), Folder::new("access-pages-rules"));
+    let (folder, rules_folder) = (TempDir::new("access-pages"), TempDir::new("access-pages-rules"));
     let rules = "domain: d\ndescriptors: [{key: k, rate_limit: {unit: hour, requests_per_unit: 1000}}]";
     rules_folder.file("rules.yaml", rules);
     let config = folder.file("slidegate.yaml", format!("{POLICY}admin: {{hosts: [gate.internal]}}\n"));
-    let server = Server::start(&["--config", &config, "--envoy-config", rules_folder.path()]);
+    let server = Server::start(&["--config", &config, "--envoy-config", rules_folder.as_str()]);
     let own = server.address.as_str();
     let port = own.rsplit(':').next().unwrap();
     let (rebound, named) = (format!("evil.example:{port}"), format!("gate.internal:{port}"));
@@ -259,7 +261,7 @@ fn wrong_tokens_are_limited_by_address_and_right_ones_go_on() {
 #[test]
 fn every_command_takes_its_token_from_the_environment_or_a_file() {
     let tokens = Tokens::make();
-    let folder = Folder::new("access-commands");
+    let folder = TempDir::new("access-commands");
     let config = folder.file("slidegate.yaml", format!("{POLICY}admin: {{decisions: token}}\n"));
     let server = tokens.serve("127.0.0.1:0", &["--config", &config]);
     let file = folder.file("token", format!("{}\n", tokens.write));
@@ -308,7 +310,7 @@ fn every_command_takes_its_token_from_the_environment_or_a_file() {
 /// on.
 #[test]
 fn rules_change_with_the_configuration() {
-    let folder = Folder::new("access-reload");
+    let folder = TempDir::new("access-reload");
     let tokens = Tokens::make();
     let config = folder.file("slidegate.yaml", POLICY);
     let server = tokens.serve("127.0.0.1:0", &["--config", &config]);
@@ -369,7 +371,7 @@ fn commands_of_the_resp_port_follow_the_same_rules() {
 #[test]
 fn a_policy_is_reset_in_bounded_steps_and_no_other() {
     let tokens = Tokens::make();
-    let folder = Folder::new("access-reset");
+    let folder = TempDir::new("access-reset");
     let log = folder.file("log", "");
     let policies =
         "policies: [{name: per-user, scope: [user], quota: 9/1h}, {name: other, scope: [user], quota: 9/1h}]";

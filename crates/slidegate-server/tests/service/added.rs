@@ -2,14 +2,15 @@
 
 use std::process::{Output, Stdio};
 
-use crate::common::{Answer, Folder, Server, slidegate, text};
-use crate::library::support::server::Server as Redis;
-use crate::library::support::until_true;
 use serde_json::{Value, json};
+use slidegate_testkit::http::Response;
+use slidegate_testkit::redis::RedisServer;
+use slidegate_testkit::service::{Server, slidegate, text};
+use slidegate_testkit::{TempDir, until_true};
 
 const LOGIN: &str = "/v1/policies/login";
 
-fn put(server: &Server, path: &str, body: &Value) -> Answer {
+fn put(server: &Server, path: &str, body: &Value) -> Response {
     server.change("PUT", path, &[], &body.to_string())
 }
 
@@ -71,8 +72,8 @@ fn a_policy_is_added_changed_undone_and_taken_away() {
     assert_eq!(check(&server, &json!({ "path": "/", "ip": "192.0.2.7" })), 200);
     let listed = policy(&server, "login");
     assert_eq!((&listed["origin"], &listed["when"]), (&json!("added"), &json!(["path is `/login`"])));
-    server.judge("GET", "/v1/policies", None, 200);
-    server.judge("GET", "/v1/status", None, 200);
+    server.assert_matches_openapi("GET", "/v1/policies", None, 200);
+    server.assert_matches_openapi("GET", "/v1/status", None, 200);
     // What was said of its keys counts from the first denial on.
     let event = server.get("/v1/events").json()["events"][0].clone();
     assert!(event["key"].as_str().unwrap().starts_with('#'), "{event}");
@@ -112,7 +113,7 @@ fn a_policy_is_added_changed_undone_and_taken_away() {
         said(&server, &args),
         "api: 5/1m sliding-log, shadow, added at run time with scope [\"user\",\"tenant\"] (change 9)"
     );
-    let folder = Folder::new("added-command");
+    let folder = TempDir::new("added-command");
     let file =
         folder.file("policy.yaml", "when: {path: {prefix: /v2/}}\nscope: [user]\nlimit: 7\nwindow: 1m\n");
     said(&server, &["policy", "set", "v2", "--from", &file]);
@@ -204,7 +205,7 @@ fn what_is_no_policy_is_refused_and_says_why() {
 /// One limit for the fleet: an instance that does not have it lets through what the others deny.
 #[test]
 fn an_added_policy_is_in_force_in_all_instances_and_outlives_them() {
-    let redis = Redis::start();
+    let redis = RedisServer::start();
     let url = redis.url();
     let args = ["--redis", url.as_str(), "--policy", "9/1h per user"];
     let (one, other) = (Server::start(&args), Server::start(&args));
@@ -231,7 +232,7 @@ fn an_added_policy_is_in_force_in_all_instances_and_outlives_them() {
 #[test]
 fn a_file_that_brings_the_name_along_comes_first_and_it_is_said() {
     const POLICY: &str = "{name: per-user, scope: [user], quota: 9/1h}";
-    let folder = Folder::new("added-file");
+    let folder = TempDir::new("added-file");
     let file = folder.file("slidegate.yaml", format!("policies: [{POLICY}]"));
     let server = Server::start(&["--config", &file]);
     put(&server, LOGIN, &json!({ "scope": ["ip"], "quota": "2/1h" }));

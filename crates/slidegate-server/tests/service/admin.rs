@@ -3,19 +3,20 @@
 use std::fs::{self, File};
 use std::process::{Output, Stdio};
 
-use crate::common::{Answer, Folder, Server, run, slidegate, text};
-use crate::library::support::server::Server as Redis;
-use crate::library::support::{until, until_true};
 use serde_json::{Value, json};
+use slidegate_testkit::http::Response;
+use slidegate_testkit::redis::RedisServer;
+use slidegate_testkit::service::{Server, run, slidegate, text};
+use slidegate_testkit::{TempDir, until, until_true};
 
 const POLICY: &str = "policies: [{name: per-user, scope: [user], quota: 2/1h}]\n";
 const ALICE: &str = "/v1/keys/per-user/alice";
 
-fn check(server: &Server, user: &str) -> Answer {
+fn check(server: &Server, user: &str) -> Response {
     server.post("/v1/check", &json!({ "attributes": { "user": user } }).to_string())
 }
 
-fn post(server: &Server, path: &str, body: &Value) -> Answer {
+fn post(server: &Server, path: &str, body: &Value) -> Response {
     server.change("POST", path, &[], &body.to_string())
 }
 
@@ -42,7 +43,7 @@ fn said(server: &Server, args: &[&str]) -> String {
 fn a_token_is_needed_and_permits_what_it_says_and_is_never_logged() {
     let (reader, read_line) = token("read");
     let (writer, write_line) = token("write");
-    let folder = Folder::new("admin-tokens");
+    let folder = TempDir::new("admin-tokens");
     let log = folder.file("log", "");
     let tokens = format!("{read_line},{write_line}");
     let variables = [("SLIDEGATE_ADMIN_TOKENS", tokens.as_str())];
@@ -103,7 +104,7 @@ fn a_token_is_needed_and_permits_what_it_says_and_is_never_logged() {
 /// A service that is published without a thought must not be everybody's to configure, and must limit all the same.
 #[test]
 fn off_loopback_without_a_token_the_routes_are_off_and_decisions_are_served() {
-    let folder = Folder::new("admin-off");
+    let folder = TempDir::new("admin-off");
     let log = folder.file("log", "");
     let args = ["--policy", "3/1h per user"];
     let server = Server::start_at("0.0.0.0:0", &[], &args, File::create(&log).unwrap());
@@ -122,7 +123,7 @@ fn off_loopback_without_a_token_the_routes_are_off_and_decisions_are_served() {
 fn pages_of_other_sites_neither_read_nor_change() {
     let server = Server::start(&["--policy", "3/1h per user"]);
     let rebound = "GET /v1/status HTTP/1.1\r\nhost: evil.example\r\nconnection: close\r\n\r\n";
-    let refused = Answer::parse(&server.raw(rebound.as_bytes()));
+    let refused = Response::parse(&server.raw(rebound.as_bytes()));
     assert_eq!(refused.status, 403);
     assert!(refused.body.contains("the `Host` header names another"), "{}", refused.body);
     let reset = format!("{ALICE}/reset");
@@ -137,8 +138,8 @@ fn pages_of_other_sites_neither_read_nor_change() {
 /// Who looks whether a port is open must not have to read three files and a command line.
 #[test]
 fn status_says_everywhere_it_listens() {
-    let folder = Folder::new("admin-listeners");
-    let socket = format!("{}/grpc.sock", folder.path());
+    let folder = TempDir::new("admin-listeners");
+    let socket = format!("{}/grpc.sock", folder.as_str());
     let config = folder.file("slidegate.yaml", format!("grpc: {{socket: '{socket}'}}\n{POLICY}"));
     let args = ["--config", config.as_str(), "--resp", "127.0.0.1:0", "--grpc", "127.0.0.1:0"];
     let server = Server::start(&args);
@@ -222,7 +223,7 @@ fn one_key_is_shown_and_helped() {
     // A key with everything in it, as it is printed and as a path carries it.
     assert_eq!(check(&server, "a/b,c%").status, 200);
     assert_eq!(server.get("/v1/keys/per-user/a%2Fb%252Cc%2525").json()["used"], 1);
-    server.judge("GET", "/v1/status", None, 200);
+    server.assert_matches_openapi("GET", "/v1/status", None, 200);
 }
 
 /// Limits are changed under load: usage stays, and one command brings the old ones back.
@@ -311,7 +312,7 @@ fn policies_of_doors_are_not_changed_here() {
 /// A limit is tried on real traffic before anybody is denied by it.
 #[test]
 fn a_candidate_shows_what_it_would_change_and_is_promoted() {
-    let folder = Folder::new("admin-candidate");
+    let folder = TempDir::new("admin-candidate");
     let file = folder.file(
         "slidegate.yaml",
         "policies:
@@ -335,7 +336,7 @@ fn a_candidate_shows_what_it_would_change_and_is_promoted() {
     assert_eq!(candidate["keys"], json!([{ "key": "alice", "newly_allowed": 2, "newly_denied": 0 }]));
     assert_eq!((&candidate["live"]["limit"], &candidate["candidate"]["limit"]), (&json!(2), &json!(4)));
     assert_eq!(shadow["shadows"], json!([{ "policy": "watched", "would_deny": 6, "requests": 8 }]));
-    server.judge("GET", "/v1/shadow", None, 200);
+    server.assert_matches_openapi("GET", "/v1/shadow", None, 200);
 
     // Another candidate is counted from its own beginning.
     said(&server, &["policy", "set", "per-user", "--candidate", "1/1m"]);
@@ -360,8 +361,8 @@ fn a_candidate_shows_what_it_would_change_and_is_promoted() {
 /// Limits are the fleet's: whoever asks one instance for a change has asked all of them, those of tomorrow included.
 #[test]
 fn what_is_changed_through_one_instance_is_in_force_in_all_and_outlives_them() {
-    let redis = Redis::start();
-    let folder = Folder::new("admin-fleet");
+    let redis = RedisServer::start();
+    let folder = TempDir::new("admin-fleet");
     // No answer may come from a fallback, however busy the machine is.
     let config = format!("store: {{redis: '{}', deadline: 10s}}\n{POLICY}", redis.url_as_user());
     let config = folder.file("slidegate.yaml", config);
@@ -409,7 +410,7 @@ fn what_is_changed_through_one_instance_is_in_force_in_all_and_outlives_them() {
 /// A change that is told as made and is not, is worse than one that is refused.
 #[test]
 fn while_the_store_is_away_nothing_is_changed_and_what_was_stays() {
-    let redis = Redis::start();
+    let redis = RedisServer::start();
     let server = Server::start(&["--redis", &redis.url(), "--policy", "2/1h per user"]);
     said(&server, &["policy", "set", "per-user", "7/1h"]);
     redis.kill();
@@ -454,9 +455,9 @@ fn while_the_store_is_away_nothing_is_changed_and_what_was_stays() {
 /// An instance that still remembers denials would go on denying who was given a fresh start.
 #[test]
 fn a_policy_is_reset_for_all_instances_on_a_store() {
-    let redis = Redis::start();
+    let redis = RedisServer::start();
     redis.admin(&["ACL", "SETUSER", "slidegate", "+scan", "+dbsize"]);
-    let folder = Folder::new("admin-reset");
+    let folder = TempDir::new("admin-reset");
     let config = format!("{POLICY}store: {{redis: '{}', deadline: 10s}}\n", redis.url_as_user());
     let config = folder.file("slidegate.yaml", config);
     let (one, two) = (Server::start(&["--config", &config]), Server::start(&["--config", &config]));
@@ -482,8 +483,8 @@ fn a_policy_is_reset_for_all_instances_on_a_store() {
 /// Where another attribute places keys, a key that is looked for elsewhere would be shown as unused, and reset in vain.
 #[test]
 fn keys_that_lie_by_another_attribute_are_found_by_it() {
-    let redis = Redis::start();
-    let folder = Folder::new("admin-tag");
+    let redis = RedisServer::start();
+    let folder = TempDir::new("admin-tag");
     let policies = "policies: [{name: per-user, scope: [user], quota: 3/1h}]";
     let config =
         format!("store: {{redis: '{}', hash_tag: tenant, deadline: 10s}}\n{policies}\n", redis.url());

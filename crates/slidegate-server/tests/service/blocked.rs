@@ -4,9 +4,6 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
-use crate::common::{Folder, Server};
-use crate::library::support::server::Server as Redis;
-use crate::library::support::until_true;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
@@ -15,6 +12,9 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::R
 use envoy_types::pb::google::protobuf::UInt64Value;
 use envoy_types::pb::google::protobuf::value::Kind;
 use serde_json::{Value, json};
+use slidegate_testkit::redis::RedisServer;
+use slidegate_testkit::service::Server;
+use slidegate_testkit::{TempDir, until_true};
 
 const POLICIES: &str = "
 policies:
@@ -42,7 +42,7 @@ fn listener(server: &Server, name: &str) -> String {
 /// Support must see at once that a customer is blocked, and not "0 of 0, never fits".
 #[test]
 fn http_tells_the_block_the_real_limit_and_the_rest_of_the_block() {
-    let folder = Folder::new("blocked-http");
+    let folder = TempDir::new("blocked-http");
     let log = folder.file("log", "");
     let config = folder.file("slidegate.yaml", POLICIES);
     let server = Server::start_logging_to(&["--config", &config], File::create(&log).unwrap());
@@ -68,8 +68,8 @@ fn http_tells_the_block_the_real_limit_and_the_rest_of_the_block() {
         (denied.header("x-ratelimit-limit"), denied.header("x-ratelimit-remaining")),
         (Some("5"), Some("0"))
     );
-    server.judge("POST", "/v1/check", Some(MALLORY), 429);
-    server.judge("POST", "/v1/peek", Some(MALLORY), 200);
+    server.assert_matches_openapi("POST", "/v1/check", Some(MALLORY), 429);
+    server.assert_matches_openapi("POST", "/v1/peek", Some(MALLORY), 200);
     let key = server.get("/v1/keys/per-user/mallory").json();
     assert_eq!((&key["limit"], &key["reason"]), (&json!(5), &json!("blocked")));
 
@@ -115,7 +115,7 @@ fn http_tells_the_block_the_real_limit_and_the_rest_of_the_block() {
 /// RESP clients read the reason where HTTP clients do.
 #[test]
 fn resp_tells_the_block() {
-    let folder = Folder::new("blocked-resp");
+    let folder = TempDir::new("blocked-resp");
     let server = Server::start(&["--config", &folder.file("slidegate.yaml", POLICIES)]);
     let until = block(&server);
     let mut stream = TcpStream::connect(listener(&server, "resp       ")).unwrap();
@@ -134,7 +134,7 @@ fn resp_tells_the_block() {
 /// Envoy must refuse a blocked client also where it only looks, as it does before costs are known.
 #[tokio::test(flavor = "multi_thread")]
 async fn envoy_denies_charges_and_looks_of_a_blocked_key() {
-    let folder = Folder::new("blocked-grpc");
+    let folder = TempDir::new("blocked-grpc");
     let server = Server::start(&["--config", &folder.file("slidegate.yaml", POLICIES)]);
     let until = block(&server);
     let url = format!("http://{}", listener(&server, "grpc       "));
@@ -165,8 +165,8 @@ async fn envoy_denies_charges_and_looks_of_a_blocked_key() {
 /// Over a shared store a block must hold while that is away, and its end must take effect at once on every instance.
 #[test]
 fn a_block_holds_over_a_shared_store_that_comes_and_goes() {
-    let redis = Redis::start();
-    let folder = Folder::new("blocked-redis");
+    let redis = RedisServer::start();
+    let folder = TempDir::new("blocked-redis");
     let config = folder.file("slidegate.yaml", POLICIES);
     let args = ["--config", config.as_str(), "--redis", &redis.url()];
     let (one, other) = (Server::start(&args), Server::start(&args));

@@ -1,12 +1,14 @@
 //! The command line as a shell meets it: pipes that are closed early, servers behind TLS, what it prints about itself.
 
 use std::net::SocketAddr;
-use std::process::{Command, Output, Stdio};
+use std::process::{Output, Stdio};
 use std::sync::Arc;
 
-use crate::common::{Folder, Server, run, slidegate, text};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use slidegate_testkit::TempDir;
+use slidegate_testkit::certificates::Certificate;
+use slidegate_testkit::service::{Server, run, slidegate, text};
 
 /// Runs a command whose standard output and error nobody reads.
 fn run_unread(args: &[&str]) -> Output {
@@ -20,7 +22,7 @@ fn run_unread(args: &[&str]) -> Output {
 /// `slidegate policy list | head -1` is how people look at things; a panic message there looks like a crash.
 #[test]
 fn a_closed_pipe_is_no_error_for_any_command() {
-    let folder = Folder::new("closed-pipe");
+    let folder = TempDir::new("closed-pipe");
     let server = Server::start(&["--policy", "5/1h per user"]);
     let url = ["--url", &server.url];
     let config = folder.file("slidegate.yaml", "policies: [{name: per-user, scope: [user], quota: 5/1h}]\n");
@@ -72,25 +74,8 @@ struct Terminator {
 }
 
 impl Terminator {
-    fn before(server: &Server, folder: &Folder) -> Self {
-        let [certificate, key] = ["tls.crt", "tls.key"].map(|name| format!("{}/{name}", folder.path()));
-        let made = Command::new("openssl")
-            .args([
-                "req",
-                "-x509",
-                "-newkey",
-                "ec",
-                "-pkeyopt",
-                "ec_paramgen_curve:P-256",
-                "-nodes",
-                "-days",
-                "1",
-            ])
-            .args(["-subj", "/CN=slidegate", "-addext", "subjectAltName=IP:127.0.0.1"])
-            .args(["-addext", "basicConstraints=critical,CA:FALSE", "-out", &certificate, "-keyout", &key])
-            .output()
-            .expect("the program openssl is installed");
-        assert!(made.status.success(), "{}", text(&made.stderr));
+    fn before(server: &Server, folder: &TempDir) -> Self {
+        let (certificate, key) = Certificate::self_signed(&["127.0.0.1"]).write(folder, "tls");
         let chain = vec![CertificateDer::from_pem_file(&certificate).unwrap()];
         let config =
             rustls::ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
@@ -122,7 +107,7 @@ impl Terminator {
 /// A server off loopback is behind TLS, and that is where operators' commands are needed.
 #[test]
 fn commands_ask_a_server_behind_tls() {
-    let folder = Folder::new("cli-tls");
+    let folder = TempDir::new("cli-tls");
     let server = Server::start(&["--policy", "5/1h per user"]);
     let terminator = Terminator::before(&server, &folder);
     for args in [
@@ -162,7 +147,7 @@ fn the_version_is_the_same_everywhere() {
 /// "1 policies" is the first line that a new user reads.
 #[test]
 fn validate_counts_policies_in_words() {
-    let folder = Folder::new("plural");
+    let folder = TempDir::new("plural");
     let one = "policies:\n  - {name: a, quota: 1/1m}\n";
     let two = format!("{one}  - {{name: b, quota: 1/1m}}\n");
     for (content, words) in [(one, " is valid: 1 policy.\n"), (two.as_str(), " is valid: 2 policies.\n")] {
@@ -175,7 +160,7 @@ fn validate_counts_policies_in_words() {
 /// A window in seconds of a year is not what was written, and cannot be searched for in the file.
 #[test]
 fn an_invalid_window_is_repeated_as_it_was_written() {
-    let folder = Folder::new("window");
+    let folder = TempDir::new("window");
     for (policy, window) in [
         ("{name: a, limit: 1, window: 367d}", "367d"),
         ("{name: a, quota: 1/53weeks}", "53weeks"),

@@ -1,7 +1,8 @@
 //! `slidegate explain`: why a request is limited as it is, without asking a server.
 
-use crate::common::{Folder, run, text};
 use serde_json::{Value, json};
+use slidegate_testkit::TempDir;
+use slidegate_testkit::service::{run, text};
 
 const POLICIES: &str = "
 policies:
@@ -28,7 +29,7 @@ fn explain(args: &[&str]) -> (String, Option<i32>) {
 /// Whoever asks why a request was denied, or why it was not, needs every policy and the reason.
 #[test]
 fn each_policy_is_said_to_apply_or_why_it_does_not() {
-    let folder = Folder::new("explain-policies");
+    let folder = TempDir::new("explain-policies");
     let file = folder.file("slidegate.yaml", POLICIES);
     let told = |attributes: &[&str]| {
         let (told, code) = explain(&[&["--config", &file][..], attributes].concat());
@@ -82,10 +83,10 @@ fn each_policy_is_said_to_apply_or_why_it_does_not() {
 /// The same for a descriptor: what was found at each level, what was not, and the counter.
 #[test]
 fn each_level_of_a_descriptor_is_told() {
-    let folder = Folder::new("explain-descriptors");
+    let folder = TempDir::new("explain-descriptors");
     folder.file("levels.yaml", include_str!("../fixtures/envoy/levels.yaml"));
     let told = |descriptors: &[&str]| {
-        let about = ["--envoy-config", folder.path(), "--domain", "test-domain"];
+        let about = ["--envoy-config", folder.as_str(), "--domain", "test-domain"];
         let (told, code) = explain(&[&about, descriptors].concat());
         assert_eq!(code, Some(0), "{told}");
         told
@@ -116,7 +117,7 @@ fn each_level_of_a_descriptor_is_told() {
     );
     assert_eq!(limit("key6=x"), "limit      unlimited");
     assert!(told(&["key2=a\\,b\\\\c"]).contains("\nkey        test-domain~key2=a,b\\\\c\n"));
-    let (told, _) = explain(&["--envoy-config", folder.path(), "--domain", "other", "a=b"]);
+    let (told, _) = explain(&["--envoy-config", folder.as_str(), "--domain", "other", "a=b"]);
     assert!(told.contains("\nentry 1    a=b: not looked for\n"), "{told}");
     assert!(told.ends_with("limit      none: no file has the domain; there are `test-domain`\n"), "{told}");
 }
@@ -124,9 +125,9 @@ fn each_level_of_a_descriptor_is_told() {
 /// A limit that replaces another one is the reason why that one counts nothing.
 #[test]
 fn limits_that_another_one_replaces_are_said_to_be() {
-    let folder = Folder::new("explain-replaced");
+    let folder = TempDir::new("explain-replaced");
     folder.file("everything.yaml", include_str!("../fixtures/envoy/everything.yaml"));
-    let about = ["--envoy-config", folder.path(), "--domain", "edge"];
+    let about = ["--envoy-config", folder.as_str(), "--domain", "edge"];
     let (told, _) = explain(&[&about[..], &["remote_address=10.0.0.1", "plan=gold"]].concat());
     let parts: Vec<_> = told.split("\n\n").collect();
     assert!(
@@ -152,9 +153,9 @@ fn limits_that_another_one_replaces_are_said_to_be() {
 /// What cannot be explained must not look as if nothing applied.
 #[test]
 fn what_is_asked_wrongly_is_told_and_ends_with_2() {
-    let folder = Folder::new("explain-wrong");
+    let folder = TempDir::new("explain-wrong");
     folder.file("levels.yaml", include_str!("../fixtures/envoy/levels.yaml"));
-    let envoy = ["--envoy-config", folder.path()];
+    let envoy = ["--envoy-config", folder.as_str()];
     for (args, expected) in [
         (
             vec!["--domain", "d", "a=b"],

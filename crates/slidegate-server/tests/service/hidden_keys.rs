@@ -2,8 +2,9 @@
 
 use std::fs::File;
 
-use crate::common::{Folder, Server};
 use serde_json::{Value, json};
+use slidegate_testkit::TempDir;
+use slidegate_testkit::service::Server;
 
 const POLICIES: &str = "
 policies:
@@ -27,7 +28,7 @@ fn path(policy: &str, key: &str) -> String {
 /// Support follows a link from a denial, and must reach that key without being told what it is.
 #[test]
 fn what_is_shown_of_a_key_finds_it_and_tells_no_more() {
-    let folder = Folder::new("hidden-keys");
+    let folder = TempDir::new("hidden-keys");
     let log = folder.file("log", "");
     let config = folder.file("slidegate.yaml", POLICIES);
     let server = Server::start_logging_to(&["--config", &config], File::create(&log).unwrap());
@@ -62,7 +63,7 @@ fn what_is_shown_of_a_key_finds_it_and_tells_no_more() {
 /// Nothing found must not look like a key that has used nothing.
 #[test]
 fn what_is_shown_of_an_unknown_key_is_refused_in_words() {
-    let folder = Folder::new("hidden-unknown");
+    let folder = TempDir::new("hidden-unknown");
     let server = Server::start(&["--config", &folder.file("slidegate.yaml", POLICIES)]);
     let shown = format!("#{}", "A".repeat(21));
     let answer = server.get(&path("hashed", &shown));
@@ -80,7 +81,7 @@ fn what_is_shown_of_an_unknown_key_is_refused_in_words() {
 /// A long key is shown cut, and cut it is another one.
 #[test]
 fn a_long_key_is_found_by_what_is_left_of_it() {
-    let folder = Folder::new("hidden-long");
+    let folder = TempDir::new("hidden-long");
     let server = Server::start(&["--config", &folder.file("slidegate.yaml", POLICIES)]);
     let key = "k".repeat(900);
     check(&server, "user", &key);

@@ -1,7 +1,8 @@
 //! The HTTP door, through real sockets: every route, and everything a client can get wrong.
 
-use crate::common::{Folder, Server};
 use serde_json::{Value, json};
+use slidegate_testkit::TempDir;
+use slidegate_testkit::service::Server;
 
 const POLICIES: [&str; 6] = [
     "--policy",
@@ -169,7 +170,7 @@ fn a_policy_that_is_named_decides_alone_and_one_that_cannot_is_told() {
         json!({ "policy": policy, "attributes": attributes, "cost": 2 }).to_string()
     };
     let both = json!({ "user": "alice", "ip": "192.0.2.7" });
-    server.judge("POST", "/v1/check", Some(&under("per-ip", both.clone())), 200);
+    server.assert_matches_openapi("POST", "/v1/check", Some(&under("per-ip", both.clone())), 200);
     let denied = server.post("/v1/check", &under("per-ip", both.clone())).json();
     assert_eq!(denied["violated-policies"], json!(["per-ip"]));
     assert_eq!(denied["policies"].as_array().unwrap().len(), 1, "{denied}");
@@ -354,12 +355,12 @@ fn the_policies_in_force_are_listed_in_numbers_and_words() {
 #[test]
 fn openapi_is_true_to_the_routes() {
     // With everything that brings routes of its own along.
-    let folder = Folder::new("openapi-routes");
+    let folder = TempDir::new("openapi-routes");
     folder.file(
         "rules.yaml",
         "domain: d\ndescriptors: [{key: k, rate_limit: {unit: hour, requests_per_unit: 1}}]",
     );
-    let server = Server::start(&[&POLICIES[..], &["--envoy-config", folder.path()]].concat());
+    let server = Server::start(&[&POLICIES[..], &["--envoy-config", folder.as_str()]].concat());
     let document = server.get("/openapi.json").json();
     let paths = document["paths"].as_object().unwrap();
     let unknown = server.get("/nowhere").json()["detail"].as_str().unwrap().to_owned();
@@ -388,7 +389,7 @@ fn openapi_is_true_to_the_routes() {
     let batch = json!({ "requests": [{ "attributes": { "user": "p" }, "cost": 9 }, { "attributes": {} }] })
         .to_string();
     let judge = |method: &str, path: &str, body: Option<&str>, status: u16| {
-        server.judge(method, path, body, status);
+        server.assert_matches_openapi(method, path, body, status);
     };
     judge("POST", "/v1/check", Some(&request), 200);
     judge("POST", "/v1/check", Some(&ask(&json!({ "user": "o" }), 9)), 429);
@@ -435,16 +436,16 @@ fn openapi_is_true_to_the_routes() {
 /// The auth door's answers are described too; they are those of a proxy that sends nothing but its question.
 #[test]
 fn openapi_is_true_to_the_auth_door() {
-    let folder = Folder::new("openapi-auth");
+    let folder = TempDir::new("openapi-auth");
     let attributes = "attributes: {path: none, method: none}";
     for (preset, denied) in [("caddy", 429), ("nginx", 403)] {
         let policies = "policies: [{name: per-user, scope: [user], quota: 1/1h}]";
         let text = format!("{policies}\nauth: {{preset: {preset}, {attributes}}}\n");
         let server = Server::start(&["--config", &folder.file("slidegate.yaml", text)]);
         assert_eq!(server.get("/v1/auth?user=a").status, 200);
-        server.judge("GET", "/v1/auth?user=a", None, denied);
-        server.judge("POST", "/v1/auth?user=a", None, denied);
-        server.judge("GET", "/v1/auth?cost=x", None, 400);
+        server.assert_matches_openapi("GET", "/v1/auth?user=a", None, denied);
+        server.assert_matches_openapi("POST", "/v1/auth?user=a", None, denied);
+        server.assert_matches_openapi("GET", "/v1/auth?cost=x", None, 400);
     }
 }
 

@@ -8,8 +8,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::common::{Folder, Server, installed, run, slidegate, text};
 use serde_json::{Value, json};
+use slidegate_testkit::TempDir;
+use slidegate_testkit::service::{Server, installed, run, slidegate, text};
 
 /// Longer than anything takes here. Who waits as long has found a fault.
 const LONG: Duration = Duration::from_secs(60);
@@ -21,7 +22,7 @@ policies:
   - {name: tried, scope: [user], quota: 3/1h, mode: shadow}
 ";
 
-fn start(folder: &Folder, config: &str) -> Server {
+fn start(folder: &TempDir, config: &str) -> Server {
     Server::start(&["--config", &folder.file("slidegate.yaml", config)])
 }
 
@@ -87,11 +88,11 @@ fn parsed(format: &str, page: &str) -> Vec<String> {
 /// A scraper that is sent a format it did not ask for drops the page, and every alert that rests on it falls silent.
 #[test]
 fn metrics_come_in_the_text_format_that_is_asked_for_and_real_parsers_read_both() {
-    let (folder, rules_folder) = (Folder::new("observe-formats"), Folder::new("observe-formats-rules"));
+    let (folder, rules_folder) = (TempDir::new("observe-formats"), TempDir::new("observe-formats-rules"));
     let rules = "domain: d\ndescriptors: [{key: k, rate_limit: {unit: hour, requests_per_unit: 1}}]";
     rules_folder.file("rules.yaml", rules);
     let config = folder.file("slidegate.yaml", POLICIES);
-    let server = Server::start(&["--config", &config, "--envoy-config", rules_folder.path()]);
+    let server = Server::start(&["--config", &config, "--envoy-config", rules_folder.as_str()]);
     for user in ["a", "b"] {
         ask(&server, "/v1/check", &json!({ "user": user }), 4);
     }
@@ -135,7 +136,7 @@ fn metrics_come_in_the_text_format_that_is_asked_for_and_real_parsers_read_both(
 /// An alert or an invoice is made of these: each must be what happened, to the last one.
 #[test]
 fn metrics_count_known_traffic_exactly() {
-    let folder = Folder::new("observe-metrics");
+    let folder = TempDir::new("observe-metrics");
     let server = start(&folder, POLICIES);
     let (alice, ip) = (json!({ "user": "alice" }), json!({ "ip": "192.0.2.7" }));
     // 4 + 4 of 10 are near the limit, 3 more do not fit. In shadow 4 never fit.
@@ -190,7 +191,7 @@ fn events(server: &Server, query: &str) -> Vec<Value> {
 /// Whoever is asked why a client was denied an hour ago has nothing but this.
 #[test]
 fn every_denial_says_why_and_can_be_looked_up() {
-    let folder = Folder::new("observe-events");
+    let folder = TempDir::new("observe-events");
     let log = folder.file("log", "");
     let server = Server::start_logging_to(
         &["--config", &folder.file("slidegate.yaml", POLICIES)],
@@ -259,7 +260,7 @@ fn lines_of(log: &str, wanted: usize) -> Vec<String> {
 /// A filter that is silently ignored shows another client's denials.
 #[test]
 fn what_cannot_be_asked_is_a_problem_that_names_it() {
-    let folder = Folder::new("observe-problems");
+    let folder = TempDir::new("observe-problems");
     let server = start(&folder, POLICIES);
     for (path, status, detail) in [
         (
@@ -349,7 +350,7 @@ impl Stream {
 /// A page that was closed for a minute must not miss what happened in it, nor see it twice.
 #[test]
 fn events_stream_with_filters_and_go_on_where_they_were() {
-    let folder = Folder::new("observe-stream");
+    let folder = TempDir::new("observe-stream");
     let mut server = start(&folder, POLICIES);
     let ip = |n: u32| json!({ "ip": format!("192.0.2.{n}") });
     let deny = |server: &Server, n| assert_eq!([(); 3].map(|()| check(server, &ip(n))), [true, true, false]);
@@ -384,7 +385,7 @@ fn events_stream_with_filters_and_go_on_where_they_were() {
 /// One browser tab that sleeps must not hold memory or anybody else.
 #[test]
 fn who_does_not_read_misses_events_and_holds_up_nobody() {
-    let folder = Folder::new("observe-slow");
+    let folder = TempDir::new("observe-slow");
     let server =
         start(&folder, "observe: {log_denials: false}\npolicies: [{name: p, scope: [user], quota: 0/1h}]");
     let mut slow = Stream::open(&server, "/v1/events", "");
@@ -423,7 +424,7 @@ fn who_does_not_read_misses_events_and_holds_up_nobody() {
 /// The page of operators draws this; it must add up to what happened.
 #[test]
 fn live_tells_rates_each_second_and_denials_at_once() {
-    let folder = Folder::new("observe-live");
+    let folder = TempDir::new("observe-live");
     let server = start(&folder, POLICIES);
     let mut live = Stream::open(&server, "/v1/live", "");
     let until_rates = |live: &mut Stream| loop {
@@ -460,7 +461,7 @@ fn top(server: &Server, query: &str) -> Value {
 /// Somebody is going to be called because of this list.
 #[test]
 fn top_keys_are_within_the_stated_error_of_a_skewed_stream() {
-    let folder = Folder::new("observe-top");
+    let folder = TempDir::new("observe-top");
     let server = start(&folder, "policies: [{name: p, scope: [user], quota: 20/1h}]");
     let (mut used, mut denied) = (BTreeMap::new(), BTreeMap::new());
     let mut state = 11u64;
@@ -527,7 +528,7 @@ fn top_keys_are_within_the_stated_error_of_a_skewed_stream() {
 
 /// Everything that is told of these denials, the log included.
 fn everything(config: &str, users: &[&str]) -> (String, Vec<Value>) {
-    let folder = Folder::new(&format!("observe-told-{}", config.len()));
+    let folder = TempDir::new(&format!("observe-told-{}", config.len()));
     let log = folder.file("log", "");
     let arguments = ["--config", &folder.file("slidegate.yaml", config), "--log-format", "json"];
     let server = Server::start_logging_to(&arguments, File::create(&log).unwrap());

@@ -1,8 +1,8 @@
 //! The README's commands and files, run as they are written.
 
+use slidegate_testkit::TempDir;
+use slidegate_testkit::service::{Server, slidegate, text};
 use std::process::Command;
-
-use crate::common::{Folder, Server, slidegate, text};
 
 fn readme() -> String {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md");
@@ -34,7 +34,7 @@ fn the_first_curl_answers_as_shown() {
 /// The tour of the commands, with the file above it.
 #[test]
 fn the_commands_work_on_the_file_shown() {
-    let folder = Folder::new("readme");
+    let folder = TempDir::new("readme");
     let yaml = blocks("yaml").into_iter().find(|block| block.starts_with("# slidegate.yaml")).unwrap();
     let config = folder.file("slidegate.yaml", yaml);
     let log = folder
@@ -72,7 +72,7 @@ fn instances_share_a_limit_as_shown() {
     let command = shown.lines().find(|line| line.contains("--redis")).unwrap();
     let words: Vec<_> = command.split(" #").next().unwrap().split_whitespace().collect();
     assert_eq!(words, ["slidegate", "serve", "--redis", "redis://127.0.0.1:6379"]);
-    let redis = crate::library::support::server::Server::start();
+    let redis = slidegate_testkit::redis::RedisServer::start();
     let servers = [0; 2].map(|_| Server::start(&["--redis", &redis.url()]));
     let remaining =
         servers.each_ref().map(|server| server.get("/v1/check?user=alice").json()["remaining"].clone());

@@ -2,11 +2,11 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 
-use crate::common::{Folder, Server};
-use crate::library::support::until_true;
 use serde_json::{Value, json};
+use slidegate_testkit::certificates::Certificate;
+use slidegate_testkit::service::Server;
+use slidegate_testkit::{TempDir, until_true};
 
 fn policy(limit: u64) -> String {
     format!("policies: [{{name: per-user, scope: [user], quota: {limit}/1h}}]\n")
@@ -23,7 +23,7 @@ fn config(server: &Server) -> Value {
 /// Limits are changed in an incident: usage must stay, and a slip of the pen must not open the gate.
 #[test]
 fn a_changed_file_is_in_force_at_once_and_a_bad_one_changes_nothing() {
-    let folder = Folder::new("reload-file");
+    let folder = TempDir::new("reload-file");
     let file = folder.file("slidegate.yaml", policy(2));
     let server = Server::start(&["--config", &file]);
     let before = config(&server);
@@ -64,7 +64,7 @@ fn a_changed_file_is_in_force_at_once_and_a_bad_one_changes_nothing() {
 /// Volumes of Kubernetes change so: the file that is named never changes itself.
 #[test]
 fn a_link_that_leads_elsewhere_is_a_changed_file() {
-    let folder = Folder::new("reload-link");
+    let folder = TempDir::new("reload-link");
     let root = Path::new(&folder.file("anchor", "")).parent().unwrap().to_owned();
     for (version, content) in [("v1", policy(1)), ("v2", policy(2))] {
         fs::create_dir(root.join(version)).unwrap();
@@ -85,7 +85,7 @@ fn a_link_that_leads_elsewhere_is_a_changed_file() {
 /// Who changed the file wants to be sure, and a token that leaked wants to be gone.
 #[test]
 fn sighup_loads_again_and_tokens_are_loaded_with_the_rest() {
-    let folder = Folder::new("reload-signal");
+    let folder = TempDir::new("reload-signal");
     let file = folder.file("slidegate.yaml", policy(2));
     let server = Server::start(&["--config", &file]);
     server.signal("HUP");
@@ -100,17 +100,9 @@ fn sighup_loads_again_and_tokens_are_loaded_with_the_rest() {
 /// Who replaces a password that leaked, or a certificate that ends, must learn that the old one is still in use.
 #[test]
 fn a_changed_password_and_a_changed_certificate_are_reported_by_name() {
-    let folder = Folder::new("reload-secrets");
-    let (certificate, key) = (folder.file("cert.pem", ""), folder.file("key.pem", ""));
-    let renew = || {
-        let made = Command::new("openssl")
-            .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"])
-            .args(["-days", "2", "-subj", "/CN=localhost", "-out", &certificate, "-keyout", &key])
-            .output()
-            .expect("the program openssl is installed");
-        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-    };
-    renew();
+    let folder = TempDir::new("reload-secrets");
+    let renew = || Certificate::self_signed(&["localhost"]).write(&folder, "resp");
+    let (certificate, key) = renew();
     let text = |password: &str| {
         let tls = format!("cert_file: {certificate}, key_file: {key}");
         policy(2) + &format!("resp: {{listen: '127.0.0.1:0', password: {password}, {tls}}}\n")

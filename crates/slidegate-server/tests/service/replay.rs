@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-use crate::common::{Folder, run, slidegate, text};
 use serde_json::Value;
+use slidegate_testkit::TempDir;
+use slidegate_testkit::service::{run, slidegate, text};
 
 const POLICIES: [&str; 4] = ["--policy", "20/1m per ip", "--policy", "5/30s per ip,path"];
 
@@ -84,7 +85,7 @@ fn shuffled_log() -> String {
 /// A replay that differs from the truth in one line is a lie about the next deploy.
 #[test]
 fn every_line_is_decided_as_a_naive_limiter_decides_it() {
-    let folder = Folder::new("replay-shuffled");
+    let folder = TempDir::new("replay-shuffled");
     let log = shuffled_log();
     let expected = naive_decisions(&log);
     let denied = expected.iter().filter(|allowed| !**allowed).count();
@@ -159,7 +160,7 @@ fn shop_log() -> String {
 /// Real logs have columns that an invented line has not, and clients that come in bursts.
 #[test]
 fn a_log_of_a_shop_is_decided_line_by_line_as_a_naive_limiter_decides_it() {
-    let folder = Folder::new("replay-shop");
+    let folder = TempDir::new("replay-shop");
     let log = shop_log();
     let lines = log.lines().count();
     assert!((3000..10_000).contains(&lines), "{lines}");
@@ -177,7 +178,7 @@ fn a_log_of_a_shop_is_decided_line_by_line_as_a_naive_limiter_decides_it() {
 /// "0 denied" of a log in another format would read like good news, and a script would go on.
 #[test]
 fn a_log_without_a_readable_line_is_an_error_that_shows_the_first_lines() {
-    let folder = Folder::new("replay-unreadable");
+    let folder = TempDir::new("replay-unreadable");
     let json: String = (0..7).map(|n| format!("{{\"ts\":{n},\"ip\":\"192.0.2.1\"}}\n")).collect();
     let file = folder.file("access.json", json);
     for each in [&[][..], &["--each"]] {
@@ -211,7 +212,7 @@ fn a_log_without_a_readable_line_is_an_error_that_shows_the_first_lines() {
 /// A file, a gzipped file and a pipe are one log.
 #[test]
 fn gzip_and_standard_input_give_the_same_report() {
-    let folder = Folder::new("replay-forms");
+    let folder = TempDir::new("replay-forms");
     let log = shuffled_log();
     let plain = folder.file("access.log", &log);
     let (each, report) = replayed(&plain);
@@ -233,7 +234,7 @@ fn gzip_and_standard_input_give_the_same_report() {
 /// The report must say who would be hit, and why, without a second tool.
 #[test]
 fn the_report_names_the_most_denied_keys_and_why() {
-    let folder = Folder::new("replay-report");
+    let folder = TempDir::new("replay-report");
     let mut log: String = (0..8).map(|second| line("203.0.113.9", second, "/login")).collect();
     log += &line("2001:db8:1:2::3", 8, "/login");
     log += &(0..7).map(|_| line("198.51.100.1", 9, "/login")).collect::<String>();
@@ -267,7 +268,7 @@ fn what_cannot_be_read_is_an_error_that_names_the_file() {
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).starts_with("nowhere.log: "), "{}", text(&output.stderr));
 
-    let folder = Folder::new("replay-broken");
+    let folder = TempDir::new("replay-broken");
     let plain = folder.file("access.log", shuffled_log());
     assert!(Command::new("gzip").args(["-k", &plain]).status().expect("gzip is there").success());
     let whole = std::fs::read(format!("{plain}.gz")).unwrap();

@@ -1,9 +1,9 @@
 //! Starting, trying and ending the service, as a person does it.
 
+use slidegate_testkit::TempDir;
+use slidegate_testkit::service::{Server, run, text};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::Command;
-
-use crate::common::{Folder, Server, run, text};
 
 /// The whole first minute of a new user: start it, copy the line it prints, see a decision.
 #[test]
@@ -79,7 +79,7 @@ fn what_is_wrong_at_the_start_is_told_and_ends_with_2() {
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("nowhere.yaml"), "{}", text(&output.stderr));
 
-    let folder = Folder::new("bad-start");
+    let folder = TempDir::new("bad-start");
     let file =
         folder.file("bad.yaml", "policies:\n  - name: a\n    scope: [user]\n    limit: 5\n    window: 0s\n");
     let output = run(&["serve", "--config", &file]);
@@ -127,7 +127,7 @@ fn check_answers_in_words_and_by_its_exit_code() {
 /// A person who reviews a change reads what it will do, in words.
 #[test]
 fn validate_says_each_policy_back_or_every_error_with_its_line() {
-    let folder = Folder::new("validate");
+    let folder = TempDir::new("validate");
     let good = folder.file("good.yaml", "policies:\n  - name: login\n    when: { path: /login }\n    scope: [ip]\n    limit: 5\n    window: 1m\n");
     let output = run(&["validate", &good]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));

@@ -7,7 +7,6 @@ use std::process::Stdio;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use crate::common::{Folder, Server};
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
@@ -17,6 +16,8 @@ use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message;
 use serde_json::json;
+use slidegate_testkit::TempDir;
+use slidegate_testkit::service::Server;
 
 /// Longer than anything takes here. Who waits as long has found a fault.
 const LONG: Duration = Duration::from_secs(60);
@@ -111,7 +112,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn start(folder: &Folder, traces: &str, args: &[&str]) -> Server {
+fn start(folder: &TempDir, traces: &str, args: &[&str]) -> Server {
     let file = folder.file("slidegate.yaml", format!("observe: {{traces: {{{traces}}}}}{POLICIES}"));
     Server::start(&[&["--config", file.as_str()], args].concat())
 }
@@ -128,7 +129,7 @@ const PARENT: &str = "b7ad6b7169203331";
 #[test]
 fn a_decision_is_a_span_of_the_callers_trace_that_says_why() {
     let collector = Collector::start();
-    let folder = Folder::new("traces-spans");
+    let folder = TempDir::new("traces-spans");
     let traces = format!("endpoint: '{}', headers: {{api-key: secret}}, service_name: edge", collector.url);
     let server = start(&folder, &traces, &[]);
     let fields = format!("traceparent: 00-{TRACE}-{PARENT}-01\r\ntracestate: vendor=x\r\n");
@@ -185,7 +186,7 @@ fn a_decision_is_a_span_of_the_callers_trace_that_says_why() {
 #[test]
 fn an_unsampled_parent_has_no_span_and_roots_are_subject_to_the_ratio() {
     let collector = Collector::start();
-    let folder = Folder::new("traces-ratio");
+    let folder = TempDir::new("traces-ratio");
     let traces = format!("endpoint: '{}', sample_ratio: 0", collector.url);
     let server = start(&folder, &traces, &["--resp", "127.0.0.1:0"]);
     assert_eq!(check(&server, &format!("traceparent: 00-{TRACE}-{PARENT}-00\r\n"), r#"{"user": "a"}"#), 200);
@@ -215,7 +216,7 @@ fn resp(server: &Server, key: &str) {
 #[test]
 fn other_doors_have_spans_as_well() {
     let collector = Collector::start();
-    let folder = Folder::new("traces-doors");
+    let folder = TempDir::new("traces-doors");
     let file = folder.file("slidegate.yaml", format!("auth: {{preset: nginx}}{POLICIES}"));
     let args = ["--config", &file, "--resp", "127.0.0.1:0"];
     let server = Server::start_with(
@@ -240,7 +241,7 @@ fn other_doors_have_spans_as_well() {
 #[test]
 fn a_grpc_call_is_a_child_of_its_callers_span() {
     let collector = Collector::start();
-    let folder = Folder::new("traces-grpc");
+    let folder = TempDir::new("traces-grpc");
     let traces = format!("endpoint: '{}', sample_ratio: 0", collector.url);
     let server = start(&folder, &traces, &["--grpc", "127.0.0.1:0"]);
     let place = server.greeting.lines().find_map(|line| line.strip_prefix("grpc       ")).unwrap().to_owned();
@@ -276,7 +277,7 @@ fn a_grpc_call_is_a_child_of_its_callers_span() {
 /// Whoever mistyped the port must read why nothing arrives, and not only that it does not.
 #[test]
 fn the_log_says_why_a_collector_does_not_take_spans() {
-    let folder = Folder::new("traces-refused");
+    let folder = TempDir::new("traces-refused");
     // A port that was free a moment ago.
     let url = format!("http://{}", TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap());
     let log = folder.file("log", "");
@@ -297,7 +298,7 @@ fn the_log_says_why_a_collector_does_not_take_spans() {
 /// Traces are about the service, not a part of it: a collector that is gone, or that never answers, must not be felt.
 #[test]
 fn a_dead_collector_holds_up_no_decision_and_its_losses_are_told() {
-    let folder = Folder::new("traces-dead");
+    let folder = TempDir::new("traces-dead");
     // Nobody accepts what comes here.
     let stuck = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", stuck.local_addr().unwrap());

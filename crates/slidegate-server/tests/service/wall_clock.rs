@@ -3,11 +3,10 @@
 use std::process::Command;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::common::Server;
-use crate::library::support::clock::ClockOffset;
-use crate::library::support::process::PrivateDir;
-use crate::library::support::until;
 use serde_json::json;
+use slidegate_testkit::clock::ClockOffset;
+use slidegate_testkit::service::Server;
+use slidegate_testkit::{TempDir, until};
 
 const DAY_S: i64 = 86_400;
 const MICROSECONDS: i64 = 1_000_000;
@@ -22,12 +21,12 @@ fn date() -> i64 {
 struct Moved {
     clock: ClockOffset,
     server: Server,
-    _dir: PrivateDir,
+    _dir: TempDir,
 }
 
 impl Moved {
     fn start(offset_s: i64) -> Self {
-        let dir = PrivateDir::create();
+        let dir = TempDir::new("wall_clock");
         let clock = ClockOffset::create(dir.path());
         clock.set(offset_s * MICROSECONDS);
         let mut command = Command::new("true");

@@ -6,13 +6,12 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use slidegate_testkit::redis::RedisServer;
 use tonic::Code;
 use tonic::transport::Channel;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 use tonic_types::StatusExt;
-
-use crate::redis::support::server::Server;
 
 /// A running example. Ends with the test.
 struct Example {
@@ -182,11 +181,11 @@ fn plans_have_their_limits_and_one_customer_his_own() {
 /// Two instances, one limit; and half of it each while Redis is away.
 #[test]
 fn shared_counts_over_instances_and_goes_on_without_redis() {
-    let redis = Server::start();
+    let redis = RedisServer::start();
     let url = redis.url();
     let instances = [(); 2].map(|()| Example::start("shared", &[("REDIS_URL", &url)]));
     // The store may be slower than its deadline on a busy machine; then it is the fallback that says so.
-    crate::redis::support::until_true("both instances hear from the store", || {
+    slidegate_testkit::until_true("both instances hear from the store", || {
         instances.iter().all(|instance| instance.get("/", &[]).body.ends_with("store\n"))
             && redis.admin(&["FLUSHALL"]) == "OK"
     });

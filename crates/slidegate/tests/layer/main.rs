@@ -12,15 +12,6 @@ mod refunds;
 #[cfg(feature = "redis")]
 mod shared;
 
-/// The servers of the tests of the Redis store.
-#[cfg(feature = "redis")]
-#[path = "../redis"]
-mod redis {
-    // What only those tests need stands idle here.
-    #[allow(dead_code)]
-    pub(crate) mod support;
-}
-
 use std::convert::Infallible;
 use std::future::poll_fn;
 use std::net::SocketAddr;

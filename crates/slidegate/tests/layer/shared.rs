@@ -8,10 +8,10 @@ use std::time::Duration;
 use http::{Request, Response};
 use slidegate::layer::{Attribute, Limited, RateLimitLayer, RateLimitLayerBuilder, Refund};
 use slidegate::{PolicySet, RedisOptions, Request as Asked, SharedGate};
+use slidegate_testkit::proxy::{Mode, Proxy};
+use slidegate_testkit::redis::RedisServer;
 use tower::{Layer, Service, ServiceExt, service_fn};
 
-use crate::redis::support::proxy::{Mode, Proxy};
-use crate::redis::support::server::Server;
 use crate::{ask, is_pending, policy, request};
 
 /// A gate over this store with a limit of ten for each address. It waits for the store as long as a busy machine needs.
@@ -49,7 +49,7 @@ async fn until_used(gate: &SharedGate, wanted: u64) {
 /// Many instances behind a load balancer are one service to its users.
 #[tokio::test]
 async fn instances_share_their_limits() {
-    let redis = Server::start();
+    let redis = RedisServer::start();
     let [one, other] = [(); 2].map(|()| limits(&gate(&redis.url())).build().unwrap());
     for used in 1..=10 {
         let layer = if used % 2 == 0 { &one } else { &other };
@@ -87,7 +87,7 @@ async fn the_service_that_is_called_is_the_one_that_was_ready() {
             std::future::ready(Ok(Response::new("ready".into())))
         }
     }
-    let redis = Server::start();
+    let redis = RedisServer::start();
     let mut service = limits(&gate(&redis.url())).build().unwrap().layer(Ready(false));
     for _ in 0..3 {
         let response = service.ready().await.unwrap().call(request(&[])).await.unwrap();
@@ -98,7 +98,7 @@ async fn the_service_that_is_called_is_the_one_that_was_ready() {
 /// A client that sends its next request when it has read this answer must find its refund there.
 #[tokio::test]
 async fn a_refund_is_in_the_store_before_the_answer_goes_on() {
-    let redis = Server::start();
+    let redis = RedisServer::start();
     let gate = gate(&redis.url());
     let layer = limits(&gate).cost(|_| 3).refund(Refund::server_errors().or_unanswered()).build().unwrap();
     for (status, expected) in [(200, 3), (500, 3), (503, 3), (404, 6)] {
@@ -114,7 +114,7 @@ async fn a_refund_is_in_the_store_before_the_answer_goes_on() {
 /// Who leaves while the answer is made is refunded once, by nobody's leave.
 #[tokio::test]
 async fn a_client_that_leaves_before_the_answer_is_refunded_once() {
-    let redis = Server::start();
+    let redis = RedisServer::start();
     let gate = gate(&redis.url());
     ask(&limits(&gate).build().unwrap(), request(&[])).await;
     let arrived = Arc::new(tokio::sync::Notify::new());
@@ -138,7 +138,7 @@ async fn a_client_that_leaves_before_the_answer_is_refunded_once() {
 /// Who leaves while the store is asked may be charged after he is gone; that has to come to an end as well.
 #[tokio::test]
 async fn a_client_that_leaves_before_the_decision_is_refunded_when_it_comes() {
-    let redis = Server::start();
+    let redis = RedisServer::start();
     let [asked, direct] = [(); 2].map(|()| gate(&redis.url()));
     for _ in 0..2 {
         ask(&limits(&direct).build().unwrap(), request(&[])).await;

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slidegate::{Policy, Quota, SharedGate};
+use slidegate_testkit::redis::RedisServer;
 
 use crate::callers::{LATER, check_cost, gate, options, until_used};
-use crate::support::server::Server;
 
 /// The window of the tests on clocks.
 const WINDOW_US: u64 = 2_000_000;
@@ -26,7 +26,7 @@ async fn admitted(gate: &SharedGate) -> u64 {
     admitted
 }
 
-fn timed_gate(server: &Server, window: Duration) -> Arc<SharedGate> {
+fn timed_gate(server: &RedisServer, window: Duration) -> Arc<SharedGate> {
     let quota = Quota::new(CLOCK_LIMIT, window).unwrap();
     let policy = Policy::new("p", quota).unwrap().scope(["user"]);
     gate([policy], options(&server.url()).deadline(LATER).without_remembering())
@@ -35,7 +35,7 @@ fn timed_gate(server: &Server, window: Duration) -> Arc<SharedGate> {
 /// Somebody will set the server's clock back one day: it must not be a day without limits, nor one without service.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_clock_that_is_set_back_admits_no_more_and_locks_nobody_out_for_long() {
-    let server = Server::builder().with_clock().start();
+    let server = RedisServer::builder().with_clock().start();
     let gate = timed_gate(&server, Duration::from_micros(WINDOW_US));
     for (number, back_us) in [3_600_000_000, 500_000].into_iter().enumerate() {
         // Far enough from the one before that all is forgotten.
@@ -58,7 +58,7 @@ async fn a_clock_that_is_set_back_admits_no_more_and_locks_nobody_out_for_long()
 /// Time that never passed cannot be told from time that did: it may free one limit more, and no more than that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_clock_that_is_set_forward_and_corrected_admits_one_limit_more_at_most() {
-    let server = Server::builder().with_clock().start();
+    let server = RedisServer::builder().with_clock().start();
     let gate = timed_gate(&server, Duration::from_micros(WINDOW_US));
     server.clock().stand(START_US);
     assert_eq!(admitted(&gate).await, CLOCK_LIMIT);
@@ -76,7 +76,7 @@ async fn a_clock_that_is_set_forward_and_corrected_admits_one_limit_more_at_most
 /// A jump of the server's clock admits one limit more; whoever runs it must hear of that, in either direction.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn jumps_of_the_servers_clock_are_counted_and_found_by_an_examination() {
-    let server = Server::builder().with_clock().start();
+    let server = RedisServer::builder().with_clock().start();
     let gate = timed_gate(&server, Duration::from_secs(3600));
     let jumps = || gate.stats().store.clock_jumps;
     for _ in 0..3 {
@@ -106,13 +106,13 @@ async fn jumps_of_the_servers_clock_are_counted_and_found_by_an_examination() {
 /// After a failover the new master's clock counts. If it runs ahead, that is a jump for every key.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_failover_to_a_server_with_another_clock_is_a_jump() {
-    let first = Server::builder().with_clock().start();
+    let first = RedisServer::builder().with_clock().start();
     let quota = Quota::per_hour(CLOCK_LIMIT);
     let policy = Policy::new("p", quota).unwrap().scope(["user"]);
     let gate = gate([policy], options(&first.url()).deadline(LATER).without_remembering());
     assert!(check_cost(&gate, "alice", 1).await.by_store());
     first.kill();
-    let second = Server::builder().with_clock().port(first.port()).start();
+    let second = RedisServer::builder().with_clock().port(first.port()).start();
     second.clock().set(5_000_000);
     until_used(&gate, "alice").await;
     let jumps = gate.stats().store.clock_jumps;
@@ -124,7 +124,7 @@ async fn a_failover_to_a_server_with_another_clock_is_a_jump() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_clock_that_jumps_to_and_fro_ages_charges_by_its_forward_jumps_and_no_more() {
     const JUMP_US: u64 = 10_000_000;
-    let server = Server::builder().with_clock().start();
+    let server = RedisServer::builder().with_clock().start();
     let gate = timed_gate(&server, Duration::from_micros(6 * JUMP_US));
     let mut total = 0;
     for jump in 0..=12 {

@@ -9,22 +9,20 @@ use std::time::Duration;
 use slidegate::{
     Excess, OnStoreError, Policy, PolicySet, Quota, RedisOptions, Request, SharedGate, Source, Value,
 };
+use slidegate_testkit::redis::{RedisCluster, RedisServer, Shape, acl::USER};
+use slidegate_testkit::until_true;
 use tokio::task::JoinSet;
 
 use crate::callers::{
     ALLOWANCE, DEADLINE, LATER, Storm, Tally, check_cost, gate, hourly, named, options, until_used, used,
 };
 use crate::harness;
-use crate::support::acl::USER;
-use crate::support::cluster::{Cluster, Shape};
-use crate::support::server::Server;
-use crate::support::until_true;
 
 /// For gates that nothing may go wrong with, on a machine that does other things besides.
 const PATIENT: Duration = Duration::from_secs(5);
 
 /// Runs a test on the cluster that others use as well, one after the other.
-fn on_cluster(test: impl AsyncFnOnce(&Cluster)) {
+fn on_cluster(test: impl AsyncFnOnce(&RedisCluster)) {
     let cluster = harness::cluster();
     runtime().block_on(async {
         test(&cluster).await;
@@ -61,11 +59,11 @@ async fn until_all_used(gate: &SharedGate) {
     }
 }
 
-fn evalsha_calls(node: &Server) -> u64 {
+fn evalsha_calls(node: &RedisServer) -> u64 {
     node.commandstats("evalsha").calls
 }
 
-fn masters(cluster: &Cluster) -> [&Server; 3] {
+fn masters(cluster: &RedisCluster) -> [&RedisServer; 3] {
     [0, 6000, 12_000].map(|slot| cluster.master_of(slot))
 }
 
@@ -73,7 +71,7 @@ fn masters(cluster: &Cluster) -> [&Server; 3] {
 /// only when the old one wakes.
 #[test]
 fn a_master_that_freezes_or_dies_is_left_for_its_replica_and_nobody_is_charged_twice() {
-    let cluster = Cluster::of_three();
+    let cluster = RedisCluster::of_three();
     runtime().block_on(async {
         let gate = gate([hourly(1_000_000)], options(&cluster.url()));
         until_all_used(&gate).await;
@@ -115,7 +113,7 @@ fn a_master_that_freezes_or_dies_is_left_for_its_replica_and_nobody_is_charged_t
 /// and the operator is told.
 #[test]
 fn a_replica_that_takes_over_without_the_last_charges_admits_those_again_and_no_more() {
-    let cluster = Cluster::of_three();
+    let cluster = RedisCluster::of_three();
     runtime().block_on(async {
         let (limit, heard, unheard) = (10, 4, 5);
         let gate = gate([hourly(limit)], options(&cluster.url()).deadline(LATER).without_remembering());
@@ -191,7 +189,7 @@ fn a_slot_on_its_way_fails_no_request_of_64_callers_for_keys_that_are_not_there(
             }
         });
         let callers: JoinSet<()> = callers.collect();
-        let key = crate::support::until("there is a key", || {
+        let key = slidegate_testkit::until("there is a key", || {
             let mut keys = masters(cluster).into_iter().flat_map(|node| {
                 node.admin(&["KEYS", "sg1:{*}:p:*"]).lines().map(str::to_owned).collect::<Vec<_>>()
             });
@@ -240,7 +238,7 @@ fn killed_connections_to_one_node_charge_nobody_twice_and_leave_the_other_nodes_
 }
 
 /// Users whose keys under these policies lie in three slots on different masters, so many of them.
-fn spread_users(cluster: &Cluster, policies: [&str; 3], count: usize) -> Vec<String> {
+fn spread_users(cluster: &RedisCluster, policies: [&str; 3], count: usize) -> Vec<String> {
     let is_spread = |user: &String| {
         let ports =
             policies.map(|name| cluster.master_of(cluster.slot_of(&format!("sg1:{name}:{user}"))).port());
@@ -536,7 +534,7 @@ fn hostile_ids_never_collide_nor_choose_their_slot() {
 /// A minority knows nothing of what the others admit: it must not decide, and nobody must have to be restarted after it.
 #[test]
 fn a_cluster_without_a_majority_decides_nothing_and_is_used_again_when_it_has_one() {
-    let cluster = Cluster::start(Shape { masters: 3, replicas_each: 0 });
+    let cluster = RedisCluster::start(Shape { masters: 3, replicas_each: 0 });
     runtime().block_on(async {
         let gate = gate([hourly(100)], options(&cluster.url()));
         let users: Vec<_> = (0..30).map(|user| format!("user-{user}")).collect();
@@ -544,7 +542,7 @@ fn a_cluster_without_a_majority_decides_nothing_and_is_used_again_when_it_has_on
             assert_eq!(until_used(&gate, user).await, [0]);
         }
         let (last, lost) = cluster.nodes().split_last().unwrap();
-        lost.iter().for_each(Server::kill);
+        lost.iter().for_each(RedisServer::kill);
         until_true("the last master knows that it is alone", || {
             last.admin(&["CLUSTER", "INFO"]).contains("cluster_state:fail")
         });
@@ -553,7 +551,7 @@ fn a_cluster_without_a_majority_decides_nothing_and_is_used_again_when_it_has_on
             assert_eq!(told.source, Source::Local, "{user}");
             assert!(told.took <= DEADLINE + ALLOWANCE, "{user} after {:?}", told.took);
         }
-        lost.iter().for_each(Server::restart);
+        lost.iter().for_each(RedisServer::restart);
         for user in &users {
             assert!(until_used(&gate, user).await[0] <= 1, "{user}");
             assert_eq!(check_cost(&gate, user, 1).await.source, Source::Store, "{user}");

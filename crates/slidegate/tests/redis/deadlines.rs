@@ -9,13 +9,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slidegate::{FailureKind, Policy, Request, SharedGate, Source, Verb};
+use slidegate_testkit::redis::{FakeRedis, FakeReply, RedisServer};
 use tokio::time::{Instant, sleep};
 
 use crate::callers::{
     DEADLINE, check_cost, errors, gate, healthy, hourly, last_failure, named, options, until_used,
 };
-use crate::support::fake::{Answer, Fake};
-use crate::support::server::Server;
 
 /// What an answer may come later than its deadline.
 const PROMISE: Duration = Duration::from_millis(5);
@@ -30,15 +29,15 @@ fn on_one_thread(test: impl Future<Output = ()>) {
 }
 
 /// A server that greets, tells the time, and never answers a script or anything else.
-fn silent() -> Fake {
-    Fake::greeting(|command| match command[0].as_slice() {
+fn silent() -> FakeRedis {
+    FakeRedis::greeting(|command| match command[0].as_slice() {
         b"TIME" => "*2\r\n$10\r\n1700000000\r\n$1\r\n0\r\n".into(),
-        _ => Answer::Send(Vec::new()),
+        _ => FakeReply::Send(Vec::new()),
     })
 }
 
 /// A gate that is connected to such a server and knows its time.
-async fn connected(fake: &Fake, policies: impl IntoIterator<Item = Policy>) -> Arc<SharedGate> {
+async fn connected(fake: &FakeRedis, policies: impl IntoIterator<Item = Policy>) -> Arc<SharedGate> {
     let gate = gate(policies, options(&fake.url()).without_remembering());
     for _ in 0..100 {
         let told = check_cost(&gate, "first", 1).await;
@@ -162,7 +161,7 @@ fn without_a_connection_a_check_is_answered_within_5_ms_after_its_deadline() {
 /// what we add is in every sample, so also in the quickest.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_frozen_server_delays_answers_by_5_ms_after_the_deadline_at_most() {
-    let server = Server::start();
+    let server = RedisServer::start();
     let mut waited = Vec::new();
     while waited.len() < SAMPLES {
         // A breaker opens after a few of them.

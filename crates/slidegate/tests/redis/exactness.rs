@@ -12,12 +12,12 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use slidegate::{Policy, Quota, Request, SharedGate, Source};
+use slidegate_testkit::redis::RedisServer;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 use crate::callers::{gate, options};
 use crate::harness;
-use crate::support::server::Server;
 
 /// Processes that share the limits.
 const PROCESSES: usize = 3;
@@ -281,14 +281,14 @@ fn judge(url: &str, mode: Mode, margin_percent: u64) {
 /// The promise of the whole project, with calls that carry many checks.
 #[test]
 fn three_processes_on_one_server_let_in_what_the_limits_say_in_every_window() {
-    let server = Server::start();
+    let server = RedisServer::start();
     judge(&server.url_as_user(), Mode::Coalescing, MARGIN_PERCENT);
 }
 
 /// The same without anything that spares the server calls.
 #[test]
 fn three_processes_that_call_for_each_check_let_in_the_same() {
-    let server = Server::start();
+    let server = RedisServer::start();
     judge(&server.url_as_user(), Mode::Alone, MARGIN_PERCENT);
 }
 

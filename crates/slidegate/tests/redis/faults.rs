@@ -9,27 +9,26 @@ use std::process::Command;
 use std::time::Duration;
 
 use slidegate::{BreakerState, OnStoreError, PolicySet, Request, SharedGate, Source, Verb};
+use slidegate_testkit::proxy::{Mode, Proxy};
+use slidegate_testkit::redis::{Connection, RedisSentinels, RedisServer, Reply};
+use slidegate_testkit::until_true;
 
 use crate::callers::{
     self, DEADLINE, LATER, Storm, Tally, all_at_once, check, check_cost, gate, healthy, hourly, last_failure,
     named, options, until_used, used,
 };
-use crate::support::proxy::{Mode, Proxy};
-use crate::support::sentinel::Sentinels;
-use crate::support::server::{Conn, Reply, Server};
-use crate::support::until_true;
 
 /// Long enough for a caller's every deadline, and so long that nobody waits for its end.
 const FROZEN: Duration = Duration::from_secs(2);
 
-fn evalsha_calls(server: &Server) -> u64 {
+fn evalsha_calls(server: &RedisServer) -> u64 {
     server.commandstats("evalsha").calls
 }
 
 /// A service must start without its Redis, and use it as soon as it is there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_is_absent_at_the_start_is_used_when_it_appears() {
-    let server = Server::start();
+    let server = RedisServer::start();
     server.kill();
     let gate = gate([hourly(100)], options(&server.url()));
     for _ in 0..3 {
@@ -48,7 +47,7 @@ async fn a_server_that_is_absent_at_the_start_is_used_when_it_appears() {
 /// A crash must cost the requests that were under way, and nothing after the server is back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_was_killed_and_comes_back_empty_is_used_again() {
-    let server = Server::start();
+    let server = RedisServer::start();
     let gate = healthy(&server.url()).await;
     let storm = Storm::start(&gate, 16, |_| "alice".into());
     until_true("callers are answered", || evalsha_calls(&server) > 100);
@@ -69,7 +68,7 @@ async fn a_server_that_was_killed_and_comes_back_empty_is_used_again() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_wakes_charges_nobody_who_has_given_up() {
     for coalescing in [false, true] {
-        let server = Server::start();
+        let server = RedisServer::start();
         let options = options(&server.url());
         let gate = gate([hourly(1_000_000)], if coalescing { options } else { options.without_coalescing() });
         until_used(&gate, "alice").await;
@@ -94,7 +93,7 @@ async fn a_server_that_wakes_charges_nobody_who_has_given_up() {
 /// Connections end for many reasons, and many callers are on each: none may be charged twice, none may hang.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn callers_survive_a_storm_of_killed_connections_and_are_charged_once() {
-    let server = Server::start();
+    let server = RedisServer::start();
     let gate = healthy(&server.url()).await;
     let storm = Storm::start(&gate, 64, |_| "alice".into());
     for _ in 0..10 {
@@ -113,7 +112,7 @@ async fn callers_survive_a_storm_of_killed_connections_and_are_charged_once() {
 /// What wedges once in a hundred lost connections wedges every day.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_lost_connections_wedge_nothing() {
-    let server = Server::start();
+    let server = RedisServer::start();
     let gate = healthy(&server.url()).await;
     let storm = Storm::start(&gate, 64, |_| "alice".into());
     let mut conn = server.connect();
@@ -136,7 +135,7 @@ async fn a_thousand_lost_connections_wedge_nothing() {
 /// The answer is lost, the charge is not: made again, it would charge twice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_whose_reply_is_cut_off_was_made_once() {
-    let server = Server::start();
+    let server = RedisServer::start();
     let proxy = Proxy::before(server.port());
     for bytes in [0, 3] {
         proxy.set(Mode::Pass);
@@ -160,7 +159,7 @@ async fn a_call_whose_reply_is_cut_off_was_made_once() {
 /// A request that did not arrive whole must not be carried out in part.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_that_is_cut_in_the_middle_is_not_made_and_the_next_one_is() {
-    let server = Server::start();
+    let server = RedisServer::start();
     let proxy = Proxy::before(server.port());
     for bytes in [0, 10, 60] {
         proxy.set(Mode::Pass);
@@ -177,7 +176,7 @@ async fn a_call_that_is_cut_in_the_middle_is_not_made_and_the_next_one_is() {
 /// Where nothing comes back, each caller would wait for its deadline, all day long.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_black_hole_opens_the_breaker_after_a_few_calls_and_the_others_are_answered_at_once() {
-    let server = Server::start();
+    let server = RedisServer::start();
     let proxy = Proxy::before(server.port());
     let gate = healthy(&proxy.url()).await;
     proxy.set(Mode::BlackHole);
@@ -211,7 +210,7 @@ async fn a_black_hole_opens_the_breaker_after_a_few_calls_and_the_others_are_ans
 /// A network that is slow but in time is no failure; one that is too slow must not slow down its callers with it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_server_is_waited_for_within_the_deadline_and_no_longer() {
-    let server = Server::start();
+    let server = RedisServer::start();
     let proxy = Proxy::before(server.port());
     let slow = |request, reply| Mode::Delay {
         request: Duration::from_millis(request),
@@ -252,7 +251,7 @@ async fn a_slow_server_is_waited_for_within_the_deadline_and_no_longer() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_whose_clients_are_paused_charges_nobody_afterwards() {
     for what in ["ALL", "WRITE"] {
-        let server = Server::start();
+        let server = RedisServer::start();
         let gate = healthy(&server.url()).await;
         assert!(check(&gate, "alice").await.by_store());
         let before = evalsha_calls(&server);
@@ -270,7 +269,7 @@ async fn a_server_whose_clients_are_paused_charges_nobody_afterwards() {
 /// Servers forget their scripts when they restart, fail over, or are told to; no caller should notice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn forgotten_scripts_are_loaded_again_without_a_failure() {
-    let server = Server::start();
+    let server = RedisServer::start();
     let gate = gate([hourly(1_000_000)], options(&server.url()).deadline(LATER));
     let storm_of = |user: &'static str| {
         let gate = gate.clone();
@@ -294,7 +293,7 @@ async fn forgotten_scripts_are_loaded_again_without_a_failure() {
 /// Whoever flushes a server has forgiven everybody: better than denying for what is nowhere written.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn usage_starts_anew_on_a_server_that_was_flushed() {
-    let server = Server::start();
+    let server = RedisServer::start();
     let gate = gate([hourly(2)], options(&server.url()).deadline(LATER).without_remembering());
     for (used, allowed) in [(1, true), (2, true), (2, false)] {
         let told = check_cost(&gate, "alice", 1).await;
@@ -308,7 +307,7 @@ async fn usage_starts_anew_on_a_server_that_was_flushed() {
 /// An answer for when the store is away is chosen by policy, and always says that it is one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_policy_answers_by_its_own_fallback_and_says_so() {
-    let server = Server::start();
+    let server = RedisServer::start();
     server.kill();
     for (then, source, allowed) in [
         (OnStoreError::Local, Source::Local, [true, true, false]),
@@ -353,7 +352,7 @@ async fn each_policy_answers_by_its_own_fallback_and_says_so() {
 /// What the store denies is denied, whatever a policy does without one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_denial_of_the_store_never_goes_to_the_fallback() {
-    let server = Server::start();
+    let server = RedisServer::start();
     for then in [OnStoreError::Local, OnStoreError::Allow, OnStoreError::Deny] {
         server.admin(&["FLUSHALL"]);
         let options = options(&server.url()).deadline(LATER).without_remembering();
@@ -370,7 +369,7 @@ async fn a_denial_of_the_store_never_goes_to_the_fallback() {
 /// A failover is what Sentinels are for: callers must be back without anybody's doing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_master_that_was_killed_is_left_for_the_one_that_the_sentinels_name() {
-    let sentinels = Sentinels::start();
+    let sentinels = RedisSentinels::start();
     let gate = healthy(&sentinels.url()).await;
     let storm = Storm::start(&gate, 16, |_| "alice".into());
     let old = sentinels.master();
@@ -393,7 +392,7 @@ const URL: &str = "SLIDEGATE_TEST_FAULTS_URL";
 /// must be back when they are over.
 #[test]
 fn a_program_without_file_descriptors_is_answered_for_and_connects_when_it_has_some() {
-    let server = Server::start();
+    let server = RedisServer::start();
     let tests = std::env::current_exe().unwrap();
     let mut limited = Command::new("sh");
     limited.args(["-c", "ulimit -n 64 && exec \"$0\" \"$@\""]).arg(tests);
@@ -422,11 +421,11 @@ async fn a_program_that_opens_files_until_it_may_not() {
 /// A server that takes no more clients must not be hammered, nor anybody kept waiting for it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_with_too_many_clients_is_answered_for_and_used_when_it_has_room() {
-    let server = Server::start();
+    let server = RedisServer::start();
     let gate = gate([hourly(100)], options(&server.url()));
     let mut others = Vec::new();
     server.admin(&["CONFIG", "SET", "maxclients", "3"]);
-    while let Ok(mut other) = Conn::tcp(server.port(), Duration::from_secs(5)) {
+    while let Ok(mut other) = Connection::tcp(server.port(), Duration::from_secs(5)) {
         if other.call(&["PING"]).is_err() || others.len() == 10 {
             break;
         }

@@ -10,13 +10,11 @@ use std::sync::mpsc;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::support::acl;
-use crate::support::cluster::Cluster;
-use crate::support::fake::{Answer, Fake};
-use crate::support::proxy::{Connections, Mode, Proxy};
-use crate::support::sentinel::Sentinels;
-use crate::support::server::{CommandStats, Conn, Reply, Server};
-use crate::support::until_true;
+use slidegate_testkit::proxy::{Connections, Mode, Proxy};
+use slidegate_testkit::redis::{
+    CommandStats, Connection, FakeRedis, FakeReply, RedisCluster, RedisSentinels, RedisServer, Reply, acl,
+};
+use slidegate_testkit::until_true;
 
 /// Shorter than any answer that is not coming, longer than any that is on its way.
 const SOON: Duration = Duration::from_millis(300);
@@ -27,8 +25,8 @@ const LATER: Duration = Duration::from_secs(10);
 const HOUR_US: i64 = 3_600_000_000;
 
 /// The cluster whose tests leave it in order. One for all, one at a time: starting it takes seconds.
-pub(crate) fn cluster() -> MutexGuard<'static, Cluster> {
-    static CLUSTER: LazyLock<Mutex<Cluster>> = LazyLock::new(|| Mutex::new(Cluster::of_three()));
+pub(crate) fn cluster() -> MutexGuard<'static, RedisCluster> {
+    static CLUSTER: LazyLock<Mutex<RedisCluster>> = LazyLock::new(|| Mutex::new(RedisCluster::of_three()));
     CLUSTER.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -48,7 +46,7 @@ fn is_silence(error: &io::Error) -> bool {
 /// A port that is still served keeps the next test from it, and the machine from its memory.
 #[test]
 fn a_server_answers_on_port_and_socket_and_is_gone_when_dropped() {
-    let server = Server::start();
+    let server = RedisServer::start();
     assert_eq!(server.connect().call(&["PING"]).unwrap(), text("PONG"));
     assert_eq!(server.admin(&["SET", "colour", "green"]), "OK");
     assert_eq!(server.connect().call(&["GET", "colour"]).unwrap(), text("green"));
@@ -64,7 +62,7 @@ fn a_server_answers_on_port_and_socket_and_is_gone_when_dropped() {
 fn a_server_is_gone_when_its_test_panics() {
     let (send, port) = mpsc::channel();
     let test = catch_unwind(move || {
-        let server = Server::start();
+        let server = RedisServer::start();
         send.send(server.port()).unwrap();
         // Frozen, the hardest to end.
         server.pause();
@@ -98,7 +96,7 @@ fn a_server_is_gone_when_its_test_is_killed() {
 #[test]
 #[ignore = "runs for ever, for another test to kill it"]
 fn a_test_that_never_ends() {
-    let server = Server::start();
+    let server = RedisServer::start();
     println!("serving: {} {}", server.port(), server.dir().display());
     loop {
         std::thread::park();
@@ -108,7 +106,7 @@ fn a_test_that_never_ends() {
 /// What the store's URL is given to has to be able to read it.
 #[tokio::test]
 async fn a_client_library_connects_by_the_urls() {
-    let server = Server::start();
+    let server = RedisServer::start();
     for url in [server.url(), server.url_as_user(), format!("unix://{}", server.socket().display())] {
         let client = redis::Client::open(url).unwrap();
         let mut connection = client.get_multiplexed_async_connection().await.unwrap();
@@ -120,10 +118,10 @@ async fn a_client_library_connects_by_the_urls() {
 /// A frozen server does what it was sent when it wakes: the very thing that charges for requests long denied.
 #[test]
 fn a_paused_server_is_silent_and_does_on_waking_what_it_was_told() {
-    let server = Server::start();
+    let server = RedisServer::start();
     server.pause();
     assert!(!server.is_awake());
-    let mut hopeful = Conn::tcp(server.port(), SOON).unwrap();
+    let mut hopeful = Connection::tcp(server.port(), SOON).unwrap();
     assert!(is_silence(&hopeful.call(&["INCR", "calls"]).unwrap_err()));
     assert!(is_silence(&server.ask_within(SOON, &["PING"]).unwrap_err()));
     server.resume();
@@ -133,7 +131,7 @@ fn a_paused_server_is_silent_and_does_on_waking_what_it_was_told() {
 /// Limits that survive a crash by accident hide what happens when they do not.
 #[test]
 fn a_restarted_server_is_empty_and_on_the_same_port() {
-    let server = Server::start();
+    let server = RedisServer::start();
     let port = server.port();
     server.admin(&["SET", "colour", "green"]);
     server.kill();
@@ -146,7 +144,7 @@ fn a_restarted_server_is_empty_and_on_the_same_port() {
 /// What the server has done is the only witness of what was charged.
 #[test]
 fn a_server_counts_commands_and_bytes() {
-    let server = Server::start();
+    let server = RedisServer::start();
     assert_eq!(server.commandstats("set"), CommandStats::default());
     for _ in 0..3 {
         server.admin(&["EVAL", "redis.call('SET', KEYS[1], ARGV[1])", "1", "sg1:a", "12"]);
@@ -162,7 +160,7 @@ fn a_server_counts_commands_and_bytes() {
 /// The documentation tells operators to create this very user.
 #[test]
 fn the_users_rights_reach_its_keys_and_no_other_command_or_key() {
-    let server = Server::start();
+    let server = RedisServer::start();
     let mut user = server.connect();
     assert_eq!(user.call(&["AUTH", acl::USER, acl::PASSWORD]).unwrap(), text("OK"));
 
@@ -195,7 +193,7 @@ fn the_users_rights_reach_its_keys_and_no_other_command_or_key() {
 /// Limits live by the server's clock, which somebody will correct one day.
 #[test]
 fn the_clock_moves_what_time_and_scripts_say() {
-    let server = Server::builder().with_clock().start();
+    let server = RedisServer::builder().with_clock().start();
     let seconds = || server.admin(&["TIME"]).lines().next().unwrap().parse::<i64>().unwrap();
     let script = || server.admin(&["EVAL", "return redis.call('TIME')[1]", "0"]).parse::<i64>().unwrap();
     let start = seconds();
@@ -224,7 +222,7 @@ fn the_clock_moves_what_time_and_scripts_say() {
 /// A clock that moved with its process alone would show nothing: others must keep the true time.
 #[test]
 fn the_clock_of_one_server_leaves_others_alone() {
-    let (moved, other) = (Server::builder().with_clock().start(), Server::start());
+    let (moved, other) = (RedisServer::builder().with_clock().start(), RedisServer::start());
     moved.clock().set(HOUR_US);
     moved.restart();
     let [ahead, true_time] = [&moved, &other].map(|server| {
@@ -251,7 +249,7 @@ fn a_cluster_serves_a_key_on_each_master_and_redirects() {
         }
     }
     assert_eq!(served_by.len(), 3);
-    let hosts = cluster.nodes().iter().map(Server::address).collect::<Vec<_>>().join(",");
+    let hosts = cluster.nodes().iter().map(RedisServer::address).collect::<Vec<_>>().join(",");
     assert_eq!(cluster.url(), format!("redis+cluster://{hosts}"));
     assert_eq!(cluster.url_as_user(), format!("redis+cluster://slidegate:loopback-only@{hosts}"));
 }
@@ -298,7 +296,7 @@ fn a_slot_on_its_way_asks_for_absent_keys_and_ends_at_its_new_master() {
 /// A master that only sleeps is replaced as a dead one is, and must not be believed when it wakes.
 #[test]
 fn a_frozen_cluster_master_is_replaced_and_the_cluster_has_one_owner_after_it_wakes() {
-    let cluster = Cluster::of_three();
+    let cluster = RedisCluster::of_three();
     let old = cluster.master_of(0);
     old.pause();
     let new = cluster.until_moved(0, old);
@@ -311,7 +309,7 @@ fn a_frozen_cluster_master_is_replaced_and_the_cluster_has_one_owner_after_it_wa
 /// Clients ask sentinels where the master is; the tests have to know it better.
 #[test]
 fn sentinels_replace_a_master_that_was_killed() {
-    let sentinels = Sentinels::start();
+    let sentinels = RedisSentinels::start();
     let old = sentinels.master();
     assert_eq!(old.admin(&["SET", "colour", "green"]), "OK");
     old.until_followed_by(1);
@@ -321,7 +319,7 @@ fn sentinels_replace_a_master_that_was_killed() {
     assert_eq!(sentinels.master().port(), new.port());
     assert_eq!(new.admin(&["GET", "colour"]), "green");
 
-    let hosts = sentinels.sentinels().iter().map(Server::address).collect::<Vec<_>>().join(",");
+    let hosts = sentinels.sentinels().iter().map(RedisServer::address).collect::<Vec<_>>().join(",");
     assert_eq!(sentinels.url(), format!("redis+sentinel://{hosts}/limits"));
     assert_eq!(sentinels.url_as_user(), format!("redis+sentinel://slidegate:loopback-only@{hosts}/limits"));
 }
@@ -329,7 +327,7 @@ fn sentinels_replace_a_master_that_was_killed() {
 /// To its clients a frozen master is one that takes its time.
 #[test]
 fn sentinels_replace_a_master_that_is_frozen() {
-    let sentinels = Sentinels::start();
+    let sentinels = RedisSentinels::start();
     let old = sentinels.master();
     old.pause();
     let new = sentinels.until_moved(old);
@@ -341,8 +339,8 @@ fn sentinels_replace_a_master_that_is_frozen() {
 #[tokio::test]
 async fn a_client_library_finds_the_master_by_its_sentinels_as_the_user() {
     use redis::sentinel::{Sentinel, SentinelNodeConnectionInfo};
-    let sentinels = Sentinels::start();
-    let urls = sentinels.sentinels().iter().map(Server::url).collect();
+    let sentinels = RedisSentinels::start();
+    let urls = sentinels.sentinels().iter().map(RedisServer::url).collect();
     let login = redis::RedisConnectionInfo::default().set_username(acl::USER).set_password(acl::PASSWORD);
     let login = SentinelNodeConnectionInfo::default().set_redis_connection_info(login);
     let client = Sentinel::build(urls).unwrap().async_master_for("limits", Some(&login)).await.unwrap();
@@ -354,10 +352,10 @@ async fn a_client_library_finds_the_master_by_its_sentinels_as_the_user() {
 /// What goes through a proxy that does nothing must not be changed, and must be counted.
 #[test]
 fn a_passing_proxy_carries_both_ways_and_counts() {
-    let server = Server::start();
+    let server = RedisServer::start();
     let proxy = Proxy::before(server.port());
     assert_eq!(proxy.url(), format!("redis://127.0.0.1:{}", proxy.port()));
-    let mut client = Conn::tcp(proxy.port(), LATER).unwrap();
+    let mut client = Connection::tcp(proxy.port(), LATER).unwrap();
     let long = "x".repeat(1_000_000);
     assert_eq!(client.call(&["SET", "sg1:a", &long]).unwrap(), text("OK"));
     assert_eq!(client.call(&["GET", "sg1:a"]).unwrap(), text(&long));
@@ -369,30 +367,33 @@ fn a_passing_proxy_carries_both_ways_and_counts() {
 /// A delayed request is not done yet; a delayed reply is, and nobody knows.
 #[test]
 fn a_delaying_proxy_holds_back_each_way_by_its_own_time() {
-    let server = Server::start();
+    let server = RedisServer::start();
     let proxy = Proxy::before(server.port());
     let calls = || server.admin(&["GET", "calls"]);
     let hour = Duration::from_secs(3600);
 
     proxy.set(Mode::Delay { request: hour, reply: Duration::ZERO });
-    assert!(is_silence(&Conn::tcp(proxy.port(), SOON).unwrap().call(&["INCR", "calls"]).unwrap_err()));
+    assert!(is_silence(&Connection::tcp(proxy.port(), SOON).unwrap().call(&["INCR", "calls"]).unwrap_err()));
     assert_eq!(calls(), "");
 
     proxy.set(Mode::Delay { request: Duration::ZERO, reply: hour });
-    assert!(is_silence(&Conn::tcp(proxy.port(), SOON).unwrap().call(&["INCR", "calls"]).unwrap_err()));
+    assert!(is_silence(&Connection::tcp(proxy.port(), SOON).unwrap().call(&["INCR", "calls"]).unwrap_err()));
     assert_eq!(calls(), "1");
 
     let each = Duration::from_millis(150);
     proxy.set(Mode::Delay { request: each, reply: each });
     let start = tokio::time::Instant::now();
-    assert_eq!(Conn::tcp(proxy.port(), LATER).unwrap().call(&["INCR", "calls"]).unwrap(), Reply::Integer(2));
+    assert_eq!(
+        Connection::tcp(proxy.port(), LATER).unwrap().call(&["INCR", "calls"]).unwrap(),
+        Reply::Integer(2)
+    );
     assert!(start.elapsed() >= 2 * each);
 }
 
 /// Cut off on its way there, a call was not made; cut off on its way back, it was.
 #[test]
 fn a_cutting_proxy_cuts_requests_undone_and_replies_done() {
-    let server = Server::start();
+    let server = RedisServer::start();
     let proxy = Proxy::before(server.port());
     let mut count = 0..;
     for (mode, done) in [
@@ -404,7 +405,7 @@ fn a_cutting_proxy_cuts_requests_undone_and_replies_done() {
         let key = format!("calls{}", count.next().unwrap());
         server.admin(&["SET", &key, "0"]);
         proxy.set(Mode::Pass);
-        let mut client = Conn::tcp(proxy.port(), LATER).unwrap();
+        let mut client = Connection::tcp(proxy.port(), LATER).unwrap();
         assert_eq!(client.call(&["PING"]).unwrap(), text("PONG"));
         // What the connection carried before is not counted.
         proxy.set(mode);
@@ -418,14 +419,14 @@ fn a_cutting_proxy_cuts_requests_undone_and_replies_done() {
 /// The worst of networks: nothing comes, and nothing says that nothing will.
 #[test]
 fn a_black_hole_swallows_and_a_refusing_proxy_refuses_until_they_pass_again() {
-    let server = Server::start();
+    let server = RedisServer::start();
     let proxy = Proxy::before(server.port());
-    let mut early = Conn::tcp(proxy.port(), LATER).unwrap();
+    let mut early = Connection::tcp(proxy.port(), LATER).unwrap();
     assert_eq!(early.call(&["PING"]).unwrap(), text("PONG"));
     let mut early = early.within(SOON);
 
     proxy.set(Mode::BlackHole);
-    let mut late = Conn::tcp(proxy.port(), SOON).unwrap();
+    let mut late = Connection::tcp(proxy.port(), SOON).unwrap();
     for client in [&mut early, &mut late] {
         assert!(is_silence(&client.call(&["INCR", "calls"]).unwrap_err()));
     }
@@ -434,32 +435,32 @@ fn a_black_hole_swallows_and_a_refusing_proxy_refuses_until_they_pass_again() {
     proxy.set(Mode::Refuse);
     assert_eq!(proxy.connections().open, 0);
     assert!(!is_silence(&early.call(&["PING"]).unwrap_err()));
-    let refused = Conn::tcp(proxy.port(), LATER).map(|_| ()).unwrap_err();
+    let refused = Connection::tcp(proxy.port(), LATER).map(|_| ()).unwrap_err();
     assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
 
     proxy.set(Mode::Pass);
-    assert_eq!(Conn::tcp(proxy.port(), LATER).unwrap().call(&["PING"]).unwrap(), text("PONG"));
+    assert_eq!(Connection::tcp(proxy.port(), LATER).unwrap().call(&["PING"]).unwrap(), text("PONG"));
 }
 
 /// A reply that no server gives must arrive as it was written, or the test of it tests something else.
 #[test]
 fn a_fake_sends_the_bytes_it_is_told_and_remembers_what_it_heard() {
     let mut calls = 0;
-    let fake = Fake::start(move |command| {
+    let fake = FakeRedis::start(move |command| {
         calls += 1;
         match command[0].as_slice() {
-            b"COUNT" => Answer::Send(format!(":{calls}\r\n").into_bytes()),
-            b"BYE" => Answer::SendAndClose(b"$100\r\nshort".to_vec()),
+            b"COUNT" => FakeReply::Send(format!(":{calls}\r\n").into_bytes()),
+            b"BYE" => FakeReply::SendAndClose(b"$100\r\nshort".to_vec()),
             b"HUSH" => "".into(),
             _ => "?!\r\n".into(),
         }
     });
-    let mut client = Conn::tcp(fake.port(), LATER).unwrap();
+    let mut client = Connection::tcp(fake.port(), LATER).unwrap();
     assert_eq!(client.call(&["COUNT"]).unwrap(), Reply::Integer(1));
     assert_eq!(client.call(&["COUNT", "\r\n$4"]).unwrap(), Reply::Integer(2));
     assert_eq!(client.call(&["WHAT"]).unwrap_err().kind(), io::ErrorKind::InvalidData);
     assert_eq!(client.call(&["BYE"]).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
-    assert!(is_silence(&Conn::tcp(fake.port(), SOON).unwrap().call(&["HUSH"]).unwrap_err()));
+    assert!(is_silence(&Connection::tcp(fake.port(), SOON).unwrap().call(&["HUSH"]).unwrap_err()));
     let heard = fake.heard();
     assert_eq!(heard.len(), 5);
     assert_eq!(heard[1], [b"COUNT".to_vec(), b"\r\n$4".to_vec()]);
@@ -468,7 +469,7 @@ fn a_fake_sends_the_bytes_it_is_told_and_remembers_what_it_heard() {
 /// Hostile replies are for commands; a client that was not even greeted never sends one.
 #[tokio::test]
 async fn a_greeting_fake_lets_a_client_library_in() {
-    let fake = Fake::greeting(|_| "$3\r\nlie\r\n".into());
+    let fake = FakeRedis::greeting(|_| "$3\r\nlie\r\n".into());
     for url in [fake.url(), format!("{}/?protocol=resp3", fake.url())] {
         let client = redis::Client::open(url).unwrap();
         let mut connection = client.get_multiplexed_async_connection().await.unwrap();

@@ -11,8 +11,7 @@ use slidegate::{
     Algorithm, Decision, Excess, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, RedisOptions,
     Request, SharedGate, Timestamp, Verb,
 };
-
-use crate::support::server::{Reply, Server};
+use slidegate_testkit::redis::{RedisServer, Reply};
 
 /// What the policies are called.
 const NAMES: [&str; 4] = ["p0", "p1", "p2", "p3"];
@@ -118,7 +117,7 @@ enum Said {
 }
 
 /// Runs a history on both stores, under these quotas at once.
-async fn run(server: &Server, key: &str, mut quotas: Vec<Quota>, said: Said, steps: &[Step]) {
+async fn run(server: &RedisServer, key: &str, mut quotas: Vec<Quota>, said: Said, steps: &[Step]) {
     let mut now = START_US;
     server.clock().stand(now);
     let clock = ManualClock::at(Timestamp::from_micros(now));
@@ -238,7 +237,7 @@ fn histories_of(
     quotas: impl Fn(u64, u64) -> Vec<Quota>,
     said: Said,
 ) {
-    let server = Server::builder().with_clock().start();
+    let server = RedisServer::builder().with_clock().start();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let mut runner = TestRunner::new(Config { cases, failure_persistence: None, ..Config::default() });
     let mut number = 0;
@@ -338,7 +337,7 @@ fn limits_of_quadrillions_decide_to_the_last_digit() {
 /// A crowd's checks go as one call: each must be told what it would have been told alone, whatever the others cost.
 #[test]
 fn checks_that_go_together_decide_as_one_after_another_in_memory() {
-    let server = Server::builder().with_clock().start();
+    let server = RedisServer::builder().with_clock().start();
     server.clock().stand(START_US);
     let clock = ManualClock::at(Timestamp::from_micros(START_US));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

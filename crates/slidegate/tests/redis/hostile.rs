@@ -5,24 +5,23 @@
 use std::sync::{Arc, Mutex};
 
 use slidegate::{Algorithm, FailureKind, Policy, Quota, Source};
+use slidegate_testkit::redis::{FakeRedis, FakeReply, RedisServer, Reply};
 
 use crate::callers::{LATER, check, check_cost, gate, hourly, last_failure, named, options};
-use crate::support::fake::{Answer, Fake};
-use crate::support::server::{Reply, Server};
 
 /// Nobody here knows whether such a call was made: it was, as often as not, and then a second one charges twice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_that_may_have_been_made_is_never_made_again() {
     for (answer, coalescing) in [
-        (Answer::SendAndClose(Vec::new()), true),
-        (Answer::SendAndClose(Vec::new()), false),
-        (Answer::SendAndClose(b"$35\r\n\x01".to_vec()), true),
-        (Answer::Send(Vec::new()), true),
-        (Answer::from("-ERR an unknown mishap\r\n"), false),
+        (FakeReply::SendAndClose(Vec::new()), true),
+        (FakeReply::SendAndClose(Vec::new()), false),
+        (FakeReply::SendAndClose(b"$35\r\n\x01".to_vec()), true),
+        (FakeReply::Send(Vec::new()), true),
+        (FakeReply::from("-ERR an unknown mishap\r\n"), false),
     ] {
         // It fails once, and would answer well if asked again.
         let mut first = Some(answer.clone());
-        let fake = Fake::greeting(move |command| match command[0].as_slice() {
+        let fake = FakeRedis::greeting(move |command| match command[0].as_slice() {
             b"TIME" => TIME.into(),
             b"EVALSHA" => first.take().unwrap_or_else(|| well().into()),
             _ => "+OK\r\n".into(),
@@ -135,9 +134,9 @@ fn one_second() -> Policy {
 async fn replies_that_no_script_gives_decide_nothing_and_harm_nobody_later() {
     let said = Arc::new(Mutex::new(Vec::new()));
     let script = said.clone();
-    let fake = Fake::greeting(move |command| match command[0].as_slice() {
+    let fake = FakeRedis::greeting(move |command| match command[0].as_slice() {
         b"TIME" => TIME.into(),
-        b"EVALSHA" => Answer::from(script.lock().unwrap().clone()),
+        b"EVALSHA" => FakeReply::from(script.lock().unwrap().clone()),
         // Whoever is told of a script that is not there loads it.
         _ => "+OK\r\n".into(),
     });
@@ -178,7 +177,7 @@ async fn lies_about_the_time_decide_nothing() {
         "*2\r\n$20\r\n18446744073709551615\r\n$20\r\n18446744073709551615\r\n",
         "*2\r\n$1\r\nx\r\n$1\r\n0\r\n",
     ] {
-        let fake = Fake::greeting(move |command| match command[0].as_slice() {
+        let fake = FakeRedis::greeting(move |command| match command[0].as_slice() {
             b"TIME" => lie.into(),
             _ => "*2\r\n:-1\r\n:0\r\n".into(),
         });
@@ -191,7 +190,7 @@ async fn lies_about_the_time_decide_nothing() {
 /// Another program under our names must be met with its name, not counted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn values_that_are_not_ours_are_refused_and_left_alone() {
-    let server = Server::start();
+    let server = RedisServer::start();
     for algorithm in Algorithm::ALL {
         let policy = || {
             let quota = Quota::per_hour(5).with_algorithm(algorithm);
@@ -248,7 +247,7 @@ async fn values_that_are_not_ours_are_refused_and_left_alone() {
 /// A value that lost its end must not be read as one of smaller usage.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_value_that_was_cut_off_is_never_read_as_something_else() {
-    let server = Server::start();
+    let server = RedisServer::start();
     let mut conn = server.connect();
     for algorithm in Algorithm::ALL {
         let quota = Quota::per_hour(5).with_algorithm(algorithm);
@@ -290,7 +289,7 @@ async fn a_value_that_was_cut_off_is_never_read_as_something_else() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_log_that_was_cut_off_forgets_nothing_before_its_time() {
     const START_US: u64 = 1_700_000_000_000_000;
-    let server = Server::builder().with_clock().start();
+    let server = RedisServer::builder().with_clock().start();
     let mut conn = server.connect();
     let gate = gate([hourly(8)], options(&server.url()).deadline(LATER).without_remembering());
     for length in 48..80 {

@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use slidegate::{Algorithm, Gate, ManualClock, MemoryStore, Note, NoteId, Policy, PolicySet, Quota};
 use slidegate::{RedisOptions, Request, SharedGate, Timestamp, Verb};
-
-use crate::support::server::Server;
+use slidegate_testkit::redis::RedisServer;
 
 const NOW_US: u64 = 1_700_000_000_000_000;
 
@@ -19,7 +18,7 @@ fn policies() -> PolicySet {
 }
 
 /// A gate as the least user may.
-fn shared(server: &Server) -> SharedGate {
+fn shared(server: &RedisServer) -> SharedGate {
     let options = RedisOptions::new(&server.url_as_user()).unwrap().deadline(Duration::from_secs(10));
     SharedGate::new(policies(), options).unwrap()
 }
@@ -28,7 +27,7 @@ fn shared(server: &Server) -> SharedGate {
 /// store does.
 #[tokio::test]
 async fn what_is_read_is_what_the_scripts_count() {
-    let server = Server::builder().with_clock().start();
+    let server = RedisServer::builder().with_clock().start();
     server.clock().stand(NOW_US);
     let shared = shared(&server);
     let clock = ManualClock::at(Timestamp::from_micros(NOW_US));
@@ -72,7 +71,7 @@ async fn what_is_read_is_what_the_scripts_count() {
 /// A value of another program must not be told as somebody's usage.
 #[tokio::test]
 async fn foreign_values_are_errors_that_name_the_key() {
-    let server = Server::start();
+    let server = RedisServer::start();
     let shared = shared(&server);
     let alice = Request::new().with("user", "alice").under("sliding-log");
     let key = "sg1:sliding-log:alice";
@@ -113,7 +112,7 @@ async fn foreign_values_are_errors_that_name_the_key() {
 /// Two operators at once must not undo each other unseen, and every instance has to hear of what they did.
 #[tokio::test]
 async fn a_note_is_replaced_only_by_who_read_it_and_is_heard_by_the_others() {
-    let server = Server::start();
+    let server = RedisServer::start();
     let (one, other) = (shared(&server), shared(&server));
     let id = |version, revision| NoteId { epoch: 7, version, revision };
     assert_eq!(one.note(None).await.unwrap().unwrap(), Note::default());

@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use slidegate::{Algorithm, Policy, PolicySet, Quota, RedisOptions, Request, SharedGate, Source, Verb};
-
-use crate::support::server::{Conn, Reply, Server};
+use slidegate_testkit::redis::{Connection, RedisServer, Reply};
 
 const NOW_US: u64 = 1_700_000_000_000_000;
 
@@ -13,8 +12,8 @@ fn bytes(fields: &[(u64, usize)]) -> Vec<u8> {
     fields.iter().flat_map(|(number, width)| number.to_le_bytes()[..*width].to_vec()).collect()
 }
 
-fn stored(server: &Server, key: &str) -> Vec<u8> {
-    let mut conn = Conn::tcp(server.port(), Duration::from_secs(10)).unwrap();
+fn stored(server: &RedisServer, key: &str) -> Vec<u8> {
+    let mut conn = Connection::tcp(server.port(), Duration::from_secs(10)).unwrap();
     match conn.call(&["GET", key]).unwrap() {
         Reply::Bytes(bytes) => bytes,
         other => panic!("{key} holds {other}"),
@@ -24,7 +23,7 @@ fn stored(server: &Server, key: &str) -> Vec<u8> {
 /// A byte that moves unnoticed is a limit that is misread by every instance still running the release before.
 #[test]
 fn every_byte_is_where_the_documentation_says() {
-    let server = Server::builder().with_clock().start();
+    let server = RedisServer::builder().with_clock().start();
     let policies = Algorithm::ALL.map(|algorithm| {
         let quota = Quota::per_minute(100).with_algorithm(algorithm);
         Policy::new(algorithm.name(), quota).unwrap().scope(["user"])
@@ -84,7 +83,7 @@ fn every_byte_is_where_the_documentation_says() {
 }
 
 /// One policy for each of the algorithms that have a wide and a compact form, by this window.
-fn counters(server: &Server, window: Duration) -> SharedGate {
+fn counters(server: &RedisServer, window: Duration) -> SharedGate {
     let policies = [Algorithm::FixedWindow, Algorithm::SlidingWindow].map(|algorithm| {
         let quota = Quota::new(10_000_000_000_000, window).unwrap().with_algorithm(algorithm);
         Policy::new(algorithm.name(), quota).unwrap().scope(["user"])
@@ -111,7 +110,7 @@ const SLIDING: &str = "sg1:sliding-window:alice";
 /// What no compact value can hold must be held by a wide one, to the last digit, and come back when it fits again.
 #[test]
 fn large_counts_and_unusual_windows_are_kept_in_wide_values() {
-    let server = Server::builder().with_clock().start();
+    let server = RedisServer::builder().with_clock().start();
     server.clock().stand(NOW_US);
     runtime().block_on(async {
         let gate = counters(&server, Duration::from_secs(60));
@@ -162,7 +161,7 @@ fn large_counts_and_unusual_windows_are_kept_in_wide_values() {
 /// Who upgrades must find what was charged before, and must not lose it to the first look at it.
 #[test]
 fn values_of_layout_1_are_counted_on_and_written_anew_when_they_are_charged() {
-    let server = Server::builder().with_clock().start();
+    let server = RedisServer::builder().with_clock().start();
     server.clock().stand(NOW_US);
     let minute = 60_000_000;
     let end = NOW_US / minute * minute + minute;
@@ -191,7 +190,7 @@ fn values_of_layout_1_are_counted_on_and_written_anew_when_they_are_charged() {
 /// without taking it for something else or writing over it.
 #[test]
 fn the_release_of_layout_1_refuses_values_of_layout_2_and_leaves_them_alone() {
-    let server = Server::builder().with_clock().start();
+    let server = RedisServer::builder().with_clock().start();
     server.clock().stand(NOW_US);
     let gate = counters(&server, Duration::from_secs(60));
     runtime().block_on(async { assert_eq!(used(&gate, Verb::Check, 3).await, [3; 2]) });
@@ -226,7 +225,7 @@ fn the_release_of_layout_1_refuses_values_of_layout_2_and_leaves_them_alone() {
 /// A window without a code must not take for its own what begins like no code.
 #[test]
 fn twelve_empty_bytes_are_no_compact_value_under_any_window() {
-    let server = Server::start();
+    let server = RedisServer::start();
     let mut conn = server.connect();
     runtime().block_on(async {
         for ms in [1_500, 60_000] {

@@ -19,6 +19,5 @@ mod layout;
 mod penalties;
 mod refusals;
 mod sharing;
-mod support;
 mod tls;
 mod upkeep;

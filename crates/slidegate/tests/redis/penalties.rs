@@ -6,10 +6,10 @@ use slidegate::{
     Algorithm, Clock, Decision, Excess, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota,
     RedisOptions, Request, SharedGate, Timestamp, Verb,
 };
+use slidegate_testkit::redis::RedisServer;
 
 use crate::callers::{LATER, gate, named, options, until_used};
 use crate::harness;
-use crate::support::server::Server;
 
 /// The largest cost that a shared store counts.
 const LARGEST: u64 = (1 << 53) - 1;
@@ -26,12 +26,12 @@ struct Both {
     clock: ManualClock,
     memory: Gate,
     redis: SharedGate,
-    server: Server,
+    server: RedisServer,
 }
 
 impl Both {
     fn of(quota: Quota) -> Self {
-        let server = Server::builder().with_clock().start();
+        let server = RedisServer::builder().with_clock().start();
         let policies = || PolicySet::new([Policy::new("p", quota).unwrap().scope(["user"])]).unwrap();
         let clock = ManualClock::at(Timestamp::from_micros(START_US));
         server.clock().stand(START_US);

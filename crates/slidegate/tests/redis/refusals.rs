@@ -4,19 +4,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use slidegate::{FailureKind, Source};
+use slidegate_testkit::redis::{FakeRedis, FakeReply, RedisServer, acl};
+use slidegate_testkit::until_true;
 
 use crate::callers::{
     self, check, errors, fails_with, gate, healthy, hourly, last_failure, named, options, until_used,
 };
-use crate::support::acl;
-use crate::support::fake::{Answer, Fake};
-use crate::support::server::Server;
-use crate::support::until_true;
 
 /// Somebody else's endless script is their mistake; waiting for it would be ours.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_is_busy_with_a_foreign_script_is_answered_for_until_that_is_killed() {
-    let server = Server::start();
+    let server = RedisServer::start();
     let gate = healthy(&server.url()).await;
     server.admin(&["CONFIG", "SET", "busy-reply-threshold", "50"]);
     let mut other = server.connect();
@@ -34,7 +32,7 @@ async fn a_server_that_is_busy_with_a_foreign_script_is_answered_for_until_that_
 /// Half a charge is worse than none: the request is denied by one policy and paid for under the other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_without_memory_refuses_before_it_charges_any_policy() {
-    let server = Server::start();
+    let server = RedisServer::start();
     let policies = || [named("a", 100), named("b", 100)];
     let gate = gate(policies(), options(&server.url()).without_coalescing());
     until_used(&gate, "alice").await;
@@ -60,7 +58,7 @@ async fn a_server_without_memory_refuses_before_it_charges_any_policy() {
 /// A replica holds the right numbers and takes no charges: it is no store until it is the master.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_became_a_replica_is_answered_for_until_it_is_a_master() {
-    let (server, gone) = (Server::start(), Server::start());
+    let (server, gone) = (RedisServer::start(), RedisServer::start());
     gone.kill();
     let gate = healthy(&server.url()).await;
     assert!(check(&gate, "alice").await.by_store());
@@ -81,7 +79,7 @@ async fn a_missing_right_is_named_and_found_when_it_is_granted() {
         (&["-time"], &["+time"], "'time'"),
         (&["resetkeys", "~other:*"], &["resetkeys", "~sg1:*"], "key"),
     ] {
-        let server = Server::start();
+        let server = RedisServer::start();
         let gate = healthy(&server.url_as_user()).await;
         let set = |rights: &[&str]| {
             server.admin(&[&["ACL", "SETUSER", acl::USER], rights].concat());
@@ -109,7 +107,7 @@ async fn a_missing_right_is_named_and_found_when_it_is_granted() {
 /// Rights within the script are the user's: a command that only the script calls is missing as well.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_right_that_a_script_lacks_charges_nothing_and_is_told() {
-    let server = Server::start();
+    let server = RedisServer::start();
     let gate = healthy(&server.url_as_user()).await;
     server.admin(&["ACL", "SETUSER", acl::USER, "-set"]);
     assert_eq!(check(&gate, "alice").await.source, Source::Local);
@@ -125,7 +123,7 @@ async fn a_right_that_a_script_lacks_charges_nothing_and_is_told() {
 /// Passwords are rotated while everything runs: those who have the old one must say so, and try again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_password_that_was_changed_and_a_user_that_was_deleted_are_told_and_found_again() {
-    let server = Server::start();
+    let server = RedisServer::start();
     let gate = healthy(&server.url_as_user()).await;
     let password = format!(">{}", acl::PASSWORD);
     let rights: Vec<_> = acl::MINIMUM.split_whitespace().collect();
@@ -151,7 +149,7 @@ async fn a_password_that_was_changed_and_a_user_that_was_deleted_are_told_and_fo
 /// An operator who asks for replicas means it: without them nothing is charged, on no policy, and it is said why.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_without_the_replicas_it_needs_charges_nothing_until_it_has_them() {
-    let server = Server::start();
+    let server = RedisServer::start();
     let gate = healthy(&server.url()).await;
     server.admin(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
     fails_with(&gate, "alice", "NOREPLICAS ").await;
@@ -164,7 +162,7 @@ async fn a_server_without_the_replicas_it_needs_charges_nothing_until_it_has_the
 /// A server that cannot write its snapshots refuses all writes, which looks like nothing from outside.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_cannot_save_charges_nothing_until_it_can() {
-    let server = Server::builder().args(["--save", "3600 1000000", "--dbfilename", "taken"]).start();
+    let server = RedisServer::builder().args(["--save", "3600 1000000", "--dbfilename", "taken"]).start();
     let gate = healthy(&server.url()).await;
     // A directory with something in it, where the snapshot is to be: also root cannot write it.
     let dir = server.admin(&["CONFIG", "GET", "dir"]).lines().last().unwrap().to_owned();
@@ -197,7 +195,7 @@ async fn a_server_that_still_loads_its_data_is_answered_for_until_it_has() {
         "--rdbcompression",
         "no",
     ];
-    let server = Arc::new(Server::builder().args(slowly).start());
+    let server = Arc::new(RedisServer::builder().args(slowly).start());
     let gate = healthy(&server.url()).await;
     assert!(check(&gate, "alice").await.by_store());
     let value = "x".repeat(1100);
@@ -224,9 +222,9 @@ async fn a_server_that_still_loads_its_data_is_answered_for_until_it_has() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_refusal_is_told_although_the_next_attempt_is_not_answered_in_time() {
     let refused = AtomicBool::new(false);
-    let fake = Fake::greeting(move |command| match command[0].as_slice() {
+    let fake = FakeRedis::greeting(move |command| match command[0].as_slice() {
         b"TIME" => "*2\r\n$10\r\n1700000000\r\n$1\r\n0\r\n".into(),
-        b"EVALSHA" if refused.swap(true, Ordering::SeqCst) => Answer::Send(Vec::new()),
+        b"EVALSHA" if refused.swap(true, Ordering::SeqCst) => FakeReply::Send(Vec::new()),
         b"EVALSHA" => "-READONLY You can't write against a read only replica.\r\n".into(),
         _ => "+OK\r\n".into(),
     });

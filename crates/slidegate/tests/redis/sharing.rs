@@ -9,11 +9,11 @@ use std::task::Poll;
 use std::time::Duration;
 
 use slidegate::{Block, Decisions, Policy, PolicySet, Quota, Reason, Request, SharedGate, Source, Verb};
+use slidegate_testkit::redis::RedisServer;
+use slidegate_testkit::until_true;
 use tokio::time::{Instant, sleep_until};
 
 use crate::callers::{LATER, Told, check_cost, gate, hourly, named, options, until_used, used};
-use crate::support::server::Server;
-use crate::support::until_true;
 
 /// A call that has begun.
 type Begun<'f> = Pin<Box<dyn Future<Output = Told> + 'f>>;
@@ -34,7 +34,7 @@ async fn begin<F: Future + ?Sized>(all: &mut [Pin<Box<F>>]) {
 }
 
 /// A gate that has been answered, and may take its time.
-async fn patient(server: &Server, limit: u64) -> Arc<SharedGate> {
+async fn patient(server: &RedisServer, limit: u64) -> Arc<SharedGate> {
     let gate = gate([hourly(limit)], options(&server.url()).deadline(LATER));
     until_used(&gate, "alice").await;
     gate
@@ -59,7 +59,7 @@ async fn until_it_remembers(gate: &SharedGate) {
 /// Who came first is served first, and nobody is told another one's numbers.
 #[tokio::test]
 async fn checks_that_go_together_are_decided_one_by_one_in_the_order_they_came() {
-    let server = Server::start();
+    let server = RedisServer::start();
     let gate = patient(&server, 150).await;
     let before = gate.stats().store;
     let costs: Vec<u64> = (0..120).map(|number| number * 7 % 5).collect();
@@ -89,7 +89,7 @@ async fn checks_that_go_together_are_decided_one_by_one_in_the_order_they_came()
 async fn a_thousand_checks_at_once_are_each_charged_once() {
     // The first alone; then 1024 of one cost at a time, or 128 of which each has another cost than the one before.
     for (checks, costs, calls) in [(2000, 1, 3), (1000, 2, 9)] {
-        let server = Server::start();
+        let server = RedisServer::start();
         let gate = patient(&server, 1_000_000).await;
         let before = gate.stats().store;
         server.pause();
@@ -112,7 +112,7 @@ async fn a_thousand_checks_at_once_are_each_charged_once() {
 /// Clients hang up all the time: each may take back its own request, and nothing else.
 #[tokio::test]
 async fn a_caller_who_gives_up_takes_no_other_along() {
-    let server = Server::start();
+    let server = RedisServer::start();
     let gate = patient(&server, 1_000_000).await;
     server.pause();
     let mut all: Vec<_> = (0..20).map(|_| checking(&gate, 1)).map(Some).collect();
@@ -141,7 +141,7 @@ async fn a_caller_who_gives_up_takes_no_other_along() {
 /// Told to call for each check, it does.
 #[tokio::test]
 async fn without_coalescing_each_check_is_a_call_of_its_own() {
-    let server = Server::start();
+    let server = RedisServer::start();
     let gate = gate([hourly(100)], options(&server.url()).deadline(LATER).without_coalescing());
     until_used(&gate, "alice").await;
     let (before, calls) = (server.commandstats("evalsha").calls, gate.stats().store.calls);
@@ -159,7 +159,7 @@ async fn without_coalescing_each_check_is_a_call_of_its_own() {
 /// Whoever goes on asking after a denial must not be able to keep the server busy with it.
 #[tokio::test]
 async fn a_denied_key_costs_the_server_no_call_until_its_wait_is_over() {
-    let server = Server::start();
+    let server = RedisServer::start();
     let quota = Quota::new(2, Duration::from_secs(1)).unwrap();
     let policy = Policy::new("p", quota).unwrap().scope(["user"]);
     let gate = gate([policy], options(&server.url()).deadline(LATER));
@@ -217,7 +217,7 @@ async fn a_denied_key_costs_the_server_no_call_until_its_wait_is_over() {
 /// What did not fit says nothing about what is smaller.
 #[tokio::test]
 async fn a_remembered_denial_holds_for_costs_at_least_as_large_and_for_its_own_key() {
-    let server = Server::start();
+    let server = RedisServer::start();
     let gate = patient(&server, 10).await;
     until_it_remembers(&gate).await;
     for (cost, expected) in [
@@ -243,7 +243,7 @@ async fn a_remembered_denial_holds_for_costs_at_least_as_large_and_for_its_own_k
 /// Support gives a client its quota back, and the client tries again at once.
 #[tokio::test]
 async fn a_refund_a_reset_and_another_quota_end_remembered_denials() {
-    let server = Server::start();
+    let server = RedisServer::start();
     let gate = patient(&server, 1).await;
     until_it_remembers(&gate).await;
     let request = Request::new().with("user", "alice");
@@ -268,7 +268,7 @@ async fn a_refund_a_reset_and_another_quota_end_remembered_denials() {
 #[tokio::test]
 async fn a_denial_that_a_refund_overtakes_is_not_remembered() {
     for refund_first in [false, true] {
-        let server = Server::start();
+        let server = RedisServer::start();
         let gate = gate([hourly(1)], options(&server.url()).deadline(LATER).without_coalescing());
         until_used(&gate, "alice").await;
         until_it_remembers(&gate).await;
@@ -299,7 +299,7 @@ async fn a_denial_that_a_refund_overtakes_is_not_remembered() {
 /// Told to ask for each denial, it does.
 #[tokio::test]
 async fn without_remembering_each_denial_is_asked_for() {
-    let server = Server::start();
+    let server = RedisServer::start();
     let gate = gate([hourly(1)], options(&server.url()).deadline(LATER).without_remembering());
     assert!(check_cost(&gate, "alice", 1).await.allowed);
     let before = server.commandstats("evalsha").calls;
@@ -314,7 +314,7 @@ async fn without_remembering_each_denial_is_asked_for() {
 /// Numbers that do not count are worse than none: somebody watches them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_happens_is_counted() {
-    let server = Server::builder().with_clock().start();
+    let server = RedisServer::builder().with_clock().start();
     let gate = gate([named("p", 2)], options(&server.url()));
     until_used(&gate, "alice").await;
     let begun = gate.stats().store;
@@ -346,7 +346,7 @@ async fn what_happens_is_counted() {
 /// An operator blocks the client that floods: from then on its requests must cost the store next to nothing.
 #[tokio::test]
 async fn a_flood_on_a_blocked_key_asks_the_store_ten_times_a_second_at_most() {
-    let server = Server::start();
+    let server = RedisServer::start();
     let policy = hourly(5).with_block(["mallory"], Block::forever());
     let gate = gate([policy], options(&server.url()).deadline(LATER));
     until_used(&gate, "alice").await;

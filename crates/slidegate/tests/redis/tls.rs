@@ -4,32 +4,30 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slidegate::{ClientCertificate, FailureKind, RedisOptions, SharedGate, Source};
+use slidegate_testkit::certificates::{Authority, Certificate};
+use slidegate_testkit::ports;
+use slidegate_testkit::redis::RedisServer;
+use slidegate_testkit::{TempDir, until_true};
 
 use crate::callers::{LATER, check_cost, errors, gate, hourly, last_failure, named, until_used};
-use crate::support::certificates::{Authority, Signed};
-use crate::support::ports;
-use crate::support::process::PrivateDir;
-use crate::support::server::Server;
-use crate::support::until_true;
 
 /// A server that speaks TLS at a port of its own, and who signed what.
 struct Secured {
-    server: Server,
+    server: RedisServer,
     tls_port: u16,
     authority: Authority,
     // Last, as it is removed with the certificates.
-    dir: PrivateDir,
+    dir: TempDir,
 }
 
 impl Secured {
-    /// A server with a certificate for this subject alternative name, and with these arguments.
+    /// A server with a certificate for this DNS name or IP address, and with these arguments.
     fn start(subject: &str, args: &[&str]) -> Self {
-        let dir = PrivateDir::create();
-        let authority = Authority::create(dir.path(), "authority");
-        let own = authority.sign("server", subject);
+        let dir = TempDir::new("redis");
+        let authority = Authority::new("authority");
         let tls_port = ports::free();
-        let server =
-            Server::builder().args(tls(tls_port, &authority, &own)).args(args.iter().copied()).start();
+        let tls = tls(&dir, tls_port, &authority, &authority.sign(&[subject]));
+        let server = RedisServer::builder().args(tls).args(args.iter().copied()).start();
         Self { server, tls_port, authority, dir }
     }
 
@@ -38,17 +36,18 @@ impl Secured {
     }
 
     fn options(&self, host: &str) -> RedisOptions {
-        patient(&self.url("rediss", host)).ca_certificates(self.authority.pem())
+        patient(&self.url("rediss", host)).ca_certificates(self.authority.pem().into())
     }
 }
 
 /// What a server or a Sentinel is told to speak TLS at a port, with this certificate, and to trust this authority.
-fn tls(port: u16, authority: &Authority, own: &Signed) -> Vec<String> {
+fn tls(dir: &TempDir, port: u16, authority: &Authority, own: &Certificate) -> Vec<String> {
+    let (certificate, key) = own.write(dir, &port.to_string());
     let words = [
         ("--tls-port", port.to_string()),
-        ("--tls-cert-file", own.certificate_path()),
-        ("--tls-key-file", own.key_path()),
-        ("--tls-ca-cert-file", authority.path()),
+        ("--tls-cert-file", certificate),
+        ("--tls-key-file", key),
+        ("--tls-ca-cert-file", dir.file("authority.crt", authority.pem())),
         ("--tls-auth-clients", "optional".to_owned()),
         ("--tls-replication", "yes".to_owned()),
     ];
@@ -60,8 +59,8 @@ fn patient(url: &str) -> RedisOptions {
     RedisOptions::new(url).unwrap().deadline(LATER).connect_timeout(LATER)
 }
 
-fn own(signed: &Signed) -> ClientCertificate {
-    ClientCertificate { certificate_pem: signed.certificate_pem(), key_pem: signed.key_pem().into() }
+fn own(signed: Certificate) -> ClientCertificate {
+    ClientCertificate { certificate_pem: signed.pem.into(), key_pem: signed.key_pem.into_bytes().into() }
 }
 
 /// The store refuses to be talked to: the fallback answers, and the operator is told what to do about it.
@@ -78,7 +77,7 @@ async fn is_refused(gate: &SharedGate, hint: &str) {
 /// Whoever encrypts does so because somebody listens: what is counted must go through, and nothing in the clear.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_whose_authority_is_trusted_decides() {
-    let secured = Secured::start("IP:127.0.0.1", &[]);
+    let secured = Secured::start("127.0.0.1", &[]);
     let gate = gate([hourly(2)], secured.options("127.0.0.1"));
     for (allowed, used) in [(true, 1), (true, 2), (false, 2)] {
         let told = check_cost(&gate, "alice", 1).await;
@@ -100,7 +99,7 @@ async fn a_server_whose_authority_is_trusted_decides() {
 /// Names are checked against what the server shows, and servers with several names need to be told which is asked for.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_is_known_by_the_name_in_its_url() {
-    let secured = Secured::start("DNS:localhost", &[]);
+    let secured = Secured::start("localhost", &[]);
     let by_name = gate([hourly(9)], secured.options("localhost"));
     assert!(check_cost(&by_name, "alice", 1).await.by_store(), "{}", last_failure(&by_name));
     let by_address = gate([hourly(9)], secured.options("127.0.0.1"));
@@ -111,10 +110,10 @@ async fn a_server_is_known_by_the_name_in_its_url() {
 /// A server in the middle shows a certificate too; who does not look at its authority talks to it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_of_another_authority_is_refused_and_charged_nothing() {
-    let secured = Secured::start("IP:127.0.0.1", &[]);
-    let other = Authority::create(secured.dir.path(), "other");
+    let secured = Secured::start("127.0.0.1", &[]);
+    let other = Authority::new("other");
     let url = secured.url("rediss", "127.0.0.1");
-    let stranger = gate([hourly(9)], patient(&url).ca_certificates(other.pem()));
+    let stranger = gate([hourly(9)], patient(&url).ca_certificates(other.pem().into()));
     is_refused(&stranger, "no trusted authority has signed the server's certificate; trust the one that has")
         .await;
     // Without a file, those that browsers trust; none of them has signed it.
@@ -126,14 +125,14 @@ async fn a_server_of_another_authority_is_refused_and_charged_nothing() {
 /// Where the network is open, the certificate is the password.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_asks_for_client_certificates_takes_those_of_its_authority_alone() {
-    let secured = Secured::start("IP:127.0.0.1", &["--tls-auth-clients", "yes"]);
-    let client = secured.authority.sign("client", "DNS:slidegate");
-    let stranger = Authority::create(secured.dir.path(), "stranger").sign("client", "DNS:slidegate");
+    let secured = Secured::start("127.0.0.1", &["--tls-auth-clients", "yes"]);
+    let client = secured.authority.sign(&["slidegate"]);
+    let stranger = Authority::new("stranger").sign(&["slidegate"]);
     let without = gate([hourly(9)], secured.options("127.0.0.1"));
     is_refused(&without, "the server asks for a client certificate; give one").await;
-    let wrong = gate([hourly(9)], secured.options("127.0.0.1").client_certificate(own(&stranger)));
+    let wrong = gate([hourly(9)], secured.options("127.0.0.1").client_certificate(own(stranger)));
     is_refused(&wrong, "the server").await;
-    let right = gate([hourly(9)], secured.options("127.0.0.1").client_certificate(own(&client)));
+    let right = gate([hourly(9)], secured.options("127.0.0.1").client_certificate(own(client)));
     let told = check_cost(&right, "alice", 1).await;
     assert!(told.by_store() && told.used == 1, "{}", last_failure(&right));
 }
@@ -141,11 +140,11 @@ async fn a_server_that_asks_for_client_certificates_takes_those_of_its_authority
 /// The commonest mistake: the right server, at the port that does not encrypt.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_port_without_tls_is_told_from_one_that_is_away() {
-    let secured = Secured::start("IP:127.0.0.1", &[]);
+    let secured = Secured::start("127.0.0.1", &[]);
     let url = format!("rediss://{}", secured.server.address());
     // It takes our greeting for the beginning of a long command.
     let silent = patient(&url).connect_timeout(Duration::from_millis(500));
-    let wrong = gate([hourly(9)], silent.ca_certificates(secured.authority.pem()));
+    let wrong = gate([hourly(9)], silent.ca_certificates(secured.authority.pem().into()));
     assert_eq!(check_cost(&wrong, "alice", 1).await.source, Source::Local);
     let failure = last_failure(&wrong);
     assert!(failure.contains("cannot connect: ") && failure.contains("use its `tls-port`"), "{failure}");
@@ -157,13 +156,13 @@ async fn a_cluster_is_followed_over_tls() {
     // Its bus would otherwise listen 10,000 above the TLS port, where systems take ports for outgoing connections.
     let bus = ports::free().to_string();
     let cluster = ["--cluster-enabled", "yes", "--tls-cluster", "yes", "--cluster-port", &bus];
-    let secured = Secured::start("IP:127.0.0.1", &cluster);
+    let secured = Secured::start("127.0.0.1", &cluster);
     secured.server.admin(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
     until_true("the cluster is whole", || {
         secured.server.admin(&["CLUSTER", "INFO"]).contains("cluster_state:ok")
     });
     let options =
-        patient(&secured.url("rediss+cluster", "127.0.0.1")).ca_certificates(secured.authority.pem());
+        patient(&secured.url("rediss+cluster", "127.0.0.1")).ca_certificates(secured.authority.pem().into());
     let gate: Arc<SharedGate> = gate([named("a", 9), named("b", 9)], options);
     let told = check_cost(&gate, "alice", 1).await;
     assert!(told.by_store() && told.used == 1, "{}", last_failure(&gate));
@@ -173,17 +172,17 @@ async fn a_cluster_is_followed_over_tls() {
 /// Sentinels are asked over TLS as well, and lead to the master's encrypted port.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sentinel_is_asked_over_tls() {
-    let secured = Secured::start("IP:127.0.0.1", &[]);
+    let secured = Secured::start("127.0.0.1", &[]);
     let sentinel_tls_port = ports::free();
-    let certificate = secured.authority.sign("sentinel", "IP:127.0.0.1");
+    let certificate = secured.authority.sign(&["127.0.0.1"]);
     let config = format!("bind 127.0.0.1\nsentinel monitor limits 127.0.0.1 {} 1\n", secured.tls_port);
-    let args = tls(sentinel_tls_port, &secured.authority, &certificate);
-    let sentinel = Server::builder().sentinel(config).args(args).start();
+    let args = tls(&secured.dir, sentinel_tls_port, &secured.authority, &certificate);
+    let sentinel = RedisServer::builder().sentinel(config).args(args).start();
     until_true("the sentinel sees the master", || {
         sentinel.admin(&["SENTINEL", "MASTER", "limits"]).lines().any(|line| line == "master")
     });
     let url = format!("rediss+sentinel://127.0.0.1:{sentinel_tls_port}/limits");
-    let gate = gate([hourly(9)], patient(&url).ca_certificates(secured.authority.pem()));
+    let gate = gate([hourly(9)], patient(&url).ca_certificates(secured.authority.pem().into()));
     // On a busy machine the first handshakes may take longer than a Sentinel is waited for.
     assert_eq!(until_used(&gate, "alice").await, [0]);
     let told = check_cost(&gate, "alice", 1).await;

@@ -5,19 +5,18 @@ use std::time::Duration;
 use slidegate::{
     Algorithm, Decisions, Match, Policy, PolicySet, Quota, RedisOptions, Request, SharedGate, Source,
 };
+use slidegate_testkit::proxy::{Mode, Proxy};
+use slidegate_testkit::redis::acl::{BESIDES, USER};
+use slidegate_testkit::redis::{FakeRedis, RedisServer};
 
 use crate::hostile::{bulk, numbers};
-use crate::support::acl::{BESIDES, USER};
-use crate::support::fake::Fake;
-use crate::support::proxy::{Mode, Proxy};
-use crate::support::server::Server;
 
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
 /// A gate of one policy, `per-user`, whose decisions have all the time they need.
-fn gate(server: &Server, quota: Quota) -> SharedGate {
+fn gate(server: &RedisServer, quota: Quota) -> SharedGate {
     let policies = PolicySet::new([Policy::new("per-user", quota).unwrap().scope(["user"])]).unwrap();
     let options = RedisOptions::new(&server.url_as_user()).unwrap().deadline(Duration::from_secs(10));
     SharedGate::new(policies, options).unwrap()
@@ -39,7 +38,7 @@ async fn until_remembered(gate: &SharedGate, request: &Request<'_>) {
 /// Support gives a customer room again on one machine; nobody must have to wait for the others to notice.
 #[test]
 fn a_refund_or_a_reset_ends_remembered_denials_in_every_instance() {
-    let server = Server::start();
+    let server = RedisServer::start();
     runtime().block_on(async {
         let (here, there) = (gate(&server, Quota::per_hour(2)), gate(&server, Quota::per_hour(2)));
         let request = Request::new().with("user", "alice");
@@ -63,7 +62,7 @@ fn a_refund_or_a_reset_ends_remembered_denials_in_every_instance() {
 /// A denial that nobody can end would lock out whoever was given room.
 #[test]
 fn nothing_is_remembered_while_no_news_arrive() {
-    let server = Server::start();
+    let server = RedisServer::start();
     server.admin(&["ACL", "SETUSER", USER, "-subscribe"]);
     runtime().block_on(async {
         let gate = gate(&server, Quota::per_hour(1));
@@ -79,7 +78,7 @@ fn nothing_is_remembered_while_no_news_arrive() {
 /// After a bad deploy a policy's counters are worth nothing; those of others are.
 #[test]
 fn a_policy_is_forgotten_whole_and_no_other() {
-    let server = Server::start();
+    let server = RedisServer::start();
     server.admin(&[&["ACL", "SETUSER", USER][..], &BESIDES.split(' ').collect::<Vec<_>>()].concat());
     runtime().block_on(async {
         let policy = |name: &str| Policy::new(name, Quota::per_hour(10)).unwrap().scope(["user"]);
@@ -104,7 +103,7 @@ fn a_policy_is_forgotten_whole_and_no_other() {
 /// Names of policies are free: one that happens to be called as what the store keeps for itself counts as any other.
 #[test]
 fn policies_called_as_the_stores_own_keys_meet_none_of_them() {
-    let server = Server::start();
+    let server = RedisServer::start();
     server.admin(&[&["ACL", "SETUSER", USER][..], &BESIDES.split(' ').collect::<Vec<_>>()].concat());
     runtime().block_on(async {
         let names = ["canary", "control", "once", "forget"];
@@ -139,7 +138,7 @@ fn policies_called_as_the_stores_own_keys_meet_none_of_them() {
 /// Each of these resets limits without a word in any log; a limiter that keeps silent is believed.
 #[test]
 fn examinations_find_what_silently_breaks_limits() {
-    let server = Server::builder().with_clock().start();
+    let server = RedisServer::builder().with_clock().start();
     server.admin(&[&["ACL", "SETUSER", USER][..], &BESIDES.split(' ').collect::<Vec<_>>()].concat());
     runtime().block_on(async {
         let gate = gate(&server, Quota::per_hour(10));
@@ -177,7 +176,7 @@ fn examinations_find_what_silently_breaks_limits() {
 /// Whoever may not ask, is told nothing and keeps nobody from working.
 #[test]
 fn the_least_user_is_examined_as_far_as_it_may() {
-    let server = Server::start();
+    let server = RedisServer::start();
     server.admin(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
     runtime().block_on(async {
         let gate = gate(&server, Quota::per_hour(10));
@@ -195,7 +194,7 @@ fn a_server_that_cannot_check_scripts_gets_plain_ones() {
     let loaded = std::sync::Mutex::new(Vec::new());
     let loaded = std::sync::Arc::new(loaded);
     let heard = loaded.clone();
-    let server = Fake::greeting(move |command| {
+    let server = FakeRedis::greeting(move |command| {
         let words: Vec<_> = command.iter().map(|word| String::from_utf8_lossy(word).into_owned()).collect();
         match words[0].as_str() {
             "TIME" => "*2\r\n$10\r\n1700000000\r\n$1\r\n0\r\n".into(),
@@ -235,7 +234,7 @@ fn a_server_that_cannot_check_scripts_gets_plain_ones() {
 /// A client that counts its requests from one for each kind of them would pass the second kind for nothing.
 #[test]
 fn an_id_is_that_of_one_request_and_of_no_other() {
-    let server = Server::start();
+    let server = RedisServer::start();
     runtime().block_on(async {
         let policy = |name: &str| Policy::new(name, Quota::per_hour(10)).unwrap().scope(["user"]);
         let policies =
@@ -268,7 +267,7 @@ fn an_id_is_that_of_one_request_and_of_no_other() {
 /// A client that got no answer asks again; it must not pay twice, nor hear another answer.
 #[test]
 fn a_request_with_an_id_is_charged_once_and_answered_alike() {
-    let server = Server::start();
+    let server = RedisServer::start();
     let proxy = Proxy::before(server.port());
     runtime().block_on(async {
         let policy = |name: &str, limit| Policy::new(name, Quota::per_hour(limit)).unwrap().scope(["user"]);

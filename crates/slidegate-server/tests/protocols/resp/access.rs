@@ -1,16 +1,16 @@
 //! Who may ask: password and TLS.
 
+use slidegate_testkit::TempDir;
+use slidegate_testkit::certificates::Certificate;
+use slidegate_testkit::service::Server;
 use std::io::Write;
 
-use super::{
-    POLICIES, ask, cli, client, command, connect, exchange, exchange_or_reset, expect, serve, succeed, words,
-};
-use crate::common::{Folder, Server};
+use super::{POLICIES, ask, cli, command, connect, exchange, exchange_or_reset, expect, serve, words};
 
 /// Without it, whoever reaches the port resets limits.
 #[test]
 fn nothing_is_decided_before_the_password() {
-    let folder = Folder::new("resp-auth");
+    let folder = TempDir::new("resp-auth");
     let server = serve(&folder, "  password: open sesame\n");
     let no_auth = "-NOAUTH Authentication required: send AUTH and the password first\\r\\n";
     let wrong = "-WRONGPASS invalid username-password pair or user is disabled.\\r\\n";
@@ -43,7 +43,7 @@ fn nothing_is_decided_before_the_password() {
 /// A password belongs in no configuration that is kept with the code.
 #[test]
 fn the_password_may_come_from_a_file_or_the_environment() {
-    let folder = Folder::new("resp-password");
+    let folder = TempDir::new("resp-password");
     let path = folder.file("password", "from a file\n");
     let server = serve(&folder, &format!("  password_file: {path}\n"));
     assert_eq!(exchange(&server, &command(&[b"AUTH", b"from a file"])), "+OK\\r\\n");
@@ -57,32 +57,8 @@ fn the_password_may_come_from_a_file_or_the_environment() {
 /// What the password and the keys are must not stand in the clear on a network.
 #[test]
 fn redis_cli_asks_over_tls() {
-    let folder = Folder::new("resp-tls");
-    let (certificate, key) = (folder.file("cert.pem", ""), folder.file("key.pem", ""));
-    let openssl = client("openssl", "openssl")
-        .args([
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:prime256v1",
-            "-nodes",
-            "-days",
-            "2",
-        ])
-        .args([
-            "-subj",
-            "/CN=localhost",
-            "-addext",
-            "subjectAltName=IP:127.0.0.1",
-            "-out",
-            &certificate,
-            "-keyout",
-            &key,
-        ])
-        .output();
-    succeed(&openssl.unwrap());
+    let folder = TempDir::new("resp-tls");
+    let (certificate, key) = Certificate::self_signed(&["127.0.0.1"]).write(&folder, "resp");
     let server = serve(&folder, &format!("  cert_file: {certificate}\n  key_file: {key}\n"));
     assert!(server.greeting.contains("resp       rediss://127.0.0.1:"), "{}", server.greeting);
     let tls = ["--tls", "--cacert", &certificate];
@@ -98,7 +74,7 @@ fn redis_cli_asks_over_tls() {
 /// A password that everybody may guess two million times in four seconds guards nothing, and each guess was a line of log.
 #[test]
 fn three_wrong_passwords_close_the_connection_and_thirty_refuse_the_address() {
-    let folder = Folder::new("resp-guesses");
+    let folder = TempDir::new("resp-guesses");
     let log = folder.file("log", "");
     let config = folder.file("slidegate.yaml", format!("{POLICIES}  password: sesame\n"));
     let server = Server::start_logging_to(&["--config", &config], std::fs::File::create(&log).unwrap());
@@ -156,7 +132,7 @@ fn three_wrong_passwords_close_the_connection_and_thirty_refuse_the_address() {
 /// Who is connected must not be cut off because somebody at the same address guesses.
 #[test]
 fn a_connection_that_is_authenticated_goes_on_while_its_address_is_refused() {
-    let folder = Folder::new("resp-guesses-others");
+    let folder = TempDir::new("resp-guesses-others");
     let server = serve(&folder, "  password: sesame\n");
     let mut stream = connect(&server);
     stream.write_all(&command(&[b"AUTH", b"sesame"])).unwrap();

@@ -1,14 +1,14 @@
 //! What comes over the wire: frames, pipelines, lines, and clients that misbehave.
 
+use slidegate_testkit::TempDir;
 use std::io::{ErrorKind, Read, Write};
 
 use super::{ask, connect, exchange, exchange_or_reset, expect, serve, words};
-use crate::common::Folder;
 
 /// What follows is never a command again, and the next client must find the server as it was.
 #[test]
 fn a_malformed_frame_is_answered_and_ends_the_connection_only() {
-    let folder = Folder::new("resp-malformed");
+    let folder = TempDir::new("resp-malformed");
     let server = serve(&folder, "");
     let count = "the number of arguments is no number from 0 to 80";
     let bulk = "an argument is no bulk string; send for example `$4` and `PING`";
@@ -47,7 +47,7 @@ fn a_malformed_frame_is_answered_and_ends_the_connection_only() {
 /// Anyone may send anything: 3000 streams of bytes that are nearly commands, always the same ones.
 #[test]
 fn no_bytes_end_the_server() {
-    let folder = Folder::new("resp-fuzz");
+    let folder = TempDir::new("resp-fuzz");
     let server = serve(&folder, "");
     let pieces: [&[u8]; 20] = [
         b"*3\r\n",
@@ -106,7 +106,7 @@ fn no_bytes_end_the_server() {
 /// Answers come in the order of the commands, however they arrive.
 #[test]
 fn a_pipeline_is_answered_in_order_whole_or_byte_by_byte() {
-    let folder = Folder::new("resp-pipeline");
+    let folder = TempDir::new("resp-pipeline");
     let server = serve(&folder, "");
     let lines = [
         "ECHO a",
@@ -170,7 +170,7 @@ fn a_pipeline_is_answered_in_order_whole_or_byte_by_byte() {
 /// `telnet` and `nc` are the clients that are always there.
 #[test]
 fn a_line_is_a_command() {
-    let folder = Folder::new("resp-line");
+    let folder = TempDir::new("resp-line");
     let server = serve(&folder, "");
     let lines = b"\r\nPING\r\necho \"a \\x41\"\nRL.CHECK per-user 'alice b'\r\nRL.CHECK per-user \"alice b\" COST 4\r\nQUIT\r\n";
     let answer = exchange(&server, lines);
@@ -181,7 +181,7 @@ fn a_line_is_a_command() {
 /// A client that asks and does not listen must cost a bounded piece of memory, for a bounded time.
 #[test]
 fn who_does_not_take_its_answers_is_cut_off_and_nobody_else_waits() {
-    let folder = Folder::new("resp-slow");
+    let folder = TempDir::new("resp-slow");
     let server = serve(&folder, "");
     let slow = connect(&server);
     slow.set_nonblocking(true).unwrap();
@@ -199,7 +199,7 @@ fn who_does_not_take_its_answers_is_cut_off_and_nobody_else_waits() {
         }
     }
     slow.set_nonblocking(false).unwrap();
-    crate::library::support::until_true("the slow reader is gone", || {
+    slidegate_testkit::until_true("the slow reader is gone", || {
         exchange(&server, &words("INFO clients")).contains("connected_clients:1\\r\\n")
     });
 }
@@ -207,7 +207,7 @@ fn who_does_not_take_its_answers_is_cut_off_and_nobody_else_waits() {
 /// Connections are bounded in number and in silence; bytes that never become a command are silence.
 #[test]
 fn connections_are_bounded_in_number_and_in_silence() {
-    let folder = Folder::new("resp-bounds");
+    let folder = TempDir::new("resp-bounds");
     let server = serve(&folder, "  max_connections: 2\n  idle_timeout: 1s\n");
     let (mut silent, mut dribbling) = (connect(&server), connect(&server));
     for stream in [&mut silent, &mut dribbling] {
@@ -219,14 +219,12 @@ fn connections_are_bounded_in_number_and_in_silence() {
     // Never a whole command, and a byte again and again.
     dribbling.set_nonblocking(true).unwrap();
     let mut gone = false;
-    crate::library::support::until_true("the connection is cut off", || {
+    slidegate_testkit::until_true("the connection is cut off", || {
         let _ = dribbling.write(b"a");
         gone = gone
             || !matches!(dribbling.read(&mut [0; 64]), Err(error) if error.kind() == ErrorKind::WouldBlock);
         gone
     });
     assert_eq!(silent.read(&mut [0; 64]).unwrap(), 0, "the silent one as well");
-    crate::library::support::until_true("there is a place again", || {
-        exchange_or_reset(&server) == "+PONG\\r\\n"
-    });
+    slidegate_testkit::until_true("there is a place again", || exchange_or_reset(&server) == "+PONG\\r\\n");
 }

@@ -1,14 +1,15 @@
 //! Clients that people have: redis-cli, redis-benchmark, redis-py, ioredis.
 
+use slidegate_testkit::TempDir;
+use slidegate_testkit::service::{installed, text};
 use std::process::Command;
 
 use super::{cli, client, port, serve, succeed};
-use crate::common::{Folder, installed, text};
 
 /// The client at everyone's hand, in both versions of the protocol.
 #[test]
 fn redis_cli_and_redis_benchmark_are_served() {
-    let folder = Folder::new("resp-cli");
+    let folder = TempDir::new("resp-cli");
     let server = serve(&folder, "");
     assert_eq!(cli(&server, &["RL.CHECK", "per-user", "alice"]), "1\n5\n4\n0\n3600000\nstore\n\n");
     let named = cli(&server, &["-3", "RL.CHECK", "per-user", "bob"]);
@@ -35,7 +36,7 @@ fn redis_cli_and_redis_benchmark_are_served() {
 /// The client of most Python programs, as they use it.
 #[test]
 fn redis_py_is_served() {
-    let folder = Folder::new("resp-python");
+    let folder = TempDir::new("resp-python");
     let server = serve(&folder, "  password: sesame\n");
     let script = "
 import redis, sys
@@ -110,7 +111,7 @@ print('served')
 /// The client of most programs on Node.js, as they use it.
 #[test]
 fn ioredis_is_served() {
-    let folder = Folder::new("resp-node");
+    let folder = TempDir::new("resp-node");
     let server = serve(&folder, "  password: sesame\n");
     let script = "
 const { Redis } = require('ioredis');

@@ -1,12 +1,12 @@
 //! What is asked: commands, their replies, and the errors of wrong arguments.
 
 use super::{ask, command, exchange, serve, words};
-use crate::common::Folder;
+use slidegate_testkit::TempDir;
 
 /// It is where every decision of this port begins: the reply's order is documented, and clients take it apart by place.
 #[test]
 fn a_check_answers_seven_fields_in_resp2_and_names_them_in_resp3() {
-    let folder = Folder::new("resp-check");
+    let folder = TempDir::new("resp-check");
     let server = serve(&folder, "");
     let denied = |answer: &str| {
         // The hour that the first charge began has run on since.
@@ -45,7 +45,7 @@ fn a_check_answers_seven_fields_in_resp2_and_names_them_in_resp3() {
 /// What was charged for nothing is given back, and a user who was locked out is let in.
 #[test]
 fn refund_gives_back_and_reset_forgets() {
-    let folder = Folder::new("resp-refund");
+    let folder = TempDir::new("resp-refund");
     let server = serve(&folder, "");
     ask(&server, "RL.CHECK per-user alice COST 5");
     assert!(
@@ -65,7 +65,7 @@ fn refund_gives_back_and_reset_forgets() {
 /// All or none holds at this door as well.
 #[test]
 fn a_request_is_decided_under_every_policy_that_applies() {
-    let folder = Folder::new("resp-request");
+    let folder = TempDir::new("resp-request");
     let server = serve(&folder, "");
     let one = |name: &str, limit: u32, remaining: u32| {
         format!(
@@ -101,7 +101,7 @@ fn a_request_is_decided_under_every_policy_that_applies() {
 /// A key is whatever a client calls it; two that differ by one byte are two.
 #[test]
 fn keys_are_any_bytes() {
-    let folder = Folder::new("resp-bytes");
+    let folder = TempDir::new("resp-bytes");
     let server = serve(&folder, "");
     let keys: [&[u8]; 8] = [b"", b"\0", b"\r\n", b"\xff\xfe", b"\xff\xff", b"COST", b"PEEK", &[b'x'; 8192]];
     for key in keys {
@@ -128,7 +128,7 @@ fn keys_are_any_bytes() {
 /// The figures of redis-cell's own documentation, and those of its code where a figure has a fraction.
 #[test]
 fn cl_throttle_answers_in_the_order_and_rounding_of_redis_cell() {
-    let folder = Folder::new("resp-cell");
+    let folder = TempDir::new("resp-cell");
     let server = serve(&folder, "");
     let answer = |line: &str| ask(&server, line).replace("\\r\\n", " ").trim_end().to_owned();
     assert_eq!(answer("CL.THROTTLE user123 15 30 60"), "*5 :0 :16 :15 :-1 :2");
@@ -153,7 +153,7 @@ fn cl_throttle_answers_in_the_order_and_rounding_of_redis_cell() {
 /// What throttlecrab-server 0.4.40 answers to the same commands on fresh keys.
 #[test]
 fn throttle_answers_in_the_order_and_rounding_of_throttlecrab() {
-    let folder = Folder::new("resp-crab");
+    let folder = TempDir::new("resp-crab");
     let server = serve(&folder, "");
     let answer = |line: &str| ask(&server, line).replace("\\r\\n", " ").trim_end().to_owned();
     assert_eq!(answer("THROTTLE a 10 100 60"), "*5 :1 :10 :9 :5 :0");
@@ -170,7 +170,7 @@ fn throttle_answers_in_the_order_and_rounding_of_throttlecrab() {
 /// Who reads an error wants to know which argument it was, and what to write.
 #[test]
 fn every_wrong_argument_is_named_with_the_way_out() {
-    let folder = Folder::new("resp-wrong");
+    let folder = TempDir::new("resp-wrong");
     let server = serve(&folder, "");
     let cost = "give a whole number from 0 to 9007199254740991";
     let throttle = "key max_burst count period [quantity]";

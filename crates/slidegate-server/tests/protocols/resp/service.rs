@@ -1,16 +1,17 @@
 //! The port in a service: over a shared store, at its end, and where nobody asked for it.
 
+use slidegate_testkit::TempDir;
+use slidegate_testkit::redis::RedisServer;
+use slidegate_testkit::service::{Server, run, text};
 use std::io::{Read, Write};
 
 use super::{POLICIES, ask, connect, exchange, expect, serve, words};
-use crate::common::{Folder, Server, run, text};
-use crate::library::support::server::Server as Redis;
 
 /// With a shared store a pipeline waits for one round trip and not for each of its commands, and stays in order.
 #[test]
 fn a_pipeline_over_a_shared_store_is_answered_in_order() {
-    let redis = Redis::start();
-    let folder = Folder::new("resp-shared");
+    let redis = RedisServer::start();
+    let folder = TempDir::new("resp-shared");
     let path = folder.file("slidegate.yaml", POLICIES);
     let server = Server::start(&["--config", &path, "--redis", &redis.url()]);
     let mut lines: Vec<String> = Vec::new();
@@ -49,7 +50,7 @@ fn a_pipeline_over_a_shared_store_is_answered_in_order() {
 /// A deploy sends SIGTERM: what has come is answered, and nobody's idle connection holds it up.
 #[test]
 fn on_sigterm_what_has_come_is_answered_and_idle_connections_are_closed() {
-    let folder = Folder::new("resp-stop");
+    let folder = TempDir::new("resp-stop");
     let mut server = serve(&folder, "");
     let (mut idle, mut busy) = (connect(&server), connect(&server));
     for stream in [&mut idle, &mut busy] {

@@ -1,11 +1,12 @@
 //! Transactions: what `MULTI`, `EXEC` and `DISCARD` do, held against a Redis where it knows the same commands.
 
+use slidegate_testkit::TempDir;
+use slidegate_testkit::redis::RedisServer;
+use slidegate_testkit::service::Server;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
 use super::{PATIENCE, POLICIES, ask, command, connect, exchange, expect, serve, words};
-use crate::common::{Folder, Server};
-use crate::library::support::server::Server as Redis;
 
 /// The lines as commands, one after another.
 fn script(lines: &[&str]) -> Vec<u8> {
@@ -19,7 +20,7 @@ fn left(server: &Server) -> u64 {
 }
 
 /// What a Redis answers to these bytes, errors by their first word.
-fn of_redis(redis: &Redis, bytes: &[u8]) -> String {
+fn of_redis(redis: &RedisServer, bytes: &[u8]) -> String {
     let port = redis.url().rsplit_once(':').unwrap().1.to_owned();
     let mut stream = TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -39,9 +40,9 @@ fn codes(answer: &str) -> Vec<&str> {
 /// Clients were written for Redis: an answer out of its place is taken for that of another command.
 #[test]
 fn transactions_are_answered_as_redis_answers_them() {
-    let folder = Folder::new("resp-transactions");
+    let folder = TempDir::new("resp-transactions");
     let server = serve(&folder, "");
-    let redis = Redis::start();
+    let redis = RedisServer::start();
     let scripts: &[&[&str]] = &[
         &["MULTI", "PING", "ECHO a", "EXEC", "PING"],
         &["MULTI", "EXEC"],
@@ -89,7 +90,7 @@ fn transactions_are_answered_as_redis_answers_them() {
 /// redis-py's default pipeline was charged and then raised an exception.
 #[test]
 fn nothing_is_charged_before_exec_and_everything_by_it() {
-    let folder = Folder::new("resp-transaction-charges");
+    let folder = TempDir::new("resp-transaction-charges");
     let server = serve(&folder, "");
     let mut stream = connect(&server);
     stream
@@ -134,7 +135,7 @@ fn nothing_is_charged_before_exec_and_everything_by_it() {
 /// A client that gives up, or sends something wrong, must not have paid.
 #[test]
 fn a_transaction_that_does_not_end_well_charges_nothing() {
-    let folder = Folder::new("resp-transaction-aborts");
+    let folder = TempDir::new("resp-transaction-aborts");
     let server = serve(&folder, "");
     let check = "RL.CHECK per-user alice";
     for lines in [
@@ -171,7 +172,7 @@ fn a_transaction_that_does_not_end_well_charges_nothing() {
 /// What is queued lies in memory until its client says otherwise.
 #[test]
 fn a_queue_that_is_full_is_refused_and_not_carried_out() {
-    let folder = Folder::new("resp-transaction-full");
+    let folder = TempDir::new("resp-transaction-full");
     let server = serve(&folder, "");
     let check = words("RL.CHECK per-user alice COST 0");
     let full = [words("MULTI"), check.repeat(1024), words("EXEC")].concat();
@@ -200,8 +201,8 @@ fn a_queue_that_is_full_is_refused_and_not_carried_out() {
 /// Over a shared store decisions are asked for together; what answers them must stay in the order of the commands.
 #[test]
 fn over_a_shared_store_a_transaction_is_answered_in_order() {
-    let redis = Redis::start();
-    let folder = Folder::new("resp-transaction-shared");
+    let redis = RedisServer::start();
+    let folder = TempDir::new("resp-transaction-shared");
     let path = folder.file("slidegate.yaml", POLICIES);
     let server = Server::start(&["--config", &path, "--redis", &redis.url()]);
     let mut lines = vec!["RL.CHECK per-user before".to_owned(), "MULTI".to_owned()];

@@ -6,6 +6,8 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::rate_li
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus};
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use envoy_types::pb::google::protobuf::value::Kind;
+use slidegate_testkit::TempDir;
+use slidegate_testkit::service::{Server, run, text};
 use tonic::Code as GrpcCode;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
@@ -13,7 +15,6 @@ use tonic_health::pb::health_client::HealthClient;
 use super::client::{
     answer, ask, channel, client, descriptor, hitting, limit, seconds, start, string, told, user,
 };
-use crate::common::{Folder, Server, run, text};
 
 /// Envoy makes x-ratelimit-* of the statuses and logs of them: one that is not filled is a header that is missing.
 #[tokio::test]
@@ -91,7 +92,7 @@ async fn hits_are_those_of_the_descriptor_then_of_the_call_then_one() {
 /// A service that answers with tokens knows their number afterwards: what exceeds is waited out, and looks must see it.
 #[tokio::test]
 async fn costs_known_afterwards_are_charged_in_full_and_looks_deny_then() {
-    let folder = Folder::new("rls-tokens");
+    let folder = TempDir::new("rls-tokens");
     let config = folder.file(
         "tokens.yaml",
         "policies:\n  - {name: tokens, scope: [user], quota: 7/1h, excess: charge}\n  - {name: calls, scope: [call], quota: 9/1h}\n",
@@ -140,7 +141,7 @@ async fn a_limit_of_the_request_decides_instead_of_the_policies() {
 /// A new limit is tried before it denies, and the enforced one beside it must still be told.
 #[tokio::test]
 async fn shadow_policies_are_told_and_never_deny() {
-    let folder = Folder::new("rls-shadow");
+    let folder = TempDir::new("rls-shadow");
     let config = folder.file(
         "shadow.yaml",
         "policies:\n  - {name: tried, scope: [user], quota: 1/1h, mode: shadow}\n  - {name: kept, scope: [path], quota: 5/1h}\n",
@@ -185,7 +186,7 @@ async fn a_denial_says_policy_key_and_why_and_when_to_come_again() {
 /// Clients that read the standard fields get them from every answer, if the configuration says so.
 #[tokio::test]
 async fn response_headers_are_those_of_the_configuration() {
-    let folder = Folder::new("rls-headers");
+    let folder = TempDir::new("rls-headers");
     let config = folder.file(
         "headers.yaml",
         "policies: [{name: p, scope: [user], quota: 1/1h}]\ngrpc: {listen: '127.0.0.1:0', response_headers: true}\n\
@@ -265,7 +266,7 @@ async fn hits_are_given_back_with_a_token_where_tokens_are_configured() {
     let of = |name: &str| told.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
     let (token, line) = (of("token "), of("environment "));
     let variables = [("SLIDEGATE_ADMIN_TOKENS", line.strip_prefix("SLIDEGATE_ADMIN_TOKENS=").unwrap())];
-    let folder = Folder::new("rls-tokens");
+    let folder = TempDir::new("rls-tokens");
     let policy = "policies: [{name: per-user, scope: [user], quota: 9/1h}]\n";
     let open = folder.file("open.yaml", policy);
     let strict = folder.file("strict.yaml", format!("{policy}admin: {{decisions: token}}\n"));

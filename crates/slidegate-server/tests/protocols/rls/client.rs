@@ -10,10 +10,9 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::R
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{Struct, UInt64Value};
+use slidegate_testkit::service::Server;
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
-
-use crate::common::Server;
 
 pub(crate) type Client = RateLimitServiceClient<Channel>;
 

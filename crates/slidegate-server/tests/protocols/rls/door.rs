@@ -3,10 +3,12 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
+use slidegate_testkit::TempDir;
+use slidegate_testkit::certificates::{Authority, Certificate as Signed};
+use slidegate_testkit::service::{Server, run, slidegate, text};
 use tonic::Code as GrpcCode;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 use tonic_health::pb::HealthCheckRequest;
@@ -18,7 +20,6 @@ use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 
 use super::client::{Client, answer, ask, channel, door, start, told, until, user};
-use crate::common::{Folder, Server, run, slidegate, text};
 
 /// Load balancers take a server out by its health before it is gone; those who watch must not hold it up.
 #[tokio::test(flavor = "multi_thread")]
@@ -74,7 +75,7 @@ fn tokio_stream_of<T: Send + 'static>(one: T) -> impl tonic::IntoStreamingReques
 /// A sidecar talks over a file; one that a crash left behind must not keep the next process from starting.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_socket_file_is_served_taken_over_when_left_behind_and_removed() {
-    let folder = Folder::new("rls-socket");
+    let folder = TempDir::new("rls-socket");
     let socket = folder.file("grpc.sock", "");
     std::fs::remove_file(&socket).unwrap();
     // What a process leaves that had no time to clean up.
@@ -114,7 +115,7 @@ fn literal(text: &str) -> Vec<u8> {
 /// Clients in C++, Python and Ruby write the file's path there, percent-encoded; one that is reset has no limits at all.
 #[test]
 fn a_call_over_a_socket_file_is_answered_whatever_its_authority() {
-    let folder = Folder::new("rls-authority");
+    let folder = TempDir::new("rls-authority");
     let socket = folder.file("grpc.sock", "");
     std::fs::remove_file(&socket).unwrap();
     let config = folder
@@ -169,10 +170,9 @@ fn a_call_over_a_socket_file_is_answered_whatever_its_authority() {
 /// A certificate in the file that is left out where the address comes from the command line is a door in the open.
 #[tokio::test]
 async fn the_address_of_the_command_line_goes_with_the_certificate_of_the_file() {
-    let folder = Folder::new("rls-tls-address");
-    let authority = Authority::new(&folder, "authority");
-    let (certificate, key) = authority.sign("limits.test");
-    let (cert_file, key_file) = (folder.file("server.crt", certificate), folder.file("server.key", key));
+    let folder = TempDir::new("rls-tls-address");
+    let authority = Authority::new("authority");
+    let (cert_file, key_file) = authority.sign(&["limits.test"]).write(&folder, "server");
     let config = folder.file(
         "tls.yaml",
         format!(
@@ -206,119 +206,23 @@ fn an_address_in_use_is_refused_with_the_way_out() {
     assert!(error.trim_end().ends_with("; choose another address with --grpc"), "{error}");
 }
 
-/// An authority and what it signs, made by openssl.
-struct Authority<'f> {
-    folder: &'f Folder,
-    name: &'static str,
-}
-
-impl<'f> Authority<'f> {
-    fn new(folder: &'f Folder, name: &'static str) -> Self {
-        let (certificate, key) =
-            (folder.file(&format!("{name}.crt"), ""), folder.file(&format!("{name}.key"), ""));
-        openssl(&[
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:P-256",
-            "-nodes",
-            "-days",
-            "2",
-            "-subj",
-            &format!("/CN={name}"),
-            "-keyout",
-            &key,
-            "-out",
-            &certificate,
-        ]);
-        Self { folder, name }
-    }
-
-    fn path(&self, name: &str) -> String {
-        self.folder.file(name, "")
-    }
-
-    fn pem(&self) -> Vec<u8> {
-        std::fs::read(self.folder_path(&format!("{}.crt", self.name))).unwrap()
-    }
-
-    fn folder_path(&self, name: &str) -> std::path::PathBuf {
-        Path::new(self.folder.path()).join(name)
-    }
-
-    /// A certificate for this DNS name, signed; gives it and its key.
-    fn sign(&self, dns: &str) -> (Vec<u8>, Vec<u8>) {
-        let (request, key, certificate) = (self.path("x.csr"), self.path("x.key"), self.path("x.crt"));
-        openssl(&[
-            "req",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:P-256",
-            "-nodes",
-            "-subj",
-            "/CN=x",
-            "-addext",
-            &format!("subjectAltName=DNS:{dns}"),
-            "-keyout",
-            &key,
-            "-out",
-            &request,
-        ]);
-        let (ca, ca_key) = (
-            self.folder_path(&format!("{}.crt", self.name)),
-            self.folder_path(&format!("{}.key", self.name)),
-        );
-        openssl(&[
-            "x509",
-            "-req",
-            "-in",
-            &request,
-            "-CA",
-            ca.to_str().unwrap(),
-            "-CAkey",
-            ca_key.to_str().unwrap(),
-            "-CAcreateserial",
-            "-days",
-            "2",
-            "-copy_extensions",
-            "copy",
-            "-out",
-            &certificate,
-        ]);
-        (std::fs::read(certificate).unwrap(), std::fs::read(key).unwrap())
-    }
-}
-
-fn openssl(args: &[&str]) {
-    let output = Command::new("openssl").args(args).output().expect("the program openssl is installed");
-    assert!(output.status.success(), "openssl {args:?}: {}", text(&output.stderr));
-}
-
 /// A connection over TLS to a door that shows a certificate for this name.
 async fn secure(
     server: &Server,
     name: &str,
-    authority: &Authority<'_>,
-    identity: Option<&(Vec<u8>, Vec<u8>)>,
+    authority: &Authority,
+    identity: Option<&Signed>,
 ) -> Result<Client, tonic::transport::Error> {
     let mut tls =
         ClientTlsConfig::new().domain_name(name).ca_certificate(Certificate::from_pem(authority.pem()));
-    if let Some((certificate, key)) = identity {
-        tls = tls.identity(Identity::from_pem(certificate, key));
+    if let Some(Signed { pem, key_pem }) = identity {
+        tls = tls.identity(Identity::from_pem(pem, key_pem));
     }
     Ok(Client::new(Endpoint::new(door(server))?.tls_config(tls)?.connect().await?))
 }
 
 /// Whether a call comes through: with TLS 1.3 a client learns at its first read that its certificate was refused.
-async fn is_let_in(
-    server: &Server,
-    name: &str,
-    authority: &Authority<'_>,
-    identity: Option<&(Vec<u8>, Vec<u8>)>,
-) -> bool {
+async fn is_let_in(server: &Server, name: &str, authority: &Authority, identity: Option<&Signed>) -> bool {
     match secure(server, name, authority, identity).await {
         Ok(mut client) => ask(&mut client, &[user("alice")], 0).await.is_ok(),
         Err(_) => false,
@@ -328,12 +232,9 @@ async fn is_let_in(
 /// Certificates live for weeks and servers for months: a door that has to be restarted for a new one is one that expires.
 #[tokio::test]
 async fn a_changed_certificate_is_shown_to_new_connections_and_a_bad_one_is_not() {
-    let folder = Folder::new("rls-tls");
-    let authority = Authority::new(&folder, "authority");
-    let write = |(certificate, key): (Vec<u8>, Vec<u8>)| {
-        (folder.file("server.crt", certificate), folder.file("server.key", key))
-    };
-    let (cert_file, key_file) = write(authority.sign("old.test"));
+    let folder = TempDir::new("rls-tls");
+    let authority = Authority::new("authority");
+    let (cert_file, key_file) = authority.sign(&["old.test"]).write(&folder, "server");
     let config = folder.file(
         "tls.yaml",
         format!(
@@ -361,7 +262,7 @@ async fn a_changed_certificate_is_shown_to_new_connections_and_a_bad_one_is_not(
     assert!(said().contains(&line), "{}", said());
     assert!(is_let_in(&server, "old.test", &authority, None).await);
 
-    write(authority.sign("new.test"));
+    authority.sign(&["new.test"]).write(&folder, "server");
     until("the new certificate", async || is_let_in(&server, "new.test", &authority, None).await).await;
     assert!(!is_let_in(&server, "old.test", &authority, None).await);
     answer(&mut kept, &[user("alice")]).await;
@@ -370,12 +271,11 @@ async fn a_changed_certificate_is_shown_to_new_connections_and_a_bad_one_is_not(
 /// A limiter that anybody may ask is one whose limits anybody may use up.
 #[tokio::test]
 async fn with_a_client_authority_only_its_clients_come_in() {
-    let folder = Folder::new("rls-mtls");
-    let (authority, stranger) = (Authority::new(&folder, "authority"), Authority::new(&folder, "stranger"));
-    let (certificate, key) = authority.sign("limits.test");
-    let (cert_file, key_file) = (folder.file("server.crt", certificate), folder.file("server.key", key));
+    let folder = TempDir::new("rls-mtls");
+    let (authority, stranger) = (Authority::new("authority"), Authority::new("stranger"));
+    let (cert_file, key_file) = authority.sign(&["limits.test"]).write(&folder, "server");
     let ca_file = folder.file("clients.crt", authority.pem());
-    let envoy = authority.sign("envoy.test");
+    let envoy = authority.sign(&["envoy.test"]);
     let config = folder.file(
         "mtls.yaml",
         format!(
@@ -386,14 +286,14 @@ async fn with_a_client_authority_only_its_clients_come_in() {
     let server = Server::start(&["--config", &config]);
     assert!(is_let_in(&server, "limits.test", &authority, Some(&envoy)).await);
     assert!(!is_let_in(&server, "limits.test", &authority, None).await);
-    assert!(!is_let_in(&server, "limits.test", &authority, Some(&stranger.sign("envoy.test"))).await);
-    assert!(!is_let_in(&server, "limits.test", &authority, Some(&authority.sign("other.test"))).await);
+    assert!(!is_let_in(&server, "limits.test", &authority, Some(&stranger.sign(&["envoy.test"]))).await);
+    assert!(!is_let_in(&server, "limits.test", &authority, Some(&authority.sign(&["other.test"]))).await);
 }
 
 /// A certificate that cannot be used at the start must not become a door without one.
 #[test]
 fn a_certificate_that_is_none_ends_the_start_with_a_reason() {
-    let folder = Folder::new("rls-bad-tls");
+    let folder = TempDir::new("rls-bad-tls");
     let key = folder.file("key", "");
     let config = folder.file(
         "tls.yaml",

@@ -1,13 +1,13 @@
 //! In the place of envoyproxy/ratelimit: its files, its modes, its variables and its paths.
 
-use std::path::Path;
-
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit;
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use envoy_types::pb::google::protobuf::value::Kind;
+use slidegate_testkit::TempDir;
+use slidegate_testkit::service::Server;
 use tonic::Code as GrpcCode;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
@@ -16,7 +16,6 @@ use tonic_health::pb::health_client::HealthClient;
 use super::client::{
     Client, ask, channel, client, descriptor, hitting, limit, seconds, string, told, until, user,
 };
-use crate::common::{Folder, Server};
 
 /// Like envoyproxy/ratelimit's own example. Years, as no test may run across the border of a fixed window.
 const BASIC: &str = "
@@ -40,13 +39,12 @@ descriptors:
 ";
 
 /// A server that takes the reference's place with these files and variables, its windows fixed.
-fn in_place(folder: &Folder, variables: &[(&str, &str)]) -> Server {
-    let (files, file) =
-        (Path::new(folder.path()).join("config"), Path::new(folder.path()).join("config/basic.yaml"));
+fn in_place(folder: &TempDir, variables: &[(&str, &str)]) -> Server {
+    let (files, file) = (folder.path().join("config"), folder.path().join("config/basic.yaml"));
     std::fs::create_dir_all(&files).unwrap();
     std::fs::write(file, BASIC).unwrap();
     let defaults = [
-        ("RUNTIME_ROOT", folder.path()),
+        ("RUNTIME_ROOT", folder.as_str()),
         ("SLIDEGATE_ENVOY_ALGORITHM", "fixed-window"),
         ("DEBUG_HOST", "127.0.0.1"),
         ("DEBUG_PORT", "0"),
@@ -63,7 +61,7 @@ async fn asked(client: &mut Client, descriptors: &[&[(&str, &str)]]) -> RateLimi
 /// Whoever changes the service keeps the files, and the proxies must not notice: codes, limits, names, order.
 #[tokio::test]
 async fn the_references_files_decide_as_they_do_there() {
-    let folder = Folder::new("rls-reference");
+    let folder = TempDir::new("rls-reference");
     let server = in_place(&folder, &[]);
     let mut client = client(&server).await;
     let nested: &[(&str, &str)] = &[("key1", "value1"), ("subkey1", "something")];
@@ -106,7 +104,7 @@ async fn the_references_files_decide_as_they_do_there() {
 /// What may not deny must not, and what denies only together must not deny alone.
 #[tokio::test]
 async fn shadow_quota_and_replaced_limits_deny_as_they_do_there() {
-    let folder = Folder::new("rls-modes");
+    let folder = TempDir::new("rls-modes");
     let server = in_place(&folder, &[]);
     let mut client = client(&server).await;
     let (tried, key4): (&[_], &[_]) = (&[("tried", "x")], &[("key4", "x")]);
@@ -156,7 +154,7 @@ async fn shadow_quota_and_replaced_limits_deny_as_they_do_there() {
 /// Dashboards and clients read these names and this shape.
 #[tokio::test]
 async fn headers_metadata_and_global_shadow_are_as_the_variables_say() {
-    let folder = Folder::new("rls-variables");
+    let folder = TempDir::new("rls-variables");
     let server = in_place(
         &folder,
         &[
@@ -205,7 +203,7 @@ async fn headers_metadata_and_global_shadow_are_as_the_variables_say() {
 /// Scripts and probes talk to the reference over HTTP: bodies and codes.
 #[tokio::test]
 async fn json_healthcheck_and_rlconfig_answer_as_the_reference_does() {
-    let folder = Folder::new("rls-json");
+    let folder = TempDir::new("rls-json");
     let server = in_place(&folder, &[]);
     for body in
         ["", "}", "{\"domain\":1}", "{\"domain\":\"x\",\"unknown\":1}", "{\"domain\":\"test-domain\"}", "{}"]
@@ -256,8 +254,8 @@ async fn json_healthcheck_and_rlconfig_answer_as_the_reference_does() {
 /// Without any configuration everything would pass: it must be an error, and be seen by health checks where that is asked.
 #[tokio::test]
 async fn without_files_calls_fail_until_they_come() {
-    let folder = Folder::new("rls-late");
-    let root = folder.path().to_owned();
+    let folder = TempDir::new("rls-late");
+    let root = folder.as_str().to_owned();
     let variables = [
         ("RUNTIME_ROOT", &*root),
         ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true"),
@@ -279,12 +277,12 @@ async fn without_files_calls_fail_until_they_come() {
     };
     assert!(!is_serving().await);
     assert_eq!(server.get("/healthcheck").status, 500);
-    std::fs::create_dir_all(Path::new(folder.path()).join("config")).unwrap();
-    std::fs::write(Path::new(folder.path()).join("config/basic.yaml"), BASIC).unwrap();
+    std::fs::create_dir_all(folder.path().join("config")).unwrap();
+    std::fs::write(folder.path().join("config/basic.yaml"), BASIC).unwrap();
     until("health after the files have come", async || is_serving().await).await;
     assert_eq!(told(&asked(&mut client, &[&[("key2", "x")]]).await), [(Code::Ok, 19)]);
     // Limits change while calls come, and none of these fails.
-    std::fs::write(Path::new(folder.path()).join("config/basic.yaml"), "domain: test-domain\ndescriptors: [{key: key2, rate_limit: {unit: minute, requests_per_unit: 30}}]\n").unwrap();
+    std::fs::write(folder.path().join("config/basic.yaml"), "domain: test-domain\ndescriptors: [{key: key2, rate_limit: {unit: minute, requests_per_unit: 30}}]\n").unwrap();
     until("the new limit", async || {
         asked(&mut client, &[&[("other", "x")], &[("key2", "y")]]).await.statuses[1]
             .current_limit

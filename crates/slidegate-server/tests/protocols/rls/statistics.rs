@@ -1,18 +1,15 @@
 //! What is counted: the reference's statistics in the forms that it has, and denials by looks in our own metrics.
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
-use std::path::Path;
-
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use serde_json::Value;
+use slidegate_testkit::http::{self, Response};
+use slidegate_testkit::redis::RedisServer;
+use slidegate_testkit::service::Server;
+use slidegate_testkit::{TempDir, until_true};
 
 use super::client::{Client, ask, client, descriptor, hitting, user};
-use crate::common::{Answer, Folder, Server};
-use crate::library::support::server::Server as Redis;
-use crate::library::support::until_true;
 
 /// Years, as no test may run across the border of a window; fifteen hits, of which four fifths are twelve.
 const COUNTED: &str = "
@@ -34,12 +31,12 @@ descriptors:
 ";
 
 /// A server that takes the reference's place, with its debug and its Prometheus port.
-fn in_place(folder: &Folder, variables: &[(&str, &str)]) -> Server {
-    let files = Path::new(folder.path()).join("config");
+fn in_place(folder: &TempDir, variables: &[(&str, &str)]) -> Server {
+    let files = folder.path().join("config");
     std::fs::create_dir_all(&files).unwrap();
     std::fs::write(files.join("counted.yaml"), COUNTED).unwrap();
     let defaults = [
-        ("RUNTIME_ROOT", folder.path()),
+        ("RUNTIME_ROOT", folder.as_str()),
         ("DEBUG_HOST", "127.0.0.1"),
         ("DEBUG_PORT", "0"),
         ("USE_PROMETHEUS", "true"),
@@ -49,14 +46,10 @@ fn in_place(folder: &Folder, variables: &[(&str, &str)]) -> Server {
 }
 
 /// The answer of another listener of the server, named by a line of its greeting.
-fn get(server: &Server, listener: &str, path: &str) -> Answer {
+fn get(server: &Server, listener: &str, path: &str) -> Response {
     let line = server.greeting.lines().find(|line| line.starts_with(listener)).expect("it is told");
     let address = line.split("http://").nth(1).and_then(|rest| rest.split('/').next()).expect("an address");
-    let mut stream = TcpStream::connect(address).unwrap();
-    write!(stream, "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    Answer::parse(&answer)
+    http::send("GET", &format!("http://{address}{path}"), "", "")
 }
 
 /// The lines of `/stats` that are not 0 and begin so, without that.
@@ -73,7 +66,7 @@ async fn hit(client: &mut Client, hits: u64, entries: &[(&str, &str)]) -> Code {
 /// Who changes the service keeps the dashboards: names, labels and numbers.
 #[tokio::test]
 async fn hits_are_counted_under_the_references_names() {
-    let folder = Folder::new("rls-statistics");
+    let folder = TempDir::new("rls-statistics");
     let server = in_place(&folder, &[]);
     let mut client = client(&server).await;
     let hits: &[_] = &[("hits", "x")];
@@ -140,7 +133,7 @@ async fn hits_are_counted_under_the_references_names() {
 /// The debug port is where people look first: what is there must be said, and the numbers must survive a reload.
 #[tokio::test]
 async fn the_debug_port_lists_what_it_has_and_counters_survive_a_reload() {
-    let folder = Folder::new("rls-debug");
+    let folder = TempDir::new("rls-debug");
     let server = in_place(&folder, &[("NEAR_LIMIT_RATIO", "0.1"), ("SHADOW_MODE", "true")]);
     let index =
         "/rlconfig: print out the currently loaded configuration for debugging\n/stats: print out stats\n";
@@ -156,7 +149,7 @@ async fn the_debug_port_lists_what_it_has_and_counters_survive_a_reload() {
     let told = ["near_limit: 14", "over_limit: 1", "total_hits: 16", "within_limit: 8"];
     assert_eq!(stats(&server, "ratelimit.service.rate_limit.web.hits."), told);
     assert_eq!(stats(&server, "ratelimit.service.global_shadow_mode"), [": 1"]);
-    let file = Path::new(folder.path()).join("config/counted.yaml");
+    let file = folder.path().join("config/counted.yaml");
     std::fs::write(&file, COUNTED.replace("requests_per_unit: 15", "requests_per_unit: 16")).unwrap();
     let loads = || stats(&server, "ratelimit.service.config_load_success");
     until_true("the new limit is in force", || loads() == [": 2"]);
@@ -170,8 +163,8 @@ async fn the_debug_port_lists_what_it_has_and_counters_survive_a_reload() {
 /// A denial that needs no call of the store is what the reference has its local cache for, under shadow as well.
 #[tokio::test(flavor = "multi_thread")]
 async fn remembered_denials_are_counted_as_those_of_the_local_cache_and_fallbacks_as_errors() {
-    let folder = Folder::new("rls-remembered");
-    let redis = Redis::start();
+    let folder = TempDir::new("rls-remembered");
+    let redis = RedisServer::start();
     let url = redis.address();
     // As long as a machine that is busy with everything else needs.
     let server =
@@ -214,7 +207,7 @@ async fn remembered_denials_are_counted_as_those_of_the_local_cache_and_fallback
 /// Costs that are known afterwards are denied by looks alone: metrics that count no look would say that nobody was refused.
 #[tokio::test]
 async fn looks_that_refuse_a_call_are_counted_as_the_denials_they_are() {
-    let folder = Folder::new("rls-looks");
+    let folder = TempDir::new("rls-looks");
     let server = in_place(&folder, &[]);
     let mut client = client(&server).await;
     let decisions = |policy: &str, verdict: &str| {

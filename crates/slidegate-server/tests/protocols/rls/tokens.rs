@@ -2,18 +2,17 @@
 //!
 //! No test here writes a key of ours into the files unless it is about that key.
 
-use std::path::Path;
-
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use slidegate_testkit::TempDir;
+use slidegate_testkit::redis::RedisServer;
+use slidegate_testkit::service::Server;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
 use super::client::{Client, channel, client, descriptor, hitting, told, until};
-use crate::common::{Folder, Server};
-use crate::library::support::server::Server as Redis;
 
 /// The two services of the reference's own example of quotas, with a unit that no test outlasts.
 const SERVICES: &str = "---
@@ -51,11 +50,11 @@ descriptors:
 ";
 
 /// A server with these files alone, and with this Redis if there is one.
-fn serve(folder: &Folder, files: &str, redis: Option<&Redis>, args: &[&str]) -> Server {
+fn serve(folder: &TempDir, files: &str, redis: Option<&RedisServer>, args: &[&str]) -> Server {
     folder.file("quota.yaml", files);
-    let url = redis.map(Redis::url).unwrap_or_default();
+    let url = redis.map(RedisServer::url).unwrap_or_default();
     let store: &[&str] = if redis.is_some() { &["--redis", &url] } else { &[] };
-    Server::start(&[&["--grpc", "127.0.0.1:0", "--envoy-config", folder.path()], store, args].concat())
+    Server::start(&[&["--grpc", "127.0.0.1:0", "--envoy-config", folder.as_str()], store, args].concat())
 }
 
 /// Asks with the hits of each descriptor; `None` says none, as Envoy does where a route does not.
@@ -80,8 +79,8 @@ const SERVICE_1: &str = "service_1";
 const SERVICE_2: &str = "service_2";
 
 /// Both kinds of store.
-fn stores() -> [Option<Redis>; 2] {
-    [None, Some(Redis::start())]
+fn stores() -> [Option<RedisServer>; 2] {
+    [None, Some(RedisServer::start())]
 }
 
 /// A limit of tokens that never denies costs money: every request looks, and charges one hit when its stream ends.
@@ -90,7 +89,7 @@ async fn a_look_passes_at_the_limit_and_denies_once_more_was_asked_for() {
     for redis in &stores() {
         // Envoy says the one hit or leaves it out, as its route does.
         for charge in [Some(1), None] {
-            let folder = Folder::new("rls-tokens-one");
+            let folder = TempDir::new("rls-tokens-one");
             let server = serve(&folder, SERVICES, redis.as_ref(), &[]);
             let mut client = client(&server).await;
             if let Some(redis) = redis {
@@ -114,7 +113,7 @@ async fn a_look_passes_at_the_limit_and_denies_once_more_was_asked_for() {
 #[tokio::test]
 async fn looks_at_two_services_send_requests_to_the_first_that_has_room() {
     for redis in &stores() {
-        let folder = Folder::new("rls-tokens-two");
+        let folder = TempDir::new("rls-tokens-two");
         let server = serve(&folder, SERVICES, redis.as_ref(), &[]);
         let mut client = client(&server).await;
         let mut served = Vec::new();
@@ -136,7 +135,7 @@ async fn looks_at_two_services_send_requests_to_the_first_that_has_room() {
 #[tokio::test]
 async fn refused_charges_count_for_looks_and_for_no_check() {
     for redis in &stores() {
-        let folder = Folder::new("rls-tokens-refused");
+        let folder = TempDir::new("rls-tokens-refused");
         let server = serve(&folder, SERVICES, redis.as_ref(), &[]);
         let mut client = client(&server).await;
         let alice = |hits| [("tokens", "alice", Some(hits))];
@@ -175,8 +174,8 @@ async fn refused_charges_count_for_looks_and_for_no_check() {
 /// An ordinary limit that somebody hammers must not be made to write for every denial.
 #[tokio::test]
 async fn denials_of_a_limit_that_nobody_looks_at_write_nothing() {
-    let redis = Redis::start();
-    let folder = Folder::new("rls-tokens-ordinary");
+    let redis = RedisServer::start();
+    let folder = TempDir::new("rls-tokens-ordinary");
     let server = serve(&folder, SERVICES, Some(&redis), &[]);
     let mut client = client(&server).await;
     for asked in 0..40 {
@@ -199,7 +198,7 @@ async fn refused_hits_count_as_in_the_reference_where_that_is_asked_for() {
         [(SERVICES, &[][..], (10, 0)), (&rule, &[], (5, 0)), (SERVICES, all, (5, 0)), (&rule, all, (5, 0))]
     {
         for redis in &stores() {
-            let folder = Folder::new("rls-tokens-count");
+            let folder = TempDir::new("rls-tokens-count");
             let server = serve(&folder, files, redis.as_ref(), args);
             let mut client = client(&server).await;
             for asked in 0..15 {
@@ -221,7 +220,7 @@ async fn refused_hits_count_as_in_the_reference_where_that_is_asked_for() {
 #[tokio::test]
 async fn every_hit_counts_in_quota_mode_and_beside_looks_where_that_is_asked_for() {
     for redis in &stores() {
-        let folder = Folder::new("rls-tokens-count-quota");
+        let folder = TempDir::new("rls-tokens-count-quota");
         let server = serve(&folder, SERVICES, redis.as_ref(), &["--envoy-excess", "count"]);
         let mut client = client(&server).await;
         let both = [("service", SERVICE_1, None), ("service", SERVICE_2, None)];
@@ -244,13 +243,13 @@ async fn every_hit_counts_in_quota_mode_and_beside_looks_where_that_is_asked_for
 #[tokio::test(flavor = "multi_thread")]
 async fn healthcheck_follows_redis_where_the_variable_says_so() {
     for (follows, expected) in [(true, 500), (false, 200)] {
-        let folder = Folder::new("rls-health");
-        std::fs::create_dir_all(Path::new(folder.path()).join("config")).unwrap();
-        std::fs::write(Path::new(folder.path()).join("config/quota.yaml"), SERVICES).unwrap();
-        let redis = Redis::start();
+        let folder = TempDir::new("rls-health");
+        std::fs::create_dir_all(folder.path().join("config")).unwrap();
+        std::fs::write(folder.path().join("config/quota.yaml"), SERVICES).unwrap();
+        let redis = RedisServer::start();
         let address = redis.address();
         let variables = [
-            ("RUNTIME_ROOT", folder.path()),
+            ("RUNTIME_ROOT", folder.as_str()),
             ("DEBUG_HOST", "127.0.0.1"),
             ("DEBUG_PORT", "0"),
             ("REDIS_SOCKET_TYPE", "tcp"),

@@ -5,28 +5,29 @@ use std::os::unix::fs::symlink;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use slidegate_testkit::TempDir;
+use slidegate_testkit::service::{Server, run, slidegate, text};
 
 use super::one_limit;
-use crate::common::{Folder, Server, run, slidegate, text};
 
 /// Until a server has done what a test waits for: long enough for a machine that is busy with everything else.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// A volume of Kubernetes: files are links into `..data`, which is a link to a folder of this state.
 struct Volume {
-    folder: Folder,
+    folder: TempDir,
     states: u32,
 }
 
 impl Volume {
     fn new(test: &str, content: &str) -> Self {
-        let mut volume = Self { folder: Folder::new(test), states: 0 };
+        let mut volume = Self { folder: TempDir::new(test), states: 0 };
         volume.swap(content);
         symlink("..data/edge.yaml", volume.path("edge.yaml")).unwrap();
         volume
     }
 
     fn path(&self, name: &str) -> String {
-        format!("{}/{name}", self.folder.path())
+        format!("{}/{name}", self.folder.as_str())
     }
 
     /// Puts another state in the place of the one that is there, as the kubelet does, and removes the old one.
@@ -66,7 +67,7 @@ fn a_swapped_volume_is_taken_in_and_a_bad_one_is_not() {
     let mut volume = Volume::new("envoy-volume", &one_limit(5));
     let log = volume.folder.file("log.txt", "");
     let server = Server::start_logging_to(
-        &["--envoy-config", volume.folder.path()],
+        &["--envoy-config", volume.folder.as_str()],
         File::options().append(true).open(&log).unwrap(),
     );
     assert!(server.greeting.contains(": 1 limit in 1 domain\n"), "{}", server.greeting);
@@ -106,8 +107,8 @@ fn a_swapped_volume_is_taken_in_and_a_bad_one_is_not() {
 /// The reference's own way: `current` is a link to a release, and the whole release is swapped.
 #[test]
 fn a_swapped_root_is_taken_in_by_the_environments_settings() {
-    let folder = Folder::new("envoy-root");
-    let path = |name: &str| format!("{}/{name}", folder.path());
+    let folder = TempDir::new("envoy-root");
+    let path = |name: &str| format!("{}/{name}", folder.as_str());
     let release = |name: &str, limit: u32| {
         fs::create_dir_all(path(&format!("{name}/app/config"))).unwrap();
         fs::write(path(&format!("{name}/app/config/edge.yaml")), one_limit(limit)).unwrap();
@@ -138,8 +139,8 @@ fn a_swapped_root_is_taken_in_by_the_environments_settings() {
 /// A pod may start before its configuration is there, if that was wanted.
 #[test]
 fn it_starts_without_files_only_where_that_is_wanted() {
-    let folder = Folder::new("envoy-none");
-    let root = format!("{}/runtime", folder.path());
+    let folder = TempDir::new("envoy-none");
+    let root = format!("{}/runtime", folder.as_str());
     let variables = [
         ("RUNTIME_ROOT", root.as_str()),
         ("HOST", "127.0.0.1"),
@@ -168,9 +169,9 @@ fn it_starts_without_files_only_where_that_is_wanted() {
 /// Both at once is how one moves from one to the other.
 #[test]
 fn policies_of_ours_stand_beside_their_files_and_survive_a_reload() {
-    let folder = Folder::new("envoy-beside");
+    let folder = TempDir::new("envoy-beside");
     let edge = folder.file("edge.yaml", one_limit(5));
-    let server = Server::start(&["--envoy-config", folder.path(), "--policy", "9/1h per user"]);
+    let server = Server::start(&["--envoy-config", folder.as_str(), "--policy", "9/1h per user"]);
     let own = || server.post("/v1/check", r#"{"attributes":{"user":"bob"}}"#).json()["remaining"].take();
     assert_eq!(own(), 8);
     fs::write(&edge, one_limit(6)).unwrap();
@@ -181,7 +182,7 @@ fn policies_of_ours_stand_beside_their_files_and_survive_a_reload() {
         "--listen",
         "127.0.0.1:0",
         "--envoy-config",
-        folder.path(),
+        folder.as_str(),
         "--policy",
         "1/s named edge.user",
     ]);

@@ -2,12 +2,13 @@
 
 use super::matching::told;
 use super::{SHADOW, one_limit};
-use crate::common::{Folder, run, slidegate, text};
+use slidegate_testkit::TempDir;
+use slidegate_testkit::service::{run, slidegate, text};
 
 /// Who splits a domain over files has either forgotten one or means it.
 #[test]
 fn files_of_one_domain_are_merged_only_where_that_is_wanted() {
-    let folder = Folder::new("envoy-merge");
+    let folder = TempDir::new("envoy-merge");
     let file = |key: &str, limit: u32| {
         format!(
             "domain: test-domain\ndescriptors: [{{key: {key}, value: {key}, rate_limit: {{unit: day, requests_per_unit: \
@@ -18,17 +19,17 @@ fn files_of_one_domain_are_merged_only_where_that_is_wanted() {
     folder.file("b.yml", file("b", 20));
     folder.file("c.txt", "this is none");
     folder.file(".d.yaml", "neither is: {this");
-    let output = run(&["explain", "--envoy-config", folder.path(), "--domain", "test-domain", "a=a"]);
+    let output = run(&["explain", "--envoy-config", folder.as_str(), "--domain", "test-domain", "a=a"]);
     assert_eq!(output.status.code(), Some(2));
     assert_eq!(text(&output.stderr), "b.yml: duplicate domain 'test-domain' in config file (line 1)\n");
     let merged = ["--envoy-merge-domains"];
     assert_eq!(told(&folder, &merged, "test-domain", "a=a"), "10/DAY test-domain.a_a");
     assert_eq!(told(&folder, &merged, "test-domain", "b=b"), "20/DAY test-domain.b_b");
-    let twice = Folder::new("envoy-merge-twice");
+    let twice = TempDir::new("envoy-merge-twice");
     twice.file("a.yaml", file("a", 10));
     twice.file("b.yaml", file("a", 20));
     let output =
-        run(&["explain", "--envoy-config", twice.path(), "--envoy-merge-domains", "--domain", "d", "a=a"]);
+        run(&["explain", "--envoy-config", twice.as_str(), "--envoy-merge-domains", "--domain", "d", "a=a"]);
     assert_eq!(
         text(&output.stderr),
         "b.yaml: duplicate descriptor composite key 'test-domain.a_a' (line 2)\n"
@@ -105,12 +106,12 @@ fn files_are_refused_in_the_words_of_the_reference() {
              []config.YamlDescriptor",
         ),
     ] {
-        let folder = Folder::new("envoy-refused");
+        let folder = TempDir::new("envoy-refused");
         folder.file("bad.yaml", &file);
-        let output = run(&["serve", "--listen", "127.0.0.1:0", "--envoy-config", folder.path()]);
+        let output = run(&["serve", "--listen", "127.0.0.1:0", "--envoy-config", folder.as_str()]);
         assert_eq!(output.status.code(), Some(2), "{file}");
         assert_eq!(text(&output.stderr), format!("bad.yaml: {words}\n"), "{file}");
-        let validated = run(&["validate", "--envoy-config", folder.path()]);
+        let validated = run(&["validate", "--envoy-config", folder.as_str()]);
         assert_eq!((validated.status, &validated.stderr), (output.status, &output.stderr), "{file}");
         assert_eq!(text(&validated.stdout), "");
     }
@@ -118,18 +119,18 @@ fn files_are_refused_in_the_words_of_the_reference() {
         ("domain: {a\n", "bad.yaml: error loading config file: yaml: line "),
         ("domain: a\ndomain: b\n", "bad.yaml: error loading config file: yaml: line 2: "),
     ] {
-        let folder = Folder::new("envoy-refused");
+        let folder = TempDir::new("envoy-refused");
         folder.file("bad.yaml", file);
-        let output = run(&["serve", "--envoy-config", folder.path()]);
+        let output = run(&["serve", "--envoy-config", folder.as_str()]);
         assert!(text(&output.stderr).starts_with(beginning), "{}", text(&output.stderr));
     }
-    let empty = Folder::new("envoy-empty");
-    let output = run(&["serve", "--envoy-config", empty.path()]);
+    let empty = TempDir::new("envoy-empty");
+    let output = run(&["serve", "--envoy-config", empty.as_str()]);
     assert_eq!(
         text(&output.stderr),
         format!(
             "{}: holds no file whose name ends in .yaml or .yml; give the folder that does\n",
-            empty.path()
+            empty.as_str()
         )
     );
     let output = run(&["serve", "--envoy-config", "/no/such/folder"]);
@@ -142,17 +143,17 @@ fn files_are_refused_in_the_words_of_the_reference() {
 /// Who changes limits wants to know before they are in force whether they can be, and what they are then.
 #[test]
 fn validate_reads_a_folder_as_serve_does_and_says_its_limits_back() {
-    let folder = Folder::new("envoy-validate");
+    let folder = TempDir::new("envoy-validate");
     folder.file("shadow.yaml", SHADOW);
     folder.file(
         "typo.yaml",
         "domain: typo\ndescriptors: [{key: k, rate_limit: {unit: day, shadow_mode: true}}]\n",
     );
-    let output = run(&["validate", "--envoy-config", folder.path()]);
+    let output = run(&["validate", "--envoy-config", folder.as_str()]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let told = text(&output.stdout);
     let lines: Vec<_> = told.lines().collect();
-    assert_eq!(lines[0], format!("{} is valid: 5 limits in 2 domains.", folder.path()));
+    assert_eq!(lines[0], format!("{} is valid: 5 limits in 2 domains.", folder.as_str()));
     assert_eq!(
         lines[2],
         "  shadow-domain.key1_value1.subkey1_subvalue1: unit=SECOND requests_per_unit=10, shadow_mode: true, quota_mode: \
@@ -168,7 +169,7 @@ fn validate_reads_a_folder_as_serve_does_and_says_its_limits_back() {
     let policy = |name: &str| format!("policies: [{{name: {name}, quota: 1/1s}}]\n");
     let validate = |name: &str| {
         let file = folder.file("slidegate.conf", policy(name));
-        let output = run(&["validate", &file, "--envoy-config", folder.path()]);
+        let output = run(&["validate", &file, "--envoy-config", folder.as_str()]);
         (output.status.code(), text(&output.stdout) + &text(&output.stderr))
     };
     let (code, both) = validate("own");
@@ -183,14 +184,14 @@ fn validate_reads_a_folder_as_serve_does_and_says_its_limits_back() {
 
     // Who has all limits there still says here where it listens.
     let settings = folder.file("settings.conf", "grpc: {listen: '127.0.0.1:8081'}\n");
-    let output = run(&["validate", &settings, "--envoy-config", folder.path()]);
+    let output = run(&["validate", &settings, "--envoy-config", folder.as_str()]);
     assert!(text(&output.stdout).starts_with(&format!("{settings} is valid: 0 policies.\n")), "{output:?}");
     let error = text(&run(&["validate", &settings]).stderr);
     assert!(error.starts_with(&format!("{settings}:1: policies is missing; ")), "{error}");
 
     let environment = slidegate()
         .args(["validate", "--envoy-env"])
-        .envs([("RUNTIME_ROOT", folder.path()), ("CONFIG_TYPE", "GRPC_XDS_SOTW")])
+        .envs([("RUNTIME_ROOT", folder.as_str()), ("CONFIG_TYPE", "GRPC_XDS_SOTW")])
         .output()
         .unwrap();
     assert_eq!(environment.status.code(), Some(2));
@@ -208,7 +209,7 @@ fn validate_reads_a_folder_as_serve_does_and_says_its_limits_back() {
 /// A setting that is misread or ignored in silence is an outage some days later.
 #[test]
 fn the_environment_counts_only_where_it_is_asked() {
-    let folder = Folder::new("envoy-environment");
+    let folder = TempDir::new("envoy-environment");
     folder.file("edge.yaml", one_limit(5));
     let run = |args: &[&str], variables: &[(&str, &str)]| {
         let mut command = slidegate();
@@ -217,13 +218,13 @@ fn the_environment_counts_only_where_it_is_asked() {
         text(&output.stdout) + &text(&output.stderr)
     };
     let variables = [("CACHE_KEY_PREFIX", "blue"), ("SLIDEGATE_ENVOY_ALGORITHM", "fixed-window")];
-    let asked = ["explain", "--envoy-env", "--envoy-config", folder.path()];
+    let asked = ["explain", "--envoy-env", "--envoy-config", folder.as_str()];
     let told = run(&asked, &variables);
     assert!(
         told.contains("\"key\": \"blue~edge~user=alice\"") && told.contains("\"fixed-window\""),
         "{told}"
     );
-    let told = run(&["explain", "--envoy-config", folder.path()], &variables);
+    let told = run(&["explain", "--envoy-config", folder.as_str()], &variables);
     assert!(told.contains("\"key\": \"edge~user=alice\"") && told.contains("\"sliding-log\""), "{told}");
     let told = run(&[&asked[..], &["--envoy-algorithm", "token-bucket"]].concat(), &variables);
     assert!(told.contains("\"token-bucket\""), "{told}");

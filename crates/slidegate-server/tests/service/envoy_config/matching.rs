@@ -1,12 +1,13 @@
 //! Which limit a descriptor has, by `explain`.
 
 use serde_json::{Value, json};
+use slidegate_testkit::TempDir;
+use slidegate_testkit::service::{run, text};
 
 use super::{LEVELS, SHADOW, WILDCARDS};
-use crate::common::{Folder, run, text};
 
 /// What `explain` says of a descriptor in one line: `5/SECOND test-domain.key1`, `unlimited`, or why there is no limit.
-pub(crate) fn told(folder: &Folder, args: &[&str], domain: &str, descriptor: &str) -> String {
+pub(crate) fn told(folder: &TempDir, args: &[&str], domain: &str, descriptor: &str) -> String {
     let limit = explained(folder, args, domain, descriptor)["limit"].take();
     match limit["outcome"].as_str().unwrap() {
         "limited" => format!(
@@ -20,9 +21,9 @@ pub(crate) fn told(folder: &Folder, args: &[&str], domain: &str, descriptor: &st
     }
 }
 
-fn explained(folder: &Folder, args: &[&str], domain: &str, descriptor: &str) -> Value {
+fn explained(folder: &TempDir, args: &[&str], domain: &str, descriptor: &str) -> Value {
     let args =
-        [&["explain", "--json", "--envoy-config", folder.path(), "--domain", domain, descriptor], args]
+        [&["explain", "--json", "--envoy-config", folder.as_str(), "--domain", domain, descriptor], args]
             .concat();
     let output = run(&args);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
@@ -30,7 +31,7 @@ fn explained(folder: &Folder, args: &[&str], domain: &str, descriptor: &str) -> 
     told["descriptors"][0].take()
 }
 
-fn cases(folder: &Folder, domain: &str, cases: &[(&str, &str)]) {
+fn cases(folder: &TempDir, domain: &str, cases: &[(&str, &str)]) {
     for (descriptor, expected) in cases {
         assert_eq!(told(folder, &[], domain, descriptor), *expected, "{descriptor}");
     }
@@ -39,7 +40,7 @@ fn cases(folder: &Folder, domain: &str, cases: &[(&str, &str)]) {
 /// Another limit than the file says is denial of service or none of it.
 #[test]
 fn levels_values_and_depth_choose_the_limit() {
-    let folder = Folder::new("envoy-levels");
+    let folder = TempDir::new("envoy-levels");
     folder.file("levels.yaml", LEVELS);
     cases(
         &folder,
@@ -75,7 +76,7 @@ fn levels_values_and_depth_choose_the_limit() {
 /// Who tries a limit in shadow must not deny anyone, and who does not must.
 #[test]
 fn shadow_mode_is_of_the_limit_that_has_it() {
-    let folder = Folder::new("envoy-shadow");
+    let folder = TempDir::new("envoy-shadow");
     folder.file("shadow.yaml", SHADOW);
     for (descriptor, expected, is_shadow) in [
         ("key1=value1,subkey1=subvalue1", "10/SECOND shadow-domain.key1_value1.subkey1_subvalue1", true),
@@ -93,7 +94,7 @@ fn shadow_mode_is_of_the_limit_that_has_it() {
 /// A pattern that fits too much limits strangers, one that fits too little limits nobody.
 #[test]
 fn wildcards_fit_what_they_should_and_nothing_else() {
-    let folder = Folder::new("envoy-wildcards");
+    let folder = TempDir::new("envoy-wildcards");
     folder.file("wildcards.yaml", WILDCARDS);
     let foo = "20/MINUTE test-domain.wild_foo*";
     let middle = "20/MINUTE test-domain.midWild_bar*b";

@@ -8,11 +8,11 @@ use std::process::Command;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-pub(crate) use super::resp::{Conn, Reply};
-
-use super::clock::ClockOffset;
-use super::process::{PrivateDir, Process};
-use super::{acl, ports, until_true};
+use super::acl;
+use super::resp::{Connection, Reply};
+use crate::clock::ClockOffset;
+use crate::process::Process;
+use crate::{TempDir, ports, until_true};
 
 /// How long a healthy server may take over one answer on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -49,64 +49,64 @@ fn is_old(program: &OsStr) -> bool {
 }
 
 /// A running server, or one that a test has killed and may start again. Ends with the test.
-pub(crate) struct Server {
+pub struct RedisServer {
     process: Mutex<Option<Process>>,
     builder: Builder,
     port: u16,
     clock: Option<ClockOffset>,
     // Last, so that it goes when the process is gone.
-    dir: PrivateDir,
+    dir: TempDir,
 }
 
 /// Calls of one command since the server started, or since `CONFIG RESETSTAT`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct CommandStats {
+pub struct CommandStats {
     /// How often it ran, from scripts as well.
-    pub(crate) calls: u64,
+    pub calls: u64,
     /// How long it ran in all, in microseconds.
-    pub(crate) usec: u64,
+    pub usec: u64,
 }
 
-impl Server {
+impl RedisServer {
     /// A plain, empty server that answers.
-    pub(crate) fn start() -> Self {
+    pub fn start() -> Self {
         Self::builder().start()
     }
 
     /// A server with arguments.
-    pub(crate) fn builder() -> Builder {
+    pub fn builder() -> Builder {
         Builder::default()
     }
 
     /// Its port on 127.0.0.1.
-    pub(crate) fn port(&self) -> u16 {
+    pub fn port(&self) -> u16 {
         self.port
     }
 
     /// `redis://127.0.0.1:PORT`: as a user who may do everything.
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         format!("redis://{}", self.address())
     }
 
     /// As the user of [`acl::MINIMUM`].
-    pub(crate) fn url_as_user(&self) -> String {
+    pub fn url_as_user(&self) -> String {
         format!("redis://{}{}", acl::userinfo(), self.address())
     }
 
     /// `127.0.0.1:PORT`.
-    pub(crate) fn address(&self) -> String {
+    pub fn address(&self) -> String {
         format!("127.0.0.1:{}", self.port)
     }
 
     /// Its Unix socket.
-    pub(crate) fn socket(&self) -> PathBuf {
+    pub fn socket(&self) -> PathBuf {
         self.dir.path().join("redis.sock")
     }
 
     /// Runs a command as a user who may do everything, each time on a new connection. Lists come a line an item.
     ///
     /// Panics if the server refuses or does not answer: what a test prepares has to work.
-    pub(crate) fn admin(&self, command: &[&str]) -> String {
+    pub fn admin(&self, command: &[&str]) -> String {
         match self.ask(command) {
             Ok(Reply::Error(error)) => panic!("{} refused {command:?}: {error}", self.address()),
             Ok(reply) => reply.to_string(),
@@ -115,42 +115,42 @@ impl Server {
     }
 
     /// Runs a command on a new connection and returns what comes, be it an error.
-    pub(crate) fn ask(&self, command: &[&str]) -> io::Result<Reply> {
+    pub fn ask(&self, command: &[&str]) -> io::Result<Reply> {
         self.ask_within(PATIENCE, command)
     }
 
     /// [`ask`](Self::ask) for servers that may not answer.
-    pub(crate) fn ask_within(&self, patience: Duration, command: &[&str]) -> io::Result<Reply> {
-        Conn::unix(&self.socket(), patience)?.call(command)
+    pub fn ask_within(&self, patience: Duration, command: &[&str]) -> io::Result<Reply> {
+        Connection::unix(&self.socket(), patience)?.call(command)
     }
 
     /// A connection that stays, over TCP.
-    pub(crate) fn connect(&self) -> Conn {
-        Conn::tcp(self.port, PATIENCE).unwrap()
+    pub fn connect(&self) -> Connection {
+        Connection::tcp(self.port, PATIENCE).unwrap()
     }
 
     /// Freezes the process: connections are accepted, nothing is answered, and all of it is done on waking.
-    pub(crate) fn pause(&self) {
+    pub fn pause(&self) {
         self.running().as_ref().expect("only a running server can be paused").pause();
     }
 
     /// Wakes it.
-    pub(crate) fn resume(&self) {
+    pub fn resume(&self) {
         self.running().as_ref().expect("only a running server can be resumed").resume();
     }
 
     /// Whether it runs, and is not frozen.
-    pub(crate) fn is_awake(&self) -> bool {
+    pub fn is_awake(&self) -> bool {
         self.running().as_ref().is_some_and(Process::is_awake)
     }
 
     /// Ends it at once, as a crash would.
-    pub(crate) fn kill(&self) {
+    pub fn kill(&self) {
         *self.running() = None;
     }
 
     /// Starts it again on the same port with the same arguments, empty, killing it first if need be.
-    pub(crate) fn restart(&self) {
+    pub fn restart(&self) {
         self.kill();
         if let Err(log) = self.launch() {
             panic!("{} did not start again: {log}", self.address());
@@ -160,7 +160,7 @@ impl Server {
     /// Waits until so many replicas confirm what they are sent, as `WAIT` does on the connection that wrote.
     ///
     /// To be called online is not enough: a new replica is sent nothing before it has spoken, up to a second later.
-    pub(crate) fn until_followed_by(&self, replicas: usize) {
+    pub fn until_followed_by(&self, replicas: usize) {
         let mut conn = self.connect();
         until_true("replicas confirm what they are sent", || {
             // Is replicated, and changes no data.
@@ -171,7 +171,7 @@ impl Server {
     }
 
     /// How often `name` ran: `evalsha`, `script|load`. Zeros where it never did.
-    pub(crate) fn commandstats(&self, name: &str) -> CommandStats {
+    pub fn commandstats(&self, name: &str) -> CommandStats {
         let info = self.admin(&["INFO", "commandstats"]);
         let head = format!("cmdstat_{name}:");
         let Some(line) = info.lines().find_map(|line| line.strip_prefix(&head)) else {
@@ -185,12 +185,12 @@ impl Server {
     }
 
     /// Bytes that a key takes with its value, by the server's own count. `None` where there is no such key.
-    pub(crate) fn memory_usage(&self, key: &str) -> Option<u64> {
+    pub fn memory_usage(&self, key: &str) -> Option<u64> {
         self.admin(&["MEMORY", "USAGE", key, "SAMPLES", "0"]).parse().ok()
     }
 
     /// The clock of a server that was built [`with_clock`](Builder::with_clock).
-    pub(crate) fn clock(&self) -> &ClockOffset {
+    pub fn clock(&self) -> &ClockOffset {
         self.clock.as_ref().expect("only a server built with_clock has a clock to move")
     }
 
@@ -244,19 +244,19 @@ impl Server {
     }
 
     /// Where its files are.
-    pub(crate) fn dir(&self) -> &Path {
+    pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 }
 
 /// `127.0.0.1:P1,127.0.0.1:P2,...`, as a URL names several servers.
-pub(crate) fn addresses(servers: &[Server]) -> String {
-    servers.iter().map(Server::address).collect::<Vec<_>>().join(",")
+pub(super) fn addresses(servers: &[RedisServer]) -> String {
+    servers.iter().map(RedisServer::address).collect::<Vec<_>>().join(",")
 }
 
 /// What a server is started with.
 #[derive(Default)]
-pub(crate) struct Builder {
+pub struct Builder {
     args: Vec<String>,
     port: Option<u16>,
     sentinel: Option<String>,
@@ -265,35 +265,35 @@ pub(crate) struct Builder {
 
 impl Builder {
     /// Arguments after the usual ones, which they overrule: `["--maxmemory", "1mb"]`.
-    pub(crate) fn args<A: Into<String>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
+    pub fn args<A: Into<String>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
         self.args.extend(args.into_iter().map(Into::into));
         self
     }
 
     /// A wall clock that the test can move.
-    pub(crate) fn with_clock(mut self) -> Self {
+    pub fn with_clock(mut self) -> Self {
         self.clock = true;
         self
     }
 
     /// The very port, which must be free.
-    pub(crate) fn port(mut self, port: u16) -> Self {
+    pub fn port(mut self, port: u16) -> Self {
         self.port = Some(port);
         self
     }
 
     /// A sentinel with this configuration file instead of a server.
-    pub(crate) fn sentinel(mut self, config: String) -> Self {
+    pub fn sentinel(mut self, config: String) -> Self {
         self.sentinel = Some(config);
         self
     }
 
     /// Starts the server and waits until it answers.
-    pub(crate) fn start(self) -> Server {
-        let dir = PrivateDir::create();
+    pub fn start(self) -> RedisServer {
+        let dir = TempDir::new("redis");
         let clock = self.clock.then(|| ClockOffset::create(dir.path()));
         let port = self.port.unwrap_or_else(ports::free);
-        let mut server = Server { process: Mutex::new(None), builder: self, port, clock, dir };
+        let mut server = RedisServer { process: Mutex::new(None), builder: self, port, clock, dir };
         for _ in 0..MOST_PORTS {
             match server.launch() {
                 Ok(()) => return server,

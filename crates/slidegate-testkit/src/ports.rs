@@ -14,12 +14,12 @@ const COUNT: u32 = 32_768 - FIRST;
 static TAKEN: AtomicU32 = AtomicU32::new(0);
 
 /// A port nobody listens on. Somebody may by the time it is used: who binds it must be able to take another.
-pub(crate) fn free() -> u16 {
+pub fn free() -> u16 {
     port_of(&listener())
 }
 
 /// A free port, already bound.
-pub(crate) fn listener() -> TcpListener {
+pub fn listener() -> TcpListener {
     // Two test binaries that run at once begin in different places.
     let start = std::process::id().wrapping_mul(251);
     for _ in 0..COUNT {
@@ -33,6 +33,6 @@ pub(crate) fn listener() -> TcpListener {
 }
 
 /// The port a listener is bound to.
-pub(crate) fn port_of(listener: &TcpListener) -> u16 {
+pub fn port_of(listener: &TcpListener) -> u16 {
     listener.local_addr().unwrap().port()
 }

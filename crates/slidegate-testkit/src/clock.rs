@@ -7,13 +7,13 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::process::run;
+use crate::process::run;
 
-/// Compiled where it is needed: tests of other packages use this file as well.
+/// Compiled by the tests that need it.
 const SHIM: &str = include_str!("clock_shim.c");
 
 /// How far a server's wall clock is off, and the library that puts it there.
-pub(crate) struct ClockOffset {
+pub struct ClockOffset {
     file: File,
     path: PathBuf,
     shim: PathBuf,
@@ -21,7 +21,7 @@ pub(crate) struct ClockOffset {
 
 impl ClockOffset {
     /// An offset of zero, kept in `dir`, with the library compiled into the same place.
-    pub(crate) fn create(dir: &Path) -> Self {
+    pub fn create(dir: &Path) -> Self {
         let (path, shim, source) =
             (dir.join("clock-offset"), dir.join("clock_shim.so"), dir.join("clock_shim.c"));
         std::fs::write(&source, SHIM).unwrap();
@@ -34,12 +34,12 @@ impl ClockOffset {
     }
 
     /// Moves the clock to `micros` microseconds off the true time, whatever it was off before.
-    pub(crate) fn set(&self, micros: i64) {
+    pub fn set(&self, micros: i64) {
         self.write(micros, 0);
     }
 
     /// Stops the clock at `micros` microseconds since the epoch.
-    pub(crate) fn stand(&self, micros: u64) {
+    pub fn stand(&self, micros: u64) {
         self.write(i64::try_from(micros).unwrap(), 1);
     }
 
@@ -49,7 +49,7 @@ impl ClockOffset {
     }
 
     /// Makes a command that has yet to start see this clock.
-    pub(crate) fn put_on(&self, command: &mut Command) {
+    pub fn put_on(&self, command: &mut Command) {
         command.env("LD_PRELOAD", &self.shim).env("SLIDEGATE_CLOCK_OFFSET", &self.path);
     }
 }

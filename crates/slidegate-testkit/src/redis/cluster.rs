@@ -5,8 +5,10 @@
 use std::thread;
 use std::time::Duration;
 
-use super::server::{Builder, Reply, Server, addresses};
-use super::{acl, ports, until, until_true};
+use super::acl;
+use super::resp::Reply;
+use super::server::{Builder, RedisServer, addresses};
+use crate::{ports, until, until_true};
 
 /// All slots of a cluster.
 const SLOTS: u16 = 16_384;
@@ -18,22 +20,22 @@ const NODE_TIMEOUT_MS: &str = "2000";
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A running cluster. Ends when dropped.
-pub(crate) struct Cluster {
-    nodes: Vec<Server>,
+pub struct RedisCluster {
+    nodes: Vec<RedisServer>,
 }
 
 /// How many of what.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Shape {
+pub struct Shape {
     /// Nodes that share the slots; at least three, or none can be outvoted.
-    pub(crate) masters: u16,
+    pub masters: u16,
     /// For each of them.
-    pub(crate) replicas_each: u16,
+    pub replicas_each: u16,
 }
 
-impl Cluster {
+impl RedisCluster {
     /// Starts the nodes and waits until each of them is content with all others.
-    pub(crate) fn start(shape: Shape) -> Self {
+    pub fn start(shape: Shape) -> Self {
         let Shape { masters, replicas_each } = shape;
         let count = masters * (1 + replicas_each);
         let cluster = Self { nodes: start_nodes(count) };
@@ -56,38 +58,38 @@ impl Cluster {
     }
 
     /// Three masters with a replica each.
-    pub(crate) fn of_three() -> Self {
+    pub fn of_three() -> Self {
         Self::start(Shape { masters: 3, replicas_each: 1 })
     }
 
     /// `redis+cluster://127.0.0.1:P1,127.0.0.1:P2,...`, all nodes.
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         format!("redis+cluster://{}", addresses(&self.nodes))
     }
 
     /// As the user of [`acl::MINIMUM`].
-    pub(crate) fn url_as_user(&self) -> String {
+    pub fn url_as_user(&self) -> String {
         format!("redis+cluster://{}{}", acl::userinfo(), addresses(&self.nodes))
     }
 
     /// All nodes: at the start the masters in the order of their slots, then the replicas.
-    pub(crate) fn nodes(&self) -> &[Server] {
+    pub fn nodes(&self) -> &[RedisServer] {
         &self.nodes
     }
 
     /// The slot of a key.
-    pub(crate) fn slot_of(&self, key: &str) -> u16 {
+    pub fn slot_of(&self, key: &str) -> u16 {
         let slot = self.first_answer(&["CLUSTER", "KEYSLOT", key]);
         slot.parse().unwrap()
     }
 
     /// The node that says it serves a slot and is not out of date, among those that answer.
-    pub(crate) fn master_of(&self, slot: u16) -> &Server {
+    pub fn master_of(&self, slot: u16) -> &RedisServer {
         until("some node says that it serves the slot", || self.owner_of(slot))
     }
 
     /// A replica of the node that serves a slot.
-    pub(crate) fn replica_of(&self, slot: u16) -> &Server {
+    pub fn replica_of(&self, slot: u16) -> &RedisServer {
         until("some node says that it is a replica of the slot's master", || {
             let master = views(self.owner_of(slot)?)?.into_iter().find(View::is_self)?;
             self.nodes.iter().find(|node| {
@@ -98,7 +100,7 @@ impl Cluster {
     }
 
     /// Makes a replica the master of a slot without losing anything, and waits until all nodes know.
-    pub(crate) fn failover(&self, slot: u16) -> &Server {
+    pub fn failover(&self, slot: u16) -> &RedisServer {
         let replica = self.replica_of(slot);
         replica.admin(&["CLUSTER", "FAILOVER"]);
         self.until_owner_is(slot, replica);
@@ -106,7 +108,7 @@ impl Cluster {
     }
 
     /// Waits until another node than `old` serves a slot, after `old` was killed or frozen, and returns it.
-    pub(crate) fn until_moved(&self, slot: u16, old: &Server) -> &Server {
+    pub fn until_moved(&self, slot: u16, old: &RedisServer) -> &RedisServer {
         let new = until("a slot moves away from its old master", || {
             self.owner_of(slot).filter(|owner| owner.port() != old.port())
         });
@@ -115,7 +117,7 @@ impl Cluster {
     }
 
     /// Opens the migration of a slot: keys that are absent at the old master are asked for at the new one.
-    pub(crate) fn migrate_begin<'a>(&'a self, slot: u16, to: &'a Server) -> Migration<'a> {
+    pub fn migrate_begin<'a>(&'a self, slot: u16, to: &'a RedisServer) -> Migration<'a> {
         let from = self.master_of(slot);
         let ids = [from, to].map(|node| node.admin(&["CLUSTER", "MYID"]));
         let slot_text = slot.to_string();
@@ -157,7 +159,7 @@ impl Cluster {
     }
 
     /// By their own account, the latest epoch winning: a master that was replaced in its sleep has an older one.
-    fn owner_of(&self, slot: u16) -> Option<&Server> {
+    fn owner_of(&self, slot: u16) -> Option<&RedisServer> {
         let claims = self.nodes.iter().filter_map(|node| {
             let own = views(node)?.into_iter().find(View::is_self)?;
             (own.is_master() && own.serves(slot)).then_some((own.epoch, node))
@@ -165,7 +167,7 @@ impl Cluster {
         claims.max_by_key(|(epoch, _)| *epoch).map(|(_, node)| node)
     }
 
-    fn until_owner_is(&self, slot: u16, owner: &Server) {
+    fn until_owner_is(&self, slot: u16, owner: &RedisServer) {
         until_true("all nodes that answer agree on who serves a slot", || {
             self.nodes.iter().filter_map(views).all(|views| {
                 let found = views.iter().find(|view| view.serves(slot));
@@ -186,7 +188,7 @@ impl Cluster {
 }
 
 /// Starts all at once: each takes its time to answer.
-fn start_nodes(count: u16) -> Vec<Server> {
+fn start_nodes(count: u16) -> Vec<RedisServer> {
     thread::scope(|scope| {
         let starting: Vec<_> = (0..count).map(|_| scope.spawn(|| node().start())).collect();
         starting.into_iter().map(|node| node.join().unwrap()).collect()
@@ -195,7 +197,7 @@ fn start_nodes(count: u16) -> Vec<Server> {
 
 fn node() -> Builder {
     let bus = ports::free().to_string();
-    Server::builder().args([
+    RedisServer::builder().args([
         "--cluster-enabled",
         "yes",
         "--cluster-port",
@@ -212,24 +214,24 @@ fn node() -> Builder {
 
 /// A slot on its way from one master to another.
 #[must_use = "a migration stays open until it is ended"]
-pub(crate) struct Migration<'a> {
-    cluster: &'a Cluster,
+pub struct Migration<'a> {
+    cluster: &'a RedisCluster,
     slot: u16,
     /// The old master.
-    pub(crate) from: &'a Server,
+    pub from: &'a RedisServer,
     /// The new one.
-    pub(crate) to: &'a Server,
+    pub to: &'a RedisServer,
 }
 
 impl Migration<'_> {
     /// Moves one key of the slot.
-    pub(crate) fn move_key(&self, key: &str) {
+    pub fn move_key(&self, key: &str) {
         let port = self.to.port().to_string();
         self.from.admin(&["MIGRATE", "127.0.0.1", &port, key, "0", "5000"]);
     }
 
     /// Moves the keys that are left, gives the slot to its new master and waits until all nodes know.
-    pub(crate) fn end(self) {
+    pub fn end(self) {
         let slot = self.slot.to_string();
         loop {
             let keys = self.from.admin(&["CLUSTER", "GETKEYSINSLOT", &slot, "100"]);
@@ -292,7 +294,7 @@ impl View {
 }
 
 /// What a node knows of all nodes, if it answers.
-fn views(node: &Server) -> Option<Vec<View>> {
+fn views(node: &RedisServer) -> Option<Vec<View>> {
     if !node.is_awake() {
         return None;
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 /// What a server said.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Reply {
+pub enum Reply {
     /// A simple or a bulk string.
     Bytes(Vec<u8>),
     /// An error, with its code, without the minus.
@@ -41,7 +41,7 @@ impl fmt::Display for Reply {
 }
 
 /// A connection that sends a command and waits for its reply.
-pub(crate) struct Conn(BufReader<Box<dyn Stream>>);
+pub struct Connection(BufReader<Box<dyn Stream>>);
 
 trait Stream: Read + Write + Send {
     fn limit(&self, patience: Duration) -> io::Result<()>;
@@ -61,16 +61,16 @@ impl Stream for UnixStream {
     }
 }
 
-impl Conn {
+impl Connection {
     /// To a port of 127.0.0.1. No step takes longer than `patience`.
-    pub(crate) fn tcp(port: u16, patience: Duration) -> io::Result<Self> {
+    pub fn tcp(port: u16, patience: Duration) -> io::Result<Self> {
         let stream = TcpStream::connect_timeout(&SocketAddr::from((Ipv4Addr::LOCALHOST, port)), patience)?;
         stream.set_nodelay(true)?;
         Self::over(stream, patience)
     }
 
     /// To a socket in a directory.
-    pub(crate) fn unix(path: &Path, patience: Duration) -> io::Result<Self> {
+    pub fn unix(path: &Path, patience: Duration) -> io::Result<Self> {
         Self::over(UnixStream::connect(path)?, patience)
     }
 
@@ -80,13 +80,13 @@ impl Conn {
     }
 
     /// The same connection, with another patience from now on.
-    pub(crate) fn within(self, patience: Duration) -> Self {
+    pub fn within(self, patience: Duration) -> Self {
         self.0.get_ref().limit(patience).unwrap();
         self
     }
 
     /// Sends a command and reads its reply. After an error the connection is of no more use.
-    pub(crate) fn call(&mut self, command: &[impl AsRef<[u8]>]) -> io::Result<Reply> {
+    pub fn call(&mut self, command: &[impl AsRef<[u8]>]) -> io::Result<Reply> {
         let mut bytes = format!("*{}\r\n", command.len()).into_bytes();
         for argument in command {
             let argument = argument.as_ref();
@@ -132,12 +132,12 @@ fn strange(line: &str) -> io::Error {
 }
 
 /// A command as a server sees it: its name and its arguments.
-pub(crate) type Command = Vec<Vec<u8>>;
+pub type Command = Vec<Vec<u8>>;
 
 /// The first command in `bytes` and its length, or `None` while it is not all there.
 ///
 /// Panics on what no client library sends; only those talk to the fake server.
-pub(crate) fn command(bytes: &[u8]) -> Option<(Command, usize)> {
+pub(super) fn command(bytes: &[u8]) -> Option<(Command, usize)> {
     let (count, mut at) = header(bytes, 0, b'*')?;
     let mut command = Vec::with_capacity(count);
     for _ in 0..count {

@@ -4,32 +4,32 @@
 //! user from its command line, so that it outlives restarts; users are not replicated.
 
 /// The user's name.
-pub(crate) const USER: &str = "slidegate";
+pub const USER: &str = "slidegate";
 
 /// The user's password.
-pub(crate) const PASSWORD: &str = "loopback-only";
+pub const PASSWORD: &str = "loopback-only";
 
 /// Keys and commands, as they follow `ACL SETUSER slidegate on >PASSWORD`. Each name is known to Redis 7.0.
 ///
 /// The third line is what scripts call, the fourth what remembered denials need. `role` is for Sentinel, whose clients ask
 /// the node they are sent to whether it is the master; `cluster|slots` and `asking` are for clusters.
-pub(crate) const MINIMUM: &str = "~sg1:* resetchannels &sg1:* -@all \
+pub const MINIMUM: &str = "~sg1:* resetchannels &sg1:* -@all \
     +evalsha +script|load +ping +hello +auth +select \
     +time +get +set +getrange +setrange +strlen +pexpire +del \
     +publish +subscribe \
     +role +cluster|slots +asking";
 
 /// What may be permitted besides: the first two for examinations, the others to forget a whole policy.
-pub(crate) const BESIDES: &str = "+info +config|get +scan +dbsize";
+pub const BESIDES: &str = "+info +config|get +scan +dbsize";
 
 /// The user as lines of a configuration have it: `user` and what follows.
-pub(crate) fn directive() -> Vec<String> {
+pub fn directive() -> Vec<String> {
     let password = format!(">{PASSWORD}");
     let rights = MINIMUM.split_whitespace().map(str::to_owned);
     [USER.to_owned(), "on".to_owned(), password].into_iter().chain(rights).collect()
 }
 
 /// What stands before the host in an address: `slidegate:PASSWORD@`.
-pub(crate) fn userinfo() -> String {
+pub fn userinfo() -> String {
     format!("{USER}:{PASSWORD}@")
 }

@@ -5,8 +5,10 @@
 use std::thread;
 use std::time::Duration;
 
-use super::server::{Reply, Server, addresses};
-use super::{acl, ports, until, until_true};
+use super::acl;
+use super::resp::Reply;
+use super::server::{RedisServer, addresses};
+use crate::{ports, until, until_true};
 
 /// What the sentinels call the master.
 const NAME: &str = "limits";
@@ -15,23 +17,23 @@ const NAME: &str = "limits";
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Running servers and sentinels. All end when dropped.
-pub(crate) struct Sentinels {
-    servers: [Server; 2],
-    sentinels: Vec<Server>,
+pub struct RedisSentinels {
+    servers: [RedisServer; 2],
+    sentinels: Vec<RedisServer>,
 }
 
-impl Sentinels {
+impl RedisSentinels {
     /// Starts all of them and waits until the sentinels would agree on a failover.
-    pub(crate) fn start() -> Self {
-        let master = Server::start();
+    pub fn start() -> Self {
+        let master = RedisServer::start();
         let port = master.port().to_string();
-        let replica = Server::builder().args(["--replicaof", "127.0.0.1", &port]).start();
+        let replica = RedisServer::builder().args(["--replicaof", "127.0.0.1", &port]).start();
         master.until_followed_by(1);
         let ports = [ports::free(), ports::free(), ports::free()];
         let sentinels = thread::scope(|scope| {
             let starting = ports.map(|own| {
                 let config = configuration(own, ports, master.port(), replica.port());
-                scope.spawn(move || Server::builder().port(own).sentinel(config).start())
+                scope.spawn(move || RedisServer::builder().port(own).sentinel(config).start())
             });
             starting.into_iter().map(|sentinel| sentinel.join().unwrap()).collect()
         });
@@ -43,35 +45,34 @@ impl Sentinels {
     }
 
     /// `redis+sentinel://127.0.0.1:P1,127.0.0.1:P2,127.0.0.1:P3/limits`.
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         format!("redis+sentinel://{}/{NAME}", addresses(&self.sentinels))
     }
 
     /// As the user of [`acl::MINIMUM`], whom the servers know and the sentinels do not.
-    pub(crate) fn url_as_user(&self) -> String {
+    pub fn url_as_user(&self) -> String {
         format!("redis+sentinel://{}{}/{NAME}", acl::userinfo(), addresses(&self.sentinels))
     }
 
     /// The master and its replica, whichever is which.
-    #[allow(dead_code)] // Only the service's tests ask.
-    pub(crate) fn servers(&self) -> &[Server] {
+    pub fn servers(&self) -> &[RedisServer] {
         &self.servers
     }
 
     /// The three.
-    pub(crate) fn sentinels(&self) -> &[Server] {
+    pub fn sentinels(&self) -> &[RedisServer] {
         &self.sentinels
     }
 
     /// Whom most sentinels call the master. Kill or pause it, then wait [`until_moved`](Self::until_moved).
-    pub(crate) fn master(&self) -> &Server {
+    pub fn master(&self) -> &RedisServer {
         until("most sentinels agree on the master", || {
             self.servers.iter().find(|server| self.votes(server) * 2 > self.sentinels.len())
         })
     }
 
     /// Waits until all sentinels send clients to another master than `old`, and that one takes writes.
-    pub(crate) fn until_moved(&self, old: &Server) -> &Server {
+    pub fn until_moved(&self, old: &RedisServer) -> &RedisServer {
         until("all sentinels agree on a new master that is one", || {
             let mut others = self.servers.iter().filter(|server| server.port() != old.port());
             others.find(|server| {
@@ -82,17 +83,17 @@ impl Sentinels {
         })
     }
 
-    fn votes(&self, server: &Server) -> usize {
+    fn votes(&self, server: &RedisServer) -> usize {
         let address = format!("127.0.0.1\n{}", server.port());
         let question = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME];
-        let says_so = |sentinel: &&Server| {
+        let says_so = |sentinel: &&RedisServer| {
             let reply = || sentinel.ask_within(PATIENCE, &question).map(|reply| reply.to_string());
             sentinel.is_awake() && reply().is_ok_and(|reply| reply == address)
         };
         self.sentinels.iter().filter(says_so).count()
     }
 
-    fn is_ready(sentinel: &Server) -> bool {
+    fn is_ready(sentinel: &RedisServer) -> bool {
         let Ok(Reply::Bytes(quorum)) = sentinel.ask(&["SENTINEL", "CKQUORUM", NAME]) else { return false };
         let replicas = sentinel.admin(&["SENTINEL", "REPLICAS", NAME]);
         let replicas: Vec<_> = replicas.lines().collect();

@@ -5,14 +5,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-pub(crate) use super::resp::Command;
-
-use super::background::Background;
-use super::{ports, resp};
+use super::resp::{self, Command};
+use crate::background::Background;
+use crate::ports;
 
 /// What to do about a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Answer {
+pub enum FakeReply {
     /// Send these bytes, whatever they are. None are silence.
     Send(Vec<u8>),
     /// Send these bytes and close.
@@ -20,26 +19,26 @@ pub(crate) enum Answer {
 }
 
 /// Bytes to be sent.
-impl From<&str> for Answer {
+impl From<&str> for FakeReply {
     fn from(text: &str) -> Self {
         Self::Send(text.into())
     }
 }
 
-impl From<Vec<u8>> for Answer {
+impl From<Vec<u8>> for FakeReply {
     fn from(bytes: Vec<u8>) -> Self {
         Self::Send(bytes)
     }
 }
 
 /// A running fake. Ends when dropped.
-pub(crate) struct Fake {
+pub struct FakeRedis {
     port: u16,
     script: Arc<Script>,
     _background: Background,
 }
 
-type Say = dyn FnMut(&Command) -> Answer + Send;
+type Say = dyn FnMut(&Command) -> FakeReply + Send;
 
 struct Script {
     /// Under one lock for all connections, so that a test's script may count.
@@ -47,9 +46,9 @@ struct Script {
     heard: Mutex<Vec<Command>>,
 }
 
-impl Fake {
+impl FakeRedis {
     /// Asks `answer` about each command that comes in, from whichever connection.
-    pub(crate) fn start(answer: impl FnMut(&Command) -> Answer + Send + 'static) -> Self {
+    pub fn start(answer: impl FnMut(&Command) -> FakeReply + Send + 'static) -> Self {
         let listener = ports::listener();
         listener.set_nonblocking(true).unwrap();
         let port = ports::port_of(&listener);
@@ -67,31 +66,31 @@ impl Fake {
     }
 
     /// Greets a client as a server should, and asks `answer` about everything else.
-    pub(crate) fn greeting(mut answer: impl FnMut(&Command) -> Answer + Send + 'static) -> Self {
+    pub fn greeting(mut answer: impl FnMut(&Command) -> FakeReply + Send + 'static) -> Self {
         Self::start(move |command| greet(command).unwrap_or_else(|| answer(command)))
     }
 
     /// Its port on 127.0.0.1.
-    pub(crate) fn port(&self) -> u16 {
+    pub fn port(&self) -> u16 {
         self.port
     }
 
     /// `redis://127.0.0.1:PORT`.
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
     /// Every command so far, greetings as well.
-    pub(crate) fn heard(&self) -> Vec<Command> {
+    pub fn heard(&self) -> Vec<Command> {
         self.script.heard.lock().unwrap().clone()
     }
 }
 
 /// What clients send first, and what they expect.
-fn greet(command: &Command) -> Option<Answer> {
+fn greet(command: &Command) -> Option<FakeReply> {
     let name = command.first()?.to_ascii_uppercase();
     let wants_resp3 = command.get(1).is_some_and(|version| version == b"3");
-    Some(Answer::from(match name.as_slice() {
+    Some(FakeReply::from(match name.as_slice() {
         b"HELLO" if wants_resp3 => "%2\r\n$6\r\nserver\r\n$5\r\nredis\r\n$5\r\nproto\r\n:3\r\n",
         b"HELLO" => "*4\r\n$6\r\nserver\r\n$5\r\nredis\r\n$5\r\nproto\r\n:2\r\n",
         b"AUTH" | b"CLIENT" | b"SELECT" => "+OK\r\n",
@@ -109,8 +108,8 @@ async fn converse(mut client: TcpStream, script: Arc<Script>) {
             // A script that panicked goes on for other connections: the test hears of it from this one's end.
             let answer = script.answer.lock().unwrap_or_else(PoisonError::into_inner)(&command);
             let (bytes, close) = match answer {
-                Answer::Send(bytes) => (bytes, false),
-                Answer::SendAndClose(bytes) => (bytes, true),
+                FakeReply::Send(bytes) => (bytes, false),
+                FakeReply::SendAndClose(bytes) => (bytes, true),
             };
             if client.write_all(&bytes).await.is_err() || close {
                 return;

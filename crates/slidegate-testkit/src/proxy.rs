@@ -13,15 +13,15 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::background::Background;
-use super::{ports, until_true};
+use crate::background::Background;
+use crate::{ports, until_true};
 
 /// Pieces of 16 kB on their way, for each direction of a connection; a sender waits when there are more.
 const MOST_PIECES: usize = 1024;
 
 /// What the proxy does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mode {
+pub enum Mode {
     /// Carry everything at once.
     Pass,
     /// Carry everything, each piece so much later than it came. The order stays, and the rate.
@@ -44,7 +44,7 @@ pub(crate) enum Mode {
 }
 
 /// A running proxy. Ends when dropped.
-pub(crate) struct Proxy {
+pub struct Proxy {
     port: u16,
     mode: watch::Sender<Mode>,
     gauge: Arc<Gauge>,
@@ -60,16 +60,16 @@ struct Gauge {
 
 /// Connections of clients to the proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Connections {
+pub struct Connections {
     /// Since the start.
-    pub(crate) accepted: u64,
+    pub accepted: u64,
     /// Now.
-    pub(crate) open: u64,
+    pub open: u64,
 }
 
 impl Proxy {
     /// Before a port of 127.0.0.1. Passes everything at first.
-    pub(crate) fn before(port: u16) -> Self {
+    pub fn before(port: u16) -> Self {
         let listener = ports::listener();
         let (mode, watched) = watch::channel(Mode::Pass);
         let gauge = Arc::new(Gauge::default());
@@ -84,23 +84,23 @@ impl Proxy {
     }
 
     /// Its port on 127.0.0.1.
-    pub(crate) fn port(&self) -> u16 {
+    pub fn port(&self) -> u16 {
         self.port
     }
 
     /// `redis://127.0.0.1:PORT`.
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
     /// Changes the mode, and returns when it is in force.
-    pub(crate) fn set(&self, mode: Mode) {
+    pub fn set(&self, mode: Mode) {
         self.mode.send_replace(mode);
         self.settle();
     }
 
     /// How many connections there are and were.
-    pub(crate) fn connections(&self) -> Connections {
+    pub fn connections(&self) -> Connections {
         let count = |counter: &AtomicU64| counter.load(Ordering::SeqCst);
         Connections { accepted: count(&self.gauge.accepted), open: count(&self.gauge.open) }
     }

@@ -1,0 +1,64 @@
+//! Certificates for tests, valid from long ago until far away.
+
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+
+use crate::TempDir;
+
+/// A certificate authority, and what it signs.
+pub struct Authority {
+    pem: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+/// A certificate and its private key, in PEM.
+#[derive(Debug, Clone)]
+pub struct Certificate {
+    /// The certificate.
+    pub pem: String,
+    /// The key.
+    pub key_pem: String,
+}
+
+impl Authority {
+    /// An authority of this name. It trusts nobody else.
+    pub fn new(name: &str) -> Self {
+        let mut params = params(name, &[]);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        let pem = params.self_signed(&key).unwrap().pem();
+        Self { pem, issuer: Issuer::new(params, key) }
+    }
+
+    /// A certificate for these subject alternative names: DNS names or IP addresses.
+    pub fn sign(&self, names: &[&str]) -> Certificate {
+        let key = KeyPair::generate().unwrap();
+        let pem = params("signed", names).signed_by(&key, &self.issuer).unwrap().pem();
+        Certificate { pem, key_pem: key.serialize_pem() }
+    }
+
+    /// The authority's own certificate, in PEM.
+    pub fn pem(&self) -> &str {
+        &self.pem
+    }
+}
+
+impl Certificate {
+    /// A certificate that is its own authority.
+    pub fn self_signed(names: &[&str]) -> Self {
+        let key = KeyPair::generate().unwrap();
+        let pem = params("self-signed", names).self_signed(&key).unwrap().pem();
+        Self { pem, key_pem: key.serialize_pem() }
+    }
+
+    /// Writes `NAME.crt` and `NAME.key` and returns their paths.
+    pub fn write(&self, dir: &TempDir, name: &str) -> (String, String) {
+        (dir.file(&format!("{name}.crt"), &self.pem), dir.file(&format!("{name}.key"), &self.key_pem))
+    }
+}
+
+fn params(name: &str, names: &[&str]) -> CertificateParams {
+    let names: Vec<_> = names.iter().map(|&name| name.to_owned()).collect();
+    let mut params = CertificateParams::new(names).unwrap();
+    params.distinguished_name.push(DnType::CommonName, name);
+    params
+}

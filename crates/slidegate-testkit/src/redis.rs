@@ -1,0 +1,15 @@
+//! Redis servers, alone, with Sentinel and as a cluster; and a fake that replies what a test tells it to.
+
+mod cluster;
+mod fake;
+mod resp;
+mod sentinel;
+mod server;
+
+pub mod acl;
+
+pub use cluster::{Migration, RedisCluster, Shape};
+pub use fake::{FakeRedis, FakeReply};
+pub use resp::{Command, Connection, Reply};
+pub use sentinel::RedisSentinels;
+pub use server::{Builder, CommandStats, RedisServer};

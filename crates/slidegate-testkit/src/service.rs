@@ -1,0 +1,193 @@
+//! The service as a process: `slidegate serve`, and its commands.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+
+use crate::http::{self, Response};
+
+/// The binary that Cargo built for the tests of `slidegate-server`: `target/PROFILE/slidegate`.
+fn binary() -> PathBuf {
+    // The running test is target/PROFILE/deps/NAME-HASH.
+    let this = std::env::current_exe().expect("a test knows its path");
+    let binary = this.ancestors().nth(2).expect("tests are in target/PROFILE/deps").join("slidegate");
+    assert!(binary.exists(), "{} is missing: only tests of slidegate-server can start it", binary.display());
+    binary
+}
+
+/// The binary under test, without the settings of whoever runs the tests.
+pub fn slidegate() -> Command {
+    let mut command = Command::new(binary());
+    for name in ["REDIS", "KEY_SECRET", "RESP_PASSWORD", "ADMIN_TOKENS", "TOKEN"] {
+        command.env_remove(format!("SLIDEGATE_{name}"));
+    }
+    for name in ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// Runs the binary to its end.
+pub fn run(args: &[&str]) -> Output {
+    slidegate().args(args).stdin(Stdio::null()).output().expect("the binary starts")
+}
+
+/// Bytes as text, for comparing and printing.
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// A server on a free port of loopback. Ends with the value.
+pub struct Server {
+    process: Child,
+    /// `127.0.0.1:PORT` of its HTTP listener.
+    pub address: String,
+    /// The same with `http://`.
+    pub url: String,
+    /// What it printed when it started.
+    pub greeting: String,
+}
+
+impl Server {
+    /// Starts a server with these arguments and waits until it says what it listens to.
+    pub fn start(args: &[&str]) -> Self {
+        Self::start_logging_to(args, Stdio::inherit())
+    }
+
+    /// The same with a place for its log.
+    pub fn start_logging_to(args: &[&str], log: impl Into<Stdio>) -> Self {
+        Self::start_at("127.0.0.1:0", &[], args, log)
+    }
+
+    /// The same at an address, with variables of the environment.
+    pub fn start_at(listen: &str, variables: &[(&str, &str)], args: &[&str], log: impl Into<Stdio>) -> Self {
+        let mut command = slidegate();
+        Self::run(command.envs(variables.iter().copied()).args(["serve", "--listen", listen]).args(args), log)
+    }
+
+    /// The same with variables in its environment.
+    pub fn start_with(args: &[&str], variables: &[(&str, &str)]) -> Self {
+        Self::start_at("127.0.0.1:0", variables, args, Stdio::inherit())
+    }
+
+    fn run(command: &mut Command, log: impl Into<Stdio>) -> Self {
+        let mut process = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .spawn()
+            .expect("the binary starts");
+        let mut lines = BufReader::new(process.stdout.take().expect("its output is piped")).lines();
+        let mut greeting = String::new();
+        let url = loop {
+            let line = lines.next().expect("it says what it listens to").expect("its output is text");
+            greeting.push_str(&line);
+            greeting.push('\n');
+            if line.starts_with("try ") {
+                break greeting
+                    .lines()
+                    .find_map(|line| line.strip_prefix("listening  "))
+                    .expect("the address stands before the try line")
+                    .to_owned();
+            }
+        };
+        let address = url.strip_prefix("http://").expect("a plain address").to_owned();
+        Self { process, address, url, greeting }
+    }
+
+    /// A request as text, from its first line to the end of its body; the answer until the server closes.
+    pub fn raw(&self, request: &[u8]) -> String {
+        let mut stream = self.connect();
+        stream.write_all(request).expect("the server reads");
+        let mut answer = Vec::new();
+        // A server that closes before it has read all may reset the connection after its answer.
+        let _ = std::io::Read::read_to_end(&mut stream, &mut answer);
+        text(&answer)
+    }
+
+    /// A TCP connection to its HTTP listener.
+    pub fn connect(&self) -> TcpStream {
+        TcpStream::connect(&self.address).expect("the server listens")
+    }
+
+    /// `GET` of a path.
+    pub fn get(&self, path: &str) -> Response {
+        self.ask("GET", path, None)
+    }
+
+    /// `POST` of a body without a media type.
+    pub fn post(&self, path: &str, body: &str) -> Response {
+        self.ask("POST", path, Some(body))
+    }
+
+    /// Any method.
+    pub fn ask(&self, method: &str, path: &str, body: Option<&str>) -> Response {
+        self.ask_with("", method, path, body)
+    }
+
+    /// The same with header lines, each with its end.
+    pub fn ask_with(&self, headers: &str, method: &str, path: &str, body: Option<&str>) -> Response {
+        http::send(method, &format!("{}{path}", self.url), headers, body.unwrap_or(""))
+    }
+
+    /// Changes something as an operator's program does: JSON, with further headers.
+    pub fn change(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Response {
+        let mut lines = "content-type: application/json\r\n".to_owned();
+        headers.iter().for_each(|(name, value)| lines.extend([name, ": ", value, "\r\n"]));
+        self.ask_with(&lines, method, path, Some(body))
+    }
+
+    /// Sends a request and compares the response with its schema in `openapi.json`.
+    #[cfg(feature = "openapi")]
+    pub fn assert_matches_openapi(&self, method: &str, path: &str, body: Option<&str>, status: u16) {
+        let document = self.get("/openapi.json").json();
+        let answer = self.ask(method, path, body);
+        assert_eq!(answer.status, status, "{method} {path}: {}", answer.body);
+        let bare = path.split('?').next().expect("a path");
+        let described = &document["paths"][bare][method.to_lowercase()]["responses"][status.to_string()];
+        let media_type = answer.header("content-type").expect("a media type");
+        let mut schema = described["content"][media_type]["schema"].clone();
+        assert!(schema.is_object(), "{method} {path} {status} {media_type} is not described");
+        schema["components"] = document["components"].clone();
+        let validator = jsonschema::validator_for(&schema).expect("a schema");
+        let errors: Vec<_> = validator.iter_errors(&answer.json()).map(|error| error.to_string()).collect();
+        assert!(errors.is_empty(), "{method} {path} {status}: {errors:?} in {}", answer.body);
+    }
+
+    /// Sends a signal, such as `HUP`.
+    pub fn signal(&self, name: &str) {
+        let pid = self.process.id().to_string();
+        let status = Command::new("kill").args(["-s", name, &pid]).status().expect("kill is there");
+        assert!(status.success(), "the server lives");
+    }
+
+    /// Its standard error, if that was piped.
+    pub fn take_log(&mut self) -> std::process::ChildStderr {
+        self.process.stderr.take().expect("its log is piped")
+    }
+
+    /// Waits until it has ended.
+    pub fn wait(&mut self) -> ExitStatus {
+        self.process.wait().expect("the server ends")
+    }
+
+    /// Whether it has not ended by itself.
+    pub fn is_running(&mut self) -> bool {
+        self.process.try_wait().expect("the server can be asked").is_none()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// What `scripts/test` installed for the tests.
+pub fn installed(path: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/test-clients").join(path);
+    assert!(path.exists(), "{} is missing: run scripts/test, which installs it", path.display());
+    std::path::absolute(path).expect("the folder of the package is known")
+}
