@@ -4,13 +4,14 @@
 #![allow(clippy::unwrap_used)]
 
 mod browser;
+
 use std::io::Write;
 use std::process::{Command, Stdio};
 
 use browser::Browser;
 use serde_json::{Value, json};
 use slidegate_testkit::TempDir;
-use slidegate_testkit::service::Server;
+use slidegate_testkit::service::{Server, run, text};
 
 /// A key that is a script, if anything takes it for markup.
 const HOSTILE: &str = "<img src=x onerror=\"document.title='taken'\">";
