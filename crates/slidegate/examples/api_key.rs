@@ -1,4 +1,4 @@
-//! Limit each API key in axum, and let handlers say what is left.
+//! Limit each API key in axum, and show in handlers what is left.
 //!
 //! ```sh
 //! cargo run -p slidegate --example api_key --features axum
@@ -17,16 +17,17 @@ use slidegate::{Gate, Policy, PolicySet, Quota};
 async fn main() -> Result<(), Box<dyn Error>> {
     let gate = Gate::new(PolicySet::new([Policy::new("per-key", Quota::per_minute(5))?.scope(["key"])])?);
     let limit = RateLimitLayer::builder(gate)
-        // Who sends no key is counted by address: nobody gets round the limit by leaving it out.
+        // Requests without a key are counted by address, so omitting the key does not bypass the
+        // limit.
         .attribute("key", Attribute::header("x-api-key").or(Attribute::client_addr()))
-        // Our own failures are not the client's to pay for.
+        // Server errors are refunded.
         .refund(Refund::server_errors())
         .build()?;
     let app = Router::new().route("/", get(home)).route("/broken", get(broken)).layer(limit);
 
     let listener = tokio::net::TcpListener::bind(listen_address()).await?;
     println!("listening on {}", listener.local_addr()?);
-    // The client's address is known only to services that are made with it.
+    // Required for the client's address.
     axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
     Ok(())
 }

@@ -1,7 +1,8 @@
-//! Limit a gRPC service of tonic; who is denied is told `RESOURCE_EXHAUSTED`, and in a `RetryInfo` when to try again.
+//! Limit a tonic gRPC service. A denied call gets `RESOURCE_EXHAUSTED`, with the wait in
+//! `RetryInfo`.
 //!
-//! The service is tonic's own health check, so that this needs no compiler of .proto files; any other stands in its
-//! place.
+//! The service is tonic's own health check, so that the example needs no protobuf compiler. Any
+//! other service works the same way.
 //!
 //! ```sh
 //! cargo run -p slidegate --example grpc --features tower
@@ -37,12 +38,12 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let (_reporter, health) = tonic_health::server::health_reporter();
     let incoming = TcpIncoming::bind(listen_address().parse()?)?;
     println!("listening on {}", incoming.local_addr()?);
-    // Nothing can be made of tonic's bodies: `any_body` puts the denial's own beside them.
+    // tonic's body type cannot be created from text, so the layer needs `any_body`.
     Server::builder().layer(limit.any_body()).add_service(health).serve_with_incoming(incoming).await?;
     Ok(())
 }
 
-/// gRPC has its own words for a denial: a status in header fields, its details in protobuf, and no body.
+/// A gRPC denial: the status in header fields, the details in protobuf, and no body.
 fn exhausted(denied: &Denied<'_>) -> Response<String> {
     let wait = denied.decisions().strictest().and_then(|strictest| strictest.retry_after());
     let mut details = ErrorDetails::new();

@@ -1,7 +1,8 @@
-//! Limit logins by address, by user, and by both together; right passwords cost nothing.
+//! Limit logins by address, by user, and by both together. Correct passwords cost nothing.
 //!
-//! The user's name stands in the body, which no layer reads: the handler asks the gate itself. An attacker with one
-//! address is stopped by it, one with many by the name, and neither locks the user out of his own address for long.
+//! The user name is in the body, which no layer reads, so the handler calls the gate itself. An
+//! attacker with one address is stopped by the limit per address, an attacker with many addresses
+//! by the limit per user. Neither locks the user out of their own address for long.
 //!
 //! ```sh
 //! cargo run -p slidegate --example login --features axum
@@ -33,7 +34,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         Policy::new("login-per-address", Quota::per_minute(10))?.scope(["ip"]),
         Policy::new("login-per-user", Quota::per_hour(20))?.scope(["user"]),
     ])?);
-    // Behind a proxy on this machine or the private network, the client is who the proxy says.
+    // Trust proxies on this machine and in private networks.
     let proxies = Trust::Networks(TrustedProxies::new(["private"])?);
     let login = Login { gate, client: ClientAddr::new(Source::XForwardedFor, proxies) };
     let app = Router::new().route("/login", post(log_in)).with_state(Arc::new(login));
@@ -55,7 +56,7 @@ async fn log_in(
     let user = form.get("user").map_or("", |name| name.trim()).to_lowercase();
     let attempt = Request::new().with("ip", client).with("user", &user);
 
-    // One step: charged under all three or, if one denies, under none.
+    // One step: charged under all three policies or, if one denies, under none.
     let decisions = login.gate.check(&attempt);
     if decisions.is_denied() {
         return denial(&decisions);
@@ -70,7 +71,7 @@ async fn log_in(
 /// Status, header fields and body, as a `RateLimitLayer` would send them.
 fn denial(decisions: &Decisions<'_>) -> Response {
     let problem = Problem::of(decisions).expect("a denial has a reason");
-    // 429; 500 if the gate does not have the policy that was named.
+    // 429, or 500 if the gate does not have the named policy.
     let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::TOO_MANY_REQUESTS);
     let mut response = (status, problem.to_json()).into_response();
     let mut fields = HeaderOptions::default().headers(decisions);

@@ -1,7 +1,7 @@
-//! Several plans, each with its limits, and one customer who has agreed on limits of his own.
+//! Several plans with their own limits, and one customer with individual limits.
 //!
-//! Another middleware finds out whose request it is and leaves the account in the request's extensions; the limit behind
-//! it counts by what it finds there.
+//! Another middleware identifies the customer and puts the account into the request's extensions.
+//! The limit behind it counts by that account.
 //!
 //! ```sh
 //! cargo run -p slidegate --example plans --features axum
@@ -32,7 +32,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
             .when("plan", Match::equals("pro"))
             .scope(["account"])
             .with_override(["initech"], Quota::per_minute(12)),
-        // On top of any plan: reports are dear.
+        // On top of every plan: reports are expensive.
         Policy::new("reports", Quota::per_hour(100))?.when("path", Match::equals("/reports")),
     ])?);
     let limit = RateLimitLayer::builder(gate)

@@ -1,6 +1,7 @@
 //! Limits that all instances of a service share through Redis.
 //!
-//! Start it twice: both count together. While Redis is away, each enforces its half of the limit in its own memory.
+//! Start it twice: both instances count together. While Redis is down, each enforces half of the
+//! limit in its own memory.
 //!
 //! ```sh
 //! cargo run -p slidegate --example shared --features axum,redis

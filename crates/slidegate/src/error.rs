@@ -1,15 +1,18 @@
-//! The one error of the library: what was wrong with a value that a program or its user wrote.
+//! The library's error: an invalid setting, or a request that names a policy which cannot decide
+//! it.
 //!
-//! Most of it is met while a limiter is being set up. The exception is a request that names a policy which cannot decide
-//! it: such a request is denied, and [`Decisions::error`](crate::Decisions::error) says why.
+//! Most errors occur while a limiter is built. The exception is a request that names an unknown
+//! policy or lacks an attribute of the policy it names. Such a request is denied, and
+//! [`Decisions::error`](crate::Decisions::error) holds the error.
 
 use std::fmt;
 
-/// Why a quota, a policy, a rule for client addresses, a style of headers or a store could not be built, or why a request
-/// could not be decided under the policy that it names.
+/// Why a value could not be built (a quota, a policy, a client address rule, a header style or a
+/// store), or why a request could not be decided by the policy that it names.
 ///
-/// Its text is one line that names the thing, the value and the way out. The kind can be asked for by predicate; it
-/// has no public variants, so that new causes break nobody.
+/// The text is one line: what is invalid, the value, what is expected and how to fix it. The kind
+/// is available through predicates. There are no public variants, so new kinds are not breaking
+/// changes.
 ///
 /// ```
 /// use slidegate::Quota;
@@ -36,7 +39,7 @@ enum Kind {
     Store,
 }
 
-/// Most policies that an error lists: a set may hold thousands.
+/// Most policies that an error lists. A set may hold thousands.
 const MAX_LISTED: usize = 10;
 
 impl Error {
@@ -56,7 +59,7 @@ impl Error {
         Self { kind: Kind::Header, message: message.into() }
     }
 
-    /// A policy that is not in a set of these names.
+    /// A policy that is not in a set with the names `known`.
     pub(crate) fn unknown_policy<'n>(name: &str, known: impl ExactSizeIterator<Item = &'n str>) -> Self {
         let more = known.len().saturating_sub(MAX_LISTED);
         let listed: Vec<_> = known.take(MAX_LISTED).map(|name| format!("`{name}`")).collect();
@@ -82,25 +85,25 @@ impl Error {
         Self { kind: Kind::Store, message: message.into() }
     }
 
-    /// Whether a limit, window, burst, number of slots or their text form was wrong.
+    /// Whether a limit, window, burst, number of slots or the text of a quota was invalid.
     #[must_use]
     pub fn is_quota(&self) -> bool {
         self.kind == Kind::Quota
     }
 
-    /// Whether a policy's name, condition, scope or override, or a set of policies, was wrong.
+    /// Whether a policy's name, condition, scope or override, or a set of policies, was invalid.
     #[must_use]
     pub fn is_policy(&self) -> bool {
         self.kind == Kind::Policy
     }
 
-    /// Whether a trusted proxy, a source of client addresses or a prefix length was wrong.
+    /// Whether a trusted proxy, a client address source or a prefix length was invalid.
     #[must_use]
     pub fn is_address(&self) -> bool {
         self.kind == Kind::Address
     }
 
-    /// Whether a style of response headers was unknown.
+    /// Whether the name of a header style was unknown.
     #[must_use]
     pub fn is_header(&self) -> bool {
         self.kind == Kind::Header
@@ -112,13 +115,13 @@ impl Error {
         self.kind == Kind::UnknownPolicy
     }
 
-    /// Whether a request named a policy and lacked an attribute that it counts by.
+    /// Whether a request named a policy and lacked an attribute of its scope.
     #[must_use]
     pub fn is_missing_attribute(&self) -> bool {
         self.kind == Kind::MissingAttribute
     }
 
-    /// Whether a shared store's address, certificate or other option was wrong.
+    /// Whether an address, a certificate or another option of a shared store was invalid.
     #[cfg(feature = "redis")]
     #[must_use]
     pub fn is_store(&self) -> bool {

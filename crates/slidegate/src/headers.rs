@@ -1,10 +1,11 @@
-//! Headers: what a decision tells the client, as response header fields and as a problem body.
+//! A decision as response header fields and as a problem body.
 //!
-//! The standard is a moving draft whose versions share field names and disagree on their syntax, so which one is
-//! spoken is a value, [`Draft`]. Waits round up, and a denial never says 0 seconds: several clients take 0 for no answer.
+//! The IETF standard is still a draft. Its versions share field names but disagree on the syntax,
+//! so the version is a setting: [`Draft`]. Waits round up, and a denial never sends 0 seconds,
+//! because several clients take 0 for a missing value.
 //!
-//! Names are in lower case, as HTTP/2 sends them and `HeaderName::from_static` of the `http` crate wants them. A
-//! denial is best sent with `cache-control: no-store`. Shadow policies are never told to clients.
+//! Names are in lower case, as HTTP/2 and `HeaderName::from_static` require. Send denials with
+//! `cache-control: no-store`. Shadow policies are never revealed to clients.
 
 use smallvec::SmallVec;
 
@@ -13,19 +14,19 @@ use crate::gate::Decisions;
 use crate::quota::Quota;
 use crate::time::secs_ceil;
 
+#[cfg(feature = "tower")]
+mod buffer;
 mod problem;
 mod style;
-#[cfg(feature = "tower")]
-mod texts;
 mod write;
 
+#[cfg(feature = "tower")]
+pub(crate) use buffer::FieldBuffer;
 pub use problem::{Problem, problem_json};
 pub use style::{Draft, XRateLimit};
-#[cfg(feature = "tower")]
-pub(crate) use texts::FieldTexts;
-use write::{Answer, Fields, Name, write_list, write_number, write_numbers, write_part};
+use write::{FieldName, FieldSink, NamedDecision, write_list, write_number, write_numbers, write_part};
 
-/// A header field: its name in lower case and its value, printable ASCII.
+/// A header field: its name in lower case and its value in printable ASCII.
 pub type Header = (&'static str, String);
 
 /// Which header fields a response carries.
@@ -40,30 +41,33 @@ pub type Header = (&'static str, String);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeaderOptions {
-    /// The version of the IETF's `RateLimit` fields. [`Draft::Draft10`] unless set.
+    /// Version of the IETF `RateLimit` fields. Default: [`Draft::Draft10`].
     pub draft: Draft,
-    /// `X-RateLimit-Limit`, `-Remaining` and `-Reset`. [`XRateLimit::EpochSeconds`] unless set.
+    /// `X-RateLimit-Limit`, `-Remaining` and `-Reset`. Default: [`XRateLimit::EpochSeconds`].
     pub x_ratelimit: XRateLimit,
-    /// `Retry-After` on denials: whole seconds, rounded up, at least 1 (RFC 9110, 10.2.3). On unless cleared.
+    /// `Retry-After` on denials: whole seconds, rounded up, at least 1 (RFC 9110, 10.2.3). Default:
+    /// true.
     ///
-    /// A request that never fits has none: whatever number stood there would promise that waiting helps. A blocked key's is
-    /// the rest of its block.
+    /// Omitted if the request can never fit, because any number would suggest that waiting helps.
+    /// For a blocked key it is the rest of the block.
     pub retry_after: bool,
-    /// `retry-after-ms` on the same denials: whole milliseconds, rounded up, at least 1. Off unless set; a few client
-    /// libraries read it, and the one second that is the least in `Retry-After` is long for a short window.
+    /// `retry-after-ms` on the same denials: whole milliseconds, rounded up, at least 1. Default:
+    /// false. A few client libraries read it; for short windows the minimum of one second in
+    /// `Retry-After` is long.
     pub retry_after_ms: bool,
 }
 
 impl HeaderOptions {
-    /// No header fields at all.
+    /// No header fields.
     pub const OFF: Self =
         Self { draft: Draft::Off, x_ratelimit: XRateLimit::Off, retry_after: false, retry_after_ms: false };
 
-    /// The fields for a gate's answer; none when no enforced policy applies.
+    /// The fields for a gate's decisions. Empty if no enforced policy applies.
     ///
-    /// Fields that describe one policy describe the [strictest](Decisions::strictest). Where a shared store is unavailable and
-    /// a policy allows or denies without counting, nobody knows what is used or left, so the fields that would say it are
-    /// left out; `RateLimit-Policy` and `Retry-After` stay.
+    /// FieldSink for a single policy describe the [strictest](Decisions::strictest). If the shared
+    /// store is unavailable and a policy allows or denies without counting, its usage is unknown
+    /// and the fields that contain it are omitted; `RateLimit-Policy` and `Retry-After` are still
+    /// sent.
     ///
     /// ```
     /// use slidegate::headers::HeaderOptions;
@@ -87,8 +91,9 @@ impl HeaderOptions {
         headers
     }
 
-    /// Adds the fields for a gate's answer to a response, those that it does not have yet (feature `tower`). Cheaper than
-    /// [`headers`](Self::headers), as all values share one allocation.
+    /// Adds the fields for a gate's decisions to a response, except those that it already has
+    /// (feature `tower`). Faster than [`headers`](Self::headers), because all values share one
+    /// allocation.
     ///
     /// ```
     /// use slidegate::headers::HeaderOptions;
@@ -102,25 +107,25 @@ impl HeaderOptions {
     /// ```
     #[cfg(feature = "tower")]
     pub fn add_to(&self, headers: &mut http::HeaderMap, decisions: &Decisions<'_>) {
-        let mut texts = FieldTexts::default();
+        let mut texts = FieldBuffer::default();
         self.write_all(decisions, &mut texts);
-        texts.put_into(headers);
+        texts.append_to(headers);
     }
 
-    /// [`headers`](Self::headers), wherever they go.
-    pub(crate) fn write_all(&self, decisions: &Decisions<'_>, out: &mut impl Fields) {
+    /// Writes the fields for a gate's decisions.
+    pub(crate) fn write_all(&self, decisions: &Decisions<'_>, out: &mut impl FieldSink) {
         if *self == Self::OFF {
             return;
         }
         let Some(strictest) = decisions.strictest() else { return };
         let enforced = decisions.iter().filter(|one| one.policy().is_enforced());
-        let answers: SmallVec<[_; 4]> = enforced.map(|one| Answer::from(&one)).collect();
-        self.write(&answers, &Answer::from(&strictest), out);
+        let decisions: SmallVec<[_; 4]> = enforced.map(|one| NamedDecision::from(&one)).collect();
+        self.write(&decisions, &NamedDecision::from(&strictest), out);
     }
 
-    /// The fields for the answer of a [`Limiter`](crate::Limiter), under a name of choice for its quota.
+    /// The fields for a [`Limiter`](crate::Limiter)'s decision, with `name` as the policy name.
     ///
-    /// Characters that a header field cannot carry as they are become `_` in the name.
+    /// Characters of `name` that a header field cannot contain are replaced with `_`.
     ///
     /// ```
     /// use slidegate::headers::HeaderOptions;
@@ -135,66 +140,75 @@ impl HeaderOptions {
     /// ```
     #[must_use]
     pub fn headers_of(&self, name: &str, quota: &Quota, decision: &Decision) -> Vec<Header> {
-        let answer = Answer { name, quota, decision };
+        let answer = NamedDecision { name, quota, decision };
         let mut headers = Vec::with_capacity(8);
         self.write(&[answer], &answer, &mut headers);
         headers
     }
 
-    /// The names of all fields that these options can lead to: what `Access-Control-Expose-Headers` has to list, else
-    /// scripts in browsers cannot read them in answers from another origin.
+    /// The names of all fields that these options can produce. List them in
+    /// `Access-Control-Expose-Headers`; otherwise browsers hide them from scripts of other origins.
     #[must_use]
     pub fn names(&self) -> Vec<&'static str> {
         let mut names = Vec::new();
         match self.draft {
             Draft::Off => {}
             Draft::Draft6 => {
-                names.push(Name::RateLimitPolicy);
-                names.extend(Name::PARTS);
+                names.push(FieldName::RateLimitPolicy);
+                names.extend(FieldName::PARTS);
             }
-            Draft::Draft7 | Draft::Draft10 => names.extend([Name::RateLimitPolicy, Name::RateLimit]),
+            Draft::Draft7 | Draft::Draft10 => {
+                names.extend([FieldName::RateLimitPolicy, FieldName::RateLimit])
+            }
         }
         if self.x_ratelimit != XRateLimit::Off {
-            names.extend(Name::X_PARTS);
+            names.extend(FieldName::X_PARTS);
         }
-        names.extend(self.retry_after.then_some(Name::RetryAfter));
-        names.extend(self.retry_after_ms.then_some(Name::RetryAfterMs));
-        names.into_iter().map(Name::as_str).collect()
+        names.extend(self.retry_after.then_some(FieldName::RetryAfter));
+        names.extend(self.retry_after_ms.then_some(FieldName::RetryAfterMs));
+        names.into_iter().map(FieldName::as_str).collect()
     }
 
-    fn write(&self, answers: &[Answer<'_>], strictest: &Answer<'_>, out: &mut impl Fields) {
+    fn write(
+        &self,
+        decisions: &[NamedDecision<'_>],
+        strictest: &NamedDecision<'_>,
+        out: &mut impl FieldSink,
+    ) {
         let retry_after_s = strictest.retry_after_s().filter(|_| self.retry_after);
         let reset_s = secs_ceil(strictest.decision.reset_after());
         let is_counted = strictest.decision.is_counted();
         match self.draft {
             Draft::Off => {}
             Draft::Draft6 | Draft::Draft7 if !is_counted => {
-                out.field(Name::RateLimitPolicy, |text| strictest.unnamed_policy(text));
+                out.field(FieldName::RateLimitPolicy, |text| strictest.unnamed_policy(text));
             }
             Draft::Draft6 => {
                 let numbers = strictest.numbers(retry_after_s.unwrap_or(reset_s));
-                out.field(Name::RateLimitPolicy, |text| strictest.unnamed_policy(text));
-                write_numbers(out, Name::PARTS, numbers);
+                out.field(FieldName::RateLimitPolicy, |text| strictest.unnamed_policy(text));
+                write_numbers(out, FieldName::PARTS, numbers);
             }
             Draft::Draft7 => {
                 let [limit, remaining, reset] = strictest.numbers(retry_after_s.unwrap_or(reset_s));
-                out.field(Name::RateLimitPolicy, |text| strictest.unnamed_policy(text));
-                out.field(Name::RateLimit, |text| {
+                out.field(FieldName::RateLimitPolicy, |text| strictest.unnamed_policy(text));
+                out.field(FieldName::RateLimit, |text| {
                     write_part(text, "limit=", limit);
                     write_part(text, ", remaining=", remaining);
                     write_part(text, ", reset=", reset);
                 });
             }
             Draft::Draft10 => {
-                out.field(Name::RateLimitPolicy, |text| write_list(text, answers, Answer::policy_item));
-                let item = |one: &Answer<'_>, text: &mut String| one.limit_item(text, retry_after_s);
-                if answers.iter().all(|one| one.decision.is_counted()) {
-                    out.field(Name::RateLimit, |text| write_list(text, answers, item));
+                out.field(FieldName::RateLimitPolicy, |text| {
+                    write_list(text, decisions, NamedDecision::policy_item)
+                });
+                let item = |one: &NamedDecision<'_>, text: &mut String| one.limit_item(text, retry_after_s);
+                if decisions.iter().all(|one| one.decision.is_counted()) {
+                    out.field(FieldName::RateLimit, |text| write_list(text, decisions, item));
                 } else {
                     let counted: SmallVec<[_; 4]> =
-                        answers.iter().filter(|one| one.decision.is_counted()).copied().collect();
+                        decisions.iter().filter(|one| one.decision.is_counted()).copied().collect();
                     if !counted.is_empty() {
-                        out.field(Name::RateLimit, |text| write_list(text, &counted, item));
+                        out.field(FieldName::RateLimit, |text| write_list(text, &counted, item));
                     }
                 }
             }
@@ -206,13 +220,13 @@ impl HeaderOptions {
             XRateLimit::DeltaSeconds => Some(reset_s),
         };
         if let Some(x_reset_s) = x_reset_s {
-            write_numbers(out, Name::X_PARTS, strictest.numbers(x_reset_s));
+            write_numbers(out, FieldName::X_PARTS, strictest.numbers(x_reset_s));
         }
         if let Some(secs) = retry_after_s {
-            out.field(Name::RetryAfter, |text| write_number(text, secs));
+            out.field(FieldName::RetryAfter, |text| write_number(text, secs));
         }
         if let Some(millis) = strictest.retry_after_ms().filter(|_| self.retry_after_ms) {
-            out.field(Name::RetryAfterMs, |text| write_number(text, millis));
+            out.field(FieldName::RetryAfterMs, |text| write_number(text, millis));
         }
     }
 }
@@ -247,7 +261,7 @@ mod tests {
     const RETRY: HeaderOptions =
         HeaderOptions { retry_after: true, retry_after_ms: true, ..HeaderOptions::OFF };
 
-    /// A store whose clock stands at 1,000,000,000 seconds, and that clock.
+    /// A store and its clock, which starts at 1,000,000,000 seconds.
     fn store() -> (MemoryStore, ManualClock) {
         let clock = ManualClock::new();
         (MemoryStore::builder().clock(clock.clone()).build(), clock)
@@ -272,7 +286,7 @@ mod tests {
         headers.into_iter().map(|(name, value)| format!("{name}: {value}")).collect()
     }
 
-    /// Reads draft 10 back: each item's name and its parameters.
+    /// Parses a draft 10 field into the name and the parameters of each item.
     fn items(value: &str) -> Vec<(String, Vec<(String, u64)>)> {
         let list: List = Parser::new(value).parse().expect("the field is a List");
         let item = |entry| {
@@ -292,19 +306,7 @@ mod tests {
         (name.into(), parameters.iter().map(|(key, number)| ((*key).into(), *number)).collect())
     }
 
-    /// Digits written by hand must be those that everybody else writes.
-    #[test]
-    fn numbers_are_written_as_the_standard_library_writes_them() {
-        let powers = (0..20).map(|power| 10_u64.pow(power));
-        let numbers = powers.flat_map(|ten| [ten - 1, ten, ten + 1]).chain([u64::MAX - 1, u64::MAX]);
-        for number in numbers {
-            let mut text = String::from("x");
-            write_number(&mut text, number);
-            assert_eq!(text, format!("x{number}"));
-        }
-    }
-
-    /// Clients in the field parse these very forms; one that does not match is ignored in silence.
+    /// Existing clients parse exactly these forms and silently ignore anything else.
     #[test]
     fn the_first_of_five_requests_is_told_in_every_form() {
         let (limiter, _clock) = limiter(Quota::per_minute(5));
@@ -338,7 +340,7 @@ mod tests {
         assert_eq!(told(HeaderOptions::default()), [told(DRAFT_10), told(EPOCH)].concat());
     }
 
-    /// A client behind five policies has to know which one will stop it first.
+    /// A client under five policies has to know which one will deny it first.
     #[test]
     fn every_policy_that_applies_is_an_item_in_draft_10() {
         let hours = [1, 2, 3, 4, 5];
@@ -359,7 +361,7 @@ mod tests {
         assert_eq!(items(&headers[1].1), limits);
     }
 
-    /// Old forms have room for one policy: the one that the client has to mind.
+    /// The older forms have room for one policy: the one that binds the client.
     #[test]
     fn forms_of_one_policy_tell_the_strictest() {
         let (gate, _clock) =
@@ -388,7 +390,7 @@ mod tests {
         assert_eq!(told(HeaderOptions::default()).last().unwrap(), "retry-after: 1");
     }
 
-    /// A client that believes `t` or `reset` rather than `Retry-After` must not come back at another time.
+    /// A client that uses `t` or `reset` instead of `Retry-After` must not retry at another time.
     #[test]
     fn on_a_denial_resets_agree_with_retry_after() {
         let (gate, clock) =
@@ -418,7 +420,7 @@ mod tests {
         );
     }
 
-    /// A wait that does not help is a lie that keeps a client trying for ever.
+    /// A wait that does not help would make a client retry forever.
     #[test]
     fn a_request_that_never_fits_has_no_retry_after() {
         let (limiter, _clock) = limiter(Quota::per_minute(5));
@@ -426,13 +428,13 @@ mod tests {
         let options = HeaderOptions { retry_after_ms: true, ..HeaderOptions::default() };
         let headers = options.headers_of("p", &limiter.quota(), &denied);
         assert!(headers.iter().all(|(name, _)| !name.starts_with("retry-after")), "{headers:?}");
-        // Nothing is used, so nothing is freed and the reset is now.
+        // Nothing is used, so nothing will be freed and the reset is now.
         assert_eq!(headers[1].1, r#""p";r=5"#);
-        assert_eq!(headers[4], (Name::XRateLimitReset.as_str(), "1000000000".into()));
+        assert_eq!(headers[4], (FieldName::XRateLimitReset.as_str(), "1000000000".into()));
         assert_eq!(DELTA.headers_of("p", &limiter.quota(), &denied)[2].1, "0");
     }
 
-    /// What a policy would do is the operator's business until it does it.
+    /// Clients must not see what a shadow policy would decide.
     #[test]
     fn shadow_policies_are_not_told() {
         let (gate, _clock) = gate([
@@ -450,7 +452,7 @@ mod tests {
         assert!(HeaderOptions::default().headers(&gate.check(&request)).is_empty());
     }
 
-    /// A paying customer told the limit of everybody else would slow down for nothing.
+    /// A paying customer who is shown the default limit would slow down for no reason.
     #[test]
     fn a_key_is_told_the_quota_that_it_is_under() {
         let per_user = policy("per-user", Quota::per_minute(5)).scope(["user"]);
@@ -460,7 +462,7 @@ mod tests {
         assert_eq!(told("bob"), r#""per-user";q=5;w=60"#);
     }
 
-    /// A bucket's rate and what it holds are two numbers; a client needs both.
+    /// A token bucket has a rate and a burst; clients need both.
     #[test]
     fn a_token_bucket_tells_its_rate_as_quota_and_its_burst_as_limit() {
         let bucket = Quota::per_second(10).with_algorithm(Algorithm::TokenBucket).with_burst(50);
@@ -472,7 +474,7 @@ mod tests {
         assert_eq!(told(DELTA)[..2], ["x-ratelimit-limit: 50", "x-ratelimit-remaining: 49"]);
     }
 
-    /// A window of "0 seconds" is malformed and makes clients ignore the whole field.
+    /// A window of 0 seconds is malformed, and clients then ignore the whole field.
     #[test]
     fn windows_are_whole_seconds_and_never_zero() {
         let told = |window: &str, options: HeaderOptions| {
@@ -486,7 +488,8 @@ mod tests {
         assert_eq!(told("250ms", DRAFT_6), "5;w=1");
     }
 
-    /// An Integer of a structured field has 15 digits; one more and the field is malformed.
+    /// An Integer of a structured field has at most 15 digits; a longer one makes the field
+    /// malformed.
     #[test]
     fn numbers_past_15_digits_are_written_as_the_largest() {
         let quota = Quota::per_day(u64::MAX);
@@ -512,7 +515,7 @@ mod tests {
         }
     }
 
-    /// A name with a quote or a newline must not end the field, or start another.
+    /// A quote or newline in a name must not end the field or start another one.
     #[test]
     fn any_name_makes_a_well_formed_field() {
         let quota = Quota::per_minute(5);
@@ -526,7 +529,7 @@ mod tests {
         }
     }
 
-    /// A field missing from `Access-Control-Expose-Headers` does not exist for a script in a browser.
+    /// Browsers hide fields that `Access-Control-Expose-Headers` does not list.
     #[test]
     fn the_names_are_those_of_the_fields_sent_on_a_denial() {
         let (limiter, _clock) = limiter(Quota::per_minute(1));

@@ -1,7 +1,8 @@
 //! A tower layer that limits HTTP and gRPC services (feature `tower`).
 //!
-//! The layer says what is known of a request, [`Attribute`] by attribute; the policies of its gate say what of that they
-//! count. So one gate serves many routes, each behind a layer that knows other things.
+//! The layer defines where each [`Attribute`] is in a request. The gate's policies define which
+//! attributes count. So one gate can serve many routes, each behind a layer that provides other
+//! attributes.
 //!
 //! ```
 //! use axum::{Router, routing::get};
@@ -14,8 +15,8 @@
 //! # Ok::<(), slidegate::Error>(())
 //! ```
 //!
-//! A request that passes carries [`Limited`] in its extensions, and its response the header fields of
-//! [`HeaderOptions`]. A denied one never reaches the inner service.
+//! An allowed request carries [`Limited`] in its extensions, and its response the header fields of
+//! [`HeaderOptions`]. A denied request never reaches the inner service.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -53,17 +54,18 @@ pub use limited::Limited;
 pub use refund::Refund;
 pub use service::{RateLimit, ResponseFuture};
 
-/// Limits the services it is put around. A clone is the same limit, so one layer may stand before many routes.
+/// Limits the services it wraps. Clones share the limit, so one layer can wrap many routes.
 ///
-/// The inner service's responses must have a body that can be made of text, as axum's is. For others there is
-/// [`any_body`](Self::any_body).
+/// The body type of the inner service must implement `From<String>`, as axum's does. For other
+/// bodies see [`any_body`](Self::any_body).
 #[derive(Debug, Clone)]
 pub struct RateLimitLayer {
     config: Arc<Config>,
 }
 
 impl RateLimitLayer {
-    /// A layer over a gate, or an [`Arc`] of one, in memory or shared: `RateLimitLayer::builder(gate)...build()?`.
+    /// Starts to build a layer over a gate or an [`Arc`] of one, in memory or shared:
+    /// `RateLimitLayer::builder(gate)...build()?`.
     pub fn builder(gate: impl Into<AnyGate>) -> RateLimitLayerBuilder {
         RateLimitLayerBuilder(Config {
             gate: gate.into(),
@@ -71,7 +73,7 @@ impl RateLimitLayer {
             under: Vec::new(),
             client: ClientAddr::default(),
             finds_client: false,
-            tells_handlers: true,
+            sets_extension: true,
             #[cfg(feature = "axum")]
             reads_params: false,
             peer: None,
@@ -83,8 +85,8 @@ impl RateLimitLayer {
         })
     }
 
-    /// The same limit for services whose bodies cannot be made of text, as those of tonic and of hyper's clients:
-    /// responses then have a [`LimitedBody`].
+    /// The same limit for services whose body type is not `From<String>`, such as those of tonic
+    /// and of hyper's clients. Responses then have a [`LimitedBody`].
     ///
     /// ```
     /// # use slidegate::layer::RateLimitLayer;
@@ -108,7 +110,7 @@ impl<S> Layer<S> for RateLimitLayer {
     }
 }
 
-/// A [`RateLimitLayer`] for services with any type of body; see [`RateLimitLayer::any_body`].
+/// A [`RateLimitLayer`] for services with any body type; see [`RateLimitLayer::any_body`].
 #[derive(Debug, Clone)]
 pub struct AnyBodyLayer {
     config: Arc<Config>,
@@ -122,7 +124,8 @@ impl<S> Layer<S> for AnyBodyLayer {
     }
 }
 
-/// How a [`RateLimitLayer`] is made. A clone may go on differently, for another route over the same gate.
+/// Builds a [`RateLimitLayer`]. Clone it to build layers with different settings for several routes
+/// over one gate.
 ///
 /// ```
 /// use slidegate::layer::{Attribute, RateLimitLayer, Refund};
@@ -147,7 +150,8 @@ impl<S> Layer<S> for AnyBodyLayer {
 pub struct RateLimitLayerBuilder(Config);
 
 impl RateLimitLayerBuilder {
-    /// Says where an attribute of the policies stands in a request. Of two with one name the last counts.
+    /// Defines where an attribute of the policies is in a request. Replaces an earlier definition
+    /// of the same name.
     pub fn attribute(mut self, name: impl Into<String>, value: Attribute) -> Self {
         let name = name.into();
         self.0.attributes.retain(|(known, _)| *known != name);
@@ -155,7 +159,8 @@ impl RateLimitLayerBuilder {
         self
     }
 
-    /// Only the policies of these names decide, whether or not their conditions hold: for a layer around one route.
+    /// Restricts the layer to the policies with these names, which then decide whether or not their
+    /// conditions hold. Useful for a layer around one route.
     ///
     /// ```
     /// # use slidegate::layer::{Attribute, RateLimitLayer};
@@ -178,16 +183,17 @@ impl RateLimitLayerBuilder {
         self
     }
 
-    /// How the client's address is found, and that handlers may ask for it. By default it is the peer's, as no proxy is
-    /// trusted.
+    /// Sets how the client's address is found, and makes it available to handlers. By default no
+    /// proxy is trusted, so it is the peer's address.
     pub fn client_addr(mut self, rule: ClientAddr) -> Self {
         self.0.client = rule;
         self.0.finds_client = true;
         self
     }
 
-    /// Where the peer's address stands in a request's extensions. By default axum's `ConnectInfo<SocketAddr>` (feature
-    /// `axum`) is looked for, then a plain [`SocketAddr`](std::net::SocketAddr).
+    /// Sets how the peer's address is read from a request's extensions. By default it is axum's
+    /// `ConnectInfo<SocketAddr>` (feature `axum`), or else a plain
+    /// [`SocketAddr`](std::net::SocketAddr).
     ///
     /// ```
     /// # use slidegate::layer::RateLimitLayer;
@@ -203,13 +209,13 @@ impl RateLimitLayerBuilder {
         self
     }
 
-    /// What a request costs: 1 unless said. Zero passes and charges nothing.
+    /// Sets the cost of a request. Default: 1. A cost of 0 is allowed and charges nothing.
     pub fn cost(mut self, cost_of: impl Fn(&Head<'_>) -> u64 + Send + Sync + 'static) -> Self {
         self.0.cost = Some(Arc::new(cost_of));
         self
     }
 
-    /// Which requests the limit does not concern: they pass, are counted nowhere and get no header fields.
+    /// Sets which requests bypass the limit: they are not counted and get no header fields.
     ///
     /// ```
     /// # use slidegate::layer::RateLimitLayer;
@@ -223,41 +229,42 @@ impl RateLimitLayerBuilder {
         self
     }
 
-    /// Which answers give the cost of their request back: none unless said.
+    /// Sets which responses refund the cost of their request. Default: none.
     pub fn refund(mut self, refund: Refund) -> Self {
         self.0.refund = Some(refund);
         self
     }
 
-    /// Whether requests that pass carry [`Limited`] in their extensions, as they do unless said. Where no handler asks for
-    /// it, saying no saves as much as deciding costs.
+    /// Whether allowed requests carry [`Limited`] in their extensions. Default: true. If no handler
+    /// needs it, `false` saves about as much time as a decision takes.
     pub fn tell_handlers(mut self, tell: bool) -> Self {
-        self.0.tells_handlers = tell;
+        self.0.sets_extension = tell;
         self
     }
 
-    /// Which header fields responses carry. A field that a response has already stays as it is: so the innermost of
-    /// several limits is the one that speaks.
+    /// Sets the header fields of responses. A field that the response already has is kept, so of
+    /// several nested limits the innermost sets the fields.
     pub fn headers(mut self, headers: HeaderOptions) -> Self {
         self.0.headers = headers;
         self
     }
 
-    /// What denied requests are answered with, instead of [`Denied::problem_response`]. Header fields are added to it.
+    /// Sets the response to denied requests, instead of [`Denied::problem_response`]. Header fields
+    /// are added to it.
     pub fn denied(mut self, deny: impl Fn(&Denied<'_>) -> Response<String> + Send + Sync + 'static) -> Self {
         self.0.deny = Some(Arc::new(deny));
         self
     }
 
-    /// The layer.
+    /// Builds the layer.
     ///
     /// # Errors
-    /// A policy has an attribute in its scope or conditions that no `attribute` of this layer gives: requests would pass
-    /// it uncounted. Or the layer names a policy that the gate does not have. Policies that the gate is
-    /// [configured](crate::Gate::configure) with later are not looked at: if a named policy is removed then, requests are
-    /// answered with status 500 until it is back.
+    /// If a policy has an attribute in its scope or conditions that the layer does not define,
+    /// because requests would bypass that policy; or if the layer names a policy that the gate does
+    /// not have. Policies [configured](crate::Gate::configure) later are not checked. If a named
+    /// policy is removed, requests get status 500 until it is added again.
     pub fn build(mut self) -> Result<RateLimitLayer, Error> {
-        self.0.policies_find_their_attributes()?;
+        self.0.check_attributes()?;
         let attributes = self.0.attributes.iter().map(|(_, attribute)| attribute);
         self.0.finds_client |= attributes.clone().any(Attribute::needs_client_addr);
         #[cfg(feature = "axum")]
@@ -269,33 +276,37 @@ impl RateLimitLayerBuilder {
 }
 
 impl Config {
-    fn policies_find_their_attributes(&self) -> Result<(), Error> {
+    fn check_attributes(&self) -> Result<(), Error> {
         let policies = self.gate.policies();
         if self.under.is_empty() {
             let mut unnamed = policies.iter().filter(|policy| !policy.is_only_when_named());
-            return unnamed.try_for_each(|policy| self.gives(policy, attributes_of(policy)));
+            return unnamed.try_for_each(|policy| self.check_policy(policy, attributes_of(policy)));
         }
         self.under.iter().try_for_each(|name| {
             let policy = policies
                 .by_name(name)
                 .ok_or_else(|| Error::unknown_policy(name, policies.iter().map(Policy::name)))?;
-            self.gives(policy, policy.scope_attributes().iter().map(String::as_str))
+            self.check_policy(policy, policy.scope_attributes().iter().map(String::as_str))
         })
     }
 
-    fn gives<'p>(&self, policy: &Policy, mut attributes: impl Iterator<Item = &'p str>) -> Result<(), Error> {
+    fn check_policy<'p>(
+        &self,
+        policy: &Policy,
+        mut attributes: impl Iterator<Item = &'p str>,
+    ) -> Result<(), Error> {
         let given = |name: &str| self.attributes.iter().any(|(given, _)| given == name);
         attributes.find(|name| !given(name)).map_or(Ok(()), |missing| {
             Err(Error::policy(format!(
-                "policy `{}`: attribute `{missing}` is given by no attribute of the layer; add \
-                 `.attribute(\"{missing}\", ...)`, with `Attribute::never()` if the policy is for other layers",
+                "policy `{}`: the layer does not define attribute `{missing}`; add `.attribute(\"{missing}\", ...)`, \
+                 with `Attribute::never()` if the policy is for other layers",
                 policy.name()
             )))
         })
     }
 }
 
-/// What a policy looks at.
+/// The attributes in a policy's scope and conditions.
 fn attributes_of(policy: &Policy) -> impl Iterator<Item = &str> {
     let conditions = policy.conditions().iter().map(|(attribute, _)| attribute);
     policy.scope_attributes().iter().chain(conditions).map(String::as_str)

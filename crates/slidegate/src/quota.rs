@@ -45,8 +45,8 @@ pub enum Algorithm {
     /// A bucket of size [`Quota::burst`] that drains by `limit` per window: the generic cell rate
     /// algorithm (ITU-T I.371), with the level kept in exact integers.
     ///
-    /// 24 bytes per key. Admits `burst` at once and `limit` per window after that: up to `burst +
-    /// limit - 1` in one window.
+    /// 24 bytes per key. Admits `burst` at once and `limit` per window after that: up to
+    /// `burst + limit - 1` in one window.
     TokenBucket,
 }
 

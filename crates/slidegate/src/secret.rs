@@ -1,15 +1,18 @@
-//! A secret: a value that is used and compared, and never printed.
+//! Secrets: values that are used and compared but never printed.
 //!
-//! Comparing two takes as long wherever they differ, so that nobody can guess one byte by byte; only their length shows.
+//! Comparison takes constant time for values of equal length, so a secret cannot be guessed byte by
+//! byte. Only the length is revealed.
 
 use std::fmt;
 
 use subtle::ConstantTimeEq;
 
-/// A password, a key or a digest that no log, error or `Debug` output may hold: both print `***`.
+/// A password, key or digest. `Debug` and `Display` print `***`, so it never appears in logs or
+/// errors.
 ///
-/// There is no way to serialize it, and [`expose`](Self::expose) is the only way to its value. The memory that held it is
-/// not overwritten when it is dropped: whoever can read the memory of this process has the connections' copies as well.
+/// A secret cannot be serialized; [`expose`](Self::expose) is the only access to its value. Its
+/// memory is not overwritten on drop: whoever can read this process's memory can also read the
+/// copies held by connections.
 ///
 /// ```
 /// use slidegate::Secret;
@@ -23,12 +26,12 @@ use subtle::ConstantTimeEq;
 pub struct Secret<T>(T);
 
 impl<T> Secret<T> {
-    /// A secret of this value.
+    /// Wraps `value`.
     pub const fn new(value: T) -> Self {
         Self(value)
     }
 
-    /// The value, for whoever needs it: not for anything that is printed, stored or sent to others.
+    /// The value. Do not print it, store it or send it to others.
     pub const fn expose(&self) -> &T {
         &self.0
     }
@@ -64,7 +67,7 @@ impl<T> fmt::Display for Secret<T> {
 mod tests {
     use super::*;
 
-    /// A change of a password must be seen, and nothing of the password.
+    /// A changed password must be detected, and no password may be printed.
     #[test]
     fn secrets_are_compared_by_value_and_print_nothing() {
         let values = ["", "a", "b", "ab", "hidden"];

@@ -1,7 +1,7 @@
-//! Locks and atomics of the store, or those of the model checker that tries every interleaving of them.
+//! Locks and atomics of the memory store, or their replacements from the loom model checker.
 //!
-//! A shard is locked for moments. The lock spins, and yields to other threads while it does: it is released by a plain
-//! store, and makes no system call to wait so little.
+//! Shards are locked for less than a microsecond, so the lock spins and yields to other threads
+//! meanwhile. It is released by a plain store and never makes a system call.
 
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -15,7 +15,7 @@ pub(crate) use loom::sync::{
 #[cfg(not(loom))]
 pub(crate) type MutexGuard<'a, T> = spin::mutex::SpinMutexGuard<'a, T>;
 
-/// A lock for moments. It cannot be poisoned: what a panic leaves behind are counters as good as before.
+/// A lock for short critical sections. It has no poisoning: counters stay valid if a thread panics.
 #[derive(Debug)]
 #[cfg(not(loom))]
 pub(crate) struct Mutex<T>(spin::mutex::SpinMutex<T, spin::Yield>);

@@ -1,6 +1,6 @@
-//! Usage: what one key has used, when, and when that is free again.
+//! Usage of one key: its charges, and when they are freed.
 //!
-//! For people who ask why a key is denied. To look changes nothing and costs more than a decision does.
+//! Explains why a key is denied. Inspecting a key changes nothing and costs more than a decision.
 
 use std::time::Duration;
 
@@ -8,23 +8,25 @@ use crate::decision::Decision;
 use crate::quota::Quota;
 use crate::time::Timestamp;
 
-/// What one policy's key has used.
+/// The usage of one key of a policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KeyUse {
     /// The policy's name.
     pub policy: String,
-    /// The key's text, as answers have it.
+    /// The key as text, as in responses.
     pub key: String,
-    /// What the key is under now: the policy's quota or its own.
+    /// The quota of the key now: the policy's, or the key's override.
     pub quota: Quota,
-    /// What a peek at the request's cost says.
+    /// The decision of a peek at the request's cost.
     pub decision: Decision,
-    /// What was charged and still counts, the oldest first, as far as the algorithm remembers it. A `sliding-log` has every
-    /// charge, or every step of them. The window algorithms have one sum for each of their windows, at its beginning; of the
-    /// older one only a part counts. A `token-bucket` knows only how much is in it, so it has none.
+    /// Charges that still count, oldest first, as far as the algorithm stores them. A `sliding-log`
+    /// has every charge, or one sum per step if it merges charges. The window algorithms have one
+    /// sum per window, at its start; only a part of the older one counts. A `token-bucket` stores
+    /// only its level, so this is empty.
     pub charges: Vec<Run>,
-    /// How what is used becomes free if nothing more is charged, soonest first: at most 20 steps, the last to nothing.
+    /// How usage declines if nothing more is charged, soonest first: at most 20 steps, the last to
+    /// 0.
     pub room: Vec<Room>,
 }
 
@@ -32,23 +34,24 @@ pub struct KeyUse {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Run {
-    /// When, by the store's clock. A log above its slots rounds up to the end of its step, which may be ahead.
+    /// Time of the charge by the store's clock. A log that merges charges rounds it up to the end
+    /// of its step, which may be in the future.
     pub at: Timestamp,
-    /// At least 1.
+    /// Cost charged at that time; at least 1.
     pub cost: u64,
 }
 
-/// What is still used after a while.
+/// Usage at a later time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Room {
-    /// The wait, from the decision's time.
+    /// Wait from the decision's time.
     pub after: Duration,
-    /// No more than this counts then.
+    /// Most cost that still counts after this wait.
     pub used: u64,
 }
 
-/// What an algorithm finds on one key.
+/// The usage of one key, without its names.
 #[derive(Debug, Clone)]
 pub(crate) struct Found {
     pub(crate) quota: Quota,
@@ -58,7 +61,7 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    /// The same as told to the caller.
+    /// Adds the names of the policy and the key.
     pub(crate) fn of(self, policy: &str, key: &impl ToString) -> KeyUse {
         let Self { quota, decision, charges, room } = self;
         KeyUse { policy: policy.to_owned(), key: key.to_string(), quota, decision, charges, room }

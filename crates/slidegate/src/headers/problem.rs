@@ -1,18 +1,20 @@
-//! Problems: a denial as a body of RFC 9457, `application/problem+json`.
+//! Problem bodies: a denial as `application/problem+json` (RFC 9457).
 //!
-//! Its type says why the request was denied, so that a client can tell a full quota from a block and from a store that is
-//! unavailable. It reaches end users, so it names no operator and no server. The JSON is written by hand, so that the library needs no serializer; a server that has one takes the fields.
+//! The type distinguishes an exceeded quota from a block and from an unavailable store. The body
+//! reaches end users, so it names no operator and no server. The JSON is written by hand, so the
+//! library needs no serializer; programs that have one can serialize the fields.
 
 use std::fmt::{self, Write as _};
 
-use super::Answer;
+use super::NamedDecision;
 use crate::block::Block;
 use crate::decision::{Decision, Reason};
 use crate::gate::Decisions;
 use crate::quota::Quota;
 use crate::time::Timestamp;
 
-/// A denial, for people and programs, with the problem types of draft-ietf-httpapi-ratelimit-headers-10:
+/// A denial, for people and programs, with the problem types of
+/// draft-ietf-httpapi-ratelimit-headers-10:
 ///
 /// | what denies the request | type | status |
 /// |---|---|---|
@@ -44,27 +46,27 @@ use crate::time::Timestamp;
 pub struct Problem<'d> {
     /// Member `type`: the URI of the problem type, or `about:blank`.
     pub type_uri: &'static str,
-    /// Member `title`: what the type means, the same each time.
+    /// Member `title`: the meaning of the type, constant per type.
     pub title: &'static str,
     /// Member `status`: the HTTP status, 429, 503 or 500.
     pub status: u16,
-    /// Member `detail`: a sentence on the strictest policy, its key, and when to retry. The key is cut after
-    /// [`MAX_KEY`](Self::MAX_KEY) characters.
+    /// Member `detail`: a sentence about the strictest policy, its key, and when to retry. The key
+    /// is truncated to [`MAX_KEY`](Self::MAX_KEY) characters.
     pub detail: String,
-    /// Member `violated-policies`: every enforced policy that denies, in their order.
+    /// Member `violated-policies`: every enforced policy that denies, in plan order.
     pub violated_policies: Vec<&'d str>,
-    /// Member `retry_after_ms`: milliseconds until the same request fits, rounded up, at least 1; `None`, written as
-    /// `null`, when it never will or nobody knows.
+    /// Member `retry_after_ms`: milliseconds until the same request fits, rounded up, at least 1.
+    /// `None`, written as `null`, if it never fits or the wait is unknown.
     pub retry_after_ms: Option<u64>,
 }
 
 impl<'d> Problem<'d> {
     /// The media type of the body.
     pub const MEDIA_TYPE: &'static str = "application/problem+json";
-    /// Most characters of a key in `detail`. Keys may be of any length, and a reader of the answer knows his.
+    /// Most characters of a key in `detail`. Keys have no maximum length.
     pub const MAX_KEY: usize = 128;
 
-    /// What to say about a gate's answer; `None` if the request may pass.
+    /// The problem for a gate's decisions; `None` if the request is allowed.
     #[must_use]
     pub fn of(decisions: &'d Decisions<'_>) -> Option<Self> {
         if decisions.error().is_some() {
@@ -74,28 +76,30 @@ impl<'d> Problem<'d> {
         let denying = decisions.iter().filter(|one| one.policy().is_enforced() && one.is_denied());
         let violated = denying.map(|one| one.policy().name()).collect();
         let keyed = !strictest.policy().scope_attributes().is_empty();
-        let key = keyed.then(|| cut(strictest.key().to_string()));
+        let key = keyed.then(|| truncate(strictest.key().to_string()));
         let ends_at = strictest.block().and_then(Block::ends_at);
-        Some(Self::new(&Answer::from(&strictest), key.as_deref(), ends_at, violated))
+        Some(Self::new(&NamedDecision::from(&strictest), key.as_deref(), ends_at, violated))
     }
 
-    /// What to say about the answer of a [`Limiter`](crate::Limiter), under a name of choice for its quota; `None` if
-    /// the request may pass.
+    /// The problem for a [`Limiter`](crate::Limiter)'s decision, with `name` as the policy name;
+    /// `None` if the request is allowed.
     #[must_use]
     pub fn of_one(name: &'d str, quota: &Quota, decision: &Decision) -> Option<Self> {
-        decision.is_denied().then(|| Self::new(&Answer { name, quota, decision }, None, None, vec![name]))
+        decision
+            .is_denied()
+            .then(|| Self::new(&NamedDecision { name, quota, decision }, None, None, vec![name]))
     }
 
-    /// `blocked_until` is when the key's block ends, if it has one that does.
+    /// `blocked_until` is the end of the key's block, if there is one.
     fn new(
-        strictest: &Answer<'_>,
+        strictest: &NamedDecision<'_>,
         key: Option<&str>,
         blocked_until: Option<Timestamp>,
         violated_policies: Vec<&'d str>,
     ) -> Self {
-        let Answer { name, quota, decision } = *strictest;
+        let NamedDecision { name, quota, decision } = *strictest;
         let reason = decision.reason().unwrap_or(Reason::OverLimit);
-        // Every denial is told so: pieces cost a fraction of what a format does.
+        // Pushing pieces is several times faster than `format!`, and every denial gets here.
         let mut detail = String::with_capacity(192);
         detail.push_str("Policy `");
         detail.push_str(name);
@@ -165,7 +169,8 @@ impl<'d> Problem<'d> {
         Self { type_uri, title, status, detail, violated_policies, retry_after_ms }
     }
 
-    /// The application names a policy that cannot decide. What its policies are is nothing for its clients.
+    /// The application named a policy that cannot decide. Its clients must not learn about its
+    /// policies.
     fn undecided() -> Self {
         Self {
             type_uri: "about:blank",
@@ -177,11 +182,13 @@ impl<'d> Problem<'d> {
         }
     }
 
-    /// The body, one JSON object on one line.
+    /// The body: one JSON object on one line.
     #[must_use]
     pub fn to_json(&self) -> String {
-        let (type_uri, title, detail) = (Text(self.type_uri), Text(self.title), Text(&self.detail));
-        let violated: Vec<_> = self.violated_policies.iter().map(|name| Text(name).to_string()).collect();
+        let (type_uri, title, detail) =
+            (JsonString(self.type_uri), JsonString(self.title), JsonString(&self.detail));
+        let violated: Vec<_> =
+            self.violated_policies.iter().map(|name| JsonString(name).to_string()).collect();
         let violated = violated.join(",");
         let retry_after_ms =
             self.retry_after_ms.map_or_else(|| "null".to_owned(), |millis| millis.to_string());
@@ -192,17 +199,19 @@ impl<'d> Problem<'d> {
     }
 }
 
-/// The body for a gate's answer, [`Problem::MEDIA_TYPE`]; `None` if the request may pass.
+/// The problem body for a gate's decisions, of type [`Problem::MEDIA_TYPE`]; `None` if the request
+/// is allowed.
 #[must_use]
 pub fn problem_json(decisions: &Decisions<'_>) -> Option<String> {
     Problem::of(decisions).map(|problem| problem.to_json())
 }
 
-/// A time as RFC 3339 has it, in whole seconds, rounded up: `2001-09-09T01:46:40Z`.
+/// A time in RFC 3339 format in whole seconds, rounded up: `2001-09-09T01:46:40Z`.
 fn date_time(at: Timestamp) -> String {
     let secs = at.as_secs_ceil();
     let (days, second_of_day) = (secs / 86_400, secs % 86_400);
-    // Years begin in March here, so that a leap day is the last of its year; eras of 400 years have as many days each.
+    // Years start in March here, so that a leap day is the last day. 400 years are one era, and all
+    // eras have the same number of days.
     let shifted = days + 719_468;
     let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
     let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
@@ -215,8 +224,8 @@ fn date_time(at: Timestamp) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
-/// The text up to the most characters of a key.
-fn cut(mut text: String) -> String {
+/// Truncates `text` to [`Problem::MAX_KEY`] characters.
+fn truncate(mut text: String) -> String {
     if let Some((end, _)) = text.char_indices().nth(Problem::MAX_KEY) {
         text.truncate(end);
         text.push('…');
@@ -224,10 +233,10 @@ fn cut(mut text: String) -> String {
     text
 }
 
-/// A string of RFC 8259: quotes, backslashes and control characters escaped, all else as it is.
-struct Text<'t>(&'t str);
+/// A JSON string (RFC 8259) with quotes, backslashes and control characters escaped.
+struct JsonString<'t>(&'t str);
 
-impl fmt::Display for Text<'_> {
+impl fmt::Display for JsonString<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_char('"')?;
         for c in self.0.chars() {
@@ -262,7 +271,7 @@ mod tests {
         serde_json::from_str(json).expect("the body is JSON")
     }
 
-    /// The one answer that a blocked user and the program before him both read.
+    /// The only response that both a denied user and the client program read.
     #[test]
     fn a_denial_names_the_policies_the_key_and_the_wait() {
         let (gate, clock) = gate([
@@ -287,7 +296,7 @@ mod tests {
         );
     }
 
-    /// No client should sleep, wake up and be refused for ever.
+    /// No client should wait and then be denied forever.
     #[test]
     fn a_request_that_never_fits_says_so() {
         let (gate, _clock) = gate([policy("everyone", "5/1m")]);
@@ -300,7 +309,7 @@ mod tests {
         );
     }
 
-    /// A date that is off by a day locks a customer out for a day, in his eyes.
+    /// A date that is a day off would lock out a customer for a day.
     #[test]
     fn times_are_written_as_rfc_3339() {
         for (secs, text) in [
@@ -317,7 +326,8 @@ mod tests {
         assert_eq!(date_time(Timestamp::from_micros(1)), "1970-01-01T00:00:01Z");
     }
 
-    /// A blocked user must learn that waiting for room is in vain, and when the block ends; not who blocked him.
+    /// A blocked user must learn that the limit is not the cause, and when the block ends, but not
+    /// who set it.
     #[test]
     fn a_block_has_a_type_of_its_own_and_says_when_it_ends() {
         let until = Timestamp::from_secs(1_000_000_600);
@@ -345,7 +355,8 @@ mod tests {
         );
     }
 
-    /// A program that names a policy that is gone is at fault, not its client; the client learns nothing of its policies.
+    /// If a program names a removed policy, the program is at fault, not its client. The client
+    /// learns nothing about the policies.
     #[test]
     fn a_policy_that_cannot_decide_is_an_error_of_the_server() {
         let (gate, _clock) = gate([policy("secret-plan", "5/1m")]);
@@ -355,7 +366,7 @@ mod tests {
         assert!(!body.to_string().contains("secret-plan"), "{body}");
     }
 
-    /// A limiter's denial is told like a gate's.
+    /// A limiter's denial has the same body as a gate's.
     #[test]
     fn a_limiter_has_problems_too() {
         let store = MemoryStore::builder().clock(ManualClock::new()).build();
@@ -371,7 +382,7 @@ mod tests {
         );
     }
 
-    /// Clients choose their keys; one that ends the string could write the rest of the body.
+    /// Clients choose their keys. A key that ends the string could write the rest of the body.
     #[test]
     fn no_text_breaks_out_of_its_string() {
         let every: String = ('\0'..='\u{ff}').chain(['\u{2028}', '\u{feff}', '😀', '\u{10ffff}']).collect();
@@ -393,7 +404,7 @@ mod tests {
         }
     }
 
-    /// A key may be a whole URL or worse; the answer to a flood must stay small.
+    /// A key may be a whole URL or longer, but responses to a flood must stay small.
     #[test]
     fn a_long_key_is_cut_and_a_hostile_one_stays_text() {
         let (gate, _clock) = gate([policy("per-user", "0/1m").scope(["user"])]);

@@ -1,4 +1,5 @@
-//! Styles: the forms that fields have had over the years, and their names in configuration files.
+//! Header styles: the forms that rate limit fields have had, and their names in configuration
+//! files.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,22 +14,24 @@ use crate::error::Error;
 pub enum Draft {
     /// No `RateLimit` fields.
     Off,
-    /// `RateLimit-Policy: 5;w=60`, `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`, of the strictest
-    /// policy.
+    /// `RateLimit-Policy: 5;w=60`, `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`
+    /// of the strictest policy.
     ///
-    /// The window is in seconds and at least 1. The reset is in seconds, rounded up: `Retry-After` where that is sent,
-    /// as this draft wants, else how long until the key is as good as new.
+    /// The window is in seconds and at least 1. The reset is in seconds, rounded up: equal to
+    /// `Retry-After` if that is sent, as this draft requires, and otherwise the time until the key
+    /// is unused.
     Draft6,
-    /// `RateLimit-Policy: 5;w=60` and `RateLimit: limit=5, remaining=4, reset=60`, with the meaning of
-    /// [`Draft6`](Self::Draft6).
+    /// `RateLimit-Policy: 5;w=60` and `RateLimit: limit=5, remaining=4, reset=60`, with the same
+    /// meaning as [`Draft6`](Self::Draft6).
     Draft7,
-    /// `RateLimit-Policy: "per-user";q=5;w=60` and `RateLimit: "per-user";r=4;t=60`, both Lists (RFC 9651) with an item
-    /// for each policy that applies, in their order.
+    /// `RateLimit-Policy: "per-user";q=5;w=60` and `RateLimit: "per-user";r=4;t=60`. Both are Lists
+    /// (RFC 9651) with one item per policy that applies, in plan order.
     ///
-    /// `q` is the quota's limit, `w` its window in seconds, rounded up and left out under one second. `r` is the cost
-    /// left, of a token bucket that of the burst. `t` is the seconds until more is free, left out while nothing is used
-    /// and where `Retry-After` ends sooner. Until then no more than `r` can be used, so `t` is also what draft 11 means
-    /// by it.
+    /// `q` is the quota's limit. `w` is its window in seconds, rounded up; it is omitted for
+    /// windows under one second. `r` is the remaining cost, for a token bucket that of the burst.
+    /// `t` is the number of seconds until more cost is available; it is omitted if nothing is used
+    /// or if `Retry-After` ends sooner. No more than `r` can be used until then, so `t` also has
+    /// the meaning that draft 11 gives it.
     #[default]
     Draft10,
 }
@@ -67,7 +70,8 @@ impl FromStr for Draft {
     }
 }
 
-/// The form of the older, unwritten standard: `X-RateLimit-Limit`, `-Remaining` and `-Reset` of the strictest policy.
+/// The form of the older de facto standard: `X-RateLimit-Limit`, `-Remaining` and `-Reset` of the
+/// strictest policy.
 ///
 /// Parses from its [name](Self::name), in any case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -75,10 +79,11 @@ impl FromStr for Draft {
 pub enum XRateLimit {
     /// No `X-RateLimit` fields.
     Off,
-    /// The reset is when the key is as good as new, in seconds since the Unix epoch, rounded up: as GitHub says it.
+    /// The reset is the time at which the key is unused, in seconds since the Unix epoch, rounded
+    /// up, as on GitHub.
     #[default]
     EpochSeconds,
-    /// The reset is how long until then, in seconds, rounded up.
+    /// The reset is the number of seconds until the key is unused, rounded up.
     DeltaSeconds,
 }
 
@@ -119,7 +124,8 @@ impl FromStr for XRateLimit {
 mod tests {
     use super::*;
 
-    /// A style is chosen in a configuration file; a misspelt one must say what there is.
+    /// A style is chosen in a configuration file; the error for a misspelt one must list the
+    /// styles.
     #[test]
     fn styles_parse_from_their_names_and_errors_name_the_way_out() {
         for draft in Draft::ALL {

@@ -1,4 +1,4 @@
-//! Fields as text: their names, and what one policy has to say in each form.
+//! Text of header fields: their names, and one policy's part of each.
 
 use std::time::Duration;
 
@@ -8,9 +8,9 @@ use crate::gate::PolicyDecision;
 use crate::quota::Quota;
 use crate::time::{SECOND_US, millis_ceil, secs_ceil};
 
-/// A field's name. In the order in which fields are written.
+/// The name of a field. FieldSink are written in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Name {
+pub(crate) enum FieldName {
     RateLimitPolicy,
     RateLimit,
     RateLimitLimit,
@@ -23,7 +23,7 @@ pub(crate) enum Name {
     RetryAfterMs,
 }
 
-impl Name {
+impl FieldName {
     #[cfg(feature = "tower")]
     pub(super) const ALL: [Self; 10] = [
         Self::RateLimitPolicy,
@@ -58,44 +58,46 @@ impl Name {
     }
 }
 
-/// The largest Integer of a structured field: 15 digits (RFC 9651, 3.3.1). Greater numbers are written as this one.
+/// The largest Integer of a structured field: 15 digits (RFC 9651, 3.3.1). Larger numbers are
+/// written as this one.
 pub(super) const MAX_INTEGER: u64 = 999_999_999_999_999;
 
-/// A number as fields may carry it.
+/// A number that a structured field can contain.
 pub(super) fn integer(number: u64) -> u64 {
     number.min(MAX_INTEGER)
 }
 
-/// Where header fields are written to.
-pub(crate) trait Fields {
-    /// Adds a field; `write` appends its value to the text it is given, which may hold other values already.
-    fn field(&mut self, name: Name, write: impl FnOnce(&mut String));
+/// Where header fields are written to: a list, or a buffer.
+pub(crate) trait FieldSink {
+    /// Adds a field. `write` appends the value to the given text, which may already contain other
+    /// values.
+    fn field(&mut self, name: FieldName, write: impl FnOnce(&mut String));
 }
 
-impl Fields for Vec<Header> {
-    fn field(&mut self, name: Name, write: impl FnOnce(&mut String)) {
+impl FieldSink for Vec<Header> {
+    fn field(&mut self, name: FieldName, write: impl FnOnce(&mut String)) {
         let mut value = String::new();
         write(&mut value);
         self.push((name.as_str(), value));
     }
 }
 
-/// What one policy has to say.
+/// A decision with the name and the quota of its policy.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Answer<'d> {
+pub(super) struct NamedDecision<'d> {
     pub(super) name: &'d str,
     pub(super) quota: &'d Quota,
     pub(super) decision: &'d Decision,
 }
 
-impl<'d> From<&PolicyDecision<'d>> for Answer<'d> {
+impl<'d> From<&PolicyDecision<'d>> for NamedDecision<'d> {
     fn from(one: &PolicyDecision<'d>) -> Self {
         Self { name: one.policy().name(), quota: one.quota(), decision: one.decision() }
     }
 }
 
-impl Answer<'_> {
-    /// The wait of a denial, if waiting helps.
+impl NamedDecision<'_> {
+    /// The wait of a denial; `None` if the request is allowed or never fits.
     fn wait(&self) -> Option<Duration> {
         self.decision.retry_after().filter(|_| self.decision.is_denied())
     }
@@ -108,12 +110,13 @@ impl Answer<'_> {
         self.wait().map(|wait| integer(millis_ceil(wait).max(1)))
     }
 
-    /// Limit, remaining and this reset.
+    /// Limit, remaining and `reset_s`.
     pub(super) fn numbers(&self, reset_s: u64) -> [u64; 3] {
         [self.decision.limit, self.decision.remaining, reset_s].map(integer)
     }
 
-    /// An item of drafts 6 and 7, where `w` is required: windows under a second are written as one.
+    /// An item of drafts 6 and 7. `w` is required there, so windows under one second are written as
+    /// 1.
     pub(super) fn unnamed_policy(&self, out: &mut String) {
         write_number(out, integer(self.quota.limit()));
         write_part(out, ";w=", secs_ceil(self.quota.window()));
@@ -133,14 +136,15 @@ impl Answer<'_> {
         self.write_name(out);
         write_part(out, ";r=", self.decision.remaining);
         let frees_s = self.decision.frees_after().map(secs_ceil);
-        // `Retry-After` is not to end before `t` and has precedence: a policy that frees later says nothing.
+        // `Retry-After` takes precedence and must not end before `t`, so a later `t` is omitted.
         let sooner = |secs: &u64| retry_after_s.is_none_or(|retry_after_s| *secs <= retry_after_s);
         if let Some(secs) = frees_s.filter(sooner) {
             write_part(out, ";t=", secs);
         }
     }
 
-    /// The name as a String of RFC 9651. A policy's holds no other characters, a limiter's may.
+    /// The name as a String (RFC 9651). Policy names contain only valid characters; names for a
+    /// limiter may not.
     fn write_name(&self, out: &mut String) {
         let plain = |c| matches!(c, ' '..='~') && !matches!(c, '"' | '\\');
         out.push('"');
@@ -153,46 +157,34 @@ impl Answer<'_> {
     }
 }
 
-/// Fields of one number each.
-pub(super) fn write_numbers(out: &mut impl Fields, names: [Name; 3], numbers: [u64; 3]) {
+/// Writes three fields of one number each.
+pub(super) fn write_numbers(out: &mut impl FieldSink, names: [FieldName; 3], numbers: [u64; 3]) {
     for (name, number) in names.into_iter().zip(numbers) {
         out.field(name, |text| write_number(text, number));
     }
 }
 
-/// A number that fields may carry, after its name.
+/// Writes a parameter: its name, then a number that structured fields can contain.
 pub(super) fn write_part(out: &mut String, name: &str, number: u64) {
     out.push_str(name);
     write_number(out, integer(number));
 }
 
-/// Decimal digits. By hand, as the headers of a response hold a dozen numbers, and formatting is half of what they cost.
-pub(super) fn write_number(out: &mut String, mut number: u64) {
-    let mut digits = [b'0'; 20];
-    let mut first = digits.len() - 1;
-    loop {
-        #[allow(clippy::cast_possible_truncation)] // a digit
-        let digit = (number % 10) as u8;
-        digits[first] = b'0' + digit;
-        number /= 10;
-        if number == 0 {
-            break;
-        }
-        first -= 1;
-    }
-    out.push_str(str::from_utf8(&digits[first..]).expect("digits are ASCII"));
+/// Writes decimal digits.
+pub(super) fn write_number(out: &mut String, number: u64) {
+    out.push_str(itoa::Buffer::new().format(number));
 }
 
-/// A List of RFC 9651.
+/// Writes a List (RFC 9651).
 pub(super) fn write_list<'d>(
     out: &mut String,
-    answers: &[Answer<'d>],
-    write_item: impl Fn(&Answer<'d>, &mut String),
+    decisions: &[NamedDecision<'d>],
+    write_item: impl Fn(&NamedDecision<'d>, &mut String),
 ) {
-    for (at, answer) in answers.iter().enumerate() {
-        if at > 0 {
+    for (index, decision) in decisions.iter().enumerate() {
+        if index > 0 {
             out.push_str(", ");
         }
-        write_item(answer, out);
+        write_item(decision, out);
     }
 }

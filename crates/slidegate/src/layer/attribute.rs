@@ -1,7 +1,7 @@
-//! Attributes: where the values that policies count by stand in an HTTP request.
+//! Attributes: where the values that policies count by are in an HTTP request.
 //!
-//! A request that lacks an attribute is not under the policies that count by it. Where that must not let it off, say what
-//! counts instead: [`Attribute::or`].
+//! A policy does not apply to a request that lacks an attribute of its scope. To limit such
+//! requests too, define a substitute with [`Attribute::or`].
 
 use std::fmt;
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ use crate::request::Value;
 #[cfg(feature = "axum")]
 use super::axum::PathParams;
 
-/// Where the value of an attribute is taken from in each request.
+/// Where the value of an attribute is in a request.
 ///
 /// ```
 /// use slidegate::layer::Attribute;
@@ -25,13 +25,13 @@ use super::axum::PathParams;
 /// let by_host = Attribute::read(|request| Some(request.uri.host()?.into()));
 /// ```
 #[derive(Clone)]
-pub struct Attribute(Place);
+pub struct Attribute(AttributeSource);
 
 /// Reads a value from a request.
 type Read = dyn for<'p> Fn(&Head<'p>) -> Option<AttributeValue<'p>> + Send + Sync;
 
 #[derive(Clone)]
-enum Place {
+enum AttributeSource {
     ClientAddr,
     Header(HeaderName),
     Method,
@@ -39,7 +39,7 @@ enum Place {
     Constant(Arc<[u8]>),
     Read(Arc<Read>),
     Either(Arc<[Attribute; 2]>),
-    Nowhere,
+    Never,
     #[cfg(feature = "axum")]
     MatchedPath,
     #[cfg(feature = "axum")]
@@ -47,42 +47,44 @@ enum Place {
 }
 
 impl Attribute {
-    /// The client's address, by the layer's [rule](super::RateLimitLayerBuilder::client_addr). Clients without one, as on
-    /// a Unix socket, share the value `unknown`.
+    /// The client's address, found by the layer's
+    /// [rule](super::RateLimitLayerBuilder::client_addr). Clients without an address, such as those
+    /// on a Unix socket, share the value `unknown`.
     #[must_use]
     pub fn client_addr() -> Self {
-        Self(Place::ClientAddr)
+        Self(AttributeSource::ClientAddr)
     }
 
-    /// The first line of this header field, byte for byte. An empty one counts as absent.
+    /// The first line of this header field, byte for byte. An empty value counts as absent.
     ///
     /// # Panics
-    /// When the name is not a header's name in lower case.
+    /// If the name is not a valid header name in lower case.
     #[must_use]
     pub fn header(name: &'static str) -> Self {
-        Self(Place::Header(HeaderName::from_static(name)))
+        Self(AttributeSource::Header(HeaderName::from_static(name)))
     }
 
-    /// The method: `GET`.
+    /// The method, such as `GET`.
     #[must_use]
     pub fn method() -> Self {
-        Self(Place::Method)
+        Self(AttributeSource::Method)
     }
 
-    /// The path as the layer sees it, without the query: `/users/7`. Routers that are nested in others see less of it.
+    /// The path as the layer sees it, without the query: `/users/7`. A nested router removes its
+    /// prefix from it.
     #[must_use]
     pub fn path() -> Self {
-        Self(Place::Path)
+        Self(AttributeSource::Path)
     }
 
-    /// The same value in every request: tells the routes of this layer from those of others, so that policies can have
-    /// it as a condition.
+    /// The same value in every request. Policies can use it as a condition to tell the routes of
+    /// this layer from others.
     #[must_use]
     pub fn value(value: impl Into<Vec<u8>>) -> Self {
-        Self(Place::Constant(value.into().into()))
+        Self(AttributeSource::Constant(value.into().into()))
     }
 
-    /// What other middleware has put into the request's extensions.
+    /// A value from the request's extensions, set by other middleware.
     ///
     /// ```
     /// use slidegate::layer::Attribute;
@@ -97,144 +99,154 @@ impl Attribute {
         Self::read(move |request| request.extensions.get::<T>().and_then(&read))
     }
 
-    /// Whatever the function finds. Runs for every request, on the thread that serves it.
+    /// The value that `read` returns. It runs for every request, on the thread that serves it.
     #[must_use]
     pub fn read(
         read: impl for<'p> Fn(&Head<'p>) -> Option<AttributeValue<'p>> + Send + Sync + 'static,
     ) -> Self {
-        Self(Place::Read(Arc::new(read)))
+        Self(AttributeSource::Read(Arc::new(read)))
     }
 
-    /// The path pattern that axum matched: `/users/{id}`. Absent outside of a `Router`'s routes.
+    /// The path pattern that axum matched, such as `/users/{id}`. Absent outside the routes of a
+    /// `Router`.
     #[cfg(feature = "axum")]
     #[must_use]
     pub fn matched_path() -> Self {
-        Self(Place::MatchedPath)
+        Self(AttributeSource::MatchedPath)
     }
 
-    /// A parameter of the path pattern that axum matched, percent-decoded. Absent outside of a `Router`'s routes.
+    /// A parameter of the path pattern that axum matched, percent-decoded. Absent outside the
+    /// routes of a `Router`.
     #[cfg(feature = "axum")]
     #[must_use]
     pub fn path_param(name: impl Into<Arc<str>>) -> Self {
-        Self(Place::PathParam(name.into()))
+        Self(AttributeSource::PathParam(name.into()))
     }
 
-    /// Absent in every request: for an attribute of policies that are meant for other layers of the same gate.
+    /// Absent in every request: for the attributes of policies that are meant for other layers of
+    /// the same gate.
     #[must_use]
     pub fn never() -> Self {
-        Self(Place::Nowhere)
+        Self(AttributeSource::Never)
     }
 
-    /// This value, or the other one where this is absent.
+    /// This value, or `other` if it is absent.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
-        Self(Place::Either(Arc::new([self, other])))
+        Self(AttributeSource::Either(Arc::new([self, other])))
     }
 
     /// The value in a request.
-    pub(super) fn of<'p>(&'p self, seen: &Seen<'p>, client: Option<&Resolved>) -> Option<AttributeValue<'p>> {
+    pub(super) fn of<'p>(
+        &'p self,
+        view: &RequestView<'p>,
+        client: Option<&Resolved>,
+    ) -> Option<AttributeValue<'p>> {
         match &self.0 {
-            Place::ClientAddr => Some(match client?.addr {
+            AttributeSource::ClientAddr => Some(match client?.addr {
                 Some(addr) => addr.into(),
                 None => UNKNOWN.into(),
             }),
-            Place::Header(name) => {
-                let value = seen.head.headers.get(name)?.as_bytes();
+            AttributeSource::Header(name) => {
+                let value = view.head.headers.get(name)?.as_bytes();
                 (!value.is_empty()).then(|| value.into())
             }
-            Place::Method => Some(seen.head.method.as_str().into()),
-            Place::Path => Some(seen.head.uri.path().into()),
-            Place::Constant(value) => Some((&**value).into()),
-            Place::Read(read) => read(&seen.head),
-            Place::Either(either) => either[0].of(seen, client).or_else(|| either[1].of(seen, client)),
-            Place::Nowhere => None,
+            AttributeSource::Method => Some(view.head.method.as_str().into()),
+            AttributeSource::Path => Some(view.head.uri.path().into()),
+            AttributeSource::Constant(value) => Some((&**value).into()),
+            AttributeSource::Read(read) => read(&view.head),
+            AttributeSource::Either(either) => {
+                either[0].of(view, client).or_else(|| either[1].of(view, client))
+            }
+            AttributeSource::Never => None,
             #[cfg(feature = "axum")]
-            Place::MatchedPath => super::axum::matched_path(seen.head.extensions).map(Into::into),
+            AttributeSource::MatchedPath => super::axum::matched_path(view.head.extensions).map(Into::into),
             #[cfg(feature = "axum")]
-            Place::PathParam(name) => seen.params?.value(name).map(Into::into),
+            AttributeSource::PathParam(name) => view.params?.value(name).map(Into::into),
         }
     }
 
-    /// Whether it or what stands in for it is one of these.
-    fn any(&self, is: &impl Fn(&Place) -> bool) -> bool {
+    /// Whether this source or one of its alternatives matches.
+    fn any(&self, is: &impl Fn(&AttributeSource) -> bool) -> bool {
         match &self.0 {
-            Place::Either(either) => either.iter().any(|one| one.any(is)),
-            place => is(place),
+            AttributeSource::Either(either) => either.iter().any(|one| one.any(is)),
+            source => is(source),
         }
     }
 
     pub(super) fn needs_client_addr(&self) -> bool {
-        self.any(&|place| matches!(place, Place::ClientAddr))
+        self.any(&|source| matches!(source, AttributeSource::ClientAddr))
     }
 
     #[cfg(feature = "axum")]
     pub(super) fn needs_path_params(&self) -> bool {
-        self.any(&|place| matches!(place, Place::PathParam(_)))
+        self.any(&|source| matches!(source, AttributeSource::PathParam(_)))
     }
 }
 
-/// The key of all clients whose address nobody knows. An address never looks like this, as it is not text.
+/// The shared key of all clients without a known address. It is text, so no address equals it.
 const UNKNOWN: &str = "unknown";
 
 impl fmt::Debug for Attribute {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Place::ClientAddr => f.write_str("client_addr"),
-            Place::Header(name) => write!(f, "header({name})"),
-            Place::Method => f.write_str("method"),
-            Place::Path => f.write_str("path"),
-            Place::Constant(value) => write!(f, "value({})", value.escape_ascii()),
-            Place::Read(_) => f.write_str("read"),
-            Place::Either(either) => write!(f, "{:?}.or({:?})", either[0], either[1]),
-            Place::Nowhere => f.write_str("never"),
+            AttributeSource::ClientAddr => f.write_str("client_addr"),
+            AttributeSource::Header(name) => write!(f, "header({name})"),
+            AttributeSource::Method => f.write_str("method"),
+            AttributeSource::Path => f.write_str("path"),
+            AttributeSource::Constant(value) => write!(f, "value({})", value.escape_ascii()),
+            AttributeSource::Read(_) => f.write_str("read"),
+            AttributeSource::Either(either) => write!(f, "{:?}.or({:?})", either[0], either[1]),
+            AttributeSource::Never => f.write_str("never"),
             #[cfg(feature = "axum")]
-            Place::MatchedPath => f.write_str("matched_path"),
+            AttributeSource::MatchedPath => f.write_str("matched_path"),
             #[cfg(feature = "axum")]
-            Place::PathParam(name) => write!(f, "path_param({name})"),
+            AttributeSource::PathParam(name) => write!(f, "path_param({name})"),
         }
     }
 }
 
-/// A request as attributes see it.
+/// The parts of a request that attributes read.
 #[derive(Clone, Copy)]
-pub(super) struct Seen<'p> {
+pub(super) struct RequestView<'p> {
     pub(super) head: Head<'p>,
     #[cfg(feature = "axum")]
     pub(super) params: Option<&'p PathParams>,
 }
 
-/// The value of an attribute in one request: text, bytes, a number's digits or an [`IpAddr`], borrowed or not.
+/// The value of an attribute in one request: text, bytes, the digits of a number, or an [`IpAddr`];
+/// borrowed or owned.
 ///
-/// Made by `From`. Text that looks like an address is not one.
+/// Created with `From`. Text is never treated as an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AttributeValue<'p>(Held<'p>);
+pub struct AttributeValue<'p>(Repr<'p>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Held<'p> {
+pub(super) enum Repr<'p> {
     Borrowed(&'p [u8]),
     Owned(Box<[u8]>),
     Address(IpAddr),
 }
 
 impl<'p> AttributeValue<'p> {
-    pub(super) fn held(self) -> Held<'p> {
+    pub(super) fn into_repr(self) -> Repr<'p> {
         self.0
     }
 
-    /// As a request has it.
+    /// As a value of a request.
     pub(super) fn borrowed(&self) -> Value<'_> {
         match &self.0 {
-            Held::Borrowed(bytes) => Value::Bytes(bytes),
-            Held::Owned(bytes) => Value::Bytes(bytes),
-            Held::Address(ip) => Value::Address(*ip),
+            Repr::Borrowed(bytes) => Value::Bytes(bytes),
+            Repr::Owned(bytes) => Value::Bytes(bytes),
+            Repr::Address(ip) => Value::Address(*ip),
         }
     }
 
-    /// For longer than the request lasts.
-    pub(super) fn kept(value: Value<'_>) -> Self {
+    /// An owned copy that outlives the request.
+    pub(super) fn owned(value: Value<'_>) -> Self {
         Self(match value {
-            Value::Bytes(bytes) => Held::Owned(bytes.into()),
-            Value::Address(ip) => Held::Address(ip),
+            Value::Bytes(bytes) => Repr::Owned(bytes.into()),
+            Value::Address(ip) => Repr::Address(ip),
         })
     }
 }
@@ -247,7 +259,7 @@ impl<'p> From<&'p str> for AttributeValue<'p> {
 
 impl<'p> From<&'p [u8]> for AttributeValue<'p> {
     fn from(bytes: &'p [u8]) -> Self {
-        Self(Held::Borrowed(bytes))
+        Self(Repr::Borrowed(bytes))
     }
 }
 
@@ -259,7 +271,7 @@ impl From<String> for AttributeValue<'_> {
 
 impl From<Vec<u8>> for AttributeValue<'_> {
     fn from(bytes: Vec<u8>) -> Self {
-        Self(Held::Owned(bytes.into()))
+        Self(Repr::Owned(bytes.into()))
     }
 }
 
@@ -271,6 +283,6 @@ impl From<u64> for AttributeValue<'_> {
 
 impl From<IpAddr> for AttributeValue<'_> {
     fn from(ip: IpAddr) -> Self {
-        Self(Held::Address(ip))
+        Self(Repr::Address(ip))
     }
 }

@@ -1,6 +1,6 @@
-//! What axum knows of a request, and extractors for handlers.
+//! Attributes from axum, and extractors for handlers.
 //!
-//! axum hands out path parameters by an asynchronous function that never waits.
+//! axum reads path parameters in an asynchronous function that never waits, so one poll is enough.
 
 use std::future::Future;
 use std::pin::pin;
@@ -14,16 +14,16 @@ use http::{Extensions, Request, StatusCode};
 use super::Limited;
 use crate::client_addr::Resolved;
 
-/// The parameters of the path pattern that was matched.
+/// The parameters of the path pattern that axum matched.
 pub(super) struct PathParams(RawPathParams);
 
 impl PathParams {
-    /// `None` outside of a router's routes, and where one of them is not UTF-8.
+    /// `None` outside the routes of a router, and if a parameter is not UTF-8.
     pub(super) fn of(extensions: &mut Extensions) -> Option<Self> {
-        // axum reads them from the head of a request, of which it needs only these.
+        // The extractor needs a request head, but reads only its extensions.
         let (mut head, ()) = Request::new(()).into_parts();
         std::mem::swap(&mut head.extensions, extensions);
-        let read = at_once(RawPathParams::from_request_parts(&mut head, &()));
+        let read = poll_once(RawPathParams::from_request_parts(&mut head, &()));
         std::mem::swap(&mut head.extensions, extensions);
         read?.ok().map(Self)
     }
@@ -33,8 +33,8 @@ impl PathParams {
     }
 }
 
-/// What a future gives that never waits.
-fn at_once<T>(read: impl Future<Output = T>) -> Option<T> {
+/// The output of a future that never waits.
+fn poll_once<T>(read: impl Future<Output = T>) -> Option<T> {
     match pin!(read).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(read) => Some(read),
         Poll::Pending => None,
@@ -45,7 +45,8 @@ pub(super) fn matched_path(extensions: &Extensions) -> Option<&str> {
     extensions.get::<MatchedPath>().map(MatchedPath::as_str)
 }
 
-/// Why a handler was not given what it asked for: answers 500, as the application is put together wrongly.
+/// Why an extractor failed. The response has status 500, because the application is set up
+/// incorrectly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NotLimited(&'static str);
 
@@ -64,13 +65,13 @@ impl IntoResponse for NotLimited {
 }
 
 const NO_LAYER: NotLimited = NotLimited(
-    "the handler asks for what the limit has decided, but its route has no `RateLimitLayer` that tells handlers; add one",
+    "no rate limit decision in the request: the route has no `RateLimitLayer`, or it has `.tell_handlers(false)`; add the layer",
 );
 const NO_CLIENT: NotLimited = NotLimited(
-    "the handler asks for the client's address, but its `RateLimitLayer` has no rule for it; add `.client_addr(...)`",
+    "no client address in the request: the `RateLimitLayer` of the route has no rule for it; add `.client_addr(...)`",
 );
 
-/// What was decided about the request.
+/// The decisions for the request.
 impl<S: Sync> FromRequestParts<S> for Limited {
     type Rejection = NotLimited;
 
@@ -79,7 +80,7 @@ impl<S: Sync> FromRequestParts<S> for Limited {
     }
 }
 
-/// What was decided about the request, where the route has a limit.
+/// The decisions for the request, if its route has a limit.
 impl<S: Sync> OptionalFromRequestParts<S> for Limited {
     type Rejection = std::convert::Infallible;
 
@@ -88,7 +89,8 @@ impl<S: Sync> OptionalFromRequestParts<S> for Limited {
     }
 }
 
-/// Who the client is, by the rule of the route's [`RateLimitLayer`](super::RateLimitLayer).
+/// The client's address, found by the rule of the route's
+/// [`RateLimitLayer`](super::RateLimitLayer).
 impl<S: Sync> FromRequestParts<S> for Resolved {
     type Rejection = NotLimited;
 

@@ -1,4 +1,4 @@
-//! Bodies of responses: the inner service's own type where that can hold a denial, else one that can be either.
+//! Response bodies: the inner service's own type if it can hold a denial, or else an enum of both.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -7,23 +7,23 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-/// How answers of an inner service with bodies of type `R`, and denials, become one type.
-pub trait Answers<R> {
-    /// The body of both.
+/// Combines the bodies of an inner service, of type `R`, with the bodies of denials.
+pub trait ResponseBody<R> {
+    /// The combined body type.
     type Body;
 
-    /// The body of an answer.
+    /// The body of the inner service's response.
     fn served(body: R) -> Self::Body;
 
     /// The body of a denial.
     fn denied(text: String) -> Self::Body;
 }
 
-/// The inner service's type of body, which can be made of text.
+/// Uses the inner service's body type, which can be created from text.
 #[derive(Debug, Clone, Copy)]
 pub struct SameBody;
 
-impl<R: From<String>> Answers<R> for SameBody {
+impl<R: From<String>> ResponseBody<R> for SameBody {
     type Body = R;
 
     fn served(body: R) -> R {
@@ -35,11 +35,11 @@ impl<R: From<String>> Answers<R> for SameBody {
     }
 }
 
-/// Any type of body: that of denials is put beside it.
+/// Supports any body type by wrapping it in [`LimitedBody`].
 #[derive(Debug, Clone, Copy)]
 pub struct AnyBody;
 
-impl<R: Body<Data = Bytes>> Answers<R> for AnyBody {
+impl<R: Body<Data = Bytes>> ResponseBody<R> for AnyBody {
     type Body = LimitedBody<R>;
 
     fn served(body: R) -> LimitedBody<R> {
@@ -53,7 +53,8 @@ impl<R: Body<Data = Bytes>> Answers<R> for AnyBody {
 }
 
 pin_project! {
-    /// The body of an answer or of a denial; see [`RateLimitLayer::any_body`](super::RateLimitLayer::any_body).
+    /// The body of a response or of a denial; see
+    /// [`RateLimitLayer::any_body`](super::RateLimitLayer::any_body).
     #[derive(Debug)]
     pub struct LimitedBody<R> {
         #[pin]
@@ -65,9 +66,9 @@ pin_project! {
     #[derive(Debug)]
     #[project = OfProjection]
     enum Of<R> {
-        /// The inner service, as it is.
+        /// From the inner service, unchanged.
         Served { #[pin] body: R },
-        /// The limit: what is still to be sent.
+        /// A denial: the text that is still to be sent.
         Denied { text: Option<Bytes> },
     }
 }

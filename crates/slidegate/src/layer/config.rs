@@ -1,7 +1,7 @@
-//! What a layer was told, and the one road from a request to its outcome.
+//! The settings of a layer, and the path from a request to its outcome.
 //!
-//! The road is two steps with the gate between them: what is asked, and what comes of the answer. So a gate in memory is
-//! asked without a future, and a shared one is waited for.
+//! The path has a part before the gate and a part after it, so a gate in memory needs no future and
+//! a shared one is awaited.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -12,26 +12,26 @@ use http::Extensions;
 use http::response::Response;
 
 use super::Limited;
-use super::attribute::{Attribute, AttributeValue, Held, Seen};
+use super::attribute::{Attribute, AttributeValue, Repr, RequestView};
 use super::denied::Denied;
 use super::head::Head;
-use super::refund::{Owed, Refund};
+use super::refund::{PendingRefund, Refund};
 use crate::client_addr::{ClientAddr, Resolved};
 use crate::gate::{Decisions, Gate};
-use crate::headers::{FieldTexts, HeaderOptions};
+use crate::headers::{FieldBuffer, HeaderOptions};
 use crate::policy::PolicySet;
 use crate::request::Request;
 #[cfg(feature = "redis")]
 use crate::shared_gate::SharedGate;
 use crate::verb::Verb;
 
-/// The gate of a layer, in memory or shared; made by `From`, also from an [`Arc`] of either.
+/// The gate of a layer, in memory or shared. Created with `From`, also from an [`Arc`] of either.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum AnyGate {
-    /// In the memory of this process.
+    /// Counts in the memory of this process.
     Memory(Arc<Gate>),
-    /// Over a store that many instances share.
+    /// Counts in a store that several instances share.
     #[cfg(feature = "redis")]
     Shared(Arc<SharedGate>),
 }
@@ -72,19 +72,19 @@ impl AnyGate {
     }
 }
 
-/// What a layer was told.
+/// The settings of a layer.
 #[derive(Clone)]
 pub(super) struct Config {
     pub(super) gate: AnyGate,
-    /// With their names.
+    /// Attributes with their names.
     pub(super) attributes: Vec<(String, Attribute)>,
-    /// Names of the only policies that decide; of all that apply if there are none.
+    /// Names of the policies that decide; if empty, all policies that apply.
     pub(super) under: Vec<String>,
     pub(super) client: ClientAddr,
-    /// Whether each request's client is to be found out.
+    /// Whether the client's address is found for every request.
     pub(super) finds_client: bool,
-    /// Whether requests that pass carry what was decided.
-    pub(super) tells_handlers: bool,
+    /// Whether allowed requests carry [`Limited`] in their extensions.
+    pub(super) sets_extension: bool,
     #[cfg(feature = "axum")]
     pub(super) reads_params: bool,
     pub(super) peer: Option<Arc<PeerOf>>,
@@ -100,125 +100,132 @@ pub(super) type CostOf = dyn Fn(&Head<'_>) -> u64 + Send + Sync;
 pub(super) type Skips = dyn Fn(&Head<'_>) -> bool + Send + Sync;
 pub(super) type Deny = dyn Fn(&Denied<'_>) -> Response<String> + Send + Sync;
 
-/// What becomes of a request.
+/// The outcome of a request.
 pub(super) enum Outcome {
-    /// It passes, and tells its handler this.
+    /// The request is allowed. [`Limited`] is for its extensions.
     Pass(Pass, Option<Limited>),
-    /// It is answered with this. In a box, as what passes would be moved in the room of it.
+    /// The request is denied with this response. Boxed because it is larger than an allowed
+    /// request's data, which would be moved with the same size.
     Deny(Box<Response<String>>),
 }
 
-/// What a request that passes leaves behind for its answer.
+/// What an allowed request needs when its response arrives.
 #[derive(Default)]
 pub(super) struct Pass {
-    pub(super) fields: FieldTexts,
-    pub(super) owed: Option<Box<Owed>>,
+    pub(super) fields: FieldBuffer,
+    pub(super) refund: Option<Box<PendingRefund>>,
 }
 
 impl Config {
-    /// Decides a request over a gate in memory.
-    pub(super) fn decide(self: &Arc<Self>, gate: &Gate, seen: &Seen<'_>) -> Outcome {
-        if self.skips(seen) {
+    /// Decides a request with a gate in memory.
+    pub(super) fn decide(self: &Arc<Self>, gate: &Gate, view: &RequestView<'_>) -> Outcome {
+        if self.skips(view) {
             return self.skipped();
         }
-        let (client, made);
-        let mut request = self.asking(self.cost_of(seen));
-        client = self.client_of(seen);
-        made = self.describe(&mut request, seen, client.as_ref());
-        request.extend(made.iter().map(|(name, bytes)| (*name, &**bytes)));
-        let several = self.under_several(&request);
+        let (client, owned);
+        let mut request = self.base_request(self.cost_of(view));
+        client = self.client_of(view);
+        owned = self.set_attributes(&mut request, view, client.as_ref());
+        request.extend(owned.iter().map(|(name, bytes)| (*name, &**bytes)));
+        let several = self.named_requests(&request);
         let decisions = gate.apply_all(Verb::Check, requests(&request, &several));
-        self.outcome(seen, client, &request, &decisions)
+        self.outcome(view, client, &request, &decisions)
     }
 
-    /// Decides a request over a shared gate.
+    /// Decides a request with a shared gate.
     #[cfg(feature = "redis")]
-    pub(super) async fn decide_shared(self: &Arc<Self>, gate: &SharedGate, seen: &Seen<'_>) -> Outcome {
-        if self.skips(seen) {
+    pub(super) async fn decide_shared(
+        self: &Arc<Self>,
+        gate: &SharedGate,
+        view: &RequestView<'_>,
+    ) -> Outcome {
+        if self.skips(view) {
             return self.skipped();
         }
-        let (client, made);
-        let mut request = self.asking(self.cost_of(seen));
-        client = self.client_of(seen);
-        made = self.describe(&mut request, seen, client.as_ref());
-        request.extend(made.iter().map(|(name, bytes)| (*name, &**bytes)));
-        let several = self.under_several(&request);
+        let (client, owned);
+        let mut request = self.base_request(self.cost_of(view));
+        client = self.client_of(view);
+        owned = self.set_attributes(&mut request, view, client.as_ref());
+        request.extend(owned.iter().map(|(name, bytes)| (*name, &**bytes)));
+        let several = self.named_requests(&request);
         let decisions = gate.apply_all(Verb::Check, requests(&request, &several)).await;
-        self.outcome(seen, client, &request, &decisions)
+        self.outcome(view, client, &request, &decisions)
     }
 
-    /// Whether the layer does not concern the request.
-    fn skips(&self, seen: &Seen<'_>) -> bool {
-        self.skip.as_ref().is_some_and(|skips| skips(&seen.head))
+    /// Whether the request bypasses the limit.
+    fn skips(&self, view: &RequestView<'_>) -> bool {
+        self.skip.as_ref().is_some_and(|skips| skips(&view.head))
     }
 
-    fn cost_of(&self, seen: &Seen<'_>) -> u64 {
-        self.cost.as_ref().map_or(1, |cost_of| cost_of(&seen.head))
+    fn cost_of(&self, view: &RequestView<'_>) -> u64 {
+        self.cost.as_ref().map_or(1, |cost_of| cost_of(&view.head))
     }
 
-    /// A request as policies see it, without attributes; under the one policy that decides if there is only one.
-    pub(super) fn asking<'r>(&'r self, cost: u64) -> Request<'r> {
+    /// A request without attributes. If the layer names a single policy, the request is under that
+    /// policy.
+    pub(super) fn base_request<'r>(&'r self, cost: u64) -> Request<'r> {
         Request::asking(cost, if let [policy] = &*self.under { Some(policy) } else { None })
     }
 
-    /// Adds the attributes that stand in the request, and returns those that were made from it, for adding them too.
+    /// Adds the borrowed attributes to `request` and returns the owned ones, which the caller adds.
     #[inline]
-    fn describe<'p>(
+    fn set_attributes<'p>(
         &'p self,
         request: &mut Request<'p>,
-        seen: &Seen<'p>,
+        view: &RequestView<'p>,
         client: Option<&Resolved>,
     ) -> Vec<(&'p str, Box<[u8]>)> {
-        let mut made = Vec::new();
+        let mut owned = Vec::new();
         for (name, attribute) in &self.attributes {
-            match attribute.of(seen, client).map(AttributeValue::held) {
-                Some(Held::Borrowed(bytes)) => request.extend([(&**name, bytes)]),
-                Some(Held::Address(ip)) => request.extend([(&**name, ip)]),
-                Some(Held::Owned(bytes)) => made.push((&**name, bytes)),
+            match attribute.of(view, client).map(AttributeValue::into_repr) {
+                Some(Repr::Borrowed(bytes)) => request.extend([(&**name, bytes)]),
+                Some(Repr::Address(ip)) => request.extend([(&**name, ip)]),
+                Some(Repr::Owned(bytes)) => owned.push((&**name, bytes)),
                 None => {}
             }
         }
-        made
+        owned
     }
 
     fn skipped(&self) -> Outcome {
-        Outcome::Pass(Pass::default(), self.tells_handlers.then(Limited::default))
+        Outcome::Pass(Pass::default(), self.sets_extension.then(Limited::default))
     }
 
     fn outcome(
         self: &Arc<Self>,
-        seen: &Seen<'_>,
+        view: &RequestView<'_>,
         client: Option<Resolved>,
         request: &Request<'_>,
         decisions: &Decisions<'_>,
     ) -> Outcome {
-        let mut fields = FieldTexts::default();
+        let mut fields = FieldBuffer::default();
         self.headers.write_all(decisions, &mut fields);
         if decisions.is_denied() {
-            let denied = Denied { decisions, request: seen.head };
+            let denied = Denied { decisions, request: view.head };
             return Outcome::Deny(Box::new(self.denial(&denied, fields)));
         }
-        let owed = self.refund.as_ref().and_then(|_| Owed::new(self, decisions, request)).map(Box::new);
-        Outcome::Pass(Pass { fields, owed }, self.tells_handlers.then(|| Limited::new(decisions, client)))
+        let refund =
+            self.refund.as_ref().and_then(|_| PendingRefund::new(self, decisions, request)).map(Box::new);
+        Outcome::Pass(Pass { fields, refund }, self.sets_extension.then(|| Limited::new(decisions, client)))
     }
 
-    fn denial(&self, denied: &Denied<'_>, fields: FieldTexts) -> Response<String> {
+    fn denial(&self, denied: &Denied<'_>, fields: FieldBuffer) -> Response<String> {
         let mut response = self.deny.as_ref().map_or_else(|| denied.problem_response(), |deny| deny(denied));
-        fields.put_into(response.headers_mut());
+        fields.append_to(response.headers_mut());
         response
     }
 
-    /// The request once for each policy that it is to be decided under, if those are several.
-    fn under_several<'r>(&'r self, request: &Request<'r>) -> Vec<Request<'r>> {
-        if self.under.len() < 2 { Vec::new() } else { named(request, &self.under) }
+    /// One request per policy, if the layer names several.
+    fn named_requests<'r>(&'r self, request: &Request<'r>) -> Vec<Request<'r>> {
+        if self.under.len() < 2 { Vec::new() } else { request_per_policy(request, &self.under) }
     }
 
-    /// Who the client is, if an attribute or a handler needs it.
-    fn client_of(&self, seen: &Seen<'_>) -> Option<Resolved> {
+    /// The client's address, if an attribute or a handler needs it.
+    fn client_of(&self, view: &RequestView<'_>) -> Option<Resolved> {
         if !self.finds_client {
             return None;
         }
-        let head = &seen.head;
+        let head = &view.head;
         let peer = match &self.peer {
             Some(peer_of) => peer_of(head.extensions),
             None => peer_of(head.extensions),
@@ -228,17 +235,17 @@ impl Config {
     }
 }
 
-/// Several requests, or the one that they were made of.
+/// `several`, or only `one` if that is empty.
 fn requests<'a, 'r>(one: &'a Request<'r>, several: &'a [Request<'r>]) -> &'a [Request<'r>] {
     if several.is_empty() { slice::from_ref(one) } else { several }
 }
 
-/// The request once for each policy that it is to be decided under.
-pub(super) fn named<'r>(request: &Request<'r>, policies: &'r [String]) -> Vec<Request<'r>> {
+/// One request per policy, each under that policy.
+pub(super) fn request_per_policy<'r>(request: &Request<'r>, policies: &'r [String]) -> Vec<Request<'r>> {
     policies.iter().map(|name| request.clone().under(name)).collect()
 }
 
-/// The connection's other end, where servers say it: axum's `ConnectInfo<SocketAddr>`, or a plain `SocketAddr`.
+/// The peer's address in the extensions: axum's `ConnectInfo<SocketAddr>` or a plain `SocketAddr`.
 fn peer_of(extensions: &Extensions) -> Option<IpAddr> {
     #[cfg(feature = "axum")]
     if let Some(axum::extract::ConnectInfo(peer)) = extensions.get::<axum::extract::ConnectInfo<SocketAddr>>()

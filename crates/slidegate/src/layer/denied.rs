@@ -1,4 +1,4 @@
-//! Denials: what a denied request is answered with.
+//! Denials: the response to a denied request.
 
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
 use http::response::Response;
@@ -7,7 +7,7 @@ use super::head::Head;
 use crate::gate::Decisions;
 use crate::headers::Problem;
 
-/// A request that is denied, and why.
+/// A denied request with its decisions.
 ///
 /// ```
 /// use http::{Response, StatusCode};
@@ -28,7 +28,7 @@ pub struct Denied<'d> {
 }
 
 impl<'d> Denied<'d> {
-    /// What every policy says.
+    /// The decisions of all policies.
     #[must_use]
     pub fn decisions(&self) -> &'d Decisions<'d> {
         self.decisions
@@ -40,18 +40,19 @@ impl<'d> Denied<'d> {
         self.request
     }
 
-    /// The denial in words and numbers.
+    /// The denial as a problem body.
     ///
     /// # Panics
-    /// Never: a denial has a policy that denies, or one that cannot decide.
+    /// Never: a denial has either a policy that denies or an error.
     #[must_use]
     pub fn problem(&self) -> Problem<'d> {
         Problem::of(self.decisions).expect("a denial has a policy that denies, or one that cannot decide")
     }
 
-    /// What is answered unless something else is asked for: the [problem](Self::problem) with its status, not to be cached.
-    /// The status is 429; or 503 where a shared store is unavailable and the policy denies then; or 500 where the layer names
-    /// a policy that the gate does not have any more.
+    /// The default response: the [problem](Self::problem) with its status and
+    /// `cache-control: no-store`. The status is 429; or 503 if the shared store is unavailable and
+    /// the policy denies in that case; or 500 if the layer names a policy that the gate no longer
+    /// has.
     #[must_use]
     pub fn problem_response(&self) -> Response<String> {
         let problem = self.problem();

@@ -1,11 +1,11 @@
-//! The head of a request, borrowed: what functions of a layer look at.
+//! The head of a request, borrowed, for the functions of a layer.
 //!
-//! Taking a request apart for them and putting it together again would cost as much as to decide.
+//! Taking the request apart and putting it together again would take as long as a decision.
 
 use http::request::Parts;
 use http::{Extensions, HeaderMap, Method, Request, Uri, Version};
 
-/// The head of a request: all but its body.
+/// The head of a request: everything but its body.
 ///
 /// ```
 /// use slidegate::layer::Head;
@@ -21,13 +21,13 @@ use http::{Extensions, HeaderMap, Method, Request, Uri, Version};
 pub struct Head<'p> {
     /// The method.
     pub method: &'p Method,
-    /// The target, as the layer sees it: routers that are nested in others see less of its path.
+    /// The target as the layer sees it. A nested router removes its prefix from the path.
     pub uri: &'p Uri,
-    /// The version of HTTP.
+    /// The HTTP version.
     pub version: Version,
     /// The header fields.
     pub headers: &'p HeaderMap,
-    /// What servers and other middleware have said about the request.
+    /// The extensions, set by the server and other middleware.
     pub extensions: &'p Extensions,
 }
 

@@ -1,4 +1,4 @@
-//! What was decided, for handlers: the decisions of a request without what they borrow from it.
+//! The decisions of a request for its handler, without borrowing from the request.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use crate::decision::Decision;
 use crate::gate::Decisions;
 use crate::policy::{Policy, PolicySet};
 
-/// What was decided about a request that was let through, and who its client is.
+/// The decisions for an allowed request, and its client's address.
 ///
-/// The layer puts it into the request's extensions; with the feature `axum` it is an extractor. Cloning it allocates only
-/// past one policy.
+/// The layer puts it into the request's extensions. With the feature `axum` it is an extractor.
+/// Cloning allocates only if more than one policy applied.
 ///
 /// ```
 /// use slidegate::layer::Limited;
@@ -28,34 +28,36 @@ use crate::policy::{Policy, PolicySet};
 /// ```
 #[derive(Debug, Clone, Default)]
 pub struct Limited {
-    /// Those that were in force. `None` where nothing was asked, as the request was skipped.
+    /// The policies in force. `None` if the request bypassed the limit.
     policies: Option<Arc<PolicySet>>,
-    answers: SmallVec<[(usize, Decision); 1]>,
+    decisions: SmallVec<[(usize, Decision); 1]>,
     client: Option<Resolved>,
 }
 
 impl Limited {
     pub(super) fn new(decisions: &Decisions<'_>, client: Option<Resolved>) -> Self {
-        let answers = decisions.iter().map(|one| (one.position(), *one.decision())).collect();
-        Self { policies: Some(Arc::clone(decisions.policies())), answers, client }
+        let policies = Some(Arc::clone(decisions.policies()));
+        let decisions = decisions.iter().map(|one| (one.position(), *one.decision())).collect();
+        Self { policies, decisions, client }
     }
 
-    /// Every policy that applied and its decision, in the order of the policies, shadow ones included.
+    /// Every policy that applied with its decision, in the order of the policies, including shadow
+    /// policies.
     pub fn iter(&self) -> impl Iterator<Item = (&Policy, &Decision)> {
-        let answers = self.answers.iter();
+        let decisions = self.decisions.iter();
         self.policies
             .iter()
-            .flat_map(move |set| answers.clone().map(|(policy, decision)| (set.policy(*policy), decision)))
+            .flat_map(move |set| decisions.clone().map(|(policy, decision)| (set.policy(*policy), decision)))
     }
 
-    /// The enforced policy that has least left, and its decision; `None` when none applied.
+    /// The strictest decision of an enforced policy, with its policy; `None` if none applied.
     #[must_use]
     pub fn strictest(&self) -> Option<(&Policy, &Decision)> {
         let enforced = self.iter().filter(|(policy, _)| policy.is_enforced());
         enforced.reduce(|strictest, one| if one.1.is_stricter_than(strictest.1) { one } else { strictest })
     }
 
-    /// Who the client is, where the layer has been told how to find out.
+    /// The client's address, if the layer has a rule for it.
     #[must_use]
     pub fn client(&self) -> Option<Resolved> {
         self.client

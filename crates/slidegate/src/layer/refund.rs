@@ -1,7 +1,8 @@
-//! Refunds: which answers give a request's cost back, and how that happens once and only once.
+//! Refunds: which responses refund the cost of their request, each exactly once.
 //!
-//! What is owed has one owner, and to pay it or to keep it takes it from him; if he is dropped with it, the request went
-//! unanswered. Nobody can pay twice, and a client that leaves cannot leave a debt behind.
+//! A pending refund has one owner, and both starting and cancelling it consume it. Dropping it
+//! means that the request was not answered. So no cost is refunded twice, and none is forgotten
+//! when a client disconnects.
 
 use std::fmt;
 use std::pin::Pin;
@@ -11,12 +12,12 @@ use http::StatusCode;
 use http::response::Parts;
 
 use super::attribute::AttributeValue;
-use super::config::{AnyGate, Config, named};
+use super::config::{AnyGate, Config, request_per_policy};
 use crate::gate::Decisions;
 use crate::request::Request;
 use crate::verb::Verb;
 
-/// Which answers give the cost of their request back.
+/// Which responses refund the cost of their request.
 ///
 /// ```
 /// use slidegate::layer::Refund;
@@ -29,12 +30,14 @@ use crate::verb::Verb;
 /// let cached = Refund::when(|response| response.headers.contains_key("x-cache-hit"));
 /// ```
 ///
-/// The head of the response decides; what becomes of its body does not matter. The refund is done before the response
-/// goes on, so the client's next request finds it. The response's header fields tell what was left before it.
+/// The head of the response decides; its body does not matter. The refund completes before the
+/// response is returned, so the client's next request benefits from it. The header fields of the
+/// response show the state before the refund.
 ///
-/// A request goes **unanswered** when the inner service fails with an error or panics, or when the client goes away
-/// first, so that the server drops the response. Its cost stays charged unless [`or_unanswered`](Self::or_unanswered)
-/// says otherwise, as whoever hangs up before the answer would have all his tries for nothing: not for limits on logins.
+/// A request is **unanswered** if the inner service fails with an error or panics, or if the client
+/// disconnects first and the server drops the response. By default its cost stays charged;
+/// [`or_unanswered`](Self::or_unanswered) refunds it. Do not use that for login limits: a client
+/// that always disconnects before the answer would have unlimited attempts.
 #[derive(Clone)]
 pub struct Refund {
     answered: Arc<When>,
@@ -44,37 +47,37 @@ pub struct Refund {
 type When = dyn Fn(&Parts) -> bool + Send + Sync;
 
 impl Refund {
-    /// Answers that the function says yes to.
+    /// Refunds if the function returns true for the head of the response.
     #[must_use]
     pub fn when(answered: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
         Self { answered: Arc::new(answered), unanswered: false }
     }
 
-    /// Answers with such a status.
+    /// Refunds if the function returns true for the status.
     #[must_use]
     pub fn on_status(wanted: impl Fn(StatusCode) -> bool + Send + Sync + 'static) -> Self {
         Self::when(move |response| wanted(response.status))
     }
 
-    /// Status 500 to 599.
+    /// Refunds on status 500 to 599.
     #[must_use]
     pub fn server_errors() -> Self {
         Self::on_status(|status| status.is_server_error())
     }
 
-    /// Status 400 to 499.
+    /// Refunds on status 400 to 499.
     #[must_use]
     pub fn client_errors() -> Self {
         Self::on_status(|status| status.is_client_error())
     }
 
-    /// Status 100 to 399: what is left counts failures.
+    /// Refunds on status 100 to 399, so that only failures count.
     #[must_use]
     pub fn successes() -> Self {
         Self::on_status(|status| status.as_u16() < 400)
     }
 
-    /// Requests without an answer as well.
+    /// Refunds unanswered requests too.
     #[must_use]
     pub fn or_unanswered(mut self) -> Self {
         self.unanswered = true;
@@ -96,28 +99,29 @@ impl fmt::Debug for Refund {
     }
 }
 
-/// What a request was charged, until its answer says whether it is given back.
-pub(super) struct Owed {
-    /// Taken by whoever settles it.
-    debt: Option<Debt>,
+/// The charge of a request, until its response decides whether it is refunded.
+pub(super) struct PendingRefund {
+    /// `None` once the refund was started or cancelled.
+    charged: Option<ChargedRequest>,
     #[cfg(feature = "redis")]
     runtime: Option<tokio::runtime::Handle>,
 }
 
-struct Debt {
+struct ChargedRequest {
     config: Arc<Config>,
     /// In the order of the layer's attributes.
     values: Box<[Option<AttributeValue<'static>>]>,
     cost: u64,
-    /// Names of the policies that were charged, where those are not all that were asked.
-    charged: Option<Vec<String>>,
+    /// Names of the policies that were charged, if not all that decided were.
+    policies: Option<Vec<String>>,
 }
 
-/// A refund on its way. It arrives whether or not anybody waits for it.
-pub(super) type Paying = Pin<Box<dyn Future<Output = ()> + Send>>;
+/// A refund in progress. It completes even if this future is dropped.
+pub(super) type RefundFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-impl Owed {
-    /// `None` where nothing was charged. A shadow policy that would have denied was not, and must not be given anything.
+impl PendingRefund {
+    /// `None` if nothing was charged. A shadow policy that would have denied was not charged and
+    /// must not get a refund.
     pub(super) fn new(
         config: &Arc<Config>,
         decisions: &Decisions<'_>,
@@ -126,64 +130,65 @@ impl Owed {
         let charged = || decisions.iter().filter(|one| one.cost > 0);
         charged().next()?;
         let all = charged().count() == decisions.iter().len();
-        let charged = (!all).then(|| charged().map(|one| one.policy().name().to_owned()).collect());
-        let values = config.attributes.iter().map(|(name, _)| request.value(name).map(AttributeValue::kept));
+        let policies = (!all).then(|| charged().map(|one| one.policy().name().to_owned()).collect());
+        let values = config.attributes.iter().map(|(name, _)| request.value(name).map(AttributeValue::owned));
         let (values, cost) = (values.collect(), request.asked_cost());
         Some(Self {
-            debt: Some(Debt { config: Arc::clone(config), values, cost, charged }),
+            charged: Some(ChargedRequest { config: Arc::clone(config), values, cost, policies }),
             #[cfg(feature = "redis")]
             runtime: tokio::runtime::Handle::try_current().ok(),
         })
     }
 
-    /// What answers are looked at for.
-    pub(super) fn refund(&self) -> Option<&Refund> {
-        self.debt.as_ref()?.config.refund.as_ref()
+    /// The rule that decides about the refund.
+    pub(super) fn rule(&self) -> Option<&Refund> {
+        self.charged.as_ref()?.config.refund.as_ref()
     }
 
-    /// The request was answered and keeps its charge.
-    pub(super) fn keep(mut self) {
-        self.debt = None;
+    /// Cancels the refund: the request was answered and keeps its charge.
+    pub(super) fn cancel(mut self) {
+        self.charged = None;
     }
 
-    /// Gives the cost back. In memory that is done on return; `Some` is a refund that a store has yet to confirm.
-    pub(super) fn pay(mut self) -> Option<Paying> {
+    /// Refunds the cost. A gate in memory is done on return; for a shared gate, the future
+    /// completes when the store has confirmed.
+    pub(super) fn start(mut self) -> Option<RefundFuture> {
         self.settle()
     }
 
-    fn settle(&mut self) -> Option<Paying> {
-        let debt = self.debt.take()?;
-        match debt.config.gate.clone() {
+    fn settle(&mut self) -> Option<RefundFuture> {
+        let charged = self.charged.take()?;
+        match charged.config.gate.clone() {
             AnyGate::Memory(gate) => {
-                gate.apply_all(Verb::Refund, &debt.requests());
+                gate.apply_all(Verb::Refund, &charged.requests());
                 None
             }
             #[cfg(feature = "redis")]
             AnyGate::Shared(gate) => {
-                let pay = async move { drop(gate.apply_all(Verb::Refund, &debt.requests()).await) };
-                let paid = self.runtime.take()?.spawn(pay);
-                // A task that ends otherwise does so because the runtime ends, and with it whoever waits here.
-                Some(Box::pin(async move { drop(paid.await) }))
+                let refund = async move { drop(gate.apply_all(Verb::Refund, &charged.requests()).await) };
+                let task = self.runtime.take()?.spawn(refund);
+                // The task fails only if the runtime shuts down, which also drops this future.
+                Some(Box::pin(async move { drop(task.await) }))
             }
         }
     }
 }
 
-impl Drop for Owed {
+impl Drop for PendingRefund {
     fn drop(&mut self) {
-        if self.refund().is_some_and(Refund::is_for_unanswered) {
+        if self.rule().is_some_and(Refund::is_for_unanswered) {
             drop(self.settle());
         }
     }
 }
 
-impl Debt {
-    /// What is given back.
+impl ChargedRequest {
+    /// The requests to refund.
     fn requests(&self) -> Vec<Request<'_>> {
-        let under = self.charged.as_deref().unwrap_or(&self.config.under);
-        let mut request = self.config.asking(self.cost);
+        let under = self.policies.as_deref().unwrap_or(&self.config.under);
+        let mut request = self.config.base_request(self.cost);
         let values = self.config.attributes.iter().zip(&self.values);
         request.extend(values.filter_map(|((name, _), value)| Some((&**name, value.as_ref()?.borrowed()))));
-        if under.is_empty() { vec![request] } else { named(&request, under) }
+        if under.is_empty() { vec![request] } else { request_per_policy(&request, under) }
     }
 }

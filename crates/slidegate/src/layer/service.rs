@@ -1,7 +1,8 @@
-//! The service of a layer, and the future of its responses.
+//! The service of a layer, and its response future.
 //!
-//! Over a gate in memory everything is decided when the service is called, and the request is never taken apart; over a
-//! shared one the inner service is called when the decision has come, so a clone of it is kept ready until then.
+//! With a gate in memory, `call` decides at once and never takes the request apart. With a shared
+//! gate, the future decides first and then calls the inner service, a ready clone of which it
+//! keeps.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -14,28 +15,28 @@ use http::{Request, Response};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
-use super::attribute::Seen;
+use super::attribute::RequestView;
 #[cfg(feature = "axum")]
 use super::axum::PathParams;
-use super::body::{Answers, SameBody};
+use super::body::{ResponseBody, SameBody};
 use super::config::{AnyGate, Config, Outcome, Pass};
 #[cfg(feature = "redis")]
 use super::refund::Refund;
-use super::refund::{Owed, Paying};
+use super::refund::{PendingRefund, RefundFuture};
 use crate::gate::Gate;
 #[cfg(feature = "redis")]
 use crate::shared_gate::SharedGate;
 
-/// A service behind a limit, made by a [`RateLimitLayer`](super::RateLimitLayer).
+/// A service with a limit, created by a [`RateLimitLayer`](super::RateLimitLayer).
 pub struct RateLimit<S, A = SameBody> {
     inner: S,
     config: Arc<Config>,
-    answers: PhantomData<fn() -> A>,
+    body: PhantomData<fn() -> A>,
 }
 
 impl<S, A> RateLimit<S, A> {
     pub(super) fn new(inner: S, config: &Arc<Config>) -> Self {
-        Self { inner, config: Arc::clone(config), answers: PhantomData }
+        Self { inner, config: Arc::clone(config), body: PhantomData }
     }
 }
 
@@ -54,7 +55,7 @@ impl<S: fmt::Debug, A> fmt::Debug for RateLimit<S, A> {
 impl<S, A, B, R> Service<Request<B>> for RateLimit<S, A>
 where
     S: Service<Request<B>, Response = Response<R>> + Clone,
-    A: Answers<R>,
+    A: ResponseBody<R>,
 {
     type Response = Response<A::Body>;
     type Error = S::Error;
@@ -70,30 +71,30 @@ where
             #[cfg(feature = "redis")]
             AnyGate::Shared(gate) => {
                 let (head, body) = request.into_parts();
-                let deciding = Deciding::new(&self.config, gate, head);
-                // The one that was asked whether it is ready is the one to call.
+                let deciding = DecisionFuture::new(&self.config, gate, head);
+                // Call the instance that was polled for readiness, not its clone.
                 let ready = self.inner.clone();
                 let ready = std::mem::replace(&mut self.inner, ready);
                 Stage::Deciding { deciding, called: Some((ready, body)) }
             }
         };
-        ResponseFuture { stage, answers: PhantomData }
+        ResponseFuture { stage, body: PhantomData }
     }
 }
 
-/// The road over a gate in memory.
+/// Serves a request with a gate in memory.
 fn serve<S, B>(config: &Arc<Config>, gate: &Gate, inner: &mut S, mut request: Request<B>) -> Stage<S, B>
 where
     S: Service<Request<B>>,
 {
     #[cfg(feature = "axum")]
     let params = config.reads_params.then(|| PathParams::of(request.extensions_mut())).flatten();
-    let seen = Seen {
+    let view = RequestView {
         head: (&request).into(),
         #[cfg(feature = "axum")]
         params: params.as_ref(),
     };
-    match config.decide(gate, &seen) {
+    match config.decide(gate, &view) {
         Outcome::Pass(pass, limited) => {
             if let Some(limited) = limited {
                 request.extensions_mut().insert(limited);
@@ -111,7 +112,7 @@ pin_project! {
     {
         #[pin]
         stage: Stage<S, B>,
-        answers: PhantomData<fn() -> A>,
+        body: PhantomData<fn() -> A>,
     }
 }
 
@@ -121,9 +122,9 @@ pin_project! {
     where
         S: Service<Request<B>>,
     {
-        Deciding { deciding: Deciding, called: Option<(S, B)> },
+        Deciding { deciding: DecisionFuture, called: Option<(S, B)> },
         Serving { #[pin] future: S::Future, pass: Option<Pass> },
-        Refunding { paying: Paying, response: Option<S::Response> },
+        Refunding { refunding: RefundFuture, response: Option<S::Response> },
         Denied { response: Option<Box<Response<String>>> },
     }
 }
@@ -137,13 +138,13 @@ where
     }
 }
 
-/// What is polled after it is done is a mistake of who polls it.
+/// Panic message for a bug of the caller: polling a completed future.
 const DONE: &str = "a response future is not polled after it has answered";
 
 impl<S, A, B, R> Future for ResponseFuture<S, B, A>
 where
     S: Service<Request<B>, Response = Response<R>>,
-    A: Answers<R>,
+    A: ResponseBody<R>,
 {
     type Output = Result<Response<A::Body>, S::Error>;
 
@@ -167,17 +168,18 @@ where
                 }
                 StageProjection::Serving { future, pass } => {
                     let answer = ready!(future.poll(cx));
-                    let Pass { fields, owed } = pass.take().expect(DONE);
-                    // An error leaves the request unanswered: what is owed goes with it.
-                    let (mut response, paying) = settle(owed, answer?);
-                    fields.put_into(response.headers_mut());
-                    match paying {
-                        Some(paying) => Stage::Refunding { paying, response: Some(response) },
+                    let Pass { fields, refund } = pass.take().expect(DONE);
+                    // On an error the request is unanswered: dropping the pending refund settles
+                    // it.
+                    let (mut response, refunding) = settle(refund, answer?);
+                    fields.append_to(response.headers_mut());
+                    match refunding {
+                        Some(refunding) => Stage::Refunding { refunding, response: Some(response) },
                         None => return Poll::Ready(Ok(response.map(A::served))),
                     }
                 }
-                StageProjection::Refunding { paying, response } => {
-                    ready!(paying.as_mut().poll(cx));
+                StageProjection::Refunding { refunding, response } => {
+                    ready!(refunding.as_mut().poll(cx));
                     return Poll::Ready(Ok(response.take().expect(DONE).map(A::served)));
                 }
                 StageProjection::Denied { response } => {
@@ -189,29 +191,33 @@ where
     }
 }
 
-/// Pays what is owed if the answer wants that, and keeps it otherwise.
-fn settle<R>(owed: Option<Box<Owed>>, response: Response<R>) -> (Response<R>, Option<Paying>) {
-    let Some(owed) = owed else { return (response, None) };
+/// Starts the pending refund if the response asks for it, or else cancels it.
+fn settle<R>(
+    refund: Option<Box<PendingRefund>>,
+    response: Response<R>,
+) -> (Response<R>, Option<RefundFuture>) {
+    let Some(refund) = refund else { return (response, None) };
     let (head, body) = response.into_parts();
-    let paying = if owed.refund().is_some_and(|refund| refund.answered(&head)) {
-        owed.pay()
+    let refunding = if refund.rule().is_some_and(|refund| refund.answered(&head)) {
+        refund.start()
     } else {
-        owed.keep();
+        refund.cancel();
         None
     };
-    (Response::from_parts(head, body), paying)
+    (Response::from_parts(head, body), refunding)
 }
 
-/// A decision of a shared gate, on its way.
+/// A decision of a shared gate in progress.
 #[cfg(feature = "redis")]
-struct Deciding {
+struct DecisionFuture {
     decision: Pin<Box<dyn Future<Output = (Parts, Outcome)> + Send>>,
-    /// What sees it through if nobody waits for it any more and its charge would be owed; nothing once it has come.
-    after: Option<tokio::runtime::Handle>,
+    /// Completes the decision in the background if this future is dropped and the charge would be
+    /// refunded. `None` once the decision has completed.
+    runtime: Option<tokio::runtime::Handle>,
 }
 
 #[cfg(feature = "redis")]
-impl Deciding {
+impl DecisionFuture {
     fn new(config: &Arc<Config>, gate: &Arc<SharedGate>, head: Parts) -> Self {
         let is_owed = config.refund.as_ref().is_some_and(Refund::is_for_unanswered);
         let (config, gate) = (Arc::clone(config), Arc::clone(gate));
@@ -221,30 +227,31 @@ impl Deciding {
                 let mut head = head;
                 #[cfg(feature = "axum")]
                 let params = config.reads_params.then(|| PathParams::of(&mut head.extensions)).flatten();
-                let seen = Seen {
+                let view = RequestView {
                     head: (&head).into(),
                     #[cfg(feature = "axum")]
                     params: params.as_ref(),
                 };
-                let outcome = config.decide_shared(&gate, &seen).await;
+                let outcome = config.decide_shared(&gate, &view).await;
                 (head, outcome)
             }),
-            after: is_owed.then(tokio::runtime::Handle::try_current).and_then(Result::ok),
+            runtime: is_owed.then(tokio::runtime::Handle::try_current).and_then(Result::ok),
         }
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<(Parts, Outcome)> {
         let decided = ready!(self.decision.as_mut().poll(cx));
-        self.after = None;
+        self.runtime = None;
         Poll::Ready(decided)
     }
 }
 
-/// The client is gone while the store is asked, which may charge it yet: the outcome is waited for, and its drop refunds.
+/// The client disconnected while the store was deciding, which may still charge it. The outcome is
+/// awaited, and dropping it refunds the charge.
 #[cfg(feature = "redis")]
-impl Drop for Deciding {
+impl Drop for DecisionFuture {
     fn drop(&mut self) {
-        if let Some(runtime) = self.after.take() {
+        if let Some(runtime) = self.runtime.take() {
             let over: Pin<Box<dyn Future<Output = (Parts, Outcome)> + Send>> =
                 Box::pin(std::future::pending());
             let decision = std::mem::replace(&mut self.decision, over);
@@ -253,12 +260,12 @@ impl Drop for Deciding {
     }
 }
 
-/// Without shared gates nothing is ever on its way.
+/// Without shared gates no decision is ever in progress.
 #[cfg(not(feature = "redis"))]
-enum Deciding {}
+enum DecisionFuture {}
 
 #[cfg(not(feature = "redis"))]
-impl Deciding {
+impl DecisionFuture {
     fn poll(&mut self, _: &mut Context<'_>) -> Poll<(Parts, Outcome)> {
         match *self {}
     }

@@ -1,4 +1,4 @@
-//! Before axum's routes, over real sockets: what axum knows of a request, and what handlers can ask for.
+//! Around axum routes, over real sockets: attributes from axum, and extractors for handlers.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 
 use crate::{gate, policy};
 
-/// Serves an application on a free port of 127.0.0.1 for as long as the test's runtime lives.
+/// Serves an application on a free port of 127.0.0.1 until the test's runtime ends.
 async fn serve(app: Router) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -23,12 +23,12 @@ async fn serve(app: Router) -> SocketAddr {
     address
 }
 
-/// Status and body of an answer.
+/// Status and body of a response.
 async fn fetch(address: SocketAddr, method: &'static str, path: &str) -> (u16, String) {
     fetch_with(address, method, path, "").await
 }
 
-/// The same with a header line in the request.
+/// The same, with a header line in the request.
 async fn fetch_with(address: SocketAddr, method: &str, path: &str, line: &'static str) -> (u16, String) {
     let request = format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{line}\r\n");
     let answer = tokio::task::spawn_blocking(move || {
@@ -43,13 +43,13 @@ async fn fetch_with(address: SocketAddr, method: &str, path: &str, line: &'stati
     (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
 }
 
-/// What one of many policies says in the handler.
+/// The handler's view of the strictest policy.
 async fn left(limited: Limited) -> String {
     let left = limited.iter().map(|(policy, one)| format!("{}:{}", policy.name(), one.remaining));
     left.collect::<Vec<_>>().join(" ")
 }
 
-/// Per-route limits on one gate are what applications are made of.
+/// Applications usually have per-route limits on one gate.
 #[tokio::test]
 async fn one_gate_limits_many_routes_each_its_own_way() {
     let (gate, _clock) = gate([
@@ -75,7 +75,7 @@ async fn one_gate_limits_many_routes_each_its_own_way() {
     let (status, problem) = ask("POST", "/login").await;
     assert!(status == 429 && problem.contains(r#""violated-policies":["login"]"#), "{problem}");
     assert_eq!(ask("GET", "/").await, (200, "per-ip:6".into()));
-    // The item is part of the path and not of the pattern; the team is percent-decoded.
+    // The item is part of the path but not of the pattern. The team is percent-decoded.
     assert_eq!(ask("GET", "/teams/red/items/1").await, (200, "per-team:1".into()));
     assert_eq!(ask("GET", "/teams/r%65d/items/2").await, (200, "per-team:0".into()));
     let (status, problem) = ask("GET", "/teams/red/items/3").await;
@@ -83,11 +83,11 @@ async fn one_gate_limits_many_routes_each_its_own_way() {
     assert!(problem.contains("key `red,/teams/{team}/items/{item}` has used 2 of 2"), "{problem}");
     assert_eq!(ask("GET", "/teams/blue/items/3").await, (200, "per-team:1".into()));
     assert_eq!(ask("GET", "/nested/red/x").await, (200, "per-team:1".into()));
-    // Bytes that are no text have no parameter, and are not axum's to serve either.
+    // A path that is not UTF-8 has no parameters, and axum does not serve it either.
     assert_eq!(ask("GET", "/teams/%ff/items/1").await.0, 200);
 }
 
-/// A layer around the whole router sees requests before they are routed, and those that no route takes.
+/// A layer around the whole router sees requests before routing, including unrouted ones.
 #[tokio::test]
 async fn a_layer_around_the_router_limits_what_no_route_takes() {
     let (gate, _clock) = gate([policy("per-ip", "2/1m").scope(["ip"]), policy("p", "0/1m").scope(["param"])]);
@@ -102,7 +102,7 @@ async fn a_layer_around_the_router_limits_what_no_route_takes() {
     assert_eq!(fetch(address, "GET", "/").await.0, 429);
 }
 
-/// Handlers want to say what is left, and to log who it was.
+/// Handlers report what is left and log the client.
 #[tokio::test]
 async fn handlers_can_ask_for_the_decision_and_the_client() {
     async fn show(limited: Limited, client: Resolved) -> String {
@@ -122,7 +122,7 @@ async fn handlers_can_ask_for_the_decision_and_the_client() {
     assert_eq!(body, "203.0.113.9 has 4 of 5 left under per-ip");
 }
 
-/// An application that is put together wrongly should say how, on the first request.
+/// An application that is set up incorrectly should say so on the first request.
 #[tokio::test]
 async fn a_handler_without_a_layer_is_told_what_is_missing() {
     async fn optional(limited: Option<Limited>) -> String {
@@ -142,8 +142,8 @@ async fn a_handler_without_a_layer_is_told_what_is_missing() {
         .route("/optional", get(optional))
         .route("/client", get(client));
     let address = serve(app).await;
-    let no_layer = "the handler asks for what the limit has decided, but its route has no `RateLimitLayer` that tells \
-                    handlers; add one";
+    let no_layer = "no rate limit decision in the request: the route has no `RateLimitLayer`, or it has \
+                    `.tell_handlers(false)`; add the layer";
     assert_eq!(fetch(address, "GET", "/left").await, (500, no_layer.into()));
     assert_eq!(fetch(address, "GET", "/untold").await, (500, no_layer.into()));
     assert_eq!(fetch(address, "GET", "/client").await, (200, no_layer.into()));
@@ -151,12 +151,12 @@ async fn a_handler_without_a_layer_is_told_what_is_missing() {
     assert_eq!(fetch(address, "GET", "/limited").await, (200, "true".into()));
     assert_eq!(
         fetch(address, "GET", "/limited/client").await.1,
-        "the handler asks for the client's address, but its `RateLimitLayer` has no rule for it; add \
+        "no client address in the request: the `RateLimitLayer` of the route has no rule for it; add \
          `.client_addr(...)`"
     );
 }
 
-/// What a client that hangs up has used, by what the layer was told.
+/// The cost used by a client that disconnects before the response.
 async fn used_after_leaving(refund: Refund) -> u64 {
     let (gate, _clock) = gate([policy("per-ip", "10/1m").scope(["ip"])]);
     let limits = RateLimitLayer::builder(Arc::clone(&gate)).attribute("ip", Attribute::client_addr());
@@ -182,11 +182,11 @@ async fn used_after_leaving(refund: Refund) -> u64 {
     assert_eq!(used(&gate), 1);
     drop(connection);
     dropped.notified().await;
-    // The server drops the handler's future and what surrounds it in one go, on this very thread.
+    // The server drops the handler's future and the layer's in one go, on this thread.
     used(&gate)
 }
 
-/// Says when it is dropped.
+/// Notifies when it is dropped.
 struct Dropping(Arc<Notify>);
 
 impl Drop for Dropping {
@@ -199,7 +199,7 @@ fn used(gate: &Gate) -> u64 {
     gate.peek(&Request::new().with("ip", IpAddr::from([127, 0, 0, 1]))).strictest().unwrap().used
 }
 
-/// A browser that is closed, a load balancer that gives up: the server notices and drops what it was doing.
+/// If a browser is closed or a load balancer gives up, the server drops the request.
 #[tokio::test]
 async fn a_client_that_hangs_up_is_refunded_only_where_that_was_asked_for() {
     assert_eq!(used_after_leaving(Refund::when(|_| true)).await, 1);

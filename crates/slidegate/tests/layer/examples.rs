@@ -1,4 +1,4 @@
-//! The examples, built, started on free ports and asked by real clients, as their readers would.
+//! The examples, built, started on free ports and called by real clients.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 use tonic_types::StatusExt;
 
-/// A running example. Ends with the test.
+/// A running example. Dropping it ends the process.
 struct Example {
     process: Child,
     /// `127.0.0.1:PORT`
@@ -21,7 +21,7 @@ struct Example {
 }
 
 impl Example {
-    /// Starts it on a free port, and returns when it listens.
+    /// Starts the example on a free port and returns once it listens.
     fn start(name: &str, environment: &[(&str, &str)]) -> Self {
         let mut command = Command::new(folder().join(name));
         command.env("LISTEN", "127.0.0.1:0").envs(environment.iter().copied());
@@ -33,13 +33,13 @@ impl Example {
         example
     }
 
-    /// A gRPC client.
+    /// Connects a gRPC client.
     async fn health(&self) -> HealthClient<Channel> {
         let endpoint = Channel::from_shared(format!("http://{}", self.address)).unwrap();
         HealthClient::new(endpoint.connect().await.unwrap())
     }
 
-    /// Status and body of an answer, and its header fields in one line.
+    /// Sends a request and returns the status, the header fields in one line and the body.
     fn get(&self, path: &str, fields: &[(&str, &str)]) -> Answer {
         let request = ureq::get(format!("http://{}{path}", self.address));
         let request = fields.iter().fold(request, |request, (name, value)| request.header(*name, *value));
@@ -56,7 +56,7 @@ impl Example {
 
 impl Drop for Example {
     fn drop(&mut self) {
-        // It may have ended by itself, which the test has noticed.
+        // The process may already have exited, which the test has noticed.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -87,7 +87,8 @@ impl Answer {
     }
 }
 
-/// Where the examples are. Builds them first, as a run of this test alone would start those of last time, or none.
+/// The directory of the examples. Builds them first, because running only this test would start
+/// outdated binaries, or none.
 fn folder() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -103,7 +104,7 @@ fn folder() -> &'static Path {
     })
 }
 
-/// What the page says of each limit it names.
+/// The page shows what is left of each limit.
 #[test]
 fn api_key_limits_each_key_and_refunds_what_is_broken() {
     let example = Example::start("api_key", &[]);
@@ -119,12 +120,12 @@ fn api_key_limits_each_key_and_refunds_what_is_broken() {
     assert_eq!(denied.violated(), ["per-key"]);
     assert!((1..=60).contains(&denied.retry_after.unwrap()));
     assert_eq!(example.get("/", &[("x-api-key", "k2")]).status, 200);
-    // Without a key, or with an empty one, it is the address that counts.
+    // Without a key, or with an empty one, the address counts.
     assert_eq!(example.get("/", &[]).body, "4 more under per-key\n");
     assert_eq!(example.get("/", &[("x-api-key", "")]).body, "3 more under per-key\n");
 }
 
-/// A guesser is stopped by each way round the others.
+/// Password guessing is stopped whichever of the other limits it avoids.
 #[test]
 fn login_limits_by_address_by_user_and_by_both() {
     let example = Example::start("login", &[]);
@@ -132,7 +133,7 @@ fn login_limits_by_address_by_user_and_by_both() {
         let form = format!("user={user}&password={password}");
         example.post("/login", &[("x-forwarded-for", client)], &form)
     };
-    // Right passwords cost nothing, however many.
+    // Correct passwords cost nothing.
     for _ in 0..8 {
         assert_eq!(log_in("203.0.113.1", "alice", "open+sesame").body, "welcome\n");
     }
@@ -142,21 +143,21 @@ fn login_limits_by_address_by_user_and_by_both() {
     let denied = log_in("203.0.113.1", "alice", "open+sesame");
     assert_eq!(denied.violated(), ["login-per-address-and-user"]);
     assert!((1..=60).contains(&denied.retry_after.unwrap()));
-    // From her own address the user gets in.
+    // The user can still log in from her own address.
     assert_eq!(log_in("203.0.113.2", "alice", "open+sesame").status, 200);
-    // One address that tries many users; three are used.
+    // One address that tries many users; three attempts are already used.
     for user in 0..7 {
         assert_eq!(log_in("203.0.113.1", &format!("user-{user}"), "wrong").status, 401);
     }
     assert_eq!(log_in("203.0.113.1", "user-9", "wrong").violated(), ["login-per-address"]);
-    // Many addresses that try one user; three are used.
+    // Many addresses that try one user; three attempts are already used.
     for client in 0..17 {
         assert_eq!(log_in(&format!("198.51.100.{client}"), "alice", "wrong").status, 401);
     }
     assert_eq!(log_in("198.51.100.99", "alice", "open+sesame").violated(), ["login-per-user"]);
 }
 
-/// Each customer has what he pays for.
+/// Each customer gets the limits of their plan.
 #[test]
 fn plans_have_their_limits_and_one_customer_his_own() {
     let example = Example::start("plans", &[]);
@@ -173,18 +174,18 @@ fn plans_have_their_limits_and_one_customer_his_own() {
     let example = Example::start("plans", &[]);
     let report = example.get("/reports", &[("authorization", "Bearer free-1")]);
     assert_eq!((report.status, report.remaining), (200, Some(1)));
-    // A report costs two, and only one is left.
+    // A report costs 2, and only 1 is left.
     assert_eq!(example.get("/reports", &[("authorization", "Bearer free-1")]).violated(), ["free"]);
     assert_eq!(example.get("/", &[("authorization", "Bearer free-1")]).remaining, Some(0));
 }
 
-/// Two instances, one limit; and half of it each while Redis is away.
+/// Two instances share one limit, and each enforces half of it while Redis is down.
 #[test]
 fn shared_counts_over_instances_and_goes_on_without_redis() {
     let redis = RedisServer::start();
     let url = redis.url();
     let instances = [(); 2].map(|()| Example::start("shared", &[("REDIS_URL", &url)]));
-    // The store may be slower than its deadline on a busy machine; then it is the fallback that says so.
+    // On a busy machine the store may exceed its deadline, and the fallback then decides.
     slidegate_testkit::until_true("both instances hear from the store", || {
         instances.iter().all(|instance| instance.get("/", &[]).body.ends_with("store\n"))
             && redis.admin(&["FLUSHALL"]) == "OK"
@@ -205,7 +206,7 @@ fn shared_counts_over_instances_and_goes_on_without_redis() {
     assert_eq!(nowhere.get("/", &[]).violated(), ["per-ip"]);
 }
 
-/// gRPC clients know their own statuses only, and back off by `RetryInfo`.
+/// gRPC clients only know gRPC statuses and back off by `RetryInfo`.
 #[test]
 fn grpc_denials_are_resource_exhausted_and_say_when_to_retry() {
     let example = Example::start("grpc", &[]);

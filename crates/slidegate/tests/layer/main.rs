@@ -1,6 +1,6 @@
-//! The tower layer: around plain services, before axum's routes and over a shared store.
+//! The tower layer: around plain services, around axum routes, and over a shared store.
 #![cfg(feature = "tower")]
-// A test that cannot go on panics.
+// A test that cannot continue panics.
 #![allow(clippy::unwrap_used)]
 
 #[cfg(feature = "axum")]
@@ -24,7 +24,7 @@ use slidegate::layer::{Limited, RateLimitLayer};
 use slidegate::{Gate, ManualClock, MemoryStore, Policy, PolicySet};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
-/// A gate whose clock stands at 1,000,000,000 seconds, and that clock.
+/// A gate and its clock, which starts at 1,000,000,000 seconds.
 fn gate(policies: impl IntoIterator<Item = Policy>) -> (Arc<Gate>, ManualClock) {
     let clock = ManualClock::new();
     let store = MemoryStore::builder().clock(clock.clone()).build();
@@ -45,7 +45,7 @@ fn request(headers: &[(&str, &str)]) -> Request<String> {
     request.extension(peer).body(String::new()).unwrap()
 }
 
-/// Sends a request through a layer to a service that answers what it was told about it.
+/// Sends a request through a layer to a service that responds with the decisions it received.
 async fn ask(layer: &RateLimitLayer, request: Request<String>) -> Response<String> {
     let told = service_fn(|request: Request<String>| async move {
         let limited = request.extensions().get::<Limited>().expect("the layer says what was decided");
@@ -56,7 +56,7 @@ async fn ask(layer: &RateLimitLayer, request: Request<String>) -> Response<Strin
     response
 }
 
-/// `name: value` of each header field, in the order of the names.
+/// `name: value` of each header field, sorted by name.
 fn fields<B>(response: &Response<B>) -> Vec<String> {
     let line = |(name, value): (&http::HeaderName, &http::HeaderValue)| {
         format!("{name}: {}", value.to_str().unwrap())
@@ -66,7 +66,7 @@ fn fields<B>(response: &Response<B>) -> Vec<String> {
     lines
 }
 
-/// Polls once, and says whether that was not enough.
+/// Polls once and returns whether the future is still pending.
 async fn is_pending(future: &mut (impl Future + Unpin)) -> bool {
     poll_fn(|cx| Poll::Ready(Pin::new(&mut *future).poll(cx).is_pending())).await
 }

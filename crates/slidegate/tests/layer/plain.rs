@@ -1,4 +1,5 @@
-//! Around plain services: what is counted, what is said, what is refused at the start.
+//! Around plain services: what is counted, what is sent, and what is rejected when a layer is
+//! built.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -18,7 +19,7 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 
 use crate::{ask, fields, gate, policy, request};
 
-/// What every user of the layer sees first.
+/// Every user of the layer sees this first.
 #[tokio::test]
 async fn a_request_that_passes_is_told_about_and_so_is_its_client() {
     let (gate, clock) = gate([
@@ -44,7 +45,7 @@ async fn a_request_that_passes_is_told_about_and_so_is_its_client() {
     assert_eq!(ask(&layer, request(&[])).await.body(), "per-ip:4 everyone:98 trial:0");
 }
 
-/// What is denied must cost nothing but its answer.
+/// A denied request must cost nothing but its response.
 #[tokio::test]
 async fn a_denied_request_never_reaches_the_service() {
     let (gate, _clock) = gate([policy("per-ip", "1/1m").scope(["ip"])]);
@@ -80,7 +81,7 @@ async fn a_denied_request_never_reaches_the_service() {
     assert_eq!(served.load(Ordering::SeqCst), 1);
 }
 
-/// The key that a policy counts a request by, `None` if it does not concern it.
+/// The key by which a policy counts a request; `None` if the policy does not apply.
 async fn key(attribute: Attribute, request: Request<String>) -> Option<String> {
     let (gate, _clock) = gate([policy("p", "0/1m").scope(["it"])]);
     let builder = RateLimitLayer::builder(gate).attribute("it", attribute);
@@ -102,7 +103,7 @@ fn request_of_account() -> Request<String> {
     request
 }
 
-/// Each of these is somebody's first question.
+/// Each of these is a common first question.
 #[tokio::test]
 async fn attributes_come_from_wherever_they_stand() {
     let all = [
@@ -123,7 +124,7 @@ async fn attributes_come_from_wherever_they_stand() {
     }
 }
 
-/// A stranger must not share a key with all other strangers, nor a policy fail for want of him.
+/// Clients without an address share one key, and policies still apply to them.
 #[tokio::test]
 async fn a_request_without_the_attribute_is_not_under_the_policy() {
     let absent = [
@@ -139,7 +140,7 @@ async fn a_request_without_the_attribute_is_not_under_the_policy() {
     }
 }
 
-/// Behind a proxy the peer is the proxy; in front of none the header is the client's own invention.
+/// Behind a proxy the peer is the proxy. Without one, the client could forge the header.
 #[tokio::test]
 async fn the_client_is_found_behind_trusted_proxies_only() {
     let forwarded = [("x-forwarded-for", "6.6.6.6, 198.51.100.9, 203.0.113.1")];
@@ -157,13 +158,13 @@ async fn the_client_is_found_behind_trusted_proxies_only() {
     );
     assert_eq!(answer(Some(trusting.clone()), request(&forwarded)).await, "198.51.100.9");
     assert_eq!(answer(None, request(&forwarded)).await, "203.0.113.7");
-    // A connection without an address is one that the server was not told of, or a Unix socket.
+    // A Unix socket has no address, and some servers do not provide one.
     let mut unknown = request(&forwarded);
     unknown.extensions_mut().clear();
     assert_eq!(answer(Some(trusting), unknown).await, "unknown");
 }
 
-/// Servers say the peer's address each in their own way.
+/// Each server has its own way to provide the peer's address.
 #[tokio::test]
 async fn the_peer_may_stand_anywhere_in_the_extensions() {
     let (gate, _clock) = gate([policy("per-ip", "5/1m").scope(["ip"])]);
@@ -180,7 +181,7 @@ async fn the_peer_may_stand_anywhere_in_the_extensions() {
     assert_eq!(response.body(), "9.9.9.9");
 }
 
-/// An export is not one page.
+/// An export costs more than a page.
 #[tokio::test]
 async fn a_request_costs_what_the_function_says() {
     let (gate, _clock) = gate([policy("everyone", "10/1m")]);
@@ -193,13 +194,14 @@ async fn a_request_costs_what_the_function_says() {
     assert_eq!(ask(&layer, request(&[])).await.body(), "everyone:5");
     assert_eq!(cost("0").await.body(), "everyone:5");
     assert_eq!(cost("6").await.status(), 429);
-    // Waiting does not help here, and nothing must promise that it does.
+    // Waiting does not help here, so nothing may suggest it.
     let never = cost("11").await;
     assert_eq!((never.status().as_u16(), never.headers().get("retry-after")), (429, None));
     assert_eq!(cost("5").await.body(), "everyone:0");
 }
 
-/// Preflights and health checks come from browsers and balancers, not from the user who would pay for them.
+/// Preflights and health checks come from browsers and load balancers and must not use up a user's
+/// limit.
 #[tokio::test]
 async fn a_skipped_request_is_counted_nowhere() {
     let (gate, _clock) = gate([policy("everyone", "1/1m")]);
@@ -215,7 +217,7 @@ async fn a_skipped_request_is_counted_nowhere() {
     assert_eq!(ask(&layer, request(&[])).await.body(), "everyone:0");
 }
 
-/// A site for people answers with a page, an API in its own form of error.
+/// A website responds with a page, an API with its own error format.
 #[tokio::test]
 async fn the_denial_is_replaceable_and_still_says_when_to_retry() {
     let (gate, _clock) = gate([policy("everyone", "0/1m")]);
@@ -235,7 +237,7 @@ async fn the_denial_is_replaceable_and_still_says_when_to_retry() {
     assert_eq!(fields(&response), ["retry-after-ms: soon", "x-mine: 1"]);
 }
 
-/// Clients in the field read one form each.
+/// Existing clients each parse one form.
 #[tokio::test]
 async fn header_fields_come_in_the_style_that_was_asked_for() {
     let told = |headers: HeaderOptions| async move {
@@ -266,7 +268,7 @@ async fn header_fields_come_in_the_style_that_was_asked_for() {
     );
 }
 
-/// A limit on the whole site must not paint over what the limit on one route has said.
+/// A limit on the whole site must not overwrite the fields of a limit on one route.
 #[tokio::test]
 async fn of_two_limits_the_inner_one_speaks() {
     let (outer, _clock) = gate([policy("site", "100/1m")]);
@@ -282,7 +284,7 @@ async fn of_two_limits_the_inner_one_speaks() {
     }
 }
 
-/// One gate, many routes: what a route is called tells which of the policies are its own.
+/// One gate for many routes: a constant attribute selects the policies of a route.
 #[tokio::test]
 async fn routes_differ_by_a_constant_attribute() {
     let (gate, _clock) = gate([
@@ -298,7 +300,7 @@ async fn routes_differ_by_a_constant_attribute() {
     assert_eq!(ask(&home.clone(), request(&[])).await.body(), "per-ip:2");
 }
 
-/// A route may name its policies instead, and then no other concerns it.
+/// A route may name its policies instead, and then no others apply.
 #[tokio::test]
 async fn under_names_only_those_policies_decide_all_or_none() {
     let (gate, _clock) = gate([
@@ -316,7 +318,8 @@ async fn under_names_only_those_policies_decide_all_or_none() {
     assert_eq!(ask(&home, request(&[])).await.body(), "per-ip:1");
 }
 
-/// A reload that drops a route's policy must not open the route, nor tell its clients what other policies there are.
+/// A reload that removes a route's policy must not open the route, nor reveal the other policies to
+/// clients.
 #[tokio::test]
 async fn a_layer_whose_policy_is_gone_answers_500_until_it_is_back() {
     let (gate, _clock) =
@@ -336,7 +339,7 @@ async fn a_layer_whose_policy_is_gone_answers_500_until_it_is_back() {
     assert_eq!(ask(&both, request(&[])).await.body(), "per-ip:2 login:0");
 }
 
-/// Who sends no API key is not counted by one, also where the layer names its policies.
+/// A request without an API key is not counted by key, even if the layer names its policies.
 #[tokio::test]
 async fn a_named_policy_without_its_attribute_is_left_out() {
     let (gate, _clock) =
@@ -350,7 +353,8 @@ async fn a_named_policy_without_its_attribute_is_left_out() {
     assert_eq!(ask(&one, request(&[])).await.body(), "");
 }
 
-/// A blocked client is told so through the layer as well, and its handler is never called.
+/// A blocked client gets the block's problem through the layer too, and its handler is never
+/// called.
 #[tokio::test]
 async fn a_blocked_client_is_told_the_end_of_its_block() {
     let until = Timestamp::from_secs(1_000_000_060);
@@ -370,39 +374,39 @@ async fn a_blocked_client_is_told_the_end_of_its_block() {
     assert!(!denied.body().contains("ops"), "{}", denied.body());
 }
 
-/// A limit that silently concerns nobody is found out by the attack that it was for.
+/// A limit that silently applies to nobody would only be noticed during an attack.
 #[test]
 fn a_policy_that_could_never_apply_is_refused_at_the_start() {
     let (gate, _clock) = gate([
         policy("everyone", "5/1m"),
         policy("per-user", "5/1m").when("path", Match::equals("/")).scope(["user"]),
-        // Not for requests that do not name it, so it asks nothing of layers that do not.
+        // It applies only to requests that name it, so other layers need not define its attributes.
         policy("named", "5/1m").only_when_named().scope(["tenant"]),
     ]);
     let limits = RateLimitLayer::builder(gate);
     assert_eq!(
         limits.clone().attribute("path", Attribute::path()).build().unwrap_err().to_string(),
-        "policy `per-user`: attribute `user` is given by no attribute of the layer; add `.attribute(\"user\", ...)`, \
+        "policy `per-user`: the layer does not define attribute `user`; add `.attribute(\"user\", ...)`, \
          with `Attribute::never()` if the policy is for other layers"
     );
     let user = limits.clone().attribute("user", Attribute::header("x-user"));
     assert_eq!(
         user.clone().build().unwrap_err().to_string(),
-        "policy `per-user`: attribute `path` is given by no attribute of the layer; add `.attribute(\"path\", ...)`, \
+        "policy `per-user`: the layer does not define attribute `path`; add `.attribute(\"path\", ...)`, \
          with `Attribute::never()` if the policy is for other layers"
     );
     assert_eq!(
         user.clone().under(["per-usr"]).build().unwrap_err().to_string(),
         "policy `per-usr` is not in the gate; it has `everyone`, `per-user`, `named`"
     );
-    // Named, its conditions do not matter; and one that is not named needs nothing.
+    // If a policy is named, its conditions do not matter. A policy that is not named needs nothing.
     assert!(user.under(["per-user"]).build().is_ok());
     assert!(limits.clone().under(["everyone"]).build().is_ok());
     let never = limits.attribute("user", Attribute::never()).attribute("path", Attribute::never());
     assert!(never.build().is_ok());
 }
 
-/// Limits are changed while a service runs, not by starting it again.
+/// Limits are changed while a service runs, without a restart.
 #[tokio::test]
 async fn a_gate_configured_anew_counts_by_its_new_limits_at_once() {
     let (gate, _clock) = gate([policy("everyone", "5/1m")]);
@@ -413,7 +417,7 @@ async fn a_gate_configured_anew_counts_by_its_new_limits_at_once() {
     assert_eq!(ask(&layer, request(&[])).await.status(), 429);
 }
 
-/// What the service cannot do yet, or fails at, its caller must hear.
+/// The caller must see when the service is not ready or fails.
 #[tokio::test]
 async fn readiness_and_errors_are_those_of_the_service() {
     #[derive(Clone)]
@@ -441,7 +445,7 @@ async fn readiness_and_errors_are_those_of_the_service() {
     assert_eq!(service.call(request(&[])).await.unwrap_err(), 3);
 }
 
-/// A body that nothing can be made of: it is read from elsewhere.
+/// A body that cannot be created from text.
 #[derive(Debug)]
 struct Elsewhere(Option<&'static str>);
 
@@ -461,7 +465,7 @@ impl Body for Elsewhere {
     }
 }
 
-/// Services of gRPC and proxies have bodies of their own kind.
+/// gRPC services and proxies have their own body types.
 #[tokio::test]
 async fn services_with_any_body_can_be_limited() {
     let (gate, _clock) = gate([policy("everyone", "1/1m")]);

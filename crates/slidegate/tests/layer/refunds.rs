@@ -1,4 +1,4 @@
-//! What is given back, and that it is given back once.
+//! What is refunded, and that it is refunded once.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -10,20 +10,20 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 
 use crate::{gate, is_pending, policy, request};
 
-/// A limit of ten for each address, by the client of the tests' requests.
+/// A limit of ten per address, for the client of the tests' requests.
 fn limits() -> (Arc<Gate>, RateLimitLayerBuilder) {
     let (gate, _clock) = gate([policy("per-ip", "10/1m").scope(["ip"])]);
     let builder = RateLimitLayer::builder(Arc::clone(&gate)).attribute("ip", Attribute::client_addr());
     (gate, builder)
 }
 
-/// What that client has used.
+/// The cost that this client has used.
 fn used(gate: &Gate) -> u64 {
     let client: std::net::IpAddr = "203.0.113.7".parse().unwrap();
     gate.peek(&Asked::new().with("ip", client)).strictest().unwrap().used
 }
 
-/// Sends a request that is answered with this status.
+/// Sends a request that gets this status.
 async fn answered(builder: &RateLimitLayerBuilder, status: u16) -> Response<String> {
     let answer = service_fn(move |_: Request<String>| async move {
         let response = Response::builder().status(status).header("x-cache-hit", "1").body(String::new());
@@ -33,7 +33,7 @@ async fn answered(builder: &RateLimitLayerBuilder, status: u16) -> Response<Stri
     response
 }
 
-/// A client must not pay for the server's failures, and a guesser must for his.
+/// A client must not pay for the server's failures, but password guesses must count.
 #[tokio::test]
 async fn answers_of_the_kind_that_was_named_give_the_cost_back() {
     let kinds: [(&str, Refund, &[u16]); 6] = [
@@ -57,14 +57,14 @@ async fn answers_of_the_kind_that_was_named_give_the_cost_back() {
     }
 }
 
-/// Two refunds for one charge would be somebody else's.
+/// A second refund would return cost that another request used.
 #[tokio::test]
 async fn a_cost_is_given_back_once_and_in_full() {
     let (gate, builder) = limits();
     answered(&builder, 200).await;
     let costly = builder.cost(|_| 4).refund(Refund::server_errors().or_unanswered());
     let response = answered(&costly, 500).await;
-    // The fields tell what was left before the refund.
+    // The fields show the state before the refund.
     assert_eq!(response.headers()["x-ratelimit-remaining"], "5");
     assert_eq!(used(&gate), 1);
     answered(&costly, 200).await;
@@ -73,7 +73,8 @@ async fn a_cost_is_given_back_once_and_in_full() {
     assert_eq!(used(&gate), 5);
 }
 
-/// What was never charged is not given back: a denial, a skipped request, a cost of zero.
+/// What was never charged is not refunded: a denial, a request that bypasses the limit, a cost of
+/// 0.
 #[tokio::test]
 async fn nothing_is_given_back_for_what_was_not_charged() {
     let (gate, builder) = limits();
@@ -86,7 +87,8 @@ async fn nothing_is_given_back_for_what_was_not_charged() {
     assert_eq!(used(&gate), 10);
 }
 
-/// A shadow policy that would have denied was not charged; a refund would take away what others used.
+/// A shadow policy that would have denied was not charged. A refund would remove the usage of other
+/// requests.
 #[tokio::test]
 async fn a_shadow_policy_that_denied_is_given_nothing() {
     let (gate, _clock) = gate([policy("everyone", "10/1m"), policy("trial", "1/1m").shadow()]);
@@ -102,7 +104,7 @@ async fn a_shadow_policy_that_denied_is_given_nothing() {
     assert_eq!(used(), [1, 1]);
 }
 
-/// Whoever hangs up before the answer must not have his tries for nothing, unless that is wanted.
+/// A client that disconnects before the response must not get free attempts unless configured.
 #[tokio::test]
 async fn a_request_whose_client_leaves_keeps_its_charge_unless_told_otherwise() {
     let leave = |builder: RateLimitLayerBuilder, polls: bool| async move {
@@ -124,7 +126,7 @@ async fn a_request_whose_client_leaves_keeps_its_charge_unless_told_otherwise() 
     }
 }
 
-/// A service that fails or panics has not answered either.
+/// A service that fails or panics has not responded either.
 #[tokio::test]
 async fn a_request_whose_service_fails_is_unanswered() {
     let (gate, builder) = limits();

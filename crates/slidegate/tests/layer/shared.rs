@@ -1,4 +1,4 @@
-//! Over a shared store: the same layer, and what a client that leaves at a bad moment leaves behind.
+//! Over a shared store: the same layer, and clients that disconnect at any moment.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -14,7 +14,8 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 
 use crate::{ask, is_pending, policy, request};
 
-/// A gate over this store with a limit of ten for each address. It waits for the store as long as a busy machine needs.
+/// A gate over this store with a limit of ten per address. Its deadline is long enough for a busy
+/// machine.
 fn gate(url: &str) -> Arc<SharedGate> {
     let policies = PolicySet::new([policy("per-ip", "10/1h").scope(["ip"])]).unwrap();
     let options = RedisOptions::new(url).unwrap().deadline(Duration::from_secs(10));
@@ -25,7 +26,7 @@ fn limits(gate: &Arc<SharedGate>) -> RateLimitLayerBuilder {
     RateLimitLayer::builder(Arc::clone(gate)).attribute("ip", Attribute::client_addr())
 }
 
-/// What the client of the tests' requests has used, by the store's own word.
+/// The cost that the client of the tests' requests has used, read from the store.
 async fn used(gate: &SharedGate) -> u64 {
     let client: std::net::IpAddr = "203.0.113.7".parse().unwrap();
     let asked = Asked::new().with("ip", client);
@@ -35,7 +36,7 @@ async fn used(gate: &SharedGate) -> u64 {
     strictest.used
 }
 
-/// Waits until the store says so. The bound is far beyond what any machine needs.
+/// Waits until the store reports this usage, with a generous bound.
 async fn until_used(gate: &SharedGate, wanted: u64) {
     for _ in 0..2000 {
         if used(gate).await == wanted {
@@ -46,7 +47,7 @@ async fn until_used(gate: &SharedGate, wanted: u64) {
     panic!("{} are used and never {wanted}", used(gate).await);
 }
 
-/// Many instances behind a load balancer are one service to its users.
+/// Users see the instances behind a load balancer as one service.
 #[tokio::test]
 async fn instances_share_their_limits() {
     let redis = RedisServer::start();
@@ -63,7 +64,8 @@ async fn instances_share_their_limits() {
     }
 }
 
-/// The service that was asked whether it is ready is the one that has set a place aside.
+/// The service instance that was polled for readiness has reserved capacity, so it must be the one
+/// that is called.
 #[tokio::test]
 async fn the_service_that_is_called_is_the_one_that_was_ready() {
     struct Ready(bool);
@@ -95,7 +97,7 @@ async fn the_service_that_is_called_is_the_one_that_was_ready() {
     }
 }
 
-/// A client that sends its next request when it has read this answer must find its refund there.
+/// A client that sends its next request right after this response must benefit from the refund.
 #[tokio::test]
 async fn a_refund_is_in_the_store_before_the_answer_goes_on() {
     let redis = RedisServer::start();
@@ -111,7 +113,7 @@ async fn a_refund_is_in_the_store_before_the_answer_goes_on() {
     }
 }
 
-/// Who leaves while the answer is made is refunded once, by nobody's leave.
+/// A client that disconnects while the response is produced gets exactly one refund.
 #[tokio::test]
 async fn a_client_that_leaves_before_the_answer_is_refunded_once() {
     let redis = RedisServer::start();
@@ -135,7 +137,8 @@ async fn a_client_that_leaves_before_the_answer_is_refunded_once() {
     assert_eq!(used(&gate).await, 2);
 }
 
-/// Who leaves while the store is asked may be charged after he is gone; that has to come to an end as well.
+/// A client that disconnects while the store decides may still be charged; that must be refunded
+/// too.
 #[tokio::test]
 async fn a_client_that_leaves_before_the_decision_is_refunded_when_it_comes() {
     let redis = RedisServer::start();
@@ -143,7 +146,7 @@ async fn a_client_that_leaves_before_the_decision_is_refunded_when_it_comes() {
     for _ in 0..2 {
         ask(&limits(&direct).build().unwrap(), request(&[])).await;
     }
-    // The connection is there before the call.
+    // This opens the connection before the call.
     assert_eq!(used(&asked).await, 2);
     let served = Arc::new(AtomicBool::new(false));
     let serves = Arc::clone(&served);
@@ -153,18 +156,20 @@ async fn a_client_that_leaves_before_the_decision_is_refunded_when_it_comes() {
     });
     let layer = limits(&asked).refund(Refund::when(|_| false).or_unanswered()).build().unwrap();
     let mut response = Box::pin(layer.layer(service).oneshot(request(&[])));
-    // One poll sends the call; that nobody polls for its answer is how the client is gone at the worst of moments.
+    // One poll sends the call. Not polling for the reply simulates a client that disconnects at the
+    // worst moment.
     assert!(is_pending(&mut response).await);
     until_used(&direct, 3).await;
     drop(response);
     until_used(&direct, 2).await;
     assert!(!served.load(Ordering::SeqCst));
-    // Calls go out in order: once this one is answered, no second refund can be on its way.
+    // Calls are executed in order: once this one has returned, no second refund can be in progress.
     assert_eq!(used(&asked).await, 2);
     assert_eq!(used(&direct).await, 2);
 }
 
-/// An outage of the store must not be one of the service, and a handler may want to know.
+/// A store outage must not become an outage of the service, and handlers may want to know the
+/// source of a decision.
 #[tokio::test]
 async fn without_the_store_the_fallback_decides_and_says_so() {
     let proxy = Proxy::before(1);

@@ -1,30 +1,30 @@
-//! The header fields of one response, held as text until it comes.
+//! A buffer for the header fields of one response.
 //!
-//! All values are slices of one buffer, so that a response's fields cost one allocation for the text and not one for
-//! each.
+//! All values are slices of one string, so the fields of a response cost one allocation.
 
 use std::sync::LazyLock;
 
 use bytes::Bytes;
 use http::header::{Entry, HeaderMap, HeaderName, HeaderValue};
 
-use super::{Fields, Name};
+use super::{FieldName, FieldSink};
 
-/// Header fields, one after the other.
+/// Values of header fields, one after the other in the order of [`FieldName`].
 #[derive(Default)]
-pub(crate) struct FieldTexts {
+pub(crate) struct FieldBuffer {
     text: String,
-    /// Where in it the value of each name ends, 0 for those that are not told. Small, as it moves with every response.
-    ends: [u32; Name::ALL.len()],
+    /// End offset in `text` of the value of each name, or 0 if the field is absent. Small, because
+    /// it moves with every response.
+    ends: [u32; FieldName::ALL.len()],
 }
 
-/// Room for the fields of one policy in the default style; more makes the text grow.
-const ORDINARY: usize = 128;
+/// Initial capacity: enough for the fields of one policy in the default style.
+const INITIAL_CAPACITY: usize = 128;
 
-impl Fields for FieldTexts {
-    fn field(&mut self, name: Name, write: impl FnOnce(&mut String)) {
+impl FieldSink for FieldBuffer {
+    fn field(&mut self, name: FieldName, write: impl FnOnce(&mut String)) {
         if self.text.capacity() == 0 {
-            self.text.reserve(ORDINARY);
+            self.text.reserve(INITIAL_CAPACITY);
         }
         write(&mut self.text);
         self.ends[name as usize] =
@@ -32,13 +32,14 @@ impl Fields for FieldTexts {
     }
 }
 
-/// Every name as responses have it, since making one costs more than finding it.
-static NAMES: LazyLock<[HeaderName; Name::ALL.len()]> =
-    LazyLock::new(|| Name::ALL.map(|name| HeaderName::from_static(name.as_str())));
+/// Header names, created once because creating one costs more than looking it up.
+static NAMES: LazyLock<[HeaderName; FieldName::ALL.len()]> =
+    LazyLock::new(|| FieldName::ALL.map(|name| HeaderName::from_static(name.as_str())));
 
-impl FieldTexts {
-    /// Adds the fields that are not there yet: what an inner limit or the handler itself has said stands.
-    pub(crate) fn put_into(self, headers: &mut HeaderMap) {
+impl FieldBuffer {
+    /// Adds the fields that `headers` does not have yet. A field set by an inner limit or by the
+    /// handler takes precedence.
+    pub(crate) fn append_to(self, headers: &mut HeaderMap) {
         if self.text.is_empty() {
             return;
         }
@@ -63,7 +64,7 @@ mod tests {
     use crate::headers::{Draft, HeaderOptions, XRateLimit};
     use crate::{Limiter, Quota};
 
-    /// A client must be told the same by every door.
+    /// Clients must get the same fields from the layer as from `headers_of`.
     #[test]
     fn responses_have_every_field_of_every_style() {
         let limiter = Limiter::new(Quota::per_minute(0));
@@ -72,13 +73,13 @@ mod tests {
             for x_ratelimit in [XRateLimit::Off, XRateLimit::EpochSeconds, XRateLimit::DeltaSeconds] {
                 let options = HeaderOptions { draft, x_ratelimit, retry_after: true, retry_after_ms: true };
                 let fields = options.headers_of("p", &limiter.quota(), &denied);
-                let mut texts = FieldTexts::default();
+                let mut texts = FieldBuffer::default();
                 for (name, value) in &fields {
-                    let name = Name::ALL.into_iter().find(|known| known.as_str() == *name).unwrap();
+                    let name = FieldName::ALL.into_iter().find(|known| known.as_str() == *name).unwrap();
                     texts.field(name, |text| text.push_str(value));
                 }
                 let mut headers = HeaderMap::new();
-                texts.put_into(&mut headers);
+                texts.append_to(&mut headers);
                 assert_eq!(headers.len(), fields.len());
                 for (name, value) in fields {
                     assert_eq!(headers[name], value);
