@@ -1,7 +1,8 @@
-//! RESP: decisions for clients of Redis, under our own commands and those of redis-cell and throttlecrab.
+//! RESP: rate limits for Redis clients, by our own commands and those of redis-cell and
+//! throttlecrab.
 //!
-//! It speaks RESP2 and RESP3 and holds no keys and values: what a client may say stands in `resp/command.rs`, and in
-//! docs/resp.md with every reply.
+//! Speaks RESP2 and RESP3. It stores no keys or values. `resp/command.rs` lists the commands;
+//! docs/resp.md documents every reply.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -28,33 +29,34 @@ mod throttle;
 mod transaction;
 mod workers;
 
-/// How long to wait when accepting fails, most often for want of file descriptors.
+/// Pause after a failed accept, which most often means that file descriptors ran out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// A client that does not agree on encryption in this time is cut off.
+/// Deadline of the TLS handshake.
 const TLS_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What all connections of the port share.
+/// State shared by all connections of the listener.
 #[derive(Debug)]
-struct Door {
+struct Listener {
     password: Option<Password>,
-    /// Whether the port can be reached from this machine only.
+    /// Whether the port is on loopback.
     is_local: bool,
     max_connections: usize,
-    /// One for each connection there may be.
-    places: Arc<Semaphore>,
-    /// Connections that ever came.
-    arrivals: AtomicU64,
+    /// One permit per allowed connection.
+    permits: Arc<Semaphore>,
+    /// Connections accepted since the start.
+    accepted: AtomicU64,
 }
 
-impl Door {
+impl Listener {
     fn connected(&self) -> usize {
-        self.max_connections - self.places.available_permits()
+        self.max_connections - self.permits.available_permits()
     }
 }
 
-/// Serves until `stop` is true, then lets connections answer what they have read for at most `grace`.
+/// Serves until `stop` is true, then gives connections at most `grace` to reply to the commands
+/// they have read.
 ///
-/// Returns how many connections were cut off when the grace was over.
+/// Returns how many connections were still open after the grace period.
 pub(crate) async fn serve(
     listener: TcpListener,
     settings: Resp,
@@ -65,8 +67,9 @@ pub(crate) async fn serve(
 ) -> usize {
     let Resp { password, tls, idle_timeout, max_connections, listen } = settings;
     let is_local = listen.ip().is_loopback();
-    let places = Arc::new(Semaphore::new(max_connections));
-    let door = Arc::new(Door { password, is_local, max_connections, places, arrivals: AtomicU64::new(0) });
+    let permits = Arc::new(Semaphore::new(max_connections));
+    let shared =
+        Arc::new(Listener { password, is_local, max_connections, permits, accepted: AtomicU64::new(0) });
     let tls = tls.map(|tls| TlsAcceptor::from(tls.config));
     let mut stopped = stop.clone();
     loop {
@@ -74,40 +77,40 @@ pub(crate) async fn serve(
             accepted = listener.accept() => accepted,
             _ = stopped.wait_for(|stop| *stop) => break,
         };
-        // The thread that accepts is not the one that serves.
+        // Another thread serves the connection, so the socket leaves this thread's runtime.
         let accepted = accepted.and_then(|(stream, peer)| Ok((stream.into_std()?, peer)));
         let (mut stream, peer) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                log_limited!(WARN, None, %error, "cannot accept a connection of the RESP port");
+                log_limited!(WARN, None, %error, "failed to accept a RESP connection");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             }
         };
-        let Ok(place) = Arc::clone(&door.places).try_acquire_owned() else {
-            // Redis's own words. A client that has no place is not waited for.
+        let Ok(permit) = Arc::clone(&shared.permits).try_acquire_owned() else {
+            // Redis's own text. The rejected client must not block the accept loop.
             let _ = stream.write(b"-ERR max number of clients reached\r\n");
             continue;
         };
-        let session = Session::new(Arc::clone(&door), peer);
+        let session = Session::new(Arc::clone(&shared), peer);
         let (app, stop, tls) = (Arc::clone(&app), stop.clone(), tls.clone());
         workers.run(async move {
-            if let Err(error) = attend(stream, tls, session, app, idle_timeout, stop).await {
-                log_limited!(DEBUG, Some(peer.ip()), %error, %peer, "connection of the RESP port ended");
+            if let Err(error) = handle_connection(stream, tls, session, app, idle_timeout, stop).await {
+                log_limited!(DEBUG, Some(peer.ip()), %error, %peer, "RESP connection closed with an error");
             }
-            drop(place);
+            drop(permit);
         });
     }
     drop(listener);
     let all = u32::try_from(max_connections).unwrap_or(u32::MAX);
-    match tokio::time::timeout(grace, door.places.acquire_many(all)).await {
+    match tokio::time::timeout(grace, shared.permits.acquire_many(all)).await {
         Ok(_) => 0,
-        Err(_) => door.connected(),
+        Err(_) => shared.connected(),
     }
 }
 
-/// One connection, from its greeting to its end.
-async fn attend(
+/// Serves one connection until it closes.
+async fn handle_connection(
     stream: std::net::TcpStream,
     tls: Option<TlsAcceptor>,
     session: Session,
@@ -115,11 +118,11 @@ async fn attend(
     idle: Duration,
     stop: watch::Receiver<bool>,
 ) -> std::io::Result<()> {
-    // The answers of a pipeline are written at once: waiting to fill a packet would only delay them.
+    // Replies of a pipeline are written at once; Nagle's algorithm would only delay them.
     stream.set_nodelay(true)?;
     let stream = TcpStream::from_std(stream)?;
     let Some(tls) = tls else { return connection::serve(stream, session, app, idle, stop).await };
-    let agreed = tokio::time::timeout(TLS_TIMEOUT, tls.accept(stream)).await;
-    let stream = agreed.map_err(|_| std::io::Error::from(std::io::ErrorKind::TimedOut))??;
+    let handshake = tokio::time::timeout(TLS_TIMEOUT, tls.accept(stream)).await;
+    let stream = handshake.map_err(|_| std::io::Error::from(std::io::ErrorKind::TimedOut))??;
     connection::serve(stream, session, app, idle, stop).await
 }

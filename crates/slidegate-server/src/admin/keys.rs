@@ -351,7 +351,7 @@ impl Said {
 impl Admin {
     async fn reset(&self, place: &Place) -> Result<String, Problem> {
         let existed = self.app.reset(&place.request(self)).await.map_err(|error| {
-            let detail = format!("{error}; the key may be forgotten or not, so send it again");
+            let detail = format!("{error}; the key may or may not have been reset; send the request again");
             Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
         })?;
         Ok(if existed { "its usage is forgotten" } else { "it had used nothing" }.to_owned())

@@ -1,11 +1,11 @@
-//! Commands: what a client can say, and what becomes of it.
+//! Commands: the command table, and the dispatch of one command.
 //!
-//! One table names them all: it finds the command, counts its arguments, and is what `COMMAND` tells. Commands that decide
-//! are not carried out here but handed back: those of a pipeline are decided together.
+//! The table finds commands, checks their argument counts, and is what `COMMAND` returns. Commands
+//! that need a shared store are only queued here, so that a pipeline is decided as one batch.
 
 use slidegate::{Decisions, PolicySet, Request, Verb};
 
-use super::reply::{Reply, RespVersion, Shown};
+use super::reply::{Escaped, Reply, RespVersion};
 use super::session::{self, Session};
 use super::transaction::{Queueing, Transaction};
 use super::{decide, throttle};
@@ -14,95 +14,102 @@ use crate::app::App;
 use crate::app::decide::Call;
 use crate::caller::Protocol;
 
-/// What becomes of a command.
+/// The result of dispatching a command.
 #[derive(Debug)]
 pub(super) enum Step<'b> {
     /// The reply is written.
-    Answered,
-    /// The reply is written, and is the last.
-    Goodbye,
-    /// The decision is told, or waits among others to be asked for.
-    Asked,
-    /// Forget the request's keys. Boxed, as it is rare and every step would be as large.
+    Replied,
+    /// The reply is written; close the connection after it.
+    Close,
+    /// The decision is written, or pending in the batch.
+    Submitted,
+    /// Reset the request's keys. Boxed, so that this rare variant does not enlarge the enum.
     Reset(Box<Request<'b>>),
-    /// Carry out the commands of a transaction and answer an array of their replies.
+    /// Execute the commands of a transaction and reply with an array of their replies.
     Execute(Box<Transaction>),
 }
 
-/// Where decisions are asked for.
-pub(super) struct Asking<'w> {
+/// Decisions of one pipeline: made at once on the memory store, batched on a shared store.
+pub(super) struct Batch<'w> {
     pub(super) app: &'w App,
     /// Records each decision, and how long all of them took.
     pub(super) call: Call<'w>,
-    /// What a shared store is still to be asked for, in the order of the commands. Always empty on the memory store.
-    pub(super) waiting: Vec<Ask<'w>>,
+    /// Decisions to request from a shared store, in command order. Always empty on the memory
+    /// store.
+    pub(super) pending: Vec<PendingDecision<'w>>,
 }
 
-/// A decision that is to be asked for.
+/// A decision to request from a shared store.
 #[derive(Debug)]
-pub(super) struct Ask<'b> {
+pub(super) struct PendingDecision<'b> {
     pub(super) verb: Verb,
     pub(super) request: Request<'b>,
-    form: Form,
-    protocol: RespVersion,
+    format: ReplyFormat,
+    version: RespVersion,
 }
 
-impl<'w> Asking<'w> {
+impl<'w> Batch<'w> {
     pub(super) fn new(app: &'w App) -> Self {
-        Self { app, call: app.call(Protocol::Resp), waiting: Vec::new() }
+        Self { app, call: app.call(Protocol::Resp), pending: Vec::new() }
     }
 
-    /// Decides a request and tells the decision, or keeps it for later.
-    // A request is some 400 bytes, which a call would copy.
+    /// Decides a request and writes the reply, or adds it to the batch.
+    // Inlined: a call would copy the request, about 400 bytes.
     #[inline(always)]
-    pub(super) fn decide(&mut self, verb: Verb, request: Request<'w>, form: Form, reply: &mut Reply<'_>) {
+    pub(super) fn decide(
+        &mut self,
+        verb: Verb,
+        request: Request<'w>,
+        format: ReplyFormat,
+        reply: &mut Reply<'_>,
+    ) {
         if let Some(decisions) = self.call.try_apply(verb, &request) {
-            form.tell(&decisions, reply);
+            format.write(&decisions, reply);
             return;
         }
-        self.waiting.push(Ask { verb, request, form, protocol: reply.protocol });
+        self.pending.push(PendingDecision { verb, request, format, version: reply.version });
     }
 }
 
-impl Ask<'_> {
-    pub(super) fn tell(&self, decisions: &Decisions<'_>, out: &mut Vec<u8>) {
-        self.form.tell(decisions, &mut Reply { out, protocol: self.protocol });
+impl PendingDecision<'_> {
+    pub(super) fn write(&self, decisions: &Decisions<'_>, out: &mut Vec<u8>) {
+        self.format.write(decisions, &mut Reply { out, version: self.version });
     }
 }
 
-/// How the answer is told.
+/// The format of a decision's reply.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Form {
-    /// One policy's decision.
-    One,
-    /// All decisions of a request.
-    All,
-    /// In the words of another limiter.
-    Told(throttle::Told),
+pub(super) enum ReplyFormat {
+    /// The decision of one policy.
+    OnePolicy,
+    /// The decisions of all policies that apply.
+    AllPolicies,
+    /// The reply of redis-cell or throttlecrab.
+    Throttle(throttle::ThrottleArguments),
 }
 
-impl Form {
-    fn tell(&self, decisions: &Decisions<'_>, reply: &mut Reply<'_>) {
+impl ReplyFormat {
+    fn write(&self, decisions: &Decisions<'_>, reply: &mut Reply<'_>) {
         match self {
-            Self::One => decide::answer_one(decisions, reply),
-            Self::All => decide::answer_all(decisions, reply),
-            Self::Told(told) => told.answer(decisions, reply),
+            Self::OnePolicy => decide::write_one_policy(decisions, reply),
+            Self::AllPolicies => decide::write_all_policies(decisions, reply),
+            Self::Throttle(arguments) => arguments.write_reply(decisions, reply),
         }
     }
 }
 
-/// Why a command was not carried out.
+/// Why a command was rejected.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Wrong {
-    /// The word that clients look at, where it is not the common one.
+pub(super) struct CommandError {
+    /// The error code, if it is not `ERR`.
     code: Option<&'static str>,
-    /// One line that names the argument and the way out.
+    /// One line: what is invalid and what is expected.
     detail: String,
-    /// Whether the connection is closed after the error.
+    /// Whether the connection closes after the error.
     closes: bool,
 }
 
-impl Wrong {
+impl CommandError {
     pub(super) fn new(detail: impl Into<String>) -> Self {
         Self { code: None, detail: detail.into(), closes: false }
     }
@@ -111,7 +118,7 @@ impl Wrong {
         Self { code: Some(code), detail: detail.into(), closes: false }
     }
 
-    /// The same error as the last reply of the connection.
+    /// The same error, closing the connection.
     pub(super) fn closing(self) -> Self {
         Self { closes: true, ..self }
     }
@@ -142,196 +149,198 @@ pub(super) enum Name {
     Quit,
 }
 
-/// A line of the table.
-pub(super) struct Known {
+/// One entry of the command table.
+pub(super) struct CommandSpec {
     name: Name,
     pub(super) word: &'static str,
-    /// What follows the name.
+    /// The arguments after the name.
     pub(super) syntax: &'static str,
     pub(super) summary: &'static str,
-    /// Fewest arguments, the name included.
-    fewest: usize,
-    /// Most of them.
-    most: usize,
-    /// Whether its second argument, or third, is a key in a client's eyes; 0 if none is.
+    /// Minimum number of arguments, the name included.
+    min: usize,
+    /// Maximum number of arguments.
+    max: usize,
+    /// Position of the argument that clients treat as the key, as Redis counts it; 0 if there is
+    /// none.
     pub(super) key: u8,
 }
 
 const ANY: usize = super::frame::MAX_ARGUMENTS;
 
 #[rustfmt::skip]
-pub(super) const COMMANDS: [Known; 21] = [
-    Known { name: Name::Check, word: "RL.CHECK", syntax: "policy key [key ...] [COST n] [PEEK]", fewest: 2, most: ANY, key: 2,
-        summary: "Decides and charges under one policy: one key for each attribute of its scope." },
-    Known { name: Name::Request, word: "RL.REQUEST", syntax: "attribute value [attribute value ...] [COST n] [PEEK]",
-        fewest: 1, most: ANY, key: 0, summary: "Decides and charges under all policies that apply, or under none." },
-    Known { name: Name::Refund, word: "RL.REFUND", syntax: "policy key [key ...] [COST n]", fewest: 2, most: ANY, key: 2,
-        summary: "Gives cost back." },
-    Known { name: Name::Reset, word: "RL.RESET", syntax: "policy key [key ...]", fewest: 2, most: ANY, key: 2,
-        summary: "Forgets a key." },
-    Known { name: Name::Policies, word: "RL.POLICIES", syntax: "", fewest: 1, most: 1, key: 0,
+pub(super) const COMMANDS: [CommandSpec; 21] = [
+    CommandSpec { name: Name::Check, word: "RL.CHECK", syntax: "policy key [key ...] [COST n] [PEEK]", min: 2, max: ANY, key: 2,
+        summary: "Checks one policy; takes one key per attribute of its scope." },
+    CommandSpec { name: Name::Request, word: "RL.REQUEST", syntax: "attribute value [attribute value ...] [COST n] [PEEK]",
+        min: 1, max: ANY, key: 0, summary: "Checks all policies that apply; charges all of them or none." },
+    CommandSpec { name: Name::Refund, word: "RL.REFUND", syntax: "policy key [key ...] [COST n]", min: 2, max: ANY, key: 2,
+        summary: "Refunds cost." },
+    CommandSpec { name: Name::Reset, word: "RL.RESET", syntax: "policy key [key ...]", min: 2, max: ANY, key: 2,
+        summary: "Clears the usage of a key." },
+    CommandSpec { name: Name::Policies, word: "RL.POLICIES", syntax: "", min: 1, max: 1, key: 0,
         summary: "Lists the policies." },
-    Known { name: Name::CellThrottle, word: "CL.THROTTLE", syntax: "key max_burst count period [quantity]", fewest: 5, most: 6,
-        key: 1, summary: "Decides as redis-cell does." },
-    Known { name: Name::CrabThrottle, word: "THROTTLE", syntax: "key max_burst count period [quantity]", fewest: 5, most: 6,
-        key: 1, summary: "Decides as throttlecrab does." },
-    Known { name: Name::Ping, word: "PING", syntax: "[message]", fewest: 1, most: 2, key: 0, summary: "Answers." },
-    Known { name: Name::Echo, word: "ECHO", syntax: "message", fewest: 2, most: 2, key: 0, summary: "Answers the message." },
-    Known { name: Name::Hello, word: "HELLO", syntax: "[2|3 [AUTH default password] [SETNAME name]]", fewest: 1, most: 7, key: 0,
-        summary: "Chooses the version of the protocol." },
-    Known { name: Name::Auth, word: "AUTH", syntax: "[default] password", fewest: 2, most: 3, key: 0, summary: "Authenticates." },
-    Known { name: Name::Client, word: "CLIENT",
-        syntax: "ID|INFO|GETNAME|SETNAME name|SETINFO attribute value|NO-EVICT on|off|NO-TOUCH on|off", fewest: 2, most: 4,
-        key: 0, summary: "Names this connection and tells about it." },
-    Known { name: Name::Command, word: "COMMAND", syntax: "[COUNT|LIST|INFO [name ...]|DOCS [name ...]]", fewest: 1, most: ANY,
-        key: 0, summary: "Tells the commands." },
-    Known { name: Name::Select, word: "SELECT", syntax: "0", fewest: 2, most: 2, key: 0, summary: "Does nothing: there is one database." },
-    Known { name: Name::Info, word: "INFO", syntax: "[section ...]", fewest: 1, most: ANY, key: 0, summary: "Tells about the server." },
-    Known { name: Name::Multi, word: "MULTI", syntax: "", fewest: 1, most: 1, key: 0,
-        summary: "Queues the commands that follow until EXEC." },
-    Known { name: Name::Exec, word: "EXEC", syntax: "", fewest: 1, most: 1, key: 0,
-        summary: "Carries out the queued commands, one after another." },
-    Known { name: Name::Discard, word: "DISCARD", syntax: "", fewest: 1, most: 1, key: 0, summary: "Drops the queued commands." },
-    Known { name: Name::Unwatch, word: "UNWATCH", syntax: "", fewest: 1, most: 1, key: 0,
+    CommandSpec { name: Name::CellThrottle, word: "CL.THROTTLE", syntax: "key max_burst count period [quantity]", min: 5, max: 6,
+        key: 1, summary: "Checks an inline quota, as redis-cell does." },
+    CommandSpec { name: Name::CrabThrottle, word: "THROTTLE", syntax: "key max_burst count period [quantity]", min: 5, max: 6,
+        key: 1, summary: "Checks an inline quota, as throttlecrab does." },
+    CommandSpec { name: Name::Ping, word: "PING", syntax: "[message]", min: 1, max: 2, key: 0, summary: "Returns PONG or the message." },
+    CommandSpec { name: Name::Echo, word: "ECHO", syntax: "message", min: 2, max: 2, key: 0, summary: "Returns the message." },
+    CommandSpec { name: Name::Hello, word: "HELLO", syntax: "[2|3 [AUTH default password] [SETNAME name]]", min: 1, max: 7, key: 0,
+        summary: "Selects the protocol version." },
+    CommandSpec { name: Name::Auth, word: "AUTH", syntax: "[default] password", min: 2, max: 3, key: 0, summary: "Authenticates." },
+    CommandSpec { name: Name::Client, word: "CLIENT",
+        syntax: "ID|INFO|GETNAME|SETNAME name|SETINFO attribute value|NO-EVICT on|off|NO-TOUCH on|off", min: 2, max: 4,
+        key: 0, summary: "Names or describes this connection." },
+    CommandSpec { name: Name::Command, word: "COMMAND", syntax: "[COUNT|LIST|INFO [name ...]|DOCS [name ...]]", min: 1, max: ANY,
+        key: 0, summary: "Describes the commands." },
+    CommandSpec { name: Name::Select, word: "SELECT", syntax: "0", min: 2, max: 2, key: 0, summary: "Does nothing: the only database is 0." },
+    CommandSpec { name: Name::Info, word: "INFO", syntax: "[section ...]", min: 1, max: ANY, key: 0, summary: "Describes the server." },
+    CommandSpec { name: Name::Multi, word: "MULTI", syntax: "", min: 1, max: 1, key: 0,
+        summary: "Queues the following commands until EXEC." },
+    CommandSpec { name: Name::Exec, word: "EXEC", syntax: "", min: 1, max: 1, key: 0,
+        summary: "Executes the queued commands in order." },
+    CommandSpec { name: Name::Discard, word: "DISCARD", syntax: "", min: 1, max: 1, key: 0, summary: "Discards the queued commands." },
+    CommandSpec { name: Name::Unwatch, word: "UNWATCH", syntax: "", min: 1, max: 1, key: 0,
         summary: "Does nothing: no key can be watched." },
-    Known { name: Name::ResetConnection, word: "RESET", syntax: "", fewest: 1, most: 1, key: 0,
-        summary: "Makes the connection as it was at first." },
-    Known { name: Name::Quit, word: "QUIT", syntax: "", fewest: 1, most: ANY, key: 0, summary: "Ends the connection." },
+    CommandSpec { name: Name::ResetConnection, word: "RESET", syntax: "", min: 1, max: 1, key: 0,
+        summary: "Resets the connection to its initial state." },
+    CommandSpec { name: Name::Quit, word: "QUIT", syntax: "", min: 1, max: ANY, key: 0, summary: "Closes the connection." },
 ];
 
-impl Known {
-    /// The command that this word names, in any case.
+impl CommandSpec {
+    /// The command of this name, in any case.
     pub(super) fn by_word(word: &[u8]) -> Option<&'static Self> {
-        COMMANDS.iter().find(|known| known.word.as_bytes().eq_ignore_ascii_case(word))
+        COMMANDS.iter().find(|spec| spec.word.as_bytes().eq_ignore_ascii_case(word))
     }
 
-    /// How it is written.
+    /// The name and its arguments.
     fn usage(&self) -> String {
         format!("{} {}", self.word, self.syntax).trim_end().to_owned()
     }
 
-    /// How many arguments it takes, its name included; below zero for at least as many.
+    /// Redis's arity: the number of arguments, name included; negative if that is a minimum.
     pub(super) fn arity(&self) -> i64 {
         #[allow(clippy::cast_possible_wrap)] // at most 80
-        let fewest = self.fewest as i64;
-        if self.fewest == self.most { fewest } else { -fewest }
+        let min = self.min as i64;
+        if self.min == self.max { min } else { -min }
     }
 }
 
-/// Carries out a command, queues it if a transaction is open, or says what is to be decided for it.
+/// Executes a command, queues it if a transaction is open, or adds its decision to the batch.
 pub(super) fn step<'b>(
     arguments: &[&'b [u8]],
     session: &mut Session,
     policies: &'b PolicySet,
-    asking: &mut Asking<'b>,
+    batch: &mut Batch<'b>,
     out: &mut Vec<u8>,
 ) -> Step<'b> {
-    let mut reply = Reply { out, protocol: session.protocol };
-    let known = match find(arguments, session, asking.app, &mut reply) {
-        Ok(known) => known,
-        Err(refused) => {
+    let mut reply = Reply { out, version: session.version };
+    let spec = match find_command(arguments, session, batch.app, &mut reply) {
+        Ok(spec) => spec,
+        Err(rejected) => {
             if let Some(transaction) = &mut session.transaction {
                 transaction.fail();
             }
-            return refused;
+            return rejected;
         }
     };
-    let given = &arguments[1..];
-    let queueing = session.transaction.as_mut().map(|transaction| (Queueing::of(known.name), transaction));
-    let step = match (known.name, queueing) {
+    let args = &arguments[1..];
+    let queueing = session.transaction.as_mut().map(|transaction| (Queueing::of(spec.name), transaction));
+    let step = match (spec.name, queueing) {
         (_, Some((Queueing::Queued, transaction))) => {
-            transaction.queue(arguments).map(|()| reply.simple("QUEUED")).map(|()| Step::Answered)
+            transaction.queue(arguments).map(|()| reply.simple("QUEUED")).map(|()| Step::Replied)
         }
-        (_, Some((Queueing::Refused, _))) => {
-            Err(Wrong::new("is not allowed between MULTI and EXEC; send it before MULTI"))
+        (_, Some((Queueing::Rejected, _))) => {
+            Err(CommandError::new("not allowed between MULTI and EXEC; send it before MULTI"))
         }
-        (Name::Check, _) => decide::check(given, policies, asking, &mut reply),
-        (Name::Request, _) => decide::request(given, asking, &mut reply),
-        (Name::Refund, _) => decide::refund(given, policies, asking, &mut reply),
-        (Name::Reset, _) => decide::reset(given, policies, asking.app),
+        (Name::Check, _) => decide::check(args, policies, batch, &mut reply),
+        (Name::Request, _) => decide::request(args, batch, &mut reply),
+        (Name::Refund, _) => decide::refund(args, policies, batch, &mut reply),
+        (Name::Reset, _) => decide::reset(args, policies, batch.app),
         (Name::Policies, _) => {
             decide::policies(policies, &mut reply);
-            Ok(Step::Answered)
+            Ok(Step::Replied)
         }
         (Name::CellThrottle | Name::CrabThrottle, _) => {
-            let dialect = throttle::Dialect::of(known.name == Name::CellThrottle);
-            throttle::throttle(dialect, given, &mut session.told, asking, &mut reply)
+            let dialect = throttle::Dialect::of(spec.name == Name::CellThrottle);
+            throttle::throttle(dialect, args, &mut session.quota_cache, batch, &mut reply)
         }
         (name @ (Name::Multi | Name::Exec | Name::Discard), _) => {
             return session.transact(name, &mut reply);
         }
-        (name, _) => session.answer(name, given, asking.app, &mut reply),
+        (name, _) => session.execute(name, args, batch.app, &mut reply),
     };
-    step.unwrap_or_else(|wrong| {
-        // With a transaction open, this command could not be queued.
+    step.unwrap_or_else(|error| {
+        // In a transaction, the error means that the command was not queued.
         if let Some(transaction) = &mut session.transaction {
             transaction.fail();
         }
-        let reply = &mut Reply { out, protocol: session.protocol };
-        match wrong.code {
-            Some(code) => reply.error(format_args!("{code} {}", wrong.detail)),
-            None => reply.error(format_args!("ERR {}: {}", known.word, wrong.detail)),
+        let reply = &mut Reply { out, version: session.version };
+        match error.code {
+            Some(code) => reply.error(format_args!("{code} {}", error.detail)),
+            None => reply.error(format_args!("ERR {}: {}", spec.word, error.detail)),
         }
-        if wrong.closes { Step::Goodbye } else { Step::Answered }
+        if error.closes { Step::Close } else { Step::Replied }
     })
 }
 
-/// The command that arguments name, if the client may send it and their number is right. Otherwise the error is written.
-fn find<'b>(
+/// The command, if the client may send it with this number of arguments. Otherwise writes the
+/// error.
+fn find_command<'b>(
     arguments: &[&[u8]],
     session: &Session,
     app: &App,
     reply: &mut Reply<'_>,
-) -> Result<&'static Known, Step<'b>> {
-    let Some(known) = Known::by_word(arguments[0]) else {
-        // Browsers can be made to speak to any port; what they send must not be taken for commands line by line.
+) -> Result<&'static CommandSpec, Step<'b>> {
+    let Some(spec) = CommandSpec::by_word(arguments[0]) else {
+        // A web page can make a browser send HTTP to any port. Its lines must not run as commands.
         if arguments[0].eq_ignore_ascii_case(b"POST") || arguments[0].eq_ignore_ascii_case(b"Host:") {
-            reply.error("ERR this is no HTTP port; the address of the HTTP interface is another");
-            return Err(Step::Goodbye);
+            reply.error("ERR invalid request: this port serves RESP, not HTTP; send HTTP requests to the address of `listen`");
+            return Err(Step::Close);
         }
         if arguments[0].eq_ignore_ascii_case(b"WATCH") {
             reply.error(
-                "ERR WATCH is not supported, as there are no values to watch; send RL.REQUEST to charge several limits or none",
+                "ERR WATCH is not supported: there are no values to watch; use RL.REQUEST to charge several limits atomically",
             );
         } else {
             reply.error(format_args!(
-                "ERR unknown command `{}`; COMMAND LIST says which there are",
-                Shown(arguments[0])
+                "ERR unknown command `{}`; COMMAND LIST lists the supported commands",
+                Escaped(arguments[0])
             ));
         }
-        return Err(Step::Answered);
+        return Err(Step::Replied);
     };
-    if !session.is_authenticated() && !session::before_authentication(known.name) {
-        reply.error("NOAUTH Authentication required: send AUTH and the password first");
-        return Err(Step::Answered);
+    if !session.is_authenticated() && !session::before_authentication(spec.name) {
+        reply.error("NOAUTH Authentication required; send `AUTH password` first");
+        return Err(Step::Replied);
     }
-    if !(known.fewest..=known.most).contains(&arguments.len()) {
+    if !(spec.min..=spec.max).contains(&arguments.len()) {
         reply.error(format_args!(
             "ERR {}: too {} arguments ({}); write `{}`",
-            known.word,
-            if arguments.len() < known.fewest { "few" } else { "many" },
+            spec.word,
+            if arguments.len() < spec.min { "few" } else { "many" },
             arguments.len() - 1,
-            known.usage()
+            spec.usage()
         ));
-        return Err(Step::Answered);
+        return Err(Step::Replied);
     }
-    if let Some(action) = action(known.name)
+    if let Some(action) = action(spec.name)
         && !app.access.command(action, session.connection())
     {
-        let word = known.word;
-        let why = match action {
-            Action::Decide => "as admin.decisions is `token`",
-            Action::Adjust => "as tokens are configured, or the port is reachable from elsewhere",
+        let word = spec.word;
+        let reason = match action {
+            Action::Decide => "admin.decisions is `token`",
+            Action::Adjust => "tokens are configured or the port is not on loopback",
         };
         reply.error(format_args!(
-            "NOPERM {word} needs a password on this port, {why}; set resp.password_file and send AUTH"
+            "NOPERM {word} requires a password because {reason}; set resp.password_file and send AUTH"
         ));
-        return Err(Step::Answered);
+        return Err(Step::Replied);
     }
-    Ok(known)
+    Ok(spec)
 }
 
-/// What a command does with the usage of keys, if anything.
+/// The access right that a command needs, if any.
 fn action(name: Name) -> Option<Action> {
     match name {
         Name::Check | Name::Request | Name::CellThrottle | Name::CrabThrottle => Some(Action::Decide),
@@ -340,11 +349,16 @@ fn action(name: Name) -> Option<Action> {
     }
 }
 
-/// A whole number among the arguments.
-pub(super) fn whole(name: &str, bytes: &[u8], least: u64, most: u64) -> Result<u64, Wrong> {
+/// Parses an integer argument.
+pub(super) fn parse_integer(name: &str, bytes: &[u8], min: u64, max: u64) -> Result<u64, CommandError> {
     let digits =
         std::str::from_utf8(bytes).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
-    digits.and_then(|digits| digits.parse().ok()).filter(|number| (least..=most).contains(number)).ok_or_else(
-        || Wrong::new(format!("{name} is `{}`; give a whole number from {least} to {most}", Shown(bytes))),
+    digits.and_then(|digits| digits.parse().ok()).filter(|number| (min..=max).contains(number)).ok_or_else(
+        || {
+            CommandError::new(format!(
+                "{name} is `{}`; give a whole number from {min} to {max}",
+                Escaped(bytes)
+            ))
+        },
     )
 }

@@ -1,7 +1,8 @@
-//! A connection: reads what has come, decides all commands in it, and writes the answers at once.
+//! One connection: reads a pipeline, decides its commands, and writes all replies at once.
 //!
-//! Commands are read in place and answered into one buffer, so on the memory store a command costs no allocation, no task
-//! and no lock but its key's. A shared store is asked for the decisions of a pipeline together.
+//! Commands are parsed in place and replies go to one buffer, so on the memory store a command
+//! costs no allocation, no task, and no lock except its key's. On a shared store the decisions of a
+//! pipeline are requested as one batch.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,29 +12,31 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::watch;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
-use super::command::{self, Asking, Step};
-use super::frame::{self, Frame, MAX_FRAME, Malformed};
+use super::command::{self, Batch, Step};
+use super::frame::{self, Frame, MAX_FRAME, ProtocolError};
 use super::reply::{Reply, RespVersion};
 use super::session::Session;
 use super::transaction::Transaction;
 use crate::app::App;
 
-/// The read buffer of a connection that sends little: some 80 commands at once.
-const FIRST_BUFFER: usize = 4096;
-/// Most bytes of answers that wait to be written before more is decided. A single answer may be longer.
-const MAX_ANSWERS: usize = 64 * 1024;
-/// Most decisions of one connection that a shared store is asked for at once.
-const MAX_WAVE: usize = 256;
-/// A client that does not take its answers in this time is cut off.
+/// Initial size of the read buffer: about 80 commands.
+const INITIAL_BUFFER: usize = 4096;
+/// Bytes of buffered replies at which they are written before more is decided. A single reply may
+/// be longer.
+const MAX_BUFFERED_REPLIES: usize = 64 * 1024;
+/// Maximum decisions of one connection in one batch to a shared store.
+const MAX_BATCH: usize = 256;
+/// A client that does not read its replies within this time is disconnected.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
-/// A client that does not authenticate in this time is cut off.
+/// A client that does not authenticate within this time is disconnected.
 const AUTHENTICATION_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long, and how much, a client may still send after its last answer: a connection that is closed with bytes unread is
-/// reset, and the answer may be lost with it.
+/// How long, and how many bytes, the server still reads after its last reply. Closing a socket with
+/// unread bytes resets the connection, and the client may lose the reply.
 const LINGER: Duration = Duration::from_secs(1);
 const MAX_LINGER: usize = 1024 * 1024;
 
-/// Serves one client until it leaves, breaks the protocol, falls silent for `idle`, or the service stops.
+/// Serves one client until it disconnects, violates the protocol, is idle for `idle`, or the
+/// service stops.
 pub(super) async fn serve<S>(
     stream: S,
     session: Session,
@@ -47,25 +50,25 @@ where
     let stopped = async move { stop.wait_for(|stop| *stop).await.map_or((), drop) };
     tokio::pin!(stopped);
     let first = if session.is_authenticated() { idle } else { AUTHENTICATION_TIMEOUT.min(idle) };
-    let alarm = sleep(first);
-    tokio::pin!(alarm);
+    let timer = sleep(first);
+    tokio::pin!(timer);
     let mut connection = Connection { stream, session, app, input: Input::new(), out: Vec::new() };
-    let mut silence = Silence { idle, is_silent: true };
+    let mut idle_check = IdleCheck { idle, is_idle: true };
     let mut is_stopping = false;
     loop {
         if is_stopping && connection.input.is_empty() {
             break;
         }
         let read = tokio::select! {
-            // What has come is answered before anything else is looked at.
+            // Commands that have arrived are replied to before stopping or closing.
             biased;
-            read = connection.stream.read(connection.input.room()) => read?,
+            read = connection.stream.read(connection.input.free()) => read?,
             () = &mut stopped, if !is_stopping => {
                 is_stopping = true;
                 continue;
             }
-            () = &mut alarm => {
-                if silence.goes_on(&connection.session, alarm.as_mut()) {
+            () = &mut timer => {
+                if idle_check.has_expired(&connection.session, timer.as_mut()) {
                     break;
                 }
                 connection.input.shrink();
@@ -76,39 +79,40 @@ where
             return Ok(());
         }
         connection.input.has_read(read);
-        match connection.answer().await? {
-            Progress::Waits => {}
-            Progress::Answered => silence.is_silent = false,
-            Progress::Ends => break,
+        match connection.process().await? {
+            Progress::Incomplete => {}
+            Progress::Replied => idle_check.is_idle = false,
+            Progress::Close => break,
         }
     }
     connection.close().await
 }
 
-/// Whether a client still says something. Looked at when the alarm rings and not at each command, which would read a clock.
-struct Silence {
+/// Detects idle clients. Evaluated when the timer fires and not per command, which would read a
+/// clock.
+struct IdleCheck {
     idle: Duration,
-    /// Whether no command has come since the alarm rang last. Bytes that never become one do not count.
-    is_silent: bool,
+    /// Whether no command has arrived since the timer last fired. Incomplete commands do not count.
+    is_idle: bool,
 }
 
-impl Silence {
-    /// Whether the client has been silent all the time; sets the alarm anew if not.
-    fn goes_on(&mut self, session: &Session, alarm: std::pin::Pin<&mut Sleep>) -> bool {
-        let goes_on = self.is_silent || !session.is_authenticated();
-        self.is_silent = true;
-        alarm.reset(Instant::now() + self.idle);
-        goes_on
+impl IdleCheck {
+    /// Whether the client was idle for the whole interval. Restarts the timer.
+    fn has_expired(&mut self, session: &Session, timer: std::pin::Pin<&mut Sleep>) -> bool {
+        let has_expired = self.is_idle || !session.is_authenticated();
+        self.is_idle = true;
+        timer.reset(Instant::now() + self.idle);
+        has_expired
     }
 }
 
-/// What came of the bytes that were read.
+/// The result of processing the bytes that were read.
 enum Progress {
-    /// No whole command yet.
-    Waits,
-    Answered,
-    /// The last answer is written.
-    Ends,
+    /// No complete command yet.
+    Incomplete,
+    Replied,
+    /// The last reply is written.
+    Close,
 }
 
 struct Connection<S> {
@@ -116,59 +120,59 @@ struct Connection<S> {
     session: Session,
     app: Arc<App>,
     input: Input,
-    /// Answers to be written.
+    /// Replies to be written.
     out: Vec<u8>,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
-    /// Answers all whole commands that have come.
-    async fn answer(&mut self) -> std::io::Result<Progress> {
+    /// Replies to all complete commands that have arrived.
+    async fn process(&mut self) -> std::io::Result<Progress> {
         let policies = self.app.policies();
-        let mut progress = Progress::Waits;
-        let mut asking = Asking::new(&self.app);
+        let mut progress = Progress::Incomplete;
+        let mut batch = Batch::new(&self.app);
         let mut at = 0;
-        let ends = loop {
-            if self.out.len() >= MAX_ANSWERS {
+        let closes = loop {
+            if self.out.len() >= MAX_BUFFERED_REPLIES {
                 write(&mut self.stream, &mut self.out).await?;
             }
-            let (step, before) = match Frame::read(&self.input.bytes()[at..]) {
+            let (step, before) = match Frame::parse(&self.input.bytes()[at..]) {
                 Ok(Frame::Partial) => break false,
-                Ok(Frame::Nothing(length)) => {
+                Ok(Frame::Empty(length)) => {
                     at += length;
                     continue;
                 }
                 Ok(Frame::Command(arguments, length)) => {
                     at += length;
-                    progress = Progress::Answered;
+                    progress = Progress::Replied;
                     let before = self.out.len();
                     let step =
-                        command::step(&arguments, &mut self.session, &policies, &mut asking, &mut self.out);
+                        command::step(&arguments, &mut self.session, &policies, &mut batch, &mut self.out);
                     (step, before)
                 }
-                Ok(Frame::Line(line, length)) => {
+                Ok(Frame::Inline(line, length)) => {
                     at += length;
-                    progress = Progress::Answered;
-                    settle(&mut asking, &mut self.out).await;
+                    progress = Progress::Replied;
+                    flush(&mut batch, &mut self.out).await;
                     let (session, out) = (&mut self.session, &mut self.out);
-                    match by_itself(line, session, &policies, &self.app, out).await {
-                        Next::Command => continue,
-                        Next::End => break true,
+                    match inline_command(line, session, &policies, &self.app, out).await {
+                        Next::Continue => continue,
+                        Next::Close => break true,
                         Next::Execute(transaction) => (Step::Execute(transaction), self.out.len()),
                     }
                 }
-                Err(malformed) => {
-                    settle(&mut asking, &mut self.out).await;
-                    refuse(malformed, &mut self.out);
+                Err(error) => {
+                    flush(&mut batch, &mut self.out).await;
+                    write_error(error, &mut self.out);
                     break true;
                 }
             };
             let next = match step {
-                Step::Asked | Step::Answered if asking.waiting.is_empty() => continue,
-                step => follow(step, before, self.session.protocol, &mut asking, &mut self.out).await,
+                Step::Submitted | Step::Replied if batch.pending.is_empty() => continue,
+                step => complete(step, before, self.session.version, &mut batch, &mut self.out).await,
             };
             match next {
-                Next::Command => {}
-                Next::End => break true,
+                Next::Continue => {}
+                Next::Close => break true,
                 Next::Execute(transaction) => {
                     let (session, out) = (&mut self.session, &mut self.out);
                     let run = execute(&transaction, &mut self.stream, session, &policies, &self.app, out);
@@ -176,20 +180,20 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
                 }
             }
         };
-        settle(&mut asking, &mut self.out).await;
-        drop(asking);
+        flush(&mut batch, &mut self.out).await;
+        drop(batch);
         self.input.consume(at);
         write(&mut self.stream, &mut self.out).await?;
-        Ok(if ends { Progress::Ends } else { progress })
+        Ok(if closes { Progress::Close } else { progress })
     }
 
-    /// Ends the connection so that the client has read its last answer.
+    /// Closes the connection after the client has had time to read the last reply.
     async fn close(mut self) -> std::io::Result<()> {
         let stream = &mut self.stream;
         let linger = async {
             stream.shutdown().await?;
             let mut left = MAX_LINGER;
-            let mut unread = [0; FIRST_BUFFER];
+            let mut unread = [0; INITIAL_BUFFER];
             while left > 0 {
                 match stream.read(&mut unread).await? {
                     0 => break,
@@ -202,17 +206,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     }
 }
 
-/// What comes after a command.
+/// What to do after a command.
 enum Next {
-    /// The next one.
-    Command,
-    /// The commands that were queued.
+    Continue,
     Execute(Box<Transaction>),
-    /// Nothing: the command was the last.
-    End,
+    Close,
 }
 
-/// Carries out a transaction: its commands in their order, as a pipeline of their own.
+/// Executes the commands of a transaction in order, as a pipeline.
 async fn execute<S: AsyncWrite + Unpin>(
     transaction: &Transaction,
     stream: &mut S,
@@ -221,105 +222,107 @@ async fn execute<S: AsyncWrite + Unpin>(
     app: &App,
     out: &mut Vec<u8>,
 ) -> std::io::Result<()> {
-    Reply { out, protocol: session.protocol }.array(transaction.len());
-    let mut asking = Asking::new(app);
+    Reply { out, version: session.version }.array(transaction.len());
+    let mut batch = Batch::new(app);
     for arguments in transaction.commands() {
-        if out.len() >= MAX_ANSWERS {
+        if out.len() >= MAX_BUFFERED_REPLIES {
             write(stream, out).await?;
         }
         let before = out.len();
-        let step = command::step(&arguments, session, policies, &mut asking, out);
-        // What would end the connection, or another transaction, is never queued.
-        follow(step, before, session.protocol, &mut asking, out).await;
+        let step = command::step(&arguments, session, policies, &mut batch, out);
+        // Commands that close the connection or open a transaction are never queued.
+        complete(step, before, session.version, &mut batch, out).await;
     }
-    settle(&mut asking, out).await;
+    flush(&mut batch, out).await;
     Ok(())
 }
 
-/// Answers a command that came as a line: its words lie elsewhere, so it is decided by itself.
-async fn by_itself(
+/// Executes an inline command. Its arguments are not in the read buffer, so it cannot join the
+/// batch.
+async fn inline_command(
     line: &[u8],
     session: &mut Session,
     policies: &PolicySet,
     app: &App,
     out: &mut Vec<u8>,
 ) -> Next {
-    let words = match frame::words(line) {
-        Ok(words) => words,
-        Err(malformed) => {
-            refuse(malformed, out);
-            return Next::End;
+    let arguments = match frame::split_inline(line) {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            write_error(error, out);
+            return Next::Close;
         }
     };
-    let words: frame::Arguments<'_> = words.iter().map(Vec::as_slice).collect();
-    let (mut asking, before) = (Asking::new(app), out.len());
-    let step = command::step(&words, session, policies, &mut asking, out);
-    let next = follow(step, before, session.protocol, &mut asking, out).await;
-    settle(&mut asking, out).await;
+    let arguments: frame::Arguments<'_> = arguments.iter().map(Vec::as_slice).collect();
+    let (mut batch, before) = (Batch::new(app), out.len());
+    let step = command::step(&arguments, session, policies, &mut batch, out);
+    let next = complete(step, before, session.version, &mut batch, out).await;
+    flush(&mut batch, out).await;
     next
 }
 
-/// What is left of a step: to keep answers in the order of their commands, the first of which stand at `before`.
-async fn follow(
+/// Finishes a step and keeps replies in command order. `before` is where this command's reply
+/// starts.
+async fn complete(
     step: Step<'_>,
     before: usize,
-    protocol: RespVersion,
-    asking: &mut Asking<'_>,
+    version: RespVersion,
+    batch: &mut Batch<'_>,
     out: &mut Vec<u8>,
 ) -> Next {
     match step {
-        Step::Asked => {
-            let Some(ask) = asking.waiting.pop() else { return Next::Command };
-            // What gives back, or only looks, comes after what was charged before it.
-            let is_other = asking.waiting.last().is_some_and(|last| last.verb != ask.verb);
-            if is_other || asking.waiting.len() == MAX_WAVE {
-                settle(asking, out).await;
+        Step::Submitted => {
+            let Some(last) = batch.pending.pop() else { return Next::Continue };
+            // A refund or peek must see the charges before it, so a batch has one verb.
+            let is_other = batch.pending.last().is_some_and(|previous| previous.verb != last.verb);
+            if is_other || batch.pending.len() == MAX_BATCH {
+                flush(batch, out).await;
             }
-            asking.waiting.push(ask);
-            Next::Command
+            batch.pending.push(last);
+            Next::Continue
         }
         Step::Reset(request) => {
-            settle(asking, out).await;
-            let mut reply = Reply { out, protocol };
-            match asking.app.reset(&request).await {
-                Ok(existed) => reply.flag(existed),
+            flush(batch, out).await;
+            let mut reply = Reply { out, version };
+            match batch.app.reset(&request).await {
+                Ok(existed) => reply.boolean(existed),
                 Err(error) => reply.error(format_args!(
-                    "ERR RL.RESET: {error}; the key may be forgotten or not, so send it again"
+                    "ERR RL.RESET: {error}; the key may or may not have been reset; send the command again"
                 )),
             }
-            Next::Command
+            Next::Continue
         }
         Step::Execute(transaction) => {
-            settle(asking, out).await;
+            flush(batch, out).await;
             Next::Execute(transaction)
         }
-        step @ (Step::Answered | Step::Goodbye) => {
-            if !asking.waiting.is_empty() {
-                let late = out.split_off(before);
-                settle(asking, out).await;
-                out.extend_from_slice(&late);
+        step @ (Step::Replied | Step::Close) => {
+            if !batch.pending.is_empty() {
+                let reply = out.split_off(before);
+                flush(batch, out).await;
+                out.extend_from_slice(&reply);
             }
-            if matches!(step, Step::Goodbye) { Next::End } else { Next::Command }
+            if matches!(step, Step::Close) { Next::Close } else { Next::Continue }
         }
     }
 }
 
-/// Asks for all decisions that wait, at once, and tells them in their order.
-async fn settle(asking: &mut Asking<'_>, out: &mut Vec<u8>) {
-    if asking.waiting.is_empty() {
+/// Requests all pending decisions at once and writes their replies in order.
+async fn flush(batch: &mut Batch<'_>, out: &mut Vec<u8>) {
+    if batch.pending.is_empty() {
         return;
     }
-    let asks = std::mem::take(&mut asking.waiting);
-    let decided = asking.call.apply_each(asks.iter().map(|ask| (ask.verb, &ask.request))).await;
-    asks.iter().zip(&decided).for_each(|(ask, decisions)| ask.tell(decisions, out));
+    let pending = std::mem::take(&mut batch.pending);
+    let decided = batch.call.apply_each(pending.iter().map(|one| (one.verb, &one.request))).await;
+    pending.iter().zip(&decided).for_each(|(one, decisions)| one.write(decisions, out));
 }
 
-fn refuse(malformed: Malformed, out: &mut Vec<u8>) {
-    let mut reply = Reply { out, protocol: RespVersion::Resp2 };
-    reply.error(format_args!("ERR Protocol error: {}", malformed.0));
+fn write_error(error: ProtocolError, out: &mut Vec<u8>) {
+    let mut reply = Reply { out, version: RespVersion::Resp2 };
+    reply.error(format_args!("ERR Protocol error: {}", error.0));
 }
 
-/// Writes all answers.
+/// Writes all buffered replies.
 async fn write<S: AsyncWrite + Unpin>(stream: &mut S, out: &mut Vec<u8>) -> std::io::Result<()> {
     if out.is_empty() {
         return Ok(());
@@ -330,20 +333,20 @@ async fn write<S: AsyncWrite + Unpin>(stream: &mut S, out: &mut Vec<u8>) -> std:
     };
     timeout(WRITE_TIMEOUT, all).await.map_err(|_| std::io::Error::from(std::io::ErrorKind::TimedOut))??;
     out.clear();
-    out.shrink_to(2 * MAX_ANSWERS);
+    out.shrink_to(2 * MAX_BUFFERED_REPLIES);
     Ok(())
 }
 
-/// Bytes that have come and are not answered.
+/// Bytes received and not yet processed.
 struct Input {
     buffer: Vec<u8>,
-    /// How many of them there are.
+    /// Number of received bytes in `buffer`.
     filled: usize,
 }
 
 impl Input {
     fn new() -> Self {
-        Self { buffer: vec![0; FIRST_BUFFER], filled: 0 }
+        Self { buffer: vec![0; INITIAL_BUFFER], filled: 0 }
     }
 
     fn is_empty(&self) -> bool {
@@ -354,8 +357,9 @@ impl Input {
         &self.buffer[..self.filled]
     }
 
-    /// Where more may be read to. Never empty: a command that fills the largest buffer is refused.
-    fn room(&mut self) -> &mut [u8] {
+    /// The free part of the buffer. Never empty: a command that fills the largest buffer is
+    /// rejected.
+    fn free(&mut self) -> &mut [u8] {
         &mut self.buffer[self.filled..]
     }
 
@@ -363,14 +367,14 @@ impl Input {
         self.filled += bytes;
     }
 
-    /// Makes an empty buffer as small as it was.
+    /// Shrinks an empty buffer to its initial size.
     fn shrink(&mut self) {
-        if self.is_empty() && self.buffer.len() > FIRST_BUFFER {
+        if self.is_empty() && self.buffer.len() > INITIAL_BUFFER {
             *self = Self::new();
         }
     }
 
-    /// Forgets so many bytes from the beginning. A buffer that was full grows.
+    /// Removes processed bytes from the start. A full buffer grows.
     fn consume(&mut self, bytes: usize) {
         let was_full = self.filled == self.buffer.len();
         self.buffer.copy_within(bytes..self.filled, 0);

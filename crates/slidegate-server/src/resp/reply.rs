@@ -1,11 +1,11 @@
-//! Replies: what goes back to the client, in RESP2 or RESP3.
+//! Replies: encodes RESP2 and RESP3.
 //!
-//! Every reply of a pipeline goes to the end of one buffer, which is written when the pipeline is decided. What RESP3 has a
-//! type for and RESP2 has not, RESP2 gets as numbers, texts and flat arrays.
+//! Replies of a pipeline are appended to one buffer. RESP2 clients get integers, bulk strings and
+//! flat arrays where RESP3 has booleans, nulls and maps.
 
 use std::fmt::{self, Write};
 
-/// Which version of the protocol a client speaks: the second until it says otherwise.
+/// The protocol version of a connection. RESP2 until `HELLO 3`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum RespVersion {
     #[default]
@@ -13,30 +13,30 @@ pub(super) enum RespVersion {
     Resp3,
 }
 
-/// Where replies are written.
+/// Writes replies to a buffer.
 #[derive(Debug)]
 pub(super) struct Reply<'o> {
     pub(super) out: &'o mut Vec<u8>,
-    pub(super) protocol: RespVersion,
+    pub(super) version: RespVersion,
 }
 
-/// Longest text of a client that is repeated in an error, in bytes.
-const MAX_SHOWN: usize = 64;
+/// Maximum bytes of client input repeated in an error.
+const MAX_ESCAPED: usize = 64;
 
 impl Reply<'_> {
     pub(super) fn ok(&mut self) {
         self.simple("OK");
     }
 
-    /// A text without line ends.
+    /// A simple string, which must not contain line ends.
     pub(super) fn simple(&mut self, text: &str) {
         self.line(b'+', text.as_bytes());
     }
 
-    /// An error; its first word is the code that clients look at.
+    /// An error. Its first word is the error code.
     pub(super) fn error(&mut self, error: impl fmt::Display) {
         self.out.push(b'-');
-        write!(OneLine(self.out), "{error}").expect("memory takes every text");
+        write!(OneLine(self.out), "{error}").expect("writing to a Vec cannot fail");
         self.out.extend_from_slice(b"\r\n");
     }
 
@@ -48,13 +48,13 @@ impl Reply<'_> {
         self.line(b':', itoa::Buffer::new().format(number).as_bytes());
     }
 
-    /// Minus one, for a wait that never ends.
+    /// -1: a wait that never ends.
     pub(super) fn never(&mut self) {
         self.out.extend_from_slice(b":-1\r\n");
     }
 
-    pub(super) fn flag(&mut self, flag: bool) {
-        self.out.extend_from_slice(match (self.protocol, flag) {
+    pub(super) fn boolean(&mut self, value: bool) {
+        self.out.extend_from_slice(match (self.version, value) {
             (RespVersion::Resp2, false) => b":0\r\n",
             (RespVersion::Resp2, true) => b":1\r\n",
             (RespVersion::Resp3, false) => b"#f\r\n",
@@ -63,7 +63,7 @@ impl Reply<'_> {
     }
 
     pub(super) fn null(&mut self) {
-        self.out.extend_from_slice(match self.protocol {
+        self.out.extend_from_slice(match self.version {
             RespVersion::Resp2 => b"$-1\r\n",
             RespVersion::Resp3 => b"_\r\n",
         });
@@ -79,30 +79,30 @@ impl Reply<'_> {
         self.bulk(text.as_bytes());
     }
 
-    /// The beginning of so many replies.
+    /// Starts an array of this many replies.
     pub(super) fn array(&mut self, replies: usize) {
         self.number(b'*', replies as u64);
     }
 
-    /// The beginning of so many pairs; in RESP2 of twice as many replies.
+    /// Starts a map of this many pairs; in RESP2 an array of twice as many replies.
     pub(super) fn map(&mut self, pairs: usize) {
-        match self.protocol {
+        match self.version {
             RespVersion::Resp2 => self.array(2 * pairs),
             RespVersion::Resp3 => self.number(b'%', pairs as u64),
         }
     }
 
-    /// The beginning of a decision's fields, which RESP3 calls by their names.
+    /// Starts the fields of a decision: a map in RESP3, an array of values in RESP2.
     pub(super) fn fields(&mut self, fields: usize) {
-        match self.protocol {
+        match self.version {
             RespVersion::Resp2 => self.array(fields),
             RespVersion::Resp3 => self.map(fields),
         }
     }
 
-    /// The name of the field that comes next.
+    /// The name of the next field; nothing in RESP2.
     pub(super) fn field(&mut self, name: &str) {
-        if self.protocol == RespVersion::Resp3 {
+        if self.version == RespVersion::Resp3 {
             self.text(name);
         }
     }
@@ -118,7 +118,7 @@ impl Reply<'_> {
     }
 }
 
-/// Writes text with control characters as blanks: an error is one line.
+/// Replaces control characters by spaces: an error must be one line.
 struct OneLine<'o>(&'o mut Vec<u8>);
 
 impl Write for OneLine<'_> {
@@ -128,12 +128,12 @@ impl Write for OneLine<'_> {
     }
 }
 
-/// Bytes of a client within an error.
-pub(super) struct Shown<'b>(pub(super) &'b [u8]);
+/// Client input, escaped and truncated for an error.
+pub(super) struct Escaped<'b>(pub(super) &'b [u8]);
 
-impl fmt::Display for Shown<'_> {
+impl fmt::Display for Escaped<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let cut = &self.0[..self.0.len().min(MAX_SHOWN)];
+        let cut = &self.0[..self.0.len().min(MAX_ESCAPED)];
         write!(f, "{}{}", cut.escape_ascii(), if cut.len() < self.0.len() { "..." } else { "" })
     }
 }
@@ -142,31 +142,32 @@ impl fmt::Display for Shown<'_> {
 mod tests {
     use super::*;
 
-    fn written(protocol: RespVersion, write: impl Fn(&mut Reply<'_>)) -> String {
+    fn written(version: RespVersion, write: impl Fn(&mut Reply<'_>)) -> String {
         let mut out = Vec::new();
-        write(&mut Reply { out: &mut out, protocol });
+        write(&mut Reply { out: &mut out, version });
         String::from_utf8(out).unwrap()
     }
 
-    /// A reply of a type that the client has not asked for breaks its connection.
+    /// A RESP2 client disconnects at a type it does not know.
     #[test]
-    fn resp2_gets_no_type_that_only_resp3_has() {
+    fn resp2_replies_contain_no_resp3_types() {
         let all = |reply: &mut Reply<'_>| {
             reply.map(1);
             reply.fields(1);
             reply.field("f");
-            reply.flag(true);
+            reply.boolean(true);
             reply.null();
         };
         assert_eq!(written(RespVersion::Resp2, all), "*2\r\n*1\r\n:1\r\n$-1\r\n");
         assert_eq!(written(RespVersion::Resp3, all), "%1\r\n%1\r\n$1\r\nf\r\n#t\r\n_\r\n");
     }
 
-    /// A line end in an error would be read as the next reply.
+    /// A client would parse the text after a line end as the next reply.
     #[test]
-    fn an_error_is_one_line_whatever_it_repeats() {
-        let error = |reply: &mut Reply<'_>| reply.error(format_args!("ERR `{}`\r\n:1", Shown(b"\r\n\xff`")));
+    fn an_error_is_one_line_whatever_it_contains() {
+        let error =
+            |reply: &mut Reply<'_>| reply.error(format_args!("ERR `{}`\r\n:1", Escaped(b"\r\n\xff`")));
         assert_eq!(written(RespVersion::Resp2, error), "-ERR `\\r\\n\\xff``  :1\r\n");
-        assert_eq!(Shown(&[b'a'; 65]).to_string(), format!("{}...", "a".repeat(64)));
+        assert_eq!(Escaped(&[b'a'; 65]).to_string(), format!("{}...", "a".repeat(64)));
     }
 }

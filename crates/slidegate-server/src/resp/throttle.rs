@@ -1,20 +1,21 @@
-//! `CL.THROTTLE` and `THROTTLE`: the commands of redis-cell and of throttlecrab, each with its own order and rounding.
+//! `CL.THROTTLE` and `THROTTLE`: the commands of redis-cell and throttlecrab, with their field
+//! order and rounding.
 //!
-//! The two count burst differently: redis-cell's is what passes besides the first request, throttlecrab's is all that
-//! passes at once. Both are the token bucket here, so what is decided is exact where theirs is not.
+//! Their bursts differ by one: redis-cell's does not count the first request, throttlecrab's does.
+//! Both use the token bucket, so decisions are exact where theirs are not.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use slidegate::{Algorithm, Decisions, Quota, Request, Verb};
 
-use super::command::{Asking, Form, Step, Wrong, whole};
+use super::command::{Batch, CommandError, ReplyFormat, Step, parse_integer};
 use super::decide;
 use super::reply::Reply;
 use crate::limits::MAX_COST;
 use crate::policy_names::INLINE_POLICIES;
 
-/// Longest period, in seconds: the longest window.
+/// Maximum period in seconds: the maximum window.
 const MAX_PERIOD_SECS: u64 = Quota::MAX_WINDOW.as_secs();
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,9 +24,9 @@ pub(super) enum Dialect {
     Throttlecrab,
 }
 
-/// What a client told besides the key.
+/// The arguments after the key: an inline quota and a quantity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Told {
+pub(super) struct ThrottleArguments {
     dialect: Dialect,
     max_burst: u64,
     /// Per period.
@@ -34,9 +35,9 @@ pub(super) struct Told {
     quantity: u64,
 }
 
-/// The quota that was told last: most clients tell one again and again, and its divisions take time to prepare.
+/// The last inline quota. Most clients repeat one, and building it prepares its divisions.
 #[derive(Debug, Default)]
-pub(super) struct Prepared(Option<(Told, Arc<Quota>)>);
+pub(super) struct QuotaCache(Option<(ThrottleArguments, Arc<Quota>)>);
 
 impl Dialect {
     pub(super) fn of(is_redis_cell: bool) -> Self {
@@ -47,50 +48,52 @@ impl Dialect {
 /// `key max_burst count period [quantity]`
 pub(super) fn throttle<'b>(
     dialect: Dialect,
-    given: &[&'b [u8]],
-    prepared: &mut Prepared,
-    asking: &mut Asking<'b>,
+    args: &[&'b [u8]],
+    cache: &mut QuotaCache,
+    batch: &mut Batch<'b>,
     reply: &mut Reply<'_>,
-) -> Result<Step<'b>, Wrong> {
-    // A burst of zero lets one pass in redis-cell and none in throttlecrab, which refuses it.
-    let (least_burst, most_burst) = match dialect {
+) -> Result<Step<'b>, CommandError> {
+    // A burst of zero admits one request in redis-cell; throttlecrab rejects it.
+    let (min_burst, max_burst) = match dialect {
         Dialect::RedisCell => (0, MAX_COST - 1),
         Dialect::Throttlecrab => (1, MAX_COST),
     };
-    let told = Told {
+    let arguments = ThrottleArguments {
         dialect,
-        max_burst: whole("max_burst", given[1], least_burst, most_burst)?,
-        count: whole("count", given[2], 1, MAX_COST)?,
-        period_secs: whole("period", given[3], 1, MAX_PERIOD_SECS)?,
-        quantity: given.get(4).map_or(Ok(1), |quantity| whole("quantity", quantity, 0, MAX_COST))?,
+        max_burst: parse_integer("max_burst", args[1], min_burst, max_burst)?,
+        count: parse_integer("count", args[2], 1, MAX_COST)?,
+        period_secs: parse_integer("period", args[3], 1, MAX_PERIOD_SECS)?,
+        quantity: args.get(4).map_or(Ok(1), |quantity| parse_integer("quantity", quantity, 0, MAX_COST))?,
     };
     let (policy, attribute) = match dialect {
         Dialect::RedisCell => INLINE_POLICIES[0],
         Dialect::Throttlecrab => INLINE_POLICIES[1],
     };
-    let mut request = Request::new().under(policy).quota(prepared.quota(told)?).cost(told.quantity);
-    let key = std::iter::once((attribute, given[0]));
-    asking.app.attributes.add_to(&mut request, key).map_err(|bad| Wrong::new(bad.detail))?;
-    asking.decide(Verb::Check, request, Form::Told(told), reply);
-    Ok(Step::Asked)
+    let mut request = Request::new().under(policy).quota(cache.quota(arguments)?).cost(arguments.quantity);
+    let key = std::iter::once((attribute, args[0]));
+    batch.app.attributes.add_to(&mut request, key).map_err(|error| CommandError::new(error.detail))?;
+    batch.decide(Verb::Check, request, ReplyFormat::Throttle(arguments), reply);
+    Ok(Step::Submitted)
 }
 
-impl Prepared {
-    fn quota(&mut self, told: Told) -> Result<Arc<Quota>, Wrong> {
-        let same = |known: &Told| Told { quantity: told.quantity, ..*known } == told;
+impl QuotaCache {
+    fn quota(&mut self, arguments: ThrottleArguments) -> Result<Arc<Quota>, CommandError> {
+        let same = |cached: &ThrottleArguments| {
+            ThrottleArguments { quantity: arguments.quantity, ..*cached } == arguments
+        };
         match &self.0 {
-            Some((known, quota)) if same(known) => Ok(Arc::clone(quota)),
+            Some((cached, quota)) if same(cached) => Ok(Arc::clone(quota)),
             _ => {
-                let quota = Arc::new(told.quota()?);
-                self.0 = Some((told, Arc::clone(&quota)));
+                let quota = Arc::new(arguments.quota()?);
+                self.0 = Some((arguments, Arc::clone(&quota)));
                 Ok(quota)
             }
         }
     }
 }
 
-impl Told {
-    /// What passes at once.
+impl ThrottleArguments {
+    /// Maximum cost admitted at once.
     fn capacity(&self) -> u64 {
         match self.dialect {
             Dialect::RedisCell => self.max_burst + 1,
@@ -98,15 +101,15 @@ impl Told {
         }
     }
 
-    fn quota(&self) -> Result<Quota, Wrong> {
+    fn quota(&self) -> Result<Quota, CommandError> {
         let quota = Quota::new(self.count, Duration::from_secs(self.period_secs))
-            .map_err(|error| Wrong::new(error.to_string()))?;
+            .map_err(|error| CommandError::new(error.to_string()))?;
         Ok(quota.with_algorithm(Algorithm::TokenBucket).with_burst(self.capacity()))
     }
 
-    /// Tells the decision on the key.
-    pub(super) fn answer(&self, decisions: &Decisions<'_>, reply: &mut Reply<'_>) {
-        let Some(one) = decisions.iter().next() else { return decide::gone(reply) };
+    /// Writes the decision in the dialect's format.
+    pub(super) fn write_reply(&self, decisions: &Decisions<'_>, reply: &mut Reply<'_>) {
+        let Some(one) = decisions.iter().next() else { return decide::policy_removed(reply) };
         reply.array(5);
         match self.dialect {
             Dialect::RedisCell => {
@@ -132,7 +135,7 @@ impl Told {
         }
     }
 
-    /// Throttlecrab counts from a bucket that is empty to one that could hold `max_burst - 2` more.
+    /// throttlecrab's reset: the time until the bucket is empty, plus that of `max_burst - 2` more.
     fn crab_reset(&self, reset_after: Duration) -> Duration {
         let interval_us = u128::from(self.period_secs) * 1_000_000;
         let span = |cost: u64| u64::try_from(u128::from(cost) * interval_us / u128::from(self.count));
@@ -142,7 +145,7 @@ impl Told {
     }
 }
 
-/// Whole seconds, rounded up: at this time the wait is over.
+/// Whole seconds, rounded up.
 fn secs_ceil(wait: Duration) -> u64 {
     wait.as_secs() + u64::from(wait.subsec_nanos() > 0)
 }

@@ -1,46 +1,47 @@
-//! Transactions: commands that a client queues between `MULTI` and `EXEC`, and has carried out one after another.
+//! Transactions: commands queued between `MULTI` and `EXEC`.
 //!
-//! `EXEC` is a pipeline and not one atomic step: other connections are served in between, and a denial undoes nothing.
-//! `RL.REQUEST` is what decides several limits at once. The queue is a copy, as the read buffer is used again.
+//! `EXEC` executes them as a pipeline, not atomically: other connections are served in between, and
+//! a denial undoes nothing. Use `RL.REQUEST` to charge several limits atomically. The queue copies
+//! the arguments, because the read buffer is reused.
 
-use super::command::{Name, Wrong};
+use super::command::{CommandError, Name};
 use super::frame::Arguments;
 
-/// Most commands of one transaction: they are carried out without a pause for the thread's other connections, at a
-/// microsecond or a few for each.
+/// Maximum commands of one transaction. They run without yielding to the thread's other
+/// connections, at a few microseconds each.
 pub(super) const MAX_COMMANDS: usize = 1024;
-/// Most bytes of the queued arguments, each with the four that say where it ends: the memory that a client may hold
-/// without using it. Room for 1024 commands of 256 bytes, and for any single command.
+/// Maximum bytes of the queued arguments, plus four per argument for its end: the memory that an
+/// idle client can hold. Fits 1024 commands of 256 bytes, and any single command.
 pub(super) const MAX_BYTES: usize = 256 * 1024;
 
 /// The queue of one connection.
 #[derive(Debug, Default)]
 pub(super) struct Transaction {
-    /// All arguments, one behind the other.
+    /// All arguments, concatenated.
     bytes: Vec<u8>,
-    /// Where each argument ends in `bytes`.
+    /// The end of each argument in `bytes`.
     argument_ends: Vec<u32>,
-    /// Where each command ends in `argument_ends`.
+    /// The end of each command in `argument_ends`.
     command_ends: Vec<u32>,
-    /// Whether a command was refused. `EXEC` then carries out none.
+    /// Whether a command was rejected. `EXEC` then executes none.
     has_failed: bool,
 }
 
-/// What happens to a command between `MULTI` and `EXEC`.
+/// How a command is treated between `MULTI` and `EXEC`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Queueing {
     Queued,
-    /// It is about the transaction or the connection, and carried out at once.
+    /// Executed at once: it concerns the transaction or the connection.
     Immediate,
-    /// It would change the protocol or the rights within a reply.
-    Refused,
+    /// Rejected: it would change the protocol version or the rights within a reply.
+    Rejected,
 }
 
 impl Queueing {
     pub(super) fn of(name: Name) -> Self {
         match name {
             Name::Multi | Name::Exec | Name::Discard | Name::ResetConnection | Name::Quit => Self::Immediate,
-            Name::Auth | Name::Hello => Self::Refused,
+            Name::Auth | Name::Hello => Self::Rejected,
             _ => Self::Queued,
         }
     }
@@ -50,32 +51,34 @@ impl Transaction {
     /// Adds a command.
     ///
     /// # Errors
-    /// There is no room. `EXEC` will carry out none of the commands.
-    pub(super) fn queue(&mut self, arguments: &[&[u8]]) -> Result<(), Wrong> {
+    /// The queue is full. The caller must then call [`Self::fail`].
+    pub(super) fn queue(&mut self, arguments: &[&[u8]]) -> Result<(), CommandError> {
         if self.has_failed {
-            // Nothing of it will be carried out, so nothing is kept.
+            // `EXEC` will execute nothing, so nothing is stored.
             return Ok(());
         }
         if self.command_ends.len() == MAX_COMMANDS {
-            let detail =
-                format!("more than {MAX_COMMANDS} commands are queued; send EXEC before, or no MULTI");
-            return Err(Wrong::new(detail));
+            let detail = format!(
+                "too many queued commands: at most {MAX_COMMANDS}; send EXEC earlier, or do not use MULTI"
+            );
+            return Err(CommandError::new(detail));
         }
         let ends = (self.argument_ends.len() + arguments.len()) * size_of::<u32>();
         let bytes: usize = arguments.iter().map(|argument| argument.len()).sum();
         if self.bytes.len() + bytes + ends > MAX_BYTES {
-            let detail = format!("more than {MAX_BYTES} bytes are queued; send EXEC before, or no MULTI");
-            return Err(Wrong::new(detail));
+            let detail =
+                format!("too many queued bytes: at most {MAX_BYTES}; send EXEC earlier, or do not use MULTI");
+            return Err(CommandError::new(detail));
         }
         for argument in arguments {
             self.bytes.extend_from_slice(argument);
-            self.argument_ends.push(index(self.bytes.len()));
+            self.argument_ends.push(offset(self.bytes.len()));
         }
-        self.command_ends.push(index(self.argument_ends.len()));
+        self.command_ends.push(offset(self.argument_ends.len()));
         Ok(())
     }
 
-    /// Marks the transaction as one that `EXEC` refuses, and forgets what was queued.
+    /// Makes `EXEC` fail, and drops the queued commands.
     pub(super) fn fail(&mut self) {
         *self = Self { has_failed: true, ..Self::default() };
     }
@@ -84,12 +87,12 @@ impl Transaction {
         self.has_failed
     }
 
-    /// How many commands are queued.
+    /// The number of queued commands.
     pub(super) fn len(&self) -> usize {
         self.command_ends.len()
     }
 
-    /// The queued commands, in their order.
+    /// The queued commands, in order.
     pub(super) fn commands(&self) -> impl Iterator<Item = Arguments<'_>> {
         let (mut start, mut first) = (0, 0);
         self.command_ends.iter().map(move |end| {
@@ -106,8 +109,8 @@ impl Transaction {
     }
 }
 
-fn index(at: usize) -> u32 {
-    u32::try_from(at).expect("a queue is within its bounds")
+fn offset(position: usize) -> u32 {
+    u32::try_from(position).expect("a queue is at most MAX_BYTES long")
 }
 
 #[cfg(test)]
@@ -119,9 +122,9 @@ mod tests {
         transaction.commands().map(owned).collect()
     }
 
-    /// An argument in the wrong command is a charge on the wrong key.
+    /// An argument in the wrong command would charge the wrong key.
     #[test]
-    fn commands_come_out_as_they_went_in() {
+    fn queued_commands_keep_their_arguments() {
         let mut transaction = Transaction::default();
         let commands: [&[&[u8]]; 4] =
             [&[b"RL.CHECK", b"", b"\r\n\0"], &[b"PING"], &[b"", b"", b""], &[b"ECHO", b"*1\r\n$4\r\nPING"]];
@@ -136,7 +139,7 @@ mod tests {
         assert_eq!(queued(&Transaction::default()), Vec::<Vec<Vec<u8>>>::new());
     }
 
-    /// A client that never sends EXEC must not fill the memory, whatever its commands are made of.
+    /// A client that never sends EXEC must not exhaust the memory.
     #[test]
     fn a_queue_is_bounded_in_commands_and_in_bytes() {
         let fill = |arguments: &[&[u8]]| {
@@ -146,8 +149,15 @@ mod tests {
         };
         let (transaction, refused) = fill(&[b"PING"]);
         assert_eq!(transaction.len(), MAX_COMMANDS);
-        assert_eq!(refused, Wrong::new("more than 1024 commands are queued; send EXEC before, or no MULTI"));
-        let bytes = Wrong::new("more than 262144 bytes are queued; send EXEC before, or no MULTI");
+        assert_eq!(
+            refused,
+            CommandError::new(
+                "too many queued commands: at most 1024; send EXEC earlier, or do not use MULTI"
+            )
+        );
+        let bytes = CommandError::new(
+            "too many queued bytes: at most 262144; send EXEC earlier, or do not use MULTI",
+        );
         let long = vec![b'a'; 60_000];
         let (mut transaction, refused) = fill(&[b"ECHO", &long]);
         assert_eq!((transaction.len(), &refused), (4, &bytes));
@@ -158,6 +168,6 @@ mod tests {
         transaction.fail();
         assert!(transaction.has_failed() && transaction.bytes.capacity() == 0);
         transaction.queue(&[b"ECHO", &long]).unwrap();
-        assert_eq!(transaction.len(), 0, "what is not carried out is not kept");
+        assert_eq!(transaction.len(), 0, "a failed transaction stores nothing");
     }
 }

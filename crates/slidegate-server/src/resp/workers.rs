@@ -1,7 +1,8 @@
-//! Workers: threads that serve connections, each those that it was given.
+//! Workers: threads that serve RESP connections.
 //!
-//! A connection stays where it began. On the memory store a decision takes less than passing a task from thread to thread
-//! does, so work that wanders, as on the runtime of the other interfaces, would cost more than it balances.
+//! A connection stays on one thread. On the memory store a decision takes less time than moving a
+//! task to another thread, so a work-stealing runtime, as used by the other protocols, would cost
+//! more than it balances.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,17 +10,18 @@ use std::thread;
 
 use tokio::runtime::{Builder, Handle};
 
-/// As many threads as there are processors. They end with the process: a shared store's connections may live on them.
+/// One thread per processor. They run until the process exits: connections to a shared store may
+/// live on them.
 #[derive(Debug)]
 pub(crate) struct Workers {
     threads: Vec<Handle>,
-    /// How many tasks were given so far.
-    given: AtomicUsize,
+    /// Number of tasks assigned so far.
+    assigned: AtomicUsize,
 }
 
 impl Workers {
     /// # Errors
-    /// The system gives no more threads.
+    /// The system cannot create a thread.
     pub(crate) fn start() -> io::Result<Self> {
         let start = |number| {
             let runtime = Builder::new_current_thread().enable_all().build()?;
@@ -30,12 +32,12 @@ impl Workers {
         };
         let processors = thread::available_parallelism().map_or(1, usize::from);
         let threads = (0..processors).map(start).collect::<io::Result<_>>()?;
-        Ok(Self { threads, given: AtomicUsize::new(0) })
+        Ok(Self { threads, assigned: AtomicUsize::new(0) })
     }
 
-    /// Lets the next thread run this to its end.
+    /// Runs a task on the next thread, round robin.
     pub(super) fn run(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let next = self.given.fetch_add(1, Ordering::Relaxed) % self.threads.len();
+        let next = self.assigned.fetch_add(1, Ordering::Relaxed) % self.threads.len();
         self.threads[next].spawn(task);
     }
 }

@@ -12,7 +12,7 @@ use super::{POLICIES, ask, cli, command, connect, exchange, exchange_or_reset, e
 fn nothing_is_decided_before_the_password() {
     let folder = TempDir::new("resp-auth");
     let server = serve(&folder, "  password: open sesame\n");
-    let no_auth = "-NOAUTH Authentication required: send AUTH and the password first\\r\\n";
+    let no_auth = "-NOAUTH Authentication required; send `AUTH password` first\\r\\n";
     let wrong = "-WRONGPASS invalid username-password pair or user is disabled.\\r\\n";
     for line in ["PING", "RL.CHECK per-user alice", "RL.POLICIES", "INFO", "COMMAND", "CLIENT ID"] {
         assert_eq!(ask(&server, line), no_auth, "{line}");
@@ -31,7 +31,7 @@ fn nothing_is_decided_before_the_password() {
     let greeting = exchange(&server, &words("HELLO 3"));
     assert_eq!(
         greeting,
-        "-NOAUTH HELLO needs the password: send for example `HELLO 3 AUTH default PASSWORD`\\r\\n"
+        "-NOAUTH HELLO requires authentication; send for example `HELLO 3 AUTH default PASSWORD`\\r\\n"
     );
     let hello: [&[u8]; 7] = [b"HELLO", b"3", b"AUTH", b"default", b"open sesame", b"SETNAME", b"me"];
     let greeted = exchange(&server, &[command(&hello), words("CLIENT GETNAME")].concat());

@@ -10,9 +10,9 @@ use super::{ask, connect, exchange, exchange_or_reset, expect, serve, words};
 fn a_malformed_frame_is_answered_and_ends_the_connection_only() {
     let folder = TempDir::new("resp-malformed");
     let server = serve(&folder, "");
-    let count = "the number of arguments is no number from 0 to 80";
-    let bulk = "an argument is no bulk string; send for example `$4` and `PING`";
-    let length = "the length of an argument is no number from 0 to 65536";
+    let count = "invalid multibulk length: must be 0 to 80";
+    let bulk = "expected a bulk string, for example `$4` and `PING`";
+    let length = "invalid bulk length: must be 0 to 65536";
     for (bytes, error) in [
         (b"*1\r\n".repeat(10_000), bulk),
         (b"*1000000000\r\n".to_vec(), count),
@@ -22,7 +22,10 @@ fn a_malformed_frame_is_answered_and_ends_the_connection_only() {
         (b"*2\r\n$4\r\nPING\r\n$-1\r\n".to_vec(), length),
         (b"*1\r\n:1\r\n".to_vec(), bulk),
         (b"*1\r\n%1\r\n".to_vec(), bulk),
-        (b"*1\r\n$4\r\nPINGPING\r\n".to_vec(), "an argument does not end where its length says"),
+        (
+            b"*1\r\n$4\r\nPINGPING\r\n".to_vec(),
+            "invalid bulk string: must end with CRLF after its announced length",
+        ),
         (
             b"*2\r\n$40000\r\n"
                 .to_vec()
@@ -30,17 +33,26 @@ fn a_malformed_frame_is_answered_and_ends_the_connection_only() {
                 .chain([b'a'; 40_000])
                 .chain(*b"\r\n$40000\r\n")
                 .collect(),
-            "the command is longer than 65536 bytes; send less",
+            "command too long: must be at most 65536 bytes",
         ),
-        (vec![b'a'; 100_000], "the line is longer than 4096 bytes; send an array of bulk strings"),
-        (b"ECHO \"a\r\n".to_vec(), "the quotes of the line do not come in pairs, each pair a whole argument"),
+        (
+            vec![b'a'; 100_000],
+            "inline command too long: must be at most 4096 bytes; send an array of bulk strings",
+        ),
+        (
+            b"ECHO \"a\r\n".to_vec(),
+            "unbalanced quotes in inline command: quotes must enclose a whole argument",
+        ),
     ] {
         let answer = exchange(&server, &[&words("PING")[..], &bytes, &words("PING")].concat());
         let shown = bytes[..bytes.len().min(40)].escape_ascii();
         assert_eq!(answer, format!("+PONG\\r\\n-ERR Protocol error: {error}\\r\\n"), "{shown}");
     }
     let http = exchange(&server, b"POST / HTTP/1.1\r\nHost: x\r\n\r\nRL.RESET per-user alice\r\n");
-    assert_eq!(http, "-ERR this is no HTTP port; the address of the HTTP interface is another\\r\\n");
+    assert_eq!(
+        http,
+        "-ERR invalid request: this port serves RESP, not HTTP; send HTTP requests to the address of `listen`\\r\\n"
+    );
     assert_eq!(ask(&server, "PING"), "+PONG\\r\\n");
 }
 

@@ -176,9 +176,9 @@ fn every_wrong_argument_is_named_with_the_way_out() {
     let throttle = "key max_burst count period [quantity]";
     let check = "policy key [key ...] [COST n] [PEEK]";
     for (line, error) in [
-        ("FOO bar", "unknown command `FOO`; COMMAND LIST says which there are".to_owned()),
+        ("FOO bar", "unknown command `FOO`; COMMAND LIST lists the supported commands".to_owned()),
         ("RL.CHECK", format!("RL.CHECK: too few arguments (0); write `RL.CHECK {check}`")),
-        ("RL.CHECK nobody x", "RL.CHECK: policy `nobody` is unknown; RL.POLICIES says which there are".into()),
+        ("RL.CHECK nobody x", "RL.CHECK: unknown policy `nobody`; RL.POLICIES lists the policies".into()),
         (
             "RL.CHECK per-user",
             "RL.CHECK: policy `per-user` counts by user; write `per-user <user>`".into(),
@@ -187,18 +187,18 @@ fn every_wrong_argument_is_named_with_the_way_out() {
             "RL.CHECK route alice",
             "RL.CHECK: policy `route` counts by user and path; write `route <user> <path>`".into(),
         ),
-        ("RL.CHECK per-user x COST", "RL.CHECK: COST has no number; write for example `COST 5`".into()),
+        ("RL.CHECK per-user x COST", "RL.CHECK: COST has no value; write for example `COST 5`".into()),
         ("RL.CHECK per-user x COST -1", format!("RL.CHECK: COST is `-1`; {cost}")),
         ("RL.CHECK per-user x COST +1", format!("RL.CHECK: COST is `+1`; {cost}")),
         ("RL.CHECK per-user x COST 1e3", format!("RL.CHECK: COST is `1e3`; {cost}")),
         ("RL.CHECK per-user x COST 9007199254740992", format!("RL.CHECK: COST is `9007199254740992`; {cost}")),
-        ("RL.CHECK per-user x COST 1 COST 2", "RL.CHECK: COST stands twice; give it once".into()),
-        ("RL.CHECK per-user x y", "RL.CHECK: `y` is not `COST n` or `PEEK`, which may stand here".into()),
-        ("RL.REFUND per-user x PEEK", "RL.REFUND: `PEEK` is not `COST n`, which may stand here".into()),
-        ("RL.RESET per-user x y", "RL.RESET: `y` is one argument too many; leave it out".into()),
+        ("RL.CHECK per-user x COST 1 COST 2", "RL.CHECK: COST is given twice; give it once".into()),
+        ("RL.CHECK per-user x y", "RL.CHECK: unexpected argument `y`; expected `COST n` or `PEEK`".into()),
+        ("RL.REFUND per-user x PEEK", "RL.REFUND: unexpected argument `PEEK`; expected `COST n`".into()),
+        ("RL.RESET per-user x y", "RL.RESET: unexpected argument `y`; leave it out".into()),
         (
             "RL.CHECK THROTTLE x",
-            "RL.CHECK: policy `THROTTLE` has no quota of its own; send THROTTLE with one instead".into(),
+            "RL.CHECK: policy `THROTTLE` has no configured quota; send the command THROTTLE with an inline quota".into(),
         ),
         (
             "RL.CHECK per-ip here",
@@ -218,8 +218,8 @@ fn every_wrong_argument_is_named_with_the_way_out() {
         ("CL.THROTTLE k 1 1 0", "CL.THROTTLE: period is `0`; give a whole number from 1 to 31622400".into()),
         ("CL.THROTTLE k 1 1 1 -1", format!("CL.THROTTLE: quantity is `-1`; {cost}")),
         ("THROTTLE k 0 1 1", "THROTTLE: max_burst is `0`; give a whole number from 1 to 9007199254740991".into()),
-        ("SELECT 1", "SELECT: there is no database `1`; there is one, 0".into()),
-        ("AUTH x", "AUTH: no password is set; leave AUTH out, or set resp.password".into()),
+        ("SELECT 1", "SELECT: invalid database `1`: the only database is 0".into()),
+        ("AUTH x", "AUTH: no password is configured; omit AUTH, or set resp.password".into()),
     ] {
         assert_eq!(ask(&server, line), format!("-ERR {error}\\r\\n"), "{line}");
     }

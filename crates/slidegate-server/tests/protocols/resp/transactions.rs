@@ -113,7 +113,7 @@ fn nothing_is_charged_before_exec_and_everything_by_it() {
         "*7\r\n".to_owned(),
         one(1, 4, "0"),
         one(0, 4, "-1"),
-        "-ERR RL.CHECK: policy `nobody` is unknown; RL.POLICIES says which there are\r\n".to_owned(),
+        "-ERR RL.CHECK: unknown policy `nobody`; RL.POLICIES lists the policies\r\n".to_owned(),
         one(1, 0, "0"),
         one(1, 3, "0"),
         one(1, 0, "0"),
@@ -160,13 +160,10 @@ fn a_transaction_that_does_not_end_well_charges_nothing() {
         }
     }
     let watch = ask(&server, "WATCH x");
-    let refusal = "-ERR WATCH is not supported, as there are no values to watch; send RL.REQUEST to charge several limits or none\\r\\n";
+    let refusal = "-ERR WATCH is not supported: there are no values to watch; use RL.REQUEST to charge several limits atomically\\r\\n";
     assert_eq!(watch, refusal);
     let auth = exchange(&server, &script(&["MULTI", "HELLO 3"]));
-    assert_eq!(
-        auth,
-        "+OK\\r\\n-ERR HELLO: is not allowed between MULTI and EXEC; send it before MULTI\\r\\n"
-    );
+    assert_eq!(auth, "+OK\\r\\n-ERR HELLO: not allowed between MULTI and EXEC; send it before MULTI\\r\\n");
 }
 
 /// What is queued lies in memory until its client says otherwise.
@@ -180,7 +177,8 @@ fn a_queue_that_is_full_is_refused_and_not_carried_out() {
     let charge = words("RL.CHECK per-user alice");
     let over = [words("MULTI"), charge.clone(), check.repeat(1025), words("EXEC"), words("PING")].concat();
     let answer = exchange(&server, &over);
-    let refusal = "-ERR RL.CHECK: more than 1024 commands are queued; send EXEC before, or no MULTI\\r\\n";
+    let refusal =
+        "-ERR RL.CHECK: too many queued commands: at most 1024; send EXEC earlier, or do not use MULTI\\r\\n";
     assert_eq!(answer.matches(refusal).count(), 1, "the rest is not kept and fails with it");
     assert!(
         answer.ends_with("-EXECABORT Transaction discarded because of previous errors.\\r\\n+PONG\\r\\n")
@@ -188,7 +186,9 @@ fn a_queue_that_is_full_is_refused_and_not_carried_out() {
     let long = command(&[b"ECHO", &vec![b'a'; 60_000]]);
     let answer = exchange(&server, &[words("MULTI"), charge, long.repeat(5), words("EXEC")].concat());
     assert!(
-        answer.contains("-ERR ECHO: more than 262144 bytes are queued; send EXEC before, or no MULTI\\r\\n"),
+        answer.contains(
+            "-ERR ECHO: too many queued bytes: at most 262144; send EXEC earlier, or do not use MULTI\\r\\n"
+        ),
         "{answer}"
     );
     assert!(
