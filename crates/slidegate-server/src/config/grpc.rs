@@ -29,57 +29,7 @@ const SHORTEST_AGE: Duration = Duration::from_secs(1);
 /// What to write where nothing is.
 pub(super) const EXAMPLE: &str = "listen: 127.0.0.1:8081";
 
-/// Where Envoy's rate-limit service listens, if anywhere.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Grpc {
-    /// The address, over TLS if there is a certificate.
-    pub(crate) listen: Option<SocketAddr>,
-    /// The path of a socket file, never over TLS.
-    pub(crate) socket: Option<PathBuf>,
-    pub(crate) tls: Option<GrpcTls>,
-    /// After so long a connection is asked to be made anew, so that new instances get their share. Never, if not said.
-    pub(crate) max_connection_age: Option<Duration>,
-    /// How long calls may still take on such a connection. Until they are done, if not said.
-    pub(crate) max_connection_age_grace: Option<Duration>,
-    /// Whether answers carry the fields of `headers:`; without, a denial has `Retry-After` alone.
-    pub(crate) response_headers: bool,
-    /// Whether the health service says that it does not serve while a shared store is away.
-    pub(crate) health_follows_store: bool,
-}
-
-/// Files of the gRPC door's certificates, in PEM.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct GrpcTls {
-    /// The certificate to show, the server's own first.
-    pub(crate) cert_file: PathBuf,
-    pub(crate) key_file: PathBuf,
-    /// Authorities whose certificates a client must show one of. Without it clients show none.
-    pub(crate) client_ca_file: Option<PathBuf>,
-    /// A DNS name that the client's certificate must be for.
-    pub(crate) client_name: Option<String>,
-}
-
-impl Grpc {
-    /// The same with what these settings say besides. Where both say it, this one's holds; where they listen, they say
-    /// together, so that a certificate of one is never left out where the other listens.
-    pub(crate) fn over(self, other: &Self) -> Self {
-        let is_served = self.is_served();
-        Self {
-            listen: if is_served { self.listen } else { other.listen },
-            socket: if is_served { self.socket } else { other.socket.clone() },
-            tls: self.tls.or_else(|| other.tls.clone()),
-            max_connection_age: self.max_connection_age.or(other.max_connection_age),
-            max_connection_age_grace: self.max_connection_age_grace.or(other.max_connection_age_grace),
-            response_headers: self.response_headers || other.response_headers,
-            health_follows_store: self.health_follows_store || other.health_follows_store,
-        }
-    }
-
-    /// Whether there is anything to serve.
-    pub(crate) fn is_served(&self) -> bool {
-        self.listen.is_some() || self.socket.is_some()
-    }
-}
+pub(crate) use slidegate_envoy::{GrpcSettings as Grpc, GrpcTls};
 
 /// Reads the section. What is outside the file may say where to listen.
 pub(super) fn grpc(section: &Section<'_>, outside: &Outside, findings: &mut Findings) -> Grpc {

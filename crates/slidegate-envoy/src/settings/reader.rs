@@ -1,4 +1,4 @@
-//! Variables by kind: texts, flags, spans of time, addresses. Every value that means nothing is told, not the first alone.
+//! Reads environment variables by type: strings, booleans, durations, addresses. It collects all errors.
 
 use std::fmt::Display;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -11,17 +11,18 @@ const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 pub(super) struct Reader<'v> {
     pub(super) variable: &'v dyn Fn(&str) -> Option<String>,
-    pub(super) mistakes: Vec<String>,
+    pub(super) errors: Vec<String>,
 }
 
 impl Reader<'_> {
-    /// Its value; an empty one is none.
+    /// The value of a variable. Empty counts as unset.
     pub(super) fn text(&self, name: &str) -> Option<String> {
         (self.variable)(name).filter(|value| !value.is_empty())
     }
 
-    pub(super) fn wrong(&mut self, name: &str, value: &str, way_out: impl Display) {
-        self.mistakes.push(format!("{name} is `{}`; {way_out}", value.escape_debug()));
+    /// Reports an invalid value. `fix` says what to write instead.
+    pub(super) fn invalid(&mut self, name: &str, value: &str, fix: impl Display) {
+        self.errors.push(format!("{name} is `{}`; {fix}", value.escape_debug()));
     }
 
     pub(super) fn read<T, E: Display>(
@@ -30,59 +31,59 @@ impl Reader<'_> {
         read: impl Fn(&str) -> Result<T, E>,
     ) -> Option<T> {
         let value = self.text(name)?;
-        read(&value).map_err(|error| self.mistakes.push(format!("{name}: {error}"))).ok()
+        read(&value).map_err(|error| self.errors.push(format!("{name}: {error}"))).ok()
     }
 
-    pub(super) fn parsed<T: FromStr>(&mut self, name: &str, way_out: &str) -> Option<T> {
+    pub(super) fn parsed<T: FromStr>(&mut self, name: &str, fix: &str) -> Option<T> {
         let value = self.text(name)?;
         let parsed = value.parse().ok();
         if parsed.is_none() {
-            self.wrong(name, &value, way_out);
+            self.invalid(name, &value, fix);
         }
         parsed
     }
 
-    pub(super) fn flag(&mut self, name: &str) -> bool {
+    pub(super) fn bool(&mut self, name: &str) -> bool {
         let Some(value) = self.text(name) else { return false };
         match value.as_str() {
             "1" | "t" | "T" | "true" | "TRUE" | "True" => true,
             "0" | "f" | "F" | "false" | "FALSE" | "False" => false,
             _ => {
-                self.wrong(name, &value, "write `true` or `false`");
+                self.invalid(name, &value, "write `true` or `false`");
                 false
             }
         }
     }
 
-    pub(super) fn span(&mut self, name: &str) -> Option<Duration> {
+    pub(super) fn duration(&mut self, name: &str) -> Option<Duration> {
         self.read(name, parse_window)
     }
 
     pub(super) fn address(&mut self, host: &str, port: &str, default_port: u16) -> SocketAddr {
-        let everyone = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+        let any = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
         let ip = match self.text(host).as_deref() {
-            None => everyone,
+            None => any,
             Some("localhost") => LOOPBACK,
             Some(_) => self
                 .parsed::<IpAddr>(host, "give an IP address, for example `0.0.0.0` or `127.0.0.1`")
-                .unwrap_or(everyone),
+                .unwrap_or(any),
         };
         let port = self.parsed(port, "give a port, for example `8081`").unwrap_or(default_port);
         SocketAddr::new(ip, port)
     }
 
-    /// An address as the reference writes it: without a host it is every one.
+    /// An address in Go syntax: without a host it means all addresses.
     pub(super) fn go_address(&mut self, name: &str, default_port: u16) -> SocketAddr {
-        let everyone = SocketAddr::from((Ipv4Addr::UNSPECIFIED, default_port));
-        let Some(text) = self.text(name) else { return everyone };
+        let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, default_port));
+        let Some(text) = self.text(name) else { return any };
         let full = match text.strip_prefix("localhost") {
             Some(port) => format!("{LOOPBACK}{port}"),
             None if text.starts_with(':') => format!("{}{text}", Ipv4Addr::UNSPECIFIED),
             None => text.clone(),
         };
         full.parse().unwrap_or_else(|_| {
-            self.wrong(name, &text, "give a port or an address with one, for example `:9090`");
-            everyone
+            self.invalid(name, &text, "give a port or an address with one, for example `:9090`");
+            any
         })
     }
 }

@@ -1,9 +1,9 @@
-//! Settings: the reference's environment variables, for a service that takes its place.
+//! The environment variables of envoyproxy/ratelimit, for a service that replaces it.
 //!
-//! They are read only where `--envoy-env` asks for them: variables such as `PORT`, `HOST` and `LOG_LEVEL` are set on many
-//! machines for other programs. `docs/envoy.md` lists those that are honoured, and those that are not with the reason.
+//! They are read only with `--envoy-env`: variables such as `PORT`, `HOST` and `LOG_LEVEL` are often set for other
+//! programs. `docs/envoy.md` lists the supported variables, and the ignored ones with the reason.
 
-mod idle;
+mod ignored;
 mod reader;
 mod redis;
 
@@ -13,101 +13,106 @@ use std::time::Duration;
 
 use slidegate::{Algorithm, Excess};
 
-use super::statistics::NEAR_LIMIT_RATIO;
-use super::{Folder, Reading, Refusal};
-use crate::config::{Grpc, GrpcTls};
+use crate::config::{ConfigError, Folder, ReadOptions};
+use crate::grpc_settings::{GrpcSettings, GrpcTls};
+use crate::statistics::NEAR_LIMIT_RATIO;
 use reader::Reader;
-use redis::Redis;
+pub use redis::Redis;
 
 const HTTP_PORT: u16 = 8080;
 const GRPC_PORT: u16 = 8081;
 const DEBUG_PORT: u16 = 6070;
 const PROMETHEUS_PORT: u16 = 9090;
-/// After so long a connection of Envoy's is asked to be made anew, so that new instances get their share.
+/// After this time Envoy is asked to reconnect, so that new instances get their share of connections.
 const MAX_CONNECTION_AGE: Duration = Duration::from_secs(24 * 3600);
-/// How long requests on such a connection may still take.
+/// How long open calls on such a connection may still take.
 const MAX_CONNECTION_AGE_GRACE: Duration = Duration::from_secs(3600);
 
-/// What the service does in the reference's place.
+/// How the service replaces envoyproxy/ratelimit.
 #[derive(Debug, Clone)]
-pub(crate) struct Settings {
-    pub(crate) folder: Folder,
-    pub(crate) reading: Reading,
-    /// Whether it may start with files that are missing or wrong.
-    pub(crate) may_start_without: bool,
-    /// Whether it is healthy only while there is a domain.
-    pub(crate) needs_a_domain: bool,
-    /// Whether no answer as a whole is over its limit.
-    pub(crate) shadow_mode: bool,
-    /// Whether every limit is one of `quota_mode`.
-    pub(crate) quota_mode: bool,
-    /// Headers to add to responses, if any.
-    pub(crate) headers: Option<HeaderNames>,
-    /// Whether answers carry the descriptors and metadata of limits.
-    pub(crate) dynamic_metadata: bool,
-    /// Where `/json` and `/healthcheck` are, besides the service's own address.
-    pub(crate) http: Option<SocketAddr>,
-    /// Where Envoy connects to, if anywhere.
-    pub(crate) grpc: Grpc,
-    /// Where `/rlconfig` and `/stats` are.
-    pub(crate) debug: Option<SocketAddr>,
-    /// Where metrics are besides, and their path.
-    pub(crate) prometheus: Option<(SocketAddr, String)>,
-    /// From which part of a limit on statistics call hits near it: 0 to 1.
-    pub(crate) near_limit_ratio: f32,
-    /// The store that the variables name.
-    pub(crate) redis: Option<Redis>,
-    /// The least severe lines to log, if said.
-    pub(crate) log_level: Option<String>,
-    /// Variables that are set and mean nothing here: a line for each.
-    pub(crate) not_honoured: Vec<String>,
+pub struct Settings {
+    /// The folder of config files.
+    pub folder: Folder,
+    /// How they are read.
+    pub options: ReadOptions,
+    /// Whether it may start with missing or invalid files.
+    pub may_start_without_config: bool,
+    /// Whether it is healthy only if there is a domain.
+    pub needs_a_domain: bool,
+    /// Whether no call is ever denied.
+    pub shadow_mode: bool,
+    /// Whether every limit has `quota_mode`.
+    pub quota_mode: bool,
+    /// Response headers, if enabled.
+    pub headers: Option<HeaderNames>,
+    /// Whether responses contain the descriptors and the metadata of limits.
+    pub dynamic_metadata: bool,
+    /// The HTTP address, for `/json` and `/healthcheck`.
+    pub http: Option<SocketAddr>,
+    /// The gRPC listener.
+    pub grpc: GrpcSettings,
+    /// The address of the debug port, for `/rlconfig` and `/stats`.
+    pub debug: Option<SocketAddr>,
+    /// An additional address for metrics, with the path.
+    pub prometheus: Option<(SocketAddr, String)>,
+    /// The part of a limit above which statistics count hits as near the limit, 0 to 1.
+    pub near_limit_ratio: f32,
+    /// The shared store, if set.
+    pub redis: Option<Redis>,
+    /// The log level, if set.
+    pub log_level: Option<String>,
+    /// Warnings about variables that are set but have no effect.
+    pub ignored_variables: Vec<String>,
 }
 
 /// Names of response headers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct HeaderNames {
-    pub(crate) limit: String,
-    pub(crate) remaining: String,
-    pub(crate) reset: String,
+pub struct HeaderNames {
+    /// The header with the limit.
+    pub limit: String,
+    /// The header with what remains.
+    pub remaining: String,
+    /// The header with the seconds until the reset.
+    pub reset: String,
 }
 
 impl Settings {
-    /// What holds where the environment is not asked.
-    pub(crate) fn of_folder(path: PathBuf) -> Self {
+    /// The defaults for a folder, without the environment.
+    pub fn of_folder(path: PathBuf) -> Self {
         Self {
             folder: Folder { path, ignores_dotfiles: true },
-            reading: Reading::default(),
-            may_start_without: false,
+            options: ReadOptions::default(),
+            may_start_without_config: false,
             needs_a_domain: false,
             shadow_mode: false,
             quota_mode: false,
             headers: None,
             dynamic_metadata: false,
             http: None,
-            grpc: Grpc::default(),
+            grpc: GrpcSettings::default(),
             debug: None,
             prometheus: None,
             near_limit_ratio: NEAR_LIMIT_RATIO,
             redis: None,
             log_level: None,
-            not_honoured: Vec::new(),
+            ignored_variables: Vec::new(),
         }
     }
 
-    /// What the environment says; `variable` gives the value of one.
+    /// The settings of the environment; `variable` returns the value of one variable.
     ///
     /// # Errors
-    /// Every variable that has a value which means nothing.
-    pub(crate) fn of_environment(variable: &dyn Fn(&str) -> Option<String>) -> Result<Self, Refusal> {
-        let mut read = Reader { variable, mistakes: Vec::new() };
+    /// Every variable with an invalid value.
+    pub fn of_environment(variable: &dyn Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
+        let mut read = Reader { variable, errors: Vec::new() };
         let settings = read.settings();
-        if read.mistakes.is_empty() { Ok(settings) } else { Err(Refusal::all(read.mistakes)) }
+        if read.errors.is_empty() { Ok(settings) } else { Err(ConfigError::new(read.errors)) }
     }
 }
 
 impl Reader<'_> {
     fn settings(&mut self) -> Settings {
-        self.refuse_what_cannot_be();
+        self.reject_unsupported();
         let text = |name: &str, default: &str| self.text(name).unwrap_or_else(|| default.to_owned());
         let path = PathBuf::from(text("RUNTIME_ROOT", "/srv/runtime_data/current"))
             .join(text("RUNTIME_SUBDIRECTORY", ""))
@@ -119,21 +124,21 @@ impl Reader<'_> {
             reset: text("LIMIT_RESET_HEADER", "RateLimit-Reset"),
         };
         Settings {
-            folder: Folder { path, ignores_dotfiles: self.flag("RUNTIME_IGNOREDOTFILES") },
-            reading: Reading {
-                merge_domains: self.flag("MERGE_DOMAIN_CONFIG"),
+            folder: Folder { path, ignores_dotfiles: self.bool("RUNTIME_IGNOREDOTFILES") },
+            options: ReadOptions {
+                merge_domains: self.bool("MERGE_DOMAIN_CONFIG"),
                 algorithm: self
                     .read("SLIDEGATE_ENVOY_ALGORITHM", str::parse::<Algorithm>)
                     .unwrap_or_default(),
                 excess: self.excess(),
                 key_prefix,
             },
-            may_start_without: self.flag("FORCE_START_WITHOUT_INITIAL_CONFIG"),
-            needs_a_domain: self.flag("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED"),
-            shadow_mode: self.flag("SHADOW_MODE"),
-            quota_mode: self.flag("QUOTA_MODE"),
-            headers: self.flag("LIMIT_RESPONSE_HEADERS_ENABLED").then_some(headers),
-            dynamic_metadata: self.flag("RESPONSE_DYNAMIC_METADATA"),
+            may_start_without_config: self.bool("FORCE_START_WITHOUT_INITIAL_CONFIG"),
+            needs_a_domain: self.bool("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED"),
+            shadow_mode: self.bool("SHADOW_MODE"),
+            quota_mode: self.bool("QUOTA_MODE"),
+            headers: self.bool("LIMIT_RESPONSE_HEADERS_ENABLED").then_some(headers),
+            dynamic_metadata: self.bool("RESPONSE_DYNAMIC_METADATA"),
             http: Some(self.address("HOST", "PORT", HTTP_PORT)),
             grpc: self.grpc(),
             debug: Some(self.address("DEBUG_HOST", "DEBUG_PORT", DEBUG_PORT)),
@@ -141,76 +146,76 @@ impl Reader<'_> {
             near_limit_ratio: self.near_limit_ratio(),
             redis: self.redis(),
             log_level: self.log_level(),
-            not_honoured: self.not_honoured(),
+            ignored_variables: self.ignored_variables(),
         }
     }
 
-    /// What would make another service of it than was asked for.
-    fn refuse_what_cannot_be(&mut self) {
-        for (name, only, way_out) in [
-            ("BACKEND_TYPE", "redis", "set it to `redis`, or unset it: there is no memcached store"),
+    /// Rejects values that ask for something unsupported.
+    fn reject_unsupported(&mut self) {
+        for (name, only, fix) in [
+            ("BACKEND_TYPE", "redis", "set it to `redis` or unset it; memcached is not supported"),
             (
                 "CONFIG_TYPE",
                 "FILE",
-                "limits are read from files and not from a management server (xDS): put them into the folder that \
-                 RUNTIME_ROOT or --envoy-config names, and set CONFIG_TYPE to `FILE` or unset it",
+                "set it to `FILE` or unset it, and put the limits into the folder that RUNTIME_ROOT or --envoy-config \
+                 names; a management server (xDS) is not supported",
             ),
         ] {
             if let Some(value) = self.text(name)
                 && !value.eq_ignore_ascii_case(only)
             {
-                self.wrong(name, &value, way_out);
+                self.invalid(name, &value, fix);
             }
         }
     }
 
-    /// What becomes of refused hits. The reference's own variable for that can only say what is the default here.
+    /// How denied hits are treated. The variable of envoyproxy/ratelimit can only select the default.
     fn excess(&mut self) -> Excess {
         const NAME: &str = "SLIDEGATE_ENVOY_EXCESS";
-        const WAY_OUT: &str = "write `refuse`, `charge` or `count`";
+        const FIX: &str = "write `refuse`, `charge` or `count`";
         let Some(name) = self.text(NAME) else { return Excess::default() };
         let excess = Excess::from_name(&name).unwrap_or_else(|| {
-            self.wrong(NAME, &name, WAY_OUT);
+            self.invalid(NAME, &name, FIX);
             Excess::default()
         });
-        if excess == Excess::Count && self.flag("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT") {
-            self.wrong(
+        if excess == Excess::Count && self.bool("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT") {
+            self.invalid(
                 NAME,
                 &name,
-                "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT asks for the opposite; unset one of them",
+                "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT contradicts it; unset one of them",
             );
         }
         excess
     }
 
-    /// Where the reference's Prometheus would be, if it is asked for.
+    /// The address and path of the Prometheus endpoint, if enabled.
     fn prometheus(&mut self) -> Option<(SocketAddr, String)> {
-        if !self.flag("USE_PROMETHEUS") {
+        if !self.bool("USE_PROMETHEUS") {
             return None;
         }
         let address = self.go_address("PROMETHEUS_ADDR", PROMETHEUS_PORT);
         let path = self.text("PROMETHEUS_PATH").unwrap_or_else(|| "/metrics".to_owned());
         let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '_' | '-' | '.');
         if !path.starts_with('/') || !path.chars().all(is_plain) {
-            self.wrong("PROMETHEUS_PATH", &path, "give a path, for example `/metrics`");
+            self.invalid("PROMETHEUS_PATH", &path, "give a path, for example `/metrics`");
         }
         Some((address, path))
     }
 
     fn near_limit_ratio(&mut self) -> f32 {
-        let way_out = "give a part of the limit from 0 to 1, for example `0.8`";
-        let ratio: f32 = self.parsed("NEAR_LIMIT_RATIO", way_out).unwrap_or(NEAR_LIMIT_RATIO);
+        let fix = "give a part of the limit from 0 to 1, for example `0.8`";
+        let ratio: f32 = self.parsed("NEAR_LIMIT_RATIO", fix).unwrap_or(NEAR_LIMIT_RATIO);
         if !(0.0..=1.0).contains(&ratio) {
-            self.wrong("NEAR_LIMIT_RATIO", &ratio.to_string(), way_out);
+            self.invalid("NEAR_LIMIT_RATIO", &ratio.to_string(), fix);
         }
         ratio
     }
 
-    fn grpc(&mut self) -> Grpc {
+    fn grpc(&mut self) -> GrpcSettings {
         let socket = self.text("GRPC_UDS").map(PathBuf::from);
         let address = self.address("GRPC_HOST", "GRPC_PORT", GRPC_PORT);
         let mut tls = None;
-        if self.flag("GRPC_SERVER_USE_TLS") {
+        if self.bool("GRPC_SERVER_USE_TLS") {
             let file = |name: &str| self.text(name).map(PathBuf::from);
             match file("GRPC_SERVER_TLS_CERT").zip(file("GRPC_SERVER_TLS_KEY")) {
                 Some((cert_file, key_file)) => {
@@ -219,25 +224,25 @@ impl Reader<'_> {
                     tls = Some(GrpcTls { cert_file, key_file, client_ca_file, client_name });
                 }
                 None => {
-                    let way_out = "give the files too, in GRPC_SERVER_TLS_CERT and GRPC_SERVER_TLS_KEY";
-                    self.wrong("GRPC_SERVER_USE_TLS", "true", way_out);
+                    let fix = "set GRPC_SERVER_TLS_CERT and GRPC_SERVER_TLS_KEY too";
+                    self.invalid("GRPC_SERVER_USE_TLS", "true", fix);
                 }
             }
         }
-        Grpc {
+        GrpcSettings {
             listen: socket.is_none().then_some(address),
             socket,
             tls,
-            health_follows_store: self.flag("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION"),
-            max_connection_age: Some(self.span("GRPC_MAX_CONNECTION_AGE").unwrap_or(MAX_CONNECTION_AGE)),
+            health_follows_store: self.bool("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION"),
+            max_connection_age: Some(self.duration("GRPC_MAX_CONNECTION_AGE").unwrap_or(MAX_CONNECTION_AGE)),
             max_connection_age_grace: Some(
-                self.span("GRPC_MAX_CONNECTION_AGE_GRACE").unwrap_or(MAX_CONNECTION_AGE_GRACE),
+                self.duration("GRPC_MAX_CONNECTION_AGE_GRACE").unwrap_or(MAX_CONNECTION_AGE_GRACE),
             ),
             response_headers: false,
         }
     }
 
-    /// Their levels by our names.
+    /// The log level, with the names of our `--log`.
     fn log_level(&mut self) -> Option<String> {
         let level = self.text("LOG_LEVEL")?;
         match level.to_ascii_lowercase().as_str() {
@@ -245,7 +250,7 @@ impl Reader<'_> {
             "warn" | "warning" => Some("warn".to_owned()),
             "fatal" | "panic" => Some("error".to_owned()),
             _ => {
-                self.wrong("LOG_LEVEL", &level, "use error, warn, info, debug or trace");
+                self.invalid("LOG_LEVEL", &level, "use error, warn, info, debug or trace");
                 None
             }
         }
@@ -258,29 +263,29 @@ mod tests {
 
     use slidegate::RedisOptions;
 
-    use super::idle::NOT_HONOURED;
+    use super::ignored::IGNORED;
     use super::*;
-    use crate::config::SharedStore;
 
     fn read(variables: &[(&str, &str)]) -> Result<Settings, String> {
         let variables: HashMap<_, _> = variables.iter().copied().collect();
         Settings::of_environment(&|name| variables.get(name).map(|value| (*value).to_owned()))
-            .map_err(|refusal| refusal.to_string())
+            .map_err(|error| error.to_string())
     }
 
     fn redis_url(variables: &[(&str, &str)]) -> String {
-        let redis = read(variables).unwrap_or_else(|told| panic!("{told}")).redis.expect("a store is named");
+        let redis =
+            read(variables).unwrap_or_else(|error| panic!("{error}")).redis.expect("a store is named");
         RedisOptions::new(redis.url.expose()).unwrap_or_else(|error| panic!("{error}"));
         redis.url.expose().clone()
     }
 
-    /// Who only changes the image must get the same doors, folder and answers.
+    /// Replacing only the image must give the same ports and folder.
     #[test]
-    fn without_variables_it_is_where_the_reference_is() {
+    fn the_defaults_are_those_of_envoyproxy_ratelimit() {
         let settings = read(&[("CACHE_KEY_PREFIX", "")]).unwrap();
         assert_eq!(settings.folder.path, PathBuf::from("/srv/runtime_data/current/config"));
         assert!(!settings.folder.ignores_dotfiles);
-        assert_eq!(settings.reading, Reading::default());
+        assert_eq!(settings.options, ReadOptions::default());
         assert_eq!(settings.http, Some("0.0.0.0:8080".parse().unwrap()));
         assert_eq!(settings.grpc.listen, Some("0.0.0.0:8081".parse().unwrap()));
         assert_eq!(settings.debug, Some("0.0.0.0:6070".parse().unwrap()));
@@ -288,9 +293,9 @@ mod tests {
         assert!(!settings.shadow_mode && !settings.quota_mode && !settings.dynamic_metadata);
     }
 
-    /// One that does not arrive is found out in production.
+    /// A variable without effect would be noticed only in production.
     #[test]
-    fn every_variable_that_is_honoured_arrives() {
+    fn every_supported_variable_has_its_effect() {
         let settings = read(&[
             ("RUNTIME_ROOT", "/r"),
             ("RUNTIME_SUBDIRECTORY", "s"),
@@ -332,14 +337,14 @@ mod tests {
         ])
         .unwrap();
         assert_eq!(settings.folder, Folder { path: "/r/s/a".into(), ignores_dotfiles: true });
-        let reading = Reading {
+        let options = ReadOptions {
             merge_domains: true,
             algorithm: Algorithm::FixedWindow,
             excess: Excess::Count,
             key_prefix: "p".into(),
         };
-        assert_eq!(settings.reading, reading);
-        assert!(settings.may_start_without && settings.needs_a_domain);
+        assert_eq!(settings.options, options);
+        assert!(settings.may_start_without_config && settings.needs_a_domain);
         assert!(settings.shadow_mode && settings.quota_mode && settings.dynamic_metadata);
         let headers =
             HeaderNames { limit: "X-L".into(), remaining: "RateLimit-Remaining".into(), reset: "X-T".into() };
@@ -356,7 +361,7 @@ mod tests {
             client_ca_file: Some("/ca".into()),
             client_name: Some("envoy".into()),
         };
-        let grpc = Grpc {
+        let grpc = GrpcSettings {
             listen: Some("[::1]:2".parse().unwrap()),
             socket: None,
             tls: Some(tls),
@@ -367,18 +372,12 @@ mod tests {
         };
         assert_eq!(settings.grpc, grpc);
         assert_eq!(settings.log_level.as_deref(), Some("warn"));
-        let redis = settings.redis.unwrap();
-        let store = SharedStore {
-            options: RedisOptions::new(redis.url.expose()).unwrap(),
-            deadline: Duration::from_millis(50),
-            instances: 1,
-        };
-        assert_eq!(redis.complete(store).deadline, Duration::from_millis(200));
+        assert_eq!(settings.redis.unwrap().deadline, Some(Duration::from_millis(200)));
         let socket = read(&[("GRPC_UDS", "/run/grpc.sock")]).unwrap().grpc;
         assert_eq!((socket.listen, socket.socket), (None, Some("/run/grpc.sock".into())));
     }
 
-    /// The reference says in four variables what is one URL here.
+    /// envoyproxy/ratelimit has several variables where we have one URL.
     #[test]
     fn every_kind_of_redis_becomes_a_url() {
         assert_eq!(
@@ -409,9 +408,9 @@ mod tests {
         );
     }
 
-    /// A service that starts on half of its settings is another one than was wanted.
+    /// Invalid values must stop the start, and all of them must be reported.
     #[test]
-    fn values_that_mean_nothing_are_told_all_at_once() {
+    fn invalid_values_are_reported_all_at_once() {
         assert_eq!(
             read(&[
                 ("CONFIG_TYPE", "GRPC_XDS_SOTW"),
@@ -431,11 +430,11 @@ mod tests {
             .lines()
             .collect::<Vec<_>>(),
             [
-                "CONFIG_TYPE is `GRPC_XDS_SOTW`; limits are read from files and not from a management server (xDS): put \
-                 them into the folder that RUNTIME_ROOT or --envoy-config names, and set CONFIG_TYPE to `FILE` or unset it",
+                "CONFIG_TYPE is `GRPC_XDS_SOTW`; set it to `FILE` or unset it, and put the limits into the folder that \
+                 RUNTIME_ROOT or --envoy-config names; a management server (xDS) is not supported",
                 "RUNTIME_IGNOREDOTFILES is `maybe`; write `true` or `false`",
                 "HOST is `here`; give an IP address, for example `0.0.0.0` or `127.0.0.1`",
-                "GRPC_SERVER_USE_TLS is `true`; give the files too, in GRPC_SERVER_TLS_CERT and GRPC_SERVER_TLS_KEY",
+                "GRPC_SERVER_USE_TLS is `true`; set GRPC_SERVER_TLS_CERT and GRPC_SERVER_TLS_KEY too",
                 "GRPC_MAX_CONNECTION_AGE: window `long` has the unknown unit `long`; use ms, s, m, h, d or w, for \
                  example `30s`",
                 "PROMETHEUS_ADDR is `9090`; give a port or an address with one, for example `:9090`",
@@ -451,7 +450,7 @@ mod tests {
         );
         assert_eq!(
             read(&[("REDIS_URL", "h:1"), ("REDIS_TIMEOUT", "0s")]).unwrap_err(),
-            "REDIS_TIMEOUT: `0s` is not within 1ms to 60s"
+            "REDIS_TIMEOUT: `0s` is out of range; give 1ms to 60s, for example `50ms`"
         );
         assert_eq!(
             read(&[("SLIDEGATE_ENVOY_EXCESS", "free")]).unwrap_err(),
@@ -460,36 +459,34 @@ mod tests {
         assert_eq!(
             read(&[("SLIDEGATE_ENVOY_EXCESS", "count"), ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "true")])
                 .unwrap_err(),
-            "SLIDEGATE_ENVOY_EXCESS is `count`; STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT asks for the opposite; unset one \
-             of them"
+            "SLIDEGATE_ENVOY_EXCESS is `count`; STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT contradicts it; unset one of \
+             them"
         );
-        let told = read(&[("REDIS_URL", "h:1"), ("REDIS_TLS_CACERT", "/no/such.pem")]).unwrap_err();
+        let error = read(&[("REDIS_URL", "h:1"), ("REDIS_TLS_CACERT", "/no/such.pem")]).unwrap_err();
         assert_eq!(
-            told,
+            error,
             "REDIS_TLS_CACERT: `/no/such.pem` cannot be read: No such file or directory (os error 2); check the path and \
-             who may read it"
+             its permissions"
         );
     }
 
-    /// Who relies on a setting must hear that it does nothing.
+    /// Somebody may rely on a variable that has no effect.
     #[test]
-    fn what_is_not_honoured_is_told_and_documented() {
+    fn ignored_variables_are_warned_about_and_documented() {
         let settings = read(&[("USE_STATSD", "false"), ("REDIS_PERSECOND", "true")]).unwrap();
         assert_eq!(
-            settings.not_honoured,
-            [
-                "REDIS_PERSECOND is set and means nothing here: all limits live in one store, so that a request is \
-                 charged on all or none"
-            ]
+            settings.ignored_variables,
+            ["REDIS_PERSECOND is set but has no effect: all limits live in one store, so that a request is \
+                 charged on all or none"]
         );
-        let page = include_str!("../../../../docs/envoy.md");
-        for (name, _) in NOT_HONOURED {
+        let page = include_str!("../../../docs/envoy.md");
+        for (name, _) in IGNORED {
             assert!(page.contains(&format!("`{name}`")), "{name}");
         }
-        // Every variable that the code asks for by name.
+        // Every variable name in the code.
         let code = [
             include_str!("settings.rs").split("#[cfg(test)]").next().unwrap_or_default(),
-            include_str!("settings/idle.rs"),
+            include_str!("settings/ignored.rs"),
             include_str!("settings/redis.rs"),
         ]
         .concat();

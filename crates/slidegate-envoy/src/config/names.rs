@@ -1,17 +1,15 @@
-//! Names: what a descriptor is counted under, what its policy and its statistics are called.
+//! Names made from descriptors: counter keys, policy names and names of statistics.
 //!
-//! The reference joins keys and values by underscores, so that `a` with `b_c` and `a_b` with `c` share a counter. Here
-//! no two descriptors do: what separates the parts is escaped within them. They are joined by what a shared store writes
-//! into its keys as it is, so that short ones can be read there.
+//! envoyproxy/ratelimit joins keys and values by underscores, so that `a` with `b_c` and `a_b` with `c` share a
+//! counter. Here no two descriptors do, because separators are escaped. The separators are characters that the shared
+//! store writes unescaped, so that short keys stay readable there.
 
-use super::matcher::{Level, Node, Walk};
-
-/// Most characters of a policy's name.
+/// Longest policy name, in characters.
 const MAX_NAME: usize = slidegate::Policy::MAX_NAME;
-/// Hexadecimal digits of a name's hash: 48 bits, by which two of 1024 rules meet once in 500 million configurations.
+/// Hexadecimal digits of a name's hash: 48 bits. Two of 1024 rules collide once in 500 million configurations.
 const HASH_DIGITS: usize = 12;
 
-/// Begins a counter's key: `test-domain`, or `prefix~test-domain`.
+/// The start of a counter key: `test-domain`, or `prefix~test-domain`.
 pub(super) fn start_key(prefix: &str, domain: &str) -> String {
     let mut key = String::with_capacity(64);
     if !prefix.is_empty() {
@@ -22,7 +20,7 @@ pub(super) fn start_key(prefix: &str, domain: &str) -> String {
     key
 }
 
-/// Adds an entry to a counter's key: `~key=value`.
+/// Appends an entry to a counter key: `~key=value`.
 pub(super) fn push_entry(counter: &mut String, key: &str, value: &str) {
     counter.push('~');
     push_escaped(counter, key, &['~', '\\', '=']);
@@ -30,9 +28,9 @@ pub(super) fn push_entry(counter: &mut String, key: &str, value: &str) {
     push_escaped(counter, value, &['~', '\\']);
 }
 
-/// What the refused hits of a counter are counted under: `test-domain~key=value~refused`. It is no other counter's key, as
-/// those go on with an entry, which has a `=`, or with a unit.
-pub(crate) fn refused_key(counter: &str) -> String {
+/// The key that counts the denied hits of a counter: `test-domain~key=value~refused`. No other counter has this key:
+/// after `~`, those have an entry, which contains `=`, or a unit.
+pub fn denied_key(counter: &str) -> String {
     format!("{counter}~refused")
 }
 
@@ -45,16 +43,21 @@ fn push_escaped(out: &mut String, text: &str, special: &[char]) {
     }
 }
 
-/// The name of the policy that counts the rule at the end of a path of keys and values: what its statistics are called
-/// where a policy's name may be that and no other rule has it, else some of it and a hash.
+/// The name of a descriptor: `key`, or `key_value`.
+pub(super) fn node_name(key: &str, value: &str) -> String {
+    if value.is_empty() { key.to_owned() } else { format!("{key}_{value}") }
+}
+
+/// The policy name of the limit at the end of a path of keys and values: the name of its statistics if that is a
+/// valid and unique policy name, otherwise a prefix of it and a hash.
 ///
-/// It depends on the path alone, since usage is kept by it when files change.
+/// It depends on the path alone, so that usage survives a reload.
 pub(super) fn policy(domain: &str, path: &[(&str, &str)]) -> String {
     let mut readable = domain.to_owned();
     let mut is_plain = is_plain(domain);
     let mut whole = length_and_text(domain);
     for (key, value) in path {
-        let name = Level::name_of(key, value);
+        let name = node_name(key, value);
         is_plain &= self::is_plain(&name);
         readable.push('.');
         readable += &name;
@@ -64,13 +67,13 @@ pub(super) fn policy(domain: &str, path: &[(&str, &str)]) -> String {
     name(&readable, is_plain, &whole)
 }
 
-/// The name of the policy that counts limits which requests of this domain bring along. No rule's policy has it: what it
-/// ends in has two dots, or a hash of its own.
-pub(super) fn own_limits_policy(domain: &str) -> String {
+/// The policy name for limits that requests of this domain carry. No other policy has this name: it contains two
+/// consecutive dots, or its own hash.
+pub(super) fn request_limits_policy(domain: &str) -> String {
     name(&format!("{domain}..own-limits"), is_plain(domain), &length_and_text(domain))
 }
 
-/// Whether it can stand between dots as it is.
+/// Whether a part needs no escaping between dots.
 fn is_plain(part: &str) -> bool {
     part.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-'))
 }
@@ -92,28 +95,29 @@ fn name(readable: &str, is_plain: bool, whole: &str) -> String {
     name
 }
 
-/// FNV-1a, 64 bits: the same in every instance and release, as a shared store's keys have to be.
+/// FNV-1a, 64 bits. Keys of a shared store must be the same in every instance and release.
 fn fnv1a(bytes: &[u8]) -> u64 {
     bytes
         .iter()
         .fold(0xCBF2_9CE4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01B3))
 }
 
-/// What statistics are called: `test-domain.key1_value1.subkey1`. Known by its parts as well, which may have dots.
+/// The name of a limit's statistics: `test-domain.key1_value1.subkey1`. It keeps its parts, which may contain dots.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct StatKey {
+pub struct StatKey {
     text: String,
-    /// Where the domain ends in it, the first key, and the second: its end where there are fewer.
+    /// End offsets of the domain, the first key and the second. The length of `text` if there are fewer.
     ends: [usize; 3],
 }
 
 impl StatKey {
-    pub(crate) fn text(&self) -> &str {
+    /// The whole name.
+    pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// The domain, the first key and the second, each empty if there is none.
-    pub(crate) fn labels(&self) -> [&str; 3] {
+    /// The domain, the first key and the second key. Missing ones are empty.
+    pub fn labels(&self) -> [&str; 3] {
         let [domain, first, second] = self.ends;
         let after = |from: usize, to: usize| self.text.get(from + 1..to).unwrap_or_default();
         [&self.text[..domain], after(domain, first), after(first, second)]
@@ -124,8 +128,8 @@ impl StatKey {
     }
 }
 
-/// What the statistics of the node at the end of a path are called.
-pub(super) fn stat_key<'n>(domain: &str, names: impl IntoIterator<Item = &'n str>) -> StatKey {
+/// The name of the statistics of the node at the end of a path.
+pub(crate) fn stat_key<'n>(domain: &str, names: impl IntoIterator<Item = &'n str>) -> StatKey {
     let mut text = sanitised(domain);
     let mut ends = [text.len(); 3];
     for (at, name) in names.into_iter().enumerate() {
@@ -138,26 +142,8 @@ pub(super) fn stat_key<'n>(domain: &str, names: impl IntoIterator<Item = &'n str
     StatKey { text, ends }
 }
 
-/// What the statistics of one request's limit are called, where that depends on its values.
-pub(super) fn stat_key_of(
-    domain: &str,
-    walk: &Walk<'_>,
-    entries: &[(&str, &str)],
-    detailed: bool,
-) -> StatKey {
-    let found = walk.steps.iter().filter_map(|step| step.found).zip(entries);
-    let names: Vec<_> = found
-        .map(|((node, _), (key, value))| match node {
-            Node { shares: true, name, .. } => name.clone(),
-            _ if detailed || node.value_to_metric => Level::name_of(key, value),
-            Node { name, .. } => name.clone(),
-        })
-        .collect();
-    stat_key(domain, names.iter().map(String::as_str))
-}
-
-/// Without what a name in statsd may not have: `:` and `|`, and the dots of IPv4 addresses. Nor what would end its line.
-pub(super) fn sanitised(text: &str) -> String {
+/// Replaces what a statsd name must not contain: `:`, `|`, control characters, and the dots of IPv4 addresses.
+pub(crate) fn sanitised(text: &str) -> String {
     let text = text.replace(|c: char| matches!(c, ':' | '|') || c.is_control(), "_");
     let mut out = String::with_capacity(text.len());
     let mut rest = text.as_str();
@@ -182,9 +168,9 @@ pub(super) fn sanitised(text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// A colon would begin a value in statsd, and an address would be four levels of a tree.
+    /// In statsd a colon starts a value, and an address would become four levels of a tree.
     #[test]
-    fn statistics_are_called_what_their_readers_can_read() {
+    fn statistics_names_contain_no_reserved_characters() {
         for (text, expected) in [
             ("remote_address_10.0.0.1", "remote_address_10_0_0_1"),
             ("path_/a:b|c\nd", "path_/a_b_c_d"),
@@ -198,20 +184,20 @@ mod tests {
         }
     }
 
-    /// Usage is kept by the name of a policy: it must stay, and no two rules may have one.
+    /// Usage is kept by policy name: names must be stable and unique.
     #[test]
-    fn a_policy_is_called_what_its_statistics_are_where_that_can_be() {
+    fn a_policy_has_the_name_of_its_statistics_or_a_hash() {
         assert_eq!(policy("test-domain", &[("key1", "value1"), ("sub", "")]), "test-domain.key1_value1.sub");
         assert_eq!(policy("d", &[("wild", "foo*")]), "d.wild_foo_-6de5f375a197");
         assert_eq!(policy("d.e", &[("k", "")]), "d.e.k-f7706ab0f27f");
         assert_ne!(policy("d", &[("a.b", "")]), policy("d", &[("a", ""), ("b", "")]));
         let long = policy("d", &[(&"k".repeat(100), "")]);
         assert_eq!(long.len(), MAX_NAME);
-        assert_eq!(own_limits_policy("d"), "d..own-limits");
-        assert_eq!(own_limits_policy("d*"), "d_..own-limits-6e2c4a0b6605");
+        assert_eq!(request_limits_policy("d"), "d..own-limits");
+        assert_eq!(request_limits_policy("d*"), "d_..own-limits-6e2c4a0b6605");
     }
 
-    /// What one client sends must not be counted for another.
+    /// Hits of one client must not be counted for another.
     #[test]
     fn no_two_descriptors_have_one_key() {
         let key = |entries: &[(&str, &str)]| {

@@ -1,15 +1,14 @@
-//! A plain reading of the reference's rules, written apart from the matcher, and random configurations for both.
+//! A naive model of descriptor matching, independent of the matcher, compared with it on random configs.
 //!
-//! It knows a configuration as it was made up, goes through lists from their beginning, and tries every way to fill a
-//! star.
+//! It scans lists from the start and tries every way to match a wildcard.
 
 use std::fmt::Write as _;
 
 use proptest::prelude::*;
 
-use super::{Envoy, Lookup, Reading};
+use super::{EnvoyConfig, Lookup, ReadOptions};
 
-/// A descriptor of a random configuration, by the reference's words alone.
+/// A descriptor of a random config.
 #[derive(Debug, Clone)]
 struct Plain {
     key: String,
@@ -31,7 +30,7 @@ impl Plain {
         if self.value.is_empty() { self.key.clone() } else { format!("{}_{}", self.key, self.value) }
     }
 
-    /// A descriptor's limit is its number in the order of writing.
+    /// The limit of a descriptor is its index in the file, so that tests can identify it.
     fn write(&self, indent: usize, numbers: &mut u32, out: &mut String) {
         let pad = " ".repeat(indent);
         let Flags { shares, value_to_metric, detailed } = self.flags;
@@ -54,7 +53,7 @@ impl Plain {
     }
 }
 
-/// Whether a pattern's stars can be filled so that it is the text: every way is tried.
+/// Whether a pattern with wildcards matches the text: every way is tried.
 fn fits(pattern: &[u8], text: &[u8]) -> bool {
     match pattern {
         [] => text.is_empty(),
@@ -69,7 +68,7 @@ fn has_duplicates(level: &[Plain]) -> bool {
     names.windows(2).any(|two| two[0] == two[1]) || level.iter().any(|plain| has_duplicates(&plain.below))
 }
 
-/// What a descriptor meets: the limit's number, its statistics, and what it is counted with.
+/// The expected match: the limit's index, the name of its statistics, and what identifies its counter.
 type Met = (u32, String, Vec<(String, String)>);
 
 fn meet(top: &[Plain], entries: &[(&str, &str)]) -> Option<Met> {
@@ -148,17 +147,17 @@ fn descriptors() -> impl Strategy<Value = Vec<Vec<(&'static str, &'static str)>>
 proptest! {
     #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// The reference's users wrote their files against its rules, and depend on each corner of them.
+    /// Users of envoyproxy/ratelimit depend on every corner of its matching rules.
     #[test]
-    fn random_descriptors_meet_what_a_plain_reading_of_the_rules_finds(top in plains(), all in descriptors()) {
+    fn random_descriptors_match_as_in_the_naive_model(top in plains(), all in descriptors()) {
         let mut text = "domain: d\ndescriptors:\n".to_owned();
         let mut numbers = 0;
         top.iter().for_each(|plain| plain.write(2, &mut numbers, &mut text));
         let files = [("edge.yaml".to_owned(), text.clone())];
-        let envoy = match Envoy::read(&files, Reading::default()) {
+        let envoy = match EnvoyConfig::parse(&files, ReadOptions::default()) {
             Ok(envoy) => envoy,
-            Err(refusal) => {
-                prop_assert!(has_duplicates(&top), "{}\n{}", refusal, text);
+            Err(error) => {
+                prop_assert!(has_duplicates(&top), "{}\n{}", error, text);
                 return Ok(());
             }
         };
@@ -170,9 +169,9 @@ proptest! {
                 _ => None,
             };
             let expected = meet(&top, entries);
-            let told = met.as_ref().map(|hit| (hit.rate.requests_per_unit, hit.stat_key.text().to_owned()));
+            let matched = met.as_ref().map(|hit| (hit.rate.requests_per_unit, hit.stat_key.text().to_owned()));
             let plain = expected.as_ref().map(|(number, stat_key, _)| (*number, stat_key.clone()));
-            prop_assert_eq!(told, plain, "{:?} in\n{}", entries, text);
+            prop_assert_eq!(matched, plain, "{:?} in\n{}", entries, text);
             if let Some((hit, (number, _, counted))) = met.zip(expected) {
                 counters.push(((hit.policy.to_owned(), hit.key), (number, counted)));
             }

@@ -1,21 +1,26 @@
-//! Rules: what stands in a `rate_limit` and beside it, made into a quota of ours.
+//! A `rate_limit` and the options beside it, converted to a quota.
 
 use std::time::Duration;
 
 use serde_json::{Map, Value};
 use slidegate::{Algorithm, Excess, Quota};
 
-/// The unit of a limit, with the number that protocol buffers give it.
+/// The unit of a limit, with its number in the protocol buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Unit {
+pub enum Unit {
+    /// 1 second.
     Second = 1,
+    /// 60 seconds.
     Minute = 2,
+    /// 60 minutes.
     Hour = 3,
+    /// 24 hours.
     Day = 4,
     /// 30 days.
     Month = 5,
     /// 365 days.
     Year = 6,
+    /// 7 days.
     Week = 7,
 }
 
@@ -24,21 +29,23 @@ impl Unit {
     const ALL: [Self; 7] =
         [Self::Second, Self::Minute, Self::Hour, Self::Day, Self::Week, Self::Month, Self::Year];
 
-    pub(crate) const fn number(self) -> i32 {
+    /// The number in the protocol buffers.
+    pub const fn number(self) -> i32 {
         self as i32
     }
 
-    /// `None` for 0, which is unknown, and for numbers that are no unit.
-    pub(crate) fn from_number(number: i32) -> Option<Self> {
+    /// `None` for 0, which is UNKNOWN, and for undefined numbers.
+    pub fn from_number(number: i32) -> Option<Self> {
         Self::ALL.into_iter().find(|unit| unit.number() == number)
     }
 
-    /// In any case, as files have it.
-    pub(crate) fn from_name(name: &str) -> Option<Self> {
+    /// Ignores the case, as config files do.
+    pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|unit| unit.name().eq_ignore_ascii_case(name))
     }
 
-    pub(crate) const fn name(self) -> &'static str {
+    /// The name in upper case: `SECOND`.
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Second => "SECOND",
             Self::Minute => "MINUTE",
@@ -50,7 +57,8 @@ impl Unit {
         }
     }
 
-    pub(crate) const fn window(self) -> Duration {
+    /// The length of the window.
+    pub const fn window(self) -> Duration {
         const DAY_SECS: u64 = 86_400;
         Duration::from_secs(match self {
             Self::Second => 1,
@@ -64,11 +72,13 @@ impl Unit {
     }
 }
 
-/// So many requests per unit. 0 lets nothing pass.
+/// A number of requests per unit of time. 0 denies everything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Rate {
-    pub(crate) requests_per_unit: u32,
-    pub(crate) unit: Unit,
+pub struct Rate {
+    /// The limit.
+    pub requests_per_unit: u32,
+    /// The window.
+    pub unit: Unit,
 }
 
 impl Rate {
@@ -78,33 +88,33 @@ impl Rate {
     }
 }
 
-/// What a file says about a limit besides its rate. Of a limit that came with a request: the defaults.
+/// The options of a limit besides its rate. A limit that a request carries has the defaults.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Rule {
-    /// What `replaces` of others calls it by; empty if it has no name.
-    pub(crate) name: String,
-    /// Names of limits that do not count in requests that this one is found for.
-    pub(crate) replaces: Vec<String>,
-    /// Decides and reports, never denies.
-    pub(crate) shadow_mode: bool,
-    /// Denies only together with all other limits of this mode in the request.
-    pub(crate) quota_mode: bool,
-    /// For the answer's dynamic metadata. Without `slidegate`, which is for us.
-    pub(crate) metadata: Map<String, Value>,
-    /// What it asks for to become of a cost that is more than what remains.
+pub struct Rule {
+    /// The name that `replaces` refers to; may be empty.
+    pub name: String,
+    /// Names of limits that do not apply to requests that this one applies to.
+    pub replaces: Vec<String>,
+    /// Reports, but never denies.
+    pub shadow_mode: bool,
+    /// Denies only if all other limits of this mode in the request deny too.
+    pub quota_mode: bool,
+    /// For the dynamic metadata of responses. Without the key `slidegate`.
+    pub metadata: Map<String, Value>,
+    /// Its own setting for costs above what remains.
     pub(super) excess: Option<Excess>,
-    /// Whether the whole path of the request is its name in statistics.
+    /// Whether the name of its statistics contains all values of the request.
     pub(super) detailed_metric: bool,
-    /// The algorithm that it asks for.
+    /// Its own algorithm.
     pub(super) algorithm: Option<Algorithm>,
 }
 
 impl Rule {
-    /// Takes `metadata`, of which `slidegate` is read.
+    /// Takes `metadata`; its key `slidegate` has settings of our own.
     pub(super) fn take_metadata(&mut self, mut metadata: Map<String, Value>) -> Result<(), String> {
-        let ours = metadata.remove("slidegate");
+        let own = metadata.remove("slidegate");
         self.metadata = metadata;
-        let entries = match ours {
+        let entries = match own {
             None => return Ok(()),
             Some(Value::Object(entries)) => entries,
             Some(other) => {
@@ -151,10 +161,10 @@ impl Rule {
 mod tests {
     use super::Unit;
 
-    /// A number that is taken for another unit limits by the day what was meant by the second.
+    /// A wrong unit limits by the day what was meant by the second.
     #[test]
     fn units_have_the_numbers_of_the_protocol_and_their_lengths() {
-        let told = [
+        let units = [
             (1, "SECOND", 1),
             (2, "MINUTE", 60),
             (3, "HOUR", 3600),
@@ -163,7 +173,7 @@ mod tests {
             (6, "YEAR", 31_536_000),
             (7, "WEEK", 604_800),
         ];
-        for (number, name, secs) in told {
+        for (number, name, secs) in units {
             let unit = Unit::from_number(number).unwrap();
             assert_eq!((unit.number(), unit.name(), unit.window().as_secs()), (number, name, secs));
             assert_eq!(Unit::from_name(&name.to_lowercase()), Some(unit));

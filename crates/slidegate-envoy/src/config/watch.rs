@@ -1,7 +1,7 @@
-//! Watching: takes changed files in, and keeps the last good configuration while they are wrong.
+//! Hot reload of the config files. An invalid change is rejected and the running config stays active.
 //!
-//! Policies of the new files come into force before the doors see them, and those of the old ones leave when no request
-//! holds them any more: none is ever decided without its policy.
+//! Policies of new files come into force before handlers see the new config, and those of the old one are removed when
+//! no call holds it any more. So no call is ever decided without its policy.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -11,152 +11,155 @@ use slidegate::{Policy, PolicySet};
 use tokio::sync::watch;
 
 use super::folder::{Fingerprint, Text};
-use super::{Envoy, Folder, Reading, Refusal, Settings, Statistics};
-use crate::watched::Watched;
+use super::{ConfigError, EnvoyConfig, Folder, ReadOptions};
+use crate::debounce::Debounced;
+use crate::settings::Settings;
+use crate::statistics::Statistics;
 
-/// The configuration in force, for the doors.
+/// The running config, for handlers.
 #[derive(Debug, Clone)]
-pub(crate) struct Live {
-    current: watch::Receiver<Option<Arc<Envoy>>>,
-    loads: Arc<Loads>,
+pub struct LiveConfig {
+    current: watch::Receiver<Option<Arc<EnvoyConfig>>>,
+    loads: Arc<LoadCounters>,
     statistics: Arc<Statistics>,
 }
 
-/// How often files were taken, and how often they were wrong.
+/// How often files were loaded and rejected.
 #[derive(Debug, Default)]
-pub(crate) struct Loads {
+struct LoadCounters {
     succeeded: AtomicU64,
     failed: AtomicU64,
 }
 
-/// What becomes of files.
+/// Reloads changed files.
 #[derive(Debug)]
-pub(crate) struct Watcher {
+pub struct ConfigWatcher {
     folder: Folder,
-    reading: Reading,
-    /// Policies that are in force whatever the files say.
-    native: Vec<Policy>,
-    sender: watch::Sender<Option<Arc<Envoy>>>,
-    loads: Arc<Loads>,
+    options: ReadOptions,
+    /// Policies from elsewhere, which stay in force.
+    other_policies: Vec<Policy>,
+    sender: watch::Sender<Option<Arc<EnvoyConfig>>>,
+    loads: Arc<LoadCounters>,
     statistics: Arc<Statistics>,
-    /// What the last look found, or why it could not.
-    watched: Watched<Result<Fingerprint, String>>,
-    /// What was last read, good or bad.
+    /// The state of the files at the last poll, or why it could not be read.
+    state: Debounced<Result<Fingerprint, String>>,
+    /// The texts that were last read, valid or not.
     texts: Vec<Text>,
-    /// Earlier configurations that requests may still hold.
-    retiring: Vec<Arc<Envoy>>,
+    /// Earlier configs that calls may still hold.
+    retiring: Vec<Arc<EnvoyConfig>>,
 }
 
-impl Live {
-    /// `None` while none was ever taken.
-    pub(crate) fn current(&self) -> Option<Arc<Envoy>> {
+impl LiveConfig {
+    /// The running config. `None` until files have been loaded.
+    pub fn current(&self) -> Option<Arc<EnvoyConfig>> {
         self.current.borrow().clone()
     }
 
-    /// What is counted, whatever configuration is in force.
-    pub(crate) fn statistics(&self) -> &Statistics {
+    /// The statistics, which survive reloads.
+    pub fn statistics(&self) -> &Statistics {
         &self.statistics
     }
 
-    /// All that is counted, in lines as the reference's `/stats` has them.
-    pub(crate) fn stats(&self) -> String {
+    /// All statistics in the text format of `/stats`.
+    pub fn stats(&self) -> String {
         let mut lines = self.statistics.lines();
         lines.insert("ratelimit.service.config_load_success".to_owned(), self.loads_succeeded());
         lines.insert("ratelimit.service.config_load_error".to_owned(), self.loads_failed());
         lines.iter().map(|(name, count)| format!("{name}: {count}\n")).collect()
     }
 
-    /// How often files were taken.
-    pub(crate) fn loads_succeeded(&self) -> u64 {
+    /// How often files were loaded.
+    pub fn loads_succeeded(&self) -> u64 {
         self.loads.succeeded.load(Ordering::Relaxed)
     }
 
-    /// How often files were wrong.
-    pub(crate) fn loads_failed(&self) -> u64 {
+    /// How often files were rejected.
+    pub fn loads_failed(&self) -> u64 {
         self.loads.failed.load(Ordering::Relaxed)
     }
 }
 
-impl Watcher {
-    /// Reads the files for the first time. `native` is in force beside them.
+impl ConfigWatcher {
+    /// Loads the files for the first time. `other_policies` are in force beside them.
     ///
     /// # Errors
-    /// Why they cannot be taken, unless the settings say to start all the same.
-    pub(crate) fn start(settings: &Settings, native: &PolicySet) -> Result<(Self, Live), Refusal> {
+    /// The files are invalid, unless `settings.may_start_without_config` is set.
+    pub fn start(settings: &Settings, other_policies: &PolicySet) -> Result<(Self, LiveConfig), ConfigError> {
         let (sender, current) = watch::channel(None);
-        let loads = Arc::<Loads>::default();
+        let loads = Arc::<LoadCounters>::default();
         let statistics = Arc::new(Statistics::new(settings.near_limit_ratio));
-        let live = Live { current, loads: Arc::clone(&loads), statistics: Arc::clone(&statistics) };
+        let live = LiveConfig { current, loads: Arc::clone(&loads), statistics: Arc::clone(&statistics) };
         let folder = settings.folder.clone();
-        let watched = Watched::start(folder.look());
+        let state = Debounced::new(folder.fingerprint());
         let mut watcher = Self {
             folder,
-            reading: settings.reading.clone(),
-            native: native.iter().cloned().collect(),
+            options: settings.options.clone(),
+            other_policies: other_policies.iter().cloned().collect(),
             sender,
             loads,
-            watched,
+            state,
             statistics,
             texts: Vec::new(),
             retiring: Vec::new(),
         };
         match watcher.read() {
             Ok(Some(envoy)) => {
-                watcher.set(&envoy)?;
-                watcher.taken(envoy);
+                watcher.policies_with(&envoy)?;
+                watcher.activate(envoy);
             }
             Ok(None) => {}
-            Err(refusal) if settings.may_start_without => watcher.refused(&refusal),
-            Err(refusal) => return Err(refusal),
+            Err(error) if settings.may_start_without_config => watcher.report(&error),
+            Err(error) => return Err(error),
         }
         Ok((watcher, live))
     }
 
-    /// The policies that are in force now.
+    /// The policies of the running config, those of earlier configs that calls may still hold, and the others.
     ///
     /// # Errors
-    /// A policy of the files has the name of another one.
-    pub(crate) fn policies(&self) -> Result<PolicySet, Refusal> {
+    /// Two policies have the same name.
+    pub fn policies(&self) -> Result<PolicySet, ConfigError> {
         match &*self.sender.borrow() {
-            Some(envoy) => self.set(envoy),
-            None => PolicySet::new(self.native.clone()).map_err(|error| Refusal::one(error.to_string())),
+            Some(envoy) => self.policies_with(envoy),
+            None => PolicySet::new(self.other_policies.clone())
+                .map_err(|error| ConfigError::one(error.to_string())),
         }
     }
 
-    /// Looks at the files, and takes them in if they have changed. `configure` puts policies in force.
-    pub(crate) fn look(&mut self, configure: &dyn Fn(PolicySet) -> Result<(), slidegate::Error>) {
+    /// Polls the files and reloads them if they have changed. `configure` puts policies in force.
+    pub fn poll(&mut self, configure: &dyn Fn(PolicySet) -> Result<(), slidegate::Error>) {
         self.retire(configure);
-        if !self.watched.is_due(self.folder.look()) {
+        if !self.state.is_due(self.folder.fingerprint()) {
             return;
         }
         let outcome = self.read().and_then(|envoy| {
             let Some(envoy) = envoy else { return Ok(()) };
-            configure(self.set(&envoy)?).map_err(|error| Refusal::one(error.to_string()))?;
-            self.taken(envoy);
+            configure(self.policies_with(&envoy)?).map_err(|error| ConfigError::one(error.to_string()))?;
+            self.activate(envoy);
             Ok(())
         });
-        if let Err(refusal) = outcome {
-            self.refused(&refusal);
+        if let Err(error) = outcome {
+            self.report(&error);
         }
     }
 
-    /// What the files say now; `None` if it is what they said when they were last read.
-    fn read(&mut self) -> Result<Option<Envoy>, Refusal> {
-        let seen = self.watched.seen().as_ref().map_err(Refusal::one)?;
-        let texts = seen.read(&self.folder).map_err(Refusal::one)?;
+    /// The compiled files; `None` if their texts have not changed since they were last read.
+    fn read(&mut self) -> Result<Option<EnvoyConfig>, ConfigError> {
+        let files = self.state.last().as_ref().map_err(ConfigError::one)?;
+        let texts = files.read(&self.folder).map_err(ConfigError::one)?;
         if texts == self.texts {
             return Ok(None);
         }
-        let envoy = Envoy::read(&texts, self.reading.clone());
+        let envoy = EnvoyConfig::parse(&texts, self.options.clone());
         self.texts = texts;
         let mut envoy = envoy?;
-        envoy.count_in(&self.statistics);
+        envoy.attach_counters(&self.statistics);
         Ok(Some(envoy))
     }
 
-    /// The policies of these files and those that are always in force, and of earlier files as far as there is room.
-    fn set(&self, envoy: &Envoy) -> Result<PolicySet, Refusal> {
-        let mut policies: Vec<_> = self.native.iter().chain(envoy.policies()).collect();
+    /// The policies of this config and the others, and as many of earlier configs as fit.
+    fn policies_with(&self, envoy: &EnvoyConfig) -> Result<PolicySet, ConfigError> {
+        let mut policies: Vec<_> = self.other_policies.iter().chain(envoy.policies()).collect();
         let mut names: HashSet<_> = policies.iter().map(|policy| policy.name()).collect();
         let held = self.sender.borrow();
         for old in self.retiring.iter().chain(&*held).flat_map(|old| old.policies()) {
@@ -164,43 +167,43 @@ impl Watcher {
                 policies.push(old);
             }
         }
-        PolicySet::new(policies.into_iter().cloned()).map_err(|error| Refusal::one(error.to_string()))
+        PolicySet::new(policies.into_iter().cloned()).map_err(|error| ConfigError::one(error.to_string()))
     }
 
-    fn taken(&mut self, envoy: Envoy) {
+    fn activate(&mut self, envoy: EnvoyConfig) {
         self.loads.succeeded.fetch_add(1, Ordering::Relaxed);
         for warning in envoy.warnings() {
             tracing::warn!("{warning}");
         }
-        tracing::info!(folder = %self.folder.path.display(), "configuration taken: {}", envoy.summary());
+        tracing::info!(folder = %self.folder.path.display(), "config loaded: {}", envoy.summary());
         self.retiring.extend(self.sender.send_replace(Some(Arc::new(envoy))));
     }
 
-    fn refused(&self, refusal: &Refusal) {
+    fn report(&self, error: &ConfigError) {
         self.loads.failed.fetch_add(1, Ordering::Relaxed);
-        for line in refusal.lines() {
+        for line in error.lines() {
             tracing::error!("{line}");
         }
         let kept = if self.sender.borrow().is_some() {
-            "the last good one stays in force"
+            "the running config stays active"
         } else {
-            "there is none yet"
+            "there is no config yet"
         };
-        tracing::error!(folder = %self.folder.path.display(), "configuration not taken; {kept}");
+        tracing::error!(folder = %self.folder.path.display(), "invalid config rejected; {kept}");
     }
 
-    /// Takes policies of earlier files out of force once nobody holds those.
+    /// Removes the policies of earlier configs that no call holds any more.
     fn retire(&mut self, configure: &dyn Fn(PolicySet) -> Result<(), slidegate::Error>) {
         let before = self.retiring.len();
         self.retiring.retain(|old| Arc::strong_count(old) > 1);
         if self.retiring.len() < before {
-            self.statistics.forget_gone();
+            self.statistics.forget_unused();
         }
         if self.retiring.len() < before
             && let Ok(policies) = self.policies()
             && let Err(error) = configure(policies)
         {
-            tracing::error!(%error, "policies of earlier files stay in force");
+            tracing::error!(%error, "cannot remove the policies of earlier config files");
         }
     }
 }
@@ -213,9 +216,9 @@ mod tests {
     use slidegate::{Gate, Request};
 
     use super::*;
-    use crate::envoy::{Lookup, SCOPE};
+    use crate::config::{Lookup, SCOPE};
 
-    /// A folder of its own, which goes with the value.
+    /// A temporary folder, removed on drop.
     struct Files(PathBuf);
 
     impl Files {
@@ -225,7 +228,7 @@ mod tests {
             Self(path)
         }
 
-        /// Puts other files in the place of those that are there, as a whole.
+        /// Replaces the file atomically.
         fn swap(&self, text: &str) {
             let new = self.0.join(".new");
             fs::write(&new, text).unwrap();
@@ -245,9 +248,9 @@ mod tests {
         )
     }
 
-    fn started(files: &Files) -> (Watcher, Live, Gate) {
+    fn started(files: &Files) -> (ConfigWatcher, LiveConfig, Gate) {
         let settings = Settings::of_folder(files.0.clone());
-        let (watcher, live) = Watcher::start(&settings, &PolicySet::default()).unwrap();
+        let (watcher, live) = ConfigWatcher::start(&settings, &PolicySet::default()).unwrap();
         let gate = Gate::new(watcher.policies().unwrap());
         (watcher, live, gate)
     }
@@ -258,77 +261,77 @@ mod tests {
         names
     }
 
-    /// A request that is decided while files change must be decided under the old limit or the new one, never under none.
+    /// A call during a reload must be decided under the old limit or the new one, never without a limit.
     #[test]
-    fn a_limit_stays_in_force_until_no_request_holds_it() {
+    fn a_limit_stays_in_force_until_no_call_holds_it() {
         let files = Files::new("retire");
         files.swap(&one_limit("old", 1));
         let (mut watcher, live, gate) = started(&files);
-        let look = |watcher: &mut Watcher| {
-            watcher.look(&|policies| {
+        let poll = |watcher: &mut ConfigWatcher| {
+            watcher.poll(&|policies| {
                 gate.configure(policies);
                 Ok(())
             });
         };
         let held = live.current().unwrap();
         files.swap(&one_limit("new", 1));
-        look(&mut watcher);
-        assert_eq!(live.loads_succeeded(), 1, "files that have just changed may still be being written");
-        look(&mut watcher);
+        poll(&mut watcher);
+        assert_eq!(live.loads_succeeded(), 1, "a file that has just changed may still be written");
+        poll(&mut watcher);
         assert_eq!((live.loads_succeeded(), live.loads_failed()), (2, 0));
         assert!(matches!(
             live.current().unwrap().lookup("edge", &[("old", "x")], None),
             Lookup::NoMatch { domain_found: true }
         ));
-        look(&mut watcher);
+        poll(&mut watcher);
         assert_eq!(names(&gate), ["edge..own-limits", "edge.new", "edge.old"]);
         let Lookup::Limited(hit) = held.lookup("edge", &[("old", "x")], None) else {
             panic!("it had a limit")
         };
         let request = Request::new().with(SCOPE, &hit.key).under(hit.policy).cost(2);
-        assert!(gate.check(&request).is_denied(), "it is decided under the limit that was looked up");
+        assert!(gate.check(&request).is_denied(), "the limit that was looked up still applies");
         drop(held);
-        look(&mut watcher);
+        poll(&mut watcher);
         assert_eq!(names(&gate), ["edge..own-limits", "edge.new"]);
     }
 
-    /// An operator who counts failed loads must see one for each, and none for files that stay as they are.
+    /// Alerts count failed loads: one per invalid change, none for unchanged files.
     #[test]
-    fn each_change_is_taken_or_refused_once() {
+    fn each_change_is_loaded_or_rejected_once() {
         let files = Files::new("once");
         files.swap(&one_limit("user", 1));
         let (mut watcher, live, gate) = started(&files);
-        let mut looks = || {
+        let mut polls = || {
             for _ in 0..4 {
-                watcher.look(&|policies| {
+                watcher.poll(&|policies| {
                     gate.configure(policies);
                     Ok(())
                 });
             }
             (live.loads_succeeded(), live.loads_failed())
         };
-        assert_eq!(looks(), (1, 0));
+        assert_eq!(polls(), (1, 0));
         files.swap(&one_limit("user", 1));
-        assert_eq!(looks(), (1, 0), "another file with the same text is no change");
+        assert_eq!(polls(), (1, 0), "a new file with the same text is not a change");
         files.swap("domain: ''\n");
-        assert_eq!(looks(), (1, 1));
+        assert_eq!(polls(), (1, 1));
         fs::remove_file(files.0.join("edge.yaml")).unwrap();
-        assert_eq!(looks(), (1, 2), "a folder without files is no configuration without limits");
+        assert_eq!(polls(), (1, 2), "an empty folder is an error, not a config without limits");
         assert!(live.current().unwrap().has_domains());
         assert_eq!(names(&gate), ["edge..own-limits", "edge.user"]);
         files.swap(&one_limit("user", 2));
-        assert_eq!(looks(), (2, 2));
+        assert_eq!(polls(), (2, 2));
     }
 
-    /// Files that a store cannot count by must leave everything as it was.
+    /// If the store rejects the limits, the old ones stay in force.
     #[test]
-    fn what_the_store_refuses_is_not_taken() {
+    fn limits_that_the_store_rejects_are_not_loaded() {
         let files = Files::new("store");
         files.swap(&one_limit("user", 1));
         let (mut watcher, live, _) = started(&files);
         files.swap(&one_limit("user", 2));
-        let refuse = |_| Err("x/1s".parse::<slidegate::Quota>().unwrap_err());
-        (0..2).for_each(|_| watcher.look(&refuse));
+        let reject = |_| Err("x/1s".parse::<slidegate::Quota>().unwrap_err());
+        (0..2).for_each(|_| watcher.poll(&reject));
         assert_eq!((live.loads_succeeded(), live.loads_failed()), (1, 1));
         assert!(live.current().unwrap().dump().contains("requests_per_unit=1,"));
     }

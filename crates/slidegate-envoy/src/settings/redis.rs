@@ -1,4 +1,4 @@
-//! The store that the variables name: what the reference says in several is one URL here.
+//! The shared store: several variables of envoyproxy/ratelimit become one URL.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -6,46 +6,45 @@ use std::time::Duration;
 use slidegate::{ClientCertificate, RedisOptions, Secret, parse_window};
 
 use super::reader::Reader;
-use crate::config::SharedStore;
 
-/// How long a decision may take at most: with no time none is made, and past a minute it is none.
+/// The range of `REDIS_TIMEOUT`.
 const DEADLINES: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(60);
-/// Largest file of certificates.
+/// Largest certificate file, in bytes.
 const MAX_PEM_BYTES: u64 = 1 << 20;
 
-/// A store, and what its URL cannot say.
+/// A Redis server, with options that its URL cannot express.
 #[derive(Debug, Clone)]
-pub(crate) struct Redis {
-    /// It may have a password in it.
-    pub(crate) url: Secret<String>,
-    deadline: Option<Duration>,
+pub struct Redis {
+    /// The URL. It may contain a password.
+    pub url: Secret<String>,
+    /// The longest time for a decision, if set.
+    pub deadline: Option<Duration>,
     ca_pem: Option<Vec<u8>>,
     certificate: Option<ClientCertificate>,
 }
 
 impl Redis {
-    /// Puts what the URL does not say into a store made of it.
-    pub(crate) fn complete(self, mut store: SharedStore) -> SharedStore {
+    /// Applies what the URL cannot express.
+    pub fn apply(self, mut options: RedisOptions) -> RedisOptions {
         if let Some(deadline) = self.deadline {
-            store.deadline = deadline;
-            store.options = store.options.deadline(deadline);
+            options = options.deadline(deadline);
         }
         if let Some(pem) = self.ca_pem {
-            store.options = store.options.ca_certificates(pem);
+            options = options.ca_certificates(pem);
         }
         if let Some(certificate) = self.certificate {
-            store.options = store.options.client_certificate(certificate);
+            options = options.client_certificate(certificate);
         }
-        store
+        options
     }
 }
 
 impl Reader<'_> {
     pub(super) fn redis(&mut self) -> Option<Redis> {
-        let place = self.text("REDIS_URL")?;
-        let url = self.redis_url(&place)?;
+        let address = self.text("REDIS_URL")?;
+        let url = self.redis_url(&address)?;
         if let Err(error) = RedisOptions::new(&url) {
-            self.mistakes.push(format!("REDIS_URL: {error}"));
+            self.errors.push(format!("REDIS_URL: {error}"));
             return None;
         }
         let certificate_pem = self.pem("REDIS_TLS_CLIENT_CERT");
@@ -54,7 +53,9 @@ impl Reader<'_> {
         Some(Redis {
             url: Secret::new(url),
             deadline: self.read("REDIS_TIMEOUT", |text| match parse_window(text) {
-                Ok(span) if !DEADLINES.contains(&span) => Err(format!("`{text}` is not within 1ms to 60s")),
+                Ok(span) if !DEADLINES.contains(&span) => {
+                    Err(format!("`{text}` is out of range; give 1ms to 60s, for example `50ms`"))
+                }
                 Ok(span) => Ok(span),
                 Err(error) => Err(error.to_string()),
             }),
@@ -66,9 +67,9 @@ impl Reader<'_> {
         })
     }
 
-    /// Our URL of what the reference has in several variables.
-    fn redis_url(&mut self, place: &str) -> Option<String> {
-        let scheme = if self.flag("REDIS_TLS") { "rediss" } else { "redis" };
+    /// The URL for several variables.
+    fn redis_url(&mut self, address: &str) -> Option<String> {
+        let scheme = if self.bool("REDIS_TLS") { "rediss" } else { "redis" };
         let login = self.text("REDIS_AUTH").map(|auth| Login::of(&auth));
         let at =
             login.as_ref().map(|login| format!("{}:{}@", login.user, login.password)).unwrap_or_default();
@@ -76,18 +77,17 @@ impl Reader<'_> {
         match kind.to_ascii_uppercase().as_str() {
             "SINGLE"
                 if self.text("REDIS_SOCKET_TYPE").is_none_or(|kind| kind == "unix")
-                    && place.starts_with('/') =>
+                    && address.starts_with('/') =>
             {
                 let query = login.map(|login| format!("?user={}&pass={}", login.user, login.password));
-                Some(format!("unix://{place}{}", query.unwrap_or_default()))
+                Some(format!("unix://{address}{}", query.unwrap_or_default()))
             }
-            "SINGLE" => Some(format!("{scheme}://{at}{place}")),
-            "CLUSTER" => Some(format!("{scheme}+cluster://{at}{place}")),
+            "SINGLE" => Some(format!("{scheme}://{at}{address}")),
+            "CLUSTER" => Some(format!("{scheme}+cluster://{at}{address}")),
             "SENTINEL" => {
-                let Some((master, sentinels)) = place.split_once(',') else {
-                    let way_out =
-                        "write the master's name and the sentinels, for example `main,10.0.0.5:26379`";
-                    self.wrong("REDIS_URL", place, way_out);
+                let Some((master, sentinels)) = address.split_once(',') else {
+                    let fix = "write the master's name and the sentinels, for example `main,10.0.0.5:26379`";
+                    self.invalid("REDIS_URL", address, fix);
                     return None;
                 };
                 let query = self.text("REDIS_SENTINEL_AUTH").map(|auth| Login::of(&auth));
@@ -97,7 +97,7 @@ impl Reader<'_> {
                 Some(format!("{scheme}+sentinel://{at}{sentinels}/{}{query}", encoded(master)))
             }
             _ => {
-                self.wrong("REDIS_TYPE", &kind, "write `SINGLE`, `SENTINEL` or `CLUSTER`");
+                self.invalid("REDIS_TYPE", &kind, "write `SINGLE`, `SENTINEL` or `CLUSTER`");
                 None
             }
         }
@@ -108,18 +108,18 @@ impl Reader<'_> {
             let length = std::fs::metadata(path).map(|file| file.len());
             match length.and_then(|length| Ok((length, std::fs::read(path)?))) {
                 Ok((length, _)) if length > MAX_PEM_BYTES => {
-                    Err(format!("`{path}` is larger than {MAX_PEM_BYTES} bytes; give PEM"))
+                    Err(format!("`{path}` is larger than {MAX_PEM_BYTES} bytes; give a PEM file"))
                 }
                 Ok((_, pem)) => Ok(pem),
                 Err(error) => {
-                    Err(format!("`{path}` cannot be read: {error}; check the path and who may read it"))
+                    Err(format!("`{path}` cannot be read: {error}; check the path and its permissions"))
                 }
             }
         })
     }
 }
 
-/// `user:password`, or a password alone, as they stand in URLs.
+/// `user:password` or only a password, percent-encoded.
 struct Login {
     user: String,
     password: String,
@@ -132,9 +132,10 @@ impl Login {
     }
 }
 
-/// Percent-encoded but for what is harmless everywhere in a URL.
+/// Percent-encodes everything but unreserved characters.
 fn encoded(text: &str) -> String {
-    let harmless = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
-    let one = |byte: u8| if harmless(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    let is_unreserved = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    let one =
+        |byte: u8| if is_unreserved(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
     text.bytes().map(one).collect()
 }

@@ -1,4 +1,4 @@
-//! Variables of the reference that mean nothing here, and why. One that is set is told, since somebody relies on it.
+//! Variables of envoyproxy/ratelimit that have no effect here, with the reason. Each one that is set is warned about.
 
 use super::reader::Reader;
 
@@ -9,8 +9,8 @@ const ONE_STORE: &str = "all limits live in one store, so that a request is char
 const NO_MEMCACHED: &str = "there is no memcached store: it cannot decide and charge in one step";
 const ONE_CONNECTION: &str = "all calls share a pipelined connection to each node";
 
-/// Variables that mean nothing here, each with the reason.
-pub(super) const NOT_HONOURED: [(&str, &str); 54] = [
+/// Variables without effect, each with the reason.
+pub(super) const IGNORED: [(&str, &str); 54] = [
     ("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", XDS),
     ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", XDS),
     ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", XDS),
@@ -23,19 +23,19 @@ pub(super) const NOT_HONOURED: [(&str, &str); 54] = [
     ("CONFIG_GRPC_XDS_SERVER_USE_TLS", XDS),
     (
         "DISABLE_STATS",
-        "counting costs too little to be switched off alone; `observe: {metrics: false}` does it",
+        "the counters are too cheap to be switched off separately; `observe: {metrics: false}` switches all metrics off",
     ),
     ("EXPIRATION_JITTER_MAX_SECONDS", "expiry is garbage collection here and part of no decision"),
     ("EXTRA_TAGS", NO_STATSD),
-    ("LOCAL_CACHE_SIZE_IN_BYTES", "denials are remembered while they are true, in bounded memory"),
-    ("LOG_FORMAT", "--log-format says how lines of the log are written"),
+    ("LOCAL_CACHE_SIZE_IN_BYTES", "denials are cached while they are valid, in bounded memory"),
+    ("LOG_FORMAT", "the log format is set by --log-format"),
     ("MEMCACHE_HOST_PORT", NO_MEMCACHED),
     ("MEMCACHE_MAX_IDLE_CONNS", NO_MEMCACHED),
     ("MEMCACHE_SRV", NO_MEMCACHED),
     ("MEMCACHE_SRV_REFRESH", NO_MEMCACHED),
     ("MEMCACHE_TLS", NO_MEMCACHED),
     ("PROMETHEUS_MAPPER_YAML", "metrics are labelled as the reference's own mapper does"),
-    ("REDIS_CLUSTER_PIPELINE_PARALLELISM", "commands of one node travel together anyway"),
+    ("REDIS_CLUSTER_PIPELINE_PARALLELISM", "commands to one node are always pipelined"),
     ("REDIS_PERSECOND", ONE_STORE),
     ("REDIS_PERSECOND_AUTH", ONE_STORE),
     ("REDIS_PERSECOND_PIPELINE_LIMIT", ONE_STORE),
@@ -49,14 +49,14 @@ pub(super) const NOT_HONOURED: [(&str, &str); 54] = [
     ("REDIS_PIPELINE_WINDOW", ONE_CONNECTION),
     ("REDIS_POOL_ON_EMPTY_BEHAVIOR", ONE_CONNECTION),
     ("REDIS_POOL_SIZE", ONE_CONNECTION),
-    ("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "a certificate is always checked"),
-    ("RUNTIME_WATCH_ROOT", "both what it asks to watch are looked at"),
+    ("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "certificates are always verified"),
+    ("RUNTIME_WATCH_ROOT", "both the folder and its parent are polled"),
     ("STATSD_HOST", NO_STATSD),
     ("STATSD_PORT", NO_STATSD),
     ("STATS_FLUSH_INTERVAL", NO_STATSD),
     (
         "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT",
-        "refused hits are not charged on any limit of the request, unless SLIDEGATE_ENVOY_EXCESS or a rule says `count`",
+        "denied hits are not charged on any limit of the request, unless SLIDEGATE_ENVOY_EXCESS or a limit sets `count`",
     ),
     ("TRACING_ENABLED", NO_TRACING),
     ("TRACING_EXPORTER_PROTOCOL", NO_TRACING),
@@ -74,10 +74,10 @@ pub(super) const NOT_HONOURED: [(&str, &str); 54] = [
 ];
 
 impl Reader<'_> {
-    pub(super) fn not_honoured(&self) -> Vec<String> {
+    /// A warning for each such variable that is set.
+    pub(super) fn ignored_variables(&self) -> Vec<String> {
         let is_off = |value: &String| ["0", "f", "false"].contains(&value.to_ascii_lowercase().as_str());
-        let set =
-            NOT_HONOURED.iter().filter(|(name, _)| self.text(name).is_some_and(|value| !is_off(&value)));
-        set.map(|(name, why)| format!("{name} is set and means nothing here: {why}")).collect()
+        let set = IGNORED.iter().filter(|(name, _)| self.text(name).is_some_and(|value| !is_off(&value)));
+        set.map(|(name, why)| format!("{name} is set but has no effect: {why}")).collect()
     }
 }
