@@ -11,7 +11,6 @@ use slidegate::{Error, MemoryStore, Policy, PolicySet, Request, Value};
 use crate::access::Access;
 use crate::caller::Caller;
 use crate::config::{Config, describe};
-use crate::envoy;
 use crate::request::Attributes;
 use crate::telemetry::Observer;
 use changes::Base;
@@ -96,10 +95,10 @@ impl App {
     pub(crate) async fn reset(&self, request: &Request<'_>) -> Result<bool, Error> {
         let existed = self.store().reset(request).await?;
         let policies = self.policies();
-        let Some(Value::Bytes(counter)) = request.value(envoy::SCOPE) else { return Ok(existed) };
+        let Some(Value::Bytes(counter)) = request.value(slidegate_envoy::SCOPE) else { return Ok(existed) };
         let is_rule = |policy: &Policy| {
             policy.is_only_when_named()
-                && policy.scope_attributes() == [envoy::SCOPE]
+                && policy.scope_attributes() == [slidegate_envoy::SCOPE]
                 && policy.applies_to(request)
         };
         let (Some(rule), Ok(counter)) =
@@ -107,8 +106,8 @@ impl App {
         else {
             return Ok(existed);
         };
-        let refused = envoy::refused_key(counter);
-        let refused = Request::new().with(envoy::SCOPE, &refused).under(rule.name());
+        let refused = slidegate_envoy::denied_key(counter);
+        let refused = Request::new().with(slidegate_envoy::SCOPE, &refused).under(rule.name());
         Ok(self.store().reset(&refused).await? || existed)
     }
 

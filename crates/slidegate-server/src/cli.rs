@@ -10,8 +10,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use slidegate::{Algorithm, Excess};
 
-use crate::config::{Arguments, Config, Outside, Sources};
-use crate::envoy;
+use crate::config::{Arguments, Config, Outside, SharedStore, Sources};
+use slidegate_envoy::{Rate, Settings};
 use values::{address, attribute, cost, excess, keys, milliseconds, rate};
 
 mod check;
@@ -103,23 +103,23 @@ impl PolicyArgs {
 
     /// The same beside the limits of envoyproxy/ratelimit's files: there is no default policy then, and the store may be
     /// the one that the environment names.
-    fn sources_beside(
-        &self,
-        settings: &envoy::Settings,
-        arguments: Arguments<'_>,
-    ) -> Result<Sources, Failure> {
+    fn sources_beside(&self, settings: &Settings, arguments: Arguments<'_>) -> Result<Sources, Failure> {
         let theirs = settings.redis.clone().filter(|_| arguments.redis.is_none());
         let sources = self.sources(Arguments {
             redis: arguments.redis.or(theirs.as_ref().map(|redis| redis.url.expose().as_str())),
             has_other_grpc: settings.grpc.is_served(),
             ..arguments
         })?;
-        for line in &settings.not_honoured {
+        for line in &settings.ignored_variables {
             tracing::warn!("{line}");
         }
         let complete = move |mut config: Config| {
             if let Some(redis) = &theirs {
-                config.shared = config.shared.map(|store| redis.clone().complete(store));
+                config.shared = config.shared.map(|store| SharedStore {
+                    deadline: redis.deadline.unwrap_or(store.deadline),
+                    options: redis.clone().apply(store.options),
+                    ..store
+                });
             }
             config
         };
@@ -150,7 +150,7 @@ struct EnvoyArgs {
 
 impl EnvoyArgs {
     /// `None` if neither a folder is named nor the environment asked.
-    fn settings(&self) -> Result<Option<envoy::Settings>, Failure> {
+    fn settings(&self) -> Result<Option<Settings>, Failure> {
         let mut settings = match (&self.envoy_config, self.envoy_env) {
             (None, false)
                 if self.envoy_algorithm.is_some()
@@ -164,22 +164,22 @@ impl EnvoyArgs {
                 ));
             }
             (None, false) => return Ok(None),
-            (Some(folder), false) => envoy::Settings::of_folder(folder.clone()),
+            (Some(folder), false) => Settings::of_folder(folder.clone()),
             (_, true) => {
-                let of_environment = envoy::Settings::of_environment(&|name| std::env::var(name).ok());
-                of_environment.map_err(|refusal| Failure(refusal.to_string()))?
+                let of_environment = Settings::of_environment(&|name| std::env::var(name).ok());
+                of_environment.map_err(|error| Failure(error.to_string()))?
             }
         };
         if let Some(folder) = &self.envoy_config {
             settings.folder.path.clone_from(folder);
         }
         if let Some(algorithm) = self.envoy_algorithm {
-            settings.reading.algorithm = algorithm;
+            settings.options.algorithm = algorithm;
         }
         if let Some(excess) = self.envoy_excess {
-            settings.reading.excess = excess;
+            settings.options.excess = excess;
         }
-        settings.reading.merge_domains |= self.envoy_merge_domains;
+        settings.options.merge_domains |= self.envoy_merge_domains;
         Ok(Some(settings))
     }
 }
@@ -229,7 +229,7 @@ struct ExplainArgs {
     domain: Option<String>,
     /// The limit that the descriptors bring along, such as `10/MINUTE`.
     #[arg(long, requires = "domain", value_parser = rate, value_name = "COUNT/UNIT")]
-    limit: Option<envoy::Rate>,
+    limit: Option<Rate>,
     /// With a domain: descriptors, such as `path=/login,ip=192.0.2.7`, a comma within a value written `\,`. Without:
     /// attributes, such as `user=alice`.
     #[arg(required = true, value_name = "NAME=VALUE")]

@@ -13,7 +13,6 @@ mod caller;
 mod cli;
 mod config;
 mod dashboard;
-mod envoy;
 mod fields;
 mod http;
 mod http_client;
@@ -30,7 +29,6 @@ mod resp;
 mod routes;
 mod shutdown;
 mod telemetry;
-mod watched;
 
 /// Reads the command line of this process, runs its command, and returns the exit code.
 pub fn main() -> ExitCode {

@@ -13,9 +13,9 @@ use tokio::task::JoinHandle;
 use super::Failure;
 use crate::admin::Listener;
 use crate::app::App;
-use crate::envoy;
 use crate::protocol::rls;
 use crate::{listener, telemetry};
+use slidegate_envoy::Settings;
 
 /// Listeners that envoyproxy/ratelimit has besides, where its place is taken.
 pub(super) struct EnvoyListeners {
@@ -25,7 +25,7 @@ pub(super) struct EnvoyListeners {
 }
 
 impl EnvoyListeners {
-    pub(super) async fn bind(settings: Option<&envoy::Settings>) -> Result<Self, Failure> {
+    pub(super) async fn bind(settings: Option<&Settings>) -> Result<Self, Failure> {
         let bound = async |address: SocketAddr, variable: &str| {
             let failed = |error| {
                 Failure(format!("cannot listen to {address}: {error}; choose another port with {variable}"))

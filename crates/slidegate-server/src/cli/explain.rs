@@ -10,7 +10,7 @@ use slidegate::{Gate, Policy, PolicyDecision, Request, format_window};
 
 use super::{ExplainArgs, Failure, attribute, output};
 use crate::app::App;
-use crate::envoy::{self, Envoy};
+use slidegate_envoy::{EnvoyConfig, Explanation, Settings};
 
 pub(super) fn run(args: &ExplainArgs) -> Result<ExitCode, Failure> {
     let (text, json) = match (args.envoy.settings()?, &args.domain) {
@@ -36,34 +36,22 @@ pub(super) fn run(args: &ExplainArgs) -> Result<ExitCode, Failure> {
 }
 
 /// Each descriptor under the files of envoyproxy/ratelimit.
-fn descriptors(
-    settings: &envoy::Settings,
-    domain: &str,
-    args: &ExplainArgs,
-) -> Result<(String, Value), Failure> {
-    let envoy = Envoy::load(settings).map_err(|refusal| Failure(refusal.to_string()))?;
+fn descriptors(settings: &Settings, domain: &str, args: &ExplainArgs) -> Result<(String, Value), Failure> {
+    let envoy = EnvoyConfig::load(&settings.folder, settings.options.clone())
+        .map_err(|error| Failure(error.to_string()))?;
     let descriptors = args.parts.iter().map(|part| entries(part)).collect::<Result<Vec<_>, _>>()?;
     let borrowed: Vec<Vec<(&str, &str)>> = descriptors
         .iter()
         .map(|entries| entries.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect())
         .collect();
-    let lookups: Vec<_> = borrowed.iter().map(|entries| envoy.lookup(domain, entries, args.limit)).collect();
-    let dropped = envoy::dropped(&lookups);
-    let (mut texts, mut told_json) = (Vec::new(), Vec::new());
-    for (entries, dropped) in borrowed.iter().zip(dropped) {
-        let told = envoy::tell(&envoy, domain, entries, args.limit);
-        let mut json = told.json();
-        json["replaced"] = dropped.into();
-        told_json.push(json);
-        let replaced =
-            if dropped { "\nreplaced   by another limit of this request, so it is not counted" } else { "" };
-        texts.push(format!("{told}{replaced}"));
-    }
+    let explanations = envoy.explain(domain, &borrowed, args.limit);
+    let mut texts: Vec<_> = explanations.iter().map(ToString::to_string).collect();
+    let descriptors: Vec<_> = explanations.iter().map(Explanation::json).collect();
     let warnings = envoy.warnings();
     if !warnings.is_empty() {
         texts.push(warnings.iter().map(|line| format!("warning    {line}")).collect::<Vec<_>>().join("\n"));
     }
-    Ok((texts.join("\n\n"), json!({ "descriptors": told_json, "warnings": warnings })))
+    Ok((texts.join("\n\n"), json!({ "descriptors": descriptors, "warnings": warnings })))
 }
 
 /// `key=value,key=value`. A backslash takes the next character as it is.

@@ -9,18 +9,18 @@ use tokio::time::MissedTickBehavior;
 use crate::admin::Admin;
 use crate::app::changes::Base;
 use crate::config::{Config, Fingerprint, Loaded, Sources, differences};
-use crate::watched::{LOOK_EVERY, Watched};
+use slidegate_envoy::{Debounced, POLL_EVERY};
 
 /// What asks for a reload. Made before the service tells that it is there: until then a SIGHUP ends the process.
 pub(super) struct Causes {
     hangups: Signal,
-    watched: Watched<Fingerprint>,
+    watched: Debounced<Fingerprint>,
 }
 
 impl Causes {
     /// # Errors
     /// When the system does not let the process handle signals.
-    pub(super) fn new(watched: Watched<Fingerprint>) -> std::io::Result<Self> {
+    pub(super) fn new(watched: Debounced<Fingerprint>) -> std::io::Result<Self> {
         Ok(Self { hangups: signal(SignalKind::hangup())?, watched })
     }
 }
@@ -28,7 +28,7 @@ impl Causes {
 /// Reloads for as long as the service runs. `running` is the configuration that it was started with.
 pub(super) async fn run(admin: Arc<Admin>, sources: Sources, causes: Causes, running: Config) {
     let Causes { mut hangups, mut watched } = causes;
-    let mut ticks = tokio::time::interval(LOOK_EVERY);
+    let mut ticks = tokio::time::interval(POLL_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let is_asked = tokio::select! {

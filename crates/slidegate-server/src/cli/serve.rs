@@ -18,13 +18,12 @@ use crate::admin::{self, Admin};
 use crate::app::App;
 use crate::app::store::Seen;
 use crate::config::{Arguments, Config, Fingerprint, Loaded, Sources, describe};
-use crate::envoy::{self, Envoy, Watcher};
 use crate::log_limit::LogLimit;
 use crate::protocol::{Doors, rls};
 use crate::resp;
 use crate::shutdown::Signals;
-use crate::watched::{LOOK_EVERY, Watched};
 use crate::{dashboard, listener, telemetry};
+use slidegate_envoy::{ConfigWatcher, Debounced, EnvoyConfig, POLL_EVERY, Settings};
 
 /// Between two sweeps for expired keys.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
@@ -56,7 +55,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, Failure> {
         config
     };
     let sources = Sources { complete: Arc::new(complete), ..sources };
-    let watched = Watched::start(sources.look());
+    let watched = Debounced::new(sources.look());
     let loaded = sources.load().map_err(|errors| Failure(errors.to_string()))?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -68,8 +67,8 @@ pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, Failure> {
 async fn serve(
     loaded: Loaded,
     sources: Sources,
-    watched: Watched<Fingerprint>,
-    envoy: Option<envoy::Settings>,
+    watched: Debounced<Fingerprint>,
+    envoy: Option<Settings>,
 ) -> Result<ExitCode, Failure> {
     let Loaded { config, hash } = loaded;
     let running = config.clone();
@@ -102,11 +101,11 @@ async fn serve(
     let (mut files, mut rules) = (None, None);
     if let Some(settings) = &envoy {
         let (watcher, live) =
-            Watcher::start(settings, &config.policies).map_err(|refusal| Failure(refusal.to_string()))?;
+            ConfigWatcher::start(settings, &config.policies).map_err(|error| Failure(error.to_string()))?;
         let current = live.current();
         greeting.envoy = Some(describe_files(settings, current.as_deref()));
         if let (true, Some(body)) =
-            (greeting.policies.is_empty(), current.as_deref().and_then(Envoy::example))
+            (greeting.policies.is_empty(), current.as_deref().and_then(EnvoyConfig::example))
         {
             greeting.try_with = format!("-d {} {}/json", quoted(&body), greeting.listening);
         }
@@ -118,7 +117,7 @@ async fn serve(
     let config = Config { listen: address, ..config };
     let app = Arc::new(App::new(config).map_err(Failure)?);
     if let Some(watcher) = &files {
-        let policies = watcher.policies().map_err(|refusal| Failure(refusal.to_string()))?;
+        let policies = watcher.policies().map_err(|error| Failure(error.to_string()))?;
         app.active.set_external(&policies).map_err(|error| Failure(error.to_string()))?;
     }
     if let Some(shared) = app.shared() {
@@ -301,7 +300,7 @@ async fn follow(admin: Arc<Admin>) {
 }
 
 /// What there is in the folder of envoyproxy/ratelimit's files.
-fn describe_files(settings: &envoy::Settings, envoy: Option<&Envoy>) -> String {
+fn describe_files(settings: &Settings, envoy: Option<&EnvoyConfig>) -> String {
     let folder = settings.folder.path.display();
     match envoy {
         Some(envoy) => format!("{folder}: {}", envoy.summary()),
@@ -310,15 +309,15 @@ fn describe_files(settings: &envoy::Settings, envoy: Option<&Envoy>) -> String {
 }
 
 /// Takes changed files of envoyproxy/ratelimit in, if there are any.
-async fn follow_folder(app: Arc<App>, watcher: Option<Watcher>) {
+async fn follow_folder(app: Arc<App>, watcher: Option<ConfigWatcher>) {
     let Some(mut watcher) = watcher else { return };
-    let mut ticks = tokio::time::interval(LOOK_EVERY);
+    let mut ticks = tokio::time::interval(POLL_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
         let app = Arc::clone(&app);
         let looked = tokio::task::spawn_blocking(move || {
-            watcher.look(&|policies| app.active.set_external(&policies));
+            watcher.poll(&|policies| app.active.set_external(&policies));
             watcher
         });
         // Ends with the runtime, or with a bug that has been told.

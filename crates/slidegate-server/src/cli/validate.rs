@@ -7,7 +7,7 @@ use slidegate::PolicySet;
 
 use super::{Failure, PolicyArgs, ValidateArgs, output};
 use crate::config::{Arguments, Config, describe};
-use crate::envoy::{Envoy, Settings};
+use slidegate_envoy::{EnvoyConfig, Settings};
 
 pub(super) fn run(args: &ValidateArgs) -> Result<ExitCode, Failure> {
     let settings = args.envoy.settings()?;
@@ -62,15 +62,16 @@ fn file_summary(file: &Path, config: &Config) -> String {
 }
 
 /// The files of envoyproxy/ratelimit, if they can stand beside the policies of the configuration.
-fn beside(settings: &Settings, config: &Config) -> Result<Envoy, Failure> {
-    let envoy = Envoy::load(settings).map_err(|refusal| Failure(refusal.to_string()))?;
+fn beside(settings: &Settings, config: &Config) -> Result<EnvoyConfig, Failure> {
+    let envoy = EnvoyConfig::load(&settings.folder, settings.options.clone())
+        .map_err(|error| Failure(error.to_string()))?;
     PolicySet::new(config.policies.iter().chain(envoy.policies()).cloned())
         .map_err(|error| Failure(error.to_string()))?;
     Ok(envoy)
 }
 
 /// The folder's limits as `/rlconfig` prints them, and what is doubtful about them.
-fn folder_summary(settings: &Settings, envoy: &Envoy) -> String {
+fn folder_summary(settings: &Settings, envoy: &EnvoyConfig) -> String {
     let mut lines = vec![format!("{} is valid: {}.", settings.folder.path.display(), envoy.summary())];
     lines.extend(envoy.dump().lines().map(|line| format!("  {line}")));
     lines.extend(envoy.warnings().iter().map(|warning| format!("warning: {warning}")));

@@ -9,8 +9,8 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use slidegate::Excess;
 
 use crate::config::one_line;
-use crate::envoy;
 use crate::limits::MAX_COST;
+use slidegate_envoy::{Rate, Unit};
 
 /// Most keys that are shown at once, as many as a service tells.
 const MAX_KEYS: u16 = 1000;
@@ -33,9 +33,9 @@ pub(super) fn attribute(text: &str) -> Result<(String, String), String> {
     }
 }
 
-pub(super) fn rate(text: &str) -> Result<envoy::Rate, String> {
+pub(super) fn rate(text: &str) -> Result<Rate, String> {
     let parts = text.split_once('/').and_then(|(count, unit)| {
-        Some(envoy::Rate { requests_per_unit: count.parse().ok()?, unit: envoy::Unit::from_name(unit)? })
+        Some(Rate { requests_per_unit: count.parse().ok()?, unit: Unit::from_name(unit)? })
     });
     parts.ok_or_else(|| {
         "write it as count/unit, for example 10/MINUTE; units are second, minute, hour, day, week, month, year".to_owned()

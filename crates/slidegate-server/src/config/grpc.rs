@@ -2,7 +2,6 @@
 //!
 //! Files of certificates are named here and read by the door, which reads them again when they change.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 

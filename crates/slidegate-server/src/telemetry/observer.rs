@@ -27,8 +27,8 @@ use super::top::{By, Top, Weight};
 use super::traces::Traces;
 use crate::caller::{Caller, Protocol};
 use crate::config::{KeysShown, Observe};
-use crate::envoy::Live;
 use crate::policy_names::candidate_of;
+use slidegate_envoy::LiveConfig;
 
 /// Most streams at once, of events and rates together: each is a connection, and a message is sent to all.
 pub(super) const MAX_STREAMS: usize = 64;
@@ -53,7 +53,7 @@ pub(crate) struct Observer {
     pub(super) streams: Arc<Semaphore>,
     pub(super) is_ending: AtomicBool,
     /// The files of envoyproxy/ratelimit, if it is those that are followed.
-    pub(super) files: OnceLock<Live>,
+    pub(super) files: OnceLock<LiveConfig>,
     /// `None`: no decision has a span.
     pub(super) traces: Option<Traces>,
     pub(super) clock: SystemClock,
@@ -308,7 +308,7 @@ impl Observer {
     }
 
     /// Counts how often files of envoyproxy/ratelimit are taken and refused.
-    pub(crate) fn watch_files(&self, live: Live) {
+    pub(crate) fn watch_files(&self, live: LiveConfig) {
         // They are followed from the start or never.
         let _ = self.files.set(live);
     }

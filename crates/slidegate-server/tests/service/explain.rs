@@ -84,7 +84,7 @@ fn each_policy_is_said_to_apply_or_why_it_does_not() {
 #[test]
 fn each_level_of_a_descriptor_is_told() {
     let folder = TempDir::new("explain-descriptors");
-    folder.file("levels.yaml", include_str!("../fixtures/envoy/levels.yaml"));
+    folder.file("levels.yaml", include_str!("../../../slidegate-envoy/tests/fixtures/levels.yaml"));
     let told = |descriptors: &[&str]| {
         let about = ["--envoy-config", folder.as_str(), "--domain", "test-domain"];
         let (told, code) = explain(&[&about, descriptors].concat());
@@ -118,7 +118,7 @@ fn each_level_of_a_descriptor_is_told() {
     assert_eq!(limit("key6=x"), "limit      unlimited");
     assert!(told(&["key2=a\\,b\\\\c"]).contains("\nkey        test-domain~key2=a,b\\\\c\n"));
     let (told, _) = explain(&["--envoy-config", folder.as_str(), "--domain", "other", "a=b"]);
-    assert!(told.contains("\nentry 1    a=b: not looked for\n"), "{told}");
+    assert!(told.contains("\nentry 1    a=b: not searched\n"), "{told}");
     assert!(told.ends_with("limit      none: no file has the domain; there are `test-domain`\n"), "{told}");
 }
 
@@ -126,7 +126,7 @@ fn each_level_of_a_descriptor_is_told() {
 #[test]
 fn limits_that_another_one_replaces_are_said_to_be() {
     let folder = TempDir::new("explain-replaced");
-    folder.file("everything.yaml", include_str!("../fixtures/envoy/everything.yaml"));
+    folder.file("everything.yaml", include_str!("../../../slidegate-envoy/tests/fixtures/everything.yaml"));
     let about = ["--envoy-config", folder.as_str(), "--domain", "edge"];
     let (told, _) = explain(&[&about[..], &["remote_address=10.0.0.1", "plan=gold"]].concat());
     let parts: Vec<_> = told.split("\n\n").collect();
@@ -154,7 +154,7 @@ fn limits_that_another_one_replaces_are_said_to_be() {
 #[test]
 fn what_is_asked_wrongly_is_told_and_ends_with_2() {
     let folder = TempDir::new("explain-wrong");
-    folder.file("levels.yaml", include_str!("../fixtures/envoy/levels.yaml"));
+    folder.file("levels.yaml", include_str!("../../../slidegate-envoy/tests/fixtures/levels.yaml"));
     let envoy = ["--envoy-config", folder.as_str()];
     for (args, expected) in [
         (

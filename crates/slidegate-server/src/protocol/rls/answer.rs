@@ -16,7 +16,7 @@ use slidegate::{Decisions, Excess, PolicyDecision, Reason, millis_ceil};
 
 use super::ask::{Terms, unit};
 use super::metadata;
-use crate::envoy::HeaderNames;
+use slidegate_envoy::HeaderNames;
 
 /// What a group of descriptors can do to the whole answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use slidegate::{Quota, Request};
 use tonic::Status;
 
 use crate::app::App;
-use crate::envoy::{self, Envoy, Lookup, Rate, RuleHit, Unit};
+use slidegate_envoy::{EnvoyConfig, LimitMatch, Lookup, Rate, SCOPE, Unit};
 
 /// The attribute that a call's domain is.
 const DOMAIN: &str = "domain";
@@ -27,7 +27,7 @@ pub(super) enum Terms<'e> {
     /// Every policy that applies to its attributes.
     Policies,
     /// A limit of envoyproxy/ratelimit's files.
-    Rule(RuleHit<'e>),
+    Rule(LimitMatch<'e>),
     /// Nothing: those files have no limit for it, or another one in its place.
     Nothing,
     /// A limit of those files that lets everything pass.
@@ -98,7 +98,10 @@ pub(super) fn gives_back(call: &RateLimitRequest) -> bool {
 ///
 /// # Errors
 /// `INVALID_ARGUMENT` when a descriptor brings a limit along that is none.
-pub(super) fn terms<'e>(envoy: Option<&'e Envoy>, call: &RateLimitRequest) -> Result<Vec<Terms<'e>>, Status> {
+pub(super) fn terms<'e>(
+    envoy: Option<&'e EnvoyConfig>,
+    call: &RateLimitRequest,
+) -> Result<Vec<Terms<'e>>, Status> {
     let Some(envoy) = envoy else {
         return Ok(call.descriptors.iter().map(|_| Terms::Policies).collect());
     };
@@ -108,7 +111,7 @@ pub(super) fn terms<'e>(envoy: Option<&'e Envoy>, call: &RateLimitRequest) -> Re
         Ok(envoy.lookup(&call.domain, &entries, own))
     };
     let lookups = call.descriptors.iter().enumerate().map(lookup).collect::<Result<Vec<_>, Status>>()?;
-    let dropped = envoy::dropped(&lookups);
+    let dropped = slidegate_envoy::replaced(&lookups);
     let terms = lookups.into_iter().zip(dropped).map(|(lookup, is_dropped)| match lookup {
         _ if is_dropped => Terms::Nothing,
         Lookup::NoMatch { .. } => Terms::Nothing,
@@ -166,8 +169,8 @@ fn by_policies<'r>(
     Ok(request.quota(quota))
 }
 
-fn by_rule<'r>(app: &App, hit: &'r RuleHit<'r>, hits: u64) -> Result<Request<'r>, String> {
-    let attributes = std::iter::once((envoy::SCOPE, hit.key.as_str()));
+fn by_rule<'r>(app: &App, hit: &'r LimitMatch<'r>, hits: u64) -> Result<Request<'r>, String> {
+    let attributes = std::iter::once((SCOPE, hit.key.as_str()));
     let request = app
         .attributes
         .request(attributes.map(|(name, value)| (name, value.as_bytes())), hits)

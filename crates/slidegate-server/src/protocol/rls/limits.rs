@@ -21,7 +21,7 @@ use crate::app::decide::Call;
 use crate::app::store;
 use crate::caller::Caller;
 use crate::config::Grpc;
-use crate::envoy::{Envoy, Live, Settings};
+use slidegate_envoy::{EnvoyConfig, LiveConfig, Settings};
 
 /// The service, whatever door is asked.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ pub(crate) struct Limits {
 /// Files of envoyproxy/ratelimit, and what is to be done in its place.
 #[derive(Debug)]
 pub(crate) struct Files {
-    pub(crate) live: Live,
+    pub(crate) live: LiveConfig,
     pub(crate) settings: Settings,
 }
 
@@ -59,7 +59,7 @@ impl Limits {
     /// Whether there is what to decide by: at least one domain, where the settings ask for that.
     pub(super) fn is_configured(&self) -> bool {
         self.files.as_ref().is_none_or(|files| {
-            let has_domains = |envoy: Arc<Envoy>| envoy.has_domains();
+            let has_domains = |envoy: Arc<EnvoyConfig>| envoy.has_domains();
             !files.settings.needs_a_domain || files.live.current().is_some_and(has_domains)
         })
     }
@@ -113,7 +113,7 @@ impl Limits {
         if let Some((files, envoy)) = self.files.as_ref().zip(envoy.as_deref())
             && !envoy.has_domain(&call.domain)
         {
-            files.live.statistics().note_unknown_domain(&call.domain);
+            files.live.statistics().record_unknown_domain(&call.domain);
         }
         let terms = ask::terms(envoy.as_deref(), call)?;
         let all_quotas = settings.is_some_and(|settings| settings.quota_mode);
@@ -337,7 +337,7 @@ mod tests {
     use super::*;
     use crate::caller::Protocol;
     use crate::config::Config;
-    use crate::envoy::{HeaderNames, Watcher};
+    use slidegate_envoy::{ConfigWatcher, HeaderNames};
 
     const RULES: &str = "
 domain: domain
@@ -356,13 +356,13 @@ descriptors:
         std::fs::create_dir_all(&path).unwrap();
         std::fs::write(path.join("rules.yaml"), RULES).unwrap();
         let mut settings = Settings::of_folder(path.clone());
-        settings.reading.algorithm = "fixed-window".parse().unwrap();
+        settings.options.algorithm = "fixed-window".parse().unwrap();
         settings.headers = Some(HeaderNames {
             limit: "RateLimit-Limit".into(),
             remaining: "RateLimit-Remaining".into(),
             reset: "RateLimit-Reset".into(),
         });
-        let (watcher, live) = Watcher::start(&settings, &PolicySet::default()).unwrap();
+        let (watcher, live) = ConfigWatcher::start(&settings, &PolicySet::default()).unwrap();
         std::fs::remove_dir_all(path).unwrap();
         let clock = ManualClock::at(Timestamp::from_secs(secs));
         let config = Config { policies: watcher.policies().unwrap(), ..Config::default() };

@@ -16,7 +16,7 @@ use slidegate::millis_ceil;
 use super::answer::Denial;
 use super::ask::Terms;
 use crate::app::explanation;
-use crate::envoy::Unit;
+use slidegate_envoy::Unit;
 
 /// Which policy and key denied, and why.
 pub(super) fn denial(denial: &Denial<'_>, wait: Option<Duration>) -> Struct {

@@ -9,7 +9,7 @@ use slidegate::{Decision, Decisions, Excess, Request, Verb};
 
 use super::ask::{Group, Terms};
 use super::limits::Limits;
-use crate::envoy::{RuleHit, SCOPE};
+use slidegate_envoy::{LimitMatch, SCOPE};
 
 /// Hits that a call asked for and that were not charged.
 #[derive(Debug, Clone, Copy)]
@@ -30,9 +30,9 @@ impl Limits {
             if asked.asked_cost() > 0 {
                 continue;
             }
-            hit.note_look();
+            hit.mark_peeked();
             if hit.excess == Excess::Refuse {
-                looks.push((request, hit, hit.refused_key()));
+                looks.push((request, hit, hit.denied_key()));
             }
         }
         if looks.is_empty() {
@@ -57,7 +57,7 @@ impl Limits {
             match hit.excess {
                 Excess::Count if !one.was_checked => kept.push((hit, hit.key.clone(), one.hits)),
                 Excess::Refuse if !is_denied_by_look && is_wanted(hit, one.hits) => {
-                    kept.push((hit, hit.refused_key(), one.hits));
+                    kept.push((hit, hit.denied_key(), one.hits));
                 }
                 Excess::Count | Excess::Refuse | Excess::Charge => {}
             }
@@ -72,11 +72,11 @@ impl Limits {
 
 /// Whether anybody may want to know that these hits were refused. An ordinary request has one hit and a limit that nobody
 /// looks at: its denials cost no call of the store.
-fn is_wanted(hit: &RuleHit<'_>, hits: u64) -> bool {
-    hits > 1 || hits > 0 && hit.is_looked_at()
+fn is_wanted(hit: &LimitMatch<'_>, hits: u64) -> bool {
+    hits > 1 || hits > 0 && hit.is_peeked()
 }
 
-fn request<'k>(hit: &'k RuleHit<'_>, key: &'k str, hits: u64) -> Request<'k> {
+fn request<'k>(hit: &'k LimitMatch<'_>, key: &'k str, hits: u64) -> Request<'k> {
     let request = Request::new().with(SCOPE, key).under(hit.policy).cost(hits);
     match hit.quota {
         Some(quota) => request.quota(quota),

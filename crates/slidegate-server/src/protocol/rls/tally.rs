@@ -12,8 +12,8 @@ use super::answer::is_over;
 use super::ask::{Asked, Group, Terms};
 use super::limits::Limits;
 use crate::app::decide::Call;
-use crate::envoy::Hits;
 use crate::telemetry::Outcome;
+use slidegate_envoy::RecordedHits;
 
 /// The decisions of a call, in the order in which they were made.
 pub(super) struct Decided<'d> {
@@ -84,15 +84,15 @@ impl Limits {
             let Terms::Rule(hit) = &terms[place] else { continue };
             // What was charged is in `used`. Of two descriptors on one key each is counted as the last.
             let charged = if one.cost > 0 { one.asked() } else { 0 };
-            let hits = Hits {
-                asked: one.asked(),
+            let hits = RecordedHits {
+                hits: one.asked(),
                 before: one.used.saturating_sub(charged),
                 limit: one.limit,
                 is_over: is_over(&one),
                 is_shadow: !one.policy().is_enforced(),
                 source: one.source,
             };
-            hit.note(statistics, &hits);
+            hit.record(statistics, &hits);
         }
         if is_degraded {
             statistics.calls().redis_errors.fetch_add(1, Relaxed);

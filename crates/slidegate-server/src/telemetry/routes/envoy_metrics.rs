@@ -14,7 +14,7 @@ use prometheus_client::metrics::MetricType;
 
 use super::metrics::OTHERS;
 use crate::app::App;
-use crate::envoy::{Count, Live};
+use slidegate_envoy::{HitCounter, LiveConfig};
 
 /// Most sets of labels, each with six series. Hits on all other limits are under [`OTHERS`] together.
 const MAX_SETS: usize = 2000;
@@ -64,18 +64,18 @@ impl Collector for Reference {
 }
 
 /// The counters of each limit that was ever hit, by its domain and the first two keys on the way to it.
-fn limits(encoder: &mut DescriptorEncoder<'_>, live: &Live) -> fmt::Result {
+fn limits(encoder: &mut DescriptorEncoder<'_>, live: &LiveConfig) -> fmt::Result {
     let all = live.statistics().all();
-    let mut sets: BTreeMap<[&str; 3], [u64; Count::ALL.len()]> = BTreeMap::new();
-    for named in all.iter().filter(|named| named.counters.get(Count::TotalHits) > 0) {
+    let mut sets: BTreeMap<[&str; 3], [u64; HitCounter::ALL.len()]> = BTreeMap::new();
+    for named in all.iter().filter(|named| named.counters.get(HitCounter::TotalHits) > 0) {
         let labels = named.key.labels();
         let has_room = sets.len() < MAX_SETS || sets.contains_key(&labels);
         let sums = sets.entry(if has_room { labels } else { [OTHERS, OTHERS, ""] }).or_default();
-        for (sum, count) in sums.iter_mut().zip(Count::ALL) {
+        for (sum, count) in sums.iter_mut().zip(HitCounter::ALL) {
             *sum += named.counters.get(count);
         }
     }
-    for (at, count) in Count::ALL.into_iter().enumerate() {
+    for (at, count) in HitCounter::ALL.into_iter().enumerate() {
         let name = format!("ratelimit_service_rate_limit_{}", count.name());
         let of_set = sets.iter().map(|([domain, first, second], sums)| {
             let labels = [("domain", *domain), ("key1", *first), ("key2", *second)];

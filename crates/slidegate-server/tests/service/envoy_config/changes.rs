@@ -88,7 +88,7 @@ fn a_swapped_volume_is_taken_in_and_a_bad_one_is_not() {
     let told = || fs::read_to_string(&log).unwrap();
     wait_for("the error", || told().contains("edge.yaml: invalid rate limit unit 'eon' (line 2)"));
     wait_for("what becomes of it", || {
-        told().contains("configuration not taken; the last good one stays in force")
+        told().contains("invalid config rejected; the running config stays active")
     });
     assert_eq!(asked(&server, "check", 4)["remaining"], 0, "the last good configuration is in force");
 

@@ -136,7 +136,7 @@ fn files_are_refused_in_the_words_of_the_reference() {
     let output = run(&["serve", "--envoy-config", "/no/such/folder"]);
     assert_eq!(
         text(&output.stderr),
-        "/no/such/folder: cannot be read: No such file or directory (os error 2); check the path and who may read it\n"
+        "/no/such/folder: cannot be read: No such file or directory (os error 2); check the path and its permissions\n"
     );
 }
 
@@ -162,8 +162,8 @@ fn validate_reads_a_folder_as_serve_does_and_says_its_limits_back() {
     assert_eq!(
         lines[6..],
         [
-            "warning: typo.yaml: `shadow_mode` means nothing in a rate_limit; it belongs in a descriptor (line 2)",
-            "warning: typo.yaml: rate_limit has no requests_per_unit, so nothing passes (line 2)",
+            "warning: typo.yaml: `shadow_mode` is ignored in a rate_limit; move it into a descriptor (line 2)",
+            "warning: typo.yaml: rate_limit has no requests_per_unit, so every request is denied; add it (line 2)",
         ]
     );
     let policy = |name: &str| format!("policies: [{{name: {name}, quota: 1/1s}}]\n");
