@@ -99,9 +99,9 @@ fn each_level_of_a_descriptor_is_told() {
         "domain     test-domain\n\
          entry 1    key9=a: nothing; there are `key1_value1`, `key2`, `key2_value2`, `key2_value3`, `key3`, `key4`, \
          `key5_value5`, `key6` and 1 more\n           \
-         `key9_a` is not there\n           \
-         `key9` for any value is not there\n\
-         limit      none: nothing in the files fits entry 1\n"
+         `key9_a` does not exist\n           \
+         `key9` for any value does not exist\n\
+         limit      none: nothing in the files matches entry 1\n"
     );
     let limit = |descriptor| {
         told(&[descriptor]).lines().rev().find(|line| line.starts_with("limit")).unwrap().to_owned()
@@ -110,7 +110,7 @@ fn each_level_of_a_descriptor_is_told() {
         limit("key1=value1"),
         "limit      none: `key1_value1` has no rate_limit of its own, only descriptors below it"
     );
-    assert_eq!(limit("key2=value3"), "limit      none: `key2_value3` has no rate_limit, so it passes");
+    assert_eq!(limit("key2=value3"), "limit      none: `key2_value3` has no rate_limit, so it is allowed");
     assert_eq!(
         limit("key2=value2,subkey=x"),
         "limit      none: the request has 2 entries, and below `key2_value2` the files have none"
@@ -131,12 +131,12 @@ fn limits_that_another_one_replaces_are_said_to_be() {
     let (told, _) = explain(&[&about[..], &["remote_address=10.0.0.1", "plan=gold"]].concat());
     let parts: Vec<_> = told.split("\n\n").collect();
     assert!(
-        parts[0].ends_with("\nreplaced   by another limit of this request, so it is not counted"),
+        parts[0].ends_with("\nreplaced   by another limit of this request, so it does not apply"),
         "{told}"
     );
     assert!(
         parts[0].contains(
-            "\n           denies only together with all other limits of quota_mode in the request\n"
+            "\n           denies only if all other limits with quota_mode in the request deny too\n"
         )
     );
     assert!(parts[0].contains("limit      1000 per WEEK by token-bucket\n"), "{told}");

@@ -129,7 +129,7 @@ fn files_are_refused_in_the_words_of_the_reference() {
     assert_eq!(
         text(&output.stderr),
         format!(
-            "{}: holds no file whose name ends in .yaml or .yml; give the folder that does\n",
+            "{}: contains no .yaml or .yml file; give the folder with the config files\n",
             empty.as_str()
         )
     );
@@ -197,8 +197,8 @@ fn validate_reads_a_folder_as_serve_does_and_says_its_limits_back() {
     assert_eq!(environment.status.code(), Some(2));
     assert_eq!(
         text(&environment.stderr),
-        "CONFIG_TYPE is `GRPC_XDS_SOTW`; limits are read from files and not from a management server (xDS): put them into \
-         the folder that RUNTIME_ROOT or --envoy-config names, and set CONFIG_TYPE to `FILE` or unset it\n"
+        "CONFIG_TYPE is `GRPC_XDS_SOTW`; set it to `FILE` or unset it, and put the limits into the folder that \
+         RUNTIME_ROOT or --envoy-config names; a management server (xDS) is not supported\n"
     );
     assert_eq!(
         text(&run(&["validate"]).stderr),
@@ -232,7 +232,7 @@ fn the_environment_counts_only_where_it_is_asked() {
         run(&asked, &[("BACKEND_TYPE", "memcache"), ("GRPC_PORT", "many"), ("SHADOW_MODE", "perhaps")]);
     assert_eq!(
         told,
-        "BACKEND_TYPE is `memcache`; set it to `redis`, or unset it: there is no memcached store\n\
+        "BACKEND_TYPE is `memcache`; set it to `redis` or unset it; memcached is not supported\n\
          SHADOW_MODE is `perhaps`; write `true` or `false`\n\
          GRPC_PORT is `many`; give a port, for example `8081`\n"
     );

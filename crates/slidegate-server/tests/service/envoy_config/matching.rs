@@ -87,7 +87,7 @@ fn shadow_mode_is_of_the_limit_that_has_it() {
     ] {
         assert_eq!(told(&folder, &[], "shadow-domain", descriptor), expected);
         let notes = explained(&folder, &[], "shadow-domain", descriptor)["limit"]["notes"].take();
-        assert_eq!(notes == json!(["shadow: reports and never denies"]), is_shadow, "{descriptor}: {notes}");
+        assert_eq!(notes == json!(["shadow: reports, but never denies"]), is_shadow, "{descriptor}: {notes}");
     }
 }
 
