@@ -1,7 +1,7 @@
 //! Deadlines: an answer comes within 5 ms after its deadline, whatever the store does.
 //!
-//! What the code adds to a deadline is measured on tokio's paused clock, which stands still while anything runs and moves to
-//! the next timer when all wait: a busy machine changes nothing about it. What the machine adds is in the last test.
+//! Measured on tokio's paused clock, which stands still while anything runs and moves to the next timer when all wait: a
+//! busy machine changes nothing about it. That callers of a real server that hangs are answered is in `faults.rs`.
 
 use std::future::Future;
 use std::net::TcpListener;
@@ -9,44 +9,38 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slidegate::{FailureKind, Policy, Request, SharedGate, Source, Verb};
-use slidegate_testkit::redis::{FakeRedis, FakeReply, RedisServer};
+use slidegate_testkit::redis::{FakeRedis, FakeReply};
 use tokio::time::{Instant, sleep};
 
-use crate::callers::{
-    DEADLINE, check_cost, errors, gate, healthy, hourly, last_failure, named, options, until_used,
-};
+use crate::callers::{DEADLINE, check_cost, errors, fails_with, gate, hasty, hourly, last_failure, named};
 
 /// What an answer may come later than its deadline.
 const PROMISE: Duration = Duration::from_millis(5);
 /// What a timer may be early: tokio counts milliseconds.
 const TICK: Duration = Duration::from_millis(1);
-/// Samples of which the quickest is taken: on a machine that does other things besides, few of them are its own fault.
-const SAMPLES: usize = 20;
 
 /// A test on one thread, whose clock can be stopped.
 fn on_one_thread(test: impl Future<Output = ()>) {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test);
 }
 
-/// A server that greets, tells the time, and never answers a script or anything else.
+/// A server that greets, tells the time, refuses the user `first` and never replies to anybody else.
 fn silent() -> FakeRedis {
     FakeRedis::greeting(|command| match command[0].as_slice() {
         b"TIME" => "*2\r\n$10\r\n1700000000\r\n$1\r\n0\r\n".into(),
+        b"EVALSHA" if command.iter().any(|argument| argument.ends_with(b":first")) => {
+            "-OOM command not allowed when used memory > 'maxmemory'.\r\n".into()
+        }
         _ => FakeReply::Send(Vec::new()),
     })
 }
 
 /// A gate that is connected to such a server and knows its time.
 async fn connected(fake: &FakeRedis, policies: impl IntoIterator<Item = Policy>) -> Arc<SharedGate> {
-    let gate = gate(policies, options(&fake.url()).without_remembering());
-    for _ in 0..100 {
-        let told = check_cost(&gate, "first", 1).await;
-        assert_eq!(told.source, Source::Local);
-        if gate.stats().store.calls > 0 {
-            return gate;
-        }
-    }
-    panic!("a server that greets is not connected to: {:?}", gate.stats());
+    let gate = gate(policies, hasty(&fake.url()).without_remembering());
+    // A reply, so that earlier time-outs on a busy machine do not count towards the circuit breaker.
+    fails_with(&gate, "first", "OOM ").await;
+    gate
 }
 
 /// How long something takes by the runtime's clock.
@@ -142,7 +136,7 @@ fn without_a_connection_a_check_is_answered_within_5_ms_after_its_deadline() {
         format!("redis+sentinel://{address}/mymaster"),
     ] {
         on_one_thread(async {
-            let gate = gate([hourly(9)], options(&url).without_remembering());
+            let gate = gate([hourly(9)], hasty(&url).without_remembering());
             tokio::time::pause();
             let (told, took) = takes(check_cost(&gate, "alice", 1)).await;
             assert_eq!(told.source, Source::Local, "{}", last_failure(&gate));
@@ -155,26 +149,4 @@ fn without_a_connection_a_check_is_answered_within_5_ms_after_its_deadline() {
             assert!(errors(&gate, FailureKind::Timeout) > 0, "{url}: {:?}", gate.stats());
         });
     }
-}
-
-/// The same with a real server, real threads and real time. The machine may keep a caller waiting, and does so now and then;
-/// what we add is in every sample, so also in the quickest.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_frozen_server_delays_answers_by_5_ms_after_the_deadline_at_most() {
-    let server = RedisServer::start();
-    let mut waited = Vec::new();
-    while waited.len() < SAMPLES {
-        // A breaker opens after a few of them.
-        let gate = healthy(&server.url()).await;
-        server.pause();
-        for _ in 0..4 {
-            let told = check_cost(&gate, "alice", 1).await;
-            assert_eq!(told.source, Source::Local);
-            waited.extend(Some(told.took).filter(|took| *took >= DEADLINE));
-        }
-        server.resume();
-        until_used(&gate, "alice").await;
-    }
-    let quickest = waited.iter().min().unwrap();
-    assert!(*quickest <= DEADLINE + PROMISE, "{waited:?}");
 }

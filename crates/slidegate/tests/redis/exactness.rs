@@ -33,10 +33,10 @@ const WIDE: u64 = 400;
 const NARROW: u64 = 150;
 
 /// What is available at least is every window's limit; what may be missing of it. After each window callers come back
-/// only when they next ask, on two cores that three processes and the servers share.
-const MARGIN_PERCENT: u64 = 25;
-/// Where a charge in one slot is given back because another slot denied, others have been denied for it meanwhile.
-const MARGIN_SPREAD_PERCENT: u64 = 40;
+/// only when they next ask, which on a busy machine may be windows later: two of eight must be used up.
+const MARGIN_PERCENT: u64 = 75;
+/// Where a charge in one slot is refunded because another slot denied, others have been denied for it meanwhile.
+const MARGIN_SPREAD_PERCENT: u64 = 80;
 
 /// How far the clocks of two processes of one machine may be apart: they are read at the start, and all but stand still.
 const CLOCKS_APART: Duration = Duration::from_millis(1);
@@ -199,13 +199,14 @@ fn a_client_of_the_other_tests() {
         println!("ready");
         io::stdin().read_line(&mut String::new()).unwrap();
 
-        let (start, wall) = (Instant::now(), wall());
+        let (start, wall) = both_clocks();
         let callers: JoinSet<_> = (0..CALLERS).map(|number| ask(gate.clone(), number, start)).collect();
         for (user, sent, received, at) in callers.join_all().await.into_iter().flatten() {
             let [sent, received] = [sent, received].map(|moment| micros(wall + (moment - start)));
             writeln!(lines, "admitted {user} {sent} {received} {} {}", at[0], at[1]).unwrap();
         }
-        let apart = self::wall().abs_diff(wall + start.elapsed());
+        let (end, wall_at_end) = both_clocks();
+        let apart = wall_at_end.abs_diff(wall + (end - start));
         assert!(apart < CLOCKS_APART / 2, "the machine's clock was set by {apart:?} meanwhile");
     });
     print!("{lines}");
@@ -215,6 +216,14 @@ fn a_client_of_the_other_tests() {
 #[allow(clippy::disallowed_methods)] // The judge must not read the time as the limiter does.
 fn wall() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap()
+}
+
+/// A moment on both clocks: of many readings the one with the least time between them, as a busy machine may stop the
+/// process there.
+fn both_clocks() -> (Instant, Duration) {
+    let readings = (0..1000).map(|_| (Instant::now(), wall(), Instant::now()));
+    let (before, wall, _) = readings.min_by_key(|(before, _, after)| *after - *before).unwrap();
+    (before, wall)
 }
 
 /// Asks again and again until the run is over.

@@ -1,25 +1,28 @@
 //! Faults: what callers are told while one server is away, slow or cut off, and what it has charged them when it is back.
 //! Servers that answer and refuse are in `refusals.rs`.
 //!
-//! Every check of these tests has to be answered in time; `callers::check` sees to that. What the fallback answered may
-//! have been charged or not; what the store admitted was charged once.
+//! No check of these tests may hang; `callers::check` sees to that. What the fallback decided may have been charged or
+//! not; what the store admitted was charged once.
 
 use std::fs::File;
 use std::process::Command;
 use std::time::Duration;
 
-use slidegate::{BreakerState, OnStoreError, PolicySet, Request, SharedGate, Source, Verb};
+use slidegate::{BreakerState, FailureKind, OnStoreError, PolicySet, Request, SharedGate, Source, Verb};
 use slidegate_testkit::proxy::{Mode, Proxy};
 use slidegate_testkit::redis::{Connection, RedisSentinels, RedisServer, Reply};
 use slidegate_testkit::until_true;
+use tokio::time::Instant;
 
 use crate::callers::{
-    self, DEADLINE, LATER, Storm, Tally, all_at_once, check, check_cost, gate, healthy, hourly, last_failure,
-    named, options, until_used, used,
+    self, LATER, Storm, Tally, all_at_once, check, check_cost, errors, gate, hasty, healthy, hourly,
+    last_failure, named, options, until_by_store, until_used, used,
 };
 
-/// Long enough for a caller's every deadline, and so long that nobody waits for its end.
-const FROZEN: Duration = Duration::from_secs(2);
+/// The deadline of callers whose calls must be on their way to a server that does not reply in time.
+const UNDER_WAY: Duration = Duration::from_secs(1);
+/// Longer than that deadline.
+const FROZEN: Duration = Duration::from_secs(3);
 
 fn evalsha_calls(server: &RedisServer) -> u64 {
     server.commandstats("evalsha").calls
@@ -41,14 +44,14 @@ async fn a_server_that_is_absent_at_the_start_is_used_when_it_appears() {
 
     server.restart();
     assert_eq!(until_used(&gate, "alice").await, [0]);
-    assert!(check(&gate, "alice").await.by_store());
+    until_by_store(&gate, "alice").await;
 }
 
 /// A crash must cost the requests that were under way, and nothing after the server is back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_was_killed_and_comes_back_empty_is_used_again() {
     let server = RedisServer::start();
-    let gate = healthy(&server.url()).await;
+    let gate = healthy(options(&server.url())).await;
     let storm = Storm::start(&gate, 16, |_| "alice".into());
     until_true("callers are answered", || evalsha_calls(&server) > 100);
     server.kill();
@@ -61,7 +64,7 @@ async fn a_server_that_was_killed_and_comes_back_empty_is_used_again() {
     // What was charged before is lost: the bound is one-sided.
     let used = used(&server.url(), "alice").await;
     assert!((100..=allowed + ambiguous).contains(&used), "{used} of {allowed} and {ambiguous}");
-    assert!(check(&gate, "alice").await.by_store());
+    until_by_store(&gate, "alice").await;
 }
 
 /// A frozen server does on waking what it was sent; callers who were turned away long ago must not pay for it.
@@ -69,22 +72,22 @@ async fn a_server_that_was_killed_and_comes_back_empty_is_used_again() {
 async fn a_server_that_wakes_charges_nobody_who_has_given_up() {
     for coalescing in [false, true] {
         let server = RedisServer::start();
-        let options = options(&server.url());
+        let witness = healthy(options(&server.url())).await;
+        assert!(check(&witness, "alice").await.by_store());
+        let options = options(&server.url()).deadline(UNDER_WAY);
         let gate = gate([hourly(1_000_000)], if coalescing { options } else { options.without_coalescing() });
         until_used(&gate, "alice").await;
-        assert!(check(&gate, "alice").await.by_store());
         let before = evalsha_calls(&server);
 
         server.pause();
-        let frozen = tokio::time::Instant::now();
+        let frozen = Instant::now();
         for told in all_at_once(&gate, 64, "alice").await {
             assert_eq!((told.allowed, told.source), (true, Source::Local));
         }
         tokio::time::sleep_until(frozen + FROZEN).await;
         server.resume();
 
-        let sent = if coalescing { 1 } else { 64 };
-        until_true("the late calls are made", || evalsha_calls(&server) >= before + sent);
+        until_true("the late calls are made", || evalsha_calls(&server) > before);
         assert_eq!(used(&server.url(), "alice").await, 1, "coalescing: {coalescing}");
         assert_eq!(until_used(&gate, "alice").await, [1]);
     }
@@ -94,7 +97,7 @@ async fn a_server_that_wakes_charges_nobody_who_has_given_up() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn callers_survive_a_storm_of_killed_connections_and_are_charged_once() {
     let server = RedisServer::start();
-    let gate = healthy(&server.url()).await;
+    let gate = healthy(options(&server.url())).await;
     let storm = Storm::start(&gate, 64, |_| "alice".into());
     for _ in 0..10 {
         until_true("there is a connection", || gate.nodes()[0].connected);
@@ -113,7 +116,7 @@ async fn callers_survive_a_storm_of_killed_connections_and_are_charged_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_lost_connections_wedge_nothing() {
     let server = RedisServer::start();
-    let gate = healthy(&server.url()).await;
+    let gate = healthy(options(&server.url())).await;
     let storm = Storm::start(&gate, 64, |_| "alice".into());
     let mut conn = server.connect();
     let mut kills = 0;
@@ -127,7 +130,7 @@ async fn a_thousand_lost_connections_wedge_nothing() {
     }
     until_used(&gate, "alice").await;
     for _ in 0..100 {
-        assert!(check(&gate, "bob").await.by_store(), "{}", last_failure(&gate));
+        until_by_store(&gate, "bob").await;
     }
     storm.end().await.assert_explains(used(&server.url(), "alice").await);
 }
@@ -139,7 +142,7 @@ async fn a_call_whose_reply_is_cut_off_was_made_once() {
     let proxy = Proxy::before(server.port());
     for bytes in [0, 3] {
         proxy.set(Mode::Pass);
-        let gate = healthy(&proxy.url()).await;
+        let gate = healthy(options(&proxy.url())).await;
         let before = (used(&server.url(), "alice").await, evalsha_calls(&server));
         proxy.set(Mode::CutReplyAfter(bytes));
         let told = check(&gate, "alice").await;
@@ -163,7 +166,7 @@ async fn a_call_that_is_cut_in_the_middle_is_not_made_and_the_next_one_is() {
     let proxy = Proxy::before(server.port());
     for bytes in [0, 10, 60] {
         proxy.set(Mode::Pass);
-        let gate = healthy(&proxy.url()).await;
+        let gate = healthy(options(&proxy.url())).await;
         let before = evalsha_calls(&server);
         proxy.set(Mode::CutRequestAfter(bytes));
         assert_eq!(check(&gate, "alice").await.source, Source::Local);
@@ -178,33 +181,33 @@ async fn a_call_that_is_cut_in_the_middle_is_not_made_and_the_next_one_is() {
 async fn a_black_hole_opens_the_breaker_after_a_few_calls_and_the_others_are_answered_at_once() {
     let server = RedisServer::start();
     let proxy = Proxy::before(server.port());
-    let gate = healthy(&proxy.url()).await;
+    let gate = healthy(hasty(&proxy.url())).await;
     proxy.set(Mode::BlackHole);
-    let mut waited = 0;
+    let before = errors(&gate, FailureKind::Timeout);
     for _ in 0..30 {
-        let told = check(&gate, "alice").await;
-        assert_eq!(told.source, Source::Local);
-        if told.took >= DEADLINE {
-            waited += 1;
-        }
+        assert_eq!(check(&gate, "alice").await.source, Source::Local);
         if gate.nodes()[0].breaker == BreakerState::Open {
             break;
         }
     }
+    let waited = errors(&gate, FailureKind::Timeout) - before;
     assert!(waited <= 5, "{waited} calls waited: {:?}", gate.nodes());
-    // All but the probe of each tenth of a second.
-    let mut at_once = 0;
+    assert_ne!(gate.nodes()[0].breaker, BreakerState::Closed);
+    // All but the probe of each tenth of a second, of which a busy machine sees more.
+    let (before, start) = (errors(&gate, FailureKind::BreakerOpen), Instant::now());
     for _ in 0..200 {
-        at_once += u32::from(check(&gate, "alice").await.took < DEADLINE / 2);
+        check(&gate, "alice").await;
     }
-    assert!(at_once >= 190, "{at_once} of 200: {:?}", gate.nodes());
+    let probes = 200 - (errors(&gate, FailureKind::BreakerOpen) - before);
+    let most = 1 + start.elapsed().as_millis() / 100;
+    assert!(u128::from(probes) <= most, "{probes} of 200, {most} expected: {:?}", gate.nodes());
     // Why it is left alone, not that it is.
     let why = last_failure(&gate);
     assert!(why.contains("no reply within") || why.contains("not connected within"), "{why}");
 
     proxy.set(Mode::Pass);
     assert_eq!(until_used(&gate, "alice").await, [0]);
-    assert!(check(&gate, "alice").await.by_store());
+    until_by_store(&gate, "alice").await;
 }
 
 /// A network that is slow but in time is no failure; one that is too slow must not slow down its callers with it.
@@ -217,17 +220,16 @@ async fn a_slow_server_is_waited_for_within_the_deadline_and_no_longer() {
         reply: Duration::from_millis(reply),
     };
 
-    let gate = healthy(&proxy.url()).await;
+    let gate = healthy(options(&proxy.url())).await;
     proxy.set(slow(15, 15));
     for _ in 0..10 {
         let told = check(&gate, "thirty").await;
         assert!(told.by_store() && told.took >= Duration::from_millis(30), "{told:?}: {:?}", gate.stats());
     }
 
-    for (user, request, reply) in
-        [("to-150", 150, 0), ("from-150", 0, 150), ("to-1000", 1000, 0), ("from-1000", 0, 1000)]
-    {
+    for (user, request, reply) in [("to-server", 3000, 0), ("from-server", 0, 3000)] {
         proxy.set(Mode::Pass);
+        let gate = healthy(hasty(&proxy.url())).await;
         until_used(&gate, user).await;
         let before = evalsha_calls(&server);
         proxy.set(slow(request, reply));
@@ -241,7 +243,7 @@ async fn a_slow_server_is_waited_for_within_the_deadline_and_no_longer() {
         until_used(&gate, user).await;
         let used = used(&server.url(), user).await;
         tally.assert_explains(used);
-        if request >= 1000 {
+        if request > 0 {
             assert_eq!(used, 0, "{user}: what came too late has charged");
         }
     }
@@ -252,15 +254,16 @@ async fn a_slow_server_is_waited_for_within_the_deadline_and_no_longer() {
 async fn a_server_whose_clients_are_paused_charges_nobody_afterwards() {
     for what in ["ALL", "WRITE"] {
         let server = RedisServer::start();
-        let gate = healthy(&server.url()).await;
-        assert!(check(&gate, "alice").await.by_store());
+        let witness = healthy(options(&server.url())).await;
+        assert!(check(&witness, "alice").await.by_store());
+        let gate = healthy(options(&server.url()).deadline(UNDER_WAY)).await;
         let before = evalsha_calls(&server);
-        server.admin(&["CLIENT", "PAUSE", "1000", what]);
+        server.admin(&["CLIENT", "PAUSE", "5000", what]);
         // Fewer than let the connection be given up, and the calls on it with it.
         for told in all_at_once(&gate, 2, "alice").await {
             assert_eq!(told.source, Source::Local, "{what}");
         }
-        until_true("the late calls are made", || evalsha_calls(&server) >= before + 2);
+        until_true("the late calls are made", || evalsha_calls(&server) > before);
         assert_eq!(until_used(&gate, "alice").await, [1], "{what}");
         assert_eq!(used(&server.url(), "alice").await, 1, "{what}");
     }
@@ -370,7 +373,7 @@ async fn a_denial_of_the_store_never_goes_to_the_fallback() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_master_that_was_killed_is_left_for_the_one_that_the_sentinels_name() {
     let sentinels = RedisSentinels::start();
-    let gate = healthy(&sentinels.url()).await;
+    let gate = healthy(options(&sentinels.url())).await;
     let storm = Storm::start(&gate, 16, |_| "alice".into());
     let old = sentinels.master();
     until_true("callers are answered", || evalsha_calls(old) > 100);
@@ -415,7 +418,7 @@ async fn a_program_that_opens_files_until_it_may_not() {
     assert!(why.contains("Too many open files"), "{why}");
     drop(files);
     assert_eq!(until_used(&gate, "alice").await, [0]);
-    assert!(check(&gate, "alice").await.by_store());
+    until_by_store(&gate, "alice").await;
 }
 
 /// A server that takes no more clients must not be hammered, nor anybody kept waiting for it.
@@ -438,5 +441,5 @@ async fn a_server_with_too_many_clients_is_answered_for_and_used_when_it_has_roo
     assert!(why.contains("max number of clients") || why.contains("connect"), "{why}");
     others.clear();
     assert_eq!(until_used(&gate, "alice").await, [0]);
-    assert!(check(&gate, "alice").await.by_store());
+    until_by_store(&gate, "alice").await;
 }

@@ -2,20 +2,22 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use slidegate::{FailureKind, Source};
 use slidegate_testkit::redis::{FakeRedis, FakeReply, RedisServer, acl};
 use slidegate_testkit::until_true;
 
 use crate::callers::{
-    self, check, errors, fails_with, gate, healthy, hourly, last_failure, named, options, until_used,
+    self, check, errors, fails_with, gate, hasty, healthy, hourly, last_failure, named, options,
+    until_by_store, until_used,
 };
 
 /// Somebody else's endless script is their mistake; waiting for it would be ours.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_is_busy_with_a_foreign_script_is_answered_for_until_that_is_killed() {
     let server = RedisServer::start();
-    let gate = healthy(&server.url()).await;
+    let gate = healthy(hasty(&server.url())).await;
     server.admin(&["CONFIG", "SET", "busy-reply-threshold", "50"]);
     let mut other = server.connect();
     let endless = std::thread::spawn(move || other.call(&["EVAL", "while true do end", "0"]));
@@ -26,7 +28,7 @@ async fn a_server_that_is_busy_with_a_foreign_script_is_answered_for_until_that_
     server.admin(&["SCRIPT", "KILL"]);
     endless.join().unwrap().unwrap();
     assert_eq!(until_used(&gate, "alice").await, [0]);
-    assert!(check(&gate, "alice").await.by_store());
+    until_by_store(&gate, "alice").await;
 }
 
 /// Half a charge is worse than none: the request is denied by one policy and paid for under the other.
@@ -36,7 +38,7 @@ async fn a_server_without_memory_refuses_before_it_charges_any_policy() {
     let policies = || [named("a", 100), named("b", 100)];
     let gate = gate(policies(), options(&server.url()).without_coalescing());
     until_used(&gate, "alice").await;
-    assert!(check(&gate, "alice").await.by_store());
+    until_by_store(&gate, "alice").await;
     let values = || {
         let mut conn = server.connect();
         ["sg1:a:alice", "sg1:b:alice", "sg1:a:bob", "sg1:b:bob"].map(|key| conn.call(&["GET", key]).unwrap())
@@ -60,14 +62,15 @@ async fn a_server_without_memory_refuses_before_it_charges_any_policy() {
 async fn a_server_that_became_a_replica_is_answered_for_until_it_is_a_master() {
     let (server, gone) = (RedisServer::start(), RedisServer::start());
     gone.kill();
-    let gate = healthy(&server.url()).await;
-    assert!(check(&gate, "alice").await.by_store());
+    let gate = healthy(hasty(&server.url())).await;
+    let witness = healthy(options(&server.url())).await;
+    assert!(check(&witness, "alice").await.by_store());
     server.admin(&["REPLICAOF", "127.0.0.1", &gone.port().to_string()]);
     fails_with(&gate, "alice", "READONLY ").await;
     assert!(errors(&gate, FailureKind::ReadOnly) > 0, "{:?}", gate.stats());
     server.admin(&["REPLICAOF", "NO", "ONE"]);
     assert_eq!(until_used(&gate, "alice").await, [1]);
-    assert!(check(&gate, "alice").await.by_store());
+    until_by_store(&gate, "alice").await;
 }
 
 /// The operator has to be told which right is missing, or will grant all of them.
@@ -80,7 +83,7 @@ async fn a_missing_right_is_named_and_found_when_it_is_granted() {
         (&["resetkeys", "~other:*"], &["resetkeys", "~sg1:*"], "key"),
     ] {
         let server = RedisServer::start();
-        let gate = healthy(&server.url_as_user()).await;
+        let gate = healthy(options(&server.url_as_user())).await;
         let set = |rights: &[&str]| {
             server.admin(&[&["ACL", "SETUSER", acl::USER], rights].concat());
         };
@@ -100,7 +103,7 @@ async fn a_missing_right_is_named_and_found_when_it_is_granted() {
         assert!(last_failure(&gate).lines().count() <= 1);
         set(given);
         assert_eq!(until_used(&gate, "alice").await, [0], "{taken:?}");
-        assert!(check(&gate, "alice").await.by_store());
+        until_by_store(&gate, "alice").await;
     }
 }
 
@@ -108,7 +111,7 @@ async fn a_missing_right_is_named_and_found_when_it_is_granted() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_right_that_a_script_lacks_charges_nothing_and_is_told() {
     let server = RedisServer::start();
-    let gate = healthy(&server.url_as_user()).await;
+    let gate = healthy(options(&server.url_as_user())).await;
     server.admin(&["ACL", "SETUSER", acl::USER, "-set"]);
     assert_eq!(check(&gate, "alice").await.source, Source::Local);
     let failure = last_failure(&gate);
@@ -124,7 +127,7 @@ async fn a_right_that_a_script_lacks_charges_nothing_and_is_told() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_password_that_was_changed_and_a_user_that_was_deleted_are_told_and_found_again() {
     let server = RedisServer::start();
-    let gate = healthy(&server.url_as_user()).await;
+    let gate = healthy(options(&server.url_as_user())).await;
     let password = format!(">{}", acl::PASSWORD);
     let rights: Vec<_> = acl::MINIMUM.split_whitespace().collect();
     let again = [&["ACL", "SETUSER", acl::USER, "on", &password][..], &rights].concat();
@@ -150,20 +153,20 @@ async fn a_password_that_was_changed_and_a_user_that_was_deleted_are_told_and_fo
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_without_the_replicas_it_needs_charges_nothing_until_it_has_them() {
     let server = RedisServer::start();
-    let gate = healthy(&server.url()).await;
+    let gate = healthy(options(&server.url())).await;
     server.admin(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
     fails_with(&gate, "alice", "NOREPLICAS ").await;
     assert!(errors(&gate, FailureKind::TooFewReplicas) > 0, "{:?}", gate.stats());
     server.admin(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
     assert_eq!(until_used(&gate, "alice").await, [0]);
-    assert!(check(&gate, "alice").await.by_store());
+    until_by_store(&gate, "alice").await;
 }
 
 /// A server that cannot write its snapshots refuses all writes, which looks like nothing from outside.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_cannot_save_charges_nothing_until_it_can() {
     let server = RedisServer::builder().args(["--save", "3600 1000000", "--dbfilename", "taken"]).start();
-    let gate = healthy(&server.url()).await;
+    let gate = healthy(options(&server.url())).await;
     // A directory with something in it, where the snapshot is to be: also root cannot write it.
     let dir = server.admin(&["CONFIG", "GET", "dir"]).lines().last().unwrap().to_owned();
     let taken = std::path::Path::new(&dir).join("taken");
@@ -177,16 +180,15 @@ async fn a_server_that_cannot_save_charges_nothing_until_it_can() {
     std::fs::remove_dir_all(&taken).unwrap();
     server.admin(&["BGSAVE"]);
     assert_eq!(until_used(&gate, "alice").await, [0]);
-    assert!(check(&gate, "alice").await.by_store());
+    until_by_store(&gate, "alice").await;
     std::fs::remove_file(&taken).unwrap();
 }
 
 /// A large data set takes minutes to load: so long callers are answered for, and nothing is counted twice afterwards.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_still_loads_its_data_is_answered_for_until_it_has() {
-    // Three seconds and more, as a client that finds it gone tries again within half a second. It looks at its connections
-    // after so many bytes at the least, so after each of these keys: all that it takes to be told that it loads fits into a
-    // caller's deadline.
+    // Three seconds and more, as a client that finds it gone tries again within half a second. It reads its connections
+    // after so many bytes at the least, so after each of these keys: a caller's deadline is long enough to be refused.
     let slowly = [
         "--key-load-delay",
         "2000",
@@ -196,8 +198,9 @@ async fn a_server_that_still_loads_its_data_is_answered_for_until_it_has() {
         "no",
     ];
     let server = Arc::new(RedisServer::builder().args(slowly).start());
-    let gate = healthy(&server.url()).await;
-    assert!(check(&gate, "alice").await.by_store());
+    let gate = healthy(hasty(&server.url())).await;
+    let witness = healthy(options(&server.url())).await;
+    assert!(check(&witness, "alice").await.by_store());
     let value = "x".repeat(1100);
     for key in 0..1500 {
         server.admin(&["SET", &format!("other:{key}"), &value]);
@@ -215,7 +218,7 @@ async fn a_server_that_still_loads_its_data_is_answered_for_until_it_has() {
     assert!(errors(&gate, FailureKind::Loading) > 0, "{:?}", gate.stats());
     restarted.await.unwrap();
     assert_eq!(until_used(&gate, "alice").await, [1]);
-    assert!(check(&gate, "alice").await.by_store());
+    until_by_store(&gate, "alice").await;
 }
 
 /// Whoever reads why must learn what the server said, and not that the attempt after that took too long.
@@ -228,7 +231,7 @@ async fn a_refusal_is_told_although_the_next_attempt_is_not_answered_in_time() {
         b"EVALSHA" => "-READONLY You can't write against a read only replica.\r\n".into(),
         _ => "+OK\r\n".into(),
     });
-    let gate = gate([hourly(5)], options(&fake.url()).without_coalescing());
+    let gate = gate([hourly(5)], options(&fake.url()).deadline(Duration::from_secs(5)).without_coalescing());
     assert_eq!(check(&gate, "alice").await.source, Source::Local);
     assert!(last_failure(&gate).contains("READONLY You can't write"), "{}", last_failure(&gate));
     assert_eq!(gate.stats().last_failure_kind, Some(FailureKind::ReadOnly));

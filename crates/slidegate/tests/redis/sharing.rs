@@ -160,7 +160,7 @@ async fn without_coalescing_each_check_is_a_call_of_its_own() {
 #[tokio::test]
 async fn a_denied_key_costs_the_server_no_call_until_its_wait_is_over() {
     let server = RedisServer::start();
-    let quota = Quota::new(2, Duration::from_secs(1)).unwrap();
+    let quota = Quota::new(2, Duration::from_secs(5)).unwrap();
     let policy = Policy::new("p", quota).unwrap().scope(["user"]);
     let gate = gate([policy], options(&server.url()).deadline(LATER));
     until_it_remembers(&gate).await;
@@ -170,11 +170,11 @@ async fn a_denied_key_costs_the_server_no_call_until_its_wait_is_over() {
         assert!(gate.check(&request).await.is_allowed());
     }
     let strictest = |decisions: &Decisions<'_>| *decisions.strictest().unwrap().decision();
+    let sent = Instant::now();
     let denied = strictest(&gate.check(&request).await);
     assert_eq!((denied.is_denied(), denied.source), (true, Source::Store));
     let wait = denied.retry_after().unwrap();
     let free = Instant::now() + wait;
-    assert!(wait > Duration::from_millis(200), "the machine stood still: {wait:?}");
 
     let before = server.commandstats("evalsha").calls;
     let mut remembered = 0;
@@ -183,7 +183,7 @@ async fn a_denied_key_costs_the_server_no_call_until_its_wait_is_over() {
         let told = strictest(&gate.check(&request).await);
         if told.source == Source::Store {
             // The true wait is over, or all but the time that the denial took to arrive.
-            assert!(Instant::now() + Duration::from_millis(100) > free);
+            assert!(Instant::now() >= sent + wait);
             break;
         }
         assert_eq!(
@@ -315,7 +315,7 @@ async fn without_remembering_each_denial_is_asked_for() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_happens_is_counted() {
     let server = RedisServer::builder().with_clock().start();
-    let gate = gate([named("p", 2)], options(&server.url()));
+    let gate = gate([named("p", 2)], options(&server.url()).deadline(Duration::from_secs(3)));
     until_used(&gate, "alice").await;
     let begun = gate.stats().store;
     assert_eq!((begun.coalesced, begun.remembered, begun.late), (0, 0, 0));
