@@ -1,7 +1,7 @@
 //! The four algorithms: pure functions on integers, in microseconds.
 //!
-//! Each is a state and the same five steps on it, [`State`]. None knows a key, a store or a clock: what time it is,
-//! it is told. Numbers that must come out the same in every store are computed here and nowhere else.
+//! Each algorithm is a [`State`]. It knows no key, store or clock; the time is an argument. Numbers
+//! that must be equal in every store are computed only here.
 
 use std::time::Duration;
 
@@ -25,84 +25,87 @@ pub(crate) use token_bucket::TokenBucket;
 #[cfg(feature = "redis")]
 pub(crate) use told_log::ToldLog;
 
-/// What one key has used, under one algorithm. `default()` is a key that was never charged.
+/// The usage of one key under one algorithm. `default()` is an unused key.
 ///
-/// `now` is in microseconds since the epoch. Every call but [`settle`](Self::settle) takes the `now` that `settle`
-/// returned, on a state that only charges and refunds have changed since.
+/// `now` is in microseconds since the epoch. Every method except [`settle`](Self::settle) requires
+/// a `now` that `settle` returned, with only charges and refunds in between.
 pub(crate) trait State: Default + std::fmt::Debug {
-    /// Whether `now` is the date, which may be corrected both ways, and not a time that only elapses. In a shared store
-    /// there is but one time, the server's.
+    /// Whether `now` is the date, which can be corrected in both directions, and not elapsed time.
+    /// A shared store has only one time, the server's.
     const ALIGNS_TO_DATE: bool = false;
 
-    /// Brings the state to `now`: drops what no longer counts. Returns the time to decide at, which is `now` unless the
-    /// clock has stepped back.
+    /// Advances the state to `now` and drops what no longer counts. Returns the time to decide at,
+    /// which is `now` unless the clock has stepped back.
     fn settle(&mut self, quota: &Quota, now: u64) -> u64;
 
-    /// Fits the state, settled to `now` under a quota with another window, to this one: what it counts, counts on.
+    /// Converts the state, settled to `now` under a quota with another window, to this quota. Usage
+    /// that counts keeps counting.
     fn adopt(&mut self, quota: &Quota, now: u64);
 
     /// Cost that counts now, rounded up.
     fn used(&self, quota: &Quota, now: u64) -> u64;
 
-    /// Microseconds until no more than `room` counts, if nothing more is charged; `room` is less than counts now.
+    /// Microseconds until at most `target` counts, if nothing more is charged. `target` must be less
+    /// than what counts now.
     ///
-    /// All waits are this one: until a cost fits, until something is free, until nothing counts.
-    fn sinks_us(&self, quota: &Quota, now: u64, room: u64) -> u64;
+    /// Every wait is computed by this: until a cost fits, until some cost is freed, until nothing
+    /// counts.
+    fn wait_us(&self, quota: &Quota, now: u64, target: u64) -> u64;
 
-    /// The same until something is free: every decision asks for that, and some algorithms know it with less work.
-    /// Something counts now.
+    /// Microseconds until some cost is freed, which every decision needs. Some algorithms compute
+    /// it faster than [`wait_us`](Self::wait_us). Something must count now.
     #[inline(always)]
     fn frees_us(&self, quota: &Quota, now: u64) -> u64 {
-        self.sinks_us(quota, now, self.used(quota, now) - 1)
+        self.wait_us(quota, now, self.used(quota, now) - 1)
     }
 
-    /// Charges `cost` whether it fits or not, at most up to [`Quota::max_used`].
+    /// Charges `cost` whether or not it fits. The caller bounds the total to [`Quota::max_used`].
     fn charge(&mut self, quota: &Quota, now: u64, cost: u64);
 
-    /// Gives back up to `cost` of what was charged and still counts; returns how much that was.
+    /// Refunds up to `cost` of what was charged and still counts. Returns the refunded cost.
     fn refund(&mut self, quota: &Quota, now: u64, cost: u64) -> u64;
 
-    /// What was charged and when, the oldest first, as far as that is remembered.
+    /// The charges with their times, oldest first, as far as they are stored.
     fn charges(&self, quota: &Quota) -> Vec<Run>;
 }
 
-/// Steps in which usage is said to become free.
-const MOST_ROOM: u64 = 20;
+/// Most steps in the report of how usage declines.
+const MAX_STEPS: u64 = 20;
 
-/// Everything there is to know of a key, with what a peek at `cost` says.
+/// The full usage of a key, with the decision of a peek at `cost`.
 pub(crate) fn inspect<S: State>(mut state: S, quota: &Quota, now: Timestamp, cost: u64) -> Found {
     let settled = state.settle(quota, now.as_micros());
     let done = perform(&mut state, quota, settled, Verb::Peek, cost);
     let decision = decision(&state, quota, now, settled, done);
     let used = decision.used;
     let lag = settled.saturating_sub(now.as_micros());
-    let steps = used.min(MOST_ROOM);
+    let steps = used.min(MAX_STEPS);
     let room = (1..=steps).map(|step| {
         let free = u128::from(used) * u128::from(step) / u128::from(steps);
         let left = used - u64::try_from(free).unwrap_or(used);
-        let wait_us = state.sinks_us(quota, settled, left).saturating_add(lag);
+        let wait_us = state.wait_us(quota, settled, left).saturating_add(lag);
         Room { after: Duration::from_micros(wait_us), used: left }
     });
     let charges = if used == 0 { Vec::new() } else { state.charges(quota) };
     Found { quota: *quota, decision, charges, room: room.collect() }
 }
 
-/// Whether `cost` fits beside what counts now. A cost of zero always does.
+/// Whether `cost` fits in addition to what counts now. A cost of 0 always fits.
 #[inline]
 fn fits<S: State>(state: &S, quota: &Quota, now: u64, cost: u64) -> bool {
     cost <= quota.capacity().saturating_sub(state.used(quota, now))
 }
 
-/// What was done with a request's cost.
+/// The effect of a verb on the state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Done {
-    /// It fits; this much was charged or given back, or nothing if it was only looked at.
+    /// The cost fits. This much was charged or refunded; 0 for a peek.
     Moved(u64),
-    /// It does not fit.
+    /// The cost does not fit.
     Refused(u64),
 }
 
-/// Charges, gives back or looks, as the verb says.
+/// Applies a verb to the state.
 #[inline(always)] // as `decision`
 pub(crate) fn perform<S: State>(state: &mut S, quota: &Quota, settled: u64, verb: Verb, cost: u64) -> Done {
     match verb {
@@ -114,7 +117,8 @@ pub(crate) fn perform<S: State>(state: &mut S, quota: &Quota, settled: u64, verb
             Done::Moved(cost)
         }
         Verb::Penalize => {
-            // Without a bound, one penalty would close a bucket for years, and two would count past what stores can.
+            // Without this bound, one penalty could close a bucket for years, and two could exceed
+            // what stores can count.
             let cost = cost.min(quota.max_used().saturating_sub(state.used(quota, settled)));
             state.charge(quota, settled, cost);
             Done::Moved(cost)
@@ -122,10 +126,10 @@ pub(crate) fn perform<S: State>(state: &mut S, quota: &Quota, settled: u64, verb
     }
 }
 
-/// The answer after all is done.
+/// The decision after the verb was applied.
 ///
-/// `now` is the clock's time, `settled` the one decided at: later after a step back of the clock, and then the waits
-/// last until the clock has caught up as well.
+/// `now` is the clock's time and `settled` the time of the decision. After a backward step
+/// `settled` is later, and the waits are extended until the clock has caught up.
 #[inline(always)] // an answer that is returned through memory costs a decision a tenth
 pub(crate) fn decision<S: State>(
     state: &S,
@@ -141,11 +145,11 @@ pub(crate) fn decision<S: State>(
     let (verdict, cost, retry_us) = match done {
         Done::Moved(cost) => (Verdict::Allow, cost, 0),
         Done::Refused(cost) if cost > limit => (Verdict::Deny, 0, Waits::NEVER),
-        Done::Refused(cost) => (Verdict::Deny, 0, late(state.sinks_us(quota, settled, limit - cost))),
+        Done::Refused(cost) => (Verdict::Deny, 0, late(state.wait_us(quota, settled, limit - cost))),
     };
     let (reset_us, frees_us) = match used {
         0 => (0, 0),
-        _ => (late(state.sinks_us(quota, settled, 0)), late(state.frees_us(quota, settled))),
+        _ => (late(state.wait_us(quota, settled, 0)), late(state.frees_us(quota, settled))),
     };
     let remaining = limit.saturating_sub(used);
     let waits = Waits { retry_us, reset_us, frees_us };
@@ -153,10 +157,10 @@ pub(crate) fn decision<S: State>(
     Decision { verdict, limit, used, remaining, cost, at, source, is_blocked, waits }
 }
 
-/// The largest step back of a clock that is waited out; a larger one moves the history along.
+/// The largest backward step of the clock that is waited out. A larger step moves the history back.
 ///
-/// Waiting out a step delays what is charged meanwhile by as much; moving history makes old charges count longer.
-/// A second is what clock synchronisation does without anyone noticing.
+/// Waiting out a step delays charges made meanwhile by as much. Moving the history makes old
+/// charges count longer. Clock synchronization usually steps by less than a second.
 fn small_step_us(window_us: u64) -> u64 {
     window_us.min(SECOND_US)
 }

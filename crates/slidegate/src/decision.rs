@@ -1,22 +1,23 @@
 //! Decisions: the full answer of one quota to one request.
 //!
-//! A decision is plain numbers. Which policy and key it is about is known to [`Decisions`](crate::Decisions), which
-//! holds one for each policy of a request.
+//! A decision is plain numbers. [`Decisions`](crate::Decisions) holds one per policy of a request,
+//! with the policy and the key.
 
 use std::time::Duration;
 
 use crate::time::Timestamp;
 
-/// Whether a request may pass.
+/// Whether a request is allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Verdict {
-    /// It may pass, and its cost has been charged.
+    /// The request is allowed and its cost was charged.
     Allow,
-    /// It may not pass, and nothing has been charged, except under [`Excess::Count`](crate::Excess::Count).
+    /// The request is denied and nothing was charged, except with
+    /// [`Excess::Count`](crate::Excess::Count).
     Deny,
 }
 
-/// What a quota says about one request, with everything a client can be told.
+/// The decision of one quota about one request, with everything that can be reported to a client.
 ///
 /// ```
 /// use slidegate::{Limiter, Quota};
@@ -33,38 +34,42 @@ pub struct Decision {
     pub verdict: Verdict,
     /// Most cost that a fresh key admits: the quota's limit, or the burst of a token bucket.
     pub limit: u64,
-    /// Cost that counts now, with this request's if it was charged. Past `limit` after a penalty or a lowered limit.
+    /// Cost that counts now, including this request's if it was charged. Above `limit` after a
+    /// penalty or a lowered limit.
     pub used: u64,
-    /// Cost still available after this request. A denial leaves it unchanged. At most `limit`; 0 while the key is blocked.
+    /// Cost still available after this request; unchanged by a denial. At most `limit`; 0 while the
+    /// key is blocked.
     pub remaining: u64,
-    /// Cost that this call moved: charged by a check or a penalty, given back by a refund. Zero for a peek, and for a
-    /// denial unless the policy counts what it denies ([`Excess::Count`](crate::Excess::Count)).
+    /// Cost that this call charged (check, penalize) or returned (refund). 0 for a peek, and for a
+    /// denial unless the policy counts denied requests ([`Excess::Count`](crate::Excess::Count)).
     pub cost: u64,
-    /// When it was decided. The waits count from here. In this process it is the date by the machine's wall clock as it was
-    /// set then, see [`Clock::wall_time`](crate::Clock::wall_time); under a shared store, the server's time.
+    /// Time of the decision, from which the waits count. In process it is the date by the machine's
+    /// wall clock as it was set then, see [`Clock::wall_time`](crate::Clock::wall_time); with a
+    /// shared store it is the server's time.
     pub at: Timestamp,
-    /// Where the answer comes from.
+    /// Where the decision comes from.
     pub source: Source,
-    /// Whether the key is blocked, which denies every cost but 0.
+    /// Whether the key is blocked, so that every cost above 0 is denied.
     pub(crate) is_blocked: bool,
     pub(crate) waits: Waits,
 }
 
-/// Why a decision denies.
+/// Why a decision denies a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reason {
-    /// The cost is more than what remains of the limit.
+    /// The cost exceeds what remains of the limit.
     OverLimit,
-    /// The key is blocked; [`PolicyDecision::block`](crate::PolicyDecision::block) says until when.
+    /// The key is blocked; [`PolicyDecision::block`](crate::PolicyDecision::block) has the end of
+    /// the block.
     Blocked,
-    /// The shared store could not decide, and the policy [denies](crate::OnStoreError::Deny) everything then. How much the key
-    /// has used is unknown.
+    /// The shared store could not decide, and the policy [denies](crate::OnStoreError::Deny) in
+    /// that case. The key's usage is unknown.
     StoreUnavailable,
 }
 
 impl Reason {
-    /// The name in answers, logs and metrics: `over_limit`, `blocked`, `store_unavailable`.
+    /// The name in responses, logs and metrics: `over_limit`, `blocked`, `store_unavailable`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -75,25 +80,27 @@ impl Reason {
     }
 }
 
-/// Where a decision comes from: never hidden, since all but the first are answers without the shared store.
+/// Where a decision comes from. Every variant except [`Source::Store`] did without the shared
+/// store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Source {
     /// The store that holds the key.
     #[default]
     Store,
-    /// A denial of the store, remembered in this process and still true.
+    /// A denial by the store, cached in this process and still valid.
     Remembered,
-    /// The store did not answer in time: the memory of this process decided, under its share of the limit.
+    /// The store did not reply in time; this process decided in memory, with its share of the
+    /// limit.
     Local,
-    /// The store did not answer in time, and the policy lets everything through then.
+    /// The store did not reply in time, and the policy allows in that case.
     Allow,
-    /// The store did not answer in time, and the policy denies everything then.
+    /// The store did not reply in time, and the policy denies in that case.
     Deny,
 }
 
 impl Source {
-    /// The name in answers, logs and metrics: `store`, `remembered`, `local`, `allow`, `deny`.
+    /// The name in responses, logs and metrics: `store`, `remembered`, `local`, `allow`, `deny`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -106,26 +113,27 @@ impl Source {
     }
 }
 
-/// How long until the key has room again, in microseconds.
+/// Waits until cost is freed, in microseconds.
 ///
-/// As numbers, since a decision makes them and most are never read: a [`Duration`] of each would cost it a tenth.
+/// Integers, because every decision computes them and few are read: a [`Duration`] each would make
+/// a decision a tenth slower.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Waits {
-    /// Until the cost asked for fits; 0 if it did, [`NEVER`](Self::NEVER) if it never will.
+    /// Until the requested cost fits; 0 if it did, [`NEVER`](Self::NEVER) if it never will.
     pub(crate) retry_us: u64,
-    /// Until nothing counts.
+    /// Until nothing is used.
     pub(crate) reset_us: u64,
-    /// Until something is free; meaningless while nothing counts.
+    /// Until some used cost is freed; meaningless if nothing is used.
     pub(crate) frees_us: u64,
 }
 
 impl Waits {
-    /// Longer than any wait that ends.
+    /// Longer than any finite wait.
     pub(crate) const NEVER: u64 = u64::MAX;
 }
 
 impl Decision {
-    /// Takes usage of the same quota under another key into account. The verdict stays.
+    /// Adds the usage of another key under the same quota. Keeps the verdict.
     pub(crate) fn add_usage(&mut self, other: &Self) {
         if !self.is_blocked {
             let frees =
@@ -137,26 +145,27 @@ impl Decision {
         self.remaining = if self.is_blocked { 0 } else { self.limit.saturating_sub(self.used) };
     }
 
-    /// Wait until this very cost fits: zero when allowed, `None` when it never will.
+    /// Wait until the same cost fits: zero if it was allowed, `None` if it never fits.
     ///
-    /// Tight to the microsecond if nothing else is charged meanwhile: at exactly this time it is admitted, one
-    /// microsecond earlier it is not. For a blocked key this is the rest of the block, `None` if it does not end. Where the
-    /// store is unavailable nobody knows the wait: it is 1 to 3 seconds, at random, so that clients which were denied
-    /// together do not come back together.
+    /// Exact to the microsecond if nothing else is charged meanwhile: at this time the request is
+    /// allowed, one microsecond earlier it is denied. For a blocked key this is the rest of the
+    /// block, or `None` if the block does not end. If the store is unavailable the wait is unknown;
+    /// this is then 1 to 3 seconds at random, so that clients that were denied together do not
+    /// retry together.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         let wait_us = self.waits.retry_us;
         (wait_us != Waits::NEVER).then(|| Duration::from_micros(wait_us))
     }
 
-    /// How long until the key is as good as new, if nothing more is charged. Zero when nothing counts.
+    /// Wait until the key is unused, if nothing more is charged. Zero if nothing is used.
     #[must_use]
     pub fn reset_after(&self) -> Duration {
         Duration::from_micros(self.waits.reset_us)
     }
 
-    /// How long until more cost is available than now, `None` when nothing is used. For a blocked key, how long until it is
-    /// blocked no more and has room, `None` if the block does not end.
+    /// Wait until more cost is available than now; `None` if nothing is used. For a blocked key,
+    /// wait until the block has ended and cost is available; `None` if the block does not end.
     #[must_use]
     pub fn frees_after(&self) -> Option<Duration> {
         let frees_us = self.waits.frees_us;
@@ -164,7 +173,7 @@ impl Decision {
         ends.then(|| Duration::from_micros(frees_us))
     }
 
-    /// Why the request may not pass; `None` if it may.
+    /// Why the request is denied; `None` if it is allowed.
     #[must_use]
     pub fn reason(&self) -> Option<Reason> {
         match self {
@@ -175,43 +184,44 @@ impl Decision {
         }
     }
 
-    /// Whether the key is blocked. A request of cost 0 passes all the same.
+    /// Whether the key is blocked. A request of cost 0 is still allowed.
     #[must_use]
     pub fn is_blocked(&self) -> bool {
         self.is_blocked
     }
 
-    /// Whether anybody knows how much the key has used: not where a fallback answers without counting.
+    /// Whether the key's usage is known. It is not if a fallback decided without counting.
     #[must_use]
     pub fn is_counted(&self) -> bool {
         !matches!(self.source, Source::Allow | Source::Deny)
     }
 
-    /// Whether the request may pass.
+    /// Whether the request is allowed.
     #[must_use]
     pub fn is_allowed(&self) -> bool {
         self.verdict == Verdict::Allow
     }
 
-    /// Whether the request may not pass.
+    /// Whether the request is denied.
     #[must_use]
     pub fn is_denied(&self) -> bool {
         self.verdict == Verdict::Deny
     }
 
-    /// When the key is as good as new, if nothing more is charged: a date by the same clock as [`at`](Self::at).
+    /// Time at which the key is unused, if nothing more is charged: a date by the same clock as
+    /// [`at`](Self::at).
     #[must_use]
     pub fn reset_at(&self) -> Timestamp {
         self.at + self.reset_after()
     }
 
-    /// Whether this decision binds rather than `other`: a denial before an allowance, the longer wait among denials
-    /// (never is longest), else the less remaining.
+    /// Whether this decision takes precedence over `other`: a denial over an allowance, among
+    /// denials the longer wait (never is longest), among allowances the smaller remaining cost.
     ///
-    /// A denial that is known to be right comes before one that was made because the store is
-    /// [unavailable](Reason::StoreUnavailable), whatever their waits.
+    /// Any denial by the store takes precedence over one made because the store is
+    /// [unavailable](Reason::StoreUnavailable).
     ///
-    /// Where the two are even, neither is stricter.
+    /// If both are equal, neither is stricter.
     #[must_use]
     pub fn is_stricter_than(&self, other: &Self) -> bool {
         match (self.verdict, other.verdict) {
@@ -244,7 +254,7 @@ mod tests {
         }
     }
 
-    /// The client must be told the wait that really ends its denial, not the first one found.
+    /// The client must get the wait that ends its denial, not the first one found.
     #[test]
     fn a_denial_binds_first_then_the_longest_wait_then_the_least_remaining() {
         let order = [

@@ -1,7 +1,8 @@
-//! Keys: one partition of one policy, and the 128 bits a store knows it by.
+//! Keys: one partition of one policy, and the 128-bit identity by which stores know it.
 //!
-//! Any bytes of any length are a key, and two different keys never meet: a short one is stored as it is, a long one
-//! or one of several parts as a keyed hash of 120 bits, which two of a million million keys share once in 10^12 tries.
+//! Keys are any bytes of any length, and different keys never collide. A short key is stored as it
+//! is. A long key, or one with several parts, is stored as a keyed hash of 120 bits: the
+//! probability that any two of 10^12 keys collide is 10^-12.
 
 use std::collections::hash_map::RandomState;
 use std::fmt::{self, Write as _};
@@ -16,20 +17,20 @@ use crate::request::{Request, Value};
 
 /// The values of a policy's scope in one request: what the policy counts by.
 ///
-/// Its text, as in answers and logs, is the values joined by commas. Commas, percent signs, control characters and
-/// bytes that are not UTF-8 are percent-encoded within a value, so that different keys never look alike. The key of a
-/// policy without a scope is `*`.
+/// Its text, as in responses and logs, is the values joined by commas. Within a value, commas,
+/// percent signs, control characters and bytes that are not UTF-8 are percent-encoded, so that
+/// different keys have different texts. The key of a policy without a scope is `*`.
 #[derive(Debug, Clone, Copy)]
 pub struct Key<'r> {
-    /// The attributes that form it; the request has each.
+    /// The attributes that form the key. The request has all of them.
     pub(crate) scope: &'r [String],
     pub(crate) request: &'r Request<'r>,
-    /// How much of an IPv6 address is counted by.
+    /// How many bits of an IPv6 address count.
     pub(crate) ipv6_prefix: Ipv6Prefix,
 }
 
 impl<'r> Key<'r> {
-    /// The values, in the order of the scope, addresses without the bits that are not counted by.
+    /// The values in the order of the scope. Addresses are truncated to their group.
     pub(crate) fn parts(&self) -> impl Iterator<Item = Value<'r>> {
         self.scope.iter().filter_map(|attribute| self.part(attribute))
     }
@@ -42,7 +43,7 @@ impl<'r> Key<'r> {
         })
     }
 
-    /// The bytes that this key and no other writes, on the stack for keys of ordinary length.
+    /// An unambiguous encoding of this key, on the stack for keys of usual length.
     pub(crate) fn canonical(&self) -> SmallVec<[u8; 64]> {
         let mut out = SmallVec::new();
         self.parts().for_each(|part| write_canonical(part, |bytes| out.extend_from_slice(bytes)));
@@ -55,7 +56,7 @@ impl<'r> Key<'r> {
             Some(Value::Bytes(bytes)) => secret.id_of(bytes),
             Some(Value::Address(IpAddr::V4(ip))) => KeyId([u64::from(ip.to_bits()), KeyId::tag(KeyId::V4)]),
             Some(Value::Address(IpAddr::V6(ip))) if ip.to_bits() & 0xFF == 0 => {
-                // The last byte is free for the tag: true of every group up to /120.
+                // The last byte is free for the tag, as in every group up to /120.
                 let bits = ip.to_bits().swap_bytes();
                 #[allow(clippy::cast_possible_truncation)] // the two halves
                 let halves = [bits as u64, (bits >> 64) as u64];
@@ -66,7 +67,7 @@ impl<'r> Key<'r> {
     }
 }
 
-/// Gives `sink` the bytes that this part and no other writes: its kind, length and content.
+/// Passes an unambiguous encoding of this part to `sink`: its kind, length and content.
 fn write_canonical(part: Value<'_>, mut sink: impl FnMut(&[u8])) {
     let mut write = |kind: u8, bytes: &[u8]| {
         sink(&[kind]);
@@ -108,7 +109,7 @@ impl fmt::Display for Key<'_> {
 }
 
 fn write_escaped(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
-    // Nearly every key, and every answer has it.
+    // Fast path: nearly every key is plain ASCII, and every response contains it.
     let is_plain = |b: &u8| matches!(b, b' '..=b'~') && !matches!(b, b',' | b'%');
     if bytes.iter().all(is_plain)
         && let Ok(text) = std::str::from_utf8(bytes)
@@ -130,14 +131,15 @@ fn write_escaped(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
     Ok(())
 }
 
-/// What a table stores of a key: 15 bytes and a tag in the last, which says what they are.
+/// The identity of a key in a table: 15 bytes and a tag in the last byte, which defines their
+/// meaning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) struct KeyId(pub(crate) [u64; 2]);
 
 impl KeyId {
-    /// Bytes that are stored as they are.
+    /// Keys up to this many bytes are stored as they are.
     const INLINE: usize = 15;
-    /// Tags 1 to 16: that many bytes less one, as they are.
+    /// Tags 1 to 16 are the length of an inline key plus 1.
     const V4: u8 = 0x20;
     const V6: u8 = 0x21;
     const HASHED: u8 = 0x22;
@@ -147,7 +149,8 @@ impl KeyId {
     }
 }
 
-/// Random numbers of one store, so that nobody outside can choose keys that collide or share a place. Shown as `***`.
+/// Random numbers of one store, so that outsiders cannot choose keys that collide or share a slot.
+/// `Debug` prints `***`.
 #[derive(Clone)]
 pub(crate) struct Secret {
     sip: [u64; 2],
@@ -163,10 +166,11 @@ impl fmt::Debug for Secret {
 impl Secret {
     pub(crate) fn random() -> Self {
         if cfg!(loom) {
-            // The model checker replays one run in another order: each key has to lie in the same shard again.
+            // The model checker replays one run in several orders, so a key must be in the same
+            // shard every time.
             return Self { sip: [1, 2], place: [0x243F_6A88_85A3_08D3, 0x1319_8A2E_0370_7344] };
         }
-        // The standard library's keys for its hash maps are the one source of randomness it offers.
+        // `RandomState` is the only source of randomness in the standard library.
         let word = |n: u64| {
             let mut hasher = RandomState::new().build_hasher();
             hasher.write_u64(n);
@@ -175,10 +179,11 @@ impl Secret {
         Self { sip: [word(0), word(1)], place: [word(2), word(3)] }
     }
 
-    /// The identity of a key of one part.
+    /// The identity of a key with one part.
     #[inline]
     pub(crate) fn id_of(&self, key: &[u8]) -> KeyId {
-        // Two overlapping loads, as a copy of unknown length costs more than the rest of the lookup.
+        // Two overlapping loads, because a copy of variable length costs more than the rest of the
+        // lookup.
         let word = |from: usize| {
             let mut bytes = [0; 8];
             bytes.copy_from_slice(&key[from..from + 8]);
@@ -204,7 +209,8 @@ impl Secret {
         KeyId([low, high | (len as u64 + 1) << 56])
     }
 
-    /// SipHash-1-3 with 128 bits of output (Aumasson and Bernstein, 2012), of which the tag takes 8.
+    /// SipHash-1-3 with 128 bits of output (Aumasson and Bernstein, 2012); the tag replaces 8 of
+    /// them.
     fn hashed<'v>(&self, parts: impl IntoIterator<Item = Value<'v>>) -> KeyId {
         let mut hasher = SipHasher13::new_with_keys(self.sip[0], self.sip[1]);
         parts.into_iter().for_each(|part| write_canonical(part, |bytes| hasher.write(bytes)));
@@ -212,15 +218,15 @@ impl Secret {
         KeyId([hash.h1, hash.h2 >> 8 | KeyId::tag(KeyId::HASHED)])
     }
 
-    /// 128 bits that stand for a value and for no other of its type.
+    /// A 128-bit hash of a value.
     pub(crate) fn hash_of(&self, value: &impl Hash) -> u128 {
         let mut hasher = SipHasher13::new_with_keys(self.sip[0], self.sip[1]);
         value.hash(&mut hasher);
         hasher.finish128().as_u128()
     }
 
-    /// A number in which every bit depends on every bit of the key and the policy: the upper bits choose a shard, the
-    /// lower ones a place in it.
+    /// A hash of the key and the policy for its position in a table: the upper bits select a shard,
+    /// the lower bits a slot.
     #[inline]
     pub(crate) fn place_of(&self, id: KeyId, policy: u32) -> u64 {
         let folded = fold(id.0[0] ^ self.place[0], id.0[1] ^ self.place[1] ^ u64::from(policy) << 24);
@@ -228,7 +234,7 @@ impl Secret {
     }
 }
 
-/// Multiplies and adds the halves of the product.
+/// Multiplies two numbers and combines the halves of the product with xor.
 #[inline]
 fn fold(a: u64, b: u64) -> u64 {
     let product = u128::from(a) * u128::from(b);
@@ -242,7 +248,7 @@ mod tests {
     use super::*;
     use std::collections::HashMap;
 
-    /// Identity and text of the key that these values form.
+    /// Identity and text of the key with these values.
     fn key<'v, V: Into<Value<'v>> + Copy>(
         values: &[V],
         ipv6_prefix: Ipv6Prefix,
@@ -259,7 +265,7 @@ mod tests {
         key(parts, Ipv6Prefix::default(), secret)
     }
 
-    /// Two users under one counter is the worst bug a limiter can have.
+    /// Two users on one counter is the worst bug a limiter can have.
     #[test]
     fn different_keys_have_different_identities_and_texts() {
         let secret = Secret::random();
@@ -287,7 +293,8 @@ mod tests {
         }
     }
 
-    /// The fast loads of short keys must see every byte: a byte that is not read merges 256 users.
+    /// The fast loads must read every byte of a short key: a byte that is not read merges 256
+    /// users.
     #[test]
     fn every_byte_of_a_short_key_counts() {
         let secret = Secret::random();
@@ -302,7 +309,7 @@ mod tests {
         }
     }
 
-    /// A key of one part is the same key whether a `Limiter` or a policy counts by it.
+    /// A key of one part is the same key for a `Limiter` and for a policy.
     #[test]
     fn one_part_is_the_key_itself() {
         let secret = Secret::random();
@@ -311,7 +318,7 @@ mod tests {
         }
     }
 
-    /// An IPv6 customer holds 2^72 addresses; counting each would be no limit.
+    /// An IPv6 customer has 2^72 addresses; counting each would limit nobody.
     #[test]
     fn addresses_are_counted_by_group_and_written_with_its_prefix() {
         let secret = Secret::random();
@@ -327,7 +334,7 @@ mod tests {
         assert_ne!(address("1.2.3.4", default).0, text(&["\x04\x03\x02\x01"], &secret).0);
     }
 
-    /// Logs and answers must not carry control characters a client chose.
+    /// Logs and responses must not contain control characters that a client chose.
     #[test]
     fn the_text_of_a_key_is_printable_and_unambiguous() {
         let secret = Secret::random();

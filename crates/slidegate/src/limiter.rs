@@ -7,7 +7,7 @@ use crate::quota::Quota;
 use crate::store::memory::{MemoryStats, MemoryStore};
 use crate::verb::Verb;
 #[cfg(feature = "wait")]
-use crate::waiting::{Acquire, Lines, MaxWaiting};
+use crate::waiting::{Acquire, MaxWaiting, Queues};
 
 /// One quota for many keys, in the memory of this process.
 ///
@@ -27,7 +27,7 @@ use crate::waiting::{Acquire, Lines, MaxWaiting};
 pub struct Limiter {
     store: MemoryStore,
     #[cfg(feature = "wait")]
-    lines: Lines,
+    queues: Queues,
 }
 
 impl Limiter {
@@ -44,7 +44,7 @@ impl Limiter {
         Self {
             store,
             #[cfg(feature = "wait")]
-            lines: Lines::default(),
+            queues: Queues::default(),
         }
     }
 
@@ -52,7 +52,7 @@ impl Limiter {
     #[cfg(feature = "wait")]
     #[must_use]
     pub fn max_waiting(mut self, most: MaxWaiting) -> Self {
-        self.lines = Lines::of(most);
+        self.queues = Queues::of(most);
         self
     }
 
@@ -74,7 +74,7 @@ impl Limiter {
     /// assert_eq!(decision.remaining, 97);
     ///
     /// let never = limiter.acquire("alice").cost(101).await.unwrap_err();
-    /// assert_eq!(never.to_string(), "cost 101 never fits a quota of 100; ask for at most 100 at once");
+    /// assert_eq!(never.to_string(), "invalid cost 101: must be at most 100, the capacity of the quota; ask for less at once");
     /// # Ok(())
     /// # }
     /// ```
@@ -87,8 +87,8 @@ impl Limiter {
     }
 
     #[cfg(feature = "wait")]
-    pub(crate) fn lines(&self) -> &Lines {
-        &self.lines
+    pub(crate) fn queues(&self) -> &Queues {
+        &self.queues
     }
 
     #[cfg(feature = "wait")]
@@ -152,7 +152,7 @@ impl Limiter {
     pub fn refund(&self, key: impl AsRef<[u8]>, cost: u64) -> Decision {
         let decision = self.store.apply_one(Verb::Refund, key.as_ref(), cost);
         #[cfg(feature = "wait")]
-        self.lines.wake(|| self.id_of(key.as_ref()));
+        self.queues.wake(|| self.id_of(key.as_ref()));
         decision
     }
 
@@ -183,7 +183,7 @@ impl Limiter {
     pub fn reset(&self, key: impl AsRef<[u8]>) -> bool {
         let counted = self.store.reset_one(key.as_ref());
         #[cfg(feature = "wait")]
-        self.lines.wake(|| self.id_of(key.as_ref()));
+        self.queues.wake(|| self.id_of(key.as_ref()));
         counted
     }
 
@@ -202,7 +202,7 @@ impl Limiter {
     pub fn configure(&self, quota: Quota) {
         self.store.set_quota(quota);
         #[cfg(feature = "wait")]
-        self.lines.wake_all();
+        self.queues.wake_all();
     }
 
     /// The quota in force.

@@ -1,4 +1,4 @@
-//! Policies: named rules that say which requests they concern, what they count by, and under which quota.
+//! Policies: named rules with conditions, a scope and a quota.
 
 use std::net::IpAddr;
 
@@ -16,7 +16,8 @@ mod set;
 pub use matcher::Match;
 pub use set::PolicySet;
 
-/// A named rule: when it applies, what it counts by, how much it admits, and whether it denies or only reports.
+/// A named rule: when it applies, which attributes form its keys, its quota, and whether it is
+/// enforced or a shadow.
 ///
 /// ```
 /// use slidegate::{Match, Policy, Quota};
@@ -45,7 +46,7 @@ pub struct Policy {
     blocks: Vec<(Vec<Owned>, Block)>,
 }
 
-/// A value that outlives a request.
+/// An attribute value that outlives a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Owned {
     Bytes(Box<[u8]>),
@@ -71,14 +72,15 @@ impl From<Value<'_>> for Owned {
 }
 
 impl Policy {
-    /// Longest name of a policy. Names go into headers, metrics and keys of shared stores.
+    /// Longest name of a policy in bytes. Names are used in headers, metrics and the keys of shared
+    /// stores.
     pub const MAX_NAME: usize = 64;
 
-    /// A policy that applies to every request, counts all of them together, and denies.
+    /// An enforced policy that applies to every request and counts all requests together.
     ///
     /// # Errors
-    /// When the name is empty, longer than [`MAX_NAME`](Self::MAX_NAME), or has other characters than
-    /// `A-Z a-z 0-9 _ . -`, which is what a header field may carry without quoting.
+    /// If the name is empty, longer than [`MAX_NAME`](Self::MAX_NAME), or has characters other than
+    /// `A-Z a-z 0-9 _ . -`, which header fields can contain without quoting.
     pub fn new(name: impl Into<String>, quota: Quota) -> Result<Self, Error> {
         let name = name.into();
         let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
@@ -104,79 +106,81 @@ impl Policy {
         })
     }
 
-    /// Applies only to requests whose `attribute` matches. Several conditions must all hold.
+    /// Adds a condition: the policy applies only to requests whose `attribute` matches. All
+    /// conditions must hold.
     #[must_use]
     pub fn when(mut self, attribute: impl Into<String>, condition: Match) -> Self {
         self.when.push((attribute.into(), condition));
         self
     }
 
-    /// Counts by the values of these attributes together, in this order. A request that lacks one of them is not
-    /// under this policy. Without a scope all requests share one key.
+    /// Sets the attributes whose values form the key, in this order. The policy does not apply to a
+    /// request that lacks one of them. Without a scope, all requests share one key.
     #[must_use]
     pub fn scope<A: Into<String>>(mut self, attributes: impl IntoIterator<Item = A>) -> Self {
         self.scope = attributes.into_iter().map(Into::into).collect();
         self
     }
 
-    /// Decides and reports, but never denies.
+    /// Makes the policy a shadow: it decides and reports but never denies.
     #[must_use]
     pub fn shadow(mut self) -> Self {
         self.enforced = false;
         self
     }
 
-    /// What to do when a shared store does not answer in time. The memory store always answers.
+    /// Sets what happens if a shared store does not reply in time. The memory store always does.
     #[must_use]
     pub fn on_store_error(mut self, then: OnStoreError) -> Self {
         self.on_store_error = then;
         self
     }
 
-    /// What it does when a shared store does not answer in time.
+    /// What happens if a shared store does not reply in time.
     #[must_use]
     pub fn fallback(&self) -> OnStoreError {
         self.on_store_error
     }
 
-    /// Applies only to requests that are [`under`](Request::under) it. Sets may have thousands of such policies: others are
-    /// not matched against them.
+    /// Applies the policy only to requests that are [`under`](Request::under) it. A set may have
+    /// thousands of such policies, because other requests are not matched against them.
     #[must_use]
     pub fn only_when_named(mut self) -> Self {
         self.only_when_named = true;
         self
     }
 
-    /// Whether it applies only to requests that name it.
+    /// Whether the policy applies only to requests that name it.
     #[must_use]
     pub fn is_only_when_named(&self) -> bool {
         self.only_when_named
     }
 
-    /// Says what becomes of a cost that is more than what remains; [`Excess::Refuse`] unless told otherwise.
+    /// Sets what happens to a cost that exceeds what remains. Default: [`Excess::Refuse`].
     #[must_use]
     pub fn excess(mut self, then: Excess) -> Self {
         self.excess = then;
         self
     }
 
-    /// What becomes of a cost that is more than what remains.
+    /// What happens to a cost that exceeds what remains.
     #[must_use]
     pub fn on_excess(&self) -> Excess {
         self.excess
     }
 
-    /// Counts IPv6 addresses of the scope by networks of this length, instead of /56.
+    /// Groups IPv6 addresses of the scope by this prefix length. Default: /56.
     #[must_use]
     pub fn ipv6_prefix(mut self, prefix: Ipv6Prefix) -> Self {
         self.ipv6_prefix = prefix;
         self
     }
 
-    /// Gives the key with these values, one for each attribute of the scope, a quota of its own.
+    /// Adds an override: a quota for the key with these values, one per attribute of the scope.
     ///
-    /// The quota has the policy's algorithm, else the set is refused. The key's usage is kept when an override comes
-    /// or goes. Looking for one costs a hash of the key in policies that have any, nothing in others.
+    /// The quota must have the policy's algorithm, or building the set fails. Adding or removing an
+    /// override keeps the key's usage. Looking up overrides costs one hash of the key, and nothing
+    /// in policies without overrides.
     #[must_use]
     pub fn with_override<'v, V: Into<Value<'v>>>(
         mut self,
@@ -187,7 +191,7 @@ impl Policy {
         self
     }
 
-    /// The same as [`with_override`](Self::with_override), in the place of the override that the key has, if it has one.
+    /// As [`with_override`](Self::with_override), but replaces an existing override of the key.
     #[must_use]
     pub fn with_override_instead<'v, V: Into<Value<'v>>>(
         mut self,
@@ -205,11 +209,12 @@ impl Policy {
         self
     }
 
-    /// Blocks the key with these values, one for each attribute of the scope: nothing of cost passes until the block ends,
-    /// and nothing is charged. Of two blocks of one key the last counts. The key keeps its quota and its usage.
+    /// Blocks the key with these values, one per attribute of the scope: until the block ends,
+    /// every cost above 0 is denied and nothing is charged. A later block of the same key replaces
+    /// an earlier one. The key keeps its quota and its usage.
     ///
-    /// A [`shadow`](Self::shadow) policy reports the block and denies nothing. Looking for one costs a hash of the key in
-    /// policies that have any, nothing in others.
+    /// A [`shadow`](Self::shadow) policy reports the block but denies nothing. Looking up blocks
+    /// costs one hash of the key, and nothing in policies without blocks.
     #[must_use]
     pub fn with_block<'v, V: Into<Value<'v>>>(
         mut self,
@@ -220,7 +225,8 @@ impl Policy {
         self
     }
 
-    /// The same policy under another quota. Overrides keep their limits, and count by its algorithm.
+    /// The same policy with another quota. Overrides keep their limits and get the algorithm of
+    /// `quota`.
     #[must_use]
     pub fn with_quota(mut self, quota: Quota) -> Self {
         self.quota = quota;
@@ -230,7 +236,7 @@ impl Policy {
         self
     }
 
-    /// The same policy by another name, which usage is kept under.
+    /// The same policy with another name. Usage is stored by name, so it starts afresh.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -239,14 +245,14 @@ impl Policy {
         Ok(Self { name, ..self })
     }
 
-    /// Denies what exceeds its quota, which is what a policy does unless it is a [`shadow`](Self::shadow).
+    /// Makes the policy enforced, which is the default; undoes [`shadow`](Self::shadow).
     #[must_use]
     pub fn enforced(mut self) -> Self {
         self.enforced = true;
         self
     }
 
-    /// The name that answers, headers and metrics call it by, and that its usage is kept under.
+    /// The name in responses, headers and metrics. Usage is stored under it.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -264,38 +270,39 @@ impl Policy {
         &self.scope
     }
 
-    /// The conditions, each with its attribute. All must hold.
+    /// The conditions with their attributes. All must hold.
     #[must_use]
     pub fn conditions(&self) -> &[(String, Match)] {
         &self.when
     }
 
-    /// Whether its denials deny.
+    /// Whether its denials deny the request.
     #[must_use]
     pub fn is_enforced(&self) -> bool {
         self.enforced
     }
 
-    /// Every quota that may bind under this policy: its own, and those of overrides.
+    /// Every quota of this policy: its own and those of its overrides.
     #[cfg(feature = "redis")]
     pub(crate) fn quotas(&self) -> impl Iterator<Item = &Quota> {
         std::iter::once(&self.quota).chain(self.overrides.iter().map(|(_, quota)| quota))
     }
 
-    /// How many keys have a quota of their own.
+    /// Number of keys with an override.
     #[must_use]
     pub fn override_count(&self) -> usize {
         self.overrides.len()
     }
 
-    /// How many blocks it has, those that are over included.
+    /// Number of blocks, including expired ones.
     #[must_use]
     pub fn block_count(&self) -> usize {
         self.blocks.len()
     }
 
-    /// Whether the policy's conditions hold for a request and it has all attributes of the scope. One that is
-    /// [`under`](Request::under) a policy needs no conditions there, and no other policy applies to it.
+    /// Whether the policy applies to a request: its conditions hold and the request has all
+    /// attributes of the scope. For a request that is [`under`](Request::under) a policy, that
+    /// policy's conditions are ignored and no other policy applies.
     #[must_use]
     pub fn applies_to(&self, request: &Request<'_>) -> bool {
         let holds = || {
@@ -307,13 +314,14 @@ impl Policy {
             && self.scope.iter().all(|attribute| request.value(attribute).is_some())
     }
 
-    /// The key that a request has under this policy; `None` if the policy does not [apply](Self::applies_to) to it.
+    /// The key of a request under this policy; `None` if the policy does not
+    /// [apply](Self::applies_to) to it.
     #[must_use]
     pub fn key_of<'r>(&'r self, request: &'r Request<'r>) -> Option<Key<'r>> {
         self.applies_to(request).then(|| self.key(request))
     }
 
-    /// A request with these values in the scope's attributes.
+    /// A request with these values of the scope's attributes.
     fn request_of<'r>(&'r self, values: &'r [Owned]) -> Request<'r> {
         let attributes = self.scope.iter().zip(values);
         attributes.fold(Request::new(), |request, (name, value)| request.with(name, value.borrowed()))
@@ -329,7 +337,7 @@ impl Policy {
 mod tests {
     use super::*;
 
-    /// A name goes into a response header as it is; a quote or a newline in it would break the answer.
+    /// Names are used in response headers; a quote or a newline would make them malformed.
     #[test]
     fn names_are_safe_in_headers() {
         let error = |name: &str| Policy::new(name, Quota::per_minute(1)).unwrap_err().to_string();

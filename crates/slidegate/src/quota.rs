@@ -326,7 +326,7 @@ impl Quota {
     /// Most entries in a log: one per step of the window, and if entries are merged, one more for
     /// the step being filled.
     #[inline]
-    pub(crate) fn most_runs(&self) -> u16 {
+    pub(crate) fn max_entries(&self) -> u16 {
         self.slots() + u16::from(self.step_us() > 1)
     }
 

@@ -1,7 +1,8 @@
-//! Waiting: a line before each key, first come, first served (feature `wait`).
+//! Waiting: a first-in, first-out queue per key (feature `wait`).
 //!
-//! Only the first of a line asks the limiter and sleeps until its cost fits; so a small cost never overtakes a large one,
-//! and a crowd that waits for one key costs one timer. Whoever drops his future leaves the line, wherever he stands.
+//! Only the head of a queue asks the limiter and sleeps until its cost fits. So a small cost never
+//! overtakes a large one, and any number of waiters for one key costs one timer. Dropping the
+//! future leaves the queue from any position.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -19,12 +20,13 @@ use crate::key::KeyId;
 use crate::limiter::Limiter;
 use crate::time::{instant, millis_ceil};
 
-/// How many may wait.
+/// Bounds on the number of waiters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MaxWaiting {
-    /// For one key, the first of its line included. 1024 unless set: a line is worth its wait only while it is short.
+    /// Most waiters for one key, including the head of its queue. Default: 1024.
     pub per_key: usize,
-    /// For all keys of a limiter. 65,536 unless set: each holds a task, and the key that it waits for.
+    /// Most waiters for all keys of a limiter. Default: 65,536. Each holds a task and a copy of its
+    /// key.
     pub in_all: usize,
 }
 
@@ -34,8 +36,8 @@ impl Default for MaxWaiting {
     }
 }
 
-/// A wish to be let through as soon as the cost fits, made by [`Limiter::acquire`]. It stands in line from the moment at
-/// which it is first awaited.
+/// A future that waits until the cost fits, created by [`Limiter::acquire`]. It joins the queue
+/// when it is first awaited.
 #[derive(Debug)]
 #[must_use = "it waits only when it is awaited"]
 pub struct Acquire<'l> {
@@ -46,21 +48,22 @@ pub struct Acquire<'l> {
 }
 
 impl<'l> Acquire<'l> {
-    /// How long to wait unless said: one minute, as the callers' own patience is usually less.
+    /// The default deadline: one minute.
     pub const DEADLINE: Duration = Duration::from_secs(60);
 
     pub(crate) fn new(limiter: &'l Limiter, key: &[u8]) -> Self {
         Self { limiter, key: key.into(), cost: 1, within: Self::DEADLINE }
     }
 
-    /// What is to fit; 1 unless said.
+    /// Sets the cost. Default: 1.
     pub fn cost(mut self, cost: u64) -> Self {
         self.cost = cost;
         self
     }
 
-    /// Longest wait from the moment at which this is first awaited, on tokio's clock; [`DEADLINE`](Self::DEADLINE) unless
-    /// said. Zero is a try: it fails at once if it would have to wait, and does not overtake those who do.
+    /// Sets the longest wait, from the first await on and by tokio's clock. Default:
+    /// [`DEADLINE`](Self::DEADLINE). With zero, the call fails at once if it would have to wait; it
+    /// does not overtake waiters.
     pub fn deadline(mut self, longest: Duration) -> Self {
         self.within = longest;
         self
@@ -68,34 +71,34 @@ impl<'l> Acquire<'l> {
 
     async fn wait(self) -> Result<Decision, NotAcquired> {
         let Self { limiter, key, cost, within } = self;
-        // A day that never comes has no instant; the century after next will do.
-        let deadline = instant() + within.min(FOR_EVER);
+        // Longer durations could overflow the instant.
+        let deadline = instant() + within.min(MAX_DEADLINE);
         if cost == 0 {
             return Ok(limiter.check_cost(&key, 0));
         }
         if limiter.peek_cost(&key, cost).retry_after().is_none() {
-            return Err(NotAcquired(Why::Never { cost, most: limiter.quota().capacity() }));
+            return Err(NotAcquired(Cause::Never { cost, most: limiter.quota().capacity() }));
         }
-        let place = limiter.lines().enter(limiter.id_of(&key)).map_err(NotAcquired)?;
-        let late = |retry_after| NotAcquired(Why::Late { within, retry_after });
-        let _turn = timeout_at(deadline, place.line.turn.lock()).await.map_err(|_| late(None))?;
+        let waiter = limiter.queues().enter(limiter.id_of(&key)).map_err(NotAcquired)?;
+        let late = |retry_after| NotAcquired(Cause::Late { within, retry_after });
+        let _head = timeout_at(deadline, waiter.queue.head.lock()).await.map_err(|_| late(None))?;
         loop {
-            // From here on nothing that makes room is missed.
-            let mut room = pin!(place.line.room.notified());
-            room.as_mut().enable();
+            // Enabled before the check, so that no notification after the check is missed.
+            let mut freed = pin!(waiter.queue.freed.notified());
+            freed.as_mut().enable();
             let left = deadline.saturating_duration_since(instant());
             let decision = limiter.check_cost(&key, cost);
             if decision.is_allowed() {
                 return Ok(decision);
             }
             let Some(wait) = decision.retry_after() else {
-                return Err(NotAcquired(Why::Never { cost, most: decision.limit }));
+                return Err(NotAcquired(Cause::Never { cost, most: decision.limit }));
             };
             if wait > left {
                 return Err(late(Some(wait)));
             }
-            // Either ends the wait, and the limiter says what came of it.
-            let _ = timeout(wait, room).await;
+            // Whichever ends the wait, the limiter decides again.
+            let _ = timeout(wait, freed).await;
             if instant() > deadline {
                 return Err(late(None));
             }
@@ -103,8 +106,8 @@ impl<'l> Acquire<'l> {
     }
 }
 
-/// Longer than any wait that somebody means.
-const FOR_EVER: Duration = Duration::from_secs(100 * 366 * 86_400);
+/// An upper bound on deadlines: 100 years.
+const MAX_DEADLINE: Duration = Duration::from_secs(100 * 366 * 86_400);
 
 impl<'l> IntoFuture for Acquire<'l> {
     type Output = Result<Decision, NotAcquired>;
@@ -115,42 +118,43 @@ impl<'l> IntoFuture for Acquire<'l> {
     }
 }
 
-/// Why nothing was charged after all. One line of text says it.
+/// Why nothing was charged. Its text is one line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct NotAcquired(Why);
+pub struct NotAcquired(Cause);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Why {
+enum Cause {
     Never { cost: u64, most: u64 },
     Full { most: usize, of: &'static str },
     Late { within: Duration, retry_after: Option<Duration> },
 }
 
 impl NotAcquired {
-    /// The cost is above what the quota ever admits at once. Said without waiting.
+    /// The cost exceeds the quota's [capacity](crate::Quota::capacity). Reported without waiting.
     #[must_use]
     pub fn is_never(&self) -> bool {
-        matches!(self.0, Why::Never { .. })
+        matches!(self.0, Cause::Never { .. })
     }
 
-    /// As many wait as may. Said without waiting.
+    /// A bound of [`MaxWaiting`] is reached. Reported without waiting.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        matches!(self.0, Why::Full { .. })
+        matches!(self.0, Cause::Full { .. })
     }
 
-    /// It did not fit in time, or could not have: the first of a line is told as soon as that is certain.
+    /// The cost did not fit before the deadline. Reported as soon as that is certain, which may be
+    /// before the deadline.
     #[must_use]
     pub fn is_late(&self) -> bool {
-        matches!(self.0, Why::Late { .. })
+        matches!(self.0, Cause::Late { .. })
     }
 
-    /// How long it would have had to wait, where that was known.
+    /// The wait that would have been necessary, if known.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self.0 {
-            Why::Late { retry_after, .. } => retry_after,
-            Why::Never { .. } | Why::Full { .. } => None,
+            Cause::Late { retry_after, .. } => retry_after,
+            Cause::Never { .. } | Cause::Full { .. } => None,
         }
     }
 }
@@ -158,21 +162,25 @@ impl NotAcquired {
 impl fmt::Display for NotAcquired {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            Why::Never { cost, most } => {
-                write!(f, "cost {cost} never fits a quota of {most}; ask for at most {most} at once")
-            }
-            Why::Full { most, of } => {
+            Cause::Never { cost, most } => {
                 write!(
                     f,
-                    "{most} wait {of} already; try again later, or let more wait: `Limiter::max_waiting`"
+                    "invalid cost {cost}: must be at most {most}, the capacity of the quota; ask for less at once"
                 )
             }
-            Why::Late { within, retry_after } => {
-                write!(f, "no room within {} ms; ", millis_ceil(within))?;
+            Cause::Full { most, of } => {
+                write!(
+                    f,
+                    "too many waiters {of}: at most {most} may wait; retry later, or raise `Limiter::max_waiting`"
+                )
+            }
+            Cause::Late { within, retry_after } => {
+                write!(f, "the cost did not fit within {} ms: ", millis_ceil(within))?;
                 match retry_after.map(millis_ceil) {
-                    Some(millis) => write!(f, "there is some in {millis} ms at the earliest"),
-                    None => f.write_str("others wait for it as well, so wait longer or ask for less"),
+                    Some(millis) => write!(f, "it fits in {millis} ms at the earliest; ")?,
+                    None => f.write_str("other callers wait for the same key; ")?,
                 }
+                f.write_str("wait longer or ask for less")
             }
         }
     }
@@ -180,79 +188,79 @@ impl fmt::Display for NotAcquired {
 
 impl std::error::Error for NotAcquired {}
 
-/// The lines of a limiter.
+/// The queues of a limiter.
 #[derive(Debug, Default)]
-pub(crate) struct Lines {
+pub(crate) struct Queues {
     most: MaxWaiting,
-    lines: Mutex<HashMap<KeyId, (usize, Arc<Line>)>>,
-    /// All who wait: read without the lock by those who make room.
+    queues: Mutex<HashMap<KeyId, (usize, Arc<Queue>)>>,
+    /// Waiters in all queues. Calls that free cost read it without the lock.
     waiting: AtomicUsize,
 }
 
-/// Those who wait for one key.
+/// The waiters for one key.
 #[derive(Debug, Default)]
-struct Line {
-    /// Held by the first of the line; tokio hands it over in the order of asking.
-    turn: tokio::sync::Mutex<()>,
-    /// Wakes the first when something other than time has made room.
-    room: Notify,
+struct Queue {
+    /// Held by the head of the queue. tokio grants it in first-in, first-out order.
+    head: tokio::sync::Mutex<()>,
+    /// Wakes the head when cost was freed by something other than time.
+    freed: Notify,
 }
 
-/// A place in a line, left on drop.
-struct Place<'l> {
-    lines: &'l Lines,
+/// A position in a queue. Dropping it leaves the queue.
+struct Waiter<'l> {
+    queues: &'l Queues,
     key: KeyId,
-    line: Arc<Line>,
+    queue: Arc<Queue>,
 }
 
-impl Lines {
+impl Queues {
     pub(crate) fn of(most: MaxWaiting) -> Self {
         Self { most, ..Self::default() }
     }
 
-    fn enter(&self, key: KeyId) -> Result<Place<'_>, Why> {
-        let mut lines = self.lock();
+    fn enter(&self, key: KeyId) -> Result<Waiter<'_>, Cause> {
+        let mut queues = self.lock();
         if self.waiting.load(Ordering::Relaxed) >= self.most.in_all {
-            return Err(Why::Full { most: self.most.in_all, of: "in all" });
+            return Err(Cause::Full { most: self.most.in_all, of: "in total" });
         }
-        let before = lines.get(&key).map_or(0, |(waiting, _)| *waiting);
+        let before = queues.get(&key).map_or(0, |(waiting, _)| *waiting);
         if before >= self.most.per_key {
-            return Err(Why::Full { most: self.most.per_key, of: "for the key" });
+            return Err(Cause::Full { most: self.most.per_key, of: "for the key" });
         }
-        let (waiting, line) = lines.entry(key).or_default();
+        let (waiting, queue) = queues.entry(key).or_default();
         *waiting += 1;
         self.waiting.fetch_add(1, Ordering::SeqCst);
-        Ok(Place { lines: self, key, line: Arc::clone(line) })
+        Ok(Waiter { queues: self, key, queue: Arc::clone(queue) })
     }
 
-    /// Something has made room for this key.
+    /// Cost of this key was freed.
     pub(crate) fn wake(&self, key: impl FnOnce() -> KeyId) {
         if self.waiting.load(Ordering::SeqCst) > 0
-            && let Some((_, line)) = self.lock().get(&key())
+            && let Some((_, queue)) = self.lock().get(&key())
         {
-            line.room.notify_waiters();
+            queue.freed.notify_waiters();
         }
     }
 
-    /// Something may have made room for every key.
+    /// Cost of any key may have been freed.
     pub(crate) fn wake_all(&self) {
-        self.lock().values().for_each(|(_, line)| line.room.notify_waiters());
+        self.lock().values().for_each(|(_, queue)| queue.freed.notify_waiters());
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<KeyId, (usize, Arc<Line>)>> {
-        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, HashMap<KeyId, (usize, Arc<Queue>)>> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        let mut lines = self.lines.lock();
-        if let Some((waiting, _)) = lines.get_mut(&self.key) {
+        let mut queues = self.queues.lock();
+        if let Some((waiting, _)) = queues.get_mut(&self.key) {
             *waiting -= 1;
             if *waiting == 0 {
-                lines.remove(&self.key);
+                queues.remove(&self.key);
             }
         }
-        self.lines.waiting.fetch_sub(1, Ordering::SeqCst);
+        self.queues.waiting.fetch_sub(1, Ordering::SeqCst);
     }
 }

@@ -1,7 +1,7 @@
-//! Fixed window: one counter, forgotten at every multiple of the window since the Unix epoch.
+//! Fixed window: one counter, reset at every multiple of the window since the Unix epoch.
 //!
-//! What it gets wrong: a client that spends the limit just before a border and again just after it gets twice the
-//! limit within moments. `lua/fixed_window.lua` will be its twin.
+//! Its error: a client that spends the limit just before a window boundary and again just after it
+//! gets twice the limit within moments. `lua/fixed_window.lua` is its twin; change both or neither.
 
 use super::{State, small_step_us};
 use crate::quota::Quota;
@@ -11,13 +11,13 @@ use crate::usage::Run;
 /// 16 bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct FixedWindow {
-    /// When the counter is forgotten, in microseconds since the epoch; 0 when nothing was ever charged.
+    /// End of the counter's window in microseconds since the epoch; 0 if nothing was ever charged.
     end: u64,
-    /// Cost charged in the window that ends there.
+    /// Cost charged in the window that ends at `end`.
     used: u64,
 }
 
-/// The end of the window that `now` lies in.
+/// The end of the window that contains `now`.
 #[inline]
 pub(super) fn window_end(quota: &Quota, now: u64) -> u64 {
     let window = quota.window_us();
@@ -33,7 +33,7 @@ impl State for FixedWindow {
         if end == self.end { now } else { self.roll(quota, now, end) }
     }
 
-    /// The usage counts in the window of the new length that now lies in.
+    /// Usage moves to the new window that contains `now`.
     fn adopt(&mut self, quota: &Quota, now: u64) {
         if self.used > 0 {
             self.end = window_end(quota, now);
@@ -46,7 +46,7 @@ impl State for FixedWindow {
     }
 
     #[inline]
-    fn sinks_us(&self, _quota: &Quota, now: u64, _room: u64) -> u64 {
+    fn wait_us(&self, _quota: &Quota, now: u64, _target: u64) -> u64 {
         self.end - now
     }
 
@@ -68,13 +68,14 @@ impl State for FixedWindow {
 }
 
 impl FixedWindow {
-    /// A counter as a script told it.
+    /// A counter from a script's reply.
     #[cfg(feature = "redis")]
     pub(crate) fn told(end: u64, used: u64) -> Self {
         Self { end, used }
     }
 
-    /// `now` lies in the window that ends at `end` and the counter does not: time went on or stepped back.
+    /// `now` is in the window that ends at `end`, but the counter is not: time has passed or
+    /// stepped back.
     #[cold]
     fn roll(&mut self, quota: &Quota, now: u64, end: u64) -> u64 {
         let window = quota.window_us();
@@ -85,15 +86,16 @@ impl FixedWindow {
         if is_small_step_back(self.end, now, end, window) {
             return end;
         }
-        // A large step back. The usage counts on to the end of its window, and for one window of new time at most; to end
-        // it with the window that is entered again would give the limit anew at each step.
+        // A large backward step. Usage keeps counting until the end of its window, but for at most
+        // one window from now. If it ended with the window that is entered again, every step would
+        // grant the limit again.
         self.end = self.end.min(now.saturating_add(window));
         now
     }
 }
 
-/// Whether `now` is just short of the counter's own window: the clock went back over the border by so little that it
-/// is decided at the border instead.
+/// Whether `now` is so little before the counter's window that the clock stepped back over the
+/// boundary. The request is then decided at the boundary.
 pub(super) fn is_small_step_back(counted_end: u64, now: u64, end: u64, window: u64) -> bool {
     counted_end.checked_sub(window) == Some(end) && end - now <= small_step_us(window)
 }

@@ -1,87 +1,96 @@
 //! Sliding log: every charge with its time, exact to the microsecond.
 //!
-//! A charge costs 4 to 14 bytes, most often 4: runs of (stamp, cost) lie packed in a ring whose fields are as narrow
-//! as the window and the largest cost allow. The first five lie beside the key itself. At most `slots` runs are held, one
-//! more while a step is being filled; a limit above `slots` rounds stamps up to steps of window / slots, so a charge
-//! may count that much too long and never too short. `lua/sliding_log.lua` will be its twin.
+//! Entries of (timestamp, cost) are packed in a ring whose fields are as narrow as the window and
+//! the largest cost allow: 4 to 14 bytes per charge, usually 4. The first five are stored next to
+//! the key. A log has at most `slots` entries, and one more while a step is being filled. If the
+//! limit is above `slots`, timestamps are rounded up to steps of window / slots, so a charge may
+//! count up to one step too long but never too short. `lua/sliding_log.lua` is its twin; change
+//! both or neither.
 
 use super::{State, small_step_us};
 use crate::quota::Quota;
 use crate::time::Timestamp;
 use crate::usage::Run;
 
-/// 56 bytes, and the ring where it is longer than 23.
+/// 56 bytes, plus the ring if it is larger than 23 bytes.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SlidingLog {
-    /// Stamp of the oldest run, in microseconds since the epoch. Meaningless while `used` is 0, as the next.
+    /// Timestamp of the oldest entry in microseconds since the epoch. Like `newest`, meaningless
+    /// while `used` is 0.
     oldest: u64,
-    /// Stamp of the newest run.
+    /// Timestamp of the newest entry.
     newest: u64,
-    /// Sum of the runs' costs.
+    /// Sum of all costs.
     used: u64,
-    /// The runs, oldest at `head`: stamp, then cost, little-endian.
+    /// The entries, oldest at `head`: timestamp, then cost, little-endian.
     ring: Ring,
     head: u16,
-    /// Runs in the ring.
+    /// Number of entries.
     len: u16,
-    /// Runs that the ring has room for.
-    room: u16,
+    /// Number of entries that fit in the ring.
+    capacity: u16,
     widths: Widths,
-    /// Bits of the step that `newest` was rounded up to: it may lie that far ahead of the time that it was made.
+    /// Bits of the step to which `newest` was rounded up. `newest` may be that far ahead of the
+    /// time of its charge.
     ahead_bits: u8,
 }
 
-/// The bytes of the runs. Few lie in the table's own slot, so that a key with few charges is one place in memory.
+/// The bytes of the entries. A few fit in the table's slot, so that a key with few charges needs
+/// one memory access.
 #[derive(Debug, Clone)]
 enum Ring {
-    Here([u8; Self::HERE]),
-    Elsewhere(Box<[u8]>),
+    Inline([u8; Self::INLINE_BYTES]),
+    Heap(Box<[u8]>),
 }
 
 impl Ring {
-    /// As many as fit without growing the slot for the tag's sake.
-    const HERE: usize = 23;
+    /// The most that fits without making the table's slot larger.
+    const INLINE_BYTES: usize = 23;
 
     fn new(bytes: usize) -> Self {
-        if bytes <= Self::HERE { Self::default() } else { Self::Elsewhere(vec![0; bytes].into_boxed_slice()) }
+        if bytes <= Self::INLINE_BYTES {
+            Self::default()
+        } else {
+            Self::Heap(vec![0; bytes].into_boxed_slice())
+        }
     }
 
     #[inline]
     fn bytes(&self) -> &[u8] {
         match self {
-            Self::Here(bytes) => bytes,
-            Self::Elsewhere(bytes) => bytes,
+            Self::Inline(bytes) => bytes,
+            Self::Heap(bytes) => bytes,
         }
     }
 
     #[inline]
     fn bytes_mut(&mut self) -> &mut [u8] {
         match self {
-            Self::Here(bytes) => bytes,
-            Self::Elsewhere(bytes) => bytes,
+            Self::Inline(bytes) => bytes,
+            Self::Heap(bytes) => bytes,
         }
     }
 }
 
 impl Default for Ring {
     fn default() -> Self {
-        Self::Here([0; Self::HERE])
+        Self::Inline([0; Self::INLINE_BYTES])
     }
 }
 
-/// How wide the fields in the ring are.
+/// Widths of the fields in the ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Widths(u8);
 
 impl Widths {
-    fn new(stamp: u8, cost: u8) -> Self {
-        Self(stamp << 4 | cost)
+    fn new(timestamp: u8, cost: u8) -> Self {
+        Self(timestamp << 4 | cost)
     }
 
-    /// Bytes of a stamp: its low 4 or 6. The whole stamp follows from `newest`, as all the runs lie within one window of
-    /// it.
+    /// Bytes of a timestamp: its low 4 or 6. The rest follows from `newest`, because all entries
+    /// are within one window of it.
     #[inline]
-    fn stamp(self) -> u8 {
+    fn timestamp(self) -> u8 {
         self.0 >> 4
     }
 
@@ -91,10 +100,10 @@ impl Widths {
         self.0 & 0xF
     }
 
-    /// Bytes of a run.
+    /// Bytes of an entry.
     #[inline]
-    fn run(self) -> usize {
-        usize::from(self.stamp() + self.cost())
+    fn entry(self) -> usize {
+        usize::from(self.timestamp() + self.cost())
     }
 }
 
@@ -112,7 +121,7 @@ impl State for SlidingLog {
         now
     }
 
-    /// Stamps are times, so they mean the same under any window.
+    /// Timestamps do not depend on the window.
     fn adopt(&mut self, _quota: &Quota, _now: u64) {}
 
     #[inline]
@@ -121,9 +130,9 @@ impl State for SlidingLog {
     }
 
     #[inline(always)]
-    fn sinks_us(&self, quota: &Quota, now: u64, room: u64) -> u64 {
-        let stamp = if room == 0 { self.newest } else { self.frees(self.used - room) };
-        (stamp + quota.window_us()).saturating_sub(now)
+    fn wait_us(&self, quota: &Quota, now: u64, target: u64) -> u64 {
+        let timestamp = if target == 0 { self.newest } else { self.frees(self.used - target) };
+        (timestamp + quota.window_us()).saturating_sub(now)
     }
 
     #[inline(always)]
@@ -138,16 +147,16 @@ impl State for SlidingLog {
             return;
         }
         if self.used > 0 && now <= self.newest {
-            // The same step, without a division.
+            // In the same step: no division needed.
             self.add_to_newest(cost);
         } else {
-            self.start_run(quota, now, cost);
+            self.start_entry(quota, now, cost);
         }
         self.used += cost;
     }
 
-    /// Takes the oldest charges away first: what stays counts at least as long as what was really charged last, so a
-    /// refund never lets a window hold more than the limit.
+    /// Removes the oldest charges first. What remains counts at least as long as the charges that
+    /// were really last, so a refund never lets a window exceed the limit.
     fn refund(&mut self, _quota: &Quota, _now: u64, cost: u64) -> u64 {
         let given = cost.min(self.used);
         if given == self.used {
@@ -169,17 +178,17 @@ impl State for SlidingLog {
     }
 
     fn charges(&self, _quota: &Quota) -> Vec<Run> {
-        let run = |at| Run { at: Timestamp::from_micros(self.stamp(at)), cost: self.cost(at) };
-        (0..self.len).map(run).collect()
+        let entry = |at| Run { at: Timestamp::from_micros(self.timestamp(at)), cost: self.cost(at) };
+        (0..self.len).map(entry).collect()
     }
 }
 
-/// Bytes that tell apart all stamps in a log: those of one window and one step.
-fn stamp_bytes(quota: &Quota) -> u8 {
+/// Bytes that distinguish all timestamps of a log, which span one window and one step.
+fn timestamp_bytes(quota: &Quota) -> u8 {
     if quota.window_us() + quota.step_us() < 1 << 32 { 4 } else { 6 }
 }
 
-/// Bytes that hold a cost in the ring.
+/// Bytes of a cost in the ring.
 fn cost_bytes(cost: u64) -> u8 {
     match cost {
         1 => 0,
@@ -191,25 +200,26 @@ fn cost_bytes(cost: u64) -> u8 {
 }
 
 impl SlidingLog {
-    /// Forgets every run and keeps the ring: a key that is charged again will fill it again.
+    /// Removes all entries but keeps the ring for later charges.
     fn clear(&mut self) {
         self.used = 0;
         self.head = 0;
         self.len = 0;
     }
 
-    /// How far `newest` may lie ahead of the latest time seen, in microseconds: less than the step it was rounded to.
+    /// How far `newest` may be ahead of the latest time seen, in microseconds: less than the step
+    /// it was rounded to.
     #[inline]
     fn ahead_us(&self, quota: &Quota) -> u64 {
         match self.ahead_bits {
             0 => 0,
             same if same == quota.step_bits() => quota.step_us() - 1,
-            // The step was another when it was made.
+            // The quota had another step when the entry was made.
             other => (1 << other) - 1,
         }
     }
 
-    /// Drops the runs that count no more, of which there is one.
+    /// Removes expired entries. The oldest is expired.
     fn expire(&mut self, quota: &Quota, now: u64) {
         if self.newest + quota.window_us() <= now {
             self.clear();
@@ -220,43 +230,44 @@ impl SlidingLog {
         }
     }
 
-    /// Begins a run at `now`, which is later than the newest, rounded up to a step.
+    /// Starts an entry at `now`, rounded up to a step. `now` is later than the newest entry.
     #[inline]
-    fn start_run(&mut self, quota: &Quota, now: u64, cost: u64) {
-        let stamp = quota.by_step().ceil(now) * quota.step_us();
-        if self.len < quota.most_runs() {
-            self.push(quota, stamp, cost);
+    fn start_entry(&mut self, quota: &Quota, now: u64, cost: u64) {
+        let timestamp = quota.by_step().ceil(now) * quota.step_us();
+        if self.len < quota.max_entries() {
+            self.push(quota, timestamp, cost);
         } else {
-            // Penalties alone, or fewer slots than there were, fill the log: count the newest run a little longer.
-            self.restamp_newest(quota, stamp);
+            // Only penalties or a lowered number of slots fill the log. The newest entry then
+            // counts a little longer.
+            self.move_newest(quota, timestamp);
             self.add_to_newest(cost);
         }
         self.ahead_bits = quota.step_bits();
     }
 
-    /// Drops the oldest run, whose cost this is and which is not the only one.
+    /// Removes the oldest entry, which has this cost and is not the only one.
     fn drop_oldest(&mut self, cost: u64) {
         self.used -= cost;
-        self.head = if self.head + 1 == self.room { 0 } else { self.head + 1 };
+        self.head = if self.head + 1 == self.capacity { 0 } else { self.head + 1 };
         self.len -= 1;
-        self.oldest = self.stamp(0);
+        self.oldest = self.timestamp(0);
     }
 
-    /// The stamp of the run with whose end at least `needed` cost is free.
+    /// The timestamp of the entry whose expiry frees at least `needed` cost in total.
     #[inline(never)]
     fn frees(&self, needed: u64) -> u64 {
         let mut freed = 0;
         for at in 0..self.len {
             freed += self.cost(at);
             if freed >= needed {
-                return self.stamp(at);
+                return self.timestamp(at);
             }
         }
         self.newest
     }
 
-    /// The clock went back. By little, that is waited out; otherwise the history moves along, as if no time had passed
-    /// since the newest charge. Returns the time to decide at.
+    /// The clock stepped back. A small step is waited out. A large one moves the history back, as
+    /// if no time had passed since the newest charge. Returns the time to decide at.
     #[cold]
     fn step_back(&mut self, quota: &Quota, now: u64) -> u64 {
         let earliest = self.newest - self.ahead_us(quota);
@@ -265,16 +276,16 @@ impl SlidingLog {
             return earliest;
         }
         for at in 0..self.len {
-            self.write_stamp(at, self.stamp(at).wrapping_sub(by));
+            self.write_timestamp(at, self.timestamp(at).wrapping_sub(by));
         }
         self.newest -= by;
-        self.oldest = self.stamp(0);
+        self.oldest = self.timestamp(0);
         now
     }
 
     #[inline(always)]
     fn add_to_newest(&mut self, cost: u64) {
-        let offset = self.offset(self.len - 1) + usize::from(self.widths.stamp());
+        let offset = self.offset(self.len - 1) + usize::from(self.widths.timestamp());
         let field = &mut self.ring.bytes_mut()[offset..];
         let fitted = match self.widths.cost() {
             0 => false,
@@ -291,116 +302,116 @@ impl SlidingLog {
     #[cold]
     fn add_and_widen(&mut self, cost: u64) {
         let cost = self.cost(self.len - 1) + cost;
-        self.rebuild(self.room, Widths::new(self.widths.stamp(), cost_bytes(cost)));
+        self.rebuild(self.capacity, Widths::new(self.widths.timestamp(), cost_bytes(cost)));
         self.write_cost(self.len - 1, cost);
     }
 
-    fn restamp_newest(&mut self, quota: &Quota, stamp: u64) {
-        let needed = stamp_bytes(quota);
-        if needed > self.widths.stamp() {
-            self.rebuild(self.room, Widths::new(needed, self.widths.cost()));
+    fn move_newest(&mut self, quota: &Quota, timestamp: u64) {
+        let needed = timestamp_bytes(quota);
+        if needed > self.widths.timestamp() {
+            self.rebuild(self.capacity, Widths::new(needed, self.widths.cost()));
         }
-        self.write_stamp(self.len - 1, stamp);
-        self.newest = stamp;
+        self.write_timestamp(self.len - 1, timestamp);
+        self.newest = timestamp;
         if self.len == 1 {
-            self.oldest = stamp;
+            self.oldest = timestamp;
         }
     }
 
     #[inline]
-    fn push(&mut self, quota: &Quota, stamp: u64, cost: u64) {
-        let stamp_bytes = stamp_bytes(quota).max(self.widths.stamp());
+    fn push(&mut self, quota: &Quota, timestamp: u64, cost: u64) {
+        let timestamp_bytes = timestamp_bytes(quota).max(self.widths.timestamp());
         let cost_bytes = cost_bytes(cost).max(self.widths.cost());
-        let widths = Widths::new(stamp_bytes, cost_bytes);
-        if self.len == self.room || widths != self.widths {
-            self.make_room(quota, widths);
+        let widths = Widths::new(timestamp_bytes, cost_bytes);
+        if self.len == self.capacity || widths != self.widths {
+            self.grow(quota, widths);
         }
-        self.newest = stamp;
+        self.newest = timestamp;
         if self.len == 0 {
-            self.oldest = stamp;
+            self.oldest = timestamp;
         }
-        self.write_stamp(self.len, stamp);
+        self.write_timestamp(self.len, timestamp);
         self.write_cost(self.len, cost);
         self.len += 1;
     }
 
-    /// Room for one more run of these widths: what fits beside the key, then twice as much as before, but no more than
-    /// the limit can fill.
+    /// Makes room for one more entry of these widths. The ring starts with what fits next to the
+    /// key, then doubles, up to the number of entries that the limit can fill.
     #[cold]
-    fn make_room(&mut self, quota: &Quota, widths: Widths) {
-        let most = quota.most_runs();
+    fn grow(&mut self, quota: &Quota, widths: Widths) {
+        let most = quota.max_entries();
         let fillable = u16::try_from(quota.limit()).unwrap_or(most).min(most);
-        let here = Ring::HERE / widths.run();
+        let inline = Ring::INLINE_BYTES / widths.entry();
         #[allow(clippy::cast_possible_truncation)] // at most 23
-        let here = here as u16;
+        let inline = inline as u16;
         let needed = self.len + 1;
-        let room = if needed <= here {
-            here
-        } else if needed <= self.room {
-            self.room
+        let capacity = if needed <= inline {
+            inline
+        } else if needed <= self.capacity {
+            self.capacity
         } else if needed <= fillable {
-            (self.room * 2).clamp(needed, fillable)
+            (self.capacity * 2).clamp(needed, fillable)
         } else {
-            self.room.saturating_mul(2).min(most).max(needed)
+            self.capacity.saturating_mul(2).min(most).max(needed)
         };
-        self.rebuild(room, widths);
+        self.rebuild(capacity, widths);
     }
 
-    /// Moves the runs to a ring of other measures.
+    /// Copies the entries to a ring of another size or other widths.
     #[cold]
-    fn rebuild(&mut self, room: u16, widths: Widths) {
-        let ring = Ring::new(usize::from(room) * widths.run());
+    fn rebuild(&mut self, capacity: u16, widths: Widths) {
+        let ring = Ring::new(usize::from(capacity) * widths.entry());
         let Self { oldest, newest, used, len, ahead_bits, .. } = *self;
-        let mut next = Self { oldest, newest, used, ring, head: 0, len, room, widths, ahead_bits };
+        let mut next = Self { oldest, newest, used, ring, head: 0, len, capacity, widths, ahead_bits };
         for at in 0..self.len {
-            next.write_stamp(at, self.stamp(at));
+            next.write_timestamp(at, self.timestamp(at));
             next.write_cost(at, self.cost(at));
         }
         *self = next;
     }
 
-    /// Where the run that is `at`-th from the oldest lies in the ring.
+    /// Offset in the ring of an entry, counted from the oldest.
     #[inline]
     fn offset(&self, at: u16) -> usize {
         let at = u32::from(self.head) + u32::from(at);
-        let room = u32::from(self.room);
-        let at = if at >= room { at - room } else { at };
-        at as usize * self.widths.run()
+        let capacity = u32::from(self.capacity);
+        let at = if at >= capacity { at - capacity } else { at };
+        at as usize * self.widths.entry()
     }
 
-    /// The stamp of the run that is `at`-th from the oldest.
-    fn stamp(&self, at: u16) -> u64 {
+    /// The timestamp of an entry, counted from the oldest.
+    fn timestamp(&self, at: u16) -> u64 {
         let bytes = &self.ring.bytes()[self.offset(at)..];
         let low = u64::from(u32::from_le_bytes(array(bytes)));
-        let (low, mask) = if self.widths.stamp() == 4 {
+        let (low, mask) = if self.widths.timestamp() == 4 {
             (low, u64::from(u32::MAX))
         } else {
             (low | u64::from(u16::from_le_bytes(array(&bytes[4..]))) << 32, (1 << 48) - 1)
         };
-        // A clock that went back to the epoch would put old runs before it.
+        // A clock that stepped back to the epoch would put old entries before it.
         self.newest.saturating_sub(self.newest.wrapping_sub(low) & mask)
     }
 
     #[inline]
-    fn write_stamp(&mut self, at: u16, stamp: u64) {
-        let (offset, stamp_bytes) = (self.offset(at), self.widths.stamp());
+    fn write_timestamp(&mut self, at: u16, timestamp: u64) {
+        let (offset, timestamp_bytes) = (self.offset(at), self.widths.timestamp());
         let bytes = &mut self.ring.bytes_mut()[offset..];
-        let stamp = stamp.to_le_bytes();
-        // By width, as a copy of unknown length is a call.
-        match stamp_bytes {
-            4 => bytes[..4].copy_from_slice(&stamp[..4]),
-            _ => bytes[..6].copy_from_slice(&stamp[..6]),
+        let timestamp = timestamp.to_le_bytes();
+        // By width, because a copy of variable length is a function call.
+        match timestamp_bytes {
+            4 => bytes[..4].copy_from_slice(&timestamp[..4]),
+            _ => bytes[..6].copy_from_slice(&timestamp[..6]),
         }
     }
 
-    /// The cost of the run that is `at`-th from the oldest.
+    /// The cost of an entry, counted from the oldest.
     #[inline]
     fn cost(&self, at: u16) -> u64 {
         let cost_bytes = self.widths.cost();
         if cost_bytes == 0 {
             return 1;
         }
-        let bytes = &self.ring.bytes()[self.offset(at) + usize::from(self.widths.stamp())..];
+        let bytes = &self.ring.bytes()[self.offset(at) + usize::from(self.widths.timestamp())..];
         match cost_bytes {
             1 => u64::from(bytes[0]),
             2 => u64::from(u16::from_le_bytes(array(bytes))),
@@ -409,12 +420,12 @@ impl SlidingLog {
         }
     }
 
-    /// Writes a cost that the field is wide enough for.
+    /// Writes a cost. The field must be wide enough.
     #[inline]
     fn write_cost(&mut self, at: u16, cost: u64) {
         let cost_bytes = self.widths.cost();
         debug_assert!(self::cost_bytes(cost) <= cost_bytes, "a cost is cut");
-        let offset = self.offset(at) + usize::from(self.widths.stamp());
+        let offset = self.offset(at) + usize::from(self.widths.timestamp());
         let bytes = &mut self.ring.bytes_mut()[offset..];
         let cost = cost.to_le_bytes();
         match cost_bytes {
@@ -427,10 +438,10 @@ impl SlidingLog {
     }
 }
 
-/// Adds to a field of so many bytes; says whether the sum fits.
+/// Adds to a field of `N` bytes. Returns whether the sum fits.
 #[inline]
 fn add<const BYTES: usize>(field: &mut [u8], cost: u64) -> bool {
-    let field = field.first_chunk_mut::<BYTES>().expect("a run has all its bytes");
+    let field = field.first_chunk_mut::<BYTES>().expect("an entry has all its bytes");
     let mut sum = [0; 8];
     sum[..BYTES].copy_from_slice(field);
     let sum = u64::from_le_bytes(sum) + cost;
@@ -441,10 +452,10 @@ fn add<const BYTES: usize>(field: &mut [u8], cost: u64) -> bool {
     fits
 }
 
-/// The first bytes of a field.
+/// The first `N` bytes of a field.
 #[inline]
 fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
-    *bytes.first_chunk().expect("a run has all its bytes")
+    *bytes.first_chunk().expect("an entry has all its bytes")
 }
 
 #[cfg(test)]
@@ -461,7 +472,8 @@ mod tests {
         log
     }
 
-    /// Memory is why people leave sorted sets; a field wider than it must be is paid by every entry of every key.
+    /// Users switch from sorted sets because of memory. Every entry of every key pays for a field
+    /// that is too wide.
     #[test]
     fn a_full_log_of_single_requests_takes_four_bytes_an_entry() {
         let quota = Quota::per_minute(100);
@@ -471,22 +483,22 @@ mod tests {
         assert_eq!(log.ring.bytes().len(), 400);
     }
 
-    /// Most keys of a real service are seen a few times; they must not pay for memory elsewhere.
+    /// Most keys of a real service are seen a few times and must not need memory outside the table.
     #[test]
     fn five_runs_lie_beside_the_key_and_one_of_any_cost() {
         let quota = Quota::per_minute(100);
         let few = charged(&quota, &[(1, 1), (2, 1), (3, 1), (4, 1), (5, 1)]);
-        assert!(matches!(few.ring, Ring::Here(_)));
+        assert!(matches!(few.ring, Ring::Inline(_)));
         assert!(matches!(
             charged(&quota, &[(1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (6, 1)]).ring,
-            Ring::Elsewhere(_)
+            Ring::Heap(_)
         ));
         let large = Quota::new(u64::MAX, Duration::from_secs(30 * 86_400)).unwrap();
-        assert!(matches!(charged(&large, &[(1, u64::MAX)]).ring, Ring::Here(_)));
+        assert!(matches!(charged(&large, &[(1, u64::MAX)]).ring, Ring::Inline(_)));
         assert_eq!(std::mem::size_of::<SlidingLog>(), 56);
     }
 
-    /// A month's window and costs of gigabytes widen the fields in the middle of a key's life.
+    /// A window of a month and costs of gigabytes widen the fields while a key is in use.
     #[test]
     fn fields_widen_without_losing_a_run() {
         let minute = Quota::new(u64::MAX, Duration::from_secs(60)).unwrap().with_slots(8);
@@ -500,8 +512,8 @@ mod tests {
         assert_eq!(log.used, 70_301 + (1 << 40));
     }
 
-    /// A stamp that is ahead of time by a coarse step is no clock that went back: moving the history along would let old
-    /// charges expire early.
+    /// A timestamp that is ahead by a coarse step must not look like a backward step: moving the
+    /// history would expire charges early.
     #[test]
     fn a_step_made_finer_moves_no_history() {
         let day = Duration::from_secs(86_400);
@@ -514,7 +526,7 @@ mod tests {
         assert_eq!((log.oldest, log.newest), (border, border + 11 * step));
     }
 
-    /// A full log under a longer window must not misread its older stamps.
+    /// A full log under a longer window must not misread its older timestamps.
     #[test]
     fn stamps_widen_also_when_a_full_log_is_restamped() {
         let minute = Quota::per_minute(2).with_slots(2);
@@ -525,7 +537,7 @@ mod tests {
         assert_eq!((log.oldest, log.newest, log.used), (0, now, 3));
     }
 
-    /// The bound on memory is a promise: whatever the limit, a key holds no more than `slots` runs and one.
+    /// Memory is bounded: whatever the limit, a key has at most `slots` + 1 entries.
     #[test]
     fn a_limit_of_millions_keeps_to_its_slots() {
         let quota = Quota::per_minute(1_000_000).with_slots(10);

@@ -1,9 +1,12 @@
-//! Sliding window: two counters, the older one weighted by how much of it the window still overlaps.
+//! Sliding window: two counters per key, the older one weighted by its overlap.
 //!
-//! The weighted part rounds up: rounding can deny a request, never admit one too many. Still it is an estimate, for
-//! it takes the older window's charges as spread evenly: at 100 per minute, 100 late in one window and 99 as they fit
-//! into the next are 199 in 60 seconds. Desgats, "How we built rate limiting capable of scaling to millions of
-//! domains" (Cloudflare, 2017) describes the method.
+//! The weighted part rounds up: rounding can deny a request, but never admits one too many. It is
+//! an estimate, because it assumes that the charges of the older window were spread evenly: at 100
+//! per minute, 100 late in one window and 99 in the next as they fit are 199 in 60 seconds.
+//! Desgats, "How we built rate limiting capable of scaling to millions of domains" (Cloudflare,
+//! 2017), describes the method.
+//!
+//! Pure: no clock, key or store. `lua/sliding_window.lua` is its twin; change both or neither.
 
 use super::State;
 use super::fixed_window::{is_small_step_back, window_end};
@@ -14,22 +17,23 @@ use crate::usage::Run;
 /// 24 bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct SlidingWindow {
-    /// The end of the present window, in microseconds since the epoch; 0 when nothing was ever charged.
+    /// End of the current window in microseconds since the epoch; 0 if nothing was ever charged.
     end: u64,
-    /// Cost charged in the window before.
+    /// Cost charged in the previous window.
     previous: u64,
-    /// Cost charged in the present window.
+    /// Cost charged in the current window.
     current: u64,
 }
 
 impl SlidingWindow {
-    /// Counters as a script told them.
+    /// Counters from a script's reply.
     #[cfg(feature = "redis")]
     pub(crate) fn told(end: u64, previous: u64, current: u64) -> Self {
         Self { end, previous, current }
     }
 
-    /// What of `previous` still counts with `left` microseconds of the present window to go, rounded up.
+    /// What still counts of `previous` when the current window ends in `left` microseconds, rounded
+    /// up.
     #[inline]
     fn weighted(quota: &Quota, previous: u64, left: u64) -> u64 {
         match previous.checked_mul(left) {
@@ -38,18 +42,18 @@ impl SlidingWindow {
         }
     }
 
-    /// The least time into a window at which no more than `room` of `older` counts: the `e` with
-    /// ceil(older * (window - e) / window) <= room.
-    fn fits_at(quota: &Quota, older: u64, room: u64) -> u64 {
+    /// The earliest time in a window, in microseconds since its start, at which at most `target` of
+    /// `older` counts: the smallest `e` with ceil(older * (window - e) / window) <= target.
+    fn fits_at(quota: &Quota, older: u64, target: u64) -> u64 {
         let window = quota.window_us();
-        if older <= room {
+        if older <= target {
             return 0;
         }
-        if room == 0 {
+        if target == 0 {
             return window;
         }
-        // older * left <= room * window, with left as large as it may be.
-        window - share(room, window, older)
+        // The largest `left` with older * left <= target * window.
+        window - share(target, window, older)
     }
 }
 
@@ -73,19 +77,19 @@ impl State for SlidingWindow {
     }
 
     #[inline]
-    fn sinks_us(&self, quota: &Quota, now: u64, room: u64) -> u64 {
+    fn wait_us(&self, quota: &Quota, now: u64, target: u64) -> u64 {
         let left = self.end - now;
-        if self.current <= room {
-            // Within this window: the older part shrinks.
+        if self.current <= target {
+            // Within this window: only the weight of the older counter declines.
             let elapsed = quota.window_us() - left;
-            return Self::fits_at(quota, self.previous, room - self.current).saturating_sub(elapsed);
+            return Self::fits_at(quota, self.previous, target - self.current).saturating_sub(elapsed);
         }
-        left + Self::fits_at(quota, self.current, room)
+        left + Self::fits_at(quota, self.current, target)
     }
 
-    /// What of the older window counts is ceil(previous * left / window), so one less does when `previous` times the wait
-    /// makes up for what the ceiling stands above the next lower multiple; if nothing of it counts, so it is with
-    /// `current` once that window is over.
+    /// The older window counts as ceil(previous * left / window). That is one less once `previous`
+    /// times the wait exceeds the distance to the next lower multiple of the window. If the older
+    /// window does not count, the same applies to `current` in the next window.
     #[inline]
     fn frees_us(&self, quota: &Quota, now: u64) -> u64 {
         let left = self.end - now;
@@ -94,7 +98,7 @@ impl State for SlidingWindow {
         }
         let fits = self.current.checked_add(self.previous).and(self.previous.checked_mul(left));
         let Some(product) = fits else {
-            return self.sinks_us(quota, now, self.used(quota, now) - 1);
+            return self.wait_us(quota, now, self.used(quota, now) - 1);
         };
         let (_, above) = quota.by_window().div_rem(product);
         let above = if above == 0 { quota.window_us() } else { above };
@@ -112,7 +116,7 @@ impl State for SlidingWindow {
         self.current -= from_current;
         let rest = given - from_current;
         if rest > 0 {
-            // What the older counter has to lose so that its weighted part sinks by `rest`, rounded down.
+            // Reduce the older counter so that its weighted part declines by `rest`, rounded down.
             let left = self.end - now;
             let kept = Self::weighted(quota, self.previous, left) - rest;
             let kept = u128::from(kept) * u128::from(quota.window_us()) / u128::from(left);
@@ -130,7 +134,8 @@ impl State for SlidingWindow {
 }
 
 impl SlidingWindow {
-    /// `now` lies in the window that ends at `end` and the counters do not: time went on or stepped back.
+    /// `now` is in the window that ends at `end`, but the counters are not: time has passed or
+    /// stepped back.
     #[cold]
     fn roll(&mut self, quota: &Quota, now: u64, end: u64) -> u64 {
         let window = quota.window_us();
@@ -138,11 +143,11 @@ impl SlidingWindow {
             return end;
         }
         if now < self.end {
-            // A large step back.
+            // A large backward step.
             self.count_as_new(quota, end);
             return now;
         }
-        // The older window still weighs if it ended where this one began.
+        // The counter still weighs if its window ended where this one started.
         let follows = self.end == end.saturating_sub(window);
         self.previous = if follows { self.current } else { 0 };
         self.current = 0;
@@ -150,8 +155,8 @@ impl SlidingWindow {
         now
     }
 
-    /// All that may count, counts as charged in the window that ends at `end`. Without a penalty that is no more than the
-    /// capacity.
+    /// Moves all usage to the window that ends at `end`: at most the capacity, or the larger
+    /// counter if a penalty exceeded the capacity.
     fn count_as_new(&mut self, quota: &Quota, end: u64) {
         let most = quota.capacity().max(self.current).max(self.previous);
         self.current = self.current.saturating_add(self.previous).min(most);
@@ -160,10 +165,10 @@ impl SlidingWindow {
     }
 }
 
-/// floor(part * window / whole), for part < whole and a window under 2^45 microseconds.
+/// floor(part * window / whole), for part < whole and window < 2^45 microseconds.
 ///
-/// Without a 128-bit division, which is a long loop on most processors: the estimate in floating point is off by less than
-/// one, since its relative error is under 2^-50, and integers put it right.
+/// A 128-bit division is a long loop on most processors. The floating-point estimate has a relative
+/// error below 2^-50, so it is off by less than one, which integers correct.
 #[inline]
 #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 fn share(part: u64, window: u64, whole: u64) -> u64 {
@@ -185,7 +190,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// The wait comes out of this; one microsecond off and it is not tight.
+        /// Waits are computed from this. One microsecond off, and they are not tight.
         #[test]
         fn a_share_of_a_window_is_exact(whole: u64, cut: u64, bits in 0u32..64, window in 1000u64..=366 * 86_400_000_000) {
             let whole = (whole >> bits).max(1);

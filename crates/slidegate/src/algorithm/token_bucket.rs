@@ -1,9 +1,12 @@
-//! Token bucket: a bucket that every charge fills and that drains by `limit` per window.
+//! Token bucket: every charge fills the bucket, which drains by `limit` per window.
 //!
-//! The content is kept as whole cost and a fraction whose denominator is the window, so nothing is ever rounded:
-//! a year of draining one microsecond at a time is exact. It is the generic cell rate algorithm (ITU-T I.371, virtual
-//! scheduling) told from the other side: content times window / limit is its theoretical arrival time less now.
-//! What it gets wrong, measured as a window: `burst` at once and `limit` after it, up to `burst + limit - 1` in one.
+//! The content is a whole cost and a fraction with the window as denominator, so nothing is ever
+//! rounded: draining for a year in steps of one microsecond is exact. This is the generic cell rate
+//! algorithm (ITU-T I.371, virtual scheduling): content * window / limit is its theoretical arrival
+//! time minus now. Its error, measured as a window: it admits `burst` at once and `limit` per
+//! window after that, up to `burst + limit - 1` in one window.
+//!
+//! `lua/token_bucket.lua` is its twin; change both or neither.
 
 use super::{State, small_step_us};
 use crate::quota::Quota;
@@ -12,34 +15,36 @@ use crate::usage::Run;
 /// 24 bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct TokenBucket {
-    /// When the content was computed, in microseconds since the epoch.
+    /// Time at which the content was computed, in microseconds since the epoch.
     at: u64,
     /// Whole cost in the bucket.
     level: u64,
-    /// The rest of the content, in cost times microseconds; less than the window.
+    /// Rest of the content in cost times microseconds; less than the window.
     fraction: u64,
 }
 
-/// What drains in a microsecond, in cost per window. A limit of zero drains as one: what it had counted is forgotten.
+/// What drains per microsecond, in cost per window. A limit of 0 drains like 1, so that earlier
+/// usage is forgotten.
 fn rate(quota: &Quota) -> u64 {
     quota.limit().max(1)
 }
 
 impl TokenBucket {
-    /// A bucket as a script told it.
+    /// A bucket from a script's reply.
     #[cfg(feature = "redis")]
     pub(crate) fn told(at: u64, level: u64, fraction: u64) -> Self {
         Self { at, level, fraction }
     }
 
-    /// The content in cost times microseconds. Fits 128 bits: 2^64 times a window under 2^45.
+    /// The content in cost times microseconds. It fits in 128 bits: 2^64 times a window below 2^45.
     #[inline]
     fn content(&self, quota: &Quota) -> u128 {
         u128::from(self.level) * u128::from(quota.window_us()) + u128::from(self.fraction)
     }
 
-    /// Drops what is above [`Quota::max_used`]: a limit that was lowered may leave more, and would be paid off for as
-    /// many windows. Where usage is written down, so that what a store keeps has a bounded life.
+    /// Drops what exceeds [`Quota::max_used`]. After a limit was lowered, the content may take too
+    /// many windows to drain. This is done where usage is written, so that stored state has a
+    /// bounded lifetime.
     fn bound(&mut self, quota: &Quota) {
         let max = quota.max_used();
         if self.level.saturating_add(u64::from(self.fraction > 0)) > max {
@@ -47,7 +52,7 @@ impl TokenBucket {
         }
     }
 
-    /// Takes away so much whole cost and such a fraction of one, down to nothing.
+    /// Removes a whole cost and a fraction, down to 0.
     #[inline]
     fn drain(&mut self, (whole, fraction): (u64, u64), window_us: u64) {
         let (fraction, borrows) = match self.fraction.checked_sub(fraction) {
@@ -76,7 +81,7 @@ impl State for TokenBucket {
         let drained = u128::from(now - self.at) * u128::from(rate(quota));
         self.at = now;
         match u64::try_from(drained) {
-            // Less than one since the last decision is common, and told without a division.
+            // Usually less than one unit has drained since the last decision; no division needed.
             Ok(drained) if drained < quota.window_us() => self.drain((0, drained), quota.window_us()),
             Ok(drained) => self.drain(quota.by_window().div_rem(drained), quota.window_us()),
             Err(_) => {
@@ -87,7 +92,7 @@ impl State for TokenBucket {
         now
     }
 
-    /// A fraction counts in cost times microseconds of the window, so under another window it rounds up to a whole.
+    /// The fraction's unit depends on the window, so it rounds up to a whole under another window.
     fn adopt(&mut self, quota: &Quota, now: u64) {
         self.level = self.used(quota, now);
         self.fraction = 0;
@@ -99,16 +104,17 @@ impl State for TokenBucket {
     }
 
     #[inline]
-    fn sinks_us(&self, quota: &Quota, _now: u64, room: u64) -> u64 {
-        let above = u128::from(self.level - room) * u128::from(quota.window_us()) + u128::from(self.fraction);
+    fn wait_us(&self, quota: &Quota, _now: u64, target: u64) -> u64 {
+        let above =
+            u128::from(self.level - target) * u128::from(quota.window_us()) + u128::from(self.fraction);
         quota.by_limit().ceil_wide(above)
     }
 
-    /// One less counts when the fraction is gone, or else a whole.
+    /// One unit is freed when the fraction has drained, or else a whole unit.
     #[inline]
     fn frees_us(&self, quota: &Quota, _now: u64) -> u64 {
         if self.level == u64::MAX && self.fraction > 0 {
-            return self.sinks_us(quota, self.at, u64::MAX - 1);
+            return self.wait_us(quota, self.at, u64::MAX - 1);
         }
         quota.by_limit().ceil(if self.fraction > 0 { self.fraction } else { quota.window_us() })
     }
@@ -130,7 +136,7 @@ impl State for TokenBucket {
         given
     }
 
-    /// It knows how much, and not when.
+    /// The level has no times.
     fn charges(&self, _quota: &Quota) -> Vec<Run> {
         Vec::new()
     }

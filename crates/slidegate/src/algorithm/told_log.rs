@@ -1,55 +1,57 @@
-//! Told log: what a script tells of a sliding log, enough to decide every request of one call.
+//! Log reply: the part of a sliding log that a script replies, enough to decide all requests of a
+//! call.
 //!
-//! The runs stay with the store; told are their sum, the oldest and the newest stamp, and for denials of more than the
-//! oldest run frees, the runs from the oldest until the cost fits.
+//! The log stays in the store. The reply has the sum, the oldest and the newest timestamp. For a
+//! denial that the oldest entry's expiry does not resolve, it also has the oldest entries until the
+//! cost fits.
 
 use super::State;
 use crate::quota::Quota;
 use crate::time::Timestamp;
 use crate::usage::Run;
 
-/// A log after the script let time pass, before it charged anything.
+/// A log after the script dropped expired entries and before it charged anything.
 #[derive(Debug, Default)]
 pub(crate) struct ToldLog {
     used: u64,
     newest: u64,
     oldest: u64,
-    /// Stamp and cost, from the oldest.
-    runs: Vec<(u64, u64)>,
+    /// Timestamp and cost of each entry, oldest first.
+    entries: Vec<(u64, u64)>,
 }
 
 impl ToldLog {
-    pub(crate) fn new(used: u64, newest: u64, oldest: u64, runs: Vec<(u64, u64)>) -> Self {
-        Self { used, newest, oldest, runs }
+    pub(crate) fn new(used: u64, newest: u64, oldest: u64, entries: Vec<(u64, u64)>) -> Self {
+        Self { used, newest, oldest, entries }
     }
 }
 
 impl State for ToldLog {
-    /// The script has done it.
+    /// The script has done this.
     fn settle(&mut self, _quota: &Quota, now: u64) -> u64 {
         now
     }
 
-    /// Stamps are times, so they mean the same under any window.
+    /// Timestamps do not depend on the window.
     fn adopt(&mut self, _quota: &Quota, _now: u64) {}
 
     fn used(&self, _quota: &Quota, _now: u64) -> u64 {
         self.used
     }
 
-    fn sinks_us(&self, quota: &Quota, now: u64, room: u64) -> u64 {
-        let needed = self.used - room;
+    fn wait_us(&self, quota: &Quota, now: u64, target: u64) -> u64 {
+        let needed = self.used - target;
         let mut freed = 0;
         let fits = |&(_, cost): &(u64, u64)| {
             freed += cost;
             freed >= needed
         };
-        let stamp = match needed {
-            _ if room == 0 => self.newest,
+        let timestamp = match needed {
+            _ if target == 0 => self.newest,
             1 => self.oldest,
-            _ => self.runs.iter().copied().find(fits).map_or(self.newest, |(stamp, _)| stamp),
+            _ => self.entries.iter().copied().find(fits).map_or(self.newest, |(timestamp, _)| timestamp),
         };
-        (stamp + quota.window_us()).saturating_sub(now)
+        (timestamp + quota.window_us()).saturating_sub(now)
     }
 
     fn charge(&mut self, quota: &Quota, now: u64, cost: u64) {
@@ -65,13 +67,14 @@ impl State for ToldLog {
         self.used = self.used.saturating_add(cost);
     }
 
-    /// What is left of a log after a refund, the script tells.
+    /// The script refunds and replies the log after it.
     fn refund(&mut self, _quota: &Quota, _now: u64, _cost: u64) -> u64 {
         unreachable!("a script refunds, and tells the log as it is then")
     }
 
     fn charges(&self, _quota: &Quota) -> Vec<Run> {
-        let run = |(stamp, cost): &(u64, u64)| Run { at: Timestamp::from_micros(*stamp), cost: *cost };
-        self.runs.iter().map(run).collect()
+        let entry =
+            |(timestamp, cost): &(u64, u64)| Run { at: Timestamp::from_micros(*timestamp), cost: *cost };
+        self.entries.iter().map(entry).collect()
     }
 }

@@ -8,7 +8,7 @@ use crate::client_addr::{canonical, network};
 use crate::error::Error;
 use crate::request::Value;
 
-/// What an attribute must be for a policy to apply. Comparison is by byte: case counts.
+/// What an attribute must be for a policy to apply. Bytes are compared, so case matters.
 ///
 /// Only [`absent`](Self::absent) holds for a request that lacks the attribute.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,10 +25,12 @@ enum Kind {
 }
 
 impl Match {
-    /// Longest glob, in bytes: matching takes time proportional to its length times the value's.
+    /// Longest glob in bytes. Matching takes time proportional to the length of the glob times that
+    /// of the value.
     pub const MAX_GLOB: usize = 256;
 
-    /// Holds for exactly this value. An address attribute is compared as an address, whatever its spelling.
+    /// Holds for exactly this value. If the attribute is an address, addresses are compared, not
+    /// their texts.
     #[must_use]
     pub fn equals(value: impl Into<String>) -> Self {
         Self(Kind::OneOf(vec![value.into()]))
@@ -40,17 +42,19 @@ impl Match {
         Self(Kind::OneOf(values.into_iter().map(Into::into).collect()))
     }
 
-    /// Holds for values that begin with `prefix`. Never for an address: see [`networks`](Self::networks).
+    /// Holds for values that begin with `prefix`. Never holds for an address; see
+    /// [`networks`](Self::networks).
     #[must_use]
     pub fn prefix(prefix: impl Into<String>) -> Self {
         Self(Kind::Prefix(prefix.into()))
     }
 
-    /// Holds for values of this shape: `*` stands for any bytes or none, `/` included, `?` for any one byte, and a
-    /// backslash takes the next character as it is. Never for an address.
+    /// Holds for values that match the pattern. `*` matches any number of bytes, including `/`. `?`
+    /// matches one byte. A backslash makes the next character literal. Never holds for an address.
     ///
     /// # Errors
-    /// When the pattern is longer than [`MAX_GLOB`](Self::MAX_GLOB) bytes or ends in a lone backslash.
+    /// If the pattern is longer than [`MAX_GLOB`](Self::MAX_GLOB) bytes or ends in an unpaired
+    /// backslash.
     ///
     /// ```
     /// # use slidegate::Match;
@@ -77,11 +81,11 @@ impl Match {
         Ok(Self(Kind::Glob(pattern)))
     }
 
-    /// Holds for addresses within any of these networks: `10.0.0.0/8`, `2001:db8::/32` or a single address. Never for
-    /// text, even if it looks like an address.
+    /// Holds for addresses in any of these networks: `10.0.0.0/8`, `2001:db8::/32` or a single
+    /// address. Never holds for text, even if it looks like an address.
     ///
     /// # Errors
-    /// When one of them is not a network or an address.
+    /// If an entry is neither a network nor an address.
     pub fn networks<N: AsRef<str>>(networks: impl IntoIterator<Item = N>) -> Result<Self, Error> {
         let read = |text: &str| {
             network(text).ok_or_else(|| {
@@ -94,7 +98,7 @@ impl Match {
         Ok(Self(Kind::Networks(networks)))
     }
 
-    /// Holds for any value, the empty one included.
+    /// Holds for any value, including an empty one.
     #[must_use]
     pub fn present() -> Self {
         Self(Kind::Present)
@@ -106,7 +110,8 @@ impl Match {
         Self(Kind::Absent)
     }
 
-    /// Whether it holds for this value of the attribute, `None` being a request without it.
+    /// Whether the condition holds for this value. `None` means that the request lacks the
+    /// attribute.
     #[must_use]
     pub fn holds(&self, value: Option<Value<'_>>) -> bool {
         let Some(value) = value else { return self.0 == Kind::Absent };
@@ -150,10 +155,11 @@ impl fmt::Display for Match {
     }
 }
 
-/// Greedy matching that goes back to the last star only: time at most the product of the lengths.
+/// Greedy matching that backtracks to the last star only, in time proportional to the product of
+/// the lengths.
 fn glob_matches(pattern: &[u8], value: &[u8]) -> bool {
     let (mut p, mut v) = (0, 0);
-    // Where to go on after the last star, and how much of the value it has taken.
+    // Position after the last star in the pattern, and end of what it matches in the value.
     let mut star: Option<(usize, usize)> = None;
     while v < value.len() {
         let step = match pattern.get(p) {
@@ -193,7 +199,8 @@ mod tests {
         condition.holds(Some(value.into()))
     }
 
-    /// A policy on /login that also catches /login-help, or misses /login, limits the wrong people.
+    /// A policy on /login that also matches /login-help, or misses /login, limits the wrong
+    /// clients.
     #[test]
     fn each_kind_holds_for_what_it_says() {
         assert!(holds(&Match::equals("/login"), "/login") && !holds(&Match::equals("/login"), "/login/"));
@@ -224,7 +231,7 @@ mod tests {
         );
     }
 
-    /// What a star may stand for is a question in every review of a configuration.
+    /// Reviewers of a configuration ask what a star matches.
     #[test]
     fn globs_follow_their_three_signs() {
         for (pattern, value, expected) in [

@@ -1,7 +1,7 @@
-//! The memory store: a bounded number of keys in sharded tables, within the process.
+//! The memory store: a bounded number of keys in sharded hash tables, in process.
 //!
-//! A decision locks the one shard that its key lies in, and reads the clock before that. A request under several
-//! policies locks its shards in ascending order, so that no two requests wait for each other.
+//! A decision reads the clock and then locks the one shard of its key. A request under several
+//! policies locks its shards in ascending order, so that requests cannot deadlock.
 
 use std::sync::Arc;
 
@@ -25,46 +25,50 @@ pub(crate) use shard::Forgot;
 use shard::{Address, Call, Shard};
 use told::ToldQuotas;
 
-/// Keys of all policies in the memory of this process.
+/// Stores keys of all policies in the memory of this process.
 ///
-/// Holds at most `max_keys` keys, by default [`DEFAULT_MAX_KEYS`](Self::DEFAULT_MAX_KEYS). A key takes 47 to 63 bytes
-/// under `fixed-window`, `sliding-window` and `token-bucket`, and 93 to 104 bytes under `sliding-log`, plus 4 bytes for
-/// each entry of the log if there are more than five (up to 14 for costs and windows that need it): a million keys of counters take
-/// 63 MB at most, a million full logs of 100 entries 505 MB. The store itself takes 256 bytes for each 1024 of
-/// `max_keys`, and grows and shrinks with the keys it holds.
+/// Holds at most `max_keys` keys, by default [`DEFAULT_MAX_KEYS`](Self::DEFAULT_MAX_KEYS). A key
+/// takes 47 to 63 bytes under `fixed-window`, `sliding-window` and `token-bucket`. Under
+/// `sliding-log` it takes 93 to 104 bytes, plus 4 bytes per log entry if there are more than five
+/// (up to 14 for large costs or long windows). A million keys of counters take at most 63 MB, a
+/// million full logs of 100 entries 505 MB. The store itself takes 256 bytes per 1024 of
+/// `max_keys`. Memory grows and shrinks with the number of keys.
 ///
-/// A key leaves when nothing of it counts any more: on access, and a few at a time beside other decisions. When the
-/// store is full, a new key takes the place of the one that matters least: an expired one, else one that was used only
-/// once, else the one that has used the smallest share of its limit. [`stats`](Self::stats) counts the keys that were
-/// dropped while they still counted; a limit is not enforced on those, so give room to spare and watch that count.
+/// A key is removed once nothing of it counts any more: when it is accessed, or by the sweeps of
+/// other decisions. If the store is full, a new key evicts the weakest of some keys: an expired
+/// one, else one that was used only once, else the one that has used the smallest share of its
+/// limit. The limit of an evicted key is not fully enforced. [`stats`](Self::stats) counts keys
+/// that were evicted while they still counted: monitor that count, and configure some spare
+/// capacity.
 #[derive(Debug)]
 pub struct MemoryStore {
     clock: TimeSource,
     secret: Secret,
     shards: Box<[Apart]>,
-    /// How far a key's place is shifted to give its shard.
+    /// Number of bits by which a key's hash is shifted to get its shard.
     shift: u32,
     census: Census,
-    /// The shard that [`sweep`](Self::sweep) goes on with.
+    /// The shard at which [`sweep`](Self::sweep) continues.
     next_swept: AtomicUsize,
 }
 
-/// A shard under its lock, so placed that no two share a cache line, nor the pair of lines that is fetched together.
+/// A shard with its lock. The alignment keeps two shards out of one cache line and out of one pair
+/// of lines that is prefetched together.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Apart(Mutex<Kept>);
 
-/// What a lock guards.
+/// The data of a lock.
 #[derive(Debug)]
 struct Kept {
     shard: Shard,
-    /// The quota of keys without a policy. Each shard points to it, so that a decision, which holds the lock anyway, reads
-    /// it without another atomic step.
+    /// The quota of keys without a policy. Each shard has a pointer to it, so that a decision reads
+    /// it under its lock, without another atomic operation.
     quota: Arc<Quota>,
     told: ToldQuotas,
 }
 
-/// How many keys there are, over all shards.
+/// Numbers of keys over all shards.
 #[derive(Debug)]
 struct Census {
     held: AtomicUsize,
@@ -76,16 +80,16 @@ struct Census {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryStats {
-    /// Keys held now, those included that have expired and were not met since.
+    /// Number of keys held now, including expired keys that were not removed yet.
     pub keys: usize,
-    /// Most keys that are held.
+    /// Most keys that the store holds.
     pub max_keys: usize,
-    /// Keys dropped to make room although they still counted, since the store was made. Above zero, `max_keys` is too
-    /// small: the limits of dropped keys were not enforced in full.
+    /// Keys evicted while they still counted, since the store was created. If above zero,
+    /// `max_keys` is too small: the limits of those keys were not fully enforced.
     pub dropped: u64,
 }
 
-/// How a [`MemoryStore`] is made: `MemoryStore::builder().max_keys(10_000).build()`.
+/// Builds a [`MemoryStore`]: `MemoryStore::builder().max_keys(10_000).build()`.
 #[derive(Debug, Clone)]
 pub struct MemoryStoreBuilder {
     clock: TimeSource,
@@ -93,21 +97,22 @@ pub struct MemoryStoreBuilder {
 }
 
 impl MemoryStoreBuilder {
-    /// Holds at most this many keys, at least one. What that takes in bytes, [`MemoryStore`] says.
+    /// Sets the most keys that the store holds, at least 1. [`MemoryStore`] documents the memory
+    /// that they take.
     #[must_use]
     pub fn max_keys(mut self, max_keys: usize) -> Self {
         self.max_keys = max_keys.max(1);
         self
     }
 
-    /// Takes the time from `clock` instead of the system.
+    /// Sets the clock. Default: [`SystemClock`].
     #[must_use]
     pub fn clock(mut self, clock: impl Clock + 'static) -> Self {
         self.clock = TimeSource::Other(Arc::new(clock));
         self
     }
 
-    /// Makes the store.
+    /// Creates the store.
     #[must_use]
     pub fn build(self) -> MemoryStore {
         let shards = (self.max_keys / KEYS_PER_SHARD).clamp(1, MAX_SHARDS);
@@ -125,31 +130,33 @@ impl MemoryStoreBuilder {
     }
 }
 
-/// Keys of a shard when the store is full. Few enough that growing a shard, which moves all its keys under its lock,
-/// is over in moments; enough that the shards themselves stay in the processor's cache.
+/// Keys per shard when the store is full. Growing a shard moves all its keys under its lock, so few
+/// keys keep that short; enough keys let the shards themselves stay in the processor's cache.
 const KEYS_PER_SHARD: usize = 1024;
-/// The number of the policy that keys without one are stored under.
+/// The policy number of keys without a policy.
 const OWN_POLICY: u32 = 0;
-/// 65,536 shards take 16 MiB; a store of more than 67 million keys has larger ones instead of more.
+/// 65,536 shards take 16 MiB. A store for more than 67 million keys has larger shards instead of
+/// more.
 const MAX_SHARDS: usize = 1 << 16;
 
 impl MemoryStore {
-    /// Keys that are held unless told otherwise: a million, at most 63 MB of counters or 105 MB of logs with few entries.
+    /// Default maximum of keys: a million, which takes at most 63 MB for counters or 105 MB for
+    /// logs with few entries.
     pub const DEFAULT_MAX_KEYS: usize = 1 << 20;
 
-    /// A store with the system's clock and room for [`DEFAULT_MAX_KEYS`](Self::DEFAULT_MAX_KEYS) keys.
+    /// A store with the system clock and at most [`DEFAULT_MAX_KEYS`](Self::DEFAULT_MAX_KEYS) keys.
     #[must_use]
     pub fn new() -> Self {
         Self::builder().build()
     }
 
-    /// Says how many keys to hold and whose time to take.
+    /// Starts to build a store with other settings.
     #[must_use]
     pub fn builder() -> MemoryStoreBuilder {
         MemoryStoreBuilder { clock: TimeSource::System(SystemClock::new()), max_keys: Self::DEFAULT_MAX_KEYS }
     }
 
-    /// How full the store is. Reads two counters; locks nothing.
+    /// How full the store is. Reads two counters without a lock.
     #[must_use]
     pub fn stats(&self) -> MemoryStats {
         MemoryStats {
@@ -159,11 +166,11 @@ impl MemoryStore {
         }
     }
 
-    /// Looks at about `slots` places, from where the last sweep ended, and removes the keys that have expired;
-    /// returns how many those were.
+    /// Examines about `slots` slots from where the last sweep ended, and removes expired keys.
+    /// Returns how many were removed.
     ///
-    /// Decisions do this in passing; a program that is mostly idle calls it from a timer to give memory back. A shard
-    /// is locked for at most 1024 places at a time.
+    /// Decisions also sweep. A program that is mostly idle can call this from a timer to free
+    /// memory. Each shard is locked for at most 1024 slots at a time.
     pub fn sweep(&self, slots: usize) -> usize {
         let now = self.clock.now();
         let mut removed = 0;
@@ -174,25 +181,25 @@ impl MemoryStore {
         removed
     }
 
-    /// The time that the store counts by. Decisions report [`Clock::wall_time`] of it, which moves when somebody corrects
-    /// the machine's wall clock.
+    /// The time by which the store counts. Decisions report [`Clock::wall_time`] of it, which
+    /// changes when the machine's wall clock is corrected.
     #[must_use]
     pub fn now(&self) -> Timestamp {
         self.clock.now()
     }
 
-    /// The date, as decisions report it.
+    /// The date, as reported by decisions.
     pub(crate) fn wall_time(&self) -> Timestamp {
         self.clock.moment(self.clock.now()).wall
     }
 
-    /// Decides one key that is under no policy but the store's own quota: what a `Limiter` asks for.
+    /// Decides one key without a policy, under the store's own quota, for a `Limiter`.
     #[inline]
     pub(crate) fn apply_one(&self, verb: Verb, key: &[u8], cost: u64) -> Decision {
         self.on_one(verb, key, cost, Shard::apply)
     }
 
-    /// Forgets such a key; says whether anything counted on it.
+    /// Removes a key without a policy. Returns whether anything still counted.
     pub(crate) fn reset_one(&self, key: &[u8]) -> bool {
         self.on_one(Verb::Peek, key, 0, Shard::forget)
     }
@@ -213,7 +220,7 @@ impl MemoryStore {
         *self.lock(0).quota
     }
 
-    /// Puts a quota in force for keys without a policy, shard by shard, and fits the keys to it; see
+    /// Sets the quota of keys without a policy, shard by shard, and converts the keys to it; see
     /// [`requote`](Self::requote).
     pub(crate) fn set_quota(&self, quota: Quota) {
         let quota = Arc::new(quota);
@@ -226,7 +233,8 @@ impl MemoryStore {
         }
     }
 
-    /// Carries out one charge: the lists of shards and locks that several need would cost as much as the decision.
+    /// Applies one charge without the lists of shards and locks, which would cost as much as the
+    /// decision.
     pub(crate) fn apply_single(&self, verb: Verb, charge: &Charge<'_>) -> Decision {
         let now = self.clock.now();
         let mut call = self.call(verb, charge, now);
@@ -247,7 +255,7 @@ impl MemoryStore {
         decision
     }
 
-    /// Carries out a plan on all keys or on none; the decisions stand in the plan's order.
+    /// Applies all charges of a plan or none. The decisions are in the plan's order.
     pub(crate) fn apply(&self, verb: Verb, charges: &[Charge<'_>]) -> SmallVec<[Decision; 4]> {
         let mut calls = self.calls(verb, charges);
         let mut locked = self.lock_all(&mut calls);
@@ -269,7 +277,7 @@ impl MemoryStore {
         decisions
     }
 
-    /// Forgets the plan's keys; says whether anything counted on one of them.
+    /// Removes the plan's keys. Returns whether anything still counted.
     pub(crate) fn reset(&self, charges: &[Charge<'_>]) -> bool {
         let mut calls = self.calls(Verb::Peek, charges);
         let mut locked = self.lock_all(&mut calls);
@@ -279,8 +287,9 @@ impl MemoryStore {
         })
     }
 
-    /// Forgets keys of these policies, by their numbers: in the shards from this one on, until at least so many keys were
-    /// looked at. Gives the shard to go on with, `None` after the last. A shard is locked for about 1024 keys at a time.
+    /// Removes the keys of these policies, given by number, in the shards from `from` on, until at
+    /// least `keys` keys were examined. Returns the shard to continue with, or `None` after the
+    /// last. A shard is locked for about 1024 keys at a time.
     pub(crate) fn forget_policies(&self, policies: &[u32], from: u64, keys: u64) -> (Forgot, Option<u64>) {
         let mut all = Forgot::default();
         let from = usize::try_from(from).unwrap_or(usize::MAX);
@@ -295,7 +304,7 @@ impl MemoryStore {
         (all, None)
     }
 
-    /// Everything there is to know of the plan's keys, in its order.
+    /// The full usage of the plan's keys, in its order.
     pub(crate) fn inspect(&self, charges: &[Charge<'_>]) -> Vec<Found> {
         let mut calls = self.calls(Verb::Peek, charges);
         let mut locked = self.lock_all(&mut calls);
@@ -310,11 +319,11 @@ impl MemoryStore {
         found.collect()
     }
 
-    /// Fits every key to the quota that is in force for it from now on, after that quota was put in force.
+    /// Converts every key to its new quota, after that quota was put in force.
     ///
-    /// What a key used counts by the old quota until now and by the new one from now on; without this, the time since
-    /// its last use would count by the new one, and a key could expire by the old. Goes through all keys, one shard
-    /// under its lock at a time.
+    /// Usage counts by the old quota until now and by the new one from now on. Without this, the
+    /// time since a key's last use would count by the new quota, and a key could expire by the old
+    /// one. Goes through all keys, locking one shard at a time.
     pub(crate) fn requote(&self, requote: Requote<'_>) {
         for at in 0..self.shards.len() {
             let Kept { shard, told, .. } = &mut *self.lock(at);
@@ -329,7 +338,7 @@ impl MemoryStore {
         shard.requote(now, requote, &self.census, &self.secret);
     }
 
-    /// What keys are hashed with.
+    /// The seed of the keys' hashes.
     pub(crate) fn secret(&self) -> &Secret {
         &self.secret
     }
@@ -359,7 +368,7 @@ impl MemoryStore {
 
     #[inline]
     fn shard_of(&self, place: u64) -> usize {
-        // A single shard would be shifted by all 64 bits.
+        // With a single shard, the shift is 64 bits.
         #[allow(clippy::cast_possible_truncation)] // at most 16 bits are left
         let at = place.checked_shr(self.shift).unwrap_or(0) as usize;
         at
@@ -370,7 +379,8 @@ impl MemoryStore {
         self.shards[at].0.lock()
     }
 
-    /// Locks every shard of these calls once, in ascending order, and sets the calls to one time.
+    /// Locks every shard of these calls once, in ascending order, and sets all calls to the same
+    /// time.
     fn lock_all(&self, calls: &mut [Call<'_>]) -> Locked<'_> {
         let mut shards: SmallVec<[usize; 4]> =
             calls.iter().map(|call| self.shard_of(call.address.place)).collect();
@@ -385,17 +395,17 @@ impl MemoryStore {
         locked
     }
 
-    /// Where a call's shard stands among the locked ones.
+    /// The index of a call's shard among the locked shards.
     fn guard_of(&self, locked: &Locked<'_>, call: &Call<'_>) -> usize {
         let shard = self.shard_of(call.address.place);
         locked.iter().position(|(at, _)| *at == shard).expect("the shard of every call is locked")
     }
 }
 
-/// The quota that a key of a policy was under, and the one that it is under from now on; `None` if nothing changed.
+/// The old and the new quota of a policy's key; `None` if its quota did not change.
 pub(crate) type Requote<'q> = &'q dyn Fn(u32, KeyId) -> Option<(Quota, Quota)>;
 
-/// Locked shards, each with its number, in ascending order.
+/// Locked shards with their numbers, in ascending order.
 type Locked<'a> = SmallVec<[(usize, MutexGuard<'a, Kept>); 4]>;
 
 impl Default for MemoryStore {

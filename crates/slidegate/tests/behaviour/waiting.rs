@@ -125,7 +125,10 @@ async fn the_first_in_line_is_told_at_once_that_its_deadline_is_too_soon() {
     assert_eq!(start.elapsed(), Duration::ZERO);
     assert!(late.is_late() && !late.is_never() && !late.is_full());
     assert_eq!(late.retry_after(), Some(Duration::from_secs(10)));
-    assert_eq!(late.to_string(), "no room within 9999 ms; there is some in 10000 ms at the earliest");
+    assert_eq!(
+        late.to_string(),
+        "the cost did not fit within 9999 ms: it fits in 10000 ms at the earliest; wait longer or ask for less"
+    );
     // To the very instant it is soon enough.
     limiter.acquire("alice").deadline(Duration::from_secs(10)).await.unwrap();
     assert_eq!(start.elapsed(), Duration::from_secs(10));
@@ -143,7 +146,7 @@ async fn nobody_waits_past_his_deadline() {
     assert_eq!(start.elapsed(), Duration::from_secs(4));
     assert_eq!(
         late.to_string(),
-        "no room within 4000 ms; others wait for it as well, so wait longer or ask for less"
+        "the cost did not fit within 4000 ms: other callers wait for the same key; wait longer or ask for less"
     );
     assert_eq!(late.retry_after(), None);
     first.await.unwrap().unwrap();
@@ -172,7 +175,10 @@ async fn a_cost_that_never_fits_is_an_error_at_once() {
     let start = Instant::now();
     let never = limiter.acquire("alice").cost(3).await.unwrap_err();
     assert!(never.is_never());
-    assert_eq!(never.to_string(), "cost 3 never fits a quota of 2; ask for at most 2 at once");
+    assert_eq!(
+        never.to_string(),
+        "invalid cost 3: must be at most 2, the capacity of the quota; ask for less at once"
+    );
     // Nothing costs nothing, and waits for nobody.
     assert_eq!(limiter.acquire("alice").cost(0).await.unwrap().cost, 0);
     assert_eq!(start.elapsed(), Duration::ZERO);
@@ -197,7 +203,7 @@ async fn a_full_line_is_an_error_at_once() {
     assert!(full.is_full());
     assert_eq!(
         full.to_string(),
-        "2 wait for the key already; try again later, or let more wait: `Limiter::max_waiting`"
+        "too many waiters for the key: at most 2 may wait; retry later, or raise `Limiter::max_waiting`"
     );
     let other = Arc::clone(&limiter);
     let bob = tokio::spawn(async move { other.acquire("bob").await });
@@ -205,7 +211,7 @@ async fn a_full_line_is_an_error_at_once() {
     let full = limiter.acquire("carol").await.unwrap_err();
     assert_eq!(
         full.to_string(),
-        "3 wait in all already; try again later, or let more wait: `Limiter::max_waiting`"
+        "too many waiters in total: at most 3 may wait; retry later, or raise `Limiter::max_waiting`"
     );
     // Who leaves makes room.
     first.abort();

@@ -1,4 +1,4 @@
-//! A shard: one table for each algorithm, under one lock.
+//! A shard: one table per algorithm, under one lock.
 
 use super::table::{Slot, Table, Tick};
 use super::{Census, Requote};
@@ -13,7 +13,7 @@ use crate::time::{Moment, TimeSource, Timestamp};
 use crate::usage::Found;
 use crate::verb::Verb;
 
-/// Where a key of a policy is looked for.
+/// The identity of a policy's key, with its hash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Address {
     pub(super) id: KeyId,
@@ -28,25 +28,26 @@ pub(super) struct Shard {
     sliding_window: Table<SlidingWindow>,
     fixed_window: Table<FixedWindow>,
     token_bucket: Table<TokenBucket>,
-    /// The time of the last decision made here.
+    /// Time of the last decision in this shard.
     latest: Timestamp,
-    /// What is done here, to sweep in passing now and then: each decision is one, each new key [`NEW_KEY`]. Wraps.
+    /// Work since the start, wrapping: 1 per decision, [`NEW_KEY`] per new key. It triggers sweeps.
     done: u32,
 }
 
-/// Slots looked at in one sweep, in a row: each on its own would be waited for.
+/// Slots per sweep. They are consecutive, because each separate slot would be a cache miss.
 const SWEEP_SLOTS: usize = 64;
-/// A shard is swept after so many decisions, which is a slot for eight of them...
+/// Work between sweeps: one slot is swept per eight decisions,
 const SWEEP_EVERY: u32 = 512;
-/// ...and eight slots for each new key: more than keys come in, so that the sweep goes round.
+/// and eight slots per new key, so that sweeping is faster than the growth of the table.
 const NEW_KEY: u32 = 64;
-/// Slots among which the weakest key is sought when the store is full...
+/// Slots among which the weakest key is searched when the store is full.
 const FEW: usize = 16;
-/// ...and when the keys in those were all used more than once. Keys lie in runs whose ends are the newest ones, so it
-/// takes a few runs to meet one of a flood among ten times as many busy keys; it reads them in a row.
+/// Most slots that are searched if all keys so far were used more than once. Linear probing forms
+/// clusters whose last keys are the newest, so several clusters are needed to find a key of a flood
+/// among ten times as many busy keys. The slots are read in order.
 const MANY: usize = 256;
 
-/// An algorithm's state that has its table in a shard.
+/// A state that has a table in a shard.
 trait Stored: State + Clone {
     fn table(shard: &mut Shard) -> &mut Table<Self>;
 }
@@ -92,14 +93,14 @@ macro_rules! for_algorithm {
     };
 }
 
-/// Keys that were removed, and keys that were looked at for it.
+/// Counts of removed and examined keys.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Forgot {
     pub(crate) forgotten: u64,
     pub(crate) scanned: u64,
 }
 
-/// One call on one key.
+/// One operation on one key.
 #[derive(Clone, Copy)]
 pub(super) struct Call<'a> {
     pub(super) verb: Verb,
@@ -112,17 +113,17 @@ pub(super) struct Call<'a> {
 }
 
 impl Shard {
-    /// The time to decide at, for a thread that read `now` before it had the lock.
+    /// The time to decide at, for a thread that read `now` before it got the lock.
     ///
-    /// It may have waited while others decided: then its reading is old, which must not pass for a clock that went back,
-    /// and the clock is read again.
+    /// The thread may have waited while others decided. Its reading is then too old and must not
+    /// look like a backward step, so the clock is read again.
     #[inline]
     pub(super) fn arrive(&mut self, now: Timestamp, clock: &TimeSource) -> Moment {
         self.latest = if now < self.latest { clock.now() } else { now };
         clock.moment(self.latest)
     }
 
-    /// Does what the verb says to one key.
+    /// Applies the verb to one key.
     #[inline]
     pub(super) fn apply(&mut self, call: &Call<'_>) -> Decision {
         self.work(1, call);
@@ -143,9 +144,9 @@ impl Shard {
         Decision { at: now.wall, ..decision }
     }
 
-    /// A key that is not stored, and is stored only if something is charged.
+    /// Applies the verb to a key that is not stored. It is stored only if something is charged.
     ///
-    /// Takes the call by value: it is on the stack then only where this is called.
+    /// Takes the call by value, so that it is on the stack only here.
     #[inline(never)]
     fn apply_to_new<S: Stored>(&mut self, call: Call<'_>) -> Decision {
         let Call { verb, quota, cost, now, .. } = call;
@@ -162,7 +163,7 @@ impl Shard {
         Decision { at: now.wall, ..decision }
     }
 
-    /// Counts what is done here, and sweeps when it is enough.
+    /// Counts work and sweeps when enough was done.
     #[inline]
     fn work(&mut self, units: u32, call: &Call<'_>) {
         let before = self.done / SWEEP_EVERY;
@@ -172,7 +173,7 @@ impl Shard {
         }
     }
 
-    /// Makes sure there is room for one more key in the store, and counts it.
+    /// Counts a new key, and evicts one if the store is full.
     fn admit(&mut self, call: &Call<'_>) {
         self.work(NEW_KEY, call);
         if call.census.held.fetch_add(1, Ordering::Relaxed) >= call.census.max_keys {
@@ -180,8 +181,8 @@ impl Shard {
         }
     }
 
-    /// Drops the key that matters least among some of this shard. A shard without keys has none to drop: the store
-    /// then holds one more than it should, until another shard makes room.
+    /// Evicts the weakest of some keys of this shard. If the shard has no keys, the store
+    /// temporarily holds one more than its maximum.
     #[cold]
     fn drop_weakest(&mut self, call: &Call<'_>) {
         let now = tick(call.now.at.as_micros());
@@ -199,7 +200,7 @@ impl Shard {
         }
     }
 
-    /// Removes expired keys among the next `slots` places of each table; returns how many.
+    /// Removes expired keys from the next `slots` slots of each table. Returns how many.
     pub(super) fn sweep(&mut self, now: Timestamp, slots: usize, census: &Census, secret: &Secret) -> usize {
         let now = tick(now.as_micros());
         let removed = self.sliding_log.sweep(now, slots, secret)
@@ -212,14 +213,14 @@ impl Shard {
         removed
     }
 
-    /// Fits every key to the quota that is in force for it from now on; see [`Requote`].
+    /// Converts every key to its new quota; see [`Requote`].
     pub(super) fn requote(&mut self, now: Moment, requote: Requote<'_>, census: &Census, secret: &Secret) {
         let mut removed = 0;
         for algorithm in Algorithm::ALL {
             removed += for_algorithm!(algorithm, S => {
                 S::table(self).retain(secret, |policy, id, slot| match requote(policy, id) {
                     None => true,
-                    // Under another algorithm it starts afresh.
+                    // A key under another algorithm starts afresh.
                     Some((old, new)) if (old.algorithm(), new.algorithm()) != (algorithm, algorithm) => false,
                     Some((old, new)) => refit(slot, &old, &new, now),
                 })
@@ -228,7 +229,7 @@ impl Shard {
         census.held.fetch_sub(removed, Ordering::Relaxed);
     }
 
-    /// Fits one key to another quota than it was under.
+    /// Converts one key from its old quota to the call's.
     pub(super) fn requote_one(&mut self, call: &Call<'_>, old: &Quota) {
         if old.algorithm() != call.quota.algorithm() {
             self.forget(&Call { quota: old, ..*call });
@@ -245,7 +246,7 @@ impl Shard {
         });
     }
 
-    /// Everything there is to know of a key.
+    /// The full usage of a key.
     #[allow(clippy::clone_on_copy)] // a log is no copy
     pub(super) fn inspect(&mut self, call: &Call<'_>) -> Found {
         for_algorithm!(call.quota.algorithm(), S => {
@@ -283,7 +284,7 @@ impl Shard {
         for_algorithm!(algorithm, S => S::table(self).find(address).is_some())
     }
 
-    /// Removes a key under every algorithm; says whether anything of it still counted.
+    /// Removes a key under every algorithm. Returns whether anything still counted.
     pub(super) fn forget(&mut self, call: &Call<'_>) -> bool {
         let mut counted = false;
         for algorithm in Algorithm::ALL {
@@ -304,13 +305,14 @@ impl Shard {
     }
 }
 
-/// The time that an algorithm counts by.
+/// The time by which the algorithm counts.
 #[inline]
 fn time_for<S: State>(now: Moment) -> Timestamp {
     if S::ALIGNS_TO_DATE { now.wall } else { now.at }
 }
 
-/// Lets time pass under the old quota up to now, and goes on under the new one; says whether anything still counts.
+/// Settles the state under the old quota and continues under the new one. Returns whether anything
+/// still counts.
 fn refit<S: State>(slot: &mut Slot<S>, old: &Quota, new: &Quota, now: Moment) -> bool {
     let time = time_for::<S>(now);
     let settled = slot.state.settle(old, time.as_micros());
@@ -322,13 +324,14 @@ fn refit<S: State>(slot: &mut Slot<S>, old: &Quota, new: &Quota, now: Moment) ->
     decision.used > 0
 }
 
-/// The first tick by which nothing counts any more. Ticks go by the clock that no correction moves.
+/// The first second at which nothing counts any more, by elapsed time, which wall clock corrections
+/// do not change.
 #[inline]
 fn expiry(now: Moment, decision: &Decision) -> Tick {
     tick(now.at.as_micros().saturating_add(decision.waits.reset_us)) + 1
 }
 
-/// The last tick is never reached: what expires then, stays.
+/// The last value is never reached, so keys that expire then are kept.
 #[inline]
 fn tick(us: u64) -> Tick {
     Tick::try_from(us >> 20).unwrap_or(Tick::MAX).min(Tick::MAX - 1)

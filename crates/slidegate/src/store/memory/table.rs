@@ -1,52 +1,55 @@
-//! An open-addressing table of keys and their states under one algorithm.
+//! An open-addressing hash table of keys and their states under one algorithm.
 //!
-//! A key's identity and state lie side by side, and a byte of each key's hash in an array of its own that stays in the
-//! processor's cache: probing reads those, so that a decision on a cold key waits for one place in memory. Linear
-//! probing with backward-shift deletion (Knuth, TAOCP 3, algorithm 6.4R) leaves no tombstones, and the table grows by
-//! an eighth at 7/8 full, so that it is never more than 22 % empty once it has outgrown its first sizes.
+//! A key's identity and state are stored together. One byte of each key's hash is in a separate
+//! array that stays in the processor's cache. Probing reads only that array, so a decision on a
+//! cold key needs one memory access. Linear probing with backward-shift deletion (Knuth, TAOCP 3,
+//! algorithm 6.4R) needs no tombstones. The table grows by an eighth at 7/8 full, so above its
+//! first sizes at most 22 % of it is empty.
 
 use super::shard::Address;
 use crate::key::{KeyId, Secret};
 
-/// Keys by identity and policy, at most 2^32 of them.
+/// Keys by identity and policy; at most 2^32.
 #[derive(Debug)]
 pub(super) struct Table<S> {
     slots: Box<[Slot<S>]>,
-    /// For each slot 0 if it is empty, else the [`tag`] of its key.
+    /// For each slot the [`tag`] of its key, or 0 if it is empty.
     tags: Box<[u8]>,
     len: u32,
-    /// Where sweeping and making room go on.
+    /// The slot at which sweeping and eviction continue.
     hand: u32,
 }
 
-/// A key and its state.
+/// A key with its state.
 #[derive(Debug, Default)]
 pub(super) struct Slot<S> {
     id: KeyId,
-    /// The policy's number in the upper 24 bits, the rank in the lower 8.
+    /// The policy's number in the upper 24 bits, the eviction rank in the lower 8.
     policy_and_rank: u32,
-    /// The [`Tick`] by which nothing of the state counts any more.
+    /// When nothing of the state counts any more.
     expires: Tick,
     pub(super) state: S,
 }
 
-/// Time in units of 2^20 microseconds, about a second, since the epoch. Lasts until 2112.
+/// Time since the epoch in units of 2^20 microseconds, about a second. Lasts until 2112.
 pub(super) type Tick = u32;
 
-/// Set in the rank of a key that was used more than once: those go last when room is needed.
+/// Bit of the rank for keys that were used more than once, which are evicted last.
 const REPEATED: u32 = 0x80;
-/// The rest of the rank: how full the key is.
+/// Bits of the rank for how full the key is.
 const SHARE: u32 = 0x7F;
 
-/// Slots of a table's first allocation.
+/// Slots of the first allocation.
 const FIRST_SLOTS: usize = 8;
-/// Below this many slots a table doubles: growing by an eighth would come with nearly every key.
+/// A table with fewer slots doubles, because growing by an eighth would happen for nearly every
+/// key.
 const DOUBLES_BELOW: usize = 64;
 
-/// What matters least among some keys; see [`Table::weakest`].
+/// The key to evict first; see [`Table::weakest`]. The order of the fields defines the order of
+/// eviction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Weakest {
-    /// False is less: an expired key goes before any other.
+    /// Expired keys (false) are evicted first.
     pub(super) counts: bool,
     rank: u32,
     expires: Tick,
@@ -68,14 +71,14 @@ impl<S> Slot<S> {
         self.id == address.id && self.policy() == address.policy
     }
 
-    /// Notes how full the key is, 0 to 127, and when it expires, after it was used again.
+    /// Stores how full the key is (0 to 127) and when it expires, after another use.
     #[inline]
     pub(super) fn note(&mut self, share: u8, expires: Tick) {
         self.policy_and_rank |= REPEATED;
         self.note_again(share, expires);
     }
 
-    /// Notes the same without a use: the quota has changed.
+    /// The same without a use, after a change of the quota.
     #[inline]
     pub(super) fn note_again(&mut self, share: u8, expires: Tick) {
         self.policy_and_rank = self.policy_and_rank & !SHARE | u32::from(share);
@@ -84,7 +87,7 @@ impl<S> Slot<S> {
 }
 
 impl<S: Default> Table<S> {
-    /// Where the key lies, if it is here. Expected time O(1).
+    /// The slot of a key, if it is stored. Expected time O(1).
     #[inline]
     pub(super) fn find(&self, address: &Address) -> Option<usize> {
         if self.slots.is_empty() {
@@ -105,7 +108,7 @@ impl<S: Default> Table<S> {
         &mut self.slots[at]
     }
 
-    /// Puts in a key that is not here yet.
+    /// Inserts a key that is not stored.
     pub(super) fn insert(&mut self, address: &Address, state: S, share: u8, expires: Tick, secret: &Secret) {
         let slots = self.slots.len();
         if self.len as usize >= slots - slots / 8 {
@@ -119,7 +122,7 @@ impl<S: Default> Table<S> {
         self.len += 1;
     }
 
-    /// Takes a key out and closes the gap: whatever was pushed past its home by it moves back.
+    /// Removes a key and closes the gap by shifting back the keys that were probed past it.
     pub(super) fn remove(&mut self, at: usize, secret: &Secret) -> S {
         let removed = std::mem::take(&mut self.slots[at]);
         self.tags[at] = 0;
@@ -127,7 +130,7 @@ impl<S: Default> Table<S> {
         let (mut gap, mut next) = (at, self.after(at));
         while self.tags[next] != 0 {
             let home = self.home_of(&self.slots[next], secret);
-            // Whether the home lies cyclically within (gap, next]: then the key must stay.
+            // A key stays if its home slot is cyclically in (gap, next].
             let stays = if gap < next { gap < home && home <= next } else { gap < home || home <= next };
             if !stays {
                 self.slots[gap] = std::mem::take(&mut self.slots[next]);
@@ -139,7 +142,7 @@ impl<S: Default> Table<S> {
         removed.state
     }
 
-    /// Looks at `count` slots from where it last stopped and removes keys that have expired; returns how many.
+    /// Removes expired keys from the next `count` slots. Returns how many.
     pub(super) fn sweep(&mut self, now: Tick, count: usize, secret: &Secret) -> usize {
         let mut removed = 0;
         for _ in 0..count.min(self.slots.len()) {
@@ -157,7 +160,7 @@ impl<S: Default> Table<S> {
         removed
     }
 
-    /// Asks about every key, by policy and identity, and removes those that are not to be kept; returns how many.
+    /// Removes the keys for which `keep` returns false. Returns how many.
     pub(super) fn retain(
         &mut self,
         secret: &Secret,
@@ -171,7 +174,8 @@ impl<S: Default> Table<S> {
             if self.tags[at] == 0 || keep(policy, id, slot) {
                 at += 1;
             } else {
-                // Another key may have moved here: ask again. Some are asked twice where the table wraps.
+                // Another key may have moved to this slot, so examine it again. Where the table
+                // wraps, some keys are examined twice.
                 self.remove(at, secret);
                 removed += 1;
             }
@@ -179,8 +183,8 @@ impl<S: Default> Table<S> {
         removed
     }
 
-    /// What matters least among `few` slots from where it last stopped; among up to `many` while all of those were
-    /// used more than once; among more only while there is none. `None` for an empty table.
+    /// The key to evict among the next `few` slots. Searches up to `many` slots if all keys so far
+    /// were used more than once, and further only if all were empty. `None` for an empty table.
     pub(super) fn weakest(&mut self, now: Tick, few: usize, many: usize) -> Option<Weakest> {
         let mut weakest: Option<Weakest> = None;
         for seen in 0..self.slots.len() {
@@ -244,13 +248,14 @@ impl<S: Default> Table<S> {
     }
 }
 
-/// The lower half of the place, scaled to the table (Lemire, "Fast random integer generation in an interval", 2019).
+/// The home slot: the lower half of the hash, scaled to the table (Lemire, "Fast random integer
+/// generation in an interval", 2019).
 #[inline]
 fn home(place: u64, slots: usize) -> usize {
     ((place & 0xFFFF_FFFF) as usize * slots) >> 32
 }
 
-/// A byte of the hash that the home does not depend on; never 0.
+/// A byte of the hash that is independent of the home slot; never 0.
 #[inline]
 fn tag(place: u64) -> u8 {
     #[allow(clippy::cast_possible_truncation)] // one byte of it
@@ -287,7 +292,7 @@ mod tests {
     }
 
     proptest! {
-        /// A key that backward shifting loses starts afresh: a limit twice as large.
+        /// A key lost by backward shifting would start afresh with its full limit.
         #[test]
         fn it_holds_what_a_map_holds(steps in steps()) {
             let secret = Secret::random();
@@ -324,7 +329,7 @@ mod tests {
         }
     }
 
-    /// The bytes of a key are a promise in the documentation.
+    /// The documentation states the size of a key.
     #[test]
     fn slots_are_as_small_as_promised() {
         use crate::algorithm::{FixedWindow, SlidingLog, SlidingWindow, TokenBucket};

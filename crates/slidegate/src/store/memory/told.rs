@@ -1,7 +1,7 @@
-//! Told quotas: what callers said that single keys are under.
+//! Inline quotas: quotas that came with a request instead of from the policy.
 //!
-//! A key's state is to be read by the quota that it was written under. A policy's quotas are known, one that came with
-//! a request is kept here, beside the key, for as long as the key is.
+//! A state must be read with the quota under which it was written. The quotas of policies are
+//! known. An inline quota is stored here for as long as its key is stored.
 
 use std::collections::HashMap;
 
@@ -9,30 +9,30 @@ use super::shard::{Address, Call, Shard};
 use crate::key::KeyId;
 use crate::quota::Quota;
 
-/// The told quotas of a shard's keys.
+/// The inline quotas of a shard's keys.
 #[derive(Debug, Default)]
 pub(super) struct ToldQuotas {
     quotas: HashMap<(u32, KeyId), (Quota, u64)>,
-    /// At this many, those of keys that have left are looked for.
+    /// Number of quotas at which those of removed keys are dropped.
     clean_at: usize,
 }
 
-/// Fewer than this many are not worth looking through.
+/// Minimum of `clean_at`.
 const FEW: usize = 16;
 
 impl ToldQuotas {
-    /// The quota that the key of a policy was last told to be under, if it was.
+    /// The last inline quota of a policy's key, if it has one.
     pub(super) fn quota(&self, policy: u32, key: KeyId) -> Option<Quota> {
         self.quotas.get(&(policy, key)).map(|(quota, _)| *quota)
     }
 
-    /// Whether the key of a policy is under a told quota.
+    /// Whether a policy's key has an inline quota.
     pub(super) fn knows(&self, policy: u32, key: KeyId) -> bool {
         self.quotas.contains_key(&(policy, key))
     }
 
-    /// Fits a key to the quota that it is called with, if it was under another told one, or under the one that the call's
-    /// is told `instead_of`. Costs nothing where none is told.
+    /// Converts a key to the quota of the call, if it was last under another inline quota or under
+    /// the quota `instead_of`. Costs nothing if there are no inline quotas.
     #[inline]
     pub(super) fn before(&mut self, call: &Call<'_>, instead_of: Option<&Quota>, shard: &mut Shard) {
         if instead_of.is_some() || !self.quotas.is_empty() {
@@ -51,7 +51,7 @@ impl ToldQuotas {
         }
     }
 
-    /// Notes what a key was told to be under, if it is stored now.
+    /// Stores the inline quota of a key, if the key is stored.
     pub(super) fn after(&mut self, call: &Call<'_>, shard: &mut Shard) {
         let name = (call.address.policy, call.address.id);
         if self.quotas.contains_key(&name) || !shard.holds(&call.address, call.quota.algorithm()) {

@@ -311,7 +311,7 @@ fn packed(quota: &Quota) -> Vec<u8> {
         }
         Algorithm::TokenBucket => push(quota.limit(), 7),
         Algorithm::SlidingLog => {
-            let runs = u64::from(quota.most_runs());
+            let runs = u64::from(quota.max_entries());
             push(quota.step_us(), 6);
             push(u64::from(quota.step_bits()), 1);
             push(runs, 2);
