@@ -22,15 +22,14 @@ use crate::app::decide::Call;
 use crate::app::store;
 use crate::caller::Protocol;
 use crate::fields::{self, NO_STORE};
+use crate::json_body;
 use crate::problem::{self, Problem};
 use crate::routes::Routes;
-use body::{Ask, Batch, MAX_BATCH, MAX_BATCH_BODY, MAX_BODY};
-
-pub(crate) use body::{members as parse_members, parse as parse_body, read as read_body};
+use request::{BatchBody, MAX_BATCH, MAX_BATCH_BODY, MAX_BODY, RequestBody};
 
 mod answer;
-mod body;
 mod idempotency;
+mod request;
 
 /// The path of a check, which is what a service does all day.
 pub(super) const CHECK: &str = "/v1/check";
@@ -101,7 +100,7 @@ async fn penalize(State(app): Shared, request: HttpRequest<Body>) -> Answered {
 
 async fn check_by_query(State(app): Shared, uri: Uri, headers: HeaderMap) -> Answered {
     let mut call = call(&app, &headers);
-    let ask = Ask::from_query(uri.query().unwrap_or_default())?;
+    let ask = RequestBody::from_query(uri.query().unwrap_or_default())?;
     let request = ask.request(&app)?;
     let id = idempotency::id(Verb::Check, &headers)?;
     respond(&app, Verb::Check, &call.check_once(&request, id).await)
@@ -113,9 +112,9 @@ where
     O: From<Vec<u8>>,
 {
     let (head, body) = request.into_parts();
-    let bytes = body::read(body, MAX_BODY).await?;
+    let bytes = json_body::read(body, MAX_BODY).await?;
     let mut call = call(app, &head.headers);
-    let ask: Ask<'_> = body::parse(&bytes)?;
+    let ask: RequestBody<'_> = json_body::parse(&bytes)?;
     let request = ask.request(app)?;
     let id = idempotency::id(verb, &head.headers)?;
     let decisions = match id {
@@ -169,14 +168,14 @@ fn gone(error: &Error) -> Problem {
 async fn check_batch(State(app): Shared, request: HttpRequest<Body>) -> Answered {
     let (head, body) = request.into_parts();
     idempotency::none(&head.headers)?;
-    let bytes = body::read(body, MAX_BATCH_BODY).await?;
+    let bytes = json_body::read(body, MAX_BATCH_BODY).await?;
     let mut call = call(&app, &head.headers);
-    let batch: Batch<'_> = body::parse(&bytes)?;
+    let batch: BatchBody<'_> = json_body::parse(&bytes)?;
     if batch.requests.len() > MAX_BATCH {
         let detail = format!("the batch has {} requests; send at most {MAX_BATCH}", batch.requests.len());
         return Err(Problem::field("requests", detail));
     }
-    let read = |(at, ask)| Ask::request(ask, &app).map_err(|problem: Problem| problem.in_batch(at));
+    let read = |(at, ask)| RequestBody::request(ask, &app).map_err(|problem: Problem| problem.in_batch(at));
     let requests = batch.requests.iter().enumerate().map(read).collect::<Result<Vec<_>, _>>()?;
     let mut decisions = Vec::with_capacity(requests.len());
     for request in &requests {
@@ -190,8 +189,8 @@ async fn check_batch(State(app): Shared, request: HttpRequest<Body>) -> Answered
 
 async fn reset(State(app): Shared, request: HttpRequest<Body>) -> Answered {
     idempotency::none(request.headers())?;
-    let bytes = body::read(request.into_body(), MAX_BODY).await?;
-    let ask: Ask<'_> = body::parse(&bytes)?;
+    let bytes = json_body::read(request.into_body(), MAX_BODY).await?;
+    let ask: RequestBody<'_> = json_body::parse(&bytes)?;
     let request = ask.request(&app)?;
     let existed = app.reset(&request).await.map_err(|error| {
         let detail = format!("{error}; the keys may be forgotten or not, so send it again");

@@ -16,6 +16,7 @@ mod dashboard;
 mod fields;
 mod http;
 mod http_client;
+mod json_body;
 mod key_text;
 mod limits;
 mod listener;

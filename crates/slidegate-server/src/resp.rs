@@ -1,128 +1,24 @@
 //! RESP: rate limits for Redis clients, by our own commands and those of redis-cell and
 //! throttlecrab.
 //!
-//! Speaks RESP2 and RESP3. It stores no keys or values. `resp/command.rs` lists the commands;
+//! Speaks RESP2 and RESP3. It stores no keys or values. `resp/commands.rs` lists the commands;
 //! docs/resp.md documents every reply.
 
-use std::io::Write;
-use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::time::Duration;
-
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
-use tokio_rustls::TlsAcceptor;
-
-use crate::app::App;
-use crate::config::{Password, Resp};
-use crate::log_limit::log_limited;
-use session::Session;
-pub(crate) use workers::Workers;
-
-mod command;
+mod answer;
+mod batch;
+mod commands;
 mod connection;
 mod decide;
+mod dispatch;
+mod error;
 mod frame;
+mod listener;
 mod reply;
 mod session;
+mod shared;
 mod throttle;
 mod transaction;
 mod workers;
 
-/// Pause after a failed accept, which most often means that file descriptors ran out.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// Deadline of the TLS handshake.
-const TLS_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// State shared by all connections of the listener.
-#[derive(Debug)]
-struct Listener {
-    password: Option<Password>,
-    /// Whether the port is on loopback.
-    is_local: bool,
-    max_connections: usize,
-    /// One permit per allowed connection.
-    permits: Arc<Semaphore>,
-    /// Connections accepted since the start.
-    accepted: AtomicU64,
-}
-
-impl Listener {
-    fn connected(&self) -> usize {
-        self.max_connections - self.permits.available_permits()
-    }
-}
-
-/// Serves until `stop` is true, then gives connections at most `grace` to reply to the commands
-/// they have read.
-///
-/// Returns how many connections were still open after the grace period.
-pub(crate) async fn serve(
-    listener: TcpListener,
-    settings: Resp,
-    workers: Workers,
-    app: Arc<App>,
-    stop: watch::Receiver<bool>,
-    grace: Duration,
-) -> usize {
-    let Resp { password, tls, idle_timeout, max_connections, listen } = settings;
-    let is_local = listen.ip().is_loopback();
-    let permits = Arc::new(Semaphore::new(max_connections));
-    let shared =
-        Arc::new(Listener { password, is_local, max_connections, permits, accepted: AtomicU64::new(0) });
-    let tls = tls.map(|tls| TlsAcceptor::from(tls.config));
-    let mut stopped = stop.clone();
-    loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            _ = stopped.wait_for(|stop| *stop) => break,
-        };
-        // Another thread serves the connection, so the socket leaves this thread's runtime.
-        let accepted = accepted.and_then(|(stream, peer)| Ok((stream.into_std()?, peer)));
-        let (mut stream, peer) = match accepted {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                log_limited!(WARN, None, %error, "failed to accept a RESP connection");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-                continue;
-            }
-        };
-        let Ok(permit) = Arc::clone(&shared.permits).try_acquire_owned() else {
-            // Redis's own text. The rejected client must not block the accept loop.
-            let _ = stream.write(b"-ERR max number of clients reached\r\n");
-            continue;
-        };
-        let session = Session::new(Arc::clone(&shared), peer);
-        let (app, stop, tls) = (Arc::clone(&app), stop.clone(), tls.clone());
-        workers.run(async move {
-            if let Err(error) = handle_connection(stream, tls, session, app, idle_timeout, stop).await {
-                log_limited!(DEBUG, Some(peer.ip()), %error, %peer, "RESP connection closed with an error");
-            }
-            drop(permit);
-        });
-    }
-    drop(listener);
-    let all = u32::try_from(max_connections).unwrap_or(u32::MAX);
-    match tokio::time::timeout(grace, shared.permits.acquire_many(all)).await {
-        Ok(_) => 0,
-        Err(_) => shared.connected(),
-    }
-}
-
-/// Serves one connection until it closes.
-async fn handle_connection(
-    stream: std::net::TcpStream,
-    tls: Option<TlsAcceptor>,
-    session: Session,
-    app: Arc<App>,
-    idle: Duration,
-    stop: watch::Receiver<bool>,
-) -> std::io::Result<()> {
-    // Replies of a pipeline are written at once; Nagle's algorithm would only delay them.
-    stream.set_nodelay(true)?;
-    let stream = TcpStream::from_std(stream)?;
-    let Some(tls) = tls else { return connection::serve(stream, session, app, idle, stop).await };
-    let handshake = tokio::time::timeout(TLS_TIMEOUT, tls.accept(stream)).await;
-    let stream = handshake.map_err(|_| std::io::Error::from(std::io::ErrorKind::TimedOut))??;
-    connection::serve(stream, session, app, idle, stop).await
-}
+pub(crate) use listener::serve;
+pub(crate) use workers::Workers;

@@ -8,8 +8,8 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::{Map, Value};
 
-use super::Admin;
-use super::policies::put_in_force;
+use super::apply::put_in_force;
+use super::state::Admin;
 use crate::access::By;
 use crate::app::changes::{Cause, Counting, Mode, Refusal, Terms, What};
 use crate::problem::Problem;

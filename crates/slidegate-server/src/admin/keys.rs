@@ -11,12 +11,12 @@ use axum::response::Response;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use slidegate::{
-    Algorithm, KeyUse, Policy, PolicySet, Quota, Reason, Request, Run, Source, Verb, millis_ceil,
-    parse_window,
+    KeyUse, Policy, PolicySet, Quota, Reason, Request, Run, Source, Verb, millis_ceil, parse_window,
 };
 
-use super::Admin;
+use super::apply::unknown;
 use super::reply::{InPath, answer, audit, body};
+use super::state::Admin;
 use crate::access::By;
 use crate::app::changes::{KeyChange, KeyKind, at_text, now_ms};
 use crate::app::store;
@@ -40,14 +40,14 @@ type Answered = Result<Response, Problem>;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Said {
+struct KeyAction {
     cost: Option<u64>,
     r#for: Option<String>,
     quota: Option<String>,
 }
 
 /// A policy that is in force, and a key of it.
-struct Place {
+struct KeyTarget {
     policies: Arc<PolicySet>,
     policy: String,
     text: String,
@@ -58,10 +58,10 @@ struct Place {
     tag: Option<(String, Vec<u8>)>,
 }
 
-impl Place {
+impl KeyTarget {
     fn of(admin: &Admin, policy: String, text: &str, uri: &Uri) -> Result<Self, Problem> {
         let policies = admin.app.policies();
-        let known = policies.by_name(&policy).ok_or_else(|| super::policies::unknown(&policies, &policy))?;
+        let known = policies.by_name(&policy).ok_or_else(|| unknown(&policies, &policy))?;
         let raw = admin.behind(&policy, text)?;
         let shown = raw.as_ref().map(|_| text.to_owned());
         let text = raw.as_deref().unwrap_or(text);
@@ -96,7 +96,7 @@ impl Place {
     }
 
     /// The key as it may be told to who asked.
-    fn told(&self) -> &str {
+    fn text_for_caller(&self) -> &str {
         self.shown.as_ref().unwrap_or(&self.text)
     }
 
@@ -156,8 +156,8 @@ impl Admin {
     }
 
     /// Everything about one key.
-    async fn view(&self, place: &Place) -> Result<Value, Problem> {
-        let request = place.request(self);
+    async fn view(&self, target: &KeyTarget) -> Result<Value, Problem> {
+        let request = target.request(self);
         let found = self.app.store().inspect(&request).await.map_err(|error| {
             Problem::new(
                 StatusCode::SERVICE_UNAVAILABLE,
@@ -171,8 +171,8 @@ impl Admin {
         let now = now_ms();
         let living = |is_block: bool| {
             document.living(now).find(|change| {
-                change.policy == place.policy
-                    && change.key == place.text
+                change.policy == target.policy
+                    && change.key == target.text
                     && (change.kind == KeyKind::Block) == is_block
             })
         };
@@ -185,11 +185,11 @@ impl Admin {
             }
             told
         });
-        let filter = Filter { policy: Some(place.policy.clone()), key: Some(place.text.clone()) };
+        let filter = Filter { policy: Some(target.policy.clone()), key: Some(target.text.clone()) };
         let denials = self.app.observer().events().recent(&filter, MAX_DENIALS);
         let denials: Vec<_> = denials.iter().map(|event| &**event).collect();
         let mut view = used(&found);
-        view["key"] = place.told().into();
+        view["key"] = target.text_for_caller().into();
         view["denials"] = json!(denials);
         view["override"] = own.unwrap_or(Value::Null);
         view["block"] = living(true).map_or(Value::Null, until);
@@ -237,8 +237,8 @@ pub(super) async fn show(
     InPath((policy, key)): InPath<(String, String)>,
     uri: Uri,
 ) -> Answered {
-    let place = Place::of(&admin, policy, &key, &uri)?;
-    Ok(answer(&admin.view(&place).await?))
+    let target = KeyTarget::of(&admin, policy, &key, &uri)?;
+    Ok(answer(&admin.view(&target).await?))
 }
 
 pub(super) async fn act(
@@ -247,30 +247,31 @@ pub(super) async fn act(
     request: HttpRequest<Body>,
 ) -> Answered {
     let uri = request.uri().clone();
-    let (by, said): (By, Said) = body(request).await?;
-    let place = Place::of(&admin, policy, &key, &uri)?;
+    let (by, given): (By, KeyAction) = body(request).await?;
+    let target = KeyTarget::of(&admin, policy, &key, &uri)?;
     let done = match action.as_str() {
         "reset" => {
-            said.expect(&action, &[])?;
-            admin.reset(&place).await?
+            given.expect(&action, &[])?;
+            admin.reset(&target).await?
         }
         "refund" | "penalize" => {
-            said.expect(&action, &["cost"])?;
+            given.expect(&action, &["cost"])?;
             let verb = if action == "refund" { Verb::Refund } else { Verb::Penalize };
-            admin.charge(&place, verb, said.cost()?).await?
+            admin.charge(&target, verb, given.cost()?).await?
         }
         "block" => {
-            said.expect(&action, &["for"])?;
-            admin.set(&place, KeyKind::Block, said.until_ms()?, &by).await?
+            given.expect(&action, &["for"])?;
+            admin.set(&target, KeyKind::Block, given.until_ms()?, &by).await?
         }
         "override" => {
-            said.expect(&action, &["for", "quota"])?;
-            admin.set(&place, said.kind(place.policy())?, said.until_ms()?, &by).await?
+            given.expect(&action, &["for", "quota"])?;
+            admin.set(&target, given.kind(target.policy())?, given.until_ms()?, &by).await?
         }
         "unblock" | "clear-override" => {
-            said.expect(&action, &[])?;
-            let like = if action == "unblock" { KeyKind::Block } else { KeyKind::of(place.policy().quota()) };
-            admin.clear(&place, &like).await?
+            given.expect(&action, &[])?;
+            let like =
+                if action == "unblock" { KeyKind::Block } else { KeyKind::of(target.policy().quota()) };
+            admin.clear(&target, &like).await?
         }
         other => {
             let detail = format!(
@@ -281,21 +282,23 @@ pub(super) async fn act(
             return Err(Problem::new(StatusCode::NOT_FOUND, detail));
         }
     };
-    audit(&by, &action, &place.policy, &admin.app.observer().shown(&place.policy, &place.text), &done);
+    audit(&by, &action, &target.policy, &admin.app.observer().shown(&target.policy, &target.text), &done);
     admin.app.observer().mark_changed();
     // What was done is done, whether the store can be asked about it or not.
-    let mut view =
-        admin.view(&place).await.unwrap_or_else(|_| json!({ "policy": place.policy, "key": place.told() }));
+    let mut view = admin
+        .view(&target)
+        .await
+        .unwrap_or_else(|_| json!({ "policy": target.policy, "key": target.text_for_caller() }));
     view["done"] = done.into();
     Ok(answer(&view))
 }
 
-impl Said {
+impl KeyAction {
     /// Refuses what the action does not take.
     fn expect(&self, action: &str, takes: &[&str]) -> Result<(), Problem> {
-        let said =
+        let given =
             [("cost", self.cost.is_some()), ("for", self.r#for.is_some()), ("quota", self.quota.is_some())];
-        match said.into_iter().find(|(name, is_said)| *is_said && !takes.contains(name)) {
+        match given.into_iter().find(|(name, is_said)| *is_said && !takes.contains(name)) {
             Some((name, _)) => {
                 Err(Problem::field(name, format!("{action} does not take `{name}`; leave it out")))
             }
@@ -349,16 +352,16 @@ impl Said {
 }
 
 impl Admin {
-    async fn reset(&self, place: &Place) -> Result<String, Problem> {
-        let existed = self.app.reset(&place.request(self)).await.map_err(|error| {
+    async fn reset(&self, target: &KeyTarget) -> Result<String, Problem> {
+        let existed = self.app.reset(&target.request(self)).await.map_err(|error| {
             let detail = format!("{error}; the key may or may not have been reset; send the request again");
             Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
         })?;
         Ok(if existed { "its usage is forgotten" } else { "it had used nothing" }.to_owned())
     }
 
-    async fn charge(&self, place: &Place, verb: Verb, cost: u64) -> Result<String, Problem> {
-        let request = place.request(self).cost(cost);
+    async fn charge(&self, target: &KeyTarget, verb: Verb, cost: u64) -> Result<String, Problem> {
+        let request = target.request(self).cost(cost);
         let decisions = self.app.call(Protocol::Http).apply(verb, std::slice::from_ref(&request)).await;
         let moved = decisions.iter().next().map(|one| (one.cost, one.source));
         if let Some(error) = decisions.error() {
@@ -376,23 +379,29 @@ impl Admin {
         }
     }
 
-    async fn set(&self, place: &Place, kind: KeyKind, until_ms: u64, by: &By) -> Result<String, Problem> {
-        let policy = place.policy();
-        if candidate_of(&place.policy).is_some() {
+    async fn set(
+        &self,
+        target: &KeyTarget,
+        kind: KeyKind,
+        until_ms: u64,
+        by: &By,
+    ) -> Result<String, Problem> {
+        let policy = target.policy();
+        if candidate_of(&target.policy).is_some() {
             let detail = "a candidate has the blocks and limits of its policy; name that";
             return Err(Problem::new(StatusCode::CONFLICT, detail));
         }
         if kind == KeyKind::Block && !policy.is_enforced() {
             let detail = format!(
                 "policy `{}` is in shadow and denies nobody, so a block would not either; enforce it first",
-                place.policy
+                target.policy
             );
             return Err(Problem::new(StatusCode::CONFLICT, detail));
         }
         let quota = kind.quota(policy.quota()).map_err(|detail| Problem::field("quota", detail))?;
         let change = KeyChange {
-            policy: place.policy.clone(),
-            key: place.text.clone(),
+            policy: target.policy.clone(),
+            key: target.text.clone(),
             kind,
             until_ms,
             by: by.0.clone(),
@@ -406,8 +415,8 @@ impl Admin {
         })
     }
 
-    async fn clear(&self, place: &Place, like: &KeyKind) -> Result<String, Problem> {
-        let (policy, key) = (place.policy.as_str(), place.text.as_str());
+    async fn clear(&self, target: &KeyTarget, like: &KeyKind) -> Result<String, Problem> {
+        let (policy, key) = (target.policy.as_str(), target.text.as_str());
         let was_there =
             self.control.change(|document, now| Ok(document.clear_key(policy, key, like, now))).await?;
         Ok(match (*like == KeyKind::Block, was_there) {
@@ -418,9 +427,4 @@ impl Admin {
         }
         .to_owned())
     }
-}
-
-/// Every algorithm's name, for errors.
-pub(super) fn algorithms() -> String {
-    Algorithm::ALL.map(Algorithm::name).join(", ")
 }

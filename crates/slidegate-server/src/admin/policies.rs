@@ -7,22 +7,21 @@ use axum::extract::State;
 use axum::http::{Request as HttpRequest, StatusCode};
 use axum::response::Response;
 use serde::{Deserialize, Deserializer};
-use serde_json::{Map, Value, json};
+use serde_json::json;
 use slidegate::{Algorithm, Policy, PolicySet, Quota, millis_ceil};
 
-use super::reply::{InPath, answer, audit, body, bytes};
-use super::{Admin, added};
+use super::added;
+use super::apply::{algorithms, in_words, numbers, put_in_force, unknown};
+use super::reply::{InPath, answer, body, bytes};
+use super::state::Admin;
 use crate::access::By;
 use crate::app::changes::{Cause, Change, Counting, Document, Mode, Refusal, Terms, What, at_text};
-use crate::http::{parse_body, parse_members};
+use crate::json_body;
 use crate::policy_names::{self, CANDIDATE, candidate_of};
 use crate::problem::Problem;
 
 type Shared = State<Arc<Admin>>;
 type Answered = Result<Response, Problem>;
-
-/// Names of policies that an error lists.
-const MAX_LISTED: usize = 20;
 
 pub(super) async fn list(State(admin): Shared) -> Response {
     let (_, document) = admin.control.current();
@@ -61,28 +60,6 @@ pub(super) async fn list(State(admin): Shared) -> Response {
         })
     });
     answer(&json!({ "policies": told.collect::<Vec<_>>() }))
-}
-
-/// A quota's numbers.
-pub(super) fn numbers(quota: &Quota) -> Value {
-    json!({
-        "limit": quota.limit(),
-        "window_ms": millis_ceil(quota.window()),
-        "algorithm": quota.algorithm().name(),
-        "burst": (quota.algorithm() == Algorithm::TokenBucket).then(|| quota.burst()),
-    })
-}
-
-/// There is no policy of this name.
-pub(super) fn unknown(policies: &PolicySet, name: &str) -> Problem {
-    let names: Vec<_> = policy_names::listed(policies)
-        .map(Policy::name)
-        .filter(|name| candidate_of(name).is_none())
-        .collect();
-    let more = if names.len() > MAX_LISTED { ", ..." } else { "" };
-    let listed = names.iter().take(MAX_LISTED).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-    let detail = format!("there is no policy `{}`; there are {listed}{more}", name.escape_debug());
-    Problem::new(StatusCode::NOT_FOUND, detail)
 }
 
 /// What a policy is changed to; what is not said stays.
@@ -161,7 +138,7 @@ impl Numbers {
         }
         if let Some(name) = algorithm {
             let algorithm: Algorithm = name.parse().map_err(|_| {
-                let known = super::keys::algorithms();
+                let known = algorithms();
                 wrong(
                     "algorithm",
                     &format!("algorithm `{}` is unknown; there are {known}", name.escape_debug()),
@@ -197,11 +174,11 @@ pub(super) async fn set(
     request: HttpRequest<Body>,
 ) -> Answered {
     let (by, bytes) = bytes(request).await?;
-    let keys = parse_members(&bytes)?;
+    let keys = json_body::members(&bytes)?;
     if added::is_policy(&keys) {
         return added::add(&admin, &by, &name, keys).await;
     }
-    let put: Put = parse_body(&bytes)?;
+    let put: Put = json_body::parse(&bytes)?;
     // What is not said stays as it is now, elsewhere as well.
     admin.control.poll().await;
     let policies = admin.app.policies();
@@ -238,15 +215,6 @@ pub(super) async fn set(
     put_in_force(&admin, &by, (&name, &terms), &document, (What::Set, "set")).await
 }
 
-/// Refuses a change of what somebody else changed a moment before.
-fn unchanged_since(document: &Document, name: &str, seen: Option<&Terms>) -> Result<(), Refusal> {
-    if document.policies.get(name) == seen {
-        return Ok(());
-    }
-    let detail = format!("policy `{name}` was changed by somebody else just now; look at it and try again");
-    Err(Refusal::new(Cause::Conflict, detail))
-}
-
 pub(super) async fn unset(
     State(admin): Shared,
     InPath(name): InPath<String>,
@@ -266,7 +234,7 @@ pub(super) async fn unset(
             Err(Refusal::new(Cause::Unknown, detail))
         })
         .await?;
-    Ok(admin.changed(&by, "unset", &name, id, &said_of(Some(&before), None)))
+    Ok(admin.changed(&by, "unset", &name, id, &in_words(Some(&before), None)))
 }
 
 pub(super) async fn promote(
@@ -305,7 +273,7 @@ pub(super) async fn undo(
         })?),
     };
     let change = admin.control.change(|document, now| document.undo(id, &by.0, now)).await?;
-    let done = said_of(change.before.as_ref(), change.after.as_ref());
+    let done = in_words(change.before.as_ref(), change.after.as_ref());
     Ok(admin.changed(&by, "undo", &change.policy, change.id, &done))
 }
 
@@ -329,7 +297,7 @@ pub(super) async fn changes(State(admin): Shared) -> Response {
             "undone_by": document.undone_by(*id),
             "before": before,
             "after": after,
-            "words": said_of(before.as_ref(), after.as_ref()),
+            "words": in_words(before.as_ref(), after.as_ref()),
         })
     });
     answer(&json!({ "version": version, "changes": told.collect::<Vec<_>>() }))
@@ -358,71 +326,4 @@ fn changeable<'p>(
          or with each command of the RESP port"
     );
     Err(Problem::new(StatusCode::CONFLICT, detail))
-}
-
-/// Puts a policy's terms in force unless somebody else has changed it since `document` was looked at.
-pub(super) async fn put_in_force(
-    admin: &Arc<Admin>,
-    by: &By,
-    (name, terms): (&str, &Terms),
-    document: &Document,
-    what: (What, &str),
-) -> Answered {
-    let version = document.policies.get(name);
-    let id = admin
-        .control
-        .change(|document, now| {
-            unchanged_since(document, name, version)?;
-            Ok(document.set_policy(name, Some(terms.clone()), what.0.clone(), &by.0, now))
-        })
-        .await?;
-    Ok(admin.changed(by, what.1, name, id, &said_of(None, Some(terms))))
-}
-
-/// What a policy is under from now on.
-fn said_of(before: Option<&Terms>, after: Option<&Terms>) -> String {
-    let Some(terms) = after else {
-        let was_added = before.is_some_and(|before| before.added.is_some());
-        return if was_added { "taken away" } else { "as the configuration says" }.to_owned();
-    };
-    let of = |counting: &Counting| match counting.quota() {
-        Ok(quota) => {
-            let burst = counting.burst.map(|burst| format!(", {burst} at once")).unwrap_or_default();
-            format!("{quota} {}{burst}", quota.algorithm())
-        }
-        Err(why) => why,
-    };
-    let mode = if terms.mode == Mode::Shadow { ", shadow" } else { "" };
-    let candidate =
-        terms.candidate.as_ref().map(|one| format!(", candidate {}", of(one))).unwrap_or_default();
-    let added = terms.added.as_ref().map(|keys| {
-        let scope = keys.get("scope").map_or_else(String::new, Value::to_string);
-        format!(", added at run time with scope {scope}")
-    });
-    format!("{}{mode}{candidate}{}", of(&terms.quota), added.unwrap_or_default())
-}
-
-impl Admin {
-    /// The keys of a policy that is in force as it was added.
-    fn added<'d>(&self, document: &'d Document, name: &str) -> Option<&'d Map<String, Value>> {
-        document.added(name).filter(|_| self.app.active.is_added(name))
-    }
-
-    /// Where a policy comes from.
-    fn origin(&self, document: &Document, name: &str) -> &'static str {
-        match document.policies.get(name) {
-            None => "file",
-            Some(_) if self.added(document, name).is_some() => "added",
-            // Another one of this name comes first.
-            Some(terms) if terms.added.is_some() => "file",
-            Some(_) => "changed",
-        }
-    }
-
-    /// The answer to a change that is in force here, and its line in the log.
-    fn changed(&self, by: &By, action: &str, policy: &str, id: u64, done: &str) -> Response {
-        audit(by, action, policy, "", done);
-        self.app.observer().mark_changed();
-        answer(&json!({ "policy": policy, "change": id, "done": done }))
-    }
 }

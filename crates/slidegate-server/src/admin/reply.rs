@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::access::By;
 use crate::app::changes::{Cause, Refusal};
-use crate::http::{parse_body, read_body};
+use crate::json_body;
 use crate::problem::Problem;
 
 /// Largest body of a change.
@@ -54,13 +54,13 @@ impl From<Refusal> for Problem {
 /// Who asks, and the body of a change; an empty one says nothing.
 pub(super) async fn body<T: DeserializeOwned>(request: Request<Body>) -> Result<(By, T), Problem> {
     let (by, bytes) = bytes(request).await?;
-    Ok((by, parse_body(&bytes)?))
+    Ok((by, json_body::parse(&bytes)?))
 }
 
 /// The same, not yet read.
 pub(super) async fn bytes(request: Request<Body>) -> Result<(By, Bytes), Problem> {
     let by = request.extensions().get::<By>().cloned().expect("the guard says who asks");
-    let bytes = read_body(request.into_body(), MAX_BODY).await?;
+    let bytes = json_body::read(request.into_body(), MAX_BODY).await?;
     let bytes = if bytes.trim_ascii().is_empty() { Bytes::from_static(b"{}") } else { bytes };
     Ok((by, bytes))
 }

@@ -13,9 +13,9 @@ use serde::Deserialize;
 use serde_json::json;
 use slidegate::{PolicyReset, ResetCursor};
 
-use super::Admin;
-use super::policies::unknown;
+use super::apply::unknown;
 use super::reply::{InPath, answer, audit, body};
+use super::state::Admin;
 use crate::problem::Problem;
 
 /// Keys that a step looks at, unless it is asked for others.

@@ -6,9 +6,9 @@ use axum::extract::State;
 use axum::response::Response;
 use serde_json::json;
 
-use super::Admin;
-use super::policies::numbers;
+use super::apply::numbers;
 use super::reply::answer;
+use super::state::Admin;
 use crate::policy_names::{CANDIDATE, candidate_of};
 
 /// Most keys of a candidate in an answer, those first that would notice it most.

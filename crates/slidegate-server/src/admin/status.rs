@@ -8,8 +8,8 @@ use axum::response::Response;
 use serde_json::json;
 use slidegate::Clock;
 
-use super::Admin;
 use super::reply::answer;
+use super::state::Admin;
 use crate::app::changes::{ControlStatus, at_text, now_ms};
 use crate::app::store;
 use crate::telemetry::Spans;

@@ -4,7 +4,28 @@ use std::process::ExitCode;
 
 use serde_json::{Value, json};
 
-use super::{CheckArgs, Failure, output};
+use super::failure::Failure;
+use super::values::{attribute, cost};
+use super::{client, output};
+use clap::Args;
+
+#[derive(Debug, Args)]
+pub(super) struct CheckArgs {
+    /// Attributes of the request, such as `user=alice`.
+    #[arg(required = true, value_name = "NAME=VALUE", value_parser = attribute)]
+    attributes: Vec<(String, String)>,
+    /// What the request costs.
+    #[arg(long, default_value = "1", value_parser = cost, allow_hyphen_values = true)]
+    cost: u64,
+    /// Look without charging.
+    #[arg(long)]
+    peek: bool,
+    /// Print the server's JSON instead of words.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    server: client::ServerArgs,
+}
 
 /// Ends of the command. `2` is a failure.
 const ALLOWED: u8 = 0;

@@ -9,8 +9,9 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::Value;
 
+use super::failure::Failure;
+use super::output;
 use super::values::milliseconds;
-use super::{Failure, output};
 use crate::http_client;
 
 /// Where the environment has the token.

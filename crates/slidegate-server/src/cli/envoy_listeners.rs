@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::Failure;
+use super::failure::Failure;
 use crate::admin::Listener;
 use crate::app::App;
 use crate::protocol::rls;

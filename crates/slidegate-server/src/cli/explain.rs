@@ -8,9 +8,35 @@ use std::process::ExitCode;
 use serde_json::{Value, json};
 use slidegate::{Gate, Policy, PolicyDecision, Request, format_window};
 
-use super::{ExplainArgs, Failure, attribute, output};
+use super::failure::Failure;
+use super::output;
+use super::sources::{EnvoyArgs, PolicyArgs};
+use super::values::{attribute, rate};
 use crate::app::App;
+use clap::Args;
+use slidegate_envoy::Rate;
 use slidegate_envoy::{EnvoyConfig, Explanation, Settings};
+
+#[derive(Debug, Args)]
+pub(super) struct ExplainArgs {
+    #[command(flatten)]
+    policies: PolicyArgs,
+    #[command(flatten)]
+    envoy: EnvoyArgs,
+    /// The domain of the descriptors, with --envoy-config or --envoy-env.
+    #[arg(long)]
+    domain: Option<String>,
+    /// The limit that the descriptors bring along, such as `10/MINUTE`.
+    #[arg(long, requires = "domain", value_parser = rate, value_name = "COUNT/UNIT")]
+    limit: Option<Rate>,
+    /// With a domain: descriptors, such as `path=/login,ip=192.0.2.7`, a comma within a value written `\,`. Without:
+    /// attributes, such as `user=alice`.
+    #[arg(required = true, value_name = "NAME=VALUE")]
+    parts: Vec<String>,
+    /// Print JSON instead of words.
+    #[arg(long)]
+    json: bool,
+}
 
 pub(super) fn run(args: &ExplainArgs) -> Result<ExitCode, Failure> {
     let (text, json) = match (args.envoy.settings()?, &args.domain) {

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
-use super::Failure;
 use super::client::{ClientArgs, Method, segment, span, window};
+use super::failure::Failure;
 use super::values::cost;
 
 #[derive(Debug, Args)]

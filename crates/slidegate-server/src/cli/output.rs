@@ -6,7 +6,7 @@
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 
-use super::Failure;
+use super::failure::Failure;
 
 /// Prints a line on standard output.
 ///

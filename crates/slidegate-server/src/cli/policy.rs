@@ -10,7 +10,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value, json};
 
 use super::client::{ClientArgs, Method, segment, window};
-use super::{Failure, output};
+use super::failure::Failure;
+use super::output;
 use crate::config::one_line;
 
 /// Steps of a reset for each line about its progress where there is no terminal: some 100,000 keys.

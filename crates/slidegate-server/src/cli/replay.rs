@@ -10,8 +10,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use slidegate_replay::{LogReader, LogStats, Options, Replay};
 
+use super::failure::Failure;
+use super::output;
+use super::sources::PolicyArgs;
 use super::values::number;
-use super::{Failure, PolicyArgs, output};
 use crate::app::explanation;
 use crate::config::{Counted, describe};
 

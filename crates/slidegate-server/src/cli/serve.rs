@@ -12,8 +12,11 @@ use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
 use super::envoy_listeners::EnvoyListeners;
+use super::failure::Failure;
+use super::output;
 use super::reload::{self, Causes};
-use super::{Failure, ServeArgs, output};
+use super::sources::{EnvoyArgs, PolicyArgs};
+use super::values::address;
 use crate::admin::{self, Admin};
 use crate::app::App;
 use crate::app::store::Seen;
@@ -23,7 +26,34 @@ use crate::protocol::{Doors, rls};
 use crate::resp;
 use crate::shutdown::Signals;
 use crate::{dashboard, listener, telemetry};
+use clap::Args;
 use slidegate_envoy::{ConfigWatcher, Debounced, EnvoyConfig, POLL_EVERY, Settings};
+
+#[derive(Debug, Args)]
+pub(super) struct ServeArgs {
+    #[command(flatten)]
+    policies: PolicyArgs,
+    #[command(flatten)]
+    pub(super) envoy: EnvoyArgs,
+    /// The address to listen to, before the configuration's.
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = address)]
+    listen: Option<SocketAddr>,
+    /// The address of Envoy's rate-limit service over gRPC, before the configuration's. Without either it is not served.
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = address)]
+    grpc: Option<SocketAddr>,
+    /// The Redis whose limits all instances share, such as `redis://127.0.0.1:6379`, before the configuration's.
+    ///
+    /// Also `redis+cluster://A:6379,B:6379` and `redis+sentinel://A,B/MASTER`, and `rediss` for TLS. The variable
+    /// `SLIDEGATE_REDIS` says the same without showing a password among the processes.
+    #[arg(long, value_name = "URL")]
+    redis: Option<String>,
+    /// The address to serve clients of Redis on, such as `127.0.0.1:6380`, before the configuration's. Off unless given.
+    ///
+    /// Speaks RESP2 and RESP3: `RL.CHECK`, and the commands of redis-cell and throttlecrab. The variable
+    /// `SLIDEGATE_RESP_PASSWORD` is the password that clients have to give.
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = address)]
+    resp: Option<SocketAddr>,
+}
 
 /// Between two sweeps for expired keys.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);

@@ -4,7 +4,8 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 
-use super::{Failure, output};
+use super::failure::Failure;
+use super::output;
 use crate::access::tokens;
 use crate::config::{Right, Rights, is_name};
 

@@ -9,7 +9,46 @@ use std::process::ExitCode;
 
 use serde::Deserialize;
 
-use super::{Failure, TopArgs, TopBy, output};
+use super::failure::Failure;
+use super::values::{keys, milliseconds};
+use super::{client, output};
+use clap::{Args, ValueEnum};
+use std::time::Duration;
+
+#[derive(Debug, Args)]
+pub(super) struct TopArgs {
+    /// Only the keys of this policy.
+    #[arg(long, value_name = "NAME")]
+    policy: Option<String>,
+    /// What keys are ordered by.
+    #[arg(long, value_enum, default_value_t = TopBy::Used)]
+    by: TopBy,
+    /// Most keys to show.
+    #[arg(long, value_name = "N", default_value = "20", value_parser = keys)]
+    limit: u16,
+    /// Between two looks, in milliseconds.
+    #[arg(long, value_name = "MS", default_value = "2000", value_parser = milliseconds)]
+    every: Duration,
+    /// Look once, also on a terminal.
+    #[arg(long)]
+    once: bool,
+    /// Print the server's JSON once, instead of a table.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    server: client::ServerArgs,
+    /// The token itself, which the list of processes shows to everybody on this machine: use `--token-file`.
+    #[arg(long, value_name = "TOKEN", hide = true)]
+    token: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(super) enum TopBy {
+    /// Cost that was charged.
+    Used,
+    /// Denials.
+    Denied,
+}
 
 /// Longest answer: 1000 keys of 256 bytes, each of which JSON may write as six, and numbers beside them.
 const MAX_ANSWER: u64 = 4 << 20;

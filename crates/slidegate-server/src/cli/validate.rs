@@ -5,9 +5,21 @@ use std::process::ExitCode;
 
 use slidegate::PolicySet;
 
-use super::{Failure, PolicyArgs, ValidateArgs, output};
+use super::failure::Failure;
+use super::output;
+use super::sources::{EnvoyArgs, PolicyArgs};
 use crate::config::{Arguments, Config, describe};
+use clap::Args;
 use slidegate_envoy::{EnvoyConfig, Settings};
+use std::path::PathBuf;
+
+#[derive(Debug, Args)]
+pub(super) struct ValidateArgs {
+    /// The configuration, in YAML.
+    file: Option<PathBuf>,
+    #[command(flatten)]
+    envoy: EnvoyArgs,
+}
 
 pub(super) fn run(args: &ValidateArgs) -> Result<ExitCode, Failure> {
     let settings = args.envoy.settings()?;

@@ -12,7 +12,8 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::watch;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
-use super::command::{self, Batch, Step};
+use super::batch::{Batch, Step};
+use super::dispatch;
 use super::frame::{self, Frame, MAX_FRAME, ProtocolError};
 use super::reply::{Reply, RespVersion};
 use super::session::Session;
@@ -146,7 +147,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
                     progress = Progress::Replied;
                     let before = self.out.len();
                     let step =
-                        command::step(&arguments, &mut self.session, &policies, &mut batch, &mut self.out);
+                        dispatch::step(&arguments, &mut self.session, &policies, &mut batch, &mut self.out);
                     (step, before)
                 }
                 Ok(Frame::Inline(line, length)) => {
@@ -229,7 +230,7 @@ async fn execute<S: AsyncWrite + Unpin>(
             write(stream, out).await?;
         }
         let before = out.len();
-        let step = command::step(&arguments, session, policies, &mut batch, out);
+        let step = dispatch::step(&arguments, session, policies, &mut batch, out);
         // Commands that close the connection or open a transaction are never queued.
         complete(step, before, session.version, &mut batch, out).await;
     }
@@ -255,7 +256,7 @@ async fn inline_command(
     };
     let arguments: frame::Arguments<'_> = arguments.iter().map(Vec::as_slice).collect();
     let (mut batch, before) = (Batch::new(app), out.len());
-    let step = command::step(&arguments, session, policies, &mut batch, out);
+    let step = dispatch::step(&arguments, session, policies, &mut batch, out);
     let next = complete(step, before, session.version, &mut batch, out).await;
     flush(&mut batch, out).await;
     next

@@ -6,11 +6,12 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-use super::Listener;
-use super::command::{COMMANDS, CommandError, CommandSpec, Name, Step};
+use super::batch::Step;
+use super::commands::{COMMANDS, CommandSpec, Name};
+use super::error::CommandError;
 use super::reply::{Escaped, Reply, RespVersion};
+use super::shared::ListenerState;
 use super::throttle::QuotaCache;
 use super::transaction::Transaction;
 use crate::access::Connection;
@@ -30,7 +31,7 @@ const USER: &[u8] = b"default";
 
 #[derive(Debug)]
 pub(super) struct Session {
-    listener: Arc<Listener>,
+    listener: Arc<ListenerState>,
     pub(super) version: RespVersion,
     authenticated: bool,
     /// CommandError passwords so far. `RESET` does not clear it.
@@ -51,8 +52,8 @@ pub(super) fn before_authentication(name: Name) -> bool {
 }
 
 impl Session {
-    pub(super) fn new(listener: Arc<Listener>, peer: SocketAddr) -> Self {
-        let id = listener.accepted.fetch_add(1, Ordering::Relaxed) + 1;
+    pub(super) fn new(listener: Arc<ListenerState>, peer: SocketAddr) -> Self {
+        let id = listener.next_id();
         let authenticated = listener.password.is_none();
         Self {
             listener,
@@ -289,10 +290,7 @@ impl Session {
                 format!("connected_clients:{connected}\r\nmaxclients:{}\r\n", self.listener.max_connections),
             ),
             ("Persistence", "loading:0\r\n".to_owned()),
-            (
-                "Stats",
-                format!("total_connections_received:{}\r\n", self.listener.accepted.load(Ordering::Relaxed)),
-            ),
+            ("Stats", format!("total_connections_received:{}\r\n", self.listener.accepted())),
             ("Replication", "role:master\r\nconnected_slaves:0\r\n".to_owned()),
             (
                 "Slidegate",

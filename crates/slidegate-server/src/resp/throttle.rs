@@ -7,10 +7,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use slidegate::{Algorithm, Decisions, Quota, Request, Verb};
+use slidegate::{Algorithm, Decisions, Quota};
 
-use super::command::{Batch, CommandError, ReplyFormat, Step, parse_integer};
-use super::decide;
+use super::answer;
+use super::error::{CommandError, parse_integer};
 use super::reply::Reply;
 use crate::limits::MAX_COST;
 use crate::policy_names::INLINE_POLICIES;
@@ -32,7 +32,7 @@ pub(super) struct ThrottleArguments {
     /// Per period.
     count: u64,
     period_secs: u64,
-    quantity: u64,
+    pub(super) quantity: u64,
 }
 
 /// The last inline quota. Most clients repeat one, and building it prepares its divisions.
@@ -45,39 +45,9 @@ impl Dialect {
     }
 }
 
-/// `key max_burst count period [quantity]`
-pub(super) fn throttle<'b>(
-    dialect: Dialect,
-    args: &[&'b [u8]],
-    cache: &mut QuotaCache,
-    batch: &mut Batch<'b>,
-    reply: &mut Reply<'_>,
-) -> Result<Step<'b>, CommandError> {
-    // A burst of zero admits one request in redis-cell; throttlecrab rejects it.
-    let (min_burst, max_burst) = match dialect {
-        Dialect::RedisCell => (0, MAX_COST - 1),
-        Dialect::Throttlecrab => (1, MAX_COST),
-    };
-    let arguments = ThrottleArguments {
-        dialect,
-        max_burst: parse_integer("max_burst", args[1], min_burst, max_burst)?,
-        count: parse_integer("count", args[2], 1, MAX_COST)?,
-        period_secs: parse_integer("period", args[3], 1, MAX_PERIOD_SECS)?,
-        quantity: args.get(4).map_or(Ok(1), |quantity| parse_integer("quantity", quantity, 0, MAX_COST))?,
-    };
-    let (policy, attribute) = match dialect {
-        Dialect::RedisCell => INLINE_POLICIES[0],
-        Dialect::Throttlecrab => INLINE_POLICIES[1],
-    };
-    let mut request = Request::new().under(policy).quota(cache.quota(arguments)?).cost(arguments.quantity);
-    let key = std::iter::once((attribute, args[0]));
-    batch.app.attributes.add_to(&mut request, key).map_err(|error| CommandError::new(error.detail))?;
-    batch.decide(Verb::Check, request, ReplyFormat::Throttle(arguments), reply);
-    Ok(Step::Submitted)
-}
-
 impl QuotaCache {
-    fn quota(&mut self, arguments: ThrottleArguments) -> Result<Arc<Quota>, CommandError> {
+    /// The quota of these arguments, from the cache if it is the last one.
+    pub(super) fn quota(&mut self, arguments: ThrottleArguments) -> Result<Arc<Quota>, CommandError> {
         let same = |cached: &ThrottleArguments| {
             ThrottleArguments { quantity: arguments.quantity, ..*cached } == arguments
         };
@@ -93,6 +63,35 @@ impl QuotaCache {
 }
 
 impl ThrottleArguments {
+    /// Parses `key max_burst count period [quantity]`.
+    ///
+    /// # Errors
+    /// The argument that is not a number in its range.
+    pub(super) fn parse(dialect: Dialect, args: &[&[u8]]) -> Result<Self, CommandError> {
+        // A burst of zero admits one request in redis-cell; throttlecrab rejects it.
+        let (min_burst, max_burst) = match dialect {
+            Dialect::RedisCell => (0, MAX_COST - 1),
+            Dialect::Throttlecrab => (1, MAX_COST),
+        };
+        Ok(Self {
+            dialect,
+            max_burst: parse_integer("max_burst", args[1], min_burst, max_burst)?,
+            count: parse_integer("count", args[2], 1, MAX_COST)?,
+            period_secs: parse_integer("period", args[3], 1, MAX_PERIOD_SECS)?,
+            quantity: args
+                .get(4)
+                .map_or(Ok(1), |quantity| parse_integer("quantity", quantity, 0, MAX_COST))?,
+        })
+    }
+
+    /// The policy of the dialect's command, and the attribute that it counts by.
+    pub(super) fn policy(&self) -> (&'static str, &'static str) {
+        match self.dialect {
+            Dialect::RedisCell => INLINE_POLICIES[0],
+            Dialect::Throttlecrab => INLINE_POLICIES[1],
+        }
+    }
+
     /// Maximum cost admitted at once.
     fn capacity(&self) -> u64 {
         match self.dialect {
@@ -109,7 +108,7 @@ impl ThrottleArguments {
 
     /// Writes the decision in the dialect's format.
     pub(super) fn write_reply(&self, decisions: &Decisions<'_>, reply: &mut Reply<'_>) {
-        let Some(one) = decisions.iter().next() else { return decide::policy_removed(reply) };
+        let Some(one) = decisions.iter().next() else { return answer::policy_removed(reply) };
         reply.array(5);
         match self.dialect {
             Dialect::RedisCell => {

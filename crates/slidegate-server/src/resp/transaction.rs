@@ -4,7 +4,8 @@
 //! a denial undoes nothing. Use `RL.REQUEST` to charge several limits atomically. The queue copies
 //! the arguments, because the read buffer is reused.
 
-use super::command::{CommandError, Name};
+use super::commands::Name;
+use super::error::CommandError;
 use super::frame::Arguments;
 
 /// Maximum commands of one transaction. They run without yielding to the thread's other

@@ -12,18 +12,19 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::metrics::MetricType;
 
-use super::metrics::OTHERS;
 use crate::app::App;
 use slidegate_envoy::{HitCounter, LiveConfig};
 
+/// The label of what has no series of its own. No policy can have this name.
+pub(super) const OTHERS: &str = "~others";
 /// Most sets of labels, each with six series. Hits on all other limits are under [`OTHERS`] together.
 const MAX_SETS: usize = 2000;
 
 /// What is counted while files of the reference are followed.
 #[derive(Debug)]
-pub(super) struct Reference(pub(super) Arc<App>);
+pub(super) struct EnvoyMetrics(pub(super) Arc<App>);
 
-impl Collector for Reference {
+impl Collector for EnvoyMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let Some(live) = self.0.observer().files.get() else { return Ok(()) };
         limits(&mut encoder, live)?;

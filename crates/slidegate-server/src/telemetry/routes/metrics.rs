@@ -14,7 +14,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 use slidegate::{BreakerState, PolicySet, Timestamp, Verb};
 
-use super::envoy_metrics::Reference;
+use super::envoy_metrics::{EnvoyMetrics, OTHERS};
 use crate::access::attempts::AuthAttempts;
 use crate::app::App;
 use crate::app::changes::now_ms;
@@ -29,8 +29,6 @@ use crate::telemetry::{VERBS, verb_name};
 
 /// Most policies with series of their own, up to 20 each. What the others count is under [`OTHERS`] together.
 const MAX_POLICIES: usize = 1000;
-/// No policy can have this name.
-pub(super) const OTHERS: &str = "~others";
 /// Most nodes of a shared store that are told of: a cluster's masters, of which more than a hundred are rare.
 const MAX_NODES: usize = 256;
 
@@ -40,7 +38,7 @@ pub(super) fn page(app: &Arc<App>) -> String {
     registry.register_collector(Box::new(Scrape(Arc::clone(app))));
     // Of another maker, so without our prefix.
     let mut reference = Registry::default();
-    reference.register_collector(Box::new(Reference(Arc::clone(app))));
+    reference.register_collector(Box::new(EnvoyMetrics(Arc::clone(app))));
     let mut page = String::new();
     let written = text::encode_registry(&mut page, &registry)
         .and_then(|()| text::encode_registry(&mut page, &reference))

@@ -1,0 +1,123 @@
+//! Applying changes of policies: the change itself, its line in the log, and the texts that all routes share.
+
+use std::sync::Arc;
+
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde_json::{Map, Value, json};
+use slidegate::{Algorithm, Policy, PolicySet, Quota, millis_ceil};
+
+use super::reply::{answer, audit};
+use super::state::Admin;
+use crate::access::By;
+use crate::app::changes::{Cause, Counting, Document, Mode, Refusal, Terms, What};
+use crate::policy_names::{self, candidate_of};
+use crate::problem::Problem;
+
+type Answered = Result<Response, Problem>;
+
+/// Most names of policies that an error lists.
+const MAX_LISTED: usize = 20;
+
+/// Puts a policy's terms in force unless somebody else has changed it since `document` was looked at.
+pub(super) async fn put_in_force(
+    admin: &Arc<Admin>,
+    by: &By,
+    (name, terms): (&str, &Terms),
+    document: &Document,
+    what: (What, &str),
+) -> Answered {
+    let version = document.policies.get(name);
+    let id = admin
+        .control
+        .change(|document, now| {
+            unchanged_since(document, name, version)?;
+            Ok(document.set_policy(name, Some(terms.clone()), what.0.clone(), &by.0, now))
+        })
+        .await?;
+    Ok(admin.changed(by, what.1, name, id, &in_words(None, Some(terms))))
+}
+
+/// What a policy is under from now on.
+pub(super) fn in_words(before: Option<&Terms>, after: Option<&Terms>) -> String {
+    let Some(terms) = after else {
+        let was_added = before.is_some_and(|before| before.added.is_some());
+        return if was_added { "taken away" } else { "as the configuration says" }.to_owned();
+    };
+    let of = |counting: &Counting| match counting.quota() {
+        Ok(quota) => {
+            let burst = counting.burst.map(|burst| format!(", {burst} at once")).unwrap_or_default();
+            format!("{quota} {}{burst}", quota.algorithm())
+        }
+        Err(why) => why,
+    };
+    let mode = if terms.mode == Mode::Shadow { ", shadow" } else { "" };
+    let candidate =
+        terms.candidate.as_ref().map(|one| format!(", candidate {}", of(one))).unwrap_or_default();
+    let added = terms.added.as_ref().map(|keys| {
+        let scope = keys.get("scope").map_or_else(String::new, Value::to_string);
+        format!(", added at run time with scope {scope}")
+    });
+    format!("{}{mode}{candidate}{}", of(&terms.quota), added.unwrap_or_default())
+}
+
+impl Admin {
+    /// The keys of a policy that is in force as it was added.
+    pub(super) fn added<'d>(&self, document: &'d Document, name: &str) -> Option<&'d Map<String, Value>> {
+        document.added(name).filter(|_| self.app.active.is_added(name))
+    }
+
+    /// Where a policy comes from.
+    pub(super) fn origin(&self, document: &Document, name: &str) -> &'static str {
+        match document.policies.get(name) {
+            None => "file",
+            Some(_) if self.added(document, name).is_some() => "added",
+            // Another one of this name comes first.
+            Some(terms) if terms.added.is_some() => "file",
+            Some(_) => "changed",
+        }
+    }
+
+    /// The answer to a change that is in force here, and its line in the log.
+    pub(super) fn changed(&self, by: &By, action: &str, policy: &str, id: u64, done: &str) -> Response {
+        audit(by, action, policy, "", done);
+        self.app.observer().mark_changed();
+        answer(&json!({ "policy": policy, "change": id, "done": done }))
+    }
+}
+
+/// Refuses a change of what somebody else changed a moment before.
+fn unchanged_since(document: &Document, name: &str, seen: Option<&Terms>) -> Result<(), Refusal> {
+    if document.policies.get(name) == seen {
+        return Ok(());
+    }
+    let detail = format!("policy `{name}` was changed by somebody else just now; look at it and try again");
+    Err(Refusal::new(Cause::Conflict, detail))
+}
+
+/// A quota's numbers.
+pub(super) fn numbers(quota: &Quota) -> Value {
+    json!({
+        "limit": quota.limit(),
+        "window_ms": millis_ceil(quota.window()),
+        "algorithm": quota.algorithm().name(),
+        "burst": (quota.algorithm() == Algorithm::TokenBucket).then(|| quota.burst()),
+    })
+}
+
+/// There is no policy of this name.
+pub(super) fn unknown(policies: &PolicySet, name: &str) -> Problem {
+    let names: Vec<_> = policy_names::listed(policies)
+        .map(Policy::name)
+        .filter(|name| candidate_of(name).is_none())
+        .collect();
+    let more = if names.len() > MAX_LISTED { ", ..." } else { "" };
+    let listed = names.iter().take(MAX_LISTED).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+    let detail = format!("there is no policy `{}`; there are {listed}{more}", name.escape_debug());
+    Problem::new(StatusCode::NOT_FOUND, detail)
+}
+
+/// Every algorithm's name, for errors.
+pub(super) fn algorithms() -> String {
+    Algorithm::ALL.map(Algorithm::name).join(", ")
+}
