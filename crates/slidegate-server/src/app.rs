@@ -131,6 +131,16 @@ impl App {
         self.engine.store.shared()
     }
 
+    /// Whether decisions may come from fallbacks just now, as the shared store is away.
+    pub(crate) fn is_degraded(&self) -> bool {
+        self.shared().is_some_and(Shared::is_degraded)
+    }
+
+    /// The kind and state of the store, as JSON.
+    pub(crate) fn store_status(&self) -> serde_json::Value {
+        self.shared().map_or_else(|| serde_json::json!({ "kind": "memory" }), Shared::state)
+    }
+
     /// What records decisions.
     pub(crate) fn observer(&self) -> &Observer {
         &self.engine.observer

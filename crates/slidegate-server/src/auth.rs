@@ -99,7 +99,7 @@ impl Door {
 
         let mut response = Response::new(Full::default());
         response.headers_mut().reserve(fields::USUAL);
-        fields::insert(response.headers_mut(), app, &decisions);
+        fields::insert(response.headers_mut(), &app.headers, &decisions);
         if let Some(denied) = slidegate::headers::Problem::of(&decisions) {
             *response.body_mut() = Full::from(denied.to_json());
             response.headers_mut().insert(header::CONTENT_TYPE, problem::MEDIA_TYPE);

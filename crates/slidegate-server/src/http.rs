@@ -19,7 +19,6 @@ use slidegate::{Decisions, Error, Reason, Verb};
 use crate::access;
 use crate::app::App;
 use crate::app::decide::Call;
-use crate::app::store;
 use crate::caller::Protocol;
 use crate::fields::{self, NO_STORE};
 use crate::json_body;
@@ -152,7 +151,7 @@ fn respond<O: From<Vec<u8>>>(
     headers.reserve(fields::USUAL);
     headers.insert(header::CONTENT_TYPE, media_type);
     if verb == Verb::Check {
-        fields::insert(headers, app, decisions);
+        fields::insert(headers, &app.headers, decisions);
     } else {
         headers.insert(header::CACHE_CONTROL, NO_STORE);
     }
@@ -214,8 +213,8 @@ async fn readyz(State(app): Shared) -> HttpResponse {
         "keys": stats.keys,
         "max_keys": stats.max_keys,
         "dropped_keys": stats.dropped,
-        "degraded": app.shared().is_some_and(store::Shared::is_degraded),
-        "store": app.shared().map_or_else(|| json!({ "kind": "memory" }), store::Shared::state),
+        "degraded": app.is_degraded(),
+        "store": app.store_status(),
     });
     let mut response = ok(problem::json(&body));
     if !ready {

@@ -11,7 +11,6 @@ use slidegate::Clock;
 use super::reply::answer;
 use super::state::Admin;
 use crate::app::changes::{ControlStatus, at_text, now_ms};
-use crate::app::store;
 use crate::telemetry::Spans;
 
 pub(super) async fn status(State(admin): State<Arc<Admin>>) -> Response {
@@ -22,8 +21,8 @@ pub(super) async fn status(State(admin): State<Arc<Admin>>) -> Response {
     let ControlStatus { id, document, location, problem, losses, last_loss } = admin.control.status();
     let now = now_ms();
     let stats = app.store().stats();
-    let mut store = app.shared().map_or_else(|| json!({ "kind": "memory" }), store::Shared::state);
-    store["degraded"] = app.shared().is_some_and(store::Shared::is_degraded).into();
+    let mut store = app.store_status();
+    store["degraded"] = app.is_degraded().into();
     answer(&json!({
         "version": env!("CARGO_PKG_VERSION"),
         "started_at": date(admin.started_at),

@@ -9,7 +9,7 @@ use std::path::Path;
 /// A new file here is a decision: what bounds its lines? No file of a protocol belongs here that reads what clients send.
 const UNLIMITED: &[(&str, &str)] = &[
     ("admin/reply.rs", "audit: authorised changes, all of which are wanted"),
-    ("cli.rs", "the start"),
+    ("cli/sources.rs", "the start"),
     ("cli/reload.rs", "a changed file or a signal"),
     ("cli/serve.rs", "start and stop; a full memory store, by a timer and a `LogLimit`"),
     ("app/changes/control.rs", "changes of operators, by a timer"),

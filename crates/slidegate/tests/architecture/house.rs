@@ -21,9 +21,8 @@ struct File {
 impl House {
     /// Reads every source file below `src`.
     pub(crate) fn read(src: &str, plan: &'static Plan) -> Self {
-        let mut files = Vec::new();
-        collect(Path::new(src), Path::new(src), &mut files);
-        files.sort_by(|a, b| a.name.cmp(&b.name));
+        let files = collect_files(Path::new(src));
+        let files: Vec<_> = files.into_iter().map(|(name, text)| File { name, text }).collect();
         assert!(files.len() > 1, "{src} has sources");
         Self { plan, files }
     }
@@ -113,26 +112,35 @@ impl File {
     }
 }
 
-fn collect(src: &Path, folder: &Path, files: &mut Vec<File>) {
+/// Every source file below a folder, with its name from there, in the order of their names.
+pub(crate) fn collect_files(src: &Path) -> Vec<(String, String)> {
+    let mut files = Vec::new();
+    collect(src, src, &mut files);
+    files.sort();
+    files
+}
+
+fn collect(src: &Path, folder: &Path, files: &mut Vec<(String, String)>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path: PathBuf = entry.unwrap().path();
         if path.is_dir() {
             collect(src, &path, files);
         } else if path.extension().is_some_and(|extension| extension == "rs") {
             let name = path.strip_prefix(src).unwrap().to_str().unwrap().replace('\\', "/");
-            files.push(File { name, text: fs::read_to_string(&path).unwrap() });
+            files.push((name, fs::read_to_string(&path).unwrap()));
         }
     }
 }
 
 /// A file without its tests, which may use everything.
 fn before_tests(text: &str) -> &str {
-    let tests = text.find("\nmod tests {").and_then(|at| text[..at].rfind("#[cfg(test)]"));
+    let tests = ["\nmod tests {", "\npub(crate) mod tests {"].iter().find_map(|start| text.find(start));
+    let tests = tests.and_then(|at| text[..at].rfind("#[cfg(test)]"));
     tests.map_or(text, |at| &text[..at])
 }
 
 /// The code before the tests: lines without what follows `//`.
-fn code(text: &str) -> String {
+pub(crate) fn code(text: &str) -> String {
     let lines = before_tests(text).lines().map(|line| line.split("//").next().unwrap_or_default());
     lines.collect::<Vec<_>>().join("\n")
 }

@@ -18,7 +18,6 @@ use super::tally::Decided;
 use super::{metadata, refused};
 use crate::app::App;
 use crate::app::decide::Call;
-use crate::app::store;
 use crate::caller::Caller;
 use crate::config::Grpc;
 use slidegate_envoy::{EnvoyConfig, LiveConfig, Settings};
@@ -67,8 +66,7 @@ impl Limits {
     /// Whether proxies should ask here. A shared store that is away is no reason not to unless told otherwise, since each
     /// policy has its fallback: instances that were left alone one and all would limit nothing.
     pub(super) fn is_well(&self) -> bool {
-        let is_degraded = || self.app.shared().is_some_and(store::Shared::is_degraded);
-        self.is_configured() && !(self.health_follows_store && is_degraded())
+        self.is_configured() && !(self.health_follows_store && self.app.is_degraded())
     }
 
     /// Decides all descriptors of a call: all of them charged, or none.

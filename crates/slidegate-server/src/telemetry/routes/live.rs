@@ -9,7 +9,6 @@ use slidegate::{Clock, Timestamp};
 use tokio::time::MissedTickBehavior;
 
 use crate::app::App;
-use crate::app::store::Shared;
 use crate::telemetry::events::Message;
 use crate::telemetry::observer::Observer;
 use crate::telemetry::policy_counters::Counts;
@@ -71,7 +70,7 @@ pub(crate) async fn tick(app: Arc<App>) {
         last = observer.events.has_listeners().then(|| {
             let totals = Totals::of(observer);
             if let Some(last) = &last {
-                let degraded = app.shared().is_some_and(Shared::is_degraded);
+                let degraded = app.is_degraded();
                 let at = observer.wall_time(at);
                 observer.events.send(Message::Rates(totals.since(last, at, degraded)));
             }
