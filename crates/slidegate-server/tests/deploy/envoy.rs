@@ -69,9 +69,12 @@ impl Envoy {
             assert_eq!(text.matches(&from).count(), 1, "{from}");
             text.replace(&from, &format!("port_value: {to} "))
         };
+        // An absent service refuses connections: no test waits so long.
+        let patient = PROXY.replace("timeout: 0.1s\n", "timeout: 10s\n");
+        assert_ne!(patient, PROXY, "the file has a timeout for the service");
         let config = [(9901, 0), (10000, 0), (8080, upstream()), (8081, slidegate)]
             .into_iter()
-            .fold(edit(PROXY.to_owned()), |text, (from, to)| replaced(text, from, to));
+            .fold(edit(patient), |text, (from, to)| replaced(text, from, to));
         let config = folder.file("envoy.yaml", config);
         let log = File::create(folder.path().join("log")).unwrap();
         let process = Command::new(program)

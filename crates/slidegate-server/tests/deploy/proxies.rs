@@ -34,7 +34,7 @@ const SPOOFED: &str = "x-user: me\r\nx-forwarded-for: 6.6.6.6\r\nx-real-ip: 6.6.
 const TIMEOUT: Duration = Duration::from_millis(250);
 /// A hanging slidegate would hold a request for 30 seconds or longer without the files' own timeouts. The rest is for a
 /// busy machine.
-const BOUNDED: Duration = Duration::from_secs(10);
+const BOUNDED: Duration = Duration::from_secs(25);
 
 /// Which proxy, and how its file is made to refuse requests while slidegate is away.
 struct Kind {

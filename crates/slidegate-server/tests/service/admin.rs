@@ -358,151 +358,156 @@ fn a_candidate_shows_what_it_would_change_and_is_promoted() {
     assert_eq!(server.get("/v1/shadow").json()["candidates"][0]["candidate"]["limit"], 4);
 }
 
-/// Limits are the fleet's: whoever asks one instance for a change has asked all of them, those of tomorrow included.
-#[test]
-fn what_is_changed_through_one_instance_is_in_force_in_all_and_outlives_them() {
-    let redis = RedisServer::start();
-    let folder = TempDir::new("admin-fleet");
-    // No answer may come from a fallback, however busy the machine is.
-    let config = format!("store: {{redis: '{}', deadline: 10s}}\n{POLICY}", redis.url_as_user());
-    let config = folder.file("slidegate.yaml", config);
-    let args = ["--config", config.as_str()];
-    let (one, other) = (Server::start(&args), Server::start(&args));
-    for status in [200, 200, 429] {
-        assert_eq!(check(&one, "alice").status, status);
+/// Over Redis servers of the tests. `scripts/test --fast` leaves them out.
+mod on_redis {
+    use super::*;
+
+    /// Limits are the fleet's: whoever asks one instance for a change has asked all of them, those of tomorrow included.
+    #[test]
+    fn what_is_changed_through_one_instance_is_in_force_in_all_and_outlives_them() {
+        let redis = RedisServer::start();
+        let folder = TempDir::new("admin-fleet");
+        // No answer may come from a fallback, however busy the machine is.
+        let config = format!("store: {{redis: '{}', deadline: 10s}}\n{POLICY}", redis.url_as_user());
+        let config = folder.file("slidegate.yaml", config);
+        let args = ["--config", config.as_str()];
+        let (one, other) = (Server::start(&args), Server::start(&args));
+        for status in [200, 200, 429] {
+            assert_eq!(check(&one, "alice").status, status);
+        }
+        assert_eq!(other.get(ALICE).json()["charges"].as_array().unwrap().len(), 2);
+        said(&one, &["key", "override", "per-user", "alice", "5", "--for", "1h"]);
+        until_true("the other enforces it", || check(&other, "alice").status == 200);
+        assert_eq!(other.get(ALICE).json()["override"]["limit"], 5);
+        said(&other, &["key", "block", "per-user", "bob", "--for", "1h"]);
+        until_true("the block reaches the first", || check(&one, "bob").status == 429);
+        said(&one, &["policy", "set", "per-user", "9/1h"]);
+        until_true("the new limit reaches the other", || {
+            other.get("/v1/policies").json()["policies"][0]["limit"] == 9
+        });
+        assert_eq!(other.get("/v1/status").json()["changes"]["version"], 3);
+
+        drop(one);
+        drop(other);
+        let (one, other) = (Server::start(&args), Server::start(&args));
+        assert_eq!(check(&one, "bob").status, 429);
+        let shown = one.get(ALICE).json();
+        assert_eq!((&shown["limit"], &shown["used"]), (&json!(5), &json!(3)));
+        assert_eq!(check(&one, "carol").json()["limit"], 9);
+
+        // It ends by itself in both, and one undo is everybody's.
+        said(&one, &["key", "override", "per-user", "alice", "1", "--for", "1s"]);
+        for server in [&one, &other] {
+            until_true("the policy's limit is back", || server.get(ALICE).json()["limit"] == 9);
+        }
+        said(&other, &["policy", "undo"]);
+        until_true("the configured limit is back in the first", || {
+            one.get("/v1/policies").json()["policies"][0]["limit"] == 2
+        });
+        said(&other, &["key", "unblock", "per-user", "bob"]);
+        until_true("the block is gone in the first", || {
+            let bob = one.get("/v1/keys/per-user/bob").json();
+            (&bob["block"], &bob["limit"]) == (&Value::Null, &json!(2))
+        });
     }
-    assert_eq!(other.get(ALICE).json()["charges"].as_array().unwrap().len(), 2);
-    said(&one, &["key", "override", "per-user", "alice", "5", "--for", "1h"]);
-    until_true("the other enforces it", || check(&other, "alice").status == 200);
-    assert_eq!(other.get(ALICE).json()["override"]["limit"], 5);
-    said(&other, &["key", "block", "per-user", "bob", "--for", "1h"]);
-    until_true("the block reaches the first", || check(&one, "bob").status == 429);
-    said(&one, &["policy", "set", "per-user", "9/1h"]);
-    until_true("the new limit reaches the other", || {
-        other.get("/v1/policies").json()["policies"][0]["limit"] == 9
-    });
-    assert_eq!(other.get("/v1/status").json()["changes"]["version"], 3);
 
-    drop(one);
-    drop(other);
-    let (one, other) = (Server::start(&args), Server::start(&args));
-    assert_eq!(check(&one, "bob").status, 429);
-    let shown = one.get(ALICE).json();
-    assert_eq!((&shown["limit"], &shown["used"]), (&json!(5), &json!(3)));
-    assert_eq!(check(&one, "carol").json()["limit"], 9);
-
-    // It ends by itself in both, and one undo is everybody's.
-    said(&one, &["key", "override", "per-user", "alice", "1", "--for", "1s"]);
-    for server in [&one, &other] {
-        until_true("the policy's limit is back", || server.get(ALICE).json()["limit"] == 9);
-    }
-    said(&other, &["policy", "undo"]);
-    until_true("the configured limit is back in the first", || {
-        one.get("/v1/policies").json()["policies"][0]["limit"] == 2
-    });
-    said(&other, &["key", "unblock", "per-user", "bob"]);
-    until_true("the block is gone in the first", || {
-        let bob = one.get("/v1/keys/per-user/bob").json();
-        (&bob["block"], &bob["limit"]) == (&Value::Null, &json!(2))
-    });
-}
-
-/// A change that is told as made and is not, is worse than one that is refused.
-#[test]
-fn while_the_store_is_away_nothing_is_changed_and_what_was_stays() {
-    let redis = RedisServer::start();
-    let server = Server::start(&["--redis", &redis.url(), "--policy", "2/1h per user"]);
-    said(&server, &["policy", "set", "per-user", "7/1h"]);
-    redis.kill();
-    for (method, path, body) in [
-        ("PUT", "/v1/policies/per-user".to_owned(), json!({ "limit": 9 })),
-        ("POST", format!("{ALICE}/block"), json!({ "for": "1h" })),
-        ("POST", format!("{ALICE}/refund"), json!({ "cost": 1 })),
-        ("POST", format!("{ALICE}/reset"), json!({})),
-    ] {
-        let answer = server.change(method, &path, &[], &body.to_string());
-        assert_eq!(answer.status, 503, "{path}: {}", answer.body);
-    }
-    assert_eq!(server.get(ALICE).status, 503);
-    assert_eq!(server.get("/v1/policies").json()["policies"][0]["limit"], 7);
-    until_true("the status says why", || server.get("/v1/status").json()["changes"]["error"].is_string());
-
-    // It comes back empty: what was changed is still in force, here and in whatever starts now.
-    redis.restart();
-    until_true("what was changed is in the store again", || {
+    /// A change that is told as made and is not, is worse than one that is refused.
+    #[test]
+    fn while_the_store_is_away_nothing_is_changed_and_what_was_stays() {
+        let redis = RedisServer::start();
+        let server = Server::start(&["--redis", &redis.url(), "--policy", "2/1h per user"]);
+        said(&server, &["policy", "set", "per-user", "7/1h"]);
+        redis.kill();
+        for (method, path, body) in [
+            ("PUT", "/v1/policies/per-user".to_owned(), json!({ "limit": 9 })),
+            ("POST", format!("{ALICE}/block"), json!({ "for": "1h" })),
+            ("POST", format!("{ALICE}/refund"), json!({ "cost": 1 })),
+            ("POST", format!("{ALICE}/reset"), json!({})),
+        ] {
+            let answer = server.change(method, &path, &[], &body.to_string());
+            assert_eq!(answer.status, 503, "{path}: {}", answer.body);
+        }
+        assert_eq!(server.get(ALICE).status, 503);
         assert_eq!(server.get("/v1/policies").json()["policies"][0]["limit"], 7);
-        let changes = server.get("/v1/status").json()["changes"].clone();
-        (&changes["error"], &changes["place"]) == (&Value::Null, &json!("store"))
-    });
-    let other = Server::start(&["--redis", &redis.url(), "--policy", "2/1h per user"]);
-    assert_eq!(other.get("/v1/policies").json()["policies"][0]["limit"], 7);
-    let answer = server.change("PUT", "/v1/policies/per-user", &[], r#"{"limit":9}"#);
-    assert_eq!(answer.status, 200, "{}", answer.body);
-    until_true("it can be changed again, everywhere", || {
-        other.get("/v1/policies").json()["policies"][0]["limit"] == 9
-    });
-    // What another program wrote is no change of limits.
-    redis.admin(&["SET", "sg1:control", "7\n{}"]);
-    until_true("the foreign document is told", || {
-        let error = server.get("/v1/status").json()["changes"]["error"].clone();
-        error.as_str().is_some_and(|error| error.starts_with("`sg1:control` holds no changes of limits"))
-    });
-    assert_eq!(server.get("/v1/policies").json()["policies"][0]["limit"], 9);
-    let refused = server.change("PUT", "/v1/policies/per-user", &[], r#"{"limit":1}"#);
-    assert_eq!(refused.status, 409, "{}", refused.body);
-}
+        until_true("the status says why", || server.get("/v1/status").json()["changes"]["error"].is_string());
 
-/// An instance that still remembers denials would go on denying who was given a fresh start.
-#[test]
-fn a_policy_is_reset_for_all_instances_on_a_store() {
-    let redis = RedisServer::start();
-    redis.admin(&["ACL", "SETUSER", "slidegate", "+scan", "+dbsize"]);
-    let folder = TempDir::new("admin-reset");
-    let config = format!("{POLICY}store: {{redis: '{}', deadline: 10s}}\n", redis.url_as_user());
-    let config = folder.file("slidegate.yaml", config);
-    let (one, two) = (Server::start(&["--config", &config]), Server::start(&["--config", &config]));
-    let source = |server: &Server| check(server, "alice").json()["source"].clone();
-    for user in ["alice", "bob", "carol"] {
-        assert_eq!([(); 3].map(|()| check(&one, user).status), [200, 200, 429], "{user}");
+        // It comes back empty: what was changed is still in force, here and in whatever starts now.
+        redis.restart();
+        until_true("what was changed is in the store again", || {
+            assert_eq!(server.get("/v1/policies").json()["policies"][0]["limit"], 7);
+            let changes = server.get("/v1/status").json()["changes"].clone();
+            (&changes["error"], &changes["place"]) == (&Value::Null, &json!("store"))
+        });
+        let other = Server::start(&["--redis", &redis.url(), "--policy", "2/1h per user"]);
+        assert_eq!(other.get("/v1/policies").json()["policies"][0]["limit"], 7);
+        let answer = server.change("PUT", "/v1/policies/per-user", &[], r#"{"limit":9}"#);
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        until_true("it can be changed again, everywhere", || {
+            other.get("/v1/policies").json()["policies"][0]["limit"] == 9
+        });
+        // What another program wrote is no change of limits.
+        redis.admin(&["SET", "sg1:control", "7\n{}"]);
+        until_true("the foreign document is told", || {
+            let error = server.get("/v1/status").json()["changes"]["error"].clone();
+            error.as_str().is_some_and(|error| error.starts_with("`sg1:control` holds no changes of limits"))
+        });
+        assert_eq!(server.get("/v1/policies").json()["policies"][0]["limit"], 9);
+        let refused = server.change("PUT", "/v1/policies/per-user", &[], r#"{"limit":1}"#);
+        assert_eq!(refused.status, 409, "{}", refused.body);
     }
-    until_true("the other one remembers the denial", || source(&two) == "remembered");
-    assert_eq!(said(&one, &["policy", "reset", "per-user", "--yes"]), "per-user: forgot 3 keys");
-    until_true("the denial has ended there as well", || check(&two, "alice").status == 200);
-    assert_eq!(check(&one, "bob").status, 200);
 
-    redis.admin(&["ACL", "SETUSER", "slidegate", "-scan"]);
-    let refused = command(&one, &["policy", "reset", "per-user", "--yes"]);
-    assert_eq!(refused.status.code(), Some(2));
-    let told = text(&refused.stderr);
-    assert!(
-        told.starts_with("503: ") && told.contains("scan") && told.contains("send the same step"),
-        "{told}"
-    );
-}
+    /// An instance that still remembers denials would go on denying who was given a fresh start.
+    #[test]
+    fn a_policy_is_reset_for_all_instances_on_a_store() {
+        let redis = RedisServer::start();
+        redis.admin(&["ACL", "SETUSER", "slidegate", "+scan", "+dbsize"]);
+        let folder = TempDir::new("admin-reset");
+        let config = format!("{POLICY}store: {{redis: '{}', deadline: 10s}}\n", redis.url_as_user());
+        let config = folder.file("slidegate.yaml", config);
+        let (one, two) = (Server::start(&["--config", &config]), Server::start(&["--config", &config]));
+        let source = |server: &Server| check(server, "alice").json()["source"].clone();
+        for user in ["alice", "bob", "carol"] {
+            assert_eq!([(); 3].map(|()| check(&one, user).status), [200, 200, 429], "{user}");
+        }
+        until_true("the other one remembers the denial", || source(&two) == "remembered");
+        assert_eq!(said(&one, &["policy", "reset", "per-user", "--yes"]), "per-user: forgot 3 keys");
+        until_true("the denial has ended there as well", || check(&two, "alice").status == 200);
+        assert_eq!(check(&one, "bob").status, 200);
 
-/// Where another attribute places keys, a key that is looked for elsewhere would be shown as unused, and reset in vain.
-#[test]
-fn keys_that_lie_by_another_attribute_are_found_by_it() {
-    let redis = RedisServer::start();
-    let folder = TempDir::new("admin-tag");
-    let policies = "policies: [{name: per-user, scope: [user], quota: 3/1h}]";
-    let config =
-        format!("store: {{redis: '{}', hash_tag: tenant, deadline: 10s}}\n{policies}\n", redis.url());
-    let server = Server::start(&["--config", &folder.file("slidegate.yaml", config)]);
-    let request = json!({ "attributes": { "user": "alice", "tenant": "acme" } }).to_string();
-    assert_eq!(server.post("/v1/check", &request).status, 200);
-    let refused = server.get(ALICE);
-    assert_eq!(refused.status, 400);
-    assert_eq!(
-        refused.json()["detail"],
-        "keys lie in the store by `tenant` (hash_tag), which policy `per-user` does not count by; say whose, for example \
-         `?tenant=acme`"
-    );
-    let show = ["key", "show", "per-user", "alice", "--tag"];
-    assert!(said(&server, &[&show[..], &["tenant=acme"]].concat()).contains("has used 1 of 3"));
-    assert!(said(&server, &[&show[..], &["tenant=other"]].concat()).contains("has used 0 of 3"));
-    let reset = said(&server, &["key", "reset", "per-user", "alice", "--tag", "tenant=acme"]);
-    assert_eq!(reset, "per-user: `alice`: its usage is forgotten");
-    let other = server.get(&format!("{ALICE}?colour=red"));
-    assert_eq!(other.json()["detail"], "`colour` says nothing about this key; leave it out");
+        redis.admin(&["ACL", "SETUSER", "slidegate", "-scan"]);
+        let refused = command(&one, &["policy", "reset", "per-user", "--yes"]);
+        assert_eq!(refused.status.code(), Some(2));
+        let told = text(&refused.stderr);
+        assert!(
+            told.starts_with("503: ") && told.contains("scan") && told.contains("send the same step"),
+            "{told}"
+        );
+    }
+
+    /// Where another attribute places keys, a key that is looked for elsewhere would be shown as unused, and reset in vain.
+    #[test]
+    fn keys_that_lie_by_another_attribute_are_found_by_it() {
+        let redis = RedisServer::start();
+        let folder = TempDir::new("admin-tag");
+        let policies = "policies: [{name: per-user, scope: [user], quota: 3/1h}]";
+        let config =
+            format!("store: {{redis: '{}', hash_tag: tenant, deadline: 10s}}\n{policies}\n", redis.url());
+        let server = Server::start(&["--config", &folder.file("slidegate.yaml", config)]);
+        let request = json!({ "attributes": { "user": "alice", "tenant": "acme" } }).to_string();
+        assert_eq!(server.post("/v1/check", &request).status, 200);
+        let refused = server.get(ALICE);
+        assert_eq!(refused.status, 400);
+        assert_eq!(
+            refused.json()["detail"],
+            "keys lie in the store by `tenant` (hash_tag), which policy `per-user` does not count by; say whose, for example \
+             `?tenant=acme`"
+        );
+        let show = ["key", "show", "per-user", "alice", "--tag"];
+        assert!(said(&server, &[&show[..], &["tenant=acme"]].concat()).contains("has used 1 of 3"));
+        assert!(said(&server, &[&show[..], &["tenant=other"]].concat()).contains("has used 0 of 3"));
+        let reset = said(&server, &["key", "reset", "per-user", "alice", "--tag", "tenant=acme"]);
+        assert_eq!(reset, "per-user: `alice`: its usage is forgotten");
+        let other = server.get(&format!("{ALICE}?colour=red"));
+        assert_eq!(other.json()["detail"], "`colour` says nothing about this key; leave it out");
+    }
 }

@@ -162,37 +162,42 @@ async fn envoy_denies_charges_and_looks_of_a_blocked_key() {
     }
 }
 
-/// Over a shared store a block must hold while that is away, and its end must take effect at once on every instance.
-#[test]
-fn a_block_holds_over_a_shared_store_that_comes_and_goes() {
-    let redis = RedisServer::start();
-    let folder = TempDir::new("blocked-redis");
-    let config = folder.file("slidegate.yaml", POLICIES);
-    let args = ["--config", config.as_str(), "--redis", &redis.url()];
-    let (one, other) = (Server::start(&args), Server::start(&args));
-    // Denials of the limit itself are remembered; the block comes over them, and goes again.
-    for status in [200, 200, 200, 200, 200, 429] {
-        assert_eq!(one.post("/v1/check", MALLORY).status, status);
+/// Over Redis servers of the tests. `scripts/test --fast` leaves them out.
+mod on_redis {
+    use super::*;
+
+    /// Over a shared store a block must hold while that is away, and its end must take effect at once on every instance.
+    #[test]
+    fn a_block_holds_over_a_shared_store_that_comes_and_goes() {
+        let redis = RedisServer::start();
+        let folder = TempDir::new("blocked-redis");
+        let config = folder.file("slidegate.yaml", POLICIES);
+        let args = ["--config", config.as_str(), "--redis", &redis.url()];
+        let (one, other) = (Server::start(&args), Server::start(&args));
+        // Denials of the limit itself are remembered; the block comes over them, and goes again.
+        for status in [200, 200, 200, 200, 200, 429] {
+            assert_eq!(one.post("/v1/check", MALLORY).status, status);
+        }
+        block(&one);
+        let reason = |server: &Server| server.post("/v1/check", MALLORY).json()["reason"].clone();
+        assert_eq!(reason(&one), "blocked");
+        until_true("the other instance blocks it too", || reason(&other) == "blocked");
+        let denied = other.post("/v1/check", MALLORY).json();
+        assert_eq!((&denied["limit"], &denied["used"]), (&json!(5), &json!(5)));
+        // The store, or what it said less than 100 ms ago: never a fallback.
+        assert!(["store", "remembered"].contains(&denied["source"].as_str().unwrap()), "{denied}");
+        one.post("/v1/reset", MALLORY);
+        assert_eq!(reason(&one), "blocked");
+
+        redis.pause();
+        let denied = one.post("/v1/check", MALLORY);
+        assert_eq!((denied.status, &denied.json()["reason"]), (429, &json!("blocked")));
+        assert!(denied.json()["why"].as_str().unwrap().contains("is blocked until"), "{}", denied.body);
+        redis.resume();
+        until_true("the store decides again", || one.post("/v1/check", MALLORY).json()["source"] == "store");
+
+        one.change("POST", "/v1/keys/per-user/mallory/unblock", &[], "{}");
+        assert_eq!(one.post("/v1/check", MALLORY).status, 200);
+        until_true("the other instance lets it pass too", || other.post("/v1/check", MALLORY).status == 200);
     }
-    block(&one);
-    let reason = |server: &Server| server.post("/v1/check", MALLORY).json()["reason"].clone();
-    assert_eq!(reason(&one), "blocked");
-    until_true("the other instance blocks it too", || reason(&other) == "blocked");
-    let denied = other.post("/v1/check", MALLORY).json();
-    assert_eq!((&denied["limit"], &denied["used"]), (&json!(5), &json!(5)));
-    // The store, or what it said less than 100 ms ago: never a fallback.
-    assert!(["store", "remembered"].contains(&denied["source"].as_str().unwrap()), "{denied}");
-    one.post("/v1/reset", MALLORY);
-    assert_eq!(reason(&one), "blocked");
-
-    redis.pause();
-    let denied = one.post("/v1/check", MALLORY);
-    assert_eq!((denied.status, &denied.json()["reason"]), (429, &json!("blocked")));
-    assert!(denied.json()["why"].as_str().unwrap().contains("is blocked until"), "{}", denied.body);
-    redis.resume();
-    until_true("the store decides again", || one.post("/v1/check", MALLORY).json()["source"] == "store");
-
-    one.change("POST", "/v1/keys/per-user/mallory/unblock", &[], "{}");
-    assert_eq!(one.post("/v1/check", MALLORY).status, 200);
-    until_true("the other instance lets it pass too", || other.post("/v1/check", MALLORY).status == 200);
 }

@@ -65,16 +65,21 @@ fn the_commands_work_on_the_file_shown() {
     assert_eq!(ran, 3, "validate, replay and check");
 }
 
-/// The line that makes many instances of one limit, with a Redis of the test's own.
-#[test]
-fn instances_share_a_limit_as_shown() {
-    let shown = blocks("sh").into_iter().find(|block| block.contains("--redis")).unwrap();
-    let command = shown.lines().find(|line| line.contains("--redis")).unwrap();
-    let words: Vec<_> = command.split(" #").next().unwrap().split_whitespace().collect();
-    assert_eq!(words, ["slidegate", "serve", "--redis", "redis://127.0.0.1:6379"]);
-    let redis = slidegate_testkit::redis::RedisServer::start();
-    let servers = [0; 2].map(|_| Server::start(&["--redis", &redis.url()]));
-    let remaining =
-        servers.each_ref().map(|server| server.get("/v1/check?user=alice").json()["remaining"].clone());
-    assert_eq!(remaining, [99, 98]);
+/// Over Redis servers of the tests. `scripts/test --fast` leaves them out.
+mod on_redis {
+    use super::*;
+
+    /// The line that makes many instances of one limit, with a Redis of the test's own.
+    #[test]
+    fn instances_share_a_limit_as_shown() {
+        let shown = blocks("sh").into_iter().find(|block| block.contains("--redis")).unwrap();
+        let command = shown.lines().find(|line| line.contains("--redis")).unwrap();
+        let words: Vec<_> = command.split(" #").next().unwrap().split_whitespace().collect();
+        assert_eq!(words, ["slidegate", "serve", "--redis", "redis://127.0.0.1:6379"]);
+        let redis = slidegate_testkit::redis::RedisServer::start();
+        let servers = [0; 2].map(|_| Server::start(&["--redis", &redis.url()]));
+        let remaining =
+            servers.each_ref().map(|server| server.get("/v1/check?user=alice").json()["remaining"].clone());
+        assert_eq!(remaining, [99, 98]);
+    }
 }

