@@ -1,9 +1,20 @@
 -- Decides requests on all their keys or on none, in the order they came, at one time.
+-- Twin of `all_or_none` in `src/store.rs`: change both or neither.
 --
--- ARGV: the latest server time at which anything may still be charged; the verb; the number of requests and the cost of
--- each; then for each key its algorithm, `enforced` or `shadow` with a `+` if it charges excess or a `!` if it counts what
--- is denied, its quota packed, and its own cost if it is not the requests'; for `once` at last the milliseconds that its reply is kept. Replies {requests charged, now, {what the algorithm tells} for each key}; a refund
--- tells what is left, and at the end what it gave. {-1, now} when it is too late.
+-- KEYS: for each part of the requests its key; for `once` at last the key that holds the first reply.
+-- ARGV: the latest server time at which anything may still be charged (us); `once` or `apply`; the number of
+--   requests, and the cost of each; then for each part
+--   - its algorithm's letter, or the number of an earlier part with the same key,
+--   - its mode, see below,
+--   - its quota, packed (`quota` of the algorithm's file),
+--   - its own cost, empty if it is the request's;
+--   for `once` at last the time that the reply is kept (ms).
+-- A mode has five letters: the verb (`c`heck, `p`eek, `r`efund, pe`n`alize), `e`nforced or `s`hadow, what it
+--   does with an excess (`-` deny, `+` charge, `!` count), its role (`d`eciding, `t`ogether, `a` if allowed,
+--   `i`ndependent, `k` for refusals), and `o` if it is denied while over its limit, else `-`. After `t` and `i`
+--   follows the number of its request, after `k` that of the part that it belongs to.
+-- Reply: {requests that are not denied, now, {what the algorithm tells} for each key as it was found,
+--   {what it tells, what was returned} for each refund that was carried out}; {-1, now} when it is too late.
 
 --[open]
 -- The key as it is, and what can be done with it.
@@ -42,81 +53,163 @@ local call, argv = redis.call, ARGV
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
 if now > argv[1] + 0 then return { -1, now } end
-local verb, requests, keys = argv[2], argv[3] + 0, #KEYS
+local requests, parts = argv[3] + 0, #KEYS
 -- Once only: the last key holds the first reply to the same id.
 local once
-if verb == 'once' then
-  once, keys = KEYS[keys], keys - 1
+if argv[2] == 'once' then
+  once, parts = KEYS[parts], parts - 1
   local first = call('GET', once)
   if first then return cmsgpack.unpack(first) end
 end
 local opens = {}
 --@opens
-local used, capacity, most, enforced, excess, counts = {}, {}, {}, {}, {}, {}
-local own, adds, needed, moved = {}, {}, {}, {}
+-- Bytes of the modes.
+local CHECK, PEEK, REFUND, PENALIZE = 99, 112, 114, 110
+local ENFORCED, CHARGE, COUNT, OVER = 101, 43, 33, 111
+local DECIDING, TOGETHER, IF_ALLOWED, INDEPENDENT, REFUSALS = 100, 116, 97, 105, 107
+-- Of each part; `at` is the part whose key it shares, itself if it is the first.
+local verb, enforced, excess, role, over, link, own, at = {}, {}, {}, {}, {}, {}, {}, {}
+-- Of each key, by its first part.
+local used, capacity, most, moved, adds, needed, writes = {}, {}, {}, {}, {}, {}, {}
 local tell, charge, keep, refund = {}, {}, {}, {}
-for k = 1, keys do
-  local from = 3 + requests + (k - 1) * 4
-  local wrong
-  local mode = argv[from + 2]
-  enforced[k], excess[k], counts[k] = mode:byte(1) == 101, mode:byte(-1) == 43, mode:byte(-1) == 33
-  own[k] = tonumber(argv[from + 4])
-  adds[k], needed[k] = 0, 0
-  used[k], capacity[k], most[k], wrong, moved[k], tell[k], charge[k], keep[k], refund[k] =
-    opens[argv[from + 1]](KEYS[k], now, argv[from + 3])
-  if wrong then return redis.error_reply('SLIDEGATE value ' .. k .. ' is ' .. wrong) end
+local is_plain = true
+for p = 1, parts do
+  local from = 3 + requests + (p - 1) * 4
+  local letter, mode = argv[from + 1], argv[from + 2]
+  verb[p], enforced[p], excess[p], role[p], over[p] = mode:byte(1, 5)
+  enforced[p], over[p] = enforced[p] == ENFORCED, over[p] == OVER
+  if role[p] ~= DECIDING or over[p] then
+    is_plain = false
+    link[p] = tonumber(mode:sub(6))
+  end
+  own[p] = tonumber(argv[from + 4])
+  if opens[letter] then
+    local wrong
+    at[p], adds[p], needed[p] = p, 0, 0
+    used[p], capacity[p], most[p], wrong, moved[p], tell[p], charge[p], keep[p], refund[p] =
+      opens[letter](KEYS[p], now, argv[from + 3])
+    if wrong then return redis.error_reply('SLIDEGATE value ' .. p .. ' is ' .. wrong) end
+  else
+    at[p] = letter + 0
+  end
 end
 
 local reply = { 0, now }
-if verb == 'refund' then
-  for k = 1, keys do
-    local given = refund[k](own[k] or argv[4] + 0)
-    local told = tell[k](0)
-    told[#told + 1] = given
-    reply[2 + k] = told
+local is_denied, by_peek, denied
+for request = 4, 3 + requests do
+  local cost = argv[request] + 0
+  is_denied, by_peek, denied = false, false, {}
+  local added
+  if not is_plain then
+    -- Usage that peeks are told besides their own.
+    added = {}
+    for p = 1, parts do
+      if role[p] == REFUSALS and verb[p] == PEEK then
+        added[link[p]] = (added[link[p]] or 0) + used[at[p]] + adds[at[p]]
+      end
+    end
   end
-  return reply
+  for p = 1, parts do
+    if verb[p] == CHECK or verb[p] == PEEK then
+      local k, asks = at[p], own[p] or cost
+      if excess[p] == CHARGE and asks > 1 then asks = 1 end
+      -- In this order every sum is below 2^53, unless the cost can never fit.
+      local excess_cost = asks - capacity[k] + used[k] + adds[k]
+      if asks > 0 and excess_cost > 0 then
+        denied[p] = true
+        if excess_cost > needed[k] and asks <= capacity[k] then needed[k] = excess_cost end
+      elseif over[p] then
+        local least = excess[p] == CHARGE and 1 or 0
+        denied[p] = least - capacity[k] + used[k] + adds[k] + (added[p] or 0) > 0
+      end
+      if denied[p] and enforced[p] and role[p] == DECIDING then
+        is_denied, by_peek = true, by_peek or verb[p] == PEEK
+      end
+    end
+  end
+  -- Requests, by their numbers, that an enforced policy denies.
+  local refused = {}
+  if not is_plain then
+    local has_together, all_together, has_peek = false, true, false
+    for p = 1, parts do
+      if denied[p] and enforced[p] and (role[p] == TOGETHER or role[p] == INDEPENDENT) then refused[link[p]] = true end
+    end
+    for p = 1, parts do
+      if role[p] == TOGETHER then
+        has_together, all_together = true, all_together and refused[link[p]]
+        has_peek = has_peek or verb[p] == PEEK
+      end
+    end
+    if has_together and all_together then is_denied, by_peek = true, by_peek or has_peek end
+  end
+  if not is_denied then reply[1] = reply[1] + 1 end
+  for p = 1, parts do
+    if verb[p] == CHECK then
+      local k, takes = at[p], own[p] or cost
+      local passes = not is_denied
+      if role[p] == INDEPENDENT then
+        passes = not refused[link[p]]
+      elseif role[p] == TOGETHER then
+        passes = passes and not refused[link[p]]
+      end
+      if excess[p] == COUNT or passes and excess[p] == CHARGE and not denied[p] then
+        adds[k] = math.max(adds[k], math.min(adds[k] + takes, most[k] - used[k]))
+        writes[k] = writes[k] or excess[p] == COUNT
+        -- What is denied and counted has to be waited out as well.
+        local excess_cost = takes - capacity[k] + used[k] + adds[k]
+        if excess[p] == COUNT and excess_cost > needed[k] and takes <= capacity[k] then needed[k] = excess_cost end
+      elseif passes and not denied[p] then
+        adds[k] = adds[k] + takes
+      else
+        denied[p] = true
+      end
+      writes[k] = writes[k] or moved[k]
+    end
+  end
+  for p = 1, parts do
+    if verb[p] == PENALIZE then
+      local is_done = role[p] ~= IF_ALLOWED or not is_denied
+      if role[p] == REFUSALS then
+        local base = link[p]
+        is_done = not by_peek and excess[base] ~= COUNT and (verb[base] ~= CHECK or denied[base])
+      end
+      if is_done then
+        local k, takes = at[p], own[p] or cost
+        adds[k], writes[k] = math.max(adds[k], math.min(adds[k] + takes, most[k] - used[k])), true
+      end
+    end
+  end
 end
 
-for request = 4, 3 + requests do
-  local cost, passes = argv[request] + 0, true
-  if verb ~= 'penalize' then
-    for k = 1, keys do
-      local asks = own[k] or cost
-      if excess[k] and asks > 1 then asks = 1 end
-      -- In this order every sum is below 2^53, unless the cost can never fit.
-      local over = asks - capacity[k] + used[k] + adds[k]
-      if asks > 0 and over > 0 then
-        if enforced[k] then passes = false end
-        if over > needed[k] and asks <= capacity[k] then needed[k] = over end
-      end
-    end
-  end
-  if verb ~= 'peek' then
-    if passes then reply[1] = reply[1] + 1 end
-    for k = 1, keys do
-      local takes = own[k] or cost
-      if verb == 'penalize' or counts[k] or passes and excess[k] and used[k] + adds[k] < capacity[k] then
-        adds[k] = math.max(adds[k], math.min(adds[k] + takes, most[k] - used[k]))
-        -- What is denied and counted has to be waited out as well.
-        local over = takes - capacity[k] + used[k] + adds[k]
-        if counts[k] and over > needed[k] and takes <= capacity[k] then needed[k] = over end
-      elseif passes and used[k] + adds[k] + takes <= capacity[k] then
-        adds[k] = adds[k] + takes
-      end
+local charged = false
+for p = 1, parts do
+  if at[p] == p then
+    reply[#reply + 1] = tell[p](math.min(needed[p], used[p]))
+    if adds[p] > 0 then
+      charged = true
+      local failed = charge[p](adds[p])
+      if failed then return failed end
+    elseif writes[p] and used[p] > 0 then
+      -- A penalty that found no room is written as well, so that all stores have seen the same time.
+      keep[p]()
     end
   end
 end
-local charged = false
-for k = 1, keys do
-  reply[2 + k] = tell[k](math.min(needed[k], used[k]))
-  if adds[k] > 0 then
-    charged = true
-    local failed = charge[k](adds[k])
-    if failed then return failed end
-  elseif verb ~= 'peek' and (moved[k] or counts[k] or verb == 'penalize') and used[k] > 0 then
-    -- A penalty that found no room is written as well, so that all stores have seen the same time.
-    keep[k]()
+-- A call with refunds is one request.
+for p = 1, parts do
+  if verb[p] == REFUND and (role[p] ~= IF_ALLOWED or not is_denied) then
+    local k = at[p]
+    local told, given = tell[k], refund[k]
+    local from = 3 + requests + (p - 1) * 4
+    if adds[k] > 0 or writes[k] then
+      -- The key was written: it is read again.
+      local _
+      _, _, _, _, _, told, _, _, given = opens[argv[3 + requests + (k - 1) * 4 + 1]](KEYS[k], now, argv[from + 3])
+    end
+    local returned = given(own[p] or argv[4] + 0)
+    writes[k] = true
+    reply[#reply + 1] = told(0)
+    reply[#reply][#reply[#reply] + 1] = returned
   end
 end
 if once and charged and reply[1] > 0 then call('SET', once, cmsgpack.pack(reply), 'PX', argv[#argv]) end

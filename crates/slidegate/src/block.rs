@@ -5,10 +5,9 @@
 
 use smallvec::SmallVec;
 
-use crate::charge::{Charge, Charges};
+use crate::charge::{Charge, Charges, with_denials};
 use crate::decision::{Decision, Source, Verdict, Waits};
 use crate::time::Timestamp;
-use crate::verb::Verb;
 
 /// A key that is blocked under a policy: until when, and by whom.
 ///
@@ -74,79 +73,45 @@ impl Block {
     }
 }
 
-/// How charges are decided of which at least one has a block that is not over.
+/// What is left of the blocks of charges, of which at least one is not over.
 ///
-/// An enforced policy with a blocked key denies the request, so everything is only looked at. A blocked key of a shadow
-/// policy denies nothing: it alone is only looked at, since a shadow policy that would deny is not charged.
+/// A block denies what asks for any cost, whatever the store would say. So the store is asked about usage
+/// only, and the block is laid over its decision.
 #[derive(Debug)]
 pub(crate) struct Blocks {
-    verb: Verb,
-    /// What to do with the charges of [`main`](Self::main).
-    main_verb: Verb,
-    /// What is left of each charge's block, in microseconds.
+    /// For each charge, in microseconds.
     rests_us: SmallVec<[Option<u64>; 4]>,
-    /// Which charges are looked at apart from the others.
-    apart: SmallVec<[bool; 4]>,
 }
 
 impl Blocks {
     /// `None` if no key is blocked now, which is the usual case. `now` is the date, as blocks end at one.
-    pub(crate) fn of(verb: Verb, charges: &[Charge<'_>], now: impl FnOnce() -> Timestamp) -> Option<Self> {
+    pub(crate) fn of(charges: &[Charge<'_>], now: impl FnOnce() -> Timestamp) -> Option<Self> {
         if charges.iter().all(|charge| charge.block.is_none()) {
             return None;
         }
         let now = now();
         let rests_us: SmallVec<[Option<u64>; 4]> =
             charges.iter().map(|charge| charge.block.and_then(|block| block.rest_us(now))).collect();
-        if rests_us.iter().all(Option::is_none) {
-            return None;
-        }
-        let denies = |(charge, rest): (&Charge<'_>, &Option<u64>)| rest.is_some() && charge.part.cost > 0;
-        let is_check = verb == Verb::Check;
-        let is_denied =
-            is_check && charges.iter().zip(&rests_us).any(|both| both.0.part.enforced && denies(both));
-        let apart =
-            charges.iter().zip(&rests_us).map(|both| is_check && !is_denied && denies(both)).collect();
-        let main_verb = if is_denied { Verb::Peek } else { verb };
-        Some(Self { verb, main_verb, rests_us, apart })
+        rests_us.iter().any(Option::is_some).then_some(Self { rests_us })
     }
 
-    /// Whether a check is denied by a block, so that all of its charges are only looked at, together.
-    #[cfg(feature = "redis")]
-    pub(crate) fn denies_check(&self) -> bool {
-        self.verb == Verb::Check && self.main_verb == Verb::Peek
+    /// What is left for the store to decide.
+    pub(crate) fn left<'a>(&self, charges: &[Charge<'a>]) -> Charges<'a> {
+        with_denials(charges, |at| self.rests_us[at].is_some() && charges[at].part.is_deniable())
     }
 
-    /// The charges that are decided together, and how.
-    pub(crate) fn main<'a>(&self, charges: &[Charge<'a>]) -> (Verb, Charges<'a>) {
-        (self.main_verb, self.where_apart_is(false, charges))
-    }
-
-    /// The charges that are only looked at apart from those: often none.
-    pub(crate) fn apart<'a>(&self, charges: &[Charge<'a>]) -> Charges<'a> {
-        self.where_apart_is(true, charges)
-    }
-
-    fn where_apart_is<'a>(&self, wanted: bool, charges: &[Charge<'a>]) -> Charges<'a> {
-        let charges = charges.iter().zip(&self.apart);
-        charges.filter(|(_, apart)| **apart == wanted).map(|(charge, _)| charge.clone()).collect()
-    }
-
-    /// The decisions in the order of the charges, blocked keys denied.
-    pub(crate) fn join(
+    /// The store's decisions with blocked keys denied.
+    pub(crate) fn lay_over(
         self,
         charges: &[Charge<'_>],
-        main: impl IntoIterator<Item = Decision>,
-        apart: impl IntoIterator<Item = Decision>,
+        mut decisions: SmallVec<[Decision; 4]>,
     ) -> SmallVec<[Decision; 4]> {
-        let (mut main, mut apart) = (main.into_iter(), apart.into_iter());
-        let decide = |((charge, rest_us), is_apart): ((&Charge<'_>, &Option<u64>), &bool)| {
-            let next = if *is_apart { apart.next() } else { main.next() };
-            let decision = next.expect("a store decides every charge it is given");
-            let asks = matches!(self.verb, Verb::Check | Verb::Peek) && charge.part.cost > 0;
-            rest_us.map_or(decision, |rest_us| blocked(decision, rest_us, asks))
-        };
-        charges.iter().zip(&self.rests_us).zip(&self.apart).map(decide).collect()
+        for ((charge, rest_us), decision) in charges.iter().zip(self.rests_us).zip(&mut decisions) {
+            if let Some(rest_us) = rest_us {
+                *decision = blocked(*decision, rest_us, charge.part.is_deniable());
+            }
+        }
+        decisions
     }
 }
 

@@ -5,6 +5,7 @@ use smallvec::SmallVec;
 use crate::block::Block;
 use crate::key::Key;
 use crate::quota::Quota;
+use crate::verb::{Role, Verb};
 
 /// One policy's part of a request: this cost, from this key, under this quota.
 #[derive(Debug, Clone)]
@@ -31,22 +32,54 @@ pub(crate) struct Charge<'a> {
     pub(crate) request: usize,
 }
 
-/// How one key takes part in a decision.
+/// How one key takes part in a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Part {
+    pub(crate) verb: Verb,
+    pub(crate) role: Role,
+    /// The request that it is for. Of [`Role::Refusals`] the position of the part that it belongs to.
+    pub(crate) link: usize,
     pub(crate) cost: u64,
     /// Whether a denial denies the request: not under a shadow policy.
     pub(crate) enforced: bool,
     pub(crate) excess: Excess,
+    /// Whether it is denied as well while the key is over its limit, see
+    /// [`Request::deny_over_limit`](crate::Request::deny_over_limit).
+    pub(crate) over_limit: bool,
 }
 
 impl Part {
-    /// What has to fit for the cost to be charged.
+    /// A check of cost 0 under an enforced policy.
+    #[cfg(all(test, feature = "redis"))]
+    pub(crate) fn check_of_nothing() -> Self {
+        let (verb, role, excess) = (Verb::Check, Role::Deciding, Excess::Refuse);
+        Self { verb, role, link: 0, cost: 0, enforced: true, excess, over_limit: false }
+    }
+
+    /// What has to fit: the cost, or the first unit of it where the rest may exceed the limit.
+    #[inline]
     pub(crate) fn asks(&self) -> u64 {
         match self.excess {
-            Excess::Refuse | Excess::Count => self.cost,
-            Excess::Charge => self.cost.min(1),
+            Excess::Charge if self.verb.is_question() => self.cost.min(1),
+            Excess::Refuse | Excess::Count | Excess::Charge => self.cost,
         }
+    }
+
+    /// Whether a full key can deny it.
+    pub(crate) fn is_deniable(&self) -> bool {
+        self.verb.is_question() && (self.cost > 0 || self.over_limit)
+    }
+
+    /// Whether one step on its key carries it out, if it is the only part of its call.
+    #[inline]
+    pub(crate) fn is_one_step(&self) -> bool {
+        self.is_unconditional() && (self.verb != Verb::Check || self.excess == Excess::Refuse)
+    }
+
+    /// Whether nothing but the key's usage decides it.
+    #[inline]
+    pub(crate) fn is_unconditional(&self) -> bool {
+        self.role == Role::Deciding && !self.over_limit
     }
 }
 
@@ -97,6 +130,106 @@ pub(crate) type Charges<'a> = SmallVec<[Charge<'a>; 4]>;
 #[derive(Debug, Default)]
 pub(crate) struct Plan<'a> {
     pub(crate) charges: Charges<'a>,
-    /// Requests that met an earlier one on a key, with the place of its charge, which carries the cost of both.
+    /// Requests that met an earlier one on a key, with the position of its charge, which carries the
+    /// cost of both.
     pub(crate) met: Vec<(usize, usize)>,
+}
+
+impl<'a> Plan<'a> {
+    /// Adds a charge of the last request. One that meets an earlier request on its key is added to that
+    /// charge: looked at one by one, each would fit where both do not.
+    pub(crate) fn add(&mut self, mut charge: Charge<'a>) {
+        if charge.part.role == Role::Refusals {
+            let Some(base) = self.base_of(&charge) else { return };
+            let verb = match self.charges[base].part.verb {
+                Verb::Check => Verb::Penalize,
+                Verb::Peek => Verb::Peek,
+                Verb::Refund | Verb::Penalize => return,
+            };
+            charge.part = Part { verb, link: base, over_limit: false, ..charge.part };
+        }
+        let part = charge.part;
+        let same = |known: &Charge<'_>| {
+            let is_alike = match (part.role, known.part.role) {
+                (Role::Refusals, Role::Refusals) => part.link == known.part.link,
+                (Role::Refusals, _) | (_, Role::Refusals) => false,
+                (role, other) => role == other || part.verb.is_question(),
+            };
+            known.request < charge.request
+                && known.policy == charge.policy
+                && known.part.verb == part.verb
+                && is_alike
+                && known.key == charge.key
+        };
+        let Some(position) = self.charges.iter().position(same) else {
+            self.charges.push(charge);
+            return;
+        };
+        self.met.push((charge.request, position));
+        let known = &mut self.charges[position].part;
+        known.cost = known.cost.saturating_add(part.cost);
+        known.over_limit |= part.over_limit;
+        if part.role < known.role {
+            (known.role, known.link) = (part.role, part.link);
+        }
+    }
+
+    /// The position of the charge that a charge for refusals belongs to: under the same policy, of the
+    /// request just before.
+    fn base_of(&self, charge: &Charge<'_>) -> Option<usize> {
+        let before = charge.request.checked_sub(1)?;
+        let is_base = |known: &Charge<'_>| known.policy == charge.policy && known.part.role != Role::Refusals;
+        let own = self.charges.iter().position(|known| known.request == before && is_base(known));
+        own.or_else(|| {
+            let met = self.met.iter().find(|(request, at)| *request == before && is_base(&self.charges[*at]));
+            met.map(|(_, at)| *at)
+        })
+    }
+}
+
+/// The charges as a store has to decide them, where it is known before that some of them are denied:
+/// by a block, or because nobody can be asked.
+///
+/// Those are only peeked at, and deny nothing any more. If they deny the call, nothing else is charged
+/// either.
+pub(crate) fn with_denials<'a>(charges: &[Charge<'a>], is_denied: impl Fn(usize) -> bool) -> Charges<'a> {
+    let parts = || charges.iter().map(|charge| charge.part);
+    let (mut is_call_denied, mut is_denied_by_peek) = (false, false);
+    let mut denied_requests = SmallVec::<[usize; 4]>::new();
+    for (_, part) in parts().enumerate().filter(|(at, part)| part.enforced && is_denied(*at)) {
+        match part.role {
+            Role::Deciding => {
+                is_call_denied = true;
+                is_denied_by_peek |= part.verb == Verb::Peek;
+            }
+            Role::Together | Role::Independent => denied_requests.push(part.link),
+            Role::IfAllowed | Role::Refusals => {}
+        }
+    }
+    let together = || parts().filter(|part| part.role == Role::Together);
+    if together().next().is_some() && together().all(|part| denied_requests.contains(&part.link)) {
+        is_call_denied = true;
+        is_denied_by_peek |= together().any(|part| part.verb == Verb::Peek);
+    }
+    let decided = |(at, charge): (usize, &Charge<'a>)| {
+        let part = charge.part;
+        let is_denied_itself = is_denied(at)
+            || matches!(part.role, Role::Together | Role::Independent)
+                && denied_requests.contains(&part.link);
+        let role_of_base = if part.role == Role::Refusals { charges[part.link].part.role } else { part.role };
+        let is_over = is_call_denied && role_of_base != Role::Independent;
+        let peek = Part { verb: Verb::Peek, role: Role::IfAllowed, enforced: false, ..part };
+        let is_left_out = is_denied_by_peek || part.excess == Excess::Count;
+        let part = match (part.role, part.verb) {
+            (Role::Refusals, Verb::Penalize) if is_over && is_left_out => Part { cost: 0, ..peek },
+            (Role::Refusals, Verb::Penalize) if is_over => Part { role: Role::Deciding, ..part },
+            (Role::Refusals, _) => part,
+            (_, Verb::Check | Verb::Peek) if is_denied_itself => peek,
+            (_, Verb::Check) if is_over => Part { verb: Verb::Peek, ..part },
+            (Role::IfAllowed, _) if is_over => Part { cost: 0, ..peek },
+            _ => part,
+        };
+        Charge { part, ..charge.clone() }
+    };
+    charges.iter().enumerate().map(decided).collect()
 }

@@ -145,6 +145,16 @@ impl Decision {
         self.remaining = if self.is_blocked { 0 } else { self.limit.saturating_sub(self.used) };
     }
 
+    /// Denies it if more is used than the limit, or all of it where the first unit of a cost has to fit.
+    /// The wait is until nothing is used: how much of it frees earlier is not known of usage that was added.
+    pub(crate) fn deny_over_limit(&mut self, is_full_over: bool) {
+        let is_over = self.used > self.limit || is_full_over && self.used >= self.limit;
+        if is_over && self.is_allowed() {
+            self.verdict = Verdict::Deny;
+            self.waits.retry_us = self.waits.reset_us;
+        }
+    }
+
     /// Wait until the same cost fits: zero if it was allowed, `None` if it never fits.
     ///
     /// Exact to the microsecond if nothing else is charged meanwhile: at this time the request is

@@ -24,7 +24,7 @@ use crate::store::memory::{MemoryStats, MemoryStore};
 use crate::store::redis::StoreFailure;
 use crate::time::Timestamp;
 use crate::usage::{Found, KeyUse};
-use crate::verb::Verb;
+use crate::verb::{Role, Verb};
 
 /// A set of policies over one store. Decides a request under all that apply, in one atomic step.
 ///
@@ -102,7 +102,7 @@ impl Gate {
     ///
     /// A shadow policy that would deny says so in its decision, charges nothing to itself, and does not deny.
     pub fn check<'r>(&self, request: &'r Request<'r>) -> Decisions<'r> {
-        self.apply(Verb::Check, request)
+        self.run(Some(Verb::Check), std::slice::from_ref(request))
     }
 
     /// A check that is charged once however often it is asked with the same `id` within the longest window of its
@@ -125,14 +125,14 @@ impl Gate {
     pub fn check_once<'r>(&self, request: &'r Request<'r>, id: &str) -> Decisions<'r> {
         let policies = self.policies.load();
         let requests = std::slice::from_ref(request);
-        let plan = policies.plan(requests);
-        let decided =
-            self.decided(Verb::Check, &plan.charges, |charges| self.once.check(&self.store, charges, id));
-        let answers = plan.answers(decided);
+        let plan = policies.plan(requests, Some(Verb::Check));
+        let decided = self.decided(&plan.charges, |charges| self.once.check(&self.store, charges, id));
+        let answers = plan.answers(decided, requests);
         drop(plan);
         Decisions {
             policies,
             requests,
+            verb: Some(Verb::Check),
             answers,
             #[cfg(feature = "redis")]
             failure: None,
@@ -141,32 +141,34 @@ impl Gate {
 
     /// What [`check`](Self::check) would say, without charging.
     pub fn peek<'r>(&self, request: &'r Request<'r>) -> Decisions<'r> {
-        self.apply(Verb::Peek, request)
+        self.run(Some(Verb::Peek), std::slice::from_ref(request))
     }
 
     /// Gives back the request's cost under every policy that applies, at most what was charged there and still counts.
     pub fn refund<'r>(&self, request: &'r Request<'r>) -> Decisions<'r> {
-        self.apply(Verb::Refund, request)
+        self.run(Some(Verb::Refund), std::slice::from_ref(request))
     }
 
     /// Charges the request's cost under every policy that applies, although it may exceed their limits. A key counts
     /// [`Quota::max_used`](crate::Quota::max_used) at most; each decision's `cost` says how much was charged.
     pub fn penalize<'r>(&self, request: &'r Request<'r>) -> Decisions<'r> {
-        self.apply(Verb::Penalize, request)
+        self.run(Some(Verb::Penalize), std::slice::from_ref(request))
     }
 
-    /// What the verb says: [`check`](Self::check), [`peek`](Self::peek), [`refund`](Self::refund) or
-    /// [`penalize`](Self::penalize).
-    pub fn apply<'r>(&self, verb: Verb, request: &'r Request<'r>) -> Decisions<'r> {
-        self.apply_all(verb, std::slice::from_ref(request))
-    }
-
-    /// Does the same to several requests, each with a cost of its own, in one atomic step: a check charges all of them on
-    /// all of their policies, or none on any. Where two meet on one key, their costs are asked together and both get that
-    /// answer. Takes time in the square of the charges, as each is compared with those before: meant for a few dozen.
+    /// Carries out several requests, each with its own [verb](Request::verb), [role](Request::role) and
+    /// cost, in one atomic step.
+    ///
+    /// If an enforced policy denies one check or peek, the call is denied and no check is charged on any
+    /// policy. Penalties and refunds are never denied, and always carried out. [`Role`](crate::Role)
+    /// lists the requests that take part in another way.
+    ///
+    /// All is decided on the usage before the call. Then checks are charged, then penalties, and refunds
+    /// come last. Where two checks or two peeks meet on one key, their costs are asked together and both
+    /// get that answer. Takes time in the square of the charges, as each is compared with those before:
+    /// meant for a few dozen.
     ///
     /// ```
-    /// use slidegate::{Gate, Policy, PolicySet, Quota, Request, Verb};
+    /// use slidegate::{Gate, Policy, PolicySet, Quota, Request, Role, Verb};
     ///
     /// let gate = Gate::new(PolicySet::new([
     ///     Policy::new("calls", Quota::per_minute(100))?.scope(["user"]),
@@ -175,51 +177,62 @@ impl Gate {
     /// let requests = [
     ///     Request::new().with("user", "alice").under("calls"),
     ///     Request::new().with("user", "alice").with("model", "small").under("tokens").cost(6000),
+    ///     Request::new().with("user", "bob").under("calls").verb(Verb::Refund).role(Role::IfAllowed),
     /// ];
-    /// let decisions = gate.apply_all(Verb::Check, &requests);
+    /// let decisions = gate.apply(&requests);
     /// assert!(decisions.is_denied());
     /// let denied = decisions.strictest().unwrap();
     /// assert_eq!((denied.request(), denied.policy().name()), (1, "tokens"));
     /// assert_eq!(gate.peek(&requests[0]).strictest().unwrap().used, 0);
     /// # Ok::<(), slidegate::Error>(())
     /// ```
+    pub fn apply<'r>(&self, requests: &'r [Request<'r>]) -> Decisions<'r> {
+        self.run(None, requests)
+    }
+
+    /// Does the same to several requests in one atomic step, whatever their own verbs are: see
+    /// [`apply`](Self::apply).
     pub fn apply_all<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
+        self.run(Some(verb), requests)
+    }
+
+    fn run<'r>(&self, verb: Option<Verb>, requests: &'r [Request<'r>]) -> Decisions<'r> {
         // Made where it is returned and filled there, as moving it takes as long as a decision.
         let mut decisions = Decisions {
             policies: self.policies.load(),
             requests,
+            verb,
             answers: SmallVec::new(),
             #[cfg(feature = "redis")]
             failure: None,
         };
         if let [request] = requests
-            && let Some(charge) = decisions.policies.single_charge(request)
+            && let Some(charge) = decisions.policies.single_charge(request, verb)
             && charge.block.is_none()
         {
-            let decision = self.store.apply_single(verb, &charge);
+            let decision = self.store.apply_single(&charge);
             decisions.answers.push(Answer { request: 0, policy: charge.policy, decision });
         } else {
-            let plan = decisions.policies.plan(requests);
-            let decided = self.decided(verb, &plan.charges, |charges| self.store.apply(verb, charges));
-            decisions.answers = plan.answers(decided);
+            let plan = decisions.policies.plan(requests, verb);
+            let decided = self.decided(&plan.charges, |charges| self.store.apply(charges));
+            decisions.answers = plan.answers(decided, requests);
         }
         decisions
     }
 
-    /// Decisions on charges, of which some may be on blocked keys. `apply` carries out what is left of the verb.
+    /// Decisions on charges, of which some may be on blocked keys. `apply` decides what blocks leave.
     fn decided(
         &self,
-        verb: Verb,
         charges: &Charges<'_>,
         apply: impl FnOnce(&Charges<'_>) -> SmallVec<[Decision; 4]>,
     ) -> SmallVec<[Decision; 4]> {
-        let Some(blocks) = Blocks::of(verb, charges, || self.store.wall_time()) else {
-            return apply(charges);
-        };
-        let (main_verb, main) = blocks.main(charges);
-        let main = if main_verb == verb { apply(&main) } else { self.store.apply(main_verb, &main) };
-        let apart = self.store.apply(Verb::Peek, &blocks.apart(charges));
-        blocks.join(charges, main, apart)
+        match Blocks::of(charges, || self.store.wall_time()) {
+            None => apply(charges),
+            Some(blocks) => {
+                let decisions = apply(&blocks.left(charges));
+                blocks.lay_over(charges, decisions)
+            }
+        }
     }
 
     /// Forgets the request's keys under every policy that applies; says whether anything counted on one of them.
@@ -340,6 +353,8 @@ pub struct Decisions<'r> {
     /// Kept in force until the answer is written, whatever is configured meanwhile.
     policies: Guard<Arc<PolicySet>>,
     requests: &'r [Request<'r>],
+    /// What was done with all of them; each of them says it where this does not.
+    verb: Option<Verb>,
     answers: PlacedAnswers,
     /// Why a fallback made some of them, if one did.
     #[cfg(feature = "redis")]
@@ -374,16 +389,23 @@ impl Plan<'_> {
     }
 
     /// The decisions on the charges as answers to the requests, in the requests' order and that of the policies.
-    pub(crate) fn answers(&self, decisions: impl IntoIterator<Item = Decision>) -> PlacedAnswers {
+    pub(crate) fn answers(
+        &self,
+        decisions: impl IntoIterator<Item = Decision>,
+        requests: &[Request<'_>],
+    ) -> PlacedAnswers {
         let mut answers = PlacedAnswers::new();
         for (charge, decision) in self.charges.iter().zip(decisions) {
             answers.push(Answer { request: charge.request, policy: charge.policy, decision });
         }
         if !self.met.is_empty() {
-            for (request, place) in &self.met {
-                answers.push(Answer { request: *request, ..answers[*place].clone() });
+            for (request, position) in &self.met {
+                answers.push(Answer { request: *request, ..answers[*position].clone() });
             }
             answers.sort_by_key(|answer| (answer.request, answer.policy));
+        }
+        if requests.len() > 1 {
+            answers.retain(|answer| requests[answer.request].own_role() != Role::Refusals);
         }
         answers
     }
@@ -394,6 +416,7 @@ impl Plan<'_> {
 pub struct PolicyDecision<'d> {
     policies: &'d PolicySet,
     requests: &'d [Request<'d>],
+    verb: Option<Verb>,
     answer: &'d Answer,
     #[cfg(feature = "redis")]
     failure: Option<&'d StoreFailure>,
@@ -405,10 +428,11 @@ impl<'r> Decisions<'r> {
     pub(crate) fn new(
         policies: Guard<Arc<PolicySet>>,
         requests: &'r [Request<'r>],
+        verb: Option<Verb>,
         answers: PlacedAnswers,
         failure: Option<Arc<StoreFailure>>,
     ) -> Self {
-        Self { policies, requests, answers, failure }
+        Self { policies, requests, verb, answers, failure }
     }
 }
 
@@ -430,8 +454,37 @@ impl Decisions<'_> {
     /// Whether the request may pass, or all of several: no enforced policy denies, and there is no [error](Self::error).
     #[must_use]
     pub fn verdict(&self) -> Verdict {
-        let denies = self.iter().any(|one| one.is_denied() && one.policy().is_enforced());
-        if denies || self.cannot_decide() { Verdict::Deny } else { Verdict::Allow }
+        let denies = |one: PolicyDecision<'_>| {
+            one.is_denied() && one.policy().is_enforced() && one.role() == Role::Deciding
+        };
+        if self.iter().any(denies) || self.denies_together() || self.cannot_decide() {
+            Verdict::Deny
+        } else {
+            Verdict::Allow
+        }
+    }
+
+    /// Whether the requests that deny only [together](Role::Together) do.
+    fn denies_together(&self) -> bool {
+        if self.requests.len() == 1 && self.requests[0].own_role() != Role::Together {
+            return false;
+        }
+        let is_denied = |one: PolicyDecision<'_>| one.is_denied() && one.policy().is_enforced();
+        let of = |number: usize| self.iter().filter(move |one| one.request() == number);
+        let mut together = (0..self.requests.len())
+            .filter(|number| {
+                self.requests[*number].own_role() == Role::Together && of(*number).next().is_some()
+            })
+            .peekable();
+        together.peek().is_some() && together.all(|number| of(number).any(is_denied))
+    }
+
+    /// Keeps the decisions that `keep` selects: for answers that describe a part of a call only. The
+    /// [verdict](Self::verdict) is that of the rest from then on.
+    pub fn retain(&mut self, mut keep: impl FnMut(&PolicyDecision<'_>) -> bool) {
+        let kept: SmallVec<[bool; 4]> = self.iter().map(|one| keep(&one)).collect();
+        let mut kept = kept.into_iter();
+        self.answers.retain(|_| kept.next().unwrap_or(true));
     }
 
     /// Why nothing was decided: a request is [`under`](Request::under) a policy that the gate does not have, or lacks an
@@ -473,18 +526,27 @@ impl Decisions<'_> {
         self.answers.iter().map(|answer| PolicyDecision {
             policies: &self.policies,
             requests: self.requests,
+            verb: self.verb,
             answer,
             #[cfg(feature = "redis")]
             failure: self.failure.as_deref(),
         })
     }
 
-    /// The decision that binds: the [strictest](Decision::is_stricter_than) of the enforced policies, the first of
-    /// those that are even. `None` when no enforced policy applies.
+    /// The decision that binds: the [strictest](Decision::is_stricter_than) of the enforced policies, the
+    /// first of those that are even. A denial that denies nothing, see [`Role`], does not bind. `None` when
+    /// no enforced policy applies.
     #[must_use]
     pub fn strictest(&self) -> Option<PolicyDecision<'_>> {
-        let enforced = self.iter().filter(|one| one.policy().is_enforced());
-        enforced.reduce(|strictest, one| if one.is_stricter_than(&strictest) { one } else { strictest })
+        let denies_together = self.denies_together();
+        let binds = |one: &PolicyDecision<'_>| {
+            let role = one.role();
+            let may_deny = role == Role::Deciding || role == Role::Together && denies_together;
+            one.policy().is_enforced() && (one.is_allowed() || may_deny)
+        };
+        self.iter()
+            .filter(binds)
+            .reduce(|strictest, one| if one.is_stricter_than(&strictest) { one } else { strictest })
     }
 }
 
@@ -511,6 +573,18 @@ impl<'d> PolicyDecision<'d> {
     #[must_use]
     pub fn request(&self) -> usize {
         self.answer.request
+    }
+
+    /// What was to be done with its request's cost.
+    #[must_use]
+    pub fn verb(&self) -> Verb {
+        self.verb.unwrap_or(self.requests[self.answer.request].own_verb())
+    }
+
+    /// How its request takes part in the call.
+    #[must_use]
+    pub fn role(&self) -> Role {
+        self.requests[self.answer.request].own_role()
     }
 
     /// What its request asked for, charged or not.

@@ -75,6 +75,6 @@ pub use store::redis::{
 };
 pub use time::{Clock, ManualClock, SystemClock, Timestamp, millis_ceil};
 pub use usage::{KeyUse, Room, Run};
-pub use verb::Verb;
+pub use verb::{Role, Verb};
 #[cfg(feature = "wait")]
 pub use waiting::{Acquire, MaxWaiting, NotAcquired};

@@ -17,7 +17,6 @@ use crate::decision::Decision;
 use crate::key::KeyId;
 use crate::store::memory::MemoryStore;
 use crate::time::Timestamp;
-use crate::verb::Verb;
 
 /// The last so many answers are kept for as long as they may be asked for. With one policy each they take some 20 MB.
 pub(crate) const MAX_ANSWERS: usize = 1 << 16;
@@ -79,7 +78,7 @@ impl Once {
         if let Some(first) = shard.answers.get(&check).filter(|first| now < first.ends) {
             return first.decisions.iter().copied().collect();
         }
-        let decisions = store.apply(Verb::Check, charges);
+        let decisions = store.apply(charges);
         // A denial has charged nothing: asked again it is decided anew.
         if !charges.iter().zip(&decisions).any(|(charge, one)| charge.part.enforced && one.is_denied()) {
             let answer = Answer { ends: now + window, decisions: decisions.iter().copied().collect() };
@@ -127,7 +126,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{Gate, ManualClock, Policy, PolicySet, Quota, Request};
+    use crate::{Gate, ManualClock, Policy, PolicySet, Quota, Request, Verb};
 
     fn gate(limit: u64) -> (Gate, ManualClock) {
         let clock = ManualClock::new();
@@ -263,17 +262,20 @@ mod tests {
         let policy = Policy::new("p", Quota::per_minute(1_000)).expect("a plain name").scope(["user"]);
         let policies = PolicySet::new([policy]).expect("one name");
         let once = Once::default();
-        let on_charges = |user: &str, run: &dyn Fn(&Charges<'_>)| {
+        let on_charges = |user: &str, verb, run: &dyn Fn(&Charges<'_>)| {
             let request = Request::new().with("user", user);
-            run(&policies.plan(std::slice::from_ref(&request)).charges);
+            run(&policies.plan(std::slice::from_ref(&request), Some(verb)).charges);
         };
         let used = |user: &str| {
             let used = std::cell::Cell::new(0);
-            on_charges(user, &|charges| used.set(store.apply(Verb::Peek, charges)[0].used));
+            on_charges(user, Verb::Peek, &|charges| used.set(store.apply(charges)[0].used));
             used.get()
         };
-        let same =
-            || on_charges("alice", &|charges| assert!(once.check(&store, charges, "same")[0].is_allowed()));
+        let same = || {
+            on_charges("alice", Verb::Check, &|charges| {
+                assert!(once.check(&store, charges, "same")[0].is_allowed())
+            })
+        };
         std::thread::scope(|scope| {
             let hangs = scope.spawn(|| {
                 STOPS.set(true);
@@ -284,7 +286,7 @@ mod tests {
             assert_eq!(locked, 1, "it holds one shard of {SHARDS}");
             let again = scope.spawn(same);
             for id in (0..2 * SHARDS).map(|id| id.to_string()) {
-                on_charges("bob", &|charges| {
+                on_charges("bob", Verb::Check, &|charges| {
                     let shard = &once.0[place_of(hash_of(&store, charges, &id))];
                     if shard.try_lock().is_ok() {
                         assert!(once.check(&store, charges, &id)[0].is_allowed());

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::quota::Quota;
+use crate::verb::{Role, Verb};
 
 /// The value of an attribute.
 ///
@@ -66,6 +67,9 @@ pub struct Request<'r> {
     /// All others.
     more: Vec<Attribute<'r>>,
     cost: u64,
+    verb: Verb,
+    role: Role,
+    over_limit: bool,
     under: Option<&'r str>,
     /// Whether a named policy is left out, instead of being an error, where an attribute of its scope is missing.
     #[cfg(feature = "tower")]
@@ -86,6 +90,9 @@ impl<'r> Request<'r> {
             few: [None; 6],
             more: Vec::new(),
             cost: 1,
+            verb: Verb::Check,
+            role: Role::Deciding,
+            over_limit: false,
             under: None,
             #[cfg(feature = "tower")]
             may_lack_attributes: false,
@@ -99,7 +106,7 @@ impl<'r> Request<'r> {
     #[cfg(feature = "tower")]
     #[inline]
     pub(crate) fn asking(cost: u64, under: Option<&'r str>) -> Self {
-        Self { few: [None; 6], more: Vec::new(), cost, under, may_lack_attributes: true, quota: None }
+        Self { cost, under, may_lack_attributes: true, ..Self::new() }
     }
 
     /// Adds an attribute. Of two with one name the first counts. More than six allocate.
@@ -122,6 +129,45 @@ impl<'r> Request<'r> {
     #[inline]
     pub fn cost(mut self, cost: u64) -> Self {
         self.cost = cost;
+        self
+    }
+
+    /// Sets what [`Gate::apply`](crate::Gate::apply) does with it: a check unless set.
+    #[must_use]
+    #[inline]
+    pub fn verb(mut self, verb: Verb) -> Self {
+        self.verb = verb;
+        self
+    }
+
+    /// Sets how it takes part in a call of several requests, see [`Gate::apply`](crate::Gate::apply).
+    #[must_use]
+    #[inline]
+    pub fn role(mut self, role: Role) -> Self {
+        self.role = role;
+        self
+    }
+
+    /// Makes its check or peek denied as well while the key is over its limit, which a cost of 0
+    /// otherwise never is: more is used than the limit, as after a penalty or a lowered limit, or all of
+    /// it under a policy that admits [overdrafts](crate::Excess::Charge).
+    ///
+    /// The wait of such a denial lasts until nothing is used any more.
+    ///
+    /// ```
+    /// use slidegate::{Gate, Policy, PolicySet, Quota, Request, Verb};
+    ///
+    /// let gate = Gate::new(PolicySet::new([Policy::new("tokens", Quota::per_minute(10))?.scope(["user"])])?);
+    /// let alice = Request::new().with("user", "alice");
+    /// let _ = gate.penalize(&alice.clone().cost(11));
+    /// assert!(gate.peek(&alice.clone().cost(0)).is_allowed());
+    /// assert!(gate.peek(&alice.cost(0).deny_over_limit()).is_denied());
+    /// # Ok::<(), slidegate::Error>(())
+    /// ```
+    #[must_use]
+    #[inline]
+    pub fn deny_over_limit(mut self) -> Self {
+        self.over_limit = true;
         self
     }
 
@@ -190,6 +236,19 @@ impl<'r> Request<'r> {
     #[inline]
     pub fn asked_cost(&self) -> u64 {
         self.cost
+    }
+
+    pub(crate) fn own_verb(&self) -> Verb {
+        self.verb
+    }
+
+    #[inline]
+    pub(crate) fn own_role(&self) -> Role {
+        self.role
+    }
+
+    pub(crate) fn is_denied_over_limit(&self) -> bool {
+        self.over_limit
     }
 
     pub(crate) fn named_policy(&self) -> Option<&'r str> {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arc_swap::{ArcSwap, ArcSwapOption};
 
 use crate::block::Blocks;
-use crate::charge::Charge;
+use crate::charge::{Charge, Charges};
 use crate::error::Error;
 use crate::gate::{Decisions, Numbers};
 use crate::policy::PolicySet;
@@ -159,7 +159,7 @@ impl SharedGate {
 
     /// Decides a request and charges its cost under every policy that applies, or under none if an enforced one denies.
     pub async fn check<'r>(&self, request: &'r Request<'r>) -> Decisions<'r> {
-        self.apply(Verb::Check, request).await
+        self.run(Some(Verb::Check), std::slice::from_ref(request)).await
     }
 
     /// A check that is charged once however often it is asked with the same `id` within the longest window of its
@@ -172,44 +172,49 @@ impl SharedGate {
     pub async fn check_once<'r>(&self, request: &'r Request<'r>, id: &str) -> Decisions<'r> {
         let policies = self.policies.load();
         let requests = std::slice::from_ref(request);
-        let plan = policies.plan(requests);
-        let Decided { decisions, failure } = self.decide(Verb::Check, &plan.charges, Some(id)).await;
-        let answers = plan.answers(decisions);
+        let plan = policies.plan(requests, Some(Verb::Check));
+        let Decided { decisions, failure } = self.decide(&plan.charges, Some(id)).await;
+        let answers = plan.answers(decisions, requests);
         drop(plan);
-        Decisions::new(policies, requests, answers, failure)
+        Decisions::new(policies, requests, Some(Verb::Check), answers, failure)
     }
 
     /// What [`check`](Self::check) would say, without charging.
     pub async fn peek<'r>(&self, request: &'r Request<'r>) -> Decisions<'r> {
-        self.apply(Verb::Peek, request).await
+        self.run(Some(Verb::Peek), std::slice::from_ref(request)).await
     }
 
     /// Gives back the request's cost under every policy that applies, at most what was charged there and still counts.
     pub async fn refund<'r>(&self, request: &'r Request<'r>) -> Decisions<'r> {
-        self.apply(Verb::Refund, request).await
+        self.run(Some(Verb::Refund), std::slice::from_ref(request)).await
     }
 
     /// Charges the request's cost under every policy that applies, although it may exceed their limits. A key counts
     /// [`Quota::max_used`](crate::Quota::max_used) at most; each decision's `cost` says how much was charged.
     pub async fn penalize<'r>(&self, request: &'r Request<'r>) -> Decisions<'r> {
-        self.apply(Verb::Penalize, request).await
+        self.run(Some(Verb::Penalize), std::slice::from_ref(request)).await
     }
 
-    /// What the verb says: [`check`](Self::check), [`peek`](Self::peek), [`refund`](Self::refund) or
-    /// [`penalize`](Self::penalize).
-    pub async fn apply<'r>(&self, verb: Verb, request: &'r Request<'r>) -> Decisions<'r> {
-        self.apply_all(verb, std::slice::from_ref(request)).await
+    /// Carries out several requests in one step, as [`Gate::apply`](crate::Gate::apply) does.
+    ///
+    /// Where their keys lie in several slots of a cluster, there is a step for each slot and verb, and what
+    /// a later denial would have prevented is refunded.
+    pub async fn apply<'r>(&self, requests: &'r [Request<'r>]) -> Decisions<'r> {
+        self.run(None, requests).await
     }
 
-    /// Does the same to several requests in one step, as [`Gate::apply_all`](crate::Gate::apply_all) does. Keys in several
-    /// slots of a cluster are decided as those of one request are.
+    /// Does the same to several requests in one step, as [`Gate::apply_all`](crate::Gate::apply_all) does.
     pub async fn apply_all<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
+        self.run(Some(verb), requests).await
+    }
+
+    async fn run<'r>(&self, verb: Option<Verb>, requests: &'r [Request<'r>]) -> Decisions<'r> {
         let policies = self.policies.load();
-        let plan = policies.plan(requests);
-        let Decided { decisions, failure } = self.decide(verb, &plan.charges, None).await;
-        let answers = plan.answers(decisions);
+        let plan = policies.plan(requests, verb);
+        let Decided { decisions, failure } = self.decide(&plan.charges, None).await;
+        let answers = plan.answers(decisions, requests);
         drop(plan);
-        Decisions::new(policies, requests, answers, failure)
+        Decisions::new(policies, requests, verb, answers, failure)
     }
 
     /// Forgets the request's keys under every policy that applies; says whether one of them was stored.
@@ -386,49 +391,47 @@ impl SharedGate {
     }
 
     /// Decisions on charges, of which some may be on blocked keys. With an id a check is charged once.
-    async fn decide(&self, verb: Verb, charges: &[Charge<'_>], id: Option<&str>) -> Decided {
-        if matches!(verb, Verb::Refund | Verb::Penalize) {
+    async fn decide(&self, charges: &[Charge<'_>], id: Option<&str>) -> Decided {
+        if charges.iter().any(|charge| !charge.part.verb.is_question()) {
             self.recent_peeks.forget_all();
         }
-        let Some(blocks) = Blocks::of(verb, charges, || self.fallback.memory().wall_time()) else {
-            return self.ask(verb, charges, id).await;
+        let Some(blocks) = Blocks::of(charges, || self.fallback.memory().wall_time()) else {
+            return self.ask(charges, id).await;
         };
-        if blocks.denies_check() {
-            return Box::pin(self.denied_by_block(blocks, charges)).await;
-        }
         // Boxed, as blocks are rare and every decision would be as large.
-        Box::pin(async {
-            let (main_verb, main) = blocks.main(charges);
-            let main = self.ask(main_verb, &main, id.filter(|_| main_verb == verb)).await;
-            let apart = self.ask(Verb::Peek, &blocks.apart(charges), None).await;
-            Decided {
-                decisions: blocks.join(charges, main.decisions, apart.decisions),
-                failure: main.failure.or(apart.failure),
-            }
-        })
-        .await
+        Box::pin(self.under_blocks(blocks, charges, id)).await
     }
 
-    /// Decisions on a check that a block denies: the usage is that of a moment ago where the store was asked then.
-    async fn denied_by_block(&self, blocks: Blocks, charges: &[Charge<'_>]) -> Decided {
-        let (decisions, failure) = match self.recent_peeks.find(charges, self.fallback.memory(), instant()) {
-            Ok(decisions) => (decisions, None),
-            Err(pending) => {
-                let Decided { decisions, failure } = self.ask(Verb::Peek, charges, None).await;
-                if failure.is_none() {
-                    self.recent_peeks.keep(pending, &decisions);
+    /// Decisions on charges of which a key is blocked. Where a block denies all of a check, its usage is
+    /// that of a moment ago if the store was asked then.
+    async fn under_blocks(&self, blocks: Blocks, charges: &[Charge<'_>], id: Option<&str>) -> Decided {
+        let left = blocks.left(charges);
+        let has = |charges: &[Charge<'_>], verb| charges.iter().any(|charge| charge.part.verb == verb);
+        let only_peeks = left.iter().all(|charge| charge.part.verb == Verb::Peek);
+        let (decisions, failure) = if !(only_peeks && has(charges, Verb::Check)) {
+            let id = id.filter(|_| has(&left, Verb::Check));
+            let Decided { decisions, failure } = self.ask(&left, id).await;
+            (decisions, failure)
+        } else {
+            match self.recent_peeks.find(&left, self.fallback.memory(), instant()) {
+                Ok(decisions) => (decisions, None),
+                Err(pending) => {
+                    let Decided { decisions, failure } = self.ask(&left, None).await;
+                    if failure.is_none() {
+                        self.recent_peeks.keep(pending, &decisions);
+                    }
+                    (decisions, failure)
                 }
-                (decisions, failure)
             }
         };
-        Decided { decisions: blocks.join(charges, decisions, []), failure }
+        Decided { decisions: blocks.lay_over(charges, decisions), failure }
     }
 
     /// Asks the store, and the fallback if that does not decide.
-    async fn ask(&self, verb: Verb, charges: &[Charge<'_>], id: Option<&str>) -> Decided {
+    async fn ask(&self, charges: &[Charge<'_>], id: Option<&str>) -> Decided {
         let decided = match id {
             Some(id) => self.store.check_once(charges, id).await,
-            None => self.store.apply(verb, charges).await,
+            None => self.store.apply(charges).await,
         };
         let Undecided { failure, denied } = match decided {
             Ok(decisions) => return Decided { decisions, failure: None },
@@ -437,10 +440,12 @@ impl SharedGate {
         self.fallbacks.fetch_add(1, Ordering::Relaxed);
         let failure = Some(self.remember(failure));
         let decisions = match denied {
-            None => self.fallback.apply(verb, charges),
+            None => self.fallback.apply(charges),
             // A denial stands whatever the others would have said, and nothing is charged for it.
             Some(known) => {
-                let guessed = self.fallback.apply(Verb::Peek, charges);
+                let mut peeks: Charges<'_> = charges.iter().cloned().collect();
+                peeks.iter_mut().for_each(|charge| charge.part.verb = Verb::Peek);
+                let guessed = self.fallback.apply(&peeks);
                 known.into_iter().zip(guessed).map(|(known, guessed)| known.unwrap_or(guessed)).collect()
             }
         };

@@ -6,11 +6,12 @@ use std::collections::HashMap;
 
 use super::{Owned, Policy};
 use crate::block::Block;
-use crate::charge::{Charge, Charges, Part, Plan};
+use crate::charge::{Charge, Part, Plan};
 use crate::error::Error;
 use crate::key::{Key, KeyId, Secret};
 use crate::quota::Quota;
 use crate::request::Request;
+use crate::verb::{Role, Verb};
 
 /// A checked list of policies with different names.
 #[derive(Debug, Clone, Default)]
@@ -113,30 +114,22 @@ impl PolicySet {
         Changes { old: before.quotas(secret), new: self.quotas(secret) }
     }
 
-    /// What these requests would charge: nothing if one of them [cannot be decided](Self::error_of). Pure: touches no state.
-    pub(crate) fn plan<'a>(&'a self, requests: &'a [Request<'a>]) -> Plan<'a> {
-        let (mut charges, mut met) = (Charges::new(), Vec::new());
+    /// What these requests would charge: nothing if one of them [cannot be decided](Self::error_of).
+    /// Each is charged as its own verb says, unless `verb` says it for all. Pure: touches no state.
+    pub(crate) fn plan<'a>(&'a self, requests: &'a [Request<'a>], verb: Option<Verb>) -> Plan<'a> {
+        let mut plan = Plan::default();
         for (number, request) in requests.iter().enumerate() {
-            let before = charges.len() + met.len();
+            let before = plan.charges.len() + plan.met.len();
             for at in
                 self.rules_for(request).iter().copied().filter(|at| self.policy(*at).applies_to(request))
             {
-                let charge = self.charge(at, number, request);
-                // Looked at one by one, each would fit where both do not.
-                let same = |known: &Charge<'_>| known.policy == at && known.key == charge.key;
-                match charges[..].iter().position(|known| known.request < number && same(known)) {
-                    Some(place) => {
-                        charges[place].part.cost = charges[place].part.cost.saturating_add(charge.part.cost);
-                        met.push((number, place));
-                    }
-                    None => charges.push(charge),
-                }
+                plan.add(self.charge(at, number, request, verb));
             }
-            if charges.len() + met.len() == before && self.cannot_decide(request) {
+            if plan.charges.len() + plan.met.len() == before && self.cannot_decide(request) {
                 return Plan::default();
             }
         }
-        Plan { charges, met }
+        plan
     }
 
     /// The plan of one request.
@@ -144,7 +137,8 @@ impl PolicySet {
     /// # Errors
     /// The request names a policy that cannot decide it.
     pub(crate) fn plan_of_one<'a>(&'a self, request: &'a Request<'a>) -> Result<Plan<'a>, Error> {
-        self.error_of(request).map_or_else(|| Ok(self.plan(std::slice::from_ref(request))), Err)
+        let plan = || self.plan(std::slice::from_ref(request), Some(Verb::Peek));
+        self.error_of(request).map_or_else(|| Ok(plan()), Err)
     }
 
     /// Whether a request names a policy that cannot decide it.
@@ -172,10 +166,17 @@ impl PolicySet {
     /// What a request would charge if that is one charge, as it mostly is: a plan has room for several, and filling and
     /// moving that takes longer than to decide on one key.
     #[inline] // it is returned by way of memory otherwise, which costs as much as finding it
-    pub(crate) fn single_charge<'a>(&'a self, request: &'a Request<'a>) -> Option<Charge<'a>> {
+    pub(crate) fn single_charge<'a>(
+        &'a self,
+        request: &'a Request<'a>,
+        verb: Option<Verb>,
+    ) -> Option<Charge<'a>> {
+        if request.own_role() != Role::Deciding {
+            return None;
+        }
         let mut applying = self.rules_for(request).iter().filter(|at| self.policy(**at).applies_to(request));
         let at = applying.next()?;
-        applying.next().is_none().then(|| self.charge(*at, 0, request))
+        applying.next().is_none().then(|| self.charge(*at, 0, request, verb))
     }
 
     /// The places of the rules that a request may be under.
@@ -186,7 +187,14 @@ impl PolicySet {
         }
     }
 
-    fn charge<'a>(&'a self, at: usize, number: usize, request: &'a Request<'a>) -> Charge<'a> {
+    #[inline]
+    fn charge<'a>(
+        &'a self,
+        at: usize,
+        number: usize,
+        request: &'a Request<'a>,
+        verb: Option<Verb>,
+    ) -> Charge<'a> {
         let rule = &self.rules[at];
         let key = rule.policy.key(request);
         let (own_quota, block) = rule.own(&key);
@@ -201,6 +209,10 @@ impl PolicySet {
             key,
             block,
             part: Part {
+                verb: verb.unwrap_or(request.own_verb()),
+                role: request.own_role(),
+                link: number,
+                over_limit: request.is_denied_over_limit(),
                 cost: request.asked_cost(),
                 enforced: rule.policy.enforced,
                 excess: rule.policy.excess,
@@ -305,7 +317,7 @@ mod tests {
     }
 
     fn names<'a>(set: &'a PolicySet, request: &Request<'_>) -> Vec<&'a str> {
-        set.plan(std::slice::from_ref(request))
+        set.plan(std::slice::from_ref(request), None)
             .charges
             .iter()
             .map(|charge| set.policy(charge.policy).name())
@@ -340,7 +352,7 @@ mod tests {
         let limits = |user: &str, ip: &str| {
             let ip: IpAddr = ip.parse().unwrap();
             let request = Request::new().with("user", user).with("ip", ip);
-            set.plan(std::slice::from_ref(&request))
+            set.plan(std::slice::from_ref(&request), None)
                 .charges
                 .iter()
                 .map(|charge| charge.quota.limit())

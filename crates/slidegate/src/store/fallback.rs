@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use crate::charge::{Charge, Charges, OnStoreError};
+use crate::charge::{Charge, Charges, OnStoreError, with_denials};
 use crate::decision::{Decision, Source, Verdict, Waits};
 use crate::quota::Quota;
 use crate::store::memory::{MemoryStore, Requote};
 use crate::store::redis::jitter;
 use crate::time::micros;
-use crate::verb::Verb;
+use crate::verb::Role;
 
 /// Decides without the shared store.
 #[derive(Debug)]
@@ -44,24 +44,36 @@ impl Fallback {
         self.memory.requote(&|policy, key| requote(policy, key).map(|(old, new)| (share(old), share(new))));
     }
 
-    /// Decides charges; the decisions stand in their order. Local policies are charged all or none, and none if another one
-    /// denies without looking.
-    pub(crate) fn apply(&self, verb: Verb, charges: &[Charge<'_>]) -> SmallVec<[Decision; 4]> {
+    /// Decides charges; the decisions stand in their order. Local policies are charged all or none, and
+    /// none if another one denies without knowing usage.
+    pub(crate) fn apply(&self, charges: &[Charge<'_>]) -> SmallVec<[Decision; 4]> {
         let share = |quota: &Quota| quota.share(self.instances);
         let shares: SmallVec<[(Quota, Option<Quota>); 4]> =
             charges.iter().map(|charge| (share(charge.quota), charge.instead_of.map(share))).collect();
-        let refuses = |charge: &Charge<'_>| {
-            charge.on_store_error == OnStoreError::Deny && charge.part.enforced && charge.part.cost > 0
-        };
-        let asks = matches!(verb, Verb::Check | Verb::Peek);
-        let verb = if verb == Verb::Check && charges.iter().any(refuses) { Verb::Peek } else { verb };
-        let local: Charges<'_> = charges
-            .iter()
-            .zip(&shares)
-            .filter(|(charge, _)| charge.on_store_error == OnStoreError::Local)
-            .map(|(charge, (quota, own))| Charge { quota, instead_of: own.as_ref(), ..charge.clone() })
-            .collect();
-        let mut local = self.memory.apply(verb, &local).into_iter();
+        let left = with_denials(charges, |at| {
+            let Charge { on_store_error, part, .. } = &charges[at];
+            *on_store_error == OnStoreError::Deny && part.verb.is_question() && part.cost > 0
+        });
+        let is_local = |charge: &Charge<'_>| charge.on_store_error == OnStoreError::Local;
+        // Where a request of those that deny together is let through, they cannot deny.
+        let lets_through = |charge: &Charge<'_>| charge.part.role == Role::Together && !is_local(charge);
+        let cannot_deny_together = left.iter().any(lets_through);
+        let mut local = Charges::new();
+        let mut positions = SmallVec::<[usize; 4]>::new();
+        for (charge, (quota, own)) in left.iter().zip(&shares) {
+            positions.push(local.len());
+            if is_local(charge) {
+                let mut part = charge.part;
+                match part.role {
+                    // Its policy is that of the part it belongs to, which is local as well.
+                    Role::Refusals => part.link = positions[part.link],
+                    Role::Together if cannot_deny_together => part.role = Role::IfAllowed,
+                    _ => {}
+                }
+                local.push(Charge { quota, instead_of: own.as_ref(), part, ..charge.clone() });
+            }
+        }
+        let mut local = self.memory.apply(&local).into_iter();
         let now = self.memory.wall_time();
         charges
             .iter()
@@ -85,7 +97,7 @@ impl Fallback {
                     }
                     OnStoreError::Allow => blind(Verdict::Allow, Source::Allow, 0),
                     // What is not asked for cannot be denied: a refund or a penalty is lost, and says that it moved nothing.
-                    OnStoreError::Deny if charge.part.cost == 0 || !asks => {
+                    OnStoreError::Deny if charge.part.cost == 0 || !charge.part.verb.is_question() => {
                         blind(Verdict::Allow, Source::Deny, 0)
                     }
                     OnStoreError::Deny => {
@@ -112,8 +124,8 @@ mod tests {
         let request = Request::new();
         let waits: Vec<_> = (0..100)
             .map(|_| {
-                let plan = set.plan(std::slice::from_ref(&request));
-                let decision = fallback.apply(Verb::Check, &plan.charges)[0];
+                let plan = set.plan(std::slice::from_ref(&request), None);
+                let decision = fallback.apply(&plan.charges)[0];
                 assert_eq!(
                     (decision.reason(), decision.is_counted()),
                     (Some(Reason::StoreUnavailable), false)

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::charge::{Charge, Excess};
+use crate::charge::{Charge, Part};
 use crate::decision::Decision;
 use crate::key::{KeyId, Secret};
 use crate::quota::Quota;
@@ -235,19 +235,17 @@ impl MemoryStore {
 
     /// Applies one charge without the lists of shards and locks, which would cost as much as the
     /// decision.
-    pub(crate) fn apply_single(&self, verb: Verb, charge: &Charge<'_>) -> Decision {
+    pub(crate) fn apply_single(&self, charge: &Charge<'_>) -> Decision {
         let now = self.clock.now();
-        let mut call = self.call(verb, charge, now);
+        let mut call = self.call(charge, now);
         let Kept { shard, told, .. } = &mut *self.lock(self.shard_of(call.address.place));
         call.now = shard.arrive(now, &self.clock);
         told.before(&call, charge.instead_of, shard);
-        let decision = match charge.part.excess {
-            Excess::Refuse => shard.apply(&call),
-            Excess::Charge | Excess::Count => {
-                all_or_none(verb, std::iter::once(charge.part), |_, verb, cost| {
-                    shard.apply(&Call { verb, cost, ..call })
-                })[0]
-            }
+        let decision = if charge.part.is_one_step() {
+            shard.apply(&Call { cost: charge.part.asks(), ..call })
+        } else {
+            let parts = std::slice::from_ref(&charge.part);
+            all_or_none(parts, |_, verb, cost| shard.apply(&Call { verb, cost, ..call })).decisions[0]
         };
         if charge.instead_of.is_some() {
             told.after(&call, shard);
@@ -256,16 +254,17 @@ impl MemoryStore {
     }
 
     /// Applies all charges of a plan or none. The decisions are in the plan's order.
-    pub(crate) fn apply(&self, verb: Verb, charges: &[Charge<'_>]) -> SmallVec<[Decision; 4]> {
-        let mut calls = self.calls(verb, charges);
+    pub(crate) fn apply(&self, charges: &[Charge<'_>]) -> SmallVec<[Decision; 4]> {
+        let mut calls = self.calls(charges);
         let mut locked = self.lock_all(&mut calls);
         for (call, charge) in calls.iter().zip(charges) {
             let guard = self.guard_of(&locked, call);
             let Kept { shard, told, .. } = &mut *locked[guard].1;
             told.before(call, charge.instead_of, shard);
         }
-        let decisions = all_or_none(verb, charges.iter().map(|charge| charge.part), |key, verb, cost| {
-            let call = Call { verb, cost, ..calls[key] };
+        let parts: SmallVec<[Part; 4]> = charges.iter().map(|charge| charge.part).collect();
+        let outcome = all_or_none(&parts, |at, verb, cost| {
+            let call = Call { verb, cost, ..calls[at] };
             let guard = self.guard_of(&locked, &call);
             locked[guard].1.shard.apply(&call)
         });
@@ -274,12 +273,12 @@ impl MemoryStore {
             let Kept { shard, told, .. } = &mut *locked[guard].1;
             told.after(call, shard);
         }
-        decisions
+        outcome.decisions
     }
 
     /// Removes the plan's keys. Returns whether anything still counted.
     pub(crate) fn reset(&self, charges: &[Charge<'_>]) -> bool {
-        let mut calls = self.calls(Verb::Peek, charges);
+        let mut calls = self.calls(charges);
         let mut locked = self.lock_all(&mut calls);
         calls.iter().fold(false, |counted, call| {
             let guard = self.guard_of(&locked, call);
@@ -306,7 +305,7 @@ impl MemoryStore {
 
     /// The full usage of the plan's keys, in its order.
     pub(crate) fn inspect(&self, charges: &[Charge<'_>]) -> Vec<Found> {
-        let mut calls = self.calls(Verb::Peek, charges);
+        let mut calls = self.calls(charges);
         let mut locked = self.lock_all(&mut calls);
         let found = calls.iter().map(|call| {
             let guard = self.guard_of(&locked, call);
@@ -343,14 +342,14 @@ impl MemoryStore {
         &self.secret
     }
 
-    fn calls<'c>(&'c self, verb: Verb, charges: &'c [Charge<'_>]) -> SmallVec<[Call<'c>; 4]> {
+    fn calls<'c>(&'c self, charges: &'c [Charge<'_>]) -> SmallVec<[Call<'c>; 4]> {
         let now = self.clock.now();
-        charges.iter().map(|charge| self.call(verb, charge, now)).collect()
+        charges.iter().map(|charge| self.call(charge, now)).collect()
     }
 
-    fn call<'c>(&'c self, verb: Verb, charge: &Charge<'c>, now: Timestamp) -> Call<'c> {
+    fn call<'c>(&'c self, charge: &Charge<'c>, now: Timestamp) -> Call<'c> {
         Call {
-            verb,
+            verb: charge.part.verb,
             address: self.address(charge.key.id(&self.secret), charge.number),
             quota: charge.quota,
             cost: charge.part.cost,

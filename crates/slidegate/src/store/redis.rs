@@ -23,6 +23,7 @@ mod coalesce;
 mod compact;
 mod examine;
 mod inspect;
+mod mixed;
 mod names;
 mod news;
 mod note;
@@ -137,7 +138,6 @@ impl Calls {
     async fn call(
         &self,
         subjects: &Subjects,
-        verb: Verb,
         costs: &[u64],
         deadline: Instant,
     ) -> Result<Vec<Answers>, Failure> {
@@ -145,12 +145,12 @@ impl Calls {
         let mut late = 0;
         loop {
             let latest = self.latest(slot, &keys, deadline).await?;
-            let (script, args) = subjects.call(&self.scripts, verb, costs, latest);
+            let (script, args) = subjects.call(&self.scripts, costs, latest);
             self.counts.calls.fetch_add(1, Ordering::Relaxed);
             let sent = instant();
             let value = self.transport.run(script, &keys, &args, deadline).await.map_err(explain)?;
             let arrived = instant();
-            match subjects.read(verb, costs, value) {
+            match subjects.read(costs, value) {
                 Ok(Reply::Done(answers, now)) => {
                     self.heard(slot, now, sent, arrived);
                     return Ok(answers);
@@ -324,42 +324,35 @@ impl RedisStore {
         })
     }
 
-    /// Charges all keys or none; the decisions stand in the order of the charges.
-    pub(crate) async fn apply(&self, verb: Verb, charges: &[Charge<'_>]) -> Result<Answers, Undecided> {
+    /// Carries out a plan on all keys or on none; the decisions stand in the order of the charges.
+    pub(crate) async fn apply(&self, charges: &[Charge<'_>]) -> Result<Answers, Undecided> {
         let deadline = instant() + self.options.connection.deadline;
         let Some(cost) = charges.first().map(|charge| charge.part.cost) else { return Ok(SmallVec::new()) };
         let subjects = Subjects::of(charges, &self.names);
-        match verb {
-            Verb::Check => {
-                let remembered = self.calls.remembered.as_ref().filter(|_| !subjects.counts_denied());
-                let Some(remembered) = remembered else {
-                    return self.calls.check(&subjects, cost, deadline).await;
-                };
-                self.news.keep(&self.calls, remembered);
-                let sent = instant();
-                match remembered.answer(&subjects, cost, sent) {
-                    Ok(answers) => {
-                        self.calls.counts.remembered.fetch_add(1, Ordering::Relaxed);
-                        Ok(answers)
-                    }
-                    Err(ticket) => {
-                        let answers = self.calls.check(&subjects, cost, deadline).await?;
-                        if subjects.denies(&answers) {
-                            remembered.remember(&subjects, cost, &answers, ticket);
-                        }
-                        Ok(answers)
-                    }
+        if charges.iter().any(|charge| charge.part.verb == Verb::Refund) {
+            // What is denied until it has arrived, is true no longer than that.
+            self.calls.forget_denials();
+            let answers = self.calls.decide(&subjects, cost, deadline).await;
+            self.calls.tell_of_room(deadline).await;
+            return answers;
+        }
+        let remembered = self.calls.remembered.as_ref().filter(|_| subjects.may_be_cached());
+        let Some(remembered) = remembered else {
+            return self.calls.decide(&subjects, cost, deadline).await;
+        };
+        self.news.keep(&self.calls, remembered);
+        let sent = instant();
+        match remembered.answer(&subjects, cost, sent) {
+            Ok(answers) => {
+                self.calls.counts.remembered.fetch_add(1, Ordering::Relaxed);
+                Ok(answers)
+            }
+            Err(ticket) => {
+                let answers = self.calls.decide(&subjects, cost, deadline).await?;
+                if subjects.denies(&answers) {
+                    remembered.remember(&subjects, cost, &answers, ticket);
                 }
-            }
-            Verb::Peek | Verb::Penalize => {
-                Ok(self.calls.on_each_slot(&subjects, verb, cost, deadline).await?)
-            }
-            Verb::Refund => {
-                // What is denied until it has arrived, is true no longer than that.
-                self.calls.forget_denials();
-                let answers = self.calls.on_each_slot(&subjects, verb, cost, deadline).await;
-                self.calls.tell_of_room(deadline).await;
-                Ok(answers?)
+                Ok(answers)
             }
         }
     }
@@ -377,7 +370,7 @@ impl RedisStore {
             return Ok(SmallVec::new());
         };
         if others.iter().any(|other| other != slot) {
-            return self.apply(Verb::Check, charges).await;
+            return self.apply(charges).await;
         }
         let once = Once { id, cost, slot: *slot, names: &self.names };
         Ok(self.calls.call_once(&subjects, &once, deadline).await?)

@@ -21,7 +21,7 @@ fn every_verb_under_an_unknown_name_is_denied_with_an_error() {
     let request = Request::new().with("user", "alice").under("lo\ngin");
     let expected = "policy `lo\\ngin` is not in the gate; it has `login`, `search`";
     for verb in [Verb::Check, Verb::Peek, Verb::Refund, Verb::Penalize] {
-        let decisions = gate.apply(verb, &request);
+        let decisions = gate.apply_all(verb, std::slice::from_ref(&request));
         assert!(decisions.is_denied() && !decisions.is_allowed(), "{verb:?}");
         assert_eq!(decisions.iter().len(), 0);
         assert!(decisions.strictest().is_none());

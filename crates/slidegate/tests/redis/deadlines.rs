@@ -67,7 +67,7 @@ fn every_call_to_a_server_that_hangs_is_answered_within_5_ms_after_its_deadline(
                 tokio::time::pause();
                 let (decisions, took) = takes(async {
                     let request = request();
-                    gate.apply(verb, &request).await.strictest().unwrap().source
+                    gate.apply_all(verb, std::slice::from_ref(&request)).await.strictest().unwrap().source
                 })
                 .await;
                 assert_eq!(decisions, Source::Local, "{}", last_failure(&gate));

@@ -327,7 +327,10 @@ async fn each_policy_answers_by_its_own_fallback_and_says_so() {
         // Nobody asks whether these may pass.
         let request = Request::new().with("user", "alice");
         for verb in [Verb::Refund, Verb::Penalize] {
-            assert!(gate.apply(verb, &request).await.is_allowed(), "{then:?} {verb:?}");
+            assert!(
+                gate.apply_all(verb, std::slice::from_ref(&request)).await.is_allowed(),
+                "{then:?} {verb:?}"
+            );
         }
         // A limit that is raised meanwhile is raised here as well: two more of each instance's share.
         gate.configure(PolicySet::new([hourly(12).on_store_error(then)]).unwrap()).unwrap();

@@ -43,8 +43,8 @@ async fn what_is_read_is_what_the_scripts_count() {
             3 => Verb::Penalize,
             _ => Verb::Check,
         };
-        shared.apply(verb, &request).await;
-        gate.apply(verb, &request);
+        shared.apply_all(verb, std::slice::from_ref(&request)).await;
+        gate.apply_all(verb, std::slice::from_ref(&request));
         let look = Request::new().with("user", "alice");
         let found = gate.inspect(&look).unwrap();
         most = found.iter().map(|found| found.charges.len()).fold(most, usize::max);

@@ -99,7 +99,7 @@ fn runtime() -> tokio::runtime::Runtime {
 /// What each counter of the gate says is used after this.
 async fn used(gate: &SharedGate, verb: Verb, cost: u64) -> Vec<u64> {
     let request = Request::new().with("user", "alice").cost(cost);
-    let applied = gate.apply(verb, &request).await;
+    let applied = gate.apply_all(verb, std::slice::from_ref(&request)).await;
     assert!(applied.iter().all(|one| one.decision().source == Source::Store), "{:?}", gate.stats());
     applied.iter().map(|one| one.decision().used).collect()
 }

@@ -52,8 +52,10 @@ impl Both {
     /// What both stores say, which is the same.
     async fn apply(&self, verb: Verb, cost: u64) -> Decision {
         let request = Request::new().with("user", "alice").cost(cost);
-        let ours = *self.memory.apply(verb, &request).strictest().unwrap().decision();
-        let theirs = *self.redis.apply(verb, &request).await.strictest().unwrap().decision();
+        let ours =
+            *self.memory.apply_all(verb, std::slice::from_ref(&request)).strictest().unwrap().decision();
+        let theirs =
+            *self.redis.apply_all(verb, std::slice::from_ref(&request)).await.strictest().unwrap().decision();
         assert_eq!(format!("{theirs:?}"), format!("{ours:?}"), "{verb:?} {cost}: {:?}", self.redis.stats());
         ours
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use slidegate::{Block, Decisions, Policy, PolicySet, Quota, Reason, Request, SharedGate, Source, Verb};
+use slidegate::{Block, Decisions, Policy, PolicySet, Quota, Reason, Request, SharedGate, Source};
 use slidegate_testkit::redis::RedisServer;
 use slidegate_testkit::until_true;
 use tokio::time::{Instant, sleep_until};
@@ -274,7 +274,7 @@ async fn a_denial_that_a_refund_overtakes_is_not_remembered() {
         until_it_remembers(&gate).await;
         assert!(check_cost(&gate, "alice", 1).await.allowed);
         let request = Request::new().with("user", "alice");
-        gate.apply(Verb::Peek, &request).await;
+        gate.peek(&request).await;
 
         server.pause();
         let mut denial = [checking(&gate, 1)];

@@ -13,10 +13,10 @@ use crate::algorithm::{Done, FixedWindow, SlidingWindow, State, TokenBucket, Tol
 use crate::charge::{Charge, Excess, Part};
 use crate::decision::Decision;
 use crate::quota::{Algorithm, Quota};
-use crate::store::all_or_none;
 use crate::store::redis::transport::Script;
+use crate::store::{Outcome, all_or_none};
 use crate::time::Timestamp;
-use crate::verb::Verb;
+use crate::verb::{Role, Verb};
 
 /// Largest limit and cost.
 pub(crate) const MOST: u64 = Quota::MAX_COUNT;
@@ -30,16 +30,22 @@ pub(crate) struct Subject {
     /// The key's name.
     pub(crate) name: Vec<u8>,
     pub(crate) quota: Quota,
-    pub(crate) enforced: bool,
-    pub(crate) excess: Excess,
+    /// How the key takes part, at no cost.
+    pub(crate) part: Part,
     /// What it costs where that is not what the request's first key does.
     pub(crate) own_cost: Option<u64>,
+    /// The position of the first subject with the same key: its own, in most calls.
+    pub(crate) key: usize,
 }
 
 impl Subject {
     /// How the key takes part in a request of this cost.
     pub(crate) fn part(&self, cost: u64) -> Part {
-        Part { cost: self.own_cost.unwrap_or(cost), enforced: self.enforced, excess: self.excess }
+        Part { cost: self.own_cost.unwrap_or(cost), ..self.part }
+    }
+
+    fn enforces(&self) -> bool {
+        self.part.enforced
     }
 }
 
@@ -66,23 +72,60 @@ pub(crate) struct Unreadable(pub(crate) String);
 impl Subjects {
     pub(crate) fn of(charges: &[Charge<'_>], names: &Names) -> Self {
         let cost = charges.first().map(|charge| charge.part.cost);
-        let subject = |charge: &Charge<'_>| Subject {
-            name: names.name(charge.name, &charge.key),
-            quota: *charge.quota,
-            enforced: charge.part.enforced,
-            excess: charge.part.excess,
-            own_cost: Some(charge.part.cost).filter(|own| Some(*own) != cost),
-        };
-        Self(charges.iter().map(subject).collect())
+        let mut subjects = SmallVec::<[Subject; 2]>::new();
+        for (at, charge) in charges.iter().enumerate() {
+            let name = names.name(charge.name, &charge.key);
+            let key = subjects.iter().position(|known| known.name == name).unwrap_or(at);
+            subjects.push(Subject {
+                name,
+                quota: *charge.quota,
+                part: Part { cost: 0, ..charge.part },
+                own_cost: Some(charge.part.cost).filter(|own| Some(*own) != cost),
+                key,
+            });
+        }
+        Self(subjects)
+    }
+
+    /// The verb of all of them, if it is the same and each decides alone.
+    pub(crate) fn only_verb(&self) -> Option<Verb> {
+        let verb = self.0.first()?.part.verb;
+        let is_alike = |subject: &Subject| subject.part.verb == verb && subject.part.is_unconditional();
+        self.0.iter().all(is_alike).then_some(verb)
+    }
+
+    /// Whether a check of them may go along with others in one call.
+    pub(crate) fn may_be_batched(&self) -> bool {
+        let verbs = || self.0.iter().map(|subject| subject.part.verb);
+        verbs().any(|verb| verb == Verb::Check) && verbs().all(|verb| verb != Verb::Refund)
+    }
+
+    /// Whether a denial of them changes nothing, and is true until the first denying key has room.
+    pub(crate) fn may_be_cached(&self) -> bool {
+        self.only_verb() == Some(Verb::Check)
+            && self.0.iter().all(|subject| subject.part.excess != Excess::Count)
+    }
+
+    /// The same subjects with something else to be done, each on its own.
+    pub(crate) fn with_verb(&self, verb: Verb) -> Self {
+        let part = |part: Part| Part { verb, role: Role::Deciding, link: 0, over_limit: false, ..part };
+        let subject = |subject: &Subject| Subject { part: part(subject.part), ..subject.clone() };
+        Self(self.0.iter().map(subject).collect())
+    }
+
+    /// The subjects at these positions, in this order.
+    pub(crate) fn at(&self, positions: &[usize]) -> Self {
+        let mut subjects = SmallVec::<[Subject; 2]>::new();
+        for (at, position) in positions.iter().enumerate() {
+            let subject = self.0[*position].clone();
+            let key = subjects.iter().position(|known| known.name == subject.name).unwrap_or(at);
+            subjects.push(Subject { key, ..subject });
+        }
+        Self(subjects)
     }
 
     pub(crate) fn keys(&self) -> Vec<Vec<u8>> {
         self.0.iter().map(|subject| subject.name.clone()).collect()
-    }
-
-    /// Whether a check charges something even where it is denied, so that every one has to reach the store.
-    pub(crate) fn counts_denied(&self) -> bool {
-        self.0.iter().any(|subject| subject.excess == Excess::Count)
     }
 
     /// The script to call for these requests, and its arguments. Nothing is charged after `latest`, in microseconds of
@@ -90,13 +133,12 @@ impl Subjects {
     pub(crate) fn call<'s>(
         &self,
         scripts: &'s Scripts,
-        verb: Verb,
         costs: &[u64],
         latest: u64,
     ) -> (&'s Script, Vec<Vec<u8>>) {
         let number = |number: u64| number.to_string().into_bytes();
         let mut args = vec![number(latest)];
-        if let Some(subject) = self.alone(verb) {
+        if let Some(subject) = self.alone() {
             args.push(packed(&subject.quota));
             for same in costs.chunk_by(|one, next| one == next) {
                 args.push(number(same[0]));
@@ -106,7 +148,7 @@ impl Subjects {
             args.pop_if(|requests| requests == b"1");
             return (scripts.check(subject.quota.algorithm()), args);
         }
-        args.push(word(verb).into());
+        args.push(b"apply".to_vec());
         args.push(number(costs.len() as u64));
         args.extend(costs.iter().map(|cost| number(*cost)));
         self.push_quotas(&mut args);
@@ -133,23 +175,21 @@ impl Subjects {
     }
 
     /// The key that a script of its own checks: the only one, of plain excess.
-    pub(crate) fn alone(&self, verb: Verb) -> Option<&Subject> {
+    pub(crate) fn alone(&self) -> Option<&Subject> {
         match self.0.as_slice() {
-            [subject] if verb == Verb::Check && subject.excess == Excess::Refuse => Some(subject),
+            [subject] if subject.part.verb == Verb::Check && subject.part.is_one_step() => Some(subject),
             _ => None,
         }
     }
 
     fn push_quotas(&self, args: &mut Vec<Vec<u8>>) {
-        for subject in &self.0 {
-            args.push(letter(subject.quota.algorithm()).into());
-            let enforced = if subject.enforced { "enforced" } else { "shadow" };
-            let excess = match subject.excess {
-                Excess::Refuse => "",
-                Excess::Charge => "+",
-                Excess::Count => "!",
-            };
-            args.push([enforced, excess].concat().into_bytes());
+        for (at, subject) in self.0.iter().enumerate() {
+            args.push(if subject.key == at {
+                letter(subject.quota.algorithm()).into()
+            } else {
+                (subject.key + 1).to_string().into_bytes()
+            });
+            args.push(mode(&subject.part));
             args.push(packed(&subject.quota));
             args.push(subject.own_cost.map(|cost| cost.to_string().into_bytes()).unwrap_or_default());
         }
@@ -159,71 +199,100 @@ impl Subjects {
         scripts.decide(self.0.iter().map(|subject| subject.quota.algorithm()))
     }
 
-    /// Reads what the script of [`call`](Self::call) replied to the same verb and costs.
-    pub(crate) fn read(&self, verb: Verb, costs: &[u64], reply: Value) -> Result<Reply, Unreadable> {
-        self.read_as(verb, costs, reply, self.alone(verb).is_some())
+    /// Reads what the script of [`call`](Self::call) replied to the same costs.
+    pub(crate) fn read(&self, costs: &[u64], reply: Value) -> Result<Reply, Unreadable> {
+        self.read_as(costs, reply, self.alone().is_some())
     }
 
     /// Reads what the script of [`call_once`](Self::call_once) replied.
     pub(crate) fn read_once(&self, cost: u64, reply: Value) -> Result<Reply, Unreadable> {
-        self.read_as(Verb::Check, &[cost], reply, false)
+        self.read_as(&[cost], reply, false)
     }
 
     /// `flat` is the reply of a script for one key, which tells it without a list of its own, and in bytes.
-    fn read_as(&self, verb: Verb, costs: &[u64], reply: Value, flat: bool) -> Result<Reply, Unreadable> {
+    fn read_as(&self, costs: &[u64], reply: Value, flat: bool) -> Result<Reply, Unreadable> {
         let mut items = if flat { flat_items(reply)? } else { items(reply)? };
         if items.len() < 2 {
             return Err(Unreadable(format!("{} items instead of 2 and more", items.len())));
         }
         let mut rest = items.split_off(2);
-        let (Value::Int(charged), now) = (&items[0], unsigned(&items[1])?) else {
-            return Err(Unreadable(format!("{:?} instead of how many are charged", items[0])));
+        let (Value::Int(passed), now) = (&items[0], unsigned(&items[1])?) else {
+            return Err(Unreadable(format!("{:?} instead of how many pass", items[0])));
         };
-        if *charged == -1 {
+        if *passed == -1 {
             return Ok(Reply::Late(now));
         }
         if flat {
             rest = vec![Value::Array(rest)];
         }
-        if rest.len() != self.0.len() {
-            return Err(Unreadable(format!("{} keys instead of {}", rest.len(), self.0.len())));
-        }
         let now = Timestamp::from_micros(now);
-        let mut told: SmallVec<[Told; 2]> = self
-            .0
-            .iter()
-            .zip(rest)
-            .map(|(subject, reply)| Told::read(subject, verb, reply))
-            .collect::<Result<_, _>>()?;
-        let answers: Vec<Answers> =
-            costs.iter().map(|cost| self.decide(&mut told, now, verb, *cost)).collect();
-        if verb == Verb::Check {
-            // The twins agree, or one of them is wrong.
-            let passed = answers
-                .iter()
-                .filter(|one| if flat { one[0].is_allowed() } else { !self.denies(one) })
-                .count() as u64;
-            if u64::try_from(*charged) != Ok(passed) {
-                return Err(Unreadable(format!("{charged} requests charged instead of {passed}")));
-            }
+        let mut found = self.found(rest, *passed > 0)?;
+        let outcomes: Vec<_> = costs.iter().map(|cost| self.decide(&mut found, now, *cost)).collect();
+        // The twins agree, or one of them is wrong.
+        let is_charged = |one: &&Outcome| if flat { one.decisions[0].is_allowed() } else { !one.is_denied };
+        let ours = outcomes.iter().filter(is_charged).count() as u64;
+        if u64::try_from(*passed) != Ok(ours) {
+            return Err(Unreadable(format!("{passed} requests charged instead of {ours}")));
         }
+        let answers = outcomes.into_iter().map(|outcome| outcome.decisions).collect();
         Ok(Reply::Done(answers, now.as_micros()))
     }
 
-    /// Whether an enforced policy denies.
+    /// The keys as the script found them, and those that it refunded as it left them: for each subject
+    /// the former where it is the first with its key.
+    fn found(&self, reply: Vec<Value>, is_allowed: bool) -> Result<SmallVec<[FoundKey; 2]>, Unreadable> {
+        let length = reply.len();
+        let mut reply = reply.into_iter();
+        let mut next = || {
+            let missing = || Unreadable(format!("{length} keys, which are too few"));
+            reply.next().ok_or_else(missing)
+        };
+        let mut found = SmallVec::<[FoundKey; 2]>::new();
+        for (at, subject) in self.0.iter().enumerate() {
+            let before =
+                if subject.key == at { Some(Told::read(&self.0[at].quota, false, next()?)?) } else { None };
+            found.push(FoundKey { before, refunded: None });
+        }
+        for (subject, found) in self.0.iter().zip(&mut found) {
+            let is_done = is_allowed || subject.part.role != Role::IfAllowed;
+            if subject.part.verb == Verb::Refund && is_done {
+                found.refunded = Some(Told::read(&self.0[subject.key].quota, true, next()?)?);
+            }
+        }
+        match reply.len() {
+            0 => Ok(found),
+            more => Err(Unreadable(format!("{length} keys instead of {}", length - more))),
+        }
+    }
+
+    /// Whether an enforced policy denies a request whose subjects all decide.
     pub(crate) fn denies(&self, answers: &Answers) -> bool {
-        self.0.iter().zip(answers).any(|(subject, decision)| subject.enforced && decision.is_denied())
+        self.0.iter().zip(answers).any(|(subject, decision)| subject.enforces() && decision.is_denied())
     }
 
     /// As the memory store does.
-    fn decide(&self, told: &mut [Told], now: Timestamp, verb: Verb, cost: u64) -> Answers {
-        all_or_none(verb, self.0.iter().map(|subject| subject.part(cost)), |key, verb, cost| {
-            told[key].decide(&self.0[key].quota, now, verb, cost)
+    fn decide(&self, found: &mut [FoundKey], now: Timestamp, cost: u64) -> Outcome {
+        let parts: SmallVec<[Part; 4]> = self.0.iter().map(|subject| subject.part(cost)).collect();
+        all_or_none(&parts, |at, verb, cost| {
+            let key = self.0[at].key;
+            // A reply that lacks a refund is found out below, by how many requests it says pass.
+            let is_refunded = verb == Verb::Refund && found[at].refunded.is_some();
+            let told = if is_refunded { &mut found[at].refunded } else { &mut found[key].before };
+            let told = told.as_mut().expect("`found` has read each key");
+            told.decide(&self.0[key].quota, now, verb, cost)
         })
     }
 }
 
-/// One key as a script found it, at the time it was settled to.
+/// What a script tells of a subject.
+struct FoundKey {
+    /// Its key before anything was charged, if it is the first with that key.
+    before: Option<Told>,
+    /// Its key after its refund.
+    refunded: Option<Told>,
+}
+
+/// One key as a script told it, at the time it was settled to.
 struct Told {
     settled: u64,
     state: ToldState,
@@ -239,13 +308,12 @@ enum ToldState {
 }
 
 impl Told {
-    fn read(subject: &Subject, verb: Verb, reply: Value) -> Result<Self, Unreadable> {
+    fn read(quota: &Quota, is_refunded: bool, reply: Value) -> Result<Self, Unreadable> {
         let mut numbers: SmallVec<[u64; 8]> = items(reply)?.iter().map(unsigned).collect::<Result<_, _>>()?;
-        let wrong = || {
-            Unreadable(format!("a key told in another number of numbers under {}", subject.quota.algorithm()))
-        };
-        let given = if verb == Verb::Refund { numbers.pop().ok_or_else(wrong)? } else { 0 };
-        let state = match (subject.quota.algorithm(), numbers.as_slice()) {
+        let wrong =
+            || Unreadable(format!("a key told in another number of numbers under {}", quota.algorithm()));
+        let given = if is_refunded { numbers.pop().ok_or_else(wrong)? } else { 0 };
+        let state = match (quota.algorithm(), numbers.as_slice()) {
             (Algorithm::SlidingLog, [_, used, newest, oldest, runs @ ..]) if runs.len().is_multiple_of(2) => {
                 let runs = runs.chunks_exact(2).map(|run| (run[0], run[1])).collect();
                 ToldState::Log(ToldLog::new(*used, *newest, *oldest, runs))
@@ -290,13 +358,31 @@ fn decide<S: State>(
     decision(state, quota, now, settled, done)
 }
 
-fn word(verb: Verb) -> &'static str {
-    match verb {
-        Verb::Check => "check",
-        Verb::Peek => "peek",
-        Verb::Refund => "refund",
-        Verb::Penalize => "penalize",
-    }
+/// How a key takes part, as `decide.lua` has it.
+fn mode(part: &Part) -> Vec<u8> {
+    let verb = match part.verb {
+        Verb::Check => b'c',
+        Verb::Peek => b'p',
+        Verb::Refund => b'r',
+        Verb::Penalize => b'n',
+    };
+    let enforced = if part.enforced { b'e' } else { b's' };
+    let excess = match part.excess {
+        Excess::Refuse => b'-',
+        Excess::Charge => b'+',
+        Excess::Count => b'!',
+    };
+    let (role, link) = match part.role {
+        Role::Deciding => (b'd', None),
+        Role::Together => (b't', Some(part.link)),
+        Role::IfAllowed => (b'a', None),
+        Role::Independent => (b'i', Some(part.link)),
+        Role::Refusals => (b'k', Some(part.link + 1)),
+    };
+    let over = if part.over_limit { b'o' } else { b'-' };
+    let mut mode = vec![verb, enforced, excess, role, over];
+    mode.extend(link.iter().flat_map(|link| link.to_string().into_bytes()));
+    mode
 }
 
 /// A quota as the `quota` piece of its algorithm's script unpacks it: little-endian, as wide as the numbers can be.

@@ -19,7 +19,6 @@ use tokio::time::{Instant, timeout_at};
 use super::call::{Answers, Subjects};
 use super::{Calls, Ordering};
 use crate::store::redis::transport::{Executed, Failure, FailureKind};
-use crate::verb::Verb;
 
 /// Most checks in one call: enough to make one key's calls rare, few enough for their answers to be told in a moment.
 const MOST_TOGETHER: usize = 1024;
@@ -137,7 +136,7 @@ impl Lane {
             // They came in order, so the first has the least time.
             let deadline = batch[0].deadline;
             let is_crowded = batch.len() > 1;
-            match calls.call(&self.subjects, Verb::Check, &costs, deadline).await {
+            match calls.call(&self.subjects, &costs, deadline).await {
                 Ok(answers) => {
                     for (waiter, answer) in batch.into_iter().zip(answers) {
                         // Whoever has gone meanwhile was charged as one who hears it.
@@ -175,7 +174,7 @@ impl Lane {
     fn next(&self) -> Option<Vec<Waiter>> {
         let now = crate::time::instant();
         // Under one key, checks of the same cost that follow one another are one step.
-        let is_alone = self.subjects.alone(Verb::Check).is_some();
+        let is_alone = self.subjects.alone().is_some();
         loop {
             let (mut batch, mut gone) = (Vec::new(), Vec::new());
             let (mut steps, mut last) = (0, None);
@@ -219,7 +218,7 @@ fn shed() -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::charge::Excess;
+    use crate::charge::Part;
     use crate::quota::Quota;
     use crate::store::redis::call::Subject;
 
@@ -227,9 +226,9 @@ mod tests {
         let subject = Subject {
             name: format!("sg1:p:{user}").into_bytes(),
             quota: Quota::per_minute(1),
-            enforced: true,
-            excess: Excess::Refuse,
+            part: Part::check_of_nothing(),
             own_cost: None,
+            key: 0,
         };
         let subjects = Arc::new(Subjects(SmallVec::from_iter([subject])));
         Lane { coalescer: coalescer.clone(), subjects }

@@ -132,7 +132,7 @@ impl Remembered {
     pub(crate) fn remember(&self, subjects: &Subjects, cost: u64, answers: &Answers, ticket: Ticket) {
         let Ticket { keys, forgotten, sent } = ticket;
         let denying =
-            subjects.0.iter().zip(answers).filter(|(subject, one)| subject.enforced && one.is_denied());
+            subjects.0.iter().zip(answers).filter(|(subject, one)| subject.part.enforced && one.is_denied());
         let Some(wait_us) = denying.map(|(_, one)| one.waits.retry_us).min() else { return };
         // What never fits costs nothing to decide again, and nothing would end it.
         if wait_us == Waits::NEVER {
@@ -202,7 +202,7 @@ impl Set {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::charge::Excess;
+    use crate::charge::Part;
     use crate::decision::Verdict;
     use crate::quota::Quota;
     use crate::store::redis::call::Subject;
@@ -214,9 +214,9 @@ mod tests {
         let subject = Subject {
             name: format!("sg1:p:{user}").into_bytes(),
             quota: Quota::per_hour(1),
-            enforced: true,
-            excess: Excess::Refuse,
+            part: Part::check_of_nothing(),
             own_cost: None,
+            key: 0,
         };
         Subjects(SmallVec::from_iter([subject]))
     }

@@ -23,16 +23,17 @@ use crate::verb::Verb;
 type Places = SmallVec<[Option<Decision>; 4]>;
 
 /// A part of a request: the subjects in one slot, and where they stand in the whole.
-struct Part {
-    subjects: Subjects,
-    places: SmallVec<[usize; 2]>,
+pub(super) struct Part {
+    pub(super) subjects: Subjects,
+    pub(super) places: SmallVec<[usize; 2]>,
 }
 
 impl Calls {
-    /// Checks subjects in whichever slots they lie.
+    /// Decides subjects in whichever slots they lie.
     ///
-    /// Those in several are checked by a task of its own: a caller who gives up in between must not leave some charged.
-    pub(super) async fn check(
+    /// Those in several are charged by a task of its own: a caller who gives up in between must not leave
+    /// some charged.
+    pub(super) async fn decide(
         self: &Arc<Self>,
         subjects: &Subjects,
         cost: u64,
@@ -40,14 +41,27 @@ impl Calls {
     ) -> Result<Answers, Undecided> {
         let parts = self.parts(subjects);
         if parts.len() == 1 {
-            return Ok(self.check_part(subjects.clone(), cost, deadline).await?);
+            return Ok(self.decide_part(subjects.clone(), cost, deadline).await?);
         }
-        let calls = Arc::clone(self);
-        let check = tokio::spawn(async move { calls.check_parts(parts, cost, deadline).await });
-        check.await.unwrap_or_else(|_| Err(ended().into()))
+        match subjects.only_verb() {
+            Some(Verb::Peek | Verb::Refund | Verb::Penalize) => {
+                Ok(self.on_each_slot(subjects, cost, deadline).await?)
+            }
+            Some(Verb::Check) => {
+                let calls = Arc::clone(self);
+                let check = tokio::spawn(async move { calls.check_parts(parts, cost, deadline).await });
+                check.await.unwrap_or_else(|_| Err(ended().into()))
+            }
+            None => {
+                let (calls, subjects) = (Arc::clone(self), subjects.clone());
+                let steps = tokio::spawn(async move { calls.in_steps(&subjects, cost, deadline).await });
+                steps.await.unwrap_or_else(|_| Err(ended().into()))
+            }
+        }
     }
 
-    async fn check_parts(
+    /// Checks subjects that all decide.
+    pub(super) async fn check_parts(
         self: &Arc<Self>,
         mut parts: Vec<Part>,
         cost: u64,
@@ -56,7 +70,7 @@ impl Calls {
         parts.sort_by_key(|part| std::cmp::Reverse(self.denials.of(&part.subjects)));
         let mut answers = none_of(&parts);
         let first = parts.remove(0);
-        let decided = self.check_part(first.subjects.clone(), cost, deadline).await?;
+        let decided = self.decide_part(first.subjects.clone(), cost, deadline).await?;
         let mut denied = first.subjects.denies(&decided);
         let mut failure = None;
         place(&mut answers, &first, decided);
@@ -75,7 +89,7 @@ impl Calls {
         for part in parts {
             let calls = Arc::clone(self);
             checks.spawn(async move {
-                let decided = calls.check_part(part.subjects.clone(), cost, deadline).await;
+                let decided = calls.decide_part(part.subjects.clone(), cost, deadline).await;
                 (part, decided)
             });
         }
@@ -99,49 +113,49 @@ impl Calls {
         whole(answers, denied, failure)
     }
 
-    /// Peeks, refunds or penalizes in each slot on its own.
+    /// Decides in each slot on its own, one after the other.
     pub(super) async fn on_each_slot(
         &self,
         subjects: &Subjects,
-        verb: Verb,
         cost: u64,
         deadline: Instant,
     ) -> Result<Answers, Failure> {
         let parts = self.parts(subjects);
         let mut answers = none_of(&parts);
         for part in parts {
-            let decided = self.call(&part.subjects, verb, &[cost], deadline).await?;
+            let decided = self.call(&part.subjects, &[cost], deadline).await?;
             place(&mut answers, &part, only(decided));
         }
         whole(answers, false, None).map_err(|undecided| undecided.failure)
     }
 
-    /// Checks subjects of one slot, together with others that ask for the same.
-    async fn check_part(
+    /// Decides subjects of one slot; checks together with others that ask for the same.
+    async fn decide_part(
         self: &Arc<Self>,
         subjects: Subjects,
         cost: u64,
         deadline: Instant,
     ) -> Result<Answers, Failure> {
-        let answers = match &self.coalescer {
+        let batched = self.coalescer.as_ref().filter(|_| subjects.may_be_batched());
+        let answers = match batched {
             Some(coalescer) => coalescer.check(self, subjects.clone(), cost, deadline).await?,
-            None => only(self.call(&subjects, Verb::Check, &[cost], deadline).await?),
+            None => only(self.call(&subjects, &[cost], deadline).await?),
         };
         self.denials.note(&subjects, &answers);
         Ok(answers)
     }
 
     /// Peeks at subjects of one slot for a request that another slot has denied, and charges those that count denials.
-    async fn refuse_part(
+    pub(super) async fn refuse_part(
         &self,
         subjects: &Subjects,
         cost: u64,
         deadline: Instant,
     ) -> Result<Answers, Failure> {
-        let mut answers = only(self.call(subjects, Verb::Peek, &[cost], deadline).await?);
+        let mut answers = only(self.call(&subjects.with_verb(Verb::Peek), &[cost], deadline).await?);
         let (mut places, mut counted) = (Vec::new(), Subjects(SmallVec::new()));
         for (place, subject) in subjects.0.iter().enumerate() {
-            if subject.excess == Excess::Count {
+            if subject.part.excess == Excess::Count {
                 places.push(place);
                 counted.0.push(subject.clone());
             }
@@ -149,8 +163,8 @@ impl Calls {
         if counted.0.is_empty() {
             return Ok(answers);
         }
-        let charged = only(self.call(&counted, Verb::Penalize, &[cost], deadline).await?);
-        let peeked = only(self.call(&counted, Verb::Peek, &[cost], deadline).await?);
+        let charged = only(self.call(&counted.with_verb(Verb::Penalize), &[cost], deadline).await?);
+        let peeked = only(self.call(&counted.with_verb(Verb::Peek), &[cost], deadline).await?);
         for (place, (charged, peeked)) in places.into_iter().zip(charged.into_iter().zip(peeked)) {
             answers[place] = match answers[place].verdict {
                 Verdict::Allow => charged,
@@ -162,13 +176,19 @@ impl Calls {
 
     /// Gives back what the parts were charged, in the background and past the deadline: a charge that nobody was admitted
     /// for must not stay.
-    fn give_back(self: &Arc<Self>, charged: Vec<Part>, answers: &mut [Option<Decision>], cost: u64) {
+    pub(super) fn give_back(
+        self: &Arc<Self>,
+        charged: Vec<Part>,
+        answers: &mut [Option<Decision>],
+        cost: u64,
+    ) {
         let mut refunds = Vec::new();
         for part in charged {
             let mut taken = Subjects(SmallVec::new());
             for (place, mut subject) in part.places.iter().zip(part.subjects.0) {
                 // A shadow policy that would have denied was not charged, and what counts denials keeps its charge.
-                let is_owed = |decision: &&mut Decision| decision.cost > 0 && subject.excess != Excess::Count;
+                let is_owed =
+                    |decision: &&mut Decision| decision.cost > 0 && subject.part.excess != Excess::Count;
                 if let Some(decision) = answers[*place].as_mut().filter(is_owed) {
                     // Excess beyond what a key can hold was not charged, and must not be given back.
                     subject.own_cost = Some(decision.cost).filter(|charged| *charged != cost);
@@ -187,7 +207,7 @@ impl Calls {
         tokio::spawn(async move {
             for subjects in refunds {
                 // What fails here stays charged for its window: less is admitted, never more.
-                let _ = calls.call(&subjects, Verb::Refund, &[cost], deadline).await;
+                let _ = calls.call(&subjects.with_verb(Verb::Refund), &[cost], deadline).await;
             }
             // Those who were denied meanwhile were denied for what is free again.
             calls.tell_of_room(deadline).await;
@@ -195,17 +215,13 @@ impl Calls {
     }
 
     /// The subjects by the slots that they lie in.
-    fn parts(&self, subjects: &Subjects) -> Vec<Part> {
-        let mut parts = BTreeMap::<u16, Part>::new();
+    pub(super) fn parts(&self, subjects: &Subjects) -> Vec<Part> {
+        let mut places = BTreeMap::<u16, SmallVec<[usize; 2]>>::new();
         for (at, subject) in subjects.0.iter().enumerate() {
-            let slot = self.transport.slot(&subject.name);
-            let part = parts
-                .entry(slot)
-                .or_insert_with(|| Part { subjects: Subjects(SmallVec::new()), places: SmallVec::new() });
-            part.subjects.0.push(subject.clone());
-            part.places.push(at);
+            places.entry(self.transport.slot(&subject.name)).or_default().push(at);
         }
-        parts.into_values().collect()
+        let part = |places: SmallVec<[usize; 2]>| Part { subjects: subjects.at(&places), places };
+        places.into_values().map(part).collect()
     }
 }
 
@@ -269,7 +285,7 @@ impl DenialRates {
         for (subject, decision) in subjects.0.iter().zip(answers) {
             let rate = self.rate(subject);
             let old = rate.load(Ordering::Relaxed);
-            let seen = if subject.enforced && decision.is_denied() { 1 << 16 } else { 0 };
+            let seen = if subject.part.enforced && decision.is_denied() { 1 << 16 } else { 0 };
             rate.store(old - old / 16 + seen / 16, Ordering::Relaxed);
         }
     }

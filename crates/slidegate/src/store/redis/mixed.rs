@@ -1,0 +1,143 @@
+//! Mixed calls over several slots of a cluster: parts with different verbs or roles, which no one step can
+//! decide.
+//!
+//! They are decided in the steps of [`all_or_none`](crate::store::all_or_none), each over all slots: first
+//! everything is peeked at, then checks are charged, then come penalties and refunds. No step is atomic with
+//! the others. What a check finds taken since the peek is denied, and if that denies the call, what the call
+//! has charged before is refunded. So no limit is ever exceeded. For as long as the steps take, another
+//! request may be denied for what is about to be refunded, and a peek may be out of date.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+use tokio::time::Instant;
+
+use super::call::{Answers, Subjects};
+use super::{Calls, Undecided};
+use crate::charge::{Excess, Part};
+use crate::decision::Decision;
+use crate::store::{Denials, complete};
+use crate::verb::{Role, Verb};
+
+/// Positions of parts in their call.
+type Positions = SmallVec<[usize; 4]>;
+
+/// A call that is decided step by step.
+struct Mixed<'a> {
+    subjects: &'a Subjects,
+    parts: SmallVec<[Part; 4]>,
+    cost: u64,
+    deadline: Instant,
+    /// What is known by now of each part.
+    answers: Answers,
+}
+
+impl Calls {
+    /// Decides subjects in several slots, step by step.
+    pub(super) async fn in_steps(
+        self: &Arc<Self>,
+        subjects: &Subjects,
+        cost: u64,
+        deadline: Instant,
+    ) -> Result<Answers, Undecided> {
+        let parts: SmallVec<[Part; 4]> = subjects.0.iter().map(|subject| subject.part(cost)).collect();
+        let mut peeks = subjects.with_verb(Verb::Peek);
+        for (peek, part) in peeks.0.iter_mut().zip(&parts) {
+            if !part.verb.is_question() {
+                peek.own_cost = Some(0);
+            }
+        }
+        let mut answers = self.on_each_slot(&peeks, cost, deadline).await?;
+        complete(&parts, &mut answers);
+        let mut mixed = Mixed { subjects, parts, cost, deadline, answers };
+        match mixed.carry_out(self).await {
+            Ok(()) => Ok(mixed.answers),
+            Err(undecided) => {
+                let checks = mixed.positions(|part| part.verb == Verb::Check);
+                mixed.refund(self, &checks);
+                Err(undecided)
+            }
+        }
+    }
+}
+
+impl Mixed<'_> {
+    /// Charges and refunds what the peeks leave to be.
+    async fn carry_out(&mut self, calls: &Arc<Calls>) -> Result<(), Undecided> {
+        // Each of these is charged whole or not at all: all that decide, and other requests one by one.
+        let is_check = |part: &Part| part.verb == Verb::Check;
+        let deciding = self.positions(|part| is_check(part) && part.role == Role::Deciding);
+        let others = self.positions(|part| is_check(part) && part.role != Role::Deciding);
+        let is_denied = self.denials().is_call;
+        self.check(calls, &deciding, is_denied).await?;
+        let before = self.denials();
+        let parts = self.parts.clone();
+        for request in others.chunk_by(|one, next| parts[*one].link == parts[*next].link) {
+            let is_left_out = !before.admits(&parts[request[0]], &parts, &self.answers);
+            self.check(calls, request, is_left_out).await?;
+        }
+        let denials = self.denials();
+        if denials.is_call && !before.is_call {
+            // Others have taken what the peeks had seen.
+            self.refund(calls, &deciding);
+        }
+        for verb in [Verb::Penalize, Verb::Refund] {
+            let moved =
+                self.positions(|part| part.verb == verb && denials.moves(part, &parts, &self.answers));
+            if !moved.is_empty() {
+                let moving = self.subjects.at(&moved).with_verb(verb);
+                let done = calls.on_each_slot(&moving, self.cost, self.deadline).await?;
+                self.put(&moved, done);
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks the subjects at these positions, unless they are `left_out`: then only those are charged that
+    /// count denials.
+    async fn check(
+        &mut self,
+        calls: &Arc<Calls>,
+        positions: &[usize],
+        left_out: bool,
+    ) -> Result<(), Undecided> {
+        if positions.is_empty() {
+            return Ok(());
+        }
+        let checks = self.subjects.at(positions).with_verb(Verb::Check);
+        let parts = calls.parts(&checks);
+        if !left_out {
+            let decided = calls.check_parts(parts, self.cost, self.deadline).await?;
+            self.put(positions, decided);
+        } else if checks.0.iter().any(|subject| subject.part.excess == Excess::Count) {
+            for part in parts {
+                let refused = calls.refuse_part(&part.subjects, self.cost, self.deadline).await?;
+                let whole: Positions = part.places.iter().map(|place| positions[*place]).collect();
+                self.put(&whole, refused);
+            }
+        }
+        Ok(())
+    }
+
+    /// Refunds what the checks at these positions were charged.
+    fn refund(&mut self, calls: &Arc<Calls>, positions: &[usize]) {
+        let checks = self.subjects.at(positions).with_verb(Verb::Check);
+        let mut charged: Vec<_> = positions.iter().map(|at| Some(self.answers[*at])).collect();
+        calls.give_back(calls.parts(&checks), &mut charged, self.cost);
+        self.put(positions, charged.into_iter().flatten());
+    }
+
+    fn denials(&self) -> Denials {
+        Denials::of(&self.parts, &self.answers)
+    }
+
+    fn positions(&self, keep: impl Fn(&Part) -> bool) -> Positions {
+        (0..self.parts.len()).filter(|at| keep(&self.parts[*at])).collect()
+    }
+
+    fn put(&mut self, positions: &[usize], decided: impl IntoIterator<Item = Decision>) {
+        for (at, decision) in positions.iter().zip(decided) {
+            self.answers[*at] = decision;
+        }
+    }
+}
