@@ -8,7 +8,7 @@ use arc_swap::{ArcSwap, Guard};
 use smallvec::SmallVec;
 
 use crate::block::{Block, Blocks, blocked};
-use crate::charge::{Charges, Plan};
+use crate::charge::{Charge, Charges, Part, Plan};
 #[cfg(feature = "redis")]
 use crate::decision::Source;
 use crate::decision::{Decision, Verdict};
@@ -127,7 +127,7 @@ impl Gate {
         let requests = std::slice::from_ref(request);
         let plan = policies.plan(requests, Some(Verb::Check));
         let decided = self.decided(&plan.charges, |charges| self.once.check(&self.store, charges, id));
-        let answers = plan.answers(decided, requests);
+        let answers = plan.answers(decided);
         drop(plan);
         Decisions {
             policies,
@@ -211,11 +211,11 @@ impl Gate {
             && charge.block.is_none()
         {
             let decision = self.store.apply_single(&charge);
-            decisions.answers.push(Answer { request: 0, policy: charge.policy, decision });
+            decisions.answers.push(Answer::of(&charge, decision));
         } else {
             let plan = decisions.policies.plan(requests, verb);
             let decided = self.decided(&plan.charges, |charges| self.store.apply(charges));
-            decisions.answers = plan.answers(decided, requests);
+            decisions.answers = plan.answers(decided);
         }
         decisions
     }
@@ -369,7 +369,18 @@ pub(crate) type PlacedAnswers = SmallVec<[Answer; 4]>;
 pub(crate) struct Answer {
     request: usize,
     policy: usize,
+    role: Role,
+    /// The request whose role that is, where two met on one key.
+    link: usize,
     decision: Decision,
+}
+
+impl Answer {
+    #[inline]
+    fn of(charge: &Charge<'_>, decision: Decision) -> Self {
+        let Part { role, link, .. } = charge.part;
+        Self { request: charge.request, policy: charge.policy, role, link, decision }
+    }
 }
 
 impl Plan<'_> {
@@ -389,14 +400,10 @@ impl Plan<'_> {
     }
 
     /// The decisions on the charges as answers to the requests, in the requests' order and that of the policies.
-    pub(crate) fn answers(
-        &self,
-        decisions: impl IntoIterator<Item = Decision>,
-        requests: &[Request<'_>],
-    ) -> PlacedAnswers {
+    pub(crate) fn answers(&self, decisions: impl IntoIterator<Item = Decision>) -> PlacedAnswers {
         let mut answers = PlacedAnswers::new();
         for (charge, decision) in self.charges.iter().zip(decisions) {
-            answers.push(Answer { request: charge.request, policy: charge.policy, decision });
+            answers.push(Answer::of(charge, decision));
         }
         if !self.met.is_empty() {
             for (request, position) in &self.met {
@@ -404,9 +411,7 @@ impl Plan<'_> {
             }
             answers.sort_by_key(|answer| (answer.request, answer.policy));
         }
-        if requests.len() > 1 {
-            answers.retain(|answer| requests[answer.request].own_role() != Role::Refusals);
-        }
+        answers.retain(|answer| answer.role != Role::Refusals);
         answers
     }
 }
@@ -466,17 +471,12 @@ impl Decisions<'_> {
 
     /// Whether the requests that deny only [together](Role::Together) do.
     fn denies_together(&self) -> bool {
-        if self.requests.len() == 1 && self.requests[0].own_role() != Role::Together {
-            return false;
-        }
-        let is_denied = |one: PolicyDecision<'_>| one.is_denied() && one.policy().is_enforced();
-        let of = |number: usize| self.iter().filter(move |one| one.request() == number);
-        let mut together = (0..self.requests.len())
-            .filter(|number| {
-                self.requests[*number].own_role() == Role::Together && of(*number).next().is_some()
-            })
-            .peekable();
-        together.peek().is_some() && together.all(|number| of(number).any(is_denied))
+        let mut together = self.answers.iter().filter(|answer| answer.role == Role::Together).peekable();
+        let is_request_denied = |of: &Answer| {
+            let others = self.iter().filter(|one| one.role() == of.role && one.answer.link == of.link);
+            others.into_iter().any(|one| one.is_denied() && one.policy().is_enforced())
+        };
+        together.peek().is_some() && together.all(is_request_denied)
     }
 
     /// Keeps the decisions that `keep` selects: for answers that describe a part of a call only. The
@@ -581,10 +581,10 @@ impl<'d> PolicyDecision<'d> {
         self.verb.unwrap_or(self.requests[self.answer.request].own_verb())
     }
 
-    /// How its request takes part in the call.
+    /// How it takes part in the call: the role of its request, or of another one that it met on its key.
     #[must_use]
     pub fn role(&self) -> Role {
-        self.requests[self.answer.request].own_role()
+        self.answer.role
     }
 
     /// What its request asked for, charged or not.

@@ -174,7 +174,7 @@ impl SharedGate {
         let requests = std::slice::from_ref(request);
         let plan = policies.plan(requests, Some(Verb::Check));
         let Decided { decisions, failure } = self.decide(&plan.charges, Some(id)).await;
-        let answers = plan.answers(decisions, requests);
+        let answers = plan.answers(decisions);
         drop(plan);
         Decisions::new(policies, requests, Some(Verb::Check), answers, failure)
     }
@@ -212,7 +212,7 @@ impl SharedGate {
         let policies = self.policies.load();
         let plan = policies.plan(requests, verb);
         let Decided { decisions, failure } = self.decide(&plan.charges, None).await;
-        let answers = plan.answers(decisions, requests);
+        let answers = plan.answers(decisions);
         drop(plan);
         Decisions::new(policies, requests, verb, answers, failure)
     }

@@ -53,7 +53,13 @@ pub(crate) fn all_or_none(parts: &[Part], mut apply: impl FnMut(usize, Verb, u64
                 let charged = apply(at, Verb::Penalize, part.cost);
                 *decision = match decision.verdict {
                     Verdict::Allow => charged,
-                    Verdict::Deny => Decision { cost: charged.cost, ..apply(at, Verb::Peek, part.cost) },
+                    Verdict::Deny => {
+                        let mut after = Decision { cost: charged.cost, ..apply(at, Verb::Peek, part.cost) };
+                        if part.over_limit {
+                            after.deny_over_limit(false);
+                        }
+                        after
+                    }
                 };
             }
             Excess::Refuse if passes && decision.is_allowed() => *decision = apply(at, part.verb, part.cost),

@@ -6,6 +6,7 @@ mod cases;
 mod configure;
 mod gate;
 mod inline_quotas;
+mod mixed;
 mod refunds;
 mod unknown_policy;
 mod waiting;

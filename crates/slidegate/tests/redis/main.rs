@@ -16,6 +16,7 @@ mod histories;
 mod hostile;
 mod inspect;
 mod layout;
+mod mixed;
 mod penalties;
 mod refusals;
 mod sharing;
