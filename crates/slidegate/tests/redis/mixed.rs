@@ -13,6 +13,7 @@ use slidegate::{
 
 use crate::harness::cluster;
 use crate::support::server::Server;
+use crate::support::until_true;
 
 const START_US: u64 = 1_700_000_000_000_000;
 
@@ -149,6 +150,17 @@ fn calls_over_several_slots_decide_as_in_memory_while_nobody_else_asks() {
             let theirs = runtime.block_on(redis.apply(&requests));
             assert_eq!(said(&theirs), said(&ours), "{asked:?} of {calls:?}: {:?}", redis.stats());
             assert_eq!(theirs.verdict(), ours.verdict(), "{asked:?} of {calls:?}");
+            // What was charged before a denial of another slot is refunded in the background.
+            let looks = NAMES.into_iter().flat_map(|name| keys.iter().map(move |key| (name, key)));
+            let looks: Vec<_> = looks
+                .map(|(name, key)| Request::new().with("key", key.as_str()).under(name).cost(0))
+                .collect();
+            let used =
+                |decisions: &Decisions<'_>| -> Vec<_> { decisions.iter().map(|one| one.used).collect() };
+            let expected = used(&memory.apply_all(Verb::Peek, &looks));
+            until_true("the stores agree on what is used", || {
+                used(&runtime.block_on(redis.apply_all(Verb::Peek, &looks))) == expected
+            });
         }
         Ok(())
     };

@@ -141,7 +141,7 @@ impl Subjects {
         if let Some(subject) = self.alone() {
             args.push(packed(&subject.quota));
             for same in costs.chunk_by(|one, next| one == next) {
-                args.push(number(same[0]));
+                args.push(number(subject.own_cost.unwrap_or(same[0])));
                 args.push(number(same.len() as u64));
             }
             // Most calls are one request's.
