@@ -12,8 +12,8 @@ use slidegate::{
 };
 
 use crate::harness::cluster;
-use crate::support::server::Server;
-use crate::support::until_true;
+use slidegate_testkit::redis::RedisServer;
+use slidegate_testkit::until_true;
 
 const START_US: u64 = 1_700_000_000_000_000;
 
@@ -87,7 +87,7 @@ fn cases(count: u32) -> TestRunner {
 /// One store after another must not be told other numbers: all of every decision, waits included.
 #[test]
 fn calls_of_several_verbs_and_roles_in_redis_decide_as_in_memory() {
-    let server = Server::builder().with_clock().start();
+    let server = RedisServer::builder().with_clock().start();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let number = std::cell::Cell::new(0);
     let run = |(limit, algorithm, calls): (u64, usize, Vec<(u64, Vec<Asked>)>)| {
