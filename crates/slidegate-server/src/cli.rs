@@ -1,4 +1,4 @@
-//! The command line: what can be asked of the binary, and the code it ends with.
+//! The command line: commands, options and exit codes.
 
 use std::process::ExitCode;
 
@@ -25,15 +25,16 @@ pub(crate) mod values;
 
 /// An exact sliding-window rate limiter.
 ///
-/// `slidegate serve` alone starts on loopback with a default policy and says how to try it.
+/// `slidegate serve` without options listens on loopback with a default policy and prints how to
+/// try it.
 #[derive(Debug, Parser)]
 #[command(name = "slidegate", version, max_term_width = 100)]
 pub(crate) struct Cli {
-    /// The least severe log lines to write to standard error: error, warn, info, debug, trace, or a filter such as
-    /// `slidegate=debug`. Without it `info`.
+    /// Log level on standard error: error, warn, info, debug, trace, or a filter such as
+    /// `slidegate=debug` [default: info]
     #[arg(long = "log", id = "log-level", global = true, value_name = "LEVEL")]
     log_level: Option<String>,
-    /// How log lines are written.
+    /// Log format
     #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text)]
     log_format: LogFormat,
     #[command(subcommand)]
@@ -48,30 +49,30 @@ enum LogFormat {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Serves decisions over HTTP.
+    /// Run the service
     Serve(serve::ServeArgs),
-    /// Asks a running server about one request. Ends with 0 if allowed, 1 if denied, 2 if it could not be asked.
+    /// Check one request on a running server. Exit code: 0 allowed, 1 denied, 2 error
     Check(check::CheckArgs),
-    /// Shows which keys use most or are denied most on a running server, again and again on a terminal, else once.
+    /// Show the keys with the most usage or denials on a running server; refreshes on a terminal
     Top(top::TopArgs),
-    /// Checks a configuration file, or files of envoyproxy/ratelimit, and says each policy and limit back.
+    /// Validate a config file or envoyproxy/ratelimit files, and print each policy and limit
     Validate(validate::ValidateArgs),
-    /// Looks at one key of a policy, or does something about it, on a running server.
+    /// Inspect or change one key on a running server
     Key(key::KeyArgs),
-    /// Lists and changes limits of a running server, for the whole fleet.
+    /// List or change policies of a running server, for all instances
     Policy(policy::PolicyCommands),
-    /// Tokens of those who may look at a server and change it.
+    /// Create tokens for the HTTP API
     Token(token::TokenArgs),
-    /// Says which policies or limits apply to a request, which do not, and why. Asks no server and charges nothing.
+    /// Explain which policies or limits apply to a request and why, without a server
     Explain(explain::ExplainArgs),
-    /// Decides a web server's access log under policies, with the log's own time.
+    /// Replay an access log through policies, using the log's timestamps
     Replay(replay::ReplayArgs),
 }
 
 impl Cli {
-    /// Reads the command line; ends the process where there is nothing to run.
+    /// Parses the command line. Exits for `--help`, `--version` and invalid arguments.
     pub(crate) fn read() -> Self {
-        Self::try_parse().unwrap_or_else(|error| match values::refusal(&error) {
+        Self::try_parse().unwrap_or_else(|error| match values::invalid_value(&error) {
             Some(line) => {
                 output::print_error(format_args!("{line}; see --help"));
                 std::process::exit(2)
@@ -80,7 +81,7 @@ impl Cli {
         })
     }
 
-    /// Runs the command. What went wrong is on standard error.
+    /// Runs the command. Errors go to standard error, with exit code 2.
     pub(crate) fn run(self) -> ExitCode {
         let outcome = start_log(&self.log_level(), self.log_format).and_then(|()| match self.command {
             Command::Serve(args) => serve::run(&args),
@@ -101,7 +102,8 @@ impl Cli {
 }
 
 impl Cli {
-    /// The command line's level, or the environment's where that is asked. Settings that are wrong are told later.
+    /// The log level of the command line, or with --envoy-env of the environment. Invalid settings
+    /// are reported later.
     fn log_level(&self) -> String {
         let of_environment = || match &self.command {
             Command::Serve(serve::ServeArgs { envoy, .. }) if envoy.envoy_env => {
@@ -115,12 +117,12 @@ impl Cli {
 
 fn start_log(level: &str, format: LogFormat) -> Result<(), Failure> {
     let filter = tracing_subscriber::EnvFilter::try_new(level).map_err(|error| {
-        Failure(format!("--log `{level}` is no level: {error}; use error, warn, info, debug or trace"))
+        Failure(format!("--log is `{level}`: {error}; use error, warn, info, debug or trace"))
     })?;
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
-        // They would be printed on standard error, which is what could not be written.
+        // These errors would go to standard error, which is what failed.
         .log_internal_errors(false);
     match format {
         LogFormat::Text => log.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init(),

@@ -1,6 +1,7 @@
-//! The page at `/`, from files inside the binary.
+//! The dashboard at `/`, embedded in the binary.
 //!
-//! The files hold no data and so need no token. What they show they ask for under `/v1`, with the operator's own rights.
+//! Its files contain no data, so they need no token. The page requests its data under `/v1` with
+//! the operator's token.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -12,14 +13,14 @@ use axum::routing::get;
 use crate::problem::Problem;
 use crate::routes::Routes;
 
-/// A file of the page.
+/// A file of the dashboard.
 struct File {
     path: &'static str,
     media_type: &'static str,
     content: &'static [u8],
 }
 
-/// A file of `dashboard/` under its path, which a browser sees.
+/// A file of `dashboard/` and its URL path.
 macro_rules! file {
     ($path:literal, $media_type:expr, $source:literal) => {
         File { path: $path, media_type: $media_type, content: include_bytes!(concat!("dashboard/", $source)) }
@@ -57,9 +58,8 @@ static FILES: [File; 23] = [
     file!("/dashboard/uplot.LICENSE", TEXT, "vendor/uplot.LICENSE"),
 ];
 
-/// What a browser must not do with the page, whatever text gets into it: nothing from elsewhere, nothing inline, no
-/// markup made of text, and no frame around it.
-const SECURITY: [(HeaderName, HeaderValue); 6] = [
+/// Security headers: no external or inline resources, no HTML from strings, no framing.
+const SECURITY_HEADERS: [(HeaderName, HeaderValue); 6] = [
     (
         header::CONTENT_SECURITY_POLICY,
         HeaderValue::from_static(
@@ -69,16 +69,16 @@ const SECURITY: [(HeaderName, HeaderValue); 6] = [
     ),
     (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
     (header::X_FRAME_OPTIONS, HeaderValue::from_static("DENY")),
-    // An address names a key.
+    // The URL contains a key.
     (header::REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
     (HeaderName::from_static("cross-origin-opener-policy"), HeaderValue::from_static("same-origin")),
     (HeaderName::from_static("cross-origin-resource-policy"), HeaderValue::from_static("same-origin")),
 ];
 
-/// The routes of the page.
+/// The routes of the dashboard.
 pub(crate) fn routes() -> Routes {
     let table = [
-        ("/", get(async move |headers: HeaderMap| FILES[0].answer(&headers))),
+        ("/", get(async move |headers: HeaderMap| FILES[0].respond(&headers))),
         ("/dashboard/{file}", get(file)),
     ];
     Routes::over((), table)
@@ -87,32 +87,32 @@ pub(crate) fn routes() -> Routes {
 async fn file(Path(name): Path<String>, headers: HeaderMap) -> Result<Response, Problem> {
     let is_named = |file: &&File| file.path.strip_prefix("/dashboard/") == Some(&name);
     let found = FILES.iter().find(is_named);
-    found.map(|file| file.answer(&headers)).ok_or_else(|| {
-        let detail = format!("the page has no file `{}`; it begins at `/`", name.escape_debug());
+    found.map(|file| file.respond(&headers)).ok_or_else(|| {
+        let detail = format!("the dashboard has no file `{}`; open `/`", name.escape_debug());
         Problem::new(StatusCode::NOT_FOUND, detail)
     })
 }
 
 impl File {
-    /// Another content has another tag. It may differ between versions of the program for the same content.
-    fn tag(&self) -> HeaderValue {
+    /// The ETag: a hash of the content. It may differ between versions of the program.
+    fn etag(&self) -> HeaderValue {
         let mut hasher = DefaultHasher::new();
         self.content.hash(&mut hasher);
         HeaderValue::try_from(format!("\"{:016x}\"", hasher.finish())).expect("hexadecimal digits are safe")
     }
 
-    /// The file, or that the browser has it already. It asks each time, so that a new version of the service never meets
-    /// an old script.
-    fn answer(&self, headers: &HeaderMap) -> Response {
-        let tag = self.tag();
+    /// The file, or 304 if the browser has it. Browsers must revalidate, so that a new version
+    /// never runs an old script.
+    fn respond(&self, headers: &HeaderMap) -> Response {
+        let tag = self.etag();
         let is_known = headers.get(header::IF_NONE_MATCH) == Some(&tag);
         let mut response =
             if is_known { StatusCode::NOT_MODIFIED.into_response() } else { self.content.into_response() };
-        let answered = response.headers_mut();
-        answered.extend(SECURITY);
-        answered.insert(header::CONTENT_TYPE, HeaderValue::from_static(self.media_type));
-        answered.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-        answered.insert(header::ETAG, tag);
+        let fields = response.headers_mut();
+        fields.extend(SECURITY_HEADERS);
+        fields.insert(header::CONTENT_TYPE, HeaderValue::from_static(self.media_type));
+        fields.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+        fields.insert(header::ETAG, tag);
         response
     }
 }

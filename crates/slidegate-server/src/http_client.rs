@@ -1,6 +1,6 @@
-//! The HTTP client that commands and the trace exporter use: `http://` and `https://`, blocking.
+//! Blocking HTTP client of the commands and the trace exporter, with TLS.
 //!
-//! It trusts the certificate authorities of the machine. `SSL_CERT_FILE` and `SSL_CERT_DIR` name others.
+//! Trusts the system's certificate authorities, or those of `SSL_CERT_FILE` and `SSL_CERT_DIR`.
 
 use std::io;
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 
-/// A client for one URL. Statuses above 399 are answers, not errors, and redirects are not followed: what is sent along
-/// may be a token for this server and for no other.
+/// A client for one URL. Error statuses are not `Err`. Redirects are not followed: the request may
+/// carry a token meant for this server only.
 ///
 /// # Errors
-/// When the URL begins with `https:` and the machine trusts no certificate authority.
+/// The URL begins with `https:` and the system trusts no certificate authority.
 pub(crate) fn agent(url: &str, timeout: Duration) -> Result<ureq::Agent, io::Error> {
     let config = ureq::Agent::config_builder()
         .http_status_as_error(false)
@@ -25,14 +25,14 @@ pub(crate) fn agent(url: &str, timeout: Duration) -> Result<ureq::Agent, io::Err
     Ok(config.build().into())
 }
 
-/// TLS that trusts the authorities of this machine.
+/// TLS with the system's certificate authorities.
 fn tls() -> Result<TlsConfig, io::Error> {
     let found = rustls_native_certs::load_native_certs();
     let roots: Vec<_> = found.certs.iter().map(|one| Certificate::from_der(one).to_owned()).collect();
     if roots.is_empty() {
         return Err(io::Error::other(
-            "this machine trusts no certificate authority; install its ca-certificates, name a file of certificates with \
-             the variable SSL_CERT_FILE, or give an `http://` URL",
+            "no trusted certificate authority found; install ca-certificates, set SSL_CERT_FILE to a file of \
+             certificates, or use an `http://` URL",
         ));
     }
     Ok(TlsConfig::builder()

@@ -1,7 +1,8 @@
-//! Log lines that clients can cause: bounded for each call site and client, and for each call site as a whole.
+//! Rate limits for log lines that clients can cause: per call site and client, and per call site in
+//! total.
 //!
-//! Every such line is written with [`log_limited!`], so that no client can fill a disk. Lines that are left out are
-//! counted, and the call site's next line says how many there were, in the field `suppressed`.
+//! Such lines are written with [`log_limited!`], so that no client can fill a disk. Suppressed
+//! lines are counted, and the call site's next line reports their number in the field `suppressed`.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,30 +13,32 @@ use slidegate::ManualClock;
 use slidegate::client_addr::{self, Ipv6Prefix};
 use slidegate::{Limiter, MemoryStore, MemoryStoreBuilder, Quota};
 
-/// How often one call site may write a line about the same client: often enough to see that it goes on.
+/// Minimum interval between lines of one call site about one client: short enough to see that a
+/// problem continues.
 const ONE_LINE_EVERY: Duration = Duration::from_secs(60);
-/// Most lines a minute of one call site about all clients together: some 10 KB, a log that people still read.
+/// Maximum lines per minute of one call site about all clients: about 10 KB, still readable.
 const MAX_LINES_A_MINUTE: u64 = 60;
-/// Clients that one call site remembers, in some 100 KB. Beyond that, a client may get a second line within its minute.
+/// Maximum clients that one call site tracks, in about 100 KB. Beyond it, a client may get a second
+/// line within a minute.
 const MAX_CLIENTS: usize = 1024;
 
-/// Which lines of one call site are written.
+/// The rate limit of one call site.
 #[derive(Debug)]
 pub(crate) struct LogLimit {
     by_client: Limiter,
     all: Limiter,
-    /// Lines left out since the last one that was written.
+    /// Lines suppressed since the last written one.
     suppressed: AtomicU64,
 }
 
-/// How many lines a [`LogLimit`] lets through.
+/// The rates of a [`LogLimit`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LogRates {
-    /// Of one client, or of whatever else a line is about.
+    /// Lines per client, or per other subject.
     pub(crate) each: Quota,
-    /// Of all of them together.
+    /// Lines about all clients.
     pub(crate) all: Quota,
-    /// How many of them are remembered.
+    /// Maximum clients tracked.
     pub(crate) max_clients: usize,
 }
 
@@ -57,13 +60,13 @@ impl LogLimit {
         Self::build(rates, &MemoryStore::builder())
     }
 
-    /// For a line that is about the service as a whole: one in each of these spans.
+    /// For a line about the service as a whole: one per `span`.
     pub(crate) fn every(span: Duration) -> Self {
         let quota = Quota::new(1, span).expect("a positive span is a window");
         Self::new(LogRates { each: quota, all: quota, max_clients: 1 })
     }
 
-    /// One on a clock that tests move.
+    /// With a manual clock.
     #[cfg(test)]
     pub(crate) fn on_clock(rates: LogRates, clock: &ManualClock) -> Self {
         Self::build(rates, &MemoryStore::builder().clock(clock.clone()))
@@ -78,9 +81,9 @@ impl LogLimit {
         }
     }
 
-    /// Asks to write a line about a client, or about none in particular.
+    /// Whether to write a line about a client, or about no particular client.
     ///
-    /// Returns how many lines were left out since the last one. `None`: leave this one out as well.
+    /// Returns the number of lines suppressed since the last one, or `None` to suppress this one.
     pub(crate) fn admit(&self, client: Option<IpAddr>) -> Option<u64> {
         match client {
             Some(client) => self.admit_key(&group_key(client)),
@@ -88,13 +91,13 @@ impl LogLimit {
         }
     }
 
-    /// The same for a line that is about something else than an address.
+    /// Like [`Self::admit`], for a subject that is not an address.
     pub(crate) fn admit_key(&self, key: &[u8]) -> Option<u64> {
-        // The client first: one that floods must not use up what others may write.
+        // The client first: a client over its limit must not use up the total.
         let admitted = self.by_client.check(key).is_allowed() && {
             let has_room = self.all.check("").is_allowed();
             if !has_room {
-                // Nothing was written about this client, so it may be as soon as there is room.
+                // Nothing was written about this client, so do not charge it.
                 self.by_client.refund(key, 1);
             }
             has_room
@@ -108,8 +111,8 @@ impl LogLimit {
     }
 }
 
-/// The key that a client address is limited by: an IPv4 address whole, an IPv6 address by the network that one household
-/// or server has to itself, in which it can take another address for each connection.
+/// The key that limits a client address: the IPv4 address, or the IPv6 network of one household or
+/// server, which can use a new address for every connection.
 pub(crate) fn group_key(client: IpAddr) -> [u8; 16] {
     match client_addr::group(client, Ipv6Prefix::default()) {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
@@ -117,10 +120,11 @@ pub(crate) fn group_key(client: IpAddr) -> [u8; 16] {
     }
 }
 
-/// Writes a log line that a client can cause: `log_limited!(WARN, Some(peer.ip()), %error, "what happened")`.
+/// Writes a rate-limited log line: `log_limited!(WARN, Some(peer.ip()), %error, "what happened")`.
 ///
-/// The level, the client's address if one is known, then fields and message as `tracing` takes them. Each use is a call
-/// site with a limit of its own. A line whose level is off is neither written nor counted.
+/// Arguments: the level, the client's address if known, then fields and message as in `tracing`.
+/// Each use is a call site with its own limit. A line whose level is disabled is neither written
+/// nor counted.
 macro_rules! log_limited {
     ($level:ident, $client:expr, $($line:tt)+) => {{
         static LIMIT: std::sync::LazyLock<$crate::log_limit::LogLimit> =
@@ -128,7 +132,7 @@ macro_rules! log_limited {
         if tracing::enabled!(tracing::Level::$level)
             && let Some(suppressed) = LIMIT.admit($client)
         {
-            // An absent field is not printed.
+            // `tracing` omits a field that is `None`.
             let suppressed = (suppressed > 0).then_some(suppressed);
             tracing::event!(tracing::Level::$level, suppressed, $($line)+);
         }
@@ -148,9 +152,9 @@ mod tests {
         LogLimit::on_clock(LogRates::default(), clock)
     }
 
-    /// Two million wrong passwords were 281 MB of log.
+    /// Without a limit, two million wrong passwords wrote 281 MB of log.
     #[test]
-    fn a_client_gets_one_line_a_minute_and_the_next_says_how_many_were_left_out() {
+    fn a_client_gets_one_line_a_minute_and_the_next_has_the_suppressed_count() {
         let clock = ManualClock::new();
         let limit = limit(&clock);
         assert_eq!(limit.admit(ip("192.0.2.1")), Some(0));
@@ -165,7 +169,7 @@ mod tests {
         assert_eq!(limit.admit(ip("192.0.2.1")), Some(0), "what was reported is not reported again");
     }
 
-    /// An attacker must not hide what other clients do.
+    /// An attacker must not suppress lines about other clients.
     #[test]
     fn a_flood_of_one_client_leaves_the_lines_of_others() {
         let clock = ManualClock::new();
@@ -178,9 +182,9 @@ mod tests {
         assert_eq!(limit.admit(None), None);
     }
 
-    /// A network of many addresses writes no more than a log that people can read.
+    /// An attacker with many addresses must not flood the log.
     #[test]
-    fn a_call_site_is_bounded_over_all_clients_and_uses_up_nobodys_turn() {
+    fn a_call_site_is_bounded_in_total_and_suppressed_clients_are_not_charged() {
         let clock = ManualClock::new();
         let limit = limit(&clock);
         let written = |from: u16, to: u16| {
@@ -190,11 +194,11 @@ mod tests {
         assert_eq!(written(0, 500), MAX_LINES_A_MINUTE);
         assert_eq!(written(0, 500), 0);
         clock.advance(Duration::from_secs(60));
-        // Those without a line so far have theirs now.
+        // Clients that got no line yet get one now.
         assert_eq!(written(400, 430), 30);
     }
 
-    /// A client with an IPv6 network has more addresses than lines fit on any disk.
+    /// A client with an IPv6 network can use unlimited addresses.
     #[test]
     fn addresses_of_one_network_are_one_client() {
         let clock = ManualClock::new();
@@ -204,14 +208,14 @@ mod tests {
             assert_eq!(limit.admit(ip(&format!("2001:db8:0:{:x}::{host:x}", host % 256))), None);
         }
         assert_eq!(limit.admit(ip("2001:db8:1::1")), Some(998));
-        // One host, written in two ways.
+        // One host in two notations.
         assert_eq!(limit.admit(ip("192.0.2.7")), Some(0));
         assert_eq!(limit.admit(ip("::ffff:192.0.2.7")), None);
     }
 
-    /// What a call site remembers of clients must not grow with them.
+    /// The memory of a call site must not grow with the number of clients.
     #[test]
-    fn more_clients_than_are_remembered_are_still_bounded() {
+    fn more_clients_than_tracked_are_still_bounded() {
         let clock = ManualClock::new();
         let limit = limit(&clock);
         let mut written = 0;

@@ -1,7 +1,7 @@
 //! The doors: each turns its bytes into a request, asks the app, and answers in its own words.
 //!
-//! Behind the HTTP listener there are two. What decides is answered straight from here; the router, which boxes bodies
-//! and futures on the way, has the rest.
+//! Behind the HTTP listener there are two. What decides is answered straight from here; the router,
+//! which boxes bodies and futures on the way, has the rest.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -18,7 +18,7 @@ use hyper_util::service::TowerToHyperService;
 use crate::access::{Action, Peer};
 use crate::app::App;
 use crate::config::Auth;
-use crate::listener::Answers;
+use crate::listener::Handler;
 use crate::routes::Routes;
 use crate::{auth, http};
 
@@ -62,10 +62,10 @@ impl Doors {
     }
 }
 
-impl Answers for Arc<Doors> {
+impl Handler for Arc<Doors> {
     type Body = Either<Full<Bytes>, Body>;
 
-    async fn answer(&self, peer: IpAddr, request: Request<Incoming>) -> Answer {
+    async fn handle(&self, peer: IpAddr, request: Request<Incoming>) -> Answer {
         Doors::answer(self, peer, request).await
     }
 }

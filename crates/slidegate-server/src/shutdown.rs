@@ -1,23 +1,23 @@
-//! Shutting down: on SIGTERM or SIGINT the service stops listening and finishes what it has begun.
+//! Graceful shutdown: SIGTERM or SIGINT closes the listeners and drains open requests.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// The signals that end the service.
+/// The shutdown signals.
 pub(crate) struct Signals {
     terminate: Signal,
     interrupt: Signal,
 }
 
 impl Signals {
-    /// Takes the signals over from here on.
+    /// Registers the signal handlers.
     ///
     /// # Errors
-    /// When the system does not let the process handle signals.
+    /// The system rejects the handlers.
     pub(crate) fn listen() -> std::io::Result<Self> {
         Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
     }
 
-    /// Waits for the next one and gives its name.
+    /// Waits for a signal and returns its name.
     pub(crate) async fn next(&mut self) -> &'static str {
         tokio::select! {
             _ = self.terminate.recv() => "SIGTERM",

@@ -1,9 +1,9 @@
-//! Failed authentications: limited by client address, counted and logged, for every protocol that takes a password or a
-//! token.
+//! Failed authentications: limited per client address, counted and logged, for all protocols with
+//! passwords or tokens.
 //!
-//! Passwords may be weak, so an address that used up its failures is refused without a comparison, right or wrong. Tokens
-//! are 256 random bits, which nobody guesses, so a right one is always accepted: an attacker who shares an address with
-//! others, behind a proxy or a NAT, cannot lock them out.
+//! Passwords may be weak, so an address over its limit is rejected without comparing the password.
+//! Tokens are 256 random bits and cannot be guessed, so a correct token is always accepted: an
+//! attacker behind the same proxy or NAT cannot lock others out.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -17,20 +17,21 @@ use slidegate::{Decision, Limiter, MemoryStore, MemoryStoreBuilder, Quota};
 use crate::caller::Protocol;
 use crate::log_limit::{group_key, log_limited};
 
-/// Wrong passwords and tokens of one address in [`WINDOW`]. A client library with an old password fails a dozen times before
-/// it gives up (redis-py retries ten times), which must leave room for its neighbours. At this rate a year of guessing is
-/// 16 million passwords.
+/// Wrong passwords and tokens of one address per [`WINDOW`]. A client library with an old password
+/// fails about a dozen times before it gives up (redis-py retries ten times), and must not use up
+/// the limit of its neighbours. This rate allows 16 million guesses a year.
 const MAX_FAILURES: u64 = 30;
-/// See [`MAX_FAILURES`]. Also how long a client waits at most once it has the right password.
+/// See [`MAX_FAILURES`]. Also the longest wait of a client that then has the correct password.
 const WINDOW: Duration = Duration::from_secs(60);
-/// Addresses whose failures are remembered, in at most 20 MB. When there are more, those that failed least are forgotten.
+/// Maximum addresses tracked, in at most 20 MB. Beyond it, the addresses with the fewest failures
+/// are dropped.
 const MAX_CLIENTS: usize = 65_536;
 
-/// Failures of all clients, over all protocols.
+/// Failed authentications of all clients, over all protocols.
 #[derive(Debug)]
 pub(crate) struct AuthAttempts {
     failures: Limiter,
-    /// By door: wrong ones, and those refused because there were too many.
+    /// Per protocol: wrong attempts, and attempts rejected over the limit.
     failed: [[AtomicU64; 2]; Protocol::ALL.len()],
 }
 
@@ -39,9 +40,9 @@ pub(crate) struct AuthAttempts {
 pub(crate) enum AuthFailure {
     /// The password or token is wrong.
     Wrong,
-    /// There were too many wrong ones from this address.
+    /// The address is over the limit.
     TooMany {
-        /// Until the next attempt is looked at.
+        /// Time until the next attempt is accepted.
         retry_after: Duration,
     },
 }
@@ -68,7 +69,7 @@ impl Default for AuthAttempts {
 }
 
 impl AuthAttempts {
-    /// One on a clock that tests move.
+    /// With a manual clock.
     #[cfg(test)]
     pub(crate) fn on_clock(clock: &ManualClock) -> Self {
         Self::build(MemoryStore::builder().clock(clock.clone()))
@@ -80,58 +81,57 @@ impl AuthAttempts {
         Self { failures, failed: Default::default() }
     }
 
-    /// An attempt with a password. Only failures are charged: a right one is free.
+    /// Checks a password. Only failures are charged.
     ///
     /// # Errors
-    /// The password is wrong, or its address has failed too often; then it is not compared.
+    /// The password is wrong, or the address is over the limit; then it is not compared.
     pub(crate) fn password(
         &self,
-        door: Protocol,
+        protocol: Protocol,
         client: IpAddr,
         is_right: impl FnOnce() -> bool,
     ) -> Result<(), AuthFailure> {
         let key = group_key(client);
         if let Some(too_many) = too_many(&self.failures.peek(key)) {
-            return Err(self.failed(door, client, too_many));
+            return Err(self.failed(protocol, client, too_many));
         }
         if !is_right() {
-            return Err(self.wrong(door, client));
+            return Err(self.wrong(protocol, client));
         }
-        // Again, as attempts on other connections may have failed meanwhile: of guesses made at once, too, only as many
-        // count as the limit allows.
+        // Peek again: concurrent guesses on other connections may have used up the limit meanwhile.
         match too_many(&self.failures.peek(key)) {
-            Some(too_many) => Err(self.failed(door, client, too_many)),
+            Some(too_many) => Err(self.failed(protocol, client, too_many)),
             None => Ok(()),
         }
     }
 
-    /// Charges a wrong password or token. Gives what to answer.
-    pub(crate) fn wrong(&self, door: Protocol, client: IpAddr) -> AuthFailure {
+    /// Charges a wrong password or token, and returns the failure to report.
+    pub(crate) fn wrong(&self, protocol: Protocol, client: IpAddr) -> AuthFailure {
         let charged = self.failures.check(group_key(client));
-        self.failed(door, client, too_many(&charged).unwrap_or(AuthFailure::Wrong))
+        self.failed(protocol, client, too_many(&charged).unwrap_or(AuthFailure::Wrong))
     }
 
-    fn failed(&self, door: Protocol, client: IpAddr, failure: AuthFailure) -> AuthFailure {
+    fn failed(&self, protocol: Protocol, client: IpAddr, failure: AuthFailure) -> AuthFailure {
         let reason = usize::from(failure != AuthFailure::Wrong);
-        self.failed[door as usize][reason].fetch_add(1, Ordering::Relaxed);
+        self.failed[protocol as usize][reason].fetch_add(1, Ordering::Relaxed);
         log_limited!(
             WARN,
             Some(client),
             peer = %client,
-            door = door.name(),
-            "a client failed to authenticate; if it is yours, give it the right password or token"
+            door = protocol.name(),
+            "authentication failed; if the client is yours, check its password or token"
         );
         failure
     }
 
-    /// Failures so far of clients of this door, each with the name of its reason.
-    pub(crate) fn counts(&self, door: Protocol) -> [(&'static str, u64); 2] {
-        let [wrong, limited] = &self.failed[door as usize];
+    /// Failed attempts of this protocol, by reason.
+    pub(crate) fn counts(&self, protocol: Protocol) -> [(&'static str, u64); 2] {
+        let [wrong, limited] = &self.failed[protocol as usize];
         [("wrong", wrong.load(Ordering::Relaxed)), ("too_many", limited.load(Ordering::Relaxed))]
     }
 }
 
-/// The refusal of an address whose failures are used up.
+/// The failure to report if the address is over the limit.
 fn too_many(failures: &Decision) -> Option<AuthFailure> {
     let retry_after = failures.retry_after().unwrap_or(WINDOW);
     failures.is_denied().then_some(AuthFailure::TooMany { retry_after })
@@ -149,9 +149,9 @@ mod tests {
         (AuthAttempts::on_clock(&clock), clock)
     }
 
-    /// Two million passwords in four seconds find most that people choose.
+    /// Unlimited guessing, two million passwords in four seconds, finds most that people choose.
     #[test]
-    fn an_address_has_so_many_wrong_passwords_in_a_minute_and_then_not_even_the_right_one_passes() {
+    fn an_address_over_the_limit_is_rejected_even_with_the_right_password() {
         let (attempts, clock) = attempts();
         let guess = |client, is_right: bool| attempts.password(Protocol::Resp, client, || is_right);
         for _ in 0..MAX_FAILURES {
@@ -170,9 +170,9 @@ mod tests {
         assert_eq!((attempts.counts(Protocol::Resp), attempts.counts(Protocol::Http)[0].1), (failures, 0));
     }
 
-    /// A pool that reconnects must not be locked out by its own success.
+    /// A connection pool that reconnects must not be locked out.
     #[test]
-    fn right_passwords_are_free() {
+    fn right_passwords_are_not_charged() {
         let (attempts, _) = attempts();
         for _ in 0..1000 {
             assert_eq!(attempts.password(Protocol::Resp, ALICE, || true), Ok(()));
@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(attempts.failures.peek(group_key(ALICE)).used, 0);
     }
 
-    /// Who guesses on one protocol must not have another budget on the next, nor on each address of his network.
+    /// An attacker must not get another budget per protocol or per address of one network.
     #[test]
     fn protocols_and_addresses_of_one_network_share_a_budget() {
         let (attempts, _) = attempts();
@@ -198,9 +198,9 @@ mod tests {
         assert!(attempts.password(Protocol::Resp, next, || true).is_err());
     }
 
-    /// Guesses on many connections at once must not each see the budget as it was before the others.
+    /// Concurrent guesses must not each see the budget as it was before the others.
     #[test]
-    fn guesses_made_at_once_are_limited_together() {
+    fn concurrent_guesses_are_limited_together() {
         let (attempts, _) = attempts();
         let guesses = || {
             (0..1000)
@@ -212,7 +212,7 @@ mod tests {
             threads.into_iter().map(|thread| thread.join().unwrap()).sum()
         });
         assert_eq!(wrong as u64, MAX_FAILURES);
-        // One that is found right after the others have used up the budget does not pass.
+        // A correct guess is rejected if others used up the budget while it was compared.
         let (attempts, _) = self::attempts();
         let late = attempts.password(Protocol::Resp, MALLORY, || {
             for _ in 0..MAX_FAILURES {
@@ -225,10 +225,10 @@ mod tests {
 
     /// Operators read it in their client.
     #[test]
-    fn the_refusal_says_the_limit_and_how_long_to_wait() {
-        let told = AuthFailure::TooMany { retry_after: Duration::from_millis(41_001) }.to_string();
+    fn the_error_contains_the_limit_and_the_wait() {
+        let text = AuthFailure::TooMany { retry_after: Duration::from_millis(41_001) }.to_string();
         assert_eq!(
-            told,
+            text,
             "too many failed authentications from your address: 30 in 60 s is the limit; wait 42 s, then send the right \
              password or token"
         );

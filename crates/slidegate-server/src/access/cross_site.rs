@@ -1,8 +1,9 @@
-//! Web pages: whether a browser sends a request because a page of another site made it.
+//! Cross-site requests: detects requests that a web page of another site made a browser send (CSRF,
+//! DNS rebinding).
 //!
-//! Browsers say so themselves in `Sec-Fetch-Site` and `Origin`, which no page can change. A page
-//! that makes its own name resolve to this machine (DNS rebinding) is of the same site to its
-//! browser, and shows in `Host`.
+//! Browsers set `Sec-Fetch-Site` and `Origin`, and pages cannot change them. With DNS rebinding, a
+//! page's own name resolves to this machine and the browser sees the same site; then `Host` reveals
+//! it.
 
 use std::net::IpAddr;
 
@@ -12,7 +13,7 @@ use crate::problem::Problem;
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// Whether the request was sent to a loopback address, to `localhost`, or to one of `names`.
+/// Whether `Host` is a loopback address, `localhost`, or one of `names`.
 pub(super) fn is_for_this_machine(headers: &HeaderMap, names: &[String]) -> bool {
     let Some((name, _)) = host(headers) else { return false };
     let is_own = |own: &String| own.eq_ignore_ascii_case(name);
@@ -21,12 +22,12 @@ pub(super) fn is_for_this_machine(headers: &HeaderMap, names: &[String]) -> bool
         || names.iter().any(is_own)
 }
 
-/// The port that `Host` names.
+/// The port in `Host`.
 pub(super) fn port(headers: &HeaderMap) -> Option<u16> {
     host(headers)?.1.parse().ok()
 }
 
-/// The name or address of `Host` and its port, which may be empty.
+/// The name or address in `Host` and the port, which may be empty.
 fn host(headers: &HeaderMap) -> Option<(&str, &str)> {
     let host = headers.get(header::HOST)?.to_str().ok()?;
     let (name, port) = match host.strip_prefix('[') {
@@ -36,29 +37,30 @@ fn host(headers: &HeaderMap) -> Option<(&str, &str)> {
     Some((name, port.strip_prefix(':').unwrap_or(port)))
 }
 
-/// Whether the browser says that a page of another site asks. Programs say nothing of the kind.
-pub(super) fn is_of_another_site(headers: &HeaderMap) -> bool {
+/// Whether a browser marked the request as cross-site. Programs do not send these headers.
+pub(super) fn is_cross_site(headers: &HeaderMap) -> bool {
     let is_other = |site: &HeaderValue| !matches!(site.as_bytes(), b"same-origin" | b"none");
-    let is_foreign = |origin: &HeaderValue| {
+    let differs_from_host = |origin: &HeaderValue| {
         let host = headers.get(header::HOST).map_or(&b""[..], HeaderValue::as_bytes);
-        // Behind `http://` or `https://` an origin has the form of `Host`.
+        // After `http://` or `https://`, an origin has the form of `Host`.
         let own = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
         !own.is_some_and(|(_, origin)| origin.as_bytes().eq_ignore_ascii_case(host))
     };
-    headers.get(SEC_FETCH_SITE).is_some_and(is_other) || headers.get(header::ORIGIN).is_some_and(is_foreign)
+    headers.get(SEC_FETCH_SITE).is_some_and(is_other)
+        || headers.get(header::ORIGIN).is_some_and(differs_from_host)
 }
 
-/// Refuses a change that a page of another site asks for. A browser sends JSON to another site only
-/// after asking whether it may, which nobody answers here.
-pub(super) fn is_no_form(headers: &HeaderMap) -> Result<(), Problem> {
+/// Rejects cross-site changes. A browser sends JSON to another site only after a CORS preflight,
+/// which this service never grants.
+pub(super) fn reject_cross_site_change(headers: &HeaderMap) -> Result<(), Problem> {
     let media_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let media_type = media_type.and_then(|value| value.split(';').next()).unwrap_or_default();
     if !media_type.trim().eq_ignore_ascii_case("application/json") {
-        let detail = "changes need `Content-Type: application/json`";
+        let detail = "changes require `Content-Type: application/json`";
         return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail));
     }
-    if is_of_another_site(headers) {
-        let detail = "the request comes from a page of another site; open the page of this service";
+    if is_cross_site(headers) {
+        let detail = "cross-site request rejected; use the dashboard of this service";
         return Err(Problem::new(StatusCode::FORBIDDEN, detail));
     }
     Ok(())
@@ -75,8 +77,7 @@ mod tests {
             .collect()
     }
 
-    /// A page that rebinds its name to 127.0.0.1 is on this machine's listener and must do nothing
-    /// there.
+    /// A page that rebinds its name to 127.0.0.1 reaches the listener and must not be served.
     #[test]
     fn only_names_of_this_machine_are_its_own() {
         let names = ["slidegate".to_owned()];
@@ -102,7 +103,7 @@ mod tests {
         assert!(!is_for_this_machine(&headers(&[("host", "slidegate")]), &[]));
     }
 
-    /// The port tells a page that rebinds its name from a proxy that passes its client's `Host` on.
+    /// The port distinguishes DNS rebinding from a proxy that forwards its client's `Host`.
     #[test]
     fn the_port_is_read_from_every_form_of_a_host() {
         for (host, expected) in [
@@ -118,11 +119,11 @@ mod tests {
         }
     }
 
-    /// A program that is asked where its request comes from would be broken for a browser's sake.
+    /// Programs and the dashboard must keep working.
     #[test]
-    fn programs_and_pages_of_the_service_itself_are_not_foreign() {
+    fn programs_and_the_dashboard_are_not_cross_site() {
         const HOST: (&str, &str) = ("host", "127.0.0.1:7979");
-        for (pairs, is_foreign) in [
+        for (pairs, expected) in [
             (&[HOST][..], false),
             (&[HOST, ("content-type", "application/x-www-form-urlencoded")], false),
             (&[HOST, ("origin", "http://127.0.0.1:7979"), ("sec-fetch-site", "same-origin")], false),
@@ -136,11 +137,11 @@ mod tests {
             (&[HOST, ("origin", "null")], true),
             (&[HOST, ("origin", "")], true),
         ] {
-            assert_eq!(is_of_another_site(&headers(pairs)), is_foreign, "{pairs:?}");
+            assert_eq!(is_cross_site(&headers(pairs)), expected, "{pairs:?}");
         }
     }
 
-    /// An operator who visits a page must not change limits by it.
+    /// An operator who visits a malicious page must not change limits.
     #[test]
     fn a_page_of_another_site_changes_nothing() {
         const JSON: (&str, &str) = ("content-type", "application/json; charset=utf-8");
@@ -157,7 +158,7 @@ mod tests {
             (&[HOST, ("content-type", "application/x-www-form-urlencoded")], false),
             (&[HOST], false),
         ] {
-            assert_eq!(is_no_form(&headers(pairs)).is_ok(), passes, "{pairs:?}");
+            assert_eq!(reject_cross_site_change(&headers(pairs)).is_ok(), passes, "{pairs:?}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Tokens: made of random bits, known to the service by their digest alone.
+//! Tokens: random secrets. The service stores only their SHA-256 digest.
 
 use ring::digest::{SHA256, digest};
 use ring::rand::{SecureRandom, SystemRandom};
@@ -6,28 +6,28 @@ use subtle::ConstantTimeEq;
 
 use crate::config::Token;
 
-/// What every token begins with, so that people and scanners for secrets know one.
+/// Prefix of every token, for secret scanners.
 const PREFIX: &str = "sg_";
-/// Random bytes of a token: more than anybody can try.
+/// Random bytes per token: 256 bits cannot be guessed.
 const BYTES: usize = 32;
-/// Longest token that is looked at.
+/// Maximum length of a token, in bytes; longer ones are not compared.
 const MAX_TOKEN: usize = 256;
 
-/// A new token, and the digest that the configuration takes.
+/// A new token and its digest, in hexadecimal, for the configuration.
 ///
 /// # Errors
-/// When the system has no random numbers.
-pub(crate) fn make() -> Result<(String, String), String> {
+/// The system's random number generator fails.
+pub(crate) fn generate() -> Result<(String, String), String> {
     let mut bytes = [0; BYTES];
     SystemRandom::new()
         .fill(&mut bytes)
-        .map_err(|_| "the system gives no random numbers, so there is no token".to_owned())?;
+        .map_err(|_| "cannot create a token: the system's random number generator failed".to_owned())?;
     let token = format!("{PREFIX}{}", hex(&bytes));
     let sha256 = hex(digest(&SHA256, token.as_bytes()).as_ref());
     Ok((token, sha256))
 }
 
-/// The token that this is. Compares with all of them, in a time that does not depend on which it is like.
+/// Finds a presented token. Compares with all of them in constant time.
 pub(super) fn find<'t>(tokens: &'t [Token], presented: &str) -> Option<&'t Token> {
     if presented.len() > MAX_TOKEN {
         return None;
@@ -51,11 +51,11 @@ mod tests {
     use super::*;
     use crate::config::{Right, Rights};
 
-    /// A token that two services know, or one that nobody made, would open what it must not.
+    /// A guessed or truncated token must not grant access.
     #[test]
     fn only_the_token_itself_is_found() {
-        let (token, sha256) = make().unwrap();
-        assert_ne!(make().unwrap().0, token);
+        let (token, sha256) = generate().unwrap();
+        assert_ne!(generate().unwrap().0, token);
         let mut bytes = [0; 32];
         for (at, byte) in bytes.iter_mut().enumerate() {
             *byte = u8::from_str_radix(&sha256[2 * at..2 * at + 2], 16).unwrap();

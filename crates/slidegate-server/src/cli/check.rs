@@ -1,4 +1,4 @@
-//! `slidegate check`: asks a running server from the shell.
+//! `slidegate check`: checks one request on a running server.
 
 use std::process::ExitCode;
 
@@ -11,23 +11,23 @@ use clap::Args;
 
 #[derive(Debug, Args)]
 pub(super) struct CheckArgs {
-    /// Attributes of the request, such as `user=alice`.
+    /// Attributes of the request, such as `user=alice`
     #[arg(required = true, value_name = "NAME=VALUE", value_parser = attribute)]
     attributes: Vec<(String, String)>,
-    /// What the request costs.
+    /// Cost of the request
     #[arg(long, default_value = "1", value_parser = cost, allow_hyphen_values = true)]
     cost: u64,
-    /// Look without charging.
+    /// Decide without charging
     #[arg(long)]
     peek: bool,
-    /// Print the server's JSON instead of words.
+    /// Print the server's JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     server: client::ServerArgs,
 }
 
-/// Ends of the command. `2` is a failure.
+/// Exit codes. 2 is an error.
 const ALLOWED: u8 = 0;
 const DENIED: u8 = 1;
 
@@ -37,7 +37,7 @@ pub(super) fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
     let attributes: serde_json::Map<_, _> =
         args.attributes.iter().map(|(name, value)| (name.clone(), Value::from(value.clone()))).collect();
     if attributes.len() < args.attributes.len() {
-        return Err(Failure("an attribute stands twice; give each once".to_owned()));
+        return Err(Failure("an attribute is given twice; give each attribute once".to_owned()));
     }
     let body = json!({ "attributes": attributes, "cost": args.cost }).to_string();
 
@@ -46,17 +46,22 @@ pub(super) fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
         request = request.header("authorization", authorization);
     }
     let unreachable = |error: ureq::Error| {
-        Failure(format!("{url} did not answer: {error}; is `slidegate serve` running there? see --url"))
+        Failure(format!(
+            "no response from {url}: {error}; check that `slidegate serve` is running there, or set --url"
+        ))
     };
-    let mut answer = request.send(body).map_err(unreachable)?;
-    let text = answer.body_mut().read_to_string().map_err(unreachable)?;
+    let mut response = request.send(body).map_err(unreachable)?;
+    let text = response.body_mut().read_to_string().map_err(unreachable)?;
     let decision: Value = serde_json::from_str(&text).map_err(|_| {
-        Failure(format!("{url} answered {} without a decision; is it slidegate?", answer.status()))
+        Failure(format!(
+            "{url} returned {} without a decision; check that it is a slidegate server",
+            response.status()
+        ))
     })?;
 
     let Some(allowed) = decision["allowed"].as_bool() else {
         let detail = decision["detail"].as_str().unwrap_or("no reason given");
-        return Err(Failure(format!("{url} answered {}: {detail}", answer.status())));
+        return Err(Failure(format!("{url} returned {}: {detail}", response.status())));
     };
     if args.json {
         output::print(text)?;

@@ -1,6 +1,7 @@
-//! The listeners that envoyproxy/ratelimit has besides HTTP and gRPC: debugging, and metrics if they are asked for.
+//! The debug and Prometheus listeners of envoyproxy/ratelimit, enabled by its environment
+//! variables.
 //!
-//! They ask for no token, as there: who opens them says so by the environment.
+//! They require no token, as in envoyproxy/ratelimit.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -17,10 +18,10 @@ use crate::protocol::rls;
 use crate::{listener, telemetry};
 use slidegate_envoy::Settings;
 
-/// Listeners that envoyproxy/ratelimit has besides, where its place is taken.
+/// The additional listeners, if enabled.
 pub(super) struct EnvoyListeners {
     debug: Option<TcpListener>,
-    /// And the path.
+    /// The listener and the path of the metrics.
     prometheus: Option<(TcpListener, String)>,
 }
 
@@ -28,7 +29,7 @@ impl EnvoyListeners {
     pub(super) async fn bind(settings: Option<&Settings>) -> Result<Self, Failure> {
         let bound = async |address: SocketAddr, variable: &str| {
             let failed = |error| {
-                Failure(format!("cannot listen to {address}: {error}; choose another port with {variable}"))
+                Failure(format!("cannot listen on {address}: {error}; choose another port with {variable}"))
             };
             TcpListener::bind(address).await.map_err(failed)
         };
@@ -43,28 +44,28 @@ impl EnvoyListeners {
         Ok(Self { debug, prometheus })
     }
 
-    /// Where they are, for people.
-    pub(super) fn places(&self) -> Vec<(&'static str, String)> {
-        let place = |listener: &TcpListener, path: &str| {
+    /// Their names and URLs, for the greeting.
+    pub(super) fn urls(&self) -> Vec<(&'static str, String)> {
+        let url = |listener: &TcpListener, path: &str| {
             listener.local_addr().map(|address| format!("http://{address}{path}")).unwrap_or_default()
         };
-        let debug = self.debug.as_ref().map(|listener| ("debug", place(listener, "/")));
+        let debug = self.debug.as_ref().map(|listener| ("debug", url(listener, "/")));
         let prometheus = self.prometheus.as_ref();
-        let prometheus = prometheus.map(|(listener, path)| ("metrics", place(listener, path)));
+        let prometheus = prometheus.map(|(listener, path)| ("metrics", url(listener, path)));
         debug.into_iter().chain(prometheus).collect()
     }
 
-    /// The same for programs.
+    /// The listeners for `/v1/status`.
     pub(super) fn listeners(&self) -> Vec<Listener> {
         let debug = self.debug.as_ref().map(|listener| ("debug", listener));
         let prometheus = self.prometheus.as_ref().map(|(listener, _)| ("metrics", listener));
-        let told = |(door, listener): (&'static str, &TcpListener)| {
+        let describe = |(door, listener): (&'static str, &TcpListener)| {
             Some(Listener { door, address: listener.local_addr().ok()?.to_string(), tls: false })
         };
-        debug.into_iter().chain(prometheus).filter_map(told).collect()
+        debug.into_iter().chain(prometheus).filter_map(describe).collect()
     }
 
-    /// Serves what there is until `stopped` says so.
+    /// Serves until `stopped` is true.
     pub(super) fn serve(
         self,
         app: &Arc<App>,

@@ -1,6 +1,7 @@
 //! `slidegate explain`: which policies or limits apply to a request, which do not, and why.
 //!
-//! It asks the same plan that decisions come from, on an empty store: nothing is counted, and no server is asked.
+//! It uses the same planning code as decisions, on an empty store. It counts nothing and contacts
+//! no server.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -23,17 +24,17 @@ pub(super) struct ExplainArgs {
     policies: PolicyArgs,
     #[command(flatten)]
     envoy: EnvoyArgs,
-    /// The domain of the descriptors, with --envoy-config or --envoy-env.
+    /// Domain of the descriptors; requires --envoy-config or --envoy-env
     #[arg(long)]
     domain: Option<String>,
-    /// The limit that the descriptors bring along, such as `10/MINUTE`.
+    /// Limit override sent with the descriptors, such as `10/MINUTE`
     #[arg(long, requires = "domain", value_parser = rate, value_name = "COUNT/UNIT")]
     limit: Option<Rate>,
-    /// With a domain: descriptors, such as `path=/login,ip=192.0.2.7`, a comma within a value written `\,`. Without:
-    /// attributes, such as `user=alice`.
+    /// Attributes, such as `user=alice`; with --domain, descriptors, such as
+    /// `path=/login,ip=192.0.2.7` (write a comma in a value as `\,`)
     #[arg(required = true, value_name = "NAME=VALUE")]
     parts: Vec<String>,
-    /// Print JSON instead of words.
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
@@ -44,12 +45,13 @@ pub(super) fn run(args: &ExplainArgs) -> Result<ExitCode, Failure> {
         (None, None) => attributes(args)?,
         (Some(_), None) => {
             return Err(Failure(
-                "--domain is missing; give that of the descriptors, for example `--domain edge`".to_owned(),
+                "--domain is missing; give the domain of the descriptors, for example `--domain edge`"
+                    .to_owned(),
             ));
         }
         (None, Some(domain)) => {
             return Err(Failure(format!(
-                "--domain `{domain}` is of envoyproxy/ratelimit's files; name their folder with --envoy-config"
+                "--domain `{domain}` requires envoyproxy/ratelimit files; give their folder with --envoy-config"
             )));
         }
     };
@@ -61,7 +63,7 @@ pub(super) fn run(args: &ExplainArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Each descriptor under the files of envoyproxy/ratelimit.
+/// Explains each descriptor under the envoyproxy/ratelimit files.
 fn descriptors(settings: &Settings, domain: &str, args: &ExplainArgs) -> Result<(String, Value), Failure> {
     let envoy = EnvoyConfig::load(&settings.folder, settings.options.clone())
         .map_err(|error| Failure(error.to_string()))?;
@@ -80,7 +82,7 @@ fn descriptors(settings: &Settings, domain: &str, args: &ExplainArgs) -> Result<
     Ok((texts.join("\n\n"), json!({ "descriptors": descriptors, "warnings": warnings })))
 }
 
-/// `key=value,key=value`. A backslash takes the next character as it is.
+/// Parses `key=value,key=value`. A backslash escapes the next character.
 fn entries(text: &str) -> Result<Vec<(String, String)>, Failure> {
     let mut parts = vec![String::new()];
     let mut chars = text.chars();
@@ -92,14 +94,14 @@ fn entries(text: &str) -> Result<Vec<(String, String)>, Failure> {
             (_, None) => {}
         }
     }
-    let wrong = |message| Failure(format!("descriptor `{}`: {message}", text.escape_debug()));
-    parts.iter().map(|part| attribute(part).map_err(wrong)).collect()
+    let invalid = |message| Failure(format!("descriptor `{}`: {message}", text.escape_debug()));
+    parts.iter().map(|part| attribute(part).map_err(invalid)).collect()
 }
 
-/// A request under policies of ours.
+/// Explains a request under the policies of the configuration.
 fn attributes(args: &ExplainArgs) -> Result<(String, Value), Failure> {
     let mut config = args.policies.config()?;
-    // Where usage lives says nothing about what applies, and nothing is decided that could have a span.
+    // The store does not matter for what applies, and there are no decisions to trace.
     config.shared = None;
     config.observe.traces = None;
     let gate = Gate::new(config.policies.clone());
@@ -112,28 +114,28 @@ fn attributes(args: &ExplainArgs) -> Result<(String, Value), Failure> {
     let request = app.attributes.request(borrowed, 1).map_err(|bad| Failure(bad.detail))?;
     let decisions = gate.peek(&request);
     let policies = gate.policies();
-    let (mut text, mut told_json) = (Vec::new(), Vec::new());
+    let (mut text, mut json_list) = (Vec::new(), Vec::new());
     for (at, policy) in policies.iter().enumerate() {
         let applying = decisions.iter().find(|decision| decision.position() == at);
-        let missing = applying.is_none().then(|| why_not(policy, &request));
-        text.push(in_words(policy, applying.as_ref(), missing.as_deref().unwrap_or_default()));
-        told_json.push(in_json(policy, applying.as_ref(), missing.as_deref().unwrap_or_default()));
+        let missing = applying.is_none().then(|| reasons_not_applying(policy, &request));
+        text.push(as_text(policy, applying.as_ref(), missing.as_deref().unwrap_or_default()));
+        json_list.push(as_json(policy, applying.as_ref(), missing.as_deref().unwrap_or_default()));
     }
     let count = decisions.iter().len();
     text.push(match count {
-        0 => "no policy applies, so nothing limits the request".to_owned(),
+        0 => "no policy applies, so the request is not limited".to_owned(),
         1 => "1 policy applies".to_owned(),
-        count => format!("{count} policies apply, and the request is charged on all of them or on none"),
+        count => format!("{count} policies apply; the request is charged on all of them or none"),
     });
-    Ok((text.join("\n"), json!({ "policies": told_json })))
+    Ok((text.join("\n"), json!({ "policies": json_list })))
 }
 
-/// Each condition that does not hold and each attribute of the scope that is missing.
-fn why_not(policy: &Policy, request: &Request<'_>) -> Vec<String> {
+/// Each failed condition and each missing attribute of the scope.
+fn reasons_not_applying(policy: &Policy, request: &Request<'_>) -> Vec<String> {
     let failed = policy.conditions().iter().filter(|(name, condition)| !condition.holds(request.value(name)));
     let failed = failed.map(|(name, condition)| match request.value(name) {
         Some(value) => {
-            format!("{name} is `{}`, and the policy is for requests whose {name} {condition}", shown(value))
+            format!("{name} is `{}`, and the policy is for requests whose {name} {condition}", text_of(value))
         }
         None => format!("{name} is not given, and the policy is for requests whose {name} {condition}"),
     });
@@ -142,7 +144,7 @@ fn why_not(policy: &Policy, request: &Request<'_>) -> Vec<String> {
     failed.chain(missing).collect()
 }
 
-fn shown(value: slidegate::Value<'_>) -> String {
+fn text_of(value: slidegate::Value<'_>) -> String {
     match value {
         slidegate::Value::Address(ip) => ip.to_string(),
         slidegate::Value::Bytes(bytes) => String::from_utf8_lossy(bytes).escape_debug().to_string(),
@@ -150,13 +152,13 @@ fn shown(value: slidegate::Value<'_>) -> String {
     }
 }
 
-fn in_words(policy: &Policy, applying: Option<&PolicyDecision<'_>>, missing: &[String]) -> String {
+fn as_text(policy: &Policy, applying: Option<&PolicyDecision<'_>>, missing: &[String]) -> String {
     let name = policy.name();
     let Some(applying) = applying else { return format!("{name}: does not apply: {}", missing.join("; ")) };
     let quota = applying.quota();
     let mut text = format!("{name}: applies to key `{}`: {quota}", applying.key());
     if quota != policy.quota() {
-        let _ = write!(text, ", which is its own; others have {}", policy.quota());
+        let _ = write!(text, ", an override; other keys have {}", policy.quota());
     }
     if !policy.is_enforced() {
         text += "; shadow, so it never denies";
@@ -164,23 +166,23 @@ fn in_words(policy: &Policy, applying: Option<&PolicyDecision<'_>>, missing: &[S
     text
 }
 
-fn in_json(policy: &Policy, applying: Option<&PolicyDecision<'_>>, missing: &[String]) -> Value {
-    let mut told = json!({
+fn as_json(policy: &Policy, applying: Option<&PolicyDecision<'_>>, missing: &[String]) -> Value {
+    let mut explanation = json!({
         "policy": policy.name(),
         "applies": applying.is_some(),
         "mode": if policy.is_enforced() { "enforce" } else { "shadow" },
     });
     if let Some(applying) = applying {
         let quota = applying.quota();
-        told["key"] = applying.key().to_string().into();
-        told["quota"] = json!({
+        explanation["key"] = applying.key().to_string().into();
+        explanation["quota"] = json!({
             "limit": quota.limit(),
             "window": format_window(quota.window()),
             "algorithm": quota.algorithm().name(),
             "is_override": quota != policy.quota(),
         });
     } else {
-        told["why_not"] = missing.into();
+        explanation["why_not"] = missing.into();
     }
-    told
+    explanation
 }

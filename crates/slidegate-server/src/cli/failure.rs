@@ -1,6 +1,6 @@
 //! Failures of commands.
 
-/// Why a command could not do its work: lines for people.
+/// Why a command failed: one or more lines.
 #[derive(Debug)]
 pub(crate) struct Failure(pub(crate) String);
 

@@ -1,149 +1,150 @@
-//! `slidegate key`: one key of a running server.
+//! `slidegate key`: inspects or changes one key on a running server.
 
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
-use super::client::{ClientArgs, Method, segment, span, window};
+use super::client::{ClientArgs, Method, duration, segment, window};
 use super::failure::Failure;
 use super::values::cost;
 
 #[derive(Debug, Args)]
 pub(super) struct KeyArgs {
     #[command(flatten)]
-    ask: ClientArgs,
+    client: ClientArgs,
     #[command(subcommand)]
     command: KeyCommand,
 }
 
 /// A key of a policy.
 #[derive(Debug, Args)]
-struct Place {
-    /// The policy's name.
+struct KeyRef {
+    /// Name of the policy
     policy: String,
-    /// The key as answers print it, such as `alice` or `alice,/login`; `*` where the policy has one for everybody.
+    /// The key as printed in responses, such as `alice` or `alice,/login`; `*` if the policy has no
+    /// scope
     key: String,
-    /// Where the store has a `hash_tag` that the policy does not count by: its value, such as `tenant=acme`.
+    /// Value of the store's `hash_tag`, such as `tenant=acme`, if it is not in the policy's scope
     #[arg(long = "tag", value_name = "NAME=VALUE", value_parser = super::values::attribute)]
     tag: Option<(String, String)>,
 }
 
 #[derive(Debug, Subcommand)]
 enum KeyCommand {
-    /// Shows what it has used and when that is free again.
-    Show(Place),
-    /// Forgets what it has used.
-    Reset(Place),
-    /// Gives cost back.
+    /// Show its usage and when it expires
+    Show(KeyRef),
+    /// Clear its usage
+    Reset(KeyRef),
+    /// Refund cost
     Refund {
         #[command(flatten)]
-        place: Place,
-        /// How much.
+        key: KeyRef,
+        /// Cost
         #[arg(long, default_value = "1", value_parser = cost, allow_hyphen_values = true)]
         cost: u64,
     },
-    /// Charges cost, whether it fits or not.
+    /// Charge cost, even if it exceeds the limit
     Penalize {
         #[command(flatten)]
-        place: Place,
-        /// How much.
+        key: KeyRef,
+        /// Cost
         #[arg(long, default_value = "1", value_parser = cost, allow_hyphen_values = true)]
         cost: u64,
     },
-    /// Lets nothing pass for a time.
+    /// Deny all requests for a time
     Block {
         #[command(flatten)]
-        place: Place,
-        /// How long, such as `10m`.
+        key: KeyRef,
+        /// Duration, such as `10m`
         #[arg(long = "for", value_name = "SPAN")]
         span: String,
     },
-    /// Ends a block.
-    Unblock(Place),
-    /// Gives it another limit for a time.
+    /// Remove the block
+    Unblock(KeyRef),
+    /// Give it another limit for a time
     Override {
         #[command(flatten)]
-        place: Place,
-        /// A limit in the policy's window, or a quota such as `1000/1m`.
+        key: KeyRef,
+        /// A quota such as `1000/1m`, or a limit in the policy's window
         quota: String,
-        /// How long, such as `1h`.
+        /// Duration, such as `1h`
         #[arg(long = "for", value_name = "SPAN")]
         span: String,
     },
-    /// Ends an override.
-    Clear(Place),
+    /// Remove the override
+    Clear(KeyRef),
 }
 
 pub(super) fn run(args: &KeyArgs) -> Result<ExitCode, Failure> {
-    let (place, action, body) = match &args.command {
-        KeyCommand::Show(place) => {
-            let answer = args.ask.ask(Method::Get, &path(place, ""), &Value::Null)?;
-            args.ask.print(&answer, shown)?;
+    let (key, action, body) = match &args.command {
+        KeyCommand::Show(key) => {
+            let response = args.client.send(Method::Get, &path(key, ""), &Value::Null)?;
+            args.client.print(&response, describe)?;
             return Ok(ExitCode::SUCCESS);
         }
-        KeyCommand::Reset(place) => (place, "reset", json!({})),
-        KeyCommand::Refund { place, cost } => (place, "refund", json!({ "cost": cost })),
-        KeyCommand::Penalize { place, cost } => (place, "penalize", json!({ "cost": cost })),
-        KeyCommand::Block { place, span } => (place, "block", json!({ "for": span })),
-        KeyCommand::Unblock(place) => (place, "unblock", json!({})),
-        KeyCommand::Override { place, quota, span } => {
-            (place, "override", json!({ "quota": quota, "for": span }))
+        KeyCommand::Reset(key) => (key, "reset", json!({})),
+        KeyCommand::Refund { key, cost } => (key, "refund", json!({ "cost": cost })),
+        KeyCommand::Penalize { key, cost } => (key, "penalize", json!({ "cost": cost })),
+        KeyCommand::Block { key, span } => (key, "block", json!({ "for": span })),
+        KeyCommand::Unblock(key) => (key, "unblock", json!({})),
+        KeyCommand::Override { key, quota, span } => {
+            (key, "override", json!({ "quota": quota, "for": span }))
         }
-        KeyCommand::Clear(place) => (place, "clear-override", json!({})),
+        KeyCommand::Clear(key) => (key, "clear-override", json!({})),
     };
-    let answer = args.ask.ask(Method::Post, &path(place, &format!("/{action}")), &body)?;
-    args.ask.print(&answer, |answer| {
-        let text = |name: &str| answer[name].as_str().unwrap_or_default().to_owned();
+    let response = args.client.send(Method::Post, &path(key, &format!("/{action}")), &body)?;
+    args.client.print(&response, |response| {
+        let text = |name: &str| response[name].as_str().unwrap_or_default().to_owned();
         format!("{}: `{}`: {}", text("policy"), text("key"), text("done"))
     })?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn path(place: &Place, action: &str) -> String {
-    let tag = place.tag.iter().map(|(name, value)| format!("?{}={}", segment(name), segment(value)));
+fn path(key: &KeyRef, action: &str) -> String {
+    let tag = key.tag.iter().map(|(name, value)| format!("?{}={}", segment(name), segment(value)));
     let tag: String = tag.collect();
-    format!("/v1/keys/{}/{}{action}{tag}", segment(&place.policy), segment(&place.key))
+    format!("/v1/keys/{}/{}{action}{tag}", segment(&key.policy), segment(&key.key))
 }
 
-/// Most charges that are shown one by one.
-const MAX_SHOWN: usize = 20;
+/// Maximum charges to list.
+const MAX_CHARGES: usize = 20;
 
-fn shown(answer: &Value) -> String {
-    let text = |name: &str| answer[name].as_str().unwrap_or_default().to_owned();
+fn describe(response: &Value) -> String {
+    let text = |name: &str| response[name].as_str().unwrap_or_default().to_owned();
     let mut lines = vec![format!(
         "{}: `{}` has used {} of {} per {} ({}), {} remain",
         text("policy"),
         text("key"),
-        answer["used"],
-        answer["limit"],
-        window(&answer["window_ms"]),
+        response["used"],
+        response["limit"],
+        window(&response["window_ms"]),
         text("algorithm"),
-        answer["remaining"]
+        response["remaining"]
     )];
-    lines.push(match answer["retry_after_ms"].as_u64() {
+    lines.push(match response["retry_after_ms"].as_u64() {
         Some(0) => "a cost of 1 fits now".to_owned(),
-        Some(_) => format!("a cost of 1 fits in {}", span(&answer["retry_after_ms"])),
+        Some(_) => format!("a cost of 1 fits in {}", duration(&response["retry_after_ms"])),
         None => "a cost of 1 never fits".to_owned(),
     });
-    for (name, what) in [("block", "blocked"), ("override", "has another limit")] {
-        let change = &answer[name];
+    for (name, what) in [("block", "blocked"), ("override", "override")] {
+        let change = &response[name];
         if let Some(until) = change["until"].as_str() {
             lines.push(format!("{what} until {until}, by {}", change["by"].as_str().unwrap_or_default()));
         }
     }
-    let charges = answer["charges"].as_array().map_or(&[][..], Vec::as_slice);
-    if charges.len() > MAX_SHOWN {
-        lines.push(format!("the last {MAX_SHOWN} of {} charges:", charges.len()));
+    let charges = response["charges"].as_array().map_or(&[][..], Vec::as_slice);
+    if charges.len() > MAX_CHARGES {
+        lines.push(format!("the last {MAX_CHARGES} of {} charges:", charges.len()));
     } else if !charges.is_empty() {
         lines.push("charges:".to_owned());
     }
-    for charge in &charges[charges.len().saturating_sub(MAX_SHOWN)..] {
-        lines.push(format!("  {:>10} ago  {}", span(&charge["at_ms_ago"]), charge["cost"]));
+    for charge in &charges[charges.len().saturating_sub(MAX_CHARGES)..] {
+        lines.push(format!("  {:>10} ago  {}", duration(&charge["at_ms_ago"]), charge["cost"]));
     }
-    if let Some(room) = answer["room"].as_array().filter(|room| !room.is_empty()) {
+    if let Some(room) = response["room"].as_array().filter(|room| !room.is_empty()) {
         lines.push("if nothing more is charged:".to_owned());
-        let line = |one: &Value| format!("  in {:>10}  {} used", span(&one["in_ms"]), one["used"]);
+        let line = |one: &Value| format!("  in {:>10}  {} used", duration(&one["in_ms"]), one["used"]);
         lines.extend(room.iter().map(line));
     }
     lines.join("\n")

@@ -1,4 +1,4 @@
-//! `slidegate policy`: limits of a running server, and their changes.
+//! `slidegate policy`: lists and changes policies of a running server.
 
 use std::fs::File;
 use std::io::{IsTerminal, Read};
@@ -14,15 +14,15 @@ use super::failure::Failure;
 use super::output;
 use crate::config::one_line;
 
-/// Steps of a reset for each line about its progress where there is no terminal: some 100,000 keys.
+/// Reset steps per progress line without a terminal: about 100,000 keys.
 const STEPS_PER_LINE: u64 = 100;
-/// Largest file of one policy, in bytes. A server takes less.
+/// Maximum size of a policy file, in bytes. A server accepts less.
 const MAX_FILE: u64 = 64 * 1024;
 
 #[derive(Debug, Args)]
 pub(super) struct PolicyCommands {
     #[command(flatten)]
-    ask: ClientArgs,
+    client: ClientArgs,
     #[command(subcommand)]
     command: PolicyCommand,
 }
@@ -35,35 +35,34 @@ enum Mode {
 
 #[derive(Debug, Subcommand)]
 enum PolicyCommand {
-    /// Lists policies as they are in force.
+    /// List the active policies
     List,
-    /// Changes a policy at once, on all instances, or with a scope adds one. What is not said
-    /// stays, and usage is kept.
+    /// Change a policy on all instances, or add one with --scope. Unset options and usage stay
+    /// unchanged
     Set(Box<SetArgs>),
-    /// Puts a policy back to what the configuration says, or takes one away that was added.
+    /// Revert a policy to the config file, or remove one added at run time
     Unset {
-        /// The policy's name.
+        /// Name of the policy
         name: String,
     },
-    /// Puts a policy's candidate in its place.
+    /// Replace a policy's quota by its candidate
     Promote {
-        /// The policy's name.
+        /// Name of the policy
         name: String,
     },
-    /// Forgets what all keys of a policy have used, on all instances, step by step while decisions
-    /// go on.
+    /// Clear the usage of all keys of a policy, on all instances, while serving
     Reset {
-        /// The policy's name.
+        /// Name of the policy
         name: String,
-        /// Do not ask first.
+        /// Skip the confirmation
         #[arg(long)]
         yes: bool,
     },
-    /// Lists changes, the newest first.
+    /// List changes, newest first
     History,
-    /// Undoes a change: the last one that is not undone, unless told.
+    /// Undo a change [default: the last one not yet undone]
     Undo {
-        /// The change's number.
+        /// Number of the change
         #[arg(value_parser = super::values::number::<u64>)]
         id: Option<u64>,
     },
@@ -71,39 +70,37 @@ enum PolicyCommand {
 
 #[derive(Debug, Args)]
 struct SetArgs {
-    /// The policy's name.
+    /// Name of the policy
     name: String,
-    /// The quota, such as `200/1m`.
+    /// Quota, such as `200/1m`
     quota: Option<String>,
-    /// How it counts: sliding-log, sliding-window, fixed-window or token-bucket.
+    /// Algorithm: sliding-log, sliding-window, fixed-window or token-bucket
     #[arg(long)]
     algorithm: Option<String>,
-    /// What a token bucket admits at once.
+    /// Burst of a token bucket
     #[arg(long, value_parser = super::values::cost)]
     burst: Option<u64>,
-    /// Whether it denies.
+    /// Whether the policy denies requests
     #[arg(long, value_enum)]
     mode: Option<Mode>,
-    /// A quota to try beside it, on the same traffic; `none` ends one.
+    /// Candidate quota to try on the same traffic; `none` removes it
     #[arg(long, value_name = "QUOTA")]
     candidate: Option<String>,
-    /// Of a policy to be added: the attributes it counts by, such as `user,path`; `*` for one count
-    /// of all requests.
+    /// For a new policy: its scope, such as `user,path`; `*` for one key for all requests
     #[arg(long, value_name = "ATTRIBUTES")]
     scope: Option<String>,
-    /// Of a policy to be added: a condition, such as `path=/login`. May be given several times.
+    /// For a new policy: a condition, such as `path=/login`; may be repeated
     #[arg(long, value_name = "NAME=VALUE", value_parser = super::values::attribute)]
     when: Vec<(String, String)>,
-    /// Of a policy to be added: a file with its keys, as the configuration has them, in YAML or
-    /// JSON.
+    /// For a new policy: a file with its keys as in the config file, in YAML or JSON
     #[arg(long, value_name = "FILE")]
     from: Option<PathBuf>,
 }
 
 impl SetArgs {
-    /// What is said, the file's keys first.
-    fn said(&self) -> Result<Map<String, Value>, Failure> {
-        let mut said = self.from.as_deref().map(keys_of).transpose()?.unwrap_or_default();
+    /// The request body: the file's keys, overridden by the options.
+    fn body(&self) -> Result<Map<String, Value>, Failure> {
+        let mut body = self.from.as_deref().map(keys_of).transpose()?.unwrap_or_default();
         let mode = self.mode.map(|mode| if let Mode::Shadow = mode { "shadow" } else { "enforce" });
         let candidate = self.candidate.as_deref();
         let candidate = candidate.map(|one| if one == "none" { Value::Null } else { one.into() });
@@ -122,8 +119,8 @@ impl SetArgs {
             ("scope", scope),
             ("when", Some(when).filter(|when| !when.is_empty()).map(Value::from)),
         ];
-        said.extend(flags.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));
-        Ok(said)
+        body.extend(flags.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));
+        Ok(body)
     }
 }
 
@@ -141,91 +138,92 @@ fn keys_of(file: &Path) -> Result<Map<String, Value>, Failure> {
     let read: Value = serde_saphyr::from_str(&text).map_err(|error| failed(&one_line(&error.to_string())))?;
     match read {
         Value::Object(keys) => Ok(keys),
-        _ => Err(failed(&"this is no map of keys and values")),
+        _ => Err(failed(&"expected a map of keys and values")),
     }
 }
 
 pub(super) fn run(args: &PolicyCommands) -> Result<ExitCode, Failure> {
-    let ask = &args.ask;
-    let place = |name: &str| format!("/v1/policies/{}", segment(name));
+    let client = &args.client;
+    let path = |name: &str| format!("/v1/policies/{}", segment(name));
     let answer = match &args.command {
         PolicyCommand::List => {
-            let answer = ask.ask(Method::Get, "/v1/policies", &Value::Null)?;
-            ask.print(&answer, |answer| lines(&answer["policies"], policy))?;
+            let answer = client.send(Method::Get, "/v1/policies", &Value::Null)?;
+            client.print(&answer, |answer| lines(&answer["policies"], policy))?;
             return Ok(ExitCode::SUCCESS);
         }
         PolicyCommand::History => {
-            let answer = ask.ask(Method::Get, "/v1/changes", &Value::Null)?;
-            ask.print(&answer, |answer| lines(&answer["changes"], change))?;
+            let answer = client.send(Method::Get, "/v1/changes", &Value::Null)?;
+            client.print(&answer, |answer| lines(&answer["changes"], change))?;
             return Ok(ExitCode::SUCCESS);
         }
-        PolicyCommand::Set(set) => ask.ask(Method::Put, &place(&set.name), &set.said()?.into())?,
-        PolicyCommand::Unset { name } => ask.ask(Method::Delete, &place(name), &json!({}))?,
+        PolicyCommand::Set(set) => client.send(Method::Put, &path(&set.name), &set.body()?.into())?,
+        PolicyCommand::Unset { name } => client.send(Method::Delete, &path(name), &json!({}))?,
         PolicyCommand::Promote { name } => {
-            ask.ask(Method::Post, &format!("{}/promote", place(name)), &json!({}))?
+            client.send(Method::Post, &format!("{}/promote", path(name)), &json!({}))?
         }
         PolicyCommand::Reset { name, yes } => {
             confirm(name, *yes)?;
-            let answer = reset(ask, name)?;
-            ask.print(&answer, |answer| format!("{name}: {}", answer["done"].as_str().unwrap_or_default()))?;
+            let answer = reset(client, name)?;
+            client.print(&answer, |answer| {
+                format!("{name}: {}", answer["done"].as_str().unwrap_or_default())
+            })?;
             return Ok(ExitCode::SUCCESS);
         }
         PolicyCommand::Undo { id } => {
             let id = id.map_or_else(|| "last".to_owned(), |id| id.to_string());
-            ask.ask(Method::Post, &format!("/v1/changes/{id}/undo"), &json!({}))?
+            client.send(Method::Post, &format!("/v1/changes/{id}/undo"), &json!({}))?
         }
     };
-    ask.print(&answer, |answer| {
+    client.print(&answer, |answer| {
         let text = |name: &str| answer[name].as_str().unwrap_or_default().to_owned();
         format!("{}: {} (change {})", text("policy"), text("done"), answer["change"])
     })?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Asks before every key of a policy is forgotten, unless `yes` was given.
+/// Asks for confirmation, unless `yes` was given.
 fn confirm(name: &str, yes: bool) -> Result<(), Failure> {
     if yes {
         return Ok(());
     }
     if !std::io::stdin().is_terminal() {
         return Err(Failure(format!(
-            "this forgets what every key of policy `{name}` has used; give --yes to do it without being asked"
+            "this clears the usage of every key of policy `{name}`; give --yes to skip the confirmation"
         )));
     }
     output::print_error(format_args!(
-        "Forget what every key of policy `{name}` has used? Type yes to go on."
+        "Clear the usage of every key of policy `{name}`? Type yes to continue."
     ));
-    let mut said = String::new();
+    let mut answer = String::new();
     std::io::stdin()
-        .read_line(&mut said)
+        .read_line(&mut answer)
         .map_err(|error| Failure(format!("cannot read the answer: {error}")))?;
-    if said.trim() == "yes" { Ok(()) } else { Err(Failure("nothing was done".to_owned())) }
+    if answer.trim() == "yes" { Ok(()) } else { Err(Failure("aborted; nothing was changed".to_owned())) }
 }
 
-/// Makes step after step until there is none left, and says on standard error how far it is. Gives
-/// the last answer.
-fn reset(ask: &ClientArgs, name: &str) -> Result<Value, Failure> {
+/// Repeats reset steps until done, with progress on standard error. Returns the last response.
+fn reset(client: &ClientArgs, name: &str) -> Result<Value, Failure> {
     let path = format!("/v1/policies/{}/reset", segment(name));
-    // On a terminal alone, and seldom enough to be read.
+    // Drawn only on a terminal.
     let bar = ProgressBar::no_length();
-    let style = "{msg} {wide_bar} {pos} of about {len} keys looked at";
+    let style = "{msg} {wide_bar} {pos} of about {len} keys scanned";
     bar.set_style(ProgressStyle::with_template(style).map_err(|error| Failure(error.to_string()))?);
-    let (mut step, mut steps, mut forgotten) = (json!({}), 0u64, 0);
+    let (mut step, mut steps, mut cleared) = (json!({}), 0u64, 0);
     loop {
-        let answer = ask.ask(Method::Post, &path, &step).map_err(|Failure(why)| {
+        let answer = client.send(Method::Post, &path, &step).map_err(|Failure(why)| {
             let before =
-                if steps == 0 { String::new() } else { format!("; {forgotten} keys were already forgotten") };
+                if steps == 0 { String::new() } else { format!("; {cleared} keys were already cleared") };
             Failure(format!("{why}{before}"))
         })?;
         steps += 1;
         let number = |name: &str| answer[name].as_u64();
-        forgotten = number("forgotten").unwrap_or(0);
+        cleared = number("forgotten").unwrap_or(0);
         let scanned = number("scanned").unwrap_or(0);
-        bar.set_message(format!("{forgotten} forgotten"));
+        bar.set_message(format!("{cleared} cleared"));
         bar.set_length(number("keys").unwrap_or(scanned));
         bar.set_position(scanned);
         if bar.is_hidden() && steps.is_multiple_of(STEPS_PER_LINE) {
-            let line = format_args!("{name}: about {scanned} keys looked at, {forgotten} forgotten");
+            let line = format_args!("{name}: about {scanned} keys scanned, {cleared} cleared");
             output::print_error(line);
         }
         if answer["cursor"].is_null() {

@@ -1,4 +1,5 @@
-//! Reloading while the service runs: when the file changes, and on SIGHUP. A bad file changes nothing.
+//! Hot reload: reloads the config file when it changes and on SIGHUP. An invalid file is rejected
+//! and the running config stays active.
 
 use std::sync::Arc;
 
@@ -11,85 +12,85 @@ use crate::app::changes::Base;
 use crate::config::{Config, Fingerprint, Loaded, Sources, differences};
 use slidegate_envoy::{Debounced, POLL_EVERY};
 
-/// What asks for a reload. Made before the service tells that it is there: until then a SIGHUP ends the process.
-pub(super) struct Causes {
+/// The triggers of a reload. Created before the service prints its greeting: until then, SIGHUP
+/// ends the process.
+pub(super) struct Triggers {
     hangups: Signal,
     watched: Debounced<Fingerprint>,
 }
 
-impl Causes {
+impl Triggers {
     /// # Errors
-    /// When the system does not let the process handle signals.
+    /// The system rejects the signal handler.
     pub(super) fn new(watched: Debounced<Fingerprint>) -> std::io::Result<Self> {
         Ok(Self { hangups: signal(SignalKind::hangup())?, watched })
     }
 }
 
-/// Reloads for as long as the service runs. `running` is the configuration that it was started with.
-pub(super) async fn run(admin: Arc<Admin>, sources: Sources, causes: Causes, running: Config) {
-    let Causes { mut hangups, mut watched } = causes;
+/// Reloads until the service stops. `running` is the configuration it started with.
+pub(super) async fn run(admin: Arc<Admin>, sources: Sources, triggers: Triggers, running: Config) {
+    let Triggers { mut hangups, mut watched } = triggers;
     let mut ticks = tokio::time::interval(POLL_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        let is_asked = tokio::select! {
+        let is_requested = tokio::select! {
             _ = ticks.tick() => false,
             _ = hangups.recv() => true,
         };
-        if watched.is_due(sources.look()) || is_asked {
+        if watched.is_due(sources.look()) || is_requested {
             let sources = sources.clone();
-            // Reading a file may wait for a disk.
+            // Reading a file may block.
             let Ok(loaded) = tokio::task::spawn_blocking(move || sources.load()).await else { return };
-            let outcome =
-                loaded.map_err(|errors| errors.to_string()).and_then(|loaded| take(&admin, &running, loaded));
-            if let Err(refused) = outcome {
-                refuse(&admin, &refused);
+            let outcome = loaded
+                .map_err(|errors| errors.to_string())
+                .and_then(|loaded| apply(&admin, &running, loaded));
+            if let Err(errors) = outcome {
+                reject(&admin, &errors);
             }
         }
     }
 }
 
-/// Puts a configuration in force, as far as that can be done while the service runs.
-fn take(admin: &Admin, running: &Config, loaded: Loaded) -> Result<(), String> {
+/// Applies the settings that can be hot-reloaded.
+fn apply(admin: &Admin, running: &Config, loaded: Loaded) -> Result<(), String> {
     let Loaded { config, hash } = loaded;
     let differences = differences(running, &config);
     if differences.contains(&"attributes: addresses") {
         return Err(
-            "attributes: addresses differs, which policies were read by; restart the service to change it"
+            "attributes: addresses changed, which cannot be hot-reloaded; restart the service to apply it"
                 .into(),
         );
     }
-    let left = (!differences.is_empty()).then(|| {
+    let pending = (!differences.is_empty()).then(|| {
         let differences = differences.join(", ");
-        format!(
-            "{differences} changed, which takes effect at the next start; restart the service to apply it"
-        )
+        format!("{differences} changed, which cannot be hot-reloaded; restart the service to apply it")
     });
     let Config { policies, candidates, admin: rules, observe, .. } = config;
     let count = policies.iter().len();
     let observer = admin.app.observer();
     observer.show_keys(observe.keys_shown);
-    // Goes through all keys in memory.
+    // Visits all keys in memory.
     tokio::task::block_in_place(|| admin.app.active.set_base(Base { policies, candidates }))
         .map_err(|error| error.to_string())?;
     admin.app.access.set(rules);
     {
         let mut known = admin.loaded();
-        (known.hash, known.at, known.error) = (hash.clone(), SystemClock::new().now(), left.clone());
+        (known.hash, known.at, known.error) = (hash.clone(), SystemClock::new().now(), pending.clone());
         known.reloads += 1;
     }
     observer.config_loaded(&hash);
-    tracing::info!(policies = count, "the configuration was loaded again");
-    if let Some(left) = left {
-        tracing::warn!("{left}");
+    tracing::info!(policies = count, "config reloaded");
+    if let Some(pending) = pending {
+        tracing::warn!("{pending}");
     }
     Ok(())
 }
 
-fn refuse(admin: &Admin, refused: &str) {
-    for line in refused.lines() {
+fn reject(admin: &Admin, errors: &str) {
+    for line in errors.lines() {
         tracing::error!("{line}");
     }
-    tracing::error!("the configuration was not loaded; the last good one stays in force");
-    admin.loaded().error = Some(refused.to_owned());
-    admin.app.observer().config_refused(refused);
+    tracing::error!("config rejected; the running config stays active");
+    admin.loaded().error = Some(errors.to_owned());
+    admin.app.observer().config_refused(errors);
 }

@@ -1,4 +1,4 @@
-//! `slidegate replay`: decides an access log under policies before they go live.
+//! `slidegate replay`: replays an access log through policies before they go live.
 
 use std::io::{self, BufWriter, Write};
 use std::path::PathBuf;
@@ -19,22 +19,22 @@ use crate::config::{Counted, describe};
 
 #[derive(Debug, Args)]
 pub(super) struct ReplayArgs {
-    /// The access log in the common or combined format, gzipped or not; `-` is standard input.
+    /// Access log in the common or combined format, plain or gzip; `-` for standard input
     log: PathBuf,
     #[command(flatten)]
     policies: PolicyArgs,
-    /// How far out of order lines may be, in seconds: they are sorted within it.
+    /// Maximum disorder of lines, in seconds: lines are sorted within it
     #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = number::<u64>)]
     slack: u64,
-    /// How many of the most denied keys to show for each policy.
+    /// Number of most denied keys to show per policy
     #[arg(long, value_name = "N", default_value = "5", value_parser = number::<usize>)]
     top: usize,
-    /// Print a line of JSON for each request, in the order of decision, before the report.
+    /// Print one line of JSON per request, in order of decision, before the report
     #[arg(long)]
     each: bool,
 }
 
-/// A line that can be read.
+/// A valid log line.
 const EXAMPLE: &str = r#"192.0.2.1 - - [20/Nov/2026:10:00:00 +0000] "GET / HTTP/1.1" 200 5"#;
 /// Lines between two updates of the progress bar.
 const PROGRESS_EVERY: u64 = 4096;
@@ -61,14 +61,14 @@ pub(super) fn run(args: &ReplayArgs) -> Result<ExitCode, Failure> {
         match log.next_entry() {
             Ok(Some(entry)) => {
                 if let Err(error) = replay.decide(&entry, each.as_mut().map(|each| each as &mut dyn Write)) {
-                    // The reader of the decisions has closed the pipe, and wants no report either.
+                    // The reader closed the pipe, so it does not want the report either.
                     bar.finish_and_clear();
                     return output::accept_closed(Err(error)).map(|()| ExitCode::SUCCESS);
                 }
             }
             Ok(None) => break,
             Err(error) => {
-                // What could be read is decided and reported; the command still fails.
+                // Report the entries read so far, then fail.
                 bar.finish_and_clear();
                 output::print(replay.report(log.stats()).to_string().trim_end())?;
                 return Err(unreadable(error));
@@ -86,7 +86,8 @@ pub(super) fn run(args: &ReplayArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Why a log without a request is an error: "0 denied" of a file in another format would read like good news.
+/// The error for a log without requests: "0 denied" for a file in another format would be
+/// misleading.
 fn nothing_to_replay(stats: &LogStats) -> String {
     if stats.lines == 0 {
         return "the log is empty: nothing to replay".to_owned();
@@ -102,11 +103,11 @@ fn nothing_to_replay(stats: &LogStats) -> String {
     text
 }
 
-/// Drawn on standard error if that is a terminal.
+/// Drawn on standard error if it is a terminal.
 fn progress_bar(total_bytes: Option<u64>) -> ProgressBar {
     let (bar, template) = match total_bytes {
         Some(total) => (ProgressBar::new(total), "{bar:40} {percent}% {bytes}/{total_bytes}, {eta} to go"),
         None => (ProgressBar::new_spinner(), "{spinner} {bytes} read, {elapsed}"),
     };
-    bar.with_style(ProgressStyle::with_template(template).expect("the template is right"))
+    bar.with_style(ProgressStyle::with_template(template).expect("the template is valid"))
 }

@@ -1,4 +1,4 @@
-//! `slidegate serve`: the service, from its configuration to its end.
+//! `slidegate serve`: wires the parts of the service together, runs it, and shuts it down.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -14,7 +14,7 @@ use tokio::time::MissedTickBehavior;
 use super::envoy_listeners::EnvoyListeners;
 use super::failure::Failure;
 use super::output;
-use super::reload::{self, Causes};
+use super::reload::{self, Triggers};
 use super::sources::{EnvoyArgs, PolicyArgs};
 use super::values::address;
 use crate::admin::{self, Admin};
@@ -35,39 +35,40 @@ pub(super) struct ServeArgs {
     policies: PolicyArgs,
     #[command(flatten)]
     pub(super) envoy: EnvoyArgs,
-    /// The address to listen to, before the configuration's.
+    /// HTTP address; overrides the config file
     #[arg(long, value_name = "ADDRESS:PORT", value_parser = address)]
     listen: Option<SocketAddr>,
-    /// The address of Envoy's rate-limit service over gRPC, before the configuration's. Without either it is not served.
+    /// Address of Envoy's gRPC rate-limit service; overrides the config file [default: disabled]
     #[arg(long, value_name = "ADDRESS:PORT", value_parser = address)]
     grpc: Option<SocketAddr>,
-    /// The Redis whose limits all instances share, such as `redis://127.0.0.1:6379`, before the configuration's.
+    /// Shared Redis store, such as `redis://127.0.0.1:6379`; overrides the config file
     ///
-    /// Also `redis+cluster://A:6379,B:6379` and `redis+sentinel://A,B/MASTER`, and `rediss` for TLS. The variable
-    /// `SLIDEGATE_REDIS` says the same without showing a password among the processes.
+    /// Also `redis+cluster://A:6379,B:6379` and `redis+sentinel://A,B/MASTER`; `rediss` for TLS.
+    /// Use the variable `SLIDEGATE_REDIS` to keep a password out of the process list.
     #[arg(long, value_name = "URL")]
     redis: Option<String>,
-    /// The address to serve clients of Redis on, such as `127.0.0.1:6380`, before the configuration's. Off unless given.
+    /// Address for Redis clients, such as `127.0.0.1:6380`; overrides the config file [default:
+    /// disabled]
     ///
-    /// Speaks RESP2 and RESP3: `RL.CHECK`, and the commands of redis-cell and throttlecrab. The variable
-    /// `SLIDEGATE_RESP_PASSWORD` is the password that clients have to give.
+    /// Speaks RESP2 and RESP3: `RL.CHECK`, and the commands of redis-cell and throttlecrab. The
+    /// variable `SLIDEGATE_RESP_PASSWORD` sets the password.
     #[arg(long, value_name = "ADDRESS:PORT", value_parser = address)]
     resp: Option<SocketAddr>,
 }
 
-/// Between two sweeps for expired keys.
-const SWEEP_EVERY: Duration = Duration::from_secs(1);
-/// Between two looks at a shared store.
-const WATCH_EVERY: Duration = Duration::from_secs(1);
-/// Between two examinations of a shared store, the first of which is at the start.
-const EXAMINE_EVERY: Duration = Duration::from_secs(60);
+/// Interval between sweeps for expired keys.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval between health checks of a shared store.
+const WATCH_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval between examinations of a shared store. The first runs at the start.
+const EXAMINE_INTERVAL: Duration = Duration::from_secs(60);
 
 pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, Failure> {
     let envoy = args.envoy.settings()?;
     let arguments =
         Arguments { redis: args.redis.as_deref(), grpc: args.grpc, has_other_grpc: false, resp: args.resp };
     let sources = match &envoy {
-        Some(settings) => args.policies.sources_beside(settings, arguments)?,
+        Some(settings) => args.policies.sources_with_envoy(settings, arguments)?,
         None => args.policies.sources(arguments)?,
     };
     let listen = args.listen.or(envoy.as_ref().and_then(|settings| settings.http));
@@ -103,9 +104,9 @@ async fn serve(
     let Loaded { config, hash } = loaded;
     let running = config.clone();
     let mut signals =
-        Signals::listen().map_err(|error| Failure(format!("cannot listen to signals: {error}")))?;
-    let causes =
-        Causes::new(watched).map_err(|error| Failure(format!("cannot listen to signals: {error}")))?;
+        Signals::listen().map_err(|error| Failure(format!("cannot handle signals: {error}")))?;
+    let triggers =
+        Triggers::new(watched).map_err(|error| Failure(format!("cannot handle signals: {error}")))?;
     let (listener, address) = bind(config.listen, "--listen").await?;
     let grace = config.shutdown_grace;
     let reference = EnvoyListeners::bind(envoy.as_ref()).await?;
@@ -126,7 +127,7 @@ async fn serve(
         None => None,
     };
     greeting.grpc = door.as_ref().map(rls::Door::places);
-    greeting.others = reference.places();
+    greeting.others = reference.urls();
     let grpc_settings = config.grpc.clone();
     let (mut files, mut rules) = (None, None);
     if let Some(settings) = &envoy {
@@ -137,13 +138,13 @@ async fn serve(
         if let (true, Some(body)) =
             (greeting.policies.is_empty(), current.as_deref().and_then(EnvoyConfig::example))
         {
-            greeting.try_with = format!("-d {} {}/json", quoted(&body), greeting.listening);
+            greeting.example = format!("-d {} {}/json", quoted(&body), greeting.listening);
         }
         files = Some(watcher);
         rules = Some(rls::Files { live, settings: settings.clone() });
     }
     let auth = config.auth.clone();
-    // With the port that it got, where that was left to the system.
+    // With the actual port, if the config asked for port 0.
     let config = Config { listen: address, ..config };
     let app = Arc::new(App::new(config).map_err(Failure)?);
     if let Some(watcher) = &files {
@@ -154,12 +155,12 @@ async fn serve(
         greeting.store = match shared.ping().await {
             Ok(()) => format!("{}, shared", shared.url()),
             Err(failure) => format!(
-                "{}, shared; it does not answer yet, so each policy decides by its fallback: {failure}",
+                "{}, shared; not reachable yet, so each policy uses its fallback: {failure}",
                 shared.url()
             ),
         };
     }
-    // The service runs on whether or not anybody reads what it prints.
+    // A closed standard output does not stop the service.
     let _ = output::print(&greeting);
 
     let sweeper = tokio::spawn(sweep(Arc::clone(&app)));
@@ -176,13 +177,13 @@ async fn serve(
     if !app.access.is_open() {
         tracing::warn!(
             %address,
-            "the admin routes are off: the address is reachable from elsewhere and no token is configured; make one with \
+            "admin routes are disabled: the address is not loopback and no token is configured; create one with \
              `slidegate token new`"
         );
     }
     admin.control.poll().await;
-    let controller = tokio::spawn(follow(Arc::clone(&admin)));
-    let reloader = tokio::spawn(reload::run(Arc::clone(&admin), sources, causes, running));
+    let controller = tokio::spawn(follow_changes(Arc::clone(&admin)));
+    let reloader = tokio::spawn(reload::run(Arc::clone(&admin), sources, triggers, running));
     if let Some(rules) = &rules {
         app.observer().watch_files(rules.live.clone());
     }
@@ -214,12 +215,12 @@ async fn serve(
         let signal = signals.next().await;
         app.begin_shutdown();
         stopping.send_replace(true);
-        tracing::info!(signal, grace_s = grace.as_secs(), "shutting down: open requests finish");
+        tracing::info!(signal, grace_s = grace.as_secs(), "shutting down: waiting for open requests");
     };
     let (http, resp) = tokio::join!(listener::serve(listener, doors, stop, grace), resp);
-    let mut cut_off = http + resp;
+    let mut unfinished = http + resp;
     for door in grpc.into_iter().chain(reference) {
-        cut_off += door.await.unwrap_or_default();
+        unfinished += door.await.unwrap_or_default();
     }
     sweeper.abort();
     watcher.abort();
@@ -228,41 +229,45 @@ async fn serve(
     folder.abort();
     reloader.abort();
     observer.abort();
-    // Waits for a collector.
+    // Blocks while the last spans are exported.
     tokio::task::block_in_place(|| app.observer().end_traces());
-    if cut_off > 0 {
-        tracing::warn!(connections = cut_off, "cut off connections that did not finish in time");
+    if unfinished > 0 {
+        tracing::warn!(
+            connections = unfinished,
+            "closed connections that did not finish within the grace period"
+        );
     }
     tracing::info!("stopped");
     Ok(ExitCode::SUCCESS)
 }
 
-/// Listens to an address; `flag` chooses another one. Gives the address with the port that it got.
+/// Listens on an address and returns it with the actual port. `flag` is the option to suggest in
+/// the error.
 async fn bind(address: SocketAddr, flag: &str) -> Result<(TcpListener, SocketAddr), Failure> {
     let failed =
-        |error| Failure(format!("cannot listen to {address}: {error}; choose another address with {flag}"));
+        |error| Failure(format!("cannot listen on {address}: {error}; choose another address with {flag}"));
     let listener = TcpListener::bind(address).await.map_err(failed)?;
     let address = listener.local_addr().unwrap_or(address);
     Ok((listener, address))
 }
 
-/// What the service listens to, what it enforces, and a line to try it with.
+/// The startup message: listeners, policies, and a command to try.
 struct Greeting {
     listening: String,
-    /// Where clients of Redis are served.
+    /// URL of the RESP listener.
     resp: Option<String>,
-    /// Where Envoy's rate-limit service listens, if it does.
+    /// Addresses of the gRPC listener.
     grpc: Option<String>,
-    /// Where else it listens, each with what is there.
+    /// Names and URLs of other listeners.
     others: Vec<(&'static str, String)>,
     store: String,
-    /// Where spans of decisions go, if anywhere.
+    /// Endpoint of the trace exporter.
     traces: Option<String>,
     policies: Vec<String>,
-    /// The folder of envoyproxy/ratelimit's files, and what is in it.
+    /// The envoyproxy/ratelimit folder and a summary of its files.
     envoy: Option<String>,
-    /// Arguments of curl for a request that meets the first policy.
-    try_with: String,
+    /// Arguments of curl for a request under the first policy.
+    example: String,
 }
 
 impl Greeting {
@@ -274,7 +279,7 @@ impl Greeting {
         let query = if attributes.is_empty() { String::new() } else { format!("?{}", attributes.join("&")) };
         let listening = format!("http://{address}");
         Self {
-            try_with: format!("'{listening}/v1/check{query}'"),
+            example: format!("'{listening}/v1/check{query}'"),
             listening,
             resp: None,
             grpc: None,
@@ -289,17 +294,17 @@ impl Greeting {
 
 impl fmt::Display for Greeting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { listening, resp, grpc, others, store, traces, policies, envoy, try_with } = self;
+        let Self { listening, resp, grpc, others, store, traces, policies, envoy, example } = self;
         writeln!(f, "slidegate {}", env!("CARGO_PKG_VERSION"))?;
         writeln!(f, "listening  {listening}")?;
         if let Some(resp) = resp {
             writeln!(f, "resp       {resp}")?;
         }
-        if let Some(places) = grpc {
-            writeln!(f, "grpc       {places}")?;
+        if let Some(addresses) = grpc {
+            writeln!(f, "grpc       {addresses}")?;
         }
-        for (name, place) in others {
-            writeln!(f, "{name:<10} {place}")?;
+        for (name, url) in others {
+            writeln!(f, "{name:<10} {url}")?;
         }
         writeln!(f, "store      {store}")?;
         if let Some(traces) = traces {
@@ -311,7 +316,7 @@ impl fmt::Display for Greeting {
         if let Some(envoy) = envoy {
             writeln!(f, "envoy      {envoy}")?;
         }
-        write!(f, "try        curl -i {try_with}")
+        write!(f, "try        curl -i {example}")
     }
 }
 
@@ -319,26 +324,26 @@ fn grpc_listener((address, tls): (String, bool)) -> admin::Listener {
     admin::Listener { door: "grpc", address, tls }
 }
 
-/// A text as one argument in a shell.
+/// Quotes a text as one shell argument.
 fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', "'\\''"))
 }
 
-/// Follows what is changed at run time, here and elsewhere.
-async fn follow(admin: Arc<Admin>) {
+/// Applies run-time changes, made here or on other instances.
+async fn follow_changes(admin: Arc<Admin>) {
     admin.control.run().await;
 }
 
-/// What there is in the folder of envoyproxy/ratelimit's files.
+/// Summarizes the envoyproxy/ratelimit folder.
 fn describe_files(settings: &Settings, envoy: Option<&EnvoyConfig>) -> String {
     let folder = settings.folder.path.display();
     match envoy {
         Some(envoy) => format!("{folder}: {}", envoy.summary()),
-        None => format!("{folder}: nothing that can be read yet"),
+        None => format!("{folder}: no readable files yet"),
     }
 }
 
-/// Takes changed files of envoyproxy/ratelimit in, if there are any.
+/// Hot-reloads envoyproxy/ratelimit files.
 async fn follow_folder(app: Arc<App>, watcher: Option<ConfigWatcher>) {
     let Some(mut watcher) = watcher else { return };
     let mut ticks = tokio::time::interval(POLL_EVERY);
@@ -350,17 +355,18 @@ async fn follow_folder(app: Arc<App>, watcher: Option<ConfigWatcher>) {
             watcher.poll(&|policies| app.active.set_external(&policies));
             watcher
         });
-        // Ends with the runtime, or with a bug that has been told.
+        // An error means that the runtime stops, or that the task panicked and was logged.
         let Ok(back) = looked.await else { return };
         watcher = back;
     }
 }
 
-/// Tells the log, at most once a second, that a shared store is away, and once that it is there again.
+/// Logs, at most once a second, that a shared store is unavailable, and once that it is available
+/// again.
 async fn watch_store(app: Arc<App>) {
     let Some(shared) = app.shared() else { return };
     let mut seen = Seen::default();
-    let mut ticks = tokio::time::interval(WATCH_EVERY);
+    let mut ticks = tokio::time::interval(WATCH_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
@@ -368,10 +374,10 @@ async fn watch_store(app: Arc<App>) {
     }
 }
 
-/// Tells the log what silently breaks limits in a shared store.
+/// Logs settings of a shared store that silently break limits.
 async fn examine(app: Arc<App>) {
     let Some(shared) = app.shared() else { return };
-    let mut ticks = tokio::time::interval(EXAMINE_EVERY);
+    let mut ticks = tokio::time::interval(EXAMINE_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
@@ -379,9 +385,9 @@ async fn examine(app: Arc<App>) {
     }
 }
 
-/// Removes expired keys while the service is idle, and is loud when a full store dropped keys that still counted.
+/// Removes expired keys, and logs when the full memory store dropped keys with usage.
 async fn sweep(app: Arc<App>) {
-    let mut ticks = tokio::time::interval(SWEEP_EVERY);
+    let mut ticks = tokio::time::interval(SWEEP_INTERVAL);
     let log_limit = LogLimit::default();
     let mut reported = 0;
     loop {
@@ -392,8 +398,8 @@ async fn sweep(app: Arc<App>) {
             tracing::warn!(
                 dropped = stats.dropped - reported,
                 max_keys = stats.max_keys,
-                "the memory store is full and dropped keys that still counted, so their limits were not enforced in \
-                 full; raise store.memory.max_keys"
+                "memory store full: dropped keys with usage, so their limits were not fully enforced; raise \
+                 store.memory.max_keys"
             );
             reported = stats.dropped;
         }

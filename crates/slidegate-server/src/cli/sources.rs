@@ -1,4 +1,5 @@
-//! Arguments that say where policies come from: a config file, the command line, files of envoyproxy/ratelimit.
+//! Arguments that select the sources of policies: a config file, the command line, and
+//! envoyproxy/ratelimit files.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,36 +12,37 @@ use super::values::excess;
 use crate::config::{Arguments, Config, Outside, SharedStore, Sources};
 use slidegate_envoy::Settings;
 
-/// Where policies come from. Both may be given: the policies on the command line follow those of the file.
+/// Policies from a file, the command line, or both: first those of the file.
 #[derive(Debug, Args)]
 pub(super) struct PolicyArgs {
-    /// The configuration, in YAML.
+    /// Config file (YAML)
     #[arg(long, value_name = "FILE")]
     pub(super) config: Option<PathBuf>,
-    /// A policy such as `100/1m per user`, `5 per 30s per ip,path`, `10/s per token using token-bucket named api`.
+    /// A policy such as `100/1m per user`, `5 per 30s per ip,path`, `10/s per token using
+    /// token-bucket named api`; may be repeated
     #[arg(long = "policy", value_name = "TEXT")]
     pub(super) policies: Vec<String>,
 }
 
 impl PolicyArgs {
-    /// The configuration that these name, or the default one, for commands that serve nothing.
+    /// Loads the configuration, or the default one, for commands other than `serve`.
     pub(super) fn config(&self) -> Result<Config, Failure> {
-        // Where the service listens is not their concern.
+        // These commands do not listen, so listener settings do not matter.
         let arguments = Arguments { has_other_grpc: true, ..Arguments::default() };
         let loaded = self.sources(arguments)?.load().map_err(|errors| Failure(errors.to_string()))?;
         Ok(loaded.config)
     }
 
-    /// Where the configuration comes from, to be read again.
+    /// The sources of the configuration, which a reload reads again.
     pub(super) fn sources(&self, arguments: Arguments<'_>) -> Result<Sources, Failure> {
         let outside = Outside::read(arguments).map_err(|errors| Failure(errors.to_string()))?;
         let (file, texts) = (self.config.clone(), self.policies.clone());
         Ok(Sources { file, texts, outside, has_others: false, complete: Arc::new(|config| config) })
     }
 
-    /// The same beside the limits of envoyproxy/ratelimit's files: there is no default policy then, and the store may be
-    /// the one that the environment names.
-    pub(super) fn sources_beside(
+    /// Like [`Self::sources`], with envoyproxy/ratelimit files: there is no default policy, and the
+    /// environment may select the store.
+    pub(super) fn sources_with_envoy(
         &self,
         settings: &Settings,
         arguments: Arguments<'_>,
@@ -68,29 +70,30 @@ impl PolicyArgs {
     }
 }
 
-/// Files of envoyproxy/ratelimit, and whether its environment variables count.
+/// envoyproxy/ratelimit files and environment variables.
 #[derive(Debug, Args)]
 pub(super) struct EnvoyArgs {
-    /// A folder with configuration of envoyproxy/ratelimit, which is watched for changes. See docs/envoy.md.
+    /// Folder with envoyproxy/ratelimit config files; hot-reloaded. See docs/envoy.md
     #[arg(long, value_name = "FOLDER")]
     envoy_config: Option<PathBuf>,
-    /// Take the place of envoyproxy/ratelimit: honour its environment variables, such as `RUNTIME_ROOT`.
+    /// Replace envoyproxy/ratelimit: read its environment variables, such as `RUNTIME_ROOT`
     #[arg(long)]
     pub(super) envoy_env: bool,
-    /// How limits of those files are counted that ask for no algorithm of their own: sliding-log unless said.
+    /// Algorithm of limits in those files that name none [default: sliding-log]
     #[arg(long, value_name = "ALGORITHM")]
     envoy_algorithm: Option<Algorithm>,
-    /// What becomes of refused hits under limits of those files that do not say it themselves: `refuse` counts none of
-    /// them, unless said; `count` counts all, as envoyproxy/ratelimit does; `charge` admits a cost while anything remains.
+    /// How limits in those files treat hits over the limit, unless they say so: `refuse` counts
+    /// none; `count` counts all, as envoyproxy/ratelimit does; `charge` admits any cost while
+    /// something remains [default: refuse]
     #[arg(long, value_name = "EXCESS", value_parser = excess)]
     envoy_excess: Option<Excess>,
-    /// Let several of those files have one domain, as `MERGE_DOMAIN_CONFIG` does.
+    /// Allow several files with the same domain, as `MERGE_DOMAIN_CONFIG` does
     #[arg(long)]
     envoy_merge_domains: bool,
 }
 
 impl EnvoyArgs {
-    /// `None` if neither a folder is named nor the environment asked.
+    /// `None` without --envoy-config and --envoy-env.
     pub(super) fn settings(&self) -> Result<Option<Settings>, Failure> {
         let mut settings = match (&self.envoy_config, self.envoy_env) {
             (None, false)
@@ -99,8 +102,8 @@ impl EnvoyArgs {
                     || self.envoy_merge_domains =>
             {
                 return Err(Failure(
-                    "--envoy-algorithm, --envoy-excess and --envoy-merge-domains are about files of \
-                     envoyproxy/ratelimit; name their folder with --envoy-config"
+                    "--envoy-algorithm, --envoy-excess and --envoy-merge-domains require envoyproxy/ratelimit \
+                     files; give their folder with --envoy-config"
                         .to_owned(),
                 ));
             }

@@ -1,4 +1,4 @@
-//! `slidegate token new`: a token, and the line of the configuration that lets it in.
+//! `slidegate token new`: creates a token and prints its config line.
 
 use std::process::ExitCode;
 
@@ -17,12 +17,13 @@ pub(super) struct TokenArgs {
 
 #[derive(Debug, Subcommand)]
 enum TokenCommand {
-    /// Makes a token. The service needs its digest alone: the token is shown once and stored nowhere.
+    /// Create a token. The service stores only its digest; the token is printed once and stored
+    /// nowhere
     New {
-        /// Who it is for. The log says so beside every change.
+        /// Name of its owner, recorded with every change
         #[arg(long, default_value = "ops", value_parser = name)]
         name: String,
-        /// What it permits; several are joined by commas, such as `read,decide`.
+        /// What it permits; separate several by commas, such as `read,decide`
         #[arg(long, value_enum, value_delimiter = ',', default_value = "write")]
         scope: Vec<Right>,
     },
@@ -34,7 +35,7 @@ fn name(text: &str) -> Result<String, String> {
 
 pub(super) fn run(args: &TokenArgs) -> Result<ExitCode, Failure> {
     let TokenCommand::New { name, scope } = &args.command;
-    let (token, sha256) = tokens::make().map_err(Failure)?;
+    let (token, sha256) = tokens::generate().map_err(Failure)?;
     let rights = Rights::of(scope.iter().copied());
     let scope = rights.listed();
     output::print(format_args!(

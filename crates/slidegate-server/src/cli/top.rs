@@ -1,7 +1,6 @@
-//! `slidegate top`: who uses most and who is denied most, on a running server.
+//! `slidegate top`: the keys with the most usage or denials on a running server.
 //!
-//! On a terminal the table is drawn again in place until it is interrupted. Elsewhere it is written once, so that it can
-//! be piped.
+//! On a terminal the table refreshes until interrupted. Otherwise it is printed once, for pipes.
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
@@ -17,48 +16,48 @@ use std::time::Duration;
 
 #[derive(Debug, Args)]
 pub(super) struct TopArgs {
-    /// Only the keys of this policy.
+    /// Show only keys of this policy
     #[arg(long, value_name = "NAME")]
     policy: Option<String>,
-    /// What keys are ordered by.
+    /// Sort order
     #[arg(long, value_enum, default_value_t = TopBy::Used)]
     by: TopBy,
-    /// Most keys to show.
+    /// Maximum number of keys
     #[arg(long, value_name = "N", default_value = "20", value_parser = keys)]
     limit: u16,
-    /// Between two looks, in milliseconds.
+    /// Refresh interval, in milliseconds
     #[arg(long, value_name = "MS", default_value = "2000", value_parser = milliseconds)]
     every: Duration,
-    /// Look once, also on a terminal.
+    /// Print once, also on a terminal
     #[arg(long)]
     once: bool,
-    /// Print the server's JSON once, instead of a table.
+    /// Print the server's JSON once
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     server: client::ServerArgs,
-    /// The token itself, which the list of processes shows to everybody on this machine: use `--token-file`.
+    /// The token itself, visible to all local users in the process list: use `--token-file`
     #[arg(long, value_name = "TOKEN", hide = true)]
     token: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub(super) enum TopBy {
-    /// Cost that was charged.
+    /// Cost charged
     Used,
-    /// Denials.
+    /// Denials
     Denied,
 }
 
-/// Longest answer: 1000 keys of 256 bytes, each of which JSON may write as six, and numbers beside them.
-const MAX_ANSWER: u64 = 4 << 20;
-/// Longest key in the table, in characters, unless the output is for programs.
+/// Maximum response size: 1000 keys of 256 bytes, each byte up to six in JSON, and numbers.
+const MAX_RESPONSE: u64 = 4 << 20;
+/// Maximum characters of a key in the table.
 const KEY_WIDTH: usize = 60;
-/// Clears the terminal and goes to its upper left corner.
+/// Clears the terminal and moves the cursor to the upper left corner.
 const CLEAR: &str = "\x1b[2J\x1b[H";
 
 #[derive(Deserialize)]
-struct Tops {
+struct TopKeys {
     error_bound: u64,
     sampled: bool,
     period_s: u64,
@@ -79,36 +78,36 @@ pub(super) fn run(args: &TopArgs) -> Result<ExitCode, Failure> {
     let authorization = match &args.token {
         Some(token) => {
             output::print_error(
-                "warning: every user of this machine can read --token in the list of processes; set SLIDEGATE_TOKEN or \
-                 give --token-file",
+                "warning: --token is visible to all local users in the process list; use SLIDEGATE_TOKEN or \
+                 --token-file",
             );
             Some(format!("Bearer {}", token.trim()))
         }
         None => args.server.authorization()?,
     };
-    let again = !args.once && !args.json && std::io::stdout().is_terminal();
+    let refreshes = !args.once && !args.json && std::io::stdout().is_terminal();
     loop {
-        let text = ask(&agent, args, authorization.as_deref())?;
-        let shown = if args.json {
+        let text = fetch(&agent, args, authorization.as_deref())?;
+        let output = if args.json {
             text
         } else {
-            let tops: Tops = serde_json::from_str(&text).map_err(|_| {
+            let top: TopKeys = serde_json::from_str(&text).map_err(|_| {
                 let url = args.server.url("");
-                Failure(format!("{url} answered without a top; is it slidegate of this version?"))
+                Failure(format!("{url} returned an unexpected format; check that the server and this command have the same version"))
             })?;
-            table(&tops, args)
+            table(&top, args)
         };
-        let shown = if again { format!("{CLEAR}{shown}") } else { shown };
+        let output = if refreshes { format!("{CLEAR}{output}") } else { output };
         let mut out = std::io::stdout().lock();
-        // Whoever reads may have seen enough.
-        if writeln!(out, "{shown}").and_then(|()| out.flush()).is_err() || !again {
+        // The reader may have closed the pipe.
+        if writeln!(out, "{output}").and_then(|()| out.flush()).is_err() || !refreshes {
             return Ok(ExitCode::SUCCESS);
         }
         std::thread::sleep(args.every);
     }
 }
 
-fn ask(agent: &ureq::Agent, args: &TopArgs, authorization: Option<&str>) -> Result<String, Failure> {
+fn fetch(agent: &ureq::Agent, args: &TopArgs, authorization: Option<&str>) -> Result<String, Failure> {
     let by = name_of(args.by);
     let url = args.server.url("/v1/top");
     let mut request = agent.get(&url).query("by", by).query("limit", args.limit.to_string());
@@ -119,16 +118,18 @@ fn ask(agent: &ureq::Agent, args: &TopArgs, authorization: Option<&str>) -> Resu
         request = request.header("authorization", authorization);
     }
     let unreachable = |error: ureq::Error| {
-        Failure(format!("{url} did not answer: {error}; is `slidegate serve` running there? see --url"))
+        Failure(format!(
+            "no response from {url}: {error}; check that `slidegate serve` is running there, or set --url"
+        ))
     };
-    let mut answer = request.call().map_err(unreachable)?;
-    let text = answer.body_mut().with_config().limit(MAX_ANSWER).read_to_string().map_err(unreachable)?;
-    if answer.status().is_success() {
+    let mut response = request.call().map_err(unreachable)?;
+    let text = response.body_mut().with_config().limit(MAX_RESPONSE).read_to_string().map_err(unreachable)?;
+    if response.status().is_success() {
         return Ok(text);
     }
     let problem: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
     let detail = problem["detail"].as_str().unwrap_or("no reason given");
-    Err(Failure(format!("{url} answered {}: {detail}", answer.status())))
+    Err(Failure(format!("{url} returned {}: {detail}", response.status())))
 }
 
 fn name_of(by: TopBy) -> &'static str {
@@ -138,35 +139,35 @@ fn name_of(by: TopBy) -> &'static str {
     }
 }
 
-fn table(tops: &Tops, args: &TopArgs) -> String {
+fn table(top: &TopKeys, args: &TopArgs) -> String {
     let (what, count) = match args.by {
-        TopBy::Used => ("use most", "cost"),
-        TopBy::Denied => ("are denied most", "denials"),
+        TopBy::Used => ("usage", "cost"),
+        TopBy::Denied => ("denials", "denials"),
     };
     let of = args.policy.as_ref().map_or_else(String::new, |policy| format!(" of {policy}"));
-    let (from, to) = (tops.period_s / 60, 2 * tops.period_s / 60);
-    let mut table = format!("Keys{of} that {what}, in the last {from} to {to} minutes");
-    let write = "text takes text";
-    if tops.sampled {
+    let (from, to) = (top.period_s / 60, 2 * top.period_s / 60);
+    let mut table = format!("Top keys{of} by {what} in the last {from} to {to} minutes");
+    let write = "writing to a String cannot fail";
+    if top.sampled {
         write!(table, "; estimated from a sample").expect(write);
     }
-    if tops.error_bound > 0 {
-        write!(table, "; keys that are missing have {} at most", tops.error_bound).expect(write);
+    if top.error_bound > 0 {
+        write!(table, "; keys not listed have at most {}", top.error_bound).expect(write);
     }
-    if tops.keys.is_empty() {
-        write!(table, "\n\nnone yet").expect(write);
+    if top.keys.is_empty() {
+        write!(table, "\n\nno keys yet").expect(write);
         return table;
     }
-    let policy_width = tops.keys.iter().map(|key| key.policy.len()).max().unwrap_or(0).max("policy".len());
-    let keys: Vec<_> = tops.keys.iter().map(|key| printable(&key.key)).collect();
+    let policy_width = top.keys.iter().map(|key| key.policy.len()).max().unwrap_or(0).max("policy".len());
+    let keys: Vec<_> = top.keys.iter().map(|key| printable(&key.key)).collect();
     let key_width = keys.iter().map(|key| key.chars().count()).max().unwrap_or(0).max("key".len());
     write!(
         table,
         "\n\n{count:>12} {:>10}  {:<policy_width$}  {:<key_width$}  last",
-        "at most -", "policy", "key"
+        "max error", "policy", "key"
     )
     .expect(write);
-    for (one, key) in tops.keys.iter().zip(&keys) {
+    for (one, key) in top.keys.iter().zip(&keys) {
         let Key { policy, count, at_most_over, last_at, .. } = one;
         write!(
             table,
@@ -178,7 +179,7 @@ fn table(tops: &Tops, args: &TopArgs) -> String {
     table
 }
 
-/// A key on one line of a terminal: clients choose keys, and must not steer one.
+/// Escapes a key for a terminal: clients choose keys and could inject control sequences.
 fn printable(text: &str) -> String {
     let escaped: String = text.escape_debug().to_string().replace("\\\"", "\"").replace("\\'", "'");
     if escaped.chars().count() <= KEY_WIDTH {
@@ -191,9 +192,9 @@ fn printable(text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// A key may be chosen to clear the screen of who looks at it.
+    /// A malicious key must not control the operator's terminal.
     #[test]
-    fn keys_cannot_steer_a_terminal() {
+    fn keys_cannot_control_the_terminal() {
         assert_eq!(printable("a\"b'\u{1b}[2J\u{202e}"), "a\"b'\\u{1b}[2J\\u{202e}");
         let long = printable(&"\u{eb}".repeat(100));
         assert_eq!((long.chars().count(), long.ends_with("...")), (KEY_WIDTH, true));

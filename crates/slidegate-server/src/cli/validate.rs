@@ -1,4 +1,4 @@
-//! `slidegate validate`: the configuration said back in words, read as `serve` reads it.
+//! `slidegate validate`: parses a configuration as `serve` does and describes it.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -15,7 +15,7 @@ use std::path::PathBuf;
 
 #[derive(Debug, Args)]
 pub(super) struct ValidateArgs {
-    /// The configuration, in YAML.
+    /// Config file (YAML)
     file: Option<PathBuf>,
     #[command(flatten)]
     envoy: EnvoyArgs,
@@ -25,17 +25,17 @@ pub(super) fn run(args: &ValidateArgs) -> Result<ExitCode, Failure> {
     let settings = args.envoy.settings()?;
     if args.file.is_none() && settings.is_none() {
         return Err(Failure(
-            "there is nothing to validate; give a file, or a folder of envoyproxy/ratelimit's with --envoy-config"
+            "nothing to validate; give a config file, or a folder of envoyproxy/ratelimit files with --envoy-config"
                 .to_owned(),
         ));
     }
     let policies = PolicyArgs { config: args.file.clone(), policies: Vec::new() };
     let sources = match &settings {
-        Some(settings) => policies.sources_beside(settings, Arguments::default())?,
+        Some(settings) => policies.sources_with_envoy(settings, Arguments::default())?,
         None => policies.sources(Arguments::default())?,
     };
     let config = sources.load().map_err(|errors| Failure(errors.to_string()))?.config;
-    let envoy = settings.as_ref().map(|settings| beside(settings, &config)).transpose()?;
+    let envoy = settings.as_ref().map(|settings| load_envoy(settings, &config)).transpose()?;
     if let Some(file) = &args.file {
         output::print(file_summary(file, &config))?;
     }
@@ -45,7 +45,7 @@ pub(super) fn run(args: &ValidateArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The file's policies and settings in words.
+/// Describes the policies and settings of the file.
 fn file_summary(file: &Path, config: &Config) -> String {
     let mut lines = Vec::new();
     let count = config.policies.iter().len();
@@ -54,11 +54,14 @@ fn file_summary(file: &Path, config: &Config) -> String {
     lines.extend(config.policies.iter().map(|policy| format!("  {}", describe(policy, config.counted()))));
     if let Some(shared) = &config.shared {
         let instances = match shared.instances {
-            1 => "an unsaid number of instances, each with the whole limit while redis is away".to_owned(),
-            count => format!("{count} instances, each with its part of the limit while redis is away"),
+            1 => "an unknown number of instances, each with the full limit while Redis is unavailable"
+                .to_owned(),
+            count => {
+                format!("{count} instances, each with its share of the limit while Redis is unavailable")
+            }
         };
         lines.push(format!(
-            "Limits are shared over {} by {instances}. A decision takes {} ms at most.",
+            "Limits are shared in {} by {instances}. A decision takes at most {} ms.",
             shared.options,
             shared.deadline.as_millis()
         ));
@@ -66,15 +69,18 @@ fn file_summary(file: &Path, config: &Config) -> String {
     if let Some(resp) = &config.resp {
         let password = if resp.password.is_some() { "with a password" } else { "without a password" };
         let tls = if resp.tls.is_some() { ", over TLS" } else { "" };
-        lines.push(format!("Clients of Redis are served on {} {password}{tls}.", resp.listen));
+        lines.push(format!("RESP listens on {} {password}{tls}.", resp.listen));
     }
-    lines
-        .push(format!("It listens to {} and holds up to {} keys in memory.", config.listen, config.max_keys));
+    lines.push(format!(
+        "HTTP listens on {}. The memory store holds up to {} keys.",
+        config.listen, config.max_keys
+    ));
     lines.join("\n")
 }
 
-/// The files of envoyproxy/ratelimit, if they can stand beside the policies of the configuration.
-fn beside(settings: &Settings, config: &Config) -> Result<EnvoyConfig, Failure> {
+/// Loads the envoyproxy/ratelimit files, and checks that their names do not clash with the
+/// configured policies.
+fn load_envoy(settings: &Settings, config: &Config) -> Result<EnvoyConfig, Failure> {
     let envoy = EnvoyConfig::load(&settings.folder, settings.options.clone())
         .map_err(|error| Failure(error.to_string()))?;
     PolicySet::new(config.policies.iter().chain(envoy.policies()).cloned())
@@ -82,7 +88,7 @@ fn beside(settings: &Settings, config: &Config) -> Result<EnvoyConfig, Failure> 
     Ok(envoy)
 }
 
-/// The folder's limits as `/rlconfig` prints them, and what is doubtful about them.
+/// The folder's limits as `/rlconfig` prints them, and warnings.
 fn folder_summary(settings: &Settings, envoy: &EnvoyConfig) -> String {
     let mut lines = vec![format!("{} is valid: {}.", settings.folder.path.display(), envoy.summary())];
     lines.extend(envoy.dump().lines().map(|line| format!("  {line}")));

@@ -1,6 +1,7 @@
-//! Values on the command line: how they are read, and what is said of those that are none.
+//! Values on the command line: parsers, and one-line errors for invalid values.
 //!
-//! What reads a value says the way out; the argument and the value are put before it here, in one line.
+//! A parser's error says what is expected; [`invalid_value`] puts the argument and the value before
+//! it.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use crate::config::one_line;
 use crate::limits::MAX_COST;
 use slidegate_envoy::{Rate, Unit};
 
-/// Most keys that are shown at once, as many as a service tells.
+/// Maximum keys of `top`, as in the service.
 const MAX_KEYS: u16 = 1000;
 
 pub(super) fn address(text: &str) -> Result<SocketAddr, String> {
@@ -49,13 +50,13 @@ pub(super) fn milliseconds(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// What a request may cost, and what a burst may be.
+/// A cost or burst.
 pub(super) fn cost(text: &str) -> Result<u64, String> {
     let cost = text.parse().ok().filter(|cost| *cost <= MAX_COST);
     cost.ok_or_else(|| format!("give a whole number from 0 to {MAX_COST}"))
 }
 
-/// A number of things that there are none or many of.
+/// A whole number from 0.
 pub(crate) fn number<N: std::str::FromStr>(text: &str) -> Result<N, String> {
     text.parse().map_err(|_| "give a whole number, for example `10`".to_owned())
 }
@@ -65,17 +66,17 @@ pub(super) fn keys(text: &str) -> Result<u16, String> {
     keys.ok_or_else(|| format!("give a whole number from 1 to {MAX_KEYS}"))
 }
 
-/// What is wrong with a value, if it is a value that is wrong.
-pub(super) fn refusal(error: &clap::Error) -> Option<String> {
+/// One line about an invalid value; `None` for any other error.
+pub(super) fn invalid_value(error: &clap::Error) -> Option<String> {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) if !text.is_empty() => Some(text.as_str()),
         _ => None,
     };
     let argument = text(ContextKind::InvalidArg)?;
-    // `--resp <ADDRESS:PORT>`, or `<NAME=VALUE>...` of one without a name.
+    // `--resp <ADDRESS:PORT>`, or `<NAME=VALUE>...` for a positional argument.
     let argument = argument.split(' ').next().unwrap_or(argument);
     let value = text(ContextKind::InvalidValue)?;
-    let way_out = match error.kind() {
+    let expected = match error.kind() {
         ErrorKind::ValueValidation => std::error::Error::source(error)?.to_string(),
         ErrorKind::InvalidValue => match error.get(ContextKind::ValidValue)? {
             ContextValue::Strings(values) => format!("give one of {}", values.join(", ")),
@@ -83,7 +84,7 @@ pub(super) fn refusal(error: &clap::Error) -> Option<String> {
         },
         _ => return None,
     };
-    Some(one_line(&format!("{argument} is `{value}`; {way_out}")))
+    Some(one_line(&format!("{argument} is `{value}`; {expected}")))
 }
 
 #[cfg(test)]
@@ -93,9 +94,9 @@ mod tests {
     use super::*;
     use crate::cli::Cli;
 
-    /// The command line is the first thing that is mistyped, and often in a file that nobody sees run.
+    /// Command lines are mistyped, often in unit files that run unattended.
     #[test]
-    fn each_wrong_value_names_its_argument_the_value_and_the_way_out() {
+    fn each_invalid_value_error_names_argument_value_and_expectation() {
         let address =
             "give an IP address and a port, for example `127.0.0.1:7979`, or `[::]:7979` for all addresses";
         let cost = "give a whole number from 0 to 9007199254740991";
@@ -129,12 +130,12 @@ mod tests {
             ),
         ] {
             let error = Cli::try_parse_from(["slidegate"].into_iter().chain(line.split(' '))).unwrap_err();
-            assert_eq!(refusal(&error).as_deref(), Some(expected.as_str()), "{line}: {error}");
+            assert_eq!(invalid_value(&error).as_deref(), Some(expected.as_str()), "{line}: {error}");
         }
-        // What is no wrong value is said as ever, with the usage.
+        // Other errors keep clap's text with the usage.
         for line in ["serve --rsep x", "check", "serve --listen", "nonsense", "--help"] {
             let error = Cli::try_parse_from(["slidegate"].into_iter().chain(line.split(' '))).unwrap_err();
-            assert_eq!(refusal(&error), None, "{line}");
+            assert_eq!(invalid_value(&error), None, "{line}");
         }
     }
 }

@@ -379,10 +379,10 @@ fn a_token_is_asked_for_and_one_that_may_only_read_disables_the_buttons() {
     let browser = Browser::start("token");
     browser.open(&server.url);
     browser.until("document.getElementById('token-dialog').open");
-    browser.until_text("#token-why", "this needs a token");
+    browser.until_text("#token-why", "token required");
     browser.fill("#token", "sg_guess");
     browser.press(ENTER);
-    browser.until_text("#token-why", "The one it was given is not accepted: no such token is configured");
+    browser.until_text("#token-why", "The one it was given is not accepted: unknown token");
     browser.fill("#token", &reader);
     browser.press(ENTER);
     browser.until_text("#connection", "Live");
@@ -392,9 +392,9 @@ fn a_token_is_asked_for_and_one_that_may_only_read_disables_the_buttons() {
     browser.click("#act-reset button");
     browser.until_text(
         "#act-result",
-        "Not done: not allowed. token `r` has the scope `read` and this needs `write`",
+        "Not done: not allowed. token `r` has the scope `read`, but `write` is required",
     );
-    browser.until("[...document.querySelectorAll('.key-acts button, button.write')].every((one) => one.disabled && one.title.includes('this needs `write`'))");
+    browser.until("[...document.querySelectorAll('.key-acts button, button.write')].every((one) => one.disabled && one.title.includes('`write` is required'))");
     until_fact(&browser, "Used", "3");
     assert_eq!(browser.value("[localStorage.length, document.cookie]"), json!([0, ""]));
 

@@ -115,7 +115,7 @@ fn it_starts_without_redis_decides_by_itself_and_goes_over_when_redis_comes() {
         File::create(&log).unwrap(),
     );
     let away = format!(
-        "store      redis://{0}, shared; it does not answer yet, so each policy decides by its fallback: redis at {0}: ",
+        "store      redis://{0}, shared; not reachable yet, so each policy uses its fallback: redis at {0}: ",
         redis.address()
     );
     assert!(server.greeting.contains(&away), "{}", server.greeting);
@@ -279,8 +279,7 @@ fn validate_says_the_store_and_each_fallback_back() {
         "While redis is away, each instance counts by itself, up to 2 per 1h.\n",
         "While redis is away, it lets everything pass.\n",
         "While redis is away, it denies everything.\n",
-        "Limits are shared over redis://10.0.0.5:6379 by 2 instances, each with its part of the limit while redis is \
-         away. A decision takes 20 ms at most.\n",
+        "Limits are shared in redis://10.0.0.5:6379 by 2 instances, each with its share of the limit while Redis is unavailable. A decision takes at most 20 ms.\n",
     ] {
         assert!(told.contains(words), "{words} is not in {told}");
     }
@@ -291,8 +290,7 @@ fn validate_says_the_store_and_each_fallback_back() {
     assert!(!told.contains("While redis") && !told.contains("shared"), "{told}");
     let named = slidegate().args(["validate", &alone]).env("SLIDEGATE_REDIS", "redis://h").output().unwrap();
     assert!(
-        text(&named.stdout)
-            .contains("Limits are shared over redis://h:6379 by an unsaid number of instances")
+        text(&named.stdout).contains("Limits are shared in redis://h:6379 by an unknown number of instances")
     );
 }
 

@@ -288,7 +288,7 @@ fn every_command_takes_its_token_from_the_environment_or_a_file() {
         assert!(by_variable.status.success(), "{command:?}: {}", text(&by_variable.stderr));
         let without = run(&[], None);
         assert_eq!(without.status.code(), Some(2), "{command:?}");
-        assert!(text(&without.stderr).contains("this needs a token"), "{}", text(&without.stderr));
+        assert!(text(&without.stderr).contains("token required"), "{}", text(&without.stderr));
         // What is wrong with a file is said, and nothing is asked without the token that was to be
         // there.
         let empty = folder.file("empty", "\n");
@@ -332,11 +332,9 @@ fn rules_change_with_the_configuration() {
 fn commands_of_the_resp_port_follow_the_same_rules() {
     let tokens = Tokens::make();
     let noperm = |word: &str, why: &str| {
-        format!(
-            "-NOPERM {word} needs a password on this port, {why}; set resp.password_file and send AUTH\r\n"
-        )
+        format!("-NOPERM {word} requires a password because {why}; set resp.password_file and send AUTH\r\n")
     };
-    let why = "as tokens are configured, or the port is reachable from elsewhere";
+    let why = "tokens are configured or the port is not on loopback";
     let password = [("SLIDEGATE_RESP_PASSWORD", "open sesame")];
     let with_tokens = [("SLIDEGATE_ADMIN_TOKENS", tokens.variable.as_str())];
     let both = [password[0], with_tokens[0]];

@@ -76,7 +76,7 @@ fn a_token_is_needed_and_permits_what_it_says_and_is_never_logged() {
         assert_eq!(refused.status, 403);
         assert_eq!(
             refused.json()["detail"],
-            "token `read` has the scope `read` and this needs `write`; make another with `slidegate token new --scope write`"
+            "token `read` has the scope `read`, but `write` is required; create one with `slidegate token new --scope write`"
         );
     }
     assert_eq!(check(&server, "alice").status, 200);
@@ -98,7 +98,7 @@ fn a_token_is_needed_and_permits_what_it_says_and_is_never_logged() {
     );
     let output = command(&server, &["policy", "list"]);
     assert_eq!(output.status.code(), Some(2));
-    assert_eq!(text(&output.stderr).trim(), "401: this needs a token; send `Authorization: Bearer TOKEN`");
+    assert_eq!(text(&output.stderr).trim(), "401: token required; send `Authorization: Bearer TOKEN`");
 }
 
 /// A service that is published without a thought must not be everybody's to configure, and must limit all the same.
@@ -112,10 +112,10 @@ fn off_loopback_without_a_token_the_routes_are_off_and_decisions_are_served() {
     let refused = server.get("/v1/policies");
     let detail = refused.json()["detail"].as_str().unwrap().to_owned();
     assert_eq!(refused.status, 403);
-    assert!(detail.starts_with("the admin routes are off: 0.0.0.0:"), "{detail}");
+    assert!(detail.starts_with("admin routes are disabled: 0.0.0.0:"), "{detail}");
     assert!(detail.ends_with("make one with `slidegate token new`, or listen on 127.0.0.1"), "{detail}");
     assert_eq!(post(&server, &format!("{ALICE}/reset"), &json!({})).status, 403);
-    until_true("the log says so", || fs::read_to_string(&log).unwrap().contains("the admin routes are off"));
+    until_true("the log says so", || fs::read_to_string(&log).unwrap().contains("admin routes are disabled"));
 }
 
 /// Browsers send what any page asks them to: to loopback as well.
@@ -125,7 +125,7 @@ fn pages_of_other_sites_neither_read_nor_change() {
     let rebound = "GET /v1/status HTTP/1.1\r\nhost: evil.example\r\nconnection: close\r\n\r\n";
     let refused = Response::parse(&server.raw(rebound.as_bytes()));
     assert_eq!(refused.status, 403);
-    assert!(refused.body.contains("the `Host` header names another"), "{}", refused.body);
+    assert!(refused.body.contains("invalid `Host` header: without tokens, admin routes accept only `localhost` and loopback addresses"), "{}", refused.body);
     let reset = format!("{ALICE}/reset");
     for field in [("sec-fetch-site", "cross-site"), ("origin", "https://evil.example")] {
         assert_eq!(server.change("POST", &reset, &[field], "{}").status, 403, "{field:?}");

@@ -39,7 +39,7 @@ fn each_policy_is_said_to_apply_or_why_it_does_not() {
     assert_eq!(
         told(&["user=alice", "path=/login"]),
         [
-            "per-user: applies to key `alice`: 1000/1m, which is its own; others have 100/1m",
+            "per-user: applies to key `alice`: 1000/1m, an override; other keys have 100/1m",
             "login: does not apply: method is not given, and the policy is for requests whose method is `POST` or `PUT`; \
              ip is not given, and the policy counts by it",
             "strangers: does not apply: user is `alice`, and the policy is for requests whose user is absent; ip is not \
@@ -54,11 +54,11 @@ fn each_policy_is_said_to_apply_or_why_it_does_not() {
             "login: applies to key `192.0.2.7`: 5/1m; shadow, so it never denies",
             "strangers: does not apply: user is `bob`, and the policy is for requests whose user is absent; ip is \
              `192.0.2.7`, and the policy is for requests whose ip is in 10.0.0.0/8",
-            "2 policies apply, and the request is charged on all of them or on none",
+            "2 policies apply; the request is charged on all of them or none",
         ]
     );
     assert_eq!(told(&["ip=10.1.2.3"])[2], "strangers: applies to key `*`: 1/1s");
-    assert_eq!(told(&["path=/"])[3], "no policy applies, so nothing limits the request");
+    assert_eq!(told(&["path=/"])[3], "no policy applies, so the request is not limited");
     let (told, _) = explain(&["--config", &file, "--json", "user=alice", "path=/"]);
     let told: Value = serde_json::from_str(&told).unwrap();
     assert_eq!(
@@ -159,11 +159,11 @@ fn what_is_asked_wrongly_is_told_and_ends_with_2() {
     for (args, expected) in [
         (
             vec!["--domain", "d", "a=b"],
-            "--domain `d` is of envoyproxy/ratelimit's files; name their folder with --envoy-config\n",
+            "--domain `d` requires envoyproxy/ratelimit files; give their folder with --envoy-config\n",
         ),
         (
             [&envoy[..], &["a=b"]].concat(),
-            "--domain is missing; give that of the descriptors, for example `--domain edge`\n",
+            "--domain is missing; give the domain of the descriptors, for example `--domain edge`\n",
         ),
         (
             [&envoy[..], &["--domain", "d", "a=b,c"]].concat(),

@@ -506,7 +506,7 @@ fn top_keys_are_within_the_stated_error_of_a_skewed_stream() {
     let shown = run(&["top", "--url", &server.url, "--by", "denied", "--policy", "p", "--limit", "2"]);
     let shown = text(&shown.stdout);
     let lines: Vec<_> = shown.lines().collect();
-    assert_eq!(lines[0], "Keys of p that are denied most, in the last 5 to 10 minutes");
+    assert_eq!(lines[0], "Top keys of p by denials in the last 5 to 10 minutes");
     assert_eq!(lines.len(), 5, "{shown}");
     assert!(lines[3].contains(&most.1.to_string()) && lines[3].contains("  p "), "{shown}");
     assert!(!shown.contains('\u{1b}'));
@@ -517,7 +517,7 @@ fn top_keys_are_within_the_stated_error_of_a_skewed_stream() {
     assert_eq!(
         text(&refused.stderr),
         format!(
-            "{}/v1/top answered 404 Not Found: there is no policy `q`; /v1/policies lists them\n",
+            "{}/v1/top returned 404 Not Found: there is no policy `q`; /v1/policies lists them\n",
             server.url
         )
     );

@@ -57,7 +57,8 @@ fn a_changed_file_is_in_force_at_once_and_a_bad_one_changes_nothing() {
     let others = "server: {listen: '127.0.0.1:1', shutdown_grace: 7s}\nauth: {preset: nginx}\n";
     fs::write(&file, policy(4) + others).unwrap();
     until_true("the corrected file is in force", || limit(&server) == 4);
-    let left = "server: shutdown_grace, auth changed, which takes effect at the next start; restart the service to apply it";
+    let left =
+        "server: shutdown_grace, auth changed, which cannot be hot-reloaded; restart the service to apply it";
     until_true("what needs a restart is told", || config(&server)["error"] == json!(left));
 }
 
@@ -111,9 +112,7 @@ fn a_changed_password_and_a_changed_certificate_are_reported_by_name() {
     let server = Server::start(&["--config", &file]);
     assert_eq!(config(&server)["error"], Value::Null);
     let left = |setting: &str| {
-        json!(format!(
-            "{setting} changed, which takes effect at the next start; restart the service to apply it"
-        ))
+        json!(format!("{setting} changed, which cannot be hot-reloaded; restart the service to apply it"))
     };
     fs::write(&file, text("second")).unwrap();
     until_true("the password is named", || config(&server)["error"] == left("resp: password"));

@@ -68,7 +68,7 @@ fn what_is_wrong_at_the_start_is_told_and_ends_with_2() {
     let output = run(&["serve", "--listen", &taken.address]);
     assert_eq!(output.status.code(), Some(2));
     let told = text(&output.stderr);
-    assert!(told.starts_with(&format!("cannot listen to {}: ", taken.address)), "{told}");
+    assert!(told.starts_with(&format!("cannot listen on {}: ", taken.address)), "{told}");
     assert!(told.contains("choose another address with --listen"), "{told}");
 
     let output = run(&["serve", "--policy", "100/1m per user", "--policy", "5/1s per user"]);
@@ -113,15 +113,15 @@ fn check_answers_in_words_and_by_its_exit_code() {
     assert!(check(&["user=alice", "--json"]).1.contains("\"remaining\":0"));
     let (code, told) = check(&["ip=here"]);
     assert_eq!(code, Some(2));
-    assert!(told.contains("answered 400 Bad Request: attribute `ip` is no IP address: `here`"), "{told}");
+    assert!(told.contains("returned 400 Bad Request: attribute `ip` is no IP address: `here`"), "{told}");
     let (code, told) = check(&["user=a", "user=b"]);
-    assert_eq!((code, told.as_str()), (Some(2), "an attribute stands twice; give each once\n"));
+    assert_eq!((code, told.as_str()), (Some(2), "an attribute is given twice; give each attribute once\n"));
 
     let url = server.url.clone();
     drop(server);
     let output = run(&["check", "--url", &url, "user=alice"]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(text(&output.stderr).contains("is `slidegate serve` running there? see --url"));
+    assert!(text(&output.stderr).contains("check that `slidegate serve` is running there, or set --url"));
 }
 
 /// A person who reviews a change reads what it will do, in words.

@@ -80,7 +80,7 @@ fn the_port_is_off_unless_it_is_asked_for() {
     let output = run(&["serve", "--listen", "127.0.0.1:0", "--resp", &address]);
     assert_eq!(output.status.code(), Some(2));
     let error = format!(
-        "cannot listen to {address}: Address already in use (os error 98); choose another address with --resp\n"
+        "cannot listen on {address}: Address already in use (os error 98); choose another address with --resp\n"
     );
     assert_eq!(text(&output.stderr), error);
 }

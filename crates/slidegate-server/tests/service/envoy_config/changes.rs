@@ -148,7 +148,7 @@ fn it_starts_without_files_only_where_that_is_wanted() {
         ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true"),
     ];
     let server = Server::start_with(&["--envoy-env", "--grpc", "127.0.0.1:0"], &variables);
-    assert!(server.greeting.contains("/runtime/config: nothing that can be read yet"), "{}", server.greeting);
+    assert!(server.greeting.contains("/runtime/config: no readable files yet"), "{}", server.greeting);
     assert_eq!(asked(&server, "peek", 1)["field"], "policy");
     fs::create_dir_all(format!("{root}/config")).unwrap();
     fs::write(format!("{root}/config/edge.yaml"), one_limit(5)).unwrap();

@@ -202,7 +202,7 @@ fn validate_reads_a_folder_as_serve_does_and_says_its_limits_back() {
     );
     assert_eq!(
         text(&run(&["validate"]).stderr),
-        "there is nothing to validate; give a file, or a folder of envoyproxy/ratelimit's with --envoy-config\n"
+        "nothing to validate; give a config file, or a folder of envoyproxy/ratelimit files with --envoy-config\n"
     );
 }
 
