@@ -1,15 +1,15 @@
-// The service's answers: one place for the token, for what can go wrong, and for the live stream.
+// HTTP API client: the token, errors, and the live stream.
 //
-// The stream is read with fetch, since an EventSource cannot send the token.
+// The stream uses fetch, because EventSource cannot send the token.
 
 const TOKEN = 'slidegate-token';
-/** An answer takes longer than this only if the service hangs. */
-const PATIENCE_MS = 10_000;
-/** The stream says something every second; after this much silence it is dead, whatever the socket says. */
-const SILENCE_MS = 6000;
-const FIRST_PAUSE_MS = 1000;
-const LONGEST_PAUSE_MS = 30_000;
-/** Longest event that is kept together. */
+/** Timeout of a request. */
+const TIMEOUT_MS = 10_000;
+/** The stream sends an event every second. After this time without one it is reconnected. */
+const STREAM_TIMEOUT_MS = 6000;
+const MIN_BACKOFF_MS = 1000;
+const MAX_BACKOFF_MS = 30_000;
+/** Maximum characters of one event. */
 const MAX_EVENT = 1 << 20;
 
 export const token = {
@@ -18,67 +18,67 @@ export const token = {
   forget: () => sessionStorage.removeItem(TOKEN),
 };
 
-/** No answer at all. */
-export class Away extends Error {}
+/** The service did not respond, or not with a valid response. */
+export class Unavailable extends Error {}
 
-/** An answer that is no success; `detail` is the service's own sentence. */
-export class Refusal extends Error {
-  /** `held` is the token that was sent: another may be there by now. */
-  constructor(status, detail, held) {
+/** An error response; `detail` is the problem's detail. */
+export class HttpError extends Error {
+  /** `sentToken` is the token of the request: it may have been replaced since. */
+  constructor(status, detail, sentToken) {
     super(detail);
     this.status = status;
-    this.held = held;
+    this.sentToken = sentToken;
   }
 }
 
-const headers = (held, more) => (held ? { ...more, Authorization: `Bearer ${held}` } : more);
+const headers = (sentToken, more) => (sentToken ? { ...more, Authorization: `Bearer ${sentToken}` } : more);
 
-async function refusal(response, held) {
-  const fallback = `the service answered ${response.status} ${response.statusText}`.trim();
+async function httpError(response, sentToken) {
+  const fallback = `the service returned ${response.status} ${response.statusText}`.trim();
   try {
     const problem = await response.json();
-    return new Refusal(response.status, typeof problem.detail === 'string' ? problem.detail : fallback, held);
+    return new HttpError(response.status, typeof problem.detail === 'string' ? problem.detail : fallback, sentToken);
   } catch {
-    return new Refusal(response.status, fallback, held);
+    return new HttpError(response.status, fallback, sentToken);
   }
 }
 
-/** Asks for JSON. Gives the answer, or throws `Away` or `Refusal`. */
-export async function ask(path, { method = 'GET', body } = {}) {
-  const held = token.get();
+/** Requests JSON. Throws `Unavailable` or `HttpError`. */
+export async function request(path, { method = 'GET', body } = {}) {
+  const sentToken = token.get();
   const more = { Accept: 'application/json', ...(body !== undefined && { 'Content-Type': 'application/json' }) };
   let response;
   try {
     response = await fetch(path, {
       method,
-      headers: headers(held, more),
+      headers: headers(sentToken, more),
       body: body === undefined ? undefined : JSON.stringify(body),
       cache: 'no-store',
-      signal: AbortSignal.timeout(PATIENCE_MS),
+      signal: AbortSignal.timeout(TIMEOUT_MS),
     });
   } catch (error) {
-    throw new Away(`the service does not answer: ${error.message}`);
+    throw new Unavailable(`the service is unreachable: ${error.message}`);
   }
-  if (!response.ok) throw await refusal(response, held);
+  if (!response.ok) throw await httpError(response, sentToken);
   try {
     return await response.json();
   } catch (error) {
-    throw new Away(`the answer broke off: ${error.message}`);
+    throw new Unavailable(`invalid response: ${error.message}`);
   }
 }
 
-/** The path of a key. A part that is `..` would be a step up to every browser, so its dots are escaped as keys escape. */
+/** The path of a key. Browsers resolve a segment `..`, so its dots use the escape of keys. */
 export const keyPath = (policy, key) =>
   `/v1/keys/${encodeURIComponent(policy)}/${encodeURIComponent(/^\.\.?$/.test(key) ? key.replaceAll('.', '%2E') : key)}`;
 
-/** The events of a stream's text, which comes in any pieces. */
+/** Parses server-sent events from chunks of text. */
 export async function* events(chunks) {
   let rest = '';
   for await (const chunk of chunks) {
     rest += chunk;
     const blocks = rest.split(/\r?\n\r?\n/);
     rest = blocks.pop();
-    if (rest.length > MAX_EVENT) throw new Away('an event of the stream is too long');
+    if (rest.length > MAX_EVENT) throw new Unavailable('an event of the stream is too long');
     for (const block of blocks) {
       let name = 'message';
       const data = [];
@@ -87,14 +87,14 @@ export async function* events(chunks) {
         if (field === 'event') name = value;
         if (field === 'data') data.push(value);
       }
-      // A comment keeps the stream alive and says nothing else.
+      // A comment is a keep-alive without data.
       yield { name, data: data.length ? JSON.parse(data.join('\n')) : null };
     }
   }
 }
 
-/** What a reader of bytes gives, as text; a silence ends it. */
-async function* pieces(reader, heard) {
+/** Decodes the bytes of a reader as text. */
+async function* textChunks(reader, heard) {
   const decoder = new TextDecoder();
   for (;;) {
     const { done, value } = await reader.read();
@@ -105,8 +105,8 @@ async function* pieces(reader, heard) {
 }
 
 /**
- * The stream `/v1/live`, for ever: after a failure it is opened again, with growing pauses.
- * `on.open()`, `on.event(name, data)`, `on.lost(error, pauseMs)`. Gives `retry()`, which ends a pause.
+ * Reads the stream `/v1/live` and reconnects with exponential backoff.
+ * Calls `on.open()`, `on.event(name, data)`, `on.lost(error, pauseMs)`. Returns `retry()`, which ends a pause.
  */
 export function live(on) {
   let endPause = () => {};
@@ -121,25 +121,25 @@ export function live(on) {
 
   const once = async (opened) => {
     const abort = new AbortController();
-    let silence;
+    let timer;
     const heard = () => {
-      clearTimeout(silence);
-      silence = setTimeout(() => abort.abort(), SILENCE_MS);
+      clearTimeout(timer);
+      timer = setTimeout(() => abort.abort(), STREAM_TIMEOUT_MS);
     };
     heard();
-    const held = token.get();
+    const sentToken = token.get();
     try {
       const response = await fetch('/v1/live', {
-        headers: headers(held, { Accept: 'text/event-stream' }),
+        headers: headers(sentToken, { Accept: 'text/event-stream' }),
         cache: 'no-store',
         signal: abort.signal,
       });
-      if (!response.ok) throw await refusal(response, held);
+      if (!response.ok) throw await httpError(response, sentToken);
       opened();
-      for await (const event of events(pieces(response.body.getReader(), heard))) on.event(event.name, event.data);
-      throw new Away('the service ended the stream');
+      for await (const event of events(textChunks(response.body.getReader(), heard))) on.event(event.name, event.data);
+      throw new Unavailable('the service ended the stream');
     } finally {
-      clearTimeout(silence);
+      clearTimeout(timer);
       abort.abort();
     }
   };
@@ -154,10 +154,10 @@ export function live(on) {
           on.open();
         });
       } catch (caught) {
-        error = caught instanceof Refusal ? caught : new Away('the service does not answer');
+        error = caught instanceof HttpError ? caught : new Unavailable('the service is unreachable');
       }
-      // Half the pause is by chance, so that the pages of a whole team do not come back at once.
-      const longest = Math.min(LONGEST_PAUSE_MS, FIRST_PAUSE_MS * 2 ** failures++);
+      // Jitter: half of the pause is random, so that many pages do not reconnect at once.
+      const longest = Math.min(MAX_BACKOFF_MS, MIN_BACKOFF_MS * 2 ** failures++);
       const ms = longest / 2 + (Math.random() * longest) / 2;
       on.lost(error, ms);
       await pause(ms);

@@ -1,27 +1,27 @@
-// The page: what is asked when, and what one part tells the others.
+// Entry point: polling, the live stream, and events between panels.
 //
-// The stream says every second how many were decided; everything else is asked again now and then, while the page can
-// be seen.
+// The stream sends the decision rates every second. Everything else is polled while the page is
+// visible.
 
-import { byId, say, show } from './dom.js';
-import { Refusal, live } from './api.js';
-import { sentence } from './panel.js';
+import { byId, setText, show } from './dom.js';
+import { HttpError, live } from './api.js';
+import { errorText } from './panel.js';
 import { duration, time } from './format.js';
-import { TokenDialog } from './token.js';
+import { TokenDialog } from './token_dialog.js';
 import { Rates } from './rates.js';
 import { Policies } from './policies.js';
 import { Top } from './top.js';
 import { Denials } from './denials.js';
 import { Key } from './key.js';
-import { Limit } from './limit.js';
+import { LimitDialog } from './limit_dialog.js';
 import { Shadow } from './shadow.js';
 import { Status } from './status.js';
 
-const OFTEN_MS = 2000;
-const SELDOM_MS = 5000;
+const KEY_POLL_MS = 2000;
+const POLL_MS = 5000;
 
 const hooks = {
-  tokenWanted: (refusal) => dialog.ask(refusal),
+  tokenRequired: (error) => dialog.open(error),
   readOnly,
   editLimit: (policy) => limit.edit(policy),
   openKey: (policy, key) => keys.open(policy, key),
@@ -42,7 +42,7 @@ const policies = new Policies(hooks);
 const top = new Top(hooks);
 const denials = new Denials(hooks);
 const keys = new Key(hooks);
-const limit = new Limit(hooks);
+const limit = new LimitDialog(hooks);
 const shadow = new Shadow(hooks);
 const status = new Status(hooks);
 const dialog = new TokenDialog(() => {
@@ -52,30 +52,30 @@ const dialog = new TokenDialog(() => {
 
 async function refreshAll() {
   await Promise.all([policies.refresh(), status.refresh(), shadow.refresh(), denials.refresh(), keys.refresh()]);
-  if (mayOnlyRead) readOnly(mayOnlyRead);
+  if (readOnlyError) readOnly(readOnlyError);
 }
 
-/** Why changes are refused, once one was. */
-let mayOnlyRead = null;
+/** The error of the first change rejected with 403. */
+let readOnlyError = null;
 
-/** A token that may only read: what would be refused cannot be pressed, and says why. */
-function readOnly(refusal) {
-  mayOnlyRead = refusal;
+/** Disables the buttons of changes for a read-only token, with the reason as their title. */
+function readOnly(error) {
+  readOnlyError = error;
   for (const button of document.querySelectorAll('.key-acts button, button.write')) {
     button.disabled = true;
-    button.title = refusal.message;
+    button.title = error.message;
   }
 }
 
 // --- the connection ---------------------------------------------------------------------------------------------
 
-let lastHeard = null;
+let lastEventAt = null;
 let countdown;
 
 function connection(state, text) {
   const badge = byId('connection');
   badge.dataset.state = state;
-  say(badge, text);
+  setText(badge, text);
   document.documentElement.dataset.connection = state;
   document.title = state === 'lost' ? 'disconnected · slidegate' : 'slidegate';
 }
@@ -88,11 +88,11 @@ const stream = live({
     refreshAll();
   },
   event(name, data) {
-    lastHeard = new Date();
+    lastEventAt = new Date();
     if (name === 'rates') {
       rates.add(data);
       policies.addRates(data.by_policy);
-      status.storeIs(data.store_degraded);
+      status.setStore(data.store_degraded);
       denials.draw();
       if (data.allowed + data.denied + data.shadow_denied > 0) show(byId('first'), false);
     } else if (name === 'denial') {
@@ -106,15 +106,15 @@ const stream = live({
   lost(error, pauseMs) {
     rates.interrupt();
     connection('lost', 'Disconnected');
-    if (error instanceof Refusal && error.status === 401) dialog.ask(error);
-    const since = lastHeard ? ` The figures below are of ${time(lastHeard)}.` : '';
-    say(byId('banner-text'), `${sentence(error, 'Live figures')}${/[.!?]$/.test(error.message) ? '' : '.'}${since}`);
+    if (error instanceof HttpError && error.status === 401) dialog.open(error);
+    const since = lastEventAt ? ` The figures below are from ${time(lastEventAt)}.` : '';
+    setText(byId('banner-text'), `${errorText(error, 'Live figures')}${/[.!?]$/.test(error.message) ? '' : '.'}${since}`);
     show(byId('banner'), true);
     clearInterval(countdown);
     const until = Date.now() + pauseMs;
-    const tell = () => say(byId('try-now'), `Try now (${duration(Math.max(1000, until - Date.now()))})`);
-    tell();
-    countdown = setInterval(tell, 1000);
+    const update = () => setText(byId('try-now'), `Try now (${duration(Math.max(1000, until - Date.now()))})`);
+    update();
+    countdown = setInterval(update, 1000);
   },
 });
 
@@ -132,29 +132,29 @@ function firstSteps() {
   const policy = policies.all.find(({ when }) => !when?.length) ?? policies.all[0];
   const value = (name) => (/(^|_)(ip|address|addr)$/.test(name) ? '192.0.2.7' : 'alice');
   const query = (policy?.scope ?? []).map((name) => `${quoted(name)}=${value(name)}`).join('&');
-  say(byId('first-command'), `curl -i '${location.origin}/v1/check${query && `?${query}`}'`);
+  setText(byId('first-command'), `curl -i '${location.origin}/v1/check${query && `?${query}`}'`);
 }
 
-/** For a URL within single quotes of a shell. */
+/** Escapes a URL part for a shell argument in single quotes. */
 const quoted = (text) => encodeURIComponent(text).replaceAll("'", '%27');
 
-// A page that does not come over TLS or from loopback has no clipboard.
+// The clipboard is only available over TLS or on loopback.
 show(byId('first-copy'), Boolean(navigator.clipboard));
 byId('first-copy').addEventListener('click', async (event) => {
   await navigator.clipboard.writeText(byId('first-command').textContent);
-  say(event.target, 'Copied');
+  setText(event.target, 'Copied');
 });
 
-// --- now and then -----------------------------------------------------------------------------------------------
+// --- polling -----------------------------------------------------------------------------------------------
 
-const isWorthIt = () => document.visibilityState === 'visible' && byId('connection').dataset.state === 'live';
+const isActive = () => document.visibilityState === 'visible' && byId('connection').dataset.state === 'live';
 
-setInterval(() => isWorthIt() && keys.refresh(), OFTEN_MS);
+setInterval(() => isActive() && keys.refresh(), KEY_POLL_MS);
 setInterval(() => {
-  if (!isWorthIt()) return;
+  if (!isActive()) return;
   policies.refresh();
   status.refresh();
   shadow.refresh();
-}, SELDOM_MS);
+}, POLL_MS);
 
-keys.openFromAddress();
+keys.openFromUrl();

@@ -1,10 +1,10 @@
-// What both charts share: colours that follow the theme, and a size that follows the room.
+// Shared by both charts: theme colours and responsive size.
 
 import { byId } from './dom.js';
 
 const FONT = '11px system-ui, sans-serif';
 
-/** The value of a colour of style.css just now. */
+/** The current value of a colour variable of style.css. */
 export function colour(name, alpha = 1) {
   const probe = byId('version');
   const before = probe.style.color;
@@ -16,13 +16,13 @@ export function colour(name, alpha = 1) {
   return `rgba(${r}, ${g}, ${b}, ${alpha})`;
 }
 
-/** The least round number that is not below `n`, so that an axis seldom moves. */
+/** The smallest round number of at least `n`, so that the axis rarely changes. */
 export function ceiling(n) {
   const decade = 10 ** Math.floor(Math.log10(Math.max(n, 1)));
   return [1, 1.5, 2, 3, 5, 7.5, 10].map((step) => step * decade).find((step) => step >= n);
 }
 
-/** Steps between the lines of an axis that counts whole things. */
+/** Grid steps of an integer axis. */
 export const ROUND = [1, 2, 5]
   .flatMap((step) => Array.from({ length: 15 }, (_, zeros) => step * 10 ** zeros))
   .sort((a, b) => a - b);
@@ -35,24 +35,24 @@ export const axis = (more) => ({
   ...more,
 });
 
-/** A chart that fills the width of its room and is drawn anew when the theme changes. */
-export function chart(room, options, data) {
-  const height = () => Number.parseInt(getComputedStyle(room).height, 10);
+/** A chart that fills its container and redraws when the theme changes. */
+export function chart(container, options, data) {
+  const height = () => Number.parseInt(getComputedStyle(container).height, 10);
   const plot = new globalThis.uPlot(
     {
       legend: { show: false },
       cursor: { y: false, drag: { x: false, y: false }, points: { size: 6 } },
       ...options,
-      width: room.clientWidth,
+      width: container.clientWidth,
       height: height(),
     },
     data,
-    room,
+    container,
   );
   new ResizeObserver(() => {
-    if (room.clientWidth > 0 && room.clientWidth !== plot.width)
-      plot.setSize({ width: room.clientWidth, height: height() });
-  }).observe(room);
+    if (container.clientWidth > 0 && container.clientWidth !== plot.width)
+      plot.setSize({ width: container.clientWidth, height: height() });
+  }).observe(container);
   addEventListener('themechange', () => plot.redraw(true, true));
   return plot;
 }

@@ -1,24 +1,25 @@
-// Denials as they happen, drawn once a second. Those of one key in one second are one row: a client that tries again and
-// again would fill the list by itself.
+// Denials panel: live, redrawn once a second.
+//
+// Denials of one key within one second are one row, so that one retrying client does not fill the list.
 
-import { byId, el, list, say, show } from './dom.js';
+import { byId, el, list, setText, show } from './dom.js';
 import { Panel } from './panel.js';
 import { count, isCandidate, time, why } from './format.js';
 
-/** Events kept, and rows made of them: as many as anyone scrolls through. */
-const KEPT = 500;
-const ROWS = 100;
-/** Most that gather between two drawings, and while the list is paused. */
-const GATHERED = 1000;
+/** Maximum events kept, and rows shown. */
+const MAX_EVENTS = 500;
+const MAX_ROWS = 100;
+/** Maximum events buffered between redraws and while paused. */
+const MAX_BUFFERED = 1000;
 
 export class Denials {
   #panel;
   #events = [];
   #fresh = [];
-  /** The number of the newest event that the service has answered with. */
+  /** The sequence number of the newest event loaded. */
   #newest = 0;
   #isPaused = false;
-  #left = 0;
+  #dropped = 0;
 
   constructor(hooks) {
     this.hooks = hooks;
@@ -38,62 +39,62 @@ export class Denials {
     this.#isPaused = isPaused;
     const button = byId('denials-pause');
     button.setAttribute('aria-pressed', String(isPaused));
-    say(button, isPaused ? 'Resume' : 'Pause');
+    setText(button, isPaused ? 'Resume' : 'Pause');
     if (!isPaused) this.draw();
-    this.#tellHeld();
+    this.#showStatus();
   }
 
-  #tellHeld() {
+  #showStatus() {
     const held = this.#fresh.length;
-    const paused = this.#isPaused && `paused; ${held >= GATHERED ? 'more than ' : ''}${count(held)} since`;
-    const left = this.#left > 0 && `${count(this.#left)} messages were too many for this page`;
-    say(byId('denials-held'), [paused, left].filter(Boolean).join('; '));
+    const paused = this.#isPaused && `paused; ${held >= MAX_BUFFERED ? 'more than ' : ''}${count(held)} since`;
+    const dropped = this.#dropped > 0 && `${count(this.#dropped)} messages dropped`;
+    setText(byId('denials-held'), [paused, dropped].filter(Boolean).join('; '));
   }
 
-  #wanted() {
+  #filter() {
     return { policy: byId('denials-policy').value, key: byId('denials-key').value.trim() };
   }
 
-  #isWanted(event) {
-    const { policy, key } = this.#wanted();
+  #matches(event) {
+    const { policy, key } = this.#filter();
     return !isCandidate(event.policy) && (!policy || event.policy === policy) && (!key || event.key === key);
   }
 
-  /** What the service remembers, under the filter. */
+  /** Loads the recent denials that match the filter. */
   refresh() {
     const path = () => {
-      const query = new URLSearchParams({ limit: KEPT });
-      for (const [name, value] of Object.entries(this.#wanted())) if (value) query.set(name, value);
+      const query = new URLSearchParams({ limit: MAX_EVENTS });
+      for (const [name, value] of Object.entries(this.#filter())) if (value) query.set(name, value);
       return `/v1/events?${query}`;
     };
     return this.#panel.load(path, ({ events }) => {
       this.#newest = Math.max(0, ...events.map(({ seq }) => seq));
       this.#events = events.filter((event) => !isCandidate(event.policy));
-      // Events that came while the answer was on its way are not in it.
-      this.#fresh = this.#fresh.filter((event) => event.seq > this.#newest && this.#isWanted(event));
+      // Keep streamed events that are newer than the response.
+      this.#fresh = this.#fresh.filter((event) => event.seq > this.#newest && this.#matches(event));
       this.#show();
-      this.#tellHeld();
+      this.#showStatus();
     });
   }
 
   add(event) {
-    if (event.seq <= this.#newest || !this.#isWanted(event)) return;
+    if (event.seq <= this.#newest || !this.#matches(event)) return;
     this.#fresh.unshift(event);
-    if (this.#fresh.length > GATHERED) this.#fresh.pop();
+    if (this.#fresh.length > MAX_BUFFERED) this.#fresh.pop();
   }
 
-  /** The service sent more than this page could take. */
+  /** The service dropped messages because this page was too slow. */
   missed(messages) {
-    this.#left += messages;
-    this.#tellHeld();
+    this.#dropped += messages;
+    this.#showStatus();
   }
 
   /** Called once a second. */
   draw() {
     if (this.#isPaused) {
-      this.#tellHeld();
+      this.#showStatus();
     } else if (this.#fresh.length) {
-      this.#events = [...this.#fresh, ...this.#events].slice(0, KEPT);
+      this.#events = [...this.#fresh, ...this.#events].slice(0, MAX_EVENTS);
       this.#fresh = [];
       this.#show();
     }
@@ -101,7 +102,7 @@ export class Denials {
 
   #show() {
     if (this.#events.length === 0)
-      this.#panel.note(this.#wanted().policy || this.#wanted().key ? 'No denial matches.' : 'Nothing has been denied.');
+      this.#panel.note(this.#filter().policy || this.#filter().key ? 'No denial matches.' : 'No denials yet.');
     else this.#panel.note('');
     list(byId('denials-rows'), rows(this.#events), identity, (row) => this.#row(row));
   }
@@ -110,7 +111,7 @@ export class Denials {
     const open = () => this.hooks.openKey(policy, key);
     const at = el('time');
     const times = el('b', { class: 'times' });
-    const said = el('span');
+    const reason = el('span');
     return {
       node: el(
         'tr',
@@ -123,22 +124,22 @@ export class Denials {
           el('p', { class: 'under narrow' }, policy),
         ),
         el('td', { class: 'wide' }, policy),
-        el('td', { class: 'why' }, times, mode === 'shadow' ? el('b', { class: 'tag' }, 'shadow') : null, said),
+        el('td', { class: 'why' }, times, mode === 'shadow' ? el('b', { class: 'tag' }, 'shadow') : null, reason),
         el('td', { class: 'wide' }, door),
       ),
       update: ({ last, count: n }) => {
         at.dateTime = last.at;
         at.title = last.at;
-        say(at, time(last.at));
-        say(times, n > 1 ? `${count(n)}×` : '');
+        setText(at, time(last.at));
+        setText(times, n > 1 ? `${count(n)}×` : '');
         show(times, n > 1);
-        say(said, `${why(last)}${last.source === 'store' ? '' : `, decided by ${last.source}`}`);
+        setText(reason, `${why(last)}${last.source === 'store' ? '' : `, decided by ${last.source}`}`);
       },
     };
   }
 }
 
-/** Events, newest first, as rows: those of one second, policy, key and door together, told by the last of them. */
+/** Groups events, newest first, into rows by second, policy, key and protocol. */
 function rows(events) {
   const found = new Map();
   for (const event of events) {
@@ -149,7 +150,7 @@ function rows(events) {
     row.count += 1;
     found.set(id, row);
   }
-  return [...found.values()].slice(0, ROWS);
+  return [...found.values()].slice(0, MAX_ROWS);
 }
 
 const identity = ({ second, policy, key, mode, door }) => JSON.stringify([second, policy, key, mode, door]);

@@ -1,14 +1,13 @@
-// Elements. Everything that comes from the service enters the page here, as text and never as markup:
-// a key is whatever a client chose to send.
+// DOM helpers. Data from the service is only inserted as text, never as HTML: clients choose keys.
 
-/** The element of this id; the page is broken without it. */
+/** The element with this id. Throws if it is missing. */
 export const byId = (id) => {
   const node = document.getElementById(id);
   if (!node) throw new Error(`the page has no #${id}`);
   return node;
 };
 
-/** An element with attributes, handlers (`onclick: f`) and children; text among the children stays text. */
+/** Creates an element with attributes, handlers (`onclick: f`) and children; strings become text nodes. */
 export function el(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -22,7 +21,7 @@ export function el(tag, attributes = {}, ...children) {
 
 const SVG = 'http://www.w3.org/2000/svg';
 
-/** The same for drawings. */
+/** Creates an SVG element. */
 export function svg(tag, attributes = {}, ...children) {
   const node = document.createElementNS(SVG, tag);
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, String(value));
@@ -30,8 +29,8 @@ export function svg(tag, attributes = {}, ...children) {
   return node;
 }
 
-/** Sets text only where it changed, so that screen readers and selections are left alone. */
-export function say(node, text) {
+/** Sets the text if it changed, so that screen readers and selections are not disturbed. */
+export function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
@@ -42,23 +41,22 @@ export function show(node, visible) {
 const kept = new WeakMap();
 
 /**
- * Makes the children of `parent` show `items`, keeping the nodes of those that stay: the focus and the scroll position
- * survive an update. `create(item)` gives `{ node, update(item) }`; it may keep what `keyOf` tells items apart by, and
- * nothing else, since all the rest is of the first time.
+ * Makes the children of `parent` show `items`. Reuses nodes by key, so that focus and scroll position survive.
+ * `create(item)` returns `{ node, update(item) }`. It may only use the item's key: everything else can change.
  */
 export function list(parent, items, keyOf, create) {
   const before = kept.get(parent) ?? new Map();
   const after = new Map();
   const focused = parent.contains(document.activeElement) ? document.activeElement : null;
-  let place = parent.firstChild;
+  let next = parent.firstChild;
   for (const item of items) {
     const key = keyOf(item);
     if (after.has(key)) continue;
     const entry = before.get(key) ?? create(item);
     entry.update(item);
     after.set(key, entry);
-    if (entry.node === place) place = place.nextSibling;
-    else parent.insertBefore(entry.node, place);
+    if (entry.node === next) next = next.nextSibling;
+    else parent.insertBefore(entry.node, next);
   }
   for (const [key, entry] of before) {
     if (!after.has(key)) entry.node.remove();
@@ -67,7 +65,7 @@ export function list(parent, items, keyOf, create) {
   if (focused?.isConnected && document.activeElement !== focused) focused.focus({ preventScroll: true });
 }
 
-/** Options of a select: `[value, text]` pairs. What was chosen stays chosen while it is there. */
+/** Sets the options of a select from `[value, text]` pairs, and keeps the selection if possible. */
 export function options(select, pairs) {
   const wanted = JSON.stringify(pairs);
   if (select.dataset.pairs === wanted) return;

@@ -1,4 +1,4 @@
-// Numbers and times as people read them. Waits round up, as the service's do.
+// Formats numbers and times. Waits round up, as in the service.
 
 const whole = new Intl.NumberFormat('en');
 const short = new Intl.NumberFormat('en', { notation: 'compact', maximumFractionDigits: 1 });
@@ -6,10 +6,10 @@ const short = new Intl.NumberFormat('en', { notation: 'compact', maximumFraction
 /** 12,345 */
 export const count = (n) => whole.format(n);
 
-/** 12.3K, for figures that are looked at and not copied. */
+/** 12.3K */
 export const compact = (n) => (n < 10_000 ? whole.format(n) : short.format(n));
 
-/** 3.1 %; nothing of nothing is no share. */
+/** 3.1 %, or a dash if the total is 0. */
 export function percent(part, of) {
   if (!of) return '–';
   const share = (100 * part) / of;
@@ -41,7 +41,7 @@ export function duration(ms) {
   return parts.join(' ');
 }
 
-/** `100 / 1m`, as quotas are written. A window of 1.5 s is not 2 s: here nothing is rounded. */
+/** `100 / 1m`. The window is exact, not rounded. */
 export function quota(limit, windowMs) {
   return `${count(limit)} / ${exactDuration(windowMs)}`;
 }
@@ -53,7 +53,7 @@ export function exactDuration(ms) {
 
 const clock = new Intl.DateTimeFormat('en-GB', { hour: '2-digit', minute: '2-digit', second: '2-digit' });
 
-/** 14:03:22 in the reader's own time zone. */
+/** 14:03:22 in the local time zone. */
 export const time = (at) => clock.format(new Date(at));
 
 /** `3s ago`. */
@@ -62,13 +62,13 @@ export function ago(at, now = Date.now()) {
   return ms < 1000 ? 'now' : `${duration(Math.floor(ms / 1000) * 1000)} ago`;
 }
 
-/** A candidate decides beside its policy, under a name made of that; only Shadow differences tells of it. */
+/** Whether this is the internal policy of a candidate, which only the Shadow panel shows. */
 export const isCandidate = (policy) => policy.endsWith('.candidate');
 
-/** Tells an event from all others, those of before a restart included, when the numbers began anew. */
+/** Identifies an event. `at` distinguishes restarts, after which `seq` starts again. */
 export const identity = ({ seq, at }) => `${seq} ${at}`;
 
-/** Why an event was denied, as a clause. */
+/** The reason of a denial. */
 export function why(event) {
   const used = `used ${count(event.used)} of ${quota(event.limit, event.window_ms)}`;
   if (event.reason === 'store_unavailable') return `not counted: ${event.store_failure ?? 'the store is unavailable'}`;

@@ -1,12 +1,12 @@
-// One key: its window over time, and what can be done with it.
+// Key panel: one key's usage over time, and its actions.
 
-import { byId, el, fact, list, say, show } from './dom.js';
-import { Away, Refusal, ask, keyPath } from './api.js';
-import { sentence } from './panel.js';
+import { byId, el, fact, list, setText, show } from './dom.js';
+import { HttpError, Unavailable, keyPath, request } from './api.js';
+import { errorText } from './panel.js';
 import { count, duration, identity, quota, time, why } from './format.js';
-import { Window, chargesOf } from './window.js';
+import { UsageChart, chargesOf } from './usage_chart.js';
 
-/** What can be done: the form or button for it, and what it sends. */
+/** Actions: the form or button, and the request body. */
 const ACTIONS = {
   reset: { form: 'act-reset', body: () => ({}) },
   refund: { form: 'act-refund', body: (form) => ({ cost: form.cost.valueAsNumber }) },
@@ -23,8 +23,8 @@ const ACTIONS = {
 export class Key {
   #hooks;
   #open = null;
-  #asked = 0;
-  #window = new Window();
+  #requests = 0;
+  #chart = new UsageChart();
   #note = document.querySelector('#keys > .note');
   #scopes = new Map();
 
@@ -44,13 +44,13 @@ export class Key {
       if (action.form) byId(action.form).addEventListener('submit', run);
       else byId(action.button).addEventListener('click', run);
     }
-    addEventListener('hashchange', () => this.openFromAddress());
+    addEventListener('hashchange', () => this.openFromUrl());
   }
 
   policiesChanged(policies) {
     const isFirst = this.#scopes.size === 0;
     this.#scopes = new Map(policies.map(({ name, scope }) => [name, scope]));
-    // A key of the address may have been opened before there was anything to choose from.
+    // The URL may have opened a key before the policies were loaded.
     if (isFirst && this.#open) byId('key-policy').value = this.#open.policy;
     this.#hint();
   }
@@ -60,23 +60,23 @@ export class Key {
     const text = byId('key-text');
     if (scope.length === 0 && this.#scopes.size) text.value = '*';
     else if (text.value === '*') text.value = '';
-    const words = { 0: 'all requests count together, under the key *', 1: `a key is the value of ${scope[0]}` }[
+    const hint = { 0: 'no scope: all requests share the key *', 1: `the key is the value of ${scope[0]}` }[
       scope.length
     ];
-    say(
+    setText(
       byId('keys-hint'),
-      this.#scopes.size ? (words ?? `a key is the values of ${scope.join(', ')}, joined by commas`) : '',
+      this.#scopes.size ? (hint ?? `the key is the values of ${scope.join(', ')}, joined by commas`) : '',
     );
   }
 
-  /** `#key/POLICY/KEY` in the address opens that key, so that it can be sent to a colleague. */
-  openFromAddress() {
+  /** The fragment `#key/POLICY/KEY` opens that key, so that it can be shared as a link. */
+  openFromUrl() {
     const [, policy, key] = /^#key\/([^/]+)\/(.+)$/.exec(location.hash) ?? [];
     if (!policy) return;
     try {
       this.open(decodeURIComponent(policy), decodeURIComponent(key));
     } catch {
-      this.#say(`The address names no key: ${location.hash}`);
+      this.#setNote(`Invalid link to a key: ${location.hash}`);
     }
   }
 
@@ -87,7 +87,7 @@ export class Key {
     this.#hintFor(policy);
     const address = `#key/${encodeURIComponent(policy)}/${encodeURIComponent(key)}`;
     if (location.hash !== address) history.replaceState(null, '', address);
-    say(byId('act-result'), '');
+    setText(byId('act-result'), '');
     await this.refresh();
     byId('keys-title').focus({ preventScroll: true });
     byId('keys').scrollIntoView({ block: 'start' });
@@ -101,40 +101,40 @@ export class Key {
     this.#open = null;
     show(byId('key-view'), false);
     show(byId('key-close'), false);
-    this.#say('');
+    this.#setNote('');
     history.replaceState(null, '', location.pathname);
     byId('key-text').focus();
   }
 
-  #say(text) {
-    say(this.#note, text);
+  #setNote(text) {
+    setText(this.#note, text);
     show(this.#note, text !== '');
   }
 
   async refresh() {
     if (!this.#open) return;
     const { policy, key } = this.#open;
-    const asked = ++this.#asked;
+    const number = ++this.#requests;
     try {
-      const seen = await ask(keyPath(policy, key));
-      if (asked !== this.#asked) return; // another key was opened meanwhile
-      this.#say('');
-      this.#draw(seen);
+      const state = await request(keyPath(policy, key));
+      if (number !== this.#requests) return; // another key was opened meanwhile
+      this.#setNote('');
+      this.#draw(state);
     } catch (error) {
-      if (asked !== this.#asked) return;
-      if (error instanceof Refusal && error.status === 401) this.#hooks.tokenWanted(error);
-      // What is drawn stays while the service is away: the banner says how old it is.
-      if (!(error instanceof Away)) show(byId('key-view'), false);
-      this.#say(sentence(error, 'This key'));
+      if (number !== this.#requests) return;
+      if (error instanceof HttpError && error.status === 401) this.#hooks.tokenRequired(error);
+      // While the service is unreachable the last data stays: the banner shows its age.
+      if (!(error instanceof Unavailable)) show(byId('key-view'), false);
+      this.#setNote(errorText(error, 'This key'));
     }
     show(byId('key-close'), this.#open !== null);
   }
 
-  #draw(seen) {
+  #draw(state) {
     show(byId('key-view'), true);
-    say(byId('key-name'), seen.key);
-    say(byId('key-under'), seen.policy);
-    const { block, override } = seen;
+    setText(byId('key-name'), state.key);
+    setText(byId('key-under'), state.policy);
+    const { block, override } = state;
     const marks = [
       block && ['blocked', `blocked until ${time(block.until)} by ${block.by}`],
       override && [
@@ -148,20 +148,20 @@ export class Key {
       ([name]) => name,
       ([name]) => {
         const node = el('b', { class: 'tag', 'data-mark': name });
-        return { node, update: ([, text]) => say(node, text) };
+        return { node, update: ([, text]) => setText(node, text) };
       },
     );
     show(byId('act-unblock'), Boolean(block));
     show(byId('act-clear-override'), Boolean(override));
 
     const facts = [
-      ['Used', count(seen.used)],
-      ['Remaining', count(seen.remaining)],
-      ['Quota', quota(seen.limit, seen.window_ms)],
-      ['Algorithm', seen.algorithm],
-      ['Cost 1 fits', waitWords(seen)],
-      ['Next room', roomWords(seen)],
-      ['As new', seen.reset_after_ms ? `in ${duration(seen.reset_after_ms)}` : 'now'],
+      ['Used', count(state.used)],
+      ['Remaining', count(state.remaining)],
+      ['Quota', quota(state.limit, state.window_ms)],
+      ['Algorithm', state.algorithm],
+      ['Cost 1 fits', waitText(state)],
+      ['Next free', nextFreeText(state)],
+      ['Unused', state.reset_after_ms ? `in ${duration(state.reset_after_ms)}` : 'now'],
     ];
     list(
       byId('key-facts'),
@@ -169,23 +169,23 @@ export class Key {
       ([name]) => name,
       ([name]) => {
         const node = fact(name, '');
-        return { node, update: ([, value]) => say(node.lastChild, value) };
+        return { node, update: ([, value]) => setText(node.lastChild, value) };
       },
     );
 
-    this.#window.draw(seen);
-    say(
+    this.#chart.draw(state);
+    setText(
       byId('key-chart-hint'),
-      chargesOf(seen).length
-        ? 'Left of now the charges that still count, added up; right of it what is left if nothing more is charged. ' +
+      chargesOf(state).length
+        ? 'Left of now: charges that still count, cumulative. Right of now: usage if nothing more is charged. ' +
             'Dotted: the limit.'
-        : 'What is left of the usage if nothing more is charged. Dotted: the limit.',
+        : 'Usage if nothing more is charged. Dotted: the limit.',
     );
     list(
       byId('key-room'),
-      [{ in_ms: 0, used: seen.used }, ...seen.room.filter(({ in_ms: wait }) => wait > 0)].map((one) => ({
+      [{ in_ms: 0, used: state.used }, ...state.room.filter(({ in_ms: wait }) => wait > 0)].map((one) => ({
         ...one,
-        remaining: Math.max(0, seen.limit - one.used),
+        remaining: Math.max(0, state.limit - one.used),
       })),
       ({ in_ms: wait }) => wait,
       ({ in_ms: wait }) => {
@@ -193,16 +193,16 @@ export class Key {
         return {
           node: el('tr', {}, el('th', { scope: 'row' }, wait === 0 ? 'now' : duration(wait)), used, remaining),
           update: (now) => {
-            say(used, count(now.used));
-            say(remaining, count(now.remaining));
+            setText(used, count(now.used));
+            setText(remaining, count(now.remaining));
           },
         };
       },
     );
 
-    show(byId('key-denials'), seen.denials.length > 0);
-    say(byId('key-denials-count'), count(seen.denials.length));
-    list(byId('key-denials-list'), seen.denials, identity, (event) => ({
+    show(byId('key-denials'), state.denials.length > 0);
+    setText(byId('key-denials-count'), count(state.denials.length));
+    list(byId('key-denials-list'), state.denials, identity, (event) => ({
       node: el('li', {}, el('time', { datetime: event.at }, time(event.at)), ` ${why(event)}`),
       update: () => {},
     }));
@@ -215,13 +215,13 @@ export class Key {
     const result = byId('act-result');
     this.#setBusy(true);
     try {
-      const { done } = await ask(`${keyPath(policy, key)}/${name}`, { method: 'POST', body });
-      say(result, `Done: ${done}.`);
+      const { done } = await request(`${keyPath(policy, key)}/${name}`, { method: 'POST', body });
+      setText(result, `Done: ${done}.`);
       result.dataset.state = 'done';
     } catch (error) {
-      if (error instanceof Refusal && error.status === 401) this.#hooks.tokenWanted(error);
-      if (error instanceof Refusal && error.status === 403) this.#hooks.readOnly(error);
-      say(result, sentence(error, 'Not done'));
+      if (error instanceof HttpError && error.status === 401) this.#hooks.tokenRequired(error);
+      if (error instanceof HttpError && error.status === 403) this.#hooks.readOnly(error);
+      setText(result, errorText(error, 'Not done'));
       result.dataset.state = 'failed';
     } finally {
       this.#setBusy(false);
@@ -235,12 +235,12 @@ export class Key {
   }
 }
 
-const roomWords = ({ frees_after_ms: ms, reason }) => {
-  if (ms === null) return reason === 'blocked' ? 'not while it is blocked' : 'nothing is used';
+const nextFreeText = ({ frees_after_ms: ms, reason }) => {
+  if (ms === null) return reason === 'blocked' ? 'not while blocked' : 'no usage';
   return `in ${duration(ms)}`;
 };
 
-const waitWords = ({ retry_after_ms: ms, reason }) => {
-  if (ms === null) return reason === 'blocked' ? 'not while it is blocked' : 'never: above the limit';
+const waitText = ({ retry_after_ms: ms, reason }) => {
+  if (ms === null) return reason === 'blocked' ? 'not while blocked' : 'never: above the limit';
   return ms === 0 ? 'now' : `in ${duration(ms)}`;
 };

@@ -1,15 +1,15 @@
-// A part of the page that asks for its own figures, and says in its own room why it has none.
+// Base of a panel: loads its data, and shows errors in the panel.
 
-import { byId, say, show } from './dom.js';
-import { Away, Refusal, ask } from './api.js';
+import { byId, setText, show } from './dom.js';
+import { HttpError, Unavailable, request } from './api.js';
 
-/** What went wrong, as a sentence for the room where figures would stand. */
-export function sentence(error, what) {
-  if (error instanceof Away) return `${what}: ${error.message}`;
-  if (!(error instanceof Refusal)) throw error; // a mistake of this page: the console tells where
+/** Describes an error for the user. */
+export function errorText(error, what) {
+  if (error instanceof Unavailable) return `${what}: ${error.message}`;
+  if (!(error instanceof HttpError)) throw error; // a bug of this page: report it in the console
   switch (error.status) {
     case 401:
-      return `${what}: a token is wanted.`;
+      return `${what}: token required.`;
     case 403:
       return `${what}: not allowed. ${error.message}`;
     default:
@@ -23,7 +23,7 @@ export class Panel {
   #busy = false;
   #again = false;
 
-  /** The section of this id; `what` begins the sentences about what is missing. */
+  /** `id` is that of the section; `what` starts its error texts. */
   constructor(id, what, hooks) {
     this.#section = byId(id);
     this.#what = what;
@@ -32,11 +32,11 @@ export class Panel {
 
   note(text) {
     const note = this.#section.querySelector(':scope > .note');
-    say(note, text);
+    setText(note, text);
     show(note, text !== '');
   }
 
-  /** Asks, and draws the answer. Two at once make one that comes after. */
+  /** Loads and draws. Calls during a load are merged into one load after it. */
   async load(path, draw) {
     if (this.#busy) {
       this.#again = true;
@@ -44,12 +44,12 @@ export class Panel {
     }
     this.#busy = true;
     try {
-      const answer = await ask(typeof path === 'function' ? path() : path);
+      const response = await request(typeof path === 'function' ? path() : path);
       this.note('');
-      draw(answer);
+      draw(response);
     } catch (error) {
-      if (error instanceof Refusal && error.status === 401) this.hooks.tokenWanted(error);
-      this.note(sentence(error, this.#what));
+      if (error instanceof HttpError && error.status === 401) this.hooks.tokenRequired(error);
+      this.note(errorText(error, this.#what));
     } finally {
       this.#busy = false;
     }

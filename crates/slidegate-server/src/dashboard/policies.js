@@ -1,6 +1,6 @@
-// Policies: what each says, what it has decided, and its last minute as a small drawing.
+// Policies panel: quota, decisions, and a sparkline of the last minute.
 
-import { byId, el, list, options, say, show, svg } from './dom.js';
+import { byId, el, list, options, setText, show, svg } from './dom.js';
 import { Panel } from './panel.js';
 import { compact, count, percent, quota } from './format.js';
 
@@ -26,7 +26,7 @@ export class Policies {
     return this.#panel.load('/v1/policies', ({ policies }) => this.#draw(policies));
   }
 
-  /** Whether any of them has decided anything yet. */
+  /** Whether no policy has decided anything yet. */
   isIdle() {
     return this.all.every(({ counts }) => counts && counts.allowed + counts.denied + counts.shadow_denied === 0);
   }
@@ -88,7 +88,7 @@ export class Policies {
     const marks = el('span', { class: 'marks' });
     const under = el('p', { class: 'under' });
     const narrow = el('p', { class: 'under narrow' });
-    const said = el('td', { class: 'wide' });
+    const quotaCell = el('td', { class: 'wide' });
     const spark = el('td', { class: 'wide spark' });
     const [allowed, denied, nearLimit, shadow] = [0, 1, 2, 3].map(() => el('td', { class: 'n' }));
     nearLimit.classList.add('wide');
@@ -102,7 +102,7 @@ export class Policies {
         'tr',
         {},
         el('th', { scope: 'row' }, button, ' ', edit, marks, under, narrow),
-        said,
+        quotaCell,
         spark,
         allowed,
         denied,
@@ -113,29 +113,29 @@ export class Policies {
       update: (policy) => {
         const counts = policy.counts ?? {};
         const isShadow = policy.mode === 'shadow';
-        const text = words(policy);
-        say(
+        const text = quotaText(policy);
+        setText(
           marks,
           [
             isShadow && 'shadow',
-            policy.origin === 'changed' && 'changed',
+            policy.origin === 'changed' && 'changed at run time',
             policy.origin === 'added' && 'added at run time',
             policy.candidate && 'candidate',
             policy.overrides > 0 && `${count(policy.overrides)} override${policy.overrides === 1 ? '' : 's'}`,
-            policy.keys_changed > 0 && `${count(policy.keys_changed)} changed for a time`,
+            policy.keys_changed > 0 && `${count(policy.keys_changed)} temporarily changed`,
           ]
             .filter(Boolean)
             .join(' · '),
         );
-        say(under, scopeWords(policy));
-        say(said, text);
-        say(narrow, text);
-        say(allowed, figure(counts.allowed));
-        say(denied, figure(counts.denied));
-        say(nearLimit, figure(counts.near_limit));
-        say(shadow, figure(counts.shadow_denied));
+        setText(under, scopeText(policy));
+        setText(quotaCell, text);
+        setText(narrow, text);
+        setText(allowed, figure(counts.allowed));
+        setText(denied, figure(counts.denied));
+        setText(nearLimit, figure(counts.near_limit));
+        setText(shadow, figure(counts.shadow_denied));
         const decided = (counts.allowed ?? 0) + (counts.denied ?? 0);
-        say(share, percent(counts.denied ?? 0, decided));
+        setText(share, percent(counts.denied ?? 0, decided));
         bar.style.setProperty('--part', decided ? counts.denied / decided : 0);
         show(marks, marks.textContent !== '');
         show(under, under.textContent !== '');
@@ -144,24 +144,24 @@ export class Policies {
   }
 }
 
-/** A number that a service may not have. */
+/** A figure, or a dash if it is missing. */
 const figure = (n) => (n === undefined ? '–' : compact(n));
 
-const words = (policy) =>
+const quotaText = (policy) =>
   `${quota(policy.limit, policy.window_ms)} ${policy.algorithm}${policy.burst ? `, burst ${count(policy.burst)}` : ''}`;
 
-function scopeWords({ scope, when }) {
+function scopeText({ scope, when }) {
   const conditions = Array.isArray(when) ? when : [];
   return [
-    scope.length ? `per ${scope.join(' and ')}` : 'all requests together',
+    scope.length ? `per ${scope.join(' and ')}` : 'all requests share one key',
     conditions.length && `when ${conditions.join(' and ')}`,
   ]
     .filter(Boolean)
     .join(', ');
 }
 
-/** The last minute: allowed as an area, denied as a line above it. Gives the function that draws. */
-function sparkline(room) {
+/** The last minute: allowed as an area, denied as a line. Returns the draw function. */
+function sparkline(container) {
   const allowed = svg('path', { class: 'allowed' });
   const denied = svg('path', { class: 'denied' });
   const drawing = svg(
@@ -170,7 +170,7 @@ function sparkline(room) {
     allowed,
     denied,
   );
-  room.append(drawing);
+  container.append(drawing);
   return (minute) => {
     const most = Math.max(1, ...minute.map((pair) => Math.max(...pair)));
     const x = (at) => (WIDTH * (SPARK_S - minute.length + at)) / (SPARK_S - 1);

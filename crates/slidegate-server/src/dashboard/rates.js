@@ -1,15 +1,15 @@
-// Decisions per second, as the stream tells them. The service keeps no history: the chart begins with the page.
+// Rates panel: decisions per second from the live stream. There is no history before the page opened.
 
-import { byId, el, list, say } from './dom.js';
+import { byId, el, list, setText } from './dom.js';
 import { ROUND, axis, ceiling, chart, colour } from './chart.js';
 import { compact, count, percent, time } from './format.js';
 
 const SPAN_S = 300;
-/** The chart begins this wide, and grows with what is known. */
-const LEAST_SPAN_S = 60;
-/** Seconds in a row of the table, which is there for those who cannot see the chart. */
+/** Initial width of the chart. */
+const MIN_SPAN_S = 60;
+/** Seconds per row of the table, the chart's text alternative. */
 const ROW_S = 10;
-/** The chart's description is renewed this seldom: it is read out, not watched. */
+/** Seconds between updates of the chart's description, which screen readers read out. */
 const DESCRIBE_EVERY = 10;
 const EMPTY_SCALE = 5;
 
@@ -17,7 +17,7 @@ export class Rates {
   #seconds = [];
   #plot;
   #hovered = null;
-  #told = 0;
+  #ticks = 0;
 
   constructor() {
     const series = (name, more) => ({
@@ -61,7 +61,7 @@ export class Rates {
   #span() {
     const now = this.#seconds.at(-1)?.at ?? Date.now() / 1000;
     const from = this.#seconds[0]?.at ?? now;
-    return [Math.min(from, now - LEAST_SPAN_S), now];
+    return [Math.min(from, now - MIN_SPAN_S), now];
   }
 
   #data() {
@@ -75,10 +75,10 @@ export class Rates {
     while (this.#seconds[0].at < at - SPAN_S) this.#seconds.shift();
     this.#plot.setData(this.#data());
     this.#readOut();
-    if (this.#told++ % DESCRIBE_EVERY === 0) this.#describe();
+    if (this.#ticks++ % DESCRIBE_EVERY === 0) this.#describe();
   }
 
-  /** A gap, so that no line is drawn over a time of which nothing is known. */
+  /** Adds a gap to the chart. */
   interrupt() {
     const last = this.#seconds.at(-1);
     if (last && last.allowed !== null) {
@@ -86,16 +86,16 @@ export class Rates {
     }
   }
 
-  /** The figures above the chart: of the second under the pointer, or of the last one. */
+  /** Shows the figures of the second under the pointer, or of the last one. */
   #readOut() {
     const hovered = this.#hovered === null ? null : this.#seconds[this.#hovered];
     const second = hovered ?? this.#seconds.at(-1);
-    say(byId('rates-when'), hovered ? `at ${time(hovered.at * 1000)}` : 'figures of the last second');
+    setText(byId('rates-when'), hovered ? `at ${time(hovered.at * 1000)}` : 'in the last second');
     const known = second && second.allowed !== null;
-    say(byId('rate-allowed'), known ? count(second.allowed) : '–');
-    say(byId('rate-denied'), known ? count(second.denied) : '–');
-    say(byId('rate-shadow'), known ? count(second.shadow_denied) : '–');
-    say(byId('rate-share'), known ? percent(second.denied, second.allowed + second.denied) : '–');
+    setText(byId('rate-allowed'), known ? count(second.allowed) : '–');
+    setText(byId('rate-denied'), known ? count(second.denied) : '–');
+    setText(byId('rate-shadow'), known ? count(second.shadow_denied) : '–');
+    setText(byId('rate-share'), known ? percent(second.denied, second.allowed + second.denied) : '–');
   }
 
   #describe() {
@@ -123,7 +123,7 @@ export class Rates {
         return {
           node: el('tr', {}, el('th', { scope: 'row' }, time(row.from * 1000)), ...cells),
           update: (now) =>
-            ['allowed', 'denied', 'shadow_denied'].forEach((name, at) => say(cells[at], count(now[name]))),
+            ['allowed', 'denied', 'shadow_denied'].forEach((name, at) => setText(cells[at], count(now[name]))),
         };
       },
     );

@@ -1,12 +1,12 @@
-// What would change: candidates beside the quotas in force, and policies that decide without denying.
+// Shadow panel: what candidates and shadow policies would change.
 
-import { byId, el, list, say, show } from './dom.js';
-import { Refusal, ask } from './api.js';
-import { Panel, sentence } from './panel.js';
+import { byId, el, list, setText, show } from './dom.js';
+import { HttpError, request } from './api.js';
+import { Panel, errorText } from './panel.js';
 import { compact, count, percent, quota } from './format.js';
 
-/** Keys named for each candidate; the service may send more. */
-const KEYS_NAMED = 4;
+/** Maximum keys shown per candidate. */
+const MAX_KEYS = 4;
 
 export class Shadow {
   #panel;
@@ -17,7 +17,7 @@ export class Shadow {
   }
 
   refresh() {
-    return this.#panel.load('/v1/shadow', (answer) => this.#draw(answer));
+    return this.#panel.load('/v1/shadow', (response) => this.#draw(response));
   }
 
   #draw({ candidates, shadows }) {
@@ -25,7 +25,7 @@ export class Shadow {
     show(byId('shadows'), shadows.length > 0);
     if (candidates.length + shadows.length === 0) {
       this.#panel.note(
-        'No policy is in shadow mode or has a candidate. Give one `mode: shadow` or a `candidate` to try a limit.',
+        'No policy is in shadow mode or has a candidate. Set `mode: shadow` or a `candidate` to try a limit.',
       );
     }
     list(
@@ -47,9 +47,9 @@ export class Shadow {
         return {
           node: el('tr', {}, el('th', { scope: 'row' }, policy), requests, denies, share),
           update: (now) => {
-            say(requests, compact(now.requests));
-            say(denies, compact(now.would_deny));
-            say(shareText, percent(now.would_deny, now.requests));
+            setText(requests, compact(now.requests));
+            setText(denies, compact(now.would_deny));
+            setText(shareText, percent(now.would_deny, now.requests));
             bar.style.setProperty('--part', now.requests ? now.would_deny / now.requests : 0);
           },
         };
@@ -80,13 +80,13 @@ export class Shadow {
         keys,
       ),
       update: (now) => {
-        say(quotas, `${quotaWords(now.live)} → ${quotaWords(now.candidate)}`);
-        say(requests, compact(now.requests));
-        say(denied, compact(now.newly_denied));
-        say(allowed, compact(now.newly_allowed));
+        setText(quotas, `${quotaText(now.live)} → ${quotaText(now.candidate)}`);
+        setText(requests, compact(now.requests));
+        setText(denied, compact(now.newly_denied));
+        setText(allowed, compact(now.newly_allowed));
         list(
           keys,
-          now.keys.slice(0, KEYS_NAMED),
+          now.keys.slice(0, MAX_KEYS),
           ({ key }) => key,
           ({ key }) => {
             const open = () => this.hooks.openKey(policy, key);
@@ -98,7 +98,7 @@ export class Shadow {
                 el('button', { type: 'button', class: 'link key', title: key, onclick: open }, key),
                 more,
               ),
-              update: (one) => say(more, ` +${count(one.newly_denied)} −${count(one.newly_allowed)}`),
+              update: (one) => setText(more, ` +${count(one.newly_denied)} −${count(one.newly_allowed)}`),
             };
           },
         );
@@ -109,16 +109,16 @@ export class Shadow {
   async #promote(policy, button) {
     button.disabled = true;
     try {
-      await ask(`/v1/policies/${encodeURIComponent(policy)}/promote`, { method: 'POST', body: {} });
-      say(byId('shadow-result'), `The candidate of ${policy} is in force. It can be undone under Status, changes.`);
+      await request(`/v1/policies/${encodeURIComponent(policy)}/promote`, { method: 'POST', body: {} });
+      setText(byId('shadow-result'), `The candidate of ${policy} is active. Undo it under Status, Changes.`);
       this.hooks.changed();
     } catch (error) {
-      if (error instanceof Refusal && error.status === 403) this.hooks.readOnly(error);
-      say(byId('shadow-result'), sentence(error, 'Promote'));
+      if (error instanceof HttpError && error.status === 403) this.hooks.readOnly(error);
+      setText(byId('shadow-result'), errorText(error, 'Promote'));
     } finally {
       button.disabled = false;
     }
   }
 }
 
-const quotaWords = (one) => quota(one.limit, one.window_ms);
+const quotaText = (one) => quota(one.limit, one.window_ms);

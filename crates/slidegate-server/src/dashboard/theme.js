@@ -1,4 +1,4 @@
-// The theme, set before the first paint: a module would come too late and flash.
+// Theme. Runs before the first paint; a module would run too late and cause a flash.
 'use strict';
 {
   const ORDER = ['system', 'light', 'dark'];
@@ -8,7 +8,7 @@
         ? localStorage.getItem('slidegate-theme')
         : 'system';
     } catch {
-      return 'system'; // storage may be forbidden
+      return 'system'; // storage may be disabled
     }
   };
   const apply = (theme) => {
@@ -18,21 +18,21 @@
   let theme = saved();
   apply(theme);
 
-  const tell = (button) => {
+  const label = (button) => {
     button.textContent = `Theme: ${theme}`;
   };
   addEventListener('DOMContentLoaded', () => {
     const button = document.getElementById('theme');
-    tell(button);
+    label(button);
     button.addEventListener('click', () => {
       theme = ORDER[(ORDER.indexOf(theme) + 1) % ORDER.length];
       try {
         localStorage.setItem('slidegate-theme', theme);
       } catch {
-        // It holds until the page is left.
+        // Without storage it lasts until the page is closed.
       }
       apply(theme);
-      tell(button);
+      label(button);
       dispatchEvent(new Event('themechange'));
     });
   });

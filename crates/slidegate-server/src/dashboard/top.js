@@ -1,6 +1,6 @@
-// The keys that use most, or are denied most, of one policy or of all. The counts are estimates, and say by how much.
+// Top keys panel: the keys with the most usage or denials. Counts are estimates with an error bound.
 
-import { byId, el, list, say } from './dom.js';
+import { byId, el, list, setText } from './dom.js';
 import { Panel } from './panel.js';
 import { ago, compact, count, isCandidate } from './format.js';
 
@@ -22,28 +22,28 @@ export class Top {
     this.refresh();
   }
 
-  #asked() {
+  #query() {
     const policy = byId('top-policy').value;
     return { ...(policy && { policy }), by: this.#form.elements.by.value, limit: LIMIT };
   }
 
   refresh() {
     return this.#panel.load(
-      () => `/v1/top?${new URLSearchParams(this.#asked())}`,
-      (answer) => this.#draw(answer),
+      () => `/v1/top?${new URLSearchParams(this.#query())}`,
+      (response) => this.#draw(response),
     );
   }
 
   #draw({ policy, by, keys, error_bound: bound }) {
-    say(byId('top-count'), by === 'denied' ? 'Denied' : 'Used');
-    say(byId('top-caption'), `Keys of ${policy ?? 'all policies'} that ${by === 'denied' ? 'are denied' : 'use'} most`);
-    say(
+    setText(byId('top-count'), by === 'denied' ? 'Denied' : 'Used');
+    setText(byId('top-caption'), `Top keys of ${policy ?? 'all policies'} by ${by === 'denied' ? 'denials' : 'usage'}`);
+    setText(
       byId('top-bound'),
-      keys.length === 0 ? 'No key yet.' : bound ? `Counts are at most ${count(bound)} too high.` : 'Counts are exact.',
+      keys.length === 0 ? 'No keys yet.' : bound ? `Counts are at most ${count(bound)} too high.` : 'Counts are exact.',
     );
-    const told = keys.filter((one) => !isCandidate(one.policy));
-    const most = Math.max(1, ...told.map((one) => one.count));
-    const items = told.map((one) => ({ ...one, by, part: one.count / most }));
+    const shown = keys.filter((one) => !isCandidate(one.policy));
+    const most = Math.max(1, ...shown.map((one) => one.count));
+    const items = shown.map((one) => ({ ...one, by, part: one.count / most }));
     list(
       byId('top-rows'),
       items,
@@ -68,12 +68,12 @@ export class Top {
             last,
           ),
           update: (now) => {
-            say(n, compact(now.count));
+            setText(n, compact(now.count));
             n.title = count(now.count);
-            say(over, now.at_most_over ? ` −${compact(now.at_most_over)}` : '');
+            setText(over, now.at_most_over ? ` −${compact(now.at_most_over)}` : '');
             bar.dataset.by = now.by;
             bar.style.setProperty('--part', now.part);
-            say(last, now.last_at ? ago(now.last_at) : '–');
+            setText(last, now.last_at ? ago(now.last_at) : '–');
           },
         };
       },

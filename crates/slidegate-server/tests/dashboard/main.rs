@@ -128,7 +128,7 @@ fn an_empty_service_says_how_to_send_a_request_and_shows_it_within_moments() {
     let browser = Browser::start("empty");
     watch(&browser, &server);
     browser.until_text("#first-command", &format!("curl -i '{}/v1/check?user=alice'", server.url));
-    browser.until_text("#denials .note", "Nothing has been denied.");
+    browser.until_text("#denials .note", "No denials yet.");
     // The command is one that works.
     let command = browser.text("#first-command");
     let path = command.split('\'').nth(1).unwrap().strip_prefix(&server.url).unwrap();
@@ -161,7 +161,7 @@ fn figures_follow_the_traffic_by_themselves() {
     browser.until("Number(document.querySelector('#top-rows td.n span').innerText) >= 5");
     // What cannot be seen is said: the description is renewed now and then.
     browser.until("document.getElementById('rates-chart').ariaLabel.includes('3 denied')");
-    browser.until_text("#status-facts", "memory of this process");
+    browser.until_text("#status-facts", "in-process memory");
     browser.click("#denials-pause");
     traffic(&server, "bob", 6);
     browser.until_text("#denials-held", "paused; 1 since");
@@ -188,9 +188,7 @@ fn a_key_is_looked_up_and_changed() {
     look_up(&browser, "alice");
     until_fact(&browser, "Used", "5");
     assert_eq!((fact(&browser, "Remaining"), fact(&browser, "Quota")), ("0".to_owned(), "5 / 1h".to_owned()));
-    browser.until(
-        "document.getElementById('key-chart').ariaLabel.startsWith('The window of alice: 5 of 5 used')",
-    );
+    browser.until("document.getElementById('key-chart').ariaLabel.startsWith('Usage of alice: 5 of 5 used')");
     assert_eq!(browser.text("#key-denials-count"), "2");
 
     browser.click("#act-reset button");
@@ -250,7 +248,7 @@ fn a_limit_is_edited_confirmed_and_undone() {
     browser.until_text("#limit-now", "Now 3 / 1h sliding-log.");
     assert_eq!(browser.value("document.querySelector('#limit-form [name=window]').value"), "1h");
     browser.click("#limit-go");
-    browser.until_text("#limit-said", "That is what it is now.");
+    browser.until_text("#limit-said", "This is the current limit.");
 
     // By the keyboard alone: the field has the focus, and what is asked has it next.
     browser.fill("#limit-form [name=limit]", "5");
@@ -338,7 +336,7 @@ fn a_page_whose_service_hangs_or_ends_says_so_and_comes_back_with_it() {
     server.signal("STOP");
     browser.until_text("#connection", "Disconnected");
     browser
-        .until_text("#banner-text", "Live figures: the service does not answer. The figures below are of ");
+        .until_text("#banner-text", "Live figures: the service is unreachable. The figures below are from ");
     assert_eq!(browser.value("document.title"), "disconnected · slidegate");
     server.signal("CONT");
     browser.until_text("#connection", "Live");
@@ -348,7 +346,7 @@ fn a_page_whose_service_hangs_or_ends_says_so_and_comes_back_with_it() {
     browser.click("#try-now");
     browser.fill("#key-text", "alice");
     browser.click("#key-form button[type=submit]");
-    browser.until_text("#keys > .note", "This key: the service does not answer");
+    browser.until_text("#keys > .note", "This key: the service is unreachable");
 }
 
 /// Who may look must be told so before he presses a button in vain; and a token must not outlive its tab.
@@ -382,7 +380,7 @@ fn a_token_is_asked_for_and_one_that_may_only_read_disables_the_buttons() {
     browser.until_text("#token-why", "token required");
     browser.fill("#token", "sg_guess");
     browser.press(ENTER);
-    browser.until_text("#token-why", "The one it was given is not accepted: unknown token");
+    browser.until_text("#token-why", "Token rejected: unknown token");
     browser.fill("#token", &reader);
     browser.press(ENTER);
     browser.until_text("#connection", "Live");
@@ -451,7 +449,7 @@ fn shadow_differences_are_shown_and_a_candidate_is_promoted_and_taken_back() {
     browser.until_text("#shadows-rows", "tried");
     browser.until("document.querySelectorAll('#shadows-rows td.n')[1].innerText === '3'");
     browser.click("#candidates-rows button.write");
-    browser.until_text("#shadow-result", "The candidate of per-user is in force.");
+    browser.until_text("#shadow-result", "The candidate of per-user is active.");
     browser.until_text("#policies-rows", "2 / 1h sliding-log");
     assert_eq!(check(&server, &json!({ "user": "alice" })), 429);
     browser.click("#changes summary");
@@ -494,7 +492,7 @@ fn every_control_has_a_name_and_the_keyboard_is_enough() {
     let browser = Browser::start("keyboard");
     watch(&browser, &server);
     browser.press(TAB);
-    assert_eq!(browser.value("document.activeElement.innerText"), "Skip to the figures");
+    assert_eq!(browser.value("document.activeElement.innerText"), "Skip to content");
     // Choose a policy, then a key, then reset it: tab by tab.
     let tab_to = |selector: &str| {
         for _ in 0..80 {

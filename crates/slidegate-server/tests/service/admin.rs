@@ -113,7 +113,7 @@ fn off_loopback_without_a_token_the_routes_are_off_and_decisions_are_served() {
     let detail = refused.json()["detail"].as_str().unwrap().to_owned();
     assert_eq!(refused.status, 403);
     assert!(detail.starts_with("admin routes are disabled: 0.0.0.0:"), "{detail}");
-    assert!(detail.ends_with("make one with `slidegate token new`, or listen on 127.0.0.1"), "{detail}");
+    assert!(detail.ends_with("create one with `slidegate token new`, or listen on 127.0.0.1"), "{detail}");
     assert_eq!(post(&server, &format!("{ALICE}/reset"), &json!({})).status, 403);
     until_true("the log says so", || fs::read_to_string(&log).unwrap().contains("admin routes are disabled"));
 }

@@ -430,7 +430,7 @@ fn openapi_is_true_to_the_routes() {
         assert_eq!((answer.status, answer.header("content-type")), (200, Some(media_type)), "{route}");
     }
     let missing = server.get("/dashboard/none.js").json()["detail"].clone();
-    assert_eq!(missing, "the dashboard has no file `none.js`; it begins at `/`");
+    assert_eq!(missing, "the dashboard has no file `none.js`; open `/`");
 }
 
 /// The auth door's answers are described too; they are those of a proxy that sends nothing but its question.

@@ -1,30 +1,30 @@
-// One key's window as a hill: it rises with each charge that still counts, and falls as they stop counting.
+// Usage chart of one key: past charges that still count left of now, future usage right of now.
 //
-// Both slopes meet at now. The left one exists only under a log: the other algorithms keep sums, not charges.
+// Only a log has the left part: the other algorithms store sums, not charges.
 
 import { byId } from './dom.js';
 import { ROUND, axis, chart, colour } from './chart.js';
 import { compact, count, duration } from './format.js';
 
-/** Algorithms whose usage falls in steps; that of the others sinks evenly. */
+/** Algorithms whose usage falls in steps; that of the others falls linearly. */
 const STEPS = ['sliding-log', 'fixed-window'];
 
-/** What the left slope is made of, the oldest first. A log that counts in steps may stamp a charge a little ahead. */
+/** The past charges, oldest first. A coarse log may round a timestamp up, so ages are at least 0. */
 export const chargesOf = ({ algorithm, charges }) =>
   algorithm === 'sliding-log'
     ? charges.map(({ at_ms_ago: ago, cost }) => ({ ago: Math.max(0, ago), cost })).sort((a, b) => b.ago - a.ago)
     : [];
 
-export class Window {
+export class UsageChart {
   #plot = null;
-  #seen = null;
+  #state = null;
 
-  draw(seen) {
-    const algorithmChanged = this.#seen?.algorithm !== seen.algorithm;
-    this.#seen = seen;
-    byId('key-chart').setAttribute('aria-label', this.#words());
+  draw(state) {
+    const algorithmChanged = this.#state?.algorithm !== state.algorithm;
+    this.#state = state;
+    byId('key-chart').setAttribute('aria-label', this.#description());
     if (this.#plot && !algorithmChanged) {
-      this.#plot.setData(points(seen));
+      this.#plot.setData(points(state));
       return;
     }
     this.#plot?.destroy();
@@ -56,18 +56,18 @@ export class Window {
         series: [
           {},
           used({ paths: steps }),
-          used({ paths: STEPS.includes(this.#seen.algorithm) ? steps : even, dash: [5, 3] }),
+          used({ paths: STEPS.includes(this.#state.algorithm) ? steps : even, dash: [5, 3] }),
           { stroke: () => colour('denied'), width: 1, dash: [2, 3], points: { show: false } },
         ],
         hooks: { draw: [(plot) => now(plot)] },
       },
-      points(this.#seen),
+      points(this.#state),
     );
   }
 
   #span() {
-    const { window_ms: width, reset_after_ms: reset } = this.#seen;
-    const [oldest] = chargesOf(this.#seen);
+    const { window_ms: width, reset_after_ms: reset } = this.#state;
+    const [oldest] = chargesOf(this.#state);
     const past = oldest ? Math.max(width, oldest.ago) : width / 4;
     return [-past / 1000, Math.max(width, reset) / 1000];
   }
@@ -81,30 +81,30 @@ export class Window {
   }
 
   #top(most) {
-    const highest = Math.max(most ?? 0, this.#seen.limit);
-    // The limit's line is not the chart's edge.
+    const highest = Math.max(most ?? 0, this.#state.limit);
+    // Leave space above the line of the limit.
     return highest < 8 ? highest + 1 : highest * 1.12;
   }
 
-  #words() {
-    const { key, used, limit, window_ms: width, reset_after_ms: reset } = this.#seen;
-    const charges = chargesOf(this.#seen);
+  #description() {
+    const { key, used, limit, window_ms: width, reset_after_ms: reset } = this.#state;
+    const charges = chargesOf(this.#state);
     const from = charges.length ? `, from ${count(charges.length)} charges in the last ${duration(width)}` : '';
-    const until = used ? `; all of it is free again in ${duration(reset)}` : '';
+    const until = used ? `; all of it expires in ${duration(reset)}` : '';
     const sum = `${count(used)} of ${count(limit)} used`;
-    return `The window of ${key}: ${sum}${from}${until}. The table below has the figures.`;
+    return `Usage of ${key}: ${sum}${from}${until}. The table below has the figures.`;
   }
 }
 
 const label = (s) => (Math.abs(s) < 1e-9 ? 'now' : `${s < 0 ? '−' : '+'}${duration(Math.abs(s) * 1000)}`);
 
-/** Columns of the chart: seconds from now, used before, used from now on, limit. */
-export function points(seen) {
-  const { window_ms: width, limit, used, room, reset_after_ms: reset } = seen;
-  const past = chargesOf(seen);
+/** Columns of the chart: seconds from now, past usage, future usage, limit. */
+export function points(state) {
+  const { window_ms: width, limit, used, room, reset_after_ms: reset } = state;
+  const past = chargesOf(state);
   const rows = [];
   if (past.length) {
-    // What was charged beyond those that are listed lies before the chart.
+    // Charges that are not listed are older than the chart.
     let sum = Math.max(0, used - past.reduce((total, { cost }) => total + cost, 0));
     rows.push([Math.min(-width, -past[0].ago) / 1000 - 1e-6, sum, null]);
     for (const { ago, cost } of past) rows.push([-ago / 1000, (sum += cost), null]);
@@ -119,7 +119,7 @@ export function points(seen) {
   return [0, 1, 2].map((column) => rows.map((row) => row[column])).concat([rows.map(() => limit)]);
 }
 
-/** A line where the past ends. */
+/** Draws the line at now. */
 function now(plot) {
   const { ctx, bbox } = plot;
   const x = Math.round(plot.valToPos(0, 'x', true)) + 0.5;

@@ -1,11 +1,11 @@
-// The question for a token, when the service wants one.
+// Token dialog: asks for a token when the service requires one.
 
-import { byId, say, show } from './dom.js';
+import { byId, setText, show } from './dom.js';
 import { token } from './api.js';
 
 export class TokenDialog {
   #dialog = byId('token-dialog');
-  /** Not asked again until something was tried by hand: a dialog that comes back by itself is a nuisance. */
+  /** The user closed the dialog. It stays closed until the next manual retry. */
   #isDeclined = false;
 
   constructor(onToken) {
@@ -28,14 +28,14 @@ export class TokenDialog {
     show(byId('forget'), token.get() !== null);
   }
 
-  /** Somebody tries by hand: it may be asked for once more. */
+  /** Allows the dialog to open again after a manual retry. */
   allow() {
     this.#isDeclined = false;
   }
 
-  ask(refusal) {
-    if (this.#dialog.open || this.#isDeclined || refusal.held !== token.get()) return;
-    say(byId('token-why'), token.get() ? `The one it was given is not accepted: ${refusal.message}` : refusal.message);
+  open(error) {
+    if (this.#dialog.open || this.#isDeclined || error.sentToken !== token.get()) return;
+    setText(byId('token-why'), token.get() ? `Token rejected: ${error.message}` : error.message);
     token.forget();
     show(byId('forget'), false);
     this.#dialog.showModal();
