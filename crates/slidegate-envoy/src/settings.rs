@@ -435,7 +435,7 @@ mod tests {
                 "RUNTIME_IGNOREDOTFILES is `maybe`; write `true` or `false`",
                 "HOST is `here`; give an IP address, for example `0.0.0.0` or `127.0.0.1`",
                 "GRPC_SERVER_USE_TLS is `true`; set GRPC_SERVER_TLS_CERT and GRPC_SERVER_TLS_KEY too",
-                "GRPC_MAX_CONNECTION_AGE: window `long` has the unknown unit `long`; use ms, s, m, h, d or w, for \
+                "GRPC_MAX_CONNECTION_AGE: invalid window `long`: unknown unit `long`; use ms, s, m, h, d or w, for \
                  example `30s`",
                 "PROMETHEUS_ADDR is `9090`; give a port or an address with one, for example `:9090`",
                 "PROMETHEUS_PATH is `/{all}`; give a path, for example `/metrics`",

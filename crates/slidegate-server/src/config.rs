@@ -411,7 +411,7 @@ policies:
                 "slidegate.yaml:2: server: listen is `localhost`; give an address and a port, for example \
                  `127.0.0.1:7979` or `[::]:7979`",
                 "slidegate.yaml:5: policy `per-user`: unknown key `limt`; did you mean `limit`?",
-                "slidegate.yaml:6: policy `per-user`: window `0s` is out of range; give 1ms to 366d, for example `1m`",
+                "slidegate.yaml:6: policy `per-user`: invalid window `0s`: must be 1ms to 366d, for example `1m`",
                 "slidegate.yaml:7: policy `per-user`: mode is `dry`; write `mode: enforce` to deny, or `mode: shadow` \
                  to report only",
                 "slidegate.yaml:8: policy `per-user`: the name stands in line 4 too; give each its own",

@@ -150,7 +150,7 @@ impl FromStr for Source {
             "forwarded" => Ok(Self::Forwarded),
             name if !name.is_empty() && name.bytes().all(is_token) => Ok(Self::Single(text.to_owned())),
             _ => Err(Error::address(format!(
-                "client address source `{}` is not a header name; write for example `x-forwarded-for` or `peer`",
+                "invalid client address source `{}`: must be `peer` or a header name, for example `x-forwarded-for`",
                 text.escape_debug()
             ))),
         }

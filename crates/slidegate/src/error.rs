@@ -19,7 +19,7 @@ use std::fmt;
 ///
 /// let error = "100/0s".parse::<Quota>().unwrap_err();
 /// assert!(error.is_quota());
-/// assert_eq!(error.to_string(), "window `0s` is out of range; give 1ms to 366d, for example `1m`");
+/// assert_eq!(error.to_string(), "invalid window `0s`: must be 1ms to 366d, for example `1m`");
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error {
@@ -63,11 +63,13 @@ impl Error {
     pub(crate) fn unknown_policy<'n>(name: &str, known: impl ExactSizeIterator<Item = &'n str>) -> Self {
         let more = known.len().saturating_sub(MAX_LISTED);
         let listed: Vec<_> = known.take(MAX_LISTED).map(|name| format!("`{name}`")).collect();
-        let mut message = format!("policy `{}` is not in the gate; ", name.escape_debug());
+        let mut message = format!("unknown policy `{}`: ", name.escape_debug());
         match (listed.as_slice(), more) {
-            ([], _) => message.push_str("it has no policy"),
-            (_, 0) => message = message + "it has " + &listed.join(", "),
-            (_, more) => message = message + "it has " + &listed.join(", ") + &format!(" and {more} more"),
+            ([], _) => message.push_str("the gate has no policies"),
+            (_, 0) => message = message + "the gate has " + &listed.join(", "),
+            (_, more) => {
+                message = message + "the gate has " + &listed.join(", ") + &format!(" and {more} more")
+            }
         }
         Self { kind: Kind::UnknownPolicy, message }
     }
@@ -75,7 +77,7 @@ impl Error {
     /// A request that names a policy and lacks an attribute of its scope.
     pub(crate) fn missing_attribute(policy: &str, attribute: &str) -> Self {
         let message = format!(
-            "policy `{policy}` counts by `{attribute}`, which the request does not have; add `.with(\"{attribute}\", ...)`"
+            "policy `{policy}`: the request lacks attribute `{attribute}`; add `.with(\"{attribute}\", ...)`"
         );
         Self { kind: Kind::MissingAttribute, message }
     }

@@ -86,7 +86,7 @@ impl Policy {
         let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
         if name.is_empty() || name.len() > Self::MAX_NAME || !name.chars().all(allowed) {
             return Err(Error::policy(format!(
-                "policy name `{}` is not 1 to {} of the characters A-Z a-z 0-9 _ . -; write for example `per-user`",
+                "invalid policy name `{}`: must be 1 to {} of the characters A-Z a-z 0-9 _ . -, for example `per-user`",
                 name.escape_debug(),
                 Self::MAX_NAME
             )));
@@ -343,7 +343,7 @@ mod tests {
         let error = |name: &str| Policy::new(name, Quota::per_minute(1)).unwrap_err().to_string();
         assert_eq!(
             error("a\"b"),
-            "policy name `a\\\"b` is not 1 to 64 of the characters A-Z a-z 0-9 _ . -; write for example `per-user`"
+            "invalid policy name `a\\\"b`: must be 1 to 64 of the characters A-Z a-z 0-9 _ . -, for example `per-user`"
         );
         for name in ["", "a b", "a\n", &"x".repeat(65), "é"] {
             assert!(Policy::new(name, Quota::per_minute(1)).is_err(), "{name:?}");

@@ -84,7 +84,7 @@ impl FromStr for Algorithm {
     fn from_str(text: &str) -> Result<Self, Error> {
         Self::ALL.into_iter().find(|algorithm| text.eq_ignore_ascii_case(algorithm.name())).ok_or_else(|| {
             Error::quota(format!(
-                "algorithm `{text}` is unknown; use `sliding-log`, `sliding-window`, `fixed-window` or `token-bucket`"
+                "invalid algorithm `{text}`: must be `sliding-log`, `sliding-window`, `fixed-window` or `token-bucket`"
             ))
         })
     }
@@ -155,7 +155,9 @@ impl Quota {
     pub fn new(limit: u64, window: Duration) -> Result<Self, Error> {
         if window < Self::MIN_WINDOW || window > Self::MAX_WINDOW {
             let window = if window.is_zero() { "0s".to_owned() } else { format!("{window:?}") };
-            return Err(Error::quota(format!("window is {window}; give 1ms to 366d, for example `1m`")));
+            return Err(Error::quota(format!(
+                "invalid window `{window}`: must be 1ms to 366d, for example `1m`"
+            )));
         }
         Ok(Self::build(limit, micros(window), None, Algorithm::SlidingLog, Self::DEFAULT_SLOTS))
     }
@@ -386,8 +388,11 @@ mod tests {
     #[test]
     fn windows_outside_the_range_are_refused_by_name() {
         let text = |window| Quota::new(1, window).unwrap_err().to_string();
-        assert_eq!(text(Duration::ZERO), "window is 0s; give 1ms to 366d, for example `1m`");
-        assert_eq!(text(Duration::from_micros(999)), "window is 999µs; give 1ms to 366d, for example `1m`");
+        assert_eq!(text(Duration::ZERO), "invalid window `0s`: must be 1ms to 366d, for example `1m`");
+        assert_eq!(
+            text(Duration::from_micros(999)),
+            "invalid window `999µs`: must be 1ms to 366d, for example `1m`"
+        );
         assert!(Quota::new(1, Quota::MAX_WINDOW + Duration::from_nanos(1)).is_err());
         assert!(Quota::new(u64::MAX, Quota::MAX_WINDOW).is_ok());
         assert!(Quota::new(0, Quota::MIN_WINDOW).is_ok());

@@ -185,7 +185,7 @@ impl<'r> Request<'r> {
     /// assert!(decisions.is_denied());
     /// let error = decisions.error().unwrap();
     /// assert!(error.is_unknown_policy());
-    /// assert_eq!(error.to_string(), "policy `logn` is not in the gate; it has `login`");
+    /// assert_eq!(error.to_string(), "unknown policy `logn`: the gate has `login`");
     /// # Ok::<(), slidegate::Error>(())
     /// ```
     #[must_use]

@@ -289,7 +289,7 @@ mod tests {
             ),
             (
                 "{slidegate: {algorithm: gcra}}",
-                "metadata.slidegate: algorithm `gcra` is unknown; use `sliding-log`, `sliding-window`, `fixed-window` or \
+                "metadata.slidegate: invalid algorithm `gcra`: must be `sliding-log`, `sliding-window`, `fixed-window` or \
                  `token-bucket`",
             ),
             (

@@ -106,7 +106,7 @@ mod tests {
             ("serve --grpc localhost:1", format!("--grpc is `localhost:1`; {address}")),
             (
                 "serve --envoy-algorithm magic",
-                "--envoy-algorithm is `magic`; algorithm `magic` is unknown; use `sliding-log`, `sliding-window`, \
+                "--envoy-algorithm is `magic`; invalid algorithm `magic`: must be `sliding-log`, `sliding-window`, \
                  `fixed-window` or `token-bucket`"
                     .into(),
             ),

@@ -370,14 +370,14 @@ mod tests {
             ("{attributes: {user: []}}".into(), format!("auth.attributes: user is a list; {source}")),
             (
                 "{attributes: {ip: 'client-address X:'}}".into(),
-                "auth.attributes: ip is `client-address X:`; client address source `X:` is not a header name; write for \
-                 example `x-forwarded-for` or `peer`"
+                "auth.attributes: ip is `client-address X:`; invalid client address source `X:`: must be `peer` \
+                 or a header name, for example `x-forwarded-for`"
                     .into(),
             ),
             ("{trusted_proxies: {}}".into(), format!("auth: trusted_proxies is a map; {trusted}")),
             (
                 "{trusted_proxies: 10.0.0/8}".into(),
-                "auth: trusted_proxies: trusted proxy `10.0.0/8` is not an address or network; write for example \
+                "auth: trusted_proxies: invalid trusted proxy `10.0.0/8`: must be an address or a network, for example \
                  `10.0.0.0/8`"
                     .into(),
             ),

@@ -210,7 +210,7 @@ mod tests {
             ("path: {present: yes}", "`path`: present is `yes`; write `true` or `false`".into()),
             (
                 "path: {glob: 'a\\'}",
-                "`path`: pattern `a\\` ends in a lone backslash; write `\\\\` for a backslash".into(),
+                "`path`: invalid pattern `a\\`: ends in an unpaired backslash; write `\\\\` for a backslash".into(),
             ),
             ("ip: localhost", format!("`ip` is `localhost`, {not_address}")),
             ("ip: 10.0.0.0/8", format!("`ip` is `10.0.0.0/8`, {not_address}")),
@@ -220,7 +220,7 @@ mod tests {
             ),
             (
                 "ip: {in: [10.0.0/8]}",
-                "`ip`: `10.0.0/8` is not a network; write for example `10.0.0.0/8` or `2001:db8::/32`".into(),
+                "`ip`: invalid network `10.0.0/8`: must be a network or an address, for example `10.0.0.0/8` or `2001:db8::/32`".into(),
             ),
             (
                 "host: {in: [10.0.0.0/8]}",

@@ -133,17 +133,17 @@ mod tests {
         let no_attribute = "is not the name of an attribute: 1 to 128 bytes without spaces, commas and brackets; write \
                             several as a list, for example `[user, path]`";
         for (text, expected) in [
-            ("", "quota `` has no window; write `limit/window`, for example `100/1m`".to_owned()),
-            ("per user", "quota `per user` has no window; write `limit/window`, for example `100/1m`".into()),
-            ("100 per user", format!("window `user` has the unknown unit `user`; {units}")),
-            ("100/1m per", format!("window `1m per` has the unknown unit `per`; {units}")),
+            ("", "invalid quota ``: no window; write `limit/window`, for example `100/1m`".to_owned()),
+            ("per user", "invalid quota `per user`: no window; write `limit/window`, for example `100/1m`".into()),
+            ("100 per user", format!("invalid window `user`: unknown unit `user`; {units}")),
+            ("100/1m per", format!("invalid window `1m per`: unknown unit `per`; {units}")),
             ("100/1m per a,,b", format!("`` {no_attribute}")),
             ("100/1m per a, a", "`a` stands twice; keep one".into()),
             ("100/1m using gcra", "algorithm is `gcra`; here it is `token-bucket`".into()),
             ("100/1m named a named b", "`named` stands twice; keep one".into()),
             (
                 "100/1m named a!",
-                "policy name `a!` is not 1 to 64 of the characters A-Z a-z 0-9 _ . -; write for example `per-user`".into(),
+                "invalid policy name `a!`: must be 1 to 64 of the characters A-Z a-z 0-9 _ . -, for example `per-user`".into(),
             ),
         ] {
             assert_eq!(policy_from_text(text).unwrap_err(), format!("--policy `{text}`: {expected}"));
@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(
             added(&["10/s per ip", "100/1h per ip", "x"]).unwrap_err(),
             "--policy `100/1h per ip`: there is a policy `per-ip` already; give this one a name, for example `100/1h per ip \
-             named per-ip-2`\n--policy `x`: quota `x` has no window; write `limit/window`, for example `100/1m`"
+             named per-ip-2`\n--policy `x`: invalid quota `x`: no window; write `limit/window`, for example `100/1m`"
         );
         let config = added(&["10/s per ip", "100/1h per ip named per-ip-2"]).unwrap();
         let names: Vec<_> = config.policies.iter().map(slidegate::Policy::name).collect();

@@ -234,7 +234,7 @@ mod tests {
             ("scope: a, overrides: {x: {limit: 5}}", format!("override `x`: quota is a map; {short}")),
             (
                 "scope: a, overrides: {x: 5/0s}",
-                "override `x`: window `0s` is out of range; give 1ms to 366d, for example `1m`".into(),
+                "override `x`: invalid window `0s`: must be 1ms to 366d, for example `1m`".into(),
             ),
             (
                 "scope: a, overrides: {'vip-*': 5}",
@@ -275,7 +275,7 @@ mod tests {
             error(
                 "policies:\n  - name: p\n    scope: a\n    quota: 1/1s\n    overrides:\n      x: 1\n      y: no\n"
             ),
-            "slidegate.yaml:7: policy `p`: override `y`: quota `no` has no window; write `limit/window`, for example \
+            "slidegate.yaml:7: policy `p`: override `y`: invalid quota `no`: no window; write `limit/window`, for example \
              `100/1m`"
         );
     }

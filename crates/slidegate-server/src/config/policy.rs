@@ -362,21 +362,21 @@ mod tests {
             ("limit: 5", "window is missing; write for example `window: 60s`".into()),
             ("window: 5s", "limit is missing; write for example `limit: 100`".into()),
             ("limit: 5, window: 60", "window is 60 without a unit; write `window: 60s` if those are seconds".into()),
-            ("limit: 5, window: '60'", format!("window `60` needs a number and a unit; {units}")),
-            ("limit: 5, window: -1s", format!("window `-1s` needs a number and a unit; {units}")),
+            ("limit: 5, window: '60'", format!("invalid window `60`: must be a number and a unit; {units}")),
+            ("limit: 5, window: -1s", format!("invalid window `-1s`: must be a number and a unit; {units}")),
             ("limit: 5, window: 0.5", format!("window is 0.5; {window}")),
-            ("limit: 5, window: 2 fortnights", format!("window `2 fortnights` has the unknown unit `fortnights`; {units}")),
-            ("limit: 5, window: 0s", "window `0s` is out of range; give 1ms to 366d, for example `1m`".into()),
-            ("quota: 5/0s", "window `0s` is out of range; give 1ms to 366d, for example `1m`".into()),
+            ("limit: 5, window: 2 fortnights", format!("invalid window `2 fortnights`: unknown unit `fortnights`; {units}")),
+            ("limit: 5, window: 0s", "invalid window `0s`: must be 1ms to 366d, for example `1m`".into()),
+            ("quota: 5/0s", "invalid window `0s`: must be 1ms to 366d, for example `1m`".into()),
             ("quota: 5", "quota is 5; give a limit and a window, for example `quota: 100/1m`".into()),
-            ("quota: five", "quota `five` has no window; write `limit/window`, for example `100/1m`".into()),
+            ("quota: five", "invalid quota `five`: no window; write `limit/window`, for example `100/1m`".into()),
             (
                 "quota: 5/1s, window: 1s",
                 "quota stands beside limit or window; keep `quota`, or keep `limit` and `window`".into(),
             ),
             (
                 "quota: 5/1s, algorithm: magic",
-                "algorithm `magic` is unknown; use `sliding-log`, `sliding-window`, `fixed-window` or `token-bucket`".into(),
+                "invalid algorithm `magic`: must be `sliding-log`, `sliding-window`, `fixed-window` or `token-bucket`".into(),
             ),
             (
                 "quota: 5/1s, algorithm: sliding-window-counter",
@@ -451,7 +451,7 @@ mod tests {
         );
         assert_eq!(
             error("policies:\n  - quota: 1/1s\n    name: per user\n"),
-            "slidegate.yaml:3: policy name `per user` is not 1 to 64 of the characters A-Z a-z 0-9 _ . -; write for \
+            "slidegate.yaml:3: invalid policy name `per user`: must be 1 to 64 of the characters A-Z a-z 0-9 _ . -, for \
              example `per-user`"
         );
         assert_eq!(

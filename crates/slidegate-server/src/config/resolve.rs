@@ -335,11 +335,11 @@ headers: {draft: draft-7, x_ratelimit: delta, retry_after: false, retry_after_ms
             ),
             (
                 "headers: {draft: draft-8}",
-                "headers: ratelimit header draft `draft-8` is unknown; use `draft-10`, `draft-7`, `draft-6` or `off`".into(),
+                "headers: invalid ratelimit header draft `draft-8`: must be `draft-10`, `draft-7`, `draft-6` or `off`".into(),
             ),
             (
                 "headers: {x_ratelimit: true}",
-                "headers: x-ratelimit reset `true` is unknown; use `epoch`, `delta` or `off`".into(),
+                "headers: invalid x-ratelimit reset `true`: must be `epoch`, `delta` or `off`".into(),
             ),
             ("headers: {draft: []}", "headers: draft is a list; write for example `draft: draft-10`".into()),
             ("headers: {retry_after_ms: yes}", "headers: retry_after_ms is `yes`; write `true` or `false`".into()),

@@ -279,7 +279,7 @@ fn a_limit_is_edited_confirmed_and_undone() {
     browser.click("#limit-go");
     browser.until_text(
         "#limit-said",
-        "Not changed: window `soon` has the unknown unit `soon`; use ms, s, m, h, d or w",
+        "Not changed: invalid window `soon`: unknown unit `soon`; use ms, s, m, h, d or w",
     );
     browser.fill("#limit-form [name=window]", "2m");
     browser.press(ENTER);

@@ -150,7 +150,7 @@ fn what_is_no_policy_is_refused_and_says_why() {
             "a b",
             json!({ "scope": ["user"], "quota": "5/1m" }),
             400,
-            "policy name `a b` is not 1 to 64 of the characters A-Z a-z 0-9 _ . -; write for example `per-user`",
+            "invalid policy name `a b`: must be 1 to 64 of the characters A-Z a-z 0-9 _ . -, for example `per-user`",
         ),
         (
             "new.candidate",

@@ -262,7 +262,7 @@ fn policies_are_changed_listed_undone_and_put_back() {
 
     let put = |body: Value| server.change("PUT", "/v1/policies/per-user", &[], &body.to_string());
     for (body, detail) in [
-        (json!({ "quota": "1/0s" }), "window `0s` is out of range; give 1ms to 366d, for example `1m`"),
+        (json!({ "quota": "1/0s" }), "invalid window `0s`: must be 1ms to 366d, for example `1m`"),
         (
             json!({ "limit": 1u64 << 53 }),
             "limit 9007199254740992 is more than can be changed to; give at most 9007199254740991",

@@ -167,7 +167,7 @@ fn an_invalid_window_is_repeated_as_it_was_written() {
     ] {
         let file = folder.file("slidegate.yaml", format!("policies:\n  - {policy}\n"));
         let output = run(&["validate", &file]);
-        let expected = format!("window `{window}` is out of range; give 1ms to 366d, for example `1m`");
+        let expected = format!("invalid window `{window}`: must be 1ms to 366d, for example `1m`");
         assert!(text(&output.stderr).contains(&expected), "{}", text(&output.stderr));
     }
 }

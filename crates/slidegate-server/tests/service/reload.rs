@@ -43,9 +43,8 @@ fn a_changed_file_is_in_force_at_once_and_a_bad_one_changes_nothing() {
     assert_ne!(config(&server)["hash"], before["hash"]);
 
     fs::write(&file, "policies: [{name: per-user, scope: [user], quota: 9/0s}]\n").unwrap();
-    let error = format!(
-        "{file}:1: policy `per-user`: window `0s` is out of range; give 1ms to 366d, for example `1m`"
-    );
+    let error =
+        format!("{file}:1: policy `per-user`: invalid window `0s`: must be 1ms to 366d, for example `1m`");
     until_true("the mistake is told", || config(&server)["error"] == json!(error));
     assert_eq!(limit(&server), 3);
     fs::remove_file(&file).unwrap();

@@ -92,7 +92,7 @@ impl Ipv6Prefix {
         if (32..=128).contains(&bits) {
             return Ok(Self(bits));
         }
-        Err(Error::address(format!("ipv6 prefix is {bits} bits; give 32 to 128, for example 56")))
+        Err(Error::address(format!("invalid IPv6 prefix length {bits}: must be 32 to 128, for example 56")))
     }
 
     /// The number of bits, 32 to 128.

@@ -41,7 +41,7 @@ impl TrustedProxies {
     /// let error = TrustedProxies::new(["10.0.0/8"]).unwrap_err();
     /// assert_eq!(
     ///     error.to_string(),
-    ///     "trusted proxy `10.0.0/8` is not an address or network; write for example `10.0.0.0/8`"
+    ///     "invalid trusted proxy `10.0.0/8`: must be an address or a network, for example `10.0.0.0/8`"
     /// );
     /// # Ok::<(), slidegate::Error>(())
     /// ```
@@ -60,14 +60,14 @@ impl TrustedProxies {
             };
             for text in texts {
                 proxies.networks.push(network(text).ok_or_else(|| {
-                    let what = "is not an address or network; write for example `10.0.0.0/8`";
-                    Error::address(format!("trusted proxy `{}` {what}", text.escape_debug()))
+                    let expected = "must be an address or a network, for example `10.0.0.0/8`";
+                    Error::address(format!("invalid trusted proxy `{}`: {expected}", text.escape_debug()))
                 })?);
             }
         }
         if proxies.networks.len() > MAX_NETWORKS {
             return Err(Error::address(format!(
-                "{} trusted proxy networks are more than {MAX_NETWORKS}; join them into wider ones",
+                "too many trusted proxy networks: {}, must be at most {MAX_NETWORKS}; join them into wider ones",
                 proxies.networks.len()
             )));
         }

@@ -63,7 +63,7 @@ impl FromStr for Draft {
     fn from_str(text: &str) -> Result<Self, Error> {
         Self::ALL.into_iter().find(|draft| text.eq_ignore_ascii_case(draft.name())).ok_or_else(|| {
             Error::header(format!(
-                "ratelimit header draft `{}` is unknown; use `draft-10`, `draft-7`, `draft-6` or `off`",
+                "invalid ratelimit header draft `{}`: must be `draft-10`, `draft-7`, `draft-6` or `off`",
                 text.escape_debug()
             ))
         })
@@ -113,7 +113,7 @@ impl FromStr for XRateLimit {
     fn from_str(text: &str) -> Result<Self, Error> {
         Self::ALL.into_iter().find(|style| text.eq_ignore_ascii_case(style.name())).ok_or_else(|| {
             Error::header(format!(
-                "x-ratelimit reset `{}` is unknown; use `epoch`, `delta` or `off`",
+                "invalid x-ratelimit reset `{}`: must be `epoch`, `delta` or `off`",
                 text.escape_debug()
             ))
         })
@@ -136,11 +136,11 @@ mod tests {
         }
         assert_eq!(
             "draft-9\n".parse::<Draft>().unwrap_err().to_string(),
-            "ratelimit header draft `draft-9\\n` is unknown; use `draft-10`, `draft-7`, `draft-6` or `off`"
+            "invalid ratelimit header draft `draft-9\\n`: must be `draft-10`, `draft-7`, `draft-6` or `off`"
         );
         assert_eq!(
             "unix".parse::<XRateLimit>().unwrap_err().to_string(),
-            "x-ratelimit reset `unix` is unknown; use `epoch`, `delta` or `off`"
+            "invalid x-ratelimit reset `unix`: must be `epoch`, `delta` or `off`"
         );
     }
 }

@@ -67,7 +67,7 @@ impl Match {
         let pattern = pattern.into();
         if pattern.len() > Self::MAX_GLOB {
             return Err(Error::policy(format!(
-                "pattern of {} bytes is too long; {} is the most",
+                "invalid pattern: {} bytes long, must be at most {}; use a shorter one",
                 pattern.len(),
                 Self::MAX_GLOB
             )));
@@ -75,7 +75,7 @@ impl Match {
         let trailing = pattern.bytes().rev().take_while(|b| *b == b'\\').count();
         if trailing % 2 == 1 {
             return Err(Error::policy(format!(
-                "pattern `{pattern}` ends in a lone backslash; write `\\\\` for a backslash"
+                "invalid pattern `{pattern}`: ends in an unpaired backslash; write `\\\\` for a backslash"
             )));
         }
         Ok(Self(Kind::Glob(pattern)))
@@ -90,7 +90,7 @@ impl Match {
         let read = |text: &str| {
             network(text).ok_or_else(|| {
                 Error::policy(format!(
-                    "`{text}` is not a network; write for example `10.0.0.0/8` or `2001:db8::/32`"
+                    "invalid network `{text}`: must be a network or an address, for example `10.0.0.0/8` or `2001:db8::/32`"
                 ))
             })
         };
@@ -227,7 +227,7 @@ mod tests {
         assert!(!holds(&Match::prefix("10."), "10.1.2.3"));
         assert_eq!(
             Match::networks(["10.0.0/8"]).unwrap_err().to_string(),
-            "`10.0.0/8` is not a network; write for example `10.0.0.0/8` or `2001:db8::/32`"
+            "invalid network `10.0.0/8`: must be a network or an address, for example `10.0.0.0/8` or `2001:db8::/32`"
         );
     }
 
@@ -250,11 +250,11 @@ mod tests {
         }
         assert_eq!(
             Match::glob("a\\").unwrap_err().to_string(),
-            "pattern `a\\` ends in a lone backslash; write `\\\\` for a backslash"
+            "invalid pattern `a\\`: ends in an unpaired backslash; write `\\\\` for a backslash"
         );
         assert_eq!(
             Match::glob("a".repeat(300)).unwrap_err().to_string(),
-            "pattern of 300 bytes is too long; 256 is the most"
+            "invalid pattern: 300 bytes long, must be at most 256; use a shorter one"
         );
     }
 

@@ -37,7 +37,7 @@ const UNITS: [(&[&str], u64); 6] = [
 /// assert_eq!("1_000/SECOND".parse(), Ok(Quota::per_second(1000)));
 /// assert_eq!(
 ///     "100/fortnight".parse::<Quota>().unwrap_err().to_string(),
-///     "window `fortnight` has the unknown unit `fortnight`; use ms, s, m, h, d or w, for example `30s`"
+///     "invalid window `fortnight`: unknown unit `fortnight`; use ms, s, m, h, d or w, for example `30s`"
 /// );
 /// ```
 ///
@@ -48,13 +48,15 @@ impl FromStr for Quota {
 
     fn from_str(text: &str) -> Result<Self, Error> {
         let (limit, window) = text.split_once('/').or_else(|| split_at_per(text)).ok_or_else(|| {
-            Error::quota(format!("quota `{text}` has no window; write `limit/window`, for example `100/1m`"))
+            Error::quota(format!(
+                "invalid quota `{text}`: no window; write `limit/window`, for example `100/1m`"
+            ))
         })?;
         let limit = limit.trim();
         let digits: String = limit.chars().filter(|c| *c != '_').collect();
         let limit = digits.parse().ok().filter(|_| !limit.starts_with(['_', '+'])).ok_or_else(|| {
             Error::quota(format!(
-                "limit `{limit}` is not a whole number from 0 to {}; write for example `100/1m`",
+                "invalid limit `{limit}`: must be a whole number from 0 to {}, for example `100/1m`",
                 u64::MAX
             ))
         })?;
@@ -71,7 +73,7 @@ impl Quota {
     /// assert_eq!(Quota::parse_window("90s").unwrap().as_secs(), 90);
     /// assert_eq!(
     ///     Quota::parse_window("367d").unwrap_err().to_string(),
-    ///     "window `367d` is out of range; give 1ms to 366d, for example `1m`"
+    ///     "invalid window `367d`: must be 1ms to 366d, for example `1m`"
     /// );
     /// ```
     ///
@@ -84,7 +86,7 @@ impl Quota {
         if (Self::MIN_WINDOW..=Self::MAX_WINDOW).contains(&window) {
             return Ok(window);
         }
-        Err(Error::quota(format!("window `{text}` is out of range; give 1ms to 366d, for example `1m`")))
+        Err(out_of_range(text))
     }
 }
 
@@ -118,11 +120,14 @@ fn split_at_per(text: &str) -> Option<(&str, &str)> {
 /// If the text is empty, has a number without a unit or an unknown unit, or exceeds `u64::MAX`
 /// microseconds.
 pub fn parse_window(text: &str) -> Result<Duration, Error> {
+    const UNITS_FIX: &str = "use ms, s, m, h, d or w, for example `30s`";
     let text = text.trim();
+    let no_unit =
+        || Error::quota(format!("invalid window `{text}`: must be a number and a unit; {UNITS_FIX}"));
     let mut rest = text;
     let mut total: u64 = 0;
     if text.is_empty() {
-        return Err(Error::quota("window is empty; write a number and a unit, for example `30s`"));
+        return Err(no_unit());
     }
     while !rest.is_empty() {
         let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
@@ -131,25 +136,25 @@ pub fn parse_window(text: &str) -> Result<Duration, Error> {
         let letters = tail.find(|c: char| !c.is_alphabetic()).unwrap_or(tail.len());
         let (unit, tail) = tail.split_at(letters);
         if unit.is_empty() {
-            return Err(Error::quota(format!(
-                "window `{text}` needs a number and a unit; use ms, s, m, h, d or w, for example `30s`"
-            )));
+            return Err(no_unit());
         }
         let number = if number.is_empty() { "1" } else { number };
         let length = unit_us(unit).ok_or_else(|| {
-            Error::quota(format!(
-                "window `{text}` has the unknown unit `{unit}`; use ms, s, m, h, d or w, for example `30s`"
-            ))
+            Error::quota(format!("invalid window `{text}`: unknown unit `{unit}`; {UNITS_FIX}"))
         })?;
         total = number
             .parse::<u64>()
             .ok()
             .and_then(|n| n.checked_mul(length))
             .and_then(|span| span.checked_add(total))
-            .ok_or_else(|| Error::quota(format!("window `{text}` is too long; give 1ms to 366d")))?;
+            .ok_or_else(|| out_of_range(text))?;
         rest = tail.trim_start();
     }
     Ok(Duration::from_micros(total))
+}
+
+fn out_of_range(text: &str) -> Error {
+    Error::quota(format!("invalid window `{text}`: must be 1ms to 366d, for example `1m`"))
 }
 
 fn unit_us(name: &str) -> Option<u64> {
@@ -201,28 +206,40 @@ mod tests {
     /// Guessing what was meant would apply the wrong limit.
     #[test]
     fn what_cannot_be_read_is_an_error_with_a_way_out() {
-        assert_eq!(error("meow"), "quota `meow` has no window; write `limit/window`, for example `100/1m`");
-        assert_eq!(error("100"), "quota `100` has no window; write `limit/window`, for example `100/1m`");
+        assert_eq!(
+            error("meow"),
+            "invalid quota `meow`: no window; write `limit/window`, for example `100/1m`"
+        );
+        assert_eq!(
+            error("100"),
+            "invalid quota `100`: no window; write `limit/window`, for example `100/1m`"
+        );
         assert_eq!(
             error("ten/1m"),
-            "limit `ten` is not a whole number from 0 to 18446744073709551615; write for example `100/1m`"
+            "invalid limit `ten`: must be a whole number from 0 to 18446744073709551615, for example `100/1m`"
         );
         assert_eq!(
             error("-1/1m"),
-            "limit `-1` is not a whole number from 0 to 18446744073709551615; write for example `100/1m`"
+            "invalid limit `-1`: must be a whole number from 0 to 18446744073709551615, for example `100/1m`"
         );
         assert_eq!(
             error("1 per millenium"),
-            "window `millenium` has the unknown unit `millenium`; use ms, s, m, h, d or w, for example `30s`"
+            "invalid window `millenium`: unknown unit `millenium`; use ms, s, m, h, d or w, for example `30s`"
         );
         assert_eq!(
             error("5/30"),
-            "window `30` needs a number and a unit; use ms, s, m, h, d or w, for example `30s`"
+            "invalid window `30`: must be a number and a unit; use ms, s, m, h, d or w, for example `30s`"
         );
-        assert_eq!(error("5/"), "window is empty; write a number and a unit, for example `30s`");
-        assert_eq!(error("5/99999999999999w"), "window `99999999999999w` is too long; give 1ms to 366d");
+        assert_eq!(
+            error("5/"),
+            "invalid window ``: must be a number and a unit; use ms, s, m, h, d or w, for example `30s`"
+        );
+        assert_eq!(
+            error("5/99999999999999w"),
+            "invalid window `99999999999999w`: must be 1ms to 366d, for example `1m`"
+        );
         let out_of_range =
-            |window| format!("window `{window}` is out of range; give 1ms to 366d, for example `1m`");
+            |window| format!("invalid window `{window}`: must be 1ms to 366d, for example `1m`");
         assert_eq!(error("5/367d"), out_of_range("367d"));
         assert_eq!(error("5 per 400 days "), out_of_range("400 days"));
         assert_eq!(error("5/0s"), out_of_range("0s"));

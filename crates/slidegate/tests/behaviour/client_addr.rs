@@ -387,19 +387,19 @@ fn a_list_that_trusts_everyone_says_so() {
 fn errors_name_the_value_and_the_way_out() {
     let proxies = |entry| TrustedProxies::new([entry]).unwrap_err().to_string();
     for entry in ["10.0.0/8", "10.0.0.0/33", "", "privat", "10.0.0.1:80", "a\\nb"] {
-        let way_out = "is not an address or network; write for example `10.0.0.0/8`";
-        assert_eq!(proxies(entry), format!("trusted proxy `{}` {way_out}", entry.escape_debug()));
+        let expected = "must be an address or a network, for example `10.0.0.0/8`";
+        assert_eq!(proxies(entry), format!("invalid trusted proxy `{}`: {expected}", entry.escape_debug()));
     }
     assert_eq!(
         TrustedProxies::new(vec!["10.0.0.0/8"; MAX_NETWORKS + 1]).unwrap_err().to_string(),
-        "1025 trusted proxy networks are more than 1024; join them into wider ones"
+        "too many trusted proxy networks: 1025, must be at most 1024; join them into wider ones"
     );
     assert_eq!(
         "X-Real-IP:".parse::<Source>().unwrap_err().to_string(),
-        "client address source `X-Real-IP:` is not a header name; write for example `x-forwarded-for` or `peer`"
+        "invalid client address source `X-Real-IP:`: must be `peer` or a header name, for example `x-forwarded-for`"
     );
     for bits in [0, 31, 129, 255] {
-        let error = format!("ipv6 prefix is {bits} bits; give 32 to 128, for example 56");
+        let error = format!("invalid IPv6 prefix length {bits}: must be 32 to 128, for example 56");
         assert_eq!(Ipv6Prefix::new(bits).unwrap_err().to_string(), error);
     }
 }

@@ -19,7 +19,7 @@ fn used(gate: &Gate, policy: &str) -> u64 {
 fn every_verb_under_an_unknown_name_is_denied_with_an_error() {
     let gate = gate(&["login", "search"]);
     let request = Request::new().with("user", "alice").under("lo\ngin");
-    let expected = "policy `lo\\ngin` is not in the gate; it has `login`, `search`";
+    let expected = "unknown policy `lo\\ngin`: the gate has `login`, `search`";
     for verb in [Verb::Check, Verb::Peek, Verb::Refund, Verb::Penalize] {
         let decisions = gate.apply_all(verb, std::slice::from_ref(&request));
         assert!(decisions.is_denied() && !decisions.is_allowed(), "{verb:?}");
@@ -46,7 +46,7 @@ fn a_named_policy_needs_the_attributes_of_its_scope() {
     assert!(error.is_missing_attribute());
     assert_eq!(
         error.to_string(),
-        "policy `login` counts by `user`, which the request does not have; add `.with(\"user\", ...)`"
+        "policy `login`: the request lacks attribute `user`; add `.with(\"user\", ...)`"
     );
     assert!(gate.reset(&request).is_err());
 }
@@ -86,7 +86,7 @@ fn a_policy_that_is_removed_by_a_reload_denies_until_it_is_back() {
     assert!(gate.check(&request).is_allowed());
     gate.configure(PolicySet::new([policy("search")]).unwrap());
     let error = gate.check(&request).error().unwrap();
-    assert_eq!(error.to_string(), "policy `login` is not in the gate; it has `search`");
+    assert_eq!(error.to_string(), "unknown policy `login`: the gate has `search`");
     gate.configure(PolicySet::new([policy("login"), policy("search")]).unwrap());
     assert!(gate.check(&request).is_allowed());
     assert_eq!(used(&gate, "login"), 2);
@@ -101,11 +101,11 @@ fn the_error_lists_a_bounded_number_of_policies() {
     let error = gate.check(&request).error().unwrap().to_string();
     assert_eq!(
         error,
-        "policy `typo` is not in the gate; it has `p0`, `p1`, `p2`, `p3`, `p4`, `p5`, `p6`, `p7`, `p8`, `p9` and 990 more"
+        "unknown policy `typo`: the gate has `p0`, `p1`, `p2`, `p3`, `p4`, `p5`, `p6`, `p7`, `p8`, `p9` and 990 more"
     );
     let empty = Gate::new(PolicySet::default());
     let error = empty.check(&request).error().unwrap().to_string();
-    assert_eq!(error, "policy `typo` is not in the gate; it has no policy");
+    assert_eq!(error, "unknown policy `typo`: the gate has no policies");
 }
 
 /// Over a shared store the answer is the same, and needs no store to be made.
@@ -117,7 +117,7 @@ async fn a_shared_gate_denies_unknown_names_without_asking_the_store() {
         slidegate::SharedGate::new(policies, slidegate::RedisOptions::new("redis://127.0.0.1:1").unwrap());
     let gate = gate.unwrap();
     let request = Request::new().with("user", "alice").under("typo");
-    let expected = "policy `typo` is not in the gate; it has `login`";
+    let expected = "unknown policy `typo`: the gate has `login`";
     for decisions in
         [gate.check(&request).await, gate.check_once(&request, "a").await, gate.peek(&request).await]
     {

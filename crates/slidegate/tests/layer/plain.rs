@@ -397,7 +397,7 @@ fn a_policy_that_could_never_apply_is_refused_at_the_start() {
     );
     assert_eq!(
         user.clone().under(["per-usr"]).build().unwrap_err().to_string(),
-        "policy `per-usr` is not in the gate; it has `everyone`, `per-user`, `named`"
+        "unknown policy `per-usr`: the gate has `everyone`, `per-user`, `named`"
     );
     // If a policy is named, its conditions do not matter. A policy that is not named needs nothing.
     assert!(user.under(["per-user"]).build().is_ok());
