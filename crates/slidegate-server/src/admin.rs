@@ -23,7 +23,7 @@ mod shadows;
 mod state;
 mod status;
 
-pub(crate) use state::{Admin, Listener, Loaded};
+pub(crate) use state::{Admin, Loaded};
 
 /// These routes behind what lets only those pass who may look.
 pub(crate) fn for_readers(app: &Arc<App>, routes: Routes) -> Routes {

@@ -8,7 +8,6 @@ use failure::Failure;
 
 mod check;
 mod client;
-mod envoy_listeners;
 mod explain;
 pub(crate) mod failure;
 mod key;

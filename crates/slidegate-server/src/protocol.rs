@@ -25,7 +25,7 @@ use crate::{auth, http};
 pub(crate) mod rls;
 
 /// What stands behind the HTTP listener.
-pub(crate) struct Doors {
+pub(crate) struct HttpService {
     app: Arc<App>,
     auth: auth::Door,
     routes: TowerToHyperService<Router>,
@@ -34,7 +34,7 @@ pub(crate) struct Doors {
 /// A body that is there, or one from the router.
 type Answer = Response<Either<Full<Bytes>, Body>>;
 
-impl Doors {
+impl HttpService {
     /// The doors, and `more` routes.
     pub(crate) fn new(app: Arc<App>, auth: Auth, more: Routes) -> Self {
         let routes = http::routes(Arc::clone(&app), more, &auth::PATHS);
@@ -62,10 +62,10 @@ impl Doors {
     }
 }
 
-impl Handler for Arc<Doors> {
+impl Handler for Arc<HttpService> {
     type Body = Either<Full<Bytes>, Body>;
 
     async fn handle(&self, peer: IpAddr, request: Request<Incoming>) -> Answer {
-        Doors::answer(self, peer, request).await
+        HttpService::answer(self, peer, request).await
     }
 }

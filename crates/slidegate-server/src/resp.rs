@@ -20,5 +20,4 @@ mod throttle;
 mod transaction;
 mod workers;
 
-pub(crate) use listener::serve;
-pub(crate) use workers::Workers;
+pub(crate) use listener::bind;

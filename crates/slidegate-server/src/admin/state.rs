@@ -3,11 +3,11 @@
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use serde::Serialize;
 use slidegate::{Clock, SystemClock, Timestamp};
 
 use crate::app::App;
 use crate::app::changes::Control;
+use crate::ports::Listener;
 
 /// What the routes stand on.
 #[derive(Debug)]
@@ -21,16 +21,6 @@ pub(crate) struct Admin {
     pub(super) started_at: Timestamp,
     /// Its times become dates when they are reported: the wall clock may have been wrong when they were noted.
     pub(super) clock: SystemClock,
-}
-
-/// Where the service listens, and for what.
-#[derive(Debug, Clone, Serialize)]
-pub(crate) struct Listener {
-    /// `http`, `resp`, `grpc`, or `debug` and `metrics` for those ports of envoyproxy/ratelimit.
-    pub(crate) door: &'static str,
-    /// `127.0.0.1:7979`, or `unix:` and a path.
-    pub(crate) address: String,
-    pub(crate) tls: bool,
 }
 
 /// What is known of the configuration's file.
@@ -52,7 +42,7 @@ impl Admin {
     /// `others` are the listeners beside `listen`, which serves the routes.
     pub(crate) fn new(app: Arc<App>, listen: SocketAddr, others: Vec<Listener>, loaded: Loaded) -> Self {
         let clock = SystemClock::new();
-        let own = Listener { door: "http", address: listen.to_string(), tls: false };
+        let own = Listener { protocol: "http", address: listen.to_string(), tls: false };
         app.observer().config_loaded(&loaded.hash);
         Self {
             control: Control::new(Arc::clone(&app)),

@@ -7,11 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slidegate::{Clock, SystemClock};
-use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
-use super::envoy_listeners::EnvoyListeners;
 use super::failure::Failure;
 use super::output;
 use super::reload::{self, Triggers};
@@ -22,8 +20,9 @@ use crate::app::App;
 use crate::app::store::Seen;
 use crate::config::{Arguments, Config, Fingerprint, Loaded, Sources, describe};
 use crate::log_limit::LogLimit;
-use crate::protocol::{Doors, rls};
-use crate::resp;
+use crate::ports::{self, Port, Shutdown};
+use crate::protocol::{HttpService, rls};
+use crate::protocols::{self, Services};
 use crate::shutdown::Signals;
 use crate::{dashboard, listener, telemetry};
 use clap::Args;
@@ -107,27 +106,12 @@ async fn serve(
         Signals::listen().map_err(|error| Failure(format!("cannot handle signals: {error}")))?;
     let triggers =
         Triggers::new(watched).map_err(|error| Failure(format!("cannot handle signals: {error}")))?;
-    let (listener, address) = bind(config.listen, "--listen").await?;
+    let (listener, address) = ports::bind(config.listen, "address with --listen").await.map_err(Failure)?;
     let grace = config.shutdown_grace;
-    let reference = EnvoyListeners::bind(envoy.as_ref()).await?;
-    let door = rls::Door::bind(config.grpc.clone()).await.map_err(Failure)?;
-    let mut listeners: Vec<_> = door.iter().flat_map(rls::Door::addresses).map(grpc_listener).collect();
-    listeners.extend(reference.listeners());
+    let ports = protocols::bind(&config, envoy.as_ref()).await.map_err(Failure)?;
     let mut greeting = Greeting::of(&config, address);
-    let resp = match config.resp.clone() {
-        Some(settings) => {
-            let (listener, address) = bind(settings.listen, "--resp").await?;
-            let tls = settings.tls.is_some();
-            listeners.push(admin::Listener { door: "resp", address: address.to_string(), tls });
-            greeting.resp = Some(format!("{}://{address}", if tls { "rediss" } else { "redis" }));
-            let workers = resp::Workers::start();
-            let workers = workers.map_err(|error| Failure(format!("cannot start threads: {error}")))?;
-            Some((listener, settings, workers))
-        }
-        None => None,
-    };
-    greeting.grpc = door.as_ref().map(rls::Door::places);
-    greeting.others = reference.urls();
+    greeting.ports = ports.iter().map(|port| port.banner.clone()).collect();
+    let listeners = ports.iter().flat_map(|port| port.listeners.clone()).collect();
     let grpc_settings = config.grpc.clone();
     let (mut files, mut rules) = (None, None);
     if let Some(settings) = &envoy {
@@ -195,32 +179,21 @@ async fn serve(
         let config = admin::for_readers(&app, rls::config_routes(Arc::clone(&limits)));
         more = more.and(rls::routes(Arc::clone(&limits))).and(config);
     }
-    let doors = Arc::new(Doors::new(Arc::clone(&app), auth, more));
+    let http = Arc::new(HttpService::new(Arc::clone(&app), auth, more));
     let (stopping, stopped) = watch::channel(false);
-    let grpc = door.map(|door| {
-        let mut stopped = stopped.clone();
-        let stop = async move { stopped.wait_for(|stop| *stop).await.map(drop) };
-        tokio::spawn(door.serve(Arc::clone(&limits), stop, grace))
-    });
-    let reference = reference.serve(&app, &limits, &stopped, grace);
-    let resp = async {
-        match resp {
-            Some((listener, settings, workers)) => {
-                resp::serve(listener, settings, workers, Arc::clone(&app), stopped.clone(), grace).await
-            }
-            None => 0,
-        }
-    };
+    let shutdown = Shutdown { stopped, grace };
+    let services = Services { app: Arc::clone(&app), limits };
+    let serve = |port: Port<Services>| tokio::spawn(port.serve(services.clone(), shutdown.clone()));
+    let served: Vec<_> = ports.into_iter().map(serve).collect();
     let stop = async {
         let signal = signals.next().await;
         app.begin_shutdown();
         stopping.send_replace(true);
         tracing::info!(signal, grace_s = grace.as_secs(), "shutting down: waiting for open requests");
     };
-    let (http, resp) = tokio::join!(listener::serve(listener, doors, stop, grace), resp);
-    let mut unfinished = http + resp;
-    for door in grpc.into_iter().chain(reference) {
-        unfinished += door.await.unwrap_or_default();
+    let mut unfinished = listener::serve(listener, http, stop, grace).await;
+    for port in served {
+        unfinished += port.await.unwrap_or_default();
     }
     sweeper.abort();
     watcher.abort();
@@ -241,25 +214,11 @@ async fn serve(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Listens on an address and returns it with the actual port. `flag` is the option to suggest in
-/// the error.
-async fn bind(address: SocketAddr, flag: &str) -> Result<(TcpListener, SocketAddr), Failure> {
-    let failed =
-        |error| Failure(format!("cannot listen on {address}: {error}; choose another address with {flag}"));
-    let listener = TcpListener::bind(address).await.map_err(failed)?;
-    let address = listener.local_addr().unwrap_or(address);
-    Ok((listener, address))
-}
-
 /// The startup message: listeners, policies, and a command to try.
 struct Greeting {
     listening: String,
-    /// URL of the RESP listener.
-    resp: Option<String>,
-    /// Addresses of the gRPC listener.
-    grpc: Option<String>,
-    /// Names and URLs of other listeners.
-    others: Vec<(&'static str, String)>,
+    /// Names and URLs of the ports beside HTTP.
+    ports: Vec<(&'static str, String)>,
     store: String,
     /// Endpoint of the trace exporter.
     traces: Option<String>,
@@ -281,9 +240,7 @@ impl Greeting {
         Self {
             example: format!("'{listening}/v1/check{query}'"),
             listening,
-            resp: None,
-            grpc: None,
-            others: Vec::new(),
+            ports: Vec::new(),
             store: format!("memory, up to {} keys", config.max_keys),
             traces: config.observe.traces.as_ref().map(|traces| traces.endpoint.clone()),
             policies: config.policies.iter().map(|policy| describe(policy, config.counted())).collect(),
@@ -294,17 +251,11 @@ impl Greeting {
 
 impl fmt::Display for Greeting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { listening, resp, grpc, others, store, traces, policies, envoy, example } = self;
+        let Self { listening, ports, store, traces, policies, envoy, example } = self;
         writeln!(f, "slidegate {}", env!("CARGO_PKG_VERSION"))?;
         writeln!(f, "listening  {listening}")?;
-        if let Some(resp) = resp {
-            writeln!(f, "resp       {resp}")?;
-        }
-        if let Some(addresses) = grpc {
-            writeln!(f, "grpc       {addresses}")?;
-        }
-        for (name, url) in others {
-            writeln!(f, "{name:<10} {url}")?;
+        for (name, urls) in ports {
+            writeln!(f, "{name:<10} {urls}")?;
         }
         writeln!(f, "store      {store}")?;
         if let Some(traces) = traces {
@@ -318,10 +269,6 @@ impl fmt::Display for Greeting {
         }
         write!(f, "try        curl -i {example}")
     }
-}
-
-fn grpc_listener((address, tls): (String, bool)) -> admin::Listener {
-    admin::Listener { door: "grpc", address, tls }
 }
 
 /// Quotes a text as one shell argument.

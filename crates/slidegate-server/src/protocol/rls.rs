@@ -18,6 +18,6 @@ mod refused;
 mod service;
 mod tally;
 
-pub(crate) use door::Door;
+pub(crate) use door::bind;
 pub(crate) use json::{config_routes, debug_routes, routes};
 pub(crate) use limits::{Files, Limits};

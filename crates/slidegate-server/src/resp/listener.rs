@@ -15,17 +15,38 @@ use super::workers::Workers;
 use crate::app::App;
 use crate::config::Resp;
 use crate::log_limit::log_limited;
+use crate::ports::{self, Listener, Port, Shutdown};
 
 /// Pause after a failed accept, which most often means that file descriptors ran out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Deadline of the TLS handshake.
 const TLS_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Binds the port, if the configuration has one. `app` takes the app from what ports are served with.
+///
+/// # Errors
+/// One line: the address cannot be listened to, or threads cannot be started.
+pub(crate) async fn bind<S: 'static>(
+    settings: Option<Resp>,
+    app: fn(S) -> Arc<App>,
+) -> Result<Option<Port<S>>, String> {
+    let Some(settings) = settings else { return Ok(None) };
+    let (listener, address) = ports::bind(settings.listen, "address with --resp").await?;
+    let tls = settings.tls.is_some();
+    let workers = Workers::start().map_err(|error| format!("cannot start threads: {error}"))?;
+    let url = format!("{}://{address}", if tls { "rediss" } else { "redis" });
+    let listeners = vec![Listener { protocol: "resp", address: address.to_string(), tls }];
+    Ok(Some(Port::new(("resp", url), listeners, move |with, shutdown: Shutdown| {
+        let Shutdown { stopped, grace } = shutdown;
+        serve(listener, settings, workers, app(with), stopped, grace)
+    })))
+}
+
 /// Serves until `stop` is true, then gives connections at most `grace` to reply to the commands
 /// they have read.
 ///
 /// Returns how many connections were still open after the grace period.
-pub(crate) async fn serve(
+async fn serve(
     listener: TcpListener,
     settings: Resp,
     workers: Workers,

@@ -13,7 +13,7 @@ use tokio::runtime::{Builder, Handle};
 /// One thread per processor. They run until the process exits: connections to a shared store may
 /// live on them.
 #[derive(Debug)]
-pub(crate) struct Workers {
+pub(super) struct Workers {
     threads: Vec<Handle>,
     /// Number of tasks assigned so far.
     assigned: AtomicUsize,
@@ -22,7 +22,7 @@ pub(crate) struct Workers {
 impl Workers {
     /// # Errors
     /// The system cannot create a thread.
-    pub(crate) fn start() -> io::Result<Self> {
+    pub(super) fn start() -> io::Result<Self> {
         let start = |number| {
             let runtime = Builder::new_current_thread().enable_all().build()?;
             let handle = runtime.handle().clone();

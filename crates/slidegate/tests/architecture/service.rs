@@ -24,6 +24,7 @@ const MODULES: &[(&str, &[&str])] = &[
     ("problem", &["request"]),
     ("query", &["limits", "problem"]),
     ("json_body", &["problem"]),
+    ("ports", &[]),
     ("listener", &["log_limit"]),
     // Configuration and access.
     ("config", &["limits", "policy_names"]),
@@ -68,6 +69,7 @@ const MODULES: &[(&str, &[&str])] = &[
             "limits",
             "log_limit",
             "policy_names",
+            "ports",
         ],
     ),
     (
@@ -81,6 +83,7 @@ const MODULES: &[(&str, &[&str])] = &[
             "key_text",
             "limits",
             "policy_names",
+            "ports",
             "problem",
             "query",
             "routes",
@@ -117,10 +120,12 @@ const MODULES: &[(&str, &[&str])] = &[
             "http",
             "listener",
             "log_limit",
+            "ports",
             "routes",
             "telemetry",
         ],
     ),
+    ("protocols", &["app", "config", "listener", "ports", "protocol", "resp", "telemetry"]),
     (
         "cli",
         &[
@@ -136,8 +141,9 @@ const MODULES: &[(&str, &[&str])] = &[
             "limits",
             "listener",
             "log_limit",
+            "ports",
             "protocol",
-            "resp",
+            "protocols",
             "shutdown",
             "telemetry",
         ],

@@ -24,6 +24,7 @@ use super::service::Services;
 use crate::access::Connection;
 use crate::config::Grpc;
 use crate::log_limit::log_limited;
+use crate::ports::{Listener, Port, Shutdown};
 
 /// A client of the socket file: who may open it is for the file's permissions to say.
 const SOCKET: Connection = Connection { peer: None, is_local: true, is_verified: false };
@@ -37,9 +38,26 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Between two looks at the files of certificates, and at the store where health follows it.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
+/// Binds the gRPC port, if the configuration has one. `limits` takes the service from what ports are served with.
+///
+/// # Errors
+/// One line: an address or path that cannot be listened to, or certificates that cannot be read.
+pub(crate) async fn bind<S: 'static>(
+    config: Grpc,
+    limits: fn(S) -> Arc<Limits>,
+) -> Result<Option<Port<S>>, String> {
+    let Some(door) = Door::bind(config).await? else { return Ok(None) };
+    let listener = |(address, tls)| Listener { protocol: "grpc", address, tls };
+    let listeners = door.addresses().into_iter().map(listener).collect();
+    Ok(Some(Port::new(("grpc", door.places()), listeners, move |with, shutdown: Shutdown| {
+        let grace = shutdown.grace;
+        door.serve(limits(with), shutdown.begun(), grace)
+    })))
+}
+
 /// A bound door that nobody is let in by yet.
 #[derive(Debug)]
-pub(crate) struct Door {
+struct Door {
     tcp: Option<TcpListener>,
     socket: Option<Socket>,
     certificates: Option<Arc<Certificates>>,
@@ -64,7 +82,7 @@ impl Door {
     ///
     /// # Errors
     /// One line: an address or path that cannot be listened to, or certificates that are none.
-    pub(crate) async fn bind(config: Grpc) -> Result<Option<Self>, String> {
+    async fn bind(config: Grpc) -> Result<Option<Self>, String> {
         if !config.is_served() {
             return Ok(None);
         }
@@ -80,7 +98,7 @@ impl Door {
     }
 
     /// Where it listens, for people.
-    pub(crate) fn places(&self) -> String {
+    fn places(&self) -> String {
         let scheme = if self.certificates.is_some() { "https" } else { "http" };
         let tcp = self.address().map(|address| format!("{scheme}://{address}"));
         let socket = self.socket.as_ref().map(|socket| format!("unix:{}", socket.path.display()));
@@ -88,7 +106,7 @@ impl Door {
     }
 
     /// Where it listens: addresses, each with whether it speaks TLS.
-    pub(crate) fn addresses(&self) -> Vec<(String, bool)> {
+    fn addresses(&self) -> Vec<(String, bool)> {
         let tcp = self.address().map(|address| (address.to_string(), self.certificates.is_some()));
         let socket = self.socket.as_ref().map(|socket| (format!("unix:{}", socket.path.display()), false));
         tcp.into_iter().chain(socket).collect()
@@ -101,7 +119,7 @@ impl Door {
     /// Serves until `stop` completes, then lets open calls finish for at most `grace`.
     ///
     /// Returns how many connections were cut off when the grace was over.
-    pub(crate) async fn serve(self, limits: Arc<Limits>, stop: impl Future, grace: Duration) -> usize {
+    async fn serve(self, limits: Arc<Limits>, stop: impl Future, grace: Duration) -> usize {
         let services = Arc::new(Services::new(limits));
         services.set_health(services.limits().is_well()).await;
         let lookers = [

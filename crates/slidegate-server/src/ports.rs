@@ -1,0 +1,78 @@
+//! Ports: what a protocol has bound, how the startup banner and `/v1/status` list it, and how it is served.
+
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::time::Duration;
+
+use serde::Serialize;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+/// Where the service listens, and for what.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Listener {
+    /// `http`, `resp`, `grpc`, or `debug` and `metrics` for those ports of envoyproxy/ratelimit.
+    #[serde(rename = "door")]
+    pub(crate) protocol: &'static str,
+    /// `127.0.0.1:7979`, or `unix:` and a path.
+    pub(crate) address: String,
+    pub(crate) tls: bool,
+}
+
+/// A bound port that serves nobody yet. `S` is what it needs to serve.
+pub(crate) struct Port<S> {
+    /// The name and the URLs in the startup banner.
+    pub(crate) banner: (&'static str, String),
+    pub(crate) listeners: Vec<Listener>,
+    serve: Serve<S>,
+}
+
+type Serve<S> = Box<dyn FnOnce(S, Shutdown) -> Pin<Box<dyn Future<Output = usize> + Send>> + Send>;
+
+/// When and how a port stops.
+#[derive(Debug, Clone)]
+pub(crate) struct Shutdown {
+    /// True from the beginning of the shutdown on.
+    pub(crate) stopped: watch::Receiver<bool>,
+    /// How long open requests may take after that.
+    pub(crate) grace: Duration,
+}
+
+impl<S> Port<S> {
+    /// `serve` returns how many connections it cut off when the grace was over.
+    pub(crate) fn new<F>(
+        banner: (&'static str, String),
+        listeners: Vec<Listener>,
+        serve: impl FnOnce(S, Shutdown) -> F + Send + 'static,
+    ) -> Self
+    where
+        F: Future<Output = usize> + Send + 'static,
+    {
+        Self { banner, listeners, serve: Box::new(move |with, shutdown| Box::pin(serve(with, shutdown))) }
+    }
+
+    /// Serves until the shutdown. Returns how many connections were cut off.
+    pub(crate) async fn serve(self, with: S, shutdown: Shutdown) -> usize {
+        (self.serve)(with, shutdown).await
+    }
+}
+
+impl Shutdown {
+    /// Waits until the shutdown begins.
+    pub(crate) async fn begun(mut self) {
+        // The sender lives until the shutdown is over.
+        let _ = self.stopped.wait_for(|stopped| *stopped).await;
+    }
+}
+
+/// Listens to an address. Returns the address with the port that it got. `option` is the flag or variable that chooses
+/// another one.
+///
+/// # Errors
+/// One line: the address cannot be listened to.
+pub(crate) async fn bind(address: SocketAddr, option: &str) -> Result<(TcpListener, SocketAddr), String> {
+    let failed = |error| format!("cannot listen on {address}: {error}; choose another {option}");
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let address = listener.local_addr().unwrap_or(address);
+    Ok((listener, address))
+}

@@ -1,0 +1,31 @@
+//! The protocols beside HTTP, one line each: [`bind`] is all that a new one adds here.
+
+use std::sync::Arc;
+
+use crate::app::App;
+use crate::config::Config;
+use crate::ports::Port;
+use crate::protocol::rls;
+use crate::resp;
+use slidegate_envoy::Settings;
+
+mod envoy_ports;
+
+/// What ports are served with.
+#[derive(Clone)]
+pub(crate) struct Services {
+    pub(crate) app: Arc<App>,
+    pub(crate) limits: Arc<rls::Limits>,
+}
+
+/// Binds the port of each protocol that the configuration asks for.
+///
+/// # Errors
+/// One line: a port that cannot be listened to, or certificates that cannot be read.
+pub(crate) async fn bind(config: &Config, envoy: Option<&Settings>) -> Result<Vec<Port<Services>>, String> {
+    let mut ports = Vec::new();
+    ports.extend(resp::bind(config.resp.clone(), |services: Services| services.app).await?);
+    ports.extend(rls::bind(config.grpc.clone(), |services: Services| services.limits).await?);
+    ports.extend(envoy_ports::bind(envoy).await?);
+    Ok(ports)
+}
