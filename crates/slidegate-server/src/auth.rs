@@ -142,7 +142,7 @@ impl Door {
                 WARN,
                 Some(peer),
                 %peer,
-                "a proxy names its clients and is not trusted, so all of them count as one; if it is yours, add it to \
+                "an untrusted proxy forwards client addresses, so all its clients count as one; if it is yours, add it to \
                  auth.trusted_proxies"
             );
         }

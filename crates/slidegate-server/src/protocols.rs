@@ -1,8 +1,5 @@
 //! The protocols beside HTTP, one line each: [`bind`] is all that a new one adds here.
 
-use std::sync::Arc;
-
-use crate::app::App;
 use crate::config::Config;
 use crate::ports::Port;
 use crate::protocol::rls;
@@ -10,13 +7,9 @@ use crate::resp;
 use slidegate_envoy::Settings;
 
 mod envoy_ports;
+mod services;
 
-/// What ports are served with.
-#[derive(Clone)]
-pub(crate) struct Services {
-    pub(crate) app: Arc<App>,
-    pub(crate) limits: Arc<rls::Limits>,
-}
+pub(crate) use services::Services;
 
 /// Binds the port of each protocol that the configuration asks for.
 ///

@@ -79,7 +79,7 @@ impl ActivePolicies {
     /// Ends changes of keys that have expired.
     pub(crate) fn expire(&self) {
         if let Err(error) = self.update(|_| {}) {
-            tracing::error!(%error, "changes that are over stay in force");
+            tracing::error!(%error, "expired changes could not be removed and stay active");
         }
     }
 

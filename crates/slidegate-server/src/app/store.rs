@@ -349,7 +349,7 @@ impl Shared {
             tracing::warn!(
                 decisions = unreported,
                 last_failure = stats.last_failure.unwrap_or_default(),
-                "decisions did not come from the store but from each policy's fallback"
+                "the store was unavailable; decisions were made by fallbacks"
             );
         }
         if new_fallbacks > 0 {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use axum::Router;
 use tokio::net::TcpListener;
 
-use super::Services;
+use super::services::Services;
 use crate::ports::{self, Listener, Port};
 use crate::protocol::rls;
 use crate::{listener, telemetry};

@@ -27,7 +27,7 @@ pub(super) const PERIOD: Duration = Duration::from_secs(300);
 /// What keys are ordered by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum By {
-    /// Cost that was charged.
+    /// Charged cost.
     Used,
     /// Denials, those of shadow policies included.
     Denied,

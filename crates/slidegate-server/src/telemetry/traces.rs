@@ -222,7 +222,7 @@ impl Traces {
             dropped,
             endpoint = self.endpoint,
             error,
-            "spans are lost, as the collector does not take them or not as fast as they come; decisions do not wait"
+            "spans were lost: the collector rejects them or is too slow; decisions are not delayed"
         );
     }
 

@@ -187,7 +187,7 @@ impl Control {
         tracing::warn!(
             found = words,
             in_force,
-            "the store lost run-time changes; they stay in force and are written back"
+            "the store lost run-time changes; they stay active and are written back"
         );
         self.app.observer().changes_lost();
         reconciled
@@ -286,9 +286,9 @@ impl Control {
         if found.id != held.id {
             let version = found.id.version;
             if held.id.is_absent() {
-                tracing::info!(version, "run-time changes were read from the store; they are in force");
+                tracing::info!(version, "run-time changes were read from the store and are active");
             } else if is_other {
-                tracing::info!(version, "another instance changed limits; its changes are in force");
+                tracing::info!(version, "another instance changed limits; its changes are active");
             } else {
                 tracing::info!(version, "another instance wrote the run-time changes back to the store");
             }
@@ -303,7 +303,7 @@ impl Control {
         if is_new {
             tracing::warn!(
                 problem,
-                "run-time changes cannot be synchronized with the store; those in force stay in force"
+                "run-time changes cannot be synchronized with the store; active changes stay active"
             );
         }
         self.app.observer().changes_are_stored(false);

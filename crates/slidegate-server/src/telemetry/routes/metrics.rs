@@ -80,13 +80,12 @@ impl Collector for Scrape {
 
 fn process(page: &mut Page<'_>, app: &App) -> fmt::Result {
     let (observer, memory) = (app.observer(), app.store().stats());
-    page.info("build", "What runs", [("version", env!("CARGO_PKG_VERSION"))])?;
+    page.info("build", "The version of the service", [("version", env!("CARGO_PKG_VERSION"))])?;
     let started_at = seconds(observer.wall_time(observer.started_at));
-    page.seconds("start_time", "When the service started, since the Unix epoch", started_at)?;
-    page.value("keys", "Keys held in memory now", count(memory.keys))?;
-    page.value("max_keys", "Most keys that are held in memory", count(memory.max_keys))?;
-    let dropped =
-        "Keys dropped from a full memory although they still counted: their limits were not enforced in full";
+    page.seconds("start_time", "Start time of the service, in seconds since the Unix epoch", started_at)?;
+    page.value("keys", "Keys in the memory store", count(memory.keys))?;
+    page.value("max_keys", "Maximum keys in the memory store", count(memory.max_keys))?;
+    let dropped = "Keys evicted from a full memory store while they still counted; their limits were not fully enforced";
     page.total("keys_dropped", dropped, memory.dropped)
 }
 
@@ -94,7 +93,8 @@ fn spans(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
     let Some(traces) = observer.traces() else { return Ok(()) };
     let Spans { sent, failed, dropped } = traces.spans();
     let outcomes = [("sent", sent), ("failed", failed), ("dropped", dropped)];
-    let help = "Spans by what became of them: failed ones the collector did not take, dropped ones found the queue full";
+    let help =
+        "Spans by outcome: failed means rejected by the collector, dropped means that the queue was full";
     page.counter("spans", help, outcomes.map(|(outcome, count)| ([("outcome", outcome)], count)))
 }
 
@@ -132,7 +132,7 @@ fn policies(page: &mut Page<'_>, observer: &Observer, policies: &PolicySet) -> f
             }
         }
     }
-    let help = "Checks by what each policy said of them and where that came from; shadow_deny denies nothing";
+    let help = "Checks by policy, verdict and source of the decision; shadow_deny does not deny the request";
     page.counter("decisions", help, decisions)?;
 
     let rows: Vec<(&str, Counts)> = shown.iter().map(|row| (row.name.as_str(), row.counts())).collect();
@@ -142,20 +142,20 @@ fn policies(page: &mut Page<'_>, observer: &Observer, policies: &PolicySet) -> f
         let samples = rows.iter().map(|(name, counts)| (*name, read(counts))).chain(rest);
         page.counter(name, help, samples.map(|(name, count)| ([("policy", name)], count)))
     };
-    each("cost_admitted", "Cost that was charged, penalties included", |counts| counts.cost_allowed)?;
-    each("cost_refused", "Cost that was asked for and denied", |counts| counts.cost_denied)?;
-    each("cost_refunded", "Cost that was given back", |counts| counts.cost_refunded)?;
-    each("blocked", "Checks that were denied because their key is blocked", |counts| counts.blocked)?;
-    let near = "Checks that were charged and left their key at 80 % of its limit or above";
+    each("cost_admitted", "Charged cost, penalties included", |counts| counts.cost_allowed)?;
+    each("cost_refused", "Cost of denied checks", |counts| counts.cost_denied)?;
+    each("cost_refunded", "Refunded cost", |counts| counts.cost_refunded)?;
+    each("blocked", "Checks denied because their key is blocked", |counts| counts.blocked)?;
+    let near = "Charged checks that left their key at 80 % of its limit or more";
     each("near_limit", near, |counts| counts.near_limit)?;
 
     let shown = || policy_names::listed(policies).take(MAX_POLICIES);
     let limits = shown().map(|policy| ([("policy", policy.name())], policy.quota().limit()));
-    page.gauge("policy_limit", "Most cost in a window, by the configuration", limits)?;
+    page.gauge("policy_limit", "Maximum cost per window", limits)?;
     let windows = shown().map(|policy| ([("policy", policy.name())], policy.quota().window().as_secs_f64()));
-    page.seconds_each("policy_window", "The length of a window, by the configuration", windows)?;
+    page.seconds_each("policy_window", "Length of the window, in seconds", windows)?;
     let enforced = shown().map(|policy| ([("policy", policy.name())], u64::from(policy.is_enforced())));
-    page.gauge("policy_enforced", "1 if the policy denies, 0 if it is in shadow", enforced)
+    page.gauge("policy_enforced", "1 if the policy is enforced, 0 if it is a shadow policy", enforced)
 }
 
 fn requests(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
@@ -174,7 +174,7 @@ fn requests(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
             }
         }
     }
-    page.counter("requests", "Requests by what all their policies said together", requests)?;
+    page.counter("requests", "Requests by protocol, verb and verdict of all policies together", requests)?;
     // Doors through which nothing came may not even be open.
     let doors = Protocol::ALL.map(|door| (door, observer.latency[door as usize].read()));
     let doors = || doors.iter().filter(|(door, latency)| *door == Protocol::Http || latency.count > 0);
@@ -182,15 +182,11 @@ fn requests(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
         let count = observer.counters.sum(|seen| seen.unmatched[*door as usize].load(Relaxed));
         ([("door", door.name())], count)
     });
-    page.counter(
-        "unmatched_requests",
-        "Checks that no policy applied to, so nothing limited them",
-        unmatched,
-    )?;
-    let left_out = "Denials without an event, as there were too many to keep";
+    page.counter("unmatched_requests", "Checks that no policy applied to; they are not limited", unmatched)?;
+    let left_out = "Denials without an event, because there were too many";
     page.total("denials_unrecorded", left_out, observer.events.left_out())?;
     let latencies = doors().map(|(door, latency)| ([("door", door.name())], latency));
-    let help = "From a request being read to its answer being ready, of each decision in it";
+    let help = "Time from reading a request to its reply, per decision";
     page.histograms("decision_duration", help, latencies)
 }
 
@@ -199,26 +195,34 @@ fn authentications(page: &mut Page<'_>, attempts: &AuthAttempts) -> fmt::Result 
         let labels = move |reason| [("door", door.name()), ("reason", reason)];
         attempts.counts(door).map(|(reason, count)| (labels(reason), count))
     });
-    let help = "Failed authentications: wrong passwords and tokens, and attempts refused because their address had too many";
+    let help = "Failed authentications: wrong passwords and tokens, and attempts rejected because the address had too many failures";
     page.counter("failed_authentications", help, counts)
 }
 
 fn configuration(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
     let known = observer.configuration.lock().unwrap_or_else(PoisonError::into_inner).clone();
     if !known.hash.is_empty() {
-        page.info("config", "The configuration in force", [("hash", known.hash.as_str())])?;
+        page.info("config", "The active configuration", [("hash", known.hash.as_str())])?;
     }
     let loaded_at = seconds(observer.wall_time(known.at));
-    page.seconds("config_loaded_timestamp", "When the configuration in force was loaded", loaded_at)?;
+    page.seconds(
+        "config_loaded_timestamp",
+        "When the active configuration was loaded, in seconds since the Unix epoch",
+        loaded_at,
+    )?;
     let loads = [("loaded", known.loads), ("refused", known.failures)];
     let loads = loads.map(|(result, count)| ([("result", result)], count));
-    page.counter("config_reloads", "New configurations since the start", loads)?;
+    page.counter("config_reloads", "Config reloads since the start, by result", loads)?;
     if let Some(live) = observer.files.get() {
         let loads = [("loaded", live.loads_succeeded()), ("refused", live.loads_failed())];
         let loads = loads.map(|(result, count)| ([("result", result)], count));
-        page.counter("envoy_config_reloads", "Files of envoyproxy/ratelimit that were read anew", loads)?;
+        page.counter(
+            "envoy_config_reloads",
+            "Reloads of envoyproxy/ratelimit config files, by result",
+            loads,
+        )?;
     }
-    let help = "0 if the last new configuration was refused, so an older one is in force";
+    let help = "1 if the last config reload succeeded, 0 if it was rejected and an older config is active";
     page.value("config_last_reload_successful", help, u64::from(known.error.is_none()))
 }
 
@@ -226,47 +230,47 @@ fn configuration(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
 fn changes(page: &mut Page<'_>, app: &App) -> fmt::Result {
     let (seen, document, now_ms) = (&app.observer().changes, app.active.document(), now_ms());
     let in_force = count(document.count_in_force(now_ms));
-    page.value(
-        "control_changes",
-        "Run-time changes in force: policies, blocked keys and overrides",
-        in_force,
-    )?;
-    let help = "A number for the run-time changes in force; instances that enforce the same ones have the same; 0 for none";
+    page.value("control_changes", "Active run-time changes: policies, blocked keys and overrides", in_force)?;
+    let help = "Digest of the active run-time changes: equal on instances with equal changes, 0 for none";
     page.value("control_digest", help, document.digest(now_ms))?;
-    let help = "1 if the store holds the run-time changes in force; 0 after a loss until they are written back, and while \
-                the store does not answer or holds something else";
+    let help = "1 if the store holds the active run-time changes; 0 after a loss until they are written back, and while \
+                the store is unreachable or holds other changes";
     page.value("control_stored", help, u64::from(seen.are_stored.load(Relaxed)))?;
-    let help = "Times the store was found to have lost run-time changes; they stayed in force";
+    let help = "How often the store lost run-time changes; they stayed active";
     page.total("control_losses", help, seen.losses.load(Relaxed))
 }
 
 fn store(page: &mut Page<'_>, observer: &Observer, shared: &Shared) -> fmt::Result {
     let (stats, nodes) = (shared.stats(), shared.nodes());
     let degraded = u64::from(shared.is_degraded());
-    page.value("store_degraded", "1 while decisions may come from fallbacks", degraded)?;
-    page.total("store_calls", "Script calls made", stats.store.calls)?;
-    let help = "Requests that the store did not decide in time, so fallbacks did";
+    page.value(
+        "store_degraded",
+        "1 while decisions may come from fallbacks, because the store is unavailable",
+        degraded,
+    )?;
+    page.total("store_calls", "Script calls to the store", stats.store.calls)?;
+    let help = "Requests decided by fallbacks, because the store did not reply in time";
     page.total("store_fallbacks", help, stats.fallbacks)?;
-    let help = "Checks that went along with another one's call";
+    let help = "Checks that were batched with another call";
     page.total("store_coalesced_checks", help, stats.store.coalesced)?;
-    let help = "Checks denied from memory, without a call";
+    let help = "Checks denied by a cached denial, without a call";
     page.total("store_remembered_denials", help, stats.store.remembered)?;
-    let help = "Calls that the store met too late, and charged nothing for";
+    let help = "Calls that reached the store after their deadline and charged nothing";
     page.total("store_late_calls", help, stats.store.late)?;
     let errors = stats.store.errors.iter().map(|(kind, count)| ([("kind", kind.name())], count));
-    page.counter("store_errors", "Calls to the store that failed, by kind of failure", errors)?;
+    page.counter("store_errors", "Failed calls to the store, by kind of failure", errors)?;
     let jumps = stats.store.clock_jumps;
     let directions = [("forward", jumps.forward), ("backward", jumps.backward)];
     let directions = directions.map(|(direction, count)| ([("direction", direction)], count));
-    page.counter("store_clock_jumps", "Jumps of the clocks of the store's servers", directions)?;
-    let help = "Size of the last jump of a server's clock, negative where it was back; 0 before the first";
+    page.counter("store_clock_jumps", "Clock jumps of the store's servers", directions)?;
+    let help = "Size of the last clock jump of a server, negative if backward; 0 if there was none";
     page.seconds("store_clock_last_jump", help, signed_seconds(jumps.last_us))?;
-    let help = "How long requests took that the store decided, coalesced ones included";
+    let help = "Duration of requests decided by the store, batched ones included";
     page.histogram("store_decision_duration", help, &observer.store_latency.read())?;
 
     let nodes = || nodes.iter().take(MAX_NODES).map(|node| (node, [("node", node.node.as_str())]));
     let connected = nodes().map(|(node, labels)| (labels, u64::from(node.connected)));
-    page.gauge("store_node_connected", "1 while there is a connection", connected)?;
+    page.gauge("store_node_connected", "1 while the node is connected", connected)?;
     let states = nodes().flat_map(|(node, [label])| {
         let states = [
             (BreakerState::Closed, "closed"),
@@ -275,13 +279,13 @@ fn store(page: &mut Page<'_>, observer: &Observer, shared: &Shared) -> fmt::Resu
         ];
         states.map(|(state, name)| ([label, ("state", name)], u64::from(node.breaker == state)))
     });
-    page.gauge("store_node_breaker", "1 for the state that the node's circuit breaker is in", states)?;
+    page.gauge("store_node_breaker", "1 for the current state of the node's circuit breaker", states)?;
     let timeouts = nodes().map(|(node, labels)| (labels, node.timeouts));
-    page.counter("store_node_timeouts", "Calls not answered within their deadline", timeouts)?;
+    page.counter("store_node_timeouts", "Calls without a reply within their deadline", timeouts)?;
     let reconnects = nodes().map(|(node, labels)| (labels, node.reconnects));
-    page.counter("store_node_reconnects", "Connections made in place of lost ones", reconnects)?;
+    page.counter("store_node_reconnects", "Reconnects after lost connections", reconnects)?;
     let redirects = nodes().map(|(node, labels)| (labels, node.moved + node.ask));
-    page.counter("store_node_redirects", "Answers that a key lies on another node", redirects)
+    page.counter("store_node_redirects", "Redirects to another node (MOVED and ASK)", redirects)
 }
 
 /// The text while it is written.

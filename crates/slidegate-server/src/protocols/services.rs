@@ -1,0 +1,13 @@
+//! What the ports are served with.
+
+use std::sync::Arc;
+
+use crate::app::App;
+use crate::protocol::rls;
+
+/// The parts of the service that protocols need.
+#[derive(Clone)]
+pub(crate) struct Services {
+    pub(crate) app: Arc<App>,
+    pub(crate) limits: Arc<rls::Limits>,
+}
