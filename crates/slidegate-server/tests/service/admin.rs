@@ -148,9 +148,9 @@ fn status_says_everywhere_it_listens() {
     let grpc = greeted("grpc").split(", ").next().unwrap().strip_prefix("http://").unwrap();
     let expected = json!([
         { "door": "http", "address": server.address, "tls": false },
+        { "door": "resp", "address": greeted("resp").strip_prefix("redis://").unwrap(), "tls": false },
         { "door": "grpc", "address": grpc, "tls": false },
         { "door": "grpc", "address": format!("unix:{socket}"), "tls": false },
-        { "door": "resp", "address": greeted("resp").strip_prefix("redis://").unwrap(), "tls": false },
     ]);
     assert_eq!(server.get("/v1/status").json()["listeners"], expected);
 }

@@ -13,7 +13,6 @@ const UNLIMITED: &[(&str, &str)] = &[
     ("cli/reload.rs", "a changed file or a signal"),
     ("cli/serve.rs", "start and stop; a full memory store, by a timer and a `LogLimit`"),
     ("app/changes/control.rs", "changes of operators, by a timer"),
-    ("envoy/watch.rs", "changed files"),
     ("app/policies.rs", "changes of operators, by a timer"),
     ("log_limit.rs", "the helper itself"),
     ("telemetry/events.rs", "denials, by a `LogLimit`; a thread that cannot be started"),

@@ -24,15 +24,15 @@ const MODULES: &[(&str, &[&str])] = &[
     ("quota", &["error", "time"]),
     ("decision", &["time"]),
     ("verb", &[]),
-    ("block", &["charge", "decision", "time", "verb"]),
+    ("block", &["charge", "decision", "time"]),
     ("usage", &["decision", "quota", "time"]),
     ("algorithm", &["decision", "quota", "time", "usage", "verb"]),
-    ("request", &["quota"]),
+    ("request", &["quota", "verb"]),
     ("client_addr", &["error"]),
     ("key", &["client_addr", "request"]),
-    ("charge", &["block", "key", "quota"]),
+    ("charge", &["block", "key", "quota", "verb"]),
     ("policy_reset", &["error"]),
-    ("policy", &["block", "charge", "client_addr", "error", "key", "quota", "request"]),
+    ("policy", &["block", "charge", "client_addr", "error", "key", "quota", "request", "verb"]),
     ("store", &["charge", "decision", "verb"]),
     (
         "store/memory",
@@ -61,7 +61,7 @@ const MODULES: &[(&str, &[&str])] = &[
     ("store/fallback", &["charge", "decision", "quota", "store/memory", "store/redis", "time", "verb"]),
     ("limiter", &["decision", "key", "quota", "store/memory", "verb", "waiting"]),
     ("waiting", &["decision", "key", "limiter", "time"]),
-    ("once", &["charge", "decision", "key", "store/memory", "time", "verb"]),
+    ("once", &["charge", "decision", "key", "store/memory", "time"]),
     (
         "gate",
         &[
