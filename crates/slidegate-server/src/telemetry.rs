@@ -1,6 +1,6 @@
-//! Telemetry: counts decisions, keeps why requests were denied and which keys use most, and exports all of it.
+//! Telemetry: counters, denial events, top keys and traces of decisions, and their export.
 //!
-//! `observer.rs` records; everything below `routes.rs` reads what was recorded.
+//! `observer.rs` records; everything below `routes.rs` exports what was recorded.
 
 use slidegate::Verb;
 

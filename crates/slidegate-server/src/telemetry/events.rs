@@ -1,8 +1,8 @@
-//! Events: why each denial was one.
+//! Events: one record per denial, with its reason.
 //!
-//! They are kept in a ring in memory, sent to who listens, and written to the log by a thread of their own, so that a log
-//! that is slow or stuck never holds up a decision. A key that is denied again and again fills none of them: each has its
-//! own rate, kept by a limiter of the library. What is left out is counted.
+//! Events go to a ring buffer in memory, to subscribers, and to the log, which a separate thread
+//! writes so that a slow or stuck log never delays a decision. Each output is rate-limited per key
+//! by a limiter of the library, so one key cannot flood it. Suppressed events are counted.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -22,43 +22,43 @@ use crate::config::KeysShown;
 use crate::key_text::KeyText;
 use crate::log_limit::{LogLimit, LogRates};
 
-/// Events that are kept, the newest; a megabyte or less.
+/// Capacity of the ring buffer: at most a megabyte.
 pub(crate) const EVENTS_KEPT: usize = 1024;
-/// Most events of one key in a second, in the ring and to listeners.
+/// Maximum events per key and second in the ring buffer and to subscribers.
 const OF_A_KEY: u64 = 10;
-/// The log has a line for each key this often.
+/// Minimum interval between log lines of one key.
 const LOGGED_EVERY: Duration = Duration::from_secs(60);
-/// Most lines of the log in a second, for all keys.
+/// Maximum log lines per second, for all keys.
 const LOGGED_A_SECOND: u64 = 20;
-/// Lines that wait for a log that is slow.
+/// Capacity of the queue to the log.
 const LOG_QUEUE: usize = 256;
-/// Keys whose rates are known. With more than that denied at once some are told a little often.
+/// Maximum keys with a tracked rate. With more keys denied at once, some are reported too often.
 const RATED_KEYS: usize = 4096;
-/// Messages that a listener may be behind before it misses some.
+/// Messages that a subscriber may lag behind before it misses some.
 const BEHIND: usize = 1024;
 
 /// One denial.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Event {
-    /// Counts events from 1, those that nobody kept not included.
+    /// Sequence number of recorded events, from 1.
     pub(super) seq: u64,
     #[serde(serialize_with = "as_text")]
     at: Timestamp,
     pub(super) policy: String,
-    /// As the policy shows it.
+    /// The key, redacted as its policy configures.
     pub(super) key: String,
-    /// The key's values by their attributes, likewise.
+    /// The key's values by attribute, redacted likewise.
     attributes: serde_json::Map<String, serde_json::Value>,
     limit: u64,
     window_ms: u64,
     algorithm: &'static str,
     used: u64,
     cost: u64,
-    /// `null`: it never fits.
+    /// `null`: the cost never fits.
     retry_after_ms: Option<u64>,
-    /// Why it was denied: `over_limit`, `blocked` or `store_unavailable`.
+    /// The reason: `over_limit`, `blocked` or `store_unavailable`.
     reason: &'static str,
-    /// The key's block, if it has one.
+    /// The block of the key, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     block: Option<Blocked>,
     source: &'static str,
@@ -70,15 +70,15 @@ pub(crate) struct Event {
     verdict: &'static str,
     #[serde(skip)]
     keys_shown: KeysShown,
-    /// The key itself, by which a link finds it. It never leaves this process.
+    /// The unredacted key, for lookups by links. It never leaves this process.
     #[serde(skip)]
     raw: Raw,
 }
 
-/// Until when a key is blocked, and by whom.
+/// A block: its end and its author.
 #[derive(Debug, Clone, Serialize)]
 struct Blocked {
-    /// `null`: the block does not end by itself.
+    /// `null`: the block has no end.
     until: Option<String>,
     by: Option<Box<str>>,
 }
@@ -89,7 +89,7 @@ impl From<&Block> for Blocked {
     }
 }
 
-/// A text that is not printed. Empty if it is longer than can be asked for.
+/// A key that `Debug` does not print. Empty if it is longer than a lookup accepts.
 #[derive(Clone)]
 struct Raw(Box<str>);
 
@@ -103,27 +103,27 @@ fn as_text<S: serde::Serializer>(at: &Timestamp, serializer: S) -> Result<S::Ok,
     serializer.serialize_str(&explanation::time(*at))
 }
 
-/// Which events are wanted: all that have these.
+/// A filter: events that match all given fields.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Filter {
     pub(crate) policy: Option<String>,
-    /// The key's text, as it is shown or as it is.
+    /// The key, redacted or not.
     pub(crate) key: Option<String>,
 }
 
-/// What listeners are sent.
+/// A message to subscribers.
 #[derive(Debug, Clone)]
 pub(super) enum Message {
     Denial(Arc<Event>),
-    /// JSON of what was decided in the last second.
+    /// The decisions of the last second, as JSON.
     Rates(Arc<str>),
-    /// Policies, configuration or changes moved.
+    /// Policies, the config or run-time changes have changed.
     Changed,
-    /// The service ends.
+    /// The service is shutting down.
     End,
 }
 
-/// Where events go.
+/// The outputs of events.
 #[derive(Debug)]
 pub(crate) struct Events {
     ring: Mutex<Ring>,
@@ -146,7 +146,7 @@ impl Events {
     /// `logged` says whether the log has them too.
     pub(super) fn new(redactor: Arc<Redactor>, logged: bool) -> Self {
         let limiter = |quota| Limiter::with_store(quota, MemoryStore::builder().max_keys(RATED_KEYS).build());
-        let every = Quota::new(1, LOGGED_EVERY).expect("a minute is a window");
+        let every = Quota::new(1, LOGGED_EVERY).expect("a positive interval is a window");
         Self {
             ring: Mutex::default(),
             rates: limiter(Quota::per_second(OF_A_KEY)),
@@ -162,7 +162,8 @@ impl Events {
         }
     }
 
-    /// Keeps, sends and logs a denial, as far as its key's rate goes. `denies` says whether it denied the request.
+    /// Records, publishes and logs a denial, within its key's rate. `denies`: whether it denied the
+    /// request.
     pub(super) fn record(
         &self,
         door: Protocol,
@@ -177,10 +178,10 @@ impl Events {
             self.leave_out();
             return;
         }
-        // A scope of nothing has the key `*`, and no attribute.
+        // Without a scope the key is `*` and has no attributes.
         let values = key.split(',').map(|value| self.redactor.show(value, keys_shown).into());
         let quota = one.quota();
-        // A look asks for nothing, which always fits; it fits for certain when the key is as new.
+        // A peek of cost 0 always fits, so report the time until the key is unused.
         let (reason, wait) = match one.reason() {
             Some(reason) => (reason, one.retry_after()),
             None if one.is_blocked() => (Reason::Blocked, one.frees_after()),
@@ -214,14 +215,14 @@ impl Events {
         let event = Arc::new(event);
         let oldest = if ring.events.len() == EVENTS_KEPT { ring.events.pop_front() } else { None };
         ring.events.push_back(Arc::clone(&event));
-        // Under the lock, so that listeners get them in their order.
+        // Under the lock, so that subscribers receive events in order.
         self.send(Message::Denial(Arc::clone(&event)));
         drop(ring);
         drop(oldest);
         if let Some(log) = &self.log
             && let Some(suppressed) = self.log_limit.admit_key(rated.as_bytes())
         {
-            // A log that is stuck loses lines, not decisions.
+            // A stuck log loses lines; it never delays decisions.
             let _ = log.try_send(LogLine { event, suppressed });
         }
     }
@@ -231,7 +232,7 @@ impl Events {
         self.left_out.fetch_add(1, Relaxed);
     }
 
-    /// Denials that were not recorded, as they were too many.
+    /// Denials not recorded because of rate limits.
     pub(super) fn left_out(&self) -> u64 {
         self.left_out.load(Relaxed)
     }
@@ -242,22 +243,22 @@ impl Events {
         events.into_iter().rev().filter(|event| self.matches(event, filter)).take(limit).collect()
     }
 
-    /// The events that are kept, oldest first, and the number of the last one. A copy, since who looks through them hashes
-    /// keys, and denials must not wait for that.
+    /// The recorded events, oldest first, and the last sequence number. A copy, because callers
+    /// hash keys, and denials must not wait for that.
     fn kept(&self) -> (Vec<Arc<Event>>, u64) {
         let ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         (ring.events.iter().cloned().collect(), ring.last_seq)
     }
 
-    /// The events that are kept and come after this one, oldest first. All, if there is no such event yet: its number was
-    /// given before a restart.
+    /// The recorded events after this one, oldest first. All, if the number is in the future: it is
+    /// from before a restart.
     pub(super) fn after(&self, seq: u64, filter: &Filter) -> Vec<Arc<Event>> {
         let (events, last_seq) = self.kept();
         let seq = if seq > last_seq { 0 } else { seq };
         events.into_iter().filter(|event| event.seq > seq && self.matches(event, filter)).collect()
     }
 
-    /// Whether an event is one of those that are wanted.
+    /// Whether an event matches.
     pub(super) fn matches(&self, event: &Event, filter: &Filter) -> bool {
         let is_key =
             |key: &String| *key == event.key || self.redactor.show(key, event.keys_shown) == event.key;
@@ -265,14 +266,14 @@ impl Events {
             && filter.key.as_ref().is_none_or(is_key)
     }
 
-    /// Keys of a policy that are shown as this text, among those of the events that are kept.
+    /// The keys of recorded events of a policy that are redacted to this text.
     pub(super) fn keys_shown_as(&self, policy: &str, shown: &str) -> Vec<Box<str>> {
         let (events, _) = self.kept();
         let same = events.iter().filter(|event| event.policy == policy && event.key == shown);
         same.filter(|event| !event.raw.0.is_empty()).map(|event| event.raw.0.clone()).collect()
     }
 
-    /// Forgets the events of a policy, whose keys must no longer be shown as they were.
+    /// Drops the events of a policy, because its redaction changed.
     pub(super) fn forget(&self, policy: &str) {
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         ring.events.retain(|event| event.policy != policy);
@@ -287,26 +288,26 @@ impl Events {
     }
 
     pub(super) fn send(&self, message: Message) {
-        // Nobody may be listening.
+        // Fails if there are no subscribers.
         let _ = self.listeners.send(message);
     }
 }
 
-/// A denial on its way to the log.
+/// A denial in the queue to the log.
 #[derive(Debug)]
 struct LogLine {
     event: Arc<Event>,
-    /// Denials since the last line that have none.
+    /// Denials not logged since the last line.
     suppressed: u64,
 }
 
-/// Starts the thread that writes denials to the log. It ends with the queue.
+/// Starts the thread that logs denials. It stops when the queue closes.
 fn start_log() -> Option<SyncSender<LogLine>> {
     let (sender, receiver) = sync_channel(LOG_QUEUE);
     let thread = std::thread::Builder::new().name("denials".to_owned()).spawn(move || write_log(&receiver));
     thread
         .inspect_err(
-            |error| tracing::warn!(%error, "cannot start the thread that logs denials; they are not logged"),
+            |error| tracing::warn!(%error, "cannot start the logging thread; denials are not logged"),
         )
         .ok()
         .map(|_| sender)
@@ -317,7 +318,7 @@ fn write_log(lines: &Receiver<LogLine>) {
         tracing::info!(
             target: "slidegate::denials",
             policy = event.policy,
-            // Texts that clients choose are quoted and escaped by the form of the log.
+            // The log format quotes and escapes texts chosen by clients.
             key = event.key,
             limit = event.limit,
             window_ms = event.window_ms,

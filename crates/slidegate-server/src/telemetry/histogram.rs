@@ -1,15 +1,17 @@
-//! Histograms of spans of time, as Prometheus reads them.
+//! Duration histograms in Prometheus' format.
 //!
-//! The count is not kept: it is the sum of the buckets.
+//! The count is not stored: it is the sum of the buckets.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use super::per_thread::{PerThread, thread};
 
-/// Upper ends of the buckets, in microseconds, both included: from a decision in memory to a store's deadline and beyond.
+/// Inclusive upper bounds of the buckets, in microseconds: from an in-memory decision to beyond a
+/// store's deadline.
 ///
-/// A threshold between two of them cannot be measured: every one in `deploy/prometheus/alerts.yml` is one of these.
+/// A threshold between two bounds cannot be measured, so all thresholds in
+/// `deploy/prometheus/alerts.yml` are bounds.
 pub(super) const ENDS_US: [u64; 17] =
     [1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000, 250_000];
 
@@ -18,15 +20,15 @@ pub(super) struct Histogram(PerThread<Buckets>);
 
 #[derive(Debug, Default)]
 struct Buckets {
-    /// One for each end, and one for what is longer.
+    /// One per bound, and one for longer durations.
     counts: [AtomicU64; ENDS_US.len() + 1],
     sum_us: AtomicU64,
 }
 
-/// A histogram at one time.
+/// A snapshot of a histogram.
 #[derive(Debug, PartialEq)]
 pub(super) struct Reading {
-    /// Upper ends in seconds, the last infinite, each with what is in this bucket alone.
+    /// Upper bound in seconds, the last infinite, and the count of this bucket alone.
     pub(super) buckets: Vec<(f64, u64)>,
     pub(super) sum_s: f64,
     pub(super) count: u64,
@@ -37,7 +39,7 @@ impl Histogram {
         Self(PerThread::new(lanes))
     }
 
-    /// Adds as many observations of this span.
+    /// Adds this many observations of one duration.
     pub(super) fn add(&self, span: Duration, times: u64) {
         let lane = self.0.of(thread());
         let span_us = u64::try_from(span.as_micros()).unwrap_or(u64::MAX);
@@ -60,7 +62,7 @@ impl Histogram {
 mod tests {
     use super::*;
 
-    /// An observation in the wrong bucket moves a percentile that somebody is woken by.
+    /// An observation in the wrong bucket shifts a percentile that alerts depend on.
     #[test]
     fn a_span_is_in_the_first_bucket_that_is_as_long() {
         let histogram = Histogram::new(2);

@@ -1,7 +1,8 @@
-//! The observer: counts what is decided, remembers why something was denied, and who uses most.
+//! The observer: records decisions in counters, events, top keys and traces.
 //!
-//! It sees every decision after it was made and changes none. An allowed decision costs it a few additions to counters
-//! of its thread: it reads no clock, takes no lock and allocates nothing, but for the few that are looked at closely.
+//! It sees every decision after it was made and never changes it. An allowed decision costs a few
+//! additions to thread-local counters: no clock, lock or allocation, except for the few that are
+//! sampled.
 
 use std::collections::HashMap;
 use std::sync::atomic::{
@@ -30,17 +31,18 @@ use crate::config::{KeysShown, Observe};
 use crate::policy_names::candidate_of;
 use slidegate_envoy::LiveConfig;
 
-/// Most streams at once, of events and rates together: each is a connection, and a message is sent to all.
+/// Maximum open streams of events and rates. Each is a connection, and every message goes to all of
+/// them.
 pub(super) const MAX_STREAMS: usize = 64;
-/// Longest error of a configuration that is kept.
+/// Maximum bytes stored of a config error.
 const MAX_ERROR: usize = 4096;
 
-/// Watches decisions. Held by the app, which shows it each one.
+/// Records decisions.
 #[derive(Debug)]
 pub(crate) struct Observer {
     pub(super) options: Enabled,
     pub(super) registry: ArcSwap<PolicyRegistry>,
-    /// How policies show keys, by their names. Held while the registry is changed.
+    /// Redaction of keys, by policy name. Locked while the registry changes.
     pub(super) keys_shown: Mutex<HashMap<String, KeysShown>>,
     pub(super) counters: PerThread<RequestCounters>,
     pub(super) latency: [Histogram; Protocol::ALL.len()],
@@ -52,15 +54,15 @@ pub(crate) struct Observer {
     pub(super) changes: ChangesSeen,
     pub(super) streams: Arc<Semaphore>,
     pub(super) is_ending: AtomicBool,
-    /// The files of envoyproxy/ratelimit, if it is those that are followed.
+    /// The envoyproxy/ratelimit files, if used.
     pub(super) files: OnceLock<LiveConfig>,
-    /// `None`: no decision has a span.
+    /// `None`: tracing is disabled.
     pub(super) traces: Option<Traces>,
     pub(super) clock: SystemClock,
     pub(super) started_at: Timestamp,
 }
 
-/// What is told.
+/// The enabled outputs.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Enabled {
     pub(super) metrics: bool,
@@ -68,43 +70,43 @@ pub(super) struct Enabled {
     pub(super) top: bool,
 }
 
-/// What one lane has seen, of all policies together.
+/// Counters of one thread over all policies.
 #[derive(Debug, Default)]
 pub(super) struct RequestCounters {
     /// By verdict, verb and protocol.
     pub(super) requests: [[[AtomicU64; Protocol::ALL.len()]; VERBS.len()]; 2],
     /// Checks that no policy applied to, by protocol.
     pub(super) unmatched: [AtomicU64; Protocol::ALL.len()],
-    /// Charges that are looked at for the top.
+    /// Samples charges for the top keys.
     pub(super) charges: Sampler,
-    /// Denials that are looked at for the top and for events.
+    /// Samples denials for the top keys and events.
     pub(super) denials: Sampler,
 }
 
-/// What is known of the configuration.
+/// The state of the configuration.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Loaded {
     pub(super) hash: String,
     pub(super) at: Timestamp,
-    /// How often it was loaded and refused after the start.
+    /// Number of successful and rejected reloads since the start.
     pub(super) loads: u64,
     pub(super) failures: u64,
-    /// Why the last one was refused, if it was.
+    /// The error of the last reload, if it was rejected.
     pub(super) error: Option<String>,
 }
 
-/// What is known of changes that were made at run time and live in a shared store.
+/// The state of run-time changes in a shared store.
 #[derive(Debug, Default)]
 pub(super) struct ChangesSeen {
-    /// How often the store lost changes that are in force here.
+    /// How often the store lost changes that are active here.
     pub(super) losses: AtomicU64,
-    /// Whether the store holds what is in force here, as far as it was last seen.
+    /// Whether the store held the active changes when last read.
     pub(super) are_stored: AtomicBool,
 }
 
 impl Observer {
     /// # Errors
-    /// In one line: spans that cannot be sent where the configuration says.
+    /// One line: the configured trace exporter cannot be created.
     pub(crate) fn new(options: Observe, policies: &PolicySet) -> Result<Self, String> {
         let traces = options.traces.as_ref().map(Traces::start).transpose()?;
         let copies = copies_wanted();
@@ -135,18 +137,18 @@ impl Observer {
         Ok(observer)
     }
 
-    /// Who asks by a request with these fields.
+    /// The caller of a request with these header fields.
     pub(crate) fn caller(&self, protocol: Protocol, headers: &HeaderMap) -> Caller {
         if self.traces.is_some() { Traces::caller(protocol, headers) } else { protocol.into() }
     }
 
-    /// When a decision begins, if that is wanted.
+    /// The start time of a decision, if tracing is enabled.
     #[inline]
     pub(crate) fn span_start(&self) -> Option<Timestamp> {
         self.traces.as_ref().map(|_| self.clock.now())
     }
 
-    /// The span of decisions that began then.
+    /// The span of decisions that started at this time.
     #[cold]
     fn trace(
         &self,
@@ -161,12 +163,13 @@ impl Observer {
         traces.record(caller, verb, span.into(), decisions, shown);
     }
 
-    /// What sends spans, if anything does.
+    /// The trace exporter, if tracing is enabled.
     pub(crate) fn traces(&self) -> Option<&Traces> {
         self.traces.as_ref()
     }
 
-    /// Sees decisions. Every one is shown here, once, after it was made; `span_start` is from [`span_start`](Self::span_start).
+    /// Records decisions. Called exactly once per decision, after it was made; `span_start` is from
+    /// [`span_start`](Self::span_start).
     pub(crate) fn record(
         &self,
         caller: &Caller,
@@ -212,7 +215,8 @@ impl Observer {
         }
     }
 
-    /// Sees looks that decided a client's request, each with its outcome: counted as checks that charged nothing.
+    /// Records peeks that decided a client's request, with their outcomes: counted as checks that
+    /// charged nothing.
     pub(crate) fn record_peeks(&self, protocol: Protocol, looks: &[(PolicyDecision<'_>, Outcome)]) {
         let Enabled { metrics, events, top } = self.options;
         if !(metrics || events || top) {
@@ -268,13 +272,14 @@ impl Observer {
         }
     }
 
-    /// Goes over to these policies, before they decide: decisions of policies that were never told here are not seen.
-    /// Counts stay with the policies' names. `added` says how those show keys that the configuration does not have.
+    /// Registers these policies. Must be called before they decide: decisions of unregistered
+    /// policies are not recorded. Counts are kept by policy name. `added`: redaction of policies
+    /// that are not in the config.
     pub(crate) fn follow(&self, policies: &PolicySet, added: &HashMap<String, KeysShown>) {
         let keys_shown = self.keys_shown.lock().unwrap_or_else(PoisonError::into_inner);
         let before = self.registry.load_full();
         let after = before.of(policies, |name| {
-            // A candidate decides the requests of its policy, and shows their keys as that does.
+            // A candidate uses the redaction of its policy.
             let name = candidate_of(name).unwrap_or(name);
             added.get(name).or(keys_shown.get(name)).copied().unwrap_or_default()
         });
@@ -288,17 +293,17 @@ impl Observer {
         self.mark_changed();
     }
 
-    /// Shows keys so from the next [`follow`](Self::follow) on.
+    /// Sets the redaction of keys, from the next [`follow`](Self::follow) on.
     pub(crate) fn show_keys(&self, keys_shown: HashMap<String, KeysShown>) {
         *self.keys_shown.lock().unwrap_or_else(PoisonError::into_inner) = keys_shown;
     }
 
-    /// What was counted of a policy. `None` if it never was in force.
+    /// The counts of a policy. `None` if it was never active.
     pub(crate) fn counts(&self, policy: &str) -> Option<Counts> {
         self.registry.load().by_name(policy).map(|row| row.counts())
     }
 
-    /// Checks that were allowed and that were denied, by all policies together.
+    /// Allowed and denied checks, over all policies.
     pub(super) fn checks(&self) -> [u64; 2] {
         let check = Verb::Check as usize;
         let of = |seen: &RequestCounters, verdict: usize| {
@@ -307,42 +312,42 @@ impl Observer {
         [0, 1].map(|verdict| self.counters.sum(|seen| of(seen, verdict)))
     }
 
-    /// Counts how often files of envoyproxy/ratelimit are taken and refused.
+    /// Exports the reload counts of envoyproxy/ratelimit files.
     pub(crate) fn watch_files(&self, live: LiveConfig) {
-        // They are followed from the start or never.
+        // Set once, at the start.
         let _ = self.files.set(live);
     }
 
-    /// The denials that are remembered.
+    /// The recorded denials.
     pub(crate) fn events(&self) -> &events::Events {
         &self.events
     }
 
-    /// The time from which a protocol measures how long its decisions take.
+    /// The start time for the duration metric.
     pub(crate) fn start(&self) -> Timestamp {
         if self.options.metrics { self.clock.now() } else { Timestamp::EPOCH }
     }
 
-    /// Says that a protocol took from `start` until now for so many decisions.
+    /// Records the duration from `start` until now for this many decisions.
     pub(crate) fn record_duration(&self, protocol: Protocol, start: Timestamp, decisions: u64) {
         if self.options.metrics && decisions > 0 {
             self.latency[protocol as usize].add(self.clock.now() - start, decisions);
         }
     }
 
-    /// Says that a call of the shared store took from `start` until now, if it was the store that decided.
+    /// Records the duration of a store call from `start` until now, if the store decided.
     pub(crate) fn record_store_call(&self, start: Timestamp, decisions: &Decisions<'_>) {
         if self.options.metrics && decisions.iter().any(|one| one.source == Source::Store) {
             self.store_latency.add(self.clock.now() - start, 1);
         }
     }
 
-    /// Tells listeners that policies, configuration or changes moved.
+    /// Notifies subscribers that policies, the config or run-time changes have changed.
     pub(crate) fn mark_changed(&self) {
         self.events.send(Message::Changed);
     }
 
-    /// Says which configuration is in force now.
+    /// Records the active config.
     pub(crate) fn config_loaded(&self, hash: &str) {
         let at = self.clock.now();
         let mut known = self.configuration.lock().unwrap_or_else(PoisonError::into_inner);
@@ -352,7 +357,7 @@ impl Observer {
         self.mark_changed();
     }
 
-    /// Says that a new configuration was refused, so the old one stays in force.
+    /// Records a rejected reload.
     pub(crate) fn config_refused(&self, error: &str) {
         let error: String = error.chars().take(MAX_ERROR).collect();
         let mut known = self.configuration.lock().unwrap_or_else(PoisonError::into_inner);
@@ -362,19 +367,19 @@ impl Observer {
         self.mark_changed();
     }
 
-    /// Says that the store lost run-time changes that are in force.
+    /// Records that the store lost active run-time changes.
     pub(crate) fn changes_lost(&self) {
         self.changes.losses.fetch_add(1, Relaxed);
         self.changes_are_stored(false);
         self.mark_changed();
     }
 
-    /// Says whether the store holds the run-time changes that are in force.
+    /// Records whether the store holds the active run-time changes.
     pub(crate) fn changes_are_stored(&self, are_stored: bool) {
         self.changes.are_stored.store(are_stored, Relaxed);
     }
 
-    /// Sends the last spans. To be called after the last decision; it waits a little for a collector.
+    /// Exports the last spans. Call after the last decision; blocks for a bounded time.
     pub(crate) fn end_traces(&self) {
         if let Some(traces) = &self.traces {
             traces.end();
@@ -382,19 +387,19 @@ impl Observer {
         }
     }
 
-    /// Ends all streams, so that their connections do not hold up the end of the service.
+    /// Ends all streams, so that they do not delay shutdown.
     pub(crate) fn end(&self) {
         self.is_ending.store(true, SeqCst);
         self.events.send(Message::End);
     }
 
-    /// The date of a time that the observer noted, by the wall clock as it is set now.
+    /// Converts a time of the observer's clock to the current wall clock.
     pub(super) fn wall_time(&self, at: Timestamp) -> Timestamp {
         self.clock.wall_time(at)
     }
 
-    /// The keys that a policy shows as this text, among those that are kept: used or denied most in this period and the
-    /// one before, and the last denials. `None` if the text is not what keys are shown as, but one.
+    /// The keys of a policy that are redacted to this text, among the top keys of this and the
+    /// previous period and the recorded denials. `None` if the text is an unredacted key.
     pub(crate) fn keys_shown_as(&self, policy: &str, text: &str) -> Option<Vec<Box<str>>> {
         let registry = self.registry.load();
         let row = registry.by_name(policy).filter(|row| Redactor::is_shown(text, row.keys_shown))?;
@@ -410,7 +415,7 @@ impl Observer {
         Some(keys)
     }
 
-    /// A key's text as its policy shows it.
+    /// A key, redacted as its policy configures.
     pub(crate) fn shown(&self, policy: &str, key: &str) -> String {
         let keys_shown = self.registry.load().by_name(policy).map(|row| row.keys_shown).unwrap_or_default();
         self.redactor.show(key, keys_shown)

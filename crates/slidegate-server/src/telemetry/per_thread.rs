@@ -1,17 +1,19 @@
-//! PerThread: counters that every thread has a copy of, or nearly, so that threads do not wait for each other's cache lines.
+//! Per-thread counters: each thread updates its own copy, so that threads do not contend for cache
+//! lines.
 //!
-//! Readers add the copies up. More threads than lanes share some, which is slower and counts just as exactly.
+//! Readers sum the copies. With more threads than copies, threads share one, which is slower and
+//! still exact.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Most lanes: what more processors gain is less than the memory for each policy.
+/// Maximum copies: with more, the gain does not justify the memory per policy.
 const MAX_COPIES: usize = 16;
 
-/// A copy for each lane, each on cache lines of its own.
+/// The copies, each on its own cache lines.
 #[derive(Debug)]
 pub(super) struct PerThread<T>(Box<[Padded<T>]>);
 
-/// Two lines, since processors fetch them in pairs.
+/// Two cache lines, because processors prefetch them in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Padded<T>(T);
@@ -21,28 +23,28 @@ thread_local! {
     static THREAD: usize = THREADS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The number of this thread, which chooses its lane.
+/// The number of this thread, which selects its copy.
 #[inline]
 pub(super) fn thread() -> usize {
     THREAD.with(|number| *number)
 }
 
-/// How many lanes this machine's processors want: a power of two.
+/// The number of copies for this machine's processors: a power of two.
 pub(super) fn copies_wanted() -> usize {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     processors.next_power_of_two().min(MAX_COPIES)
 }
 
 impl<T: Default> PerThread<T> {
-    /// `count` is a power of two.
+    /// `count` must be a power of two.
     pub(super) fn new(count: usize) -> Self {
-        assert!(count.is_power_of_two(), "a thread's lane is its number's lower bits");
+        assert!(count.is_power_of_two(), "a thread's number selects its copy by the lower bits");
         Self((0..count).map(|_| Padded::default()).collect())
     }
 }
 
 impl<T> PerThread<T> {
-    /// The copy of the thread of this number.
+    /// The copy of the thread with this number.
     #[inline]
     pub(super) fn of(&self, thread: usize) -> &T {
         &self.0[thread & (self.0.len() - 1)].0
@@ -52,7 +54,7 @@ impl<T> PerThread<T> {
         self.0.iter().map(|lane| &lane.0)
     }
 
-    /// What a reading of each copy adds up to.
+    /// The sum of a value over all copies.
     pub(super) fn sum(&self, read: impl Fn(&T) -> u64) -> u64 {
         self.iter().map(read).fold(0, u64::wrapping_add)
     }

@@ -1,7 +1,8 @@
-//! What is counted of each policy, and the registry of policies that decisions find their counters by.
+//! Counters per policy, and the registry that finds them.
 //!
-//! A row is found by the policy's position in its set and made sure of by its name: while a set is swapped, decisions of the
-//! old one find theirs by name. Counts stay with a name through every change of policies.
+//! The registry finds a policy's counters by its position in the set and verifies the name: while a
+//! set is replaced, decisions of the old one find theirs by name. Counts stay with the name through
+//! every change.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,17 +13,18 @@ use slidegate::{Decision, PolicySet, Source, Verb};
 use super::per_thread::{PerThread, copies_wanted};
 use crate::config::KeysShown;
 
-/// Most rows of policies that are no longer in force. Their counts go first when there are more.
+/// Maximum inactive policies whose counters are kept.
 const MAX_GONE: usize = 1024;
-/// With more policies than this each has one copy of its counters only: sixteen of 16,384 would take 60 MB.
+/// With more policies than this, each has only one copy of its counters: sixteen copies of 16,384
+/// would take 60 MB.
 const MAX_SHARDED: usize = 1024;
 
-/// The verdict of one policy, as it is counted.
+/// The counted outcome of one policy's decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Allow,
     Deny,
-    /// A shadow policy's denial, which denied nothing.
+    /// A denial by a shadow policy, which did not deny the request.
     ShadowDeny,
 }
 
@@ -47,7 +49,7 @@ impl Outcome {
     }
 }
 
-/// Where decisions come from, as far as it is counted.
+/// The counted sources of decisions.
 pub(super) const SOURCES: [Source; 5] =
     [Source::Store, Source::Remembered, Source::Local, Source::Allow, Source::Deny];
 
@@ -58,7 +60,7 @@ fn index_of(source: Source) -> usize {
         Source::Local => 2,
         Source::Allow => 3,
         Source::Deny => 4,
-        // The library may learn of others.
+        // The library may add sources.
         _ => 0,
     }
 }
@@ -67,7 +69,7 @@ fn index_of(source: Source) -> usize {
 #[derive(Debug)]
 pub(super) struct PolicyCounters {
     pub(super) name: String,
-    /// Given once, and never to another policy.
+    /// Unique, and never reused for another policy.
     pub(super) number: u32,
     pub(super) keys_shown: KeysShown,
     cells: Arc<PerThread<Cells>>,
@@ -76,26 +78,26 @@ pub(super) struct PolicyCounters {
 #[derive(Debug, Default)]
 struct Cells {
     checks: [[AtomicU64; SOURCES.len()]; Outcome::ALL.len()],
-    /// Cost that checks and penalties charged.
+    /// Cost charged by checks and penalties.
     cost_allowed: AtomicU64,
-    /// Cost that enforced denials refused.
+    /// Cost denied by the enforced policy.
     cost_denied: AtomicU64,
     cost_refunded: AtomicU64,
-    /// Checks that were denied because their key is blocked.
+    /// Checks denied because the key is blocked.
     blocked: AtomicU64,
-    /// Checks that were charged and left a key at four fifths of its limit or above.
+    /// Admitted checks after which the key was at 80 % of its limit or above.
     near_limit: AtomicU64,
 }
 
 impl Cells {
-    /// Counts a denial of an enforced policy.
+    /// Counts a denial by an enforced policy.
     fn record_denial(&self, decision: &Decision, asked: u64) {
         self.cost_denied.fetch_add(asked, Relaxed);
         self.blocked.fetch_add(u64::from(decision.is_blocked()), Relaxed);
     }
 }
 
-/// What was counted of a policy since the service started.
+/// A snapshot of a policy's counters since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) allowed: u64,
@@ -109,7 +111,7 @@ pub(crate) struct Counts {
 }
 
 impl PolicyCounters {
-    /// Counts a policy's decision on a request of this cost; says what it was, if it was a check.
+    /// Counts a decision on a request of this cost. Returns the outcome of a check.
     #[inline]
     pub(super) fn record(
         &self,
@@ -135,9 +137,9 @@ impl PolicyCounters {
         let outcome = Outcome::of(decision, is_enforced);
         cells.checks[outcome as usize][index_of(decision.source)].fetch_add(1, Relaxed);
         match outcome {
-            // Another policy may have denied; then nothing was charged here.
+            // If another policy denied the request, nothing was charged here.
             Outcome::Allow if decision.cost > 0 => {
-                // The decision's own cost is what several requests on this key were charged together.
+                // The decision's own cost is the sum over all requests of the call on this key.
                 cells.cost_allowed.fetch_add(asked, Relaxed);
                 if decision.used >= decision.limit - decision.limit / 5 {
                     cells.near_limit.fetch_add(1, Relaxed);
@@ -149,7 +151,7 @@ impl PolicyCounters {
         Some(outcome)
     }
 
-    /// Counts a look that stands for a check of this cost.
+    /// Counts a peek that decided a check of this cost.
     pub(super) fn record_peek(&self, thread: usize, decision: &Decision, outcome: Outcome, asked: u64) {
         let cells = self.cells.of(thread);
         cells.checks[outcome as usize][index_of(decision.source)].fetch_add(1, Relaxed);
@@ -158,7 +160,7 @@ impl PolicyCounters {
         }
     }
 
-    /// How many checks had this outcome from this source.
+    /// Checks with this outcome and source.
     pub(super) fn checks(&self, outcome: Outcome, source: Source) -> u64 {
         self.cells.sum(|cells| cells.checks[outcome as usize][index_of(source)].load(Relaxed))
     }
@@ -178,19 +180,19 @@ impl PolicyCounters {
     }
 }
 
-/// The rows of all policies.
+/// The counters of all policies.
 #[derive(Debug, Default)]
 pub(super) struct PolicyRegistry {
-    /// First those in force, in the order of their set, then those that were.
+    /// First the active policies, in the order of their set, then inactive ones.
     rows: Vec<Arc<PolicyCounters>>,
     positions: HashMap<String, usize>,
     in_force: usize,
-    /// How many rows there ever were.
+    /// Number of policies ever registered.
     numbered: u32,
 }
 
 impl PolicyRegistry {
-    /// The registry of this set. Policies that were known before keep their counts.
+    /// The registry of this set. Known policies keep their counts.
     pub(super) fn of(&self, policies: &PolicySet, keys_shown: impl Fn(&str) -> KeysShown) -> Self {
         let copies = if policies.iter().len() > MAX_SHARDED { 1 } else { copies_wanted() };
         let mut numbered = self.numbered;
@@ -227,7 +229,7 @@ impl PolicyRegistry {
         Self { rows, positions, in_force, numbered }
     }
 
-    /// The row of the policy of this name, which stands at this position of its set.
+    /// The counters of the policy with this name, expected at this position of its set.
     #[inline]
     pub(super) fn row(&self, position: usize, name: &str) -> Option<&PolicyCounters> {
         match self.rows.get(position) {
@@ -240,7 +242,7 @@ impl PolicyRegistry {
         self.positions.get(name).map(|position| &self.rows[*position])
     }
 
-    /// The rows of the policies in force, in their order.
+    /// The counters of the active policies, in order.
     pub(super) fn in_force(&self) -> &[Arc<PolicyCounters>] {
         &self.rows[..self.in_force]
     }

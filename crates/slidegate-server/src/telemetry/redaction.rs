@@ -1,7 +1,8 @@
-//! How keys are shown: as they are, masked or hashed, by each policy's own word.
+//! Redaction: shows keys in clear, masked or hashed, as each policy configures.
 //!
-//! All that leaves the observer goes through here, the log, events, top keys and pages alike; answers to who asked
-//! do not, since they tell a client its own key. A key's text has no control characters, see the library's `Key`.
+//! Applies to everything the observer exports: log, events, top keys and the dashboard. Responses
+//! to clients are not redacted, because they contain the client's own key. The text of a key has no
+//! control characters, see the library's `Key`.
 
 use std::borrow::Cow;
 use std::collections::hash_map::RandomState;
@@ -11,20 +12,20 @@ use siphasher::sip128::SipHasher24;
 
 use crate::config::KeysShown;
 
-/// Longest text of a key that is shown, in bytes. Of longer ones as much as fits, and a hash that tells them apart.
+/// Maximum bytes of a displayed key. Longer keys are cut and get a hash that distinguishes them.
 pub(super) const MAX_SHOWN: usize = 256;
-/// Characters of a hash: 126 bits, six for each.
+/// Characters of a hash, six bits each: 126 bits.
 const HASH_CHARACTERS: usize = 21;
-/// Characters that follow a masked key, so that two rows that look alike are known to be two: 24 bits.
+/// Characters of the hash after a masked key, which distinguishes equal masks: 24 bits.
 const MARK_CHARACTERS: usize = 4;
-/// A masked value shows a character for every so many that it has, and at most [`MAX_UNMASKED`].
+/// A masked value shows one character per this many, at most [`MAX_UNMASKED`].
 const MASKED_FOR_ONE: usize = 4;
 const MAX_UNMASKED: usize = 2;
 
-/// What hashes are written with.
+/// The alphabet of hashes.
 const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
-/// Hides keys. What hashes are made with is the configured secret, or random for each process.
+/// Redacts keys. Hashes use the configured secret, or one that is random per process.
 #[derive(Debug)]
 pub(super) struct Redactor {
     secret: [u64; 2],
@@ -36,7 +37,8 @@ impl Redactor {
         let secret = secret.map_or_else(
             || [random(), random()],
             |secret| {
-                // Others than the store's names are made with, so that those do not tell what these are.
+                // Different from the hash keys of the store's names, so that those do not reveal
+                // these.
                 let hash = SipHasher24::new_with_keys(0, 1).hash(secret.as_bytes());
                 [hash.h1, hash.h2]
             },
@@ -44,7 +46,7 @@ impl Redactor {
         Self { secret }
     }
 
-    /// The text of a key as it may be shown.
+    /// The redacted text of a key.
     pub(super) fn show(&self, key: &str, how: KeysShown) -> String {
         let key = self.cut(key);
         match how {
@@ -57,7 +59,7 @@ impl Redactor {
         }
     }
 
-    /// A text of bounded length that stands for the key; a cut one is cut no further.
+    /// A text of bounded length for the key; idempotent.
     pub(super) fn cut<'k>(&self, key: &'k str) -> Cow<'k, str> {
         if key.len() <= MAX_SHOWN {
             return key.into();
@@ -68,7 +70,7 @@ impl Redactor {
         format!("{start}...#{}", self.hash(key, HASH_CHARACTERS)).into()
     }
 
-    /// Whether a text is what a key may be shown as, and not the key itself.
+    /// Whether a text is a redacted key.
     pub(super) fn is_shown(text: &str, how: KeysShown) -> bool {
         let is_mark = |mark: &str, characters: usize| {
             mark.len() == characters && mark.bytes().all(|byte| LETTERS.contains(&byte))
@@ -82,14 +84,15 @@ impl Redactor {
         }
     }
 
-    /// Whether a text is what [`cut`](Self::cut) leaves of a key, as far as that can be seen.
+    /// Whether a text looks like the result of [`cut`](Self::cut).
     pub(super) fn is_cut(text: &str) -> bool {
-        // A character of up to four bytes did not fit any more.
+        // A character of up to four bytes may not have fit.
         (MAX_SHOWN - 3..=MAX_SHOWN).contains(&text.len())
             && text.rsplit_once("...#").is_some_and(|(_, hash)| hash.len() == HASH_CHARACTERS)
     }
 
-    /// SipHash-2-4 with 128 bits of output (Aumasson and Bernstein, 2012), in letters, digits, `-` and `_`.
+    /// SipHash-2-4 with 128 bits of output (Aumasson and Bernstein, 2012), in letters, digits, `-`
+    /// and `_`.
     fn hash(&self, text: &str, characters: usize) -> String {
         let hash = SipHasher24::new_with_keys(self.secret[0], self.secret[1]).hash(text.as_bytes());
         let mut bits = u128::from(hash.h1) << 64 | u128::from(hash.h2);
@@ -102,7 +105,7 @@ impl Redactor {
     }
 }
 
-/// A value's first characters and three stars, whatever is left out.
+/// The first characters of a value and three stars, whatever its length.
 fn masked(value: &str) -> String {
     let shown = (value.chars().count() / MASKED_FOR_ONE).min(MAX_UNMASKED);
     value.chars().take(shown).chain("***".chars()).collect()
@@ -112,7 +115,7 @@ fn masked(value: &str) -> String {
 mod tests {
     use super::*;
 
-    /// A mask that shows all of a short name is none.
+    /// A mask must not reveal short values in full.
     #[test]
     fn masked_and_hashed_keys_do_not_show_what_they_are() {
         let redactor = Redactor::new(None);
@@ -136,7 +139,7 @@ mod tests {
         }
     }
 
-    /// Who looks for one client in the logs of many instances needs one name for it; nobody else should find it.
+    /// Operators must be able to find one client in the logs of many instances; others must not.
     #[test]
     fn hashes_are_the_same_under_one_secret_and_others_under_another() {
         let of = |secret| Redactor::new(secret).show("alice", KeysShown::Hashed);
@@ -145,7 +148,7 @@ mod tests {
         assert_ne!(of(None), of(None));
     }
 
-    /// Whoever follows a link must not be told of another key that only looks like it.
+    /// A link must not open another key that only looks the same.
     #[test]
     fn what_is_shown_is_told_from_keys() {
         let redactor = Redactor::new(None);
@@ -160,7 +163,7 @@ mod tests {
         }
     }
 
-    /// Keys are chosen by clients; what is kept of them must be bounded.
+    /// Clients choose keys, so their stored length must be bounded.
     #[test]
     fn long_keys_are_cut_and_still_told_apart() {
         let redactor = Redactor::new(None);

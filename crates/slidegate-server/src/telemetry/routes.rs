@@ -1,6 +1,6 @@
-//! What the observer knows, over HTTP: `/metrics`, `/v1/events`, `/v1/top`, `/v1/live`.
+//! Telemetry over HTTP: `/metrics`, `/v1/events`, `/v1/top`, `/v1/live`.
 //!
-//! Who may read is decided where these are mounted.
+//! Access control is applied where these routes are mounted.
 
 use std::sync::Arc;
 
@@ -30,13 +30,13 @@ mod stream;
 
 type Shared = State<Arc<App>>;
 
-/// Events and keys in an answer, unless it is asked for others.
+/// Default number of events or keys in a response.
 const EVENTS: usize = 100;
 const KEYS: usize = 20;
-/// Most keys in an answer.
+/// Maximum keys in a response.
 const MAX_KEYS: usize = 1000;
 
-/// The routes over a app.
+/// The telemetry routes.
 pub(crate) fn routes(app: Arc<App>) -> Routes {
     let table = [
         ("/metrics", get(metrics)),
@@ -47,7 +47,7 @@ pub(crate) fn routes(app: Arc<App>) -> Routes {
     Routes::over(app, table)
 }
 
-/// `/metrics` alone, at a path of choice.
+/// Only the metrics, at the given path.
 pub(crate) fn metrics_routes(app: Arc<App>, path: &str) -> Router {
     Router::new().route(path, get(metrics)).with_state(app)
 }
@@ -127,16 +127,16 @@ struct Events<'a> {
 
 #[derive(Serialize)]
 struct Tops<'a> {
-    /// `null`: of all policies.
+    /// `null`: all policies.
     policy: Option<&'a str>,
     by: &'static str,
-    /// No key that is missing was counted more often than this.
+    /// Upper bound of the count of any key not listed.
     error_bound: u64,
-    /// Whether counts are estimates from a sample.
+    /// Whether counts are estimated from a sample.
     sampled: bool,
-    /// Counts are of the running period and the one before, each this long.
+    /// Counts cover the current period and the previous one, each this long.
     period_s: u64,
-    /// Most first.
+    /// Highest count first.
     keys: Vec<TopKey<'a>>,
 }
 
@@ -145,7 +145,7 @@ struct TopKey<'a> {
     policy: &'a str,
     key: String,
     count: u64,
-    /// How much of the count may be others'.
+    /// Maximum overestimate of the count.
     at_most_over: u64,
     last_at: String,
 }
@@ -156,10 +156,10 @@ async fn live(State(app): Shared, uri: Uri) -> Result<Response, Problem> {
     Ok(streamed(Sse::new(stream::live(app, place))))
 }
 
-/// A place for a stream, if there is one.
+/// Reserves a stream.
 fn place(app: &App) -> Result<OwnedSemaphorePermit, Problem> {
     Arc::clone(&app.observer().streams).try_acquire_owned().map_err(|_| {
-        let detail = format!("{} streams are open, which is the most; close one", MAX_STREAMS);
+        let detail = format!("{} streams are open, the maximum; close one", MAX_STREAMS);
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
     })
 }
@@ -171,7 +171,7 @@ where
         + Send
         + 'static,
 {
-    // Proxies that gather answers would keep events until there are many.
+    // Proxies must not buffer the stream.
     ([("x-accel-buffering", "no")], stream.keep_alive(KeepAlive::default())).into_response()
 }
 
@@ -194,7 +194,7 @@ fn last_event_id(value: &HeaderValue) -> Result<u64, Problem> {
     })
 }
 
-/// The policy that is asked for, which must be in force.
+/// The requested policy, which must be active.
 fn policy(query: &mut Query, app: &App) -> Result<Option<String>, Problem> {
     let Some(name) = query.take("policy") else { return Ok(None) };
     if app.observer().registry.load().in_force().iter().any(|row| row.name == name) {
@@ -204,7 +204,7 @@ fn policy(query: &mut Query, app: &App) -> Result<Option<String>, Problem> {
     Err(Problem::field("policy", detail).with_status(StatusCode::NOT_FOUND))
 }
 
-/// The parameters of a URL, each taken once.
+/// The query parameters, each taken once.
 struct Query(Vec<(String, String)>);
 
 impl Query {
@@ -228,7 +228,7 @@ impl Query {
         })
     }
 
-    /// Refuses what nobody took: a filter with a mistake in its name would be none.
+    /// Rejects unknown parameters: a misspelled filter would be ignored.
     fn nothing_else(&self, known: &str) -> Result<(), Problem> {
         self.0.first().map_or(Ok(()), |(name, _)| {
             let detail = format!(
@@ -245,7 +245,7 @@ fn answer(body: &impl Serialize) -> Response {
     (headers, problem::json(body)).into_response()
 }
 
-/// What is not told as the configuration has it switched off.
+/// The error for data that the config disables.
 fn off(setting: &str) -> Problem {
     let detail =
         format!("this is switched off; write `{setting}: true` under `observe` in the configuration");

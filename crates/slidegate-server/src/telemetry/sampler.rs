@@ -1,32 +1,32 @@
-//! Which decisions are looked at closely: all while there are few, one in [`SPARSE`] of those beyond.
+//! Sampling: every decision at low rates, one in [`SPARSE`] beyond.
 //!
-//! A gap between two that are taken is drawn at random, so that traffic in a rhythm cannot hide in it. What is taken
-//! weighs as much as it stands for, so sums of weights are right on average. Two threads that meet may take one too many
-//! or too few, which is the same.
+//! Gaps between samples are random, so that periodic traffic cannot evade sampling. Each sample has
+//! a weight, so sums of weights are correct on average. Two racing threads may take one sample too
+//! many or too few, which does not matter.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use slidegate::Timestamp;
 
-/// All are taken by a thread that has fewer than so many in a second: looking closely takes under a microsecond.
+/// A thread samples every decision up to this many per second: a sample costs under a microsecond.
 pub(super) const ALL_OF: u32 = 1000;
-/// One of so many is taken beyond that.
+/// Beyond that, it samples one in this many.
 pub(super) const SPARSE: u32 = 64;
 
 #[derive(Debug, Default)]
 pub(super) struct Sampler {
-    /// How many are passed over before the next one.
+    /// Decisions to skip before the next sample.
     gap: AtomicU32,
-    /// Whether the next one stands for [`SPARSE`], and not for itself.
+    /// Whether the next sample has the weight [`SPARSE`] instead of 1.
     sparse: AtomicU32,
     second: AtomicU64,
-    /// Taken in that second.
+    /// Samples taken in that second.
     taken: AtomicU32,
     random: AtomicU64,
 }
 
 impl Sampler {
-    /// How many decisions this one stands for; 0 if it is passed over.
+    /// The weight of this decision; 0 to skip it.
     #[inline]
     pub(super) fn weigh(&self, at: Timestamp) -> u64 {
         let gap = self.gap.load(Relaxed);
@@ -45,7 +45,7 @@ impl Sampler {
         self.taken.store(taken, Relaxed);
         let is_sparse = taken >= ALL_OF;
         self.sparse.store(is_sparse.into(), Relaxed);
-        // From 0 to twice the mean.
+        // Uniform from 0 to twice the mean.
         self.gap.store(if is_sparse { self.draw() % (2 * SPARSE - 1) } else { 0 }, Relaxed);
         weight
     }
@@ -66,7 +66,7 @@ impl Sampler {
 mod tests {
     use super::*;
 
-    /// Who asks little must be seen in full: a sample of ten denials is none.
+    /// Low traffic must be recorded in full: a sample of ten denials is useless.
     #[test]
     fn few_are_all_taken() {
         let sampler = Sampler::default();
@@ -77,7 +77,7 @@ mod tests {
         }
     }
 
-    /// A busy server must not look at every decision, and what it sees must still add up.
+    /// A busy server must not record every decision, and the totals must still be right.
     #[test]
     fn many_are_sampled_and_their_weights_add_up() {
         let sampler = Sampler::default();
@@ -86,7 +86,7 @@ mod tests {
         assert!((15_000..18_500).contains(&taken), "{taken}");
         let sum: u64 = weights.iter().sum();
         assert!((970_000..1_030_000).contains(&sum), "{sum}");
-        // The next second begins anew, after the gap.
+        // The next second starts again, after the gap.
         let next: u64 = (0..ALL_OF / 2).map(|_| sampler.weigh(Timestamp::from_secs(8))).sum();
         assert!((u64::from(ALL_OF / 2 - 2 * SPARSE)..u64::from(ALL_OF)).contains(&next), "{next}");
     }

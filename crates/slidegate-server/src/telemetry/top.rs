@@ -1,11 +1,12 @@
-//! Top keys: who uses most and who is denied most, in little memory.
+//! Top keys: the keys with the most usage and denials, in bounded memory.
 //!
-//! Space-Saving (Metwally, Agrawal and El Abbadi, 2005): a fixed number of counters, and a key that has none takes the
-//! smallest one over with its count. So a count is never too low, and too high by at most what was taken over, which is
-//! known of each key and never above the sum of all counts divided by the number of counters. Sketches of several threads
-//! and times are added up as Agarwal and others (2012) do: a key that one lacks may have its smallest count there.
+//! Space-Saving (Metwally, Agrawal and El Abbadi, 2005): a fixed number of counters; a key without
+//! one takes over the smallest with its count. A count is never too low, and too high by at most
+//! the count taken over, which is stored per key and is at most the sum of all counts divided by
+//! the number of counters. Sketches are merged as in Agarwal et al. (2012): a key that is missing
+//! in one may have that sketch's smallest count.
 //!
-//! Counts are of the running and the last full period, so that the top is of now, and old keys leave.
+//! Counts cover the current and the last full period, so that old keys expire.
 
 use std::collections::HashMap;
 use std::fmt::{self, Write as _};
@@ -17,14 +18,15 @@ use slidegate::Timestamp;
 use super::per_thread::{PerThread, thread};
 use super::redaction::Redactor;
 
-/// Counters of one policy, for each thread, period and order: 256 of about 100 bytes.
+/// Counters per policy, thread, period and order: 256 of about 100 bytes.
 pub(super) const COUNTERS: usize = 256;
-/// Most policies whose top is known, the first that are asked: 30 MB of full sketches of short keys for each thread.
+/// Maximum policies with top keys, the first that are used: 30 MB of full sketches of short keys
+/// per thread.
 const MAX_POLICIES: usize = 256;
-/// How long a period is.
+/// Length of a period.
 pub(super) const PERIOD: Duration = Duration::from_secs(300);
 
-/// What keys are ordered by.
+/// The sort order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum By {
     /// Charged cost.
@@ -47,38 +49,38 @@ pub(super) struct Top {
     lanes: PerThread<Mutex<Tops>>,
 }
 
-/// The sketches of policies in both orders, by the policies' numbers.
+/// The sketches of policies in both orders, by policy number.
 type Sketches = HashMap<u32, [Sketch; 2]>;
 
-/// The sketches of a period that nobody asks for any more. Up to 130,000 texts for each lane: dropping them takes long.
+/// The sketches of an expired period: up to 130,000 strings per thread, which take long to drop.
 #[derive(Debug)]
-#[must_use = "dropping it takes milliseconds, for which no decision should wait"]
-pub(super) struct Outdated(#[allow(dead_code, reason = "it is there to be dropped")] Vec<Sketches>);
+#[must_use = "dropping it takes milliseconds, which must not delay a decision"]
+pub(super) struct Outdated(#[allow(dead_code, reason = "only dropped")] Vec<Sketches>);
 
-/// The sketches of one lane.
+/// The sketches of one thread.
 #[derive(Debug, Default)]
 struct Tops {
     now: Sketches,
     before: Sketches,
-    /// Where keys are written to be looked up.
+    /// Buffer for the text of a key.
     text: String,
 }
 
-/// How much is added to a count.
+/// The increment of a count.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Weight {
-    /// How many decisions the one that was looked at stands for.
+    /// The weight of the sampled decision.
     pub(super) decisions: u64,
-    /// What each of them adds.
+    /// The increment per decision.
     pub(super) each: u64,
 }
 
-/// A key and how often it was counted.
+/// A key and its count.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Counted {
     pub(super) key: Arc<str>,
     pub(super) count: u64,
-    /// How much of the count may be others'.
+    /// Maximum overestimate of the count.
     pub(super) over: u64,
     pub(super) last_at: Timestamp,
 }
@@ -86,11 +88,11 @@ pub(super) struct Counted {
 /// The top of one policy.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Ranking {
-    /// Most first; of those that are even, in the order of their text.
+    /// Highest count first; ties in the order of the key's text.
     pub(super) keys: Vec<Counted>,
-    /// No key that is missing was counted more often than this.
+    /// Upper bound of the count of any key not listed.
     pub(super) error_bound: u64,
-    /// Whether traffic was so much that counts are estimates from a sample.
+    /// Whether counts are estimated from a sample.
     pub(super) is_sampled: bool,
 }
 
@@ -99,8 +101,7 @@ impl Top {
         Self { lanes: PerThread::new(lanes) }
     }
 
-    /// Begins the next period: puts the sketches of the last one by, in a few steps for each lane, and hands out those of
-    /// the one before.
+    /// Starts the next period, in a few steps per thread, and returns the expired sketches.
     pub(super) fn turn(&self) -> Outdated {
         let put_by = |lane: &Mutex<Tops>| {
             let mut lane = lane.lock().unwrap_or_else(PoisonError::into_inner);
@@ -110,7 +111,7 @@ impl Top {
         Outdated(self.lanes.iter().map(put_by).collect())
     }
 
-    /// Adds to a key's count. Waits for nobody: what comes while the top is read is not counted.
+    /// Adds to a key's count. Never blocks: an increment during a read is lost.
     pub(super) fn add(
         &self,
         policy: u32,
@@ -126,7 +127,7 @@ impl Top {
             return;
         }
         lane.text.clear();
-        write!(lane.text, "{key}").expect("text takes text");
+        write!(lane.text, "{key}").expect("writing to a String cannot fail");
         let key = redactor.cut(&lane.text);
         lane.now.entry(policy).or_default()[by as usize].add(&key, weight, at);
     }
@@ -152,7 +153,7 @@ struct Sketch {
     /// At most [`COUNTERS`].
     counters: Vec<Counted>,
     places: HashMap<Arc<str>, usize>,
-    /// Whether a counter was ever taken over: until then no key is missing.
+    /// Whether a counter was ever taken over. Until then no key is missing.
     has_lost: bool,
     is_sampled: bool,
 }
@@ -161,8 +162,8 @@ impl Sketch {
     fn add(&mut self, key: &str, weight: Weight, at: Timestamp) {
         self.is_sampled |= weight.decisions > 1;
         let weight = weight.decisions.saturating_mul(weight.each);
-        if let Some(place) = self.places.get(key) {
-            let counter = &mut self.counters[*place];
+        if let Some(index) = self.places.get(key) {
+            let counter = &mut self.counters[*index];
             counter.count = counter.count.saturating_add(weight);
             counter.last_at = counter.last_at.max(at);
             return;
@@ -174,23 +175,23 @@ impl Sketch {
             return;
         }
         self.has_lost = true;
-        let place = self.smallest().expect("a full sketch has counters");
-        let counter = &mut self.counters[place];
+        let index = self.smallest().expect("a full sketch has counters");
+        let counter = &mut self.counters[index];
         self.places.remove(&counter.key);
-        self.places.insert(Arc::clone(&key), place);
+        self.places.insert(Arc::clone(&key), index);
         let count = counter.count.saturating_add(weight);
         *counter = Counted { key, count, over: counter.count, last_at: at };
     }
 
-    /// The place of the smallest counter.
+    /// The index of the smallest counter.
     fn smallest(&self) -> Option<usize> {
-        (0..self.counters.len()).min_by_key(|place| self.counters[*place].count)
+        (0..self.counters.len()).min_by_key(|index| self.counters[*index].count)
     }
 
-    /// How often a key without a counter may have been counted.
+    /// Upper bound of the count of a key without a counter.
     fn missing(&self) -> u64 {
         let smallest = self.smallest().filter(|_| self.has_lost);
-        smallest.map_or(0, |place| self.counters[place].count)
+        smallest.map_or(0, |index| self.counters[index].count)
     }
 }
 
@@ -200,7 +201,7 @@ fn merged(sketches: &[Sketch]) -> Ranking {
     for sketch in sketches {
         let missing = sketch.missing();
         for one in &sketch.counters {
-            // As if it were missing everywhere; where it is not, its counter stands instead.
+            // Start as if the key were missing in every sketch; replace the bound where it is not.
             let sum = keys.entry(&one.key).or_insert_with(|| Counted {
                 count: error_bound,
                 over: error_bound,
@@ -224,7 +225,7 @@ mod tests {
         Weight { decisions: 1, each }
     }
 
-    /// Keys in proportion to 1/n, by a generator with a seed.
+    /// Zipf-distributed keys from a seeded generator.
     fn stream(seed: u64, length: usize) -> Vec<String> {
         let mut state = seed;
         let mut random = || {
@@ -235,7 +236,8 @@ mod tests {
         (0..length).map(|_| format!("k{}", 100_000_f64.powf(random()).floor())).collect()
     }
 
-    /// Somebody is blocked by what this says: no count may be further off than stated, and no heavy key may be missing.
+    /// Operators block keys by this list: errors must be within the stated bound, and no heavy key
+    /// may be missing.
     #[test]
     fn counts_of_a_skewed_stream_are_within_the_stated_error() {
         let (mut one, mut two) = (Sketch::default(), Sketch::default());
@@ -271,7 +273,7 @@ mod tests {
         }
     }
 
-    /// Few keys are counted without any error.
+    /// A few keys are counted exactly.
     #[test]
     fn up_to_the_number_of_counters_counts_are_exact() {
         let mut sketch = Sketch::default();
@@ -291,7 +293,7 @@ mod tests {
         }
     }
 
-    /// Yesterday's attacker must not stand above today's.
+    /// Yesterday's attacker must not rank above today's.
     #[test]
     fn what_is_older_than_two_periods_is_forgotten() {
         let (top, redactor) = (Top::new(1), Redactor::new(None));
@@ -310,7 +312,7 @@ mod tests {
         count("new");
         assert_eq!(keys(), ["new", "old"]);
         assert_eq!(top.ranking(3, By::Used), Ranking::default());
-        assert_eq!(top.turn().0[0].len(), 1, "the old ones go to who turns, and no decision drops them");
+        assert_eq!(top.turn().0[0].len(), 1, "the caller drops the old ones, not a decision");
         assert_eq!(keys(), ["new"]);
         assert_eq!(top.turn().0[0].len(), 1);
         assert_eq!(keys(), [""; 0]);

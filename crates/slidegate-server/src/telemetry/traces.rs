@@ -1,7 +1,8 @@
-//! Traces: a span for each decision, sent to a collector as OTLP over HTTP.
+//! Traces: one span per decision, exported as OTLP over HTTP.
 //!
-//! A collector that is slow or gone costs decisions nothing: spans wait in a queue of bounded length for a thread of
-//! their own. What finds it full is dropped and what cannot be sent is given up; both are counted, and told in the log.
+//! A slow or unreachable collector never delays decisions: a separate thread exports spans from a
+//! bounded queue. Spans are dropped if the queue is full or the export fails; both are counted and
+//! logged.
 
 use std::io;
 use std::sync::atomic::{
@@ -34,43 +35,43 @@ use crate::caller::{Caller, Protocol};
 use crate::log_limit::LogLimit;
 use crate::{config, http_client};
 
-/// Most spans that wait or are on their way: some 4 MB.
+/// Maximum spans in the queue or in flight: about 4 MB.
 const MAX_WAITING: usize = 4096;
-/// Most spans in one message.
+/// Maximum spans per export.
 const BATCH: usize = 512;
-/// A span waits this long for others to go with.
+/// Maximum delay of a span for batching.
 const EVERY: Duration = Duration::from_secs(1);
-/// A collector that does not answer in this time has not taken the spans: the time that the standard proposes.
+/// Timeout of an export: the default of the OpenTelemetry specification.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// A stopping service waits this long for its last spans.
+/// Maximum wait for the last export at shutdown.
 const LAST_SPANS: Duration = Duration::from_secs(2);
-/// Largest answer of a collector that is read.
+/// Maximum bytes read of a collector's response.
 const MAX_ANSWER: u64 = 64 * 1024;
-/// Longest `tracestate` that is taken over: what the standard asks everybody to carry.
+/// Maximum length of a propagated `tracestate`: the minimum that W3C Trace Context requires.
 const MAX_STATE: usize = 512;
-/// Most policies in shadow whose denials a span names.
+/// Maximum shadow denials listed in a span.
 const MAX_SHADOWS: usize = 8;
-/// The log is told of lost spans this often at most.
+/// Minimum interval between log lines about lost spans.
 const TOLD_EVERY: Duration = Duration::from_secs(10);
 
-/// Makes spans and sends them.
+/// Creates and exports spans.
 #[derive(Debug)]
 pub(crate) struct Traces {
     provider: SdkTracerProvider,
     tracer: SdkTracer,
-    /// What spans without a parent are under.
+    /// The context of spans without a parent.
     root: Context,
     endpoint: String,
     tally: Arc<Tally>,
     log_limit: LogLimit,
-    /// Lost spans that the log has reported.
+    /// Lost spans already logged.
     reported: AtomicU64,
 }
 
-/// What became of spans.
+/// Counters of spans.
 #[derive(Debug, Default)]
 struct Tally {
-    /// In the queue, or on their way.
+    /// In the queue or in flight.
     waiting: AtomicUsize,
     sent: AtomicU64,
     failed: AtomicU64,
@@ -84,22 +85,22 @@ impl Tally {
     }
 }
 
-/// What became of spans so far.
+/// A snapshot of the counters of spans.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Spans {
     pub(crate) sent: u64,
-    /// Given up, as the collector did not take them.
+    /// The export failed.
     pub(crate) failed: u64,
-    /// They found the queue full.
+    /// The queue was full.
     pub(crate) dropped: u64,
 }
 
 impl Traces {
     /// # Errors
-    /// In one line: a collector with TLS, and a machine that trusts nobody.
+    /// One line: the collector uses TLS and the system trusts no certificate authority.
     pub(super) fn start(settings: &config::Traces) -> Result<Self, String> {
         let failed = |error: &dyn std::fmt::Display| {
-            format!("spans cannot be sent to {}: {error}; see observe: traces", settings.endpoint)
+            format!("cannot export spans to {}: {error}; see observe: traces", settings.endpoint)
         };
         let tally = Arc::new(Tally::default());
         let headers = settings.headers.iter();
@@ -145,15 +146,15 @@ impl Traces {
         })
     }
 
-    /// The caller that these fields of a request tell of.
+    /// The caller in the trace headers of a request.
     pub(super) fn caller(protocol: Protocol, headers: &HeaderMap) -> Caller {
         let context = TraceContextPropagator::new()
             .extract_with_context(&Context::new(), &Fields(HeaderExtractor(headers)));
         Caller { protocol, parent: Some(context).filter(|context| context.span().span_context().is_valid()) }
     }
 
-    /// Makes a span of what was decided from `start` to `end`, if its parent or the ratio wants one. `shown` gives a key
-    /// as its policy shows it.
+    /// Creates a span from `start` to `end`, if its parent or the ratio samples it. `shown` redacts
+    /// a key.
     pub(super) fn record(
         &self,
         caller: &Caller,
@@ -179,7 +180,7 @@ impl Traces {
         span.set_attribute(KeyValue::new("slidegate.door", caller.protocol.name()));
         span.set_attribute(KeyValue::new("slidegate.verb", super::verb_name(verb)));
         span.set_attribute(KeyValue::new("slidegate.verdict", verdict));
-        // Where all policies are in shadow, the one of them that would have bound.
+        // If all policies are in shadow, the strictest of them.
         let shadows = || decisions.iter().filter(|one| !one.policy().is_enforced());
         let stricter = |a: PolicyDecision<'_>, b: PolicyDecision<'_>| b.is_stricter_than(&a);
         let binding =
@@ -196,18 +197,18 @@ impl Traces {
         span.end_with_timestamp(system_time(end));
     }
 
-    /// What became of spans so far.
+    /// The counters of spans.
     pub(crate) fn spans(&self) -> Spans {
         let Tally { sent, failed, dropped, .. } = &*self.tally;
         Spans { sent: sent.load(Relaxed), failed: failed.load(Relaxed), dropped: dropped.load(Relaxed) }
     }
 
-    /// The whole URL that they go to.
+    /// The full URL of the collector.
     pub(crate) fn endpoint(&self) -> &str {
         &self.endpoint
     }
 
-    /// Reports spans in the log that were lost since it was done last.
+    /// Logs the spans lost since the last report.
     pub(super) fn report_losses(&self) {
         let Spans { failed, dropped, .. } = self.spans();
         let lost = (failed + dropped).saturating_sub(self.reported.load(Relaxed));
@@ -226,9 +227,9 @@ impl Traces {
         );
     }
 
-    /// Sends what is left, in a time that a stopping service has.
+    /// Exports the remaining spans, within the shutdown timeout.
     pub(super) fn end(&self) {
-        // What did not go was counted.
+        // Spans that were not exported are counted.
         let _ = self.provider.shutdown_with_timeout(LAST_SPANS);
     }
 }
@@ -267,7 +268,7 @@ fn system_time(at: Timestamp) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_micros(at.as_micros())
 }
 
-/// The fields of a request, without a state that is longer than has to be carried.
+/// The header fields of a request, without a `tracestate` over the maximum length.
 struct Fields<'h>(HeaderExtractor<'h>);
 
 impl Extractor for Fields<'_> {
@@ -281,7 +282,7 @@ impl Extractor for Fields<'_> {
     }
 }
 
-/// The queue's bound. The processor behind it has one as well and keeps to itself what it dropped.
+/// Bounds the queue. The batch processor has its own bound, but does not report what it drops.
 #[derive(Debug)]
 struct Bounded {
     batches: BatchSpanProcessor,
@@ -315,7 +316,7 @@ impl SpanProcessor for Bounded {
     }
 }
 
-/// Counts what was sent and what was not.
+/// Counts exported and failed spans.
 #[derive(Debug)]
 struct Counted {
     exporter: opentelemetry_otlp::SpanExporter,
@@ -352,11 +353,11 @@ impl opentelemetry_sdk::trace::SpanExporter for Counted {
     }
 }
 
-/// The client that batches are sent with. It waits, on the thread that batches have for themselves.
+/// The HTTP client of the exporter. It blocks, on the exporter's own thread.
 #[derive(Debug)]
 struct Client {
     agent: ureq::Agent,
-    /// Is told what went wrong, of which the exporter says no more than that something did.
+    /// Receives the error, which the exporter does not return.
     tally: Arc<Tally>,
 }
 

@@ -1,7 +1,8 @@
-//! The statistics of envoyproxy/ratelimit, named and labelled as its Prometheus has them.
+//! The statistics of envoyproxy/ratelimit, with the metric names and labels of its Prometheus
+//! exporter.
 //!
-//! Their names lack the `_total` that counters have to end in, and dashboards ask for them as they are: so their type is
-//! told as unknown, which Prometheus treats alike.
+//! The names lack the suffix `_total` that OpenMetrics requires of counters, and dashboards depend
+//! on them. So their type is `unknown`, which Prometheus treats the same.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,12 +16,12 @@ use prometheus_client::metrics::MetricType;
 use crate::app::App;
 use slidegate_envoy::{HitCounter, LiveConfig};
 
-/// The label of what has no series of its own. No policy can have this name.
+/// The label value of everything without its own series. No policy can have this name.
 pub(super) const OTHERS: &str = "~others";
-/// Most sets of labels, each with six series. Hits on all other limits are under [`OTHERS`] together.
+/// Maximum label sets, with six series each. Other limits are summed under [`OTHERS`].
 const MAX_SETS: usize = 2000;
 
-/// What is counted while files of the reference are followed.
+/// Metrics exported while envoyproxy/ratelimit files are used.
 #[derive(Debug)]
 pub(super) struct EnvoyMetrics(pub(super) Arc<App>);
 
@@ -33,7 +34,7 @@ impl Collector for EnvoyMetrics {
             let domain = if domain.is_empty() { OTHERS } else { domain };
             (vec![("domain", domain)], *count)
         });
-        let help = "Calls for a domain that no file has";
+        let help = "Calls with an unknown domain";
         samples(&mut encoder, "ratelimit_service_rate_limit_domain_not_found", help, domains)?;
 
         let calls = live.statistics().calls();
@@ -44,19 +45,18 @@ impl Collector for EnvoyMetrics {
             (vec![("err_type", "service_error")], one(&calls.service_errors)),
             (vec![("err_type", "redis_error")], one(&calls.redis_errors)),
         ];
-        let help =
-            "Calls that were none, and calls that fallbacks decided since the shared store did not answer";
+        let help = "Malformed calls, and calls decided by fallbacks because the shared store was unavailable";
         samples(&mut encoder, "ratelimit_service_should_rate_limit_error", help, errors)?;
         let shadow = [(Vec::new(), one(&calls.global_shadow_mode))];
-        let help = "Calls that would have been over their limits without SHADOW_MODE";
+        let help = "Calls that would be over the limit without SHADOW_MODE";
         samples(&mut encoder, "ratelimit_service_global_shadow_mode", help, shadow)?;
         for (name, help, count) in [
             (
                 "ratelimit_service_config_load_success",
-                "How often files were taken in",
+                "Successful loads of the files",
                 live.loads_succeeded(),
             ),
-            ("ratelimit_service_config_load_error", "How often files were refused", live.loads_failed()),
+            ("ratelimit_service_config_load_error", "Failed loads of the files", live.loads_failed()),
         ] {
             samples(&mut encoder, name, help, [(Vec::new(), count)])?;
         }
@@ -64,7 +64,7 @@ impl Collector for EnvoyMetrics {
     }
 }
 
-/// The counters of each limit that was ever hit, by its domain and the first two keys on the way to it.
+/// The counters of each limit that was ever hit, by domain and the first two keys of its path.
 fn limits(encoder: &mut DescriptorEncoder<'_>, live: &LiveConfig) -> fmt::Result {
     let all = live.statistics().all();
     let mut sets: BTreeMap<[&str; 3], [u64; HitCounter::ALL.len()]> = BTreeMap::new();

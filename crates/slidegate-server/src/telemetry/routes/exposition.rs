@@ -1,31 +1,31 @@
-//! The two text formats of metrics, and which one a scraper asks for.
+//! Metric formats and content negotiation.
 //!
-//! The page is written as `OpenMetrics`. Whoever does not ask for that gets the older text format
-//! made of it, in which a counter's family has the name of its samples and there is neither a unit
-//! nor an end.
+//! The page is written as `OpenMetrics` and converted to the older Prometheus text format on
+//! request. There a counter's family has the name of its samples, and `# UNIT` and `# EOF` do not
+//! exist.
 
 use axum::http::{HeaderMap, HeaderValue, header};
 
-/// A format of the page.
+/// A metric format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Format {
-    /// Prometheus text format 0.0.4, which every scraper and every person can read.
+    /// Prometheus text format 0.0.4.
     Text,
     /// `OpenMetrics` 1.0.0.
     OpenMetrics,
-    /// The draft of it that older Prometheus servers ask for; our page is the same in both.
+    /// `OpenMetrics` 0.0.1, requested by older Prometheus servers; the content is the same.
     OpenMetricsDraft,
 }
 
-/// How well a format suits what is asked for. Later fields decide where earlier ones are equal.
+/// How well a format matches the request. Later fields break ties.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 struct Fit {
-    /// In thousandths, 0 if the format is not wanted.
+    /// In thousandths; 0 if the format is not acceptable.
     quality: u16,
     specificity: Specificity,
 }
 
-/// How closely a media range names a format.
+/// The specificity of a media range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 enum Specificity {
     /// `*/*`
@@ -38,9 +38,9 @@ enum Specificity {
 }
 
 impl Format {
-    /// The format that suits the `Accept` header best, by RFC 9110, section 12.5.1. `OpenMetrics`
-    /// has to be wanted more than the text format, or as much and by name; where neither is
-    /// acceptable the answer is text, as it is from other programs that Prometheus scrapes.
+    /// The best format for the `Accept` header, by RFC 9110, section 12.5.1. `OpenMetrics` must
+    /// have a higher weight than text, or the same weight and be named explicitly. If neither is
+    /// acceptable, the response is text, as in other Prometheus exporters.
     pub(super) fn wanted(headers: &HeaderMap) -> Self {
         let ranges: Vec<_> = headers
             .get_all(header::ACCEPT)
@@ -56,7 +56,7 @@ impl Format {
         if fit.quality > text.quality || by_name { format } else { Self::Text }
     }
 
-    /// The most specific range that covers the format says how much it is wanted.
+    /// The most specific range that matches a format determines its weight.
     fn fit(self, ranges: &[MediaRange<'_>]) -> Fit {
         let fits = ranges
             .iter()
@@ -73,7 +73,7 @@ impl Format {
         }
     }
 
-    /// The media type of an answer.
+    /// The media type of the response.
     pub(super) fn media_type(self) -> HeaderValue {
         HeaderValue::from_static(match self {
             Self::Text => "text/plain; version=0.0.4; charset=utf-8",
@@ -82,7 +82,7 @@ impl Format {
         })
     }
 
-    /// A page of `OpenMetrics` in this format.
+    /// Converts an `OpenMetrics` page to this format.
     pub(super) fn write(self, page: String) -> String {
         match self {
             Self::Text => text_of(&page),
@@ -102,7 +102,7 @@ struct MediaRange<'h> {
 }
 
 impl<'h> MediaRange<'h> {
-    /// `None` for an element that is malformed, which then says nothing.
+    /// `None` if malformed; such an element is ignored.
     fn read(element: &'h str) -> Option<Self> {
         let mut parts = element.split(';').map(str::trim);
         let (r#type, subtype) = parts.next()?.split_once('/')?;
@@ -119,8 +119,8 @@ impl<'h> MediaRange<'h> {
         Some(range)
     }
 
-    /// How closely it names a format, if it covers that. Without a version every version is meant,
-    /// of which we have one.
+    /// The specificity for a format, if it matches. A range without a version matches every
+    /// version.
     fn covers(&self, format: Format) -> Option<Specificity> {
         let (r#type, subtype, version) = format.name();
         if (self.r#type, self.subtype) == ("*", "*") {
@@ -152,14 +152,14 @@ fn thousandths(text: &str) -> Option<u16> {
     }
 }
 
-/// `OpenMetrics` as text format 0.0.4: `# TYPE` and `# HELP` name what the samples are called,
-/// types that it does not have get the nearest one, and `# UNIT` and `# EOF` are left out.
+/// Converts `OpenMetrics` to text format 0.0.4: `# TYPE` and `# HELP` use the names of the samples,
+/// unsupported types map to the nearest one, and `# UNIT` and `# EOF` are omitted.
 fn text_of(page: &str) -> String {
     let mut text = String::with_capacity(page.len() + page.len() / 16);
     let mut help: Option<(&str, &str)> = None;
     for line in page.lines() {
         if let Some((name, words)) = line.strip_prefix("# HELP ").and_then(|rest| rest.split_once(' ')) {
-            // What samples are called depends on the type, which stands in the next line.
+            // The names of the samples depend on the type, which is in the next line.
             help = Some((name, words));
         } else if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' '))
         {
@@ -190,8 +190,7 @@ mod tests {
     const PROMETHEUS_2: &str =
         "application/openmetrics-text; version=0.0.1,text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
 
-    /// A scraper that gets a format it did not ask for drops the whole page, and every alert with
-    /// it.
+    /// A scraper that receives another format than it requested drops the page, and alerts stop.
     #[test]
     fn the_format_is_the_one_that_is_wanted_most() {
         use Format::{OpenMetrics, OpenMetricsDraft, Text};
@@ -227,14 +226,14 @@ mod tests {
             }
             assert_eq!(Format::wanted(&headers), format, "{accept}");
         }
-        // Two fields are one list.
+        // Repeated header fields form one list.
         let mut headers = HeaderMap::new();
         headers.append(header::ACCEPT, HeaderValue::from_static("text/plain;q=0.1"));
         headers.append(header::ACCEPT, HeaderValue::from_static("application/openmetrics-text;q=0.2"));
         assert_eq!(Format::wanted(&headers), OpenMetrics);
     }
 
-    /// A reader of the text format takes a counter's type from the name that its samples have.
+    /// A parser of the text format finds a counter's type by the name of its samples.
     #[test]
     fn the_text_format_names_families_as_their_samples() {
         let page = "\

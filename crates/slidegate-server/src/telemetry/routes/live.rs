@@ -1,4 +1,5 @@
-//! The second hand: once a second, what was decided in it goes to who listens, and periods of the top turn.
+//! The once-a-second task: publishes the rates of the last second and rotates the periods of the
+//! top keys.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,12 +15,13 @@ use crate::telemetry::observer::Observer;
 use crate::telemetry::policy_counters::Counts;
 use crate::telemetry::top::PERIOD;
 
-/// Between two messages of rates.
+/// Interval between messages of rates.
 const EVERY: Duration = Duration::from_secs(1);
-/// Most policies in a message, the first ones that decided anything: a page with more shows none of them.
+/// Maximum policies per message, the first ones with decisions: a dashboard with more would be
+/// unreadable.
 const MAX_POLICIES: usize = 256;
 
-/// What was decided since the last message, by all policies or by one.
+/// Decisions since the last message, of all policies or of one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 struct Rates {
     allowed: u64,
@@ -32,7 +34,7 @@ struct Tick<'t> {
     at: String,
     #[serde(flatten)]
     all: Rates,
-    /// Policies that decided nothing are not there.
+    /// Only policies with decisions.
     by_policy: BTreeMap<&'t str, Rates>,
     store_degraded: bool,
 }
@@ -47,7 +49,7 @@ impl Rates {
     }
 }
 
-/// Runs until it is dropped.
+/// Runs until dropped.
 pub(crate) async fn tick(app: Arc<App>) {
     let observer = app.observer();
     let mut ticks = tokio::time::interval(EVERY);
@@ -60,13 +62,13 @@ pub(crate) async fn tick(app: Arc<App>) {
         if at - turned_at >= PERIOD {
             turned_at = at;
             let outdated = observer.top.turn();
-            // Neither decisions nor the tasks of this thread wait for that; nor does anybody for its end.
+            // In the background: neither decisions nor other tasks may wait for the drop.
             drop(tokio::task::spawn_blocking(move || drop(outdated)));
         }
         if let Some(traces) = &observer.traces {
             traces.report_losses();
         }
-        // Without listeners nobody wants it, and with many policies adding up costs something.
+        // Skipped without subscribers, because summing many policies is not free.
         last = observer.events.has_listeners().then(|| {
             let totals = Totals::of(observer);
             if let Some(last) = &last {
@@ -79,9 +81,9 @@ pub(crate) async fn tick(app: Arc<App>) {
     }
 }
 
-/// What was counted up to some moment.
+/// A snapshot of the counters.
 struct Totals {
-    /// In requests, of which one may be decided by several policies.
+    /// In requests. Several policies may decide one request.
     all: Rates,
     by_policy: BTreeMap<String, Counts>,
 }
@@ -107,10 +109,10 @@ impl Totals {
         let all = Rates {
             allowed: self.all.allowed - last.all.allowed,
             denied: self.all.denied - last.all.denied,
-            // A policy that is no longer in force takes its share with it.
+            // The counts of a removed policy are dropped.
             shadow_denied: self.all.shadow_denied.saturating_sub(last.all.shadow_denied),
         };
         let tick = Tick { at: crate::app::explanation::time(at), all, by_policy, store_degraded };
-        serde_json::to_string(&tick).expect("names and numbers have a JSON form").into()
+        serde_json::to_string(&tick).expect("strings and numbers serialize").into()
     }
 }

@@ -1,7 +1,7 @@
-//! Streams: server-sent events of denials and rates, as the HTML standard defines them.
+//! Server-sent events of denials and rates, as defined by the HTML standard.
 //!
-//! Who reads too slowly misses messages and is told how many; nothing is kept for it but what its socket holds. A stream
-//! ends with the service, so that its connection does not hold that up.
+//! A slow reader misses messages and receives their number; nothing is buffered beyond its socket.
+//! Streams end at shutdown, so that they do not delay it.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -19,14 +19,14 @@ use tokio::sync::broadcast::error::RecvError;
 use crate::app::App;
 use crate::telemetry::events::{Event, Filter, Message};
 
-/// Most denials that a stream of rates carries between two of them. More is for nobody to read.
+/// Maximum denials between two messages of rates. Nobody can read more.
 const DENIALS_A_TICK: usize = 50;
 
-/// What a stream carries.
+/// The content of a stream.
 enum Wanted {
-    /// The denials that match.
+    /// Denials that match a filter.
     Denials(Filter),
-    /// Rates, some denials, and what changed.
+    /// Rates, some denials, and changes.
     Live,
 }
 
@@ -34,17 +34,17 @@ struct Listener {
     app: Arc<App>,
     wanted: Wanted,
     messages: Receiver<Message>,
-    /// Denials of before that go first.
+    /// Earlier denials, sent first.
     kept: VecDeque<Arc<Event>>,
-    /// The last event that was kept when the stream began: it may come as a message too.
+    /// The last event recorded when the stream began: it may also arrive as a message.
     last_seq: u64,
-    /// Denials since the last rates.
+    /// Denials since the last message of rates.
     denials: usize,
     has_ended: bool,
     _place: OwnedSemaphorePermit,
 }
 
-/// The denials that match from here on, or from behind the one of this number as far as they are kept.
+/// Streams matching denials from now on, or those recorded after this sequence number first.
 pub(super) fn denials(
     app: Arc<App>,
     filter: Filter,
@@ -52,14 +52,14 @@ pub(super) fn denials(
     place: OwnedSemaphorePermit,
 ) -> impl Stream<Item = Result<sse::Event, Infallible>> {
     let events = &app.observer().events;
-    // Before the kept ones are looked up, so that none falls between.
+    // Subscribe before reading the recorded events, so that none is missed.
     let messages = events.listen();
     let kept: VecDeque<_> = after.map(|seq| events.after(seq, &filter)).unwrap_or_default().into();
     let last_seq = kept.back().map_or(0, |event| event.seq);
     stream(app, Wanted::Denials(filter), messages, kept, last_seq, place)
 }
 
-/// Rates each second, some denials, and what changed.
+/// Streams rates every second, some denials, and changes.
 pub(super) fn live(
     app: Arc<App>,
     place: OwnedSemaphorePermit,
@@ -102,7 +102,7 @@ impl Listener {
         None
     }
 
-    /// The message as this stream tells it, if it does.
+    /// The message in this stream's format, if it is part of the stream.
     fn told(&mut self, message: &Message) -> Option<sse::Event> {
         match (message, &self.wanted) {
             (Message::Denial(event), Wanted::Denials(filter)) => {
@@ -128,11 +128,11 @@ impl Listener {
 }
 
 fn denial(event: &Event) -> sse::Event {
-    let json = serde_json::to_string(event).expect("texts and numbers have a JSON form");
+    let json = serde_json::to_string(event).expect("strings and numbers serialize");
     named("denial", &json).id(event.seq.to_string())
 }
 
-/// JSON has no line breaks, which an event's data may not have either.
+/// An event's data must not contain line breaks; JSON has none.
 fn named(name: &str, json: &str) -> sse::Event {
     sse::Event::default().event(name).data(json)
 }
