@@ -1,7 +1,7 @@
 //! The app: the parts that all protocols share, and the only way to a decision, [`App::call`].
 //!
-//! A protocol turns its bytes into a [`Request`] with [`Attributes`], decides it with a [`Call`], and writes the
-//! decisions in its own format. It knows no store and no algorithm.
+//! A protocol turns its bytes into a [`Request`] with [`Attributes`], decides it with a [`Call`],
+//! and writes the decisions in its own format. It knows no store and no algorithm.
 
 use std::sync::Arc;
 
@@ -28,24 +28,25 @@ pub(crate) mod readiness;
 pub(crate) mod shadow;
 pub(crate) mod store;
 
-/// The whole in as many sweeps as this: the part of the memory store that one sweep looks through.
+/// Sweeps that together cover the whole memory store.
 const SWEEPS_PER_ROUND: usize = 64;
 
-/// What the service is made of.
+/// The parts that all protocols share.
 #[derive(Debug)]
 pub(crate) struct App {
     engine: Arc<Engine>,
     pub(crate) active: ActivePolicies,
     pub(crate) access: Arc<Access>,
     pub(crate) attributes: Attributes,
-    /// Which header fields tell of decisions, and how.
+    /// The style of rate-limit response headers.
     pub(crate) headers: HeaderOptions,
     pub(crate) readiness: Readiness,
 }
 
 impl App {
     /// # Errors
-    /// In one line: a shared store that cannot be one, see [`Store::new`], or spans that cannot be sent.
+    /// One line: the shared store is misconfigured, see [`Store::new`], or the trace exporter
+    /// cannot be created.
     pub(crate) fn new(config: Config) -> Result<Self, String> {
         let memory = MemoryStore::builder().max_keys(config.max_keys).build();
         Self::with_memory(config, memory)
@@ -70,28 +71,28 @@ impl App {
         })
     }
 
-    /// One in memory, on a clock that tests move.
+    /// In memory, with a manual clock.
     #[cfg(test)]
     pub(crate) fn on_clock(config: Config, clock: slidegate::ManualClock) -> Self {
         let memory = MemoryStore::builder().clock(clock).build();
         Self::with_memory(Config { shared: None, ..config }, memory).expect("memory is always a store")
     }
 
-    /// A call of a client: all of its decisions are made and recorded by this.
+    /// Starts a call of a client, which makes and records all of its decisions.
     pub(crate) fn call(&self, caller: impl Into<Caller>) -> Call<'_> {
         self.engine.call(caller)
     }
 
-    /// The service's own work on usage, which is not recorded.
+    /// A call by the service itself, which is not recorded.
     pub(crate) fn unrecorded(&self) -> Call<'_> {
         self.engine.unrecorded()
     }
 
-    /// Forgets the request's keys under every policy that applies; says whether anything counted there. Of limits of
-    /// envoyproxy/ratelimit's files it forgets what was refused as well.
+    /// Resets the request's keys under every policy that applies. Returns whether they had usage.
+    /// For limits of envoyproxy/ratelimit files, also resets the refused hits.
     ///
     /// # Errors
-    /// A shared store did not answer in time: the keys may be forgotten or not.
+    /// A shared store did not reply in time: the keys may or may not have been reset.
     pub(crate) async fn reset(&self, request: &Request<'_>) -> Result<bool, Error> {
         let existed = self.store().reset(request).await?;
         let policies = self.policies();
@@ -116,12 +117,12 @@ impl App {
         self.engine.store.policies()
     }
 
-    /// What a policy does, in words.
+    /// Describes a policy.
     pub(crate) fn describe(&self, policy: &Policy) -> String {
         describe(policy, self.engine.store.counted())
     }
 
-    /// Where usage lives.
+    /// The store.
     pub(crate) fn store(&self) -> &Store {
         &self.engine.store
     }
@@ -131,7 +132,8 @@ impl App {
         self.engine.store.shared()
     }
 
-    /// Whether decisions may come from fallbacks just now, as the shared store is away.
+    /// Whether decisions may currently come from fallbacks, because the shared store is
+    /// unavailable.
     pub(crate) fn is_degraded(&self) -> bool {
         self.shared().is_some_and(Shared::is_degraded)
     }
@@ -146,7 +148,7 @@ impl App {
         &self.engine.observer
     }
 
-    /// What shadow policies would have denied, and what candidates would change.
+    /// Counts of shadow policies and candidates.
     pub(crate) fn shadows(&self) -> &Shadows {
         &self.engine.shadows
     }
@@ -156,7 +158,7 @@ impl App {
         self.store().sweep(self.store().stats().max_keys / SWEEPS_PER_ROUND);
     }
 
-    /// From here on `/readyz` says that no new requests should come, and streams end.
+    /// Starts the shutdown: `/readyz` fails and streams end.
     pub(crate) fn begin_shutdown(&self) {
         self.readiness.begin_shutdown();
         self.observer().end();

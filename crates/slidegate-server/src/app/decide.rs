@@ -1,8 +1,8 @@
 //! Deciding: the only way from a protocol to the store.
 //!
 //! A [`Call`] measures, decides, and records what was decided in metrics, events, traces, shadow
-//! policies and candidates, so that no protocol can forget one of these. Its duration is recorded when
-//! it is dropped.
+//! policies and candidates, so that no protocol can forget one of these. Its duration is recorded
+//! when it is dropped.
 
 use std::collections::HashMap;
 
@@ -15,7 +15,7 @@ use crate::caller::Caller;
 use crate::config::KeysShown;
 use crate::telemetry::{Observer, Outcome};
 
-/// The store, and all that sees its decisions.
+/// The store, and everything that records its decisions.
 #[derive(Debug)]
 pub(crate) struct Engine {
     pub(crate) store: Store,
@@ -23,11 +23,11 @@ pub(crate) struct Engine {
     pub(crate) shadows: Shadows,
 }
 
-/// One call of a client, which may ask for several decisions.
+/// One call of a client, which may make several decisions.
 #[derive(Debug)]
 pub(crate) struct Call<'a> {
     engine: &'a Engine,
-    /// `None` for the service's own work, which is not recorded.
+    /// `None` for a call by the service itself, which is not recorded.
     caller: Option<Caller>,
     started: Timestamp,
     decisions: u64,
@@ -39,7 +39,7 @@ impl Engine {
         Call { engine: self, caller: Some(caller.into()), started: self.observer.start(), decisions: 0 }
     }
 
-    /// The service's own work on usage: no client asked for it, so nothing is recorded.
+    /// A call by the service itself, which is not recorded.
     pub(crate) fn unrecorded(&self) -> Call<'_> {
         Call { engine: self, caller: None, started: Timestamp::EPOCH, decisions: 0 }
     }
@@ -55,7 +55,7 @@ impl Engine {
         keys_shown: &HashMap<String, KeysShown>,
         old_keys_shown: &HashMap<String, KeysShown>,
     ) -> Result<(), Error> {
-        // Before they decide, so that none of their decisions is missed; counts of the old ones go on meanwhile.
+        // Register them before they decide, so that no decision is missed.
         self.observer.follow(&policies, keys_shown);
         if let Err(error) = self.store.configure(policies) {
             self.observer.follow(&self.store.policies(), old_keys_shown);
@@ -65,7 +65,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Decides requests in one atomic step. With an `id`, the one request is charged once however often it comes.
+    /// Decides requests in one atomic step. With an `id`, the one request is charged once however
+    /// often it comes.
     async fn apply<'r>(
         &self,
         caller: Option<&Caller>,
@@ -95,7 +96,7 @@ impl Engine {
         decisions
     }
 
-    /// The same without waiting. `None` if a shared store has to be asked.
+    /// The same without waiting. `None` with a shared store.
     #[inline]
     fn try_apply<'r>(
         &self,
@@ -112,7 +113,8 @@ impl Engine {
         Some(decisions)
     }
 
-    /// Records decisions. Returns the candidates that have to be charged, as only their policies denied.
+    /// Records decisions. Returns the candidates that have to be charged, as only their policies
+    /// denied.
     #[inline]
     fn record(
         &self,
@@ -128,14 +130,16 @@ impl Engine {
 }
 
 impl Call<'_> {
-    /// Decides requests in one atomic step: all of them are charged on all of their policies, or none.
+    /// Decides requests in one atomic step: all of them are charged on all of their policies, or
+    /// none.
     pub(crate) async fn apply<'r>(&mut self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
         self.count(requests);
         self.engine.apply(self.recorded(requests), verb, requests, None).await
     }
 
-    /// Checks a request that is charged once however often it comes with the same `id`: asked again, within the
-    /// longest of its policies' windows, it gets the first answer again. Without an `id`, as [`apply`](Self::apply).
+    /// Checks a request that is charged once however often it comes with the same `id`: asked
+    /// again, within the longest of its policies' windows, it gets the first answer again. Without
+    /// an `id`, as [`apply`](Self::apply).
     pub(crate) async fn check_once<'r>(
         &mut self,
         request: &'r Request<'r>,
@@ -160,8 +164,8 @@ impl Call<'_> {
         decisions
     }
 
-    /// Decides without waiting, for protocols that decide many requests in one go. `None` if a shared store has to be
-    /// asked, by [`apply`](Self::apply) or [`apply_each`](Self::apply_each).
+    /// Decides without waiting, for protocols that decide many requests in one go. `None` if a
+    /// shared store has to be asked, by [`apply`](Self::apply) or [`apply_each`](Self::apply_each).
     #[inline]
     pub(crate) fn try_apply<'r>(&mut self, verb: Verb, request: &'r Request<'r>) -> Option<Decisions<'r>> {
         let decisions = self.engine.try_apply(self.caller.as_ref(), verb, std::slice::from_ref(request))?;
@@ -169,7 +173,8 @@ impl Call<'_> {
         Some(decisions)
     }
 
-    /// Records peeks that decided a client's request, each with its outcome: as checks that charged nothing.
+    /// Records peeks that decided a client's request, each with its outcome: as checks that charged
+    /// nothing.
     pub(crate) fn record_peeks(&self, peeks: &[(PolicyDecision<'_>, Outcome)]) {
         let Some(caller) = &self.caller else { return };
         self.engine.observer.record_peeks(caller.protocol, peeks);

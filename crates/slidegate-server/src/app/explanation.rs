@@ -1,22 +1,22 @@
-//! Why: decisions said in a sentence that names policy, key, numbers and the way out.
+//! Explanations: describes a decision in a sentence with policy, key, numbers and the wait.
 //!
-//! Sentences are for operators and the programs that ask: they name who blocked a key, and what a store failed with.
+//! For operators and calling programs: it names the author of a block and the failure of a store.
 
 use std::fmt::Write as _;
 use std::time::Duration;
 
 use slidegate::{Block, PolicyDecision, Timestamp, format_window};
 
-/// The sentence where no decision binds.
+/// The explanation if no enforced policy applies.
 pub(crate) const NOTHING: &str =
     "no enforced policy applies to these attributes, so nothing limits the request";
 
-/// The sentence of one policy's decision.
+/// Explains one policy's decision.
 pub(crate) fn one(decision: &PolicyDecision<'_>) -> String {
     of_key(decision, &decision.key().to_string())
 }
 
-/// The same where the key has been written already, as each decision is told with its own.
+/// Like [`one`], with the text of the key.
 pub(crate) fn of_key(decision: &PolicyDecision<'_>, key: &str) -> String {
     let mut said = String::with_capacity(USUAL);
     for piece in [decision.policy().name(), ": `", key] {
@@ -37,12 +37,12 @@ pub(crate) fn of_key(decision: &PolicyDecision<'_>, key: &str) -> String {
     if let Some(failure) = decision.store_failure() {
         let fallback = decision.source.name();
         write!(said, "; decided by fallback `{fallback}` ({failure})")
-            .expect("a String takes all that is written");
+            .expect("writing to a String cannot fail");
     }
     said
 }
 
-/// Until when a key is blocked and by whom, as the end of a sentence.
+/// Describes a block: its end and its author.
 pub(crate) fn blocked(block: &Block) -> String {
     let mut said = "blocked".to_owned();
     if let Some(end) = block.ends_at() {
@@ -56,16 +56,16 @@ pub(crate) fn blocked(block: &Block) -> String {
     said
 }
 
-/// A time as everybody reads it: RFC 3339 with milliseconds.
+/// Formats a time as RFC 3339 with milliseconds.
 pub(crate) fn time(at: Timestamp) -> String {
     let us = i64::try_from(at.as_micros()).unwrap_or(i64::MAX);
     format!("{:.3}", jiff::Timestamp::from_microsecond(us).unwrap_or(jiff::Timestamp::MAX))
 }
 
-/// Room for a sentence about a usual key.
+/// Initial capacity for a typical explanation.
 const USUAL: usize = 128;
 
-/// What counts on the key.
+/// Appends the usage of the key.
 fn used(said: &mut String, intro: &str, decision: &PolicyDecision<'_>) {
     let mut digits = itoa::Buffer::new();
     said.push_str(intro);
@@ -76,7 +76,7 @@ fn used(said: &mut String, intro: &str, decision: &PolicyDecision<'_>) {
     said.push_str(&format_window(decision.quota().window()));
 }
 
-/// What that leaves.
+/// Appends what remains or the wait.
 fn room(said: &mut String, decision: &PolicyDecision<'_>) {
     if decision.is_allowed() {
         said.push_str(", ");
@@ -93,7 +93,7 @@ fn room(said: &mut String, decision: &PolicyDecision<'_>) {
     }
 }
 
-/// A wait for people: in seconds with milliseconds, rounded up.
+/// Formats a wait in seconds with milliseconds, rounded up.
 fn seconds(wait: Duration) -> String {
     let ms = slidegate::millis_ceil(wait);
     if ms.is_multiple_of(1000) {

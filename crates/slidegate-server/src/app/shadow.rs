@@ -1,10 +1,10 @@
-//! Shadows: what policies in shadow would have denied, and what candidates would change.
+//! Shadow mode: what shadow policies would deny, and what candidates would change.
 //!
-//! A candidate is decided beside its policy with a state of its own. It counts what it would have admitted: a request that
-//! only its policy denies is therefore charged to it all the same, by a call of its own.
+//! A candidate is decided beside its policy, with its own state. It counts what it would have
+//! admitted: a request that only its policy denies is charged to the candidate by a separate call.
 //!
-//! Decisions add to counters of their policy, which they find without a lock. Only a decision that a candidate would change
-//! takes one, of a part of the candidate's keys.
+//! Decisions update their policy's counters without a lock. Only a decision that a candidate would
+//! change locks one shard of the candidate's keys.
 
 use std::cell::RefCell;
 use std::collections::hash_map::RandomState;
@@ -20,39 +20,39 @@ use slidegate::{Decisions, PolicyDecision, PolicySet, Quota, Verb};
 use crate::key_text::KeyText;
 use crate::policy_names::candidate_of;
 
-/// Keys that are told apart for a candidate; what happens to others counts for the candidate as a whole, and so it does for
-/// keys whose text is longer than can be asked for.
+/// Maximum keys tracked per candidate. Further keys, and keys longer than a lookup accepts, only
+/// count in the totals.
 const MAX_KEYS: usize = 1000;
-/// Parts of a candidate's keys, so that threads seldom wait for each other.
+/// Shards of a candidate's keys, to reduce contention.
 const KEY_SHARDS: usize = 16;
 
-/// What was seen since each was put in force, by policy.
+/// Counts by policy, since each was activated.
 #[derive(Debug, Default)]
 pub(crate) struct Shadows {
     shadows: Counters<WatchedCounters>,
     candidates: Counters<ComparedCounters>,
 }
 
-/// A copy of what was seen.
+/// A snapshot of the counts.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Seen {
     pub(crate) candidates: BTreeMap<String, Compared>,
     pub(crate) shadows: BTreeMap<String, Watched>,
 }
 
-/// A candidate beside its policy.
+/// A candidate compared with its policy.
 #[derive(Debug, Clone)]
 pub(crate) struct Compared {
-    /// Both as they were while it was counted: with another one it begins anew.
+    /// The compared quotas. The counts restart if one changes.
     quotas: (Quota, Quota),
-    /// Checks that both decided.
+    /// Checks decided by both.
     pub(crate) requests: u64,
     pub(crate) changed: Changed,
     /// By the key's text.
     pub(crate) keys: HashMap<String, Changed>,
 }
 
-/// How many requests would be decided otherwise.
+/// Requests that the candidate would decide differently.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Changed {
     pub(crate) newly_denied: u64,
@@ -66,14 +66,15 @@ pub(crate) struct Watched {
     pub(crate) would_deny: u64,
 }
 
-/// A policy whose candidate has to be charged for a request, and which of the requests it was.
+/// A policy whose candidate must be charged, and the request's index.
 pub(crate) struct CandidateCharge {
     pub(crate) request: usize,
     pub(crate) candidate: String,
 }
 
 impl Shadows {
-    /// Takes note of decisions on checks. What candidates admit and their policies did not is returned, to be charged.
+    /// Records decisions on checks. Returns what candidates admit and their policies deny, to be
+    /// charged.
     pub(crate) fn record(&self, verb: Verb, decisions: &Decisions<'_>) -> Vec<CandidateCharge> {
         if verb != Verb::Check || decisions.iter().all(|one| one.policy().is_enforced()) {
             return Vec::new();
@@ -90,7 +91,7 @@ impl Shadows {
                 other.policy().name() == live && other.request() == one.request()
             };
             let Some(live_one) = decisions.iter().find(is_live) else { continue };
-            // Whatever another policy denies, is denied under this candidate as well.
+            // A denial by another policy would also apply with this candidate.
             let others_deny = denying > usize::from(live_one.is_denied() && live_one.policy().is_enforced());
             let quotas = (*live_one.policy().quota(), *one.policy().quota());
             let is_of = |known: &ComparedCounters| known.quotas == quotas;
@@ -107,7 +108,7 @@ impl Shadows {
         to_charge
     }
 
-    /// Takes note of looks under policies in shadow that stand for checks, and whether each would have been denied.
+    /// Records peeks under shadow policies that stand for checks, and whether each would be denied.
     pub(crate) fn record_peeks<'d>(&self, looks: impl Iterator<Item = (&'d PolicyDecision<'d>, bool)>) {
         for (one, would_deny) in looks {
             let name = one.policy().name();
@@ -117,13 +118,13 @@ impl Shadows {
         }
     }
 
-    /// Forgets policies that are no longer in force, which run-time changes could otherwise make more and more of.
+    /// Drops inactive policies, so that run-time changes cannot grow the table without bound.
     pub(crate) fn follow(&self, policies: &PolicySet) {
         self.shadows.retain(|name| policies.by_name(name).is_some());
         self.candidates.retain(|name| policies.by_name(name).is_some());
     }
 
-    /// What was seen so far.
+    /// A snapshot of the counts.
     pub(crate) fn seen(&self) -> Seen {
         Seen {
             candidates: self.candidates.all(ComparedCounters::read),
@@ -139,14 +140,13 @@ impl Shadows {
 }
 
 impl Compared {
-    /// Whether it was counted with these two.
+    /// Whether the counts are for these two quotas.
     pub(crate) fn is_of(&self, live: &Quota, candidate: &Quota) -> bool {
         self.quotas == (*live, *candidate)
     }
 }
 
-/// Counters by the names of policies. They are found without a lock; the table is copied when a policy is new, which is
-/// once for each.
+/// Counters by policy name, read without a lock. The table is copied once per new policy.
 #[derive(Debug)]
 struct Counters<T>(ArcSwap<HashMap<String, Arc<T>>>);
 
@@ -157,7 +157,7 @@ impl<T> Default for Counters<T> {
 }
 
 impl<T> Counters<T> {
-    /// Those of a policy, or new ones in their place if they are not current.
+    /// The counters of a policy; replaced if they are not current.
     fn of(&self, name: &str, is_current: impl Fn(&T) -> bool, new: impl Fn() -> T) -> Arc<T> {
         loop {
             if let Some(known) = self.0.load().get(name)
@@ -165,7 +165,7 @@ impl<T> Counters<T> {
             {
                 return Arc::clone(known);
             }
-            // Another thread may be as far: then its counters stay.
+            // Another thread may have inserted them meanwhile; keep those.
             self.0.rcu(|known| {
                 let mut next = HashMap::clone(known);
                 if !next.get(name).is_some_and(|known| is_current(known)) {
@@ -210,13 +210,13 @@ struct ComparedCounters {
     newly_denied: AtomicU64,
     newly_allowed: AtomicU64,
     keys: [Mutex<HashMap<Box<str>, Changed>>; KEY_SHARDS],
-    /// How many keys there are, or a few more while some are added.
+    /// Number of keys; may briefly be too high during insertions.
     key_count: AtomicUsize,
     hasher: RandomState,
 }
 
 thread_local! {
-    /// Where keys are written to be looked up.
+    /// Buffer for the text of a key.
     static KEY_TEXT: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
@@ -238,11 +238,11 @@ impl ComparedCounters {
         total.fetch_add(1, Relaxed);
         KEY_TEXT.with_borrow_mut(|text| {
             text.clear();
-            write!(text, "{key}").expect("text takes text");
+            write!(text, "{key}").expect("writing to a String cannot fail");
             if text.len() <= KeyText::MAX {
                 self.add_to_key(text, is_newly_denied);
             }
-            // One client's long key must not take memory of every thread for good.
+            // One long key must not permanently grow every thread's buffer.
             text.clear();
             text.shrink_to(KeyText::MAX);
         });
@@ -294,7 +294,7 @@ mod tests {
     use super::*;
     use crate::policy_names::CANDIDATE;
 
-    /// A policy with a candidate of a smaller limit, and one in shadow.
+    /// A policy with a candidate of a lower limit, and a shadow policy.
     fn gate(limit: u64, candidate: u64) -> Gate {
         let policy = |name: &str, limit| Policy::new(name, Quota::per_minute(limit)).unwrap().scope(["user"]);
         let name = format!("p{CANDIDATE}");
@@ -307,7 +307,7 @@ mod tests {
         shadows.record(Verb::Check, &gate.check(&request)).len()
     }
 
-    /// Whoever is about to put a candidate in force believes these numbers, whichever threads decided.
+    /// Operators promote a candidate by these numbers, whichever threads decided.
     #[test]
     fn nothing_is_lost_when_many_threads_count_at_once() {
         let (gate, shadows) = (gate(1_000_000, 0), Shadows::default());
@@ -328,7 +328,7 @@ mod tests {
         assert!(compared.keys.values().all(|one| one.newly_denied == 400), "{:?}", compared.keys);
     }
 
-    /// Every check of a policy with a shadow goes through here: none may wait for a thread that is stopped.
+    /// Every check of a policy in shadow runs this code: none may wait for a suspended thread.
     #[test]
     fn checks_that_a_candidate_does_not_change_take_no_lock() {
         let (gate, shadows) = (gate(1_000_000, 3), Shadows::default());
@@ -343,7 +343,8 @@ mod tests {
         assert_eq!((seen.candidates["p"].requests, seen.candidates["p"].changed), (3, Changed::default()));
     }
 
-    /// Keys are chosen by clients: more of them, and longer ones, take no more memory and are still counted.
+    /// Clients choose keys: more or longer keys must not use more memory, and must still be
+    /// counted.
     #[test]
     fn keys_are_bounded_in_number_and_length() {
         let (gate, shadows) = (gate(1_000_000, 0), Shadows::default());
@@ -358,7 +359,7 @@ mod tests {
         assert_eq!(compared.changed.newly_denied, 2 * MAX_KEYS as u64 + 2);
     }
 
-    /// Numbers of another limit would speak for this one; and policies that come and go must not add up.
+    /// Counts must not mix two limits, and removed policies must not accumulate.
     #[test]
     fn other_quotas_begin_anew_and_policies_that_have_gone_are_forgotten() {
         let shadows = Shadows::default();

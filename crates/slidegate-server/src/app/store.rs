@@ -1,7 +1,7 @@
-//! The store behind the app: this process's memory, or one that instances share.
+//! The service's store: in-process memory, or a shared store.
 //!
-//! There is one road for both. What the shared one adds is that it may be away: that is counted here, told in the log
-//! and at `/readyz`, and never hidden from an answer.
+//! A shared store may be unavailable: that is counted here, logged, reported at `/readyz`, and
+//! shown in every decision.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,35 +16,35 @@ use slidegate::{
 use crate::config::{Counted, SharedStore};
 use crate::log_limit::LogLimit;
 
-/// Where limits live.
+/// The store.
 #[derive(Debug)]
-// There is one of it, and memory is reached without a detour.
+// Not boxed: there is one instance, and the memory variant avoids an indirection.
 #[allow(clippy::large_enum_variant)]
 pub(crate) enum Store {
     Memory(Gate),
     Shared(Box<Shared>),
 }
 
-/// A shared store, and whether it is there.
+/// A shared store and its health.
 #[derive(Debug)]
 pub(crate) struct Shared {
     gate: SharedGate,
     instances: u64,
-    /// Requests that the store itself answered.
+    /// Requests decided by the store itself.
     answered: AtomicU64,
-    /// Whether something it was asked had no answer, and it was not found well since.
+    /// Whether a call failed and the store was not found healthy since.
     away: AtomicBool,
 }
 
-/// What was seen of a shared store when it was last looked at.
+/// The state of a shared store at the last health check.
 #[derive(Debug)]
 pub(crate) struct Seen {
     answered: u64,
     fallbacks: u64,
-    /// Fallbacks that the log has reported.
+    /// Fallback decisions already logged.
     reported: u64,
     log_limit: LogLimit,
-    /// Whether the log says that it is away.
+    /// Whether unavailability was logged.
     away: bool,
 }
 
@@ -57,7 +57,7 @@ impl Default for Seen {
 
 impl Store {
     /// # Errors
-    /// A shared store that cannot be one: its certificates are none, or a limit is more than scripts can count.
+    /// The shared store's certificates are invalid, or a limit is too large for its scripts.
     pub(crate) fn new(
         policies: PolicySet,
         memory: MemoryStore,
@@ -73,7 +73,7 @@ impl Store {
         Ok(Self::Shared(Box::new(Shared { gate, instances, answered, away })))
     }
 
-    /// Decides requests in one step, in this process's memory. `None` if a shared store has to be asked.
+    /// Decides requests in one atomic step in memory. `None` with a shared store.
     #[inline]
     pub(crate) fn try_apply<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Option<Decisions<'r>> {
         match self {
@@ -82,7 +82,7 @@ impl Store {
         }
     }
 
-    /// Decides requests in one step.
+    /// Decides requests in one atomic step.
     pub(crate) async fn apply<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
         match self {
             Self::Memory(gate) => gate.apply_all(verb, requests),
@@ -90,10 +90,10 @@ impl Store {
         }
     }
 
-    /// Puts other policies in force. Usage is kept by policy name.
+    /// Activates policies. Usage is kept by policy name.
     ///
     /// # Errors
-    /// A limit is more than a shared store can count; the old policies stay in force.
+    /// A limit is too large for a shared store; the old policies stay active.
     pub(crate) fn configure(&self, policies: PolicySet) -> Result<(), Error> {
         match self {
             Self::Memory(gate) => {
@@ -104,16 +104,17 @@ impl Store {
         }
     }
 
-    /// Whether the store can count by a policy.
+    /// Checks that the store supports a policy.
     ///
     /// # Errors
-    /// A limit is more than a shared store can count.
+    /// A limit is too large for a shared store.
     pub(crate) fn can_count(&self, policy: &Policy) -> Result<(), Error> {
         let Self::Shared(shared) = self else { return Ok(()) };
         SharedGate::new(PolicySet::new([policy.clone()])?, shared.gate.options().clone()).map(drop)
     }
 
-    /// Checks a request that is charged once however often it is asked with the same id.
+    /// Checks a request with an idempotency key: repeated requests with the same id are charged
+    /// once.
     pub(crate) async fn check_once<'r>(&self, request: &'r Request<'r>, id: &str) -> Decisions<'r> {
         match self {
             Self::Memory(gate) => gate.check_once(request, id),
@@ -121,10 +122,10 @@ impl Store {
         }
     }
 
-    /// Forgets the request's keys; says whether anything counted there.
+    /// Resets the request's keys. Returns whether they had usage.
     ///
     /// # Errors
-    /// A shared store did not answer in time.
+    /// A shared store did not reply in time.
     pub(crate) async fn reset(&self, request: &Request<'_>) -> Result<bool, Error> {
         match self {
             Self::Memory(gate) => gate.reset(request),
@@ -132,10 +133,10 @@ impl Store {
         }
     }
 
-    /// One step of forgetting every key of a policy.
+    /// One step of resetting every key of a policy.
     ///
     /// # Errors
-    /// The cursor is that of another store, or a shared store did not answer in time.
+    /// The cursor belongs to another store, or a shared store did not reply in time.
     pub(crate) async fn reset_policy_step(
         &self,
         policy: &str,
@@ -148,10 +149,10 @@ impl Store {
         }
     }
 
-    /// What the request's keys have used, charge by charge.
+    /// The usage of the request's keys, charge by charge.
     ///
     /// # Errors
-    /// A shared store did not answer, or holds what slidegate did not write.
+    /// A shared store did not reply, or holds a value that slidegate did not write.
     pub(crate) async fn inspect(&self, request: &Request<'_>) -> Result<Vec<KeyUse>, Error> {
         match self {
             Self::Memory(gate) => gate.inspect(request),
@@ -166,7 +167,7 @@ impl Store {
         }
     }
 
-    /// How full this process's memory is, which a shared store falls back on.
+    /// Statistics of the in-process memory store, which is also the fallback of a shared store.
     pub(crate) fn stats(&self) -> MemoryStats {
         match self {
             Self::Memory(gate) => gate.stats(),
@@ -189,7 +190,7 @@ impl Store {
         }
     }
 
-    /// The store that is shared, if it is.
+    /// The shared store, if configured.
     pub(crate) fn shared(&self) -> Option<&Shared> {
         match self {
             Self::Memory(_) => None,
@@ -199,7 +200,7 @@ impl Store {
 }
 
 impl Shared {
-    /// Decides requests in one step.
+    /// Decides requests in one atomic step.
     async fn apply_all<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
         let decisions = self.gate.apply_all(verb, requests).await;
         self.saw(&decisions);
@@ -212,13 +213,13 @@ impl Shared {
         decisions
     }
 
-    /// Notes whether the store was there for these.
+    /// Records whether the store decided these.
     fn saw(&self, decisions: &Decisions<'_>) {
         let (mut answered, mut fell_back) = (false, false);
         for decision in decisions.iter() {
             match decision.source {
                 Source::Store => answered = true,
-                // Says nothing about the store of now.
+                // Says nothing about the current state of the store.
                 Source::Remembered => {}
                 _ => fell_back = true,
             }
@@ -238,52 +239,52 @@ impl Shared {
         existed
     }
 
-    /// The note of all instances, unless it still is this one; see [`SharedGate::note`].
+    /// The control document, unless it still is this one; see [`SharedGate::note`].
     pub(crate) async fn note(&self, known: Option<NoteId>) -> Result<Option<Note>, Error> {
         self.gate.note(known).await
     }
 
-    /// Replaces the note `found`; see [`SharedGate::set_note`].
+    /// Replaces the control document `found`; see [`SharedGate::set_note`].
     pub(crate) async fn set_note(&self, found: NoteId, note: &Note) -> Result<bool, Error> {
         self.gate.set_note(found, note).await
     }
 
-    /// Waits until another instance has told of a note.
+    /// Waits until another instance announces a new control document.
     pub(crate) async fn note_announced(&self) {
         self.gate.note_announced().await;
     }
 
-    /// How it has been used.
+    /// Statistics of its use.
     pub(crate) fn stats(&self) -> SharedStats {
         self.gate.stats()
     }
 
-    /// How things stand with each of its nodes.
+    /// The state of each node.
     pub(crate) fn nodes(&self) -> Vec<NodeState> {
         self.gate.nodes()
     }
 
-    /// The attribute by whose value keys lie in a cluster, if there is one.
+    /// The `hash_tag` attribute, if configured.
     pub(crate) fn hash_tag(&self) -> Option<&str> {
         self.gate.options().tag_attribute()
     }
 
-    /// Its URL without secrets.
+    /// Its URL, without secrets.
     pub(crate) fn url(&self) -> String {
         self.gate.options().to_string()
     }
 
-    /// Asks at the start whether it answers.
+    /// Pings the store at the start.
     ///
     /// # Errors
-    /// Why it does not.
+    /// The store is unreachable.
     pub(crate) async fn ping(&self) -> Result<(), Error> {
         let answer = self.gate.ping().await;
         self.away.store(answer.is_err(), Ordering::Relaxed);
         answer
     }
 
-    /// Asks so often that each node's breaker closes if it is well.
+    /// Pings often enough to close each healthy node's circuit breaker.
     async fn knock(&self) -> Result<(), Error> {
         for _ in 1..KNOCKS {
             self.gate.ping().await?;
@@ -292,13 +293,13 @@ impl Shared {
         self.gate.ping().await
     }
 
-    /// Whether decisions may come from elsewhere just now.
+    /// Whether decisions may currently come from fallbacks.
     pub(crate) fn is_degraded(&self) -> bool {
-        // Replicas are known and never connected to.
+        // Replicas are known but never connected to.
         self.away.load(Ordering::Relaxed) || self.gate.nodes().iter().all(|node| !node.connected)
     }
 
-    /// How things stand with it and with each of its nodes.
+    /// The state of the store and its nodes, as JSON.
     pub(crate) fn state(&self) -> Value {
         let nodes = self.gate.nodes().into_iter().map(|node| {
             let breaker = match node.breaker {
@@ -333,8 +334,8 @@ impl Shared {
         })
     }
 
-    /// Looks what happened since the last time, and tells the log if the store is away or there again. Asks it if nobody
-    /// else did, and to make sure that it is back.
+    /// Checks the health since the last check, and logs when the store becomes unavailable or
+    /// available again. Pings it if there was no traffic, and to confirm recovery.
     pub(crate) async fn look(&self, seen: &mut Seen) {
         let stats = self.gate.stats();
         let answered = self.answered.load(Ordering::Relaxed);
@@ -378,7 +379,8 @@ impl Shared {
 }
 
 impl Shared {
-    /// Tells the log what silently breaks limits, as far as the store's user may look.
+    /// Logs settings that silently break limits, as far as the store's user has the rights to read
+    /// them.
     pub(crate) async fn examine(&self) {
         for finding in self.gate.examine().await {
             tracing::warn!(finding, "the store does not keep limits as it should");
@@ -386,9 +388,9 @@ impl Shared {
     }
 }
 
-/// Decisions by fallbacks are reported in the log this often at most, and all of them are counted there.
+/// Minimum interval between log lines about fallback decisions; each line has the full count.
 const REPORT_EVERY: Duration = Duration::from_secs(10);
-/// Answers in a row that close a node's breaker.
+/// Consecutive replies that close a node's circuit breaker.
 const KNOCKS: u32 = 3;
-/// An open breaker lets a call through each 100 ms and up to 20 more.
+/// An open breaker admits one call per 100 to 120 ms.
 const BETWEEN_KNOCKS: Duration = Duration::from_millis(130);

@@ -1,11 +1,12 @@
-//! Times of run-time changes: milliseconds since the epoch, by the clock of the machine.
+//! Times of run-time changes: milliseconds since the epoch, by the system clock.
 
-/// Milliseconds since the epoch, by the machine's clock: what ends at a time, ends then in every instance.
+/// Milliseconds since the epoch, by the system clock, so that a change expires at the same time on
+/// all instances.
 pub(crate) fn now_ms() -> u64 {
     u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0)
 }
 
-/// A time as answers have it: RFC 3339 with milliseconds.
+/// Formats a time as RFC 3339 with milliseconds.
 pub(crate) fn at_text(ms: u64) -> String {
     let at = i64::try_from(ms).ok().and_then(|ms| jiff::Timestamp::from_millisecond(ms).ok());
     at.map_or_else(|| ms.to_string(), |at| format!("{at:.3}"))

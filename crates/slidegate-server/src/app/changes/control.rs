@@ -1,11 +1,11 @@
-//! Run-time changes: what was changed while the service runs, for the whole fleet.
+//! Run-time changes, shared by all instances.
 //!
-//! One document says it all: changed limits of policies with their history, and keys that are blocked or have another
-//! limit for a time. It lives where usage lives, in the shared store or in this process, and each instance folds it into
-//! the policies of its configuration. What is over by time ends in each instance by itself.
+//! One control document holds changed policies with their history, and blocked or overridden keys.
+//! It is stored with the usage, in the shared store or in this process, and each instance folds it
+//! into its configured policies. Each instance expires changes by itself.
 //!
-//! The store may lose it; the instances do not. What is in force here stays in force, and goes back into the store:
-//! `reconcile.rs` says when and how, and why all instances end with one document.
+//! The store may lose the document; instances do not. Active changes stay active and are written
+//! back: `reconcile.rs` explains when, how, and why all instances converge on one document.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -20,75 +20,76 @@ use super::refusal::{Cause, Refusal};
 use crate::app::App;
 use crate::app::store::Shared;
 
-/// How often the document is looked at, however silent the store's channel is. A look that finds nothing new reads 51 bytes.
+/// Poll interval of the document, in addition to the store's notifications. A poll without news
+/// reads 51 bytes.
 const POLL_EVERY: Duration = Duration::from_secs(2);
-/// Announcements within this time are met by one look.
+/// Notifications within this time cause one poll.
 const DEBOUNCE: Duration = Duration::from_millis(50);
-/// Writers that may come between before somebody gives up.
+/// Maximum retries after conflicting writes.
 const MAX_TRIES: u32 = 16;
 
-/// The document in force, and the way to change it.
+/// The active document, and the way to change it.
 #[derive(Debug)]
 pub(crate) struct Control {
     app: Arc<App>,
     state: Mutex<State>,
-    /// One writer of this process at a time.
+    /// Serializes writers of this process.
     writing: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     held: Held,
-    /// Why the store's document is not the one in force.
+    /// Why the stored document is not the active one.
     problem: Option<String>,
     losses: Losses,
 }
 
-/// How often the store lost changes that are in force here.
+/// How often the store lost changes that are active here.
 #[derive(Debug, Default)]
 struct Losses {
     count: u64,
     last: Option<LastLoss>,
 }
 
-/// The last time that the store lost changes that are in force here.
+/// The last time that the store lost changes that are active here.
 #[derive(Debug, Clone)]
 pub(crate) struct LastLoss {
     pub(crate) at_ms: u64,
-    /// What the store was found to hold, in words.
+    /// Description of what the store held.
     pub(crate) found: String,
-    /// When the store held everything again, if it does.
+    /// When the store held everything again.
     pub(crate) restored_ms: Option<u64>,
 }
 
-/// How things stand with the document in force.
+/// The state of the active document.
 #[derive(Debug, Clone)]
 pub(crate) struct ControlStatus {
-    /// The stored document that is in force, or was before a loss.
+    /// The stored document that is active, or was before a loss.
     pub(crate) id: NoteId,
     pub(crate) document: Arc<Document>,
     pub(crate) location: Location,
-    /// Why the store's document is not the one in force.
+    /// Why the stored document is not the active one.
     pub(crate) problem: Option<String>,
     pub(crate) losses: u64,
     pub(crate) last_loss: Option<LastLoss>,
 }
 
-/// Where the document in force is kept.
+/// Where the active document is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Location {
-    /// In this process, by configuration.
+    /// In this process: there is no shared store.
     Memory,
-    /// In the store.
+    /// In the shared store.
     Store,
-    /// In this process: the store lost changes that are in force, and does not have them back yet.
+    /// In this process: the store lost active changes, and they are not yet written back.
     Lost,
-    /// Nobody knows: the store does not answer, or holds what cannot be read.
+    /// Unknown: the store is unreachable, or holds an unreadable document.
     Unknown,
 }
 
 impl Location {
-    /// The name in answers.
+    /// The name in responses.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Memory => "memory",
@@ -100,18 +101,18 @@ impl Location {
 }
 
 impl Control {
-    /// Nothing is changed yet: [`poll`](Self::poll) finds out.
+    /// Starts without changes; [`poll`](Self::poll) loads them.
     pub(crate) fn new(app: Arc<App>) -> Self {
         Self { app, state: Mutex::default(), writing: tokio::sync::Mutex::default() }
     }
 
-    /// The document in force with its version.
+    /// The active document and its version.
     pub(crate) fn current(&self) -> (u64, Arc<Document>) {
         let state = self.state();
         (state.held.id.version, Arc::clone(&state.held.document))
     }
 
-    /// How things stand with the document in force.
+    /// The state of the active document.
     pub(crate) fn status(&self) -> ControlStatus {
         let state = self.state();
         let location = match self.app.shared() {
@@ -126,10 +127,11 @@ impl Control {
         ControlStatus { id, document, location, problem, losses, last_loss }
     }
 
-    /// Changes the document as `edit` does, which may run more than once, and puts it in force here; others follow.
+    /// Changes the document by `edit`, which may run more than once, and activates it here; other
+    /// instances follow.
     ///
     /// # Errors
-    /// What `edit` refuses; a store that does not answer; a document that would grow too large.
+    /// `edit` rejects the change, the store is unreachable, or the document would be too large.
     pub(crate) async fn change<T>(
         &self,
         mut edit: impl FnMut(&mut Document, u64) -> Result<T, Refusal>,
@@ -157,7 +159,7 @@ impl Control {
         Err(Refusal::new(Cause::Conflict, detail))
     }
 
-    /// The same where the document lives in this process.
+    /// The same for a document in this process.
     fn change_here<T>(
         &self,
         mut edit: impl FnMut(&mut Document, u64) -> Result<T, Refusal>,
@@ -174,7 +176,8 @@ impl Control {
         Ok(done)
     }
 
-    /// What has to be in force, of what is and what the store holds. A loss is reported when it is first met.
+    /// The document to activate, from the active and the stored one. Reports a loss when first
+    /// detected.
     fn reconcile(&self, found: &Found, now: u64) -> Reconciled {
         let mut state = self.state();
         let reconciled = reconcile(&state.held, found, now);
@@ -193,7 +196,8 @@ impl Control {
         reconciled
     }
 
-    /// Writes a document in the location of the one found, and puts it in force; false if another one is stored by now.
+    /// Replaces the stored document if unchanged, and activates the new one; false if another one
+    /// was stored meanwhile.
     async fn write(
         &self,
         shared: &Shared,
@@ -213,10 +217,10 @@ impl Control {
         Ok(is_written)
     }
 
-    /// Puts a document in force.
+    /// Activates a document.
     fn put_in_force(&self, held: Held) {
         let document = Arc::clone(&held.document);
-        // Goes through all keys in memory.
+        // Visits all keys in memory.
         let refused = tokio::task::block_in_place(|| self.app.active.set_document(document));
         for refused in refused {
             tracing::warn!("not in force: {refused}");
@@ -224,7 +228,7 @@ impl Control {
         self.state().held = held;
     }
 
-    /// Remembers that the store holds everything that is in force.
+    /// Records that the store holds all active changes.
     fn is_stored(&self) {
         let mut state = self.state();
         state.problem = None;
@@ -239,21 +243,21 @@ impl Control {
         self.app.observer().changes_are_stored(true);
     }
 
-    /// Looks whether another instance changed something, or the store lost something, and does what follows.
+    /// Polls the store for changes by other instances and for losses, and handles them.
     pub(crate) async fn poll(&self) {
         let Some(shared) = self.app.shared() else { return };
         let _writing = self.writing.lock().await;
         for _ in 0..MAX_TRIES {
             match self.poll_once(shared).await {
                 Ok(true) => return,
-                // Another instance was faster; what it wrote is read now.
+                // Another instance wrote first: read again.
                 Ok(false) => {}
                 Err(refusal) => return self.is_not_stored(&refusal.detail),
             }
         }
     }
 
-    /// Whether it is done. If not, another instance wrote meanwhile.
+    /// Returns false if another instance wrote meanwhile.
     async fn poll_once(&self, shared: &Shared) -> Result<bool, Refusal> {
         let (held, is_sound) = {
             let state = self.state();
@@ -268,7 +272,7 @@ impl Control {
         let is_other = document != *held.document;
         if loss.is_some() {
             if is_other {
-                // In force at once: the store may take a while to be written.
+                // Activate at once: the write may take a while.
                 self.put_in_force(Held { document: document.clone().into(), ..held });
             }
             let written = self.write(shared, &found, document, true).await;
@@ -297,7 +301,7 @@ impl Control {
         Ok(true)
     }
 
-    /// Remembers why it is not known whether the store holds what is in force.
+    /// Records why the state of the stored document is unknown.
     fn is_not_stored(&self, problem: &str) {
         let is_new = self.state().problem.replace(problem.to_owned()).is_none();
         if is_new {
@@ -309,7 +313,7 @@ impl Control {
         self.app.observer().changes_are_stored(false);
     }
 
-    /// Looks again and again, and ends what is over by time. Ends with the process.
+    /// Polls and expires changes until the process ends.
     pub(crate) async fn run(&self) {
         loop {
             let wait = self.app.active.next_expiry().map_or(POLL_EVERY, |end| {
@@ -337,7 +341,7 @@ impl Control {
 }
 
 impl Losses {
-    /// Whether the store still lacks something.
+    /// Whether the store lacks active changes.
     fn is_open(&self) -> bool {
         self.last.as_ref().is_some_and(|last| last.restored_ms.is_none())
     }
@@ -349,7 +353,7 @@ fn found(note: &Note) -> Result<Found, Refusal> {
     Ok(Found { id: note.id, document })
 }
 
-/// The store did not do what was asked.
+/// The refusal for a failed store operation.
 #[allow(clippy::needless_pass_by_value)] // As `map_err` has it.
 fn away(error: Error) -> Refusal {
     Refusal::new(Cause::Away, error.to_string())

@@ -1,7 +1,7 @@
-//! The document: all that was changed at run time, as it lies in the store. docs/redis-layout.md shows one.
+//! The control document: all run-time changes, as stored. docs/redis-layout.md shows one.
 //!
-//! It also lists what was put back, with a stamp: without that, a change that another instance still has in force could
-//! not be told from one that was lost.
+//! It also lists reverted changes with a timestamp (tombstones). Without them, a change that is
+//! still active on another instance could not be distinguished from one that the store lost.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,96 +13,98 @@ use slidegate::{Quota, millis_ceil};
 use super::refusal::{Cause, Refusal};
 use super::terms::Terms;
 
-/// The form that this release writes and reads.
+/// The format version that this release reads and writes.
 const LAYOUT: u32 = 1;
-/// Most keys that are blocked or have another limit at a time: every decision under such a policy looks among them.
+/// Maximum keys with a block or override: every decision under their policy searches them.
 pub(crate) const MAX_KEYS: usize = 1000;
-/// Changes that are remembered; older ones can no longer be undone.
+/// Maximum changes in the history; older ones cannot be undone.
 pub(super) const MAX_CHANGES: usize = 100;
-/// Policies that were put back and are listed as such. An instance that has not polled since more of them were put
-/// back, decides by [`Forgotten`].
+/// Maximum tombstones of reverted policies. An instance that missed more than these uses
+/// [`Forgotten`].
 const MAX_REMOVED: usize = 256;
-/// Keys that were unblocked, or had their override cleared, before its end, and are listed as such.
+/// Maximum tombstones of blocks and overrides that were removed before their end.
 const MAX_CLEARED: usize = 1000;
-/// How long a key's change is kept after its end, in milliseconds. An instance whose clock is behind by less than this
-/// never takes a change that ended elsewhere for one that was lost.
+/// How long an expired change of a key is kept, in milliseconds. An instance whose clock is behind
+/// by less than this never mistakes an expired change for a lost one.
 const KEPT_AFTER_END_MS: u64 = 5 * 60 * 1000;
-/// Largest document, as the store takes it.
+/// Maximum size of the document in the store.
 const MAX_BYTES: usize = (1 << 20) - 32;
 
-/// What was changed, and who did it.
+/// All run-time changes and their authors.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Document {
     layout: u32,
-    /// Policies that are not as the configuration says, by name.
+    /// Policies that differ from the config, by name.
     #[serde(default)]
     pub(crate) policies: BTreeMap<String, Terms>,
-    /// Keys that are not as their policies say.
+    /// Keys with a block or override.
     #[serde(default)]
     pub(crate) keys: Vec<KeyChange>,
-    /// The last changes of policies, the oldest first.
+    /// The history of policy changes, oldest first.
     #[serde(default)]
     pub(crate) changes: Vec<Change>,
     /// The number of the last change.
     #[serde(default)]
     pub(super) last_id: u64,
-    /// The stamp of the last change of each policy, by name. A policy that is here and not in `policies` was put back.
+    /// The stamp of the last change per policy. A policy that is here and not in `policies` was
+    /// reverted.
     #[serde(default)]
     pub(super) stamps: BTreeMap<String, u64>,
-    /// Changes of keys that were ended before their time.
+    /// Tombstones of blocks and overrides that were removed before their end.
     #[serde(default)]
     pub(super) cleared: Vec<ClearedKey>,
-    /// The newest stamp of all.
+    /// The newest stamp.
     #[serde(default)]
     pub(super) newest_ms: u64,
     #[serde(default)]
     pub(super) forgotten: Forgotten,
 }
 
-/// A change of a key that was ended before its time.
+/// The tombstone of a block or override that was removed before its end.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ClearedKey {
     pub(super) policy: String,
     pub(super) key: String,
     /// Whether it was a block; an override otherwise.
     pub(super) is_block: bool,
-    /// The stamp of its clearing.
+    /// The stamp of the removal.
     pub(super) at_ms: u64,
-    /// When it would have ended by itself; there is nothing to remember after that.
+    /// When it would have expired; the tombstone is not needed after that.
     pub(super) until_ms: u64,
 }
 
-/// Stamps below which what was put back is no longer listed: an older change that is not in this document was put back.
+/// Stamps up to which tombstones were dropped: an older change that is not in this document was
+/// reverted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Forgotten {
     pub(super) policies_ms: u64,
     pub(super) keys_ms: u64,
 }
 
-/// One key that is blocked, or has a limit of its own, until a time.
+/// A block or override of one key.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct KeyChange {
     pub(crate) policy: String,
-    /// As answers print it.
+    /// The key, as printed in responses.
     pub(crate) key: String,
     #[serde(flatten)]
     pub(crate) kind: KeyKind,
-    /// When it ends by itself, in milliseconds since the epoch.
+    /// When it expires, in milliseconds since the epoch.
     pub(crate) until_ms: u64,
-    /// The token that it was made with.
+    /// The token of its author.
     pub(crate) by: String,
-    /// Its stamp, given by [`Document::set_key`]. 0 where an older release made it.
+    /// Its stamp, set by [`Document::set_key`]. 0 if made by an older release.
     #[serde(default)]
     pub(crate) at_ms: u64,
 }
 
-/// What is with a key.
+/// The kind of a key's change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub(crate) enum KeyKind {
-    /// Nothing that costs anything passes.
+    /// A block: denies every cost above 0.
     Block,
-    /// Another limit, counted as the policy counts.
+    /// An override: another limit, with the policy's algorithm.
     Override { limit: u64, window_ms: u64 },
 }
 
@@ -111,7 +113,7 @@ impl KeyKind {
         Self::Override { limit: quota.limit(), window_ms: millis_ceil(quota.window()) }
     }
 
-    /// The quota that the key is under in a policy of this one; `None` for a block, which leaves the quota as it is.
+    /// The key's quota in a policy with this quota; `None` for a block, which keeps the quota.
     pub(crate) fn quota(&self, policy: &Quota) -> Result<Option<Quota>, String> {
         let Self::Override { limit, window_ms } = self else { return Ok(None) };
         let window = Duration::from_millis(*window_ms);
@@ -120,7 +122,8 @@ impl KeyKind {
     }
 }
 
-/// What a change of a key is about: a policy's name, a key, and whether it is a block. There is one change of each at most.
+/// Identifies a change of a key: policy name, key, and whether it is a block. There is at most one
+/// change of each.
 pub(super) type Slot<'d> = (&'d str, &'d str, bool);
 
 impl KeyChange {
@@ -135,21 +138,21 @@ impl ClearedKey {
     }
 }
 
-/// One change of a policy, with all that is needed to undo it.
+/// One entry of the history, with everything needed to undo it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Change {
     pub(crate) id: u64,
-    /// Its stamp: milliseconds since the epoch, or one more than the stamp before where that is later.
+    /// Its stamp: milliseconds since the epoch, or the previous stamp plus one if that is later.
     pub(crate) at_ms: u64,
     pub(crate) by: String,
     pub(crate) policy: String,
     pub(crate) what: What,
-    /// `None`: as the configuration says.
+    /// `None`: as configured.
     pub(crate) before: Option<Terms>,
     pub(crate) after: Option<Terms>,
 }
 
-/// What was done.
+/// The kind of a policy change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum What {
@@ -177,7 +180,7 @@ impl Default for Document {
 }
 
 impl Document {
-    /// Reads what a store holds; nothing is a document without changes.
+    /// Parses the stored document; an absent one has no changes.
     pub(crate) fn from_text(text: &str) -> Result<Self, String> {
         #[derive(Deserialize)]
         struct Layout {
@@ -198,7 +201,7 @@ impl Document {
         serde_json::from_str(text).map(Self::stamped).map_err(foreign)
     }
 
-    /// The document with stamps where an older release wrote none: its history says when policies were changed.
+    /// Adds stamps that an older release did not write, from the history.
     fn stamped(mut self) -> Self {
         if self.stamps.is_empty() {
             let stamps = self.changes.iter().map(|change| (change.policy.clone(), change.at_ms));
@@ -214,7 +217,8 @@ impl Document {
         self
     }
 
-    /// As it is stored. Where that would be too large, the oldest changes can no longer be undone.
+    /// Serializes the document. If it is too large, drops the oldest history entries, which can
+    /// then not be undone.
     pub(crate) fn stored(&mut self) -> Result<String, Refusal> {
         loop {
             let text = serde_json::to_string(self).expect("our own types have a JSON form");
@@ -234,29 +238,29 @@ impl Document {
         }
     }
 
-    /// The keys of a policy that was added at run time.
+    /// The config keys of a policy added at run time.
     pub(crate) fn added(&self, policy: &str) -> Option<&serde_json::Map<String, serde_json::Value>> {
         self.policies.get(policy)?.added.as_ref()
     }
 
-    /// How many policies were added at run time.
+    /// Number of policies added at run time.
     pub(crate) fn count_added(&self) -> usize {
         self.policies.values().filter(|terms| terms.added.is_some()).count()
     }
 
-    /// How many changes are in force.
+    /// Number of active changes.
     pub(crate) fn count_in_force(&self, now_ms: u64) -> usize {
         self.policies.len() + self.living(now_ms).count()
     }
 
-    /// Changes of keys that have not ended.
+    /// Changes of keys that have not expired.
     pub(crate) fn living(&self, now_ms: u64) -> impl Iterator<Item = &KeyChange> {
         self.keys.iter().filter(move |change| change.until_ms > now_ms)
     }
 
-    /// A number for all that is in force: instances that enforce the same changes have the same one. 0 for none.
+    /// Digest of the active changes, equal on instances that enforce the same ones. 0 for none.
     ///
-    /// 48 bits of SHA-256, which a double holds exactly: Prometheus compares it between instances.
+    /// 48 bits of SHA-256, exact in a double, because Prometheus compares it between instances.
     pub(crate) fn digest(&self, now_ms: u64) -> u64 {
         let mut keys: Vec<_> = self.living(now_ms).collect();
         if keys.is_empty() && self.policies.is_empty() {
@@ -270,7 +274,7 @@ impl Document {
         hash.as_ref()[..6].iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
     }
 
-    /// Drops what need not be kept: changes of keys that ended a while ago, and the oldest of what is bounded.
+    /// Drops expired changes of keys, and the oldest entries over each bound.
     pub(crate) fn trim(&mut self, now_ms: u64) {
         self.drop_ended(now_ms.saturating_sub(KEPT_AFTER_END_MS));
         self.changes.drain(..self.changes.len().saturating_sub(MAX_CHANGES));
@@ -286,7 +290,7 @@ impl Document {
         }
     }
 
-    /// Drops the oldest clearings of keys, so that this many are left.
+    /// Drops the oldest tombstones of keys, keeping this many.
     fn forget_cleared(&mut self, left: usize) {
         self.cleared.sort_by_key(|one| one.at_ms);
         let old = self.cleared.len().saturating_sub(left);
@@ -300,14 +304,14 @@ impl Document {
         self.cleared.retain(|one| one.until_ms > now_ms);
     }
 
-    /// The stamp of a change that is made now: later than all before, whatever the clocks of instances say, so that
-    /// of two changes the one that was made with knowledge of the other is the newer one.
+    /// The stamp of a new change: later than all earlier ones, independent of clock differences, so
+    /// that a change made with knowledge of another is always newer.
     fn stamp(&mut self, now_ms: u64) -> u64 {
         self.newest_ms = now_ms.max(self.newest_ms.saturating_add(1));
         self.newest_ms
     }
 
-    /// Puts a change of a key in the place of the one of its kind.
+    /// Sets a key's block or override, replacing the one of its kind.
     pub(crate) fn set_key(&mut self, mut change: KeyChange, now_ms: u64) -> Result<(), Refusal> {
         self.keys.retain(|one| one.slot() != change.slot());
         self.cleared.retain(|one| one.slot() != change.slot());
@@ -326,7 +330,7 @@ impl Document {
         Ok(())
     }
 
-    /// Ends a key's change of this kind; says whether there was one.
+    /// Removes a key's block or override. Returns whether there was one.
     pub(crate) fn clear_key(&mut self, policy: &str, key: &str, kind: &KeyKind, now_ms: u64) -> bool {
         let slot = (policy, key, *kind == KeyKind::Block);
         let Some(at) = self.keys.iter().position(|one| one.slot() == slot && one.until_ms > now_ms) else {
@@ -339,7 +343,7 @@ impl Document {
         true
     }
 
-    /// Puts a policy under other terms, or back to its configuration, and remembers that.
+    /// Changes a policy, or reverts it to the config, and records that in the history.
     pub(crate) fn set_policy(
         &mut self,
         policy: &str,
@@ -360,12 +364,12 @@ impl Document {
         id
     }
 
-    /// The number of the change that undid this one.
+    /// The number of the change that undid this one, if any.
     pub(crate) fn undone_by(&self, id: u64) -> Option<u64> {
         self.changes.iter().find(|change| change.what == What::Undo(id)).map(|change| change.id)
     }
 
-    /// Puts a policy back to what it was before a change, or before the last one that is not undone.
+    /// Undoes a change, or the last one that is not yet undone.
     pub(crate) fn undo(&mut self, id: Option<u64>, by: &str, now_ms: u64) -> Result<Change, Refusal> {
         let is_open =
             |change: &&Change| !matches!(change.what, What::Undo(_)) && self.undone_by(change.id).is_none();
@@ -425,7 +429,7 @@ mod tests {
         document.policies.get("p").map(|terms| terms.quota.limit)
     }
 
-    /// Undo is pressed in a hurry: it must put back what was there, and nothing that somebody changed meanwhile.
+    /// Undo must restore the previous state, and must not revert later changes by others.
     #[test]
     fn a_change_is_undone_to_what_was_before_unless_it_was_changed_again() {
         let mut document = Document::default();
@@ -445,7 +449,7 @@ mod tests {
         assert_eq!(Document::from_text(&document.stored().unwrap()).unwrap(), document);
     }
 
-    /// A large change must not keep every later one from being made: what was done long ago goes first.
+    /// A large change must not prevent later ones: the oldest history is dropped first.
     #[test]
     fn history_makes_room_for_what_is_in_force() {
         let mut document = Document::default();
@@ -467,7 +471,7 @@ mod tests {
         assert_eq!(document.stored().unwrap_err().cause, Cause::Conflict);
     }
 
-    /// What is kept for the whole fleet must not grow for ever, and what ends must end.
+    /// The shared document must not grow without bound, and changes must expire.
     #[test]
     fn history_and_keys_are_bounded_and_end() {
         let mut document = Document::default();
@@ -482,7 +486,7 @@ mod tests {
         }
         document.set_key(key(7, 5000), 0).unwrap();
         assert_eq!(document.set_key(key(MAX_KEYS, 9999), 9).unwrap_err().cause, Cause::Conflict);
-        // What has ended makes room, and otherwise goes a while after its end.
+        // Expired changes are dropped if space is needed, otherwise some time after their end.
         document.set_key(key(MAX_KEYS, 9999), 10).unwrap();
         assert_eq!(document.keys.len(), MAX_KEYS);
         document.trim(11 + KEPT_AFTER_END_MS);
@@ -492,7 +496,7 @@ mod tests {
         assert!(document.clear_key("p", "11", &KeyKind::Block, 20));
     }
 
-    /// What was put back is remembered for instances that have not heard of it, and must not grow for ever either.
+    /// Tombstones are kept for instances that missed the removal, and must be bounded too.
     #[test]
     fn what_was_put_back_is_listed_up_to_a_bound_and_its_stamp_after_that() {
         let mut document = Document::default();
@@ -513,7 +517,7 @@ mod tests {
         assert_eq!(document.cleared.len(), MAX_CLEARED - 1, "it is blocked again");
     }
 
-    /// Instances upgraded to this release meet documents without stamps.
+    /// Upgraded instances read documents without stamps.
     #[test]
     fn a_document_of_an_older_release_has_the_stamps_of_its_history() {
         let change = |id: u64, policy: &str| serde_json::json!({ "id": id, "at_ms": 10 * id, "by": "ops", "policy": policy, "what": "set", "before": null, "after": null });
@@ -531,7 +535,8 @@ mod tests {
         assert_eq!(document.keys[0].at_ms, 0);
     }
 
-    /// Operators compare the digests of instances: equal exactly where the same changes are enforced.
+    /// Operators compare digests of instances: they must be equal exactly if the same changes are
+    /// enforced.
     #[test]
     fn the_digest_is_of_what_is_in_force() {
         let (mut one, mut other) = (Document::default(), Document::default());
@@ -550,7 +555,7 @@ mod tests {
         assert_eq!(other.digest(60), 0);
     }
 
-    /// An older release must not run on half of what it can read.
+    /// An older release must not apply a part of a document it does not fully understand.
     #[test]
     fn another_layout_and_other_texts_are_refused() {
         let error = Document::from_text(r#"{"layout":2}"#).unwrap_err();

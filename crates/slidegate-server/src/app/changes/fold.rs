@@ -1,7 +1,7 @@
-//! Folding: the policies of the configuration with all that was changed since, as one set.
+//! Folding: applies run-time changes to the configured policies and builds one policy set.
 //!
-//! What no longer fits, such as a change of a policy that has left the configuration, is left out and said: it must keep
-//! nobody from starting.
+//! A change that no longer applies, such as one of a policy that was removed from the config, is
+//! skipped and reported: it must not prevent a start.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -13,16 +13,16 @@ use crate::config::{Added, KeysShown};
 use crate::key_text::KeyText;
 use crate::policy_names::CANDIDATE;
 
-/// What the configuration says.
+/// The configured policies.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Base {
     pub(crate) policies: PolicySet,
-    /// Quotas that are tried beside those of policies, by their names.
+    /// Candidate quotas, by policy name.
     pub(crate) candidates: BTreeMap<String, Quota>,
 }
 
 impl Base {
-    /// The candidate that a policy has after all changes.
+    /// The candidate of a policy after all changes.
     pub(crate) fn candidate(&self, document: &Document, policy: &str) -> Option<Quota> {
         let is_own = |terms: &&Terms| terms.added.is_none() || self.policies.by_name(policy).is_none();
         match document.policies.get(policy).filter(is_own) {
@@ -32,20 +32,20 @@ impl Base {
     }
 }
 
-/// The policies in force.
+/// The policies to activate.
 #[derive(Debug)]
 pub(crate) struct Folded {
     pub(crate) policies: PolicySet,
-    /// What could not be put in force, in words.
+    /// Changes that could not be applied, with reasons.
     pub(crate) refused: Vec<String>,
-    /// Policies that are in force as they were added at run time, and how they show keys.
+    /// Policies added at run time, and their redaction of keys.
     pub(crate) keys_shown: HashMap<String, KeysShown>,
 }
 
-/// Folds changes into the configuration. `addresses` are the attributes whose text is an address.
+/// Applies changes to the configured policies. `addresses` are the attributes with IP addresses.
 ///
 /// # Errors
-/// Policies that are no set. The configuration's own are one.
+/// The policies are not a valid set. The configured ones alone always are.
 pub(crate) fn fold(
     base: &Base,
     document: &Document,
@@ -95,7 +95,7 @@ pub(crate) fn fold(
     for configured in policies {
         let name = configured.name();
         let mut policy = configured.clone();
-        // Terms of an added policy are not those of the configuration's that has its name.
+        // Changes of an added policy do not apply to a configured one of the same name.
         let is_own = |terms: &&Terms| terms.added.is_none() || base.policies.by_name(name).is_none();
         let terms = document.policies.get(name).filter(is_own);
         if let Some(terms) = terms {
@@ -113,7 +113,7 @@ pub(crate) fn fold(
         let own = keys.get(name).map_or(&[][..], Vec::as_slice);
         policy = with_keys(policy, own, &is_address, &mut refused);
         if let Some(candidate) = candidate {
-            // The same keys are blocked and overridden: they are no part of what is tried.
+            // The candidate has the same blocks and overrides: they are not what is tried.
             let candidate = with_keys(candidate, own, &is_address, &mut Vec::new());
             all.push(policy);
             all.push(candidate.renamed(format!("{name}{CANDIDATE}"))?);
@@ -124,7 +124,7 @@ pub(crate) fn fold(
     Ok(Folded { policies: PolicySet::new(all)?, refused, keys_shown })
 }
 
-/// The policy with keys that have another limit, and those that are blocked.
+/// Adds the overridden and blocked keys to a policy.
 fn with_keys(
     policy: Policy,
     changes: &[&KeyChange],
@@ -163,7 +163,8 @@ mod tests {
         KeyChange { policy: "q".into(), key: "alice".into(), kind, until_ms, by: "ops".into(), at_ms: 0 }
     }
 
-    /// What is in force must be what was configured and changed, and after its time what was configured again.
+    /// The active policies are the configured ones with changes, and the configured ones again
+    /// after expiry.
     #[test]
     fn changes_lie_over_the_configuration_until_they_end() {
         let mut document = Document::default();
@@ -213,7 +214,8 @@ mod tests {
         assert_eq!(limits(30), expected(5, 2, None));
     }
 
-    /// What was added is in force until the file says otherwise, and its keys are hidden where it says so.
+    /// An added policy is active until the file defines one of that name, with its redaction of
+    /// keys.
     #[test]
     fn added_policies_follow_those_of_the_configuration_which_come_first() {
         let mut document = Document::default();

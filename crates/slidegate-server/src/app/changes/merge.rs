@@ -1,8 +1,8 @@
-//! Merging: one document of two, so that no change made on either side of a loss is dropped.
+//! Merging: combines two documents, so that a loss drops no change made on either side.
 //!
-//! Each policy, and each block or override of a key, is a register: what it was last changed to, or that it was put
-//! back, with a stamp. Of two registers the newer one wins, whichever side it comes from. So instances that merge what
-//! they find end with the same changes in force, in whatever order they find it.
+//! Each policy, and each block or override of a key, is a last-writer-wins register: its last
+//! change or its removal, with a stamp. The newer register wins. So all instances that merge
+//! converge on the same active changes, in any order.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::document::{Change, ClearedKey, Document, KeyChange, Slot, What};
 use super::terms::Terms;
 
-/// What became of one key.
+/// The register of one key.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 enum KeyRegister<'d> {
     Set(&'d KeyChange),
@@ -45,18 +45,18 @@ impl<'d> KeyRegister<'d> {
     }
 }
 
-/// Which of two registers is the newer one. Of the same stamp, made by two instances that did not know of each other,
-/// it is the one that is written later in the alphabet: any rule would do that is the same everywhere.
+/// Whether a register is newer. Ties, from concurrent changes on two instances, are broken by the
+/// serialized text: any deterministic rule works.
 fn newer<T: PartialEq + Serialize>((stamp, value): (u64, &T), (other_stamp, other): (u64, &T)) -> Ordering {
     stamp.cmp(&other_stamp).then_with(|| {
-        let text = |value: &T| serde_json::to_string(value).expect("our own types have a JSON form");
+        let text = |value: &T| serde_json::to_string(value).expect("our own types serialize");
         if value == other { Ordering::Equal } else { text(value).cmp(&text(other)) }
     })
 }
 
 impl Document {
-    /// Whether everything in `other` is in this document as well, or was changed again since. What ended by itself may
-    /// be missing.
+    /// Whether this document contains every register of `other`, or a newer one. Expired changes
+    /// may be missing.
     pub(super) fn holds(&self, other: &Self, now_ms: u64) -> bool {
         let keys = self.key_registers();
         other.stamps.keys().all(|name| self.holds_policy(other, name))
@@ -66,8 +66,8 @@ impl Document {
                 .all(|theirs| theirs.until_ms() <= now_ms || self.holds_key(&keys, theirs))
     }
 
-    /// Everything in either of two documents, and of what is in both, the newer one. History keeps this document's
-    /// numbers; those of `other` change where both gave out the same ones.
+    /// The union of two documents, with the newer of each register. The history keeps this
+    /// document's numbers; conflicting numbers of `other` change.
     pub(super) fn merged(&self, other: &Self) -> Self {
         let mut merged = self.clone();
         for name in other.stamps.keys().filter(|name| !self.holds_policy(other, name)) {
@@ -95,7 +95,7 @@ impl Document {
         merged
     }
 
-    /// Whether this policy's register in `other` is in this document, or an even newer one.
+    /// Whether this document has this policy's register of `other`, or a newer one.
     fn holds_policy(&self, other: &Self, name: &str) -> bool {
         let theirs: (u64, &Option<&Terms>) = (other.stamps[name], &other.policies.get(name));
         match self.stamps.get(name) {
@@ -104,7 +104,7 @@ impl Document {
         }
     }
 
-    /// Whether this policy was put back here after the change of this stamp, and is listed no more.
+    /// Whether this policy was reverted here after this stamp, and its tombstone was dropped.
     fn forgot_policy(&self, name: &str, stamp: u64) -> bool {
         !self.stamps.contains_key(name) && stamp < self.forgotten.policies_ms
     }
@@ -123,7 +123,7 @@ impl Document {
         cleared.chain(set).collect()
     }
 
-    /// Whether another document's register of a key is among those of this one, or an even newer one.
+    /// Whether this document has this register of a key, or a newer one.
     fn holds_key(&self, ours: &KeyRegisters<'_>, theirs: &KeyRegister<'_>) -> bool {
         match ours.get(&theirs.slot()) {
             Some(register) => newer((register.stamp(), register), (theirs.stamp(), theirs)).is_ge(),
@@ -131,12 +131,12 @@ impl Document {
         }
     }
 
-    /// Whether this change of a key was cleared here, and is listed no more.
+    /// Whether this change of a key was removed here, and its tombstone was dropped.
     fn forgot_key(&self, ours: &KeyRegisters<'_>, theirs: &KeyRegister<'_>) -> bool {
         !ours.contains_key(&theirs.slot()) && theirs.stamp() < self.forgotten.keys_ms
     }
 
-    /// Adds what only the other document's history has, in the order of time.
+    /// Adds the history entries that only the other document has, in order of time.
     fn add_history(&mut self, other: &Self) {
         let mut last_id = self.last_id.max(other.last_id);
         let mut numbers = HashMap::new();
@@ -165,7 +165,8 @@ impl Document {
     }
 }
 
-/// Whether two entries of a history are one change: its number may differ, and that of the change it undoes.
+/// Whether two history entries are the same change. Its number, and that of the change it undoes,
+/// may differ.
 fn is_same(one: &Change, other: &Change) -> bool {
     let Change { id: _, at_ms, by, policy, what, before, after } = one;
     let is_what = match (what, &other.what) {
@@ -199,7 +200,7 @@ mod tests {
         document.keys.iter().map(|change| change.key.as_str()).collect()
     }
 
-    /// Merges both ways, which must come to the same, and holds what merging promises against it.
+    /// Merges both ways and asserts the properties of a merge.
     fn merged(one: &Document, other: &Document) -> Document {
         let (a, b) = (one.merged(other), other.merged(one));
         assert!(a.holds(&b, 0) && b.holds(&a, 0) && a.digest(0) == b.digest(0));
@@ -208,7 +209,7 @@ mod tests {
         a
     }
 
-    /// Two operators acted while the store had lost what each had done: both must find their change in force.
+    /// Two operators made changes around a loss: both changes must be active.
     #[test]
     fn changes_of_both_sides_are_kept_and_the_newer_one_of_the_same_thing() {
         let mut base = Document::default();
@@ -227,11 +228,12 @@ mod tests {
         let both = merged(&one, &other);
         assert_eq!(blocked(&both), ["evil", "evil2", "trent"]);
         assert_eq!((&both.policies["p"], &both.policies["q"]), (&terms(3).unwrap(), &terms(9).unwrap()));
-        // Nothing is missing from what is newer, and everything from what is empty.
+        // A newer document contains all, an empty one nothing.
         assert!(both.holds(&base, 0) && !base.holds(&both, 0) && !Document::default().holds(&base, 0));
     }
 
-    /// Two operators change one thing in the same millisecond: instances that met them in another order must agree.
+    /// Two concurrent changes in one millisecond: instances that merge in different orders must
+    /// agree.
     #[test]
     fn of_changes_with_one_stamp_the_same_one_wins_everywhere() {
         let (mut one, mut other) = (Document::default(), Document::default());
@@ -244,7 +246,7 @@ mod tests {
         assert_eq!((&a.policies, blocked(&a)), (&b.policies, blocked(&b)));
     }
 
-    /// An unblocked customer must not be blocked again by an instance that had not heard of it.
+    /// An unblocked customer must not be blocked again by an instance that missed the removal.
     #[test]
     fn what_was_put_back_is_not_brought_back() {
         let mut stale = Document::default();
@@ -252,13 +254,13 @@ mod tests {
         block(&mut stale, "alice", 20);
         let mut newer = stale.clone();
         newer.set_policy("p", None, What::Unset, "ops", 5);
-        // The clock of who clears it is behind that of who blocked it.
+        // The clock of the remover is behind that of the blocker.
         assert!(newer.clear_key("p", "alice", &KeyKind::Block, 7));
         let mut both = merged(&newer, &stale);
         assert!(both.policies.is_empty() && both.keys.is_empty());
         assert_eq!(both.undo(Some(2), "ops", 30).unwrap().after, terms(1));
 
-        // Nor when so much was put back since that it is not listed by name.
+        // Also if its tombstone was dropped since.
         for n in 0..2000 {
             block(&mut newer, &n.to_string(), 40);
             assert!(newer.clear_key("p", &n.to_string(), &KeyKind::Block, 41));
@@ -269,13 +271,13 @@ mod tests {
         assert!(newer.holds(&stale, 0));
         let both = merged(&newer, &stale);
         assert!(both.policies.is_empty() && both.keys.is_empty());
-        // What was changed after that is not taken for it.
+        // Later changes are not affected.
         block(&mut stale, "bob", 5000);
         assert!(!newer.holds(&stale, 0));
         assert_eq!(blocked(&merged(&newer, &stale)), ["bob"]);
     }
 
-    /// Two instances that did not know of each other gave out the same number: undo must reach the change that is meant.
+    /// Two instances used the same number: undo must revert the intended change.
     #[test]
     fn the_history_of_both_sides_is_kept_under_numbers_of_its_own() {
         let mut base = Document::default();
@@ -294,7 +296,7 @@ mod tests {
         assert_eq!(both.merged(&other), both, "a change is not taken for another one because of its number");
     }
 
-    /// Ended changes are dropped by whoever writes next, which is no loss.
+    /// The next writer drops expired changes, which is not a loss.
     #[test]
     fn what_has_ended_may_be_missing() {
         let mut document = Document::default();

@@ -1,14 +1,17 @@
-//! Reconciling: what an instance has in force, beside what the store was found to hold.
+//! Reconciling: compares the active document with the stored one, and decides what to activate and
+//! write.
 //!
-//! A store can lose the document: an empty restart, `FLUSHALL`, a deleted key, a failover to a replica that lags, with
-//! or without somebody writing after it. All of these are one question: does the store's document hold everything that
-//! is in force here? If it does, it is taken over. If not, both are merged and the result replaces exactly what was
-//! found. Such a write is always a superset of what it replaces, so each instance adds what it knows at most once, and
-//! all end with one document. No instance needs to know what happened to the store, or who else is there.
+//! A store can lose the document: an empty restart, `FLUSHALL`, a deleted key, or a failover to a
+//! lagging replica, with or without later writes. All cases reduce to one question: does the stored
+//! document contain every active change? If so, it is adopted. If not, both are merged and the
+//! result replaces exactly the document that was read. Such a write is always a superset of what it
+//! replaces, so each instance adds its changes at most once and all instances converge. No instance
+//! needs to know what happened to the store, or which other instances exist.
 //!
-//! A stored document is identified by a random epoch, a version and a random revision. The revision differs in every
-//! write: two documents of one epoch and version, as a failover can leave behind, are not taken for the same. The epoch
-//! is renewed by each write that follows a loss, and the version never goes back as far as anybody remembers.
+//! A stored document is identified by a random epoch, a version and a random revision. Every write
+//! has a new revision, so two documents with the same epoch and version, which a failover can
+//! leave, are distinguished. Every write after a loss has a new epoch, and the version never
+//! decreases as far as any instance knows.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,37 +20,37 @@ use slidegate::NoteId;
 
 use super::document::Document;
 
-/// What an instance has in force.
+/// The active document of an instance.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Held {
-    /// The stored document that it last was: [`NoteId::ABSENT`] before the first one.
+    /// The id of the stored document it corresponds to: [`NoteId::ABSENT`] before the first one.
     pub(super) id: NoteId,
     pub(super) document: Arc<Document>,
 }
 
-/// What the store holds.
+/// The stored document.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Found {
     pub(super) id: NoteId,
     pub(super) document: Document,
 }
 
-/// What has to be in force.
+/// The document to activate.
 #[derive(Debug)]
 pub(super) struct Reconciled {
     pub(super) document: Document,
-    /// What became of the store's document; `None` if it is complete and `document` is what it says.
+    /// The loss of the stored document; `None` if it is complete and equal to `document`.
     pub(super) loss: Option<Loss>,
 }
 
-/// How the store's document is not what it was.
+/// How the stored document is incomplete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Loss {
-    /// There is none.
+    /// It is absent.
     Absent,
-    /// It is an older one.
+    /// It is an older version.
     Older { found: u64, held: u64 },
-    /// It was written by somebody who did not know everything that is in force here.
+    /// Its writer did not know all changes that are active here.
     Incomplete { found: NoteId },
 }
 
@@ -67,7 +70,7 @@ impl fmt::Display for Loss {
     }
 }
 
-/// What has to be in force, of what is and what the store holds.
+/// The document to activate, from the active and the stored one.
 pub(super) fn reconcile(held: &Held, found: &Found, now_ms: u64) -> Reconciled {
     let loss = if found.id.is_absent() {
         (!held.id.is_absent()).then_some(Loss::Absent)
@@ -85,7 +88,7 @@ pub(super) fn reconcile(held: &Held, found: &Found, now_ms: u64) -> Reconciled {
     Reconciled { document, loss }
 }
 
-/// The identity of the document that replaces `found`. `random` gives numbers other than 0.
+/// The id of the document that replaces `found`. `random` returns non-zero numbers.
 ///
 /// # Errors
 /// Those of `random`.
@@ -110,7 +113,7 @@ mod tests {
     use super::*;
     use crate::app::changes::{Counting, KeyChange, KeyKind, Mode, Terms, What};
 
-    /// When changes of keys end, unless a test says something else.
+    /// When changes of keys expire by default.
     const FAR_MS: u64 = 1_000_000_000;
 
     fn block(key: &str, until_ms: u64) -> KeyChange {
@@ -124,7 +127,7 @@ mod tests {
         Terms { quota, mode: Mode::Enforce, candidate: None, added: None }
     }
 
-    /// A store that replaces a document only for who names the one that is there.
+    /// A store with compare-and-set.
     #[derive(Default)]
     struct Store {
         now: Found,
@@ -146,11 +149,11 @@ mod tests {
         }
     }
 
-    /// Instances as `Control` runs them, each step one call of the store.
+    /// Instances as in `Control`, each step one call of the store.
     #[derive(Default)]
     struct Instance {
         held: Held,
-        /// What was read and is not yet written.
+        /// Read and not yet written.
         read: Option<Found>,
         losses: u32,
     }
@@ -160,7 +163,7 @@ mod tests {
             self.read = Some(store.now.clone());
         }
 
-        /// The rest of a poll; whether it is done.
+        /// The rest of a poll. Returns whether it is complete.
         fn settle(&mut self, store: &mut Store, now_ms: u64) -> bool {
             let Some(found) = self.read.take() else { return true };
             let Reconciled { mut document, loss } = reconcile(&self.held, &found, now_ms);
@@ -186,7 +189,7 @@ mod tests {
         }
 
         fn change(&mut self, store: &mut Store, now_ms: u64, edit: impl Fn(&mut Document)) {
-            // One call at a time: a poll that has read goes first, or reads again.
+            // One call at a time: a poll that has read continues, or reads again.
             self.read = None;
             let found = store.now.clone();
             let Reconciled { mut document, loss } = reconcile(&self.held, &found, now_ms);
@@ -214,7 +217,8 @@ mod tests {
         }
     }
 
-    /// An empty restart, and a write before the other instance has polled: both must enforce both changes.
+    /// An empty restart, and a write before the other instance has polled: both must enforce both
+    /// changes.
     #[test]
     fn a_write_after_a_loss_keeps_what_was_in_force() {
         let (mut store, mut a, mut b) = (Store::default(), Instance::default(), Instance::default());
@@ -230,7 +234,7 @@ mod tests {
         assert_eq!((a.losses, b.losses, a.held.id), (1, 0, b.held.id));
     }
 
-    /// An instance that has just started knows nothing of what the store lost, and writes: nobody's change is dropped.
+    /// A new instance that does not know the lost changes writes first: no change may be dropped.
     #[test]
     fn a_document_of_another_epoch_is_merged_with_what_is_in_force() {
         let (mut store, mut a, mut c) = (Store::default(), Instance::default(), Instance::default());
@@ -244,8 +248,8 @@ mod tests {
         assert_eq!((a.losses, c.losses, a.held.id), (1, 0, c.held.id));
     }
 
-    /// A replica that lagged is written at the version that another instance has already: the numbers agree, and the
-    /// changes do not.
+    /// A lagging replica is written at a version that another instance already has: equal versions,
+    /// different changes.
     #[test]
     fn a_reused_version_of_the_same_epoch_is_noticed() {
         let (mut store, mut a, mut b) = (Store::default(), Instance::default(), Instance::default());
@@ -265,7 +269,7 @@ mod tests {
         assert_eq!(a.losses, 1);
     }
 
-    /// What nobody lost must be reported by nobody: an alert that fires for nothing is switched off.
+    /// No loss may be reported without one: operators disable alerts that fire for nothing.
     #[test]
     fn starting_and_following_others_is_not_a_loss() {
         let (mut store, mut a, mut b) = (Store::default(), Instance::default(), Instance::default());
@@ -284,7 +288,7 @@ mod tests {
         }
         b.poll(&mut store, 400_000);
         assert_eq!((a.losses, b.losses, b.held.id), (0, 0, a.held.id));
-        // A document of an older release has no epoch; the first change gives it one.
+        // A document of an older release has no epoch; the first change adds one.
         let id = NoteId { epoch: 0, version: 7, revision: 0 };
         let (mut store, mut a) = (Store::default(), Instance::default());
         store.now.id = id;
@@ -293,7 +297,7 @@ mod tests {
         assert!(store.now.id.epoch != 0 && store.now.id.version == 8 && a.losses == 0);
     }
 
-    /// A customer whose block has ended must not be blocked by an old copy of the document.
+    /// An old copy of the document must not restore an expired block.
     #[test]
     fn what_has_ended_stays_ended_after_a_loss() {
         let (mut store, mut a) = (Store::default(), Instance::default());
@@ -327,7 +331,7 @@ mod tests {
             policy: u8,
             limit: Option<u64>,
         },
-        /// A poll reads; others may act before it goes on.
+        /// A poll reads; others may act before it continues.
         Read {
             instance: usize,
         },
@@ -335,9 +339,9 @@ mod tests {
             instance: usize,
         },
         Lose,
-        /// The store goes back to what it was so many writes ago.
+        /// The store reverts by this many writes.
         RollBack(usize),
-        /// An instance ends and starts again, while others run.
+        /// An instance restarts while others run.
         Restart {
             instance: usize,
         },
@@ -360,14 +364,14 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the store loses, and whoever writes or polls in between: all instances end with the same changes,
-        /// and with the last one that was made of each thing.
+        /// After any loss and any interleaving of writes and polls, all instances converge on the
+        /// last change of each register.
         #[test]
         fn all_instances_converge_and_no_change_is_dropped(steps in steps()) {
             let mut store = Store::default();
             let mut instances: [Instance; 3] = Default::default();
             let mut copies = vec![Found::default()];
-            // The last change of each thing, by stamp, with what it was.
+            // The last change of each register, by stamp.
             let mut blocks = std::collections::BTreeMap::new();
             let mut limits = std::collections::BTreeMap::new();
             for (at, step) in steps.into_iter().enumerate() {
@@ -378,7 +382,7 @@ mod tests {
                         blocks.insert(key, true);
                     }
                     Step::Clear { instance, key } => {
-                        // A key that this instance does not know to be blocked cannot be cleared through it.
+                        // An instance cannot remove a block it does not know.
                         let name = key.to_string();
                         let mut was_there = false;
                         let found = store.now.clone();
@@ -409,7 +413,7 @@ mod tests {
                         store.now = copies[copies.len().saturating_sub(back + 1)].clone();
                     }
                     Step::Restart { instance } => {
-                        // What only this one knows is gone with it: the others have polled before.
+                        // The others polled before, so nothing is known to this one alone.
                         for one in &mut instances {
                             one.poll(&mut store, now);
                         }

@@ -1,21 +1,21 @@
-//! Why a run-time change was refused.
+//! Errors of run-time changes.
 
-/// Why something was not changed.
+/// Why a change was rejected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refusal {
     pub(crate) cause: Cause,
-    /// One line that names the thing and the way out.
+    /// One line: what is invalid and how to fix it.
     pub(crate) detail: String,
 }
 
-/// Whose turn it is.
+/// The kind of the error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Cause {
-    /// There is no such thing.
+    /// The target does not exist.
     Unknown,
-    /// It is not as the caller thought.
+    /// The state differs from what the caller expected.
     Conflict,
-    /// The store did not answer.
+    /// The store is unreachable.
     Away,
 }
 

@@ -1,4 +1,5 @@
-//! Terms: what a policy was changed to, whole, so that a change means the same whatever the file says later.
+//! Terms: the complete result of a policy change, so that later edits of the file do not alter its
+//! meaning.
 
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use slidegate::{Algorithm, Policy, Quota, millis_ceil};
 
 use crate::limits::MAX_COST;
 
-/// Limit, window and algorithm as numbers and names.
+/// A quota in serialized form.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Counting {
     pub(crate) limit: u64,
@@ -20,7 +21,7 @@ pub(crate) struct Counting {
     pub(crate) slots: Option<u16>,
 }
 
-/// Whether a policy's denials deny.
+/// The mode of a policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Mode {
@@ -34,14 +35,14 @@ impl Mode {
     }
 }
 
-/// Everything about a policy that can be changed while the service runs, and all of one that was added then.
+/// The settings of a policy that can change at run time, and all of a policy added at run time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Terms {
     pub(crate) quota: Counting,
     pub(crate) mode: Mode,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) candidate: Option<Counting>,
-    /// Of a policy that was added at run time: its keys, as one of the file has them. What is said above comes first.
+    /// The config keys of a policy added at run time. The fields above take precedence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) added: Option<Map<String, Value>>,
 }
@@ -59,10 +60,10 @@ impl Counting {
         }
     }
 
-    /// The quota that this is.
+    /// Converts to a quota.
     ///
     /// # Errors
-    /// In one line, when it is none.
+    /// One line: the quota is invalid.
     pub(crate) fn quota(&self) -> Result<Quota, String> {
         let largest = self.limit.max(self.burst.unwrap_or(0));
         if largest > MAX_COST {
@@ -79,7 +80,7 @@ impl Counting {
 }
 
 impl Terms {
-    /// What a policy is under now.
+    /// The current terms of a policy.
     pub(crate) fn of(policy: &Policy, candidate: Option<&Quota>) -> Self {
         Self {
             quota: Counting::of(policy.quota()),
