@@ -94,7 +94,7 @@ async fn file(Path(name): Path<String>, headers: HeaderMap) -> Result<Response, 
 }
 
 impl File {
-    /// The ETag: a hash of the content. It may differ between versions of the program.
+    /// The `ETag`: a hash of the content. It may differ between versions of the program.
     fn etag(&self) -> HeaderValue {
         let mut hasher = DefaultHasher::new();
         self.content.hash(&mut hasher);

@@ -24,7 +24,7 @@ const MAX_NAME: usize = 128;
 /// The Redis version reported to clients, which choose their commands by it.
 const REDIS_VERSION: &str = "7.0.0";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// CommandError passwords of one connection before it is closed.
+/// Wrong passwords of one connection before it is closed.
 const MAX_FAILURES: u32 = 3;
 /// The only user.
 const USER: &[u8] = b"default";
@@ -34,7 +34,7 @@ pub(super) struct Session {
     listener: Arc<ListenerState>,
     pub(super) version: RespVersion,
     authenticated: bool,
-    /// CommandError passwords so far. `RESET` does not clear it.
+    /// Wrong passwords so far. `RESET` does not clear it.
     failures: u32,
     /// From 1, in order of acceptance.
     id: u64,

@@ -159,7 +159,7 @@ async fn live(State(app): Shared, uri: Uri) -> Result<Response, Problem> {
 /// Reserves a stream.
 fn place(app: &App) -> Result<OwnedSemaphorePermit, Problem> {
     Arc::clone(&app.observer().streams).try_acquire_owned().map_err(|_| {
-        let detail = format!("{} streams are open, the maximum; close one", MAX_STREAMS);
+        let detail = format!("{MAX_STREAMS} streams are open, the maximum; close one");
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
     })
 }

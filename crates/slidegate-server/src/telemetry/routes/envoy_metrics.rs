@@ -1,8 +1,8 @@
 //! The statistics of envoyproxy/ratelimit, with the metric names and labels of its Prometheus
 //! exporter.
 //!
-//! The names lack the suffix `_total` that OpenMetrics requires of counters, and dashboards depend
-//! on them. So their type is `unknown`, which Prometheus treats the same.
+//! The names lack the suffix `_total` that `OpenMetrics` requires of counters, and dashboards
+//! depend on them. So their type is `unknown`, which Prometheus treats the same.
 
 use std::collections::BTreeMap;
 use std::fmt;
