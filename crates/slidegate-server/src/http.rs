@@ -1,4 +1,4 @@
-//! HTTP: decisions as JSON under `/v1`, with the standard response headers.
+//! The HTTP API: decisions as JSON under `/v1`, with the standard response headers.
 //!
 //! `openapi.json` beside this file describes every route; a test holds the two together.
 
@@ -40,7 +40,7 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// A path and what it takes.
 type Row = (&'static str, MethodRouter<Arc<App>>);
 
-/// What decides.
+/// Routes that decide.
 fn deciding() -> [Row; 3] {
     [
         (CHECK, get(check_by_query).post(check_routed)),
@@ -49,18 +49,18 @@ fn deciding() -> [Row; 3] {
     ]
 }
 
-/// What changes usage without deciding.
+/// Routes that change usage without deciding.
 fn adjusting() -> [Row; 3] {
     [("/v1/refund", post(refund)), ("/v1/penalize", post(penalize)), ("/v1/reset", post(reset))]
 }
 
-/// What anybody may ask: it says nothing of limits, keys or clients.
+/// Routes without access control: they reveal nothing about limits, keys or clients.
 fn open() -> [Row; 3] {
     [("/healthz", get(healthz)), ("/readyz", get(readyz)), ("/openapi.json", get(openapi))]
 }
 
-/// The routes over a app and others on the same listener, beside `doors`, which are answered before any route.
-pub(super) fn routes(app: Arc<App>, others: Routes, doors: &[&'static str]) -> Router {
+/// These routes and `others` on the same listener. `direct_paths` are paths that are served before any route.
+pub(super) fn routes(app: Arc<App>, others: Routes, direct_paths: &[&'static str]) -> Router {
     let (deciders, adjusters) = (Arc::clone(&app.access), Arc::clone(&app.access));
     let deciding = Routes::over(Arc::clone(&app), deciding())
         .behind(|router| router.route_layer(from_fn_with_state(deciders, access::may_decide)));
@@ -68,7 +68,7 @@ pub(super) fn routes(app: Arc<App>, others: Routes, doors: &[&'static str]) -> R
         .behind(|router| router.route_layer(from_fn_with_state(adjusters, access::may_adjust)));
     let open = Routes::over(app, open());
     let (router, mut paths) = deciding.and(adjusting).and(open).and(others).into_parts();
-    paths.extend(doors);
+    paths.extend(direct_paths);
     let paths: Arc<str> = paths.join(", ").into();
     router
         .fallback(async move |uri: Uri| unknown_path(&uri, &paths))
@@ -80,7 +80,7 @@ pub(super) async fn check(app: &App, request: HttpRequest<Incoming>) -> HttpResp
     by_body(app, Verb::Check, request).await.unwrap_or_else(Problem::response)
 }
 
-/// The same through the router, which has it for its list of methods.
+/// The same through the router, which needs it for its list of methods.
 async fn check_routed(State(app): Shared, request: HttpRequest<Body>) -> Answered {
     by_body(&app, Verb::Check, request).await
 }
@@ -158,12 +158,12 @@ fn respond<O: From<Vec<u8>>>(
     Ok(response)
 }
 
-/// The policy that a request names was there when it was read, and was removed before it was decided.
+/// The named policy was removed between the parsing of the request and its decision.
 fn gone(error: &Error) -> Problem {
     Problem::field("policy", format!("{error}; it was removed a moment ago"))
 }
 
-/// Requests decided one after the other; the answers stand in their order. All must be readable, or none is decided.
+/// Decides requests one after another and replies in their order. If one is invalid, none is decided.
 async fn check_batch(State(app): Shared, request: HttpRequest<Body>) -> Answered {
     let (head, body) = request.into_parts();
     idempotency::none(&head.headers)?;
@@ -198,7 +198,7 @@ async fn reset(State(app): Shared, request: HttpRequest<Body>) -> Answered {
     Ok(ok(problem::json(&json!({ "existed": existed }))))
 }
 
-/// The process lives.
+/// Liveness.
 async fn healthz() -> HttpResponse {
     ok(problem::json(&json!({ "status": "ok" })))
 }

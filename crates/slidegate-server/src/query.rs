@@ -1,6 +1,6 @@
-//! Query strings: names and values exactly as they were sent, with percent-encoding undone.
+//! Query strings: names and values as sent, percent-decoded.
 //!
-//! A key may be any bytes, so values are never forced into text: `%F1` and `%F2` are two values.
+//! A key may be any bytes, so values are not converted to text: `%F1` and `%F2` are two values.
 
 use std::borrow::Cow;
 

@@ -1,7 +1,7 @@
 //! Routes of the HTTP listener, with the list of their paths.
 //!
-//! A router does not tell what it answers. So each path is written down as it is added: whoever looks for one is told all
-//! of them, and a test holds `openapi.json` against them.
+//! An axum router does not list its paths, so each path is recorded here: 404 errors list all of them, and a test compares
+//! `openapi.json` with them.
 
 use axum::Router;
 use axum::routing::MethodRouter;

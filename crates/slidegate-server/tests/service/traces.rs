@@ -290,7 +290,7 @@ fn the_log_says_why_a_collector_does_not_take_spans() {
         std::thread::sleep(wait);
         std::fs::read_to_string(&log).unwrap()
     });
-    let told = told.into_iter().find(|log| log.contains("spans are lost")).expect("the log tells of it");
+    let told = told.into_iter().find(|log| log.contains("spans were lost")).expect("the log tells of it");
     assert!(told.contains("lost=1 failed=1 dropped=0") && told.contains("Connection refused"), "{told}");
     assert_eq!(server.get("/v1/status").json()["traces"]["failed"], 1);
 }
@@ -320,7 +320,7 @@ fn a_dead_collector_holds_up_no_decision_and_its_losses_are_told() {
     assert!(server.wait().success(), "a stopping service does not wait for ever");
     let log = std::fs::read_to_string(&log).unwrap();
     assert!(
-        log.contains("spans are lost, as the collector does not take them or not as fast as they come"),
+        log.contains("spans were lost: the collector rejects them or is too slow; decisions are not delayed"),
         "{log}"
     );
 }
