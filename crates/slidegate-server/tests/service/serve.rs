@@ -85,7 +85,8 @@ fn what_is_wrong_at_the_start_is_told_and_ends_with_2() {
     let output = run(&["serve", "--config", &file]);
     assert_eq!(output.status.code(), Some(2));
     assert!(
-        text(&output.stderr).contains("bad.yaml:5: policy `a`: window `0s` is out of range"),
+        text(&output.stderr)
+            .contains("bad.yaml:5: policy `a`: invalid window `0s`: must be 1ms to 366d, for example `1m`"),
         "{}",
         text(&output.stderr)
     );
