@@ -68,7 +68,7 @@ impl Error {
             ([], _) => message.push_str("the gate has no policies"),
             (_, 0) => message = message + "the gate has " + &listed.join(", "),
             (_, more) => {
-                message = message + "the gate has " + &listed.join(", ") + &format!(" and {more} more")
+                message = message + "the gate has " + &listed.join(", ") + &format!(" and {more} more");
             }
         }
         Self { kind: Kind::UnknownPolicy, message }

@@ -64,7 +64,7 @@ impl HeaderOptions {
 
     /// The fields for a gate's decisions. Empty if no enforced policy applies.
     ///
-    /// FieldSink for a single policy describe the [strictest](Decisions::strictest). If the shared
+    /// `FieldSink` for a single policy describe the [strictest](Decisions::strictest). If the shared
     /// store is unavailable and a policy allows or denies without counting, its usage is unknown
     /// and the fields that contain it are omitted; `RateLimit-Policy` and `Retry-After` are still
     /// sent.
@@ -158,7 +158,7 @@ impl HeaderOptions {
                 names.extend(FieldName::PARTS);
             }
             Draft::Draft7 | Draft::Draft10 => {
-                names.extend([FieldName::RateLimitPolicy, FieldName::RateLimit])
+                names.extend([FieldName::RateLimitPolicy, FieldName::RateLimit]);
             }
         }
         if self.x_ratelimit != XRateLimit::Off {
@@ -199,7 +199,7 @@ impl HeaderOptions {
             }
             Draft::Draft10 => {
                 out.field(FieldName::RateLimitPolicy, |text| {
-                    write_list(text, decisions, NamedDecision::policy_item)
+                    write_list(text, decisions, NamedDecision::policy_item);
                 });
                 let item = |one: &NamedDecision<'_>, text: &mut String| one.limit_item(text, retry_after_s);
                 if decisions.iter().all(|one| one.decision.is_counted()) {

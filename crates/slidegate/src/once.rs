@@ -273,8 +273,8 @@ mod tests {
         };
         let same = || {
             on_charges("alice", Verb::Check, &|charges| {
-                assert!(once.check(&store, charges, "same")[0].is_allowed())
-            })
+                assert!(once.check(&store, charges, "same")[0].is_allowed());
+            });
         };
         std::thread::scope(|scope| {
             let hangs = scope.spawn(|| {

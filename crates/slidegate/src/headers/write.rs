@@ -8,7 +8,7 @@ use crate::gate::PolicyDecision;
 use crate::quota::Quota;
 use crate::time::{SECOND_US, millis_ceil, secs_ceil};
 
-/// The name of a field. FieldSink are written in this order.
+/// The name of a field. `FieldSink` are written in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FieldName {
     RateLimitPolicy,

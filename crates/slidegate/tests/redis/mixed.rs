@@ -36,8 +36,11 @@ fn policies(limit: u64, window: Duration, algorithm: usize) -> PolicySet {
     PolicySet::new(policies).unwrap()
 }
 
+/// Policy, user, verb, role, cost and `deny_over_limit` of a request.
+type Template = (Option<&'static str>, String, Verb, Role, u64, bool);
+
 /// A request, and the refusals under a second key after it.
-fn request() -> impl Strategy<Value = Vec<(Option<&'static str>, String, Verb, Role, u64, bool)>> {
+fn request() -> impl Strategy<Value = Vec<Template>> {
     let verb = prop_oneof![
         5 => Just(Verb::Check),
         2 => Just(Verb::Peek),
