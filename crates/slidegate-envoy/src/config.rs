@@ -1,10 +1,13 @@
-//! Configuration of envoyproxy/ratelimit: its YAML files, compiled to policies, and the limit of a descriptor.
+//! Configuration of envoyproxy/ratelimit: its YAML files, compiled to policies, and the limit of a
+//! descriptor.
 //!
-//! Every limit becomes a policy, so its decisions take the same path as all others: windows slide, and a denied request
-//! is not charged. These policies apply only to requests that name them with [`slidegate::Request::under`].
+//! Every limit becomes a policy, so its decisions take the same path as all others: windows slide,
+//! and a denied request is not charged. These policies apply only to requests that name them with
+//! [`slidegate::Request::under`].
 //!
-//! A handler calls [`LiveConfig::current`] once per call and holds the result until the call is decided. Policies that
-//! a reload drops stay in force until no call holds the config they came from.
+//! A handler calls [`LiveConfig::current`] once per call and holds the result until the call is
+//! decided. Policies that a reload drops stay in force until no call holds the config they came
+//! from.
 
 mod build;
 mod explain;
@@ -34,7 +37,8 @@ pub(crate) use names::sanitised;
 #[cfg(test)]
 pub(crate) use names::stat_key;
 pub use names::{StatKey, denied_key};
-pub use rule::{Rate, Rule, Unit};
+pub(crate) use rule::Rule;
+pub use rule::{Rate, Unit};
 pub use watch::{ConfigWatcher, LiveConfig};
 
 /// The attribute that the policies of limits count by: the key of a [`LimitMatch`].
@@ -101,7 +105,7 @@ impl ConfigError {
 #[derive(Debug)]
 // A call has a few of them, and a box would cost each an allocation.
 #[allow(clippy::large_enum_variant)]
-pub enum Lookup<'e> {
+pub(crate) enum Lookup<'e> {
     /// No limit: nothing is counted. `domain_found` says whether any file has the domain.
     NoMatch {
         /// Whether any file has the domain.
@@ -120,7 +124,7 @@ pub enum Lookup<'e> {
 
 /// The limit of one descriptor, with the counter it uses.
 #[derive(Debug)]
-pub struct LimitMatch<'e> {
+pub(crate) struct LimitMatch<'e> {
     /// The options besides the rate. Defaults for a limit that the request carries.
     pub rule: &'e Rule,
     /// Its policy. There is one per limit and domain, so its name may be a metric label.
@@ -141,7 +145,7 @@ pub struct LimitMatch<'e> {
 
 impl LimitMatch<'_> {
     /// Records hits on this limit.
-    pub fn record(&self, statistics: &Statistics, hits: &RecordedHits) {
+    pub(crate) fn record(&self, statistics: &Statistics, hits: &RecordedHits) {
         let valued = match &self.stat_key {
             Cow::Owned(key) => Some(key),
             Cow::Borrowed(_) => None,
@@ -150,17 +154,17 @@ impl LimitMatch<'_> {
     }
 
     /// Remembers that a descriptor of 0 hits has peeked at this limit: peeks count denied hits too.
-    pub fn mark_peeked(&self) {
+    pub(crate) fn mark_peeked(&self) {
         self.counters.mark_peeked();
     }
 
     /// Whether a descriptor of 0 hits has peeked at this limit in this process.
-    pub fn is_peeked(&self) -> bool {
+    pub(crate) fn is_peeked(&self) -> bool {
         self.counters.is_peeked()
     }
 
     /// The key that counts its denied hits, for peeks: another value of [`SCOPE`].
-    pub fn denied_key(&self) -> String {
+    pub(crate) fn denied_key(&self) -> String {
         denied_key(&self.key)
     }
 }
@@ -184,7 +188,12 @@ impl EnvoyConfig {
     }
 
     /// The limit of a descriptor, given by its entries and the limit that it carries.
-    pub fn lookup<'e>(&'e self, domain: &str, entries: &[(&str, &str)], carried: Option<Rate>) -> Lookup<'e> {
+    pub(crate) fn lookup<'e>(
+        &'e self,
+        domain: &str,
+        entries: &[(&str, &str)],
+        carried: Option<Rate>,
+    ) -> Lookup<'e> {
         let Some((domain_name, domain)) = self.domains.get_key_value(domain) else {
             return Lookup::NoMatch { domain_found: false };
         };
@@ -256,12 +265,12 @@ impl EnvoyConfig {
     }
 
     /// Whether any file has this domain.
-    pub fn has_domain(&self, name: &str) -> bool {
+    pub(crate) fn has_domain(&self, name: &str) -> bool {
         self.domains.contains_key(name)
     }
 
     /// Whether there is any domain.
-    pub fn has_domains(&self) -> bool {
+    pub(crate) fn has_domains(&self) -> bool {
         !self.domains.is_empty()
     }
 
@@ -296,7 +305,7 @@ fn dump(level: &Level, out: &mut String) {
 }
 
 /// Which of a request's lookups do not apply because the limit of another one `replaces` theirs.
-pub fn replaced(lookups: &[Lookup<'_>]) -> Vec<bool> {
+pub(crate) fn replaced(lookups: &[Lookup<'_>]) -> Vec<bool> {
     let rules = || {
         lookups.iter().map(|lookup| match lookup {
             Lookup::NoMatch { .. } => None,

@@ -1,11 +1,12 @@
 //! Debounces the state of polled files: a change counts once two polls in a row have seen it.
 //!
-//! So a file that is still being written is not read. Files are polled because file system events would need a watch on
-//! every part of a path, which is lost when a link in it is replaced.
+//! So a file that is still being written is not read. Files are polled because file system events
+//! would need a watch on every part of a path, which is lost when a link in it is replaced.
 
 use std::time::Duration;
 
-/// Time between polls. A change is in force within two of them; Kubernetes volumes take a minute to update.
+/// Time between polls. A change is in force within two of them; Kubernetes volumes take a minute to
+/// update.
 pub const POLL_EVERY: Duration = Duration::from_millis(500);
 
 /// The state at the last poll, and whether it has been reported.
@@ -16,8 +17,8 @@ pub struct Debounced<S> {
 }
 
 impl<S: PartialEq> Debounced<S> {
-    /// Starts with the current state, which counts as reported. Poll it before reading the files, so that a change in
-    /// between is noticed.
+    /// Starts with the current state, which counts as reported. Poll it before reading the files,
+    /// so that a change in between is noticed.
     pub fn new(state: S) -> Self {
         Self { last: state, is_settled: true }
     }

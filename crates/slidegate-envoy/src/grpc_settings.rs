@@ -13,7 +13,8 @@ pub struct GrpcSettings {
     pub socket: Option<PathBuf>,
     /// Certificates of the TCP listener.
     pub tls: Option<GrpcTls>,
-    /// After this time clients are asked to reconnect, so that new instances get their share. `None`: never.
+    /// After this time clients are asked to reconnect, so that new instances get their share.
+    /// `None`: never.
     pub max_connection_age: Option<Duration>,
     /// How long open calls on such a connection may still take. `None`: until they are done.
     pub max_connection_age_grace: Option<Duration>,
@@ -30,15 +31,16 @@ pub struct GrpcTls {
     pub cert_file: PathBuf,
     /// The private key of the certificate.
     pub key_file: PathBuf,
-    /// Certificate authorities that must have signed client certificates. `None`: clients need no certificate.
+    /// Certificate authorities that must have signed client certificates. `None`: clients need no
+    /// certificate.
     pub client_ca_file: Option<PathBuf>,
     /// A DNS name that client certificates must be valid for.
     pub client_name: Option<String>,
 }
 
 impl GrpcSettings {
-    /// These settings, completed by `other`. The addresses are taken together from one of them; the certificate may come
-    /// from either, so that it is never lost.
+    /// These settings, completed by `other`. The addresses are taken together from one of them; the
+    /// certificate may come from either, so that it is never lost.
     pub fn over(self, other: &Self) -> Self {
         let is_served = self.is_served();
         Self {

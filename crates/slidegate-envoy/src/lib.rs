@@ -1,20 +1,29 @@
-//! Drop-in replacement for envoyproxy/ratelimit: its config files, compiled to slidegate policies, its environment
-//! variables and statistics.
+//! Drop-in replacement for envoyproxy/ratelimit: its config files, compiled to slidegate policies,
+//! its environment variables and statistics, and its gRPC and HTTP services.
 //!
-//! "envoyproxy/ratelimit" is the rate-limit service of the Envoy project. Its files, variables and statistics are
-//! documented in its README; `docs/envoy.md` lists the differences.
+//! "envoyproxy/ratelimit" is the rate-limit service of the Envoy project. Its files, variables and
+//! statistics are documented in its README; `docs/envoy.md` lists the differences. The crate knows
+//! no store: a service that embeds it implements [`Host`].
 
 mod config;
 mod debounce;
+mod grpc;
 mod grpc_settings;
+mod handler;
+mod host;
+mod http;
 mod settings;
 mod statistics;
 
 pub use config::{
-    ConfigError, ConfigWatcher, EnvoyConfig, Explanation, Folder, LimitMatch, LiveConfig, Lookup, Rate,
-    ReadOptions, Rule, SCOPE, StatKey, Unit, denied_key, replaced,
+    ConfigError, ConfigWatcher, EnvoyConfig, Explanation, Folder, LiveConfig, Rate, ReadOptions, SCOPE,
+    StatKey, Unit, denied_key,
 };
 pub use debounce::{Debounced, POLL_EVERY};
+pub use grpc::{GrpcServices, serve_connection, serve_unix_connection};
 pub use grpc_settings::{GrpcSettings, GrpcTls};
+pub use handler::{ConfigFiles, RateLimitHandler};
+pub use host::{Action, Client, Host};
+pub use http::{config_routes, debug_router, routes};
 pub use settings::{HeaderNames, Redis, Settings};
-pub use statistics::{CallCounters, HitCounter, LimitCounters, NamedCounters, RecordedHits, Statistics};
+pub use statistics::{CallCounters, HitCounter, LimitCounters, NamedCounters, Statistics};

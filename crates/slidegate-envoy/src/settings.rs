@@ -1,7 +1,8 @@
 //! The environment variables of envoyproxy/ratelimit, for a service that replaces it.
 //!
-//! They are read only with `--envoy-env`: variables such as `PORT`, `HOST` and `LOG_LEVEL` are often set for other
-//! programs. `docs/envoy.md` lists the supported variables, and the ignored ones with the reason.
+//! They are read only with `--envoy-env`: variables such as `PORT`, `HOST` and `LOG_LEVEL` are
+//! often set for other programs. `docs/envoy.md` lists the supported variables, and the ignored
+//! ones with the reason.
 
 mod ignored;
 mod reader;
@@ -23,7 +24,8 @@ const HTTP_PORT: u16 = 8080;
 const GRPC_PORT: u16 = 8081;
 const DEBUG_PORT: u16 = 6070;
 const PROMETHEUS_PORT: u16 = 9090;
-/// After this time Envoy is asked to reconnect, so that new instances get their share of connections.
+/// After this time Envoy is asked to reconnect, so that new instances get their share of
+/// connections.
 const MAX_CONNECTION_AGE: Duration = Duration::from_secs(24 * 3600);
 /// How long open calls on such a connection may still take.
 const MAX_CONNECTION_AGE_GRACE: Duration = Duration::from_secs(3600);
@@ -169,7 +171,8 @@ impl Reader<'_> {
         }
     }
 
-    /// How denied hits are treated. The variable of envoyproxy/ratelimit can only select the default.
+    /// How denied hits are treated. The variable of envoyproxy/ratelimit can only select the
+    /// default.
     fn excess(&mut self) -> Excess {
         const NAME: &str = "SLIDEGATE_ENVOY_EXCESS";
         const FIX: &str = "write `refuse`, `charge` or `count`";

@@ -1,7 +1,8 @@
 //! Statistics of each limit, with the names and the semantics of envoyproxy/ratelimit.
 //!
-//! Each limit holds a reference to its counters. Counters are kept by name and survive reloads. Names with values of
-//! requests are bounded, unlike in envoyproxy/ratelimit: further hits are counted under the name of the limit.
+//! Each limit holds a reference to its counters. Counters are kept by name and survive reloads.
+//! Names with values of requests are bounded, unlike in envoyproxy/ratelimit: further hits are
+//! counted under the name of the limit.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};
@@ -89,7 +90,7 @@ pub struct LimitCounters {
 
 /// Hits of one request on one limit, and their outcome.
 #[derive(Debug, Clone, Copy)]
-pub struct RecordedHits {
+pub(crate) struct RecordedHits {
     /// Their number.
     pub hits: u64,
     /// Usage before this request.
@@ -156,7 +157,8 @@ impl LimitCounters {
     }
 }
 
-/// The usage above which hits are near the limit. Computed as in envoyproxy/ratelimit: 32-bit floats, rounded down.
+/// The usage above which hits are near the limit. Computed as in envoyproxy/ratelimit: 32-bit
+/// floats, rounded down.
 #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 fn near_limit(limit: u64, ratio: f32) -> u64 {
     ((limit as f32 * ratio) as u64).min(limit)
@@ -235,7 +237,8 @@ impl Statistics {
         });
     }
 
-    /// Records hits under a limit's name, or under a name with values of the request if one is given.
+    /// Records hits under a limit's name, or under a name with values of the request if one is
+    /// given.
     pub(crate) fn record(&self, named: &LimitCounters, valued: Option<&StatKey>, hits: &RecordedHits) {
         match valued.and_then(|key| self.valued(key)) {
             Some(counters) => counters.record(hits, self.near_limit_ratio),
@@ -274,7 +277,7 @@ impl Statistics {
     }
 
     /// Counts a call for a domain that no file has.
-    pub fn record_unknown_domain(&self, domain: &str) {
+    pub(crate) fn record_unknown_domain(&self, domain: &str) {
         let known = self.unknown_domains.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = known.get(domain) {
             known.fetch_add(1, Relaxed);
@@ -305,7 +308,8 @@ impl Statistics {
         all
     }
 
-    /// All counters by their names in envoyproxy/ratelimit. A name with values may equal the name of a limit.
+    /// All counters by their names in envoyproxy/ratelimit. A name with values may equal the name
+    /// of a limit.
     pub(crate) fn lines(&self) -> BTreeMap<String, u64> {
         let mut lines = BTreeMap::new();
         for NamedCounters { key, counters } in self.all() {
@@ -331,7 +335,8 @@ impl Statistics {
         lines
     }
 
-    /// Calls per domain that no file has. Domains beyond the maximum are counted under an empty name.
+    /// Calls per domain that no file has. Domains beyond the maximum are counted under an empty
+    /// name.
     pub fn unknown_domains(&self) -> Vec<(String, u64)> {
         let known = self.unknown_domains.read().unwrap_or_else(PoisonError::into_inner);
         let all = known.iter().map(|(domain, count)| (domain.clone(), count.load(Relaxed)));

@@ -5,7 +5,8 @@ use std::str::FromStr;
 
 /// Splits `"text" rest` into `text` and ` rest`. `None` if the closing quote is missing.
 ///
-/// A closing quote is followed by a space or the end of the line: some servers do not escape quotes in a header.
+/// A closing quote is followed by a space or the end of the line: some servers do not escape quotes
+/// in a header.
 pub(crate) fn quoted(line: &[u8]) -> Option<(&[u8], &[u8])> {
     let mut at = 1;
     loop {
@@ -22,7 +23,8 @@ pub(crate) fn quoted(line: &[u8]) -> Option<(&[u8], &[u8])> {
 
 /// Decodes the servers' escapes. Other backslashes are kept.
 pub(crate) fn unescape(text: &[u8]) -> Cow<'_, [u8]> {
-    // Testing every byte is faster than stopping at the first match: it compiles to vector instructions.
+    // Testing every byte is faster than stopping at the first match: it compiles to vector
+    // instructions.
     if !text.iter().fold(false, |found, &byte| found | (byte == b'\\')) {
         return Cow::Borrowed(text);
     }
@@ -75,7 +77,8 @@ pub(crate) fn number<T: FromStr>(text: &[u8]) -> Option<T> {
     std::str::from_utf8(text).ok()?.parse().ok()
 }
 
-/// A method's alphabet (RFC 9110, 5.6.2). The backslash is not in it, so escaped garbage is no method.
+/// A method's alphabet (RFC 9110, 5.6.2). The backslash is not in it, so escaped garbage is no
+/// method.
 pub(crate) fn is_token(text: &[u8]) -> bool {
     !text.is_empty()
         && text.iter().all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte))

@@ -1,7 +1,8 @@
 //! Parses one line of an access log into an [`Entry`] (Apache and nginx, `common` and `combined`).
 //!
-//! A line may hold any bytes, and its request line need not be HTTP: it still counts as a request of its client.
-//! A line is malformed only if the client, the time, the status or the length cannot be read. Pure.
+//! A line may hold any bytes, and its request line need not be HTTP: it still counts as a request
+//! of its client. A line is malformed only if the client, the time, the status or the length cannot
+//! be read. Pure.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,7 +11,8 @@ use jiff::fmt::strtime;
 
 use crate::column::{is_token, number, number_or_dash, present, quoted, split_at_space, unescape};
 
-/// The longest line read, without its line end. Servers refuse far shorter request heads (nginx: 32 KiB in all).
+/// The longest line read, without its line end. Servers refuse far shorter request heads (nginx: 32
+/// KiB in all).
 pub(crate) const MAX_LINE_BYTES: usize = 64 * 1024;
 /// The time format of both servers, for `strftime`.
 const TIME_FORMAT: &str = "%d/%b/%Y:%H:%M:%S %z";
@@ -20,7 +22,8 @@ const TIME_LEN: usize = 26;
 /// One request of an access log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry<'a> {
-    /// The client: an address, a name, or the address list of a proxy (`10.0.0.1, 10.0.0.2`), as written.
+    /// The client: an address, a name, or the address list of a proxy (`10.0.0.1, 10.0.0.2`), as
+    /// written.
     pub host: &'a [u8],
     /// The client's name according to its identd. `None` for `-`, which is nearly always written.
     pub ident: Option<&'a [u8]>,
@@ -45,7 +48,8 @@ pub struct Entry<'a> {
 pub struct RequestLine<'a> {
     /// The method, in the case the client sent: `GET`.
     pub method: &'a [u8],
-    /// The request target, with the query. Never empty; may contain spaces if the client did not encode them.
+    /// The request target, with the query. Never empty; may contain spaces if the client did not
+    /// encode them.
     pub target: Cow<'a, [u8]>,
     /// `HTTP/1.1`. `None` for an HTTP/0.9 request.
     pub protocol: Option<&'a [u8]>,
@@ -87,7 +91,8 @@ impl Parser {
         Ok(Entry { referer, user_agent, ..common })
     }
 
-    /// The time of a line. It fails for exactly the lines for which `parse` fails, and skips the headers.
+    /// The time of a line. It fails for exactly the lines for which `parse` fails, and skips the
+    /// headers.
     pub(crate) fn time_of(&mut self, line: &[u8]) -> Result<u64, Malformed> {
         self.common(line).map(|(entry, _)| entry.time_us)
     }
@@ -177,8 +182,8 @@ impl fmt::Display for Malformed {
 
 /// Splits at `] "`, which ends the time and opens the request; the quote stays with the request.
 ///
-/// The first match is the right one. A user name may contain spaces and brackets, even a forged entry, but both
-/// servers escape quotes in it.
+/// The first match is the right one. A user name may contain spaces and brackets, even a forged
+/// entry, but both servers escape quotes in it.
 fn split_before_request(line: &[u8]) -> (&[u8], Option<&[u8]>) {
     let mut from = 0;
     while let Some(next) = line[from..].iter().position(|&byte| byte == b'"') {
@@ -227,7 +232,8 @@ impl<'a> Client<'a> {
 
 /// Drops the leading `host:port` column of Apache's `vhost_combined`.
 ///
-/// A client may also be written with its port. Then `-` follows or a column is missing, and the column stays.
+/// A client may also be written with its port. Then `-` follows or a column is missing, and the
+/// column stays.
 fn without_vhost(columns: &[u8]) -> &[u8] {
     let (first, rest) = split_at_space(columns);
     let Some(colon) = first.iter().rposition(|&byte| byte == b':') else { return columns };
@@ -245,7 +251,8 @@ fn is_ipv6(text: &[u8]) -> bool {
 
 /// A header's column: ` "value"`, and what follows it.
 ///
-/// A column that the end of the line cuts off counts as far as it goes: what decides a request came before it.
+/// A column that the end of the line cuts off counts as far as it goes: what decides a request came
+/// before it.
 fn header(rest: Option<&[u8]>) -> (Option<Cow<'_, [u8]>>, Option<&[u8]>) {
     let Some(rest) = rest.filter(|rest| rest.starts_with(b"\"")) else { return (None, None) };
     let (text, after) = quoted(rest).unwrap_or((&rest[1..], b""));
@@ -279,7 +286,8 @@ mod tests {
         (text(entry.host), entry.user.map(|user| text(&user)))
     }
 
-    /// The format nearly every log has; a field read from the wrong column is a policy on the wrong key.
+    /// The format nearly every log has; a field read from the wrong column is a policy on the wrong
+    /// key.
     #[test]
     fn combined_line_gives_every_field() {
         let line = r#"83.149.9.216 id al [17/May/2015:10:05:03 +0000] "GET /a?b=c?d HTTP/1.1" 200 203 "http://r/" "M/5 (X)""#;
@@ -305,7 +313,7 @@ mod tests {
         );
     }
 
-    /// `-` is how a log says nothing: a user named `-` would put all strangers under one key.
+    /// `-` means absent: a user named `-` would put all anonymous clients under one key.
     #[test]
     fn dashes_and_missing_columns_are_none() {
         let common = parse(r#"a - - [17/May/2015:10:05:03 +0000] "-" - -"#).unwrap();
@@ -443,7 +451,7 @@ mod tests {
         }
     }
 
-    /// Whoever sees a line refused must be told which column to look at.
+    /// The error must name the column.
     #[test]
     fn malformed_line_names_the_field() {
         let time = "[17/May/2015:10:05:03 +0000]";

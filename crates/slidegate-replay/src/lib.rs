@@ -1,7 +1,7 @@
 //! Replays an access log under rate-limit policies, to see what they would have denied.
 //!
-//! The decisions come from the gate that also decides live requests, on a clock that follows the log. So the
-//! report says what would have happened.
+//! The decisions come from the gate that also decides live requests, on a clock that follows the
+//! log. So the report says what would have happened.
 //!
 //! ```
 //! use slidegate::{Policy, PolicySet, Quota};

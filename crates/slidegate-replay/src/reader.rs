@@ -1,8 +1,9 @@
-//! Reads an access log from a file or a pipe, plain or gzip, and returns its entries in order of time.
+//! Reads an access log from a file or a pipe, plain or gzip, and returns its entries in order of
+//! time.
 //!
-//! Gzip is recognised by its first bytes, never by the file name. A damaged end is reported after everything before
-//! it has been returned. Memory is bounded for any log: one line, and the lines buffered in [`Reorder`]. Errors do not
-//! name the log; the caller does.
+//! Gzip is recognised by its first bytes, never by the file name. A damaged end is reported after
+//! everything before it has been returned. Memory is bounded for any log: one line, and the lines
+//! buffered in [`Reorder`]. Errors do not name the log; the caller does.
 
 use std::fmt;
 use std::fs::File;
@@ -17,8 +18,8 @@ use flate2::bufread::MultiGzDecoder;
 use crate::entry::{Entry, MAX_LINE_BYTES, Malformed, Parser};
 use crate::reorder::{BufferLimits, PendingLine, Reorder};
 
-/// How late a line may come and still be sorted in. Apache logs a request when it ends under the time it began, and
-/// few take two minutes.
+/// How late a line may come and still be sorted in. Apache logs a request when it ends under the
+/// time it began, and few take two minutes.
 const DEFAULT_SLACK: Duration = Duration::from_secs(120);
 /// What may wait to be sorted: two minutes at 8,000 requests a second.
 const MAX_PENDING: BufferLimits = BufferLimits { lines: 1_048_576, bytes: 256 * 1024 * 1024 };
@@ -26,12 +27,13 @@ const MAX_PENDING: BufferLimits = BufferLimits { lines: 1_048_576, bytes: 256 * 
 const MAX_MALFORMED_KEPT: usize = 5;
 /// Length of such an example. It has the columns up to the request.
 const MAX_EXCERPT_CHARS: usize = 120;
-/// Bytes asked of the file at once, and inflated at once: fewer system calls than the default 8 KiB.
+/// Bytes asked of the file at once, and inflated at once: fewer system calls than the default 8
+/// KiB.
 const BUFFER_BYTES: usize = 64 * 1024;
 
 /// First bytes of gzip data: the magic number and the only method there is.
 const GZIP_MAGIC: &[u8] = &[0x1f, 0x8b, 0x08];
-/// Compressions told apart only to say what to do: their first bytes, and the program that undoes them.
+/// Other compressions, to report them: their first bytes, and the program that decompresses them.
 const FOREIGN_MAGICS: [(&[u8], &str); 3] =
     [(&[0x28, 0xb5, 0x2f, 0xfd], "zstdcat"), (&[0xfd, b'7', b'z', b'X', b'Z'], "xzcat"), (b"BZh", "bzcat")];
 const LONGEST_MAGIC: u64 = 5;
@@ -52,8 +54,8 @@ pub struct LogReader {
     line: Vec<u8>,
     /// The line handed out last, which its `Entry` borrows.
     released: Box<[u8]>,
-    /// Lines are parsed coming in for their time and going out for their fields: a parser each, as each remembers
-    /// the last time it saw and the two are apart by the slack.
+    /// Lines are parsed coming in for their time and going out for their fields: a parser each, as
+    /// each remembers the last time it saw and the two are apart by the slack.
     parser_in: Parser,
     parser_out: Parser,
     stats: LogStats,
@@ -70,7 +72,8 @@ pub struct LogStats {
     pub malformed: u64,
     /// Entries that came too late to be sorted, and are returned after younger ones.
     pub late: u64,
-    /// The least time of all entries, in microseconds since the Unix epoch. `None` before the first.
+    /// The least time of all entries, in microseconds since the Unix epoch. `None` before the
+    /// first.
     pub first_us: Option<u64>,
     /// The greatest time of all entries.
     pub last_us: Option<u64>,
@@ -151,7 +154,8 @@ impl LogReader {
         })
     }
 
-    /// Sorts lines that are out of order by up to `slack` instead of two minutes. Zero keeps the order of the log.
+    /// Sorts lines that are out of order by up to `slack` instead of two minutes. Zero keeps the
+    /// order of the log.
     ///
     /// Call it before the first [`next_entry`](Self::next_entry).
     #[must_use]
@@ -160,12 +164,15 @@ impl LogReader {
         Self { reorder: reorder_within(slack), ..self }
     }
 
-    /// The next entry in order of time; equal times in the order of the log. It is valid until the next call.
+    /// The next entry in order of time; equal times in the order of the log. It is valid until the
+    /// next call.
     ///
-    /// Late entries keep their own time, so a clock that follows the log must take the maximum of both.
+    /// Late entries keep their own time, so a clock that follows the log must take the maximum of
+    /// both.
     ///
     /// # Errors
-    /// The log cannot be read further. The error is returned once, after the last entry; then `None` follows.
+    /// The log cannot be read further. The error is returned once, after the last entry; then
+    /// `None` follows.
     pub fn next_entry(&mut self) -> io::Result<Option<Entry<'_>>> {
         let Some(pending) = self.next_pending()? else { return Ok(None) };
         self.released = pending.line;
@@ -377,7 +384,7 @@ mod tests {
         assert_eq!((reader.stats().late, reader.stats().entries), (0, 5));
     }
 
-    /// Two minutes is what we promise; a caller who asks for less gets less, and is told.
+    /// The default is two minutes; with a smaller slack more lines are late.
     #[test]
     fn slack_says_how_late_is_late() {
         let bytes = log(&[1, 121, 0, 122, 2]);
@@ -389,7 +396,7 @@ mod tests {
         assert_eq!(none.stats().late, 2);
     }
 
-    /// The report says what was read; numbers that do not add up make all of it doubtful.
+    /// The counts in the report must add up.
     #[test]
     fn stats_count_lines_entries_and_malformed() {
         let mut bytes = log(&[9, 3, 7]);
@@ -430,7 +437,8 @@ mod tests {
         assert_eq!(reader.stats().malformed, 0);
     }
 
-    /// One endless line, as a crash can leave behind, must cost neither the memory nor the rest of the log.
+    /// One endless line, as a crash can leave behind, must cost neither the memory nor the rest of
+    /// the log.
     #[test]
     fn too_long_line_is_skipped_and_counted() {
         let good = line(1, 1);
@@ -478,7 +486,7 @@ mod tests {
         assert!(reader.next_entry().unwrap().is_none());
     }
 
-    /// A wrong checksum says that some line before it may be wrong.
+    /// With a wrong checksum, any line before it may be wrong.
     #[test]
     fn damaged_gzip_is_an_error() {
         let mut bytes = gzip(&log(&[0, 1]));
@@ -522,7 +530,8 @@ mod tests {
         assert_eq!(*reader.stats(), LogStats::default());
     }
 
-    /// Files nobody made up hold what nobody thinks of: here a user agent cut off without its quote.
+    /// Files nobody made up hold what nobody thinks of: here a user agent cut off without its
+    /// quote.
     #[test]
     fn real_log_is_read_whole_and_sorted() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/data/access-combined.log");

@@ -1,13 +1,15 @@
 //! Sorts a stream that is nearly sorted: a line waits until nothing older can still come.
 //!
-//! Servers write a line when the answer is sent, and Apache stamps it with the time the request came, so a slow
-//! download is logged behind younger requests. One line from the far future only waits for the end: what follows it
-//! is not held back, so at worst it goes out in the order it came in.
+//! Servers write a line when the answer is sent, and Apache stamps it with the time the request
+//! came, so a slow download is logged behind younger requests. One line from the far future only
+//! waits for the end: what follows it is not held back, so at worst it goes out in the order it
+//! came in.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// A line that waits. The order of the fields is the order of release; numbers are unique, so lines never compare.
+/// A line that waits. The order of the fields is the order of release; numbers are unique, so lines
+/// never compare.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct PendingLine {
     /// Microseconds since the Unix epoch, as all times here.
@@ -80,7 +82,8 @@ mod tests {
 
     const ROOMY: BufferLimits = BufferLimits { lines: 1_000_000, bytes: 1_000_000 };
 
-    /// Feeds lines of 10 bytes with these times; returns (time, number) as released, and how many were late.
+    /// Feeds lines of 10 bytes with these times; returns (time, number) as released, and how many
+    /// were late.
     fn reorder(times: &[u64], slack_us: u64, limits: BufferLimits) -> (Vec<(u64, u64)>, usize) {
         let mut reorder = Reorder::new(slack_us, limits);
         let mut released = Vec::new();
@@ -113,7 +116,8 @@ mod tests {
         }
     }
 
-    /// A line past the slack still was a request: it goes out at once, and the report can say how many there were.
+    /// A line past the slack still was a request: it goes out at once, and the report can say how
+    /// many there were.
     #[test]
     fn line_older_than_one_released_is_late_and_due_at_once() {
         let (released, late) = reorder(&[100, 115, 99, 116], 10, ROOMY);

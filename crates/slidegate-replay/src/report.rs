@@ -1,4 +1,5 @@
-//! The report of a replay: what each policy allowed and denied, and which keys it denied most and why.
+//! The report of a replay: what each policy allowed and denied, and which keys it denied most and
+//! why.
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -95,7 +96,7 @@ fn percent(part: u64, whole: u64) -> String {
     if whole == 0 {
         return "0%".to_owned();
     }
-    // Per mille, rounded, so that one denial in a million does not look like many.
+    // Per mille, rounded.
     let tenths = (u128::from(part) * 1000 + u128::from(whole) / 2) / u128::from(whole);
     format!("{}.{}%", tenths / 10, tenths % 10)
 }

@@ -13,7 +13,8 @@ use slidegate::{
 
 use crate::entry::Entry;
 
-/// Keys that are counted one by one, for each policy: 16 bytes each, so about 100 MB. Past it the count is a bound.
+/// Keys that are counted one by one, for each policy: 16 bytes each, so about 100 MB. Past it the
+/// count is a bound.
 const MAX_COUNTED_KEYS: usize = 4_000_000;
 /// Denied keys of which the number of denials is kept, for each policy.
 const MAX_DENIED_KEYS: usize = 1_000_000;
@@ -156,7 +157,8 @@ pub(crate) fn rfc3339(at: Timestamp) -> String {
     jiff::Timestamp::from_microsecond(micros).map_or_else(|_| format!("{micros} us"), |time| time.to_string())
 }
 
-/// The attributes of an entry: ip, method, path, status, user and `user_agent`, as far as it has them.
+/// The attributes of an entry: ip, method, path, status, user and `user_agent`, as far as it has
+/// them.
 fn request<'e>(entry: &'e Entry<'_>, status: &'e str) -> Request<'e> {
     let address = std::str::from_utf8(entry.host).ok().and_then(|host| host.parse::<IpAddr>().ok());
     let mut request = Request::new().with("status", status);

@@ -49,10 +49,6 @@ impl App {
     /// cannot be created.
     pub(crate) fn new(config: Config) -> Result<Self, String> {
         let memory = MemoryStore::builder().max_keys(config.max_keys).build();
-        Self::with_memory(config, memory)
-    }
-
-    fn with_memory(config: Config, memory: MemoryStore) -> Result<Self, String> {
         let in_words = |error: Error| error.to_string();
         let has_inline = config.resp.is_some();
         let base = Base { policies: config.policies, candidates: config.candidates };
@@ -71,25 +67,13 @@ impl App {
         })
     }
 
-    /// In memory, with a manual clock.
-    #[cfg(test)]
-    pub(crate) fn on_clock(config: Config, clock: slidegate::ManualClock) -> Self {
-        let memory = MemoryStore::builder().clock(clock).build();
-        Self::with_memory(Config { shared: None, ..config }, memory).expect("memory is always a store")
-    }
-
     /// Starts a call of a client, which makes and records all of its decisions.
     pub(crate) fn call(&self, caller: impl Into<Caller>) -> Call<'_> {
         self.engine.call(caller)
     }
 
-    /// A call by the service itself, which is not recorded.
-    pub(crate) fn unrecorded(&self) -> Call<'_> {
-        self.engine.unrecorded()
-    }
-
     /// Resets the request's keys under every policy that applies. Returns whether they had usage.
-    /// For limits of envoyproxy/ratelimit files, also resets the refused hits.
+    /// For limits of envoyproxy/ratelimit files, also resets the denied hits.
     ///
     /// # Errors
     /// A shared store did not reply in time: the keys may or may not have been reset.

@@ -37,7 +37,7 @@ use slidegate::{MemoryStore, Policy, PolicySet, Quota};
 pub(crate) use added::Added;
 pub(crate) use admin::{AccessRules, Right, Rights, Token, is_name};
 pub(crate) use auth::{Attribute, Auth, Denial, Mapping, Origin};
-pub(crate) use grpc::{Grpc, GrpcTls};
+pub(crate) use grpc::Grpc;
 pub(crate) use observe::{KeysShown, Observe};
 pub(crate) use reload::{Fingerprint, Loaded, Sources, differences};
 pub(crate) use resp::{Password, Resp};

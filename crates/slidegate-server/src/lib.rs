@@ -14,6 +14,7 @@ mod cli;
 mod config;
 mod dashboard;
 mod fields;
+mod grpc;
 mod http;
 mod http_client;
 mod json_body;

@@ -22,8 +22,6 @@ use crate::listener::Handler;
 use crate::routes::Routes;
 use crate::{auth, http};
 
-pub(crate) mod rls;
-
 /// What stands behind the HTTP listener.
 pub(crate) struct HttpService {
     app: Arc<App>,

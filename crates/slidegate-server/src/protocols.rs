@@ -1,8 +1,8 @@
 //! The protocols beside HTTP, one line each: [`bind`] is all that a new one adds here.
 
 use crate::config::Config;
+use crate::grpc;
 use crate::ports::Port;
-use crate::protocol::rls;
 use crate::resp;
 use slidegate_envoy::Settings;
 
@@ -18,7 +18,7 @@ pub(crate) use services::Services;
 pub(crate) async fn bind(config: &Config, envoy: Option<&Settings>) -> Result<Vec<Port<Services>>, String> {
     let mut ports = Vec::new();
     ports.extend(resp::bind(config.resp.clone(), |services: Services| services.app).await?);
-    ports.extend(rls::bind(config.grpc.clone(), |services: Services| services.limits).await?);
+    ports.extend(grpc::bind(config.grpc.clone(), |services: Services| services.handler).await?);
     ports.extend(envoy_ports::bind(envoy).await?);
     Ok(ports)
 }

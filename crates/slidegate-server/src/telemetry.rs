@@ -17,7 +17,6 @@ mod traces;
 
 pub(crate) use events::{EVENTS_KEPT, Filter};
 pub(crate) use observer::Observer;
-pub(crate) use policy_counters::Outcome;
 pub(crate) use routes::live::tick;
 pub(crate) use routes::{metrics_routes, routes};
 pub(crate) use traces::Spans;

@@ -14,7 +14,8 @@ use super::{ConfigError, EnvoyConfig, ReadOptions, SCOPE};
 
 /// Most descriptors of all files: two for each limit, on the path to it or as its exceptions.
 const MAX_DESCRIPTORS: usize = 32_768;
-/// Most errors and most warnings reported at once. More errors than this usually repeat one mistake.
+/// Most errors and most warnings reported at once. More errors than this usually repeat one
+/// mistake.
 const MAX_REPORTED: usize = 20;
 
 impl EnvoyConfig {
@@ -49,7 +50,8 @@ impl EnvoyConfig {
     }
 }
 
-/// A message about a file: the text of envoyproxy/ratelimit, followed by the line, which it does not report.
+/// A message about a file: the text of envoyproxy/ratelimit, followed by the line, which it does
+/// not report.
 fn located(file: &str, line: u64, message: &str) -> String {
     // Messages of the YAML parser contain the line already.
     let has_line = message.contains(&format!("line {line}: "));
@@ -242,7 +244,8 @@ mod tests {
 
     const EVERYTHING: &str = include_str!("../../tests/fixtures/everything.yaml");
 
-    /// Each policy must have the limit's name, quota and mode, and apply only to requests that name it.
+    /// Each policy must have the limit's name, quota and mode, and apply only to requests that name
+    /// it.
     #[test]
     fn every_limit_is_a_policy() {
         let envoy = read(EVERYTHING);
@@ -300,7 +303,7 @@ mod tests {
             (
                 "{slidegate: {excess: free}}",
                 "metadata.slidegate: excess is \"free\"; write `excess: refuse`, `excess: charge` to admit a cost \
-                 while anything remains, or `excess: count` to count refused hits",
+                 while anything remains, or `excess: count` to count denied hits",
             ),
             (
                 "{slidegate: {burst: 5}}",

@@ -65,7 +65,8 @@ struct Limited {
 }
 
 impl EnvoyConfig {
-    /// Explains the limit of each descriptor of a request. `carried` is the limit that the request carries.
+    /// Explains the limit of each descriptor of a request. `carried` is the limit that the request
+    /// carries.
     pub fn explain(
         &self,
         domain: &str,

@@ -1,8 +1,9 @@
 //! One config file: a domain and its descriptors, with the error messages of envoyproxy/ratelimit.
 //!
-//! envoyproxy/ratelimit validates a file in two passes. The first checks the keys against one list for all levels, so
-//! `descriptors` within a `rate_limit` is accepted and ignored; here that is a warning. The second checks the types of
-//! values. It stops at the first error and names no line. Here all errors are reported, each with its line.
+//! envoyproxy/ratelimit validates a file in two passes. The first checks the keys against one list
+//! for all levels, so `descriptors` within a `rate_limit` is accepted and ignored; here that is a
+//! warning. The second checks the types of values. It stops at the first error and names no line.
+//! Here all errors are reported, each with its line.
 
 use std::fmt::Write as _;
 
@@ -58,7 +59,8 @@ pub(super) struct ConfigFile {
     pub(super) warnings: Vec<(u64, String)>,
 }
 
-/// A descriptor of a file. Its limit is validated when the path to it is known, because the errors name the path.
+/// A descriptor of a file. Its limit is validated when the path to it is known, because the errors
+/// name the path.
 #[derive(Debug)]
 pub(super) struct Descriptor {
     pub(super) line: u64,
@@ -117,7 +119,8 @@ pub(super) fn parse(text: &str) -> ConfigFile {
 }
 
 impl ConfigFile {
-    /// Checks for unknown keys, keys that are not strings, list elements that are not maps, and floats.
+    /// Checks for unknown keys, keys that are not strings, list elements that are not maps, and
+    /// floats.
     fn check_keys(&mut self, entries: &[(YamlNode, YamlNode)]) {
         for (key, value) in entries {
             let YamlValue::Text(name) = &key.value else {
@@ -325,7 +328,8 @@ fn unmarshal(node: &YamlNode, type_name: &str) -> String {
     message + " into " + type_name
 }
 
-/// Converts to JSON for a protocol-buffer Struct, whose keys are strings and whose numbers are doubles.
+/// Converts to JSON for a protocol-buffer Struct, whose keys are strings and whose numbers are
+/// doubles.
 fn json(node: &YamlNode) -> Result<serde_json::Value, String> {
     use serde_json::Value as Json;
     Ok(match &node.value {

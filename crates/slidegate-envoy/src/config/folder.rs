@@ -1,8 +1,9 @@
-//! The folder of config files: which files it has, their contents, and a fingerprint to detect changes.
+//! The folder of config files: which files it has, their contents, and a fingerprint to detect
+//! changes.
 //!
-//! Changes are detected by polling, not by file system events. Kubernetes swaps a link two levels above the files, other
-//! tools swap the link to the folder itself; events would need a watch on every part of the path, which is lost with
-//! each swap. A poll costs one `stat` per file.
+//! Changes are detected by polling, not by file system events. Kubernetes swaps a link two levels
+//! above the files, other tools swap the link to the folder itself; events would need a watch on
+//! every part of the path, which is lost with each swap. A poll costs one `stat` per file.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -23,8 +24,8 @@ const MAX_TOTAL_BYTES: usize = 32 << 20;
 pub struct Folder {
     /// The path of the folder.
     pub path: PathBuf,
-    /// Whether files whose name begins with a dot are ignored. Names that begin with two dots always are: Kubernetes
-    /// keeps the old and the new state of a volume there.
+    /// Whether files whose name begins with a dot are ignored. Names that begin with two dots
+    /// always are: Kubernetes keeps the old and the new state of a volume there.
     pub ignores_dotfiles: bool,
 }
 
@@ -41,7 +42,8 @@ struct FileState {
     path: PathBuf,
     bytes: u64,
     modified: Option<SystemTime>,
-    /// The path with all links resolved. A swapped link changes it even if size and time stay the same.
+    /// The path with all links resolved. A swapped link changes it even if size and time stay the
+    /// same.
     real: PathBuf,
 }
 

@@ -1,7 +1,8 @@
 //! Descriptor matching: walks the levels of a domain, one level per entry of a descriptor.
 //!
-//! Nodes and entries are compared by key and value joined by an underscore. So a node with `key: a_b` and no value also
-//! matches the entry `key: a, value: b`. There is no backtracking after a match.
+//! Nodes and entries are compared by key and value joined by an underscore. So a node with `key:
+//! a_b` and no value also matches the entry `key: a, value: b`. There is no backtracking after a
+//! match.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -154,7 +155,8 @@ impl<'e> Walk<'e> {
 }
 
 impl Walk<'_> {
-    /// The name of the statistics of one request's limit, where that depends on the request's values.
+    /// The name of the statistics of one request's limit, where that depends on the request's
+    /// values.
     pub(super) fn stat_key(&self, domain: &str, entries: &[(&str, &str)], detailed: bool) -> StatKey {
         let found = self.steps.iter().filter_map(|step| step.found).zip(entries);
         let names: Vec<_> = found

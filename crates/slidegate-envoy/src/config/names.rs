@@ -1,12 +1,13 @@
 //! Names made from descriptors: counter keys, policy names and names of statistics.
 //!
-//! envoyproxy/ratelimit joins keys and values by underscores, so that `a` with `b_c` and `a_b` with `c` share a
-//! counter. Here no two descriptors do, because separators are escaped. The separators are characters that the shared
-//! store writes unescaped, so that short keys stay readable there.
+//! envoyproxy/ratelimit joins keys and values by underscores, so that `a` with `b_c` and `a_b` with
+//! `c` share a counter. Here no two descriptors do, because separators are escaped. The separators
+//! are characters that the shared store writes unescaped, so that short keys stay readable there.
 
 /// Longest policy name, in characters.
 const MAX_NAME: usize = slidegate::Policy::MAX_NAME;
-/// Hexadecimal digits of a name's hash: 48 bits. Two of 1024 rules collide once in 500 million configurations.
+/// Hexadecimal digits of a name's hash: 48 bits. Two of 1024 rules collide once in 500 million
+/// configurations.
 const HASH_DIGITS: usize = 12;
 
 /// The start of a counter key: `test-domain`, or `prefix~test-domain`.
@@ -28,8 +29,8 @@ pub(super) fn push_entry(counter: &mut String, key: &str, value: &str) {
     push_escaped(counter, value, &['~', '\\']);
 }
 
-/// The key that counts the denied hits of a counter: `test-domain~key=value~refused`. No other counter has this key:
-/// after `~`, those have an entry, which contains `=`, or a unit.
+/// The key that counts the denied hits of a counter: `test-domain~key=value~refused`. No other
+/// counter has this key: after `~`, those have an entry, which contains `=`, or a unit.
 pub fn denied_key(counter: &str) -> String {
     format!("{counter}~refused")
 }
@@ -48,8 +49,8 @@ pub(super) fn node_name(key: &str, value: &str) -> String {
     if value.is_empty() { key.to_owned() } else { format!("{key}_{value}") }
 }
 
-/// The policy name of the limit at the end of a path of keys and values: the name of its statistics if that is a
-/// valid and unique policy name, otherwise a prefix of it and a hash.
+/// The policy name of the limit at the end of a path of keys and values: the name of its statistics
+/// if that is a valid and unique policy name, otherwise a prefix of it and a hash.
 ///
 /// It depends on the path alone, so that usage survives a reload.
 pub(super) fn policy(domain: &str, path: &[(&str, &str)]) -> String {
@@ -67,8 +68,8 @@ pub(super) fn policy(domain: &str, path: &[(&str, &str)]) -> String {
     name(&readable, is_plain, &whole)
 }
 
-/// The policy name for limits that requests of this domain carry. No other policy has this name: it contains two
-/// consecutive dots, or its own hash.
+/// The policy name for limits that requests of this domain carry. No other policy has this name: it
+/// contains two consecutive dots, or its own hash.
 pub(super) fn request_limits_policy(domain: &str) -> String {
     name(&format!("{domain}..own-limits"), is_plain(domain), &length_and_text(domain))
 }
@@ -102,11 +103,13 @@ fn fnv1a(bytes: &[u8]) -> u64 {
         .fold(0xCBF2_9CE4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01B3))
 }
 
-/// The name of a limit's statistics: `test-domain.key1_value1.subkey1`. It keeps its parts, which may contain dots.
+/// The name of a limit's statistics: `test-domain.key1_value1.subkey1`. It keeps its parts, which
+/// may contain dots.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StatKey {
     text: String,
-    /// End offsets of the domain, the first key and the second. The length of `text` if there are fewer.
+    /// End offsets of the domain, the first key and the second. The length of `text` if there are
+    /// fewer.
     ends: [usize; 3],
 }
 
@@ -142,7 +145,8 @@ pub(crate) fn stat_key<'n>(domain: &str, names: impl IntoIterator<Item = &'n str
     StatKey { text, ends }
 }
 
-/// Replaces what a statsd name must not contain: `:`, `|`, control characters, and the dots of IPv4 addresses.
+/// Replaces what a statsd name must not contain: `:`, `|`, control characters, and the dots of IPv4
+/// addresses.
 pub(crate) fn sanitised(text: &str) -> String {
     let text = text.replace(|c: char| matches!(c, ':' | '|') || c.is_control(), "_");
     let mut out = String::with_capacity(text.len());

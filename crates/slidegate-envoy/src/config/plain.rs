@@ -1,4 +1,5 @@
-//! A naive model of descriptor matching, independent of the matcher, compared with it on random configs.
+//! A naive model of descriptor matching, independent of the matcher, compared with it on random
+//! configs.
 //!
 //! It scans lists from the start and tries every way to match a wildcard.
 
@@ -68,7 +69,8 @@ fn has_duplicates(level: &[Plain]) -> bool {
     names.windows(2).any(|two| two[0] == two[1]) || level.iter().any(|plain| has_duplicates(&plain.below))
 }
 
-/// The expected match: the limit's index, the name of its statistics, and what identifies its counter.
+/// The expected match: the limit's index, the name of its statistics, and what identifies its
+/// counter.
 type Met = (u32, String, Vec<(String, String)>);
 
 fn meet(top: &[Plain], entries: &[(&str, &str)]) -> Option<Met> {

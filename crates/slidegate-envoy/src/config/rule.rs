@@ -90,7 +90,7 @@ impl Rate {
 
 /// The options of a limit besides its rate. A limit that a request carries has the defaults.
 #[derive(Debug, Clone, Default)]
-pub struct Rule {
+pub(crate) struct Rule {
     /// The name that `replaces` refers to; may be empty.
     pub name: String,
     /// Names of limits that do not apply to requests that this one applies to.
@@ -142,7 +142,7 @@ impl Rule {
                 ("excess", _) => {
                     return Err(format!(
                         "metadata.slidegate: excess is {value}; write `excess: refuse`, `excess: charge` to admit a cost \
-                         while anything remains, or `excess: count` to count refused hits"
+                         while anything remains, or `excess: count` to count denied hits"
                     ));
                 }
                 _ => {

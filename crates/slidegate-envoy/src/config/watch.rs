@@ -1,7 +1,8 @@
-//! Hot reload of the config files. An invalid change is rejected and the running config stays active.
+//! Hot reload of the config files. An invalid change is rejected and the running config stays
+//! active.
 //!
-//! Policies of new files come into force before handlers see the new config, and those of the old one are removed when
-//! no call holds it any more. So no call is ever decided without its policy.
+//! Policies of new files come into force before handlers see the new config, and those of the old
+//! one are removed when no call holds it any more. So no call is ever decided without its policy.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -114,7 +115,8 @@ impl ConfigWatcher {
         Ok((watcher, live))
     }
 
-    /// The policies of the running config, those of earlier configs that calls may still hold, and the others.
+    /// The policies of the running config, those of earlier configs that calls may still hold, and
+    /// the others.
     ///
     /// # Errors
     /// Two policies have the same name.
@@ -261,7 +263,8 @@ mod tests {
         names
     }
 
-    /// A call during a reload must be decided under the old limit or the new one, never without a limit.
+    /// A call during a reload must be decided under the old limit or the new one, never without a
+    /// limit.
     #[test]
     fn a_limit_stays_in_force_until_no_call_holds_it() {
         let files = Files::new("retire");

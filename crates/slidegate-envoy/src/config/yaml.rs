@@ -1,15 +1,16 @@
 //! A config file as a tree of YAML 1.1 values with their lines.
 //!
-//! envoyproxy/ratelimit reads YAML 1.1: `yes` and `on` are booleans, and keys may have any type, which its errors name.
-//! slidegate's own config file is YAML 1.2, where both are strings, so it has its own options. Nesting, aliases and
-//! sizes are bounded while parsing.
+//! envoyproxy/ratelimit reads YAML 1.1: `yes` and `on` are booleans, and keys may have any type,
+//! which its errors name. slidegate's own config file is YAML 1.2, where both are strings, so it
+//! has its own options. Nesting, aliases and sizes are bounded while parsing.
 
 use std::fmt;
 
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::{Error, MessageFormatter, NonFiniteFloatPolicy, Options, Spanned, UserMessageFormatter};
 
-/// Deepest nesting of lists and maps: two for each level of descriptors, so about 30 levels. Envoy sends fewer.
+/// Deepest nesting of lists and maps: two for each level of descriptors, so about 30 levels. Envoy
+/// sends fewer.
 const MAX_DEPTH: usize = 64;
 /// Most values of one file, including those repeated by aliases.
 const MAX_VALUES: usize = 500_000;

@@ -1,4 +1,5 @@
-//! Variables of envoyproxy/ratelimit that have no effect here, with the reason. Each one that is set is warned about.
+//! Variables of envoyproxy/ratelimit that have no effect here, with the reason. Each one that is
+//! set is warned about.
 
 use super::reader::Reader;
 
@@ -34,7 +35,7 @@ pub(super) const IGNORED: [(&str, &str); 54] = [
     ("MEMCACHE_SRV", NO_MEMCACHED),
     ("MEMCACHE_SRV_REFRESH", NO_MEMCACHED),
     ("MEMCACHE_TLS", NO_MEMCACHED),
-    ("PROMETHEUS_MAPPER_YAML", "metrics are labelled as the reference's own mapper does"),
+    ("PROMETHEUS_MAPPER_YAML", "metrics have the labels of the default mapper of envoyproxy/ratelimit"),
     ("REDIS_CLUSTER_PIPELINE_PARALLELISM", "commands to one node are always pipelined"),
     ("REDIS_PERSECOND", ONE_STORE),
     ("REDIS_PERSECOND_AUTH", ONE_STORE),

@@ -1,4 +1,5 @@
-//! Reads environment variables by type: strings, booleans, durations, addresses. It collects all errors.
+//! Reads environment variables by type: strings, booleans, durations, addresses. It collects all
+//! errors.
 
 use std::fmt::Display;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

@@ -7,13 +7,13 @@
 use std::collections::HashMap;
 
 use futures_util::future::join_all;
-use slidegate::{Decisions, Error, PolicyDecision, PolicySet, Request, Timestamp, Verb};
+use slidegate::{Decisions, Error, PolicySet, Request, Timestamp, Verb};
 
 use super::shadow::{CandidateCharge, Shadows};
 use super::store::Store;
 use crate::caller::Caller;
 use crate::config::KeysShown;
-use crate::telemetry::{Observer, Outcome};
+use crate::telemetry::Observer;
 
 /// The store, and everything that records its decisions.
 #[derive(Debug)]
@@ -27,8 +27,7 @@ pub(crate) struct Engine {
 #[derive(Debug)]
 pub(crate) struct Call<'a> {
     engine: &'a Engine,
-    /// `None` for a call by the service itself, which is not recorded.
-    caller: Option<Caller>,
+    caller: Caller,
     started: Timestamp,
     decisions: u64,
 }
@@ -36,12 +35,7 @@ pub(crate) struct Call<'a> {
 impl Engine {
     /// A call that is recorded under this caller.
     pub(crate) fn call(&self, caller: impl Into<Caller>) -> Call<'_> {
-        Call { engine: self, caller: Some(caller.into()), started: self.observer.start(), decisions: 0 }
-    }
-
-    /// A call by the service itself, which is not recorded.
-    pub(crate) fn unrecorded(&self) -> Call<'_> {
-        Call { engine: self, caller: None, started: Timestamp::EPOCH, decisions: 0 }
+        Call { engine: self, caller: caller.into(), started: self.observer.start(), decisions: 0 }
     }
 
     /// Activates policies. `keys_shown` is how those added at run time show their keys, and
@@ -65,12 +59,12 @@ impl Engine {
         Ok(())
     }
 
-    /// Decides requests in one atomic step. With an `id`, the one request is charged once however
-    /// often it comes.
+    /// Decides requests in one atomic step; without a `verb`, each by its own. With an `id`, the
+    /// one request is charged once however often it comes.
     async fn apply<'r>(
         &self,
         caller: Option<&Caller>,
-        verb: Verb,
+        verb: Option<Verb>,
         requests: &'r [Request<'r>],
         id: Option<&str>,
     ) -> Decisions<'r> {
@@ -91,7 +85,7 @@ impl Engine {
         };
         for charge in self.record(caller, verb, span_start, &decisions) {
             let request = requests[charge.request].clone().under(&charge.candidate);
-            self.store.apply(Verb::Check, std::slice::from_ref(&request)).await;
+            self.store.apply(Some(Verb::Check), std::slice::from_ref(&request)).await;
         }
         decisions
     }
@@ -101,14 +95,14 @@ impl Engine {
     fn try_apply<'r>(
         &self,
         caller: Option<&Caller>,
-        verb: Verb,
+        verb: Option<Verb>,
         requests: &'r [Request<'r>],
     ) -> Option<Decisions<'r>> {
         let span_start = self.observer.span_start();
         let decisions = self.store.try_apply(verb, requests)?;
         for charge in self.record(caller, verb, span_start, &decisions) {
             let request = requests[charge.request].clone().under(&charge.candidate);
-            self.store.try_apply(Verb::Check, std::slice::from_ref(&request));
+            self.store.try_apply(Some(Verb::Check), std::slice::from_ref(&request));
         }
         Some(decisions)
     }
@@ -119,13 +113,13 @@ impl Engine {
     fn record(
         &self,
         caller: Option<&Caller>,
-        verb: Verb,
+        verb: Option<Verb>,
         span_start: Option<Timestamp>,
         decisions: &Decisions<'_>,
     ) -> Vec<CandidateCharge> {
         let Some(caller) = caller else { return Vec::new() };
         self.observer.record(caller, verb, span_start, decisions);
-        self.shadows.record(verb, decisions)
+        self.shadows.record(verb.unwrap_or_default(), decisions)
     }
 }
 
@@ -134,7 +128,7 @@ impl Call<'_> {
     /// none.
     pub(crate) async fn apply<'r>(&mut self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
         self.count(requests);
-        self.engine.apply(self.recorded(requests), verb, requests, None).await
+        self.engine.apply(self.recorded(requests), Some(verb), requests, None).await
     }
 
     /// Checks a request that is charged once however often it comes with the same `id`: asked
@@ -147,7 +141,7 @@ impl Call<'_> {
     ) -> Decisions<'r> {
         let requests = std::slice::from_ref(request);
         self.count(requests);
-        self.engine.apply(self.recorded(requests), Verb::Check, requests, id).await
+        self.engine.apply(self.recorded(requests), Some(Verb::Check), requests, id).await
     }
 
     /// Decides each of these by itself, all of them concurrently.
@@ -155,10 +149,11 @@ impl Call<'_> {
         &mut self,
         asked: impl Iterator<Item = (Verb, &'r Request<'r>)>,
     ) -> Vec<Decisions<'r>> {
-        let (engine, caller) = (self.engine, self.caller.as_ref());
-        let decided = join_all(
-            asked.map(|(verb, request)| engine.apply(caller, verb, std::slice::from_ref(request), None)),
-        );
+        let (engine, caller) = (self.engine, Some(&self.caller));
+        let decided =
+            join_all(asked.map(|(verb, request)| {
+                engine.apply(caller, Some(verb), std::slice::from_ref(request), None)
+            }));
         let decisions = decided.await;
         self.decisions += decisions.len() as u64;
         decisions
@@ -168,20 +163,17 @@ impl Call<'_> {
     /// shared store has to be asked, by [`apply`](Self::apply) or [`apply_each`](Self::apply_each).
     #[inline]
     pub(crate) fn try_apply<'r>(&mut self, verb: Verb, request: &'r Request<'r>) -> Option<Decisions<'r>> {
-        let decisions = self.engine.try_apply(self.caller.as_ref(), verb, std::slice::from_ref(request))?;
+        let decisions =
+            self.engine.try_apply(Some(&self.caller), Some(verb), std::slice::from_ref(request))?;
         self.decisions += 1;
         Some(decisions)
     }
 
-    /// Records peeks that decided a client's request, each with its outcome: as checks that charged
-    /// nothing.
-    pub(crate) fn record_peeks(&self, peeks: &[(PolicyDecision<'_>, Outcome)]) {
-        let Some(caller) = &self.caller else { return };
-        self.engine.observer.record_peeks(caller.protocol, peeks);
-        let shadows = peeks.iter().filter(|(one, _)| !one.policy().is_enforced());
-        self.engine
-            .shadows
-            .record_peeks(shadows.map(|(one, outcome)| (one, *outcome == Outcome::ShadowDeny)));
+    /// Decides requests that have their own verbs and roles, in one atomic step. A denied peek is
+    /// recorded as a denied check, because it denies a client's request.
+    pub(crate) async fn apply_mixed<'r>(&mut self, requests: &'r [Request<'r>]) -> Decisions<'r> {
+        self.count(requests);
+        self.engine.apply(self.recorded(requests), None, requests, None).await
     }
 
     fn count(&mut self, requests: &[Request<'_>]) {
@@ -190,14 +182,12 @@ impl Call<'_> {
 
     /// The caller to record, if there is anything to record.
     fn recorded(&self, requests: &[Request<'_>]) -> Option<&Caller> {
-        self.caller.as_ref().filter(|_| !requests.is_empty())
+        (!requests.is_empty()).then_some(&self.caller)
     }
 }
 
 impl Drop for Call<'_> {
     fn drop(&mut self) {
-        if let Some(caller) = &self.caller {
-            self.engine.observer.record_duration(caller.protocol, self.started, self.decisions);
-        }
+        self.engine.observer.record_duration(self.caller.protocol, self.started, self.decisions);
     }
 }

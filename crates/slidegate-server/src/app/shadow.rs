@@ -81,7 +81,8 @@ impl Shadows {
         }
         let mut to_charge = Vec::new();
         let denying = decisions.iter().filter(|one| one.is_denied() && one.policy().is_enforced()).count();
-        for one in decisions.iter().filter(|one| !one.policy().is_enforced()) {
+        let is_check = |one: &PolicyDecision<'_>| one.verb() == Verb::Check || one.is_denied();
+        for one in decisions.iter().filter(|one| !one.policy().is_enforced() && is_check(one)) {
             let name = one.policy().name();
             let Some(live) = candidate_of(name) else {
                 self.watch(name, one.is_denied());
@@ -106,16 +107,6 @@ impl Shadows {
             }
         }
         to_charge
-    }
-
-    /// Records peeks under shadow policies that stand for checks, and whether each would be denied.
-    pub(crate) fn record_peeks<'d>(&self, looks: impl Iterator<Item = (&'d PolicyDecision<'d>, bool)>) {
-        for (one, would_deny) in looks {
-            let name = one.policy().name();
-            if candidate_of(name).is_none() {
-                self.watch(name, would_deny);
-            }
-        }
     }
 
     /// Drops inactive policies, so that run-time changes cannot grow the table without bound.

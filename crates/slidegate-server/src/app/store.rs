@@ -75,18 +75,22 @@ impl Store {
 
     /// Decides requests in one atomic step in memory. `None` with a shared store.
     #[inline]
-    pub(crate) fn try_apply<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Option<Decisions<'r>> {
+    pub(crate) fn try_apply<'r>(
+        &self,
+        verb: Option<Verb>,
+        requests: &'r [Request<'r>],
+    ) -> Option<Decisions<'r>> {
         match self {
-            Self::Memory(gate) => Some(gate.apply_all(verb, requests)),
+            Self::Memory(gate) => Some(apply_now(gate, verb, requests)),
             Self::Shared(_) => None,
         }
     }
 
-    /// Decides requests in one atomic step.
-    pub(crate) async fn apply<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
+    /// Decides requests in one step.
+    pub(crate) async fn apply<'r>(&self, verb: Option<Verb>, requests: &'r [Request<'r>]) -> Decisions<'r> {
         match self {
-            Self::Memory(gate) => gate.apply_all(verb, requests),
-            Self::Shared(shared) => shared.apply_all(verb, requests).await,
+            Self::Memory(gate) => apply_now(gate, verb, requests),
+            Self::Shared(shared) => shared.apply(verb, requests).await,
         }
     }
 
@@ -200,9 +204,12 @@ impl Store {
 }
 
 impl Shared {
-    /// Decides requests in one atomic step.
-    async fn apply_all<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
-        let decisions = self.gate.apply_all(verb, requests).await;
+    /// Decides requests in one step.
+    async fn apply<'r>(&self, verb: Option<Verb>, requests: &'r [Request<'r>]) -> Decisions<'r> {
+        let decisions = match verb {
+            Some(verb) => self.gate.apply_all(verb, requests).await,
+            None => self.gate.apply(requests).await,
+        };
         self.saw(&decisions);
         decisions
     }
@@ -394,3 +401,11 @@ const REPORT_EVERY: Duration = Duration::from_secs(10);
 const KNOCKS: u32 = 3;
 /// An open breaker admits one call per 100 to 120 ms.
 const BETWEEN_KNOCKS: Duration = Duration::from_millis(130);
+/// Decides requests in memory; without a `verb`, each by its own.
+#[inline]
+fn apply_now<'r>(gate: &Gate, verb: Option<Verb>, requests: &'r [Request<'r>]) -> Decisions<'r> {
+    match verb {
+        Some(verb) => gate.apply_all(verb, requests),
+        None => gate.apply(requests),
+    }
+}

@@ -19,14 +19,16 @@ use crate::admin::{self, Admin};
 use crate::app::App;
 use crate::app::store::Seen;
 use crate::config::{Arguments, Config, Fingerprint, Loaded, Sources, describe};
+use crate::grpc::RateLimitHandler;
 use crate::log_limit::LogLimit;
 use crate::ports::{self, Port, Shutdown};
-use crate::protocol::{HttpService, rls};
+use crate::protocol::HttpService;
 use crate::protocols::{self, Services};
+use crate::routes::Routes;
 use crate::shutdown::Signals;
 use crate::{dashboard, listener, telemetry};
 use clap::Args;
-use slidegate_envoy::{ConfigWatcher, Debounced, EnvoyConfig, POLL_EVERY, Settings};
+use slidegate_envoy::{ConfigFiles, ConfigWatcher, Debounced, EnvoyConfig, POLL_EVERY, Settings};
 
 #[derive(Debug, Args)]
 pub(super) struct ServeArgs {
@@ -125,7 +127,7 @@ async fn serve(
             greeting.example = format!("-d {} {}/json", quoted(&body), greeting.listening);
         }
         files = Some(watcher);
-        rules = Some(rls::Files { live, settings: settings.clone() });
+        rules = Some(ConfigFiles { live, settings: settings.clone() });
     }
     let auth = config.auth.clone();
     // With the actual port, if the config asked for port 0.
@@ -173,16 +175,17 @@ async fn serve(
     }
     let folder = tokio::spawn(follow_folder(Arc::clone(&app), files));
     let has_rules = rules.is_some();
-    let limits = Arc::new(rls::Limits::new(Arc::clone(&app), &grpc_settings, rules));
+    let handler = Arc::new(RateLimitHandler::new(Arc::clone(&app), &grpc_settings, rules));
     let mut more = admin::routes(&admin).and(dashboard::routes());
     if has_rules {
-        let config = admin::for_readers(&app, rls::config_routes(Arc::clone(&limits)));
-        more = more.and(rls::routes(Arc::clone(&limits))).and(config);
+        let config =
+            admin::for_readers(&app, Routes::over(Arc::clone(&handler), slidegate_envoy::config_routes()));
+        more = more.and(Routes::over(Arc::clone(&handler), slidegate_envoy::routes())).and(config);
     }
     let http = Arc::new(HttpService::new(Arc::clone(&app), auth, more));
     let (stopping, stopped) = watch::channel(false);
     let shutdown = Shutdown { stopped, grace };
-    let services = Services { app: Arc::clone(&app), limits };
+    let services = Services { app: Arc::clone(&app), handler };
     let serve = |port: Port<Services>| tokio::spawn(port.serve(services.clone(), shutdown.clone()));
     let served: Vec<_> = ports.into_iter().map(serve).collect();
     let stop = async {

@@ -9,7 +9,6 @@ use tokio::net::TcpListener;
 
 use super::services::Services;
 use crate::ports::{self, Listener, Port};
-use crate::protocol::rls;
 use crate::{listener, telemetry};
 use slidegate_envoy::Settings;
 
@@ -21,7 +20,7 @@ pub(super) async fn bind(settings: Option<&Settings>) -> Result<Vec<Port<Service
     let mut bound = Vec::new();
     if let Some(address) = settings.and_then(|settings| settings.debug) {
         let (listener, _) = ports::bind(address, "port with DEBUG_PORT").await?;
-        let routes = |services: Services| rls::debug_routes(services.limits);
+        let routes = |services: Services| slidegate_envoy::debug_router(services.handler);
         bound.push(port("debug", "/", listener, routes));
     }
     if let Some((address, path)) = settings.and_then(|settings| settings.prometheus.clone()) {

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use crate::app::App;
-use crate::protocol::rls;
+use crate::grpc::RateLimitHandler;
 
 /// The parts of the service that protocols need.
 #[derive(Clone)]
 pub(crate) struct Services {
     pub(crate) app: Arc<App>,
-    pub(crate) limits: Arc<rls::Limits>,
+    pub(crate) handler: Arc<RateLimitHandler>,
 }

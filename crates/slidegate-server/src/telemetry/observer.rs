@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use arc_swap::ArcSwap;
 use axum::http::HeaderMap;
-use slidegate::{Clock, Decisions, PolicyDecision, PolicySet, Source, SystemClock, Timestamp, Verb};
+use slidegate::{Clock, Decisions, PolicyDecision, PolicySet, Role, Source, SystemClock, Timestamp, Verb};
 use tokio::sync::Semaphore;
 
 use super::VERBS;
@@ -173,13 +173,14 @@ impl Observer {
     pub(crate) fn record(
         &self,
         caller: &Caller,
-        verb: Verb,
+        verb: Option<Verb>,
         span_start: Option<Timestamp>,
         decisions: &Decisions<'_>,
     ) {
         if let (Some(traces), Some(span_start)) = (&self.traces, span_start) {
-            self.trace(traces, caller, verb, span_start, decisions);
+            self.trace(traces, caller, verb.unwrap_or_default(), span_start, decisions);
         }
+        let Some(verb) = verb else { return self.record_mixed(caller.protocol, decisions) };
         let protocol = caller.protocol;
         let Enabled { metrics, events, top } = self.options;
         if !(metrics || events || top) {
@@ -215,9 +216,10 @@ impl Observer {
         }
     }
 
-    /// Records peeks that decided a client's request, with their outcomes: counted as checks that
-    /// charged nothing.
-    pub(crate) fn record_peeks(&self, protocol: Protocol, looks: &[(PolicyDecision<'_>, Outcome)]) {
+    /// Records the decisions of a call whose requests have their own verbs. A denied peek counts as
+    /// a denied check that charged nothing; a denial that does not deny the call counts as one in
+    /// shadow mode.
+    fn record_mixed(&self, protocol: Protocol, decisions: &Decisions<'_>) {
         let Enabled { metrics, events, top } = self.options;
         if !(metrics || events || top) {
             return;
@@ -225,17 +227,52 @@ impl Observer {
         let thread = thread();
         let seen = self.counters.of(thread);
         let registry = self.registry.load();
-        for (one, outcome) in looks {
+        let is_denial = |one: &PolicyDecision<'_>| one.is_denied() && one.policy().is_enforced();
+        let all_deny_together =
+            decisions.iter().filter(|one| one.role() == Role::Together).all(|one| is_denial(&one));
+        // By verb, whether a request of it was denied.
+        let mut requests = [None; VERBS.len()];
+        for one in decisions.iter() {
+            let is_denied_peek =
+                one.verb() == Verb::Peek && one.is_denied() && one.role() != Role::Independent;
+            let verb = if is_denied_peek { Verb::Check } else { one.verb() };
+            let denies = is_denial(&one) && (one.role() != Role::Together || all_deny_together);
+            *requests[verb as usize].get_or_insert(false) |= verb == Verb::Check && denies;
             let Some(row) = registry.row(one.position(), one.policy().name()) else { continue };
+            let outcome = match verb {
+                Verb::Check if denies => Outcome::Deny,
+                Verb::Check if one.is_denied() => Outcome::ShadowDeny,
+                Verb::Check => Outcome::Allow,
+                Verb::Peek => continue,
+                Verb::Refund | Verb::Penalize => {
+                    if metrics {
+                        row.record(thread, verb, one.decision(), one.policy().is_enforced(), one.asked());
+                    }
+                    continue;
+                }
+            };
             if metrics {
-                row.record_peek(thread, one.decision(), *outcome, one.asked());
+                row.record_check(thread, one.decision(), outcome, one.asked());
             }
-            if *outcome != Outcome::Allow {
-                self.record_denial(protocol, row, one, seen, *outcome == Outcome::Deny);
+            match outcome {
+                Outcome::Deny | Outcome::ShadowDeny => {
+                    self.record_denial(protocol, row, &one, seen, outcome == Outcome::Deny);
+                }
+                Outcome::Allow if top && one.cost > 0 => self.record_charge(row, &one, seen),
+                Outcome::Allow => {}
             }
         }
-        if metrics && looks.iter().any(|(_, outcome)| *outcome == Outcome::Deny) {
-            seen.requests[1][Verb::Check as usize][protocol as usize].fetch_add(1, Relaxed);
+        if metrics {
+            let protocol = protocol as usize;
+            if decisions.iter().len() == 0 {
+                requests[Verb::Check as usize] = Some(false);
+                seen.unmatched[protocol].fetch_add(1, Relaxed);
+            }
+            for (verb, is_denied) in requests.into_iter().enumerate() {
+                if let Some(is_denied) = is_denied {
+                    seen.requests[usize::from(is_denied)][verb][protocol].fetch_add(1, Relaxed);
+                }
+            }
         }
     }
 

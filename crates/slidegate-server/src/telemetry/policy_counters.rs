@@ -121,20 +121,27 @@ impl PolicyCounters {
         is_enforced: bool,
         asked: u64,
     ) -> Option<Outcome> {
-        let cells = self.cells.of(thread);
         match verb {
             Verb::Check => {}
             Verb::Peek => return None,
             Verb::Refund => {
-                cells.cost_refunded.fetch_add(decision.cost, Relaxed);
+                self.cells.of(thread).cost_refunded.fetch_add(decision.cost, Relaxed);
                 return None;
             }
             Verb::Penalize => {
-                cells.cost_allowed.fetch_add(decision.cost, Relaxed);
+                self.cells.of(thread).cost_allowed.fetch_add(decision.cost, Relaxed);
                 return None;
             }
         }
         let outcome = Outcome::of(decision, is_enforced);
+        self.record_check(thread, decision, outcome, asked);
+        Some(outcome)
+    }
+
+    /// Records a check of this cost with this outcome.
+    #[inline]
+    pub(super) fn record_check(&self, thread: usize, decision: &Decision, outcome: Outcome, asked: u64) {
+        let cells = self.cells.of(thread);
         cells.checks[outcome as usize][index_of(decision.source)].fetch_add(1, Relaxed);
         match outcome {
             // If another policy denied the request, nothing was charged here.
@@ -147,16 +154,6 @@ impl PolicyCounters {
             }
             Outcome::Deny => cells.record_denial(decision, asked),
             Outcome::Allow | Outcome::ShadowDeny => {}
-        }
-        Some(outcome)
-    }
-
-    /// Counts a peek that decided a check of this cost.
-    pub(super) fn record_peek(&self, thread: usize, decision: &Decision, outcome: Outcome, asked: u64) {
-        let cells = self.cells.of(thread);
-        cells.checks[outcome as usize][index_of(decision.source)].fetch_add(1, Relaxed);
-        if outcome == Outcome::Deny {
-            cells.record_denial(decision, asked);
         }
     }
 

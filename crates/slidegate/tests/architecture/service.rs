@@ -108,24 +108,9 @@ const MODULES: &[(&str, &[&str])] = &[
         ],
     ),
     // Wiring: the only modules that know all protocols.
-    (
-        "protocol",
-        &[
-            "access",
-            "app",
-            "app/explanation",
-            "auth",
-            "caller",
-            "config",
-            "http",
-            "listener",
-            "log_limit",
-            "ports",
-            "routes",
-            "telemetry",
-        ],
-    ),
-    ("protocols", &["app", "config", "listener", "ports", "protocol", "resp", "telemetry"]),
+    ("grpc", &["access", "app", "app/explanation", "caller", "log_limit", "ports"]),
+    ("protocol", &["access", "app", "auth", "config", "http", "listener", "routes"]),
+    ("protocols", &["app", "config", "grpc", "listener", "ports", "resp", "telemetry"]),
     (
         "cli",
         &[
@@ -137,6 +122,7 @@ const MODULES: &[(&str, &[&str])] = &[
             "app/store",
             "config",
             "dashboard",
+            "grpc",
             "http_client",
             "limits",
             "listener",
@@ -144,6 +130,7 @@ const MODULES: &[(&str, &[&str])] = &[
             "ports",
             "protocol",
             "protocols",
+            "routes",
             "shutdown",
             "telemetry",
         ],
@@ -151,7 +138,7 @@ const MODULES: &[(&str, &[&str])] = &[
 ];
 
 /// The protocols. Each is a folder, and none of them may use another or a store.
-const PROTOCOLS: &[&str] = &["http", "auth", "resp"];
+const PROTOCOLS: &[&str] = &["http", "auth", "resp", "grpc"];
 
 fn service() -> House {
     House::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../slidegate-server/src"), MODULES)

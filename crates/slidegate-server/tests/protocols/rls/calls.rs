@@ -254,7 +254,7 @@ async fn what_is_no_request_is_refused_with_a_reason() {
     let error = health.check(HealthCheckRequest::default()).await.unwrap_err();
     assert_eq!(
         error.message(),
-        "there is no `/none/grpc.health.v1.Health/Check`; call /envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
+        "unknown method `/none/grpc.health.v1.Health/Check`; call /envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
     );
 }
 

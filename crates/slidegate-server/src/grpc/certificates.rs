@@ -1,7 +1,7 @@
-//! Certificates of the gRPC door, which change while it is open.
+//! Certificates of the gRPC listener, with hot reload.
 //!
-//! The files are read again each second and compared by content, which also notices links that were turned elsewhere.
-//! Connections that are open keep the certificate they began with.
+//! The files are read every second and compared by content, which also detects swapped links. Open
+//! connections keep their certificate.
 
 use std::fs::File;
 use std::io::Read;
@@ -19,36 +19,39 @@ use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 use tokio_rustls::server::TlsStream;
 use webpki::EndEntityCert;
 
-use crate::config::GrpcTls;
+use slidegate_envoy::GrpcTls;
 
-/// Largest file of certificates: all authorities that browsers trust are a fifth of it.
+/// Largest certificate file. All authorities that browsers trust take a fifth of it.
 const MAX_PEM_BYTES: u64 = 1 << 20;
-/// HTTP/2 is all that gRPC speaks.
+/// gRPC needs HTTP/2.
 const ALPN: &[u8] = b"h2";
 
-/// What the files say, and what they said when they last could be used.
+/// The certificates in use, and the last contents of their files.
 #[derive(Debug)]
 pub(super) struct Certificates {
     files: GrpcTls,
     current: ArcSwap<ServerConfig>,
-    /// What was read last, usable or not: nothing is said twice of the same files.
+    /// The last contents, valid or not, so that errors are logged once.
     read: Mutex<Pems>,
 }
 
-/// Contents of the three files; an error's text where one could not be read.
+/// The contents of the three files, or why they could not be read.
 type Pems = [Result<Vec<u8>, String>; 3];
 
 impl Certificates {
+    /// Loads the files.
+    ///
     /// # Errors
-    /// One line that names the file that cannot be used.
+    /// A file is invalid, in one line.
     pub(super) fn load(files: GrpcTls) -> Result<Self, String> {
         let pems = read(&files);
         let config = config(&files, &pems)?;
         Ok(Self { files, current: ArcSwap::from_pointee(config), read: Mutex::new(pems) })
     }
 
-    /// Takes the files into use if they have changed and can be used, and is loud when they cannot.
-    pub(super) fn look(&self) {
+    /// Reloads the files if they have changed. Invalid files are logged, and the old certificates
+    /// stay in use.
+    pub(super) fn poll(&self) {
         let pems = read(&self.files);
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         if *read == pems {
@@ -57,19 +60,19 @@ impl Certificates {
         match config(&self.files, &pems) {
             Ok(config) => {
                 self.current.store(Arc::new(config));
-                tracing::info!("new grpc connections are shown the changed certificate");
+                tracing::info!("reloaded the grpc certificate");
             }
             Err(error) => {
-                tracing::error!(error, "the changed certificate cannot be used; the old one stays in use");
+                tracing::error!(error, "invalid grpc certificate; the old one stays in use");
             }
         }
         *read = pems;
     }
 
-    /// The TLS connection that a stream becomes.
+    /// Accepts a TLS connection.
     ///
     /// # Errors
-    /// A client that speaks no TLS, or shows no certificate that is good enough.
+    /// The client does not use TLS, or has no valid certificate.
     pub(super) async fn handshake(&self, stream: TcpStream) -> Result<TlsStream<TcpStream>, String> {
         let peer = stream.peer_addr().map_or_else(|_| "a client".to_owned(), |peer| peer.to_string());
         let accepted = TlsAcceptor::from(self.current.load_full()).accept(stream).await;
@@ -78,14 +81,14 @@ impl Certificates {
             let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
             let is_it = certificate.is_some_and(|certificate| is_for(certificate, name));
             if !is_it {
-                return Err(format!("{peer}: its certificate is not for `{name}`"));
+                return Err(format!("{peer}: its certificate is not valid for `{name}`"));
             }
         }
         Ok(stream)
     }
 }
 
-/// Whether a certificate is for this name.
+/// Whether a certificate is valid for this name.
 fn is_for(certificate: &CertificateDer<'_>, name: &str) -> bool {
     let Ok(name) = ServerName::try_from(name) else { return false };
     EndEntityCert::try_from(certificate).is_ok_and(|it| it.verify_is_valid_for_subject_name(&name).is_ok())
@@ -140,7 +143,7 @@ fn config(files: &GrpcTls, [chain, key, authorities]: &Pems) -> Result<ServerCon
     Ok(config)
 }
 
-/// Every certificate of a file, of which there must be one.
+/// The certificates of a file, at least one.
 fn parsed(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     match certificates {

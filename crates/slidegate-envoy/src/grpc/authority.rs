@@ -1,11 +1,14 @@
-//! `:authority` of calls over a socket file, made one that the HTTP/2 library takes.
+//! Rewrites the `:authority` of calls over a Unix socket to a value that the HTTP/2 library
+//! accepts.
 //!
-//! A socket file has no host and port, so clients differ in what they write: `localhost`, the file's path, or the path
-//! percent-encoded as gRPC's C core does. The library resets every call whose authority is no host and port before anybody
-//! here sees it, and nobody here reads it. So its value is replaced while the bytes come in.
+//! A Unix socket has no host and port, so clients send different values: `localhost`, the path of
+//! the socket, or the path percent-encoded as gRPC's C core does. The h2 crate resets calls whose
+//! authority is not a host and port, although nothing here reads it. So its value is replaced in
+//! the incoming bytes.
 //!
-//! The header block stays as compressed as it was. Its other fields are copied, and the new value is never longer than the
-//! old one: then the server forgets no field of the compression's table earlier than the client believes.
+//! The header block stays compressed. Other fields are copied, and the new value is never longer
+//! than the old one, so that the server evicts no entry of the HPACK table earlier than the client
+//! expects.
 
 use std::io;
 use std::pin::Pin;
@@ -13,44 +16,44 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::connection::MAX_FRAME_BYTES;
-
-/// What a connection begins with (RFC 9113, 3.4), in bytes.
+/// Largest frame: the smallest maximum that HTTP/2 allows (RFC 9113, 4.2). Messages are smaller.
+pub(super) const MAX_FRAME_BYTES: u32 = 16 * 1024;
+/// Length of the connection preface (RFC 9113, 3.4).
 const PREFACE_BYTES: usize = 24;
-/// The head of a frame (RFC 9113, 4.1), in bytes.
+/// Length of a frame header (RFC 9113, 4.1).
 const HEAD_BYTES: usize = 9;
-/// The type of frames that begin a header block, and their flags.
+/// The type of HEADERS frames, and their flags.
 const HEADERS: u8 = 1;
 const END_HEADERS: u8 = 0x4;
 const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
-/// The field in the static table of RFC 7541, its name, and its name in Huffman's code.
+/// The index of the field in the static table of RFC 7541, its name, and its name in Huffman code.
 const INDEX: usize = 1;
 const NAME: &[u8] = b":authority";
 const NAME_CODED: &[u8] = &[0xb8, 0x3b, 0x53, 0x39, 0xec, 0x32, 0x7d, 0x7f];
-/// What stands in for the value: its length and its one byte.
+/// The new value: its length and its one byte.
 const VALUE: [u8; 2] = [1, b'-'];
-/// How much is read at once.
+/// Bytes per read.
 const READ_BYTES: usize = 8 * 1024;
 
-/// A connection whose calls all have the same authority.
+/// A connection whose incoming calls all get the same authority.
 #[derive(Debug)]
-pub(super) struct OneAuthority<I> {
+pub(super) struct RewriteAuthority<I> {
     inner: I,
-    /// Bytes that have come in and are not looked at yet: at most a head, a frame and one read.
+    /// Bytes received but not parsed: at most a frame header, a frame and one read.
     incoming: Vec<u8>,
-    /// Bytes to be read.
+    /// Bytes ready to be read.
     outgoing: Vec<u8>,
-    /// How many of the incoming bytes to pass on as they are.
+    /// How many of the incoming bytes to forward unchanged.
     passing: usize,
 }
 
-impl<I> OneAuthority<I> {
+impl<I> RewriteAuthority<I> {
     pub(super) fn new(inner: I) -> Self {
         Self { inner, incoming: Vec::new(), outgoing: Vec::new(), passing: PREFACE_BYTES }
     }
 
-    /// Takes as much of what has come in as can be understood.
+    /// Parses as many of the incoming bytes as possible.
     fn advance(&mut self) {
         loop {
             let now = self.passing.min(self.incoming.len());
@@ -61,7 +64,7 @@ impl<I> OneAuthority<I> {
             }
             let [a, b, c, kind, flags, ..] = self.incoming[..] else { return };
             let length = usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c);
-            // A block that goes on in another frame is larger than any that this service takes.
+            // A header block of several frames is larger than the limit.
             let is_whole = kind == HEADERS && flags & END_HEADERS != 0 && length <= MAX_FRAME_BYTES as usize;
             if !is_whole {
                 self.passing = HEAD_BYTES + length;
@@ -71,8 +74,8 @@ impl<I> OneAuthority<I> {
                 return;
             }
             let payload = &self.incoming[HEAD_BYTES..HEAD_BYTES + length];
-            // What cannot be read, the library refuses in its own words.
-            let Some(payload) = with_one_authority(payload, flags) else {
+            // The library rejects what cannot be parsed.
+            let Some(payload) = rewritten(payload, flags) else {
                 self.passing = HEAD_BYTES + length;
                 continue;
             };
@@ -85,8 +88,8 @@ impl<I> OneAuthority<I> {
     }
 }
 
-/// The payload of a frame with another authority. `None` if it cannot be read.
-fn with_one_authority(payload: &[u8], flags: u8) -> Option<Vec<u8>> {
+/// The payload of a frame with the new authority. `None` if it cannot be parsed.
+fn rewritten(payload: &[u8], flags: u8) -> Option<Vec<u8>> {
     let padding = if flags & PADDED != 0 { usize::from(*payload.first()?) } else { 0 };
     let start = usize::from(flags & PADDED != 0) + if flags & PRIORITY != 0 { 5 } else { 0 };
     let end = payload.len().checked_sub(padding).filter(|end| *end >= start)?;
@@ -94,7 +97,8 @@ fn with_one_authority(payload: &[u8], flags: u8) -> Option<Vec<u8>> {
     out.extend_from_slice(&payload[..start]);
     let mut rest = &payload[start..end];
     while let Some(first) = rest.first() {
-        // An indexed field, a literal that joins the table, a new size of the table, a literal that does not join it.
+        // An indexed field, a literal with indexing, a table size update, a literal without
+        // indexing.
         let (prefix_bits, is_literal) = match first {
             0x80.. => (7, false),
             0x40.. => (6, true),
@@ -120,21 +124,21 @@ fn with_one_authority(payload: &[u8], flags: u8) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// A string literal (RFC 7541, 5.2): its bytes, coded or not, and how many bytes it has with its length.
+/// A string literal (RFC 7541, 5.2): its bytes, encoded or not, and its total length.
 fn string(bytes: &[u8]) -> Option<(&[u8], usize)> {
     let (length, taken) = integer(bytes, 7)?;
     let end = taken.checked_add(length)?;
     Some((bytes.get(taken..end)?, end))
 }
 
-/// An integer in the lowest bits of the first byte, or in bytes after it (RFC 7541, 5.1), and how many bytes it has.
+/// An integer with this prefix (RFC 7541, 5.1), and its length in bytes.
 fn integer(bytes: &[u8], prefix_bits: u32) -> Option<(usize, usize)> {
     let most = (1 << prefix_bits) - 1;
     let mut value = usize::from(*bytes.first()?) & most;
     if value < most {
         return Some((value, 1));
     }
-    // Four bytes are more than any length that fits into a frame.
+    // Four bytes suffice for any length within a frame.
     for (at, byte) in bytes.iter().enumerate().skip(1).take(4) {
         value += usize::from(byte & 0x7f) << (7 * (at - 1));
         if byte & 0x80 == 0 {
@@ -144,7 +148,7 @@ fn integer(bytes: &[u8], prefix_bits: u32) -> Option<(usize, usize)> {
     None
 }
 
-impl<I: AsyncRead + Unpin> AsyncRead for OneAuthority<I> {
+impl<I: AsyncRead + Unpin> AsyncRead for RewriteAuthority<I> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -155,7 +159,7 @@ impl<I: AsyncRead + Unpin> AsyncRead for OneAuthority<I> {
             let mut read = ReadBuf::new(&mut bytes);
             ready!(Pin::new(&mut self.inner).poll_read(cx, &mut read))?;
             if read.filled().is_empty() {
-                // The end. What is left is no whole frame.
+                // The end of the stream. The rest is not a whole frame.
                 self.outgoing = std::mem::take(&mut self.incoming);
                 break;
             }
@@ -169,7 +173,7 @@ impl<I: AsyncRead + Unpin> AsyncRead for OneAuthority<I> {
     }
 }
 
-impl<I: AsyncWrite + Unpin> AsyncWrite for OneAuthority<I> {
+impl<I: AsyncWrite + Unpin> AsyncWrite for RewriteAuthority<I> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.inner).poll_write(cx, bytes)
     }
@@ -208,15 +212,15 @@ mod tests {
         [&[0, 0, length, kind, flags, 0, 0, 0, 1], payload].concat()
     }
 
-    /// What comes out when these bytes come in, so many at a time.
+    /// The bytes that come out if these come in, so many at a time.
     async fn through(bytes: &[u8], at_once: usize) -> Vec<u8> {
         let source = Source { bytes: bytes.to_vec(), at_once };
         let mut out = Vec::new();
-        OneAuthority::new(source).read_to_end(&mut out).await.unwrap();
+        RewriteAuthority::new(source).read_to_end(&mut out).await.unwrap();
         out
     }
 
-    /// A source that gives so many bytes at a time.
+    /// A source of so many bytes per read.
     struct Source {
         bytes: Vec<u8>,
         at_once: usize,
@@ -234,9 +238,9 @@ mod tests {
         }
     }
 
-    /// A client that cannot be reached over a socket file because of how it spells the file has no limits.
+    /// Clients must work whatever authority they send.
     #[tokio::test]
-    async fn the_authority_is_replaced_however_it_is_written_and_all_else_is_kept() {
+    async fn the_authority_is_replaced_in_every_encoding_and_everything_else_is_kept() {
         let path = b"\x0c%2Frun%2Fx.s";
         // A method, the authority, and a field whose value looks like one.
         for name in [&[0x41][..], &[0x01], b"\x40\x0a:authority", b"\x00\x0a:authority", &{
@@ -270,9 +274,9 @@ mod tests {
         }
     }
 
-    /// Bytes of an attacker must be refused by the library, and bring nothing down here.
+    /// Malformed bytes must reach the library, which rejects them, and must not cause a panic.
     #[tokio::test]
-    async fn what_cannot_be_read_is_passed_on_as_it_is() {
+    async fn malformed_bytes_are_forwarded_unchanged() {
         for block in [
             &b"\x41\x7f"[..],
             b"\x41\xff\xff\xff\xff\xff\xff",
@@ -283,7 +287,7 @@ mod tests {
             let bytes = [PREFACE, &frame(1, END_HEADERS, block)].concat();
             assert_eq!(through(&bytes, 10_000).await, bytes, "{block:?}");
         }
-        // Padding that is longer than the frame, a block that goes on, and a frame that does not end.
+        // Padding longer than the frame, a header block of several frames, and an incomplete frame.
         for rest in
             [frame(1, END_HEADERS | PADDED, &[9, 0x83]), frame(1, 0, b"\x41\x01x"), vec![0, 0, 9, 1, 4]]
         {

@@ -1,25 +1,27 @@
-//! Server reflection: what can be called, told to tools such as grpcurl that have no files of their own.
+//! Server reflection, for tools such as grpcurl that have no .proto files.
 //!
-//! The descriptors beside this file are those that envoy-types was generated from, without comments and without the files
-//! that the rate-limit service does not need. A test takes them out anew and compares.
+//! `descriptors.binpb` contains the descriptors that envoy-types was generated from, without
+//! comments and without files that the rate-limit service does not need. A test extracts them again
+//! and compares.
 
 use tonic_reflection::server::Builder;
 
-use super::service::{MAX_MESSAGE_BYTES, Seldom, seldom};
+use super::{BoxService, MAX_MESSAGE_BYTES, boxed};
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::SERVICE_NAME;
 
 /// A `FileDescriptorSet` of `envoy/service/ratelimit/v3/rls.proto` and what it imports.
 pub(super) const DESCRIPTORS: &[u8] = include_bytes!("descriptors.binpb");
 
-/// Both versions of the service, since many tools know only the older one, by the beginning of their calls' paths.
-pub(super) fn services() -> Vec<(&'static str, Seldom)> {
+/// Both versions of the service, because many tools know only the older one, by the prefix of their
+/// paths.
+pub(super) fn services() -> Vec<(&'static str, BoxService)> {
     let v1 = builder().build_v1().expect("the descriptors are a FileDescriptorSet");
     let v1alpha = builder().build_v1alpha().expect("the descriptors are a FileDescriptorSet");
     vec![
-        ("/grpc.reflection.v1.ServerReflection/", seldom(v1.max_decoding_message_size(MAX_MESSAGE_BYTES))),
+        ("/grpc.reflection.v1.ServerReflection/", boxed(v1.max_decoding_message_size(MAX_MESSAGE_BYTES))),
         (
             "/grpc.reflection.v1alpha.ServerReflection/",
-            seldom(v1alpha.max_decoding_message_size(MAX_MESSAGE_BYTES)),
+            boxed(v1alpha.max_decoding_message_size(MAX_MESSAGE_BYTES)),
         ),
     ]
 }
@@ -46,7 +48,7 @@ mod tests {
     /// The file that describes the service.
     const SERVICE_FILE: &str = "envoy/service/ratelimit/v3/rls.proto";
 
-    /// What envoy-types was generated from.
+    /// The descriptors that envoy-types was generated from.
     fn everything() -> FileDescriptorSet {
         let output = Command::new(env!("CARGO"))
             .args([
@@ -68,7 +70,7 @@ mod tests {
             .expect("they are that")
     }
 
-    /// The files that one needs, itself last, without comments.
+    /// A file and its imports, itself last, without comments.
     fn needed(
         file: &str,
         from: &FileDescriptorSet,
@@ -84,18 +86,18 @@ mod tests {
         into.push(found);
     }
 
-    /// Descriptors of another version would describe messages that this service does not speak. To take them out anew, run
-    /// this test with `WRITE_DESCRIPTORS=1`.
+    /// Reflection must describe the messages that this service uses. To extract the descriptors
+    /// again, run this test with `WRITE_DESCRIPTORS=1`.
     #[test]
-    fn the_descriptors_are_those_of_the_generated_types() {
+    fn the_descriptors_match_the_generated_types() {
         let mut file = Vec::new();
         needed(SERVICE_FILE, &everything(), &mut BTreeSet::new(), &mut file);
         let fresh = FileDescriptorSet { file }.encode_to_vec();
         if std::env::var_os("WRITE_DESCRIPTORS").is_some() {
-            let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/protocol/rls/descriptors.binpb");
+            let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/grpc/descriptors.binpb");
             std::fs::write(path, &fresh).expect("the source can be written");
             return;
         }
-        assert!(fresh == DESCRIPTORS, "WRITE_DESCRIPTORS=1 cargo test -p slidegate-server descriptors");
+        assert!(fresh == DESCRIPTORS, "WRITE_DESCRIPTORS=1 cargo test -p slidegate-envoy descriptors");
     }
 }

@@ -1,7 +1,8 @@
-//! Dynamic metadata: what filters behind and access logs of the proxy may know about an answer.
+//! Dynamic metadata of a response, for later filters and access logs of Envoy.
 //!
-//! A denial says its policy, its key and why. Where envoyproxy/ratelimit is taken the place of and
-//! `RESPONSE_DYNAMIC_METADATA` is set, every answer says the call as the reference does, and what the passed limits' `metadata` holds.
+//! A denial names its policy, its key and the reason. With `RESPONSE_DYNAMIC_METADATA`, every
+//! response contains the call, as in envoyproxy/ratelimit, and the `metadata` of the limits that
+//! allowed it.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -13,28 +14,31 @@ use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{ListValue, Struct, Value};
 use slidegate::millis_ceil;
 
-use super::answer::Denial;
-use super::ask::Terms;
-use crate::app::explanation;
-use slidegate_envoy::Unit;
+use super::request::Target;
+use super::response::Denial;
+use crate::config::Unit;
 
 /// Which policy and key denied, and why.
-pub(super) fn denial(denial: &Denial<'_>, wait: Option<Duration>) -> Struct {
+pub(super) fn denial(denial: &Denial<'_>, why: String, wait: Option<Duration>) -> Struct {
     let one = &denial.decision;
     fields([
         ("policy", text(one.policy().name())),
         ("key", text(one.key().to_string())),
-        ("why", text(explanation::one(one))),
+        ("why", text(why)),
         ("reason", text(denial.reason().name())),
         ("source", text(one.source.name())),
-        ("descriptor", number(denial.place as u64)),
+        ("descriptor", number(denial.descriptor as u64)),
         ("limit", number(one.limit)),
         ("retry_after_ms", wait.map(millis_ceil).map_or(value(Kind::NullValue(0)), number)),
     ])
 }
 
-/// The call, and the metadata of the limits that it passed.
-pub(super) fn of_call(call: &RateLimitRequest, terms: &[Terms<'_>], statuses: &[DescriptorStatus]) -> Struct {
+/// The call, and the metadata of the limits that allowed it.
+pub(super) fn of_call(
+    call: &RateLimitRequest,
+    targets: &[Target<'_>],
+    statuses: &[DescriptorStatus],
+) -> Struct {
     let mut out = fields([
         ("domain", text(&*call.domain)),
         ("descriptors", list(call.descriptors.iter().map(|one| value(Kind::StructValue(descriptor(one)))))),
@@ -43,11 +47,11 @@ pub(super) fn of_call(call: &RateLimitRequest, terms: &[Terms<'_>], statuses: &[
         out.fields.insert("hitsAddend".to_owned(), number(u64::from(call.hits_addend)));
     }
     let mut merged = Struct::default();
-    for (terms, status) in terms.iter().zip(statuses) {
-        if let Terms::Rule(hit) = terms
+    for (target, status) in targets.iter().zip(statuses) {
+        if let Target::Limit { limit, .. } = target
             && status.code() == Code::Ok
         {
-            for (name, json) in &hit.rule.metadata {
+            for (name, json) in &limit.rule.metadata {
                 merged.fields.entry(name.clone()).or_insert_with(|| of_json(json));
             }
         }

@@ -1,6 +1,8 @@
-//! The HTTP paths of envoyproxy/ratelimit: `/json`, `/healthcheck`, `/rlconfig` and `/stats`, with its bodies and codes.
+//! The HTTP paths of envoyproxy/ratelimit: `/json`, `/healthcheck`, `/rlconfig` and `/stats`, with
+//! its bodies and codes.
 //!
-//! `/json` takes any method and answers 400 for everything that went wrong, as the reference does: scripts rely on it.
+//! `/json` accepts any method and returns 400 for every error, as envoyproxy/ratelimit does;
+//! scripts rely on it.
 
 use std::sync::Arc;
 
@@ -9,7 +11,7 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{any, get};
+use axum::routing::{MethodRouter, any, get};
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{
     Entry, RateLimitOverride,
@@ -22,97 +24,94 @@ use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{Struct, Value as Dynamic};
 use http_body_util::{BodyExt, Limited};
 use serde::{Deserialize, Deserializer};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
-use super::ask;
-use super::limits::Limits;
-use super::service::MAX_MESSAGE_BYTES;
-use crate::access::{Action, Peer};
-use crate::caller::Protocol;
-use crate::log_limit::log_limited;
-use crate::routes::Routes;
+use crate::grpc::MAX_MESSAGE_BYTES;
+use crate::handler::{RateLimitHandler, has_refund};
+use crate::host::{Action, Host};
 
-/// The reference's paths, for its HTTP port.
-pub(crate) fn routes(limits: Arc<Limits>) -> Routes {
-    Routes::over(limits, [("/json", any(decide)), ("/healthcheck", get(healthcheck))])
+/// The paths of the HTTP port.
+pub fn routes<H: Host>() -> [(&'static str, MethodRouter<Arc<RateLimitHandler<H>>>); 2] {
+    [("/json", any(decide)), ("/healthcheck", get(healthcheck))]
 }
 
-/// The configuration in force, for those who may look.
-pub(crate) fn config_routes(limits: Arc<Limits>) -> Routes {
-    Routes::over(limits, [("/rlconfig", get(rlconfig))])
+/// The path of the running config, for operators.
+pub fn config_routes<H: Host>() -> [(&'static str, MethodRouter<Arc<RateLimitHandler<H>>>); 1] {
+    [("/rlconfig", get(rlconfig))]
 }
 
-/// The reference's paths for its debug port. Every other path lists them, as there.
-pub(crate) fn debug_routes(limits: Arc<Limits>) -> Router {
+/// The router of the debug port. Every other path lists them, as in envoyproxy/ratelimit.
+pub fn debug_router<H: Host>(handler: Arc<RateLimitHandler<H>>) -> Router {
     Router::new()
         .route("/rlconfig", get(rlconfig))
         .route("/stats", get(stats))
         .fallback(|| async {
             "/rlconfig: print out the currently loaded configuration for debugging\n/stats: print out stats\n"
         })
-        .with_state(limits)
+        .with_state(handler)
 }
 
-async fn decide(State(limits): State<Arc<Limits>>, request: Request) -> Response {
-    let caller = limits.app().observer().caller(Protocol::Grpc, request.headers());
+async fn decide<H: Host>(State(handler): State<Arc<RateLimitHandler<H>>>, request: Request) -> Response {
+    let host = handler.host();
+    let caller = host.caller(request.headers());
     let (head, body) = request.into_parts();
-    let (access, peer) = (&limits.app().access, Peer::of(&head.extensions));
-    if let Err(problem) = access.decision(&head.headers, Action::Decide, peer) {
-        return problem.response();
+    if let Err(response) = host.authorize_http(&head, Action::Decide) {
+        return response;
     }
-    let Some(call) = read(body).await else { return refused() };
-    if ask::gives_back(&call)
-        && let Err(problem) = access.decision(&head.headers, Action::Adjust, peer)
+    let Some(call) = read(body).await else { return bad_request() };
+    if has_refund(&call)
+        && let Err(response) = host.authorize_http(&head, Action::Adjust)
     {
-        return problem.response();
+        return response;
     }
-    let answer = match limits.decide(&call, &caller).await {
-        Ok(answer) => answer,
+    let response = match handler.should_rate_limit(&call, &caller).await {
+        Ok(response) => response,
         Err(status) => {
-            log_limited!(DEBUG, None, %status, "refused a call of /json");
-            return refused();
+            host.log_rejected_call(&status);
+            return bad_request();
         }
     };
-    let status = match answer.overall_code() {
+    let status = match response.overall_code() {
         Code::Ok => StatusCode::OK,
-        // Only a denial that is due to the store has a body for the client.
-        Code::OverLimit if !answer.raw_body.is_empty() => StatusCode::SERVICE_UNAVAILABLE,
+        // Only a denial because of the store has a body for the client.
+        Code::OverLimit if !response.raw_body.is_empty() => StatusCode::SERVICE_UNAVAILABLE,
         Code::OverLimit => StatusCode::TOO_MANY_REQUESTS,
         Code::Unknown => StatusCode::INTERNAL_SERVER_ERROR,
     };
-    (status, [(header::CONTENT_TYPE, "application/json")], write(&answer).to_string()).into_response()
+    (status, [(header::CONTENT_TYPE, "application/json")], json(&response).to_string()).into_response()
 }
 
-fn refused() -> Response {
+fn bad_request() -> Response {
     (StatusCode::BAD_REQUEST, "Bad Request\n").into_response()
 }
 
-async fn healthcheck(State(limits): State<Arc<Limits>>) -> Response {
-    if limits.app().readiness.is_ready() && limits.is_well() {
+async fn healthcheck<H: Host>(State(handler): State<Arc<RateLimitHandler<H>>>) -> Response {
+    if handler.host().is_ready() && handler.is_healthy() {
         "OK".into_response()
     } else {
         (StatusCode::INTERNAL_SERVER_ERROR, "").into_response()
     }
 }
 
-async fn rlconfig(State(limits): State<Arc<Limits>>) -> String {
-    let envoy = limits.files().and_then(|files| files.live.current());
-    envoy.map(|envoy| envoy.dump()).unwrap_or_default()
+async fn rlconfig<H: Host>(State(handler): State<Arc<RateLimitHandler<H>>>) -> String {
+    let config = handler.files().and_then(|files| files.live.current());
+    config.map(|config| config.dump()).unwrap_or_default()
 }
 
-/// May hold values of requests, so it is on the debug port alone.
-async fn stats(State(limits): State<Arc<Limits>>) -> String {
-    limits.files().map(|files| files.live.stats()).unwrap_or_default()
+/// It may contain values of requests, so it is only on the debug port.
+async fn stats<H: Host>(State(handler): State<Arc<RateLimitHandler<H>>>) -> String {
+    handler.files().map(|files| files.live.stats()).unwrap_or_default()
 }
 
-/// The call that a body is; `None` if it is none, or too large.
+/// Reads a call; `None` if the body is malformed or too large.
 async fn read(body: Body) -> Option<RateLimitRequest> {
     let bytes = Limited::new(body, MAX_MESSAGE_BYTES).collect().await.ok()?.to_bytes();
     let call: Call = serde_json::from_slice(&bytes).ok()?;
     Some(call.into())
 }
 
-/// A call as JSON: names in either spelling, and numbers of 64 bits as text or not, as protocol buffers have it.
+/// A call as JSON: names in either spelling, and 64-bit numbers as numbers or strings, as protocol
+/// buffers define.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Call {
@@ -154,7 +153,7 @@ struct Own {
     unit: Named,
 }
 
-/// An enumeration's value: its name or its number.
+/// A value of an enumeration: its name or its number.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum Named {
@@ -210,19 +209,19 @@ impl From<Call> for RateLimitRequest {
     }
 }
 
-/// An answer as JSON: what is the default is left out, as protocol buffers have it.
-fn write(answer: &RateLimitResponse) -> Value {
+/// A response as JSON: default values are omitted, as protocol buffers define.
+fn json(response: &RateLimitResponse) -> Value {
     let mut out = Map::new();
-    out.insert("overallCode".into(), answer.overall_code().as_str_name().into());
-    if !answer.statuses.is_empty() {
-        out.insert("statuses".into(), answer.statuses.iter().map(status).collect());
+    out.insert("overallCode".into(), response.overall_code().as_str_name().into());
+    if !response.statuses.is_empty() {
+        out.insert("statuses".into(), response.statuses.iter().map(status).collect());
     }
-    if !answer.response_headers_to_add.is_empty() {
-        let headers = answer.response_headers_to_add.iter();
-        let headers = headers.map(|header| json!({ "key": header.key, "value": header.value }));
+    if !response.response_headers_to_add.is_empty() {
+        let headers = response.response_headers_to_add.iter();
+        let headers = headers.map(|header| serde_json::json!({ "key": header.key, "value": header.value }));
         out.insert("responseHeadersToAdd".into(), headers.collect());
     }
-    if let Some(metadata) = &answer.dynamic_metadata {
+    if let Some(metadata) = &response.dynamic_metadata {
         out.insert("dynamicMetadata".into(), of_struct(metadata));
     }
     Value::Object(out)
@@ -232,17 +231,17 @@ fn status(status: &DescriptorStatus) -> Value {
     let mut out = Map::new();
     out.insert("code".into(), status.code().as_str_name().into());
     if let Some(limit) = &status.current_limit {
-        let mut told = Map::new();
+        let mut shown = Map::new();
         if !limit.name.is_empty() {
-            told.insert("name".into(), limit.name.clone().into());
+            shown.insert("name".into(), limit.name.clone().into());
         }
         if limit.requests_per_unit > 0 {
-            told.insert("requestsPerUnit".into(), limit.requests_per_unit.into());
+            shown.insert("requestsPerUnit".into(), limit.requests_per_unit.into());
         }
         if limit.unit() != Unit::Unknown {
-            told.insert("unit".into(), limit.unit().as_str_name().into());
+            shown.insert("unit".into(), limit.unit().as_str_name().into());
         }
-        out.insert("currentLimit".into(), told.into());
+        out.insert("currentLimit".into(), shown.into());
     }
     if status.limit_remaining > 0 {
         out.insert("limitRemaining".into(), status.limit_remaining.into());
@@ -260,7 +259,7 @@ fn of_struct(fields: &Struct) -> Value {
 fn of_dynamic(value: &Dynamic) -> Value {
     match &value.kind {
         None | Some(Kind::NullValue(_)) => Value::Null,
-        Some(Kind::NumberValue(number)) => json!(number),
+        Some(Kind::NumberValue(number)) => (*number).into(),
         Some(Kind::StringValue(text)) => text.clone().into(),
         Some(Kind::BoolValue(flag)) => (*flag).into(),
         Some(Kind::StructValue(fields)) => of_struct(fields),

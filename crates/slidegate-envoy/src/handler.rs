@@ -1,0 +1,164 @@
+//! The handler of `ShouldRateLimit`: decodes a call into requests, decides them in one step, and
+//! encodes the decisions.
+//!
+//! All descriptors of a call are decided together: either each of them is charged or none, so a
+//! denied descriptor charges nothing on another.
+
+mod metadata;
+mod record;
+mod request;
+mod response;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use slidegate::headers::HeaderOptions;
+use slidegate::{Role, Verb};
+use tonic::Status;
+
+use crate::config::{EnvoyConfig, LiveConfig};
+use crate::grpc_settings::GrpcSettings;
+use crate::host::Host;
+use crate::settings::Settings;
+use request::Batch;
+use response::{Response, header};
+
+pub(crate) use request::has_refund;
+
+/// Handles calls, of gRPC and of `/json`.
+#[derive(Debug)]
+pub struct RateLimitHandler<H> {
+    host: Arc<H>,
+    /// Whether every response has the configured headers.
+    response_headers: bool,
+    /// Whether health follows the shared store.
+    health_follows_store: bool,
+    /// Config files of envoyproxy/ratelimit. Without them, the policies of the service decide.
+    files: Option<ConfigFiles>,
+}
+
+/// Config files of envoyproxy/ratelimit, and the settings for replacing it.
+#[derive(Debug)]
+pub struct ConfigFiles {
+    /// The running config.
+    pub live: LiveConfig,
+    /// The settings.
+    pub settings: Settings,
+}
+
+impl<H: Host> RateLimitHandler<H> {
+    /// A handler over `host`; `files` replace its policies for calls.
+    pub fn new(host: Arc<H>, settings: &GrpcSettings, files: Option<ConfigFiles>) -> Self {
+        let &GrpcSettings { response_headers, health_follows_store, .. } = settings;
+        Self { host, response_headers, health_follows_store, files }
+    }
+
+    pub(crate) fn host(&self) -> &H {
+        &self.host
+    }
+
+    /// The config files, if any.
+    pub(crate) fn files(&self) -> Option<&ConfigFiles> {
+        self.files.as_ref()
+    }
+
+    /// Whether proxies should use this instance. An unavailable shared store counts only if
+    /// configured, because policies have fallbacks: if all instances reported unhealthy, nothing
+    /// would be limited.
+    pub fn is_healthy(&self) -> bool {
+        let has_domains = |config: Arc<EnvoyConfig>| config.has_domains();
+        let is_configured = self.files.as_ref().is_none_or(|files| {
+            !files.settings.needs_a_domain || files.live.current().is_some_and(has_domains)
+        });
+        is_configured && !(self.health_follows_store && self.host.is_degraded())
+    }
+
+    /// Decides a call: all of its descriptors are charged, or none.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` for a malformed call, `UNAVAILABLE` without a config or during a reload.
+    pub async fn should_rate_limit(
+        &self,
+        call: &RateLimitRequest,
+        caller: &H::Caller,
+    ) -> Result<RateLimitResponse, Status> {
+        let Some(files) = &self.files else { return self.decide(call, caller, None).await };
+        let calls = files.live.statistics().calls();
+        calls.total.fetch_add(1, Relaxed);
+        let response = self.decide(call, caller, Some(files)).await;
+        if response.is_err() {
+            calls.service_errors.fetch_add(1, Relaxed);
+        }
+        response
+    }
+
+    async fn decide(
+        &self,
+        call: &RateLimitRequest,
+        caller: &H::Caller,
+        files: Option<&ConfigFiles>,
+    ) -> Result<RateLimitResponse, Status> {
+        request::validate(call)?;
+        let no_config = || Status::unavailable("no rate limit configuration loaded");
+        // Held until the call is decided: a reload removes no policy before.
+        let config = files.map(|files| files.live.current().ok_or_else(no_config)).transpose()?;
+        if let Some((files, config)) = files.zip(config.as_deref())
+            && !config.has_domain(&call.domain)
+        {
+            files.live.statistics().record_unknown_domain(&call.domain);
+        }
+        let settings = files.map(|files| &files.settings);
+        let targets = request::targets(config.as_deref(), call)?;
+        let batch = Batch::new(&*self.host, call, &targets, settings)?;
+        let mut decisions = self.host.decide(caller, &batch.requests).await;
+        if let Some(error) = decisions.error() {
+            // A policy was removed in between.
+            let message = format!("{error}; the limits are being reloaded, retry the call");
+            return Err(Status::unavailable(message));
+        }
+
+        let response = Response::new(&batch, &decisions);
+        if let Some(files) = files {
+            record::statistics(files.live.statistics(), &batch, &decisions);
+        }
+        let is_overruled = settings.is_some_and(|settings| settings.shadow_mode);
+        if let Some(files) = files.filter(|_| is_overruled && response.is_denied()) {
+            files.live.statistics().calls().global_shadow_mode.fetch_add(1, Relaxed);
+        }
+        let names = settings.and_then(|settings| settings.headers.as_ref());
+        let mut headers = names.map_or_else(Vec::new, |names| response.three_headers(names, !is_overruled));
+        let mut metadata = None;
+        let mut raw_body = None;
+        let mut retry_after = Vec::new();
+        if !is_overruled {
+            metadata = response.denial_metadata(&*self.host);
+            raw_body = response.store_unavailable_body();
+            retry_after = response.retry_after(self.host.headers());
+        }
+        let encoded = response.encode(is_overruled);
+        if self.response_headers && names.is_none() && !is_overruled {
+            // The headers describe the peeks if one of them denies, otherwise the checks.
+            let is_denied_by_peek = decisions.iter().any(|one| {
+                one.verb() == Verb::Peek
+                    && one.role() == Role::Deciding
+                    && one.is_denied()
+                    && one.policy().is_enforced()
+            });
+            let shown = if is_denied_by_peek { Verb::Peek } else { Verb::Check };
+            decisions.retain(|one| one.verb() == shown && one.role() == Role::Deciding);
+            // Waits are those of the whole response.
+            let options = HeaderOptions { retry_after: false, retry_after_ms: false, ..*self.host.headers() };
+            let fields = options.headers(&decisions).into_iter();
+            headers.extend(fields.map(|(name, value)| header(name, value)));
+        }
+        headers.extend(retry_after);
+        if settings.is_some_and(|settings| settings.dynamic_metadata) {
+            let of_call = metadata::of_call(call, &targets, &encoded.statuses);
+            metadata.get_or_insert_default().fields.extend(of_call.fields);
+        }
+        Ok(encoded.with(headers, metadata, raw_body))
+    }
+}

@@ -1,0 +1,33 @@
+//! Records a call in the statistics of envoyproxy/ratelimit.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use slidegate::{Decisions, Source, Verb};
+
+use super::request::{Batch, Target};
+use super::response::is_over;
+use crate::statistics::{RecordedHits, Statistics};
+
+/// Records the hits of a call, and whether a fallback decided any of them.
+pub(super) fn statistics(statistics: &Statistics, batch: &Batch<'_>, decisions: &Decisions<'_>) {
+    let mut is_degraded = false;
+    for one in decisions.iter().filter(|one| one.verb() != Verb::Refund) {
+        is_degraded |= matches!(one.source, Source::Local | Source::Allow | Source::Deny);
+        let Target::Limit { limit, .. } = &batch.targets[batch.descriptor(one.request())] else { continue };
+        // `used` contains what was charged. Descriptors that share a key are each recorded as the
+        // last one.
+        let charged = if one.cost > 0 { one.asked() } else { 0 };
+        let hits = RecordedHits {
+            hits: one.asked(),
+            before: one.used.saturating_sub(charged),
+            limit: one.limit,
+            is_over: is_over(&one),
+            is_shadow: !one.policy().is_enforced(),
+            source: one.source,
+        };
+        limit.record(statistics, &hits);
+    }
+    if is_degraded {
+        statistics.calls().redis_errors.fetch_add(1, Relaxed);
+    }
+}

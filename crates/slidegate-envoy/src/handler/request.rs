@@ -1,0 +1,259 @@
+//! Decodes a call: its descriptors become requests, each with its verb and its role in the call.
+//!
+//! By default the entries of a descriptor are attributes, beside `domain`; config files of
+//! envoyproxy/ratelimit name a policy instead. Hits are checked, 0 hits peek, and negative hits are
+//! refunds. `hits_addend: 0` on the whole call means 1, because protocol buffers cannot tell it
+//! from an unset field.
+
+use std::time::Duration;
+
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
+use slidegate::{Excess, Quota, Request, Role, Verb};
+use tonic::Status;
+
+use crate::config::{self, EnvoyConfig, LimitMatch, Lookup, Rate, SCOPE, Unit};
+use crate::host::Host;
+use crate::settings::Settings;
+
+/// The attribute with the domain of a call.
+const DOMAIN: &str = "domain";
+/// Most descriptors of a call. Envoy sends one per rate limit action of a route, and planning
+/// compares each with all.
+const MAX_DESCRIPTORS: usize = 64;
+
+/// What limits a descriptor.
+#[derive(Debug)]
+// A call has a few of them, and a box would cost each an allocation.
+#[allow(clippy::large_enum_variant)]
+pub(super) enum Target<'c> {
+    /// Every policy that applies to its attributes.
+    Policies,
+    /// A limit of the config files.
+    Limit {
+        limit: LimitMatch<'c>,
+        /// The key that counts its denied hits, if they are counted. Peeks see them, checks do not.
+        denied_key: Option<String>,
+    },
+    /// Nothing: the config files have no limit for it, or another one replaces it.
+    None,
+    /// An unlimited entry of the config files.
+    Unlimited,
+}
+
+/// The requests of a call.
+#[derive(Debug)]
+pub(super) struct Batch<'r> {
+    pub(super) targets: &'r [Target<'r>],
+    pub(super) requests: Vec<Request<'r>>,
+    /// For each request, the index of its descriptor.
+    descriptors: Vec<usize>,
+}
+
+impl<'r> Batch<'r> {
+    /// Makes the requests of a call, whose descriptors have these targets.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` for a malformed descriptor.
+    pub(super) fn new<H: Host>(
+        host: &H,
+        call: &'r RateLimitRequest,
+        targets: &'r [Target<'r>],
+        settings: Option<&Settings>,
+    ) -> Result<Self, Status> {
+        let mut batch = Self { targets, requests: Vec::new(), descriptors: Vec::new() };
+        for (index, (descriptor, target)) in call.descriptors.iter().zip(targets).enumerate() {
+            let hits = hits(call, descriptor);
+            let request = match target {
+                Target::None | Target::Unlimited => continue,
+                Target::Policies => under_policies(host, call, descriptor, hits),
+                Target::Limit { limit, .. } => under_limit(host, limit, hits),
+            };
+            let request = request.map_err(|detail| invalid(index, &detail))?;
+            let request = match verb(descriptor, hits) {
+                // A peek of 0 hits asks whether the key is over its limit; 0 hits always fit.
+                Verb::Peek => request.verb(Verb::Peek).deny_over_limit(),
+                verb => request.verb(verb),
+            };
+            batch.push(request.role(role(target, descriptor, hits, settings)), index);
+            if let Target::Limit { limit, denied_key: Some(key) } = target {
+                let denied_hits = Request::new().with(SCOPE, key).under(limit.policy).cost(hits);
+                batch.push(with_quota(denied_hits, limit).role(Role::Refusals), index);
+            }
+        }
+        Ok(batch)
+    }
+
+    fn push(&mut self, request: Request<'r>, descriptor: usize) {
+        self.requests.push(request);
+        self.descriptors.push(descriptor);
+    }
+
+    /// The index of a request's descriptor.
+    pub(super) fn descriptor(&self, request: usize) -> usize {
+        self.descriptors[request]
+    }
+}
+
+/// What is done with the hits of a descriptor.
+fn verb(descriptor: &RateLimitDescriptor, hits: u64) -> Verb {
+    match (hits, descriptor.is_negative_hits) {
+        (0, _) => Verb::Peek,
+        (1.., true) => Verb::Refund,
+        (1.., false) => Verb::Check,
+    }
+}
+
+/// How a descriptor takes part in the decision on the call.
+fn role(
+    target: &Target<'_>,
+    descriptor: &RateLimitDescriptor,
+    hits: u64,
+    settings: Option<&Settings>,
+) -> Role {
+    let has_quota_mode = || {
+        let has_it =
+            |limit: &LimitMatch<'_>| limit.rule.quota_mode || settings.is_some_and(|all| all.quota_mode);
+        matches!(target, Target::Limit { limit, .. } if has_it(limit))
+    };
+    match verb(descriptor, hits) {
+        // In shadow mode nothing denies anything else.
+        _ if settings.is_some_and(|settings| settings.shadow_mode) => Role::Independent,
+        // A denied client will retry, with the refund.
+        Verb::Refund => Role::IfAllowed,
+        _ if has_quota_mode() => Role::Together,
+        _ => Role::Deciding,
+    }
+}
+
+/// Validates a call apart from its descriptors. The first two messages are those of
+/// envoyproxy/ratelimit.
+///
+/// # Errors
+/// `INVALID_ARGUMENT`.
+pub(super) fn validate(call: &RateLimitRequest) -> Result<(), Status> {
+    let count = call.descriptors.len();
+    match count {
+        _ if call.domain.is_empty() => Err(Status::invalid_argument("rate limit domain must not be empty")),
+        0 => Err(Status::invalid_argument("rate limit descriptor list must not be empty")),
+        1..=MAX_DESCRIPTORS => Ok(()),
+        _ => Err(Status::invalid_argument(format!(
+            "the request has {count} descriptors; send at most {MAX_DESCRIPTORS}"
+        ))),
+    }
+}
+
+/// Whether a call has refunds, which need a permission of their own.
+pub(crate) fn has_refund(call: &RateLimitRequest) -> bool {
+    call.descriptors.iter().any(|descriptor| descriptor.is_negative_hits)
+}
+
+/// What limits each descriptor. Without config files, policies do.
+///
+/// # Errors
+/// `INVALID_ARGUMENT` if a descriptor carries an invalid limit.
+pub(super) fn targets<'c>(
+    config: Option<&'c EnvoyConfig>,
+    call: &RateLimitRequest,
+) -> Result<Vec<Target<'c>>, Status> {
+    let Some(config) = config else {
+        return Ok(call.descriptors.iter().map(|_| Target::Policies).collect());
+    };
+    let lookup = |(index, descriptor): (usize, &RateLimitDescriptor)| {
+        let carried = carried_rate(descriptor).map_err(|detail| invalid(index, &detail))?;
+        let entries: Vec<_> = entries(descriptor).collect();
+        Ok(config.lookup(&call.domain, &entries, carried))
+    };
+    let lookups = call.descriptors.iter().enumerate().map(lookup).collect::<Result<Vec<_>, Status>>()?;
+    let replaced = config::replaced(&lookups);
+    let targets = call.descriptors.iter().zip(lookups).zip(replaced);
+    let targets = targets.map(|((descriptor, lookup), is_replaced)| match lookup {
+        Lookup::NoMatch { .. } => Target::None,
+        _ if is_replaced => Target::None,
+        Lookup::Unlimited { .. } => Target::Unlimited,
+        Lookup::Limited(limit) => {
+            let hits = hits(call, descriptor);
+            let denied_key = counts_denials(&limit, verb(descriptor, hits), hits).then(|| limit.denied_key());
+            Target::Limit { limit, denied_key }
+        }
+    });
+    Ok(targets.collect())
+}
+
+/// Whether denied hits are counted under a key of their own.
+///
+/// A cost that is known only when a response ends is limited by a peek before (0 hits) and a charge
+/// after, whose result nobody waits for. envoyproxy/ratelimit counts every hit, so its peeks are
+/// over the limit as soon as more than the limit was asked for. Here denied hits are free, so they
+/// are counted separately, for peeks only. A check of one hit on a limit without peeks, the usual
+/// case, needs no second key.
+fn counts_denials(limit: &LimitMatch<'_>, verb: Verb, hits: u64) -> bool {
+    if verb == Verb::Peek {
+        limit.mark_peeked();
+    }
+    limit.excess == Excess::Refuse
+        && match verb {
+            Verb::Peek => true,
+            Verb::Check => hits > 1 || limit.is_peeked(),
+            Verb::Refund | Verb::Penalize => false,
+        }
+}
+
+fn under_policies<'r, H: Host>(
+    host: &H,
+    call: &'r RateLimitRequest,
+    descriptor: &'r RateLimitDescriptor,
+    hits: u64,
+) -> Result<Request<'r>, String> {
+    let attributes: Vec<_> =
+        std::iter::once((DOMAIN, call.domain.as_str())).chain(entries(descriptor)).collect();
+    let request = host.request(&attributes, hits)?;
+    let Some(rate) = carried_rate(descriptor)? else { return Ok(request) };
+    let quota = Quota::new(u64::from(rate.requests_per_unit), rate.unit.window());
+    let quota = quota.map_err(|error| error.to_string())?;
+    // With the algorithm of the policy that it replaces, so that usage is kept.
+    let policies = host.policies();
+    let policy = policies.iter().find(|policy| policy.applies_to(&request));
+    let algorithm = policy.map_or(quota.algorithm(), |policy| policy.quota().algorithm());
+    Ok(request.quota(quota.with_algorithm(algorithm)))
+}
+
+fn under_limit<'r, H: Host>(host: &H, limit: &'r LimitMatch<'r>, hits: u64) -> Result<Request<'r>, String> {
+    let request = host.request(&[(SCOPE, limit.key.as_str())], hits)?;
+    Ok(with_quota(request.under(limit.policy), limit))
+}
+
+fn with_quota<'r>(request: Request<'r>, limit: &LimitMatch<'_>) -> Request<'r> {
+    match limit.quota {
+        Some(quota) => request.quota(quota),
+        None => request,
+    }
+}
+
+fn entries(descriptor: &RateLimitDescriptor) -> impl Iterator<Item = (&str, &str)> {
+    descriptor.entries.iter().map(|entry| (entry.key.as_str(), entry.value.as_str()))
+}
+
+fn invalid(index: usize, detail: &str) -> Status {
+    Status::invalid_argument(format!("descriptors[{index}]: {detail}"))
+}
+
+/// The number of hits of a descriptor, without its sign.
+fn hits(call: &RateLimitRequest, descriptor: &RateLimitDescriptor) -> u64 {
+    descriptor.hits_addend.map_or_else(|| u64::from(call.hits_addend.max(1)), |hits| hits.value)
+}
+
+/// The limit that a descriptor carries.
+fn carried_rate(descriptor: &RateLimitDescriptor) -> Result<Option<Rate>, String> {
+    let Some(limit) = descriptor.limit else { return Ok(None) };
+    let unit = Unit::from_number(limit.unit).ok_or_else(|| {
+        format!("limit.unit is {}; give SECOND, MINUTE, HOUR, DAY, WEEK, MONTH or YEAR", limit.unit)
+    })?;
+    Ok(Some(Rate { requests_per_unit: limit.requests_per_unit, unit }))
+}
+
+/// The protocol's number for a window; 0, which is UNKNOWN, if no unit has this length.
+pub(super) fn unit_number(window: Duration) -> i32 {
+    let mut units = (1..=7).filter_map(Unit::from_number);
+    units.find(|unit| unit.window() == window).map_or(0, Unit::number)
+}

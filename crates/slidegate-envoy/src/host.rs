@@ -1,0 +1,93 @@
+//! The interface between the handlers and the service that embeds them.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderValue};
+use axum::response::Response;
+use slidegate::headers::HeaderOptions;
+use slidegate::{Decisions, PolicyDecision, PolicySet, Request};
+use tonic::Status;
+
+/// What the handlers need from the service.
+pub trait Host: Send + Sync + 'static {
+    /// Who sent a call, for metrics, events and traces.
+    type Caller: Clone + Send + Sync;
+
+    /// Reads who sent a call from its headers.
+    fn caller(&self, headers: &HeaderMap) -> Self::Caller;
+
+    /// Decides all requests of a call in one atomic step, each with its own verb and role, and
+    /// records the decisions.
+    fn decide<'r>(
+        &self,
+        caller: &Self::Caller,
+        requests: &'r [Request<'r>],
+    ) -> impl Future<Output = Decisions<'r>> + Send;
+
+    /// Makes a request of attributes and a cost.
+    ///
+    /// # Errors
+    /// The attributes or the cost are out of bounds, in one line.
+    fn request<'r>(&self, attributes: &[(&'r str, &'r str)], cost: u64) -> Result<Request<'r>, String>;
+
+    /// Whether a gRPC client may do this. `authorization` is the metadata of that name.
+    ///
+    /// # Errors
+    /// `UNAUTHENTICATED` or `PERMISSION_DENIED`.
+    fn authorize(
+        &self,
+        authorization: Option<&HeaderValue>,
+        action: Action,
+        client: Client,
+    ) -> Result<(), Status>;
+
+    /// Whether an HTTP client may do this.
+    ///
+    /// # Errors
+    /// The response to send instead.
+    // A denial is rare, and a box would only move it.
+    #[allow(clippy::result_large_err)]
+    fn authorize_http(&self, head: &Parts, action: Action) -> Result<(), Response>;
+
+    /// The active policies.
+    fn policies(&self) -> Arc<PolicySet>;
+
+    /// The configured response headers.
+    fn headers(&self) -> &HeaderOptions;
+
+    /// Explains a decision in one line.
+    fn explain(&self, decision: &PolicyDecision<'_>) -> String;
+
+    /// Whether the service accepts requests: not before its start is complete, and not while it
+    /// shuts down.
+    fn is_ready(&self) -> bool;
+
+    /// Whether the shared store is unavailable.
+    fn is_degraded(&self) -> bool;
+
+    /// Logs a call of `/json` that was rejected. Clients can cause it, so the implementation bounds
+    /// the lines.
+    fn log_rejected_call(&self, status: &Status);
+}
+
+/// What a call does with usage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// Check or peek.
+    Decide,
+    /// Refund.
+    Adjust,
+}
+
+/// How a gRPC client is connected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Client {
+    /// Its address. `None` on a Unix socket.
+    pub peer: Option<IpAddr>,
+    /// Whether the listener can only be reached from this machine: loopback or a Unix socket.
+    pub is_local: bool,
+    /// Whether the client has shown a valid certificate.
+    pub is_verified: bool,
+}

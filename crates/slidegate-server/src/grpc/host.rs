@@ -1,0 +1,83 @@
+//! What the service does for the handlers of `slidegate-envoy`.
+
+use std::sync::Arc;
+
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::response::{IntoResponse as _, Response};
+use slidegate::headers::HeaderOptions;
+use slidegate::{Decisions, PolicyDecision, PolicySet, Request};
+use slidegate_envoy::{Client, Host};
+use tonic::Status;
+
+use crate::access::{Action, Connection, Peer};
+use crate::app::{App, explanation};
+use crate::caller::{Caller, Protocol};
+use crate::log_limit::log_limited;
+
+impl Host for App {
+    type Caller = Caller;
+
+    fn caller(&self, headers: &HeaderMap) -> Caller {
+        self.observer().caller(Protocol::Grpc, headers)
+    }
+
+    async fn decide<'r>(&self, caller: &Caller, requests: &'r [Request<'r>]) -> Decisions<'r> {
+        self.call(caller.clone()).apply_mixed(requests).await
+    }
+
+    fn request<'r>(&self, attributes: &[(&'r str, &'r str)], cost: u64) -> Result<Request<'r>, String> {
+        let attributes = attributes.iter().map(|(name, value)| (*name, value.as_bytes()));
+        self.attributes.request(attributes, cost).map_err(|error| error.detail)
+    }
+
+    fn authorize(
+        &self,
+        authorization: Option<&HeaderValue>,
+        action: slidegate_envoy::Action,
+        client: Client,
+    ) -> Result<(), Status> {
+        let Client { peer, is_local, is_verified } = client;
+        let connection = Connection { peer, is_local, is_verified };
+        self.access.call(authorization, of(action), connection).map_err(|problem| match problem.status() {
+            StatusCode::FORBIDDEN => Status::permission_denied(problem.detail()),
+            _ => Status::unauthenticated(problem.detail()),
+        })
+    }
+
+    fn authorize_http(&self, head: &Parts, action: slidegate_envoy::Action) -> Result<(), Response> {
+        let peer = Peer::of(&head.extensions);
+        self.access.decision(&head.headers, of(action), peer).map_err(|problem| problem.into_response())
+    }
+
+    fn policies(&self) -> Arc<PolicySet> {
+        self.policies()
+    }
+
+    fn headers(&self) -> &HeaderOptions {
+        &self.headers
+    }
+
+    fn explain(&self, decision: &PolicyDecision<'_>) -> String {
+        explanation::one(decision)
+    }
+
+    fn is_ready(&self) -> bool {
+        self.readiness.is_ready()
+    }
+
+    fn is_degraded(&self) -> bool {
+        self.is_degraded()
+    }
+
+    fn log_rejected_call(&self, status: &Status) {
+        log_limited!(DEBUG, None, %status, "rejected a call of /json");
+    }
+}
+
+fn of(action: slidegate_envoy::Action) -> Action {
+    match action {
+        slidegate_envoy::Action::Decide => Action::Decide,
+        slidegate_envoy::Action::Adjust => Action::Adjust,
+    }
+}
