@@ -56,6 +56,8 @@ enum Command {
     Top(top::TopArgs),
     /// Validate a config file or envoyproxy/ratelimit files, and print each policy and limit
     Validate(validate::ValidateArgs),
+    /// Print the JSON Schema of the config file, for editors
+    Schema,
     /// Inspect or change one key on a running server
     Key(key::KeyArgs),
     /// List or change policies of a running server, for all instances
@@ -87,6 +89,8 @@ impl Cli {
             Command::Check(args) => check::run(&args),
             Command::Top(args) => top::run(&args),
             Command::Validate(args) => validate::run(&args),
+            Command::Schema => output::print(format_args!("{:#}", crate::config::published_schema()))
+                .map(|()| ExitCode::SUCCESS),
             Command::Key(args) => key::run(&args),
             Command::Policy(args) => policy::run(&args),
             Command::Token(args) => token::run(&args),

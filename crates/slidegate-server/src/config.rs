@@ -1,26 +1,33 @@
-//! The configuration: a YAML file, `--policy` texts, or nothing at all, made into checked values.
+//! The configuration: a YAML file, `--policy` texts, or defaults, made into checked values.
 //!
-//! A file with mistakes is refused whole, with every mistake in it at once, each in one line that says where it is and
-//! what to write instead. What is not understood is an error and never a guess: a limiter that limits something else
-//! than was meant is worse than one that does not start. `docs/config.md` says what may stand in a file.
+//! An invalid file is rejected as a whole. All mistakes are listed, each in one line with its line
+//! number and how to fix it. Nothing is guessed: a limiter that limits something else than was meant is
+//! worse than one that does not start. docs/config.md is the reference.
 
-mod added;
+mod sections;
+
 mod admin;
 mod auth;
 mod condition;
-mod file;
-mod flag;
-mod foreign;
 mod grpc;
 mod observe;
 mod overrides;
 mod policy;
-mod reload;
-mod resolve;
+mod quota;
 mod resp;
-mod section;
-mod shared;
+mod store;
 mod traces;
+
+mod check;
+mod foreign;
+mod schema;
+mod values;
+mod yaml;
+
+mod added;
+mod environment;
+mod flag;
+mod reload;
 mod words;
 
 use std::collections::BTreeMap;
@@ -35,19 +42,24 @@ use slidegate::headers::HeaderOptions;
 use slidegate::{MemoryStore, Policy, PolicySet, Quota};
 
 pub(crate) use added::Added;
-pub(crate) use admin::{AccessRules, Right, Rights, Token, is_name};
+pub(crate) use admin::{AccessRules, Right, Rights, Token};
 pub(crate) use auth::{Attribute, Auth, Denial, Mapping, Origin};
+pub(crate) use environment::{Arguments, Outside};
 pub(crate) use grpc::Grpc;
 pub(crate) use observe::{KeysShown, Observe};
+pub(crate) use policy::Mode;
+pub(crate) use quota::QuotaSpec;
 pub(crate) use reload::{Fingerprint, Loaded, Sources, differences};
 pub(crate) use resp::{Password, Resp};
-pub(crate) use shared::{Arguments, Outside, SharedStore};
+pub(crate) use schema::published as published_schema;
+pub(crate) use store::SharedStore;
 pub(crate) use traces::Traces;
+pub(crate) use values::{Parsed, Span, Window, is_name};
 pub(crate) use words::{Counted, describe};
 
 /// Largest file that is read: some 100,000 overrides.
 const MAX_FILE_BYTES: usize = 4 << 20;
-/// Most mistakes that are listed. Who has more of them has one, many times.
+/// Most errors that are listed. More errors than this usually repeat one mistake.
 const MAX_ERRORS: usize = 20;
 
 /// Where the service listens unless told otherwise: reachable from this machine only.
@@ -82,8 +94,20 @@ pub(crate) struct Config {
     pub(crate) auth: Auth,
     /// Who may look at the service, change it, and ask it for decisions.
     pub(crate) admin: AccessRules,
-    /// What is told of decisions.
+    /// What is reported about decisions.
     pub(crate) observe: Observe,
+    /// What the file says, to name what a hot reload changes.
+    pub(crate) file: FileContent,
+}
+
+/// The JSON of a file. It may hold secrets, which `Debug` does not show.
+#[derive(Clone, Default)]
+pub(crate) struct FileContent(serde_json::Value);
+
+impl fmt::Debug for FileContent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
 }
 
 impl Config {
@@ -152,7 +176,7 @@ impl Config {
             );
             return Err(ConfigErrors::one(name, None, &message));
         }
-        let root = file::read(text).map_err(|error| {
+        let root = yaml::read(text).map_err(|error| {
             let place = format!("{name}:{}", error.line);
             ConfigErrors::one(&place, Some(error.column), &error.message)
         })?;
@@ -160,7 +184,7 @@ impl Config {
             return Err(ConfigErrors::one(name, Some(line), &message));
         }
         let mut findings = Findings::default();
-        let config = resolve::config(&root, outside, &mut findings);
+        let config = sections::config(&root, outside, &mut findings);
         findings.none_or_errors(name).map(|()| config)
     }
 
@@ -198,6 +222,7 @@ impl Default for Config {
             auth: Auth::default(),
             admin: AccessRules::default(),
             observe: Observe::default(),
+            file: FileContent::default(),
         }
     }
 }
@@ -230,6 +255,10 @@ impl std::error::Error for ConfigErrors {}
 struct Findings(Vec<(u64, String)>);
 
 impl Findings {
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     fn add(&mut self, line: u64, message: impl fmt::Display) {
         self.0.push((line, message.to_string()));
     }
@@ -408,13 +437,14 @@ policies:
         assert_eq!(
             errors(text),
             [
-                "slidegate.yaml:2: server: listen is `localhost`; give an address and a port, for example \
+                "slidegate.yaml:2: server: invalid listen `localhost`: must be an IP address and a port, for example \
                  `127.0.0.1:7979` or `[::]:7979`",
-                "slidegate.yaml:5: policy `per-user`: unknown key `limt`; did you mean `limit`?",
-                "slidegate.yaml:6: policy `per-user`: invalid window `0s`: must be 1ms to 366d, for example `1m`",
-                "slidegate.yaml:7: policy `per-user`: mode is `dry`; write `mode: enforce` to deny, or `mode: shadow` \
-                 to report only",
-                "slidegate.yaml:8: policy `per-user`: the name stands in line 4 too; give each its own",
+                "slidegate.yaml:5: policy `per-user`: unknown key `limt`: did you mean `limit`?",
+                "slidegate.yaml:6: policy `per-user`: invalid window `0s`: must be 1ms to 366d with a unit (ms, s, m, \
+                 h, d or w), for example `window: 60s`",
+                "slidegate.yaml:7: policy `per-user`: invalid mode `dry`: must be `enforce` (deny requests over the \
+                 limit) or `shadow` (report what would be denied, and deny nothing)",
+                "slidegate.yaml:8: policy `per-user`: invalid name `per-user`: also used in line 4; choose another",
             ]
         );
         let many = format!("policies:\n{}", "  - {name: a b, quota: 1/1s}\n".repeat(25));
@@ -426,26 +456,23 @@ policies:
     /// A file that says nothing would otherwise be a limiter that limits nothing.
     #[test]
     fn a_file_without_policies_is_refused_with_one_to_paste() {
-        let example =
-            "write for example `policies: [{name: per-user, scope: [user], limit: 100, window: 60s}]`";
+        let example = "must be a list of policies, for example `policies: [{name: per-user, scope: [user], limit: 100, \
+                       window: 60s}]`";
         for (text, is) in [
-            ("", "1: policies is missing"),
-            ("# nothing yet\n", "2: policies is missing"),
-            ("server: {}\n", "1: policies is missing"),
-            ("policies:\n", "1: policies is empty"),
-            ("policies: []\n", "1: policies is empty"),
+            ("", "1: missing policies"),
+            ("# nothing yet\n", "2: missing policies"),
+            ("server: {}\n", "1: missing policies"),
+            ("policies:\n", "1: invalid policies (empty)"),
+            ("policies: []\n", "1: invalid policies (a list)"),
+            ("policies: {a: 1}", "1: invalid policies (a map)"),
         ] {
-            assert_eq!(error(text), format!("slidegate.yaml:{is}; {example}"), "{text}");
+            assert_eq!(error(text), format!("slidegate.yaml:{is}: {example}"), "{text}");
         }
-        let example = example.trim_start_matches("write for example `").trim_end_matches('`');
+        let example = example.split('`').nth(1).unwrap();
         Config::parse(example, "").unwrap();
-        let way_out = format!("write keys and values, for example `{example}`");
-        assert_eq!(error("- a\n"), format!("slidegate.yaml:1: the file is a list; {way_out}"));
-        assert_eq!(error("a"), format!("slidegate.yaml:1: the file is `a`; {way_out}"));
-        assert_eq!(
-            error("policies: {a: 1}"),
-            format!("slidegate.yaml:1: policies is a map; write a list, for example `{example}`")
-        );
+        let expected = format!("must be keys and values, for example `{example}`");
+        assert_eq!(error("- a\n"), format!("slidegate.yaml:1: invalid file (a list): {expected}"));
+        assert_eq!(error("a"), format!("slidegate.yaml:1: invalid file `a`: {expected}"));
         let many: String = (0..16_385).map(|n| format!("  - {{name: p{n}, quota: 1/1s}}\n")).collect();
         assert_eq!(
             error(&format!("\npolicies:\n{many}")),
@@ -487,7 +514,7 @@ policies:
     fn control_characters_are_escaped() {
         assert_eq!(
             policy_error("limit: \"\\e[31m\\n\", window: 1s"),
-            "limit is `\\u{1b}[31m\\n`; give a whole number from 0 to 18446744073709551615, for example `limit: 100`"
+            "invalid limit `\\u{1b}[31m\\n`: must be a whole number from 0 to 18446744073709551615, without quotes"
         );
     }
 

@@ -11,7 +11,8 @@ use serde_json::{Map, Value};
 use super::apply::put_in_force;
 use super::state::Admin;
 use crate::access::By;
-use crate::app::changes::{Cause, Counting, Mode, Refusal, Terms, What};
+use crate::app::changes::{Cause, Counting, Refusal, Terms, What};
+use crate::config::Mode;
 use crate::problem::Problem;
 
 /// Keys of a policy that only one that is added has: of others the file says them.

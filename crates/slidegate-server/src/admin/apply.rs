@@ -10,7 +10,8 @@ use slidegate::{Algorithm, Policy, PolicySet, Quota, millis_ceil};
 use super::reply::{answer, audit};
 use super::state::Admin;
 use crate::access::By;
-use crate::app::changes::{Cause, Counting, Document, Mode, Refusal, Terms, What};
+use crate::app::changes::{Cause, Counting, Document, Refusal, Terms, What};
+use crate::config::Mode;
 use crate::policy_names::{self, candidate_of};
 use crate::problem::Problem;
 
@@ -115,9 +116,4 @@ pub(super) fn unknown(policies: &PolicySet, name: &str) -> Problem {
     let listed = names.iter().take(MAX_LISTED).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
     let detail = format!("there is no policy `{}`; there are {listed}{more}", name.escape_debug());
     Problem::new(StatusCode::NOT_FOUND, detail)
-}
-
-/// Every algorithm's name, for errors.
-pub(super) fn algorithms() -> String {
-    Algorithm::ALL.map(Algorithm::name).join(", ")
 }

@@ -6,16 +6,18 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request as HttpRequest, StatusCode};
 use axum::response::Response;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
-use serde_json::json;
+use serde_json::{Value, json};
 use slidegate::{Algorithm, Policy, PolicySet, Quota, millis_ceil};
 
 use super::added;
-use super::apply::{algorithms, in_words, numbers, put_in_force, unknown};
+use super::apply::{in_words, numbers, put_in_force, unknown};
 use super::reply::{InPath, answer, body, bytes};
 use super::state::Admin;
 use crate::access::By;
-use crate::app::changes::{Cause, Change, Counting, Document, Mode, Refusal, Terms, What, at_text};
+use crate::app::changes::{Cause, Change, Counting, Document, Refusal, Terms, What, at_text};
+use crate::config::{Mode, Parsed, QuotaSpec, Window};
 use crate::json_body;
 use crate::policy_names::{self, CANDIDATE, candidate_of};
 use crate::problem::Problem;
@@ -62,110 +64,55 @@ pub(super) async fn list(State(admin): Shared) -> Response {
     answer(&json!({ "policies": told.collect::<Vec<_>>() }))
 }
 
-/// What a policy is changed to; what is not said stays.
+/// What a policy is changed to. What is left out stays.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Put {
-    quota: Option<String>,
+    quota: Option<Parsed<Quota>>,
     limit: Option<u64>,
-    window: Option<String>,
-    algorithm: Option<String>,
+    window: Option<Window>,
+    algorithm: Option<Parsed<Algorithm>>,
     burst: Option<u64>,
     slots: Option<u16>,
     mode: Option<Mode>,
-    /// `null` ends one.
-    #[serde(default, deserialize_with = "said")]
-    candidate: Option<Option<Candidate>>,
-}
-
-/// `"200/1m"`, or what differs from the policy.
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Candidate {
-    Text(String),
-    Numbers(Numbers),
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Numbers {
-    quota: Option<String>,
-    limit: Option<u64>,
-    window: Option<String>,
-    algorithm: Option<String>,
-    burst: Option<u64>,
-    slots: Option<u16>,
+    /// `"200/1m"`, or what differs from the policy. `null` ends the candidate.
+    #[serde(default, deserialize_with = "present")]
+    candidate: Option<Value>,
 }
 
 /// Tells `null` from nothing.
-fn said<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<Candidate>>, D::Error> {
-    Option::deserialize(deserializer).map(Some)
+fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
+    Value::deserialize(deserializer).map(Some)
 }
 
-impl Numbers {
-    fn is_empty(&self) -> bool {
-        let Self { quota, limit, window, algorithm, burst, slots } = self;
-        quota.is_none()
-            && limit.is_none()
-            && window.is_none()
-            && algorithm.is_none()
-            && burst.is_none()
-            && slots.is_none()
-    }
+/// A value of the body, with the field that is invalid in it.
+fn read<T: DeserializeOwned>(value: Value) -> Result<T, Problem> {
+    serde_path_to_error::deserialize(value).map_err(|error| {
+        let field = Some(error.path().to_string()).filter(|path| path != ".");
+        Problem::field(field.unwrap_or_else(|| "body".to_owned()), error.inner().to_string())
+    })
+}
 
-    /// These numbers in the place of a quota's own.
-    fn over(self, current: &Quota) -> Result<Counting, Problem> {
-        let Self { quota, limit, window, algorithm, burst, slots } = self;
-        let wrong = |field: &str, detail: &dyn std::fmt::Display| Problem::field(field, detail.to_string());
-        let mut counting = Counting::of(current);
-        if let Some(text) = quota {
-            if limit.is_some() || window.is_some() {
-                return Err(wrong(
-                    "quota",
-                    &"quota stands beside limit or window; give `quota`, or the other two",
-                ));
-            }
-            let quota: Quota = text.parse().map_err(|error: slidegate::Error| wrong("quota", &error))?;
-            counting.limit = quota.limit();
-            counting.window_ms = millis_ceil(quota.window());
+/// A candidate as the body has it.
+fn candidate_spec(candidate: Value) -> Result<QuotaSpec, Problem> {
+    let read = match candidate {
+        Value::String(_) => {
+            Parsed::deserialize(candidate).map(|quota: Parsed<Quota>| QuotaSpec::text(quota.0))
         }
-        if let Some(limit) = limit {
-            counting.limit = limit;
-        }
-        if let Some(window) = window {
-            let window = Quota::parse_window(&window).map_err(|error| wrong("window", &error))?;
-            counting.window_ms = millis_ceil(window);
-        }
-        if let Some(name) = algorithm {
-            let algorithm: Algorithm = name.parse().map_err(|_| {
-                let known = algorithms();
-                wrong(
-                    "algorithm",
-                    &format!("algorithm `{}` is unknown; there are {known}", name.escape_debug()),
-                )
-            })?;
-            if algorithm != current.algorithm() {
-                (counting.burst, counting.slots) = (None, None);
-            }
-            counting.algorithm = algorithm.name().to_owned();
-        }
-        let counts_by = |algorithm: Algorithm| counting.algorithm == algorithm.name();
-        if burst.is_some() && !counts_by(Algorithm::TokenBucket) {
-            return Err(wrong("burst", &"burst is read by token-bucket only; leave it out"));
-        }
-        if slots.is_some() && !counts_by(Algorithm::SlidingLog) {
-            return Err(wrong("slots", &"slots is read by sliding-log only; leave it out"));
-        }
-        if burst == Some(0) || slots == Some(0) {
-            return Err(wrong(
-                "burst",
-                &"burst and slots are at least 1; to deny everything write `limit: 0`",
-            ));
-        }
-        (counting.burst, counting.slots) = (burst.or(counting.burst), slots.or(counting.slots));
-        counting.quota().map_err(|detail| wrong("quota", &detail))?;
-        Ok(counting)
-    }
+        keys => QuotaSpec::deserialize(keys),
+    };
+    read.map_err(|error| Problem::field("candidate", error.to_string()))
+}
+
+/// A policy's quota with these changes.
+fn changed_quota(spec: QuotaSpec, current: &Quota) -> Result<Counting, Problem> {
+    let quota = spec.over(&QuotaSpec::of(current)).quota().map_err(|mut mistakes| {
+        let (field, detail) = mistakes.swap_remove(0);
+        Problem::field(field, detail)
+    })?;
+    let counting = Counting::of(&quota);
+    counting.quota().map_err(|detail| Problem::field("quota", detail))?;
+    Ok(counting)
 }
 
 pub(super) async fn set(
@@ -178,7 +125,7 @@ pub(super) async fn set(
     if added::is_policy(&keys) {
         return added::add(&admin, &by, &name, keys).await;
     }
-    let put: Put = json_body::parse(&bytes)?;
+    let put: Put = read(Value::Object(keys))?;
     // What is not said stays as it is now, elsewhere as well.
     admin.control.poll().await;
     let policies = admin.app.policies();
@@ -188,22 +135,19 @@ pub(super) async fn set(
     })?;
     let candidate_now = admin.app.active.base().candidate(&document, &name);
     let Put { quota, limit, window, algorithm, burst, slots, mode, candidate } = put;
-    let numbers = Numbers { quota, limit, window, algorithm, burst, slots };
-    if numbers.is_empty() && mode.is_none() && candidate.is_none() {
+    let spec = QuotaSpec { quota, limit, window, algorithm, burst, slots };
+    if spec.is_empty() && mode.is_none() && candidate.is_none() {
         let detail = "nothing is said; give for example `{\"quota\": \"200/1m\"}`, `mode` or `candidate`";
         return Err(Problem::field("body", detail));
     }
     let added = admin.added(&document, &name).cloned();
     let mut terms = Terms { added, ..Terms::of(policy, candidate_now.as_ref()) };
-    terms.quota = numbers.over(policy.quota())?;
+    terms.quota = changed_quota(spec, policy.quota())?;
     terms.mode = mode.unwrap_or(terms.mode);
     if let Some(candidate) = candidate {
         terms.candidate = match candidate {
-            None => None,
-            Some(Candidate::Text(text)) => {
-                Some(Numbers { quota: Some(text), ..Numbers::default() }.over(policy.quota())?)
-            }
-            Some(Candidate::Numbers(numbers)) => Some(numbers.over(policy.quota())?),
+            Value::Null => None,
+            candidate => Some(changed_quota(candidate_spec(candidate)?, policy.quota())?),
         };
         let most = Policy::MAX_NAME - CANDIDATE.len();
         if name.len() > most && terms.candidate.is_some() {

@@ -14,4 +14,4 @@ pub(crate) use control::{Control, ControlStatus};
 pub(crate) use document::{Change, Document, KeyChange, KeyKind, What};
 pub(crate) use fold::{Base, Folded, fold};
 pub(crate) use refusal::{Cause, Refusal};
-pub(crate) use terms::{Counting, Mode, Terms};
+pub(crate) use terms::{Counting, Terms};

@@ -5,14 +5,14 @@ use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value, json};
 
 use super::client::{ClientArgs, Method, segment, window};
 use super::failure::Failure;
 use super::output;
-use crate::config::one_line;
+use crate::config::{Mode, one_line};
 
 /// Reset steps per progress line without a terminal: about 100,000 keys.
 const STEPS_PER_LINE: u64 = 100;
@@ -25,12 +25,6 @@ pub(super) struct PolicyCommands {
     client: ClientArgs,
     #[command(subcommand)]
     command: PolicyCommand,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum Mode {
-    Enforce,
-    Shadow,
 }
 
 #[derive(Debug, Subcommand)]
@@ -101,7 +95,6 @@ impl SetArgs {
     /// The request body: the file's keys, overridden by the options.
     fn body(&self) -> Result<Map<String, Value>, Failure> {
         let mut body = self.from.as_deref().map(keys_of).transpose()?.unwrap_or_default();
-        let mode = self.mode.map(|mode| if let Mode::Shadow = mode { "shadow" } else { "enforce" });
         let candidate = self.candidate.as_deref();
         let candidate = candidate.map(|one| if one == "none" { Value::Null } else { one.into() });
         let scope = self.scope.as_deref().map(|scope| match scope {
@@ -114,7 +107,7 @@ impl SetArgs {
             ("quota", self.quota.clone().map(Value::from)),
             ("algorithm", self.algorithm.clone().map(Value::from)),
             ("burst", self.burst.map(Value::from)),
-            ("mode", mode.map(Value::from)),
+            ("mode", self.mode.map(|mode| json!(mode))),
             ("candidate", candidate),
             ("scope", scope),
             ("when", Some(when).filter(|when| !when.is_empty()).map(Value::from)),

@@ -55,7 +55,7 @@ pub(super) async fn run(admin: Arc<Admin>, sources: Sources, triggers: Triggers,
 fn apply(admin: &Admin, running: &Config, loaded: Loaded) -> Result<(), String> {
     let Loaded { config, hash } = loaded;
     let differences = differences(running, &config);
-    if differences.contains(&"attributes: addresses") {
+    if differences.iter().any(|name| name == "attributes: addresses") {
         return Err(
             "attributes: addresses changed, which cannot be hot-reloaded; restart the service to apply it"
                 .into(),

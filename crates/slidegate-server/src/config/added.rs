@@ -1,15 +1,19 @@
-//! A policy that comes as JSON while the service runs, with the keys that one of the file has.
+//! A policy that comes as JSON while the service runs.
 //!
-//! It is read by what reads the file, so that a policy means the same wherever it stands.
+//! It is read like one of the file, so that a policy means the same in both.
 
-use serde_json::Value as Json;
+use serde_json::{Map, Value as Json};
 use slidegate::{Policy, Quota};
 
-use super::file::{Entry, Node, Value};
-use super::{Findings, KeysShown, observe, policy, resolve};
+use super::check::Section;
+use super::policy::PolicySpec;
+use super::schema::policy_schema;
+use super::sections::TAKEN;
+use super::yaml::{Node, Shown};
+use super::{Findings, KeysShown, one_line};
 use crate::policy_names::is_inline;
 
-/// A policy, and what belongs to it besides.
+/// A policy, with its candidate and how its keys are shown.
 #[derive(Debug, Clone)]
 pub(crate) struct Added {
     pub(crate) policy: Policy,
@@ -22,49 +26,33 @@ impl Added {
     ///
     /// # Errors
     /// In one line: the first mistake, and how many more there are.
-    pub(crate) fn read(
-        name: &str,
-        keys: &serde_json::Map<String, Json>,
-        addresses: &[String],
-    ) -> Result<Self, String> {
-        let mut entries: Vec<Entry> = keys.iter().map(|(key, value)| entry(key, value)).collect();
-        match keys.get("name") {
-            None => entries.push(entry("name", &Json::from(name))),
-            Some(other) if other == name => {}
-            Some(other) => return Err(format!("name is {other} and the path says `{name}`; leave it out")),
+    pub(crate) fn read(name: &str, keys: &Map<String, Json>, addresses: &[String]) -> Result<Self, String> {
+        let mut keys = keys.clone();
+        match keys.insert("name".to_owned(), name.into()) {
+            Some(other) if other != *name => {
+                return Err(format!("invalid name {other}: the path has `{name}`; leave it out"));
+            }
+            _ => {}
         }
-        let node = Node::told(Value::Map(entries));
+        let node = Node::from(&Json::from(keys));
         let mut findings = Findings::default();
-        let read = policy::policy(&node, 1, addresses, &mut findings);
+        let section = Section { node: &node, place: format!("policy `{}`", Shown(name)) };
+        let spec = section.read::<PolicySpec>(policy_schema(), &mut findings).map(|(spec, _)| spec);
         if is_inline(name) {
-            findings.add(1, format_args!("policy `{name}`: {}", resolve::TAKEN));
+            section.report("", format_args!("invalid name `{name}`: {TAKEN}"), &mut findings);
         }
-        let mut mistakes = findings.0.into_iter().map(|(_, message)| super::one_line(&message));
-        if let Some(first) = mistakes.next() {
-            let more = mistakes.count();
-            let more = if more > 0 { format!("; {more} more after that") } else { String::new() };
-            return Err(format!("{first}{more}"));
+        let keys_shown = spec.as_ref().and_then(|spec| spec.keys_shown).unwrap_or_default();
+        let built = spec.map(|spec| spec.build(&section, addresses, &mut findings));
+        let mut mistakes = findings.0.into_iter().map(|(_, message)| one_line(&message));
+        match (mistakes.next(), built) {
+            (None, Some((policy, candidate))) => Ok(Self { policy, candidate, keys_shown }),
+            (first, _) => {
+                let more = mistakes.count();
+                let more = if more > 0 { format!("; {more} more") } else { String::new() };
+                Err(format!("{}{more}", first.unwrap_or_default()))
+            }
         }
-        let (policy, candidate) = read.ok_or("a policy needs a name")?;
-        let keys_shown = node.get("keys_shown").and_then(|node| observe::keys_shown(node).ok());
-        Ok(Self { policy, candidate, keys_shown: keys_shown.unwrap_or_default() })
     }
-}
-
-fn entry(key: &str, value: &Json) -> Entry {
-    Entry { key: key.to_owned(), line: 1, value: node(value) }
-}
-
-/// As deep as the reader of JSON goes.
-fn node(value: &Json) -> Node {
-    Node::told(match value {
-        Json::Null => Value::Nothing,
-        Json::Bool(flag) => Value::Flag(*flag, flag.to_string()),
-        Json::Number(number) => Value::Number(number.to_string()),
-        Json::String(text) => Value::Text(text.clone()),
-        Json::Array(list) => Value::List(list.iter().map(node).collect()),
-        Json::Object(map) => Value::Map(map.iter().map(|(key, value)| entry(key, value)).collect()),
-    })
 }
 
 #[cfg(test)]
@@ -107,25 +95,28 @@ mod tests {
         for (keys, expected) in [
             (
                 json!({ "scope": ["user"], "limit": -5, "window": "1m" }),
-                "policy `p`: limit is -5; give a whole number from 0 to 18446744073709551615, for example `limit: 100`",
+                "policy `p`: invalid limit `-5`: must be a whole number from 0 to 18446744073709551615, without quotes",
             ),
             (
                 json!({ "scope": ["user"], "quota": "5/1m", "windw": 3, "mode": "off" }),
-                "policy `p`: unknown key `windw`; did you mean `window`?; 1 more after that",
+                "policy `p`: invalid mode `off`: must be `enforce` (deny requests over the limit) or `shadow` (report what would be denied, and deny nothing); 1 more",
             ),
             (
                 json!({ "scope": ["user"], "quota": "5/1m", "name": "q" }),
-                "name is \"q\" and the path says `p`; leave it out",
+                "invalid name \"q\": the path has `p`; leave it out",
             ),
             (
                 json!({ "scope": ["user"], "limit": "5", "window": "1m" }),
-                "policy `p`: limit is the text `5`; write the number without quotes",
+                "policy `p`: invalid limit `5`: must be a whole number from 0 to 18446744073709551615, without quotes",
             ),
         ] {
             assert_eq!(read(&keys).unwrap_err(), expected);
         }
         let error =
             Added::read("CL.THROTTLE", json!({ "quota": "1/1s" }).as_object().unwrap(), &[]).unwrap_err();
-        assert!(error.starts_with("policy `CL.THROTTLE`: keys of the RESP command of this name"), "{error}");
+        assert!(
+            error.starts_with("policy `CL.THROTTLE`: invalid name `CL.THROTTLE`: is the name of a RESP"),
+            "{error}"
+        );
     }
 }

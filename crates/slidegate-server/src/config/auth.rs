@@ -1,32 +1,58 @@
-//! The auth door: `auth:` of the file, made into mappings from a proxy's request to attributes.
+//! `auth:` what a proxy sends that asks before it passes a request on, mapped to attributes.
 //!
-//! A preset is what a proxy sends, and stands under its own name whether the file says anything or not: one service
-//! answers several proxies. What the file adds stands over all of them, since who a user is does not depend on the proxy.
+//! Each preset is served under its own name, whatever the file says: one service answers several proxies. `attributes`
+//! of the file apply to every preset, since who a user is does not depend on the proxy.
+
+use std::collections::BTreeMap;
 
 use axum::http::HeaderName;
+use schemars::JsonSchema;
+use serde::Deserialize;
 use slidegate::client_addr::{ClientAddr, Source, Trust, TrustedProxies};
 
 use super::Findings;
-use super::file::{Entry, Node, Shown};
-use super::resolve::attribute_name;
-use super::section::{Section, list, text, wrong};
+use super::check::Section;
+use super::values::{List, Parsed, Text};
 
 /// Most attributes of a mapping: as many as a request may have.
 const MAX_ATTRIBUTES: usize = crate::limits::MAX_ATTRIBUTES;
 /// Most mappings of a file.
 const MAX_PROXIES: usize = 64;
-/// Longest name of a mapping, in bytes. It stands in a path.
-const MAX_NAME: usize = 64;
 
-/// Every key of the section.
-pub(super) const KEYS: [&str; 4] = ["preset", "trusted_proxies", "attributes", "proxies"];
-/// Every key of one of `proxies`.
-const PROXY_KEYS: [&str; 2] = ["preset", "attributes"];
-/// How a section without anything else looks.
-pub(super) const EXAMPLE: &str = "preset: nginx";
+/// Attributes of the file, each with its source.
+type Sources = BTreeMap<String, Parsed<AttributeSource>>;
 
-const SOURCE: &str =
-    "write `header X-User`, `path X-Original-URI`, `client-address`, `client-address Forwarded` or `none`";
+/// Proxies that ask before they pass a request on. `/v1/auth/nginx`, `/v1/auth/caddy` and `/v1/auth/traefik` are
+/// served without this section.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+#[schemars(extend("x-example" = "preset: nginx"))]
+pub(super) struct AuthSection {
+    /// What `/v1/auth` itself reads. Without it, that path answers 404.
+    preset: Option<Preset>,
+    /// Whose word about the client's address counts: networks, addresses, `loopback` and `private`.
+    #[schemars(extend("default" = ["loopback"]))]
+    trusted_proxies: Option<List<Parsed<TrustedProxy>>>,
+    /// Attributes and their sources, in place of those of every preset.
+    #[schemars(extend("propertyNames" = {"format": "attribute"}))]
+    attributes: Sources,
+    /// More mappings, each served at `/v1/auth/NAME`.
+    #[schemars(extend("propertyNames" = {"format": "name"}))]
+    proxies: BTreeMap<String, ProxySection>,
+}
+
+/// One proxy.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(extend("x-example" = "preset: nginx"))]
+struct ProxySection {
+    /// What the proxy sends.
+    preset: Preset,
+    /// Attributes and their sources, in place of the preset's and of those of `auth`.
+    #[serde(default)]
+    #[schemars(extend("propertyNames" = {"format": "attribute"}))]
+    attributes: Sources,
+}
 
 /// Which mapping answers which path.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -75,33 +101,14 @@ pub(crate) enum Denial {
     Forbidden,
 }
 
-/// What a proxy sends, by its name.
-#[derive(Debug, Clone, Copy)]
-struct Preset {
-    name: &'static str,
-    uri: &'static str,
-    method: &'static str,
-    denial: Denial,
+/// What a known proxy sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+enum Preset {
+    Nginx,
+    Caddy,
+    Traefik,
 }
-
-const PRESETS: [Preset; 3] = [
-    Preset { name: "nginx", uri: "x-original-uri", method: "x-original-method", denial: Denial::Forbidden },
-    Preset {
-        name: "caddy",
-        uri: "x-forwarded-uri",
-        method: "x-forwarded-method",
-        denial: Denial::TooManyRequests,
-    },
-    Preset {
-        name: "traefik",
-        uri: "x-forwarded-uri",
-        method: "x-forwarded-method",
-        denial: Denial::TooManyRequests,
-    },
-];
-
-/// An attribute of the file: what it is read from, or that it is not.
-type Said = (String, Option<Origin>);
 
 impl Auth {
     /// Attributes that hold an address, and so are compared and counted as such.
@@ -118,168 +125,132 @@ impl Auth {
 impl Default for Auth {
     fn default() -> Self {
         let trust = trust_loopback();
-        Self { unnamed: None, named: presets(&trust, &[]) }
+        Self { unnamed: None, named: presets(&trust, &Sources::default()) }
     }
 }
 
 impl Preset {
-    fn mapping(&self, trust: &Trust, said: &[Said]) -> Mapping {
+    const ALL: [(&'static str, Self); 3] =
+        [("nginx", Self::Nginx), ("caddy", Self::Caddy), ("traefik", Self::Traefik)];
+
+    /// What this proxy sends, with these attributes in place of its own.
+    fn mapping<'s>(self, trust: &Trust, sources: impl IntoIterator<Item = &'s Sources>) -> Mapping {
+        let (uri, method, denial) = match self {
+            Self::Nginx => ("x-original-uri", "x-original-method", Denial::Forbidden),
+            Self::Caddy | Self::Traefik => ("x-forwarded-uri", "x-forwarded-method", Denial::TooManyRequests),
+        };
         let header = HeaderName::from_static;
         let of = |name: &str, source, required| Attribute { name: name.to_owned(), source, required };
         let mut attributes = vec![
             of("ip", Origin::Client(ClientAddr::new(Source::XForwardedFor, trust.clone())), false),
             of("user", Origin::Header(header("x-user")), false),
             of("host", Origin::Header(header("x-forwarded-host")), false),
-            of("method", Origin::Header(header(self.method)), true),
-            of("path", Origin::Path(header(self.uri)), true),
+            of("method", Origin::Header(header(method)), true),
+            of("path", Origin::Path(header(uri)), true),
         ];
-        for (name, source) in said {
+        for (name, source) in sources.into_iter().flatten() {
             attributes.retain(|attribute| attribute.name != *name);
-            if let Some(source) = source {
-                attributes.push(of(name, source.clone(), false));
-            }
+            attributes.extend(source.origin(trust).map(|origin| of(name, origin, false)));
         }
-        Mapping { attributes, denial: self.denial }
+        Mapping { attributes, denial }
     }
 }
 
-fn presets(trust: &Trust, said: &[Said]) -> Vec<(String, Mapping)> {
-    PRESETS.iter().map(|preset| (preset.name.to_owned(), preset.mapping(trust, said))).collect()
+fn presets(trust: &Trust, sources: &Sources) -> Vec<(String, Mapping)> {
+    Preset::ALL.iter().map(|(name, preset)| ((*name).to_owned(), preset.mapping(trust, [sources]))).collect()
 }
 
 fn trust_loopback() -> Trust {
     Trust::Networks(TrustedProxies::new(["loopback"]).expect("loopback is a word of its own"))
 }
 
-/// Reads the section.
-pub(super) fn auth(section: &Section<'_>, findings: &mut Findings) -> Auth {
-    let trust = trust(section, findings);
-    let said = section
-        .get("attributes")
-        .map_or_else(Vec::new, |node| attributes(node, "auth.attributes", &trust, findings));
-    let unnamed = section.read("preset", findings, preset).map(|preset| preset.mapping(&trust, &said));
-    let mut auth = Auth { unnamed, named: presets(&trust, &said) };
-    let Some(node) = section.get("proxies") else { return auth };
-    let Some(entries) = node.entries() else {
-        let way_out = "write names and what each sends, for example `proxies: {edge: {preset: traefik}}`";
-        section.find(node.line, wrong("proxies", node, way_out), findings);
-        return auth;
-    };
-    if entries.len() > MAX_PROXIES {
-        let message = format_args!("proxies has {} entries; give at most {MAX_PROXIES}", entries.len());
-        section.find(node.line, message, findings);
-        return auth;
-    }
-    for entry in entries {
-        if let Some(mapping) = proxy(entry, &trust, &said, findings) {
-            auth.named.retain(|(name, _)| *name != entry.key);
-            auth.named.push((entry.key.clone(), mapping));
-        }
-    }
-    auth
-}
-
-fn trust(section: &Section<'_>, findings: &mut Findings) -> Trust {
-    const TRUSTED: &str =
-        "give networks, addresses, `loopback` or `private`, for example `[loopback, 10.0.0.0/8]`";
-    let Some(node) = section.get("trusted_proxies") else { return trust_loopback() };
-    let mut entries = Vec::new();
-    for entry in node.one_or_many() {
-        match text("trusted_proxies", entry, TRUSTED) {
-            Ok(text) => entries.push((entry.line, text)),
-            Err(message) => section.find(entry.line, message, findings),
-        }
-    }
-    for (line, entry) in &entries {
-        match TrustedProxies::new([entry]) {
-            Ok(proxies) if proxies.trusts_everyone() => {
-                let message = format_args!(
-                    "trusted_proxies has `{}`, which lets every client choose its own address; name the proxies' networks",
-                    Shown(entry)
-                );
-                section.find(*line, message, findings);
+impl AuthSection {
+    pub(super) fn build(&self, section: &Section<'_>, findings: &mut Findings) -> Auth {
+        let trust = match &self.trusted_proxies {
+            None => trust_loopback(),
+            Some(networks) => {
+                let networks = TrustedProxies::new(networks.as_slice().iter().map(|network| &network.0.0));
+                networks.map(Trust::Networks).unwrap_or_else(|error| {
+                    section.report(
+                        "trusted_proxies",
+                        format_args!("invalid trusted_proxies: {error}"),
+                        findings,
+                    );
+                    trust_loopback()
+                })
             }
-            Ok(_) => {}
-            Err(error) => section.find(*line, format_args!("trusted_proxies: {error}"), findings),
+        };
+        let sources = &self.attributes;
+        let most = self.proxies.values().map(|proxy| proxy.attributes.len()).chain([sources.len()]).max();
+        section.report_many("attributes", most.unwrap_or_default(), MAX_ATTRIBUTES, findings);
+        section.report_many("proxies", self.proxies.len(), MAX_PROXIES, findings);
+        let mut named = presets(&trust, sources);
+        for (name, proxy) in &self.proxies {
+            named.retain(|(known, _)| known != name);
+            named.push((name.clone(), proxy.preset.mapping(&trust, [sources, &proxy.attributes])));
+        }
+        Auth { unnamed: self.preset.map(|preset| preset.mapping(&trust, [sources])), named }
+    }
+}
+
+/// A network, an address, `loopback` or `private`.
+#[derive(Debug)]
+pub(super) struct TrustedProxy(String);
+
+impl Text for TrustedProxy {
+    const FORMAT: &'static str = "trusted-proxy";
+    const EXPECTED: &'static str =
+        "a network, an address, `loopback` or `private`, for example `[loopback, 10.0.0.0/8]`";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let proxies = TrustedProxies::new([text]).map_err(|_| String::new())?;
+        if proxies.trusts_everyone() {
+            return Err("must not contain every client, which could then choose its own address; name the \
+                        networks of the proxies"
+                .to_owned());
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+
+/// Where an attribute comes from, as it is written: `header X-User`, `path X-Original-URI`, `client-address`,
+/// `client-address Forwarded` or `none`.
+#[derive(Debug, Clone)]
+pub(super) enum AttributeSource {
+    Header(HeaderName),
+    Path(HeaderName),
+    Client(Source),
+    Nowhere,
+}
+
+impl AttributeSource {
+    fn origin(&self, trust: &Trust) -> Option<Origin> {
+        match self {
+            Self::Header(name) => Some(Origin::Header(name.clone())),
+            Self::Path(name) => Some(Origin::Path(name.clone())),
+            Self::Client(source) => Some(Origin::Client(ClientAddr::new(source.clone(), trust.clone()))),
+            Self::Nowhere => None,
         }
     }
-    TrustedProxies::new(entries.iter().map(|(_, entry)| entry)).map_or_else(
-        |error| {
-            if entries.len() > slidegate::client_addr::MAX_NETWORKS {
-                section.find(node.line, format_args!("trusted_proxies: {error}"), findings);
+}
+
+impl Text for AttributeSource {
+    const FORMAT: &'static str = "attribute-source";
+    const EXPECTED: &'static str = "`header NAME`, `path NAME`, `client-address`, `client-address NAME` or `none`, for example `header X-User`";
+    const PATTERN: &'static str = r"^\s*(none|client-address(\s+\S+)?|(header|path)\s+\S+)\s*$";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let header = |name: &str| HeaderName::try_from(name).map_err(|_| String::new());
+        match *text.split_whitespace().collect::<Vec<_>>() {
+            ["none"] => Ok(Self::Nowhere),
+            ["header", name] => header(name).map(Self::Header),
+            ["path", name] => header(name).map(Self::Path),
+            ["client-address"] => Ok(Self::Client(Source::XForwardedFor)),
+            ["client-address", name] => {
+                name.parse().map(Self::Client).map_err(|error: slidegate::Error| error.to_string())
             }
-            trust_loopback()
-        },
-        Trust::Networks,
-    )
-}
-
-fn preset(node: &Node) -> Result<&'static Preset, String> {
-    let names: Vec<_> = PRESETS.iter().map(|preset| preset.name).collect();
-    let known = node.scalar().and_then(|name| PRESETS.iter().find(|preset| preset.name == name));
-    known.ok_or_else(|| wrong("preset", node, &format!("known are {}", list(&names))))
-}
-
-fn proxy(entry: &Entry, trust: &Trust, said: &[Said], findings: &mut Findings) -> Option<Mapping> {
-    let place = format!("proxy `{}`", Shown(&entry.key));
-    let mut section = Section::of(&entry.value, place, EXAMPLE, findings)?;
-    section.expect_only(&PROXY_KEYS, findings);
-    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    if entry.key.is_empty() || entry.key.len() > MAX_NAME || !entry.key.chars().all(plain) {
-        let message = format_args!("the name is part of a path; give 1 to {MAX_NAME} of `A-Z a-z 0-9 _ . -`");
-        section.find(entry.line, message, findings);
-    }
-    section.expect("preset", "write what it sends, for example `preset: nginx`", findings);
-    let mut said = said.to_vec();
-    if let Some(node) = section.get("attributes") {
-        let place = format!("{}: attributes", section.place());
-        said.extend(attributes(node, &place, trust, findings));
-    }
-    section.read("preset", findings, preset).map(|preset| preset.mapping(trust, &said))
-}
-
-/// Reads a map from attributes to what they are read from.
-fn attributes(node: &Node, place: &str, trust: &Trust, findings: &mut Findings) -> Vec<Said> {
-    let Some(entries) = node.entries() else {
-        let message = format_args!("{place} is {node}; write for example `{{user: header X-User}}`");
-        findings.add(node.line, message);
-        return Vec::new();
-    };
-    if entries.len() > MAX_ATTRIBUTES {
-        let message =
-            format_args!("{place} has {} entries; a request has at most {MAX_ATTRIBUTES}", entries.len());
-        findings.add(node.line, message);
-        return Vec::new();
-    }
-    let mut said = Vec::new();
-    for entry in entries {
-        match attribute_name(&entry.key).and_then(|name| Ok((name, source(&entry.key, &entry.value, trust)?)))
-        {
-            Ok(attribute) => said.push(attribute),
-            Err(message) => findings.add(entry.value.line, format_args!("{place}: {message}")),
+            _ => Err(String::new()),
         }
-    }
-    said
-}
-
-/// `header NAME`, `path NAME`, `client-address`, `client-address NAME`, `none`.
-fn source(key: &str, node: &Node, trust: &Trust) -> Result<Option<Origin>, String> {
-    let no = || wrong(&Shown(key).to_string(), node, SOURCE);
-    let mut words = node.scalar().ok_or_else(no)?.split_whitespace();
-    let (kind, name, more) = (words.next(), words.next(), words.next());
-    let header = |name: &str| HeaderName::try_from(name).map_err(|_| no());
-    match (kind, name, more) {
-        (Some("none"), None, None) => Ok(None),
-        (Some("header"), Some(name), None) => Ok(Some(Origin::Header(header(name)?))),
-        (Some("path"), Some(name), None) => Ok(Some(Origin::Path(header(name)?))),
-        (Some("client-address"), name, None) => {
-            let source = name
-                .unwrap_or("x-forwarded-for")
-                .parse::<Source>()
-                .map_err(|error| format!("{} is {node}; {error}", Shown(key)))?;
-            Ok(Some(Origin::Client(ClientAddr::new(source, trust.clone()))))
-        }
-        _ => Err(no()),
     }
 }
 
@@ -340,10 +311,10 @@ mod tests {
         );
         let caddy = ["ip: client", "method: header x-forwarded-method!", "path: path x-forwarded-uri!"];
         assert_eq!(told(&config, "caddy")[..3], caddy);
-        assert_eq!(told(&config, "caddy")[3..], ["user: header x-account", "proxy: client"]);
+        assert_eq!(told(&config, "caddy")[3..], ["proxy: client", "user: header x-account"]);
         assert_eq!(
             told(&config, "edge")[3..],
-            ["proxy: client", "user: header x-login", "page: path referer"]
+            ["proxy: client", "page: path referer", "user: header x-login"]
         );
         assert_eq!(config.auth.unnamed.as_ref().unwrap().attributes.len(), 5);
         assert!(config.is_address("proxy") && config.is_address("ip"));
@@ -352,60 +323,78 @@ mod tests {
     /// A mapping that is not understood would limit by something else than was meant.
     #[test]
     fn each_wrong_line_names_its_value_and_the_way_out() {
-        let source = super::SOURCE;
-        let trusted =
-            "give networks, addresses, `loopback` or `private`, for example `[loopback, 10.0.0.0/8]`";
         for (text, expected) in [
-            ("nginx".into(), "auth is `nginx`; write keys and values, for example `preset: nginx`".into()),
-            ("{presets: nginx}".into(), "auth: unknown key `presets`; did you mean `preset`?".into()),
+            (
+                "nginx".into(),
+                "slidegate.yaml:1: invalid auth `nginx`: must be keys and values, for example `preset: nginx`",
+            ),
+            (
+                "{presets: nginx}".into(),
+                "slidegate.yaml:1: auth: unknown key `presets`: did you mean `preset`?",
+            ),
             (
                 "{preset: apache}".into(),
-                "auth: preset is `apache`; known are `nginx`, `caddy`, `traefik`".into(),
+                "slidegate.yaml:1: auth: invalid preset `apache`: must be `nginx`, `caddy` or `traefik`",
             ),
-            ("{attributes: [user]}".into(), "auth.attributes is a list; write for example `{user: header X-User}`".into()),
-            ("{attributes: {user: X-User}}".into(), format!("auth.attributes: user is `X-User`; {source}")),
-            ("{attributes: {user: header}}".into(), format!("auth.attributes: user is `header`; {source}")),
-            ("{attributes: {user: header X User}}".into(), format!("auth.attributes: user is `header X User`; {source}")),
-            ("{attributes: {user: 'header X:'}}".into(), format!("auth.attributes: user is `header X:`; {source}")),
-            ("{attributes: {user: []}}".into(), format!("auth.attributes: user is a list; {source}")),
+            (
+                "{attributes: [user]}".into(),
+                "slidegate.yaml:1: auth: invalid attributes (a list): must be keys and values",
+            ),
+            (
+                "{attributes: {user: X-User}}".into(),
+                "slidegate.yaml:1: auth: attributes: invalid user `X-User`: must be `header NAME`, `path NAME`, `client-address`, `client-address NAME` or `none`, for example `header X-User`",
+            ),
+            (
+                "{attributes: {user: header}}".into(),
+                "slidegate.yaml:1: auth: attributes: invalid user `header`: must be `header NAME`, `path NAME`, `client-address`, `client-address NAME` or `none`, for example `header X-User`",
+            ),
+            (
+                "{attributes: {user: header X User}}".into(),
+                "slidegate.yaml:1: auth: attributes: invalid user `header X User`: must be `header NAME`, `path NAME`, `client-address`, `client-address NAME` or `none`, for example `header X-User`",
+            ),
+            (
+                "{attributes: {user: 'header X:'}}".into(),
+                "slidegate.yaml:1: auth: attributes: invalid user `header X:`: must be `header NAME`, `path NAME`, `client-address`, `client-address NAME` or `none`, for example `header X-User`",
+            ),
+            (
+                "{attributes: {user: []}}".into(),
+                "slidegate.yaml:1: auth: attributes: invalid user (a list): must be `header NAME`, `path NAME`, `client-address`, `client-address NAME` or `none`, for example `header X-User`",
+            ),
             (
                 "{attributes: {ip: 'client-address X:'}}".into(),
-                "auth.attributes: ip is `client-address X:`; invalid client address source `X:`: must be `peer` \
-                 or a header name, for example `x-forwarded-for`"
-                    .into(),
+                "slidegate.yaml:1: auth: attributes: invalid ip `client-address X:`: invalid client address source `X:`: must be `peer` or a header name, for example `x-forwarded-for`",
             ),
-            ("{trusted_proxies: {}}".into(), format!("auth: trusted_proxies is a map; {trusted}")),
+            (
+                "{trusted_proxies: {}}".into(),
+                "slidegate.yaml:1: auth: invalid trusted_proxies (a map): must be a network, an address, `loopback` or `private`, for example `[loopback, 10.0.0.0/8]`, or a list of them",
+            ),
             (
                 "{trusted_proxies: 10.0.0/8}".into(),
-                "auth: trusted_proxies: invalid trusted proxy `10.0.0/8`: must be an address or a network, for example \
-                 `10.0.0.0/8`"
-                    .into(),
+                "slidegate.yaml:1: auth: invalid trusted_proxies `10.0.0/8`: must be a network, an address, `loopback` or `private`, for example `[loopback, 10.0.0.0/8]`",
             ),
             (
                 "{trusted_proxies: [loopback, 0.0.0.0/0]}".into(),
-                "auth: trusted_proxies has `0.0.0.0/0`, which lets every client choose its own address; name the proxies' \
-                 networks"
-                    .into(),
+                "slidegate.yaml:1: auth: invalid trusted_proxies `0.0.0.0/0`: must not contain every client, which could then choose its own address; name the networks of the proxies",
             ),
             (
                 "{proxies: [edge]}".into(),
-                "auth: proxies is a list; write names and what each sends, for example `proxies: {edge: {preset: traefik}}`"
-                    .into(),
+                "slidegate.yaml:1: auth: invalid proxies (a list): must be keys and values",
             ),
             (
                 "{proxies: {a/b: {preset: nginx}}}".into(),
-                "proxy `a/b`: the name is part of a path; give 1 to 64 of `A-Z a-z 0-9 _ . -`".into(),
+                "slidegate.yaml:1: auth: proxies: invalid key `a/b`: must be 1 to 64 of the characters A-Z a-z 0-9 _ . -, for example `per-user`",
             ),
             (
                 "{proxies: {edge: {attributes: {user: none}}}}".into(),
-                "proxy `edge`: preset is missing; write what it sends, for example `preset: nginx`".into(),
+                "slidegate.yaml:1: auth: proxies: edge: missing preset: must be `nginx`, `caddy` or `traefik`",
             ),
             (
                 "{proxies: {edge: {preset: nginx, attributes: {user: 5}}}}".into(),
-                format!("proxy `edge`: attributes: user is 5; {source}"),
+                "slidegate.yaml:1: auth: proxies: edge: attributes: invalid user `5`: must be `header NAME`, `path NAME`, `client-address`, `client-address NAME` or `none`, for example `header X-User`",
             ),
-        ] as [(String, String); 17] {
-            assert_eq!(error(&format!("auth: {text}{POLICY}")), format!("slidegate.yaml:1: {expected}"), "{text}");
+        ] as [(&str, &str); 17]
+        {
+            assert_eq!(error(&format!("auth: {text}{POLICY}")), expected);
         }
         let text = "auth:\n  attributes:\n    user: X-User\n    ip: header\n";
         let lines: Vec<_> =
@@ -428,8 +417,5 @@ mod tests {
             "ip: client",
         ];
         assert_eq!(told(&config, "edge"), edge);
-        for key in super::KEYS {
-            assert!(text.contains(&format!("  {key}:")), "{key} is not in the example");
-        }
     }
 }

@@ -1,150 +1,128 @@
-//! `when:` which requests a policy concerns.
+//! `when:` which requests a policy limits.
 //!
-//! A plain text is equality and nothing else: `*` and `?` in it are an error that asks which was meant, and a condition
-//! that can never hold is one too.
+//! A plain text means equality. `*` or `?` in it is an error that asks for the intent, and so is a
+//! condition that can never hold.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use schemars::JsonSchema;
+use serde::Deserialize;
 use slidegate::Match;
 
-use super::file::{Node, Shown, Value};
+use super::Findings;
+use super::check::Section;
 use super::policy::Scope;
-use super::section::{Section, flag, list, text, wrong};
-use super::{Findings, foreign, resolve};
+use super::values::{List, Scalar};
+use super::yaml::{Shown, quoted};
 
-/// The kinds of conditions, as they are written.
-const KINDS: [&str; 6] = ["equals", "one_of", "prefix", "glob", "in", "present"];
+/// A value, several values, or a test.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub(super) enum Condition {
+    Plain(List<Scalar>),
+    Test(Test),
+}
 
-/// Reads every condition of a policy.
-pub(super) fn conditions(
-    policy: &Section<'_>,
+/// A test of an attribute's value: exactly one of these.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(extend("minProperties" = 1, "maxProperties" = 1, "x-example" = "prefix: /api/"))]
+pub(super) struct Test {
+    /// Exactly this value, whatever it contains.
+    equals: Option<Scalar>,
+    /// Any of these values.
+    one_of: Option<List<Scalar>>,
+    /// Values that begin like this.
+    prefix: Option<String>,
+    /// Values of this shape: `*` is any bytes, `?` is one byte.
+    glob: Option<String>,
+    /// Addresses in any of these networks.
+    r#in: Option<List<String>>,
+    /// Whether the request has the attribute.
+    present: Option<bool>,
+}
+
+/// The conditions of a policy; those that are invalid are reported.
+pub(super) fn matches(
+    when: &BTreeMap<String, Condition>,
     scope: &Scope<'_>,
+    policy: &Section<'_>,
     findings: &mut Findings,
 ) -> Vec<(String, Match)> {
-    let Some(when) = policy.get("when") else { return Vec::new() };
-    let Some(entries) = when.entries() else {
-        policy.find(when.line, wrong("when", when, "write for example `when: {path: /login}`"), findings);
-        return Vec::new();
-    };
-    let mut conditions = Vec::with_capacity(entries.len());
-    for entry in entries {
-        let attribute = Attribute { name: &entry.key, is_address: scope.is_address(&entry.key) };
-        let read = resolve::attribute_name(&entry.key).and_then(|_| condition(&entry.value, &attribute));
-        match read {
-            Ok(condition) if condition == Match::absent() && scope.attributes.contains(&entry.key) => {
-                let message = format!(
-                    "`{0}` must be absent and is in the scope, so no request is under this policy; take it out of one",
-                    entry.key
+    let Some(section) = policy.child("when") else { return Vec::new() };
+    let mut conditions = Vec::with_capacity(when.len());
+    // In the order of the file.
+    for entry in section.node.entries() {
+        let name = &entry.key;
+        let Some(condition) = when.get(name).filter(|_| !entry.value.has_rejected_child()) else { continue };
+        match build(name, scope.is_address(name), condition) {
+            Ok(condition) if condition == Match::absent() && scope.attributes.contains(name) => {
+                let message = format_args!(
+                    "invalid {name}: must be absent and is in the scope, so the policy limits no request; remove it \
+                     from `when` or from `scope`"
                 );
-                policy.find(entry.value.line, message, findings);
+                section.report(name, message, findings);
             }
-            Ok(condition) => conditions.push((entry.key.clone(), condition)),
-            Err(message) => policy.find(entry.value.line, format_args!("when: {message}"), findings),
+            Ok(condition) => conditions.push((name.clone(), condition)),
+            Err(message) => section.report(name, format_args!("invalid {name}{message}"), findings),
         }
     }
     conditions
 }
 
-/// What a condition is on.
-struct Attribute<'f> {
-    name: &'f str,
-    is_address: bool,
-}
-
-fn condition(node: &Node, attribute: &Attribute<'_>) -> Result<Match, String> {
-    match &node.value {
-        Value::Map(entries) => match entries.as_slice() {
-            [one] => of_kind(&one.key, &one.value, attribute),
-            _ => Err(format!(
-                "`{}` has {} conditions; give one of {}",
-                attribute.name,
-                entries.len(),
-                list(&KINDS)
-            )),
-        },
-        Value::List(nodes) => one_of(nodes, attribute, plain),
-        _ => plain(node, attribute).map(Match::equals),
-    }
-}
-
-fn of_kind(kind: &str, node: &Node, attribute: &Attribute<'_>) -> Result<Match, String> {
-    let name = attribute.name;
-    let way_out = format!("write for example `{name}: {{{kind}: /api/}}`");
-    match kind {
-        "equals" => exact(node, attribute).map(Match::equals),
-        "one_of" => one_of(node.one_or_many(), attribute, exact),
-        "present" => match flag("present", node) {
-            Ok(present) => Ok(if present { Match::present() } else { Match::absent() }),
-            Err(message) => Err(format!("`{name}`: {message}")),
-        },
-        "prefix" | "glob" if attribute.is_address => Err(format!(
-            "`{name}` is an address, which has no {kind}; write a network, for example `{name}: {{in: [10.0.0.0/8]}}`"
+/// # Errors
+/// What follows the attribute's name in an error.
+fn build(name: &str, is_address: bool, condition: &Condition) -> Result<Match, String> {
+    let text = |Scalar(text): &Scalar| match text.parse::<IpAddr>() {
+        Err(_) if is_address => Err(format!(
+            " `{}`: must be an IP address such as `192.0.2.1`, or `{{in: [10.0.0.0/8]}}`",
+            Shown(text)
         )),
-        "prefix" => text(name, node, &way_out).map(Match::prefix),
-        "glob" => {
-            let pattern = text(name, node, &way_out)?;
-            Match::glob(pattern).map_err(|error| format!("`{name}`: {error}"))
-        }
-        "in" if !attribute.is_address => Err(format!(
-            "`{name}` is not an address and so in no network; name it in `attributes: {{addresses: [{name}]}}`, or \
-             write `{{one_of: [...]}}`"
-        )),
-        "in" => {
-            let example = format!("write for example `{name}: {{in: [10.0.0.0/8]}}`");
-            let nodes = not_empty(node.one_or_many(), attribute)?;
-            let networks: Vec<_> =
-                nodes.iter().map(|node| text(name, node, &example)).collect::<Result<_, _>>()?;
-            Match::networks(networks).map_err(|error| format!("`{name}`: {error}"))
-        }
-        _ => Err(format!("`{name}` has the unknown condition `{}`; use {}", Shown(kind), list(&KINDS))),
-    }
-}
-
-fn one_of<'f>(
-    nodes: &'f [Node],
-    attribute: &Attribute<'_>,
-    read: fn(&'f Node, &Attribute<'_>) -> Result<&'f str, String>,
-) -> Result<Match, String> {
-    let nodes = not_empty(nodes, attribute)?;
-    nodes.iter().map(|node| read(node, attribute)).collect::<Result<Vec<_>, _>>().map(Match::one_of)
-}
-
-fn not_empty<'f>(nodes: &'f [Node], attribute: &Attribute<'_>) -> Result<&'f [Node], String> {
-    if nodes.is_empty() {
-        return Err(format!(
-            "`{0}` has an empty list, which nothing is in; write for example `{0}: [a, b]`",
-            attribute.name
-        ));
-    }
-    Ok(nodes)
-}
-
-/// A text that stands where it may have been meant as a pattern.
-fn plain<'f>(node: &'f Node, attribute: &Attribute<'_>) -> Result<&'f str, String> {
-    let value = exact(node, attribute)?;
-    if value.contains(['*', '?']) {
-        return Err(format!(
-            "`{0}` is {node}, and `*` and `?` stand for themselves here; write `{0}: {{equals: {1}}}` if that is meant, \
-             else `{0}: {{glob: {1}}}`",
-            attribute.name,
-            foreign::yaml(value)
-        ));
-    }
-    Ok(value)
-}
-
-/// A text as it is, and an address if the attribute is one.
-fn exact<'f>(node: &'f Node, attribute: &Attribute<'_>) -> Result<&'f str, String> {
-    let name = attribute.name;
-    let Some(value) = node.scalar() else {
-        return Err(format!("`{name}` is {node}; write a text, for example `{name}: login`"));
+        _ => Ok(text.clone()),
     };
-    if attribute.is_address && value.parse::<IpAddr>().is_err() {
-        return Err(format!(
-            "`{name}` is {node}, which is not an address; write one such as `192.0.2.1`, or `{{in: [10.0.0.0/8]}}`"
-        ));
+    let plain = |value: &Scalar| match text(value)? {
+        text if text.contains(['*', '?']) => Err(format!(
+            " `{}`: `*` and `?` stand for themselves here; write `{name}: {{glob: {1}}}` for a pattern, or `{name}: \
+             {{equals: {1}}}` for this very text",
+            Shown(&text),
+            quoted(&text)
+        )),
+        text => Ok(text),
+    };
+    let several = |values: &[Scalar], read: &dyn Fn(&Scalar) -> Result<String, String>| match values {
+        [] => Err(format!(": an empty list matches nothing; write for example `{name}: [a, b]`")),
+        values => values.iter().map(read).collect::<Result<Vec<_>, _>>().map(Match::one_of),
+    };
+    let network = "write a network, for example";
+    let Test { equals, one_of, prefix, glob, r#in, present } = match condition {
+        Condition::Plain(List::One(value)) => return plain(value).map(Match::equals),
+        Condition::Plain(List::Many(values)) => return several(values, &plain),
+        Condition::Test(test) => test,
+    };
+    if let Some(value) = equals {
+        text(value).map(Match::equals)
+    } else if let Some(values) = one_of {
+        several(values.as_slice(), &text)
+    } else if let Some(present) = present {
+        Ok(if *present { Match::present() } else { Match::absent() })
+    } else if is_address && (prefix.is_some() || glob.is_some()) {
+        Err(format!(": an address has no prefix or pattern; {network} `{name}: {{in: [10.0.0.0/8]}}`"))
+    } else if let Some(prefix) = prefix {
+        Ok(Match::prefix(prefix))
+    } else if let Some(pattern) = glob {
+        Match::glob(pattern).map_err(|error| format!(": {error}"))
+    } else if !is_address {
+        Err(format!(
+            ": not an address, so it is in no network; name it in `attributes: {{addresses: [{name}]}}`, or write \
+             `{{one_of: [...]}}`"
+        ))
+    } else {
+        match r#in.as_ref().map(List::as_slice).unwrap_or_default() {
+            [] => Err(format!(": an empty list matches nothing; {network} `{name}: {{in: [10.0.0.0/8]}}`")),
+            networks => Match::networks(networks).map_err(|error| format!(": {error}")),
+        }
     }
-    Ok(value)
 }
 
 #[cfg(test)]
@@ -186,58 +164,72 @@ mod tests {
     /// What cannot hold, or may mean two things, is found before it is silently never true.
     #[test]
     fn what_is_not_clear_is_asked_back() {
-        let kinds = "`equals`, `one_of`, `prefix`, `glob`, `in`, `present`";
-        let not_address = "which is not an address; write one such as `192.0.2.1`, or `{in: [10.0.0.0/8]}`";
         for (when, expected) in [
             (
                 "path: /api/*",
-                "`path` is `/api/*`, and `*` and `?` stand for themselves here; write `path: {equals: \"/api/*\"}` if that \
-                 is meant, else `path: {glob: \"/api/*\"}`"
-                    .to_owned(),
+                "when: invalid path `/api/*`: `*` and `?` stand for themselves here; write `path: {glob: \"/api/*\"}` for a pattern, or `path: {equals: \"/api/*\"}` for this very text",
             ),
             (
                 "path: [/a, '/b?']",
-                "`path` is `/b?`, and `*` and `?` stand for themselves here; write `path: {equals: \"/b?\"}` if that is \
-                 meant, else `path: {glob: \"/b?\"}`"
-                    .to_owned(),
+                "when: invalid path `/b?`: `*` and `?` stand for themselves here; write `path: {glob: \"/b?\"}` for a pattern, or `path: {equals: \"/b?\"}` for this very text",
             ),
-            ("path: {prefix: /a, glob: /b}", format!("`path` has 2 conditions; give one of {kinds}")),
-            ("path: {}", format!("`path` has 0 conditions; give one of {kinds}")),
-            ("path: {regex: /a}", format!("`path` has the unknown condition `regex`; use {kinds}")),
-            ("path: []", "`path` has an empty list, which nothing is in; write for example `path: [a, b]`".into()),
-            ("path: ", "`path` is empty; write a text, for example `path: login`".into()),
-            ("path: {prefix: }", "path is empty; write for example `path: {prefix: /api/}`".into()),
-            ("path: {present: yes}", "`path`: present is `yes`; write `true` or `false`".into()),
+            (
+                "path: {prefix: /a, glob: /b}",
+                "when: invalid path (a map): must be exactly one of `equals`, `glob`, `in`, `one_of`, `prefix` or `present`",
+            ),
+            (
+                "path: {}",
+                "when: invalid path (a map): must be exactly one of `equals`, `glob`, `in`, `one_of`, `prefix` or `present`",
+            ),
+            (
+                "path: {regex: /a}",
+                "when: path: unknown key `regex`: must be `equals`, `glob`, `in`, `one_of`, `prefix` or `present`",
+            ),
+            (
+                "path: []",
+                "when: invalid path: an empty list matches nothing; write for example `path: [a, b]`",
+            ),
+            (
+                "path: ",
+                "when: invalid path (empty): must be a text, or a list of them, or exactly one of `equals`, `glob`, `in`, `one_of`, `prefix` or `present`",
+            ),
+            ("path: {prefix: }", "when: path: invalid prefix (empty): must be a text"),
+            ("path: {present: yes}", "when: path: invalid present `yes`: must be `true` or `false`"),
             (
                 "path: {glob: 'a\\'}",
-                "`path`: invalid pattern `a\\`: ends in an unpaired backslash; write `\\\\` for a backslash".into(),
+                "when: invalid path: invalid pattern `a\\`: ends in an unpaired backslash; write `\\\\` for a backslash",
             ),
-            ("ip: localhost", format!("`ip` is `localhost`, {not_address}")),
-            ("ip: 10.0.0.0/8", format!("`ip` is `10.0.0.0/8`, {not_address}")),
+            (
+                "ip: localhost",
+                "when: invalid ip `localhost`: must be an IP address such as `192.0.2.1`, or `{in: [10.0.0.0/8]}`",
+            ),
+            (
+                "ip: 10.0.0.0/8",
+                "when: invalid ip `10.0.0.0/8`: must be an IP address such as `192.0.2.1`, or `{in: [10.0.0.0/8]}`",
+            ),
             (
                 "ip: {prefix: '10.'}",
-                "`ip` is an address, which has no prefix; write a network, for example `ip: {in: [10.0.0.0/8]}`".into(),
+                "when: invalid ip: an address has no prefix or pattern; write a network, for example `ip: {in: [10.0.0.0/8]}`",
             ),
             (
                 "ip: {in: [10.0.0/8]}",
-                "`ip`: invalid network `10.0.0/8`: must be a network or an address, for example `10.0.0.0/8` or `2001:db8::/32`".into(),
+                "when: invalid ip: invalid network `10.0.0/8`: must be a network or an address, for example `10.0.0.0/8` or `2001:db8::/32`",
             ),
             (
                 "host: {in: [10.0.0.0/8]}",
-                "`host` is not an address and so in no network; name it in `attributes: {addresses: [host]}`, or write \
-                 `{one_of: [...]}`"
-                    .into(),
+                "when: invalid host: not an address, so it is in no network; name it in `attributes: {addresses: [host]}`, or write `{one_of: [...]}`",
             ),
         ] {
-            assert_eq!(policy_error(&format!("quota: 1/1s, when: {{{when}}}")), format!("when: {expected}"), "{when}");
+            assert_eq!(policy_error(&format!("quota: 1/1s, when: {{{when}}}")), expected);
         }
         assert_eq!(
             policy_error("quota: 1/1s, when: /login"),
-            "when is `/login`; write for example `when: {path: /login}`"
+            "invalid when `/login`: must be keys and values"
         );
         assert_eq!(
             policy_error("quota: 1/1s, scope: user, when: {user: {present: false}}"),
-            "`user` must be absent and is in the scope, so no request is under this policy; take it out of one"
+            "when: invalid user: must be absent and is in the scope, so the policy limits no request; remove it from `when` or \
+             from `scope`"
         );
     }
 
@@ -247,8 +239,8 @@ mod tests {
         let text = "policies:\n  - name: p\n    quota: 1/1s\n    when:\n      path: /a\n      ip:\n        - 10.0.0.1\n        - x\n";
         assert_eq!(
             error(text),
-            "slidegate.yaml:7: policy `p`: when: `ip` is `x`, which is not an address; write one such as `192.0.2.1`, or \
-             `{in: [10.0.0.0/8]}`"
+            "slidegate.yaml:7: policy `p`: when: invalid ip `x`: must be an IP address such as `192.0.2.1`, or `{in: \
+             [10.0.0.0/8]}`"
         );
     }
 }

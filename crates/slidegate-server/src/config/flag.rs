@@ -1,8 +1,11 @@
 //! A policy in one line: `100/1m per user using token-bucket named api`, as `--policy` takes it.
 
-use slidegate::{Policy, PolicySet, Quota};
+use slidegate::{Algorithm, Policy, PolicySet, Quota};
 
-use super::{ConfigErrors, resolve};
+use super::ConfigErrors;
+use super::quota::QuotaSpec;
+use super::sections::TAKEN;
+use super::values::{AttributeName, Parsed, Text, safe_name};
 use crate::policy_names::is_inline;
 
 /// Reads `QUOTA [per ATTRIBUTE[,ATTRIBUTE...]] [using ALGORITHM] [named NAME]`, the last two in either order.
@@ -23,15 +26,17 @@ pub(crate) fn policy_from_text(text: &str) -> Result<Policy, String> {
             _ => break,
         };
         if place.replace(*value).is_some() {
-            return Err(failed(format!("`{keyword}` stands twice; keep one")));
+            return Err(failed(format!("contains `{keyword}` twice; keep one")));
         }
         words.truncate(words.len() - 2);
     }
     let (quota, scope) = quota_and_scope(&words.join(" ")).map_err(failed)?;
-    let quota = match algorithm {
-        Some(name) => quota.with_algorithm(resolve::algorithm(name).map_err(failed)?),
-        None => quota,
-    };
+    let algorithm = algorithm.map(|name| {
+        let invalid = |reason| format!("invalid algorithm `{name}`: {reason}");
+        Algorithm::parse_or_expected(name).map(Parsed).map_err(|reason| failed(invalid(reason)))
+    });
+    let spec = QuotaSpec { algorithm: algorithm.transpose()?, ..QuotaSpec::text(quota) };
+    let quota = spec.quota().map_err(|mut mistakes| failed(mistakes.remove(0).1))?;
     let name = name.map_or_else(|| default_name(&scope), str::to_owned);
     let policy = Policy::new(name, quota).map_err(|error| failed(error.to_string()))?;
     Ok(policy.scope(scope))
@@ -51,23 +56,20 @@ fn quota_and_scope(text: &str) -> Result<(Quota, Vec<String>), String> {
     };
     let mut scope: Vec<String> = Vec::new();
     for attribute in attributes.split(',') {
-        let attribute = resolve::attribute_name(attribute.trim())?;
-        if scope.contains(&attribute) {
-            return Err(format!("`{attribute}` stands twice; keep one"));
+        let attribute = attribute.trim();
+        let name = AttributeName::parse_or_expected(attribute)
+            .map_err(|reason| format!("invalid scope `{attribute}`: {reason}"))?
+            .0;
+        if scope.contains(&name) {
+            return Err(format!("invalid scope: contains `{name}` twice; keep one"));
         }
-        scope.push(attribute);
+        scope.push(name);
     }
     Ok((quota, scope))
 }
 
 fn default_name(scope: &[String]) -> String {
     if scope.is_empty() { "everyone".to_owned() } else { safe_name(&format!("per-{}", scope.join("-"))) }
-}
-
-/// A text made into the name of a policy.
-pub(super) fn safe_name(text: &str) -> String {
-    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
-    text.chars().map(|c| if allowed(c) { c } else { '-' }).take(Policy::MAX_NAME).collect()
 }
 
 /// The policies of texts, behind those that there are.
@@ -77,11 +79,11 @@ pub(super) fn add(policies: Option<&PolicySet>, texts: &[String]) -> Result<Poli
     for text in texts {
         match policy_from_text(text) {
             Ok(policy) if all.iter().any(|other| other.name() == policy.name()) => errors.push(format!(
-                "--policy `{text}`: there is a policy `{0}` already; give this one a name, for example `{text} named {0}-2`",
+                "--policy `{text}`: the name `{0}` is used by another policy; choose another, for example `{text} named {0}-2`",
                 policy.name()
             )),
             Ok(policy) if is_inline(policy.name()) => {
-                errors.push(format!("--policy `{text}`: {}", resolve::TAKEN));
+                errors.push(format!("--policy `{text}`: invalid name `{}`: {TAKEN}", policy.name()));
             }
             Ok(policy) => all.push(policy),
             Err(message) => errors.push(message),
@@ -129,24 +131,36 @@ mod tests {
     /// A flag has no line number; the text itself has to do.
     #[test]
     fn a_wrong_text_is_repeated_with_the_way_out() {
-        let units = "use ms, s, m, h, d or w, for example `30s`";
-        let no_attribute = "is not the name of an attribute: 1 to 128 bytes without spaces, commas and brackets; write \
-                            several as a list, for example `[user, path]`";
         for (text, expected) in [
-            ("", "invalid quota ``: no window; write `limit/window`, for example `100/1m`".to_owned()),
-            ("per user", "invalid quota `per user`: no window; write `limit/window`, for example `100/1m`".into()),
-            ("100 per user", format!("invalid window `user`: unknown unit `user`; {units}")),
-            ("100/1m per", format!("invalid window `1m per`: unknown unit `per`; {units}")),
-            ("100/1m per a,,b", format!("`` {no_attribute}")),
-            ("100/1m per a, a", "`a` stands twice; keep one".into()),
-            ("100/1m using gcra", "algorithm is `gcra`; here it is `token-bucket`".into()),
-            ("100/1m named a named b", "`named` stands twice; keep one".into()),
+            ("", "--policy ``: invalid quota ``: no window; write `limit/window`, for example `100/1m`"),
+            (
+                "per user",
+                "--policy `per user`: invalid quota `per user`: no window; write `limit/window`, for example `100/1m`",
+            ),
+            (
+                "100 per user",
+                "--policy `100 per user`: invalid window `user`: unknown unit `user`; use ms, s, m, h, d or w, for example `30s`",
+            ),
+            (
+                "100/1m per",
+                "--policy `100/1m per`: invalid window `1m per`: unknown unit `per`; use ms, s, m, h, d or w, for example `30s`",
+            ),
+            (
+                "100/1m per a,,b",
+                "--policy `100/1m per a,,b`: invalid scope ``: must be the name of an attribute, 1 to 128 bytes without spaces, commas and brackets; write several as a list, for example `[user, path]`",
+            ),
+            ("100/1m per a, a", "--policy `100/1m per a, a`: invalid scope: contains `a` twice; keep one"),
+            (
+                "100/1m using gcra",
+                "--policy `100/1m using gcra`: invalid algorithm `gcra`: must be `sliding-log`, `sliding-window`, `fixed-window` or `token-bucket`; did you mean `token-bucket`?",
+            ),
+            ("100/1m named a named b", "--policy `100/1m named a named b`: contains `named` twice; keep one"),
             (
                 "100/1m named a!",
-                "invalid policy name `a!`: must be 1 to 64 of the characters A-Z a-z 0-9 _ . -, for example `per-user`".into(),
+                "--policy `100/1m named a!`: invalid policy name `a!`: must be 1 to 64 of the characters A-Z a-z 0-9 _ . -, for example `per-user`",
             ),
         ] {
-            assert_eq!(policy_from_text(text).unwrap_err(), format!("--policy `{text}`: {expected}"));
+            assert_eq!(policy_from_text(text).unwrap_err(), expected);
         }
     }
 
@@ -155,7 +169,7 @@ mod tests {
     fn two_policies_of_one_name_ask_for_another() {
         assert_eq!(
             added(&["10/s per ip", "100/1h per ip", "x"]).unwrap_err(),
-            "--policy `100/1h per ip`: there is a policy `per-ip` already; give this one a name, for example `100/1h per ip \
+            "--policy `100/1h per ip`: the name `per-ip` is used by another policy; choose another, for example `100/1h per ip \
              named per-ip-2`\n--policy `x`: invalid quota `x`: no window; write `limit/window`, for example `100/1m`"
         );
         let config = added(&["10/s per ip", "100/1h per ip named per-ip-2"]).unwrap();
@@ -178,7 +192,7 @@ mod tests {
         assert_eq!(both.policies.iter().len(), 2);
         assert_eq!(
             same.to_string(),
-            "--policy `5/1m per ip`: there is a policy `per-ip` already; give this one a name, for example `5/1m per ip \
+            "--policy `5/1m per ip`: the name `per-ip` is used by another policy; choose another, for example `5/1m per ip \
              named per-ip-2`"
         );
     }

@@ -1,97 +1,48 @@
-//! Words of other limiters: recognised to say what they are called here, never read as if they were ours.
+//! Keys and files of other limiters: recognised, to say what they are called here, and never read as ours.
 //!
-//! A guess would start a limiter that limits something else: the same word is a count to one and a rate to another,
-//! the same number seconds to one and milliseconds to another.
+//! A guess could limit something else than was meant: the same word is a count to one limiter and a
+//! rate to another, and the same number seconds to one and milliseconds to another.
 
 use slidegate::{Algorithm, Quota};
 
-use super::file::{Entry, Node, Shown, Value};
-use super::resolve::MINIMAL;
-use super::section::whole;
+use super::sections::MINIMAL;
+use super::values::safe_name;
+use super::yaml::{Entry, Node, Shown, Value, quoted};
 
-/// What others call a key, what it is here, and how that is written.
-const KEYS: [(&[&str], &str, &str); 20] = [
-    (
-        &[
-            "max_requests",
-            "requests_per_unit",
-            "max",
-            "count",
-            "requests",
-            "points",
-            "tokens",
-            "threshold",
-            "max_hits",
-        ],
-        "limit",
-        "limit: 100",
-    ),
-    (
-        &[
-            "window_size",
-            "window_ms",
-            "window_seconds",
-            "period",
-            "per",
-            "interval",
-            "duration",
-            "unit",
-            "time_window",
-        ],
-        "window",
-        "window: 60s",
-    ),
-    (&["capacity", "max_burst", "burst_size", "bucket_size"], "burst", "burst: 20"),
-    (&["dry_run", "shadow", "shadow_mode", "report_only"], "mode", "mode: shadow"),
-    (
-        &[
-            "key",
-            "keys",
-            "by",
-            "descriptor",
-            "descriptors",
-            "group_by",
-            "partition_by",
-            "dimensions",
-            "variables",
-        ],
-        "scope",
-        "scope: [user]",
-    ),
-    (&["rate", "rate_limit"], "quota", "quota: 100/1m"),
-    (&["algo", "use_algo", "strategy", "type"], "algorithm", "algorithm: sliding-log"),
-    (&["match", "matches", "if", "condition", "conditions", "filter"], "when", "when: {path: /login}"),
-    (&["id", "identifier"], "name", "name: per-user"),
-    (&["identifier", "value", "id"], "key", "key: alice"),
-    (&["exceptions", "override"], "overrides", "overrides: {alice: 1000}"),
-    (&["limits", "rules", "rate_limits", "ratelimits", "policy"], "policies", MINIMAL),
-    (&["listen", "port", "bind", "shutdown_grace"], "server", "server: {listen: 127.0.0.1:7979}"),
-    (&["host", "port", "bind", "address"], "listen", "listen: 127.0.0.1:7979"),
-    (&["url", "uri", "host", "address", "redis_url"], "redis", "redis: redis://127.0.0.1:6379"),
-    (&["timeout", "timeout_ms", "command_timeout"], "deadline", "deadline: 50ms"),
-    (
-        &[
-            "fail_open",
-            "fail_closed",
-            "failure_mode",
-            "failure_mode_deny",
-            "on_error",
-            "on_backend_error",
-            "fallback",
-        ],
-        "on_store_error",
-        "on_store_error: local",
-    ),
-    (&["max_keys", "memory", "redis", "redis_url"], "store", "store: {memory: {max_keys: 1000000}}"),
-    (&["max_size", "max_entries", "size"], "max_keys", "max_keys: 1000000"),
-    (&["ip", "ips", "address"], "addresses", "addresses: [ip]"),
-];
+/// Our key, an example, and what others call it.
+const KEYS: &str = "
+limit: 100 | max_requests requests_per_unit max count requests points tokens threshold max_hits
+window: 60s | window_size window_ms window_seconds period per interval duration unit time_window
+burst: 20 | capacity max_burst burst_size bucket_size
+mode: shadow | dry_run shadow shadow_mode report_only
+scope: [user] | key keys by descriptor descriptors group_by partition_by dimensions variables
+quota: 100/1m | rate rate_limit
+algorithm: sliding-log | algo use_algo strategy type
+when: {path: /login} | match matches if condition conditions filter
+name: per-user | id identifier
+key: alice | identifier value id
+overrides: {alice: 1000} | exceptions override
+policies: [{name: per-user, scope: [user], limit: 100, window: 60s}] | limits rules rate_limits ratelimits policy
+server: {listen: 127.0.0.1:7979} | listen port bind shutdown_grace
+listen: 127.0.0.1:7979 | host port bind address
+redis: redis://127.0.0.1:6379 | url uri host address redis_url
+deadline: 50ms | timeout timeout_ms command_timeout
+on_store_error: local | fail_open fail_closed failure_mode failure_mode_deny on_error on_backend_error fallback
+store: {memory: {max_keys: 1000000}} | max_keys memory redis redis_url
+max_keys: 1000000 | max_size max_entries size
+addresses: [ip] | ip ips address
+";
 
-/// The key of ours that an unknown one is the word for, and the way out.
-pub(super) fn key(theirs: &str, known: &[&'static str]) -> Option<(&'static str, String)> {
+/// Our key for one of another limiter, and an example.
+pub(super) fn key<'k>(theirs: &str, known: &[&'k str]) -> Option<(&'k str, &'static str)> {
     let theirs = plain(theirs);
-    let meant = KEYS.iter().find(|(words, ours, _)| known.contains(ours) && words.contains(&theirs.as_str()));
-    meant.map(|(_, ours, example)| (*ours, format!("here it is `{ours}`, for example `{example}`")))
+    let meant = |line: &'static str| {
+        let (example, words) = line.split_once(" | ")?;
+        let ours = known.iter().find(|ours| example.split(':').next() == Some(ours))?;
+        let is_meant = words.split(' ').any(|word| word == theirs);
+        is_meant.then_some((*ours, example))
+    };
+    KEYS.lines().find_map(meant)
 }
 
 /// Our algorithm of another name.
@@ -126,8 +77,8 @@ fn rate_limiter(root: &Node) -> Option<(u64, String)> {
         return None;
     }
     let [algorithm, window, limit] = parts.map(|part| part.map(|entry| &entry.value));
-    let what = format!("`{}` is in the words of another limiter", Shown(&limiter.key));
-    let limit = limit.and_then(|node| whole("limit", node, "").ok());
+    let what = format!("`{}` belongs to another limiter", Shown(&limiter.key));
+    let limit = limit.and_then(|node| node.whole());
     let Some((limit, window)) = limit.zip(window.and_then(Span::of)) else {
         return Some((limiter.line, format!("{what}; write for example `{MINIMAL}`")));
     };
@@ -154,9 +105,9 @@ impl Span {
     fn of(node: &Node) -> Option<Self> {
         let valid = |text: &str| Quota::parse_window(text).is_ok();
         if let Value::Text(text) = &node.value {
-            return valid(text).then(|| Self { text: yaml(text), assumed: None });
+            return valid(text).then(|| Self { text: quoted(text), assumed: None });
         }
-        let number = whole("window", node, "").ok()?;
+        let number = node.whole()?;
         // Most say seconds. What would be years is milliseconds.
         let units = [("s", "seconds"), ("ms", "milliseconds")];
         let spans = units.map(|(unit, word)| Self { text: format!("{number}{unit}"), assumed: Some(word) });
@@ -168,7 +119,7 @@ impl Span {
 fn envoy(root: &Node) -> Option<(u64, String)> {
     let domain = entry(root, &["domain"])?;
     let descriptors = entry(root, &["descriptors"])?;
-    let what = "this is a file of envoyproxy/ratelimit, whose folder `--envoy-config` reads";
+    let what = "this is a file of envoyproxy/ratelimit; give its folder as `--envoy-config`";
     let Some(policy) = first_limit(&descriptors.value, &mut Vec::new()) else {
         return Some((domain.line, format!("{what}; write for example `{MINIMAL}`")));
     };
@@ -192,7 +143,7 @@ fn first_limit<'f>(descriptors: &'f Node, path: &mut Vec<(&'f str, Option<&'f st
 
 /// A descriptor with a value is a condition, one without is counted by, one with a pattern is both.
 fn as_policy(limit: &Node, path: &[(&str, Option<&str>)], shadow: bool) -> Option<String> {
-    let per_unit = whole("limit", limit.get("requests_per_unit")?, "").ok()?;
+    let per_unit = limit.get("requests_per_unit")?.whole()?;
     let window = match plain(limit.get("unit")?.scalar()?).as_str() {
         "second" => "1s",
         "minute" => "1m",
@@ -205,18 +156,18 @@ fn as_policy(limit: &Node, path: &[(&str, Option<&str>)], shadow: bool) -> Optio
     };
     let is_pattern = |value: &str| value.contains('*');
     let name = path.iter().map(|(key, _)| *key).collect::<Vec<_>>().join("-");
-    let conditions: Vec<_> = path.iter().filter_map(|(key, value)| Some((yaml(key), (*value)?))).collect();
+    let conditions: Vec<_> = path.iter().filter_map(|(key, value)| Some((quoted(key), (*value)?))).collect();
     let conditions = conditions.iter().map(|(key, value)| match value {
         value if is_pattern(value) => {
-            format!("{key}: {{glob: {}}}", yaml(&value.replace('\\', "\\\\").replace('?', "\\?")))
+            format!("{key}: {{glob: {}}}", quoted(&value.replace('\\', "\\\\").replace('?', "\\?")))
         }
-        value if value.contains('?') => format!("{key}: {{equals: {}}}", yaml(value)),
-        value => format!("{key}: {}", yaml(value)),
+        value if value.contains('?') => format!("{key}: {{equals: {}}}", quoted(value)),
+        value => format!("{key}: {}", quoted(value)),
     });
     let conditions = conditions.collect::<Vec<_>>().join(", ");
     let counted = path.iter().filter(|(_, value)| value.is_none_or(is_pattern));
-    let scope = counted.map(|(key, _)| yaml(key)).collect::<Vec<_>>().join(", ");
-    let mut parts = vec![format!("name: {}", super::flag::safe_name(&name))];
+    let scope = counted.map(|(key, _)| quoted(key)).collect::<Vec<_>>().join(", ");
+    let mut parts = vec![format!("name: {}", safe_name(&name))];
     parts.extend((!conditions.is_empty()).then(|| format!("when: {{{conditions}}}")));
     parts.extend((!scope.is_empty()).then(|| format!("scope: [{scope}]")));
     parts.push(format!("limit: {per_unit}, window: {window}, algorithm: fixed-window"));
@@ -225,23 +176,12 @@ fn as_policy(limit: &Node, path: &[(&str, Option<&str>)], shadow: bool) -> Optio
 }
 
 fn entry<'f>(node: &'f Node, names: &[&str]) -> Option<&'f Entry> {
-    node.entries()?.iter().find(|entry| names.contains(&plain(&entry.key).as_str()))
+    node.entries().iter().find(|entry| names.contains(&plain(&entry.key).as_str()))
 }
 
 /// A word without what its spellings differ by.
 fn plain(word: &str) -> String {
     word.to_lowercase().replace(['-', ' '], "_")
-}
-
-/// A text as it can be pasted into a list or map in brackets.
-pub(super) fn yaml(text: &str) -> String {
-    let harmless = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '/' | '-');
-    let is_text =
-        text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '/') && text.chars().all(harmless);
-    let is_word =
-        ["true", "false", "null", "yes", "no", "on", "off", "y", "n"].contains(&text.to_lowercase().as_str());
-    // JSON's quoted text is YAML's.
-    if is_text && !is_word { text.to_owned() } else { serde_json::Value::from(text).to_string() }
 }
 
 #[cfg(test)]
@@ -267,7 +207,7 @@ mod tests {
         let said = error(&file("sliding-window-log", "60"));
         assert_eq!(
             said,
-            "slidegate.yaml:3: `rate-limiter` is in the words of another limiter; write `policies: [{name: per-user, scope: \
+            "slidegate.yaml:3: `rate-limiter` belongs to another limiter; write `policies: [{name: per-user, scope: \
              [user], limit: 100, window: 60s, algorithm: sliding-log}]`; its window names no unit and is taken for seconds: \
              check that, and what it counts by"
         );
@@ -296,7 +236,7 @@ mod tests {
         );
         assert_eq!(
             error("rate-limiter: {max-requests: lots}\n"),
-            "slidegate.yaml:1: `rate-limiter` is in the words of another limiter; write for example `policies: [{name: \
+            "slidegate.yaml:1: `rate-limiter` belongs to another limiter; write for example `policies: [{name: \
              per-user, scope: [user], limit: 100, window: 60s}]`"
         );
     }
@@ -322,7 +262,7 @@ descriptors:
         let said = error(text);
         assert_eq!(
             said,
-            "slidegate.yaml:2: this is a file of envoyproxy/ratelimit, whose folder `--envoy-config` reads; as a \
+            "slidegate.yaml:2: this is a file of envoyproxy/ratelimit; give its folder as `--envoy-config`; as a \
              policy, its first limit would be `policies: [{name: database-source-cluster-remote_address, when: {database: default, source_cluster: {equals: \
              \"eu?\"}}, scope: [remote_address], limit: 500, window: 1m, algorithm: fixed-window, mode: shadow}]`"
                 .replace("source_cluster:", "\"source cluster\":")
@@ -335,7 +275,7 @@ descriptors:
         );
         assert_eq!(
             error("domain: a\ndescriptors: []\n"),
-            "slidegate.yaml:1: this is a file of envoyproxy/ratelimit, whose folder `--envoy-config` reads; write for example \
+            "slidegate.yaml:1: this is a file of envoyproxy/ratelimit; give its folder as `--envoy-config`; write for example \
              `policies: [{name: per-user, scope: [user], limit: 100, window: 60s}]`"
         );
     }
@@ -366,16 +306,16 @@ descriptors:
             let text =
                 format!("policies:\n  - {{name: p, quota: 1/1s, algorithm: token-bucket, {theirs}: x}}\n");
             let expected = format!(
-                "slidegate.yaml:2: policy `p`: unknown key `{theirs}`; here it is `{ours}`, for example `{ours}: "
+                "slidegate.yaml:2: policy `p`: unknown key `{theirs}`: use `{ours}`, for example `{ours}: "
             );
             assert!(error(&text).starts_with(&expected), "{theirs}");
         }
         assert_eq!(
             errors("policies:\n  - name: p\n    requests_per_unit: 5\n    unit: minute\n    dry_run: true\n"),
             [
-                "slidegate.yaml:3: policy `p`: unknown key `requests_per_unit`; here it is `limit`, for example `limit: 100`",
-                "slidegate.yaml:4: policy `p`: unknown key `unit`; here it is `window`, for example `window: 60s`",
-                "slidegate.yaml:5: policy `p`: unknown key `dry_run`; here it is `mode`, for example `mode: shadow`",
+                "slidegate.yaml:3: policy `p`: unknown key `requests_per_unit`: use `limit`, for example `limit: 100`",
+                "slidegate.yaml:4: policy `p`: unknown key `unit`: use `window`, for example `window: 60s`",
+                "slidegate.yaml:5: policy `p`: unknown key `dry_run`: use `mode`, for example `mode: shadow`",
             ]
         );
     }

@@ -1,109 +1,97 @@
-//! The gRPC door: `grpc:` of the file, made into where it listens and whom it trusts.
+//! `grpc:` where Envoy's rate-limit service listens, and whom it trusts.
 //!
-//! Files of certificates are named here and read by the door, which reads them again when they change.
+//! Certificate files are only named here. The listener reads them, and again when they change.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::Duration;
 
-use slidegate::{Quota, parse_window};
+use schemars::JsonSchema;
+use serde::Deserialize;
+pub(crate) use slidegate_envoy::GrpcSettings as Grpc;
+use slidegate_envoy::GrpcTls;
 
-use super::file::Node;
-use super::section::{Section, flag, text, wrong};
-use super::{Findings, Outside};
+use super::Findings;
+use super::check::Section;
+use super::environment::Outside;
+use super::values::{Parsed, Span};
 
-/// Every key of `grpc`.
-pub(super) const KEYS: [&str; 9] = [
-    "listen",
-    "socket",
-    "cert_file",
-    "key_file",
-    "client_ca_file",
-    "client_name",
-    "max_connection_age",
-    "response_headers",
-    "health_follows_store",
-];
-/// The shortest age: below it a proxy would do little else than connect.
-const SHORTEST_AGE: Duration = Duration::from_secs(1);
-/// What to write where nothing is.
-pub(super) const EXAMPLE: &str = "listen: 127.0.0.1:8081";
+/// Envoy's rate-limit service.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(extend("x-example" = "listen: 127.0.0.1:8081"))]
+pub(super) struct GrpcSection {
+    /// Address and port. `serve --grpc` wins over it.
+    listen: Option<Parsed<SocketAddr>>,
+    /// The path of a socket file, without TLS. One that nobody listens to is replaced.
+    socket: Option<PathBuf>,
+    /// The certificate to show, in PEM. Read again when it changes.
+    cert_file: Option<PathBuf>,
+    /// The key of `cert_file`, in PEM.
+    key_file: Option<PathBuf>,
+    /// Authorities; a client must show a certificate of one of them.
+    client_ca_file: Option<PathBuf>,
+    /// A DNS name that the client's certificate must be for.
+    client_name: Option<String>,
+    /// After this time a connection is asked to reconnect, so that new instances get their share.
+    max_connection_age: Option<Span<1000, 31_622_400_000>>,
+    /// Whether every answer carries the fields of `headers`. Without it, only a denial carries `retry-after`.
+    #[schemars(extend("default" = false))]
+    response_headers: Option<bool>,
+    /// Whether the health service says NOT_SERVING while a shared store is unreachable.
+    #[schemars(extend("default" = false))]
+    health_follows_store: Option<bool>,
+}
 
-pub(crate) use slidegate_envoy::{GrpcSettings as Grpc, GrpcTls};
-
-/// Reads the section. What is outside the file may say where to listen.
-pub(super) fn grpc(section: &Section<'_>, outside: &Outside, findings: &mut Findings) -> Grpc {
-    let is_served_elsewhere = outside.grpc.is_some() || outside.has_other_grpc;
-    const LISTEN: &str = "give an address and a port, for example `127.0.0.1:8081` or `[::]:8081`";
-    let listen = section.read("listen", findings, |node| {
-        text("listen", node, LISTEN)?.parse().map_err(|_| wrong("listen", node, LISTEN))
-    });
-    let socket = section.read("socket", findings, |node| path("socket", node, "/run/slidegate/grpc.sock"));
-    for key in KEYS {
-        let stands_alone =
-            !is_served_elsewhere && section.get("listen").is_none() && section.get("socket").is_none();
-        if let Some(node) = section.get(key).filter(|_| stands_alone && !section.is_misspelt("listen")) {
+impl GrpcSection {
+    /// The settings of the file and the command line, which may say where to listen.
+    pub(super) fn build(self, section: &Section<'_>, outside: &Outside, findings: &mut Findings) -> Grpc {
+        let is_served_elsewhere = outside.grpc.is_some() || outside.has_other_grpc;
+        let has_listener = section.has("listen") || section.has("socket");
+        if let Some(entry) = section.node.entries().first().filter(|_| !is_served_elsewhere && !has_listener)
+        {
             let message = format_args!(
-                "{key} stands without listen and socket; write for example `{EXAMPLE}`, or give `--grpc`"
+                "invalid {}: needs listen or socket; write for example `listen: 127.0.0.1:8081`, or give `--grpc`",
+                entry.key
             );
-            section.find(node.line, message, findings);
-            break;
+            section.report(&entry.key, message, findings);
+        }
+        for (key, other, why) in [
+            ("cert_file", "key_file", "give both"),
+            ("key_file", "cert_file", "give both"),
+            ("client_ca_file", "cert_file", "clients show certificates over TLS only, so give both"),
+            ("client_name", "client_ca_file", "only an authority makes a name trustworthy, so give both"),
+        ] {
+            section.report_alone(key, other, why, findings);
+        }
+        // Without any listener that was reported already.
+        if section.has("socket") && !is_served_elsewhere {
+            let why = "a socket file has no TLS, so give an address or leave it out";
+            section.report_alone("cert_file", "listen", why, findings);
+        }
+        let (client_ca_file, client_name) = (self.client_ca_file, self.client_name);
+        let pair = self.cert_file.zip(self.key_file);
+        Grpc {
+            listen: outside.grpc.or(self.listen.map(|listen| listen.0)),
+            socket: self.socket,
+            tls: pair.map(|(cert_file, key_file)| GrpcTls {
+                cert_file,
+                key_file,
+                client_ca_file,
+                client_name,
+            }),
+            max_connection_age: self.max_connection_age.map(|age| age.0),
+            // Only envoyproxy/ratelimit has a name for it.
+            max_connection_age_grace: None,
+            response_headers: self.response_headers.unwrap_or_default(),
+            health_follows_store: self.health_follows_store.unwrap_or_default(),
         }
     }
-    Grpc {
-        listen: outside.grpc.or(listen),
-        socket,
-        tls: tls(section, is_served_elsewhere, findings),
-        max_connection_age: section.read("max_connection_age", findings, |node| {
-            const AGE: &str = "give 1s to 366d, for example `max_connection_age: 24h`";
-            let span = parse_window(text("max_connection_age", node, AGE)?).ok();
-            let in_range = |span: &Duration| (SHORTEST_AGE..=Quota::MAX_WINDOW).contains(span);
-            span.filter(in_range).ok_or_else(|| wrong("max_connection_age", node, AGE))
-        }),
-        // Only envoyproxy/ratelimit has a name for it.
-        max_connection_age_grace: None,
-        response_headers: section
-            .read("response_headers", findings, |node| flag("response_headers", node))
-            .unwrap_or_default(),
-        health_follows_store: section
-            .read("health_follows_store", findings, |node| flag("health_follows_store", node))
-            .unwrap_or_default(),
-    }
-}
-
-fn tls(section: &Section<'_>, is_served_elsewhere: bool, findings: &mut Findings) -> Option<GrpcTls> {
-    let cert_file =
-        section.read("cert_file", findings, |node| path("cert_file", node, "/etc/slidegate/tls.crt"));
-    let key_file =
-        section.read("key_file", findings, |node| path("key_file", node, "/etc/slidegate/tls.key"));
-    let client_ca_file = section
-        .read("client_ca_file", findings, |node| path("client_ca_file", node, "/etc/slidegate/ca.crt"));
-    let client_name = section.read("client_name", findings, |node| {
-        text("client_name", node, "give a DNS name, for example `envoy.example.com`").map(str::to_owned)
-    });
-    let needs = [
-        ("cert_file", "key_file", "a certificate is shown with its key, so give both"),
-        ("key_file", "cert_file", "a certificate is shown with its key, so give both"),
-        ("client_ca_file", "cert_file", "clients show certificates over TLS only, so give both"),
-        ("client_name", "client_ca_file", "who has signed the name has to be known, so give both"),
-        ("cert_file", "listen", "a socket file has no TLS, so give an address or leave it out"),
-    ];
-    for (one, other, why) in needs {
-        let is_missing = section.get(other).is_none() && !section.is_misspelt(other);
-        // Without any place to listen that was found already.
-        let is_found = other == "listen" && (is_served_elsewhere || section.get("socket").is_none());
-        if let Some(node) = section.get(one).filter(|_| is_missing && !is_found) {
-            section.find(node.line, format_args!("{one} stands without {other}; {why}"), findings);
-        }
-    }
-    Some(GrpcTls { cert_file: cert_file?, key_file: key_file?, client_ca_file, client_name })
-}
-
-fn path(key: &str, node: &Node, example: &str) -> Result<PathBuf, String> {
-    text(key, node, &format!("give a path, for example `{key}: {example}`")).map(PathBuf::from)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::config::Config;
     use crate::config::tests::error;
@@ -168,41 +156,39 @@ mod tests {
         for (text, expected) in [
             (
                 "{listen: 8081}",
-                "listen is 8081; give an address and a port, for example `127.0.0.1:8081` or `[::]:8081`",
+                "slidegate.yaml:1: grpc: invalid listen `8081`: must be an IP address and a port, for example `127.0.0.1:7979` or `[::]:7979`",
             ),
-            ("{socket: []}", "socket is a list; give a path, for example `socket: /run/slidegate/grpc.sock`"),
+            ("{socket: []}", "slidegate.yaml:1: grpc: invalid socket (a list): must be a text"),
             (
                 "{response_headers: true}",
-                "response_headers stands without listen and socket; write for example `listen: 127.0.0.1:8081`, or give \
-                 `--grpc`",
+                "slidegate.yaml:1: grpc: invalid response_headers: needs listen or socket; write for example `listen: 127.0.0.1:8081`, or give `--grpc`",
             ),
             (
                 "{listen: '[::]:1', cert_file: a}",
-                "cert_file stands without key_file; a certificate is shown with its key, so give both",
+                "slidegate.yaml:1: grpc: invalid cert_file: needs key_file; give both",
             ),
             (
                 "{listen: '[::]:1', client_ca_file: a}",
-                "client_ca_file stands without cert_file; clients show certificates over TLS only, so give both",
+                "slidegate.yaml:1: grpc: invalid client_ca_file: needs cert_file; clients show certificates over TLS only, so give both",
             ),
             (
                 "{listen: '[::]:1', cert_file: a, key_file: b, client_name: x}",
-                "client_name stands without client_ca_file; who has signed the name has to be known, so give both",
+                "slidegate.yaml:1: grpc: invalid client_name: needs client_ca_file; only an authority makes a name trustworthy, so give both",
             ),
             (
                 "{socket: s, cert_file: a, key_file: b}",
-                "cert_file stands without listen; a socket file has no TLS, so give an address or leave it out",
+                "slidegate.yaml:1: grpc: invalid cert_file: needs listen; a socket file has no TLS, so give an address or leave it out",
             ),
             (
                 "{listen: '[::]:1', max_connection_age: 500ms}",
-                "max_connection_age is `500ms`; give 1s to 366d, for example `max_connection_age: 24h`",
+                "slidegate.yaml:1: grpc: invalid max_connection_age `500ms`: must be 1s to 366d with a unit (ms, s, m, h, d or w), for example `max_connection_age: 60s`",
             ),
-            ("{listen: '[::]:1', lissten: x}", "unknown key `lissten`; did you mean `listen`?"),
+            (
+                "{listen: '[::]:1', lissten: x}",
+                "slidegate.yaml:1: grpc: unknown key `lissten`: did you mean `listen`?",
+            ),
         ] {
-            assert_eq!(
-                error(&format!("grpc: {text}{POLICY}")),
-                format!("slidegate.yaml:1: grpc: {expected}"),
-                "{text}"
-            );
+            assert_eq!(error(&format!("grpc: {text}{POLICY}")), expected);
         }
     }
 }

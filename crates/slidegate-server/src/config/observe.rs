@@ -1,46 +1,56 @@
-//! What the service tells of its decisions, and how it shows keys there.
+//! `observe:` what the service reports about its decisions, and how it shows keys there.
 //!
-//! Hashes of keys are made with the secret that the store's are, from the environment or the file: the same in all
-//! instances, so that a key is found in all their logs under one name.
+//! Keys are hashed with the secret of the store's, from the environment or the file: the same in all
+//! instances, so that a key has one hash in all their logs.
 
 use std::collections::HashMap;
 
+use schemars::JsonSchema;
+use serde::Deserialize;
 use slidegate::Secret;
 
-use super::file::{Node, Value};
-use super::section::{Section, flag, wrong};
-use super::traces::{self, Traces};
-use super::{Findings, Outside};
+use super::Findings;
+use super::check::Section;
+use super::environment::Outside;
+use super::traces::{self, Traces, TracesSection};
 
-/// Every key of the section.
-pub(super) const KEYS: [&str; 5] = ["metrics", "events", "top", "log_denials", "traces"];
-
-/// What is told, all of it unless said otherwise.
-#[derive(Debug, Clone, PartialEq)]
+/// What the service reports about its decisions.
+#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+#[schemars(extend("x-example" = "top: true"))]
 pub(crate) struct Observe {
-    /// Counters and histograms.
+    /// Counters and histograms, at `/metrics`. Rates at `/v1/live` need them.
     pub(crate) metrics: bool,
-    /// Denials are remembered and can be listened to.
+    /// Denials are kept for a while and streamed, at `/v1/events`.
     pub(crate) events: bool,
-    /// The keys that use most and are denied most.
+    /// The keys that use most and are denied most, at `/v1/top`.
     pub(crate) top: bool,
-    /// Denials are in the log, as far as `events` has them.
+    /// Events are logged as well: each key once a minute, at most 20 lines a second.
     pub(crate) log_denials: bool,
-    /// By the names of policies; the others show keys as they are.
+    /// Where spans of decisions are sent, by OTLP.
+    #[serde(rename = "traces")]
+    traces_section: Option<TracesSection>,
+    /// By the names of policies; all others show keys as they are.
+    #[serde(skip)]
     pub(crate) keys_shown: HashMap<String, KeysShown>,
-    /// What hashes of keys are made with, if that is said: the same in all instances.
+    /// What keys are hashed with, if configured: the same in all instances.
+    #[serde(skip)]
     pub(crate) key_secret: Option<Secret<String>>,
-    /// Where spans of decisions go, if anywhere.
+    /// Where spans of decisions are sent, with what the environment says.
+    #[serde(skip)]
     pub(crate) traces: Option<Traces>,
 }
 
-/// How a policy's keys are shown in logs, events, top keys and pages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+/// How a policy's keys are shown in the log, events, top keys and pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum KeysShown {
+    /// As they are.
     #[default]
     Plain,
     /// The first one or two characters of each value, and a mark that tells keys apart.
     Masked,
+    /// A hash.
     Hashed,
 }
 
@@ -51,6 +61,7 @@ impl Default for Observe {
             events: true,
             top: true,
             log_denials: true,
+            traces_section: None,
             keys_shown: HashMap::new(),
             key_secret: None,
             traces: None,
@@ -59,67 +70,30 @@ impl Default for Observe {
 }
 
 impl Observe {
-    /// What the section says: neither what policies do, nor the secret, which stands at the store.
+    /// What the section says, without what policies and the store say.
     pub(super) fn section(&self) -> Self {
         Self { keys_shown: HashMap::new(), key_secret: None, ..self.clone() }
     }
 
-    /// What is told where no file says anything.
+    /// What is reported without a file.
     pub(super) fn without_file(outside: &Outside) -> Self {
         let key_secret = outside.key_secret.clone();
-        Self { key_secret, traces: outside.traces.alone(), ..Self::default() }
+        Self { key_secret, traces: outside.traces.over(None), ..Self::default() }
     }
-}
 
-/// Reads the section, which may not be there, and each policy's own word.
-pub(super) fn observe(
-    section: Option<&Section<'_>>,
-    top: &Section<'_>,
-    store: Option<&Section<'_>>,
-    outside: &Outside,
-    findings: &mut Findings,
-) -> Observe {
-    let mut read = |key: &'static str| {
-        section.and_then(|section| section.read(key, findings, |node| flag(key, node))).unwrap_or(true)
-    };
-    let (metrics, events, tops) = (read("metrics"), read("events"), read("top"));
-    let log_denials = read("log_denials");
-    let in_file = || store.and_then(|store| store.get("key_secret")?.scalar().map(str::to_owned));
-    let key_secret = outside.key_secret.clone().or_else(|| in_file().map(Secret::new));
-    let spans = section.and_then(|section| {
-        let mut spans = Section::of(section.get("traces")?, "traces".to_owned(), traces::EXAMPLE, findings)?;
-        spans.expect_only(&traces::KEYS, findings);
-        Some(spans)
-    });
-    let traces = traces::traces(spans.as_ref(), &outside.traces, findings);
-    Observe { metrics, events, top: tops, log_denials, keys_shown: all_shown(top), key_secret, traces }
-}
-
-/// What policies say that do not show keys as they are.
-fn all_shown(top: &Section<'_>) -> HashMap<String, KeysShown> {
-    let Some(Value::List(policies)) = top.get("policies").map(|node| &node.value) else {
-        return HashMap::new();
-    };
-    let of = |policy: &Node| {
-        let name = policy.get("name").and_then(Node::scalar)?;
-        // What is wrong with it is found where the policy is read.
-        let shown = keys_shown(policy.get("keys_shown")?).ok()?;
-        Some((name.to_owned(), shown))
-    };
-    policies.iter().filter_map(of).collect()
-}
-
-/// Reads how a policy shows keys.
-pub(super) fn keys_shown(node: &Node) -> Result<KeysShown, String> {
-    match node.scalar() {
-        Some("plain") => Ok(KeysShown::Plain),
-        Some("masked") => Ok(KeysShown::Masked),
-        Some("hashed") => Ok(KeysShown::Hashed),
-        _ => Err(wrong(
-            "keys_shown",
-            node,
-            "write `keys_shown: plain`, `masked` for the first characters only, or `hashed`",
-        )),
+    /// The same with what the environment says.
+    pub(super) fn build(
+        mut self,
+        section: Option<&Section<'_>>,
+        outside: &Outside,
+        findings: &mut Findings,
+    ) -> Self {
+        let section = section.and_then(|section| section.child("traces"));
+        if let Some((spans, section)) = self.traces_section.as_ref().zip(section) {
+            traces::check(spans, &section, &outside.traces, findings);
+        }
+        self.traces = outside.traces.over(self.traces_section.take());
+        self
     }
 }
 
@@ -154,16 +128,17 @@ mod tests {
     fn each_wrong_setting_names_its_value_and_the_way_out() {
         assert_eq!(
             policy_error("quota: 1/1s, keys_shown: hash"),
-            "keys_shown is `hash`; write `keys_shown: plain`, `masked` for the first characters only, or `hashed`"
+            "invalid keys_shown `hash`: must be `plain` (as they are), `masked` (the first one or two characters of each \
+             value, and a mark that tells keys apart) or `hashed` (a hash)"
         );
         let policies = "\npolicies: [{name: p, quota: 1/1s}]";
         assert_eq!(
             error(&format!("observe: {{top: maybe}}{policies}")),
-            "slidegate.yaml:1: observe: top is `maybe`; write `true` or `false`"
+            "slidegate.yaml:1: observe: invalid top `maybe`: must be `true` or `false`"
         );
         assert_eq!(
             error(&format!("observe: {{evnts: true}}{policies}")),
-            "slidegate.yaml:1: observe: unknown key `evnts`; did you mean `events`?"
+            "slidegate.yaml:1: observe: unknown key `evnts`: did you mean `events`?"
         );
     }
 }

@@ -1,15 +1,21 @@
 //! `overrides:` keys of a policy with a quota of their own.
 //!
-//! What an override does not say, it has from its policy: the algorithm always, the window and the burst if left out.
+//! An override takes what it leaves out from its policy: always the algorithm, and the window and
+//! the burst unless it has its own.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use schemars::JsonSchema;
+use serde::Deserialize;
 use slidegate::Quota;
 
 use super::Findings;
-use super::file::{Entry, Node, Shown, Value};
-use super::policy::{self, Scope, Terms};
-use super::section::{Section, list, whole, wrong};
+use super::check::{Section, element};
+use super::policy::{Scope, build_quota};
+use super::quota::QuotaSpec;
+use super::values::{List, Parsed, Scalar, Window};
+use super::yaml::{Node, Shown};
 
 /// The values of one key, one for each attribute of the scope.
 type Key = Vec<Part>;
@@ -31,133 +37,153 @@ impl Part {
     }
 }
 
-/// Reads every override of a policy.
+/// A map from keys to limits, or a list.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub(super) enum Overrides {
+    Map(BTreeMap<String, ShortOverride>),
+    List(Vec<Override>),
+}
+
+/// A limit in the policy's window, or a quota.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub(super) enum ShortOverride {
+    Number(u64),
+    Scalar(Parsed<Quota>),
+}
+
+/// A key and its quota.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(extend("x-example" = "key: alice, limit: 1000"))]
+pub(super) struct Override {
+    /// One value for each attribute of the scope, in its order.
+    key: List<Scalar>,
+    /// Most cost per window.
+    limit: Option<u64>,
+    /// The window's length. The policy's, unless given.
+    window: Option<Window>,
+    /// Limit and window in one.
+    quota: Option<Parsed<Quota>>,
+    /// What a token bucket admits at once. The policy's, unless given.
+    #[schemars(range(min = 1))]
+    burst: Option<u64>,
+}
+
+/// The overrides of a policy; those that are invalid are reported. Without `base`, the quotas are not checked.
 pub(super) fn overrides(
-    parent: &Section<'_>,
-    terms: &Terms,
+    overrides: &Overrides,
+    base: Option<&QuotaSpec>,
     scope: &Scope<'_>,
+    policy: &Section<'_>,
     findings: &mut Findings,
 ) -> Vec<(Key, Quota)> {
-    let Some(node) = parent.get("overrides") else { return Vec::new() };
-    let reader = Reader { terms, scope };
+    let Some(section) = policy.child("overrides") else { return Vec::new() };
     let attributes = &scope.attributes;
-    let read = match &node.value {
-        _ if attributes.is_empty() => Err(
-            "overrides stand without a scope, so there is one key only; write for example `scope: [user]`"
-                .into(),
-        ),
-        Value::Map(_) if attributes.len() > 1 => Err(format!(
-            "overrides is a map and the scope has {} attributes; write a list, for example `[{{key: [{}], limit: 1000}}]`",
-            attributes.len(),
-            attributes.join("-value, ") + "-value"
-        )),
-        Value::Map(entries) => {
-            Ok(entries.iter().filter_map(|entry| reader.short(entry, parent, findings)).collect())
-        }
-        Value::List(nodes) => {
-            let numbered = nodes.iter().enumerate();
-            Ok(numbered.filter_map(|(at, node)| reader.long(node, at + 1, parent, findings)).collect())
-        }
-        _ => Err(format!("overrides is {node}; write for example `overrides: {{alice: 1000, bob: 50/1s}}`")),
-    };
-    read.unwrap_or_else(|message| {
-        parent.find(node.line, message, findings);
-        Vec::new()
-    })
-}
-
-/// What every override of a policy is read by.
-struct Reader<'f> {
-    terms: &'f Terms,
-    scope: &'f Scope<'f>,
-}
-
-impl Reader<'_> {
-    /// `alice: 1000` or `alice: 1000/1m`. `None` if something is wrong, which is then found.
-    fn short(&self, entry: &Entry, parent: &Section<'_>, findings: &mut Findings) -> Option<(Key, Quota)> {
-        let attribute = self.scope.attributes.first()?;
-        let read = self
-            .part(&entry.key, attribute)
-            .and_then(|part| Ok((vec![part], self.short_quota(&entry.value)?)));
-        match read {
-            Ok((key, quota)) => Some((key, self.terms.apply(quota?, None))),
-            Err(message) => {
-                let message = format_args!("override `{}`: {message}", Shown(&entry.key));
-                parent.find(entry.value.line, message, findings);
-                None
+    let mut report = |message: String| policy.report("overrides", message, findings);
+    match overrides {
+        _ if attributes.is_empty() => {
+            if !policy.has_rejected(&["scope"]) {
+                report(
+                    "invalid overrides: the policy has no scope, so it has one key only; write for example \
+                        `scope: [user]`"
+                        .to_owned(),
+                );
             }
+            Vec::new()
+        }
+        Overrides::Map(_) if attributes.len() > 1 => {
+            report(format!(
+                "invalid overrides (a map): the scope has {} attributes; write a list, for example `[{{key: [{}], \
+                 limit: 1000}}]`",
+                attributes.len(),
+                attributes.join("-value, ") + "-value"
+            ));
+            Vec::new()
+        }
+        Overrides::Map(pairs) => pairs
+            .iter()
+            .filter_map(|(text, short)| {
+                let part = part(text, &attributes[0], scope);
+                let part = part.map_err(|message| section.report(text, message, findings)).ok()?;
+                let spec = match short {
+                    ShortOverride::Number(limit) => QuotaSpec { limit: Some(*limit), ..QuotaSpec::default() },
+                    ShortOverride::Scalar(quota) => QuotaSpec::text(quota.0),
+                };
+                Some((vec![part], build_quota(&spec.over(base?), &section, findings)?))
+            })
+            .collect(),
+        Overrides::List(list) => {
+            let nodes = section.node.children().enumerate().filter(|(_, node)| !node.is_rejected());
+            let read = |(one, (position, node)): (&Override, _)| {
+                let place = format!("{}: {}", policy.place, element("overrides", node, position));
+                one.build(base, scope, &Section { node, place }, findings)
+            };
+            list.iter().zip(nodes).filter_map(read).collect()
         }
     }
+}
 
-    /// `None` if the window is the policy's and that is wrong.
-    fn short_quota(&self, node: &Node) -> Result<Option<Quota>, String> {
-        const SHORT: &str = "give a limit or a quota, for example `1000` or `1000/1m`";
-        match &node.value {
-            Value::Number(_) => {
-                let limit = whole("limit", node, SHORT)?;
-                Ok(self.terms.window().and_then(|window| Quota::new(limit, window).ok()))
-            }
-            Value::Text(_) => policy::quota_text(node).map(Some),
-            _ => Err(wrong("quota", node, SHORT)),
-        }
-    }
-
-    /// `{key: alice, limit: 1000}`. `None` if something is wrong, which is then found.
-    fn long(
+impl Override {
+    fn build(
         &self,
-        node: &Node,
-        at: usize,
-        parent: &Section<'_>,
+        base: Option<&QuotaSpec>,
+        scope: &Scope<'_>,
+        section: &Section<'_>,
         findings: &mut Findings,
     ) -> Option<(Key, Quota)> {
-        let place = format!("{}: override {at}", parent.place());
-        let mut section = Section::of(node, place, "key: alice", findings)?;
-        section.expect_only(&["key", "limit", "window", "quota", "burst"], findings);
-        let key = self.key(&section, findings);
-        let burst = section.read("burst", findings, |node| policy::burst(node, self.terms.algorithm()));
-        let (quota, _) = policy::quota(&section, Some(self.terms), findings);
-        key.zip(quota.map(|quota| self.terms.apply(quota, burst)))
-    }
-
-    fn key(&self, section: &Section<'_>, findings: &mut Findings) -> Option<Key> {
-        let example = format!("write one value for each of the scope: {}", list(&self.scope.attributes));
-        section.expect("key", &example, findings);
-        section.read("key", findings, |node| {
-            let nodes = node.one_or_many();
-            if nodes.len() != self.scope.attributes.len() {
-                return Err(format!(
-                    "key has {} values and the scope {} attributes; {example}",
-                    nodes.len(),
-                    self.scope.attributes.len()
-                ));
-            }
-            let value = |(node, attribute): (&Node, &String)| {
-                let text = node.scalar().ok_or_else(|| format!("key is {node}; {example}"))?;
-                self.part(text, attribute)
-            };
-            nodes.iter().zip(&self.scope.attributes).map(value).collect()
-        })
-    }
-
-    fn part(&self, text: &str, attribute: &str) -> Result<Part, String> {
-        if self.scope.is_address(attribute) {
-            let address = text.parse().map(Part::Address);
-            return address.map_err(|_| {
-                format!(
-                    "`{}` is not an address, which {attribute} is; write for example `192.0.2.1`",
-                    Shown(text)
-                )
-            });
+        let Self { key, limit, window, quota, burst } = self;
+        let attributes = &scope.attributes;
+        let values = key.as_slice();
+        let key = if values.len() == attributes.len() {
+            let parts = values.iter().zip(attributes);
+            parts.map(|(Scalar(text), attribute)| part(text, attribute, scope)).collect()
+        } else {
+            let (given, expected) = (values.len(), attributes.len());
+            Err(format!(
+                "invalid key: has {given} values and the scope {expected} attributes; write one for each"
+            ))
+        };
+        let is_read = !section.node.get("key").is_some_and(Node::has_rejected_child);
+        let key: Result<Key, String> = key;
+        let key = key
+            .map_err(|message| {
+                if is_read {
+                    section.report("key", message, findings)
+                }
+            })
+            .ok();
+        let (burst, window) = (*burst, *window);
+        let own = QuotaSpec { quota: *quota, limit: *limit, window, burst, ..QuotaSpec::default() };
+        if limit.is_none() && quota.is_none() && !section.has_rejected(&["limit", "quota"]) {
+            section.report("limit", "missing limit: write it, for example `limit: 1000`", findings);
+            return None;
         }
-        if text.contains('*') {
-            return Err(format!(
-                "`{}` would be one key with a `*` in it; name each key, or write a policy with `when: {{{attribute}: \
-                 {{glob: ...}}}}`",
-                Shown(text)
-            ));
-        }
-        Ok(Part::Text(text.to_owned()))
+        let quota = build_quota(&own.over(base?), section, findings);
+        key.zip(quota)
     }
+}
+
+/// A key's value of one attribute.
+///
+/// # Errors
+/// Why the value can be no key's.
+fn part(text: &str, attribute: &str, scope: &Scope<'_>) -> Result<Part, String> {
+    if scope.is_address(attribute) {
+        let address = text.parse().map(Part::Address);
+        return address.map_err(|_| {
+            format!("invalid key `{}`: {attribute} is an address; write for example `192.0.2.1`", Shown(text))
+        });
+    }
+    if text.contains('*') {
+        return Err(format!(
+            "invalid key `{}`: `*` stands for itself; name each key, or write a policy with `when: {{{attribute}: \
+             {{glob: ...}}}}`",
+            Shown(text)
+        ));
+    }
+    Ok(Part::Text(text.to_owned()))
 }
 
 #[cfg(test)]
@@ -213,69 +239,79 @@ mod tests {
     /// An override that binds nobody looks like one that works.
     #[test]
     fn an_override_that_binds_nobody_is_an_error() {
-        let short = "give a limit or a quota, for example `1000` or `1000/1m`";
-        let values = "write one value for each of the scope: `a`, `b`";
         for (keys, expected) in [
             (
                 "overrides: {alice: 5}",
-                "overrides stand without a scope, so there is one key only; write for example `scope: [user]`".to_owned(),
+                "invalid overrides: the policy has no scope, so it has one key only; write for example `scope: [user]`",
             ),
             (
                 "scope: [a, b], overrides: {x: 5}",
-                "overrides is a map and the scope has 2 attributes; write a list, for example `[{key: [a-value, \
-                 b-value], limit: 1000}]`"
-                    .into(),
+                "invalid overrides (a map): the scope has 2 attributes; write a list, for example `[{key: [a-value, b-value], limit: 1000}]`",
             ),
             (
                 "scope: a, overrides: 5",
-                "overrides is 5; write for example `overrides: {alice: 1000, bob: 50/1s}`".into(),
+                "invalid overrides `5`: must be keys and values, or a list of keys and values, for example `key: alice, limit: 1000`",
             ),
-            ("scope: a, overrides: {x: -5}", format!("override `x`: limit is -5; {short}")),
-            ("scope: a, overrides: {x: {limit: 5}}", format!("override `x`: quota is a map; {short}")),
+            (
+                "scope: a, overrides: {x: -5}",
+                "overrides: invalid x `-5`: must be a whole number from 0 to 18446744073709551615, without quotes",
+            ),
+            (
+                "scope: a, overrides: {x: {limit: 5}}",
+                "overrides: invalid x (a map): must be a whole number from 0 to 18446744073709551615, without quotes, or a limit and a window, for example `100/1m`",
+            ),
             (
                 "scope: a, overrides: {x: 5/0s}",
-                "override `x`: invalid window `0s`: must be 1ms to 366d, for example `1m`".into(),
+                "overrides: invalid x `5/0s`: invalid window `0s`: must be 1ms to 366d, for example `1m`",
             ),
             (
                 "scope: a, overrides: {'vip-*': 5}",
-                "override `vip-*`: `vip-*` would be one key with a `*` in it; name each key, or write a policy with `when: \
-                 {a: {glob: ...}}`"
-                    .into(),
+                "overrides: invalid key `vip-*`: `*` stands for itself; name each key, or write a policy with `when: {a: {glob: ...}}`",
             ),
             (
                 "scope: ip, overrides: {10.0.0.0/8: 5}",
-                "override `10.0.0.0/8`: `10.0.0.0/8` is not an address, which ip is; write for example `192.0.2.1`".into(),
+                "overrides: invalid key `10.0.0.0/8`: ip is an address; write for example `192.0.2.1`",
             ),
-            ("scope: [a, b], overrides: [{key: x, limit: 5}]", format!("override 1: key has 1 values and the scope 2 attributes; {values}")),
-            ("scope: [a, b], overrides: [{limit: 5}]", format!("override 1: key is missing; {values}")),
-            ("scope: [a, b], overrides: [{key: [x, []], limit: 5}]", format!("override 1: key is a list; {values}")),
-            ("scope: a, overrides: [{key: x}]", "override 1: limit is missing; write for example `limit: 100`".into()),
+            (
+                "scope: [a, b], overrides: [{key: x, limit: 5}]",
+                "override 1: invalid key: has 1 values and the scope 2 attributes; write one for each",
+            ),
+            (
+                "scope: [a, b], overrides: [{limit: 5}]",
+                "override 1: missing key: must be a text, or a list of them",
+            ),
+            (
+                "scope: [a, b], overrides: [{key: [x, []], limit: 5}]",
+                "override 1: invalid key (a list): must be a text",
+            ),
+            (
+                "scope: a, overrides: [{key: x}]",
+                "override 1: missing limit: write it, for example `limit: 1000`",
+            ),
             (
                 "scope: a, overrides: [{key: x, limit: 5, burst: 4}]",
-                "override 1: burst is read by token-bucket only and the algorithm is sliding-log; leave it out or write \
-                 `algorithm: token-bucket`"
-                    .into(),
+                "override 1: invalid burst `4`: the algorithm is sliding-log and only token-bucket has burst; leave it out or write `algorithm: token-bucket`",
             ),
             (
                 "scope: a, overrides: [{key: x, limit: 5}, x]",
-                "override 2 is `x`; write keys and values, for example `key: alice`".into(),
+                "invalid overrides `x`: must be keys and values, for example `key: alice, limit: 1000`",
             ),
             (
                 "scope: a, overrides: [{key: x, limt: 5}]",
-                "override 1: unknown key `limt`; did you mean `limit`?".into(),
+                "override 1: unknown key `limt`: did you mean `limit`?",
             ),
             (
                 "scope: ip, overrides: {192.0.2.1: 5, '::ffff:192.0.2.1': 6}",
-                "override `192.0.2.1` stands twice; keep one".into(),
+                "override `192.0.2.1` stands twice; keep one",
             ),
         ] {
-            assert_eq!(policy_error(&format!("quota: 1/1s, {keys}")), expected, "{keys}");
+            assert_eq!(policy_error(&format!("quota: 1/1s, {keys}")), expected);
         }
         assert_eq!(
             error(
                 "policies:\n  - name: p\n    scope: a\n    quota: 1/1s\n    overrides:\n      x: 1\n      y: no\n"
             ),
-            "slidegate.yaml:7: policy `p`: override `y`: invalid quota `no`: no window; write `limit/window`, for example \
+            "slidegate.yaml:7: policy `p`: overrides: invalid y `no`: invalid quota `no`: no window; write `limit/window`, for example \
              `100/1m`"
         );
     }

@@ -1,56 +1,102 @@
-//! One policy of the file: its name, quota, scope, conditions and overrides.
+//! `policies:` one policy of the file, of the admin API, or of a file of `slidegate policy set`.
 
-use std::time::Duration;
+use std::collections::BTreeMap;
 
+use clap::ValueEnum;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use slidegate::client_addr::Ipv6Prefix;
-use slidegate::{Algorithm, Excess, OnStoreError, Policy, PolicySet, Quota};
+use slidegate::{Excess, OnStoreError, Policy, PolicySet, Quota};
 
-use super::file::{Node, Shown, Value};
-use super::section::{Section, text, whole, wrong};
-use super::{Findings, condition, observe, overrides, resolve};
+use super::check::Section;
+use super::condition::{self, Condition};
+use super::overrides::{self, Overrides};
+use super::quota::QuotaSpec;
+use super::values::{AttributeName, List, Name, Parsed, Text, Window};
+use super::{Findings, KeysShown};
 use crate::policy_names::{CANDIDATE, candidate_of};
 
-/// Every key of a policy.
-const KEYS: [&str; 16] = [
-    "name",
-    "when",
-    "scope",
-    "limit",
-    "window",
-    "quota",
-    "algorithm",
-    "burst",
-    "slots",
-    "mode",
-    "excess",
-    "on_store_error",
-    "overrides",
-    "ipv6_prefix",
-    "candidate",
-    "keys_shown",
-];
-const LIMIT: &str = "give a whole number from 0 to 18446744073709551615, for example `limit: 100`";
-const WINDOW: &str = "give a number and a unit, for example `window: 60s`";
-const QUOTA: &str = "give a limit and a window, for example `quota: 100/1m`";
-const BURST: &str = "give a whole number from 1, for example `burst: 20`";
-const MAX_SLOTS: u64 = 65_534;
-
-/// How a policy counts, its overrides included.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Terms {
-    /// `None` if it is wrong, which was found.
-    algorithm: Option<Algorithm>,
+/// A policy: which requests it limits, what it counts by, and the quota.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(extend("x-example" = "name: per-user"))]
+pub(super) struct PolicySpec {
+    /// The policy's name. Usage is kept by name when the file changes.
+    pub(super) name: Parsed<Name>,
+    /// Conditions on attributes, all of which must hold. Every request, unless given.
+    #[serde(default)]
+    #[schemars(extend("propertyNames" = {"format": "attribute"}))]
+    when: BTreeMap<String, Condition>,
+    /// The attributes that form a key. A request that lacks one of them is not under the policy.
+    /// Without a scope, all requests share one key.
+    #[serde(default)]
+    scope: List<Parsed<AttributeName>>,
+    /// Most cost per window. 0 denies every request that costs anything.
+    limit: Option<u64>,
+    /// The window's length, 1 ms to 366 days.
+    window: Option<Window>,
+    /// Limit and window in one, instead of both.
+    quota: Option<Parsed<Quota>>,
+    /// How cost is counted: `sliding-log` is exact.
+    #[schemars(extend("default" = "sliding-log"))]
+    algorithm: Option<Parsed<slidegate::Algorithm>>,
+    /// What a token bucket admits at once. The limit, unless given.
+    #[schemars(range(min = 1))]
     burst: Option<u64>,
+    /// Most entries in the log of a key. With a larger limit, a charge may count up to `window / slots` too long.
+    #[schemars(range(min = 1, max = 65534), extend("default" = 1024))]
     slots: Option<u16>,
-    /// The window of the policy, for overrides that give a limit only.
-    window: Option<Duration>,
+    /// Whether the policy denies requests or only reports what it would deny.
+    #[schemars(extend("default" = "enforce"))]
+    mode: Option<Mode>,
+    /// What happens to a cost that exceeds what remains: `refuse` denies it and charges nothing, `charge` admits it
+    /// while anything remains and charges all of it, `count` denies it and still charges it.
+    #[schemars(extend("default" = "refuse"))]
+    excess: Option<Parsed<Excess>>,
+    /// What to do while the shared store does not answer: count in this process's memory, allow, or deny.
+    #[schemars(extend("default" = "local"))]
+    on_store_error: Option<Parsed<OnStoreError>>,
+    /// Keys with a quota of their own: a map if the scope has one attribute, otherwise a list.
+    overrides: Option<Overrides>,
+    /// How many bits of an IPv6 address in the scope are counted by.
+    #[schemars(range(min = 32, max = 128), extend("default" = 56))]
+    ipv6_prefix: Option<u8>,
+    /// A quota to try beside this one, on the same requests and denying none.
+    candidate: Option<Candidate>,
+    /// How keys are shown in the log, events, top keys and pages.
+    #[schemars(extend("default" = "plain"))]
+    pub(super) keys_shown: Option<KeysShown>,
+}
+
+/// A quota in one text, or what differs from the policy's.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub(crate) enum Candidate {
+    Scalar(Parsed<Quota>),
+    Map(QuotaSpec),
+}
+
+/// Whether a policy's denials deny.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Mode {
+    /// Deny requests over the limit.
+    Enforce,
+    /// Report what would be denied, and deny nothing.
+    Shadow,
+}
+
+impl Mode {
+    pub(crate) fn of(policy: &Policy) -> Self {
+        if policy.is_enforced() { Self::Enforce } else { Self::Shadow }
+    }
 }
 
 /// What a policy counts by, and which attributes are addresses.
 #[derive(Debug)]
-pub(super) struct Scope<'f> {
+pub(super) struct Scope<'a> {
     pub(super) attributes: Vec<String>,
-    addresses: &'f [String],
+    pub(super) addresses: &'a [String],
 }
 
 impl Scope<'_> {
@@ -59,256 +105,140 @@ impl Scope<'_> {
     }
 }
 
-/// Reads the policy that stands `at`-th in the file, from 1. `None` if it has no name that can be compared.
-///
-/// What it returns is meant only if nothing was found: a wrong name or quota is replaced to find what else is wrong.
-pub(super) fn policy(
-    node: &Node,
-    at: usize,
-    addresses: &[String],
-    findings: &mut Findings,
-) -> Option<(Policy, Option<Quota>)> {
-    let name = node.get("name").and_then(Node::scalar).filter(|name| !name.is_empty());
-    let place = name.map_or_else(|| format!("policy {at}"), |name| format!("policy `{}`", Shown(name)));
-    let mut section = Section::of(node, place, "name: per-user", findings)?;
-    section.expect_only(&KEYS, findings);
-    let (quota, terms) = quota_and_terms(&section, findings);
-    let named = name_of(&section, findings).and_then(|name| match Policy::new(name, quota) {
-        Ok(policy) => Some(policy),
-        Err(error) => {
-            findings.add(section.line_of("name"), error);
-            None
-        }
-    });
-    let is_named = named.is_some();
-    let mut policy = named
-        .unwrap_or_else(|| Policy::new("unnamed", quota).expect("a name of letters is one"))
-        .scope(scope(&section, findings));
+impl PolicySpec {
+    fn quota(&self) -> QuotaSpec {
+        let Self { quota, limit, window, algorithm, burst, slots, .. } = *self;
+        QuotaSpec { quota, limit, window, algorithm, burst, slots }
+    }
 
-    let scope = Scope { attributes: policy.scope_attributes().to_vec(), addresses };
-    for (attribute, condition) in condition::conditions(&section, &scope, findings) {
-        policy = policy.when(attribute, condition);
+    /// The policy and its candidate. Where something is invalid, it is reported and a default stands for it, so that
+    /// the rest is checked as well.
+    pub(super) fn build(
+        self,
+        section: &Section<'_>,
+        addresses: &[String],
+        findings: &mut Findings,
+    ) -> (Policy, Option<Quota>) {
+        let spec = self.quota();
+        let quota = build_quota(&spec, section, findings);
+        let name = &self.name.0.0;
+        let scope = Scope { attributes: attributes("scope", &self.scope, section, findings), addresses };
+        let policy = Policy::new(name, quota.unwrap_or(Quota::per_minute(1)));
+        let mut policy = policy.expect("the name was checked").scope(scope.attributes.clone());
+        for (attribute, condition) in condition::matches(&self.when, &scope, section, findings) {
+            policy = policy.when(attribute, condition);
+        }
+        if self.mode == Some(Mode::Shadow) {
+            policy = policy.shadow();
+        }
+        policy = policy
+            .excess(self.excess.map(|excess| excess.0).unwrap_or_default())
+            .on_store_error(self.on_store_error.map(|fallback| fallback.0).unwrap_or_default());
+        if let Some(bits) = self.ipv6_prefix {
+            if scope.attributes.iter().any(|attribute| scope.is_address(attribute)) {
+                policy = policy.ipv6_prefix(Ipv6Prefix::new(bits).expect("the range was checked"));
+            } else if !section.has_rejected(&["scope"]) {
+                let message = "invalid ipv6_prefix: the scope has no address; leave it out, or write for example \
+                               `scope: [ip]`";
+                section.report("ipv6_prefix", message, findings);
+            }
+        }
+        // An override of an invalid policy is checked, but has no quota.
+        let base = quota.map(|_| spec);
+        if let Some(overrides) = &self.overrides {
+            for (key, quota) in overrides::overrides(overrides, base.as_ref(), &scope, section, findings) {
+                policy = policy.with_override(key.iter().map(overrides::Part::borrowed), quota);
+            }
+        }
+        if let Err(error) = PolicySet::new([policy.clone()]) {
+            findings.add(section.line_of("overrides"), error);
+        }
+        let candidate = self.candidate.as_ref().and_then(|candidate| {
+            let (spec, section) = match candidate {
+                Candidate::Scalar(quota) => (QuotaSpec::text(quota.0), section.clone()),
+                Candidate::Map(spec) => (*spec, section.child("candidate")?),
+            };
+            build_quota(&spec.over(base.as_ref()?), &section, findings)
+        });
+        candidate_name(name, self.candidate.is_some(), section, findings);
+        (policy, candidate)
     }
-    if section.read("mode", findings, is_shadow) == Some(true) {
-        policy = policy.shadow();
-    }
-    if let Some(excess) = section.read("excess", findings, excess) {
-        policy = policy.excess(excess);
-    }
-    if let Some(fallback) = section.read("on_store_error", findings, on_store_error) {
-        policy = policy.on_store_error(fallback);
-    }
-    if let Some(prefix) = ipv6_prefix(&section, &scope, findings) {
-        policy = policy.ipv6_prefix(prefix);
-    }
-    // It concerns what is told of the policy; `observe.rs` takes it from there.
-    let _ = section.read("keys_shown", findings, observe::keys_shown);
-    for (key, quota) in overrides::overrides(&section, &terms, &scope, findings) {
-        policy = policy.with_override(key.iter().map(overrides::Part::borrowed), quota);
-    }
-    if let Err(error) = PolicySet::new([policy.clone()]) {
-        findings.add(section.line_of("overrides"), error);
-    }
-    let candidate = candidate(&section, &terms, policy.name(), findings);
-    is_named.then_some((policy, candidate))
 }
 
-/// A quota that is tried beside the policy's own.
-fn candidate(section: &Section<'_>, terms: &Terms, name: &str, findings: &mut Findings) -> Option<Quota> {
+/// The quota that a section says; its mistakes are reported, unless they follow from others.
+pub(super) fn build_quota(spec: &QuotaSpec, section: &Section<'_>, findings: &mut Findings) -> Option<Quota> {
+    let follows = section.has_rejected(&QuotaSpec::KEYS);
+    spec.quota()
+        .map_err(|mistakes| {
+            for (key, message) in mistakes.into_iter().filter(|_| !follows) {
+                section.report(key, message, findings);
+            }
+        })
+        .ok()
+        .filter(|_| !follows)
+}
+
+/// Names of attributes, each once.
+pub(super) fn attributes(
+    key: &str,
+    names: &List<Parsed<AttributeName>>,
+    section: &Section<'_>,
+    findings: &mut Findings,
+) -> Vec<String> {
+    let mut unique: Vec<String> = Vec::new();
+    for Parsed(AttributeName(name)) in names.as_slice() {
+        if unique.contains(name) {
+            let message = format_args!("invalid {key}: contains `{name}` twice; keep one");
+            section.report(key, message, findings);
+        } else {
+            unique.push(name.clone());
+        }
+    }
+    unique
+}
+
+/// Reports a name that collides with that of a candidate, which is the policy's with an ending.
+fn candidate_name(name: &str, has_candidate: bool, section: &Section<'_>, findings: &mut Findings) {
     const MAX_NAME: usize = Policy::MAX_NAME - CANDIDATE.len();
     if candidate_of(name).is_some() {
-        let message =
-            format_args!("the name ends in `{CANDIDATE}`, which candidates of policies have; choose another");
-        section.find(section.line_of("name"), message, findings);
+        let message = format_args!(
+            "invalid name `{name}`: must not end in `{CANDIDATE}`, which is for candidates; choose another"
+        );
+        section.report("name", message, findings);
     }
-    let node = section.get("candidate")?;
-    if name.len() > MAX_NAME {
-        let message =
-            format_args!("the name has {} characters; {MAX_NAME} is the most beside a candidate", name.len());
-        section.find(section.line_of("name"), message, findings);
-    }
-    if let Value::Text(_) = node.value {
-        let quota = section.read("candidate", findings, quota_text)?;
-        return Some(terms.apply(quota, None));
-    }
-    let place = format!("{}: candidate", section.place());
-    let mut own = Section::of(node, place, "quota: 200/1m", findings)?;
-    own.expect_only(&["limit", "window", "quota", "algorithm", "burst", "slots"], findings);
-    let says_how = ["algorithm", "burst", "slots"].iter().any(|key| own.get(key).is_some());
-    let own_terms =
-        if says_how { Terms { window: terms.window, ..self::terms(&own, findings) } } else { *terms };
-    let (quota, _) = quota(&own, Some(terms), findings);
-    Some(own_terms.apply(quota?, None))
-}
-
-fn name_of<'f>(section: &Section<'f>, findings: &mut Findings) -> Option<&'f str> {
-    const NAME: &str = "write for example `name: per-user`";
-    section.expect("name", NAME, findings);
-    section.read("name", findings, |node| text("name", node, NAME))
-}
-
-fn scope(section: &Section<'_>, findings: &mut Findings) -> Vec<String> {
-    let node = section.get("scope");
-    node.map(|node| resolve::names("scope", node, section, findings)).unwrap_or_default()
-}
-
-fn quota_and_terms(section: &Section<'_>, findings: &mut Findings) -> (Quota, Terms) {
-    let terms = terms(section, findings);
-    let (quota, window) = quota(section, None, findings);
-    let terms = Terms { window, ..terms };
-    (terms.apply(quota.unwrap_or(Quota::per_minute(1)), None), terms)
-}
-
-/// Reads `quota`, or `limit` and `window`. The second is the window, if it alone is right.
-///
-/// An override is under `terms` and may leave the window out.
-pub(super) fn quota(
-    section: &Section<'_>,
-    terms: Option<&Terms>,
-    findings: &mut Findings,
-) -> (Option<Quota>, Option<Duration>) {
-    if let Some(node) = section.get("quota") {
-        if section.get("limit").or(section.get("window")).is_some() {
-            let message = "quota stands beside limit or window; keep `quota`, or keep `limit` and `window`";
-            section.find(node.line, message, findings);
-        }
-        let quota = section.read("quota", findings, quota_text);
-        return (quota, quota.map(|quota| quota.window()));
-    }
-    if section.is_misspelt("quota") {
-        return (None, None);
-    }
-    section.expect("limit", "write for example `limit: 100`", findings);
-    let limit = section.read("limit", findings, |node| whole("limit", node, LIMIT));
-    let window = match (section.get("window"), terms) {
-        (None, Some(terms)) => terms.window,
-        _ => {
-            section.expect("window", "write for example `window: 60s`", findings);
-            section.read("window", findings, window)
-        }
-    };
-    (limit.zip(window).and_then(|(limit, window)| Quota::new(limit, window).ok()), window)
-}
-
-/// Reads a quota's text form.
-pub(super) fn quota_text(node: &Node) -> Result<Quota, String> {
-    let Value::Text(quota) = &node.value else { return Err(wrong("quota", node, QUOTA)) };
-    quota.parse().map_err(|error: slidegate::Error| error.to_string())
-}
-
-/// Reads a window. A number without a unit is refused: seconds to some, milliseconds to others.
-fn window(node: &Node) -> Result<Duration, String> {
-    match &node.value {
-        Value::Text(text) => Quota::parse_window(text).map_err(|error| error.to_string()),
-        Value::Number(number) if number.bytes().all(|byte| byte.is_ascii_digit()) => {
-            Err(format!("window is {number} without a unit; write `window: {number}s` if those are seconds"))
-        }
-        _ => Err(wrong("window", node, WINDOW)),
+    if has_candidate && name.len() > MAX_NAME {
+        let message = format_args!(
+            "invalid name `{name}`: must have at most {MAX_NAME} characters with a candidate, not {}",
+            name.len()
+        );
+        section.report("name", message, findings);
     }
 }
 
-fn terms(section: &Section<'_>, findings: &mut Findings) -> Terms {
-    let algorithm = match section.get("algorithm") {
-        Some(_) => section.read("algorithm", findings, |node| {
-            resolve::algorithm(text("algorithm", node, "write for example `algorithm: sliding-log`")?)
-        }),
-        None => Some(Algorithm::default()),
-    };
-    let burst = section.read("burst", findings, |node| burst(node, algorithm));
-    let slots = section.read("slots", findings, |node| {
-        only_for("slots", Algorithm::SlidingLog, algorithm)?;
-        let way_out = "give 1 to 65534, for example `slots: 1024`";
-        let slots = whole("slots", node, way_out)?;
-        let slots = u16::try_from(slots).ok().filter(|_| (1..=MAX_SLOTS).contains(&slots));
-        slots.ok_or_else(|| wrong("slots", node, way_out))
-    });
-    Terms { algorithm, burst, slots, window: None }
-}
+impl Text for Excess {
+    const FORMAT: &'static str = "excess";
+    const EXPECTED: &'static str = "`refuse`, `charge` (admit a cost while anything remains) or `count` (deny it and \
+                                    still count it)";
+    const CHOICES: &'static [&'static str] = &["refuse", "charge", "count"];
 
-/// Reads a burst. Zero would deny everything, which `limit: 0` says better, and is how others write one.
-pub(super) fn burst(node: &Node, algorithm: Option<Algorithm>) -> Result<u64, String> {
-    only_for("burst", Algorithm::TokenBucket, algorithm)?;
-    match whole("burst", node, BURST)? {
-        0 => Err(wrong("burst", node, BURST)),
-        burst => Ok(burst),
+    fn parse(text: &str) -> Result<Self, String> {
+        Self::from_name(text).ok_or_else(String::new)
     }
 }
 
-/// Refuses a key that the policy's algorithm does not read. An algorithm that is wrong itself refuses nothing.
-fn only_for(key: &str, reads_it: Algorithm, algorithm: Option<Algorithm>) -> Result<(), String> {
-    match algorithm {
-        Some(other) if other != reads_it => Err(format!(
-            "{key} is read by {reads_it} only and the algorithm is {other}; leave it out or write `algorithm: {reads_it}`"
-        )),
-        _ => Ok(()),
-    }
-}
+impl Text for OnStoreError {
+    const FORMAT: &'static str = "on-store-error";
+    const EXPECTED: &'static str = "`local` (count in memory meanwhile), `allow` or `deny`";
+    const CHOICES: &'static [&'static str] = &["local", "allow", "deny"];
 
-impl Terms {
-    /// The quota under these terms, with a burst of its own if it has one.
-    pub(super) fn apply(&self, quota: Quota, burst: Option<u64>) -> Quota {
-        let quota = quota.with_algorithm(self.algorithm.unwrap_or_default());
-        let quota = if let Some(burst) = burst.or(self.burst) { quota.with_burst(burst) } else { quota };
-        if let Some(slots) = self.slots { quota.with_slots(slots) } else { quota }
-    }
-
-    pub(super) fn algorithm(&self) -> Option<Algorithm> {
-        self.algorithm
-    }
-
-    /// The policy's window. `None` if it is wrong, which was found.
-    pub(super) fn window(&self) -> Option<Duration> {
-        self.window
-    }
-}
-
-fn is_shadow(node: &Node) -> Result<bool, String> {
-    match node.scalar() {
-        Some("shadow") => Ok(true),
-        Some("enforce") => Ok(false),
-        _ => Err(wrong("mode", node, "write `mode: enforce` to deny, or `mode: shadow` to report only")),
-    }
-}
-
-fn excess(node: &Node) -> Result<Excess, String> {
-    match node.scalar() {
-        Some("refuse") => Ok(Excess::Refuse),
-        Some("charge") => Ok(Excess::Charge),
-        Some("count") => Ok(Excess::Count),
-        _ => {
-            const WAY: &str = "write `excess: refuse`, `excess: charge` to admit a cost while anything remains, or `excess: count` \
-                 to deny it and still count it";
-            Err(wrong("excess", node, WAY))
+    fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "local" => Ok(Self::Local),
+            "allow" => Ok(Self::Allow),
+            "deny" => Ok(Self::Deny),
+            _ => Err(String::new()),
         }
     }
-}
-
-fn on_store_error(node: &Node) -> Result<OnStoreError, String> {
-    match node.scalar() {
-        Some("local") => Ok(OnStoreError::Local),
-        Some("allow") => Ok(OnStoreError::Allow),
-        Some("deny") => Ok(OnStoreError::Deny),
-        _ => Err(wrong(
-            "on_store_error",
-            node,
-            "write `local` to count in memory meanwhile, `allow` or `deny`",
-        )),
-    }
-}
-
-fn ipv6_prefix(section: &Section<'_>, scope: &Scope<'_>, findings: &mut Findings) -> Option<Ipv6Prefix> {
-    section.read("ipv6_prefix", findings, |node| {
-        const BITS: &str = "give 32 to 128, for example `ipv6_prefix: 56`";
-        if !scope.attributes.iter().any(|attribute| scope.is_address(attribute)) {
-            return Err(
-                "ipv6_prefix stands without an address in the scope; leave it out or write for example \
-                        `scope: [ip]`"
-                    .to_owned(),
-            );
-        }
-        let bits = u8::try_from(whole("ipv6_prefix", node, BITS)?).ok();
-        bits.and_then(|bits| Ipv6Prefix::new(bits).ok()).ok_or_else(|| wrong("ipv6_prefix", node, BITS))
-    })
 }
 
 #[cfg(test)]
@@ -344,97 +274,146 @@ mod tests {
     /// Whoever mistypes a key of a policy reads the line, the value and the way out.
     #[test]
     fn each_wrong_key_names_its_value_and_the_way_out() {
-        let limit = "give a whole number from 0 to 18446744073709551615, for example `limit: 100`";
-        let window = "give a number and a unit, for example `window: 60s`";
-        let units = "use ms, s, m, h, d or w, for example `30s`";
-        let burst = "give a whole number from 1, for example `burst: 20`";
         for (keys, expected) in [
-            ("limit: -5, window: 1s", format!("limit is -5; {limit}")),
-            ("limit: 1.5, window: 1s", format!("limit is 1.5; {limit}")),
-            ("limit: 1e3, window: 1s", format!("limit is 1e3; {limit}")),
-            ("limit: 010, window: 1s", format!("limit is 010; {limit}")),
-            ("limit: 18446744073709551616, window: 1s", format!("limit is 18446744073709551616; {limit}")),
-            ("limit: many, window: 1s", format!("limit is `many`; {limit}")),
-            ("limit: '100', window: 1s", "limit is the text `100`; write the number without quotes".into()),
-            ("limit: , window: 1s", format!("limit is empty; {limit}")),
-            ("limit: [1], window: 1s", format!("limit is a list; {limit}")),
-            ("limit: true, window: 1s", format!("limit is true; {limit}")),
-            ("limit: 5", "window is missing; write for example `window: 60s`".into()),
-            ("window: 5s", "limit is missing; write for example `limit: 100`".into()),
-            ("limit: 5, window: 60", "window is 60 without a unit; write `window: 60s` if those are seconds".into()),
-            ("limit: 5, window: '60'", format!("invalid window `60`: must be a number and a unit; {units}")),
-            ("limit: 5, window: -1s", format!("invalid window `-1s`: must be a number and a unit; {units}")),
-            ("limit: 5, window: 0.5", format!("window is 0.5; {window}")),
-            ("limit: 5, window: 2 fortnights", format!("invalid window `2 fortnights`: unknown unit `fortnights`; {units}")),
-            ("limit: 5, window: 0s", "invalid window `0s`: must be 1ms to 366d, for example `1m`".into()),
-            ("quota: 5/0s", "invalid window `0s`: must be 1ms to 366d, for example `1m`".into()),
-            ("quota: 5", "quota is 5; give a limit and a window, for example `quota: 100/1m`".into()),
-            ("quota: five", "invalid quota `five`: no window; write `limit/window`, for example `100/1m`".into()),
+            (
+                "limit: -5, window: 1s",
+                "invalid limit `-5`: must be a whole number from 0 to 18446744073709551615, without quotes",
+            ),
+            (
+                "limit: 1.5, window: 1s",
+                "invalid limit `1.5`: must be a whole number from 0 to 18446744073709551615, without quotes",
+            ),
+            (
+                "limit: 1e3, window: 1s",
+                "invalid limit `1e3`: must be a whole number from 0 to 18446744073709551615, without quotes",
+            ),
+            (
+                "limit: 010, window: 1s",
+                "invalid limit `010`: must be a whole number from 0 to 18446744073709551615, without quotes",
+            ),
+            (
+                "limit: 18446744073709551616, window: 1s",
+                "invalid limit `18446744073709551616`: must be a whole number from 0 to 18446744073709551615, without quotes",
+            ),
+            (
+                "limit: many, window: 1s",
+                "invalid limit `many`: must be a whole number from 0 to 18446744073709551615, without quotes",
+            ),
+            (
+                "limit: '100', window: 1s",
+                "invalid limit `100`: must be a whole number from 0 to 18446744073709551615, without quotes",
+            ),
+            (
+                "limit: , window: 1s",
+                "invalid limit (empty): must be a whole number from 0 to 18446744073709551615, without quotes",
+            ),
+            (
+                "limit: [1], window: 1s",
+                "invalid limit (a list): must be a whole number from 0 to 18446744073709551615, without quotes",
+            ),
+            (
+                "limit: true, window: 1s",
+                "invalid limit `true`: must be a whole number from 0 to 18446744073709551615, without quotes",
+            ),
+            ("limit: 5", "missing window: write it, for example `window: 60s`"),
+            ("window: 5s", "missing limit: write it, for example `limit: 100`"),
+            (
+                "limit: 5, window: 60",
+                "invalid window `60`: must be 1ms to 366d with a unit (ms, s, m, h, d or w), for example `window: 60s`",
+            ),
+            (
+                "limit: 5, window: '60'",
+                "invalid window `60`: must be 1ms to 366d with a unit (ms, s, m, h, d or w), for example `window: 60s`",
+            ),
+            (
+                "limit: 5, window: -1s",
+                "invalid window `-1s`: must be 1ms to 366d with a unit (ms, s, m, h, d or w), for example `window: 60s`",
+            ),
+            (
+                "limit: 5, window: 0.5",
+                "invalid window `0.5`: must be 1ms to 366d with a unit (ms, s, m, h, d or w), for example `window: 60s`",
+            ),
+            (
+                "limit: 5, window: 2 fortnights",
+                "invalid window `2 fortnights`: must be 1ms to 366d with a unit (ms, s, m, h, d or w), for example `window: 60s`",
+            ),
+            (
+                "limit: 5, window: 0s",
+                "invalid window `0s`: must be 1ms to 366d with a unit (ms, s, m, h, d or w), for example `window: 60s`",
+            ),
+            (
+                "quota: 5/0s",
+                "invalid quota `5/0s`: invalid window `0s`: must be 1ms to 366d, for example `1m`",
+            ),
+            ("quota: 5", "invalid quota `5`: no window; write `limit/window`, for example `100/1m`"),
+            ("quota: five", "invalid quota `five`: no window; write `limit/window`, for example `100/1m`"),
             (
                 "quota: 5/1s, window: 1s",
-                "quota stands beside limit or window; keep `quota`, or keep `limit` and `window`".into(),
+                "invalid quota: conflicts with limit or window; keep `quota`, or keep `limit` and `window`",
             ),
             (
                 "quota: 5/1s, algorithm: magic",
-                "invalid algorithm `magic`: must be `sliding-log`, `sliding-window`, `fixed-window` or `token-bucket`".into(),
+                "invalid algorithm `magic`: must be `sliding-log`, `sliding-window`, `fixed-window` or `token-bucket`",
             ),
             (
                 "quota: 5/1s, algorithm: sliding-window-counter",
-                "algorithm is `sliding-window-counter`; here it is `sliding-window`".into(),
+                "invalid algorithm `sliding-window-counter`: must be `sliding-log`, `sliding-window`, `fixed-window` or `token-bucket`; did you mean `sliding-window`?",
             ),
             (
                 "quota: 5/1s, burst: 5",
-                "burst is read by token-bucket only and the algorithm is sliding-log; leave it out or write `algorithm: \
-                 token-bucket`"
-                    .into(),
+                "invalid burst `5`: the algorithm is sliding-log and only token-bucket has burst; leave it out or write `algorithm: token-bucket`",
             ),
-            ("quota: 5/1s, algorithm: token-bucket, burst: 0", format!("burst is 0; {burst}")),
+            (
+                "quota: 5/1s, algorithm: token-bucket, burst: 0",
+                "invalid burst `0`: must be a whole number from 1 to 18446744073709551615, without quotes",
+            ),
             (
                 "quota: 5/1s, algorithm: fixed-window, slots: 5",
-                "slots is read by sliding-log only and the algorithm is fixed-window; leave it out or write `algorithm: \
-                 sliding-log`"
-                    .into(),
+                "invalid slots `5`: the algorithm is fixed-window and only sliding-log has slots; leave it out or write `algorithm: sliding-log`",
             ),
-            ("quota: 5/1s, slots: 65535", "slots is 65535; give 1 to 65534, for example `slots: 1024`".into()),
-            ("quota: 5/1s, slots: 0", "slots is 0; give 1 to 65534, for example `slots: 1024`".into()),
+            (
+                "quota: 5/1s, slots: 65535",
+                "invalid slots `65535`: must be a whole number from 1 to 65534, without quotes",
+            ),
+            (
+                "quota: 5/1s, slots: 0",
+                "invalid slots `0`: must be a whole number from 1 to 65534, without quotes",
+            ),
             (
                 "quota: 5/1s, mode: true",
-                "mode is true; write `mode: enforce` to deny, or `mode: shadow` to report only".into(),
+                "invalid mode `true`: must be `enforce` (deny requests over the limit) or `shadow` (report what would be denied, and deny nothing)",
             ),
             (
                 "quota: 5/1s, scope: 'user, path'",
-                "scope: `user, path` is not the name of an attribute: 1 to 128 bytes without spaces, commas and \
-                 brackets; write several as a list, for example `[user, path]`"
-                    .into(),
+                "invalid scope `user, path`: must be the name of an attribute, 1 to 128 bytes without spaces, commas and brackets; write several as a list, for example `[user, path]`",
             ),
-            ("quota: 5/1s, scope: [a, b, a]", "scope has `a` twice; keep one".into()),
-            ("quota: 5/1s, scope: ", "scope is empty; give the names of attributes, for example `[user, path]`".into()),
+            ("quota: 5/1s, scope: [a, b, a]", "invalid scope: contains `a` twice; keep one"),
+            (
+                "quota: 5/1s, scope: ",
+                "invalid scope (empty): must be the name of an attribute, 1 to 128 bytes without spaces, commas and brackets; write several as a list, for example `[user, path]`, or a list of them",
+            ),
             (
                 "quota: 5/1s, scope: [ip], ipv6_prefix: 129",
-                "ipv6_prefix is 129; give 32 to 128, for example `ipv6_prefix: 56`".into(),
+                "invalid ipv6_prefix `129`: must be a whole number from 32 to 128, without quotes",
             ),
             (
                 "quota: 5/1s, scope: [ip], ipv6_prefix: 300",
-                "ipv6_prefix is 300; give 32 to 128, for example `ipv6_prefix: 56`".into(),
+                "invalid ipv6_prefix `300`: must be a whole number from 32 to 128, without quotes",
             ),
             (
                 "quota: 5/1s, scope: [user], ipv6_prefix: 64",
-                "ipv6_prefix stands without an address in the scope; leave it out or write for example `scope: [ip]`".into(),
+                "invalid ipv6_prefix: the scope has no address; leave it out, or write for example `scope: [ip]`",
             ),
             (
                 "quota: 5/1s, excess: allow",
-                "excess is `allow`; write `excess: refuse`, `excess: charge` to admit a cost while anything remains, or \
-                 `excess: count` to deny it and still count it".into(),
+                "invalid excess `allow`: must be `refuse`, `charge` (admit a cost while anything remains) or `count` (deny it and still count it)",
             ),
             (
                 "quota: 5/1s, colour: red",
-                "unknown key `colour`; known are `name`, `when`, `scope`, `limit`, `window`, `quota`, `algorithm`, \
-                 `burst`, `slots`, `mode`, `excess`, `on_store_error`, `overrides`, `ipv6_prefix`, `candidate`, \
-                 `keys_shown`"
-                    .into(),
+                "unknown key `colour`: must be `algorithm`, `burst`, `candidate`, `excess`, `ipv6_prefix`, `keys_shown`, `limit`, `mode`, `name`, `on_store_error`, `overrides`, `quota`, `scope`, `slots`, `when` or `window`",
             ),
         ] {
-            assert_eq!(policy_error(keys), expected, "{keys}");
+            assert_eq!(policy_error(keys), expected);
         }
     }
 
@@ -444,19 +423,17 @@ mod tests {
         assert_eq!(
             errors("policies:\n  - {name: a, quota: 1/1s}\n  - quota: 1/1s\n    mode: dry\n"),
             [
-                "slidegate.yaml:3: policy 2: name is missing; write for example `name: per-user`",
-                "slidegate.yaml:4: policy 2: mode is `dry`; write `mode: enforce` to deny, or `mode: shadow` to report \
-                 only",
+                "slidegate.yaml:3: policy 2: missing name: must be 1 to 64 of the characters A-Z a-z 0-9 _ . -, for example `per-user`",
+                "slidegate.yaml:4: policy 2: invalid mode `dry`: must be `enforce` (deny requests over the limit) or `shadow` (report what would be denied, and deny nothing)",
             ]
         );
         assert_eq!(
             error("policies:\n  - quota: 1/1s\n    name: per user\n"),
-            "slidegate.yaml:3: invalid policy name `per user`: must be 1 to 64 of the characters A-Z a-z 0-9 _ . -, for \
-             example `per-user`"
+            "slidegate.yaml:3: policy `per user`: invalid name `per user`: must be 1 to 64 of the characters A-Z a-z 0-9 _ . -, for example `per-user`"
         );
         assert_eq!(
             error("policies:\n  - per-user\n"),
-            "slidegate.yaml:2: policy 1 is `per-user`; write keys and values, for example `name: per-user`"
+            "slidegate.yaml:2: invalid policies `per-user`: must be keys and values, for example `name: per-user`"
         );
     }
 
@@ -479,16 +456,15 @@ mod tests {
         assert_eq!(candidate(&other), ("7/1h".into(), "sliding-log", 7));
         assert_eq!(
             policy_error("quota: 5/1m, candidate: 7"),
-            "candidate is 7; write keys and values, for example `quota: 200/1m`"
+            "invalid candidate `7`: invalid quota `7`: no window; write `limit/window`, for example `100/1m`"
         );
         assert_eq!(
             policy_error("quota: 5/1m, candidate: {limit: 7, when: x}"),
-            "candidate: unknown key `when`; known are `limit`, `window`, `quota`, `algorithm`, `burst`, `slots`"
+            "candidate: unknown key `when`: must be `algorithm`, `burst`, `limit`, `quota`, `slots` or `window`"
         );
         assert_eq!(
             error("policies: [{name: p.candidate, quota: 1/1s}]\n"),
-            "slidegate.yaml:1: policy `p.candidate`: the name ends in `.candidate`, which candidates of policies have; \
-             choose another"
+            "slidegate.yaml:1: policy `p.candidate`: invalid name `p.candidate`: must not end in `.candidate`, which is for candidates; choose another"
         );
     }
 }

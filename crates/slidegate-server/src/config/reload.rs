@@ -2,12 +2,15 @@
 //!
 //! What a link leads to is looked at as well: volumes of Kubernetes change by a link that is put in the place of another.
 
+use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use super::{Config, ConfigErrors, Outside, Resp, SharedStore};
+use serde_json::Value;
+
+use super::{Config, ConfigErrors, Outside};
 
 /// Where a configuration comes from.
 #[derive(Clone)]
@@ -58,23 +61,40 @@ impl Sources {
     }
 }
 
-/// What another configuration would change and cannot while the service runs, in words. Values are compared, secrets and the
-/// contents of certificates among them, and never what is printed of them.
-pub(crate) fn differences(old: &Config, new: &Config) -> Vec<&'static str> {
-    let named = |name: &'static str, differs: bool| differs.then_some(name);
-    let (shared, resp) = ((old.shared.as_ref(), new.shared.as_ref()), (old.resp.as_ref(), new.resp.as_ref()));
-    let mut differences = Vec::new();
-    differences.extend(named("server: listen", old.listen != new.listen));
-    differences.extend(named("server: shutdown_grace", old.shutdown_grace != new.shutdown_grace));
-    differences.extend(named("store: memory: max_keys", old.max_keys != new.max_keys));
-    differences.extend(SharedStore::differences(shared.0, shared.1));
-    differences.extend(named("attributes: addresses", old.address_attributes != new.address_attributes));
-    differences.extend(named("grpc", old.grpc != new.grpc));
-    differences.extend(Resp::differences(resp.0, resp.1));
-    differences.extend(named("headers", old.headers != new.headers));
-    differences.extend(named("auth", old.auth != new.auth));
-    differences.extend(named("observe", old.observe.section() != new.observe.section()));
-    differences
+/// What another configuration changes that the running service cannot, by the keys of the file. Values are compared,
+/// secrets and the contents of certificates among them.
+pub(crate) fn differences(old: &Config, new: &Config) -> Vec<String> {
+    let is_changed = [
+        ("server", old.listen != new.listen || old.shutdown_grace != new.shutdown_grace),
+        ("store", old.max_keys != new.max_keys || old.shared != new.shared),
+        ("attributes", old.address_attributes != new.address_attributes),
+        ("grpc", old.grpc != new.grpc),
+        ("resp", old.resp != new.resp),
+        ("headers", old.headers != new.headers),
+        ("auth", old.auth != new.auth),
+        ("observe", old.observe.section() != new.observe.section()),
+    ];
+    let changed = is_changed.into_iter().filter(|(_, is_changed)| *is_changed);
+    let changed =
+        changed.flat_map(|(section, _)| changed_keys(section, &old.file.0[section], &new.file.0[section]));
+    // The command line wins over the file's addresses.
+    let resp_listen = |config: &Config| config.resp.as_ref().map(|resp| resp.listen);
+    let is_in_force = |name: &str| match name {
+        "server: listen" => old.listen == new.listen,
+        "grpc: listen" => old.grpc.listen == new.grpc.listen,
+        "resp: listen" => resp_listen(old) == resp_listen(new),
+        _ => false,
+    };
+    changed.filter(|name| !is_in_force(name)).collect()
+}
+
+/// The keys of a section that differ; the section itself if only files that it names do.
+fn changed_keys(section: &str, old: &Value, new: &Value) -> Vec<String> {
+    let keys: BTreeSet<_> =
+        [old, new].into_iter().filter_map(Value::as_object).flat_map(|map| map.keys()).collect();
+    let changed = keys.into_iter().filter(|key| old[key.as_str()] != new[key.as_str()]);
+    let changed: Vec<_> = changed.map(|key| format!("{section}: {key}")).collect();
+    if changed.is_empty() { vec![section.to_owned()] } else { changed }
 }
 
 #[cfg(test)]
@@ -96,7 +116,10 @@ mod tests {
             ("store: {redis: 'redis://:SECRET@h'}", "store: redis"),
             ("store: {redis: 'redis+sentinel://h/m?sentinel_pass=SECRET'}", "store: redis"),
             ("store: {redis: 'redis://h', key_secret: SECRET}", "store: key_secret"),
-            ("observe: {traces: {endpoint: 'http://h', headers: {authorization: SECRET}}}", "observe"),
+            (
+                "observe: {traces: {endpoint: 'http://h', headers: {authorization: SECRET}}}",
+                "observe: traces",
+            ),
         ] {
             let of = |secret: &str| config(&text.replace("SECRET", secret));
             assert_eq!(differences(&of("one"), &of("one")), [""; 0], "{text}");
@@ -119,17 +142,45 @@ mod tests {
         for (from, to, expected) in [
             ("127.0.0.1:1", "127.0.0.1:9", "server: listen"),
             ("shutdown_grace: 60s", "shutdown_grace: 61s", "server: shutdown_grace"),
-            ("1000", "1001", "store: memory: max_keys"),
+            ("1000", "1001", "store: memory"),
             ("127.0.0.1:2", "127.0.0.1:9", "resp: listen"),
             ("idle_timeout: 60s", "idle_timeout: 61s", "resp: idle_timeout"),
             ("max_connections: 5", "max_connections: 6", "resp: max_connections"),
-            ("127.0.0.1:3", "127.0.0.1:9", "grpc"),
-            ("retry_after: true", "retry_after: false", "headers"),
-            ("nginx", "caddy", "auth"),
-            ("top: true", "top: false", "observe"),
+            ("127.0.0.1:3", "127.0.0.1:9", "grpc: listen"),
+            ("retry_after: true", "retry_after: false", "headers: retry_after"),
+            ("nginx", "caddy", "auth: preset"),
+            ("top: true", "top: false", "observe: top"),
         ] {
             assert_eq!(differences(from, to), [expected], "{to}");
         }
+    }
+
+    /// What was changed and is not in force has to be said by its name, a password above all.
+    #[test]
+    fn each_changed_setting_of_the_store_is_named_and_no_other() {
+        let before = "redis: 'rediss://me:old@h', deadline: 20ms, key_secret: old";
+        let of = |keys: &str| config(&format!("store: {{{keys}}}\n"));
+        let differences = |keys: &str| differences(&of(before), &of(keys));
+        assert_eq!(differences(before), [""; 0]);
+        for (from, to, expected) in [
+            ("20ms", "20 milliseconds", &[][..]),
+            ("me:old", "me:new", &["store: redis"]),
+            ("@h", "@h/1", &["store: redis"]),
+            ("20ms", "30ms", &["store: deadline"]),
+            ("key_secret: old", "key_secret: new", &["store: key_secret"]),
+            (", key_secret: old", "", &["store: key_secret"]),
+            ("deadline", "connect_timeout: 1s, deadline", &["store: connect_timeout"]),
+            ("deadline", "connections: 2, deadline", &["store: connections"]),
+            ("deadline", "instances: 2, deadline", &["store: instances"]),
+            ("deadline", "keys: hashed, deadline", &["store: keys"]),
+            ("deadline", "hash_tag: user, deadline", &["store: hash_tag"]),
+            ("deadline", "coalesce: false, deadline", &["store: coalesce"]),
+            ("deadline", "remember_denials: false, deadline", &["store: remember_denials"]),
+        ] {
+            assert_eq!(differences(&before.replace(from, to)), expected, "{to}");
+        }
+        let three = before.replace("old", "new").replace("20ms", "21ms");
+        assert_eq!(differences(&three), ["store: deadline", "store: key_secret", "store: redis"]);
     }
 
     /// A configuration that is printed, by whatever mistake, must not tell what it keeps secret.

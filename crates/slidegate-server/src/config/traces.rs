@@ -5,14 +5,14 @@
 use std::collections::BTreeMap;
 
 use axum::http::{HeaderName, HeaderValue, Uri};
+use schemars::JsonSchema;
+use serde::Deserialize;
 use slidegate::Secret;
 
-use super::file::{Node, Shown, Value};
-use super::section::{Section, text, wrong};
+use super::check::Section;
+use super::values::{Parsed, Text, checked_text};
+use super::yaml::Shown;
 use super::{ConfigErrors, Findings};
-
-pub(super) const KEYS: [&str; 4] = ["endpoint", "headers", "sample_ratio", "service_name"];
-pub(super) const EXAMPLE: &str = "endpoint: http://127.0.0.1:4318";
 
 /// The standard variables that are honoured; `OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_EXPORTER_OTLP_COMPRESSION` and
 /// `OTEL_RESOURCE_ATTRIBUTES` are read by the exporter itself.
@@ -25,16 +25,32 @@ pub(super) const VARIABLES: [&str; 6] = [
     "OTEL_SDK_DISABLED",
 ];
 
-const ENDPOINT: &str = "give the collector's URL for OTLP over HTTP, for example `http://127.0.0.1:4318`";
-const RATIO: &str = "give a number from 0 to 1, for example `0.01` for one in a hundred";
-const NAME: &str = "give 1 to 255 bytes, for example `service_name: slidegate`";
 const DEFAULT_NAME: &str = "slidegate";
 /// Longest name of a service, in bytes.
 const MAX_NAME: usize = 255;
 /// Most header fields that a collector is sent.
 const MAX_HEADERS: usize = 16;
-/// The path of traces behind a collector's URL, as the OTLP standard has it.
+/// The path of traces after a collector's URL, as the OTLP standard has it.
 const PATH: &str = "/v1/traces";
+
+/// Where spans of decisions are sent, by OTLP over HTTP.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(extend("x-example" = "endpoint: http://127.0.0.1:4318"))]
+pub(super) struct TracesSection {
+    /// The collector's URL, `http` or `https`; `/v1/traces` is added.
+    endpoint: Option<Parsed<Endpoint>>,
+    /// Header fields that the collector expects, such as a key.
+    #[serde(default)]
+    #[schemars(extend("propertyNames" = {"format": "header-name"}))]
+    headers: BTreeMap<String, Parsed<FieldValue>>,
+    /// The share of decisions that have a span, of those whose caller sent no trace. The others follow their caller.
+    #[schemars(range(min = 0, max = 1), extend("default" = 1))]
+    sample_ratio: Option<f64>,
+    /// The service's name in traces, 1 to 255 bytes.
+    #[schemars(extend("default" = "slidegate"))]
+    service_name: Option<String>,
+}
 
 /// Where spans go, and which.
 #[derive(Debug, Clone, PartialEq)]
@@ -70,26 +86,24 @@ impl OutsideTraces {
         let refused = |name: &str, message: String| ConfigErrors::one(name, None, &message);
         let url = |name: &'static str| {
             let Some(value) = variable(name)? else { return Ok(None) };
-            let is_whole = name == traces;
-            endpoint(&value, is_whole)
-                .map(Some)
-                .ok_or_else(|| refused(name, format!("this is no URL for spans; {ENDPOINT}")))
+            let invalid = || refused(name, format!("invalid URL: must be {}", Endpoint::EXPECTED));
+            endpoint(&value, name == traces).map(Some).ok_or_else(invalid)
         };
         let endpoint = url(traces)?.or(url(all)?);
         if let (Some(_), Some(other)) =
             (&endpoint, variable(protocol)?.filter(|protocol| protocol != "http/protobuf"))
         {
             let message = format!(
-                "the protocol is `{}` and spans are sent as `http/protobuf`; write that, with the \
-                 collector's port for it, which is 4318 as a rule",
+                "invalid protocol `{}`: must be `http/protobuf`; give the collector's port for it, usually 4318",
                 Shown(&other)
             );
             return Err(refused(protocol, message));
         }
         let sample_ratio = match variable(ratio)? {
             Some(text) => {
-                let read = self::ratio(&text);
-                Some(read.ok_or_else(|| refused(ratio, format!("the ratio is `{}`; {RATIO}", Shown(&text))))?)
+                let read = text.trim().parse().ok().filter(|ratio| (0.0..=1.0).contains(ratio));
+                let invalid = || format!("invalid ratio `{}`: must be a number from 0 to 1", Shown(&text));
+                Some(read.ok_or_else(|| refused(ratio, invalid()))?)
             }
             None => None,
         };
@@ -97,105 +111,44 @@ impl OutsideTraces {
         Ok(Self { is_disabled, endpoint, sample_ratio, service_name })
     }
 
-    /// The traces that the environment alone asks for.
-    pub(super) fn alone(&self) -> Option<Traces> {
-        self.over(None)
-    }
-
     /// What the file says, with the environment's word before it.
-    fn over(&self, file: Option<Traces>) -> Option<Traces> {
+    pub(super) fn over(&self, file: Option<TracesSection>) -> Option<Traces> {
         if self.is_disabled {
             return None;
         }
-        let file = file.or_else(|| {
-            Some(Traces {
-                endpoint: self.endpoint.clone()?,
-                headers: BTreeMap::new(),
-                sample_ratio: 1.0,
-                service_name: DEFAULT_NAME.to_owned(),
-            })
-        })?;
+        let TracesSection { endpoint, headers, sample_ratio, service_name } = file.unwrap_or_default();
+        let headers = headers.into_iter();
         Some(Traces {
-            endpoint: self.endpoint.clone().unwrap_or(file.endpoint),
-            sample_ratio: self.sample_ratio.unwrap_or(file.sample_ratio),
-            service_name: self.service_name.clone().unwrap_or(file.service_name),
-            headers: file.headers,
+            endpoint: self.endpoint.clone().or(endpoint.map(|endpoint| endpoint.0.0))?,
+            headers: headers
+                .map(|(name, value)| (name.to_ascii_lowercase(), Secret::new(value.0.0)))
+                .collect(),
+            sample_ratio: self.sample_ratio.or(sample_ratio).unwrap_or(1.0),
+            service_name: (self.service_name.clone().or(service_name))
+                .unwrap_or_else(|| DEFAULT_NAME.to_owned()),
         })
     }
 }
 
-/// Reads the section, which may not be there.
-pub(super) fn traces(
-    section: Option<&Section<'_>>,
+/// Reports what is wrong with the section as a whole.
+pub(super) fn check(
+    spans: &TracesSection,
+    section: &Section<'_>,
     outside: &OutsideTraces,
     findings: &mut Findings,
-) -> Option<Traces> {
-    let Some(section) = section else { return outside.alone() };
-    if outside.endpoint.is_none() && !outside.is_disabled {
-        section.expect("endpoint", ENDPOINT, findings);
+) {
+    if outside.endpoint.is_none() && !outside.is_disabled && !section.has("endpoint") {
+        let message = format_args!("missing endpoint: write {}", Endpoint::EXPECTED);
+        section.report("", message, findings);
     }
-    let endpoint = section.read("endpoint", findings, |node| {
-        let url = text("endpoint", node, ENDPOINT)?;
-        if url.contains('@') {
-            // Not repeated: what stands before it is a secret.
-            return Err(
-                "endpoint has a name or password in it; put what the collector wants to see under `headers`"
-                    .to_owned(),
-            );
-        }
-        self::endpoint(url, false).ok_or_else(|| wrong("endpoint", node, ENDPOINT))
-    });
-    let sample_ratio = section.read("sample_ratio", findings, |node| match &node.value {
-        Value::Number(number) => ratio(number).ok_or_else(|| wrong("sample_ratio", node, RATIO)),
-        _ => Err(wrong("sample_ratio", node, RATIO)),
-    });
-    let service_name = section.read("service_name", findings, |node| {
-        let name = text("service_name", node, NAME)?;
-        if name.len() > MAX_NAME { Err(wrong("service_name", node, NAME)) } else { Ok(name.to_owned()) }
-    });
-    let headers = section.get("headers").map(|node| headers(node, section, findings)).unwrap_or_default();
-    let file = endpoint.map(|endpoint| Traces {
-        endpoint,
-        headers: headers.clone(),
-        sample_ratio: sample_ratio.unwrap_or(1.0),
-        service_name: service_name.clone().unwrap_or_else(|| DEFAULT_NAME.to_owned()),
-    });
-    let traces = outside.over(file)?;
-    // What the file says beside an endpoint of the environment counts as well.
-    Some(Traces {
-        headers,
-        sample_ratio: outside.sample_ratio.or(sample_ratio).unwrap_or(traces.sample_ratio),
-        service_name: outside.service_name.clone().or(service_name).unwrap_or(traces.service_name),
-        ..traces
-    })
+    section.report_many("headers", spans.headers.len(), MAX_HEADERS, findings);
+    if spans.service_name.as_ref().is_some_and(|name| name.len() > MAX_NAME) {
+        let message = format_args!("invalid service_name: must have at most {MAX_NAME} bytes");
+        section.report("service_name", message, findings);
+    }
 }
 
-fn headers(node: &Node, section: &Section<'_>, findings: &mut Findings) -> BTreeMap<String, Secret<String>> {
-    const WAY: &str = "write for example `headers: {authorization: Bearer ...}`";
-    let entries = node.entries().unwrap_or_default();
-    if node.entries().is_none() || entries.len() > MAX_HEADERS {
-        let message = format!("headers is {node}; {WAY}, at most {MAX_HEADERS}");
-        section.find(node.line, message, findings);
-    }
-    let mut headers = BTreeMap::new();
-    for entry in entries.iter().take(MAX_HEADERS) {
-        let value = entry.value.scalar().filter(|value| HeaderValue::from_str(value).is_ok());
-        match value {
-            Some(value) if entry.key.parse::<HeaderName>().is_ok() => {
-                headers.insert(entry.key.to_ascii_lowercase(), Secret::new(value.to_owned()));
-            }
-            // The value may be a key, and is not repeated.
-            _ => section.find(
-                entry.line,
-                format_args!("headers: `{}` is no header field with a text; {WAY}", Shown(&entry.key)),
-                findings,
-            ),
-        }
-    }
-    headers
-}
-
-/// The whole URL of traces; as it is, if that is what it is said to be.
+/// The whole URL of traces, where `/v1/traces` is added unless the URL is whole already.
 fn endpoint(url: &str, is_whole: bool) -> Option<String> {
     let uri: Uri = url.parse().ok()?;
     let is_http = matches!(uri.scheme_str(), Some("http" | "https"));
@@ -206,8 +159,47 @@ fn endpoint(url: &str, is_whole: bool) -> Option<String> {
     Some(if is_whole || url.ends_with(PATH) { url.to_owned() } else { format!("{url}{PATH}") })
 }
 
-fn ratio(text: &str) -> Option<f64> {
-    text.trim().parse().ok().filter(|ratio| (0.0..=1.0).contains(ratio))
+/// The whole URL of traces.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Endpoint(String);
+
+impl Text for Endpoint {
+    const FORMAT: &'static str = "otlp-url";
+    const IS_SECRET: bool = true;
+    const EXPECTED: &'static str =
+        "the collector's URL for OTLP over HTTP, for example `http://127.0.0.1:4318`";
+    const PATTERN: &'static str = "^https?://";
+
+    fn parse(url: &str) -> Result<Self, String> {
+        if url.contains('@') {
+            // Not repeated: a password may stand before the `@`.
+            return Err(
+                "contains a name or password; put what the collector expects under `headers`".to_owned()
+            );
+        }
+        let invalid = || format!("must be {}, not `{}`", Self::EXPECTED, Shown(url));
+        endpoint(url, false).map(Self).ok_or_else(invalid)
+    }
+}
+
+checked_text! {
+    /// The name of a header field.
+    Field, "header-name", "the name of a header field, for example `authorization`", "",
+        |text| text.parse::<HeaderName>().is_ok();
+}
+
+/// The value of a header field.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct FieldValue(String);
+
+impl Text for FieldValue {
+    const FORMAT: &'static str = "header-value";
+    const EXPECTED: &'static str = "the text of a header field";
+    const IS_SECRET: bool = true;
+
+    fn parse(text: &str) -> Result<Self, String> {
+        HeaderValue::from_str(text).map(|_| Self(text.to_owned())).map_err(|_| String::new())
+    }
 }
 
 #[cfg(test)]
@@ -265,48 +257,61 @@ mod tests {
     /// What is wrong must be said at the start: a limiter is not looked at for its missing spans.
     #[test]
     fn each_wrong_setting_names_its_value_and_the_way_out() {
-        let url = "give the collector's URL for OTLP over HTTP, for example `http://127.0.0.1:4318`";
-        let ratio = "give a number from 0 to 1, for example `0.01` for one in a hundred";
         for (settings, expected) in [
-            ("endpoint: 'grpc://h:4317'", format!("endpoint is `grpc://h:4317`; {url}")),
-            ("endpoint: 'h:4318'", format!("endpoint is `h:4318`; {url}")),
-            ("sample_ratio: 0.1", format!("endpoint is missing; {url}")),
-            ("endpoint: 'http://h', sample_ratio: 10", format!("sample_ratio is 10; {ratio}")),
-            ("endpoint: 'http://h', sample_ratio: some", format!("sample_ratio is `some`; {ratio}")),
+            (
+                "endpoint: 'grpc://h:4317'",
+                "slidegate.yaml:1: observe: traces: invalid endpoint: must be the collector's URL for OTLP over HTTP, for example `http://127.0.0.1:4318`, not `grpc://h:4317`",
+            ),
+            (
+                "endpoint: 'h:4318'",
+                "slidegate.yaml:1: observe: traces: invalid endpoint: must be the collector's URL for OTLP over HTTP, for example `http://127.0.0.1:4318`, not `h:4318`",
+            ),
+            (
+                "sample_ratio: 0.1",
+                "slidegate.yaml:1: observe: traces: missing endpoint: write the collector's URL for OTLP over HTTP, for example `http://127.0.0.1:4318`",
+            ),
+            (
+                "endpoint: 'http://h', sample_ratio: 10",
+                "slidegate.yaml:1: observe: traces: invalid sample_ratio `10`: must be a number from 0 to 1",
+            ),
+            (
+                "endpoint: 'http://h', sample_ratio: some",
+                "slidegate.yaml:1: observe: traces: invalid sample_ratio `some`: must be a number from 0 to 1",
+            ),
             (
                 "endpoint: 'http://u:secret@h'",
-                "endpoint has a name or password in it; put what the collector wants to see under `headers`".into(),
+                "slidegate.yaml:1: observe: traces: invalid endpoint: contains a name or password; put what the collector expects under `headers`",
             ),
             (
                 "endpoint: 'http://h', headers: {'a b': secret}",
-                "headers: `a b` is no header field with a text; write for example `headers: {authorization: Bearer ...}`"
-                    .into(),
+                "slidegate.yaml:1: observe: traces: headers: invalid key `a b`: must be the name of a header field, for example `authorization`",
             ),
-            ("endpiont: 'http://h'", "unknown key `endpiont`; did you mean `endpoint`?".into()),
+            (
+                "endpiont: 'http://h'",
+                "slidegate.yaml:1: observe: traces: unknown key `endpiont`: did you mean `endpoint`?",
+            ),
         ] {
-            assert_eq!(
-                error(&format!("observe: {{traces: {{{settings}}}}}{POLICIES}")),
-                format!("slidegate.yaml:1: traces: {expected}"),
-                "{settings}"
-            );
+            assert_eq!(error(&format!("observe: {{traces: {{{settings}}}}}{POLICIES}")), expected);
         }
         for (variable, value, expected) in [
-            ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector", format!("this is no URL for spans; {url}")),
-            ("OTEL_TRACES_SAMPLER_ARG", "half", format!("the ratio is `half`; {ratio}")),
+            (
+                "OTEL_EXPORTER_OTLP_ENDPOINT",
+                "collector",
+                "OTEL_EXPORTER_OTLP_ENDPOINT: invalid URL: must be the collector's URL for OTLP over HTTP, for example `http://127.0.0.1:4318`",
+            ),
+            (
+                "OTEL_TRACES_SAMPLER_ARG",
+                "half",
+                "OTEL_TRACES_SAMPLER_ARG: invalid ratio `half`: must be a number from 0 to 1",
+            ),
             (
                 "OTEL_EXPORTER_OTLP_PROTOCOL",
                 "grpc",
-                "the protocol is `grpc` and spans are sent as `http/protobuf`; write that, with the collector's port for it, \
-                 which is 4318 as a rule"
-                    .into(),
+                "OTEL_EXPORTER_OTLP_PROTOCOL: invalid protocol `grpc`: must be `http/protobuf`; give the collector's port for it, usually 4318",
             ),
         ] {
             let variables = [(variable, value), ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://h")];
-            assert_eq!(
-                outside(&variables).unwrap_err().to_string(),
-                format!("{variable}: {expected}"),
-                "{variable}"
-            );
+            assert_eq!(outside(&variables).unwrap_err().to_string(), expected);
         }
     }
 }

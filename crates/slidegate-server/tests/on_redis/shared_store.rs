@@ -260,7 +260,7 @@ fn what_is_wrong_with_a_store_is_told_and_ends_with_2() {
     let told = serve(&["--config", &config], "");
     assert!(
         told.ends_with(
-            "bad.yaml:3: store: deadline is `0s`; give 1ms to 60s, for example `deadline: 50ms`\n"
+            "bad.yaml:3: store: invalid deadline `0s`: must be 1ms to 1m with a unit (ms, s, m, h, d or w), for example `deadline: 50ms`\n"
         ),
         "{told}"
     );

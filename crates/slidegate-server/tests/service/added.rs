@@ -144,19 +144,20 @@ fn what_is_no_policy_is_refused_and_says_why() {
             "new",
             json!({ "scope": ["user"], "limit": 5 }),
             400,
-            "policy `new`: window is missing; write for example `window: 60s`",
+            "policy `new`: missing window: write it, for example `window: 60s`",
         ),
         (
             "a b",
             json!({ "scope": ["user"], "quota": "5/1m" }),
             400,
-            "invalid policy name `a b`: must be 1 to 64 of the characters A-Z a-z 0-9 _ . -, for example `per-user`",
+            "policy `a b`: invalid name `a b`: must be 1 to 64 of the characters A-Z a-z 0-9 _ . -, for example `per-user`",
         ),
         (
             "new.candidate",
             json!({ "scope": ["user"], "quota": "5/1m" }),
             400,
-            "policy `new.candidate`: the name ends in `.candidate`, which candidates of policies have; choose another",
+            "policy `new.candidate`: invalid name `new.candidate`: must not end in `.candidate`, which is for candidates; \
+             choose another",
         ),
         (
             "THROTTLE",

@@ -269,12 +269,16 @@ fn policies_are_changed_listed_undone_and_put_back() {
         ),
         (
             json!({ "quota": "1/1s", "limit": 1 }),
-            "quota stands beside limit or window; give `quota`, or the other two",
+            "invalid quota: conflicts with limit or window; keep `quota`, or keep `limit` and `window`",
         ),
-        (json!({ "burst": 3 }), "burst is read by token-bucket only; leave it out"),
+        (
+            json!({ "burst": 3 }),
+            "invalid burst `3`: the algorithm is sliding-log and only token-bucket has burst; leave it out or write \
+             `algorithm: token-bucket`",
+        ),
         (
             json!({ "algorithm": "leaky" }),
-            "algorithm `leaky` is unknown; there are sliding-log, sliding-window, fixed-window, token-bucket",
+            "must be `sliding-log`, `sliding-window`, `fixed-window` or `token-bucket`; did you mean `token-bucket`?",
         ),
         (json!({}), "nothing is said; give for example `{\"quota\": \"200/1m\"}`, `mode` or `candidate`"),
     ] {

@@ -160,14 +160,21 @@ fn validate_counts_policies_in_words() {
 #[test]
 fn an_invalid_window_is_repeated_as_it_was_written() {
     let folder = TempDir::new("window");
-    for (policy, window) in [
-        ("{name: a, limit: 1, window: 367d}", "367d"),
-        ("{name: a, quota: 1/53weeks}", "53weeks"),
-        ("{name: a, scope: [user], quota: 1/1m, overrides: {b: 1/0s}}", "0s"),
+    let range = "must be 1ms to 366d, for example `1m`";
+    for (policy, expected) in [
+        (
+            "{name: a, limit: 1, window: 367d}",
+            "invalid window `367d`: must be 1ms to 366d with a unit (ms, s, m, h, d or w), for example `window: 60s`"
+                .to_owned(),
+        ),
+        ("{name: a, quota: 1/53weeks}", format!("invalid quota `1/53weeks`: invalid window `53weeks`: {range}")),
+        (
+            "{name: a, scope: [user], quota: 1/1m, overrides: {b: 1/0s}}",
+            format!("overrides: invalid b `1/0s`: invalid window `0s`: {range}"),
+        ),
     ] {
         let file = folder.file("slidegate.yaml", format!("policies:\n  - {policy}\n"));
         let output = run(&["validate", &file]);
-        let expected = format!("invalid window `{window}`: must be 1ms to 366d, for example `1m`");
         assert!(text(&output.stderr).contains(&expected), "{}", text(&output.stderr));
     }
 }

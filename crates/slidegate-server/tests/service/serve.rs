@@ -86,7 +86,8 @@ fn what_is_wrong_at_the_start_is_told_and_ends_with_2() {
     assert_eq!(output.status.code(), Some(2));
     assert!(
         text(&output.stderr)
-            .contains("bad.yaml:5: policy `a`: invalid window `0s`: must be 1ms to 366d, for example `1m`"),
+            .contains("bad.yaml:5: policy `a`: invalid window `0s`: must be 1ms to 366d with a unit (ms, s, m, h, d or w), \
+                       for example `window: 60s`"),
         "{}",
         text(&output.stderr)
     );

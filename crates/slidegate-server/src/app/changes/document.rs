@@ -412,7 +412,8 @@ impl Document {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::app::changes::terms::{Counting, Mode};
+    use crate::app::changes::terms::Counting;
+    use crate::config::Mode;
 
     fn terms(limit: u64) -> Option<Terms> {
         let quota =

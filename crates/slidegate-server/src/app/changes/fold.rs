@@ -8,7 +8,8 @@ use std::collections::{BTreeMap, HashMap};
 use slidegate::{Block, Error, Policy, PolicySet, Quota, Timestamp};
 
 use super::document::{Document, KeyChange};
-use super::terms::{Mode, Terms};
+use super::terms::Terms;
+use crate::config::Mode;
 use crate::config::{Added, KeysShown};
 use crate::key_text::KeyText;
 use crate::policy_names::CANDIDATE;
@@ -234,7 +235,7 @@ mod tests {
         add("p", keys(serde_json::json!({ "scope": ["ip"], "quota": "9/1h" })));
         let folded = fold(&base(), &document, 0, &["ip".to_owned()]).unwrap();
         assert_eq!(folded.refused.len(), 2);
-        let unknown = "policy `odd` was added at run time and cannot be read here: policy `odd`: unknown key `colour`; known";
+        let unknown = "policy `odd` was added at run time and cannot be read here: policy `odd`: unknown key `colour`: must be";
         assert!(folded.refused[0].starts_with(unknown), "{:?}", folded.refused);
         assert_eq!(
             folded.refused[1],

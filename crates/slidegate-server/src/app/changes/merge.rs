@@ -181,8 +181,9 @@ fn is_same(one: &Change, other: &Change) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::app::changes::Counting;
     use crate::app::changes::document::KeyKind;
-    use crate::app::changes::{Counting, Mode};
+    use crate::config::Mode;
 
     fn terms(limit: u64) -> Option<Terms> {
         let quota =

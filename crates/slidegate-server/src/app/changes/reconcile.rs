@@ -111,7 +111,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::app::changes::{Counting, KeyChange, KeyKind, Mode, Terms, What};
+    use crate::app::changes::{Counting, KeyChange, KeyKind, Terms, What};
+    use crate::config::Mode;
 
     /// When changes of keys expire by default.
     const FAR_MS: u64 = 1_000_000_000;

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use slidegate::{Algorithm, Policy, Quota, millis_ceil};
+use slidegate::{Policy, Quota, millis_ceil};
 
+use crate::config::{Mode, Parsed, QuotaSpec, Span};
 use crate::limits::MAX_COST;
 
 /// A quota in serialized form.
@@ -19,20 +20,6 @@ pub(crate) struct Counting {
     pub(crate) burst: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) slots: Option<u16>,
-}
-
-/// The mode of a policy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Mode {
-    Enforce,
-    Shadow,
-}
-
-impl Mode {
-    pub(crate) fn of(policy: &Policy) -> Self {
-        if policy.is_enforced() { Self::Enforce } else { Self::Shadow }
-    }
 }
 
 /// The settings of a policy that can change at run time, and all of a policy added at run time.
@@ -49,15 +36,9 @@ pub(crate) struct Terms {
 
 impl Counting {
     pub(crate) fn of(quota: &Quota) -> Self {
-        let is_bucket = quota.algorithm() == Algorithm::TokenBucket;
-        let is_log = quota.algorithm() == Algorithm::SlidingLog;
-        Self {
-            limit: quota.limit(),
-            window_ms: millis_ceil(quota.window()),
-            algorithm: quota.algorithm().name().to_owned(),
-            burst: Some(quota.burst()).filter(|burst| is_bucket && *burst != quota.limit()),
-            slots: Some(quota.slots()).filter(|slots| is_log && *slots != Quota::DEFAULT_SLOTS),
-        }
+        let QuotaSpec { burst, slots, .. } = QuotaSpec::of(quota);
+        let algorithm = quota.algorithm().name().to_owned();
+        Self { limit: quota.limit(), window_ms: millis_ceil(quota.window()), algorithm, burst, slots }
     }
 
     /// Converts to a quota.
@@ -69,13 +50,16 @@ impl Counting {
         if largest > MAX_COST {
             return Err(format!("limit {largest} is more than can be changed to; give at most {MAX_COST}"));
         }
-        let algorithm: Algorithm =
-            self.algorithm.parse().map_err(|error: slidegate::Error| error.to_string())?;
-        let quota = Quota::new(self.limit, Duration::from_millis(self.window_ms))
-            .map_err(|error| error.to_string())?;
-        let quota = quota.with_algorithm(algorithm);
-        let quota = self.burst.map_or(quota, |burst| quota.with_burst(burst));
-        Ok(self.slots.map_or(quota, |slots| quota.with_slots(slots)))
+        let algorithm = self.algorithm.parse().map_err(|error: slidegate::Error| error.to_string())?;
+        let spec = QuotaSpec {
+            quota: None,
+            limit: Some(self.limit),
+            window: Some(Span(Duration::from_millis(self.window_ms))),
+            algorithm: Some(Parsed(algorithm)),
+            burst: self.burst,
+            slots: self.slots,
+        };
+        spec.quota().map_err(|mut mistakes| mistakes.swap_remove(0).1)
     }
 }
 

@@ -186,7 +186,7 @@ async fn the_address_of_the_command_line_goes_with_the_certificate_of_the_file()
     assert_eq!(
         text(&nowhere.stderr),
         format!(
-            "{config}:2: grpc: cert_file stands without listen and socket; write for example `listen: \
+            "{config}:2: grpc: invalid cert_file: needs listen or socket; write for example `listen: \
              127.0.0.1:8081`, or give `--grpc`\n"
         )
     );

@@ -1,12 +1,13 @@
-//! The file as it stands: a tree of values, each with its line.
+//! The YAML reader: a document as a tree of values, each with its line.
 //!
-//! It is read into a tree and not straight into structs: serde stops at the first thing it does not like, and whoever
-//! writes a configuration wants to hear of all of them at once. What a value means, [`super::resolve`] decides.
-//! Nesting, aliases and sizes are bounded before anything is built of them.
+//! The tree keeps numbers and flags as they were written, because errors repeat them. Nesting,
+//! aliases and sizes are bounded while the document is parsed. `check.rs` checks the tree.
 
+use std::cell::Cell;
 use std::fmt;
 
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_json::Value as Json;
 use serde_saphyr::budget::BudgetBreach;
 use serde_saphyr::{
     Error, Location, MessageFormatter, NonFiniteFloatPolicy, Options, Spanned, UserMessageFormatter,
@@ -24,26 +25,28 @@ const MAX_TOTAL_BYTES: usize = 8 << 20;
 /// Longest single text, in bytes. Errors repeat it, and none that a policy needs comes near.
 const MAX_TEXT_BYTES: usize = 1024;
 
-/// A value and where it stands.
+/// A value and its position in the file.
 #[derive(Debug)]
 pub(super) struct Node {
-    /// From 1. Of a value that an alias repeats: the alias's line.
+    /// From 1. For a value that an alias repeats, the alias's line. 0 for JSON.
     pub(super) line: u64,
     pub(super) value: Value,
-    /// The bytes of the file that it was written with, before an alias or a merge took it elsewhere.
+    /// Offset and length of its text in the file, in bytes. For an alias, those of the anchored text.
     written: Option<(usize, usize)>,
+    /// Whether the value is invalid, which was reported.
+    is_rejected: Cell<bool>,
 }
 
-/// What may stand in a file.
+/// One YAML value.
 #[derive(Debug)]
 pub(super) enum Value {
-    /// Nothing behind the colon, `~` or `null`.
+    /// Nothing after the colon, `~` or `null`.
     Nothing,
     /// `true` or `false` without quotes, and how it was written.
     Flag(bool, String),
     /// A number without quotes, as written: `100`, `1_000`, `-5`, `1e3`, `0x1F`.
     Number(String),
-    /// Everything else that is not a list or map. `yes`, `no`, `on` and `off` are text.
+    /// Any other scalar. `yes`, `no`, `on` and `off` are text.
     Text(String),
     List(Vec<Node>),
     Map(Vec<Entry>),
@@ -102,12 +105,7 @@ fn options() -> Options {
 }
 
 impl Node {
-    /// A value that stands in no file.
-    pub(super) fn told(value: Value) -> Self {
-        Self { line: 1, value, written: None }
-    }
-
-    /// Puts numbers and flags back as they were written: `1_000` and `0x10` are not what their value prints as.
+    /// Replaces numbers and flags by their text in the file: `1_000` and `0x10` differ from their printed values.
     fn take_as_written(&mut self, text: &str) {
         match &mut self.value {
             Value::Number(written) | Value::Flag(_, written) => {
@@ -120,7 +118,7 @@ impl Node {
         }
     }
 
-    /// The text of a value that is not a list, a map or nothing, as written but for quotes.
+    /// The text of a scalar, as written but without quotes.
     pub(super) fn scalar(&self) -> Option<&str> {
         match &self.value {
             Value::Flag(_, text) | Value::Number(text) | Value::Text(text) => Some(text),
@@ -128,36 +126,81 @@ impl Node {
         }
     }
 
-    /// The entries of a map.
-    pub(super) fn entries(&self) -> Option<&[Entry]> {
-        if let Value::Map(entries) = &self.value { Some(entries) } else { None }
+    /// The value of a number that is written plainly: digits, with `_` between them if wanted.
+    ///
+    /// A leading zero is refused: it means octal to some YAML readers and decimal to others.
+    pub(super) fn whole(&self) -> Option<u64> {
+        let Value::Number(written) = &self.value else { return None };
+        let digits: String = written.chars().filter(|c| *c != '_').collect();
+        let is_plain =
+            digits.bytes().all(|byte| byte.is_ascii_digit()) && (digits == "0" || !digits.starts_with('0'));
+        digits.parse().ok().filter(|_| is_plain)
+    }
+
+    /// The entries of a map, none for any other value.
+    pub(super) fn entries(&self) -> &[Entry] {
+        if let Value::Map(entries) = &self.value { entries } else { &[] }
     }
 
     /// The value of this key, if the node is a map that has it.
     pub(super) fn get(&self, key: &str) -> Option<&Node> {
-        self.entries()?.iter().find(|entry| entry.key == key).map(|entry| &entry.value)
+        self.entries().iter().find(|entry| entry.key == key).map(|entry| &entry.value)
     }
 
-    /// The nodes of a list; a single value is a list of itself.
-    pub(super) fn one_or_many(&self) -> &[Node] {
-        if let Value::List(nodes) = &self.value { nodes } else { std::slice::from_ref(self) }
+    /// The values of a list or a map, in order. None of any other value.
+    pub(super) fn children(&self) -> impl Iterator<Item = &Node> {
+        let list = if let Value::List(nodes) = &self.value { nodes.as_slice() } else { &[] };
+        list.iter().chain(self.entries().iter().map(|entry| &entry.value))
+    }
+
+    /// Like [`children`](Self::children), without those that are rejected.
+    pub(super) fn valid_children(&self) -> impl Iterator<Item = &Node> {
+        self.children().filter(|node| !node.is_rejected())
+    }
+
+    /// Whether a part of the value is invalid, which was reported.
+    pub(super) fn has_rejected_child(&self) -> bool {
+        self.children().any(Self::is_rejected)
+    }
+
+    /// Whether the value is invalid, which was reported.
+    pub(super) fn is_rejected(&self) -> bool {
+        self.is_rejected.get()
+    }
+
+    pub(super) fn reject(&self) {
+        self.is_rejected.set(true);
     }
 }
 
-/// The value as an error shows it: text in backticks and no longer than a line can bear.
+/// The value as an error shows it: text is shortened, and secrets must be left out by the caller.
 impl fmt::Display for Node {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.value {
-            Value::Nothing => f.write_str("empty"),
-            Value::Flag(_, text) | Value::Number(text) => f.write_str(text),
-            Value::Text(text) => write!(f, "`{}`", Shown(text)),
-            Value::List(_) => f.write_str("a list"),
-            Value::Map(_) => f.write_str("a map"),
+            Value::Nothing => f.write_str("(empty)"),
+            Value::Flag(_, text) | Value::Number(text) | Value::Text(text) => write!(f, "`{}`", Shown(text)),
+            Value::List(_) => f.write_str("(a list)"),
+            Value::Map(_) => f.write_str("(a map)"),
         }
     }
 }
 
-/// A text from the file within an error.
+impl From<&Json> for Node {
+    fn from(json: &Json) -> Self {
+        let entry = |(key, value): (&String, &Json)| Entry { key: key.clone(), line: 0, value: value.into() };
+        let value = match json {
+            Json::Null => Value::Nothing,
+            Json::Bool(flag) => Value::Flag(*flag, flag.to_string()),
+            Json::Number(number) => Value::Number(number.to_string()),
+            Json::String(text) => Value::Text(text.clone()),
+            Json::Array(list) => Value::List(list.iter().map(Self::from).collect()),
+            Json::Object(map) => Value::Map(map.iter().map(entry).collect()),
+        };
+        Self { line: 0, value, written: None, is_rejected: Cell::default() }
+    }
+}
+
+/// A text from the file within an error, cut to a readable length.
 pub(super) struct Shown<'t>(pub(super) &'t str);
 
 impl Shown<'_> {
@@ -174,16 +217,28 @@ impl fmt::Display for Shown<'_> {
     }
 }
 
+/// A text as it can be pasted into a list or map in brackets.
+pub(super) fn quoted(text: &str) -> String {
+    let harmless = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '/' | '-');
+    let is_text =
+        text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '/') && text.chars().all(harmless);
+    let is_word =
+        ["true", "false", "null", "yes", "no", "on", "off", "y", "n"].contains(&text.to_lowercase().as_str());
+    // JSON's quoted text is YAML's.
+    if is_text && !is_word { text.to_owned() } else { Json::from(text).to_string() }
+}
+
 impl<'de> Deserialize<'de> for Node {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let spanned = Spanned::<Value>::deserialize(deserializer)?;
         let written = written(&spanned);
-        Ok(Self { line: spanned.referenced.line(), value: spanned.value, written })
+        let line = spanned.referenced.line();
+        Ok(Self { line, value: spanned.value, written, is_rejected: Cell::default() })
     }
 }
 
 /// Where a value is written: its first byte, and how many there are.
-pub(crate) fn written<T>(spanned: &Spanned<T>) -> Option<(usize, usize)> {
+fn written<T>(spanned: &Spanned<T>) -> Option<(usize, usize)> {
     let span = spanned.defined.span();
     let (at, bytes) = span.byte_offset().zip(span.byte_len())?;
     Some((usize::try_from(at).ok()?, usize::try_from(bytes).ok()?))
@@ -330,7 +385,7 @@ mod tests {
 
     fn values(text: &str) -> Vec<(u64, String)> {
         let root = read(text).unwrap_or_else(|error| panic!("{error:?}"));
-        root.entries().unwrap().iter().map(|entry| (entry.value.line, entry.value.to_string())).collect()
+        root.entries().iter().map(|entry| (entry.value.line, entry.value.to_string())).collect()
     }
 
     /// A limit that is printed as another number than was written sends its writer looking in the wrong place.
@@ -339,20 +394,20 @@ mod tests {
         let text = "a: 1_000\nb: 007\nc: 0x1F\nd: 1e3\ne: -5\nf: 18446744073709551616\ng: True\nh: 1.10\n";
         let written = ["1_000", "007", "0x1F", "1e3", "-5", "18446744073709551616", "True", "1.10"];
         for ((line, value), (at, written)) in values(text).iter().zip(written.iter().enumerate()) {
-            assert_eq!((*line, value.as_str()), (at as u64 + 1, *written));
+            assert_eq!((*line, value.as_str()), (at as u64 + 1, format!("`{written}`").as_str()));
         }
         let text = "a: \"5\"\nb: yes\nc: off\nd: NO\ne: .inf\nf: 12:30\ng: !!str 5\nh:\n";
-        let shown = ["`5`", "`yes`", "`off`", "`NO`", "`.inf`", "`12:30`", "`5`", "empty"];
+        let shown = ["`5`", "`yes`", "`off`", "`NO`", "`.inf`", "`12:30`", "`5`", "(empty)"];
         assert_eq!(values(text).iter().map(|(_, value)| value.as_str()).collect::<Vec<_>>(), shown);
     }
 
     /// Policies that share an anchor are corrected where they stand.
     #[test]
     fn what_an_alias_repeats_has_its_line_and_its_text() {
-        assert_eq!(values("a: &x 1_0\n\nb: *x\n"), [(1, "1_0".to_owned()), (3, "1_0".to_owned())]);
+        assert_eq!(values("a: &x 1_0\n\nb: *x\n"), [(1, "`1_0`".to_owned()), (3, "`1_0`".to_owned())]);
         let root = read("a: &x {limit: 5}\nb:\n  <<: *x\n  name: n\n").unwrap();
         let limit = root.get("b").and_then(|b| b.get("limit")).unwrap();
-        assert_eq!((limit.line, limit.to_string()), (3, "5".to_owned()));
+        assert_eq!((limit.line, limit.to_string()), (3, "`5`".to_owned()));
     }
 
     /// Most files that do not load were edited in a hurry.
@@ -448,7 +503,7 @@ mod tests {
         let way_out = "a text of 1025 bytes is too long; 1024 is the most";
         assert_eq!(error(&format!("a:\n  b: [{long}]\n")), format!("slidegate.yaml:2:7: {way_out}"));
         assert_eq!(error(&format!("a:\n  ? {long}\n  : 1\n")).split_once(": ").unwrap().1, way_out);
-        let cut = format!("unknown key `{}...`; known are", "x".repeat(60));
+        let cut = format!("unknown key `{}...`: must be", "x".repeat(60));
         assert!(
             error(&format!("policies: [{{name: p, quota: 1/1s}}]\n? {}\n: 1\n", "x".repeat(1000)))
                 .contains(&cut)

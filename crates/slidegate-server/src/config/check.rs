@@ -1,0 +1,397 @@
+//! Checks a file by the schema of the structs that read it, and reports every mistake in it.
+//!
+//! The check makes the JSON that the structs are deserialized from. What is invalid is left out of it,
+//! so that the rest is checked and read as well.
+
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value as Json};
+use slidegate::{format_window, parse_window};
+
+use super::values::FORMATS;
+use super::yaml::{Node, Shown, Value};
+use super::{Findings, foreign};
+
+/// A map of the file, with the name that errors give it.
+#[derive(Debug, Clone)]
+pub(super) struct Section<'n> {
+    pub(super) node: &'n Node,
+    /// Like "policy `per-user`"; empty for the whole file.
+    pub(super) place: String,
+}
+
+impl<'n> Section<'n> {
+    /// Reads the section; the JSON is the same, where equal values look the same. `None` if it is invalid as a whole.
+    /// Parts that are invalid are left out.
+    pub(super) fn read<T: DeserializeOwned>(
+        &self,
+        schema: &Json,
+        findings: &mut Findings,
+    ) -> Option<(T, Json)> {
+        let json = Checker { findings }.check(self.node, schema, &self.place, "")?;
+        let value = T::deserialize(&json).map_err(|error| findings.add(self.node.line, error)).ok()?;
+        Some((value, json))
+    }
+
+    /// The section under a key, if there is a valid one.
+    pub(super) fn child(&self, key: &str) -> Option<Self> {
+        let node = self.node.get(key).filter(|node| !node.is_rejected())?;
+        Some(Self { node, place: join(&self.place, key) })
+    }
+
+    /// Whether the file has this key, with a valid value or not, or misspelt.
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.node.get(key).is_some() || self.has_rejected(&[key])
+    }
+
+    /// Whether one of these keys has an invalid value, or is misspelt.
+    pub(super) fn has_rejected(&self, keys: &[&str]) -> bool {
+        let mut rejected = self.node.entries().iter().filter(|entry| entry.value.is_rejected());
+        rejected.any(|entry| keys.contains(&entry.key.as_str()) || suggest(&entry.key, keys).0.is_some())
+    }
+
+    /// The line of a key's value, or else the section's.
+    pub(super) fn line_of(&self, key: &str) -> u64 {
+        self.node.get(key).map_or(self.node.line, |node| node.line)
+    }
+
+    /// Reports a mistake, at the line of this key's value or else the section's.
+    pub(super) fn report(&self, key: &str, message: impl Display, findings: &mut Findings) {
+        findings.add(self.line_of(key), join(&self.place, &message.to_string()));
+    }
+
+    /// Reports a key that needs another one, if that is missing.
+    pub(super) fn report_alone(&self, key: &str, other: &str, why: &str, findings: &mut Findings) {
+        if self.has(key) && !self.has(other) {
+            self.report(key, format_args!("invalid {key}: needs {other}; {why}"), findings);
+        }
+    }
+
+    /// Reports a key with more values than allowed.
+    pub(super) fn report_many(&self, key: &str, count: usize, most: usize, findings: &mut Findings) {
+        if count > most {
+            self.report(key, format_args!("invalid {key}: must be at most {most}, not {count}"), findings);
+        }
+    }
+}
+
+struct Checker<'f> {
+    findings: &'f mut Findings,
+}
+
+impl Checker<'_> {
+    /// The JSON of a value. `None` if it is invalid, which is reported. `name` is the value's key in `place`.
+    fn check(&mut self, node: &Node, schema: &Json, place: &str, name: &str) -> Option<Json> {
+        if node.is_rejected() {
+            return None;
+        }
+        let mut reason = String::new();
+        let checked = match &node.value {
+            _ if schema["anyOf"].is_array() => {
+                let kind = schema["anyOf"].as_array()?.iter().find(|kind| accepts(kind, node));
+                return match kind {
+                    Some(kind) => self.check(node, kind, place, name),
+                    None => self.reject(node, schema, place, name, ""),
+                };
+            }
+            Value::Map(entries) if schema["maxProperties"] == 1 && entries.len() != 1 => None,
+            Value::Map(_) | Value::Nothing if schema["properties"].is_object() => {
+                return self.check_map(node, schema, &join(place, name));
+            }
+            Value::Map(_) if schema["type"] == "object" => {
+                return self.check_map(node, schema, &join(place, name));
+            }
+            Value::List(nodes) if schema["type"] == "array" => {
+                let items = nodes.iter().enumerate().filter_map(|(at, node)| {
+                    let (place, name) = match node.entries() {
+                        [] => (place.to_owned(), name),
+                        _ => (join(place, &element(name, node, at)), ""),
+                    };
+                    self.check(node, &schema["items"], &place, name)
+                });
+                Some(Json::Array(items.collect()))
+            }
+            Value::Flag(flag, _) if schema["type"] == "boolean" => Some(Json::from(*flag)),
+            Value::Number(text) if schema["type"] == "number" => {
+                let number = text.parse::<f64>().ok();
+                number.filter(|number| (0.0..=1.0).contains(number)).map(Json::from)
+            }
+            _ => {
+                let text = node.scalar();
+                text.and_then(|text| check_scalar(node, text, schema).map_err(|why| reason = why).ok())
+            }
+        };
+        checked.or_else(|| self.reject(node, schema, place, name, &reason))
+    }
+
+    fn check_map(&mut self, node: &Node, schema: &Json, place: &str) -> Option<Json> {
+        let known = schema["properties"].as_object();
+        let mut map = Map::new();
+        let mut found = Vec::new();
+        for entry in node.entries() {
+            let key = entry.key.as_str();
+            found.push(key);
+            let of_key = known.and_then(|known| known.get(key)).unwrap_or(&schema["additionalProperties"]);
+            if !of_key.is_object() {
+                entry.value.reject();
+                let known: Vec<_> = known.into_iter().flat_map(Map::keys).map(String::as_str).collect();
+                let (meant, suggestion) = suggest(key, &known);
+                found.extend(meant);
+                self.add(entry.line, place, format_args!("unknown key `{}`: {suggestion}", Shown(key)));
+            } else if let Err(reason) = check_text(key, &schema["propertyNames"]) {
+                entry.value.reject();
+                self.add(entry.line, place, format_args!("invalid key `{}`: {reason}", Shown(key)));
+            } else if let Some(value) = self.check(&entry.value, of_key, place, key) {
+                map.insert(key.to_owned(), value);
+            }
+        }
+        let required = schema["required"].as_array().into_iter().flatten().filter_map(Json::as_str);
+        let missing: Vec<_> = required.filter(|key| !map.contains_key(*key)).collect();
+        for key in missing.iter().filter(|key| !found.contains(key)) {
+            self.add(
+                node.line,
+                place,
+                format_args!("missing {key}: must be {}", expected(&schema["properties"][key], key)),
+            );
+        }
+        if missing.is_empty() {
+            return Some(map.into());
+        }
+        node.reject();
+        None
+    }
+
+    /// `reason` is empty where the schema says what is expected.
+    fn reject(&mut self, node: &Node, schema: &Json, place: &str, name: &str, reason: &str) -> Option<Json> {
+        node.reject();
+        let shown = if schema["writeOnly"] == true { String::new() } else { format!(" {node}") };
+        let expected = || format!("must be {}", expected(schema, name));
+        let reason = if reason.is_empty() { expected() } else { reason.to_owned() };
+        let name = if name.is_empty() { "file" } else { name };
+        // The library's own errors begin the same way.
+        let reason = reason.strip_prefix(&format!("invalid {name}{shown}: ")).unwrap_or(&reason);
+        self.add(node.line, place, format_args!("invalid {name}{shown}: {reason}"));
+        None
+    }
+
+    fn add(&mut self, line: u64, place: &str, message: impl Display) {
+        self.findings.add(line, join(place, &message.to_string()));
+    }
+}
+
+/// Whether a value is of the kind that a schema describes, valid or not.
+fn accepts(schema: &Json, node: &Node) -> bool {
+    if let Some(kinds) = schema["anyOf"].as_array() {
+        return kinds.iter().any(|kind| accepts(kind, node));
+    }
+    let kind = schema["type"].as_str().unwrap_or("string");
+    match &node.value {
+        Value::Nothing => false,
+        Value::Flag(..) => matches!(kind, "boolean" | "string"),
+        Value::Number(_) => matches!(kind, "integer" | "number" | "string"),
+        Value::Text(_) => kind == "string",
+        Value::List(_) => kind == "array",
+        Value::Map(_) => kind == "object",
+    }
+}
+
+/// # Errors
+/// Why the value is invalid; empty where the schema says it all.
+fn check_scalar(node: &Node, text: &str, schema: &Json) -> Result<Json, String> {
+    if let Some(choices) = choices(schema) {
+        let chosen = choices.iter().find(|choice| choice.eq_ignore_ascii_case(text));
+        let chosen = chosen.map(|choice| Json::from(*choice));
+        return chosen.ok_or_else(|| check_text(text, schema).err().unwrap_or_default());
+    }
+    match schema["type"].as_str() {
+        Some("integer") => {
+            let number = node.whole().filter(|number| bounds(schema).contains(number));
+            number.map(Json::from).ok_or_else(String::new)
+        }
+        Some("string") if text.is_empty() => Err(String::new()),
+        Some("string") if schema.get("formatMinimum").is_some() => {
+            let span = parse_window(text)
+                .ok()
+                .filter(|span| span_range(schema).is_some_and(|range| range.contains(span)));
+            span.map(|span| format_window(span).into()).ok_or_else(String::new)
+        }
+        Some("string") => check_text(text, schema).map(|()| Json::from(text)),
+        // A text that may look like a number or a flag.
+        _ if schema["type"].is_array() => Ok(Json::from(text)),
+        _ => Err(String::new()),
+    }
+}
+
+/// Checks a text by the format of a schema.
+fn check_text(text: &str, schema: &Json) -> Result<(), String> {
+    let format = FORMATS.iter().find(|format| schema["format"] == format.name);
+    format.map_or(Ok(()), |format| {
+        (format.check)(text)
+            .map_err(|why| if why.is_empty() { format!("must be {}", format.expected) } else { why })
+    })
+}
+
+/// The bounds of a length of time, which the schema has as texts.
+fn span_range(schema: &Json) -> Option<RangeInclusive<Duration>> {
+    let bound = |keyword: &str| parse_window(schema[keyword].as_str()?).ok();
+    Some(bound("formatMinimum")?..=bound("formatMaximum")?)
+}
+
+fn bounds(schema: &Json) -> RangeInclusive<u64> {
+    schema["minimum"].as_u64().unwrap_or(0)..=schema["maximum"].as_u64().unwrap_or(u64::MAX)
+}
+
+/// The only texts that a schema allows, if it lists them.
+fn choices(schema: &Json) -> Option<Vec<&str>> {
+    if let Some(choices) = schema["enum"].as_array() {
+        return Some(choices.iter().filter_map(Json::as_str).collect());
+    }
+    Some(schema["oneOf"].as_array()?.iter().filter_map(|choice| choice["const"].as_str()).collect())
+}
+
+/// What a schema allows, in words. `name` is the key, for an example.
+fn expected(schema: &Json, name: &str) -> String {
+    if let Some(format) = FORMATS.iter().find(|format| schema["format"] == format.name) {
+        return format.expected.to_owned();
+    }
+    if let Some(choices) = schema["oneOf"].as_array() {
+        let described = choices.iter().map(|choice| match choice["description"].as_str() {
+            Some(about) => {
+                format!("`{}` ({})", choice["const"].as_str().unwrap_or_default(), uncapitalized(about))
+            }
+            None => format!("`{}`", choice["const"].as_str().unwrap_or_default()),
+        });
+        return one_of(&described.collect::<Vec<_>>());
+    }
+    if let Some(choices) = choices(schema) {
+        return any_of(&choices);
+    }
+    if let Some(kinds) = schema["anyOf"].as_array() {
+        let is_list = |kind: &&Json| kind["type"] == "array";
+        let (lists, others): (Vec<_>, Vec<_>) = kinds.iter().partition(is_list);
+        let mut kinds: Vec<_> = others.into_iter().map(|kind| expected(kind, name)).collect();
+        for list in lists {
+            let item = expected(&list["items"], name);
+            let is_item = kinds.contains(&item);
+            kinds.push(if is_item { "a list of them".to_owned() } else { format!("a list of {item}") });
+        }
+        return kinds.join(", or ");
+    }
+    let example = schema["default"].as_str();
+    match schema["type"].as_str() {
+        Some("integer") => {
+            let bounds = bounds(schema);
+            format!("a whole number from {} to {}, without quotes", bounds.start(), bounds.end())
+        }
+        Some("number") => "a number from 0 to 1".to_owned(),
+        Some("boolean") => "`true` or `false`".to_owned(),
+        Some("array") => format!("a list of {}", expected(&schema["items"], name)),
+        Some("object") if schema["maxProperties"] == 1 => {
+            let tests = schema["properties"].as_object().into_iter().flatten().map(|(key, _)| key.as_str());
+            format!("exactly one of {}", any_of(&tests.collect::<Vec<_>>()))
+        }
+        Some("object") => match schema["x-example"].as_str() {
+            Some(example) => format!("keys and values, for example `{example}`"),
+            None => "keys and values".to_owned(),
+        },
+        _ => match (&schema["formatMinimum"], &schema["formatMaximum"]) {
+            (Json::String(min), Json::String(max)) => format!(
+                "{min} to {max} with a unit (ms, s, m, h, d or w), for example `{name}: {}`",
+                example.unwrap_or("60s")
+            ),
+            _ => "a text".to_owned(),
+        },
+    }
+}
+
+fn join(place: &str, rest: &str) -> String {
+    if place.is_empty() || rest.is_empty() { format!("{place}{rest}") } else { format!("{place}: {rest}") }
+}
+
+/// A map in a list, by its name or its number: "policy `per-user`", "override 2".
+pub(super) fn element(list: &str, node: &Node, position: usize) -> String {
+    let one = match list.strip_suffix("ies") {
+        Some(stem) => format!("{stem}y"),
+        None => list.strip_suffix('s').unwrap_or(list).to_owned(),
+    };
+    match node.get("name").and_then(Node::scalar).filter(|name| !name.is_empty()) {
+        Some(name) => format!("{one} `{}`", Shown(name)),
+        None => format!("{one} {}", position + 1),
+    }
+}
+
+/// The key that an unknown one probably means, and what to write.
+pub(super) fn suggest<'k>(unknown: &str, known: &[&'k str]) -> (Option<&'k str>, String) {
+    if let Some((meant, example)) = foreign::key(unknown, known) {
+        return (Some(meant), format!("use `{meant}`, for example `{example}`"));
+    }
+    match nearest(unknown, known) {
+        Some(meant) => (Some(meant), format!("did you mean `{meant}`?")),
+        None => (None, format!("must be {}", any_of(known))),
+    }
+}
+
+/// The known key that was most likely meant: a letter or two away, more in long keys.
+fn nearest<'k>(key: &str, known: &[&'k str]) -> Option<&'k str> {
+    let key = key.to_lowercase().replace('-', "_");
+    let distance = |known: &str| strsim::damerau_levenshtein(&key, known);
+    let nearest = known.iter().copied().min_by_key(|known| distance(known));
+    nearest.filter(|known| distance(known) <= 1 + known.len() / 5)
+}
+
+/// "`a`, `b` or `c`"
+fn any_of(names: &[&str]) -> String {
+    one_of(&names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>())
+}
+
+/// "a, b or c"
+fn one_of(names: &[String]) -> String {
+    match names {
+        [first @ .., last] if !first.is_empty() => format!("{} or {last}", first.join(", ")),
+        names => names.concat(),
+    }
+}
+
+/// A sentence as part of another one.
+fn uncapitalized(sentence: &str) -> String {
+    let mut chars = sentence.trim_end_matches('.').chars();
+    chars.next().map(|first| first.to_lowercase().chain(chars).collect()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::nearest;
+    use crate::config::tests::{error, policy_error};
+
+    /// A suggestion that is far off is worse than the list.
+    #[test]
+    fn a_key_is_taken_for_a_known_one_only_if_it_is_near() {
+        let known = ["name", "when", "scope", "limit", "window", "algorithm", "overrides", "ipv6_prefix"];
+        for (key, meant) in [
+            ("windw", Some("window")),
+            ("Window", Some("window")),
+            ("scpoe", Some("scope")),
+            ("overide", Some("overrides")),
+            ("ipv6-prefix", Some("ipv6_prefix")),
+            ("algoritm", Some("algorithm")),
+            ("limits", Some("limit")),
+            ("colour", None),
+            ("x", None),
+        ] {
+            assert_eq!(nearest(key, &known), meant, "{key}");
+        }
+    }
+
+    /// A key that was only misspelt is not missing as well.
+    #[test]
+    fn a_misspelt_key_is_one_mistake() {
+        assert_eq!(policy_error("limit: 5, windw: 1s"), "unknown key `windw`: did you mean `window`?");
+        assert_eq!(
+            error("polices: []\n"),
+            "slidegate.yaml:1: unknown key `polices`: did you mean `policies`?"
+        );
+    }
+}

@@ -1,0 +1,150 @@
+//! Quotas as users write them: in the file, in JSON, in the control document and on the command line.
+
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+use slidegate::{Algorithm, Quota};
+
+use super::values::{Parsed, Span, Text, Window};
+
+/// A quota, or what differs from another one.
+#[derive(Debug, Clone, Copy, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(extend("x-example" = "quota: 200/1m"))]
+pub(crate) struct QuotaSpec {
+    /// Limit and window in one.
+    pub(crate) quota: Option<Parsed<Quota>>,
+    /// Most cost per window.
+    pub(crate) limit: Option<u64>,
+    /// The window's length.
+    pub(crate) window: Option<Window>,
+    /// How cost is counted.
+    pub(crate) algorithm: Option<Parsed<Algorithm>>,
+    /// What a token bucket admits at once. The limit, unless given.
+    #[schemars(range(min = 1))]
+    pub(crate) burst: Option<u64>,
+    /// Most entries in the log of a key, with `sliding-log`.
+    #[schemars(range(min = 1, max = 65534))]
+    pub(crate) slots: Option<u16>,
+}
+
+impl QuotaSpec {
+    /// Every key of a quota.
+    pub(crate) const KEYS: [&str; 6] = ["quota", "limit", "window", "algorithm", "burst", "slots"];
+
+    /// A quota that is written in one text.
+    pub(crate) fn text(quota: Quota) -> Self {
+        Self { quota: Some(Parsed(quota)), ..Self::default() }
+    }
+
+    /// What is said about this quota.
+    pub(crate) fn of(quota: &Quota) -> Self {
+        let is_bucket = quota.algorithm() == Algorithm::TokenBucket;
+        let is_log = quota.algorithm() == Algorithm::SlidingLog;
+        Self {
+            quota: None,
+            limit: Some(quota.limit()),
+            window: Some(Span(quota.window())),
+            algorithm: Some(Parsed(quota.algorithm())),
+            burst: Some(quota.burst()).filter(|burst| is_bucket && *burst != quota.limit()),
+            slots: Some(quota.slots()).filter(|slots| is_log && *slots != Quota::DEFAULT_SLOTS),
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        let Self { quota, limit, window, algorithm, burst, slots } = self;
+        quota.is_none()
+            && (limit.is_none() && window.is_none())
+            && (algorithm.is_none() && burst.is_none() && slots.is_none())
+    }
+
+    fn limit(&self) -> Option<u64> {
+        self.quota.map(|quota| quota.limit()).or(self.limit)
+    }
+
+    fn window(&self) -> Option<Duration> {
+        self.quota.map(|quota| quota.window()).or(self.window.map(|window| window.0))
+    }
+
+    fn algorithm(&self) -> Algorithm {
+        self.algorithm.map(|algorithm| algorithm.0).unwrap_or_default()
+    }
+
+    /// This quota, with what it leaves out taken from `base`. Under another algorithm `burst` and `slots` of `base`
+    /// mean nothing.
+    pub(crate) fn over(self, base: &Self) -> Self {
+        let mut spec = self;
+        if spec.quota.is_none() {
+            spec.limit = spec.limit.or(base.limit());
+            spec.window = spec.window.or(base.window().map(Span));
+        }
+        if spec.algorithm.is_none() || spec.algorithm() == base.algorithm() {
+            spec.algorithm = base.algorithm;
+            spec.burst = spec.burst.or(base.burst);
+            spec.slots = spec.slots.or(base.slots);
+        }
+        spec
+    }
+
+    /// The quota that this is.
+    ///
+    /// # Errors
+    /// Every mistake, with the key that it is about.
+    pub(crate) fn quota(&self) -> Result<Quota, Vec<(&'static str, String)>> {
+        let mut mistakes = Vec::new();
+        let mut mistake = |key: &'static str, message: String| mistakes.push((key, message));
+        if self.quota.is_some() && (self.limit.is_some() || self.window.is_some()) {
+            let message =
+                "invalid quota: conflicts with limit or window; keep `quota`, or keep `limit` and `window`";
+            mistake("quota", message.to_owned());
+        }
+        let (limit, window, algorithm) = (self.limit(), self.window(), self.algorithm());
+        for (key, is_missing, example) in
+            [("limit", limit.is_none(), "limit: 100"), ("window", window.is_none(), "window: 60s")]
+        {
+            if is_missing {
+                mistake(key, format!("missing {key}: write it, for example `{example}`"));
+            }
+        }
+        for (key, value, reader) in [
+            ("burst", self.burst, Algorithm::TokenBucket),
+            ("slots", self.slots.map(u64::from), Algorithm::SlidingLog),
+        ] {
+            if value == Some(0) {
+                mistake(
+                    key,
+                    format!("invalid {key} `0`: must be at least 1; to deny everything write `limit: 0`"),
+                );
+            }
+            if let Some(value) = value.filter(|_| algorithm != reader) {
+                let message = format!(
+                    "invalid {key} `{value}`: the algorithm is {algorithm} and only {reader} has {key}; leave it out or \
+                     write `algorithm: {reader}`"
+                );
+                mistake(key, message);
+            }
+        }
+        let quota = limit.zip(window).map(|(limit, window)| {
+            Quota::new(limit, window).map_err(|error| mistake("window", error.to_string()))
+        });
+        match quota {
+            Some(Ok(quota)) if mistakes.is_empty() => {
+                let quota = quota.with_algorithm(algorithm);
+                let quota = self.burst.map_or(quota, |burst| quota.with_burst(burst));
+                Ok(self.slots.map_or(quota, |slots| quota.with_slots(slots)))
+            }
+            _ => Err(mistakes),
+        }
+    }
+}
+
+impl Text for Quota {
+    const FORMAT: &'static str = "quota";
+    const EXPECTED: &'static str = "a limit and a window, for example `100/1m`";
+    const PATTERN: &'static str = r"^\s*\d[\d_]*\s*(/|\s[Pp][Ee][Rr]\s)\s*((\d+\s*)?[A-Za-z]+\s*)+$";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|error: slidegate::Error| error.to_string())
+    }
+}

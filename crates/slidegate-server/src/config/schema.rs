@@ -1,0 +1,177 @@
+//! The JSON Schema of a configuration file, generated from the structs that read it.
+//!
+//! Editors validate and complete with it, and the service itself checks files by it.
+
+use std::sync::OnceLock;
+
+use schemars::Schema;
+use schemars::generate::SchemaSettings;
+use schemars::transform::{RecursiveTransform, Transform};
+use serde_json::Value;
+
+use super::sections::File;
+
+/// The schema as `slidegate schema` prints it.
+pub(crate) fn published() -> Value {
+    let mut schema = schema().clone();
+    // A file may be without policies only where limits come from elsewhere.
+    schema["required"] = ["policies"].as_slice().into();
+    schema
+}
+
+/// The schema that files are checked by.
+pub(super) fn schema() -> &'static Value {
+    static SCHEMA: OnceLock<Value> = OnceLock::new();
+    SCHEMA.get_or_init(|| {
+        let settings = SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true);
+        let mut schema = settings.into_generator().into_root_schema_for::<File>();
+        RecursiveTransform(without_null).transform(&mut schema);
+        schema.insert("title".to_owned(), "Configuration of slidegate".into());
+        schema.to_value()
+    })
+}
+
+/// The schema of one policy.
+pub(super) fn policy_schema() -> &'static Value {
+    &schema()["properties"]["policies"]["items"]
+}
+
+/// A key that may be left out must have a value all the same. schemars allows null there.
+fn without_null(schema: &mut Schema) {
+    let is_null = |value: &Value| value.is_null() || value == "null" || value["type"] == "null";
+    if schema.get("default").is_some_and(Value::is_null) {
+        schema.remove("default");
+    }
+    for keyword in ["type", "enum", "anyOf"] {
+        let Some(Value::Array(choices)) = schema.get_mut(keyword) else { continue };
+        choices.retain(|choice| !is_null(choice));
+        let ([only], "type" | "anyOf") = (choices.as_slice(), keyword) else { continue };
+        let only = only.clone();
+        schema.remove(keyword);
+        match only {
+            Value::Object(only) => schema.ensure_object().extend(only),
+            only => drop(schema.insert(keyword.to_owned(), only)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::{published, schema};
+    use crate::config::Config;
+
+    const CHECKED_IN: &str = include_str!("../../../../docs/slidegate.schema.json");
+    const EXAMPLE: &str = include_str!("../../../../docs/slidegate.example.yaml");
+
+    /// Editors read the file that is checked in: it must be what this release accepts.
+    #[test]
+    fn the_schema_that_is_checked_in_is_current() {
+        let current = format!("{:#}\n", published());
+        if std::env::var_os("UPDATE_SCHEMA").is_some() {
+            std::fs::write(
+                concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/slidegate.schema.json"),
+                &current,
+            )
+            .unwrap();
+        }
+        assert!(CHECKED_IN == current, "run `slidegate schema > docs/slidegate.schema.json`");
+    }
+
+    fn is_valid(file: &str) -> bool {
+        let file: Value = serde_saphyr::from_str(file).unwrap();
+        let validator = jsonschema::validator_for(&published()).unwrap();
+        for error in validator.iter_errors(&file) {
+            println!("{}: {error}", error.instance_path());
+        }
+        validator.is_valid(&file)
+    }
+
+    /// Whoever starts from the example must not see it underlined, and must see mistakes underlined.
+    #[test]
+    fn editors_accept_the_example_and_underline_mistakes() {
+        assert!(EXAMPLE.starts_with("# yaml-language-server: $schema=slidegate.schema.json\n"));
+        assert!(is_valid(EXAMPLE));
+        let uncommented: Vec<_> =
+            EXAMPLE.lines().skip_while(|line| !line.starts_with("# What proxies send")).skip(1).collect();
+        let uncommented: Vec<_> =
+            uncommented.iter().map(|line| line.strip_prefix("# ").unwrap_or(line)).collect();
+        assert!(is_valid(&format!("policies: [{{name: p, quota: 1/1s}}]\n{}", uncommented.join("\n"))));
+        for policy in [
+            "{name: p, windw: 1s}",
+            "{quota: 1/1s}",
+            "{name: p, quota: five}",
+            "{name: p, limit: -1, window: 1s}",
+            "{name: p, limit: 1, window: 60}",
+            "{name: p, quota: 1/1s, algorithm: magic}",
+            "{name: p, quota: 1/1s, ipv6_prefix: 16}",
+            "{name: p, quota: 1/1s, when: {path: {regex: x}}}",
+        ] {
+            assert!(!is_valid(&format!("policies: [{policy}]")), "{policy}");
+        }
+        assert!(!is_valid("server: {}"));
+    }
+
+    /// An editor shows the default; a wrong one is worse than none.
+    #[test]
+    fn the_defaults_of_the_schema_are_those_of_the_service() {
+        let schema = schema();
+        let policies = json!([{ "name": "p", "scope": ["ip"], "quota": "1/1m" }]);
+        let read = |file: &Value| {
+            format!("{:?}", Config::parse(&file.to_string(), "f").unwrap_or_else(|e| panic!("{e}")))
+        };
+        let defaults = |schema: &Value| -> serde_json::Map<String, Value> {
+            let properties = schema["properties"].as_object().unwrap();
+            properties
+                .iter()
+                .filter_map(|(key, schema)| Some((key.clone(), schema.get("default")?.clone())))
+                .collect()
+        };
+        let mut count = 0;
+        for (section, required) in [
+            ("server", json!({})),
+            ("store", json!({ "redis": "redis://h" })),
+            ("resp", json!({ "listen": "127.0.0.1:6380" })),
+            ("grpc", json!({ "listen": "127.0.0.1:8081" })),
+            ("attributes", json!({})),
+            ("headers", json!({})),
+            ("auth", json!({})),
+            ("admin", json!({})),
+            ("observe", json!({})),
+        ] {
+            let mut said = required.clone();
+            let defaults = defaults(&schema["properties"][section]);
+            count += defaults.len();
+            said.as_object_mut().unwrap().extend(defaults);
+            let of = |settings: &Value| read(&json!({ "policies": policies, section: settings }));
+            assert_eq!(of(&said), of(&required), "{section}");
+        }
+        let mut policy = policies[0].clone();
+        let defaults = defaults(&schema["properties"]["policies"]["items"]);
+        count += defaults.len();
+        policy.as_object_mut().unwrap().extend(defaults);
+        policy["keys_shown"].take();
+        policy.as_object_mut().unwrap().remove("keys_shown");
+        assert_eq!(read(&json!({ "policies": [policy] })), read(&json!({ "policies": policies })));
+        assert!(count > 25, "{count}");
+    }
+
+    /// A key that no document mentions is one that nobody sets.
+    #[test]
+    fn every_key_is_in_the_reference_and_in_the_example() {
+        const REFERENCE: &str = include_str!("../../../../docs/config.md");
+        let schema = schema();
+        let rows: Vec<_> = REFERENCE.lines().filter(|line| line.starts_with("| `")).collect();
+        for (section, known) in schema["properties"].as_object().unwrap() {
+            let known = known["items"]["properties"].as_object().or(known["properties"].as_object()).unwrap();
+            for key in known.keys() {
+                let is_documented = rows.iter().any(|row| {
+                    row.split(" | ").next().is_some_and(|first| first.contains(&format!("`{key}")))
+                });
+                assert!(is_documented, "{section}: {key} is not in the reference");
+                assert!(EXAMPLE.contains(&format!("{key}:")), "{section}: {key} is not in the example");
+            }
+        }
+    }
+}

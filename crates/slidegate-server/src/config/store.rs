@@ -1,0 +1,409 @@
+//! `store:` where usage is kept: in memory, or in a store that instances share.
+//!
+//! The command line wins over the environment, and the environment over the file. Errors repeat hosts and ports of a
+//! URL, and never its other parts or a secret.
+
+use std::fs::File;
+use std::io::Read;
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+use slidegate::{ClientCertificate, PolicySet, RedisOptions, Secret, SharedGate};
+
+use super::Findings;
+use super::check::Section;
+use super::environment::{Outside, URL_VARIABLE};
+use super::values::{AttributeName, Parsed, Span, Text};
+use super::yaml::Node;
+
+/// The longest a decision may take, unless configured.
+pub(crate) const DEFAULT_DEADLINE: Duration = Duration::from_millis(50);
+/// Largest file of certificates: all authorities that browsers trust take a fifth of it.
+const MAX_PEM_BYTES: u64 = 1 << 20;
+
+/// Where usage is kept. With `redis`, limits live there and all instances share them.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(extend("x-example" = "redis: redis://127.0.0.1:6379"))]
+pub(super) struct StoreSection {
+    /// The memory store. Instances fall back on it while the shared store does not answer.
+    #[serde(default)]
+    memory: MemorySection,
+    /// URL of the shared store. `serve --redis` and the variable `SLIDEGATE_REDIS` win over it.
+    redis: Option<Parsed<RedisOptions>>,
+    /// The longest a decision may take. Past it each policy decides by its `on_store_error`.
+    #[schemars(extend("default" = "50ms"))]
+    deadline: Option<Span<1, 60_000>>,
+    /// The longest that making a connection may take.
+    #[schemars(extend("default" = "250ms"))]
+    connect_timeout: Option<Span<1, 60_000>>,
+    /// Connections to each node.
+    #[schemars(range(min = 1, max = 16), extend("default" = 1))]
+    connections: Option<u8>,
+    /// How many instances there are. While the store does not answer, each enforces that part of a `local` limit.
+    #[schemars(range(min = 1, max = 10000), extend("default" = 1))]
+    instances: Option<u64>,
+    /// Whether ids are part of the names of keys.
+    #[schemars(extend("default" = "plain"))]
+    keys: Option<KeyForm>,
+    /// What ids are hashed with: the same text in all instances, unknown to clients. The variable
+    /// `SLIDEGATE_KEY_SECRET` wins over it.
+    #[schemars(extend("writeOnly" = true))]
+    key_secret: Option<String>,
+    /// The attribute whose value puts all keys of a request in one slot of a cluster.
+    hash_tag: Option<Parsed<AttributeName>>,
+    /// Whether checks of the same keys are batched while a call for them is in flight.
+    #[schemars(extend("default" = true))]
+    coalesce: Option<bool>,
+    /// Whether denials are cached while they are certainly still true.
+    #[schemars(extend("default" = true))]
+    remember_denials: Option<bool>,
+    /// Certificates of the only authorities to trust, in PEM. Needs a `rediss` URL.
+    ca_file: Option<Parsed<FileBytes>>,
+    /// The certificate to show to servers, in PEM.
+    cert_file: Option<Parsed<FileBytes>>,
+    /// The key of `cert_file`, in PEM.
+    key_file: Option<Parsed<FileBytes>>,
+}
+
+/// The memory store.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(extend("x-example" = "max_keys: 1000000"))]
+struct MemorySection {
+    /// Most keys held. A full store drops the key that matters least, and reports it.
+    #[schemars(range(min = 1, max = 1_000_000_000), extend("default" = 1_048_576))]
+    max_keys: Option<usize>,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+enum KeyForm {
+    /// Ids that are short and plain are part of the names of keys.
+    Plain,
+    /// Every id is hashed.
+    Hashed,
+}
+
+/// A store that instances share, as configured.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SharedStore {
+    /// Shows as its URL without secrets.
+    pub(crate) options: RedisOptions,
+    /// The longest a decision may take.
+    pub(crate) deadline: Duration,
+    /// How many instances share the limits. At least one.
+    pub(crate) instances: u64,
+}
+
+impl StoreSection {
+    pub(super) fn max_keys(&self) -> Option<usize> {
+        self.memory.max_keys
+    }
+
+    pub(super) fn key_secret(&self) -> Option<Secret<String>> {
+        self.key_secret.clone().map(Secret::new)
+    }
+
+    /// The store that instances share. `None` if there is none, or if it is invalid, which is reported.
+    pub(super) fn build(
+        self,
+        section: &Section<'_>,
+        outside: &Outside,
+        findings: &mut Findings,
+    ) -> Option<SharedStore> {
+        let certificate = certificate(self.cert_file, self.key_file, section, findings);
+        let Some(mut options) = outside.redis.clone().or(self.redis.map(|url| url.0)) else {
+            let alone = section.node.entries().iter().find(|entry| entry.key != "memory");
+            if let Some(entry) = alone.filter(|_| !section.has("redis")) {
+                let message = format!(
+                    "invalid {}: needs redis; write for example `redis: redis://127.0.0.1:6379`, give `--redis` or \
+                     {URL_VARIABLE}, or leave it out",
+                    entry.key
+                );
+                section.report(&entry.key, message, findings);
+            }
+            return None;
+        };
+        let deadline = self.deadline.map_or(DEFAULT_DEADLINE, |deadline| deadline.0);
+        options = options.deadline(deadline);
+        if let Some(timeout) = self.connect_timeout {
+            options = options.connect_timeout(timeout.0);
+        }
+        if let Some(connections) = self.connections {
+            options = options.connections(connections);
+        }
+        if let Some(KeyForm::Hashed) = self.keys {
+            options = options.hashed_keys();
+        }
+        if let Some(secret) = &outside.key_secret {
+            options = options.key_secret(secret.expose());
+        } else if let Some(secret) = self.key_secret {
+            options = options.key_secret(&secret);
+        }
+        if let Some(attribute) = self.hash_tag {
+            options = options.hash_tag(attribute.0.0);
+        }
+        if self.coalesce == Some(false) {
+            options = options.without_coalescing();
+        }
+        if self.remember_denials == Some(false) {
+            options = options.without_remembering();
+        }
+        if let Some(pem) = self.ca_file {
+            options = options.ca_certificates(pem.0.0);
+        }
+        if let Some(certificate) = certificate {
+            options = options.client_certificate(certificate);
+        }
+        Some(SharedStore { options, deadline, instances: self.instances.unwrap_or(1) })
+    }
+}
+
+/// What a file holds: certificates, a key or a password.
+#[derive(Debug)]
+pub(super) struct FileBytes(pub(super) Vec<u8>);
+
+impl Text for FileBytes {
+    const FORMAT: &'static str = "readable-file";
+    const EXPECTED: &'static str = "the path of a file";
+
+    fn parse(path: &str) -> Result<Self, String> {
+        let mut bytes = Vec::new();
+        let read = File::open(path).and_then(|file| file.take(MAX_PEM_BYTES + 1).read_to_end(&mut bytes));
+        read.map_err(|error| format!("cannot be read: {error}; check the path and its permissions"))?;
+        if bytes.len() as u64 > MAX_PEM_BYTES {
+            return Err(format!("must have at most {MAX_PEM_BYTES} bytes; give a smaller file"));
+        }
+        Ok(Self(bytes))
+    }
+}
+
+impl Text for RedisOptions {
+    const FORMAT: &'static str = "redis-url";
+    const IS_SECRET: bool = true;
+    const EXPECTED: &'static str = "a URL, for example `redis: redis://127.0.0.1:6379`";
+    const PATTERN: &'static str = r"^(rediss?(\+cluster|\+sentinel)?://|redis\+unix://|unix://)";
+
+    fn parse(url: &str) -> Result<Self, String> {
+        Self::new(url).map_err(|error| error.to_string())
+    }
+}
+
+/// A certificate and its key, if the section has both.
+pub(super) fn certificate(
+    cert_file: Option<Parsed<FileBytes>>,
+    key_file: Option<Parsed<FileBytes>>,
+    section: &Section<'_>,
+    findings: &mut Findings,
+) -> Option<ClientCertificate> {
+    section.report_alone("cert_file", "key_file", "give both", findings);
+    section.report_alone("key_file", "cert_file", "give both", findings);
+    let (certificate_pem, key_pem) = (cert_file?.0.0, key_file?.0.0);
+    Some(ClientCertificate { certificate_pem, key_pem: key_pem.into() })
+}
+
+/// Builds a gate, which connects to nothing, to find what only that finds: unreadable certificates, and limits that a
+/// script cannot count.
+pub(super) fn try_out(
+    shared: &SharedStore,
+    policies: &PolicySet,
+    top: &Section<'_>,
+    findings: &mut Findings,
+) {
+    let build = |policies: &PolicySet| SharedGate::new(policies.clone(), shared.options.clone());
+    let Err(error) = build(policies) else { return };
+    if error.is_policy() {
+        for policy in policies.iter() {
+            let alone = PolicySet::new([policy.clone()]).expect("a policy of a set is one");
+            if let Err(error) = build(&alone) {
+                findings.add(line_of(top, policy.name()), error);
+            }
+        }
+    } else if let Some(store) = top.child("store") {
+        let key = ["ca_file", "cert_file", "redis"].into_iter().find(|key| store.has(key));
+        store.report(key.unwrap_or_default(), error, findings);
+    } else {
+        findings.add(1, error);
+    }
+}
+
+/// The line of a policy's limit.
+fn line_of(top: &Section<'_>, name: &str) -> u64 {
+    let policies = top.node.get("policies");
+    let mut policies = policies.into_iter().flat_map(Node::children);
+    let policy = policies.find(|node| node.get("name").and_then(Node::scalar) == Some(name));
+    policy.map_or(1, |node| node.get("limit").or(node.get("quota")).map_or(node.line, |node| node.line))
+}
+
+#[cfg(test)]
+mod tests {
+    use slidegate::{OnStoreError, RedisOptions, Secret};
+
+    use super::Outside;
+    use crate::config::Config;
+    use crate::config::tests::{error, policy, policy_error};
+
+    const POLICY: &str = "\npolicies: [{name: p, quota: 1/1s}]\n";
+
+    fn shared(keys: &str, outside: &Outside) -> super::SharedStore {
+        let text = format!("store: {{{keys}}}{POLICY}");
+        let config = Config::parse_with(&text, "slidegate.yaml", outside);
+        config.unwrap_or_else(|errors| panic!("{errors}")).shared.expect("a store is named")
+    }
+
+    /// What does not arrive is found out when Redis is in trouble.
+    #[test]
+    fn every_setting_of_the_store_arrives() {
+        let keys = "redis: 'redis://me:hidden@10.0.0.5/2', deadline: 20ms, connect_timeout: 1s, connections: 2, \
+                    instances: 3, keys: hashed, key_secret: s, hash_tag: tenant, coalesce: false, remember_denials: false";
+        let store = shared(keys, &Outside::default());
+        let options = RedisOptions::new("redis://me:hidden@10.0.0.5/2")
+            .unwrap()
+            .deadline(std::time::Duration::from_millis(20))
+            .connect_timeout(std::time::Duration::from_secs(1))
+            .connections(2)
+            .hashed_keys()
+            .key_secret("s")
+            .hash_tag("tenant")
+            .without_coalescing()
+            .without_remembering();
+        assert_eq!(store.options, options);
+        assert_eq!((store.instances, store.deadline.as_millis()), (3, 20));
+        let plain = "redis: 'redis://h', keys: plain, coalesce: true, remember_denials: true";
+        let (plain, bare) =
+            (shared(plain, &Outside::default()), shared("redis: redis://h", &Outside::default()));
+        assert_eq!(plain, bare);
+        assert_eq!((bare.instances, bare.deadline), (1, super::DEFAULT_DEADLINE));
+    }
+
+    /// A password belongs in no file: what is outside wins, and the rest of the file still counts.
+    #[test]
+    fn what_is_outside_the_file_wins_over_it() {
+        let outside = Outside {
+            redis: Some(RedisOptions::new("redis://outside").unwrap()),
+            key_secret: Some(Secret::new("outside".into())),
+            ..Outside::default()
+        };
+        let store = shared("redis: redis://inside, key_secret: inside, deadline: 7ms", &outside);
+        assert_eq!(
+            (store.options.to_string().as_str(), store.deadline.as_millis()),
+            ("redis://outside:6379", 7)
+        );
+        let options = RedisOptions::new("redis://outside").unwrap().deadline(store.deadline);
+        assert_eq!(store.options, options.clone().key_secret("outside"));
+        assert_ne!(store.options, options.key_secret("inside"));
+        assert_eq!(shared("deadline: 7ms", &outside).options.to_string(), "redis://outside:6379");
+        assert_eq!(outside.store().map(|store| store.instances), Some(1));
+        assert!(Outside::default().store().is_none());
+    }
+
+    /// Each is a service that would not share, or not in time, or with nobody.
+    #[test]
+    fn each_wrong_setting_of_the_store_names_its_value_and_the_way_out() {
+        let url = "redis://h";
+        for (keys, expected) in [
+            (
+                "redis: {}".to_owned(),
+                "slidegate.yaml:1: store: invalid redis: must be a URL, for example `redis: redis://127.0.0.1:6379`",
+            ),
+            (
+                "redis: 'redis://me:hidden@h:x'".into(),
+                "slidegate.yaml:1: store: invalid redis: redis url `redis://***@h:x`: port `x` is no number from 1 to 65535; give for example `redis://127.0.0.1:6379`",
+            ),
+            (
+                format!("redis: {url}, deadline: 0s"),
+                "slidegate.yaml:1: store: invalid deadline `0s`: must be 1ms to 1m with a unit (ms, s, m, h, d or w), for example `deadline: 50ms`",
+            ),
+            (
+                format!("redis: {url}, deadline: 50"),
+                "slidegate.yaml:1: store: invalid deadline `50`: must be 1ms to 1m with a unit (ms, s, m, h, d or w), for example `deadline: 50ms`",
+            ),
+            (
+                format!("redis: {url}, connect_timeout: 61s"),
+                "slidegate.yaml:1: store: invalid connect_timeout `61s`: must be 1ms to 1m with a unit (ms, s, m, h, d or w), for example `connect_timeout: 250ms`",
+            ),
+            (
+                format!("redis: {url}, connections: 17"),
+                "slidegate.yaml:1: store: invalid connections `17`: must be a whole number from 1 to 16, without quotes",
+            ),
+            (
+                format!("redis: {url}, instances: 0"),
+                "slidegate.yaml:1: store: invalid instances `0`: must be a whole number from 1 to 10000, without quotes",
+            ),
+            (
+                format!("redis: {url}, keys: secret"),
+                "slidegate.yaml:1: store: invalid keys `secret`: must be `plain` (ids that are short and plain are part of the names of keys) or `hashed` (every id is hashed)",
+            ),
+            (
+                format!("redis: {url}, key_secret: "),
+                "slidegate.yaml:1: store: invalid key_secret: must be a text",
+            ),
+            (
+                format!("redis: {url}, hash_tag: [a]"),
+                "slidegate.yaml:1: store: invalid hash_tag (a list): must be the name of an attribute, 1 to 128 bytes without spaces, commas and brackets; write several as a list, for example `[user, path]`",
+            ),
+            (
+                format!("redis: {url}, coalesce: no"),
+                "slidegate.yaml:1: store: invalid coalesce `no`: must be `true` or `false`",
+            ),
+            (
+                format!("redis: {url}, ca_file: no/such.pem"),
+                "slidegate.yaml:1: store: invalid ca_file `no/such.pem`: cannot be read: No such file or directory (os error 2); check the path and its permissions",
+            ),
+            (
+                format!("redis: {url}, cert_file: /dev/null"),
+                "slidegate.yaml:1: store: invalid cert_file: needs key_file; give both",
+            ),
+            (
+                format!("redis: {url}, ca_file: /dev/null"),
+                "slidegate.yaml:1: store: redis has certificates but its url does not encrypt; give a url that begins with `rediss`",
+            ),
+            (
+                "deadline: 50ms".into(),
+                "slidegate.yaml:1: store: invalid deadline: needs redis; write for example `redis: redis://127.0.0.1:6379`, give `--redis` or SLIDEGATE_REDIS, or leave it out",
+            ),
+            (
+                format!("redis: {url}, dedline: 50ms"),
+                "slidegate.yaml:1: store: unknown key `dedline`: did you mean `deadline`?",
+            ),
+            (
+                "url: x".into(),
+                "slidegate.yaml:1: store: unknown key `url`: use `redis`, for example `redis: redis://127.0.0.1:6379`",
+            ),
+        ] {
+            let told = error(&format!("store: {{{keys}}}{POLICY}"));
+            assert_eq!(told, expected);
+        }
+        assert_eq!(
+            error(
+                "store: {redis: redis://h}\npolicies:\n  - name: p\n    limit: 9007199254740993\n    window: 1s\n"
+            ),
+            "slidegate.yaml:4: policy `p`: limit 9007199254740993 is more than a shared store can count; give at most \
+             9007199254740991"
+        );
+    }
+
+    /// What happens when Redis is away must be what was chosen, policy by policy.
+    #[test]
+    fn a_policy_says_what_it_does_while_the_store_is_away() {
+        for (keys, fallback) in [
+            ("quota: 1/1s", OnStoreError::Local),
+            ("quota: 1/1s, on_store_error: local", OnStoreError::Local),
+            ("quota: 1/1s, on_store_error: allow", OnStoreError::Allow),
+            ("quota: 1/1s, on_store_error: deny", OnStoreError::Deny),
+        ] {
+            assert_eq!(policy(keys).fallback(), fallback, "{keys}");
+        }
+        let expected = "must be `local` (count in memory meanwhile), `allow` or `deny`";
+        assert_eq!(
+            policy_error("quota: 1/1s, on_store_error: open"),
+            format!("invalid on_store_error `open`: {expected}")
+        );
+        assert_eq!(
+            policy_error("quota: 1/1s, fail_open: true"),
+            "unknown key `fail_open`: use `on_store_error`, for example `on_store_error: local`"
+        );
+    }
+}
