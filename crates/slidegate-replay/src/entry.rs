@@ -175,7 +175,7 @@ impl fmt::Display for Malformed {
             Self::Request => f.write_str("no request in double quotes after the time"),
             Self::Status => f.write_str("no status of three digits (or `-`) after the request"),
             Self::Bytes => f.write_str("no length in bytes (or `-`) after the status"),
-            Self::TooLong => write!(f, "longer than {} bytes", MAX_LINE_BYTES),
+            Self::TooLong => write!(f, "longer than {MAX_LINE_BYTES} bytes"),
         }
     }
 }

@@ -84,7 +84,7 @@ pub struct LogStats {
 /// An example of a line that could not be parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MalformedLine {
-    /// CountedStream from 1.
+    /// Line number, from 1.
     pub number: u64,
     /// Why it could not be parsed.
     pub reason: Malformed,
