@@ -47,7 +47,9 @@ impl Host for App {
 
     fn authorize_http(&self, head: &Parts, action: slidegate_envoy::Action) -> Result<(), Response> {
         let peer = Peer::of(&head.extensions);
-        self.access.decision(&head.headers, of(action), peer).map_err(|problem| problem.into_response())
+        self.access
+            .decision(&head.headers, of(action), peer)
+            .map_err(axum::response::IntoResponse::into_response)
     }
 
     fn policies(&self) -> Arc<PolicySet> {
