@@ -18,6 +18,15 @@ policies:
   - {name: login, scope: [login], quota: 4/1h, on_store_error: deny}
 ";
 
+/// A server over this store, with limits of a user and of a token, that waits for replies as long as a busy machine takes.
+fn patient(folder: &TempDir, url: &str, user: u32) -> Server {
+    let limits = format!(
+        "policies:\n  - {{name: per-user, scope: [user], quota: {user}/1h}}\n  - {{name: per-token, scope: [token], quota: 9/1h}}\n"
+    );
+    let config = format!("store: {{redis: '{url}', deadline: 10s}}\n{limits}");
+    Server::start(&["--config", &folder.file("slidegate.yaml", config)])
+}
+
 fn check(server: &Server, name: &str, value: &str) -> Response {
     server.post("/v1/check", &json!({ "attributes": { name: value } }).to_string())
 }
@@ -36,8 +45,8 @@ fn readiness(server: &Server) -> Value {
 #[test]
 fn two_servers_share_one_limit() {
     let redis = RedisServer::start();
-    let args = ["--redis", &redis.url(), "--policy", "4/1h per user"];
-    let (one, other) = (Server::start(&args), Server::start(&args));
+    let folder = TempDir::new("shared-store");
+    let (one, other) = (patient(&folder, &redis.url(), 4), patient(&folder, &redis.url(), 4));
     let shown = format!("store      redis://{}, shared\n", redis.address());
     assert!(one.greeting.contains(&shown), "{}", one.greeting);
     for remaining in [3, 1] {
@@ -76,8 +85,8 @@ fn two_servers_share_one_limit() {
 #[test]
 fn a_check_with_an_id_is_charged_once_through_whatever_server_it_comes() {
     let redis = RedisServer::start();
-    let args = ["--redis", &redis.url(), "--policy", "4/1h per user"];
-    let (one, other) = (Server::start(&args), Server::start(&args));
+    let folder = TempDir::new("shared-store");
+    let (one, other) = (patient(&folder, &redis.url(), 4), patient(&folder, &redis.url(), 4));
     let body = json!({ "attributes": { "user": "alice" }, "cost": 3 }).to_string();
     let fields = "idempotency-key: order-1\r\n";
     for server in [&one, &other, &one] {
@@ -373,8 +382,8 @@ policies:
 #[test]
 fn a_cluster_and_the_master_of_sentinels_serve_as_well() {
     let cluster = RedisCluster::of_three();
-    let policies = ["--policy", "2/1h per user", "--policy", "9/1h per token"];
-    let server = Server::start(&[&["--redis", &cluster.url_as_user()], &policies[..]].concat());
+    let folder = TempDir::new("cluster");
+    let server = patient(&folder, &cluster.url_as_user(), 2);
     let both = json!({ "attributes": { "user": "alice", "token": "t" } }).to_string();
     let statuses = [0; 3].map(|_| server.post("/v1/check", &both).status);
     assert_eq!(statuses, [200, 200, 429]);
@@ -390,7 +399,7 @@ fn a_cluster_and_the_master_of_sentinels_serve_as_well() {
     assert_eq!(nodes.iter().filter(connected).count(), 3, "{ready}");
 
     let sentinels = RedisSentinels::start();
-    let server = Server::start(&[&["--redis", &sentinels.url_as_user()], &policies[..]].concat());
+    let server = patient(&folder, &sentinels.url_as_user(), 2);
     let statuses = [0; 3].map(|_| server.post("/v1/check", &both).status);
     assert_eq!(statuses, [200, 200, 429]);
     let nodes = readiness(&server)["store"]["nodes"].clone();

@@ -33,8 +33,9 @@ const PROXY: &str = "x-user: alice\r\nx-original-method: GET\r\nx-original-uri: 
 const ALICE: &str = r#"{"attributes":{"user":"alice"}}"#;
 
 fn start(folder: &TempDir, redis: &RedisServer) -> Server {
-    let config = folder.file("slidegate.yaml", POLICIES);
-    Server::start(&["--config", &config, "--redis", &redis.url()])
+    // Longer than a reply takes on a busy machine.
+    let store = format!("store: {{redis: '{}', deadline: 1s}}\n", redis.url());
+    Server::start(&["--config", &folder.file("slidegate.yaml", format!("{POLICIES}{store}"))])
 }
 
 /// A store that refuses writes although it answers: a replica.
