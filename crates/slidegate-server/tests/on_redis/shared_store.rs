@@ -212,7 +212,7 @@ fn a_frozen_redis_holds_no_answer_up_and_one_log_line_stands_for_many() {
     });
     assert_eq!(readiness(&server)["degraded"], true);
     let decisions = |told: &str| -> usize {
-        let lines = told.lines().filter(|line| line.contains("decisions did not come from the store"));
+        let lines = told.lines().filter(|line| line.contains("decisions were made by fallbacks"));
         let counts = lines.map(|line| {
             assert!(line.contains("WARN") && line.contains("last_failure=\"redis at "), "{line}");
             line.split("decisions=").nth(1).unwrap().split(' ').next().unwrap().parse::<usize>().unwrap()
