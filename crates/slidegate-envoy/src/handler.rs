@@ -4,6 +4,7 @@
 //! All descriptors of a call are decided together: either each of them is charged or none, so a
 //! denied descriptor charges nothing on another.
 
+mod denial;
 mod metadata;
 mod record;
 mod request;

@@ -14,8 +14,8 @@ use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{ListValue, Struct, Value};
 use slidegate::millis_ceil;
 
+use super::denial::Denial;
 use super::request::Target;
-use super::response::Denial;
 use crate::config::Unit;
 
 /// Which policy and key denied, and why.

@@ -15,6 +15,7 @@ use envoy_types::pb::google::protobuf::{self, Struct};
 use slidegate::headers::{HeaderOptions, Problem};
 use slidegate::{Decisions, PolicyDecision, Reason, Role, Verb, millis_ceil};
 
+use super::denial::{Denial, wait};
 use super::metadata;
 use super::request::{Batch, Target, unit_number};
 use crate::host::Host;
@@ -26,21 +27,6 @@ pub(super) struct Response<'d> {
     statuses: Vec<DescriptorStatus>,
     /// The strictest denial of the call, if it is denied.
     denial: Option<Denial<'d>>,
-}
-
-/// A decision that denies a call, and the index of its descriptor.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Denial<'d> {
-    pub(super) descriptor: usize,
-    pub(super) decision: PolicyDecision<'d>,
-}
-
-impl Denial<'_> {
-    /// Why it denies.
-    pub(super) fn reason(&self) -> Reason {
-        let of_blocked = if self.decision.is_blocked() { Reason::Blocked } else { Reason::OverLimit };
-        self.decision.reason().unwrap_or(of_blocked)
-    }
 }
 
 /// A response that is complete except for headers and metadata.
@@ -219,16 +205,6 @@ fn status(target: &Target<'_>, one: &PolicyDecision<'_>, is_over: bool) -> Descr
 /// fixed window both are the end of the window.
 fn until_reset(one: &PolicyDecision<'_>, is_over: bool) -> Duration {
     if is_over { wait(one).unwrap_or_else(|| one.reset_after()) } else { one.reset_after() }
-}
-
-/// How long a denied request has to wait; `None` if waiting does not help.
-fn wait(one: &PolicyDecision<'_>) -> Option<Duration> {
-    match (one.is_denied(), one.is_blocked()) {
-        (true, _) => one.retry_after(),
-        // 0 hits under a shadow policy.
-        (false, true) => one.frees_after(),
-        (false, false) => Some(one.reset_after()),
-    }
 }
 
 /// A number in 32 bits, saturating.

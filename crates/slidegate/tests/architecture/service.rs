@@ -108,7 +108,7 @@ const MODULES: &[(&str, &[&str])] = &[
         ],
     ),
     // Wiring: the only modules that know all protocols.
-    ("grpc", &["access", "app", "app/explanation", "caller", "log_limit", "ports"]),
+    ("grpc", &["access", "app", "caller", "log_limit", "ports"]),
     ("protocol", &["access", "app", "auth", "config", "http", "listener", "routes"]),
     ("protocols", &["app", "config", "grpc", "listener", "ports", "resp", "telemetry"]),
     (
