@@ -1,13 +1,19 @@
--- Checks one key: most decisions. `decide.lua` does everything else.
+-- Checks one key, for one request or for several that are batched: most decisions. `decide.lua` does
+-- everything else.
 --
--- ARGV: the latest server time at which anything may still be charged; the quota, packed; the costs of the requests in
--- the order they came, each with how many have it one after another, which may be left out at the end for one. Replies
--- requests charged, now, and what the algorithm tells, in 7 bytes each: to list numbers one by one costs a server more than
--- to read its key. The library computes every decision from that as it does from its own memory. A log that tells its runs
--- as well replies {those bytes, run, run, ...}. {-1, now} when it is too late.
+-- KEYS[1]: the key.
+-- ARGV[1]: the latest server time at which anything may still be charged (integer, us).
+-- ARGV[2]: the quota, packed as `quota` below unpacks it (bytes).
+-- ARGV[3], ARGV[5], ...: the costs of the requests in the order they came (integers); after each the number of
+--   requests that have it one after another (integer, 1 if it is missing at the end).
+-- Reply: bytes, 7 for each number: requests charged, now (us), and the `numbers` of the algorithm as the key was
+--   found: to list them one by one costs a server more than to read its key. A log that tells its oldest runs as
+--   well replies a list: those bytes, then stamp and cost of each run. {-1, now} when it is too late.
+-- Layout: docs/redis-layout.md. Rust twin: `State` in `src/algorithm.rs`, which computes the decisions from the
+--   reply as it does for the memory store. A step here has the name of the twin's function: `settle`, `charge`.
 
 --[list]
-told = { told }
+numbers = { numbers }
 
 --[check]
 local call, argv = redis.call, ARGV
@@ -16,7 +22,7 @@ local now = time[1] * 1000000 + time[2]
 if now > argv[1] + 0 then return { -1, now } end
 local key, packed = KEYS[1], argv[2]
 --@quota
---@load
+--@settle
 if wrong then return redis.error_reply('SLIDEGATE value is ' .. wrong) end
 local cost, charged, needed = 0, 0, 0
 for request = 3, #argv, 2 do
@@ -40,10 +46,10 @@ for request = 3, #argv, 2 do
     cost, charged = cost + fit * asked, charged + fit
   end
 end
-local told = struct.pack(
+local numbers = struct.pack(
   --@widths
   charged, now,
-  --@told
+  --@numbers
 )
 if needed > used then needed = used end
 --@needed
@@ -53,4 +59,4 @@ if cost > 0 then
 elseif moved and used > 0 then
   --@save
 end
-return told
+return numbers

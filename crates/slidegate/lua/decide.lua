@@ -13,20 +13,20 @@
 --   does with an excess (`-` deny, `+` charge, `!` count), its role (`d`eciding, `t`ogether, `a` if allowed,
 --   `i`ndependent, `k` for refusals), and `o` if it is denied while over its limit, else `-`. After `t` and `i`
 --   follows the number of its request, after `k` that of the part that it belongs to.
--- Reply: {requests that are not denied, now, {what the algorithm tells} for each key as it was found,
---   {what it tells, what was returned} for each refund that was carried out}; {-1, now} when it is too late.
+-- Reply: {requests that are not denied, now, {the algorithm's `numbers`} for each key as it was found,
+--   {its `numbers` then, what was returned} for each refund that was carried out}; {-1, now} when it is too late.
 
 --[open]
 -- The key as it is, and what can be done with it.
 opens.ALGORITHM = function(key, now, packed)
   --@quota
-  --@load
+  --@settle
   local function tell(needed)
-    local told = {
-      --@told
+    local numbers = {
+      --@numbers
     }
     --@needed
-    return told
+    return numbers
   end
   local function charge(cost)
     --@charge

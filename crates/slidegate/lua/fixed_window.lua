@@ -5,7 +5,7 @@
 -- `head` begins a compact value under this window; 0 where such a window has none.
 local window, capacity, head = struct.unpack('<I6I7I3', packed)
 
---[load]
+--[settle]
 local tag, stop, used, settled, moved, wrong = 17, 0, 0, now, false, nil
 -- The end by which the stored value expires.
 local expires = 0
@@ -42,7 +42,7 @@ if here ~= stop then
 end
 if counted ~= window then stop = settled - settled % window + window end
 
---[told]
+--[numbers]
 settled, stop, used
 
 --[widths]

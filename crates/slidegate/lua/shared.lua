@@ -1,4 +1,5 @@
--- What the algorithms share. Pieces begin at a line `--[name]`; a line `--@name` stands for that piece.
+-- What the algorithms share. In the files of `lua/` a piece begins at a line `--[name]`, and a line `--@name`
+-- stands for that piece; `lua/assembled/` has the scripts whole.
 --
 -- Every script is a straight line of pieces rather than functions over tables, since making those costs more than the
 -- rest of a decision. Numbers are whole, in microseconds or cost, and below 2^53, where a double counts every integer, and

@@ -7,7 +7,7 @@
 --[quota]
 local window, capacity, step, step_bits, runs, fills = struct.unpack('<I6I7I6BI2I2', packed)
 
---[load]
+--[settle]
 local tag, settled, moved, wrong = 20, now, false, nil
 local ahead_bits, used, newest, oldest = 0, 0, 0, 0
 local widths, stamp_bytes, cost_bytes, head, len, room, newest_cost, shift, expires
@@ -80,7 +80,7 @@ local function run_at(place)
   return math.max(newest - (newest + shift - low) % span, 0), cost_bytes > 0 and cost or 1
 end
 
---[told]
+--[numbers]
 settled, used, newest, oldest
 
 --[widths]
@@ -95,13 +95,13 @@ if needed > 1 and used > 0 then
   local place, sum = 0, 0
   while place < len and sum < needed do
     local stamp, cost = run_at(place)
-    told[#told + 1] = stamp
-    told[#told + 1] = cost
+    numbers[#numbers + 1] = stamp
+    numbers[#numbers + 1] = cost
     place, sum = place + 1, sum + cost
   end
   if sum < needed then
-    told[#told + 1] = newest
-    told[#told + 1] = newest_cost
+    numbers[#numbers + 1] = newest
+    numbers[#numbers + 1] = newest_cost
   end
 end
 

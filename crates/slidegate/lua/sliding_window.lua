@@ -5,7 +5,7 @@
 -- `head` begins a compact value under this window; 0 where such a window has none.
 local window, capacity, head = struct.unpack('<I6I7I3', packed)
 
---[load]
+--[settle]
 local tag, stop, previous, current, settled, moved, wrong = 18, 0, 0, 0, now, false, nil
 -- The end of the window after which the stored value expires.
 local expires = 0
@@ -62,7 +62,7 @@ if previous > 0 then
   used = math.min(current + weighted, 9007199254740991)
 end
 
---[told]
+--[numbers]
 settled, stop, previous, current
 
 --[widths]

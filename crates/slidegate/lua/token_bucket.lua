@@ -4,7 +4,7 @@
 --[quota]
 local window, capacity, limit = struct.unpack('<I6I7I7', packed)
 
---[load]
+--[settle]
 -- Whole cost in the bucket, and the rest of its content in cost times microseconds, less than the window.
 local tag, at, level, fraction, settled, moved, wrong = 19, now, 0, 0, now, false, nil
 local rate = limit > 0 and limit or 1
@@ -48,7 +48,7 @@ if raw then
 end
 local used = fraction > 0 and level + 1 or level
 
---[told]
+--[numbers]
 settled, level, fraction
 
 --[widths]

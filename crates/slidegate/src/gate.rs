@@ -85,6 +85,24 @@ impl Gate {
         Self::with_store(policies, MemoryStore::new())
     }
 
+    /// A gate with one policy, and a store of its own.
+    ///
+    /// ```
+    /// use slidegate::{Gate, Policy, Quota, Request};
+    ///
+    /// let gate = Gate::single(Policy::new("per-user", Quota::per_minute(1))?.scope(["user"]))?;
+    /// let alice = Request::new().with("user", "alice");
+    /// assert!(gate.check(&alice).is_allowed());
+    /// assert!(gate.check(&alice).is_denied());
+    /// # Ok::<(), slidegate::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`PolicySet::new`]: an override or block does not fit the policy.
+    pub fn single(policy: Policy) -> Result<Self, Error> {
+        PolicySet::new([policy]).map(Self::new)
+    }
+
     /// A gate on a store that was made with a clock or a number of keys of choice.
     #[must_use]
     pub fn with_store(mut policies: PolicySet, store: MemoryStore) -> Self {

@@ -1,27 +1,40 @@
-//! Scripts: the pieces in `lua/`, put together for what is asked.
+//! Scripts: the texts in `lua/assembled/`, each of which is sent as it stands there. Hashes are computed.
 //!
-//! A script is one straight line: pieces stand for what functions would be, since a decision would spend most of its time
-//! on making those. Hashes are computed.
-
-use std::collections::HashMap;
-use std::fmt::Write as _;
-use std::sync::OnceLock;
+//! A script is one straight line, since functions and tables would cost more than the rest of a decision.
+//! So what scripts share is in pieces, in the files of `lua/`, from which a test below assembles them.
 
 use crate::quota::Algorithm;
 use crate::store::redis::transport::Script;
 
-const SHARED: &str = include_str!("../../../lua/shared.lua");
-const CHECK: &str = include_str!("../../../lua/check.lua");
-const DECIDE: &str = include_str!("../../../lua/decide.lua");
+macro_rules! assembled {
+    ($name:literal) => {
+        include_str!(concat!("../../../lua/assembled/", $name, ".lua"))
+    };
+}
+
+/// Every script that checks one key, by algorithm as in [`Algorithm::ALL`].
+const CHECKS: [&str; 4] = [
+    assembled!("check_sliding_log"),
+    assembled!("check_sliding_window"),
+    assembled!("check_fixed_window"),
+    assembled!("check_token_bucket"),
+];
+/// Every script that decides calls on keys of one algorithm, by algorithm.
+const DECIDES: [&str; 4] = [
+    assembled!("decide_sliding_log"),
+    assembled!("decide_sliding_window"),
+    assembled!("decide_fixed_window"),
+    assembled!("decide_token_bucket"),
+];
+/// The script that decides calls on keys of several algorithms.
+const DECIDE_ALL: &str = assembled!("decide_all");
 
 /// Every script the store may call.
 #[derive(Debug)]
 pub(crate) struct Scripts {
-    /// Checks one key, by algorithm.
     check: [Script; 4],
-    /// Does everything to any number of keys, by the set of their algorithms. Put together when first asked for.
-    decide: [OnceLock<Script>; 16],
-    /// Replaces the note that instances share.
+    decide: [Script; 4],
+    decide_all: Script,
     note: Script,
 }
 
@@ -35,26 +48,20 @@ pub(crate) fn letter(algorithm: Algorithm) -> &'static str {
     }
 }
 
-fn file(algorithm: Algorithm) -> &'static str {
-    match algorithm {
-        Algorithm::SlidingLog => include_str!("../../../lua/sliding_log.lua"),
-        Algorithm::SlidingWindow => include_str!("../../../lua/sliding_window.lua"),
-        Algorithm::FixedWindow => include_str!("../../../lua/fixed_window.lua"),
-        Algorithm::TokenBucket => include_str!("../../../lua/token_bucket.lua"),
-    }
-}
-
-/// Where an algorithm stands in [`Algorithm::ALL`].
-fn place(algorithm: Algorithm) -> usize {
+/// The position of an algorithm in [`Algorithm::ALL`].
+fn position(algorithm: Algorithm) -> usize {
     Algorithm::ALL.iter().position(|one| *one == algorithm).expect("all algorithms are in ALL")
 }
 
 impl Scripts {
     pub(crate) fn new() -> Self {
-        let check = Algorithm::ALL
-            .map(|algorithm| Script::new(Pieces::of(&[SHARED, file(algorithm), CHECK]).text("check")));
-        let note = Script::new(include_str!("../../../lua/note.lua").to_owned());
-        Self { check, decide: Default::default(), note }
+        let script = |text: &str| Script::new(text.to_owned());
+        Self {
+            check: CHECKS.map(script),
+            decide: DECIDES.map(script),
+            decide_all: script(DECIDE_ALL),
+            note: script(include_str!("../../../lua/note.lua")),
+        }
     }
 
     /// The script that replaces the note.
@@ -64,62 +71,140 @@ impl Scripts {
 
     /// The script that checks one key under this algorithm.
     pub(crate) fn check(&self, algorithm: Algorithm) -> &Script {
-        &self.check[place(algorithm)]
+        &self.check[position(algorithm)]
     }
 
-    /// The script that does anything to keys under these algorithms.
-    pub(crate) fn decide(&self, algorithms: impl Iterator<Item = Algorithm>) -> &Script {
-        let set = algorithms.fold(0, |set, algorithm| set | 1 << place(algorithm));
-        self.decide[set].get_or_init(|| {
-            let mut opens = String::new();
-            for algorithm in Algorithm::ALL.into_iter().filter(|one| set & 1 << place(*one) != 0) {
-                let pieces = Pieces::of(&[SHARED, file(algorithm), DECIDE]);
-                let _ = writeln!(opens, "{}", pieces.text("open").replace("ALGORITHM", letter(algorithm)));
-            }
-            let mut pieces = Pieces::of(&[DECIDE]);
-            pieces.0.insert("opens", opens);
-            Script::new(pieces.text("decide"))
-        })
+    /// The script that carries out any call on keys under these algorithms.
+    pub(crate) fn decide(&self, mut algorithms: impl Iterator<Item = Algorithm>) -> &Script {
+        let first = algorithms.next().unwrap_or_default();
+        if algorithms.all(|one| one == first) { &self.decide[position(first)] } else { &self.decide_all }
     }
 }
 
-/// Pieces by name; a later file's piece takes the place of an earlier one's.
-struct Pieces(HashMap<&'static str, String>);
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+    use std::fmt::Write as _;
+    use std::path::Path;
+    use std::{env, fs};
 
-impl Pieces {
-    fn of(files: &[&'static str]) -> Self {
-        // Only the log tells more than its told numbers, and only to `check.lua` otherwise than in one list.
-        let mut pieces = HashMap::from([("needed", String::new()), ("list", String::new())]);
-        for file in files {
-            let mut current = None;
-            for line in file.lines() {
-                if let Some(name) = line.strip_prefix("--[").and_then(|line| line.strip_suffix(']')) {
-                    pieces.insert(name, String::new());
-                    current = Some(name);
-                } else if let Some(name) = current
-                    && let Some(text) = pieces.get_mut(name)
-                {
-                    text.push_str(line);
-                    text.push('\n');
-                }
-            }
-        }
-        Self(pieces)
+    use super::*;
+
+    /// Set, the test writes the assembled scripts instead of comparing them.
+    const REWRITE: &str = "SLIDEGATE_ASSEMBLE_LUA";
+
+    /// A file of `lua/`: what stands before its pieces, and the pieces by name.
+    #[derive(Default)]
+    struct Pieces {
+        contract: String,
+        pieces: HashMap<String, String>,
     }
 
-    /// The text of a piece with the pieces it asks for, without comments.
-    fn text(&self, name: &str) -> String {
-        let piece = self.0.get(name).unwrap_or_else(|| panic!("no file has the piece `{name}`"));
-        let mut text = String::new();
-        for line in piece.lines() {
-            let trimmed = line.trim_start();
-            if let Some(asked) = trimmed.strip_prefix("--@") {
-                text.push_str(&self.text(asked));
-            } else if !trimmed.is_empty() && !trimmed.starts_with("-- ") {
-                text.push_str(line);
-                text.push('\n');
+    impl Pieces {
+        /// The pieces of these files; a later file's piece replaces an earlier one's.
+        fn of(files: &[&str]) -> Self {
+            let empty = ["needed", "list"].map(|name| (name.to_owned(), String::new()));
+            let mut all = Self { pieces: HashMap::from(empty), ..Self::default() };
+            for file in files {
+                let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("lua").join(file);
+                let text = fs::read_to_string(path).expect("a file of pieces");
+                let mut current: Option<String> = None;
+                let mut contract = String::new();
+                for line in text.lines() {
+                    if let Some(name) = line.strip_prefix("--[").and_then(|line| line.strip_suffix(']')) {
+                        all.pieces.insert(name.to_owned(), String::new());
+                        current = Some(name.to_owned());
+                    } else if let Some(name) = &current {
+                        writeln!(all.pieces.get_mut(name).expect("it was added"), "{line}")
+                            .expect("a string");
+                    } else {
+                        writeln!(contract, "{line}").expect("a string");
+                    }
+                }
+                writeln!(all.contract, "{}\n", contract.trim_end()).expect("a string");
             }
+            all
         }
-        text
+
+        /// A piece with the pieces that it asks for, each indented as the line that asks for it.
+        fn text(&self, name: &str) -> String {
+            let piece = self.pieces.get(name).unwrap_or_else(|| panic!("no file has the piece `{name}`"));
+            let mut text = String::new();
+            for line in piece.trim_end().lines() {
+                let trimmed = line.trim_start();
+                let indent = &line[..line.len() - trimmed.len()];
+                match trimmed.strip_prefix("--@") {
+                    Some(asked) => {
+                        let is_empty = self.text(asked).is_empty();
+                        if !is_empty {
+                            writeln!(text, "{indent}-- [{asked}]").expect("a string");
+                        }
+                        for line in self.text(asked).lines() {
+                            let indent = if line.is_empty() { "" } else { indent };
+                            writeln!(text, "{indent}{line}").expect("a string");
+                        }
+                    }
+                    None => writeln!(text, "{line}").expect("a string"),
+                }
+            }
+            text
+        }
+    }
+
+    fn file(algorithm: Algorithm) -> String {
+        format!("{}.lua", algorithm.name().replace('-', "_"))
+    }
+
+    fn opens(algorithm: Algorithm) -> String {
+        let pieces = Pieces::of(&["shared.lua", &file(algorithm), "decide.lua"]);
+        pieces.text("open").replace("ALGORITHM", letter(algorithm))
+    }
+
+    /// The script that ends in this piece, with the contracts of all files that it is made of.
+    fn script(name: &str, files: &[&str], main: &Pieces) -> String {
+        let note = "-- Assembled from the files of `lua/` that are named below. Do not edit: change those and run\n-- \
+                    SLIDEGATE_ASSEMBLE_LUA=1 cargo test -p slidegate --features redis assembled";
+        let mut text = format!("{note}\n\n");
+        for file in files {
+            let contract = Pieces::of(&[file]).contract;
+            write!(text, "-- {file}\n--\n{contract}").expect("a string");
+        }
+        text + &main.text(name)
+    }
+
+    fn assembled() -> Vec<(String, String)> {
+        let mut all = Vec::new();
+        for algorithm in Algorithm::ALL {
+            let (own, name) = (file(algorithm), algorithm.name().replace('-', "_"));
+            let checks = Pieces::of(&["shared.lua", &own, "check.lua"]);
+            let check = script("check", &["check.lua", &own, "shared.lua"], &checks);
+            all.push((format!("check_{name}"), check));
+            let mut decides = Pieces::of(&["decide.lua"]);
+            decides.pieces.insert("opens".to_owned(), opens(algorithm));
+            let decide = script("decide", &["decide.lua", &own, "shared.lua"], &decides);
+            all.push((format!("decide_{name}"), decide));
+        }
+        let files = Algorithm::ALL.map(file);
+        let mut names = vec!["decide.lua"];
+        names.extend(files.iter().map(String::as_str));
+        names.push("shared.lua");
+        let mut decides = Pieces::of(&["decide.lua"]);
+        decides.pieces.insert("opens".to_owned(), Algorithm::ALL.map(opens).join("\n"));
+        all.push(("decide_all".to_owned(), script("decide", &names, &decides)));
+        all
+    }
+
+    /// Whoever reads a script must read what runs.
+    #[test]
+    fn assembled_scripts_are_current() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("lua/assembled");
+        for (name, text) in assembled() {
+            let path = folder.join(format!("{name}.lua"));
+            if env::var_os(REWRITE).is_some() {
+                fs::write(&path, &text).expect("the folder can be written to");
+            }
+            let stored = fs::read_to_string(&path).expect("an assembled script");
+            assert!(stored == text, "{name}.lua is not current; run the test with {REWRITE}=1");
+        }
     }
 }

@@ -1,0 +1,416 @@
+-- Assembled from the files of `lua/` that are named below. Do not edit: change those and run
+-- SLIDEGATE_ASSEMBLE_LUA=1 cargo test -p slidegate --features redis assembled
+
+-- check.lua
+--
+-- Checks one key, for one request or for several that are batched: most decisions. `decide.lua` does
+-- everything else.
+--
+-- KEYS[1]: the key.
+-- ARGV[1]: the latest server time at which anything may still be charged (integer, us).
+-- ARGV[2]: the quota, packed as `quota` below unpacks it (bytes).
+-- ARGV[3], ARGV[5], ...: the costs of the requests in the order they came (integers); after each the number of
+--   requests that have it one after another (integer, 1 if it is missing at the end).
+-- Reply: bytes, 7 for each number: requests charged, now (us), and the `numbers` of the algorithm as the key was
+--   found: to list them one by one costs a server more than to read its key. A log that tells its oldest runs as
+--   well replies a list: those bytes, then stamp and cost of each run. {-1, now} when it is too late.
+-- Layout: docs/redis-layout.md. Rust twin: `State` in `src/algorithm.rs`, which computes the decisions from the
+--   reply as it does for the memory store. A step here has the name of the twin's function: `settle`, `charge`.
+
+-- sliding_log.lua
+--
+-- Sliding log: every charge with its time, exact to the microsecond, in runs of (stamp, cost) packed in a ring.
+-- Twin of `src/algorithm/sliding_log.rs`: change both or neither. `docs/redis-layout.md` says every byte.
+--
+-- The newest run lies in the header, so that charging it again writes nothing else. Both are written in place: a decision
+-- costs the same at any limit. A small log is read whole, so that one write holds a new run and the header (`bench/redis`).
+
+-- shared.lua
+--
+-- What the algorithms share. In the files of `lua/` a piece begins at a line `--[name]`, and a line `--@name`
+-- stands for that piece; `lua/assembled/` has the scripts whole.
+--
+-- Every script is a straight line of pieces rather than functions over tables, since making those costs more than the
+-- rest of a decision. Numbers are whole, in microseconds or cost, and below 2^53, where a double counts every integer, and
+-- where the floor of a quotient of two such numbers is exact. Commands get numbers that never change as text: servers
+-- take a quarter of a microsecond to write one.
+
+local call, argv = redis.call, ARGV
+local time = call('TIME')
+local now = time[1] * 1000000 + time[2]
+if now > argv[1] + 0 then return { -1, now } end
+local key, packed = KEYS[1], argv[2]
+-- [quota]
+local window, capacity, step, step_bits, runs, fills = struct.unpack('<I6I7I6BI2I2', packed)
+-- [settle]
+local tag, settled, moved, wrong = 20, now, false, nil
+local ahead_bits, used, newest, oldest = 0, 0, 0, 0
+local widths, stamp_bytes, cost_bytes, head, len, room, newest_cost, shift, expires
+local chunk, chunk_from, chunk_to = nil, 0, 0
+local pushed, pushed_cost
+-- The ring beside 32 fills, without costs, ends at 171. To read much more costs more than the write that it saves.
+local raw = call('GETRANGE', key, '0', fills <= 32 and '171' or '47')
+if raw ~= '' then
+  local found
+  if #raw >= 48 then found, ahead_bits, used, newest, oldest = struct.unpack('<BBI7I7I7', raw) end
+  if found ~= tag then
+    ahead_bits, used = 0, 0
+    -- [foreign]
+    -- `raw` is no value of this algorithm, tagged `tag`. One of another algorithm counts as none: that starts afresh. 31
+    -- marks a log that was found cut off.
+    local first = raw:byte(1)
+    if not first or not (first >= 17 and first <= 20 or first == 33 or first == 34 or first == 31) then
+      wrong = 'not of layout 1 or 2: its first byte is ' .. tostring(first)
+    elseif first % 16 == tag - 16 or first == 31 then
+      wrong = 'damaged: it has ' .. #raw .. ' bytes'
+    end
+    raw = ''
+  end
+end
+if used > 0 then
+  if now < newest then
+    local earliest = newest - (ahead_bits == step_bits and step - 1 or 2 ^ ahead_bits - 1)
+    if now < earliest then
+      if earliest - now <= (window < 1000000 and window or 1000000) then
+        settled = earliest
+      else
+        -- A large step back: the history moves along, as if no time had passed since the newest charge.
+        -- [rest]
+        -- The rest of the header, which most denials do not need.
+        if not widths then
+          widths, head, len, room, newest_cost, shift, expires = 64, 0, 0, 0, 0, 0, 0
+          if raw ~= '' then
+            widths, head, len, room, newest_cost, shift, expires = struct.unpack('<BI2I2I2I7I6I5', raw, 24)
+          end
+          cost_bytes = widths % 16
+          stamp_bytes = (widths - cost_bytes) / 16
+        end
+        local by = earliest - now
+        newest, oldest, shift, moved = newest - by, math.max(oldest - by, 0), (shift + by) % 281474976710656, true
+      end
+    end
+  end
+  if oldest + window <= settled then
+    if newest + window <= settled then
+      used = 0
+    else
+      -- [rest]
+      -- The rest of the header, which most denials do not need.
+      if not widths then
+        widths, head, len, room, newest_cost, shift, expires = 64, 0, 0, 0, 0, 0, 0
+        if raw ~= '' then
+          widths, head, len, room, newest_cost, shift, expires = struct.unpack('<BI2I2I2I7I6I5', raw, 24)
+        end
+        cost_bytes = widths % 16
+        stamp_bytes = (widths - cost_bytes) / 16
+      end
+      -- [ring]
+      -- Stamp and cost of the run that is `place`-th from the oldest in the ring.
+      local run_format = '<I' .. stamp_bytes .. (cost_bytes > 0 and 'I' .. cost_bytes or '')
+      local run_bytes, span = stamp_bytes + cost_bytes, stamp_bytes == 4 and 4294967296 or 281474976710656
+      local function run_at(place)
+        place = (head + place) % room
+        if place < chunk_from or place >= chunk_to then
+          chunk_from, chunk_to = place, math.min(place + 64, room)
+          chunk = call('GETRANGE', key, 48 + place * run_bytes, 47 + chunk_to * run_bytes)
+        end
+        local low, cost = struct.unpack(run_format, chunk, (place - chunk_from) * run_bytes + 1)
+        return math.max(newest - (newest + shift - low) % span, 0), cost_bytes > 0 and cost or 1
+      end
+      while oldest + window <= settled do
+        local _, cost = run_at(0)
+        used, head, len = used - cost, (head + 1) % room, len - 1
+        oldest = len > 0 and run_at(0) or newest
+      end
+    end
+  end
+end
+-- What the stamps in the ring are told by.
+local anchor = newest
+if wrong then return redis.error_reply('SLIDEGATE value is ' .. wrong) end
+local cost, charged, needed = 0, 0, 0
+for request = 3, #argv, 2 do
+  local asked, requests = argv[request] + 0, argv[request + 1]
+  -- In this order every sum is below 2^53, unless the cost can never fit.
+  local over = asked - capacity + used + cost
+  if asked == 0 then
+    charged = charged + (requests or 1)
+  elseif over > 0 then
+    if over > needed and asked <= capacity then needed = over end
+  elseif not requests then
+    cost, charged = cost + asked, charged + 1
+  else
+    -- Once one does not fit, no other of the same cost does.
+    local fit = math.floor(-over / asked) + 1
+    if fit < requests + 0 then
+      needed = math.max(needed, over + fit * asked)
+    else
+      fit = requests + 0
+    end
+    cost, charged = cost + fit * asked, charged + fit
+  end
+end
+local numbers = struct.pack(
+  -- [widths]
+  '<I7I7I7I7I7I7',
+  charged, now,
+  -- [numbers]
+  settled, used, newest, oldest
+)
+if needed > used then needed = used end
+-- [needed]
+-- Tells besides the oldest runs, as many as hold `needed` cost: with the end of those a denied cost fits.
+if needed > 1 and used > 0 then
+  -- [list]
+  numbers = { numbers }
+  -- [rest]
+  -- The rest of the header, which most denials do not need.
+  if not widths then
+    widths, head, len, room, newest_cost, shift, expires = 64, 0, 0, 0, 0, 0, 0
+    if raw ~= '' then
+      widths, head, len, room, newest_cost, shift, expires = struct.unpack('<BI2I2I2I7I6I5', raw, 24)
+    end
+    cost_bytes = widths % 16
+    stamp_bytes = (widths - cost_bytes) / 16
+  end
+  -- [ring]
+  -- Stamp and cost of the run that is `place`-th from the oldest in the ring.
+  local run_format = '<I' .. stamp_bytes .. (cost_bytes > 0 and 'I' .. cost_bytes or '')
+  local run_bytes, span = stamp_bytes + cost_bytes, stamp_bytes == 4 and 4294967296 or 281474976710656
+  local function run_at(place)
+    place = (head + place) % room
+    if place < chunk_from or place >= chunk_to then
+      chunk_from, chunk_to = place, math.min(place + 64, room)
+      chunk = call('GETRANGE', key, 48 + place * run_bytes, 47 + chunk_to * run_bytes)
+    end
+    local low, cost = struct.unpack(run_format, chunk, (place - chunk_from) * run_bytes + 1)
+    return math.max(newest - (newest + shift - low) % span, 0), cost_bytes > 0 and cost or 1
+  end
+  local place, sum = 0, 0
+  while place < len and sum < needed do
+    local stamp, cost = run_at(place)
+    numbers[#numbers + 1] = stamp
+    numbers[#numbers + 1] = cost
+    place, sum = place + 1, sum + cost
+  end
+  if sum < needed then
+    numbers[#numbers + 1] = newest
+    numbers[#numbers + 1] = newest_cost
+  end
+end
+if cost > 0 then
+  -- [charge]
+  -- [rest]
+  -- The rest of the header, which most denials do not need.
+  if not widths then
+    widths, head, len, room, newest_cost, shift, expires = 64, 0, 0, 0, 0, 0, 0
+    if raw ~= '' then
+      widths, head, len, room, newest_cost, shift, expires = struct.unpack('<BI2I2I2I7I6I5', raw, 24)
+    end
+    cost_bytes = widths % 16
+    stamp_bytes = (widths - cost_bytes) / 16
+  end
+  if used > 0 and settled <= newest then
+    -- The same step.
+    newest_cost = newest_cost + cost
+  else
+    local stamp = math.ceil(settled / step) * step
+    if used == 0 then
+      head, len, oldest, newest_cost = 0, 0, stamp, cost
+    elseif len + 1 < runs then
+      pushed, pushed_cost, newest_cost = newest, newest_cost, cost
+    else
+      -- Penalties alone, or fewer slots than there were, fill the log: count the newest run a little longer.
+      if len == 0 then oldest = stamp end
+      newest_cost = newest_cost + cost
+    end
+    newest, ahead_bits = stamp, step_bits
+  end
+  used = used + cost
+  -- [save]
+  -- [rest]
+  -- The rest of the header, which most denials do not need.
+  if not widths then
+    widths, head, len, room, newest_cost, shift, expires = 64, 0, 0, 0, 0, 0, 0
+    if raw ~= '' then
+      widths, head, len, room, newest_cost, shift, expires = struct.unpack('<BI2I2I2I7I6I5', raw, 24)
+    end
+    cost_bytes = widths % 16
+    stamp_bytes = (widths - cost_bytes) / 16
+  end
+  local old_run_bytes, size = stamp_bytes + cost_bytes, room * (stamp_bytes + cost_bytes)
+  local old_stamp_bytes, old_cost_bytes = stamp_bytes, cost_bytes
+  if window + step >= 4294967296 then stamp_bytes = 6 end
+  if pushed and pushed_cost > 1 then
+    local needs = pushed_cost < 256 and 1 or pushed_cost < 65536 and 2 or pushed_cost < 4294967296 and 4 or 7
+    if needs > cost_bytes then cost_bytes = needs end
+  end
+  local run_bytes, more, run = stamp_bytes + cost_bytes, 0, ''
+  if pushed then
+    local low = (pushed + shift) % (stamp_bytes == 4 and 4294967296 or 281474976710656)
+    more = 1
+    if cost_bytes == 0 then
+      run = struct.pack(stamp_bytes == 4 and '<I4' or '<I6', low)
+    else
+      run = struct.pack('<I' .. stamp_bytes .. 'I' .. cost_bytes, low, pushed_cost)
+    end
+  end
+  local until_us = (newest > now and newest or now) + window
+  if raw == '' or run_bytes ~= old_run_bytes or len + more > room then
+    local ring = ''
+    if len > 0 then
+      ring = #raw == 48 + size and raw:sub(49) or call('GETRANGE', key, '48', '-1')
+      if #ring ~= size then return redis.error_reply('SLIDEGATE value is damaged: its ring is cut off') end
+      ring = (ring .. ring):sub(head * old_run_bytes + 1, (head + len) * old_run_bytes)
+      if run_bytes ~= old_run_bytes then
+        local old_format = '<I' .. old_stamp_bytes .. (old_cost_bytes > 0 and 'I' .. old_cost_bytes or '')
+        local new_format = '<I' .. stamp_bytes .. (cost_bytes > 0 and 'I' .. cost_bytes or '')
+        local old_span = old_stamp_bytes == 4 and 4294967296 or 281474976710656
+        local new_span = stamp_bytes == 4 and 4294967296 or 281474976710656
+        local wide = {}
+        for place = 1, len do
+          local low, cost = struct.unpack(old_format, ring, (place - 1) * old_run_bytes + 1)
+          low = anchor + shift - (anchor + shift - low) % old_span
+          cost = old_cost_bytes > 0 and cost or 1
+          wide[place] = cost_bytes > 0 and struct.pack(new_format, low % new_span, cost)
+            or struct.pack(new_format, low % new_span)
+        end
+        ring = table.concat(wide)
+      end
+    end
+    len, head = len + more, 0
+    -- Room for twice as many and three, but no more than the limit can fill beside the newest. Three fit into what the
+    -- server takes for the header.
+    room = math.max(math.min(len * 2 + 3, fills - 1), len)
+    local slack = string.rep('\0', (room - len) * run_bytes)
+    -- [lives]
+    -- Milliseconds to live: two windows, so that most charges in place need not renew it, and four seconds. What counts may
+    -- count up to a step longer than a window, and a second where the clock was set back.
+    local lives = math.floor(math.max(until_us - now, math.min(until_us - now + window, 2 * window)) / 1000) + 4000
+    expires = math.floor((now + lives * 1000) / 1000000)
+    call('SET', key, struct.pack('<BBI7I7I7BI2I2I2I7I6I5', 20, ahead_bits, used, newest, oldest,
+      stamp_bytes * 16 + cost_bytes, 0, len, room, newest_cost, shift, expires) .. ring .. run .. slack, 'PX', lives)
+  else
+    local between = ''
+    if pushed then
+      local place = 48 + (head + len) % room * run_bytes
+      if #raw == 48 + size then
+        between = raw:sub(49, place) .. run
+      else
+        -- A ring that was cut off is filled with zeros by a write past its end. So the last place is written only after a look,
+        -- and where a write shows that it was too short, the value is marked as damaged.
+        local is_whole = place + run_bytes < 48 + size or call('STRLEN', key) == 48 + size
+        if not is_whole or call('SETRANGE', key, place, run) ~= 48 + size then
+          call('SETRANGE', key, '0', '\31')
+          return redis.error_reply('SLIDEGATE value is damaged: its ring is cut off')
+        end
+      end
+      len = len + 1
+    end
+    -- Too short a life loses usage. One from before the window was shortened or the clock was set back is too long.
+    if until_us > expires * 1000000 or expires * 1000000 > now + 2 * window + 5000000 then
+      -- [lives]
+      -- Milliseconds to live: two windows, so that most charges in place need not renew it, and four seconds. What counts may
+      -- count up to a step longer than a window, and a second where the clock was set back.
+      local lives = math.floor(math.max(until_us - now, math.min(until_us - now + window, 2 * window)) / 1000) + 4000
+      call('PEXPIRE', key, lives)
+      expires = math.floor((now + lives * 1000) / 1000000)
+    end
+    call('SETRANGE', key, '0', struct.pack('<BBI7I7I7BI2I2I2I7I6I5', 20, ahead_bits, used, newest, oldest,
+      stamp_bytes * 16 + cost_bytes, head, len, room, newest_cost, shift, expires) .. between)
+  end
+elseif moved and used > 0 then
+  -- [save]
+  -- [rest]
+  -- The rest of the header, which most denials do not need.
+  if not widths then
+    widths, head, len, room, newest_cost, shift, expires = 64, 0, 0, 0, 0, 0, 0
+    if raw ~= '' then
+      widths, head, len, room, newest_cost, shift, expires = struct.unpack('<BI2I2I2I7I6I5', raw, 24)
+    end
+    cost_bytes = widths % 16
+    stamp_bytes = (widths - cost_bytes) / 16
+  end
+  local old_run_bytes, size = stamp_bytes + cost_bytes, room * (stamp_bytes + cost_bytes)
+  local old_stamp_bytes, old_cost_bytes = stamp_bytes, cost_bytes
+  if window + step >= 4294967296 then stamp_bytes = 6 end
+  if pushed and pushed_cost > 1 then
+    local needs = pushed_cost < 256 and 1 or pushed_cost < 65536 and 2 or pushed_cost < 4294967296 and 4 or 7
+    if needs > cost_bytes then cost_bytes = needs end
+  end
+  local run_bytes, more, run = stamp_bytes + cost_bytes, 0, ''
+  if pushed then
+    local low = (pushed + shift) % (stamp_bytes == 4 and 4294967296 or 281474976710656)
+    more = 1
+    if cost_bytes == 0 then
+      run = struct.pack(stamp_bytes == 4 and '<I4' or '<I6', low)
+    else
+      run = struct.pack('<I' .. stamp_bytes .. 'I' .. cost_bytes, low, pushed_cost)
+    end
+  end
+  local until_us = (newest > now and newest or now) + window
+  if raw == '' or run_bytes ~= old_run_bytes or len + more > room then
+    local ring = ''
+    if len > 0 then
+      ring = #raw == 48 + size and raw:sub(49) or call('GETRANGE', key, '48', '-1')
+      if #ring ~= size then return redis.error_reply('SLIDEGATE value is damaged: its ring is cut off') end
+      ring = (ring .. ring):sub(head * old_run_bytes + 1, (head + len) * old_run_bytes)
+      if run_bytes ~= old_run_bytes then
+        local old_format = '<I' .. old_stamp_bytes .. (old_cost_bytes > 0 and 'I' .. old_cost_bytes or '')
+        local new_format = '<I' .. stamp_bytes .. (cost_bytes > 0 and 'I' .. cost_bytes or '')
+        local old_span = old_stamp_bytes == 4 and 4294967296 or 281474976710656
+        local new_span = stamp_bytes == 4 and 4294967296 or 281474976710656
+        local wide = {}
+        for place = 1, len do
+          local low, cost = struct.unpack(old_format, ring, (place - 1) * old_run_bytes + 1)
+          low = anchor + shift - (anchor + shift - low) % old_span
+          cost = old_cost_bytes > 0 and cost or 1
+          wide[place] = cost_bytes > 0 and struct.pack(new_format, low % new_span, cost)
+            or struct.pack(new_format, low % new_span)
+        end
+        ring = table.concat(wide)
+      end
+    end
+    len, head = len + more, 0
+    -- Room for twice as many and three, but no more than the limit can fill beside the newest. Three fit into what the
+    -- server takes for the header.
+    room = math.max(math.min(len * 2 + 3, fills - 1), len)
+    local slack = string.rep('\0', (room - len) * run_bytes)
+    -- [lives]
+    -- Milliseconds to live: two windows, so that most charges in place need not renew it, and four seconds. What counts may
+    -- count up to a step longer than a window, and a second where the clock was set back.
+    local lives = math.floor(math.max(until_us - now, math.min(until_us - now + window, 2 * window)) / 1000) + 4000
+    expires = math.floor((now + lives * 1000) / 1000000)
+    call('SET', key, struct.pack('<BBI7I7I7BI2I2I2I7I6I5', 20, ahead_bits, used, newest, oldest,
+      stamp_bytes * 16 + cost_bytes, 0, len, room, newest_cost, shift, expires) .. ring .. run .. slack, 'PX', lives)
+  else
+    local between = ''
+    if pushed then
+      local place = 48 + (head + len) % room * run_bytes
+      if #raw == 48 + size then
+        between = raw:sub(49, place) .. run
+      else
+        -- A ring that was cut off is filled with zeros by a write past its end. So the last place is written only after a look,
+        -- and where a write shows that it was too short, the value is marked as damaged.
+        local is_whole = place + run_bytes < 48 + size or call('STRLEN', key) == 48 + size
+        if not is_whole or call('SETRANGE', key, place, run) ~= 48 + size then
+          call('SETRANGE', key, '0', '\31')
+          return redis.error_reply('SLIDEGATE value is damaged: its ring is cut off')
+        end
+      end
+      len = len + 1
+    end
+    -- Too short a life loses usage. One from before the window was shortened or the clock was set back is too long.
+    if until_us > expires * 1000000 or expires * 1000000 > now + 2 * window + 5000000 then
+      -- [lives]
+      -- Milliseconds to live: two windows, so that most charges in place need not renew it, and four seconds. What counts may
+      -- count up to a step longer than a window, and a second where the clock was set back.
+      local lives = math.floor(math.max(until_us - now, math.min(until_us - now + window, 2 * window)) / 1000) + 4000
+      call('PEXPIRE', key, lives)
+      expires = math.floor((now + lives * 1000) / 1000000)
+    end
+    call('SETRANGE', key, '0', struct.pack('<BBI7I7I7BI2I2I2I7I6I5', 20, ahead_bits, used, newest, oldest,
+      stamp_bytes * 16 + cost_bytes, head, len, room, newest_cost, shift, expires) .. between)
+  end
+end
+return numbers

@@ -1,0 +1,169 @@
+-- Assembled from the files of `lua/` that are named below. Do not edit: change those and run
+-- SLIDEGATE_ASSEMBLE_LUA=1 cargo test -p slidegate --features redis assembled
+
+-- check.lua
+--
+-- Checks one key, for one request or for several that are batched: most decisions. `decide.lua` does
+-- everything else.
+--
+-- KEYS[1]: the key.
+-- ARGV[1]: the latest server time at which anything may still be charged (integer, us).
+-- ARGV[2]: the quota, packed as `quota` below unpacks it (bytes).
+-- ARGV[3], ARGV[5], ...: the costs of the requests in the order they came (integers); after each the number of
+--   requests that have it one after another (integer, 1 if it is missing at the end).
+-- Reply: bytes, 7 for each number: requests charged, now (us), and the `numbers` of the algorithm as the key was
+--   found: to list them one by one costs a server more than to read its key. A log that tells its oldest runs as
+--   well replies a list: those bytes, then stamp and cost of each run. {-1, now} when it is too late.
+-- Layout: docs/redis-layout.md. Rust twin: `State` in `src/algorithm.rs`, which computes the decisions from the
+--   reply as it does for the memory store. A step here has the name of the twin's function: `settle`, `charge`.
+
+-- token_bucket.lua
+--
+-- Token bucket: a bucket that every charge fills and that drains by `limit` per window.
+-- Twin of `src/algorithm/token_bucket.rs`: change both or neither.
+
+-- shared.lua
+--
+-- What the algorithms share. In the files of `lua/` a piece begins at a line `--[name]`, and a line `--@name`
+-- stands for that piece; `lua/assembled/` has the scripts whole.
+--
+-- Every script is a straight line of pieces rather than functions over tables, since making those costs more than the
+-- rest of a decision. Numbers are whole, in microseconds or cost, and below 2^53, where a double counts every integer, and
+-- where the floor of a quotient of two such numbers is exact. Commands get numbers that never change as text: servers
+-- take a quarter of a microsecond to write one.
+
+local call, argv = redis.call, ARGV
+local time = call('TIME')
+local now = time[1] * 1000000 + time[2]
+if now > argv[1] + 0 then return { -1, now } end
+local key, packed = KEYS[1], argv[2]
+-- [quota]
+local window, capacity, limit = struct.unpack('<I6I7I7', packed)
+-- [settle]
+-- Whole cost in the bucket, and the rest of its content in cost times microseconds, less than the window.
+local tag, at, level, fraction, settled, moved, wrong = 19, now, 0, 0, now, false, nil
+local rate = limit > 0 and limit or 1
+local raw = call('GET', key)
+if raw then
+  local found, counted
+  if #raw == 27 then found, counted, at, level, fraction = struct.unpack('<BI6I7I7I6', raw) end
+  if found ~= tag then
+    counted, at, level, fraction = window, now, 0, 0
+    -- [foreign]
+    -- `raw` is no value of this algorithm, tagged `tag`. One of another algorithm counts as none: that starts afresh. 31
+    -- marks a log that was found cut off.
+    local first = raw:byte(1)
+    if not first or not (first >= 17 and first <= 20 or first == 33 or first == 34 or first == 31) then
+      wrong = 'not of layout 1 or 2: its first byte is ' .. tostring(first)
+    elseif first % 16 == tag - 16 or first == 31 then
+      wrong = 'damaged: it has ' .. #raw .. ' bytes'
+    end
+  end
+  if now < at then
+    if (level > 0 or fraction > 0) and at - now <= (counted < 1000000 and counted or 1000000) then
+      settled = at
+    else
+      at, moved = now, true
+      -- [bound]
+      -- Drops what is above that, as a limit that was lowered may leave.
+      do
+        -- [most]
+        -- The most that counts for one key: one window's drain above the capacity.
+        local most = math.min(capacity + rate, 9007199254740991)
+        if level > most or level == most and fraction > 0 then
+          level, fraction = most, 0
+        end
+      end
+    end
+  else
+    local drained = (now - at) * rate
+    local whole = math.floor(drained / counted)
+    local part = drained - whole * counted
+    if drained >= 9007199254740992 then
+      -- [mul_div]
+      -- floor(a * b / c) and the remainder, for c below 2^45. A quotient past 2^53 is only known to be about that large.
+      local function mul_div(a, b, c)
+        local product = a * b
+        if product < 9007199254740992 then
+          local quotient = math.floor(product / c)
+          return quotient, product - quotient * c
+        end
+        local whole = math.floor(b / c)
+        local part = b - whole * c
+        local quotient, rest, left = 0, 0, a
+        -- Seven bits of `a` at a time, so that rest * 128 + digit * part stays below 2^53.
+        local place = 562949953421312
+        while place >= 1 do
+          local digit = math.floor(left / place)
+          left = left - digit * place
+          rest = rest * 128 + digit * part
+          local share = math.floor(rest / c)
+          rest = rest - share * c
+          quotient = quotient * 128 + share
+          place = place / 128
+        end
+        return a * whole + quotient, rest
+      end
+      whole, part = mul_div(now - at, rate, counted)
+    end
+    at, part = now, fraction - part
+    if part < 0 then
+      part, whole = part + counted, whole + 1
+    end
+    if level < whole then
+      level, fraction = 0, 0
+    else
+      level, fraction = level - whole, part
+    end
+  end
+  if counted ~= window and fraction > 0 then
+    -- Under another window a fraction rounds up to a whole.
+    level, fraction = level + 1, 0
+  end
+end
+local used = fraction > 0 and level + 1 or level
+if wrong then return redis.error_reply('SLIDEGATE value is ' .. wrong) end
+local cost, charged, needed = 0, 0, 0
+for request = 3, #argv, 2 do
+  local asked, requests = argv[request] + 0, argv[request + 1]
+  -- In this order every sum is below 2^53, unless the cost can never fit.
+  local over = asked - capacity + used + cost
+  if asked == 0 then
+    charged = charged + (requests or 1)
+  elseif over > 0 then
+    if over > needed and asked <= capacity then needed = over end
+  elseif not requests then
+    cost, charged = cost + asked, charged + 1
+  else
+    -- Once one does not fit, no other of the same cost does.
+    local fit = math.floor(-over / asked) + 1
+    if fit < requests + 0 then
+      needed = math.max(needed, over + fit * asked)
+    else
+      fit = requests + 0
+    end
+    cost, charged = cost + fit * asked, charged + fit
+  end
+end
+local numbers = struct.pack(
+  -- [widths]
+  '<I7I7I7I7I7',
+  charged, now,
+  -- [numbers]
+  settled, level, fraction
+)
+if needed > used then needed = used end
+if cost > 0 then
+  -- [charge]
+  level, used = level + cost, used + cost
+  -- [save]
+  -- It lives until it is empty, and up to five seconds more: nothing is decided by that. `at` may be a second ahead.
+  local lives = used * window / rate + at - now
+  call('SET', key, struct.pack('<BI6I7I7I6', 19, window, at, level, fraction), 'PX', math.floor(lives / 1000) + 4000)
+elseif moved and used > 0 then
+  -- [save]
+  -- It lives until it is empty, and up to five seconds more: nothing is decided by that. `at` may be a second ahead.
+  local lives = used * window / rate + at - now
+  call('SET', key, struct.pack('<BI6I7I7I6', 19, window, at, level, fraction), 'PX', math.floor(lives / 1000) + 4000)
+end
+return numbers

@@ -1,0 +1,706 @@
+-- Assembled from the files of `lua/` that are named below. Do not edit: change those and run
+-- SLIDEGATE_ASSEMBLE_LUA=1 cargo test -p slidegate --features redis assembled
+
+-- decide.lua
+--
+-- Decides requests on all their keys or on none, in the order they came, at one time.
+-- Twin of `all_or_none` in `src/store.rs`: change both or neither.
+--
+-- KEYS: for each part of the requests its key; for `once` at last the key that holds the first reply.
+-- ARGV: the latest server time at which anything may still be charged (us); `once` or `apply`; the number of
+--   requests, and the cost of each; then for each part
+--   - its algorithm's letter, or the number of an earlier part with the same key,
+--   - its mode, see below,
+--   - its quota, packed (`quota` of the algorithm's file),
+--   - its own cost, empty if it is the request's;
+--   for `once` at last the time that the reply is kept (ms).
+-- A mode has five letters: the verb (`c`heck, `p`eek, `r`efund, pe`n`alize), `e`nforced or `s`hadow, what it
+--   does with an excess (`-` deny, `+` charge, `!` count), its role (`d`eciding, `t`ogether, `a` if allowed,
+--   `i`ndependent, `k` for refusals), and `o` if it is denied while over its limit, else `-`. After `t` and `i`
+--   follows the number of its request, after `k` that of the part that it belongs to.
+-- Reply: {requests that are not denied, now, {the algorithm's `numbers`} for each key as it was found,
+--   {its `numbers` then, what was returned} for each refund that was carried out}; {-1, now} when it is too late.
+
+-- sliding_log.lua
+--
+-- Sliding log: every charge with its time, exact to the microsecond, in runs of (stamp, cost) packed in a ring.
+-- Twin of `src/algorithm/sliding_log.rs`: change both or neither. `docs/redis-layout.md` says every byte.
+--
+-- The newest run lies in the header, so that charging it again writes nothing else. Both are written in place: a decision
+-- costs the same at any limit. A small log is read whole, so that one write holds a new run and the header (`bench/redis`).
+
+-- shared.lua
+--
+-- What the algorithms share. In the files of `lua/` a piece begins at a line `--[name]`, and a line `--@name`
+-- stands for that piece; `lua/assembled/` has the scripts whole.
+--
+-- Every script is a straight line of pieces rather than functions over tables, since making those costs more than the
+-- rest of a decision. Numbers are whole, in microseconds or cost, and below 2^53, where a double counts every integer, and
+-- where the floor of a quotient of two such numbers is exact. Commands get numbers that never change as text: servers
+-- take a quarter of a microsecond to write one.
+
+local call, argv = redis.call, ARGV
+local time = call('TIME')
+local now = time[1] * 1000000 + time[2]
+if now > argv[1] + 0 then return { -1, now } end
+local requests, parts = argv[3] + 0, #KEYS
+-- Once only: the last key holds the first reply to the same id.
+local once
+if argv[2] == 'once' then
+  once, parts = KEYS[parts], parts - 1
+  local first = call('GET', once)
+  if first then return cmsgpack.unpack(first) end
+end
+local opens = {}
+-- [opens]
+-- The key as it is, and what can be done with it.
+opens.L = function(key, now, packed)
+  -- [quota]
+  local window, capacity, step, step_bits, runs, fills = struct.unpack('<I6I7I6BI2I2', packed)
+  -- [settle]
+  local tag, settled, moved, wrong = 20, now, false, nil
+  local ahead_bits, used, newest, oldest = 0, 0, 0, 0
+  local widths, stamp_bytes, cost_bytes, head, len, room, newest_cost, shift, expires
+  local chunk, chunk_from, chunk_to = nil, 0, 0
+  local pushed, pushed_cost
+  -- The ring beside 32 fills, without costs, ends at 171. To read much more costs more than the write that it saves.
+  local raw = call('GETRANGE', key, '0', fills <= 32 and '171' or '47')
+  if raw ~= '' then
+    local found
+    if #raw >= 48 then found, ahead_bits, used, newest, oldest = struct.unpack('<BBI7I7I7', raw) end
+    if found ~= tag then
+      ahead_bits, used = 0, 0
+      -- [foreign]
+      -- `raw` is no value of this algorithm, tagged `tag`. One of another algorithm counts as none: that starts afresh. 31
+      -- marks a log that was found cut off.
+      local first = raw:byte(1)
+      if not first or not (first >= 17 and first <= 20 or first == 33 or first == 34 or first == 31) then
+        wrong = 'not of layout 1 or 2: its first byte is ' .. tostring(first)
+      elseif first % 16 == tag - 16 or first == 31 then
+        wrong = 'damaged: it has ' .. #raw .. ' bytes'
+      end
+      raw = ''
+    end
+  end
+  if used > 0 then
+    if now < newest then
+      local earliest = newest - (ahead_bits == step_bits and step - 1 or 2 ^ ahead_bits - 1)
+      if now < earliest then
+        if earliest - now <= (window < 1000000 and window or 1000000) then
+          settled = earliest
+        else
+          -- A large step back: the history moves along, as if no time had passed since the newest charge.
+          -- [rest]
+          -- The rest of the header, which most denials do not need.
+          if not widths then
+            widths, head, len, room, newest_cost, shift, expires = 64, 0, 0, 0, 0, 0, 0
+            if raw ~= '' then
+              widths, head, len, room, newest_cost, shift, expires = struct.unpack('<BI2I2I2I7I6I5', raw, 24)
+            end
+            cost_bytes = widths % 16
+            stamp_bytes = (widths - cost_bytes) / 16
+          end
+          local by = earliest - now
+          newest, oldest, shift, moved = newest - by, math.max(oldest - by, 0), (shift + by) % 281474976710656, true
+        end
+      end
+    end
+    if oldest + window <= settled then
+      if newest + window <= settled then
+        used = 0
+      else
+        -- [rest]
+        -- The rest of the header, which most denials do not need.
+        if not widths then
+          widths, head, len, room, newest_cost, shift, expires = 64, 0, 0, 0, 0, 0, 0
+          if raw ~= '' then
+            widths, head, len, room, newest_cost, shift, expires = struct.unpack('<BI2I2I2I7I6I5', raw, 24)
+          end
+          cost_bytes = widths % 16
+          stamp_bytes = (widths - cost_bytes) / 16
+        end
+        -- [ring]
+        -- Stamp and cost of the run that is `place`-th from the oldest in the ring.
+        local run_format = '<I' .. stamp_bytes .. (cost_bytes > 0 and 'I' .. cost_bytes or '')
+        local run_bytes, span = stamp_bytes + cost_bytes, stamp_bytes == 4 and 4294967296 or 281474976710656
+        local function run_at(place)
+          place = (head + place) % room
+          if place < chunk_from or place >= chunk_to then
+            chunk_from, chunk_to = place, math.min(place + 64, room)
+            chunk = call('GETRANGE', key, 48 + place * run_bytes, 47 + chunk_to * run_bytes)
+          end
+          local low, cost = struct.unpack(run_format, chunk, (place - chunk_from) * run_bytes + 1)
+          return math.max(newest - (newest + shift - low) % span, 0), cost_bytes > 0 and cost or 1
+        end
+        while oldest + window <= settled do
+          local _, cost = run_at(0)
+          used, head, len = used - cost, (head + 1) % room, len - 1
+          oldest = len > 0 and run_at(0) or newest
+        end
+      end
+    end
+  end
+  -- What the stamps in the ring are told by.
+  local anchor = newest
+  local function tell(needed)
+    local numbers = {
+      -- [numbers]
+      settled, used, newest, oldest
+    }
+    -- [needed]
+    -- Tells besides the oldest runs, as many as hold `needed` cost: with the end of those a denied cost fits.
+    if needed > 1 and used > 0 then
+      -- [rest]
+      -- The rest of the header, which most denials do not need.
+      if not widths then
+        widths, head, len, room, newest_cost, shift, expires = 64, 0, 0, 0, 0, 0, 0
+        if raw ~= '' then
+          widths, head, len, room, newest_cost, shift, expires = struct.unpack('<BI2I2I2I7I6I5', raw, 24)
+        end
+        cost_bytes = widths % 16
+        stamp_bytes = (widths - cost_bytes) / 16
+      end
+      -- [ring]
+      -- Stamp and cost of the run that is `place`-th from the oldest in the ring.
+      local run_format = '<I' .. stamp_bytes .. (cost_bytes > 0 and 'I' .. cost_bytes or '')
+      local run_bytes, span = stamp_bytes + cost_bytes, stamp_bytes == 4 and 4294967296 or 281474976710656
+      local function run_at(place)
+        place = (head + place) % room
+        if place < chunk_from or place >= chunk_to then
+          chunk_from, chunk_to = place, math.min(place + 64, room)
+          chunk = call('GETRANGE', key, 48 + place * run_bytes, 47 + chunk_to * run_bytes)
+        end
+        local low, cost = struct.unpack(run_format, chunk, (place - chunk_from) * run_bytes + 1)
+        return math.max(newest - (newest + shift - low) % span, 0), cost_bytes > 0 and cost or 1
+      end
+      local place, sum = 0, 0
+      while place < len and sum < needed do
+        local stamp, cost = run_at(place)
+        numbers[#numbers + 1] = stamp
+        numbers[#numbers + 1] = cost
+        place, sum = place + 1, sum + cost
+      end
+      if sum < needed then
+        numbers[#numbers + 1] = newest
+        numbers[#numbers + 1] = newest_cost
+      end
+    end
+    return numbers
+  end
+  local function charge(cost)
+    -- [charge]
+    -- [rest]
+    -- The rest of the header, which most denials do not need.
+    if not widths then
+      widths, head, len, room, newest_cost, shift, expires = 64, 0, 0, 0, 0, 0, 0
+      if raw ~= '' then
+        widths, head, len, room, newest_cost, shift, expires = struct.unpack('<BI2I2I2I7I6I5', raw, 24)
+      end
+      cost_bytes = widths % 16
+      stamp_bytes = (widths - cost_bytes) / 16
+    end
+    if used > 0 and settled <= newest then
+      -- The same step.
+      newest_cost = newest_cost + cost
+    else
+      local stamp = math.ceil(settled / step) * step
+      if used == 0 then
+        head, len, oldest, newest_cost = 0, 0, stamp, cost
+      elseif len + 1 < runs then
+        pushed, pushed_cost, newest_cost = newest, newest_cost, cost
+      else
+        -- Penalties alone, or fewer slots than there were, fill the log: count the newest run a little longer.
+        if len == 0 then oldest = stamp end
+        newest_cost = newest_cost + cost
+      end
+      newest, ahead_bits = stamp, step_bits
+    end
+    used = used + cost
+    -- [save]
+    -- [rest]
+    -- The rest of the header, which most denials do not need.
+    if not widths then
+      widths, head, len, room, newest_cost, shift, expires = 64, 0, 0, 0, 0, 0, 0
+      if raw ~= '' then
+        widths, head, len, room, newest_cost, shift, expires = struct.unpack('<BI2I2I2I7I6I5', raw, 24)
+      end
+      cost_bytes = widths % 16
+      stamp_bytes = (widths - cost_bytes) / 16
+    end
+    local old_run_bytes, size = stamp_bytes + cost_bytes, room * (stamp_bytes + cost_bytes)
+    local old_stamp_bytes, old_cost_bytes = stamp_bytes, cost_bytes
+    if window + step >= 4294967296 then stamp_bytes = 6 end
+    if pushed and pushed_cost > 1 then
+      local needs = pushed_cost < 256 and 1 or pushed_cost < 65536 and 2 or pushed_cost < 4294967296 and 4 or 7
+      if needs > cost_bytes then cost_bytes = needs end
+    end
+    local run_bytes, more, run = stamp_bytes + cost_bytes, 0, ''
+    if pushed then
+      local low = (pushed + shift) % (stamp_bytes == 4 and 4294967296 or 281474976710656)
+      more = 1
+      if cost_bytes == 0 then
+        run = struct.pack(stamp_bytes == 4 and '<I4' or '<I6', low)
+      else
+        run = struct.pack('<I' .. stamp_bytes .. 'I' .. cost_bytes, low, pushed_cost)
+      end
+    end
+    local until_us = (newest > now and newest or now) + window
+    if raw == '' or run_bytes ~= old_run_bytes or len + more > room then
+      local ring = ''
+      if len > 0 then
+        ring = #raw == 48 + size and raw:sub(49) or call('GETRANGE', key, '48', '-1')
+        if #ring ~= size then return redis.error_reply('SLIDEGATE value is damaged: its ring is cut off') end
+        ring = (ring .. ring):sub(head * old_run_bytes + 1, (head + len) * old_run_bytes)
+        if run_bytes ~= old_run_bytes then
+          local old_format = '<I' .. old_stamp_bytes .. (old_cost_bytes > 0 and 'I' .. old_cost_bytes or '')
+          local new_format = '<I' .. stamp_bytes .. (cost_bytes > 0 and 'I' .. cost_bytes or '')
+          local old_span = old_stamp_bytes == 4 and 4294967296 or 281474976710656
+          local new_span = stamp_bytes == 4 and 4294967296 or 281474976710656
+          local wide = {}
+          for place = 1, len do
+            local low, cost = struct.unpack(old_format, ring, (place - 1) * old_run_bytes + 1)
+            low = anchor + shift - (anchor + shift - low) % old_span
+            cost = old_cost_bytes > 0 and cost or 1
+            wide[place] = cost_bytes > 0 and struct.pack(new_format, low % new_span, cost)
+              or struct.pack(new_format, low % new_span)
+          end
+          ring = table.concat(wide)
+        end
+      end
+      len, head = len + more, 0
+      -- Room for twice as many and three, but no more than the limit can fill beside the newest. Three fit into what the
+      -- server takes for the header.
+      room = math.max(math.min(len * 2 + 3, fills - 1), len)
+      local slack = string.rep('\0', (room - len) * run_bytes)
+      -- [lives]
+      -- Milliseconds to live: two windows, so that most charges in place need not renew it, and four seconds. What counts may
+      -- count up to a step longer than a window, and a second where the clock was set back.
+      local lives = math.floor(math.max(until_us - now, math.min(until_us - now + window, 2 * window)) / 1000) + 4000
+      expires = math.floor((now + lives * 1000) / 1000000)
+      call('SET', key, struct.pack('<BBI7I7I7BI2I2I2I7I6I5', 20, ahead_bits, used, newest, oldest,
+        stamp_bytes * 16 + cost_bytes, 0, len, room, newest_cost, shift, expires) .. ring .. run .. slack, 'PX', lives)
+    else
+      local between = ''
+      if pushed then
+        local place = 48 + (head + len) % room * run_bytes
+        if #raw == 48 + size then
+          between = raw:sub(49, place) .. run
+        else
+          -- A ring that was cut off is filled with zeros by a write past its end. So the last place is written only after a look,
+          -- and where a write shows that it was too short, the value is marked as damaged.
+          local is_whole = place + run_bytes < 48 + size or call('STRLEN', key) == 48 + size
+          if not is_whole or call('SETRANGE', key, place, run) ~= 48 + size then
+            call('SETRANGE', key, '0', '\31')
+            return redis.error_reply('SLIDEGATE value is damaged: its ring is cut off')
+          end
+        end
+        len = len + 1
+      end
+      -- Too short a life loses usage. One from before the window was shortened or the clock was set back is too long.
+      if until_us > expires * 1000000 or expires * 1000000 > now + 2 * window + 5000000 then
+        -- [lives]
+        -- Milliseconds to live: two windows, so that most charges in place need not renew it, and four seconds. What counts may
+        -- count up to a step longer than a window, and a second where the clock was set back.
+        local lives = math.floor(math.max(until_us - now, math.min(until_us - now + window, 2 * window)) / 1000) + 4000
+        call('PEXPIRE', key, lives)
+        expires = math.floor((now + lives * 1000) / 1000000)
+      end
+      call('SETRANGE', key, '0', struct.pack('<BBI7I7I7BI2I2I2I7I6I5', 20, ahead_bits, used, newest, oldest,
+        stamp_bytes * 16 + cost_bytes, head, len, room, newest_cost, shift, expires) .. between)
+    end
+  end
+  local function keep()
+    -- [save]
+    -- [rest]
+    -- The rest of the header, which most denials do not need.
+    if not widths then
+      widths, head, len, room, newest_cost, shift, expires = 64, 0, 0, 0, 0, 0, 0
+      if raw ~= '' then
+        widths, head, len, room, newest_cost, shift, expires = struct.unpack('<BI2I2I2I7I6I5', raw, 24)
+      end
+      cost_bytes = widths % 16
+      stamp_bytes = (widths - cost_bytes) / 16
+    end
+    local old_run_bytes, size = stamp_bytes + cost_bytes, room * (stamp_bytes + cost_bytes)
+    local old_stamp_bytes, old_cost_bytes = stamp_bytes, cost_bytes
+    if window + step >= 4294967296 then stamp_bytes = 6 end
+    if pushed and pushed_cost > 1 then
+      local needs = pushed_cost < 256 and 1 or pushed_cost < 65536 and 2 or pushed_cost < 4294967296 and 4 or 7
+      if needs > cost_bytes then cost_bytes = needs end
+    end
+    local run_bytes, more, run = stamp_bytes + cost_bytes, 0, ''
+    if pushed then
+      local low = (pushed + shift) % (stamp_bytes == 4 and 4294967296 or 281474976710656)
+      more = 1
+      if cost_bytes == 0 then
+        run = struct.pack(stamp_bytes == 4 and '<I4' or '<I6', low)
+      else
+        run = struct.pack('<I' .. stamp_bytes .. 'I' .. cost_bytes, low, pushed_cost)
+      end
+    end
+    local until_us = (newest > now and newest or now) + window
+    if raw == '' or run_bytes ~= old_run_bytes or len + more > room then
+      local ring = ''
+      if len > 0 then
+        ring = #raw == 48 + size and raw:sub(49) or call('GETRANGE', key, '48', '-1')
+        if #ring ~= size then return redis.error_reply('SLIDEGATE value is damaged: its ring is cut off') end
+        ring = (ring .. ring):sub(head * old_run_bytes + 1, (head + len) * old_run_bytes)
+        if run_bytes ~= old_run_bytes then
+          local old_format = '<I' .. old_stamp_bytes .. (old_cost_bytes > 0 and 'I' .. old_cost_bytes or '')
+          local new_format = '<I' .. stamp_bytes .. (cost_bytes > 0 and 'I' .. cost_bytes or '')
+          local old_span = old_stamp_bytes == 4 and 4294967296 or 281474976710656
+          local new_span = stamp_bytes == 4 and 4294967296 or 281474976710656
+          local wide = {}
+          for place = 1, len do
+            local low, cost = struct.unpack(old_format, ring, (place - 1) * old_run_bytes + 1)
+            low = anchor + shift - (anchor + shift - low) % old_span
+            cost = old_cost_bytes > 0 and cost or 1
+            wide[place] = cost_bytes > 0 and struct.pack(new_format, low % new_span, cost)
+              or struct.pack(new_format, low % new_span)
+          end
+          ring = table.concat(wide)
+        end
+      end
+      len, head = len + more, 0
+      -- Room for twice as many and three, but no more than the limit can fill beside the newest. Three fit into what the
+      -- server takes for the header.
+      room = math.max(math.min(len * 2 + 3, fills - 1), len)
+      local slack = string.rep('\0', (room - len) * run_bytes)
+      -- [lives]
+      -- Milliseconds to live: two windows, so that most charges in place need not renew it, and four seconds. What counts may
+      -- count up to a step longer than a window, and a second where the clock was set back.
+      local lives = math.floor(math.max(until_us - now, math.min(until_us - now + window, 2 * window)) / 1000) + 4000
+      expires = math.floor((now + lives * 1000) / 1000000)
+      call('SET', key, struct.pack('<BBI7I7I7BI2I2I2I7I6I5', 20, ahead_bits, used, newest, oldest,
+        stamp_bytes * 16 + cost_bytes, 0, len, room, newest_cost, shift, expires) .. ring .. run .. slack, 'PX', lives)
+    else
+      local between = ''
+      if pushed then
+        local place = 48 + (head + len) % room * run_bytes
+        if #raw == 48 + size then
+          between = raw:sub(49, place) .. run
+        else
+          -- A ring that was cut off is filled with zeros by a write past its end. So the last place is written only after a look,
+          -- and where a write shows that it was too short, the value is marked as damaged.
+          local is_whole = place + run_bytes < 48 + size or call('STRLEN', key) == 48 + size
+          if not is_whole or call('SETRANGE', key, place, run) ~= 48 + size then
+            call('SETRANGE', key, '0', '\31')
+            return redis.error_reply('SLIDEGATE value is damaged: its ring is cut off')
+          end
+        end
+        len = len + 1
+      end
+      -- Too short a life loses usage. One from before the window was shortened or the clock was set back is too long.
+      if until_us > expires * 1000000 or expires * 1000000 > now + 2 * window + 5000000 then
+        -- [lives]
+        -- Milliseconds to live: two windows, so that most charges in place need not renew it, and four seconds. What counts may
+        -- count up to a step longer than a window, and a second where the clock was set back.
+        local lives = math.floor(math.max(until_us - now, math.min(until_us - now + window, 2 * window)) / 1000) + 4000
+        call('PEXPIRE', key, lives)
+        expires = math.floor((now + lives * 1000) / 1000000)
+      end
+      call('SETRANGE', key, '0', struct.pack('<BBI7I7I7BI2I2I2I7I6I5', 20, ahead_bits, used, newest, oldest,
+        stamp_bytes * 16 + cost_bytes, head, len, room, newest_cost, shift, expires) .. between)
+    end
+  end
+  local function refund(cost)
+    -- [refund]
+    -- The oldest charges go first: what stays counts at least as long as what was really charged last.
+    local given = math.min(cost, used)
+    if given == used then
+      used = 0
+    else
+      -- [rest]
+      -- The rest of the header, which most denials do not need.
+      if not widths then
+        widths, head, len, room, newest_cost, shift, expires = 64, 0, 0, 0, 0, 0, 0
+        if raw ~= '' then
+          widths, head, len, room, newest_cost, shift, expires = struct.unpack('<BI2I2I2I7I6I5', raw, 24)
+        end
+        cost_bytes = widths % 16
+        stamp_bytes = (widths - cost_bytes) / 16
+      end
+      -- [ring]
+      -- Stamp and cost of the run that is `place`-th from the oldest in the ring.
+      local run_format = '<I' .. stamp_bytes .. (cost_bytes > 0 and 'I' .. cost_bytes or '')
+      local run_bytes, span = stamp_bytes + cost_bytes, stamp_bytes == 4 and 4294967296 or 281474976710656
+      local function run_at(place)
+        place = (head + place) % room
+        if place < chunk_from or place >= chunk_to then
+          chunk_from, chunk_to = place, math.min(place + 64, room)
+          chunk = call('GETRANGE', key, 48 + place * run_bytes, 47 + chunk_to * run_bytes)
+        end
+        local low, cost = struct.unpack(run_format, chunk, (place - chunk_from) * run_bytes + 1)
+        return math.max(newest - (newest + shift - low) % span, 0), cost_bytes > 0 and cost or 1
+      end
+      local left = given
+      while left > 0 do
+        if len == 0 then
+          newest_cost, used, left = newest_cost - left, used - left, 0
+        else
+          local _, oldest_cost = run_at(0)
+          if oldest_cost > left then
+            call('SETRANGE', key, 48 + head * run_bytes + stamp_bytes,
+              struct.pack('<I' .. cost_bytes, oldest_cost - left))
+            used, left = used - left, 0
+          else
+            left, used, head, len = left - oldest_cost, used - oldest_cost, (head + 1) % room, len - 1
+            oldest = len > 0 and run_at(0) or newest
+          end
+        end
+      end
+    end
+    if given > 0 and used == 0 then
+      call('DEL', key)
+    elseif given > 0 then
+      -- [save]
+      -- [rest]
+      -- The rest of the header, which most denials do not need.
+      if not widths then
+        widths, head, len, room, newest_cost, shift, expires = 64, 0, 0, 0, 0, 0, 0
+        if raw ~= '' then
+          widths, head, len, room, newest_cost, shift, expires = struct.unpack('<BI2I2I2I7I6I5', raw, 24)
+        end
+        cost_bytes = widths % 16
+        stamp_bytes = (widths - cost_bytes) / 16
+      end
+      local old_run_bytes, size = stamp_bytes + cost_bytes, room * (stamp_bytes + cost_bytes)
+      local old_stamp_bytes, old_cost_bytes = stamp_bytes, cost_bytes
+      if window + step >= 4294967296 then stamp_bytes = 6 end
+      if pushed and pushed_cost > 1 then
+        local needs = pushed_cost < 256 and 1 or pushed_cost < 65536 and 2 or pushed_cost < 4294967296 and 4 or 7
+        if needs > cost_bytes then cost_bytes = needs end
+      end
+      local run_bytes, more, run = stamp_bytes + cost_bytes, 0, ''
+      if pushed then
+        local low = (pushed + shift) % (stamp_bytes == 4 and 4294967296 or 281474976710656)
+        more = 1
+        if cost_bytes == 0 then
+          run = struct.pack(stamp_bytes == 4 and '<I4' or '<I6', low)
+        else
+          run = struct.pack('<I' .. stamp_bytes .. 'I' .. cost_bytes, low, pushed_cost)
+        end
+      end
+      local until_us = (newest > now and newest or now) + window
+      if raw == '' or run_bytes ~= old_run_bytes or len + more > room then
+        local ring = ''
+        if len > 0 then
+          ring = #raw == 48 + size and raw:sub(49) or call('GETRANGE', key, '48', '-1')
+          if #ring ~= size then return redis.error_reply('SLIDEGATE value is damaged: its ring is cut off') end
+          ring = (ring .. ring):sub(head * old_run_bytes + 1, (head + len) * old_run_bytes)
+          if run_bytes ~= old_run_bytes then
+            local old_format = '<I' .. old_stamp_bytes .. (old_cost_bytes > 0 and 'I' .. old_cost_bytes or '')
+            local new_format = '<I' .. stamp_bytes .. (cost_bytes > 0 and 'I' .. cost_bytes or '')
+            local old_span = old_stamp_bytes == 4 and 4294967296 or 281474976710656
+            local new_span = stamp_bytes == 4 and 4294967296 or 281474976710656
+            local wide = {}
+            for place = 1, len do
+              local low, cost = struct.unpack(old_format, ring, (place - 1) * old_run_bytes + 1)
+              low = anchor + shift - (anchor + shift - low) % old_span
+              cost = old_cost_bytes > 0 and cost or 1
+              wide[place] = cost_bytes > 0 and struct.pack(new_format, low % new_span, cost)
+                or struct.pack(new_format, low % new_span)
+            end
+            ring = table.concat(wide)
+          end
+        end
+        len, head = len + more, 0
+        -- Room for twice as many and three, but no more than the limit can fill beside the newest. Three fit into what the
+        -- server takes for the header.
+        room = math.max(math.min(len * 2 + 3, fills - 1), len)
+        local slack = string.rep('\0', (room - len) * run_bytes)
+        -- [lives]
+        -- Milliseconds to live: two windows, so that most charges in place need not renew it, and four seconds. What counts may
+        -- count up to a step longer than a window, and a second where the clock was set back.
+        local lives = math.floor(math.max(until_us - now, math.min(until_us - now + window, 2 * window)) / 1000) + 4000
+        expires = math.floor((now + lives * 1000) / 1000000)
+        call('SET', key, struct.pack('<BBI7I7I7BI2I2I2I7I6I5', 20, ahead_bits, used, newest, oldest,
+          stamp_bytes * 16 + cost_bytes, 0, len, room, newest_cost, shift, expires) .. ring .. run .. slack, 'PX', lives)
+      else
+        local between = ''
+        if pushed then
+          local place = 48 + (head + len) % room * run_bytes
+          if #raw == 48 + size then
+            between = raw:sub(49, place) .. run
+          else
+            -- A ring that was cut off is filled with zeros by a write past its end. So the last place is written only after a look,
+            -- and where a write shows that it was too short, the value is marked as damaged.
+            local is_whole = place + run_bytes < 48 + size or call('STRLEN', key) == 48 + size
+            if not is_whole or call('SETRANGE', key, place, run) ~= 48 + size then
+              call('SETRANGE', key, '0', '\31')
+              return redis.error_reply('SLIDEGATE value is damaged: its ring is cut off')
+            end
+          end
+          len = len + 1
+        end
+        -- Too short a life loses usage. One from before the window was shortened or the clock was set back is too long.
+        if until_us > expires * 1000000 or expires * 1000000 > now + 2 * window + 5000000 then
+          -- [lives]
+          -- Milliseconds to live: two windows, so that most charges in place need not renew it, and four seconds. What counts may
+          -- count up to a step longer than a window, and a second where the clock was set back.
+          local lives = math.floor(math.max(until_us - now, math.min(until_us - now + window, 2 * window)) / 1000) + 4000
+          call('PEXPIRE', key, lives)
+          expires = math.floor((now + lives * 1000) / 1000000)
+        end
+        call('SETRANGE', key, '0', struct.pack('<BBI7I7I7BI2I2I2I7I6I5', 20, ahead_bits, used, newest, oldest,
+          stamp_bytes * 16 + cost_bytes, head, len, room, newest_cost, shift, expires) .. between)
+      end
+    end
+    return given
+  end
+  -- [most]
+  -- The most that counts for one key: `Quota::max_used`.
+  local most = 9007199254740991
+  return used, capacity, most, wrong, moved, tell, charge, keep, refund
+end
+-- Bytes of the modes.
+local CHECK, PEEK, REFUND, PENALIZE = 99, 112, 114, 110
+local ENFORCED, CHARGE, COUNT, OVER = 101, 43, 33, 111
+local DECIDING, TOGETHER, IF_ALLOWED, INDEPENDENT, REFUSALS = 100, 116, 97, 105, 107
+-- Of each part; `at` is the part whose key it shares, itself if it is the first.
+local verb, enforced, excess, role, over, link, own, at = {}, {}, {}, {}, {}, {}, {}, {}
+-- Of each key, by its first part.
+local used, capacity, most, moved, adds, needed, writes = {}, {}, {}, {}, {}, {}, {}
+local tell, charge, keep, refund = {}, {}, {}, {}
+local is_plain = true
+for p = 1, parts do
+  local from = 3 + requests + (p - 1) * 4
+  local letter, mode = argv[from + 1], argv[from + 2]
+  verb[p], enforced[p], excess[p], role[p], over[p] = mode:byte(1, 5)
+  enforced[p], over[p] = enforced[p] == ENFORCED, over[p] == OVER
+  if role[p] ~= DECIDING or over[p] then
+    is_plain = false
+    link[p] = tonumber(mode:sub(6))
+  end
+  own[p] = tonumber(argv[from + 4])
+  if opens[letter] then
+    local wrong
+    at[p], adds[p], needed[p] = p, 0, 0
+    used[p], capacity[p], most[p], wrong, moved[p], tell[p], charge[p], keep[p], refund[p] =
+      opens[letter](KEYS[p], now, argv[from + 3])
+    if wrong then return redis.error_reply('SLIDEGATE value ' .. p .. ' is ' .. wrong) end
+  else
+    at[p] = letter + 0
+  end
+end
+
+local reply = { 0, now }
+local is_denied, by_peek, denied
+for request = 4, 3 + requests do
+  local cost = argv[request] + 0
+  is_denied, by_peek, denied = false, false, {}
+  local added
+  if not is_plain then
+    -- Usage that peeks are told besides their own.
+    added = {}
+    for p = 1, parts do
+      if role[p] == REFUSALS and verb[p] == PEEK then
+        added[link[p]] = (added[link[p]] or 0) + used[at[p]] + adds[at[p]]
+      end
+    end
+  end
+  for p = 1, parts do
+    if verb[p] == CHECK or verb[p] == PEEK then
+      local k, asks = at[p], own[p] or cost
+      if excess[p] == CHARGE and asks > 1 then asks = 1 end
+      -- In this order every sum is below 2^53, unless the cost can never fit.
+      local excess_cost = asks - capacity[k] + used[k] + adds[k]
+      if asks > 0 and excess_cost > 0 then
+        denied[p] = true
+        if excess_cost > needed[k] and asks <= capacity[k] then needed[k] = excess_cost end
+      elseif over[p] then
+        local least = excess[p] == CHARGE and 1 or 0
+        denied[p] = least - capacity[k] + used[k] + adds[k] + (added[p] or 0) > 0
+      end
+      if denied[p] and enforced[p] and role[p] == DECIDING then
+        is_denied, by_peek = true, by_peek or verb[p] == PEEK
+      end
+    end
+  end
+  -- Requests, by their numbers, that an enforced policy denies.
+  local refused = {}
+  if not is_plain then
+    local has_together, all_together, has_peek = false, true, false
+    for p = 1, parts do
+      if denied[p] and enforced[p] and (role[p] == TOGETHER or role[p] == INDEPENDENT) then refused[link[p]] = true end
+    end
+    for p = 1, parts do
+      if role[p] == TOGETHER then
+        has_together, all_together = true, all_together and refused[link[p]]
+        has_peek = has_peek or verb[p] == PEEK
+      end
+    end
+    if has_together and all_together then is_denied, by_peek = true, by_peek or has_peek end
+  end
+  if not is_denied then reply[1] = reply[1] + 1 end
+  for p = 1, parts do
+    if verb[p] == CHECK then
+      local k, takes = at[p], own[p] or cost
+      local passes = not is_denied
+      if role[p] == INDEPENDENT then
+        passes = not refused[link[p]]
+      elseif role[p] == TOGETHER then
+        passes = passes and not refused[link[p]]
+      end
+      if excess[p] == COUNT or passes and excess[p] == CHARGE and not denied[p] then
+        adds[k] = math.max(adds[k], math.min(adds[k] + takes, most[k] - used[k]))
+        writes[k] = writes[k] or excess[p] == COUNT
+        -- What is denied and counted has to be waited out as well.
+        local excess_cost = takes - capacity[k] + used[k] + adds[k]
+        if excess[p] == COUNT and excess_cost > needed[k] and takes <= capacity[k] then needed[k] = excess_cost end
+      elseif passes and not denied[p] then
+        adds[k] = adds[k] + takes
+      else
+        denied[p] = true
+      end
+      writes[k] = writes[k] or moved[k]
+    end
+  end
+  for p = 1, parts do
+    if verb[p] == PENALIZE then
+      local is_done = role[p] ~= IF_ALLOWED or not is_denied
+      if role[p] == REFUSALS then
+        local base = link[p]
+        is_done = not by_peek and excess[base] ~= COUNT and (verb[base] ~= CHECK or denied[base])
+      end
+      if is_done then
+        local k, takes = at[p], own[p] or cost
+        adds[k], writes[k] = math.max(adds[k], math.min(adds[k] + takes, most[k] - used[k])), true
+      end
+    end
+  end
+end
+
+local charged = false
+for p = 1, parts do
+  if at[p] == p then
+    reply[#reply + 1] = tell[p](math.min(needed[p], used[p]))
+    if adds[p] > 0 then
+      charged = true
+      local failed = charge[p](adds[p])
+      if failed then return failed end
+    elseif writes[p] and used[p] > 0 then
+      -- A penalty that found no room is written as well, so that all stores have seen the same time.
+      keep[p]()
+    end
+  end
+end
+-- A call with refunds is one request.
+for p = 1, parts do
+  if verb[p] == REFUND and (role[p] ~= IF_ALLOWED or not is_denied) then
+    local k = at[p]
+    local told, given = tell[k], refund[k]
+    local from = 3 + requests + (p - 1) * 4
+    if adds[k] > 0 or writes[k] then
+      -- The key was written: it is read again.
+      local _
+      _, _, _, _, _, told, _, _, given = opens[argv[3 + requests + (k - 1) * 4 + 1]](KEYS[k], now, argv[from + 3])
+    end
+    local returned = given(own[p] or argv[4] + 0)
+    writes[k] = true
+    reply[#reply + 1] = told(0)
+    reply[#reply][#reply[#reply] + 1] = returned
+  end
+end
+if once and charged and reply[1] > 0 then call('SET', once, cmsgpack.pack(reply), 'PX', argv[#argv]) end
+return reply

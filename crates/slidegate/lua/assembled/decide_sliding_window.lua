@@ -1,0 +1,405 @@
+-- Assembled from the files of `lua/` that are named below. Do not edit: change those and run
+-- SLIDEGATE_ASSEMBLE_LUA=1 cargo test -p slidegate --features redis assembled
+
+-- decide.lua
+--
+-- Decides requests on all their keys or on none, in the order they came, at one time.
+-- Twin of `all_or_none` in `src/store.rs`: change both or neither.
+--
+-- KEYS: for each part of the requests its key; for `once` at last the key that holds the first reply.
+-- ARGV: the latest server time at which anything may still be charged (us); `once` or `apply`; the number of
+--   requests, and the cost of each; then for each part
+--   - its algorithm's letter, or the number of an earlier part with the same key,
+--   - its mode, see below,
+--   - its quota, packed (`quota` of the algorithm's file),
+--   - its own cost, empty if it is the request's;
+--   for `once` at last the time that the reply is kept (ms).
+-- A mode has five letters: the verb (`c`heck, `p`eek, `r`efund, pe`n`alize), `e`nforced or `s`hadow, what it
+--   does with an excess (`-` deny, `+` charge, `!` count), its role (`d`eciding, `t`ogether, `a` if allowed,
+--   `i`ndependent, `k` for refusals), and `o` if it is denied while over its limit, else `-`. After `t` and `i`
+--   follows the number of its request, after `k` that of the part that it belongs to.
+-- Reply: {requests that are not denied, now, {the algorithm's `numbers`} for each key as it was found,
+--   {its `numbers` then, what was returned} for each refund that was carried out}; {-1, now} when it is too late.
+
+-- sliding_window.lua
+--
+-- Sliding window: two counters, the older one weighted by how much of it the window still overlaps, rounded up.
+-- Twin of `src/algorithm/sliding_window.rs`: change both or neither.
+
+-- shared.lua
+--
+-- What the algorithms share. In the files of `lua/` a piece begins at a line `--[name]`, and a line `--@name`
+-- stands for that piece; `lua/assembled/` has the scripts whole.
+--
+-- Every script is a straight line of pieces rather than functions over tables, since making those costs more than the
+-- rest of a decision. Numbers are whole, in microseconds or cost, and below 2^53, where a double counts every integer, and
+-- where the floor of a quotient of two such numbers is exact. Commands get numbers that never change as text: servers
+-- take a quarter of a microsecond to write one.
+
+local call, argv = redis.call, ARGV
+local time = call('TIME')
+local now = time[1] * 1000000 + time[2]
+if now > argv[1] + 0 then return { -1, now } end
+local requests, parts = argv[3] + 0, #KEYS
+-- Once only: the last key holds the first reply to the same id.
+local once
+if argv[2] == 'once' then
+  once, parts = KEYS[parts], parts - 1
+  local first = call('GET', once)
+  if first then return cmsgpack.unpack(first) end
+end
+local opens = {}
+-- [opens]
+-- The key as it is, and what can be done with it.
+opens.W = function(key, now, packed)
+  -- [quota]
+  -- `head` begins a compact value under this window; 0 where such a window has none.
+  local window, capacity, head = struct.unpack('<I6I7I3', packed)
+  -- [settle]
+  local tag, stop, previous, current, settled, moved, wrong = 18, 0, 0, 0, now, false, nil
+  -- The end of the window after which the stored value expires.
+  local expires = 0
+  local raw = call('GET', key)
+  local counted = window
+  if raw then
+    local found
+    if #raw == 12 then
+      found, stop, previous = struct.unpack('<I3I4I5', raw)
+      stop, current = stop * 1000000, previous % 1048576
+      previous = (previous - current) / 1048576
+      if found ~= head or head == 0 then
+        -- [counted]
+        -- The window of a compact value that does not begin with `head`: a count of seconds, minutes, hours or days.
+        local code = math.floor(found / 256)
+        counted = math.floor(code / 4) * ({ [0] = 1000000, 60000000, 3600000000, 86400000000 })[code % 4]
+        found = found % 256 == tag + 16 and counted > 0
+      end
+    elseif #raw == 28 then
+      found, counted, stop, previous, current = struct.unpack('<BI6I7I7I7', raw)
+      found = found == tag
+    end
+    if not found then
+      counted, stop, previous, current = window, 0, 0, 0
+      -- [foreign]
+      -- `raw` is no value of this algorithm, tagged `tag`. One of another algorithm counts as none: that starts afresh. 31
+      -- marks a log that was found cut off.
+      local first = raw:byte(1)
+      if not first or not (first >= 17 and first <= 20 or first == 33 or first == 34 or first == 31) then
+        wrong = 'not of layout 1 or 2: its first byte is ' .. tostring(first)
+      elseif first % 16 == tag - 16 or first == 31 then
+        wrong = 'damaged: it has ' .. #raw .. ' bytes'
+      end
+    end
+    if current > 0 and counted == window then expires = stop end
+  end
+  local here = now - now % counted + counted
+  local afresh
+  if here ~= stop then
+    if stop - counted == here and here - now <= (counted < 1000000 and counted or 1000000) then
+      settled = here
+    elseif now < stop then
+      -- A large step back.
+      afresh, moved = here, true
+    else
+      previous = stop == here - counted and current or 0
+      current, stop = 0, here
+    end
+  end
+  if counted ~= window then afresh = settled - settled % window + window end
+  if afresh then
+    -- All that may count, counts as charged in the window that ends then.
+    current = math.min(current + previous, math.max(capacity, current, previous))
+    previous, stop = 0, afresh
+  end
+  local used = current
+  if previous > 0 then
+    local product = previous * (stop - settled)
+    local weighted = math.ceil(product / window)
+    if product >= 9007199254740992 then
+      -- [mul_div]
+      -- floor(a * b / c) and the remainder, for c below 2^45. A quotient past 2^53 is only known to be about that large.
+      local function mul_div(a, b, c)
+        local product = a * b
+        if product < 9007199254740992 then
+          local quotient = math.floor(product / c)
+          return quotient, product - quotient * c
+        end
+        local whole = math.floor(b / c)
+        local part = b - whole * c
+        local quotient, rest, left = 0, 0, a
+        -- Seven bits of `a` at a time, so that rest * 128 + digit * part stays below 2^53.
+        local place = 562949953421312
+        while place >= 1 do
+          local digit = math.floor(left / place)
+          left = left - digit * place
+          rest = rest * 128 + digit * part
+          local share = math.floor(rest / c)
+          rest = rest - share * c
+          quotient = quotient * 128 + share
+          place = place / 128
+        end
+        return a * whole + quotient, rest
+      end
+      local rest
+      weighted, rest = mul_div(previous, stop - settled, window)
+      if rest > 0 then weighted = weighted + 1 end
+    end
+    used = math.min(current + weighted, 9007199254740991)
+  end
+  local function tell(needed)
+    local numbers = {
+      -- [numbers]
+      settled, stop, previous, current
+    }
+    return numbers
+  end
+  local function charge(cost)
+    -- [charge]
+    current, used = current + cost, used + cost
+    -- [save]
+    local value
+    if head > 0 and previous < 1048576 and current < 1048576 and stop < 4294967296000000 then
+      value = struct.pack('<I3I4I5', head, stop / 1000000, previous * 1048576 + current)
+    else
+      value = struct.pack('<BI6I7I7I7', 18, window, stop, previous, current)
+    end
+    if expires == stop and #value == #raw then
+      -- In place, which keeps the time to live: half of what it costs to set it again.
+      call('SETRANGE', key, '0', value)
+    else
+      -- `stop` may be a second further ahead than its window is long.
+      local lives = stop - now
+      if current > 0 then lives = lives + window end
+      call('SET', key, value, 'PX', math.floor(lives / 1000) + 4000)
+    end
+  end
+  local function keep()
+    -- [save]
+    local value
+    if head > 0 and previous < 1048576 and current < 1048576 and stop < 4294967296000000 then
+      value = struct.pack('<I3I4I5', head, stop / 1000000, previous * 1048576 + current)
+    else
+      value = struct.pack('<BI6I7I7I7', 18, window, stop, previous, current)
+    end
+    if expires == stop and #value == #raw then
+      -- In place, which keeps the time to live: half of what it costs to set it again.
+      call('SETRANGE', key, '0', value)
+    else
+      -- `stop` may be a second further ahead than its window is long.
+      local lives = stop - now
+      if current > 0 then lives = lives + window end
+      call('SET', key, value, 'PX', math.floor(lives / 1000) + 4000)
+    end
+  end
+  local function refund(cost)
+    -- [refund]
+    local given = math.min(cost, used)
+    local from_current = math.min(given, current)
+    current, used = current - from_current, used - given
+    if given > from_current then
+      -- What the older counter has to lose so that its weighted part sinks to `used`, rounded down.
+      -- [mul_div]
+      -- floor(a * b / c) and the remainder, for c below 2^45. A quotient past 2^53 is only known to be about that large.
+      local function mul_div(a, b, c)
+        local product = a * b
+        if product < 9007199254740992 then
+          local quotient = math.floor(product / c)
+          return quotient, product - quotient * c
+        end
+        local whole = math.floor(b / c)
+        local part = b - whole * c
+        local quotient, rest, left = 0, 0, a
+        -- Seven bits of `a` at a time, so that rest * 128 + digit * part stays below 2^53.
+        local place = 562949953421312
+        while place >= 1 do
+          local digit = math.floor(left / place)
+          left = left - digit * place
+          rest = rest * 128 + digit * part
+          local share = math.floor(rest / c)
+          rest = rest - share * c
+          quotient = quotient * 128 + share
+          place = place / 128
+        end
+        return a * whole + quotient, rest
+      end
+      local kept = mul_div(used, window, stop - settled)
+      previous = math.min(previous, kept)
+    end
+    if given > 0 and used == 0 then
+      call('DEL', key)
+    elseif given > 0 then
+      -- [save]
+      local value
+      if head > 0 and previous < 1048576 and current < 1048576 and stop < 4294967296000000 then
+        value = struct.pack('<I3I4I5', head, stop / 1000000, previous * 1048576 + current)
+      else
+        value = struct.pack('<BI6I7I7I7', 18, window, stop, previous, current)
+      end
+      if expires == stop and #value == #raw then
+        -- In place, which keeps the time to live: half of what it costs to set it again.
+        call('SETRANGE', key, '0', value)
+      else
+        -- `stop` may be a second further ahead than its window is long.
+        local lives = stop - now
+        if current > 0 then lives = lives + window end
+        call('SET', key, value, 'PX', math.floor(lives / 1000) + 4000)
+      end
+    end
+    return given
+  end
+  -- [most]
+  -- The most that counts for one key: `Quota::max_used`.
+  local most = 9007199254740991
+  return used, capacity, most, wrong, moved, tell, charge, keep, refund
+end
+-- Bytes of the modes.
+local CHECK, PEEK, REFUND, PENALIZE = 99, 112, 114, 110
+local ENFORCED, CHARGE, COUNT, OVER = 101, 43, 33, 111
+local DECIDING, TOGETHER, IF_ALLOWED, INDEPENDENT, REFUSALS = 100, 116, 97, 105, 107
+-- Of each part; `at` is the part whose key it shares, itself if it is the first.
+local verb, enforced, excess, role, over, link, own, at = {}, {}, {}, {}, {}, {}, {}, {}
+-- Of each key, by its first part.
+local used, capacity, most, moved, adds, needed, writes = {}, {}, {}, {}, {}, {}, {}
+local tell, charge, keep, refund = {}, {}, {}, {}
+local is_plain = true
+for p = 1, parts do
+  local from = 3 + requests + (p - 1) * 4
+  local letter, mode = argv[from + 1], argv[from + 2]
+  verb[p], enforced[p], excess[p], role[p], over[p] = mode:byte(1, 5)
+  enforced[p], over[p] = enforced[p] == ENFORCED, over[p] == OVER
+  if role[p] ~= DECIDING or over[p] then
+    is_plain = false
+    link[p] = tonumber(mode:sub(6))
+  end
+  own[p] = tonumber(argv[from + 4])
+  if opens[letter] then
+    local wrong
+    at[p], adds[p], needed[p] = p, 0, 0
+    used[p], capacity[p], most[p], wrong, moved[p], tell[p], charge[p], keep[p], refund[p] =
+      opens[letter](KEYS[p], now, argv[from + 3])
+    if wrong then return redis.error_reply('SLIDEGATE value ' .. p .. ' is ' .. wrong) end
+  else
+    at[p] = letter + 0
+  end
+end
+
+local reply = { 0, now }
+local is_denied, by_peek, denied
+for request = 4, 3 + requests do
+  local cost = argv[request] + 0
+  is_denied, by_peek, denied = false, false, {}
+  local added
+  if not is_plain then
+    -- Usage that peeks are told besides their own.
+    added = {}
+    for p = 1, parts do
+      if role[p] == REFUSALS and verb[p] == PEEK then
+        added[link[p]] = (added[link[p]] or 0) + used[at[p]] + adds[at[p]]
+      end
+    end
+  end
+  for p = 1, parts do
+    if verb[p] == CHECK or verb[p] == PEEK then
+      local k, asks = at[p], own[p] or cost
+      if excess[p] == CHARGE and asks > 1 then asks = 1 end
+      -- In this order every sum is below 2^53, unless the cost can never fit.
+      local excess_cost = asks - capacity[k] + used[k] + adds[k]
+      if asks > 0 and excess_cost > 0 then
+        denied[p] = true
+        if excess_cost > needed[k] and asks <= capacity[k] then needed[k] = excess_cost end
+      elseif over[p] then
+        local least = excess[p] == CHARGE and 1 or 0
+        denied[p] = least - capacity[k] + used[k] + adds[k] + (added[p] or 0) > 0
+      end
+      if denied[p] and enforced[p] and role[p] == DECIDING then
+        is_denied, by_peek = true, by_peek or verb[p] == PEEK
+      end
+    end
+  end
+  -- Requests, by their numbers, that an enforced policy denies.
+  local refused = {}
+  if not is_plain then
+    local has_together, all_together, has_peek = false, true, false
+    for p = 1, parts do
+      if denied[p] and enforced[p] and (role[p] == TOGETHER or role[p] == INDEPENDENT) then refused[link[p]] = true end
+    end
+    for p = 1, parts do
+      if role[p] == TOGETHER then
+        has_together, all_together = true, all_together and refused[link[p]]
+        has_peek = has_peek or verb[p] == PEEK
+      end
+    end
+    if has_together and all_together then is_denied, by_peek = true, by_peek or has_peek end
+  end
+  if not is_denied then reply[1] = reply[1] + 1 end
+  for p = 1, parts do
+    if verb[p] == CHECK then
+      local k, takes = at[p], own[p] or cost
+      local passes = not is_denied
+      if role[p] == INDEPENDENT then
+        passes = not refused[link[p]]
+      elseif role[p] == TOGETHER then
+        passes = passes and not refused[link[p]]
+      end
+      if excess[p] == COUNT or passes and excess[p] == CHARGE and not denied[p] then
+        adds[k] = math.max(adds[k], math.min(adds[k] + takes, most[k] - used[k]))
+        writes[k] = writes[k] or excess[p] == COUNT
+        -- What is denied and counted has to be waited out as well.
+        local excess_cost = takes - capacity[k] + used[k] + adds[k]
+        if excess[p] == COUNT and excess_cost > needed[k] and takes <= capacity[k] then needed[k] = excess_cost end
+      elseif passes and not denied[p] then
+        adds[k] = adds[k] + takes
+      else
+        denied[p] = true
+      end
+      writes[k] = writes[k] or moved[k]
+    end
+  end
+  for p = 1, parts do
+    if verb[p] == PENALIZE then
+      local is_done = role[p] ~= IF_ALLOWED or not is_denied
+      if role[p] == REFUSALS then
+        local base = link[p]
+        is_done = not by_peek and excess[base] ~= COUNT and (verb[base] ~= CHECK or denied[base])
+      end
+      if is_done then
+        local k, takes = at[p], own[p] or cost
+        adds[k], writes[k] = math.max(adds[k], math.min(adds[k] + takes, most[k] - used[k])), true
+      end
+    end
+  end
+end
+
+local charged = false
+for p = 1, parts do
+  if at[p] == p then
+    reply[#reply + 1] = tell[p](math.min(needed[p], used[p]))
+    if adds[p] > 0 then
+      charged = true
+      local failed = charge[p](adds[p])
+      if failed then return failed end
+    elseif writes[p] and used[p] > 0 then
+      -- A penalty that found no room is written as well, so that all stores have seen the same time.
+      keep[p]()
+    end
+  end
+end
+-- A call with refunds is one request.
+for p = 1, parts do
+  if verb[p] == REFUND and (role[p] ~= IF_ALLOWED or not is_denied) then
+    local k = at[p]
+    local told, given = tell[k], refund[k]
+    local from = 3 + requests + (p - 1) * 4
+    if adds[k] > 0 or writes[k] then
+      -- The key was written: it is read again.
+      local _
+      _, _, _, _, _, told, _, _, given = opens[argv[3 + requests + (k - 1) * 4 + 1]](KEYS[k], now, argv[from + 3])
+    end
+    local returned = given(own[p] or argv[4] + 0)
+    writes[k] = true
+    reply[#reply + 1] = told(0)
+    reply[#reply][#reply[#reply] + 1] = returned
+  end
+end
+if once and charged and reply[1] > 0 then call('SET', once, cmsgpack.pack(reply), 'PX', argv[#argv]) end
+return reply
