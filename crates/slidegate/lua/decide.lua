@@ -11,8 +11,8 @@
 --   for `once` at last the time that the reply is kept (ms).
 -- A mode has five letters: the verb (`c`heck, `p`eek, `r`efund, pe`n`alize), `e`nforced or `s`hadow, what it
 --   does with an excess (`-` deny, `+` charge, `!` count), its role (`d`eciding, `t`ogether, `a` if allowed,
---   `i`ndependent, `k` for refusals), and `o` if it is denied while over its limit, else `-`. After `t` and `i`
---   follows the number of its request, after `k` that of the part that it belongs to.
+--   `i`ndependent, `k` for refusals), and `o` if it is denied while over its limit, else `-`. After `t`, `a`
+--   and `i` follows the number of its request, after `k` that of the part that it belongs to.
 -- Reply: {requests that are not denied, now, {the algorithm's `numbers`} for each key as it was found,
 --   {its `numbers` then, what was returned} for each refund that was carried out}; {-1, now} when it is too late.
 
@@ -132,7 +132,7 @@ for request = 4, 3 + requests do
   if not is_plain then
     local has_together, all_together, has_peek = false, true, false
     for p = 1, parts do
-      if denied[p] and enforced[p] and (role[p] == TOGETHER or role[p] == INDEPENDENT) then refused[link[p]] = true end
+      if denied[p] and enforced[p] and role[p] ~= DECIDING and role[p] ~= REFUSALS then refused[link[p]] = true end
     end
     for p = 1, parts do
       if role[p] == TOGETHER then
@@ -149,7 +149,7 @@ for request = 4, 3 + requests do
       local passes = not is_denied
       if role[p] == INDEPENDENT then
         passes = not refused[link[p]]
-      elseif role[p] == TOGETHER then
+      elseif role[p] ~= DECIDING then
         passes = passes and not refused[link[p]]
       end
       if excess[p] == COUNT or passes and excess[p] == CHARGE and not denied[p] then

@@ -21,6 +21,7 @@ pub(crate) struct Outcome {
     /// In the order of the parts.
     pub(crate) decisions: SmallVec<[Decision; 4]>,
     /// Whether enforced policies deny the call.
+    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "compared with what scripts say"))]
     pub(crate) is_denied: bool,
 }
 
@@ -142,8 +143,8 @@ impl Denials {
     /// Whether nothing but its own key keeps a check from being charged.
     pub(crate) fn admits(self, part: &Part, parts: &[Part], decisions: &[Decision]) -> bool {
         match part.role {
-            Role::Deciding | Role::IfAllowed | Role::Refusals => !self.is_call,
-            Role::Together => !self.is_call && !is_request_denied(part, parts, decisions),
+            Role::Deciding | Role::Refusals => !self.is_call,
+            Role::Together | Role::IfAllowed => !self.is_call && !is_request_denied(part, parts, decisions),
             Role::Independent => !is_request_denied(part, parts, decisions),
         }
     }

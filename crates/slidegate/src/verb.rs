@@ -36,8 +36,8 @@ pub enum Role {
     /// The call is denied if all requests of this role are denied. A check is charged if it fits
     /// itself and the call is allowed. Requests that no policy applies to are left out.
     Together,
-    /// Carried out if the call is allowed, and denies nothing. Otherwise it charges and returns
-    /// nothing, and its decisions say how much is used.
+    /// Carried out if the call is allowed, and denies nothing else: a check is charged if it fits
+    /// itself as well. Otherwise it charges and returns nothing, and its decisions say how much is used.
     IfAllowed,
     /// Decided by itself: a check is charged if it fits, whatever becomes of the call, and a denial
     /// denies nothing else.

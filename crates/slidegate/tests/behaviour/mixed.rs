@@ -226,18 +226,13 @@ impl Ledger {
         let denies = |at: usize| is_denied[at] && enforced(&asks[at]);
         let all = || 0..asks.len();
         // A request is denied if one of its policies denies it.
-        let request_is_denied = |group: usize| {
-            all().any(|at| asks[at].group == group && asks[at].role == Role::Together && denies(at))
-        };
-        let independent_is_denied = |group: usize| {
-            all().any(|at| asks[at].group == group && asks[at].role == Role::Independent && denies(at))
-        };
+        let request_is_denied =
+            |of: &Ask| all().any(|at| asks[at].group == of.group && asks[at].role == of.role && denies(at));
         // "If its check or peek is denied, the call is denied."
         let deciding = || all().filter(|at| asks[*at].role == Role::Deciding && denies(*at));
         // "The call is denied if all requests of this role are denied."
         let together: Vec<_> = all().filter(|at| asks[*at].role == Role::Together).collect();
-        let denied_together =
-            !together.is_empty() && together.iter().all(|at| request_is_denied(asks[*at].group));
+        let denied_together = !together.is_empty() && together.iter().all(|at| request_is_denied(&asks[*at]));
         let call_denied = deciding().next().is_some() || denied_together;
         let denied_by_peek = deciding().any(|at| asks[at].verb == Verb::Peek)
             || denied_together && together.iter().any(|at| asks[*at].verb == Verb::Peek);
@@ -248,8 +243,8 @@ impl Ledger {
         for at in all().filter(|at| asks[*at].verb == Verb::Check) {
             let ask = &asks[at];
             let admitted = match ask.role {
-                Role::Independent => !independent_is_denied(ask.group),
-                Role::Together => !call_denied && !request_is_denied(ask.group),
+                Role::Independent => !request_is_denied(ask),
+                Role::Together | Role::IfAllowed => !call_denied && !request_is_denied(ask),
                 _ => !call_denied,
             };
             let charged = admitted && !is_denied[at];

@@ -375,7 +375,7 @@ fn mode(part: &Part) -> Vec<u8> {
     let (role, link) = match part.role {
         Role::Deciding => (b'd', None),
         Role::Together => (b't', Some(part.link)),
-        Role::IfAllowed => (b'a', None),
+        Role::IfAllowed => (b'a', Some(part.link)),
         Role::Independent => (b'i', Some(part.link)),
         Role::Refusals => (b'k', Some(part.link + 1)),
     };
