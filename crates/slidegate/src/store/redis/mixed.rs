@@ -104,6 +104,12 @@ impl Mixed<'_> {
         if positions.is_empty() {
             return Ok(());
         }
+        // Of cost 0, so that the check itself would not deny it.
+        let over_limit: Positions = positions
+            .iter()
+            .copied()
+            .filter(|at| self.parts[*at].over_limit && self.answers[*at].is_denied())
+            .collect();
         let checks = self.subjects.at(positions).with_verb(Verb::Check);
         let parts = calls.parts(&checks);
         if !left_out {
@@ -115,6 +121,9 @@ impl Mixed<'_> {
                 let whole: Positions = part.places.iter().map(|place| positions[*place]).collect();
                 self.put(&whole, refused);
             }
+        }
+        for at in over_limit {
+            self.answers[at].deny_over_limit(self.parts[at].excess == Excess::Charge);
         }
         Ok(())
     }
