@@ -170,14 +170,14 @@ impl AuthSection {
             None => trust_loopback(),
             Some(networks) => {
                 let networks = TrustedProxies::new(networks.as_slice().iter().map(|network| &network.0.0));
-                networks.map(Trust::Networks).unwrap_or_else(|error| {
-                    section.report(
-                        "trusted_proxies",
-                        format_args!("invalid trusted_proxies: {error}"),
-                        findings,
-                    );
-                    trust_loopback()
-                })
+                networks.map_or_else(
+                    |error| {
+                        let message = format_args!("invalid trusted_proxies: {error}");
+                        section.report("trusted_proxies", message, findings);
+                        trust_loopback()
+                    },
+                    Trust::Networks,
+                )
             }
         };
         let sources = &self.attributes;
@@ -325,71 +325,68 @@ mod tests {
     fn each_wrong_line_names_its_value_and_the_way_out() {
         for (text, expected) in [
             (
-                "nginx".into(),
+                "nginx",
                 "slidegate.yaml:1: invalid auth `nginx`: must be keys and values, for example `preset: nginx`",
             ),
+            ("{presets: nginx}", "slidegate.yaml:1: auth: unknown key `presets`: did you mean `preset`?"),
             (
-                "{presets: nginx}".into(),
-                "slidegate.yaml:1: auth: unknown key `presets`: did you mean `preset`?",
-            ),
-            (
-                "{preset: apache}".into(),
+                "{preset: apache}",
                 "slidegate.yaml:1: auth: invalid preset `apache`: must be `nginx`, `caddy` or `traefik`",
             ),
             (
-                "{attributes: [user]}".into(),
+                "{attributes: [user]}",
                 "slidegate.yaml:1: auth: invalid attributes (a list): must be keys and values",
             ),
             (
-                "{attributes: {user: X-User}}".into(),
+                "{attributes: {user: X-User}}",
                 "slidegate.yaml:1: auth: attributes: invalid user `X-User`: must be `header NAME`, `path NAME`, `client-address`, `client-address NAME` or `none`, for example `header X-User`",
             ),
             (
-                "{attributes: {user: header}}".into(),
+                "{attributes: {user: header}}",
                 "slidegate.yaml:1: auth: attributes: invalid user `header`: must be `header NAME`, `path NAME`, `client-address`, `client-address NAME` or `none`, for example `header X-User`",
             ),
             (
-                "{attributes: {user: header X User}}".into(),
+                "{attributes: {user: header X User}}",
                 "slidegate.yaml:1: auth: attributes: invalid user `header X User`: must be `header NAME`, `path NAME`, `client-address`, `client-address NAME` or `none`, for example `header X-User`",
             ),
             (
-                "{attributes: {user: 'header X:'}}".into(),
+                "{attributes: {user: 'header X:'}}",
                 "slidegate.yaml:1: auth: attributes: invalid user `header X:`: must be `header NAME`, `path NAME`, `client-address`, `client-address NAME` or `none`, for example `header X-User`",
             ),
             (
-                "{attributes: {user: []}}".into(),
+                "{attributes: {user: []}}",
                 "slidegate.yaml:1: auth: attributes: invalid user (a list): must be `header NAME`, `path NAME`, `client-address`, `client-address NAME` or `none`, for example `header X-User`",
             ),
             (
-                "{attributes: {ip: 'client-address X:'}}".into(),
+                "{attributes: {ip: 'client-address X:'}}",
                 "slidegate.yaml:1: auth: attributes: invalid ip `client-address X:`: invalid client address source `X:`: must be `peer` or a header name, for example `x-forwarded-for`",
             ),
             (
-                "{trusted_proxies: {}}".into(),
+                "{trusted_proxies: {}}",
                 "slidegate.yaml:1: auth: invalid trusted_proxies (a map): must be a network, an address, `loopback` or `private`, for example `[loopback, 10.0.0.0/8]`, or a list of them",
             ),
             (
-                "{trusted_proxies: 10.0.0/8}".into(),
+                "{trusted_proxies: 10.0.0/8}",
                 "slidegate.yaml:1: auth: invalid trusted_proxies `10.0.0/8`: must be a network, an address, `loopback` or `private`, for example `[loopback, 10.0.0.0/8]`",
             ),
             (
-                "{trusted_proxies: [loopback, 0.0.0.0/0]}".into(),
+                "{trusted_proxies: [loopback, 0.0.0.0/0]}",
                 "slidegate.yaml:1: auth: invalid trusted_proxies `0.0.0.0/0`: must not contain every client, which could then choose its own address; name the networks of the proxies",
             ),
             (
-                "{proxies: [edge]}".into(),
+                "{proxies: [edge]}",
                 "slidegate.yaml:1: auth: invalid proxies (a list): must be keys and values",
             ),
             (
-                "{proxies: {a/b: {preset: nginx}}}".into(),
+                "{proxies: {a/b: {preset: nginx}}}",
                 "slidegate.yaml:1: auth: proxies: invalid key `a/b`: must be 1 to 64 of the characters A-Z a-z 0-9 _ . -, for example `per-user`",
             ),
             (
-                "{proxies: {edge: {attributes: {user: none}}}}".into(),
+                "{proxies: {edge: {attributes: {user: none}}}}",
                 "slidegate.yaml:1: auth: proxies: edge: missing preset: must be `nginx`, `caddy` or `traefik`",
             ),
             (
-                "{proxies: {edge: {preset: nginx, attributes: {user: 5}}}}".into(),
+                "{proxies: {edge: {preset: nginx, attributes: {user: 5}}}}",
                 "slidegate.yaml:1: auth: proxies: edge: attributes: invalid user `5`: must be `header NAME`, `path NAME`, `client-address`, `client-address NAME` or `none`, for example `header X-User`",
             ),
         ] as [(&str, &str); 17]

@@ -78,7 +78,7 @@ fn rate_limiter(root: &Node) -> Option<(u64, String)> {
     }
     let [algorithm, window, limit] = parts.map(|part| part.map(|entry| &entry.value));
     let what = format!("`{}` belongs to another limiter", Shown(&limiter.key));
-    let limit = limit.and_then(|node| node.whole());
+    let limit = limit.and_then(Node::whole);
     let Some((limit, window)) = limit.zip(window.and_then(Span::of)) else {
         return Some((limiter.line, format!("{what}; write for example `{MINIMAL}`")));
     };

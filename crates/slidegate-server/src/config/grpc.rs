@@ -37,7 +37,7 @@ pub(super) struct GrpcSection {
     /// Whether every answer carries the fields of `headers`. Without it, only a denial carries `retry-after`.
     #[schemars(extend("default" = false))]
     response_headers: Option<bool>,
-    /// Whether the health service says NOT_SERVING while a shared store is unreachable.
+    /// Whether the health service says `NOT_SERVING` while a shared store is unreachable.
     #[schemars(extend("default" = false))]
     health_follows_store: Option<bool>,
 }

@@ -150,7 +150,7 @@ impl Override {
         let key = key
             .map_err(|message| {
                 if is_read {
-                    section.report("key", message, findings)
+                    section.report("key", message, findings);
                 }
             })
             .ok();

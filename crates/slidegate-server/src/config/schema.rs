@@ -82,9 +82,6 @@ mod tests {
     fn is_valid(file: &str) -> bool {
         let file: Value = serde_saphyr::from_str(file).unwrap();
         let validator = jsonschema::validator_for(&published()).unwrap();
-        for error in validator.iter_errors(&file) {
-            println!("{}: {error}", error.instance_path());
-        }
         validator.is_valid(&file)
     }
 
