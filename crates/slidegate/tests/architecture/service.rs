@@ -79,6 +79,8 @@ const MODULES: &[(&str, &[&str])] = &[
             "app",
             "app/changes",
             "caller",
+            // A quota in JSON is one of the file.
+            "config",
             "json_body",
             "key_text",
             "limits",
