@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use slidegate::{Algorithm, Policy, PolicySet, Quota, RedisOptions, Request, SharedGate, Source};
+use slidegate::{Algorithm, Policy, PolicySet, Quota, RedisOptions, Request, SharedGate, DecisionSource};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
@@ -92,7 +92,7 @@ impl Round {
                     let decisions = gate.check(&request).await;
                     latencies.push(start.elapsed().as_secs_f64() * 1e3);
                     let source = decisions.strictest().map(|one| one.source);
-                    fallbacks += u64::from(source != Some(Source::Store));
+                    fallbacks += u64::from(source != Some(DecisionSource::Store));
                 }
                 (latencies, fallbacks)
             })

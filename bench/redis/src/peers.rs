@@ -176,10 +176,10 @@ pub(crate) fn gate(server: &Server, quota: Quota, habits: Habits) -> Result<Peer
     let policies = PolicySet::new([Policy::new("bench", quota)?.scope(["user"])])?;
     let mut options = RedisOptions::new(&server.url())?.deadline(DEADLINE).connect_timeout(DEADLINE);
     if !habits.coalesces {
-        options = options.without_coalescing();
+        options = options.without_batching();
     }
     if !habits.remembers {
-        options = options.without_remembering();
+        options = options.without_denial_cache();
     }
     Ok(Peer::Slidegate(Box::new(SharedGate::new(policies, options)?)))
 }

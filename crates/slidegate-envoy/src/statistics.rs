@@ -102,7 +102,7 @@ pub(crate) struct RecordedHits {
     /// Whether the limit is in shadow mode.
     pub is_shadow: bool,
     /// Where the decision comes from.
-    pub source: Source,
+    pub source: DecisionSource,
 }
 
 impl LimitCounters {
@@ -126,7 +126,7 @@ impl LimitCounters {
         if is_shadow {
             self.add(HitCounter::ShadowMode, hits);
         }
-        if source == Source::Remembered {
+        if source == DecisionSource::CachedDenial {
             self.add(HitCounter::OverLimit, hits);
             self.add(HitCounter::OverLimitWithLocalCache, hits);
         } else if before >= limit {
@@ -367,7 +367,7 @@ mod tests {
 
     fn hits(limit: u64, hits: u64, before: u64) -> RecordedHits {
         let is_over = before + hits > limit;
-        RecordedHits { hits, before, limit, is_over, is_shadow: false, source: Source::Store }
+        RecordedHits { hits, before, limit, is_over, is_shadow: false, source: DecisionSource::Store }
     }
 
     /// Alerts use these numbers; they are those of the tests of envoyproxy/ratelimit.
@@ -397,7 +397,7 @@ mod tests {
     /// Cached denials and shadow limits have their own counters.
     #[test]
     fn cached_denials_and_shadows_are_counted_separately() {
-        let over = RecordedHits { source: Source::Remembered, ..hits(10, 3, 8) };
+        let over = RecordedHits { source: DecisionSource::CachedDenial, ..hits(10, 3, 8) };
         assert_eq!(added(over), [3, 0, 0, 3, 0], "all hits of a cached denial are over");
         assert_eq!(added(RecordedHits { is_shadow: true, ..over }), [3, 0, 0, 3, 3]);
         assert_eq!(added(RecordedHits { is_shadow: true, ..hits(10, 3, 8) }), [1, 2, 0, 0, 3]);

@@ -5,25 +5,25 @@
 
 use std::time::Duration;
 
-use crate::decision::{Decision, Source, Verdict, Waits};
+use crate::decision::{Decision, DecisionSource, Verdict, Waits};
 use crate::quota::Quota;
 use crate::time::{SECOND_US, Timestamp};
-use crate::usage::{Found, Room, Run};
+use crate::usage::{KeyInspection, RecordedCharge, UsageForecast};
 use crate::verb::Verb;
 
 pub(crate) mod fixed_window;
+#[cfg(feature = "redis")]
+pub(crate) mod log_reply;
 pub(crate) mod sliding_log;
 pub(crate) mod sliding_window;
 pub(crate) mod token_bucket;
-#[cfg(feature = "redis")]
-pub(crate) mod told_log;
 
 pub(crate) use fixed_window::FixedWindow;
+#[cfg(feature = "redis")]
+pub(crate) use log_reply::LogReply;
 pub(crate) use sliding_log::SlidingLog;
 pub(crate) use sliding_window::SlidingWindow;
 pub(crate) use token_bucket::TokenBucket;
-#[cfg(feature = "redis")]
-pub(crate) use told_log::ToldLog;
 
 /// The usage of one key under one algorithm. `default()` is an unused key.
 ///
@@ -66,28 +66,28 @@ pub(crate) trait State: Default + std::fmt::Debug {
     fn refund(&mut self, quota: &Quota, now: u64, cost: u64) -> u64;
 
     /// The charges with their times, oldest first, as far as they are stored.
-    fn charges(&self, quota: &Quota) -> Vec<Run>;
+    fn charges(&self, quota: &Quota) -> Vec<RecordedCharge>;
 }
 
 /// Most steps in the report of how usage declines.
 const MAX_STEPS: u64 = 20;
 
 /// The full usage of a key, with the decision of a peek at `cost`.
-pub(crate) fn inspect<S: State>(mut state: S, quota: &Quota, now: Timestamp, cost: u64) -> Found {
+pub(crate) fn inspect<S: State>(mut state: S, quota: &Quota, now: Timestamp, cost: u64) -> KeyInspection {
     let settled = state.settle(quota, now.as_micros());
     let done = perform(&mut state, quota, settled, Verb::Peek, cost);
     let decision = decision(&state, quota, now, settled, done);
     let used = decision.used;
     let lag = settled.saturating_sub(now.as_micros());
     let steps = used.min(MAX_STEPS);
-    let room = (1..=steps).map(|step| {
+    let forecast = (1..=steps).map(|step| {
         let free = u128::from(used) * u128::from(step) / u128::from(steps);
         let left = used - u64::try_from(free).unwrap_or(used);
         let wait_us = state.wait_us(quota, settled, left).saturating_add(lag);
-        Room { after: Duration::from_micros(wait_us), used: left }
+        UsageForecast { after: Duration::from_micros(wait_us), used: left }
     });
     let charges = if used == 0 { Vec::new() } else { state.charges(quota) };
-    Found { quota: *quota, decision, charges, room: room.collect() }
+    KeyInspection { quota: *quota, decision, charges, forecast: forecast.collect() }
 }
 
 /// Whether `cost` fits in addition to what counts now. A cost of 0 always fits.
@@ -153,7 +153,7 @@ pub(crate) fn decision<S: State>(
     };
     let remaining = limit.saturating_sub(used);
     let waits = Waits { retry_us, reset_us, frees_us };
-    let (at, source, is_blocked) = (now, Source::Store, false);
+    let (at, source, is_blocked) = (now, DecisionSource::Store, false);
     Decision { verdict, limit, used, remaining, cost, at, source, is_blocked, waits }
 }
 

@@ -6,7 +6,7 @@
 use smallvec::SmallVec;
 
 use crate::charge::{Charge, Charges, with_denials};
-use crate::decision::{Decision, Source, Verdict, Waits};
+use crate::decision::{Decision, DecisionSource, Verdict, Waits};
 use crate::time::Timestamp;
 
 /// A key that is blocked under a policy: until when, and by whom.
@@ -122,7 +122,7 @@ impl Blocks {
 pub(crate) fn blocked(decision: Decision, rest_us: u64, asks: bool) -> Decision {
     let Waits { retry_us, reset_us, frees_us } = decision.waits;
     // What a fallback says of the wait is a guess about the store, which the block does not need.
-    let until_room_us = if decision.source == Source::Deny { 0 } else { retry_us };
+    let until_room_us = if decision.source == DecisionSource::Deny { 0 } else { retry_us };
     let waits = Waits {
         retry_us: if asks { rest_us.max(until_room_us) } else { retry_us },
         reset_us: if rest_us == Waits::NEVER { reset_us } else { reset_us.max(rest_us) },

@@ -48,7 +48,7 @@ pub struct Decision {
     /// shared store it is the server's time.
     pub at: Timestamp,
     /// Where the decision comes from.
-    pub source: Source,
+    pub source: DecisionSource,
     /// Whether the key is blocked, so that every cost above 0 is denied.
     pub(crate) is_blocked: bool,
     pub(crate) waits: Waits,
@@ -80,16 +80,16 @@ impl Reason {
     }
 }
 
-/// Where a decision comes from. Every variant except [`Source::Store`] did without the shared
+/// Where a decision comes from. Every variant except [`DecisionSource::Store`] did without the shared
 /// store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
-pub enum Source {
+pub enum DecisionSource {
     /// The store that holds the key.
     #[default]
     Store,
     /// A denial by the store, cached in this process and still valid.
-    Remembered,
+    CachedDenial,
     /// The store did not reply in time; this process decided in memory, with its share of the
     /// limit.
     Local,
@@ -99,13 +99,13 @@ pub enum Source {
     Deny,
 }
 
-impl Source {
+impl DecisionSource {
     /// The name in responses, logs and metrics: `store`, `remembered`, `local`, `allow`, `deny`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Store => "store",
-            Self::Remembered => "remembered",
+            Self::CachedDenial => "remembered",
             Self::Local => "local",
             Self::Allow => "allow",
             Self::Deny => "deny",
@@ -189,7 +189,7 @@ impl Decision {
         match self {
             Self { verdict: Verdict::Allow, .. } => None,
             Self { is_blocked: true, .. } => Some(Reason::Blocked),
-            Self { source: Source::Deny, .. } => Some(Reason::StoreUnavailable),
+            Self { source: DecisionSource::Deny, .. } => Some(Reason::StoreUnavailable),
             _ => Some(Reason::OverLimit),
         }
     }
@@ -203,7 +203,7 @@ impl Decision {
     /// Whether the key's usage is known. It is not if a fallback decided without counting.
     #[must_use]
     pub fn is_counted(&self) -> bool {
-        !matches!(self.source, Source::Allow | Source::Deny)
+        !matches!(self.source, DecisionSource::Allow | DecisionSource::Deny)
     }
 
     /// Whether the request is allowed.
@@ -258,7 +258,7 @@ mod tests {
             remaining,
             cost: 0,
             at: Timestamp::EPOCH,
-            source: Source::Store,
+            source: DecisionSource::Store,
             is_blocked: false,
             waits: Waits { retry_us, reset_us: 0, frees_us: 0 },
         }
@@ -271,7 +271,7 @@ mod tests {
             decision(Verdict::Deny, 5, Waits::NEVER),
             decision(Verdict::Deny, 9, 60),
             decision(Verdict::Deny, 0, 1),
-            Decision { source: Source::Deny, ..decision(Verdict::Deny, 0, 3_000_000) },
+            Decision { source: DecisionSource::Deny, ..decision(Verdict::Deny, 0, 3_000_000) },
             decision(Verdict::Allow, 0, 0),
             decision(Verdict::Allow, 3, 0),
         ];

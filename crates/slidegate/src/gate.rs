@@ -316,8 +316,8 @@ impl Gate {
     /// gate.check(&alice);
     /// gate.check(&alice);
     /// let found = &gate.inspect(&alice)?[0];
-    /// assert_eq!((found.decision.used, found.charges.len(), found.room.len()), (2, 2, 2));
-    /// assert_eq!(found.room[1].used, 0);
+    /// assert_eq!((found.decision.used, found.charges.len(), found.forecast.len()), (2, 2, 2));
+    /// assert_eq!(found.forecast[1].used, 0);
     /// # Ok::<(), slidegate::Error>(())
     /// ```
     ///

@@ -501,7 +501,7 @@ mod tests {
             cost: 0,
             at: Timestamp::EPOCH,
             is_blocked: false,
-            source: crate::decision::Source::Store,
+            source: crate::decision::DecisionSource::Store,
             waits: crate::decision::Waits { retry_us: u64::MAX - 1, reset_us: u64::MAX, frees_us: u64::MAX },
         };
         let headers = DRAFT_10.headers_of("p", &quota, &decision);

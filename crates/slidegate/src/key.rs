@@ -50,7 +50,7 @@ impl<'r> Key<'r> {
         out
     }
 
-    pub(crate) fn id(&self, secret: &Secret) -> KeyId {
+    pub(crate) fn id(&self, secret: &HashSeed) -> KeyId {
         let only = if let [attribute] = self.scope { self.part(attribute) } else { None };
         match only {
             Some(Value::Bytes(bytes)) => secret.id_of(bytes),
@@ -152,18 +152,18 @@ impl KeyId {
 /// Random numbers of one store, so that outsiders cannot choose keys that collide or share a slot.
 /// `Debug` prints `***`.
 #[derive(Clone)]
-pub(crate) struct Secret {
+pub(crate) struct HashSeed {
     sip: [u64; 2],
     place: [u64; 2],
 }
 
-impl fmt::Debug for Secret {
+impl fmt::Debug for HashSeed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("***")
     }
 }
 
-impl Secret {
+impl HashSeed {
     pub(crate) fn random() -> Self {
         if cfg!(loom) {
             // The model checker replays one run in several orders, so a key must be in the same
@@ -252,7 +252,7 @@ mod tests {
     fn key<'v, V: Into<Value<'v>> + Copy>(
         values: &[V],
         ipv6_prefix: Ipv6Prefix,
-        secret: &Secret,
+        secret: &HashSeed,
     ) -> (KeyId, String) {
         let scope: Vec<_> = (0..values.len()).map(|n| n.to_string()).collect();
         let values = values.iter().map(|value| -> Value<'v> { (*value).into() });
@@ -261,14 +261,14 @@ mod tests {
         (key.id(secret), key.to_string())
     }
 
-    fn text(parts: &[&str], secret: &Secret) -> (KeyId, String) {
+    fn text(parts: &[&str], secret: &HashSeed) -> (KeyId, String) {
         key(parts, Ipv6Prefix::default(), secret)
     }
 
     /// Two users on one counter is the worst bug a limiter can have.
     #[test]
     fn different_keys_have_different_identities_and_texts() {
-        let secret = Secret::random();
+        let secret = HashSeed::random();
         let long = "x".repeat(10_000);
         let almost = format!("{}y", &long[1..]);
         let mut keys: Vec<Vec<&str>> =
@@ -297,7 +297,7 @@ mod tests {
     /// users.
     #[test]
     fn every_byte_of_a_short_key_counts() {
-        let secret = Secret::random();
+        let secret = HashSeed::random();
         for len in 1..40 {
             let base = vec![b'k'; len];
             let id = secret.id_of(&base);
@@ -312,7 +312,7 @@ mod tests {
     /// A key of one part is the same key for a `Limiter` and for a policy.
     #[test]
     fn one_part_is_the_key_itself() {
-        let secret = Secret::random();
+        let secret = HashSeed::random();
         for value in ["", "alice", "a-rather-long-name-of-a-user"] {
             assert_eq!(text(&[value], &secret).0, secret.id_of(value.as_bytes()));
         }
@@ -321,7 +321,7 @@ mod tests {
     /// An IPv6 customer has 2^72 addresses; counting each would limit nobody.
     #[test]
     fn addresses_are_counted_by_group_and_written_with_its_prefix() {
-        let secret = Secret::random();
+        let secret = HashSeed::random();
         let address = |text: &str, prefix| key(&[text.parse::<IpAddr>().unwrap()], prefix, &secret);
         let default = Ipv6Prefix::default();
         let (one, name) = address("2001:db8:1234:5678::1", default);
@@ -337,7 +337,7 @@ mod tests {
     /// Logs and responses must not contain control characters that a client chose.
     #[test]
     fn the_text_of_a_key_is_printable_and_unambiguous() {
-        let secret = Secret::random();
+        let secret = HashSeed::random();
         let name = |parts: &[&str]| text(parts, &secret).1;
         assert_eq!(name(&["alice"]), "alice");
         assert_eq!(name(&["zoë", "/login"]), "zoë,/login");

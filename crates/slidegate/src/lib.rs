@@ -54,7 +54,7 @@ mod waiting;
 
 pub use block::Block;
 pub use charge::{Excess, OnStoreError};
-pub use decision::{Decision, Reason, Source, Verdict};
+pub use decision::{Decision, DecisionSource, Reason, Verdict};
 pub use error::Error;
 pub use gate::{Decisions, Gate, PolicyDecision};
 pub use key::Key;
@@ -70,11 +70,11 @@ pub use shared_gate::{SharedGate, SharedGateBuilder, SharedStats};
 pub use store::memory::{MemoryStats, MemoryStore, MemoryStoreBuilder};
 #[cfg(feature = "redis")]
 pub use store::redis::{
-    BreakerState, ClientCertificate, ClockJumps, FailureKind, NodeState, Note, NoteId, RedisOptions,
-    RedisStats, StoreErrors, StoreFailure,
+    BreakerState, ClientCertificate, ClockJumps, ControlDocument, ControlDocumentId, FailureKind, NodeState,
+    RedisOptions, RedisStats, StoreErrors, StoreFailure,
 };
 pub use time::{Clock, ManualClock, SystemClock, Timestamp, millis_ceil};
-pub use usage::{KeyUse, Room, Run};
+pub use usage::{KeyUse, RecordedCharge, UsageForecast};
 pub use verb::{Role, Verb};
 #[cfg(feature = "wait")]
 pub use waiting::{Acquire, MaxWaiting, NotAcquired};

@@ -15,8 +15,8 @@ use crate::request::Request;
 use crate::store::fallback::Fallback;
 use crate::store::memory::MemoryStore;
 use crate::store::redis::{
-    Answers, Failure, FailureKind, MOST, NodeState, Note, NoteId, RedisOptions, RedisStats, RedisStore,
-    StoreFailure, Undecided,
+    Answers, ControlDocument, ControlDocumentId, Failure, FailureKind, MOST, NodeState, RedisOptions,
+    RedisStats, RedisStore, StoreFailure, Undecided,
 };
 use crate::time::instant;
 use crate::usage::KeyUse;
@@ -251,16 +251,16 @@ impl SharedGate {
     }
 
     /// The note that all instances on the store share, unless it still is the one that is `known`; see
-    /// [`set_note`](Self::set_note). Where there is no note, its id [is absent](NoteId::is_absent) and its text is empty.
+    /// [`replace_control_document`](Self::replace_control_document). Where there is no note, its id [is absent](ControlDocumentId::is_absent) and its text is empty.
     ///
     /// # Errors
     /// The store did not answer, or holds a note that slidegate did not write.
-    pub async fn note(&self, known: Option<NoteId>) -> Result<Option<Note>, Error> {
+    pub async fn note(&self, known: Option<ControlDocumentId>) -> Result<Option<ControlDocument>, Error> {
         self.store.note(known).await.map_err(|failure| Error::store(failure.to_string()))
     }
 
     /// Replaces the note `found`, or its absence, by `note`, in one step; false if something else is stored by now. It
-    /// stays for as long as the store keeps it, and all instances [hear](Self::note_announced) of it.
+    /// stays for as long as the store keeps it, and all instances [hear](Self::control_document_changed) of it.
     ///
     /// A store can lose a note, or bring an older one back. Give each write a new random `revision`, so that two notes
     /// of one version can be told apart, and a new random `epoch` after a loss.
@@ -268,14 +268,21 @@ impl SharedGate {
     /// # Errors
     /// The note is larger than a mebibyte, its id has a part that is 0, or the store did not answer: it may be written
     /// or not.
-    pub async fn set_note(&self, found: NoteId, note: &Note) -> Result<bool, Error> {
-        self.store.set_note(found, note).await.map_err(|failure| Error::store(failure.to_string()))
+    pub async fn replace_control_document(
+        &self,
+        found: ControlDocumentId,
+        note: &ControlDocument,
+    ) -> Result<bool, Error> {
+        self.store
+            .replace_control_document(found, note)
+            .await
+            .map_err(|failure| Error::store(failure.to_string()))
     }
 
     /// Waits until another instance has told that it wrote the note. It may be told in vain, and where the store's channel
     /// cannot be heard nobody is told: look at the note now and then besides.
-    pub async fn note_announced(&self) {
-        self.store.note_announced().await;
+    pub async fn control_document_changed(&self) {
+        self.store.control_document_changed().await;
     }
 
     /// Forgets every key of a policy; returns how many were stored. Goes through all keys of the store, a thousand at a time,

@@ -24,16 +24,16 @@ pub struct KeyUse {
     /// has every charge, or one sum per step if it merges charges. The window algorithms have one
     /// sum per window, at its start; only a part of the older one counts. A `token-bucket` stores
     /// only its level, so this is empty.
-    pub charges: Vec<Run>,
+    pub charges: Vec<RecordedCharge>,
     /// How usage declines if nothing more is charged, soonest first: at most 20 steps, the last to
     /// 0.
-    pub room: Vec<Room>,
+    pub forecast: Vec<UsageForecast>,
 }
 
 /// Cost that was charged at one time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Run {
+pub struct RecordedCharge {
     /// Time of the charge by the store's clock. A log that merges charges rounds it up to the end
     /// of its step, which may be in the future.
     pub at: Timestamp,
@@ -44,7 +44,7 @@ pub struct Run {
 /// Usage at a later time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Room {
+pub struct UsageForecast {
     /// Wait from the decision's time.
     pub after: Duration,
     /// Most cost that still counts after this wait.
@@ -53,17 +53,17 @@ pub struct Room {
 
 /// The usage of one key, without its names.
 #[derive(Debug, Clone)]
-pub(crate) struct Found {
+pub(crate) struct KeyInspection {
     pub(crate) quota: Quota,
     pub(crate) decision: Decision,
-    pub(crate) charges: Vec<Run>,
-    pub(crate) room: Vec<Room>,
+    pub(crate) charges: Vec<RecordedCharge>,
+    pub(crate) forecast: Vec<UsageForecast>,
 }
 
-impl Found {
+impl KeyInspection {
     /// Adds the names of the policy and the key.
     pub(crate) fn of(self, policy: &str, key: &impl ToString) -> KeyUse {
-        let Self { quota, decision, charges, room } = self;
-        KeyUse { policy: policy.to_owned(), key: key.to_string(), quota, decision, charges, room }
+        let Self { quota, decision, charges, forecast } = self;
+        KeyUse { policy: policy.to_owned(), key: key.to_string(), quota, decision, charges, forecast }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use slidegate::{Decisions, Source, Verb};
+use slidegate::{DecisionSource, Decisions, Verb};
 
 use super::request::{Batch, Target};
 use super::response::is_over;
@@ -12,7 +12,8 @@ use crate::statistics::{RecordedHits, Statistics};
 pub(super) fn statistics(statistics: &Statistics, batch: &Batch<'_>, decisions: &Decisions<'_>) {
     let mut is_degraded = false;
     for one in decisions.iter().filter(|one| one.verb() != Verb::Refund) {
-        is_degraded |= matches!(one.source, Source::Local | Source::Allow | Source::Deny);
+        is_degraded |=
+            matches!(one.source, DecisionSource::Local | DecisionSource::Allow | DecisionSource::Deny);
         let Target::Limit { limit, .. } = &batch.targets[batch.descriptor(one.request())] else { continue };
         // `used` contains what was charged. Descriptors that share a key are each recorded as the
         // last one.

@@ -11,7 +11,8 @@ use axum::response::Response;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use slidegate::{
-    KeyUse, Policy, PolicySet, Quota, Reason, Request, Run, Source, Verb, millis_ceil, parse_window,
+    DecisionSource, KeyUse, Policy, PolicySet, Quota, Reason, RecordedCharge, Request, Verb, millis_ceil,
+    parse_window,
 };
 
 use super::apply::unknown;
@@ -202,7 +203,7 @@ fn used(found: &KeyUse) -> Value {
     let charges = joined(&found.charges)
         .into_iter()
         .map(|run| json!({ "at_ms_ago": millis_ceil(decision.at - run.at), "cost": run.cost }));
-    let room = found.room.iter().map(|room| json!({ "in_ms": millis_ceil(room.after), "used": room.used }));
+    let room = found.forecast.iter().map(|room| json!({ "in_ms": millis_ceil(room.after), "used": room.used }));
     json!({
         "policy": found.policy,
         "key": found.key,
@@ -221,9 +222,9 @@ fn used(found: &KeyUse) -> Value {
 }
 
 /// At most [`MAX_CHARGES`], neighbours joined at the time of the later one.
-fn joined(charges: &[Run]) -> Vec<Run> {
+fn joined(charges: &[RecordedCharge]) -> Vec<RecordedCharge> {
     let together = charges.len().div_ceil(MAX_CHARGES).max(1);
-    let join = |runs: &[Run]| {
+    let join = |runs: &[RecordedCharge]| {
         let mut last = runs[runs.len() - 1];
         last.cost = runs.iter().map(|run| run.cost).fold(0, u64::saturating_add);
         last
@@ -367,8 +368,10 @@ impl Admin {
             return Err(Problem::new(StatusCode::CONFLICT, format!("{error}; it was removed a moment ago")));
         }
         match moved {
-            Some((moved, Source::Store)) if verb == Verb::Refund => Ok(format!("{moved} was given back")),
-            Some((moved, Source::Store)) => Ok(format!("{moved} was charged")),
+            Some((moved, DecisionSource::Store)) if verb == Verb::Refund => {
+                Ok(format!("{moved} was given back"))
+            }
+            Some((moved, DecisionSource::Store)) => Ok(format!("{moved} was charged")),
             _ => {
                 let cause =
                     decisions.store_failure().map_or_else(String::new, |failure| format!("{failure}; "));

@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 use slidegate::{
-    BreakerState, Decisions, Error, FailureKind, Gate, KeyUse, MemoryStats, MemoryStore, NodeState, Note,
-    NoteId, Policy, PolicyReset, PolicySet, Request, ResetCursor, SharedGate, SharedStats, Source, Verb,
+    BreakerState, ControlDocument, ControlDocumentId, DecisionSource, Decisions, Error, FailureKind, Gate,
+    KeyUse, MemoryStats, MemoryStore, NodeState, Policy, PolicyReset, PolicySet, Request, ResetCursor,
+    SharedGate, SharedStats, Verb,
 };
 
 use crate::config::{Counted, SharedStore};
@@ -225,9 +226,9 @@ impl Shared {
         let (mut answered, mut fell_back) = (false, false);
         for decision in decisions.iter() {
             match decision.source {
-                Source::Store => answered = true,
+                DecisionSource::Store => answered = true,
                 // Says nothing about the current state of the store.
-                Source::Remembered => {}
+                DecisionSource::CachedDenial => {}
                 _ => fell_back = true,
             }
         }
@@ -247,18 +248,25 @@ impl Shared {
     }
 
     /// The control document, unless it still is this one; see [`SharedGate::note`].
-    pub(crate) async fn note(&self, known: Option<NoteId>) -> Result<Option<Note>, Error> {
+    pub(crate) async fn note(
+        &self,
+        known: Option<ControlDocumentId>,
+    ) -> Result<Option<ControlDocument>, Error> {
         self.gate.note(known).await
     }
 
-    /// Replaces the control document `found`; see [`SharedGate::set_note`].
-    pub(crate) async fn set_note(&self, found: NoteId, note: &Note) -> Result<bool, Error> {
-        self.gate.set_note(found, note).await
+    /// Replaces the control document `found`; see [`SharedGate::replace_control_document`].
+    pub(crate) async fn replace_control_document(
+        &self,
+        found: ControlDocumentId,
+        note: &ControlDocument,
+    ) -> Result<bool, Error> {
+        self.gate.replace_control_document(found, note).await
     }
 
     /// Waits until another instance announces a new control document.
-    pub(crate) async fn note_announced(&self) {
-        self.gate.note_announced().await;
+    pub(crate) async fn control_document_changed(&self) {
+        self.gate.control_document_changed().await;
     }
 
     /// Statistics of its use.

@@ -146,10 +146,10 @@ impl StoreSection {
             options = options.hash_tag(attribute.0.0);
         }
         if self.coalesce == Some(false) {
-            options = options.without_coalescing();
+            options = options.without_batching();
         }
         if self.remember_denials == Some(false) {
-            options = options.without_remembering();
+            options = options.without_denial_cache();
         }
         if let Some(pem) = self.ca_file {
             options = options.ca_certificates(pem.0.0);
@@ -267,8 +267,8 @@ mod tests {
             .hashed_keys()
             .key_secret("s")
             .hash_tag("tenant")
-            .without_coalescing()
-            .without_remembering();
+            .without_batching()
+            .without_denial_cache();
         assert_eq!(store.options, options);
         assert_eq!((store.instances, store.deadline.as_millis()), (3, 20));
         let plain = "redis: 'redis://h', keys: plain, coalesce: true, remember_denials: true";

@@ -13,7 +13,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use arc_swap::ArcSwap;
 use axum::http::HeaderMap;
-use slidegate::{Clock, Decisions, PolicyDecision, PolicySet, Role, Source, SystemClock, Timestamp, Verb};
+use slidegate::{
+    Clock, DecisionSource, Decisions, PolicyDecision, PolicySet, Role, SystemClock, Timestamp, Verb,
+};
 use tokio::sync::Semaphore;
 
 use super::VERBS;
@@ -374,7 +376,7 @@ impl Observer {
 
     /// Records the duration of a store call from `start` until now, if the store decided.
     pub(crate) fn record_store_call(&self, start: Timestamp, decisions: &Decisions<'_>) {
-        if self.options.metrics && decisions.iter().any(|one| one.source == Source::Store) {
+        if self.options.metrics && decisions.iter().any(|one| one.source == DecisionSource::Store) {
             self.store_latency.add(self.clock.now() - start, 1);
         }
     }

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use slidegate::{Decision, PolicySet, Source, Verb};
+use slidegate::{Decision, DecisionSource, PolicySet, Verb};
 
 use super::per_thread::{PerThread, copies_wanted};
 use crate::config::KeysShown;
@@ -50,16 +50,21 @@ impl Outcome {
 }
 
 /// The counted sources of decisions.
-pub(super) const SOURCES: [Source; 5] =
-    [Source::Store, Source::Remembered, Source::Local, Source::Allow, Source::Deny];
+pub(super) const SOURCES: [DecisionSource; 5] = [
+    DecisionSource::Store,
+    DecisionSource::CachedDenial,
+    DecisionSource::Local,
+    DecisionSource::Allow,
+    DecisionSource::Deny,
+];
 
 #[inline]
-fn index_of(source: Source) -> usize {
+fn index_of(source: DecisionSource) -> usize {
     match source {
-        Source::Remembered => 1,
-        Source::Local => 2,
-        Source::Allow => 3,
-        Source::Deny => 4,
+        DecisionSource::CachedDenial => 1,
+        DecisionSource::Local => 2,
+        DecisionSource::Allow => 3,
+        DecisionSource::Deny => 4,
         // The library may add sources.
         _ => 0,
     }
@@ -158,7 +163,7 @@ impl PolicyCounters {
     }
 
     /// Checks with this outcome and source.
-    pub(super) fn checks(&self, outcome: Outcome, source: Source) -> u64 {
+    pub(super) fn checks(&self, outcome: Outcome, source: DecisionSource) -> u64 {
         self.cells.sum(|cells| cells.checks[outcome as usize][index_of(source)].load(Relaxed))
     }
 

@@ -6,7 +6,7 @@
 use super::{State, small_step_us};
 use crate::quota::Quota;
 use crate::time::Timestamp;
-use crate::usage::Run;
+use crate::usage::RecordedCharge;
 
 /// 16 bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -61,9 +61,9 @@ impl State for FixedWindow {
         given
     }
 
-    fn charges(&self, quota: &Quota) -> Vec<Run> {
+    fn charges(&self, quota: &Quota) -> Vec<RecordedCharge> {
         let begin = self.end.saturating_sub(quota.window_us());
-        vec![Run { at: Timestamp::from_micros(begin), cost: self.used }]
+        vec![RecordedCharge { at: Timestamp::from_micros(begin), cost: self.used }]
     }
 }
 

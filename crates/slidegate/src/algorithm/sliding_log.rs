@@ -10,7 +10,7 @@
 use super::{State, small_step_us};
 use crate::quota::Quota;
 use crate::time::Timestamp;
-use crate::usage::Run;
+use crate::usage::RecordedCharge;
 
 /// 56 bytes, plus the ring if it is larger than 23 bytes.
 #[derive(Debug, Clone, Default)]
@@ -177,8 +177,9 @@ impl State for SlidingLog {
         given
     }
 
-    fn charges(&self, _quota: &Quota) -> Vec<Run> {
-        let entry = |at| Run { at: Timestamp::from_micros(self.timestamp(at)), cost: self.cost(at) };
+    fn charges(&self, _quota: &Quota) -> Vec<RecordedCharge> {
+        let entry =
+            |at| RecordedCharge { at: Timestamp::from_micros(self.timestamp(at)), cost: self.cost(at) };
         (0..self.len).map(entry).collect()
     }
 }

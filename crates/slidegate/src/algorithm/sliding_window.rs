@@ -12,7 +12,7 @@ use super::State;
 use super::fixed_window::{is_small_step_back, window_end};
 use crate::quota::Quota;
 use crate::time::Timestamp;
-use crate::usage::Run;
+use crate::usage::RecordedCharge;
 
 /// 24 bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -125,11 +125,11 @@ impl State for SlidingWindow {
         given
     }
 
-    fn charges(&self, quota: &Quota) -> Vec<Run> {
+    fn charges(&self, quota: &Quota) -> Vec<RecordedCharge> {
         let begin = self.end.saturating_sub(quota.window_us());
         let sums = [(begin.saturating_sub(quota.window_us()), self.previous), (begin, self.current)];
         let charged = sums.into_iter().filter(|(_, cost)| *cost > 0);
-        charged.map(|(at, cost)| Run { at: Timestamp::from_micros(at), cost }).collect()
+        charged.map(|(at, cost)| RecordedCharge { at: Timestamp::from_micros(at), cost }).collect()
     }
 }
 

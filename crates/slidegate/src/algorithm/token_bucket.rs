@@ -10,7 +10,7 @@
 
 use super::{State, small_step_us};
 use crate::quota::Quota;
-use crate::usage::Run;
+use crate::usage::RecordedCharge;
 
 /// 24 bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -137,7 +137,7 @@ impl State for TokenBucket {
     }
 
     /// The level has no times.
-    fn charges(&self, _quota: &Quota) -> Vec<Run> {
+    fn charges(&self, _quota: &Quota) -> Vec<RecordedCharge> {
         Vec::new()
     }
 }

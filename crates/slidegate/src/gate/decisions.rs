@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use crate::block::{Block, blocked};
 use crate::charge::{Charge, Part, Plan};
 #[cfg(feature = "redis")]
-use crate::decision::Source;
+use crate::decision::DecisionSource;
 use crate::decision::{Decision, Verdict};
 use crate::error::Error;
 use crate::key::Key;
@@ -19,7 +19,7 @@ use crate::request::Request;
 #[cfg(feature = "redis")]
 use crate::store::redis::StoreFailure;
 use crate::time::Timestamp;
-use crate::usage::{Found, KeyUse};
+use crate::usage::{KeyInspection, KeyUse};
 use crate::verb::{Role, Verb};
 
 /// What every policy that applies says about a request, or about several, and what comes of it.
@@ -59,13 +59,17 @@ impl Answer {
 
 impl Plan<'_> {
     /// What was found on the charges' keys. `name_of` names a policy by its place.
-    pub(crate) fn uses<'p>(&self, found: Vec<Found>, name_of: impl Fn(usize) -> &'p str) -> Vec<KeyUse> {
+    pub(crate) fn uses<'p>(
+        &self,
+        found: Vec<KeyInspection>,
+        name_of: impl Fn(usize) -> &'p str,
+    ) -> Vec<KeyUse> {
         let charges = self.charges.iter().zip(found);
         charges.map(|(charge, found)| found.of(name_of(charge.policy), &charge.key)).collect()
     }
 
     /// Shows the blocked keys among those that were found.
-    pub(crate) fn lay_blocks_over(&self, found: &mut [Found], now: Timestamp) {
+    pub(crate) fn lay_blocks_over(&self, found: &mut [KeyInspection], now: Timestamp) {
         for (charge, found) in self.charges.iter().zip(found) {
             if let Some(rest_us) = charge.block.and_then(|block| block.rest_us(now)) {
                 found.decision = blocked(found.decision, rest_us, charge.part.cost > 0);
@@ -291,7 +295,8 @@ impl<'d> PolicyDecision<'d> {
     #[cfg(feature = "redis")]
     #[must_use]
     pub fn store_failure(&self) -> Option<&'d StoreFailure> {
-        let is_fallback = !matches!(self.answer.decision.source, Source::Store | Source::Remembered);
+        let is_fallback =
+            !matches!(self.answer.decision.source, DecisionSource::Store | DecisionSource::CachedDenial);
         self.failure.filter(|_| is_fallback)
     }
 

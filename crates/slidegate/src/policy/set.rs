@@ -8,7 +8,7 @@ use super::{Owned, Policy};
 use crate::block::Block;
 use crate::charge::{Charge, Part, Plan};
 use crate::error::Error;
-use crate::key::{Key, KeyId, Secret};
+use crate::key::{HashSeed, Key, KeyId};
 use crate::quota::Quota;
 use crate::request::Request;
 use crate::verb::{Role, Verb};
@@ -97,7 +97,7 @@ impl PolicySet {
     }
 
     /// The quota of every key, by what a store knows policies and keys by.
-    fn quotas(&self, secret: &Secret) -> Quotas<'_> {
+    fn quotas(&self, secret: &HashSeed) -> Quotas<'_> {
         let by_policy = self.rules.iter().map(|rule| {
             let policy = &rule.policy;
             let overrides = policy.overrides.iter().map(|(values, quota)| {
@@ -110,7 +110,7 @@ impl PolicySet {
     }
 
     /// Which keys are under another quota than in the set that was in force before.
-    pub(crate) fn changes_since<'a>(&'a self, before: &'a Self, secret: &Secret) -> Changes<'a> {
+    pub(crate) fn changes_since<'a>(&'a self, before: &'a Self, secret: &HashSeed) -> Changes<'a> {
         Changes { old: before.quotas(secret), new: self.quotas(secret) }
     }
 

@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use crate::charge::Charge;
-use crate::decision::{Decision, Source};
+use crate::decision::{Decision, DecisionSource};
 use crate::key::KeyId;
 use crate::quota::Quota;
 use crate::store::memory::MemoryStore;
@@ -83,7 +83,7 @@ impl RecentPeeks {
             && recent.forgotten == forgotten
             && now.saturating_duration_since(recent.asked_at) < FRESH
         {
-            let again = |one: &Decision| Decision { source: Source::Remembered, ..*one };
+            let again = |one: &Decision| Decision { source: DecisionSource::CachedDenial, ..*one };
             return Ok(recent.decisions.iter().map(again).collect());
         }
         Err(Box::new(Pending { subject, asked_at: now, forgotten }))

@@ -8,7 +8,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use crate::charge::{Charge, Charges, OnStoreError, with_denials};
-use crate::decision::{Decision, Source, Verdict, Waits};
+use crate::decision::{Decision, DecisionSource, Verdict, Waits};
 use crate::quota::Quota;
 use crate::store::memory::{MemoryStore, Requote};
 use crate::store::redis::jitter;
@@ -93,16 +93,16 @@ impl Fallback {
                 match charge.on_store_error {
                     OnStoreError::Local => {
                         let decision = local.next().expect("the memory decides every charge it is given");
-                        Decision { source: Source::Local, ..decision }
+                        Decision { source: DecisionSource::Local, ..decision }
                     }
-                    OnStoreError::Allow => blind(Verdict::Allow, Source::Allow, 0),
+                    OnStoreError::Allow => blind(Verdict::Allow, DecisionSource::Allow, 0),
                     // What is not asked for cannot be denied: a refund or a penalty is lost, and says that it moved nothing.
                     OnStoreError::Deny if charge.part.cost == 0 || !charge.part.verb.is_question() => {
-                        blind(Verdict::Allow, Source::Deny, 0)
+                        blind(Verdict::Allow, DecisionSource::Deny, 0)
                     }
                     OnStoreError::Deny => {
                         let wait = jitter::between(MIN_WAIT, MAX_WAIT);
-                        blind(Verdict::Deny, Source::Deny, micros(wait))
+                        blind(Verdict::Deny, DecisionSource::Deny, micros(wait))
                     }
                 }
             })

@@ -9,21 +9,21 @@ use smallvec::SmallVec;
 
 use crate::charge::{Charge, Part};
 use crate::decision::Decision;
-use crate::key::{KeyId, Secret};
+use crate::key::{HashSeed, KeyId};
 use crate::quota::Quota;
 use crate::store::all_or_none;
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering};
 use crate::time::{Clock, Moment, SystemClock, TimeSource, Timestamp};
-use crate::usage::Found;
+use crate::usage::KeyInspection;
 use crate::verb::Verb;
 
+mod inline_quotas;
 mod shard;
 mod table;
-mod told;
 
+use inline_quotas::InlineQuotas;
 pub(crate) use shard::Forgot;
 use shard::{Address, Call, Shard};
-use told::ToldQuotas;
 
 /// Stores keys of all policies in the memory of this process.
 ///
@@ -43,7 +43,7 @@ use told::ToldQuotas;
 #[derive(Debug)]
 pub struct MemoryStore {
     clock: TimeSource,
-    secret: Secret,
+    secret: HashSeed,
     shards: Box<[Apart]>,
     /// Number of bits by which a key's hash is shifted to get its shard.
     shift: u32,
@@ -65,7 +65,7 @@ struct Kept {
     /// The quota of keys without a policy. Each shard has a pointer to it, so that a decision reads
     /// it under its lock, without another atomic operation.
     quota: Arc<Quota>,
-    told: ToldQuotas,
+    told: InlineQuotas,
 }
 
 /// Numbers of keys over all shards.
@@ -118,10 +118,11 @@ impl MemoryStoreBuilder {
         let shards = (self.max_keys / KEYS_PER_SHARD).clamp(1, MAX_SHARDS);
         let bits = shards.ilog2();
         let none = Arc::new(Quota::per_second(0));
-        let kept = || Kept { shard: Shard::default(), quota: Arc::clone(&none), told: ToldQuotas::default() };
+        let kept =
+            || Kept { shard: Shard::default(), quota: Arc::clone(&none), told: InlineQuotas::default() };
         MemoryStore {
             clock: self.clock,
-            secret: Secret::random(),
+            secret: HashSeed::random(),
             shards: (0..1usize << bits).map(|_| Apart(Mutex::new(kept()))).collect(),
             shift: 64 - bits,
             census: Census { held: AtomicUsize::new(0), max_keys: self.max_keys, dropped: AtomicU64::new(0) },
@@ -304,7 +305,7 @@ impl MemoryStore {
     }
 
     /// The full usage of the plan's keys, in its order.
-    pub(crate) fn inspect(&self, charges: &[Charge<'_>]) -> Vec<Found> {
+    pub(crate) fn inspect(&self, charges: &[Charge<'_>]) -> Vec<KeyInspection> {
         let mut calls = self.calls(charges);
         let mut locked = self.lock_all(&mut calls);
         let found = calls.iter().map(|call| {
@@ -338,7 +339,7 @@ impl MemoryStore {
     }
 
     /// The seed of the keys' hashes.
-    pub(crate) fn secret(&self) -> &Secret {
+    pub(crate) fn secret(&self) -> &HashSeed {
         &self.secret
     }
 

@@ -18,17 +18,17 @@ use crate::error::Error;
 use crate::time::instant;
 use crate::verb::Verb;
 
+mod batch;
 mod call;
-mod coalesce;
 mod compact;
+mod control_document;
+mod denial_cache;
 mod examine;
 mod inspect;
+mod invalidation;
 mod mixed;
 mod names;
-mod news;
-mod note;
 mod options;
-mod remembered;
 mod scan;
 mod scripts;
 mod server_time;
@@ -36,18 +36,18 @@ mod spread;
 mod transport;
 
 pub(crate) use call::{Answers, MOST};
-pub use note::{Note, NoteId};
+pub use control_document::{ControlDocument, ControlDocumentId};
 pub use options::RedisOptions;
 pub use server_time::ClockJumps;
 pub use transport::{BreakerState, ClientCertificate, FailureKind, NodeState, StoreErrors, StoreFailure};
 pub(crate) use transport::{Executed, Failure, jitter};
 
+use batch::Batcher;
 use call::{Reply, Subjects};
-use coalesce::Coalescer;
+use denial_cache::DenialCache;
 use examine::Seen;
+use invalidation::{Invalidations, Teller};
 use names::Names;
-use news::{News, Teller};
-use remembered::Remembered;
 use scripts::Scripts;
 use server_time::ServerTimes;
 use spread::DenialRates;
@@ -57,7 +57,7 @@ use transport::Transport;
 #[derive(Debug)]
 pub(crate) struct RedisStore {
     calls: Arc<Calls>,
-    news: News,
+    invalidations: Invalidations,
     seen: Seen,
     names: Names,
     options: RedisOptions,
@@ -69,12 +69,12 @@ pub(crate) struct Calls {
     transport: Transport,
     scripts: Scripts,
     times: ServerTimes,
-    coalescer: Option<Coalescer>,
-    remembered: Option<Arc<Remembered>>,
+    batcher: Option<Batcher>,
+    remembered: Option<Arc<DenialCache>>,
     denials: DenialRates,
     teller: Teller,
     /// Another instance has told of a note.
-    note_announced: Notify,
+    control_document_changed: Notify,
     counts: Counts,
 }
 
@@ -209,7 +209,7 @@ impl Calls {
         self.forget_denials();
         if self.remembered.is_some() {
             // Whoever does not hear it, has lost the store as well and remembers nothing.
-            let _ = news::publish(self, deadline).await;
+            let _ = invalidation::publish(self, deadline).await;
         }
     }
 
@@ -308,16 +308,16 @@ impl RedisStore {
             transport,
             scripts: Scripts::new(),
             times: ServerTimes::new(slots, instant()),
-            coalescer: options.coalesce.then(Coalescer::default),
+            batcher: options.coalesce.then(Batcher::default),
             remembered: options.remember_denials.then(Arc::default),
             denials: DenialRates::default(),
             teller: Teller::new(),
-            note_announced: Notify::new(),
+            control_document_changed: Notify::new(),
             counts: Counts::default(),
         };
         Ok(Self {
             calls: Arc::new(calls),
-            news: News::default(),
+            invalidations: Invalidations::default(),
             seen: Seen::default(),
             names: options.names.clone(),
             options,
@@ -340,7 +340,7 @@ impl RedisStore {
         let Some(remembered) = remembered else {
             return self.calls.decide(&subjects, cost, deadline).await;
         };
-        self.news.keep(&self.calls, remembered);
+        self.invalidations.keep(&self.calls, remembered);
         let sent = instant();
         match remembered.answer(&subjects, cost, sent) {
             Ok(answers) => {

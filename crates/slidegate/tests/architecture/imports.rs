@@ -14,7 +14,7 @@ use super::house::{code, collect_files};
 pub(crate) struct Imports(BTreeMap<String, BTreeSet<String>>);
 
 /// A file without comments and tests.
-struct Source {
+struct DecisionSource {
     /// Paths of its `use` lines, lists taken apart.
     uses: Vec<Use>,
     /// The code without `use` and `mod` lines.
@@ -33,7 +33,7 @@ impl Imports {
     pub(crate) fn read(src: &str) -> Self {
         let mut sources = BTreeMap::new();
         for (name, text) in collect_files(Path::new(src)) {
-            sources.insert(stem(&name), Source::of(&code(&text)));
+            sources.insert(stem(&name), DecisionSource::of(&code(&text)));
         }
         let files = Files(sources);
         let imports = files.0.keys().filter(|file| !is_root(file));
@@ -69,7 +69,7 @@ impl Imports {
     }
 }
 
-struct Files(BTreeMap<String, Source>);
+struct Files(BTreeMap<String, DecisionSource>);
 
 impl Files {
     fn imports(&self, file: &str) -> BTreeSet<String> {
@@ -141,7 +141,7 @@ impl Files {
     }
 }
 
-impl Source {
+impl DecisionSource {
     fn of(code: &str) -> Self {
         let (mut uses, mut body) = (Vec::new(), String::new());
         let mut lines = code.lines();

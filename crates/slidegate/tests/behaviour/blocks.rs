@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use slidegate::headers::HeaderOptions;
 use slidegate::{
-    Algorithm, Block, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Reason, Request, Source,
-    Timestamp,
+    Algorithm, Block, DecisionSource, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Reason,
+    Request, Timestamp,
 };
 
 /// Where the manual clock starts.
@@ -50,7 +50,7 @@ fn a_blocked_key_keeps_its_limit_and_waits_for_the_rest_of_its_block() {
             assert_eq!(one.retry_after(), Some(Duration::from_secs(599)));
             assert_eq!(one.frees_after(), Some(Duration::from_secs(599)));
             assert_eq!(one.reset_after(), Duration::from_secs(599));
-            assert_eq!(one.source, Source::Store);
+            assert_eq!(one.source, DecisionSource::Store);
             let block = one.block().unwrap();
             assert_eq!((block.ends_at(), block.blocked_by()), (Some(START + TEN_MINUTES), Some("ops")));
             assert_eq!(one.quota().limit(), 5);

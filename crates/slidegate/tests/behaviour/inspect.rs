@@ -36,13 +36,13 @@ fn a_log_shows_every_charge_that_counts_and_when_it_is_free_again() {
     assert_eq!(seconds(&found), [(0, 3), (10, 2), (20, 5)]);
     assert_eq!((found.decision.used, found.decision.is_denied()), (10, true));
     assert_eq!(found.decision.retry_after(), Some(Duration::from_secs(30)));
-    let room: Vec<_> = found.room.iter().map(|room| (room.after.as_secs(), room.used)).collect();
+    let room: Vec<_> = found.forecast.iter().map(|room| (room.after.as_secs(), room.used)).collect();
     let expected = [(30, 9), (30, 8), (30, 7), (40, 6), (40, 5), (50, 4), (50, 3), (50, 2), (50, 1), (50, 0)];
     assert_eq!(room, expected);
     clock.advance(Duration::from_secs(30));
     assert_eq!(seconds(&gate.inspect(&alice(1)).unwrap()[0]), [(10, 2), (20, 5)]);
     let nobody = gate.inspect(&Request::new().with("user", "nobody")).unwrap().remove(0);
-    assert_eq!((nobody.decision.used, nobody.charges.len(), nobody.room.len()), (0, 0, 0));
+    assert_eq!((nobody.decision.used, nobody.charges.len(), nobody.forecast.len()), (0, 0, 0));
     assert!(gate.inspect(&Request::new()).unwrap().is_empty());
 }
 
@@ -62,7 +62,7 @@ fn counters_show_the_sums_that_they_keep() {
         let found = gate.inspect(&alice(0)).unwrap().remove(0);
         assert_eq!((seconds(&found), found.decision.used), (charges, used), "{algorithm}");
         assert_eq!(found.decision.used, gate.peek(&alice(0)).strictest().unwrap().used);
-        let last = found.room.last().unwrap();
+        let last = found.forecast.last().unwrap();
         assert_eq!((last.used, last.after), (0, found.decision.reset_after()), "{algorithm}");
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use slidegate::{
-    BreakerState, FailureKind, Policy, PolicySet, Quota, RedisOptions, Request, SharedGate, Source,
+    BreakerState, DecisionSource, FailureKind, Policy, PolicySet, Quota, RedisOptions, Request, SharedGate,
 };
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
@@ -51,7 +51,7 @@ pub(crate) fn gate(policies: impl IntoIterator<Item = Policy>, options: RedisOpt
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Told {
     pub(crate) allowed: bool,
-    pub(crate) source: Source,
+    pub(crate) source: DecisionSource,
     /// As that policy counts.
     pub(crate) used: u64,
     pub(crate) took: Duration,
@@ -59,7 +59,7 @@ pub(crate) struct Told {
 
 impl Told {
     pub(crate) fn by_store(&self) -> bool {
-        self.source == Source::Store
+        self.source == DecisionSource::Store
     }
 }
 
@@ -108,7 +108,7 @@ pub(crate) async fn until_used(gate: &SharedGate, user: &str) -> Vec<u64> {
     for _ in 0..MAX_POLLS {
         let peeked = gate.peek(&request).await;
         let closed = gate.nodes().iter().all(|node| node.breaker == BreakerState::Closed);
-        if closed && peeked.iter().all(|one| one.source == Source::Store) {
+        if closed && peeked.iter().all(|one| one.source == DecisionSource::Store) {
             return peeked.iter().map(|one| one.used).collect();
         }
         sleep(Duration::from_millis(10)).await;
@@ -136,8 +136,8 @@ pub(crate) struct Tally {
 impl Tally {
     pub(crate) fn add(&mut self, told: Told) {
         match told.source {
-            Source::Store if told.allowed => self.allowed += 1,
-            Source::Store | Source::Remembered => self.denied += 1,
+            DecisionSource::Store if told.allowed => self.allowed += 1,
+            DecisionSource::Store | DecisionSource::CachedDenial => self.denied += 1,
             _ => self.ambiguous += 1,
         }
     }
@@ -205,7 +205,7 @@ pub(crate) async fn all_at_once(gate: &Arc<SharedGate>, callers: usize, user: &'
 
 /// A gate of one ample policy, on a server that nothing has happened to yet: the store has decided once.
 pub(crate) async fn healthy(options: RedisOptions) -> Arc<SharedGate> {
-    let gate = gate([hourly(1_000_000)], options.without_coalescing());
+    let gate = gate([hourly(1_000_000)], options.without_batching());
     until_by_store(&gate, "first").await;
     gate
 }
@@ -216,7 +216,7 @@ pub(crate) async fn healthy(options: RedisOptions) -> Arc<SharedGate> {
 pub(crate) async fn fails_with(gate: &SharedGate, user: &str, reason: &str) {
     for _ in 0..MAX_POLLS {
         let told = check(gate, user).await;
-        assert_eq!((told.allowed, told.source), (true, Source::Local));
+        assert_eq!((told.allowed, told.source), (true, DecisionSource::Local));
         if last_failure(gate).contains(reason) {
             return;
         }

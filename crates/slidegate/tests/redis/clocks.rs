@@ -29,7 +29,7 @@ async fn admitted(gate: &SharedGate) -> u64 {
 fn timed_gate(server: &RedisServer, window: Duration) -> Arc<SharedGate> {
     let quota = Quota::new(CLOCK_LIMIT, window).unwrap();
     let policy = Policy::new("p", quota).unwrap().scope(["user"]);
-    gate([policy], options(&server.url()).deadline(LATER).without_remembering())
+    gate([policy], options(&server.url()).deadline(LATER).without_denial_cache())
 }
 
 /// Somebody will set the server's clock back one day: it must not be a day without limits, nor one without service.
@@ -109,7 +109,7 @@ async fn a_failover_to_a_server_with_another_clock_is_a_jump() {
     let first = RedisServer::builder().with_clock().start();
     let quota = Quota::per_hour(CLOCK_LIMIT);
     let policy = Policy::new("p", quota).unwrap().scope(["user"]);
-    let gate = gate([policy], options(&first.url()).deadline(LATER).without_remembering());
+    let gate = gate([policy], options(&first.url()).deadline(LATER).without_denial_cache());
     assert!(check_cost(&gate, "alice", 1).await.by_store());
     first.kill();
     let second = RedisServer::builder().with_clock().port(first.port()).start();

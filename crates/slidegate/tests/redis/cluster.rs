@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use slidegate::{
-    Excess, OnStoreError, Policy, PolicySet, Quota, RedisOptions, Request, SharedGate, Source, Value,
+    DecisionSource, Excess, OnStoreError, Policy, PolicySet, Quota, RedisOptions, Request, SharedGate, Value,
 };
 use slidegate_testkit::redis::{RedisCluster, RedisServer, Shape, acl::USER};
 use slidegate_testkit::until_true;
@@ -118,7 +118,7 @@ fn a_replica_that_takes_over_without_the_last_charges_admits_those_again_and_no_
     let cluster = RedisCluster::of_three();
     runtime().block_on(async {
         let (limit, heard, unheard) = (10, 4, 5);
-        let gate = gate([hourly(limit)], options(&cluster.url()).deadline(LATER).without_remembering());
+        let gate = gate([hourly(limit)], options(&cluster.url()).deadline(LATER).without_denial_cache());
         let user = "u0";
         let slot = cluster.slot_of(&format!("sg1:p:{user}"));
         let (old, new) = (cluster.master_of(slot), cluster.replica_of(slot));
@@ -185,7 +185,7 @@ fn a_slot_on_its_way_fails_no_request_of_64_callers_for_keys_that_are_not_there(
                     let request = Request::new().with("tenant", "t").with("user", &user);
                     let decisions = gate.check(&request).await;
                     let told = decisions.strictest().unwrap();
-                    assert_eq!((told.source, told.used), (Source::Store, 1), "{:?}", gate.stats());
+                    assert_eq!((told.source, told.used), (DecisionSource::Store, 1), "{:?}", gate.stats());
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }
             }
@@ -259,8 +259,8 @@ fn a_denial_in_any_of_several_slots_leaves_the_other_policies_uncharged() {
             for denier in names {
                 for coalescing in [true, false] {
                     let policies = names.map(|name| named(name, if name == denier { 1 } else { 100 }));
-                    let options = options(&cluster.url()).deadline(PATIENT).without_remembering();
-                    let options = if coalescing { options } else { options.without_coalescing() };
+                    let options = options(&cluster.url()).deadline(PATIENT).without_denial_cache();
+                    let options = if coalescing { options } else { options.without_batching() };
                     let gate = gate(policies, options);
                     let request = Request::new().with("user", user);
                     gate.reset(&request).await.unwrap();
@@ -282,7 +282,7 @@ fn a_denial_in_any_of_several_slots_leaves_the_other_policies_uncharged() {
                         for told in decisions.iter() {
                             assert_eq!(
                                 (told.source, told.cost),
-                                (Source::Store, 0),
+                                (DecisionSource::Store, 0),
                                 "round {round}: {decisions:?}"
                             );
                             assert_eq!(told.is_denied(), told.policy().name() == denier);
@@ -367,7 +367,7 @@ fn a_denial_in_one_slot_holds_although_another_does_not_answer() {
                     named(name, limit).on_store_error(OnStoreError::Allow)
                 })
             };
-            let gate = gate(policies(), options(&cluster.url()).deadline(SILENCE).without_remembering());
+            let gate = gate(policies(), options(&cluster.url()).deadline(SILENCE).without_denial_cache());
             until_used(&gate, user).await;
             gate.reset(&request).await.unwrap();
             assert!(gate.check(&request).await.is_allowed());
@@ -381,14 +381,14 @@ fn a_denial_in_one_slot_holds_although_another_does_not_answer() {
                 node.resume();
                 let told = decisions.iter().find(|one| one.policy().name() == denier).unwrap();
                 // A node that is silent may be asked first, and then nobody knows.
-                if told.source == Source::Store {
+                if told.source == DecisionSource::Store {
                     assert!(told.is_denied() && decisions.is_denied(), "{denier}, {silent}: {decisions:?}");
                 }
                 if known {
-                    assert_eq!(told.source, Source::Store, "{denier}, {silent}: {decisions:?}");
+                    assert_eq!(told.source, DecisionSource::Store, "{denier}, {silent}: {decisions:?}");
                     assert!(decisions.is_denied());
                     let other = decisions.iter().find(|one| one.policy().name() == silent).unwrap();
-                    assert_eq!(other.source, Source::Allow, "{denier}, {silent}: {decisions:?}");
+                    assert_eq!(other.source, DecisionSource::Allow, "{denier}, {silent}: {decisions:?}");
                 }
                 until_used(&gate, user).await;
             }
@@ -405,8 +405,8 @@ fn a_caller_who_gives_up_leaves_no_policy_charged_alone() {
         let request = Request::new().with("user", user);
         for silent in names {
             for coalescing in [true, false] {
-                let options = options(&cluster.url()).deadline(SILENCE).without_remembering();
-                let options = if coalescing { options } else { options.without_coalescing() };
+                let options = options(&cluster.url()).deadline(SILENCE).without_denial_cache();
+                let options = if coalescing { options } else { options.without_batching() };
                 let gate = gate(names.map(|name| named(name, 100)), options);
                 until_used(&gate, user).await;
                 gate.reset(&request).await.unwrap();
@@ -498,7 +498,7 @@ fn hostile_ids_never_collide_nor_choose_their_slot() {
                     let request = Request::new().with("user", *id);
                     let decisions = gate.check(&request).await;
                     let told = decisions.strictest().unwrap();
-                    assert_eq!((told.source, told.used), (Source::Store, round), "{id:?}");
+                    assert_eq!((told.source, told.used), (DecisionSource::Store, round), "{id:?}");
                 }
             }
             let keys = masters(cluster).map(|node| node.admin(&["KEYS", &format!("sg1:{name}:*")]));
@@ -547,7 +547,7 @@ fn a_cluster_without_a_majority_decides_nothing_and_is_used_again_when_it_has_on
         });
         for user in &users {
             let told = check_cost(&gate, user, 1).await;
-            assert_eq!(told.source, Source::Local, "{user}");
+            assert_eq!(told.source, DecisionSource::Local, "{user}");
         }
         lost.iter().for_each(RedisServer::restart);
         for user in &users {

@@ -8,7 +8,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
-use slidegate::{FailureKind, Policy, Request, SharedGate, Source, Verb};
+use slidegate::{DecisionSource, FailureKind, Policy, Request, SharedGate, Verb};
 use slidegate_testkit::redis::{FakeRedis, FakeReply};
 use tokio::time::{Instant, sleep};
 
@@ -37,7 +37,7 @@ fn silent() -> FakeRedis {
 
 /// A gate that is connected to such a server and knows its time.
 async fn connected(fake: &FakeRedis, policies: impl IntoIterator<Item = Policy>) -> Arc<SharedGate> {
-    let gate = gate(policies, hasty(&fake.url()).without_remembering());
+    let gate = gate(policies, hasty(&fake.url()).without_denial_cache());
     // A reply, so that earlier time-outs on a busy machine do not count towards the circuit breaker.
     fails_with(&gate, "first", "OOM ").await;
     gate
@@ -70,7 +70,7 @@ fn every_call_to_a_server_that_hangs_is_answered_within_5_ms_after_its_deadline(
                     gate.apply_all(verb, std::slice::from_ref(&request)).await.strictest().unwrap().source
                 })
                 .await;
-                assert_eq!(decisions, Source::Local, "{}", last_failure(&gate));
+                assert_eq!(decisions, DecisionSource::Local, "{}", last_failure(&gate));
                 assert_kept(took, &format!("{verb:?}"));
             });
         }
@@ -81,7 +81,7 @@ fn every_call_to_a_server_that_hangs_is_answered_within_5_ms_after_its_deadline(
         let request = request();
         let (source, took) =
             takes(async { gate.check_once(&request, "id").await.strictest().unwrap().source }).await;
-        assert_eq!(source, Source::Local);
+        assert_eq!(source, DecisionSource::Local);
         assert_kept(took, "a check with an id");
         let (reset, took) = takes(gate.reset(&request)).await;
         assert!(reset.is_err());
@@ -136,10 +136,10 @@ fn without_a_connection_a_check_is_answered_within_5_ms_after_its_deadline() {
         format!("redis+sentinel://{address}/mymaster"),
     ] {
         on_one_thread(async {
-            let gate = gate([hourly(9)], hasty(&url).without_remembering());
+            let gate = gate([hourly(9)], hasty(&url).without_denial_cache());
             tokio::time::pause();
             let (told, took) = takes(check_cost(&gate, "alice", 1)).await;
-            assert_eq!(told.source, Source::Local, "{}", last_failure(&gate));
+            assert_eq!(told.source, DecisionSource::Local, "{}", last_failure(&gate));
             // Where nobody is known to ask, the last look is taken up to 20 ms before.
             let looks_again = Duration::from_millis(20);
             assert!(took + looks_again + TICK >= DEADLINE, "{url}: answered after {took:?}");

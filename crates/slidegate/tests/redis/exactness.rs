@@ -11,7 +11,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use slidegate::{Policy, Quota, Request, SharedGate, Source};
+use slidegate::{DecisionSource, Policy, Quota, Request, SharedGate};
 use slidegate_testkit::redis::RedisServer;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
@@ -180,7 +180,7 @@ fn a_client_of_the_other_tests() {
     let options = options(&url).deadline(Duration::from_secs(10));
     let options = match mode {
         Mode::Coalescing => options,
-        Mode::Alone => options.without_coalescing().without_remembering(),
+        Mode::Alone => options.without_batching().without_denial_cache(),
         Mode::Tagged => options.hash_tag("tenant"),
     };
     let policy =
@@ -194,7 +194,7 @@ fn a_client_of_the_other_tests() {
         for user in 0..USERS {
             let user = user.to_string();
             let request = Request::new().with("tenant", "t").with("user", &user);
-            assert!(gate.peek(&request).await.iter().all(|one| one.source == Source::Store));
+            assert!(gate.peek(&request).await.iter().all(|one| one.source == DecisionSource::Store));
         }
         println!("ready");
         io::stdin().read_line(&mut String::new()).unwrap();
@@ -243,7 +243,11 @@ async fn ask(
         let received = Instant::now();
         let mut at = [0, 0];
         for (at, one) in at.iter_mut().zip(decisions.iter()) {
-            assert!(matches!(one.source, Source::Store | Source::Remembered), "{:?}", gate.stats());
+            assert!(
+                matches!(one.source, DecisionSource::Store | DecisionSource::CachedDenial),
+                "{:?}",
+                gate.stats()
+            );
             *at = one.at.as_micros();
         }
         if decisions.is_allowed() {

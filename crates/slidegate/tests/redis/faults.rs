@@ -8,7 +8,9 @@ use std::fs::File;
 use std::process::Command;
 use std::time::Duration;
 
-use slidegate::{BreakerState, FailureKind, OnStoreError, PolicySet, Request, SharedGate, Source, Verb};
+use slidegate::{
+    BreakerState, DecisionSource, FailureKind, OnStoreError, PolicySet, Request, SharedGate, Verb,
+};
 use slidegate_testkit::proxy::{Mode, Proxy};
 use slidegate_testkit::redis::{Connection, RedisSentinels, RedisServer, Reply};
 use slidegate_testkit::until_true;
@@ -36,7 +38,7 @@ async fn a_server_that_is_absent_at_the_start_is_used_when_it_appears() {
     let gate = gate([hourly(100)], options(&server.url()));
     for _ in 0..3 {
         let told = check(&gate, "alice").await;
-        assert_eq!((told.allowed, told.source), (true, Source::Local));
+        assert_eq!((told.allowed, told.source), (true, DecisionSource::Local));
     }
     let failure = last_failure(&gate);
     assert!(failure.starts_with(&format!("redis at {}: cannot connect: ", server.address())), "{failure}");
@@ -75,14 +77,14 @@ async fn a_server_that_wakes_charges_nobody_who_has_given_up() {
         let witness = healthy(options(&server.url())).await;
         assert!(check(&witness, "alice").await.by_store());
         let options = options(&server.url()).deadline(UNDER_WAY);
-        let gate = gate([hourly(1_000_000)], if coalescing { options } else { options.without_coalescing() });
+        let gate = gate([hourly(1_000_000)], if coalescing { options } else { options.without_batching() });
         until_used(&gate, "alice").await;
         let before = evalsha_calls(&server);
 
         server.pause();
         let frozen = Instant::now();
         for told in all_at_once(&gate, 64, "alice").await {
-            assert_eq!((told.allowed, told.source), (true, Source::Local));
+            assert_eq!((told.allowed, told.source), (true, DecisionSource::Local));
         }
         tokio::time::sleep_until(frozen + FROZEN).await;
         server.resume();
@@ -146,7 +148,7 @@ async fn a_call_whose_reply_is_cut_off_was_made_once() {
         let before = (used(&server.url(), "alice").await, evalsha_calls(&server));
         proxy.set(Mode::CutReplyAfter(bytes));
         let told = check(&gate, "alice").await;
-        assert_eq!(told.source, Source::Local);
+        assert_eq!(told.source, DecisionSource::Local);
         proxy.set(Mode::Pass);
         until_true("the connection is made again", || gate.nodes()[0].connected);
         assert_eq!(evalsha_calls(&server), before.1 + 1);
@@ -169,7 +171,7 @@ async fn a_call_that_is_cut_in_the_middle_is_not_made_and_the_next_one_is() {
         let gate = healthy(options(&proxy.url())).await;
         let before = evalsha_calls(&server);
         proxy.set(Mode::CutRequestAfter(bytes));
-        assert_eq!(check(&gate, "alice").await.source, Source::Local);
+        assert_eq!(check(&gate, "alice").await.source, DecisionSource::Local);
         proxy.set(Mode::Pass);
         assert_eq!(evalsha_calls(&server), before);
         assert_eq!(until_used(&gate, "alice").await, [0]);
@@ -185,7 +187,7 @@ async fn a_black_hole_opens_the_breaker_after_a_few_calls_and_the_others_are_ans
     proxy.set(Mode::BlackHole);
     let before = errors(&gate, FailureKind::Timeout);
     for _ in 0..30 {
-        assert_eq!(check(&gate, "alice").await.source, Source::Local);
+        assert_eq!(check(&gate, "alice").await.source, DecisionSource::Local);
         if gate.nodes()[0].breaker == BreakerState::Open {
             break;
         }
@@ -261,7 +263,7 @@ async fn a_server_whose_clients_are_paused_charges_nobody_afterwards() {
         server.admin(&["CLIENT", "PAUSE", "5000", what]);
         // Fewer than let the connection be given up, and the calls on it with it.
         for told in all_at_once(&gate, 2, "alice").await {
-            assert_eq!(told.source, Source::Local, "{what}");
+            assert_eq!(told.source, DecisionSource::Local, "{what}");
         }
         until_true("the late calls are made", || evalsha_calls(&server) > before);
         assert_eq!(until_used(&gate, "alice").await, [1], "{what}");
@@ -297,14 +299,14 @@ async fn forgotten_scripts_are_loaded_again_without_a_failure() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn usage_starts_anew_on_a_server_that_was_flushed() {
     let server = RedisServer::start();
-    let gate = gate([hourly(2)], options(&server.url()).deadline(LATER).without_remembering());
+    let gate = gate([hourly(2)], options(&server.url()).deadline(LATER).without_denial_cache());
     for (used, allowed) in [(1, true), (2, true), (2, false)] {
         let told = check_cost(&gate, "alice", 1).await;
-        assert_eq!((told.used, told.allowed, told.source), (used, allowed, Source::Store));
+        assert_eq!((told.used, told.allowed, told.source), (used, allowed, DecisionSource::Store));
     }
     server.admin(&["FLUSHALL"]);
     let told = check_cost(&gate, "alice", 1).await;
-    assert_eq!((told.used, told.allowed, told.source), (1, true, Source::Store));
+    assert_eq!((told.used, told.allowed, told.source), (1, true, DecisionSource::Store));
 }
 
 /// An answer for when the store is away is chosen by policy, and always says that it is one.
@@ -313,9 +315,9 @@ async fn each_policy_answers_by_its_own_fallback_and_says_so() {
     let server = RedisServer::start();
     server.kill();
     for (then, source, allowed) in [
-        (OnStoreError::Local, Source::Local, [true, true, false]),
-        (OnStoreError::Allow, Source::Allow, [true, true, true]),
-        (OnStoreError::Deny, Source::Deny, [false, false, false]),
+        (OnStoreError::Local, DecisionSource::Local, [true, true, false]),
+        (OnStoreError::Allow, DecisionSource::Allow, [true, true, true]),
+        (OnStoreError::Deny, DecisionSource::Deny, [false, false, false]),
     ] {
         let policies = PolicySet::new([hourly(6).on_store_error(then)]).unwrap();
         // Three instances: each has two of six.
@@ -351,7 +353,10 @@ async fn each_policy_answers_by_its_own_fallback_and_says_so() {
         let decisions = gate.check(&request).await;
         assert!(decisions.is_denied());
         let told: Vec<_> = decisions.iter().map(|one| (one.source, one.is_allowed())).collect();
-        assert_eq!(told, [(Source::Local, true), (Source::Allow, true), (Source::Deny, false)]);
+        assert_eq!(
+            told,
+            [(DecisionSource::Local, true), (DecisionSource::Allow, true), (DecisionSource::Deny, false)]
+        );
     }
 }
 
@@ -361,12 +366,12 @@ async fn a_denial_of_the_store_never_goes_to_the_fallback() {
     let server = RedisServer::start();
     for then in [OnStoreError::Local, OnStoreError::Allow, OnStoreError::Deny] {
         server.admin(&["FLUSHALL"]);
-        let options = options(&server.url()).deadline(LATER).without_remembering();
+        let options = options(&server.url()).deadline(LATER).without_denial_cache();
         let gate = gate([hourly(1).on_store_error(then)], options);
         assert!(check_cost(&gate, "alice", 1).await.allowed);
         for _ in 0..5 {
             let told = check_cost(&gate, "alice", 1).await;
-            assert_eq!((told.allowed, told.source), (false, Source::Store), "{then:?}");
+            assert_eq!((told.allowed, told.source), (false, DecisionSource::Store), "{then:?}");
         }
         assert_eq!((gate.stats().fallbacks, gate.memory().stats().keys), (0, 0));
     }
@@ -415,7 +420,7 @@ async fn a_program_that_opens_files_until_it_may_not() {
     let files: Vec<_> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
     assert!((10..64).contains(&files.len()), "{} files", files.len());
     for _ in 0..20 {
-        assert_eq!(check(&gate, "alice").await.source, Source::Local);
+        assert_eq!(check(&gate, "alice").await.source, DecisionSource::Local);
     }
     let why = last_failure(&gate);
     assert!(why.contains("Too many open files"), "{why}");
@@ -438,7 +443,7 @@ async fn a_server_with_too_many_clients_is_answered_for_and_used_when_it_has_roo
         others.push(other);
     }
     for _ in 0..20 {
-        assert_eq!(check(&gate, "alice").await.source, Source::Local);
+        assert_eq!(check(&gate, "alice").await.source, DecisionSource::Local);
     }
     let why = last_failure(&gate);
     assert!(why.contains("max number of clients") || why.contains("connect"), "{why}");

@@ -136,7 +136,7 @@ async fn run(server: &RedisServer, key: &str, mut quotas: Vec<Quota>, said: Said
     let options = RedisOptions::new(&server.url_as_user())
         .unwrap()
         .deadline(Duration::from_secs(10))
-        .without_remembering();
+        .without_denial_cache();
     let memory = Gate::with_store(policies(&quotas), MemoryStore::builder().clock(clock.clone()).build());
     let redis = SharedGate::new(policies(&quotas), options).unwrap();
     let mut wait = Duration::ZERO;
@@ -351,7 +351,7 @@ fn checks_that_go_together_decide_as_one_after_another_in_memory() {
         };
         let options = RedisOptions::new(&server.url_as_user()).unwrap().deadline(Duration::from_secs(10));
         let memory = Gate::with_store(policies(), MemoryStore::builder().clock(clock.clone()).build());
-        let redis = Arc::new(SharedGate::new(policies(), options.without_remembering()).unwrap());
+        let redis = Arc::new(SharedGate::new(policies(), options.without_denial_cache()).unwrap());
         let key = format!("{algorithm}-{limit}");
         let tasks = costs.map(|cost| {
             let (redis, key) = (Arc::clone(&redis), key.clone());

@@ -5,7 +5,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use slidegate::{Algorithm, FailureKind, Policy, Quota, Source};
+use slidegate::{Algorithm, DecisionSource, FailureKind, Policy, Quota};
 use slidegate_testkit::redis::{FakeRedis, FakeReply, RedisServer, Reply};
 
 use crate::callers::{
@@ -30,9 +30,9 @@ async fn a_call_that_may_have_been_made_is_never_made_again() {
             _ => "+OK\r\n".into(),
         });
         let options = options(&fake.url()).deadline(Duration::from_secs(3));
-        let gate = gate([one_second()], if coalescing { options } else { options.without_coalescing() });
+        let gate = gate([one_second()], if coalescing { options } else { options.without_batching() });
         let told = check(&gate, "alice").await;
-        assert_eq!((told.allowed, told.source), (true, Source::Local), "{answer:?}");
+        assert_eq!((told.allowed, told.source), (true, DecisionSource::Local), "{answer:?}");
         let heard = || fake.heard().iter().filter(|command| command[0] == b"EVALSHA").count();
         assert_eq!(heard(), 1, "{answer:?}");
         let mut asked = 1;
@@ -147,12 +147,17 @@ async fn replies_that_no_script_gives_decide_nothing_and_harm_nobody_later() {
     for coalescing in [true, false] {
         for reply in hostile_replies() {
             let options = hasty(&fake.url());
-            let options = if coalescing { options } else { options.without_coalescing() };
+            let options = if coalescing { options } else { options.without_batching() };
             let gate = gate([one_second()], options);
             *said.lock().unwrap() = reply.clone();
             let told = check(&gate, "alice").await;
             let reply = String::from_utf8_lossy(&reply);
-            assert_eq!((told.allowed, told.source), (true, Source::Local), "{reply:?}: {:?}", gate.stats());
+            assert_eq!(
+                (told.allowed, told.source),
+                (true, DecisionSource::Local),
+                "{reply:?}: {:?}",
+                gate.stats()
+            );
             let failure = last_failure(&gate);
             assert!(failure.starts_with("redis at ") && !failure.contains('\n'), "{reply:?}: {failure}");
             // The very same key, by the same gate: nothing of it is stuck.
@@ -178,9 +183,9 @@ async fn lies_about_the_time_decide_nothing() {
             b"TIME" => lie.into(),
             _ => "*2\r\n:-1\r\n:0\r\n".into(),
         });
-        let gate = gate([hourly(5)], hasty(&fake.url()).without_coalescing());
+        let gate = gate([hourly(5)], hasty(&fake.url()).without_batching());
         let told = check(&gate, "alice").await;
-        assert_eq!((told.allowed, told.source), (true, Source::Local), "{lie:?}");
+        assert_eq!((told.allowed, told.source), (true, DecisionSource::Local), "{lie:?}");
     }
 }
 
@@ -217,13 +222,13 @@ async fn values_that_are_not_ours_are_refused_and_left_alone() {
                 let told = check_cost(&gate, &user, 1).await;
                 let failure = last_failure(&gate);
                 if !matches!(value.as_bytes()[0], 0x11..=0x14 | 0x21 | 0x22) {
-                    assert_eq!(told.source, Source::Local, "{user}");
+                    assert_eq!(told.source, DecisionSource::Local, "{user}");
                     let says = "not of layout 1 or 2: its first byte is";
                     assert!(failure.contains(says) && failure.contains("another program"), "{failure}");
                     assert_eq!(server.admin(&["GET", &format!("sg1:p:{user}")]), *value);
                 }
                 // The tags of other algorithms start afresh; our own in too few bytes are damaged.
-                assert!(told.source == Source::Local || told.used == 1, "{user}: {told:?}");
+                assert!(told.source == DecisionSource::Local || told.used == 1, "{user}: {told:?}");
                 if with_another {
                     let charged = u64::from(told.by_store());
                     assert_eq!(server.admin(&["EXISTS", &format!("sg1:q:{user}")]), charged.to_string());
@@ -231,7 +236,7 @@ async fn values_that_are_not_ours_are_refused_and_left_alone() {
             }
             let user = format!("{}-{with_another}-list", algorithm.name());
             server.admin(&["LPUSH", &format!("sg1:p:{user}"), "1"]);
-            assert_eq!(check_cost(&gate, &user, 1).await.source, Source::Local);
+            assert_eq!(check_cost(&gate, &user, 1).await.source, DecisionSource::Local);
             let failure = last_failure(&gate);
             assert!(failure.contains("WRONGTYPE") && failure.contains("another program"), "{failure}");
             let errors = gate.stats().store.errors;
@@ -249,7 +254,7 @@ async fn a_value_that_was_cut_off_is_never_read_as_something_else() {
     for algorithm in Algorithm::ALL {
         let quota = Quota::per_hour(5).with_algorithm(algorithm);
         let policy = Policy::new("p", quota).unwrap().scope(["user"]);
-        let gate = gate([policy], options(&server.url()).deadline(LATER).without_remembering());
+        let gate = gate([policy], options(&server.url()).deadline(LATER).without_denial_cache());
         let user = algorithm.name();
         let key = format!("sg1:p:{user}");
         for _ in 0..3 {
@@ -288,7 +293,7 @@ async fn a_log_that_was_cut_off_forgets_nothing_before_its_time() {
     const START_US: u64 = 1_700_000_000_000_000;
     let server = RedisServer::builder().with_clock().start();
     let mut conn = server.connect();
-    let gate = gate([hourly(8)], options(&server.url()).deadline(LATER).without_remembering());
+    let gate = gate([hourly(8)], options(&server.url()).deadline(LATER).without_denial_cache());
     for length in 48..80 {
         let user = format!("u{length}");
         let key = format!("sg1:p:{user}");
@@ -311,7 +316,7 @@ async fn a_log_that_was_cut_off_forgets_nothing_before_its_time() {
         let peeked = gate.peek(&request).await;
         let told = peeked.strictest().unwrap();
         assert!(
-            told.source == Source::Local || told.used == used - 1,
+            told.source == DecisionSource::Local || told.used == used - 1,
             "{length} of {}: {told:?}",
             whole.len()
         );

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use slidegate::{Algorithm, Gate, ManualClock, MemoryStore, Note, NoteId, Policy, PolicySet, Quota};
+use slidegate::{
+    Algorithm, ControlDocument, ControlDocumentId, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota,
+};
 use slidegate::{RedisOptions, Request, SharedGate, Timestamp, Verb};
 use slidegate_testkit::redis::RedisServer;
 
@@ -114,50 +116,77 @@ async fn foreign_values_are_errors_that_name_the_key() {
 async fn a_note_is_replaced_only_by_who_read_it_and_is_heard_by_the_others() {
     let server = RedisServer::start();
     let (one, other) = (shared(&server), shared(&server));
-    let id = |version, revision| NoteId { epoch: 7, version, revision };
-    assert_eq!(one.note(None).await.unwrap().unwrap(), Note::default());
-    assert_eq!(one.note(Some(NoteId::ABSENT)).await.unwrap(), None);
+    let id = |version, revision| ControlDocumentId { epoch: 7, version, revision };
+    assert_eq!(one.note(None).await.unwrap().unwrap(), ControlDocument::default());
+    assert_eq!(one.note(Some(ControlDocumentId::ABSENT)).await.unwrap(), None);
     let waits = tokio::spawn(async move {
-        other.note_announced().await;
+        other.control_document_changed().await;
         other
     });
-    let mut last = NoteId::ABSENT;
+    let mut last = ControlDocumentId::ABSENT;
     // It hears as soon as it has subscribed.
     while !waits.is_finished() {
         let next = id(last.version + 1, 1);
-        assert!(one.set_note(last, &Note::new(next, format!("after {last}"))).await.unwrap());
+        assert!(
+            one.replace_control_document(last, &ControlDocument::new(next, format!("after {last}")))
+                .await
+                .unwrap()
+        );
         last = next;
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let other = waits.await.unwrap();
-    let note = other.note(Some(NoteId::ABSENT)).await.unwrap().unwrap();
+    let note = other.note(Some(ControlDocumentId::ABSENT)).await.unwrap().unwrap();
     assert_eq!(note.id, last);
     let version = last.version;
     let next = id(version + 1, 2);
-    for stale in [NoteId::ABSENT, id(version + 1, 1), id(version, 9), NoteId { epoch: 8, ..last }] {
-        assert!(!other.set_note(stale, &Note::new(next, "stale")).await.unwrap(), "{stale}");
+    for stale in [
+        ControlDocumentId::ABSENT,
+        id(version + 1, 1),
+        id(version, 9),
+        ControlDocumentId { epoch: 8, ..last },
+    ] {
+        assert!(
+            !other.replace_control_document(stale, &ControlDocument::new(next, "stale")).await.unwrap(),
+            "{stale}"
+        );
     }
     assert_eq!(one.note(Some(last)).await.unwrap(), None);
     assert_eq!(server.admin(&["TTL", "sg1:control"]).trim(), "-1");
 
     let large = "x".repeat(1 << 20);
-    let error = one.set_note(last, &Note::new(next, large)).await.unwrap_err().to_string();
+    let error =
+        one.replace_control_document(last, &ControlDocument::new(next, large)).await.unwrap_err().to_string();
     assert!(error.contains("is too large; 1048576 is the most"), "{error}");
-    let error = one.set_note(last, &Note::new(id(1, 0), "")).await.unwrap_err().to_string();
+    let error = one
+        .replace_control_document(last, &ControlDocument::new(id(1, 0), ""))
+        .await
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("a note cannot have version 1, epoch 7 and revision 0"), "{error}");
 
     // A note of a release that wrote the version alone is read, and replaced by who read it.
     server.admin(&["SET", "sg1:control", "3\nold"]);
     let note = one.note(Some(last)).await.unwrap().unwrap();
-    assert_eq!((note.id, note.text.as_str()), (NoteId { version: 3, ..NoteId::ABSENT }, "old"));
-    assert!(!one.set_note(NoteId::ABSENT, &Note::new(next, "")).await.unwrap());
-    assert!(one.set_note(note.id, &Note::new(next, "new")).await.unwrap());
+    assert_eq!(
+        (note.id, note.text.as_str()),
+        (ControlDocumentId { version: 3, ..ControlDocumentId::ABSENT }, "old")
+    );
+    assert!(
+        !one.replace_control_document(ControlDocumentId::ABSENT, &ControlDocument::new(next, ""))
+            .await
+            .unwrap()
+    );
+    assert!(one.replace_control_document(note.id, &ControlDocument::new(next, "new")).await.unwrap());
     // The same version with other content is another note, as after a failover to a replica that lagged.
     server.admin(&["SET", "sg1:control", &format!("{}\nother", id(next.version, 3))]);
     assert_eq!(one.note(Some(next)).await.unwrap().unwrap().text, "other");
 
     server.admin(&["SET", "sg1:control", "{}"]);
-    let refused = one.set_note(NoteId::ABSENT, &Note::new(next, "")).await.unwrap_err();
+    let refused = one
+        .replace_control_document(ControlDocumentId::ABSENT, &ControlDocument::new(next, ""))
+        .await
+        .unwrap_err();
     for error in [one.note(Some(last)).await.unwrap_err(), refused] {
         assert!(error.to_string().contains("note"), "{error}");
     }

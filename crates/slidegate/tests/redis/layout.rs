@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use slidegate::{Algorithm, Policy, PolicySet, Quota, RedisOptions, Request, SharedGate, Source, Verb};
+use slidegate::{
+    Algorithm, DecisionSource, Policy, PolicySet, Quota, RedisOptions, Request, SharedGate, Verb,
+};
 use slidegate_testkit::redis::{Connection, RedisServer, Reply};
 
 const NOW_US: u64 = 1_700_000_000_000_000;
@@ -100,7 +102,7 @@ fn runtime() -> tokio::runtime::Runtime {
 async fn used(gate: &SharedGate, verb: Verb, cost: u64) -> Vec<u64> {
     let request = Request::new().with("user", "alice").cost(cost);
     let applied = gate.apply_all(verb, std::slice::from_ref(&request)).await;
-    assert!(applied.iter().all(|one| one.decision().source == Source::Store), "{:?}", gate.stats());
+    assert!(applied.iter().all(|one| one.decision().source == DecisionSource::Store), "{:?}", gate.stats());
     applied.iter().map(|one| one.decision().used).collect()
 }
 
@@ -235,7 +237,7 @@ fn twelve_empty_bytes_are_no_compact_value_under_any_window() {
                 conn.call(&[b"SET".as_slice(), key.as_bytes(), &[0; 12], b"PX", b"100000"]).unwrap();
                 let request = Request::new().with("user", "alice").under(policy);
                 let told = gate.check(&request).await;
-                assert_eq!(told.strictest().unwrap().source, Source::Local, "{policy} of {ms} ms");
+                assert_eq!(told.strictest().unwrap().source, DecisionSource::Local, "{policy} of {ms} ms");
                 let failure = gate.stats().last_failure.unwrap();
                 assert!(failure.contains("is not of layout 1 or 2: its first byte is 0"), "{failure}");
                 assert_eq!(stored(&server, &key), [0; 12]);

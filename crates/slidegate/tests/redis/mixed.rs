@@ -108,7 +108,7 @@ fn calls_of_several_verbs_and_roles_in_redis_decide_as_in_memory() {
             let keys: Vec<_> = asked.iter().map(|one| format!("{}-{}", number.get(), one.1)).collect();
             let requests = requests(asked, &keys);
             let said = |decisions: &Decisions<'_>| -> Vec<String> {
-                let without_source = |text: String| text.replace("source: Remembered", "source: Store");
+                let without_source = |text: String| text.replace("source: DenialCache", "source: Store");
                 decisions.iter().map(|one| without_source(format!("{:?}", one.decision()))).collect()
             };
             let ours = memory.apply(&requests);
@@ -142,7 +142,7 @@ fn calls_over_several_slots_decide_as_in_memory_while_nobody_else_asks() {
         };
         let options = RedisOptions::new(&cluster.url()).unwrap().deadline(Duration::from_secs(10));
         let memory = Gate::new(policies());
-        let redis = SharedGate::new(policies(), options.without_remembering()).unwrap();
+        let redis = SharedGate::new(policies(), options.without_denial_cache()).unwrap();
         for (_, asked) in &calls {
             let keys: Vec<_> = asked.iter().map(|one| format!("mixed-{}-{}", number.get(), one.1)).collect();
             let requests = requests(asked, &keys);

@@ -35,7 +35,8 @@ impl Both {
         let policies = || PolicySet::new([Policy::new("p", quota).unwrap().scope(["user"])]).unwrap();
         let clock = ManualClock::at(Timestamp::from_micros(START_US));
         server.clock().stand(START_US);
-        let options = RedisOptions::new(&server.url_as_user()).unwrap().deadline(LATER).without_remembering();
+        let options =
+            RedisOptions::new(&server.url_as_user()).unwrap().deadline(LATER).without_denial_cache();
         Self {
             memory: Gate::with_store(policies(), MemoryStore::builder().clock(clock.clone()).build()),
             redis: SharedGate::new(policies(), options).unwrap(),
@@ -173,7 +174,7 @@ fn excess_past_what_a_key_holds_is_not_given_back() {
                 [bucket, named("denies", 0)]
             };
             // A gate that has denied nothing yet asks the policies by their slots, so that the bucket is first for some users.
-            let gate = gate(policies(), options(&cluster.url()).deadline(LATER).without_remembering());
+            let gate = gate(policies(), options(&cluster.url()).deadline(LATER).without_denial_cache());
             let user = format!("excess-{number}");
             let only = Request::new().with("user", &user).under("bucket").cost(3);
             assert_eq!(gate.penalize(&only).await.strictest().unwrap().used, 3);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use slidegate::{FailureKind, Source};
+use slidegate::{DecisionSource, FailureKind};
 use slidegate_testkit::redis::{FakeRedis, FakeReply, RedisServer, acl};
 use slidegate_testkit::until_true;
 
@@ -36,7 +36,7 @@ async fn a_server_that_is_busy_with_a_foreign_script_is_answered_for_until_that_
 async fn a_server_without_memory_refuses_before_it_charges_any_policy() {
     let server = RedisServer::start();
     let policies = || [named("a", 100), named("b", 100)];
-    let gate = gate(policies(), options(&server.url()).without_coalescing());
+    let gate = gate(policies(), options(&server.url()).without_batching());
     until_used(&gate, "alice").await;
     until_by_store(&gate, "alice").await;
     let values = || {
@@ -46,7 +46,7 @@ async fn a_server_without_memory_refuses_before_it_charges_any_policy() {
     let before = values();
     server.admin(&["CONFIG", "SET", "maxmemory", "1"]);
     for user in ["alice", "bob"] {
-        assert_eq!(check(&gate, user).await.source, Source::Local);
+        assert_eq!(check(&gate, user).await.source, DecisionSource::Local);
         assert!(last_failure(&gate).contains("OOM "), "{}", last_failure(&gate));
     }
     assert_eq!(values(), before);
@@ -92,11 +92,11 @@ async fn a_missing_right_is_named_and_found_when_it_is_granted() {
         if named == "'time'" {
             // Asked for by itself once for each server, and by scripts.
             let gate = callers::gate([hourly(9)], options(&server.url_as_user()));
-            assert_eq!(check(&gate, "alice").await.source, Source::Local);
+            assert_eq!(check(&gate, "alice").await.source, DecisionSource::Local);
             let failure = last_failure(&gate);
             assert!(failure.contains("NOPERM ") && failure.contains(named), "{taken:?}: {failure}");
         } else {
-            assert_eq!(check(&gate, "alice").await.source, Source::Local);
+            assert_eq!(check(&gate, "alice").await.source, DecisionSource::Local);
             let failure = last_failure(&gate);
             assert!(failure.contains("NOPERM ") && failure.contains(named), "{taken:?}: {failure}");
         }
@@ -113,7 +113,7 @@ async fn a_right_that_a_script_lacks_charges_nothing_and_is_told() {
     let server = RedisServer::start();
     let gate = healthy(options(&server.url_as_user())).await;
     server.admin(&["ACL", "SETUSER", acl::USER, "-set"]);
-    assert_eq!(check(&gate, "alice").await.source, Source::Local);
+    assert_eq!(check(&gate, "alice").await.source, DecisionSource::Local);
     let failure = last_failure(&gate);
     let named =
         failure.contains("'set'") || failure.contains("scripts call time, get, set, getrange, setrange, ");
@@ -232,8 +232,8 @@ async fn a_refusal_is_told_although_the_next_attempt_is_not_answered_in_time() {
         b"EVALSHA" => "-READONLY You can't write against a read only replica.\r\n".into(),
         _ => "+OK\r\n".into(),
     });
-    let gate = gate([hourly(5)], options(&fake.url()).deadline(Duration::from_secs(5)).without_coalescing());
-    assert_eq!(check(&gate, "alice").await.source, Source::Local);
+    let gate = gate([hourly(5)], options(&fake.url()).deadline(Duration::from_secs(5)).without_batching());
+    assert_eq!(check(&gate, "alice").await.source, DecisionSource::Local);
     assert!(last_failure(&gate).contains("READONLY You can't write"), "{}", last_failure(&gate));
     assert_eq!(gate.stats().last_failure_kind, Some(FailureKind::ReadOnly));
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use slidegate::{Block, Decisions, Policy, PolicySet, Quota, Reason, Request, SharedGate, Source};
+use slidegate::{Block, DecisionSource, Decisions, Policy, PolicySet, Quota, Reason, Request, SharedGate};
 use slidegate_testkit::redis::RedisServer;
 use slidegate_testkit::until_true;
 use tokio::time::{Instant, sleep_until};
@@ -47,7 +47,7 @@ async fn until_it_remembers(gate: &SharedGate) {
         let decisions = gate.check(&one).await;
         if decisions.is_allowed() {
             gate.penalize(&much).await;
-        } else if decisions.strictest().unwrap().source == Source::Remembered {
+        } else if decisions.strictest().unwrap().source == DecisionSource::CachedDenial {
             gate.reset(&one).await.unwrap();
             return;
         }
@@ -75,7 +75,7 @@ async fn checks_that_go_together_are_decided_one_by_one_in_the_order_they_came()
         // One that does not fit is passed over; a smaller one after it may fit.
         let fits = expected + cost <= 150;
         expected += if fits { *cost } else { 0 };
-        assert_eq!((told.allowed, told.used, told.source), (fits, expected, Source::Store));
+        assert_eq!((told.allowed, told.used, told.source), (fits, expected, DecisionSource::Store));
     }
     assert!(expected > 140);
     assert_eq!(used(&server.url(), "alice").await, expected);
@@ -142,7 +142,7 @@ async fn a_caller_who_gives_up_takes_no_other_along() {
 #[tokio::test]
 async fn without_coalescing_each_check_is_a_call_of_its_own() {
     let server = RedisServer::start();
-    let gate = gate([hourly(100)], options(&server.url()).deadline(LATER).without_coalescing());
+    let gate = gate([hourly(100)], options(&server.url()).deadline(LATER).without_batching());
     until_used(&gate, "alice").await;
     let (before, calls) = (server.commandstats("evalsha").calls, gate.stats().store.calls);
     let mut all: Vec<_> = (0..10).map(|_| checking(&gate, 1)).collect();
@@ -172,7 +172,7 @@ async fn a_denied_key_costs_the_server_no_call_until_its_wait_is_over() {
     let strictest = |decisions: &Decisions<'_>| *decisions.strictest().unwrap().decision();
     let sent = Instant::now();
     let denied = strictest(&gate.check(&request).await);
-    assert_eq!((denied.is_denied(), denied.source), (true, Source::Store));
+    assert_eq!((denied.is_denied(), denied.source), (true, DecisionSource::Store));
     let wait = denied.retry_after().unwrap();
     let free = Instant::now() + wait;
 
@@ -181,14 +181,14 @@ async fn a_denied_key_costs_the_server_no_call_until_its_wait_is_over() {
     loop {
         let begun = Instant::now();
         let told = strictest(&gate.check(&request).await);
-        if told.source == Source::Store {
+        if told.source == DecisionSource::Store {
             // The true wait is over, or all but the time that the denial took to arrive.
             assert!(Instant::now() >= sent + wait);
             break;
         }
         assert_eq!(
             (told.is_denied(), told.source, told.used, told.remaining),
-            (true, Source::Remembered, 2, 0)
+            (true, DecisionSource::CachedDenial, 2, 0)
         );
         // Never longer than the truth.
         assert!(begun + told.retry_after().unwrap() <= free);
@@ -221,14 +221,14 @@ async fn a_remembered_denial_holds_for_costs_at_least_as_large_and_for_its_own_k
     let gate = patient(&server, 10).await;
     until_it_remembers(&gate).await;
     for (cost, expected) in [
-        (6, (true, Source::Store)),
-        (5, (false, Source::Store)),
-        (5, (false, Source::Remembered)),
-        (7, (false, Source::Remembered)),
-        (11, (false, Source::Remembered)),
-        (4, (true, Source::Store)),
-        (0, (true, Source::Store)),
-        (1, (false, Source::Store)),
+        (6, (true, DecisionSource::Store)),
+        (5, (false, DecisionSource::Store)),
+        (5, (false, DecisionSource::CachedDenial)),
+        (7, (false, DecisionSource::CachedDenial)),
+        (11, (false, DecisionSource::CachedDenial)),
+        (4, (true, DecisionSource::Store)),
+        (0, (true, DecisionSource::Store)),
+        (1, (false, DecisionSource::Store)),
     ] {
         let told = check_cost(&gate, "alice", cost).await;
         assert_eq!((told.allowed, told.source), expected, "cost {cost}");
@@ -237,7 +237,7 @@ async fn a_remembered_denial_holds_for_costs_at_least_as_large_and_for_its_own_k
     let request = Request::new().with("user", "alice").cost(11);
     assert_eq!(gate.check(&request).await.strictest().unwrap().retry_after(), None);
     let other = check_cost(&gate, "bob", 5).await;
-    assert_eq!((other.allowed, other.source), (true, Source::Store));
+    assert_eq!((other.allowed, other.source), (true, DecisionSource::Store));
 }
 
 /// Support gives a client its quota back, and the client tries again at once.
@@ -249,7 +249,7 @@ async fn a_refund_a_reset_and_another_quota_end_remembered_denials() {
     let request = Request::new().with("user", "alice");
     for end in ["refund", "reset", "configure"] {
         assert!(check_cost(&gate, "alice", 1).await.allowed, "{end}");
-        for source in [Source::Store, Source::Remembered] {
+        for source in [DecisionSource::Store, DecisionSource::CachedDenial] {
             let told = check_cost(&gate, "alice", 1).await;
             assert_eq!((told.allowed, told.source), (false, source), "{end}");
         }
@@ -259,7 +259,7 @@ async fn a_refund_a_reset_and_another_quota_end_remembered_denials() {
             _ => gate.configure(PolicySet::new([hourly(2)]).unwrap()).unwrap(),
         }
         let told = check_cost(&gate, "alice", 1).await;
-        assert_eq!((told.allowed, told.source), (true, Source::Store), "{end}");
+        assert_eq!((told.allowed, told.source), (true, DecisionSource::Store), "{end}");
         gate.reset(&request).await.unwrap();
     }
 }
@@ -269,7 +269,7 @@ async fn a_refund_a_reset_and_another_quota_end_remembered_denials() {
 async fn a_denial_that_a_refund_overtakes_is_not_remembered() {
     for refund_first in [false, true] {
         let server = RedisServer::start();
-        let gate = gate([hourly(1)], options(&server.url()).deadline(LATER).without_coalescing());
+        let gate = gate([hourly(1)], options(&server.url()).deadline(LATER).without_batching());
         until_used(&gate, "alice").await;
         until_it_remembers(&gate).await;
         assert!(check_cost(&gate, "alice", 1).await.allowed);
@@ -292,7 +292,11 @@ async fn a_denial_that_a_refund_overtakes_is_not_remembered() {
             assert_eq!(refund.await.strictest().unwrap().cost, 1);
         }
         let told = check_cost(&gate, "alice", 1).await;
-        assert_eq!((told.allowed, told.source), (true, Source::Store), "refund first: {refund_first}");
+        assert_eq!(
+            (told.allowed, told.source),
+            (true, DecisionSource::Store),
+            "refund first: {refund_first}"
+        );
     }
 }
 
@@ -300,12 +304,12 @@ async fn a_denial_that_a_refund_overtakes_is_not_remembered() {
 #[tokio::test]
 async fn without_remembering_each_denial_is_asked_for() {
     let server = RedisServer::start();
-    let gate = gate([hourly(1)], options(&server.url()).deadline(LATER).without_remembering());
+    let gate = gate([hourly(1)], options(&server.url()).deadline(LATER).without_denial_cache());
     assert!(check_cost(&gate, "alice", 1).await.allowed);
     let before = server.commandstats("evalsha").calls;
     for _ in 0..5 {
         let told = check_cost(&gate, "alice", 1).await;
-        assert_eq!((told.allowed, told.source), (false, Source::Store));
+        assert_eq!((told.allowed, told.source), (false, DecisionSource::Store));
     }
     assert_eq!(server.commandstats("evalsha").calls, before + 5);
     assert_eq!(gate.stats().store.remembered, 0);
@@ -323,7 +327,7 @@ async fn what_happens_is_counted() {
     // An hour passes in a moment: the call is late by the server's clock, and made again.
     server.clock().set(3_600_000_000);
     let told = check_cost(&gate, "alice", 1).await;
-    assert_eq!((told.allowed, told.source), (true, Source::Store), "{:?}", gate.stats());
+    assert_eq!((told.allowed, told.source), (true, DecisionSource::Store), "{:?}", gate.stats());
     let late = gate.stats().store;
     assert_eq!((late.calls - begun.calls, late.late), (2, 1));
 
@@ -339,7 +343,7 @@ async fn what_happens_is_counted() {
     server.pause();
     let told = check_cost(&gate, "alice", 1).await;
     server.resume();
-    assert_eq!(told.source, Source::Local);
+    assert_eq!(told.source, DecisionSource::Local);
     assert_eq!((gate.stats().fallbacks, gate.nodes()[0].timeouts), (before.0 + 1, before.1 + 1));
 }
 
@@ -363,7 +367,7 @@ async fn a_flood_on_a_blocked_key_asks_the_store_ten_times_a_second_at_most() {
     let calls = gate.stats().store.calls - before;
     let most = 1 + began.elapsed().as_millis() / 100;
     assert!(calls >= 1 && u128::from(calls) <= most, "{calls} calls in {:?}", began.elapsed());
-    assert_eq!((sources[0], sources.contains(&Source::Remembered)), (Source::Store, true));
+    assert_eq!((sources[0], sources.contains(&DecisionSource::CachedDenial)), (DecisionSource::Store, true));
 
     // What this instance does to the key is seen at once.
     gate.penalize(&mallory).await;

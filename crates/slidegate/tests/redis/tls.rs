@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use slidegate::{ClientCertificate, FailureKind, RedisOptions, SharedGate, Source};
+use slidegate::{ClientCertificate, DecisionSource, FailureKind, RedisOptions, SharedGate};
 use slidegate_testkit::certificates::{Authority, Certificate};
 use slidegate_testkit::ports;
 use slidegate_testkit::redis::RedisServer;
@@ -67,7 +67,7 @@ fn own(signed: Certificate) -> ClientCertificate {
 async fn is_refused(gate: &SharedGate, hint: &str) {
     let told = check_cost(gate, "alice", 1).await;
     let failure = last_failure(gate);
-    assert_eq!(told.source, Source::Local, "{failure}");
+    assert_eq!(told.source, DecisionSource::Local, "{failure}");
     assert!(failure.contains("cannot connect: ") && failure.contains(hint), "{failure}");
     assert_eq!(failure.lines().count(), 1, "{failure}");
     assert_eq!(gate.stats().last_failure_kind, Some(FailureKind::Tls), "{failure}");
@@ -88,7 +88,7 @@ async fn a_server_whose_authority_is_trusted_decides() {
     assert!(secured.server.commandstats("evalsha").calls >= 3);
     // Denials are remembered only by who hears the channel, which is a connection of its own.
     for _ in 0..500 {
-        if check_cost(&gate, "alice", 1).await.source == Source::Remembered {
+        if check_cost(&gate, "alice", 1).await.source == DecisionSource::CachedDenial {
             return;
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -145,7 +145,7 @@ async fn a_port_without_tls_is_told_from_one_that_is_away() {
     // It takes our greeting for the beginning of a long command.
     let silent = patient(&url).connect_timeout(Duration::from_millis(500));
     let wrong = gate([hourly(9)], silent.ca_certificates(secured.authority.pem().into()));
-    assert_eq!(check_cost(&wrong, "alice", 1).await.source, Source::Local);
+    assert_eq!(check_cost(&wrong, "alice", 1).await.source, DecisionSource::Local);
     let failure = last_failure(&wrong);
     assert!(failure.contains("cannot connect: ") && failure.contains("use its `tls-port`"), "{failure}");
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use slidegate::{
-    Algorithm, Decisions, Match, Policy, PolicySet, Quota, RedisOptions, Request, SharedGate, Source,
+    Algorithm, DecisionSource, Decisions, Match, Policy, PolicySet, Quota, RedisOptions, Request, SharedGate,
 };
 use slidegate_testkit::proxy::{Mode, Proxy};
 use slidegate_testkit::redis::acl::{BESIDES, USER};
@@ -27,7 +27,7 @@ async fn until_remembered(gate: &SharedGate, request: &Request<'_>) {
     for _ in 0..500 {
         let decisions = gate.check(request).await;
         assert!(decisions.is_denied());
-        if decisions.strictest().unwrap().source == Source::Remembered {
+        if decisions.strictest().unwrap().source == DecisionSource::CachedDenial {
             return;
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -69,7 +69,7 @@ fn nothing_is_remembered_while_no_news_arrive() {
         let request = Request::new().with("user", "alice");
         assert!(gate.check(&request).await.is_allowed());
         for _ in 0..50 {
-            assert_eq!(gate.check(&request).await.strictest().unwrap().source, Source::Store);
+            assert_eq!(gate.check(&request).await.strictest().unwrap().source, DecisionSource::Store);
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     });
@@ -110,7 +110,7 @@ fn policies_called_as_the_stores_own_keys_meet_none_of_them() {
         let policy = |name: &str| Policy::new(name, Quota::per_hour(10)).unwrap().scope(["user"]);
         let policies = PolicySet::new(names.map(policy)).unwrap();
         let options = RedisOptions::new(&server.url_as_user()).unwrap().deadline(Duration::from_secs(10));
-        let gate = SharedGate::new(policies, options.without_remembering()).unwrap();
+        let gate = SharedGate::new(policies, options.without_denial_cache()).unwrap();
         assert_eq!(gate.examine().await, [""; 0]);
         server.admin(&["SET", "sg1:control", "changes"]);
         // The first canary and the first place of everything else that is numbered have this name.
@@ -119,7 +119,7 @@ fn policies_called_as_the_stores_own_keys_meet_none_of_them() {
             let decisions = gate.check(&request).await;
             assert!(decisions.is_allowed(), "{decisions:?}: {:?}", gate.stats());
             let counted: Vec<_> = decisions.iter().map(|one| (one.used, one.source)).collect();
-            assert_eq!(counted, [(used, Source::Store); 4]);
+            assert_eq!(counted, [(used, DecisionSource::Store); 4]);
             assert_eq!(gate.examine().await, [""; 0]);
         }
         // To reset a policy forgets no first reply: asked again, the request is not charged again.
@@ -223,7 +223,7 @@ fn a_server_that_cannot_check_scripts_gets_plain_ones() {
             let request = Request::new().with("user", "alice");
             let decisions = gate.check(&request).await;
             let decision = decisions.strictest().unwrap();
-            assert_eq!((decision.source, decision.used), (Source::Store, 1), "{:?}", gate.stats());
+            assert_eq!((decision.source, decision.used), (DecisionSource::Store, 1), "{:?}", gate.stats());
         }
     });
     let loaded = loaded.lock().unwrap();
@@ -250,7 +250,7 @@ fn an_id_is_that_of_one_request_and_of_no_other() {
         ] {
             let decisions = gate.check_once(&request, "1").await;
             let told: Vec<_> = decisions.iter().map(|one| (one.source, one.used)).collect();
-            let expected: Vec<_> = used.into_iter().map(|used| (Source::Store, used)).collect();
+            let expected: Vec<_> = used.into_iter().map(|used| (DecisionSource::Store, used)).collect();
             assert_eq!(told, expected, "{:?}", gate.stats());
         }
         let request = request.with("path", "/x");
@@ -293,7 +293,10 @@ fn a_request_with_an_id_is_charged_once_and_answered_alike() {
             };
             tokio::join!(asked, heal).0
         };
-        assert!(second.is_allowed() && second.iter().all(|one| one.source == Source::Store), "{second:?}");
+        assert!(
+            second.is_allowed() && second.iter().all(|one| one.source == DecisionSource::Store),
+            "{second:?}"
+        );
         assert_eq!(used().await, [2, 2]);
 
         // A denial has charged nothing, and is no answer for ever.

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ring::rand::{SecureRandom, SystemRandom};
-use slidegate::{Error, Note, NoteId};
+use slidegate::{ControlDocument, ControlDocumentId, Error};
 
 use super::clock::now_ms;
 use super::document::Document;
@@ -66,7 +66,7 @@ pub(crate) struct LastLoss {
 #[derive(Debug, Clone)]
 pub(crate) struct ControlStatus {
     /// The stored document that is active, or was before a loss.
-    pub(crate) id: NoteId,
+    pub(crate) id: ControlDocumentId,
     pub(crate) document: Arc<Document>,
     pub(crate) location: Location,
     /// Why the stored document is not the active one.
@@ -170,7 +170,7 @@ impl Control {
         document.trim(now);
         document.stored()?;
         self.put_in_force(Held {
-            id: NoteId { version: version + 1, ..NoteId::ABSENT },
+            id: ControlDocumentId { version: version + 1, ..ControlDocumentId::ABSENT },
             document: document.into(),
         });
         Ok(done)
@@ -209,7 +209,8 @@ impl Control {
         let text = document.stored()?;
         let held = self.state().held.clone();
         let id = next_id(&held, found, is_after_loss, random)?;
-        let is_written = shared.set_note(found.id, &Note::new(id, text)).await.map_err(away)?;
+        let is_written =
+            shared.replace_control_document(found.id, &ControlDocument::new(id, text)).await.map_err(away)?;
         if is_written {
             self.put_in_force(Held { id, document: document.into() });
             self.is_stored();
@@ -321,7 +322,7 @@ impl Control {
             });
             let announced = async {
                 match self.app.shared() {
-                    Some(shared) => shared.note_announced().await,
+                    Some(shared) => shared.control_document_changed().await,
                     None => std::future::pending().await,
                 }
             };
@@ -348,7 +349,7 @@ impl Losses {
 }
 
 /// What a note is.
-fn found(note: &Note) -> Result<Found, Refusal> {
+fn found(note: &ControlDocument) -> Result<Found, Refusal> {
     let document = Document::from_text(&note.text).map_err(|detail| Refusal::new(Cause::Conflict, detail))?;
     Ok(Found { id: note.id, document })
 }

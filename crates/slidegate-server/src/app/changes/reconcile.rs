@@ -16,22 +16,22 @@
 use std::fmt;
 use std::sync::Arc;
 
-use slidegate::NoteId;
+use slidegate::ControlDocumentId;
 
 use super::document::Document;
 
 /// The active document of an instance.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Held {
-    /// The id of the stored document it corresponds to: [`NoteId::ABSENT`] before the first one.
-    pub(super) id: NoteId,
+    /// The id of the stored document it corresponds to: [`ControlDocumentId::ABSENT`] before the first one.
+    pub(super) id: ControlDocumentId,
     pub(super) document: Arc<Document>,
 }
 
 /// The stored document.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Found {
-    pub(super) id: NoteId,
+    pub(super) id: ControlDocumentId,
     pub(super) document: Document,
 }
 
@@ -51,7 +51,7 @@ pub(super) enum Loss {
     /// It is an older version.
     Older { found: u64, held: u64 },
     /// Its writer did not know all changes that are active here.
-    Incomplete { found: NoteId },
+    Incomplete { found: ControlDocumentId },
 }
 
 impl fmt::Display for Loss {
@@ -97,11 +97,11 @@ pub(super) fn next_id<E>(
     found: &Found,
     is_after_loss: bool,
     mut random: impl FnMut() -> Result<u64, E>,
-) -> Result<NoteId, E> {
+) -> Result<ControlDocumentId, E> {
     // Documents of older releases have no epoch.
     let epoch = if is_after_loss || found.id.epoch == 0 { random()? } else { found.id.epoch };
     let version = held.id.version.max(found.id.version) + 1;
-    Ok(NoteId { epoch, version, revision: random()? })
+    Ok(ControlDocumentId { epoch, version, revision: random()? })
 }
 
 #[cfg(test)]
@@ -290,7 +290,7 @@ mod tests {
         b.poll(&mut store, 400_000);
         assert_eq!((a.losses, b.losses, b.held.id), (0, 0, a.held.id));
         // A document of an older release has no epoch; the first change adds one.
-        let id = NoteId { epoch: 0, version: 7, revision: 0 };
+        let id = ControlDocumentId { epoch: 0, version: 7, revision: 0 };
         let (mut store, mut a) = (Store::default(), Instance::default());
         store.now.id = id;
         a.poll(&mut store, 1);

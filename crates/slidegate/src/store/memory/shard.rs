@@ -6,11 +6,11 @@ use crate::algorithm::{
     Done, FixedWindow, SlidingLog, SlidingWindow, State, TokenBucket, decision, inspect, perform,
 };
 use crate::decision::Decision;
-use crate::key::{KeyId, Secret};
+use crate::key::{HashSeed, KeyId};
 use crate::quota::{Algorithm, Quota};
 use crate::sync::Ordering;
 use crate::time::{Moment, TimeSource, Timestamp};
-use crate::usage::Found;
+use crate::usage::KeyInspection;
 use crate::verb::Verb;
 
 /// The identity of a policy's key, with its hash.
@@ -109,7 +109,7 @@ pub(super) struct Call<'a> {
     pub(super) cost: u64,
     pub(super) now: Moment,
     pub(super) census: &'a Census,
-    pub(super) secret: &'a Secret,
+    pub(super) secret: &'a HashSeed,
 }
 
 impl Shard {
@@ -201,7 +201,13 @@ impl Shard {
     }
 
     /// Removes expired keys from the next `slots` slots of each table. Returns how many.
-    pub(super) fn sweep(&mut self, now: Timestamp, slots: usize, census: &Census, secret: &Secret) -> usize {
+    pub(super) fn sweep(
+        &mut self,
+        now: Timestamp,
+        slots: usize,
+        census: &Census,
+        secret: &HashSeed,
+    ) -> usize {
         let now = tick(now.as_micros());
         let removed = self.sliding_log.sweep(now, slots, secret)
             + self.sliding_window.sweep(now, slots, secret)
@@ -214,7 +220,7 @@ impl Shard {
     }
 
     /// Converts every key to its new quota; see [`Requote`].
-    pub(super) fn requote(&mut self, now: Moment, requote: Requote<'_>, census: &Census, secret: &Secret) {
+    pub(super) fn requote(&mut self, now: Moment, requote: Requote<'_>, census: &Census, secret: &HashSeed) {
         let mut removed = 0;
         for algorithm in Algorithm::ALL {
             removed += for_algorithm!(algorithm, S => {
@@ -248,7 +254,7 @@ impl Shard {
 
     /// The full usage of a key.
     #[allow(clippy::clone_on_copy)] // a log is no copy
-    pub(super) fn inspect(&mut self, call: &Call<'_>) -> Found {
+    pub(super) fn inspect(&mut self, call: &Call<'_>) -> KeyInspection {
         for_algorithm!(call.quota.algorithm(), S => {
             let table = S::table(self);
             let state = table.find(&call.address).map(|at| table.slot(at).state.clone());
@@ -264,7 +270,7 @@ impl Shard {
     }
 
     /// Removes all keys of these policies.
-    pub(super) fn forget_policies(&mut self, policies: &[u32], census: &Census, secret: &Secret) -> Forgot {
+    pub(super) fn forget_policies(&mut self, policies: &[u32], census: &Census, secret: &HashSeed) -> Forgot {
         let mut forgot = Forgot::default();
         for algorithm in Algorithm::ALL {
             let removed = for_algorithm!(algorithm, S => {

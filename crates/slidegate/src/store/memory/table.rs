@@ -7,7 +7,7 @@
 //! first sizes at most 22 % of it is empty.
 
 use super::shard::Address;
-use crate::key::{KeyId, Secret};
+use crate::key::{HashSeed, KeyId};
 
 /// Keys by identity and policy; at most 2^32.
 #[derive(Debug)]
@@ -109,7 +109,14 @@ impl<S: Default> Table<S> {
     }
 
     /// Inserts a key that is not stored.
-    pub(super) fn insert(&mut self, address: &Address, state: S, share: u8, expires: Tick, secret: &Secret) {
+    pub(super) fn insert(
+        &mut self,
+        address: &Address,
+        state: S,
+        share: u8,
+        expires: Tick,
+        secret: &HashSeed,
+    ) {
         let slots = self.slots.len();
         if self.len as usize >= slots - slots / 8 {
             self.resize(
@@ -123,7 +130,7 @@ impl<S: Default> Table<S> {
     }
 
     /// Removes a key and closes the gap by shifting back the keys that were probed past it.
-    pub(super) fn remove(&mut self, at: usize, secret: &Secret) -> S {
+    pub(super) fn remove(&mut self, at: usize, secret: &HashSeed) -> S {
         let removed = std::mem::take(&mut self.slots[at]);
         self.tags[at] = 0;
         self.len -= 1;
@@ -143,7 +150,7 @@ impl<S: Default> Table<S> {
     }
 
     /// Removes expired keys from the next `count` slots. Returns how many.
-    pub(super) fn sweep(&mut self, now: Tick, count: usize, secret: &Secret) -> usize {
+    pub(super) fn sweep(&mut self, now: Tick, count: usize, secret: &HashSeed) -> usize {
         let mut removed = 0;
         for _ in 0..count.min(self.slots.len()) {
             let at = self.hand_at();
@@ -163,7 +170,7 @@ impl<S: Default> Table<S> {
     /// Removes the keys for which `keep` returns false. Returns how many.
     pub(super) fn retain(
         &mut self,
-        secret: &Secret,
+        secret: &HashSeed,
         mut keep: impl FnMut(u32, KeyId, &mut Slot<S>) -> bool,
     ) -> usize {
         let mut removed = 0;
@@ -223,7 +230,7 @@ impl<S: Default> Table<S> {
         if at + 1 == self.slots.len() { 0 } else { at + 1 }
     }
 
-    fn home_of(&self, slot: &Slot<S>, secret: &Secret) -> usize {
+    fn home_of(&self, slot: &Slot<S>, secret: &HashSeed) -> usize {
         home(secret.place_of(slot.id, slot.policy()), self.slots.len())
     }
 
@@ -237,7 +244,7 @@ impl<S: Default> Table<S> {
     }
 
     #[cold]
-    fn resize(&mut self, slots: usize, secret: &Secret) {
+    fn resize(&mut self, slots: usize, secret: &HashSeed) {
         let fresh = (0..slots).map(|_| Slot::default()).collect();
         let tags = std::mem::replace(&mut self.tags, vec![0; slots].into_boxed_slice());
         for (slot, tag) in std::mem::replace(&mut self.slots, fresh).into_iter().zip(tags) {
@@ -269,7 +276,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
-    fn address(secret: &Secret, key: u16, policy: u32) -> Address {
+    fn address(secret: &HashSeed, key: u16, policy: u32) -> Address {
         let id = secret.id_of(&key.to_le_bytes());
         Address { id, policy, place: secret.place_of(id, policy) }
     }
@@ -295,7 +302,7 @@ mod tests {
         /// A key lost by backward shifting would start afresh with its full limit.
         #[test]
         fn it_holds_what_a_map_holds(steps in steps()) {
-            let secret = Secret::random();
+            let secret = HashSeed::random();
             let mut table = Table::<u64>::default();
             let mut map = BTreeMap::new();
             for (n, step) in steps.into_iter().enumerate() {

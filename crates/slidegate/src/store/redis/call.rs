@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::compact;
 use super::names::Names;
 use super::scripts::{Scripts, letter};
-use crate::algorithm::{Done, FixedWindow, SlidingWindow, State, TokenBucket, ToldLog, decision, perform};
+use crate::algorithm::{Done, FixedWindow, LogReply, SlidingWindow, State, TokenBucket, decision, perform};
 use crate::charge::{Charge, Excess, Part};
 use crate::decision::Decision;
 use crate::quota::{Algorithm, Quota};
@@ -301,7 +301,7 @@ struct Told {
 }
 
 enum ToldState {
-    Log(ToldLog),
+    Log(LogReply),
     Window(SlidingWindow),
     Fixed(FixedWindow),
     Bucket(TokenBucket),
@@ -316,7 +316,7 @@ impl Told {
         let state = match (quota.algorithm(), numbers.as_slice()) {
             (Algorithm::SlidingLog, [_, used, newest, oldest, runs @ ..]) if runs.len().is_multiple_of(2) => {
                 let runs = runs.chunks_exact(2).map(|run| (run[0], run[1])).collect();
-                ToldState::Log(ToldLog::new(*used, *newest, *oldest, runs))
+                ToldState::Log(LogReply::new(*used, *newest, *oldest, runs))
             }
             (Algorithm::SlidingWindow, [_, end, previous, current]) => {
                 ToldState::Window(SlidingWindow::told(*end, *previous, *current))

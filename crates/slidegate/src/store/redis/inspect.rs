@@ -8,11 +8,11 @@ use std::time::Duration;
 use redis::Value;
 
 use super::{Executed, Failure, FailureKind, RedisStore, compact, explain, time_of};
-use crate::algorithm::{self, FixedWindow, SlidingWindow, State, TokenBucket, ToldLog};
+use crate::algorithm::{self, FixedWindow, LogReply, SlidingWindow, State, TokenBucket};
 use crate::charge::Charge;
 use crate::quota::{Algorithm, Quota};
 use crate::time::{SECOND_US, Timestamp, instant};
-use crate::usage::Found;
+use crate::usage::KeyInspection;
 
 /// How long one read may take: no decision waits for it.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -23,7 +23,7 @@ const LARGEST: usize = HEADER + 65_535 * 13;
 
 impl RedisStore {
     /// Everything there is to know of these keys, in their order.
-    pub(crate) async fn inspect(&self, charges: &[Charge<'_>]) -> Result<Vec<Found>, Failure> {
+    pub(crate) async fn inspect(&self, charges: &[Charge<'_>]) -> Result<Vec<KeyInspection>, Failure> {
         let mut found = Vec::with_capacity(charges.len());
         for charge in charges {
             let name = self.names.name(charge.name, &charge.key);
@@ -54,7 +54,7 @@ impl RedisStore {
 }
 
 /// What a value holds; another algorithm's counts as none, as it does for a decision.
-fn read(bytes: &[u8], quota: &Quota, now: Timestamp, cost: u64) -> Result<Found, String> {
+fn read(bytes: &[u8], quota: &Quota, now: Timestamp, cost: u64) -> Result<KeyInspection, String> {
     let algorithm = match bytes.first() {
         None => None,
         Some(0x11 | 0x21) => Some(Algorithm::FixedWindow),
@@ -78,7 +78,7 @@ fn read(bytes: &[u8], quota: &Quota, now: Timestamp, cost: u64) -> Result<Found,
     };
     match quota.algorithm() {
         Algorithm::SlidingLog => {
-            let log = if is_ours { log(bytes, quota, now)? } else { ToldLog::default() };
+            let log = if is_ours { log(bytes, quota, now)? } else { LogReply::default() };
             Ok(algorithm::inspect(log, quota, now, cost))
         }
         _ if !is_ours => Ok(match quota.algorithm() {
@@ -121,7 +121,7 @@ fn under_window<S: State>(
     quota: &Quota,
     now: Timestamp,
     cost: u64,
-) -> Result<Found, String> {
+) -> Result<KeyInspection, String> {
     if window_us != quota.window_us() {
         let counted = Quota::new(quota.limit(), Duration::from_micros(window_us))
             .map_err(|_| format!("is damaged: its window is {window_us} us; reset the key"))?
@@ -134,7 +134,7 @@ fn under_window<S: State>(
 }
 
 /// A log's runs that still count.
-fn log(bytes: &[u8], quota: &Quota, now: Timestamp) -> Result<ToldLog, String> {
+fn log(bytes: &[u8], quota: &Quota, now: Timestamp) -> Result<LogReply, String> {
     let damaged = |what: &str| format!("is damaged: {what}; reset the key");
     if bytes.len() < HEADER {
         return Err(damaged(&format!("it has {} bytes", bytes.len())));
@@ -143,19 +143,19 @@ fn log(bytes: &[u8], quota: &Quota, now: Timestamp) -> Result<ToldLog, String> {
     let (used, newest, _oldest) = (fields.number(7), fields.number(7), fields.number(7));
     let widths = fields.size(1);
     let (stamp_bytes, cost_bytes) = (widths / 16, widths % 16);
-    let (head, len, room) = (fields.size(2), fields.size(2), fields.size(2));
+    let (head, len, forecast) = (fields.size(2), fields.size(2), fields.size(2));
     let (newest_cost, shift) = (fields.number(7), fields.number(6));
     let run_bytes = stamp_bytes + cost_bytes;
     if !matches!(stamp_bytes, 4 | 6) || cost_bytes > 7 {
         return Err(damaged(&format!("its widths are {stamp_bytes} and {cost_bytes}")));
     }
-    if bytes.len() != HEADER + room * run_bytes || len > room || head >= room.max(1) {
+    if bytes.len() != HEADER + forecast * run_bytes || len > forecast || head >= forecast.max(1) {
         return Err(damaged("its ring is cut off"));
     }
     let span = 1u64 << (8 * stamp_bytes);
     let mut runs = Vec::with_capacity(len + 1);
     for place in 0..len {
-        fields.at = HEADER + (head + place) % room * run_bytes;
+        fields.at = HEADER + (head + place) % forecast * run_bytes;
         let low = fields.number(stamp_bytes);
         let cost = if cost_bytes == 0 { 1 } else { fields.number(cost_bytes) };
         let back = (newest + shift).wrapping_sub(low) % span;
@@ -168,10 +168,10 @@ fn log(bytes: &[u8], quota: &Quota, now: Timestamp) -> Result<ToldLog, String> {
     }
     runs.retain(|(stamp, cost)| *cost > 0 && used > 0 && stamp + quota.window_us() > now.as_micros());
     let (Some((oldest, _)), Some((newest, _))) = (runs.first().copied(), runs.last().copied()) else {
-        return Ok(ToldLog::default());
+        return Ok(LogReply::default());
     };
     let used = runs.iter().map(|(_, cost)| cost).sum();
-    Ok(ToldLog::new(used, newest, oldest, runs))
+    Ok(LogReply::new(used, newest, oldest, runs))
 }
 
 /// Little-endian numbers, one after the other, of bytes that were found to be long enough.

@@ -69,7 +69,7 @@ impl RedisOptions {
     ///
     /// Unless told so, those that come meanwhile wait and go as one call, which decides them in the order they came.
     #[must_use]
-    pub fn without_coalescing(self) -> Self {
+    pub fn without_batching(self) -> Self {
         Self { coalesce: false, ..self }
     }
 
@@ -77,7 +77,7 @@ impl RedisOptions {
     ///
     /// Unless told so, a denial is remembered in this process for as long as it is surely true.
     #[must_use]
-    pub fn without_remembering(self) -> Self {
+    pub fn without_denial_cache(self) -> Self {
         Self { remember_denials: false, ..self }
     }
 

@@ -136,9 +136,9 @@ impl Calls {
         cost: u64,
         deadline: Instant,
     ) -> Result<Answers, Failure> {
-        let batched = self.coalescer.as_ref().filter(|_| subjects.may_be_batched());
+        let batched = self.batcher.as_ref().filter(|_| subjects.may_be_batched());
         let answers = match batched {
-            Some(coalescer) => coalescer.check(self, subjects.clone(), cost, deadline).await?,
+            Some(batcher) => batcher.check(self, subjects.clone(), cost, deadline).await?,
             None => only(self.call(&subjects, &[cost], deadline).await?),
         };
         self.denials.note(&subjects, &answers);

@@ -48,13 +48,13 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_mi
 /// A script in two forms, for servers that know the `#!lua` header and for older ones.
 #[derive(Debug, Clone)]
 pub(crate) struct Script {
-    checked: Source,
-    plain: Source,
+    checked: ScriptText,
+    plain: ScriptText,
 }
 
 /// A script's text and its SHA-1: forty lower-case hexadecimal digits.
 #[derive(Debug, Clone)]
-pub(crate) struct Source {
+pub(crate) struct ScriptText {
     pub(crate) text: String,
     pub(crate) hash: String,
 }
@@ -65,12 +65,13 @@ const CHECKED: &str = "#!lua\n";
 
 impl Script {
     pub(crate) fn new(text: String) -> Self {
-        let source = |text: String| Source { hash: redis::Script::new(&text).get_hash().to_owned(), text };
+        let source =
+            |text: String| ScriptText { hash: redis::Script::new(&text).get_hash().to_owned(), text };
         Self { checked: source(format!("{CHECKED}{text}")), plain: source(text) }
     }
 
     /// The form with the header, or the plain form for an older server.
-    pub(crate) fn source(&self, plain: bool) -> &Source {
+    pub(crate) fn source(&self, plain: bool) -> &ScriptText {
         if plain { &self.plain } else { &self.checked }
     }
 }

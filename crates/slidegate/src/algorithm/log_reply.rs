@@ -8,11 +8,11 @@
 use super::State;
 use crate::quota::Quota;
 use crate::time::Timestamp;
-use crate::usage::Run;
+use crate::usage::RecordedCharge;
 
 /// A log after the script dropped expired entries and before it charged anything.
 #[derive(Debug, Default)]
-pub(crate) struct ToldLog {
+pub(crate) struct LogReply {
     used: u64,
     newest: u64,
     oldest: u64,
@@ -20,13 +20,13 @@ pub(crate) struct ToldLog {
     entries: Vec<(u64, u64)>,
 }
 
-impl ToldLog {
+impl LogReply {
     pub(crate) fn new(used: u64, newest: u64, oldest: u64, entries: Vec<(u64, u64)>) -> Self {
         Self { used, newest, oldest, entries }
     }
 }
 
-impl State for ToldLog {
+impl State for LogReply {
     /// The script has done this.
     fn settle(&mut self, _quota: &Quota, now: u64) -> u64 {
         now
@@ -72,9 +72,11 @@ impl State for ToldLog {
         unreachable!("a script refunds, and tells the log as it is then")
     }
 
-    fn charges(&self, _quota: &Quota) -> Vec<Run> {
-        let entry =
-            |(timestamp, cost): &(u64, u64)| Run { at: Timestamp::from_micros(*timestamp), cost: *cost };
+    fn charges(&self, _quota: &Quota) -> Vec<RecordedCharge> {
+        let entry = |(timestamp, cost): &(u64, u64)| RecordedCharge {
+            at: Timestamp::from_micros(*timestamp),
+            cost: *cost,
+        };
         self.entries.iter().map(entry).collect()
     }
 }

@@ -11,7 +11,7 @@ use crate::quota::Quota;
 
 /// The inline quotas of a shard's keys.
 #[derive(Debug, Default)]
-pub(super) struct ToldQuotas {
+pub(super) struct InlineQuotas {
     quotas: HashMap<(u32, KeyId), (Quota, u64)>,
     /// Number of quotas at which those of removed keys are dropped.
     clean_at: usize,
@@ -20,7 +20,7 @@ pub(super) struct ToldQuotas {
 /// Minimum of `clean_at`.
 const FEW: usize = 16;
 
-impl ToldQuotas {
+impl InlineQuotas {
     /// The last inline quota of a policy's key, if it has one.
     pub(super) fn quota(&self, policy: u32, key: KeyId) -> Option<Quota> {
         self.quotas.get(&(policy, key)).map(|(quota, _)| *quota)

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use redis::Value;
 
-use super::{Executed, Failure, FailureKind, MOST, RedisStore, explain, news};
+use super::{Executed, Failure, FailureKind, MOST, RedisStore, explain, invalidation};
 use crate::time::instant;
 
 /// Where it lies, named as all keys are. Keys of policies have a second colon.
@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// A version alone does not: a store that loses its data, or fails over to a replica that lags, counts up from an
 /// older version again. The random parts tell such a note from the one that was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct NoteId {
+pub struct ControlDocumentId {
     /// Random, chosen by whoever writes the first note, or the first one after a loss. 0 in notes of releases that
     /// wrote the version alone.
     pub epoch: u64,
@@ -36,7 +36,7 @@ pub struct NoteId {
     pub revision: u64,
 }
 
-impl NoteId {
+impl ControlDocumentId {
     /// The identity of a note that is not there.
     pub const ABSENT: Self = Self { epoch: 0, version: 0, revision: 0 };
 
@@ -61,7 +61,7 @@ impl NoteId {
     }
 }
 
-impl fmt::Display for NoteId {
+impl fmt::Display for ControlDocumentId {
     /// As the first line has it; nothing where there is no note.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { epoch, version, revision } = self;
@@ -76,24 +76,27 @@ impl fmt::Display for NoteId {
 /// A text that all instances on a store share.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
-pub struct Note {
+pub struct ControlDocument {
     /// Which note this is.
-    pub id: NoteId,
+    pub id: ControlDocumentId,
     /// At most a mebibyte. Empty where there is no note.
     pub text: String,
 }
 
-impl Note {
+impl ControlDocument {
     /// A note to be written.
     #[must_use]
-    pub fn new(id: NoteId, text: impl Into<String>) -> Self {
+    pub fn new(id: ControlDocumentId, text: impl Into<String>) -> Self {
         Self { id, text: text.into() }
     }
 }
 
 impl RedisStore {
     /// The note, unless it still is the one that is known.
-    pub(crate) async fn note(&self, known: Option<NoteId>) -> Result<Option<Note>, Failure> {
+    pub(crate) async fn note(
+        &self,
+        known: Option<ControlDocumentId>,
+    ) -> Result<Option<ControlDocument>, Failure> {
         let first = self.note_bytes(FIRST_LINE).await?;
         if known.is_some() && known == id_of(&first) {
             return Ok(None);
@@ -108,8 +111,12 @@ impl RedisStore {
     }
 
     /// Replaces the note `found` by another one; false if something else is stored by now.
-    pub(crate) async fn set_note(&self, found: NoteId, note: &Note) -> Result<bool, Failure> {
-        let Note { id, text } = note;
+    pub(crate) async fn replace_control_document(
+        &self,
+        found: ControlDocumentId,
+        note: &ControlDocument,
+    ) -> Result<bool, Failure> {
+        let ControlDocument { id, text } = note;
         if id.epoch == 0 || id.revision == 0 || !(1..=MOST).contains(&id.version) {
             let detail = format!(
                 "a note cannot have version {}, epoch {} and revision {}; give a version from 1 to {MOST}, and random \
@@ -131,17 +138,17 @@ impl RedisStore {
         if written {
             calls.forget_denials();
             // Whoever does not receive it, polls within seconds.
-            let _ = news::publish_note(calls, deadline).await;
+            let _ = invalidation::publish_note(calls, deadline).await;
         }
         Ok(written)
     }
 
     /// Waits until another instance has told of a note.
-    pub(crate) async fn note_announced(&self) {
+    pub(crate) async fn control_document_changed(&self) {
         if let Some(remembered) = &self.calls.remembered {
-            self.news.keep(&self.calls, remembered);
+            self.invalidations.keep(&self.calls, remembered);
         }
-        self.calls.note_announced.notified().await;
+        self.calls.control_document_changed.notified().await;
     }
 
     /// The first bytes of what is stored.
@@ -167,18 +174,18 @@ impl RedisStore {
     }
 }
 
-/// What the first bytes of a value say that it is; [`NoteId::ABSENT`] where there are none.
-fn id_of(bytes: &[u8]) -> Option<NoteId> {
+/// What the first bytes of a value say that it is; [`ControlDocumentId::ABSENT`] where there are none.
+fn id_of(bytes: &[u8]) -> Option<ControlDocumentId> {
     if bytes.is_empty() {
-        return Some(NoteId::ABSENT);
+        return Some(ControlDocumentId::ABSENT);
     }
-    NoteId::read(&bytes[..bytes.iter().position(|byte| *byte == b'\n')?])
+    ControlDocumentId::read(&bytes[..bytes.iter().position(|byte| *byte == b'\n')?])
 }
 
-fn read(bytes: &[u8]) -> Option<Note> {
+fn read(bytes: &[u8]) -> Option<ControlDocument> {
     let id = id_of(bytes).filter(|_| bytes.len() <= LARGEST)?;
     let text = bytes.iter().position(|byte| *byte == b'\n').map_or(&[][..], |at| &bytes[at + 1..]);
-    Some(Note { id, text: String::from_utf8(text.to_vec()).ok()? })
+    Some(ControlDocument { id, text: String::from_utf8(text.to_vec()).ok()? })
 }
 
 #[cfg(test)]
@@ -188,14 +195,14 @@ mod tests {
     /// What something else wrote under the name must not pass for limits, and what older releases wrote must be read.
     #[test]
     fn only_an_identity_and_a_text_are_a_note() {
-        let note = |id: NoteId, text: &str| Some(Note { id, text: text.to_owned() });
-        let legacy = NoteId { version: 12, ..NoteId::ABSENT };
-        assert_eq!(read(b""), note(NoteId::ABSENT, ""));
+        let note = |id: ControlDocumentId, text: &str| Some(ControlDocument { id, text: text.to_owned() });
+        let legacy = ControlDocumentId { version: 12, ..ControlDocumentId::ABSENT };
+        assert_eq!(read(b""), note(ControlDocumentId::ABSENT, ""));
         assert_eq!(read(b"12\n{}\n"), note(legacy, "{}\n"));
-        let id = NoteId { epoch: 0xab, version: MOST, revision: u64::MAX };
+        let id = ControlDocumentId { epoch: 0xab, version: MOST, revision: u64::MAX };
         assert_eq!(read(format!("{id}\n{{}}").as_bytes()), note(id, "{}"));
         assert_eq!(id.to_string().len() + 1, FIRST_LINE);
-        assert_eq!([NoteId::ABSENT.to_string(), legacy.to_string()], ["", "12"]);
+        assert_eq!([ControlDocumentId::ABSENT.to_string(), legacy.to_string()], ["", "12"]);
         for foreign in [
             &b"{}"[..],
             b"\n",

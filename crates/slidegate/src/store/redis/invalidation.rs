@@ -1,4 +1,4 @@
-//! News: what other instances tell, so that a remembered denial ends in all of them.
+//! Invalidations: what other instances tell, so that a remembered denial ends in all of them.
 //!
 //! Whoever gives back or forgets usage publishes so, on a channel of the store itself. While an instance does not hear that
 //! channel, it remembers nothing.
@@ -10,7 +10,7 @@ use std::time::Duration;
 use redis::Cmd;
 use tokio::time::{Instant, timeout};
 
-use super::remembered::Remembered;
+use super::denial_cache::DenialCache;
 use super::{Calls, Failure, jitter};
 use crate::store::redis::transport::Connector;
 
@@ -25,13 +25,13 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_
 
 /// Listens for as long as the store lives.
 #[derive(Debug, Default)]
-pub(crate) struct News {
+pub(crate) struct Invalidations {
     listens: Arc<AtomicBool>,
 }
 
-impl News {
+impl Invalidations {
     /// Has the listening task started, if it does not run.
-    pub(crate) fn keep(&self, calls: &Arc<Calls>, remembered: &Arc<Remembered>) {
+    pub(crate) fn keep(&self, calls: &Arc<Calls>, remembered: &Arc<DenialCache>) {
         if self.listens.load(Ordering::Relaxed) || self.listens.swap(true, Ordering::SeqCst) {
             return;
         }
@@ -68,7 +68,7 @@ pub(crate) async fn publish_note(calls: &Calls, deadline: Instant) -> Result<(),
 /// A listening task. However it ends, nothing is remembered from then on, and another one may be started.
 struct Ear {
     listens: Arc<AtomicBool>,
-    remembered: Arc<Remembered>,
+    remembered: Arc<DenialCache>,
 }
 
 impl Drop for Ear {
@@ -92,7 +92,7 @@ async fn listen(ear: Ear, calls: Weak<Calls>) {
 
 /// Subscribes, and forgets at every message, until the connection or the store is gone.
 async fn hear(
-    remembered: &Remembered,
+    remembered: &DenialCache,
     connector: &Connector,
     calls: &Weak<Calls>,
 ) -> Result<(), redis::RedisError> {
@@ -107,7 +107,7 @@ async fn hear(
                 if !told.starts_with(calls.teller.0.as_bytes()) {
                     remembered.forget_all();
                     if told.ends_with(NOTE.as_bytes()) {
-                        calls.note_announced.notify_one();
+                        calls.control_document_changed.notify_one();
                     }
                 }
             }

@@ -3,7 +3,7 @@
 //! Denials lie in many small sets, each under a lock of its own: looking one up, adding one to a full cache and
 //! forgetting all of them take the same few steps however many there are, so nobody can slow others down by causing many.
 //!
-//! Nothing is cached while nobody could tell that it has ended, see [`news`](super::news). A denial's wait counts from
+//! Nothing is cached while nobody could tell that it has ended, see [`invalidation`](super::invalidation). A denial's wait counts from
 //! when the call was sent, which is before the server decided, so it is never kept for longer than it is true. It holds
 //! for the same keys and for costs at least as large, and ends at once with a refund, a reset or another quota.
 
@@ -16,8 +16,8 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::call::{Answers, Subjects};
-use crate::decision::{Decision, Source, Waits};
-use crate::key::Secret;
+use crate::decision::{Decision, DecisionSource, Waits};
+use crate::key::HashSeed;
 
 /// Most denials of one set. They are compared one by one, and all of them lie in a few cache lines.
 const WAYS: usize = 8;
@@ -26,10 +26,10 @@ const WAYS: usize = 8;
 const SETS: usize = 8192;
 
 /// Denials by the keys they are about.
-pub(crate) struct Remembered {
+pub(crate) struct DenialCache {
     sets: Box<[Mutex<Set>]>,
     /// What keys are hashed with. Random, so that no client can choose the set of a key.
-    secret: Secret,
+    secret: HashSeed,
     /// Whether news of what ends them arrive.
     hears: AtomicBool,
     /// How often all were forgotten. Sets with an older number hold nothing that is still true.
@@ -42,7 +42,7 @@ pub(crate) struct Remembered {
 /// Denials whose keys have the same hash in its lowest bits.
 #[derive(Default)]
 struct Set {
-    /// [`Remembered::forgotten`] when these were cached.
+    /// [`DenialCache::forgotten`] when these were cached.
     forgotten: u64,
     /// At most [`WAYS`].
     denials: Vec<Denial>,
@@ -70,11 +70,11 @@ pub(crate) struct Ticket {
     sent: Instant,
 }
 
-impl Default for Remembered {
+impl Default for DenialCache {
     fn default() -> Self {
         Self {
             sets: (0..SETS).map(|_| Mutex::default()).collect(),
-            secret: Secret::random(),
+            secret: HashSeed::random(),
             hears: AtomicBool::new(false),
             forgotten: AtomicU64::new(0),
             #[cfg(test)]
@@ -84,14 +84,14 @@ impl Default for Remembered {
 }
 
 /// Neither the secret nor tens of thousands of denials.
-impl fmt::Debug for Remembered {
+impl fmt::Debug for DenialCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Remembered").field("hears", &self.hears).finish_non_exhaustive()
+        f.debug_struct("DenialCache").field("hears", &self.hears).finish_non_exhaustive()
     }
 }
 
-impl Remembered {
-    /// News arrive from now on, or no more. What was missed meanwhile nobody knows: all is forgotten.
+impl DenialCache {
+    /// Invalidations arrive from now on, or no more. What was missed meanwhile nobody knows: all is forgotten.
     pub(crate) fn hears(&self, hears: bool) {
         self.hears.store(hears, Ordering::SeqCst);
         self.forget_all();
@@ -123,7 +123,7 @@ impl Remembered {
                 *retry_us = retry_us.saturating_sub(passed_us);
             }
             answer.at = answer.at + passed;
-            answer.source = Source::Remembered;
+            answer.source = DecisionSource::CachedDenial;
         }
         Ok(answers)
     }
@@ -230,30 +230,30 @@ mod tests {
             cost: 0,
             at: Timestamp::EPOCH,
             is_blocked: false,
-            source: Source::Store,
+            source: DecisionSource::Store,
             waits: Waits { retry_us, reset_us: retry_us, frees_us: retry_us },
         }])
     }
 
-    fn listening() -> Remembered {
-        let cache = Remembered::default();
+    fn listening() -> DenialCache {
+        let cache = DenialCache::default();
         cache.hears(true);
         cache
     }
 
     /// Asks as the store does, and is denied if it has to ask the server. Whether it had to.
-    fn check(cache: &Remembered, user: u64, now: Instant, retry_us: u64) -> bool {
+    fn check(cache: &DenialCache, user: u64, now: Instant, retry_us: u64) -> bool {
         let subjects = subjects(user);
         let Err(ticket) = cache.answer(&subjects, 1, now) else { return false };
         cache.remember(&subjects, 1, &denied(retry_us), ticket);
         true
     }
 
-    fn is_cached(cache: &Remembered, user: u64, now: Instant) -> bool {
+    fn is_cached(cache: &DenialCache, user: u64, now: Instant) -> bool {
         cache.answer(&subjects(user), 1, now).is_ok()
     }
 
-    fn held(cache: &Remembered) -> usize {
+    fn held(cache: &DenialCache) -> usize {
         cache.sets.iter().map(|set| set.lock().unwrap().denials.len()).sum()
     }
 

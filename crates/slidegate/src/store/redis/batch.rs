@@ -1,4 +1,4 @@
-//! Coalescer: checks of the same keys travel together.
+//! Batcher: checks of the same keys travel together.
 //!
 //! While a call for some keys is under way, checks that come for the very same keys wait, and go as one call that decides
 //! them in the order they came. A lane is a task of its own, so that a caller who gives up takes nobody's charge along;
@@ -32,7 +32,7 @@ const SHARDS: usize = 64;
 
 /// The lanes that have a call under way.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Coalescer(Arc<Shards>);
+pub(crate) struct Batcher(Arc<Shards>);
 
 #[derive(Debug)]
 struct Shards {
@@ -57,7 +57,7 @@ struct Waiter {
     answer: oneshot::Sender<Result<Answers, Failure>>,
 }
 
-impl Coalescer {
+impl Batcher {
     /// Checks these subjects, alone or with others.
     pub(crate) async fn check(
         &self,
@@ -86,7 +86,7 @@ impl Coalescer {
             }
         };
         if let Some(first) = opened {
-            let lane = Lane { coalescer: self.clone(), subjects: Arc::clone(&subjects) };
+            let lane = Lane { batcher: self.clone(), subjects: Arc::clone(&subjects) };
             tokio::spawn(lane.drive(Arc::clone(calls), first));
         }
         match timeout_at(deadline, answered).await {
@@ -111,13 +111,13 @@ impl Coalescer {
 
 /// A lane that has a call under way. However its task ends, the lane ends with it, and the next check opens another.
 struct Lane {
-    coalescer: Coalescer,
+    batcher: Batcher,
     subjects: Arc<Subjects>,
 }
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        let mut lanes = self.coalescer.lanes(&self.subjects);
+        let mut lanes = self.batcher.lanes(&self.subjects);
         // Another one may have been opened since this one ended.
         let is_this = |(opened, _): (&Arc<Subjects>, &VecDeque<Waiter>)| Arc::ptr_eq(opened, &self.subjects);
         if lanes.get_key_value(&self.subjects).is_some_and(is_this) {
@@ -165,7 +165,7 @@ impl Lane {
         for waiter in ended {
             let _ = waiter.answer.send(Err(failure.clone()));
         }
-        if let Some(waiting) = self.coalescer.lanes(&self.subjects).get_mut(&self.subjects) {
+        if let Some(waiting) = self.batcher.lanes(&self.subjects).get_mut(&self.subjects) {
             again.into_iter().rev().for_each(|waiter| waiting.push_front(waiter));
         }
     }
@@ -178,7 +178,7 @@ impl Lane {
         loop {
             let (mut batch, mut gone) = (Vec::new(), Vec::new());
             let (mut steps, mut last) = (0, None);
-            let mut lanes = self.coalescer.lanes(&self.subjects);
+            let mut lanes = self.batcher.lanes(&self.subjects);
             let waiting = lanes.get_mut(&self.subjects)?;
             while batch.len() + gone.len() < MOST_TOGETHER
                 && let Some(waiter) = waiting.front()
@@ -222,7 +222,7 @@ mod tests {
     use crate::quota::Quota;
     use crate::store::redis::call::Subject;
 
-    fn lane(coalescer: &Coalescer, user: u64) -> Lane {
+    fn lane(batcher: &Batcher, user: u64) -> Lane {
         let subject = Subject {
             name: format!("sg1:p:{user}").into_bytes(),
             quota: Quota::per_minute(1),
@@ -231,7 +231,7 @@ mod tests {
             key: 0,
         };
         let subjects = Arc::new(Subjects(SmallVec::from_iter([subject])));
-        Lane { coalescer: coalescer.clone(), subjects }
+        Lane { batcher: batcher.clone(), subjects }
     }
 
     /// Lets one check wait for each of these costs; what they are answered on is returned.
@@ -240,7 +240,7 @@ mod tests {
         costs: impl Iterator<Item = u64>,
     ) -> Vec<oneshot::Receiver<Result<Answers, Failure>>> {
         let deadline = crate::time::instant() + std::time::Duration::from_secs(3600);
-        let mut lanes = lane.coalescer.lanes(&lane.subjects);
+        let mut lanes = lane.batcher.lanes(&lane.subjects);
         let waiting = lanes.entry(Arc::clone(&lane.subjects)).or_default();
         let of = |cost| {
             let (answer, answered) = oneshot::channel();
@@ -251,13 +251,13 @@ mod tests {
     }
 
     fn left(lane: &Lane) -> Option<usize> {
-        lane.coalescer.lanes(&lane.subjects).get(&lane.subjects).map(VecDeque::len)
+        lane.batcher.lanes(&lane.subjects).get(&lane.subjects).map(VecDeque::len)
     }
 
     /// A crowd at one key must not hold up checks of other keys: a call takes its own checks and touches no others.
     #[test]
     fn a_call_takes_a_bounded_number_of_checks_from_the_front() {
-        let crowd = lane(&Coalescer::default(), 1);
+        let crowd = lane(&Batcher::default(), 1);
         let answered = wait(&crowd, (0..MOST_WAITING as u64).map(|at| at / 4));
         let batch = crowd.next().unwrap();
         assert_eq!(batch.len(), 4 * MOST_STEPS, "as many steps as a script may take");
@@ -276,12 +276,12 @@ mod tests {
     /// All checks of a service go through here: one that holds a lock must not stop those of other keys.
     #[test]
     fn lanes_of_other_keys_do_not_wait_for_one_another() {
-        let coalescer = Coalescer::default();
-        let stopped = lane(&coalescer, 0);
-        let shard_of = |lane: &Lane| coalescer.0.hasher.hash_one(&lane.subjects) % SHARDS as u64;
-        let other = (1..).map(|user| lane(&coalescer, user)).find(|one| shard_of(one) != shard_of(&stopped));
+        let batcher = Batcher::default();
+        let stopped = lane(&batcher, 0);
+        let shard_of = |lane: &Lane| batcher.0.hasher.hash_one(&lane.subjects) % SHARDS as u64;
+        let other = (1..).map(|user| lane(&batcher, user)).find(|one| shard_of(one) != shard_of(&stopped));
         let other = other.unwrap();
-        let lock = coalescer.lanes(&stopped.subjects);
+        let lock = batcher.lanes(&stopped.subjects);
         let _answered = wait(&other, 1..3);
         assert_eq!(other.next().map(|batch| batch.len()), Some(2));
         drop(lock);
@@ -290,7 +290,7 @@ mod tests {
     /// A call may end a little before its deadline. To make it again until then would burn a core for nothing.
     #[test]
     fn checks_with_no_more_time_than_their_call_do_not_go_again() {
-        let crowd = lane(&Coalescer::default(), 1);
+        let crowd = lane(&Batcher::default(), 1);
         let answered = wait(&crowd, 0..3);
         let batch = crowd.next().unwrap();
         let deadline = batch.iter().map(|waiter| waiter.deadline).max().unwrap();
@@ -302,7 +302,7 @@ mod tests {
     /// Checks that ran out of their call's time go again before those who came later, in their order.
     #[test]
     fn checks_that_go_again_keep_their_place() {
-        let crowd = lane(&Coalescer::default(), 1);
+        let crowd = lane(&Batcher::default(), 1);
         let _first = wait(&crowd, 0..3);
         let batch = crowd.next().unwrap();
         let _later = wait(&crowd, 3..5);
