@@ -9,7 +9,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use slidegate::Source;
+use slidegate::DecisionSource;
 
 use crate::config::{StatKey, sanitised};
 

@@ -203,7 +203,8 @@ fn used(found: &KeyUse) -> Value {
     let charges = joined(&found.charges)
         .into_iter()
         .map(|run| json!({ "at_ms_ago": millis_ceil(decision.at - run.at), "cost": run.cost }));
-    let room = found.forecast.iter().map(|room| json!({ "in_ms": millis_ceil(room.after), "used": room.used }));
+    let room =
+        found.forecast.iter().map(|room| json!({ "in_ms": millis_ceil(room.after), "used": room.used }));
     json!({
         "policy": found.policy,
         "key": found.key,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
-use axum::response::{IntoResponse as _, Response};
+use axum::response::Response;
 use slidegate::headers::HeaderOptions;
 use slidegate::{Decisions, PolicyDecision, PolicySet, Request};
 use slidegate_envoy::{Client, Host};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ::axum::Router;
 use ::axum::routing::{get, post};
-use slidegate::client_addr::{ClientAddr, Source, Resolved, Trust, TrustedProxies};
+use slidegate::client_addr::{ClientAddr, Resolved, Source, Trust, TrustedProxies};
 use slidegate::layer::{Attribute, Limited, NotLimited, RateLimitLayer, Refund};
 use slidegate::{Gate, Request};
 use tokio::net::TcpListener;
