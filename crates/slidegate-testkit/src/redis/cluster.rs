@@ -53,7 +53,16 @@ impl RedisCluster {
             follower.admin(&["CLUSTER", "REPLICATE", &leader.admin(&["CLUSTER", "MYID"])]);
         }
         until_true("all nodes of a new cluster are content", || cluster.is_whole(followers.len()));
-        leaders.iter().for_each(|leader| leader.until_followed_by(usize::from(replicas_each)));
+        until_true("each leader is a master that its replicas follow", || {
+            leaders.iter().all(|leader| {
+                // A machine that stood still for longer than the node timeout has seen a failover.
+                if !leader.admin(&["ROLE"]).starts_with("master") {
+                    let _ = leader.ask(&["CLUSTER", "FAILOVER"]);
+                    return false;
+                }
+                leader.is_followed_by(usize::from(replicas_each))
+            })
+        });
         cluster
     }
 

@@ -161,13 +161,16 @@ impl RedisServer {
     ///
     /// To be called online is not enough: a new replica is sent nothing before it has spoken, up to a second later.
     pub fn until_followed_by(&self, replicas: usize) {
+        until_true("replicas confirm what they are sent", || self.is_followed_by(replicas));
+    }
+
+    /// Whether so many replicas confirm what they are sent within a tenth of a second. False for a replica.
+    pub fn is_followed_by(&self, replicas: usize) -> bool {
         let mut conn = self.connect();
-        until_true("replicas confirm what they are sent", || {
-            // Is replicated, and changes no data.
-            conn.call(&["FUNCTION", "FLUSH"]).unwrap();
-            let reply = conn.call(&["WAIT", &replicas.to_string(), "100"]).unwrap();
-            reply == Reply::Integer(i64::try_from(replicas).unwrap())
-        });
+        // Is replicated, and changes no data.
+        let _ = conn.call(&["FUNCTION", "FLUSH"]);
+        let reply = conn.call(&["WAIT", &replicas.to_string(), "100"]);
+        matches!(reply, Ok(Reply::Integer(confirmed)) if confirmed >= i64::try_from(replicas).unwrap())
     }
 
     /// How often `name` ran: `evalsha`, `script|load`. Zeros where it never did.
