@@ -648,7 +648,7 @@ fn each_proxy_that_is_not_trusted_is_reported_once_a_minute() {
         let told = std::fs::read_to_string(&log).unwrap();
         told.contains("add it to auth.trusted_proxies").then_some(told)
     });
-    let told: Vec<_> = told.lines().filter(|line| line.contains("is not trusted")).collect();
+    let told: Vec<_> = told.lines().filter(|line| line.contains("an untrusted proxy forwards")).collect();
     assert!(told.len() == 1 && told[0].contains("peer=127.0.0.1"), "{told:?}");
     // One that anybody can cause must not hide the next.
     let url = format!("{}/v1/auth/caddy", server.url);
