@@ -60,7 +60,7 @@ impl Limiter {
     /// beyond a deadline.
     ///
     /// A future that is dropped gives its place in the line back and charges nothing. [`check`](Self::check) and its kin do
-    /// not stand in line. UsageForecast that a refund, a reset or another quota makes is noticed at once. Needs a tokio runtime with
+    /// not stand in line. Capacity that a refund, a reset or another quota makes is noticed at once. Needs a tokio runtime with
     /// timers, which wake to the millisecond.
     ///
     /// ```

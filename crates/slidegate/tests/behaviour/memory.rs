@@ -121,7 +121,7 @@ fn dropped_counts_the_keys_that_counted_and_no_others() {
         let (limiter, clock) = limiter(quota, 100);
         fill(&limiter, "first", 100);
         assert_eq!(limiter.stats().dropped, 0, "{quota:?}");
-        // UsageForecast that expired keys leave is nobody's loss.
+        // Capacity that expired keys leave can be reused.
         clock.advance(Duration::from_secs(5));
         fill(&limiter, "second", 100);
         assert_eq!((limiter.stats().dropped, limiter.stats().keys), (0, 100), "{quota:?}");

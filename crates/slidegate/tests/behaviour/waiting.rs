@@ -224,7 +224,7 @@ async fn a_full_line_is_an_error_at_once() {
     }
 }
 
-/// UsageForecast that is given back is for who waits, not for who happens to come when the timer rings.
+/// Refunded capacity belongs to those who wait, not to a request that arrives when the timer fires.
 #[tokio::test(start_paused = true)]
 async fn room_that_a_refund_a_reset_or_a_new_quota_makes_is_noticed_at_once() {
     // The limiter's time stands still: nothing but these makes room.
