@@ -342,7 +342,8 @@ policies:
 ";
     let redis = RedisServer::start();
     let folder = TempDir::new("redis-sizes");
-    let config = folder.file("slidegate.yaml", POLICIES);
+    // The default of 50 ms is short for a machine that does other work.
+    let config = folder.file("slidegate.yaml", format!("{POLICIES}\nstore: {{deadline: 10s}}\n"));
     let server = Server::start(&["--config", &config, "--redis", &redis.url()]);
     let fill = |policy: &str, times: usize| {
         let request = json!({ "attributes": { "p": policy, "user": "alice" } });

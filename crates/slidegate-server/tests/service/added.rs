@@ -212,7 +212,13 @@ mod on_redis {
     fn an_added_policy_is_in_force_in_all_instances_and_outlives_them() {
         let redis = RedisServer::start();
         let url = redis.url();
-        let args = ["--redis", url.as_str(), "--policy", "9/1h per user"];
+        let folder = TempDir::new("added-redis");
+        // The default deadline of 50 ms is short for a machine that does other work.
+        let config = folder.file(
+            "slidegate.yaml",
+            "policies: [{name: per-user, scope: [user], quota: 9/1h}]\nstore: {deadline: 10s}\n",
+        );
+        let args = ["--redis", url.as_str(), "--config", config.as_str()];
         let (one, other) = (Server::start(&args), Server::start(&args));
         let login = json!({ "when": { "path": "/login" }, "scope": ["ip"], "quota": "2/1h" });
         assert_eq!(put(&one, LOGIN, &login).status, 200);

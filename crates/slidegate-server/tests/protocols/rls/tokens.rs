@@ -53,7 +53,10 @@ descriptors:
 fn serve(folder: &TempDir, files: &str, redis: Option<&RedisServer>, args: &[&str]) -> Server {
     folder.file("quota.yaml", files);
     let url = redis.map(RedisServer::url).unwrap_or_default();
-    let store: &[&str] = if redis.is_some() { &["--redis", &url] } else { &[] };
+    // Beside the folder, whose files are all rules. The default deadline of 50 ms is short for a busy machine.
+    let settings = format!("{}.settings.conf", folder.as_str());
+    std::fs::write(&settings, "store: {deadline: 10s}\n").unwrap();
+    let store: &[&str] = if redis.is_some() { &["--redis", &url, "--config", &settings] } else { &[] };
     Server::start(&[&["--grpc", "127.0.0.1:0", "--envoy-config", folder.as_str()], store, args].concat())
 }
 
