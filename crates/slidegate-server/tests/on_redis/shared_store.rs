@@ -316,7 +316,10 @@ fn the_user_in_the_documentation_is_enough_and_the_one_of_the_tests() {
     assert_eq!(words(quoted), words(acl::MINIMUM));
 
     let redis = RedisServer::start();
-    let server = Server::start(&["--redis", &redis.url_as_user(), "--policy", "2/1h per user"]);
+    let folder = TempDir::new("redis-user");
+    let policies = "policies: [{name: per-user, scope: [user], quota: 2/1h}]";
+    let config = folder.file("slidegate.yaml", format!("{policies}\nstore: {{deadline: 10s}}\n"));
+    let server = Server::start(&["--redis", &redis.url_as_user(), "--config", &config]);
     let statuses = [0; 3].map(|_| check(&server, "user", "alice").status);
     assert_eq!(statuses, [200, 200, 429]);
     assert_eq!(readiness(&server)["degraded"], false);
