@@ -419,7 +419,10 @@ mod on_redis {
     #[test]
     fn while_the_store_is_away_nothing_is_changed_and_what_was_stays() {
         let redis = RedisServer::start();
-        let server = Server::start(&["--redis", &redis.url(), "--policy", "2/1h per user"]);
+        let folder = TempDir::new("admin-store-away");
+        let config = folder
+            .file("slidegate.yaml", format!("{POLICY}store: {{redis: '{}', deadline: 1s}}\n", redis.url()));
+        let server = Server::start(&["--config", &config]);
         said(&server, &["policy", "set", "per-user", "7/1h"]);
         redis.kill();
         for (method, path, body) in [
@@ -442,7 +445,7 @@ mod on_redis {
             let changes = server.get("/v1/status").json()["changes"].clone();
             (&changes["error"], &changes["place"]) == (&Value::Null, &json!("store"))
         });
-        let other = Server::start(&["--redis", &redis.url(), "--policy", "2/1h per user"]);
+        let other = Server::start(&["--config", &config]);
         assert_eq!(other.get("/v1/policies").json()["policies"][0]["limit"], 7);
         let answer = server.change("PUT", "/v1/policies/per-user", &[], r#"{"limit":9}"#);
         assert_eq!(answer.status, 200, "{}", answer.body);

@@ -171,7 +171,8 @@ mod on_redis {
     fn a_block_holds_over_a_shared_store_that_comes_and_goes() {
         let redis = RedisServer::start();
         let folder = TempDir::new("blocked-redis");
-        let config = folder.file("slidegate.yaml", POLICIES);
+        // Long enough for a busy machine, and short enough to wait for it while the store is held.
+        let config = folder.file("slidegate.yaml", format!("{POLICIES}store: {{deadline: 3s}}\n"));
         let args = ["--config", config.as_str(), "--redis", &redis.url()];
         let (one, other) = (Server::start(&args), Server::start(&args));
         // Denials of the limit itself are remembered; the block comes over them, and goes again.
