@@ -55,8 +55,8 @@ if needed > used then needed = used end
 --@needed
 if cost > 0 then
   --@charge
-  --@save
-elseif moved and used > 0 then
+end
+if cost > 0 or moved and used > 0 then
   --@save
 end
 return numbers

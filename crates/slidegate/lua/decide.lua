@@ -28,24 +28,25 @@ opens.ALGORITHM = function(key, now, packed)
     --@needed
     return numbers
   end
-  local function charge(cost)
-    --@charge
+  local function save()
     --@save
   end
-  local function keep()
-    --@save
+  local function charge(cost)
+    --@charge
+    return save()
   end
   local function refund(cost)
     --@refund
     if given > 0 and used == 0 then
       call('DEL', key)
     elseif given > 0 then
-      --@save
+      local failed = save()
+      if failed then return failed end
     end
     return given
   end
   --@most
-  return used, capacity, most, wrong, moved, tell, charge, keep, refund
+  return used, capacity, most, wrong, moved, tell, charge, save, refund
 end
 
 --[decide]
@@ -71,7 +72,7 @@ local DECIDING, TOGETHER, IF_ALLOWED, INDEPENDENT, REFUSALS = 100, 116, 97, 105,
 local verb, enforced, excess, role, over, link, own, at = {}, {}, {}, {}, {}, {}, {}, {}
 -- Of each key, by its first part.
 local used, capacity, most, moved, adds, needed, writes = {}, {}, {}, {}, {}, {}, {}
-local tell, charge, keep, refund = {}, {}, {}, {}
+local tell, charge, save, refund = {}, {}, {}, {}
 local is_plain = true
 for p = 1, parts do
   local from = 3 + requests + (p - 1) * 4
@@ -86,7 +87,7 @@ for p = 1, parts do
   if opens[letter] then
     local wrong
     at[p], adds[p], needed[p] = p, 0, 0
-    used[p], capacity[p], most[p], wrong, moved[p], tell[p], charge[p], keep[p], refund[p] =
+    used[p], capacity[p], most[p], wrong, moved[p], tell[p], charge[p], save[p], refund[p] =
       opens[letter](KEYS[p], now, argv[from + 3])
     if wrong then return redis.error_reply('SLIDEGATE value ' .. p .. ' is ' .. wrong) end
   else
@@ -191,7 +192,7 @@ for p = 1, parts do
       if failed then return failed end
     elseif writes[p] and used[p] > 0 then
       -- A penalty that found no room is written as well, so that all stores have seen the same time.
-      keep[p]()
+      save[p]()
     end
   end
 end

@@ -1,5 +1,6 @@
 -- Assembled from the files of `lua/` that are named below. Do not edit: change those and run
 -- SLIDEGATE_ASSEMBLE_LUA=1 cargo test -p slidegate --features redis assembled
+-- Sent without comments; line NN here is line NN + 1 in an error of the server.
 
 -- check.lua
 --
@@ -122,20 +123,8 @@ if needed > used then needed = used end
 if cost > 0 then
   -- [charge]
   used = used + cost
-  -- [save]
-  local value
-  if head > 0 and used < 1099511627776 and stop % 1000000 == 0 and stop < 4294967296000000 then
-    value = struct.pack('<I3I4I5', head, stop / 1000000, used)
-  else
-    value = struct.pack('<BI6I7I7', 17, window, stop, used)
-  end
-  if expires == stop and #value == #raw then
-    -- In place, which keeps the time to live: half of what it costs to set it again.
-    call('SETRANGE', key, '0', value)
-  else
-    call('SET', key, value, 'PX', math.ceil((stop - now) / 1000) + 5000)
-  end
-elseif moved and used > 0 then
+end
+if cost > 0 or moved and used > 0 then
   -- [save]
   local value
   if head > 0 and used < 1099511627776 and stop % 1000000 == 0 and stop < 4294967296000000 then

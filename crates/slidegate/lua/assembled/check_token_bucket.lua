@@ -1,5 +1,6 @@
 -- Assembled from the files of `lua/` that are named below. Do not edit: change those and run
 -- SLIDEGATE_ASSEMBLE_LUA=1 cargo test -p slidegate --features redis assembled
+-- Sent without comments; line NN here is line NN + 1 in an error of the server.
 
 -- check.lua
 --
@@ -156,11 +157,8 @@ if needed > used then needed = used end
 if cost > 0 then
   -- [charge]
   level, used = level + cost, used + cost
-  -- [save]
-  -- It lives until it is empty, and up to five seconds more: nothing is decided by that. `at` may be a second ahead.
-  local lives = used * window / rate + at - now
-  call('SET', key, struct.pack('<BI6I7I7I6', 19, window, at, level, fraction), 'PX', math.floor(lives / 1000) + 4000)
-elseif moved and used > 0 then
+end
+if cost > 0 or moved and used > 0 then
   -- [save]
   -- It lives until it is empty, and up to five seconds more: nothing is decided by that. `at` may be a second ahead.
   local lives = used * window / rate + at - now

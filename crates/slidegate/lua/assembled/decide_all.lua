@@ -1,5 +1,6 @@
 -- Assembled from the files of `lua/` that are named below. Do not edit: change those and run
 -- SLIDEGATE_ASSEMBLE_LUA=1 cargo test -p slidegate --features redis assembled
+-- Sent without comments; line NN here is line NN + 1 in an error of the server.
 
 -- decide.lua
 --
@@ -202,35 +203,7 @@ opens.L = function(key, now, packed)
     end
     return numbers
   end
-  local function charge(cost)
-    -- [charge]
-    -- [rest]
-    -- The rest of the header, which most denials do not need.
-    if not widths then
-      widths, head, len, room, newest_cost, shift, expires = 64, 0, 0, 0, 0, 0, 0
-      if raw ~= '' then
-        widths, head, len, room, newest_cost, shift, expires = struct.unpack('<BI2I2I2I7I6I5', raw, 24)
-      end
-      cost_bytes = widths % 16
-      stamp_bytes = (widths - cost_bytes) / 16
-    end
-    if used > 0 and settled <= newest then
-      -- The same step.
-      newest_cost = newest_cost + cost
-    else
-      local stamp = math.ceil(settled / step) * step
-      if used == 0 then
-        head, len, oldest, newest_cost = 0, 0, stamp, cost
-      elseif len + 1 < runs then
-        pushed, pushed_cost, newest_cost = newest, newest_cost, cost
-      else
-        -- Penalties alone, or fewer slots than there were, fill the log: count the newest run a little longer.
-        if len == 0 then oldest = stamp end
-        newest_cost = newest_cost + cost
-      end
-      newest, ahead_bits = stamp, step_bits
-    end
-    used = used + cost
+  local function save()
     -- [save]
     -- [rest]
     -- The rest of the header, which most denials do not need.
@@ -324,8 +297,8 @@ opens.L = function(key, now, packed)
         stamp_bytes * 16 + cost_bytes, head, len, room, newest_cost, shift, expires) .. between)
     end
   end
-  local function keep()
-    -- [save]
+  local function charge(cost)
+    -- [charge]
     -- [rest]
     -- The rest of the header, which most denials do not need.
     if not widths then
@@ -336,87 +309,24 @@ opens.L = function(key, now, packed)
       cost_bytes = widths % 16
       stamp_bytes = (widths - cost_bytes) / 16
     end
-    local old_run_bytes, size = stamp_bytes + cost_bytes, room * (stamp_bytes + cost_bytes)
-    local old_stamp_bytes, old_cost_bytes = stamp_bytes, cost_bytes
-    if window + step >= 4294967296 then stamp_bytes = 6 end
-    if pushed and pushed_cost > 1 then
-      local needs = pushed_cost < 256 and 1 or pushed_cost < 65536 and 2 or pushed_cost < 4294967296 and 4 or 7
-      if needs > cost_bytes then cost_bytes = needs end
-    end
-    local run_bytes, more, run = stamp_bytes + cost_bytes, 0, ''
-    if pushed then
-      local low = (pushed + shift) % (stamp_bytes == 4 and 4294967296 or 281474976710656)
-      more = 1
-      if cost_bytes == 0 then
-        run = struct.pack(stamp_bytes == 4 and '<I4' or '<I6', low)
-      else
-        run = struct.pack('<I' .. stamp_bytes .. 'I' .. cost_bytes, low, pushed_cost)
-      end
-    end
-    local until_us = (newest > now and newest or now) + window
-    if raw == '' or run_bytes ~= old_run_bytes or len + more > room then
-      local ring = ''
-      if len > 0 then
-        ring = #raw == 48 + size and raw:sub(49) or call('GETRANGE', key, '48', '-1')
-        if #ring ~= size then return redis.error_reply('SLIDEGATE value is damaged: its ring is cut off') end
-        ring = (ring .. ring):sub(head * old_run_bytes + 1, (head + len) * old_run_bytes)
-        if run_bytes ~= old_run_bytes then
-          local old_format = '<I' .. old_stamp_bytes .. (old_cost_bytes > 0 and 'I' .. old_cost_bytes or '')
-          local new_format = '<I' .. stamp_bytes .. (cost_bytes > 0 and 'I' .. cost_bytes or '')
-          local old_span = old_stamp_bytes == 4 and 4294967296 or 281474976710656
-          local new_span = stamp_bytes == 4 and 4294967296 or 281474976710656
-          local wide = {}
-          for place = 1, len do
-            local low, cost = struct.unpack(old_format, ring, (place - 1) * old_run_bytes + 1)
-            low = anchor + shift - (anchor + shift - low) % old_span
-            cost = old_cost_bytes > 0 and cost or 1
-            wide[place] = cost_bytes > 0 and struct.pack(new_format, low % new_span, cost)
-              or struct.pack(new_format, low % new_span)
-          end
-          ring = table.concat(wide)
-        end
-      end
-      len, head = len + more, 0
-      -- Room for twice as many and three, but no more than the limit can fill beside the newest. Three fit into what the
-      -- server takes for the header.
-      room = math.max(math.min(len * 2 + 3, fills - 1), len)
-      local slack = string.rep('\0', (room - len) * run_bytes)
-      -- [lives]
-      -- Milliseconds to live: two windows, so that most charges in place need not renew it, and four seconds. What counts may
-      -- count up to a step longer than a window, and a second where the clock was set back.
-      local lives = math.floor(math.max(until_us - now, math.min(until_us - now + window, 2 * window)) / 1000) + 4000
-      expires = math.floor((now + lives * 1000) / 1000000)
-      call('SET', key, struct.pack('<BBI7I7I7BI2I2I2I7I6I5', 20, ahead_bits, used, newest, oldest,
-        stamp_bytes * 16 + cost_bytes, 0, len, room, newest_cost, shift, expires) .. ring .. run .. slack, 'PX', lives)
+    if used > 0 and settled <= newest then
+      -- The same step.
+      newest_cost = newest_cost + cost
     else
-      local between = ''
-      if pushed then
-        local place = 48 + (head + len) % room * run_bytes
-        if #raw == 48 + size then
-          between = raw:sub(49, place) .. run
-        else
-          -- A ring that was cut off is filled with zeros by a write past its end. So the last place is written only after a look,
-          -- and where a write shows that it was too short, the value is marked as damaged.
-          local is_whole = place + run_bytes < 48 + size or call('STRLEN', key) == 48 + size
-          if not is_whole or call('SETRANGE', key, place, run) ~= 48 + size then
-            call('SETRANGE', key, '0', '\31')
-            return redis.error_reply('SLIDEGATE value is damaged: its ring is cut off')
-          end
-        end
-        len = len + 1
+      local stamp = math.ceil(settled / step) * step
+      if used == 0 then
+        head, len, oldest, newest_cost = 0, 0, stamp, cost
+      elseif len + 1 < runs then
+        pushed, pushed_cost, newest_cost = newest, newest_cost, cost
+      else
+        -- Penalties alone, or fewer slots than there were, fill the log: count the newest run a little longer.
+        if len == 0 then oldest = stamp end
+        newest_cost = newest_cost + cost
       end
-      -- Too short a life loses usage. One from before the window was shortened or the clock was set back is too long.
-      if until_us > expires * 1000000 or expires * 1000000 > now + 2 * window + 5000000 then
-        -- [lives]
-        -- Milliseconds to live: two windows, so that most charges in place need not renew it, and four seconds. What counts may
-        -- count up to a step longer than a window, and a second where the clock was set back.
-        local lives = math.floor(math.max(until_us - now, math.min(until_us - now + window, 2 * window)) / 1000) + 4000
-        call('PEXPIRE', key, lives)
-        expires = math.floor((now + lives * 1000) / 1000000)
-      end
-      call('SETRANGE', key, '0', struct.pack('<BBI7I7I7BI2I2I2I7I6I5', 20, ahead_bits, used, newest, oldest,
-        stamp_bytes * 16 + cost_bytes, head, len, room, newest_cost, shift, expires) .. between)
+      newest, ahead_bits = stamp, step_bits
     end
+    used = used + cost
+    return save()
   end
   local function refund(cost)
     -- [refund]
@@ -468,105 +378,15 @@ opens.L = function(key, now, packed)
     if given > 0 and used == 0 then
       call('DEL', key)
     elseif given > 0 then
-      -- [save]
-      -- [rest]
-      -- The rest of the header, which most denials do not need.
-      if not widths then
-        widths, head, len, room, newest_cost, shift, expires = 64, 0, 0, 0, 0, 0, 0
-        if raw ~= '' then
-          widths, head, len, room, newest_cost, shift, expires = struct.unpack('<BI2I2I2I7I6I5', raw, 24)
-        end
-        cost_bytes = widths % 16
-        stamp_bytes = (widths - cost_bytes) / 16
-      end
-      local old_run_bytes, size = stamp_bytes + cost_bytes, room * (stamp_bytes + cost_bytes)
-      local old_stamp_bytes, old_cost_bytes = stamp_bytes, cost_bytes
-      if window + step >= 4294967296 then stamp_bytes = 6 end
-      if pushed and pushed_cost > 1 then
-        local needs = pushed_cost < 256 and 1 or pushed_cost < 65536 and 2 or pushed_cost < 4294967296 and 4 or 7
-        if needs > cost_bytes then cost_bytes = needs end
-      end
-      local run_bytes, more, run = stamp_bytes + cost_bytes, 0, ''
-      if pushed then
-        local low = (pushed + shift) % (stamp_bytes == 4 and 4294967296 or 281474976710656)
-        more = 1
-        if cost_bytes == 0 then
-          run = struct.pack(stamp_bytes == 4 and '<I4' or '<I6', low)
-        else
-          run = struct.pack('<I' .. stamp_bytes .. 'I' .. cost_bytes, low, pushed_cost)
-        end
-      end
-      local until_us = (newest > now and newest or now) + window
-      if raw == '' or run_bytes ~= old_run_bytes or len + more > room then
-        local ring = ''
-        if len > 0 then
-          ring = #raw == 48 + size and raw:sub(49) or call('GETRANGE', key, '48', '-1')
-          if #ring ~= size then return redis.error_reply('SLIDEGATE value is damaged: its ring is cut off') end
-          ring = (ring .. ring):sub(head * old_run_bytes + 1, (head + len) * old_run_bytes)
-          if run_bytes ~= old_run_bytes then
-            local old_format = '<I' .. old_stamp_bytes .. (old_cost_bytes > 0 and 'I' .. old_cost_bytes or '')
-            local new_format = '<I' .. stamp_bytes .. (cost_bytes > 0 and 'I' .. cost_bytes or '')
-            local old_span = old_stamp_bytes == 4 and 4294967296 or 281474976710656
-            local new_span = stamp_bytes == 4 and 4294967296 or 281474976710656
-            local wide = {}
-            for place = 1, len do
-              local low, cost = struct.unpack(old_format, ring, (place - 1) * old_run_bytes + 1)
-              low = anchor + shift - (anchor + shift - low) % old_span
-              cost = old_cost_bytes > 0 and cost or 1
-              wide[place] = cost_bytes > 0 and struct.pack(new_format, low % new_span, cost)
-                or struct.pack(new_format, low % new_span)
-            end
-            ring = table.concat(wide)
-          end
-        end
-        len, head = len + more, 0
-        -- Room for twice as many and three, but no more than the limit can fill beside the newest. Three fit into what the
-        -- server takes for the header.
-        room = math.max(math.min(len * 2 + 3, fills - 1), len)
-        local slack = string.rep('\0', (room - len) * run_bytes)
-        -- [lives]
-        -- Milliseconds to live: two windows, so that most charges in place need not renew it, and four seconds. What counts may
-        -- count up to a step longer than a window, and a second where the clock was set back.
-        local lives = math.floor(math.max(until_us - now, math.min(until_us - now + window, 2 * window)) / 1000) + 4000
-        expires = math.floor((now + lives * 1000) / 1000000)
-        call('SET', key, struct.pack('<BBI7I7I7BI2I2I2I7I6I5', 20, ahead_bits, used, newest, oldest,
-          stamp_bytes * 16 + cost_bytes, 0, len, room, newest_cost, shift, expires) .. ring .. run .. slack, 'PX', lives)
-      else
-        local between = ''
-        if pushed then
-          local place = 48 + (head + len) % room * run_bytes
-          if #raw == 48 + size then
-            between = raw:sub(49, place) .. run
-          else
-            -- A ring that was cut off is filled with zeros by a write past its end. So the last place is written only after a look,
-            -- and where a write shows that it was too short, the value is marked as damaged.
-            local is_whole = place + run_bytes < 48 + size or call('STRLEN', key) == 48 + size
-            if not is_whole or call('SETRANGE', key, place, run) ~= 48 + size then
-              call('SETRANGE', key, '0', '\31')
-              return redis.error_reply('SLIDEGATE value is damaged: its ring is cut off')
-            end
-          end
-          len = len + 1
-        end
-        -- Too short a life loses usage. One from before the window was shortened or the clock was set back is too long.
-        if until_us > expires * 1000000 or expires * 1000000 > now + 2 * window + 5000000 then
-          -- [lives]
-          -- Milliseconds to live: two windows, so that most charges in place need not renew it, and four seconds. What counts may
-          -- count up to a step longer than a window, and a second where the clock was set back.
-          local lives = math.floor(math.max(until_us - now, math.min(until_us - now + window, 2 * window)) / 1000) + 4000
-          call('PEXPIRE', key, lives)
-          expires = math.floor((now + lives * 1000) / 1000000)
-        end
-        call('SETRANGE', key, '0', struct.pack('<BBI7I7I7BI2I2I2I7I6I5', 20, ahead_bits, used, newest, oldest,
-          stamp_bytes * 16 + cost_bytes, head, len, room, newest_cost, shift, expires) .. between)
-      end
+      local failed = save()
+      if failed then return failed end
     end
     return given
   end
   -- [most]
   -- The most that counts for one key: `Quota::max_used`.
   local most = 9007199254740991
-  return used, capacity, most, wrong, moved, tell, charge, keep, refund
+  return used, capacity, most, wrong, moved, tell, charge, save, refund
 end
 
 -- The key as it is, and what can be done with it.
@@ -672,9 +492,7 @@ opens.W = function(key, now, packed)
     }
     return numbers
   end
-  local function charge(cost)
-    -- [charge]
-    current, used = current + cost, used + cost
+  local function save()
     -- [save]
     local value
     if head > 0 and previous < 1048576 and current < 1048576 and stop < 4294967296000000 then
@@ -692,23 +510,10 @@ opens.W = function(key, now, packed)
       call('SET', key, value, 'PX', math.floor(lives / 1000) + 4000)
     end
   end
-  local function keep()
-    -- [save]
-    local value
-    if head > 0 and previous < 1048576 and current < 1048576 and stop < 4294967296000000 then
-      value = struct.pack('<I3I4I5', head, stop / 1000000, previous * 1048576 + current)
-    else
-      value = struct.pack('<BI6I7I7I7', 18, window, stop, previous, current)
-    end
-    if expires == stop and #value == #raw then
-      -- In place, which keeps the time to live: half of what it costs to set it again.
-      call('SETRANGE', key, '0', value)
-    else
-      -- `stop` may be a second further ahead than its window is long.
-      local lives = stop - now
-      if current > 0 then lives = lives + window end
-      call('SET', key, value, 'PX', math.floor(lives / 1000) + 4000)
-    end
+  local function charge(cost)
+    -- [charge]
+    current, used = current + cost, used + cost
+    return save()
   end
   local function refund(cost)
     -- [refund]
@@ -747,29 +552,15 @@ opens.W = function(key, now, packed)
     if given > 0 and used == 0 then
       call('DEL', key)
     elseif given > 0 then
-      -- [save]
-      local value
-      if head > 0 and previous < 1048576 and current < 1048576 and stop < 4294967296000000 then
-        value = struct.pack('<I3I4I5', head, stop / 1000000, previous * 1048576 + current)
-      else
-        value = struct.pack('<BI6I7I7I7', 18, window, stop, previous, current)
-      end
-      if expires == stop and #value == #raw then
-        -- In place, which keeps the time to live: half of what it costs to set it again.
-        call('SETRANGE', key, '0', value)
-      else
-        -- `stop` may be a second further ahead than its window is long.
-        local lives = stop - now
-        if current > 0 then lives = lives + window end
-        call('SET', key, value, 'PX', math.floor(lives / 1000) + 4000)
-      end
+      local failed = save()
+      if failed then return failed end
     end
     return given
   end
   -- [most]
   -- The most that counts for one key: `Quota::max_used`.
   local most = 9007199254740991
-  return used, capacity, most, wrong, moved, tell, charge, keep, refund
+  return used, capacity, most, wrong, moved, tell, charge, save, refund
 end
 
 -- The key as it is, and what can be done with it.
@@ -832,9 +623,7 @@ opens.F = function(key, now, packed)
     }
     return numbers
   end
-  local function charge(cost)
-    -- [charge]
-    used = used + cost
+  local function save()
     -- [save]
     local value
     if head > 0 and used < 1099511627776 and stop % 1000000 == 0 and stop < 4294967296000000 then
@@ -849,20 +638,10 @@ opens.F = function(key, now, packed)
       call('SET', key, value, 'PX', math.ceil((stop - now) / 1000) + 5000)
     end
   end
-  local function keep()
-    -- [save]
-    local value
-    if head > 0 and used < 1099511627776 and stop % 1000000 == 0 and stop < 4294967296000000 then
-      value = struct.pack('<I3I4I5', head, stop / 1000000, used)
-    else
-      value = struct.pack('<BI6I7I7', 17, window, stop, used)
-    end
-    if expires == stop and #value == #raw then
-      -- In place, which keeps the time to live: half of what it costs to set it again.
-      call('SETRANGE', key, '0', value)
-    else
-      call('SET', key, value, 'PX', math.ceil((stop - now) / 1000) + 5000)
-    end
+  local function charge(cost)
+    -- [charge]
+    used = used + cost
+    return save()
   end
   local function refund(cost)
     -- [refund]
@@ -871,26 +650,15 @@ opens.F = function(key, now, packed)
     if given > 0 and used == 0 then
       call('DEL', key)
     elseif given > 0 then
-      -- [save]
-      local value
-      if head > 0 and used < 1099511627776 and stop % 1000000 == 0 and stop < 4294967296000000 then
-        value = struct.pack('<I3I4I5', head, stop / 1000000, used)
-      else
-        value = struct.pack('<BI6I7I7', 17, window, stop, used)
-      end
-      if expires == stop and #value == #raw then
-        -- In place, which keeps the time to live: half of what it costs to set it again.
-        call('SETRANGE', key, '0', value)
-      else
-        call('SET', key, value, 'PX', math.ceil((stop - now) / 1000) + 5000)
-      end
+      local failed = save()
+      if failed then return failed end
     end
     return given
   end
   -- [most]
   -- The most that counts for one key: `Quota::max_used`.
   local most = 9007199254740991
-  return used, capacity, most, wrong, moved, tell, charge, keep, refund
+  return used, capacity, most, wrong, moved, tell, charge, save, refund
 end
 
 -- The key as it is, and what can be done with it.
@@ -987,19 +755,16 @@ opens.B = function(key, now, packed)
     }
     return numbers
   end
-  local function charge(cost)
-    -- [charge]
-    level, used = level + cost, used + cost
+  local function save()
     -- [save]
     -- It lives until it is empty, and up to five seconds more: nothing is decided by that. `at` may be a second ahead.
     local lives = used * window / rate + at - now
     call('SET', key, struct.pack('<BI6I7I7I6', 19, window, at, level, fraction), 'PX', math.floor(lives / 1000) + 4000)
   end
-  local function keep()
-    -- [save]
-    -- It lives until it is empty, and up to five seconds more: nothing is decided by that. `at` may be a second ahead.
-    local lives = used * window / rate + at - now
-    call('SET', key, struct.pack('<BI6I7I7I6', 19, window, at, level, fraction), 'PX', math.floor(lives / 1000) + 4000)
+  local function charge(cost)
+    -- [charge]
+    level, used = level + cost, used + cost
+    return save()
   end
   local function refund(cost)
     -- [refund]
@@ -1023,17 +788,15 @@ opens.B = function(key, now, packed)
     if given > 0 and used == 0 then
       call('DEL', key)
     elseif given > 0 then
-      -- [save]
-      -- It lives until it is empty, and up to five seconds more: nothing is decided by that. `at` may be a second ahead.
-      local lives = used * window / rate + at - now
-      call('SET', key, struct.pack('<BI6I7I7I6', 19, window, at, level, fraction), 'PX', math.floor(lives / 1000) + 4000)
+      local failed = save()
+      if failed then return failed end
     end
     return given
   end
   -- [most]
   -- The most that counts for one key: one window's drain above the capacity.
   local most = math.min(capacity + rate, 9007199254740991)
-  return used, capacity, most, wrong, moved, tell, charge, keep, refund
+  return used, capacity, most, wrong, moved, tell, charge, save, refund
 end
 -- Bytes of the modes.
 local CHECK, PEEK, REFUND, PENALIZE = 99, 112, 114, 110
@@ -1043,7 +806,7 @@ local DECIDING, TOGETHER, IF_ALLOWED, INDEPENDENT, REFUSALS = 100, 116, 97, 105,
 local verb, enforced, excess, role, over, link, own, at = {}, {}, {}, {}, {}, {}, {}, {}
 -- Of each key, by its first part.
 local used, capacity, most, moved, adds, needed, writes = {}, {}, {}, {}, {}, {}, {}
-local tell, charge, keep, refund = {}, {}, {}, {}
+local tell, charge, save, refund = {}, {}, {}, {}
 local is_plain = true
 for p = 1, parts do
   local from = 3 + requests + (p - 1) * 4
@@ -1058,7 +821,7 @@ for p = 1, parts do
   if opens[letter] then
     local wrong
     at[p], adds[p], needed[p] = p, 0, 0
-    used[p], capacity[p], most[p], wrong, moved[p], tell[p], charge[p], keep[p], refund[p] =
+    used[p], capacity[p], most[p], wrong, moved[p], tell[p], charge[p], save[p], refund[p] =
       opens[letter](KEYS[p], now, argv[from + 3])
     if wrong then return redis.error_reply('SLIDEGATE value ' .. p .. ' is ' .. wrong) end
   else
@@ -1163,7 +926,7 @@ for p = 1, parts do
       if failed then return failed end
     elseif writes[p] and used[p] > 0 then
       -- A penalty that found no room is written as well, so that all stores have seen the same time.
-      keep[p]()
+      save[p]()
     end
   end
 end

@@ -1,5 +1,6 @@
 -- Assembled from the files of `lua/` that are named below. Do not edit: change those and run
 -- SLIDEGATE_ASSEMBLE_LUA=1 cargo test -p slidegate --features redis assembled
+-- Sent without comments; line NN here is line NN + 1 in an error of the server.
 
 -- decide.lua
 --
@@ -153,9 +154,7 @@ opens.W = function(key, now, packed)
     }
     return numbers
   end
-  local function charge(cost)
-    -- [charge]
-    current, used = current + cost, used + cost
+  local function save()
     -- [save]
     local value
     if head > 0 and previous < 1048576 and current < 1048576 and stop < 4294967296000000 then
@@ -173,23 +172,10 @@ opens.W = function(key, now, packed)
       call('SET', key, value, 'PX', math.floor(lives / 1000) + 4000)
     end
   end
-  local function keep()
-    -- [save]
-    local value
-    if head > 0 and previous < 1048576 and current < 1048576 and stop < 4294967296000000 then
-      value = struct.pack('<I3I4I5', head, stop / 1000000, previous * 1048576 + current)
-    else
-      value = struct.pack('<BI6I7I7I7', 18, window, stop, previous, current)
-    end
-    if expires == stop and #value == #raw then
-      -- In place, which keeps the time to live: half of what it costs to set it again.
-      call('SETRANGE', key, '0', value)
-    else
-      -- `stop` may be a second further ahead than its window is long.
-      local lives = stop - now
-      if current > 0 then lives = lives + window end
-      call('SET', key, value, 'PX', math.floor(lives / 1000) + 4000)
-    end
+  local function charge(cost)
+    -- [charge]
+    current, used = current + cost, used + cost
+    return save()
   end
   local function refund(cost)
     -- [refund]
@@ -228,29 +214,15 @@ opens.W = function(key, now, packed)
     if given > 0 and used == 0 then
       call('DEL', key)
     elseif given > 0 then
-      -- [save]
-      local value
-      if head > 0 and previous < 1048576 and current < 1048576 and stop < 4294967296000000 then
-        value = struct.pack('<I3I4I5', head, stop / 1000000, previous * 1048576 + current)
-      else
-        value = struct.pack('<BI6I7I7I7', 18, window, stop, previous, current)
-      end
-      if expires == stop and #value == #raw then
-        -- In place, which keeps the time to live: half of what it costs to set it again.
-        call('SETRANGE', key, '0', value)
-      else
-        -- `stop` may be a second further ahead than its window is long.
-        local lives = stop - now
-        if current > 0 then lives = lives + window end
-        call('SET', key, value, 'PX', math.floor(lives / 1000) + 4000)
-      end
+      local failed = save()
+      if failed then return failed end
     end
     return given
   end
   -- [most]
   -- The most that counts for one key: `Quota::max_used`.
   local most = 9007199254740991
-  return used, capacity, most, wrong, moved, tell, charge, keep, refund
+  return used, capacity, most, wrong, moved, tell, charge, save, refund
 end
 -- Bytes of the modes.
 local CHECK, PEEK, REFUND, PENALIZE = 99, 112, 114, 110
@@ -260,7 +232,7 @@ local DECIDING, TOGETHER, IF_ALLOWED, INDEPENDENT, REFUSALS = 100, 116, 97, 105,
 local verb, enforced, excess, role, over, link, own, at = {}, {}, {}, {}, {}, {}, {}, {}
 -- Of each key, by its first part.
 local used, capacity, most, moved, adds, needed, writes = {}, {}, {}, {}, {}, {}, {}
-local tell, charge, keep, refund = {}, {}, {}, {}
+local tell, charge, save, refund = {}, {}, {}, {}
 local is_plain = true
 for p = 1, parts do
   local from = 3 + requests + (p - 1) * 4
@@ -275,7 +247,7 @@ for p = 1, parts do
   if opens[letter] then
     local wrong
     at[p], adds[p], needed[p] = p, 0, 0
-    used[p], capacity[p], most[p], wrong, moved[p], tell[p], charge[p], keep[p], refund[p] =
+    used[p], capacity[p], most[p], wrong, moved[p], tell[p], charge[p], save[p], refund[p] =
       opens[letter](KEYS[p], now, argv[from + 3])
     if wrong then return redis.error_reply('SLIDEGATE value ' .. p .. ' is ' .. wrong) end
   else
@@ -380,7 +352,7 @@ for p = 1, parts do
       if failed then return failed end
     elseif writes[p] and used[p] > 0 then
       -- A penalty that found no room is written as well, so that all stores have seen the same time.
-      keep[p]()
+      save[p]()
     end
   end
 end

@@ -1,5 +1,6 @@
 -- Assembled from the files of `lua/` that are named below. Do not edit: change those and run
 -- SLIDEGATE_ASSEMBLE_LUA=1 cargo test -p slidegate --features redis assembled
+-- Sent without comments; line NN here is line NN + 1 in an error of the server.
 
 -- decide.lua
 --
@@ -144,19 +145,16 @@ opens.B = function(key, now, packed)
     }
     return numbers
   end
-  local function charge(cost)
-    -- [charge]
-    level, used = level + cost, used + cost
+  local function save()
     -- [save]
     -- It lives until it is empty, and up to five seconds more: nothing is decided by that. `at` may be a second ahead.
     local lives = used * window / rate + at - now
     call('SET', key, struct.pack('<BI6I7I7I6', 19, window, at, level, fraction), 'PX', math.floor(lives / 1000) + 4000)
   end
-  local function keep()
-    -- [save]
-    -- It lives until it is empty, and up to five seconds more: nothing is decided by that. `at` may be a second ahead.
-    local lives = used * window / rate + at - now
-    call('SET', key, struct.pack('<BI6I7I7I6', 19, window, at, level, fraction), 'PX', math.floor(lives / 1000) + 4000)
+  local function charge(cost)
+    -- [charge]
+    level, used = level + cost, used + cost
+    return save()
   end
   local function refund(cost)
     -- [refund]
@@ -180,17 +178,15 @@ opens.B = function(key, now, packed)
     if given > 0 and used == 0 then
       call('DEL', key)
     elseif given > 0 then
-      -- [save]
-      -- It lives until it is empty, and up to five seconds more: nothing is decided by that. `at` may be a second ahead.
-      local lives = used * window / rate + at - now
-      call('SET', key, struct.pack('<BI6I7I7I6', 19, window, at, level, fraction), 'PX', math.floor(lives / 1000) + 4000)
+      local failed = save()
+      if failed then return failed end
     end
     return given
   end
   -- [most]
   -- The most that counts for one key: one window's drain above the capacity.
   local most = math.min(capacity + rate, 9007199254740991)
-  return used, capacity, most, wrong, moved, tell, charge, keep, refund
+  return used, capacity, most, wrong, moved, tell, charge, save, refund
 end
 -- Bytes of the modes.
 local CHECK, PEEK, REFUND, PENALIZE = 99, 112, 114, 110
@@ -200,7 +196,7 @@ local DECIDING, TOGETHER, IF_ALLOWED, INDEPENDENT, REFUSALS = 100, 116, 97, 105,
 local verb, enforced, excess, role, over, link, own, at = {}, {}, {}, {}, {}, {}, {}, {}
 -- Of each key, by its first part.
 local used, capacity, most, moved, adds, needed, writes = {}, {}, {}, {}, {}, {}, {}
-local tell, charge, keep, refund = {}, {}, {}, {}
+local tell, charge, save, refund = {}, {}, {}, {}
 local is_plain = true
 for p = 1, parts do
   local from = 3 + requests + (p - 1) * 4
@@ -215,7 +211,7 @@ for p = 1, parts do
   if opens[letter] then
     local wrong
     at[p], adds[p], needed[p] = p, 0, 0
-    used[p], capacity[p], most[p], wrong, moved[p], tell[p], charge[p], keep[p], refund[p] =
+    used[p], capacity[p], most[p], wrong, moved[p], tell[p], charge[p], save[p], refund[p] =
       opens[letter](KEYS[p], now, argv[from + 3])
     if wrong then return redis.error_reply('SLIDEGATE value ' .. p .. ' is ' .. wrong) end
   else
@@ -320,7 +316,7 @@ for p = 1, parts do
       if failed then return failed end
     elseif writes[p] and used[p] > 0 then
       -- A penalty that found no room is written as well, so that all stores have seen the same time.
-      keep[p]()
+      save[p]()
     end
   end
 end

@@ -19,6 +19,7 @@ mod layout;
 mod mixed;
 mod penalties;
 mod refusals;
+mod scripts;
 mod sharing;
 mod tls;
 mod upkeep;

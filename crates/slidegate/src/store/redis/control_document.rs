@@ -133,7 +133,8 @@ impl RedisStore {
         let args = [found.to_string().into_bytes(), value.into_bytes()];
         let deadline = instant() + PATIENCE;
         let calls = &self.calls;
-        let written = calls.transport.run(calls.scripts.note(), &[KEY.to_vec()], &args, deadline).await;
+        let written =
+            calls.transport.run(calls.scripts.control_document(), &[KEY.to_vec()], &args, deadline).await;
         let written = written.map_err(explain)? == Value::Int(1);
         if written {
             calls.forget_denials();

@@ -1,7 +1,11 @@
-//! Scripts: the texts in `lua/assembled/`, each of which is sent as it stands there. Hashes are computed.
+//! Scripts: what the store runs in Redis. `lua/assembled/` has their texts; hashes are computed.
 //!
-//! A script is one straight line, since functions and tables would cost more than the rest of a decision.
-//! So what scripts share is in pieces, in the files of `lua/`, from which a test below assembles them.
+//! A script is sent without its comments, which are two fifths of its text. Line breaks stay, so a
+//! line number in an error of the server is that of the file in `lua/`, plus one for the `#!lua`
+//! header: `user_script:124` is line 123. Servers before Redis 7 get no header.
+//!
+//! A script is one straight line, because functions and tables cost more than the rest of a
+//! decision. Scripts share pieces, which are in the files of `lua/`; a test below assembles them.
 
 use crate::quota::Algorithm;
 use crate::store::redis::transport::Script;
@@ -28,6 +32,8 @@ const DECIDES: [&str; 4] = [
 ];
 /// The script that decides calls on keys of several algorithms.
 const DECIDE_ALL: &str = assembled!("decide_all");
+/// The script that replaces the control document.
+const CONTROL_DOCUMENT: &str = include_str!("../../../lua/control_document.lua");
 
 /// Every script the store may call.
 #[derive(Debug)]
@@ -35,7 +41,7 @@ pub(crate) struct Scripts {
     check: [Script; 4],
     decide: [Script; 4],
     decide_all: Script,
-    note: Script,
+    control_document: Script,
 }
 
 /// The algorithm's letter in scripts.
@@ -53,20 +59,37 @@ fn position(algorithm: Algorithm) -> usize {
     Algorithm::ALL.iter().position(|one| *one == algorithm).expect("all algorithms are in ALL")
 }
 
+/// The script without comments and indentation, with every line break.
+///
+/// Sound without a lexer: a line of Lua stands alone unless a long bracket opens, a line ends in a
+/// backslash, or a carriage return breaks it. A text with any of these is returned unchanged.
+/// Otherwise a line that begins with `--` is a comment. Other comments stay.
+fn without_comments(text: &str) -> String {
+    let mut opens = text.match_indices('[').map(|(at, _)| text[at + 1..].trim_start_matches('='));
+    if text.contains('\r') || text.contains("\\\n") || opens.any(|rest| rest.starts_with('[')) {
+        return text.to_owned();
+    }
+    let code = text.lines().map(|line| match line.trim_matches([' ', '\t']) {
+        comment if comment.starts_with("--") => "",
+        code => code,
+    });
+    code.collect::<Vec<_>>().join("\n")
+}
+
 impl Scripts {
     pub(crate) fn new() -> Self {
-        let script = |text: &str| Script::new(text.to_owned());
+        let script = |text: &str| Script::new(without_comments(text));
         Self {
             check: CHECKS.map(script),
             decide: DECIDES.map(script),
             decide_all: script(DECIDE_ALL),
-            note: script(include_str!("../../../lua/note.lua")),
+            control_document: script(CONTROL_DOCUMENT),
         }
     }
 
-    /// The script that replaces the note.
-    pub(crate) fn note(&self) -> &Script {
-        &self.note
+    /// The script that replaces the control document.
+    pub(crate) fn control_document(&self) -> &Script {
+        &self.control_document
     }
 
     /// The script that checks one key under this algorithm.
@@ -162,9 +185,11 @@ mod tests {
 
     /// The script that ends in this piece, with the contracts of all files that it is made of.
     fn script(name: &str, files: &[&str], main: &Pieces) -> String {
-        let note = "-- Assembled from the files of `lua/` that are named below. Do not edit: change those and run\n-- \
-                    SLIDEGATE_ASSEMBLE_LUA=1 cargo test -p slidegate --features redis assembled";
-        let mut text = format!("{note}\n\n");
+        let mut text =
+            "-- Assembled from the files of `lua/` that are named below. Do not edit: change those and run\n\
+                        -- SLIDEGATE_ASSEMBLE_LUA=1 cargo test -p slidegate --features redis assembled\n\
+                        -- Sent without comments; line NN here is line NN + 1 in an error of the server.\n\n"
+                .to_owned();
         for file in files {
             let contract = Pieces::of(&[file]).contract;
             write!(text, "-- {file}\n--\n{contract}").expect("a string");
@@ -192,6 +217,38 @@ mod tests {
         decides.pieces.insert("opens".to_owned(), Algorithm::ALL.map(opens).join("\n"));
         all.push(("decide_all".to_owned(), script("decide", &names, &decides)));
         all
+    }
+
+    /// A character that is lost changes what is charged. A line that moves makes error messages lie.
+    #[test]
+    fn only_comments_and_indentation_are_left_out() {
+        let text = "-- a\n\n  local a = '--' -- b\n\t--c\nlocal b = \"[--\" .. a[b[1]]  \n--[b]\nreturn a";
+        let sent = "\n\nlocal a = '--' -- b\n\nlocal b = \"[--\" .. a[b[1]]\n\nreturn a";
+        assert_eq!(without_comments(text), sent);
+        for unchanged in [
+            "--[[ a\n-- b\n]] return 1",
+            "--[==[ a\n-- b\n]==] return 1",
+            "local a = [[\n-- b\n]]",
+            "local a = [=[\n-- b\n]=]",
+            "local a = 'a\\\n-- b'",
+            "-- a\rreturn 1",
+        ] {
+            assert_eq!(without_comments(unchanged), unchanged);
+        }
+        assert_eq!(without_comments(""), "");
+    }
+
+    /// A script with a construct that must not be shortened would be sent whole, unnoticed.
+    #[test]
+    fn every_script_is_sent_without_comments() {
+        for text in CHECKS.iter().chain(&DECIDES).chain([&DECIDE_ALL, &CONTROL_DOCUMENT]) {
+            let sent = without_comments(text);
+            assert_eq!(sent.lines().count(), text.lines().count());
+            for (sent, line) in sent.lines().zip(text.lines()) {
+                let code = if line.trim_start().starts_with("--") { "" } else { line.trim() };
+                assert_eq!(sent, code);
+            }
+        }
     }
 
     /// Whoever reads a script must read what runs.

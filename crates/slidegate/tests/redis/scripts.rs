@@ -1,0 +1,59 @@
+//! Scripts: what is sent to a server, compared with the texts that people read.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use slidegate::{Algorithm, Policy, Quota};
+use slidegate_testkit::redis::{FakeRedis, RedisServer};
+
+use crate::callers::{check, gate, options};
+
+/// A server that knows no script and does not keep any.
+fn forgetful() -> FakeRedis {
+    FakeRedis::greeting(|command| match command[0].as_slice() {
+        b"TIME" => "*2\r\n$10\r\n1700000000\r\n$1\r\n0\r\n".into(),
+        b"EVALSHA" => "-NOSCRIPT No matching script.\r\n".into(),
+        _ => "+OK\r\n".into(),
+    })
+}
+
+/// Every script that was sent to be loaded.
+fn loaded(fake: &FakeRedis) -> BTreeSet<String> {
+    let loads = fake.heard().into_iter().filter(|command| command[0] == b"SCRIPT");
+    loads.map(|command| String::from_utf8(command[2].clone()).unwrap()).collect()
+}
+
+/// Scripts are sent without comments: that must change neither what runs nor the line that an error
+/// of the server names, counted from the `#!lua` header.
+#[tokio::test]
+async fn scripts_are_sent_as_the_code_of_their_files() {
+    let fake = forgetful();
+    let policy = |name: &str, algorithm| {
+        Policy::new(name, Quota::per_hour(9).with_algorithm(algorithm)).unwrap().scope(["user"])
+    };
+    let mut calls: Vec<Vec<Policy>> = vec![Algorithm::ALL.map(|one| policy(one.name(), one)).into()];
+    for algorithm in Algorithm::ALL {
+        calls.push(vec![policy("a", algorithm)]);
+        calls.push(vec![policy("a", algorithm), policy("b", algorithm)]);
+    }
+    for policies in calls {
+        check(&gate(policies, options(&fake.url())), "alice").await;
+    }
+    let sent = loaded(&fake);
+
+    let server = RedisServer::start();
+    // Byte code names the line of each instruction.
+    let compiled = |text: &str| {
+        server.admin(&["EVAL", "return redis.sha1hex(string.dump(loadstring(ARGV[1], 'x')))", "0", text])
+    };
+    let sent_code: BTreeSet<_> =
+        sent.iter().map(|text| compiled(text.strip_prefix("#!lua").unwrap())).collect();
+    let files = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("lua/assembled")).unwrap();
+    let files: Vec<_> = files.map(|file| fs::read_to_string(file.unwrap().path()).unwrap()).collect();
+    let file_code: BTreeSet<_> = files.iter().map(|text| compiled(&format!("\n{text}"))).collect();
+    assert_eq!((files.len(), file_code.len()), (9, 9));
+    assert_eq!(sent_code, file_code);
+    let bytes = |texts: &mut dyn Iterator<Item = &String>| texts.map(String::len).sum::<usize>();
+    assert!(bytes(&mut sent.iter()) * 3 < bytes(&mut files.iter()) * 2, "comments are sent");
+}
