@@ -304,45 +304,26 @@ impl Access {
     }
 }
 
-/// Middleware of check and peek routes.
-pub(crate) async fn may_decide(
-    State(access): State<Arc<Access>>,
+/// Middleware of routes that decide or change usage.
+pub(crate) async fn may_act(
+    State((access, action)): State<(Arc<Access>, Action)>,
     request: Request<Body>,
     next: Next,
 ) -> Result<Response, Problem> {
-    access.decision(request.headers(), Action::Decide, Peer::of(request.extensions()))?;
+    access.decision(request.headers(), action, Peer::of(request.extensions()))?;
     Ok(next.run(request).await)
 }
 
-/// Middleware of reset, refund and penalize routes.
-pub(crate) async fn may_adjust(
-    State(access): State<Arc<Access>>,
-    request: Request<Body>,
-    next: Next,
-) -> Result<Response, Problem> {
-    access.decision(request.headers(), Action::Adjust, Peer::of(request.extensions()))?;
-    Ok(next.run(request).await)
-}
-
-/// Middleware of read-only admin routes.
-pub(crate) async fn may_read(
-    State(access): State<Arc<Access>>,
+/// Middleware of admin routes. Those that make changes reject cross-site requests even with a token.
+pub(crate) async fn may_operate(
+    State((access, right)): State<(Arc<Access>, Right)>,
     mut request: Request<Body>,
     next: Next,
 ) -> Result<Response, Problem> {
-    let by = access.operator(request.headers(), Right::Read, Peer::of(request.extensions()))?;
-    request.extensions_mut().insert(by);
-    Ok(next.run(request).await)
-}
-
-/// Middleware of admin routes that make changes. Rejects cross-site requests even with a token.
-pub(crate) async fn may_write(
-    State(access): State<Arc<Access>>,
-    mut request: Request<Body>,
-    next: Next,
-) -> Result<Response, Problem> {
-    let by = access.operator(request.headers(), Right::Write, Peer::of(request.extensions()))?;
-    cross_site::reject_cross_site_change(request.headers())?;
+    let by = access.operator(request.headers(), right, Peer::of(request.extensions()))?;
+    if right == Right::Write {
+        cross_site::reject_cross_site_change(request.headers())?;
+    }
     request.extensions_mut().insert(by);
     Ok(next.run(request).await)
 }

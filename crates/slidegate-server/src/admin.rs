@@ -1,7 +1,7 @@
-//! Admin: what operators see of the running service and change in it, under `/v1`.
+//! Admin routes under `/v1`: inspect and change the running service.
 //!
-//! Everything here needs a token, or a listener that only this machine reaches. Off loopback and without a token, these
-//! routes say so and do nothing, while decisions are served as ever.
+//! They require a token, or a listener on loopback. Without either they return an error, and
+//! decisions are still served.
 
 use std::sync::Arc;
 
@@ -10,6 +10,7 @@ use axum::routing::{delete, get, post};
 
 use crate::access;
 use crate::app::App;
+use crate::config::Right;
 use crate::routes::Routes;
 use crate::telemetry;
 
@@ -23,12 +24,12 @@ mod shadows;
 mod state;
 mod status;
 
-pub(crate) use state::{Admin, Loaded};
+pub(crate) use state::Admin;
 
-/// These routes behind what lets only those pass who may look.
+/// These routes, for callers with the right to read.
 pub(crate) fn for_readers(app: &Arc<App>, routes: Routes) -> Routes {
-    let readers = Arc::clone(&app.access);
-    routes.behind(|router| router.route_layer(from_fn_with_state(readers, access::may_read)))
+    let readers = (Arc::clone(&app.access), Right::Read);
+    routes.behind(|router| router.route_layer(from_fn_with_state(readers, access::may_operate)))
 }
 
 /// The routes, those of the observer included.
@@ -47,10 +48,10 @@ pub(crate) fn routes(admin: &Arc<Admin>) -> Routes {
         ("/v1/keys/{policy}/{key}/{action}", post(keys::act)),
         ("/v1/changes/{id}/undo", post(policies::undo)),
     ];
-    let writers = Arc::clone(&admin.app.access);
+    let writers = (Arc::clone(&admin.app.access), Right::Write);
     let reading = Routes::over(Arc::clone(admin), reading).and(telemetry::routes(Arc::clone(&admin.app)));
     let reading = for_readers(&admin.app, reading);
     let changing = Routes::over(Arc::clone(admin), changing)
-        .behind(|router| router.route_layer(from_fn_with_state(writers, access::may_write)));
+        .behind(|router| router.route_layer(from_fn_with_state(writers, access::may_operate)));
     reading.and(changing)
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
-use axum::http::{HeaderMap, HeaderValue, Request as HttpRequest, StatusCode, Uri, header};
+use axum::http::{HeaderMap, HeaderValue, Method, Request as HttpRequest, StatusCode, Uri, header};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response as HttpResponse};
 use axum::routing::{MethodRouter, get, post};
@@ -16,7 +16,7 @@ use hyper::body::Incoming;
 use serde_json::json;
 use slidegate::{Decisions, Error, Reason, Verb};
 
-use crate::access;
+use crate::access::{self, Action};
 use crate::app::App;
 use crate::app::decide::Call;
 use crate::caller::Protocol;
@@ -37,64 +37,47 @@ type Shared = State<Arc<App>>;
 type Answered = Result<HttpResponse, Problem>;
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// A path and what it takes.
-type Row = (&'static str, MethodRouter<Arc<App>>);
-
-/// Routes that decide.
-fn deciding() -> [Row; 3] {
-    [
-        (CHECK, get(check_by_query).post(check_routed)),
-        ("/v1/check/batch", post(check_batch)),
-        ("/v1/peek", post(peek)),
-    ]
-}
-
-/// Routes that change usage without deciding.
-fn adjusting() -> [Row; 3] {
-    [("/v1/refund", post(refund)), ("/v1/penalize", post(penalize)), ("/v1/reset", post(reset))]
-}
-
-/// Routes without access control: they reveal nothing about limits, keys or clients.
-fn open() -> [Row; 3] {
-    [("/healthz", get(healthz)), ("/readyz", get(readyz)), ("/openapi.json", get(openapi))]
-}
-
 /// These routes and `others` on the same listener. `direct_paths` are paths that are served before any route.
 pub(super) fn routes(app: Arc<App>, others: Routes, direct_paths: &[&'static str]) -> Router {
-    let (deciders, adjusters) = (Arc::clone(&app.access), Arc::clone(&app.access));
-    let deciding = Routes::over(Arc::clone(&app), deciding())
-        .behind(|router| router.route_layer(from_fn_with_state(deciders, access::may_decide)));
-    let adjusting = Routes::over(Arc::clone(&app), adjusting())
-        .behind(|router| router.route_layer(from_fn_with_state(adjusters, access::may_adjust)));
-    let open = Routes::over(app, open());
-    let (router, mut paths) = deciding.and(adjusting).and(open).and(others).into_parts();
+    let deciders = (Arc::clone(&app.access), Action::Decide);
+    let adjusters = (Arc::clone(&app.access), Action::Adjust);
+    let deciding = [
+        (CHECK, get(check_by_query).merge(post_verb(Verb::Check))),
+        ("/v1/check/batch", post(check_batch)),
+        ("/v1/peek", post_verb(Verb::Peek)),
+    ];
+    let adjusting = [
+        ("/v1/refund", post_verb(Verb::Refund)),
+        ("/v1/penalize", post_verb(Verb::Penalize)),
+        ("/v1/reset", post(reset)),
+    ];
+    // Without access control: they reveal nothing about limits, keys or clients.
+    let open = [("/healthz", get(healthz)), ("/readyz", get(readyz)), ("/openapi.json", get(openapi))];
+    let deciding = Routes::over(Arc::clone(&app), deciding)
+        .behind(|router| router.route_layer(from_fn_with_state(deciders, access::may_act)));
+    let adjusting = Routes::over(Arc::clone(&app), adjusting)
+        .behind(|router| router.route_layer(from_fn_with_state(adjusters, access::may_act)));
+    let (router, mut paths) = deciding.and(adjusting).and(Routes::over(app, open)).and(others).into_parts();
     paths.extend(direct_paths);
     let paths: Arc<str> = paths.join(", ").into();
     router
-        .fallback(async move |uri: Uri| unknown_path(&uri, &paths))
-        .method_not_allowed_fallback(wrong_method)
+        .fallback(async move |uri: Uri| {
+            let detail = format!("there is no `{}`; the paths are {paths}", uri.path().escape_debug());
+            Problem::new(StatusCode::NOT_FOUND, detail)
+        })
+        .method_not_allowed_fallback(async |method: Method, uri: Uri| Problem::wrong_method(&uri, &method))
+}
+
+/// `POST` of one request, with this verb.
+fn post_verb(verb: Verb) -> MethodRouter<Arc<App>> {
+    post(async move |State(app): Shared, request: HttpRequest<Body>| -> Answered {
+        by_body(&app, verb, request).await
+    })
 }
 
 /// `POST /v1/check`.
 pub(super) async fn check(app: &App, request: HttpRequest<Incoming>) -> HttpResponse<Full<Bytes>> {
     by_body(app, Verb::Check, request).await.unwrap_or_else(Problem::response)
-}
-
-/// The same through the router, which needs it for its list of methods.
-async fn check_routed(State(app): Shared, request: HttpRequest<Body>) -> Answered {
-    by_body(&app, Verb::Check, request).await
-}
-
-async fn peek(State(app): Shared, request: HttpRequest<Body>) -> Answered {
-    by_body(&app, Verb::Peek, request).await
-}
-
-async fn refund(State(app): Shared, request: HttpRequest<Body>) -> Answered {
-    by_body(&app, Verb::Refund, request).await
-}
-
-async fn penalize(State(app): Shared, request: HttpRequest<Body>) -> Answered {
-    by_body(&app, Verb::Penalize, request).await
 }
 
 async fn check_by_query(State(app): Shared, uri: Uri, headers: HeaderMap) -> Answered {
@@ -195,12 +178,12 @@ async fn reset(State(app): Shared, request: HttpRequest<Body>) -> Answered {
         let detail = format!("{error}; the keys may be forgotten or not, so send it again");
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
     })?;
-    Ok(ok(problem::json(&json!({ "existed": existed }))))
+    Ok(problem::ok(&json!({ "existed": existed })))
 }
 
 /// Liveness.
 async fn healthz() -> HttpResponse {
-    ok(problem::json(&json!({ "status": "ok" })))
+    problem::ok(&json!({ "status": "ok" }))
 }
 
 /// New requests may come: not while the service is shutting down. They may while a shared store is away, since each
@@ -216,7 +199,7 @@ async fn readyz(State(app): Shared) -> HttpResponse {
         "degraded": app.is_degraded(),
         "store": app.store_status(),
     });
-    let mut response = ok(problem::json(&body));
+    let mut response = problem::ok(&body);
     if !ready {
         *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
     }
@@ -225,15 +208,6 @@ async fn readyz(State(app): Shared) -> HttpResponse {
 
 async fn openapi() -> HttpResponse {
     ok(include_bytes!("http/openapi.json").to_vec())
-}
-
-fn unknown_path(uri: &Uri, paths: &str) -> Problem {
-    let detail = format!("there is no `{}`; the paths are {paths}", uri.path().escape_debug());
-    Problem::new(StatusCode::NOT_FOUND, detail)
-}
-
-async fn wrong_method(request: HttpRequest<Body>) -> Problem {
-    Problem::wrong_method(request.uri(), request.method())
 }
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");

@@ -1,7 +1,7 @@
 //! The HTTP listener: accepts connections up to a maximum and drains them at shutdown.
 
 use std::convert::Infallible;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,8 +12,8 @@ use hyper::{Request, Response};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::net::TcpListener;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::log_limit::log_limited;
 
@@ -64,18 +64,12 @@ pub(crate) async fn serve(
     let graceful = GracefulShutdown::new();
     tokio::pin!(stop);
     loop {
-        let accepted = tokio::select! {
-            accepted = accept(&listener, &permits) => accepted,
+        let ((stream, peer), permit) = tokio::select! {
+            accepted = accepted(&permits, || listener.accept()) => accepted,
             _ = &mut stop => break,
         };
-        let (stream, peer, permit) = match accepted {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                log_limited!(WARN, None, %error, "failed to accept a connection");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-                continue;
-            }
-        };
+        // Responses are small and written whole; Nagle's algorithm would only delay them.
+        let _ = stream.set_nodelay(true);
         let handler = handler.clone();
         let service = service_fn(move |request| {
             let handler = handler.clone();
@@ -104,14 +98,22 @@ pub(crate) async fn serve(
     open.min(MAX_CONNECTIONS - permits.available_permits())
 }
 
-/// Accepts the next connection once a permit is free.
-async fn accept(
-    listener: &TcpListener,
+/// The next connection, once a permit is free. Failures to accept are logged and retried.
+pub(crate) async fn accepted<C, F>(
     permits: &Arc<Semaphore>,
-) -> std::io::Result<(TcpStream, SocketAddr, tokio::sync::OwnedSemaphorePermit)> {
-    let permit = Arc::clone(permits).acquire_owned().await.map_err(std::io::Error::other)?;
-    let (stream, peer) = listener.accept().await?;
-    // Responses are small and written whole; Nagle's algorithm would only delay them.
-    stream.set_nodelay(true)?;
-    Ok((stream, peer, permit))
+    accept: impl Fn() -> F,
+) -> (C, OwnedSemaphorePermit)
+where
+    F: Future<Output = std::io::Result<C>>,
+{
+    loop {
+        let permit = Arc::clone(permits).acquire_owned().await.expect("the semaphore is never closed");
+        match accept().await {
+            Ok(connection) => return (connection, permit),
+            Err(error) => {
+                log_limited!(WARN, None, %error, "failed to accept a connection");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
 }

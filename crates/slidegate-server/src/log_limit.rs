@@ -8,8 +8,6 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-#[cfg(test)]
-use slidegate::ManualClock;
 use slidegate::client_addr::{self, Ipv6Prefix};
 use slidegate::{Limiter, MemoryStore, MemoryStoreBuilder, Quota};
 
@@ -51,34 +49,25 @@ impl Default for LogRates {
 
 impl Default for LogLimit {
     fn default() -> Self {
-        Self::new(LogRates::default())
+        Self::new(LogRates::default(), &MemoryStore::builder())
     }
 }
 
 impl LogLimit {
-    pub(crate) fn new(rates: LogRates) -> Self {
-        Self::build(rates, &MemoryStore::builder())
-    }
-
-    /// For a line about the service as a whole: one per `span`.
-    pub(crate) fn every(span: Duration) -> Self {
-        let quota = Quota::new(1, span).expect("a positive span is a window");
-        Self::new(LogRates { each: quota, all: quota, max_clients: 1 })
-    }
-
-    /// With a manual clock.
-    #[cfg(test)]
-    pub(crate) fn on_clock(rates: LogRates, clock: &ManualClock) -> Self {
-        Self::build(rates, &MemoryStore::builder().clock(clock.clone()))
-    }
-
-    fn build(rates: LogRates, store: &MemoryStoreBuilder) -> Self {
+    /// Tracks clients in a store of this kind.
+    pub(crate) fn new(rates: LogRates, store: &MemoryStoreBuilder) -> Self {
         let limiter = |quota, max_keys| Limiter::with_store(quota, store.clone().max_keys(max_keys).build());
         Self {
             by_client: limiter(rates.each, rates.max_clients),
             all: limiter(rates.all, 1),
             suppressed: AtomicU64::new(0),
         }
+    }
+
+    /// For a line about the service as a whole: one per `span`.
+    pub(crate) fn every(span: Duration) -> Self {
+        let quota = Quota::new(1, span).expect("a positive span is a window");
+        Self::new(LogRates { each: quota, all: quota, max_clients: 1 }, &MemoryStore::builder())
     }
 
     /// Whether to write a line about a client, or about no particular client.
@@ -142,6 +131,8 @@ pub(crate) use log_limited;
 
 #[cfg(test)]
 mod tests {
+    use slidegate::ManualClock;
+
     use super::*;
 
     fn ip(text: &str) -> Option<IpAddr> {
@@ -149,7 +140,7 @@ mod tests {
     }
 
     fn limit(clock: &ManualClock) -> LogLimit {
-        LogLimit::on_clock(LogRates::default(), clock)
+        LogLimit::new(LogRates::default(), &MemoryStore::builder().clock(clock.clone()))
     }
 
     /// Without a limit, two million wrong passwords wrote 281 MB of log.

@@ -6,6 +6,7 @@ use axum::body::Body;
 use axum::http::{HeaderValue, Method, Response, StatusCode, Uri, header};
 use axum::response::IntoResponse;
 use serde::Serialize;
+use slidegate::secs_ceil;
 
 use crate::request::{BadRequest, Field};
 
@@ -113,8 +114,7 @@ impl Problem {
         *response.status_mut() = self.status;
         response.headers_mut().insert(header::CONTENT_TYPE, MEDIA_TYPE);
         if let Some(span) = self.retry_after {
-            let secs = span.as_secs() + u64::from(span.subsec_nanos() > 0);
-            response.headers_mut().insert(header::RETRY_AFTER, secs.into());
+            response.headers_mut().insert(header::RETRY_AFTER, secs_ceil(span).into());
         }
         if self.status == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
@@ -127,6 +127,12 @@ impl IntoResponse for Problem {
     fn into_response(self) -> Response<Body> {
         self.response()
     }
+}
+
+/// A response that no cache keeps.
+pub(crate) fn ok(body: &impl Serialize) -> Response<Body> {
+    let headers = [(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-store")];
+    (headers, json(body)).into_response()
 }
 
 /// A body of our own types, which always have a JSON form.

@@ -73,7 +73,7 @@ pub use store::redis::{
     BreakerState, ClientCertificate, ClockJumps, ControlDocument, ControlDocumentId, FailureKind, NodeState,
     RedisOptions, RedisStats, StoreErrors, StoreFailure,
 };
-pub use time::{Clock, ManualClock, SystemClock, Timestamp, millis_ceil};
+pub use time::{Clock, ManualClock, SystemClock, Timestamp, millis_ceil, secs_ceil};
 pub use usage::{KeyUse, RecordedCharge, UsageForecast};
 pub use verb::{Role, Verb};
 #[cfg(feature = "wait")]

@@ -91,8 +91,16 @@ pub(crate) fn micros(span: Duration) -> u64 {
     span.as_secs().saturating_mul(SECOND_US).saturating_add(u64::from(span.subsec_nanos().div_ceil(1000)))
 }
 
-/// A duration in whole seconds, rounded up.
-pub(crate) fn secs_ceil(span: Duration) -> u64 {
+/// A duration in whole seconds, rounded up: the value of the `Retry-After` header.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// assert_eq!(slidegate::secs_ceil(Duration::from_millis(1001)), 2);
+/// assert_eq!(slidegate::secs_ceil(Duration::ZERO), 0);
+/// ```
+#[must_use]
+pub fn secs_ceil(span: Duration) -> u64 {
     span.as_secs().saturating_add(u64::from(span.subsec_nanos() > 0))
 }
 

@@ -13,7 +13,7 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{
 };
 use envoy_types::pb::google::protobuf::{self, Struct};
 use slidegate::headers::{HeaderOptions, Problem};
-use slidegate::{Decisions, PolicyDecision, Reason, Role, Verb, millis_ceil};
+use slidegate::{Decisions, PolicyDecision, Reason, Role, Verb, millis_ceil, secs_ceil};
 
 use super::denial::{Denial, wait};
 use super::metadata;
@@ -210,10 +210,6 @@ fn until_reset(one: &PolicyDecision<'_>, is_over: bool) -> Duration {
 /// A number in 32 bits, saturating.
 fn narrow(number: u64) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
-}
-
-fn secs_ceil(span: Duration) -> u64 {
-    millis_ceil(span).div_ceil(1000)
 }
 
 fn duration(span: Duration) -> protobuf::Duration {

@@ -10,9 +10,7 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-#[cfg(test)]
-use slidegate::ManualClock;
-use slidegate::{Decision, Limiter, MemoryStore, MemoryStoreBuilder, Quota};
+use slidegate::{Decision, Limiter, MemoryStore, MemoryStoreBuilder, Quota, secs_ceil};
 
 use crate::caller::Protocol;
 use crate::log_limit::{group_key, log_limited};
@@ -56,7 +54,7 @@ impl fmt::Display for AuthFailure {
                 "too many failed authentications from your address: {MAX_FAILURES} in {} s is the limit; wait {} s, then \
                  send the right password or token",
                 WINDOW.as_secs(),
-                retry_after.as_secs() + u64::from(retry_after.subsec_nanos() > 0)
+                secs_ceil(*retry_after)
             ),
         }
     }
@@ -64,18 +62,13 @@ impl fmt::Display for AuthFailure {
 
 impl Default for AuthAttempts {
     fn default() -> Self {
-        Self::build(MemoryStore::builder())
+        Self::new(MemoryStore::builder())
     }
 }
 
 impl AuthAttempts {
-    /// With a manual clock.
-    #[cfg(test)]
-    pub(crate) fn on_clock(clock: &ManualClock) -> Self {
-        Self::build(MemoryStore::builder().clock(clock.clone()))
-    }
-
-    fn build(store: MemoryStoreBuilder) -> Self {
+    /// Tracks addresses in a store of this kind.
+    fn new(store: MemoryStoreBuilder) -> Self {
         let quota = Quota::new(MAX_FAILURES, WINDOW).expect("a minute is a window");
         let failures = Limiter::with_store(quota, store.max_keys(MAX_CLIENTS).build());
         Self { failures, failed: Default::default() }
@@ -139,6 +132,8 @@ fn too_many(failures: &Decision) -> Option<AuthFailure> {
 
 #[cfg(test)]
 mod tests {
+    use slidegate::ManualClock;
+
     use super::*;
 
     const MALLORY: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 66));
@@ -146,7 +141,7 @@ mod tests {
 
     fn attempts() -> (AuthAttempts, ManualClock) {
         let clock = ManualClock::new();
-        (AuthAttempts::on_clock(&clock), clock)
+        (AuthAttempts::new(MemoryStore::builder().clock(clock.clone())), clock)
     }
 
     /// Unlimited guessing, two million passwords in four seconds, finds most that people choose.

@@ -41,7 +41,7 @@ pub(super) async fn add(
     keys: Map<String, Value>,
 ) -> Result<Response, Problem> {
     admin.control.poll().await;
-    let (_, document) = admin.control.current();
+    let document = admin.control.document();
     let app = &admin.app;
     let conflict = |detail: String| Problem::new(StatusCode::CONFLICT, detail);
     if app.active.base().policies.by_name(name).is_some() {

@@ -7,13 +7,13 @@ use axum::response::Response;
 use serde_json::{Map, Value, json};
 use slidegate::{Algorithm, Policy, PolicySet, Quota, millis_ceil};
 
-use super::reply::{answer, audit};
+use super::reply::audit;
 use super::state::Admin;
 use crate::access::By;
 use crate::app::changes::{Cause, Counting, Document, Refusal, Terms, What};
 use crate::config::Mode;
 use crate::policy_names::{self, candidate_of};
-use crate::problem::Problem;
+use crate::problem::{self, Problem};
 
 type Answered = Result<Response, Problem>;
 
@@ -83,7 +83,7 @@ impl Admin {
     pub(super) fn changed(&self, by: &By, action: &str, policy: &str, id: u64, done: &str) -> Response {
         audit(by, action, policy, "", done);
         self.app.observer().mark_changed();
-        answer(&json!({ "policy": policy, "change": id, "done": done }))
+        problem::ok(&json!({ "policy": policy, "change": id, "done": done }))
     }
 }
 

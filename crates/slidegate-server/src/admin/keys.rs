@@ -16,7 +16,7 @@ use slidegate::{
 };
 
 use super::apply::unknown;
-use super::reply::{InPath, answer, audit, body};
+use super::reply::{InPath, audit, body};
 use super::state::Admin;
 use crate::access::By;
 use crate::app::changes::{KeyChange, KeyKind, at_text, now_ms};
@@ -24,7 +24,7 @@ use crate::caller::Protocol;
 use crate::key_text::KeyText;
 use crate::limits::MAX_COST;
 use crate::policy_names::candidate_of;
-use crate::problem::Problem;
+use crate::problem::{self, Problem};
 use crate::query;
 use crate::telemetry::{self, Filter};
 
@@ -167,7 +167,7 @@ impl Admin {
         let found = found.into_iter().next().ok_or_else(|| {
             Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "the key has all attributes and no decision")
         })?;
-        let (_, document) = self.control.current();
+        let document = self.control.document();
         let now = now_ms();
         let living = |is_block: bool| {
             document.living(now).find(|change| {
@@ -239,7 +239,7 @@ pub(super) async fn show(
     uri: Uri,
 ) -> Answered {
     let target = KeyTarget::of(&admin, policy, &key, &uri)?;
-    Ok(answer(&admin.view(&target).await?))
+    Ok(problem::ok(&admin.view(&target).await?))
 }
 
 pub(super) async fn act(
@@ -291,7 +291,7 @@ pub(super) async fn act(
         .await
         .unwrap_or_else(|_| json!({ "policy": target.policy, "key": target.text_for_caller() }));
     view["done"] = done.into();
-    Ok(answer(&view))
+    Ok(problem::ok(&view))
 }
 
 impl KeyAction {

@@ -13,20 +13,20 @@ use slidegate::{Algorithm, Policy, PolicySet, Quota, millis_ceil};
 
 use super::added;
 use super::apply::{in_words, numbers, put_in_force, unknown};
-use super::reply::{InPath, answer, body, bytes};
+use super::reply::{InPath, body, bytes};
 use super::state::Admin;
 use crate::access::By;
-use crate::app::changes::{Cause, Change, Counting, Document, Refusal, Terms, What, at_text};
+use crate::app::changes::{Cause, Change, ControlStatus, Counting, Document, Refusal, Terms, What, at_text};
 use crate::config::{Mode, Parsed, QuotaSpec, Window};
 use crate::json_body;
 use crate::policy_names::{self, CANDIDATE, candidate_of};
-use crate::problem::Problem;
+use crate::problem::{self, Problem};
 
 type Shared = State<Arc<Admin>>;
 type Answered = Result<Response, Problem>;
 
 pub(super) async fn list(State(admin): Shared) -> Response {
-    let (_, document) = admin.control.current();
+    let document = admin.control.document();
     let base = admin.app.active.base();
     let now = crate::app::changes::now_ms();
     let policies = admin.app.policies();
@@ -61,7 +61,7 @@ pub(super) async fn list(State(admin): Shared) -> Response {
             },
         })
     });
-    answer(&json!({ "policies": told.collect::<Vec<_>>() }))
+    problem::ok(&json!({ "policies": told.collect::<Vec<_>>() }))
 }
 
 /// What a policy is changed to. What is left out stays.
@@ -129,7 +129,7 @@ pub(super) async fn set(
     // What is not said stays as it is now, elsewhere as well.
     admin.control.poll().await;
     let policies = admin.app.policies();
-    let (_, document) = admin.control.current();
+    let document = admin.control.document();
     let policy = changeable(&admin, &document, &policies, &name).map_err(|problem| {
         if policies.by_name(&name).is_some() { problem } else { problem.and(added::WAY_IN) }
     })?;
@@ -190,7 +190,7 @@ pub(super) async fn promote(
     // What is not said stays as it is now, elsewhere as well.
     admin.control.poll().await;
     let policies = admin.app.policies();
-    let (_, document) = admin.control.current();
+    let document = admin.control.document();
     let policy = changeable(&admin, &document, &policies, &name)?;
     let Some(candidate) = admin.app.active.base().candidate(&document, &name) else {
         let detail = format!(
@@ -222,7 +222,7 @@ pub(super) async fn undo(
 }
 
 pub(super) async fn changes(State(admin): Shared) -> Response {
-    let (version, document) = admin.control.current();
+    let ControlStatus { id, document, .. } = admin.control.status();
     let told = document.changes.iter().rev().map(|change| {
         let Change { id, at_ms, by, policy, what, before, after } = change;
         let (what, undoes) = match what {
@@ -244,7 +244,7 @@ pub(super) async fn changes(State(admin): Shared) -> Response {
             "words": in_words(before.as_ref(), after.as_ref()),
         })
     });
-    answer(&json!({ "version": version, "changes": told.collect::<Vec<_>>() }))
+    problem::ok(&json!({ "version": id.version, "changes": told.collect::<Vec<_>>() }))
 }
 
 /// A body that says nothing.

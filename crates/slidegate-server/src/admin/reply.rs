@@ -3,10 +3,8 @@
 use axum::body::{Body, Bytes};
 use axum::extract::{FromRequestParts, Path};
 use axum::http::request::Parts;
-use axum::http::{Request, StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::http::{Request, StatusCode};
 use serde::de::DeserializeOwned;
-use serde_json::Value;
 
 use crate::access::By;
 use crate::app::changes::{Cause, Refusal};
@@ -15,12 +13,6 @@ use crate::problem::Problem;
 
 /// Largest body of a change.
 const MAX_BODY: usize = 16 * 1024;
-
-/// An answer that no cache keeps.
-pub(super) fn answer(body: &Value) -> Response {
-    let headers = [(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-store")];
-    (headers, body.to_string()).into_response()
-}
 
 /// What the variable parts of a path say. A part that is not UTF-8 is refused in the words of this service.
 pub(super) struct InPath<T>(pub(super) T);

@@ -14,9 +14,9 @@ use serde_json::json;
 use slidegate::{PolicyReset, ResetCursor};
 
 use super::apply::unknown;
-use super::reply::{InPath, answer, audit, body};
+use super::reply::{InPath, audit, body};
 use super::state::Admin;
-use crate::problem::Problem;
+use crate::problem::{self, Problem};
 
 /// Keys that a step looks at, unless it is asked for others.
 const KEYS: u64 = 1000;
@@ -68,7 +68,7 @@ pub(super) async fn step(
         audit(&by, "reset-policy", &name, "", &done);
         admin.app.observer().mark_changed();
     }
-    Ok(answer(&json!({
+    Ok(problem::ok(&json!({
         "policy": name,
         "forgotten": forgotten,
         "scanned": scanned,

@@ -7,9 +7,9 @@ use axum::response::Response;
 use serde_json::json;
 
 use super::apply::numbers;
-use super::reply::answer;
 use super::state::Admin;
 use crate::policy_names::{CANDIDATE, candidate_of};
+use crate::problem;
 
 /// Most keys of a candidate in an answer, those first that would notice it most.
 const MAX_KEYS: usize = 100;
@@ -47,5 +47,7 @@ pub(super) async fn shadow(State(admin): State<Arc<Admin>>) -> Response {
         let watched = seen.shadows.get(policy.name()).copied().unwrap_or_default();
         json!({ "policy": policy.name(), "would_deny": watched.would_deny, "requests": watched.requests })
     });
-    answer(&json!({ "candidates": candidates.collect::<Vec<_>>(), "shadows": shadows.collect::<Vec<_>>() }))
+    problem::ok(
+        &json!({ "candidates": candidates.collect::<Vec<_>>(), "shadows": shadows.collect::<Vec<_>>() }),
+    )
 }

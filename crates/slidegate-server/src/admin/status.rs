@@ -1,4 +1,4 @@
-//! `/v1/status`: what runs, since when, on which configuration, and how things stand with the store.
+//! `/v1/status`: version, uptime, configuration, store and run-time changes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,38 +6,38 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::response::Response;
 use serde_json::json;
-use slidegate::Clock;
 
-use super::reply::answer;
 use super::state::Admin;
 use crate::app::changes::{ControlStatus, at_text, now_ms};
+use crate::problem;
 use crate::telemetry::Spans;
 
 pub(super) async fn status(State(admin): State<Arc<Admin>>) -> Response {
     let app = &admin.app;
-    let loaded = admin.loaded().clone();
-    let date = |at| at_text(admin.clock.wall_time(at).as_micros() / 1000);
+    let observer = app.observer();
+    let config = observer.config();
+    let date = |at| at_text(observer.wall_time(at).as_micros() / 1000);
     let millis = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
     let ControlStatus { id, document, location, problem, losses, last_loss } = admin.control.status();
     let now = now_ms();
     let stats = app.store().stats();
     let mut store = app.store_status();
     store["degraded"] = app.is_degraded().into();
-    answer(&json!({
+    problem::ok(&json!({
         "version": env!("CARGO_PKG_VERSION"),
-        "started_at": date(admin.started_at),
-        "uptime_ms": millis(admin.clock.now() - admin.started_at),
+        "started_at": date(observer.started_at),
+        "uptime_ms": millis(observer.uptime()),
         "ready": app.readiness.is_ready(),
         "listeners": admin.listeners,
         "config": {
-            "source": loaded.source,
-            "hash": loaded.hash,
-            "loaded_at": date(loaded.at),
-            "reloads": loaded.reloads,
-            "error": loaded.error,
+            "source": admin.config_source,
+            "hash": config.hash,
+            "loaded_at": date(config.at),
+            "reloads": config.loads,
+            "error": config.error.or(config.pending),
         },
         "store": store,
-        "traces": app.observer().traces().map(|traces| {
+        "traces": observer.traces().map(|traces| {
             let Spans { sent, failed, dropped } = traces.spans();
             json!({ "endpoint": traces.endpoint(), "sent": sent, "failed": failed, "dropped": dropped })
         }),
@@ -46,7 +46,7 @@ pub(super) async fn status(State(admin): State<Arc<Admin>>) -> Response {
             "version": id.version,
             "epoch": (id.epoch != 0).then(|| format!("{:016x}", id.epoch)),
             "digest": document.digest(now),
-            "place": location.name(),
+            "place": location,
             "losses": losses,
             "last_loss": last_loss.map(|last| json!({
                 "at": at_text(last.at_ms),

@@ -2,12 +2,13 @@
 
 use std::process::ExitCode;
 
+use clap::Args;
 use serde_json::{Value, json};
+use ureq::http::Method;
 
 use super::failure::Failure;
 use super::values::{attribute, cost};
 use super::{client, output};
-use clap::Args;
 
 #[derive(Debug, Args)]
 pub(super) struct CheckArgs {
@@ -32,36 +33,20 @@ const ALLOWED: u8 = 0;
 const DENIED: u8 = 1;
 
 pub(super) fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
-    let route = if args.peek { "peek" } else { "check" };
-    let url = args.server.url(&format!("/v1/{route}"));
     let attributes: serde_json::Map<_, _> =
         args.attributes.iter().map(|(name, value)| (name.clone(), Value::from(value.clone()))).collect();
     if attributes.len() < args.attributes.len() {
         return Err(Failure("an attribute is given twice; give each attribute once".to_owned()));
     }
-    let body = json!({ "attributes": attributes, "cost": args.cost }).to_string();
-
-    let mut request = args.server.agent()?.post(&url).header("content-type", "application/json");
-    if let Some(authorization) = args.server.authorization()? {
-        request = request.header("authorization", authorization);
-    }
-    let unreachable = |error: ureq::Error| {
-        Failure(format!(
-            "no response from {url}: {error}; check that `slidegate serve` is running there, or set --url"
-        ))
-    };
-    let mut response = request.send(body).map_err(unreachable)?;
-    let text = response.body_mut().read_to_string().map_err(unreachable)?;
-    let decision: Value = serde_json::from_str(&text).map_err(|_| {
-        Failure(format!(
-            "{url} returned {} without a decision; check that it is a slidegate server",
-            response.status()
-        ))
-    })?;
-
+    let path = if args.peek { "/v1/peek" } else { "/v1/check" };
+    let client = args.server.client(None)?;
+    let body = json!({ "attributes": attributes, "cost": args.cost });
+    let (status, text) = client.send(Method::POST, path, Some(&body))?;
+    let failed = |why: &str| Failure(format!("{} returned {status}{why}", client.url(path)));
+    let decision: Value = serde_json::from_str(&text)
+        .map_err(|_| failed(" without a decision; check that it is a slidegate server"))?;
     let Some(allowed) = decision["allowed"].as_bool() else {
-        let detail = decision["detail"].as_str().unwrap_or("no reason given");
-        return Err(Failure(format!("{url} returned {}: {detail}", response.status())));
+        return Err(failed(&format!(": {}", client::detail(&decision))));
     };
     if args.json {
         output::print(text)?;

@@ -7,7 +7,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
+use ureq::http::{Method, Request, StatusCode};
 
 use super::failure::Failure;
 use super::output;
@@ -42,36 +44,29 @@ pub(super) struct ClientArgs {
     pub(super) json: bool,
 }
 
-/// An HTTP method.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Method {
-    Get,
-    Post,
-    Put,
-    Delete,
+/// A server and the credentials for it.
+pub(super) struct Client {
+    agent: ureq::Agent,
+    url: String,
+    /// The value of the `Authorization` header, if a token is given.
+    authorization: Option<String>,
 }
 
 impl ServerArgs {
-    /// The URL of a path on the server.
-    pub(super) fn url(&self, path: &str) -> String {
-        format!("{}{path}", self.url.trim_end_matches('/'))
-    }
-
-    /// An HTTP client. Error statuses are not `Err`.
+    /// A client of the server, with this token or the one of the options.
     ///
     /// # Errors
-    /// The URL uses TLS and the system trusts no certificate authority.
-    pub(super) fn agent(&self) -> Result<ureq::Agent, Failure> {
-        let url = &self.url;
-        http_client::agent(url, self.timeout)
-            .map_err(|error| Failure(format!("cannot connect to {url}: {error}")))
+    /// The file with the token cannot be read or is empty, the token has invalid characters, or the
+    /// URL uses TLS and the system trusts no certificate authority.
+    pub(super) fn client(&self, token: Option<&str>) -> Result<Client, Failure> {
+        let url = self.url.trim_end_matches('/').to_owned();
+        let agent = http_client::agent(&url, self.timeout)
+            .map_err(|error| Failure(format!("cannot connect to {url}: {error}")))?;
+        let token = token.map_or_else(|| self.token(), |token| Ok(Some(token.trim().to_owned())))?;
+        Ok(Client { agent, url, authorization: token.map(|token| format!("Bearer {token}")) })
     }
 
-    /// The value of the `Authorization` header, if a token is given.
-    ///
-    /// # Errors
-    /// The file cannot be read or is empty, or the token has invalid characters.
-    pub(super) fn authorization(&self) -> Result<Option<String>, Failure> {
+    fn token(&self) -> Result<Option<String>, Failure> {
         let (token, source) = match &self.token_file {
             Some(file) => {
                 let source = format!("--token-file {}", file.display());
@@ -93,22 +88,30 @@ impl ServerArgs {
                 "{source}: invalid token; use the token that `slidegate token new` printed"
             )));
         }
-        Ok((!token.is_empty()).then(|| format!("Bearer {token}")))
+        Ok((!token.is_empty()).then(|| token.to_owned()))
     }
 }
 
-impl ClientArgs {
-    /// Sends a request, with `body` unless it is a GET, and returns the JSON of the response.
-    pub(super) fn send(&self, method: Method, path: &str, body: &Value) -> Result<Value, Failure> {
-        let url = self.server.url(path);
-        let agent = self.server.agent()?;
-        let mut request = ureq::http::Request::builder().uri(&url).method(match method {
-            Method::Get => "GET",
-            Method::Post => "POST",
-            Method::Put => "PUT",
-            Method::Delete => "DELETE",
-        });
-        if let Some(authorization) = self.server.authorization()? {
+impl Client {
+    /// The URL of a path on the server.
+    pub(super) fn url(&self, path: &str) -> String {
+        format!("{}{path}", self.url)
+    }
+
+    /// Sends a request, with a JSON body if there is one, and returns the status and the body of
+    /// the response, whatever the status is.
+    ///
+    /// # Errors
+    /// The URL is invalid, or there is no complete response.
+    pub(super) fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<(StatusCode, String), Failure> {
+        let url = self.url(path);
+        let mut request = Request::builder().method(method).uri(&url);
+        if let Some(authorization) = &self.authorization {
             request = request.header("authorization", authorization);
         }
         let invalid =
@@ -118,21 +121,30 @@ impl ClientArgs {
                 "no response from {url}: {error}; check that `slidegate serve` is running there, or set --url"
             ))
         };
-        let response = if let Method::Get = method {
-            agent.run(request.body(()).map_err(|error| invalid(&error))?)
-        } else {
-            let request = request.header("content-type", "application/json").body(body.to_string());
-            agent.run(request.map_err(|error| invalid(&error))?)
+        let response = match body {
+            None => self.agent.run(request.body(()).map_err(|error| invalid(&error))?),
+            Some(body) => {
+                let request = request.header("content-type", "application/json").body(body.to_string());
+                self.agent.run(request.map_err(|error| invalid(&error))?)
+            }
         };
         let mut response = response.map_err(unreachable)?;
-        let status = response.status();
         let text = response.body_mut().read_to_string().map_err(unreachable)?;
+        Ok((response.status(), text))
+    }
+}
+
+impl ClientArgs {
+    /// Sends a request, with a JSON body if there is one, and returns the JSON of the response.
+    pub(super) fn send(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Value, Failure> {
+        let client = self.server.client(None)?;
+        let (status, text) = client.send(method, path, body)?;
         let json: Value = serde_json::from_str(&text).map_err(|_| {
+            let url = client.url(path);
             Failure(format!("{url} returned {status} without JSON; check that it is a slidegate server"))
         })?;
         if !status.is_success() {
-            let detail = json["detail"].as_str().unwrap_or("no reason given");
-            return Err(Failure(format!("{}: {detail}", status.as_u16())));
+            return Err(Failure(format!("{}: {}", status.as_u16(), detail(&json))));
         }
         Ok(json)
     }
@@ -143,17 +155,16 @@ impl ClientArgs {
     }
 }
 
-/// Percent-encodes one path segment.
-pub(super) fn segment(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) {
-            out.push(char::from(byte));
-        } else {
-            out.push_str(&format!("%{byte:02X}"));
-        }
-    }
-    out
+/// The reason that an error response gives.
+pub(super) fn detail(problem: &Value) -> &str {
+    problem["detail"].as_str().unwrap_or("no reason given")
+}
+
+/// Percent-encodes one path segment or query value.
+pub(super) fn segment(text: &str) -> impl std::fmt::Display {
+    /// All but the unreserved characters of RFC 3986, section 2.3.
+    const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
+    utf8_percent_encode(text, RESERVED)
 }
 
 /// Formats milliseconds: `12.5s`, `250ms`.

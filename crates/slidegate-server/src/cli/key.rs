@@ -4,8 +4,9 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
+use ureq::http::Method;
 
-use super::client::{ClientArgs, Method, duration, segment, window};
+use super::client::{ClientArgs, duration, segment, window};
 use super::failure::Failure;
 use super::values::cost;
 
@@ -79,7 +80,7 @@ enum KeyCommand {
 pub(super) fn run(args: &KeyArgs) -> Result<ExitCode, Failure> {
     let (key, action, body) = match &args.command {
         KeyCommand::Show(key) => {
-            let response = args.client.send(Method::Get, &path(key, ""), &Value::Null)?;
+            let response = args.client.send(Method::GET, &path(key, ""), None)?;
             args.client.print(&response, describe)?;
             return Ok(ExitCode::SUCCESS);
         }
@@ -93,7 +94,7 @@ pub(super) fn run(args: &KeyArgs) -> Result<ExitCode, Failure> {
         }
         KeyCommand::Clear(key) => (key, "clear-override", json!({})),
     };
-    let response = args.client.send(Method::Post, &path(key, &format!("/{action}")), &body)?;
+    let response = args.client.send(Method::POST, &path(key, &format!("/{action}")), Some(&body))?;
     args.client.print(&response, |response| {
         let text = |name: &str| response[name].as_str().unwrap_or_default().to_owned();
         format!("{}: `{}`: {}", text("policy"), text("key"), text("done"))

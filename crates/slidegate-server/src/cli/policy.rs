@@ -8,8 +8,9 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value, json};
+use ureq::http::Method;
 
-use super::client::{ClientArgs, Method, segment, window};
+use super::client::{ClientArgs, segment, window};
 use super::failure::Failure;
 use super::output;
 use crate::config::{Mode, one_line};
@@ -140,19 +141,19 @@ pub(super) fn run(args: &PolicyCommands) -> Result<ExitCode, Failure> {
     let path = |name: &str| format!("/v1/policies/{}", segment(name));
     let answer = match &args.command {
         PolicyCommand::List => {
-            let answer = client.send(Method::Get, "/v1/policies", &Value::Null)?;
+            let answer = client.send(Method::GET, "/v1/policies", None)?;
             client.print(&answer, |answer| lines(&answer["policies"], policy))?;
             return Ok(ExitCode::SUCCESS);
         }
         PolicyCommand::History => {
-            let answer = client.send(Method::Get, "/v1/changes", &Value::Null)?;
+            let answer = client.send(Method::GET, "/v1/changes", None)?;
             client.print(&answer, |answer| lines(&answer["changes"], change))?;
             return Ok(ExitCode::SUCCESS);
         }
-        PolicyCommand::Set(set) => client.send(Method::Put, &path(&set.name), &set.body()?.into())?,
-        PolicyCommand::Unset { name } => client.send(Method::Delete, &path(name), &json!({}))?,
+        PolicyCommand::Set(set) => client.send(Method::PUT, &path(&set.name), Some(&set.body()?.into()))?,
+        PolicyCommand::Unset { name } => client.send(Method::DELETE, &path(name), Some(&json!({})))?,
         PolicyCommand::Promote { name } => {
-            client.send(Method::Post, &format!("{}/promote", path(name)), &json!({}))?
+            client.send(Method::POST, &format!("{}/promote", path(name)), Some(&json!({})))?
         }
         PolicyCommand::Reset { name, yes } => {
             confirm(name, *yes)?;
@@ -164,7 +165,7 @@ pub(super) fn run(args: &PolicyCommands) -> Result<ExitCode, Failure> {
         }
         PolicyCommand::Undo { id } => {
             let id = id.map_or_else(|| "last".to_owned(), |id| id.to_string());
-            client.send(Method::Post, &format!("/v1/changes/{id}/undo"), &json!({}))?
+            client.send(Method::POST, &format!("/v1/changes/{id}/undo"), Some(&json!({})))?
         }
     };
     client.print(&answer, |answer| {
@@ -203,7 +204,7 @@ fn reset(client: &ClientArgs, name: &str) -> Result<Value, Failure> {
     bar.set_style(ProgressStyle::with_template(style).map_err(|error| Failure(error.to_string()))?);
     let (mut step, mut steps, mut cleared) = (json!({}), 0u64, 0);
     loop {
-        let answer = client.send(Method::Post, &path, &step).map_err(|Failure(why)| {
+        let answer = client.send(Method::POST, &path, Some(&step)).map_err(|Failure(why)| {
             let before =
                 if steps == 0 { String::new() } else { format!("; {cleared} keys were already cleared") };
             Failure(format!("{why}{before}"))

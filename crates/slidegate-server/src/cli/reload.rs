@@ -3,11 +3,9 @@
 
 use std::sync::Arc;
 
-use slidegate::{Clock, SystemClock};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::time::MissedTickBehavior;
 
-use crate::admin::Admin;
+use crate::app::App;
 use crate::app::changes::Base;
 use crate::config::{Config, Fingerprint, Loaded, Sources, differences};
 use slidegate_envoy::{Debounced, POLL_EVERY};
@@ -28,31 +26,25 @@ impl Triggers {
 }
 
 /// Reloads until the service stops. `running` is the configuration it started with.
-pub(super) async fn run(admin: Arc<Admin>, sources: Sources, triggers: Triggers, running: Config) {
+pub(super) async fn run(app: Arc<App>, sources: Sources, triggers: Triggers, running: Config) {
     let Triggers { mut hangups, mut watched } = triggers;
-    let mut ticks = tokio::time::interval(POLL_EVERY);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        let is_requested = tokio::select! {
-            _ = ticks.tick() => false,
-            _ = hangups.recv() => true,
-        };
+        let is_requested = tokio::time::timeout(POLL_EVERY, hangups.recv()).await.is_ok();
         if watched.is_due(sources.look()) || is_requested {
             let sources = sources.clone();
             // Reading a file may block.
             let Ok(loaded) = tokio::task::spawn_blocking(move || sources.load()).await else { return };
-            let outcome = loaded
-                .map_err(|errors| errors.to_string())
-                .and_then(|loaded| apply(&admin, &running, loaded));
+            let outcome =
+                loaded.map_err(|errors| errors.to_string()).and_then(|loaded| apply(&app, &running, loaded));
             if let Err(errors) = outcome {
-                reject(&admin, &errors);
+                reject(&app, &errors);
             }
         }
     }
 }
 
 /// Applies the settings that can be hot-reloaded.
-fn apply(admin: &Admin, running: &Config, loaded: Loaded) -> Result<(), String> {
+fn apply(app: &App, running: &Config, loaded: Loaded) -> Result<(), String> {
     let Loaded { config, hash } = loaded;
     let differences = differences(running, &config);
     if differences.iter().any(|name| name == "attributes: addresses") {
@@ -67,18 +59,13 @@ fn apply(admin: &Admin, running: &Config, loaded: Loaded) -> Result<(), String> 
     });
     let Config { policies, candidates, admin: rules, observe, .. } = config;
     let count = policies.iter().len();
-    let observer = admin.app.observer();
+    let observer = app.observer();
     observer.show_keys(observe.keys_shown);
     // Visits all keys in memory.
-    tokio::task::block_in_place(|| admin.app.active.set_base(Base { policies, candidates }))
+    tokio::task::block_in_place(|| app.active.set_base(Base { policies, candidates }))
         .map_err(|error| error.to_string())?;
-    admin.app.access.set(rules);
-    {
-        let mut known = admin.loaded();
-        (known.hash, known.at, known.error) = (hash.clone(), SystemClock::new().now(), pending.clone());
-        known.reloads += 1;
-    }
-    observer.config_loaded(&hash);
+    app.access.set(rules);
+    observer.config_loaded(&hash, pending.clone());
     tracing::info!(policies = count, "config reloaded");
     if let Some(pending) = pending {
         tracing::warn!("{pending}");
@@ -86,11 +73,10 @@ fn apply(admin: &Admin, running: &Config, loaded: Loaded) -> Result<(), String> 
     Ok(())
 }
 
-fn reject(admin: &Admin, errors: &str) {
+fn reject(app: &App, errors: &str) {
     for line in errors.lines() {
         tracing::error!("{line}");
     }
     tracing::error!("config rejected; the running config stays active");
-    admin.loaded().error = Some(errors.to_owned());
-    admin.app.observer().config_refused(errors);
+    app.observer().config_refused(errors);
 }

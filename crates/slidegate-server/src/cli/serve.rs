@@ -6,9 +6,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use slidegate::{Clock, SystemClock};
 use tokio::sync::watch;
-use tokio::time::MissedTickBehavior;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
 
 use super::failure::Failure;
 use super::output;
@@ -149,17 +149,13 @@ async fn serve(
     // A closed standard output does not stop the service.
     let _ = output::print(&greeting);
 
-    let sweeper = tokio::spawn(sweep(Arc::clone(&app)));
-    let watcher = tokio::spawn(watch_store(Arc::clone(&app)));
-    let examiner = tokio::spawn(examine(Arc::clone(&app)));
-    let observer = tokio::spawn(telemetry::tick(Arc::clone(&app)));
-    let known = admin::Loaded {
-        source: sources.name(),
-        hash,
-        at: SystemClock::new().now(),
-        ..admin::Loaded::default()
-    };
-    let admin = Arc::new(Admin::new(Arc::clone(&app), address, listeners, known));
+    let mut tasks = JoinSet::new();
+    tasks.spawn(sweep(Arc::clone(&app)));
+    tasks.spawn(watch_store(Arc::clone(&app)));
+    tasks.spawn(examine(Arc::clone(&app)));
+    tasks.spawn(telemetry::tick(Arc::clone(&app)));
+    app.observer().config_loaded(&hash, None);
+    let admin = Arc::new(Admin::new(Arc::clone(&app), address, listeners, sources.name()));
     if !app.access.is_open() {
         tracing::warn!(
             %address,
@@ -168,12 +164,13 @@ async fn serve(
         );
     }
     admin.control.poll().await;
-    let controller = tokio::spawn(follow_changes(Arc::clone(&admin)));
-    let reloader = tokio::spawn(reload::run(Arc::clone(&admin), sources, triggers, running));
+    let changes = Arc::clone(&admin);
+    tasks.spawn(async move { changes.control.run().await });
+    tasks.spawn(reload::run(Arc::clone(&app), sources, triggers, running));
     if let Some(rules) = &rules {
         app.observer().watch_files(rules.live.clone());
     }
-    let folder = tokio::spawn(follow_folder(Arc::clone(&app), files));
+    tasks.spawn(follow_folder(Arc::clone(&app), files));
     let has_rules = rules.is_some();
     let handler = Arc::new(RateLimitHandler::new(Arc::clone(&app), &grpc_settings, rules));
     let mut more = admin::routes(&admin).and(dashboard::routes());
@@ -198,13 +195,7 @@ async fn serve(
     for port in served {
         unfinished += port.await.unwrap_or_default();
     }
-    sweeper.abort();
-    watcher.abort();
-    examiner.abort();
-    controller.abort();
-    folder.abort();
-    reloader.abort();
-    observer.abort();
+    tasks.abort_all();
     // Blocks while the last spans are exported.
     tokio::task::block_in_place(|| app.observer().end_traces());
     if unfinished > 0 {
@@ -279,11 +270,6 @@ fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', "'\\''"))
 }
 
-/// Applies run-time changes, made here or on other instances.
-async fn follow_changes(admin: Arc<Admin>) {
-    admin.control.run().await;
-}
-
 /// Summarizes the envoyproxy/ratelimit folder.
 fn describe_files(settings: &Settings, envoy: Option<&EnvoyConfig>) -> String {
     let folder = settings.folder.path.display();
@@ -296,10 +282,7 @@ fn describe_files(settings: &Settings, envoy: Option<&EnvoyConfig>) -> String {
 /// Hot-reloads envoyproxy/ratelimit files.
 async fn follow_folder(app: Arc<App>, watcher: Option<ConfigWatcher>) {
     let Some(mut watcher) = watcher else { return };
-    let mut ticks = tokio::time::interval(POLL_EVERY);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        ticks.tick().await;
         let app = Arc::clone(&app);
         let looked = tokio::task::spawn_blocking(move || {
             watcher.poll(&|policies| app.active.set_external(&policies));
@@ -308,6 +291,7 @@ async fn follow_folder(app: Arc<App>, watcher: Option<ConfigWatcher>) {
         // An error means that the runtime stops, or that the task panicked and was logged.
         let Ok(back) = looked.await else { return };
         watcher = back;
+        sleep(POLL_EVERY).await;
     }
 }
 
@@ -316,32 +300,27 @@ async fn follow_folder(app: Arc<App>, watcher: Option<ConfigWatcher>) {
 async fn watch_store(app: Arc<App>) {
     let Some(shared) = app.shared() else { return };
     let mut seen = Seen::default();
-    let mut ticks = tokio::time::interval(WATCH_INTERVAL);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        ticks.tick().await;
         shared.look(&mut seen).await;
+        sleep(WATCH_INTERVAL).await;
     }
 }
 
 /// Logs settings of a shared store that silently break limits.
 async fn examine(app: Arc<App>) {
     let Some(shared) = app.shared() else { return };
-    let mut ticks = tokio::time::interval(EXAMINE_INTERVAL);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        ticks.tick().await;
         shared.examine().await;
+        sleep(EXAMINE_INTERVAL).await;
     }
 }
 
 /// Removes expired keys, and logs when the full memory store dropped keys with usage.
 async fn sweep(app: Arc<App>) {
-    let mut ticks = tokio::time::interval(SWEEP_INTERVAL);
     let log_limit = LogLimit::default();
     let mut reported = 0;
     loop {
-        ticks.tick().await;
+        sleep(SWEEP_INTERVAL).await;
         app.sweep();
         let stats = app.store().stats();
         if stats.dropped > reported && log_limit.admit(None).is_some() {

@@ -2,17 +2,17 @@
 //!
 //! On a terminal the table refreshes until interrupted. Otherwise it is printed once, for pipes.
 
-use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
 use std::process::ExitCode;
+use std::time::Duration;
 
+use clap::{Args, ValueEnum};
 use serde::Deserialize;
+use ureq::http::Method;
 
 use super::failure::Failure;
 use super::values::{keys, milliseconds};
 use super::{client, output};
-use clap::{Args, ValueEnum};
-use std::time::Duration;
 
 #[derive(Debug, Args)]
 pub(super) struct TopArgs {
@@ -49,8 +49,6 @@ pub(super) enum TopBy {
     Denied,
 }
 
-/// Maximum response size: 1000 keys of 256 bytes, each byte up to six in JSON, and numbers.
-const MAX_RESPONSE: u64 = 4 << 20;
 /// Maximum characters of a key in the table.
 const KEY_WIDTH: usize = 60;
 /// Clears the terminal and moves the cursor to the upper left corner.
@@ -74,25 +72,21 @@ struct Key {
 }
 
 pub(super) fn run(args: &TopArgs) -> Result<ExitCode, Failure> {
-    let agent = args.server.agent()?;
-    let authorization = match &args.token {
-        Some(token) => {
-            output::print_error(
-                "warning: --token is visible to all local users in the process list; use SLIDEGATE_TOKEN or \
-                 --token-file",
-            );
-            Some(format!("Bearer {}", token.trim()))
-        }
-        None => args.server.authorization()?,
-    };
+    if args.token.is_some() {
+        output::print_error(
+            "warning: --token is visible to all local users in the process list; use SLIDEGATE_TOKEN or \
+             --token-file",
+        );
+    }
+    let client = args.server.client(args.token.as_deref())?;
     let refreshes = !args.once && !args.json && std::io::stdout().is_terminal();
     loop {
-        let text = fetch(&agent, args, authorization.as_deref())?;
+        let text = fetch(&client, args)?;
         let output = if args.json {
             text
         } else {
             let top: TopKeys = serde_json::from_str(&text).map_err(|_| {
-                let url = args.server.url("");
+                let url = client.url("");
                 Failure(format!("{url} returned an unexpected format; check that the server and this command have the same version"))
             })?;
             table(&top, args)
@@ -107,36 +101,19 @@ pub(super) fn run(args: &TopArgs) -> Result<ExitCode, Failure> {
     }
 }
 
-fn fetch(agent: &ureq::Agent, args: &TopArgs, authorization: Option<&str>) -> Result<String, Failure> {
-    let by = name_of(args.by);
-    let url = args.server.url("/v1/top");
-    let mut request = agent.get(&url).query("by", by).query("limit", args.limit.to_string());
-    if let Some(policy) = &args.policy {
-        request = request.query("policy", policy);
-    }
-    if let Some(authorization) = authorization {
-        request = request.header("authorization", authorization);
-    }
-    let unreachable = |error: ureq::Error| {
-        Failure(format!(
-            "no response from {url}: {error}; check that `slidegate serve` is running there, or set --url"
-        ))
-    };
-    let mut response = request.call().map_err(unreachable)?;
-    let text = response.body_mut().with_config().limit(MAX_RESPONSE).read_to_string().map_err(unreachable)?;
-    if response.status().is_success() {
-        return Ok(text);
-    }
-    let problem: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
-    let detail = problem["detail"].as_str().unwrap_or("no reason given");
-    Err(Failure(format!("{url} returned {}: {detail}", response.status())))
-}
-
-fn name_of(by: TopBy) -> &'static str {
-    match by {
+fn fetch(client: &client::Client, args: &TopArgs) -> Result<String, Failure> {
+    let by = match args.by {
         TopBy::Used => "used",
         TopBy::Denied => "denied",
+    };
+    let policy = args.policy.as_deref().map(|policy| format!("&policy={}", client::segment(policy)));
+    let path = format!("/v1/top?by={by}&limit={}{}", args.limit, policy.unwrap_or_default());
+    let (status, text) = client.send(Method::GET, &path, None)?;
+    if status.is_success() {
+        return Ok(text);
     }
+    let problem = serde_json::from_str(&text).unwrap_or_default();
+    Err(Failure(format!("{} returned {status}: {}", client.url("/v1/top"), client::detail(&problem))))
 }
 
 fn table(top: &TopKeys, args: &TopArgs) -> String {
@@ -147,34 +124,28 @@ fn table(top: &TopKeys, args: &TopArgs) -> String {
     let of = args.policy.as_ref().map_or_else(String::new, |policy| format!(" of {policy}"));
     let (from, to) = (top.period_s / 60, 2 * top.period_s / 60);
     let mut table = format!("Top keys{of} by {what} in the last {from} to {to} minutes");
-    let write = "writing to a String cannot fail";
     if top.sampled {
-        write!(table, "; estimated from a sample").expect(write);
+        table += "; estimated from a sample";
     }
     if top.error_bound > 0 {
-        write!(table, "; keys not listed have at most {}", top.error_bound).expect(write);
+        table += &format!("; keys not listed have at most {}", top.error_bound);
     }
     if top.keys.is_empty() {
-        write!(table, "\n\nno keys yet").expect(write);
-        return table;
+        return table + "\n\nno keys yet";
     }
     let policy_width = top.keys.iter().map(|key| key.policy.len()).max().unwrap_or(0).max("policy".len());
     let keys: Vec<_> = top.keys.iter().map(|key| printable(&key.key)).collect();
     let key_width = keys.iter().map(|key| key.chars().count()).max().unwrap_or(0).max("key".len());
-    write!(
-        table,
+    table += &format!(
         "\n\n{count:>12} {:>10}  {:<policy_width$}  {:<key_width$}  last",
         "max error", "policy", "key"
-    )
-    .expect(write);
+    );
     for (one, key) in top.keys.iter().zip(&keys) {
         let Key { policy, count, at_most_over, last_at, .. } = one;
-        write!(
-            table,
+        table += &format!(
             "\n{count:>12} {at_most_over:>10}  {policy:<policy_width$}  {key:<key_width$}  {}",
             printable(last_at)
-        )
-        .expect(write);
+        );
     }
     table
 }

@@ -13,15 +13,15 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
-use tokio::time::MissedTickBehavior;
 
 use slidegate_envoy::{Client, GrpcServices, GrpcSettings, serve_connection, serve_unix_connection};
 
 use super::RateLimitHandler;
 use super::certificates::Certificates;
 use crate::app::App;
+use crate::listener::accepted;
 use crate::log_limit::log_limited;
 use crate::ports::{Listener, Port, Shutdown};
 
@@ -30,8 +30,6 @@ const UNIX_CLIENT: Client = Client { peer: None, is_local: true, is_verified: fa
 /// Most concurrent connections; further ones wait to be accepted. A proxy has a few per thread.
 const MAX_CONNECTIONS: usize = 4096;
 const MAX_CONNECTIONS_U32: u32 = 4096;
-/// Pause after a failed accept, most often because of missing file descriptors.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Longest TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time between polls of the certificate files and of the health.
@@ -138,11 +136,11 @@ impl GrpcListener {
         tokio::pin!(stop);
         loop {
             tokio::select! {
-                (stream, permit) = accepted(&permits, || accept_tcp(self.tcp.as_ref())) => {
+                ((stream, peer), permit) = accepted(&permits, || accept_tcp(self.tcp.as_ref())) => {
                     // Responses are small and written whole: Nagle's algorithm would only delay
                     // them.
                     let _ = stream.set_nodelay(true);
-                    let peer = stream.peer_addr().ok().map(|peer| peer.ip());
+                    let peer = Some(peer.ip());
                     match self.certificates.clone() {
                         None => connections.spawn(stream, connections.tcp_client(peer), permit),
                         Some(certificates) => {
@@ -256,26 +254,9 @@ async fn elapsed(span: Option<Duration>) {
     }
 }
 
-/// The next connection, once there is a permit for it.
-async fn accepted<I, F>(permits: &Arc<Semaphore>, accept: impl Fn() -> F) -> (I, OwnedSemaphorePermit)
-where
-    F: Future<Output = io::Result<I>>,
-{
-    loop {
-        let permit = Arc::clone(permits).acquire_owned().await.expect("the semaphore is never closed");
-        match accept().await {
-            Ok(stream) => return (stream, permit),
-            Err(error) => {
-                log_limited!(WARN, None, %error, "cannot accept a grpc connection");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-            }
-        }
-    }
-}
-
-async fn accept_tcp(tcp: Option<&TcpListener>) -> io::Result<tokio::net::TcpStream> {
+async fn accept_tcp(tcp: Option<&TcpListener>) -> io::Result<(TcpStream, SocketAddr)> {
     match tcp {
-        Some(tcp) => tcp.accept().await.map(|(stream, _)| stream),
+        Some(tcp) => tcp.accept().await,
         None => std::future::pending().await,
     }
 }
@@ -308,10 +289,8 @@ fn bind_socket(path: &Path) -> Result<UnixSocket, String> {
 
 /// Reloads changed certificates.
 async fn reload_certificates(certificates: Arc<Certificates>) {
-    let mut ticks = tokio::time::interval(POLL_EVERY);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        ticks.tick().await;
+        tokio::time::sleep(POLL_EVERY).await;
         certificates.poll();
     }
 }
@@ -319,13 +298,11 @@ async fn reload_certificates(certificates: Arc<Certificates>) {
 /// Reports changes of the health.
 async fn report_health(services: Arc<GrpcServices<App>>) {
     let mut was_healthy = None;
-    let mut ticks = tokio::time::interval(POLL_EVERY);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        ticks.tick().await;
         let is_healthy = services.handler().is_healthy();
         if was_healthy.replace(is_healthy) != Some(is_healthy) {
             services.set_health(is_healthy).await;
         }
+        tokio::time::sleep(POLL_EVERY).await;
     }
 }

@@ -13,8 +13,10 @@ use crate::app::App;
 use crate::limits::MAX_COST;
 use crate::policy_names;
 
-/// `RL.CHECK policy key [key ...] [COST n] [PEEK]`
-pub(super) fn check<'b>(
+/// `RL.CHECK policy key [key ...] [COST n] [PEEK]`, and `RL.REFUND` with the same arguments but
+/// `PEEK`.
+pub(super) fn by_key<'b>(
+    verb: Verb,
     args: &[&'b [u8]],
     policies: &'b PolicySet,
     batch: &mut Batch<'b>,
@@ -22,24 +24,9 @@ pub(super) fn check<'b>(
 ) -> Result<Step<'b>, CommandError> {
     let PolicyArguments { policy, keys, rest } = policy_arguments(args, policies)?;
     reject_inline_policy(policy)?;
-    let Options { cost, verb } = Options::parse(rest, true)?;
+    let Options { cost, verb } = Options::parse(rest, verb)?;
     let request = policy_request(policy, keys, cost, batch.app)?;
     batch.decide(verb, request, ReplyFormat::OnePolicy, reply);
-    Ok(Step::Submitted)
-}
-
-/// `RL.REFUND policy key [key ...] [COST n]`
-pub(super) fn refund<'b>(
-    args: &[&'b [u8]],
-    policies: &'b PolicySet,
-    batch: &mut Batch<'b>,
-    reply: &mut Reply<'_>,
-) -> Result<Step<'b>, CommandError> {
-    let PolicyArguments { policy, keys, rest } = policy_arguments(args, policies)?;
-    reject_inline_policy(policy)?;
-    let cost = Options::parse(rest, false)?.cost;
-    let request = policy_request(policy, keys, cost, batch.app)?;
-    batch.decide(Verb::Refund, request, ReplyFormat::OnePolicy, reply);
     Ok(Step::Submitted)
 }
 
@@ -160,8 +147,9 @@ struct Options {
 }
 
 impl Options {
-    fn parse(mut rest: &[&[u8]], may_peek: bool) -> Result<Self, CommandError> {
-        let (mut cost, mut verb) = (None, Verb::Check);
+    /// `PEEK` may only be given with a check.
+    fn parse(mut rest: &[&[u8]], mut verb: Verb) -> Result<Self, CommandError> {
+        let (mut cost, may_peek) = (None, verb == Verb::Check);
         loop {
             rest = match rest {
                 [] => return Ok(Self { cost: cost.unwrap_or(1), verb }),

@@ -2,7 +2,7 @@
 //!
 //! Requests to a shared store are not awaited here but added to a batch: a pipeline is decided as one.
 
-use slidegate::PolicySet;
+use slidegate::{PolicySet, Verb};
 
 use super::batch::{Batch, Step};
 use super::commands::{CommandSpec, Name};
@@ -42,9 +42,9 @@ pub(super) fn step<'b>(
         (_, Some((Queueing::Rejected, _))) => {
             Err(CommandError::new("not allowed between MULTI and EXEC; send it before MULTI"))
         }
-        (Name::Check, _) => decide::check(args, policies, batch, &mut reply),
+        (Name::Check, _) => decide::by_key(Verb::Check, args, policies, batch, &mut reply),
         (Name::Request, _) => decide::request(args, batch, &mut reply),
-        (Name::Refund, _) => decide::refund(args, policies, batch, &mut reply),
+        (Name::Refund, _) => decide::by_key(Verb::Refund, args, policies, batch, &mut reply),
         (Name::Reset, _) => decide::reset(args, policies, batch.app),
         (Name::Policies, _) => {
             answer::policies(policies, &mut reply);

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use slidegate::{Algorithm, Decisions, Quota};
+use slidegate::{Algorithm, Decisions, Quota, secs_ceil};
 
 use super::answer;
 use super::error::{CommandError, parse_integer};
@@ -142,9 +142,4 @@ impl ThrottleArguments {
         let less = if self.max_burst == 1 { span(1).unwrap_or(u64::MAX) } else { 0 };
         reset_after.saturating_add(more).saturating_sub(Duration::from_micros(less))
     }
-}
-
-/// Whole seconds, rounded up.
-fn secs_ceil(wait: Duration) -> u64 {
-    wait.as_secs() + u64::from(wait.subsec_nanos() > 0)
 }

@@ -5,14 +5,13 @@
 //! by a limiter of the library, so one key cannot flood it. Suppressed events are counted.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde::Serialize;
-use slidegate::{Block, Limiter, MemoryStore, PolicyDecision, Quota, Reason, Timestamp, millis_ceil};
+use slidegate::{Block, Limiter, MemoryStore, PolicyDecision, Quota, Reason, Secret, Timestamp, millis_ceil};
 use tokio::sync::broadcast;
 
 use super::redaction::Redactor;
@@ -70,9 +69,10 @@ pub(crate) struct Event {
     verdict: &'static str,
     #[serde(skip)]
     keys_shown: KeysShown,
-    /// The unredacted key, for lookups by links. It never leaves this process.
+    /// The unredacted key, for lookups by links. It never leaves this process. Empty if it is longer
+    /// than a lookup accepts.
     #[serde(skip)]
-    raw: Raw,
+    raw: Secret<Box<str>>,
 }
 
 /// A block: its end and its author.
@@ -86,16 +86,6 @@ struct Blocked {
 impl From<&Block> for Blocked {
     fn from(block: &Block) -> Self {
         Self { until: block.ends_at().map(explanation::time), by: block.blocked_by().map(Box::from) }
-    }
-}
-
-/// A key that `Debug` does not print. Empty if it is longer than a lookup accepts.
-#[derive(Clone)]
-struct Raw(Box<str>);
-
-impl fmt::Debug for Raw {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Raw")
     }
 }
 
@@ -150,11 +140,10 @@ impl Events {
         Self {
             ring: Mutex::default(),
             rates: limiter(Quota::per_second(OF_A_KEY)),
-            log_limit: LogLimit::new(LogRates {
-                each: every,
-                all: Quota::per_second(LOGGED_A_SECOND),
-                max_clients: RATED_KEYS,
-            }),
+            log_limit: LogLimit::new(
+                LogRates { each: every, all: Quota::per_second(LOGGED_A_SECOND), max_clients: RATED_KEYS },
+                &MemoryStore::builder(),
+            ),
             log: logged.then(start_log).flatten(),
             listeners: broadcast::channel(BEHIND).0,
             redactor,
@@ -207,7 +196,7 @@ impl Events {
             door: door.name(),
             verdict: "deny",
             keys_shown,
-            raw: Raw(if key.len() > KeyText::MAX { "" } else { key }.into()),
+            raw: Secret::new(if key.len() > KeyText::MAX { "" } else { key }.into()),
         };
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         ring.last_seq += 1;
@@ -270,7 +259,7 @@ impl Events {
     pub(super) fn keys_shown_as(&self, policy: &str, shown: &str) -> Vec<Box<str>> {
         let (events, _) = self.kept();
         let same = events.iter().filter(|event| event.policy == policy && event.key == shown);
-        same.filter(|event| !event.raw.0.is_empty()).map(|event| event.raw.0.clone()).collect()
+        same.map(|event| event.raw.expose().clone()).filter(|raw| !raw.is_empty()).collect()
     }
 
     /// Drops the events of a policy, because its redaction changed.

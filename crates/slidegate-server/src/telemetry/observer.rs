@@ -10,6 +10,7 @@ use std::sync::atomic::{
     Ordering::{Relaxed, SeqCst},
 };
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use axum::http::HeaderMap;
@@ -52,7 +53,7 @@ pub(crate) struct Observer {
     pub(super) events: events::Events,
     pub(super) top: Top,
     pub(super) redactor: Arc<Redactor>,
-    pub(super) configuration: Mutex<Loaded>,
+    pub(super) configuration: Mutex<ConfigState>,
     pub(super) changes: ChangesSeen,
     pub(super) streams: Arc<Semaphore>,
     pub(super) is_ending: AtomicBool,
@@ -61,7 +62,7 @@ pub(crate) struct Observer {
     /// `None`: tracing is disabled.
     pub(super) traces: Option<Traces>,
     pub(super) clock: SystemClock,
-    pub(super) started_at: Timestamp,
+    pub(crate) started_at: Timestamp,
 }
 
 /// The enabled outputs.
@@ -87,14 +88,18 @@ pub(super) struct RequestCounters {
 
 /// The state of the configuration.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Loaded {
-    pub(super) hash: String,
-    pub(super) at: Timestamp,
+pub(crate) struct ConfigState {
+    /// SHA-256 of the active config file.
+    pub(crate) hash: String,
+    /// When it was loaded, by the observer's clock.
+    pub(crate) at: Timestamp,
     /// Number of successful and rejected reloads since the start.
-    pub(super) loads: u64,
+    pub(crate) loads: u64,
     pub(super) failures: u64,
     /// The error of the last reload, if it was rejected.
-    pub(super) error: Option<String>,
+    pub(crate) error: Option<String>,
+    /// Settings of the file that need a restart, in one line.
+    pub(crate) pending: Option<String>,
 }
 
 /// The state of run-time changes in a shared store.
@@ -125,7 +130,7 @@ impl Observer {
             events: events::Events::new(Arc::clone(&redactor), events && options.log_denials),
             top: Top::new(copies),
             redactor,
-            configuration: Mutex::new(Loaded { at: clock.now(), ..Loaded::default() }),
+            configuration: Mutex::new(ConfigState { at: clock.now(), ..ConfigState::default() }),
             changes: ChangesSeen::default(),
             streams: Arc::new(Semaphore::new(MAX_STREAMS)),
             is_ending: AtomicBool::new(false),
@@ -171,7 +176,7 @@ impl Observer {
     }
 
     /// Records decisions. Called exactly once per decision, after it was made; `span_start` is from
-    /// [`span_start`](Self::span_start).
+    /// [`span_start`](Self::span_start). Without a `verb`, each decision is recorded under its own.
     pub(crate) fn record(
         &self,
         caller: &Caller,
@@ -182,132 +187,20 @@ impl Observer {
         if let (Some(traces), Some(span_start)) = (&self.traces, span_start) {
             self.trace(traces, caller, verb.unwrap_or_default(), span_start, decisions);
         }
-        let Some(verb) = verb else { return self.record_mixed(caller.protocol, decisions) };
-        let protocol = caller.protocol;
         let Enabled { metrics, events, top } = self.options;
         if !(metrics || events || top) {
             return;
         }
         let thread = thread();
-        let seen = self.counters.of(thread);
-        let registry = self.registry.load();
-        let mut is_denied = false;
-        for one in decisions.iter() {
-            let (decision, policy) = (one.decision(), one.policy());
-            is_denied |= decision.is_denied() && policy.is_enforced();
-            let Some(row) = registry.row(one.position(), policy.name()) else { continue };
-            let outcome = if metrics {
-                row.record(thread, verb, decision, policy.is_enforced(), one.asked())
-            } else {
-                (verb == Verb::Check).then(|| Outcome::of(decision, policy.is_enforced()))
-            };
-            match outcome {
-                Some(Outcome::Deny | Outcome::ShadowDeny) => {
-                    self.record_denial(protocol, row, &one, seen, policy.is_enforced());
-                }
-                Some(Outcome::Allow) if top && decision.cost > 0 => self.record_charge(row, &one, seen),
-                _ => {}
-            }
-        }
-        if metrics {
-            let (protocol, verb_at) = (protocol as usize, verb as usize);
-            seen.requests[usize::from(is_denied)][verb_at][protocol].fetch_add(1, Relaxed);
-            if decisions.iter().len() == 0 && verb == Verb::Check {
-                seen.unmatched[protocol].fetch_add(1, Relaxed);
-            }
-        }
-    }
-
-    /// Records the decisions of a call whose requests have their own verbs. A denied peek counts as
-    /// a denied check that charged nothing; a denial that does not deny the call counts as one in
-    /// shadow mode.
-    fn record_mixed(&self, protocol: Protocol, decisions: &Decisions<'_>) {
-        let Enabled { metrics, events, top } = self.options;
-        if !(metrics || events || top) {
-            return;
-        }
-        let thread = thread();
-        let seen = self.counters.of(thread);
-        let registry = self.registry.load();
-        let is_denial = |one: &PolicyDecision<'_>| one.is_denied() && one.policy().is_enforced();
-        let all_deny_together =
-            decisions.iter().filter(|one| one.role() == Role::Together).all(|one| is_denial(&one));
-        // By verb, whether a request of it was denied.
-        let mut requests = [None; VERBS.len()];
-        for one in decisions.iter() {
-            let is_denied_peek =
-                one.verb() == Verb::Peek && one.is_denied() && one.role() != Role::Independent;
-            let verb = if is_denied_peek { Verb::Check } else { one.verb() };
-            let denies = is_denial(&one) && (one.role() != Role::Together || all_deny_together);
-            *requests[verb as usize].get_or_insert(false) |= verb == Verb::Check && denies;
-            let Some(row) = registry.row(one.position(), one.policy().name()) else { continue };
-            let outcome = match verb {
-                Verb::Check if denies => Outcome::Deny,
-                Verb::Check if one.is_denied() => Outcome::ShadowDeny,
-                Verb::Check => Outcome::Allow,
-                Verb::Peek => continue,
-                Verb::Refund | Verb::Penalize => {
-                    if metrics {
-                        row.record(thread, verb, one.decision(), one.policy().is_enforced(), one.asked());
-                    }
-                    continue;
-                }
-            };
-            if metrics {
-                row.record_check(thread, one.decision(), outcome, one.asked());
-            }
-            match outcome {
-                Outcome::Deny | Outcome::ShadowDeny => {
-                    self.record_denial(protocol, row, &one, seen, outcome == Outcome::Deny);
-                }
-                Outcome::Allow if top && one.cost > 0 => self.record_charge(row, &one, seen),
-                Outcome::Allow => {}
-            }
-        }
-        if metrics {
-            let protocol = protocol as usize;
-            if decisions.iter().len() == 0 {
-                requests[Verb::Check as usize] = Some(false);
-                seen.unmatched[protocol].fetch_add(1, Relaxed);
-            }
-            for (verb, is_denied) in requests.into_iter().enumerate() {
-                if let Some(is_denied) = is_denied {
-                    seen.requests[usize::from(is_denied)][verb][protocol].fetch_add(1, Relaxed);
-                }
-            }
-        }
-    }
-
-    #[inline]
-    fn record_charge(&self, row: &PolicyCounters, one: &PolicyDecision<'_>, seen: &RequestCounters) {
-        let decisions = seen.charges.weigh(one.at);
-        if decisions > 0 {
-            let weight = Weight { decisions, each: one.asked() };
-            self.top.add(row.number, By::Used, one.key(), one.at, weight, &self.redactor);
-        }
-    }
-
-    /// `denies` says whether it denied the request.
-    fn record_denial(
-        &self,
-        protocol: Protocol,
-        row: &PolicyCounters,
-        one: &PolicyDecision<'_>,
-        seen: &RequestCounters,
-        denies: bool,
-    ) {
-        let decisions = seen.denials.weigh(one.at);
-        if decisions == 0 {
-            self.events.leave_out();
-            return;
-        }
-        let key = one.key().to_string();
-        if self.options.top {
-            let weight = Weight { decisions, each: 1 };
-            self.top.add(row.number, By::Denied, &key, one.at, weight, &self.redactor);
-        }
-        if self.options.events {
-            self.events.record(protocol, one, &key, row.keys_shown, denies);
+        let call = CallRecorder {
+            observer: self,
+            protocol: caller.protocol,
+            thread,
+            counters: self.counters.of(thread),
+        };
+        match verb {
+            Some(verb) => call.record(verb, decisions),
+            None => call.record_mixed(decisions),
         }
     }
 
@@ -322,9 +215,9 @@ impl Observer {
             let name = candidate_of(name).unwrap_or(name);
             added.get(name).or(keys_shown.get(name)).copied().unwrap_or_default()
         });
-        for row in after.in_force() {
-            if before.by_name(&row.name).is_some_and(|known| known.keys_shown != row.keys_shown) {
-                self.events.forget(&row.name);
+        for policy in after.in_force() {
+            if before.by_name(&policy.name).is_some_and(|known| known.keys_shown != policy.keys_shown) {
+                self.events.forget(&policy.name);
             }
         }
         self.registry.store(Arc::new(after));
@@ -339,7 +232,7 @@ impl Observer {
 
     /// The counts of a policy. `None` if it was never active.
     pub(crate) fn counts(&self, policy: &str) -> Option<Counts> {
-        self.registry.load().by_name(policy).map(|row| row.counts())
+        self.registry.load().by_name(policy).map(|policy| policy.counts())
     }
 
     /// Allowed and denied checks, over all policies.
@@ -386,12 +279,18 @@ impl Observer {
         self.events.send(Message::Changed);
     }
 
-    /// Records the active config.
-    pub(crate) fn config_loaded(&self, hash: &str) {
+    /// The state of the configuration.
+    pub(crate) fn config(&self) -> ConfigState {
+        self.configuration.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Records the active config, and its settings that need a restart.
+    pub(crate) fn config_loaded(&self, hash: &str, pending: Option<String>) {
         let at = self.clock.now();
         let mut known = self.configuration.lock().unwrap_or_else(PoisonError::into_inner);
         let loads = known.loads + u64::from(!known.hash.is_empty());
-        *known = Loaded { hash: hash.to_owned(), at, loads, error: None, ..known.clone() };
+        let failures = known.failures;
+        *known = ConfigState { hash: hash.to_owned(), at, loads, failures, error: None, pending };
         drop(known);
         self.mark_changed();
     }
@@ -432,8 +331,13 @@ impl Observer {
         self.events.send(Message::End);
     }
 
+    /// Time since the start.
+    pub(crate) fn uptime(&self) -> Duration {
+        self.clock.now() - self.started_at
+    }
+
     /// Converts a time of the observer's clock to the current wall clock.
-    pub(super) fn wall_time(&self, at: Timestamp) -> Timestamp {
+    pub(crate) fn wall_time(&self, at: Timestamp) -> Timestamp {
         self.clock.wall_time(at)
     }
 
@@ -441,12 +345,14 @@ impl Observer {
     /// previous period and the recorded denials. `None` if the text is an unredacted key.
     pub(crate) fn keys_shown_as(&self, policy: &str, text: &str) -> Option<Vec<Box<str>>> {
         let registry = self.registry.load();
-        let row = registry.by_name(policy).filter(|row| Redactor::is_shown(text, row.keys_shown))?;
+        let policy_counters =
+            registry.by_name(policy).filter(|known| Redactor::is_shown(text, known.keys_shown))?;
         let mut keys = self.events.keys_shown_as(policy, text);
         for by in [By::Used, By::Denied] {
-            let known = self.top.ranking(row.number, by).keys.into_iter().map(|one| one.key);
-            let known =
-                known.filter(|key| !Redactor::is_cut(key) && self.redactor.show(key, row.keys_shown) == text);
+            let known = self.top.ranking(policy_counters.number, by).keys.into_iter().map(|one| one.key);
+            let known = known.filter(|key| {
+                !Redactor::is_cut(key) && self.redactor.show(key, policy_counters.keys_shown) == text
+            });
             keys.extend(known.map(|key| Box::from(&*key)));
         }
         keys.sort_unstable();
@@ -456,7 +362,116 @@ impl Observer {
 
     /// A key, redacted as its policy configures.
     pub(crate) fn shown(&self, policy: &str, key: &str) -> String {
-        let keys_shown = self.registry.load().by_name(policy).map(|row| row.keys_shown).unwrap_or_default();
+        let keys_shown =
+            self.registry.load().by_name(policy).map(|known| known.keys_shown).unwrap_or_default();
         self.redactor.show(key, keys_shown)
+    }
+}
+
+/// Records the decisions of one call on this thread.
+struct CallRecorder<'o> {
+    observer: &'o Observer,
+    protocol: Protocol,
+    thread: usize,
+    counters: &'o RequestCounters,
+}
+
+impl CallRecorder<'_> {
+    /// Records decisions that all have this verb.
+    fn record(&self, verb: Verb, decisions: &Decisions<'_>) {
+        let registry = self.observer.registry.load();
+        let mut is_denied = false;
+        for one in decisions.iter() {
+            let outcome = Outcome::of(one.decision(), one.policy().is_enforced());
+            is_denied |= outcome == Outcome::Deny;
+            self.record_decision(&registry, verb, &one, outcome);
+        }
+        if self.observer.options.metrics {
+            self.count_request(verb, is_denied);
+            if decisions.iter().len() == 0 && verb == Verb::Check {
+                self.counters.unmatched[self.protocol as usize].fetch_add(1, Relaxed);
+            }
+        }
+    }
+
+    /// Records decisions that have their own verbs. A denied peek counts as a denied check that
+    /// charged nothing; a denial that does not deny the call counts as one in shadow mode.
+    fn record_mixed(&self, decisions: &Decisions<'_>) {
+        let registry = self.observer.registry.load();
+        let is_denial = |one: &PolicyDecision<'_>| one.is_denied() && one.policy().is_enforced();
+        let all_deny_together =
+            decisions.iter().filter(|one| one.role() == Role::Together).all(|one| is_denial(&one));
+        // By verb, whether a request of it was denied.
+        let mut requests = [None; VERBS.len()];
+        for one in decisions.iter() {
+            let is_denied_peek =
+                one.verb() == Verb::Peek && one.is_denied() && one.role() != Role::Independent;
+            let verb = if is_denied_peek { Verb::Check } else { one.verb() };
+            let denies = is_denial(&one) && (one.role() != Role::Together || all_deny_together);
+            *requests[verb as usize].get_or_insert(false) |= verb == Verb::Check && denies;
+            self.record_decision(&registry, verb, &one, Outcome::of(one.decision(), denies));
+        }
+        if self.observer.options.metrics {
+            if decisions.iter().len() == 0 {
+                requests[Verb::Check as usize] = Some(false);
+                self.counters.unmatched[self.protocol as usize].fetch_add(1, Relaxed);
+            }
+            for (verb, is_denied) in VERBS.into_iter().zip(requests) {
+                is_denied.into_iter().for_each(|is_denied| self.count_request(verb, is_denied));
+            }
+        }
+    }
+
+    fn count_request(&self, verb: Verb, is_denied: bool) {
+        let counters = &self.counters.requests[usize::from(is_denied)][verb as usize];
+        counters[self.protocol as usize].fetch_add(1, Relaxed);
+    }
+
+    /// Records a decision of one policy; `outcome` is that of a check.
+    #[inline]
+    fn record_decision(
+        &self,
+        registry: &PolicyRegistry,
+        verb: Verb,
+        one: &PolicyDecision<'_>,
+        outcome: Outcome,
+    ) {
+        let Some(policy) = registry.find(one.position(), one.policy().name()) else { return };
+        let Enabled { metrics, top, .. } = self.observer.options;
+        if metrics {
+            policy.record(self.thread, verb, one.decision(), outcome, one.asked());
+        }
+        match (verb, outcome) {
+            (Verb::Check, Outcome::Deny | Outcome::ShadowDeny) => self.record_denial(policy, one, outcome),
+            (Verb::Check, Outcome::Allow) if top && one.cost > 0 => self.record_charge(policy, one),
+            _ => {}
+        }
+    }
+
+    #[inline]
+    fn record_charge(&self, policy: &PolicyCounters, one: &PolicyDecision<'_>) {
+        let decisions = self.counters.charges.weigh(one.at);
+        if decisions > 0 {
+            let weight = Weight { decisions, each: one.asked() };
+            let Observer { top, redactor, .. } = self.observer;
+            top.add(policy.number, By::Used, one.key(), one.at, weight, redactor);
+        }
+    }
+
+    fn record_denial(&self, policy: &PolicyCounters, one: &PolicyDecision<'_>, outcome: Outcome) {
+        let Observer { options, events, top, redactor, .. } = self.observer;
+        let decisions = self.counters.denials.weigh(one.at);
+        if decisions == 0 {
+            events.leave_out();
+            return;
+        }
+        let key = one.key().to_string();
+        if options.top {
+            let weight = Weight { decisions, each: 1 };
+            top.add(policy.number, By::Denied, &key, one.at, weight, redactor);
+        }
+        if options.events {
+            events.record(self.protocol, one, &key, policy.keys_shown, outcome == Outcome::Deny);
+        }
     }
 }

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use slidegate::{Decision, DecisionSource, PolicySet, Verb};
+use slidegate::{Decision, DecisionSource, Policy, PolicySet, Verb};
 
 use super::per_thread::{PerThread, copies_wanted};
 use crate::config::KeysShown;
@@ -94,14 +94,6 @@ struct Cells {
     near_limit: AtomicU64,
 }
 
-impl Cells {
-    /// Counts a denial by an enforced policy.
-    fn record_denial(&self, decision: &Decision, asked: u64) {
-        self.cost_denied.fetch_add(asked, Relaxed);
-        self.blocked.fetch_add(u64::from(decision.is_blocked()), Relaxed);
-    }
-}
-
 /// A snapshot of a policy's counters since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
@@ -116,50 +108,42 @@ pub(crate) struct Counts {
 }
 
 impl PolicyCounters {
-    /// Counts a decision on a request of this cost. Returns the outcome of a check.
+    /// Counts a decision on a request of this cost; `outcome` is that of a check.
     #[inline]
     pub(super) fn record(
         &self,
         thread: usize,
         verb: Verb,
         decision: &Decision,
-        is_enforced: bool,
+        outcome: Outcome,
         asked: u64,
-    ) -> Option<Outcome> {
-        match verb {
-            Verb::Check => {}
-            Verb::Peek => return None,
-            Verb::Refund => {
-                self.cells.of(thread).cost_refunded.fetch_add(decision.cost, Relaxed);
-                return None;
-            }
-            Verb::Penalize => {
-                self.cells.of(thread).cost_allowed.fetch_add(decision.cost, Relaxed);
-                return None;
-            }
-        }
-        let outcome = Outcome::of(decision, is_enforced);
-        self.record_check(thread, decision, outcome, asked);
-        Some(outcome)
-    }
-
-    /// Records a check of this cost with this outcome.
-    #[inline]
-    pub(super) fn record_check(&self, thread: usize, decision: &Decision, outcome: Outcome, asked: u64) {
+    ) {
         let cells = self.cells.of(thread);
-        cells.checks[outcome as usize][index_of(decision.source)].fetch_add(1, Relaxed);
-        match outcome {
+        match (verb, outcome) {
+            (Verb::Peek, _) => return,
+            (Verb::Refund, _) => {
+                cells.cost_refunded.fetch_add(decision.cost, Relaxed);
+                return;
+            }
+            (Verb::Penalize, _) => {
+                cells.cost_allowed.fetch_add(decision.cost, Relaxed);
+                return;
+            }
             // If another policy denied the request, nothing was charged here.
-            Outcome::Allow if decision.cost > 0 => {
+            (Verb::Check, Outcome::Allow) if decision.cost > 0 => {
                 // The decision's own cost is the sum over all requests of the call on this key.
                 cells.cost_allowed.fetch_add(asked, Relaxed);
                 if decision.used >= decision.limit - decision.limit / 5 {
                     cells.near_limit.fetch_add(1, Relaxed);
                 }
             }
-            Outcome::Deny => cells.record_denial(decision, asked),
-            Outcome::Allow | Outcome::ShadowDeny => {}
+            (Verb::Check, Outcome::Deny) => {
+                cells.cost_denied.fetch_add(asked, Relaxed);
+                cells.blocked.fetch_add(u64::from(decision.is_blocked()), Relaxed);
+            }
+            (Verb::Check, Outcome::Allow | Outcome::ShadowDeny) => {}
         }
+        cells.checks[outcome as usize][index_of(decision.source)].fetch_add(1, Relaxed);
     }
 
     /// Checks with this outcome and source.
@@ -186,7 +170,7 @@ impl PolicyCounters {
 #[derive(Debug, Default)]
 pub(super) struct PolicyRegistry {
     /// First the active policies, in the order of their set, then inactive ones.
-    rows: Vec<Arc<PolicyCounters>>,
+    all: Vec<Arc<PolicyCounters>>,
     positions: HashMap<String, usize>,
     in_force: usize,
     /// Number of policies ever registered.
@@ -198,54 +182,45 @@ impl PolicyRegistry {
     pub(super) fn of(&self, policies: &PolicySet, keys_shown: impl Fn(&str) -> KeysShown) -> Self {
         let copies = if policies.iter().len() > MAX_SHARDED { 1 } else { copies_wanted() };
         let mut numbered = self.numbered;
-        let mut rows: Vec<_> = policies
-            .iter()
-            .map(|policy| {
-                let name = policy.name();
-                let keys_shown = keys_shown(name);
-                match self.by_name(name) {
-                    Some(row) if row.keys_shown == keys_shown => Arc::clone(row),
-                    Some(row) => Arc::new(PolicyCounters {
-                        name: name.to_owned(),
-                        number: row.number,
-                        keys_shown,
-                        cells: Arc::clone(&row.cells),
-                    }),
-                    None => {
-                        numbered += 1;
-                        let cells = Arc::new(PerThread::new(copies));
-                        Arc::new(PolicyCounters {
-                            name: name.to_owned(),
-                            number: numbered,
-                            keys_shown,
-                            cells,
-                        })
-                    }
-                }
-            })
-            .collect();
-        let in_force = rows.len();
-        let gone = self.rows.iter().filter(|row| policies.by_name(&row.name).is_none());
-        rows.extend(gone.take(MAX_GONE).cloned());
-        let positions = rows.iter().enumerate().map(|(position, row)| (row.name.clone(), position)).collect();
-        Self { rows, positions, in_force, numbered }
+        let counters = |policy: &Policy| {
+            let name = policy.name();
+            let keys_shown = keys_shown(name);
+            let known = self.by_name(name);
+            if let Some(known) = known.filter(|known| known.keys_shown == keys_shown) {
+                return Arc::clone(known);
+            }
+            let (number, cells) = known.map_or_else(
+                || {
+                    numbered += 1;
+                    (numbered, Arc::new(PerThread::new(copies)))
+                },
+                |known| (known.number, Arc::clone(&known.cells)),
+            );
+            Arc::new(PolicyCounters { name: name.to_owned(), number, keys_shown, cells })
+        };
+        let mut all: Vec<_> = policies.iter().map(counters).collect();
+        let in_force = all.len();
+        let gone = self.all.iter().filter(|known| policies.by_name(&known.name).is_none());
+        all.extend(gone.take(MAX_GONE).cloned());
+        let positions = all.iter().enumerate().map(|(position, one)| (one.name.clone(), position)).collect();
+        Self { all, positions, in_force, numbered }
     }
 
     /// The counters of the policy with this name, expected at this position of its set.
     #[inline]
-    pub(super) fn row(&self, position: usize, name: &str) -> Option<&PolicyCounters> {
-        match self.rows.get(position) {
-            Some(row) if row.name == name => Some(row),
-            _ => self.by_name(name).map(|row| &**row),
+    pub(super) fn find(&self, position: usize, name: &str) -> Option<&PolicyCounters> {
+        match self.all.get(position) {
+            Some(known) if known.name == name => Some(known),
+            _ => self.by_name(name).map(|known| &**known),
         }
     }
 
     pub(super) fn by_name(&self, name: &str) -> Option<&Arc<PolicyCounters>> {
-        self.positions.get(name).map(|position| &self.rows[*position])
+        self.positions.get(name).map(|position| &self.all[*position])
     }
 
     /// The counters of the active policies, in order.
     pub(super) fn in_force(&self) -> &[Arc<PolicyCounters>] {
-        &self.rows[..self.in_force]
+        &self.all[..self.in_force]
     }
 }

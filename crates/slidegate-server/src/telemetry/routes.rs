@@ -79,7 +79,7 @@ async fn events(State(app): Shared, uri: Uri, headers: HeaderMap) -> Result<Resp
         return Ok(streamed(Sse::new(stream::denials(app, filter, after, place))));
     }
     let events = app.observer().events().recent(&filter, limit);
-    Ok(answer(&Events { events: events.iter().map(|event| &**event).collect() }))
+    Ok(problem::ok(&Events { events: events.iter().map(|event| &**event).collect() }))
 }
 
 async fn top(State(app): Shared, uri: Uri) -> Result<Response, Problem> {
@@ -116,7 +116,7 @@ async fn top(State(app): Shared, uri: Uri) -> Result<Response, Problem> {
     });
     let keys = keys.collect();
     let (by, period_s) = (by.name(), PERIOD.as_secs());
-    Ok(answer(&Tops { policy: policy.as_deref(), by, error_bound, sampled: is_sampled, period_s, keys }))
+    Ok(problem::ok(&Tops { policy: policy.as_deref(), by, error_bound, sampled: is_sampled, period_s, keys }))
 }
 
 #[derive(Serialize)]
@@ -238,11 +238,6 @@ impl Query {
             Err(Problem::new(StatusCode::BAD_REQUEST, detail))
         })
     }
-}
-
-fn answer(body: &impl Serialize) -> Response {
-    let headers = [(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-store")];
-    (headers, problem::json(body)).into_response()
 }
 
 /// The error for data that the config disables.

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ring::rand::{SecureRandom, SystemRandom};
+use serde::Serialize;
 use slidegate::{ControlDocument, ControlDocumentId, Error};
 
 use super::clock::now_ms;
@@ -76,7 +77,8 @@ pub(crate) struct ControlStatus {
 }
 
 /// Where the active document is stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum Location {
     /// In this process: there is no shared store.
     Memory,
@@ -88,28 +90,15 @@ pub(crate) enum Location {
     Unknown,
 }
 
-impl Location {
-    /// The name in responses.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Memory => "memory",
-            Self::Store => "store",
-            Self::Lost => "lost",
-            Self::Unknown => "unknown",
-        }
-    }
-}
-
 impl Control {
     /// Starts without changes; [`poll`](Self::poll) loads them.
     pub(crate) fn new(app: Arc<App>) -> Self {
         Self { app, state: Mutex::default(), writing: tokio::sync::Mutex::default() }
     }
 
-    /// The active document and its version.
-    pub(crate) fn current(&self) -> (u64, Arc<Document>) {
-        let state = self.state();
-        (state.held.id.version, Arc::clone(&state.held.document))
+    /// The active document.
+    pub(crate) fn document(&self) -> Arc<Document> {
+        Arc::clone(&self.state().held.document)
     }
 
     /// The state of the active document.
@@ -164,13 +153,13 @@ impl Control {
         &self,
         mut edit: impl FnMut(&mut Document, u64) -> Result<T, Refusal>,
     ) -> Result<T, Refusal> {
-        let (version, document) = self.current();
+        let Held { id, document } = self.state().held.clone();
         let (now, mut document) = (now_ms(), (*document).clone());
         let done = edit(&mut document, now)?;
         document.trim(now);
         document.stored()?;
         self.put_in_force(Held {
-            id: ControlDocumentId { version: version + 1, ..ControlDocumentId::ABSENT },
+            id: ControlDocumentId { version: id.version + 1, ..ControlDocumentId::ABSENT },
             document: document.into(),
         });
         Ok(done)

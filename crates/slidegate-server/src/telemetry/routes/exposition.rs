@@ -17,19 +17,14 @@ pub(super) enum Format {
     OpenMetricsDraft,
 }
 
-/// How well a format matches the request. Later fields break ties.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-struct Fit {
-    /// In thousandths; 0 if the format is not acceptable.
-    quality: u16,
-    specificity: Specificity,
-}
+/// How well a format matches the request: its weight, 0 if it is not acceptable, and how specific
+/// the matching media range is.
+type Fit = (f32, Specificity);
 
 /// The specificity of a media range.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
 enum Specificity {
     /// `*/*`
-    #[default]
     Anything,
     /// `text/*`
     Type,
@@ -49,19 +44,19 @@ impl Format {
             .flat_map(|value| value.split(','))
             .filter_map(MediaRange::read)
             .collect();
-        let text = Self::Text.fit(&ranges);
-        let metrics = [Self::OpenMetrics, Self::OpenMetricsDraft].map(|format| (format.fit(&ranges), format));
-        let (fit, format) = if metrics[1].0.quality > metrics[0].0.quality { metrics[1] } else { metrics[0] };
-        let by_name = fit.quality == text.quality && fit.quality > 0 && fit.specificity == Specificity::Exact;
-        if fit.quality > text.quality || by_name { format } else { Self::Text }
+        let [text, metrics, draft] =
+            [Self::Text, Self::OpenMetrics, Self::OpenMetricsDraft].map(|format| format.fit(&ranges));
+        let (format, (quality, specificity)) =
+            if draft.0 > metrics.0 { (Self::OpenMetricsDraft, draft) } else { (Self::OpenMetrics, metrics) };
+        let is_by_name = quality >= text.0 && quality > 0.0 && specificity == Specificity::Exact;
+        if quality > text.0 || is_by_name { format } else { Self::Text }
     }
 
     /// The most specific range that matches a format determines its weight.
     fn fit(self, ranges: &[MediaRange<'_>]) -> Fit {
-        let fits = ranges
-            .iter()
-            .filter_map(|range| Some(Fit { quality: range.quality, specificity: range.covers(self)? }));
-        fits.max_by_key(|fit| (fit.specificity, fit.quality)).unwrap_or_default()
+        let fits = ranges.iter().filter_map(|range| Some((range.quality, range.covers(self)?)));
+        let is_better = |a: &Fit, b: &Fit| (b.1, b.0) > (a.1, a.0);
+        fits.reduce(|a, b| if is_better(&a, &b) { b } else { a }).unwrap_or((0.0, Specificity::Anything))
     }
 
     /// Type, subtype and version.
@@ -97,8 +92,8 @@ struct MediaRange<'h> {
     r#type: &'h str,
     subtype: &'h str,
     version: Option<&'h str>,
-    /// In thousandths.
-    quality: u16,
+    /// 0 to 1.
+    quality: f32,
 }
 
 impl<'h> MediaRange<'h> {
@@ -106,12 +101,12 @@ impl<'h> MediaRange<'h> {
     fn read(element: &'h str) -> Option<Self> {
         let mut parts = element.split(';').map(str::trim);
         let (r#type, subtype) = parts.next()?.split_once('/')?;
-        let mut range = Self { r#type, subtype, version: None, quality: 1000 };
+        let mut range = Self { r#type, subtype, version: None, quality: 1.0 };
         for part in parts {
             let Some((name, value)) = part.split_once('=') else { continue };
             let (name, value) = (name.trim(), value.trim().trim_matches('"'));
             if name.eq_ignore_ascii_case("q") {
-                range.quality = thousandths(value)?;
+                range.quality = value.parse().ok().filter(|weight| (0.0..=1.0).contains(weight))?;
             } else if name.eq_ignore_ascii_case("version") {
                 range.version = Some(value);
             }
@@ -135,20 +130,6 @@ impl<'h> MediaRange<'h> {
         let is_it =
             self.subtype.eq_ignore_ascii_case(subtype) && self.version.is_none_or(|one| one == version);
         is_it.then_some(Specificity::Exact)
-    }
-}
-
-/// A weight such as `0.25`: 0 to 1 with up to three decimals.
-fn thousandths(text: &str) -> Option<u16> {
-    let (whole, decimals) = text.split_once('.').unwrap_or((text, ""));
-    if decimals.len() > 3 || !decimals.bytes().all(|byte| byte.is_ascii_digit()) {
-        return None;
-    }
-    let decimals: u16 = format!("{decimals:0<3}").parse().ok()?;
-    match whole {
-        "0" => Some(decimals),
-        "1" if decimals == 0 => Some(1000),
-        _ => None,
     }
 }
 

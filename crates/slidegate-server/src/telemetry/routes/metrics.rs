@@ -1,15 +1,15 @@
 //! Metrics: all that is counted, as `OpenMetrics` text.
 //!
-//! Labels are names of policies, doors and nodes, whose number is bounded. A key is never one: clients choose those.
-//! What a dashboard or an alert may use is in this file, and a test holds those in `deploy/` against it.
+//! Labels are names of policies, protocols and nodes, whose number is bounded. Keys are never labels,
+//! because clients choose them. A test compares the dashboard and the alerts in `deploy/` with the
+//! metrics in this file.
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;
 
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, NoLabelSet, text};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, MetricEncoder, NoLabelSet, text};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 use slidegate::{BreakerState, PolicySet, Timestamp, Verb};
@@ -27,16 +27,16 @@ use crate::telemetry::policy_counters::{Counts, Outcome, PolicyCounters, SOURCES
 use crate::telemetry::traces::Spans;
 use crate::telemetry::{VERBS, verb_name};
 
-/// Most policies with series of their own, up to 20 each. What the others count is under [`OTHERS`] together.
+/// Maximum policies with their own series, up to 20 each. The others are summed under [`OTHERS`].
 const MAX_POLICIES: usize = 1000;
-/// Most nodes of a shared store that are told of: a cluster's masters, of which more than a hundred are rare.
+/// Maximum nodes of a shared store with their own series. Clusters rarely have a hundred masters.
 const MAX_NODES: usize = 256;
 
-/// Everything that is counted, now, as `OpenMetrics`; [`Format`](super::exposition::Format) makes the older text of it.
+/// The current metrics as `OpenMetrics`; [`Format`](super::exposition::Format) converts them.
 pub(super) fn page(app: &Arc<App>) -> String {
     let mut registry = Registry::with_prefix("slidegate");
     registry.register_collector(Box::new(Scrape(Arc::clone(app))));
-    // Of another maker, so without our prefix.
+    // The names of envoyproxy/ratelimit have no prefix.
     let mut reference = Registry::default();
     reference.register_collector(Box::new(EnvoyMetrics(Arc::clone(app))));
     let mut page = String::new();
@@ -116,7 +116,8 @@ fn policies(page: &mut Page<'_>, observer: &Observer, policies: &PolicySet) -> f
     let mut decisions = Vec::new();
     for row in shown {
         for (labels, count, is_first) in checks(row) {
-            // Of 15 combinations few ever happen; the first is there from the start, so that a policy is.
+            // Few of the 15 combinations happen. The first is exported from the start, so that
+            // every policy is visible.
             if count > 0 || is_first {
                 decisions.push(([("policy", row.name.as_str()), labels[0], labels[1]], count));
             }
@@ -153,54 +154,60 @@ fn policies(page: &mut Page<'_>, observer: &Observer, policies: &PolicySet) -> f
     let limits = shown().map(|policy| ([("policy", policy.name())], policy.quota().limit()));
     page.gauge("policy_limit", "Maximum cost per window", limits)?;
     let windows = shown().map(|policy| ([("policy", policy.name())], policy.quota().window().as_secs_f64()));
-    page.seconds_each("policy_window", "Length of the window, in seconds", windows)?;
+    let descriptor =
+        ("policy_window", "Length of the window, in seconds", Some(&Unit::Seconds), MetricType::Gauge);
+    page.family(descriptor, windows, |mut encoder, seconds| encoder.encode_gauge(&seconds))?;
     let enforced = shown().map(|policy| ([("policy", policy.name())], u64::from(policy.is_enforced())));
     page.gauge("policy_enforced", "1 if the policy is enforced, 0 if it is a shadow policy", enforced)
 }
 
 fn requests(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
     let mut requests = Vec::new();
-    for door in Protocol::ALL {
+    for protocol in Protocol::ALL {
         for verb in VERBS {
             for (verdict, name) in ["allow", "deny"].into_iter().enumerate() {
                 let count = observer
                     .counters
-                    .sum(|seen| seen.requests[verdict][verb as usize][door as usize].load(Relaxed));
-                // Most of 32 never happen.
-                if count > 0 || (door, verb) == (Protocol::Http, Verb::Check) {
-                    requests
-                        .push(([("door", door.name()), ("verb", verb_name(verb)), ("verdict", name)], count));
+                    .sum(|seen| seen.requests[verdict][verb as usize][protocol as usize].load(Relaxed));
+                // Most of the 32 never happen.
+                if count > 0 || (protocol, verb) == (Protocol::Http, Verb::Check) {
+                    requests.push((
+                        [("door", protocol.name()), ("verb", verb_name(verb)), ("verdict", name)],
+                        count,
+                    ));
                 }
             }
         }
     }
     page.counter("requests", "Requests by protocol, verb and verdict of all policies together", requests)?;
-    // Doors through which nothing came may not even be open.
-    let doors = Protocol::ALL.map(|door| (door, observer.latency[door as usize].read()));
-    let doors = || doors.iter().filter(|(door, latency)| *door == Protocol::Http || latency.count > 0);
-    let unmatched = doors().map(|(door, _)| {
-        let count = observer.counters.sum(|seen| seen.unmatched[*door as usize].load(Relaxed));
-        ([("door", door.name())], count)
+    // Protocols without requests may not even have a listener.
+    let latencies = Protocol::ALL.map(|protocol| (protocol, observer.latency[protocol as usize].read()));
+    let used =
+        || latencies.iter().filter(|(protocol, latency)| *protocol == Protocol::Http || latency.count > 0);
+    let unmatched = used().map(|(protocol, _)| {
+        let count = observer.counters.sum(|seen| seen.unmatched[*protocol as usize].load(Relaxed));
+        ([("door", protocol.name())], count)
     });
     page.counter("unmatched_requests", "Checks that no policy applied to; they are not limited", unmatched)?;
     let left_out = "Denials without an event, because there were too many";
     page.total("denials_unrecorded", left_out, observer.events.left_out())?;
-    let latencies = doors().map(|(door, latency)| ([("door", door.name())], latency));
+    let latencies = used().map(|(protocol, latency)| ([("door", protocol.name())], latency));
     let help = "Time from reading a request to its reply, per decision";
-    page.histograms("decision_duration", help, latencies)
+    let descriptor = ("decision_duration", help, Some(&Unit::Seconds), MetricType::Histogram);
+    page.family(descriptor, latencies, |encoder, reading: &Reading| reading.encode(encoder))
 }
 
 fn authentications(page: &mut Page<'_>, attempts: &AuthAttempts) -> fmt::Result {
-    let counts = Protocol::ALL.into_iter().flat_map(|door| {
-        let labels = move |reason| [("door", door.name()), ("reason", reason)];
-        attempts.counts(door).map(|(reason, count)| (labels(reason), count))
+    let counts = Protocol::ALL.into_iter().flat_map(|protocol| {
+        let labels = move |reason| [("door", protocol.name()), ("reason", reason)];
+        attempts.counts(protocol).map(|(reason, count)| (labels(reason), count))
     });
     let help = "Failed authentications: wrong passwords and tokens, and attempts rejected because the address had too many failures";
     page.counter("failed_authentications", help, counts)
 }
 
 fn configuration(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
-    let known = observer.configuration.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let known = observer.config();
     if !known.hash.is_empty() {
         page.info("config", "The active configuration", [("hash", known.hash.as_str())])?;
     }
@@ -226,7 +233,7 @@ fn configuration(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
     page.value("config_last_reload_successful", help, u64::from(known.error.is_none()))
 }
 
-/// Changes that were made at run time, which a shared store keeps for all instances.
+/// Run-time changes, which a shared store keeps for all instances.
 fn changes(page: &mut Page<'_>, app: &App) -> fmt::Result {
     let (seen, document, now_ms) = (&app.observer().changes, app.active.document(), now_ms());
     let in_force = count(document.count_in_force(now_ms));
@@ -288,7 +295,7 @@ fn store(page: &mut Page<'_>, observer: &Observer, shared: &Shared) -> fmt::Resu
     page.counter("store_node_redirects", "Redirects to another node (MOVED and ASK)", redirects)
 }
 
-/// The text while it is written.
+/// The page while it is written.
 struct Page<'e>(DescriptorEncoder<'e>);
 
 impl Page<'_> {
@@ -303,36 +310,9 @@ impl Page<'_> {
         encoder.encode_counter::<NoLabelSet, _, u64>(&count, None)
     }
 
-    /// A counter; `_total` is added to its name.
-    fn counter<L: EncodeLabelSet>(
-        &mut self,
-        name: &str,
-        help: &str,
-        samples: impl IntoIterator<Item = (L, u64)>,
-    ) -> fmt::Result {
-        let mut encoder = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for (labels, count) in samples {
-            encoder.encode_family(&labels)?.encode_counter::<NoLabelSet, _, u64>(&count, None)?;
-        }
-        Ok(())
-    }
-
     /// A gauge without labels.
     fn value(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
         self.0.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&value)
-    }
-
-    fn gauge<L: EncodeLabelSet>(
-        &mut self,
-        name: &str,
-        help: &str,
-        samples: impl IntoIterator<Item = (L, u64)>,
-    ) -> fmt::Result {
-        let mut encoder = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        for (labels, value) in samples {
-            encoder.encode_family(&labels)?.encode_gauge(&value)?;
-        }
-        Ok(())
     }
 
     /// A gauge of seconds without labels; `_seconds` is added to its name.
@@ -340,41 +320,50 @@ impl Page<'_> {
         self.0.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Gauge)?.encode_gauge(&value)
     }
 
-    /// A gauge of seconds; `_seconds` is added to its name.
-    fn seconds_each<L: EncodeLabelSet>(
-        &mut self,
-        name: &str,
-        help: &str,
-        samples: impl IntoIterator<Item = (L, f64)>,
-    ) -> fmt::Result {
-        let mut encoder = self.0.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Gauge)?;
-        for (labels, value) in samples {
-            encoder.encode_family(&labels)?.encode_gauge(&value)?;
-        }
-        Ok(())
-    }
-
     /// A histogram of seconds without labels; `_seconds` is added to its name.
     fn histogram(&mut self, name: &str, help: &str, reading: &Reading) -> fmt::Result {
-        let Reading { buckets, sum_s, count } = reading;
-        self.0
-            .encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Histogram)?
-            .encode_histogram::<NoLabelSet>(*sum_s, *count, buckets, None)
+        let encoder = self.0.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Histogram)?;
+        reading.encode(encoder)
     }
 
-    /// Histograms of seconds; `_seconds` is added to their name.
-    fn histograms<'h, L: EncodeLabelSet>(
+    /// A counter with labels; `_total` is added to its name.
+    fn counter<L: EncodeLabelSet>(
         &mut self,
         name: &str,
         help: &str,
-        samples: impl IntoIterator<Item = (L, &'h Reading)>,
+        samples: impl IntoIterator<Item = (L, u64)>,
     ) -> fmt::Result {
-        let mut encoder =
-            self.0.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Histogram)?;
-        for (labels, Reading { buckets, sum_s, count }) in samples {
-            let mut encoder = encoder.encode_family(&labels)?;
-            encoder.encode_histogram::<NoLabelSet>(*sum_s, *count, buckets, None)?;
-        }
-        Ok(())
+        self.family((name, help, None, MetricType::Counter), samples, |mut encoder, count| {
+            encoder.encode_counter::<NoLabelSet, _, u64>(&count, None)
+        })
+    }
+
+    /// A gauge with labels.
+    fn gauge<L: EncodeLabelSet>(
+        &mut self,
+        name: &str,
+        help: &str,
+        samples: impl IntoIterator<Item = (L, u64)>,
+    ) -> fmt::Result {
+        self.family((name, help, None, MetricType::Gauge), samples, |mut encoder, value| {
+            encoder.encode_gauge(&value)
+        })
+    }
+
+    /// Writes the samples of a metric with labels; a unit is added to its name.
+    fn family<L: EncodeLabelSet, V>(
+        &mut self,
+        (name, help, unit, kind): (&str, &str, Option<&Unit>, MetricType),
+        samples: impl IntoIterator<Item = (L, V)>,
+        encode: impl Fn(MetricEncoder<'_>, V) -> fmt::Result,
+    ) -> fmt::Result {
+        let mut encoder = self.0.encode_descriptor(name, help, unit, kind)?;
+        samples.into_iter().try_for_each(|(labels, value)| encode(encoder.encode_family(&labels)?, value))
+    }
+}
+
+impl Reading {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        encoder.encode_histogram::<NoLabelSet>(self.sum_s, self.count, &self.buckets, None)
     }
 }
