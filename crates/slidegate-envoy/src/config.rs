@@ -14,7 +14,7 @@ mod explain;
 mod file;
 mod folder;
 mod matcher;
-mod names;
+pub(crate) mod names;
 #[cfg(test)]
 mod plain;
 mod rule;
@@ -33,9 +33,6 @@ use matcher::{DescriptorNode, Level, Limit};
 
 pub use explain::Explanation;
 pub use folder::Folder;
-pub(crate) use names::sanitised;
-#[cfg(test)]
-pub(crate) use names::stat_key;
 pub use names::{StatKey, denied_key};
 pub(crate) use rule::Rule;
 pub use rule::{Rate, Unit};

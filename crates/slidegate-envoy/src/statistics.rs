@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use slidegate::DecisionSource;
 
-use crate::config::{StatKey, sanitised};
+use crate::config::names::{StatKey, sanitised};
 
 /// Most names with values of requests: about a hundred bytes each, and six time series each.
 const MAX_VALUED: usize = 4096;
@@ -348,7 +348,7 @@ impl Statistics {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::stat_key;
+    use crate::config::names::stat_key;
 
     /// What hits add: over, near, within, over from the denial cache, shadow.
     fn added(hits: RecordedHits) -> [u64; 5] {

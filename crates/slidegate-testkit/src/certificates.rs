@@ -2,7 +2,7 @@
 
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 
-use crate::TempDir;
+use crate::temp_dir::TempDir;
 
 /// A certificate authority, and what it signs.
 pub struct Authority {

@@ -40,7 +40,7 @@ impl Process {
     /// Freezes it (SIGSTOP): its sockets accept and say nothing. Returns when it stands still.
     pub fn pause(&self) {
         self.signal("STOP");
-        crate::until_true("a stopped process stands still", || self.state() == 'T');
+        crate::poll::until_true("a stopped process stands still", || self.state() == 'T');
     }
 
     /// Lets it go on (SIGCONT).

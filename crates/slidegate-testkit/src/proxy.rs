@@ -14,7 +14,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::background::Background;
-use crate::{ports, until_true};
+use crate::poll::until_true;
+use crate::ports;
 
 /// Pieces of 16 kB on their way, for each direction of a connection; a sender waits when there are more.
 const MOST_PIECES: usize = 1024;

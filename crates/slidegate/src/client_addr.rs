@@ -15,6 +15,7 @@ use crate::error::Error;
 mod group;
 mod lines;
 mod node;
+mod resolved;
 mod trusted;
 
 pub(crate) use group::network;
@@ -22,6 +23,7 @@ pub use group::{Grouped, Ipv6Prefix, canonical, group};
 use lines::Lines;
 pub use lines::{MAX_ENTRIES, MAX_LINES};
 use node::{forwarded_node, is_token, node};
+pub use resolved::{Found, Resolved};
 pub use trusted::{MAX_NETWORKS, TrustedProxies};
 
 /// How the client's address is derived from a connection's peer and a request's headers.
@@ -213,40 +215,4 @@ impl Trust {
             }
         }
     }
-}
-
-/// The client of a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Resolved {
-    /// The client's address in its [`canonical`] form. `None` only if the peer has no address and
-    /// no header was trusted; all such requests share one key.
-    pub addr: Option<IpAddr>,
-    /// Whether the address is from the header, or why it is the peer's.
-    pub found: Found,
-}
-
-/// How the client's address was found. Every variant except [`Found::Header`] means that it is the
-/// peer's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Found {
-    /// In the header.
-    Header,
-    /// The peer is the client: no header is configured, or the peer is not trusted and sent none.
-    Peer,
-    /// The peer sent the header but is not trusted. Either a client forged it, or a proxy is
-    /// missing from the configuration.
-    Untrusted,
-    /// The peer is trusted but sent no such header, or an empty one. Either it is a health check,
-    /// or the wrong header is configured.
-    Absent,
-    /// An entry that had to be read is not an address; this includes `unknown` and `_hidden` (RFC
-    /// 7239). Entries to the left of it cannot be trusted.
-    Malformed,
-    /// The header has fewer entries than [`Trust::Hops`]: the request bypassed a proxy, or the
-    /// number is wrong.
-    TooFew,
-    /// The client's entry is beyond [`MAX_LINES`] or [`MAX_ENTRIES`], or a [`Source::Single`]
-    /// header has several lines.
-    TooMany,
 }

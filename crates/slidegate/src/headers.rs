@@ -24,10 +24,8 @@ mod write;
 pub(crate) use buffer::FieldBuffer;
 pub use problem::{Problem, problem_json};
 pub use style::{Draft, XRateLimit};
+pub use write::Header;
 use write::{FieldName, FieldSink, NamedDecision, write_list, write_number, write_numbers, write_part};
-
-/// A header field: its name in lower case and its value in printable ASCII.
-pub type Header = (&'static str, String);
 
 /// Which header fields a response carries.
 ///
@@ -64,7 +62,7 @@ impl HeaderOptions {
 
     /// The fields for a gate's decisions. Empty if no enforced policy applies.
     ///
-    /// `FieldSink` for a single policy describe the [strictest](Decisions::strictest). If the shared
+    /// Fields for a single policy describe the [strictest](Decisions::strictest). If the shared
     /// store is unavailable and a policy allows or denies without counting, its usage is unknown
     /// and the fields that contain it are omitted; `RateLimit-Policy` and `Retry-After` are still
     /// sent.

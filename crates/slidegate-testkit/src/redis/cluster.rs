@@ -8,7 +8,8 @@ use std::time::Duration;
 use super::acl;
 use super::resp::Reply;
 use super::server::{Builder, RedisServer, addresses};
-use crate::{ports, until, until_true};
+use crate::poll::{until, until_true};
+use crate::ports;
 
 /// All slots of a cluster.
 const SLOTS: u16 = 16_384;

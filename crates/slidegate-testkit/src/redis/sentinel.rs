@@ -8,7 +8,8 @@ use std::time::Duration;
 use super::acl;
 use super::resp::Reply;
 use super::server::{RedisServer, addresses};
-use crate::{ports, until, until_true};
+use crate::poll::{until, until_true};
+use crate::ports;
 
 /// What the sentinels call the master.
 const NAME: &str = "limits";

@@ -11,8 +11,10 @@ use std::time::Duration;
 use super::acl;
 use super::resp::{Connection, Reply};
 use crate::clock::ClockOffset;
+use crate::poll::until_true;
+use crate::ports;
 use crate::process::Process;
-use crate::{TempDir, ports, until_true};
+use crate::temp_dir::TempDir;
 
 /// How long a healthy server may take over one answer on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(10);

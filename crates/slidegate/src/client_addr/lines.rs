@@ -2,7 +2,7 @@
 
 use std::iter;
 
-use super::Found;
+use super::resolved::Found;
 
 /// Most lines of one header that are read: the last ones. A proxy appends to a line or adds one,
 /// and real chains are shorter than ten proxies.

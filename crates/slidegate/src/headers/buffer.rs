@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use bytes::Bytes;
 use http::header::{Entry, HeaderMap, HeaderName, HeaderValue};
 
-use super::{FieldName, FieldSink};
+use super::write::{FieldName, FieldSink};
 
 /// Values of header fields, one after the other in the order of [`FieldName`].
 #[derive(Default)]

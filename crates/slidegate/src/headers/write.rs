@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
-use super::Header;
 use crate::decision::Decision;
 use crate::gate::PolicyDecision;
 use crate::quota::Quota;
 use crate::time::{SECOND_US, millis_ceil, secs_ceil};
 
-/// The name of a field. `FieldSink` are written in this order.
+/// A header field: its name in lower case and its value in printable ASCII.
+pub type Header = (&'static str, String);
+
+/// The name of a field. Fields are written in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FieldName {
     RateLimitPolicy,

@@ -8,13 +8,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-use super::house::{code, collect_files};
+use super::source_tree::{code, collect_files};
 
 /// The files of a crate by their stems (`store/memory/table`), each with the stems that it imports.
 pub(crate) struct Imports(BTreeMap<String, BTreeSet<String>>);
 
 /// A file without comments and tests.
-struct DecisionSource {
+struct SourceFile {
     /// Paths of its `use` lines, lists taken apart.
     uses: Vec<Use>,
     /// The code without `use` and `mod` lines.
@@ -33,7 +33,7 @@ impl Imports {
     pub(crate) fn read(src: &str) -> Self {
         let mut sources = BTreeMap::new();
         for (name, text) in collect_files(Path::new(src)) {
-            sources.insert(stem(&name), DecisionSource::of(&code(&text)));
+            sources.insert(stem(&name), SourceFile::of(&code(&text)));
         }
         let files = Files(sources);
         let imports = files.0.keys().filter(|file| !is_root(file));
@@ -69,7 +69,7 @@ impl Imports {
     }
 }
 
-struct Files(BTreeMap<String, DecisionSource>);
+struct Files(BTreeMap<String, SourceFile>);
 
 impl Files {
     fn imports(&self, file: &str) -> BTreeSet<String> {
@@ -141,7 +141,7 @@ impl Files {
     }
 }
 
-impl DecisionSource {
+impl SourceFile {
     fn of(code: &str) -> Self {
         let (mut uses, mut body) = (Vec::new(), String::new());
         let mut lines = code.lines();

@@ -1,8 +1,8 @@
-//! The service: which of its modules may use which.
+//! The service: which of its modules may import which.
 
-use super::house::House;
+use super::source_tree::SourceTree;
 
-/// A module of the service and the modules that it may use, from the bottom up.
+/// The modules of the service, each with the modules it may import, from the bottom up.
 ///
 /// Nothing imports upwards but the two that wire: `app/changes` changes what `app` decides by, and
 /// `telemetry/routes` reads what the app holds; neither is used by what it uses.
@@ -110,7 +110,7 @@ const MODULES: &[(&str, &[&str])] = &[
         ],
     ),
     // Wiring: the only modules that know all protocols.
-    ("grpc", &["access", "app", "caller", "log_limit", "ports"]),
+    ("grpc", &["access", "app", "caller", "listener", "log_limit", "ports"]),
     ("protocol", &["access", "app", "auth", "config", "http", "listener", "routes"]),
     ("protocols", &["app", "config", "grpc", "listener", "ports", "resp", "telemetry"]),
     (
@@ -142,39 +142,17 @@ const MODULES: &[(&str, &[&str])] = &[
 /// The protocols. Each is a folder, and none of them may use another or a store.
 const PROTOCOLS: &[&str] = &["http", "auth", "resp", "grpc"];
 
-fn service() -> House {
-    House::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../slidegate-server/src"), MODULES)
-}
-
-/// A protocol that decides by itself, or a basic module that knows the app, is one that nobody can replace alone.
+/// A protocol that decides by itself, or a basic module that knows the app, cannot be replaced alone.
 #[test]
-fn modules_of_the_service_use_what_the_plan_allows_and_nothing_else() {
-    assert_eq!(service().forbidden_uses(), [""; 0]);
+fn modules_of_the_service_import_what_the_table_allows() {
+    assert_eq!(SourceTree::read("slidegate-server", MODULES).violations(), [""; 0]);
 }
 
-/// A plan that allows more than is needed says nothing.
-#[test]
-fn the_plan_of_the_service_allows_nothing_that_is_not_used() {
-    assert_eq!(service().unused_permissions(), [""; 0]);
-}
-
-/// A protocol with a limiter of its own would count apart from the others.
+/// A protocol with its own limiter would count separately from the others.
 #[test]
 fn protocols_know_no_store_and_not_each_other() {
     for (module, uses) in MODULES.iter().filter(|(module, _)| PROTOCOLS.contains(module)) {
         let known = uses.iter().filter(|used| **used == "app/store" || PROTOCOLS.contains(used));
         assert_eq!(known.collect::<Vec<_>>(), [&""; 0], "{module}");
     }
-}
-
-/// A file that has grown past what one reads in a sitting wants to be two.
-#[test]
-fn no_file_of_the_service_is_longer_than_600_lines_before_its_tests() {
-    assert_eq!(service().longer_than(600), [""; 0]);
-}
-
-/// Who opens a file must read first what it is.
-#[test]
-fn every_file_of_the_service_opens_by_saying_what_it_is() {
-    assert_eq!(service().without_opening(), [""; 0]);
 }

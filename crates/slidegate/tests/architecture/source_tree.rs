@@ -1,14 +1,20 @@
-//! A source tree and the plan it has to keep to.
+//! The source files of a crate, checked against the table of its modules.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Modules, each with those it may use; named by path, `store/memory`.
-type Plan = [(&'static str, &'static [&'static str])];
+/// The folder of all crates.
+pub(crate) const CRATES_FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
-pub(crate) struct House {
-    plan: &'static Plan,
+/// Maximum lines of a file, without its tests.
+const MAX_LINES: usize = 600;
+
+/// Modules, each with the modules it may import; named by path, `store/memory`.
+pub(crate) type Table = [(&'static str, &'static [&'static str])];
+
+pub(crate) struct SourceTree {
+    table: &'static Table,
     files: Vec<File>,
 }
 
@@ -18,21 +24,29 @@ struct File {
     text: String,
 }
 
-impl House {
-    /// Reads every source file below `src`.
-    pub(crate) fn read(src: &str, plan: &'static Plan) -> Self {
-        let files = collect_files(Path::new(src));
+impl SourceTree {
+    /// Reads every source file of a crate.
+    pub(crate) fn read(name: &str, table: &'static Table) -> Self {
+        let src = format!("{CRATES_FOLDER}/{name}/src");
+        let files = collect_files(Path::new(&src));
         let files: Vec<_> = files.into_iter().map(|(name, text)| File { name, text }).collect();
         assert!(files.len() > 1, "{src} has sources");
-        Self { plan, files }
+        Self { table, files }
     }
 
-    /// Uses that the plan does not allow, files that it does not name, and ways round it, each in one line.
-    pub(crate) fn forbidden_uses(&self) -> Vec<String> {
+    /// Everything that breaks the rules of all crates, one line each.
+    pub(crate) fn violations(&self) -> Vec<String> {
+        [self.forbidden_imports(), self.unused_permissions(), self.long_files(), self.without_opening()]
+            .concat()
+    }
+
+    /// Imports that the table does not allow, files that it does not list, and paths that the reader
+    /// cannot follow.
+    fn forbidden_imports(&self) -> Vec<String> {
         let mut found = Vec::new();
         for file in &self.files {
             let Some(module) = self.module_of(&file.stem()) else {
-                found.push(format!("{}: stands in no line of the plan; add its module there", file.name));
+                found.push(format!("{}: not in the table; add its module", file.name));
                 continue;
             };
             if module == "lib" || module == "main" {
@@ -50,19 +64,19 @@ impl House {
                     }
                 }
             }
-            // From the top `super` is the whole crate, and two of them reach past the file's own family.
-            let round = if file.name.contains('/') { "super::super" } else { "super::" };
-            if code(&file.text).contains(round) {
-                found.push(format!("{}: uses `{round}`; write `crate::` and the module", file.name));
+            // At the top `super` is the whole crate, and two of them lead out of the file's folder.
+            let path = if file.name.contains('/') { "super::super" } else { "super::" };
+            if code(&file.text).contains(path) {
+                found.push(format!("{}: uses `{path}`; write `crate::` and the module", file.name));
             }
         }
         found
     }
 
-    /// What the plan allows and no file needs. Modules without a file are those still to be built.
-    pub(crate) fn unused_permissions(&self) -> Vec<String> {
+    /// Permissions that no file needs.
+    fn unused_permissions(&self) -> Vec<String> {
         let mut unused = Vec::new();
-        for (module, allowed) in self.plan {
+        for (module, allowed) in self.table {
             let own: Vec<_> =
                 self.files.iter().filter(|file| self.module_of(&file.stem()) == Some(module)).collect();
             let used: BTreeSet<_> = own.iter().flat_map(|file| uses(&file.text)).collect();
@@ -80,29 +94,28 @@ impl House {
         self.files.iter().filter(mentions).map(|file| file.name.as_str()).collect()
     }
 
-    /// Files with more lines than that before their tests.
-    pub(crate) fn longer_than(&self, lines: usize) -> Vec<String> {
+    fn long_files(&self) -> Vec<String> {
         let length = |file: &File| before_tests(&file.text).lines().count();
-        let long = self.files.iter().filter(|file| length(file) > lines);
-        long.map(|file| format!("{}: {} lines before its tests", file.name, length(file))).collect()
+        let long = self.files.iter().filter(|file| length(file) > MAX_LINES);
+        long.map(|file| format!("{}: {} lines before its tests; split it", file.name, length(file))).collect()
     }
 
-    /// Files whose first line is not the beginning of their description.
-    pub(crate) fn without_opening(&self) -> Vec<&str> {
+    /// Files that do not begin with their description.
+    fn without_opening(&self) -> Vec<String> {
         let silent = self.files.iter().filter(|file| !file.text.starts_with("//! "));
-        silent.map(|file| file.name.as_str()).collect()
+        silent.map(|file| format!("{}: the first line must describe the file", file.name)).collect()
     }
 
-    /// The module of the plan that a path belongs to: the longest that it begins with.
+    /// The module of a path: the longest one in the table that is a prefix of it.
     fn module_of(&self, path: &str) -> Option<&'static str> {
         let within = |module: &&str| {
             path.strip_prefix(*module).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         };
-        self.plan.iter().map(|(module, _)| *module).filter(within).max_by_key(|module| module.len())
+        self.table.iter().map(|(module, _)| *module).filter(within).max_by_key(|module| module.len())
     }
 
     fn allowed(&self, module: &str) -> &'static [&'static str] {
-        self.plan.iter().find(|(name, _)| *name == module).map_or(&[], |(_, allowed)| *allowed)
+        self.table.iter().find(|(name, _)| *name == module).map_or(&[], |(_, allowed)| *allowed)
     }
 }
 
@@ -145,7 +158,7 @@ pub(crate) fn code(text: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// The paths below `crate::` that the code names, up to a type or constant: `store::memory`, `quota`.
+/// The paths after `crate::` in the code, up to a type or constant: `store::memory`, `quota`.
 pub(crate) fn uses(text: &str) -> Vec<String> {
     let code = code(text);
     let mut found = BTreeSet::new();

@@ -1,0 +1,85 @@
+//! The other crates: which of their modules may import which, and which crate may depend on which.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use super::source_tree::{CRATES_FOLDER, SourceTree, Table};
+
+/// The crates of the workspace, each with the ones it may depend on, and its modules with what they
+/// may import. The modules of the library and of the service have tables of their own.
+const CRATES: &[(&str, &[&str], Option<&Table>)] = &[
+    ("slidegate", &[], None),
+    ("slidegate-envoy", &["slidegate"], Some(ENVOY)),
+    ("slidegate-replay", &["slidegate"], Some(REPLAY)),
+    ("slidegate-server", &["slidegate", "slidegate-envoy", "slidegate-replay"], None),
+    // It tests the others from outside, so it knows none of them.
+    ("slidegate-testkit", &[], Some(TESTKIT)),
+];
+
+/// Config files know no request; handlers know no transport; nothing knows the service.
+const ENVOY: &Table = &[
+    ("lib", &[]),
+    ("host", &[]),
+    ("debounce", &[]),
+    ("grpc_settings", &[]),
+    ("config/names", &[]),
+    ("statistics", &["config/names"]),
+    ("config", &["statistics"]),
+    ("settings", &["config", "grpc_settings", "statistics"]),
+    ("config/watch", &["debounce", "settings", "statistics"]),
+    ("handler", &["config", "grpc_settings", "host", "settings", "statistics"]),
+    ("grpc", &["handler", "host"]),
+    ("http", &["grpc", "handler", "host"]),
+];
+
+/// Parsing knows no policy; only `run` knows the gate.
+const REPLAY: &Table = &[
+    ("lib", &[]),
+    ("column", &[]),
+    ("entry", &["column"]),
+    ("reorder", &[]),
+    ("reader", &["entry", "reorder"]),
+    ("run", &["entry"]),
+    ("report", &["reader", "run"]),
+];
+
+/// Helpers know no server.
+const TESTKIT: &Table = &[
+    ("lib", &[]),
+    ("background", &[]),
+    ("http", &[]),
+    ("poll", &[]),
+    ("ports", &[]),
+    ("temp_dir", &[]),
+    ("certificates", &["temp_dir"]),
+    ("process", &["poll"]),
+    ("clock", &["process"]),
+    ("proxy", &["background", "poll", "ports"]),
+    ("redis", &["background", "clock", "poll", "ports", "process", "temp_dir"]),
+    ("service", &["http"]),
+];
+
+/// Whoever reads or replaces a part of these crates must know what it relies on.
+#[test]
+fn modules_of_the_other_crates_import_what_the_tables_allow() {
+    for (name, _, table) in CRATES {
+        let violations = table.map(|table| SourceTree::read(name, table).violations());
+        assert_eq!(violations.unwrap_or_default(), [""; 0], "{name}");
+    }
+}
+
+/// Users want one crate without the others.
+#[test]
+fn crates_depend_on_the_crates_that_the_table_allows() {
+    let folders = fs::read_dir(CRATES_FOLDER).unwrap().map(|folder| folder.unwrap());
+    let found: BTreeSet<_> = folders.map(|folder| folder.file_name().into_string().unwrap()).collect();
+    assert_eq!(found, CRATES.iter().map(|(name, _, _)| (*name).to_owned()).collect());
+    for (name, allowed, _) in CRATES {
+        let manifest = fs::read_to_string(format!("{CRATES_FOLDER}/{name}/Cargo.toml")).unwrap();
+        let (_, dependencies) = manifest.split_once("\n[dependencies]\n").unwrap();
+        let dependencies = dependencies.split("\n[").next().unwrap().lines();
+        let names = dependencies.filter_map(|line| line.split_once(" = ").map(|(name, _)| name));
+        let used: Vec<_> = names.filter(|name| name.starts_with("slidegate")).collect();
+        assert_eq!(used, *allowed, "{name}");
+    }
+}
