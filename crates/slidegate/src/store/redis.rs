@@ -51,7 +51,7 @@ use names::Names;
 use scripts::Scripts;
 use server_time::ServerTimes;
 use spread::DenialRates;
-use transport::Transport;
+use transport::{LastFailure, Transport};
 
 /// A way to limits that many instances share.
 #[derive(Debug)]
@@ -140,6 +140,7 @@ impl Calls {
         subjects: &Subjects,
         costs: &[u64],
         deadline: Instant,
+        last_failure: &LastFailure,
     ) -> Result<Vec<Answers>, Failure> {
         let (keys, slot) = (subjects.keys(), self.slot(subjects));
         let mut late = 0;
@@ -148,7 +149,8 @@ impl Calls {
             let (script, args) = subjects.call(&self.scripts, costs, latest);
             self.counts.calls.fetch_add(1, Ordering::Relaxed);
             let sent = instant();
-            let value = self.transport.run(script, &keys, &args, deadline).await.map_err(explain)?;
+            let value =
+                self.transport.run(script, &keys, &args, deadline, last_failure).await.map_err(explain)?;
             let arrived = instant();
             match subjects.read(costs, value) {
                 Ok(Reply::Done(answers, now)) => {
@@ -183,7 +185,8 @@ impl Calls {
             let (keys, script, args) = subjects.call_once(&self.scripts, name, once.cost, latest);
             self.counts.calls.fetch_add(1, Ordering::Relaxed);
             let sent = instant();
-            match self.transport.run(script, &keys, &args, deadline).await.map_err(explain) {
+            let unread = LastFailure::default();
+            match self.transport.run(script, &keys, &args, deadline, &unread).await.map_err(explain) {
                 Ok(value) => match subjects.read_once(once.cost, value) {
                     // Its time is that of the first reply, and tells nothing of the server's clock.
                     Ok(Reply::Done(answers, _)) => return Ok(answers.into_iter().next().unwrap_or_default()),

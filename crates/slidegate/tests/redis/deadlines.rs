@@ -6,13 +6,16 @@
 use std::future::Future;
 use std::net::TcpListener;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use slidegate::{DecisionSource, FailureKind, Policy, Request, SharedGate, Verb};
 use slidegate_testkit::redis::{FakeRedis, FakeReply};
 use tokio::time::{Instant, sleep};
 
-use crate::callers::{DEADLINE, check_cost, errors, fails_with, gate, hasty, hourly, last_failure, named};
+use crate::callers::{
+    DEADLINE, check, check_cost, errors, fails_with, gate, hasty, hourly, last_failure, named, options,
+};
 
 /// What an answer may come later than its deadline.
 const PROMISE: Duration = Duration::from_millis(5);
@@ -120,6 +123,34 @@ fn those_who_wait_for_a_call_that_is_under_way_are_answered_by_their_own_deadlin
             }
             assert!(took <= DEADLINE + PROMISE, "caller {number}: answered after {took:?}");
         }
+    });
+}
+
+/// A call is repeated while its server is a replica. If the last attempt gets no reply, the caller must
+/// learn why the call was repeated, whether or not its own deadline is noticed first.
+#[test]
+fn a_check_whose_repeated_call_gets_no_reply_reports_what_the_server_refused() {
+    let attempts = Arc::new(AtomicUsize::new(0));
+    let counted = attempts.clone();
+    let fake = FakeRedis::greeting(move |command| match command[0].as_slice() {
+        b"TIME" => "*2\r\n$10\r\n1700000000\r\n$1\r\n0\r\n".into(),
+        b"EVALSHA" if counted.fetch_add(1, Ordering::SeqCst) == 0 => {
+            "-READONLY You can't write against a read only replica.\r\n".into()
+        }
+        _ => FakeReply::Send(Vec::new()),
+    });
+    on_one_thread(async {
+        let gate = gate([hourly(9)], options(&fake.url()).without_denial_cache());
+        let repeated = async {
+            while attempts.load(Ordering::SeqCst) < 2 {
+                sleep(TICK).await;
+            }
+            // Nobody replies from here on, so the paused clock goes straight to the deadline.
+            tokio::time::pause();
+        };
+        let (told, ()) = tokio::join!(check(&gate, "alice"), repeated);
+        assert_eq!(told.source, DecisionSource::Local);
+        assert!(last_failure(&gate).contains("READONLY"), "{}", last_failure(&gate));
     });
 }
 

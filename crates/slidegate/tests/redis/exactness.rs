@@ -1,19 +1,25 @@
-//! Exactness: what several processes let in together, judged from outside.
+//! Exactness: what several processes admit together, judged from outside.
 //!
-//! Each process notes when it sent and when it received what was admitted; the charge lies somewhere between. The judge
-//! knows only those times and the limits, and calls too many what is too many wherever between the charges lay.
+//! Two rounds. In the first, nothing expires: the processes send a fixed number of requests, more than
+//! the limits hold, and exactly the limits are admitted. In the second, windows are short, and the
+//! processes go on until a fixed number was admitted: no window may contain more than its limit.
+//! Neither depends on how fast the machine is.
+//!
+//! In the second round each process records when it sent and received what was admitted; the charge
+//! lies somewhere between. The judge knows only those times and the limits, and counts what was in one
+//! window wherever the charges were.
 
-use std::collections::BTreeMap;
 use std::env;
 use std::fmt::Write as _;
 use std::io::{self, BufRead, BufReader, Write as _};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use slidegate::{DecisionSource, Policy, Quota, Request, SharedGate};
+use slidegate::{DecisionSource, Policy, Quota, RedisOptions, Request, SharedGate};
 use slidegate_testkit::redis::RedisServer;
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::{Instant, sleep};
 
 use crate::callers::{gate, options};
@@ -21,46 +27,62 @@ use crate::harness;
 
 /// Processes that share the limits.
 const PROCESSES: usize = 3;
-/// Callers in each of them. Every other one asks for the same user.
+/// Callers in each process. Every other one asks for the first user.
 const CALLERS: usize = 16;
 const USERS: usize = 4;
 
-const WINDOW: Duration = Duration::from_millis(250);
-/// How long the callers ask: a whole number of windows.
-const RUN: Duration = Duration::from_secs(2);
-/// All users together, and each of them: the first wants more than its limit, and all together want more than theirs.
+/// The limits of all users together and of each user. The first user wants more than its limit, and all
+/// together want more than theirs.
 const WIDE: u64 = 400;
 const NARROW: u64 = 150;
 
-/// What is available at least is every window's limit; what may be missing of it. After each window callers come back
-/// only when they next ask, which on a busy machine may be windows later: two of eight must be used up.
-const MARGIN_PERCENT: u64 = 75;
-/// Where a charge in one slot is refunded because another slot denied, others have been denied for it meanwhile.
-const MARGIN_SPREAD_PERCENT: u64 = 80;
+/// The window of the first round: nothing expires.
+const LONG_WINDOW: Duration = Duration::from_secs(3600);
+/// Requests of each caller in the first round, which is run twice. With 20, the limit of all users
+/// binds: the first user asks 600 times and each other one 120 times. With 10, only the first user's
+/// limit binds: it asks 300 times, each other one 60 times, and 330 of all are admitted.
+const REQUESTS: [u64; 2] = [20, 10];
+/// Callers of each user but the first.
+const CALLERS_OF_OTHERS: u64 = (PROCESSES * CALLERS / 2 / USERS) as u64;
 
-/// How far the clocks of two processes of one machine may be apart: they are read at the start, and all but stand still.
+/// The window of the second round.
+const SHORT_WINDOW: Duration = Duration::from_millis(250);
+/// What each process has admitted when the second round ends: all together six windows' worth.
+const ADMITTED_EACH: u64 = 6 * WIDE / PROCESSES as u64;
+/// No round takes so long: a limiter that admits too little hangs.
+const HANGS: Duration = Duration::from_secs(120);
+
+/// How far apart the clocks of two processes of one machine may be: each reads the wall clock once.
 const CLOCKS_APART: Duration = Duration::from_millis(1);
 
-/// What a process is told, in its environment.
+/// The environment of a process.
 const URL: &str = "SLIDEGATE_EXACTNESS_URL";
 const MODE: &str = "SLIDEGATE_EXACTNESS_MODE";
 
 /// How the processes' gates are made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
-    Coalescing,
+    Batched,
     Alone,
     Tagged,
 }
 
 impl Mode {
-    const ALL: [Self; 3] = [Self::Coalescing, Self::Alone, Self::Tagged];
+    const ALL: [Self; 3] = [Self::Batched, Self::Alone, Self::Tagged];
 
     fn name(self) -> &'static str {
         match self {
-            Self::Coalescing => "coalescing",
+            Self::Batched => "batched",
             Self::Alone => "alone",
             Self::Tagged => "tagged",
+        }
+    }
+
+    fn options(self, url: &str) -> RedisOptions {
+        match self {
+            Self::Batched => options(url),
+            Self::Alone => options(url).without_batching().without_denial_cache(),
+            Self::Tagged => options(url).hash_tag("tenant"),
         }
     }
 }
@@ -70,7 +92,7 @@ impl Mode {
 struct Admitted {
     sent: u64,
     received: u64,
-    /// When the server says that it charged.
+    /// When it was charged, by the server's clock.
     at: u64,
 }
 
@@ -87,8 +109,8 @@ fn most_certain(admitted: &[Admitted], window: Duration) -> u64 {
     (0..by_sent.len()).map(within).max().unwrap_or(0)
 }
 
-/// The most that were admitted within one window by the server's own account.
-fn most_told(admitted: &[Admitted], window: Duration) -> u64 {
+/// The most that were admitted within one window by the server's clock.
+fn most_by_server(admitted: &[Admitted], window: Duration) -> u64 {
     let mut at: Vec<_> = admitted.iter().map(|one| one.at).collect();
     at.sort_unstable();
     let within = |from: usize| {
@@ -102,7 +124,7 @@ fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap()
 }
 
-/// A judge who lets everything pass proves nothing.
+/// A judge who accepts everything proves nothing.
 #[test]
 fn the_judge_counts_what_lies_in_one_window_wherever_the_charges_were() {
     let one = |sent, received, at| Admitted { sent, received, at };
@@ -116,8 +138,8 @@ fn the_judge_counts_what_lies_in_one_window_wherever_the_charges_were() {
     let early = [one(0, 900, 5), one(1, 10, 6), one(1001, 1001, 1001)];
     assert_eq!(most_certain(&early, window), 2);
     let window = Duration::from_micros(1000);
-    assert_eq!(most_told(&[one(0, 0, 5), one(0, 0, 1004)], window), 2);
-    assert_eq!(most_told(&[one(0, 0, 5), one(0, 0, 1005)], window), 1);
+    assert_eq!(most_by_server(&[one(0, 0, 5), one(0, 0, 1004)], window), 2);
+    assert_eq!(most_by_server(&[one(0, 0, 5), one(0, 0, 1005)], window), 1);
 }
 
 /// A process of its own, of this very program.
@@ -136,31 +158,35 @@ impl Client {
         Self { child, said }
     }
 
-    fn until_ready(&mut self) {
-        let mut line = String::new();
-        while !line.contains("ready") {
-            line.clear();
-            assert!(self.said.read_line(&mut line).unwrap() > 0, "a client has ended before it was ready");
+    /// The lines up to the next `ready`.
+    fn until_ready(&mut self) -> Vec<String> {
+        let mut lines = Vec::new();
+        loop {
+            let mut line = String::new();
+            assert!(self.said.read_line(&mut line).unwrap() > 0, "a client ended before it was ready");
+            if line.trim_end().ends_with("ready") {
+                return lines;
+            }
+            lines.push(line);
         }
     }
 
+    /// Starts the next round.
     fn go(&mut self) {
-        self.child.stdin.take().unwrap().write_all(b"go\n").unwrap();
+        self.child.stdin.as_mut().unwrap().write_all(b"go\n").unwrap();
     }
 
-    /// What was admitted, by user.
-    fn admitted(mut self) -> Vec<(usize, [Admitted; 2])> {
-        let lines = (&mut self.said).lines().map_while(Result::ok);
-        let admitted = lines.filter_map(|line| {
-            let numbers = line.strip_prefix("admitted ")?;
+    /// What was admitted in the round that began last, by user.
+    fn admitted(&mut self) -> Vec<(usize, [Admitted; 2])> {
+        let lines = self.until_ready();
+        let admitted = lines.iter().filter_map(|line| {
+            let numbers = line.trim_end().strip_prefix("admitted ")?;
             let numbers: Vec<u64> = numbers.split(' ').map(|number| number.parse().unwrap()).collect();
             let [user, sent, received, wide, narrow] = numbers[..] else { panic!("{line}") };
             let one = |at| Admitted { sent, received, at };
             Some((usize::try_from(user).unwrap(), [one(wide), one(narrow)]))
         });
-        let admitted = admitted.collect();
-        assert!(self.child.wait().unwrap().success(), "a client has failed");
-        admitted
+        admitted.collect()
     }
 }
 
@@ -171,152 +197,249 @@ impl Drop for Client {
     }
 }
 
+/// A gate of this window. Policies of another window have other names, so they share no key.
+fn limits(options: RedisOptions, window: Duration) -> Arc<SharedGate> {
+    let policy = |kind, limit| {
+        let name = format!("{kind}-{}", window.as_millis());
+        Policy::new(&name, Quota::new(limit, window).unwrap()).unwrap()
+    };
+    let wide = policy("wide", WIDE).scope(["tenant"]);
+    gate([wide, policy("narrow", NARROW).scope(["tenant", "user"])], options)
+}
+
+/// Whether the store decided. No round may fall back: the judge knows only what the store decides.
+fn is_by_store(source: DecisionSource) -> bool {
+    matches!(source, DecisionSource::Store | DecisionSource::CachedDenial)
+}
+
 /// What the other tests start several of.
 #[test]
 #[ignore = "asks a server that another test names"]
 fn a_client_of_the_other_tests() {
     let (url, mode) = (env::var(URL).unwrap(), env::var(MODE).unwrap());
     let mode = Mode::ALL.into_iter().find(|known| known.name() == mode).unwrap();
-    let options = options(&url).deadline(Duration::from_secs(10));
-    let options = match mode {
-        Mode::Coalescing => options,
-        Mode::Alone => options.without_batching().without_denial_cache(),
-        Mode::Tagged => options.hash_tag("tenant"),
-    };
-    let policy =
-        |name, limit, scope| Policy::new(name, Quota::new(limit, WINDOW).unwrap()).unwrap().scope([scope]);
-    let gate = gate([policy("wide", WIDE, "tenant"), policy("narrow", NARROW, "user")], options);
-
+    let [long, short] = [LONG_WINDOW, SHORT_WINDOW].map(|window| limits(mode.options(&url), window));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let mut lines = String::new();
     runtime.block_on(async {
-        // Connected, and every script known, before the others are.
-        for user in 0..USERS {
-            let user = user.to_string();
-            let request = Request::new().with("tenant", "t").with("user", &user);
+        // Every client is connected and has loaded its scripts before any of them begins.
+        for gate in [&long, &short] {
+            let request = Request::new().with("tenant", "t").with("user", "0");
             assert!(gate.peek(&request).await.iter().all(|one| one.source == DecisionSource::Store));
         }
-        println!("ready");
-        io::stdin().read_line(&mut String::new()).unwrap();
-
-        let (start, wall) = both_clocks();
-        let callers: JoinSet<_> = (0..CALLERS).map(|number| ask(gate.clone(), number, start)).collect();
-        for (user, sent, received, at) in callers.join_all().await.into_iter().flatten() {
-            let [sent, received] = [sent, received].map(|moment| micros(wall + (moment - start)));
-            writeln!(lines, "admitted {user} {sent} {received} {} {}", at[0], at[1]).unwrap();
+        for requests in REQUESTS {
+            round(&long, &tenant(mode, requests), Extent::Requests(requests)).await;
         }
-        let (end, wall_at_end) = both_clocks();
-        let apart = wall_at_end.abs_diff(wall + (end - start));
-        assert!(apart < CLOCKS_APART / 2, "the machine's clock was set by {apart:?} meanwhile");
+        round(&short, "t", Extent::Admitted(ADMITTED_EACH)).await;
+        println!("ready");
     });
+}
+
+/// The tenant of a round: nothing expires, so each has its own.
+fn tenant(mode: Mode, requests: u64) -> String {
+    format!("{}-{requests}", mode.name())
+}
+
+/// How long a round lasts.
+#[derive(Debug, Clone, Copy)]
+enum Extent {
+    /// Until each caller has sent so many requests.
+    Requests(u64),
+    /// Until the process has been admitted so often.
+    Admitted(u64),
+}
+
+/// Waits for the other processes, lets all callers ask, and prints what was admitted.
+async fn round(gate: &Arc<SharedGate>, tenant: &str, extent: Extent) {
+    println!("ready");
+    // Refunds of the round before go on meanwhile.
+    spawn_blocking(|| io::stdin().read_line(&mut String::new())).await.unwrap().unwrap();
+    let (start, wall) = both_clocks();
+    let admitted = Arc::new(AtomicU64::new(0));
+    let callers: JoinSet<_> = (0..CALLERS)
+        .map(|number| ask(gate.clone(), tenant.to_owned(), number, extent, admitted.clone()))
+        .collect();
+    let mut lines = String::new();
+    for (user, sent, received, at) in callers.join_all().await.into_iter().flatten() {
+        let [sent, received] = [sent, received].map(|moment| micros(wall + (moment - start)));
+        writeln!(lines, "admitted {user} {sent} {received} {} {}", at[0], at[1]).unwrap();
+    }
+    let (end, wall_at_end) = both_clocks();
+    let apart = wall_at_end.abs_diff(wall + (end - start));
+    assert!(apart < CLOCKS_APART / 2, "the machine's clock was set by {apart:?} meanwhile");
     print!("{lines}");
 }
 
-/// The only clock that several processes read alike.
+/// The only clock that several processes share.
 #[allow(clippy::disallowed_methods)] // The judge must not read the time as the limiter does.
 fn wall() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap()
 }
 
-/// A moment on both clocks: of many readings the one with the least time between them, as a busy machine may stop the
-/// process there.
+/// The same moment on both clocks: of many readings the one with the least time between them, because
+/// a busy machine may stop the process in between.
 fn both_clocks() -> (Instant, Duration) {
     let readings = (0..1000).map(|_| (Instant::now(), wall(), Instant::now()));
     let (before, wall, _) = readings.min_by_key(|(before, _, after)| *after - *before).unwrap();
     (before, wall)
 }
 
-/// Asks again and again until the run is over.
+/// One caller of a round.
 async fn ask(
     gate: Arc<SharedGate>,
+    tenant: String,
     number: usize,
-    start: Instant,
+    extent: Extent,
+    admitted: Arc<AtomicU64>,
 ) -> Vec<(usize, Instant, Instant, [u64; 2])> {
     // 0 0 1 0 2 0 3 0 0 0 ...
     let user = if number.is_multiple_of(2) { number / 2 % USERS } else { 0 };
     let name = user.to_string();
-    let request = Request::new().with("tenant", "t").with("user", &name);
-    let mut admitted = Vec::new();
-    while start.elapsed() < RUN {
+    let request = Request::new().with("tenant", &tenant).with("user", &name);
+    let mut own = Vec::new();
+    let (start, mut requests) = (Instant::now(), 0);
+    loop {
+        let is_over = match extent {
+            Extent::Requests(most) => requests == most,
+            Extent::Admitted(most) => admitted.load(Ordering::Relaxed) >= most,
+        };
+        if is_over {
+            return own;
+        }
+        assert!(start.elapsed() < HANGS, "{admitted:?} admitted, {:?}", gate.stats());
+        requests += 1;
         let sent = Instant::now();
         let decisions = gate.check(&request).await;
         let received = Instant::now();
-        let mut at = [0, 0];
-        for (at, one) in at.iter_mut().zip(decisions.iter()) {
-            assert!(
-                matches!(one.source, DecisionSource::Store | DecisionSource::CachedDenial),
-                "{:?}",
-                gate.stats()
-            );
-            *at = one.at.as_micros();
-        }
+        assert!(decisions.iter().all(|one| is_by_store(one.source)), "{:?}", gate.stats());
         if decisions.is_allowed() {
-            admitted.push((user, sent, received, at));
+            let at: Vec<_> = decisions.iter().map(|one| one.at.as_micros()).collect();
+            own.push((user, sent, received, [at[0], at[1]]));
+            admitted.fetch_add(1, Ordering::Relaxed);
         } else {
-            // As clients do that come back as soon as they may, about.
+            // As clients do that come back about when they may.
             sleep(Duration::from_millis(1)).await;
         }
         tokio::task::yield_now().await;
     }
-    admitted
 }
 
-/// Lets the processes loose on a store, and judges what they were told.
-fn judge(url: &str, mode: Mode, margin_percent: u64) {
+/// Lets the processes loose on a store, and judges the replies.
+fn judge(url: &str, mode: Mode) {
     let mut clients: Vec<_> = (0..PROCESSES).map(|_| Client::start(url, mode)).collect();
-    clients.iter_mut().for_each(Client::until_ready);
-    clients.iter_mut().for_each(Client::go);
-    let admitted: Vec<_> = clients.into_iter().flat_map(Client::admitted).collect();
+    for client in &mut clients {
+        client.until_ready();
+    }
+    for requests in REQUESTS {
+        let admitted = run(&mut clients);
+        let users: Vec<_> = (0..USERS).map(|user| of_user(&admitted, user).len() as u64).collect();
+        judge_fixed(url, mode, requests, &users);
+    }
+    judge_windows(mode, &run(&mut clients));
+}
 
+/// Runs a round in all processes.
+fn run(clients: &mut [Client]) -> Vec<(usize, [Admitted; 2])> {
+    clients.iter_mut().for_each(Client::go);
+    clients.iter_mut().flat_map(Client::admitted).collect()
+}
+
+/// What was admitted of a user, by its own limit.
+fn of_user(admitted: &[(usize, [Admitted; 2])], user: usize) -> Vec<Admitted> {
+    admitted.iter().filter(|(of, _)| *of == user).map(|(_, [_, narrow])| *narrow).collect()
+}
+
+/// Exactly the limits are admitted: not one request more, and nothing that a denied request charged
+/// stays charged.
+fn judge_fixed(url: &str, mode: Mode, requests: u64, users: &[u64]) {
+    let tenant = tenant(mode, requests);
+    let wanted = requests * CALLERS_OF_OTHERS;
+    let mut total: u64 = users.iter().sum();
+    println!("{mode:?}, {tenant}: {users:?} admitted");
+    assert!(total <= WIDE, "{total} instead of {WIDE}, {mode:?}");
+    if NARROW + 3 * wanted <= WIDE {
+        assert_eq!(users, [NARROW, wanted, wanted, wanted], "{mode:?}");
+    } else {
+        assert!(users.iter().all(|admitted| *admitted <= NARROW), "{users:?}, {mode:?}");
+        // Over several slots a request may be denied for what another one is about to be refunded.
+        let is_spread = url.contains("cluster") && mode != Mode::Tagged;
+        assert!(is_spread || total == WIDE, "{total} instead of {WIDE}, {mode:?}");
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        // What is left is admitted to whoever asks alone, and then nobody is.
+        let gate = limits(mode.options(url).without_denial_cache(), LONG_WINDOW);
+        let names: Vec<_> = (0..USERS).map(|user| user.to_string()).collect();
+        let request = |user: usize| Request::new().with("tenant", &tenant).with("user", &names[user]);
+        let mut users = users.to_vec();
+        let start = Instant::now();
+        while total < WIDE {
+            assert!(start.elapsed() < HANGS, "{total} instead of {WIDE}: {users:?}, {mode:?}");
+            let user = (0..USERS).min_by_key(|user| users[*user]).unwrap();
+            if gate.check(&request(user)).await.is_allowed() {
+                users[user] += 1;
+                total += 1;
+            } else {
+                sleep(Duration::from_millis(1)).await;
+            }
+        }
+        for (user, admitted) in users.iter().enumerate() {
+            let used =
+                async || -> Vec<u64> { gate.peek(&request(user)).await.iter().map(|one| one.used).collect() };
+            while used().await != [WIDE, *admitted] {
+                assert!(start.elapsed() < HANGS, "user {user}: {:?} of {admitted}, {mode:?}", used().await);
+                sleep(Duration::from_millis(1)).await;
+            }
+            let request = request(user);
+            let denied = gate.check(&request).await;
+            assert!(!denied.is_allowed(), "user {user}, {mode:?}");
+            assert!(denied.iter().all(|one| is_by_store(one.source)), "{:?}", gate.stats());
+        }
+    });
+}
+
+/// No window contains more than its limit.
+fn judge_windows(mode: Mode, admitted: &[(usize, [Admitted; 2])]) {
+    assert!(admitted.len() as u64 >= PROCESSES as u64 * ADMITTED_EACH);
     let wide: Vec<_> = admitted.iter().map(|(_, [wide, _])| *wide).collect();
-    let mut narrow = BTreeMap::<usize, Vec<Admitted>>::new();
-    for (user, [_, one]) in &admitted {
-        narrow.entry(*user).or_default().push(*one);
-    }
-    assert_eq!(narrow.len(), USERS);
-    let keys = [(WIDE, &wide)].into_iter().chain(narrow.values().map(|one| (NARROW, one)));
-    for (limit, admitted) in keys {
-        let (certain, told) = (most_certain(admitted, WINDOW), most_told(admitted, WINDOW));
+    let narrow = (0..USERS).map(|user| (NARROW, of_user(admitted, user)));
+    for (limit, admitted) in [(WIDE, wide)].into_iter().chain(narrow) {
+        let (certain, by_server) =
+            (most_certain(&admitted, SHORT_WINDOW), most_by_server(&admitted, SHORT_WINDOW));
+        println!("{mode:?}: {} admitted, at most {by_server} of {limit} in one window", admitted.len());
         assert!(certain <= limit, "{certain} instead of {limit} in one window, {mode:?}");
-        assert!(told <= limit, "{told} instead of {limit} in one window by the server's clock, {mode:?}");
-    }
-    let windows = micros(RUN) / micros(WINDOW);
-    for (limit, admitted, who) in
-        [(WIDE, wide.len(), "all users"), (NARROW, narrow[&0].len(), "the first user")]
-    {
-        let available = limit * windows;
-        let least = available * (100 - margin_percent) / 100;
-        println!("{mode:?}, {who}: {admitted} of {available}, at most {}", most_certain(&wide, WINDOW));
-        assert!(admitted as u64 >= least, "{who}: {admitted} of {available} that were available, {mode:?}");
+        assert!(
+            by_server <= limit,
+            "{by_server} instead of {limit} in one window by the server's clock, {mode:?}"
+        );
     }
 }
 
 /// The promise of the whole project, with calls that carry many checks.
 #[test]
-fn three_processes_on_one_server_let_in_what_the_limits_say_in_every_window() {
+fn three_processes_on_one_server_admit_what_the_limits_say() {
     let server = RedisServer::start();
-    judge(&server.url_as_user(), Mode::Coalescing, MARGIN_PERCENT);
+    judge(&server.url_as_user(), Mode::Batched);
 }
 
-/// The same without anything that spares the server calls.
+/// The same without batches and cached denials.
 #[test]
-fn three_processes_that_call_for_each_check_let_in_the_same() {
+fn three_processes_that_call_for_each_check_admit_what_the_limits_say() {
     let server = RedisServer::start();
-    judge(&server.url_as_user(), Mode::Alone, MARGIN_PERCENT);
+    judge(&server.url_as_user(), Mode::Alone);
 }
 
-/// Policies of one request that lie on different masters are no reason to let in more.
+/// Policies of one request may be on different masters, and are exact nevertheless.
 #[test]
-fn three_processes_on_a_cluster_never_let_in_more_than_the_limits_say() {
+fn three_processes_on_a_cluster_admit_what_the_limits_say() {
     let cluster = harness::cluster();
-    for mode in [Mode::Coalescing, Mode::Alone] {
-        judge(&cluster.url_as_user(), mode, MARGIN_SPREAD_PERCENT);
+    for mode in [Mode::Batched, Mode::Alone] {
+        judge(&cluster.url_as_user(), mode);
     }
 }
 
-/// Kept together in one slot, they let in all that is available there as well.
+/// With a hash tag, all policies of a request are in one slot.
 #[test]
-fn three_processes_on_a_cluster_with_a_hash_tag_let_in_what_the_limits_say() {
+fn three_processes_on_a_cluster_with_a_hash_tag_admit_what_the_limits_say() {
     let cluster = harness::cluster();
-    judge(&cluster.url_as_user(), Mode::Tagged, MARGIN_PERCENT);
+    judge(&cluster.url_as_user(), Mode::Tagged);
 }

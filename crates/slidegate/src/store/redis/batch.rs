@@ -1,11 +1,12 @@
-//! Batcher: checks of the same keys travel together.
+//! Batches: concurrent checks of the same keys share one script call.
 //!
-//! While a call for some keys is under way, checks that come for the very same keys wait, and go as one call that decides
-//! them in the order they came. A lane is a task of its own, so that a caller who gives up takes nobody's charge along;
-//! who has given up before the call is made is left out of it.
+//! While a call for some keys is in flight, later checks of exactly these keys wait. They go
+//! together as the next call, which decides them in the order they came. A task of its own makes the
+//! calls, so a caller who gives up does not cancel the others' call. A check whose caller gives up
+//! before its call is sent is left out.
 //!
-//! Lanes lie in shards by the hash of their keys, so that checks of other keys seldom wait for one another's locks, and a
-//! lock is held for a bounded number of steps however many checks wait.
+//! Queues are in shards by the hash of their keys, so checks of different keys rarely share a lock.
+//! A lock is held for a bounded number of steps, however many checks wait.
 
 use std::collections::hash_map::{Entry, RandomState};
 use std::collections::{HashMap, VecDeque};
@@ -18,30 +19,40 @@ use tokio::time::{Instant, timeout_at};
 
 use super::call::{Answers, Subjects};
 use super::{Calls, Ordering};
-use crate::store::redis::transport::{Executed, Failure, FailureKind};
+use crate::store::redis::transport::{Executed, Failure, FailureKind, LastFailure};
 
-/// Most checks in one call: enough to make one key's calls rare, few enough for their answers to be told in a moment.
-const MOST_TOGETHER: usize = 1024;
-/// Most steps that a call's script takes for its checks, each some 0.3 us: nobody else is served meanwhile.
-const MOST_STEPS: usize = 128;
-/// Most checks that wait for one call; more are refused at once, as they would not be answered in time.
-const MOST_WAITING: usize = 16_384;
+/// The maximum number of checks in one call: large enough that a hot key needs few calls, small
+/// enough that the replies are distributed within a millisecond.
+const MAX_BATCH: usize = 1024;
+/// The maximum number of steps of one call's script, each about 0.3 us: Redis serves nobody else
+/// meanwhile.
+const MAX_STEPS: usize = 128;
+/// The maximum number of checks that wait for one call. More are rejected at once: they would not be
+/// decided in time.
+const MAX_WAITING: usize = 16_384;
 
-/// Parts of the table of lanes: more than there are threads that ask at once.
+/// Shards of the queues: more than there are threads that check at once.
 const SHARDS: usize = 64;
 
-/// The lanes that have a call under way.
+/// The queues of all keys that have a call in flight.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Batcher(Arc<Shards>);
 
 #[derive(Debug)]
 struct Shards {
-    shards: [Mutex<Lanes>; SHARDS],
+    shards: [Mutex<Queues>; SHARDS],
     hasher: RandomState,
 }
 
-/// Those who wait for the next call of each lane, in the order they came.
-type Lanes = HashMap<Arc<Subjects>, VecDeque<Waiter>>;
+type Queues = HashMap<Arc<Subjects>, Queue>;
+
+/// The checks that wait for the next call for some keys, in the order they came.
+#[derive(Debug, Default)]
+struct Queue {
+    waiting: VecDeque<Waiter>,
+    /// Why the call in flight was repeated, or the one before it failed.
+    last_failure: Arc<LastFailure>,
+}
 
 impl Default for Shards {
     fn default() -> Self {
@@ -49,16 +60,20 @@ impl Default for Shards {
     }
 }
 
-/// A check that waits for its lane.
+/// A check that waits for its call.
 #[derive(Debug)]
 struct Waiter {
     cost: u64,
     deadline: Instant,
-    answer: oneshot::Sender<Result<Answers, Failure>>,
+    reply: oneshot::Sender<Result<Answers, Failure>>,
 }
 
 impl Batcher {
-    /// Checks these subjects, alone or with others.
+    /// Checks these subjects, alone or in a batch.
+    ///
+    /// # Errors
+    /// The failure of the call. At the caller's own deadline it is the last failure that the calls
+    /// for these keys have met, or a timeout if they have met none.
     pub(crate) async fn check(
         &self,
         calls: &Arc<Calls>,
@@ -66,87 +81,95 @@ impl Batcher {
         cost: u64,
         deadline: Instant,
     ) -> Result<Answers, Failure> {
-        let (answer, answered) = oneshot::channel();
-        let waiter = Waiter { cost, deadline, answer };
+        let (reply, replied) = oneshot::channel();
+        let waiter = Waiter { cost, deadline, reply };
         let subjects = Arc::new(subjects);
-        let opened = match self.lanes(&subjects).entry(Arc::clone(&subjects)) {
+        let (last_failure, first) = match self.queues(&subjects).entry(Arc::clone(&subjects)) {
             Entry::Occupied(mut entry) => {
-                let waiting = entry.get_mut();
-                if waiting.len() >= MOST_WAITING {
-                    let failure = shed();
+                let queue = entry.get_mut();
+                if queue.waiting.len() >= MAX_WAITING {
+                    let failure = overloaded();
                     calls.transport.count(&failure);
                     return Err(failure);
                 }
-                waiting.push_back(waiter);
-                None
+                queue.waiting.push_back(waiter);
+                (Arc::clone(&queue.last_failure), None)
             }
-            Entry::Vacant(entry) => {
-                entry.insert(VecDeque::new());
-                Some(waiter)
-            }
+            Entry::Vacant(entry) => (Arc::clone(&entry.insert(Queue::default()).last_failure), Some(waiter)),
         };
-        if let Some(first) = opened {
-            let lane = Lane { batcher: self.clone(), subjects: Arc::clone(&subjects) };
-            tokio::spawn(lane.drive(Arc::clone(calls), first));
+        if let Some(first) = first {
+            let worker = Worker {
+                batcher: self.clone(),
+                subjects: Arc::clone(&subjects),
+                last_failure: Arc::clone(&last_failure),
+            };
+            tokio::spawn(worker.run(Arc::clone(calls), first));
         }
-        match timeout_at(deadline, answered).await {
-            Ok(Ok(answer)) => answer,
-            // The lane's task has ended with the runtime, or the deadline has passed: it may have been charged.
-            Ok(Err(_)) | Err(_) => {
-                let detail = "did not answer within the deadline".to_owned();
-                let node = calls.transport.holder_name(calls.slot(&subjects));
-                // Not counted: the call that it waited for is.
-                Err(Failure { executed: Executed::Maybe, kind: FailureKind::Timeout, node, detail })
-            }
+        match timeout_at(deadline, replied).await {
+            Ok(Ok(reply)) => reply,
+            // The deadline has passed, or the worker ended with its runtime: the check may have been
+            // charged. Not counted: the call itself is.
+            Ok(Err(_)) | Err(_) => Err(match last_failure.get() {
+                Some(failure) => Failure { executed: Executed::Maybe, ..failure },
+                None => {
+                    let detail = "did not answer within the deadline".to_owned();
+                    let node = calls.transport.holder_name(calls.slot(&subjects));
+                    Failure { executed: Executed::Maybe, kind: FailureKind::Timeout, node, detail }
+                }
+            }),
         }
     }
 
-    /// The shard that has the lane of these subjects.
-    fn lanes(&self, subjects: &Subjects) -> MutexGuard<'_, Lanes> {
+    /// The shard that has the queue of these subjects.
+    fn queues(&self, subjects: &Subjects) -> MutexGuard<'_, Queues> {
         let Shards { shards, hasher } = &*self.0;
         let hash = usize::try_from(hasher.hash_one(subjects) % SHARDS as u64).unwrap_or_default();
         shards[hash].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A lane that has a call under way. However its task ends, the lane ends with it, and the next check opens another.
-struct Lane {
+/// Makes the calls of one queue. When it ends, however it ends, the queue is removed, and the next
+/// check starts another worker.
+struct Worker {
     batcher: Batcher,
     subjects: Arc<Subjects>,
+    last_failure: Arc<LastFailure>,
 }
 
-impl Drop for Lane {
+impl Drop for Worker {
     fn drop(&mut self) {
-        let mut lanes = self.batcher.lanes(&self.subjects);
-        // Another one may have been opened since this one ended.
-        let is_this = |(opened, _): (&Arc<Subjects>, &VecDeque<Waiter>)| Arc::ptr_eq(opened, &self.subjects);
-        if lanes.get_key_value(&self.subjects).is_some_and(is_this) {
-            lanes.remove(&self.subjects);
+        let mut queues = self.batcher.queues(&self.subjects);
+        // Another worker may have started since this one removed its queue.
+        let is_own = |(key, _): (&Arc<Subjects>, &Queue)| Arc::ptr_eq(key, &self.subjects);
+        if queues.get_key_value(&self.subjects).is_some_and(is_own) {
+            queues.remove(&self.subjects);
         }
     }
 }
 
-impl Lane {
-    /// Makes the lane's calls, one after the other, until nobody waits.
-    async fn drive(self, calls: Arc<Calls>, first: Waiter) {
+impl Worker {
+    /// Makes calls, one after the other, until no check waits.
+    async fn run(self, calls: Arc<Calls>, first: Waiter) {
         let mut batch = vec![first];
         while !batch.is_empty() {
             calls.counts.together.fetch_add(batch.len() as u64 - 1, Ordering::Relaxed);
             let costs: SmallVec<[u64; 8]> = batch.iter().map(|waiter| waiter.cost).collect();
-            // They came in order, so the first has the least time.
+            // They came in order, so the first has the earliest deadline.
             let deadline = batch[0].deadline;
-            let is_crowded = batch.len() > 1;
-            match calls.call(&self.subjects, &costs, deadline).await {
+            let is_shared = batch.len() > 1;
+            let decided = calls.call(&self.subjects, &costs, deadline, &self.last_failure).await;
+            self.last_failure.set(decided.as_ref().err().cloned());
+            match decided {
                 Ok(answers) => {
                     for (waiter, answer) in batch.into_iter().zip(answers) {
-                        // Whoever has gone meanwhile was charged as one who hears it.
-                        let _ = waiter.answer.send(Ok(answer));
+                        // A caller who has given up meanwhile was charged nevertheless.
+                        let _ = waiter.reply.send(Ok(answer));
                     }
                 }
                 Err(failure) => self.fail(batch, &failure, deadline),
             }
-            if is_crowded {
-                // Whoever was answered may ask again at once: who is let go first, goes along.
+            if is_shared {
+                // The callers may check again at once: let them join the next batch.
                 tokio::task::yield_now().await;
             }
             let Some(next) = self.next() else { return };
@@ -154,52 +177,55 @@ impl Lane {
         }
     }
 
-    /// Tells the failure. If the first has run out of time and surely nothing was done, those with more time go again,
-    /// before those who came later. The call may have ended a little before its `deadline`: whoever has no more time than
-    /// that is told now, or the same call would be made over and over until then.
+    /// Reports a failed call. If it ran out of time and was certainly not executed, checks with a
+    /// later deadline are queued again, before those that came later.
+    ///
+    /// A call may end a little before its `deadline`. Checks with exactly that deadline fail now:
+    /// otherwise the same call would be repeated over and over until then.
     fn fail(&self, batch: Vec<Waiter>, failure: &Failure, deadline: Instant) {
-        let not_done = failure.executed == Executed::No
+        let not_executed = failure.executed == Executed::No
             && matches!(failure.kind, FailureKind::Timeout | FailureKind::Late);
         let (again, ended): (Vec<_>, Vec<_>) =
-            batch.into_iter().partition(|waiter| not_done && waiter.deadline > deadline);
+            batch.into_iter().partition(|waiter| not_executed && waiter.deadline > deadline);
         for waiter in ended {
-            let _ = waiter.answer.send(Err(failure.clone()));
+            let _ = waiter.reply.send(Err(failure.clone()));
         }
-        if let Some(waiting) = self.batcher.lanes(&self.subjects).get_mut(&self.subjects) {
-            again.into_iter().rev().for_each(|waiter| waiting.push_front(waiter));
+        if let Some(queue) = self.batcher.queues(&self.subjects).get_mut(&*self.subjects) {
+            again.into_iter().rev().for_each(|waiter| queue.waiting.push_front(waiter));
         }
     }
 
-    /// The next checks that still want an answer. With none, the lane has ended before another check can come.
+    /// The next batch, of checks whose callers still wait. If there is none, the queue is removed
+    /// before another check can join it.
     fn next(&self) -> Option<Vec<Waiter>> {
         let now = crate::time::instant();
-        // Under one key, checks of the same cost that follow one another are one step.
+        // For one key, checks of the same cost that follow one another are one step.
         let is_alone = self.subjects.alone().is_some();
         loop {
             let (mut batch, mut gone) = (Vec::new(), Vec::new());
             let (mut steps, mut last) = (0, None);
-            let mut lanes = self.batcher.lanes(&self.subjects);
-            let waiting = lanes.get_mut(&self.subjects)?;
-            while batch.len() + gone.len() < MOST_TOGETHER
+            let mut queues = self.batcher.queues(&self.subjects);
+            let waiting = &mut queues.get_mut(&*self.subjects)?.waiting;
+            while batch.len() + gone.len() < MAX_BATCH
                 && let Some(waiter) = waiting.front()
             {
-                if waiter.answer.is_closed() || waiter.deadline <= now {
+                if waiter.reply.is_closed() || waiter.deadline <= now {
                     gone.extend(waiting.pop_front());
                     continue;
                 }
                 let before = last.replace(waiter.cost);
                 steps += usize::from(!is_alone || before != last);
-                if steps > MOST_STEPS {
+                if steps > MAX_STEPS {
                     break;
                 }
                 batch.extend(waiting.pop_front());
             }
             let is_over = batch.is_empty() && waiting.is_empty();
             if is_over {
-                lanes.remove(&self.subjects);
+                queues.remove(&self.subjects);
             }
-            // Those who have gone are dropped without the lock; if they were all that was looked at, others may wait.
-            drop(lanes);
+            // `gone` is dropped without the lock. If it used up the bound, others may wait behind it.
+            drop(queues);
             if is_over {
                 return None;
             }
@@ -210,19 +236,23 @@ impl Lane {
     }
 }
 
-fn shed() -> Failure {
-    let detail = format!("{MOST_WAITING} checks of the same keys wait already");
+fn overloaded() -> Failure {
+    let detail = format!("too many concurrent checks of the same keys: at most {MAX_WAITING} may wait");
     Failure::without_node(Executed::No, FailureKind::Overloaded, detail)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::charge::Part;
     use crate::quota::Quota;
     use crate::store::redis::call::Subject;
+    use crate::store::redis::{RedisOptions, RedisStore};
+    use crate::time::instant;
 
-    fn lane(batcher: &Batcher, user: u64) -> Lane {
+    fn worker(batcher: &Batcher, user: u64) -> Worker {
         let subject = Subject {
             name: format!("sg1:p:{user}").into_bytes(),
             quota: Quota::per_minute(1),
@@ -231,85 +261,108 @@ mod tests {
             key: 0,
         };
         let subjects = Arc::new(Subjects(SmallVec::from_iter([subject])));
-        Lane { batcher: batcher.clone(), subjects }
+        Worker { batcher: batcher.clone(), subjects, last_failure: Arc::default() }
     }
 
-    /// Lets one check wait for each of these costs; what they are answered on is returned.
+    /// Queues one check for each of these costs, and returns what each is replied on.
     fn wait(
-        lane: &Lane,
+        worker: &Worker,
         costs: impl Iterator<Item = u64>,
     ) -> Vec<oneshot::Receiver<Result<Answers, Failure>>> {
-        let deadline = crate::time::instant() + std::time::Duration::from_secs(3600);
-        let mut lanes = lane.batcher.lanes(&lane.subjects);
-        let waiting = lanes.entry(Arc::clone(&lane.subjects)).or_default();
-        let of = |cost| {
-            let (answer, answered) = oneshot::channel();
-            waiting.push_back(Waiter { cost, deadline, answer });
-            answered
+        let deadline = instant() + Duration::from_secs(3600);
+        let mut queues = worker.batcher.queues(&worker.subjects);
+        let own = || Queue { last_failure: Arc::clone(&worker.last_failure), ..Queue::default() };
+        let queue = queues.entry(Arc::clone(&worker.subjects)).or_insert_with(own);
+        let enqueue = |cost| {
+            let (reply, replied) = oneshot::channel();
+            queue.waiting.push_back(Waiter { cost, deadline, reply });
+            replied
         };
-        costs.map(of).collect()
+        costs.map(enqueue).collect()
     }
 
-    fn left(lane: &Lane) -> Option<usize> {
-        lane.batcher.lanes(&lane.subjects).get(&lane.subjects).map(VecDeque::len)
+    fn waiting(worker: &Worker) -> Option<usize> {
+        worker.batcher.queues(&worker.subjects).get(&*worker.subjects).map(|queue| queue.waiting.len())
     }
 
-    /// A crowd at one key must not hold up checks of other keys: a call takes its own checks and touches no others.
+    /// A hot key must not hold up checks of other keys: a call takes its own checks and no others.
     #[test]
     fn a_call_takes_a_bounded_number_of_checks_from_the_front() {
-        let crowd = lane(&Batcher::default(), 1);
-        let answered = wait(&crowd, (0..MOST_WAITING as u64).map(|at| at / 4));
-        let batch = crowd.next().unwrap();
-        assert_eq!(batch.len(), 4 * MOST_STEPS, "as many steps as a script may take");
-        assert!(batch.iter().map(|waiter| waiter.cost).eq((0..4 * MOST_STEPS as u64).map(|at| at / 4)));
-        assert_eq!(left(&crowd), Some(MOST_WAITING - batch.len()));
-        // Those who have given up are passed over, and the first who has not is next.
-        let mut answered = answered.into_iter().skip(batch.len());
-        answered.by_ref().take(3 * MOST_TOGETHER + 1).for_each(drop);
-        let next = crowd.next().unwrap();
-        assert_eq!(next[0].cost, (4 * MOST_STEPS + 3 * MOST_TOGETHER + 1) as u64 / 4);
-        drop(answered);
-        assert!(crowd.next().is_none());
-        assert_eq!(left(&crowd), None, "the lane ends with those who wait");
+        let hot = worker(&Batcher::default(), 1);
+        let replied = wait(&hot, (0..MAX_WAITING as u64).map(|at| at / 4));
+        let batch = hot.next().unwrap();
+        assert_eq!(batch.len(), 4 * MAX_STEPS, "as many steps as a script may take");
+        assert!(batch.iter().map(|waiter| waiter.cost).eq((0..4 * MAX_STEPS as u64).map(|at| at / 4)));
+        assert_eq!(waiting(&hot), Some(MAX_WAITING - batch.len()));
+        // Checks whose callers have given up are skipped, and the first other one is next.
+        let mut replied = replied.into_iter().skip(batch.len());
+        replied.by_ref().take(3 * MAX_BATCH + 1).for_each(drop);
+        let next = hot.next().unwrap();
+        assert_eq!(next[0].cost, (4 * MAX_STEPS + 3 * MAX_BATCH + 1) as u64 / 4);
+        drop(replied);
+        assert!(hot.next().is_none());
+        assert_eq!(waiting(&hot), None, "the queue ends with its checks");
     }
 
-    /// All checks of a service go through here: one that holds a lock must not stop those of other keys.
+    /// All checks of a service go through here: one that holds a lock must not stop other keys.
     #[test]
-    fn lanes_of_other_keys_do_not_wait_for_one_another() {
+    fn queues_of_other_keys_do_not_wait_for_one_another() {
         let batcher = Batcher::default();
-        let stopped = lane(&batcher, 0);
-        let shard_of = |lane: &Lane| batcher.0.hasher.hash_one(&lane.subjects) % SHARDS as u64;
-        let other = (1..).map(|user| lane(&batcher, user)).find(|one| shard_of(one) != shard_of(&stopped));
+        let stopped = worker(&batcher, 0);
+        let shard_of = |worker: &Worker| batcher.0.hasher.hash_one(&worker.subjects) % SHARDS as u64;
+        let other = (1..).map(|user| worker(&batcher, user)).find(|one| shard_of(one) != shard_of(&stopped));
         let other = other.unwrap();
-        let lock = batcher.lanes(&stopped.subjects);
-        let _answered = wait(&other, 1..3);
+        let lock = batcher.queues(&stopped.subjects);
+        let _replied = wait(&other, 1..3);
         assert_eq!(other.next().map(|batch| batch.len()), Some(2));
         drop(lock);
     }
 
-    /// A call may end a little before its deadline. To make it again until then would burn a core for nothing.
+    /// A call may end a little before its deadline. To repeat it until then would burn a core.
     #[test]
-    fn checks_with_no_more_time_than_their_call_do_not_go_again() {
-        let crowd = lane(&Batcher::default(), 1);
-        let answered = wait(&crowd, 0..3);
-        let batch = crowd.next().unwrap();
+    fn checks_with_no_more_time_than_their_call_are_not_repeated() {
+        let hot = worker(&Batcher::default(), 1);
+        let replied = wait(&hot, 0..3);
+        let batch = hot.next().unwrap();
         let deadline = batch.iter().map(|waiter| waiter.deadline).max().unwrap();
-        crowd.fail(batch, &Failure::without_node(Executed::No, FailureKind::Timeout, "late"), deadline);
-        assert!(crowd.next().is_none());
-        assert!(answered.into_iter().all(|mut answer| answer.try_recv().unwrap().is_err()));
+        hot.fail(batch, &Failure::without_node(Executed::No, FailureKind::Timeout, "late"), deadline);
+        assert!(hot.next().is_none());
+        assert!(replied.into_iter().all(|mut reply| reply.try_recv().unwrap().is_err()));
     }
 
-    /// Checks that ran out of their call's time go again before those who came later, in their order.
+    /// Checks whose call ran out of time are repeated before those that came later, in order.
     #[test]
-    fn checks_that_go_again_keep_their_place() {
-        let crowd = lane(&Batcher::default(), 1);
-        let _first = wait(&crowd, 0..3);
-        let batch = crowd.next().unwrap();
-        let _later = wait(&crowd, 3..5);
-        // The call was for somebody whose time is over; theirs is not.
+    fn repeated_checks_keep_their_order() {
+        let hot = worker(&Batcher::default(), 1);
+        let _first = wait(&hot, 0..3);
+        let batch = hot.next().unwrap();
+        let _later = wait(&hot, 3..5);
+        // The call was made for a check whose deadline has passed; theirs has not.
         let late = Failure::without_node(Executed::No, FailureKind::Timeout, "late");
-        crowd.fail(batch, &late, crate::time::instant());
-        let costs: Vec<_> = crowd.next().unwrap().iter().map(|waiter| waiter.cost).collect();
+        hot.fail(batch, &late, instant());
+        let costs: Vec<_> = hot.next().unwrap().iter().map(|waiter| waiter.cost).collect();
         assert_eq!(costs, [0, 1, 2, 3, 4]);
+    }
+
+    /// An operator must read what the server said, also where a check gives up before its call.
+    #[tokio::test(start_paused = true)]
+    async fn a_check_that_gives_up_reports_the_last_failure_of_its_calls() {
+        let store = RedisStore::new(RedisOptions::new("redis://127.0.0.1:1").unwrap()).unwrap();
+        let hot = worker(&Batcher::default(), 1);
+        // A call is in flight that never ends.
+        let _in_flight = wait(&hot, 0..1);
+        let give_up = async || {
+            let deadline = instant() + Duration::from_millis(50);
+            let subjects = Subjects::clone(&hot.subjects);
+            hot.batcher.check(&store.calls, subjects, 1, deadline).await.unwrap_err()
+        };
+        assert_eq!(give_up().await.kind, FailureKind::Timeout);
+        let read_only = "READONLY You can't write against a read only replica.";
+        hot.last_failure.set(Some(Failure::without_node(Executed::No, FailureKind::ReadOnly, read_only)));
+        let Failure { executed, kind, detail, .. } = give_up().await;
+        // A later attempt may have been executed.
+        assert_eq!((executed, kind, detail.as_str()), (Executed::Maybe, FailureKind::ReadOnly, read_only));
+        hot.last_failure.set(None);
+        assert_eq!(give_up().await.kind, FailureKind::Timeout);
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use redis::Value;
 
-use super::{Executed, Failure, FailureKind, MOST, RedisStore, explain, invalidation};
+use super::{Executed, Failure, FailureKind, LastFailure, MOST, RedisStore, explain, invalidation};
 use crate::time::instant;
 
 /// Where it lies, named as all keys are. Keys of policies have a second colon.
@@ -133,8 +133,9 @@ impl RedisStore {
         let args = [found.to_string().into_bytes(), value.into_bytes()];
         let deadline = instant() + PATIENCE;
         let calls = &self.calls;
-        let written =
-            calls.transport.run(calls.scripts.control_document(), &[KEY.to_vec()], &args, deadline).await;
+        let script = calls.scripts.control_document();
+        let unread = LastFailure::default();
+        let written = calls.transport.run(script, &[KEY.to_vec()], &args, deadline, &unread).await;
         let written = written.map_err(explain)? == Value::Int(1);
         if written {
             calls.forget_denials();

@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::call::{Answers, Subject, Subjects};
-use super::{Calls, Executed, Failure, FailureKind, Undecided};
+use super::{Calls, Executed, Failure, FailureKind, LastFailure, Undecided};
 use crate::charge::Excess;
 use crate::decision::{Decision, Verdict};
 use crate::verb::Verb;
@@ -123,10 +123,16 @@ impl Calls {
         let parts = self.parts(subjects);
         let mut answers = none_of(&parts);
         for part in parts {
-            let decided = self.call(&part.subjects, &[cost], deadline).await?;
-            place(&mut answers, &part, only(decided));
+            let decided = self.call_one(&part.subjects, cost, deadline).await?;
+            place(&mut answers, &part, decided);
         }
         whole(answers, false, None).map_err(|undecided| undecided.failure)
+    }
+
+    /// Decides one request on subjects of one slot.
+    async fn call_one(&self, subjects: &Subjects, cost: u64, deadline: Instant) -> Result<Answers, Failure> {
+        let answers = self.call(subjects, &[cost], deadline, &LastFailure::default()).await?;
+        Ok(answers.into_iter().next().unwrap_or_default())
     }
 
     /// Decides subjects of one slot; checks together with others that ask for the same.
@@ -139,7 +145,7 @@ impl Calls {
         let batched = self.batcher.as_ref().filter(|_| subjects.may_be_batched());
         let answers = match batched {
             Some(batcher) => batcher.check(self, subjects.clone(), cost, deadline).await?,
-            None => only(self.call(&subjects, &[cost], deadline).await?),
+            None => self.call_one(&subjects, cost, deadline).await?,
         };
         self.denials.note(&subjects, &answers);
         Ok(answers)
@@ -152,7 +158,7 @@ impl Calls {
         cost: u64,
         deadline: Instant,
     ) -> Result<Answers, Failure> {
-        let mut answers = only(self.call(&subjects.with_verb(Verb::Peek), &[cost], deadline).await?);
+        let mut answers = self.call_one(&subjects.with_verb(Verb::Peek), cost, deadline).await?;
         let (mut places, mut counted) = (Vec::new(), Subjects(SmallVec::new()));
         for (place, subject) in subjects.0.iter().enumerate() {
             if subject.part.excess == Excess::Count {
@@ -163,8 +169,8 @@ impl Calls {
         if counted.0.is_empty() {
             return Ok(answers);
         }
-        let charged = only(self.call(&counted.with_verb(Verb::Penalize), &[cost], deadline).await?);
-        let peeked = only(self.call(&counted.with_verb(Verb::Peek), &[cost], deadline).await?);
+        let charged = self.call_one(&counted.with_verb(Verb::Penalize), cost, deadline).await?;
+        let peeked = self.call_one(&counted.with_verb(Verb::Peek), cost, deadline).await?;
         for (place, (charged, peeked)) in places.into_iter().zip(charged.into_iter().zip(peeked)) {
             answers[place] = match answers[place].verdict {
                 Verdict::Allow => charged,
@@ -207,7 +213,7 @@ impl Calls {
         tokio::spawn(async move {
             for subjects in refunds {
                 // What fails here stays charged for its window: less is admitted, never more.
-                let _ = calls.call(&subjects.with_verb(Verb::Refund), &[cost], deadline).await;
+                let _ = calls.call_one(&subjects.with_verb(Verb::Refund), cost, deadline).await;
             }
             // Those who were denied meanwhile were denied for what is free again.
             calls.tell_of_room(deadline).await;
@@ -231,11 +237,6 @@ const GIVING_BACK: std::time::Duration = std::time::Duration::from_secs(2);
 /// A place for each decision of these parts.
 fn none_of(parts: &[Part]) -> Places {
     SmallVec::from_elem(None, parts.iter().map(|part| part.places.len()).sum())
-}
-
-/// The answers to the one request of a call.
-fn only(answers: Vec<Answers>) -> Answers {
-    answers.into_iter().next().unwrap_or_default()
 }
 
 fn ended() -> Failure {

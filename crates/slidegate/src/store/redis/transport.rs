@@ -35,7 +35,7 @@ use crate::time::instant;
 
 pub use breaker::BreakerState;
 pub(crate) use connector::Connector;
-pub(crate) use failure::{Executed, Failure};
+pub(crate) use failure::{Executed, Failure, LastFailure};
 pub use failure::{FailureKind, StoreErrors, StoreFailure};
 pub use options::ClientCertificate;
 pub(crate) use options::{ConnectionOptions, Pem};
@@ -132,6 +132,7 @@ impl Transport {
     }
 
     /// Runs a script by its hash, at most once, and not after the deadline. All keys must be in one slot.
+    /// Stores in `last_failure` why it is repeated.
     ///
     /// Dropping the future does not cancel a call that was already sent, and does not affect other calls.
     pub(crate) async fn run(
@@ -140,6 +141,7 @@ impl Transport {
         keys: &[Vec<u8>],
         args: &[Vec<u8>],
         deadline: Instant,
+        last_failure: &LastFailure,
     ) -> Result<Value, Failure> {
         let bytes = keys.iter().chain(args).map(Vec::len).sum::<usize>();
         let mut command = Cmd::with_capacity(3 + keys.len() + args.len(), 64 + bytes);
@@ -148,7 +150,7 @@ impl Transport {
             command.arg(part.as_slice());
         }
         let slot = keys.first().map_or(0, |key| self.slot(key));
-        self.drive(slot, &Job::Script(script, &command), deadline)
+        self.drive(slot, &Job::Script(script, &command), deadline, last_failure)
             .await
             .inspect_err(|failure| self.count(failure))
     }
@@ -161,7 +163,9 @@ impl Transport {
         deadline: Instant,
     ) -> Result<Value, Failure> {
         let slot = key.map_or(0, |key| self.slot(key));
-        self.drive(slot, &Job::Command(command), deadline).await.inspect_err(|failure| self.count(failure))
+        self.drive(slot, &Job::Command(command), deadline, &LastFailure::default())
+            .await
+            .inspect_err(|failure| self.count(failure))
     }
 
     /// Sends each master the command that `command` returns for its name, concurrently. `None` skips a node.
@@ -252,7 +256,13 @@ impl Transport {
 
     /// Sends a job to the node that holds its slot. Follows redirections and retries until there is a reply
     /// or the deadline passes.
-    async fn drive(&self, slot: u16, job: &Job<'_>, deadline: Instant) -> Result<Value, Failure> {
+    async fn drive(
+        &self,
+        slot: u16,
+        job: &Job<'_>,
+        deadline: Instant,
+        last_failure: &LastFailure,
+    ) -> Result<Value, Failure> {
         self.topology.start_refresh();
         let mut hops = 0;
         let mut asked: Option<Arc<Node>> = None;
@@ -312,6 +322,7 @@ impl Transport {
                 }
                 ErrorReply::Retry => {
                     self.topology.refresh_soon();
+                    last_failure.set(Some(failure.clone()));
                     if !pause(deadline).await {
                         node.exhausted(&failure.detail);
                         return Err(failure);
@@ -479,8 +490,15 @@ mod tests {
             let transport = Transport::new(&ConnectionOptions::parse(url).unwrap()).unwrap();
             let begun = instant();
             let script = Script::new("return 1".to_owned());
-            let answer =
-                transport.run(&script, &[b"k".to_vec()], &[], begun + Duration::from_millis(500)).await;
+            let answer = transport
+                .run(
+                    &script,
+                    &[b"k".to_vec()],
+                    &[],
+                    begun + Duration::from_millis(500),
+                    &LastFailure::default(),
+                )
+                .await;
             let failure = answer.unwrap_err();
             assert_eq!(failure.executed, Executed::No, "{failure}");
             assert_eq!(failure.kind, FailureKind::Connection, "{failure}");

@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use redis::{ErrorKind, RedisError, ServerError, ServerErrorKind};
 
@@ -248,6 +249,20 @@ impl Failure {
     /// A failure that no single node caused.
     pub(crate) fn without_node(executed: Executed, kind: FailureKind, detail: impl Into<String>) -> Self {
         Self { executed, kind, node: String::new(), detail: detail.into() }
+    }
+}
+
+/// The last failure that calls have met, readable while one of them is still being repeated.
+#[derive(Debug, Default)]
+pub(crate) struct LastFailure(Mutex<Option<Failure>>);
+
+impl LastFailure {
+    pub(crate) fn set(&self, failure: Option<Failure>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = failure;
+    }
+
+    pub(crate) fn get(&self) -> Option<Failure> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
