@@ -131,7 +131,9 @@ impl Calls {
 
     /// Decides one request on subjects of one slot.
     async fn call_one(&self, subjects: &Subjects, cost: u64, deadline: Instant) -> Result<Answers, Failure> {
-        let answers = self.call(subjects, &[cost], deadline, &LastFailure::default()).await?;
+        let last_failure = LastFailure::default();
+        // Boxed, because rustc limits how deep futures may nest in those of a caller.
+        let answers = Box::pin(self.call(subjects, &[cost], deadline, &last_failure)).await?;
         Ok(answers.into_iter().next().unwrap_or_default())
     }
 
