@@ -138,7 +138,7 @@ impl LimitCounters {
         }
     }
 
-    /// Remembers a descriptor of 0 hits.
+    /// Records a descriptor of 0 hits.
     pub(crate) fn mark_peeked(&self) {
         // Reading first keeps the cache line shared between threads.
         if !self.is_peeked() {

@@ -54,8 +54,8 @@ pub struct LogReader {
     line: Vec<u8>,
     /// The line handed out last, which its `Entry` borrows.
     released: Box<[u8]>,
-    /// Lines are parsed coming in for their time and going out for their fields: a parser each, as
-    /// each remembers the last time it saw and the two are apart by the slack.
+    /// Lines are parsed coming in for their time and going out for their fields: a parser each,
+    /// because each caches the last time, and the two differ by the slack.
     parser_in: Parser,
     parser_out: Parser,
     stats: LogStats,

@@ -314,7 +314,8 @@ pub(crate) async fn may_act(
     Ok(next.run(request).await)
 }
 
-/// Middleware of admin routes. Those that make changes reject cross-site requests even with a token.
+/// Middleware of admin routes. Those that make changes reject cross-site requests even with a
+/// token.
 pub(crate) async fn may_operate(
     State((access, right)): State<(Arc<Access>, Right)>,
     mut request: Request<Body>,

@@ -1,9 +1,9 @@
-//! The auth door: a proxy asks whether a request may pass, before it passes it on.
+//! Auth requests: a proxy asks whether to forward a request (nginx `auth_request`, Caddy and
+//! Traefik `forward_auth`).
 //!
-//! What is decided about stands in the proxy's own header fields and in the query of its own question, never in what
-//! its client sent: the files in `deploy/` take the client's fields of these names away. nginx takes nothing but 2xx,
-//! 401 and 403 for an answer, so it is told 403 beside a field that says 429, or 503 where the store is unavailable and the
-//! policy denies then.
+//! Attributes come from headers that the proxy sets and from the query of its auth request, never
+//! from the client: the files in `deploy/` remove these headers from client requests. nginx accepts
+//! only 2xx, 401 and 403, so it gets 403 with the actual status, 429 or 503, in a header.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -24,29 +24,29 @@ use crate::query;
 
 mod path;
 
-/// The paths of this door.
+/// The paths of auth requests.
 pub(super) const PATHS: [&str; 2] = ["/v1/auth", "/v1/auth/{proxy}"];
 
-/// Says to a proxy that cannot be told so by the status what the client is to get.
+/// The header with the status for the client, for proxies that accept only 403.
 const STATUS: HeaderName = HeaderName::from_static("slidegate-status");
 
-/// The proxies that are known here.
-pub(super) struct Door {
+/// Handles auth requests.
+pub(super) struct AuthHandler {
     auth: Auth,
 }
 
-/// Whose question a path asks; `None` if it is not this door's, an empty name if it says none.
+/// The name of the proxy in a path, empty if it has none. `None` for other paths.
 pub(super) fn proxy(path: &str) -> Option<&str> {
     let rest = path.strip_prefix(PATHS[0])?;
     if rest.is_empty() { Some(rest) } else { rest.strip_prefix('/') }
 }
 
-impl Door {
+impl AuthHandler {
     pub(super) fn new(auth: Auth) -> Self {
         Self { auth }
     }
 
-    /// Answers a proxy's question; whatever body it has is left unread.
+    /// Responds to an auth request. Its body is not read.
     pub(super) async fn answer<B>(
         &self,
         app: &App,
@@ -133,7 +133,7 @@ impl Door {
         })
     }
 
-    /// The client's address, which is the proxy's own where that is not believed.
+    /// The client's address; the proxy's own if the proxy is not trusted.
     fn client(&self, rule: &ClientAddr, peer: IpAddr, headers: &HeaderMap) -> Option<IpAddr> {
         let fields = headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
         let client = rule.resolve(Some(peer), fields);
@@ -150,7 +150,7 @@ impl Door {
     }
 }
 
-/// The only value of a field; `None` where it is absent or empty.
+/// The only value of a header; `None` if it is absent or empty.
 fn one<'h>(
     attribute: &Attribute,
     name: &HeaderName,
@@ -163,7 +163,7 @@ fn one<'h>(
         Problem::field(name.as_str(), detail)
     };
     if more.is_some() {
-        return Err(wrong("stands twice; let the proxy replace what its client sent"));
+        return Err(wrong("is sent twice; let the proxy replace what its client sent"));
     }
     if value.is_none() && attribute.required {
         return Err(wrong("is not there; let the proxy send it, or write `none` for the attribute"));

@@ -1,4 +1,4 @@
-//! Who asks for a decision: the protocol, and the trace that the request belongs to.
+//! The caller of a decision: the protocol, and the trace of the request.
 
 use opentelemetry::Context;
 

@@ -1,15 +1,15 @@
-//! Header fields of responses: what every HTTP protocol says of a decision.
+//! Response headers of decisions, for all HTTP protocols.
 
 use axum::http::{HeaderMap, HeaderValue, header};
 use slidegate::Decisions;
 use slidegate::headers::HeaderOptions;
 
-/// A decision is true once: no cache may keep it.
+/// Decisions must not be cached.
 pub(super) const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
-/// Room for what a response has by default, so that its fields are moved nowhere while they are written.
+/// Capacity for the default headers of a response, so that the map does not grow.
 pub(super) const USUAL: usize = 12;
 
-/// Adds the fields that tell a client about a check.
+/// Adds the rate-limit headers of a check.
 pub(super) fn insert(headers: &mut HeaderMap, options: &HeaderOptions, decisions: &Decisions<'_>) {
     headers.insert(header::CACHE_CONTROL, NO_STORE);
     options.add_to(headers, decisions);

@@ -1,6 +1,6 @@
 //! The HTTP API: decisions as JSON under `/v1`, with the standard response headers.
 //!
-//! `openapi.json` beside this file describes every route; a test holds the two together.
+//! `openapi.json` in `http/` describes every route; a test compares the two.
 
 use std::sync::Arc;
 
@@ -30,14 +30,14 @@ mod answer;
 mod idempotency;
 mod request;
 
-/// The path of a check, which is what a service does all day.
+/// The path of a check, the most frequent request.
 pub(super) const CHECK: &str = "/v1/check";
 
 type Shared = State<Arc<App>>;
 type Answered = Result<HttpResponse, Problem>;
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// These routes and `others` on the same listener. `direct_paths` are paths that are served before any route.
+/// These routes and `others` on the same listener. `direct_paths` are served before the router.
 pub(super) fn routes(app: Arc<App>, others: Routes, direct_paths: &[&'static str]) -> Router {
     let deciders = (Arc::clone(&app.access), Action::Decide);
     let adjusters = (Arc::clone(&app.access), Action::Adjust);
@@ -106,14 +106,14 @@ where
     respond(app, verb, &decisions)
 }
 
-/// A call of an HTTP client, in the trace that its request names.
+/// A call of an HTTP client, with the trace context of its request.
 fn call<'a>(app: &'a App, headers: &HeaderMap) -> Call<'a> {
     app.call(app.observer().caller(Protocol::Http, headers))
 }
 
-/// 429 for a check that is denied, or 503 where the store is unavailable and the policy denies then. A peek that finds no
-/// room is answered with 200, as it has done its work; one that could not look, with 503. Only a check is a request that a
-/// client may be told about in header fields.
+/// A denied check gets 429, or 503 if the policy denies because the store is unavailable. A denied
+/// peek gets 200, because it succeeded, and 503 if the store is unavailable. Only checks get
+/// rate-limit headers.
 fn respond<O: From<Vec<u8>>>(
     app: &App,
     verb: Verb,
@@ -146,7 +146,7 @@ fn gone(error: &Error) -> Problem {
     Problem::field("policy", format!("{error}; it was removed a moment ago"))
 }
 
-/// Decides requests one after another and replies in their order. If one is invalid, none is decided.
+/// Decides requests one after another, in order. If one is invalid, none is decided.
 async fn check_batch(State(app): Shared, request: HttpRequest<Body>) -> Answered {
     let (head, body) = request.into_parts();
     idempotency::none(&head.headers)?;
@@ -186,8 +186,7 @@ async fn healthz() -> HttpResponse {
     problem::ok(&json!({ "status": "ok" }))
 }
 
-/// New requests may come: not while the service is shutting down. They may while a shared store is away, since each
-/// policy has its fallback: instances that left the load balancer one and all would limit nothing.
+/// Readiness: see [`crate::app::readiness`].
 async fn readyz(State(app): Shared) -> HttpResponse {
     let stats = app.store().stats();
     let ready = app.readiness.is_ready();

@@ -1,4 +1,4 @@
-//! Bodies of requests as JSON: read in time and in bounds, with errors that name the field.
+//! JSON request bodies: bounded in size and time, with errors that name the field.
 
 use std::fmt;
 use std::time::Duration;
@@ -13,10 +13,10 @@ use serde_json::{Map, Value};
 
 use crate::problem::Problem;
 
-/// A client that does not send its whole body in this time gets an error.
+/// A client that does not send its whole body within this time gets an error.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Reads a whole body, in time and in bounds.
+/// Reads a whole body within [`BODY_TIMEOUT`], at most `most` bytes.
 pub(crate) async fn read<B>(body: B, most: usize) -> Result<Bytes, Problem>
 where
     B: Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>>,
@@ -38,25 +38,25 @@ where
     }
 }
 
-/// Reads JSON; an error names the field and the place.
+/// Parses JSON. An error names the field and the position.
 pub(crate) fn parse<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Problem> {
-    // Else a list would pass for an object without names.
+    // Otherwise an array would be accepted as an object without names.
     if !bytes.trim_ascii_start().starts_with(b"{") {
         let example = r#"{"attributes": {"user": "alice"}}"#;
         return Err(Problem::field(
             "body",
-            format!("the body is no JSON object; send for example `{example}`"),
+            format!("the body is not a JSON object; send for example `{example}`"),
         ));
     }
-    // Only who sends nonsense waits for the place where it stands to be found.
+    // The slower parser that finds the position only runs for invalid bodies.
     if let Ok(parsed) = serde_json::from_slice(bytes) {
         return Ok(parsed);
     }
     let mut json = serde_json::Deserializer::from_slice(bytes);
     let parsed = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let path = error.path().to_string();
-        let detail = format!("the body is not what this route takes: {}", error.inner());
-        // The parser writes `.` for the whole and `?` for a place that it lost.
+        let detail = format!("invalid body: {}", error.inner());
+        // The parser writes `.` for the whole body and `?` for an unknown position.
         if path == "." || path.contains('?') {
             Problem::field("body", detail)
         } else {
@@ -68,16 +68,16 @@ pub(crate) fn parse<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Proble
     Ok(parsed)
 }
 
-/// Reads a JSON object of any members, none of which may stand twice at any depth: readers of JSON disagree on which of two
-/// counts.
+/// Parses a JSON object with any members. Duplicate names are rejected at any depth, because JSON
+/// parsers disagree on which one counts.
 pub(crate) fn members(bytes: &[u8]) -> Result<Map<String, Value>, Problem> {
     match parse(bytes)? {
         Unique(Value::Object(members)) => Ok(members),
-        Unique(_) => Err(Problem::field("body", "the body is no JSON object")),
+        Unique(_) => Err(Problem::field("body", "the body is not a JSON object")),
     }
 }
 
-/// A JSON value in which no object has a member twice.
+/// A JSON value without duplicate names.
 struct Unique(Value);
 
 impl<'de> Deserialize<'de> for Unique {

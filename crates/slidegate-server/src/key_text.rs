@@ -1,4 +1,5 @@
-//! The text of a key, as answers print it and paths carry it, read back into the values that it stands for.
+//! Parses the text of a key, as printed in responses and used in paths, into the values of its
+//! scope.
 
 use std::net::IpAddr;
 
@@ -15,13 +16,13 @@ enum Part {
 }
 
 impl KeyText {
-    /// Longest text of a key, in bytes: changes of keys are kept for the whole fleet.
+    /// Maximum length of the text, in bytes: changes of keys are stored for all instances.
     pub(crate) const MAX: usize = 1024;
 
-    /// Reads a key of a policy. `is_address` tells attributes whose text is an address.
+    /// Parses a key of a policy. `is_address` returns whether an attribute is an IP address.
     ///
     /// # Errors
-    /// In one line, when the text cannot be a key of this policy.
+    /// One line: the text cannot be a key of this policy.
     pub(crate) fn read(
         policy: &Policy,
         text: &str,
@@ -55,11 +56,11 @@ impl KeyText {
             if !is_address(attribute) {
                 return unescape(value).map(Part::Bytes);
             }
-            // The prefix that it is counted by is part of what is printed.
+            // The printed address includes the prefix that it is counted by.
             let address = value.split_once('/').map_or(value, |(address, _)| address);
             address.parse().map(Part::Address).map_err(|_| {
                 format!(
-                    "`{}` is no address, which `{attribute}` is; write for example `192.0.2.7`",
+                    "`{}` is not an IP address, which `{attribute}` requires; write for example `192.0.2.7`",
                     value.escape_debug()
                 )
             })
@@ -67,7 +68,7 @@ impl KeyText {
         values.into_iter().zip(scope).map(part).collect::<Result<_, _>>().map(Self)
     }
 
-    /// The values, as the library takes them.
+    /// The values for the library.
     pub(crate) fn values(&self) -> impl Iterator<Item = Value<'_>> {
         self.0.iter().map(|part| match part {
             Part::Bytes(bytes) => bytes.as_slice().into(),
@@ -75,7 +76,7 @@ impl KeyText {
         })
     }
 
-    /// A request of this key, that only this policy decides.
+    /// A request for this key, decided only by this policy.
     pub(crate) fn request<'r>(&'r self, policy: &'r Policy) -> Request<'r> {
         let attributes = policy.scope_attributes().iter().zip(self.values());
         let request = attributes.fold(Request::new(), |request, (name, value)| request.with(name, value));
@@ -83,7 +84,7 @@ impl KeyText {
     }
 }
 
-/// Undoes the percent-encoding of answers.
+/// Decodes percent-encoded text.
 fn unescape(text: &str) -> Result<Vec<u8>, String> {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
@@ -150,7 +151,11 @@ mod tests {
                 "`a,b` has 2 values and policy `p` counts by user; join one value for each by commas, with `%2C` for a comma within one",
             ),
             (&["user"], "a%2", "`a%2` has a `%` without two hexadecimal digits; write `%25`"),
-            (&["ip"], "home", "`home` is no address, which `ip` is; write for example `192.0.2.7`"),
+            (
+                &["ip"],
+                "home",
+                "`home` is not an IP address, which `ip` requires; write for example `192.0.2.7`",
+            ),
             (&[], "alice", "policy `p` has one key for everybody; write `*`"),
         ] {
             assert_eq!(read(scope, text).unwrap_err(), said);

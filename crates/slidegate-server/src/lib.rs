@@ -1,6 +1,7 @@
 //! The slidegate service and its tools, as a library: the `slidegate` binary only calls [`main`].
 
-// They panic when their reader is gone: commands print through `cli::output`, the service logs through `tracing`.
+// They panic when their reader is gone: commands print through `cli::output`, the service logs
+// through `tracing`.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 use std::process::ExitCode;

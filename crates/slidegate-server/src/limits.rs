@@ -1,10 +1,10 @@
-//! Bounds of a request, the same in every protocol.
+//! Bounds of a request, equal in all protocols.
 
-/// Most attributes of a request. Policies look for theirs one by one.
+/// Maximum attributes of a request. Policies search them linearly.
 pub(crate) const MAX_ATTRIBUTES: usize = 32;
-/// Longest name of an attribute, in bytes.
+/// Maximum length of an attribute name, in bytes.
 pub(crate) const MAX_NAME: usize = 128;
-/// Longest value of an attribute, in bytes: more than any token or path that should be counted by.
+/// Maximum length of an attribute value, in bytes: longer than any reasonable token or path.
 pub(crate) const MAX_VALUE: usize = 8192;
-/// Largest cost: above it JSON readers that keep numbers as doubles would read another one.
+/// Maximum cost. Above it, JSON parsers that use doubles would read a different number.
 pub(crate) const MAX_COST: u64 = (1 << 53) - 1;

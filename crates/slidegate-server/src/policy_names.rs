@@ -1,7 +1,7 @@
 //! Names of policies that the service makes itself: no configured policy may have one of them.
 //!
-//! Candidates are named after their policy. The policies of RESP commands that bring their own quota,
-//! such as `CL.THROTTLE`, belong to every policy set while the RESP port is open.
+//! Candidates are named after their policy. The policies of RESP commands that bring their own
+//! quota, such as `CL.THROTTLE`, belong to every policy set while the RESP port is open.
 
 use slidegate::{Policy, PolicySet};
 
@@ -13,8 +13,8 @@ pub(crate) fn candidate_of(name: &str) -> Option<&str> {
     name.strip_suffix(CANDIDATE)
 }
 
-/// The policies of commands with an inline quota, each with the attribute it counts by. They apply only
-/// to requests that name them.
+/// The policies of commands with an inline quota, each with the attribute it counts by. They apply
+/// only to requests that name them.
 pub(crate) const INLINE_POLICIES: [(&str, &str); 2] = [("CL.THROTTLE", "key"), ("THROTTLE", "key")];
 
 /// Whether a policy of this name is one of [`INLINE_POLICIES`].

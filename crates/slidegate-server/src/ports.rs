@@ -1,4 +1,4 @@
-//! Ports: what a protocol has bound, how the startup banner and `/v1/status` list it, and how it is served.
+//! Bound ports: how a protocol is served, and how the startup banner and `/v1/status` list it.
 
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -8,7 +8,7 @@ use serde::Serialize;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-/// Where the service listens, and for what.
+/// A listener of the service.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Listener {
     /// `http`, `resp`, `grpc`, or `debug` and `metrics` for those ports of envoyproxy/ratelimit.
@@ -19,7 +19,7 @@ pub(crate) struct Listener {
     pub(crate) tls: bool,
 }
 
-/// A bound port that serves nobody yet. `S` is what it needs to serve.
+/// A bound port that does not accept connections yet. `S` is what it needs to serve.
 pub(crate) struct Port<S> {
     /// The name and the URLs in the startup banner.
     pub(crate) banner: (&'static str, String),
@@ -29,17 +29,17 @@ pub(crate) struct Port<S> {
 
 type Serve<S> = Box<dyn FnOnce(S, Shutdown) -> Pin<Box<dyn Future<Output = usize> + Send>> + Send>;
 
-/// When and how a port stops.
+/// The shutdown of a port.
 #[derive(Debug, Clone)]
 pub(crate) struct Shutdown {
-    /// True from the beginning of the shutdown on.
+    /// True once the shutdown has begun.
     pub(crate) stopped: watch::Receiver<bool>,
-    /// How long open requests may take after that.
+    /// Grace period for open requests.
     pub(crate) grace: Duration,
 }
 
 impl<S> Port<S> {
-    /// `serve` returns how many connections it cut off when the grace was over.
+    /// `serve` returns how many connections were still open after the grace period.
     pub(crate) fn new<F>(
         banner: (&'static str, String),
         listeners: Vec<Listener>,
@@ -51,7 +51,8 @@ impl<S> Port<S> {
         Self { banner, listeners, serve: Box::new(move |with, shutdown| Box::pin(serve(with, shutdown))) }
     }
 
-    /// Serves until the shutdown. Returns how many connections were cut off.
+    /// Serves until the shutdown. Returns how many connections were still open after the grace
+    /// period.
     pub(crate) async fn serve(self, with: S, shutdown: Shutdown) -> usize {
         (self.serve)(with, shutdown).await
     }
@@ -65,11 +66,11 @@ impl Shutdown {
     }
 }
 
-/// Listens to an address. Returns the address with the port that it got. `option` is the flag or variable that chooses
-/// another one.
+/// Binds an address. Returns it with the actual port. `option` is the flag or variable that selects
+/// another address.
 ///
 /// # Errors
-/// One line: the address cannot be listened to.
+/// One line: the address cannot be bound.
 pub(crate) async fn bind(address: SocketAddr, option: &str) -> Result<(TcpListener, SocketAddr), String> {
     let failed = |error| format!("cannot listen on {address}: {error}; choose another {option}");
     let listener = TcpListener::bind(address).await.map_err(failed)?;

@@ -1,4 +1,4 @@
-//! Problems: what a client did wrong, as RFC 9457 bodies that name the field.
+//! Problem bodies (RFC 9457) of invalid requests, which name the field.
 
 use std::time::Duration;
 
@@ -13,14 +13,14 @@ use crate::request::{BadRequest, Field};
 /// The media type of problems, denials included.
 pub(super) const MEDIA_TYPE: HeaderValue = HeaderValue::from_static("application/problem+json");
 
-/// A request that cannot be decided.
+/// The error of a request that cannot be decided.
 #[derive(Debug)]
 pub(crate) struct Problem {
     status: StatusCode,
     detail: String,
-    /// The member of the body or the query that is wrong.
+    /// The invalid member of the body or query.
     field: Option<String>,
-    /// After which the same request makes sense again.
+    /// When to send the same request again.
     retry_after: Option<Duration>,
 }
 
@@ -29,7 +29,7 @@ impl Problem {
         Self { status, detail: detail.into(), field: None, retry_after: None }
     }
 
-    /// A member of the request that is wrong.
+    /// An invalid member of the request.
     pub(crate) fn field(field: impl Into<String>, detail: impl Into<String>) -> Self {
         Self { field: Some(field.into()), ..Self::new(StatusCode::BAD_REQUEST, detail) }
     }
@@ -39,49 +39,50 @@ impl Problem {
         Self { status, ..self }
     }
 
-    /// The same with the time after which the request makes sense again.
+    /// The same with a wait after which to send the request again.
     pub(crate) fn after(self, retry_after: Duration) -> Self {
         Self { retry_after: Some(retry_after), ..self }
     }
 
-    /// The same with another way out.
-    pub(crate) fn and(self, way_out: &str) -> Self {
-        Self { detail: format!("{}; {way_out}", self.detail), ..self }
+    /// The same with an additional fix.
+    pub(crate) fn and(self, fix: &str) -> Self {
+        Self { detail: format!("{}; {fix}", self.detail), ..self }
     }
 
-    /// What the app found wrong with attributes and a cost; `place` stands before the name of an attribute.
-    pub(super) fn of(bad: BadRequest, place: &str) -> Self {
+    /// The problem of invalid attributes or an invalid cost; `prefix` precedes the name of an
+    /// attribute.
+    pub(super) fn of(bad: BadRequest, prefix: &str) -> Self {
         match bad.field {
-            Field::Attribute(name) => Self::field(format!("{place}{name}"), bad.detail),
+            Field::Attribute(name) => Self::field(format!("{prefix}{name}"), bad.detail),
             Field::Attributes => Self::field("attributes", bad.detail),
             Field::Cost => Self::field("cost", bad.detail),
         }
     }
 
-    /// A cost that is no number.
+    /// The problem of an invalid cost.
     pub(super) fn cost(written: &str, most: u64) -> Self {
-        let detail = format!("cost `{}` is no whole number from 0 to {most}", written.escape_debug());
+        let detail = format!("cost `{}` is not a whole number from 0 to {most}", written.escape_debug());
         Self::field("cost", detail)
     }
 
-    /// What it is, by HTTP's statuses.
+    /// The HTTP status.
     pub(crate) fn status(&self) -> StatusCode {
         self.status
     }
 
-    /// What went wrong, in one line.
+    /// The error in one line.
     pub(crate) fn detail(&self) -> &str {
         &self.detail
     }
 
-    /// A method that a path does not take.
+    /// The problem of an unsupported method.
     pub(super) fn wrong_method(uri: &Uri, method: &Method) -> Self {
         let path = uri.path().escape_debug();
         let detail = format!("{path} does not take {method}; the `Allow` header says what it takes");
         Self::new(StatusCode::METHOD_NOT_ALLOWED, detail)
     }
 
-    /// The same problem within the request at this place of a batch.
+    /// The same problem, of the request at this index of a batch.
     pub(super) fn in_batch(mut self, at: usize) -> Self {
         self.field = Some(match self.field {
             Some(field) => format!("requests[{at}].{field}"),
@@ -92,7 +93,7 @@ impl Problem {
 }
 
 impl Problem {
-    /// The answer to whoever sent it.
+    /// The response.
     pub(crate) fn response<B: From<Vec<u8>>>(self) -> Response<B> {
         #[derive(Serialize)]
         struct Members<'a> {
@@ -135,12 +136,12 @@ pub(crate) fn ok(body: &impl Serialize) -> Response<Body> {
     (headers, json(body)).into_response()
 }
 
-/// A body of our own types, which always have a JSON form.
+/// A body of our own types, which always serialize.
 pub(crate) fn json(body: &impl Serialize) -> Vec<u8> {
     let mut written = Vec::with_capacity(USUAL);
     serde_json::to_writer(&mut written, body).expect("our answers have text keys and no maps that can fail");
     written
 }
 
-/// Room for the answer to one request under a policy or two: it is written once and moved nowhere.
+/// Initial capacity of a response: enough for one request under one or two policies.
 pub(super) const USUAL: usize = 1024;

@@ -1,7 +1,7 @@
-//! The doors: each turns its bytes into a request, asks the app, and answers in its own words.
+//! The HTTP listener's protocols: the API under `/v1`, and auth requests of proxies.
 //!
-//! Behind the HTTP listener there are two. What decides is answered straight from here; the router,
-//! which boxes bodies and futures on the way, has the rest.
+//! Decisions are handled here directly. All other requests go to the router, which boxes bodies and
+//! futures.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -22,25 +22,25 @@ use crate::listener::Handler;
 use crate::routes::Routes;
 use crate::{auth, http};
 
-/// What stands behind the HTTP listener.
+/// Handles the requests of the HTTP listener.
 pub(crate) struct HttpService {
     app: Arc<App>,
-    auth: auth::Door,
+    auth: auth::AuthHandler,
     routes: TowerToHyperService<Router>,
 }
 
-/// A body that is there, or one from the router.
-type Answer = Response<Either<Full<Bytes>, Body>>;
+/// A response with a complete body, or one of the router.
+type HttpResponse = Response<Either<Full<Bytes>, Body>>;
 
 impl HttpService {
-    /// The doors, and `more` routes.
+    /// The protocols, and `more` routes.
     pub(crate) fn new(app: Arc<App>, auth: Auth, more: Routes) -> Self {
         let routes = http::routes(Arc::clone(&app), more, &auth::PATHS);
-        Self { app, auth: auth::Door::new(auth), routes: TowerToHyperService::new(routes) }
+        Self { app, auth: auth::AuthHandler::new(auth), routes: TowerToHyperService::new(routes) }
     }
 
-    /// Answers a request from this peer.
-    pub(crate) async fn answer(&self, peer: IpAddr, mut request: Request<Incoming>) -> Answer {
+    /// Responds to a request from this peer.
+    pub(crate) async fn respond(&self, peer: IpAddr, mut request: Request<Incoming>) -> HttpResponse {
         let path = request.uri().path();
         if path == http::CHECK && request.method() == Method::POST {
             if let Err(problem) = self.app.access.decision(request.headers(), Action::Decide, Some(peer)) {
@@ -55,15 +55,15 @@ impl HttpService {
             return self.auth.answer(&self.app, peer, proxy, &request).await.map(Either::Left);
         }
         request.extensions_mut().insert(Peer(peer));
-        let Ok(answer) = self.routes.call(request).await.map_err(|never: Infallible| match never {});
-        answer.map(Either::Right)
+        let Ok(response) = self.routes.call(request).await.map_err(|never: Infallible| match never {});
+        response.map(Either::Right)
     }
 }
 
 impl Handler for Arc<HttpService> {
     type Body = Either<Full<Bytes>, Body>;
 
-    async fn handle(&self, peer: IpAddr, request: Request<Incoming>) -> Answer {
-        HttpService::answer(self, peer, request).await
+    async fn handle(&self, peer: IpAddr, request: Request<Incoming>) -> HttpResponse {
+        HttpService::respond(self, peer, request).await
     }
 }

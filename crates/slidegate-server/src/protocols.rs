@@ -1,4 +1,4 @@
-//! The protocols beside HTTP, one line each: [`bind`] is all that a new one adds here.
+//! Registration of the protocols beside HTTP, one line each in [`bind`].
 
 use crate::config::Config;
 use crate::grpc;
@@ -11,10 +11,10 @@ mod services;
 
 pub(crate) use services::Services;
 
-/// Binds the port of each protocol that the configuration asks for.
+/// Binds the ports of all configured protocols.
 ///
 /// # Errors
-/// One line: a port that cannot be listened to, or certificates that cannot be read.
+/// One line: a port cannot be bound, or certificates cannot be read.
 pub(crate) async fn bind(config: &Config, envoy: Option<&Settings>) -> Result<Vec<Port<Services>>, String> {
     let mut ports = Vec::new();
     ports.extend(resp::bind(config.resp.clone(), |services: Services| services.app).await?);

@@ -123,8 +123,8 @@ mod tests {
         for (query, said) in [
             ("cost=1&user=a&cost=1", "cost is given more than once"),
             ("cost=1&c%6Fst=2", "cost is given more than once"),
-            ("cost=x", "cost `x` is no whole number"),
-            ("cost=%ff", "is no whole number"),
+            ("cost=x", "cost `x` is not a whole number"),
+            ("cost=%ff", "is not a whole number"),
             ("user=a&%ff=b", "the name of parameter 2 is not UTF-8"),
         ] {
             let problem = format!("{:?}", request(query).unwrap_err());

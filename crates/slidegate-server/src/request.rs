@@ -1,25 +1,25 @@
-//! Requests: attributes and a cost as protocols read them, within the same bounds everywhere.
+//! Builds requests from attributes and a cost, with the same bounds for all protocols.
 
 use slidegate::{Request, Value};
 
 use crate::limits::{MAX_ATTRIBUTES, MAX_COST, MAX_NAME, MAX_VALUE};
 
-/// Makes requests of attributes.
+/// Builds requests from attributes.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Attributes {
     /// Attributes whose text is an IP address.
     pub(crate) addresses: Vec<String>,
 }
 
-/// Why attributes and a cost are no request.
+/// Why attributes or a cost are invalid.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct BadRequest {
     pub(crate) field: Field,
-    /// One line that names the value and the way out.
+    /// One line that names the value and the fix.
     pub(crate) detail: String,
 }
 
-/// The part of a request that is wrong.
+/// The invalid part of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Field {
     /// The attribute of this name.
@@ -35,11 +35,11 @@ impl Attributes {
         self.addresses.iter().any(|known| known == attribute)
     }
 
-    /// The request that these attributes and this cost are, with addresses read as such.
+    /// Builds a request, with addresses parsed.
     ///
     /// # Errors
-    /// When there are too many attributes, one stands twice, a name or value is empty or too long, an address is none,
-    /// or the cost is above [`MAX_COST`].
+    /// Too many attributes, a duplicate, a name or value that is empty or too long, an invalid
+    /// address, or a cost above [`MAX_COST`].
     pub(crate) fn request<'r>(
         &self,
         attributes: impl Iterator<Item = (&'r str, &'r [u8])>,
@@ -54,10 +54,10 @@ impl Attributes {
         Ok(request)
     }
 
-    /// Adds these attributes to a request, with addresses read as such.
+    /// Adds attributes to a request, with addresses parsed.
     ///
     /// # Errors
-    /// As [`request`](Self::request), and then the request is not to be used.
+    /// Those of [`request`](Self::request); the request must then not be used.
     pub(crate) fn add_to<'r>(
         &self,
         request: &mut Request<'r>,
@@ -90,7 +90,7 @@ impl Attributes {
             if request.value(name).is_some() {
                 return bad(
                     Field::Attribute(name.to_owned()),
-                    format!("attribute `{name}` stands twice; give it once"),
+                    format!("attribute `{name}` is given twice; give it once"),
                 );
             }
             let value = if self.is_address(name) {
@@ -100,7 +100,7 @@ impl Attributes {
                         return bad(
                             Field::Attribute(name.to_owned()),
                             format!(
-                                "attribute `{name}` is no IP address: `{}`; write for example `192.0.2.7` or `2001:db8::7`",
+                                "attribute `{name}` is not an IP address: `{}`; write for example `192.0.2.7` or `2001:db8::7`",
                                 String::from_utf8_lossy(value).escape_debug()
                             ),
                         );

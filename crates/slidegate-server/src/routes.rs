@@ -1,7 +1,7 @@
 //! Routes of the HTTP listener, with the list of their paths.
 //!
-//! An axum router does not list its paths, so each path is recorded here: 404 errors list all of them, and a test compares
-//! `openapi.json` with them.
+//! An axum router cannot list its paths, so they are recorded here: 404 errors list them, and a
+//! test compares them with `openapi.json`.
 
 use axum::Router;
 use axum::routing::MethodRouter;
@@ -14,7 +14,7 @@ pub(crate) struct Routes {
 }
 
 impl Routes {
-    /// These paths and what each takes, over a state.
+    /// Routes with a shared state.
     pub(crate) fn over<S: Clone + Send + Sync + 'static>(
         state: S,
         table: impl IntoIterator<Item = (&'static str, MethodRouter<S>)>,
@@ -33,7 +33,7 @@ impl Routes {
         Self { router: self.router.merge(others.router), paths: self.paths }
     }
 
-    /// The same behind what `guard` puts before a router.
+    /// The same with `guard` applied to the router.
     pub(crate) fn behind(self, guard: impl FnOnce(Router) -> Router) -> Self {
         Self { router: guard(self.router), paths: self.paths }
     }

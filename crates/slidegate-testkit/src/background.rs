@@ -2,7 +2,8 @@
 
 use tokio::runtime::{Builder, Runtime};
 
-/// A runtime of its own that may be dropped anywhere, in another runtime as well. Its tasks end with it.
+/// A runtime of its own that may be dropped anywhere, in another runtime as well. Its tasks end
+/// with it.
 pub(crate) struct Background(Option<Runtime>);
 
 impl Background {

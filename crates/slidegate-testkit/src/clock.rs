@@ -1,6 +1,7 @@
 //! A server's wall clock, moved while the server runs.
 //!
-//! Timers and timeouts are on another clock and do not notice, as on a machine whose time is corrected.
+//! Timers and timeouts are on another clock and do not notice, as on a machine whose time is
+//! corrected.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

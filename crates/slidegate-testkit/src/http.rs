@@ -1,4 +1,5 @@
-//! An HTTP client that returns every response as it is: no redirects, no errors for status codes, no default headers.
+//! An HTTP client that returns every response as it is: no redirects, no errors for status codes,
+//! no default headers.
 
 use std::time::Duration;
 
@@ -43,7 +44,7 @@ impl Response {
     }
 }
 
-/// Sends a request on a connection of its own and returns the response, or why there is none.
+/// Sends a request on a new connection and returns the response.
 ///
 /// `headers` are lines as on the wire, each with its end: `"name: value\r\n"`.
 pub fn try_send(method: &str, url: &str, headers: &str, body: &str) -> Result<Response, ureq::Error> {

@@ -1,7 +1,7 @@
 //! Servers, faults and clocks for the tests of slidegate. Not published.
 //!
-//! Everything is synchronous and blocks the calling thread. What has to run meanwhile, a proxy or a fake server, runs on
-//! threads of its own, so both plain and asynchronous tests can use it.
+//! Everything is synchronous and blocks the calling thread. What has to run meanwhile, a proxy or a
+//! fake server, runs on threads of its own, so both plain and asynchronous tests can use it.
 //!
 //! Knows none of slidegate's crates: it judges them from outside.
 

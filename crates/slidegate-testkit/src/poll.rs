@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-/// Polls before giving up: with the pause between, at least 60 seconds. A failover takes seconds on a busy machine.
+/// Polls before giving up: with the pause between, at least 60 seconds. A failover takes seconds on
+/// a busy machine.
 const MAX_POLLS: usize = 6000;
 
 /// Pause between two polls.

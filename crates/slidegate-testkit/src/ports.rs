@@ -1,7 +1,7 @@
 //! Free ports of 127.0.0.1.
 //!
-//! Below the range that systems take for outgoing connections: a client that knocks at a dead server's port must not
-//! be handed that very port for its own end, connect to itself and keep the server from coming back.
+//! Below the range of ephemeral ports: otherwise a client that connects to a stopped server's port
+//! could get that port as its own, connect to itself, and prevent the server from binding it again.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,7 +13,8 @@ const COUNT: u32 = 32_768 - FIRST;
 /// How far this process has come. None is handed out twice until all have been.
 static TAKEN: AtomicU32 = AtomicU32::new(0);
 
-/// A port nobody listens on. Somebody may by the time it is used: who binds it must be able to take another.
+/// A port nobody listens on. Somebody may by the time it is used: who binds it must be able to take
+/// another.
 pub fn free() -> u16 {
     port_of(&listener())
 }

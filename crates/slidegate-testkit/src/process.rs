@@ -1,7 +1,8 @@
 //! A child process. It ends with the test, and its directory with it, however the test ends.
 //!
-//! Dropping ends the child. A guard, a shell that waits for the end of its input, does so where nothing is dropped:
-//! when the tests are killed or interrupted, and for servers that live in a `static`.
+//! Dropping ends the child. A guard, a shell that waits for the end of its input, does so where
+//! nothing is dropped: when the tests are killed or interrupted, and for servers that live in a
+//! `static`.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -18,7 +19,8 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts a child whose files are in `dir`. `package` is what to install where the program is missing.
+    /// Starts a child whose files are in `dir`. `package` is what to install where the program is
+    /// missing.
     pub fn start(mut command: Command, dir: &Path, package: &str) -> Self {
         let child = spawn(command.stdin(Stdio::null()), package);
         let mut guard = Command::new("sh");
@@ -66,7 +68,8 @@ impl Process {
 }
 
 impl Drop for Process {
-    /// The guard first: it must not come to life and kill a stranger that was given the child's number.
+    /// The guard first: it must not come to life and kill a stranger that was given the child's
+    /// number.
     fn drop(&mut self) {
         for process in [&mut self.guard, &mut self.child] {
             // Either may have ended by itself, which is what is wanted.

@@ -17,7 +17,8 @@ use crate::background::Background;
 use crate::poll::until_true;
 use crate::ports;
 
-/// Pieces of 16 kB on their way, for each direction of a connection; a sender waits when there are more.
+/// Pieces of 16 kB on their way, for each direction of a connection; a sender waits when there are
+/// more.
 const MOST_PIECES: usize = 1024;
 
 /// What the proxy does.
@@ -34,11 +35,14 @@ pub enum Mode {
     },
     /// Carry so many bytes to the server, then close. The first byte closes at zero.
     CutRequestAfter(u64),
-    /// Carry so many bytes to the client, then close. At zero, the server has done what the client never hears of.
+    /// Carry so many bytes to the client, then close. At zero, the server has done what the client
+    /// never hears of.
     CutReplyAfter(u64),
-    /// Accept connections and bytes, carry nothing, say nothing, not even that the server has closed.
+    /// Accept connections and bytes, carry nothing, say nothing, not even that the server has
+    /// closed.
     ///
-    /// A connection that lost bytes carries none in other modes either: those would be out of place.
+    /// A connection that lost bytes carries none in other modes either: those would be out of
+    /// place.
     BlackHole,
     /// Close all connections, and listen to no new ones.
     Refuse,

@@ -1,4 +1,4 @@
-//! Redis servers, alone, with Sentinel and as a cluster; and a fake that replies what a test tells it to.
+//! Redis servers: single, with Sentinel, and as a cluster; and a fake with scripted replies.
 
 mod cluster;
 mod fake;

@@ -96,7 +96,8 @@ impl Server {
         Self { process, address, url, greeting }
     }
 
-    /// A request as text, from its first line to the end of its body; the answer until the server closes.
+    /// A request as text, from its first line to the end of its body; the answer until the server
+    /// closes.
     pub fn raw(&self, request: &[u8]) -> String {
         let mut stream = self.connect();
         stream.write_all(request).expect("the server reads");

@@ -1,7 +1,8 @@
 //! Every order of events that two or three threads can meet in, tried by a model checker.
 //!
-//! Built and run by `scripts/test` with `--cfg loom`; an ordinary build has nothing here. Under `cfg(loom)` a store's
-//! secret is fixed, so that a key lies in the same shard every time the model is run.
+//! Built and run by `scripts/test` with `--cfg loom`; an ordinary build has nothing here. Under
+//! `cfg(loom)` a store's secret is fixed, so that a key lies in the same shard every time the model
+//! is run.
 #![cfg(loom)]
 // A test that cannot go on panics.
 #![allow(clippy::unwrap_used)]
@@ -40,7 +41,8 @@ fn of_requests_that_meet_on_a_limit_of_one_exactly_one_is_admitted() {
     }
 }
 
-/// Two keys of each of two requests, in two shards: locked as they come, each waits for the other for ever.
+/// Two keys of each of two requests, in two shards: locked as they come, each waits for the other
+/// for ever.
 #[test]
 fn requests_that_lock_the_same_shards_in_opposite_order_do_not_wait_for_each_other() {
     // Where a key lies is not to be seen from outside. Of so many pairs some lie crosswise.
@@ -63,7 +65,8 @@ fn requests_that_lock_the_same_shards_in_opposite_order_do_not_wait_for_each_oth
     }
 }
 
-/// Requests that share one policy's key and not the other's: who is denied on the one is charged on neither.
+/// Requests that share one policy's key and not the other's: who is denied on the one is charged on
+/// neither.
 #[test]
 fn requests_that_meet_under_two_policies_are_charged_on_both_or_none() {
     for pair in 0..4 {
@@ -89,7 +92,8 @@ fn requests_that_meet_under_two_policies_are_charged_on_both_or_none() {
     }
 }
 
-/// New keys that make room for themselves count each other exactly, or the store would grow or shrink by the race.
+/// New keys that make room for themselves count each other exactly, or the store would grow or
+/// shrink by the race.
 #[test]
 fn keys_that_come_and_go_at_once_are_counted_exactly() {
     loom::model(|| {
@@ -111,9 +115,11 @@ fn keys_that_come_and_go_at_once_are_counted_exactly() {
     });
 }
 
-/// A limit that changes while requests are under way: each is decided under one or the other, and none is lost.
+/// A limit that changes while requests are under way: each is decided under one or the other, and
+/// none is lost.
 ///
-/// The cell that holds the quota is not known to the model checker: what it tries is the order of the locks.
+/// The cell that holds the quota is not known to the model checker: what it tries is the order of
+/// the locks.
 #[test]
 fn requests_that_meet_a_change_of_the_limit_are_all_counted() {
     for algorithm in Algorithm::ALL {

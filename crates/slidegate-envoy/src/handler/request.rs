@@ -2,8 +2,8 @@
 //!
 //! By default the entries of a descriptor are attributes, beside `domain`; config files of
 //! envoyproxy/ratelimit name a policy instead. Hits are checked, 0 hits peek, and negative hits are
-//! refunds. `hits_addend: 0` on the whole call means 1, because protocol buffers cannot tell it
-//! from an unset field.
+//! refunds. `hits_addend: 0` on the whole call means 1, because protocol buffers cannot distinguish
+//! it from an unset field.
 
 use std::time::Duration;
 

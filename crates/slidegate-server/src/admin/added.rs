@@ -1,6 +1,6 @@
-//! Policies that are added while the service runs, for the whole fleet.
+//! Adds policies at run time, for all instances.
 //!
-//! What is said is read by what reads the file, and kept as it was said: each instance reads it again.
+//! The body has the keys of the config file and is stored unchanged; each instance parses it again.
 
 use std::sync::Arc;
 
@@ -15,25 +15,26 @@ use crate::app::changes::{Cause, Counting, Refusal, Terms, What};
 use crate::config::Mode;
 use crate::problem::Problem;
 
-/// Keys of a policy that only one that is added has: of others the file says them.
+/// Keys that only an added policy may have; for others they are in the config file.
 const ITS_OWN: [&str; 7] =
     ["scope", "when", "excess", "on_store_error", "overrides", "ipv6_prefix", "keys_shown"];
-/// Most policies that are added: every request is matched against each. What lasts belongs into the configuration.
+/// Maximum added policies: every request is matched against each. Permanent ones belong in the
+/// config file.
 const MAX_ADDED: usize = 64;
-/// Largest policy as JSON, in bytes: all of them have to fit into what the fleet shares.
+/// Maximum size of a policy as JSON, in bytes: all must fit into the control document.
 const MAX_BYTES: usize = 8 * 1024;
 const SCOPE: &str = "give the attributes that it counts by, for example `\"scope\": [\"user\"]`, or `[]` for one count \
                      of all requests";
 
-/// Whether these keys describe a policy, and not only other numbers for one.
+/// Whether these keys describe a new policy and not only changes of one.
 pub(super) fn is_policy(keys: &Map<String, Value>) -> bool {
     ITS_OWN.iter().any(|key| keys.contains_key(*key))
 }
 
-/// What to do about a name that no policy has.
-pub(super) const WAY_IN: &str = "to add one, say its `scope` as well";
+/// The fix for an unknown policy name.
+pub(super) const HOW_TO_ADD: &str = "to add one, say its `scope` as well";
 
-/// Adds a policy, or puts another in the place of one that was added.
+/// Adds a policy, or replaces an added one.
 pub(super) async fn add(
     admin: &Arc<Admin>,
     by: &By,
@@ -54,7 +55,7 @@ pub(super) async fn add(
     let policies = app.policies();
     if !app.active.is_added(name) && policies.by_name(name).is_some() {
         let detail =
-            format!("there is a policy `{name}` already, which a door brings along; choose another name");
+            format!("there is a policy `{name}` already, which a protocol defines; choose another name");
         return Err(conflict(detail));
     }
     if !keys.contains_key("scope") {

@@ -1,4 +1,4 @@
-//! Applying changes of policies: the change itself, its line in the log, and the texts that all routes share.
+//! Applies changes of policies: the change, its log line, and its description.
 
 use std::sync::Arc;
 
@@ -17,10 +17,10 @@ use crate::problem::{self, Problem};
 
 type Answered = Result<Response, Problem>;
 
-/// Most names of policies that an error lists.
+/// Maximum policy names in an error.
 const MAX_LISTED: usize = 20;
 
-/// Puts a policy's terms in force unless somebody else has changed it since `document` was looked at.
+/// Activates a policy's terms, unless the policy has changed since `document` was read.
 pub(super) async fn put_in_force(
     admin: &Arc<Admin>,
     by: &By,
@@ -39,7 +39,7 @@ pub(super) async fn put_in_force(
     Ok(admin.changed(by, what.1, name, id, &in_words(None, Some(terms))))
 }
 
-/// What a policy is under from now on.
+/// Describes the terms of a policy after a change.
 pub(super) fn in_words(before: Option<&Terms>, after: Option<&Terms>) -> String {
     let Some(terms) = after else {
         let was_added = before.is_some_and(|before| before.added.is_some());
@@ -63,7 +63,7 @@ pub(super) fn in_words(before: Option<&Terms>, after: Option<&Terms>) -> String 
 }
 
 impl Admin {
-    /// The keys of a policy that is in force as it was added.
+    /// The config keys of an active policy that was added at run time.
     pub(super) fn added<'d>(&self, document: &'d Document, name: &str) -> Option<&'d Map<String, Value>> {
         document.added(name).filter(|_| self.app.active.is_added(name))
     }
@@ -73,13 +73,13 @@ impl Admin {
         match document.policies.get(name) {
             None => "file",
             Some(_) if self.added(document, name).is_some() => "added",
-            // Another one of this name comes first.
+            // A configured policy of this name takes precedence.
             Some(terms) if terms.added.is_some() => "file",
             Some(_) => "changed",
         }
     }
 
-    /// The answer to a change that is in force here, and its line in the log.
+    /// The response to an active change. Also writes its log line.
     pub(super) fn changed(&self, by: &By, action: &str, policy: &str, id: u64, done: &str) -> Response {
         audit(by, action, policy, "", done);
         self.app.observer().mark_changed();
@@ -87,7 +87,7 @@ impl Admin {
     }
 }
 
-/// Refuses a change of what somebody else changed a moment before.
+/// Rejects a change of a policy that was changed concurrently.
 fn unchanged_since(document: &Document, name: &str, seen: Option<&Terms>) -> Result<(), Refusal> {
     if document.policies.get(name) == seen {
         return Ok(());
@@ -96,7 +96,7 @@ fn unchanged_since(document: &Document, name: &str, seen: Option<&Terms>) -> Res
     Err(Refusal::new(Cause::Conflict, detail))
 }
 
-/// A quota's numbers.
+/// A quota as JSON.
 pub(super) fn numbers(quota: &Quota) -> Value {
     json!({
         "limit": quota.limit(),
@@ -106,7 +106,7 @@ pub(super) fn numbers(quota: &Quota) -> Value {
     })
 }
 
-/// There is no policy of this name.
+/// The error for an unknown policy.
 pub(super) fn unknown(policies: &PolicySet, name: &str) -> Problem {
     let names: Vec<_> = policy_names::listed(policies)
         .map(Policy::name)

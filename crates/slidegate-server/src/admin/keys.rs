@@ -1,4 +1,4 @@
-//! One key: what it has used and when that is free, and what can be done about it.
+//! Inspects and changes one key.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -28,11 +28,11 @@ use crate::problem::{self, Problem};
 use crate::query;
 use crate::telemetry::{self, Filter};
 
-/// Most charges in an answer; more are joined with those after them.
+/// Maximum charges in a response; further ones are merged with their neighbours.
 const MAX_CHARGES: usize = 500;
-/// Most denials in an answer.
+/// Maximum denials in a response.
 const MAX_DENIALS: usize = 20;
-/// Longest that a key is blocked or has another limit. What lasts belongs into the configuration.
+/// Maximum duration of a block or override. Permanent ones belong in the config file.
 const LONGEST: Duration = Duration::from_secs(366 * 86_400);
 
 type Shared = State<Arc<Admin>>;
@@ -46,15 +46,15 @@ struct KeyAction {
     quota: Option<String>,
 }
 
-/// A policy that is in force, and a key of it.
+/// A key of an active policy.
 struct KeyTarget {
     policies: Arc<PolicySet>,
     policy: String,
     text: String,
-    /// What the key was asked for by, where that was not the key itself, which is then not told either.
+    /// The redacted text that the caller sent instead of the key. The response contains this text.
     shown: Option<String>,
     key: KeyText,
-    /// The attribute by whose value a shared store places the key, where the key does not have it.
+    /// The value of the store's `hash_tag`, if it is not part of the key.
     tag: Option<(String, Vec<u8>)>,
 }
 
@@ -62,12 +62,12 @@ impl KeyTarget {
     fn of(admin: &Admin, policy: String, text: &str, uri: &Uri) -> Result<Self, Problem> {
         let policies = admin.app.policies();
         let known = policies.by_name(&policy).ok_or_else(|| unknown(&policies, &policy))?;
-        let raw = admin.behind(&policy, text)?;
+        let raw = admin.unredacted(&policy, text)?;
         let shown = raw.as_ref().map(|_| text.to_owned());
         let text = raw.as_deref().unwrap_or(text);
         let key = KeyText::read(known, text, |attribute| admin.app.attributes.is_address(attribute))
             .map_err(|detail| Problem::field("key", detail))?;
-        // One spelling for each key, whoever writes it.
+        // The canonical text of the key.
         let text = known.key_of(&key.request(known)).map_or_else(String::new, |key| key.to_string());
         let wanted = admin.app.shared().and_then(|shared| shared.hash_tag());
         let wanted = wanted.filter(|tag| !known.scope_attributes().iter().any(|attribute| attribute == tag));
@@ -80,7 +80,7 @@ impl KeyTarget {
             }
             if admin.app.attributes.is_address(&name) && address(&value).is_none() {
                 let value = String::from_utf8_lossy(&value).escape_debug().to_string();
-                let detail = format!("`{value}` is no address; write for example `192.0.2.7`");
+                let detail = format!("`{value}` is not an IP address; write for example `192.0.2.7`");
                 return Err(Problem::field(name, detail));
             }
             tag = Some((name, value.into_owned()));
@@ -95,12 +95,12 @@ impl KeyTarget {
         Ok(Self { policies, policy, text, shown, key, tag })
     }
 
-    /// The key as it may be told to who asked.
+    /// The key as the caller may see it.
     fn text_for_caller(&self) -> &str {
         self.shown.as_ref().unwrap_or(&self.text)
     }
 
-    /// A request of this key that only its policy decides.
+    /// A request for this key, decided only by its policy.
     fn request(&self, admin: &Admin) -> Request<'_> {
         let request = self.key.request(self.policy());
         let Some((name, value)) = &self.tag else { return request };
@@ -111,18 +111,18 @@ impl KeyTarget {
     }
 
     fn policy(&self) -> &Policy {
-        self.policies.by_name(&self.policy).expect("the set is the one that it was found in")
+        self.policies.by_name(&self.policy).expect("the policy was found in this set")
     }
 }
 
-/// The address that these bytes spell.
+/// Parses an address.
 fn address(bytes: &[u8]) -> Option<IpAddr> {
     std::str::from_utf8(bytes).ok()?.parse().ok()
 }
 
 impl Admin {
-    /// The key that is meant by a text that is shown for it, if it is such a text.
-    fn behind(&self, policy: &str, text: &str) -> Result<Option<Box<str>>, Problem> {
+    /// The key that is redacted to this text. `None` if the text is not redacted.
+    fn unredacted(&self, policy: &str, text: &str) -> Result<Option<Box<str>>, Problem> {
         let observer = self.app.observer();
         let Some(mut keys) = observer.keys_shown_as(policy, text) else { return Ok(None) };
         if keys.is_empty() {
@@ -138,16 +138,15 @@ impl Admin {
             [_] => Ok(keys.pop()),
             [] => {
                 let detail = format!(
-                    "`{text}` is what policy `{policy}` shows of a key, and this instance remembers none that is shown \
-                     so: it knows the keys of its last {} denials, and those used or denied most in the last minutes; \
-                     ask with the key itself",
+                    "`{text}` is a redacted key of policy `{policy}`, and this instance does not know the key: it \
+                     stores the keys of its last {} denials and the top keys of the last minutes; send the key itself",
                     telemetry::EVENTS_KEPT
                 );
                 Err(Problem::field("key", detail).with_status(StatusCode::NOT_FOUND))
             }
             several => {
                 let detail = format!(
-                    "{} keys of policy `{policy}` are shown as `{text}`; ask with the key itself",
+                    "{} keys of policy `{policy}` are redacted to `{text}`; send the key itself",
                     several.len()
                 );
                 Err(Problem::field("key", detail).with_status(StatusCode::CONFLICT))
@@ -159,10 +158,7 @@ impl Admin {
     async fn view(&self, target: &KeyTarget) -> Result<Value, Problem> {
         let request = target.request(self);
         let found = self.app.store().inspect(&request).await.map_err(|error| {
-            Problem::new(
-                StatusCode::SERVICE_UNAVAILABLE,
-                format!("{error}; what the key has used cannot be told"),
-            )
+            Problem::new(StatusCode::SERVICE_UNAVAILABLE, format!("{error}; its usage is unknown"))
         })?;
         let found = found.into_iter().next().ok_or_else(|| {
             Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "the key has all attributes and no decision")
@@ -178,12 +174,12 @@ impl Admin {
         };
         let until = |change: &KeyChange| json!({ "until": at_text(change.until_ms), "by": change.by });
         let own = living(false).map(|change| {
-            let mut told = until(change);
+            let mut json = until(change);
             if let KeyKind::Override { limit, window_ms } = change.kind {
-                told["limit"] = limit.into();
-                told["window_ms"] = window_ms.into();
+                json["limit"] = limit.into();
+                json["window_ms"] = window_ms.into();
             }
-            told
+            json
         });
         let filter = Filter { policy: Some(target.policy.clone()), key: Some(target.text.clone()) };
         let denials = self.app.observer().events().recent(&filter, MAX_DENIALS);
@@ -197,7 +193,7 @@ impl Admin {
     }
 }
 
-/// What a key has used, as JSON.
+/// The usage of a key, as JSON.
 fn used(found: &KeyUse) -> Value {
     let decision = &found.decision;
     let charges = joined(&found.charges)
@@ -222,7 +218,7 @@ fn used(found: &KeyUse) -> Value {
     })
 }
 
-/// At most [`MAX_CHARGES`], neighbours joined at the time of the later one.
+/// At most [`MAX_CHARGES`]; neighbours are merged at the time of the later one.
 fn joined(charges: &[RecordedCharge]) -> Vec<RecordedCharge> {
     let together = charges.len().div_ceil(MAX_CHARGES).max(1);
     let join = |runs: &[RecordedCharge]| {
@@ -285,7 +281,7 @@ pub(super) async fn act(
     };
     audit(&by, &action, &target.policy, &admin.app.observer().shown(&target.policy, &target.text), &done);
     admin.app.observer().mark_changed();
-    // What was done is done, whether the store can be asked about it or not.
+    // The change is made even if the store cannot be read now.
     let mut view = admin
         .view(&target)
         .await
@@ -295,7 +291,7 @@ pub(super) async fn act(
 }
 
 impl KeyAction {
-    /// Refuses what the action does not take.
+    /// Rejects fields that the action does not have.
     fn expect(&self, action: &str, takes: &[&str]) -> Result<(), Problem> {
         let given =
             [("cost", self.cost.is_some()), ("for", self.r#for.is_some()), ("quota", self.quota.is_some())];
@@ -318,11 +314,9 @@ impl KeyAction {
     }
 
     fn until_ms(&self) -> Result<u64, Problem> {
-        const WAY_OUT: &str = "give how long it lasts, for example `{\"for\": \"10m\"}`";
-        let text = self
-            .r#for
-            .as_deref()
-            .ok_or_else(|| Problem::field("for", format!("for is missing; {WAY_OUT}")))?;
+        const FIX: &str = "give how long it lasts, for example `{\"for\": \"10m\"}`";
+        let text =
+            self.r#for.as_deref().ok_or_else(|| Problem::field("for", format!("for is missing; {FIX}")))?;
         let span = parse_window(text).map_err(|error| Problem::field("for", format!("for: {error}")))?;
         if span.is_zero() || span > LONGEST {
             let detail = format!("for is `{}`; give 1ms to 366d, for example `10m`", text.escape_debug());
@@ -337,7 +331,7 @@ impl KeyAction {
         let text = text
             .ok_or_else(|| wrong("quota is missing; give for example `{\"quota\": \"1000/1m\"}`".into()))?;
         let quota: Quota = match text.trim().parse::<u64>() {
-            // A limit alone is one in the policy's window.
+            // A limit without a window uses the policy's.
             Ok(limit) => Quota::new(limit, policy.quota().window()),
             Err(_) => text.parse(),
         }
@@ -370,7 +364,7 @@ impl Admin {
         }
         match moved {
             Some((moved, DecisionSource::Store)) if verb == Verb::Refund => {
-                Ok(format!("{moved} was given back"))
+                Ok(format!("{moved} was refunded"))
             }
             Some((moved, DecisionSource::Store)) => Ok(format!("{moved} was charged")),
             _ => {

@@ -1,4 +1,4 @@
-//! Policies: what is in force, and changing it at run time for the whole fleet.
+//! Lists policies, and changes them at run time for all instances.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ pub(super) async fn list(State(admin): Shared) -> Response {
     let now = crate::app::changes::now_ms();
     let policies = admin.app.policies();
     let listed = policy_names::listed(&policies).filter(|policy| candidate_of(policy.name()).is_none());
-    let told = listed.map(|policy| {
+    let policies = listed.map(|policy| {
         let name = policy.name();
         let quota = policy.quota();
         let when = policy.conditions().iter().map(|(attribute, is)| format!("{attribute} {is}"));
@@ -61,10 +61,10 @@ pub(super) async fn list(State(admin): Shared) -> Response {
             },
         })
     });
-    problem::ok(&json!({ "policies": told.collect::<Vec<_>>() }))
+    problem::ok(&json!({ "policies": policies.collect::<Vec<_>>() }))
 }
 
-/// What a policy is changed to. What is left out stays.
+/// A change of a policy. Omitted fields stay unchanged.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Put {
@@ -75,12 +75,12 @@ struct Put {
     burst: Option<u64>,
     slots: Option<u16>,
     mode: Option<Mode>,
-    /// `"200/1m"`, or what differs from the policy. `null` ends the candidate.
+    /// `"200/1m"`, or the differences from the policy. `null` removes the candidate.
     #[serde(default, deserialize_with = "present")]
     candidate: Option<Value>,
 }
 
-/// Tells `null` from nothing.
+/// Distinguishes `null` from an absent field.
 fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
     Value::deserialize(deserializer).map(Some)
 }
@@ -93,7 +93,7 @@ fn read<T: DeserializeOwned>(value: Value) -> Result<T, Problem> {
     })
 }
 
-/// A candidate as the body has it.
+/// Parses a candidate.
 fn candidate_spec(candidate: Value) -> Result<QuotaSpec, Problem> {
     let read = match candidate {
         Value::String(_) => {
@@ -126,18 +126,18 @@ pub(super) async fn set(
         return added::add(&admin, &by, &name, keys).await;
     }
     let put: Put = read(Value::Object(keys))?;
-    // What is not said stays as it is now, elsewhere as well.
+    // Omitted fields keep their current values, including changes made by other instances.
     admin.control.poll().await;
     let policies = admin.app.policies();
     let document = admin.control.document();
     let policy = changeable(&admin, &document, &policies, &name).map_err(|problem| {
-        if policies.by_name(&name).is_some() { problem } else { problem.and(added::WAY_IN) }
+        if policies.by_name(&name).is_some() { problem } else { problem.and(added::HOW_TO_ADD) }
     })?;
     let candidate_now = admin.app.active.base().candidate(&document, &name);
     let Put { quota, limit, window, algorithm, burst, slots, mode, candidate } = put;
     let spec = QuotaSpec { quota, limit, window, algorithm, burst, slots };
     if spec.is_empty() && mode.is_none() && candidate.is_none() {
-        let detail = "nothing is said; give for example `{\"quota\": \"200/1m\"}`, `mode` or `candidate`";
+        let detail = "no field is given; give for example `{\"quota\": \"200/1m\"}`, `mode` or `candidate`";
         return Err(Problem::field("body", detail));
     }
     let added = admin.added(&document, &name).cloned();
@@ -187,7 +187,7 @@ pub(super) async fn promote(
     request: HttpRequest<Body>,
 ) -> Answered {
     let (by, Nothing {}): (By, Nothing) = body(request).await?;
-    // What is not said stays as it is now, elsewhere as well.
+    // Omitted fields keep their current values, including changes made by other instances.
     admin.control.poll().await;
     let policies = admin.app.policies();
     let document = admin.control.document();
@@ -223,7 +223,7 @@ pub(super) async fn undo(
 
 pub(super) async fn changes(State(admin): Shared) -> Response {
     let ControlStatus { id, document, .. } = admin.control.status();
-    let told = document.changes.iter().rev().map(|change| {
+    let changes = document.changes.iter().rev().map(|change| {
         let Change { id, at_ms, by, policy, what, before, after } = change;
         let (what, undoes) = match what {
             What::Set => ("set", None),
@@ -244,16 +244,16 @@ pub(super) async fn changes(State(admin): Shared) -> Response {
             "words": in_words(before.as_ref(), after.as_ref()),
         })
     });
-    problem::ok(&json!({ "version": id.version, "changes": told.collect::<Vec<_>>() }))
+    problem::ok(&json!({ "version": id.version, "changes": changes.collect::<Vec<_>>() }))
 }
 
-/// A body that says nothing.
+/// An empty body.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Nothing {}
 
-/// The policy of this name as it is in force, which has to be one of the configuration's own or one that was added: those
-/// that a door brings along come from elsewhere, and what is changed here would not reach them.
+/// The active policy of this name, if it is configured or was added at run time. Policies that a
+/// protocol defines come from elsewhere and cannot be changed here.
 fn changeable<'p>(
     admin: &Admin,
     document: &Document,

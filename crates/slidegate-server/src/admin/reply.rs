@@ -1,4 +1,4 @@
-//! Replies of the admin routes: JSON, problems, and the line in the log that each change leaves.
+//! Parses paths and bodies of the admin routes, and writes the audit log.
 
 use axum::body::{Body, Bytes};
 use axum::extract::{FromRequestParts, Path};
@@ -11,10 +11,10 @@ use crate::app::changes::{Cause, Refusal};
 use crate::json_body;
 use crate::problem::Problem;
 
-/// Largest body of a change.
+/// Maximum size of a request body.
 const MAX_BODY: usize = 16 * 1024;
 
-/// What the variable parts of a path say. A part that is not UTF-8 is refused in the words of this service.
+/// The variable parts of a path. Rejects parts that are not UTF-8 with our own problem body.
 pub(super) struct InPath<T>(pub(super) T);
 
 impl<T, S> FromRequestParts<S> for InPath<T>
@@ -25,7 +25,7 @@ where
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
-        Path::from_request_parts(parts, state).await.map(|Path(said)| Self(said)).map_err(|_| {
+        Path::from_request_parts(parts, state).await.map(|Path(parts)| Self(parts)).map_err(|_| {
             let detail = "a part of the path is not UTF-8; write a key as answers print it, with `%25FF` for the byte FF";
             Problem::field("path", detail)
         })
@@ -43,21 +43,22 @@ impl From<Refusal> for Problem {
     }
 }
 
-/// Who asks, and the body of a change; an empty one says nothing.
+/// The operator and the parsed body; an empty body is `{}`.
 pub(super) async fn body<T: DeserializeOwned>(request: Request<Body>) -> Result<(By, T), Problem> {
     let (by, bytes) = bytes(request).await?;
     Ok((by, json_body::parse(&bytes)?))
 }
 
-/// The same, not yet read.
+/// The operator and the unparsed body.
 pub(super) async fn bytes(request: Request<Body>) -> Result<(By, Bytes), Problem> {
-    let by = request.extensions().get::<By>().cloned().expect("the guard says who asks");
+    let by = request.extensions().get::<By>().cloned().expect("the middleware inserts the operator");
     let bytes = json_body::read(request.into_body(), MAX_BODY).await?;
     let bytes = if bytes.trim_ascii().is_empty() { Bytes::from_static(b"{}") } else { bytes };
     Ok((by, bytes))
 }
 
-/// The line of a change. Whoever reads the log learns who did what to which limit; no token stands in it.
+/// Writes the audit log line of a change: who changed which limit and how. It never contains a
+/// token.
 pub(super) fn audit(by: &By, action: &str, policy: &str, key: &str, detail: &str) {
     tracing::info!(target: "slidegate::audit", by = by.0, action, policy, key, detail, "changed");
 }

@@ -1,7 +1,7 @@
-//! Resetting a whole policy, a bounded number of keys in each step.
+//! Resets all keys of a policy, a bounded number per request.
 //!
-//! The caller makes the steps, each with the cursor of the one before, so that no request takes
-//! long and who stops asking stops the reset.
+//! The client sends one request per step, with the cursor of the previous step. So no request takes
+//! long, and a client that stops sending stops the reset.
 
 use std::sync::Arc;
 
@@ -18,9 +18,9 @@ use super::reply::{InPath, audit, body};
 use super::state::Admin;
 use crate::problem::{self, Problem};
 
-/// Keys that a step looks at, unless it is asked for others.
+/// Default number of keys scanned per step.
 const KEYS: u64 = 1000;
-/// Most keys that a step looks at: some milliseconds of a server's time.
+/// Maximum keys scanned per step: some milliseconds of the server's time.
 const MAX_KEYS: u64 = 10_000;
 
 #[derive(Debug, Deserialize)]

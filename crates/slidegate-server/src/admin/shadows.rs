@@ -1,4 +1,4 @@
-//! `/v1/shadow`: what policies in shadow would have denied, and what candidates would change.
+//! `/v1/shadow`: what shadow policies would deny, and what candidates would change.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::state::Admin;
 use crate::policy_names::{CANDIDATE, candidate_of};
 use crate::problem;
 
-/// Most keys of a candidate in an answer, those first that would notice it most.
+/// Maximum keys per candidate in a response, the most affected first.
 const MAX_KEYS: usize = 100;
 
 pub(super) async fn shadow(State(admin): State<Arc<Admin>>) -> Response {

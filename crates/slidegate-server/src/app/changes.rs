@@ -1,4 +1,4 @@
-//! Changes made at run time, for all instances: the control document, and the policies that follow from it.
+//! Run-time changes, shared by all instances: the control document, and the resulting policies.
 
 mod clock;
 mod control;

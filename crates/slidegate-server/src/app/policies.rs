@@ -1,7 +1,7 @@
-//! The active policies: what the configuration says, what other files say, and what was changed at run time.
+//! The active policies: those of the configuration and of other files, with run-time changes.
 //!
-//! Each part is replaced on its own, by a reload or by a change, and all of them become one policy set. Usage is
-//! kept by policy name. A set that cannot be activated leaves the old one active.
+//! A reload or a change replaces one of these parts, and all parts together become one policy set.
+//! Usage is kept by policy name. If a set cannot be activated, the old one stays active.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,15 +14,15 @@ use super::decide::Engine;
 use crate::config::{Added, KeysShown};
 use crate::policy_names::INLINE_POLICIES;
 
-/// What the active policies are made of, and the way to replace each part.
+/// The active policies and the parts that they are built from.
 #[derive(Debug)]
 pub(crate) struct ActivePolicies {
     engine: Arc<Engine>,
-    /// Attributes whose text is an IP address.
+    /// Attributes with IP addresses.
     addresses: Vec<String>,
-    /// Whether [`INLINE_POLICIES`] belong to every set: the RESP port is open.
+    /// Whether every set includes [`INLINE_POLICIES`], because the RESP port is open.
     has_inline: bool,
-    /// The names of policies that the configuration had at the start.
+    /// Names of the policies that were configured at the start.
     configured: HashSet<String>,
     parts: Mutex<Parts>,
 }
@@ -35,21 +35,22 @@ struct Parts {
     document: Arc<Document>,
     /// Changes that could not be activated, each with its reason.
     refused: Vec<String>,
-    /// Active policies that were added at run time, and how they show keys.
+    /// Active policies added at run time, and their redaction of keys.
     keys_shown: HashMap<String, KeysShown>,
     /// When the next change of a key expires, in milliseconds since the epoch.
     next_expiry: Option<u64>,
 }
 
 impl ActivePolicies {
-    /// Those of the configuration, which [`initial`] made active.
+    /// The configured policies, which [`initial`] built.
     pub(crate) fn new(engine: Arc<Engine>, base: Base, addresses: Vec<String>, has_inline: bool) -> Self {
         let configured = base.policies.iter().map(|policy| policy.name().to_owned()).collect();
         let parts = Mutex::new(Parts { base, ..Parts::default() });
         Self { engine, addresses, has_inline, configured, parts }
     }
 
-    /// Replaces what the configuration says, and keeps run-time changes. Changes that no longer fit are logged.
+    /// Replaces the configured policies. Run-time changes are kept; those that no longer apply are
+    /// logged.
     ///
     /// # Errors
     /// A limit is more than a shared store can count; the old policies stay active.
@@ -60,17 +61,19 @@ impl ActivePolicies {
         Ok(())
     }
 
-    /// Replaces the policies from elsewhere. Those that the configuration had at the start are left out.
+    /// Replaces the policies of other files, except those that were configured at the start.
     ///
     /// # Errors
-    /// They are no set together, or a limit is more than a shared store can count; the old policies stay active.
+    /// The policies are not a valid set, or a limit is more than a shared store can count; the old
+    /// policies stay active.
     pub(crate) fn set_external(&self, policies: &PolicySet) -> Result<(), Error> {
         let external = policies.iter().filter(|policy| !self.configured.contains(policy.name()));
         self.update(|parts| parts.external = external.cloned().collect())?;
         Ok(())
     }
 
-    /// Replaces the run-time changes. Returns those that could not be activated, each with its reason.
+    /// Replaces the run-time changes. Returns those that could not be activated, each with its
+    /// reason.
     pub(crate) fn set_document(&self, document: Arc<Document>) -> Vec<String> {
         let refused = self.update(|parts| parts.document = document);
         refused.unwrap_or_else(|error| vec![error.to_string()])
@@ -98,7 +101,7 @@ impl ActivePolicies {
         self.parts().refused.clone()
     }
 
-    /// What the configuration says, without run-time changes.
+    /// The configured policies, without run-time changes.
     pub(crate) fn base(&self) -> Base {
         self.parts().base.clone()
     }
@@ -108,7 +111,7 @@ impl ActivePolicies {
         self.parts().keys_shown.contains_key(policy)
     }
 
-    /// Reads a policy that is to be added, and makes sure that the store can count it.
+    /// Parses a policy to be added, and checks that the store can count it.
     ///
     /// # Errors
     /// One line that names the policy, the value and the fix.
@@ -118,7 +121,8 @@ impl ActivePolicies {
         Ok(added)
     }
 
-    /// Changes the parts and activates what they make. Returns run-time changes that do not fit.
+    /// Changes the parts and activates the resulting policies. Returns run-time changes that do not
+    /// apply.
     fn update(&self, change: impl FnOnce(&mut Parts)) -> Result<Vec<String>, Error> {
         let mut parts = self.parts();
         let now_ms = now_ms();
@@ -143,7 +147,7 @@ impl ActivePolicies {
     }
 }
 
-/// The first set, of the configuration alone.
+/// The first set, from the configuration alone.
 ///
 /// # Errors
 /// The policies and their candidates are too many.
@@ -155,7 +159,7 @@ pub(super) fn initial(base: &Base, addresses: &[String], has_inline: bool) -> Re
 /// These policies and [`INLINE_POLICIES`].
 fn with_inline(policies: &PolicySet) -> Result<PolicySet, Error> {
     let inline = INLINE_POLICIES.into_iter().map(|(name, attribute)| {
-        // Never the quota that decides: each request under these policies brings its own.
+        // Not used to decide: every request under these policies has an inline quota.
         let quota = Quota::per_second(1).with_algorithm(Algorithm::TokenBucket);
         Ok(Policy::new(name, quota)?.scope([attribute]).only_when_named())
     });

@@ -1,7 +1,7 @@
 //! Readiness: whether load balancers should send new requests.
 //!
-//! A store that is away does not end readiness, since each policy has its fallback: instances that all
-//! left the load balancer would limit nothing.
+//! An unavailable store does not end readiness, because each policy has a fallback: if all
+//! instances left the load balancer, nothing would be limited.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -16,7 +16,7 @@ impl Readiness {
         !self.is_stopping.load(Ordering::Relaxed)
     }
 
-    /// From here on `/readyz` says that no new requests should come.
+    /// Makes `/readyz` fail from now on.
     pub(crate) fn begin_shutdown(&self) {
         self.is_stopping.store(true, Ordering::Relaxed);
     }

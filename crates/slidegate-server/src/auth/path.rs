@@ -1,12 +1,11 @@
-//! Paths: a request's path as the servers behind a proxy will read it.
+//! Normalizes a request's path as servers behind a proxy do.
 //!
-//! A client spells one path in many ways, and a proxy hands the spelling on: `/%6Cogin`, `//login`
-//! and `/x/../login` must not be other paths than `/login` to a limit on it. Bytes that are not
-//! UTF-8 stay as they are: two of them are two paths.
+//! A client can write one path in many ways, and a proxy forwards it unchanged: `/%6Cogin`,
+//! `//login` and `/x/../login` must match a limit on `/login`. Bytes that are not UTF-8 are kept.
 
 use percent_encoding::percent_decode;
 
-/// The path of a request's target, without query and fragment.
+/// The normalized path of a request target, without query and fragment.
 pub(super) fn of(target: &[u8]) -> Vec<u8> {
     let end = target.iter().position(|byte| matches!(byte, b'?' | b'#')).unwrap_or(target.len());
     let target = without_origin(&target[..end]);
@@ -30,7 +29,7 @@ pub(super) fn of(target: &[u8]) -> Vec<u8> {
     path
 }
 
-/// What follows the host in the absolute form, `http://host/path`; all of a target in another form.
+/// The part after the host of an absolute target, `http://host/path`; other targets unchanged.
 fn without_origin(target: &[u8]) -> &[u8] {
     let Some(at) = target.windows(3).position(|bytes| bytes == b"://") else { return target };
     if target[..at].contains(&b'/') {

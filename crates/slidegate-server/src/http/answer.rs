@@ -1,7 +1,7 @@
-//! Decisions as JSON: what binds, why, and what every policy says.
+//! Decisions as JSON: the strictest one, its explanation, and those of all policies.
 //!
-//! Every decision pays for its answer, so it is written by hand into one buffer; `openapi.json` says what stands there,
-//! and a test holds answers of every kind against it.
+//! Every decision is encoded, so this is written by hand into one buffer. A test compares responses
+//! of every kind with `openapi.json`.
 
 use slidegate::headers::Problem;
 use slidegate::{Decisions, PolicyDecision, millis_ceil};
@@ -9,14 +9,14 @@ use slidegate::{Decisions, PolicyDecision, millis_ceil};
 use crate::app::explanation;
 use crate::problem;
 
-/// The answer to one request.
+/// The body for one request.
 pub(super) fn one(decisions: &Decisions<'_>) -> Vec<u8> {
     let mut json = Json(Vec::with_capacity(problem::USUAL));
     json.answer(decisions);
     json.0
 }
 
-/// The answers to a batch.
+/// The body for a batch.
 pub(super) fn many<'d>(answers: impl Iterator<Item = &'d Decisions<'d>>) -> Vec<u8> {
     let mut json = Json(br#"{"decisions":["#.to_vec());
     for (at, decisions) in answers.enumerate() {
@@ -29,11 +29,11 @@ pub(super) fn many<'d>(answers: impl Iterator<Item = &'d Decisions<'d>>) -> Vec<
     json.0
 }
 
-/// JSON so far. Names of members are ours and have nothing to escape.
+/// JSON being written. Names of members need no escaping.
 struct Json(Vec<u8>);
 
 impl Json {
-    /// The first members are those of the decision that binds; `null` where none does.
+    /// The first members are those of the strictest decision, or `null` without one.
     fn answer(&mut self, decisions: &Decisions<'_>) {
         let strictest = decisions.strictest();
         let key = strictest.as_ref().map(|one| one.key().to_string());
@@ -65,7 +65,7 @@ impl Json {
             if at > 0 {
                 self.0.push(b',');
             }
-            // Most requests are under one policy, whose key is written above.
+            // Most requests have one policy, whose key is already text.
             let same = strictest.filter(|strictest| strictest.position() == one.position());
             match (same, &key) {
                 (Some(_), Some(key)) => self.policy(&one, key),
@@ -91,7 +91,7 @@ impl Json {
         self.0.push(b'}');
     }
 
-    /// What one policy says. `enforced` is false for a shadow policy, whose denials deny nothing.
+    /// One policy's decision. `enforced` is false for a shadow policy.
     fn policy(&mut self, one: &PolicyDecision<'_>, key: &str) {
         self.open();
         self.text("policy", one.policy().name());
@@ -104,7 +104,7 @@ impl Json {
         self.0.push(b'}');
     }
 
-    /// What came of it, in numbers, who decided, and of a denial its reason.
+    /// The numbers, the source, and the reason of a denial.
     fn outcome(&mut self, one: &PolicyDecision<'_>) {
         self.number("used", one.used);
         self.number("remaining", one.remaining);
@@ -149,7 +149,7 @@ impl Json {
         }
     }
 
-    /// `null` where there is none.
+    /// `null` for `None`.
     fn number(&mut self, name: &str, number: impl Into<Option<u64>>) {
         self.name(name);
         match number.into() {
@@ -164,7 +164,7 @@ impl Json {
     }
 
     fn string(&mut self, text: &str) {
-        // Without a branch for each byte the processor looks at many of them at once.
+        // Without a branch per byte, this compiles to vector instructions.
         let is_plain = |plain, byte: u8| plain & (byte >= b' ') & (byte != b'"') & (byte != b'\\');
         if text.bytes().fold(true, is_plain) {
             self.0.push(b'"');

@@ -1,7 +1,7 @@
-//! `Idempotency-Key`: a check that a client may send again when it does not know what became of it.
+//! `Idempotency-Key`: a client may resend a check whose response it did not receive.
 //!
-//! Only checks are made once. On any other request the field is refused: who sends it believes that a refund sent twice
-//! gives back once.
+//! Only checks are idempotent. Other requests with this header are rejected, because the client
+//! would expect that a refund sent twice refunds once.
 
 use axum::http::{HeaderMap, HeaderName};
 
@@ -9,10 +9,10 @@ use crate::problem::Problem;
 use slidegate::Verb;
 
 const NAME: HeaderName = HeaderName::from_static("idempotency-key");
-/// Longest id: a UUID has 36 characters, and each is kept for a window.
+/// Maximum length of an id. A UUID has 36 characters, and each id is stored for a window.
 const MAX_ID: usize = 128;
 
-/// The id that a request carries.
+/// The id of a request, if any.
 pub(super) fn id(verb: Verb, headers: &HeaderMap) -> Result<Option<&str>, Problem> {
     if !headers.contains_key(NAME) {
         return Ok(None);
@@ -25,7 +25,7 @@ pub(super) fn id(verb: Verb, headers: &HeaderMap) -> Result<Option<&str>, Proble
     let visible =
         |id: &&str| (1..=MAX_ID).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic());
     match value.and_then(|value| value.to_str().ok()).filter(visible) {
-        _ if more.is_some() => Err(wrong("the header stands twice; give one id")),
+        _ if more.is_some() => Err(wrong("the header is sent twice; give one id")),
         Some(id) => Ok(Some(id)),
         None => Err(wrong(&format!(
             "the id is not 1 to {MAX_ID} visible ASCII characters; give for example a UUID"
@@ -33,7 +33,7 @@ pub(super) fn id(verb: Verb, headers: &HeaderMap) -> Result<Option<&str>, Proble
     }
 }
 
-/// Refuses an id where there is no single check.
+/// Rejects an id on anything but a single check.
 pub(super) fn none(headers: &HeaderMap) -> Result<(), Problem> {
     id(Verb::Peek, headers).map(|_| ())
 }

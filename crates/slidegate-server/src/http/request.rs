@@ -13,12 +13,13 @@ use crate::problem::Problem;
 use crate::query;
 use slidegate::{PolicySet, Request};
 
-/// Largest body of one request: its attributes at their longest would not fit, real ones fit a hundred times.
+/// Maximum body of one request: a hundred times the size of real ones.
 pub(super) const MAX_BODY: usize = 64 * 1024;
-/// Most requests in a batch. They are decided one after the other.
+/// Maximum requests in a batch. They are decided one after another.
 pub(super) const MAX_BATCH: usize = 1000;
-/// Largest body of a batch.
+/// Maximum body of a batch.
 pub(super) const MAX_BATCH_BODY: usize = 2 * 1024 * 1024;
+
 /// One request: `{"attributes": {"user": "alice"}, "cost": 1}`, and perhaps `"policy": "per-user"`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -27,7 +28,7 @@ pub(super) struct RequestBody<'a> {
     attributes: Attributes<'a>,
     #[serde(default)]
     cost: Cost,
-    /// The one policy that is to decide, whatever its conditions.
+    /// The only policy to decide, regardless of its conditions.
     #[serde(borrow, default)]
     policy: Option<Text<'a>>,
     /// The prefix of an attribute's name in errors.
@@ -47,7 +48,7 @@ pub(super) struct BatchBody<'a> {
     pub(super) requests: Vec<RequestBody<'a>>,
 }
 
-/// Names and values in the order they were sent.
+/// Names and values, in the order sent.
 #[derive(Debug, Default)]
 pub(super) struct Attributes<'a>(Vec<(Cow<'a, str>, Cow<'a, [u8]>)>);
 
@@ -61,14 +62,14 @@ impl Default for Cost {
 }
 
 impl<'a> RequestBody<'a> {
-    /// Reads a query string: every pair is an attribute but `cost`.
+    /// Parses a query string: every pair is an attribute, except `cost`.
     pub(super) fn from_query(query: &'a str) -> Result<Self, Problem> {
         let query::Asked { attributes, cost } = query::request(query)?;
         let cost = cost.map_or_else(Cost::default, Cost);
         Ok(Self { attributes: Attributes(attributes), cost, policy: None, prefix: "" })
     }
 
-    /// The request that this asks about.
+    /// The request to decide.
     pub(super) fn request<'r>(&'r self, app: &App) -> Result<Request<'r>, Problem> {
         let attributes = self.attributes.0.iter().map(|(name, value)| (&**name, &**value));
         let request =
@@ -79,8 +80,8 @@ impl<'a> RequestBody<'a> {
     }
 }
 
-/// Whether a policy of this name can decide alone. Nothing would decide under a name that there is not, nor without the
-/// attributes that the policy counts by: whoever names a policy wants its limit, and is told instead of let through.
+/// Whether a policy of this name can decide alone. Without the policy or an attribute of its scope,
+/// nothing would limit the request, so it is rejected.
 fn can_decide(policies: &PolicySet, name: &str, request: &Request<'_>) -> Result<(), Problem> {
     let Some(policy) = policies.by_name(name).filter(|_| !is_inline(name)) else {
         let name = name.escape_debug();
@@ -110,7 +111,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Attributes<'a> {
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
                 let mut pairs = Vec::new();
                 while let Some((Text(name), Text(value))) = map.next_entry()? {
-                    // One too many is kept, for the app to refuse by name; a flood is not.
+                    // Keep one too many, so that the request is rejected with the right error.
                     if pairs.len() <= MAX_ATTRIBUTES {
                         pairs.push((name, into_bytes(value)));
                     }
@@ -131,7 +132,7 @@ fn into_bytes(text: Cow<'_, str>) -> Cow<'_, [u8]> {
     }
 }
 
-/// A text that is borrowed from the body unless it has escapes.
+/// A string, borrowed from the body unless it has escapes.
 #[derive(Debug)]
 struct Text<'a>(Cow<'a, str>);
 

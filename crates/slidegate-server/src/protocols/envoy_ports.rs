@@ -1,6 +1,6 @@
-//! The ports that envoyproxy/ratelimit has besides HTTP and gRPC: debugging, and metrics if they are asked for.
+//! The debug and metrics ports of envoyproxy/ratelimit.
 //!
-//! They require no token, as there: whoever opens them has said so in the environment.
+//! As there, they require no token, because the environment must enable them explicitly.
 
 use std::sync::Arc;
 
@@ -12,10 +12,10 @@ use crate::ports::{self, Listener, Port};
 use crate::{listener, telemetry};
 use slidegate_envoy::Settings;
 
-/// Binds those that the settings ask for.
+/// Binds the configured ports.
 ///
 /// # Errors
-/// One line: an address that cannot be listened to.
+/// One line: an address cannot be bound.
 pub(super) async fn bind(settings: Option<&Settings>) -> Result<Vec<Port<Services>>, String> {
     let mut bound = Vec::new();
     if let Some(address) = settings.and_then(|settings| settings.debug) {

@@ -1,4 +1,4 @@
-//! What the ports are served with.
+//! The parts of the service that ports need to serve.
 
 use std::sync::Arc;
 

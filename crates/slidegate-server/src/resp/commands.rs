@@ -1,4 +1,5 @@
-//! The command table: it finds commands, checks their argument counts, and is what `COMMAND` returns.
+//! The command table: it finds commands, checks their argument counts, and is what `COMMAND`
+//! returns.
 
 use super::frame::MAX_ARGUMENTS;
 

@@ -1,6 +1,8 @@
-//! Dispatch: finds the command that a client sent, checks that it may be sent, and executes or queues it.
+//! Dispatch: finds the command that a client sent, checks that it may be sent, and executes or
+//! queues it.
 //!
-//! Requests to a shared store are not awaited here but added to a batch: a pipeline is decided as one.
+//! Requests to a shared store are not awaited here but added to a batch: a pipeline is decided as
+//! one.
 
 use slidegate::{PolicySet, Verb};
 

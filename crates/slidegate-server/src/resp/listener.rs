@@ -22,7 +22,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Deadline of the TLS handshake.
 const TLS_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Binds the port, if the configuration has one. `app` takes the app from what ports are served with.
+/// Binds the port, if the configuration has one. `app` takes the app from what ports are served
+/// with.
 ///
 /// # Errors
 /// One line: the address cannot be listened to, or threads cannot be started.

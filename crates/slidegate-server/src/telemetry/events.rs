@@ -65,12 +65,13 @@ pub(crate) struct Event {
     #[serde(skip_serializing_if = "Option::is_none")]
     store_failure: Option<String>,
     mode: &'static str,
-    door: &'static str,
+    #[serde(rename = "door")]
+    protocol: &'static str,
     verdict: &'static str,
     #[serde(skip)]
     keys_shown: KeysShown,
-    /// The unredacted key, for lookups by links. It never leaves this process. Empty if it is longer
-    /// than a lookup accepts.
+    /// The unredacted key, for lookups by links. It never leaves this process. Empty if it is
+    /// longer than a lookup accepts.
     #[serde(skip)]
     raw: Secret<Box<str>>,
 }
@@ -155,7 +156,7 @@ impl Events {
     /// request.
     pub(super) fn record(
         &self,
-        door: Protocol,
+        protocol: Protocol,
         one: &PolicyDecision<'_>,
         key: &str,
         keys_shown: KeysShown,
@@ -193,7 +194,7 @@ impl Events {
             store_failure: one.store_failure().map(ToString::to_string),
             source: one.source.name(),
             mode: if denies { "enforce" } else { "shadow" },
-            door: door.name(),
+            protocol: protocol.name(),
             verdict: "deny",
             keys_shown,
             raw: Secret::new(if key.len() > KeyText::MAX { "" } else { key }.into()),
@@ -320,7 +321,7 @@ fn write_log(lines: &Receiver<LogLine>) {
             store_failure = event.store_failure,
             source = event.source,
             mode = event.mode,
-            door = event.door,
+            door = event.protocol,
             at = explanation::time(event.at),
             suppressed = (suppressed > 0).then_some(suppressed),
             "denied"

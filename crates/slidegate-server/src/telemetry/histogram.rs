@@ -35,17 +35,17 @@ pub(super) struct Reading {
 }
 
 impl Histogram {
-    pub(super) fn new(lanes: usize) -> Self {
-        Self(PerThread::new(lanes))
+    pub(super) fn new(copies: usize) -> Self {
+        Self(PerThread::new(copies))
     }
 
     /// Adds this many observations of one duration.
     pub(super) fn add(&self, span: Duration, times: u64) {
-        let lane = self.0.of(thread());
+        let buckets = self.0.of(thread());
         let span_us = u64::try_from(span.as_micros()).unwrap_or(u64::MAX);
         let bucket = ENDS_US.partition_point(|end| *end < span_us);
-        lane.counts[bucket].fetch_add(times, Relaxed);
-        lane.sum_us.fetch_add(span_us.saturating_mul(times), Relaxed);
+        buckets.counts[bucket].fetch_add(times, Relaxed);
+        buckets.sum_us.fetch_add(span_us.saturating_mul(times), Relaxed);
     }
 
     #[allow(clippy::cast_precision_loss)] // seconds as doubles are what Prometheus has

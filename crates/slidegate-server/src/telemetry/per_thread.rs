@@ -51,7 +51,7 @@ impl<T> PerThread<T> {
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
-        self.0.iter().map(|lane| &lane.0)
+        self.0.iter().map(|copy| &copy.0)
     }
 
     /// The sum of a value over all copies.

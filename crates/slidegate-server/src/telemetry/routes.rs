@@ -74,9 +74,9 @@ async fn events(State(app): Shared, uri: Uri, headers: HeaderMap) -> Result<Resp
     let limit = query.number("limit", EVENTS, EVENTS_KEPT)?;
     query.nothing_else("policy, key and limit")?;
     if wants_stream(&headers) {
-        let place = place(&app)?;
+        let permit = permit(&app)?;
         let after = headers.get("last-event-id").map(last_event_id).transpose()?;
-        return Ok(streamed(Sse::new(stream::denials(app, filter, after, place))));
+        return Ok(streamed(Sse::new(stream::denials(app, filter, after, permit))));
     }
     let events = app.observer().events().recent(&filter, limit);
     Ok(problem::ok(&Events { events: events.iter().map(|event| &**event).collect() }))
@@ -100,16 +100,22 @@ async fn top(State(app): Shared, uri: Uri) -> Result<Response, Problem> {
     let limit = query.number("limit", KEYS, MAX_KEYS)?;
     query.nothing_else("policy, by and limit")?;
     let registry = observer.registry.load();
-    let rows = registry.in_force().iter().filter(|row| policy.as_ref().is_none_or(|name| *name == row.name));
-    let rankings: Vec<_> = rows.map(|row| (row, observer.top.ranking(row.number, by))).collect();
+    let registered = registry
+        .in_force()
+        .iter()
+        .filter(|counters| policy.as_ref().is_none_or(|name| *name == counters.name));
+    let rankings: Vec<_> =
+        registered.map(|counters| (counters, observer.top.ranking(counters.number, by))).collect();
     let error_bound = rankings.iter().map(|(_, ranking)| ranking.error_bound).max().unwrap_or(0);
     let is_sampled = rankings.iter().any(|(_, Ranking { is_sampled, .. })| *is_sampled);
-    let mut keys: Vec<_> =
-        rankings.iter().flat_map(|(row, ranking)| ranking.keys.iter().map(move |one| (row, one))).collect();
+    let mut keys: Vec<_> = rankings
+        .iter()
+        .flat_map(|(counters, ranking)| ranking.keys.iter().map(move |one| (counters, one)))
+        .collect();
     keys.sort_by_key(|(_, one)| std::cmp::Reverse(one.count));
-    let keys = keys.into_iter().take(limit).map(|(row, one)| TopKey {
-        policy: &row.name,
-        key: observer.redactor.show(&one.key, row.keys_shown),
+    let keys = keys.into_iter().take(limit).map(|(counters, one)| TopKey {
+        policy: &counters.name,
+        key: observer.redactor.show(&one.key, counters.keys_shown),
         count: one.count,
         at_most_over: one.over,
         last_at: crate::app::explanation::time(one.last_at),
@@ -152,12 +158,12 @@ struct TopKey<'a> {
 
 async fn live(State(app): Shared, uri: Uri) -> Result<Response, Problem> {
     Query::of(&uri)?.nothing_else("nothing")?;
-    let place = place(&app)?;
-    Ok(streamed(Sse::new(stream::live(app, place))))
+    let permit = permit(&app)?;
+    Ok(streamed(Sse::new(stream::live(app, permit))))
 }
 
 /// Reserves a stream.
-fn place(app: &App) -> Result<OwnedSemaphorePermit, Problem> {
+fn permit(app: &App) -> Result<OwnedSemaphorePermit, Problem> {
     Arc::clone(&app.observer().streams).try_acquire_owned().map_err(|_| {
         let detail = format!("{MAX_STREAMS} streams are open, the maximum; close one");
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
@@ -197,7 +203,7 @@ fn last_event_id(value: &HeaderValue) -> Result<u64, Problem> {
 /// The requested policy, which must be active.
 fn policy(query: &mut Query, app: &App) -> Result<Option<String>, Problem> {
     let Some(name) = query.take("policy") else { return Ok(None) };
-    if app.observer().registry.load().in_force().iter().any(|row| row.name == name) {
+    if app.observer().registry.load().in_force().iter().any(|counters| counters.name == name) {
         return Ok(Some(name));
     }
     let detail = format!("there is no policy `{}`; /v1/policies lists them", name.escape_debug());
@@ -213,8 +219,8 @@ impl Query {
     }
 
     fn take(&mut self, name: &str) -> Option<String> {
-        let place = self.0.iter().position(|(known, _)| known == name)?;
-        Some(self.0.swap_remove(place).1)
+        let permit = self.0.iter().position(|(known, _)| known == name)?;
+        Some(self.0.swap_remove(permit).1)
     }
 
     /// A whole number from 1 to `most`.

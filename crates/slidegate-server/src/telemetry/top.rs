@@ -46,7 +46,7 @@ impl By {
 
 #[derive(Debug)]
 pub(super) struct Top {
-    lanes: PerThread<Mutex<Tops>>,
+    copies: PerThread<Mutex<Tops>>,
 }
 
 /// The sketches of policies in both orders, by policy number.
@@ -97,18 +97,18 @@ pub(super) struct Ranking {
 }
 
 impl Top {
-    pub(super) fn new(lanes: usize) -> Self {
-        Self { lanes: PerThread::new(lanes) }
+    pub(super) fn new(copies: usize) -> Self {
+        Self { copies: PerThread::new(copies) }
     }
 
     /// Starts the next period, in a few steps per thread, and returns the expired sketches.
     pub(super) fn turn(&self) -> Outdated {
-        let put_by = |lane: &Mutex<Tops>| {
-            let mut lane = lane.lock().unwrap_or_else(PoisonError::into_inner);
-            let last = std::mem::take(&mut lane.now);
-            std::mem::replace(&mut lane.before, last)
+        let put_by = |copy: &Mutex<Tops>| {
+            let mut copy = copy.lock().unwrap_or_else(PoisonError::into_inner);
+            let last = std::mem::take(&mut copy.now);
+            std::mem::replace(&mut copy.before, last)
         };
-        Outdated(self.lanes.iter().map(put_by).collect())
+        Outdated(self.copies.iter().map(put_by).collect())
     }
 
     /// Adds to a key's count. Never blocks: an increment during a read is lost.
@@ -121,24 +121,24 @@ impl Top {
         weight: Weight,
         redactor: &Redactor,
     ) {
-        let Ok(mut lane) = self.lanes.of(thread()).try_lock() else { return };
-        let lane = &mut *lane;
-        if lane.now.len() == MAX_POLICIES && !lane.now.contains_key(&policy) {
+        let Ok(mut copy) = self.copies.of(thread()).try_lock() else { return };
+        let copy = &mut *copy;
+        if copy.now.len() == MAX_POLICIES && !copy.now.contains_key(&policy) {
             return;
         }
-        lane.text.clear();
-        write!(lane.text, "{key}").expect("writing to a String cannot fail");
-        let key = redactor.cut(&lane.text);
-        lane.now.entry(policy).or_default()[by as usize].add(&key, weight, at);
+        copy.text.clear();
+        write!(copy.text, "{key}").expect("writing to a String cannot fail");
+        let key = redactor.cut(&copy.text);
+        copy.now.entry(policy).or_default()[by as usize].add(&key, weight, at);
     }
 
     /// The top of a policy.
     pub(super) fn ranking(&self, policy: u32, by: By) -> Ranking {
         let mut sketches = Vec::new();
-        for lane in self.lanes.iter() {
-            let lane = lane.lock().unwrap_or_else(PoisonError::into_inner);
+        for copy in self.copies.iter() {
+            let copy = copy.lock().unwrap_or_else(PoisonError::into_inner);
             sketches.extend(
-                [&lane.now, &lane.before]
+                [&copy.now, &copy.before]
                     .into_iter()
                     .filter_map(|half| half.get(&policy).map(|sketches| sketches[by as usize].clone())),
             );
@@ -152,7 +152,7 @@ impl Top {
 struct Sketch {
     /// At most [`COUNTERS`].
     counters: Vec<Counted>,
-    places: HashMap<Arc<str>, usize>,
+    positions: HashMap<Arc<str>, usize>,
     /// Whether a counter was ever taken over. Until then no key is missing.
     has_lost: bool,
     is_sampled: bool,
@@ -162,7 +162,7 @@ impl Sketch {
     fn add(&mut self, key: &str, weight: Weight, at: Timestamp) {
         self.is_sampled |= weight.decisions > 1;
         let weight = weight.decisions.saturating_mul(weight.each);
-        if let Some(index) = self.places.get(key) {
+        if let Some(index) = self.positions.get(key) {
             let counter = &mut self.counters[*index];
             counter.count = counter.count.saturating_add(weight);
             counter.last_at = counter.last_at.max(at);
@@ -170,15 +170,15 @@ impl Sketch {
         }
         let key: Arc<str> = key.into();
         if self.counters.len() < COUNTERS {
-            self.places.insert(Arc::clone(&key), self.counters.len());
+            self.positions.insert(Arc::clone(&key), self.counters.len());
             self.counters.push(Counted { key, count: weight, over: 0, last_at: at });
             return;
         }
         self.has_lost = true;
         let index = self.smallest().expect("a full sketch has counters");
         let counter = &mut self.counters[index];
-        self.places.remove(&counter.key);
-        self.places.insert(Arc::clone(&key), index);
+        self.positions.remove(&counter.key);
+        self.positions.insert(Arc::clone(&key), index);
         let count = counter.count.saturating_add(weight);
         *counter = Counted { key, count, over: counter.count, last_at: at };
     }

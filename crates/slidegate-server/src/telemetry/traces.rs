@@ -52,7 +52,7 @@ const MAX_STATE: usize = 512;
 /// Maximum shadow denials listed in a span.
 const MAX_SHADOWS: usize = 8;
 /// Minimum interval between log lines about lost spans.
-const TOLD_EVERY: Duration = Duration::from_secs(10);
+const LOGGED_EVERY: Duration = Duration::from_secs(10);
 
 /// Creates and exports spans.
 #[derive(Debug)]
@@ -141,7 +141,7 @@ impl Traces {
             root,
             endpoint,
             tally,
-            log_limit: LogLimit::every(TOLD_EVERY),
+            log_limit: LogLimit::every(LOGGED_EVERY),
             reported: AtomicU64::new(0),
         })
     }

@@ -12,7 +12,8 @@ use slidegate_testkit::TempDir;
 
 static ONE: Mutex<()> = Mutex::new(());
 
-/// A condition that has not come true after so many looks, 90 s or more, never will, however loaded the machine is.
+/// A condition that has not come true after so many looks, 90 s or more, never will, however loaded
+/// the machine is.
 const MOST_LOOKS: u32 = 900;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
 /// Of one command to the browser.
@@ -44,7 +45,8 @@ impl Browser {
             .build()
             .into();
         let mut browser = Self { session: String::new(), driver, agent, _profile: profile, _turn: turn };
-        // Root, as whom tests run in containers, has no sandbox; shared memory is often small there.
+        // Root, as whom tests run in containers, has no sandbox; shared memory is often small
+        // there.
         let arguments = [
             "--headless=new",
             "--no-sandbox",
@@ -152,7 +154,8 @@ impl Browser {
         self.ask("POST", "/actions", &press);
     }
 
-    /// The names that a screen reader would say for the visible elements of this selector, each with its markup.
+    /// The names that a screen reader would say for the visible elements of this selector, each
+    /// with its markup.
     pub(crate) fn names(&self, selector: &str) -> Vec<(String, String)> {
         let found = self.ask("POST", "/elements", &json!({ "using": "css selector", "value": selector }));
         let references = found.as_array().expect("a list of references");
@@ -181,7 +184,8 @@ impl Browser {
         self.ask("POST", "/goog/cdp/execute", &json!({ "cmd": command, "params": parameters }));
     }
 
-    /// What the browser had to say since the last time: errors of scripts, refused content, failed requests.
+    /// What the browser had to say since the last time: errors of scripts, refused content, failed
+    /// requests.
     pub(crate) fn console(&self) -> Vec<String> {
         let log = self.ask("POST", "/se/log", &json!({ "type": "browser" }));
         let lines = log.as_array().expect("a log is a list").iter();

@@ -34,7 +34,7 @@ fn watch(browser: &Browser, server: &Server) {
     browser.open(&server.url);
     browser.until_text("#connection", "Live");
     browser.until("document.querySelectorAll('#policies-rows tr').length > 0");
-    // The stream tells what has happened since the one before.
+    // The stream sends the changes since the previous one.
     browser.until("document.getElementById('rate-denied').innerText !== '–'");
 }
 
@@ -60,7 +60,8 @@ fn until_fact(browser: &Browser, name: &str, value: &str) {
     ));
 }
 
-/// One inline script or one font from elsewhere, and the policy that protects the page would have to be loosened.
+/// One inline script or one font from elsewhere, and the policy that protects the page would have
+/// to be loosened.
 #[test]
 fn the_page_comes_whole_from_the_service_with_headers_that_protect_it() {
     let server = Server::start(&["--policy", "3/1h per user"]);
@@ -234,7 +235,8 @@ fn a_key_is_looked_up_and_changed() {
     assert!(browser.text("#act-result").contains("plenty"), "{}", browser.text("#act-result"));
 }
 
-/// Limits are changed in a hurry: the page says what it is about to do, does it once, and takes it back.
+/// Limits are changed in a hurry: the page says what it is about to do, does it once, and takes it
+/// back.
 #[test]
 fn a_limit_is_edited_confirmed_and_undone() {
     let server = Server::start(&["--policy", "3/1h per user", "--policy", "9/90s per ip"]);
@@ -270,7 +272,7 @@ fn a_limit_is_edited_confirmed_and_undone() {
     browser.until_text("#limit-result", "Undone. per-user: as the configuration says.");
     assert_eq!((&limit()["limit"], &limit()["origin"]), (&json!(3), &json!("file")));
 
-    // A window, and one that is none.
+    // A valid window, and an invalid one.
     browser.click("#policies-rows tr:nth-child(2) button.write");
     browser.until_text("#limit-now", "Now 9 / 90s sliding-log.");
     browser.fill("#limit-form [name=window]", "soon");
@@ -349,7 +351,7 @@ fn a_page_whose_service_hangs_or_ends_says_so_and_comes_back_with_it() {
     browser.until_text("#keys > .note", "This key: the service is unreachable");
 }
 
-/// Who may look must be told so before he presses a button in vain; and a token must not outlive its tab.
+/// Readers must see that they cannot make changes, and a token must not outlive its tab.
 #[test]
 fn a_token_is_asked_for_and_one_that_may_only_read_disables_the_buttons() {
     let token = |scope: &str| {

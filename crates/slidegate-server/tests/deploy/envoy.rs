@@ -155,16 +155,17 @@ fn unedited(text: String) -> String {
     text
 }
 
-/// slidegate with a gRPC door at this port, 0 for a free one, and that port.
+/// slidegate with a gRPC listener on this port, 0 for a free one, and the actual port.
 fn slidegate(port: u16, args: &[&str]) -> (Server, u16) {
     let server = Server::start(&[&["--grpc", &format!("127.0.0.1:{port}")], args].concat());
-    let door =
-        server.greeting.lines().find_map(|line| line.strip_prefix("grpc       ")).expect("there is a door");
-    let port = door.rsplit(':').next().unwrap().parse().unwrap();
+    let url =
+        server.greeting.lines().find_map(|line| line.strip_prefix("grpc       ")).expect("a gRPC listener");
+    let port = url.rsplit(':').next().unwrap().parse().unwrap();
     (server, port)
 }
 
-/// What an operator sets up first: the files as they are, a limit that holds, and headers that say so.
+/// What an operator sets up first: the files as they are, a limit that holds, and headers that say
+/// so.
 #[test]
 fn the_files_of_deploy_limit_by_path_and_tell_the_client() {
     let (_server, port) = slidegate(0, &["--config", LIMITS]);
@@ -194,7 +195,8 @@ fn the_files_of_deploy_limit_by_path_and_tell_the_client() {
     });
 }
 
-/// Envoy passes requests on when the service fails: logins must stay shut all the same while nobody can count them.
+/// Envoy forwards requests if the service fails: logins must be denied while nothing can count
+/// them.
 #[test]
 fn a_policy_that_denies_without_its_store_answers_503_through_envoy() {
     let folder = TempDir::new("envoy-store-away");
@@ -218,7 +220,7 @@ fn a_policy_that_denies_without_its_store_answers_503_through_envoy() {
     assert_eq!(envoy.get("/", &alice).status, 200);
 }
 
-/// A batch that counts as one is no limit; Envoy reads the number only where it is told to, per route.
+/// A batch that counts as one is no limit; Envoy reads the number only if the route configures it.
 #[test]
 fn a_batch_costs_as_much_as_it_says_and_one_that_is_refused_nothing() {
     let (_server, port) = slidegate(0, &["--config", LIMITS]);
@@ -233,7 +235,8 @@ fn a_batch_costs_as_much_as_it_says_and_one_that_is_refused_nothing() {
     assert_eq!(batch("1"), (429, "0".into()));
 }
 
-/// Tokens are counted when the answer has been written: what they exceed the limit by has to be waited out.
+/// Tokens are counted when the answer has been written: what they exceed the limit by has to be
+/// waited out.
 #[test]
 fn costs_known_at_the_end_of_the_stream_count_for_later_requests() {
     let (_server, port) = slidegate(0, &["--config", LIMITS]);
@@ -267,7 +270,8 @@ descriptors:
       requests_per_unit: 2
 ";
 
-/// Files of the reference say nothing of ours, and a limit of tokens has to deny under them as it does there.
+/// Files of the reference say nothing of ours, and a limit of tokens has to deny under them as it
+/// does there.
 #[test]
 fn costs_known_at_the_end_of_the_stream_deny_under_files_of_the_reference_as_they_are() {
     // One hit is said by the route, or it is what Envoy means by saying none.
@@ -317,7 +321,8 @@ fn costs_known_at_the_end_of_the_stream_deny_under_files_of_the_reference_as_the
     }
 }
 
-/// A limit is changed in the middle of the day: nobody else may notice, and what was used still counts.
+/// A limit is changed in the middle of the day: nobody else may notice, and what was used still
+/// counts.
 #[test]
 fn a_limit_that_is_changed_under_traffic_counts_at_once_and_keeps_what_was_used() {
     let text = |login: &str| {
@@ -350,7 +355,8 @@ fn a_limit_that_is_changed_under_traffic_counts_at_once_and_keeps_what_was_used(
     assert_eq!(envoy.statuses(3, "/login", &alice), [200, 200, 429]);
 }
 
-/// Whether limits hold while the limiter is away is the proxy's choice, and it must be the one that the file says.
+/// Whether limits hold while the limiter is away is the proxy's choice, and it must be the one that
+/// the file says.
 #[test]
 fn without_slidegate_requests_pass_or_fail_as_failure_mode_deny_says() {
     let (server, port) = slidegate(0, &["--config", LIMITS]);
@@ -371,7 +377,8 @@ fn without_slidegate_requests_pass_or_fail_as_failure_mode_deny_says() {
     open.until("limits hold again", |_| open.get("/login", &alice).status == 429);
 }
 
-/// Fixed windows let twice the limit through around their border. No span of one window may hold more than the limit.
+/// Fixed windows let twice the limit through around their border. No span of one window may hold
+/// more than the limit.
 #[test]
 fn no_window_wherever_it_begins_lets_more_than_the_limit_through() {
     const LIMIT: usize = 20;

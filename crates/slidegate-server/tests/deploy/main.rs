@@ -1,4 +1,5 @@
-//! The files of `deploy/` and the programs of `docs/`, run as they are by the programs they are for.
+//! The files of `deploy/` and the programs of `docs/`, run as they are by the programs they are
+//! for.
 // A test that cannot go on panics.
 #![allow(clippy::unwrap_used)]
 

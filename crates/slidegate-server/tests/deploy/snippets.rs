@@ -1,7 +1,7 @@
 //! The code in `docs/protocols.md`, run as it is written but for its addresses.
 //!
-//! On a busy machine slidegate may miss the code's 250 ms now and then, and the request passes. A test that counts notices
-//! an answer without slidegate, starts slidegate afresh and counts again.
+//! On a busy machine slidegate may miss the code's 250 ms now and then, and the request passes. A
+//! test that counts notices an answer without slidegate, starts slidegate afresh and counts again.
 
 use slidegate_testkit::http::Response;
 use slidegate_testkit::ports;
@@ -32,7 +32,8 @@ fn block(first: &str) -> String {
     page[at..].split("```").next().unwrap().to_owned()
 }
 
-/// The application says hello twice, tells what remains, then says 429; and hello again once nobody answers it.
+/// The application responds twice with what remains, then with 429; and it responds again once
+/// slidegate is gone.
 fn limits(first: &str, command: impl Fn(&Path, &Path, u16) -> Command) {
     let dir = TempDir::new("snippets");
     let config = dir.path().join("slidegate.yaml");
@@ -100,7 +101,7 @@ fn limits(first: &str, command: impl Fn(&Path, &Path, u16) -> Command) {
         counted
     });
 
-    // What hangs is slower than the code waits: the request passes, and is told nothing of limits.
+    // What hangs is slower than the code waits: the request passes, and gets no rate-limit headers.
     slidegate.signal("STOP");
     until_true("requests pass while slidegate hangs", || ask().status == 200);
     let answer = ask();

@@ -1,8 +1,8 @@
-//! The gRPC door, with a client that is generated from Envoy's own definitions.
+//! The gRPC listener, with a client that is generated from Envoy's own definitions.
 
 mod calls;
 mod client;
-mod door;
+mod listener;
 mod reference;
 mod statistics;
 mod tokens;

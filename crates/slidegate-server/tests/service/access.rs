@@ -29,9 +29,10 @@ impl Tokens {
         let mut make = |scope: &str| {
             let made = run(&["token", "new", "--name", &scope.replace(',', "-"), "--scope", scope]);
             assert!(made.status.success(), "{}", text(&made.stderr));
-            let told = text(&made.stdout);
-            let of =
-                |name: &str| told.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
+            let printed = text(&made.stdout);
+            let of = |name: &str| {
+                printed.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned()
+            };
             let line = of("environment ");
             write!(variable, "{},", line.strip_prefix("SLIDEGATE_ADMIN_TOKENS=").unwrap()).unwrap();
             of("token ")
@@ -187,7 +188,7 @@ fn web_pages_of_other_sites_reach_no_decision() {
     }
 }
 
-/// A service in a cluster is called by names that nobody told it; and a token is no browser's to
+/// A service in a cluster is called by names that it does not know; and a token is no browser's to
 /// send.
 #[test]
 fn names_of_a_network_and_tokens_pass_where_pages_do_not() {

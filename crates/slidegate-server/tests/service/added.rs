@@ -1,4 +1,5 @@
-//! Policies that are added while the service runs: through the route and the command, in a fleet, and beside a file.
+//! Policies that are added while the service runs: through the route and the command, in a fleet,
+//! and beside a file.
 
 use std::process::{Output, Stdio};
 
@@ -34,7 +35,8 @@ fn policy(server: &Server, name: &str) -> Value {
     found.unwrap_or_default()
 }
 
-/// Readers of JSON disagree on which of two members counts: one of them would put another limit in force than was read.
+/// Readers of JSON disagree on which of two members counts: one of them would put another limit in
+/// force than was read.
 #[test]
 fn a_policy_with_a_member_twice_is_refused() {
     let server = Server::start(&["--policy", "9/1h per user"]);
@@ -50,7 +52,8 @@ fn a_policy_with_a_member_twice_is_refused() {
     assert_eq!(policy(&server, "login"), Value::Null);
 }
 
-/// Under an attack there is no time for a rollout: a limit that nobody foresaw must be there at once, and go again.
+/// Under an attack there is no time for a rollout: a limit that nobody foresaw must be there at
+/// once, and go again.
 #[test]
 fn a_policy_is_added_changed_undone_and_taken_away() {
     let server = Server::start(&["--policy", "9/1h per user"]);
@@ -121,7 +124,8 @@ fn a_policy_is_added_changed_undone_and_taken_away() {
     assert!(said(&server, &["policy", "list"]).contains("v2: 7 per 1m (sliding-log), added at run time;"));
 }
 
-/// A name with a mistake in it must not become a new limit for everybody, and half a policy must not become one.
+/// A name with a mistake in it must not become a new limit for everybody, and half a policy must
+/// not become one.
 #[test]
 fn what_is_no_policy_is_refused_and_says_why() {
     let server = Server::start(&["--policy", "9/1h per user", "--resp", "127.0.0.1:0"]);
@@ -163,7 +167,7 @@ fn what_is_no_policy_is_refused_and_says_why() {
             "THROTTLE",
             json!({ "scope": ["key"], "quota": "5/1m" }),
             409,
-            "there is a policy `THROTTLE` already, which a door brings along; choose another name",
+            "there is a policy `THROTTLE` already, which a protocol defines; choose another name",
         ),
         (
             "per-user",
@@ -207,7 +211,8 @@ fn what_is_no_policy_is_refused_and_says_why() {
 mod on_redis {
     use super::*;
 
-    /// One limit for the fleet: an instance that does not have it lets through what the others deny.
+    /// One limit for the fleet: an instance that does not have it lets through what the others
+    /// deny.
     #[test]
     fn an_added_policy_is_in_force_in_all_instances_and_outlives_them() {
         let redis = RedisServer::start();
@@ -240,7 +245,8 @@ mod on_redis {
     }
 }
 
-/// What was tried goes into the file at last, under its name: from then on the file says what it is, and nobody wonders.
+/// What was tried goes into the file at last, under its name: from then on the file says what it
+/// is, and nobody wonders.
 #[test]
 fn a_file_that_brings_the_name_along_comes_first_and_it_is_said() {
     const POLICY: &str = "{name: per-user, scope: [user], quota: 9/1h}";

@@ -23,8 +23,8 @@ fn post(server: &Server, path: &str, body: &Value) -> Response {
 /// A token of `slidegate token new`, and what the configuration takes of it.
 fn token(scope: &str) -> (String, String) {
     let made = run(&["token", "new", "--name", scope, "--scope", scope]);
-    let told = text(&made.stdout);
-    let of = |name: &str| told.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
+    let printed = text(&made.stdout);
+    let of = |name: &str| printed.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
     (of("token "), of("environment ").strip_prefix("SLIDEGATE_ADMIN_TOKENS=").unwrap().to_owned())
 }
 
@@ -86,8 +86,8 @@ fn a_token_is_needed_and_permits_what_it_says_and_is_never_logged() {
         logged.contains("slidegate::audit").then_some(logged)
     });
     let line = logged.lines().find(|line| line.contains("slidegate::audit")).unwrap();
-    let told = r#"by="write" action="reset" policy="per-user" key="alice" detail="its usage is forgotten""#;
-    assert!(line.contains(told), "{line}");
+    let found = r#"by="write" action="reset" policy="per-user" key="alice" detail="its usage is forgotten""#;
+    assert!(line.contains(found), "{line}");
     assert!(!logged.contains("sg_"), "{logged}");
     assert!(!server.greeting.contains("sg_"));
 
@@ -101,7 +101,7 @@ fn a_token_is_needed_and_permits_what_it_says_and_is_never_logged() {
     assert_eq!(text(&output.stderr).trim(), "401: token required; send `Authorization: Bearer TOKEN`");
 }
 
-/// A service that is published without a thought must not be everybody's to configure, and must limit all the same.
+/// A service exposed by mistake must reject changes from the network, and must still limit.
 #[test]
 fn off_loopback_without_a_token_the_routes_are_off_and_decisions_are_served() {
     let folder = TempDir::new("admin-off");
@@ -169,10 +169,10 @@ fn one_key_is_shown_and_helped() {
     assert_eq!(shown["room"][2]["used"], 0);
     assert!(number("retry_after_ms") > 3_000_000 && number("reset_after_ms") <= 3_600_000, "{shown}");
     assert_eq!((&shown["override"], &shown["block"]), (&Value::Null, &Value::Null));
-    until_true("its denial is told", || server.get(ALICE).json()["denials"][0]["key"] == "alice");
+    until_true("its denial is reported", || server.get(ALICE).json()["denials"][0]["key"] == "alice");
 
     let act = |action: &str, body: Value| post(&server, &format!("{ALICE}/{action}"), &body);
-    assert_eq!(act("refund", json!({ "cost": 2 })).json()["done"], "2 was given back");
+    assert_eq!(act("refund", json!({ "cost": 2 })).json()["done"], "2 was refunded");
     assert_eq!(act("penalize", json!({})).json()["used"], 2);
     assert_eq!(act("reset", json!({})).json()["done"], "its usage is forgotten");
     assert_eq!(act("reset", json!({})).json()["done"], "it had used nothing");
@@ -280,7 +280,7 @@ fn policies_are_changed_listed_undone_and_put_back() {
             json!({ "algorithm": "leaky" }),
             "must be `sliding-log`, `sliding-window`, `fixed-window` or `token-bucket`; did you mean `token-bucket`?",
         ),
-        (json!({}), "nothing is said; give for example `{\"quota\": \"200/1m\"}`, `mode` or `candidate`"),
+        (json!({}), "no field is given; give for example `{\"quota\": \"200/1m\"}`, `mode` or `candidate`"),
     ] {
         let answer = put(body);
         assert_eq!((answer.status, answer.json()["detail"].as_str().unwrap()), (400, detail));
@@ -291,7 +291,7 @@ fn policies_are_changed_listed_undone_and_put_back() {
     assert_eq!(limit()["limit"], 2);
 }
 
-/// What a door brings along is not the configuration's to change: said to be changed, it would go on as before.
+/// Policies that a protocol defines cannot be changed here: the change would have no effect.
 #[test]
 fn policies_of_doors_are_not_changed_here() {
     let server = Server::start(&["--resp", "127.0.0.1:0"]);
@@ -366,7 +366,8 @@ fn a_candidate_shows_what_it_would_change_and_is_promoted() {
 mod on_redis {
     use super::*;
 
-    /// Limits are the fleet's: whoever asks one instance for a change has asked all of them, those of tomorrow included.
+    /// Limits are the fleet's: whoever asks one instance for a change has asked all of them, those
+    /// of tomorrow included.
     #[test]
     fn what_is_changed_through_one_instance_is_in_force_in_all_and_outlives_them() {
         let redis = RedisServer::start();
@@ -415,7 +416,7 @@ mod on_redis {
         });
     }
 
-    /// A change that is told as made and is not, is worse than one that is refused.
+    /// A change that is reported but not made is worse than a rejected one.
     #[test]
     fn while_the_store_is_away_nothing_is_changed_and_what_was_stays() {
         let redis = RedisServer::start();
@@ -454,7 +455,7 @@ mod on_redis {
         });
         // What another program wrote is no change of limits.
         redis.admin(&["SET", "sg1:control", "7\n{}"]);
-        until_true("the foreign document is told", || {
+        until_true("the foreign document is reported", || {
             let error = server.get("/v1/status").json()["changes"]["error"].clone();
             error.as_str().is_some_and(|error| error.starts_with("`sg1:control` holds no changes of limits"))
         });
@@ -463,7 +464,7 @@ mod on_redis {
         assert_eq!(refused.status, 409, "{}", refused.body);
     }
 
-    /// An instance that still remembers denials would go on denying who was given a fresh start.
+    /// An instance with a cached denial must not deny a key after its reset.
     #[test]
     fn a_policy_is_reset_for_all_instances_on_a_store() {
         let redis = RedisServer::start();
@@ -476,7 +477,7 @@ mod on_redis {
         for user in ["alice", "bob", "carol"] {
             assert_eq!([(); 3].map(|()| check(&one, user).status), [200, 200, 429], "{user}");
         }
-        until_true("the other one remembers the denial", || source(&two) == "remembered");
+        until_true("the other instance caches the denial", || source(&two) == "remembered");
         assert_eq!(said(&one, &["policy", "reset", "per-user", "--yes"]), "per-user: forgot 3 keys");
         until_true("the denial has ended there as well", || check(&two, "alice").status == 200);
         assert_eq!(check(&one, "bob").status, 200);
@@ -484,14 +485,17 @@ mod on_redis {
         redis.admin(&["ACL", "SETUSER", "slidegate", "-scan"]);
         let refused = command(&one, &["policy", "reset", "per-user", "--yes"]);
         assert_eq!(refused.status.code(), Some(2));
-        let told = text(&refused.stderr);
+        let printed = text(&refused.stderr);
         assert!(
-            told.starts_with("503: ") && told.contains("scan") && told.contains("send the same step"),
-            "{told}"
+            printed.starts_with("503: ")
+                && printed.contains("scan")
+                && printed.contains("send the same step"),
+            "{printed}"
         );
     }
 
-    /// Where another attribute places keys, a key that is looked for elsewhere would be shown as unused, and reset in vain.
+    /// Where another attribute places keys, a key that is looked for elsewhere would be shown as
+    /// unused, and reset in vain.
     #[test]
     fn keys_that_lie_by_another_attribute_are_found_by_it() {
         let redis = RedisServer::start();

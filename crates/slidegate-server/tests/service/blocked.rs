@@ -153,12 +153,16 @@ async fn envoy_denies_charges_and_looks_of_a_blocked_key() {
         assert_eq!(status.current_limit.as_ref().unwrap().requests_per_unit, 5);
         assert!((3590..=3600).contains(&status.duration_until_reset.unwrap().seconds), "{status:?}");
         let metadata = answer.dynamic_metadata.unwrap();
-        let told = |name: &str| match &metadata.fields[name].kind {
+        let summary = |name: &str| match &metadata.fields[name].kind {
             Some(Kind::StringValue(text)) => text.clone(),
             other => panic!("{name} is {other:?}"),
         };
-        assert_eq!(told("reason"), "blocked");
-        assert!(told("why").contains(&format!("is blocked until {until} by loopback")), "{}", told("why"));
+        assert_eq!(summary("reason"), "blocked");
+        assert!(
+            summary("why").contains(&format!("is blocked until {until} by loopback")),
+            "{}",
+            summary("why")
+        );
     }
 }
 
@@ -166,7 +170,8 @@ async fn envoy_denies_charges_and_looks_of_a_blocked_key() {
 mod on_redis {
     use super::*;
 
-    /// Over a shared store a block must hold while that is away, and its end must take effect at once on every instance.
+    /// Over a shared store a block must hold while that is away, and its end must take effect at
+    /// once on every instance.
     #[test]
     fn a_block_holds_over_a_shared_store_that_comes_and_goes() {
         let redis = RedisServer::start();
@@ -175,7 +180,7 @@ mod on_redis {
         let config = folder.file("slidegate.yaml", format!("{POLICIES}store: {{deadline: 3s}}\n"));
         let args = ["--config", config.as_str(), "--redis", &redis.url()];
         let (one, other) = (Server::start(&args), Server::start(&args));
-        // Denials of the limit itself are remembered; the block comes over them, and goes again.
+        // Denials of the limit are cached; the block overrides them, and ends.
         for status in [200, 200, 200, 200, 200, 429] {
             assert_eq!(one.post("/v1/check", MALLORY).status, status);
         }

@@ -1,4 +1,5 @@
-//! The command line as a shell meets it: pipes that are closed early, servers behind TLS, what it prints about itself.
+//! The command line as a shell meets it: pipes that are closed early, servers behind TLS, what it
+//! prints about itself.
 
 use std::net::SocketAddr;
 use std::process::{Output, Stdio};
@@ -19,7 +20,8 @@ fn run_unread(args: &[&str]) -> Output {
     command.output().unwrap()
 }
 
-/// `slidegate policy list | head -1` is how people look at things; a panic message there looks like a crash.
+/// `slidegate policy list | head -1` is how people look at things; a panic message there looks like
+/// a crash.
 #[test]
 fn a_closed_pipe_is_no_error_for_any_command() {
     let folder = TempDir::new("closed-pipe");

@@ -1,4 +1,5 @@
-//! Files of envoyproxy/ratelimit: what they say about a descriptor, how they are refused, and how they are reloaded.
+//! Files of envoyproxy/ratelimit: what they say about a descriptor, how they are refused, and how
+//! they are reloaded.
 //!
 //! The cases are those of the reference's own tests, on files of our own.
 

@@ -31,13 +31,13 @@ fn explain(args: &[&str]) -> (String, Option<i32>) {
 fn each_policy_is_said_to_apply_or_why_it_does_not() {
     let folder = TempDir::new("explain-policies");
     let file = folder.file("slidegate.yaml", POLICIES);
-    let told = |attributes: &[&str]| {
-        let (told, code) = explain(&[&["--config", &file][..], attributes].concat());
-        assert_eq!(code, Some(0), "{told}");
-        told.lines().map(str::to_owned).collect::<Vec<_>>()
+    let summary = |attributes: &[&str]| {
+        let (found, code) = explain(&[&["--config", &file][..], attributes].concat());
+        assert_eq!(code, Some(0), "{found}");
+        found.lines().map(str::to_owned).collect::<Vec<_>>()
     };
     assert_eq!(
-        told(&["user=alice", "path=/login"]),
+        summary(&["user=alice", "path=/login"]),
         [
             "per-user: applies to key `alice`: 1000/1m, an override; other keys have 100/1m",
             "login: does not apply: method is not given, and the policy is for requests whose method is `POST` or `PUT`; \
@@ -48,7 +48,7 @@ fn each_policy_is_said_to_apply_or_why_it_does_not() {
         ]
     );
     assert_eq!(
-        told(&["user=bob", "path=/login", "method=POST", "ip=192.0.2.7"]),
+        summary(&["user=bob", "path=/login", "method=POST", "ip=192.0.2.7"]),
         [
             "per-user: applies to key `bob`: 100/1m",
             "login: applies to key `192.0.2.7`: 5/1m; shadow, so it never denies",
@@ -57,12 +57,12 @@ fn each_policy_is_said_to_apply_or_why_it_does_not() {
             "2 policies apply; the request is charged on all of them or none",
         ]
     );
-    assert_eq!(told(&["ip=10.1.2.3"])[2], "strangers: applies to key `*`: 1/1s");
-    assert_eq!(told(&["path=/"])[3], "no policy applies, so the request is not limited");
-    let (told, _) = explain(&["--config", &file, "--json", "user=alice", "path=/"]);
-    let told: Value = serde_json::from_str(&told).unwrap();
+    assert_eq!(summary(&["ip=10.1.2.3"])[2], "strangers: applies to key `*`: 1/1s");
+    assert_eq!(summary(&["path=/"])[3], "no policy applies, so the request is not limited");
+    let (found, _) = explain(&["--config", &file, "--json", "user=alice", "path=/"]);
+    let found: Value = serde_json::from_str(&found).unwrap();
     assert_eq!(
-        told["policies"][0],
+        found["policies"][0],
         json!({
             "policy": "per-user",
             "applies": true,
@@ -71,11 +71,11 @@ fn each_policy_is_said_to_apply_or_why_it_does_not() {
             "quota": {"limit": 1000, "window": "1m", "algorithm": "sliding-log", "is_override": true},
         })
     );
-    assert_eq!(told["policies"][1]["why_not"].as_array().unwrap().len(), 3, "{told}");
+    assert_eq!(found["policies"][1]["why_not"].as_array().unwrap().len(), 3, "{found}");
     let page = include_str!("../../../../docs/config.md");
     let first = page.split("```yaml").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
-    let (told, _) = explain(&["--config", &folder.file("first.yaml", first), "user=alice", "path=/login"]);
-    assert!(page.contains(&format!("user=alice path=/login\n{told}```")), "{told}");
+    let (found, _) = explain(&["--config", &folder.file("first.yaml", first), "user=alice", "path=/login"]);
+    assert!(page.contains(&format!("user=alice path=/login\n{found}```")), "{found}");
     // Without a file it is the default policy, as in `serve`.
     assert_eq!(explain(&["user=eve"]).0, "per-user: applies to key `eve`: 100/1m\n1 policy applies\n");
 }
@@ -85,17 +85,17 @@ fn each_policy_is_said_to_apply_or_why_it_does_not() {
 fn each_level_of_a_descriptor_is_told() {
     let folder = TempDir::new("explain-descriptors");
     folder.file("levels.yaml", include_str!("../../../slidegate-envoy/tests/fixtures/levels.yaml"));
-    let told = |descriptors: &[&str]| {
+    let summary = |descriptors: &[&str]| {
         let about = ["--envoy-config", folder.as_str(), "--domain", "test-domain"];
-        let (told, code) = explain(&[&about, descriptors].concat());
-        assert_eq!(code, Some(0), "{told}");
-        told
+        let (found, code) = explain(&[&about, descriptors].concat());
+        assert_eq!(code, Some(0), "{found}");
+        found
     };
     let page = include_str!("../../../../docs/envoy.md");
-    let example = told(&["key1=value1,subkey1=something"]);
+    let example = summary(&["key1=value1,subkey1=something"]);
     assert!(page.contains(&format!("```text\n{example}```")), "{example}");
     assert_eq!(
-        told(&["key9=a"]),
+        summary(&["key9=a"]),
         "domain     test-domain\n\
          entry 1    key9=a: nothing; there are `key1_value1`, `key2`, `key2_value2`, `key2_value3`, `key3`, `key4`, \
          `key5_value5`, `key6` and 1 more\n           \
@@ -104,7 +104,7 @@ fn each_level_of_a_descriptor_is_told() {
          limit      none: nothing in the files matches entry 1\n"
     );
     let limit = |descriptor| {
-        told(&[descriptor]).lines().rev().find(|line| line.starts_with("limit")).unwrap().to_owned()
+        summary(&[descriptor]).lines().rev().find(|line| line.starts_with("limit")).unwrap().to_owned()
     };
     assert_eq!(
         limit("key1=value1"),
@@ -116,10 +116,10 @@ fn each_level_of_a_descriptor_is_told() {
         "limit      none: the request has 2 entries, and below `key2_value2` the files have none"
     );
     assert_eq!(limit("key6=x"), "limit      unlimited");
-    assert!(told(&["key2=a\\,b\\\\c"]).contains("\nkey        test-domain~key2=a,b\\\\c\n"));
-    let (told, _) = explain(&["--envoy-config", folder.as_str(), "--domain", "other", "a=b"]);
-    assert!(told.contains("\nentry 1    a=b: not searched\n"), "{told}");
-    assert!(told.ends_with("limit      none: no file has the domain; there are `test-domain`\n"), "{told}");
+    assert!(summary(&["key2=a\\,b\\\\c"]).contains("\nkey        test-domain~key2=a,b\\\\c\n"));
+    let (found, _) = explain(&["--envoy-config", folder.as_str(), "--domain", "other", "a=b"]);
+    assert!(found.contains("\nentry 1    a=b: not searched\n"), "{found}");
+    assert!(found.ends_with("limit      none: no file has the domain; there are `test-domain`\n"), "{found}");
 }
 
 /// A limit that replaces another one is the reason why that one counts nothing.
@@ -128,26 +128,26 @@ fn limits_that_another_one_replaces_are_said_to_be() {
     let folder = TempDir::new("explain-replaced");
     folder.file("everything.yaml", include_str!("../../../slidegate-envoy/tests/fixtures/everything.yaml"));
     let about = ["--envoy-config", folder.as_str(), "--domain", "edge"];
-    let (told, _) = explain(&[&about[..], &["remote_address=10.0.0.1", "plan=gold"]].concat());
-    let parts: Vec<_> = told.split("\n\n").collect();
+    let (found, _) = explain(&[&about[..], &["remote_address=10.0.0.1", "plan=gold"]].concat());
+    let parts: Vec<_> = found.split("\n\n").collect();
     assert!(
         parts[0].ends_with("\nreplaced   by another limit of this request, so it does not apply"),
-        "{told}"
+        "{found}"
     );
     assert!(
         parts[0].contains(
             "\n           denies only if all other limits with quota_mode in the request deny too\n"
         )
     );
-    assert!(parts[0].contains("limit      1000 per WEEK by token-bucket\n"), "{told}");
-    assert!(parts[1].contains("\nreplaces   per-address\n") && !parts[1].contains("replaced"), "{told}");
-    let (told, _) = explain(&[&about[..], &["--json", "remote_address=10.0.0.1", "plan=internal"]].concat());
-    let told: Value = serde_json::from_str(&told).unwrap();
+    assert!(parts[0].contains("limit      1000 per WEEK by token-bucket\n"), "{found}");
+    assert!(parts[1].contains("\nreplaces   per-address\n") && !parts[1].contains("replaced"), "{found}");
+    let (found, _) = explain(&[&about[..], &["--json", "remote_address=10.0.0.1", "plan=internal"]].concat());
+    let found: Value = serde_json::from_str(&found).unwrap();
     assert_eq!(
-        (&told["descriptors"][0]["replaced"], &told["descriptors"][1]["replaced"]),
+        (&found["descriptors"][0]["replaced"], &found["descriptors"][1]["replaced"]),
         (&json!(true), &json!(false))
     );
-    assert_eq!(told["descriptors"][0]["limit"]["name"], "per-address");
+    assert_eq!(found["descriptors"][0]["limit"]["name"], "per-address");
 }
 
 /// What cannot be explained must not look as if nothing applied.
@@ -172,12 +172,12 @@ fn what_is_asked_wrongly_is_told_and_ends_with_2() {
         (vec!["alice"], "attribute `alice`: write it as name=value, for example user=alice\n"),
         (
             vec!["ip=here"],
-            "attribute `ip` is no IP address: `here`; write for example `192.0.2.7` or `2001:db8::7`\n",
+            "attribute `ip` is not an IP address: `here`; write for example `192.0.2.7` or `2001:db8::7`\n",
         ),
     ] {
         assert_eq!(explain(&args), (expected.to_owned(), Some(2)), "{args:?}");
     }
-    let (told, code) = explain(&[&envoy[..], &["--domain", "d", "--limit", "10/EON", "a=b"]].concat());
+    let (found, code) = explain(&[&envoy[..], &["--domain", "d", "--limit", "10/EON", "a=b"]].concat());
     assert_eq!(code, Some(2));
-    assert!(told.contains("write it as count/unit, for example 10/MINUTE"), "{told}");
+    assert!(found.contains("write it as count/unit, for example 10/MINUTE"), "{found}");
 }

@@ -1,4 +1,5 @@
-//! Keys that are shown masked, hashed or cut: found by what is shown of them, and never told by that.
+//! Keys that are shown masked, hashed or cut: found by their redacted text, which never reveals
+//! them.
 
 use std::fs::File;
 
@@ -25,14 +26,14 @@ fn path(policy: &str, key: &str) -> String {
     format!("/v1/keys/{policy}/{escaped}")
 }
 
-/// Support follows a link from a denial, and must reach that key without being told what it is.
+/// Support follows a link from a denial, and must reach that key without learning its text.
 #[test]
 fn what_is_shown_of_a_key_finds_it_and_tells_no_more() {
     let folder = TempDir::new("hidden-keys");
     let log = folder.file("log", "");
     let config = folder.file("slidegate.yaml", POLICIES);
     let server = Server::start_logging_to(&["--config", &config], File::create(&log).unwrap());
-    let mut told = String::new();
+    let mut found = String::new();
     for (policy, attribute, key) in [("hashed", "card", CARD), ("masked", "mail", MAIL)] {
         check(&server, attribute, key);
         check(&server, attribute, key);
@@ -50,14 +51,14 @@ fn what_is_shown_of_a_key_finds_it_and_tells_no_more() {
         let raw = server.get(&path(policy, key)).json();
         assert_eq!((&raw["key"], raw["block"].is_object()), (&json!(key), true));
         for route in ["/v1/events", "/v1/top", "/v1/shadow", "/v1/policies", "/v1/changes", "/metrics"] {
-            told.push_str(&server.get(route).body);
+            found.push_str(&server.get(route).body);
         }
-        told.push_str(&seen.body);
-        told.push_str(&blocked.body);
+        found.push_str(&seen.body);
+        found.push_str(&blocked.body);
     }
-    assert!(told.contains("masked.candidate"), "a candidate decides the same keys");
-    told.push_str(&std::fs::read_to_string(&log).unwrap());
-    assert!(!told.contains(CARD) && !told.contains(MAIL), "{told}");
+    assert!(found.contains("masked.candidate"), "a candidate decides the same keys");
+    found.push_str(&std::fs::read_to_string(&log).unwrap());
+    assert!(!found.contains(CARD) && !found.contains(MAIL), "{found}");
 }
 
 /// Nothing found must not look like a key that has used nothing.
@@ -68,8 +69,8 @@ fn what_is_shown_of_an_unknown_key_is_refused_in_words() {
     let shown = format!("#{}", "A".repeat(21));
     let answer = server.get(&path("hashed", &shown));
     let words = format!(
-        "`{shown}` is what policy `hashed` shows of a key, and this instance remembers none that is shown so: it knows the \
-         keys of its last 1024 denials, and those used or denied most in the last minutes; ask with the key itself"
+        "`{shown}` is a redacted key of policy `hashed`, and this instance does not know the key: it stores the keys of \
+         its last 1024 denials and the top keys of the last minutes; send the key itself"
     );
     assert_eq!((answer.status, answer.json()["detail"].as_str()), (404, Some(words.as_str())));
     // Keys as they are, whatever they look like, under a policy that hides none.

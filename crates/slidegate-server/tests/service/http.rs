@@ -1,4 +1,4 @@
-//! The HTTP door, through real sockets: every route, and everything a client can get wrong.
+//! The HTTP API over real sockets: every route, and every mistake of clients.
 
 use serde_json::{Value, json};
 use slidegate_testkit::TempDir;
@@ -84,7 +84,7 @@ fn keys_that_differ_in_one_byte_never_share_a_limit() {
     assert_eq!((filter.status, &filter.json()["field"]), (400, &json!("key")));
 }
 
-/// All or none, through the door: a request that one policy denies uses up nothing elsewhere.
+/// All or nothing over HTTP: a request denied by one policy charges nothing on others.
 #[test]
 fn a_request_under_several_policies_is_charged_on_all_or_none() {
     let server = Server::start(&POLICIES);
@@ -131,9 +131,9 @@ fn a_batch_is_answered_in_order_and_refused_whole_if_one_cannot_be_read() {
     let answer = server.post("/v1/check/batch", &body);
     assert_eq!(answer.status, 200);
     let decisions = answer.json()["decisions"].as_array().unwrap().clone();
-    let told: Vec<_> =
+    let found: Vec<_> =
         decisions.iter().map(|d| (d["key"].as_str().unwrap(), d["allowed"].as_bool().unwrap())).collect();
-    assert_eq!(told, [("a", true), ("b", true), ("a", false), ("c", false)]);
+    assert_eq!(found, [("a", true), ("b", true), ("a", false), ("c", false)]);
 
     let body = json!({ "requests": [one("z", 1), { "attributes": { "user": "z", "ip": "nowhere" } }] });
     let answer = server.post("/v1/check/batch", &body.to_string());
@@ -150,7 +150,7 @@ fn a_batch_is_answered_in_order_and_refused_whole_if_one_cannot_be_read() {
     assert_eq!(answer.json()["detail"], "the batch has 1001 requests; send at most 1000");
 }
 
-/// Whoever limits nothing must be told so, not be told "allowed" and no more.
+/// A request that nothing limits must be reported as such, not only as allowed.
 #[test]
 fn a_request_under_no_policy_is_allowed_and_says_so() {
     let server = Server::start(&["--policy", "3/1h per user"]);
@@ -200,8 +200,8 @@ fn a_policy_that_is_named_decides_alone_and_one_that_cannot_is_told() {
         }
     }
     let resp = Server::start(&["--resp", "127.0.0.1:0"]);
-    let told = resp.post("/v1/check", &under("THROTTLE", json!({ "key": "a" })));
-    assert_eq!((told.status, &told.json()["field"]), (400, &json!("policy")), "it has no quota of its own");
+    let found = resp.post("/v1/check", &under("THROTTLE", json!({ "key": "a" })));
+    assert_eq!((found.status, &found.json()["field"]), (400, &json!("policy")), "it has no quota of its own");
 }
 
 /// Every kind of bad input: a 4xx that names the field, and a server that lives on.
@@ -213,10 +213,10 @@ fn bad_input_is_refused_by_name_and_charges_nothing() {
     let many: String = (0..40).map(|n| format!(r#""a{n}":"x","#)).collect();
     let many = format!(r#"{{"attributes":{{{many}"z":"x"}}}}"#);
     let cases: &[(&str, &str, &str)] = &[
-        ("", "body", "the body is no JSON object; send for example"),
+        ("", "body", "the body is not a JSON object; send for example"),
         ("{", "body", "EOF while parsing an object"),
-        ("[]", "body", "the body is no JSON object"),
-        ("null", "body", "the body is no JSON object"),
+        ("[]", "body", "the body is not a JSON object"),
+        ("null", "body", "the body is not a JSON object"),
         (r#"{"attributes":{"user":"a"}} x"#, "body", "goes on after its JSON"),
         ("{}", "body", "missing field `attributes`"),
         (
@@ -232,7 +232,7 @@ fn bad_input_is_refused_by_name_and_charges_nothing() {
         (
             r#"{"attributes":{"ip":"localhost"}}"#,
             "attributes.ip",
-            "attribute `ip` is no IP address: `localhost`",
+            "attribute `ip` is not an IP address: `localhost`",
         ),
         (r#"{"attributes":{},"cost":-1}"#, "cost", "integer `-1`, expected a whole number from 0"),
         (r#"{"attributes":{},"cost":1.5}"#, "cost", "floating point `1.5`, expected a whole number"),
@@ -248,11 +248,11 @@ fn bad_input_is_refused_by_name_and_charges_nothing() {
         for (body, field, detail) in cases {
             let answer = server.post(route, body);
             let json = answer.json();
-            let told = json["detail"].as_str().unwrap();
-            assert_eq!(answer.status, 400, "{route} {body}: {told}");
+            let found = json["detail"].as_str().unwrap();
+            assert_eq!(answer.status, 400, "{route} {body}: {found}");
             assert_eq!(answer.header("content-type"), Some("application/problem+json"));
-            assert_eq!(json["field"], *field, "{route} {body}: {told}");
-            assert!(told.contains(detail), "{route} {body}: {told}");
+            assert_eq!(json["field"], *field, "{route} {body}: {found}");
+            assert!(found.contains(detail), "{route} {body}: {found}");
         }
     }
     let batch =
@@ -433,7 +433,7 @@ fn openapi_is_true_to_the_routes() {
     assert_eq!(missing, "the dashboard has no file `none.js`; open `/`");
 }
 
-/// The auth door's answers are described too; they are those of a proxy that sends nothing but its question.
+/// The responses to auth requests are described too, for a proxy that sends no attributes.
 #[test]
 fn openapi_is_true_to_the_auth_door() {
     let folder = TempDir::new("openapi-auth");
@@ -449,7 +449,8 @@ fn openapi_is_true_to_the_auth_door() {
     }
 }
 
-/// A client that lost its connection does not know whether it was charged. It sends the check again.
+/// A client that lost its connection does not know whether it was charged. It sends the check
+/// again.
 #[test]
 fn a_check_with_an_id_is_charged_once_however_often_it_is_sent() {
     let server = Server::start(&["--policy", "3/1h per user"]);
@@ -493,7 +494,7 @@ fn an_id_that_is_none_or_stands_where_it_counts_for_nothing_is_refused() {
     }
     let twice = "idempotency-key: a\r\nidempotency-key: a\r\n";
     let answer = server.ask_with(twice, "POST", "/v1/check", Some(&alice(1)));
-    assert_eq!(answer.json()["detail"], "the header stands twice; give one id");
+    assert_eq!(answer.json()["detail"], "the header is sent twice; give one id");
     let batch = format!(r#"{{"requests":[{}]}}"#, alice(1));
     for (route, body) in [
         ("/v1/check/batch", &batch),

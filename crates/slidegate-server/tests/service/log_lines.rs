@@ -1,4 +1,5 @@
-//! Every log line that a client can cause is bounded: this test lists the files that write lines without a limit.
+//! Every log line that a client can cause is bounded: this test lists the files that write lines
+//! without a limit.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -6,7 +7,8 @@ use std::path::Path;
 
 /// Files that write log lines without `log_limited!`, and why no client can make them write more.
 ///
-/// A new file here is a decision: what bounds its lines? No file of a protocol belongs here that reads what clients send.
+/// A new file here is a decision: what bounds its lines? No file of a protocol belongs here that
+/// reads what clients send.
 const UNLIMITED: &[(&str, &str)] = &[
     ("admin/reply.rs", "audit: authorised changes, all of which are wanted"),
     ("cli/sources.rs", "the start"),
@@ -21,7 +23,8 @@ const UNLIMITED: &[(&str, &str)] = &[
     ("app/store.rs", "the state of the shared store, by timers; fallbacks, by a `LogLimit`"),
 ];
 
-/// Two million wrong passwords wrote 281 MB: whoever adds a line that a client can cause must not write it unbounded.
+/// Two million wrong passwords wrote 281 MB: whoever adds a line that a client can cause must not
+/// write it unbounded.
 #[test]
 fn log_lines_that_clients_can_cause_are_limited() {
     let mut found = BTreeSet::new();

@@ -78,7 +78,8 @@ mod on_redis {
         assert_eq!(words, ["slidegate", "serve", "--redis", "redis://127.0.0.1:6379"]);
         let redis = slidegate_testkit::redis::RedisServer::start();
         let servers = [0; 2].map(|_| Server::start(&["--redis", &redis.url()]));
-        // The first call of an instance connects and loads the scripts, and may miss the usual deadline.
+        // The first call of an instance connects and loads the scripts, and may miss the usual
+        // deadline.
         for server in &servers {
             slidegate_testkit::until_true("the store decides", || {
                 server.post("/v1/peek", r#"{"attributes":{"user":"alice"}}"#).json()["source"] == "store"

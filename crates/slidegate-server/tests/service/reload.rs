@@ -20,7 +20,8 @@ fn config(server: &Server) -> Value {
     server.get("/v1/status").json()["config"].clone()
 }
 
-/// Limits are changed in an incident: usage must stay, and a slip of the pen must not open the gate.
+/// Limits are changed in an incident: usage must stay, and a slip of the pen must not open the
+/// gate.
 #[test]
 fn a_changed_file_is_in_force_at_once_and_a_bad_one_changes_nothing() {
     let folder = TempDir::new("reload-file");
@@ -39,17 +40,17 @@ fn a_changed_file_is_in_force_at_once_and_a_bad_one_changes_nothing() {
     fs::write(&file, policy(3)).unwrap();
     until_true("the new limit is in force", || limit(&server) == 3);
     assert_eq!(server.post("/v1/peek", &alice).json()["used"], 2);
-    until_true("the status tells of it", || config(&server)["reloads"] == 1);
+    until_true("the status shows it", || config(&server)["reloads"] == 1);
     assert_ne!(config(&server)["hash"], before["hash"]);
 
     fs::write(&file, "policies: [{name: per-user, scope: [user], quota: 9/0s}]\n").unwrap();
     let error = format!(
         "{file}:1: policy `per-user`: invalid quota `9/0s`: invalid window `0s`: must be 1ms to 366d, for example `1m`"
     );
-    until_true("the mistake is told", || config(&server)["error"] == json!(error));
+    until_true("the mistake is reported", || config(&server)["error"] == json!(error));
     assert_eq!(limit(&server), 3);
     fs::remove_file(&file).unwrap();
-    until_true("the missing file is told", || {
+    until_true("the missing file is reported", || {
         config(&server)["error"].as_str().is_some_and(|error| error.contains("cannot be read"))
     });
     assert_eq!(limit(&server), 3);
@@ -58,7 +59,7 @@ fn a_changed_file_is_in_force_at_once_and_a_bad_one_changes_nothing() {
     fs::write(&file, policy(4) + others).unwrap();
     until_true("the corrected file is in force", || limit(&server) == 4);
     let left = "server: shutdown_grace, auth: preset changed, which cannot be hot-reloaded; restart the service to apply it";
-    until_true("what needs a restart is told", || config(&server)["error"] == json!(left));
+    until_true("the pending restart is reported", || config(&server)["error"] == json!(left));
 }
 
 /// Volumes of Kubernetes change so: the file that is named never changes itself.
@@ -97,7 +98,8 @@ fn sighup_loads_again_and_tokens_are_loaded_with_the_rest() {
     until_true("none is needed", || server.get("/v1/status").status == 200);
 }
 
-/// Who replaces a password that leaked, or a certificate that ends, must learn that the old one is still in use.
+/// Who replaces a password that leaked, or a certificate that ends, must learn that the old one is
+/// still in use.
 #[test]
 fn a_changed_password_and_a_changed_certificate_are_reported_by_name() {
     let folder = TempDir::new("reload-secrets");

@@ -18,7 +18,8 @@ fn line(ip: &str, second: u32, path: &str) -> String {
     )
 }
 
-/// Client, path and second of a line, by splitting at spaces: nothing of the real parser. IPv6 clients count by their /64.
+/// Client, path and second of a line, by splitting at spaces: nothing of the real parser. IPv6
+/// clients count by their /64.
 fn naive_parse(line: &str) -> (String, String, i64) {
     let words: Vec<&str> = line.split(' ').collect();
     let clock: Vec<i64> = words[3].split(':').skip(1).map(|n| n.parse().unwrap()).collect();
@@ -29,7 +30,8 @@ fn naive_parse(line: &str) -> (String, String, i64) {
     (client, path.to_owned(), second)
 }
 
-/// Whether each line is allowed under [`POLICIES`], in the order of time: lists of charges, searched every time.
+/// Whether each line is allowed under [`POLICIES`], in the order of time: lists of charges,
+/// searched every time.
 fn naive_decisions(log: &str) -> Vec<bool> {
     let mut requests: Vec<_> = log.lines().map(naive_parse).collect();
     requests.sort_by_key(|(_, _, second)| *second);
@@ -95,9 +97,9 @@ fn every_line_is_decided_as_a_naive_limiter_decides_it() {
     assert!(report.contains(&format!("{denied} requests denied in all")), "{report}");
 }
 
-/// Four hours of a shop, in the combined format as Apache and nginx write it: crawlers, a feed reader, bursts of page
-/// loads, monitoring, scanners, IPv6, users and requests that were no HTTP. From a fixed seed; addresses and names are of
-/// the ranges for documentation.
+/// Four hours of a shop, in the combined format as Apache and nginx write it: crawlers, a feed
+/// reader, bursts of page loads, monitoring, scanners, IPv6, users and requests that were no HTTP.
+/// From a fixed seed; addresses and names are of the ranges for documentation.
 fn shop_log() -> String {
     const PAGES: [&str; 8] = [
         "/",
@@ -175,7 +177,7 @@ fn a_log_of_a_shop_is_decided_line_by_line_as_a_naive_limiter_decides_it() {
     assert!(report.contains(&format!("{denied} requests denied in all")), "{report}");
 }
 
-/// "0 denied" of a log in another format would read like good news, and a script would go on.
+/// "0 denied" for a log in another format would look like success, and a script would continue.
 #[test]
 fn a_log_without_a_readable_line_is_an_error_that_shows_the_first_lines() {
     let folder = TempDir::new("replay-unreadable");

@@ -67,9 +67,9 @@ fn what_is_wrong_at_the_start_is_told_and_ends_with_2() {
     let taken = Server::start(&[]);
     let output = run(&["serve", "--listen", &taken.address]);
     assert_eq!(output.status.code(), Some(2));
-    let told = text(&output.stderr);
-    assert!(told.starts_with(&format!("cannot listen on {}: ", taken.address)), "{told}");
-    assert!(told.contains("choose another address with --listen"), "{told}");
+    let printed = text(&output.stderr);
+    assert!(printed.starts_with(&format!("cannot listen on {}: ", taken.address)), "{printed}");
+    assert!(printed.contains("choose another address with --listen"), "{printed}");
 
     let output = run(&["serve", "--policy", "100/1m per user", "--policy", "5/1s per user"]);
     assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(2), ""));
@@ -106,18 +106,21 @@ fn check_answers_in_words_and_by_its_exit_code() {
         (Some(0), "allowed: per-user: `alice` has used 1 of 2 per 1h, 1 remain\n".to_owned())
     );
     assert_eq!(check(&["user=alice", "--peek", "--cost", "1"]).0, Some(0));
-    let (code, told) = check(&["user=alice", "--cost", "2"]);
+    let (code, found) = check(&["user=alice", "--cost", "2"]);
     assert_eq!(code, Some(1));
     assert!(
-        told.starts_with("denied: per-user: `alice` has used 1 of 2 per 1h; the cost fits in 3"),
-        "{told}"
+        found.starts_with("denied: per-user: `alice` has used 1 of 2 per 1h; the cost fits in 3"),
+        "{found}"
     );
     assert!(check(&["user=alice", "--json"]).1.contains("\"remaining\":0"));
-    let (code, told) = check(&["ip=here"]);
+    let (code, found) = check(&["ip=here"]);
     assert_eq!(code, Some(2));
-    assert!(told.contains("returned 400 Bad Request: attribute `ip` is no IP address: `here`"), "{told}");
-    let (code, told) = check(&["user=a", "user=b"]);
-    assert_eq!((code, told.as_str()), (Some(2), "an attribute is given twice; give each attribute once\n"));
+    assert!(
+        found.contains("returned 400 Bad Request: attribute `ip` is not an IP address: `here`"),
+        "{found}"
+    );
+    let (code, found) = check(&["user=a", "user=b"]);
+    assert_eq!((code, found.as_str()), (Some(2), "an attribute is given twice; give each attribute once\n"));
 
     let url = server.url.clone();
     drop(server);
@@ -133,15 +136,15 @@ fn validate_says_each_policy_back_or_every_error_with_its_line() {
     let good = folder.file("good.yaml", "policies:\n  - name: login\n    when: { path: /login }\n    scope: [ip]\n    limit: 5\n    window: 1m\n");
     let output = run(&["validate", &good]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    let told = text(&output.stdout);
+    let printed = text(&output.stdout);
     assert!(
-        told.contains("is valid: 1 policy.") && told.contains("login") && told.contains("5 per 1m"),
-        "{told}"
+        printed.contains("is valid: 1 policy.") && printed.contains("login") && printed.contains("5 per 1m"),
+        "{printed}"
     );
 
     let bad = folder.file("bad.yaml", "policies:\n  - name: a\n    limit: 5\n    windw: 1m\n");
     let output = run(&["validate", &bad]);
     assert_eq!(output.status.code(), Some(2));
-    let told = text(&output.stderr);
-    assert!(told.contains("bad.yaml:4: ") && told.contains("did you mean `window`?"), "{told}");
+    let printed = text(&output.stderr);
+    assert!(printed.contains("bad.yaml:4: ") && printed.contains("did you mean `window`?"), "{printed}");
 }

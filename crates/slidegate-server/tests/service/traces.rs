@@ -1,4 +1,5 @@
-//! Spans of decisions, sent to a collector of the test's own, which reads them back as the standard writes them.
+//! Spans of decisions, sent to a collector of the test's own, which reads them back as the standard
+//! writes them.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -29,7 +30,8 @@ policies:
   - {name: tried, scope: [user], quota: 1/1h, mode: shadow}
 ";
 
-/// A collector on a free port. It tells what it is sent: header fields, and spans with their service's name.
+/// A collector on a free port. It returns what it receives: headers, and spans with their service
+/// name.
 struct Collector {
     url: String,
     sent: Receiver<(String, BTreeMap<String, String>, Span)>,
@@ -182,7 +184,8 @@ fn a_decision_is_a_span_of_the_callers_trace_that_says_why() {
     assert_eq!(server.get("/v1/status").json()["traces"]["dropped"], 0);
 }
 
-/// A caller that does not trace a request must not be sent spans of it, and one without a trace has its share.
+/// A caller that does not trace a request must not be sent spans of it, and one without a trace has
+/// its share.
 #[test]
 fn an_unsampled_parent_has_no_span_and_roots_are_subject_to_the_ratio() {
     let collector = Collector::start();
@@ -212,11 +215,11 @@ fn resp(server: &Server, key: &str) {
     assert!(answer.contains("+store"), "{answer}");
 }
 
-/// Every door decides, so every door has spans. The environment alone is enough to ask for them.
+/// Every protocol decides, so every protocol has spans. The environment alone can enable them.
 #[test]
 fn other_doors_have_spans_as_well() {
     let collector = Collector::start();
-    let folder = TempDir::new("traces-doors");
+    let folder = TempDir::new("traces-protocols");
     let file = folder.file("slidegate.yaml", format!("auth: {{preset: nginx}}{POLICIES}"));
     let args = ["--config", &file, "--resp", "127.0.0.1:0"];
     let server = Server::start_with(
@@ -226,8 +229,8 @@ fn other_doors_have_spans_as_well() {
     resp(&server, "zoe");
     let (_, about, span) = collector.next();
     assert_eq!(about["service.name"], "fleet");
-    let told = of(&span);
-    assert_eq!((told["door"].as_str(), told["key"].as_str()), ("resp", "zoe"));
+    let found = of(&span);
+    assert_eq!((found["door"].as_str(), found["key"].as_str()), ("resp", "zoe"));
     assert!(span.parent_span_id.is_empty());
     let fields =
         format!("traceparent: 00-{TRACE}-{PARENT}-01\r\nx-original-uri: /\r\nx-original-method: GET\r\n");
@@ -269,8 +272,8 @@ fn a_grpc_call_is_a_child_of_its_callers_span() {
     };
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(call);
     let span = collector.span();
-    let told = of(&span);
-    assert_eq!((told["door"].as_str(), told["key"].as_str()), ("grpc", "alice"));
+    let found = of(&span);
+    assert_eq!((found["door"].as_str(), found["key"].as_str()), ("grpc", "alice"));
     assert_eq!((hex(&span.trace_id), hex(&span.parent_span_id)), (TRACE.into(), PARENT.into()));
 }
 
@@ -286,16 +289,17 @@ fn the_log_says_why_a_collector_does_not_take_spans() {
     let server = Server::start_logging_to(&["--config", &file], output);
     check(&server, "", r#"{"user": "a"}"#);
     let deadline = std::iter::repeat_n(Duration::from_millis(100), 900);
-    let told = deadline.map(|wait| {
+    let found = deadline.map(|wait| {
         std::thread::sleep(wait);
         std::fs::read_to_string(&log).unwrap()
     });
-    let told = told.into_iter().find(|log| log.contains("spans were lost")).expect("the log tells of it");
-    assert!(told.contains("lost=1 failed=1 dropped=0") && told.contains("Connection refused"), "{told}");
+    let found = found.into_iter().find(|log| log.contains("spans were lost")).expect("a log line");
+    assert!(found.contains("lost=1 failed=1 dropped=0") && found.contains("Connection refused"), "{found}");
     assert_eq!(server.get("/v1/status").json()["traces"]["failed"], 1);
 }
 
-/// Traces are about the service, not a part of it: a collector that is gone, or that never answers, must not be felt.
+/// Traces are about the service, not a part of it: a collector that is gone, or that never answers,
+/// must not be felt.
 #[test]
 fn a_dead_collector_holds_up_no_decision_and_its_losses_are_told() {
     let folder = TempDir::new("traces-dead");
@@ -306,7 +310,8 @@ fn a_dead_collector_holds_up_no_decision_and_its_losses_are_told() {
     let file = folder.file("slidegate.yaml", format!("observe: {{traces: {{endpoint: '{url}'}}}}{POLICIES}"));
     let mut server =
         Server::start_logging_to(&["--config", &file], Stdio::from(std::fs::File::create(&log).unwrap()));
-    // More than the queue holds; all of them are answered while the first batch is on its way to nowhere.
+    // More than the queue holds; all of them are answered while the first batch is on its way to
+    // nowhere.
     let asks = vec![json!({ "attributes": { "user": "a" } }); 1000];
     let batch = json!({ "requests": asks }).to_string();
     for _ in 0..6 {

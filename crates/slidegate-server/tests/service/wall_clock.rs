@@ -1,4 +1,5 @@
-//! A service that starts while the machine's date is wrong, as machines without a battery do, and the date is corrected.
+//! A service that starts while the machine's date is wrong, as machines without a battery do, and
+//! the date is corrected.
 
 use std::process::Command;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -12,7 +13,7 @@ const DAY_S: i64 = 86_400;
 const MICROSECONDS: i64 = 1_000_000;
 
 /// The true date, in seconds since the epoch.
-#[allow(clippy::disallowed_methods)] // what the service should say is told by the wall clock itself
+#[allow(clippy::disallowed_methods)] // the expected values come from the wall clock itself
 fn date() -> i64 {
     i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs()).unwrap()
 }
@@ -45,7 +46,8 @@ impl Moved {
         answer.header("x-ratelimit-reset").unwrap().parse().unwrap()
     }
 
-    /// Waits until what the service says of itself and of new keys goes by a date that is off by so much.
+    /// Waits until what the service says of itself and of new keys goes by a date that is off by so
+    /// much.
     fn says(&self, offset_s: i64, user: &str) {
         until("the service follows the corrected date", || {
             let now = date() + offset_s;
@@ -55,7 +57,8 @@ impl Moved {
     }
 }
 
-/// Clients that sleep until `X-RateLimit-Reset` sleep for years, or not at all, if it keeps the date of the start.
+/// Clients that sleep until `X-RateLimit-Reset` sleep for years, or not at all, if it keeps the
+/// date of the start.
 #[test]
 fn reported_dates_follow_the_wall_clock_wherever_it_is_set() {
     let wrong = -20 * 365 * DAY_S;

@@ -1,7 +1,8 @@
 //! The least that a Redis user must be allowed for the store to work.
 //!
-//! A script runs with its caller's rights: what it calls is in the list as well. Every server of the tests has this
-//! user from its command line, so that it outlives restarts; users are not replicated.
+//! A script runs with its caller's rights: what it calls is in the list as well. Every server of
+//! the tests has this user from its command line, so that it outlives restarts; users are not
+//! replicated.
 
 /// The user's name.
 pub const USER: &str = "slidegate";
@@ -9,17 +10,20 @@ pub const USER: &str = "slidegate";
 /// The user's password.
 pub const PASSWORD: &str = "loopback-only";
 
-/// Keys and commands, as they follow `ACL SETUSER slidegate on >PASSWORD`. Each name is known to Redis 7.0.
+/// Keys and commands, as they follow `ACL SETUSER slidegate on >PASSWORD`. Each name is known to
+/// Redis 7.0.
 ///
-/// The third line is what scripts call, the fourth what remembered denials need. `role` is for Sentinel, whose clients ask
-/// the node they are sent to whether it is the master; `cluster|slots` and `asking` are for clusters.
+/// The third line is what scripts call, the fourth what the denial cache needs. `role` is for
+/// Sentinel, whose clients ask the node they are sent to whether it is the master; `cluster|slots`
+/// and `asking` are for clusters.
 pub const MINIMUM: &str = "~sg1:* resetchannels &sg1:* -@all \
     +evalsha +script|load +ping +hello +auth +select \
     +time +get +set +getrange +setrange +strlen +pexpire +del \
     +publish +subscribe \
     +role +cluster|slots +asking";
 
-/// What may be permitted besides: the first two for examinations, the others to forget a whole policy.
+/// What may be permitted besides: the first two for examinations, the others to forget a whole
+/// policy.
 pub const BESIDES: &str = "+info +config|get +scan +dbsize";
 
 /// The user as lines of a configuration have it: `user` and what follows.

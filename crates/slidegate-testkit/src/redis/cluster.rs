@@ -1,6 +1,7 @@
 //! A cluster: masters that share the slots evenly, and their replicas.
 //!
-//! Questions are answered by the nodes, not from memory: whoever failed over by itself is found where it is.
+//! Questions are answered by the nodes, not from memory: whoever failed over by itself is found
+//! where it is.
 
 use std::thread;
 use std::time::Duration;
@@ -17,7 +18,8 @@ const SLOTS: u16 = 16_384;
 /// How long a node may be silent before others take it for dead, in milliseconds.
 const NODE_TIMEOUT_MS: &str = "2000";
 
-/// How long a node that is awake may take to say what it knows. One that takes longer is passed over.
+/// How long a node that is awake may take to say what it knows. One that takes longer is passed
+/// over.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A running cluster. Ends when dropped.
@@ -109,7 +111,8 @@ impl RedisCluster {
         })
     }
 
-    /// Makes a replica the master of a slot without losing anything, and waits until all nodes know.
+    /// Makes a replica the master of a slot without losing anything, and waits until all nodes
+    /// know.
     pub fn failover(&self, slot: u16) -> &RedisServer {
         let replica = self.replica_of(slot);
         replica.admin(&["CLUSTER", "FAILOVER"]);
@@ -117,7 +120,8 @@ impl RedisCluster {
         replica
     }
 
-    /// Waits until another node than `old` serves a slot, after `old` was killed or frozen, and returns it.
+    /// Waits until another node than `old` serves a slot, after `old` was killed or frozen, and
+    /// returns it.
     pub fn until_moved(&self, slot: u16, old: &RedisServer) -> &RedisServer {
         let new = until("a slot moves away from its old master", || {
             self.owner_of(slot).filter(|owner| owner.port() != old.port())
@@ -126,7 +130,8 @@ impl RedisCluster {
         new
     }
 
-    /// Opens the migration of a slot: keys that are absent at the old master are asked for at the new one.
+    /// Opens the migration of a slot: keys that are absent at the old master are asked for at the
+    /// new one.
     pub fn migrate_begin<'a>(&'a self, slot: u16, to: &'a RedisServer) -> Migration<'a> {
         let from = self.master_of(slot);
         let ids = [from, to].map(|node| node.admin(&["CLUSTER", "MYID"]));
@@ -168,7 +173,8 @@ impl RedisCluster {
         })
     }
 
-    /// By their own account, the latest epoch winning: a master that was replaced in its sleep has an older one.
+    /// By their own account, the latest epoch winning: a master that was replaced in its sleep has
+    /// an older one.
     fn owner_of(&self, slot: u16) -> Option<&RedisServer> {
         let claims = self.nodes.iter().filter_map(|node| {
             let own = views(node)?.into_iter().find(View::is_self)?;
@@ -240,7 +246,8 @@ impl Migration<'_> {
         self.from.admin(&["MIGRATE", "127.0.0.1", &port, key, "0", "5000"]);
     }
 
-    /// Moves the keys that are left, gives the slot to its new master and waits until all nodes know.
+    /// Moves the keys that are left, gives the slot to its new master and waits until all nodes
+    /// know.
     pub fn end(self) {
         let slot = self.slot.to_string();
         loop {

@@ -1,4 +1,4 @@
-//! A server that says what the test tells it to: for replies no real server would give.
+//! A fake server with scripted replies, for replies that no real server sends.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -55,11 +55,11 @@ impl FakeRedis {
         let script = Script { answer: Mutex::new(Box::new(answer)), heard: Mutex::default() };
         let script = Arc::new(script);
         let background = Background::start();
-        let told = script.clone();
+        let found = script.clone();
         background.spawn(async move {
             let listener = TcpListener::from_std(listener).unwrap();
             while let Ok((client, _)) = listener.accept().await {
-                tokio::spawn(converse(client, told.clone()));
+                tokio::spawn(converse(client, found.clone()));
             }
         });
         Self { port, script, _background: background }
@@ -105,7 +105,8 @@ async fn converse(mut client: TcpStream, script: Arc<Script>) {
         while let Some((command, length)) = resp::command(&unread) {
             unread.drain(..length);
             script.heard.lock().unwrap().push(command.clone());
-            // A script that panicked goes on for other connections: the test hears of it from this one's end.
+            // A script that panicked goes on for other connections: the test hears of it from this
+            // one's end.
             let answer = script.answer.lock().unwrap_or_else(PoisonError::into_inner)(&command);
             let (bytes, close) = match answer {
                 FakeReply::Send(bytes) => (bytes, false),

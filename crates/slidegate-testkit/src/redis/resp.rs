@@ -1,6 +1,8 @@
-//! The protocol, as much of it as the tests need: a blocking client, and a reader of commands for the fake server.
+//! The protocol, as much of it as the tests need: a blocking client, and a reader of commands for
+//! the fake server.
 //!
-//! Knows nothing of the store or of the client library it uses, so that it can bear witness against both. RESP2 only.
+//! Knows nothing of the store or of the client library it uses, so that it can bear witness against
+//! both. RESP2 only.
 
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Read, Write};

@@ -1,6 +1,6 @@
 //! A master, its replica, and three sentinels that replace the one by the other.
 //!
-//! The sentinels are told of each other and of the replica: by themselves they would take seconds to find out.
+//! The sentinels are configured with each other and the replica, because discovery takes seconds.
 
 use std::thread;
 use std::time::Duration;
@@ -65,14 +65,16 @@ impl RedisSentinels {
         &self.sentinels
     }
 
-    /// Whom most sentinels call the master. Kill or pause it, then wait [`until_moved`](Self::until_moved).
+    /// Whom most sentinels call the master. Kill or pause it, then wait
+    /// [`until_moved`](Self::until_moved).
     pub fn master(&self) -> &RedisServer {
         until("most sentinels agree on the master", || {
             self.servers.iter().find(|server| self.votes(server) * 2 > self.sentinels.len())
         })
     }
 
-    /// Waits until all sentinels send clients to another master than `old`, and that one takes writes.
+    /// Waits until all sentinels send clients to another master than `old`, and that one takes
+    /// writes.
     pub fn until_moved(&self, old: &RedisServer) -> &RedisServer {
         until("all sentinels agree on a new master that is one", || {
             let mut others = self.servers.iter().filter(|server| server.port() != old.port());

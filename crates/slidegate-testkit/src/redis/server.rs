@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Ports tried, if others take them between our look and the server's bind.
 const MOST_PORTS: usize = 10;
 
-/// What every server is told: keep nothing on disk, send a new replica its data at once.
+/// Arguments of every server: keep nothing on disk, send a new replica its data at once.
 const ALWAYS: [&str; 12] = [
     "--bind",
     "127.0.0.1",
@@ -38,7 +38,7 @@ const ALWAYS: [&str; 12] = [
     "notice",
 ];
 
-/// What a server since Redis 7 is told besides, so that tests may use DEBUG; before, nobody had to allow it.
+/// Arguments for Redis 7 and later, so that tests may use DEBUG; older servers always allow it.
 const SINCE_7: [&str; 2] = ["--enable-debug-command", "yes"];
 
 /// Whether a server is older than Redis 7.
@@ -105,7 +105,8 @@ impl RedisServer {
         self.dir.path().join("redis.sock")
     }
 
-    /// Runs a command as a user who may do everything, each time on a new connection. Lists come a line an item.
+    /// Runs a command as a user who may do everything, each time on a new connection. Lists come a
+    /// line an item.
     ///
     /// Panics if the server refuses or does not answer: what a test prepares has to work.
     pub fn admin(&self, command: &[&str]) -> String {
@@ -131,7 +132,8 @@ impl RedisServer {
         Connection::tcp(self.port, PATIENCE).unwrap()
     }
 
-    /// Freezes the process: connections are accepted, nothing is answered, and all of it is done on waking.
+    /// Freezes the process: connections are accepted, nothing is answered, and all of it is done on
+    /// waking.
     pub fn pause(&self) {
         self.running().as_ref().expect("only a running server can be paused").pause();
     }
@@ -151,7 +153,8 @@ impl RedisServer {
         *self.running() = None;
     }
 
-    /// Starts it again on the same port with the same arguments, empty, killing it first if need be.
+    /// Starts it again on the same port with the same arguments, empty, killing it first if need
+    /// be.
     pub fn restart(&self) {
         self.kill();
         if let Err(log) = self.launch() {
@@ -159,14 +162,17 @@ impl RedisServer {
         }
     }
 
-    /// Waits until so many replicas confirm what they are sent, as `WAIT` does on the connection that wrote.
+    /// Waits until so many replicas confirm what they are sent, as `WAIT` does on the connection
+    /// that wrote.
     ///
-    /// To be called online is not enough: a new replica is sent nothing before it has spoken, up to a second later.
+    /// To be called online is not enough: a new replica is sent nothing before it has spoken, up to
+    /// a second later.
     pub fn until_followed_by(&self, replicas: usize) {
         until_true("replicas confirm what they are sent", || self.is_followed_by(replicas));
     }
 
-    /// Whether so many replicas confirm what they are sent within a tenth of a second. False for a replica.
+    /// Whether so many replicas confirm what they are sent within a tenth of a second. False for a
+    /// replica.
     pub fn is_followed_by(&self, replicas: usize) -> bool {
         let mut conn = self.connect();
         // Is replicated, and changes no data.
@@ -189,7 +195,8 @@ impl RedisServer {
         CommandStats { calls: field("calls"), usec: field("usec") }
     }
 
-    /// Bytes that a key takes with its value, by the server's own count. `None` where there is no such key.
+    /// Bytes that a key takes with its value, by the server's own count. `None` where there is no
+    /// such key.
     pub fn memory_usage(&self, key: &str) -> Option<u64> {
         self.admin(&["MEMORY", "USAGE", key, "SAMPLES", "0"]).parse().ok()
     }

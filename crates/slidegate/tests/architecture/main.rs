@@ -1,7 +1,7 @@
 //! Module boundaries: which module may import which, and which crate may depend on which.
 //!
-//! A new module or a new import needs a line in these tables. Imports are read from the source: every
-//! `crate::` path outside comments and tests.
+//! A new module or a new import needs a line in these tables. Imports are read from the source:
+//! every `crate::` path outside comments and tests.
 
 // A test that cannot go on panics.
 #![allow(clippy::unwrap_used)]
@@ -137,7 +137,8 @@ fn library() -> SourceTree {
     SourceTree::read("slidegate", MODULES)
 }
 
-/// A store that knows policies, or an algorithm that knows stores, cannot be tested or replaced alone.
+/// A store that knows policies, or an algorithm that knows stores, cannot be tested or replaced
+/// alone.
 #[test]
 fn modules_of_the_library_import_what_the_table_allows() {
     assert_eq!(library().violations(), [""; 0]);

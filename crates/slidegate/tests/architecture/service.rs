@@ -142,7 +142,8 @@ const MODULES: &[(&str, &[&str])] = &[
 /// The protocols. Each is a folder, and none of them may use another or a store.
 const PROTOCOLS: &[&str] = &["http", "auth", "resp", "grpc"];
 
-/// A protocol that decides by itself, or a basic module that knows the app, cannot be replaced alone.
+/// A protocol that decides by itself, or a basic module that knows the app, cannot be replaced
+/// alone.
 #[test]
 fn modules_of_the_service_import_what_the_table_allows() {
     assert_eq!(SourceTree::read("slidegate-server", MODULES).violations(), [""; 0]);

@@ -40,8 +40,8 @@ impl SourceTree {
             .concat()
     }
 
-    /// Imports that the table does not allow, files that it does not list, and paths that the reader
-    /// cannot follow.
+    /// Imports that the table does not allow, files that it does not list, and paths that the
+    /// reader cannot follow.
     fn forbidden_imports(&self) -> Vec<String> {
         let mut found = Vec::new();
         for file in &self.files {

@@ -36,7 +36,8 @@ fn the_counter_counts() {
     assert_eq!(counting::live_bytes(), before);
 }
 
-/// An allocation is a lock and a cache miss; a limiter in front of everything has no use for either.
+/// An allocation is a lock and a cache miss; a limiter in front of everything has no use for
+/// either.
 #[test]
 fn decisions_on_known_keys_allocate_nothing() {
     let long = "a name too long to be stored as it is, and so known by its hash".to_owned();

@@ -31,7 +31,8 @@ fn ten_minutes() -> Block {
     Block::until(START + TEN_MINUTES).by("ops")
 }
 
-/// Who is blocked must learn so, with the limit that he has and the time after which he may come again.
+/// Who is blocked must learn so, with the limit that he has and the time after which he may come
+/// again.
 #[test]
 fn a_blocked_key_keeps_its_limit_and_waits_for_the_rest_of_its_block() {
     for algorithm in Algorithm::ALL {
@@ -62,7 +63,8 @@ fn a_blocked_key_keeps_its_limit_and_waits_for_the_rest_of_its_block() {
     }
 }
 
-/// The promised wait is exact: a microsecond earlier the block holds, at its end nobody has to lift it.
+/// The promised wait is exact: a microsecond earlier the block holds, at its end nobody has to lift
+/// it.
 #[test]
 fn a_block_ends_by_itself_to_the_microsecond() {
     let (gate, clock) = gate([per_user().with_block(["mallory"], ten_minutes())]);
@@ -78,7 +80,8 @@ fn a_block_ends_by_itself_to_the_microsecond() {
     assert_eq!((one.used, one.remaining, one.reason()), (1, 4, None));
 }
 
-/// Whoever waits as long as he is told must pass: a key that is also full waits for the later of the two.
+/// A client that waits for `retry_after` must pass: a key that is also full waits for the later of
+/// the two.
 #[test]
 fn a_blocked_key_that_is_also_full_stays_blocked_and_waits_for_both() {
     let short = Block::until(START + Duration::from_secs(10));
@@ -140,7 +143,8 @@ fn a_blocked_key_denies_the_request_and_no_policy_is_charged() {
     }
 }
 
-/// A shadow policy reports its block, denies nothing and charges itself nothing; the other policies count as ever.
+/// A shadow policy reports its block, denies nothing and charges itself nothing; the other policies
+/// count as ever.
 #[test]
 fn a_block_in_a_shadow_policy_denies_nothing() {
     let everyone = Policy::new("everyone", Quota::per_minute(2)).unwrap();
@@ -159,7 +163,8 @@ fn a_block_in_a_shadow_policy_denies_nothing() {
     assert_eq!(decisions.strictest().unwrap().policy().name(), "everyone");
 }
 
-/// Operators correct usage while a key is blocked: that moves what counts, and lifts no block. Cost 0 passes everywhere.
+/// Operators correct usage while a key is blocked: that moves what counts, and lifts no block. Cost
+/// 0 passes everywhere.
 #[test]
 fn refunds_penalties_and_free_requests_work_on_a_blocked_key() {
     let (gate, _clock) = gate([per_user().with_block(["mallory"], ten_minutes())]);
@@ -177,7 +182,8 @@ fn refunds_penalties_and_free_requests_work_on_a_blocked_key() {
     assert!(gate.check(mallory(1)).is_denied());
 }
 
-/// A block lifted by an operator must let the next request pass, with the override and the usage that the key had.
+/// A block lifted by an operator must let the next request pass, with the override and the usage
+/// that the key had.
 #[test]
 fn lifting_a_block_brings_back_the_keys_own_limit_and_usage() {
     let own = per_user().with_override(["mallory"], Quota::per_minute(9));
@@ -203,7 +209,8 @@ fn a_cost_above_the_limit_never_fits_however_the_block_ends() {
     assert_eq!((one.reason(), one.retry_after()), (Some(Reason::Blocked), None));
 }
 
-/// A block of the wrong shape is refused whole, as an override is; of two on one key the last counts.
+/// A block of the wrong shape is refused whole, as an override is; of two on one key the last
+/// counts.
 #[test]
 fn a_block_has_a_value_for_each_attribute_of_the_scope() {
     let wrong = per_user().with_block(["a", "b"], Block::forever());

@@ -1,6 +1,7 @@
 //! Cases that the field has met: each was somebody's bug or somebody's test before it was ours.
 //!
-//! Where a case holds under every algorithm it is proved under every algorithm; the failing one is in the message.
+//! Where a case holds under every algorithm it is proved under every algorithm; the failing one is
+//! in the message.
 
 use std::time::Duration;
 
@@ -96,7 +97,7 @@ fn an_empty_key_has_the_whole_limit_and_looking_at_it_stores_nothing() {
     }
 }
 
-/// One request that asks for too much must not eat what smaller ones could use, nor be told to come back.
+/// A request that never fits must not use up what smaller ones could use, nor get a wait.
 #[test]
 fn a_cost_above_the_limit_is_denied_for_ever_and_takes_nothing() {
     for quota in each(per(10, secs(2))) {
@@ -127,7 +128,8 @@ fn a_peek_says_what_the_check_then_does() {
     }
 }
 
-/// A wait counted from the newest charge instead of the oldest keeps clients out for longer than the rule says.
+/// A wait counted from the newest charge instead of the oldest keeps clients out for longer than
+/// the rule says.
 #[test]
 fn a_log_waits_for_its_oldest_charge() {
     for (second, now, retry) in [(1, 2, 58), (10, 20, 40)] {
@@ -168,7 +170,8 @@ fn a_great_cost_is_one_charge_and_reset_gives_all_of_it_back() {
     }
 }
 
-/// A million entries one by one would take a megabyte a key; the coarse log frees the first a step late at most.
+/// A million entries one by one would take a megabyte a key; the coarse log frees the first a step
+/// late at most.
 #[test]
 fn a_limit_of_a_million_frees_its_first_charge_within_a_step() {
     let (limiter, clock) = limiter(per(1_000_000, secs(2)));
@@ -207,7 +210,8 @@ fn what_remains_of_two_windows_counts_the_older_one_too() {
     assert_eq!(limiter.check_cost("key", 10).remaining, 45);
 }
 
-/// With a limit of one, rounding is everything: down it admits two in a moment, up it waits for a clean window.
+/// With a limit of one, rounding is everything: down it admits two in a moment, up it waits for a
+/// clean window.
 #[test]
 fn two_windows_of_limit_one_admit_one_and_wait_until_its_window_weighs_nothing() {
     let (limiter, clock) = limiter(Quota::per_minute(1).with_algorithm(Algorithm::SlidingWindow));
@@ -223,7 +227,8 @@ fn two_windows_of_limit_one_admit_one_and_wait_until_its_window_weighs_nothing()
     assert_eq!(admitted, [59, 120, 240]);
 }
 
-/// Everything arrives in one microsecond when a queue is drained; equal stamps must not fold into one.
+/// Everything arrives in one microsecond when a queue is drained; equal stamps must not fold into
+/// one.
 #[test]
 fn a_thousand_requests_at_one_instant_share_one_limit() {
     for quota in each(Quota::per_minute(5)) {
@@ -233,7 +238,7 @@ fn a_thousand_requests_at_one_instant_share_one_limit() {
     }
 }
 
-/// A limit of zero is how a client is shut out; treated as "no limit" it opens the door.
+/// A limit of zero denies a client everything; it must not be treated as "no limit".
 #[test]
 fn a_limit_of_zero_denies_all_but_a_cost_of_zero() {
     for quota in each(Quota::per_minute(0)) {
@@ -266,7 +271,7 @@ fn a_denied_cost_is_not_charged() {
     }
 }
 
-/// Work that failed is given back; what is given back can be used at once.
+/// Failed work is refunded; refunded cost can be used at once.
 #[test]
 fn a_refund_gives_back_what_was_charged() {
     for quota in each(Quota::per_minute(10)) {
@@ -315,7 +320,7 @@ fn a_refund_stops_at_what_was_charged_and_says_how_much_that_was() {
     }
 }
 
-/// A limiter that remembers denials has to forget them when room comes back by other means than time.
+/// A cached denial must be invalidated when capacity returns by other means than time.
 #[test]
 fn a_refund_opens_a_denied_key_at_once() {
     for quota in each(Quota::per_minute(10)) {
@@ -340,7 +345,8 @@ fn a_refund_after_the_reset_gives_nothing() {
     }
 }
 
-/// A customer who pays for another limit gets it from the next request on, and keeps what she has used.
+/// A customer who pays for another limit gets it from the next request on, and keeps what she has
+/// used.
 #[test]
 fn an_override_binds_at_once_and_its_end_keeps_the_usage() {
     for quota in each(Quota::per_minute(10)) {
@@ -363,7 +369,8 @@ fn an_override_binds_at_once_and_its_end_keeps_the_usage() {
     }
 }
 
-/// The published table of a widely used Redis module: burst 5, one a second. Who comes from it must find it again.
+/// The published table of a widely used Redis module: burst 5, one a second. Who comes from it must
+/// find it again.
 #[test]
 fn a_token_bucket_answers_as_the_cell_rate_table_says() {
     // At (ms), cost, allowed, remaining, reset (ms), wait (ms, `None` is never).
@@ -435,7 +442,8 @@ fn a_denied_call_never_deepens_the_debt_of_a_bucket() {
     }
 }
 
-/// High rates are where others divided by zero, computed a remainder of nothing or told a wait of an hour.
+/// High rates are where others divided by zero, computed a remainder of nothing or returned a wait
+/// of an hour.
 #[test]
 fn high_rates_wait_no_longer_than_they_must() {
     let (fast, _) = limiter(Quota::per_second(1000).with_algorithm(Algorithm::TokenBucket).with_burst(1));
@@ -545,7 +553,8 @@ fn a_penalty_is_charged_although_it_exceeds_and_is_waited_out() {
     }
 }
 
-/// Who runs a service changes limits under load; nobody is to start afresh or be locked out by that.
+/// Who runs a service changes limits under load; nobody is to start afresh or be locked out by
+/// that.
 #[test]
 fn a_new_limit_applies_to_existing_users_at_once() {
     for quota in each(Quota::per_minute(10)) {

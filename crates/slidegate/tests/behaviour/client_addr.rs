@@ -1,4 +1,5 @@
-//! Client addresses: who sent a request, whatever headers it came with and whichever proxies it came through.
+//! Client addresses: who sent a request, whatever headers it came with and whichever proxies it
+//! came through.
 
 use std::net::IpAddr;
 
@@ -30,7 +31,8 @@ fn single() -> Source {
     Source::Single("X-Real-IP".to_owned())
 }
 
-/// What `rule` makes of these lines of whichever header it reads: the address, empty for none, and how it was found.
+/// What `rule` makes of these lines of whichever header it reads: the address, empty for none, and
+/// how it was found.
 fn resolve<L: AsRef<[u8]>>(rule: &ClientAddr, peer: Option<&str>, lines: &[L]) -> (String, Found) {
     let headers = ["X-FORWARDED-FOR", "FORWARDED", "X-REAL-IP"]
         .into_iter()
@@ -71,7 +73,8 @@ fn a_spoofed_leftmost_address_is_not_believed() {
     assert_client(Source::Forwarded, &["for=6.6.6.6, for=203.0.113.7, for=10.0.0.2"], "203.0.113.7");
 }
 
-/// Anyone can open a connection; only proxies may speak for others. The service warns on `Untrusted`.
+/// Anyone can open a connection; only proxies may speak for others. The service warns on
+/// `Untrusted`.
 #[test]
 fn a_header_from_an_untrusted_peer_is_not_read() {
     for source in [Source::XForwardedFor, single()] {
@@ -218,7 +221,7 @@ fn hops_count_from_the_right() {
     assert_eq!(resolve(&single, None, &["203.0.113.7"]), ("203.0.113.7".to_owned(), Found::Header));
 }
 
-/// Two answers to "who is it" are none.
+/// Two contradicting headers identify no client.
 #[test]
 fn several_lines_of_a_single_address_header_give_the_peer() {
     assert_client(single(), &["203.0.113.7"], "203.0.113.7");
@@ -245,7 +248,8 @@ fn the_peer_source_reads_no_header() {
     assert_eq!(resolve(&rule, Some("::ffff:1.2.3.4"), &["6.6.6.6"]), ("1.2.3.4".to_owned(), Found::Peer));
 }
 
-/// A header of a thousand lines or entries must cost no more than a long one, and never give a wrong client.
+/// A header of a thousand lines or entries must cost no more than a long one, and never give a
+/// wrong client.
 #[test]
 fn a_huge_header_is_read_to_its_bound_only() {
     let trusted = vec!["10.0.0.2"; MAX_LINES];
@@ -285,7 +289,8 @@ fn no_bytes_of_a_client_change_what_a_proxy_appended() {
     });
 }
 
-/// Headers are the enemy's to write: any bytes must give an answer, and what is not in the header is the peer's.
+/// Headers are the enemy's to write: any bytes must give an answer, and what is not in the header
+/// is the peer's.
 #[test]
 fn random_bytes_never_panic() {
     let piece = prop_oneof![
@@ -335,7 +340,8 @@ fn the_walk_agrees_with_the_rule_written_plainly() {
     });
 }
 
-/// Dual-stack sockets show IPv4 proxies as mapped addresses; a list that misses them trusts nobody, silently.
+/// Dual-stack sockets show IPv4 proxies as mapped addresses; a list that misses them trusts nobody,
+/// silently.
 #[test]
 fn mapped_addresses_and_networks_are_ipv4() {
     let rule = trusting_ten(Source::XForwardedFor);

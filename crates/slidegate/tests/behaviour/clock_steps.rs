@@ -1,7 +1,9 @@
-//! Clocks that step back: a separate true time says what was really admitted, and for how long a key was really shut.
+//! Clocks that step back: a separate true time says what was really admitted, and for how long a
+//! key was really shut.
 //!
-//! A small step, up to a second or a window, is waited out; a larger one moves the history along with the clock. Keys
-//! learn of a step at their next decision, so what is said about waits is said from a decision on.
+//! A small step, up to a second or a window, is waited out; a larger one moves the history along
+//! with the clock. Keys learn of a step at their next decision, so what is said about waits is said
+//! from a decision on.
 
 use std::time::Duration;
 
@@ -222,9 +224,9 @@ proptest! {
         for step in &steps {
             stepping.run(std::slice::from_ref(step));
             if matches!(step, Step::Check(_) | Step::Peek(_)) {
-                let told = micros(stepping.limiter.peek("key").reset_after());
+                let found = micros(stepping.limiter.peek("key").reset_after());
                 let bound = stepping.longest_wait_us();
-                prop_assert!(told <= bound, "{told} us of {bound}");
+                prop_assert!(found <= bound, "{found} us of {bound}");
             }
         }
     }
@@ -242,7 +244,7 @@ proptest! {
         prop_assert!(free.is_allowed(), "{free:?}");
     }
 
-    /// A client that was told to wait must not be denied again when it has, nor wait for nothing.
+    /// A client that waits for `retry_after` must be admitted, and not wait longer than needed.
     #[test]
     fn the_wait_told_after_a_step_is_tight(
         (quota, steps) in quota_and_history(&Algorithm::ALL),
@@ -259,7 +261,7 @@ proptest! {
                 stepping.pass(wait - 1);
                 prop_assert!(stepping.limiter.peek_cost("key", cost).is_denied(), "a microsecond early");
                 stepping.pass(1);
-                prop_assert!(stepping.limiter.check_cost("key", cost).is_allowed(), "at the time told");
+                prop_assert!(stepping.limiter.check_cost("key", cost).is_allowed(), "after the wait");
             }
             Some(_) => prop_assert!(denied.is_allowed()),
             None => prop_assert!(cost > quota.capacity()),
@@ -291,7 +293,8 @@ fn after_a_large_step_a_key_waits_no_longer_than_if_just_charged() {
         (Algorithm::SlidingLog, 60 * SECOND_US),
         // The rest of the present window, and the tenth of the next that frees one of ten.
         (Algorithm::SlidingWindow, 55 * SECOND_US + 6 * SECOND_US),
-        // Not with the window that is entered again: that one would give the limit anew at every step.
+        // Not with the window that is entered again: that one would give the limit anew at every
+        // step.
         (Algorithm::FixedWindow, 60 * SECOND_US),
         (Algorithm::TokenBucket, 6 * SECOND_US),
     ];
@@ -305,7 +308,8 @@ fn after_a_large_step_a_key_waits_no_longer_than_if_just_charged() {
     }
 }
 
-/// The charges of the last minute keep their distances: room comes back bit by bit, not all at the end.
+/// The charges of the last minute keep their distances: room comes back bit by bit, not all at the
+/// end.
 #[test]
 fn a_large_step_keeps_the_distances_between_charges() {
     let mut stepping = Stepping::new(Quota::per_minute(3));
@@ -325,7 +329,8 @@ fn a_large_step_keeps_the_distances_between_charges() {
     assert_eq!(waits.collect::<Vec<_>>(), [40, 10, 10]);
 }
 
-/// Simulations start at time zero; a history that is moved back past it must not turn into the far future.
+/// Simulations start at time zero; a history that is moved back past it must not turn into the far
+/// future.
 #[test]
 fn a_step_back_to_the_epoch_is_a_step_like_any_other() {
     for algorithm in Algorithm::ALL {
@@ -361,7 +366,8 @@ fn a_fixed_window_that_is_entered_again_does_not_start_afresh() {
     assert!(most <= 20, "{most} of 10 within 20 seconds of true time");
 }
 
-/// A key that nobody asked about since the step cannot tell it from later: it starts to wait at its next decision.
+/// A key without a decision since the step cannot distinguish it from elapsed time: its wait starts
+/// at its next decision.
 #[test]
 fn a_key_untouched_since_a_large_step_waits_one_window_from_its_next_decision() {
     let mut stepping = Stepping::new(Quota::per_minute(1));

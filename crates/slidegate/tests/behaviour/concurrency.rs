@@ -52,7 +52,7 @@ fn threads_on_one_key_share_exactly_the_limit() {
     }
 }
 
-/// One race is seldom lost; thousands, each begun at one moment, tell.
+/// A single race rarely fails; thousands, each started at one moment, do.
 #[test]
 fn threads_that_meet_on_a_fresh_key_share_its_limit_every_time() {
     const ROUNDS: u64 = 3000;
@@ -77,7 +77,8 @@ fn threads_that_meet_on_a_fresh_key_share_its_limit_every_time() {
     }
 }
 
-/// The clock of a real service runs on while threads overtake each other between reading it and being decided.
+/// The clock of a real service runs on while threads overtake each other between reading it and
+/// being decided.
 #[test]
 fn threads_on_the_system_clock_share_exactly_the_limit() {
     for algorithm in Algorithm::ALL {
@@ -103,7 +104,7 @@ fn what_threads_charge_and_give_back_adds_up() {
         let net = sum_over_threads(THREADS, |nth| {
             (0..2000).fold(0, |net: u64, n| match (n + nth) % 4 {
                 0 => net + limiter.penalize("key", 3).cost,
-                // Two of the five that this thread has charged: there is always as much to give back.
+                // Two of the five that this thread has charged: there is always as much to refund.
                 1 if n >= 4 => net - limiter.refund("key", 2).cost,
                 _ => net + limiter.check_cost("key", 1).cost,
             })
@@ -130,7 +131,8 @@ fn overlapping() -> PolicySet {
     .unwrap()
 }
 
-/// Half a charge is a client that pays for requests it was denied; two locks in two orders are a service that stands.
+/// Half a charge is a client that pays for requests it was denied; two locks in two orders are a
+/// service that stands.
 #[test]
 fn overlapping_policies_charge_all_or_none_and_never_wait_for_each_other() {
     const NAMES: [&str; 4] = ["a", "b", "c", "d"];
@@ -187,7 +189,8 @@ fn overlapping_policies_charge_all_or_none_and_never_wait_for_each_other() {
     });
 }
 
-/// Resets, sweeps, limits that change and a store that overflows, all at once: nobody panics, nothing is lost.
+/// Resets, sweeps, limits that change and a store that overflows, all at once: nobody panics,
+/// nothing is lost.
 #[test]
 fn a_store_under_pressure_keeps_its_bound_and_its_senses() {
     finishes(|| {
@@ -211,7 +214,8 @@ fn a_store_under_pressure_keeps_its_bound_and_its_senses() {
             }
             0
         });
-        // One key for each shard past the first may be there that found nothing to take the place of.
+        // One key for each shard past the first may be there that found nothing to take the place
+        // of.
         assert!(gate.stats().keys <= 3000 + 1, "{:?}", gate.stats());
         assert!(gate.stats().dropped > 0, "{:?}", gate.stats());
         clock.advance(Duration::from_secs(3 * 3600));
@@ -220,7 +224,8 @@ fn a_store_under_pressure_keeps_its_bound_and_its_senses() {
     });
 }
 
-/// A clock whose one reading can be kept back, like a thread that loses the processor just after it.
+/// A clock whose one reading can be kept back, like a thread that loses the processor just after
+/// it.
 #[derive(Debug)]
 struct Held {
     clock: ManualClock,
@@ -245,7 +250,8 @@ impl Clock for Held {
         if *reading == Reading::Next {
             *reading = Reading::Kept;
             changed.notify_all();
-            // In vain if the other waits for a lock that this thread holds: then there is nothing to overtake.
+            // In vain if the other waits for a lock that this thread holds: then there is nothing
+            // to overtake.
             let patience = Duration::from_millis(300);
             drop(changed.wait_timeout_while(reading, patience, |reading| *reading == Reading::Kept).unwrap());
         }
@@ -253,9 +259,11 @@ impl Clock for Held {
     }
 }
 
-/// A machine that stands still for a few seconds leaves requests with the time of before; others pass them by.
+/// A machine that stands still for a few seconds leaves requests with the time of before; others
+/// pass them by.
 ///
-/// Time in process never runs back, so an old reading is no step of the clock and must not move the history.
+/// Time in process never runs back, so an old reading is no step of the clock and must not move the
+/// history.
 #[test]
 fn a_thread_with_an_old_reading_of_the_clock_does_not_make_charges_expire_early() {
     for algorithm in Algorithm::ALL {
@@ -278,7 +286,8 @@ fn a_thread_with_an_old_reading_of_the_clock_does_not_make_charges_expire_early(
         };
         set(Reading::Next);
         thread::scope(|scope| {
-            // Reads second 0 and is kept back; a cost that never fits, so it charges nothing itself.
+            // Reads second 0 and is kept back; a cost that never fits, so it charges nothing
+            // itself.
             scope.spawn(|| limiter.check_cost("key", 11));
             let kept = state.1.wait_while(state.0.lock().unwrap(), |reading| *reading != Reading::Kept);
             drop(kept.unwrap());

@@ -1,4 +1,5 @@
-//! Changing a quota while keys are in use: what was used stays used, for as long as the quota in force says.
+//! Changing a quota while keys are in use: what was used stays used, for as long as the quota in
+//! force says.
 
 use std::time::Duration;
 
@@ -57,7 +58,8 @@ fn a_shorter_window_frees_what_is_older() {
     assert_eq!(limiter.peek("key").used, 0);
 }
 
-/// A limit above the slots rounds stamps up, ahead of the clock; below them again, that is no step of the clock.
+/// A limit above the slots rounds stamps up, ahead of the clock; below them again, that is no step
+/// of the clock.
 #[test]
 fn a_log_that_was_coarse_for_a_while_is_never_over() {
     for (slots, window) in [(10, secs(60)), (1024, secs(86_400)), (100, secs(60))] {
@@ -79,7 +81,8 @@ fn a_log_that_was_coarse_for_a_while_is_never_over() {
     }
 }
 
-/// A log is as narrow as its window allows; a longer window needs wider stamps whichever way the next charge goes in.
+/// A log is as narrow as its window allows; a longer window needs wider stamps whichever way the
+/// next charge goes in.
 #[test]
 fn a_full_log_that_outlives_a_longer_window_keeps_its_stamps() {
     let (limiter, clock) = limiter(Quota::per_minute(4).with_slots(4));

@@ -1,7 +1,9 @@
-//! The allocator of this test binary: the system's, with counters of what each thread takes and holds.
+//! The allocator of this test binary: the system's, with counters of what each thread takes and
+//! holds.
 //!
 //! Counters are per thread, so that tests running beside each other do not show.
-// A global allocator cannot be had without: both methods pass on to the system's what they were given.
+// A global allocator cannot be had without: both methods pass on to the system's what they were
+// given.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -38,7 +40,8 @@ fn bytes(layout: Layout) -> i64 {
     i64::try_from(layout.size()).unwrap_or(i64::MAX)
 }
 
-// SAFETY: the system's allocator does the work, with the same arguments. Counting touches two integers.
+// SAFETY: the system's allocator does the work, with the same arguments. Counting touches two
+// integers.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(1, bytes(layout));
@@ -48,7 +51,8 @@ unsafe impl GlobalAlloc for Counting {
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         count(0, -bytes(layout));
-        // SAFETY: the caller's promises are passed on; `pointer` came from `System`, as all of this allocator's do.
+        // SAFETY: the caller's promises are passed on; `pointer` came from `System`, as all of this
+        // allocator's do.
         unsafe { System.dealloc(pointer, layout) }
     }
 }

@@ -1,7 +1,8 @@
-//! Every figure of `docs/algorithms.md`, measured, and looked up on the page in the page's own words.
+//! Every figure of `docs/algorithms.md`, measured, and looked up on the page in the page's own
+//! words.
 //!
-//! Each test formats what it measured into a sentence or a table row and asks that the page has it, so neither the code
-//! nor the page can change without the other.
+//! Each test formats what it measured into a sentence or a table row and asks that the page has it,
+//! so neither the code nor the page can change without the other.
 
 use std::time::Duration;
 
@@ -71,7 +72,8 @@ impl Trial {
         self.admitted.iter().map(|(_, cost)| cost).sum()
     }
 
-    /// The most admitted in any interval of one window's length, found by sweeping over the history.
+    /// The most admitted in any interval of one window's length, found by sweeping over the
+    /// history.
     fn most_in_a_window(&self) -> u64 {
         let window = micros(self.limiter.quota().window());
         let (mut oldest, mut within, mut most) = (0, 0, 0);
@@ -108,7 +110,8 @@ impl Random {
         (z ^ (z >> 31)) % end
     }
 
-    /// Bursts of `burst` requests, 50 ms apart within one, that begin at random: sorted, they are a Poisson process.
+    /// Bursts of `burst` requests, 50 ms apart within one, that begin at random: sorted, they are a
+    /// Poisson process.
     fn arrivals(&mut self, per_minute: u64, burst: u64, minutes: u64) -> Vec<u64> {
         let begins: Vec<u64> =
             (0..per_minute * minutes / burst).map(|_| self.below(minutes * MINUTE)).collect();
@@ -131,8 +134,8 @@ fn page_says(words: &str) {
     assert!(flat.contains(words), "docs/algorithms.md does not say `{words}`");
 }
 
-/// The most in one window over all clients that, in each of three windows, begin at some time and then take what they
-/// can as soon as they can.
+/// The most in one window over all clients that, in each of three windows, begin at some time and
+/// then take what they can as soon as they can.
 fn worst_window(quota: Quota) -> u64 {
     let begins = [0, 15 * SECOND, 30 * SECOND, 45 * SECOND, MINUTE - 1, MINUTE];
     let mut worst = 0;
@@ -150,7 +153,8 @@ fn worst_window(quota: Quota) -> u64 {
     worst
 }
 
-/// The first thing to know about an algorithm: how far above the limit a client can get that wants to.
+/// The first thing to know about an algorithm: how far above the limit a client can get that wants
+/// to.
 #[test]
 fn the_worst_window_of_each_algorithm_is_what_the_table_says() {
     for (algorithm, exact, worst) in [
@@ -165,7 +169,8 @@ fn the_worst_window_of_each_algorithm_is_what_the_table_says() {
     }
 }
 
-/// `burst` is the one knob that moves the token bucket's worst case; its user needs the rule, not one number.
+/// `burst` is the one knob that moves the token bucket's worst case; its user needs the rule, not
+/// one number.
 #[test]
 fn a_bucket_admits_burst_and_limit_less_one_in_its_worst_window() {
     for (burst, worst) in [(1, 100), (20, 119), (100, 199), (300, 399)] {
@@ -175,7 +180,7 @@ fn a_bucket_admits_burst_and_limit_less_one_in_its_worst_window() {
     }
 }
 
-/// The classic defect of fixed windows, as small an interval as the clock can tell.
+/// The classic defect of fixed windows, at the clock's resolution.
 #[test]
 fn a_fixed_window_admits_twice_the_limit_in_a_microsecond() {
     let mut trial = Trial::new(hundred(FixedWindow));
@@ -210,7 +215,8 @@ fn two_counters_are_too_lenient_and_too_strict_as_drawn() {
     assert_eq!(window.at(0).used(), 0);
 }
 
-/// What random traffic makes of the error: near the limit it is no rare event, in volume it is small.
+/// What random traffic makes of the error: near the limit it is no rare event, in volume it is
+/// small.
 #[test]
 fn near_the_limit_two_counters_decide_otherwise_as_often_as_the_table_says() {
     let minutes = 1000;
@@ -219,7 +225,8 @@ fn near_the_limit_two_counters_decide_otherwise_as_often_as_the_table_says() {
         for per_minute in [80, 100, 120, 200] {
             let mut window = Trial::new(hundred(SlidingWindow));
             let mut log = Trial::new(hundred(SlidingLog));
-            // An exact log of what the two counters admitted: what they should have said, given what they did say.
+            // An exact log of what the two counters admitted: what they should have said, given
+            // what they did say.
             let mut judge = Trial::new(hundred(SlidingLog));
             let (mut differ, mut wrong) = (0_u32, 0_u32);
             let arrivals = Random(1).arrivals(per_minute, burst, minutes);
@@ -247,7 +254,8 @@ fn near_the_limit_two_counters_decide_otherwise_as_often_as_the_table_says() {
     page_says(&format!("the volume is within {most_volume:.1} %"));
 }
 
-/// The default's one promise, on traffic that tries it: bursts, larger costs, retries at the promised time.
+/// The default's one promise, on traffic that tries it: bursts, larger costs, retries at the
+/// promised time.
 #[test]
 fn no_interval_of_a_window_ever_holds_more_than_the_limit_under_the_log() {
     let mut random = Random(2);
@@ -267,7 +275,8 @@ fn no_interval_of_a_window_ever_holds_more_than_the_limit_under_the_log() {
     page_says("No interval of 60 s holds more than 100");
 }
 
-/// The price of bounded memory: who has a limit above 1024 must know how much of it is lost, and how long a wait grows.
+/// The price of bounded memory: who has a limit above 1024 must know how much of it is lost, and
+/// how long a wait grows.
 #[test]
 fn a_coarse_log_admits_a_thousandth_less_and_waits_a_step_longer() {
     let quota = Quota::per_minute(10_000);
@@ -332,7 +341,8 @@ fn the_worked_examples_come_out_as_written() {
     page_says("20 pass at once, the next after 0.6 s, a cost of 10 after 6 s");
 }
 
-/// The four answer one overdraft so differently that it decides which to take for costs known afterwards.
+/// The four answer one overdraft so differently that it decides which to take for costs known
+/// afterwards.
 #[test]
 fn a_penalty_of_250_is_waited_out_as_the_table_says() {
     for (algorithm, at_0, at_59) in [
@@ -408,7 +418,8 @@ fn zero_limits_costs_and_bursts_mean_zero() {
     page_says("A burst of 0 does the same");
 }
 
-/// Limits are changed in the middle of an incident; what happens to those who already used theirs must be known before.
+/// Limits are changed in the middle of an incident; what happens to those who already used theirs
+/// must be known before.
 #[test]
 fn a_changed_quota_applies_at_once_as_described() {
     let drained_at = |per_minute: u64| {

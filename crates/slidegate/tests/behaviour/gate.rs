@@ -1,6 +1,8 @@
-//! The gate: a request under several policies is charged on all of them or on none, and the strictest answers.
+//! The gate: a request under several policies is charged on all of them or on none, and the
+//! strictest answers.
 //!
-//! Random requests meet random sets of policies, and a list of charges for each policy and key says what is right.
+//! Random requests meet random sets of policies, and a list of charges for each policy and key says
+//! what is right.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +13,8 @@ use proptest::prelude::*;
 use slidegate::{Algorithm, Gate, ManualClock, Match, MemoryStore};
 use slidegate::{Policy, PolicySet, Quota, Request, Verdict};
 
-/// Names of policies, each with its window for good: what a change of windows does is proved elsewhere.
+/// Names of policies, each with its window for good: what a change of windows does is proved
+/// elsewhere.
 const NAMES: [(&str, u64); 5] = [("p0", 40), ("p1", 75), ("p2", 100), ("p3", 100), ("p4", 250)];
 const USERS: [&str; 2] = ["alice", "bob"];
 const PATHS: [&str; 2] = ["/a", "/b"];
@@ -48,7 +51,8 @@ enum Step {
     Configure(Vec<Rule>),
 }
 
-/// What one policy says: name, key, verdict, limit, used, cost moved, wait in microseconds (`None` is never).
+/// What one policy says: name, key, verdict, limit, used, cost moved, wait in microseconds (`None`
+/// is never).
 type Answer = (&'static str, String, Verdict, u64, u64, u64, Option<u64>);
 
 impl Rule {
@@ -176,7 +180,8 @@ fn refund_oldest(charges: &mut [(u64, u64)], cost: u64) -> u64 {
     cost - rest
 }
 
-/// The name and key of the answer that binds: the first denial with the longest wait, else the least that remains.
+/// The name and key of the answer that binds: the first denial with the longest wait, else the
+/// least that remains.
 fn strictest(set: &[Rule], answers: &[Answer]) -> Option<(&'static str, String)> {
     let enforced = |answer: &&Answer| set.iter().any(|rule| NAMES[rule.name].0 == answer.0 && !rule.shadow);
     let rank = |answer: &Answer| match answer.2 {
@@ -297,7 +302,8 @@ fn used(gate: &Gate, request: &Request<'_>) -> Vec<u64> {
     gate.peek(request).iter().map(|one| one.used).collect()
 }
 
-/// A request that one rule denies must not use up the others: retries would lock the client out of everything.
+/// A request that one rule denies must not use up the others: retries would lock the client out of
+/// everything.
 #[test]
 fn a_denied_request_is_charged_on_no_policy_whichever_algorithms_they_are() {
     for tight in Algorithm::ALL {
@@ -344,7 +350,7 @@ fn the_strictest_decision_names_its_policy_key_and_quota() {
     assert_eq!(seen, [("short", Verdict::Deny), ("long", Verdict::Deny), ("wide", Verdict::Allow)]);
 }
 
-/// A rule that is tried out must tell what it would do, and do nothing to anybody.
+/// A shadow policy must report what it would do, and deny nothing.
 #[test]
 fn a_shadow_policy_decides_and_counts_what_fits_it_and_denies_nobody() {
     let (gate, clock) = gate([
@@ -393,7 +399,8 @@ fn a_request_without_an_enforced_policy_is_allowed_and_nothing_binds_it() {
     assert_eq!(gate.stats().keys + empty.stats().keys, 0);
 }
 
-/// What a request cost is often known at its end: give back, charge more, forget, on all its policies.
+/// A request's cost is often known only at its end: refund, penalize or reset it on all its
+/// policies.
 #[test]
 fn refund_penalize_and_reset_reach_every_policy_of_a_request() {
     let (gate, _) = gate([
@@ -482,7 +489,8 @@ fn a_request_under_many_policies_is_charged_on_all_or_none() {
     assert_eq!(gate.check(&request).strictest().unwrap().policy().name(), "p99");
 }
 
-/// A reload under load: a request decided by half of each set is decided by rules that nobody wrote.
+/// A reload under load: a request decided by half of each set is decided by rules that nobody
+/// wrote.
 #[test]
 fn a_request_is_decided_under_one_set_whole() {
     let named = |names: [&str; 3], limit| {

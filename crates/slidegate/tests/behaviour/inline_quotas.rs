@@ -1,4 +1,5 @@
-//! Requests that name their policy, tell their quota, or go together: the gate as doors use it whose callers say the limit.
+//! Requests that name their policy, carry an inline quota, or are decided together, as protocols
+//! with inline quotas do.
 
 use std::time::Duration;
 
@@ -32,7 +33,7 @@ fn a_named_policy_decides_alone_and_whatever_its_conditions() {
     assert_eq!(used(&gate, &Request::new().with("user", "alice").under("all")), 0);
 }
 
-/// Doors keep policies of their own in the set: those must not meet anybody else's requests.
+/// Protocols add their own policies to the set: those must not apply to other requests.
 #[test]
 fn a_policy_for_those_who_name_it_decides_no_other_request() {
     let mine = policy("mine", Quota::per_minute(0)).only_when_named();
@@ -42,7 +43,7 @@ fn a_policy_for_those_who_name_it_decides_no_other_request() {
     assert!(gate.check(&request.under("mine")).is_denied());
 }
 
-/// What has been used under a policy must count under a quota that a caller tells, and the other way round.
+/// Usage under a policy must count under an inline quota, and vice versa.
 #[test]
 fn usage_is_kept_between_told_quotas_and_the_policys_own() {
     for algorithm in Algorithm::ALL {
@@ -50,8 +51,8 @@ fn usage_is_kept_between_told_quotas_and_the_policys_own() {
         let (gate, _) = gate([policy("p", quota(5))]);
         let alice = || Request::new().with("user", "alice");
         assert!(gate.check(&alice().cost(4)).is_allowed());
-        let told = gate.check(&alice().quota(quota(3))).strictest().map(|one| (one.limit, one.used));
-        assert_eq!(told, Some((3, 4)), "{algorithm}");
+        let found = gate.check(&alice().quota(quota(3))).strictest().map(|one| (one.limit, one.used));
+        assert_eq!(found, Some((3, 4)), "{algorithm}");
         assert!(gate.check(&alice().quota(quota(9)).cost(5)).is_allowed());
         assert_eq!(used(&gate, &alice()), 9, "{algorithm}");
         gate.configure(PolicySet::new([policy("p", quota(10))]).unwrap());
@@ -60,7 +61,7 @@ fn usage_is_kept_between_told_quotas_and_the_policys_own() {
     }
 }
 
-/// Told quotas are remembered beside keys: those of keys that have left must not pile up.
+/// Inline quotas are stored beside keys: those of evicted keys must not accumulate.
 #[test]
 fn told_quotas_of_many_keys_that_leave_do_no_harm() {
     let clock = ManualClock::new();
@@ -86,8 +87,8 @@ fn several_requests_are_charged_all_or_none_at_their_own_costs() {
     assert_eq!((used(&gate, &of("a", 0)), used(&gate, &of("b", 0))), (0, 0));
     let both = [of("b", 5), of("a", 3)];
     let decisions = gate.apply_all(Verb::Check, &both);
-    let told: Vec<_> = decisions.iter().map(|one| (one.request(), one.policy().name(), one.used)).collect();
-    assert_eq!(told, [(0, "b", 5), (1, "a", 3)]);
+    let found: Vec<_> = decisions.iter().map(|one| (one.request(), one.policy().name(), one.used)).collect();
+    assert_eq!(found, [(0, "b", 5), (1, "a", 3)]);
     let back = [of("a", 1), of("b", 2)];
     let given = gate.apply_all(Verb::Refund, &back);
     assert_eq!(given.iter().map(|one| (one.cost, one.used)).collect::<Vec<_>>(), [(1, 2), (2, 3)]);
@@ -111,7 +112,8 @@ fn requests_that_meet_on_a_key_are_asked_together() {
     );
 }
 
-/// What was consumed is known afterwards: it has to be waited out, not forgotten because it did not fit.
+/// What was consumed is known afterwards: it has to be waited out, not forgotten because it did not
+/// fit.
 #[test]
 fn charged_excess_is_admitted_once_and_waited_out() {
     for algorithm in Algorithm::ALL {
@@ -143,7 +145,8 @@ fn charged_excess_is_admitted_once_and_waited_out() {
     }
 }
 
-/// Whoever moves from a limiter that counts every hit must be able to keep its numbers, and the promised wait must hold.
+/// Whoever moves from a limiter that counts every hit must be able to keep its numbers, and the
+/// promised wait must hold.
 #[test]
 fn counted_denials_are_charged_whoever_denies_and_waited_out() {
     for algorithm in Algorithm::ALL {
@@ -185,7 +188,7 @@ proptest! {
             let quota = Quota::new(limit, Duration::from_millis(ms)).unwrap();
             quota.with_algorithm(algorithm).with_slots(8)
         });
-        let (told, first) = gate([policy("p", quotas[0])]);
+        let (found, first) = gate([policy("p", quotas[0])]);
         let (configured, second) = gate([policy("p", quotas[0])]);
         for (ms, quota, cost, user) in steps {
             first.advance(Duration::from_millis(ms));
@@ -198,10 +201,10 @@ proptest! {
             let other = Request::new().with("user", ["alice", "bob"][usize::from(user == "alice")]);
             let other = other.quota(quotas[quota]);
             prop_assert_eq!(
-                format!("{:?}", told.peek(&other).strictest().unwrap().decision()),
+                format!("{:?}", found.peek(&other).strictest().unwrap().decision()),
                 format!("{:?}", configured.peek(&other).strictest().unwrap().decision())
             );
-            let (ours, theirs) = (told.check(&with_quota), configured.check(&request));
+            let (ours, theirs) = (found.check(&with_quota), configured.check(&request));
             let say = |one: Option<slidegate::PolicyDecision<'_>>| format!("{:?}", one.unwrap().decision());
             prop_assert_eq!(say(ours.strictest()), say(theirs.strictest()));
         }

@@ -67,18 +67,18 @@ fn counters_show_the_sums_that_they_keep() {
     }
 }
 
-/// To look must not be a way to be charged, nor to end a quota that a caller told.
+/// Peeking must not charge, nor end a caller's inline quota.
 #[test]
 fn looking_changes_nothing() {
     let (gate, _) = gate(Algorithm::SlidingLog);
-    let told = Request::new().with("user", "alice").under("per-user").quota(Quota::per_hour(3));
-    gate.check(&told);
+    let inline = Request::new().with("user", "alice").under("per-user").quota(Quota::per_hour(3));
+    gate.check(&inline);
     let alice = Request::new().with("user", "alice");
     for _ in 0..2 {
         let found = gate.inspect(&alice).unwrap().remove(0);
         assert_eq!((found.quota, found.decision.used), (Quota::per_hour(3), 1));
     }
-    assert_eq!(gate.check(&told).strictest().unwrap().used, 2);
+    assert_eq!(gate.check(&inline).strictest().unwrap().used, 2);
 }
 
 /// Operators change one thing of a policy, and everything else must stay as it was configured.

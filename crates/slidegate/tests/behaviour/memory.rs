@@ -1,4 +1,5 @@
-//! The memory store: bounded whatever comes, loud when it is too small, empty again when nothing counts.
+//! The memory store: bounded whatever comes, loud when it is too small, empty again when nothing
+//! counts.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -42,7 +43,7 @@ fn a_store_holds_no_more_than_its_keys_whatever_comes() {
         assert_eq!(most, max_keys, "{quota:?}");
         let stats = limiter.stats();
         assert_eq!((stats.keys, stats.max_keys), (max_keys, max_keys), "{quota:?}");
-        // All of them counted still: each that had to go is told.
+        // All of them counted still: each dropped key is counted.
         assert_eq!(stats.dropped, 100_000 - max_keys as u64, "{quota:?}");
     }
 }
@@ -64,7 +65,8 @@ fn all_policies_of_a_gate_share_the_bound() {
     assert_eq!(gate.stats().dropped, 4 * 20_000 - gate.stats().keys as u64);
 }
 
-/// What makes a flood harmless: the keys of real users, which come again, stay, and new ones take each other's place.
+/// What makes a flood harmless: the keys of real users, which come again, stay, and new ones take
+/// each other's place.
 #[test]
 fn a_flood_of_new_keys_does_not_reset_busy_ones() {
     for quota in each(Quota::per_hour(10)) {
@@ -83,7 +85,8 @@ fn a_flood_of_new_keys_does_not_reset_busy_ones() {
     }
 }
 
-/// Nine busy keys in ten leave a flood little room, and now and then a place where all are busy: some are lost.
+/// Nine busy keys in ten leave a flood little room, and now and then a place where all are busy:
+/// some are lost.
 #[test]
 fn a_store_that_is_nearly_full_of_busy_keys_loses_one_to_two_hundred_new_ones_at_most() {
     let (limiter, _) = limiter(Quota::per_hour(10), 10_000);
@@ -96,7 +99,8 @@ fn a_store_that_is_nearly_full_of_busy_keys_loses_one_to_two_hundred_new_ones_at
     assert!(lost <= 10_000 / 200, "{lost} of 9000 to 10000 new ones");
 }
 
-/// An attacker whose made-up users come twice pushes out others of that kind before anyone near the limit.
+/// An attacker whose made-up users come twice pushes out others of that kind before anyone near the
+/// limit.
 #[test]
 fn the_keys_that_have_used_least_go_first() {
     for quota in each(Quota::per_hour(10)) {
@@ -114,7 +118,7 @@ fn the_keys_that_have_used_least_go_first() {
     }
 }
 
-/// A key that was dropped while it counted starts afresh: that must be told, and nothing else.
+/// A key that was dropped while it counted starts afresh: that must be reported, and nothing else.
 #[test]
 fn dropped_counts_the_keys_that_counted_and_no_others() {
     for quota in each(Quota::per_second(5)) {
@@ -130,7 +134,7 @@ fn dropped_counts_the_keys_that_counted_and_no_others() {
     }
 }
 
-/// Where some have expired and some not, what is told as dropped is what was lost, to the key.
+/// Where some have expired and some not, the reported number of dropped keys must be exact.
 #[test]
 fn dropped_is_the_number_of_keys_that_were_lost() {
     let (limiter, clock) = limiter(Quota::new(5, Duration::from_secs(10)).unwrap(), 1000);
@@ -157,14 +161,15 @@ fn expired_keys_leave_beside_new_ones() {
             clock.advance(Duration::from_millis(10));
             most = most.max(limiter.stats().keys);
         }
-        // A hundred a second, each counting for two seconds at most and known to have expired a tick later; then the
-        // sweep has to come round.
+        // A hundred a second, each counting for two seconds at most and known to have expired a
+        // tick later; then the sweep has to come round.
         assert!(most < 2000, "{quota:?}: {most}");
         assert_eq!(limiter.stats().dropped, 0, "{quota:?}");
     }
 }
 
-/// Decisions on known keys are company enough for the expired to leave: no new key has to come for that.
+/// Decisions on known keys are company enough for the expired to leave: no new key has to come for
+/// that.
 #[test]
 fn expired_keys_leave_beside_decisions_on_others() {
     for quota in each(Quota::per_second(5)) {
@@ -210,7 +215,8 @@ fn what_charges_nothing_stores_nothing() {
     }
 }
 
-/// Keys of all shapes that have ever been mistaken for another: by a separator, a terminator, a prefix, a case.
+/// Keys of all shapes that have ever been mistaken for another: by a separator, a terminator, a
+/// prefix, a case.
 fn awkward_keys() -> Vec<Vec<u8>> {
     let mut keys: Vec<Vec<u8>> = [
         "", "\0", "\0\0", " ", "a", "A", "a\0", "\0a", "a:b", "a,b", "{a}", "{}", "*", "a*", "a?", "[a]",
@@ -220,7 +226,8 @@ fn awkward_keys() -> Vec<Vec<u8>> {
     .map(|key| key.as_bytes().to_vec())
     .collect();
     keys.extend([vec![0xFF], vec![0xFF, 0xFE], vec![0xC3], vec![0xC3, 0x28], vec![0x80; 3]]);
-    // Every length around the one up to which keys are stored as they are, full of zeros, of ones and of text.
+    // Every length around the one up to which keys are stored as they are, full of zeros, of ones
+    // and of text.
     for len in 1..70 {
         keys.extend([vec![0; len], vec![0xFF; len], vec![b'x'; len]]);
     }
@@ -271,7 +278,8 @@ fn keys_of_several_parts_never_meet() {
     }
 }
 
-/// Simulations and wrong clocks reach far; a store that forgets all keys there would silently enforce nothing.
+/// Simulations and wrong clocks reach far; a store that forgets all keys there would silently
+/// enforce nothing.
 #[test]
 fn keys_are_kept_in_any_century() {
     for year in [0_u64, 30, 143, 230, 1000, 100_000] {
@@ -287,7 +295,8 @@ fn keys_are_kept_in_any_century() {
     }
 }
 
-/// After a bad deploy all keys of a policy are to start afresh, in steps that hold nobody up, and none of another.
+/// After a bad deploy all keys of a policy are to start afresh, in steps that hold nobody up, and
+/// none of another.
 #[test]
 fn a_policy_is_reset_in_steps_under_every_algorithm_and_no_other_policy() {
     for quota in each(Quota::per_hour(9)) {
@@ -301,7 +310,8 @@ fn a_policy_is_reset_in_steps_under_every_algorithm_and_no_other_policy() {
         let (mut next, mut steps, mut scanned) = (None, 0, 0);
         let last = loop {
             let step = gate.reset_policy_step("a", next.as_ref(), 1000).unwrap();
-            // A step ends with the shard in which it has looked at as many keys. Some may be looked at twice.
+            // A step ends with the shard in which it has looked at as many keys. Some may be looked
+            // at twice.
             assert!(step.scanned - scanned < 1000 + 2048, "{step:?}");
             (steps, scanned) = (steps + 1, step.scanned);
             match step.next {

@@ -1,7 +1,8 @@
-//! Calls of several requests, each with its own verb and role, against a naive model of their rules.
+//! Calls of several requests, each with its own verb and role, against a naive model of their
+//! rules.
 //!
-//! The model keeps a list of charges for each key and follows the documentation of `Gate::apply` and `Role`
-//! rule by rule, in one pass for each sentence.
+//! The model keeps a list of charges for each key and follows the documentation of `Gate::apply`
+//! and `Role` rule by rule, in one pass for each sentence.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -293,7 +294,8 @@ impl Ledger {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
-    /// A proxy charges, looks, refunds and counts in one call: every number of every answer must be right.
+    /// A proxy charges, looks, refunds and counts in one call: every number of every answer must be
+    /// right.
     #[test]
     fn a_call_of_several_verbs_and_roles_does_what_its_rules_say(limit in 0u64..6, calls in calls()) {
         let clock = ManualClock::new();

@@ -1,6 +1,7 @@
 //! Random histories, decided by each algorithm and by a naive model of its definition side by side.
 //!
-//! The models keep lists and look for waits by trying times, so they share no arithmetic with what they judge.
+//! The models keep lists and look for waits by trying times, so they share no arithmetic with what
+//! they judge.
 
 mod model;
 
@@ -64,7 +65,7 @@ impl From<Decision> for Told {
     }
 }
 
-/// What the model expects to be told.
+/// The answers that the model expects.
 fn expected(model: &Model, quota: &Quota, now: u64, verdict: Verdict, asked: u64, moved: u64) -> Told {
     let used = model.used_at(now);
     let limit = quota.capacity();
@@ -92,7 +93,8 @@ fn run(quota: Quota, start: u64, steps: Vec<Step>) -> Result<(), TestCaseError> 
     let mut quota = quota;
     let mut model = Model::new(&quota);
     for step in steps {
-        // What was used counts by the quota in force until it is used again or another is put in force.
+        // What was used counts by the quota in force until it is used again or another is put in
+        // force.
         if !matches!(step, Step::Advance(_)) {
             model.settle(now);
         }

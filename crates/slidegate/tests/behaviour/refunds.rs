@@ -1,6 +1,7 @@
-//! Refunds: what is given back can be used again, and no window comes to hold more than the limit by it.
+//! Refunds: refunded cost can be used again, and no window ever contains more than the limit.
 //!
-//! A log does not know which charge a refund is about. Whichever it was, of those that still counted, the limit holds.
+//! A log does not know which charge a refund is about. Whichever it was, of those that still
+//! counted, the limit holds.
 
 use std::time::Duration;
 
@@ -88,7 +89,7 @@ proptest! {
                     }
                 }
                 Step::Refund(cost) => {
-                    // Nobody gives back what does not count any more.
+                    // Expired charges are not refunded.
                     let given = limiter.refund("key", cost.min(held(&charges, now))).cost;
                     take_back(&mut charges, now, given, meant);
                 }

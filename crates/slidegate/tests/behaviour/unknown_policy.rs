@@ -14,7 +14,8 @@ fn used(gate: &Gate, policy: &str) -> u64 {
     gate.peek(&Request::new().with("user", "alice").under(policy)).strictest().unwrap().used
 }
 
-/// A developer who mistypes a policy must find out from the first request, not from the first attack.
+/// A developer who mistypes a policy must find out from the first request, not from the first
+/// attack.
 #[test]
 fn every_verb_under_an_unknown_name_is_denied_with_an_error() {
     let gate = gate(&["login", "search"]);
@@ -51,7 +52,8 @@ fn a_named_policy_needs_the_attributes_of_its_scope() {
     assert!(gate.reset(&request).is_err());
 }
 
-/// Without a name nothing has changed: a request that no policy applies to is allowed, and an answer has no error.
+/// Without a name nothing has changed: a request that no policy applies to is allowed, and an
+/// answer has no error.
 #[test]
 fn requests_that_name_no_policy_have_no_error() {
     let gate = gate(&["login"]);
@@ -67,7 +69,8 @@ fn requests_that_name_no_policy_have_no_error() {
     assert!(denied.is_denied() && denied.error().is_none());
 }
 
-/// Of several requests in one step all are charged or none: a typo in one leaves the others uncharged.
+/// Of several requests in one step all are charged or none: a typo in one leaves the others
+/// uncharged.
 #[test]
 fn one_unknown_name_denies_all_requests_of_its_step() {
     let gate = gate(&["login"]);
@@ -78,7 +81,8 @@ fn one_unknown_name_denies_all_requests_of_its_step() {
     assert_eq!(used(&gate, "login"), 0);
 }
 
-/// A reload between naming and deciding must not open the door, and bringing the policy back must close the matter.
+/// A reload between parsing and deciding must not admit the request, and restoring the policy must
+/// limit it again.
 #[test]
 fn a_policy_that_is_removed_by_a_reload_denies_until_it_is_back() {
     let gate = gate(&["login", "search"]);

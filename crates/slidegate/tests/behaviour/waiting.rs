@@ -1,6 +1,7 @@
 //! Waiting in line: who goes first, for how long, and what is left behind.
 //!
-//! Limiter and runtime share one paused clock, which jumps to the next timer when nothing else is to be done: no test waits.
+//! Limiter and runtime share one paused clock, which jumps to the next timer when nothing else is
+//! to be done: no test waits.
 #![cfg(feature = "wait")]
 
 use std::sync::{Arc, Mutex};
@@ -54,7 +55,7 @@ async fn a_wait_ends_when_the_cost_fits() {
     assert_eq!(start.elapsed().as_secs(), 30);
 }
 
-/// Who asks for much would wait for ever if who asks for little could pass him by.
+/// Large requests would starve if small ones could overtake them.
 #[tokio::test(start_paused = true)]
 async fn first_come_first_served_whatever_the_cost() {
     let limiter = Arc::new(limiter("10/1s"));
@@ -189,7 +190,7 @@ async fn a_cost_that_never_fits_is_an_error_at_once() {
     assert!(second.await.unwrap().unwrap_err().is_never());
 }
 
-/// A crowd that waits is memory; past a bound it has to be told to come again.
+/// A crowd that waits is memory; beyond a bound it must be rejected.
 #[tokio::test(start_paused = true)]
 async fn a_full_line_is_an_error_at_once() {
     let most = MaxWaiting { per_key: 2, in_all: 3 };
@@ -244,7 +245,8 @@ async fn room_that_a_refund_a_reset_or_a_new_quota_makes_is_noticed_at_once() {
     assert_eq!(start.elapsed(), Duration::ZERO);
 }
 
-/// On many threads at once, as servers call it: everybody is served, and nobody stays behind in a line.
+/// On many threads at once, as servers call it: everybody is served, and nobody stays behind in a
+/// line.
 #[test]
 fn a_crowd_on_many_threads_is_served() {
     let runtime =

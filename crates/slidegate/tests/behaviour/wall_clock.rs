@@ -1,4 +1,5 @@
-//! Corrections of the machine's wall clock: what is reported follows them, and what is decided does not.
+//! Corrections of the machine's wall clock: what is reported follows them, and what is decided does
+//! not.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -52,7 +53,8 @@ impl Clock for Corrected {
     }
 }
 
-/// A client that sleeps until `X-RateLimit-Reset` sleeps for years if the service booted with its clock in 1970.
+/// A client that sleeps until `X-RateLimit-Reset` sleeps for years if the service booted with its
+/// clock in 1970.
 #[test]
 fn dates_are_right_from_the_correction_on_whichever_way_it_went() {
     const HOUR: i64 = 3600;
@@ -102,7 +104,8 @@ fn exact_limits_neither_open_nor_close_at_a_correction() {
     }
 }
 
-/// A quota "per day" is sold as a day of UTC, and instances that share the sale must agree on when it begins.
+/// A quota "per day" is sold as a day of UTC, and instances that share the sale must agree on when
+/// it begins.
 #[test]
 fn fixed_windows_align_to_the_corrected_date_within_one_window() {
     let quota = Quota::per_minute(10).with_algorithm(Algorithm::FixedWindow);
@@ -134,7 +137,8 @@ fn fixed_windows_align_to_the_corrected_date_within_one_window() {
     }
 }
 
-/// Sweeps go by elapsed time: a key that still counts must survive the step, and one that does not must go.
+/// Sweeps go by elapsed time: a key that still counts must survive the step, and one that does not
+/// must go.
 #[test]
 fn a_correction_neither_drops_nor_keeps_keys() {
     for algorithm in Algorithm::ALL {
@@ -170,7 +174,8 @@ fn charges_are_dated_by_the_corrected_clock() {
     assert_eq!(found[0].decision.at - charge.at, Duration::from_secs(7));
 }
 
-/// A block ends at a date: when an operator corrects a wrong wall clock, the block goes by the right one.
+/// A block ends at a date: when an operator corrects a wrong wall clock, the block goes by the
+/// right one.
 #[test]
 fn a_block_ends_by_the_corrected_clock() {
     let clock = Corrected::new();

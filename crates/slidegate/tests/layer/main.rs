@@ -47,12 +47,12 @@ fn request(headers: &[(&str, &str)]) -> Request<String> {
 
 /// Sends a request through a layer to a service that responds with the decisions it received.
 async fn ask(layer: &RateLimitLayer, request: Request<String>) -> Response<String> {
-    let told = service_fn(|request: Request<String>| async move {
+    let found = service_fn(|request: Request<String>| async move {
         let limited = request.extensions().get::<Limited>().expect("the layer says what was decided");
         let decisions = limited.iter().map(|(policy, one)| format!("{}:{}", policy.name(), one.remaining));
         Ok::<_, Infallible>(Response::new(decisions.collect::<Vec<_>>().join(" ")))
     });
-    let Ok(response) = layer.layer(told).ready().await.unwrap().call(request).await;
+    let Ok(response) = layer.layer(found).ready().await.unwrap().call(request).await;
     response
 }
 

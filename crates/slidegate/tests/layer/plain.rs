@@ -240,17 +240,17 @@ async fn the_denial_is_replaceable_and_still_says_when_to_retry() {
 /// Existing clients each parse one form.
 #[tokio::test]
 async fn header_fields_come_in_the_style_that_was_asked_for() {
-    let told = |headers: HeaderOptions| async move {
+    let summary = |headers: HeaderOptions| async move {
         let (gate, _clock) = gate([policy("everyone", "5/1m")]);
         fields(&ask(&RateLimitLayer::builder(gate).headers(headers).build().unwrap(), request(&[])).await)
     };
-    assert_eq!(told(HeaderOptions::OFF).await, [""; 0]);
+    assert_eq!(summary(HeaderOptions::OFF).await, [""; 0]);
     assert_eq!(
-        told(HeaderOptions { draft: Draft::Draft7, ..HeaderOptions::OFF }).await,
+        summary(HeaderOptions { draft: Draft::Draft7, ..HeaderOptions::OFF }).await,
         ["ratelimit-policy: 5;w=60", "ratelimit: limit=5, remaining=4, reset=60"]
     );
     assert_eq!(
-        told(HeaderOptions {
+        summary(HeaderOptions {
             draft: Draft::Draft6,
             x_ratelimit: XRateLimit::DeltaSeconds,
             ..HeaderOptions::OFF

@@ -176,11 +176,11 @@ async fn without_the_store_the_fallback_decides_and_says_so() {
     proxy.set(Mode::Refuse);
     let policies = PolicySet::new([policy("everyone", "2/1h")]).unwrap();
     let gate = SharedGate::new(policies, RedisOptions::new(&proxy.url()).unwrap()).unwrap();
-    let told = service_fn(|request: Request<String>| async move {
+    let found = service_fn(|request: Request<String>| async move {
         let limited = request.extensions().get::<Limited>().unwrap();
         Ok::<_, Infallible>(Response::new(limited.strictest().unwrap().1.source.name().to_owned()))
     });
-    let mut service = RateLimitLayer::builder(gate).build().unwrap().layer(told);
+    let mut service = RateLimitLayer::builder(gate).build().unwrap().layer(found);
     for (status, body) in [(200, "local"), (200, "local")] {
         let response = service.ready().await.unwrap().call(request(&[])).await.unwrap();
         assert_eq!((response.status().as_u16(), response.body().as_str()), (status, body));

@@ -21,8 +21,8 @@ use super::refusal::{Cause, Refusal};
 use crate::app::App;
 use crate::app::store::Shared;
 
-/// Poll interval of the document, in addition to the store's notifications. A poll without news
-/// reads 51 bytes.
+/// Poll interval of the document, in addition to the store's notifications. A poll that finds
+/// no change reads 51 bytes.
 const POLL_EVERY: Duration = Duration::from_secs(2);
 /// Notifications within this time cause one poll.
 const DEBOUNCE: Duration = Duration::from_millis(50);
@@ -253,11 +253,11 @@ impl Control {
             let state = self.state();
             (state.held.clone(), state.problem.is_none() && !state.losses.is_open())
         };
-        let Some(note) = shared.note(Some(held.id).filter(|_| is_sound)).await.map_err(away)? else {
+        let Some(stored) = shared.note(Some(held.id).filter(|_| is_sound)).await.map_err(away)? else {
             self.is_stored();
             return Ok(true);
         };
-        let found = found(&note)?;
+        let found = found(&stored)?;
         let Reconciled { document, loss } = self.reconcile(&found, now_ms());
         let is_other = document != *held.document;
         if loss.is_some() {
@@ -337,10 +337,11 @@ impl Losses {
     }
 }
 
-/// What a note is.
-fn found(note: &ControlDocument) -> Result<Found, Refusal> {
-    let document = Document::from_text(&note.text).map_err(|detail| Refusal::new(Cause::Conflict, detail))?;
-    Ok(Found { id: note.id, document })
+/// Parses a stored document.
+fn found(stored: &ControlDocument) -> Result<Found, Refusal> {
+    let document =
+        Document::from_text(&stored.text).map_err(|detail| Refusal::new(Cause::Conflict, detail))?;
+    Ok(Found { id: stored.id, document })
 }
 
 /// The refusal for a failed store operation.

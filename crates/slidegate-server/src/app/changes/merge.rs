@@ -288,11 +288,11 @@ mod tests {
         other.set_policy("r", terms(3), What::Set, "ops", 15);
         other.undo(Some(2), "ops", 16).unwrap();
         let both = one.merged(&other);
-        let told: Vec<_> =
+        let merged_history: Vec<_> =
             both.changes.iter().map(|one| (one.id, one.policy.as_str(), one.what.clone())).collect();
         let expected =
             [(1, "p", What::Set), (4, "r", What::Set), (3, "r", What::Undo(4)), (2, "q", What::Set)];
-        assert_eq!(told, expected);
+        assert_eq!(merged_history, expected);
         assert_eq!((both.undone_by(4), both.undone_by(2), both.last_id), (Some(3), None, 4));
         assert_eq!(both.merged(&other), both, "a change is not taken for another one because of its number");
     }

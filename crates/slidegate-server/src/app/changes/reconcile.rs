@@ -23,7 +23,8 @@ use super::document::Document;
 /// The active document of an instance.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Held {
-    /// The id of the stored document it corresponds to: [`ControlDocumentId::ABSENT`] before the first one.
+    /// The id of the stored document it corresponds to: [`ControlDocumentId::ABSENT`] before the
+    /// first one.
     pub(super) id: ControlDocumentId,
     pub(super) document: Arc<Document>,
 }

@@ -91,7 +91,7 @@ struct Totals {
 impl Totals {
     fn of(observer: &Observer) -> Self {
         let registry = observer.registry.load();
-        let by_policy = registry.in_force().iter().map(|row| (row.name.clone(), row.counts()));
+        let by_policy = registry.in_force().iter().map(|counters| (counters.name.clone(), counters.counts()));
         let by_policy: BTreeMap<_, _> = by_policy.collect();
         let [allowed, denied] = observer.checks();
         let shadow_denied = by_policy.values().map(|counts| counts.shadow_denied).sum();

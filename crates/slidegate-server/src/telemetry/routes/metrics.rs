@@ -1,8 +1,8 @@
 //! Metrics: all that is counted, as `OpenMetrics` text.
 //!
-//! Labels are names of policies, protocols and nodes, whose number is bounded. Keys are never labels,
-//! because clients choose them. A test compares the dashboard and the alerts in `deploy/` with the
-//! metrics in this file.
+//! Labels are names of policies, protocols and nodes, whose number is bounded. Keys are never
+//! labels, because clients choose them. A test compares the dashboard and the alerts in `deploy/`
+//! with the metrics in this file.
 
 use std::fmt;
 use std::sync::Arc;
@@ -105,26 +105,26 @@ fn count(count: usize) -> u64 {
 fn policies(page: &mut Page<'_>, observer: &Observer, policies: &PolicySet) -> fmt::Result {
     let registry = observer.registry.load();
     let (shown, others) = registry.in_force().split_at(registry.in_force().len().min(MAX_POLICIES));
-    let checks = |row: &Arc<PolicyCounters>| {
-        let row = Arc::clone(row);
+    let checks = |counters: &Arc<PolicyCounters>| {
+        let counters = Arc::clone(counters);
         let all = Outcome::ALL.into_iter().flat_map(|outcome| SOURCES.map(|source| (outcome, source)));
         all.map(move |(outcome, source)| {
             let labels = [("verdict", outcome.name()), ("source", source.name())];
-            (labels, row.checks(outcome, source), outcome == Outcome::Allow && source == SOURCES[0])
+            (labels, counters.checks(outcome, source), outcome == Outcome::Allow && source == SOURCES[0])
         })
     };
     let mut decisions = Vec::new();
-    for row in shown {
-        for (labels, count, is_first) in checks(row) {
+    for counters in shown {
+        for (labels, count, is_first) in checks(counters) {
             // Few of the 15 combinations happen. The first is exported from the start, so that
             // every policy is visible.
             if count > 0 || is_first {
-                decisions.push(([("policy", row.name.as_str()), labels[0], labels[1]], count));
+                decisions.push(([("policy", counters.name.as_str()), labels[0], labels[1]], count));
             }
         }
     }
     if !others.is_empty() {
-        let tables: Vec<Vec<_>> = others.iter().map(|row| checks(row).collect()).collect();
+        let tables: Vec<Vec<_>> = others.iter().map(|counters| checks(counters).collect()).collect();
         for at in 0..tables[0].len() {
             let count = tables.iter().map(|table| table[at].1).sum();
             let [verdict, source] = tables[0][at].0;
@@ -136,11 +136,12 @@ fn policies(page: &mut Page<'_>, observer: &Observer, policies: &PolicySet) -> f
     let help = "Checks by policy, verdict and source of the decision; shadow_deny does not deny the request";
     page.counter("decisions", help, decisions)?;
 
-    let rows: Vec<(&str, Counts)> = shown.iter().map(|row| (row.name.as_str(), row.counts())).collect();
-    let rest: Vec<Counts> = others.iter().map(|row| row.counts()).collect();
+    let shown_counts: Vec<(&str, Counts)> =
+        shown.iter().map(|counters| (counters.name.as_str(), counters.counts())).collect();
+    let rest: Vec<Counts> = others.iter().map(|counters| counters.counts()).collect();
     let mut each = |name, help, read: fn(&Counts) -> u64| {
         let rest = (!rest.is_empty()).then(|| (OTHERS, rest.iter().map(read).sum()));
-        let samples = rows.iter().map(|(name, counts)| (*name, read(counts))).chain(rest);
+        let samples = shown_counts.iter().map(|(name, counts)| (*name, read(counts))).chain(rest);
         page.counter(name, help, samples.map(|(name, count)| ([("policy", name)], count)))
     };
     each("cost_admitted", "Charged cost, penalties included", |counts| counts.cost_allowed)?;

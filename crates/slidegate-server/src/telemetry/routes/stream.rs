@@ -41,7 +41,7 @@ struct Listener {
     /// Denials since the last message of rates.
     denials: usize,
     has_ended: bool,
-    _place: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 }
 
 /// Streams matching denials from now on, or those recorded after this sequence number first.
@@ -49,23 +49,23 @@ pub(super) fn denials(
     app: Arc<App>,
     filter: Filter,
     after: Option<u64>,
-    place: OwnedSemaphorePermit,
+    permit: OwnedSemaphorePermit,
 ) -> impl Stream<Item = Result<sse::Event, Infallible>> {
     let events = &app.observer().events;
     // Subscribe before reading the recorded events, so that none is missed.
     let messages = events.listen();
     let kept: VecDeque<_> = after.map(|seq| events.after(seq, &filter)).unwrap_or_default().into();
     let last_seq = kept.back().map_or(0, |event| event.seq);
-    stream(app, Wanted::Denials(filter), messages, kept, last_seq, place)
+    stream(app, Wanted::Denials(filter), messages, kept, last_seq, permit)
 }
 
 /// Streams rates every second, some denials, and changes.
 pub(super) fn live(
     app: Arc<App>,
-    place: OwnedSemaphorePermit,
+    permit: OwnedSemaphorePermit,
 ) -> impl Stream<Item = Result<sse::Event, Infallible>> {
     let messages = app.observer().events.listen();
-    stream(app, Wanted::Live, messages, VecDeque::new(), 0, place)
+    stream(app, Wanted::Live, messages, VecDeque::new(), 0, permit)
 }
 
 fn stream(
@@ -74,10 +74,10 @@ fn stream(
     messages: Receiver<Message>,
     kept: VecDeque<Arc<Event>>,
     last_seq: u64,
-    place: OwnedSemaphorePermit,
+    permit: OwnedSemaphorePermit,
 ) -> impl Stream<Item = Result<sse::Event, Infallible>> {
     let has_ended = app.observer().is_ending.load(SeqCst);
-    let listener = Listener { app, wanted, messages, kept, last_seq, denials: 0, has_ended, _place: place };
+    let listener = Listener { app, wanted, messages, kept, last_seq, denials: 0, has_ended, _permit: permit };
     unfold(listener, |mut listener| async { listener.next().await.map(|event| (Ok(event), listener)) })
 }
 
@@ -89,7 +89,7 @@ impl Listener {
         while !self.has_ended {
             match self.messages.recv().await {
                 Ok(message) => {
-                    if let Some(event) = self.told(&message) {
+                    if let Some(event) = self.event(&message) {
                         return Some(event);
                     }
                 }
@@ -103,7 +103,7 @@ impl Listener {
     }
 
     /// The message in this stream's format, if it is part of the stream.
-    fn told(&mut self, message: &Message) -> Option<sse::Event> {
+    fn event(&mut self, message: &Message) -> Option<sse::Event> {
         match (message, &self.wanted) {
             (Message::Denial(event), Wanted::Denials(filter)) => {
                 let is_new = event.seq > self.last_seq;

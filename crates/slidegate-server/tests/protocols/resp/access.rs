@@ -71,7 +71,8 @@ fn redis_cli_asks_over_tls() {
     assert_eq!(cli(&server, &[&tls[..], &["PING"]].concat()), "PONG\n");
 }
 
-/// A password that everybody may guess two million times in four seconds guards nothing, and each guess was a line of log.
+/// A password that everybody may guess two million times in four seconds guards nothing, and each
+/// guess was a line of log.
 #[test]
 fn three_wrong_passwords_close_the_connection_and_thirty_refuse_the_address() {
     let folder = TempDir::new("resp-guesses");
@@ -86,11 +87,12 @@ fn three_wrong_passwords_close_the_connection_and_thirty_refuse_the_address() {
     let right = command(&[b"AUTH", b"sesame"]);
     let decide = words("RL.CHECK per-user alice");
 
-    // What comes behind the third is not read, even if it is the right one. RESET makes nothing good again.
+    // What comes behind the third is not read, even if it is the right one. RESET makes nothing
+    // good again.
     let many = [guess.repeat(2), words("RESET"), guess.repeat(1000), right.clone(), decide.clone()].concat();
-    let told = exchange(&server, &many);
+    let replies = exchange(&server, &many);
     assert_eq!(
-        told,
+        replies,
         closed.replacen(
             "disabled.\\r\\n-WRONGPASS invalid username-password pair or user is disabled. The",
             "disabled.\\r\\n+RESET\\r\\n-WRONGPASS invalid username-password pair or user is disabled. The",
@@ -100,8 +102,8 @@ fn three_wrong_passwords_close_the_connection_and_thirty_refuse_the_address() {
     assert_eq!(exchange(&server, &hello.repeat(4)), closed);
     // A right one in between is free, and forgives none.
     let between = [guess.clone(), right.clone(), guess.repeat(2), decide.clone()].concat();
-    let told = exchange(&server, &between);
-    assert_eq!(told, closed.replacen("\\r\\n", "\\r\\n+OK\\r\\n", 1));
+    let replies = exchange(&server, &between);
+    assert_eq!(replies, closed.replacen("\\r\\n", "\\r\\n+OK\\r\\n", 1));
     for _ in 0..6 {
         assert_eq!(exchange(&server, &guess.repeat(3)), closed);
     }
@@ -111,10 +113,10 @@ fn three_wrong_passwords_close_the_connection_and_thirty_refuse_the_address() {
     }
     for attempt in [&guess, &right, &words("HELLO 3 AUTH default sesame"), &words("HELLO 2 AUTH root guess")]
     {
-        let told = exchange(&server, &[attempt.clone(), words("PING")].concat());
+        let replies = exchange(&server, &[attempt.clone(), words("PING")].concat());
         let refusal = "too many failed authentications from your address: 30 in 60 s is the limit; wait ";
-        assert!(told.starts_with("-WRONGPASS ") && told.contains(refusal), "{told}");
-        assert_eq!(told.matches("\\r\\n").count(), 1, "the connection is closed: {told}");
+        assert!(replies.starts_with("-WRONGPASS ") && replies.contains(refusal), "{replies}");
+        assert_eq!(replies.matches("\\r\\n").count(), 1, "the connection is closed: {replies}");
     }
 
     let metrics = server.get("/metrics").body;

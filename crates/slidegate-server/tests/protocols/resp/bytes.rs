@@ -198,7 +198,8 @@ fn who_does_not_take_its_answers_is_cut_off_and_nobody_else_waits() {
     let slow = connect(&server);
     slow.set_nonblocking(true).unwrap();
     let asked = words("COMMAND DOCS").repeat(500);
-    // The server stops reading when nobody takes its answers: then the system's buffers are full on both sides.
+    // The server stops reading when nobody takes its answers: then the system's buffers are full on
+    // both sides.
     let mut full = 0;
     while full < 50 {
         match (&slow).write(&asked) {

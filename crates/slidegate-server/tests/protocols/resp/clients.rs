@@ -29,10 +29,10 @@ fn redis_cli_and_redis_benchmark_are_served() {
         .args(["RL.CHECK", "per-user", "key:__rand_int__"])
         .output()
         .unwrap();
-    let told = succeed(&benchmark);
+    let report = succeed(&benchmark);
     assert!(
-        told.contains("requests per second") && !text(&benchmark.stderr).contains("Error from server"),
-        "{told}"
+        report.contains("requests per second") && !text(&benchmark.stderr).contains("Error from server"),
+        "{report}"
     );
 }
 

@@ -3,7 +3,8 @@
 use super::{ask, command, exchange, serve, words};
 use slidegate_testkit::TempDir;
 
-/// It is where every decision of this port begins: the reply's order is documented, and clients take it apart by place.
+/// It is where every decision of this port begins: the reply's order is documented, and clients
+/// take it apart by place.
 #[test]
 fn a_check_answers_seven_fields_in_resp2_and_names_them_in_resp3() {
     let folder = TempDir::new("resp-check");
@@ -36,13 +37,13 @@ fn a_check_answers_seven_fields_in_resp2_and_names_them_in_resp3() {
     // One value for each attribute, in the scope's order: these are two keys.
     assert!(ask(&server, "RL.CHECK route a b").starts_with("*7\\r\\n:1\\r\\n:100\\r\\n:99\\r\\n"));
     assert!(ask(&server, "RL.CHECK route b a").starts_with("*7\\r\\n:1\\r\\n:100\\r\\n:99\\r\\n"));
-    // Its denials deny nobody, and the wait tells of them.
+    // Its denials deny nothing, and the wait shows them.
     assert!(ask(&server, "RL.CHECK trial alice").starts_with("*7\\r\\n:1\\r\\n:1\\r\\n:0\\r\\n:0\\r\\n"));
     let shadow = ask(&server, "RL.CHECK trial alice");
     assert!(shadow.starts_with("*7\\r\\n:1\\r\\n:1\\r\\n:0\\r\\n:3"), "{shadow}");
 }
 
-/// What was charged for nothing is given back, and a user who was locked out is let in.
+/// Failed work is refunded, and a locked-out user is reset.
 #[test]
 fn refund_gives_back_and_reset_forgets() {
     let folder = TempDir::new("resp-refund");
@@ -62,7 +63,7 @@ fn refund_gives_back_and_reset_forgets() {
     assert!(ask(&server, "CL.THROTTLE k 0 1 3600").starts_with("*5\\r\\n:0\\r\\n"));
 }
 
-/// All or none holds at this door as well.
+/// All or nothing holds for this protocol too.
 #[test]
 fn a_request_is_decided_under_every_policy_that_applies() {
     let folder = TempDir::new("resp-request");
@@ -125,7 +126,8 @@ fn keys_are_any_bytes() {
     assert!(ask(&server, "RL.CHECK per-ip 2001:DB8:0::2").starts_with("*7\\r\\n:1\\r\\n:5\\r\\n:0\\r\\n"));
 }
 
-/// The figures of redis-cell's own documentation, and those of its code where a figure has a fraction.
+/// The figures of redis-cell's own documentation, and those of its code where a figure has a
+/// fraction.
 #[test]
 fn cl_throttle_answers_in_the_order_and_rounding_of_redis_cell() {
     let folder = TempDir::new("resp-cell");
@@ -202,10 +204,10 @@ fn every_wrong_argument_is_named_with_the_way_out() {
         ),
         (
             "RL.CHECK per-ip here",
-            "RL.CHECK: attribute `ip` is no IP address: `here`; write for example `192.0.2.7` or `2001:db8::7`".into(),
+            "RL.CHECK: attribute `ip` is not an IP address: `here`; write for example `192.0.2.7` or `2001:db8::7`".into(),
         ),
         ("RL.REQUEST user", "RL.REQUEST: attribute `user` has no value; give one".into()),
-        ("RL.REQUEST user a user b", "RL.REQUEST: attribute `user` stands twice; give it once".into()),
+        ("RL.REQUEST user a user b", "RL.REQUEST: attribute `user` is given twice; give it once".into()),
         ("RL.REQUEST COST x", format!("RL.REQUEST: COST is `x`; {cost}")),
         ("RL.POLICIES all", "RL.POLICIES: too many arguments (1); write `RL.POLICIES`".into()),
         ("CL.THROTTLE k 1 1", format!("CL.THROTTLE: too few arguments (3); write `CL.THROTTLE {throttle}`")),

@@ -7,7 +7,8 @@ use std::io::{Read, Write};
 
 use super::{POLICIES, ask, connect, exchange, expect, serve, words};
 
-/// With a shared store a pipeline waits for one round trip and not for each of its commands, and stays in order.
+/// With a shared store a pipeline waits for one round trip and not for each of its commands, and
+/// stays in order.
 #[test]
 fn a_pipeline_over_a_shared_store_is_answered_in_order() {
     let redis = RedisServer::start();

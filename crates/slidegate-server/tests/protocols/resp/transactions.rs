@@ -1,4 +1,5 @@
-//! Transactions: what `MULTI`, `EXEC` and `DISCARD` do, held against a Redis where it knows the same commands.
+//! Transactions: what `MULTI`, `EXEC` and `DISCARD` do, held against a Redis where it knows the
+//! same commands.
 
 use slidegate_testkit::TempDir;
 use slidegate_testkit::redis::RedisServer;
@@ -98,7 +99,8 @@ fn nothing_is_charged_before_exec_and_everything_by_it() {
         .unwrap();
     expect(&mut stream, b"+OK\r\n+QUEUED\r\n+QUEUED\r\n");
     assert_eq!(left(&server), 5);
-    // In their order: what is given back can be taken again. A wrong policy is an answer, not an end.
+    // In order: refunded cost can be used again. An unknown policy is an error reply and does not
+    // stop the rest.
     let more = ["RL.CHECK nobody x", "RL.CHECK per-user alice COST 4", "RL.REFUND per-user alice COST 3"];
     stream.write_all(&script(&more)).unwrap();
     stream
@@ -198,7 +200,8 @@ fn a_queue_that_is_full_is_refused_and_not_carried_out() {
     assert_eq!(left(&server), 5);
 }
 
-/// Over a shared store decisions are asked for together; what answers them must stay in the order of the commands.
+/// Over a shared store decisions are asked for together; what answers them must stay in the order
+/// of the commands.
 #[test]
 fn over_a_shared_store_a_transaction_is_answered_in_order() {
     let redis = RedisServer::start();

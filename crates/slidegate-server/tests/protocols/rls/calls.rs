@@ -13,10 +13,11 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
 use super::client::{
-    answer, ask, channel, client, descriptor, hitting, limit, seconds, start, string, told, user,
+    answer, ask, channel, client, descriptor, hitting, limit, seconds, start, statuses, string, user,
 };
 
-/// Envoy makes x-ratelimit-* of the statuses and logs of them: one that is not filled is a header that is missing.
+/// Envoy makes x-ratelimit-* of the statuses and logs of them: one that is not filled is a header
+/// that is missing.
 #[tokio::test]
 async fn every_status_says_code_limit_remaining_and_reset() {
     let server =
@@ -30,7 +31,7 @@ async fn every_status_says_code_limit_remaining_and_reset() {
     ];
     let first = answer(&mut client, &descriptors).await;
     assert_eq!(first.overall_code(), Code::Ok);
-    assert_eq!(told(&first), [(Code::Ok, 2), (Code::Ok, 99), (Code::Ok, 6), (Code::Ok, 0)]);
+    assert_eq!(statuses(&first), [(Code::Ok, 2), (Code::Ok, 99), (Code::Ok, 6), (Code::Ok, 0)]);
     assert_eq!(limit(&first.statuses[0]), (3, Unit::Hour, "per-user"));
     assert_eq!(limit(&first.statuses[1]), (100, Unit::Minute, "per-path"));
     assert_eq!(limit(&first.statuses[2]), (7, Unit::Unknown, "per-odd"));
@@ -51,16 +52,17 @@ async fn descriptors_are_charged_all_or_none() {
     for _ in 0..3 {
         let denied = answer(&mut client, &both).await;
         assert_eq!(denied.overall_code(), Code::OverLimit);
-        assert_eq!(told(&denied), [(Code::OverLimit, 0), (Code::Ok, 3)]);
+        assert_eq!(statuses(&denied), [(Code::OverLimit, 0), (Code::Ok, 3)]);
     }
-    assert_eq!(told(&answer(&mut client, &both[1..]).await), [(Code::Ok, 2)]);
+    assert_eq!(statuses(&answer(&mut client, &both[1..]).await), [(Code::Ok, 2)]);
     // Two descriptors on one key ask for both hits at once.
     let twice = answer(&mut client, &[user("bob"), user("bob"), user("bob")]).await;
-    assert_eq!(told(&twice), [(Code::OverLimit, 2); 3]);
-    assert_eq!(told(&answer(&mut client, &[user("bob"), user("bob")]).await), [(Code::Ok, 0); 2]);
+    assert_eq!(statuses(&twice), [(Code::OverLimit, 2); 3]);
+    assert_eq!(statuses(&answer(&mut client, &[user("bob"), user("bob")]).await), [(Code::Ok, 0); 2]);
 }
 
-/// Batches and tokens cost more than one, a look must cost nothing, and what was not used comes back.
+/// Batches and tokens cost more than one, a look must cost nothing, and what was not used comes
+/// back.
 #[tokio::test]
 async fn hits_are_those_of_the_descriptor_then_of_the_call_then_one() {
     let server = start(&["--policy", "10/1h per user"]);
@@ -81,15 +83,16 @@ async fn hits_are_those_of_the_descriptor_then_of_the_call_then_one() {
     assert_eq!(remaining(back(100), 0).await, (Code::Ok, 10), "no more comes back than was charged");
     assert_eq!(remaining(user("a"), 0).await, (Code::Ok, 9));
 
-    // Who is refused tries again, with what is to be given back.
+    // A denied client retries, with the refund.
     let mixed = [back(1), hitting(11, user("b"))];
     let denied = answer(&mut client, &mixed).await;
-    assert_eq!(told(&denied), [(Code::Ok, 9), (Code::OverLimit, 10)]);
+    assert_eq!(statuses(&denied), [(Code::Ok, 9), (Code::OverLimit, 10)]);
     let mixed = [back(1), hitting(10, user("b"))];
-    assert_eq!(told(&answer(&mut client, &mixed).await), [(Code::Ok, 10), (Code::Ok, 0)]);
+    assert_eq!(statuses(&answer(&mut client, &mixed).await), [(Code::Ok, 10), (Code::Ok, 0)]);
 }
 
-/// A service that answers with tokens knows their number afterwards: what exceeds is waited out, and looks must see it.
+/// A service that answers with tokens knows their number afterwards: what exceeds is waited out,
+/// and looks must see it.
 #[tokio::test]
 async fn costs_known_afterwards_are_charged_in_full_and_looks_deny_then() {
     let folder = TempDir::new("rls-tokens");
@@ -103,18 +106,23 @@ async fn costs_known_afterwards_are_charged_in_full_and_looks_deny_then() {
     let charge = [hitting(4, user("alice"))];
     for (seen, left) in [(Code::Ok, 3), (Code::Ok, 0)] {
         assert_eq!(answer(&mut client, &look).await.overall_code(), seen);
-        assert_eq!(told(&answer(&mut client, &charge).await), [(Code::Ok, left)]);
+        assert_eq!(statuses(&answer(&mut client, &charge).await), [(Code::Ok, left)]);
     }
     let denied = answer(&mut client, &look).await;
     assert_eq!(denied.overall_code(), Code::OverLimit);
-    assert_eq!(told(&denied), [(Code::OverLimit, 0), (Code::Ok, 7)], "the refused call is charged nowhere");
+    assert_eq!(
+        statuses(&denied),
+        [(Code::OverLimit, 0), (Code::Ok, 7)],
+        "the refused call is charged nowhere"
+    );
     let metadata = denied.dynamic_metadata.unwrap();
     assert_eq!((string(&metadata, "policy"), string(&metadata, "key")), ("tokens", "alice"));
     let wait: u64 = denied.response_headers_to_add[0].value.parse().unwrap();
     assert!((3000..=3600).contains(&wait), "{wait}");
 }
 
-/// A limit that comes with the request takes the policy's place, and what was used goes on counting.
+/// A limit that comes with the request takes the policy's place, and what was used goes on
+/// counting.
 #[tokio::test]
 async fn a_limit_of_the_request_decides_instead_of_the_policies() {
     let server = start(&["--policy", "2/1h per user using sliding-window"]);
@@ -123,11 +131,11 @@ async fn a_limit_of_the_request_decides_instead_of_the_policies() {
         limit: Some(RateLimitOverride { requests_per_unit, unit: unit.into() }),
         ..user("alice")
     };
-    assert_eq!(told(&answer(&mut client, &[user("alice")]).await), [(Code::Ok, 1)]);
+    assert_eq!(statuses(&answer(&mut client, &[user("alice")]).await), [(Code::Ok, 1)]);
     let wider = answer(&mut client, &[own(5, Unit::Hour)]).await;
-    assert_eq!(told(&wider), [(Code::Ok, 3)]);
+    assert_eq!(statuses(&wider), [(Code::Ok, 3)]);
     assert_eq!(limit(&wider.statuses[0]), (5, Unit::Hour, "per-user"));
-    assert_eq!(told(&answer(&mut client, &[user("alice")]).await), [(Code::OverLimit, 0)]);
+    assert_eq!(statuses(&answer(&mut client, &[user("alice")]).await), [(Code::OverLimit, 0)]);
     let other = RateLimitDescriptor { entries: user("x").entries, ..own(1, Unit::Day) };
     assert_eq!(limit(&answer(&mut client, &[other]).await.statuses[0]), (1, Unit::Day, "per-user"));
     let error = ask(&mut client, &[user("alice"), own(5, Unit::Unknown)], 0).await.unwrap_err();
@@ -138,7 +146,7 @@ async fn a_limit_of_the_request_decides_instead_of_the_policies() {
     );
 }
 
-/// A new limit is tried before it denies, and the enforced one beside it must still be told.
+/// A new limit is tried before it denies, and the enforced one beside it must still be reported.
 #[tokio::test]
 async fn shadow_policies_are_told_and_never_deny() {
     let folder = TempDir::new("rls-shadow");
@@ -148,9 +156,9 @@ async fn shadow_policies_are_told_and_never_deny() {
     );
     let server = start(&["--config", &config]);
     let mut client = client(&server).await;
-    assert_eq!(told(&answer(&mut client, &[user("alice")]).await), [(Code::Ok, 0)]);
+    assert_eq!(statuses(&answer(&mut client, &[user("alice")]).await), [(Code::Ok, 0)]);
     let over = answer(&mut client, &[user("alice")]).await;
-    assert_eq!((over.overall_code(), told(&over)), (Code::Ok, vec![(Code::Ok, 0)]));
+    assert_eq!((over.overall_code(), statuses(&over)), (Code::Ok, vec![(Code::Ok, 0)]));
     assert_eq!(limit(&over.statuses[0]), (1, Unit::Hour, "tried"));
     let both = answer(&mut client, &[descriptor(&[("user", "alice"), ("path", "/")])]).await;
     assert_eq!(limit(&both.statuses[0]), (5, Unit::Hour, "kept"));
@@ -209,7 +217,7 @@ async fn response_headers_are_those_of_the_configuration() {
     assert_eq!(denied.len(), 4);
 }
 
-/// Every call that is none gets an error that says what is wrong with it, and the next one is answered.
+/// Malformed calls return an error that names the mistake, and the next call succeeds.
 #[tokio::test]
 async fn what_is_no_request_is_refused_with_a_reason() {
     let server = start(&["--policy", "9/1h per user", "--policy", "9/1h per ip"]);
@@ -225,10 +233,10 @@ async fn what_is_no_request_is_refused_with_a_reason() {
         (domain("", vec![user("a")]), "rate limit domain must not be empty"),
         (domain("web", vec![]), "rate limit descriptor list must not be empty"),
         (domain("web", vec![user("a"); 65]), "the request has 65 descriptors; send at most 64"),
-        (domain("web", vec![user("a"), many]), "descriptors[1]: attribute `k` stands twice; give it once"),
+        (domain("web", vec![user("a"), many]), "descriptors[1]: attribute `k` is given twice; give it once"),
         (
             domain("web", vec![descriptor(&[("ip", "nowhere")])]),
-            "descriptors[0]: attribute `ip` is no IP address: `nowhere`; write for example `192.0.2.7` or `2001:db8::7`",
+            "descriptors[0]: attribute `ip` is not an IP address: `nowhere`; write for example `192.0.2.7` or `2001:db8::7`",
         ),
         (
             domain("web", vec![user(&long)]),
@@ -248,8 +256,8 @@ async fn what_is_no_request_is_refused_with_a_reason() {
     }
     let large = client.should_rate_limit(domain("web", vec![user(&long); 10])).await.unwrap_err();
     assert_eq!(large.code(), GrpcCode::OutOfRange, "{large}");
-    assert_eq!(told(&answer(&mut client, &[user("a")]).await), [(Code::Ok, 8)]);
-    // A path that is none says which is.
+    assert_eq!(statuses(&answer(&mut client, &[user("a")]).await), [(Code::Ok, 8)]);
+    // The error of an unknown path names the right one.
     let mut health = HealthClient::with_origin(channel(&server).await, "http://x/none".parse().unwrap());
     let error = health.check(HealthCheckRequest::default()).await.unwrap_err();
     assert_eq!(
@@ -258,12 +266,12 @@ async fn what_is_no_request_is_refused_with_a_reason() {
     );
 }
 
-/// Hits that are given back help whoever asks for them: the port must not be the way round the tokens of the others.
+/// Refunds raise what a client may use, so this port must not bypass the tokens of the others.
 #[tokio::test]
 async fn hits_are_given_back_with_a_token_where_tokens_are_configured() {
     let made = run(&["token", "new", "--name", "envoy", "--scope", "decide"]);
-    let told = text(&made.stdout);
-    let of = |name: &str| told.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
+    let printed = text(&made.stdout);
+    let of = |name: &str| printed.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
     let (token, line) = (of("token "), of("environment "));
     let variables = [("SLIDEGATE_ADMIN_TOKENS", line.strip_prefix("SLIDEGATE_ADMIN_TOKENS=").unwrap())];
     let folder = TempDir::new("rls-tokens");

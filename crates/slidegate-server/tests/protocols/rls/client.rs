@@ -1,4 +1,4 @@
-//! A client of the door, and its answers in short.
+//! A gRPC client of the tests, and summaries of its responses.
 
 use std::time::Duration;
 
@@ -16,19 +16,19 @@ use tonic::transport::{Channel, Endpoint};
 
 pub(crate) type Client = RateLimitServiceClient<Channel>;
 
-/// A server whose gRPC door is open on a free port.
+/// A server with a gRPC listener on a free port.
 pub(crate) fn start(args: &[&str]) -> Server {
     Server::start(&[&["--grpc", "127.0.0.1:0"], args].concat())
 }
 
-/// Where the door is, as the greeting has it: `http://127.0.0.1:40000`.
-pub(crate) fn door(server: &Server) -> String {
+/// The URL of the gRPC listener in the greeting: `http://127.0.0.1:40000`.
+pub(crate) fn grpc_url(server: &Server) -> String {
     let line = server.greeting.lines().find_map(|line| line.strip_prefix("grpc       "));
-    line.unwrap_or_else(|| panic!("no door: {}", server.greeting)).to_owned()
+    line.unwrap_or_else(|| panic!("no gRPC listener: {}", server.greeting)).to_owned()
 }
 
 pub(crate) async fn channel(server: &Server) -> Channel {
-    Endpoint::new(door(server)).unwrap().connect().await.expect("the door is open")
+    Endpoint::new(grpc_url(server)).unwrap().connect().await.expect("the listener accepts")
 }
 
 pub(crate) async fn client(server: &Server) -> Client {
@@ -64,7 +64,7 @@ pub(crate) async fn answer(client: &mut Client, descriptors: &[RateLimitDescript
 }
 
 /// The code of each status and what remains there.
-pub(crate) fn told(answer: &RateLimitResponse) -> Vec<(Code, u32)> {
+pub(crate) fn statuses(answer: &RateLimitResponse) -> Vec<(Code, u32)> {
     answer.statuses.iter().map(|status| (status.code(), status.limit_remaining)).collect()
 }
 
@@ -74,7 +74,7 @@ pub(crate) fn limit(status: &DescriptorStatus) -> (u32, Unit, &str) {
 }
 
 pub(crate) fn seconds(status: &DescriptorStatus) -> i64 {
-    let span = status.duration_until_reset.expect("it is always told");
+    let span = status.duration_until_reset.expect("it is always present");
     assert_eq!(span.nanos, 0, "Envoy drops them");
     span.seconds
 }

@@ -14,10 +14,11 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
 use super::client::{
-    Client, ask, channel, client, descriptor, hitting, limit, seconds, string, told, until, user,
+    Client, ask, channel, client, descriptor, hitting, limit, seconds, statuses, string, until, user,
 };
 
-/// Like envoyproxy/ratelimit's own example. Years, as no test may run across the border of a fixed window.
+/// Like envoyproxy/ratelimit's own example. Years, as no test may run across the border of a fixed
+/// window.
 const BASIC: &str = "
 domain: test-domain
 descriptors:
@@ -58,7 +59,8 @@ async fn asked(client: &mut Client, descriptors: &[&[(&str, &str)]]) -> RateLimi
     client.should_rate_limit(request).await.expect("an answer").into_inner()
 }
 
-/// Whoever changes the service keeps the files, and the proxies must not notice: codes, limits, names, order.
+/// Whoever changes the service keeps the files, and the proxies must not notice: codes, limits,
+/// names, order.
 #[tokio::test]
 async fn the_references_files_decide_as_they_do_there() {
     let folder = TempDir::new("rls-reference");
@@ -68,15 +70,15 @@ async fn the_references_files_decide_as_they_do_there() {
     let mixed =
         asked(&mut client, &[&[("key6", "x")], nested, &[("none", "x")], &[("key2", "value3")]]).await;
     assert_eq!(mixed.overall_code(), Code::Ok);
-    assert_eq!(told(&mixed), [(Code::Ok, u32::MAX), (Code::Ok, 4), (Code::Ok, 0), (Code::Ok, 0)]);
+    assert_eq!(statuses(&mixed), [(Code::Ok, u32::MAX), (Code::Ok, 4), (Code::Ok, 0), (Code::Ok, 0)]);
     assert_eq!(limit(&mixed.statuses[1]), (5, Unit::Year, ""));
     assert!(mixed.statuses[0].current_limit.is_none() && mixed.statuses[2].duration_until_reset.is_none());
     for left in (0..4).rev() {
-        assert_eq!(told(&asked(&mut client, &[nested]).await), [(Code::Ok, left)]);
+        assert_eq!(statuses(&asked(&mut client, &[nested]).await), [(Code::Ok, left)]);
     }
     let denied = asked(&mut client, &[nested, &[("key2", "a")]]).await;
     assert_eq!(
-        (denied.overall_code(), told(&denied)),
+        (denied.overall_code(), statuses(&denied)),
         (Code::OverLimit, vec![(Code::OverLimit, 0), (Code::Ok, 20)])
     );
     // A fixed window ends when the clock says so, whenever it began to be used.
@@ -96,9 +98,9 @@ async fn the_references_files_decide_as_they_do_there() {
     };
     let request = RateLimitRequest { domain: "test-domain".into(), descriptors: vec![own], hits_addend: 3 };
     let answer = client.should_rate_limit(request.clone()).await.unwrap().into_inner();
-    assert_eq!(told(&answer), [(Code::Ok, 7)]);
+    assert_eq!(statuses(&answer), [(Code::Ok, 7)]);
     let elsewhere = RateLimitRequest { domain: "foo_domain".into(), ..request };
-    assert_eq!(told(&client.should_rate_limit(elsewhere).await.unwrap().into_inner()), [(Code::Ok, 0)]);
+    assert_eq!(statuses(&client.should_rate_limit(elsewhere).await.unwrap().into_inner()), [(Code::Ok, 0)]);
 }
 
 /// What may not deny must not, and what denies only together must not deny alone.
@@ -108,19 +110,19 @@ async fn shadow_quota_and_replaced_limits_deny_as_they_do_there() {
     let server = in_place(&folder, &[]);
     let mut client = client(&server).await;
     let (tried, key4): (&[_], &[_]) = (&[("tried", "x")], &[("key4", "x")]);
-    assert_eq!(told(&asked(&mut client, &[tried]).await), [(Code::Ok, 0)]);
+    assert_eq!(statuses(&asked(&mut client, &[tried]).await), [(Code::Ok, 0)]);
     let shadow = asked(&mut client, &[tried, key4]).await;
-    assert_eq!((shadow.overall_code(), told(&shadow)), (Code::Ok, vec![(Code::Ok, 0), (Code::Ok, 0)]));
+    assert_eq!((shadow.overall_code(), statuses(&shadow)), (Code::Ok, vec![(Code::Ok, 0), (Code::Ok, 0)]));
     assert_eq!(limit(&shadow.statuses[0]), (1, Unit::Year, ""));
     assert_eq!(asked(&mut client, &[tried, key4]).await.overall_code(), Code::OverLimit);
 
     let (one, two): (&[_], &[_]) = (&[("quota1", "x")], &[("quota2", "x")]);
-    assert_eq!(told(&asked(&mut client, &[one, two]).await), [(Code::Ok, 0), (Code::Ok, 1)]);
+    assert_eq!(statuses(&asked(&mut client, &[one, two]).await), [(Code::Ok, 0), (Code::Ok, 1)]);
     let half = asked(&mut client, &[one, two]).await;
-    assert_eq!((half.overall_code(), told(&half)), (Code::Ok, vec![(Code::OverLimit, 0), (Code::Ok, 0)]));
+    assert_eq!((half.overall_code(), statuses(&half)), (Code::Ok, vec![(Code::OverLimit, 0), (Code::Ok, 0)]));
     let none = asked(&mut client, &[one, two, &[("key2", "q")]]).await;
     assert_eq!(none.overall_code(), Code::OverLimit);
-    assert_eq!(told(&none)[2], (Code::Ok, 20), "what is refused is charged nowhere");
+    assert_eq!(statuses(&none)[2], (Code::Ok, 20), "what is refused is charged nowhere");
     assert_eq!(asked(&mut client, &[one, &[("key2", "q")]]).await.overall_code(), Code::OverLimit);
     assert_eq!(asked(&mut client, &[&[("quota2", "new")], one]).await.overall_code(), Code::Ok);
 
@@ -128,15 +130,15 @@ async fn shadow_quota_and_replaced_limits_deny_as_they_do_there() {
     assert_eq!(asked(&mut client, &[&[("key4", "y")], &[("quota2", "y")]]).await.overall_code(), Code::Ok);
     let alone = asked(&mut client, &[&[("key4", "y")], &[("quota2", "y")]]).await;
     assert_eq!(
-        (alone.overall_code(), told(&alone)),
+        (alone.overall_code(), statuses(&alone)),
         (Code::OverLimit, vec![(Code::OverLimit, 0), (Code::Ok, 1)])
     );
 
     let (wide, narrow): (&[_], &[_]) = (&[("wide", "x")], &[("narrow", "x")]);
     for left in (0..3).rev() {
-        assert_eq!(told(&asked(&mut client, &[wide, narrow]).await), [(Code::Ok, 0), (Code::Ok, left)]);
+        assert_eq!(statuses(&asked(&mut client, &[wide, narrow]).await), [(Code::Ok, 0), (Code::Ok, left)]);
     }
-    assert_eq!(told(&asked(&mut client, &[wide]).await), [(Code::Ok, 0)], "it was not counted");
+    assert_eq!(statuses(&asked(&mut client, &[wide]).await), [(Code::Ok, 0)], "it was not counted");
     assert_eq!(asked(&mut client, &[wide]).await.overall_code(), Code::OverLimit);
 
     // Three charges of 4 against 7, and a look.
@@ -168,8 +170,8 @@ async fn headers_metadata_and_global_shadow_are_as_the_variables_say() {
     let (key4, quota): (&[_], &[_]) = (&[("key4", "x")], &[("quota2", "x")]);
     let first = asked(&mut client, &[key4, quota]).await;
     let headers = |answer: &RateLimitResponse| {
-        let told = answer.response_headers_to_add.iter();
-        told.map(|header| (header.key.clone(), header.value.clone())).collect::<Vec<_>>()
+        let found = answer.response_headers_to_add.iter();
+        found.map(|header| (header.key.clone(), header.value.clone())).collect::<Vec<_>>()
     };
     let [limit, remaining, reset] = &headers(&first)[..] else { panic!("{first:?}") };
     assert_eq!((&*limit.0, &*limit.1), ("RateLimit-Limit", "1"));
@@ -186,7 +188,7 @@ async fn headers_metadata_and_global_shadow_are_as_the_variables_say() {
     assert_eq!(entries.values[0].kind, Some(Kind::StringValue("key4=x".into())));
 
     let over = asked(&mut client, &[key4, quota]).await;
-    assert_eq!((over.overall_code(), told(&over)), (Code::Ok, vec![(Code::OverLimit, 0), (Code::Ok, 0)]));
+    assert_eq!((over.overall_code(), statuses(&over)), (Code::Ok, vec![(Code::OverLimit, 0), (Code::Ok, 0)]));
 
     // Of the limits that were passed the first says, and one that was not says nothing.
     let both: [&[_]; 2] = [&[("quota1", "y")], &[("quota2", "y")]];
@@ -251,7 +253,8 @@ async fn json_healthcheck_and_rlconfig_answer_as_the_reference_does() {
     );
 }
 
-/// Without any configuration everything would pass: it must be an error, and be seen by health checks where that is asked.
+/// Without any configuration everything would pass: it must be an error, and be seen by health
+/// checks where that is asked.
 #[tokio::test]
 async fn without_files_calls_fail_until_they_come() {
     let folder = TempDir::new("rls-late");
@@ -280,7 +283,7 @@ async fn without_files_calls_fail_until_they_come() {
     std::fs::create_dir_all(folder.path().join("config")).unwrap();
     std::fs::write(folder.path().join("config/basic.yaml"), BASIC).unwrap();
     until("health after the files have come", async || is_serving().await).await;
-    assert_eq!(told(&asked(&mut client, &[&[("key2", "x")]]).await), [(Code::Ok, 19)]);
+    assert_eq!(statuses(&asked(&mut client, &[&[("key2", "x")]]).await), [(Code::Ok, 19)]);
     // Limits change while calls come, and none of these fails.
     std::fs::write(folder.path().join("config/basic.yaml"), "domain: test-domain\ndescriptors: [{key: key2, rate_limit: {unit: minute, requests_per_unit: 30}}]\n").unwrap();
     until("the new limit", async || {

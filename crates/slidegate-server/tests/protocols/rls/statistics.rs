@@ -1,4 +1,5 @@
-//! What is counted: the reference's statistics in the forms that it has, and denials by looks in our own metrics.
+//! What is counted: the reference's statistics in the forms that it has, and denials by looks in
+//! our own metrics.
 
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
@@ -11,7 +12,8 @@ use slidegate_testkit::{TempDir, until_true};
 
 use super::client::{Client, ask, client, descriptor, hitting, user};
 
-/// Years, as no test may run across the border of a window; fifteen hits, of which four fifths are twelve.
+/// Years, as no test may run across the border of a window; fifteen hits, of which four fifths are
+/// twelve.
 const COUNTED: &str = "
 domain: web
 descriptors:
@@ -47,7 +49,7 @@ fn in_place(folder: &TempDir, variables: &[(&str, &str)]) -> Server {
 
 /// The answer of another listener of the server, named by a line of its greeting.
 fn get(server: &Server, listener: &str, path: &str) -> Response {
-    let line = server.greeting.lines().find(|line| line.starts_with(listener)).expect("it is told");
+    let line = server.greeting.lines().find(|line| line.starts_with(listener)).expect("it is listed");
     let address = line.split("http://").nth(1).and_then(|rest| rest.split('/').next()).expect("an address");
     http::send("GET", &format!("http://{address}{path}"), "", "")
 }
@@ -70,7 +72,7 @@ async fn hits_are_counted_under_the_references_names() {
     let server = in_place(&folder, &[]);
     let mut client = client(&server).await;
     let hits: &[_] = &[("hits", "x")];
-    for (asked, code, told) in [
+    for (asked, code, found) in [
         (11, Code::Ok, &["total_hits: 11", "within_limit: 11"][..]),
         (2, Code::Ok, &["near_limit: 1", "total_hits: 13", "within_limit: 13"]),
         (1, Code::Ok, &["near_limit: 2", "total_hits: 14", "within_limit: 14"]),
@@ -80,7 +82,7 @@ async fn hits_are_counted_under_the_references_names() {
         (4, Code::OverLimit, &["near_limit: 4", "over_limit: 6", "total_hits: 22", "within_limit: 15"]),
     ] {
         assert_eq!(hit(&mut client, asked, hits).await, code, "{asked}");
-        assert_eq!(stats(&server, "ratelimit.service.rate_limit.web.hits."), told, "{asked}");
+        assert_eq!(stats(&server, "ratelimit.service.rate_limit.web.hits."), found, "{asked}");
     }
     for _ in 0..2 {
         hit(&mut client, 1, &[("tried", "x")]).await;
@@ -123,14 +125,15 @@ async fn hits_are_counted_under_the_references_names() {
         "ratelimit_service_config_load_error 0",
         "ratelimit_service_global_shadow_mode 0",
     ] {
-        assert!(metrics.body.lines().any(|told| told == line), "{line} is not in {}", metrics.body);
+        assert!(metrics.body.lines().any(|found| found == line), "{line} is not in {}", metrics.body);
     }
     // The reference's names are kept: nothing is appended to them in either text format.
     assert!(metrics.body.contains("# TYPE ratelimit_service_total_requests untyped\n"), "{}", metrics.body);
     assert!(!metrics.body.contains("key1=\"pool1\""), "what was never hit has no series");
 }
 
-/// The debug port is where people look first: what is there must be said, and the numbers must survive a reload.
+/// The debug port is where people look first: what is there must be said, and the numbers must
+/// survive a reload.
 #[tokio::test]
 async fn the_debug_port_lists_what_it_has_and_counters_survive_a_reload() {
     let folder = TempDir::new("rls-debug");
@@ -146,24 +149,27 @@ async fn the_debug_port_lists_what_it_has_and_counters_survive_a_reload() {
     for _ in 0..2 {
         assert_eq!(hit(&mut client, 8, &[("hits", "x")]).await, Code::Ok);
     }
-    let told = ["near_limit: 14", "over_limit: 1", "total_hits: 16", "within_limit: 8"];
-    assert_eq!(stats(&server, "ratelimit.service.rate_limit.web.hits."), told);
+    let found = ["near_limit: 14", "over_limit: 1", "total_hits: 16", "within_limit: 8"];
+    assert_eq!(stats(&server, "ratelimit.service.rate_limit.web.hits."), found);
     assert_eq!(stats(&server, "ratelimit.service.global_shadow_mode"), [": 1"]);
     let file = folder.path().join("config/counted.yaml");
     std::fs::write(&file, COUNTED.replace("requests_per_unit: 15", "requests_per_unit: 16")).unwrap();
     let loads = || stats(&server, "ratelimit.service.config_load_success");
     until_true("the new limit is in force", || loads() == [": 2"]);
     assert_eq!(hit(&mut client, 8, &[("hits", "x")]).await, Code::Ok);
-    let told = ["near_limit: 22", "over_limit: 1", "total_hits: 24", "within_limit: 16"];
-    assert_eq!(stats(&server, "ratelimit.service.rate_limit.web.hits."), told);
+    let found = ["near_limit: 22", "over_limit: 1", "total_hits: 24", "within_limit: 16"];
+    assert_eq!(stats(&server, "ratelimit.service.rate_limit.web.hits."), found);
     std::fs::write(&file, "domain: ''\n").unwrap();
-    until_true("the bad file is told", || stats(&server, "ratelimit.service.config_load_error") == [": 1"]);
+    until_true("the bad file is counted", || {
+        stats(&server, "ratelimit.service.config_load_error") == [": 1"]
+    });
 }
 
-/// A denial that needs no call of the store is what the reference has its local cache for, under shadow as well.
+/// A denial that needs no call of the store is what the reference has its local cache for, under
+/// shadow as well.
 #[tokio::test(flavor = "multi_thread")]
 async fn remembered_denials_are_counted_as_those_of_the_local_cache_and_fallbacks_as_errors() {
-    let folder = TempDir::new("rls-remembered");
+    let folder = TempDir::new("rls-cached-denials");
     let redis = RedisServer::start();
     let url = redis.address();
     // As long as a machine that is busy with everything else needs.
@@ -173,18 +179,18 @@ async fn remembered_denials_are_counted_as_those_of_the_local_cache_and_fallback
     let (hits, tried): (&[_], &[_]) = (&[("hits", "x")], &[("tried", "x")]);
     assert_eq!(hit(&mut client, 15, hits).await, Code::Ok);
     let cached = |limit: &str| {
-        let told = stats(&server, &format!("ratelimit.service.rate_limit.web.{limit}."));
-        told.iter().any(|line| line.starts_with("over_limit_with_local_cache: "))
+        let counters = stats(&server, &format!("ratelimit.service.rate_limit.web.{limit}."));
+        counters.iter().any(|line| line.starts_with("over_limit_with_local_cache: "))
     };
-    // Denials are remembered once news of what ends them arrive.
-    super::client::until("a denial is remembered", async || {
+    // Denials are cached once the gate receives invalidations.
+    super::client::until("a denial is cached", async || {
         assert_eq!(hit(&mut client, 1, hits).await, Code::OverLimit);
         cached("hits")
     })
     .await;
-    let told = stats(&server, "ratelimit.service.rate_limit.web.hits.");
+    let counters = stats(&server, "ratelimit.service.rate_limit.web.hits.");
     let of = |name: &str| -> u64 {
-        let line = told.iter().find_map(|line| line.strip_prefix(name)).unwrap_or(": 0");
+        let line = counters.iter().find_map(|line| line.strip_prefix(name)).unwrap_or(": 0");
         line.trim_start_matches(": ").parse().unwrap()
     };
     assert_eq!((of("within_limit"), of("over_limit_with_local_cache")), (15, 1));
@@ -193,10 +199,10 @@ async fn remembered_denials_are_counted_as_those_of_the_local_cache_and_fallback
     for _ in 0..3 {
         assert_eq!(hit(&mut client, 1, tried).await, Code::Ok);
     }
-    let told = stats(&server, "ratelimit.service.rate_limit.web.tried.");
+    let counters = stats(&server, "ratelimit.service.rate_limit.web.tried.");
     assert!(
-        told.contains(&"shadow_mode: 2".to_owned()) && told.contains(&"over_limit: 2".to_owned()),
-        "{told:?}"
+        counters.contains(&"shadow_mode: 2".to_owned()) && counters.contains(&"over_limit: 2".to_owned()),
+        "{counters:?}"
     );
 
     drop(redis);
@@ -204,7 +210,8 @@ async fn remembered_denials_are_counted_as_those_of_the_local_cache_and_fallback
     assert_eq!(stats(&server, "ratelimit.service.call.should_rate_limit.redis_error"), [": 1"]);
 }
 
-/// Costs that are known afterwards are denied by looks alone: metrics that count no look would say that nobody was refused.
+/// Costs that are known afterwards are denied by looks alone: metrics that count no look would say
+/// that nobody was refused.
 #[tokio::test]
 async fn looks_that_refuse_a_call_are_counted_as_the_denials_they_are() {
     let folder = TempDir::new("rls-looks");
@@ -219,8 +226,8 @@ async fn looks_that_refuse_a_call_are_counted_as_the_denials_they_are() {
         line.parse::<u64>().unwrap()
     };
     let events = |policy: &str| -> Vec<Value> {
-        let told = server.get(&format!("/v1/events?policy=web.{policy}")).json();
-        told["events"].as_array().unwrap().clone()
+        let found = server.get(&format!("/v1/events?policy=web.{policy}")).json();
+        found["events"].as_array().unwrap().clone()
     };
     let tokens = |hits| hitting(hits, descriptor(&[("tokens", "x")]));
     let hits = || descriptor(&[("hits", "x")]);
@@ -234,11 +241,11 @@ async fn looks_that_refuse_a_call_are_counted_as_the_denials_they_are() {
     assert_eq!((decisions("tokens", "allow"), decisions("tokens", "deny")), (1, 1));
     assert_eq!(call(&[tokens(0), hits()]).await, Code::OverLimit);
     assert_eq!((decisions("tokens", "allow"), decisions("tokens", "deny")), (1, 2));
-    assert_eq!(decisions("hits", "allow"), 2, "what had room is told as it is to others");
-    let told = ["near_limit: 2", "over_limit: 2", "total_hits: 9", "within_limit: 6"];
+    assert_eq!(decisions("hits", "allow"), 2, "admitted descriptors are counted as usual");
+    let found = ["near_limit: 2", "over_limit: 2", "total_hits: 9", "within_limit: 6"];
     assert_eq!(
         stats(&server, "ratelimit.service.rate_limit.web.tokens."),
-        told,
+        found,
         "as the reference counts them"
     );
     let [event, _charge] = &events("tokens")[..] else { panic!("each denial is one event") };

@@ -1,4 +1,5 @@
-//! Token limits: a look before, a charge at the end of the stream, with files of envoyproxy/ratelimit as they are.
+//! Token limits: a look before, a charge at the end of the stream, with files of
+//! envoyproxy/ratelimit as they are.
 //!
 //! No test here writes a key of ours into the files unless it is about that key.
 
@@ -12,7 +13,7 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
-use super::client::{Client, channel, client, descriptor, hitting, told, until};
+use super::client::{Client, channel, client, descriptor, hitting, statuses, until};
 
 /// The two services of the reference's own example of quotas, with a unit that no test outlasts.
 const SERVICES: &str = "---
@@ -53,7 +54,8 @@ descriptors:
 fn serve(folder: &TempDir, files: &str, redis: Option<&RedisServer>, args: &[&str]) -> Server {
     folder.file("quota.yaml", files);
     let url = redis.map(RedisServer::url).unwrap_or_default();
-    // Beside the folder, whose files are all rules. The default deadline of 50 ms is short for a busy machine.
+    // Beside the folder, whose files are all rules. The default deadline of 50 ms is short for a
+    // busy machine.
     let settings = format!("{}.settings.conf", folder.as_str());
     std::fs::write(&settings, "store: {deadline: 10s}\n").unwrap();
     let store: &[&str] = if redis.is_some() { &["--redis", &url, "--config", &settings] } else { &[] };
@@ -86,7 +88,8 @@ fn stores() -> [Option<RedisServer>; 2] {
     [None, Some(RedisServer::start())]
 }
 
-/// A limit of tokens that never denies costs money: every request looks, and charges one hit when its stream ends.
+/// A limit of tokens that never denies costs money: every request looks, and charges one hit when
+/// its stream ends.
 #[tokio::test]
 async fn a_look_passes_at_the_limit_and_denies_once_more_was_asked_for() {
     for redis in &stores() {
@@ -105,14 +108,15 @@ async fn a_look_passes_at_the_limit_and_denies_once_more_was_asked_for() {
             }
             let denied = ask(&mut client, &[("service", SERVICE_2, Some(0))]).await;
             assert_eq!(denied.overall_code(), Code::OverLimit, "{charge:?}");
-            assert_eq!(told(&denied), [(Code::OverLimit, 0)]);
+            assert_eq!(statuses(&denied), [(Code::OverLimit, 0)]);
             let wait: u64 = denied.response_headers_to_add[0].value.parse().unwrap();
             assert!((3000..=3600).contains(&wait), "{wait}");
         }
     }
 }
 
-/// Who spreads requests over services by what is left of each must use up the first, then the second, and then stop.
+/// Who spreads requests over services by what is left of each must use up the first, then the
+/// second, and then stop.
 #[tokio::test]
 async fn looks_at_two_services_send_requests_to_the_first_that_has_room() {
     for redis in &stores() {
@@ -134,7 +138,8 @@ async fn looks_at_two_services_send_requests_to_the_first_that_has_room() {
     }
 }
 
-/// Tokens that were used are used, whatever the charge for them was answered; and a check is refused for nothing.
+/// Tokens that were used are used, whatever the charge for them was answered; and a check is
+/// refused for nothing.
 #[tokio::test]
 async fn refused_charges_count_for_looks_and_for_no_check() {
     for redis in &stores() {
@@ -151,26 +156,27 @@ async fn refused_charges_count_for_looks_and_for_no_check() {
         let why = super::client::string(&denied, "why");
         assert!(why.contains("has used 12 of 7 per 1h"), "{why}");
         // What was refused leaves to checks what it found.
-        assert_eq!(told(&ask(&mut client, &alice(3)).await), [(Code::Ok, 0)]);
+        assert_eq!(statuses(&ask(&mut client, &alice(3)).await), [(Code::Ok, 0)]);
         assert_eq!(code(&mut client, &[("tokens", "bob", Some(0))]).await, Code::Ok);
 
-        // A request that a look has denied did not take place: what it would have cost counts for nobody.
+        // A request that a look has denied did not take place: what it would have cost counts for
+        // nobody.
         let both = [("tokens", "alice", Some(0)), ("key2", "carol", Some(30))];
         assert_eq!(code(&mut client, &both).await, Code::OverLimit);
         let look = ask(&mut client, &[("key2", "carol", Some(0))]).await;
-        assert_eq!(told(&look), [(Code::Ok, 20)]);
+        assert_eq!(statuses(&look), [(Code::Ok, 20)]);
 
         // A limit that only reports says so of looks, too.
         for hits in [2, 2] {
             assert_eq!(code(&mut client, &[("tried", "alice", Some(hits))]).await, Code::Ok);
         }
-        assert_eq!(told(&ask(&mut client, &[("tried", "alice", Some(0))]).await), [(Code::Ok, 0)]);
+        assert_eq!(statuses(&ask(&mut client, &[("tried", "alice", Some(0))]).await), [(Code::Ok, 0)]);
 
         // Whoever is forgiven is forgiven everything.
         let body = r#"{"policy":"quota.tokens","attributes":{"descriptor":"quota~tokens=alice"}}"#;
         let reset = server.change("POST", "/v1/reset", &[], body);
         assert_eq!(reset.status, 200, "{}", reset.body);
-        assert_eq!(told(&ask(&mut client, &alice(0)).await), [(Code::Ok, 7)]);
+        assert_eq!(statuses(&ask(&mut client, &alice(0)).await), [(Code::Ok, 7)]);
     }
 }
 
@@ -189,14 +195,16 @@ async fn denials_of_a_limit_that_nobody_looks_at_write_nothing() {
     assert!(keys.contains("key3=alice") && !keys.contains("refused"), "{keys}");
 }
 
-/// Whoever changes from the reference may keep its numbers: there a denial uses up what other limits have.
+/// Whoever changes from the reference may keep its numbers: there a denial uses up what other
+/// limits have.
 #[tokio::test]
 async fn refused_hits_count_as_in_the_reference_where_that_is_asked_for() {
     let both = [("key2", "x", None), ("key3", "x", None)];
     let rule =
         SERVICES.replace("  - key: key2\n", "  - key: key2\n    metadata: {slidegate: {excess: count}}\n");
     let all: &[&str] = &["--envoy-excess", "count"];
-    // The files, the arguments, and what is left of both after fifteen requests, of which the second has room for ten.
+    // The files, the arguments, and what is left of both after fifteen requests, of which the
+    // second has room for ten.
     for (files, args, left) in
         [(SERVICES, &[][..], (10, 0)), (&rule, &[], (5, 0)), (SERVICES, all, (5, 0)), (&rule, all, (5, 0))]
     {
@@ -219,7 +227,8 @@ async fn refused_hits_count_as_in_the_reference_where_that_is_asked_for() {
     }
 }
 
-/// Limits that deny together count every hit as well, and a look that denies keeps no hit of another limit from counting.
+/// Limits that deny together count every hit as well, and a look that denies keeps no hit of
+/// another limit from counting.
 #[tokio::test]
 async fn every_hit_counts_in_quota_mode_and_beside_looks_where_that_is_asked_for() {
     for redis in &stores() {
@@ -238,11 +247,12 @@ async fn every_hit_counts_in_quota_mode_and_beside_looks_where_that_is_asked_for
         assert_eq!((used(SERVICE_1), used(SERVICE_2)), (4, 4));
         let beside = [("service", SERVICE_1, Some(0)), ("key2", "x", Some(3))];
         assert_eq!(code(&mut client, &beside).await, Code::OverLimit);
-        assert_eq!(told(&ask(&mut client, &[("key2", "x", Some(0))]).await), [(Code::Ok, 17)]);
+        assert_eq!(statuses(&ask(&mut client, &[("key2", "x", Some(0))]).await), [(Code::Ok, 17)]);
     }
 }
 
-/// A setting that is off must be off: health that follows Redis takes every instance out at once when Redis is gone.
+/// A setting that is off must be off: health that follows Redis takes every instance out at once
+/// when Redis is gone.
 #[tokio::test(flavor = "multi_thread")]
 async fn healthcheck_follows_redis_where_the_variable_says_so() {
     for (follows, expected) in [(true, 500), (false, 200)] {

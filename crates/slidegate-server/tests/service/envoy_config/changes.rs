@@ -10,9 +10,11 @@ use slidegate_testkit::service::{Server, run, slidegate, text};
 
 use super::one_limit;
 
-/// Until a server has done what a test waits for: long enough for a machine that is busy with everything else.
+/// Until a server has done what a test waits for: long enough for a machine that is busy with
+/// everything else.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// A volume of Kubernetes: files are links into `..data`, which is a link to a folder of this state.
+/// A volume of Kubernetes: files are links into `..data`, which is a link to a folder of this
+/// state.
 struct Volume {
     folder: TempDir,
     states: u32,
@@ -30,7 +32,8 @@ impl Volume {
         format!("{}/{name}", self.folder.as_str())
     }
 
-    /// Puts another state in the place of the one that is there, as the kubelet does, and removes the old one.
+    /// Puts another state in the place of the one that is there, as the kubelet does, and removes
+    /// the old one.
     fn swap(&mut self, content: &str) {
         let old = format!("..state{}", self.states);
         self.states += 1;
@@ -61,7 +64,8 @@ fn wait_for(what: &str, is_there: impl Fn() -> bool) {
     }
 }
 
-/// A deploy changes a limit, then breaks it, then mends it: what was counted stays, and nothing is ever unlimited.
+/// A deploy changes a limit, then breaks it, then mends it: what was counted stays, and nothing is
+/// ever unlimited.
 #[test]
 fn a_swapped_volume_is_taken_in_and_a_bad_one_is_not() {
     let mut volume = Volume::new("envoy-volume", &one_limit(5));
@@ -85,10 +89,10 @@ fn a_swapped_volume_is_taken_in_and_a_bad_one_is_not() {
     assert_eq!(asked(&server, "check", 3)["remaining"], 4, "what was counted stays");
 
     volume.swap("domain: edge\ndescriptors: [{key: user, rate_limit: {unit: eon, requests_per_unit: 1}}]\n");
-    let told = || fs::read_to_string(&log).unwrap();
-    wait_for("the error", || told().contains("edge.yaml: invalid rate limit unit 'eon' (line 2)"));
+    let log_text = || fs::read_to_string(&log).unwrap();
+    wait_for("the error", || log_text().contains("edge.yaml: invalid rate limit unit 'eon' (line 2)"));
     wait_for("what becomes of it", || {
-        told().contains("invalid config rejected; the running config stays active")
+        log_text().contains("invalid config rejected; the running config stays active")
     });
     assert_eq!(asked(&server, "check", 4)["remaining"], 0, "the last good configuration is in force");
 

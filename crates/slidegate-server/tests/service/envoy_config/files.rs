@@ -1,6 +1,7 @@
-//! Files that are read together, refused, and said back; and what the environment has to say about that.
+//! Files that are read together, refused, and said back; and what the environment has to say about
+//! that.
 
-use super::matching::told;
+use super::matching::limit_of;
 use super::{SHADOW, one_limit};
 use slidegate_testkit::TempDir;
 use slidegate_testkit::service::{run, slidegate, text};
@@ -17,14 +18,14 @@ fn files_of_one_domain_are_merged_only_where_that_is_wanted() {
     };
     folder.file("a.yaml", file("a", 10));
     folder.file("b.yml", file("b", 20));
-    folder.file("c.txt", "this is none");
+    folder.file("c.txt", "not a config file");
     folder.file(".d.yaml", "neither is: {this");
     let output = run(&["explain", "--envoy-config", folder.as_str(), "--domain", "test-domain", "a=a"]);
     assert_eq!(output.status.code(), Some(2));
     assert_eq!(text(&output.stderr), "b.yml: duplicate domain 'test-domain' in config file (line 1)\n");
     let merged = ["--envoy-merge-domains"];
-    assert_eq!(told(&folder, &merged, "test-domain", "a=a"), "10/DAY test-domain.a_a");
-    assert_eq!(told(&folder, &merged, "test-domain", "b=b"), "20/DAY test-domain.b_b");
+    assert_eq!(limit_of(&folder, &merged, "test-domain", "a=a"), "10/DAY test-domain.a_a");
+    assert_eq!(limit_of(&folder, &merged, "test-domain", "b=b"), "20/DAY test-domain.b_b");
     let twice = TempDir::new("envoy-merge-twice");
     twice.file("a.yaml", file("a", 10));
     twice.file("b.yaml", file("a", 20));
@@ -140,7 +141,8 @@ fn files_are_refused_in_the_words_of_the_reference() {
     );
 }
 
-/// Who changes limits wants to know before they are in force whether they can be, and what they are then.
+/// Who changes limits wants to know before they are in force whether they can be, and what they are
+/// then.
 #[test]
 fn validate_reads_a_folder_as_serve_does_and_says_its_limits_back() {
     let folder = TempDir::new("envoy-validate");
@@ -151,8 +153,8 @@ fn validate_reads_a_folder_as_serve_does_and_says_its_limits_back() {
     );
     let output = run(&["validate", "--envoy-config", folder.as_str()]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    let told = text(&output.stdout);
-    let lines: Vec<_> = told.lines().collect();
+    let printed = text(&output.stdout);
+    let lines: Vec<_> = printed.lines().collect();
     assert_eq!(lines[0], format!("{} is valid: 5 limits in 2 domains.", folder.as_str()));
     assert_eq!(
         lines[2],
@@ -178,9 +180,9 @@ fn validate_reads_a_folder_as_serve_does_and_says_its_limits_back() {
         both.contains("slidegate.conf is valid: 1 policy.\n")
             && both.contains(" is valid: 5 limits in 2 domains.\n")
     );
-    let (code, told) = validate("typo.k");
+    let (code, found) = validate("typo.k");
     assert_eq!(code, Some(2));
-    assert_eq!(told, "policy `typo.k` stands twice; give each its own name\n");
+    assert_eq!(found, "policy `typo.k` stands twice; give each its own name\n");
 
     // Who has all limits there still says here where it listens.
     let settings = folder.file("settings.conf", "grpc: {listen: '127.0.0.1:8081'}\n");
@@ -222,19 +224,22 @@ fn the_environment_counts_only_where_it_is_asked() {
     };
     let variables = [("CACHE_KEY_PREFIX", "blue"), ("SLIDEGATE_ENVOY_ALGORITHM", "fixed-window")];
     let asked = ["explain", "--envoy-env", "--envoy-config", folder.as_str()];
-    let told = run(&asked, &variables);
+    let report = run(&asked, &variables);
     assert!(
-        told.contains("\"key\": \"blue~edge~user=alice\"") && told.contains("\"fixed-window\""),
-        "{told}"
+        report.contains("\"key\": \"blue~edge~user=alice\"") && report.contains("\"fixed-window\""),
+        "{report}"
     );
-    let told = run(&["explain", "--envoy-config", folder.as_str()], &variables);
-    assert!(told.contains("\"key\": \"edge~user=alice\"") && told.contains("\"sliding-log\""), "{told}");
-    let told = run(&[&asked[..], &["--envoy-algorithm", "token-bucket"]].concat(), &variables);
-    assert!(told.contains("\"token-bucket\""), "{told}");
-    let told =
+    let report = run(&["explain", "--envoy-config", folder.as_str()], &variables);
+    assert!(
+        report.contains("\"key\": \"edge~user=alice\"") && report.contains("\"sliding-log\""),
+        "{report}"
+    );
+    let report = run(&[&asked[..], &["--envoy-algorithm", "token-bucket"]].concat(), &variables);
+    assert!(report.contains("\"token-bucket\""), "{report}");
+    let found =
         run(&asked, &[("BACKEND_TYPE", "memcache"), ("GRPC_PORT", "many"), ("SHADOW_MODE", "perhaps")]);
     assert_eq!(
-        told,
+        found,
         "BACKEND_TYPE is `memcache`; set it to `redis` or unset it; memcached is not supported\n\
          SHADOW_MODE is `perhaps`; write `true` or `false`\n\
          GRPC_PORT is `many`; give a port, for example `8081`\n"

@@ -7,7 +7,7 @@ use slidegate_testkit::service::{run, text};
 use super::{LEVELS, SHADOW, WILDCARDS};
 
 /// What `explain` says of a descriptor in one line: `5/SECOND test-domain.key1`, `unlimited`, or why there is no limit.
-pub(crate) fn told(folder: &TempDir, args: &[&str], domain: &str, descriptor: &str) -> String {
+pub(crate) fn limit_of(folder: &TempDir, args: &[&str], domain: &str, descriptor: &str) -> String {
     let limit = explained(folder, args, domain, descriptor)["limit"].take();
     match limit["outcome"].as_str().unwrap() {
         "limited" => format!(
@@ -27,13 +27,13 @@ fn explained(folder: &TempDir, args: &[&str], domain: &str, descriptor: &str) ->
             .concat();
     let output = run(&args);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    let mut told: Value = serde_json::from_slice(&output.stdout).unwrap();
-    told["descriptors"][0].take()
+    let mut printed: Value = serde_json::from_slice(&output.stdout).unwrap();
+    printed["descriptors"][0].take()
 }
 
 fn cases(folder: &TempDir, domain: &str, cases: &[(&str, &str)]) {
     for (descriptor, expected) in cases {
-        assert_eq!(told(folder, &[], domain, descriptor), *expected, "{descriptor}");
+        assert_eq!(limit_of(folder, &[], domain, descriptor), *expected, "{descriptor}");
     }
 }
 
@@ -66,9 +66,9 @@ fn levels_values_and_depth_choose_the_limit() {
     assert_eq!(explained(&folder, &[], "test-domain", "key4=any")["limit"]["name"], "key4_rate_limit");
     cases(&folder, "foo_domain", &[("key1=value1", "none")]);
     let own = ["--limit", "10/DAY"];
-    assert_eq!(told(&folder, &own, "foo_domain", "key1=value1"), "none");
+    assert_eq!(limit_of(&folder, &own, "foo_domain", "key1=value1"), "none");
     assert_eq!(
-        told(&folder, &own, "test-domain", "key1=value1,subkey1=something"),
+        limit_of(&folder, &own, "test-domain", "key1=value1,subkey1=something"),
         "10/DAY test-domain.key1_value1.subkey1_something"
     );
 }
@@ -85,7 +85,7 @@ fn shadow_mode_is_of_the_limit_that_has_it() {
         ("key2=value2", "30/MINUTE shadow-domain.key2_value2", false),
         ("key2=value3", "none", false),
     ] {
-        assert_eq!(told(&folder, &[], "shadow-domain", descriptor), expected);
+        assert_eq!(limit_of(&folder, &[], "shadow-domain", descriptor), expected);
         let notes = explained(&folder, &[], "shadow-domain", descriptor)["limit"]["notes"].take();
         assert_eq!(notes == json!(["shadow: reports, but never denies"]), is_shadow, "{descriptor}: {notes}");
     }

@@ -77,7 +77,8 @@ impl Model {
         }
     }
 
-    /// The least time after `now` at which no more than `room` counts, found by halving: use only sinks with time.
+    /// The least time after `now` at which no more than `room` counts, found by halving: use only
+    /// sinks with time.
     pub(crate) fn wait_until(&self, now: u64, room: u64) -> u64 {
         let (mut low, mut high) = (0, 1 << 62);
         while low < high {
@@ -104,7 +105,8 @@ impl Model {
         charged
     }
 
-    /// The most that counts: a bucket holds one window's limit above its capacity, all others count to 2^53 - 1.
+    /// The most that counts: a bucket holds one window's limit above its capacity, all others count
+    /// to 2^53 - 1.
     fn most(&self) -> u64 {
         match self.algorithm {
             Algorithm::TokenBucket => self.capacity + self.limit.max(1),
@@ -135,7 +137,8 @@ impl Model {
         }
     }
 
-    /// The present window first; what is left comes off the older one, until its weighted part has sunk by as much.
+    /// The present window first; what is left comes off the older one, until its weighted part has
+    /// sunk by as much.
     fn refund_newest_window(&mut self, now: u64, given: u64) {
         let number = now / self.window;
         let aim = self.used_at(now) - given;

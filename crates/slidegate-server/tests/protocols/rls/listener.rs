@@ -1,4 +1,4 @@
-//! The door itself: health, reflection, socket files, addresses, certificates.
+//! The gRPC listener: health, reflection, socket files, addresses, certificates.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -19,9 +19,10 @@ use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 
-use super::client::{Client, answer, ask, channel, door, start, told, until, user};
+use super::client::{Client, answer, ask, channel, grpc_url, start, statuses, until, user};
 
-/// Load balancers take a server out by its health before it is gone; those who watch must not hold it up.
+/// Load balancers take a server out by its health before it is gone; those who watch must not hold
+/// it up.
 #[tokio::test(flavor = "multi_thread")]
 async fn health_is_told_until_the_server_stops_and_watchers_do_not_hold_it_up() {
     let mut server = start(&[]);
@@ -40,18 +41,19 @@ async fn health_is_told_until_the_server_stops_and_watchers_do_not_hold_it_up() 
     assert!(server.wait().success());
 }
 
-/// grpcurl and its like know nothing but what reflection tells them.
+/// grpcurl and similar tools know only what reflection returns.
 #[tokio::test]
 async fn reflection_lists_the_services_and_describes_them() {
     let server = start(&[]);
     let mut reflection = ServerReflectionClient::new(channel(&server).await);
-    let mut tell = async |asked| {
+    let mut reflect = async |asked| {
         let request =
             ServerReflectionRequest { message_request: Some(asked), ..ServerReflectionRequest::default() };
         let answers = reflection.server_reflection_info(tokio_stream_of(request)).await.unwrap();
         answers.into_inner().message().await.unwrap().unwrap().message_response.unwrap()
     };
-    let MessageResponse::ListServicesResponse(list) = tell(MessageRequest::ListServices(String::new())).await
+    let MessageResponse::ListServicesResponse(list) =
+        reflect(MessageRequest::ListServices(String::new())).await
     else {
         panic!("no list")
     };
@@ -59,7 +61,7 @@ async fn reflection_lists_the_services_and_describes_them() {
     assert_eq!(names, ["envoy.service.ratelimit.v3.RateLimitService", "grpc.health.v1.Health"]);
     for name in names {
         let MessageResponse::FileDescriptorResponse(file) =
-            tell(MessageRequest::FileContainingSymbol(name.clone())).await
+            reflect(MessageRequest::FileContainingSymbol(name.clone())).await
         else {
             panic!("{name} is not described")
         };
@@ -72,7 +74,8 @@ fn tokio_stream_of<T: Send + 'static>(one: T) -> impl tonic::IntoStreamingReques
     tonic::Request::new(tokio_stream::once(one))
 }
 
-/// A sidecar talks over a file; one that a crash left behind must not keep the next process from starting.
+/// A sidecar talks over a file; one that a crash left behind must not keep the next process from
+/// starting.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_socket_file_is_served_taken_over_when_left_behind_and_removed() {
     let folder = TempDir::new("rls-socket");
@@ -83,9 +86,9 @@ async fn a_socket_file_is_served_taken_over_when_left_behind_and_removed() {
     let config = folder
         .file("socket.yaml", format!("policies: [{{name: p, quota: 3/1h}}]\ngrpc: {{socket: {socket}}}\n"));
     let mut server = Server::start(&["--config", &config]);
-    assert_eq!(door(&server), format!("unix:{socket}"));
+    assert_eq!(grpc_url(&server), format!("unix:{socket}"));
     let mut client = Client::new(Endpoint::new(format!("unix:{socket}")).unwrap().connect().await.unwrap());
-    assert_eq!(told(&answer(&mut client, &[user("alice")]).await), [(Code::Ok, 2)]);
+    assert_eq!(statuses(&answer(&mut client, &[user("alice")]).await), [(Code::Ok, 2)]);
 
     let second = run(&["serve", "--listen", "127.0.0.1:0", "--config", &config]);
     assert_eq!(
@@ -112,7 +115,8 @@ fn literal(text: &str) -> Vec<u8> {
     [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat()
 }
 
-/// Clients in C++, Python and Ruby write the file's path there, percent-encoded; one that is reset has no limits at all.
+/// Clients in C++, Python and Ruby write the file's path there, percent-encoded; one that is reset
+/// has no limits at all.
 #[test]
 fn a_call_over_a_socket_file_is_answered_whatever_its_authority() {
     let folder = TempDir::new("rls-authority");
@@ -167,7 +171,7 @@ fn a_call_over_a_socket_file_is_answered_whatever_its_authority() {
     }
 }
 
-/// A certificate in the file that is left out where the address comes from the command line is a door in the open.
+/// If the file's certificate were ignored with --grpc, the listener would be unencrypted.
 #[tokio::test]
 async fn the_address_of_the_command_line_goes_with_the_certificate_of_the_file() {
     let folder = TempDir::new("rls-tls-address");
@@ -180,7 +184,7 @@ async fn the_address_of_the_command_line_goes_with_the_certificate_of_the_file()
         ),
     );
     let server = start(&["--config", &config]);
-    assert!(door(&server).starts_with("https://"), "{}", server.greeting);
+    assert!(grpc_url(&server).starts_with("https://"), "{}", server.greeting);
     assert!(is_let_in(&server, "limits.test", &authority, None).await);
     let nowhere = run(&["serve", "--listen", "127.0.0.1:0", "--config", &config]);
     assert_eq!(
@@ -196,7 +200,7 @@ async fn the_address_of_the_command_line_goes_with_the_certificate_of_the_file()
 #[test]
 fn an_address_in_use_is_refused_with_the_way_out() {
     let server = start(&[]);
-    let address = door(&server).replace("http://", "");
+    let address = grpc_url(&server).replace("http://", "");
     let second = run(&["serve", "--listen", "127.0.0.1:0", "--grpc", &address]);
     let error = text(&second.stderr);
     assert!(
@@ -206,7 +210,7 @@ fn an_address_in_use_is_refused_with_the_way_out() {
     assert!(error.trim_end().ends_with("; choose another address with --grpc"), "{error}");
 }
 
-/// A connection over TLS to a door that shows a certificate for this name.
+/// A TLS connection to a listener whose certificate has this name.
 async fn secure(
     server: &Server,
     name: &str,
@@ -218,10 +222,11 @@ async fn secure(
     if let Some(Signed { pem, key_pem }) = identity {
         tls = tls.identity(Identity::from_pem(pem, key_pem));
     }
-    Ok(Client::new(Endpoint::new(door(server))?.tls_config(tls)?.connect().await?))
+    Ok(Client::new(Endpoint::new(grpc_url(server))?.tls_config(tls)?.connect().await?))
 }
 
-/// Whether a call comes through: with TLS 1.3 a client learns at its first read that its certificate was refused.
+/// Whether a call comes through: with TLS 1.3 a client learns at its first read that its
+/// certificate was refused.
 async fn is_let_in(server: &Server, name: &str, authority: &Authority, identity: Option<&Signed>) -> bool {
     match secure(server, name, authority, identity).await {
         Ok(mut client) => ask(&mut client, &[user("alice")], 0).await.is_ok(),
@@ -229,7 +234,7 @@ async fn is_let_in(server: &Server, name: &str, authority: &Authority, identity:
     }
 }
 
-/// Certificates live for weeks and servers for months: a door that has to be restarted for a new one is one that expires.
+/// Certificates are renewed every few weeks; the listener must use the new one without a restart.
 #[tokio::test]
 async fn a_changed_certificate_is_shown_to_new_connections_and_a_bad_one_is_not() {
     let folder = TempDir::new("rls-tls");
@@ -244,12 +249,12 @@ async fn a_changed_certificate_is_shown_to_new_connections_and_a_bad_one_is_not(
     );
     let log = folder.file("log", "");
     let server = Server::start_logging_to(&["--config", &config], File::create(&log).unwrap());
-    assert!(door(&server).starts_with("https://"));
+    assert!(grpc_url(&server).starts_with("https://"));
     let mut kept = secure(&server, "old.test", &authority, None).await.unwrap();
     answer(&mut kept, &[user("alice")]).await;
     assert!(!is_let_in(&server, "new.test", &authority, None).await);
     // Nobody without TLS.
-    let plain = Endpoint::new(door(&server).replace("https", "http")).unwrap().connect().await;
+    let plain = Endpoint::new(grpc_url(&server).replace("https", "http")).unwrap().connect().await;
     if let Ok(channel) = plain {
         assert!(ask(&mut Client::new(channel), &[user("alice")], 0).await.is_err());
     }
@@ -290,7 +295,7 @@ async fn with_a_client_authority_only_its_clients_come_in() {
     assert!(!is_let_in(&server, "limits.test", &authority, Some(&authority.sign(&["other.test"]))).await);
 }
 
-/// A certificate that cannot be used at the start must not become a door without one.
+/// An invalid certificate at the start must not lead to a listener without TLS.
 #[test]
 fn a_certificate_that_is_none_ends_the_start_with_a_reason() {
     let folder = TempDir::new("rls-bad-tls");
