@@ -227,7 +227,7 @@ fn bad_input_is_refused_by_name_and_charges_nothing() {
         (r#"{"attributes":["user"]}"#, "attributes", "expected an object of texts"),
         (r#"{"attributes":{"user":42}}"#, "attributes.user", r#"expected a text; write numbers as "42""#),
         (r#"{"attributes":{"user":null}}"#, "attributes.user", "expected a text"),
-        (r#"{"attributes":{"user":"a","user":"b"}}"#, "attributes.user", "attribute `user` stands twice"),
+        (r#"{"attributes":{"user":"a","user":"b"}}"#, "attributes.user", "attribute `user` is given twice"),
         (r#"{"attributes":{"":"a"}}"#, "attributes", "the name of attribute 1 has 0 bytes"),
         (
             r#"{"attributes":{"ip":"localhost"}}"#,
