@@ -1,27 +1,29 @@
--- Decides requests on all their keys or on none, in the order they came, at one time.
--- Twin of `all_or_none` in `src/store.rs`: change both or neither.
+-- Decides requests in order, each on all of its keys or on none, at one time.
 --
--- KEYS: for each part of the requests its key; for `once` at last the key that holds the first reply.
--- ARGV: the latest server time at which anything may still be charged (us); `once` or `apply`; the number of
---   requests, and the cost of each; then for each part
---   - its algorithm's letter, or the number of an earlier part with the same key,
+-- KEYS: the key of each part of the requests; with `once` last the key that stores the first reply.
+-- ARGV: the latest server time at which the call may still charge (integer, us); `once` or `apply`;
+--   the number of requests, and the cost of each (integers); then for each part
+--   - the letter of its algorithm, or the number of an earlier part with the same key,
 --   - its mode, see below,
---   - its quota, packed (`quota` of the algorithm's file),
---   - its own cost, empty if it is the request's;
---   for `once` at last the time that the reply is kept (ms).
--- A mode has five letters: the verb (`c`heck, `p`eek, `r`efund, pe`n`alize), `e`nforced or `s`hadow, what it
---   does with an excess (`-` deny, `+` charge, `!` count), its role (`d`eciding, `t`ogether, `a` if allowed,
---   `i`ndependent, `k` for refusals), and `o` if it is denied while over its limit, else `-`. After `t`, `a`
---   and `i` follows the number of its request, after `k` that of the part that it belongs to.
--- Reply: {requests that are not denied, now, {the algorithm's `numbers`} for each key as it was found,
---   {its `numbers` then, what was returned} for each refund that was carried out}; {-1, now} when it is too late.
+--   - its quota, packed as the piece `quota` of the algorithm unpacks it (bytes),
+--   - its own cost (integer); empty if it is the request's;
+--   with `once` last how long the reply is stored (integer, ms).
+-- A mode has five letters: the verb (`c`heck, `p`eek, `r`efund, pe`n`alize); `e`nforced or
+--   `s`hadow; how an excess is handled (`-` deny, `+` charge, `!` count); the role (`d`eciding,
+--   `t`ogether, `a` if allowed, `i`ndependent, `k` refusals); `o` if it is denied while over its
+--   limit, otherwise `-`. `t`, `a` and `i` are followed by the number of the request, `k` by that
+--   of its base part.
+-- Reply: {requests that are not denied, now, {the algorithm's `numbers`} of each key before
+--   anything was charged, {its `numbers` afterwards, the cost refunded} of each refund that was
+--   carried out}; {-1, now} if the call is too late.
+-- Layout: docs/redis-layout.md. Rust twin: `all_or_none` in `src/store.rs`: change both or neither.
 
 --[open]
--- The key as it is, and what can be done with it.
+-- The usage of a key, and the functions that report and change it.
 opens.ALGORITHM = function(key, now, packed)
   --@quota
   --@settle
-  local function tell(needed)
+  local function report(needed)
     local numbers = {
       --@numbers
     }
@@ -37,16 +39,16 @@ opens.ALGORITHM = function(key, now, packed)
   end
   local function refund(cost)
     --@refund
-    if given > 0 and used == 0 then
+    if refunded > 0 and used == 0 then
       call('DEL', key)
-    elseif given > 0 then
+    elseif refunded > 0 then
       local failed = save()
       if failed then return failed end
     end
-    return given
+    return refunded
   end
   --@most
-  return used, capacity, most, wrong, moved, tell, charge, save, refund
+  return used, capacity, most, wrong, moved, report, charge, save, refund
 end
 
 --[decide]
@@ -55,7 +57,7 @@ local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
 if now > argv[1] + 0 then return { -1, now } end
 local requests, parts = argv[3] + 0, #KEYS
--- Once only: the last key holds the first reply to the same id.
+-- With `once`, the last key stores the first reply to the same idempotency key.
 local once
 if argv[2] == 'once' then
   once, parts = KEYS[parts], parts - 1
@@ -64,15 +66,15 @@ if argv[2] == 'once' then
 end
 local opens = {}
 --@opens
--- Bytes of the modes.
+-- Letters of the modes.
 local CHECK, PEEK, REFUND, PENALIZE = 99, 112, 114, 110
 local ENFORCED, CHARGE, COUNT, OVER = 101, 43, 33, 111
 local DECIDING, TOGETHER, IF_ALLOWED, INDEPENDENT, REFUSALS = 100, 116, 97, 105, 107
--- Of each part; `at` is the part whose key it shares, itself if it is the first.
+-- By part. `at` is the first part with the same key.
 local verb, enforced, excess, role, over, link, own, at = {}, {}, {}, {}, {}, {}, {}, {}
--- Of each key, by its first part.
+-- By key, at the index of its first part.
 local used, capacity, most, moved, adds, needed, writes = {}, {}, {}, {}, {}, {}, {}
-local tell, charge, save, refund = {}, {}, {}, {}
+local report, charge, save, refund = {}, {}, {}, {}
 local is_plain = true
 for p = 1, parts do
   local from = 3 + requests + (p - 1) * 4
@@ -87,7 +89,7 @@ for p = 1, parts do
   if opens[letter] then
     local wrong
     at[p], adds[p], needed[p] = p, 0, 0
-    used[p], capacity[p], most[p], wrong, moved[p], tell[p], charge[p], save[p], refund[p] =
+    used[p], capacity[p], most[p], wrong, moved[p], report[p], charge[p], save[p], refund[p] =
       opens[letter](KEYS[p], now, argv[from + 3])
     if wrong then return redis.error_reply('SLIDEGATE value ' .. p .. ' is ' .. wrong) end
   else
@@ -102,7 +104,7 @@ for request = 4, 3 + requests do
   is_denied, by_peek, denied = false, false, {}
   local added
   if not is_plain then
-    -- Usage that peeks are told besides their own.
+    -- Usage that counts for a part besides that of its own key.
     added = {}
     for p = 1, parts do
       if role[p] == REFUSALS and verb[p] == PEEK then
@@ -128,12 +130,14 @@ for request = 4, 3 + requests do
       end
     end
   end
-  -- Requests, by their numbers, that an enforced policy denies.
+  -- By number of a request: whether an enforced policy denies it.
   local refused = {}
   if not is_plain then
     local has_together, all_together, has_peek = false, true, false
     for p = 1, parts do
-      if denied[p] and enforced[p] and role[p] ~= DECIDING and role[p] ~= REFUSALS then refused[link[p]] = true end
+      if denied[p] and enforced[p] and role[p] ~= DECIDING and role[p] ~= REFUSALS then
+        refused[link[p]] = true
+      end
     end
     for p = 1, parts do
       if role[p] == TOGETHER then
@@ -156,9 +160,11 @@ for request = 4, 3 + requests do
       if excess[p] == COUNT or passes and excess[p] == CHARGE and not denied[p] then
         adds[k] = math.max(adds[k], math.min(adds[k] + takes, most[k] - used[k]))
         writes[k] = writes[k] or excess[p] == COUNT
-        -- What is denied and counted has to be waited out as well.
+        -- The wait includes a denied cost that was counted.
         local excess_cost = takes - capacity[k] + used[k] + adds[k]
-        if excess[p] == COUNT and excess_cost > needed[k] and takes <= capacity[k] then needed[k] = excess_cost end
+        if excess[p] == COUNT and excess_cost > needed[k] and takes <= capacity[k] then
+          needed[k] = excess_cost
+        end
       elseif passes and not denied[p] then
         adds[k] = adds[k] + takes
       else
@@ -185,13 +191,13 @@ end
 local charged = false
 for p = 1, parts do
   if at[p] == p then
-    reply[#reply + 1] = tell[p](math.min(needed[p], used[p]))
+    reply[#reply + 1] = report[p](math.min(needed[p], used[p]))
     if adds[p] > 0 then
       charged = true
       local failed = charge[p](adds[p])
       if failed then return failed end
     elseif writes[p] and used[p] > 0 then
-      -- A penalty that found no room is written as well, so that all stores have seen the same time.
+      -- A penalty on a full key is written too, so that all stores have settled to the same time.
       save[p]()
     end
   end
@@ -200,18 +206,21 @@ end
 for p = 1, parts do
   if verb[p] == REFUND and (role[p] ~= IF_ALLOWED or not is_denied) then
     local k = at[p]
-    local told, given = tell[k], refund[k]
+    local report_key, refund_key = report[k], refund[k]
     local from = 3 + requests + (p - 1) * 4
     if adds[k] > 0 or writes[k] then
-      -- The key was written: it is read again.
+      -- The key was written: read it again.
       local _
-      _, _, _, _, _, told, _, _, given = opens[argv[3 + requests + (k - 1) * 4 + 1]](KEYS[k], now, argv[from + 3])
+      _, _, _, _, _, report_key, _, _, refund_key =
+        opens[argv[3 + requests + (k - 1) * 4 + 1]](KEYS[k], now, argv[from + 3])
     end
-    local returned = given(own[p] or argv[4] + 0)
+    local refunded = refund_key(own[p] or argv[4] + 0)
     writes[k] = true
-    reply[#reply + 1] = told(0)
-    reply[#reply][#reply[#reply] + 1] = returned
+    reply[#reply + 1] = report_key(0)
+    reply[#reply][#reply[#reply] + 1] = refunded
   end
 end
-if once and charged and reply[1] > 0 then call('SET', once, cmsgpack.pack(reply), 'PX', argv[#argv]) end
+if once and charged and reply[1] > 0 then
+  call('SET', once, cmsgpack.pack(reply), 'PX', argv[#argv])
+end
 return reply

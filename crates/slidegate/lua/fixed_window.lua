@@ -1,13 +1,14 @@
--- Fixed window: one counter, forgotten at every multiple of the window since the epoch.
+-- Fixed window: one counter, reset at every multiple of the window since the epoch.
 -- Twin of `src/algorithm/fixed_window.rs`: change both or neither.
 
 --[quota]
--- `head` begins a compact value under this window; 0 where such a window has none.
+-- `head` is the first three bytes of a compact value of this window; 0 if it has no compact form.
 local window, capacity, head = struct.unpack('<I6I7I3', packed)
 
 --[settle]
+-- `stop` is the end of the window that `used` counts in.
 local tag, stop, used, settled, moved, wrong = 17, 0, 0, now, false, nil
--- The end by which the stored value expires.
+-- The end that the stored value's TTL was set for.
 local expires = 0
 local raw = call('GET', key)
 local counted = window
@@ -29,14 +30,14 @@ if raw then
   end
   expires = stop
 end
-local here = now - now % counted + counted
-if here ~= stop then
+local current_stop = now - now % counted + counted
+if current_stop ~= stop then
   if now >= stop then
-    stop, used = here, 0
-  elseif stop - counted == here and here - now <= (counted < 1000000 and counted or 1000000) then
-    settled = here
+    stop, used = current_stop, 0
+  elseif stop - counted == current_stop and current_stop - now <= (counted < 1000000 and counted or 1000000) then
+    settled = current_stop
   else
-    -- A large step back: it counts on to its end, and for one window of new time at most.
+    -- A large step back of the clock: the counter stays until its end, at most one window from now.
     stop, moved = math.min(stop, now + counted), true
   end
 end
@@ -52,8 +53,8 @@ settled, stop, used
 used = used + cost
 
 --[refund]
-local given = math.min(cost, used)
-used = used - given
+local refunded = math.min(cost, used)
+used = used - refunded
 
 --[save]
 local value
@@ -63,7 +64,7 @@ else
   value = struct.pack('<BI6I7I7', 17, window, stop, used)
 end
 if expires == stop and #value == #raw then
-  -- In place, which keeps the time to live: half of what it costs to set it again.
+  -- In place, which keeps the TTL: half the cost of `SET`.
   call('SETRANGE', key, '0', value)
 else
   call('SET', key, value, 'PX', math.ceil((stop - now) / 1000) + 5000)

@@ -1,13 +1,14 @@
--- What the algorithms share. In the files of `lua/` a piece begins at a line `--[name]`, and a line `--@name`
--- stands for that piece; `lua/assembled/` has the scripts whole.
+-- Pieces that the algorithms share. In the files of `lua/`, a piece begins at a line `--[name]`,
+-- and a line `--@name` includes that piece. `lua/assembled/` has the whole scripts.
 --
--- Every script is a straight line of pieces rather than functions over tables, since making those costs more than the
--- rest of a decision. Numbers are whole, in microseconds or cost, and below 2^53, where a double counts every integer, and
--- where the floor of a quotient of two such numbers is exact. Commands get numbers that never change as text: servers
--- take a quarter of a microsecond to write one.
+-- A script is a straight line of pieces rather than functions over tables, because creating those
+-- costs more than the rest of a decision. Numbers are integers, in microseconds or cost, below
+-- 2^53: there a double is exact, and so is the floor of a quotient of two such numbers. Constant
+-- arguments of commands are text, because Redis takes a quarter of a microsecond to format a
+-- number.
 
 --[mul_div]
--- floor(a * b / c) and the remainder, for c below 2^45. A quotient past 2^53 is only known to be about that large.
+-- floor(a * b / c) and the remainder, for c below 2^45. A quotient above 2^53 is approximate.
 local function mul_div(a, b, c)
   local product = a * b
   if product < 9007199254740992 then
@@ -18,32 +19,33 @@ local function mul_div(a, b, c)
   local part = b - whole * c
   local quotient, rest, left = 0, 0, a
   -- Seven bits of `a` at a time, so that rest * 128 + digit * part stays below 2^53.
-  local place = 562949953421312
-  while place >= 1 do
-    local digit = math.floor(left / place)
-    left = left - digit * place
+  local digit_value = 562949953421312
+  while digit_value >= 1 do
+    local digit = math.floor(left / digit_value)
+    left = left - digit * digit_value
     rest = rest * 128 + digit * part
     local share = math.floor(rest / c)
     rest = rest - share * c
     quotient = quotient * 128 + share
-    place = place / 128
+    digit_value = digit_value / 128
   end
   return a * whole + quotient, rest
 end
 
 --[most]
--- The most that counts for one key: `Quota::max_used`.
+-- The maximum usage of a key: `Quota::max_used`.
 local most = 9007199254740991
 
 --[counted]
--- The window of a compact value that does not begin with `head`: a count of seconds, minutes, hours or days.
+-- The window of a compact value that does not begin with `head`: a number of seconds, minutes,
+-- hours or days.
 local code = math.floor(found / 256)
 counted = math.floor(code / 4) * ({ [0] = 1000000, 60000000, 3600000000, 86400000000 })[code % 4]
 found = found % 256 == tag + 16 and counted > 0
 
 --[foreign]
--- `raw` is no value of this algorithm, tagged `tag`. One of another algorithm counts as none: that starts afresh. 31
--- marks a log that was found cut off.
+-- `raw` is not a valid value of this algorithm, whose tag is `tag`. A value of another algorithm is
+-- ignored: the key starts afresh. The first byte 31 marks a log that was found truncated.
 local first = raw:byte(1)
 if not first or not (first >= 17 and first <= 20 or first == 33 or first == 34 or first == 31) then
   wrong = 'not of layout 1 or 2: its first byte is ' .. tostring(first)

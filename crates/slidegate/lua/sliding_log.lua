@@ -1,8 +1,10 @@
--- Sliding log: every charge with its time, exact to the microsecond, in runs of (stamp, cost) packed in a ring.
--- Twin of `src/algorithm/sliding_log.rs`: change both or neither. `docs/redis-layout.md` says every byte.
+-- Sliding log: every charge with its time, exact to the microsecond, as (timestamp, cost) runs
+-- packed in a ring. Twin of `src/algorithm/sliding_log.rs`: change both or neither. Layout:
+-- docs/redis-layout.md.
 --
--- The newest run lies in the header, so that charging it again writes nothing else. Both are written in place: a decision
--- costs the same at any limit. A small log is read whole, so that one write holds a new run and the header (`bench/redis`).
+-- The newest run is in the header, so charging it again writes only the header. Header and ring are
+-- written in place, so a decision costs the same at any limit. A small log is read whole, so that
+-- one write covers a new run and the header (measured by `bench/redis`).
 
 --[quota]
 local window, capacity, step, step_bits, runs, fills = struct.unpack('<I6I7I6BI2I2', packed)
@@ -13,7 +15,8 @@ local ahead_bits, used, newest, oldest = 0, 0, 0, 0
 local widths, stamp_bytes, cost_bytes, head, len, room, newest_cost, shift, expires
 local chunk, chunk_from, chunk_to = nil, 0, 0
 local pushed, pushed_cost
--- The ring beside 32 fills, without costs, ends at 171. To read much more costs more than the write that it saves.
+-- A ring for limits up to 32, without costs, ends at byte 171. Reading much more costs more than
+-- the write that it saves.
 local raw = call('GETRANGE', key, '0', fills <= 32 and '171' or '47')
 if raw ~= '' then
   local found
@@ -31,7 +34,8 @@ if used > 0 then
       if earliest - now <= (window < 1000000 and window or 1000000) then
         settled = earliest
       else
-        -- A large step back: the history moves along, as if no time had passed since the newest charge.
+        -- A large step back of the clock: move the history along, as if no time had passed since
+        -- the newest charge.
         --@rest
         local by = earliest - now
         newest, oldest, shift, moved = newest - by, math.max(oldest - by, 0), (shift + by) % 281474976710656, true
@@ -52,11 +56,11 @@ if used > 0 then
     end
   end
 end
--- What the stamps in the ring are told by.
+-- The time that the low bytes of timestamps in the ring are relative to.
 local anchor = newest
 
 --[rest]
--- The rest of the header, which most denials do not need.
+-- Reads the rest of the header, which most denials do not need.
 if not widths then
   widths, head, len, room, newest_cost, shift, expires = 64, 0, 0, 0, 0, 0, 0
   if raw ~= '' then
@@ -67,7 +71,7 @@ if not widths then
 end
 
 --[ring]
--- Stamp and cost of the run that is `place`-th from the oldest in the ring.
+-- Timestamp and cost of the run at this place in the ring; 0 is the oldest.
 local run_format = '<I' .. stamp_bytes .. (cost_bytes > 0 and 'I' .. cost_bytes or '')
 local run_bytes, span = stamp_bytes + cost_bytes, stamp_bytes == 4 and 4294967296 or 281474976710656
 local function run_at(place)
@@ -87,7 +91,7 @@ settled, used, newest, oldest
 '<I7I7I7I7I7I7',
 
 --[needed]
--- Tells besides the oldest runs, as many as hold `needed` cost: with the end of those a denied cost fits.
+-- Reports the oldest runs too, as many as hold `needed` cost: when they expire, a denied cost fits.
 if needed > 1 and used > 0 then
   --@list
   --@rest
@@ -108,7 +112,7 @@ end
 --[charge]
 --@rest
 if used > 0 and settled <= newest then
-  -- The same step.
+  -- In the same step as the newest run.
   newest_cost = newest_cost + cost
 else
   local stamp = math.ceil(settled / step) * step
@@ -117,7 +121,8 @@ else
   elseif len + 1 < runs then
     pushed, pushed_cost, newest_cost = newest, newest_cost, cost
   else
-    -- Penalties alone, or fewer slots than there were, fill the log: count the newest run a little longer.
+    -- The log is full, by penalties or because slots were reduced: the newest run counts a little
+    -- longer.
     if len == 0 then oldest = stamp end
     newest_cost = newest_cost + cost
   end
@@ -126,14 +131,14 @@ end
 used = used + cost
 
 --[refund]
--- The oldest charges go first: what stays counts at least as long as what was really charged last.
-local given = math.min(cost, used)
-if given == used then
+-- The oldest charges are refunded first: the rest counts at least as long as the latest charges.
+local refunded = math.min(cost, used)
+if refunded == used then
   used = 0
 else
   --@rest
   --@ring
-  local left = given
+  local left = refunded
   while left > 0 do
     if len == 0 then
       newest_cost, used, left = newest_cost - left, used - left, 0
@@ -151,10 +156,10 @@ else
   end
 end
 
---[lives]
--- Milliseconds to live: two windows, so that most charges in place need not renew it, and four seconds. What counts may
--- count up to a step longer than a window, and a second where the clock was set back.
-local lives = math.floor(math.max(until_us - now, math.min(until_us - now + window, 2 * window)) / 1000) + 4000
+--[ttl]
+-- Two windows, so that most charges in place need not renew it, and four seconds: a charge may
+-- count up to a step longer than a window, and a second longer if the clock was set back.
+local ttl_ms = math.floor(math.max(until_us - now, math.min(until_us - now + window, 2 * window)) / 1000) + 4000
 
 --[save]
 --@rest
@@ -199,14 +204,14 @@ if raw == '' or run_bytes ~= old_run_bytes or len + more > room then
     end
   end
   len, head = len + more, 0
-  -- Room for twice as many and three, but no more than the limit can fill beside the newest. Three fit into what the
-  -- server takes for the header.
+  -- Room for twice as many runs plus three, but no more than the limit can fill besides the newest.
+  -- Redis' allocation for the header has room for three.
   room = math.max(math.min(len * 2 + 3, fills - 1), len)
   local slack = string.rep('\0', (room - len) * run_bytes)
-  --@lives
-  expires = math.floor((now + lives * 1000) / 1000000)
+  --@ttl
+  expires = math.floor((now + ttl_ms * 1000) / 1000000)
   call('SET', key, struct.pack('<BBI7I7I7BI2I2I2I7I6I5', 20, ahead_bits, used, newest, oldest,
-    stamp_bytes * 16 + cost_bytes, 0, len, room, newest_cost, shift, expires) .. ring .. run .. slack, 'PX', lives)
+    stamp_bytes * 16 + cost_bytes, 0, len, room, newest_cost, shift, expires) .. ring .. run .. slack, 'PX', ttl_ms)
 else
   local between = ''
   if pushed then
@@ -214,8 +219,9 @@ else
     if #raw == 48 + size then
       between = raw:sub(49, place) .. run
     else
-      -- A ring that was cut off is filled with zeros by a write past its end. So the last place is written only after a look,
-      -- and where a write shows that it was too short, the value is marked as damaged.
+      -- A write past the end of a truncated ring would fill the gap with zeros. So the length is
+      -- read before the last place is written, and a value that a write finds too short is marked
+      -- damaged.
       local is_whole = place + run_bytes < 48 + size or call('STRLEN', key) == 48 + size
       if not is_whole or call('SETRANGE', key, place, run) ~= 48 + size then
         call('SETRANGE', key, '0', '\31')
@@ -224,11 +230,12 @@ else
     end
     len = len + 1
   end
-  -- Too short a life loses usage. One from before the window was shortened or the clock was set back is too long.
+  -- A TTL that is too short loses usage. It is too long after the window was shortened or the clock
+  -- was set back.
   if until_us > expires * 1000000 or expires * 1000000 > now + 2 * window + 5000000 then
-    --@lives
-    call('PEXPIRE', key, lives)
-    expires = math.floor((now + lives * 1000) / 1000000)
+    --@ttl
+    call('PEXPIRE', key, ttl_ms)
+    expires = math.floor((now + ttl_ms * 1000) / 1000000)
   end
   call('SETRANGE', key, '0', struct.pack('<BBI7I7I7BI2I2I2I7I6I5', 20, ahead_bits, used, newest, oldest,
     stamp_bytes * 16 + cost_bytes, head, len, room, newest_cost, shift, expires) .. between)

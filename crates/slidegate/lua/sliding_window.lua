@@ -1,13 +1,14 @@
--- Sliding window: two counters, the older one weighted by how much of it the window still overlaps, rounded up.
+-- Sliding window: two counters, the older one weighted by its overlap with the window, rounded up.
 -- Twin of `src/algorithm/sliding_window.rs`: change both or neither.
 
 --[quota]
--- `head` begins a compact value under this window; 0 where such a window has none.
+-- `head` is the first three bytes of a compact value of this window; 0 if it has no compact form.
 local window, capacity, head = struct.unpack('<I6I7I3', packed)
 
 --[settle]
+-- `stop` is the end of the window that `current` counts in.
 local tag, stop, previous, current, settled, moved, wrong = 18, 0, 0, 0, now, false, nil
--- The end of the window after which the stored value expires.
+-- The end that the stored value's TTL was set for.
 local expires = 0
 local raw = call('GET', key)
 local counted = window
@@ -30,24 +31,24 @@ if raw then
   end
   if current > 0 and counted == window then expires = stop end
 end
-local here = now - now % counted + counted
-local afresh
-if here ~= stop then
-  if stop - counted == here and here - now <= (counted < 1000000 and counted or 1000000) then
-    settled = here
+local current_stop = now - now % counted + counted
+local restart
+if current_stop ~= stop then
+  if stop - counted == current_stop and current_stop - now <= (counted < 1000000 and counted or 1000000) then
+    settled = current_stop
   elseif now < stop then
-    -- A large step back.
-    afresh, moved = here, true
+    -- A large step back of the clock.
+    restart, moved = current_stop, true
   else
-    previous = stop == here - counted and current or 0
-    current, stop = 0, here
+    previous = stop == current_stop - counted and current or 0
+    current, stop = 0, current_stop
   end
 end
-if counted ~= window then afresh = settled - settled % window + window end
-if afresh then
-  -- All that may count, counts as charged in the window that ends then.
+if counted ~= window then restart = settled - settled % window + window end
+if restart then
+  -- All usage counts as charged in the window that ends then.
   current = math.min(current + previous, math.max(capacity, current, previous))
-  previous, stop = 0, afresh
+  previous, stop = 0, restart
 end
 local used = current
 if previous > 0 then
@@ -72,11 +73,11 @@ settled, stop, previous, current
 current, used = current + cost, used + cost
 
 --[refund]
-local given = math.min(cost, used)
-local from_current = math.min(given, current)
-current, used = current - from_current, used - given
-if given > from_current then
-  -- What the older counter has to lose so that its weighted part sinks to `used`, rounded down.
+local refunded = math.min(cost, used)
+local from_current = math.min(refunded, current)
+current, used = current - from_current, used - refunded
+if refunded > from_current then
+  -- The older counter's largest value whose weighted part is `used`, rounded down.
   --@mul_div
   local kept = mul_div(used, window, stop - settled)
   previous = math.min(previous, kept)
@@ -90,11 +91,11 @@ else
   value = struct.pack('<BI6I7I7I7', 18, window, stop, previous, current)
 end
 if expires == stop and #value == #raw then
-  -- In place, which keeps the time to live: half of what it costs to set it again.
+  -- In place, which keeps the TTL: half the cost of `SET`.
   call('SETRANGE', key, '0', value)
 else
-  -- `stop` may be a second further ahead than its window is long.
-  local lives = stop - now
-  if current > 0 then lives = lives + window end
-  call('SET', key, value, 'PX', math.floor(lives / 1000) + 4000)
+  -- `stop` may be up to a second more than a window ahead.
+  local ttl_us = stop - now
+  if current > 0 then ttl_us = ttl_us + window end
+  call('SET', key, value, 'PX', math.floor(ttl_us / 1000) + 4000)
 end

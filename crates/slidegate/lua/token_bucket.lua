@@ -1,11 +1,12 @@
--- Token bucket: a bucket that every charge fills and that drains by `limit` per window.
+-- Token bucket: every charge fills the bucket, and it drains by `limit` per window.
 -- Twin of `src/algorithm/token_bucket.rs`: change both or neither.
 
 --[quota]
 local window, capacity, limit = struct.unpack('<I6I7I7', packed)
 
 --[settle]
--- Whole cost in the bucket, and the rest of its content in cost times microseconds, less than the window.
+-- The content at the time `at`: `level` is whole cost, `fraction` the rest in cost times
+-- microseconds, less than the window.
 local tag, at, level, fraction, settled, moved, wrong = 19, now, 0, 0, now, false, nil
 local rate = limit > 0 and limit or 1
 local raw = call('GET', key)
@@ -42,7 +43,7 @@ if raw then
     end
   end
   if counted ~= window and fraction > 0 then
-    -- Under another window a fraction rounds up to a whole.
+    -- When the window changes, a fraction rounds up to a whole.
     level, fraction = level + 1, 0
   end
 end
@@ -58,9 +59,9 @@ settled, level, fraction
 level, used = level + cost, used + cost
 
 --[refund]
-local given = math.min(cost, used)
-if given <= level then
-  level = level - given
+local refunded = math.min(cost, used)
+if refunded <= level then
+  level = level - refunded
 else
   level, fraction = 0, 0
 end
@@ -68,11 +69,11 @@ end
 used = fraction > 0 and level + 1 or level
 
 --[most]
--- The most that counts for one key: one window's drain above the capacity.
+-- The maximum usage of a key: one window's drain above the capacity.
 local most = math.min(capacity + rate, 9007199254740991)
 
 --[bound]
--- Drops what is above that, as a limit that was lowered may leave.
+-- Drops content above the maximum, which a lowered limit may leave.
 do
   --@most
   if level > most or level == most and fraction > 0 then
@@ -81,6 +82,7 @@ do
 end
 
 --[save]
--- It lives until it is empty, and up to five seconds more: nothing is decided by that. `at` may be a second ahead.
-local lives = used * window / rate + at - now
-call('SET', key, struct.pack('<BI6I7I7I6', 19, window, at, level, fraction), 'PX', math.floor(lives / 1000) + 4000)
+-- The TTL is the time until it is empty and up to five seconds more. `at` may be a second ahead.
+local ttl_us = used * window / rate + at - now
+call('SET', key, struct.pack('<BI6I7I7I6', 19, window, at, level, fraction),
+  'PX', math.floor(ttl_us / 1000) + 4000)

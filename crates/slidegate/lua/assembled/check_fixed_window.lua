@@ -4,34 +4,37 @@
 
 -- check.lua
 --
--- Checks one key, for one request or for several that are batched: most decisions. `decide.lua` does
--- everything else.
+-- Checks one key, for one request or for a batch of requests. Most decisions are made here;
+-- `decide.lua` does everything else.
 --
 -- KEYS[1]: the key.
--- ARGV[1]: the latest server time at which anything may still be charged (integer, us).
--- ARGV[2]: the quota, packed as `quota` below unpacks it (bytes).
--- ARGV[3], ARGV[5], ...: the costs of the requests in the order they came (integers); after each the number of
---   requests that have it one after another (integer, 1 if it is missing at the end).
--- Reply: bytes, 7 for each number: requests charged, now (us), and the `numbers` of the algorithm as the key was
---   found: to list them one by one costs a server more than to read its key. A log that tells its oldest runs as
---   well replies a list: those bytes, then stamp and cost of each run. {-1, now} when it is too late.
--- Layout: docs/redis-layout.md. Rust twin: `State` in `src/algorithm.rs`, which computes the decisions from the
---   reply as it does for the memory store. A step here has the name of the twin's function: `settle`, `charge`.
+-- ARGV[1]: the latest server time at which the call may still charge (integer, us).
+-- ARGV[2]: the quota, packed as the piece `quota` unpacks it (bytes).
+-- ARGV[3], ARGV[5], ...: the costs of the requests, in order (integers), each followed by the
+--   number of consecutive requests of that cost (integer; 1 if missing at the end).
+-- Reply: bytes, 7 for each number: requests charged, now (us), and the `numbers` of the algorithm
+--   before anything was charged. A list of numbers would take Redis longer than reading the key. If
+--   a log reports its oldest runs, the reply is a list: these bytes, then timestamp and cost of
+--   each run. {-1, now} if the call is too late.
+-- Layout: docs/redis-layout.md. Rust twin: `State` in `src/algorithm.rs`, which computes the
+--   decisions from the reply as for the memory store. Steps have the names of the twin's functions:
+--   `settle`, `charge`.
 
 -- fixed_window.lua
 --
--- Fixed window: one counter, forgotten at every multiple of the window since the epoch.
+-- Fixed window: one counter, reset at every multiple of the window since the epoch.
 -- Twin of `src/algorithm/fixed_window.rs`: change both or neither.
 
 -- shared.lua
 --
--- What the algorithms share. In the files of `lua/` a piece begins at a line `--[name]`, and a line `--@name`
--- stands for that piece; `lua/assembled/` has the scripts whole.
+-- Pieces that the algorithms share. In the files of `lua/`, a piece begins at a line `--[name]`,
+-- and a line `--@name` includes that piece. `lua/assembled/` has the whole scripts.
 --
--- Every script is a straight line of pieces rather than functions over tables, since making those costs more than the
--- rest of a decision. Numbers are whole, in microseconds or cost, and below 2^53, where a double counts every integer, and
--- where the floor of a quotient of two such numbers is exact. Commands get numbers that never change as text: servers
--- take a quarter of a microsecond to write one.
+-- A script is a straight line of pieces rather than functions over tables, because creating those
+-- costs more than the rest of a decision. Numbers are integers, in microseconds or cost, below
+-- 2^53: there a double is exact, and so is the floor of a quotient of two such numbers. Constant
+-- arguments of commands are text, because Redis takes a quarter of a microsecond to format a
+-- number.
 
 local call, argv = redis.call, ARGV
 local time = call('TIME')
@@ -39,11 +42,12 @@ local now = time[1] * 1000000 + time[2]
 if now > argv[1] + 0 then return { -1, now } end
 local key, packed = KEYS[1], argv[2]
 -- [quota]
--- `head` begins a compact value under this window; 0 where such a window has none.
+-- `head` is the first three bytes of a compact value of this window; 0 if it has no compact form.
 local window, capacity, head = struct.unpack('<I6I7I3', packed)
 -- [settle]
+-- `stop` is the end of the window that `used` counts in.
 local tag, stop, used, settled, moved, wrong = 17, 0, 0, now, false, nil
--- The end by which the stored value expires.
+-- The end that the stored value's TTL was set for.
 local expires = 0
 local raw = call('GET', key)
 local counted = window
@@ -54,7 +58,8 @@ if raw then
     stop = stop * 1000000
     if found ~= head or head == 0 then
       -- [counted]
-      -- The window of a compact value that does not begin with `head`: a count of seconds, minutes, hours or days.
+      -- The window of a compact value that does not begin with `head`: a number of seconds, minutes,
+      -- hours or days.
       local code = math.floor(found / 256)
       counted = math.floor(code / 4) * ({ [0] = 1000000, 60000000, 3600000000, 86400000000 })[code % 4]
       found = found % 256 == tag + 16 and counted > 0
@@ -66,8 +71,8 @@ if raw then
   if not found then
     counted, stop, used = window, 0, 0
     -- [foreign]
-    -- `raw` is no value of this algorithm, tagged `tag`. One of another algorithm counts as none: that starts afresh. 31
-    -- marks a log that was found cut off.
+    -- `raw` is not a valid value of this algorithm, whose tag is `tag`. A value of another algorithm is
+    -- ignored: the key starts afresh. The first byte 31 marks a log that was found truncated.
     local first = raw:byte(1)
     if not first or not (first >= 17 and first <= 20 or first == 33 or first == 34 or first == 31) then
       wrong = 'not of layout 1 or 2: its first byte is ' .. tostring(first)
@@ -77,14 +82,14 @@ if raw then
   end
   expires = stop
 end
-local here = now - now % counted + counted
-if here ~= stop then
+local current_stop = now - now % counted + counted
+if current_stop ~= stop then
   if now >= stop then
-    stop, used = here, 0
-  elseif stop - counted == here and here - now <= (counted < 1000000 and counted or 1000000) then
-    settled = here
+    stop, used = current_stop, 0
+  elseif stop - counted == current_stop and current_stop - now <= (counted < 1000000 and counted or 1000000) then
+    settled = current_stop
   else
-    -- A large step back: it counts on to its end, and for one window of new time at most.
+    -- A large step back of the clock: the counter stays until its end, at most one window from now.
     stop, moved = math.min(stop, now + counted), true
   end
 end
@@ -92,24 +97,24 @@ if counted ~= window then stop = settled - settled % window + window end
 if wrong then return redis.error_reply('SLIDEGATE value is ' .. wrong) end
 local cost, charged, needed = 0, 0, 0
 for request = 3, #argv, 2 do
-  local asked, requests = argv[request] + 0, argv[request + 1]
+  local asks, requests = argv[request] + 0, argv[request + 1]
   -- In this order every sum is below 2^53, unless the cost can never fit.
-  local over = asked - capacity + used + cost
-  if asked == 0 then
+  local over = asks - capacity + used + cost
+  if asks == 0 then
     charged = charged + (requests or 1)
   elseif over > 0 then
-    if over > needed and asked <= capacity then needed = over end
+    if over > needed and asks <= capacity then needed = over end
   elseif not requests then
-    cost, charged = cost + asked, charged + 1
+    cost, charged = cost + asks, charged + 1
   else
-    -- Once one does not fit, no other of the same cost does.
-    local fit = math.floor(-over / asked) + 1
+    -- If one does not fit, no later one of the same cost does.
+    local fit = math.floor(-over / asks) + 1
     if fit < requests + 0 then
-      needed = math.max(needed, over + fit * asked)
+      needed = math.max(needed, over + fit * asks)
     else
       fit = requests + 0
     end
-    cost, charged = cost + fit * asked, charged + fit
+    cost, charged = cost + fit * asks, charged + fit
   end
 end
 local numbers = struct.pack(
@@ -133,7 +138,7 @@ if cost > 0 or moved and used > 0 then
     value = struct.pack('<BI6I7I7', 17, window, stop, used)
   end
   if expires == stop and #value == #raw then
-    -- In place, which keeps the time to live: half of what it costs to set it again.
+    -- In place, which keeps the TTL: half the cost of `SET`.
     call('SETRANGE', key, '0', value)
   else
     call('SET', key, value, 'PX', math.ceil((stop - now) / 1000) + 5000)

@@ -4,37 +4,42 @@
 
 -- check.lua
 --
--- Checks one key, for one request or for several that are batched: most decisions. `decide.lua` does
--- everything else.
+-- Checks one key, for one request or for a batch of requests. Most decisions are made here;
+-- `decide.lua` does everything else.
 --
 -- KEYS[1]: the key.
--- ARGV[1]: the latest server time at which anything may still be charged (integer, us).
--- ARGV[2]: the quota, packed as `quota` below unpacks it (bytes).
--- ARGV[3], ARGV[5], ...: the costs of the requests in the order they came (integers); after each the number of
---   requests that have it one after another (integer, 1 if it is missing at the end).
--- Reply: bytes, 7 for each number: requests charged, now (us), and the `numbers` of the algorithm as the key was
---   found: to list them one by one costs a server more than to read its key. A log that tells its oldest runs as
---   well replies a list: those bytes, then stamp and cost of each run. {-1, now} when it is too late.
--- Layout: docs/redis-layout.md. Rust twin: `State` in `src/algorithm.rs`, which computes the decisions from the
---   reply as it does for the memory store. A step here has the name of the twin's function: `settle`, `charge`.
+-- ARGV[1]: the latest server time at which the call may still charge (integer, us).
+-- ARGV[2]: the quota, packed as the piece `quota` unpacks it (bytes).
+-- ARGV[3], ARGV[5], ...: the costs of the requests, in order (integers), each followed by the
+--   number of consecutive requests of that cost (integer; 1 if missing at the end).
+-- Reply: bytes, 7 for each number: requests charged, now (us), and the `numbers` of the algorithm
+--   before anything was charged. A list of numbers would take Redis longer than reading the key. If
+--   a log reports its oldest runs, the reply is a list: these bytes, then timestamp and cost of
+--   each run. {-1, now} if the call is too late.
+-- Layout: docs/redis-layout.md. Rust twin: `State` in `src/algorithm.rs`, which computes the
+--   decisions from the reply as for the memory store. Steps have the names of the twin's functions:
+--   `settle`, `charge`.
 
 -- sliding_log.lua
 --
--- Sliding log: every charge with its time, exact to the microsecond, in runs of (stamp, cost) packed in a ring.
--- Twin of `src/algorithm/sliding_log.rs`: change both or neither. `docs/redis-layout.md` says every byte.
+-- Sliding log: every charge with its time, exact to the microsecond, as (timestamp, cost) runs
+-- packed in a ring. Twin of `src/algorithm/sliding_log.rs`: change both or neither. Layout:
+-- docs/redis-layout.md.
 --
--- The newest run lies in the header, so that charging it again writes nothing else. Both are written in place: a decision
--- costs the same at any limit. A small log is read whole, so that one write holds a new run and the header (`bench/redis`).
+-- The newest run is in the header, so charging it again writes only the header. Header and ring are
+-- written in place, so a decision costs the same at any limit. A small log is read whole, so that
+-- one write covers a new run and the header (measured by `bench/redis`).
 
 -- shared.lua
 --
--- What the algorithms share. In the files of `lua/` a piece begins at a line `--[name]`, and a line `--@name`
--- stands for that piece; `lua/assembled/` has the scripts whole.
+-- Pieces that the algorithms share. In the files of `lua/`, a piece begins at a line `--[name]`,
+-- and a line `--@name` includes that piece. `lua/assembled/` has the whole scripts.
 --
--- Every script is a straight line of pieces rather than functions over tables, since making those costs more than the
--- rest of a decision. Numbers are whole, in microseconds or cost, and below 2^53, where a double counts every integer, and
--- where the floor of a quotient of two such numbers is exact. Commands get numbers that never change as text: servers
--- take a quarter of a microsecond to write one.
+-- A script is a straight line of pieces rather than functions over tables, because creating those
+-- costs more than the rest of a decision. Numbers are integers, in microseconds or cost, below
+-- 2^53: there a double is exact, and so is the floor of a quotient of two such numbers. Constant
+-- arguments of commands are text, because Redis takes a quarter of a microsecond to format a
+-- number.
 
 local call, argv = redis.call, ARGV
 local time = call('TIME')
@@ -49,7 +54,8 @@ local ahead_bits, used, newest, oldest = 0, 0, 0, 0
 local widths, stamp_bytes, cost_bytes, head, len, room, newest_cost, shift, expires
 local chunk, chunk_from, chunk_to = nil, 0, 0
 local pushed, pushed_cost
--- The ring beside 32 fills, without costs, ends at 171. To read much more costs more than the write that it saves.
+-- A ring for limits up to 32, without costs, ends at byte 171. Reading much more costs more than
+-- the write that it saves.
 local raw = call('GETRANGE', key, '0', fills <= 32 and '171' or '47')
 if raw ~= '' then
   local found
@@ -57,8 +63,8 @@ if raw ~= '' then
   if found ~= tag then
     ahead_bits, used = 0, 0
     -- [foreign]
-    -- `raw` is no value of this algorithm, tagged `tag`. One of another algorithm counts as none: that starts afresh. 31
-    -- marks a log that was found cut off.
+    -- `raw` is not a valid value of this algorithm, whose tag is `tag`. A value of another algorithm is
+    -- ignored: the key starts afresh. The first byte 31 marks a log that was found truncated.
     local first = raw:byte(1)
     if not first or not (first >= 17 and first <= 20 or first == 33 or first == 34 or first == 31) then
       wrong = 'not of layout 1 or 2: its first byte is ' .. tostring(first)
@@ -75,9 +81,10 @@ if used > 0 then
       if earliest - now <= (window < 1000000 and window or 1000000) then
         settled = earliest
       else
-        -- A large step back: the history moves along, as if no time had passed since the newest charge.
+        -- A large step back of the clock: move the history along, as if no time had passed since
+        -- the newest charge.
         -- [rest]
-        -- The rest of the header, which most denials do not need.
+        -- Reads the rest of the header, which most denials do not need.
         if not widths then
           widths, head, len, room, newest_cost, shift, expires = 64, 0, 0, 0, 0, 0, 0
           if raw ~= '' then
@@ -96,7 +103,7 @@ if used > 0 then
       used = 0
     else
       -- [rest]
-      -- The rest of the header, which most denials do not need.
+      -- Reads the rest of the header, which most denials do not need.
       if not widths then
         widths, head, len, room, newest_cost, shift, expires = 64, 0, 0, 0, 0, 0, 0
         if raw ~= '' then
@@ -106,7 +113,7 @@ if used > 0 then
         stamp_bytes = (widths - cost_bytes) / 16
       end
       -- [ring]
-      -- Stamp and cost of the run that is `place`-th from the oldest in the ring.
+      -- Timestamp and cost of the run at this place in the ring; 0 is the oldest.
       local run_format = '<I' .. stamp_bytes .. (cost_bytes > 0 and 'I' .. cost_bytes or '')
       local run_bytes, span = stamp_bytes + cost_bytes, stamp_bytes == 4 and 4294967296 or 281474976710656
       local function run_at(place)
@@ -126,29 +133,29 @@ if used > 0 then
     end
   end
 end
--- What the stamps in the ring are told by.
+-- The time that the low bytes of timestamps in the ring are relative to.
 local anchor = newest
 if wrong then return redis.error_reply('SLIDEGATE value is ' .. wrong) end
 local cost, charged, needed = 0, 0, 0
 for request = 3, #argv, 2 do
-  local asked, requests = argv[request] + 0, argv[request + 1]
+  local asks, requests = argv[request] + 0, argv[request + 1]
   -- In this order every sum is below 2^53, unless the cost can never fit.
-  local over = asked - capacity + used + cost
-  if asked == 0 then
+  local over = asks - capacity + used + cost
+  if asks == 0 then
     charged = charged + (requests or 1)
   elseif over > 0 then
-    if over > needed and asked <= capacity then needed = over end
+    if over > needed and asks <= capacity then needed = over end
   elseif not requests then
-    cost, charged = cost + asked, charged + 1
+    cost, charged = cost + asks, charged + 1
   else
-    -- Once one does not fit, no other of the same cost does.
-    local fit = math.floor(-over / asked) + 1
+    -- If one does not fit, no later one of the same cost does.
+    local fit = math.floor(-over / asks) + 1
     if fit < requests + 0 then
-      needed = math.max(needed, over + fit * asked)
+      needed = math.max(needed, over + fit * asks)
     else
       fit = requests + 0
     end
-    cost, charged = cost + fit * asked, charged + fit
+    cost, charged = cost + fit * asks, charged + fit
   end
 end
 local numbers = struct.pack(
@@ -160,12 +167,12 @@ local numbers = struct.pack(
 )
 if needed > used then needed = used end
 -- [needed]
--- Tells besides the oldest runs, as many as hold `needed` cost: with the end of those a denied cost fits.
+-- Reports the oldest runs too, as many as hold `needed` cost: when they expire, a denied cost fits.
 if needed > 1 and used > 0 then
   -- [list]
   numbers = { numbers }
   -- [rest]
-  -- The rest of the header, which most denials do not need.
+  -- Reads the rest of the header, which most denials do not need.
   if not widths then
     widths, head, len, room, newest_cost, shift, expires = 64, 0, 0, 0, 0, 0, 0
     if raw ~= '' then
@@ -175,7 +182,7 @@ if needed > 1 and used > 0 then
     stamp_bytes = (widths - cost_bytes) / 16
   end
   -- [ring]
-  -- Stamp and cost of the run that is `place`-th from the oldest in the ring.
+  -- Timestamp and cost of the run at this place in the ring; 0 is the oldest.
   local run_format = '<I' .. stamp_bytes .. (cost_bytes > 0 and 'I' .. cost_bytes or '')
   local run_bytes, span = stamp_bytes + cost_bytes, stamp_bytes == 4 and 4294967296 or 281474976710656
   local function run_at(place)
@@ -202,7 +209,7 @@ end
 if cost > 0 then
   -- [charge]
   -- [rest]
-  -- The rest of the header, which most denials do not need.
+  -- Reads the rest of the header, which most denials do not need.
   if not widths then
     widths, head, len, room, newest_cost, shift, expires = 64, 0, 0, 0, 0, 0, 0
     if raw ~= '' then
@@ -212,7 +219,7 @@ if cost > 0 then
     stamp_bytes = (widths - cost_bytes) / 16
   end
   if used > 0 and settled <= newest then
-    -- The same step.
+    -- In the same step as the newest run.
     newest_cost = newest_cost + cost
   else
     local stamp = math.ceil(settled / step) * step
@@ -221,7 +228,8 @@ if cost > 0 then
     elseif len + 1 < runs then
       pushed, pushed_cost, newest_cost = newest, newest_cost, cost
     else
-      -- Penalties alone, or fewer slots than there were, fill the log: count the newest run a little longer.
+      -- The log is full, by penalties or because slots were reduced: the newest run counts a little
+      -- longer.
       if len == 0 then oldest = stamp end
       newest_cost = newest_cost + cost
     end
@@ -232,7 +240,7 @@ end
 if cost > 0 or moved and used > 0 then
   -- [save]
   -- [rest]
-  -- The rest of the header, which most denials do not need.
+  -- Reads the rest of the header, which most denials do not need.
   if not widths then
     widths, head, len, room, newest_cost, shift, expires = 64, 0, 0, 0, 0, 0, 0
     if raw ~= '' then
@@ -282,17 +290,17 @@ if cost > 0 or moved and used > 0 then
       end
     end
     len, head = len + more, 0
-    -- Room for twice as many and three, but no more than the limit can fill beside the newest. Three fit into what the
-    -- server takes for the header.
+    -- Room for twice as many runs plus three, but no more than the limit can fill besides the newest.
+    -- Redis' allocation for the header has room for three.
     room = math.max(math.min(len * 2 + 3, fills - 1), len)
     local slack = string.rep('\0', (room - len) * run_bytes)
-    -- [lives]
-    -- Milliseconds to live: two windows, so that most charges in place need not renew it, and four seconds. What counts may
-    -- count up to a step longer than a window, and a second where the clock was set back.
-    local lives = math.floor(math.max(until_us - now, math.min(until_us - now + window, 2 * window)) / 1000) + 4000
-    expires = math.floor((now + lives * 1000) / 1000000)
+    -- [ttl]
+    -- Two windows, so that most charges in place need not renew it, and four seconds: a charge may
+    -- count up to a step longer than a window, and a second longer if the clock was set back.
+    local ttl_ms = math.floor(math.max(until_us - now, math.min(until_us - now + window, 2 * window)) / 1000) + 4000
+    expires = math.floor((now + ttl_ms * 1000) / 1000000)
     call('SET', key, struct.pack('<BBI7I7I7BI2I2I2I7I6I5', 20, ahead_bits, used, newest, oldest,
-      stamp_bytes * 16 + cost_bytes, 0, len, room, newest_cost, shift, expires) .. ring .. run .. slack, 'PX', lives)
+      stamp_bytes * 16 + cost_bytes, 0, len, room, newest_cost, shift, expires) .. ring .. run .. slack, 'PX', ttl_ms)
   else
     local between = ''
     if pushed then
@@ -300,8 +308,9 @@ if cost > 0 or moved and used > 0 then
       if #raw == 48 + size then
         between = raw:sub(49, place) .. run
       else
-        -- A ring that was cut off is filled with zeros by a write past its end. So the last place is written only after a look,
-        -- and where a write shows that it was too short, the value is marked as damaged.
+        -- A write past the end of a truncated ring would fill the gap with zeros. So the length is
+        -- read before the last place is written, and a value that a write finds too short is marked
+        -- damaged.
         local is_whole = place + run_bytes < 48 + size or call('STRLEN', key) == 48 + size
         if not is_whole or call('SETRANGE', key, place, run) ~= 48 + size then
           call('SETRANGE', key, '0', '\31')
@@ -310,14 +319,15 @@ if cost > 0 or moved and used > 0 then
       end
       len = len + 1
     end
-    -- Too short a life loses usage. One from before the window was shortened or the clock was set back is too long.
+    -- A TTL that is too short loses usage. It is too long after the window was shortened or the clock
+    -- was set back.
     if until_us > expires * 1000000 or expires * 1000000 > now + 2 * window + 5000000 then
-      -- [lives]
-      -- Milliseconds to live: two windows, so that most charges in place need not renew it, and four seconds. What counts may
-      -- count up to a step longer than a window, and a second where the clock was set back.
-      local lives = math.floor(math.max(until_us - now, math.min(until_us - now + window, 2 * window)) / 1000) + 4000
-      call('PEXPIRE', key, lives)
-      expires = math.floor((now + lives * 1000) / 1000000)
+      -- [ttl]
+      -- Two windows, so that most charges in place need not renew it, and four seconds: a charge may
+      -- count up to a step longer than a window, and a second longer if the clock was set back.
+      local ttl_ms = math.floor(math.max(until_us - now, math.min(until_us - now + window, 2 * window)) / 1000) + 4000
+      call('PEXPIRE', key, ttl_ms)
+      expires = math.floor((now + ttl_ms * 1000) / 1000000)
     end
     call('SETRANGE', key, '0', struct.pack('<BBI7I7I7BI2I2I2I7I6I5', 20, ahead_bits, used, newest, oldest,
       stamp_bytes * 16 + cost_bytes, head, len, room, newest_cost, shift, expires) .. between)

@@ -4,34 +4,37 @@
 
 -- check.lua
 --
--- Checks one key, for one request or for several that are batched: most decisions. `decide.lua` does
--- everything else.
+-- Checks one key, for one request or for a batch of requests. Most decisions are made here;
+-- `decide.lua` does everything else.
 --
 -- KEYS[1]: the key.
--- ARGV[1]: the latest server time at which anything may still be charged (integer, us).
--- ARGV[2]: the quota, packed as `quota` below unpacks it (bytes).
--- ARGV[3], ARGV[5], ...: the costs of the requests in the order they came (integers); after each the number of
---   requests that have it one after another (integer, 1 if it is missing at the end).
--- Reply: bytes, 7 for each number: requests charged, now (us), and the `numbers` of the algorithm as the key was
---   found: to list them one by one costs a server more than to read its key. A log that tells its oldest runs as
---   well replies a list: those bytes, then stamp and cost of each run. {-1, now} when it is too late.
--- Layout: docs/redis-layout.md. Rust twin: `State` in `src/algorithm.rs`, which computes the decisions from the
---   reply as it does for the memory store. A step here has the name of the twin's function: `settle`, `charge`.
+-- ARGV[1]: the latest server time at which the call may still charge (integer, us).
+-- ARGV[2]: the quota, packed as the piece `quota` unpacks it (bytes).
+-- ARGV[3], ARGV[5], ...: the costs of the requests, in order (integers), each followed by the
+--   number of consecutive requests of that cost (integer; 1 if missing at the end).
+-- Reply: bytes, 7 for each number: requests charged, now (us), and the `numbers` of the algorithm
+--   before anything was charged. A list of numbers would take Redis longer than reading the key. If
+--   a log reports its oldest runs, the reply is a list: these bytes, then timestamp and cost of
+--   each run. {-1, now} if the call is too late.
+-- Layout: docs/redis-layout.md. Rust twin: `State` in `src/algorithm.rs`, which computes the
+--   decisions from the reply as for the memory store. Steps have the names of the twin's functions:
+--   `settle`, `charge`.
 
 -- sliding_window.lua
 --
--- Sliding window: two counters, the older one weighted by how much of it the window still overlaps, rounded up.
+-- Sliding window: two counters, the older one weighted by its overlap with the window, rounded up.
 -- Twin of `src/algorithm/sliding_window.rs`: change both or neither.
 
 -- shared.lua
 --
--- What the algorithms share. In the files of `lua/` a piece begins at a line `--[name]`, and a line `--@name`
--- stands for that piece; `lua/assembled/` has the scripts whole.
+-- Pieces that the algorithms share. In the files of `lua/`, a piece begins at a line `--[name]`,
+-- and a line `--@name` includes that piece. `lua/assembled/` has the whole scripts.
 --
--- Every script is a straight line of pieces rather than functions over tables, since making those costs more than the
--- rest of a decision. Numbers are whole, in microseconds or cost, and below 2^53, where a double counts every integer, and
--- where the floor of a quotient of two such numbers is exact. Commands get numbers that never change as text: servers
--- take a quarter of a microsecond to write one.
+-- A script is a straight line of pieces rather than functions over tables, because creating those
+-- costs more than the rest of a decision. Numbers are integers, in microseconds or cost, below
+-- 2^53: there a double is exact, and so is the floor of a quotient of two such numbers. Constant
+-- arguments of commands are text, because Redis takes a quarter of a microsecond to format a
+-- number.
 
 local call, argv = redis.call, ARGV
 local time = call('TIME')
@@ -39,11 +42,12 @@ local now = time[1] * 1000000 + time[2]
 if now > argv[1] + 0 then return { -1, now } end
 local key, packed = KEYS[1], argv[2]
 -- [quota]
--- `head` begins a compact value under this window; 0 where such a window has none.
+-- `head` is the first three bytes of a compact value of this window; 0 if it has no compact form.
 local window, capacity, head = struct.unpack('<I6I7I3', packed)
 -- [settle]
+-- `stop` is the end of the window that `current` counts in.
 local tag, stop, previous, current, settled, moved, wrong = 18, 0, 0, 0, now, false, nil
--- The end of the window after which the stored value expires.
+-- The end that the stored value's TTL was set for.
 local expires = 0
 local raw = call('GET', key)
 local counted = window
@@ -55,7 +59,8 @@ if raw then
     previous = (previous - current) / 1048576
     if found ~= head or head == 0 then
       -- [counted]
-      -- The window of a compact value that does not begin with `head`: a count of seconds, minutes, hours or days.
+      -- The window of a compact value that does not begin with `head`: a number of seconds, minutes,
+      -- hours or days.
       local code = math.floor(found / 256)
       counted = math.floor(code / 4) * ({ [0] = 1000000, 60000000, 3600000000, 86400000000 })[code % 4]
       found = found % 256 == tag + 16 and counted > 0
@@ -67,8 +72,8 @@ if raw then
   if not found then
     counted, stop, previous, current = window, 0, 0, 0
     -- [foreign]
-    -- `raw` is no value of this algorithm, tagged `tag`. One of another algorithm counts as none: that starts afresh. 31
-    -- marks a log that was found cut off.
+    -- `raw` is not a valid value of this algorithm, whose tag is `tag`. A value of another algorithm is
+    -- ignored: the key starts afresh. The first byte 31 marks a log that was found truncated.
     local first = raw:byte(1)
     if not first or not (first >= 17 and first <= 20 or first == 33 or first == 34 or first == 31) then
       wrong = 'not of layout 1 or 2: its first byte is ' .. tostring(first)
@@ -78,24 +83,24 @@ if raw then
   end
   if current > 0 and counted == window then expires = stop end
 end
-local here = now - now % counted + counted
-local afresh
-if here ~= stop then
-  if stop - counted == here and here - now <= (counted < 1000000 and counted or 1000000) then
-    settled = here
+local current_stop = now - now % counted + counted
+local restart
+if current_stop ~= stop then
+  if stop - counted == current_stop and current_stop - now <= (counted < 1000000 and counted or 1000000) then
+    settled = current_stop
   elseif now < stop then
-    -- A large step back.
-    afresh, moved = here, true
+    -- A large step back of the clock.
+    restart, moved = current_stop, true
   else
-    previous = stop == here - counted and current or 0
-    current, stop = 0, here
+    previous = stop == current_stop - counted and current or 0
+    current, stop = 0, current_stop
   end
 end
-if counted ~= window then afresh = settled - settled % window + window end
-if afresh then
-  -- All that may count, counts as charged in the window that ends then.
+if counted ~= window then restart = settled - settled % window + window end
+if restart then
+  -- All usage counts as charged in the window that ends then.
   current = math.min(current + previous, math.max(capacity, current, previous))
-  previous, stop = 0, afresh
+  previous, stop = 0, restart
 end
 local used = current
 if previous > 0 then
@@ -103,7 +108,7 @@ if previous > 0 then
   local weighted = math.ceil(product / window)
   if product >= 9007199254740992 then
     -- [mul_div]
-    -- floor(a * b / c) and the remainder, for c below 2^45. A quotient past 2^53 is only known to be about that large.
+    -- floor(a * b / c) and the remainder, for c below 2^45. A quotient above 2^53 is approximate.
     local function mul_div(a, b, c)
       local product = a * b
       if product < 9007199254740992 then
@@ -114,15 +119,15 @@ if previous > 0 then
       local part = b - whole * c
       local quotient, rest, left = 0, 0, a
       -- Seven bits of `a` at a time, so that rest * 128 + digit * part stays below 2^53.
-      local place = 562949953421312
-      while place >= 1 do
-        local digit = math.floor(left / place)
-        left = left - digit * place
+      local digit_value = 562949953421312
+      while digit_value >= 1 do
+        local digit = math.floor(left / digit_value)
+        left = left - digit * digit_value
         rest = rest * 128 + digit * part
         local share = math.floor(rest / c)
         rest = rest - share * c
         quotient = quotient * 128 + share
-        place = place / 128
+        digit_value = digit_value / 128
       end
       return a * whole + quotient, rest
     end
@@ -135,24 +140,24 @@ end
 if wrong then return redis.error_reply('SLIDEGATE value is ' .. wrong) end
 local cost, charged, needed = 0, 0, 0
 for request = 3, #argv, 2 do
-  local asked, requests = argv[request] + 0, argv[request + 1]
+  local asks, requests = argv[request] + 0, argv[request + 1]
   -- In this order every sum is below 2^53, unless the cost can never fit.
-  local over = asked - capacity + used + cost
-  if asked == 0 then
+  local over = asks - capacity + used + cost
+  if asks == 0 then
     charged = charged + (requests or 1)
   elseif over > 0 then
-    if over > needed and asked <= capacity then needed = over end
+    if over > needed and asks <= capacity then needed = over end
   elseif not requests then
-    cost, charged = cost + asked, charged + 1
+    cost, charged = cost + asks, charged + 1
   else
-    -- Once one does not fit, no other of the same cost does.
-    local fit = math.floor(-over / asked) + 1
+    -- If one does not fit, no later one of the same cost does.
+    local fit = math.floor(-over / asks) + 1
     if fit < requests + 0 then
-      needed = math.max(needed, over + fit * asked)
+      needed = math.max(needed, over + fit * asks)
     else
       fit = requests + 0
     end
-    cost, charged = cost + fit * asked, charged + fit
+    cost, charged = cost + fit * asks, charged + fit
   end
 end
 local numbers = struct.pack(
@@ -176,13 +181,13 @@ if cost > 0 or moved and used > 0 then
     value = struct.pack('<BI6I7I7I7', 18, window, stop, previous, current)
   end
   if expires == stop and #value == #raw then
-    -- In place, which keeps the time to live: half of what it costs to set it again.
+    -- In place, which keeps the TTL: half the cost of `SET`.
     call('SETRANGE', key, '0', value)
   else
-    -- `stop` may be a second further ahead than its window is long.
-    local lives = stop - now
-    if current > 0 then lives = lives + window end
-    call('SET', key, value, 'PX', math.floor(lives / 1000) + 4000)
+    -- `stop` may be up to a second more than a window ahead.
+    local ttl_us = stop - now
+    if current > 0 then ttl_us = ttl_us + window end
+    call('SET', key, value, 'PX', math.floor(ttl_us / 1000) + 4000)
   end
 end
 return numbers

@@ -4,34 +4,37 @@
 
 -- check.lua
 --
--- Checks one key, for one request or for several that are batched: most decisions. `decide.lua` does
--- everything else.
+-- Checks one key, for one request or for a batch of requests. Most decisions are made here;
+-- `decide.lua` does everything else.
 --
 -- KEYS[1]: the key.
--- ARGV[1]: the latest server time at which anything may still be charged (integer, us).
--- ARGV[2]: the quota, packed as `quota` below unpacks it (bytes).
--- ARGV[3], ARGV[5], ...: the costs of the requests in the order they came (integers); after each the number of
---   requests that have it one after another (integer, 1 if it is missing at the end).
--- Reply: bytes, 7 for each number: requests charged, now (us), and the `numbers` of the algorithm as the key was
---   found: to list them one by one costs a server more than to read its key. A log that tells its oldest runs as
---   well replies a list: those bytes, then stamp and cost of each run. {-1, now} when it is too late.
--- Layout: docs/redis-layout.md. Rust twin: `State` in `src/algorithm.rs`, which computes the decisions from the
---   reply as it does for the memory store. A step here has the name of the twin's function: `settle`, `charge`.
+-- ARGV[1]: the latest server time at which the call may still charge (integer, us).
+-- ARGV[2]: the quota, packed as the piece `quota` unpacks it (bytes).
+-- ARGV[3], ARGV[5], ...: the costs of the requests, in order (integers), each followed by the
+--   number of consecutive requests of that cost (integer; 1 if missing at the end).
+-- Reply: bytes, 7 for each number: requests charged, now (us), and the `numbers` of the algorithm
+--   before anything was charged. A list of numbers would take Redis longer than reading the key. If
+--   a log reports its oldest runs, the reply is a list: these bytes, then timestamp and cost of
+--   each run. {-1, now} if the call is too late.
+-- Layout: docs/redis-layout.md. Rust twin: `State` in `src/algorithm.rs`, which computes the
+--   decisions from the reply as for the memory store. Steps have the names of the twin's functions:
+--   `settle`, `charge`.
 
 -- token_bucket.lua
 --
--- Token bucket: a bucket that every charge fills and that drains by `limit` per window.
+-- Token bucket: every charge fills the bucket, and it drains by `limit` per window.
 -- Twin of `src/algorithm/token_bucket.rs`: change both or neither.
 
 -- shared.lua
 --
--- What the algorithms share. In the files of `lua/` a piece begins at a line `--[name]`, and a line `--@name`
--- stands for that piece; `lua/assembled/` has the scripts whole.
+-- Pieces that the algorithms share. In the files of `lua/`, a piece begins at a line `--[name]`,
+-- and a line `--@name` includes that piece. `lua/assembled/` has the whole scripts.
 --
--- Every script is a straight line of pieces rather than functions over tables, since making those costs more than the
--- rest of a decision. Numbers are whole, in microseconds or cost, and below 2^53, where a double counts every integer, and
--- where the floor of a quotient of two such numbers is exact. Commands get numbers that never change as text: servers
--- take a quarter of a microsecond to write one.
+-- A script is a straight line of pieces rather than functions over tables, because creating those
+-- costs more than the rest of a decision. Numbers are integers, in microseconds or cost, below
+-- 2^53: there a double is exact, and so is the floor of a quotient of two such numbers. Constant
+-- arguments of commands are text, because Redis takes a quarter of a microsecond to format a
+-- number.
 
 local call, argv = redis.call, ARGV
 local time = call('TIME')
@@ -41,7 +44,8 @@ local key, packed = KEYS[1], argv[2]
 -- [quota]
 local window, capacity, limit = struct.unpack('<I6I7I7', packed)
 -- [settle]
--- Whole cost in the bucket, and the rest of its content in cost times microseconds, less than the window.
+-- The content at the time `at`: `level` is whole cost, `fraction` the rest in cost times
+-- microseconds, less than the window.
 local tag, at, level, fraction, settled, moved, wrong = 19, now, 0, 0, now, false, nil
 local rate = limit > 0 and limit or 1
 local raw = call('GET', key)
@@ -51,8 +55,8 @@ if raw then
   if found ~= tag then
     counted, at, level, fraction = window, now, 0, 0
     -- [foreign]
-    -- `raw` is no value of this algorithm, tagged `tag`. One of another algorithm counts as none: that starts afresh. 31
-    -- marks a log that was found cut off.
+    -- `raw` is not a valid value of this algorithm, whose tag is `tag`. A value of another algorithm is
+    -- ignored: the key starts afresh. The first byte 31 marks a log that was found truncated.
     local first = raw:byte(1)
     if not first or not (first >= 17 and first <= 20 or first == 33 or first == 34 or first == 31) then
       wrong = 'not of layout 1 or 2: its first byte is ' .. tostring(first)
@@ -66,10 +70,10 @@ if raw then
     else
       at, moved = now, true
       -- [bound]
-      -- Drops what is above that, as a limit that was lowered may leave.
+      -- Drops content above the maximum, which a lowered limit may leave.
       do
         -- [most]
-        -- The most that counts for one key: one window's drain above the capacity.
+        -- The maximum usage of a key: one window's drain above the capacity.
         local most = math.min(capacity + rate, 9007199254740991)
         if level > most or level == most and fraction > 0 then
           level, fraction = most, 0
@@ -82,7 +86,7 @@ if raw then
     local part = drained - whole * counted
     if drained >= 9007199254740992 then
       -- [mul_div]
-      -- floor(a * b / c) and the remainder, for c below 2^45. A quotient past 2^53 is only known to be about that large.
+      -- floor(a * b / c) and the remainder, for c below 2^45. A quotient above 2^53 is approximate.
       local function mul_div(a, b, c)
         local product = a * b
         if product < 9007199254740992 then
@@ -93,15 +97,15 @@ if raw then
         local part = b - whole * c
         local quotient, rest, left = 0, 0, a
         -- Seven bits of `a` at a time, so that rest * 128 + digit * part stays below 2^53.
-        local place = 562949953421312
-        while place >= 1 do
-          local digit = math.floor(left / place)
-          left = left - digit * place
+        local digit_value = 562949953421312
+        while digit_value >= 1 do
+          local digit = math.floor(left / digit_value)
+          left = left - digit * digit_value
           rest = rest * 128 + digit * part
           local share = math.floor(rest / c)
           rest = rest - share * c
           quotient = quotient * 128 + share
-          place = place / 128
+          digit_value = digit_value / 128
         end
         return a * whole + quotient, rest
       end
@@ -118,7 +122,7 @@ if raw then
     end
   end
   if counted ~= window and fraction > 0 then
-    -- Under another window a fraction rounds up to a whole.
+    -- When the window changes, a fraction rounds up to a whole.
     level, fraction = level + 1, 0
   end
 end
@@ -126,24 +130,24 @@ local used = fraction > 0 and level + 1 or level
 if wrong then return redis.error_reply('SLIDEGATE value is ' .. wrong) end
 local cost, charged, needed = 0, 0, 0
 for request = 3, #argv, 2 do
-  local asked, requests = argv[request] + 0, argv[request + 1]
+  local asks, requests = argv[request] + 0, argv[request + 1]
   -- In this order every sum is below 2^53, unless the cost can never fit.
-  local over = asked - capacity + used + cost
-  if asked == 0 then
+  local over = asks - capacity + used + cost
+  if asks == 0 then
     charged = charged + (requests or 1)
   elseif over > 0 then
-    if over > needed and asked <= capacity then needed = over end
+    if over > needed and asks <= capacity then needed = over end
   elseif not requests then
-    cost, charged = cost + asked, charged + 1
+    cost, charged = cost + asks, charged + 1
   else
-    -- Once one does not fit, no other of the same cost does.
-    local fit = math.floor(-over / asked) + 1
+    -- If one does not fit, no later one of the same cost does.
+    local fit = math.floor(-over / asks) + 1
     if fit < requests + 0 then
-      needed = math.max(needed, over + fit * asked)
+      needed = math.max(needed, over + fit * asks)
     else
       fit = requests + 0
     end
-    cost, charged = cost + fit * asked, charged + fit
+    cost, charged = cost + fit * asks, charged + fit
   end
 end
 local numbers = struct.pack(
@@ -160,8 +164,9 @@ if cost > 0 then
 end
 if cost > 0 or moved and used > 0 then
   -- [save]
-  -- It lives until it is empty, and up to five seconds more: nothing is decided by that. `at` may be a second ahead.
-  local lives = used * window / rate + at - now
-  call('SET', key, struct.pack('<BI6I7I7I6', 19, window, at, level, fraction), 'PX', math.floor(lives / 1000) + 4000)
+  -- The TTL is the time until it is empty and up to five seconds more. `at` may be a second ahead.
+  local ttl_us = used * window / rate + at - now
+  call('SET', key, struct.pack('<BI6I7I7I6', 19, window, at, level, fraction),
+    'PX', math.floor(ttl_us / 1000) + 4000)
 end
 return numbers

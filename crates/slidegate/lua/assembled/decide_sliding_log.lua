@@ -4,48 +4,53 @@
 
 -- decide.lua
 --
--- Decides requests on all their keys or on none, in the order they came, at one time.
--- Twin of `all_or_none` in `src/store.rs`: change both or neither.
+-- Decides requests in order, each on all of its keys or on none, at one time.
 --
--- KEYS: for each part of the requests its key; for `once` at last the key that holds the first reply.
--- ARGV: the latest server time at which anything may still be charged (us); `once` or `apply`; the number of
---   requests, and the cost of each; then for each part
---   - its algorithm's letter, or the number of an earlier part with the same key,
+-- KEYS: the key of each part of the requests; with `once` last the key that stores the first reply.
+-- ARGV: the latest server time at which the call may still charge (integer, us); `once` or `apply`;
+--   the number of requests, and the cost of each (integers); then for each part
+--   - the letter of its algorithm, or the number of an earlier part with the same key,
 --   - its mode, see below,
---   - its quota, packed (`quota` of the algorithm's file),
---   - its own cost, empty if it is the request's;
---   for `once` at last the time that the reply is kept (ms).
--- A mode has five letters: the verb (`c`heck, `p`eek, `r`efund, pe`n`alize), `e`nforced or `s`hadow, what it
---   does with an excess (`-` deny, `+` charge, `!` count), its role (`d`eciding, `t`ogether, `a` if allowed,
---   `i`ndependent, `k` for refusals), and `o` if it is denied while over its limit, else `-`. After `t`, `a`
---   and `i` follows the number of its request, after `k` that of the part that it belongs to.
--- Reply: {requests that are not denied, now, {the algorithm's `numbers`} for each key as it was found,
---   {its `numbers` then, what was returned} for each refund that was carried out}; {-1, now} when it is too late.
+--   - its quota, packed as the piece `quota` of the algorithm unpacks it (bytes),
+--   - its own cost (integer); empty if it is the request's;
+--   with `once` last how long the reply is stored (integer, ms).
+-- A mode has five letters: the verb (`c`heck, `p`eek, `r`efund, pe`n`alize); `e`nforced or
+--   `s`hadow; how an excess is handled (`-` deny, `+` charge, `!` count); the role (`d`eciding,
+--   `t`ogether, `a` if allowed, `i`ndependent, `k` refusals); `o` if it is denied while over its
+--   limit, otherwise `-`. `t`, `a` and `i` are followed by the number of the request, `k` by that
+--   of its base part.
+-- Reply: {requests that are not denied, now, {the algorithm's `numbers`} of each key before
+--   anything was charged, {its `numbers` afterwards, the cost refunded} of each refund that was
+--   carried out}; {-1, now} if the call is too late.
+-- Layout: docs/redis-layout.md. Rust twin: `all_or_none` in `src/store.rs`: change both or neither.
 
 -- sliding_log.lua
 --
--- Sliding log: every charge with its time, exact to the microsecond, in runs of (stamp, cost) packed in a ring.
--- Twin of `src/algorithm/sliding_log.rs`: change both or neither. `docs/redis-layout.md` says every byte.
+-- Sliding log: every charge with its time, exact to the microsecond, as (timestamp, cost) runs
+-- packed in a ring. Twin of `src/algorithm/sliding_log.rs`: change both or neither. Layout:
+-- docs/redis-layout.md.
 --
--- The newest run lies in the header, so that charging it again writes nothing else. Both are written in place: a decision
--- costs the same at any limit. A small log is read whole, so that one write holds a new run and the header (`bench/redis`).
+-- The newest run is in the header, so charging it again writes only the header. Header and ring are
+-- written in place, so a decision costs the same at any limit. A small log is read whole, so that
+-- one write covers a new run and the header (measured by `bench/redis`).
 
 -- shared.lua
 --
--- What the algorithms share. In the files of `lua/` a piece begins at a line `--[name]`, and a line `--@name`
--- stands for that piece; `lua/assembled/` has the scripts whole.
+-- Pieces that the algorithms share. In the files of `lua/`, a piece begins at a line `--[name]`,
+-- and a line `--@name` includes that piece. `lua/assembled/` has the whole scripts.
 --
--- Every script is a straight line of pieces rather than functions over tables, since making those costs more than the
--- rest of a decision. Numbers are whole, in microseconds or cost, and below 2^53, where a double counts every integer, and
--- where the floor of a quotient of two such numbers is exact. Commands get numbers that never change as text: servers
--- take a quarter of a microsecond to write one.
+-- A script is a straight line of pieces rather than functions over tables, because creating those
+-- costs more than the rest of a decision. Numbers are integers, in microseconds or cost, below
+-- 2^53: there a double is exact, and so is the floor of a quotient of two such numbers. Constant
+-- arguments of commands are text, because Redis takes a quarter of a microsecond to format a
+-- number.
 
 local call, argv = redis.call, ARGV
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
 if now > argv[1] + 0 then return { -1, now } end
 local requests, parts = argv[3] + 0, #KEYS
--- Once only: the last key holds the first reply to the same id.
+-- With `once`, the last key stores the first reply to the same idempotency key.
 local once
 if argv[2] == 'once' then
   once, parts = KEYS[parts], parts - 1
@@ -54,7 +59,7 @@ if argv[2] == 'once' then
 end
 local opens = {}
 -- [opens]
--- The key as it is, and what can be done with it.
+-- The usage of a key, and the functions that report and change it.
 opens.L = function(key, now, packed)
   -- [quota]
   local window, capacity, step, step_bits, runs, fills = struct.unpack('<I6I7I6BI2I2', packed)
@@ -64,7 +69,8 @@ opens.L = function(key, now, packed)
   local widths, stamp_bytes, cost_bytes, head, len, room, newest_cost, shift, expires
   local chunk, chunk_from, chunk_to = nil, 0, 0
   local pushed, pushed_cost
-  -- The ring beside 32 fills, without costs, ends at 171. To read much more costs more than the write that it saves.
+  -- A ring for limits up to 32, without costs, ends at byte 171. Reading much more costs more than
+  -- the write that it saves.
   local raw = call('GETRANGE', key, '0', fills <= 32 and '171' or '47')
   if raw ~= '' then
     local found
@@ -72,8 +78,8 @@ opens.L = function(key, now, packed)
     if found ~= tag then
       ahead_bits, used = 0, 0
       -- [foreign]
-      -- `raw` is no value of this algorithm, tagged `tag`. One of another algorithm counts as none: that starts afresh. 31
-      -- marks a log that was found cut off.
+      -- `raw` is not a valid value of this algorithm, whose tag is `tag`. A value of another algorithm is
+      -- ignored: the key starts afresh. The first byte 31 marks a log that was found truncated.
       local first = raw:byte(1)
       if not first or not (first >= 17 and first <= 20 or first == 33 or first == 34 or first == 31) then
         wrong = 'not of layout 1 or 2: its first byte is ' .. tostring(first)
@@ -90,9 +96,10 @@ opens.L = function(key, now, packed)
         if earliest - now <= (window < 1000000 and window or 1000000) then
           settled = earliest
         else
-          -- A large step back: the history moves along, as if no time had passed since the newest charge.
+          -- A large step back of the clock: move the history along, as if no time had passed since
+          -- the newest charge.
           -- [rest]
-          -- The rest of the header, which most denials do not need.
+          -- Reads the rest of the header, which most denials do not need.
           if not widths then
             widths, head, len, room, newest_cost, shift, expires = 64, 0, 0, 0, 0, 0, 0
             if raw ~= '' then
@@ -111,7 +118,7 @@ opens.L = function(key, now, packed)
         used = 0
       else
         -- [rest]
-        -- The rest of the header, which most denials do not need.
+        -- Reads the rest of the header, which most denials do not need.
         if not widths then
           widths, head, len, room, newest_cost, shift, expires = 64, 0, 0, 0, 0, 0, 0
           if raw ~= '' then
@@ -121,7 +128,7 @@ opens.L = function(key, now, packed)
           stamp_bytes = (widths - cost_bytes) / 16
         end
         -- [ring]
-        -- Stamp and cost of the run that is `place`-th from the oldest in the ring.
+        -- Timestamp and cost of the run at this place in the ring; 0 is the oldest.
         local run_format = '<I' .. stamp_bytes .. (cost_bytes > 0 and 'I' .. cost_bytes or '')
         local run_bytes, span = stamp_bytes + cost_bytes, stamp_bytes == 4 and 4294967296 or 281474976710656
         local function run_at(place)
@@ -141,18 +148,18 @@ opens.L = function(key, now, packed)
       end
     end
   end
-  -- What the stamps in the ring are told by.
+  -- The time that the low bytes of timestamps in the ring are relative to.
   local anchor = newest
-  local function tell(needed)
+  local function report(needed)
     local numbers = {
       -- [numbers]
       settled, used, newest, oldest
     }
     -- [needed]
-    -- Tells besides the oldest runs, as many as hold `needed` cost: with the end of those a denied cost fits.
+    -- Reports the oldest runs too, as many as hold `needed` cost: when they expire, a denied cost fits.
     if needed > 1 and used > 0 then
       -- [rest]
-      -- The rest of the header, which most denials do not need.
+      -- Reads the rest of the header, which most denials do not need.
       if not widths then
         widths, head, len, room, newest_cost, shift, expires = 64, 0, 0, 0, 0, 0, 0
         if raw ~= '' then
@@ -162,7 +169,7 @@ opens.L = function(key, now, packed)
         stamp_bytes = (widths - cost_bytes) / 16
       end
       -- [ring]
-      -- Stamp and cost of the run that is `place`-th from the oldest in the ring.
+      -- Timestamp and cost of the run at this place in the ring; 0 is the oldest.
       local run_format = '<I' .. stamp_bytes .. (cost_bytes > 0 and 'I' .. cost_bytes or '')
       local run_bytes, span = stamp_bytes + cost_bytes, stamp_bytes == 4 and 4294967296 or 281474976710656
       local function run_at(place)
@@ -191,7 +198,7 @@ opens.L = function(key, now, packed)
   local function save()
     -- [save]
     -- [rest]
-    -- The rest of the header, which most denials do not need.
+    -- Reads the rest of the header, which most denials do not need.
     if not widths then
       widths, head, len, room, newest_cost, shift, expires = 64, 0, 0, 0, 0, 0, 0
       if raw ~= '' then
@@ -241,17 +248,17 @@ opens.L = function(key, now, packed)
         end
       end
       len, head = len + more, 0
-      -- Room for twice as many and three, but no more than the limit can fill beside the newest. Three fit into what the
-      -- server takes for the header.
+      -- Room for twice as many runs plus three, but no more than the limit can fill besides the newest.
+      -- Redis' allocation for the header has room for three.
       room = math.max(math.min(len * 2 + 3, fills - 1), len)
       local slack = string.rep('\0', (room - len) * run_bytes)
-      -- [lives]
-      -- Milliseconds to live: two windows, so that most charges in place need not renew it, and four seconds. What counts may
-      -- count up to a step longer than a window, and a second where the clock was set back.
-      local lives = math.floor(math.max(until_us - now, math.min(until_us - now + window, 2 * window)) / 1000) + 4000
-      expires = math.floor((now + lives * 1000) / 1000000)
+      -- [ttl]
+      -- Two windows, so that most charges in place need not renew it, and four seconds: a charge may
+      -- count up to a step longer than a window, and a second longer if the clock was set back.
+      local ttl_ms = math.floor(math.max(until_us - now, math.min(until_us - now + window, 2 * window)) / 1000) + 4000
+      expires = math.floor((now + ttl_ms * 1000) / 1000000)
       call('SET', key, struct.pack('<BBI7I7I7BI2I2I2I7I6I5', 20, ahead_bits, used, newest, oldest,
-        stamp_bytes * 16 + cost_bytes, 0, len, room, newest_cost, shift, expires) .. ring .. run .. slack, 'PX', lives)
+        stamp_bytes * 16 + cost_bytes, 0, len, room, newest_cost, shift, expires) .. ring .. run .. slack, 'PX', ttl_ms)
     else
       local between = ''
       if pushed then
@@ -259,8 +266,9 @@ opens.L = function(key, now, packed)
         if #raw == 48 + size then
           between = raw:sub(49, place) .. run
         else
-          -- A ring that was cut off is filled with zeros by a write past its end. So the last place is written only after a look,
-          -- and where a write shows that it was too short, the value is marked as damaged.
+          -- A write past the end of a truncated ring would fill the gap with zeros. So the length is
+          -- read before the last place is written, and a value that a write finds too short is marked
+          -- damaged.
           local is_whole = place + run_bytes < 48 + size or call('STRLEN', key) == 48 + size
           if not is_whole or call('SETRANGE', key, place, run) ~= 48 + size then
             call('SETRANGE', key, '0', '\31')
@@ -269,14 +277,15 @@ opens.L = function(key, now, packed)
         end
         len = len + 1
       end
-      -- Too short a life loses usage. One from before the window was shortened or the clock was set back is too long.
+      -- A TTL that is too short loses usage. It is too long after the window was shortened or the clock
+      -- was set back.
       if until_us > expires * 1000000 or expires * 1000000 > now + 2 * window + 5000000 then
-        -- [lives]
-        -- Milliseconds to live: two windows, so that most charges in place need not renew it, and four seconds. What counts may
-        -- count up to a step longer than a window, and a second where the clock was set back.
-        local lives = math.floor(math.max(until_us - now, math.min(until_us - now + window, 2 * window)) / 1000) + 4000
-        call('PEXPIRE', key, lives)
-        expires = math.floor((now + lives * 1000) / 1000000)
+        -- [ttl]
+        -- Two windows, so that most charges in place need not renew it, and four seconds: a charge may
+        -- count up to a step longer than a window, and a second longer if the clock was set back.
+        local ttl_ms = math.floor(math.max(until_us - now, math.min(until_us - now + window, 2 * window)) / 1000) + 4000
+        call('PEXPIRE', key, ttl_ms)
+        expires = math.floor((now + ttl_ms * 1000) / 1000000)
       end
       call('SETRANGE', key, '0', struct.pack('<BBI7I7I7BI2I2I2I7I6I5', 20, ahead_bits, used, newest, oldest,
         stamp_bytes * 16 + cost_bytes, head, len, room, newest_cost, shift, expires) .. between)
@@ -285,7 +294,7 @@ opens.L = function(key, now, packed)
   local function charge(cost)
     -- [charge]
     -- [rest]
-    -- The rest of the header, which most denials do not need.
+    -- Reads the rest of the header, which most denials do not need.
     if not widths then
       widths, head, len, room, newest_cost, shift, expires = 64, 0, 0, 0, 0, 0, 0
       if raw ~= '' then
@@ -295,7 +304,7 @@ opens.L = function(key, now, packed)
       stamp_bytes = (widths - cost_bytes) / 16
     end
     if used > 0 and settled <= newest then
-      -- The same step.
+      -- In the same step as the newest run.
       newest_cost = newest_cost + cost
     else
       local stamp = math.ceil(settled / step) * step
@@ -304,7 +313,8 @@ opens.L = function(key, now, packed)
       elseif len + 1 < runs then
         pushed, pushed_cost, newest_cost = newest, newest_cost, cost
       else
-        -- Penalties alone, or fewer slots than there were, fill the log: count the newest run a little longer.
+        -- The log is full, by penalties or because slots were reduced: the newest run counts a little
+        -- longer.
         if len == 0 then oldest = stamp end
         newest_cost = newest_cost + cost
       end
@@ -315,13 +325,13 @@ opens.L = function(key, now, packed)
   end
   local function refund(cost)
     -- [refund]
-    -- The oldest charges go first: what stays counts at least as long as what was really charged last.
-    local given = math.min(cost, used)
-    if given == used then
+    -- The oldest charges are refunded first: the rest counts at least as long as the latest charges.
+    local refunded = math.min(cost, used)
+    if refunded == used then
       used = 0
     else
       -- [rest]
-      -- The rest of the header, which most denials do not need.
+      -- Reads the rest of the header, which most denials do not need.
       if not widths then
         widths, head, len, room, newest_cost, shift, expires = 64, 0, 0, 0, 0, 0, 0
         if raw ~= '' then
@@ -331,7 +341,7 @@ opens.L = function(key, now, packed)
         stamp_bytes = (widths - cost_bytes) / 16
       end
       -- [ring]
-      -- Stamp and cost of the run that is `place`-th from the oldest in the ring.
+      -- Timestamp and cost of the run at this place in the ring; 0 is the oldest.
       local run_format = '<I' .. stamp_bytes .. (cost_bytes > 0 and 'I' .. cost_bytes or '')
       local run_bytes, span = stamp_bytes + cost_bytes, stamp_bytes == 4 and 4294967296 or 281474976710656
       local function run_at(place)
@@ -343,7 +353,7 @@ opens.L = function(key, now, packed)
         local low, cost = struct.unpack(run_format, chunk, (place - chunk_from) * run_bytes + 1)
         return math.max(newest - (newest + shift - low) % span, 0), cost_bytes > 0 and cost or 1
       end
-      local left = given
+      local left = refunded
       while left > 0 do
         if len == 0 then
           newest_cost, used, left = newest_cost - left, used - left, 0
@@ -360,28 +370,28 @@ opens.L = function(key, now, packed)
         end
       end
     end
-    if given > 0 and used == 0 then
+    if refunded > 0 and used == 0 then
       call('DEL', key)
-    elseif given > 0 then
+    elseif refunded > 0 then
       local failed = save()
       if failed then return failed end
     end
-    return given
+    return refunded
   end
   -- [most]
-  -- The most that counts for one key: `Quota::max_used`.
+  -- The maximum usage of a key: `Quota::max_used`.
   local most = 9007199254740991
-  return used, capacity, most, wrong, moved, tell, charge, save, refund
+  return used, capacity, most, wrong, moved, report, charge, save, refund
 end
--- Bytes of the modes.
+-- Letters of the modes.
 local CHECK, PEEK, REFUND, PENALIZE = 99, 112, 114, 110
 local ENFORCED, CHARGE, COUNT, OVER = 101, 43, 33, 111
 local DECIDING, TOGETHER, IF_ALLOWED, INDEPENDENT, REFUSALS = 100, 116, 97, 105, 107
--- Of each part; `at` is the part whose key it shares, itself if it is the first.
+-- By part. `at` is the first part with the same key.
 local verb, enforced, excess, role, over, link, own, at = {}, {}, {}, {}, {}, {}, {}, {}
--- Of each key, by its first part.
+-- By key, at the index of its first part.
 local used, capacity, most, moved, adds, needed, writes = {}, {}, {}, {}, {}, {}, {}
-local tell, charge, save, refund = {}, {}, {}, {}
+local report, charge, save, refund = {}, {}, {}, {}
 local is_plain = true
 for p = 1, parts do
   local from = 3 + requests + (p - 1) * 4
@@ -396,7 +406,7 @@ for p = 1, parts do
   if opens[letter] then
     local wrong
     at[p], adds[p], needed[p] = p, 0, 0
-    used[p], capacity[p], most[p], wrong, moved[p], tell[p], charge[p], save[p], refund[p] =
+    used[p], capacity[p], most[p], wrong, moved[p], report[p], charge[p], save[p], refund[p] =
       opens[letter](KEYS[p], now, argv[from + 3])
     if wrong then return redis.error_reply('SLIDEGATE value ' .. p .. ' is ' .. wrong) end
   else
@@ -411,7 +421,7 @@ for request = 4, 3 + requests do
   is_denied, by_peek, denied = false, false, {}
   local added
   if not is_plain then
-    -- Usage that peeks are told besides their own.
+    -- Usage that counts for a part besides that of its own key.
     added = {}
     for p = 1, parts do
       if role[p] == REFUSALS and verb[p] == PEEK then
@@ -437,12 +447,14 @@ for request = 4, 3 + requests do
       end
     end
   end
-  -- Requests, by their numbers, that an enforced policy denies.
+  -- By number of a request: whether an enforced policy denies it.
   local refused = {}
   if not is_plain then
     local has_together, all_together, has_peek = false, true, false
     for p = 1, parts do
-      if denied[p] and enforced[p] and role[p] ~= DECIDING and role[p] ~= REFUSALS then refused[link[p]] = true end
+      if denied[p] and enforced[p] and role[p] ~= DECIDING and role[p] ~= REFUSALS then
+        refused[link[p]] = true
+      end
     end
     for p = 1, parts do
       if role[p] == TOGETHER then
@@ -465,9 +477,11 @@ for request = 4, 3 + requests do
       if excess[p] == COUNT or passes and excess[p] == CHARGE and not denied[p] then
         adds[k] = math.max(adds[k], math.min(adds[k] + takes, most[k] - used[k]))
         writes[k] = writes[k] or excess[p] == COUNT
-        -- What is denied and counted has to be waited out as well.
+        -- The wait includes a denied cost that was counted.
         local excess_cost = takes - capacity[k] + used[k] + adds[k]
-        if excess[p] == COUNT and excess_cost > needed[k] and takes <= capacity[k] then needed[k] = excess_cost end
+        if excess[p] == COUNT and excess_cost > needed[k] and takes <= capacity[k] then
+          needed[k] = excess_cost
+        end
       elseif passes and not denied[p] then
         adds[k] = adds[k] + takes
       else
@@ -494,13 +508,13 @@ end
 local charged = false
 for p = 1, parts do
   if at[p] == p then
-    reply[#reply + 1] = tell[p](math.min(needed[p], used[p]))
+    reply[#reply + 1] = report[p](math.min(needed[p], used[p]))
     if adds[p] > 0 then
       charged = true
       local failed = charge[p](adds[p])
       if failed then return failed end
     elseif writes[p] and used[p] > 0 then
-      -- A penalty that found no room is written as well, so that all stores have seen the same time.
+      -- A penalty on a full key is written too, so that all stores have settled to the same time.
       save[p]()
     end
   end
@@ -509,18 +523,21 @@ end
 for p = 1, parts do
   if verb[p] == REFUND and (role[p] ~= IF_ALLOWED or not is_denied) then
     local k = at[p]
-    local told, given = tell[k], refund[k]
+    local report_key, refund_key = report[k], refund[k]
     local from = 3 + requests + (p - 1) * 4
     if adds[k] > 0 or writes[k] then
-      -- The key was written: it is read again.
+      -- The key was written: read it again.
       local _
-      _, _, _, _, _, told, _, _, given = opens[argv[3 + requests + (k - 1) * 4 + 1]](KEYS[k], now, argv[from + 3])
+      _, _, _, _, _, report_key, _, _, refund_key =
+        opens[argv[3 + requests + (k - 1) * 4 + 1]](KEYS[k], now, argv[from + 3])
     end
-    local returned = given(own[p] or argv[4] + 0)
+    local refunded = refund_key(own[p] or argv[4] + 0)
     writes[k] = true
-    reply[#reply + 1] = told(0)
-    reply[#reply][#reply[#reply] + 1] = returned
+    reply[#reply + 1] = report_key(0)
+    reply[#reply][#reply[#reply] + 1] = refunded
   end
 end
-if once and charged and reply[1] > 0 then call('SET', once, cmsgpack.pack(reply), 'PX', argv[#argv]) end
+if once and charged and reply[1] > 0 then
+  call('SET', once, cmsgpack.pack(reply), 'PX', argv[#argv])
+end
 return reply

@@ -4,45 +4,48 @@
 
 -- decide.lua
 --
--- Decides requests on all their keys or on none, in the order they came, at one time.
--- Twin of `all_or_none` in `src/store.rs`: change both or neither.
+-- Decides requests in order, each on all of its keys or on none, at one time.
 --
--- KEYS: for each part of the requests its key; for `once` at last the key that holds the first reply.
--- ARGV: the latest server time at which anything may still be charged (us); `once` or `apply`; the number of
---   requests, and the cost of each; then for each part
---   - its algorithm's letter, or the number of an earlier part with the same key,
+-- KEYS: the key of each part of the requests; with `once` last the key that stores the first reply.
+-- ARGV: the latest server time at which the call may still charge (integer, us); `once` or `apply`;
+--   the number of requests, and the cost of each (integers); then for each part
+--   - the letter of its algorithm, or the number of an earlier part with the same key,
 --   - its mode, see below,
---   - its quota, packed (`quota` of the algorithm's file),
---   - its own cost, empty if it is the request's;
---   for `once` at last the time that the reply is kept (ms).
--- A mode has five letters: the verb (`c`heck, `p`eek, `r`efund, pe`n`alize), `e`nforced or `s`hadow, what it
---   does with an excess (`-` deny, `+` charge, `!` count), its role (`d`eciding, `t`ogether, `a` if allowed,
---   `i`ndependent, `k` for refusals), and `o` if it is denied while over its limit, else `-`. After `t`, `a`
---   and `i` follows the number of its request, after `k` that of the part that it belongs to.
--- Reply: {requests that are not denied, now, {the algorithm's `numbers`} for each key as it was found,
---   {its `numbers` then, what was returned} for each refund that was carried out}; {-1, now} when it is too late.
+--   - its quota, packed as the piece `quota` of the algorithm unpacks it (bytes),
+--   - its own cost (integer); empty if it is the request's;
+--   with `once` last how long the reply is stored (integer, ms).
+-- A mode has five letters: the verb (`c`heck, `p`eek, `r`efund, pe`n`alize); `e`nforced or
+--   `s`hadow; how an excess is handled (`-` deny, `+` charge, `!` count); the role (`d`eciding,
+--   `t`ogether, `a` if allowed, `i`ndependent, `k` refusals); `o` if it is denied while over its
+--   limit, otherwise `-`. `t`, `a` and `i` are followed by the number of the request, `k` by that
+--   of its base part.
+-- Reply: {requests that are not denied, now, {the algorithm's `numbers`} of each key before
+--   anything was charged, {its `numbers` afterwards, the cost refunded} of each refund that was
+--   carried out}; {-1, now} if the call is too late.
+-- Layout: docs/redis-layout.md. Rust twin: `all_or_none` in `src/store.rs`: change both or neither.
 
 -- sliding_window.lua
 --
--- Sliding window: two counters, the older one weighted by how much of it the window still overlaps, rounded up.
+-- Sliding window: two counters, the older one weighted by its overlap with the window, rounded up.
 -- Twin of `src/algorithm/sliding_window.rs`: change both or neither.
 
 -- shared.lua
 --
--- What the algorithms share. In the files of `lua/` a piece begins at a line `--[name]`, and a line `--@name`
--- stands for that piece; `lua/assembled/` has the scripts whole.
+-- Pieces that the algorithms share. In the files of `lua/`, a piece begins at a line `--[name]`,
+-- and a line `--@name` includes that piece. `lua/assembled/` has the whole scripts.
 --
--- Every script is a straight line of pieces rather than functions over tables, since making those costs more than the
--- rest of a decision. Numbers are whole, in microseconds or cost, and below 2^53, where a double counts every integer, and
--- where the floor of a quotient of two such numbers is exact. Commands get numbers that never change as text: servers
--- take a quarter of a microsecond to write one.
+-- A script is a straight line of pieces rather than functions over tables, because creating those
+-- costs more than the rest of a decision. Numbers are integers, in microseconds or cost, below
+-- 2^53: there a double is exact, and so is the floor of a quotient of two such numbers. Constant
+-- arguments of commands are text, because Redis takes a quarter of a microsecond to format a
+-- number.
 
 local call, argv = redis.call, ARGV
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
 if now > argv[1] + 0 then return { -1, now } end
 local requests, parts = argv[3] + 0, #KEYS
--- Once only: the last key holds the first reply to the same id.
+-- With `once`, the last key stores the first reply to the same idempotency key.
 local once
 if argv[2] == 'once' then
   once, parts = KEYS[parts], parts - 1
@@ -51,14 +54,15 @@ if argv[2] == 'once' then
 end
 local opens = {}
 -- [opens]
--- The key as it is, and what can be done with it.
+-- The usage of a key, and the functions that report and change it.
 opens.W = function(key, now, packed)
   -- [quota]
-  -- `head` begins a compact value under this window; 0 where such a window has none.
+  -- `head` is the first three bytes of a compact value of this window; 0 if it has no compact form.
   local window, capacity, head = struct.unpack('<I6I7I3', packed)
   -- [settle]
+  -- `stop` is the end of the window that `current` counts in.
   local tag, stop, previous, current, settled, moved, wrong = 18, 0, 0, 0, now, false, nil
-  -- The end of the window after which the stored value expires.
+  -- The end that the stored value's TTL was set for.
   local expires = 0
   local raw = call('GET', key)
   local counted = window
@@ -70,7 +74,8 @@ opens.W = function(key, now, packed)
       previous = (previous - current) / 1048576
       if found ~= head or head == 0 then
         -- [counted]
-        -- The window of a compact value that does not begin with `head`: a count of seconds, minutes, hours or days.
+        -- The window of a compact value that does not begin with `head`: a number of seconds, minutes,
+        -- hours or days.
         local code = math.floor(found / 256)
         counted = math.floor(code / 4) * ({ [0] = 1000000, 60000000, 3600000000, 86400000000 })[code % 4]
         found = found % 256 == tag + 16 and counted > 0
@@ -82,8 +87,8 @@ opens.W = function(key, now, packed)
     if not found then
       counted, stop, previous, current = window, 0, 0, 0
       -- [foreign]
-      -- `raw` is no value of this algorithm, tagged `tag`. One of another algorithm counts as none: that starts afresh. 31
-      -- marks a log that was found cut off.
+      -- `raw` is not a valid value of this algorithm, whose tag is `tag`. A value of another algorithm is
+      -- ignored: the key starts afresh. The first byte 31 marks a log that was found truncated.
       local first = raw:byte(1)
       if not first or not (first >= 17 and first <= 20 or first == 33 or first == 34 or first == 31) then
         wrong = 'not of layout 1 or 2: its first byte is ' .. tostring(first)
@@ -93,24 +98,24 @@ opens.W = function(key, now, packed)
     end
     if current > 0 and counted == window then expires = stop end
   end
-  local here = now - now % counted + counted
-  local afresh
-  if here ~= stop then
-    if stop - counted == here and here - now <= (counted < 1000000 and counted or 1000000) then
-      settled = here
+  local current_stop = now - now % counted + counted
+  local restart
+  if current_stop ~= stop then
+    if stop - counted == current_stop and current_stop - now <= (counted < 1000000 and counted or 1000000) then
+      settled = current_stop
     elseif now < stop then
-      -- A large step back.
-      afresh, moved = here, true
+      -- A large step back of the clock.
+      restart, moved = current_stop, true
     else
-      previous = stop == here - counted and current or 0
-      current, stop = 0, here
+      previous = stop == current_stop - counted and current or 0
+      current, stop = 0, current_stop
     end
   end
-  if counted ~= window then afresh = settled - settled % window + window end
-  if afresh then
-    -- All that may count, counts as charged in the window that ends then.
+  if counted ~= window then restart = settled - settled % window + window end
+  if restart then
+    -- All usage counts as charged in the window that ends then.
     current = math.min(current + previous, math.max(capacity, current, previous))
-    previous, stop = 0, afresh
+    previous, stop = 0, restart
   end
   local used = current
   if previous > 0 then
@@ -118,7 +123,7 @@ opens.W = function(key, now, packed)
     local weighted = math.ceil(product / window)
     if product >= 9007199254740992 then
       -- [mul_div]
-      -- floor(a * b / c) and the remainder, for c below 2^45. A quotient past 2^53 is only known to be about that large.
+      -- floor(a * b / c) and the remainder, for c below 2^45. A quotient above 2^53 is approximate.
       local function mul_div(a, b, c)
         local product = a * b
         if product < 9007199254740992 then
@@ -129,15 +134,15 @@ opens.W = function(key, now, packed)
         local part = b - whole * c
         local quotient, rest, left = 0, 0, a
         -- Seven bits of `a` at a time, so that rest * 128 + digit * part stays below 2^53.
-        local place = 562949953421312
-        while place >= 1 do
-          local digit = math.floor(left / place)
-          left = left - digit * place
+        local digit_value = 562949953421312
+        while digit_value >= 1 do
+          local digit = math.floor(left / digit_value)
+          left = left - digit * digit_value
           rest = rest * 128 + digit * part
           local share = math.floor(rest / c)
           rest = rest - share * c
           quotient = quotient * 128 + share
-          place = place / 128
+          digit_value = digit_value / 128
         end
         return a * whole + quotient, rest
       end
@@ -147,7 +152,7 @@ opens.W = function(key, now, packed)
     end
     used = math.min(current + weighted, 9007199254740991)
   end
-  local function tell(needed)
+  local function report(needed)
     local numbers = {
       -- [numbers]
       settled, stop, previous, current
@@ -163,13 +168,13 @@ opens.W = function(key, now, packed)
       value = struct.pack('<BI6I7I7I7', 18, window, stop, previous, current)
     end
     if expires == stop and #value == #raw then
-      -- In place, which keeps the time to live: half of what it costs to set it again.
+      -- In place, which keeps the TTL: half the cost of `SET`.
       call('SETRANGE', key, '0', value)
     else
-      -- `stop` may be a second further ahead than its window is long.
-      local lives = stop - now
-      if current > 0 then lives = lives + window end
-      call('SET', key, value, 'PX', math.floor(lives / 1000) + 4000)
+      -- `stop` may be up to a second more than a window ahead.
+      local ttl_us = stop - now
+      if current > 0 then ttl_us = ttl_us + window end
+      call('SET', key, value, 'PX', math.floor(ttl_us / 1000) + 4000)
     end
   end
   local function charge(cost)
@@ -179,13 +184,13 @@ opens.W = function(key, now, packed)
   end
   local function refund(cost)
     -- [refund]
-    local given = math.min(cost, used)
-    local from_current = math.min(given, current)
-    current, used = current - from_current, used - given
-    if given > from_current then
-      -- What the older counter has to lose so that its weighted part sinks to `used`, rounded down.
+    local refunded = math.min(cost, used)
+    local from_current = math.min(refunded, current)
+    current, used = current - from_current, used - refunded
+    if refunded > from_current then
+      -- The older counter's largest value whose weighted part is `used`, rounded down.
       -- [mul_div]
-      -- floor(a * b / c) and the remainder, for c below 2^45. A quotient past 2^53 is only known to be about that large.
+      -- floor(a * b / c) and the remainder, for c below 2^45. A quotient above 2^53 is approximate.
       local function mul_div(a, b, c)
         local product = a * b
         if product < 9007199254740992 then
@@ -196,43 +201,43 @@ opens.W = function(key, now, packed)
         local part = b - whole * c
         local quotient, rest, left = 0, 0, a
         -- Seven bits of `a` at a time, so that rest * 128 + digit * part stays below 2^53.
-        local place = 562949953421312
-        while place >= 1 do
-          local digit = math.floor(left / place)
-          left = left - digit * place
+        local digit_value = 562949953421312
+        while digit_value >= 1 do
+          local digit = math.floor(left / digit_value)
+          left = left - digit * digit_value
           rest = rest * 128 + digit * part
           local share = math.floor(rest / c)
           rest = rest - share * c
           quotient = quotient * 128 + share
-          place = place / 128
+          digit_value = digit_value / 128
         end
         return a * whole + quotient, rest
       end
       local kept = mul_div(used, window, stop - settled)
       previous = math.min(previous, kept)
     end
-    if given > 0 and used == 0 then
+    if refunded > 0 and used == 0 then
       call('DEL', key)
-    elseif given > 0 then
+    elseif refunded > 0 then
       local failed = save()
       if failed then return failed end
     end
-    return given
+    return refunded
   end
   -- [most]
-  -- The most that counts for one key: `Quota::max_used`.
+  -- The maximum usage of a key: `Quota::max_used`.
   local most = 9007199254740991
-  return used, capacity, most, wrong, moved, tell, charge, save, refund
+  return used, capacity, most, wrong, moved, report, charge, save, refund
 end
--- Bytes of the modes.
+-- Letters of the modes.
 local CHECK, PEEK, REFUND, PENALIZE = 99, 112, 114, 110
 local ENFORCED, CHARGE, COUNT, OVER = 101, 43, 33, 111
 local DECIDING, TOGETHER, IF_ALLOWED, INDEPENDENT, REFUSALS = 100, 116, 97, 105, 107
--- Of each part; `at` is the part whose key it shares, itself if it is the first.
+-- By part. `at` is the first part with the same key.
 local verb, enforced, excess, role, over, link, own, at = {}, {}, {}, {}, {}, {}, {}, {}
--- Of each key, by its first part.
+-- By key, at the index of its first part.
 local used, capacity, most, moved, adds, needed, writes = {}, {}, {}, {}, {}, {}, {}
-local tell, charge, save, refund = {}, {}, {}, {}
+local report, charge, save, refund = {}, {}, {}, {}
 local is_plain = true
 for p = 1, parts do
   local from = 3 + requests + (p - 1) * 4
@@ -247,7 +252,7 @@ for p = 1, parts do
   if opens[letter] then
     local wrong
     at[p], adds[p], needed[p] = p, 0, 0
-    used[p], capacity[p], most[p], wrong, moved[p], tell[p], charge[p], save[p], refund[p] =
+    used[p], capacity[p], most[p], wrong, moved[p], report[p], charge[p], save[p], refund[p] =
       opens[letter](KEYS[p], now, argv[from + 3])
     if wrong then return redis.error_reply('SLIDEGATE value ' .. p .. ' is ' .. wrong) end
   else
@@ -262,7 +267,7 @@ for request = 4, 3 + requests do
   is_denied, by_peek, denied = false, false, {}
   local added
   if not is_plain then
-    -- Usage that peeks are told besides their own.
+    -- Usage that counts for a part besides that of its own key.
     added = {}
     for p = 1, parts do
       if role[p] == REFUSALS and verb[p] == PEEK then
@@ -288,12 +293,14 @@ for request = 4, 3 + requests do
       end
     end
   end
-  -- Requests, by their numbers, that an enforced policy denies.
+  -- By number of a request: whether an enforced policy denies it.
   local refused = {}
   if not is_plain then
     local has_together, all_together, has_peek = false, true, false
     for p = 1, parts do
-      if denied[p] and enforced[p] and role[p] ~= DECIDING and role[p] ~= REFUSALS then refused[link[p]] = true end
+      if denied[p] and enforced[p] and role[p] ~= DECIDING and role[p] ~= REFUSALS then
+        refused[link[p]] = true
+      end
     end
     for p = 1, parts do
       if role[p] == TOGETHER then
@@ -316,9 +323,11 @@ for request = 4, 3 + requests do
       if excess[p] == COUNT or passes and excess[p] == CHARGE and not denied[p] then
         adds[k] = math.max(adds[k], math.min(adds[k] + takes, most[k] - used[k]))
         writes[k] = writes[k] or excess[p] == COUNT
-        -- What is denied and counted has to be waited out as well.
+        -- The wait includes a denied cost that was counted.
         local excess_cost = takes - capacity[k] + used[k] + adds[k]
-        if excess[p] == COUNT and excess_cost > needed[k] and takes <= capacity[k] then needed[k] = excess_cost end
+        if excess[p] == COUNT and excess_cost > needed[k] and takes <= capacity[k] then
+          needed[k] = excess_cost
+        end
       elseif passes and not denied[p] then
         adds[k] = adds[k] + takes
       else
@@ -345,13 +354,13 @@ end
 local charged = false
 for p = 1, parts do
   if at[p] == p then
-    reply[#reply + 1] = tell[p](math.min(needed[p], used[p]))
+    reply[#reply + 1] = report[p](math.min(needed[p], used[p]))
     if adds[p] > 0 then
       charged = true
       local failed = charge[p](adds[p])
       if failed then return failed end
     elseif writes[p] and used[p] > 0 then
-      -- A penalty that found no room is written as well, so that all stores have seen the same time.
+      -- A penalty on a full key is written too, so that all stores have settled to the same time.
       save[p]()
     end
   end
@@ -360,18 +369,21 @@ end
 for p = 1, parts do
   if verb[p] == REFUND and (role[p] ~= IF_ALLOWED or not is_denied) then
     local k = at[p]
-    local told, given = tell[k], refund[k]
+    local report_key, refund_key = report[k], refund[k]
     local from = 3 + requests + (p - 1) * 4
     if adds[k] > 0 or writes[k] then
-      -- The key was written: it is read again.
+      -- The key was written: read it again.
       local _
-      _, _, _, _, _, told, _, _, given = opens[argv[3 + requests + (k - 1) * 4 + 1]](KEYS[k], now, argv[from + 3])
+      _, _, _, _, _, report_key, _, _, refund_key =
+        opens[argv[3 + requests + (k - 1) * 4 + 1]](KEYS[k], now, argv[from + 3])
     end
-    local returned = given(own[p] or argv[4] + 0)
+    local refunded = refund_key(own[p] or argv[4] + 0)
     writes[k] = true
-    reply[#reply + 1] = told(0)
-    reply[#reply][#reply[#reply] + 1] = returned
+    reply[#reply + 1] = report_key(0)
+    reply[#reply][#reply[#reply] + 1] = refunded
   end
 end
-if once and charged and reply[1] > 0 then call('SET', once, cmsgpack.pack(reply), 'PX', argv[#argv]) end
+if once and charged and reply[1] > 0 then
+  call('SET', once, cmsgpack.pack(reply), 'PX', argv[#argv])
+end
 return reply

@@ -70,7 +70,7 @@ impl State for FixedWindow {
 impl FixedWindow {
     /// A counter from a script's reply.
     #[cfg(feature = "redis")]
-    pub(crate) fn told(end: u64, used: u64) -> Self {
+    pub(crate) fn from_parts(end: u64, used: u64) -> Self {
         Self { end, used }
     }
 

@@ -28,7 +28,7 @@ pub(crate) struct SlidingWindow {
 impl SlidingWindow {
     /// Counters from a script's reply.
     #[cfg(feature = "redis")]
-    pub(crate) fn told(end: u64, previous: u64, current: u64) -> Self {
+    pub(crate) fn from_parts(end: u64, previous: u64, current: u64) -> Self {
         Self { end, previous, current }
     }
 

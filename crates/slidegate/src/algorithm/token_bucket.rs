@@ -32,7 +32,7 @@ fn rate(quota: &Quota) -> u64 {
 impl TokenBucket {
     /// A bucket from a script's reply.
     #[cfg(feature = "redis")]
-    pub(crate) fn told(at: u64, level: u64, fraction: u64) -> Self {
+    pub(crate) fn from_parts(at: u64, level: u64, fraction: u64) -> Self {
         Self { at, level, fraction }
     }
 

@@ -1,6 +1,6 @@
-//! Callers: those who ask a shared gate, what they are told, and how long it takes.
+//! Callers of a shared gate, the outcomes of their checks, and how long they take.
 //!
-//! A witness asks the server itself what was charged, by a gate of its own that nothing stands before.
+//! A witness asks the server itself what was charged, with a gate of its own.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,8 @@ use tokio::time::{Instant, sleep};
 
 /// The deadline where a reply is expected: longer than any takes, however busy the machine is.
 pub(crate) const LATER: Duration = Duration::from_secs(10);
-/// The deadline where the server is not going to reply in time. The exact deadline is tested in `deadlines.rs`.
+/// The deadline where the server is not going to reply in time. The exact deadline is tested in
+/// `deadlines.rs`.
 pub(crate) const DEADLINE: Duration = Duration::from_millis(100);
 /// No caller waits so long under any deadline here: it hangs.
 const HANGS: Duration = Duration::from_secs(60);
@@ -38,7 +39,8 @@ pub(crate) fn options(url: &str) -> RedisOptions {
     RedisOptions::new(url).unwrap().deadline(LATER)
 }
 
-/// Options for a store that keeps callers waiting until their deadline. Replies may miss it on a busy machine.
+/// Options for a store that keeps callers waiting until their deadline. Replies may miss it on a
+/// busy machine.
 pub(crate) fn hasty(url: &str) -> RedisOptions {
     options(url).deadline(DEADLINE)
 }
@@ -47,9 +49,9 @@ pub(crate) fn gate(policies: impl IntoIterator<Item = Policy>, options: RedisOpt
     Arc::new(SharedGate::new(PolicySet::new(policies).unwrap(), options).unwrap())
 }
 
-/// What one caller was told by the strictest of its policies.
+/// The outcome of one check: the decision of its strictest policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Told {
+pub(crate) struct Outcome {
     pub(crate) allowed: bool,
     pub(crate) source: DecisionSource,
     /// As that policy counts.
@@ -57,23 +59,23 @@ pub(crate) struct Told {
     pub(crate) took: Duration,
 }
 
-impl Told {
+impl Outcome {
     pub(crate) fn by_store(&self) -> bool {
         self.source == DecisionSource::Store
     }
 }
 
 /// Checks one request of a user.
-pub(crate) async fn check(gate: &SharedGate, user: &str) -> Told {
+pub(crate) async fn check(gate: &SharedGate, user: &str) -> Outcome {
     check_cost(gate, user, 1).await
 }
 
 /// Checks until the store decides.
-pub(crate) async fn until_by_store(gate: &SharedGate, user: &str) -> Told {
+pub(crate) async fn until_by_store(gate: &SharedGate, user: &str) -> Outcome {
     for _ in 0..MAX_POLLS {
-        let told = check(gate, user).await;
-        if told.by_store() {
-            return told;
+        let outcome = check(gate, user).await;
+        if outcome.by_store() {
+            return outcome;
         }
         sleep(Duration::from_millis(10)).await;
     }
@@ -81,14 +83,14 @@ pub(crate) async fn until_by_store(gate: &SharedGate, user: &str) -> Told {
 }
 
 /// Checks a request of any cost. No caller may hang.
-pub(crate) async fn check_cost(gate: &SharedGate, user: &str, cost: u64) -> Told {
+pub(crate) async fn check_cost(gate: &SharedGate, user: &str, cost: u64) -> Outcome {
     let request = Request::new().with("user", user).cost(cost);
     let begun = Instant::now();
     let decisions = gate.check(&request).await;
     let took = begun.elapsed();
     assert!(took < HANGS, "decided after {took:?}: {:?}", gate.stats());
     let strictest = decisions.strictest().unwrap();
-    Told { allowed: decisions.is_allowed(), source: strictest.source, used: strictest.used, took }
+    Outcome { allowed: decisions.is_allowed(), source: strictest.source, used: strictest.used, took }
 }
 
 /// Why the store last did not answer.
@@ -101,8 +103,8 @@ pub(crate) fn errors(gate: &SharedGate, kind: FailureKind) -> u64 {
     gate.stats().store.errors.of(kind)
 }
 
-/// What is charged to each policy of a user, in their order. Asks until the store answers and no breaker holds back the
-/// next call, charges nothing.
+/// What is charged to each policy of a user, in their order. Asks until the store answers and no
+/// breaker holds back the next call, charges nothing.
 pub(crate) async fn until_used(gate: &SharedGate, user: &str) -> Vec<u64> {
     let request = Request::new().with("user", user);
     for _ in 0..MAX_POLLS {
@@ -122,7 +124,7 @@ pub(crate) async fn used(url: &str, user: &str) -> u64 {
     until_used(&witness, user).await[0]
 }
 
-/// What many callers were told in all.
+/// The outcomes of many checks.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tally {
     /// Admitted by the store: charged exactly once.
@@ -134,15 +136,15 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    pub(crate) fn add(&mut self, told: Told) {
-        match told.source {
-            DecisionSource::Store if told.allowed => self.allowed += 1,
+    pub(crate) fn add(&mut self, outcome: Outcome) {
+        match outcome.source {
+            DecisionSource::Store if outcome.allowed => self.allowed += 1,
             DecisionSource::Store | DecisionSource::CachedDenial => self.denied += 1,
             _ => self.ambiguous += 1,
         }
     }
 
-    /// What was charged fits what callers were told, on a store that lost nothing.
+    /// Asserts that the charged cost fits the outcomes, on a store that lost nothing.
     pub(crate) fn assert_explains(&self, used: u64) {
         let Self { allowed, ambiguous, .. } = self;
         assert!(
@@ -187,7 +189,7 @@ impl Storm {
         Self { over, callers }
     }
 
-    /// Lets all callers finish; what each was told is in no order.
+    /// Lets all callers finish, and returns their outcomes.
     pub(crate) async fn end(self) -> Tally {
         self.over.store(true, Ordering::Relaxed);
         self.callers.join_all().await.into_iter().sum()
@@ -195,7 +197,7 @@ impl Storm {
 }
 
 /// So many callers who ask once each, all at the same time, for one user.
-pub(crate) async fn all_at_once(gate: &Arc<SharedGate>, callers: usize, user: &'static str) -> Vec<Told> {
+pub(crate) async fn all_at_once(gate: &Arc<SharedGate>, callers: usize, user: &'static str) -> Vec<Outcome> {
     let callers = (0..callers).map(|_| {
         let gate = gate.clone();
         async move { check(&gate, user).await }
@@ -203,20 +205,22 @@ pub(crate) async fn all_at_once(gate: &Arc<SharedGate>, callers: usize, user: &'
     callers.collect::<JoinSet<_>>().join_all().await
 }
 
-/// A gate of one ample policy, on a server that nothing has happened to yet: the store has decided once.
+/// A gate of one ample policy, on a server that nothing has happened to yet: the store has decided
+/// once.
 pub(crate) async fn healthy(options: RedisOptions) -> Arc<SharedGate> {
     let gate = gate([hourly(1_000_000)], options.without_batching());
     until_by_store(&gate, "first").await;
     gate
 }
 
-/// Checks until the store is said to fail for this reason; until then the fallback answers, and nothing else does.
+/// Checks until the store is said to fail for this reason; until then the fallback answers, and
+/// nothing else does.
 ///
-/// The last of a caller's attempts may run out of time before it is told why, and so may the first on a busy machine.
+/// An attempt may run out of time before the server's reason arrives.
 pub(crate) async fn fails_with(gate: &SharedGate, user: &str, reason: &str) {
     for _ in 0..MAX_POLLS {
-        let told = check(gate, user).await;
-        assert_eq!((told.allowed, told.source), (true, DecisionSource::Local));
+        let outcome = check(gate, user).await;
+        assert_eq!((outcome.allowed, outcome.source), (true, DecisionSource::Local));
         if last_failure(gate).contains(reason) {
             return;
         }

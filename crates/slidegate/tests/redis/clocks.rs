@@ -1,6 +1,6 @@
-//! Clocks: what is admitted when the server's is set back, forward, or to and fro.
+//! Clocks: what is admitted when the server's clock is set back or forward.
 //!
-//! It stands still and is moved by hand, so that no test waits for a window to pass.
+//! Tests move the clock by hand, so none waits for a window to pass.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,9 +19,9 @@ const START_US: u64 = 1_700_000_000_000_000;
 async fn admitted(gate: &SharedGate) -> u64 {
     let mut admitted = 0;
     for _ in 0..2 * CLOCK_LIMIT {
-        let told = check_cost(gate, "alice", 1).await;
-        assert!(told.by_store(), "{told:?}: {:?}", gate.stats());
-        admitted += u64::from(told.allowed);
+        let outcome = check_cost(gate, "alice", 1).await;
+        assert!(outcome.by_store(), "{outcome:?}: {:?}", gate.stats());
+        admitted += u64::from(outcome.allowed);
     }
     admitted
 }
@@ -32,13 +32,13 @@ fn timed_gate(server: &RedisServer, window: Duration) -> Arc<SharedGate> {
     gate([policy], options(&server.url()).deadline(LATER).without_denial_cache())
 }
 
-/// Somebody will set the server's clock back one day: it must not be a day without limits, nor one without service.
+/// When the server's clock is set back, limits must hold and nobody may be locked out.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_clock_that_is_set_back_admits_no_more_and_locks_nobody_out_for_long() {
     let server = RedisServer::builder().with_clock().start();
     let gate = timed_gate(&server, Duration::from_micros(WINDOW_US));
     for (number, back_us) in [3_600_000_000, 500_000].into_iter().enumerate() {
-        // Far enough from the one before that all is forgotten.
+        // Far enough from the one before that all usage has expired.
         let start = START_US + number as u64 * 100 * WINDOW_US;
         server.clock().stand(start);
         assert_eq!(admitted(&gate).await, CLOCK_LIMIT);
@@ -48,14 +48,15 @@ async fn a_clock_that_is_set_back_admits_no_more_and_locks_nobody_out_for_long()
             server.clock().stand(back + passed_us);
             assert_eq!(admitted(&gate).await, 0, "{back_us} us back, {passed_us} us later");
         }
-        // A small step is waited out; a large one is believed, and then a window begins.
+        // A small step is waited out; after a large one a new window begins.
         let locked_us = WINDOW_US + back_us.min(1_000_000);
         server.clock().stand(back + locked_us);
         assert_eq!(admitted(&gate).await, CLOCK_LIMIT, "{back_us} us back");
     }
 }
 
-/// Time that never passed cannot be told from time that did: it may free one limit more, and no more than that.
+/// Time that the server skipped cannot be distinguished from time that passed: it may free one
+/// limit, and no more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_clock_that_is_set_forward_and_corrected_admits_one_limit_more_at_most() {
     let server = RedisServer::builder().with_clock().start();
@@ -73,7 +74,8 @@ async fn a_clock_that_is_set_forward_and_corrected_admits_one_limit_more_at_most
     assert_eq!(admitted(&gate).await, CLOCK_LIMIT);
 }
 
-/// A jump of the server's clock admits one limit more; whoever runs it must hear of that, in either direction.
+/// A jump of the server's clock admits one limit more, so operators must see jumps in either
+/// direction.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn jumps_of_the_servers_clock_are_counted_and_found_by_an_examination() {
     let server = RedisServer::builder().with_clock().start();
@@ -84,8 +86,8 @@ async fn jumps_of_the_servers_clock_are_counted_and_found_by_an_examination() {
     }
     assert_eq!((jumps().forward, jumps().backward), (0, 0));
     server.clock().set(7_200_000_000);
-    let told = check_cost(&gate, "alice", CLOCK_LIMIT).await;
-    assert!(told.allowed && told.by_store(), "admitted beside what was used before: {told:?}");
+    let outcome = check_cost(&gate, "alice", CLOCK_LIMIT).await;
+    assert!(outcome.allowed && outcome.by_store(), "admitted beside what was used before: {outcome:?}");
     assert_eq!((jumps().forward, jumps().backward), (1, 0));
     assert!((7_199_900_000..=7_200_100_000).contains(&jumps().last_us), "{:?}", jumps());
     let found = gate.examine().await;
@@ -120,7 +122,7 @@ async fn a_failover_to_a_server_with_another_clock_is_a_jump() {
     assert!((4_900_000..=5_100_000).contains(&jumps.last_us), "{jumps:?}");
 }
 
-/// A clock that is fought over by two time services jumps for ever.
+/// Two time services that disagree make a clock jump forever.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_clock_that_jumps_to_and_fro_ages_charges_by_its_forward_jumps_and_no_more() {
     const JUMP_US: u64 = 10_000_000;

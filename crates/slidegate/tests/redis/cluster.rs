@@ -1,4 +1,4 @@
-//! Cluster: nodes that fail, slots that move, and requests whose keys lie in several places.
+//! Cluster: nodes that fail, slots that move, and requests whose keys are in several slots.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
@@ -18,7 +18,7 @@ use crate::callers::{
 };
 use crate::harness;
 
-/// For gates that nothing may go wrong with, on a machine that does other things besides.
+/// The deadline of gates that must not fall back, on a busy machine.
 const PATIENT: Duration = Duration::from_secs(5);
 /// The deadline where a node is silent: its callers wait that long, and other nodes reply sooner.
 const SILENCE: Duration = Duration::from_secs(1);
@@ -28,7 +28,7 @@ fn on_cluster(test: impl AsyncFnOnce(&RedisCluster)) {
     let cluster = harness::cluster();
     runtime().block_on(async {
         test(&cluster).await;
-        // For those who come next.
+        // For the next test.
         for node in cluster.nodes() {
             if node.admin(&["ROLE"]).starts_with("master") {
                 node.admin(&["FLUSHALL"]);
@@ -69,8 +69,8 @@ fn masters(cluster: &RedisCluster) -> [&RedisServer; 3] {
     [0, 6000, 12_000].map(|slot| cluster.master_of(slot))
 }
 
-/// Nobody gets up at night for one node of three: callers are served again as soon as there is a new master, and not
-/// only when the old one wakes.
+/// One failed node of three must not need an operator: callers are served as soon as there is a new
+/// master.
 #[test]
 fn a_master_that_freezes_or_dies_is_left_for_its_replica_and_nobody_is_charged_twice() {
     let cluster = RedisCluster::of_three();
@@ -104,15 +104,16 @@ fn a_master_that_freezes_or_dies_is_left_for_its_replica_and_nobody_is_charged_t
             let tally = storm.end().await;
             all = [all, tally].into_iter().sum();
             let used = used_by_all(&cluster.url()).await;
-            // A master's last words may not have reached its replica; never more than was told or left open.
+            // A master's last charges may not have reached its replica; never more than was
+            // admitted or left open.
             assert!(used <= all.allowed + all.ambiguous, "{used} charged, {all:?}");
             assert!(used >= all.allowed - all.allowed / 10, "{used} charged, {all:?}");
         }
     });
 }
 
-/// Whoever makes a replica the master by force gives up what it has not heard of: no more than that may be admitted twice,
-/// and the operator is told.
+/// A forced failover loses what the replica has not received: no more than that may be admitted
+/// twice, and the operator is informed.
 #[test]
 fn a_replica_that_takes_over_without_the_last_charges_admits_those_again_and_no_more() {
     let cluster = RedisCluster::of_three();
@@ -131,8 +132,8 @@ fn a_replica_that_takes_over_without_the_last_charges_admits_those_again_and_no_
         until_true("the replica has lost its master", || {
             new.admin(&["INFO", "replication"]).contains("master_link_status:down")
         });
-        let told = check_cost(&gate, user, unheard).await;
-        assert_eq!((told.used, told.by_store()), (heard + unheard, true));
+        let outcome = check_cost(&gate, user, unheard).await;
+        assert_eq!((outcome.used, outcome.by_store()), (heard + unheard, true));
         // Each canary is counted on where its slot lies, as the keys are.
         for _ in 0..2 {
             assert_eq!(gate.examine().await, [""; 0]);
@@ -184,8 +185,13 @@ fn a_slot_on_its_way_fails_no_request_of_64_callers_for_keys_that_are_not_there(
                     let user = format!("new-{}", asked.fetch_add(1, Ordering::Relaxed));
                     let request = Request::new().with("tenant", "t").with("user", &user);
                     let decisions = gate.check(&request).await;
-                    let told = decisions.strictest().unwrap();
-                    assert_eq!((told.source, told.used), (DecisionSource::Store, 1), "{:?}", gate.stats());
+                    let outcome = decisions.strictest().unwrap();
+                    assert_eq!(
+                        (outcome.source, outcome.used),
+                        (DecisionSource::Store, 1),
+                        "{:?}",
+                        gate.stats()
+                    );
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }
             }
@@ -215,7 +221,8 @@ fn a_slot_on_its_way_fails_no_request_of_64_callers_for_keys_that_are_not_there(
     });
 }
 
-/// A connection of many callers ends: their calls are not made again, and no other node hears of it.
+/// A connection of many callers ends: their calls are not made again, and no other node hears of
+/// it.
 #[test]
 fn killed_connections_to_one_node_charge_nobody_twice_and_leave_the_other_nodes_alone() {
     on_cluster(async |cluster| {
@@ -249,7 +256,7 @@ fn spread_users(cluster: &RedisCluster, policies: [&str; 3], count: usize) -> Ve
     (0..).map(|number| format!("s{number}")).filter(is_spread).take(count).collect()
 }
 
-/// A denied request costs nothing, also where no one step can see to that.
+/// A denied request costs nothing, also where no single call can ensure that.
 #[test]
 fn a_denial_in_any_of_several_slots_leaves_the_other_policies_uncharged() {
     on_cluster(async |cluster| {
@@ -265,12 +272,13 @@ fn a_denial_in_any_of_several_slots_leaves_the_other_policies_uncharged() {
                     let request = Request::new().with("user", user);
                     gate.reset(&request).await.unwrap();
                     assert!(gate.check(&request).await.is_allowed());
-                    // At first the slots are asked in their order, then the one that denies before the others.
+                    // At first the slots are asked in their order, then the one that denies before
+                    // the others.
                     for round in 0..20 {
                         let calls = gate.stats().store.calls;
                         let decisions = gate.check(&request).await;
                         if round > 0 {
-                            // It alone, and a look at each of the others: nothing to give back.
+                            // It alone, and a peek at each of the others: nothing to refund.
                             assert_eq!(
                                 gate.stats().store.calls - calls,
                                 3,
@@ -279,16 +287,16 @@ fn a_denial_in_any_of_several_slots_leaves_the_other_policies_uncharged() {
                         }
                         let strictest = decisions.strictest().unwrap();
                         assert_eq!((decisions.is_denied(), strictest.policy().name()), (true, denier));
-                        for told in decisions.iter() {
+                        for outcome in decisions.iter() {
                             assert_eq!(
-                                (told.source, told.cost),
+                                (outcome.source, outcome.cost),
                                 (DecisionSource::Store, 0),
                                 "round {round}: {decisions:?}"
                             );
-                            assert_eq!(told.is_denied(), told.policy().name() == denier);
+                            assert_eq!(outcome.is_denied(), outcome.policy().name() == denier);
                         }
                         if round % 5 == 0 {
-                            // What was charged in vain is given back in the background.
+                            // Charges of a denied request are refunded in the background.
                             let mut used = Vec::new();
                             for _ in 0..1000 {
                                 used = until_used(&gate, user).await;
@@ -305,7 +313,7 @@ fn a_denial_in_any_of_several_slots_leaves_the_other_policies_uncharged() {
     });
 }
 
-/// Whoever counts every request must not lose those that another slot has denied, nor get them back.
+/// A policy that counts denials must count requests that another slot has denied, and keep them.
 #[test]
 fn denied_requests_that_count_are_counted_in_every_slot() {
     on_cluster(async |cluster| {
@@ -329,16 +337,16 @@ fn denied_requests_that_count_are_counted_in_every_slot() {
             for asked in 2..=10 {
                 let decisions = gate.check(&request).await;
                 assert!(decisions.is_denied());
-                for told in decisions.iter().filter(|told| told.policy().name() != denier) {
+                for outcome in decisions.iter().filter(|outcome| outcome.policy().name() != denier) {
                     assert_eq!(
-                        (told.used, told.cost, told.is_denied()),
-                        (asked, 1, asked > told.limit),
+                        (outcome.used, outcome.cost, outcome.is_denied()),
+                        (asked, 1, asked > outcome.limit),
                         "{denier} denies: {decisions:?}"
                     );
                 }
             }
             let counted = |name: &str| if name == denier { 1 } else { 10 };
-            // What was charged in vain is given back in the background.
+            // Charges of a denied request are refunded in the background.
             let mut used = Vec::new();
             for _ in 0..1000 {
                 used = until_used(&gate, user).await;
@@ -351,7 +359,7 @@ fn denied_requests_that_count_are_counted_in_every_slot() {
     });
 }
 
-/// The most lenient fallback must not let in whom a policy has just denied.
+/// A fallback must not admit a request that a policy has just denied.
 #[test]
 fn a_denial_in_one_slot_holds_although_another_does_not_answer() {
     on_cluster(async |cluster| {
@@ -359,7 +367,8 @@ fn a_denial_in_one_slot_holds_although_another_does_not_answer() {
         let user = &spread_users(cluster, names, 1)[0];
         let request = Request::new().with("user", user);
         let node_of = |name: &str| cluster.master_of(cluster.slot_of(&format!("sg1:{name}:{user}")));
-        // Whether the one that denies is asked before the one that is silent or together with it, each denies.
+        // Whether the one that denies is asked before the one that is silent or together with it,
+        // each denies.
         for (denier, silent) in [("a", "b"), ("b", "a"), ("c", "a"), ("a", "c"), ("b", "c"), ("c", "b")] {
             let policies = || {
                 names.map(|name| {
@@ -379,13 +388,16 @@ fn a_denial_in_one_slot_holds_although_another_does_not_answer() {
                 node.pause();
                 let decisions = gate.check(&request).await;
                 node.resume();
-                let told = decisions.iter().find(|one| one.policy().name() == denier).unwrap();
+                let outcome = decisions.iter().find(|one| one.policy().name() == denier).unwrap();
                 // A node that is silent may be asked first, and then nobody knows.
-                if told.source == DecisionSource::Store {
-                    assert!(told.is_denied() && decisions.is_denied(), "{denier}, {silent}: {decisions:?}");
+                if outcome.source == DecisionSource::Store {
+                    assert!(
+                        outcome.is_denied() && decisions.is_denied(),
+                        "{denier}, {silent}: {decisions:?}"
+                    );
                 }
                 if known {
-                    assert_eq!(told.source, DecisionSource::Store, "{denier}, {silent}: {decisions:?}");
+                    assert_eq!(outcome.source, DecisionSource::Store, "{denier}, {silent}: {decisions:?}");
                     assert!(decisions.is_denied());
                     let other = decisions.iter().find(|one| one.policy().name() == silent).unwrap();
                     assert_eq!(other.source, DecisionSource::Allow, "{denier}, {silent}: {decisions:?}");
@@ -396,7 +408,7 @@ fn a_denial_in_one_slot_holds_although_another_does_not_answer() {
     });
 }
 
-/// Clients hang up all the time; what half of their policies were charged by then must not lock them out.
+/// A client that disconnects must not leave only some of its policies charged.
 #[test]
 fn a_caller_who_gives_up_leaves_no_policy_charged_alone() {
     on_cluster(async |cluster| {
@@ -429,7 +441,8 @@ fn a_caller_who_gives_up_leaves_no_policy_charged_alone() {
     });
 }
 
-/// Several policies of one client are worth one step and one round trip, if somebody says what keeps them together.
+/// Several policies of one client are worth one step and one round trip, if somebody says what
+/// keeps them together.
 #[test]
 fn a_hash_tag_puts_the_keys_of_a_request_in_one_slot_and_one_call() {
     on_cluster(async |cluster| {
@@ -454,7 +467,8 @@ fn a_hash_tag_puts_the_keys_of_a_request_in_one_slot_and_one_call() {
     });
 }
 
-/// Clients choose their ids: they must not meet each other's usage with them, nor all crowd into one slot.
+/// Clients choose their ids: they must not meet each other's usage with them, nor all crowd into
+/// one slot.
 #[test]
 fn hostile_ids_never_collide_nor_choose_their_slot() {
     on_cluster(async |cluster| {
@@ -497,8 +511,8 @@ fn hostile_ids_never_collide_nor_choose_their_slot() {
                 for id in &ids {
                     let request = Request::new().with("user", *id);
                     let decisions = gate.check(&request).await;
-                    let told = decisions.strictest().unwrap();
-                    assert_eq!((told.source, told.used), (DecisionSource::Store, round), "{id:?}");
+                    let outcome = decisions.strictest().unwrap();
+                    assert_eq!((outcome.source, outcome.used), (DecisionSource::Store, round), "{id:?}");
                 }
             }
             let keys = masters(cluster).map(|node| node.admin(&["KEYS", &format!("sg1:{name}:*")]));
@@ -530,7 +544,8 @@ fn hostile_ids_never_collide_nor_choose_their_slot() {
     });
 }
 
-/// A minority knows nothing of what the others admit: it must not decide, and nobody must have to be restarted after it.
+/// A minority does not know what the others admit: it must not decide, and is used again without a
+/// restart.
 #[test]
 fn a_cluster_without_a_majority_decides_nothing_and_is_used_again_when_it_has_one() {
     let cluster = RedisCluster::start(Shape { masters: 3, replicas_each: 0 });
@@ -546,8 +561,8 @@ fn a_cluster_without_a_majority_decides_nothing_and_is_used_again_when_it_has_on
             last.admin(&["CLUSTER", "INFO"]).contains("cluster_state:fail")
         });
         for user in &users {
-            let told = check_cost(&gate, user, 1).await;
-            assert_eq!(told.source, DecisionSource::Local, "{user}");
+            let outcome = check_cost(&gate, user, 1).await;
+            assert_eq!(outcome.source, DecisionSource::Local, "{user}");
         }
         lost.iter().for_each(RedisServer::restart);
         for user in &users {
@@ -557,7 +572,7 @@ fn a_cluster_without_a_majority_decides_nothing_and_is_used_again_when_it_has_on
     });
 }
 
-/// After a bad deploy all keys of a policy are to start afresh, wherever they lie, and none of another.
+/// A reset of a policy must reach its keys on all nodes, and no key of another policy.
 #[test]
 fn a_policy_is_reset_on_all_nodes_step_by_step() {
     on_cluster(async |cluster| {

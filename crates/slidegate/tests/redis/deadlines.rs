@@ -1,7 +1,8 @@
 //! Deadlines: an answer comes within 5 ms after its deadline, whatever the store does.
 //!
-//! Measured on tokio's paused clock, which stands still while anything runs and moves to the next timer when all wait: a
-//! busy machine changes nothing about it. That callers of a real server that hangs are answered is in `faults.rs`.
+//! Measured on tokio's paused clock, which stands still while anything runs and moves to the next
+//! timer when all wait: a busy machine changes nothing about it. That callers of a real server that
+//! hangs are answered is in `faults.rs`.
 
 use std::future::Future;
 use std::net::TcpListener;
@@ -27,7 +28,8 @@ fn on_one_thread(test: impl Future<Output = ()>) {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test);
 }
 
-/// A server that greets, tells the time, refuses the user `first` and never replies to anybody else.
+/// A server that greets, tells the time, refuses the user `first` and never replies to anybody
+/// else.
 fn silent() -> FakeRedis {
     FakeRedis::greeting(|command| match command[0].as_slice() {
         b"TIME" => "*2\r\n$10\r\n1700000000\r\n$1\r\n0\r\n".into(),
@@ -41,7 +43,8 @@ fn silent() -> FakeRedis {
 /// A gate that is connected to such a server and knows its time.
 async fn connected(fake: &FakeRedis, policies: impl IntoIterator<Item = Policy>) -> Arc<SharedGate> {
     let gate = gate(policies, hasty(&fake.url()).without_denial_cache());
-    // A reply, so that earlier time-outs on a busy machine do not count towards the circuit breaker.
+    // A reply, so that earlier time-outs on a busy machine do not count towards the circuit
+    // breaker.
     fails_with(&gate, "first", "OOM ").await;
     gate
 }
@@ -58,7 +61,8 @@ fn assert_kept(took: Duration, what: &str) {
     assert!(took <= DEADLINE + PROMISE, "{what}: answered after {took:?}");
 }
 
-/// A store that hangs is worse than one that is gone; callers have set their own time-outs by our deadline.
+/// A store that hangs is worse than one that is gone; callers have set their own time-outs by our
+/// deadline.
 #[test]
 fn every_call_to_a_server_that_hangs_is_answered_within_5_ms_after_its_deadline() {
     let fake = silent();
@@ -117,7 +121,8 @@ fn those_who_wait_for_a_call_that_is_under_way_are_answered_by_their_own_deadlin
         let callers = [0, 0, 20, 60, 99, 101].map(late);
         for (number, caller) in callers.into_iter().enumerate() {
             let took = caller.await.unwrap();
-            // Later ones go along with the first of those who waited, whose deadline ends the call of all.
+            // Later ones go along with the first of those who waited, whose deadline ends the call
+            // of all.
             if number < 2 {
                 assert_kept(took, &format!("caller {number}"));
             }
@@ -126,8 +131,8 @@ fn those_who_wait_for_a_call_that_is_under_way_are_answered_by_their_own_deadlin
     });
 }
 
-/// A call is repeated while its server is a replica. If the last attempt gets no reply, the caller must
-/// learn why the call was repeated, whether or not its own deadline is noticed first.
+/// A call is repeated while its server is a replica. If the last attempt gets no reply, the caller
+/// must learn why the call was repeated, whether or not its own deadline is noticed first.
 #[test]
 fn a_check_whose_repeated_call_gets_no_reply_reports_what_the_server_refused() {
     let attempts = Arc::new(AtomicUsize::new(0));
@@ -148,14 +153,14 @@ fn a_check_whose_repeated_call_gets_no_reply_reports_what_the_server_refused() {
             // Nobody replies from here on, so the paused clock goes straight to the deadline.
             tokio::time::pause();
         };
-        let (told, ()) = tokio::join!(check(&gate, "alice"), repeated);
-        assert_eq!(told.source, DecisionSource::Local);
+        let (outcome, ()) = tokio::join!(check(&gate, "alice"), repeated);
+        assert_eq!(outcome.source, DecisionSource::Local);
         assert!(last_failure(&gate).contains("READONLY"), "{}", last_failure(&gate));
     });
 }
 
-/// At the start there is no connection, and a network that swallows packets makes none. Nobody may burn a core meanwhile:
-/// this clock would then stand still for ever.
+/// At the start there is no connection, and a network that swallows packets makes none. Nobody may
+/// burn a core meanwhile: this clock would then stand still for ever.
 #[test]
 fn without_a_connection_a_check_is_answered_within_5_ms_after_its_deadline() {
     // The kernel takes connections for it, and nobody ever answers them.
@@ -169,8 +174,8 @@ fn without_a_connection_a_check_is_answered_within_5_ms_after_its_deadline() {
         on_one_thread(async {
             let gate = gate([hourly(9)], hasty(&url).without_denial_cache());
             tokio::time::pause();
-            let (told, took) = takes(check_cost(&gate, "alice", 1)).await;
-            assert_eq!(told.source, DecisionSource::Local, "{}", last_failure(&gate));
+            let (outcome, took) = takes(check_cost(&gate, "alice", 1)).await;
+            assert_eq!(outcome.source, DecisionSource::Local, "{}", last_failure(&gate));
             // Where nobody is known to ask, the last look is taken up to 20 ms before.
             let looks_again = Duration::from_millis(20);
             assert!(took + looks_again + TICK >= DEADLINE, "{url}: answered after {took:?}");

@@ -1,13 +1,13 @@
 //! Exactness: what several processes admit together, judged from outside.
 //!
-//! Two rounds. In the first, nothing expires: the processes send a fixed number of requests, more than
-//! the limits hold, and exactly the limits are admitted. In the second, windows are short, and the
-//! processes go on until a fixed number was admitted: no window may contain more than its limit.
-//! Neither depends on how fast the machine is.
+//! Two rounds. In the first, nothing expires: the processes send a fixed number of requests, more
+//! than the limits hold, and exactly the limits are admitted. In the second, windows are short, and
+//! the processes go on until a fixed number was admitted: no window may contain more than its
+//! limit. Neither depends on how fast the machine is.
 //!
 //! In the second round each process records when it sent and received what was admitted; the charge
-//! lies somewhere between. The judge knows only those times and the limits, and counts what was in one
-//! window wherever the charges were.
+//! lies somewhere between. The judge knows only those times and the limits, and counts what was in
+//! one window wherever the charges were.
 
 use std::env;
 use std::fmt::Write as _;
@@ -31,16 +31,16 @@ const PROCESSES: usize = 3;
 const CALLERS: usize = 16;
 const USERS: usize = 4;
 
-/// The limits of all users together and of each user. The first user wants more than its limit, and all
-/// together want more than theirs.
+/// The limits of all users together and of each user. The first user wants more than its limit, and
+/// all together want more than theirs.
 const WIDE: u64 = 400;
 const NARROW: u64 = 150;
 
 /// The window of the first round: nothing expires.
 const LONG_WINDOW: Duration = Duration::from_secs(3600);
 /// Requests of each caller in the first round, which is run twice. With 20, the limit of all users
-/// binds: the first user asks 600 times and each other one 120 times. With 10, only the first user's
-/// limit binds: it asks 300 times, each other one 60 times, and 330 of all are admitted.
+/// binds: the first user asks 600 times and each other one 120 times. With 10, only the first
+/// user's limit binds: it asks 300 times, each other one 60 times, and 330 of all are admitted.
 const REQUESTS: [u64; 2] = [20, 10];
 /// Callers of each user but the first.
 const CALLERS_OF_OTHERS: u64 = (PROCESSES * CALLERS / 2 / USERS) as u64;
@@ -275,8 +275,8 @@ fn wall() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap()
 }
 
-/// The same moment on both clocks: of many readings the one with the least time between them, because
-/// a busy machine may stop the process in between.
+/// The same moment on both clocks: of many readings the one with the least time between them,
+/// because a busy machine may stop the process in between.
 fn both_clocks() -> (Instant, Duration) {
     let readings = (0..1000).map(|_| (Instant::now(), wall(), Instant::now()));
     let (before, wall, _) = readings.min_by_key(|(before, _, after)| *after - *before).unwrap();

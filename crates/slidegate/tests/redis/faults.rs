@@ -1,8 +1,8 @@
-//! Faults: what callers are told while one server is away, slow or cut off, and what it has charged them when it is back.
-//! Servers that answer and refuse are in `refusals.rs`.
+//! Faults: outcomes while a server is away, slow or cut off, and what it has charged when it is
+//! back. Servers that answer and refuse are in `refusals.rs`.
 //!
-//! No check of these tests may hang; `callers::check` sees to that. What the fallback decided may have been charged or
-//! not; what the store admitted was charged once.
+//! No check of these tests may hang; `callers::check` sees to that. What the fallback decided may
+//! have been charged or not; what the store admitted was charged once.
 
 use std::fs::File;
 use std::process::Command;
@@ -21,7 +21,8 @@ use crate::callers::{
     last_failure, named, options, until_by_store, until_used, used,
 };
 
-/// The deadline of callers whose calls must be on their way to a server that does not reply in time.
+/// The deadline of callers whose calls must be on their way to a server that does not reply in
+/// time.
 const UNDER_WAY: Duration = Duration::from_secs(1);
 /// Longer than that deadline.
 const FROZEN: Duration = Duration::from_secs(3);
@@ -37,8 +38,8 @@ async fn a_server_that_is_absent_at_the_start_is_used_when_it_appears() {
     server.kill();
     let gate = gate([hourly(100)], options(&server.url()));
     for _ in 0..3 {
-        let told = check(&gate, "alice").await;
-        assert_eq!((told.allowed, told.source), (true, DecisionSource::Local));
+        let outcome = check(&gate, "alice").await;
+        assert_eq!((outcome.allowed, outcome.source), (true, DecisionSource::Local));
     }
     let failure = last_failure(&gate);
     assert!(failure.starts_with(&format!("redis at {}: cannot connect: ", server.address())), "{failure}");
@@ -69,7 +70,7 @@ async fn a_server_that_was_killed_and_comes_back_empty_is_used_again() {
     until_by_store(&gate, "alice").await;
 }
 
-/// A frozen server does on waking what it was sent; callers who were turned away long ago must not pay for it.
+/// A frozen server executes on waking what it was sent; callers that gave up must not be charged.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_wakes_charges_nobody_who_has_given_up() {
     for coalescing in [false, true] {
@@ -83,8 +84,8 @@ async fn a_server_that_wakes_charges_nobody_who_has_given_up() {
 
         server.pause();
         let frozen = Instant::now();
-        for told in all_at_once(&gate, 64, "alice").await {
-            assert_eq!((told.allowed, told.source), (true, DecisionSource::Local));
+        for outcome in all_at_once(&gate, 64, "alice").await {
+            assert_eq!((outcome.allowed, outcome.source), (true, DecisionSource::Local));
         }
         tokio::time::sleep_until(frozen + FROZEN).await;
         server.resume();
@@ -95,7 +96,8 @@ async fn a_server_that_wakes_charges_nobody_who_has_given_up() {
     }
 }
 
-/// Connections end for many reasons, and many callers are on each: none may be charged twice, none may hang.
+/// Connections end for many reasons, and many callers are on each: none may be charged twice, none
+/// may hang.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn callers_survive_a_storm_of_killed_connections_and_are_charged_once() {
     let server = RedisServer::start();
@@ -114,7 +116,7 @@ async fn callers_survive_a_storm_of_killed_connections_and_are_charged_once() {
     assert!(gate.nodes()[0].reconnects >= 9, "{:?}", gate.nodes());
 }
 
-/// What wedges once in a hundred lost connections wedges every day.
+/// A client that hangs once in a hundred lost connections hangs every day.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_lost_connections_wedge_nothing() {
     let server = RedisServer::start();
@@ -137,7 +139,7 @@ async fn a_thousand_lost_connections_wedge_nothing() {
     storm.end().await.assert_explains(used(&server.url(), "alice").await);
 }
 
-/// The answer is lost, the charge is not: made again, it would charge twice.
+/// The reply is lost, the charge is not: a repeated call would charge twice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_whose_reply_is_cut_off_was_made_once() {
     let server = RedisServer::start();
@@ -147,8 +149,8 @@ async fn a_call_whose_reply_is_cut_off_was_made_once() {
         let gate = healthy(options(&proxy.url())).await;
         let before = (used(&server.url(), "alice").await, evalsha_calls(&server));
         proxy.set(Mode::CutReplyAfter(bytes));
-        let told = check(&gate, "alice").await;
-        assert_eq!(told.source, DecisionSource::Local);
+        let outcome = check(&gate, "alice").await;
+        assert_eq!(outcome.source, DecisionSource::Local);
         proxy.set(Mode::Pass);
         until_true("the connection is made again", || gate.nodes()[0].connected);
         assert_eq!(evalsha_calls(&server), before.1 + 1);
@@ -178,7 +180,8 @@ async fn a_call_that_is_cut_in_the_middle_is_not_made_and_the_next_one_is() {
     }
 }
 
-/// Where nothing comes back, each caller would wait for its deadline, all day long.
+/// Without a circuit breaker, each caller of a server that never replies would wait for its
+/// deadline.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_black_hole_opens_the_breaker_after_a_few_calls_and_the_others_are_answered_at_once() {
     let server = RedisServer::start();
@@ -203,7 +206,7 @@ async fn a_black_hole_opens_the_breaker_after_a_few_calls_and_the_others_are_ans
     let probes = 200 - (errors(&gate, FailureKind::BreakerOpen) - before);
     let most = 1 + start.elapsed().as_millis() / 100;
     assert!(u128::from(probes) <= most, "{probes} of 200, {most} expected: {:?}", gate.nodes());
-    // Why it is left alone, not that it is.
+    // The error names why the breaker opened.
     let why = last_failure(&gate);
     assert!(why.contains("no reply within") || why.contains("not connected within"), "{why}");
 
@@ -212,7 +215,7 @@ async fn a_black_hole_opens_the_breaker_after_a_few_calls_and_the_others_are_ans
     until_by_store(&gate, "alice").await;
 }
 
-/// A network that is slow but in time is no failure; one that is too slow must not slow down its callers with it.
+/// A slow reply within the deadline is not a failure; a later one must not delay its caller.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_server_is_waited_for_within_the_deadline_and_no_longer() {
     let server = RedisServer::start();
@@ -225,8 +228,12 @@ async fn a_slow_server_is_waited_for_within_the_deadline_and_no_longer() {
     let gate = healthy(options(&proxy.url())).await;
     proxy.set(slow(15, 15));
     for _ in 0..10 {
-        let told = check(&gate, "thirty").await;
-        assert!(told.by_store() && told.took >= Duration::from_millis(30), "{told:?}: {:?}", gate.stats());
+        let outcome = check(&gate, "thirty").await;
+        assert!(
+            outcome.by_store() && outcome.took >= Duration::from_millis(30),
+            "{outcome:?}: {:?}",
+            gate.stats()
+        );
     }
 
     for (user, request, reply) in [("to-server", 3000, 0), ("from-server", 0, 3000)] {
@@ -251,7 +258,7 @@ async fn a_slow_server_is_waited_for_within_the_deadline_and_no_longer() {
     }
 }
 
-/// To its clients a paused server is one that takes its time; it does afterwards what it was told meanwhile.
+/// A server whose clients are paused executes afterwards what they sent meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_whose_clients_are_paused_charges_nobody_afterwards() {
     for what in ["ALL", "WRITE"] {
@@ -262,8 +269,8 @@ async fn a_server_whose_clients_are_paused_charges_nobody_afterwards() {
         let before = evalsha_calls(&server);
         server.admin(&["CLIENT", "PAUSE", "5000", what]);
         // Fewer than let the connection be given up, and the calls on it with it.
-        for told in all_at_once(&gate, 2, "alice").await {
-            assert_eq!(told.source, DecisionSource::Local, "{what}");
+        for outcome in all_at_once(&gate, 2, "alice").await {
+            assert_eq!(outcome.source, DecisionSource::Local, "{what}");
         }
         until_true("the late calls are made", || evalsha_calls(&server) > before);
         assert_eq!(until_used(&gate, "alice").await, [1], "{what}");
@@ -271,7 +278,8 @@ async fn a_server_whose_clients_are_paused_charges_nobody_afterwards() {
     }
 }
 
-/// Servers forget their scripts when they restart, fail over, or are told to; no caller should notice.
+/// Servers lose their scripts when they restart, fail over, or are flushed; no caller should
+/// notice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn forgotten_scripts_are_loaded_again_without_a_failure() {
     let server = RedisServer::start();
@@ -288,28 +296,28 @@ async fn forgotten_scripts_are_loaded_again_without_a_failure() {
     };
     for round in 1..=5 {
         server.admin(&["SCRIPT", "FLUSH"]);
-        assert!(storm_of("alice").await.iter().all(callers::Told::by_store));
+        assert!(storm_of("alice").await.iter().all(callers::Outcome::by_store));
         assert_eq!(until_used(&gate, "alice").await, [32 * round]);
     }
     assert_eq!(gate.stats().fallbacks, 0);
     assert!(server.commandstats("script|load").calls >= 5);
 }
 
-/// Whoever flushes a server has forgiven everybody: better than denying for what is nowhere written.
+/// A flush of the server resets all usage.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn usage_starts_anew_on_a_server_that_was_flushed() {
     let server = RedisServer::start();
     let gate = gate([hourly(2)], options(&server.url()).deadline(LATER).without_denial_cache());
     for (used, allowed) in [(1, true), (2, true), (2, false)] {
-        let told = check_cost(&gate, "alice", 1).await;
-        assert_eq!((told.used, told.allowed, told.source), (used, allowed, DecisionSource::Store));
+        let outcome = check_cost(&gate, "alice", 1).await;
+        assert_eq!((outcome.used, outcome.allowed, outcome.source), (used, allowed, DecisionSource::Store));
     }
     server.admin(&["FLUSHALL"]);
-    let told = check_cost(&gate, "alice", 1).await;
-    assert_eq!((told.used, told.allowed, told.source), (1, true, DecisionSource::Store));
+    let outcome = check_cost(&gate, "alice", 1).await;
+    assert_eq!((outcome.used, outcome.allowed, outcome.source), (1, true, DecisionSource::Store));
 }
 
-/// An answer for when the store is away is chosen by policy, and always says that it is one.
+/// Each policy chooses its fallback, and every decision of a fallback says so.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_policy_answers_by_its_own_fallback_and_says_so() {
     let server = RedisServer::start();
@@ -323,8 +331,8 @@ async fn each_policy_answers_by_its_own_fallback_and_says_so() {
         // Three instances: each has two of six.
         let gate = SharedGate::builder(policies, options(&server.url())).instances(3).build().unwrap();
         for allowed in allowed {
-            let told = check(&gate, "alice").await;
-            assert_eq!((told.allowed, told.source), (allowed, source), "{then:?}");
+            let outcome = check(&gate, "alice").await;
+            assert_eq!((outcome.allowed, outcome.source), (allowed, source), "{then:?}");
         }
         // Nobody asks whether these may pass.
         let request = Request::new().with("user", "alice");
@@ -334,7 +342,8 @@ async fn each_policy_answers_by_its_own_fallback_and_says_so() {
                 "{then:?} {verb:?}"
             );
         }
-        // A limit that is raised meanwhile is raised here as well: two more of each instance's share.
+        // A limit that is raised meanwhile is raised here as well: two more of each instance's
+        // share.
         gate.configure(PolicySet::new([hourly(12).on_store_error(then)]).unwrap()).unwrap();
         let allowed = allowed[0];
         assert_eq!(check(&gate, "alice").await.allowed, allowed, "{then:?}");
@@ -352,15 +361,15 @@ async fn each_policy_answers_by_its_own_fallback_and_says_so() {
         let request = Request::new().with("user", "alice");
         let decisions = gate.check(&request).await;
         assert!(decisions.is_denied());
-        let told: Vec<_> = decisions.iter().map(|one| (one.source, one.is_allowed())).collect();
+        let outcome: Vec<_> = decisions.iter().map(|one| (one.source, one.is_allowed())).collect();
         assert_eq!(
-            told,
+            outcome,
             [(DecisionSource::Local, true), (DecisionSource::Allow, true), (DecisionSource::Deny, false)]
         );
     }
 }
 
-/// What the store denies is denied, whatever a policy does without one.
+/// A denial of the store stands, whatever the policy's fallback.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_denial_of_the_store_never_goes_to_the_fallback() {
     let server = RedisServer::start();
@@ -370,14 +379,14 @@ async fn a_denial_of_the_store_never_goes_to_the_fallback() {
         let gate = gate([hourly(1).on_store_error(then)], options);
         assert!(check_cost(&gate, "alice", 1).await.allowed);
         for _ in 0..5 {
-            let told = check_cost(&gate, "alice", 1).await;
-            assert_eq!((told.allowed, told.source), (false, DecisionSource::Store), "{then:?}");
+            let outcome = check_cost(&gate, "alice", 1).await;
+            assert_eq!((outcome.allowed, outcome.source), (false, DecisionSource::Store), "{then:?}");
         }
         assert_eq!((gate.stats().fallbacks, gate.memory().stats().keys), (0, 0));
     }
 }
 
-/// A failover is what Sentinels are for: callers must be back without anybody's doing.
+/// After a failover by Sentinels, callers are served without an operator.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_master_that_was_killed_is_left_for_the_one_that_the_sentinels_name() {
     let sentinels = RedisSentinels::start();
@@ -399,8 +408,8 @@ async fn a_master_that_was_killed_is_left_for_the_one_that_the_sentinels_name() 
 /// Says where the server of the test below is.
 const URL: &str = "SLIDEGATE_TEST_FAULTS_URL";
 
-/// A program that has run out of file descriptors has worse troubles than a limiter: that one must not spin or panic, and
-/// must be back when they are over.
+/// In a program without free file descriptors the limiter must neither spin nor panic, and must
+/// recover.
 #[test]
 fn a_program_without_file_descriptors_is_answered_for_and_connects_when_it_has_some() {
     let server = RedisServer::start();
@@ -429,7 +438,7 @@ async fn a_program_that_opens_files_until_it_may_not() {
     until_by_store(&gate, "alice").await;
 }
 
-/// A server that takes no more clients must not be hammered, nor anybody kept waiting for it.
+/// A server at its client limit must not be hammered, and callers must not wait for it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_with_too_many_clients_is_answered_for_and_used_when_it_has_room() {
     let server = RedisServer::start();

@@ -24,7 +24,8 @@ const LATER: Duration = Duration::from_secs(10);
 
 const HOUR_US: i64 = 3_600_000_000;
 
-/// The cluster whose tests leave it in order. One for all, one at a time: starting it takes seconds.
+/// The cluster whose tests leave it in order. One for all, one at a time: starting it takes
+/// seconds.
 pub(crate) fn cluster() -> MutexGuard<'static, RedisCluster> {
     static CLUSTER: LazyLock<Mutex<RedisCluster>> = LazyLock::new(|| Mutex::new(RedisCluster::of_three()));
     CLUSTER.lock().unwrap_or_else(PoisonError::into_inner)
@@ -115,9 +116,10 @@ async fn a_client_library_connects_by_the_urls() {
     }
 }
 
-/// A frozen server does what it was sent when it wakes: the very thing that charges for requests long denied.
+/// A frozen server does what it was sent when it wakes: the very thing that charges for requests
+/// long denied.
 #[test]
-fn a_paused_server_is_silent_and_does_on_waking_what_it_was_told() {
+fn a_paused_server_is_silent_and_executes_on_waking_what_it_was_sent() {
     let server = RedisServer::start();
     server.pause();
     assert!(!server.is_awake());
@@ -268,7 +270,8 @@ fn a_failover_moves_the_master_and_keeps_the_data() {
     assert!(is_error(&old.ask(&["GET", "sg1:{kept}"]).unwrap(), "MOVED "));
 }
 
-/// Keys that are absent are the common ones for a limiter, and are asked for elsewhere all the while.
+/// Keys that are absent are the common ones for a limiter, and are asked for elsewhere all the
+/// while.
 #[test]
 fn a_slot_on_its_way_asks_for_absent_keys_and_ends_at_its_new_master() {
     let cluster = cluster();
@@ -335,7 +338,8 @@ fn sentinels_replace_a_master_that_is_frozen() {
     assert_eq!(sentinels.master().port(), new.port());
 }
 
-/// The client library asks more of the user here than elsewhere: whether the node it was sent to is the master.
+/// The client library asks more of the user here than elsewhere: whether the node it was sent to is
+/// the master.
 #[tokio::test]
 async fn a_client_library_finds_the_master_by_its_sentinels_as_the_user() {
     use redis::sentinel::{Sentinel, SentinelNodeConnectionInfo};
@@ -442,9 +446,10 @@ fn a_black_hole_swallows_and_a_refusing_proxy_refuses_until_they_pass_again() {
     assert_eq!(Connection::tcp(proxy.port(), LATER).unwrap().call(&["PING"]).unwrap(), text("PONG"));
 }
 
-/// A reply that no server gives must arrive as it was written, or the test of it tests something else.
+/// A reply that no server gives must arrive as it was written, or the test of it tests something
+/// else.
 #[test]
-fn a_fake_sends_the_bytes_it_is_told_and_remembers_what_it_heard() {
+fn a_fake_sends_the_bytes_of_its_script_and_records_what_it_received() {
     let mut calls = 0;
     let fake = FakeRedis::start(move |command| {
         calls += 1;

@@ -1,6 +1,7 @@
 //! Random histories: what Redis decides is what memory decides, number for number.
 //!
-//! The server's clock stands still and is moved by hand, so that both decide at the same microsecond.
+//! The server's clock stands still and is moved by hand, so that both decide at the same
+//! microsecond.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,14 +28,15 @@ enum Step {
     Back(u64),
     Apply(Verb, u64),
     Limit(u64),
-    /// Another window, in milliseconds, and a penalty of one: a denial would not be written down with it.
+    /// Another window, in milliseconds, and a penalty of one: a denial would not be written down
+    /// with it.
     Window(u64),
 }
 
 /// Penalties, and a clock that is set back by less than a window and by more.
 ///
-/// Redis writes nothing for a denial, not even that time has passed; so a step back may bring back there what memory has
-/// forgotten. What is charged always, is the same in both.
+/// Redis writes nothing for a denial, not even that time has passed; so a step back may bring back
+/// there what memory has forgotten. What is charged always, is the same in both.
 fn steps_back() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         4 => (0u64..60_000).prop_map(Step::Advance),
@@ -98,7 +100,7 @@ fn steps_of_windows() -> impl Strategy<Value = Vec<Step>> {
 }
 
 /// All that a decision says. Its `Debug` form leaves nothing out.
-fn told(decision: &Decision) -> String {
+fn fields(decision: &Decision) -> String {
     format!("{decision:?}")
 }
 
@@ -109,9 +111,9 @@ enum Said {
     Once,
     /// By the policies, which change.
     Configured,
-    /// With each request: one for each policy, each at a cost of its own, the first of which charges excess and the
-    /// second of which counts what is denied.
-    Told { limits_change: bool },
+    /// With each request: one for each policy, each at a cost of its own, the first of which
+    /// charges excess and the second of which counts what is denied.
+    Outcome { limits_change: bool },
     /// By the policies, all of which count what is denied.
     Counted,
 }
@@ -125,8 +127,8 @@ async fn run(server: &RedisServer, key: &str, mut quotas: Vec<Quota>, said: Said
         PolicySet::new(quotas.iter().enumerate().map(|(at, quota)| {
             let policy = Policy::new(NAMES[at], *quota).unwrap().scope(["user"]);
             let excess = match (said, at) {
-                (Said::Told { .. }, 0) => Excess::Charge,
-                (Said::Told { .. }, 1) | (Said::Counted, _) => Excess::Count,
+                (Said::Outcome { .. }, 0) => Excess::Charge,
+                (Said::Outcome { .. }, 1) | (Said::Counted, _) => Excess::Count,
                 _ => Excess::Refuse,
             };
             if at == 2 { policy.shadow() } else { policy }.excess(excess)
@@ -156,7 +158,9 @@ async fn run(server: &RedisServer, key: &str, mut quotas: Vec<Quota>, said: Said
                 server.clock().stand(now);
                 clock.set(Timestamp::from_micros(now));
             }
-            Step::Limit(limit) if matches!(said, Said::Configured | Said::Told { limits_change: true }) => {
+            Step::Limit(limit)
+                if matches!(said, Said::Configured | Said::Outcome { limits_change: true }) =>
+            {
                 for quota in &mut quotas {
                     *quota = Quota::new(*limit, quota.window()).unwrap().with_algorithm(quota.algorithm());
                 }
@@ -181,7 +185,7 @@ async fn run(server: &RedisServer, key: &str, mut quotas: Vec<Quota>, said: Said
                 }
                 let one = || Request::new().with("user", key);
                 let requests: Vec<_> = match said {
-                    Said::Told { .. } => {
+                    Said::Outcome { .. } => {
                         let each = NAMES.iter().zip(&quotas).zip(0..);
                         each.map(|((name, quota), more)| {
                             one().under(name).quota(*quota).cost(cost.saturating_add(more))
@@ -194,8 +198,8 @@ async fn run(server: &RedisServer, key: &str, mut quotas: Vec<Quota>, said: Said
                 let waits = ours.iter().filter_map(|one| one.frees_after());
                 wait = waits.min().unwrap_or_default();
                 let theirs = redis.apply_all(*verb, &requests).await;
-                let ours: Vec<_> = ours.iter().map(|one| told(one.decision())).collect();
-                let theirs: Vec<_> = theirs.iter().map(|one| told(one.decision())).collect();
+                let ours: Vec<_> = ours.iter().map(|one| fields(one.decision())).collect();
+                let theirs: Vec<_> = theirs.iter().map(|one| fields(one.decision())).collect();
                 assert_eq!(theirs, ours, "step {at} of {steps:?}: {:?}", redis.stats());
                 for (name, quota) in NAMES.iter().zip(&quotas) {
                     let lives = conn.call(&["PTTL", &format!("sg1:{name}:{key}")]).unwrap();
@@ -213,8 +217,8 @@ async fn run(server: &RedisServer, key: &str, mut quotas: Vec<Quota>, said: Said
     }
 }
 
-/// The longest that a key may live after a write: two windows and five seconds, and for a bucket the time in which the
-/// most that it can hold drains.
+/// The longest that a key may live after a write: two windows and five seconds, and for a bucket
+/// the time in which the most that it can hold drains.
 fn longest_life_ms(quota: &Quota) -> u64 {
     let window_us = quota.window().as_micros();
     let counts_us = match quota.algorithm() {
@@ -256,7 +260,7 @@ fn quota(limit: u64, window_ms: u64, algorithm: Algorithm) -> Quota {
     Quota::new(limit, Duration::from_millis(window_ms)).unwrap().with_algorithm(algorithm)
 }
 
-/// A fleet that moves from memory to Redis must not be told other numbers.
+/// A fleet that moves from memory to Redis must get the same decisions.
 #[test]
 fn the_log_in_redis_decides_as_the_one_in_memory() {
     histories(150, |limit, ms| vec![quota(limit, ms, Algorithm::SlidingLog)], Said::Configured);
@@ -282,7 +286,8 @@ fn the_fixed_window_in_redis_decides_as_the_one_in_memory() {
     histories(100, |limit, ms| vec![quota(limit, ms, Algorithm::FixedWindow)], Said::Configured);
 }
 
-/// Windows of whole seconds are kept in 12 bytes while the counts fit, and limits in the millions do not.
+/// Windows of whole seconds are kept in 12 bytes while the counts fit, and limits in the millions
+/// do not.
 #[test]
 fn compact_and_wide_counters_in_redis_decide_as_those_in_memory() {
     for (algorithm, more, dear) in [
@@ -334,7 +339,7 @@ fn limits_of_quadrillions_decide_to_the_last_digit() {
     histories(100, large, Said::Once);
 }
 
-/// A crowd's checks go as one call: each must be told what it would have been told alone, whatever the others cost.
+/// Checks in a batch must be decided as if they were sent one by one, whatever the others cost.
 #[test]
 fn checks_that_go_together_decide_as_one_after_another_in_memory() {
     let server = RedisServer::builder().with_clock().start();
@@ -357,12 +362,12 @@ fn checks_that_go_together_decide_as_one_after_another_in_memory() {
             let (redis, key) = (Arc::clone(&redis), key.clone());
             runtime.spawn(async move {
                 let request = Request::new().with("user", key.as_str()).cost(cost);
-                told(redis.check(&request).await.iter().next().unwrap().decision())
+                fields(redis.check(&request).await.iter().next().unwrap().decision())
             })
         });
         for (cost, task) in costs.into_iter().zip(tasks) {
             let request = Request::new().with("user", key.as_str()).cost(cost);
-            let ours = told(memory.check(&request).iter().next().unwrap().decision());
+            let ours = fields(memory.check(&request).iter().next().unwrap().decision());
             assert_eq!(runtime.block_on(task).unwrap(), ours, "cost {cost} under {algorithm} of {limit}");
         }
         assert!(redis.stats().store.coalesced > 20, "{:?}", redis.stats());
@@ -384,7 +389,8 @@ fn several_policies_in_redis_decide_as_in_memory() {
     histories(150, all, Said::Once);
 }
 
-/// A limiter that counts denied requests must count the same ones, and promise the same waits, on every store.
+/// A limiter that counts denied requests must count the same ones, and promise the same waits, on
+/// every store.
 #[test]
 fn denied_requests_that_count_are_counted_in_redis_as_in_memory() {
     for algorithm in Algorithm::ALL {
@@ -397,19 +403,22 @@ fn denied_requests_that_count_are_counted_in_redis_as_in_memory() {
     histories(60, all, Said::Counted);
 }
 
-/// Doors whose callers say the limit ask for several keys at once, each at a cost of its own, and some past the limit.
+/// Doors whose callers say the limit ask for several keys at once, each at a cost of its own, and
+/// some past the limit.
 #[test]
-fn told_quotas_own_costs_and_excess_in_redis_decide_as_in_memory() {
+fn inline_quotas_own_costs_and_excess_in_redis_decide_as_in_memory() {
     for algorithm in Algorithm::ALL {
         let alike = |limit: u64, ms: u64| [0, 2, 5].map(|more| quota(limit + more, ms, algorithm)).to_vec();
-        // What a bucket gains between two limits, memory counts by the former and Redis by the latter.
+        // What a bucket gains between two limits, memory counts by the former and Redis by the
+        // latter.
         let limits_change = algorithm != Algorithm::TokenBucket;
-        histories(60, alike, Said::Told { limits_change });
-        histories(60, |limit, ms| vec![quota(limit, ms, algorithm)], Said::Told { limits_change });
+        histories(60, alike, Said::Outcome { limits_change });
+        histories(60, |limit, ms| vec![quota(limit, ms, algorithm)], Said::Outcome { limits_change });
     }
 }
 
-/// A server whose clock is set back must neither admit twice nor lock out, and do so as memory does.
+/// A server whose clock is set back must neither admit twice nor lock out, and do so as memory
+/// does.
 #[test]
 fn a_clock_that_is_set_back_is_met_as_in_memory() {
     for algorithm in Algorithm::ALL {

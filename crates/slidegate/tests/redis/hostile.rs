@@ -1,6 +1,7 @@
 //! Hostile: replies that no script gives, and values that no script wrote.
 //!
-//! Whoever lies may deny service, as whoever is silent may; it decides nothing, and harms nobody who asks later.
+//! Whoever lies may deny service, as whoever is silent may; it decides nothing, and harms nobody
+//! who asks later.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -12,7 +13,8 @@ use crate::callers::{
     LATER, check, check_cost, gate, hasty, hourly, last_failure, named, options, until_by_store,
 };
 
-/// Nobody here knows whether such a call was made: it was, as often as not, and then a second one charges twice.
+/// Nobody here knows whether such a call was made: it was, as often as not, and then a second one
+/// charges twice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_that_may_have_been_made_is_never_made_again() {
     for (answer, coalescing) in [
@@ -31,8 +33,8 @@ async fn a_call_that_may_have_been_made_is_never_made_again() {
         });
         let options = options(&fake.url()).deadline(Duration::from_secs(3));
         let gate = gate([one_second()], if coalescing { options } else { options.without_batching() });
-        let told = check(&gate, "alice").await;
-        assert_eq!((told.allowed, told.source), (true, DecisionSource::Local), "{answer:?}");
+        let outcome = check(&gate, "alice").await;
+        assert_eq!((outcome.allowed, outcome.source), (true, DecisionSource::Local), "{answer:?}");
         let heard = || fake.heard().iter().filter(|command| command[0] == b"EVALSHA").count();
         assert_eq!(heard(), 1, "{answer:?}");
         let mut asked = 1;
@@ -54,7 +56,8 @@ pub(crate) fn numbers(numbers: &[u64]) -> Vec<u8> {
     numbers.iter().flat_map(|number| number.to_le_bytes()[..7].to_vec()).collect()
 }
 
-/// Every reply to a script that no script gives, with what a script that charged would have replied.
+/// Every reply to a script that no script gives, with what a script that charged would have
+/// replied.
 fn hostile_replies() -> Vec<Vec<u8>> {
     let list = |items: &[&str]| format!("*{}\r\n{}", items.len(), items.concat());
     let (zero, one, minus) = (":0\r\n", ":1\r\n", ":-1\r\n");
@@ -119,7 +122,8 @@ fn hostile_replies() -> Vec<Vec<u8>> {
     lists.into_iter().map(String::into_bytes).chain(packed).collect()
 }
 
-/// What a fake says the time is, and what a script would reply then under [`one_second`], for a key that is not there.
+/// What a fake says the time is, and what a script would reply then under [`one_second`], for a key
+/// that is not there.
 const TIME: &str = "*2\r\n$10\r\n1700000000\r\n$1\r\n0\r\n";
 const NOW_US: u64 = 1_700_000_000_000_000;
 
@@ -141,7 +145,7 @@ async fn replies_that_no_script_gives_decide_nothing_and_harm_nobody_later() {
     let fake = FakeRedis::greeting(move |command| match command[0].as_slice() {
         b"TIME" => TIME.into(),
         b"EVALSHA" => FakeReply::from(script.lock().unwrap().clone()),
-        // Whoever is told of a script that is not there loads it.
+        // A script that is missing is loaded.
         _ => "+OK\r\n".into(),
     });
     for coalescing in [true, false] {
@@ -150,10 +154,10 @@ async fn replies_that_no_script_gives_decide_nothing_and_harm_nobody_later() {
             let options = if coalescing { options } else { options.without_batching() };
             let gate = gate([one_second()], options);
             *said.lock().unwrap() = reply.clone();
-            let told = check(&gate, "alice").await;
+            let outcome = check(&gate, "alice").await;
             let reply = String::from_utf8_lossy(&reply);
             assert_eq!(
-                (told.allowed, told.source),
+                (outcome.allowed, outcome.source),
                 (true, DecisionSource::Local),
                 "{reply:?}: {:?}",
                 gate.stats()
@@ -184,8 +188,8 @@ async fn lies_about_the_time_decide_nothing() {
             _ => "*2\r\n:-1\r\n:0\r\n".into(),
         });
         let gate = gate([hourly(5)], hasty(&fake.url()).without_batching());
-        let told = check(&gate, "alice").await;
-        assert_eq!((told.allowed, told.source), (true, DecisionSource::Local), "{lie:?}");
+        let outcome = check(&gate, "alice").await;
+        assert_eq!((outcome.allowed, outcome.source), (true, DecisionSource::Local), "{lie:?}");
     }
 }
 
@@ -208,7 +212,8 @@ async fn values_that_are_not_ours_are_refused_and_left_alone() {
                 "\u{12}",
                 "\u{14}\u{14}",
                 "0123456789",
-                // Of layout 2, which has no such window and no such algorithms; and of layouts to come.
+                // Of layout 2, which has no such window and no such algorithms; and of layouts to
+                // come.
                 "\u{21}",
                 "\u{22}\u{1}\u{0}012345678",
                 "#\u{1}\u{0}012345678",
@@ -219,18 +224,18 @@ async fn values_that_are_not_ours_are_refused_and_left_alone() {
             for (number, value) in values.iter().enumerate() {
                 let user = format!("{}-{with_another}-{number}", algorithm.name());
                 server.admin(&["SET", &format!("sg1:p:{user}"), value]);
-                let told = check_cost(&gate, &user, 1).await;
+                let outcome = check_cost(&gate, &user, 1).await;
                 let failure = last_failure(&gate);
                 if !matches!(value.as_bytes()[0], 0x11..=0x14 | 0x21 | 0x22) {
-                    assert_eq!(told.source, DecisionSource::Local, "{user}");
+                    assert_eq!(outcome.source, DecisionSource::Local, "{user}");
                     let says = "not of layout 1 or 2: its first byte is";
                     assert!(failure.contains(says) && failure.contains("another program"), "{failure}");
                     assert_eq!(server.admin(&["GET", &format!("sg1:p:{user}")]), *value);
                 }
                 // The tags of other algorithms start afresh; our own in too few bytes are damaged.
-                assert!(told.source == DecisionSource::Local || told.used == 1, "{user}: {told:?}");
+                assert!(outcome.source == DecisionSource::Local || outcome.used == 1, "{user}: {outcome:?}");
                 if with_another {
-                    let charged = u64::from(told.by_store());
+                    let charged = u64::from(outcome.by_store());
                     assert_eq!(server.admin(&["EXISTS", &format!("sg1:q:{user}")]), charged.to_string());
                 }
             }
@@ -265,13 +270,13 @@ async fn a_value_that_was_cut_off_is_never_read_as_something_else() {
             conn.call(&[b"SET", key.as_bytes(), &whole[..length], b"PX", b"60000"]).unwrap();
             let mut used = 3;
             for _ in 0..4 {
-                let told = check_cost(&gate, user, 1).await;
-                if told.by_store() {
+                let outcome = check_cost(&gate, user, 1).await;
+                if outcome.by_store() {
                     // What is left was enough to know what is used.
-                    used += u64::from(told.allowed);
+                    used += u64::from(outcome.allowed);
                     assert_eq!(
-                        (told.used, told.allowed),
-                        (used.min(5), told.allowed),
+                        (outcome.used, outcome.allowed),
+                        (used.min(5), outcome.allowed),
                         "{user}, {length} bytes"
                     );
                     assert!(used <= 5, "{user}, {length} bytes");
@@ -314,10 +319,10 @@ async fn a_log_that_was_cut_off_forgets_nothing_before_its_time() {
         at(3600);
         let request = slidegate::Request::new().with("user", &user);
         let peeked = gate.peek(&request).await;
-        let told = peeked.strictest().unwrap();
+        let outcome = peeked.strictest().unwrap();
         assert!(
-            told.source == DecisionSource::Local || told.used == used - 1,
-            "{length} of {}: {told:?}",
+            outcome.source == DecisionSource::Local || outcome.used == used - 1,
+            "{length} of {}: {outcome:?}",
             whole.len()
         );
     }

@@ -25,8 +25,8 @@ fn shared(server: &RedisServer) -> SharedGate {
     SharedGate::new(policies(), options).unwrap()
 }
 
-/// The stored bytes are read by two readers: a script that decides, and this one. They must see one history, as the memory
-/// store does.
+/// The stored bytes are read by two readers: a script that decides, and this one. They must see one
+/// history, as the memory store does.
 #[tokio::test]
 async fn what_is_read_is_what_the_scripts_count() {
     let server = RedisServer::builder().with_clock().start();
@@ -70,7 +70,7 @@ async fn what_is_read_is_what_the_scripts_count() {
     }
 }
 
-/// A value of another program must not be told as somebody's usage.
+/// A value of another program must not be reported as usage.
 #[tokio::test]
 async fn foreign_values_are_errors_that_name_the_key() {
     let server = RedisServer::start();
@@ -111,7 +111,8 @@ async fn foreign_values_are_errors_that_name_the_key() {
     assert!(error.contains("WRONGTYPE"), "{error}");
 }
 
-/// Two operators at once must not undo each other unseen, and every instance has to hear of what they did.
+/// Two operators at once must not undo each other unseen, and every instance has to hear of what
+/// they did.
 #[tokio::test]
 async fn a_note_is_replaced_only_by_who_read_it_and_is_heard_by_the_others() {
     let server = RedisServer::start();
@@ -178,7 +179,8 @@ async fn a_note_is_replaced_only_by_who_read_it_and_is_heard_by_the_others() {
             .unwrap()
     );
     assert!(one.replace_control_document(note.id, &ControlDocument::new(next, "new")).await.unwrap());
-    // The same version with other content is another note, as after a failover to a replica that lagged.
+    // The same version with other content is another note, as after a failover to a replica that
+    // lagged.
     server.admin(&["SET", "sg1:control", &format!("{}\nother", id(next.version, 3))]);
     assert_eq!(one.note(Some(next)).await.unwrap().unwrap().text, "other");
 

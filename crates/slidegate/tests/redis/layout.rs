@@ -22,7 +22,8 @@ fn stored(server: &RedisServer, key: &str) -> Vec<u8> {
     }
 }
 
-/// A byte that moves unnoticed is a limit that is misread by every instance still running the release before.
+/// A byte that moves unnoticed is a limit that is misread by every instance still running the
+/// release before.
 #[test]
 fn every_byte_is_where_the_documentation_says() {
     let server = RedisServer::builder().with_clock().start();
@@ -44,7 +45,8 @@ fn every_byte_is_where_the_documentation_says() {
         }
     });
     let (window, end) = (60_000_000, NOW_US / 60_000_000 * 60_000_000 + 60_000_000);
-    // A minute is 60 seconds, and those are unit 0; counts of the window before stand above 20 bits.
+    // A minute is 60 seconds, and those are unit 0; counts of the window before stand above 20
+    // bits.
     let head = |tag: u64| [(tag, 1), (60 << 2, 2), (end / 1_000_000, 4)];
     assert_eq!(
         stored(&server, "sg1:fixed-window:alice"),
@@ -54,15 +56,16 @@ fn every_byte_is_where_the_documentation_says() {
         bytes(&[head(0x22).as_slice(), &[(previous << 20 | current, 5)]].concat())
     };
     assert_eq!(stored(&server, "sg1:sliding-window:alice"), sliding(0, 303));
-    // 100 per minute drain 900 millionths of a minute's cost in 9 microseconds. The penalty of 300 has filled the bucket
-    // as far as one can, so the one of 2 charged nothing.
+    // 100 per minute drain 900 millionths of a minute's cost in 9 microseconds. The penalty of 300
+    // has filled the bucket as far as one can, so the one of 2 charged nothing.
     assert_eq!(
         stored(&server, "sg1:token-bucket:alice"),
         bytes(&[(0x13, 1), (window, 6), (NOW_US + 9, 7), (199, 7), (window - 900, 6)])
     );
     let low = |stamp: u64| stamp % (1 << 32);
     let mut log = bytes(&[(0x14, 1), (0, 1), (303, 7), (NOW_US + 9, 7), (NOW_US, 7)]);
-    // Stamps of 4 bytes and costs of 2; the first of two runs, with room for seven; the newest of cost 2.
+    // Stamps of 4 bytes and costs of 2; the first of two runs, with room for seven; the newest of
+    // cost 2.
     log.extend(bytes(&[(0x42, 1), (0, 2), (2, 2), (7, 2), (2, 7), (0, 6)]));
     let lives_until_s = (NOW_US + 9 + 2 * window + 4_000_000).div_ceil(1000) * 1000 / 1_000_000;
     log.extend(bytes(&[(lives_until_s, 5)]));
@@ -109,7 +112,8 @@ async fn used(gate: &SharedGate, verb: Verb, cost: u64) -> Vec<u64> {
 const FIXED: &str = "sg1:fixed-window:alice";
 const SLIDING: &str = "sg1:sliding-window:alice";
 
-/// What no compact value can hold must be held by a wide one, to the last digit, and come back when it fits again.
+/// What no compact value can hold must be held by a wide one, to the last digit, and come back when
+/// it fits again.
 #[test]
 fn large_counts_and_unusual_windows_are_kept_in_wide_values() {
     let server = RedisServer::builder().with_clock().start();
@@ -142,7 +146,8 @@ fn large_counts_and_unusual_windows_are_kept_in_wide_values() {
         assert_eq!(stored(&server, FIXED), bytes(&[head(0x21).as_slice(), &[(3, 5)]].concat()));
         assert_eq!(stored(&server, SLIDING), bytes(&[head(0x22).as_slice(), &[(3, 5)]].concat()));
 
-        // Charges of a day count on by the hour and the other way round, whatever the form of either.
+        // Charges of a day count on by the hour and the other way round, whatever the form of
+        // either.
         for (ms, code) in [(1_500, None), (86_400_000, Some(1_440 << 2 | 1)), (86_400_001, None)] {
             let window = Duration::from_millis(ms);
             let gate = counters(&server, window);
@@ -188,8 +193,8 @@ fn values_of_layout_1_are_counted_on_and_written_anew_when_they_are_charged() {
     });
 }
 
-/// While instances are upgraded one by one, those of the release before meet what the others wrote: with an error, and
-/// without taking it for something else or writing over it.
+/// While instances are upgraded one by one, those of the release before meet what the others wrote:
+/// with an error, and without taking it for something else or writing over it.
 #[test]
 fn the_release_of_layout_1_refuses_values_of_layout_2_and_leaves_them_alone() {
     let server = RedisServer::builder().with_clock().start();
@@ -236,8 +241,8 @@ fn twelve_empty_bytes_are_no_compact_value_under_any_window() {
                 let key = format!("sg1:{policy}:alice");
                 conn.call(&[b"SET".as_slice(), key.as_bytes(), &[0; 12], b"PX", b"100000"]).unwrap();
                 let request = Request::new().with("user", "alice").under(policy);
-                let told = gate.check(&request).await;
-                assert_eq!(told.strictest().unwrap().source, DecisionSource::Local, "{policy} of {ms} ms");
+                let outcome = gate.check(&request).await;
+                assert_eq!(outcome.strictest().unwrap().source, DecisionSource::Local, "{policy} of {ms} ms");
                 let failure = gate.stats().last_failure.unwrap();
                 assert!(failure.contains("is not of layout 1 or 2: its first byte is 0"), "{failure}");
                 assert_eq!(stored(&server, &key), [0; 12]);

@@ -1,6 +1,7 @@
 //! The Redis store against real servers, their failures and their lies.
 //!
-//! Every test starts the servers it needs, on loopback, and ends them. They are Redis or whatever `REDIS_SERVER` names.
+//! Every test starts the servers it needs, on loopback, and ends them. They are Redis or whatever
+//! `REDIS_SERVER` names.
 #![cfg(feature = "redis")]
 // A test that cannot go on panics.
 #![allow(clippy::unwrap_used)]

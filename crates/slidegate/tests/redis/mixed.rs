@@ -1,4 +1,5 @@
-//! Calls of several requests, each with its own verb and role: what Redis decides is what memory decides.
+//! Calls of several requests, each with its own verb and role: what Redis decides is what memory
+//! decides.
 //!
 //! What memory decides is proved against the documented rules by the tests of behaviour.
 
@@ -87,7 +88,7 @@ fn cases(count: u32) -> TestRunner {
     TestRunner::new(Config { cases: count, failure_persistence: None, ..Config::default() })
 }
 
-/// One store after another must not be told other numbers: all of every decision, waits included.
+/// Both stores must decide the same, waits included.
 #[test]
 fn calls_of_several_verbs_and_roles_in_redis_decide_as_in_memory() {
     let server = RedisServer::builder().with_clock().start();

@@ -66,7 +66,8 @@ impl Both {
     }
 }
 
-/// A mistyped penalty must not close a user's key for years, nor leave a count that no store can hold.
+/// A mistyped penalty must not close a user's key for years, nor leave a count that no store can
+/// hold.
 #[test]
 fn penalties_of_any_size_close_a_key_for_two_windows_at_most_in_both_stores() {
     runtime().block_on(async {
@@ -116,7 +117,8 @@ fn a_refund_of_a_bounded_penalty_gives_back_what_was_charged() {
     });
 }
 
-/// A bucket whose limit was lowered may hold what takes many windows to drain; the store must not keep it as long.
+/// A bucket whose limit was lowered may hold what takes many windows to drain; the store must not
+/// keep it as long.
 #[test]
 fn a_bucket_above_a_lowered_limit_is_cut_to_what_it_may_hold_when_it_is_written() {
     runtime().block_on(async {
@@ -134,7 +136,8 @@ fn a_bucket_above_a_lowered_limit_is_cut_to_what_it_may_hold_when_it_is_written(
     });
 }
 
-/// A key's life is bounded by its window also where steps are long: a log of few slots rounds its stamps up by much.
+/// A key's life is bounded by its window also where steps are long: a log of few slots rounds its
+/// stamps up by much.
 #[test]
 fn a_coarse_log_and_a_shortened_window_leave_no_key_that_lives_longer_than_two_windows() {
     runtime().block_on(async {
@@ -162,7 +165,8 @@ fn a_coarse_log_and_a_shortened_window_leave_no_key_that_lives_longer_than_two_w
     });
 }
 
-/// A charge of excess that is given back because another policy denies must not free what others have used.
+/// A charge of excess that is given back because another policy denies must not free what others
+/// have used.
 #[test]
 fn excess_past_what_a_key_holds_is_not_given_back() {
     let cluster = harness::cluster();
@@ -173,7 +177,8 @@ fn excess_past_what_a_key_holds_is_not_given_back() {
                 let bucket = Policy::new("bucket", bucket).unwrap().scope(["user"]).excess(Excess::Charge);
                 [bucket, named("denies", 0)]
             };
-            // A gate that has denied nothing yet asks the policies by their slots, so that the bucket is first for some users.
+            // A gate that has denied nothing yet asks the policies by their slots, so that the
+            // bucket is first for some users.
             let gate = gate(policies(), options(&cluster.url()).deadline(LATER).without_denial_cache());
             let user = format!("excess-{number}");
             let only = Request::new().with("user", &user).under("bucket").cost(3);

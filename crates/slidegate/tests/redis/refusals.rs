@@ -1,4 +1,5 @@
-//! Servers that answer and refuse: without memory, replicas, rights or their data. Each refusal is told by its reason.
+//! Servers that refuse calls: without memory, replicas, permissions or their data. Each reason is
+//! reported.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,7 +32,8 @@ async fn a_server_that_is_busy_with_a_foreign_script_is_answered_for_until_that_
     until_by_store(&gate, "alice").await;
 }
 
-/// Half a charge is worse than none: the request is denied by one policy and paid for under the other.
+/// Half a charge is worse than none: the request is denied by one policy and paid for under the
+/// other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_without_memory_refuses_before_it_charges_any_policy() {
     let server = RedisServer::start();
@@ -73,7 +75,7 @@ async fn a_server_that_became_a_replica_is_answered_for_until_it_is_a_master() {
     until_by_store(&gate, "alice").await;
 }
 
-/// The operator has to be told which right is missing, or will grant all of them.
+/// An operator who does not read which permission is missing will grant all of them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_missing_right_is_named_and_found_when_it_is_granted() {
     for (taken, given, named) in [
@@ -107,9 +109,10 @@ async fn a_missing_right_is_named_and_found_when_it_is_granted() {
     }
 }
 
-/// Rights within the script are the user's: a command that only the script calls is missing as well.
+/// Rights within the script are the user's: a command that only the script calls is missing as
+/// well.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_right_that_a_script_lacks_charges_nothing_and_is_told() {
+async fn a_right_that_a_script_lacks_charges_nothing_and_is_reported() {
     let server = RedisServer::start();
     let gate = healthy(options(&server.url_as_user())).await;
     server.admin(&["ACL", "SETUSER", acl::USER, "-set"]);
@@ -123,9 +126,10 @@ async fn a_right_that_a_script_lacks_charges_nothing_and_is_told() {
     assert_eq!(until_used(&gate, "alice").await, [0]);
 }
 
-/// Passwords are rotated while everything runs: those who have the old one must say so, and try again.
+/// Passwords are rotated while everything runs: those who have the old one must say so, and try
+/// again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_password_that_was_changed_and_a_user_that_was_deleted_are_told_and_found_again() {
+async fn a_password_that_was_changed_and_a_user_that_was_deleted_are_reported_and_found_again() {
     let server = RedisServer::start();
     let gate = healthy(options(&server.url_as_user())).await;
     let password = format!(">{}", acl::PASSWORD);
@@ -150,7 +154,8 @@ async fn a_password_that_was_changed_and_a_user_that_was_deleted_are_told_and_fo
     }
 }
 
-/// An operator who asks for replicas means it: without them nothing is charged, on no policy, and it is said why.
+/// An operator who asks for replicas means it: without them nothing is charged, on no policy, and
+/// it is said why.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_without_the_replicas_it_needs_charges_nothing_until_it_has_them() {
     let server = RedisServer::start();
@@ -163,7 +168,8 @@ async fn a_server_without_the_replicas_it_needs_charges_nothing_until_it_has_the
     until_by_store(&gate, "alice").await;
 }
 
-/// A server that cannot write its snapshots refuses all writes, which looks like nothing from outside.
+/// A server that cannot write its snapshots refuses all writes, which looks like nothing from
+/// outside.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_cannot_save_charges_nothing_until_it_can() {
     let server = RedisServer::builder().args(["--save", "3600 1000000", "--dbfilename", "taken"]).start();
@@ -185,11 +191,13 @@ async fn a_server_that_cannot_save_charges_nothing_until_it_can() {
     std::fs::remove_file(&taken).unwrap();
 }
 
-/// A large data set takes minutes to load: so long callers are answered for, and nothing is counted twice afterwards.
+/// A large data set takes minutes to load: so long callers are answered for, and nothing is counted
+/// twice afterwards.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_still_loads_its_data_is_answered_for_until_it_has() {
-    // Three seconds and more, as a client that finds it gone tries again within half a second. It reads its connections
-    // after so many bytes at the least, so after each of these keys: a caller's deadline is long enough to be refused.
+    // Three seconds and more, as a client that finds it gone tries again within half a second. It
+    // reads its connections after so many bytes at the least, so after each of these keys: a
+    // caller's deadline is long enough to be refused.
     let slowly = [
         "--key-load-delay",
         "2000",
@@ -222,9 +230,10 @@ async fn a_server_that_still_loads_its_data_is_answered_for_until_it_has() {
     until_by_store(&gate, "alice").await;
 }
 
-/// Whoever reads why must learn what the server said, and not that the attempt after that took too long.
+/// Whoever reads why must learn what the server said, and not that the attempt after that took too
+/// long.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_refusal_is_told_although_the_next_attempt_is_not_answered_in_time() {
+async fn a_refusal_is_reported_although_the_next_attempt_is_not_answered_in_time() {
     let refused = AtomicBool::new(false);
     let fake = FakeRedis::greeting(move |command| match command[0].as_slice() {
         b"TIME" => "*2\r\n$10\r\n1700000000\r\n$1\r\n0\r\n".into(),

@@ -1,6 +1,6 @@
 //! Sharing: checks of one key that go together, and denials that are remembered.
 //!
-//! Both spare the server calls, and neither may be told from a call of one's own by what it says.
+//! Both save calls, and neither may change a decision.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -13,10 +13,10 @@ use slidegate_testkit::redis::RedisServer;
 use slidegate_testkit::until_true;
 use tokio::time::{Instant, sleep_until};
 
-use crate::callers::{LATER, Told, check_cost, gate, hourly, named, options, until_used, used};
+use crate::callers::{LATER, Outcome, check_cost, gate, hourly, named, options, until_used, used};
 
 /// A call that has begun.
-type Begun<'f> = Pin<Box<dyn Future<Output = Told> + 'f>>;
+type Begun<'f> = Pin<Box<dyn Future<Output = Outcome> + 'f>>;
 
 fn checking<'f>(gate: &'f SharedGate, cost: u64) -> Begun<'f> {
     Box::pin(check_cost(gate, "alice", cost))
@@ -56,7 +56,7 @@ async fn until_it_remembers(gate: &SharedGate) {
     panic!("no denial is ever remembered");
 }
 
-/// Who came first is served first, and nobody is told another one's numbers.
+/// Checks in a batch are decided in order, and each caller gets its own decision.
 #[tokio::test]
 async fn checks_that_go_together_are_decided_one_by_one_in_the_order_they_came() {
     let server = RedisServer::start();
@@ -70,12 +70,12 @@ async fn checks_that_go_together_are_decided_one_by_one_in_the_order_they_came()
     server.resume();
 
     let mut expected = 0;
-    for (cost, told) in costs.iter().zip(all) {
-        let told = told.await;
+    for (cost, outcome) in costs.iter().zip(all) {
+        let outcome = outcome.await;
         // One that does not fit is passed over; a smaller one after it may fit.
         let fits = expected + cost <= 150;
         expected += if fits { *cost } else { 0 };
-        assert_eq!((told.allowed, told.used, told.source), (fits, expected, DecisionSource::Store));
+        assert_eq!((outcome.allowed, outcome.used, outcome.source), (fits, expected, DecisionSource::Store));
     }
     assert!(expected > 140);
     assert_eq!(used(&server.url(), "alice").await, expected);
@@ -87,7 +87,8 @@ async fn checks_that_go_together_are_decided_one_by_one_in_the_order_they_came()
 /// More than one call can carry must not be lost or decided twice.
 #[tokio::test]
 async fn a_thousand_checks_at_once_are_each_charged_once() {
-    // The first alone; then 1024 of one cost at a time, or 128 of which each has another cost than the one before.
+    // The first alone; then 1024 of one cost at a time, or 128 of which each has another cost than
+    // the one before.
     for (checks, costs, calls) in [(2000, 1, 3), (1000, 2, 9)] {
         let server = RedisServer::start();
         let gate = patient(&server, 1_000_000).await;
@@ -98,10 +99,10 @@ async fn a_thousand_checks_at_once_are_each_charged_once() {
         begin(&mut all).await;
         server.resume();
         let mut expected = 0;
-        for (number, told) in (0..).zip(all) {
-            let told = told.await;
+        for (number, outcome) in (0..).zip(all) {
+            let outcome = outcome.await;
             expected += cost(number);
-            assert_eq!((told.allowed, told.used), (true, expected));
+            assert_eq!((outcome.allowed, outcome.used), (true, expected));
         }
         assert_eq!(used(&server.url(), "alice").await, expected);
         let after = gate.stats().store;
@@ -126,8 +127,8 @@ async fn a_caller_who_gives_up_takes_no_other_along() {
     }
     server.resume();
     let mut used_by = Vec::new();
-    for told in all.into_iter().flatten() {
-        used_by.push(told.await.used);
+    for outcome in all.into_iter().flatten() {
+        used_by.push(outcome.await.used);
     }
     // Those who had not been sent yet are charged nothing; the first one, perhaps.
     let charged = used(&server.url(), "alice").await;
@@ -138,7 +139,7 @@ async fn a_caller_who_gives_up_takes_no_other_along() {
     assert_eq!(check_cost(&gate, "alice", 1).await.used, charged + 1);
 }
 
-/// Told to call for each check, it does.
+/// Outcome to call for each check, it does.
 #[tokio::test]
 async fn without_coalescing_each_check_is_a_call_of_its_own() {
     let server = RedisServer::start();
@@ -147,8 +148,8 @@ async fn without_coalescing_each_check_is_a_call_of_its_own() {
     let (before, calls) = (server.commandstats("evalsha").calls, gate.stats().store.calls);
     let mut all: Vec<_> = (0..10).map(|_| checking(&gate, 1)).collect();
     begin(&mut all).await;
-    for (number, told) in (1..).zip(all) {
-        assert_eq!(told.await.used, number);
+    for (number, outcome) in (1..).zip(all) {
+        assert_eq!(outcome.await.used, number);
     }
     let stats = gate.stats().store;
     assert_eq!((stats.calls - calls, stats.coalesced), (10, 0));
@@ -180,18 +181,18 @@ async fn a_denied_key_costs_the_server_no_call_until_its_wait_is_over() {
     let mut remembered = 0;
     loop {
         let begun = Instant::now();
-        let told = strictest(&gate.check(&request).await);
-        if told.source == DecisionSource::Store {
+        let outcome = strictest(&gate.check(&request).await);
+        if outcome.source == DecisionSource::Store {
             // The true wait is over, or all but the time that the denial took to arrive.
             assert!(Instant::now() >= sent + wait);
             break;
         }
         assert_eq!(
-            (told.is_denied(), told.source, told.used, told.remaining),
+            (outcome.is_denied(), outcome.source, outcome.used, outcome.remaining),
             (true, DecisionSource::CachedDenial, 2, 0)
         );
         // Never longer than the truth.
-        assert!(begun + told.retry_after().unwrap() <= free);
+        assert!(begun + outcome.retry_after().unwrap() <= free);
         assert!(begun < free);
         remembered += 1;
         if remembered == 100 {
@@ -230,8 +231,8 @@ async fn a_remembered_denial_holds_for_costs_at_least_as_large_and_for_its_own_k
         (0, (true, DecisionSource::Store)),
         (1, (false, DecisionSource::Store)),
     ] {
-        let told = check_cost(&gate, "alice", cost).await;
-        assert_eq!((told.allowed, told.source), expected, "cost {cost}");
+        let outcome = check_cost(&gate, "alice", cost).await;
+        assert_eq!((outcome.allowed, outcome.source), expected, "cost {cost}");
     }
     // More than ever fits: no wait is promised.
     let request = Request::new().with("user", "alice").cost(11);
@@ -250,16 +251,16 @@ async fn a_refund_a_reset_and_another_quota_end_remembered_denials() {
     for end in ["refund", "reset", "configure"] {
         assert!(check_cost(&gate, "alice", 1).await.allowed, "{end}");
         for source in [DecisionSource::Store, DecisionSource::CachedDenial] {
-            let told = check_cost(&gate, "alice", 1).await;
-            assert_eq!((told.allowed, told.source), (false, source), "{end}");
+            let outcome = check_cost(&gate, "alice", 1).await;
+            assert_eq!((outcome.allowed, outcome.source), (false, source), "{end}");
         }
         match end {
             "refund" => assert_eq!(gate.refund(&request).await.strictest().unwrap().cost, 1),
             "reset" => assert!(gate.reset(&request).await.unwrap()),
             _ => gate.configure(PolicySet::new([hourly(2)]).unwrap()).unwrap(),
         }
-        let told = check_cost(&gate, "alice", 1).await;
-        assert_eq!((told.allowed, told.source), (true, DecisionSource::Store), "{end}");
+        let outcome = check_cost(&gate, "alice", 1).await;
+        assert_eq!((outcome.allowed, outcome.source), (true, DecisionSource::Store), "{end}");
         gate.reset(&request).await.unwrap();
     }
 }
@@ -291,16 +292,16 @@ async fn a_denial_that_a_refund_overtakes_is_not_remembered() {
             assert!(!denial.await.allowed);
             assert_eq!(refund.await.strictest().unwrap().cost, 1);
         }
-        let told = check_cost(&gate, "alice", 1).await;
+        let outcome = check_cost(&gate, "alice", 1).await;
         assert_eq!(
-            (told.allowed, told.source),
+            (outcome.allowed, outcome.source),
             (true, DecisionSource::Store),
             "refund first: {refund_first}"
         );
     }
 }
 
-/// Told to ask for each denial, it does.
+/// Outcome to ask for each denial, it does.
 #[tokio::test]
 async fn without_remembering_each_denial_is_asked_for() {
     let server = RedisServer::start();
@@ -308,8 +309,8 @@ async fn without_remembering_each_denial_is_asked_for() {
     assert!(check_cost(&gate, "alice", 1).await.allowed);
     let before = server.commandstats("evalsha").calls;
     for _ in 0..5 {
-        let told = check_cost(&gate, "alice", 1).await;
-        assert_eq!((told.allowed, told.source), (false, DecisionSource::Store));
+        let outcome = check_cost(&gate, "alice", 1).await;
+        assert_eq!((outcome.allowed, outcome.source), (false, DecisionSource::Store));
     }
     assert_eq!(server.commandstats("evalsha").calls, before + 5);
     assert_eq!(gate.stats().store.remembered, 0);
@@ -326,8 +327,8 @@ async fn what_happens_is_counted() {
 
     // An hour passes in a moment: the call is late by the server's clock, and made again.
     server.clock().set(3_600_000_000);
-    let told = check_cost(&gate, "alice", 1).await;
-    assert_eq!((told.allowed, told.source), (true, DecisionSource::Store), "{:?}", gate.stats());
+    let outcome = check_cost(&gate, "alice", 1).await;
+    assert_eq!((outcome.allowed, outcome.source), (true, DecisionSource::Store), "{:?}", gate.stats());
     let late = gate.stats().store;
     assert_eq!((late.calls - begun.calls, late.late), (2, 1));
 
@@ -341,13 +342,14 @@ async fn what_happens_is_counted() {
 
     let before = (gate.stats().fallbacks, gate.nodes()[0].timeouts);
     server.pause();
-    let told = check_cost(&gate, "alice", 1).await;
+    let outcome = check_cost(&gate, "alice", 1).await;
     server.resume();
-    assert_eq!(told.source, DecisionSource::Local);
+    assert_eq!(outcome.source, DecisionSource::Local);
     assert_eq!((gate.stats().fallbacks, gate.nodes()[0].timeouts), (before.0 + 1, before.1 + 1));
 }
 
-/// An operator blocks the client that floods: from then on its requests must cost the store next to nothing.
+/// An operator blocks the client that floods: from then on its requests must cost the store next to
+/// nothing.
 #[tokio::test]
 async fn a_flood_on_a_blocked_key_asks_the_store_ten_times_a_second_at_most() {
     let server = RedisServer::start();

@@ -40,7 +40,7 @@ impl Secured {
     }
 }
 
-/// What a server or a Sentinel is told to speak TLS at a port, with this certificate, and to trust this authority.
+/// Options of a server or Sentinel that speaks TLS with this certificate and trusts this authority.
 fn tls(dir: &TempDir, port: u16, authority: &Authority, own: &Certificate) -> Vec<String> {
     let (certificate, key) = own.write(dir, &port.to_string());
     let words = [
@@ -63,26 +63,27 @@ fn own(signed: Certificate) -> ClientCertificate {
     ClientCertificate { certificate_pem: signed.pem.into(), key_pem: signed.key_pem.into_bytes().into() }
 }
 
-/// The store refuses to be talked to: the fallback answers, and the operator is told what to do about it.
+/// If TLS fails, the fallback decides, and the error tells the operator how to fix it.
 async fn is_refused(gate: &SharedGate, hint: &str) {
-    let told = check_cost(gate, "alice", 1).await;
+    let outcome = check_cost(gate, "alice", 1).await;
     let failure = last_failure(gate);
-    assert_eq!(told.source, DecisionSource::Local, "{failure}");
+    assert_eq!(outcome.source, DecisionSource::Local, "{failure}");
     assert!(failure.contains("cannot connect: ") && failure.contains(hint), "{failure}");
     assert_eq!(failure.lines().count(), 1, "{failure}");
     assert_eq!(gate.stats().last_failure_kind, Some(FailureKind::Tls), "{failure}");
     assert!(errors(gate, FailureKind::Tls) > 0, "{:?}", gate.stats());
 }
 
-/// Whoever encrypts does so because somebody listens: what is counted must go through, and nothing in the clear.
+/// Whoever encrypts does so because somebody listens: what is counted must go through, and nothing
+/// in the clear.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_whose_authority_is_trusted_decides() {
     let secured = Secured::start("127.0.0.1", &[]);
     let gate = gate([hourly(2)], secured.options("127.0.0.1"));
     for (allowed, used) in [(true, 1), (true, 2), (false, 2)] {
-        let told = check_cost(&gate, "alice", 1).await;
-        assert!(told.by_store(), "{}", last_failure(&gate));
-        assert_eq!((told.allowed, told.used), (allowed, used));
+        let outcome = check_cost(&gate, "alice", 1).await;
+        assert!(outcome.by_store(), "{}", last_failure(&gate));
+        assert_eq!((outcome.allowed, outcome.used), (allowed, used));
     }
     // The script is not known to the first.
     assert!(secured.server.commandstats("evalsha").calls >= 3);
@@ -96,7 +97,7 @@ async fn a_server_whose_authority_is_trusted_decides() {
     panic!("the channel is not heard over TLS: {:?}", gate.stats());
 }
 
-/// Names are checked against what the server shows, and servers with several names need to be told which is asked for.
+/// Names are checked against the server's certificate, and servers with several names need SNI.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_is_known_by_the_name_in_its_url() {
     let secured = Secured::start("localhost", &[]);
@@ -133,13 +134,13 @@ async fn a_server_that_asks_for_client_certificates_takes_those_of_its_authority
     let wrong = gate([hourly(9)], secured.options("127.0.0.1").client_certificate(own(stranger)));
     is_refused(&wrong, "the server").await;
     let right = gate([hourly(9)], secured.options("127.0.0.1").client_certificate(own(client)));
-    let told = check_cost(&right, "alice", 1).await;
-    assert!(told.by_store() && told.used == 1, "{}", last_failure(&right));
+    let outcome = check_cost(&right, "alice", 1).await;
+    assert!(outcome.by_store() && outcome.used == 1, "{}", last_failure(&right));
 }
 
 /// The commonest mistake: the right server, at the port that does not encrypt.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_port_without_tls_is_told_from_one_that_is_away() {
+async fn a_port_without_tls_is_distinguished_from_one_that_is_away() {
     let secured = Secured::start("127.0.0.1", &[]);
     let url = format!("rediss://{}", secured.server.address());
     // It takes our greeting for the beginning of a long command.
@@ -153,7 +154,8 @@ async fn a_port_without_tls_is_told_from_one_that_is_away() {
 /// A cluster's nodes name one another by the port that the question came by.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_is_followed_over_tls() {
-    // Its bus would otherwise listen 10,000 above the TLS port, where systems take ports for outgoing connections.
+    // Its bus would otherwise listen 10,000 above the TLS port, where systems take ports for
+    // outgoing connections.
     let bus = ports::free().to_string();
     let cluster = ["--cluster-enabled", "yes", "--tls-cluster", "yes", "--cluster-port", &bus];
     let secured = Secured::start("127.0.0.1", &cluster);
@@ -164,8 +166,8 @@ async fn a_cluster_is_followed_over_tls() {
     let options =
         patient(&secured.url("rediss+cluster", "127.0.0.1")).ca_certificates(secured.authority.pem().into());
     let gate: Arc<SharedGate> = gate([named("a", 9), named("b", 9)], options);
-    let told = check_cost(&gate, "alice", 1).await;
-    assert!(told.by_store() && told.used == 1, "{}", last_failure(&gate));
+    let outcome = check_cost(&gate, "alice", 1).await;
+    assert!(outcome.by_store() && outcome.used == 1, "{}", last_failure(&gate));
     assert_eq!(gate.nodes()[0].node, format!("127.0.0.1:{}", secured.tls_port));
 }
 
@@ -185,6 +187,6 @@ async fn a_sentinel_is_asked_over_tls() {
     let gate = gate([hourly(9)], patient(&url).ca_certificates(secured.authority.pem().into()));
     // On a busy machine the first handshakes may take longer than a Sentinel is waited for.
     assert_eq!(until_used(&gate, "alice").await, [0]);
-    let told = check_cost(&gate, "alice", 1).await;
-    assert!(told.by_store() && told.used == 1, "{}", last_failure(&gate));
+    let outcome = check_cost(&gate, "alice", 1).await;
+    assert!(outcome.by_store() && outcome.used == 1, "{}", last_failure(&gate));
 }

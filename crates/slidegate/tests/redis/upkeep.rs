@@ -1,4 +1,5 @@
-//! Upkeep: what one instance tells the others, what examinations find, and whole policies forgotten.
+//! Upkeep: what one instance tells the others, what examinations find, and whole policies
+//! forgotten.
 
 use std::time::Duration;
 
@@ -35,7 +36,8 @@ async fn until_remembered(gate: &SharedGate, request: &Request<'_>) {
     panic!("no denial is ever remembered");
 }
 
-/// Support gives a customer room again on one machine; nobody must have to wait for the others to notice.
+/// Support gives a customer room again on one machine; nobody must have to wait for the others to
+/// notice.
 #[test]
 fn a_refund_or_a_reset_ends_remembered_denials_in_every_instance() {
     let server = RedisServer::start();
@@ -100,7 +102,8 @@ fn a_policy_is_forgotten_whole_and_no_other() {
     });
 }
 
-/// Names of policies are free: one that happens to be called as what the store keeps for itself counts as any other.
+/// Names of policies are free: one that happens to be called as what the store keeps for itself
+/// counts as any other.
 #[test]
 fn policies_called_as_the_stores_own_keys_meet_none_of_them() {
     let server = RedisServer::start();
@@ -173,7 +176,7 @@ fn examinations_find_what_silently_breaks_limits() {
     });
 }
 
-/// Whoever may not ask, is told nothing and keeps nobody from working.
+/// A user without the permission gets no result, and nothing else fails.
 #[test]
 fn the_least_user_is_examined_as_far_as_it_may() {
     let server = RedisServer::start();
@@ -188,7 +191,8 @@ fn the_least_user_is_examined_as_far_as_it_may() {
     });
 }
 
-/// Redis 6.2 takes the first line of a checked script for a mistake; it must be served all the same.
+/// Redis 6.2 takes the first line of a checked script for a mistake; it must be served all the
+/// same.
 #[test]
 fn a_server_that_cannot_check_scripts_gets_plain_ones() {
     let loaded = std::sync::Mutex::new(Vec::new());
@@ -232,7 +236,8 @@ fn a_server_that_cannot_check_scripts_gets_plain_ones() {
     assert!(plain.contains("local call") && !plain.starts_with(header), "{plain}");
 }
 
-/// A client that counts its requests from one for each kind of them would pass the second kind for nothing.
+/// A client that counts its requests from one for each kind of them would pass the second kind for
+/// nothing.
 #[test]
 fn an_id_is_that_of_one_request_and_of_no_other() {
     let server = RedisServer::start();
@@ -250,9 +255,9 @@ fn an_id_is_that_of_one_request_and_of_no_other() {
             (request.clone().cost(3), vec![4]),
         ] {
             let decisions = gate.check_once(&request, "1").await;
-            let told: Vec<_> = decisions.iter().map(|one| (one.source, one.used)).collect();
+            let outcome: Vec<_> = decisions.iter().map(|one| (one.source, one.used)).collect();
             let expected: Vec<_> = used.into_iter().map(|used| (DecisionSource::Store, used)).collect();
-            assert_eq!(told, expected, "{:?}", gate.stats());
+            assert_eq!(outcome, expected, "{:?}", gate.stats());
         }
         let request = request.with("path", "/x");
         let peeked = gate.peek(&request).await;
@@ -276,9 +281,9 @@ fn a_request_with_an_id_is_charged_once_and_answered_alike() {
         let options = RedisOptions::new(&proxy.url()).unwrap().deadline(Duration::from_secs(10));
         let gate = SharedGate::new(policies, options).unwrap();
         let request = Request::new().with("user", "alice");
-        let told = |decisions: Decisions<'_>| format!("{decisions:?}");
-        let first = told(gate.check_once(&request, "one").await);
-        assert_eq!(told(gate.check_once(&request, "one").await), first);
+        let outcome = |decisions: Decisions<'_>| format!("{decisions:?}");
+        let first = outcome(gate.check_once(&request, "one").await);
+        assert_eq!(outcome(gate.check_once(&request, "one").await), first);
         let used = async || gate.peek(&request).await.iter().map(|one| one.used).collect::<Vec<_>>();
         assert_eq!(used().await, [1, 1]);
 

@@ -1,7 +1,7 @@
 //! Calls: a plan's charges as keys and arguments of a script, and its reply as decisions.
 //!
-//! A script replies what it found before it charged anything. The decisions are computed here, by the very code that
-//! computes them for the memory store, so that both stores say the same to the microsecond.
+//! A script replies the state of each key before it charged anything. The decisions are computed
+//! here from that, by the code of the memory store, so both stores agree to the microsecond.
 
 use redis::Value;
 use smallvec::SmallVec;
@@ -22,19 +22,19 @@ use crate::verb::{Role, Verb};
 pub(crate) const MOST: u64 = Quota::MAX_COUNT;
 
 /// Bytes of each number in the reply of a script for one key.
-const TOLD_BYTES: usize = 7;
+const NUMBER_BYTES: usize = 7;
 
-/// What a script is told of one charge.
+/// One charge of a call: a key, its quota and how it takes part.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Subject {
     /// The key's name.
     pub(crate) name: Vec<u8>,
     pub(crate) quota: Quota,
-    /// How the key takes part, at no cost.
+    /// How the key takes part. Its cost is 0; see [`part`](Self::part).
     pub(crate) part: Part,
-    /// What it costs where that is not what the request's first key does.
+    /// Its cost if that differs from the cost of the request's first key.
     pub(crate) own_cost: Option<u64>,
-    /// The position of the first subject with the same key: its own, in most calls.
+    /// The position of the first subject with the same key; in most calls its own.
     pub(crate) key: usize,
 }
 
@@ -49,23 +49,23 @@ impl Subject {
     }
 }
 
-/// The keys of a request, each with its quota: requests with the same ones can be decided by one call.
+/// The keys of a request, each with its quota. Requests with equal subjects can share one call.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Subjects(pub(crate) SmallVec<[Subject; 2]>);
 
 /// The decisions on one request, in the order of its subjects.
 pub(crate) type Answers = SmallVec<[Decision; 4]>;
 
-/// A script's answer.
+/// The reply of a script.
 #[derive(Debug)]
 pub(crate) enum Reply {
-    /// It came too late to charge anything; the server's time.
+    /// The call came too late to charge anything; the server's time.
     Late(u64),
     /// The decisions on each request, and the server's time.
     Done(Vec<Answers>, u64),
 }
 
-/// A script cannot have replied this.
+/// A reply that no script sends: what is wrong with it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Unreadable(pub(crate) String);
 
@@ -87,26 +87,27 @@ impl Subjects {
         Self(subjects)
     }
 
-    /// The verb of all of them, if it is the same and each decides alone.
+    /// The verb of all subjects, if it is the same and none depends on another one.
     pub(crate) fn only_verb(&self) -> Option<Verb> {
         let verb = self.0.first()?.part.verb;
         let is_alike = |subject: &Subject| subject.part.verb == verb && subject.part.is_unconditional();
         self.0.iter().all(is_alike).then_some(verb)
     }
 
-    /// Whether a check of them may go along with others in one call.
+    /// Whether a check of them may share a call with other requests.
     pub(crate) fn may_be_batched(&self) -> bool {
         let verbs = || self.0.iter().map(|subject| subject.part.verb);
         verbs().any(|verb| verb == Verb::Check) && verbs().all(|verb| verb != Verb::Refund)
     }
 
-    /// Whether a denial of them changes nothing, and is true until the first denying key has room.
+    /// Whether a denial of them may be cached: it charges nothing, and stays true until the first
+    /// denying key has capacity.
     pub(crate) fn may_be_cached(&self) -> bool {
         self.only_verb() == Some(Verb::Check)
             && self.0.iter().all(|subject| subject.part.excess != Excess::Count)
     }
 
-    /// The same subjects with something else to be done, each on its own.
+    /// The same subjects with another verb, each independent of the others.
     pub(crate) fn with_verb(&self, verb: Verb) -> Self {
         let part = |part: Part| Part { verb, role: Role::Deciding, link: 0, over_limit: false, ..part };
         let subject = |subject: &Subject| Subject { part: part(subject.part), ..subject.clone() };
@@ -128,8 +129,8 @@ impl Subjects {
         self.0.iter().map(|subject| subject.name.clone()).collect()
     }
 
-    /// The script to call for these requests, and its arguments. Nothing is charged after `latest`, in microseconds of
-    /// the server's clock.
+    /// The script to call for these requests, and its arguments. Nothing is charged after `latest`,
+    /// in microseconds of the server's clock.
     pub(crate) fn call<'s>(
         &self,
         scripts: &'s Scripts,
@@ -144,7 +145,7 @@ impl Subjects {
                 args.push(number(subject.own_cost.unwrap_or(same[0])));
                 args.push(number(same.len() as u64));
             }
-            // Most calls are one request's.
+            // Most calls carry one request.
             args.pop_if(|requests| requests == b"1");
             return (scripts.check(subject.quota.algorithm()), args);
         }
@@ -155,8 +156,9 @@ impl Subjects {
         (self.decider(scripts), args)
     }
 
-    /// The same for a check that is to be charged once however often it is sent: all keys, the script and its arguments.
-    /// The reply is kept under the key `once`, in the slot of the others, for the longest of the windows.
+    /// The same for a check that is charged once, however often it is sent: all keys, the script
+    /// and its arguments. The reply is stored under the key `once`, in the slot of the other keys,
+    /// for the longest of the windows.
     pub(crate) fn call_once<'s>(
         &self,
         scripts: &'s Scripts,
@@ -174,7 +176,7 @@ impl Subjects {
         (keys, self.decider(scripts), args)
     }
 
-    /// The key that a script of its own checks: the only one, of plain excess.
+    /// The only subject, if the script for one key can check it.
     pub(crate) fn alone(&self) -> Option<&Subject> {
         match self.0.as_slice() {
             [subject] if subject.part.verb == Verb::Check && subject.part.is_one_step() => Some(subject),
@@ -209,7 +211,7 @@ impl Subjects {
         self.read_as(&[cost], reply, false)
     }
 
-    /// `flat` is the reply of a script for one key, which tells it without a list of its own, and in bytes.
+    /// `flat` is the reply of a script for one key: bytes, and no list for the key.
     fn read_as(&self, costs: &[u64], reply: Value, flat: bool) -> Result<Reply, Unreadable> {
         let mut items = if flat { flat_items(reply)? } else { items(reply)? };
         if items.len() < 2 {
@@ -228,7 +230,7 @@ impl Subjects {
         let now = Timestamp::from_micros(now);
         let mut found = self.found(rest, *passed > 0)?;
         let outcomes: Vec<_> = costs.iter().map(|cost| self.decide(&mut found, now, *cost)).collect();
-        // The twins agree, or one of them is wrong.
+        // Otherwise the script and its Rust twin disagree.
         let is_charged = |one: &&Outcome| if flat { one.decisions[0].is_allowed() } else { !one.is_denied };
         let ours = outcomes.iter().filter(is_charged).count() as u64;
         if u64::try_from(*passed) != Ok(ours) {
@@ -238,8 +240,8 @@ impl Subjects {
         Ok(Reply::Done(answers, now.as_micros()))
     }
 
-    /// The keys as the script found them, and those that it refunded as it left them: for each subject
-    /// the former where it is the first with its key.
+    /// For each subject, the state of its key before anything was charged, if it is the first with
+    /// that key, and after its refund.
     fn found(&self, reply: Vec<Value>, is_allowed: bool) -> Result<SmallVec<[FoundKey; 2]>, Unreadable> {
         let length = reply.len();
         let mut reply = reply.into_iter();
@@ -249,14 +251,17 @@ impl Subjects {
         };
         let mut found = SmallVec::<[FoundKey; 2]>::new();
         for (at, subject) in self.0.iter().enumerate() {
-            let before =
-                if subject.key == at { Some(Told::read(&self.0[at].quota, false, next()?)?) } else { None };
+            let before = if subject.key == at {
+                Some(KeyReply::read(&self.0[at].quota, false, next()?)?)
+            } else {
+                None
+            };
             found.push(FoundKey { before, refunded: None });
         }
         for (subject, found) in self.0.iter().zip(&mut found) {
             let is_done = is_allowed || subject.part.role != Role::IfAllowed;
             if subject.part.verb == Verb::Refund && is_done {
-                found.refunded = Some(Told::read(&self.0[subject.key].quota, true, next()?)?);
+                found.refunded = Some(KeyReply::read(&self.0[subject.key].quota, true, next()?)?);
             }
         }
         match reply.len() {
@@ -265,78 +270,80 @@ impl Subjects {
         }
     }
 
-    /// Whether an enforced policy denies a request whose subjects all decide.
+    /// Whether an enforced policy denies the request.
     pub(crate) fn denies(&self, answers: &Answers) -> bool {
         self.0.iter().zip(answers).any(|(subject, decision)| subject.enforces() && decision.is_denied())
     }
 
-    /// As the memory store does.
+    /// Decides one request as the memory store does.
     fn decide(&self, found: &mut [FoundKey], now: Timestamp, cost: u64) -> Outcome {
         let parts: SmallVec<[Part; 4]> = self.0.iter().map(|subject| subject.part(cost)).collect();
         all_or_none(&parts, |at, verb, cost| {
             let key = self.0[at].key;
-            // A reply that lacks a refund is found out below, by how many requests it says pass.
+            // A reply without its refund is rejected later, by its number of charged requests.
             let is_refunded = verb == Verb::Refund && found[at].refunded.is_some();
-            let told = if is_refunded { &mut found[at].refunded } else { &mut found[key].before };
-            let told = told.as_mut().expect("`found` has read each key");
-            told.decide(&self.0[key].quota, now, verb, cost)
+            let reply = if is_refunded { &mut found[at].refunded } else { &mut found[key].before };
+            let reply = reply.as_mut().expect("`found` has read each key");
+            reply.decide(&self.0[key].quota, now, verb, cost)
         })
     }
 }
 
-/// What a script tells of a subject.
+/// The replies about one subject.
 struct FoundKey {
     /// Its key before anything was charged, if it is the first with that key.
-    before: Option<Told>,
+    before: Option<KeyReply>,
     /// Its key after its refund.
-    refunded: Option<Told>,
+    refunded: Option<KeyReply>,
 }
 
-/// One key as a script told it, at the time it was settled to.
-struct Told {
+/// The state of one key that a script has replied.
+struct KeyReply {
+    /// The time that the key was settled to, in microseconds.
     settled: u64,
-    state: ToldState,
-    /// What a refund gave.
-    given: u64,
+    state: StateReply,
+    /// The cost that was refunded.
+    refunded: u64,
 }
 
-enum ToldState {
+enum StateReply {
     Log(LogReply),
     Window(SlidingWindow),
     Fixed(FixedWindow),
     Bucket(TokenBucket),
 }
 
-impl Told {
+impl KeyReply {
     fn read(quota: &Quota, is_refunded: bool, reply: Value) -> Result<Self, Unreadable> {
         let mut numbers: SmallVec<[u64; 8]> = items(reply)?.iter().map(unsigned).collect::<Result<_, _>>()?;
-        let wrong =
-            || Unreadable(format!("a key told in another number of numbers under {}", quota.algorithm()));
-        let given = if is_refunded { numbers.pop().ok_or_else(wrong)? } else { 0 };
+        let wrong = || Unreadable(format!("wrong number of fields for a key under {}", quota.algorithm()));
+        let refunded = if is_refunded { numbers.pop().ok_or_else(wrong)? } else { 0 };
         let state = match (quota.algorithm(), numbers.as_slice()) {
             (Algorithm::SlidingLog, [_, used, newest, oldest, runs @ ..]) if runs.len().is_multiple_of(2) => {
                 let runs = runs.chunks_exact(2).map(|run| (run[0], run[1])).collect();
-                ToldState::Log(LogReply::new(*used, *newest, *oldest, runs))
+                StateReply::Log(LogReply::new(*used, *newest, *oldest, runs))
             }
             (Algorithm::SlidingWindow, [_, end, previous, current]) => {
-                ToldState::Window(SlidingWindow::told(*end, *previous, *current))
+                StateReply::Window(SlidingWindow::from_parts(*end, *previous, *current))
             }
-            (Algorithm::FixedWindow, [_, end, used]) => ToldState::Fixed(FixedWindow::told(*end, *used)),
+            (Algorithm::FixedWindow, [_, end, used]) => {
+                StateReply::Fixed(FixedWindow::from_parts(*end, *used))
+            }
             (Algorithm::TokenBucket, [settled, level, fraction]) => {
-                ToldState::Bucket(TokenBucket::told(*settled, *level, *fraction))
+                StateReply::Bucket(TokenBucket::from_parts(*settled, *level, *fraction))
             }
             _ => return Err(wrong()),
         };
-        Ok(Self { settled: numbers[0], state, given })
+        Ok(Self { settled: numbers[0], state, refunded })
     }
 
     fn decide(&mut self, quota: &Quota, now: Timestamp, verb: Verb, cost: u64) -> Decision {
-        let (settled, given) = (self.settled, self.given);
+        let (settled, refunded) = (self.settled, self.refunded);
         match &mut self.state {
-            ToldState::Log(state) => decide(state, quota, now, settled, verb, cost, given),
-            ToldState::Window(state) => decide(state, quota, now, settled, verb, cost, given),
-            ToldState::Fixed(state) => decide(state, quota, now, settled, verb, cost, given),
-            ToldState::Bucket(state) => decide(state, quota, now, settled, verb, cost, given),
+            StateReply::Log(state) => decide(state, quota, now, settled, verb, cost, refunded),
+            StateReply::Window(state) => decide(state, quota, now, settled, verb, cost, refunded),
+            StateReply::Fixed(state) => decide(state, quota, now, settled, verb, cost, refunded),
+            StateReply::Bucket(state) => decide(state, quota, now, settled, verb, cost, refunded),
         }
     }
 }
@@ -348,17 +355,17 @@ fn decide<S: State>(
     settled: u64,
     verb: Verb,
     cost: u64,
-    given: u64,
+    refunded: u64,
 ) -> Decision {
     let done = match verb {
-        // The script has refunded, and tells what is left.
-        Verb::Refund => Done::Moved(given),
+        // The script has refunded, and replied the state afterwards.
+        Verb::Refund => Done::Moved(refunded),
         verb => perform(state, quota, settled, verb, cost),
     };
     decision(state, quota, now, settled, done)
 }
 
-/// How a key takes part, as `decide.lua` has it.
+/// How a key takes part, as a mode of `decide.lua`.
 fn mode(part: &Part) -> Vec<u8> {
     let verb = match part.verb {
         Verb::Check => b'c',
@@ -385,7 +392,7 @@ fn mode(part: &Part) -> Vec<u8> {
     mode
 }
 
-/// A quota as the `quota` piece of its algorithm's script unpacks it: little-endian, as wide as the numbers can be.
+/// A quota as the `quota` piece of its algorithm's script unpacks it: little-endian.
 fn packed(quota: &Quota) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(25);
     let mut push = |number: u64, width: usize| bytes.extend_from_slice(&number.to_le_bytes()[..width]);
@@ -414,7 +421,8 @@ fn items(value: Value) -> Result<Vec<Value>, Unreadable> {
     }
 }
 
-/// The numbers of a flat reply: bytes, or a list that begins with them, or the two numbers of a call that came too late.
+/// The numbers of a flat reply: bytes, or a list that begins with bytes, or the two numbers of a
+/// call that came too late.
 fn flat_items(value: Value) -> Result<Vec<Value>, Unreadable> {
     if let Value::BulkString(bytes) = value {
         return numbers(&bytes);
@@ -432,18 +440,19 @@ fn flat_items(value: Value) -> Result<Vec<Value>, Unreadable> {
 }
 
 fn numbers(bytes: &[u8]) -> Result<Vec<Value>, Unreadable> {
-    let (numbers, rest) = bytes.as_chunks::<TOLD_BYTES>();
+    let (numbers, rest) = bytes.as_chunks::<NUMBER_BYTES>();
     if !rest.is_empty() {
-        return Err(Unreadable(format!("{} bytes instead of {TOLD_BYTES} for each number", bytes.len())));
+        return Err(Unreadable(format!("{} bytes instead of {NUMBER_BYTES} for each number", bytes.len())));
     }
-    let number =
-        |bytes: &[u8; TOLD_BYTES]| bytes.iter().rev().fold(0, |number, byte| number << 8 | i64::from(*byte));
+    let number = |bytes: &[u8; NUMBER_BYTES]| {
+        bytes.iter().rev().fold(0, |number, byte| number << 8 | i64::from(*byte))
+    };
     Ok(numbers.iter().map(|bytes| Value::Int(number(bytes))).collect())
 }
 
 fn unsigned(value: &Value) -> Result<u64, Unreadable> {
     match value {
-        // Past what a script can count, sums would overflow.
+        // Above what a script can count, sums would overflow.
         Value::Int(number) => u64::try_from(*number)
             .ok()
             .filter(|number| *number <= MOST)

@@ -1,16 +1,18 @@
-//! Compact values: what a counter under a usual window takes, in 12 bytes.
+//! Compact values: counters of a common window in 12 bytes.
 //!
-//! Redis keeps a value of up to 12 bytes in an allocation of 32, and of up to 28 in one of 48. What does not fit,
-//! stands in the wide form of layout 1. The scripts read and write it as well: docs/redis-layout.md says every byte.
+//! Redis stores a value of up to 12 bytes in an allocation of 32 bytes, and one of up to 28 in an
+//! allocation of 48. Counters that do not fit are stored in the wide form of layout 1. The scripts
+//! read and write the same form; docs/redis-layout.md documents every byte.
 
 use crate::quota::Algorithm;
 
 /// Bytes of a compact value.
 pub(crate) const BYTES: usize = 12;
-/// The window's units, in microseconds: a second, a minute, an hour, a day. The first that counts the window wins.
+/// Units of the window, in microseconds: second, minute, hour, day. The first one that divides the
+/// window is used.
 const UNITS_US: [u64; 4] = [1_000_000, 60_000_000, 3_600_000_000, 86_400_000_000];
-/// Most units: 14 bits, beside the two for the unit.
-const MOST_UNITS: u64 = (1 << 14) - 1;
+/// The maximum number of units: 14 bits, besides the two for the unit.
+const MAX_UNITS: u64 = (1 << 14) - 1;
 
 /// The first byte of an algorithm's compact values: layout 2, and the algorithm's number.
 pub(crate) fn tag(algorithm: Algorithm) -> Option<u8> {
@@ -21,20 +23,22 @@ pub(crate) fn tag(algorithm: Algorithm) -> Option<u8> {
     }
 }
 
-/// What stands for a window: four times the count of its units, and the unit. None for a window that is no such count.
+/// The code of a window: four times the number of its units, plus the unit. `None` for a window
+/// that has no code.
 pub(crate) fn code(window_us: u64) -> Option<u64> {
     (0u64..).zip(UNITS_US).find_map(|(unit, us)| {
         let count = window_us / us;
-        (window_us.is_multiple_of(us) && count <= MOST_UNITS).then_some(count * 4 + unit)
+        (window_us.is_multiple_of(us) && count <= MAX_UNITS).then_some(count * 4 + unit)
     })
 }
 
-/// The window that a code stands for, in microseconds; 0 for a code that stands for none.
+/// The window of a code, in microseconds; 0 for an unused code.
 pub(crate) fn window_us(code: u64) -> u64 {
     UNITS_US.iter().zip(0..).filter(|(_, unit)| code % 4 == *unit).map(|(us, _)| code / 4 * us).sum()
 }
 
-/// The first three bytes of a compact value under this window as a number; 0 where there is none.
+/// The first three bytes of a compact value of this window, as a number; 0 if there is no compact
+/// form.
 pub(crate) fn head(algorithm: Algorithm, window: u64) -> u64 {
     match (tag(algorithm), code(window)) {
         (Some(tag), Some(code)) => u64::from(tag) | code << 8,

@@ -1,11 +1,14 @@
-//! The cache of denials: while a denial is still true, the server is not asked again.
+//! Denial cache: while a denial is still true, the server is not called again.
 //!
-//! Denials lie in many small sets, each under a lock of its own: looking one up, adding one to a full cache and
-//! forgetting all of them take the same few steps however many there are, so nobody can slow others down by causing many.
+//! The cache is set-associative, with a lock for each set. Looking a denial up, adding one to a
+//! full cache and invalidating all of them take a few steps, however many there are. So a client
+//! that causes many denials does not slow others down.
 //!
-//! Nothing is cached while nobody could tell that it has ended, see [`invalidation`](super::invalidation). A denial's wait counts from
-//! when the call was sent, which is before the server decided, so it is never kept for longer than it is true. It holds
-//! for the same keys and for costs at least as large, and ends at once with a refund, a reset or another quota.
+//! Nothing is cached while invalidations cannot be received, see
+//! [`invalidation`](super::invalidation). A denial's wait counts from when the call was sent, which
+//! is before the server decided, so it is never cached longer than it is true. It applies to the
+//! same keys and to costs at least as large. A refund, a reset or another quota invalidates it at
+//! once.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,31 +22,31 @@ use super::call::{Answers, Subjects};
 use crate::decision::{Decision, DecisionSource, Waits};
 use crate::key::HashSeed;
 
-/// Most denials of one set. They are compared one by one, and all of them lie in a few cache lines.
+/// The maximum number of denials in a set. They are compared one by one.
 const WAYS: usize = 8;
-/// Sets, a power of two: with [`WAYS`] 65,536 denials. One takes some 160 bytes under a single policy, so all of them
-/// some 10 MB.
+/// Number of sets, a power of two: with [`WAYS`] 65,536 denials. A denial of one policy takes about
+/// 160 bytes, so a full cache takes about 10 MB.
 const SETS: usize = 8192;
 
-/// Denials by the keys they are about.
+/// Cached denials, by the hash of their keys.
 pub(crate) struct DenialCache {
     sets: Box<[Mutex<Set>]>,
-    /// What keys are hashed with. Random, so that no client can choose the set of a key.
+    /// The key of the hash. Random, so that clients cannot choose the set of a key.
     secret: HashSeed,
-    /// Whether news of what ends them arrive.
-    hears: AtomicBool,
-    /// How often all were forgotten. Sets with an older number hold nothing that is still true.
-    forgotten: AtomicU64,
+    /// Whether invalidations are received.
+    subscribed: AtomicBool,
+    /// How often everything was invalidated. A set with an older number is out of date.
+    generation: AtomicU64,
     /// Denials that were compared or moved.
     #[cfg(test)]
     steps: AtomicU64,
 }
 
-/// Denials whose keys have the same hash in its lowest bits.
+/// Denials whose hashes have the same lowest bits.
 #[derive(Default)]
 struct Set {
-    /// [`DenialCache::forgotten`] when these were cached.
-    forgotten: u64,
+    /// [`DenialCache::generation`] when these were cached.
+    generation: u64,
     /// At most [`WAYS`].
     denials: Vec<Denial>,
 }
@@ -53,20 +56,21 @@ struct Denial {
     cost: u64,
     answers: SmallVec<[Decision; 1]>,
     sent: Instant,
-    /// When the first of the denying keys has room again.
+    /// When the first of the denying keys has capacity again.
     until: Instant,
-    /// Whether it has answered a check since the set was last full of denials that had.
+    /// Whether it was used since the set was last full of used denials.
     is_used: bool,
 }
 
-/// What keys are known by: 128 bits of a keyed hash, which no two of them share.
+/// 128 bits of a keyed hash, which identify the keys.
 type KeysHash = u128;
 
-/// What was known when a call was sent: what it replies is cached only if nothing has been forgotten since.
+/// The state of the cache when a call was sent. Its reply is cached only if nothing was invalidated
+/// since.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ticket {
     keys: KeysHash,
-    forgotten: u64,
+    generation: u64,
     sent: Instant,
 }
 
@@ -75,37 +79,38 @@ impl Default for DenialCache {
         Self {
             sets: (0..SETS).map(|_| Mutex::default()).collect(),
             secret: HashSeed::random(),
-            hears: AtomicBool::new(false),
-            forgotten: AtomicU64::new(0),
+            subscribed: AtomicBool::new(false),
+            generation: AtomicU64::new(0),
             #[cfg(test)]
             steps: AtomicU64::new(0),
         }
     }
 }
 
-/// Neither the secret nor tens of thousands of denials.
+/// Shows neither the hash key nor the denials.
 impl fmt::Debug for DenialCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DenialCache").field("hears", &self.hears).finish_non_exhaustive()
+        f.debug_struct("DenialCache").field("subscribed", &self.subscribed).finish_non_exhaustive()
     }
 }
 
 impl DenialCache {
-    /// Invalidations arrive from now on, or no more. What was missed meanwhile nobody knows: all is forgotten.
-    pub(crate) fn hears(&self, hears: bool) {
-        self.hears.store(hears, Ordering::SeqCst);
+    /// Sets whether invalidations are received. Everything is invalidated, because some may have
+    /// been missed before.
+    pub(crate) fn set_subscribed(&self, subscribed: bool) {
+        self.subscribed.store(subscribed, Ordering::SeqCst);
         self.forget_all();
     }
 
-    /// The denial that is still true of these keys and this cost, with the waits that are left; otherwise the ticket for
-    /// the call that is about to be sent.
+    /// The cached denial for these keys and this cost, with the waits that are left; otherwise the
+    /// ticket for the call that is about to be sent.
     pub(crate) fn answer(&self, subjects: &Subjects, cost: u64, now: Instant) -> Result<Answers, Ticket> {
         let keys = self.secret.hash_of(subjects);
         let mut set = self.set(keys);
-        let forgotten = set.forgotten;
+        let generation = set.generation;
         let denial = set.denials.iter_mut().find(|denial| denial.keys == keys);
         let Some(denial) = denial.filter(|denial| cost >= denial.cost && now < denial.until) else {
-            return Err(Ticket { keys, forgotten, sent: now });
+            return Err(Ticket { keys, generation, sent: now });
         };
         denial.is_used = true;
         let mut answers: Answers = denial.answers.iter().copied().collect();
@@ -128,13 +133,13 @@ impl DenialCache {
         Ok(answers)
     }
 
-    /// Caches a denial of the call that this ticket was for.
+    /// Caches a denial that the call of this ticket replied.
     pub(crate) fn remember(&self, subjects: &Subjects, cost: u64, answers: &Answers, ticket: Ticket) {
-        let Ticket { keys, forgotten, sent } = ticket;
+        let Ticket { keys, generation, sent } = ticket;
         let denying =
             subjects.0.iter().zip(answers).filter(|(subject, one)| subject.part.enforced && one.is_denied());
         let Some(wait_us) = denying.map(|(_, one)| one.waits.retry_us).min() else { return };
-        // What never fits costs nothing to decide again, and nothing would end it.
+        // A cost that never fits has no end to cache it until.
         if wait_us == Waits::NEVER {
             return;
         }
@@ -142,24 +147,24 @@ impl DenialCache {
         let answers = answers.iter().copied().collect();
         let denial = Denial { keys, cost, answers, sent, until, is_used: false };
         let mut set = self.set(keys);
-        // What is forgotten after this was read makes the set as old as the denial.
-        if self.hears.load(Ordering::SeqCst) && forgotten == set.forgotten {
-            set.place(denial);
+        // An invalidation after this was read invalidates the denial with its set.
+        if self.subscribed.load(Ordering::SeqCst) && generation == set.generation {
+            set.insert(denial);
         }
     }
 
-    /// Forgets every denial, in one step: sets are emptied when they are next looked at.
+    /// Invalidates every denial in one step: sets are cleared when they are next used.
     pub(crate) fn forget_all(&self) {
-        self.forgotten.fetch_add(1, Ordering::SeqCst);
+        self.generation.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// The set of these keys, without what was forgotten.
+    /// The set of these keys, without invalidated denials.
     fn set(&self, keys: KeysHash) -> MutexGuard<'_, Set> {
-        let mut set = self.sets[place_of(keys)].lock().unwrap_or_else(PoisonError::into_inner);
+        let mut set = self.sets[index_of(keys)].lock().unwrap_or_else(PoisonError::into_inner);
         // Read under the lock, so a set never goes back to an older number.
-        let forgotten = self.forgotten.load(Ordering::SeqCst);
-        if set.forgotten != forgotten {
-            set.forgotten = forgotten;
+        let generation = self.generation.load(Ordering::SeqCst);
+        if set.generation != generation {
+            set.generation = generation;
             set.denials.clear();
         }
         #[cfg(test)]
@@ -168,17 +173,18 @@ impl DenialCache {
     }
 }
 
-/// The place of the set of these keys.
-fn place_of(keys: KeysHash) -> usize {
+/// The index of the set of these keys.
+fn index_of(keys: KeysHash) -> usize {
     #[allow(clippy::cast_possible_truncation)] // the lowest bits are what is wanted
     let lowest = keys as usize;
     lowest & (SETS - 1)
 }
 
 impl Set {
-    /// Adds a denial. A full set loses one that has ended; else, of those that have answered no check, the one that ends
-    /// first: a flood of denials that nobody asks for again does not displace those that save calls.
-    fn place(&mut self, denial: Denial) {
+    /// Adds a denial. A full set evicts an expired denial; if there is none, the unused one that
+    /// expires first. So a flood of denials that are never used again does not evict those that
+    /// save calls.
+    fn insert(&mut self, denial: Denial) {
         if let Some(same) = self.denials.iter_mut().find(|one| one.keys == denial.keys) {
             *same = denial;
             return;
@@ -193,7 +199,7 @@ impl Set {
         let are_all_used = least.until > now && least.is_used;
         *least = denial;
         if are_all_used {
-            // They have to show again that they are asked for, or the set would stay as it is for as long as they last.
+            // Otherwise the set would not change until they expire.
             self.denials.iter_mut().for_each(|one| one.is_used = false);
         }
     }
@@ -235,13 +241,13 @@ mod tests {
         }])
     }
 
-    fn listening() -> DenialCache {
+    fn subscribed() -> DenialCache {
         let cache = DenialCache::default();
-        cache.hears(true);
+        cache.set_subscribed(true);
         cache
     }
 
-    /// Asks as the store does, and is denied if it has to ask the server. Whether it had to.
+    /// Checks as the store does. Returns whether the server, which denies, had to be called.
     fn check(cache: &DenialCache, user: u64, now: Instant, retry_us: u64) -> bool {
         let subjects = subjects(user);
         let Err(ticket) = cache.answer(&subjects, 1, now) else { return false };
@@ -257,10 +263,10 @@ mod tests {
         cache.sets.iter().map(|set| set.lock().unwrap().denials.len()).sum()
     }
 
-    /// Another client's checks must not wait while an attacker fills the cache: each step looks at one set.
+    /// Checks of other clients must not wait while an attacker fills the cache.
     #[test]
     fn a_denial_costs_a_full_cache_as_little_as_an_empty_one() {
-        let (cache, now) = (listening(), crate::time::instant());
+        let (cache, now) = (subscribed(), crate::time::instant());
         let most = (SETS * WAYS) as u64;
         for user in 0..2 * most {
             check(&cache, user, now, HOUR_US);
@@ -282,13 +288,13 @@ mod tests {
         assert!((0..2 * most).step_by(97).all(|user| !is_cached(&cache, user, now)));
     }
 
-    /// A thread that was stopped in the middle of its check must hold up those of its own set and nobody else.
+    /// A thread that is stopped in the middle of a check must hold up only checks of its own set.
     #[test]
     fn checks_of_other_keys_do_not_wait_for_one_another() {
-        let (cache, now) = (listening(), crate::time::instant());
-        let place = |user| place_of(cache.secret.hash_of(&subjects(user)));
-        let other = (2..).find(|user| place(*user) != place(1)).unwrap();
-        let stopped = cache.sets[place(1)].lock().unwrap();
+        let (cache, now) = (subscribed(), crate::time::instant());
+        let index = |user| index_of(cache.secret.hash_of(&subjects(user)));
+        let other = (2..).find(|user| index(*user) != index(1)).unwrap();
+        let stopped = cache.sets[index(1)].lock().unwrap();
         assert!(check(&cache, other, now, HOUR_US));
         assert!(is_cached(&cache, other, now));
         cache.forget_all();
@@ -296,10 +302,10 @@ mod tests {
         drop(stopped);
     }
 
-    /// The cache is there for clients that go on asking: a flood of others must not displace those.
+    /// The cache is for clients that keep retrying: a flood of others must not evict their denials.
     #[test]
     fn denials_that_are_asked_for_again_outlast_a_flood_of_others() {
-        let (cache, now) = (listening(), crate::time::instant());
+        let (cache, now) = (subscribed(), crate::time::instant());
         check(&cache, 0, now, HOUR_US);
         for user in 1..4 * (SETS * WAYS) as u64 {
             // A tenth of them ends later than the one that is asked for, which does not matter.
@@ -310,11 +316,11 @@ mod tests {
         }
     }
 
-    /// What has ended makes room first, and nothing is kept past its end.
+    /// An expired denial must neither be used nor evict others.
     #[test]
     fn ended_denials_are_replaced_before_those_that_are_true() {
-        let (cache, now) = (listening(), crate::time::instant());
-        let mut same = (0..).filter(|user| place_of(cache.secret.hash_of(&subjects(*user))) == 0);
+        let (cache, now) = (subscribed(), crate::time::instant());
+        let mut same = (0..).filter(|user| index_of(cache.secret.hash_of(&subjects(*user))) == 0);
         let users: Vec<u64> = same.by_ref().take(WAYS + 1).collect();
         for (at, user) in users[..WAYS].iter().enumerate() {
             assert!(check(&cache, *user, now, if at == 3 { 1_000_000 } else { HOUR_US }));
@@ -328,21 +334,22 @@ mod tests {
         }
     }
 
-    /// A denial that was decided before a refund would deny what the refund has made room for.
+    /// A denial that was decided before a refund would deny what the refund admits.
     #[test]
     fn what_was_asked_before_all_was_forgotten_is_not_cached() {
-        let (cache, now) = (listening(), crate::time::instant());
+        let (cache, now) = (subscribed(), crate::time::instant());
         let subjects = subjects(1);
         let ticket = cache.answer(&subjects, 1, now).unwrap_err();
         cache.forget_all();
         cache.remember(&subjects, 1, &denied(HOUR_US), ticket);
         assert!(!is_cached(&cache, 1, now));
-        // While nothing is heard, nothing is kept; nor is what was asked for then.
-        cache.hears(false);
+        // While invalidations are not received, nothing is cached, nor are replies to calls sent
+        // then.
+        cache.set_subscribed(false);
         check(&cache, 1, now, HOUR_US);
         assert!(!is_cached(&cache, 1, now));
         let ticket = cache.answer(&subjects, 1, now).unwrap_err();
-        cache.hears(true);
+        cache.set_subscribed(true);
         cache.remember(&subjects, 1, &denied(HOUR_US), ticket);
         assert!(!is_cached(&cache, 1, now));
         assert!(check(&cache, 1, now, HOUR_US));

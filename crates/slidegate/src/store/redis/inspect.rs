@@ -1,7 +1,7 @@
-//! Inspections: stored values read as they are, for people who ask about one key.
+//! Inspection: reads the stored value of one key in full, for operators.
 //!
-//! A plain read beside the scripts: docs/redis-layout.md says what every byte is, and what cannot be of that layout is an
-//! error that names the key and is never guessed at.
+//! It reads the bytes that docs/redis-layout.md documents, without a script. A value that is not of
+//! that layout is an error that names the key.
 
 use std::time::Duration;
 
@@ -14,15 +14,15 @@ use crate::quota::{Algorithm, Quota};
 use crate::time::{SECOND_US, Timestamp, instant};
 use crate::usage::KeyInspection;
 
-/// How long one read may take: no decision waits for it.
+/// The deadline of one read. No decision waits for it.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// A log's header.
+/// Bytes of a log's header.
 const HEADER: usize = 48;
-/// The largest value there is: a log of as many runs as slots can be asked for, each as wide as it can be.
+/// Bytes of the largest value: a log with the maximum number of runs, each of the maximum width.
 const LARGEST: usize = HEADER + 65_535 * 13;
 
 impl RedisStore {
-    /// Everything there is to know of these keys, in their order.
+    /// The usage of these keys in full, in order.
     pub(crate) async fn inspect(&self, charges: &[Charge<'_>]) -> Result<Vec<KeyInspection>, Failure> {
         let mut found = Vec::with_capacity(charges.len());
         for charge in charges {
@@ -53,7 +53,7 @@ impl RedisStore {
     }
 }
 
-/// What a value holds; another algorithm's counts as none, as it does for a decision.
+/// Reads a value. One of another algorithm counts as no usage, as for a decision.
 fn read(bytes: &[u8], quota: &Quota, now: Timestamp, cost: u64) -> Result<KeyInspection, String> {
     let algorithm = match bytes.first() {
         None => None,
@@ -94,7 +94,7 @@ fn read(bytes: &[u8], quota: &Quota, now: Timestamp, cost: u64) -> Result<KeyIns
             } else {
                 (fields.number(6), fields.number(7), fields.number(7), fields.number(7))
             };
-            under_window(SlidingWindow::told(end, previous, current), window, quota, now, cost)
+            under_window(SlidingWindow::from_parts(end, previous, current), window, quota, now, cost)
         }
         Algorithm::FixedWindow => {
             expect(21)?;
@@ -103,18 +103,18 @@ fn read(bytes: &[u8], quota: &Quota, now: Timestamp, cost: u64) -> Result<KeyIns
             } else {
                 (fields.number(6), fields.number(7), fields.number(7))
             };
-            under_window(FixedWindow::told(end, used), window, quota, now, cost)
+            under_window(FixedWindow::from_parts(end, used), window, quota, now, cost)
         }
         Algorithm::TokenBucket => {
             expect(27)?;
             let (window, at, level, fraction) =
                 (fields.number(6), fields.number(7), fields.number(7), fields.number(6));
-            under_window(TokenBucket::told(at, level, fraction), window, quota, now, cost)
+            under_window(TokenBucket::from_parts(at, level, fraction), window, quota, now, cost)
         }
     }
 }
 
-/// Counters that were written under a window which may be another by now.
+/// Reads counters whose window may differ from the quota's.
 fn under_window<S: State>(
     mut state: S,
     window_us: u64,
@@ -133,7 +133,7 @@ fn under_window<S: State>(
     Ok(algorithm::inspect(state, quota, now, cost))
 }
 
-/// A log's runs that still count.
+/// Reads the runs of a log that still count.
 fn log(bytes: &[u8], quota: &Quota, now: Timestamp) -> Result<LogReply, String> {
     let damaged = |what: &str| format!("is damaged: {what}; reset the key");
     if bytes.len() < HEADER {
@@ -143,28 +143,28 @@ fn log(bytes: &[u8], quota: &Quota, now: Timestamp) -> Result<LogReply, String> 
     let (used, newest, _oldest) = (fields.number(7), fields.number(7), fields.number(7));
     let widths = fields.size(1);
     let (stamp_bytes, cost_bytes) = (widths / 16, widths % 16);
-    let (head, len, forecast) = (fields.size(2), fields.size(2), fields.size(2));
+    let (head, len, room) = (fields.size(2), fields.size(2), fields.size(2));
     let (newest_cost, shift) = (fields.number(7), fields.number(6));
     let run_bytes = stamp_bytes + cost_bytes;
     if !matches!(stamp_bytes, 4 | 6) || cost_bytes > 7 {
         return Err(damaged(&format!("its widths are {stamp_bytes} and {cost_bytes}")));
     }
-    if bytes.len() != HEADER + forecast * run_bytes || len > forecast || head >= forecast.max(1) {
+    if bytes.len() != HEADER + room * run_bytes || len > room || head >= room.max(1) {
         return Err(damaged("its ring is cut off"));
     }
     let span = 1u64 << (8 * stamp_bytes);
     let mut runs = Vec::with_capacity(len + 1);
     for place in 0..len {
-        fields.at = HEADER + (head + place) % forecast * run_bytes;
+        fields.at = HEADER + (head + place) % room * run_bytes;
         let low = fields.number(stamp_bytes);
         let cost = if cost_bytes == 0 { 1 } else { fields.number(cost_bytes) };
         let back = (newest + shift).wrapping_sub(low) % span;
         runs.push((newest.saturating_sub(back), cost));
     }
     runs.push((newest, newest_cost));
-    // Costs of 7 bytes that something else wrote may sum up to more than a number holds.
+    // In `u128`, because costs of 7 bytes that another program wrote may overflow.
     if runs.iter().map(|(_, cost)| u128::from(*cost)).sum::<u128>() != u128::from(used) && used > 0 {
-        return Err(damaged("its runs are not what it has used"));
+        return Err(damaged("the sum of its runs is not its usage"));
     }
     runs.retain(|(stamp, cost)| *cost > 0 && used > 0 && stamp + quota.window_us() > now.as_micros());
     let (Some((oldest, _)), Some((newest, _))) = (runs.first().copied(), runs.last().copied()) else {
@@ -174,7 +174,7 @@ fn log(bytes: &[u8], quota: &Quota, now: Timestamp) -> Result<LogReply, String> 
     Ok(LogReply::new(used, newest, oldest, runs))
 }
 
-/// Little-endian numbers, one after the other, of bytes that were found to be long enough.
+/// Reads little-endian numbers one after the other. The bytes must be long enough.
 struct Fields<'b> {
     bytes: &'b [u8],
     at: usize,
@@ -187,7 +187,7 @@ impl Fields<'_> {
         bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
     }
 
-    /// The window, the end and the counts of a compact value, behind its first byte.
+    /// The window, the end and the counts of a compact value, after its first byte.
     fn compact(&mut self) -> (u64, u64, u64) {
         let (code, end_s) = (self.number(2), self.number(4));
         (compact::window_us(code), end_s * SECOND_US, self.number(5))

@@ -1,7 +1,7 @@
-//! Invalidations: what other instances tell, so that a remembered denial ends in all of them.
+//! Invalidation of cached denials in every instance, by publish/subscribe.
 //!
-//! Whoever gives back or forgets usage publishes so, on a channel of the store itself. While an instance does not hear that
-//! channel, it remembers nothing.
+//! An instance that refunds or resets usage publishes a message on a channel of the store. An
+//! instance that is not subscribed to the channel caches no denials.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -16,111 +16,110 @@ use crate::store::redis::transport::Connector;
 
 /// The channel, named as all keys are.
 const CHANNEL: &str = "sg1:forget";
-/// What follows the teller's number where the note is told of.
-const NOTE: &str = ":control";
-/// How often the connection is tried with a ping. What is published while it is dead is missed for as long, twice at most.
+/// Follows the publisher's id in messages about the control document.
+const CONTROL_DOCUMENT: &str = ":control";
+/// Interval of pings on an idle connection. A dead connection is noticed within two intervals.
 const HEARTBEAT: Duration = Duration::from_secs(1);
-/// The shortest and the longest pause before the channel is subscribed to again.
+/// The shortest and longest pause before subscribing again.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(500));
 
-/// Listens for as long as the store lives.
+/// The subscription of a store.
 #[derive(Debug, Default)]
 pub(crate) struct Invalidations {
-    listens: Arc<AtomicBool>,
+    running: Arc<AtomicBool>,
 }
 
 impl Invalidations {
-    /// Has the listening task started, if it does not run.
-    pub(crate) fn keep(&self, calls: &Arc<Calls>, remembered: &Arc<DenialCache>) {
-        if self.listens.load(Ordering::Relaxed) || self.listens.swap(true, Ordering::SeqCst) {
+    /// Starts the subscriber task, if it is not running.
+    pub(crate) fn keep(&self, calls: &Arc<Calls>, cache: &Arc<DenialCache>) {
+        if self.running.load(Ordering::Relaxed) || self.running.swap(true, Ordering::SeqCst) {
             return;
         }
-        let ear = Ear { listens: self.listens.clone(), remembered: remembered.clone() };
-        tokio::spawn(listen(ear, Arc::downgrade(calls)));
+        let subscriber = Subscriber { running: self.running.clone(), cache: cache.clone() };
+        tokio::spawn(subscriber.run(Arc::downgrade(calls)));
     }
 }
 
-/// Who tells, so that nobody takes his own words for news.
+/// The id of a publisher, so that it ignores its own messages.
 #[derive(Debug)]
 pub(crate) struct Teller(String);
 
 impl Teller {
-    /// Another one than any before, in any process.
+    /// A random id.
     pub(crate) fn new() -> Self {
         Self(format!("{:016x}", jitter::below(u64::MAX)))
     }
 }
 
-/// Tells that usage was given back or forgotten.
+/// Publishes that usage was refunded or reset.
 pub(crate) async fn publish(calls: &Calls, deadline: Instant) -> Result<(), Failure> {
     let mut command = Cmd::new();
     command.arg("PUBLISH").arg(CHANNEL).arg(&calls.teller.0);
     calls.transport.command(None, &command, deadline).await.map(|_| ())
 }
 
-/// Tells that there is another note, which may have changed limits.
+/// Publishes that the control document was replaced, which may have changed limits.
 pub(crate) async fn publish_note(calls: &Calls, deadline: Instant) -> Result<(), Failure> {
     let mut command = Cmd::new();
-    command.arg("PUBLISH").arg(CHANNEL).arg(format!("{}{NOTE}", calls.teller.0));
+    command.arg("PUBLISH").arg(CHANNEL).arg(format!("{}{CONTROL_DOCUMENT}", calls.teller.0));
     calls.transport.command(None, &command, deadline).await.map(|_| ())
 }
 
-/// A listening task. However it ends, nothing is remembered from then on, and another one may be started.
-struct Ear {
-    listens: Arc<AtomicBool>,
-    remembered: Arc<DenialCache>,
+/// The subscriber task. When it ends, however it ends, nothing is cached any more, and another one
+/// may be started.
+struct Subscriber {
+    running: Arc<AtomicBool>,
+    cache: Arc<DenialCache>,
 }
 
-impl Drop for Ear {
+impl Drop for Subscriber {
     fn drop(&mut self) {
-        self.remembered.hears(false);
-        self.listens.store(false, Ordering::SeqCst);
+        self.cache.set_subscribed(false);
+        self.running.store(false, Ordering::SeqCst);
     }
 }
 
-async fn listen(ear: Ear, calls: Weak<Calls>) {
-    loop {
-        let Some(connector) = calls.upgrade().map(|calls| calls.transport.connector()) else { return };
-        if let Some(connector) = connector {
-            // It failed, or was lost: both are met by trying again.
-            let _ = hear(&ear.remembered, &connector, &calls).await;
-            ear.remembered.hears(false);
+impl Subscriber {
+    async fn run(self, calls: Weak<Calls>) {
+        loop {
+            let Some(connector) = calls.upgrade().map(|calls| calls.transport.connector()) else { return };
+            if let Some(connector) = connector {
+                // Whether it failed or the connection was lost, it is tried again.
+                let _ = self.subscribe(&connector, &calls).await;
+                self.cache.set_subscribed(false);
+            }
+            tokio::time::sleep(jitter::between(PAUSE.0, PAUSE.1)).await;
         }
-        tokio::time::sleep(jitter::between(PAUSE.0, PAUSE.1)).await;
     }
-}
 
-/// Subscribes, and forgets at every message, until the connection or the store is gone.
-async fn hear(
-    remembered: &DenialCache,
-    connector: &Connector,
-    calls: &Weak<Calls>,
-) -> Result<(), redis::RedisError> {
-    let (mut sink, mut messages) = connector.subscription().await?.split();
-    sink.subscribe(CHANNEL).await?;
-    remembered.hears(true);
-    while calls.strong_count() > 0 {
-        match timeout(HEARTBEAT, next(&mut messages)).await {
-            Ok(Some(message)) => {
-                let Some(calls) = calls.upgrade() else { return Ok(()) };
-                let told = message.get_payload_bytes();
-                if !told.starts_with(calls.teller.0.as_bytes()) {
-                    remembered.forget_all();
-                    if told.ends_with(NOTE.as_bytes()) {
-                        calls.control_document_changed.notify_one();
+    /// Subscribes, and invalidates at every message, until the connection or the store is gone.
+    async fn subscribe(&self, connector: &Connector, calls: &Weak<Calls>) -> Result<(), redis::RedisError> {
+        let (mut sink, mut messages) = connector.subscription().await?.split();
+        sink.subscribe(CHANNEL).await?;
+        self.cache.set_subscribed(true);
+        while calls.strong_count() > 0 {
+            match timeout(HEARTBEAT, next(&mut messages)).await {
+                Ok(Some(message)) => {
+                    let Some(calls) = calls.upgrade() else { return Ok(()) };
+                    let message = message.get_payload_bytes();
+                    if !message.starts_with(calls.teller.0.as_bytes()) {
+                        self.cache.forget_all();
+                        if message.ends_with(CONTROL_DOCUMENT.as_bytes()) {
+                            calls.control_document_changed.notify_one();
+                        }
+                    }
+                }
+                Ok(None) => return Ok(()),
+                // No message: is the server alive?
+                Err(_) => {
+                    if timeout(HEARTBEAT, sink.ping::<redis::Value>()).await.is_err() {
+                        return Ok(());
                     }
                 }
             }
-            Ok(None) => return Ok(()),
-            // Silence: is anybody there?
-            Err(_) => {
-                if timeout(HEARTBEAT, sink.ping::<redis::Value>()).await.is_err() {
-                    return Ok(());
-                }
-            }
         }
+        Ok(())
     }
-    Ok(())
 }
 
 /// The next message.

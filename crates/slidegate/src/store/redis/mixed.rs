@@ -1,11 +1,12 @@
-//! Mixed calls over several slots of a cluster: parts with different verbs or roles, which no one step can
-//! decide.
+//! Mixed calls over several slots of a cluster: parts with different verbs or roles, which no one
+//! step can decide.
 //!
-//! They are decided in the steps of [`all_or_none`](crate::store::all_or_none), each over all slots: first
-//! everything is peeked at, then checks are charged, then come penalties and refunds. No step is atomic with
-//! the others. What a check finds taken since the peek is denied, and if that denies the call, what the call
-//! has charged before is refunded. So no limit is ever exceeded. For as long as the steps take, another
-//! request may be denied for what is about to be refunded, and a peek may be out of date.
+//! They are decided in the steps of [`all_or_none`](crate::store::all_or_none), each over all
+//! slots: first everything is peeked at, then checks are charged, then come penalties and refunds.
+//! No step is atomic with the others. What a check finds taken since the peek is denied, and if
+//! that denies the call, what the call has charged before is refunded. So no limit is ever
+//! exceeded. For as long as the steps take, another request may be denied for what is about to be
+//! refunded, and a peek may be out of date.
 
 use std::sync::Arc;
 
@@ -28,7 +29,7 @@ struct Mixed<'a> {
     parts: SmallVec<[Part; 4]>,
     cost: u64,
     deadline: Instant,
-    /// What is known by now of each part.
+    /// The decisions so far.
     answers: Answers,
 }
 
@@ -62,9 +63,9 @@ impl Calls {
 }
 
 impl Mixed<'_> {
-    /// Charges and refunds what the peeks leave to be.
+    /// Charges and refunds what the peeks admit.
     async fn carry_out(&mut self, calls: &Arc<Calls>) -> Result<(), Undecided> {
-        // Each of these is charged whole or not at all: all that decide, and other requests one by one.
+        // All deciding checks are charged or none, and so are those of each other request.
         let is_check = |part: &Part| part.verb == Verb::Check;
         let deciding = self.positions(|part| is_check(part) && part.role == Role::Deciding);
         let others = self.positions(|part| is_check(part) && part.role != Role::Deciding);
@@ -78,7 +79,7 @@ impl Mixed<'_> {
         }
         let denials = self.denials();
         if denials.is_call && !before.is_call {
-            // Others have taken what the peeks had seen.
+            // Other requests were charged since the peeks.
             self.refund(calls, &deciding);
         }
         for verb in [Verb::Penalize, Verb::Refund] {
@@ -93,8 +94,8 @@ impl Mixed<'_> {
         Ok(())
     }
 
-    /// Checks the subjects at these positions, unless they are `left_out`: then only those are charged that
-    /// count denials.
+    /// Checks the subjects at these positions. If they are `left_out`, only those that count
+    /// denials are charged.
     async fn check(
         &mut self,
         calls: &Arc<Calls>,
@@ -104,7 +105,7 @@ impl Mixed<'_> {
         if positions.is_empty() {
             return Ok(());
         }
-        // Of cost 0, so that the check itself would not deny it.
+        // Their cost is 0, so the check itself does not deny them.
         let over_limit: Positions = positions
             .iter()
             .copied()
@@ -118,7 +119,7 @@ impl Mixed<'_> {
         } else if checks.0.iter().any(|subject| subject.part.excess == Excess::Count) {
             for part in parts {
                 let refused = calls.refuse_part(&part.subjects, self.cost, self.deadline).await?;
-                let whole: Positions = part.places.iter().map(|place| positions[*place]).collect();
+                let whole: Positions = part.positions.iter().map(|at| positions[*at]).collect();
                 self.put(&whole, refused);
             }
         }
@@ -128,11 +129,11 @@ impl Mixed<'_> {
         Ok(())
     }
 
-    /// Refunds what the checks at these positions were charged.
+    /// Refunds the charges of the checks at these positions.
     fn refund(&mut self, calls: &Arc<Calls>, positions: &[usize]) {
         let checks = self.subjects.at(positions).with_verb(Verb::Check);
         let mut charged: Vec<_> = positions.iter().map(|at| Some(self.answers[*at])).collect();
-        calls.give_back(calls.parts(&checks), &mut charged, self.cost);
+        calls.refund_parts(calls.parts(&checks), &mut charged, self.cost);
         self.put(positions, charged.into_iter().flatten());
     }
 

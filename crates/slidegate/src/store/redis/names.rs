@@ -1,7 +1,7 @@
-//! Names: what a key of a policy is called in Redis.
+//! Names: the Redis keys of policies.
 //!
-//! `sg1:policy:alice` for ids that are short and plain, `sg1:policy:#` and 22 characters of a keyed hash for all others, so
-//! that no id, whatever its bytes, meets another key or chooses the cluster slot it lies in.
+//! `sg1:policy:alice` for short plain ids; `sg1:policy:#` and 22 characters of a keyed hash for all
+//! others. So no id, whatever its bytes, collides with another key or chooses its cluster slot.
 
 use std::hash::Hasher;
 use std::net::IpAddr;
@@ -12,43 +12,44 @@ use crate::key::Key;
 use crate::request::Value;
 use crate::secret::Secret;
 
-/// Longest id that is written as it is, in bytes.
-const LONGEST_PLAIN: usize = 64;
-/// Before every key: the project and the layout of what is stored.
+/// The maximum length of an id that is not hashed, in bytes.
+const MAX_PLAIN_BYTES: usize = 64;
+/// Prefix of every key: the project and the layout of the names.
 const PREFIX: &str = "sg1:";
-/// Before every first reply. No key of a policy begins so: an id that has a brace is hashed.
+/// Prefix of stored first replies. No key of a policy begins so: an id with a brace is hashed.
 const ONCE: &str = "sg1:once:{";
-/// Begins the first part of names that are the store's own: no policy's name may hold this character.
+/// Begins the first part of the store's internal names. No policy's name may contain this
+/// character.
 const INTERNAL: char = '~';
 
 /// How keys are named.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Names {
-    /// What ids are hashed with; every instance has the same.
+    /// The key of the hash of ids; the same in every instance.
     pub(crate) secret: Secret<[u8; 16]>,
-    /// Hash every id, not only those that are long or not plain.
+    /// Whether every id is hashed, not only long ones and those that are not plain.
     pub(crate) always_hashed: bool,
-    /// The attribute by whose value a request's keys lie in one slot of a cluster.
+    /// The attribute whose value puts all keys of a request in one cluster slot.
     pub(crate) hash_tag: Option<String>,
 }
 
 impl Names {
-    /// What ids are hashed with where nobody has said it: everybody knows it.
+    /// The hash key if none is configured. It is public.
     pub(crate) const NO_SECRET: Secret<[u8; 16]> = Secret::new([0; 16]);
 
-    /// The key that a secret's text stands for.
+    /// The hash key of a configured secret.
     pub(crate) fn secret_of(text: &str) -> Secret<[u8; 16]> {
         let mut hasher = SipHasher24::new_with_keys(0, 0);
         hasher.write(text.as_bytes());
         Secret::new(hasher.finish128().as_bytes())
     }
 
-    /// The key's name; no other key of any policy has it.
+    /// The name of a key. It is unique across all policies.
     pub(crate) fn name(&self, policy: &str, key: &Key<'_>) -> Vec<u8> {
         let mut name = Vec::with_capacity(PREFIX.len() + policy.len() + 32);
         name.extend_from_slice(PREFIX.as_bytes());
         if let Some(value) = self.hash_tag.as_deref().and_then(|attribute| key.request.value(attribute)) {
-            // Hashed always: a tag that a client chooses would choose its slot.
+            // Always hashed: otherwise a client could choose its slot.
             name.push(b'{');
             push_hash(&mut name, self.hash(&canonical_of(value)));
             name.extend_from_slice(b"}:");
@@ -64,8 +65,8 @@ impl Names {
         name
     }
 
-    /// The name under which the first reply to a request of these keys, this cost and this id is kept, in the slot of the
-    /// keys. Another request with the same id has another name.
+    /// The name under which the first reply to a request with an idempotency key is stored, in the
+    /// slot of the keys. Another request with the same idempotency key has another name.
     pub(crate) fn once(&self, keys: &[Vec<u8>], cost: u64, id: &str) -> Vec<u8> {
         let tag = keys.first().map_or(&[][..], |key| crate::store::redis::transport::slot::tag(key));
         let mut name = [ONCE.as_bytes(), tag, b"}:"].concat();
@@ -78,24 +79,25 @@ impl Names {
         name
     }
 
-    /// The name of one of the keys by which [`examine`](super::RedisStore::examine) notices lost history.
+    /// The name of one of the keys by which [`examine`](super::RedisStore::examine) notices lost
+    /// history.
     pub(crate) fn canary(number: usize) -> String {
         format!("{PREFIX}{INTERNAL}canary:{number}")
     }
 
-    /// Whether a key that looks like a policy's holds usage. First replies match those of a policy called
-    /// `once`; only their names have a brace there.
+    /// Whether a key that looks like a policy's is usage. First replies look like keys of a policy
+    /// named `once`, but have a brace after it.
     fn is_usage(name: &[u8]) -> bool {
         !name.starts_with(ONCE.as_bytes())
     }
 
-    /// What the names of a policy's keys match, with and without a hash tag, and some of other policies besides: ask
-    /// [`is_of`](Self::is_of) about each.
+    /// A pattern that matches the names of a policy's keys, with and without a hash tag, and some
+    /// names of other policies: check each with [`is_of`](Self::is_of).
     pub(crate) fn pattern(policy: &str) -> String {
         format!("{PREFIX}*{policy}:*")
     }
 
-    /// Whether a key of this name is of a policy.
+    /// Whether this is the name of a key of the policy.
     pub(crate) fn is_of(policy: &str, name: &[u8]) -> bool {
         if !Self::is_usage(name) {
             return false;
@@ -120,7 +122,7 @@ impl Names {
     }
 }
 
-/// What this value and no other writes: an address is not the text that looks like it.
+/// Unique bytes for a value: an address differs from its text.
 fn canonical_of(value: Value<'_>) -> Vec<u8> {
     match value {
         Value::Bytes(bytes) => [b"b", bytes].concat(),
@@ -128,7 +130,8 @@ fn canonical_of(value: Value<'_>) -> Vec<u8> {
     }
 }
 
-/// Writes the values joined by commas, if all are plain and short: `*` without a scope, addresses after an `@`.
+/// Writes the values joined by commas if all are plain and short; `*` without a scope, addresses
+/// with a leading `@`.
 fn push_plain(name: &mut Vec<u8>, key: &Key<'_>) -> bool {
     let start = name.len();
     if key.scope.is_empty() {
@@ -147,14 +150,15 @@ fn push_plain(name: &mut Vec<u8>, key: &Key<'_>) -> bool {
                 name.extend_from_slice(format!("@{:032x}", ip.to_bits()).as_bytes());
             }
         }
-        if name.len() - start > LONGEST_PLAIN {
+        if name.len() - start > MAX_PLAIN_BYTES {
             return false;
         }
     }
     true
 }
 
-/// Letters, digits and what joins them in ids: nothing that separates parts, marks a hash or opens a cluster's hash tag.
+/// Letters, digits and punctuation that is common in ids, but nothing that separates parts, marks a
+/// hash or opens a hash tag.
 fn is_plain(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"-_.+=~/".contains(&byte)
 }
@@ -188,7 +192,8 @@ mod tests {
         names.name("p", &Key { scope: &scope, request: &request, ipv6_prefix: Ipv6Prefix::default() })
     }
 
-    /// Two users under one name would share one limit; an id that opens a hash tag would choose its slot.
+    /// Two users with one name would share a limit; an id that opens a hash tag would choose its
+    /// slot.
     #[test]
     fn every_id_has_a_name_of_its_own_and_none_chooses_its_slot() {
         let long = "x".repeat(10_000);
@@ -224,7 +229,7 @@ mod tests {
         }
     }
 
-    /// People look their users up with redis-cli; and what is personal must not stand there when that was asked for.
+    /// Operators look users up with redis-cli, unless they configured that names are not readable.
     #[test]
     fn short_plain_ids_are_readable_unless_all_are_hashed() {
         let text = |names: &Names, id: &str| String::from_utf8(name(names, &[id])).unwrap();
@@ -236,7 +241,7 @@ mod tests {
         assert_eq!(name(&names(false), &[ip]), b"sg1:p:@20010db8000123000000000000000000");
     }
 
-    /// Instances that hash otherwise count apart: the secret, and nothing else, decides.
+    /// Instances that hash differently would not share limits.
     #[test]
     fn the_same_secret_gives_the_same_names_everywhere() {
         let of = |secret: &str| Names { secret: Names::secret_of(secret), ..names(true) };
@@ -244,7 +249,7 @@ mod tests {
         assert_ne!(name(&of("a"), &["alice"]), name(&of("b"), &["alice"]));
     }
 
-    /// A client that counts under a name of the store's own would change what the store keeps there.
+    /// A client whose key had an internal name would change the store's own data.
     #[test]
     fn no_policy_can_have_a_name_of_the_stores_own() {
         let internal = Names::canary(0);
@@ -258,7 +263,7 @@ mod tests {
         }
     }
 
-    /// A reset that takes another policy's keys lets its clients start afresh.
+    /// A reset that deletes another policy's keys would lift that policy's limits.
     #[test]
     fn names_tell_their_policy() {
         let plain = names(false);

@@ -1,5 +1,4 @@
-//! Scans: all keys of a policy, found on one node after another, a bounded number of keys at a
-//! time.
+//! Scans: find all keys of a policy, node by node, a bounded number of keys at a time.
 
 use std::collections::BTreeMap;
 use std::hash::Hasher;
@@ -13,17 +12,17 @@ use super::{Executed, Failure, FailureKind, RedisStore, number};
 use crate::policy_reset::{Done, Place};
 use crate::time::instant;
 
-/// Most keys that a server looks at in one step: it serves nobody else meanwhile, for a few
+/// The maximum number of keys that a server scans in one step. The step blocks it for a few
 /// milliseconds.
 const MAX_SCANNED: u64 = 10_000;
 /// Keys that are deleted with one command.
 const DELETED: usize = 128;
-/// How long each call of a step may take: nobody waits for it.
+/// The deadline of each call of a step. No decision waits for it.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl RedisStore {
-    /// Forgets what keys of a policy one step of a scan finds, and adds to what was done. Gives the
-    /// place to go on with, `None` after the last node.
+    /// Deletes the keys of a policy that one step of a scan finds, and adds to the progress.
+    /// Returns the position of the next step, or `None` after the last node.
     pub(crate) async fn reset_policy_step(
         &self,
         policy: &str,
@@ -50,7 +49,7 @@ impl RedisStore {
         let command = |name: &str| (name == node).then(|| scan.clone());
         let scanned = self.calls.transport.on_each_master(command, instant() + PATIENCE).await;
         let Some((node, answer)) = scanned.into_iter().next() else {
-            // Another one took its place between two calls; the next step begins again with that.
+            // Another node replaced it between two calls; the next step starts with that one.
             return Ok(Some(Place::Node { nodes, at, cursor }));
         };
         let answer = answer.inspect_err(|failure| self.calls.transport.count(failure))?;
@@ -68,8 +67,8 @@ impl RedisStore {
         })
     }
 
-    /// Deletes keys, those of a slot together, and ends remembered denials in every instance;
-    /// returns how many were there.
+    /// Deletes keys, grouped by slot, and invalidates cached denials in every instance. Returns how
+    /// many keys existed.
     async fn forget(&self, keys: Vec<Vec<u8>>) -> Result<u64, Failure> {
         if keys.is_empty() {
             return Ok(0);
@@ -92,12 +91,12 @@ impl RedisStore {
                 (Err(_), Ok(_)) => {}
             }
         }
-        // Also after a failure: some are gone.
+        // Also after a failure: some may have been deleted.
         self.calls.tell_of_room(instant() + self.options.connection.deadline).await;
         deleted
     }
 
-    /// How many keys all nodes have, if the user may ask.
+    /// The number of keys on all nodes; `None` if the user lacks the permission.
     async fn count_keys(&self) -> Option<u64> {
         let answers =
             self.calls.transport.on_each_master(|_| Some(redis::cmd("DBSIZE")), instant() + PATIENCE).await;
@@ -105,7 +104,7 @@ impl RedisStore {
     }
 }
 
-/// The same for the same names, in every instance.
+/// A hash of the names that is the same in every instance.
 fn fingerprint(names: &[String]) -> u64 {
     let mut hasher = SipHasher24::new_with_keys(0, 0);
     for name in names {
@@ -115,7 +114,7 @@ fn fingerprint(names: &[String]) -> u64 {
     hasher.finish()
 }
 
-/// The next place and the keys of one step of a scan.
+/// The next cursor and the keys of one step of a scan.
 fn scan_answer(node: &str, answer: &Value) -> Result<(u64, Vec<Vec<u8>>), Failure> {
     let wrong = |answer: &Value| Failure {
         executed: Executed::Maybe,

@@ -1,9 +1,10 @@
-//! Spread requests: keys in several slots of a cluster, which no one step can decide.
+//! Requests whose keys are in several slots of a cluster, so that no single call can decide them.
 //!
-//! The slot whose policies deny most often is charged first, then the others all at once; when one denies or fails, those
-//! that were charged are given back in full. A denial stands although another slot does not answer. No policy is ever
-//! exceeded by that. For as long as it takes, one round trip or two, another request may be denied for what is about to be
-//! given back; and if the process ends in between, the charge stays for its window.
+//! The slot whose policies deny most often is charged first, then all others concurrently. If one
+//! of them denies or fails, the charges in the other slots are refunded in full. A denial stands
+//! even if another slot does not reply. No limit is exceeded by that. Until the refund, one or two
+//! round trips later, another request may be denied because of it; if the process ends before, the
+//! charge stays for its window.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,20 +20,20 @@ use crate::charge::Excess;
 use crate::decision::{Decision, Verdict};
 use crate::verb::Verb;
 
-/// The decisions known by now, in the order of the subjects.
-type Places = SmallVec<[Option<Decision>; 4]>;
+/// The decisions known so far, in the order of the subjects.
+type Known = SmallVec<[Option<Decision>; 4]>;
 
-/// A part of a request: the subjects in one slot, and where they stand in the whole.
-pub(super) struct Part {
+/// The subjects of a request that are in one slot, and their positions in the request.
+pub(super) struct SlotPart {
     pub(super) subjects: Subjects,
-    pub(super) places: SmallVec<[usize; 2]>,
+    pub(super) positions: SmallVec<[usize; 2]>,
 }
 
 impl Calls {
-    /// Decides subjects in whichever slots they lie.
+    /// Decides subjects in any slots.
     ///
-    /// Those in several are charged by a task of its own: a caller who gives up in between must not leave
-    /// some charged.
+    /// If there are several slots, a task of its own charges them: a caller who gives up must not
+    /// leave only some of them charged.
     pub(super) async fn decide(
         self: &Arc<Self>,
         subjects: &Subjects,
@@ -60,10 +61,10 @@ impl Calls {
         }
     }
 
-    /// Checks subjects that all decide.
+    /// Checks subjects that are independent of each other, by slot.
     pub(super) async fn check_parts(
         self: &Arc<Self>,
-        mut parts: Vec<Part>,
+        mut parts: Vec<SlotPart>,
         cost: u64,
         deadline: Instant,
     ) -> Result<Answers, Undecided> {
@@ -73,16 +74,16 @@ impl Calls {
         let decided = self.decide_part(first.subjects.clone(), cost, deadline).await?;
         let mut denied = first.subjects.denies(&decided);
         let mut failure = None;
-        place(&mut answers, &first, decided);
+        put(&mut answers, &first, decided);
         if denied {
-            // The others are not charged, except where denials count; what they would say is part of the answer.
+            // The others are peeked at for the reply, and charged only where denials count.
             for part in parts {
                 match self.refuse_part(&part.subjects, cost, deadline).await {
-                    Ok(peeked) => place(&mut answers, &part, peeked),
+                    Ok(peeked) => put(&mut answers, &part, peeked),
                     Err(error) => failure = Some(error),
                 }
             }
-            return whole(answers, denied, failure);
+            return complete(answers, denied, failure);
         }
         let mut charged = vec![first];
         let mut checks = JoinSet::new();
@@ -97,7 +98,7 @@ impl Calls {
             match check {
                 Ok((part, Ok(decided))) => {
                     let denies = part.subjects.denies(&decided);
-                    place(&mut answers, &part, decided);
+                    put(&mut answers, &part, decided);
                     denied |= denies;
                     if !denies {
                         charged.push(part);
@@ -108,12 +109,12 @@ impl Calls {
             }
         }
         if denied || failure.is_some() {
-            self.give_back(charged, &mut answers, cost);
+            self.refund_parts(charged, &mut answers, cost);
         }
-        whole(answers, denied, failure)
+        complete(answers, denied, failure)
     }
 
-    /// Decides in each slot on its own, one after the other.
+    /// Decides in each slot separately, one after the other.
     pub(super) async fn on_each_slot(
         &self,
         subjects: &Subjects,
@@ -124,9 +125,9 @@ impl Calls {
         let mut answers = none_of(&parts);
         for part in parts {
             let decided = self.call_one(&part.subjects, cost, deadline).await?;
-            place(&mut answers, &part, decided);
+            put(&mut answers, &part, decided);
         }
-        whole(answers, false, None).map_err(|undecided| undecided.failure)
+        complete(answers, false, None).map_err(|undecided| undecided.failure)
     }
 
     /// Decides one request on subjects of one slot.
@@ -137,7 +138,7 @@ impl Calls {
         Ok(answers.into_iter().next().unwrap_or_default())
     }
 
-    /// Decides subjects of one slot; checks together with others that ask for the same.
+    /// Decides subjects of one slot; checks share a call with other checks of the same keys.
     async fn decide_part(
         self: &Arc<Self>,
         subjects: Subjects,
@@ -149,11 +150,12 @@ impl Calls {
             Some(batcher) => batcher.check(self, subjects.clone(), cost, deadline).await?,
             None => self.call_one(&subjects, cost, deadline).await?,
         };
-        self.denials.note(&subjects, &answers);
+        self.denials.record(&subjects, &answers);
         Ok(answers)
     }
 
-    /// Peeks at subjects of one slot for a request that another slot has denied, and charges those that count denials.
+    /// Peeks at subjects of one slot for a request that another slot has denied, and charges those
+    /// that count denials.
     pub(super) async fn refuse_part(
         &self,
         subjects: &Subjects,
@@ -161,10 +163,10 @@ impl Calls {
         deadline: Instant,
     ) -> Result<Answers, Failure> {
         let mut answers = self.call_one(&subjects.with_verb(Verb::Peek), cost, deadline).await?;
-        let (mut places, mut counted) = (Vec::new(), Subjects(SmallVec::new()));
-        for (place, subject) in subjects.0.iter().enumerate() {
+        let (mut positions, mut counted) = (Vec::new(), Subjects(SmallVec::new()));
+        for (position, subject) in subjects.0.iter().enumerate() {
             if subject.part.excess == Excess::Count {
-                places.push(place);
+                positions.push(position);
                 counted.0.push(subject.clone());
             }
         }
@@ -173,8 +175,8 @@ impl Calls {
         }
         let charged = self.call_one(&counted.with_verb(Verb::Penalize), cost, deadline).await?;
         let peeked = self.call_one(&counted.with_verb(Verb::Peek), cost, deadline).await?;
-        for (place, (charged, peeked)) in places.into_iter().zip(charged.into_iter().zip(peeked)) {
-            answers[place] = match answers[place].verdict {
+        for (position, (charged, peeked)) in positions.into_iter().zip(charged.into_iter().zip(peeked)) {
+            answers[position] = match answers[position].verdict {
                 Verdict::Allow => charged,
                 Verdict::Deny => Decision { cost: charged.cost, ..peeked },
             };
@@ -182,23 +184,24 @@ impl Calls {
         Ok(answers)
     }
 
-    /// Gives back what the parts were charged, in the background and past the deadline: a charge that nobody was admitted
-    /// for must not stay.
-    pub(super) fn give_back(
+    /// Refunds what these parts were charged, in the background and past the deadline: the charge
+    /// of a request that was not admitted must not stay.
+    pub(super) fn refund_parts(
         self: &Arc<Self>,
-        charged: Vec<Part>,
+        charged: Vec<SlotPart>,
         answers: &mut [Option<Decision>],
         cost: u64,
     ) {
         let mut refunds = Vec::new();
         for part in charged {
             let mut taken = Subjects(SmallVec::new());
-            for (place, mut subject) in part.places.iter().zip(part.subjects.0) {
-                // A shadow policy that would have denied was not charged, and what counts denials keeps its charge.
-                let is_owed =
+            for (position, mut subject) in part.positions.iter().zip(part.subjects.0) {
+                // A shadow policy that would have denied was not charged, and a policy that counts
+                // denials keeps its charge.
+                let is_refunded =
                     |decision: &&mut Decision| decision.cost > 0 && subject.part.excess != Excess::Count;
-                if let Some(decision) = answers[*place].as_mut().filter(is_owed) {
-                    // Excess beyond what a key can hold was not charged, and must not be given back.
+                if let Some(decision) = answers[*position].as_mut().filter(is_refunded) {
+                    // A charge is capped at the maximum usage of its key, so its refund is too.
                     subject.own_cost = Some(decision.cost).filter(|charged| *charged != cost);
                     decision.used = decision.used.saturating_sub(decision.cost);
                     decision.remaining = decision.limit.saturating_sub(decision.used);
@@ -211,34 +214,35 @@ impl Calls {
             }
         }
         let calls = Arc::clone(self);
-        let deadline = crate::time::instant() + GIVING_BACK;
+        let deadline = crate::time::instant() + REFUND_DEADLINE;
         tokio::spawn(async move {
             for subjects in refunds {
-                // What fails here stays charged for its window: less is admitted, never more.
+                // A refund that fails stays charged for its window: less is admitted, never more.
                 let _ = calls.call_one(&subjects.with_verb(Verb::Refund), cost, deadline).await;
             }
-            // Those who were denied meanwhile were denied for what is free again.
+            // Denials that were cached meanwhile may be out of date.
             calls.tell_of_room(deadline).await;
         });
     }
 
-    /// The subjects by the slots that they lie in.
-    pub(super) fn parts(&self, subjects: &Subjects) -> Vec<Part> {
-        let mut places = BTreeMap::<u16, SmallVec<[usize; 2]>>::new();
+    /// The subjects by slot.
+    pub(super) fn parts(&self, subjects: &Subjects) -> Vec<SlotPart> {
+        let mut by_slot = BTreeMap::<u16, SmallVec<[usize; 2]>>::new();
         for (at, subject) in subjects.0.iter().enumerate() {
-            places.entry(self.transport.slot(&subject.name)).or_default().push(at);
+            by_slot.entry(self.transport.slot(&subject.name)).or_default().push(at);
         }
-        let part = |places: SmallVec<[usize; 2]>| Part { subjects: subjects.at(&places), places };
-        places.into_values().map(part).collect()
+        let part =
+            |positions: SmallVec<[usize; 2]>| SlotPart { subjects: subjects.at(&positions), positions };
+        by_slot.into_values().map(part).collect()
     }
 }
 
-/// How long a refund is tried for.
-const GIVING_BACK: std::time::Duration = std::time::Duration::from_secs(2);
+/// The deadline of a refund.
+const REFUND_DEADLINE: std::time::Duration = std::time::Duration::from_secs(2);
 
-/// A place for each decision of these parts.
-fn none_of(parts: &[Part]) -> Places {
-    SmallVec::from_elem(None, parts.iter().map(|part| part.places.len()).sum())
+/// No decision yet for any subject of these parts.
+fn none_of(parts: &[SlotPart]) -> Known {
+    SmallVec::from_elem(None, parts.iter().map(|part| part.positions.len()).sum())
 }
 
 fn ended() -> Failure {
@@ -249,14 +253,14 @@ fn ended() -> Failure {
     )
 }
 
-fn place(answers: &mut [Option<Decision>], part: &Part, decided: Answers) {
-    for (place, decision) in part.places.iter().zip(decided) {
-        answers[*place] = Some(decision);
+fn put(known: &mut [Option<Decision>], part: &SlotPart, decided: Answers) {
+    for (position, decision) in part.positions.iter().zip(decided) {
+        known[*position] = Some(decision);
     }
 }
 
-/// The answers, if there is one for each key.
-fn whole(answers: Places, denied: bool, failure: Option<Failure>) -> Result<Answers, Undecided> {
+/// The decisions, if there is one for each subject.
+fn complete(answers: Known, denied: bool, failure: Option<Failure>) -> Result<Answers, Undecided> {
     if failure.is_none()
         && let Some(whole) = answers.iter().copied().collect()
     {
@@ -267,8 +271,9 @@ fn whole(answers: Places, denied: bool, failure: Option<Failure>) -> Result<Answ
     Err(Undecided { failure: failure.unwrap_or_else(missing), denied: denied.then(|| answers.into_vec()) })
 }
 
-/// How often each policy has denied of late, so that the likeliest denier is asked first and others are charged in vain
-/// as seldom as can be. Policies share a place now and then; nothing is decided by it.
+/// How often each policy has denied recently. The slot that is most likely to deny is charged
+/// first, so that few charges must be refunded. Policies may share a rate; no decision depends on
+/// it.
 #[derive(Debug)]
 pub(super) struct DenialRates([AtomicU32; 256]);
 
@@ -284,7 +289,7 @@ impl DenialRates {
         subjects.0.iter().map(|subject| self.rate(subject).load(Ordering::Relaxed)).max().unwrap_or(0)
     }
 
-    fn note(&self, subjects: &Subjects, answers: &Answers) {
+    fn record(&self, subjects: &Subjects, answers: &Answers) {
         for (subject, decision) in subjects.0.iter().zip(answers) {
             let rate = self.rate(subject);
             let old = rate.load(Ordering::Relaxed);
