@@ -114,7 +114,7 @@ async fn foreign_values_are_errors_that_name_the_key() {
 /// Two operators at once must not undo each other unseen, and every instance has to hear of what
 /// they did.
 #[tokio::test]
-async fn a_note_is_replaced_only_by_who_read_it_and_is_heard_by_the_others() {
+async fn a_control_document_is_replaced_only_by_who_read_it_and_reaches_the_others() {
     let server = RedisServer::start();
     let (one, other) = (shared(&server), shared(&server));
     let id = |version, revision| ControlDocumentId { epoch: 7, version, revision };
@@ -158,15 +158,18 @@ async fn a_note_is_replaced_only_by_who_read_it_and_is_heard_by_the_others() {
     let large = "x".repeat(1 << 20);
     let error =
         one.replace_control_document(last, &ControlDocument::new(next, large)).await.unwrap_err().to_string();
-    assert!(error.contains("is too large; 1048576 is the most"), "{error}");
+    assert!(error.contains("control document: invalid size of "), "{error}");
+    assert!(error.ends_with(" bytes: must be at most 1048576"), "{error}");
     let error = one
         .replace_control_document(last, &ControlDocument::new(id(1, 0), ""))
         .await
         .unwrap_err()
         .to_string();
-    assert!(error.contains("a note cannot have version 1, epoch 7 and revision 0"), "{error}");
+    let expected = "control document: invalid version 1, epoch 7 and revision 0: the version must be 1 to \
+                    9007199254740991, epoch and revision random numbers other than 0";
+    assert!(error.contains(expected), "{error}");
 
-    // A note of a release that wrote the version alone is read, and replaced by who read it.
+    // A document of a release that wrote the version alone is read and replaced.
     server.admin(&["SET", "sg1:control", "3\nold"]);
     let note = one.note(Some(last)).await.unwrap().unwrap();
     assert_eq!(
@@ -179,8 +182,8 @@ async fn a_note_is_replaced_only_by_who_read_it_and_is_heard_by_the_others() {
             .unwrap()
     );
     assert!(one.replace_control_document(note.id, &ControlDocument::new(next, "new")).await.unwrap());
-    // The same version with other content is another note, as after a failover to a replica that
-    // lagged.
+    // The same version with other content is another document, as after a failover to a replica
+    // that lagged.
     server.admin(&["SET", "sg1:control", &format!("{}\nother", id(next.version, 3))]);
     assert_eq!(one.note(Some(next)).await.unwrap().unwrap().text, "other");
 
@@ -190,6 +193,6 @@ async fn a_note_is_replaced_only_by_who_read_it_and_is_heard_by_the_others() {
         .await
         .unwrap_err();
     for error in [one.note(Some(last)).await.unwrap_err(), refused] {
-        assert!(error.to_string().contains("note"), "{error}");
+        assert!(error.to_string().contains("is not a control document"), "{error}");
     }
 }

@@ -1,9 +1,9 @@
 //! Batches: concurrent checks of the same keys share one script call.
 //!
 //! While a call for some keys is in flight, later checks of exactly these keys wait. They go
-//! together as the next call, which decides them in the order they came. A task of its own makes the
-//! calls, so a caller who gives up does not cancel the others' call. A check whose caller gives up
-//! before its call is sent is left out.
+//! together as the next call, which decides them in the order they came. A task of its own makes
+//! the calls, so a caller who gives up does not cancel the others' call. A check whose caller gives
+//! up before its call is sent is left out.
 //!
 //! Queues are in shards by the hash of their keys, so checks of different keys rarely share a lock.
 //! A lock is held for a bounded number of steps, however many checks wait.
@@ -27,8 +27,8 @@ const MAX_BATCH: usize = 1024;
 /// The maximum number of steps of one call's script, each about 0.3 us: Redis serves nobody else
 /// meanwhile.
 const MAX_STEPS: usize = 128;
-/// The maximum number of checks that wait for one call. More are rejected at once: they would not be
-/// decided in time.
+/// The maximum number of checks that wait for one call. More are rejected at once: they would not
+/// be decided in time.
 const MAX_WAITING: usize = 16_384;
 
 /// Shards of the queues: more than there are threads that check at once.
@@ -107,8 +107,8 @@ impl Batcher {
         }
         match timeout_at(deadline, replied).await {
             Ok(Ok(reply)) => reply,
-            // The deadline has passed, or the worker ended with its runtime: the check may have been
-            // charged. Not counted: the call itself is.
+            // The deadline has passed, or the worker ended with its runtime: the check may have
+            // been charged. Not counted: the call itself is.
             Ok(Err(_)) | Err(_) => Err(match last_failure.get() {
                 Some(failure) => Failure { executed: Executed::Maybe, ..failure },
                 None => {
@@ -224,7 +224,8 @@ impl Worker {
             if is_over {
                 queues.remove(&self.subjects);
             }
-            // `gone` is dropped without the lock. If it used up the bound, others may wait behind it.
+            // `gone` is dropped without the lock. If it used up the bound, others may wait behind
+            // it.
             drop(queues);
             if is_over {
                 return None;

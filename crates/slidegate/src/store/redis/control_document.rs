@@ -1,8 +1,8 @@
-//! The note: one text that all instances share, such as what was changed while they run.
+//! The control document: one text that all instances share, with the run-time changes.
 //!
-//! It alone has no TTL: it is not usage, and stays until it is replaced. A writer names the note that it read, and a
-//! script replaces exactly that one, so no change is overwritten. The first line names the note and is read by itself,
-//! so that polling costs little.
+//! It alone has no TTL: it is not usage, and stays until it is replaced. A writer names the
+//! document that it read, and a script replaces exactly that one, so no change is overwritten. The
+//! first line names the document and is read by itself, so that polling costs little.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,35 +12,38 @@ use redis::Value;
 use super::{Executed, Failure, FailureKind, LastFailure, MOST, RedisStore, explain, invalidation};
 use crate::time::instant;
 
-/// Where it lies, named as all keys are. Keys of policies have a second colon.
+/// Its key. Keys of policies have a second colon.
 const KEY: &[u8] = b"sg1:control";
-/// Largest note, its first line included, in bytes: Redis moves a mebibyte in a millisecond or two.
+/// The maximum size of the document, its first line included, in bytes: Redis moves a mebibyte in a
+/// millisecond or two.
 const LARGEST: usize = 1 << 20;
-/// The longest first line: 16 digits of the version, epoch and revision with 16 each, two spaces and a line feed.
+/// The longest first line: 16 digits of the version, epoch and revision with 16 each, two spaces
+/// and a line feed.
 const FIRST_LINE: usize = 51;
-/// How long a read or a write may take: no decision waits for it.
+/// The deadline of a read or a write. No decision waits for it.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Identifies one write of the note.
+/// Identifies one write of the control document.
 ///
-/// A version alone does not: a store that loses its data, or fails over to a replica that lags, counts up from an
-/// older version again. The random parts tell such a note from the one that was lost.
+/// A version alone does not: a store that loses its data, or fails over to a replica that lags,
+/// counts up from an older version again. The random parts tell such a document from the one that
+/// was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ControlDocumentId {
-    /// Random, chosen by whoever writes the first note, or the first one after a loss. 0 in notes of releases that
-    /// wrote the version alone.
+    /// Random, chosen by whoever writes the first document, or the first one after a loss. 0 in
+    /// documents of releases that wrote the version alone.
     pub epoch: u64,
-    /// Grows with each write. 0 where there is no note.
+    /// Grows with each write. 0 if there is no document.
     pub version: u64,
     /// Random, chosen by each write. 0 where `epoch` is 0.
     pub revision: u64,
 }
 
 impl ControlDocumentId {
-    /// The identity of a note that is not there.
+    /// The id of a document that does not exist.
     pub const ABSENT: Self = Self { epoch: 0, version: 0, revision: 0 };
 
-    /// Whether this stands for a note that is not there.
+    /// Whether the document does not exist.
     #[must_use]
     pub fn is_absent(&self) -> bool {
         self.version == 0
@@ -62,7 +65,7 @@ impl ControlDocumentId {
 }
 
 impl fmt::Display for ControlDocumentId {
-    /// As the first line has it; nothing where there is no note.
+    /// The first line of the document; empty if there is none.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { epoch, version, revision } = self;
         match (version, epoch) {
@@ -77,14 +80,14 @@ impl fmt::Display for ControlDocumentId {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct ControlDocument {
-    /// Which note this is.
+    /// Which write this is.
     pub id: ControlDocumentId,
-    /// At most a mebibyte. Empty where there is no note.
+    /// At most a mebibyte. Empty if there is no document.
     pub text: String,
 }
 
 impl ControlDocument {
-    /// A note to be written.
+    /// A document to be written.
     #[must_use]
     pub fn new(id: ControlDocumentId, text: impl Into<String>) -> Self {
         Self { id, text: text.into() }
@@ -92,42 +95,44 @@ impl ControlDocument {
 }
 
 impl RedisStore {
-    /// The note, unless it still is the one that is known.
+    /// The document, unless it is still the known one.
     pub(crate) async fn note(
         &self,
         known: Option<ControlDocumentId>,
     ) -> Result<Option<ControlDocument>, Failure> {
-        let first = self.note_bytes(FIRST_LINE).await?;
+        let first = self.stored_bytes(FIRST_LINE).await?;
         if known.is_some() && known == id_of(&first) {
             return Ok(None);
         }
-        let bytes = self.note_bytes(LARGEST + 1).await?;
-        let note = read(&bytes).ok_or_else(|| {
-            let detail = "`sg1:control` is not a note that this release can read; another program or a newer slidegate \
-                          wrote it";
-            self.note_failed(FailureKind::ForeignValue, detail.to_owned())
+        let bytes = self.stored_bytes(LARGEST + 1).await?;
+        let document = read(&bytes).ok_or_else(|| {
+            let detail = "`sg1:control` is not a control document that this release can read; another program \
+                          or a newer slidegate wrote it";
+            self.failure(FailureKind::ForeignValue, detail.to_owned())
         })?;
-        Ok(Some(note).filter(|note| Some(note.id) != known))
+        Ok(Some(document).filter(|document| Some(document.id) != known))
     }
 
-    /// Replaces the note `found` by another one; false if something else is stored by now.
+    /// Replaces the document `found` by another one. Returns false if another document is stored
+    /// now.
     pub(crate) async fn replace_control_document(
         &self,
         found: ControlDocumentId,
-        note: &ControlDocument,
+        document: &ControlDocument,
     ) -> Result<bool, Failure> {
-        let ControlDocument { id, text } = note;
+        let ControlDocument { id, text } = document;
         if id.epoch == 0 || id.revision == 0 || !(1..=MOST).contains(&id.version) {
             let detail = format!(
-                "a note cannot have version {}, epoch {} and revision {}; give a version from 1 to {MOST}, and random \
-                 numbers other than 0",
+                "control document: invalid version {}, epoch {} and revision {}: the version must be 1 to \
+                 {MOST}, epoch and revision random numbers other than 0",
                 id.version, id.epoch, id.revision
             );
             return Err(Failure::without_node(Executed::No, FailureKind::Other, detail));
         }
         let value = format!("{id}\n{text}");
         if value.len() > LARGEST {
-            let detail = format!("a note of {} bytes is too large; {LARGEST} is the most", value.len());
+            let detail =
+                format!("control document: invalid size of {} bytes: must be at most {LARGEST}", value.len());
             return Err(Failure::without_node(Executed::No, FailureKind::Other, detail));
         }
         let args = [found.to_string().into_bytes(), value.into_bytes()];
@@ -139,13 +144,13 @@ impl RedisStore {
         let written = written.map_err(explain)? == Value::Int(1);
         if written {
             calls.forget_denials();
-            // Whoever does not receive it, polls within seconds.
-            let _ = invalidation::publish_note(calls, deadline).await;
+            // An instance that does not receive it polls within seconds.
+            let _ = invalidation::publish_control_document(calls, deadline).await;
         }
         Ok(written)
     }
 
-    /// Waits until another instance has told of a note.
+    /// Waits until another instance publishes a new document.
     pub(crate) async fn control_document_changed(&self) {
         if let Some(remembered) = &self.calls.remembered {
             self.invalidations.keep(&self.calls, remembered);
@@ -153,8 +158,8 @@ impl RedisStore {
         self.calls.control_document_changed.notified().await;
     }
 
-    /// The first bytes of what is stored.
-    async fn note_bytes(&self, most: usize) -> Result<Vec<u8>, Failure> {
+    /// The first bytes of the stored document.
+    async fn stored_bytes(&self, most: usize) -> Result<Vec<u8>, Failure> {
         let mut command = redis::cmd("GETRANGE");
         command.arg(KEY).arg(0).arg(most - 1);
         match self
@@ -165,18 +170,17 @@ impl RedisStore {
             .map_err(explain)?
         {
             Value::BulkString(bytes) => Ok(bytes),
-            other => {
-                Err(self.note_failed(FailureKind::Malformed, format!("answered GETRANGE with {other:?}")))
-            }
+            other => Err(self.failure(FailureKind::Malformed, format!("answered GETRANGE with {other:?}"))),
         }
     }
 
-    fn note_failed(&self, kind: FailureKind, detail: String) -> Failure {
+    fn failure(&self, kind: FailureKind, detail: String) -> Failure {
         self.calls.failed(self.calls.transport.slot(KEY), Executed::No, kind, detail)
     }
 }
 
-/// What the first bytes of a value say that it is; [`ControlDocumentId::ABSENT`] where there are none.
+/// What the first bytes of a value say that it is; [`ControlDocumentId::ABSENT`] where there are
+/// none.
 fn id_of(bytes: &[u8]) -> Option<ControlDocumentId> {
     if bytes.is_empty() {
         return Some(ControlDocumentId::ABSENT);
@@ -194,15 +198,17 @@ fn read(bytes: &[u8]) -> Option<ControlDocument> {
 mod tests {
     use super::*;
 
-    /// What something else wrote under the name must not pass for limits, and what older releases wrote must be read.
+    /// What something else wrote under the name must not pass for limits, and what older releases
+    /// wrote must be read.
     #[test]
-    fn only_an_identity_and_a_text_are_a_note() {
-        let note = |id: ControlDocumentId, text: &str| Some(ControlDocument { id, text: text.to_owned() });
+    fn only_an_id_and_a_text_are_a_control_document() {
+        let document =
+            |id: ControlDocumentId, text: &str| Some(ControlDocument { id, text: text.to_owned() });
         let legacy = ControlDocumentId { version: 12, ..ControlDocumentId::ABSENT };
-        assert_eq!(read(b""), note(ControlDocumentId::ABSENT, ""));
-        assert_eq!(read(b"12\n{}\n"), note(legacy, "{}\n"));
+        assert_eq!(read(b""), document(ControlDocumentId::ABSENT, ""));
+        assert_eq!(read(b"12\n{}\n"), document(legacy, "{}\n"));
         let id = ControlDocumentId { epoch: 0xab, version: MOST, revision: u64::MAX };
-        assert_eq!(read(format!("{id}\n{{}}").as_bytes()), note(id, "{}"));
+        assert_eq!(read(format!("{id}\n{{}}").as_bytes()), document(id, "{}"));
         assert_eq!(id.to_string().len() + 1, FIRST_LINE);
         assert_eq!([ControlDocumentId::ABSENT.to_string(), legacy.to_string()], ["", "12"]);
         for foreign in [

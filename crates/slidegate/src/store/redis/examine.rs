@@ -1,4 +1,5 @@
-//! Examinations: what silently breaks limits, looked for where the server permits it, and said in words.
+//! Examinations: what silently breaks limits, looked for where the server permits it, and said in
+//! words.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -13,7 +14,8 @@ use crate::time::instant;
 
 /// How long one question may take: nobody waits for it.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Keys whose counts must never sink, spread over the slots of a cluster; the first alone elsewhere.
+/// Keys whose counts must never sink, spread over the slots of a cluster; the first alone
+/// elsewhere.
 const CANARIES: usize = 16;
 /// Seconds that such a key lives without being counted on.
 const CANARY_LIVES_S: u64 = 86_400;
@@ -33,7 +35,8 @@ struct Counts {
 }
 
 impl RedisStore {
-    /// Looks for what silently breaks limits; one line for each finding. What a user may not ask is not looked at.
+    /// Looks for what silently breaks limits; one line for each finding. What a user may not ask is
+    /// not looked at.
     pub(crate) async fn examine(&self) -> Vec<String> {
         let mut findings = Vec::new();
         for (node, answer) in self.ask_all(&["CONFIG", "GET", "maxmemory-policy"]).await {

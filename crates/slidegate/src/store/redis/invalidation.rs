@@ -59,7 +59,7 @@ pub(crate) async fn publish(calls: &Calls, deadline: Instant) -> Result<(), Fail
 }
 
 /// Publishes that the control document was replaced, which may have changed limits.
-pub(crate) async fn publish_note(calls: &Calls, deadline: Instant) -> Result<(), Failure> {
+pub(crate) async fn publish_control_document(calls: &Calls, deadline: Instant) -> Result<(), Failure> {
     let mut command = Cmd::new();
     command.arg("PUBLISH").arg(CHANNEL).arg(format!("{}{CONTROL_DOCUMENT}", calls.teller.0));
     calls.transport.command(None, &command, deadline).await.map(|_| ())

@@ -18,8 +18,8 @@ use crate::store::redis::transport::{ClientCertificate, ConnectionOptions, Pem};
 /// | `redis+cluster://[user:password@]host:port,host:port` | a cluster; some of its nodes are enough |
 /// | `redis+sentinel://[user:password@]host:port,host:port/master[/db]` | the master of that name; Sentinels listen on 26379 unless said, and may want `?sentinel_user=NAME&sentinel_pass=PASSWORD` |
 ///
-/// `rediss`, `rediss+cluster` and `rediss+sentinel` are the same over TLS. Characters with a meaning in URLs are written
-/// `%40` in names and passwords.
+/// `rediss`, `rediss+cluster` and `rediss+sentinel` are the same over TLS. Characters with a
+/// meaning in URLs are written `%40` in names and passwords.
 ///
 /// ```
 /// use slidegate::RedisOptions;
@@ -39,7 +39,8 @@ use crate::store::redis::transport::{ClientCertificate, ConnectionOptions, Pem};
 /// # Ok::<(), slidegate::Error>(())
 /// ```
 ///
-/// Two are equal if all that they say is, passwords, keys and certificates included. No `Debug` output shows those.
+/// Two are equal if all that they say is, passwords, keys and certificates included. No `Debug`
+/// output shows those.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RedisOptions {
     pub(crate) connection: ConnectionOptions,
@@ -54,8 +55,8 @@ impl RedisOptions {
     /// Options for the place that a URL names, all else at its default.
     ///
     /// # Errors
-    /// An unknown scheme, a missing host or master name, a port or database that is no number, a parameter that the
-    /// scheme does not have.
+    /// An unknown scheme, a missing host or master name, a port or database that is no number, a
+    /// parameter that the scheme does not have.
     pub fn new(url: &str) -> Result<Self, Error> {
         Ok(Self {
             connection: ConnectionOptions::parse(url)?,
@@ -67,7 +68,8 @@ impl RedisOptions {
 
     /// Makes one call for each check, also while another for the same keys is under way.
     ///
-    /// Unless told so, those that come meanwhile wait and go as one call, which decides them in the order they came.
+    /// Unless told so, those that come meanwhile wait and go as one call, which decides them in the
+    /// order they came.
     #[must_use]
     pub fn without_batching(self) -> Self {
         Self { coalesce: false, ..self }
@@ -81,22 +83,22 @@ impl RedisOptions {
         Self { remember_denials: false, ..self }
     }
 
-    /// Hashes every id in the names of keys, not only those that are long or not plain: for a cluster, where clients must
-    /// not choose slots, and for personal data.
+    /// Hashes every id in the names of keys, not only those that are long or not plain: for a
+    /// cluster, where clients must not choose slots, and for personal data.
     #[must_use]
     pub fn hashed_keys(self) -> Self {
         Self { names: Names { always_hashed: true, ..self.names }, ..self }
     }
 
-    /// What ids are hashed with: the same text in every instance, unknown to clients. Without one, whoever knows slidegate
-    /// can tell where an id lies.
+    /// What ids are hashed with: the same text in every instance, unknown to clients. Without one,
+    /// whoever knows slidegate can tell where an id lies.
     #[must_use]
     pub fn key_secret(self, secret: &str) -> Self {
         Self { names: Names { secret: Names::secret_of(secret), ..self.names }, ..self }
     }
 
-    /// Puts all keys of requests that share this attribute's value in one slot of a cluster, so that they are decided in
-    /// one step. Requests without it lie wherever their keys say.
+    /// Puts all keys of requests that share this attribute's value in one slot of a cluster, so
+    /// that they are decided in one step. Requests without it lie wherever their keys say.
     #[must_use]
     pub fn hash_tag(self, attribute: impl Into<String>) -> Self {
         Self { names: Names { hash_tag: Some(attribute.into()), ..self.names }, ..self }
@@ -108,7 +110,8 @@ impl RedisOptions {
         self.names.hash_tag.as_deref()
     }
 
-    /// The longest a whole decision may take, waiting for a connection and for the script's turn included.
+    /// The longest a whole decision may take, waiting for a connection and for the script's turn
+    /// included.
     ///
     /// 1 ms to 60 s; 50 ms unless said.
     #[must_use]
@@ -116,7 +119,8 @@ impl RedisOptions {
         Self { connection: ConnectionOptions { deadline, ..self.connection }, ..self }
     }
 
-    /// The longest that making one connection may take. Decisions do not wait for it past their own deadline.
+    /// The longest that making one connection may take. Decisions do not wait for it past their own
+    /// deadline.
     ///
     /// 1 ms to 60 s; 250 ms unless said.
     #[must_use]
@@ -142,7 +146,8 @@ impl RedisOptions {
 
     /// Trusts servers whose certificates these authorities signed, in PEM form, and no others.
     ///
-    /// Unless said, the public authorities that browsers trust. A server's name is always checked as well.
+    /// Unless said, the public authorities that browsers trust. A server's name is always checked
+    /// as well.
     #[must_use]
     pub fn ca_certificates(self, pem: Vec<u8>) -> Self {
         let ca_certificates = Some(Pem(pem));
@@ -156,7 +161,8 @@ impl RedisOptions {
         Self { connection: ConnectionOptions { client_certificate, ..self.connection }, ..self }
     }
 
-    /// The same options for the servers that another URL names: their place, TLS, database, names and passwords.
+    /// The same options for the servers that another URL names: their place, TLS, database, names
+    /// and passwords.
     #[must_use]
     pub fn with_url_of(self, other: &Self) -> Self {
         let ConnectionOptions { servers, tls, credentials, sentinel_credentials, database, .. } =

@@ -219,7 +219,8 @@ mod tests {
         all
     }
 
-    /// A character that is lost changes what is charged. A line that moves makes error messages lie.
+    /// A character that is lost changes what is charged. A line that moves makes error messages
+    /// lie.
     #[test]
     fn only_comments_and_indentation_are_left_out() {
         let text = "-- a\n\n  local a = '--' -- b\n\t--c\nlocal b = \"[--\" .. a[b[1]]  \n--[b]\nreturn a";

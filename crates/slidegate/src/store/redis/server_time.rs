@@ -1,9 +1,10 @@
-//! Server time: what a server's clock shows at an instant of ours, so that a call can say until when it is wanted, and so
-//! that a clock that jumps is noticed.
+//! Server time: estimates a server's clock at a local instant, so that a call can carry its
+//! deadline in server time, and so that jumps of a clock are noticed.
 //!
-//! A reply carries the server's time at some moment between sending the call and the reply's arrival. That bounds the
-//! difference between both clocks from both sides, however slow the network was. Two replies whose bounds are further apart
-//! than clocks drift show that the server's clock has jumped, or that another server answers with another clock.
+//! A reply carries the server's time at some moment between sending the call and the reply's
+//! arrival. That bounds the difference between both clocks from both sides, however slow the
+//! network was. Two replies whose bounds are further apart than clocks drift show that the server's
+//! clock has jumped, or that another server answers with another clock.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -21,8 +22,9 @@ pub(crate) struct ServerTimes {
 
 /// How often the clocks of a shared store's servers were seen to jump.
 ///
-/// A forward jump expires history early, so up to one limit more is admitted; see `docs/operations.md`. A failover to a
-/// server with another clock counts as a jump, and so does a suspension of the machine that this process runs on.
+/// A forward jump expires history early, so up to one limit more is admitted; see
+/// `docs/operations.md`. A failover to a server with another clock counts as a jump, and so does a
+/// suspension of the machine that this process runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct ClockJumps {
@@ -51,18 +53,21 @@ struct Clock {
 #[derive(Debug, Default)]
 struct Jumps {
     counts: ClockJumps,
-    /// The last jump in each direction: its size in microseconds, and the server. Backward, then forward.
+    /// The last jump in each direction: its size in microseconds, and the server. Backward, then
+    /// forward.
     last: [Option<(i64, String)>; 2],
-    /// The last jumps and when they were noticed, by our clock. A server holds many slots, each of which shows the jump.
+    /// The last jumps and when they were noticed, by our clock. A server holds many slots, each of
+    /// which shows the jump.
     recent: VecDeque<(i64, i64)>,
 }
 
-/// A difference that changes by less than this, in microseconds, is corrected without a word: clocks that are kept by NTP
-/// are rarely stepped by less.
+/// A smaller change of the difference, in microseconds, is not a jump: NTP rarely steps a clock by
+/// less.
 const TOLERANCE_US: i64 = 50_000;
-/// How far two clocks may drift apart, in millionths: what a daemon that corrects a clock by slewing usually keeps to.
+/// How far two clocks may drift apart, in millionths: what a daemon that corrects a clock by
+/// slewing usually keeps to.
 const DRIFT_PPM: i64 = 500;
-/// A call is wanted for so much less than its deadline, in microseconds: an answer on the way back is of no use later.
+/// Time for a reply to arrive before the deadline, in microseconds: a call may not charge later.
 const WAY_BACK_US: i64 = 1000;
 /// Jumps that are remembered, so that the slots of one server count one jump once.
 const MOST_RECENT: usize = 16;
@@ -73,14 +78,16 @@ impl ServerTimes {
         Self { start, clocks: (0..slots).map(|_| Mutex::default()).collect(), jumps: Mutex::default() }
     }
 
-    /// The latest time of the server of this slot at which it surely is not past `deadline` here; `None` before it was heard.
+    /// The latest time of the server of this slot at which it surely is not past `deadline` here;
+    /// `None` before it was heard.
     pub(crate) fn latest(&self, slot: u16, deadline: Instant) -> Option<u64> {
         let least = (*self.clock(slot))?.least;
         let latest = self.ours(deadline).saturating_add(least).saturating_sub(WAY_BACK_US);
         Some(u64::try_from(latest).unwrap_or(0))
     }
 
-    /// A reply with this server time has arrived, to a call that was sent not before `sent`. `node` names the server.
+    /// A reply with this server time has arrived, to a call that was sent not before `sent`. `node`
+    /// names the server.
     pub(crate) fn heard(
         &self,
         slot: u16,
@@ -141,8 +148,8 @@ impl ServerTimes {
 }
 
 impl Jumps {
-    /// A slot that was last heard of at `heard` shows a jump now, whose size is known but for the uncertainty. It is the
-    /// one that another slot has shown since then, if both are of one size.
+    /// A slot that was last heard of at `heard` shows a jump now, whose size is known but for the
+    /// uncertainty. It is the one that another slot has shown since then, if both are of one size.
     fn count(&mut self, us: i64, now: i64, (heard, uncertainty): (i64, i64), node: impl FnOnce() -> String) {
         let is_known = |(size, noticed): &(i64, i64)| *noticed >= heard && (us - size).abs() <= uncertainty;
         if self.recent.iter().any(is_known) {
@@ -158,7 +165,8 @@ impl Jumps {
     }
 }
 
-/// How far clocks may drift apart in so many microseconds; nothing where replies overtook one another.
+/// How far clocks may drift apart in so many microseconds; nothing where replies overtook one
+/// another.
 fn drift(elapsed_us: i64) -> i64 {
     elapsed_us.max(0) / 1_000_000 * DRIFT_PPM + DRIFT_PPM
 }
@@ -220,7 +228,8 @@ mod tests {
         assert_eq!(server.counts(), (0, 1));
     }
 
-    /// A forward jump frees whole limits at once; who is not told looks for the cause in their traffic.
+    /// A forward jump frees whole limits at once; who is not told looks for the cause in their
+    /// traffic.
     #[tokio::test(start_paused = true)]
     async fn jumps_ahead_and_back_are_counted_once_each_with_their_size() {
         let mut server = Server::new(1);
@@ -258,7 +267,8 @@ mod tests {
         assert_eq!(server.counts(), (0, 0));
     }
 
-    /// Calls are in flight when a clock jumps: their replies tell the time of before, and are no jump back.
+    /// Calls are in flight when a clock jumps: their replies tell the time of before, and are no
+    /// jump back.
     #[tokio::test(start_paused = true)]
     async fn replies_that_were_overtaken_by_a_jump_are_not_jumps() {
         let mut server = Server::new(1);

@@ -1,4 +1,5 @@
-//! Transport: sends script calls and commands to a server, a Sentinel's master or the right cluster node.
+//! Transport: sends script calls and commands to a server, a Sentinel's master or the right cluster
+//! node.
 //!
 //! A failed call is repeated until its deadline if it was certainly not executed, otherwise never.
 
@@ -59,8 +60,9 @@ pub(crate) struct ScriptText {
     pub(crate) hash: String,
 }
 
-/// Script header. With it, Redis 7 and later reject a script that may write before it runs if memory is
-/// exhausted, replicas are missing or writes are forbidden. Without it a script could stop half-way.
+/// Script header. With it, Redis 7 and later reject a script that may write before it runs if
+/// memory is exhausted, replicas are missing or writes are forbidden. Without it a script could
+/// stop half-way.
 const CHECKED: &str = "#!lua\n";
 
 impl Script {
@@ -131,10 +133,11 @@ impl Transport {
         Ok(Self { topology, failures: FailureCounts::default() })
     }
 
-    /// Runs a script by its hash, at most once, and not after the deadline. All keys must be in one slot.
-    /// Stores in `last_failure` why it is repeated.
+    /// Runs a script by its hash, at most once, and not after the deadline. All keys must be in one
+    /// slot. Stores in `last_failure` why it is repeated.
     ///
-    /// Dropping the future does not cancel a call that was already sent, and does not affect other calls.
+    /// Dropping the future does not cancel a call that was already sent, and does not affect other
+    /// calls.
     pub(crate) async fn run(
         &self,
         script: &Script,
@@ -155,7 +158,8 @@ impl Transport {
             .inspect_err(|failure| self.count(failure))
     }
 
-    /// Sends a command, at most once, to the node that holds `key`, or to any master if there is no key.
+    /// Sends a command, at most once, to the node that holds `key`, or to any master if there is no
+    /// key.
     pub(crate) async fn command(
         &self,
         key: Option<&[u8]>,
@@ -168,10 +172,11 @@ impl Transport {
             .inspect_err(|failure| self.count(failure))
     }
 
-    /// Sends each master the command that `command` returns for its name, concurrently. `None` skips a node.
+    /// Sends each master the command that `command` returns for its name, concurrently. `None`
+    /// skips a node.
     ///
-    /// An error reply counts as a failure here. Failures are not added to [`errors`](Self::errors): some of
-    /// these commands are optional, and the user may lack the permission.
+    /// An error reply counts as a failure here. Failures are not added to [`errors`](Self::errors):
+    /// some of these commands are optional, and the user may lack the permission.
     pub(crate) async fn on_each_master(
         &self,
         mut command: impl FnMut(&str) -> Option<Cmd>,
@@ -219,7 +224,8 @@ impl Transport {
         Ok(names)
     }
 
-    /// A connector to some master, if one is known. Any master receives messages published on another.
+    /// A connector to some master, if one is known. Any master receives messages published on
+    /// another.
     pub(crate) fn connector(&self) -> Option<Arc<Connector>> {
         self.topology.start_refresh();
         self.topology.holder(0).map(|node| node.connector())
@@ -254,8 +260,8 @@ impl Transport {
         }
     }
 
-    /// Sends a job to the node that holds its slot. Follows redirections and retries until there is a reply
-    /// or the deadline passes.
+    /// Sends a job to the node that holds its slot. Follows redirections and retries until there is
+    /// a reply or the deadline passes.
     async fn drive(
         &self,
         slot: u16,
@@ -296,7 +302,8 @@ impl Transport {
                             node.exhausted(&reason.detail);
                             reason
                         }
-                        // An earlier attempt got a reason; report that rather than the last timeout.
+                        // An earlier attempt got a reason; report that rather than the last
+                        // timeout.
                         Some(reason) if failure.kind == FailureKind::Timeout => {
                             Failure { executed: failure.executed, ..reason }
                         }
@@ -435,8 +442,8 @@ fn refused(node: &Node, error: &redis::ServerError) -> Failure {
     node.failure(executed, FailureKind::of(error), &format!("{}{hint}", failure::reply_text(error)))
 }
 
-/// Time that must remain for a retry. With less, the caller would get a timeout instead of the server's
-/// error.
+/// Time that must remain for a retry. With less, the caller would get a timeout instead of the
+/// server's error.
 const LAST_CALL: Duration = Duration::from_millis(5);
 
 /// Pauses before a retry. Returns whether enough time is left for it.

@@ -1,7 +1,8 @@
-//! Circuit breaker: stops calls to a node that fails or is slow, and probes whether it has recovered.
+//! Circuit breaker: stops calls to a node that fails or is slow, and probes whether it has
+//! recovered.
 //!
-//! Closed: every call passes. Open: one probe passes every [`PROBE_US`], and three successes in a row close
-//! it. It reads no clock: callers pass times in microseconds of any monotonic clock.
+//! Closed: every call passes. Open: one probe passes every [`PROBE_US`], and three successes in a
+//! row close it. It reads no clock: callers pass times in microseconds of any monotonic clock.
 
 /// Failures in a row that open it.
 const STREAK: u32 = 5;

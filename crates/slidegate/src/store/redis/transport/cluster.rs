@@ -1,7 +1,7 @@
 //! Redis Cluster: which node holds which slot.
 //!
-//! The slot map may be stale: a wrong entry costs a redirection, never a wrong decision. Reads take no
-//! lock. A redirection updates one slot at once and triggers a refresh of the whole map.
+//! The slot map may be stale: a wrong entry costs a redirection, never a wrong decision. Reads take
+//! no lock. A redirection updates one slot at once and triggers a refresh of the whole map.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -103,7 +103,8 @@ impl Cluster {
         self.why.load().as_deref().cloned()
     }
 
-    /// Handles a `MOVED` redirection from `from`: the slot is now at `to`. Returns whether it is valid.
+    /// Handles a `MOVED` redirection from `from`: the slot is now at `to`. Returns whether it is
+    /// valid.
     pub(super) fn moved(&self, slot: u16, to: &str, from: &Node) -> bool {
         let Some(node) = self.named(to, from) else { return false };
         self.map.rcu(|map| {
@@ -211,7 +212,8 @@ impl Renew for Cluster {
                         self.install(&ranges);
                         let map = self.map.load();
                         let whole = map.holders.iter().all(|holder| *holder != NOBODY);
-                        // A node that was never called is not connected, which is no reason to doubt it.
+                        // A node that was never called is not connected, which is no reason to
+                        // doubt it.
                         return whole && map.masters.iter().all(|node| !node.is_suspect());
                     }
                     Some(_) => why = format!("redis at {}: no node holds slots", node.name()),

@@ -1,7 +1,7 @@
 //! A managed connection: connects to a node in the background and reconnects after a loss.
 //!
-//! Callers never connect themselves. They wait for the background task, at most until their deadline. While
-//! attempts fail, callers get the error at once and the task keeps trying.
+//! Callers never connect themselves. They wait for the background task, at most until their
+//! deadline. While attempts fail, callers get the error at once and the task keeps trying.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -22,7 +22,8 @@ const MAX_IN_FLIGHT: usize = 2048;
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
 /// Timeouts in a row after which a connection is closed: the server may have disappeared silently.
 const MAX_TIMEOUTS: u32 = 3;
-/// A connection that was shorter than this is followed by a backoff: the server may be closing clients.
+/// A connection that was shorter than this is followed by a backoff: the server may be closing
+/// clients.
 const SHORT_LIFE: Duration = Duration::from_secs(1);
 
 /// A connection to a node that is re-established when it is lost.
@@ -119,7 +120,8 @@ impl ManagedConnection {
         }
     }
 
-    /// Closes a lost connection and reconnects. Returns whether this is the first call to report the loss.
+    /// Closes a lost connection and reconnects. Returns whether this is the first call to report
+    /// the loss.
     pub(super) fn lose(&self, node: &Node, number: usize, connection: &Connection) -> bool {
         connection.lost.store(true, Ordering::Release);
         self.connect(node, number);
@@ -162,7 +164,8 @@ impl Connection {
         self.timeouts_in_a_row.store(0, Ordering::Relaxed);
     }
 
-    /// Records the timeout of a call that was sent at `begun_us`. Returns whether to close the connection.
+    /// Records the timeout of a call that was sent at `begun_us`. Returns whether to close the
+    /// connection.
     ///
     /// A slow server still replies to other calls. Reconnecting would slow it down further.
     pub(super) fn is_silent(&self, begun_us: u64) -> bool {
@@ -171,7 +174,8 @@ impl Connection {
     }
 }
 
-/// A connection attempt. If it is dropped before it succeeds, as when a runtime ends, the state becomes idle.
+/// A connection attempt. If it is dropped before it succeeds, as when a runtime ends, the state
+/// becomes idle.
 struct Attempt {
     node: Weak<Node>,
     number: usize,

@@ -17,7 +17,8 @@ use super::failure;
 use super::options::{Address, ConnectionOptions, Credentials};
 use crate::error::Error;
 
-/// Commands queued on one connection; more than may be in flight, so that no call waits for the queue.
+/// Commands queued on one connection; more than may be in flight, so that no call waits for the
+/// queue.
 const PIPELINE_BUFFER: usize = 4096;
 /// The client library name that `CLIENT LIST` shows.
 const LIBRARY: &str = "slidegate";
@@ -54,8 +55,8 @@ impl Connector {
         })
     }
 
-    /// Connects and authenticates. `lost` is called at most once, when the connection ends. Over RESP2 it is
-    /// not called, and the next call finds out.
+    /// Connects and authenticates. `lost` is called at most once, when the connection ends. Over
+    /// RESP2 it is not called, and the next call finds out.
     pub(super) async fn connect(
         &self,
         lost: impl Fn() + Send + Sync + 'static,
@@ -169,7 +170,8 @@ fn client(
     })
 }
 
-/// Whether the text has a certificate. rustls accepts any other text as an empty list and then trusts nobody.
+/// Whether the text has a certificate. rustls accepts any other text as an empty list and then
+/// trusts nobody.
 fn holds_certificate(pem: &[u8]) -> bool {
     const BEGIN: &[u8] = b"-----BEGIN CERTIFICATE-----";
     pem.windows(BEGIN.len()).any(|window| window == BEGIN)

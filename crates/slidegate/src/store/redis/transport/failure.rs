@@ -1,7 +1,7 @@
 //! Failures: why a call got no usable reply, and whether it may have been executed.
 //!
-//! A call that was certainly not executed may be repeated. Repeating one that may have been executed could
-//! charge twice.
+//! A call that was certainly not executed may be repeated. Repeating one that may have been
+//! executed could charge twice.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +14,8 @@ use redis::{ErrorKind, RedisError, ServerError, ServerErrorKind};
 pub(crate) struct Failure {
     pub(crate) executed: Executed,
     pub(crate) kind: FailureKind,
-    /// The node that was called: `10.0.0.5:6379` or the path of a socket; empty if no node is the cause.
+    /// The node that was called: `10.0.0.5:6379` or the path of a socket; empty if no node is the
+    /// cause.
     pub(crate) node: String,
     /// What happened, in lower case, with the server's own words if it replied an error.
     pub(crate) detail: String,
@@ -145,8 +146,10 @@ impl FailureKind {
     pub(super) fn of(error: &ServerError) -> Self {
         let details = error.details().unwrap_or_default();
         match error.code() {
-            // Servers before Redis 7 wrap errors of a script: `ERR Error running script (call to f_1b936e):
-            // @user_script:1: -OOM command not allowed`. Redis 7.0 and 8 word a missing permission of a script
+            // Servers before Redis 7 wrap errors of a script: `ERR Error running script (call to
+            // f_1b936e):
+            // @user_script:1: -OOM command not allowed`. Redis 7.0 and 8 word a missing permission
+            // of a script
             // differently.
             "ERR"
                 if ["can't run this command", "ACL failure in script"]
@@ -226,8 +229,8 @@ impl FailureCounts {
 
 /// Why a shared store did not decide and a policy's [fallback](crate::OnStoreError) did.
 ///
-/// Its text is one line with the node and what happened, and the server's own words if it replied an error:
-/// `redis at 10.0.0.5:6379: READONLY You can't write against a read only replica.`
+/// Its text is one line with the node and what happened, and the server's own words if it replied
+/// an error: `redis at 10.0.0.5:6379: READONLY You can't write against a read only replica.`
 #[derive(Debug, Clone)]
 pub struct StoreFailure(pub(crate) Failure);
 
@@ -302,7 +305,8 @@ impl ErrorReply {
                 None => Self::Fail(Executed::No),
             },
             Some(ServerErrorKind::NoScript) => Self::NoScript,
-            // A replica rejects a script's first write, so READONLY from a script has written nothing.
+            // A replica rejects a script's first write, so READONLY from a script has written
+            // nothing.
             Some(
                 ServerErrorKind::TryAgain
                 | ServerErrorKind::ClusterDown
@@ -424,7 +428,8 @@ mod tests {
         ErrorReply::of(&error)
     }
 
-    /// Calls that were not executed may be repeated within the deadline, so this list must be right.
+    /// Calls that were not executed may be repeated within the deadline, so this list must be
+    /// right.
     #[test]
     fn errors_before_execution_ask_for_another_try() {
         for line in [
@@ -519,7 +524,8 @@ mod tests {
         }
     }
 
-    /// Two kinds with one label would share a series; a kind that is missing in `ALL` would have none.
+    /// Two kinds with one label would share a series; a kind that is missing in `ALL` would have
+    /// none.
     #[test]
     fn every_kind_has_a_label_and_a_counter_of_its_own() {
         let counts = FailureCounts::default();

@@ -1,7 +1,7 @@
 //! A node: one server with its connections, circuit breaker and counters.
 //!
-//! A call is sent at most once; the caller decides from the failure whether to retry. Nodes share no state,
-//! so a failing node does not slow down others.
+//! A call is sent at most once; the caller decides from the failure whether to retry. Nodes share
+//! no state, so a failing node does not slow down others.
 
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -37,7 +37,8 @@ pub(super) struct Node {
     health: Mutex<Health>,
     /// Time zero of the breaker.
     since: Instant,
-    /// A timeout shorter than this says nothing about the connection: half of a decision's deadline.
+    /// A timeout shorter than this says nothing about the connection: half of a decision's
+    /// deadline.
     silence: Duration,
     /// Whether the server does not know the `#!lua` header of scripts.
     plain_scripts: AtomicBool,
@@ -184,8 +185,8 @@ impl Node {
             let mut values = self.call_all(&all, deadline).await?.into_iter();
             let loaded = values.next().ok_or_else(|| self.malformed())?;
             let answer = self.last(values)?;
-            // If loading failed but another client had loaded the script meanwhile, the call succeeded. Only
-            // if it did not run is the load error the result.
+            // If loading failed but another client had loaded the script meanwhile, the call
+            // succeeded. Only if it did not run is the load error the result.
             if !is_missing_script(&answer) {
                 return Ok(answer);
             }
@@ -313,7 +314,8 @@ impl Node {
         Ok(connections.find(|(_, managed)| managed.is_up()).unwrap_or((number, managed)))
     }
 
-    /// Handles a connection error. A lost connection counts as one failure, however many calls were on it.
+    /// Handles a connection error. A lost connection counts as one failure, however many calls were
+    /// on it.
     fn broken(
         &self,
         managed: &ManagedConnection,

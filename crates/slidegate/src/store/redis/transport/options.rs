@@ -12,7 +12,8 @@ use crate::secret::Secret;
 
 /// The largest number of connections to one node.
 const MAX_CONNECTIONS: u8 = 16;
-/// The longest deadline and connect timeout. A limiter that takes longer delays requests instead of limiting them.
+/// The longest deadline and connect timeout. A limiter that takes longer delays requests instead of
+/// limiting them.
 const MAX_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Which servers to connect to, and how.

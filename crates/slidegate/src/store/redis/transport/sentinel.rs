@@ -1,7 +1,7 @@
 //! Redis Sentinel: which server is the master.
 //!
-//! A Sentinel's answer is verified with the server itself: a server that does not report the role `master` is
-//! not called.
+//! A Sentinel's answer is verified with the server itself: a server that does not report the role
+//! `master` is not called.
 
 use std::sync::Arc;
 use std::time::Duration;

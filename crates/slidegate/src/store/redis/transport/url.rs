@@ -1,6 +1,7 @@
 //! Redis URLs: one server, the nodes of a cluster, or Sentinels and a master's name.
 //!
-//! Parsed here because URL libraries accept a single host only, and their errors would show passwords.
+//! Parsed here because URL libraries accept a single host only, and their errors would show
+//! passwords.
 
 use super::options::{Address, ConnectionOptions, Credentials, Servers};
 use crate::error::Error;
