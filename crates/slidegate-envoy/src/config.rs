@@ -19,7 +19,6 @@ pub(crate) mod names;
 mod plain;
 mod rule;
 mod watch;
-mod yaml;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};

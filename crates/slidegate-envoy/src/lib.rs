@@ -14,6 +14,7 @@ mod host;
 mod http;
 mod settings;
 mod statistics;
+pub mod yaml;
 
 pub use config::{
     ConfigError, ConfigWatcher, EnvoyConfig, Explanation, Folder, LiveConfig, Rate, ReadOptions, SCOPE,

@@ -4,6 +4,7 @@
 //! number and how to fix it. Nothing is guessed: a limiter that limits something else than was meant is
 //! worse than one that does not start. docs/config.md is the reference.
 
+mod load;
 mod sections;
 
 mod admin;
@@ -19,10 +20,10 @@ mod store;
 mod traces;
 
 mod check;
+mod errors;
 mod foreign;
 mod schema;
 mod values;
-mod yaml;
 
 mod added;
 mod environment;
@@ -32,40 +33,28 @@ mod words;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs::File;
-use std::io::Read;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::Path;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use slidegate::headers::HeaderOptions;
-use slidegate::{MemoryStore, Policy, PolicySet, Quota};
+use slidegate::{PolicySet, Quota};
+use slidegate_envoy::GrpcSettings;
 
 pub(crate) use added::Added;
 pub(crate) use admin::{AccessRules, Right, Rights, Token};
 pub(crate) use auth::{Attribute, Auth, Denial, Mapping, Origin};
 pub(crate) use environment::{Arguments, Outside};
-pub(crate) use grpc::Grpc;
 pub(crate) use observe::{KeysShown, Observe};
 pub(crate) use policy::Mode;
 pub(crate) use quota::QuotaSpec;
-pub(crate) use reload::{Fingerprint, Loaded, Sources, differences};
+pub(crate) use reload::{Fingerprint, Sources, differences};
 pub(crate) use resp::{Password, Resp};
 pub(crate) use schema::published as published_schema;
+pub(crate) use slidegate_envoy::yaml::one_line;
 pub(crate) use store::SharedStore;
 pub(crate) use traces::Traces;
 pub(crate) use values::{Parsed, Span, Window, is_name};
 pub(crate) use words::{Counted, describe};
-
-/// Largest file that is read: some 100,000 overrides.
-const MAX_FILE_BYTES: usize = 4 << 20;
-/// Most errors that are listed. More errors than this usually repeat one mistake.
-const MAX_ERRORS: usize = 20;
-
-/// Where the service listens unless told otherwise: reachable from this machine only.
-pub(crate) const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7979);
-/// How long requests in flight may take after the service was told to stop, unless told otherwise.
-pub(crate) const DEFAULT_SHUTDOWN_GRACE: Duration = Duration::from_secs(10);
 
 /// All that can be configured.
 #[derive(Debug, Clone)]
@@ -77,7 +66,7 @@ pub(crate) struct Config {
     /// Where the HTTP interface listens.
     pub(crate) listen: SocketAddr,
     /// Where Envoy's rate-limit service listens.
-    pub(crate) grpc: Grpc,
+    pub(crate) grpc: GrpcSettings,
     /// How long requests in flight may take after the service was told to stop. At most an hour.
     pub(crate) shutdown_grace: Duration,
     /// Most keys that the memory store holds. At least one.
@@ -96,13 +85,18 @@ pub(crate) struct Config {
     pub(crate) admin: AccessRules,
     /// What is reported about decisions.
     pub(crate) observe: Observe,
-    /// What the file says, to name what a hot reload changes.
+    /// What the file says.
     pub(crate) file: FileContent,
 }
 
-/// The JSON of a file. It may hold secrets, which `Debug` does not show.
-#[derive(Clone, Default)]
-pub(crate) struct FileContent(serde_json::Value);
+/// What a file says, to name what a hot reload changes. It may hold secrets, which `Debug` does not show.
+#[derive(Clone)]
+pub(crate) struct FileContent {
+    /// The checked values, those of the command line and the environment included.
+    json: serde_json::Value,
+    /// SHA-256 of the file; of nothing without one.
+    pub(crate) hash: String,
+}
 
 impl fmt::Debug for FileContent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -111,83 +105,6 @@ impl fmt::Debug for FileContent {
 }
 
 impl Config {
-    /// The same without the default policy: what there is beside other limits. A file needs no policies then.
-    pub(crate) fn beside_others(
-        file: Option<&Path>,
-        texts: &[String],
-        outside: &Outside,
-    ) -> Result<Self, ConfigErrors> {
-        let outside = Outside { has_other_limits: true, ..outside.clone() };
-        let config = Self::from_sources(file, texts, &outside)?;
-        let is_default = file.is_none() && texts.is_empty();
-        Ok(if is_default { Self { policies: PolicySet::default(), ..config } } else { config })
-    }
-
-    /// Reads a file and `--policy` texts, whose policies follow the file's. The default where there is neither.
-    pub(crate) fn from_sources(
-        file: Option<&Path>,
-        texts: &[String],
-        outside: &Outside,
-    ) -> Result<Self, ConfigErrors> {
-        let config = file.map(|file| Self::load(file, outside)).transpose()?;
-        let policies = match texts {
-            [] => None,
-            texts => Some(flag::add(config.as_ref().map(|config| &config.policies), texts)?),
-        };
-        let config = config.unwrap_or_else(|| Self {
-            shared: outside.store(),
-            admin: AccessRules { tokens: outside.tokens.clone(), ..AccessRules::default() },
-            observe: Observe::without_file(outside),
-            resp: outside.resp(),
-            ..Self::default()
-        });
-        Ok(Self { policies: policies.unwrap_or(config.policies), ..config })
-    }
-
-    /// Reads a file.
-    pub(crate) fn load(path: &Path, outside: &Outside) -> Result<Self, ConfigErrors> {
-        let name = path.display().to_string();
-        let failed = |line, message: String| ConfigErrors::one(&name, line, &message);
-        let mut bytes = Vec::new();
-        File::open(path)
-            .and_then(|file| file.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes))
-            .map_err(|error| {
-                failed(None, format!("cannot be read: {error}; check the path and who may read it"))
-            })?;
-        let text = String::from_utf8(bytes).map_err(|error| {
-            let good = &error.as_bytes()[..error.utf8_error().valid_up_to()];
-            let line = 1 + good.iter().filter(|byte| **byte == b'\n').count() as u64;
-            failed(Some(line), "this line is not UTF-8; save the file in that encoding".into())
-        })?;
-        Self::parse_with(&text, &name, outside)
-    }
-
-    /// Reads a text with nothing outside of it; errors call it `name`.
-    #[cfg(test)]
-    pub(crate) fn parse(text: &str, name: &str) -> Result<Self, ConfigErrors> {
-        Self::parse_with(text, name, &Outside::default())
-    }
-
-    /// Reads a text; errors call it `name`.
-    fn parse_with(text: &str, name: &str, outside: &Outside) -> Result<Self, ConfigErrors> {
-        if text.len() > MAX_FILE_BYTES {
-            let message = format!(
-                "larger than {MAX_FILE_BYTES} bytes, which is the most; leave out what is not needed"
-            );
-            return Err(ConfigErrors::one(name, None, &message));
-        }
-        let root = yaml::read(text).map_err(|error| {
-            let place = format!("{name}:{}", error.line);
-            ConfigErrors::one(&place, Some(error.column), &error.message)
-        })?;
-        if let Some((line, message)) = foreign::recognise(&root) {
-            return Err(ConfigErrors::one(name, Some(line), &message));
-        }
-        let mut findings = Findings::default();
-        let config = sections::config(&root, outside, &mut findings);
-        findings.none_or_errors(name).map(|()| config)
-    }
-
     /// Where usage lives.
     pub(crate) fn counted(&self) -> Counted {
         match &self.shared {
@@ -202,98 +119,20 @@ impl Config {
     }
 }
 
-/// What a service without a file does: 100 requests a minute for each user.
-impl Default for Config {
-    fn default() -> Self {
-        let per_user = Policy::new("per-user", Quota::per_minute(100)).map(|policy| policy.scope(["user"]));
-        Self {
-            policies: per_user
-                .and_then(|policy| PolicySet::new([policy]))
-                .expect("the default policy is valid"),
-            candidates: BTreeMap::new(),
-            listen: DEFAULT_LISTEN,
-            grpc: Grpc::default(),
-            shutdown_grace: DEFAULT_SHUTDOWN_GRACE,
-            max_keys: MemoryStore::DEFAULT_MAX_KEYS,
-            shared: None,
-            resp: None,
-            address_attributes: vec!["ip".to_owned()],
-            headers: HeaderOptions::default(),
-            auth: Auth::default(),
-            admin: AccessRules::default(),
-            observe: Observe::default(),
-            file: FileContent::default(),
-        }
-    }
-}
-
-/// Everything that is wrong with a configuration: one line each, in the file's order.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct ConfigErrors(Vec<String>);
-
-impl ConfigErrors {
-    fn one(place: &str, number: Option<u64>, message: &str) -> Self {
-        let number = number.map(|number| format!(":{number}")).unwrap_or_default();
-        Self(vec![one_line(&format!("{place}{number}: {message}"))])
-    }
-
-    fn listed(lines: &[String]) -> Self {
-        Self(lines.iter().map(|line| one_line(line)).collect())
-    }
-}
-
-impl fmt::Display for ConfigErrors {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.join("\n"))
-    }
-}
-
-impl std::error::Error for ConfigErrors {}
-
-/// What was found wrong so far, each with its line.
-#[derive(Debug, Default)]
-struct Findings(Vec<(u64, String)>);
-
-impl Findings {
-    fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    fn add(&mut self, line: u64, message: impl fmt::Display) {
-        self.0.push((line, message.to_string()));
-    }
-
-    fn none_or_errors(mut self, name: &str) -> Result<(), ConfigErrors> {
-        if self.0.is_empty() {
-            return Ok(());
-        }
-        self.0.sort_by_key(|(line, _)| *line);
-        let listed = self.0.iter().take(MAX_ERRORS);
-        let mut lines: Vec<_> =
-            listed.map(|(line, message)| one_line(&format!("{name}:{line}: {message}"))).collect();
-        if let Some(more) = self.0.len().checked_sub(MAX_ERRORS).filter(|more| *more > 0) {
-            lines.push(one_line(&format!("{name}: {more} more errors; correct these first")));
-        }
-        Err(ConfigErrors(lines))
-    }
-}
-
-/// The same with control characters escaped: what a file holds must not break a line, or a terminal.
-pub(crate) fn one_line(message: &str) -> String {
-    let mut line = String::with_capacity(message.len());
-    for c in message.chars() {
-        if c.is_control() || matches!(c, '\u{2028}' | '\u{2029}') {
-            line.extend(c.escape_debug());
-        } else {
-            line.push(c);
-        }
-    }
-    line
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::path::Path;
+
+    use slidegate::{MemoryStore, Policy};
+
+    use super::errors::MAX_ERRORS;
+    use super::load::MAX_FILE_BYTES;
     use super::*;
+
+    /// What there is without a file.
+    pub(crate) fn default() -> Config {
+        Config::from_sources(None, &[], &Outside::default()).unwrap()
+    }
 
     /// Every line about a text that is not a configuration.
     pub(crate) fn errors(text: &str) -> Vec<String> {
@@ -354,7 +193,7 @@ policies:
                  Denies. A key takes about 130 bytes at most."
             ]
         );
-        assert_eq!(config.listen, DEFAULT_LISTEN);
+        assert_eq!(config.listen.to_string(), "127.0.0.1:7979");
         assert_eq!(config.max_keys, MemoryStore::DEFAULT_MAX_KEYS);
     }
 
@@ -385,7 +224,7 @@ policies:
         assert_eq!(format!("{shared:?}"), format!("{:?}", bare.shared.unwrap()));
         let config = uncommented("# Everything else", "# Limits that many");
         assert!(config.shared.is_none());
-        let default = Config::default();
+        let default = default();
         assert_eq!(config.listen, default.listen);
         assert_eq!(config.shutdown_grace, default.shutdown_grace);
         assert_eq!(config.max_keys, default.max_keys);
@@ -410,7 +249,7 @@ policies:
     /// A service must start without a file, and not by admitting everything.
     #[test]
     fn without_a_file_each_user_has_100_a_minute() {
-        let config = Config::from_sources(None, &[], &Outside::default()).unwrap();
+        let config = default();
         assert_eq!(
             described(&config),
             [
@@ -476,7 +315,7 @@ policies:
         let many: String = (0..16_385).map(|n| format!("  - {{name: p{n}, quota: 1/1s}}\n")).collect();
         assert_eq!(
             error(&format!("\npolicies:\n{many}")),
-            "slidegate.yaml:3: 16385 policies are too many; join some, 16384 is the most"
+            "slidegate.yaml:3: invalid policies: must be at most 16384, not 16385; remove some"
         );
     }
 
@@ -486,7 +325,7 @@ policies:
         let missing = Config::load(Path::new("no/such.yaml"), &Outside::default()).unwrap_err().to_string();
         assert_eq!(
             missing,
-            "no/such.yaml: cannot be read: No such file or directory (os error 2); check the path and who may read it"
+            "no/such.yaml: cannot be read: No such file or directory (os error 2); check the path and its permissions"
         );
         let path = std::env::temp_dir().join(format!("slidegate-config-{}.yaml", std::process::id()));
         let load = |bytes: &[u8]| {

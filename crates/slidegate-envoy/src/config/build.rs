@@ -11,6 +11,7 @@ use super::matcher::{DescriptorNode, Level, Limit};
 use super::names::{self, node_name};
 use super::rule::Rule;
 use super::{ConfigError, EnvoyConfig, ReadOptions, SCOPE};
+use crate::yaml::one_line;
 
 /// Most descriptors of all files: two for each limit, on the path to it or as its exceptions.
 const MAX_DESCRIPTORS: usize = 32_768;
@@ -60,19 +61,6 @@ fn located(file: &str, line: u64, message: &str) -> String {
     } else {
         format!("{file}: {message} (line {line})")
     })
-}
-
-/// The text on one line: control characters and line separators are escaped.
-fn one_line(text: &str) -> String {
-    let mut line = String::with_capacity(text.len());
-    for c in text.chars() {
-        if c.is_control() || matches!(c, '\u{2028}' | '\u{2029}') {
-            line.extend(c.escape_debug());
-        } else {
-            line.push(c);
-        }
-    }
-    line
 }
 
 /// Combines files.

@@ -5,12 +5,15 @@
 //! warning. The second checks the types of values. It stops at the first error and names no line.
 //! Here all errors are reported, each with its line.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 
-use serde_json::Map;
+use serde_json::{Map, Value as Json};
 
 use super::rule::{Rate, Rule, Unit};
-use super::yaml::{self, YamlNode, YamlValue};
+use crate::yaml::{Format, Node, Value};
+
+/// YAML 1.1. A level of descriptors nests two deep, so there are about 30; Envoy sends fewer.
+const FORMAT: Format = Format { is_yaml_1_1: true, max_depth: 64, max_values: 500_000, max_aliases: 4096 };
 
 /// Keys that are accepted at every level. Anything is allowed below `metadata`.
 const KEYS: [&str; 16] = [
@@ -100,7 +103,7 @@ impl RateLimitEntry {
 /// Parses a file.
 pub(super) fn parse(text: &str) -> ConfigFile {
     let mut file = ConfigFile::default();
-    let root = match yaml::read(text) {
+    let root = match FORMAT.read(text) {
         Ok(root) => root,
         Err(error) => {
             let message = format!("error loading config file: yaml: line {}: {}", error.line, error.message);
@@ -108,9 +111,7 @@ pub(super) fn parse(text: &str) -> ConfigFile {
             return file;
         }
     };
-    if let YamlValue::Map(entries) = &root.value {
-        file.check_keys(entries);
-    }
+    file.check_keys(root.entries());
     if file.errors.is_empty() {
         file.domain_line = root.get("domain").map_or(1, |node| node.line);
         file.take_root(&root);
@@ -121,10 +122,10 @@ pub(super) fn parse(text: &str) -> ConfigFile {
 impl ConfigFile {
     /// Checks for unknown keys, keys that are not strings, list elements that are not maps, and
     /// floats.
-    fn check_keys(&mut self, entries: &[(YamlNode, YamlNode)]) {
+    fn check_keys(&mut self, entries: &[(Node, Node)]) {
         for (key, value) in entries {
-            let YamlValue::Text(name) = &key.value else {
-                self.error(key.line, format!("config error, key is not of type string: {key}"));
+            let Value::Text(name) = &key.value else {
+                self.error(key.line, format!("config error, key is not of type string: {}", Printed(key)));
                 continue;
             };
             if !KEYS.contains(&name.as_str()) {
@@ -135,27 +136,25 @@ impl ConfigFile {
                 continue;
             }
             match &value.value {
-                YamlValue::Map(entries) => self.check_keys(entries),
-                YamlValue::List(nodes) => {
+                Value::Map(entries) => self.check_keys(entries),
+                Value::List(nodes) => {
                     for node in nodes {
-                        if let YamlValue::Map(entries) = &node.value {
+                        if let Value::Map(entries) = &node.value {
                             self.check_keys(entries);
                         } else {
-                            let message = format!(
-                                "config error, yaml file contains list of type other than map: {node}"
-                            );
-                            self.error(node.line, message);
+                            let message = "config error, yaml file contains list of type other than map";
+                            self.error(node.line, format!("{message}: {}", Printed(node)));
                         }
                     }
                 }
-                YamlValue::Float(_) => self.error(value.line, "error checking config".into()),
-                YamlValue::Null | YamlValue::Bool(..) | YamlValue::Integer(..) | YamlValue::Text(_) => {}
+                Value::Float => self.error(value.line, "error checking config".into()),
+                Value::Null | Value::Bool(_) | Value::Integer(_) | Value::Text(_) => {}
             }
         }
     }
 
-    fn take_root(&mut self, root: &YamlNode) {
-        if !matches!(root.value, YamlValue::Map(_) | YamlValue::Null) {
+    fn take_root(&mut self, root: &Node) {
+        if !matches!(root.value, Value::Map(_) | Value::Null) {
             self.wrong_type(root, "config.YamlRoot");
             return;
         }
@@ -164,14 +163,14 @@ impl ConfigFile {
         self.descriptors = self.descriptors(root);
     }
 
-    fn descriptors(&mut self, parent: &YamlNode) -> Vec<Descriptor> {
+    fn descriptors(&mut self, parent: &Node) -> Vec<Descriptor> {
         self.list(parent, "descriptors", "[]config.YamlDescriptor")
             .iter()
             .map(|node| self.descriptor(node))
             .collect()
     }
 
-    fn descriptor(&mut self, node: &YamlNode) -> Descriptor {
+    fn descriptor(&mut self, node: &Node) -> Descriptor {
         self.warn_about_ignored_keys(node, &DESCRIPTOR_KEYS, "in a descriptor");
         let mut rule = Rule {
             shadow_mode: self.flag(node, "shadow_mode"),
@@ -197,10 +196,10 @@ impl ConfigFile {
         }
     }
 
-    fn limit(&mut self, node: &YamlNode, rule: &mut Rule) -> Option<RateLimitEntry> {
+    fn limit(&mut self, node: &Node, rule: &mut Rule) -> Option<RateLimitEntry> {
         match node.value {
-            YamlValue::Map(_) => {}
-            YamlValue::Null => return None,
+            Value::Map(_) => {}
+            Value::Null => return None,
             _ => {
                 self.wrong_type(node, "config.YamlRateLimit");
                 return None;
@@ -226,10 +225,9 @@ impl ConfigFile {
     }
 
     /// Warns about keys that are accepted but have no meaning at this level.
-    fn warn_about_ignored_keys(&mut self, node: &YamlNode, known: &[&str], place: &str) {
-        let YamlValue::Map(entries) = &node.value else { return };
-        for (key, _) in entries {
-            if let YamlValue::Text(name) = &key.value
+    fn warn_about_ignored_keys(&mut self, node: &Node, known: &[&str], place: &str) {
+        for (key, _) in node.entries() {
+            if let Value::Text(name) = &key.value
                 && !known.contains(&name.as_str())
             {
                 let home = match name.as_str() {
@@ -242,59 +240,58 @@ impl ConfigFile {
         }
     }
 
-    fn metadata(&self, node: &YamlNode) -> Result<Map<String, serde_json::Value>, String> {
+    fn metadata(&self, node: &Node) -> Result<Map<String, Json>, String> {
         match json(node).map_err(|message| format!("error parsing metadata: {message}"))? {
-            serde_json::Value::Object(map) => Ok(map),
-            serde_json::Value::Null => Ok(Map::new()),
+            Json::Object(map) => Ok(map),
+            Json::Null => Ok(Map::new()),
             _ => Err(unmarshal(node, "map[string]interface {}")),
         }
     }
 
-    fn text(&mut self, parent: &YamlNode, key: &str) -> String {
-        let Some(node) = parent.get(key) else { return String::new() };
-        if matches!(node.value, YamlValue::List(_) | YamlValue::Map(_)) {
-            self.wrong_type(node, "string");
-        }
-        node.scalar().unwrap_or_default().to_owned()
+    fn text(&mut self, parent: &Node, key: &str) -> String {
+        self.read(parent, key, "string", |node| node.scalar().map(str::to_owned))
     }
 
-    fn flag(&mut self, parent: &YamlNode, key: &str) -> bool {
-        match parent.get(key).map(|node| (node, &node.value)) {
-            None | Some((_, YamlValue::Null)) => false,
-            Some((_, YamlValue::Bool(flag, _))) => *flag,
-            Some((node, _)) => {
-                self.wrong_type(node, "bool");
-                false
-            }
-        }
+    fn flag(&mut self, parent: &Node, key: &str) -> bool {
+        self.read(parent, key, "bool", |node| match node.value {
+            Value::Bool(flag) => Some(flag),
+            _ => None,
+        })
     }
 
-    fn count(&mut self, parent: &YamlNode, key: &str) -> u32 {
-        let Some(node) = parent.get(key) else { return 0 };
-        match &node.value {
-            YamlValue::Null => 0,
-            YamlValue::Integer(number, _) if u32::try_from(*number).is_ok() => {
-                u32::try_from(*number).unwrap_or_default()
-            }
-            _ => {
-                self.wrong_type(node, "uint32");
-                0
-            }
-        }
+    fn count(&mut self, parent: &Node, key: &str) -> u32 {
+        self.read(parent, key, "uint32", |node| match node.value {
+            Value::Integer(number) => u32::try_from(number).ok(),
+            _ => None,
+        })
     }
 
-    fn list<'n>(&mut self, parent: &'n YamlNode, key: &str, type_name: &str) -> &'n [YamlNode] {
-        match parent.get(key).map(|node| (node, &node.value)) {
-            None | Some((_, YamlValue::Null)) => &[],
-            Some((_, YamlValue::List(nodes))) => nodes,
-            Some((node, _)) => {
+    fn list<'n>(&mut self, parent: &'n Node, key: &str, type_name: &str) -> &'n [Node] {
+        self.read(parent, key, type_name, |node| match &node.value {
+            Value::List(nodes) => Some(nodes.as_slice()),
+            _ => None,
+        })
+    }
+
+    /// The value of a key. The default if it is missing or null, or of the wrong type, which is
+    /// reported.
+    fn read<'n, T: Default>(
+        &mut self,
+        parent: &'n Node,
+        key: &str,
+        type_name: &str,
+        read: impl Fn(&'n Node) -> Option<T>,
+    ) -> T {
+        let node = parent.get(key).filter(|node| !matches!(node.value, Value::Null));
+        node.map_or_else(T::default, |node| {
+            read(node).unwrap_or_else(|| {
                 self.wrong_type(node, type_name);
-                &[]
-            }
-        }
+                T::default()
+            })
+        })
     }
 
-    fn wrong_type(&mut self, node: &YamlNode, type_name: &str) {
+    fn wrong_type(&mut self, node: &Node, type_name: &str) {
         self.error(node.line, unmarshal(node, type_name));
     }
 
@@ -304,17 +301,17 @@ impl ConfigFile {
 }
 
 /// The error for a value of the wrong type.
-fn unmarshal(node: &YamlNode, type_name: &str) -> String {
+fn unmarshal(node: &Node, type_name: &str) -> String {
     let mut message =
         format!("error loading config file: yaml: unmarshal errors: line {}: cannot unmarshal ", node.line);
     message += match node.value {
-        YamlValue::Null => "!!null",
-        YamlValue::Bool(..) => "!!bool",
-        YamlValue::Integer(..) => "!!int",
-        YamlValue::Float(_) => "!!float",
-        YamlValue::Text(_) => "!!str",
-        YamlValue::List(_) => "!!seq",
-        YamlValue::Map(_) => "!!map",
+        Value::Null => "!!null",
+        Value::Bool(_) => "!!bool",
+        Value::Integer(_) => "!!int",
+        Value::Float => "!!float",
+        Value::Text(_) => "!!str",
+        Value::List(_) => "!!seq",
+        Value::Map(_) => "!!map",
     };
     if let Some(text) = node.scalar() {
         // envoyproxy/ratelimit's YAML reader shortens it this way.
@@ -330,30 +327,52 @@ fn unmarshal(node: &YamlNode, type_name: &str) -> String {
 
 /// Converts to JSON for a protocol-buffer Struct, whose keys are strings and whose numbers are
 /// doubles.
-fn json(node: &YamlNode) -> Result<serde_json::Value, String> {
-    use serde_json::Value as Json;
+fn json(node: &Node) -> Result<Json, String> {
     Ok(match &node.value {
-        YamlValue::Null => Json::Null,
-        YamlValue::Bool(flag, _) => (*flag).into(),
+        Value::Null => Json::Null,
+        Value::Bool(flag) => (*flag).into(),
         #[allow(clippy::cast_precision_loss)] // a Struct has doubles only
-        YamlValue::Integer(number, _) => match i64::try_from(*number) {
+        Value::Integer(number) => match i64::try_from(*number) {
             Ok(number) => number.into(),
             Err(_) => (*number as f64).into(),
         },
-        YamlValue::Float(text) => {
-            let plain: String = text.chars().filter(|c| *c != '_').collect();
-            plain.parse::<f64>().map_or_else(|_| text.as_str().into(), Into::into)
+        Value::Float => {
+            let text = node.scalar().unwrap_or_default();
+            text.replace('_', "").parse::<f64>().map_or_else(|_| text.into(), Into::into)
         }
-        YamlValue::Text(text) => text.as_str().into(),
-        YamlValue::List(nodes) => nodes.iter().map(json).collect::<Result<Vec<_>, _>>()?.into(),
-        YamlValue::Map(entries) => {
+        Value::Text(text) => text.as_str().into(),
+        Value::List(nodes) => nodes.iter().map(json).collect::<Result<Vec<_>, _>>()?.into(),
+        Value::Map(entries) => {
             let mut map = Map::new();
             for (key, value) in entries {
                 // `no`, `y` and `5` are strings here, since a Struct has no other keys.
-                let name = key.scalar().ok_or_else(|| format!("key is not of type string: {key}"))?;
+                let name =
+                    key.scalar().ok_or_else(|| format!("key is not of type string: {}", Printed(key)))?;
                 map.insert(name.to_owned(), json(value)?);
             }
             map.into()
         }
     })
+}
+
+/// A value as errors of envoyproxy/ratelimit print it.
+struct Printed<'n>(&'n Node);
+
+impl fmt::Display for Printed<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0.value {
+            Value::Null => f.write_str("<nil>"),
+            Value::Bool(flag) => write!(f, "{flag}"),
+            Value::Integer(number) => write!(f, "{number}"),
+            Value::Float | Value::Text(_) => f.write_str(self.0.scalar().unwrap_or_default()),
+            Value::List(nodes) => {
+                f.write_str("[")?;
+                for (at, node) in nodes.iter().enumerate() {
+                    write!(f, "{}{}", if at > 0 { " " } else { "" }, Printed(node))?;
+                }
+                f.write_str("]")
+            }
+            Value::Map(_) => f.write_str("map"),
+        }
+    }
 }

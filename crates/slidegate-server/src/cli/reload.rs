@@ -7,7 +7,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::app::App;
 use crate::app::changes::Base;
-use crate::config::{Config, Fingerprint, Loaded, Sources, differences};
+use crate::config::{Config, Fingerprint, Sources, differences};
 use slidegate_envoy::{Debounced, POLL_EVERY};
 
 /// The triggers of a reload. Created before the service prints its greeting: until then, SIGHUP
@@ -35,7 +35,7 @@ pub(super) async fn run(app: Arc<App>, sources: Sources, triggers: Triggers, run
             // Reading a file may block.
             let Ok(loaded) = tokio::task::spawn_blocking(move || sources.load()).await else { return };
             let outcome =
-                loaded.map_err(|errors| errors.to_string()).and_then(|loaded| apply(&app, &running, loaded));
+                loaded.map_err(|errors| errors.to_string()).and_then(|config| apply(&app, &running, config));
             if let Err(errors) = outcome {
                 reject(&app, &errors);
             }
@@ -44,8 +44,7 @@ pub(super) async fn run(app: Arc<App>, sources: Sources, triggers: Triggers, run
 }
 
 /// Applies the settings that can be hot-reloaded.
-fn apply(app: &App, running: &Config, loaded: Loaded) -> Result<(), String> {
-    let Loaded { config, hash } = loaded;
+fn apply(app: &App, running: &Config, config: Config) -> Result<(), String> {
     let differences = differences(running, &config);
     if differences.iter().any(|name| name == "attributes: addresses") {
         return Err(
@@ -57,7 +56,7 @@ fn apply(app: &App, running: &Config, loaded: Loaded) -> Result<(), String> {
         let differences = differences.join(", ");
         format!("{differences} changed, which cannot be hot-reloaded; restart the service to apply it")
     });
-    let Config { policies, candidates, admin: rules, observe, .. } = config;
+    let Config { policies, candidates, admin: rules, observe, file, .. } = config;
     let count = policies.iter().len();
     let observer = app.observer();
     observer.show_keys(observe.keys_shown);
@@ -65,7 +64,7 @@ fn apply(app: &App, running: &Config, loaded: Loaded) -> Result<(), String> {
     tokio::task::block_in_place(|| app.active.set_base(Base { policies, candidates }))
         .map_err(|error| error.to_string())?;
     app.access.set(rules);
-    observer.config_loaded(&hash, pending.clone());
+    observer.config_loaded(&file.hash, pending.clone());
     tracing::info!(policies = count, "config reloaded");
     if let Some(pending) = pending {
         tracing::warn!("{pending}");

@@ -18,7 +18,7 @@ use super::values::address;
 use crate::admin::{self, Admin};
 use crate::app::App;
 use crate::app::store::Seen;
-use crate::config::{Arguments, Config, Fingerprint, Loaded, Sources, describe};
+use crate::config::{Arguments, Config, Fingerprint, Sources, describe};
 use crate::grpc::RateLimitHandler;
 use crate::log_limit::LogLimit;
 use crate::ports::{self, Port, Shutdown};
@@ -66,18 +66,21 @@ const EXAMINE_INTERVAL: Duration = Duration::from_secs(60);
 
 pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, Failure> {
     let envoy = args.envoy.settings()?;
-    let arguments =
-        Arguments { redis: args.redis.as_deref(), grpc: args.grpc, has_other_grpc: false, resp: args.resp };
+    let arguments = Arguments {
+        redis: args.redis.as_deref(),
+        listen: args.listen.or(envoy.as_ref().and_then(|settings| settings.http)),
+        grpc: args.grpc,
+        has_other_grpc: false,
+        resp: args.resp,
+    };
     let sources = match &envoy {
         Some(settings) => args.policies.sources_with_envoy(settings, arguments)?,
         None => args.policies.sources(arguments)?,
     };
-    let listen = args.listen.or(envoy.as_ref().and_then(|settings| settings.http));
     let (grpc, theirs) = (args.grpc, envoy.as_ref().map(|settings| settings.grpc.clone()));
     let before = Arc::clone(&sources.complete);
     let complete = move |config| {
         let mut config: Config = before(config);
-        config.listen = listen.unwrap_or(config.listen);
         if let Some(theirs) = &theirs {
             config.grpc = std::mem::take(&mut config.grpc).over(theirs);
         }
@@ -88,21 +91,20 @@ pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, Failure> {
     };
     let sources = Sources { complete: Arc::new(complete), ..sources };
     let watched = Debounced::new(sources.look());
-    let loaded = sources.load().map_err(|errors| Failure(errors.to_string()))?;
+    let config = sources.load().map_err(|errors| Failure(errors.to_string()))?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .map_err(|error| Failure(format!("cannot start threads: {error}")))?;
-    runtime.block_on(serve(loaded, sources, watched, envoy))
+    runtime.block_on(serve(config, sources, watched, envoy))
 }
 
 async fn serve(
-    loaded: Loaded,
+    config: Config,
     sources: Sources,
     watched: Debounced<Fingerprint>,
     envoy: Option<Settings>,
 ) -> Result<ExitCode, Failure> {
-    let Loaded { config, hash } = loaded;
     let running = config.clone();
     let mut signals =
         Signals::listen().map_err(|error| Failure(format!("cannot handle signals: {error}")))?;
@@ -154,7 +156,7 @@ async fn serve(
     tasks.spawn(watch_store(Arc::clone(&app)));
     tasks.spawn(examine(Arc::clone(&app)));
     tasks.spawn(telemetry::tick(Arc::clone(&app)));
-    app.observer().config_loaded(&hash, None);
+    app.observer().config_loaded(&running.file.hash, None);
     let admin = Arc::new(Admin::new(Arc::clone(&app), address, listeners, sources.name()));
     if !app.access.is_open() {
         tracing::warn!(

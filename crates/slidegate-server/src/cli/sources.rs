@@ -29,8 +29,7 @@ impl PolicyArgs {
     pub(super) fn config(&self) -> Result<Config, Failure> {
         // These commands do not listen, so listener settings do not matter.
         let arguments = Arguments { has_other_grpc: true, ..Arguments::default() };
-        let loaded = self.sources(arguments)?.load().map_err(|errors| Failure(errors.to_string()))?;
-        Ok(loaded.config)
+        self.sources(arguments)?.load().map_err(|errors| Failure(errors.to_string()))
     }
 
     /// The sources of the configuration, which a reload reads again.

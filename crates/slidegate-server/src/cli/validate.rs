@@ -34,7 +34,7 @@ pub(super) fn run(args: &ValidateArgs) -> Result<ExitCode, Failure> {
         Some(settings) => policies.sources_with_envoy(settings, Arguments::default())?,
         None => policies.sources(Arguments::default())?,
     };
-    let config = sources.load().map_err(|errors| Failure(errors.to_string()))?.config;
+    let config = sources.load().map_err(|errors| Failure(errors.to_string()))?;
     let envoy = settings.as_ref().map(|settings| load_envoy(settings, &config)).transpose()?;
     if let Some(file) = &args.file {
         output::print(file_summary(file, &config))?;

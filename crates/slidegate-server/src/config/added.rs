@@ -4,14 +4,13 @@
 
 use serde_json::{Map, Value as Json};
 use slidegate::{Policy, Quota};
+use slidegate_envoy::yaml::{Node, Shown};
 
 use super::check::Section;
+use super::errors::Findings;
+use super::observe::KeysShown;
 use super::policy::PolicySpec;
-use super::schema::policy_schema;
-use super::sections::TAKEN;
-use super::yaml::{Node, Shown};
-use super::{Findings, KeysShown, one_line};
-use crate::policy_names::is_inline;
+use super::schema::{FORMS, policy_schema};
 
 /// A policy, with its candidate and how its keys are shown.
 #[derive(Debug, Clone)]
@@ -35,22 +34,17 @@ impl Added {
             _ => {}
         }
         let node = Node::from(&Json::from(keys));
-        let mut findings = Findings::default();
-        let section = Section { node: &node, place: format!("policy `{}`", Shown(name)) };
-        let spec = section.read::<PolicySpec>(policy_schema(), &mut findings).map(|(spec, _)| spec);
-        if is_inline(name) {
-            section.report("", format_args!("invalid name `{name}`: {TAKEN}"), &mut findings);
-        }
-        let keys_shown = spec.as_ref().and_then(|spec| spec.keys_shown).unwrap_or_default();
-        let built = spec.map(|spec| spec.build(&section, addresses, &mut findings));
-        let mut mistakes = findings.0.into_iter().map(|(_, message)| one_line(&message));
-        match (mistakes.next(), built) {
-            (None, Some((policy, candidate))) => Ok(Self { policy, candidate, keys_shown }),
-            (first, _) => {
-                let more = mistakes.count();
-                let more = if more > 0 { format!("; {more} more") } else { String::new() };
-                Err(format!("{}{more}", first.unwrap_or_default()))
-            }
+        let findings = Findings::default();
+        let section = Section::new(&node, format!("policy `{}`", Shown(name)), &findings);
+        let added = section.read::<PolicySpec>(policy_schema(), &FORMS, |_| {}).map(|(spec, _)| {
+            let keys_shown = spec.keys_shown.unwrap_or_default();
+            let (policy, candidate) = spec.build(&section, addresses);
+            Self { policy, candidate, keys_shown }
+        });
+        match (findings.messages().as_slice(), added) {
+            ([], Some(added)) => Ok(added),
+            ([first, more @ ..], _) if !more.is_empty() => Err(format!("{first}; {} more", more.len())),
+            (mistakes, _) => Err(mistakes.concat()),
         }
     }
 }

@@ -6,37 +6,43 @@
 use std::fmt;
 
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
+use serde_json::{Value as Json, json};
 use slidegate::Secret;
+use slidegate_envoy::yaml::Shown;
 
 use super::check::Section;
 use super::environment::Outside;
-use super::values::{List, Name, Parsed, Text, checked_text, is_name};
-use super::yaml::Shown;
-use super::{ConfigErrors, Findings};
+use super::errors::ConfigErrors;
+use super::values::{Form, List, Text, is_name, only_if, parsed};
 
 /// The variable with more tokens.
 pub(super) const TOKENS_VARIABLE: &str = "SLIDEGATE_ADMIN_TOKENS";
 /// Most tokens: each request is compared with all of them.
 const MAX_TOKENS: usize = 64;
-/// Most host names: each request to another name than this machine's is compared with all of them.
-const MAX_HOSTS: usize = 64;
 
 /// Who may read, change and use the running service.
-#[derive(Debug, Default, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "tokens: [...]"))]
-pub(super) struct AdminSection {
+pub(crate) struct AccessRules {
     /// Tokens of this service. Those of the variable `SLIDEGATE_ADMIN_TOKENS` count as well.
-    tokens: List<TokenSpec>,
+    #[serde(default)]
+    #[schemars(with = "List<Token>", extend("maxItems" = MAX_TOKENS))]
+    pub(crate) tokens: Vec<Token>,
     /// Whether every decision needs a token.
-    #[schemars(extend("default" = "open"))]
-    decisions: Option<Decisions>,
+    // There is at least one then.
+    #[serde(rename = "decisions", deserialize_with = "is_token")]
+    #[schemars(with = "Decisions", extend("default" = "open"))]
+    pub(crate) decisions_need_token: bool,
     /// Names, without a port, by which programs reach a listener on loopback, besides `localhost`.
-    hosts: List<Parsed<Host>>,
+    // Each request to another name than this machine's is compared with all of them.
+    #[serde(default)]
+    #[schemars(with = "List<String>", extend("format" = "host", "maxItems" = 64))]
+    pub(crate) hosts: Vec<String>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(PartialEq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum Decisions {
     /// Only reset, refund and penalize need a token, where there are tokens or the port is not on loopback.
@@ -45,17 +51,27 @@ enum Decisions {
     Token,
 }
 
+fn is_token<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+    Decisions::deserialize(deserializer).map(|decisions| decisions == Decisions::Token)
+}
+
 /// A token.
-#[derive(Debug, Deserialize, JsonSchema)]
+// As it is known to the service, which sees the token itself in requests only.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "name: ops, scope: write, sha256: ..."))]
-struct TokenSpec {
+pub(crate) struct Token {
     /// Who has it, for the log.
-    name: Parsed<Name>,
+    #[schemars(extend("format" = "name"))]
+    pub(crate) name: String,
     /// What it permits.
-    scope: List<Right>,
+    #[serde(rename = "scope")]
+    #[schemars(extend("minItems" = 1))]
+    pub(crate) rights: Rights,
     /// The SHA-256 that `slidegate token new` prints.
-    sha256: Parsed<Digest>,
+    #[serde(deserialize_with = "parsed")]
+    #[schemars(with = "String", extend("format" = "sha256"))]
+    pub(crate) sha256: Secret<[u8; 32]>,
 }
 
 /// One thing that a token permits.
@@ -88,8 +104,15 @@ impl Right {
 }
 
 /// All that a token permits: at least one right, each once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(from = "List<Right>")]
 pub(crate) struct Rights(u8);
+
+impl From<List<Right>> for Rights {
+    fn from(rights: List<Right>) -> Self {
+        Self::of(rights.0)
+    }
+}
 
 impl Rights {
     /// The set of these rights.
@@ -117,11 +140,6 @@ impl Rights {
             several => format!("[{}]", several.join(", ")),
         }
     }
-
-    /// Reads them as the environment has them.
-    fn from_text(text: &str) -> Option<Self> {
-        text.split('+').map(Right::of).collect::<Option<Vec<_>>>().map(Self::of)
-    }
 }
 
 /// As the environment and messages have them: `read+decide`.
@@ -131,121 +149,82 @@ impl fmt::Display for Rights {
     }
 }
 
-/// Who may do what.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct AccessRules {
-    /// No two have one name.
-    pub(crate) tokens: Vec<Token>,
-    /// Whether every decision needs a token. There is at least one then.
-    pub(crate) decisions_need_token: bool,
-    /// Names besides those of this machine by which clients reach a listener on loopback.
-    pub(crate) hosts: Vec<String>,
-}
-
-/// A token as it is known to the service, which never sees it but in requests.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Token {
-    /// Who it is given to, for the log.
-    pub(crate) name: String,
-    pub(crate) rights: Rights,
-    pub(crate) sha256: Secret<[u8; 32]>,
-}
-
-impl AdminSection {
-    /// The rules of the file and the environment. `has_open_port`: the RESP port asks for no password.
-    pub(super) fn build(
-        self,
-        section: &Section<'_>,
-        outside: &Outside,
-        has_open_port: bool,
-        findings: &mut Findings,
-    ) -> AccessRules {
-        section.report_many("tokens", self.tokens.as_slice().len(), MAX_TOKENS, findings);
-        section.report_many("hosts", self.hosts.as_slice().len(), MAX_HOSTS, findings);
-        let mut tokens: Vec<Token> = Vec::new();
-        for TokenSpec { name: Parsed(Name(name)), scope, sha256 } in self.tokens {
-            if tokens.iter().any(|token| token.name == name) {
-                let message =
-                    format_args!("invalid tokens: the name `{name}` is used twice; give each its own");
-                section.report("tokens", message, findings);
+impl AccessRules {
+    /// Checks the rules. `has_open_port`: the RESP port asks for no password.
+    pub(super) fn check(&self, section: &Section<'_>, outside: &Outside, has_open_port: bool) {
+        let mut names: Vec<_> = self.tokens.iter().map(|token| &token.name).collect();
+        // Those of the environment may have the name of one of the file.
+        names.truncate(names.len() - outside.tokens.len());
+        while let Some(name) = names.pop() {
+            if names.contains(&name) {
+                section.invalid("tokens", format_args!("the name `{name}` is used twice; give each its own"));
             }
-            if scope.as_slice().is_empty() {
-                section.report(
-                    "tokens",
-                    format_args!("invalid tokens: `{name}` has no scope; add one"),
-                    findings,
-                );
-            }
-            tokens.push(Token { name, rights: Rights::of(scope), sha256: Secret::new(sha256.0.0) });
         }
-        tokens.extend(outside.tokens.iter().cloned());
-        let decisions_need_token = self.decisions == Some(Decisions::Token);
-        if decisions_need_token {
+        if self.decisions_need_token {
             let invalid = "invalid decisions `token`:";
-            if tokens.is_empty() && !section.has_rejected(&["tokens"]) {
-                let message = "there is no token; make one with `slidegate token new --scope decide`";
-                section.report("decisions", format_args!("{invalid} {message}"), findings);
+            if self.tokens.is_empty() && !section.has_rejected(&["tokens"]) {
+                let why = "there is no token; make one with `slidegate token new --scope decide`";
+                section.report("decisions", format_args!("{invalid} {why}"));
             }
             if has_open_port {
-                let message = "the RESP port has no password; set `resp.password_file`";
-                section.report("decisions", format_args!("{invalid} {message}"), findings);
+                let why = "the RESP port has no password; set `resp.password_file`";
+                section.report("decisions", format_args!("{invalid} {why}"));
             }
         }
-        let hosts = self.hosts.into_iter().map(|host| host.0.0).collect();
-        AccessRules { tokens, decisions_need_token, hosts }
     }
 }
 
-checked_text! {
-    /// A host name without a port, as long as DNS allows.
-    Host, "host", "a host name without a port, for example `slidegate.internal`", "^[A-Za-z0-9._-]{1,253}$",
-        |text| (1..=253).contains(&text.len()) && text.split('.').all(|part| part.is_empty() || is_name(part));
-}
+/// A host name without a port, as long as DNS allows.
+pub(super) const HOST: Form =
+    Form::new("host", "a host name without a port, for example `slidegate.internal`", |text| {
+        let is_host = |text: &str| text.split('.').all(|part| part.is_empty() || is_name(part));
+        only_if((1..=253).contains(&text.len()) && is_host(text), text)
+    })
+    .pattern("^[A-Za-z0-9._-]{1,253}$");
 
 /// The SHA-256 of a token.
-#[derive(Debug)]
-pub(super) struct Digest([u8; 32]);
-
-impl Text for Digest {
-    const FORMAT: &'static str = "sha256";
-    const IS_SECRET: bool = true;
-    const EXPECTED: &'static str = "the 64 hexadecimal digits that `slidegate token new` prints";
-    const PATTERN: &'static str = "^[0-9A-Fa-f]{64}$";
+impl Text for Secret<[u8; 32]> {
+    const FORM: Form =
+        Form::of::<Self>("sha256", "the 64 hexadecimal digits that `slidegate token new` prints")
+            .pattern("^[0-9A-Fa-f]{64}$")
+            .secret();
 
     fn parse(digits: &str) -> Result<Self, String> {
         if digits.len() != 64 || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
             return Err(String::new());
         }
         let byte = |at: usize| u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).unwrap_or_default();
-        Ok(Self(std::array::from_fn(byte)))
+        Ok(Self::new(std::array::from_fn(byte)))
     }
 }
 
-/// Reads `NAME:SCOPE:SHA256,...`, as the environment has it.
-pub(super) fn from_variable(value: &str) -> Result<Vec<Token>, ConfigErrors> {
+/// Reads `NAME:SCOPE:SHA256,...`, as the environment has it, into tokens as a file has them.
+pub(super) fn from_variable(value: &str) -> Result<Vec<Json>, ConfigErrors> {
+    let expected = <Secret<[u8; 32]>>::FORM.expected;
     let token = |entry: &str| {
         let mut parts = entry.trim().splitn(3, ':');
-        let Name(name) = Name::parse(parts.next()?).ok()?;
-        let rights = Rights::from_text(parts.next()?)?;
-        Some(Token { name, rights, sha256: Secret::new(Digest::parse(parts.next()?).ok()?.0) })
+        let name = parts.next().filter(|name| is_name(name))?;
+        let scope = parts.next()?.split('+').map(Right::of).collect::<Option<Vec<_>>>()?;
+        let sha256 = parts.next().filter(|digits| <Secret<[u8; 32]>>::parse(digits).is_ok())?;
+        let scope: Vec<_> = scope.into_iter().map(Right::name).collect();
+        Some(json!({ "name": name, "scope": scope, "sha256": sha256 }))
     };
     let entries: Vec<&str> = value.split(',').filter(|entry| !entry.trim().is_empty()).collect();
     if entries.len() > MAX_TOKENS {
         let message = format!("invalid tokens: must be at most {MAX_TOKENS}, not {}", entries.len());
-        return Err(ConfigErrors::one(TOKENS_VARIABLE, None, &message));
+        return Err(ConfigErrors::one(TOKENS_VARIABLE, message));
     }
     let read = entries.iter().enumerate().map(|(at, entry)| {
         token(entry).ok_or_else(|| {
             // Only a name is repeated: the entry may be the token itself by mistake.
-            let name = entry.split(':').next().filter(|name| Name::parse(name).is_ok() && name.len() < 32);
+            let name = entry.split(':').next().filter(|name| is_name(name) && name.len() < 32);
             let message = format!(
                 "invalid token {} (`{}`): must be NAME:SCOPE:SHA256, for example `ops:write:` or `web:read+decide:` and \
-                 {}",
+                 {expected}",
                 at + 1,
                 Shown(name.unwrap_or("?")),
-                Digest::EXPECTED
             );
-            ConfigErrors::one(TOKENS_VARIABLE, None, &message)
+            ConfigErrors::one(TOKENS_VARIABLE, message)
         })
     });
     read.collect()
@@ -275,7 +254,10 @@ mod tests {
         assert_eq!((tokens[1].rights, &tokens[1].sha256), (several, &Secret::new([0x12; 32])));
         assert_eq!((several.to_string(), several.listed()), ("read+decide".into(), "[read, decide]".into()));
         let both = from_variable(&format!("ops:write:{hash}, g:read+decide:{hash},")).unwrap();
-        assert_eq!((both.len(), both[1].rights), (2, several));
+        let outside = crate::config::Outside { tokens: both, ..Default::default() };
+        let all = Config::parse_with(&text, "slidegate.yaml", &outside).unwrap().admin.tokens;
+        assert_eq!(all.iter().map(|token| token.name.as_str()).collect::<Vec<_>>(), ["ops", "g", "ops", "g"]);
+        assert_eq!((all[3].rights, &all[3].sha256), (several, &Secret::new([10; 32])));
     }
 
     /// What was pasted in the wrong place may be the secret itself: it must not be said back.

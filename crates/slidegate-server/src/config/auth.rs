@@ -10,34 +10,31 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use slidegate::client_addr::{ClientAddr, Source, Trust, TrustedProxies};
 
-use super::Findings;
 use super::check::Section;
-use super::values::{List, Parsed, Text};
-
-/// Most attributes of a mapping: as many as a request may have.
-const MAX_ATTRIBUTES: usize = crate::limits::MAX_ATTRIBUTES;
-/// Most mappings of a file.
-const MAX_PROXIES: usize = 64;
+use super::values::{Form, List, Parsed, Text};
+use crate::limits::MAX_ATTRIBUTES;
 
 /// Attributes of the file, each with its source.
 type Sources = BTreeMap<String, Parsed<AttributeSource>>;
 
 /// Proxies that ask before they pass a request on. `/v1/auth/nginx`, `/v1/auth/caddy` and `/v1/auth/traefik` are
 /// served without this section.
-#[derive(Debug, Default, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "preset: nginx"))]
 pub(super) struct AuthSection {
     /// What `/v1/auth` itself reads. Without it, that path answers 404.
     preset: Option<Preset>,
     /// Whose word about the client's address counts: networks, addresses, `loopback` and `private`.
-    #[schemars(extend("default" = ["loopback"]))]
-    trusted_proxies: Option<List<Parsed<TrustedProxy>>>,
+    #[schemars(extend("format" = "trusted-proxy", "default" = ["loopback"]))]
+    trusted_proxies: List<String>,
     /// Attributes and their sources, in place of those of every preset.
-    #[schemars(extend("propertyNames" = {"format": "attribute"}))]
+    #[serde(default)]
+    #[schemars(extend("propertyNames" = {"format": "attribute"}, "maxProperties" = MAX_ATTRIBUTES))]
     attributes: Sources,
     /// More mappings, each served at `/v1/auth/NAME`.
-    #[schemars(extend("propertyNames" = {"format": "name"}))]
+    #[serde(default)]
+    #[schemars(extend("propertyNames" = {"format": "name"}, "maxProperties" = 64))]
     proxies: BTreeMap<String, ProxySection>,
 }
 
@@ -50,7 +47,7 @@ struct ProxySection {
     preset: Preset,
     /// Attributes and their sources, in place of the preset's and of those of `auth`.
     #[serde(default)]
-    #[schemars(extend("propertyNames" = {"format": "attribute"}))]
+    #[schemars(extend("propertyNames" = {"format": "attribute"}, "maxProperties" = MAX_ATTRIBUTES))]
     attributes: Sources,
 }
 
@@ -121,18 +118,7 @@ impl Auth {
     }
 }
 
-/// The presets, with loopback for the only proxy.
-impl Default for Auth {
-    fn default() -> Self {
-        let trust = trust_loopback();
-        Self { unnamed: None, named: presets(&trust, &Sources::default()) }
-    }
-}
-
 impl Preset {
-    const ALL: [(&'static str, Self); 3] =
-        [("nginx", Self::Nginx), ("caddy", Self::Caddy), ("traefik", Self::Traefik)];
-
     /// What this proxy sends, with these attributes in place of its own.
     fn mapping<'s>(self, trust: &Trust, sources: impl IntoIterator<Item = &'s Sources>) -> Mapping {
         let (uri, method, denial) = match self {
@@ -156,62 +142,39 @@ impl Preset {
     }
 }
 
-fn presets(trust: &Trust, sources: &Sources) -> Vec<(String, Mapping)> {
-    Preset::ALL.iter().map(|(name, preset)| ((*name).to_owned(), preset.mapping(trust, [sources]))).collect()
-}
-
-fn trust_loopback() -> Trust {
-    Trust::Networks(TrustedProxies::new(["loopback"]).expect("loopback is a word of its own"))
-}
-
 impl AuthSection {
-    pub(super) fn build(&self, section: &Section<'_>, findings: &mut Findings) -> Auth {
-        let trust = match &self.trusted_proxies {
-            None => trust_loopback(),
-            Some(networks) => {
-                let networks = TrustedProxies::new(networks.as_slice().iter().map(|network| &network.0.0));
-                networks.map_or_else(
-                    |error| {
-                        let message = format_args!("invalid trusted_proxies: {error}");
-                        section.report("trusted_proxies", message, findings);
-                        trust_loopback()
-                    },
-                    Trust::Networks,
-                )
-            }
-        };
-        let sources = &self.attributes;
-        let most = self.proxies.values().map(|proxy| proxy.attributes.len()).chain([sources.len()]).max();
-        section.report_many("attributes", most.unwrap_or_default(), MAX_ATTRIBUTES, findings);
-        section.report_many("proxies", self.proxies.len(), MAX_PROXIES, findings);
-        let mut named = presets(&trust, sources);
-        for (name, proxy) in &self.proxies {
+    pub(super) fn build(&self, section: &Section<'_>) -> Auth {
+        let Self { preset, trusted_proxies, attributes, proxies } = self;
+        let trust = TrustedProxies::new(&trusted_proxies.0).map(Trust::Networks).unwrap_or_else(|error| {
+            section.invalid("trusted_proxies", error);
+            Trust::Networks(TrustedProxies::new(["loopback"]).expect("loopback is a word of its own"))
+        });
+        let mut named: Vec<_> =
+            [("nginx", Preset::Nginx), ("caddy", Preset::Caddy), ("traefik", Preset::Traefik)]
+                .map(|(name, preset)| (name.to_owned(), preset.mapping(&trust, [attributes])))
+                .into();
+        for (name, proxy) in proxies {
             named.retain(|(known, _)| known != name);
-            named.push((name.clone(), proxy.preset.mapping(&trust, [sources, &proxy.attributes])));
+            named.push((name.clone(), proxy.preset.mapping(&trust, [attributes, &proxy.attributes])));
         }
-        Auth { unnamed: self.preset.map(|preset| preset.mapping(&trust, [sources])), named }
+        Auth { unnamed: preset.map(|preset| preset.mapping(&trust, [attributes])), named }
     }
 }
 
 /// A network, an address, `loopback` or `private`.
-#[derive(Debug)]
-pub(super) struct TrustedProxy(String);
-
-impl Text for TrustedProxy {
-    const FORMAT: &'static str = "trusted-proxy";
-    const EXPECTED: &'static str =
-        "a network, an address, `loopback` or `private`, for example `[loopback, 10.0.0.0/8]`";
-
-    fn parse(text: &str) -> Result<Self, String> {
+pub(super) const TRUSTED_PROXY: Form = Form::new(
+    "trusted-proxy",
+    "a network, an address, `loopback` or `private`, for example `[loopback, 10.0.0.0/8]`",
+    |text| {
         let proxies = TrustedProxies::new([text]).map_err(|_| String::new())?;
         if proxies.trusts_everyone() {
             return Err("must not contain every client, which could then choose its own address; name the \
                         networks of the proxies"
                 .to_owned());
         }
-        Ok(Self(text.to_owned()))
-    }
-}
+        Ok(text.to_owned())
+    },
+);
 
 /// Where an attribute comes from, as it is written: `header X-User`, `path X-Original-URI`, `client-address`,
 /// `client-address Forwarded` or `none`.
@@ -235,9 +198,11 @@ impl AttributeSource {
 }
 
 impl Text for AttributeSource {
-    const FORMAT: &'static str = "attribute-source";
-    const EXPECTED: &'static str = "`header NAME`, `path NAME`, `client-address`, `client-address NAME` or `none`, for example `header X-User`";
-    const PATTERN: &'static str = r"^\s*(none|client-address(\s+\S+)?|(header|path)\s+\S+)\s*$";
+    const FORM: Form = Form::of::<Self>(
+        "attribute-source",
+        "`header NAME`, `path NAME`, `client-address`, `client-address NAME` or `none`, for example `header X-User`",
+    )
+    .pattern(r"^\s*(none|client-address(\s+\S+)?|(header|path)\s+\S+)\s*$");
 
     fn parse(text: &str) -> Result<Self, String> {
         let header = |name: &str| HeaderName::try_from(name).map_err(|_| String::new());
@@ -258,7 +223,7 @@ impl Text for AttributeSource {
 mod tests {
     use super::{Denial, Origin};
     use crate::config::Config;
-    use crate::config::tests::{error, errors};
+    use crate::config::tests::{default, error, errors};
 
     const POLICY: &str = "\npolicies: [{name: p, quota: 1/1s}]\n";
 
@@ -285,7 +250,7 @@ mod tests {
     /// A proxy's file in `deploy/` must work without a line of configuration.
     #[test]
     fn the_presets_stand_under_their_names_whatever_the_file_says() {
-        for config in [Config::default(), config("{trusted_proxies: private}")] {
+        for config in [default(), config("{trusted_proxies: private}")] {
             assert_eq!(
                 told(&config, "nginx"),
                 [

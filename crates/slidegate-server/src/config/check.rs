@@ -1,7 +1,7 @@
 //! Checks a file by the schema of the structs that read it, and reports every mistake in it.
 //!
 //! The check makes the JSON that the structs are deserialized from. What is invalid is left out of it,
-//! so that the rest is checked and read as well.
+//! so that the rest is checked and read as well, and what is missing has its default.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -10,176 +10,351 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value as Json};
 use slidegate::{format_window, parse_window};
+use slidegate_envoy::yaml::{Node, Shown, Value};
 
-use super::values::FORMATS;
-use super::yaml::{Node, Shown, Value};
-use super::{Findings, foreign};
+use super::errors::Findings;
+use super::foreign;
+use super::values::Form;
 
-/// A map of the file, with the name that errors give it.
+/// A map of the file, with the name that errors give it. A section that is missing has no keys.
 #[derive(Debug, Clone)]
 pub(super) struct Section<'n> {
-    pub(super) node: &'n Node,
+    pub(super) node: Option<&'n Node>,
     /// Like "policy `per-user`"; empty for the whole file.
     pub(super) place: String,
+    line: u64,
+    findings: &'n Findings,
 }
 
 impl<'n> Section<'n> {
-    /// Reads the section; the JSON is the same, where equal values look the same. `None` if it is invalid as a whole.
-    /// Parts that are invalid are left out.
+    pub(super) fn new(node: &'n Node, place: String, findings: &'n Findings) -> Self {
+        Self { node: Some(node), place, line: node.line, findings }
+    }
+
+    /// A section in a list.
+    pub(super) fn element(&self, node: &'n Node, place: String) -> Self {
+        Self { node: Some(node), place, line: node.line, findings: self.findings }
+    }
+
+    /// Reads the section; the JSON is the same, where equal values look the same, and `change` may change it. `None` if
+    /// it is invalid as a whole. Parts that are invalid are left out.
     pub(super) fn read<T: DeserializeOwned>(
         &self,
         schema: &Json,
-        findings: &mut Findings,
+        forms: &[Form],
+        change: impl FnOnce(&mut Json),
     ) -> Option<(T, Json)> {
-        let json = Checker { findings }.check(self.node, schema, &self.place, "")?;
-        let value = T::deserialize(&json).map_err(|error| findings.add(self.node.line, error)).ok()?;
+        let checker = Checker { findings: self.findings, forms };
+        let mut json = checker.check(self.node?, schema, &self.place, "")?;
+        change(&mut json);
+        let value = T::deserialize(&json).map_err(|error| self.findings.add(self.line, error)).ok()?;
         Some((value, json))
     }
 
-    /// The section under a key, if there is a valid one.
-    pub(super) fn child(&self, key: &str) -> Option<Self> {
-        let node = self.node.get(key).filter(|node| !node.is_rejected())?;
-        Some(Self { node, place: join(&self.place, key) })
+    /// The section under a key, without the keys of an invalid one.
+    pub(super) fn child(&self, key: &str) -> Self {
+        let node = self.get(key).filter(|node| !node.is_rejected.get());
+        let line = node.map_or(self.line, |node| node.line);
+        Self { node, line, place: join(&self.place, key), findings: self.findings }
+    }
+
+    /// The value of a key, valid or not.
+    pub(super) fn get(&self, key: &str) -> Option<&'n Node> {
+        self.node?.get(key)
+    }
+
+    pub(super) fn entries(&self) -> &'n [(Node, Node)] {
+        self.node.map_or(&[], Node::entries)
     }
 
     /// Whether the file has this key, with a valid value or not, or misspelt.
     pub(super) fn has(&self, key: &str) -> bool {
-        self.node.get(key).is_some() || self.has_rejected(&[key])
+        self.get(key).is_some() || self.has_rejected(&[key])
     }
 
     /// Whether one of these keys has an invalid value, or is misspelt.
     pub(super) fn has_rejected(&self, keys: &[&str]) -> bool {
-        let mut rejected = self.node.entries().iter().filter(|entry| entry.value.is_rejected());
-        rejected.any(|entry| keys.contains(&entry.key.as_str()) || suggest(&entry.key, keys).0.is_some())
+        let rejected = self.entries().iter().filter(|(_, value)| value.is_rejected.get());
+        let mut names = rejected.filter_map(|(key, _)| key.scalar());
+        names.any(|name| keys.contains(&name) || suggest(name, keys).0.is_some())
     }
 
-    /// The line of a key's value, or else the section's.
-    pub(super) fn line_of(&self, key: &str) -> u64 {
-        self.node.get(key).map_or(self.node.line, |node| node.line)
+    /// Whether nothing has been reported so far.
+    pub(super) fn is_valid_so_far(&self) -> bool {
+        self.findings.is_empty()
     }
 
     /// Reports a mistake, at the line of this key's value or else the section's.
-    pub(super) fn report(&self, key: &str, message: impl Display, findings: &mut Findings) {
-        findings.add(self.line_of(key), join(&self.place, &message.to_string()));
+    pub(super) fn report(&self, key: &str, message: impl Display) {
+        let line = self.get(key).map_or(self.line, |node| node.line);
+        let message = message.to_string();
+        // Errors of the library name the policy themselves.
+        let has_place = message.starts_with(&self.place);
+        self.findings.add(line, if has_place { message } else { join(&self.place, &message) });
+    }
+
+    /// Reports that a key's value is invalid.
+    pub(super) fn invalid(&self, key: &str, why: impl Display) {
+        self.report(key, format_args!("invalid {key}: {why}"));
     }
 
     /// Reports a key that needs another one, if that is missing.
-    pub(super) fn report_alone(&self, key: &str, other: &str, why: &str, findings: &mut Findings) {
+    pub(super) fn check_pair(&self, key: &str, other: &str, why: &str) {
         if self.has(key) && !self.has(other) {
-            self.report(key, format_args!("invalid {key}: needs {other}; {why}"), findings);
-        }
-    }
-
-    /// Reports a key with more values than allowed.
-    pub(super) fn report_many(&self, key: &str, count: usize, most: usize, findings: &mut Findings) {
-        if count > most {
-            self.report(key, format_args!("invalid {key}: must be at most {most}, not {count}"), findings);
+            self.invalid(key, format_args!("needs {other}; {why}"));
         }
     }
 }
 
 struct Checker<'f> {
-    findings: &'f mut Findings,
+    findings: &'f Findings,
+    forms: &'f [Form],
 }
 
 impl Checker<'_> {
     /// The JSON of a value. `None` if it is invalid, which is reported. `name` is the value's key in `place`.
-    fn check(&mut self, node: &Node, schema: &Json, place: &str, name: &str) -> Option<Json> {
-        if node.is_rejected() {
+    fn check(&self, node: &Node, schema: &Json, place: &str, name: &str) -> Option<Json> {
+        if node.is_rejected.get() {
             return None;
         }
         let mut reason = String::new();
         let checked = match &node.value {
             _ if schema["anyOf"].is_array() => {
-                let kind = schema["anyOf"].as_array()?.iter().find(|kind| accepts(kind, node));
-                return match kind {
-                    Some(kind) => self.check(node, kind, place, name),
-                    None => self.reject(node, schema, place, name, ""),
+                let kinds = schema["anyOf"].as_array()?;
+                let Some(kind) = kinds.iter().find(|kind| accepts(kind, node)) else {
+                    return self.reject(node, schema, place, name, "");
                 };
+                let value = self.check(node, kind, place, name)?;
+                let is_listed = kinds.iter().any(|list| list["type"] == "array" && list["items"] == *kind);
+                return Some(if is_listed { Json::Array(vec![value]) } else { value });
             }
             Value::Map(entries) if schema["maxProperties"] == 1 && entries.len() != 1 => None,
-            Value::Map(_) | Value::Nothing if schema["properties"].is_object() => {
+            Value::Map(_) | Value::Null if schema["properties"].is_object() => {
                 return self.check_map(node, schema, &join(place, name));
             }
-            Value::Map(_) if schema["type"] == "object" => {
+            Value::Map(entries) if schema["type"] == "object" => {
+                self.check_count(node, entries.len(), &schema["maxProperties"], place, name);
                 return self.check_map(node, schema, &join(place, name));
             }
+            Value::List(nodes) if schema["minItems"] == 1 && nodes.is_empty() => None,
             Value::List(nodes) if schema["type"] == "array" => {
-                let items = nodes.iter().enumerate().filter_map(|(at, node)| {
+                self.check_count(node, nodes.len(), &schema["maxItems"], place, name);
+                let mut items = Vec::with_capacity(nodes.len());
+                for (at, node) in nodes.iter().enumerate() {
                     let (place, name) = match node.entries() {
-                        [] => (place.to_owned(), name),
-                        _ => (join(place, &element(name, node, at)), ""),
+                        [] => (place, name),
+                        _ => (&*join(place, &element(name, node, at)), ""),
                     };
-                    self.check(node, &schema["items"], &place, name)
-                });
-                Some(Json::Array(items.collect()))
+                    match self.check(node, &schema["items"], place, name) {
+                        Some(item) if schema["uniqueItems"] == true && items.contains(&item) => {
+                            let text = Shown(node.scalar().unwrap_or_default());
+                            let message = format_args!("invalid {name}: contains `{text}` twice; keep one");
+                            self.add(node.line, place, message);
+                        }
+                        item => items.extend(item),
+                    }
+                }
+                Some(Json::Array(items))
             }
-            Value::Flag(flag, _) if schema["type"] == "boolean" => Some(Json::from(*flag)),
-            Value::Number(text) if schema["type"] == "number" => {
-                let number = text.parse::<f64>().ok();
+            Value::Bool(flag) if schema["type"] == "boolean" => Some(Json::from(*flag)),
+            Value::Integer(_) | Value::Float if schema["type"] == "number" => {
+                let number = node.scalar().and_then(|text| text.parse::<f64>().ok());
                 number.filter(|number| (0.0..=1.0).contains(number)).map(Json::from)
             }
             _ => {
                 let text = node.scalar();
-                text.and_then(|text| check_scalar(node, text, schema).map_err(|why| reason = why).ok())
+                text.and_then(|text| self.check_scalar(node, text, schema).map_err(|why| reason = why).ok())
             }
         };
         checked.or_else(|| self.reject(node, schema, place, name, &reason))
     }
 
-    fn check_map(&mut self, node: &Node, schema: &Json, place: &str) -> Option<Json> {
+    fn check_map(&self, node: &Node, schema: &Json, place: &str) -> Option<Json> {
         let known = schema["properties"].as_object();
         let mut map = Map::new();
         let mut found = Vec::new();
-        for entry in node.entries() {
-            let key = entry.key.as_str();
+        for (key_node, value) in node.entries() {
+            let key = key_node.scalar().unwrap_or_default();
             found.push(key);
             let of_key = known.and_then(|known| known.get(key)).unwrap_or(&schema["additionalProperties"]);
             if !of_key.is_object() {
-                entry.value.reject();
+                value.is_rejected.set(true);
                 let known: Vec<_> = known.into_iter().flat_map(Map::keys).map(String::as_str).collect();
                 let (meant, suggestion) = suggest(key, &known);
                 found.extend(meant);
-                self.add(entry.line, place, format_args!("unknown key `{}`: {suggestion}", Shown(key)));
-            } else if let Err(reason) = check_text(key, &schema["propertyNames"]) {
-                entry.value.reject();
-                self.add(entry.line, place, format_args!("invalid key `{}`: {reason}", Shown(key)));
-            } else if let Some(value) = self.check(&entry.value, of_key, place, key) {
+                self.add(key_node.line, place, format_args!("unknown key `{}`: {suggestion}", Shown(key)));
+            } else if let Err(reason) = self.check_text(key, &schema["propertyNames"]) {
+                value.is_rejected.set(true);
+                let expected = || format!("must be {}", self.expected(&schema["propertyNames"], key));
+                let reason = if reason.is_empty() { expected() } else { reason };
+                self.add(key_node.line, place, format_args!("invalid key `{}`: {reason}", Shown(key)));
+            } else if let Some(value) = self.check(value, of_key, place, key) {
                 map.insert(key.to_owned(), value);
             }
         }
         let required = schema["required"].as_array().into_iter().flatten().filter_map(Json::as_str);
-        let missing: Vec<_> = required.filter(|key| !map.contains_key(*key)).collect();
-        for key in missing.iter().filter(|key| !found.contains(key)) {
-            self.add(
-                node.line,
-                place,
-                format_args!("missing {key}: must be {}", expected(&schema["properties"][key], key)),
-            );
+        let mut is_complete = true;
+        for key in required {
+            if map.contains_key(key) {
+                continue;
+            }
+            let of_key = &schema["properties"][key];
+            if let Some(default) = default_of(of_key) {
+                map.insert(key.to_owned(), default);
+                continue;
+            }
+            is_complete = false;
+            if !found.contains(&key) {
+                let expected = self.expected(of_key, key);
+                self.add(node.line, place, format_args!("missing {key}: must be {expected}"));
+            }
         }
-        if missing.is_empty() {
-            return Some(map.into());
+        node.is_rejected.set(!is_complete);
+        is_complete.then(|| map.into())
+    }
+
+    fn check_count(&self, node: &Node, count: usize, most: &Json, place: &str, name: &str) {
+        if let Some(most) = most.as_u64().filter(|most| count as u64 > *most) {
+            let message = format_args!("invalid {name}: must be at most {most}, not {count}; remove some");
+            self.add(node.line, place, message);
         }
-        node.reject();
-        None
     }
 
     /// `reason` is empty where the schema says what is expected.
-    fn reject(&mut self, node: &Node, schema: &Json, place: &str, name: &str, reason: &str) -> Option<Json> {
-        node.reject();
-        let shown = if schema["writeOnly"] == true { String::new() } else { format!(" {node}") };
-        let expected = || format!("must be {}", expected(schema, name));
+    fn reject(&self, node: &Node, schema: &Json, place: &str, name: &str, reason: &str) -> Option<Json> {
+        node.is_rejected.set(true);
+        let is_secret = schema["writeOnly"] == true;
+        let shown = match &node.value {
+            _ if is_secret => String::new(),
+            Value::Null => " (empty)".to_owned(),
+            Value::List(_) => " (a list)".to_owned(),
+            Value::Map(_) => " (a map)".to_owned(),
+            _ => format!(" `{}`", Shown(node.scalar().unwrap_or_default())),
+        };
+        let expected = || format!("must be {}", self.expected(schema, name));
         let reason = if reason.is_empty() { expected() } else { reason.to_owned() };
         let name = if name.is_empty() { "file" } else { name };
-        // The library's own errors begin the same way.
-        let reason = reason.strip_prefix(&format!("invalid {name}{shown}: ")).unwrap_or(&reason);
+        // The library's own errors say first what is invalid.
+        let reason = match reason.split_once(&format!("{shown}: ")) {
+            Some((start, rest)) if !is_secret && start.starts_with("invalid ") => rest,
+            _ => &reason,
+        };
         self.add(node.line, place, format_args!("invalid {name}{shown}: {reason}"));
         None
     }
 
-    fn add(&mut self, line: u64, place: &str, message: impl Display) {
+    fn add(&self, line: u64, place: &str, message: impl Display) {
         self.findings.add(line, join(place, &message.to_string()));
     }
+
+    /// # Errors
+    /// Why the value is invalid; empty where the schema says it all.
+    fn check_scalar(&self, node: &Node, text: &str, schema: &Json) -> Result<Json, String> {
+        if let Some(choices) = choices(schema) {
+            let chosen = choices.iter().find(|choice| choice.eq_ignore_ascii_case(text));
+            let chosen = chosen.map(|choice| Json::from(*choice));
+            return chosen.ok_or_else(|| self.check_text(text, schema).err().unwrap_or_default());
+        }
+        match schema["type"].as_str() {
+            Some("integer") => {
+                let number = foreign::whole(node).filter(|number| bounds(schema).contains(number));
+                number.map(Json::from).ok_or_else(String::new)
+            }
+            Some("string") if text.is_empty() => Err(String::new()),
+            Some("string") if schema.get("formatMinimum").is_some() => {
+                let span = parse_window(text)
+                    .ok()
+                    .filter(|span| span_range(schema).is_some_and(|range| range.contains(span)));
+                span.map(|span| format_window(span).into()).ok_or_else(String::new)
+            }
+            Some("string") => self.check_text(text, schema).map(Json::from),
+            // A text that may look like a number or a flag.
+            _ if schema["type"].is_array() => Ok(Json::from(text)),
+            _ => Err(String::new()),
+        }
+    }
+
+    /// Checks a text by the format of a schema. Returns the text to keep.
+    fn check_text(&self, text: &str, schema: &Json) -> Result<String, String> {
+        let max = schema["maxLength"].as_u64();
+        if let Some(max) = max.filter(|max| text.len() as u64 > *max) {
+            return Err(format!("must have at most {max} bytes"));
+        }
+        self.form(schema).map_or(Ok(text.to_owned()), |form| (form.check)(text))
+    }
+
+    fn form(&self, schema: &Json) -> Option<&Form> {
+        self.forms.iter().find(|form| schema["format"] == form.name)
+    }
+
+    /// What a schema allows, in words. `name` is the key, for an example.
+    fn expected(&self, schema: &Json, name: &str) -> String {
+        if let Some(expected) = schema["x-expected"].as_str() {
+            return expected.to_owned();
+        }
+        if let Some(form) = self.form(schema) {
+            return form.expected.to_owned();
+        }
+        if let Some(choices) = schema["oneOf"].as_array() {
+            let described = choices.iter().map(|choice| match choice["description"].as_str() {
+                Some(about) => {
+                    format!("`{}` ({})", choice["const"].as_str().unwrap_or_default(), uncapitalized(about))
+                }
+                None => format!("`{}`", choice["const"].as_str().unwrap_or_default()),
+            });
+            return one_of(&described.collect::<Vec<_>>());
+        }
+        if let Some(choices) = choices(schema) {
+            return any_of(&choices);
+        }
+        if let Some(kinds) = schema["anyOf"].as_array() {
+            let is_list = |kind: &&Json| kind["type"] == "array";
+            let (lists, others): (Vec<_>, Vec<_>) = kinds.iter().partition(is_list);
+            let mut kinds: Vec<_> = others.into_iter().map(|kind| self.expected(kind, name)).collect();
+            for list in lists {
+                let item = self.expected(&list["items"], name);
+                let is_item = kinds.contains(&item);
+                kinds.push(if is_item { "a list of them".to_owned() } else { format!("a list of {item}") });
+            }
+            return kinds.join(", or ");
+        }
+        let example = schema["default"].as_str();
+        match schema["type"].as_str() {
+            Some("integer") => {
+                let bounds = bounds(schema);
+                format!("a whole number from {} to {}, without quotes", bounds.start(), bounds.end())
+            }
+            Some("number") => "a number from 0 to 1".to_owned(),
+            Some("boolean") => "`true` or `false`".to_owned(),
+            Some("array") => format!("a list of {}", self.expected(&schema["items"], name)),
+            Some("object") if schema["maxProperties"] == 1 => {
+                let tests =
+                    schema["properties"].as_object().into_iter().flatten().map(|(key, _)| key.as_str());
+                format!("exactly one of {}", any_of(&tests.collect::<Vec<_>>()))
+            }
+            Some("object") => match schema["x-example"].as_str() {
+                Some(example) => format!("keys and values, for example `{example}`"),
+                None => "keys and values".to_owned(),
+            },
+            _ => match (&schema["formatMinimum"], &schema["formatMaximum"]) {
+                (Json::String(min), Json::String(max)) => format!(
+                    "{min} to {max} with a unit (ms, s, m, h, d or w), for example `{name}: {}`",
+                    example.unwrap_or("60s")
+                ),
+                _ => "a text".to_owned(),
+            },
+        }
+    }
+}
+
+/// The value of a key that is left out: its default, or a section of defaults.
+pub(super) fn default_of(schema: &Json) -> Option<Json> {
+    if let Some(default) = schema.get("default") {
+        return Some(default.clone());
+    }
+    let properties = schema["properties"].as_object()?;
+    let required = schema["required"].as_array().into_iter().flatten().filter_map(Json::as_str);
+    required.map(|key| Some((key.to_owned(), default_of(&properties[key])?))).collect()
 }
 
 /// Whether a value is of the kind that a schema describes, valid or not.
@@ -189,49 +364,13 @@ fn accepts(schema: &Json, node: &Node) -> bool {
     }
     let kind = schema["type"].as_str().unwrap_or("string");
     match &node.value {
-        Value::Nothing => false,
-        Value::Flag(..) => matches!(kind, "boolean" | "string"),
-        Value::Number(_) => matches!(kind, "integer" | "number" | "string"),
+        Value::Null => false,
+        Value::Bool(_) => matches!(kind, "boolean" | "string"),
+        Value::Integer(_) | Value::Float => matches!(kind, "integer" | "number" | "string"),
         Value::Text(_) => kind == "string",
         Value::List(_) => kind == "array",
         Value::Map(_) => kind == "object",
     }
-}
-
-/// # Errors
-/// Why the value is invalid; empty where the schema says it all.
-fn check_scalar(node: &Node, text: &str, schema: &Json) -> Result<Json, String> {
-    if let Some(choices) = choices(schema) {
-        let chosen = choices.iter().find(|choice| choice.eq_ignore_ascii_case(text));
-        let chosen = chosen.map(|choice| Json::from(*choice));
-        return chosen.ok_or_else(|| check_text(text, schema).err().unwrap_or_default());
-    }
-    match schema["type"].as_str() {
-        Some("integer") => {
-            let number = node.whole().filter(|number| bounds(schema).contains(number));
-            number.map(Json::from).ok_or_else(String::new)
-        }
-        Some("string") if text.is_empty() => Err(String::new()),
-        Some("string") if schema.get("formatMinimum").is_some() => {
-            let span = parse_window(text)
-                .ok()
-                .filter(|span| span_range(schema).is_some_and(|range| range.contains(span)));
-            span.map(|span| format_window(span).into()).ok_or_else(String::new)
-        }
-        Some("string") => check_text(text, schema).map(|()| Json::from(text)),
-        // A text that may look like a number or a flag.
-        _ if schema["type"].is_array() => Ok(Json::from(text)),
-        _ => Err(String::new()),
-    }
-}
-
-/// Checks a text by the format of a schema.
-fn check_text(text: &str, schema: &Json) -> Result<(), String> {
-    let format = FORMATS.iter().find(|format| schema["format"] == format.name);
-    format.map_or(Ok(()), |format| {
-        (format.check)(text)
-            .map_err(|why| if why.is_empty() { format!("must be {}", format.expected) } else { why })
-    })
 }
 
 /// The bounds of a length of time, which the schema has as texts.
@@ -250,61 +389,6 @@ fn choices(schema: &Json) -> Option<Vec<&str>> {
         return Some(choices.iter().filter_map(Json::as_str).collect());
     }
     Some(schema["oneOf"].as_array()?.iter().filter_map(|choice| choice["const"].as_str()).collect())
-}
-
-/// What a schema allows, in words. `name` is the key, for an example.
-fn expected(schema: &Json, name: &str) -> String {
-    if let Some(format) = FORMATS.iter().find(|format| schema["format"] == format.name) {
-        return format.expected.to_owned();
-    }
-    if let Some(choices) = schema["oneOf"].as_array() {
-        let described = choices.iter().map(|choice| match choice["description"].as_str() {
-            Some(about) => {
-                format!("`{}` ({})", choice["const"].as_str().unwrap_or_default(), uncapitalized(about))
-            }
-            None => format!("`{}`", choice["const"].as_str().unwrap_or_default()),
-        });
-        return one_of(&described.collect::<Vec<_>>());
-    }
-    if let Some(choices) = choices(schema) {
-        return any_of(&choices);
-    }
-    if let Some(kinds) = schema["anyOf"].as_array() {
-        let is_list = |kind: &&Json| kind["type"] == "array";
-        let (lists, others): (Vec<_>, Vec<_>) = kinds.iter().partition(is_list);
-        let mut kinds: Vec<_> = others.into_iter().map(|kind| expected(kind, name)).collect();
-        for list in lists {
-            let item = expected(&list["items"], name);
-            let is_item = kinds.contains(&item);
-            kinds.push(if is_item { "a list of them".to_owned() } else { format!("a list of {item}") });
-        }
-        return kinds.join(", or ");
-    }
-    let example = schema["default"].as_str();
-    match schema["type"].as_str() {
-        Some("integer") => {
-            let bounds = bounds(schema);
-            format!("a whole number from {} to {}, without quotes", bounds.start(), bounds.end())
-        }
-        Some("number") => "a number from 0 to 1".to_owned(),
-        Some("boolean") => "`true` or `false`".to_owned(),
-        Some("array") => format!("a list of {}", expected(&schema["items"], name)),
-        Some("object") if schema["maxProperties"] == 1 => {
-            let tests = schema["properties"].as_object().into_iter().flatten().map(|(key, _)| key.as_str());
-            format!("exactly one of {}", any_of(&tests.collect::<Vec<_>>()))
-        }
-        Some("object") => match schema["x-example"].as_str() {
-            Some(example) => format!("keys and values, for example `{example}`"),
-            None => "keys and values".to_owned(),
-        },
-        _ => match (&schema["formatMinimum"], &schema["formatMaximum"]) {
-            (Json::String(min), Json::String(max)) => format!(
-                "{min} to {max} with a unit (ms, s, m, h, d or w), for example `{name}: {}`",
-                example.unwrap_or("60s")
-            ),
-            _ => "a text".to_owned(),
-        },
-    }
 }
 
 fn join(place: &str, rest: &str) -> String {

@@ -9,12 +9,12 @@ use std::net::IpAddr;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use slidegate::Match;
+use slidegate_envoy::yaml::{Node, Shown};
 
-use super::Findings;
 use super::check::Section;
-use super::policy::Scope;
+use super::foreign::quoted;
+use super::overrides::Scope;
 use super::values::{List, Scalar};
-use super::yaml::{Shown, quoted};
 
 /// A value, several values, or a test.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -48,24 +48,27 @@ pub(super) fn matches(
     when: &BTreeMap<String, Condition>,
     scope: &Scope<'_>,
     policy: &Section<'_>,
-    findings: &mut Findings,
 ) -> Vec<(String, Match)> {
-    let Some(section) = policy.child("when") else { return Vec::new() };
+    let section = policy.child("when");
     let mut conditions = Vec::with_capacity(when.len());
     // In the order of the file.
-    for entry in section.node.entries() {
-        let name = &entry.key;
-        let Some(condition) = when.get(name).filter(|_| !entry.value.has_rejected_child()) else { continue };
+    for (key, value) in section.entries() {
+        let name = key.scalar().unwrap_or_default();
+        let mut parts = value.elements().iter().chain(value.entries().iter().map(|(_, value)| value));
+        if parts.any(|part: &Node| part.is_rejected.get()) {
+            continue;
+        }
+        let Some(condition) = when.get(name) else { continue };
         match build(name, scope.is_address(name), condition) {
-            Ok(condition) if condition == Match::absent() && scope.attributes.contains(name) => {
-                let message = format_args!(
-                    "invalid {name}: must be absent and is in the scope, so the policy limits no request; remove it \
-                     from `when` or from `scope`"
-                );
-                section.report(name, message, findings);
+            Ok(condition)
+                if condition == Match::absent() && scope.attributes.iter().any(|one| one == name) =>
+            {
+                let why = "must be absent and is in the scope, so the policy limits no request; remove it from `when` \
+                           or from `scope`";
+                section.invalid(name, why);
             }
-            Ok(condition) => conditions.push((name.clone(), condition)),
-            Err(message) => section.report(name, format_args!("invalid {name}{message}"), findings),
+            Ok(condition) => conditions.push((name.to_owned(), condition)),
+            Err(message) => section.report(name, format_args!("invalid {name}{message}")),
         }
     }
     conditions
@@ -92,18 +95,18 @@ fn build(name: &str, is_address: bool, condition: &Condition) -> Result<Match, S
     };
     let several = |values: &[Scalar], read: &dyn Fn(&Scalar) -> Result<String, String>| match values {
         [] => Err(format!(": an empty list matches nothing; write for example `{name}: [a, b]`")),
+        [one] => read(one).map(Match::equals),
         values => values.iter().map(read).collect::<Result<Vec<_>, _>>().map(Match::one_of),
     };
     let network = "write a network, for example";
     let Test { equals, one_of, prefix, glob, r#in, present } = match condition {
-        Condition::Plain(List::One(value)) => return plain(value).map(Match::equals),
-        Condition::Plain(List::Many(values)) => return several(values, &plain),
+        Condition::Plain(values) => return several(&values.0, &plain),
         Condition::Test(test) => test,
     };
     if let Some(value) = equals {
         text(value).map(Match::equals)
     } else if let Some(values) = one_of {
-        several(values.as_slice(), &text)
+        several(&values.0, &text)
     } else if let Some(present) = present {
         Ok(if *present { Match::present() } else { Match::absent() })
     } else if is_address && (prefix.is_some() || glob.is_some()) {
@@ -118,7 +121,7 @@ fn build(name: &str, is_address: bool, condition: &Condition) -> Result<Match, S
              `{{one_of: [...]}}`"
         ))
     } else {
-        match r#in.as_ref().map(List::as_slice).unwrap_or_default() {
+        match r#in.as_ref().map(|list| list.0.as_slice()).unwrap_or_default() {
             [] => Err(format!(": an empty list matches nothing; {network} `{name}: {{in: [10.0.0.0/8]}}`")),
             networks => Match::networks(networks).map_err(|error| format!(": {error}")),
         }

@@ -2,36 +2,29 @@
 
 use std::net::SocketAddr;
 
-use slidegate::{RedisOptions, Secret};
+use serde_json::Value as Json;
+use slidegate::RedisOptions;
+use slidegate_envoy::yaml::Shown;
 
-use super::ConfigErrors;
-use super::admin::{self, Token};
-use super::resp::{Password, Resp};
-use super::store::{DEFAULT_DEADLINE, SharedStore};
-use super::traces::OutsideTraces;
-use super::values::Text;
+use super::admin;
+use super::check::default_of;
+use super::errors::ConfigErrors;
+use super::resp::Password;
+use super::traces::{ENDPOINT, endpoint};
+use super::values::{Form, Text};
 
 /// The variable with the store's URL.
 pub(super) const URL_VARIABLE: &str = "SLIDEGATE_REDIS";
-/// The variable with the secret that ids are hashed with.
-const SECRET_VARIABLE: &str = "SLIDEGATE_KEY_SECRET";
-/// The variable with the password of the RESP port.
-const PASSWORD_VARIABLE: &str = "SLIDEGATE_RESP_PASSWORD";
 
 /// What the command line and the environment say.
 #[derive(Default, Clone)]
 pub(crate) struct Outside {
-    pub(super) redis: Option<RedisOptions>,
-    pub(super) key_secret: Option<Secret<String>>,
-    pub(super) tokens: Vec<Token>,
-    /// Where Envoy's rate-limit service listens.
-    pub(super) grpc: Option<SocketAddr>,
-    /// Whether that is said elsewhere, such as in another program's environment.
+    /// Valid values, each with its pointer into the JSON of a file.
+    pub(super) settings: Vec<(&'static str, Json)>,
+    /// More admin tokens, like those of a file.
+    pub(super) tokens: Vec<Json>,
+    /// Whether the variables of another program say where Envoy's rate-limit service listens.
     pub(super) has_other_grpc: bool,
-    /// Where the RESP port listens.
-    pub(super) resp: Option<SocketAddr>,
-    pub(super) resp_password: Option<Password>,
-    pub(super) traces: OutsideTraces,
     /// Whether there are limits besides the file's, so that it may have no policies.
     pub(super) has_other_limits: bool,
 }
@@ -41,9 +34,11 @@ pub(crate) struct Outside {
 pub(crate) struct Arguments<'a> {
     /// The URL of the store.
     pub(crate) redis: Option<&'a str>,
+    /// Where the HTTP interface listens.
+    pub(crate) listen: Option<SocketAddr>,
     /// Where Envoy's rate-limit service listens.
     pub(crate) grpc: Option<SocketAddr>,
-    /// Whether that is said elsewhere, such as in another program's environment.
+    /// Whether the variables of another program say where Envoy's rate-limit service listens.
     pub(crate) has_other_grpc: bool,
     /// Where the RESP port listens.
     pub(crate) resp: Option<SocketAddr>,
@@ -52,52 +47,112 @@ pub(crate) struct Arguments<'a> {
 impl Outside {
     /// Reads the environment. The command line wins over it.
     pub(crate) fn read(arguments: Arguments<'_>) -> Result<Self, ConfigErrors> {
-        let Arguments { redis, grpc, has_other_grpc, resp } = arguments;
-        let variable = |name: &str| match std::env::var(name) {
+        Self::read_by(arguments, |name| match std::env::var(name) {
             Ok(value) => Ok(Some(value).filter(|value| !value.is_empty())),
             Err(std::env::VarError::NotPresent) => Ok(None),
             Err(std::env::VarError::NotUnicode(_)) => {
-                Err(ConfigErrors::one(name, None, "invalid encoding: the variable must be UTF-8"))
+                Err(ConfigErrors::one(name, "invalid encoding: the variable must be UTF-8"))
             }
-        };
-        let redis = match redis {
-            Some(url) => Some(("--redis", url.to_owned())),
-            None => variable(URL_VARIABLE)?.map(|url| (URL_VARIABLE, url)),
-        };
-        let options = |(place, url): (&str, String)| {
-            RedisOptions::new(&url).map_err(|error| ConfigErrors::one(place, None, &error.to_string()))
-        };
-        let tokens =
-            variable(admin::TOKENS_VARIABLE)?.map(|value| admin::from_variable(&value)).transpose()?;
-        let password = |text: String| {
-            let invalid = || format!("invalid password: must be {}", Password::EXPECTED);
-            Password::parse(&text).map_err(|_| ConfigErrors::one(PASSWORD_VARIABLE, None, &invalid()))
-        };
-        Ok(Self {
-            redis: redis.map(options).transpose()?,
-            key_secret: variable(SECRET_VARIABLE)?.map(Secret::new),
-            tokens: tokens.unwrap_or_default(),
-            grpc,
-            has_other_grpc,
-            resp,
-            resp_password: variable(PASSWORD_VARIABLE)?.map(password).transpose()?,
-            traces: OutsideTraces::read(variable)?,
-            has_other_limits: false,
         })
     }
 
-    /// The RESP port without a section of the file.
-    pub(super) fn resp(&self) -> Option<Resp> {
-        self.resp.map(|listen| Resp::at(listen, self.resp_password.clone()))
+    /// Reads the environment by `variable`.
+    pub(super) fn read_by(
+        arguments: Arguments<'_>,
+        variable: impl Fn(&str) -> Result<Option<String>, ConfigErrors>,
+    ) -> Result<Self, ConfigErrors> {
+        let Arguments { redis, listen, grpc, has_other_grpc, resp } = arguments;
+        let addresses =
+            [("/server/listen", listen), ("/grpc/listen", grpc), ("/resp/listen", resp)].into_iter();
+        let mut settings: Vec<(&str, Json)> =
+            addresses.filter_map(|(path, address)| Some((path, address?.to_string().into()))).collect();
+        let checked = |source: &str, form: Form, text: String| {
+            let key = source.rsplit('_').next().unwrap_or_default().to_lowercase();
+            (form.check)(&text).map_err(|why| match why.as_str() {
+                "" => ConfigErrors::one(source, format_args!("invalid {key}: must be {}", form.expected)),
+                why => ConfigErrors::one(source, why),
+            })
+        };
+        let redis = match redis {
+            Some(url) => Some(checked("--redis", RedisOptions::FORM, url.to_owned())?),
+            None => variable(URL_VARIABLE)?
+                .map(|url| checked(URL_VARIABLE, RedisOptions::FORM, url))
+                .transpose()?,
+        };
+        settings.extend(redis.map(|url| ("/store/redis", url.into())));
+        settings.extend(variable("SLIDEGATE_KEY_SECRET")?.map(|secret| ("/store/key_secret", secret.into())));
+        let source = "SLIDEGATE_RESP_PASSWORD";
+        if let Some(password) = variable(source)? {
+            settings.push(("/resp/password", checked(source, Password::FORM, password)?.into()));
+        }
+        settings.extend(traces(&variable)?);
+        let tokens =
+            variable(admin::TOKENS_VARIABLE)?.map(|value| admin::from_variable(&value)).transpose()?;
+        Ok(Self { settings, tokens: tokens.unwrap_or_default(), has_other_grpc, has_other_limits: false })
     }
 
-    /// The store without a section of the file.
-    pub(super) fn store(&self) -> Option<SharedStore> {
-        let options = self.redis.clone()?;
-        let options = match &self.key_secret {
-            Some(secret) => options.key_secret(secret.expose()),
-            None => options,
-        };
-        Some(SharedStore { options, deadline: DEFAULT_DEADLINE, instances: 1 })
+    #[cfg(test)]
+    pub(super) fn of(settings: &[(&'static str, &str)]) -> Self {
+        let settings = settings.iter().map(|(path, text)| (*path, Json::from(*text)));
+        Self { settings: settings.collect(), ..Self::default() }
     }
+
+    /// Puts these values into the checked JSON of a file.
+    pub(super) fn apply(&self, file: &mut Json, schema: &Json) {
+        for (path, value) in &self.settings {
+            let (section, key) = path.rsplit_once('/').expect("a path has a section");
+            // Only an address or a URL makes a section: the others say something about one that is there.
+            let creates = matches!(key, "redis" | "endpoint") || *path == "/resp/listen";
+            if file.pointer(section).is_none() && creates {
+                let parts: Vec<_> = section.split('/').skip(1).collect();
+                let schema = parts.iter().fold(schema, |schema, part| &schema["properties"][part]);
+                let parent = parts.iter().fold(&mut *file, |parent, part| &mut parent[part]);
+                *parent = default_of(schema).unwrap_or_default();
+            }
+            if let Some(section) = file.pointer_mut(section) {
+                section[key] = value.clone();
+            }
+        }
+        if let Some(tokens) = file.pointer_mut("/admin/tokens").and_then(Json::as_array_mut) {
+            tokens.extend(self.tokens.iter().cloned());
+        }
+    }
+}
+
+/// The standard variables of OpenTelemetry. `OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_EXPORTER_OTLP_COMPRESSION` and
+/// `OTEL_RESOURCE_ATTRIBUTES` are read by the exporter itself.
+fn traces(
+    variable: impl Fn(&str) -> Result<Option<String>, ConfigErrors>,
+) -> Result<Vec<(&'static str, Json)>, ConfigErrors> {
+    if variable("OTEL_SDK_DISABLED")?.is_some_and(|value| value.eq_ignore_ascii_case("true")) {
+        return Ok(vec![("/observe/traces", Json::Null)]);
+    }
+    let mut settings = Vec::new();
+    for (name, is_whole) in
+        [("OTEL_EXPORTER_OTLP_ENDPOINT", false), ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", true)]
+    {
+        if let Some(url) = variable(name)? {
+            let invalid =
+                || ConfigErrors::one(name, format_args!("invalid URL: must be {}", ENDPOINT.expected));
+            // The last one wins.
+            settings.push(("/observe/traces/endpoint", endpoint(&url, is_whole).ok_or_else(invalid)?.into()));
+        }
+    }
+    let name = "OTEL_EXPORTER_OTLP_PROTOCOL";
+    if let Some(other) = variable(name)?.filter(|other| other != "http/protobuf" && !settings.is_empty()) {
+        let message = format!(
+            "invalid protocol `{}`: must be `http/protobuf`; give the collector's port for it, usually 4318",
+            Shown(&other)
+        );
+        return Err(ConfigErrors::one(name, message));
+    }
+    let name = "OTEL_TRACES_SAMPLER_ARG";
+    if let Some(text) = variable(name)? {
+        let ratio = text.trim().parse().ok().filter(|ratio: &f64| (0.0..=1.0).contains(ratio));
+        let invalid = || format!("invalid ratio `{}`: must be a number from 0 to 1", Shown(&text));
+        let ratio = ratio.ok_or_else(|| ConfigErrors::one(name, invalid()))?;
+        settings.push(("/observe/traces/sample_ratio", ratio.into()));
+    }
+    settings.extend(variable("OTEL_SERVICE_NAME")?.map(|name| ("/observe/traces/service_name", name.into())));
+    Ok(settings)
 }

@@ -1,11 +1,12 @@
 //! A policy in one line: `100/1m per user using token-bucket named api`, as `--policy` takes it.
 
 use slidegate::{Algorithm, Policy, PolicySet, Quota};
+use slidegate_envoy::yaml::one_line;
 
-use super::ConfigErrors;
+use super::errors::ConfigErrors;
+use super::policy::TAKEN;
 use super::quota::QuotaSpec;
-use super::sections::TAKEN;
-use super::values::{AttributeName, Parsed, Text, safe_name};
+use super::values::{ATTRIBUTE, Parsed, Text, safe_name};
 use crate::policy_names::is_inline;
 
 /// Reads `QUOTA [per ATTRIBUTE[,ATTRIBUTE...]] [using ALGORITHM] [named NAME]`, the last two in either order.
@@ -32,8 +33,8 @@ pub(crate) fn policy_from_text(text: &str) -> Result<Policy, String> {
     }
     let (quota, scope) = quota_and_scope(&words.join(" ")).map_err(failed)?;
     let algorithm = algorithm.map(|name| {
-        let invalid = |reason| format!("invalid algorithm `{name}`: {reason}");
-        Algorithm::parse_or_expected(name).map(Parsed).map_err(|reason| failed(invalid(reason)))
+        let invalid = |why| failed(format!("invalid algorithm `{name}`: {}", Algorithm::FORM.explain(why)));
+        Algorithm::parse(name).map(Parsed).map_err(invalid)
     });
     let spec = QuotaSpec { algorithm: algorithm.transpose()?, ..QuotaSpec::text(quota) };
     let quota = spec.quota().map_err(|mut mistakes| failed(mistakes.remove(0).1))?;
@@ -57,9 +58,8 @@ fn quota_and_scope(text: &str) -> Result<(Quota, Vec<String>), String> {
     let mut scope: Vec<String> = Vec::new();
     for attribute in attributes.split(',') {
         let attribute = attribute.trim();
-        let name = AttributeName::parse_or_expected(attribute)
-            .map_err(|reason| format!("invalid scope `{attribute}`: {reason}"))?
-            .0;
+        let name = (ATTRIBUTE.check)(attribute)
+            .map_err(|why| format!("invalid scope `{attribute}`: {}", ATTRIBUTE.explain(why)))?;
         if scope.contains(&name) {
             return Err(format!("invalid scope: contains `{name}` twice; keep one"));
         }
@@ -73,8 +73,8 @@ fn default_name(scope: &[String]) -> String {
 }
 
 /// The policies of texts, behind those that there are.
-pub(super) fn add(policies: Option<&PolicySet>, texts: &[String]) -> Result<PolicySet, ConfigErrors> {
-    let mut all: Vec<Policy> = policies.into_iter().flat_map(PolicySet::iter).cloned().collect();
+pub(super) fn add(policies: &PolicySet, texts: &[String]) -> Result<PolicySet, ConfigErrors> {
+    let mut all: Vec<Policy> = policies.iter().cloned().collect();
     let mut errors = Vec::new();
     for text in texts {
         match policy_from_text(text) {
@@ -90,9 +90,9 @@ pub(super) fn add(policies: Option<&PolicySet>, texts: &[String]) -> Result<Poli
         }
     }
     if !errors.is_empty() {
-        return Err(ConfigErrors::listed(&errors));
+        return Err(ConfigErrors(errors.iter().map(|error| one_line(error)).collect()));
     }
-    PolicySet::new(all).map_err(|error| ConfigErrors::listed(&[format!("--policy: {error}")]))
+    PolicySet::new(all).map_err(|error| ConfigErrors::one("--policy", error))
 }
 
 #[cfg(test)]

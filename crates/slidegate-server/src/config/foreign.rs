@@ -3,11 +3,14 @@
 //! A guess could limit something else than was meant: the same word is a count to one limiter and a
 //! rate to another, and the same number seconds to one and milliseconds to another.
 
+use serde_json::Value as Json;
 use slidegate::{Algorithm, Quota};
+use slidegate_envoy::yaml::{Node, Shown, Value};
 
-use super::sections::MINIMAL;
 use super::values::safe_name;
-use super::yaml::{Entry, Node, Shown, Value, quoted};
+
+/// What to write where there is no policy.
+pub(super) const MINIMAL: &str = "policies: [{name: per-user, scope: [user], limit: 100, window: 60s}]";
 
 /// Our key, an example, and what others call it.
 const KEYS: &str = "
@@ -70,57 +73,46 @@ pub(super) fn recognise(root: &Node) -> Option<(u64, String)> {
 
 /// `rate-limiter: {use-algo, window-size, max-requests}`
 fn rate_limiter(root: &Node) -> Option<(u64, String)> {
-    let limiter = entry(root, &["rate_limiter"])?;
-    let parts =
-        [&["use_algo"][..], &["window_size"], &["max_requests"]].map(|names| entry(&limiter.value, names));
+    let (key, limiter) = entry(root, "rate_limiter")?;
+    let parts = ["use_algo", "window_size", "max_requests"].map(|name| entry(limiter, name));
     if parts.iter().all(Option::is_none) {
         return None;
     }
-    let [algorithm, window, limit] = parts.map(|part| part.map(|entry| &entry.value));
-    let what = format!("`{}` belongs to another limiter", Shown(&limiter.key));
-    let limit = limit.and_then(Node::whole);
-    let Some((limit, window)) = limit.zip(window.and_then(Span::of)) else {
-        return Some((limiter.line, format!("{what}; write for example `{MINIMAL}`")));
+    let [algorithm, window, limit] = parts.map(|part| part.map(|(_, value)| value));
+    let what = format!("`{}` belongs to another limiter", Shown(key.scalar()?));
+    let Some((limit, (window, unit))) = limit.and_then(whole).zip(window.and_then(window_of)) else {
+        return Some((key.line, format!("{what}; write for example `{MINIMAL}`")));
     };
     let algorithm = algorithm.and_then(Node::scalar).and_then(self::algorithm).unwrap_or_default();
+    let check = match unit {
+        Some(unit) => format!("its window has no unit and is read as {unit}: check that, and"),
+        None => "check".to_owned(),
+    };
     let policy = format!(
-        "policies: [{{name: per-user, scope: [user], limit: {limit}, window: {}, algorithm: {algorithm}}}]",
-        window.text
+        "{{name: per-user, scope: [user], limit: {limit}, window: {window}, algorithm: {algorithm}}}"
     );
-    let unit = window
-        .assumed
-        .map(|unit| format!(" its window names no unit and is taken for {unit}: check that, and"));
-    let check = unit.unwrap_or_else(|| " check".into());
-    Some((limiter.line, format!("{what}; write `{policy}`;{check} what it counts by")))
+    Some((key.line, format!("{what}; write `policies: [{policy}]`; {check} what it counts by")))
 }
 
-/// A window in the words of another limiter.
-struct Span {
-    text: String,
-    /// The unit that was not written.
-    assumed: Option<&'static str>,
-}
-
-impl Span {
-    fn of(node: &Node) -> Option<Self> {
-        let valid = |text: &str| Quota::parse_window(text).is_ok();
-        if let Value::Text(text) = &node.value {
-            return valid(text).then(|| Self { text: quoted(text), assumed: None });
-        }
-        let number = node.whole()?;
-        // Most say seconds. What would be years is milliseconds.
-        let units = [("s", "seconds"), ("ms", "milliseconds")];
-        let spans = units.map(|(unit, word)| Self { text: format!("{number}{unit}"), assumed: Some(word) });
-        spans.into_iter().find(|span| valid(&span.text))
+/// A window in the words of another limiter, and the unit that was not written.
+fn window_of(node: &Node) -> Option<(String, Option<&'static str>)> {
+    let is_valid = |text: &str| Quota::parse_window(text).is_ok();
+    if let Value::Text(text) = &node.value {
+        return is_valid(text).then(|| (quoted(text), None));
     }
+    let number = whole(node)?;
+    // Most say seconds. What would be years is milliseconds.
+    let spans = [("s", "seconds"), ("ms", "milliseconds")];
+    let mut spans = spans.into_iter().map(|(unit, word)| (format!("{number}{unit}"), Some(word)));
+    spans.find(|(text, _)| is_valid(text))
 }
 
 /// `domain:` and `descriptors:` of envoyproxy/ratelimit.
 fn envoy(root: &Node) -> Option<(u64, String)> {
-    let domain = entry(root, &["domain"])?;
-    let descriptors = entry(root, &["descriptors"])?;
+    let (domain, _) = entry(root, "domain")?;
+    let (_, descriptors) = entry(root, "descriptors")?;
     let what = "this is a file of envoyproxy/ratelimit; give its folder as `--envoy-config`";
-    let Some(policy) = first_limit(&descriptors.value, &mut Vec::new()) else {
+    let Some(policy) = first_limit(descriptors, &mut Vec::new()) else {
         return Some((domain.line, format!("{what}; write for example `{MINIMAL}`")));
     };
     Some((domain.line, format!("{what}; as a policy, its first limit would be `policies: [{policy}]`")))
@@ -128,12 +120,10 @@ fn envoy(root: &Node) -> Option<(u64, String)> {
 
 /// The first limit below these descriptors as a policy. `path` are the descriptors above.
 fn first_limit<'f>(descriptors: &'f Node, path: &mut Vec<(&'f str, Option<&'f str>)>) -> Option<String> {
-    let Value::List(descriptors) = &descriptors.value else { return None };
-    descriptors.iter().find_map(|descriptor| {
+    descriptors.elements().iter().find_map(|descriptor| {
         let key = descriptor.get("key")?.scalar()?;
         path.push((key, descriptor.get("value").and_then(Node::scalar)));
-        let shadow =
-            descriptor.get("shadow_mode").is_some_and(|node| matches!(node.value, Value::Flag(true, _)));
+        let shadow = descriptor.get("shadow_mode").and_then(Node::scalar) == Some("true");
         let here = descriptor.get("rate_limit").and_then(|limit| as_policy(limit, path, shadow));
         let found = here.or_else(|| first_limit(descriptor.get("descriptors")?, path));
         path.pop();
@@ -143,7 +133,7 @@ fn first_limit<'f>(descriptors: &'f Node, path: &mut Vec<(&'f str, Option<&'f st
 
 /// A descriptor with a value is a condition, one without is counted by, one with a pattern is both.
 fn as_policy(limit: &Node, path: &[(&str, Option<&str>)], shadow: bool) -> Option<String> {
-    let per_unit = limit.get("requests_per_unit")?.whole()?;
+    let per_unit = whole(limit.get("requests_per_unit")?)?;
     let window = match plain(limit.get("unit")?.scalar()?).as_str() {
         "second" => "1s",
         "minute" => "1m",
@@ -175,8 +165,33 @@ fn as_policy(limit: &Node, path: &[(&str, Option<&str>)], shadow: bool) -> Optio
     Some(format!("{{{}}}", parts.join(", ")))
 }
 
-fn entry<'f>(node: &'f Node, names: &[&str]) -> Option<&'f Entry> {
-    node.entries().iter().find(|entry| names.contains(&plain(&entry.key).as_str()))
+fn entry<'f>(node: &'f Node, name: &str) -> Option<(&'f Node, &'f Node)> {
+    let is_meant = |key: &Node| key.scalar().is_some_and(|key| plain(key) == name);
+    node.entries().iter().find(|(key, _)| is_meant(key)).map(|(key, value)| (key, value))
+}
+
+/// The value of a number that is written plainly: digits, with `_` between them if wanted.
+///
+/// A leading zero is rejected: it means octal to some YAML readers and decimal to others.
+pub(super) fn whole(node: &Node) -> Option<u64> {
+    if !matches!(node.value, Value::Integer(_) | Value::Float) {
+        return None;
+    }
+    let digits = node.scalar()?.replace('_', "");
+    let is_plain =
+        digits.bytes().all(|byte| byte.is_ascii_digit()) && (digits == "0" || !digits.starts_with('0'));
+    digits.parse().ok().filter(|_| is_plain)
+}
+
+/// A text as it can be pasted into a list or map in brackets.
+pub(super) fn quoted(text: &str) -> String {
+    let harmless = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '/' | '-');
+    let is_text =
+        text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '/') && text.chars().all(harmless);
+    let is_word =
+        ["true", "false", "null", "yes", "no", "on", "off", "y", "n"].contains(&text.to_lowercase().as_str());
+    // JSON's quoted text is YAML's.
+    if is_text && !is_word { text.to_owned() } else { Json::from(text).to_string() }
 }
 
 /// A word without what its spellings differ by.
@@ -208,7 +223,7 @@ mod tests {
         assert_eq!(
             said,
             "slidegate.yaml:3: `rate-limiter` belongs to another limiter; write `policies: [{name: per-user, scope: \
-             [user], limit: 100, window: 60s, algorithm: sliding-log}]`; its window names no unit and is taken for seconds: \
+             [user], limit: 100, window: 60s, algorithm: sliding-log}]`; its window has no unit and is read as seconds: \
              check that, and what it counts by"
         );
         assert!(
@@ -228,7 +243,7 @@ mod tests {
             assert!(pasted(&error(&file(theirs, "60"))).contains(ours), "{theirs}");
         }
         let said = error(&file("fixed-window", "86400000"));
-        assert!(said.contains("window: 86400000ms") && said.contains("taken for milliseconds"), "{said}");
+        assert!(said.contains("window: 86400000ms") && said.contains("read as milliseconds"), "{said}");
         let said = error(&file("fixed-window", "1h"));
         assert!(
             pasted(&said).contains("100 per 1h") && said.ends_with("; check what it counts by"),

@@ -7,13 +7,11 @@ use std::path::PathBuf;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-pub(crate) use slidegate_envoy::GrpcSettings as Grpc;
-use slidegate_envoy::GrpcTls;
+use slidegate_envoy::{GrpcSettings, GrpcTls};
 
-use super::Findings;
 use super::check::Section;
 use super::environment::Outside;
-use super::values::{Parsed, Span};
+use super::values::Span;
 
 /// Envoy's rate-limit service.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -21,7 +19,8 @@ use super::values::{Parsed, Span};
 #[schemars(extend("x-example" = "listen: 127.0.0.1:8081"))]
 pub(super) struct GrpcSection {
     /// Address and port. `serve --grpc` wins over it.
-    listen: Option<Parsed<SocketAddr>>,
+    #[schemars(extend("format" = "address"))]
+    listen: Option<SocketAddr>,
     /// The path of a socket file, without TLS. One that nobody listens to is replaced.
     socket: Option<PathBuf>,
     /// The certificate to show, in PEM. Read again when it changes.
@@ -36,24 +35,24 @@ pub(super) struct GrpcSection {
     max_connection_age: Option<Span<1000, 31_622_400_000>>,
     /// Whether every answer carries the fields of `headers`. Without it, only a denial carries `retry-after`.
     #[schemars(extend("default" = false))]
-    response_headers: Option<bool>,
+    response_headers: bool,
     /// Whether the health service says `NOT_SERVING` while a shared store is unreachable.
     #[schemars(extend("default" = false))]
-    health_follows_store: Option<bool>,
+    health_follows_store: bool,
 }
 
 impl GrpcSection {
     /// The settings of the file and the command line, which may say where to listen.
-    pub(super) fn build(self, section: &Section<'_>, outside: &Outside, findings: &mut Findings) -> Grpc {
-        let is_served_elsewhere = outside.grpc.is_some() || outside.has_other_grpc;
-        let has_listener = section.has("listen") || section.has("socket");
-        if let Some(entry) = section.node.entries().first().filter(|_| !is_served_elsewhere && !has_listener)
-        {
-            let message = format_args!(
-                "invalid {}: needs listen or socket; write for example `listen: 127.0.0.1:8081`, or give `--grpc`",
-                entry.key
-            );
-            section.report(&entry.key, message, findings);
+    pub(super) fn build(self, section: &Section<'_>, outside: &Outside) -> GrpcSettings {
+        let has_listener = self.listen.is_some() || outside.has_other_grpc || section.has("listen");
+        if !has_listener && !section.has("socket") {
+            let why = "needs listen or socket; write for example `listen: 127.0.0.1:8081`, or give `--grpc`";
+            section
+                .entries()
+                .first()
+                .and_then(|(key, _)| key.scalar())
+                .into_iter()
+                .for_each(|key| section.invalid(key, why));
         }
         for (key, other, why) in [
             ("cert_file", "key_file", "give both"),
@@ -61,29 +60,26 @@ impl GrpcSection {
             ("client_ca_file", "cert_file", "clients show certificates over TLS only, so give both"),
             ("client_name", "client_ca_file", "only an authority makes a name trustworthy, so give both"),
         ] {
-            section.report_alone(key, other, why, findings);
+            section.check_pair(key, other, why);
         }
         // Without any listener that was reported already.
-        if section.has("socket") && !is_served_elsewhere {
+        if section.has("socket") && !has_listener {
             let why = "a socket file has no TLS, so give an address or leave it out";
-            section.report_alone("cert_file", "listen", why, findings);
+            section.check_pair("cert_file", "listen", why);
         }
         let (client_ca_file, client_name) = (self.client_ca_file, self.client_name);
         let pair = self.cert_file.zip(self.key_file);
-        Grpc {
-            listen: outside.grpc.or(self.listen.map(|listen| listen.0)),
+        let tls =
+            pair.map(|(cert_file, key_file)| GrpcTls { cert_file, key_file, client_ca_file, client_name });
+        GrpcSettings {
+            listen: self.listen,
             socket: self.socket,
-            tls: pair.map(|(cert_file, key_file)| GrpcTls {
-                cert_file,
-                key_file,
-                client_ca_file,
-                client_name,
-            }),
+            tls,
             max_connection_age: self.max_connection_age.map(|age| age.0),
             // Only envoyproxy/ratelimit has a name for it.
             max_connection_age_grace: None,
-            response_headers: self.response_headers.unwrap_or_default(),
-            health_follows_store: self.health_follows_store.unwrap_or_default(),
+            response_headers: self.response_headers,
+            health_follows_store: self.health_follows_store,
         }
     }
 }
@@ -102,14 +98,14 @@ mod tests {
     #[test]
     fn every_setting_arrives() {
         let read = |text: &str| Config::parse(&format!("{text}{POLICY}"), "slidegate.yaml").unwrap().grpc;
-        assert_eq!(read(""), Grpc::default());
+        assert_eq!(read(""), GrpcSettings::default());
         assert!(!read("").is_served());
         assert_eq!(
             read(
                 "grpc: {listen: '127.0.0.1:8081', socket: /run/g.sock, cert_file: a, key_file: b, client_ca_file: c,
                  client_name: envoy.example.com, max_connection_age: 24h, response_headers: true, health_follows_store: true}"
             ),
-            Grpc {
+            GrpcSettings {
                 listen: Some("127.0.0.1:8081".parse().unwrap()),
                 socket: Some("/run/g.sock".into()),
                 tls: Some(GrpcTls {
@@ -129,21 +125,22 @@ mod tests {
     /// An operator gives the address on the command line and keeps the certificate in the file: both must hold.
     #[test]
     fn the_command_line_may_say_where_and_the_file_the_rest() {
-        let outside = Outside { grpc: Some("127.0.0.1:1".parse().unwrap()), ..Outside::default() };
+        let outside = Outside::of(&[("/grpc/listen", "127.0.0.1:1")]);
+        let address = Some("127.0.0.1:1".parse().unwrap());
         let text = format!("grpc: {{cert_file: a, key_file: b, max_connection_age: 1h}}{POLICY}");
         let read = Config::parse_with(&text, "slidegate.yaml", &outside).unwrap().grpc;
-        assert_eq!(read.listen, outside.grpc);
+        assert_eq!(read.listen, address);
         assert_eq!(read.tls.map(|tls| tls.key_file), Some("b".into()));
         let elsewhere = Outside { has_other_grpc: true, ..Outside::default() };
         let read = Config::parse_with(&text, "slidegate.yaml", &elsewhere).unwrap().grpc;
         assert!(!read.is_served());
-        let theirs = Grpc { listen: outside.grpc, health_follows_store: true, ..Grpc::default() };
+        let theirs = GrpcSettings { listen: address, health_follows_store: true, ..GrpcSettings::default() };
         let both = read.over(&theirs);
-        assert_eq!((both.listen, both.health_follows_store), (outside.grpc, true));
+        assert_eq!((both.listen, both.health_follows_store), (address, true));
         assert_eq!(both.max_connection_age, Some(Duration::from_secs(3600)));
         assert_eq!(both.tls.map(|tls| tls.cert_file), Some("a".into()));
         // Where the file says it all, its address stays its own.
-        let own = Grpc { socket: Some("/run/g.sock".into()), ..Grpc::default() };
+        let own = GrpcSettings { socket: Some("/run/g.sock".into()), ..GrpcSettings::default() };
         assert_eq!(
             (own.clone().over(&theirs).listen, own.over(&theirs).socket),
             (None, Some("/run/g.sock".into()))

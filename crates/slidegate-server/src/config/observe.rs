@@ -9,36 +9,33 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use slidegate::Secret;
 
-use super::Findings;
-use super::check::Section;
-use super::environment::Outside;
-use super::traces::{self, Traces, TracesSection};
+use super::traces::Traces;
 
 /// What the service reports about its decisions.
 #[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+#[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "top: true"))]
 pub(crate) struct Observe {
     /// Counters and histograms, at `/metrics`. Rates at `/v1/live` need them.
+    #[schemars(extend("default" = true))]
     pub(crate) metrics: bool,
     /// Denials are kept for a while and streamed, at `/v1/events`.
+    #[schemars(extend("default" = true))]
     pub(crate) events: bool,
     /// The keys that use most and are denied most, at `/v1/top`.
+    #[schemars(extend("default" = true))]
     pub(crate) top: bool,
     /// Events are logged as well: each key once a minute, at most 20 lines a second.
+    #[schemars(extend("default" = true))]
     pub(crate) log_denials: bool,
     /// Where spans of decisions are sent, by OTLP.
-    #[serde(rename = "traces")]
-    traces_section: Option<TracesSection>,
+    pub(crate) traces: Option<Traces>,
     /// By the names of policies; all others show keys as they are.
     #[serde(skip)]
     pub(crate) keys_shown: HashMap<String, KeysShown>,
     /// What keys are hashed with, if configured: the same in all instances.
     #[serde(skip)]
     pub(crate) key_secret: Option<Secret<String>>,
-    /// Where spans of decisions are sent, with what the environment says.
-    #[serde(skip)]
-    pub(crate) traces: Option<Traces>,
 }
 
 /// How a policy's keys are shown in the log, events, top keys and pages.
@@ -54,46 +51,10 @@ pub(crate) enum KeysShown {
     Hashed,
 }
 
-impl Default for Observe {
-    fn default() -> Self {
-        Self {
-            metrics: true,
-            events: true,
-            top: true,
-            log_denials: true,
-            traces_section: None,
-            keys_shown: HashMap::new(),
-            key_secret: None,
-            traces: None,
-        }
-    }
-}
-
 impl Observe {
     /// What the section says, without what policies and the store say.
     pub(super) fn section(&self) -> Self {
         Self { keys_shown: HashMap::new(), key_secret: None, ..self.clone() }
-    }
-
-    /// What is reported without a file.
-    pub(super) fn without_file(outside: &Outside) -> Self {
-        let key_secret = outside.key_secret.clone();
-        Self { key_secret, traces: outside.traces.over(None), ..Self::default() }
-    }
-
-    /// The same with what the environment says.
-    pub(super) fn build(
-        mut self,
-        section: Option<&Section<'_>>,
-        outside: &Outside,
-        findings: &mut Findings,
-    ) -> Self {
-        let section = section.and_then(|section| section.child("traces"));
-        if let Some((spans, section)) = self.traces_section.as_ref().zip(section) {
-            traces::check(spans, &section, &outside.traces, findings);
-        }
-        self.traces = outside.traces.over(self.traces_section.take());
-        self
     }
 }
 
@@ -120,7 +81,8 @@ mod tests {
         assert!(!format!("{observe:?}").contains("\"s\""), "{observe:?}");
         assert!(!(observe.metrics || observe.events || observe.top || observe.log_denials));
         let silent = Config::parse("policies: [{name: a, quota: 1/1s}]", "f").unwrap().observe;
-        assert_eq!(silent, Observe::default());
+        assert!(silent.metrics && silent.events && silent.top && silent.log_denials);
+        assert_eq!((silent.traces, silent.key_secret, silent.keys_shown.len()), (None, None, 0));
     }
 
     /// Whoever mistypes the one word that hides keys must not find out by reading them.

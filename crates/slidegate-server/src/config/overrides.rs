@@ -9,13 +9,11 @@ use std::net::IpAddr;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use slidegate::Quota;
+use slidegate_envoy::yaml::Shown;
 
-use super::Findings;
 use super::check::{Section, element};
-use super::policy::{Scope, build_quota};
 use super::quota::QuotaSpec;
 use super::values::{List, Parsed, Scalar, Window};
-use super::yaml::{Node, Shown};
 
 /// The values of one key, one for each attribute of the scope.
 type Key = Vec<Part>;
@@ -71,54 +69,64 @@ pub(super) struct Override {
     burst: Option<u64>,
 }
 
+/// What a policy counts by, and which attributes are addresses.
+#[derive(Debug)]
+pub(super) struct Scope<'a> {
+    pub(super) attributes: Vec<String>,
+    pub(super) addresses: &'a [String],
+}
+
+impl Scope<'_> {
+    pub(super) fn is_address(&self, attribute: &str) -> bool {
+        self.addresses.iter().any(|address| address == attribute)
+    }
+}
+
 /// The overrides of a policy; those that are invalid are reported. Without `base`, the quotas are not checked.
 pub(super) fn overrides(
     overrides: &Overrides,
     base: Option<&QuotaSpec>,
     scope: &Scope<'_>,
     policy: &Section<'_>,
-    findings: &mut Findings,
 ) -> Vec<(Key, Quota)> {
-    let Some(section) = policy.child("overrides") else { return Vec::new() };
-    let attributes = &scope.attributes;
-    let mut report = |message: String| policy.report("overrides", message, findings);
-    match overrides {
-        _ if attributes.is_empty() => {
+    let section = policy.child("overrides");
+    match (overrides, scope.attributes.as_slice()) {
+        (_, []) => {
             if !policy.has_rejected(&["scope"]) {
-                report(
-                    "invalid overrides: the policy has no scope, so it has one key only; write for example \
-                        `scope: [user]`"
-                        .to_owned(),
-                );
+                let why =
+                    "the policy has no scope, so it has one key only; write for example `scope: [user]`";
+                policy.invalid("overrides", why);
             }
             Vec::new()
         }
-        Overrides::Map(_) if attributes.len() > 1 => {
-            report(format!(
-                "invalid overrides (a map): the scope has {} attributes; write a list, for example `[{{key: [{}], \
-                 limit: 1000}}]`",
-                attributes.len(),
-                attributes.join("-value, ") + "-value"
-            ));
-            Vec::new()
-        }
-        Overrides::Map(pairs) => pairs
+        (Overrides::Map(pairs), [attribute]) => pairs
             .iter()
             .filter_map(|(text, short)| {
-                let part = part(text, &attributes[0], scope);
-                let part = part.map_err(|message| section.report(text, message, findings)).ok()?;
+                let part = part(text, attribute, scope);
+                let part = part.map_err(|message| section.report(text, message)).ok()?;
                 let spec = match short {
                     ShortOverride::Number(limit) => QuotaSpec { limit: Some(*limit), ..QuotaSpec::default() },
                     ShortOverride::Scalar(quota) => QuotaSpec::text(quota.0),
                 };
-                Some((vec![part], build_quota(&spec.over(base?), &section, findings)?))
+                Some((vec![part], spec.over(base?).build(&section)?))
             })
             .collect(),
-        Overrides::List(list) => {
-            let nodes = section.node.children().enumerate().filter(|(_, node)| !node.is_rejected());
+        (Overrides::Map(_), attributes) => {
+            let message = format!(
+                "invalid overrides (a map): the scope has {} attributes; write a list, for example `[{{key: [{}], \
+                 limit: 1000}}]`",
+                attributes.len(),
+                attributes.join("-value, ") + "-value"
+            );
+            policy.report("overrides", message);
+            Vec::new()
+        }
+        (Overrides::List(list), _) => {
+            let nodes = policy.get("overrides").into_iter().flat_map(|node| node.elements()).enumerate();
+            let nodes = nodes.filter(|(_, node)| !node.is_rejected.get());
             let read = |(one, (position, node)): (&Override, _)| {
                 let place = format!("{}: {}", policy.place, element("overrides", node, position));
-                one.build(base, scope, &Section { node, place }, findings)
+                one.build(base, scope, &policy.element(node, place))
             };
             list.iter().zip(nodes).filter_map(read).collect()
         }
@@ -131,12 +139,10 @@ impl Override {
         base: Option<&QuotaSpec>,
         scope: &Scope<'_>,
         section: &Section<'_>,
-        findings: &mut Findings,
     ) -> Option<(Key, Quota)> {
-        let Self { key, limit, window, quota, burst } = self;
+        let Self { key: List(values), limit, window, quota, burst } = self;
         let attributes = &scope.attributes;
-        let values = key.as_slice();
-        let key = if values.len() == attributes.len() {
+        let key: Result<Key, String> = if values.len() == attributes.len() {
             let parts = values.iter().zip(attributes);
             parts.map(|(Scalar(text), attribute)| part(text, attribute, scope)).collect()
         } else {
@@ -145,23 +151,16 @@ impl Override {
                 "invalid key: has {given} values and the scope {expected} attributes; write one for each"
             ))
         };
-        let is_read = !section.node.get("key").is_some_and(Node::has_rejected_child);
-        let key: Result<Key, String> = key;
-        let key = key
-            .map_err(|message| {
-                if is_read {
-                    section.report("key", message, findings);
-                }
-            })
-            .ok();
-        let (burst, window) = (*burst, *window);
-        let own = QuotaSpec { quota: *quota, limit: *limit, window, burst, ..QuotaSpec::default() };
+        let mut parts = section.get("key").into_iter().flat_map(|node| node.elements());
+        let is_read = !parts.any(|part| part.is_rejected.get());
+        let key = key.map_err(|message| is_read.then(|| section.report("key", message))).ok();
         if limit.is_none() && quota.is_none() && !section.has_rejected(&["limit", "quota"]) {
-            section.report("limit", "missing limit: write it, for example `limit: 1000`", findings);
+            section.report("limit", "missing limit: write it, for example `limit: 1000`");
             return None;
         }
-        let quota = build_quota(&own.over(base?), section, findings);
-        key.zip(quota)
+        let (quota, limit, window, burst) = (*quota, *limit, *window, *burst);
+        let own = QuotaSpec { quota, limit, window, burst, ..QuotaSpec::default() };
+        key.zip(own.over(base?).build(section))
     }
 }
 
@@ -311,8 +310,7 @@ mod tests {
             error(
                 "policies:\n  - name: p\n    scope: a\n    quota: 1/1s\n    overrides:\n      x: 1\n      y: no\n"
             ),
-            "slidegate.yaml:7: policy `p`: overrides: invalid y `no`: invalid quota `no`: no window; write `limit/window`, for example \
-             `100/1m`"
+            "slidegate.yaml:7: policy `p`: overrides: invalid y `no`: no window; write `limit/window`, for example `100/1m`"
         );
     }
 }

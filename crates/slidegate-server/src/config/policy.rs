@@ -10,19 +10,22 @@ use slidegate::{Excess, OnStoreError, Policy, PolicySet, Quota};
 
 use super::check::Section;
 use super::condition::{self, Condition};
-use super::overrides::{self, Overrides};
+use super::observe::KeysShown;
+use super::overrides::{self, Overrides, Scope};
 use super::quota::QuotaSpec;
-use super::values::{AttributeName, List, Name, Parsed, Text, Window};
-use super::{Findings, KeysShown};
-use crate::policy_names::{CANDIDATE, candidate_of};
+use super::values::{List, Parsed};
+use crate::policy_names::{CANDIDATE, candidate_of, is_inline};
+
+/// Why no policy may have the name of a RESP command.
+pub(super) const TAKEN: &str = "is the name of a RESP command, whose keys are kept under it; choose another";
 
 /// A policy: which requests it limits, what it counts by, and the quota.
 #[derive(Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(extend("x-example" = "name: per-user"))]
+#[schemars(extend("additionalProperties" = false, "x-example" = "name: per-user"))]
 pub(super) struct PolicySpec {
     /// The policy's name. Usage is kept by name when the file changes.
-    pub(super) name: Parsed<Name>,
+    #[schemars(extend("format" = "name"))]
+    pub(super) name: String,
     /// Conditions on attributes, all of which must hold. Every request, unless given.
     #[serde(default)]
     #[schemars(extend("propertyNames" = {"format": "attribute"}))]
@@ -30,32 +33,20 @@ pub(super) struct PolicySpec {
     /// The attributes that form a key. A request that lacks one of them is not under the policy.
     /// Without a scope, all requests share one key.
     #[serde(default)]
-    scope: List<Parsed<AttributeName>>,
-    /// Most cost per window. 0 denies every request that costs anything.
-    limit: Option<u64>,
-    /// The window's length, 1 ms to 366 days.
-    window: Option<Window>,
-    /// Limit and window in one, instead of both.
-    quota: Option<Parsed<Quota>>,
-    /// How cost is counted: `sliding-log` is exact.
-    #[schemars(extend("default" = "sliding-log"))]
-    algorithm: Option<Parsed<slidegate::Algorithm>>,
-    /// What a token bucket admits at once. The limit, unless given.
-    #[schemars(range(min = 1))]
-    burst: Option<u64>,
-    /// Most entries in the log of a key. With a larger limit, a charge may count up to `window / slots` too long.
-    #[schemars(range(min = 1, max = 65534), extend("default" = 1024))]
-    slots: Option<u16>,
+    #[schemars(extend("format" = "attribute", "uniqueItems" = true))]
+    scope: List<String>,
+    #[serde(flatten)]
+    quota: QuotaSpec,
     /// Whether the policy denies requests or only reports what it would deny.
     #[schemars(extend("default" = "enforce"))]
-    mode: Option<Mode>,
+    mode: Mode,
     /// What happens to a cost that exceeds what remains: `refuse` denies it and charges nothing, `charge` admits it
     /// while anything remains and charges all of it, `count` denies it and still charges it.
     #[schemars(extend("default" = "refuse"))]
-    excess: Option<Parsed<Excess>>,
+    excess: Parsed<Excess>,
     /// What to do while the shared store does not answer: count in this process's memory, allow, or deny.
     #[schemars(extend("default" = "local"))]
-    on_store_error: Option<Parsed<OnStoreError>>,
+    on_store_error: Parsed<OnStoreError>,
     /// Keys with a quota of their own: a map if the scope has one attribute, otherwise a list.
     overrides: Option<Overrides>,
     /// How many bits of an IPv6 address in the scope are counted by.
@@ -92,152 +83,65 @@ impl Mode {
     }
 }
 
-/// What a policy counts by, and which attributes are addresses.
-#[derive(Debug)]
-pub(super) struct Scope<'a> {
-    pub(super) attributes: Vec<String>,
-    pub(super) addresses: &'a [String],
-}
-
-impl Scope<'_> {
-    pub(super) fn is_address(&self, attribute: &str) -> bool {
-        self.addresses.iter().any(|address| address == attribute)
-    }
-}
-
 impl PolicySpec {
-    fn quota(&self) -> QuotaSpec {
-        let Self { quota, limit, window, algorithm, burst, slots, .. } = *self;
-        QuotaSpec { quota, limit, window, algorithm, burst, slots }
-    }
-
     /// The policy and its candidate. Where something is invalid, it is reported and a default stands for it, so that
     /// the rest is checked as well.
-    pub(super) fn build(
-        self,
-        section: &Section<'_>,
-        addresses: &[String],
-        findings: &mut Findings,
-    ) -> (Policy, Option<Quota>) {
-        let spec = self.quota();
-        let quota = build_quota(&spec, section, findings);
-        let name = &self.name.0.0;
-        let scope = Scope { attributes: attributes("scope", &self.scope, section, findings), addresses };
+    pub(super) fn build(self, section: &Section<'_>, addresses: &[String]) -> (Policy, Option<Quota>) {
+        let quota = self.quota.build(section);
+        let name = &self.name;
+        let scope = Scope { attributes: self.scope.0, addresses };
         let policy = Policy::new(name, quota.unwrap_or(Quota::per_minute(1)));
         let mut policy = policy.expect("the name was checked").scope(scope.attributes.clone());
-        for (attribute, condition) in condition::matches(&self.when, &scope, section, findings) {
+        for (attribute, condition) in condition::matches(&self.when, &scope, section) {
             policy = policy.when(attribute, condition);
         }
-        if self.mode == Some(Mode::Shadow) {
+        if self.mode == Mode::Shadow {
             policy = policy.shadow();
         }
-        policy = policy
-            .excess(self.excess.map(|excess| excess.0).unwrap_or_default())
-            .on_store_error(self.on_store_error.map(|fallback| fallback.0).unwrap_or_default());
+        policy = policy.excess(self.excess.0).on_store_error(self.on_store_error.0);
         if let Some(bits) = self.ipv6_prefix {
             if scope.attributes.iter().any(|attribute| scope.is_address(attribute)) {
                 policy = policy.ipv6_prefix(Ipv6Prefix::new(bits).expect("the range was checked"));
             } else if !section.has_rejected(&["scope"]) {
-                let message = "invalid ipv6_prefix: the scope has no address; leave it out, or write for example \
-                               `scope: [ip]`";
-                section.report("ipv6_prefix", message, findings);
+                let why = "the scope has no address; leave it out, or write for example `scope: [ip]`";
+                section.invalid("ipv6_prefix", why);
             }
         }
         // An override of an invalid policy is checked, but has no quota.
-        let base = quota.map(|_| spec);
+        let base = quota.map(|_| self.quota);
         if let Some(overrides) = &self.overrides {
-            for (key, quota) in overrides::overrides(overrides, base.as_ref(), &scope, section, findings) {
+            for (key, quota) in overrides::overrides(overrides, base.as_ref(), &scope, section) {
                 policy = policy.with_override(key.iter().map(overrides::Part::borrowed), quota);
             }
         }
         if let Err(error) = PolicySet::new([policy.clone()]) {
-            findings.add(section.line_of("overrides"), error);
+            section.report("overrides", error);
         }
         let candidate = self.candidate.as_ref().and_then(|candidate| {
             let (spec, section) = match candidate {
                 Candidate::Scalar(quota) => (QuotaSpec::text(quota.0), section.clone()),
-                Candidate::Map(spec) => (*spec, section.child("candidate")?),
+                Candidate::Map(spec) => (*spec, section.child("candidate")),
             };
-            build_quota(&spec.over(base.as_ref()?), &section, findings)
+            spec.over(base.as_ref()?).build(&section)
         });
-        candidate_name(name, self.candidate.is_some(), section, findings);
+        check_name(name, self.candidate.is_some(), section);
         (policy, candidate)
     }
 }
 
-/// The quota that a section says; its mistakes are reported, unless they follow from others.
-pub(super) fn build_quota(spec: &QuotaSpec, section: &Section<'_>, findings: &mut Findings) -> Option<Quota> {
-    let follows = section.has_rejected(&QuotaSpec::KEYS);
-    spec.quota()
-        .map_err(|mistakes| {
-            for (key, message) in mistakes.into_iter().filter(|_| !follows) {
-                section.report(key, message, findings);
-            }
-        })
-        .ok()
-        .filter(|_| !follows)
-}
-
-/// Names of attributes, each once.
-pub(super) fn attributes(
-    key: &str,
-    names: &List<Parsed<AttributeName>>,
-    section: &Section<'_>,
-    findings: &mut Findings,
-) -> Vec<String> {
-    let mut unique: Vec<String> = Vec::new();
-    for Parsed(AttributeName(name)) in names.as_slice() {
-        if unique.contains(name) {
-            let message = format_args!("invalid {key}: contains `{name}` twice; keep one");
-            section.report(key, message, findings);
-        } else {
-            unique.push(name.clone());
-        }
-    }
-    unique
-}
-
-/// Reports a name that collides with that of a candidate, which is the policy's with an ending.
-fn candidate_name(name: &str, has_candidate: bool, section: &Section<'_>, findings: &mut Findings) {
+/// Reports a name that is reserved: for RESP commands, or for candidates, whose names are their policies' with an
+/// ending.
+fn check_name(name: &str, has_candidate: bool, section: &Section<'_>) {
     const MAX_NAME: usize = Policy::MAX_NAME - CANDIDATE.len();
+    let invalid = |why: String| section.report("name", format_args!("invalid name `{name}`: {why}"));
+    if is_inline(name) {
+        invalid(TAKEN.to_owned());
+    }
     if candidate_of(name).is_some() {
-        let message = format_args!(
-            "invalid name `{name}`: must not end in `{CANDIDATE}`, which is for candidates; choose another"
-        );
-        section.report("name", message, findings);
+        invalid(format!("must not end in `{CANDIDATE}`, which is for candidates; choose another"));
     }
     if has_candidate && name.len() > MAX_NAME {
-        let message = format_args!(
-            "invalid name `{name}`: must have at most {MAX_NAME} characters with a candidate, not {}",
-            name.len()
-        );
-        section.report("name", message, findings);
-    }
-}
-
-impl Text for Excess {
-    const FORMAT: &'static str = "excess";
-    const EXPECTED: &'static str = "`refuse`, `charge` (admit a cost while anything remains) or `count` (deny it and \
-                                    still count it)";
-    const CHOICES: &'static [&'static str] = &["refuse", "charge", "count"];
-
-    fn parse(text: &str) -> Result<Self, String> {
-        Self::from_name(text).ok_or_else(String::new)
-    }
-}
-
-impl Text for OnStoreError {
-    const FORMAT: &'static str = "on-store-error";
-    const EXPECTED: &'static str = "`local` (count in memory meanwhile), `allow` or `deny`";
-    const CHOICES: &'static [&'static str] = &["local", "allow", "deny"];
-
-    fn parse(text: &str) -> Result<Self, String> {
-        match text {
-            "local" => Ok(Self::Local),
-            "allow" => Ok(Self::Allow),
-            "deny" => Ok(Self::Deny),
-            _ => Err(String::new()),
-        }
+        invalid(format!("must have at most {MAX_NAME} characters with a candidate, not {}", name.len()));
     }
 }
 
@@ -456,7 +360,7 @@ mod tests {
         assert_eq!(candidate(&other), ("7/1h".into(), "sliding-log", 7));
         assert_eq!(
             policy_error("quota: 5/1m, candidate: 7"),
-            "invalid candidate `7`: invalid quota `7`: no window; write `limit/window`, for example `100/1m`"
+            "invalid candidate `7`: no window; write `limit/window`, for example `100/1m`"
         );
         assert_eq!(
             policy_error("quota: 5/1m, candidate: {limit: 7, when: x}"),

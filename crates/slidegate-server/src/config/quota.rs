@@ -6,32 +6,34 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use slidegate::{Algorithm, Quota};
 
-use super::values::{Parsed, Span, Text, Window};
+use super::check::Section;
+use super::foreign;
+use super::values::{Form, Parsed, Span, Text, Window};
 
 /// A quota, or what differs from another one.
 #[derive(Debug, Clone, Copy, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "quota: 200/1m"))]
 pub(crate) struct QuotaSpec {
-    /// Limit and window in one.
+    /// Limit and window in one, instead of both.
     pub(crate) quota: Option<Parsed<Quota>>,
-    /// Most cost per window.
+    /// Most cost per window. 0 denies every request that costs anything.
     pub(crate) limit: Option<u64>,
-    /// The window's length.
+    /// The window's length, 1 ms to 366 days.
     pub(crate) window: Option<Window>,
-    /// How cost is counted.
+    /// How cost is counted: `sliding-log`, the default of a policy, is exact.
     pub(crate) algorithm: Option<Parsed<Algorithm>>,
     /// What a token bucket admits at once. The limit, unless given.
     #[schemars(range(min = 1))]
     pub(crate) burst: Option<u64>,
-    /// Most entries in the log of a key, with `sliding-log`.
+    /// Most entries in the log of a key, 1024 by default. With a larger limit, a charge may count up to `window / slots` too long.
     #[schemars(range(min = 1, max = 65534))]
     pub(crate) slots: Option<u16>,
 }
 
 impl QuotaSpec {
     /// Every key of a quota.
-    pub(crate) const KEYS: [&str; 6] = ["quota", "limit", "window", "algorithm", "burst", "slots"];
+    const KEYS: [&str; 6] = ["quota", "limit", "window", "algorithm", "burst", "slots"];
 
     /// A quota that is written in one text.
     pub(crate) fn text(quota: Quota) -> Self {
@@ -87,6 +89,19 @@ impl QuotaSpec {
         spec
     }
 
+    /// The quota that a section says; its mistakes are reported, unless they follow from others.
+    pub(super) fn build(&self, section: &Section<'_>) -> Option<Quota> {
+        if section.has_rejected(&Self::KEYS) {
+            return None;
+        }
+        let mistakes = match self.quota() {
+            Ok(quota) => return Some(quota),
+            Err(mistakes) => mistakes,
+        };
+        mistakes.iter().for_each(|(key, message)| section.report(key, message));
+        None
+    }
+
     /// The quota that this is.
     ///
     /// # Errors
@@ -140,11 +155,23 @@ impl QuotaSpec {
 }
 
 impl Text for Quota {
-    const FORMAT: &'static str = "quota";
-    const EXPECTED: &'static str = "a limit and a window, for example `100/1m`";
-    const PATTERN: &'static str = r"^\s*\d[\d_]*\s*(/|\s[Pp][Ee][Rr]\s)\s*((\d+\s*)?[A-Za-z]+\s*)+$";
+    const FORM: Form = Form::of::<Self>("quota", "a limit and a window, for example `100/1m`")
+        .pattern(r"^\s*\d[\d_]*\s*(/|\s[Pp][Ee][Rr]\s)\s*((\d+\s*)?[A-Za-z]+\s*)+$");
 
     fn parse(text: &str) -> Result<Self, String> {
         text.parse().map_err(|error: slidegate::Error| error.to_string())
+    }
+}
+
+impl Text for Algorithm {
+    const FORM: Form =
+        Form::of::<Self>("algorithm", "`sliding-log`, `sliding-window`, `fixed-window` or `token-bucket`")
+            .choices(&["sliding-log", "sliding-window", "fixed-window", "token-bucket"]);
+
+    fn parse(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|_| match foreign::algorithm(text) {
+            Some(ours) => format!("must be {}; did you mean `{ours}`?", Self::FORM.expected),
+            None => String::new(),
+        })
     }
 }

@@ -10,7 +10,9 @@ use std::time::SystemTime;
 
 use serde_json::Value;
 
-use super::{Config, ConfigErrors, Outside};
+use super::Config;
+use super::environment::Outside;
+use super::errors::ConfigErrors;
 
 /// Where a configuration comes from.
 #[derive(Clone)]
@@ -22,12 +24,6 @@ pub(crate) struct Sources {
     pub(crate) has_others: bool,
     /// Puts into a configuration what the command line says and no file does.
     pub(crate) complete: Arc<dyn Fn(Config) -> Config + Send + Sync>,
-}
-
-/// A configuration and the SHA-256 of its file, of nothing without one.
-pub(crate) struct Loaded {
-    pub(crate) config: Config,
-    pub(crate) hash: String,
 }
 
 /// What tells one state of a file from another without reading it. `None` where there is no file.
@@ -44,13 +40,9 @@ impl Sources {
     }
 
     /// Reads everything anew.
-    pub(crate) fn load(&self) -> Result<Loaded, ConfigErrors> {
-        let bytes = self.file.as_ref().and_then(|file| std::fs::read(file).ok()).unwrap_or_default();
-        let digest = ring::digest::digest(&ring::digest::SHA256, &bytes);
-        let hash = digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
-        let read = if self.has_others { Config::beside_others } else { Config::from_sources };
-        let config = read(self.file.as_deref(), &self.texts, &self.outside)?;
-        Ok(Loaded { config: (self.complete)(config), hash })
+    pub(crate) fn load(&self) -> Result<Config, ConfigErrors> {
+        let outside = Outside { has_other_limits: self.has_others, ..self.outside.clone() };
+        Config::from_sources(self.file.as_deref(), &self.texts, &outside).map(&*self.complete)
     }
 
     /// Looks at the file, and at what links lead to.
@@ -75,17 +67,9 @@ pub(crate) fn differences(old: &Config, new: &Config) -> Vec<String> {
         ("observe", old.observe.section() != new.observe.section()),
     ];
     let changed = is_changed.into_iter().filter(|(_, is_changed)| *is_changed);
-    let changed =
-        changed.flat_map(|(section, _)| changed_keys(section, &old.file.0[section], &new.file.0[section]));
-    // The command line wins over the file's addresses.
-    let resp_listen = |config: &Config| config.resp.as_ref().map(|resp| resp.listen);
-    let is_in_force = |name: &str| match name {
-        "server: listen" => old.listen == new.listen,
-        "grpc: listen" => old.grpc.listen == new.grpc.listen,
-        "resp: listen" => resp_listen(old) == resp_listen(new),
-        _ => false,
-    };
-    changed.filter(|name| !is_in_force(name)).collect()
+    changed
+        .flat_map(|(section, _)| changed_keys(section, &old.file.json[section], &new.file.json[section]))
+        .collect()
 }
 
 /// The keys of a section that differ; the section itself if only files that it names do.

@@ -17,17 +17,9 @@ use serde::Deserialize;
 use slidegate::{ClientCertificate, Secret};
 use subtle::ConstantTimeEq;
 
-use super::Findings;
 use super::check::Section;
-use super::environment::Outside;
-use super::store::{FileBytes, certificate};
-use super::values::{Parsed, Span, Text};
-
-/// How long a client may be silent, unless configured: pools keep connections for minutes.
-const DEFAULT_IDLE: Duration = Duration::from_secs(600);
-/// Connections at once, unless configured: each has some 5 KB, at most some 200 KB while it is answered, and 512 KB
-/// more while it queues commands after `MULTI`.
-const DEFAULT_CONNECTIONS: usize = 10_000;
+use super::store::{certificate, read_file};
+use super::values::{Form, Parsed, Span, Text};
 
 /// The port for clients of Redis.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -35,21 +27,27 @@ const DEFAULT_CONNECTIONS: usize = 10_000;
 #[schemars(extend("x-example" = "listen: 127.0.0.1:6380"))]
 pub(super) struct RespSection {
     /// Address and port. `serve --resp` wins over it.
-    listen: Option<Parsed<SocketAddr>>,
+    #[schemars(extend("format" = "address"))]
+    listen: Option<SocketAddr>,
     /// What clients have to give. The variable `SLIDEGATE_RESP_PASSWORD` wins over it.
     password: Option<Parsed<Password>>,
     /// A file that holds the password, instead of `password`.
-    password_file: Option<Parsed<PasswordFile>>,
+    #[schemars(with = "Option<String>", extend("format" = "password-file"))]
+    password_file: Option<Parsed<Password>>,
     /// The certificate to show to clients, in PEM: then the port speaks TLS only.
-    cert_file: Option<Parsed<FileBytes>>,
+    #[schemars(extend("format" = "readable-file"))]
+    cert_file: Option<String>,
     /// The key of `cert_file`, in PEM.
-    key_file: Option<Parsed<FileBytes>>,
+    #[schemars(extend("format" = "readable-file"))]
+    key_file: Option<String>,
     /// How long a client may be silent. It is disconnected between once and twice that time.
     #[schemars(extend("default" = "10m"))]
-    idle_timeout: Option<Span<1000, 604_800_000>>,
+    idle_timeout: Span<1000, 604_800_000>,
     /// Most connections at once. The most is below the usual limit of 65,536 file descriptors.
+    // Each has some 5 KB, at most some 200 KB while it is answered, and 512 KB more while it queues commands after
+    // `MULTI`.
     #[schemars(range(min = 1, max = 60000), extend("default" = 10_000))]
-    max_connections: Option<usize>,
+    max_connections: usize,
 }
 
 /// The RESP port as configured.
@@ -94,17 +92,8 @@ impl Password {
     }
 }
 
-impl Resp {
-    /// A port with nothing said but where, and what the environment says.
-    pub(super) fn at(listen: SocketAddr, password: Option<Password>) -> Self {
-        Self { listen, password, tls: None, idle_timeout: DEFAULT_IDLE, max_connections: DEFAULT_CONNECTIONS }
-    }
-}
-
 impl Text for Password {
-    const FORMAT: &'static str = "resp-password";
-    const IS_SECRET: bool = true;
-    const EXPECTED: &'static str = "a text of 1 to 512 bytes";
+    const FORM: Form = Form::of::<Self>("resp-password", "a text of 1 to 512 bytes").secret();
 
     fn parse(text: &str) -> Result<Self, String> {
         let is_valid = (1..=512).contains(&text.len());
@@ -112,89 +101,65 @@ impl Text for Password {
     }
 }
 
-/// A password that a file holds.
-#[derive(Debug)]
-pub(super) struct PasswordFile(Password);
-
-impl Text for PasswordFile {
-    const FORMAT: &'static str = "password-file";
-    const EXPECTED: &'static str = "the path of a file";
-
-    fn parse(path: &str) -> Result<Self, String> {
-        let text = String::from_utf8(FileBytes::parse(path)?.0).ok();
-        // Editors end a file with a line end.
-        let password = text.and_then(|text| Password::parse(text.trim_end_matches(['\r', '\n'])).ok());
-        password.map(Self).ok_or_else(|| format!("must be a file that holds {}", Password::EXPECTED))
+/// The path of a file that holds a password. The text to keep is the password.
+pub(super) const PASSWORD_FILE: Form = Form::new("password-file", "the path of a file", |path| {
+    let text = read_file(path)?;
+    // Editors end a file with a line end.
+    let password = text.trim_end_matches(['\r', '\n']);
+    match Password::parse(password) {
+        Ok(_) if !password.contains(char::REPLACEMENT_CHARACTER) => Ok(password.to_owned()),
+        _ => Err(format!("must be a file that holds {}", Password::FORM.expected)),
     }
-}
+});
 
 impl RespSection {
     /// The port. `None` if it is invalid, which is reported.
-    pub(super) fn build(
-        self,
-        section: &Section<'_>,
-        outside: &Outside,
-        findings: &mut Findings,
-    ) -> Option<Resp> {
+    pub(super) fn build(self, section: &Section<'_>) -> Option<Resp> {
         if section.has("password") && section.has("password_file") {
-            let message = "invalid password_file: conflicts with password; keep one";
-            section.report("password_file", message, findings);
+            section.invalid("password_file", "conflicts with password; keep one");
         }
-        let pair = certificate(self.cert_file, self.key_file, section, findings);
+        let pair = certificate(self.cert_file, self.key_file, section);
         let tls = pair.and_then(|pair| {
             let built = server_config(&pair.certificate_pem, pair.key_pem.expose());
-            let config = built.map_err(|(key, message)| section.report(key, message, findings)).ok()?;
+            let config = built.map_err(|(key, why)| section.invalid(key, why)).ok()?;
             Some(RespTls { config, pair })
         });
-        let Some(listen) = outside.resp.or(self.listen.map(|listen| listen.0)) else {
-            if !section.has("listen") {
-                let message =
-                    "missing listen: write it, for example `listen: 127.0.0.1:6380`, or give `--resp`";
-                section.report("", message, findings);
-            }
-            return None;
-        };
-        let password = self.password.map(|password| password.0);
-        let password = password.or(self.password_file.map(|file| file.0.0));
-        let default = Resp::at(listen, outside.resp_password.clone().or(password));
+        if self.listen.is_none() && !section.has("listen") {
+            let message = "missing listen: write it, for example `listen: 127.0.0.1:6380`, or give `--resp`";
+            section.report("", message);
+        }
         Some(Resp {
+            listen: self.listen?,
+            password: self.password.or(self.password_file).map(|password| password.0),
             tls,
-            idle_timeout: self.idle_timeout.map_or(default.idle_timeout, |timeout| timeout.0),
-            max_connections: self.max_connections.unwrap_or(default.max_connections),
-            ..default
+            idle_timeout: self.idle_timeout.0,
+            max_connections: self.max_connections,
         })
     }
 }
 
-/// What shows this certificate. An error says which key of the file is wrong.
+/// What shows this certificate. An error says which key of the file is wrong, and why.
 fn server_config(
     certificate_pem: &[u8],
     key_pem: &[u8],
 ) -> Result<Arc<ServerConfig>, (&'static str, String)> {
     let certificates = CertificateDer::pem_slice_iter(certificate_pem).collect::<Result<Vec<_>, _>>();
-    let certificates =
-        certificates.ok().filter(|certificates| !certificates.is_empty()).ok_or_else(|| {
-            ("cert_file", "invalid cert_file: contains no readable certificate; give PEM".to_owned())
-        })?;
-    let key = PrivateKeyDer::from_pem_slice(key_pem)
-        .map_err(|_| ("key_file", "invalid key_file: contains no readable key; give PEM".to_owned()))?;
+    let certificates = certificates.ok().filter(|certificates| !certificates.is_empty());
+    let unreadable = |what: &str| format!("contains no readable {what}; give PEM");
+    let certificates = certificates.ok_or_else(|| ("cert_file", unreadable("certificate")))?;
+    let key = PrivateKeyDer::from_pem_slice(key_pem).map_err(|_| ("key_file", unreadable("key")))?;
     ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .and_then(|builder| builder.with_no_client_auth().with_single_cert(certificates, key))
         .map(Arc::new)
         .map_err(|error| {
-            (
-                "cert_file",
-                format!(
-                    "invalid cert_file: does not match key_file: {error}; give a certificate and its key"
-                ),
-            )
+            ("cert_file", format!("does not match key_file: {error}; give a certificate and its key"))
         })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Password, Resp, Text};
+    use super::Resp;
     use crate::config::tests::{error, errors};
     use crate::config::{Config, Outside};
 
@@ -226,11 +191,7 @@ mod tests {
     /// `--resp` and the environment win, and the rest of the file still counts.
     #[test]
     fn what_is_outside_the_file_wins_over_it() {
-        let outside = Outside {
-            resp: Some("127.0.0.1:7000".parse().unwrap()),
-            resp_password: Password::parse("outside").ok(),
-            ..Outside::default()
-        };
+        let outside = Outside::of(&[("/resp/listen", "127.0.0.1:7000"), ("/resp/password", "outside")]);
         let both = resp("listen: 127.0.0.1:6380, password: inside, max_connections: 5", &outside);
         assert_eq!((both.listen.port(), both.max_connections), (7000, 5));
         assert!(both.password.is_some_and(|password| password.is(b"outside")));

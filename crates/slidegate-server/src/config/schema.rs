@@ -8,15 +8,49 @@ use schemars::Schema;
 use schemars::generate::SchemaSettings;
 use schemars::transform::{RecursiveTransform, Transform};
 use serde_json::Value;
+use slidegate::headers::{Draft, XRateLimit};
+use slidegate::{Algorithm, Excess, OnStoreError, Quota, RedisOptions, Secret};
 
+use super::admin::HOST;
+use super::auth::{AttributeSource, TRUSTED_PROXY};
+use super::check::default_of;
+use super::resp::{PASSWORD_FILE, Password};
 use super::sections::File;
+use super::store::READABLE_FILE;
+use super::traces::{ENDPOINT, FIELD};
+use super::values::{ADDRESS, ATTRIBUTE, Form, NAME, Text};
+
+/// Every form of text that files are checked by.
+pub(super) const FORMS: [Form; 20] = [
+    ADDRESS,
+    NAME,
+    ATTRIBUTE,
+    HOST,
+    TRUSTED_PROXY,
+    FIELD,
+    ENDPOINT,
+    READABLE_FILE,
+    PASSWORD_FILE,
+    Password::FORM,
+    <Secret<[u8; 32]>>::FORM,
+    <Secret<String>>::FORM,
+    AttributeSource::FORM,
+    Quota::FORM,
+    Algorithm::FORM,
+    Excess::FORM,
+    OnStoreError::FORM,
+    RedisOptions::FORM,
+    Draft::FORM,
+    XRateLimit::FORM,
+];
 
 /// The schema as `slidegate schema` prints it.
 pub(crate) fn published() -> Value {
-    let mut schema = schema().clone();
+    let mut schema: Schema = schema().clone().try_into().expect("an object is a schema");
+    RecursiveTransform(require_what_has_no_default).transform(&mut schema);
     // A file may be without policies only where limits come from elsewhere.
-    schema["required"] = ["policies"].as_slice().into();
-    schema
+    schema.insert("required".to_owned(), ["policies"].as_slice().into());
+    schema.to_value()
 }
 
 /// The schema that files are checked by.
@@ -26,6 +60,7 @@ pub(super) fn schema() -> &'static Value {
         let settings = SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true);
         let mut schema = settings.into_generator().into_root_schema_for::<File>();
         RecursiveTransform(without_null).transform(&mut schema);
+        RecursiveTransform(complete).transform(&mut schema);
         schema.insert("title".to_owned(), "Configuration of slidegate".into());
         schema.to_value()
     })
@@ -52,6 +87,43 @@ fn without_null(schema: &mut Schema) {
             Value::Object(only) => schema.ensure_object().extend(only),
             only => drop(schema.insert(keyword.to_owned(), only)),
         }
+    }
+}
+
+/// Moves what a key says about its texts and lists to their own schemas, and adds what their form says.
+fn complete(schema: &mut Schema) {
+    if schema.get("anyOf").is_some() {
+        for keyword in ["format", "minItems", "maxItems", "uniqueItems"] {
+            let Some(value) = schema.remove(keyword) else { continue };
+            for kind in schema.get_mut("anyOf").and_then(Value::as_array_mut).into_iter().flatten() {
+                match (kind["type"] == "array", keyword) {
+                    (true, "format") => kind["items"]["format"] = value.clone(),
+                    (is_list, keyword) if is_list != (keyword == "format") => kind[keyword] = value.clone(),
+                    _ => {}
+                }
+            }
+        }
+    }
+    let format = schema.get("format").cloned().unwrap_or_default();
+    let Some(form) = FORMS.iter().find(|form| format == form.name) else { return };
+    if !form.pattern.is_empty() {
+        schema.insert("pattern".to_owned(), form.pattern.into());
+    }
+    if !form.choices.is_empty() {
+        schema.insert("enum".to_owned(), form.choices.into());
+    }
+    if form.is_secret {
+        schema.insert("writeOnly".to_owned(), true.into());
+    }
+}
+
+/// Where files are checked, a key that is left out has its default.
+fn require_what_has_no_default(schema: &mut Schema) {
+    let properties = schema.get("properties").cloned().unwrap_or_default();
+    let Some(Value::Array(required)) = schema.get_mut("required") else { return };
+    required.retain(|key| key.as_str().is_some_and(|key| default_of(&properties[key]).is_none()));
+    if required.is_empty() {
+        schema.remove("required");
     }
 }
 

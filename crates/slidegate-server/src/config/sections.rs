@@ -5,48 +5,43 @@
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 
-use ring::digest::{SHA256, digest};
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_json::Value as Json;
 use slidegate::headers::{Draft, HeaderOptions, XRateLimit};
-use slidegate::{MemoryStore, PolicySet, Quota};
+use slidegate::{PolicySet, Quota};
 
-use super::admin::AdminSection;
+use super::admin::AccessRules;
 use super::auth::AuthSection;
-use super::check::{Section, suggest};
+use super::check::Section;
 use super::environment::Outside;
+use super::foreign::MINIMAL;
 use super::grpc::GrpcSection;
-use super::policy::{PolicySpec, attributes};
+use super::observe::Observe;
+use super::policy::PolicySpec;
 use super::resp::RespSection;
-use super::schema::schema;
 use super::store::{StoreSection, try_out};
-use super::values::{AttributeName, List, Parsed, Span};
-use super::yaml::{Node, Value};
-use super::{
-    Auth, Config, DEFAULT_LISTEN, DEFAULT_SHUTDOWN_GRACE, FileContent, Findings, KeysShown, Observe,
-};
-use crate::policy_names::is_inline;
+use super::values::{List, Parsed, Span};
+use super::{Config, FileContent};
 
-/// What to write where there is no policy.
-pub(super) const MINIMAL: &str = "policies: [{name: per-user, scope: [user], limit: 100, window: 60s}]";
-/// Why no policy may have the name of a RESP command.
-pub(super) const TAKEN: &str = "is the name of a RESP command, whose keys are kept under it; choose another";
+/// What a list of policies is.
+const POLICIES: &str =
+    "a list of policies, for example `policies: [{name: per-user, scope: [user], limit: 100, window: 60s}]`";
 
 /// Everything that can be configured. docs/config.md is the reference.
-#[derive(Debug, Default, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-#[schemars(extend("x-example" = "policies: [{name: per-user, scope: [user], limit: 100, window: 60s}]"))]
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(extend("x-example" = MINIMAL))]
 pub(super) struct File {
     /// What is limited. A request is under every policy whose conditions hold and whose scope it has.
-    #[schemars(length(min = 1, max = 16384))]
-    policies: Option<Vec<PolicySpec>>,
+    #[serde(default)]
+    #[schemars(length(min = 1, max = 16384), extend("x-expected" = POLICIES))]
+    policies: Vec<PolicySpec>,
     /// The HTTP interface.
     server: ServerSection,
     /// Envoy's rate-limit service. Without `listen` and `socket` it is not served.
     grpc: Option<GrpcSection>,
     /// Where usage is kept.
-    store: Option<StoreSection>,
+    store: StoreSection,
     /// The port for clients of Redis. Not served without this section.
     resp: Option<RespSection>,
     /// Attributes that are not plain text.
@@ -54,187 +49,131 @@ pub(super) struct File {
     /// The header fields of answers.
     headers: HeadersSection,
     /// Proxies that ask before they pass a request on.
-    auth: Option<AuthSection>,
+    auth: AuthSection,
     /// Who may read, change and use the running service.
-    admin: Option<AdminSection>,
+    admin: AccessRules,
     /// Metrics, events, top keys, logs and traces.
     observe: Observe,
 }
 
-#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "listen: 127.0.0.1:7979"))]
 struct ServerSection {
     /// Address and port of the HTTP interface.
-    #[schemars(extend("default" = "127.0.0.1:7979"))]
-    listen: Option<Parsed<SocketAddr>>,
+    #[schemars(extend("format" = "address", "default" = "127.0.0.1:7979"))]
+    listen: SocketAddr,
     /// How long open requests may take after the service was told to stop.
     #[schemars(extend("default" = "10s"))]
-    shutdown_grace: Option<Span<0, 3_600_000>>,
+    shutdown_grace: Span<0, 3_600_000>,
 }
 
-#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "addresses: [ip]"))]
 struct AttributesSection {
     /// Attributes whose text is an IP address. They are compared and counted as addresses, whatever their spelling.
-    #[schemars(extend("default" = ["ip"]))]
-    addresses: Option<List<Parsed<AttributeName>>>,
+    #[schemars(extend("default" = ["ip"], "format" = "attribute", "uniqueItems" = true))]
+    addresses: List<String>,
 }
 
-#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "draft: draft-10"))]
 struct HeadersSection {
     /// The version of the `RateLimit` and `RateLimit-Policy` fields.
     #[schemars(extend("default" = "draft-10"))]
-    draft: Option<Parsed<Draft>>,
+    draft: Parsed<Draft>,
     /// Whether `X-RateLimit-Reset` is a Unix time, seconds from now, or left out with the other two fields.
     #[schemars(extend("default" = "epoch"))]
-    x_ratelimit: Option<Parsed<XRateLimit>>,
+    x_ratelimit: Parsed<XRateLimit>,
     /// `Retry-After` on denials, in whole seconds, rounded up, at least 1.
     #[schemars(extend("default" = true))]
-    retry_after: Option<bool>,
+    retry_after: bool,
     /// `retry-after-ms` beside it, in whole milliseconds.
     #[schemars(extend("default" = false))]
-    retry_after_ms: Option<bool>,
+    retry_after_ms: bool,
 }
 
-/// Reads a whole file.
-pub(super) fn config(root: &Node, outside: &Outside, findings: &mut Findings) -> Config {
-    let has_policies = check_policies(root, outside, findings);
-    let top = Section { node: root, place: String::new() };
-    let Some((file, json)) = top.read::<File>(schema(), findings) else { return Config::default() };
-    let under = |key| top.child(key).unwrap_or_else(|| Section { place: key.to_owned(), ..top.clone() });
-    let default = Config::default();
-
-    let auth = file.auth.map_or_else(Auth::default, |auth| auth.build(&under("auth"), findings));
-    let mut address_attributes = match &file.attributes.addresses {
-        Some(names) => attributes("addresses", names, &under("attributes"), findings),
-        None => default.address_attributes,
-    };
-    for name in auth.address_attributes() {
-        if !address_attributes.iter().any(|known| known == name) {
-            address_attributes.push(name.to_owned());
+impl File {
+    /// The configuration; `top` is the section of the whole file, and `content` its JSON.
+    pub(super) fn build(self, top: &Section<'_>, outside: &Outside, content: FileContent) -> Config {
+        let auth = self.auth.build(&top.child("auth"));
+        let mut address_attributes = self.attributes.addresses.0;
+        for name in auth.address_attributes() {
+            if !address_attributes.iter().any(|known| known == name) {
+                address_attributes.push(name.to_owned());
+            }
+        }
+        let mut observe = self.observe;
+        if let Some(traces) = &observe.traces {
+            traces.check(&top.child("observe").child("traces"));
+        }
+        let shown = self.policies.iter().filter_map(|policy| Some((policy.name.clone(), policy.keys_shown?)));
+        observe.keys_shown = shown.collect();
+        observe.key_secret = self.store.key_secret();
+        let has_policies = top.get("policies").is_some() || top.has_rejected(&["policies"]);
+        if !has_policies && !outside.has_other_limits {
+            top.report("", format_args!("missing policies: must be {POLICIES}"));
+        }
+        let (policies, candidates) = build_policies(self.policies, top, &address_attributes);
+        let resp = self.resp.and_then(|resp| resp.build(&top.child("resp")));
+        let has_open_port = resp.as_ref().is_some_and(|resp| resp.password.is_none());
+        self.admin.check(&top.child("admin"), outside, has_open_port);
+        let max_keys = self.store.memory.max_keys;
+        let shared = self.store.build(&top.child("store"));
+        if let Some(shared) = shared.as_ref().filter(|_| top.is_valid_so_far()) {
+            try_out(shared, &policies, top);
+        }
+        let HeadersSection { draft, x_ratelimit, retry_after, retry_after_ms } = self.headers;
+        Config {
+            policies,
+            candidates,
+            listen: self.server.listen,
+            grpc: self.grpc.map(|grpc| grpc.build(&top.child("grpc"), outside)).unwrap_or_default(),
+            shutdown_grace: self.server.shutdown_grace.0,
+            max_keys,
+            shared,
+            resp,
+            address_attributes,
+            headers: HeaderOptions {
+                draft: draft.0,
+                x_ratelimit: x_ratelimit.0,
+                retry_after,
+                retry_after_ms,
+            },
+            auth,
+            admin: self.admin,
+            observe,
+            file: content,
         }
     }
-    let policies = file.policies.unwrap_or_default();
-    let mut observe = file.observe.build(top.child("observe").as_ref(), outside, findings);
-    observe.keys_shown = keys_shown(&policies);
-    let (policies, candidates) = if has_policies {
-        build_policies(policies, &top, &address_attributes, findings)
-    } else {
-        (PolicySet::default(), BTreeMap::new())
-    };
-
-    let grpc = file.grpc.map(|grpc| grpc.build(&under("grpc"), outside, findings)).unwrap_or_default();
-    let resp = match file.resp {
-        Some(resp) => resp.build(&under("resp"), outside, findings),
-        None => outside.resp(),
-    };
-    let has_open_port = resp.as_ref().is_some_and(|resp| resp.password.is_none());
-    let admin = file.admin.unwrap_or_default().build(&under("admin"), outside, has_open_port, findings);
-    let store = file.store.as_ref();
-    let max_keys = store.and_then(StoreSection::max_keys).unwrap_or(MemoryStore::DEFAULT_MAX_KEYS);
-    observe.key_secret = outside.key_secret.clone().or_else(|| store?.key_secret());
-    let shared = match file.store {
-        Some(store) => store.build(&under("store"), outside, findings),
-        None => outside.store(),
-    };
-    if let Some(shared) = shared.as_ref().filter(|_| findings.is_empty()) {
-        try_out(shared, &policies, &top, findings);
-    }
-    let HeadersSection { draft, x_ratelimit, retry_after, retry_after_ms } = file.headers;
-    Config {
-        policies,
-        candidates,
-        listen: file.server.listen.map_or(DEFAULT_LISTEN, |listen| listen.0),
-        grpc,
-        shutdown_grace: file.server.shutdown_grace.map_or(DEFAULT_SHUTDOWN_GRACE, |grace| grace.0),
-        max_keys,
-        shared,
-        resp,
-        address_attributes,
-        headers: HeaderOptions {
-            draft: draft.map_or(default.headers.draft, |draft| draft.0),
-            x_ratelimit: x_ratelimit.map_or(default.headers.x_ratelimit, |style| style.0),
-            retry_after: retry_after.unwrap_or(default.headers.retry_after),
-            retry_after_ms: retry_after_ms.unwrap_or(default.headers.retry_after_ms),
-        },
-        auth,
-        admin,
-        observe,
-        file: FileContent(with_file_digests(json)),
-    }
-}
-
-/// The JSON with digests in place of the paths of files that are read once, so that new content counts as a change.
-fn with_file_digests(mut json: Json) -> Json {
-    for section in ["store", "resp"] {
-        let keys = json.get_mut(section).and_then(Json::as_object_mut).into_iter().flatten();
-        for (_, path) in keys.filter(|(key, _)| key.ends_with("_file")) {
-            let content = path.as_str().and_then(|path| std::fs::read(path).ok()).unwrap_or_default();
-            *path = format!("{:?}", digest(&SHA256, &content)).into();
-        }
-    }
-    json
-}
-
-/// Whether the file has a list of policies. Without one, that is reported unless limits come from elsewhere.
-fn check_policies(root: &Node, outside: &Outside, findings: &mut Findings) -> bool {
-    let message = match root.get("policies") {
-        Some(Node { value: Value::List(nodes), .. }) if !nodes.is_empty() => return true,
-        None | Some(Node { value: Value::Nothing, .. }) if outside.has_other_limits => String::new(),
-        Some(node) => format!("invalid policies {node}: must be a list of policies"),
-        // A key that was misspelt is reported as such, and a file that is no map as well.
-        None if !matches!(root.value, Value::Map(_) | Value::Nothing) => String::new(),
-        None if root.entries().iter().any(|entry| suggest(&entry.key, &["policies"]).0.is_some()) => {
-            String::new()
-        }
-        None => "missing policies: must be a list of policies".to_owned(),
-    };
-    let policies = root.get("policies");
-    if !message.is_empty() {
-        let line = policies.map_or(root.line, |node| node.line);
-        findings.add(line, format_args!("{message}, for example `{MINIMAL}`"));
-    }
-    policies.into_iter().for_each(Node::reject);
-    false
-}
-
-/// How policies show their keys, by their names.
-fn keys_shown(policies: &[PolicySpec]) -> HashMap<String, KeysShown> {
-    policies.iter().filter_map(|policy| Some((policy.name.0.0.clone(), policy.keys_shown?))).collect()
 }
 
 fn build_policies(
     specs: Vec<PolicySpec>,
     top: &Section<'_>,
     addresses: &[String],
-    findings: &mut Findings,
 ) -> (PolicySet, BTreeMap<String, Quota>) {
-    let list = top.node.get("policies").expect("the policies were found");
     let mut policies = Vec::with_capacity(specs.len());
     let mut candidates = BTreeMap::new();
     let mut lines = HashMap::new();
-    for (spec, node) in specs.into_iter().zip(list.valid_children()) {
-        let name = spec.name.0.0.clone();
-        let section = Section { node, place: format!("policy `{name}`") };
-        let (policy, candidate) = spec.build(&section, addresses, findings);
+    let nodes = top.get("policies").into_iter().flat_map(|list| list.elements());
+    for (spec, node) in specs.into_iter().zip(nodes.filter(|node| !node.is_rejected.get())) {
+        let name = spec.name.clone();
+        let section = top.element(node, format!("policy `{name}`"));
+        let (policy, candidate) = spec.build(&section, addresses);
         candidates.extend(candidate.map(|candidate| (name.clone(), candidate)));
-        if is_inline(&name) {
-            section.report("", format_args!("invalid name `{name}`: {TAKEN}"), findings);
-        }
         if let Some(first) = lines.insert(name.clone(), node.line) {
-            let message = format_args!("invalid name `{name}`: also used in line {first}; choose another");
-            section.report("", message, findings);
+            section
+                .report("", format_args!("invalid name `{name}`: also used in line {first}; choose another"));
         }
         policies.push(policy);
     }
     // What is wrong with one policy was reported with its line; what is left is wrong with all of them together.
     let set = PolicySet::new(policies).unwrap_or_else(|error| {
-        if findings.is_empty() {
-            findings.add(list.line, error);
+        if top.is_valid_so_far() {
+            top.report("policies", error);
         }
         PolicySet::default()
     });

@@ -9,75 +9,75 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use slidegate::{ClientCertificate, PolicySet, RedisOptions, Secret, SharedGate};
+use slidegate::{ClientCertificate, MemoryStore, PolicySet, RedisOptions, Secret, SharedGate};
+use slidegate_envoy::yaml::Node;
 
-use super::Findings;
 use super::check::Section;
-use super::environment::{Outside, URL_VARIABLE};
-use super::values::{AttributeName, Parsed, Span, Text};
-use super::yaml::Node;
+use super::environment::URL_VARIABLE;
+use super::values::{Form, Parsed, Span};
 
-/// The longest a decision may take, unless configured.
-pub(crate) const DEFAULT_DEADLINE: Duration = Duration::from_millis(50);
 /// Largest file of certificates: all authorities that browsers trust take a fifth of it.
 const MAX_PEM_BYTES: u64 = 1 << 20;
 
 /// Where usage is kept. With `redis`, limits live there and all instances share them.
-#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "redis: redis://127.0.0.1:6379"))]
 pub(super) struct StoreSection {
     /// The memory store. Instances fall back on it while the shared store does not answer.
-    #[serde(default)]
-    memory: MemorySection,
+    pub(super) memory: MemorySection,
     /// URL of the shared store. `serve --redis` and the variable `SLIDEGATE_REDIS` win over it.
     redis: Option<Parsed<RedisOptions>>,
     /// The longest a decision may take. Past it each policy decides by its `on_store_error`.
     #[schemars(extend("default" = "50ms"))]
-    deadline: Option<Span<1, 60_000>>,
+    deadline: Span<1, 60_000>,
     /// The longest that making a connection may take.
     #[schemars(extend("default" = "250ms"))]
-    connect_timeout: Option<Span<1, 60_000>>,
+    connect_timeout: Span<1, 60_000>,
     /// Connections to each node.
     #[schemars(range(min = 1, max = 16), extend("default" = 1))]
-    connections: Option<u8>,
+    connections: u8,
     /// How many instances there are. While the store does not answer, each enforces that part of a `local` limit.
     #[schemars(range(min = 1, max = 10000), extend("default" = 1))]
-    instances: Option<u64>,
+    instances: u64,
     /// Whether ids are part of the names of keys.
     #[schemars(extend("default" = "plain"))]
-    keys: Option<KeyForm>,
+    keys: KeyForm,
     /// What ids are hashed with: the same text in all instances, unknown to clients. The variable
     /// `SLIDEGATE_KEY_SECRET` wins over it.
     #[schemars(extend("writeOnly" = true))]
     key_secret: Option<String>,
     /// The attribute whose value puts all keys of a request in one slot of a cluster.
-    hash_tag: Option<Parsed<AttributeName>>,
+    #[schemars(extend("format" = "attribute"))]
+    hash_tag: Option<String>,
     /// Whether checks of the same keys are batched while a call for them is in flight.
     #[schemars(extend("default" = true))]
-    coalesce: Option<bool>,
+    coalesce: bool,
     /// Whether denials are cached while they are certainly still true.
     #[schemars(extend("default" = true))]
-    remember_denials: Option<bool>,
+    remember_denials: bool,
     /// Certificates of the only authorities to trust, in PEM. Needs a `rediss` URL.
-    ca_file: Option<Parsed<FileBytes>>,
+    #[schemars(extend("format" = "readable-file"))]
+    ca_file: Option<String>,
     /// The certificate to show to servers, in PEM.
-    cert_file: Option<Parsed<FileBytes>>,
+    #[schemars(extend("format" = "readable-file"))]
+    cert_file: Option<String>,
     /// The key of `cert_file`, in PEM.
-    key_file: Option<Parsed<FileBytes>>,
+    #[schemars(extend("format" = "readable-file"))]
+    key_file: Option<String>,
 }
 
 /// The memory store.
-#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "max_keys: 1000000"))]
-struct MemorySection {
+pub(super) struct MemorySection {
     /// Most keys held. A full store drops the key that matters least, and reports it.
-    #[schemars(range(min = 1, max = 1_000_000_000), extend("default" = 1_048_576))]
-    max_keys: Option<usize>,
+    #[schemars(range(min = 1, max = 1_000_000_000), extend("default" = MemoryStore::DEFAULT_MAX_KEYS))]
+    pub(super) max_keys: usize,
 }
 
-#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[derive(Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum KeyForm {
     /// Ids that are short and plain are part of the names of keys.
@@ -98,152 +98,110 @@ pub(crate) struct SharedStore {
 }
 
 impl StoreSection {
-    pub(super) fn max_keys(&self) -> Option<usize> {
-        self.memory.max_keys
-    }
-
     pub(super) fn key_secret(&self) -> Option<Secret<String>> {
         self.key_secret.clone().map(Secret::new)
     }
 
     /// The store that instances share. `None` if there is none, or if it is invalid, which is reported.
-    pub(super) fn build(
-        self,
-        section: &Section<'_>,
-        outside: &Outside,
-        findings: &mut Findings,
-    ) -> Option<SharedStore> {
-        let certificate = certificate(self.cert_file, self.key_file, section, findings);
-        let Some(mut options) = outside.redis.clone().or(self.redis.map(|url| url.0)) else {
-            let alone = section.node.entries().iter().find(|entry| entry.key != "memory");
-            if let Some(entry) = alone.filter(|_| !section.has("redis")) {
-                let message = format!(
-                    "invalid {}: needs redis; write for example `redis: redis://127.0.0.1:6379`, give `--redis` or \
-                     {URL_VARIABLE}, or leave it out",
-                    entry.key
+    pub(super) fn build(self, section: &Section<'_>) -> Option<SharedStore> {
+        let certificate = certificate(self.cert_file, self.key_file, section);
+        let Some(options) = self.redis else {
+            let keys = section.entries().iter().filter_map(|(key, _)| key.scalar());
+            if let Some(key) = keys.into_iter().find(|key| *key != "memory" && !section.has("redis")) {
+                let why = format!(
+                    "needs redis; write for example `redis: redis://127.0.0.1:6379`, give `--redis` or {URL_VARIABLE}, \
+                     or leave it out"
                 );
-                section.report(&entry.key, message, findings);
+                section.invalid(key, why);
             }
             return None;
         };
-        let deadline = self.deadline.map_or(DEFAULT_DEADLINE, |deadline| deadline.0);
-        options = options.deadline(deadline);
-        if let Some(timeout) = self.connect_timeout {
-            options = options.connect_timeout(timeout.0);
-        }
-        if let Some(connections) = self.connections {
-            options = options.connections(connections);
-        }
-        if let Some(KeyForm::Hashed) = self.keys {
+        let deadline = self.deadline.0;
+        let mut options = options
+            .0
+            .deadline(deadline)
+            .connect_timeout(self.connect_timeout.0)
+            .connections(self.connections);
+        if self.keys == KeyForm::Hashed {
             options = options.hashed_keys();
         }
-        if let Some(secret) = &outside.key_secret {
-            options = options.key_secret(secret.expose());
-        } else if let Some(secret) = self.key_secret {
+        if let Some(secret) = self.key_secret {
             options = options.key_secret(&secret);
         }
         if let Some(attribute) = self.hash_tag {
-            options = options.hash_tag(attribute.0.0);
+            options = options.hash_tag(attribute);
         }
-        if self.coalesce == Some(false) {
+        if !self.coalesce {
             options = options.without_batching();
         }
-        if self.remember_denials == Some(false) {
+        if !self.remember_denials {
             options = options.without_denial_cache();
         }
         if let Some(pem) = self.ca_file {
-            options = options.ca_certificates(pem.0.0);
+            options = options.ca_certificates(pem.into_bytes());
         }
         if let Some(certificate) = certificate {
             options = options.client_certificate(certificate);
         }
-        Some(SharedStore { options, deadline, instances: self.instances.unwrap_or(1) })
+        Some(SharedStore { options, deadline, instances: self.instances })
     }
 }
 
-/// What a file holds: certificates, a key or a password.
-#[derive(Debug)]
-pub(super) struct FileBytes(pub(super) Vec<u8>);
+/// The path of a file of certificates or a key. The text to keep is what the file holds.
+pub(super) const READABLE_FILE: Form = Form::new("readable-file", "the path of a file", read_file);
 
-impl Text for FileBytes {
-    const FORMAT: &'static str = "readable-file";
-    const EXPECTED: &'static str = "the path of a file";
-
-    fn parse(path: &str) -> Result<Self, String> {
-        let mut bytes = Vec::new();
-        let read = File::open(path).and_then(|file| file.take(MAX_PEM_BYTES + 1).read_to_end(&mut bytes));
-        read.map_err(|error| format!("cannot be read: {error}; check the path and its permissions"))?;
-        if bytes.len() as u64 > MAX_PEM_BYTES {
-            return Err(format!("must have at most {MAX_PEM_BYTES} bytes; give a smaller file"));
-        }
-        Ok(Self(bytes))
+/// What a file holds. PEM is ASCII, so other bytes are not kept as they are.
+pub(super) fn read_file(path: &str) -> Result<String, String> {
+    let mut bytes = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(MAX_PEM_BYTES + 1).read_to_end(&mut bytes));
+    read.map_err(|error| format!("cannot be read: {error}; check the path and its permissions"))?;
+    if bytes.len() as u64 > MAX_PEM_BYTES {
+        return Err(format!("must have at most {MAX_PEM_BYTES} bytes; give a smaller file"));
     }
-}
-
-impl Text for RedisOptions {
-    const FORMAT: &'static str = "redis-url";
-    const IS_SECRET: bool = true;
-    const EXPECTED: &'static str = "a URL, for example `redis: redis://127.0.0.1:6379`";
-    const PATTERN: &'static str = r"^(rediss?(\+cluster|\+sentinel)?://|redis\+unix://|unix://)";
-
-    fn parse(url: &str) -> Result<Self, String> {
-        Self::new(url).map_err(|error| error.to_string())
-    }
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// A certificate and its key, if the section has both.
 pub(super) fn certificate(
-    cert_file: Option<Parsed<FileBytes>>,
-    key_file: Option<Parsed<FileBytes>>,
+    cert_file: Option<String>,
+    key_file: Option<String>,
     section: &Section<'_>,
-    findings: &mut Findings,
 ) -> Option<ClientCertificate> {
-    section.report_alone("cert_file", "key_file", "give both", findings);
-    section.report_alone("key_file", "cert_file", "give both", findings);
-    let (certificate_pem, key_pem) = (cert_file?.0.0, key_file?.0.0);
+    section.check_pair("cert_file", "key_file", "give both");
+    section.check_pair("key_file", "cert_file", "give both");
+    let (certificate_pem, key_pem) = (cert_file?.into_bytes(), key_file?.into_bytes());
     Some(ClientCertificate { certificate_pem, key_pem: key_pem.into() })
 }
 
 /// Builds a gate, which connects to nothing, to find what only that finds: unreadable certificates, and limits that a
 /// script cannot count.
-pub(super) fn try_out(
-    shared: &SharedStore,
-    policies: &PolicySet,
-    top: &Section<'_>,
-    findings: &mut Findings,
-) {
+pub(super) fn try_out(shared: &SharedStore, policies: &PolicySet, top: &Section<'_>) {
     let build = |policies: &PolicySet| SharedGate::new(policies.clone(), shared.options.clone());
     let Err(error) = build(policies) else { return };
     if error.is_policy() {
         for policy in policies.iter() {
             let alone = PolicySet::new([policy.clone()]).expect("a policy of a set is one");
             if let Err(error) = build(&alone) {
-                findings.add(line_of(top, policy.name()), error);
+                let nodes = top.get("policies").into_iter().flat_map(Node::elements);
+                let is_it = |node: &&Node| node.get("name").and_then(Node::scalar) == Some(policy.name());
+                let section =
+                    nodes.filter(is_it).next().map_or(top.clone(), |node| top.element(node, String::new()));
+                section.report(if section.has("limit") { "limit" } else { "quota" }, error);
             }
         }
-    } else if let Some(store) = top.child("store") {
-        let key = ["ca_file", "cert_file", "redis"].into_iter().find(|key| store.has(key));
-        store.report(key.unwrap_or_default(), error, findings);
     } else {
-        findings.add(1, error);
+        let store = top.child("store");
+        let key = ["ca_file", "cert_file", "redis"].into_iter().find(|key| store.has(key));
+        store.report(key.unwrap_or_default(), error);
     }
-}
-
-/// The line of a policy's limit.
-fn line_of(top: &Section<'_>, name: &str) -> u64 {
-    let policies = top.node.get("policies");
-    let mut policies = policies.into_iter().flat_map(Node::children);
-    let policy = policies.find(|node| node.get("name").and_then(Node::scalar) == Some(name));
-    policy.map_or(1, |node| node.get("limit").or(node.get("quota")).map_or(node.line, |node| node.line))
 }
 
 #[cfg(test)]
 mod tests {
-    use slidegate::{OnStoreError, RedisOptions, Secret};
+    use slidegate::{OnStoreError, RedisOptions};
 
-    use super::Outside;
-    use crate::config::Config;
     use crate::config::tests::{error, policy, policy_error};
+    use crate::config::{Config, Outside};
 
     const POLICY: &str = "\npolicies: [{name: p, quota: 1/1s}]\n";
 
@@ -275,17 +233,13 @@ mod tests {
         let (plain, bare) =
             (shared(plain, &Outside::default()), shared("redis: redis://h", &Outside::default()));
         assert_eq!(plain, bare);
-        assert_eq!((bare.instances, bare.deadline), (1, super::DEFAULT_DEADLINE));
+        assert_eq!((bare.instances, bare.deadline), (1, std::time::Duration::from_millis(50)));
     }
 
     /// A password belongs in no file: what is outside wins, and the rest of the file still counts.
     #[test]
     fn what_is_outside_the_file_wins_over_it() {
-        let outside = Outside {
-            redis: Some(RedisOptions::new("redis://outside").unwrap()),
-            key_secret: Some(Secret::new("outside".into())),
-            ..Outside::default()
-        };
+        let outside = Outside::of(&[("/store/redis", "redis://outside"), ("/store/key_secret", "outside")]);
         let store = shared("redis: redis://inside, key_secret: inside, deadline: 7ms", &outside);
         assert_eq!(
             (store.options.to_string().as_str(), store.deadline.as_millis()),
@@ -295,8 +249,9 @@ mod tests {
         assert_eq!(store.options, options.clone().key_secret("outside"));
         assert_ne!(store.options, options.key_secret("inside"));
         assert_eq!(shared("deadline: 7ms", &outside).options.to_string(), "redis://outside:6379");
-        assert_eq!(outside.store().map(|store| store.instances), Some(1));
-        assert!(Outside::default().store().is_none());
+        let alone = |outside| Config::from_sources(None, &[], outside).unwrap().shared;
+        assert_eq!(alone(&outside).map(|store| store.instances), Some(1));
+        assert!(alone(&Outside::default()).is_none());
     }
 
     /// Each is a service that would not share, or not in time, or with nobody.

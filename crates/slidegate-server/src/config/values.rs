@@ -1,4 +1,4 @@
-//! Values of settings that are written as text: how each is read, and what is valid.
+//! Values that are written as text: their forms, and what is valid.
 
 use std::borrow::Cow;
 use std::net::SocketAddr;
@@ -8,71 +8,70 @@ use std::time::Duration;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Deserialize, Deserializer, Error};
 use slidegate::headers::{Draft, XRateLimit};
-use slidegate::{Algorithm, Quota, RedisOptions, format_window, parse_window};
+use slidegate::{Excess, OnStoreError, RedisOptions, format_window, parse_window};
 
-use super::admin::{Digest, Host};
-use super::auth::{AttributeSource, TrustedProxy};
-use super::foreign;
-use super::resp::{Password, PasswordFile};
-use super::store::FileBytes;
-use super::traces::{Endpoint, Field, FieldValue};
-
-/// A value that is written as one text.
-pub(crate) trait Text: Sized {
-    /// The `format` of the JSON Schema. A value of listed choices needs none.
-    const FORMAT: &'static str = "";
-    /// What a valid text is. Errors put it after "must be".
-    const EXPECTED: &'static str;
-    /// All valid texts, where they can be listed.
-    const CHOICES: &'static [&'static str] = &[];
+/// A form of text: the `format` of a JSON Schema, and what the schema itself cannot say about it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Form {
+    /// The schema's `format`.
+    pub(super) name: &'static str,
+    /// What a valid text is. Errors put it after "must be". Empty if there are choices.
+    pub(super) expected: &'static str,
     /// A regular expression that all valid texts match.
-    const PATTERN: &'static str = "";
+    pub(super) pattern: &'static str,
+    /// All valid texts, where they can be listed.
+    pub(super) choices: &'static [&'static str],
     /// Whether errors must not repeat the text.
-    const IS_SECRET: bool = false;
+    pub(super) is_secret: bool,
+    /// The text to keep, or why it is invalid; empty where `expected` says it all.
+    pub(super) check: fn(&str) -> Result<String, String>,
+}
 
-    /// # Errors
-    /// Why the text is invalid; empty where [`EXPECTED`](Self::EXPECTED) says it all.
-    fn parse(text: &str) -> Result<Self, String>;
+impl Form {
+    /// The form of texts that are read as `T`.
+    pub(super) const fn of<T: Text>(name: &'static str, expected: &'static str) -> Self {
+        Self::new(name, expected, |text| T::parse(text).map(|_| text.to_owned()))
+    }
 
-    /// The same for errors that stand alone.
-    fn parse_or_expected(text: &str) -> Result<Self, String> {
-        let expected = |why: String| if why.is_empty() { format!("must be {}", Self::EXPECTED) } else { why };
-        Self::parse(text).map_err(expected)
+    pub(super) const fn new(
+        name: &'static str,
+        expected: &'static str,
+        check: fn(&str) -> Result<String, String>,
+    ) -> Self {
+        Self { name, expected, pattern: "", choices: &[], is_secret: false, check }
+    }
+
+    pub(super) const fn pattern(self, pattern: &'static str) -> Self {
+        Self { pattern, ..self }
+    }
+
+    pub(super) const fn choices(self, choices: &'static [&'static str]) -> Self {
+        Self { choices, ..self }
+    }
+
+    /// The reason of a check in full.
+    pub(super) fn explain(&self, why: String) -> String {
+        if why.is_empty() { format!("must be {}", self.expected) } else { why }
+    }
+
+    pub(super) const fn secret(self) -> Self {
+        Self { is_secret: true, ..self }
     }
 }
 
-/// A format of the JSON Schema.
-pub(super) struct Format {
-    pub(super) name: &'static str,
-    pub(super) expected: &'static str,
-    pub(super) check: fn(&str) -> Result<(), String>,
+/// The text if it is valid.
+pub(super) fn only_if(is_valid: bool, text: &str) -> Result<String, String> {
+    if is_valid { Ok(text.to_owned()) } else { Err(String::new()) }
 }
 
-const fn format<T: Text>() -> Format {
-    Format { name: T::FORMAT, expected: T::EXPECTED, check: |text| T::parse(text).map(drop) }
-}
+/// A value that is written as one text.
+pub(crate) trait Text: Sized {
+    const FORM: Form;
 
-/// Every format that files are checked by.
-pub(super) const FORMATS: [Format; 18] = [
-    format::<SocketAddr>(),
-    format::<Quota>(),
-    format::<Name>(),
-    format::<AttributeName>(),
-    format::<Algorithm>(),
-    format::<slidegate::Excess>(),
-    format::<slidegate::OnStoreError>(),
-    format::<RedisOptions>(),
-    format::<FileBytes>(),
-    format::<Password>(),
-    format::<PasswordFile>(),
-    format::<Host>(),
-    format::<Digest>(),
-    format::<TrustedProxy>(),
-    format::<AttributeSource>(),
-    format::<Endpoint>(),
-    format::<Field>(),
-    format::<FieldValue>(),
-];
+    /// # Errors
+    /// Why the text is invalid; empty where the form says it all.
+    fn parse(text: &str) -> Result<Self, String>;
+}
 
 /// A value that is read from its text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -89,31 +88,22 @@ impl<T> Deref for Parsed<T> {
 impl<'de, T: Text> Deserialize<'de> for Parsed<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = Cow::<str>::deserialize(deserializer)?;
-        T::parse_or_expected(&text).map(Self).map_err(D::Error::custom)
+        T::parse(&text).map(Self).map_err(|why| D::Error::custom(T::FORM.explain(why)))
     }
+}
+
+/// Reads a value from its text.
+pub(super) fn parsed<'de, T: Text, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
+    Parsed::deserialize(deserializer).map(|parsed: Parsed<T>| parsed.0)
 }
 
 impl<T: Text> JsonSchema for Parsed<T> {
     fn schema_name() -> Cow<'static, str> {
-        T::FORMAT.into()
+        T::FORM.name.into()
     }
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        let mut schema = json_schema!({ "type": "string" });
-        let mut insert = |keyword: &str, value: serde_json::Value| schema.insert(keyword.to_owned(), value);
-        if !T::FORMAT.is_empty() {
-            insert("format", T::FORMAT.into());
-        }
-        if !T::PATTERN.is_empty() {
-            insert("pattern", T::PATTERN.into());
-        }
-        if !T::CHOICES.is_empty() {
-            insert("enum", T::CHOICES.into());
-        }
-        if T::IS_SECRET {
-            insert("writeOnly", true.into());
-        }
-        schema
+        json_schema!({ "type": "string", "format": T::FORM.name })
     }
 }
 
@@ -131,9 +121,7 @@ impl<'de, const MIN: u64, const MAX: u64> Deserialize<'de> for Span<MIN, MAX> {
         let range = [MIN, MAX].map(Duration::from_millis);
         if span < range[0] || span > range[1] {
             let [min, max] = range.map(format_window);
-            return Err(D::Error::custom(format_args!(
-                "window `{text}` is out of range; give {min} to {max}"
-            )));
+            return Err(D::Error::custom(format_args!("invalid window `{text}`: must be {min} to {max}")));
         }
         Ok(Self(span))
     }
@@ -154,8 +142,8 @@ impl<const MIN: u64, const MAX: u64> JsonSchema for Span<MIN, MAX> {
 }
 
 /// A text that may be written without quotes even where it looks like a number or a flag.
-#[derive(Debug, Clone, serde::Deserialize)]
-pub(crate) struct Scalar(pub(crate) String);
+#[derive(Debug, serde::Deserialize)]
+pub(super) struct Scalar(pub(super) String);
 
 impl JsonSchema for Scalar {
     fn schema_name() -> Cow<'static, str> {
@@ -167,71 +155,43 @@ impl JsonSchema for Scalar {
     }
 }
 
-/// Several values, or one without a list around it.
-#[derive(Debug, Clone, serde::Deserialize, JsonSchema)]
-#[serde(untagged)]
-pub(crate) enum List<T> {
-    One(T),
-    Many(Vec<T>),
-}
+/// A list, whose only value may be written without one.
+#[derive(Debug, Clone, Default, serde::Deserialize)]
+#[serde(transparent)]
+pub(super) struct List<T>(pub(super) Vec<T>);
 
-impl<T> List<T> {
-    pub(crate) fn as_slice(&self) -> &[T] {
-        match self {
-            Self::One(one) => std::slice::from_ref(one),
-            Self::Many(many) => many,
-        }
+impl<T: JsonSchema> JsonSchema for List<T> {
+    fn schema_name() -> Cow<'static, str> {
+        "list".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let (one, many) = (T::json_schema(generator), Vec::<T>::json_schema(generator));
+        json_schema!({ "anyOf": [one, many] })
     }
 }
 
-impl<T> Default for List<T> {
-    fn default() -> Self {
-        Self::Many(Vec::new())
-    }
-}
+/// The name of a policy, a token or a proxy.
+pub(super) const NAME: Form =
+    Form::new("name", "1 to 64 of the characters A-Z a-z 0-9 _ . -, for example `per-user`", |text| {
+        only_if(is_name(text), text)
+    })
+    .pattern("^[A-Za-z0-9_.-]{1,64}$");
 
-impl<T> IntoIterator for List<T> {
-    type Item = T;
-    type IntoIter = std::vec::IntoIter<T>;
+/// The name of an attribute: any that a request may use, except what was probably meant as a list.
+pub(super) const ATTRIBUTE: Form = Form::new(
+    "attribute",
+    "the name of an attribute, 1 to 128 bytes without spaces, commas and brackets; write several as a list, for \
+     example `[user, path]`",
+    |text| only_if(is_attribute_name(text), text),
+)
+.pattern("^[^\\s,`\\[\\]{}]{1,128}$");
 
-    fn into_iter(self) -> Self::IntoIter {
-        match self {
-            Self::One(one) => vec![one],
-            Self::Many(many) => many,
-        }
-        .into_iter()
-    }
-}
-
-/// Makes text types that only keep a text that is valid.
-macro_rules! checked_text {
-    ($($(#[$meta:meta])* $name:ident, $format:literal, $expected:expr, $pattern:literal, $is_valid:expr;)+) => {$(
-        $(#[$meta])*
-        #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-        pub(crate) struct $name(pub(crate) String);
-
-        impl Text for $name {
-            const FORMAT: &'static str = $format;
-            const EXPECTED: &'static str = $expected;
-            const PATTERN: &'static str = $pattern;
-
-            fn parse(text: &str) -> Result<Self, String> {
-                let is_valid: fn(&str) -> bool = $is_valid;
-                if is_valid(text) { Ok(Self(text.to_owned())) } else { Err(String::new()) }
-            }
-        }
-    )+};
-}
-pub(super) use checked_text;
-
-checked_text! {
-    /// The name of a policy, a token or a proxy.
-    Name, "name", "1 to 64 of the characters A-Z a-z 0-9 _ . -, for example `per-user`",
-        "^[A-Za-z0-9_.-]{1,64}$", is_name;
-    /// The name of an attribute: any that a request may use, except what was probably meant as a list.
-    AttributeName, "attribute", "the name of an attribute, 1 to 128 bytes without spaces, commas and brackets; \
-        write several as a list, for example `[user, path]`", "^[^\\s,`\\[\\]{}]{1,128}$", is_attribute_name;
-}
+/// An address with its port.
+pub(super) const ADDRESS: Form =
+    Form::new("address", "an IP address and a port, for example `127.0.0.1:7979` or `[::]:7979`", |text| {
+        text.parse().map(|address: SocketAddr| address.to_string()).map_err(|_| String::new())
+    });
 
 /// Whether this can be the name of a policy, a token or a proxy.
 pub(crate) fn is_name(text: &str) -> bool {
@@ -254,37 +214,57 @@ fn is_attribute_name(text: &str) -> bool {
     (1..=crate::limits::MAX_NAME).contains(&text.len()) && !text.contains(is_odd)
 }
 
-impl Text for Algorithm {
-    const FORMAT: &'static str = "algorithm";
-    const EXPECTED: &'static str = "`sliding-log`, `sliding-window`, `fixed-window` or `token-bucket`";
-    const CHOICES: &'static [&'static str] =
-        &["sliding-log", "sliding-window", "fixed-window", "token-bucket"];
+impl Text for RedisOptions {
+    const FORM: Form = Form::of::<Self>("redis-url", "a URL, for example `redis: redis://127.0.0.1:6379`")
+        .pattern(r"^(rediss?(\+cluster|\+sentinel)?://|redis\+unix://|unix://)")
+        .secret();
 
-    fn parse(text: &str) -> Result<Self, String> {
-        text.parse().map_err(|_| match foreign::algorithm(text) {
-            Some(ours) => format!("must be {}; did you mean `{ours}`?", Self::EXPECTED),
-            None => String::new(),
-        })
+    fn parse(url: &str) -> Result<Self, String> {
+        Self::new(url).map_err(|error| error.to_string())
     }
 }
 
-/// Text forms that other types define.
-macro_rules! parsed_by_from_str {
-    ($($type:ty, $format:literal, $expected:expr, $choices:expr;)+) => {$(
-        impl Text for $type {
-            const FORMAT: &'static str = $format;
-            const EXPECTED: &'static str = $expected;
-            const CHOICES: &'static [&'static str] = $choices;
+impl Text for Excess {
+    const FORM: Form = Form::of::<Self>(
+        "excess",
+        "`refuse`, `charge` (admit a cost while anything remains) or `count` (deny it and still count it)",
+    )
+    .choices(&["refuse", "charge", "count"]);
 
-            fn parse(text: &str) -> Result<Self, String> {
-                text.parse().map_err(|_| String::new())
-            }
-        }
-    )+};
+    fn parse(text: &str) -> Result<Self, String> {
+        Self::from_name(text).ok_or_else(String::new)
+    }
 }
 
-parsed_by_from_str! {
-    SocketAddr, "address", "an IP address and a port, for example `127.0.0.1:7979` or `[::]:7979`", &[];
-    Draft, "", "a draft", &["draft-10", "draft-7", "draft-6", "off"];
-    XRateLimit, "", "a style", &["epoch", "delta", "off"];
+impl Text for OnStoreError {
+    const FORM: Form =
+        Form::of::<Self>("on-store-error", "`local` (count in memory meanwhile), `allow` or `deny`")
+            .choices(&["local", "allow", "deny"]);
+
+    fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "local" => Ok(Self::Local),
+            "allow" => Ok(Self::Allow),
+            "deny" => Ok(Self::Deny),
+            _ => Err(String::new()),
+        }
+    }
+}
+
+impl Text for Draft {
+    const FORM: Form = Form::of::<Self>("draft", "`draft-10`, `draft-7`, `draft-6` or `off`")
+        .choices(&["draft-10", "draft-7", "draft-6", "off"]);
+
+    fn parse(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|_| String::new())
+    }
+}
+
+impl Text for XRateLimit {
+    const FORM: Form =
+        Form::of::<Self>("x-ratelimit", "`epoch`, `delta` or `off`").choices(&["epoch", "delta", "off"]);
+
+    fn parse(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|_| String::new())
+    }
 }

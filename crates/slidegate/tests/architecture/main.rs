@@ -130,7 +130,6 @@ const CYCLES: &[(&str, &[&str], &str)] = &[
     ),
     ("slidegate", &["store/redis"], "the store's own files add methods to it"),
     ("slidegate", &["time"], "the clock and the discipline that steers it share the time scale"),
-    ("slidegate-server", &["config"], "sections are read into the config that lists them"),
 ];
 
 fn library() -> SourceTree {

@@ -1,0 +1,241 @@
+//! Loading: from a file or a text to a configuration, or to all mistakes in it.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use ring::digest::{SHA256, digest};
+use slidegate_envoy::yaml::{Format, Node, Value};
+
+use super::check::Section;
+use super::environment::Outside;
+use super::errors::{ConfigErrors, Findings};
+use super::foreign::{self, MINIMAL};
+use super::schema::{FORMS, schema};
+use super::{Config, FileContent, flag, sections};
+
+/// Largest file that is read: some 100,000 overrides.
+pub(super) const MAX_FILE_BYTES: usize = 4 << 20;
+
+/// A policy's overrides nest 6 deep, other limiters' files, which are recognised, some 15. 100,000 overrides and 1024
+/// policies around them fit, each of which may take its defaults from an alias.
+pub(super) const FORMAT: Format =
+    Format { is_yaml_1_1: false, max_depth: 24, max_values: 250_000, max_aliases: 2048 };
+
+impl Config {
+    /// Reads a file and `--policy` texts, whose policies follow the file's. The default where there is neither, and no
+    /// other limits.
+    pub(crate) fn from_sources(
+        file: Option<&Path>,
+        texts: &[String],
+        outside: &Outside,
+    ) -> Result<Self, ConfigErrors> {
+        let config = match file {
+            Some(file) => Self::load(file, outside)?,
+            None if texts.is_empty() && !outside.has_other_limits => {
+                Self::parse_with(MINIMAL, "default", outside)?
+            }
+            None => {
+                let outside = Outside { has_other_limits: true, ..outside.clone() };
+                Self::parse_with("", "command line", &outside)?
+            }
+        };
+        let policies = flag::add(&config.policies, texts)?;
+        let hash = if file.is_some() { config.file.hash } else { sha256("") };
+        Ok(Self { policies, file: FileContent { hash, ..config.file }, ..config })
+    }
+
+    /// Reads a file.
+    pub(super) fn load(path: &Path, outside: &Outside) -> Result<Self, ConfigErrors> {
+        let name = path.display();
+        let mut bytes = Vec::new();
+        File::open(path)
+            .and_then(|file| file.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes))
+            .map_err(|error| {
+                let message = format!("cannot be read: {error}; check the path and its permissions");
+                ConfigErrors::one(&name, message)
+            })?;
+        let text = String::from_utf8(bytes).map_err(|error| {
+            let good = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+            let line = 1 + good.iter().filter(|byte| **byte == b'\n').count();
+            ConfigErrors::one(
+                format_args!("{name}:{line}"),
+                "this line is not UTF-8; save the file in that encoding",
+            )
+        })?;
+        Self::parse_with(&text, &name.to_string(), outside)
+    }
+
+    /// Reads a text with nothing outside of it; errors call it `name`.
+    #[cfg(test)]
+    pub(crate) fn parse(text: &str, name: &str) -> Result<Self, ConfigErrors> {
+        Self::parse_with(text, name, &Outside::default())
+    }
+
+    /// Reads a text; errors call it `name`.
+    pub(super) fn parse_with(text: &str, name: &str, outside: &Outside) -> Result<Self, ConfigErrors> {
+        if text.len() > MAX_FILE_BYTES {
+            let message = format!(
+                "larger than {MAX_FILE_BYTES} bytes, which is the most; leave out what is not needed"
+            );
+            return Err(ConfigErrors::one(name, message));
+        }
+        let root = FORMAT.read(text).map_err(|error| {
+            ConfigErrors::one(format_args!("{name}:{}:{}", error.line, error.column), error.message)
+        })?;
+        if let Some((line, message)) = foreign::recognise(&root) {
+            return Err(ConfigErrors::one(format_args!("{name}:{line}"), message));
+        }
+        if let Some(Node { value: Value::Null, is_rejected, .. }) = root.get("policies") {
+            // Nothing to report if there are other limits.
+            is_rejected.set(outside.has_other_limits);
+        }
+        let findings = Findings::default();
+        let top = Section::new(&root, String::new(), &findings);
+        let config = top.read(schema(), &FORMS, |json| outside.apply(json, schema())).map(|(file, json)| {
+            let file: sections::File = file;
+            file.build(&top, outside, FileContent { json, hash: sha256(text) })
+        });
+        findings.none_or_errors(name)?;
+        Ok(config.expect("a file without mistakes was read"))
+    }
+}
+
+/// The SHA-256 of a text, in hexadecimal digits.
+fn sha256(text: &str) -> String {
+    digest(&SHA256, text.as_bytes()).as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::tests::error;
+
+    fn values(text: &str) -> Vec<(u64, String)> {
+        let root = FORMAT.read(text).unwrap_or_else(|error| panic!("{error:?}"));
+        let shown = |node: &Node| node.scalar().unwrap_or("(empty)").to_owned();
+        root.entries().iter().map(|(_, value)| (value.line, shown(value))).collect()
+    }
+
+    /// A limit that is printed as another number than was written sends its writer looking in the wrong place.
+    #[test]
+    fn numbers_and_flags_stay_as_they_were_written() {
+        let text = "a: 1_000\nb: 007\nc: 0x1F\nd: 1e3\ne: -5\nf: 18446744073709551616\ng: True\nh: 1.10\n";
+        let written = ["1_000", "007", "0x1F", "1e3", "-5", "18446744073709551616", "True", "1.10"];
+        for ((line, value), (at, written)) in values(text).iter().zip(written.iter().enumerate()) {
+            assert_eq!((*line, value.as_str()), (at as u64 + 1, *written));
+        }
+        let text = "a: \"5\"\nb: yes\nc: off\nd: NO\ne: .inf\nf: 12:30\ng: !!str 5\nh:\n";
+        let shown = ["5", "yes", "off", "NO", ".inf", "12:30", "5", "(empty)"];
+        assert_eq!(values(text).iter().map(|(_, value)| value.as_str()).collect::<Vec<_>>(), shown);
+    }
+
+    /// Policies that share an anchor are corrected where they stand.
+    #[test]
+    fn what_an_alias_repeats_has_its_line_and_its_text() {
+        assert_eq!(values("a: &x 1_0\n\nb: *x\n"), [(1, "1_0".to_owned()), (3, "1_0".to_owned())]);
+        let root = FORMAT.read("a: &x {limit: 5}\nb:\n  <<: *x\n  name: n\n").unwrap();
+        let limit = root.get("b").and_then(|b| b.get("limit")).unwrap();
+        assert_eq!((limit.line, limit.scalar()), (3, Some("5")));
+    }
+
+    /// Most files that do not load were edited in a hurry.
+    #[test]
+    fn what_is_not_yaml_is_placed_and_explained() {
+        for (text, expected) in [
+            ("a: 1\na: 2\n", "2:1: duplicate key `a`; keep one"),
+            ("a: {b: 1, b: 2}\n", "1:11: duplicate key `b`; keep one"),
+            (
+                "a: *.php\n",
+                "1:4: unknown alias: no anchor has its name; put a text that begins with `*` in quotes",
+            ),
+            ("a: !secret b\n", "1:12: unsupported tag `!secret`; remove it"),
+            ("? [a]\n: b\n", "1:3: this key is not a text; write for example `limit: 100`"),
+            ("~: b\n", "1:1: this key is not a text; write for example `limit: 100`"),
+            ("a: 1\n---\nb: 2\n", "2:1: a second document begins here; keep one per file, without `---`"),
+            (
+                "a:\n\t- b\n",
+                "2:2: this is not YAML: tabs disallowed within this context (block indentation); indent with spaces",
+            ),
+            ("a: @b\n", "1:4: this is not YAML: unexpected character: `@'; put the text in quotes"),
+            (
+                "a: b: c\n",
+                "1:5: this is not YAML: mapping values are not allowed in this context; put a value with `: ` in it in \
+                 quotes, or indent this line like its neighbours",
+            ),
+            (
+                "a:\n  b: 1\n c: 2\n",
+                "3:2: this is not YAML: while parsing a block mapping, did not find expected key; indent this line like \
+                 its neighbours",
+            ),
+            (
+                "- b: 1\n  limit 5\n  c: 1\n",
+                "2:3: this is not YAML: simple key expected ':'; write a colon and a space behind the key",
+            ),
+            ("a: [b\n", "1:4: this is not YAML: unclosed bracket '['; close it"),
+            ("a: [b]]\n", "1:7: this is not YAML: misplaced bracket; open and close brackets in pairs"),
+            (
+                "a: \"\\q\"\n",
+                "1:4: this is not YAML: while parsing a quoted scalar, found unknown escape character; check the \
+                 indentation, quotes and brackets",
+            ),
+        ] {
+            assert_eq!(error(text), format!("slidegate.yaml:{expected}"));
+        }
+    }
+
+    /// A configuration may come from whoever may edit it, and must not take the service down.
+    #[test]
+    fn bombs_are_refused_before_they_go_off() {
+        let deep = "lists and maps nest deeper than 24; nest fewer";
+        let much = "the file is too large: at most 250000 values, 2048 aliases and 8388608 bytes of text are allowed, \
+                    including repetitions by aliases; write less or repeat less";
+        let nested: String = (0..2000).map(|n| format!("{}a:\n", " ".repeat(n))).collect();
+        let laughs = (1..12).fold("a0: &a0 [x]\n".to_owned(), |text, n| {
+            text + &format!("a{n}: &a{n} [{}]\n", vec![format!("*a{}", n - 1); 10].join(", "))
+        });
+        let merges = (1..22).fold("a0: &a0 {x0: 1}\n".to_owned(), |text, n| {
+            text + &format!("a{n}: &a{n} {{<<: [*a{0}, *a{0}], x{n}: 1}}\n", n - 1)
+        });
+        let long = format!("a: &a [{}]\nb: [{}]\n", "x, ".repeat(2000), "*a, ".repeat(2000));
+        let copies =
+            format!("a: &a [{}]\nb: [{}]\n", format!("{:x<1000}, ", "").repeat(1000), "*a, ".repeat(200));
+        for (bomb, expected) in [
+            ("[".repeat(4 << 20), deep),
+            ("{a: ".repeat(1 << 20), deep),
+            ("- ".repeat(2 << 20), deep),
+            (nested, deep),
+            (laughs, much),
+            (merges, much),
+            (long, much),
+            (copies, much),
+            ("- a\n".repeat(FORMAT.max_values), much),
+        ] {
+            let error = error(&bomb);
+            assert!(
+                error.starts_with("slidegate.yaml:") && error.ends_with(&format!(": {expected}")),
+                "{error}"
+            );
+        }
+        for bomb in ["\0", "\"", "!", ":", "&a ", "? ", "#\n", "---\n", "a\n", "\n", " ", "|", "'", "%"] {
+            assert!(
+                crate::config::Config::parse(&bomb.repeat((1 << 20) / bomb.len()), "").is_err(),
+                "{bomb:?}"
+            );
+        }
+    }
+
+    /// Errors repeat what was written, and a line has an end.
+    #[test]
+    fn a_long_text_is_refused_and_a_longish_one_is_cut() {
+        let long = "x".repeat(1025);
+        let way_out = "a text of 1025 bytes is too long; at most 1024 are allowed";
+        assert_eq!(error(&format!("a:\n  b: [{long}]\n")), format!("slidegate.yaml:2:7: {way_out}"));
+        assert_eq!(error(&format!("a:\n  ? {long}\n  : 1\n")).split_once(": ").unwrap().1, way_out);
+        let cut = format!("unknown key `{}...`: must be", "x".repeat(60));
+        assert!(
+            error(&format!("policies: [{{name: p, quota: 1/1s}}]\n? {}\n: 1\n", "x".repeat(1000)))
+                .contains(&cut)
+        );
+    }
+}
