@@ -15,25 +15,6 @@ use crate::yaml::{Format, Node, Value};
 /// YAML 1.1. A level of descriptors nests two deep, so there are about 30; Envoy sends fewer.
 const FORMAT: Format = Format { is_yaml_1_1: true, max_depth: 64, max_values: 500_000, max_aliases: 4096 };
 
-/// Keys that are accepted at every level. Anything is allowed below `metadata`.
-const KEYS: [&str; 16] = [
-    "domain",
-    "key",
-    "value",
-    "descriptors",
-    "rate_limit",
-    "unit",
-    "requests_per_unit",
-    "unlimited",
-    "shadow_mode",
-    "quota_mode",
-    "name",
-    "replaces",
-    "detailed_metric",
-    "value_to_metric",
-    "share_threshold",
-    "metadata",
-];
 /// Keys that have a meaning in a descriptor.
 const DESCRIPTOR_KEYS: [&str; 10] = [
     "key",
@@ -128,7 +109,9 @@ impl ConfigFile {
                 self.error(key.line, format!("config error, key is not of type string: {}", Printed(key)));
                 continue;
             };
-            if !KEYS.contains(&name.as_str()) {
+            // Every key is accepted at every level, and anything below `metadata`.
+            let name = name.as_str();
+            if name != "domain" && !DESCRIPTOR_KEYS.contains(&name) && !RATE_LIMIT_KEYS.contains(&name) {
                 self.error(key.line, format!("config error, unknown key '{name}'"));
                 continue;
             }

@@ -33,9 +33,18 @@ impl Added {
             }
             _ => {}
         }
-        let node = Node::from(&Json::from(keys));
+        Self::read_at(format!("policy `{}`", Shown(name)), &keys, addresses)
+    }
+
+    /// Reads the keys of a policy, which errors call `place`.
+    pub(super) fn read_at(
+        place: String,
+        keys: &Map<String, Json>,
+        addresses: &[String],
+    ) -> Result<Self, String> {
+        let node = Node::from(&Json::from(keys.clone()));
         let findings = Findings::default();
-        let section = Section::new(&node, format!("policy `{}`", Shown(name)), &findings);
+        let section = Section::new(&node, place, &findings);
         let added = section.read::<PolicySpec>(policy_schema(), &FORMS, |_| {}).map(|(spec, _)| {
             let keys_shown = spec.keys_shown.unwrap_or_default();
             let (policy, candidate) = spec.build(&section, addresses);

@@ -27,8 +27,7 @@ const MAX_TOKENS: usize = 64;
 #[schemars(extend("x-example" = "tokens: [...]"))]
 pub(crate) struct AccessRules {
     /// Tokens of this service. Those of the variable `SLIDEGATE_ADMIN_TOKENS` count as well.
-    #[serde(default)]
-    #[schemars(with = "List<Token>", extend("maxItems" = MAX_TOKENS))]
+    #[schemars(with = "List<Token>", extend("default" = [], "maxItems" = MAX_TOKENS))]
     pub(crate) tokens: Vec<Token>,
     /// Whether every decision needs a token.
     // There is at least one then.
@@ -37,8 +36,7 @@ pub(crate) struct AccessRules {
     pub(crate) decisions_need_token: bool,
     /// Names, without a port, by which programs reach a listener on loopback, besides `localhost`.
     // Each request to another name than this machine's is compared with all of them.
-    #[serde(default)]
-    #[schemars(with = "List<String>", extend("format" = "host", "maxItems" = 64))]
+    #[schemars(with = "List<String>", extend("default" = [], "format" = "host", "maxItems" = 64))]
     pub(crate) hosts: Vec<String>,
 }
 
@@ -154,7 +152,7 @@ impl AccessRules {
     pub(super) fn check(&self, section: &Section<'_>, outside: &Outside, has_open_port: bool) {
         let mut names: Vec<_> = self.tokens.iter().map(|token| &token.name).collect();
         // Those of the environment may have the name of one of the file.
-        names.truncate(names.len() - outside.tokens.len());
+        names.truncate(names.len().saturating_sub(outside.tokens.len()));
         while let Some(name) = names.pop() {
             if names.contains(&name) {
                 section.invalid("tokens", format_args!("the name `{name}` is used twice; give each its own"));

@@ -1,13 +1,12 @@
 //! A policy in one line: `100/1m per user using token-bucket named api`, as `--policy` takes it.
 
-use slidegate::{Algorithm, Policy, PolicySet, Quota};
+use serde_json::Map;
+use slidegate::{Policy, PolicySet, Quota};
 use slidegate_envoy::yaml::one_line;
 
+use super::added::Added;
 use super::errors::ConfigErrors;
-use super::policy::TAKEN;
-use super::quota::QuotaSpec;
-use super::values::{ATTRIBUTE, Parsed, Text, safe_name};
-use crate::policy_names::is_inline;
+use super::values::safe_name;
 
 /// Reads `QUOTA [per ATTRIBUTE[,ATTRIBUTE...]] [using ALGORITHM] [named NAME]`, the last two in either order.
 ///
@@ -17,58 +16,36 @@ use crate::policy_names::is_inline;
 /// # Errors
 /// When a part is not what it must be; one line that names the text.
 pub(crate) fn policy_from_text(text: &str) -> Result<Policy, String> {
-    let failed = |message: String| format!("--policy `{text}`: {message}");
+    let place = format!("--policy `{text}`");
     let mut words: Vec<&str> = text.split_whitespace().collect();
-    let (mut algorithm, mut name) = (None, None);
+    let mut keys = Map::new();
     while let [.., keyword, value] = words.as_slice() {
-        let place = match *keyword {
-            "using" => &mut algorithm,
-            "named" => &mut name,
+        let key = match *keyword {
+            "using" => "algorithm",
+            "named" => "name",
             _ => break,
         };
-        if place.replace(*value).is_some() {
-            return Err(failed(format!("contains `{keyword}` twice; keep one")));
+        if keys.insert(key.to_owned(), (*value).into()).is_some() {
+            return Err(format!("{place}: contains `{keyword}` twice; keep one"));
         }
         words.truncate(words.len() - 2);
     }
-    let (quota, scope) = quota_and_scope(&words.join(" ")).map_err(failed)?;
-    let algorithm = algorithm.map(|name| {
-        let invalid = |why| failed(format!("invalid algorithm `{name}`: {}", Algorithm::FORM.explain(why)));
-        Algorithm::parse(name).map(Parsed).map_err(invalid)
-    });
-    let spec = QuotaSpec { algorithm: algorithm.transpose()?, ..QuotaSpec::text(quota) };
-    let quota = spec.quota().map_err(|mut mistakes| failed(mistakes.remove(0).1))?;
-    let name = name.map_or_else(|| default_name(&scope), str::to_owned);
-    let policy = Policy::new(name, quota).map_err(|error| failed(error.to_string()))?;
-    Ok(policy.scope(scope))
+    let text = words.join(" ");
+    let (quota, scope) = quota_and_scope(&text);
+    keys.insert("quota".to_owned(), quota.into());
+    keys.entry("name").or_insert_with(|| default_name(&scope).into());
+    keys.insert("scope".to_owned(), scope.into());
+    Added::read_at(place, &keys, &[]).map(|added| added.policy)
 }
 
-fn quota_and_scope(text: &str) -> Result<(Quota, Vec<String>), String> {
+fn quota_and_scope(text: &str) -> (&str, Vec<&str>) {
     let lower = text.to_ascii_lowercase();
-    let split = lower.rmatch_indices(" per ").find_map(|(at, per)| {
-        let quota: Quota = text[..at].parse().ok()?;
-        Some((quota, &text[at + per.len()..]))
-    });
-    let Some((quota, attributes)) = split else {
-        return text
-            .parse()
-            .map(|quota| (quota, Vec::new()))
-            .map_err(|error: slidegate::Error| error.to_string());
-    };
-    let mut scope: Vec<String> = Vec::new();
-    for attribute in attributes.split(',') {
-        let attribute = attribute.trim();
-        let name = (ATTRIBUTE.check)(attribute)
-            .map_err(|why| format!("invalid scope `{attribute}`: {}", ATTRIBUTE.explain(why)))?;
-        if scope.contains(&name) {
-            return Err(format!("invalid scope: contains `{name}` twice; keep one"));
-        }
-        scope.push(name);
-    }
-    Ok((quota, scope))
+    let split = lower.rmatch_indices(" per ").map(|(at, per)| (&text[..at], &text[at + per.len()..]));
+    let split = split.into_iter().find(|(quota, _)| quota.parse::<Quota>().is_ok());
+    split.map_or((text, Vec::new()), |(quota, scope)| (quota, scope.split(',').map(str::trim).collect()))
 }
 
-fn default_name(scope: &[String]) -> String {
+fn default_name(scope: &[&str]) -> String {
     if scope.is_empty() { "everyone".to_owned() } else { safe_name(&format!("per-{}", scope.join("-"))) }
 }
 
@@ -82,9 +59,6 @@ pub(super) fn add(policies: &PolicySet, texts: &[String]) -> Result<PolicySet, C
                 "--policy `{text}`: the name `{0}` is used by another policy; choose another, for example `{text} named {0}-2`",
                 policy.name()
             )),
-            Ok(policy) if is_inline(policy.name()) => {
-                errors.push(format!("--policy `{text}`: invalid name `{}`: {TAKEN}", policy.name()));
-            }
             Ok(policy) => all.push(policy),
             Err(message) => errors.push(message),
         }
@@ -132,18 +106,18 @@ mod tests {
     #[test]
     fn a_wrong_text_is_repeated_with_the_way_out() {
         for (text, expected) in [
-            ("", "--policy ``: invalid quota ``: no window; write `limit/window`, for example `100/1m`"),
+            ("", "--policy ``: invalid quota ``: must be a limit and a window, for example `100/1m`"),
             (
                 "per user",
                 "--policy `per user`: invalid quota `per user`: no window; write `limit/window`, for example `100/1m`",
             ),
             (
                 "100 per user",
-                "--policy `100 per user`: invalid window `user`: unknown unit `user`; use ms, s, m, h, d or w, for example `30s`",
+                "--policy `100 per user`: invalid quota `100 per user`: invalid window `user`: unknown unit `user`; use ms, s, m, h, d or w, for example `30s`",
             ),
             (
                 "100/1m per",
-                "--policy `100/1m per`: invalid window `1m per`: unknown unit `per`; use ms, s, m, h, d or w, for example `30s`",
+                "--policy `100/1m per`: invalid quota `100/1m per`: invalid window `1m per`: unknown unit `per`; use ms, s, m, h, d or w, for example `30s`",
             ),
             (
                 "100/1m per a,,b",
@@ -157,7 +131,7 @@ mod tests {
             ("100/1m named a named b", "--policy `100/1m named a named b`: contains `named` twice; keep one"),
             (
                 "100/1m named a!",
-                "--policy `100/1m named a!`: invalid policy name `a!`: must be 1 to 64 of the characters A-Z a-z 0-9 _ . -, for example `per-user`",
+                "--policy `100/1m named a!`: invalid name `a!`: must be 1 to 64 of the characters A-Z a-z 0-9 _ . -, for example `per-user`",
             ),
         ] {
             assert_eq!(policy_from_text(text).unwrap_err(), expected);

@@ -51,13 +51,6 @@ pub(crate) enum KeysShown {
     Hashed,
 }
 
-impl Observe {
-    /// What the section says, without what policies and the store say.
-    pub(super) fn section(&self) -> Self {
-        Self { keys_shown: HashMap::new(), key_secret: None, ..self.clone() }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

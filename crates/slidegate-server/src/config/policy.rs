@@ -17,7 +17,7 @@ use super::values::{List, Parsed};
 use crate::policy_names::{CANDIDATE, candidate_of, is_inline};
 
 /// Why no policy may have the name of a RESP command.
-pub(super) const TAKEN: &str = "is the name of a RESP command, whose keys are kept under it; choose another";
+const TAKEN: &str = "is the name of a RESP command, whose keys are kept under it; choose another";
 
 /// A policy: which requests it limits, what it counts by, and the quota.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -43,10 +43,12 @@ pub(super) struct PolicySpec {
     /// What happens to a cost that exceeds what remains: `refuse` denies it and charges nothing, `charge` admits it
     /// while anything remains and charges all of it, `count` denies it and still charges it.
     #[schemars(extend("default" = "refuse"))]
-    excess: Parsed<Excess>,
+    #[serde(with = "ExcessChoice")]
+    excess: Excess,
     /// What to do while the shared store does not answer: count in this process's memory, allow, or deny.
     #[schemars(extend("default" = "local"))]
-    on_store_error: Parsed<OnStoreError>,
+    #[serde(with = "OnStoreErrorChoice")]
+    on_store_error: OnStoreError,
     /// Keys with a quota of their own: a map if the scope has one attribute, otherwise a list.
     overrides: Option<Overrides>,
     /// How many bits of an IPv6 address in the scope are counted by.
@@ -57,6 +59,28 @@ pub(super) struct PolicySpec {
     /// How keys are shown in the log, events, top keys and pages.
     #[schemars(extend("default" = "plain"))]
     pub(super) keys_shown: Option<KeysShown>,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(remote = "Excess", rename_all = "lowercase")]
+enum ExcessChoice {
+    /// Deny it and charge nothing.
+    Refuse,
+    /// Admit a cost while anything remains.
+    Charge,
+    /// Deny it and still count it.
+    Count,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(remote = "OnStoreError", rename_all = "lowercase")]
+enum OnStoreErrorChoice {
+    /// Count in memory meanwhile.
+    Local,
+    /// Let every request pass.
+    Allow,
+    /// Deny every request.
+    Deny,
 }
 
 /// A quota in one text, or what differs from the policy's.
@@ -98,7 +122,7 @@ impl PolicySpec {
         if self.mode == Mode::Shadow {
             policy = policy.shadow();
         }
-        policy = policy.excess(self.excess.0).on_store_error(self.on_store_error.0);
+        policy = policy.excess(self.excess).on_store_error(self.on_store_error);
         if let Some(bits) = self.ipv6_prefix {
             if scope.attributes.iter().any(|attribute| scope.is_address(attribute)) {
                 policy = policy.ipv6_prefix(Ipv6Prefix::new(bits).expect("the range was checked"));
@@ -310,7 +334,7 @@ mod tests {
             ),
             (
                 "quota: 5/1s, excess: allow",
-                "invalid excess `allow`: must be `refuse`, `charge` (admit a cost while anything remains) or `count` (deny it and still count it)",
+                "invalid excess `allow`: must be `refuse` (deny it and charge nothing), `charge` (admit a cost while anything remains) or `count` (deny it and still count it)",
             ),
             (
                 "quota: 5/1s, colour: red",

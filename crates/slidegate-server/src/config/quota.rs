@@ -11,7 +11,7 @@ use super::foreign;
 use super::values::{Form, Parsed, Span, Text, Window};
 
 /// A quota, or what differs from another one.
-#[derive(Debug, Clone, Copy, Default, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "quota: 200/1m"))]
 pub(crate) struct QuotaSpec {
@@ -55,10 +55,7 @@ impl QuotaSpec {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        let Self { quota, limit, window, algorithm, burst, slots } = self;
-        quota.is_none()
-            && (limit.is_none() && window.is_none())
-            && (algorithm.is_none() && burst.is_none() && slots.is_none())
+        *self == Self::default()
     }
 
     fn limit(&self) -> Option<u64> {

@@ -14,7 +14,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use schemars::JsonSchema;
 use serde::Deserialize;
-use slidegate::{ClientCertificate, Secret};
+use slidegate::Secret;
 use subtle::ConstantTimeEq;
 
 use super::check::Section;
@@ -51,12 +51,12 @@ pub(super) struct RespSection {
 }
 
 /// The RESP port as configured.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub(crate) struct Resp {
     pub(crate) listen: SocketAddr,
     pub(crate) password: Option<Password>,
     /// Without it, nothing is encrypted.
-    pub(crate) tls: Option<RespTls>,
+    pub(crate) tls: Option<Arc<ServerConfig>>,
     /// How long a client may be silent before it is cut off, and up to twice as long.
     pub(crate) idle_timeout: Duration,
     /// At least one.
@@ -66,22 +66,6 @@ pub(crate) struct Resp {
 /// What a client has to know.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Password(Secret<String>);
-
-/// The certificate that clients are shown.
-#[derive(Debug, Clone)]
-pub(crate) struct RespTls {
-    /// What shows it.
-    pub(crate) config: Arc<ServerConfig>,
-    /// What the files held when it was made.
-    pair: ClientCertificate,
-}
-
-/// Two are the same if they show the same certificate.
-impl PartialEq for RespTls {
-    fn eq(&self, other: &Self) -> bool {
-        self.pair == other.pair
-    }
-}
 
 impl Password {
     /// Whether this is it. The time it takes depends on the length of what is given and on nothing else: digests are
@@ -121,8 +105,7 @@ impl RespSection {
         let pair = certificate(self.cert_file, self.key_file, section);
         let tls = pair.and_then(|pair| {
             let built = server_config(&pair.certificate_pem, pair.key_pem.expose());
-            let config = built.map_err(|(key, why)| section.invalid(key, why)).ok()?;
-            Some(RespTls { config, pair })
+            built.map_err(|(key, why)| section.invalid(key, why)).ok()
         });
         if self.listen.is_none() && !section.has("listen") {
             let message = "missing listen: write it, for example `listen: 127.0.0.1:6380`, or give `--resp`";

@@ -8,8 +8,7 @@ use schemars::Schema;
 use schemars::generate::SchemaSettings;
 use schemars::transform::{RecursiveTransform, Transform};
 use serde_json::Value;
-use slidegate::headers::{Draft, XRateLimit};
-use slidegate::{Algorithm, Excess, OnStoreError, Quota, RedisOptions, Secret};
+use slidegate::{Algorithm, Quota, RedisOptions, Secret};
 
 use super::admin::HOST;
 use super::auth::{AttributeSource, TRUSTED_PROXY};
@@ -21,7 +20,7 @@ use super::traces::{ENDPOINT, FIELD};
 use super::values::{ADDRESS, ATTRIBUTE, Form, NAME, Text};
 
 /// Every form of text that files are checked by.
-pub(super) const FORMS: [Form; 20] = [
+pub(super) const FORMS: [Form; 16] = [
     ADDRESS,
     NAME,
     ATTRIBUTE,
@@ -37,11 +36,7 @@ pub(super) const FORMS: [Form; 20] = [
     AttributeSource::FORM,
     Quota::FORM,
     Algorithm::FORM,
-    Excess::FORM,
-    OnStoreError::FORM,
     RedisOptions::FORM,
-    Draft::FORM,
-    XRateLimit::FORM,
 ];
 
 /// The schema as `slidegate schema` prints it.

@@ -20,7 +20,7 @@ use super::observe::Observe;
 use super::policy::PolicySpec;
 use super::resp::RespSection;
 use super::store::{StoreSection, try_out};
-use super::values::{List, Parsed, Span};
+use super::values::{List, Span, from_str};
 use super::{Config, FileContent};
 
 /// What a list of policies is.
@@ -82,11 +82,13 @@ struct AttributesSection {
 #[schemars(extend("x-example" = "draft: draft-10"))]
 struct HeadersSection {
     /// The version of the `RateLimit` and `RateLimit-Policy` fields.
-    #[schemars(extend("default" = "draft-10"))]
-    draft: Parsed<Draft>,
+    #[serde(deserialize_with = "from_str")]
+    #[schemars(with = "String", extend("default" = "draft-10", "enum" = ["draft-10", "draft-7", "draft-6", "off"]))]
+    draft: Draft,
     /// Whether `X-RateLimit-Reset` is a Unix time, seconds from now, or left out with the other two fields.
-    #[schemars(extend("default" = "epoch"))]
-    x_ratelimit: Parsed<XRateLimit>,
+    #[serde(deserialize_with = "from_str")]
+    #[schemars(with = "String", extend("default" = "epoch", "enum" = ["epoch", "delta", "off"]))]
+    x_ratelimit: XRateLimit,
     /// `Retry-After` on denials, in whole seconds, rounded up, at least 1.
     #[schemars(extend("default" = true))]
     retry_after: bool,
@@ -136,12 +138,7 @@ impl File {
             shared,
             resp,
             address_attributes,
-            headers: HeaderOptions {
-                draft: draft.0,
-                x_ratelimit: x_ratelimit.0,
-                retry_after,
-                retry_after_ms,
-            },
+            headers: HeaderOptions { draft, x_ratelimit, retry_after, retry_after_ms },
             auth,
             admin: self.admin,
             observe,

@@ -351,7 +351,7 @@ mod tests {
         ] {
             assert_eq!(policy(keys).fallback(), fallback, "{keys}");
         }
-        let expected = "must be `local` (count in memory meanwhile), `allow` or `deny`";
+        let expected = "must be `local` (count in memory meanwhile), `allow` (let every request pass) or `deny` (deny every request)";
         assert_eq!(
             policy_error("quota: 1/1s, on_store_error: open"),
             format!("invalid on_store_error `open`: {expected}")

@@ -3,12 +3,12 @@
 use std::borrow::Cow;
 use std::net::SocketAddr;
 use std::ops::Deref;
+use std::str::FromStr;
 use std::time::Duration;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Deserialize, Deserializer, Error};
-use slidegate::headers::{Draft, XRateLimit};
-use slidegate::{Excess, OnStoreError, RedisOptions, format_window, parse_window};
+use slidegate::{RedisOptions, format_window, parse_window};
 
 /// A form of text: the `format` of a JSON Schema, and what the schema itself cannot say about it.
 #[derive(Debug, Clone, Copy)]
@@ -90,6 +90,15 @@ impl<'de, T: Text> Deserialize<'de> for Parsed<T> {
         let text = Cow::<str>::deserialize(deserializer)?;
         T::parse(&text).map(Self).map_err(|why| D::Error::custom(T::FORM.explain(why)))
     }
+}
+
+/// Reads a value of the library from its text.
+pub(super) fn from_str<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+where
+    T: FromStr<Err: std::fmt::Display>,
+    D: Deserializer<'de>,
+{
+    Cow::<str>::deserialize(deserializer)?.parse().map_err(D::Error::custom)
 }
 
 /// Reads a value from its text.
@@ -221,50 +230,5 @@ impl Text for RedisOptions {
 
     fn parse(url: &str) -> Result<Self, String> {
         Self::new(url).map_err(|error| error.to_string())
-    }
-}
-
-impl Text for Excess {
-    const FORM: Form = Form::of::<Self>(
-        "excess",
-        "`refuse`, `charge` (admit a cost while anything remains) or `count` (deny it and still count it)",
-    )
-    .choices(&["refuse", "charge", "count"]);
-
-    fn parse(text: &str) -> Result<Self, String> {
-        Self::from_name(text).ok_or_else(String::new)
-    }
-}
-
-impl Text for OnStoreError {
-    const FORM: Form =
-        Form::of::<Self>("on-store-error", "`local` (count in memory meanwhile), `allow` or `deny`")
-            .choices(&["local", "allow", "deny"]);
-
-    fn parse(text: &str) -> Result<Self, String> {
-        match text {
-            "local" => Ok(Self::Local),
-            "allow" => Ok(Self::Allow),
-            "deny" => Ok(Self::Deny),
-            _ => Err(String::new()),
-        }
-    }
-}
-
-impl Text for Draft {
-    const FORM: Form = Form::of::<Self>("draft", "`draft-10`, `draft-7`, `draft-6` or `off`")
-        .choices(&["draft-10", "draft-7", "draft-6", "off"]);
-
-    fn parse(text: &str) -> Result<Self, String> {
-        text.parse().map_err(|_| String::new())
-    }
-}
-
-impl Text for XRateLimit {
-    const FORM: Form =
-        Form::of::<Self>("x-ratelimit", "`epoch`, `delta` or `off`").choices(&["epoch", "delta", "off"]);
-
-    fn parse(text: &str) -> Result<Self, String> {
-        text.parse().map_err(|_| String::new())
     }
 }

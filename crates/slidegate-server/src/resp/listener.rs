@@ -57,7 +57,7 @@ async fn serve(
 ) -> usize {
     let Resp { password, tls, idle_timeout, max_connections, listen } = settings;
     let shared = Arc::new(ListenerState::new(password, listen.ip().is_loopback(), max_connections));
-    let tls = tls.map(|tls| TlsAcceptor::from(tls.config));
+    let tls = tls.map(TlsAcceptor::from);
     let mut stopped = stop.clone();
     loop {
         let accepted = tokio::select! {
