@@ -12,7 +12,6 @@ use slidegate::Secret;
 use slidegate_envoy::yaml::Shown;
 
 use super::check::Section;
-use super::environment::Outside;
 use super::errors::ConfigErrors;
 use super::values::{Form, List, Text, is_name, only_if, parsed};
 
@@ -148,11 +147,12 @@ impl fmt::Display for Rights {
 }
 
 impl AccessRules {
-    /// Checks the rules. `has_open_port`: the RESP port asks for no password.
-    pub(super) fn check(&self, section: &Section<'_>, outside: &Outside, has_open_port: bool) {
+    /// Checks the rules. The last tokens are the environment's: `outside` of them. `has_open_port`: the RESP port asks
+    /// for no password.
+    pub(super) fn check(&self, section: &Section<'_>, outside: usize, has_open_port: bool) {
         let mut names: Vec<_> = self.tokens.iter().map(|token| &token.name).collect();
         // Those of the environment may have the name of one of the file.
-        names.truncate(names.len().saturating_sub(outside.tokens.len()));
+        names.truncate(names.len().saturating_sub(outside));
         while let Some(name) = names.pop() {
             if names.contains(&name) {
                 section.invalid("tokens", format_args!("the name `{name}` is used twice; give each its own"));

@@ -121,7 +121,7 @@ impl File {
         let (policies, candidates) = build_policies(self.policies, top, &address_attributes);
         let resp = self.resp.and_then(|resp| resp.build(&top.child("resp")));
         let has_open_port = resp.as_ref().is_some_and(|resp| resp.password.is_none());
-        self.admin.check(&top.child("admin"), outside, has_open_port);
+        self.admin.check(&top.child("admin"), outside.tokens.len(), has_open_port);
         let max_keys = self.store.memory.max_keys;
         let shared = self.store.build(&top.child("store"));
         if let Some(shared) = shared.as_ref().filter(|_| top.is_valid_so_far()) {
