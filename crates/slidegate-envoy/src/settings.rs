@@ -175,7 +175,7 @@ impl Reader<'_> {
     /// default.
     fn excess(&mut self) -> Excess {
         const NAME: &str = "SLIDEGATE_ENVOY_EXCESS";
-        const FIX: &str = "write `refuse`, `charge` or `count`";
+        const FIX: &str = "must be `refuse`, `charge` or `count`";
         let Some(name) = self.text(NAME) else { return Excess::default() };
         let excess = Excess::from_name(&name).unwrap_or_else(|| {
             self.invalid(NAME, &name, FIX);
@@ -200,13 +200,13 @@ impl Reader<'_> {
         let path = self.text("PROMETHEUS_PATH").unwrap_or_else(|| "/metrics".to_owned());
         let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '_' | '-' | '.');
         if !path.starts_with('/') || !path.chars().all(is_plain) {
-            self.invalid("PROMETHEUS_PATH", &path, "give a path, for example `/metrics`");
+            self.invalid("PROMETHEUS_PATH", &path, "must be a path, for example `/metrics`");
         }
         Some((address, path))
     }
 
     fn near_limit_ratio(&mut self) -> f32 {
-        let fix = "give a part of the limit from 0 to 1, for example `0.8`";
+        let fix = "must be a part of the limit from 0 to 1, for example `0.8`";
         let ratio: f32 = self.parsed("NEAR_LIMIT_RATIO", fix).unwrap_or(NEAR_LIMIT_RATIO);
         if !(0.0..=1.0).contains(&ratio) {
             self.invalid("NEAR_LIMIT_RATIO", &ratio.to_string(), fix);
@@ -253,7 +253,7 @@ impl Reader<'_> {
             "warn" | "warning" => Some("warn".to_owned()),
             "fatal" | "panic" => Some("error".to_owned()),
             _ => {
-                self.invalid("LOG_LEVEL", &level, "use error, warn, info, debug or trace");
+                self.invalid("LOG_LEVEL", &level, "must be error, warn, info, debug or trace");
                 None
             }
         }
@@ -433,23 +433,23 @@ mod tests {
             .lines()
             .collect::<Vec<_>>(),
             [
-                "CONFIG_TYPE is `GRPC_XDS_SOTW`; set it to `FILE` or unset it, and put the limits into the folder that \
+                "invalid CONFIG_TYPE `GRPC_XDS_SOTW`: set it to `FILE` or unset it, and put the limits into the folder that \
                  RUNTIME_ROOT or --envoy-config names; a management server (xDS) is not supported",
-                "RUNTIME_IGNOREDOTFILES is `maybe`; write `true` or `false`",
-                "HOST is `here`; give an IP address, for example `0.0.0.0` or `127.0.0.1`",
-                "GRPC_SERVER_USE_TLS is `true`; set GRPC_SERVER_TLS_CERT and GRPC_SERVER_TLS_KEY too",
+                "invalid RUNTIME_IGNOREDOTFILES `maybe`: must be `true` or `false`",
+                "invalid HOST `here`: must be an IP address, for example `0.0.0.0` or `127.0.0.1`",
+                "invalid GRPC_SERVER_USE_TLS `true`: set GRPC_SERVER_TLS_CERT and GRPC_SERVER_TLS_KEY too",
                 "GRPC_MAX_CONNECTION_AGE: invalid window `long`: unknown unit `long`; use ms, s, m, h, d or w, for \
                  example `30s`",
-                "PROMETHEUS_ADDR is `9090`; give a port or an address with one, for example `:9090`",
-                "PROMETHEUS_PATH is `/{all}`; give a path, for example `/metrics`",
-                "NEAR_LIMIT_RATIO is `80`; give a part of the limit from 0 to 1, for example `0.8`",
-                "REDIS_TYPE is `MANY`; write `SINGLE`, `SENTINEL` or `CLUSTER`",
-                "LOG_LEVEL is `loud`; use error, warn, info, debug or trace",
+                "invalid PROMETHEUS_ADDR `9090`: must be a port or an address with one, for example `:9090`",
+                "invalid PROMETHEUS_PATH `/{all}`: must be a path, for example `/metrics`",
+                "invalid NEAR_LIMIT_RATIO `80`: must be a part of the limit from 0 to 1, for example `0.8`",
+                "invalid REDIS_TYPE `MANY`: must be `SINGLE`, `SENTINEL` or `CLUSTER`",
+                "invalid LOG_LEVEL `loud`: must be error, warn, info, debug or trace",
             ]
         );
         assert_eq!(
             read(&[("REDIS_TYPE", "SENTINEL"), ("REDIS_URL", "main")]).unwrap_err(),
-            "REDIS_URL is `main`; write the master's name and the sentinels, for example `main,10.0.0.5:26379`"
+            "invalid REDIS_URL `main`: must be the master's name and the sentinels, for example `main,10.0.0.5:26379`"
         );
         assert_eq!(
             read(&[("REDIS_URL", "h:1"), ("REDIS_TIMEOUT", "0s")]).unwrap_err(),
@@ -457,12 +457,12 @@ mod tests {
         );
         assert_eq!(
             read(&[("SLIDEGATE_ENVOY_EXCESS", "free")]).unwrap_err(),
-            "SLIDEGATE_ENVOY_EXCESS is `free`; write `refuse`, `charge` or `count`"
+            "invalid SLIDEGATE_ENVOY_EXCESS `free`: must be `refuse`, `charge` or `count`"
         );
         assert_eq!(
             read(&[("SLIDEGATE_ENVOY_EXCESS", "count"), ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "true")])
                 .unwrap_err(),
-            "SLIDEGATE_ENVOY_EXCESS is `count`; STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT contradicts it; unset one of \
+            "invalid SLIDEGATE_ENVOY_EXCESS `count`: STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT contradicts it; unset one of \
              them"
         );
         let error = read(&[("REDIS_URL", "h:1"), ("REDIS_TLS_CACERT", "/no/such.pem")]).unwrap_err();

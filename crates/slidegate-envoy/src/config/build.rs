@@ -276,26 +276,26 @@ mod tests {
         for (metadata, expected) in [
             (
                 "{slidegate: 5}",
-                "metadata.slidegate is 5; write keys and values, for example `slidegate: {algorithm: fixed-window}`",
+                "invalid metadata.slidegate `5`: must be keys and values, for example `slidegate: {algorithm: fixed-window}`",
             ),
             (
                 "{slidegate: {algorithm: gcra}}",
-                "metadata.slidegate: invalid algorithm `gcra`: must be `sliding-log`, `sliding-window`, `fixed-window` or \
+                "invalid metadata.slidegate.algorithm `gcra`: must be `sliding-log`, `sliding-window`, `fixed-window` or \
                  `token-bucket`",
             ),
             (
                 "{slidegate: {algorithm: 5}}",
-                "metadata.slidegate: algorithm is 5; use `sliding-log`, `sliding-window`, `fixed-window` or \
+                "invalid metadata.slidegate.algorithm `5`: must be `sliding-log`, `sliding-window`, `fixed-window` or \
                  `token-bucket`",
             ),
             (
                 "{slidegate: {excess: free}}",
-                "metadata.slidegate: excess is \"free\"; write `excess: refuse`, `excess: charge` to admit a cost \
-                 while anything remains, or `excess: count` to count denied hits",
+                "invalid metadata.slidegate.excess `free`: must be `refuse`, `charge` (admit a cost while anything \
+                 remains) or `count` (count denied hits too)",
             ),
             (
                 "{slidegate: {burst: 5}}",
-                "metadata.slidegate: unknown key `burst`; known are `algorithm` and `excess`",
+                "unknown key `burst` in metadata.slidegate: must be `algorithm` or `excess`",
             ),
             ("{a: {~: b}}", "error parsing metadata: key is not of type string: <nil>"),
             (

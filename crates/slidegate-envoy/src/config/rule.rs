@@ -114,73 +114,36 @@ impl Rule {
     pub(super) fn take_metadata(&mut self, mut metadata: Map<String, Value>) -> Result<(), String> {
         let own = metadata.remove("slidegate");
         self.metadata = metadata;
+        let invalid = |key: &str, value: &Value, expected: &str| {
+            let shown =
+                value.as_str().map_or_else(|| value.to_string(), |text| text.escape_debug().to_string());
+            Err(format!("invalid metadata.{key} `{shown}`: must be {expected}"))
+        };
         let entries = match own {
             None => return Ok(()),
             Some(Value::Object(entries)) => entries,
             Some(other) => {
-                return Err(format!(
-                    "metadata.slidegate is {other}; write keys and values, for example `slidegate: {{algorithm: \
-                     fixed-window}}`"
-                ));
+                let expected = "keys and values, for example `slidegate: {algorithm: fixed-window}`";
+                return invalid("slidegate", &other, expected);
             }
         };
         for (key, value) in entries {
-            match (key.as_str(), value.as_str()) {
-                ("algorithm", Some(name)) => {
-                    self.algorithm =
-                        Some(name.parse().map_err(|error| format!("metadata.slidegate: {error}"))?);
-                }
-                ("excess", Some(name)) if Excess::from_name(name).is_some() => {
-                    self.excess = Excess::from_name(name);
-                }
-                ("algorithm", None) => {
-                    return Err(format!(
-                        "metadata.slidegate: algorithm is {value}; use `sliding-log`, `sliding-window`, \
-                         `fixed-window` or `token-bucket`"
-                    ));
-                }
-                ("excess", _) => {
-                    return Err(format!(
-                        "metadata.slidegate: excess is {value}; write `excess: refuse`, `excess: charge` to admit a cost \
-                         while anything remains, or `excess: count` to count denied hits"
-                    ));
-                }
-                _ => {
-                    return Err(format!(
-                        "metadata.slidegate: unknown key `{}`; known are `algorithm` and `excess`",
-                        key.escape_debug()
-                    ));
-                }
+            let text = value.as_str();
+            if key == "algorithm" {
+                let names = "`sliding-log`, `sliding-window`, `fixed-window` or `token-bucket`";
+                self.algorithm = text.and_then(|name| name.parse().ok());
+                self.algorithm.map_or_else(|| invalid("slidegate.algorithm", &value, names), |_| Ok(()))?;
+            } else if key == "excess" {
+                let names = "`refuse`, `charge` (admit a cost while anything remains) or `count` (count denied hits too)";
+                self.excess = text.and_then(Excess::from_name);
+                self.excess.map_or_else(|| invalid("slidegate.excess", &value, names), |_| Ok(()))?;
+            } else {
+                let key = key.escape_debug();
+                return Err(format!(
+                    "unknown key `{key}` in metadata.slidegate: must be `algorithm` or `excess`"
+                ));
             }
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Unit;
-
-    /// A wrong unit limits by the day what was meant by the second.
-    #[test]
-    fn units_have_the_numbers_of_the_protocol_and_their_lengths() {
-        let units = [
-            (1, "SECOND", 1),
-            (2, "MINUTE", 60),
-            (3, "HOUR", 3600),
-            (4, "DAY", 86_400),
-            (5, "MONTH", 2_592_000),
-            (6, "YEAR", 31_536_000),
-            (7, "WEEK", 604_800),
-        ];
-        for (number, name, secs) in units {
-            let unit = Unit::from_number(number).unwrap();
-            assert_eq!((unit.number(), unit.name(), unit.window().as_secs()), (number, name, secs));
-            assert_eq!(Unit::from_name(&name.to_lowercase()), Some(unit));
-        }
-        assert_eq!(
-            (Unit::from_number(0), Unit::from_number(8), Unit::from_name("UNKNOWN")),
-            (None, None, None)
-        );
     }
 }

@@ -5,7 +5,8 @@ use super::reader::Reader;
 
 const XDS: &str = "limits are read from files and not from a management server (xDS)";
 const NO_STATSD: &str = "there is no statsd; collect /metrics, which has the same counters";
-const NO_TRACING: &str = "there is no tracing";
+const NO_TRACING: &str =
+    "spans are set up by `observe: traces:` of the config file, or by the standard OTEL_ variables";
 const ONE_STORE: &str = "all limits live in one store, so that a request is charged on all or none";
 const NO_MEMCACHED: &str = "there is no memcached store: it cannot decide and charge in one step";
 const ONE_CONNECTION: &str = "all calls share a pipelined connection to each node";

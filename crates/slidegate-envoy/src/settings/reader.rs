@@ -21,9 +21,9 @@ impl Reader<'_> {
         (self.variable)(name).filter(|value| !value.is_empty())
     }
 
-    /// Reports an invalid value. `fix` says what to write instead.
+    /// Reports an invalid value. `fix` says what is expected, or how to fix it.
     pub(super) fn invalid(&mut self, name: &str, value: &str, fix: impl Display) {
-        self.errors.push(format!("{name} is `{}`; {fix}", value.escape_debug()));
+        self.errors.push(format!("invalid {name} `{}`: {fix}", value.escape_debug()));
     }
 
     pub(super) fn read<T, E: Display>(
@@ -50,7 +50,7 @@ impl Reader<'_> {
             "1" | "t" | "T" | "true" | "TRUE" | "True" => true,
             "0" | "f" | "F" | "false" | "FALSE" | "False" => false,
             _ => {
-                self.invalid(name, &value, "write `true` or `false`");
+                self.invalid(name, &value, "must be `true` or `false`");
                 false
             }
         }
@@ -66,10 +66,10 @@ impl Reader<'_> {
             None => any,
             Some("localhost") => LOOPBACK,
             Some(_) => self
-                .parsed::<IpAddr>(host, "give an IP address, for example `0.0.0.0` or `127.0.0.1`")
+                .parsed::<IpAddr>(host, "must be an IP address, for example `0.0.0.0` or `127.0.0.1`")
                 .unwrap_or(any),
         };
-        let port = self.parsed(port, "give a port, for example `8081`").unwrap_or(default_port);
+        let port = self.parsed(port, "must be a port, for example `8081`").unwrap_or(default_port);
         SocketAddr::new(ip, port)
     }
 
@@ -83,7 +83,7 @@ impl Reader<'_> {
             None => text.clone(),
         };
         full.parse().unwrap_or_else(|_| {
-            self.invalid(name, &text, "give a port or an address with one, for example `:9090`");
+            self.invalid(name, &text, "must be a port or an address with one, for example `:9090`");
             any
         })
     }

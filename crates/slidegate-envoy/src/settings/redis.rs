@@ -86,7 +86,8 @@ impl Reader<'_> {
             "CLUSTER" => Some(format!("{scheme}+cluster://{at}{address}")),
             "SENTINEL" => {
                 let Some((master, sentinels)) = address.split_once(',') else {
-                    let fix = "write the master's name and the sentinels, for example `main,10.0.0.5:26379`";
+                    let fix =
+                        "must be the master's name and the sentinels, for example `main,10.0.0.5:26379`";
                     self.invalid("REDIS_URL", address, fix);
                     return None;
                 };
@@ -97,7 +98,7 @@ impl Reader<'_> {
                 Some(format!("{scheme}+sentinel://{at}{sentinels}/{}{query}", encoded(master)))
             }
             _ => {
-                self.invalid("REDIS_TYPE", &kind, "write `SINGLE`, `SENTINEL` or `CLUSTER`");
+                self.invalid("REDIS_TYPE", &kind, "must be `SINGLE`, `SENTINEL` or `CLUSTER`");
                 None
             }
         }

@@ -202,7 +202,7 @@ fn validate_reads_a_folder_as_serve_does_and_says_its_limits_back() {
     assert_eq!(environment.status.code(), Some(2));
     assert_eq!(
         text(&environment.stderr),
-        "CONFIG_TYPE is `GRPC_XDS_SOTW`; set it to `FILE` or unset it, and put the limits into the folder that \
+        "invalid CONFIG_TYPE `GRPC_XDS_SOTW`: set it to `FILE` or unset it, and put the limits into the folder that \
          RUNTIME_ROOT or --envoy-config names; a management server (xDS) is not supported\n"
     );
     assert_eq!(
@@ -240,8 +240,8 @@ fn the_environment_counts_only_where_it_is_asked() {
         run(&asked, &[("BACKEND_TYPE", "memcache"), ("GRPC_PORT", "many"), ("SHADOW_MODE", "perhaps")]);
     assert_eq!(
         found,
-        "BACKEND_TYPE is `memcache`; set it to `redis` or unset it; memcached is not supported\n\
-         SHADOW_MODE is `perhaps`; write `true` or `false`\n\
-         GRPC_PORT is `many`; give a port, for example `8081`\n"
+        "invalid BACKEND_TYPE `memcache`: set it to `redis` or unset it; memcached is not supported\n\
+         invalid SHADOW_MODE `perhaps`: must be `true` or `false`\n\
+         invalid GRPC_PORT `many`: must be a port, for example `8081`\n"
     );
 }
