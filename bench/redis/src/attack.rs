@@ -147,7 +147,7 @@ fn gate(server: &Server) -> Result<SharedGate, Failed> {
         Policy::new("per-page", quota(1_000_000)?)?.scope(["page"]),
         Policy::new("per-user", quota(1_000_000_000)?)?.scope(["user"]),
     ])?;
-    Ok(SharedGate::new(policies, RedisOptions::new(&server.url())?)?)
+    Ok(SharedGate::redis(policies, RedisOptions::new(&server.url())?)?)
 }
 
 /// A request that is denied and not yet cached.
@@ -165,7 +165,7 @@ async fn until_it_remembers(gate: &SharedGate) -> Result<(), Failed> {
         for attacker in 0..ATTACKERS {
             attack(gate, attacker, 0).await;
         }
-        if gate.stats().store.remembered > 0 {
+        if gate.store().primary().stats().remembered > 0 {
             return Ok(());
         }
         tokio::time::sleep(Duration::from_millis(10)).await;

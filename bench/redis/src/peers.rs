@@ -115,8 +115,8 @@ impl Peer {
     /// Fails if a decision did not come from Redis, because the figures would be wrong.
     pub(crate) fn was_served(&self) -> Result<(), Failed> {
         match self {
-            Self::Slidegate(gate) if gate.stats().fallbacks > 0 => {
-                Err(gate.stats().last_failure.unwrap_or_default().into())
+            Self::Slidegate(gate) if gate.store().stats().fallbacks > 0 => {
+                Err(gate.store().stats().last_failure.unwrap_or_default().into())
             }
             _ => Ok(()),
         }
@@ -181,7 +181,7 @@ pub(crate) fn gate(server: &Server, quota: Quota, habits: Habits) -> Result<Peer
     if !habits.remembers {
         options = options.without_denial_cache();
     }
-    Ok(Peer::Slidegate(Box::new(SharedGate::new(policies, options)?)))
+    Ok(Peer::Slidegate(Box::new(SharedGate::redis(policies, options)?)))
 }
 
 async fn check(gate: &SharedGate, user: u64) -> bool {

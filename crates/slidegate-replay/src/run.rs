@@ -85,7 +85,7 @@ impl Replay {
         let store = MemoryStore::builder().max_keys(options.max_keys).clock(clock.clone()).build();
         let counts = policies.iter().map(|_| ReplayCounts::default()).collect();
         Self {
-            gate: Gate::with_store(policies, store),
+            gate: Gate::with_memory(policies, store),
             options,
             clock,
             now: Timestamp::EPOCH,
@@ -136,7 +136,7 @@ impl Replay {
     }
 
     pub(crate) fn store(&self) -> MemoryStats {
-        self.gate.stats()
+        self.gate.store().stats()
     }
 }
 

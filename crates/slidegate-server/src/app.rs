@@ -112,7 +112,7 @@ impl App {
     }
 
     /// The shared store, if there is one.
-    pub(crate) fn shared(&self) -> Option<&Shared> {
+    pub(crate) fn shared(&self) -> Option<Shared<'_>> {
         self.engine.store.shared()
     }
 

@@ -14,14 +14,15 @@ use std::net::SocketAddr;
 
 use axum::{Router, routing::get};
 use slidegate::layer::{Attribute, Limited, RateLimitLayer};
-use slidegate::{Policy, PolicySet, Quota, RedisOptions, SharedGate};
+use slidegate::{FallbackStore, Gate, Policy, PolicySet, Quota, RedisOptions, RedisStore};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let policies = PolicySet::new([Policy::new("per-ip", Quota::per_minute(10))?.scope(["ip"])])?;
     let redis =
         RedisOptions::new(&std::env::var("REDIS_URL").unwrap_or_else(|_| "redis://127.0.0.1:6379".into()))?;
-    let gate = SharedGate::builder(policies, redis).instances(2).build()?;
+    let store = FallbackStore::new(RedisStore::new(redis)?).with_instances(2);
+    let gate = Gate::with_store(policies, store)?;
     let limit = RateLimitLayer::builder(gate).attribute("ip", Attribute::client_addr()).build()?;
     let app = Router::new().route("/", get(home)).layer(limit);
 

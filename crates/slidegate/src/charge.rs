@@ -7,13 +7,12 @@ use crate::key::Key;
 use crate::quota::Quota;
 use crate::verb::{Role, Verb};
 
-/// One policy's part of a request: this cost, from this key, under this quota.
+/// What a [`Store`](crate::store::Store) carries out on one key: one policy's part of a request.
 #[derive(Debug, Clone)]
-pub(crate) struct Charge<'a> {
+pub struct Charge<'a> {
     /// Tells the policy's usage from that of others. Stays with the policy's name when policies are configured anew.
     pub(crate) number: u32,
     /// What a shared store knows the policy by.
-    #[cfg(feature = "redis")]
     pub(crate) name: &'a str,
     /// What binds: the policy's own quota or the key's override.
     pub(crate) quota: &'a Quota,
@@ -30,6 +29,47 @@ pub(crate) struct Charge<'a> {
     pub(crate) policy: usize,
     /// Which of the requests it is for.
     pub(crate) request: usize,
+}
+
+impl<'a> Charge<'a> {
+    /// The policy's name. Together with the key it identifies the usage in a store that outlives
+    /// this process.
+    #[must_use]
+    pub fn policy_name(&self) -> &'a str {
+        self.name
+    }
+
+    /// A number for the policy and its scope, below 2^24. It stays the same when policies are
+    /// configured anew, and is not given to another policy. Together with the key it identifies the
+    /// usage in a store in this process.
+    #[must_use]
+    pub fn policy_number(&self) -> u32 {
+        self.number
+    }
+
+    /// The key.
+    #[must_use]
+    pub fn key(&self) -> &Key<'a> {
+        &self.key
+    }
+
+    /// The active quota: of the request, else the key's override, else the policy's.
+    #[must_use]
+    pub fn quota(&self) -> &'a Quota {
+        self.quota
+    }
+
+    /// The cost.
+    #[must_use]
+    pub fn cost(&self) -> u64 {
+        self.part.cost
+    }
+
+    /// What to do with the cost.
+    #[must_use]
+    pub fn verb(&self) -> Verb {
+        self.part.verb
+    }
 }
 
 /// How one key takes part in a call.

@@ -35,7 +35,6 @@ enum Kind {
     Header,
     UnknownPolicy,
     MissingAttribute,
-    #[cfg(feature = "redis")]
     Store,
 }
 
@@ -43,7 +42,8 @@ enum Kind {
 const MAX_LISTED: usize = 10;
 
 impl Error {
-    pub(crate) fn quota(message: impl Into<String>) -> Self {
+    /// An error of a [store](crate::store::Store) that cannot count a quota. The text is one line.
+    pub fn quota(message: impl Into<String>) -> Self {
         Self { kind: Kind::Quota, message: message.into() }
     }
 
@@ -82,8 +82,9 @@ impl Error {
         Self { kind: Kind::MissingAttribute, message }
     }
 
-    #[cfg(feature = "redis")]
-    pub(crate) fn store(message: impl Into<String>) -> Self {
+    /// An error of a [store](crate::store::Store): it did not reply, or was configured wrongly. The text
+    /// is one line.
+    pub fn store(message: impl Into<String>) -> Self {
         Self { kind: Kind::Store, message: message.into() }
     }
 
@@ -124,7 +125,6 @@ impl Error {
     }
 
     /// Whether an address, a certificate or another option of a shared store was invalid.
-    #[cfg(feature = "redis")]
     #[must_use]
     pub fn is_store(&self) -> bool {
         self.kind == Kind::Store

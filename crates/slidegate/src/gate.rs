@@ -1,20 +1,24 @@
-//! The gate: many policies, one verdict.
+//! The gate: many policies over a store, one verdict.
 
 use std::collections::HashMap;
+use std::slice;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 use smallvec::SmallVec;
 
 use crate::block::Blocks;
-use crate::charge::Charges;
-use crate::decision::Decision;
+use crate::charge::Charge;
 use crate::error::Error;
-use crate::once::Once;
 use crate::policy::{Policy, PolicySet};
-use crate::policy_reset::{Done, Place, PolicyReset, ResetCursor};
+use crate::policy_reset::{PolicyReset, ResetCursor};
 use crate::request::Request;
-use crate::store::memory::{MemoryStats, MemoryStore};
+#[cfg(feature = "redis")]
+use crate::store::fallback::FallbackStore;
+use crate::store::memory::MemoryStore;
+#[cfg(feature = "redis")]
+use crate::store::redis::{RedisOptions, RedisStore};
+use crate::store::{ManagedStore, Mode, QuotaChanges, Reply, Store, StoreDecisions, StoredPolicy, ready};
 use crate::usage::KeyUse;
 use crate::verb::Verb;
 
@@ -23,7 +27,7 @@ mod decisions;
 use decisions::Answer;
 pub use decisions::{Decisions, PolicyDecision};
 
-/// A set of policies over one store. Decides a request under all that apply, in one atomic step.
+/// A set of policies over a store. Decides a request under all policies that apply, in one atomic step.
 ///
 /// ```
 /// use slidegate::{Gate, Match, Policy, PolicySet, Quota, Request};
@@ -44,42 +48,87 @@ pub use decisions::{Decisions, PolicyDecision};
 /// # Ok::<(), slidegate::Error>(())
 /// ```
 ///
-/// A request that no policy applies to is allowed. One that is [`under`](Request::under) a policy which the gate does not
-/// have is denied, with an [error](Decisions::error).
+/// A request that no policy applies to is allowed. One that is [`under`](Request::under) a policy that
+/// the gate does not have is denied, with an [error](Decisions::error).
+///
+/// The methods of a gate over a [local](crate::store::Local) store, such as [`MemoryStore`], return
+/// their result. Those of a gate over a [remote](crate::store::Remote) store, such as a
+/// [`SharedGate`](crate::SharedGate), return a future of it.
 #[derive(Debug)]
-pub struct Gate {
-    store: MemoryStore,
+pub struct Gate<S = MemoryStore> {
+    store: S,
     policies: ArcSwap<PolicySet>,
     numbers: Mutex<Numbers>,
-    pub(crate) once: Once,
 }
 
-/// What a policy's usage is stored under. A number is given once and never to another policy.
+/// A gate over Redis, Redis Cluster or a master that Sentinels name, and over other servers that speak
+/// its protocol: limits that many instances share.
+///
+/// It always answers within its deadline, and needs no Redis to be created. While Redis does not reply,
+/// each policy decides by its [fallback](crate::Policy::on_store_error), and every decision says
+/// [who made it](crate::Decision::source). Works within a tokio runtime. In a cluster, a call whose
+/// keys are in several slots takes one step for each slot and verb, and what a later denial would have
+/// prevented is refunded.
+///
+/// ```no_run
+/// use slidegate::{Policy, PolicySet, Quota, RedisOptions, Request, SharedGate};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), slidegate::Error> {
+/// let policies = PolicySet::new([Policy::new("per-user", Quota::per_minute(100))?.scope(["user"])])?;
+/// let gate = SharedGate::redis(policies, RedisOptions::new("redis://127.0.0.1:6379")?)?;
+/// let request = Request::new().with("user", "alice");
+/// if gate.check(&request).await.is_denied() { /* 429 */ }
+/// # Ok(())
+/// # }
+/// ```
+#[cfg(feature = "redis")]
+pub type SharedGate = Gate<FallbackStore<RedisStore>>;
+
+/// The numbers that policies' usage is stored under. A number is never given to another policy.
 #[derive(Debug, Default)]
-pub(crate) struct Numbers(HashMap<(String, Vec<String>), u32>);
+struct Numbers(HashMap<(String, Vec<String>), u32>);
 
 impl Numbers {
-    /// Usage goes by the policy's name; another scope has other keys, so it starts afresh.
-    pub(crate) fn number(&mut self, policies: &mut PolicySet) {
+    /// Usage belongs to the policy's name and scope: another scope has other keys.
+    fn number(&mut self, policies: &mut PolicySet) {
         policies.number(|policy| {
             let next = u32::try_from(self.0.len()).expect("names of policies are fewer than 2^32");
-            assert!(next < 1 << 24, "a store tells 2^24 policies apart");
+            assert!(next < 1 << 24, "a store has at most 2^24 policies");
             let known = (policy.name().to_owned(), policy.scope_attributes().to_vec());
             *self.0.entry(known).or_insert(next)
         });
     }
 
-    /// Every number that a policy of this name ever had: its usage under other scopes is stored as well.
-    pub(crate) fn of(&self, policy: &str) -> Vec<u32> {
+    /// Every number that a policy of this name ever had.
+    fn of(&self, policy: &str) -> Vec<u32> {
         self.0.iter().filter(|((name, _), _)| name == policy).map(|(_, number)| *number).collect()
     }
 }
+
+/// About so many keys are examined in one step of [`Gate::reset_policy`].
+const KEYS_PER_STEP: u64 = 1000;
 
 impl Gate {
     /// A gate with a store of its own, which holds up to [`MemoryStore::DEFAULT_MAX_KEYS`] keys.
     #[must_use]
     pub fn new(policies: PolicySet) -> Self {
-        Self::with_store(policies, MemoryStore::new())
+        Self::from_parts(policies, MemoryStore::new())
+    }
+
+    /// A gate over a memory store with another clock or number of keys.
+    ///
+    /// ```
+    /// use slidegate::{Gate, MemoryStore, Policy, PolicySet, Quota};
+    ///
+    /// let policies = PolicySet::new([Policy::new("per-user", Quota::per_minute(100))?.scope(["user"])])?;
+    /// let gate = Gate::with_memory(policies, MemoryStore::builder().max_keys(10_000).build());
+    /// assert_eq!(gate.store().stats().max_keys, 10_000);
+    /// # Ok::<(), slidegate::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_memory(policies: PolicySet, memory: MemoryStore) -> Self {
+        Self::from_parts(policies, memory)
     }
 
     /// A gate with one policy, and a store of its own.
@@ -99,33 +148,62 @@ impl Gate {
     pub fn single(policy: Policy) -> Result<Self, Error> {
         PolicySet::new([policy]).map(Self::new)
     }
+}
 
-    /// A gate on a store that was made with a clock or a number of keys of choice.
-    #[must_use]
-    pub fn with_store(mut policies: PolicySet, store: MemoryStore) -> Self {
+#[cfg(feature = "redis")]
+impl SharedGate {
+    /// A gate over Redis of one instance among an unknown number, with a memory store of its own as
+    /// the fallback. For other settings, see [`FallbackStore`] and [`Gate::with_store`].
+    ///
+    /// # Errors
+    /// If no connection can be made with these options, or a limit is 2^53 or more, which scripts
+    /// cannot count.
+    pub fn redis(policies: PolicySet, options: RedisOptions) -> Result<Self, Error> {
+        Self::with_store(policies, FallbackStore::new(RedisStore::new(options)?))
+    }
+}
+
+impl<S: Store> Gate<S> {
+    /// A gate over any store, see [`store`](crate::store).
+    ///
+    /// # Errors
+    /// If a limit is too large for the store. A [`MemoryStore`] takes any limit.
+    pub fn with_store(policies: PolicySet, store: S) -> Result<Self, Error> {
+        check(&policies, &store)?;
+        Ok(Self::from_parts(policies, store))
+    }
+
+    fn from_parts(mut policies: PolicySet, store: S) -> Self {
         let mut numbers = Numbers::default();
         numbers.number(&mut policies);
-        Self {
-            store,
-            policies: ArcSwap::from_pointee(policies),
-            numbers: Mutex::new(numbers),
-            once: Once::default(),
-        }
+        Self { store, policies: ArcSwap::from_pointee(policies), numbers: Mutex::new(numbers) }
+    }
+
+    /// The store, for everything but decisions: its statistics, its connections.
+    #[must_use]
+    pub fn store(&self) -> &S {
+        &self.store
     }
 
     /// Decides a request and charges its cost under every policy that applies, or under none if an enforced one denies.
     ///
     /// A shadow policy that would deny says so in its decision, charges nothing to itself, and does not deny.
-    pub fn check<'r>(&self, request: &'r Request<'r>) -> Decisions<'r> {
-        self.run(Some(Verb::Check), std::slice::from_ref(request))
+    pub fn check<'r>(
+        &self,
+        request: &'r Request<'r>,
+    ) -> Reply<S, impl Future<Output = Decisions<'r>> + Send> {
+        self.run(Some(Verb::Check), slice::from_ref(request))
     }
 
-    /// A check that is charged once however often it is asked with the same `id` within the longest window of its
-    /// policies: asked again it gives the first answer again. A request of other keys or another cost is another one,
-    /// whatever its id.
+    /// A check with an idempotency key: a repeated check with the same `id`, within the longest window
+    /// of its policies, gets the first decisions again and is not charged. With other keys or another
+    /// cost it is another check, whatever its id. So a client can repeat a request when it does not
+    /// know whether the first one was counted, and a lost connection to a shared store is repeated.
     ///
-    /// A denial is not kept, as it has charged nothing: the same id asked again is decided anew. Of the last 65,536
-    /// answers each is kept for its window; a check that comes again later is charged again.
+    /// A denial is decided anew, because it has charged nothing. A [`MemoryStore`] keeps the last
+    /// 65,536 checks; an earlier one is charged again. In a Redis cluster the request's keys must be in
+    /// one slot, as [`RedisOptions::hash_tag`](crate::RedisOptions::hash_tag) ensures; otherwise this is
+    /// a [`check`](Self::check).
     ///
     /// ```
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
@@ -137,37 +215,39 @@ impl Gate {
     /// }
     /// # Ok::<(), slidegate::Error>(())
     /// ```
-    pub fn check_once<'r>(&self, request: &'r Request<'r>, id: &str) -> Decisions<'r> {
-        let policies = self.policies.load();
-        let requests = std::slice::from_ref(request);
-        let plan = policies.plan(requests, Some(Verb::Check));
-        let decided = self.decided(&plan.charges, |charges| self.once.check(&self.store, charges, id));
-        let answers = plan.answers(decided);
-        drop(plan);
-        Decisions {
-            policies,
-            requests,
-            verb: Some(Verb::Check),
-            answers,
-            #[cfg(feature = "redis")]
-            failure: None,
-        }
+    pub fn check_once<'r>(
+        &self,
+        request: &'r Request<'r>,
+        id: &str,
+    ) -> Reply<S, impl Future<Output = Decisions<'r>> + Send> {
+        let check = async move || {
+            let mut decisions = self.begin(Some(Verb::Check), slice::from_ref(request));
+            self.fill(&mut decisions, Some(id)).await;
+            decisions
+        };
+        S::Mode::reply(|| ready(check()), || check())
     }
 
-    /// What [`check`](Self::check) would say, without charging.
-    pub fn peek<'r>(&self, request: &'r Request<'r>) -> Decisions<'r> {
-        self.run(Some(Verb::Peek), std::slice::from_ref(request))
+    /// What [`check`](Self::check) would decide, without charging.
+    pub fn peek<'r>(&self, request: &'r Request<'r>) -> Reply<S, impl Future<Output = Decisions<'r>> + Send> {
+        self.run(Some(Verb::Peek), slice::from_ref(request))
     }
 
-    /// Gives back the request's cost under every policy that applies, at most what was charged there and still counts.
-    pub fn refund<'r>(&self, request: &'r Request<'r>) -> Decisions<'r> {
-        self.run(Some(Verb::Refund), std::slice::from_ref(request))
+    /// Refunds the request's cost under every policy that applies: at most what was charged there and still counts.
+    pub fn refund<'r>(
+        &self,
+        request: &'r Request<'r>,
+    ) -> Reply<S, impl Future<Output = Decisions<'r>> + Send> {
+        self.run(Some(Verb::Refund), slice::from_ref(request))
     }
 
     /// Charges the request's cost under every policy that applies, although it may exceed their limits. A key counts
     /// [`Quota::max_used`](crate::Quota::max_used) at most; each decision's `cost` says how much was charged.
-    pub fn penalize<'r>(&self, request: &'r Request<'r>) -> Decisions<'r> {
-        self.run(Some(Verb::Penalize), std::slice::from_ref(request))
+    pub fn penalize<'r>(
+        &self,
+        request: &'r Request<'r>,
+    ) -> Reply<S, impl Future<Output = Decisions<'r>> + Send> {
+        self.run(Some(Verb::Penalize), slice::from_ref(request))
     }
 
     /// Carries out several requests, each with its own [verb](Request::verb), [role](Request::role) and
@@ -201,26 +281,53 @@ impl Gate {
     /// assert_eq!(gate.peek(&requests[0]).strictest().unwrap().used, 0);
     /// # Ok::<(), slidegate::Error>(())
     /// ```
-    pub fn apply<'r>(&self, requests: &'r [Request<'r>]) -> Decisions<'r> {
+    pub fn apply<'r>(
+        &self,
+        requests: &'r [Request<'r>],
+    ) -> Reply<S, impl Future<Output = Decisions<'r>> + Send> {
         self.run(None, requests)
     }
 
     /// Does the same to several requests in one atomic step, whatever their own verbs are: see
     /// [`apply`](Self::apply).
-    pub fn apply_all<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
+    pub fn apply_all<'r>(
+        &self,
+        verb: Verb,
+        requests: &'r [Request<'r>],
+    ) -> Reply<S, impl Future<Output = Decisions<'r>> + Send> {
         self.run(Some(verb), requests)
     }
 
-    fn run<'r>(&self, verb: Option<Verb>, requests: &'r [Request<'r>]) -> Decisions<'r> {
-        // Made where it is returned and filled there, as moving it takes as long as a decision.
-        let mut decisions = Decisions {
-            policies: self.policies.load(),
-            requests,
-            verb,
-            answers: SmallVec::new(),
-            #[cfg(feature = "redis")]
-            failure: None,
-        };
+    /// Does what [`apply`](Self::apply) or, with a verb, [`apply_all`](Self::apply_all) does, if the
+    /// store [decides at once](Store::is_immediate). Otherwise does nothing and returns `None`.
+    #[inline]
+    pub fn try_apply<'r>(&self, verb: Option<Verb>, requests: &'r [Request<'r>]) -> Option<Decisions<'r>> {
+        self.store.is_immediate().then(|| self.run_now(verb, requests))
+    }
+
+    #[inline]
+    fn run<'r>(
+        &self,
+        verb: Option<Verb>,
+        requests: &'r [Request<'r>],
+    ) -> Reply<S, impl Future<Output = Decisions<'r>> + Send> {
+        S::Mode::reply(|| self.run_now(verb, requests), || self.run_later(verb, requests))
+    }
+
+    pub(crate) async fn run_later<'r>(
+        &self,
+        verb: Option<Verb>,
+        requests: &'r [Request<'r>],
+    ) -> Decisions<'r> {
+        let mut decisions = self.begin(verb, requests);
+        self.fill(&mut decisions, None).await;
+        decisions
+    }
+
+    /// Only of an [immediate](Store::is_immediate) store.
+    pub(crate) fn run_now<'r>(&self, verb: Option<Verb>, requests: &'r [Request<'r>]) -> Decisions<'r> {
+        // Created where it is returned and filled there, because moving it takes as long as a decision.
+        let mut decisions = self.begin(verb, requests);
         if let [request] = requests
             && let Some(charge) = decisions.policies.single_charge(request, verb)
             && charge.block.is_none()
@@ -228,40 +335,119 @@ impl Gate {
             let decision = self.store.apply_single(&charge);
             decisions.answers.push(Answer::of(&charge, decision));
         } else {
-            let plan = decisions.policies.plan(requests, verb);
-            let decided = self.decided(&plan.charges, |charges| self.store.apply(charges));
-            decisions.answers = plan.answers(decided);
+            ready(self.fill(&mut decisions, None));
         }
         decisions
     }
 
-    /// Decisions on charges, of which some may be on blocked keys. `apply` decides what blocks leave.
-    fn decided(
-        &self,
-        charges: &Charges<'_>,
-        apply: impl FnOnce(&Charges<'_>) -> SmallVec<[Decision; 4]>,
-    ) -> SmallVec<[Decision; 4]> {
-        match Blocks::of(charges, || self.store.wall_time()) {
-            None => apply(charges),
-            Some(blocks) => {
-                let decisions = apply(&blocks.left(charges));
-                blocks.lay_over(charges, decisions)
-            }
+    #[inline]
+    fn begin<'r>(&self, verb: Option<Verb>, requests: &'r [Request<'r>]) -> Decisions<'r> {
+        Decisions {
+            policies: self.policies.load(),
+            requests,
+            verb,
+            answers: SmallVec::new(),
+            #[cfg(feature = "redis")]
+            failure: None,
         }
     }
 
-    /// Forgets the request's keys under every policy that applies; says whether anything counted on one of them.
-    ///
-    /// # Errors
-    /// The request is [`under`](Request::under) a policy that cannot decide it; nothing is forgotten.
-    pub fn reset(&self, request: &Request<'_>) -> Result<bool, Error> {
-        let policies = self.policies.load();
-        let plan = policies.plan_of_one(request)?;
-        Ok(self.store.reset(&plan.charges))
+    async fn fill(&self, decisions: &mut Decisions<'_>, id: Option<&str>) {
+        let plan = decisions.policies.plan(decisions.requests, decisions.verb);
+        let decided = self.decide(&plan.charges, id).await;
+        let answers = plan.answers(decided.decisions);
+        drop(plan);
+        decisions.answers = answers;
+        #[cfg(feature = "redis")]
+        {
+            decisions.failure = decided.failure;
+        }
     }
 
-    /// Forgets every key of a policy; returns how many there were. Goes through all keys of the store while decisions go on:
-    /// keys that come meanwhile may stay.
+    /// Decides charges, of which some may be on blocked keys.
+    async fn decide(&self, charges: &[Charge<'_>], id: Option<&str>) -> StoreDecisions {
+        let blocks = Blocks::of(charges, || self.store.wall_time());
+        let left = blocks.as_ref().map(|blocks| blocks.left(charges));
+        let asked = left.as_deref().unwrap_or(charges);
+        let has_check = |charges: &[Charge<'_>]| charges.iter().any(|one| one.part.verb == Verb::Check);
+        let is_peek = |charge: &Charge<'_>| charge.part.verb == Verb::Peek;
+        let mut decided = if blocks.is_some() && has_check(charges) && asked.iter().all(is_peek) {
+            self.store.peek_blocked(asked).await
+        } else if let Some(id) = id.filter(|_| has_check(asked)) {
+            self.store.check_once(asked, id).await
+        } else {
+            self.store.apply(asked).await
+        };
+        if let Some(blocks) = blocks {
+            decided.decisions = blocks.lay_over(charges, decided.decisions);
+        }
+        decided
+    }
+
+    /// Removes the request's keys under every policy that applies. Returns whether one of them had usage.
+    ///
+    /// # Errors
+    /// If the request is [`under`](Request::under) a policy that cannot decide it: nothing is removed. If a
+    /// shared store did not reply in time: the keys may or may not be removed.
+    pub fn reset(&self, request: &Request<'_>) -> Reply<S, impl Future<Output = Result<bool, Error>> + Send> {
+        let reset = async move || {
+            let policies = self.policies.load();
+            let plan = policies.plan_of_one(request)?;
+            self.store.reset(&plan.charges).await
+        };
+        S::Mode::reply(|| ready(reset()), || reset())
+    }
+
+    /// Activates other policies. A request is decided under the old set or the new one, never under parts of both.
+    /// Usage is kept by policy name. It counts by the old quota until now and by the new one from now on. In a shared
+    /// store that happens with the next decision on a key. It starts afresh if the scope or the algorithm changes.
+    ///
+    /// Takes time proportional to the number of keys in this process's memory, while decisions go on.
+    ///
+    /// # Errors
+    /// If a limit is too large for the store; the old set stays active. A [`MemoryStore`] takes any limit.
+    pub fn configure(&self, mut policies: PolicySet) -> Result<(), Error> {
+        check(&policies, &self.store)?;
+        let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+        numbers.number(&mut policies);
+        let new = Arc::new(policies);
+        let old = self.policies.swap(Arc::clone(&new));
+        self.store.quotas_changed(&QuotaChanges(&|seed| {
+            let changes = new.changes_since(&old, seed);
+            Box::new(move |policy, key| changes.of(policy, key))
+        }));
+        Ok(())
+    }
+
+    /// Checks that the store can count the limits of a policy.
+    ///
+    /// # Errors
+    /// If a limit is too large for the store.
+    pub fn check_policy(&self, policy: &Policy) -> Result<(), Error> {
+        check_policy(policy, &self.store)
+    }
+
+    /// The active policies.
+    #[must_use]
+    pub fn policies(&self) -> Arc<PolicySet> {
+        self.policies.load_full()
+    }
+}
+
+fn check(policies: &PolicySet, store: &impl Store) -> Result<(), Error> {
+    policies.iter().try_for_each(|policy| check_policy(policy, store))
+}
+
+fn check_policy(policy: &Policy, store: &impl Store) -> Result<(), Error> {
+    let mut quotas = policy.quotas();
+    let checked = quotas.try_for_each(|quota| store.check_quota(quota));
+    checked.map_err(|error| Error::policy(format!("policy `{}`: {error}", policy.name())))
+}
+
+impl<S: ManagedStore> Gate<S> {
+    /// Removes every key of a policy. Returns how many there were. Goes through all keys of the store
+    /// while decisions go on; keys that are created meanwhile may stay. Cached denials end in every
+    /// instance.
     ///
     /// ```
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
@@ -269,44 +455,58 @@ impl Gate {
     /// let gate = Gate::new(PolicySet::new([Policy::new("per-user", Quota::per_minute(1))?.scope(["user"])])?);
     /// assert!(gate.check(&Request::new().with("user", "alice")).is_allowed());
     /// assert!(gate.check(&Request::new().with("user", "bob")).is_allowed());
-    /// assert_eq!(gate.reset_policy("per-user"), 2);
+    /// assert_eq!(gate.reset_policy("per-user")?, 2);
     /// assert!(gate.check(&Request::new().with("user", "alice")).is_allowed());
     /// # Ok::<(), slidegate::Error>(())
     /// ```
-    pub fn reset_policy(&self, policy: &str) -> u64 {
-        let numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner).of(policy);
-        self.store.forget_policies(&numbers, 0, u64::MAX).0.forgotten
-    }
-
-    /// One step of [`reset_policy`](Self::reset_policy), which looks at about `keys` keys: at whole shards of about 1024.
-    /// Begins without a cursor, and goes on with that of the step before.
     ///
     /// # Errors
-    /// The cursor is that of a shared store.
+    /// If a shared store did not reply in time, or its user may not scan; some keys may be removed.
+    pub fn reset_policy(&self, policy: &str) -> Reply<S, impl Future<Output = Result<u64, Error>> + Send> {
+        let reset = async move || {
+            let mut next = None;
+            loop {
+                let reset = self.reset_step(policy, next.as_ref(), KEYS_PER_STEP).await?;
+                match reset.next {
+                    Some(cursor) => next = Some(cursor),
+                    None => return Ok(reset.forgotten),
+                }
+            }
+        };
+        S::Mode::reply(|| ready(reset()), || reset())
+    }
+
+    /// One step of [`reset_policy`](Self::reset_policy), which examines about `keys` keys: whole shards
+    /// of about 1024 in memory, keys of one node in Redis and then of this process's memory. Begins
+    /// without a cursor, and continues with that of the step before, which any instance on a shared
+    /// store can do. If its nodes change meanwhile, the scan begins again.
+    ///
+    /// # Errors
+    /// If the cursor belongs to another store, or a shared store did not reply in time, or its user may
+    /// not scan. Some keys may be removed, and the step can be repeated.
     pub fn reset_policy_step(
         &self,
         policy: &str,
         from: Option<&ResetCursor>,
         keys: u64,
-    ) -> Result<PolicyReset, Error> {
-        let (shard, mut done) = match from.map(|from| (from.place, from.done)) {
-            None => (0, Done { keys: Some(self.stats().keys as u64), ..Done::default() }),
-            Some((Place::Memory { shard }, done)) => (shard, done),
-            Some((Place::Node { .. }, _)) => {
-                return Err(Error::policy(
-                    "the cursor is that of a shared store, and this one is in memory; give none to begin",
-                ));
-            }
-        };
-        let numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner).of(policy);
-        let (forgot, next) = self.store.forget_policies(&numbers, shard, keys);
-        done.forgotten = done.forgotten.saturating_add(forgot.forgotten);
-        done.scanned = done.scanned.saturating_add(forgot.scanned);
-        Ok(PolicyReset::after(done, next.map(|shard| Place::Memory { shard })))
+    ) -> Reply<S, impl Future<Output = Result<PolicyReset, Error>> + Send> {
+        S::Mode::reply(|| ready(self.reset_step(policy, from, keys)), || self.reset_step(policy, from, keys))
     }
 
-    /// What the request's keys have used under every policy that applies, charge by charge, and when that is free again.
-    /// Changes nothing, and takes time and memory in proportion to the charges that count.
+    async fn reset_step(
+        &self,
+        policy: &str,
+        from: Option<&ResetCursor>,
+        keys: u64,
+    ) -> Result<PolicyReset, Error> {
+        let numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner).of(policy);
+        let policy = StoredPolicy { name: policy, numbers: &numbers };
+        self.store.reset_policy_step(&policy, from, keys).await
+    }
+
+    /// The usage of the request's keys under every policy that applies, charge by charge, and when it
+    /// is freed. Changes nothing. Takes time and memory in proportion to the charges that count; a
+    /// shared store reads each key once.
     ///
     /// ```
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
@@ -322,43 +522,19 @@ impl Gate {
     /// ```
     ///
     /// # Errors
-    /// The request is [`under`](Request::under) a policy that cannot decide it.
-    pub fn inspect(&self, request: &Request<'_>) -> Result<Vec<KeyUse>, Error> {
-        let policies = self.policies.load();
-        let plan = policies.plan_of_one(request)?;
-        let mut found = self.store.inspect(&plan.charges);
-        plan.lay_blocks_over(&mut found, self.store.wall_time());
-        Ok(plan.uses(found, |at| policies.policy(at).name()))
-    }
-
-    /// Puts another set of policies in force at once. A request is decided under the old set or the new one, never
-    /// under parts of both. Usage is kept by policy name: it counts by the old quota until now and by the new one from
-    /// now on. It starts afresh where the scope or the algorithm changes.
-    ///
-    /// Takes time proportional to the number of keys, while decisions go on.
-    pub fn configure(&self, mut policies: PolicySet) {
-        let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
-        numbers.number(&mut policies);
-        let new = Arc::new(policies);
-        let old = self.policies.swap(Arc::clone(&new));
-        let changes = new.changes_since(&old, self.store.secret());
-        self.store.requote(&|policy, key| changes.of(policy, key));
-    }
-
-    /// The policies in force.
-    #[must_use]
-    pub fn policies(&self) -> Arc<PolicySet> {
-        self.policies.load_full()
-    }
-
-    /// How full the store is.
-    #[must_use]
-    pub fn stats(&self) -> MemoryStats {
-        self.store.stats()
-    }
-
-    /// Removes expired keys; see [`MemoryStore::sweep`].
-    pub fn sweep(&self, slots: usize) -> usize {
-        self.store.sweep(slots)
+    /// If the request is [`under`](Request::under) a policy that cannot decide it, or a shared store did
+    /// not reply or holds a value that slidegate did not write.
+    pub fn inspect(
+        &self,
+        request: &Request<'_>,
+    ) -> Reply<S, impl Future<Output = Result<Vec<KeyUse>, Error>> + Send> {
+        let inspect = async move || {
+            let policies = self.policies.load_full();
+            let plan = policies.plan_of_one(request)?;
+            let mut found = self.store.inspect(&plan.charges).await?;
+            plan.lay_blocks_over(&mut found, self.store.wall_time());
+            Ok(plan.uses(found, |at| policies.policy(at).name()))
+        };
+        S::Mode::reply(|| ready(inspect()), || inspect())
     }
 }

@@ -272,7 +272,7 @@ mod tests {
 
     fn gate(policies: impl IntoIterator<Item = Policy>) -> (Gate, ManualClock) {
         let (store, clock) = store();
-        (Gate::with_store(PolicySet::new(policies).unwrap(), store), clock)
+        (Gate::with_memory(PolicySet::new(policies).unwrap(), store), clock)
     }
 
     fn policy(name: &str, quota: Quota) -> Policy {

@@ -44,6 +44,12 @@ impl<'r> Key<'r> {
     }
 
     /// An unambiguous encoding of this key, on the stack for keys of usual length.
+    /// The key as bytes that no other key of its policy has, for stores that outlive this process.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        self.canonical().to_vec()
+    }
+
     pub(crate) fn canonical(&self) -> SmallVec<[u8; 64]> {
         let mut out = SmallVec::new();
         self.parts().for_each(|part| write_canonical(part, |bytes| out.extend_from_slice(bytes)));

@@ -35,16 +35,13 @@ mod error;
 mod gate;
 mod key;
 mod limiter;
-mod once;
 mod policy;
 mod policy_reset;
 mod quota;
 mod request;
 #[cfg(feature = "redis")]
 mod secret;
-#[cfg(feature = "redis")]
-mod shared_gate;
-mod store;
+pub mod store;
 mod sync;
 mod time;
 mod usage;
@@ -56,6 +53,8 @@ pub use block::Block;
 pub use charge::{Excess, OnStoreError};
 pub use decision::{Decision, DecisionSource, Reason, Verdict};
 pub use error::Error;
+#[cfg(feature = "redis")]
+pub use gate::SharedGate;
 pub use gate::{Decisions, Gate, PolicyDecision};
 pub use key::Key;
 pub use limiter::Limiter;
@@ -66,12 +65,12 @@ pub use request::{Request, Value};
 #[cfg(feature = "redis")]
 pub use secret::Secret;
 #[cfg(feature = "redis")]
-pub use shared_gate::{SharedGate, SharedGateBuilder, SharedStats};
+pub use store::fallback::{FallbackStats, FallbackStore};
 pub use store::memory::{MemoryStats, MemoryStore, MemoryStoreBuilder};
 #[cfg(feature = "redis")]
 pub use store::redis::{
     BreakerState, ClientCertificate, ClockJumps, ControlDocument, ControlDocumentId, FailureKind, NodeState,
-    RedisOptions, RedisStats, StoreErrors, StoreFailure,
+    RedisOptions, RedisStats, RedisStore, StoreErrors, StoreFailure,
 };
 pub use time::{Clock, ManualClock, SystemClock, Timestamp, millis_ceil, secs_ceil};
 pub use usage::{KeyUse, RecordedCharge, UsageForecast};

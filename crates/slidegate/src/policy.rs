@@ -283,7 +283,6 @@ impl Policy {
     }
 
     /// Every quota of this policy: its own and those of its overrides.
-    #[cfg(feature = "redis")]
     pub(crate) fn quotas(&self) -> impl Iterator<Item = &Quota> {
         std::iter::once(&self.quota).chain(self.overrides.iter().map(|(_, quota)| quota))
     }

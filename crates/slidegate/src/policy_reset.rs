@@ -39,6 +39,22 @@ pub(crate) struct Done {
     pub(crate) keys: Option<u64>,
 }
 
+impl Done {
+    pub(crate) fn add(&mut self, found: ScannedKeys) {
+        self.forgotten = self.forgotten.saturating_add(found.forgotten);
+        self.scanned = self.scanned.saturating_add(found.scanned);
+    }
+}
+
+/// Numbers of keys that one step of a reset examined and removed.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ScannedKeys {
+    /// Keys that were removed.
+    pub forgotten: u64,
+    /// Keys that were examined, those included.
+    pub scanned: u64,
+}
+
 /// What is looked at next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
@@ -56,7 +72,42 @@ pub(crate) enum Place {
     },
 }
 
+impl ResetCursor {
+    /// Where a reset goes on in a store in this process that numbers its parts, beside its totals.
+    #[must_use]
+    pub fn position(&self) -> Option<u64> {
+        match self.place {
+            Place::Memory { shard } => Some(shard),
+            Place::Node { .. } => None,
+        }
+    }
+}
+
 impl PolicyReset {
+    /// After a step of a reset in a store in this process: `from` is where it began, and `next` the
+    /// [position](ResetCursor::position) at which the next step goes on.
+    ///
+    /// # Errors
+    /// If the cursor belongs to a shared store.
+    pub fn step(
+        from: Option<&ResetCursor>,
+        keys: u64,
+        scan: impl FnOnce(u64) -> (ScannedKeys, Option<u64>),
+    ) -> Result<Self, Error> {
+        let (position, mut done) = match from.map(|from| (from.place, from.done)) {
+            None => (0, Done { keys: Some(keys), ..Done::default() }),
+            Some((Place::Memory { shard }, done)) => (shard, done),
+            Some((Place::Node { .. }, _)) => {
+                return Err(Error::policy(
+                    "the cursor is that of a shared store, and this one is in memory; give none to begin",
+                ));
+            }
+        };
+        let (found, next) = scan(position);
+        done.add(found);
+        Ok(Self::after(done, next.map(|shard| Place::Memory { shard })))
+    }
+
     /// After a step that goes on at `next`, if it does.
     pub(crate) fn after(done: Done, next: Option<Place>) -> Self {
         let Done { forgotten, scanned, keys } = done;

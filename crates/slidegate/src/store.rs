@@ -1,172 +1,285 @@
-//! Stores: where usage lives, and what can be done with it.
+//! Stores: where usage lives, and what a [`Gate`](crate::Gate) asks of it.
 //!
-//! A store takes a plan of charges and carries it out on all its keys or on none, in one atomic step. It knows keys,
-//! quotas and costs; it knows no policy, no request and no header.
+//! A store receives [charges](Charge) and carries them out on all their keys or on none, in one
+//! atomic step. It knows keys, quotas and costs, and no policy, request or header field.
+//!
+//! | store | trait | methods of its gate |
+//! |---|---|---|
+//! | [`MemoryStore`] | [`Store`], [`Local`] | return their result |
+//! | [`FallbackStore`](crate::FallbackStore) over [`RedisStore`](crate::RedisStore) | [`Store`], [`Remote`] | return a future |
+//! | [`RedisStore`](crate::RedisStore) | [`SharedStore`]: its calls can fail | - |
+//!
+//! To write another store, implement [`Store`]. [`KeyState`] computes the decisions on one key by
+//! the same code as the other stores, [`decide`] applies them to all keys of a call or to none, and
+//! [`IdempotencyCache`] answers repeated checks. If calls of the store can fail, implement
+//! [`SharedStore`] (feature `redis`) and wrap it in a [`FallbackStore`](crate::FallbackStore). The
+//! example `custom_store` is a complete store of some sixty lines.
+
+use std::fmt;
+use std::pin::pin;
+use std::slice;
+#[cfg(feature = "redis")]
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 
 use smallvec::SmallVec;
 
-use crate::charge::{Excess, Part};
-use crate::decision::{Decision, Verdict};
-use crate::verb::{Role, Verb};
+use crate::charge::Part;
+use crate::decision::Decision;
+use crate::error::Error;
+use crate::key::{HashSeed, KeyId};
+use crate::quota::Quota;
+use crate::time::Timestamp;
+use crate::verb::Verb;
 
+mod all_or_nothing;
 #[cfg(feature = "redis")]
 pub(crate) mod fallback;
+mod idempotency;
+mod key_state;
 pub(crate) mod memory;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
+#[cfg(feature = "redis")]
+pub(crate) mod shared;
 
-/// What came of a call's parts.
-#[derive(Debug)]
-pub(crate) struct Outcome {
-    /// In the order of the parts.
-    pub(crate) decisions: SmallVec<[Decision; 4]>,
-    /// Whether enforced policies deny the call.
-    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "compared with what scripts say"))]
-    pub(crate) is_denied: bool,
-}
+pub(crate) use all_or_nothing::all_or_none;
+#[cfg(feature = "redis")]
+pub(crate) use all_or_nothing::{Denials, Outcome, complete};
+pub use idempotency::IdempotencyCache;
+pub use key_state::KeyState;
+#[cfg(feature = "redis")]
+pub use shared::{SharedStore, Undecided};
 
-/// Decides a call on all its keys or on none. `apply` does to one key what a verb says, with a cost.
+pub use crate::charge::Charge;
+use crate::policy_reset::{PolicyReset, ResetCursor};
+#[cfg(feature = "redis")]
+use crate::store::redis::StoreFailure;
+pub use crate::usage::KeyInspection;
+
+/// A store that a [`Gate`](crate::Gate) can decide with.
 ///
-/// In a first pass all keys are peeked at, and nothing changes. Then, in this order: checks are charged if
-/// the call is allowed (see [`Role`] for others), penalties are charged, and refunds are returned. A shadow
-/// policy that would deny is not charged and does not deny. Where an overdraft is admitted, room for the
-/// first unit of the cost is enough. Where denials count, the cost is charged whatever any policy says, and
-/// a denial tells what is used after that.
-#[inline]
-pub(crate) fn all_or_none(parts: &[Part], mut apply: impl FnMut(usize, Verb, u64) -> Decision) -> Outcome {
-    if let Some(verb) = only_verb(parts) {
-        let decisions: SmallVec<[Decision; 4]> =
-            parts.iter().enumerate().map(|(at, part)| apply(at, verb, part.asks())).collect();
-        let is_denied = parts.iter().zip(&decisions).any(|(part, one)| part.enforced && one.is_denied());
-        return Outcome { decisions, is_denied };
-    }
-    let first = |(at, part): (usize, &Part)| {
-        apply(at, Verb::Peek, if part.verb.is_question() { part.asks() } else { 0 })
-    };
-    let mut decisions: SmallVec<[Decision; 4]> = parts.iter().enumerate().map(first).collect();
-    complete(parts, &mut decisions);
-    let denials = Denials::of(parts, &decisions);
-    for (at, part) in parts.iter().enumerate().filter(|(_, part)| part.verb == Verb::Check) {
-        let passes = denials.admits(part, parts, &decisions);
-        let decision = &mut decisions[at];
-        match part.excess {
-            Excess::Count => {
-                let charged = apply(at, Verb::Penalize, part.cost);
-                *decision = match decision.verdict {
-                    Verdict::Allow => charged,
-                    Verdict::Deny => {
-                        let mut after = Decision { cost: charged.cost, ..apply(at, Verb::Peek, part.cost) };
-                        if part.over_limit {
-                            after.deny_over_limit(false);
-                        }
-                        after
-                    }
-                };
-            }
-            Excess::Refuse if passes && decision.is_allowed() => *decision = apply(at, part.verb, part.cost),
-            Excess::Charge if passes && decision.is_allowed() => {
-                *decision = apply(at, Verb::Penalize, part.cost);
-            }
-            Excess::Refuse | Excess::Charge => {}
-        }
-    }
-    for verb in [Verb::Penalize, Verb::Refund] {
-        for (at, part) in parts.iter().enumerate().filter(|(_, part)| part.verb == verb) {
-            if denials.moves(part, parts, &decisions) {
-                decisions[at] = apply(at, verb, part.cost);
-            }
-        }
-    }
-    Outcome { decisions, is_denied: denials.is_call }
-}
+/// The futures of a [`Local`] store must be ready when they are first polled.
+pub trait Store: fmt::Debug + Send + Sync {
+    /// [`Local`] or [`Remote`]: whether the methods of a gate return results or futures.
+    type Mode: Mode;
 
-/// The verb of parts that are carried out one by one, whatever comes of the others.
-#[inline]
-fn only_verb(parts: &[Part]) -> Option<Verb> {
-    match parts {
-        [] => Some(Verb::Peek),
-        [part] => part.is_one_step().then_some(part.verb),
-        [first, ..] if first.verb == Verb::Check => None,
-        [first, ..] => {
-            let is_alike = |part: &Part| part.verb == first.verb && part.is_unconditional();
-            parts.iter().all(is_alike).then_some(first.verb)
-        }
+    /// Decides charges and carries them out, all of them or none, in one atomic step.
+    fn apply(&self, charges: &[Charge<'_>]) -> impl Future<Output = StoreDecisions> + Send;
+
+    /// Does the same with an idempotency key: a repeated call with the same `id`, keys and cost,
+    /// within the longest window of its quotas, gets the decisions of the first one and is not
+    /// charged. Denied checks are decided anew.
+    fn check_once(&self, charges: &[Charge<'_>], id: &str) -> impl Future<Output = StoreDecisions> + Send;
+
+    /// Removes the keys of these charges. Returns whether one of them had usage.
+    ///
+    /// # Errors
+    /// If the store did not reply. The keys may or may not be removed.
+    fn reset(&self, charges: &[Charge<'_>]) -> impl Future<Output = Result<bool, Error>> + Send;
+
+    /// The date by the store's clock, or by this machine's. Blocks end by it.
+    fn wall_time(&self) -> Timestamp;
+
+    /// Whether [`apply`](Self::apply) is always ready when it is first polled. A remote store that
+    /// is in this process can return true: then [`Gate::try_apply`](crate::Gate::try_apply) decides.
+    #[inline]
+    fn is_immediate(&self) -> bool {
+        Self::Mode::IS_LOCAL
+    }
+
+    /// Decides one charge of an immediate store, without the list of decisions. By default
+    /// [`apply`](Self::apply).
+    #[inline]
+    fn apply_single(&self, charge: &Charge<'_>) -> Decision {
+        ready(self.apply(slice::from_ref(charge))).decisions[0]
+    }
+
+    /// Peeks at the keys of a check that is denied by a block, to report their usage. A store may
+    /// return what it found shortly before. By default [`apply`](Self::apply).
+    fn peek_blocked(&self, charges: &[Charge<'_>]) -> impl Future<Output = StoreDecisions> + Send {
+        self.apply(charges)
+    }
+
+    /// Checks that the store can count the limit of a quota. By default it can.
+    ///
+    /// # Errors
+    /// If the limit is too large for the store.
+    fn check_quota(&self, quota: &Quota) -> Result<(), Error> {
+        let _ = quota;
+        Ok(())
+    }
+
+    /// Called after other quotas became active, while decisions go on. A store that keeps the quota of
+    /// each key, such as in a [`KeyState`], does nothing, which is the default.
+    fn quotas_changed(&self, changes: &QuotaChanges<'_>) {
+        let _ = changes;
     }
 }
 
-/// What the first pass denies.
+/// A store whose keys can be inspected, and forgotten policy by policy.
+pub trait ManagedStore: Store {
+    /// The full usage of the keys of these charges, in their order. Changes nothing.
+    ///
+    /// # Errors
+    /// If the store did not reply, or holds a value that slidegate did not write.
+    fn inspect(
+        &self,
+        charges: &[Charge<'_>],
+    ) -> impl Future<Output = Result<Vec<KeyInspection>, Error>> + Send;
+
+    /// One step of removing every key of a policy; see
+    /// [`Gate::reset_policy_step`](crate::Gate::reset_policy_step).
+    ///
+    /// # Errors
+    /// If the cursor belongs to another store, or the store did not reply. The step can be repeated.
+    fn reset_policy_step(
+        &self,
+        policy: &StoredPolicy<'_>,
+        from: Option<&ResetCursor>,
+        keys: u64,
+    ) -> impl Future<Output = Result<PolicyReset, Error>> + Send;
+}
+
+/// What the keys of a policy are stored under.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Denials {
-    pub(crate) is_call: bool,
-    /// Whether a peek denies the call, alone or with others.
-    is_by_peek: bool,
+pub struct StoredPolicy<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) numbers: &'a [u32],
 }
 
-/// Completes the decisions of the first pass with what single keys do not tell: usage under a second key,
-/// and what is denied over the limit.
-pub(crate) fn complete(parts: &[Part], decisions: &mut [Decision]) {
-    for (at, part) in parts.iter().enumerate() {
-        if part.role == Role::Refusals && part.verb == Verb::Peek {
-            let usage = decisions[at];
-            decisions[part.link].add_usage(&usage);
-        }
+impl StoredPolicy<'_> {
+    /// The policy's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.name
     }
-    for (part, decision) in parts.iter().zip(decisions) {
-        if part.over_limit && part.verb.is_question() {
-            decision.deny_over_limit(part.excess == Excess::Charge);
-        }
+
+    /// The numbers of the policy in this process: one for each scope that it has had, see
+    /// [`Charge::policy_number`].
+    #[must_use]
+    pub fn numbers(&self) -> &[u32] {
+        self.numbers
     }
 }
 
-impl Denials {
-    /// What these decisions deny.
-    pub(crate) fn of(parts: &[Part], decisions: &[Decision]) -> Self {
-        let (mut is_call, mut is_by_peek) = (false, false);
-        let (mut has_together, mut all_together) = (false, true);
-        for (part, decision) in parts.iter().zip(decisions) {
-            if part.role == Role::Deciding && part.enforced && decision.is_denied() {
-                is_call = true;
-                is_by_peek |= part.verb == Verb::Peek;
-            }
-            if part.role == Role::Together {
-                has_together = true;
-                all_together &= is_request_denied(part, parts, decisions);
-            }
-        }
-        if has_together && all_together {
-            is_call = true;
-            is_by_peek |= parts.iter().any(|part| part.role == Role::Together && part.verb == Verb::Peek);
-        }
-        Self { is_call, is_by_peek }
-    }
+/// Which keys have another quota than before, for stores of this crate.
+pub struct QuotaChanges<'a>(pub(crate) &'a ChangesByKey<'a>);
 
-    /// Whether nothing but its own key keeps a check from being charged.
-    pub(crate) fn admits(self, part: &Part, parts: &[Part], decisions: &[Decision]) -> bool {
-        match part.role {
-            Role::Deciding | Role::Refusals => !self.is_call,
-            Role::Together | Role::IfAllowed => !self.is_call && !is_request_denied(part, parts, decisions),
-            Role::Independent => !is_request_denied(part, parts, decisions),
-        }
-    }
+/// With the seed by which a store hashes keys, the former and the new quota of a policy's key, if they
+/// differ.
+type ChangesByKey<'a> = dyn Fn(&HashSeed) -> Box<dyn Fn(u32, KeyId) -> Option<(Quota, Quota)> + 'a> + 'a;
 
-    /// Whether a refund or a penalty is carried out.
-    pub(crate) fn moves(self, part: &Part, parts: &[Part], decisions: &[Decision]) -> bool {
-        match part.role {
-            Role::Deciding | Role::Together | Role::Independent => true,
-            Role::IfAllowed => !self.is_call,
-            Role::Refusals => {
-                let base = &parts[part.link];
-                let is_charged = base.verb == Verb::Check
-                    && decisions[part.link].is_allowed()
-                    && self.admits(base, parts, decisions);
-                !self.is_by_peek && base.excess != Excess::Count && !is_charged
-            }
+impl fmt::Debug for QuotaChanges<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QuotaChanges").finish_non_exhaustive()
+    }
+}
+
+/// A store's decisions on charges, in their order.
+#[derive(Debug, Clone, Default)]
+pub struct StoreDecisions {
+    pub(crate) decisions: SmallVec<[Decision; 4]>,
+    /// Why a fallback made some of them.
+    #[cfg(feature = "redis")]
+    pub(crate) failure: Option<Arc<StoreFailure>>,
+}
+
+impl StoreDecisions {
+    /// The decisions.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &Decision> {
+        self.decisions.iter()
+    }
+}
+
+impl FromIterator<Decision> for StoreDecisions {
+    fn from_iter<I: IntoIterator<Item = Decision>>(decisions: I) -> Self {
+        decisions.into_iter().collect::<SmallVec<_>>().into()
+    }
+}
+
+impl From<SmallVec<[Decision; 4]>> for StoreDecisions {
+    #[inline]
+    fn from(decisions: SmallVec<[Decision; 4]>) -> Self {
+        Self {
+            decisions,
+            #[cfg(feature = "redis")]
+            failure: None,
         }
     }
 }
 
-/// Whether an enforced policy denies the request that a part is for.
-fn is_request_denied(part: &Part, parts: &[Part], decisions: &[Decision]) -> bool {
-    let is_of_it = |other: &Part| other.role == part.role && other.link == part.link;
-    parts.iter().zip(decisions).any(|(other, one)| is_of_it(other) && other.enforced && one.is_denied())
+/// Decides charges on all their keys or on none. `apply` carries out a verb with a cost on the key of
+/// the charge at a position; the caller holds the locks of all keys meanwhile.
+///
+/// In a first pass all keys are peeked at, and nothing changes. Then, in this order: checks are
+/// charged if the call is allowed, penalties are charged, and refunds are returned. See
+/// [`Role`](crate::Role) and [`Excess`](crate::Excess) for charges that take part in another way.
+pub fn decide(charges: &[Charge<'_>], apply: impl FnMut(usize, Verb, u64) -> Decision) -> StoreDecisions {
+    let parts: SmallVec<[Part; 4]> = charges.iter().map(|charge| charge.part).collect();
+    all_or_none(&parts, apply).decisions.into()
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// Whether the methods of a gate return results or futures: [`Local`] or [`Remote`].
+pub trait Mode: sealed::Sealed + 'static {
+    /// Whether this is [`Local`].
+    const IS_LOCAL: bool;
+    /// What a method returns: the output of this future, or the future.
+    type Reply<F: Future + Send>;
+
+    /// Returns what `now` computes, or the future.
+    #[doc(hidden)]
+    fn reply<F: Future + Send>(now: impl FnOnce() -> F::Output, later: impl FnOnce() -> F) -> Self::Reply<F>;
+}
+
+/// What a method of a gate over a store returns: the output of the future if the store is [`Local`],
+/// the future if it is [`Remote`].
+pub type Reply<S, F> = <<S as Store>::Mode as Mode>::Reply<F>;
+
+/// The mode of stores in this process: a decision is returned at once.
+#[derive(Debug)]
+pub enum Local {}
+
+/// The mode of stores that are called over a network: a decision is awaited.
+#[derive(Debug)]
+pub enum Remote {}
+
+impl sealed::Sealed for Local {}
+
+impl Mode for Local {
+    const IS_LOCAL: bool = true;
+    type Reply<F: Future + Send> = F::Output;
+
+    #[inline]
+    fn reply<F: Future + Send>(now: impl FnOnce() -> F::Output, _: impl FnOnce() -> F) -> F::Output {
+        now()
+    }
+}
+
+impl sealed::Sealed for Remote {}
+
+impl Mode for Remote {
+    const IS_LOCAL: bool = false;
+    type Reply<F: Future + Send> = F;
+
+    #[inline]
+    fn reply<F: Future + Send>(_: impl FnOnce() -> F::Output, later: impl FnOnce() -> F) -> F {
+        later()
+    }
+}
+
+/// The output of a future of an immediate store.
+///
+/// # Panics
+/// If the future is not ready: the store claims to be local or immediate and is not.
+#[inline]
+pub(crate) fn ready<F: Future>(future: F) -> F::Output {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(output) => output,
+        Poll::Pending => panic!("the future of a local store was not ready at once: make the store `Remote`"),
+    }
 }

@@ -51,9 +51,10 @@ pub struct UsageForecast {
     pub used: u64,
 }
 
-/// The usage of one key, without its names.
+/// What a store found about one key: a [`KeyUse`] without its names. Stores outside of this crate get
+/// it from [`KeyState::inspect`](crate::store::KeyState::inspect).
 #[derive(Debug, Clone)]
-pub(crate) struct KeyInspection {
+pub struct KeyInspection {
     pub(crate) quota: Quota,
     pub(crate) decision: Decision,
     pub(crate) charges: Vec<RecordedCharge>,

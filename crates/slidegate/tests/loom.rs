@@ -50,7 +50,7 @@ fn requests_that_lock_the_same_shards_in_opposite_order_do_not_wait_for_each_oth
         loom::model(move || {
             let policy = |name: &str| Policy::new(name, Quota::per_minute(1)).unwrap().scope([name]);
             let policies = PolicySet::new([policy("user"), policy("path")]).unwrap();
-            let gate = Arc::new(Gate::with_store(policies, store()));
+            let gate = Arc::new(Gate::with_memory(policies, store()));
             let check = move |gate: &Gate, turn: u32| {
                 let (user, path) = (format!("u{pair}-{turn}"), format!("p{pair}-{turn}"));
                 gate.check(&Request::new().with("user", &user).with("path", &path)).is_allowed()
@@ -73,7 +73,7 @@ fn requests_that_meet_under_two_policies_are_charged_on_both_or_none() {
         loom::model(move || {
             let one = Policy::new("all", Quota::per_minute(1)).unwrap();
             let other = Policy::new("per-user", Quota::per_minute(5)).unwrap().scope(["user"]);
-            let gate = Arc::new(Gate::with_store(PolicySet::new([other, one]).unwrap(), store()));
+            let gate = Arc::new(Gate::with_memory(PolicySet::new([other, one]).unwrap(), store()));
             let names = [format!("a{pair}"), format!("b{pair}")];
             let check = |gate: &Gate, user: &str| gate.check(&Request::new().with("user", user)).is_allowed();
             let thread = {

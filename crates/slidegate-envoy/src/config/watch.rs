@@ -272,7 +272,7 @@ mod tests {
         let (mut watcher, live, gate) = started(&files);
         let poll = |watcher: &mut ConfigWatcher| {
             watcher.poll(&|policies| {
-                gate.configure(policies);
+                gate.configure(policies).unwrap();
                 Ok(())
             });
         };
@@ -307,7 +307,7 @@ mod tests {
         let mut polls = || {
             for _ in 0..4 {
                 watcher.poll(&|policies| {
-                    gate.configure(policies);
+                    gate.configure(policies).unwrap();
                     Ok(())
                 });
             }

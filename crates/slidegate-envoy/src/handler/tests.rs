@@ -93,7 +93,7 @@ fn at(test: &str, secs: u64) -> (RateLimitHandler<TestHost>, ManualClock) {
     std::fs::remove_dir_all(path).unwrap();
     let clock = ManualClock::at(Timestamp::from_secs(secs));
     let store = MemoryStore::builder().clock(clock.clone()).build();
-    let gate = Gate::with_store(watcher.policies().unwrap(), store);
+    let gate = Gate::with_memory(watcher.policies().unwrap(), store);
     let host = Arc::new(TestHost { gate, headers: HeaderOptions::default() });
     let files = Some(ConfigFiles { live, settings });
     (RateLimitHandler::new(host, &GrpcSettings::default(), files), clock)

@@ -8,33 +8,136 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
+use slidegate::store::{
+    Charge, KeyInspection, ManagedStore, QuotaChanges, Remote, StoreDecisions, StoredPolicy,
+};
 use slidegate::{
-    BreakerState, ControlDocument, ControlDocumentId, DecisionSource, Decisions, Error, FailureKind, Gate,
-    KeyUse, MemoryStats, MemoryStore, NodeState, Policy, PolicyReset, PolicySet, Request, ResetCursor,
-    SharedGate, SharedStats, Verb,
+    BreakerState, Decision, DecisionSource, Decisions, Error, FailureKind, FallbackStats, FallbackStore,
+    Gate, KeyUse, MemoryStats, MemoryStore, Policy, PolicyReset, PolicySet, Quota, RedisStore, Request,
+    ResetCursor, Timestamp, Verb,
 };
 
 use crate::config::{Counted, SharedStore};
 use crate::log_limit::LogLimit;
 
-/// The store.
+/// The store, under the active policies.
+#[derive(Debug)]
+pub(crate) struct Store {
+    gate: Gate<AnyStore>,
+    health: Health,
+}
+
+/// The store that the configuration selects.
 #[derive(Debug)]
 // Not boxed: there is one instance, and the memory variant avoids an indirection.
 #[allow(clippy::large_enum_variant)]
-pub(crate) enum Store {
-    Memory(Gate),
-    Shared(Box<Shared>),
+enum AnyStore {
+    Memory(MemoryStore),
+    Redis(Box<FallbackStore<RedisStore>>),
 }
 
-/// A shared store and its health.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    gate: SharedGate,
-    instances: u64,
+/// A shared store, with its health.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shared<'a> {
+    store: &'a FallbackStore<RedisStore>,
+    health: &'a Health,
+}
+
+/// What decisions showed of a shared store.
+#[derive(Debug, Default)]
+struct Health {
     /// Requests decided by the store itself.
     answered: AtomicU64,
     /// Whether a call failed and the store was not found healthy since.
     away: AtomicBool,
+}
+
+/// Runs an expression on the selected store.
+macro_rules! on_store {
+    ($any:expr, $store:ident => $run:expr) => {
+        match $any {
+            AnyStore::Memory($store) => $run,
+            AnyStore::Redis($store) => $run,
+        }
+    };
+}
+
+/// Awaits a call of the selected store. That of Redis is boxed, because a call in memory would be as
+/// large.
+macro_rules! await_store {
+    ($any:expr, $store:ident => $call:expr) => {
+        match $any {
+            AnyStore::Memory($store) => $call.await,
+            AnyStore::Redis($store) => Box::pin($call).await,
+        }
+    };
+}
+
+impl slidegate::store::Store for AnyStore {
+    type Mode = Remote;
+
+    async fn apply(&self, charges: &[Charge<'_>]) -> StoreDecisions {
+        await_store!(self, store => store.apply(charges))
+    }
+
+    async fn check_once(&self, charges: &[Charge<'_>], id: &str) -> StoreDecisions {
+        await_store!(self, store => store.check_once(charges, id))
+    }
+
+    async fn peek_blocked(&self, charges: &[Charge<'_>]) -> StoreDecisions {
+        await_store!(self, store => store.peek_blocked(charges))
+    }
+
+    async fn reset(&self, charges: &[Charge<'_>]) -> Result<bool, Error> {
+        await_store!(self, store => store.reset(charges))
+    }
+
+    fn wall_time(&self) -> Timestamp {
+        on_store!(self, store => store.wall_time())
+    }
+
+    #[inline]
+    fn is_immediate(&self) -> bool {
+        on_store!(self, store => store.is_immediate())
+    }
+
+    #[inline]
+    fn apply_single(&self, charge: &Charge<'_>) -> Decision {
+        on_store!(self, store => store.apply_single(charge))
+    }
+
+    fn check_quota(&self, quota: &Quota) -> Result<(), Error> {
+        on_store!(self, store => store.check_quota(quota))
+    }
+
+    fn quotas_changed(&self, changes: &QuotaChanges<'_>) {
+        on_store!(self, store => store.quotas_changed(changes));
+    }
+}
+
+impl ManagedStore for AnyStore {
+    async fn inspect(&self, charges: &[Charge<'_>]) -> Result<Vec<KeyInspection>, Error> {
+        await_store!(self, store => store.inspect(charges))
+    }
+
+    async fn reset_policy_step(
+        &self,
+        policy: &StoredPolicy<'_>,
+        from: Option<&ResetCursor>,
+        keys: u64,
+    ) -> Result<PolicyReset, Error> {
+        await_store!(self, store => store.reset_policy_step(policy, from, keys))
+    }
+}
+
+impl AnyStore {
+    /// The memory of this process.
+    fn memory(&self) -> &MemoryStore {
+        match self {
+            Self::Memory(memory) => memory,
+            Self::Redis(store) => store.memory(),
+        }
+    }
 }
 
 /// The state of a shared store at the last health check.
@@ -64,14 +167,14 @@ impl Store {
         memory: MemoryStore,
         shared: Option<SharedStore>,
     ) -> Result<Self, Error> {
-        let Some(shared) = shared else { return Ok(Self::Memory(Gate::with_store(policies, memory))) };
-        let gate = SharedGate::builder(policies, shared.options)
-            .instances(shared.instances)
-            .memory(memory)
-            .build()?;
-        let (answered, away) = (AtomicU64::new(0), AtomicBool::new(false));
-        let instances = shared.instances;
-        Ok(Self::Shared(Box::new(Shared { gate, instances, answered, away })))
+        let store = match shared {
+            None => AnyStore::Memory(memory),
+            Some(SharedStore { options, instances, .. }) => {
+                let redis = FallbackStore::new(RedisStore::new(options)?);
+                AnyStore::Redis(Box::new(redis.with_instances(instances).with_memory(memory)))
+            }
+        };
+        Ok(Self { gate: Gate::with_store(policies, store)?, health: Health::default() })
     }
 
     /// Decides requests in one atomic step in memory. `None` with a shared store.
@@ -81,18 +184,17 @@ impl Store {
         verb: Option<Verb>,
         requests: &'r [Request<'r>],
     ) -> Option<Decisions<'r>> {
-        match self {
-            Self::Memory(gate) => Some(apply_now(gate, verb, requests)),
-            Self::Shared(_) => None,
-        }
+        self.gate.try_apply(verb, requests)
     }
 
     /// Decides requests in one step.
     pub(crate) async fn apply<'r>(&self, verb: Option<Verb>, requests: &'r [Request<'r>]) -> Decisions<'r> {
-        match self {
-            Self::Memory(gate) => apply_now(gate, verb, requests),
-            Self::Shared(shared) => shared.apply(verb, requests).await,
-        }
+        let decisions = match verb {
+            Some(verb) => self.gate.apply_all(verb, requests).await,
+            None => self.gate.apply(requests).await,
+        };
+        self.health.record(&decisions);
+        decisions
     }
 
     /// Activates policies. Usage is kept by policy name.
@@ -100,13 +202,7 @@ impl Store {
     /// # Errors
     /// A limit is too large for a shared store; the old policies stay active.
     pub(crate) fn configure(&self, policies: PolicySet) -> Result<(), Error> {
-        match self {
-            Self::Memory(gate) => {
-                gate.configure(policies);
-                Ok(())
-            }
-            Self::Shared(shared) => shared.gate.configure(policies),
-        }
+        self.gate.configure(policies)
     }
 
     /// Checks that the store supports a policy.
@@ -114,17 +210,15 @@ impl Store {
     /// # Errors
     /// A limit is too large for a shared store.
     pub(crate) fn can_count(&self, policy: &Policy) -> Result<(), Error> {
-        let Self::Shared(shared) = self else { return Ok(()) };
-        SharedGate::new(PolicySet::new([policy.clone()])?, shared.gate.options().clone()).map(drop)
+        self.gate.check_policy(policy)
     }
 
     /// Checks a request with an idempotency key: repeated requests with the same id are charged
     /// once.
     pub(crate) async fn check_once<'r>(&self, request: &'r Request<'r>, id: &str) -> Decisions<'r> {
-        match self {
-            Self::Memory(gate) => gate.check_once(request, id),
-            Self::Shared(shared) => shared.check_once(request, id).await,
-        }
+        let decisions = self.gate.check_once(request, id).await;
+        self.health.record(&decisions);
+        decisions
     }
 
     /// Resets the request's keys. Returns whether they had usage.
@@ -132,10 +226,11 @@ impl Store {
     /// # Errors
     /// A shared store did not reply in time.
     pub(crate) async fn reset(&self, request: &Request<'_>) -> Result<bool, Error> {
-        match self {
-            Self::Memory(gate) => gate.reset(request),
-            Self::Shared(shared) => shared.reset(request).await,
+        let existed = self.gate.reset(request).await;
+        if existed.is_err() {
+            self.health.away.store(true, Ordering::Relaxed);
         }
+        existed
     }
 
     /// One step of resetting every key of a policy.
@@ -148,10 +243,7 @@ impl Store {
         from: Option<&ResetCursor>,
         keys: u64,
     ) -> Result<PolicyReset, Error> {
-        match self {
-            Self::Memory(gate) => gate.reset_policy_step(policy, from, keys),
-            Self::Shared(shared) => shared.gate.reset_policy_step(policy, from, keys).await,
-        }
+        self.gate.reset_policy_step(policy, from, keys).await
     }
 
     /// The usage of the request's keys, charge by charge.
@@ -159,70 +251,40 @@ impl Store {
     /// # Errors
     /// A shared store did not reply, or holds a value that slidegate did not write.
     pub(crate) async fn inspect(&self, request: &Request<'_>) -> Result<Vec<KeyUse>, Error> {
-        match self {
-            Self::Memory(gate) => gate.inspect(request),
-            Self::Shared(shared) => shared.gate.inspect(request).await,
-        }
+        self.gate.inspect(request).await
     }
 
     pub(crate) fn policies(&self) -> Arc<PolicySet> {
-        match self {
-            Self::Memory(gate) => gate.policies(),
-            Self::Shared(shared) => shared.gate.policies(),
-        }
+        self.gate.policies()
     }
 
     /// Statistics of the in-process memory store, which is also the fallback of a shared store.
     pub(crate) fn stats(&self) -> MemoryStats {
-        match self {
-            Self::Memory(gate) => gate.stats(),
-            Self::Shared(shared) => shared.gate.memory().stats(),
-        }
+        self.gate.store().memory().stats()
     }
 
     /// Removes expired keys from this process's memory.
     pub(crate) fn sweep(&self, slots: usize) {
-        match self {
-            Self::Memory(gate) => gate.sweep(slots),
-            Self::Shared(shared) => shared.gate.memory().sweep(slots),
-        };
+        self.gate.store().memory().sweep(slots);
     }
 
     pub(crate) fn counted(&self) -> Counted {
-        match self {
-            Self::Memory(_) => Counted::Here,
-            Self::Shared(shared) => Counted::Shared { instances: shared.instances },
-        }
+        let instances = self.shared().map(|shared| shared.store.instances());
+        instances.map_or(Counted::Here, |instances| Counted::Shared { instances })
     }
 
     /// The shared store, if configured.
-    pub(crate) fn shared(&self) -> Option<&Shared> {
-        match self {
-            Self::Memory(_) => None,
-            Self::Shared(shared) => Some(shared),
+    pub(crate) fn shared(&self) -> Option<Shared<'_>> {
+        match self.gate.store() {
+            AnyStore::Memory(_) => None,
+            AnyStore::Redis(store) => Some(Shared { store, health: &self.health }),
         }
     }
 }
 
-impl Shared {
-    /// Decides requests in one step.
-    async fn apply<'r>(&self, verb: Option<Verb>, requests: &'r [Request<'r>]) -> Decisions<'r> {
-        let decisions = match verb {
-            Some(verb) => self.gate.apply_all(verb, requests).await,
-            None => self.gate.apply(requests).await,
-        };
-        self.saw(&decisions);
-        decisions
-    }
-
-    async fn check_once<'r>(&self, request: &'r Request<'r>, id: &str) -> Decisions<'r> {
-        let decisions = self.gate.check_once(request, id).await;
-        self.saw(&decisions);
-        decisions
-    }
-
-    /// Records whether the store decided these.
-    fn saw(&self, decisions: &Decisions<'_>) {
+impl Health {
+    /// Records whether a shared store decided these.
+    fn record(&self, decisions: &Decisions<'_>) {
         let (mut answered, mut fell_back) = (false, false);
         for decision in decisions.iter() {
             match decision.source {
@@ -238,85 +300,57 @@ impl Shared {
             self.answered.fetch_add(1, Ordering::Relaxed);
         }
     }
+}
 
-    async fn reset(&self, request: &Request<'_>) -> Result<bool, Error> {
-        let existed = self.gate.reset(request).await;
-        if existed.is_err() {
-            self.away.store(true, Ordering::Relaxed);
-        }
-        existed
+impl<'a> Shared<'a> {
+    /// Redis, for everything but decisions.
+    pub(crate) fn redis(self) -> &'a RedisStore {
+        self.store.primary()
     }
 
-    /// The control document, unless it still is this one; see [`SharedGate::note`].
-    pub(crate) async fn note(
-        &self,
-        known: Option<ControlDocumentId>,
-    ) -> Result<Option<ControlDocument>, Error> {
-        self.gate.note(known).await
-    }
-
-    /// Replaces the control document `found`; see [`SharedGate::replace_control_document`].
-    pub(crate) async fn replace_control_document(
-        &self,
-        found: ControlDocumentId,
-        note: &ControlDocument,
-    ) -> Result<bool, Error> {
-        self.gate.replace_control_document(found, note).await
-    }
-
-    /// Waits until another instance announces a new control document.
-    pub(crate) async fn control_document_changed(&self) {
-        self.gate.control_document_changed().await;
-    }
-
-    /// Statistics of its use.
-    pub(crate) fn stats(&self) -> SharedStats {
-        self.gate.stats()
-    }
-
-    /// The state of each node.
-    pub(crate) fn nodes(&self) -> Vec<NodeState> {
-        self.gate.nodes()
+    /// How often fallbacks decided, and why.
+    pub(crate) fn fallbacks(self) -> FallbackStats {
+        self.store.stats()
     }
 
     /// The `hash_tag` attribute, if configured.
-    pub(crate) fn hash_tag(&self) -> Option<&str> {
-        self.gate.options().tag_attribute()
+    pub(crate) fn hash_tag(self) -> Option<&'a str> {
+        self.redis().options().tag_attribute()
     }
 
     /// Its URL, without secrets.
-    pub(crate) fn url(&self) -> String {
-        self.gate.options().to_string()
+    pub(crate) fn url(self) -> String {
+        self.redis().options().to_string()
     }
 
     /// Pings the store at the start.
     ///
     /// # Errors
     /// The store is unreachable.
-    pub(crate) async fn ping(&self) -> Result<(), Error> {
-        let answer = self.gate.ping().await;
-        self.away.store(answer.is_err(), Ordering::Relaxed);
+    pub(crate) async fn ping(self) -> Result<(), Error> {
+        let answer = self.redis().ping().await;
+        self.health.away.store(answer.is_err(), Ordering::Relaxed);
         answer
     }
 
     /// Pings often enough to close each healthy node's circuit breaker.
-    async fn knock(&self) -> Result<(), Error> {
+    async fn knock(self) -> Result<(), Error> {
         for _ in 1..KNOCKS {
-            self.gate.ping().await?;
+            self.redis().ping().await?;
             tokio::time::sleep(BETWEEN_KNOCKS).await;
         }
-        self.gate.ping().await
+        self.redis().ping().await
     }
 
     /// Whether decisions may currently come from fallbacks.
-    pub(crate) fn is_degraded(&self) -> bool {
+    pub(crate) fn is_degraded(self) -> bool {
         // Replicas are known but never connected to.
-        self.away.load(Ordering::Relaxed) || self.gate.nodes().iter().all(|node| !node.connected)
+        self.health.away.load(Ordering::Relaxed) || self.redis().nodes().iter().all(|node| !node.connected)
     }
 
     /// The state of the store and its nodes, as JSON.
-    pub(crate) fn state(&self) -> Value {
-        let nodes = self.gate.nodes().into_iter().map(|node| {
+    pub(crate) fn state(self) -> Value {
+        let nodes = self.redis().nodes().into_iter().map(|node| {
             let breaker = match node.breaker {
                 BreakerState::Closed => "closed",
                 BreakerState::Open => "open",
@@ -330,8 +364,8 @@ impl Shared {
                 "timeouts": node.timeouts,
             })
         });
-        let stats = self.gate.stats();
-        let errors = stats.store.errors.iter().filter(|(_, count)| *count > 0);
+        let (redis, stats) = (self.redis().stats(), self.fallbacks());
+        let errors = redis.errors.iter().filter(|(_, count)| *count > 0);
         let errors: Map<_, _> = errors.map(|(kind, count)| (kind.name().to_owned(), count.into())).collect();
         json!({
             "kind": "redis",
@@ -342,18 +376,18 @@ impl Shared {
             "last_failure_kind": stats.last_failure_kind.map(FailureKind::name),
             "errors": errors,
             "clock": {
-                "forward_jumps": stats.store.clock_jumps.forward,
-                "backward_jumps": stats.store.clock_jumps.backward,
-                "last_jump_ms": stats.store.clock_jumps.last_us / 1000,
+                "forward_jumps": redis.clock_jumps.forward,
+                "backward_jumps": redis.clock_jumps.backward,
+                "last_jump_ms": redis.clock_jumps.last_us / 1000,
             },
         })
     }
 
     /// Checks the health since the last check, and logs when the store becomes unavailable or
     /// available again. Pings it if there was no traffic, and to confirm recovery.
-    pub(crate) async fn look(&self, seen: &mut Seen) {
-        let stats = self.gate.stats();
-        let answered = self.answered.load(Ordering::Relaxed);
+    pub(crate) async fn look(self, seen: &mut Seen) {
+        let stats = self.fallbacks();
+        let answered = self.health.answered.load(Ordering::Relaxed);
         let (new_answers, new_fallbacks) = (answered - seen.answered, stats.fallbacks - seen.fallbacks);
         (seen.answered, seen.fallbacks) = (answered, stats.fallbacks);
         if new_fallbacks > 0 {
@@ -371,33 +405,31 @@ impl Shared {
         if new_fallbacks > 0 {
             return;
         }
-        let is_away = self.away.load(Ordering::Relaxed);
+        let is_away = self.health.away.load(Ordering::Relaxed);
         let answer = match (is_away, new_answers) {
             (true, _) => self.knock().await,
-            (false, 0) => self.gate.ping().await,
+            (false, 0) => self.redis().ping().await,
             (false, _) => Ok(()),
         };
         if let Err(failure) = answer {
-            self.away.store(true, Ordering::Relaxed);
+            self.health.away.store(true, Ordering::Relaxed);
             if !seen.away {
                 tracing::warn!(%failure, "the store does not answer; until it does, each policy decides by its fallback");
             }
             seen.away = true;
-        } else if self.gate.stats().fallbacks == seen.fallbacks {
-            self.away.store(false, Ordering::Relaxed);
+        } else if self.fallbacks().fallbacks == seen.fallbacks {
+            self.health.away.store(false, Ordering::Relaxed);
             if seen.away {
                 tracing::info!(store = self.url(), "the store answers again; decisions come from it");
             }
             seen.away = false;
         }
     }
-}
 
-impl Shared {
     /// Logs settings that silently break limits, as far as the store's user has the rights to read
     /// them.
-    pub(crate) async fn examine(&self) {
-        for finding in self.gate.examine().await {
+    pub(crate) async fn examine(self) {
+        for finding in self.redis().examine().await {
             tracing::warn!(finding, "the store does not keep limits as it should");
         }
     }
@@ -409,11 +441,3 @@ const REPORT_EVERY: Duration = Duration::from_secs(10);
 const KNOCKS: u32 = 3;
 /// An open breaker admits one call per 100 to 120 ms.
 const BETWEEN_KNOCKS: Duration = Duration::from_millis(130);
-/// Decides requests in memory; without a `verb`, each by its own.
-#[inline]
-fn apply_now<'r>(gate: &Gate, verb: Option<Verb>, requests: &'r [Request<'r>]) -> Decisions<'r> {
-    match verb {
-        Some(verb) => gate.apply_all(verb, requests),
-        None => gate.apply(requests),
-    }
-}

@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use slidegate::{ClientCertificate, MemoryStore, PolicySet, RedisOptions, Secret, SharedGate};
+use slidegate::{
+    ClientCertificate, FallbackStore, Gate, MemoryStore, PolicySet, RedisOptions, RedisStore, Secret,
+};
 use slidegate_envoy::yaml::Node;
 
 use super::check::Section;
@@ -173,26 +175,27 @@ pub(super) fn certificate(
     Some(ClientCertificate { certificate_pem, key_pem: key_pem.into() })
 }
 
-/// Builds a gate, which connects to nothing, to find what only that finds: unreadable certificates, and limits that a
-/// script cannot count.
+/// Creates the store, without a connection, to find what only that finds: unreadable certificates, and
+/// limits that a script cannot count.
 pub(super) fn try_out(shared: &SharedStore, policies: &PolicySet, top: &Section<'_>) {
-    let build = |policies: &PolicySet| SharedGate::new(policies.clone(), shared.options.clone());
-    let Err(error) = build(policies) else { return };
-    if error.is_policy() {
-        for policy in policies.iter() {
-            let alone = PolicySet::new([policy.clone()]).expect("a policy of a set is one");
-            if let Err(error) = build(&alone) {
-                let nodes = top.get("policies").into_iter().flat_map(Node::elements);
-                let is_it = |node: &&Node| node.get("name").and_then(Node::scalar) == Some(policy.name());
-                let section =
-                    nodes.filter(is_it).next().map_or(top.clone(), |node| top.element(node, String::new()));
-                section.report(if section.has("limit") { "limit" } else { "quota" }, error);
-            }
+    let redis = match RedisStore::new(shared.options.clone()) {
+        Ok(redis) => redis,
+        Err(error) => {
+            let store = top.child("store");
+            let key = ["ca_file", "cert_file", "redis"].into_iter().find(|key| store.has(key));
+            return store.report(key.unwrap_or_default(), error);
         }
-    } else {
-        let store = top.child("store");
-        let key = ["ca_file", "cert_file", "redis"].into_iter().find(|key| store.has(key));
-        store.report(key.unwrap_or_default(), error);
+    };
+    let gate = Gate::with_store(PolicySet::default(), FallbackStore::new(redis));
+    let gate = gate.expect("a store can count what no policy asks for");
+    for policy in policies.iter() {
+        if let Err(error) = gate.check_policy(policy) {
+            let nodes = top.get("policies").into_iter().flat_map(Node::elements);
+            let is_it = |node: &&Node| node.get("name").and_then(Node::scalar) == Some(policy.name());
+            let section =
+                nodes.filter(is_it).next().map_or(top.clone(), |node| top.element(node, String::new()));
+            section.report(if section.has("limit") { "limit" } else { "quota" }, error);
+        }
     }
 }
 

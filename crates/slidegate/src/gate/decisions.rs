@@ -105,33 +105,11 @@ pub struct PolicyDecision<'d> {
     failure: Option<&'d StoreFailure>,
 }
 
-impl<'r> Decisions<'r> {
-    /// Answers of the policies of a set.
-    #[cfg(feature = "redis")]
-    pub(crate) fn new(
-        policies: Guard<Arc<PolicySet>>,
-        requests: &'r [Request<'r>],
-        verb: Option<Verb>,
-        answers: PlacedAnswers,
-        failure: Option<Arc<StoreFailure>>,
-    ) -> Self {
-        Self { policies, requests, verb, answers, failure }
-    }
-}
-
 impl Decisions<'_> {
     /// Those in force when it was decided.
     #[cfg(feature = "tower")]
     pub(crate) fn policies(&self) -> &Arc<PolicySet> {
         &self.policies
-    }
-
-    /// Takes what `usage` says is used into account as well, in every decision on the request at this place: for usage
-    /// of one policy and key that is kept under another key. Verdicts stay as they are.
-    pub fn add_usage(&mut self, request: usize, usage: &Decision) {
-        for answer in self.answers.iter_mut().filter(|answer| answer.request == request) {
-            answer.decision.add_usage(usage);
-        }
     }
 
     /// Whether the request may pass, or all of several: no enforced policy denies, and there is no [error](Self::error).

@@ -260,7 +260,7 @@ mod tests {
     fn gate(policies: impl IntoIterator<Item = Policy>) -> (Gate, ManualClock) {
         let clock = ManualClock::new();
         let store = MemoryStore::builder().clock(clock.clone()).build();
-        (Gate::with_store(PolicySet::new(policies).unwrap(), store), clock)
+        (Gate::with_memory(PolicySet::new(policies).unwrap(), store), clock)
     }
 
     fn policy(name: &str, quota: &str) -> Policy {

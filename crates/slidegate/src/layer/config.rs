@@ -1,10 +1,12 @@
 //! The settings of a layer, and the path from a request to its outcome.
 //!
 //! The path has a part before the gate and a part after it, so a gate in memory needs no future and
-//! a shared one is awaited.
+//! another one is awaited.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::ops::Deref;
+use std::pin::Pin;
 use std::slice;
 use std::sync::Arc;
 
@@ -21,54 +23,73 @@ use crate::gate::{Decisions, Gate};
 use crate::headers::{FieldBuffer, HeaderOptions};
 use crate::policy::PolicySet;
 use crate::request::Request;
-#[cfg(feature = "redis")]
-use crate::shared_gate::SharedGate;
+use crate::store::Store;
 use crate::verb::Verb;
 
-/// The gate of a layer, in memory or shared. Created with `From`, also from an [`Arc`] of either.
+/// The gate of a layer, over any store. Created with `From`, from a gate or an [`Arc`] of one.
 #[derive(Debug, Clone)]
-#[non_exhaustive]
-pub enum AnyGate {
-    /// Counts in the memory of this process.
-    Memory(Arc<Gate>),
-    /// Counts in a store that several instances share.
-    #[cfg(feature = "redis")]
-    Shared(Arc<SharedGate>),
-}
+pub struct AnyGate(Arc<dyn ErasedGate>);
 
-impl From<Gate> for AnyGate {
-    fn from(gate: Gate) -> Self {
+impl<S: Store + 'static> From<Gate<S>> for AnyGate {
+    fn from(gate: Gate<S>) -> Self {
         Arc::new(gate).into()
     }
 }
 
-impl From<Arc<Gate>> for AnyGate {
-    fn from(gate: Arc<Gate>) -> Self {
-        Self::Memory(gate)
+impl<S: Store + 'static> From<Arc<Gate<S>>> for AnyGate {
+    fn from(gate: Arc<Gate<S>>) -> Self {
+        Self(gate)
     }
 }
 
-#[cfg(feature = "redis")]
-impl From<SharedGate> for AnyGate {
-    fn from(gate: SharedGate) -> Self {
-        Arc::new(gate).into()
+impl Deref for AnyGate {
+    type Target = dyn ErasedGate;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.0
     }
 }
 
-#[cfg(feature = "redis")]
-impl From<Arc<SharedGate>> for AnyGate {
-    fn from(gate: Arc<SharedGate>) -> Self {
-        Self::Shared(gate)
-    }
+/// A gate without the type of its store.
+pub trait ErasedGate: fmt::Debug + Send + Sync {
+    /// Whether [`run_now`](Self::run_now) decides.
+    fn is_immediate(&self) -> bool;
+
+    /// Decides requests at once.
+    fn run_now<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r>;
+
+    /// Decides requests.
+    fn run_later<'g, 'r: 'g>(
+        &'g self,
+        verb: Verb,
+        requests: &'r [Request<'r>],
+    ) -> Pin<Box<dyn Future<Output = Decisions<'r>> + Send + 'g>>;
+
+    /// The active policies.
+    fn policies(&self) -> Arc<PolicySet>;
 }
 
-impl AnyGate {
-    pub(super) fn policies(&self) -> Arc<PolicySet> {
-        match self {
-            Self::Memory(gate) => gate.policies(),
-            #[cfg(feature = "redis")]
-            Self::Shared(gate) => gate.policies(),
-        }
+impl<S: Store> ErasedGate for Gate<S> {
+    #[inline]
+    fn is_immediate(&self) -> bool {
+        self.store().is_immediate()
+    }
+
+    #[inline]
+    fn run_now<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
+        self.run_now(Some(verb), requests)
+    }
+
+    fn run_later<'g, 'r: 'g>(
+        &'g self,
+        verb: Verb,
+        requests: &'r [Request<'r>],
+    ) -> Pin<Box<dyn Future<Output = Decisions<'r>> + Send + 'g>> {
+        Box::pin(self.run_later(Some(verb), requests))
+    }
+
+    fn policies(&self) -> Arc<PolicySet> {
+        self.policies()
     }
 }
 
@@ -117,8 +138,8 @@ pub(super) struct Pass {
 }
 
 impl Config {
-    /// Decides a request with a gate in memory.
-    pub(super) fn decide(self: &Arc<Self>, gate: &Gate, view: &RequestView<'_>) -> Outcome {
+    /// Decides a request with a gate that is immediate.
+    pub(super) fn decide(self: &Arc<Self>, view: &RequestView<'_>) -> Outcome {
         if self.skips(view) {
             return self.skipped();
         }
@@ -128,17 +149,12 @@ impl Config {
         owned = self.set_attributes(&mut request, view, client.as_ref());
         request.extend(owned.iter().map(|(name, bytes)| (*name, &**bytes)));
         let several = self.named_requests(&request);
-        let decisions = gate.apply_all(Verb::Check, requests(&request, &several));
+        let decisions = self.gate.run_now(Verb::Check, requests(&request, &several));
         self.outcome(view, client, &request, &decisions)
     }
 
-    /// Decides a request with a shared gate.
-    #[cfg(feature = "redis")]
-    pub(super) async fn decide_shared(
-        self: &Arc<Self>,
-        gate: &SharedGate,
-        view: &RequestView<'_>,
-    ) -> Outcome {
+    /// Decides a request with a gate that has to be awaited.
+    pub(super) async fn decide_later(self: &Arc<Self>, view: &RequestView<'_>) -> Outcome {
         if self.skips(view) {
             return self.skipped();
         }
@@ -148,7 +164,7 @@ impl Config {
         owned = self.set_attributes(&mut request, view, client.as_ref());
         request.extend(owned.iter().map(|(name, bytes)| (*name, &**bytes)));
         let several = self.named_requests(&request);
-        let decisions = gate.apply_all(Verb::Check, requests(&request, &several)).await;
+        let decisions = self.gate.run_later(Verb::Check, requests(&request, &several)).await;
         self.outcome(view, client, &request, &decisions)
     }
 

@@ -12,7 +12,7 @@ use http::StatusCode;
 use http::response::Parts;
 
 use super::attribute::AttributeValue;
-use super::config::{AnyGate, Config, request_per_policy};
+use super::config::{Config, request_per_policy};
 use crate::gate::Decisions;
 use crate::request::Request;
 use crate::verb::Verb;
@@ -116,7 +116,8 @@ struct ChargedRequest {
     policies: Option<Vec<String>>,
 }
 
-/// A refund in progress. It completes even if this future is dropped.
+/// A refund in progress. It completes even if this future is dropped, within a tokio runtime and with
+/// feature `redis`.
 pub(super) type RefundFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl PendingRefund {
@@ -158,19 +159,19 @@ impl PendingRefund {
 
     fn settle(&mut self) -> Option<RefundFuture> {
         let charged = self.charged.take()?;
-        match charged.config.gate.clone() {
-            AnyGate::Memory(gate) => {
-                gate.apply_all(Verb::Refund, &charged.requests());
-                None
-            }
-            #[cfg(feature = "redis")]
-            AnyGate::Shared(gate) => {
-                let refund = async move { drop(gate.apply_all(Verb::Refund, &charged.requests()).await) };
-                let task = self.runtime.take()?.spawn(refund);
-                // The task fails only if the runtime shuts down, which also drops this future.
-                Some(Box::pin(async move { drop(task.await) }))
-            }
+        let gate = charged.config.gate.clone();
+        if gate.is_immediate() {
+            gate.run_now(Verb::Refund, &charged.requests());
+            return None;
         }
+        let refund = async move { drop(gate.run_later(Verb::Refund, &charged.requests()).await) };
+        #[cfg(feature = "redis")]
+        if let Some(runtime) = self.runtime.take() {
+            let task = runtime.spawn(refund);
+            // The task fails only if the runtime shuts down, which also drops this future.
+            return Some(Box::pin(async move { drop(task.await) }));
+        }
+        Some(Box::pin(refund))
     }
 }
 

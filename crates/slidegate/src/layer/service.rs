@@ -19,13 +19,10 @@ use super::attribute::RequestView;
 #[cfg(feature = "axum")]
 use super::axum::PathParams;
 use super::body::{ResponseBody, SameBody};
-use super::config::{AnyGate, Config, Outcome, Pass};
+use super::config::{Config, Outcome, Pass};
 #[cfg(feature = "redis")]
 use super::refund::Refund;
 use super::refund::{PendingRefund, RefundFuture};
-use crate::gate::Gate;
-#[cfg(feature = "redis")]
-use crate::shared_gate::SharedGate;
 
 /// A service with a limit, created by a [`RateLimitLayer`](super::RateLimitLayer).
 pub struct RateLimit<S, A = SameBody> {
@@ -66,24 +63,22 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let stage = match &self.config.gate {
-            AnyGate::Memory(gate) => serve(&self.config, gate, &mut self.inner, request),
-            #[cfg(feature = "redis")]
-            AnyGate::Shared(gate) => {
-                let (head, body) = request.into_parts();
-                let deciding = DecisionFuture::new(&self.config, gate, head);
-                // Call the instance that was polled for readiness, not its clone.
-                let ready = self.inner.clone();
-                let ready = std::mem::replace(&mut self.inner, ready);
-                Stage::Deciding { deciding, called: Some((ready, body)) }
-            }
+        let stage = if self.config.gate.is_immediate() {
+            serve(&self.config, &mut self.inner, request)
+        } else {
+            let (head, body) = request.into_parts();
+            let deciding = DecisionFuture::new(&self.config, head);
+            // Call the instance that was polled for readiness, not its clone.
+            let ready = self.inner.clone();
+            let ready = std::mem::replace(&mut self.inner, ready);
+            Stage::Deciding { deciding, called: Some((ready, body)) }
         };
         ResponseFuture { stage, body: PhantomData }
     }
 }
 
-/// Serves a request with a gate in memory.
-fn serve<S, B>(config: &Arc<Config>, gate: &Gate, inner: &mut S, mut request: Request<B>) -> Stage<S, B>
+/// Serves a request with a gate that decides at once.
+fn serve<S, B>(config: &Arc<Config>, inner: &mut S, mut request: Request<B>) -> Stage<S, B>
 where
     S: Service<Request<B>>,
 {
@@ -94,7 +89,7 @@ where
         #[cfg(feature = "axum")]
         params: params.as_ref(),
     };
-    match config.decide(gate, &view) {
+    match config.decide(&view) {
         Outcome::Pass(pass, limited) => {
             if let Some(limited) = limited {
                 request.extensions_mut().insert(limited);
@@ -207,20 +202,20 @@ fn settle<R>(
     (Response::from_parts(head, body), refunding)
 }
 
-/// A decision of a shared gate in progress.
-#[cfg(feature = "redis")]
+/// A decision in progress.
 struct DecisionFuture {
     decision: Pin<Box<dyn Future<Output = (Parts, Outcome)> + Send>>,
     /// Completes the decision in the background if this future is dropped and the charge would be
     /// refunded. `None` once the decision has completed.
+    #[cfg(feature = "redis")]
     runtime: Option<tokio::runtime::Handle>,
 }
 
-#[cfg(feature = "redis")]
 impl DecisionFuture {
-    fn new(config: &Arc<Config>, gate: &Arc<SharedGate>, head: Parts) -> Self {
-        let is_owed = config.refund.as_ref().is_some_and(Refund::is_for_unanswered);
-        let (config, gate) = (Arc::clone(config), Arc::clone(gate));
+    fn new(config: &Arc<Config>, head: Parts) -> Self {
+        #[cfg(feature = "redis")]
+        let is_refundable = config.refund.as_ref().is_some_and(Refund::is_for_unanswered);
+        let config = Arc::clone(config);
         Self {
             decision: Box::pin(async move {
                 #[cfg(feature = "axum")]
@@ -232,16 +227,20 @@ impl DecisionFuture {
                     #[cfg(feature = "axum")]
                     params: params.as_ref(),
                 };
-                let outcome = config.decide_shared(&gate, &view).await;
+                let outcome = config.decide_later(&view).await;
                 (head, outcome)
             }),
-            runtime: is_owed.then(tokio::runtime::Handle::try_current).and_then(Result::ok),
+            #[cfg(feature = "redis")]
+            runtime: is_refundable.then(tokio::runtime::Handle::try_current).and_then(Result::ok),
         }
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<(Parts, Outcome)> {
         let decided = ready!(self.decision.as_mut().poll(cx));
-        self.runtime = None;
+        #[cfg(feature = "redis")]
+        {
+            self.runtime = None;
+        }
         Poll::Ready(decided)
     }
 }
@@ -257,16 +256,5 @@ impl Drop for DecisionFuture {
             let decision = std::mem::replace(&mut self.decision, over);
             runtime.spawn(async move { drop(decision.await) });
         }
-    }
-}
-
-/// Without shared gates no decision is ever in progress.
-#[cfg(not(feature = "redis"))]
-enum DecisionFuture {}
-
-#[cfg(not(feature = "redis"))]
-impl DecisionFuture {
-    fn poll(&mut self, _: &mut Context<'_>) -> Poll<(Parts, Outcome)> {
-        match *self {}
     }
 }

@@ -109,9 +109,9 @@ impl PolicySet {
         Quotas(by_policy.collect())
     }
 
-    /// Which keys are under another quota than in the set that was in force before.
-    pub(crate) fn changes_since<'a>(&'a self, before: &'a Self, secret: &HashSeed) -> Changes<'a> {
-        Changes { old: before.quotas(secret), new: self.quotas(secret) }
+    /// Which keys have another quota than in the set that was active before.
+    pub(crate) fn changes_since<'a>(&'a self, before: &'a Self, seed: &HashSeed) -> Changes<'a> {
+        Changes { old: before.quotas(seed), new: self.quotas(seed) }
     }
 
     /// What these requests would charge: nothing if one of them [cannot be decided](Self::error_of).
@@ -200,7 +200,6 @@ impl PolicySet {
         let (own_quota, block) = rule.own(&key);
         Charge {
             number: rule.number,
-            #[cfg(feature = "redis")]
             name: &rule.policy.name,
             #[cfg(feature = "redis")]
             on_store_error: rule.policy.on_store_error,
@@ -248,7 +247,7 @@ pub(crate) struct Changes<'a> {
 }
 
 impl Changes<'_> {
-    /// The quotas that the key of a policy was under and is now, if those are two.
+    /// The former and the new quota of a policy's key, if they differ.
     pub(crate) fn of(&self, policy: u32, key: KeyId) -> Option<(Quota, Quota)> {
         let change = self.old.of(policy, key).zip(self.new.of(policy, key));
         change.filter(|(old, new)| old != new)

@@ -1,139 +1,235 @@
-//! Fallback: what is decided when the shared store does not answer in time.
-//!
-//! Each policy has chosen: this process's memory under its share of the limit, everything, or nothing. A decision says
-//! which it was.
+//! Fallback: a store that decides by each policy's fallback when the store it wraps does not reply.
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use arc_swap::ArcSwapOption;
 use smallvec::SmallVec;
 
-use crate::charge::{Charge, Charges, OnStoreError, with_denials};
-use crate::decision::{Decision, DecisionSource, Verdict, Waits};
+use crate::charge::{Charge, Charges};
+use crate::decision::Decision;
+use crate::error::Error;
+use crate::policy_reset::{Done, Place, PolicyReset, ResetCursor};
 use crate::quota::Quota;
-use crate::store::memory::{MemoryStore, Requote};
-use crate::store::redis::jitter;
-use crate::time::micros;
-use crate::verb::Role;
+use crate::store::memory::MemoryStore;
+use crate::store::redis::{FailureKind, StoreFailure};
+use crate::store::shared::{SharedStore, Undecided};
+use crate::store::{ManagedStore, QuotaChanges, Remote, Store, StoreDecisions, StoredPolicy};
+use crate::time::{Timestamp, instant};
+use crate::usage::KeyInspection;
+use crate::verb::Verb;
+use local::LocalDecisions;
+use recent_peeks::RecentPeeks;
 
-/// Decides without the shared store.
+mod local;
+mod recent_peeks;
+
+/// A store over a [`SharedStore`], such as Redis, that always decides. While that does not reply,
+/// each policy decides by its [fallback](crate::OnStoreError), and every decision says
+/// [who made it](crate::Decision::source).
+///
+/// ```no_run
+/// use slidegate::{FallbackStore, Gate, Policy, PolicySet, Quota, RedisOptions, RedisStore};
+///
+/// let policies = PolicySet::new([Policy::new("per-user", Quota::per_minute(100))?.scope(["user"])])?;
+/// let redis = RedisStore::new(RedisOptions::new("redis://127.0.0.1:6379")?)?;
+/// let gate = Gate::with_store(policies, FallbackStore::new(redis).with_instances(3))?;
+/// # Ok::<(), slidegate::Error>(())
+/// ```
 #[derive(Debug)]
-pub(crate) struct Fallback {
-    memory: MemoryStore,
-    /// How many instances share the limits, at least one.
-    instances: u64,
+pub struct FallbackStore<S> {
+    primary: S,
+    local: LocalDecisions,
+    recent_peeks: RecentPeeks,
+    fallbacks: AtomicU64,
+    /// Without a lock: while the store is unavailable, every decision writes it.
+    last_failure: ArcSwapOption<StoreFailure>,
 }
 
-/// Shortest wait of a denial that was made because the store is unavailable. A breaker probes its node every 100 ms, so a
-/// store that is back is noticed sooner than this.
-const MIN_WAIT: Duration = Duration::from_secs(1);
-/// Longest such wait. Waits are spread up to it at random: clients that were denied together must not come back together.
-const MAX_WAIT: Duration = Duration::from_secs(3);
+/// How often a [`FallbackStore`] decided by fallbacks since it was created.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct FallbackStats {
+    /// Calls that were decided by fallbacks.
+    pub fallbacks: u64,
+    /// Why the store last did not reply, in one line. An open circuit breaker is reported only if
+    /// nothing else is known.
+    pub last_failure: Option<String>,
+    /// The kind of that failure.
+    pub last_failure_kind: Option<FailureKind>,
+}
 
-impl Fallback {
-    pub(crate) fn new(memory: MemoryStore, instances: u64) -> Self {
-        Self { memory, instances }
+impl<S> FallbackStore<S> {
+    /// Falls back to the memory of this process, at the whole limit.
+    #[must_use]
+    pub fn new(primary: S) -> Self {
+        Self {
+            primary,
+            local: LocalDecisions { memory: MemoryStore::new(), instances: 1 },
+            recent_peeks: RecentPeeks::default(),
+            fallbacks: AtomicU64::new(0),
+            last_failure: ArcSwapOption::empty(),
+        }
     }
 
-    pub(crate) fn memory(&self) -> &MemoryStore {
-        &self.memory
+    /// Sets how many instances share the limits, at least 1. Each enforces that part of a limit,
+    /// rounded up, while the store is unavailable.
+    #[must_use]
+    pub fn with_instances(mut self, instances: u64) -> Self {
+        self.local.instances = instances.max(1);
+        self
     }
 
-    /// Fits every key to its share of the quota that is in force from now on; see [`MemoryStore::requote`].
-    pub(crate) fn requote(&self, requote: Requote<'_>) {
-        let share = |quota: Quota| quota.share(self.instances);
-        self.memory.requote(&|policy, key| requote(policy, key).map(|(old, new)| (share(old), share(new))));
+    /// Sets the memory that decides while the store is unavailable.
+    #[must_use]
+    pub fn with_memory(mut self, memory: MemoryStore) -> Self {
+        self.local.memory = memory;
+        self
     }
 
-    /// Decides charges; the decisions stand in their order. Local policies are charged all or none, and
-    /// none if another one denies without knowing usage.
-    pub(crate) fn apply(&self, charges: &[Charge<'_>]) -> SmallVec<[Decision; 4]> {
-        let share = |quota: &Quota| quota.share(self.instances);
-        let shares: SmallVec<[(Quota, Option<Quota>); 4]> =
-            charges.iter().map(|charge| (share(charge.quota), charge.instead_of.map(share))).collect();
-        let left = with_denials(charges, |at| {
-            let Charge { on_store_error, part, .. } = &charges[at];
-            *on_store_error == OnStoreError::Deny && part.verb.is_question() && part.cost > 0
-        });
-        let is_local = |charge: &Charge<'_>| charge.on_store_error == OnStoreError::Local;
-        // Where a request of those that deny together is let through, they cannot deny.
-        let lets_through = |charge: &Charge<'_>| charge.part.role == Role::Together && !is_local(charge);
-        let cannot_deny_together = left.iter().any(lets_through);
-        let mut local = Charges::new();
-        let mut positions = SmallVec::<[usize; 4]>::new();
-        for (charge, (quota, own)) in left.iter().zip(&shares) {
-            positions.push(local.len());
-            if is_local(charge) {
-                let mut part = charge.part;
-                match part.role {
-                    // Its policy is that of the part it belongs to, which is local as well.
-                    Role::Refusals => part.link = positions[part.link],
-                    Role::Together if cannot_deny_together => part.role = Role::IfAllowed,
-                    _ => {}
+    /// The store that is asked first.
+    #[must_use]
+    pub fn primary(&self) -> &S {
+        &self.primary
+    }
+
+    /// How many instances share the limits.
+    #[must_use]
+    pub fn instances(&self) -> u64 {
+        self.local.instances
+    }
+
+    /// The memory that decides while the store is unavailable.
+    #[must_use]
+    pub fn memory(&self) -> &MemoryStore {
+        &self.local.memory
+    }
+
+    /// How often fallbacks decided, and why.
+    #[must_use]
+    pub fn stats(&self) -> FallbackStats {
+        let last = self.last_failure.load();
+        FallbackStats {
+            fallbacks: self.fallbacks.load(Ordering::Relaxed),
+            last_failure: last.as_ref().map(ToString::to_string),
+            last_failure_kind: last.as_ref().map(|failure| failure.kind()),
+        }
+    }
+
+    fn remember(&self, failure: StoreFailure) -> Arc<StoreFailure> {
+        let failure = Arc::new(failure);
+        if failure.kind() != FailureKind::BreakerOpen || self.last_failure.load().is_none() {
+            self.last_failure.store(Some(Arc::clone(&failure)));
+        }
+        failure
+    }
+
+    /// The decisions of the store, or those of the fallbacks.
+    fn complete(
+        &self,
+        charges: &[Charge<'_>],
+        decided: Result<SmallVec<[Decision; 4]>, Undecided>,
+    ) -> StoreDecisions {
+        let Undecided { failure, denied } = match decided {
+            Ok(decisions) => return decisions.into(),
+            Err(undecided) => undecided,
+        };
+        self.fallbacks.fetch_add(1, Ordering::Relaxed);
+        let failure = Some(self.remember(failure));
+        let decisions = match denied {
+            None => self.local.apply(charges),
+            // A denial stands whatever the other policies would decide, and nothing is charged.
+            Some(known) => {
+                let mut peeks: Charges<'_> = charges.iter().cloned().collect();
+                peeks.iter_mut().for_each(|charge| charge.part.verb = Verb::Peek);
+                let guessed = self.local.apply(&peeks);
+                known.into_iter().zip(guessed).map(|(known, guessed)| known.unwrap_or(guessed)).collect()
+            }
+        };
+        StoreDecisions { decisions, failure }
+    }
+
+    /// Refunds and penalties change usage that recent peeks have reported.
+    fn forget_peeks(&self, charges: &[Charge<'_>]) {
+        if charges.iter().any(|charge| !charge.part.verb.is_question()) {
+            self.recent_peeks.forget_all();
+        }
+    }
+}
+
+impl<S: SharedStore> Store for FallbackStore<S> {
+    type Mode = Remote;
+
+    async fn apply(&self, charges: &[Charge<'_>]) -> StoreDecisions {
+        self.forget_peeks(charges);
+        self.complete(charges, self.primary.apply(charges).await)
+    }
+
+    async fn check_once(&self, charges: &[Charge<'_>], id: &str) -> StoreDecisions {
+        self.forget_peeks(charges);
+        self.complete(charges, self.primary.check_once(charges, id).await)
+    }
+
+    async fn reset(&self, charges: &[Charge<'_>]) -> Result<bool, Error> {
+        self.recent_peeks.forget_all();
+        let local = self.local.memory.reset(charges);
+        let stored = self.primary.reset(charges).await;
+        Ok(stored.map_err(|failure| Error::store(self.remember(failure).to_string()))? || local)
+    }
+
+    fn wall_time(&self) -> Timestamp {
+        self.local.memory.wall_time()
+    }
+
+    /// Asks about the same blocked keys at most ten times per second, so that a blocked client is
+    /// cheaper than one that is denied.
+    async fn peek_blocked(&self, charges: &[Charge<'_>]) -> StoreDecisions {
+        match self.recent_peeks.find(charges, &self.local.memory, instant()) {
+            Ok(decisions) => decisions.into(),
+            Err(pending) => {
+                let decided = self.apply(charges).await;
+                if decided.failure.is_none() {
+                    self.recent_peeks.keep(pending, &decided.decisions);
                 }
-                local.push(Charge { quota, instead_of: own.as_ref(), part, ..charge.clone() });
+                decided
             }
         }
-        let mut local = self.memory.apply(&local).into_iter();
-        let now = self.memory.wall_time();
-        charges
-            .iter()
-            .map(|charge| {
-                let limit = charge.quota.capacity();
-                let blind = |verdict, source, retry_us| Decision {
-                    verdict,
-                    limit,
-                    used: 0,
-                    remaining: if verdict == Verdict::Allow { limit } else { 0 },
-                    cost: 0,
-                    at: now,
-                    source,
-                    is_blocked: false,
-                    waits: Waits { retry_us, reset_us: 0, frees_us: 0 },
-                };
-                match charge.on_store_error {
-                    OnStoreError::Local => {
-                        let decision = local.next().expect("the memory decides every charge it is given");
-                        Decision { source: DecisionSource::Local, ..decision }
-                    }
-                    OnStoreError::Allow => blind(Verdict::Allow, DecisionSource::Allow, 0),
-                    // What is not asked for cannot be denied: a refund or a penalty is lost, and says that it moved nothing.
-                    OnStoreError::Deny if charge.part.cost == 0 || !charge.part.verb.is_question() => {
-                        blind(Verdict::Allow, DecisionSource::Deny, 0)
-                    }
-                    OnStoreError::Deny => {
-                        let wait = jitter::between(MIN_WAIT, MAX_WAIT);
-                        blind(Verdict::Deny, DecisionSource::Deny, micros(wait))
-                    }
-                }
-            })
-            .collect()
+    }
+
+    fn check_quota(&self, quota: &Quota) -> Result<(), Error> {
+        self.primary.check_quota(quota)
+    }
+
+    fn quotas_changed(&self, changes: &QuotaChanges<'_>) {
+        self.primary.quotas_changed();
+        self.local.requote(&*(changes.0)(self.local.memory.secret()));
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{Policy, PolicySet, Reason, Request};
+impl<S: SharedStore> ManagedStore for FallbackStore<S> {
+    async fn inspect(&self, charges: &[Charge<'_>]) -> Result<Vec<KeyInspection>, Error> {
+        self.primary.inspect(charges).await.map_err(|failure| Error::store(failure.to_string()))
+    }
 
-    /// Clients that were denied together must not come back together, nor be sent away for long.
-    #[test]
-    fn waits_for_a_store_that_is_unavailable_are_short_and_spread() {
-        let policy = Policy::new("login", Quota::per_minute(5)).expect("a plain name");
-        let set = PolicySet::new([policy.on_store_error(OnStoreError::Deny)]).expect("one policy");
-        let fallback = Fallback::new(MemoryStore::new(), 1);
-        let request = Request::new();
-        let waits: Vec<_> = (0..100)
-            .map(|_| {
-                let plan = set.plan(std::slice::from_ref(&request), None);
-                let decision = fallback.apply(&plan.charges)[0];
-                assert_eq!(
-                    (decision.reason(), decision.is_counted()),
-                    (Some(Reason::StoreUnavailable), false)
-                );
-                decision.retry_after().expect("a wait")
-            })
-            .collect();
-        assert!(waits.iter().all(|wait| (MIN_WAIT..=MAX_WAIT).contains(wait)), "{waits:?}");
-        assert!(waits.iter().any(|wait| *wait != waits[0]));
+    /// Goes through the store first and through this process's memory last.
+    async fn reset_policy_step(
+        &self,
+        policy: &StoredPolicy<'_>,
+        from: Option<&ResetCursor>,
+        keys: u64,
+    ) -> Result<PolicyReset, Error> {
+        self.recent_peeks.forget_all();
+        let Some((Place::Memory { shard }, mut done)) = from.map(|from| (from.place, from.done)) else {
+            let stepped = self.primary.reset_policy_step(policy.name, from, keys).await;
+            let mut reset = stepped.map_err(|failure| Error::store(failure.to_string()))?;
+            if reset.next.is_none() {
+                let done = Done { forgotten: reset.forgotten, scanned: reset.scanned, keys: reset.keys };
+                reset = PolicyReset::after(done, Some(Place::Memory { shard: 0 }));
+            }
+            return Ok(reset);
+        };
+        let (found, next) = self.local.memory.forget_policies(policy.numbers, shard, keys);
+        done.forgotten = done.forgotten.saturating_add(found.forgotten);
+        Ok(PolicyReset::after(done, next.map(|shard| Place::Memory { shard })))
     }
 }

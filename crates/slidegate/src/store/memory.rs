@@ -3,15 +3,19 @@
 //! A decision reads the clock and then locks the one shard of its key. A request under several
 //! policies locks its shards in ascending order, so that requests cannot deadlock.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use smallvec::SmallVec;
 
 use crate::charge::{Charge, Part};
 use crate::decision::Decision;
+use crate::error::Error;
 use crate::key::{HashSeed, KeyId};
+use crate::policy_reset::{PolicyReset, ResetCursor, ScannedKeys};
 use crate::quota::Quota;
-use crate::store::all_or_none;
+use crate::store::{
+    IdempotencyCache, Local, ManagedStore, QuotaChanges, Store, StoreDecisions, StoredPolicy, all_or_none,
+};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering};
 use crate::time::{Clock, Moment, SystemClock, TimeSource, Timestamp};
 use crate::usage::KeyInspection;
@@ -22,7 +26,6 @@ mod shard;
 mod table;
 
 use inline_quotas::InlineQuotas;
-pub(crate) use shard::Forgot;
 use shard::{Address, Call, Shard};
 
 /// Stores keys of all policies in the memory of this process.
@@ -50,6 +53,8 @@ pub struct MemoryStore {
     census: Census,
     /// The shard at which [`sweep`](Self::sweep) continues.
     next_swept: AtomicUsize,
+    /// Created by the first check with an idempotency key.
+    pub(super) idempotent: OnceLock<IdempotencyCache>,
 }
 
 /// A shard with its lock. The alignment keeps two shards out of one cache line and out of one pair
@@ -127,6 +132,7 @@ impl MemoryStoreBuilder {
             shift: 64 - bits,
             census: Census { held: AtomicUsize::new(0), max_keys: self.max_keys, dropped: AtomicU64::new(0) },
             next_swept: AtomicUsize::new(0),
+            idempotent: OnceLock::new(),
         }
     }
 }
@@ -139,6 +145,53 @@ const OWN_POLICY: u32 = 0;
 /// 65,536 shards take 16 MiB. A store for more than 67 million keys has larger shards instead of
 /// more.
 const MAX_SHARDS: usize = 1 << 16;
+
+impl Store for MemoryStore {
+    type Mode = Local;
+
+    #[inline]
+    async fn apply(&self, charges: &[Charge<'_>]) -> StoreDecisions {
+        self.apply(charges).into()
+    }
+
+    async fn check_once(&self, charges: &[Charge<'_>], id: &str) -> StoreDecisions {
+        let cache = self.idempotent.get_or_init(IdempotencyCache::default);
+        cache.check(charges, id, self.now(), || self.apply(charges).into())
+    }
+
+    async fn reset(&self, charges: &[Charge<'_>]) -> Result<bool, Error> {
+        Ok(self.reset(charges))
+    }
+
+    fn wall_time(&self) -> Timestamp {
+        self.wall_time()
+    }
+
+    #[inline]
+    fn apply_single(&self, charge: &Charge<'_>) -> Decision {
+        self.apply_single(charge)
+    }
+
+    fn quotas_changed(&self, changes: &QuotaChanges<'_>) {
+        self.requote(&*(changes.0)(&self.secret));
+    }
+}
+
+impl ManagedStore for MemoryStore {
+    async fn inspect(&self, charges: &[Charge<'_>]) -> Result<Vec<KeyInspection>, Error> {
+        Ok(self.inspect(charges))
+    }
+
+    async fn reset_policy_step(
+        &self,
+        policy: &StoredPolicy<'_>,
+        from: Option<&ResetCursor>,
+        keys: u64,
+    ) -> Result<PolicyReset, Error> {
+        let held = self.stats().keys as u64;
+        PolicyReset::step(from, held, |shard| self.forget_policies(policy.numbers, shard, keys))
+    }
+}
 
 impl MemoryStore {
     /// Default maximum of keys: a million, which takes at most 63 MB for counters or 105 MB for
@@ -290,8 +343,13 @@ impl MemoryStore {
     /// Removes the keys of these policies, given by number, in the shards from `from` on, until at
     /// least `keys` keys were examined. Returns the shard to continue with, or `None` after the
     /// last. A shard is locked for about 1024 keys at a time.
-    pub(crate) fn forget_policies(&self, policies: &[u32], from: u64, keys: u64) -> (Forgot, Option<u64>) {
-        let mut all = Forgot::default();
+    pub(crate) fn forget_policies(
+        &self,
+        policies: &[u32],
+        from: u64,
+        keys: u64,
+    ) -> (ScannedKeys, Option<u64>) {
+        let mut all = ScannedKeys::default();
         let from = usize::try_from(from).unwrap_or(usize::MAX);
         for at in from..self.shards.len() {
             let forgot = self.lock(at).shard.forget_policies(policies, &self.census, &self.secret);
@@ -339,6 +397,7 @@ impl MemoryStore {
     }
 
     /// The seed of the keys' hashes.
+    #[cfg(any(feature = "redis", feature = "wait"))]
     pub(crate) fn secret(&self) -> &HashSeed {
         &self.secret
     }

@@ -13,9 +13,12 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::charge::Charge;
-use crate::decision::Decision;
 use crate::error::Error;
+use crate::policy_reset::{Done, PolicyReset, ResetCursor};
+use crate::quota::Quota;
+use crate::store::shared::{SharedStore, Undecided};
 use crate::time::instant;
+use crate::usage::KeyInspection;
 use crate::verb::Verb;
 
 mod batch;
@@ -39,8 +42,8 @@ pub(crate) use call::{Answers, MOST};
 pub use control_document::{ControlDocument, ControlDocumentId};
 pub use options::RedisOptions;
 pub use server_time::ClockJumps;
+pub(crate) use transport::jitter;
 pub use transport::{BreakerState, ClientCertificate, FailureKind, NodeState, StoreErrors, StoreFailure};
-pub(crate) use transport::{Executed, Failure, jitter};
 
 use batch::Batcher;
 use call::{Reply, Subjects};
@@ -51,11 +54,14 @@ use names::Names;
 use scripts::Scripts;
 use server_time::ServerTimes;
 use spread::DenialRates;
-use transport::{LastFailure, Transport};
+use transport::{Executed, Failure, LastFailure, Transport};
 
-/// A way to limits that many instances share.
+/// Usage in Redis, Redis Cluster or a master that Sentinels name, shared by many instances.
+///
+/// It connects when it is first needed. Calls can fail, so a gate needs it within a
+/// [`FallbackStore`](crate::FallbackStore). Works within a tokio runtime.
 #[derive(Debug)]
-pub(crate) struct RedisStore {
+pub struct RedisStore {
     calls: Arc<Calls>,
     invalidations: Invalidations,
     seen: Seen,
@@ -105,17 +111,9 @@ pub struct RedisStats {
     pub clock_jumps: ClockJumps,
 }
 
-/// Why there is not a decision for each charge of a plan.
-#[derive(Debug)]
-pub(crate) struct Undecided {
-    pub(crate) failure: Failure,
-    /// Where an enforced policy has denied all the same: what is known, in the plan's order. Nothing is charged.
-    pub(crate) denied: Option<Vec<Option<Decision>>>,
-}
-
 impl From<Failure> for Undecided {
     fn from(failure: Failure) -> Self {
-        Self { failure, denied: None }
+        Self { failure: failure.into(), denied: None }
     }
 }
 
@@ -303,8 +301,11 @@ fn explain(mut failure: Failure) -> Failure {
 }
 
 impl RedisStore {
-    /// A store that nobody has asked yet: it connects when it is first needed.
-    pub(crate) fn new(options: RedisOptions) -> Result<Self, Error> {
+    /// Creates the store, without a connection.
+    ///
+    /// # Errors
+    /// If no connection can be made with these options, such as with an unreadable certificate.
+    pub fn new(options: RedisOptions) -> Result<Self, Error> {
         let transport = Transport::new(&options.connection)?;
         let slots = if transport.is_cluster() { usize::from(transport::slot::SLOTS) } else { 1 };
         let calls = Calls {
@@ -327,8 +328,7 @@ impl RedisStore {
         })
     }
 
-    /// Carries out a plan on all keys or on none; the decisions stand in the order of the charges.
-    pub(crate) async fn apply(&self, charges: &[Charge<'_>]) -> Result<Answers, Undecided> {
+    async fn apply_charges(&self, charges: &[Charge<'_>]) -> Result<Answers, Undecided> {
         let deadline = instant() + self.options.connection.deadline;
         let Some(cost) = charges.first().map(|charge| charge.part.cost) else { return Ok(SmallVec::new()) };
         let subjects = Subjects::of(charges, &self.names);
@@ -360,9 +360,9 @@ impl RedisStore {
         }
     }
 
-    /// Checks a plan whose keys lie in one slot, and charges it once however often it is asked with the same id: so it may
-    /// be asked again when nobody knows whether it was carried out. Plans in several slots are checked as any other.
-    pub(crate) async fn check_once(&self, charges: &[Charge<'_>], id: &str) -> Result<Answers, Undecided> {
+    /// The call is repeated if its connection is lost. Keys in several slots of a cluster are checked
+    /// without the id.
+    async fn check_charges_once(&self, charges: &[Charge<'_>], id: &str) -> Result<Answers, Undecided> {
         let deadline = instant() + self.options.connection.deadline;
         let subjects = Subjects::of(charges, &self.names);
         let slots: SmallVec<[u16; 4]> =
@@ -373,14 +373,13 @@ impl RedisStore {
             return Ok(SmallVec::new());
         };
         if others.iter().any(|other| other != slot) {
-            return self.apply(charges).await;
+            return self.apply_charges(charges).await;
         }
         let once = Once { id, cost, slot: *slot, names: &self.names };
         Ok(self.calls.call_once(&subjects, &once, deadline).await?)
     }
 
-    /// Forgets the plan's keys; says whether one was there.
-    pub(crate) async fn reset(&self, charges: &[Charge<'_>]) -> Result<bool, Failure> {
+    async fn reset_charges(&self, charges: &[Charge<'_>]) -> Result<bool, Failure> {
         let deadline = instant() + self.options.connection.deadline;
         self.calls.forget_denials();
         let counted = self.delete(&Subjects::of(charges, &self.names), deadline).await;
@@ -396,20 +395,23 @@ impl RedisStore {
         Ok(counted)
     }
 
-    /// Finds out whether every node that takes writes answers, with time to connect to it first.
-    pub(crate) async fn ping(&self) -> Result<(), Failure> {
+    /// Pings every node that takes writes. Waits longer than a decision, because connections may have
+    /// to be made first.
+    ///
+    /// # Errors
+    /// If a node did not reply.
+    pub async fn ping(&self) -> Result<(), Error> {
         let deadline = instant() + self.options.connection.deadline + self.options.connection.connect_timeout;
         let answers = self.calls.transport.on_each_master(|_| Some(redis::cmd("PING")), deadline).await;
         let counted = |failure: &Failure| self.calls.transport.count(failure);
-        answers.into_iter().try_for_each(|(_, answer)| answer.map(|_| ()).inspect_err(counted))
+        let answered =
+            answers.into_iter().try_for_each(|(_, answer)| answer.map(|_| ()).inspect_err(counted));
+        answered.map_err(|failure| Error::store(failure.to_string()))
     }
 
-    /// Ends every remembered denial of this process: another quota is in force.
-    pub(crate) fn forget_denials(&self) {
-        self.calls.forget_denials();
-    }
-
-    pub(crate) fn stats(&self) -> RedisStats {
+    /// How the store has been used since it was created.
+    #[must_use]
+    pub fn stats(&self) -> RedisStats {
         let Counts { calls, together, remembered, late } = &self.calls.counts;
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
         RedisStats {
@@ -422,11 +424,59 @@ impl RedisStore {
         }
     }
 
-    pub(crate) fn options(&self) -> &RedisOptions {
+    /// The options it was created with.
+    #[must_use]
+    pub fn options(&self) -> &RedisOptions {
         &self.options
     }
 
-    pub(crate) fn nodes(&self) -> Vec<NodeState> {
+    /// The state of each node that is known now.
+    #[must_use]
+    pub fn nodes(&self) -> Vec<NodeState> {
         self.calls.transport.state()
+    }
+}
+
+impl SharedStore for RedisStore {
+    async fn apply(&self, charges: &[Charge<'_>]) -> Result<Answers, Undecided> {
+        self.apply_charges(charges).await
+    }
+
+    async fn check_once(&self, charges: &[Charge<'_>], id: &str) -> Result<Answers, Undecided> {
+        self.check_charges_once(charges, id).await
+    }
+
+    async fn reset(&self, charges: &[Charge<'_>]) -> Result<bool, StoreFailure> {
+        Ok(self.reset_charges(charges).await?)
+    }
+
+    async fn inspect(&self, charges: &[Charge<'_>]) -> Result<Vec<KeyInspection>, StoreFailure> {
+        Ok(self.inspect_charges(charges).await?)
+    }
+
+    async fn reset_policy_step(
+        &self,
+        policy: &str,
+        from: Option<&ResetCursor>,
+        keys: u64,
+    ) -> Result<PolicyReset, StoreFailure> {
+        let (place, mut done) = from.map_or((None, Done::default()), |from| (Some(from.place), from.done));
+        let next = self.scan_policy(policy, place, keys, &mut done).await?;
+        Ok(PolicyReset::after(done, next))
+    }
+
+    /// Scripts count in floating-point numbers, which represent integers up to 2^53 exactly.
+    fn check_quota(&self, quota: &Quota) -> Result<(), Error> {
+        let largest = quota.limit().max(quota.capacity());
+        if largest > MOST {
+            return Err(Error::quota(format!(
+                "limit {largest} is more than a shared store can count; give at most {MOST}"
+            )));
+        }
+        Ok(())
+    }
+
+    fn quotas_changed(&self) {
+        self.calls.forget_denials();
     }
 }

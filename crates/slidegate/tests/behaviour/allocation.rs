@@ -88,7 +88,7 @@ fn decisions_of_a_gate_with_a_few_policies_allocate_nothing() {
             Policy::new("login", quota).unwrap().when("path", Match::glob("/v?/login*").unwrap()).shadow(),
         ];
         let (store, clock) = store(1000);
-        let gate = Gate::with_store(PolicySet::new(policies).unwrap(), store);
+        let gate = Gate::with_memory(PolicySet::new(policies).unwrap(), store);
         let address: std::net::IpAddr = "2001:db8::1".parse().unwrap();
         let round = || {
             for n in 0..200 {

@@ -19,7 +19,7 @@ fn per_user() -> Policy {
 fn gate(policies: impl IntoIterator<Item = Policy>) -> (Gate, ManualClock) {
     let clock = ManualClock::at(START);
     let store = MemoryStore::builder().clock(clock.clone()).build();
-    (Gate::with_store(PolicySet::new(policies).unwrap(), store), clock)
+    (Gate::with_memory(PolicySet::new(policies).unwrap(), store), clock)
 }
 
 /// A request of the blocked user. Kept for as long as the test, as decisions borrow it.
@@ -41,7 +41,7 @@ fn a_blocked_key_keeps_its_limit_and_waits_for_the_rest_of_its_block() {
         let (gate, clock) = gate([policy.clone()]);
         let request = mallory(2);
         gate.check(request);
-        gate.configure(PolicySet::new([policy.with_block(["mallory"], ten_minutes())]).unwrap());
+        gate.configure(PolicySet::new([policy.with_block(["mallory"], ten_minutes())]).unwrap()).unwrap();
         clock.advance(Duration::from_secs(1));
         for decisions in [gate.check(request), gate.peek(request), gate.check_once(request, "id")] {
             assert!(decisions.is_denied(), "{algorithm}");
@@ -189,11 +189,11 @@ fn lifting_a_block_brings_back_the_keys_own_limit_and_usage() {
     let own = per_user().with_override(["mallory"], Quota::per_minute(9));
     let (gate, _clock) = gate([own.clone()]);
     gate.check(mallory(1));
-    gate.configure(PolicySet::new([own.clone().with_block(["mallory"], ten_minutes())]).unwrap());
+    gate.configure(PolicySet::new([own.clone().with_block(["mallory"], ten_minutes())]).unwrap()).unwrap();
     let decisions = gate.check(mallory(1));
     let one = decisions.strictest().unwrap();
     assert_eq!((one.limit, one.used, one.reason()), (9, 1, Some(Reason::Blocked)));
-    gate.configure(PolicySet::new([own]).unwrap());
+    gate.configure(PolicySet::new([own]).unwrap()).unwrap();
     let decisions = gate.check(mallory(1));
     let one = decisions.strictest().unwrap();
     assert!(one.is_allowed());

@@ -354,7 +354,8 @@ fn an_override_binds_at_once_and_its_end_keeps_the_usage() {
         let policy = Policy::new("per-user", quota).unwrap().scope(["user"]);
         let three = Quota::per_minute(3).with_algorithm(quota.algorithm());
         let plain = PolicySet::new([policy.clone()]).unwrap();
-        let gate = Gate::with_store(PolicySet::new([policy.with_override(["alice"], three)]).unwrap(), store);
+        let gate =
+            Gate::with_memory(PolicySet::new([policy.with_override(["alice"], three)]).unwrap(), store);
         let alice = |cost| Request::new().with("user", "alice").cost(cost);
         let answer = |request: &Request<'_>| {
             let decisions = gate.check(request);
@@ -364,7 +365,7 @@ fn an_override_binds_at_once_and_its_end_keeps_the_usage() {
         assert_eq!(answer(&alice(3)), (true, 3, 0, Some(Duration::ZERO)), "{quota:?}");
         assert_eq!(answer(&alice(5)), (false, 3, 0, None), "{quota:?}");
         assert_eq!(answer(&Request::new().with("user", "bob").cost(5)).1, 10, "{quota:?}");
-        gate.configure(plain);
+        gate.configure(plain).unwrap();
         assert_eq!(answer(&alice(5)), (true, 10, 2, Some(Duration::ZERO)), "{quota:?}");
     }
 }

@@ -139,7 +139,7 @@ fn overlapping_policies_charge_all_or_none_and_never_wait_for_each_other() {
     finishes(|| {
         // Shards enough that the keys of a request lie in several.
         let store = MemoryStore::builder().max_keys(64 * 1024).clock(ManualClock::new()).build();
-        let gate = Gate::with_store(overlapping(), store);
+        let gate = Gate::with_memory(overlapping(), store);
         // What allowed requests cost, by user and path.
         let allowed: [[AtomicU64; 4]; 4] = Default::default();
         sum_over_threads(THREADS, |nth| {
@@ -196,7 +196,7 @@ fn a_store_under_pressure_keeps_its_bound_and_its_senses() {
     finishes(|| {
         let clock = ManualClock::new();
         let store = MemoryStore::builder().max_keys(3000).clock(clock.clone()).build();
-        let gate = Gate::with_store(overlapping(), store);
+        let gate = Gate::with_memory(overlapping(), store);
         let fewer = || PolicySet::new(overlapping().iter().skip(1).cloned()).unwrap();
         sum_over_threads(THREADS, |nth| {
             for n in 0..3000_u64 {
@@ -207,8 +207,10 @@ fn a_store_under_pressure_keeps_its_bound_and_its_senses() {
                     61 => drop(gate.refund(&request)),
                     62 => drop(gate.penalize(&request)),
                     63 if nth == 0 => clock.advance(Duration::from_secs(7)),
-                    63 if nth == 1 => gate.configure(if n % 128 == 63 { fewer() } else { overlapping() }),
-                    63 => drop(gate.sweep(500)),
+                    63 if nth == 1 => {
+                        gate.configure(if n % 128 == 63 { fewer() } else { overlapping() }).unwrap();
+                    }
+                    63 => drop(gate.store().sweep(500)),
                     _ => drop(gate.check(&request)),
                 }
             }
@@ -216,11 +218,11 @@ fn a_store_under_pressure_keeps_its_bound_and_its_senses() {
         });
         // One key for each shard past the first may be there that found nothing to take the place
         // of.
-        assert!(gate.stats().keys <= 3000 + 1, "{:?}", gate.stats());
-        assert!(gate.stats().dropped > 0, "{:?}", gate.stats());
+        assert!(gate.store().stats().keys <= 3000 + 1, "{:?}", gate.store().stats());
+        assert!(gate.store().stats().dropped > 0, "{:?}", gate.store().stats());
         clock.advance(Duration::from_secs(3 * 3600));
-        gate.sweep(20_000);
-        assert_eq!(gate.stats().keys, 0);
+        gate.store().sweep(20_000);
+        assert_eq!(gate.store().stats().keys, 0);
     });
 }
 

@@ -246,7 +246,7 @@ proptest! {
     #[test]
     fn every_answer_is_that_of_a_list_of_charges(first in rules(), steps in steps()) {
         let clock = ManualClock::new();
-        let gate = Gate::with_store(set(&first), MemoryStore::builder().max_keys(4096).clock(clock.clone()).build());
+        let gate = Gate::with_memory(set(&first), MemoryStore::builder().max_keys(4096).clock(clock.clone()).build());
         let (mut rules, mut ledger, mut now) = (first, Ledger::default(), 0);
         for step in steps {
             let asked = match &step {
@@ -256,7 +256,7 @@ proptest! {
                     continue;
                 }
                 Step::Configure(next) => {
-                    gate.configure(set(next));
+                    gate.configure(set(next)).unwrap();
                     rules.clone_from(next);
                     continue;
                 }
@@ -291,7 +291,7 @@ proptest! {
 fn gate(policies: impl IntoIterator<Item = Policy>) -> (Gate, ManualClock) {
     let clock = ManualClock::new();
     let store = MemoryStore::builder().clock(clock.clone()).build();
-    (Gate::with_store(PolicySet::new(policies).unwrap(), store), clock)
+    (Gate::with_memory(PolicySet::new(policies).unwrap(), store), clock)
 }
 
 fn policy(name: &str, quota: Quota) -> Policy {
@@ -396,7 +396,7 @@ fn a_request_without_an_enforced_policy_is_allowed_and_nothing_binds_it() {
     assert!(decisions.iter().next().unwrap().is_denied());
     let (empty, _) = self::gate([]);
     assert!(empty.check(&free).is_allowed());
-    assert_eq!(gate.stats().keys + empty.stats().keys, 0);
+    assert_eq!(gate.store().stats().keys + empty.store().stats().keys, 0);
 }
 
 /// A request's cost is often known only at its end: refund, penalize or reset it on all its
@@ -432,7 +432,7 @@ fn usage_follows_the_name_of_a_policy_through_every_change_of_the_set() {
     let a = |limit| policy("a", Quota::per_minute(limit)).scope(["user"]);
     let b = || policy("b", Quota::per_minute(50)).scope(["user"]);
     let c = || policy("c", Quota::per_minute(50)).scope(["user"]);
-    let put = |gate: &Gate, policies: Vec<Policy>| gate.configure(PolicySet::new(policies).unwrap());
+    let put = |gate: &Gate, policies: Vec<Policy>| gate.configure(PolicySet::new(policies).unwrap()).unwrap();
     let (gate, _) = gate([a(10), b()]);
     let alice = Request::new().with("user", "alice");
     gate.check(&alice.clone().cost(4));
@@ -499,12 +499,12 @@ fn a_request_is_decided_under_one_set_whole() {
     };
     let sets = [(["a1", "a2", "a3"], 1_000_000), (["b1", "b2", "b3"], 2_000_000)];
     let (gate, _) = gate([]);
-    gate.configure(named(sets[0].0, sets[0].1));
+    gate.configure(named(sets[0].0, sets[0].1)).unwrap();
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
             for turn in (0..2).cycle().take(2000) {
-                gate.configure(named(sets[turn].0, sets[turn].1));
+                gate.configure(named(sets[turn].0, sets[turn].1)).unwrap();
             }
             done.store(true, Ordering::Release);
         });
@@ -525,7 +525,7 @@ fn a_request_is_decided_under_one_set_whole() {
     });
     // Whole sets are charged: three policies of one set have seen the same requests.
     for (names, limit) in sets {
-        gate.configure(named(names, limit));
+        gate.configure(named(names, limit)).unwrap();
         for user in ["alice", "bob"] {
             let used = used(&gate, &Request::new().with("user", user));
             assert!(used.iter().all(|one| *one == used[0]), "{names:?} {user}: {used:?}");

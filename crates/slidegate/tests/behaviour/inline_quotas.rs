@@ -9,7 +9,7 @@ use slidegate::{Algorithm, Excess, Gate, ManualClock, MemoryStore, Policy, Polic
 fn gate(policies: impl IntoIterator<Item = Policy>) -> (Gate, ManualClock) {
     let clock = ManualClock::new();
     let store = MemoryStore::builder().clock(clock.clone()).build();
-    (Gate::with_store(PolicySet::new(policies).unwrap(), store), clock)
+    (Gate::with_memory(PolicySet::new(policies).unwrap(), store), clock)
 }
 
 fn policy(name: &str, quota: Quota) -> Policy {
@@ -55,7 +55,7 @@ fn usage_is_kept_between_told_quotas_and_the_policys_own() {
         assert_eq!(found, Some((3, 4)), "{algorithm}");
         assert!(gate.check(&alice().quota(quota(9)).cost(5)).is_allowed());
         assert_eq!(used(&gate, &alice()), 9, "{algorithm}");
-        gate.configure(PolicySet::new([policy("p", quota(10))]).unwrap());
+        gate.configure(PolicySet::new([policy("p", quota(10))]).unwrap()).unwrap();
         assert!(gate.check(&alice()).is_allowed());
         assert_eq!(used(&gate, &alice()), 10, "{algorithm}");
     }
@@ -66,7 +66,7 @@ fn usage_is_kept_between_told_quotas_and_the_policys_own() {
 fn told_quotas_of_many_keys_that_leave_do_no_harm() {
     let clock = ManualClock::new();
     let store = MemoryStore::builder().clock(clock.clone()).max_keys(200).build();
-    let gate = Gate::with_store(PolicySet::new([policy("p", Quota::per_minute(1))]).unwrap(), store);
+    let gate = Gate::with_memory(PolicySet::new([policy("p", Quota::per_minute(1))]).unwrap(), store);
     for round in 0..50u64 {
         for key in 0..100u64 {
             let user = format!("{key}-{round}");
@@ -75,7 +75,7 @@ fn told_quotas_of_many_keys_that_leave_do_no_harm() {
         }
         clock.advance(Duration::from_secs(3));
     }
-    assert!(gate.stats().keys <= 200, "{:?}", gate.stats());
+    assert!(gate.store().stats().keys <= 200, "{:?}", gate.store().stats());
 }
 
 /// One denial must leave every other request of the step untouched, each at its own cost.
@@ -196,7 +196,7 @@ proptest! {
             let user = ["alice", "bob"][usize::from(user)];
             let request = Request::new().with("user", user).cost(cost);
             let with_quota = request.clone().quota(quotas[quota]);
-            configured.configure(PolicySet::new([policy("p", quotas[quota])]).unwrap());
+            configured.configure(PolicySet::new([policy("p", quotas[quota])]).unwrap()).unwrap();
             // The other user's key is under another quota by now in one gate only.
             let other = Request::new().with("user", ["alice", "bob"][usize::from(user == "alice")]);
             let other = other.quota(quotas[quota]);

@@ -15,7 +15,7 @@ fn gate(algorithm: Algorithm) -> (Gate, ManualClock) {
     let store = MemoryStore::builder().clock(clock.clone()).build();
     let quota = Quota::per_minute(10).with_algorithm(algorithm);
     let policy = Policy::new("per-user", quota).unwrap().scope(["user"]);
-    (Gate::with_store(PolicySet::new([policy]).unwrap(), store), clock)
+    (Gate::with_memory(PolicySet::new([policy]).unwrap(), store), clock)
 }
 
 fn seconds(found: &KeyUse) -> Vec<(u64, u64)> {

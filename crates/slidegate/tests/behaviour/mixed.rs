@@ -300,7 +300,7 @@ proptest! {
     fn a_call_of_several_verbs_and_roles_does_what_its_rules_say(limit in 0u64..6, calls in calls()) {
         let clock = ManualClock::new();
         let store = MemoryStore::builder().clock(clock.clone()).build();
-        let gate = Gate::with_store(policies(limit), store);
+        let gate = Gate::with_memory(policies(limit), store);
         let (mut ledger, mut now) = (Ledger::default(), 0);
         for (us, call) in calls {
             now += us;

@@ -88,10 +88,10 @@ fn a_policy_that_is_removed_by_a_reload_denies_until_it_is_back() {
     let gate = gate(&["login", "search"]);
     let request = Request::new().with("user", "alice").under("login");
     assert!(gate.check(&request).is_allowed());
-    gate.configure(PolicySet::new([policy("search")]).unwrap());
+    gate.configure(PolicySet::new([policy("search")]).unwrap()).unwrap();
     let error = gate.check(&request).error().unwrap();
     assert_eq!(error.to_string(), "unknown policy `login`: the gate has `search`");
-    gate.configure(PolicySet::new([policy("login"), policy("search")]).unwrap());
+    gate.configure(PolicySet::new([policy("login"), policy("search")]).unwrap()).unwrap();
     assert!(gate.check(&request).is_allowed());
     assert_eq!(used(&gate, "login"), 2);
 }
@@ -118,7 +118,7 @@ fn the_error_lists_a_bounded_number_of_policies() {
 async fn a_shared_gate_denies_unknown_names_without_asking_the_store() {
     let policies = PolicySet::new([policy("login")]).unwrap();
     let gate =
-        slidegate::SharedGate::new(policies, slidegate::RedisOptions::new("redis://127.0.0.1:1").unwrap());
+        slidegate::SharedGate::redis(policies, slidegate::RedisOptions::new("redis://127.0.0.1:1").unwrap());
     let gate = gate.unwrap();
     let request = Request::new().with("user", "alice").under("typo");
     let expected = "unknown policy `typo`: the gate has `login`";
@@ -131,5 +131,5 @@ async fn a_shared_gate_denies_unknown_names_without_asking_the_store() {
     }
     assert_eq!(gate.reset(&request).await.unwrap_err().to_string(), expected);
     assert_eq!(gate.inspect(&request).await.unwrap_err().to_string(), expected);
-    assert_eq!(gate.stats().fallbacks, 0);
+    assert_eq!(gate.store().stats().fallbacks, 0);
 }

@@ -63,7 +63,7 @@ fn dates_are_right_from_the_correction_on_whichever_way_it_went() {
             let clock = Corrected::new();
             let quota = Quota::per_minute(2).with_algorithm(algorithm);
             let policies = PolicySet::new([Policy::new("per-user", quota).unwrap().scope(["user"])]).unwrap();
-            let gate = Gate::with_store(policies, clock.store());
+            let gate = Gate::with_memory(policies, clock.store());
             let request = Request::new().with("user", "alice");
             assert_eq!(gate.check(&request).strictest().unwrap().at, Timestamp::from_secs(STARTED_S));
             clock.step(step);
@@ -163,7 +163,7 @@ fn charges_are_dated_by_the_corrected_clock() {
     let clock = Corrected::new();
     let quota = Quota::per_minute(10);
     let policies = PolicySet::new([Policy::new("per-user", quota).unwrap().scope(["user"])]).unwrap();
-    let gate = Gate::with_store(policies, clock.store());
+    let gate = Gate::with_memory(policies, clock.store());
     let request = Request::new().with("user", "alice");
     gate.check(&request);
     clock.pass(7);
@@ -182,7 +182,7 @@ fn a_block_ends_by_the_corrected_clock() {
     let until = Timestamp::from_secs(STARTED_S + 600);
     let policy = Policy::new("per-user", Quota::per_minute(10)).unwrap().scope(["user"]);
     let policies = PolicySet::new([policy.with_block(["alice"], Block::until(until))]).unwrap();
-    let gate = Gate::with_store(policies, clock.store());
+    let gate = Gate::with_memory(policies, clock.store());
     let request = Request::new().with("user", "alice");
     let wait = || gate.check(&request).strictest().unwrap().retry_after();
     assert_eq!(wait(), Some(Duration::from_secs(600)));

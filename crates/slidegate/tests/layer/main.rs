@@ -28,7 +28,7 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 fn gate(policies: impl IntoIterator<Item = Policy>) -> (Arc<Gate>, ManualClock) {
     let clock = ManualClock::new();
     let store = MemoryStore::builder().clock(clock.clone()).build();
-    (Arc::new(Gate::with_store(PolicySet::new(policies).unwrap(), store)), clock)
+    (Arc::new(Gate::with_memory(PolicySet::new(policies).unwrap(), store)), clock)
 }
 
 fn policy(name: &str, quota: &str) -> Policy {

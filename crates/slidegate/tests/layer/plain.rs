@@ -327,7 +327,7 @@ async fn a_layer_whose_policy_is_gone_answers_500_until_it_is_back() {
     let limits = RateLimitLayer::builder(Arc::clone(&gate)).attribute("ip", Attribute::client_addr());
     let one = limits.clone().under(["login"]).build().unwrap();
     let both = limits.under(["per-ip", "login"]).build().unwrap();
-    gate.configure(PolicySet::new([policy("per-ip", "3/1m").scope(["ip"])]).unwrap());
+    gate.configure(PolicySet::new([policy("per-ip", "3/1m").scope(["ip"])]).unwrap()).unwrap();
     for layer in [&one, &both] {
         let refused = ask(layer, request(&[])).await;
         assert_eq!(refused.status(), 500);
@@ -335,7 +335,7 @@ async fn a_layer_whose_policy_is_gone_answers_500_until_it_is_back() {
         assert!(refused.headers().get("ratelimit").is_none());
     }
     let back = [policy("per-ip", "3/1m").scope(["ip"]), policy("login", "1/1m").scope(["ip"])];
-    gate.configure(PolicySet::new(back).unwrap());
+    gate.configure(PolicySet::new(back).unwrap()).unwrap();
     assert_eq!(ask(&both, request(&[])).await.body(), "per-ip:2 login:0");
 }
 
@@ -412,7 +412,7 @@ async fn a_gate_configured_anew_counts_by_its_new_limits_at_once() {
     let (gate, _clock) = gate([policy("everyone", "5/1m")]);
     let layer = RateLimitLayer::builder(Arc::clone(&gate)).build().unwrap();
     assert_eq!(ask(&layer, request(&[])).await.body(), "everyone:4");
-    gate.configure(PolicySet::new([policy("everyone", "2/1m")]).unwrap());
+    gate.configure(PolicySet::new([policy("everyone", "2/1m")]).unwrap()).unwrap();
     assert_eq!(ask(&layer, request(&[])).await.body(), "everyone:0");
     assert_eq!(ask(&layer, request(&[])).await.status(), 429);
 }

@@ -19,7 +19,7 @@ use crate::{ask, is_pending, policy, request};
 fn gate(url: &str) -> Arc<SharedGate> {
     let policies = PolicySet::new([policy("per-ip", "10/1h").scope(["ip"])]).unwrap();
     let options = RedisOptions::new(url).unwrap().deadline(Duration::from_secs(10));
-    Arc::new(SharedGate::new(policies, options).unwrap())
+    Arc::new(SharedGate::redis(policies, options).unwrap())
 }
 
 fn limits(gate: &Arc<SharedGate>) -> RateLimitLayerBuilder {
@@ -175,7 +175,7 @@ async fn without_the_store_the_fallback_decides_and_says_so() {
     let proxy = Proxy::before(1);
     proxy.set(Mode::Refuse);
     let policies = PolicySet::new([policy("everyone", "2/1h")]).unwrap();
-    let gate = SharedGate::new(policies, RedisOptions::new(&proxy.url()).unwrap()).unwrap();
+    let gate = SharedGate::redis(policies, RedisOptions::new(&proxy.url()).unwrap()).unwrap();
     let found = service_fn(|request: Request<String>| async move {
         let limited = request.extensions().get::<Limited>().unwrap();
         Ok::<_, Infallible>(Response::new(limited.strictest().unwrap().1.source.name().to_owned()))

@@ -46,7 +46,7 @@ pub(crate) fn hasty(url: &str) -> RedisOptions {
 }
 
 pub(crate) fn gate(policies: impl IntoIterator<Item = Policy>, options: RedisOptions) -> Arc<SharedGate> {
-    Arc::new(SharedGate::new(PolicySet::new(policies).unwrap(), options).unwrap())
+    Arc::new(SharedGate::redis(PolicySet::new(policies).unwrap(), options).unwrap())
 }
 
 /// The outcome of one check: the decision of its strictest policy.
@@ -79,7 +79,7 @@ pub(crate) async fn until_by_store(gate: &SharedGate, user: &str) -> Outcome {
         }
         sleep(Duration::from_millis(10)).await;
     }
-    panic!("the store does not decide: {:?}", gate.stats());
+    panic!("the store does not decide: {:?}", gate.store().stats());
 }
 
 /// Checks a request of any cost. No caller may hang.
@@ -88,19 +88,19 @@ pub(crate) async fn check_cost(gate: &SharedGate, user: &str, cost: u64) -> Outc
     let begun = Instant::now();
     let decisions = gate.check(&request).await;
     let took = begun.elapsed();
-    assert!(took < HANGS, "decided after {took:?}: {:?}", gate.stats());
+    assert!(took < HANGS, "decided after {took:?}: {:?}", gate.store().stats());
     let strictest = decisions.strictest().unwrap();
     Outcome { allowed: decisions.is_allowed(), source: strictest.source, used: strictest.used, took }
 }
 
 /// Why the store last did not answer.
 pub(crate) fn last_failure(gate: &SharedGate) -> String {
-    gate.stats().last_failure.unwrap_or_default()
+    gate.store().stats().last_failure.unwrap_or_default()
 }
 
 /// How many calls to the store have failed in this way.
 pub(crate) fn errors(gate: &SharedGate, kind: FailureKind) -> u64 {
-    gate.stats().store.errors.of(kind)
+    gate.store().primary().stats().errors.of(kind)
 }
 
 /// What is charged to each policy of a user, in their order. Asks until the store answers and no
@@ -109,13 +109,13 @@ pub(crate) async fn until_used(gate: &SharedGate, user: &str) -> Vec<u64> {
     let request = Request::new().with("user", user);
     for _ in 0..MAX_POLLS {
         let peeked = gate.peek(&request).await;
-        let closed = gate.nodes().iter().all(|node| node.breaker == BreakerState::Closed);
+        let closed = gate.store().primary().nodes().iter().all(|node| node.breaker == BreakerState::Closed);
         if closed && peeked.iter().all(|one| one.source == DecisionSource::Store) {
             return peeked.iter().map(|one| one.used).collect();
         }
         sleep(Duration::from_millis(10)).await;
     }
-    panic!("asked {MAX_POLLS} times in vain what is used: {:?}", gate.stats());
+    panic!("asked {MAX_POLLS} times in vain what is used: {:?}", gate.store().stats());
 }
 
 /// What is really charged to a user under [`hourly`], by a gate that is made for this one question.

@@ -20,7 +20,7 @@ async fn admitted(gate: &SharedGate) -> u64 {
     let mut admitted = 0;
     for _ in 0..2 * CLOCK_LIMIT {
         let outcome = check_cost(gate, "alice", 1).await;
-        assert!(outcome.by_store(), "{outcome:?}: {:?}", gate.stats());
+        assert!(outcome.by_store(), "{outcome:?}: {:?}", gate.store().stats());
         admitted += u64::from(outcome.allowed);
     }
     admitted
@@ -80,7 +80,7 @@ async fn a_clock_that_is_set_forward_and_corrected_admits_one_limit_more_at_most
 async fn jumps_of_the_servers_clock_are_counted_and_found_by_an_examination() {
     let server = RedisServer::builder().with_clock().start();
     let gate = timed_gate(&server, Duration::from_secs(3600));
-    let jumps = || gate.stats().store.clock_jumps;
+    let jumps = || gate.store().primary().stats().clock_jumps;
     for _ in 0..3 {
         assert!(check_cost(&gate, "alice", 1).await.by_store());
     }
@@ -90,18 +90,18 @@ async fn jumps_of_the_servers_clock_are_counted_and_found_by_an_examination() {
     assert!(outcome.allowed && outcome.by_store(), "admitted beside what was used before: {outcome:?}");
     assert_eq!((jumps().forward, jumps().backward), (1, 0));
     assert!((7_199_900_000..=7_200_100_000).contains(&jumps().last_us), "{:?}", jumps());
-    let found = gate.examine().await;
+    let found = gate.store().primary().examine().await;
     let says = format!("the clock of redis at {} jumped ahead by 7", server.address());
     assert!(found.iter().any(|finding| finding.starts_with(&says)), "{found:?}");
     server.clock().set(0);
     assert!(check_cost(&gate, "alice", 0).await.by_store());
     assert_eq!((jumps().forward, jumps().backward), (1, 1));
     // Nothing has happened since.
-    let _ = gate.examine().await;
+    let _ = gate.store().primary().examine().await;
     for _ in 0..3 {
         assert!(check_cost(&gate, "alice", 0).await.by_store());
     }
-    assert!(!gate.examine().await.iter().any(|finding| finding.contains("jumped")));
+    assert!(!gate.store().primary().examine().await.iter().any(|finding| finding.contains("jumped")));
     assert_eq!((jumps().forward, jumps().backward), (1, 1));
 }
 
@@ -117,7 +117,7 @@ async fn a_failover_to_a_server_with_another_clock_is_a_jump() {
     let second = RedisServer::builder().with_clock().port(first.port()).start();
     second.clock().set(5_000_000);
     until_used(&gate, "alice").await;
-    let jumps = gate.stats().store.clock_jumps;
+    let jumps = gate.store().primary().stats().clock_jumps;
     assert_eq!((jumps.forward, jumps.backward), (1, 0));
     assert!((4_900_000..=5_100_000).contains(&jumps.last_us), "{jumps:?}");
 }

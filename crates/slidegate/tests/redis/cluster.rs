@@ -124,7 +124,7 @@ fn a_replica_that_takes_over_without_the_last_charges_admits_those_again_and_no_
         let slot = cluster.slot_of(&format!("sg1:p:{user}"));
         let (old, new) = (cluster.master_of(slot), cluster.replica_of(slot));
         assert!(check_cost(&gate, user, heard).await.by_store());
-        assert_eq!(gate.examine().await, [""; 0]);
+        assert_eq!(gate.store().primary().examine().await, [""; 0]);
         old.until_followed_by(1);
         // The replica hears nothing from here on.
         old.admin(&["ACL", "SETUSER", "default", "-psync", "-sync", "-replconf"]);
@@ -136,7 +136,7 @@ fn a_replica_that_takes_over_without_the_last_charges_admits_those_again_and_no_
         assert_eq!((outcome.used, outcome.by_store()), (heard + unheard, true));
         // Each canary is counted on where its slot lies, as the keys are.
         for _ in 0..2 {
-            assert_eq!(gate.examine().await, [""; 0]);
+            assert_eq!(gate.store().primary().examine().await, [""; 0]);
         }
         new.admin(&["CLUSTER", "FAILOVER", "TAKEOVER"]);
         cluster.until_moved(slot, old);
@@ -146,7 +146,7 @@ fn a_replica_that_takes_over_without_the_last_charges_admits_those_again_and_no_
             again += 1;
         }
         assert_eq!(heard + unheard + again, limit + unheard);
-        let findings = gate.examine().await;
+        let findings = gate.store().primary().examine().await;
         assert!(findings.iter().any(|one| one.starts_with("redis has lost history")), "{findings:?}");
     });
 }
@@ -165,7 +165,7 @@ fn a_graceful_failover_fails_no_request() {
         let before = evalsha_calls(new);
         until_true("callers are answered by the new master", || evalsha_calls(new) > before + 100);
         let tally = storm.end().await;
-        assert_eq!(tally.ambiguous, 0, "{:?}", gate.stats());
+        assert_eq!(tally.ambiguous, 0, "{:?}", gate.store().stats());
         assert_eq!(used_by_all(&cluster.url()).await, tally.allowed);
     });
 }
@@ -190,7 +190,7 @@ fn a_slot_on_its_way_fails_no_request_of_64_callers_for_keys_that_are_not_there(
                         (outcome.source, outcome.used),
                         (DecisionSource::Store, 1),
                         "{:?}",
-                        gate.stats()
+                        gate.store().stats()
                     );
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }
@@ -214,10 +214,14 @@ fn a_slot_on_its_way_fails_no_request_of_64_callers_for_keys_that_are_not_there(
         until_true("callers have followed", || evalsha_calls(to) > before + 500);
         over.store(true, Ordering::Relaxed);
         callers.join_all().await;
-        assert_eq!(gate.stats().fallbacks, 0);
-        let (ask, moved) =
-            gate.nodes().iter().fold((0, 0), |sum, node| (sum.0 + node.ask, sum.1 + node.moved));
-        assert!(ask >= 500 && moved >= 1, "{:?}", gate.nodes());
+        assert_eq!(gate.store().stats().fallbacks, 0);
+        let (ask, moved) = gate
+            .store()
+            .primary()
+            .nodes()
+            .iter()
+            .fold((0, 0), |sum, node| (sum.0 + node.ask, sum.1 + node.moved));
+        assert!(ask >= 500 && moved >= 1, "{:?}", gate.store().primary().nodes());
     });
 }
 
@@ -232,7 +236,8 @@ fn killed_connections_to_one_node_charge_nobody_twice_and_leave_the_other_nodes_
         let address = master.address();
         let storm = Storm::start(&gate, 64, user);
         for _ in 0..5 {
-            let state = || gate.nodes().into_iter().find(|node| node.node == address).unwrap();
+            let state =
+                || gate.store().primary().nodes().into_iter().find(|node| node.node == address).unwrap();
             until_true("there is a connection", || state().connected);
             let before = evalsha_calls(master);
             until_true("callers are answered", || evalsha_calls(master) > before + 64);
@@ -240,8 +245,8 @@ fn killed_connections_to_one_node_charge_nobody_twice_and_leave_the_other_nodes_
         }
         until_all_used(&gate).await;
         storm.end().await.assert_explains(used_by_all(&cluster.url()).await);
-        for node in gate.nodes() {
-            assert!((node.node == address) == (node.reconnects > 0), "{:?}", gate.nodes());
+        for node in gate.store().primary().nodes() {
+            assert!((node.node == address) == (node.reconnects > 0), "{:?}", gate.store().primary().nodes());
         }
     });
 }
@@ -275,12 +280,12 @@ fn a_denial_in_any_of_several_slots_leaves_the_other_policies_uncharged() {
                     // At first the slots are asked in their order, then the one that denies before
                     // the others.
                     for round in 0..20 {
-                        let calls = gate.stats().store.calls;
+                        let calls = gate.store().primary().stats().calls;
                         let decisions = gate.check(&request).await;
                         if round > 0 {
                             // It alone, and a peek at each of the others: nothing to refund.
                             assert_eq!(
-                                gate.stats().store.calls - calls,
+                                gate.store().primary().stats().calls - calls,
                                 3,
                                 "{denier} denies {user}, round {round}"
                             );
@@ -452,9 +457,9 @@ fn a_hash_tag_puts_the_keys_of_a_request_in_one_slot_and_one_call() {
         for user in ["alice", "bob", "{carol}", "dave"] {
             until_used(&gate, user).await;
             let evalsha = || masters(cluster).map(evalsha_calls);
-            let (before, calls) = (evalsha(), gate.stats().store.calls);
+            let (before, calls) = (evalsha(), gate.store().primary().stats().calls);
             assert_eq!(check_cost(&gate, user, 1).await.used, 1);
-            assert_eq!(gate.stats().store.calls, calls + 1);
+            assert_eq!(gate.store().primary().stats().calls, calls + 1);
             let called = evalsha().iter().zip(before).filter(|(after, before)| **after > *before).count();
             assert_eq!(called, 1, "{user}");
             assert_eq!(until_used(&gate, user).await, [1, 1, 1]);
@@ -582,7 +587,7 @@ fn a_policy_is_reset_on_all_nodes_step_by_step() {
         }
         let policy = |name| Policy::new(name, Quota::per_hour(9)).unwrap().scope(["user"]);
         let policies = PolicySet::new([policy("a"), policy("aa")]).unwrap();
-        let gate = SharedGate::new(policies, options(&cluster.url_as_user()).deadline(PATIENT)).unwrap();
+        let gate = SharedGate::redis(policies, options(&cluster.url_as_user()).deadline(PATIENT)).unwrap();
         let users: Vec<_> = (0..300).map(|user| format!("user-{user}")).collect();
         for user in &users {
             assert!(gate.check(&Request::new().with("user", user)).await.is_allowed());

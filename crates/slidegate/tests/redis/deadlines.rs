@@ -182,7 +182,7 @@ fn without_a_connection_a_check_is_answered_within_5_ms_after_its_deadline() {
             assert!(took <= DEADLINE + PROMISE, "{url}: answered after {took:?}");
             // Callers are answered first.
             sleep(TICK).await;
-            assert!(errors(&gate, FailureKind::Timeout) > 0, "{url}: {:?}", gate.stats());
+            assert!(errors(&gate, FailureKind::Timeout) > 0, "{url}: {:?}", gate.store().stats());
         });
     }
 }

@@ -305,12 +305,12 @@ async fn ask(
         if is_over {
             return own;
         }
-        assert!(start.elapsed() < HANGS, "{admitted:?} admitted, {:?}", gate.stats());
+        assert!(start.elapsed() < HANGS, "{admitted:?} admitted, {:?}", gate.store().stats());
         requests += 1;
         let sent = Instant::now();
         let decisions = gate.check(&request).await;
         let received = Instant::now();
-        assert!(decisions.iter().all(|one| is_by_store(one.source)), "{:?}", gate.stats());
+        assert!(decisions.iter().all(|one| is_by_store(one.source)), "{:?}", gate.store().stats());
         if decisions.is_allowed() {
             let at: Vec<_> = decisions.iter().map(|one| one.at.as_micros()).collect();
             own.push((user, sent, received, [at[0], at[1]]));
@@ -392,7 +392,7 @@ fn judge_fixed(url: &str, mode: Mode, requests: u64, users: &[u64]) {
             let request = request(user);
             let denied = gate.check(&request).await;
             assert!(!denied.is_allowed(), "user {user}, {mode:?}");
-            assert!(denied.iter().all(|one| is_by_store(one.source)), "{:?}", gate.stats());
+            assert!(denied.iter().all(|one| is_by_store(one.source)), "{:?}", gate.store().stats());
         }
     });
 }

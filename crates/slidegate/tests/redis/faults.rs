@@ -9,7 +9,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use slidegate::{
-    BreakerState, DecisionSource, FailureKind, OnStoreError, PolicySet, Request, SharedGate, Verb,
+    BreakerState, DecisionSource, FailureKind, FallbackStore, Gate, OnStoreError, PolicySet, RedisStore,
+    Request, Verb,
 };
 use slidegate_testkit::proxy::{Mode, Proxy};
 use slidegate_testkit::redis::{Connection, RedisSentinels, RedisServer, Reply};
@@ -43,7 +44,7 @@ async fn a_server_that_is_absent_at_the_start_is_used_when_it_appears() {
     }
     let failure = last_failure(&gate);
     assert!(failure.starts_with(&format!("redis at {}: cannot connect: ", server.address())), "{failure}");
-    assert_eq!(gate.stats().fallbacks, 3);
+    assert_eq!(gate.store().stats().fallbacks, 3);
 
     server.restart();
     assert_eq!(until_used(&gate, "alice").await, [0]);
@@ -58,7 +59,7 @@ async fn a_server_that_was_killed_and_comes_back_empty_is_used_again() {
     let storm = Storm::start(&gate, 16, |_| "alice".into());
     until_true("callers are answered", || evalsha_calls(&server) > 100);
     server.kill();
-    until_true("the fallback answers", || gate.stats().fallbacks > 16);
+    until_true("the fallback answers", || gate.store().stats().fallbacks > 16);
     server.restart();
     until_used(&gate, "alice").await;
     let before = evalsha_calls(&server);
@@ -104,7 +105,7 @@ async fn callers_survive_a_storm_of_killed_connections_and_are_charged_once() {
     let gate = healthy(options(&server.url())).await;
     let storm = Storm::start(&gate, 64, |_| "alice".into());
     for _ in 0..10 {
-        until_true("there is a connection", || gate.nodes()[0].connected);
+        until_true("there is a connection", || gate.store().primary().nodes()[0].connected);
         let before = evalsha_calls(&server);
         until_true("callers are answered", || evalsha_calls(&server) > before + 64);
         server.admin(&["CLIENT", "KILL", "TYPE", "normal"]);
@@ -113,7 +114,7 @@ async fn callers_survive_a_storm_of_killed_connections_and_are_charged_once() {
     let tally = storm.end().await;
     assert!(tally.allowed >= 640, "{tally:?}");
     tally.assert_explains(used(&server.url(), "alice").await);
-    assert!(gate.nodes()[0].reconnects >= 9, "{:?}", gate.nodes());
+    assert!(gate.store().primary().nodes()[0].reconnects >= 9, "{:?}", gate.store().primary().nodes());
 }
 
 /// A client that hangs once in a hundred lost connections hangs every day.
@@ -152,7 +153,7 @@ async fn a_call_whose_reply_is_cut_off_was_made_once() {
         let outcome = check(&gate, "alice").await;
         assert_eq!(outcome.source, DecisionSource::Local);
         proxy.set(Mode::Pass);
-        until_true("the connection is made again", || gate.nodes()[0].connected);
+        until_true("the connection is made again", || gate.store().primary().nodes()[0].connected);
         assert_eq!(evalsha_calls(&server), before.1 + 1);
         assert_eq!(used(&server.url(), "alice").await, before.0 + 1);
         let failure = last_failure(&gate);
@@ -191,13 +192,13 @@ async fn a_black_hole_opens_the_breaker_after_a_few_calls_and_the_others_are_ans
     let before = errors(&gate, FailureKind::Timeout);
     for _ in 0..30 {
         assert_eq!(check(&gate, "alice").await.source, DecisionSource::Local);
-        if gate.nodes()[0].breaker == BreakerState::Open {
+        if gate.store().primary().nodes()[0].breaker == BreakerState::Open {
             break;
         }
     }
     let waited = errors(&gate, FailureKind::Timeout) - before;
-    assert!(waited <= 5, "{waited} calls waited: {:?}", gate.nodes());
-    assert_ne!(gate.nodes()[0].breaker, BreakerState::Closed);
+    assert!(waited <= 5, "{waited} calls waited: {:?}", gate.store().primary().nodes());
+    assert_ne!(gate.store().primary().nodes()[0].breaker, BreakerState::Closed);
     // All but the probe of each tenth of a second, of which a busy machine sees more.
     let (before, start) = (errors(&gate, FailureKind::BreakerOpen), Instant::now());
     for _ in 0..200 {
@@ -205,7 +206,11 @@ async fn a_black_hole_opens_the_breaker_after_a_few_calls_and_the_others_are_ans
     }
     let probes = 200 - (errors(&gate, FailureKind::BreakerOpen) - before);
     let most = 1 + start.elapsed().as_millis() / 100;
-    assert!(u128::from(probes) <= most, "{probes} of 200, {most} expected: {:?}", gate.nodes());
+    assert!(
+        u128::from(probes) <= most,
+        "{probes} of 200, {most} expected: {:?}",
+        gate.store().primary().nodes()
+    );
     // The error names why the breaker opened.
     let why = last_failure(&gate);
     assert!(why.contains("no reply within") || why.contains("not connected within"), "{why}");
@@ -232,7 +237,7 @@ async fn a_slow_server_is_waited_for_within_the_deadline_and_no_longer() {
         assert!(
             outcome.by_store() && outcome.took >= Duration::from_millis(30),
             "{outcome:?}: {:?}",
-            gate.stats()
+            gate.store().stats()
         );
     }
 
@@ -299,7 +304,7 @@ async fn forgotten_scripts_are_loaded_again_without_a_failure() {
         assert!(storm_of("alice").await.iter().all(callers::Outcome::by_store));
         assert_eq!(until_used(&gate, "alice").await, [32 * round]);
     }
-    assert_eq!(gate.stats().fallbacks, 0);
+    assert_eq!(gate.store().stats().fallbacks, 0);
     assert!(server.commandstats("script|load").calls >= 5);
 }
 
@@ -329,7 +334,9 @@ async fn each_policy_answers_by_its_own_fallback_and_says_so() {
     ] {
         let policies = PolicySet::new([hourly(6).on_store_error(then)]).unwrap();
         // Three instances: each has two of six.
-        let gate = SharedGate::builder(policies, options(&server.url())).instances(3).build().unwrap();
+        let redis = RedisStore::new(options(&server.url())).unwrap();
+        let store = FallbackStore::new(redis).with_instances(3);
+        let gate = Gate::with_store(policies, store).unwrap();
         for allowed in allowed {
             let outcome = check(&gate, "alice").await;
             assert_eq!((outcome.allowed, outcome.source), (allowed, source), "{then:?}");
@@ -382,7 +389,7 @@ async fn a_denial_of_the_store_never_goes_to_the_fallback() {
             let outcome = check_cost(&gate, "alice", 1).await;
             assert_eq!((outcome.allowed, outcome.source), (false, DecisionSource::Store), "{then:?}");
         }
-        assert_eq!((gate.stats().fallbacks, gate.memory().stats().keys), (0, 0));
+        assert_eq!((gate.store().stats().fallbacks, gate.store().memory().stats().keys), (0, 0));
     }
 }
 

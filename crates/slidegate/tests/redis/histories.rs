@@ -139,8 +139,8 @@ async fn run(server: &RedisServer, key: &str, mut quotas: Vec<Quota>, said: Said
         .unwrap()
         .deadline(Duration::from_secs(10))
         .without_denial_cache();
-    let memory = Gate::with_store(policies(&quotas), MemoryStore::builder().clock(clock.clone()).build());
-    let redis = SharedGate::new(policies(&quotas), options).unwrap();
+    let memory = Gate::with_memory(policies(&quotas), MemoryStore::builder().clock(clock.clone()).build());
+    let redis = SharedGate::redis(policies(&quotas), options).unwrap();
     let mut wait = Duration::ZERO;
     let mut conn = server.connect();
     let is_set_back = steps.iter().any(|step| matches!(step, Step::Back(_)));
@@ -165,7 +165,7 @@ async fn run(server: &RedisServer, key: &str, mut quotas: Vec<Quota>, said: Said
                     *quota = Quota::new(*limit, quota.window()).unwrap().with_algorithm(quota.algorithm());
                 }
                 if said == Said::Configured {
-                    memory.configure(policies(&quotas));
+                    memory.configure(policies(&quotas)).unwrap();
                     redis.configure(policies(&quotas)).unwrap();
                 }
             }
@@ -180,7 +180,7 @@ async fn run(server: &RedisServer, key: &str, mut quotas: Vec<Quota>, said: Said
                         let changed = Quota::new(quota.limit(), Duration::from_millis(*ms)).unwrap();
                         *quota = changed.with_algorithm(quota.algorithm());
                     }
-                    memory.configure(policies(&quotas));
+                    memory.configure(policies(&quotas)).unwrap();
                     redis.configure(policies(&quotas)).unwrap();
                 }
                 let one = || Request::new().with("user", key);
@@ -200,7 +200,7 @@ async fn run(server: &RedisServer, key: &str, mut quotas: Vec<Quota>, said: Said
                 let theirs = redis.apply_all(*verb, &requests).await;
                 let ours: Vec<_> = ours.iter().map(|one| fields(one.decision())).collect();
                 let theirs: Vec<_> = theirs.iter().map(|one| fields(one.decision())).collect();
-                assert_eq!(theirs, ours, "step {at} of {steps:?}: {:?}", redis.stats());
+                assert_eq!(theirs, ours, "step {at} of {steps:?}: {:?}", redis.store().stats());
                 for (name, quota) in NAMES.iter().zip(&quotas) {
                     let lives = conn.call(&["PTTL", &format!("sg1:{name}:{key}")]).unwrap();
                     let Reply::Integer(lives_ms) = lives else { panic!("{lives:?}") };
@@ -355,8 +355,8 @@ fn checks_that_go_together_decide_as_one_after_another_in_memory() {
             PolicySet::new([Policy::new("p", quota).unwrap().scope(["user"])]).unwrap()
         };
         let options = RedisOptions::new(&server.url_as_user()).unwrap().deadline(Duration::from_secs(10));
-        let memory = Gate::with_store(policies(), MemoryStore::builder().clock(clock.clone()).build());
-        let redis = Arc::new(SharedGate::new(policies(), options.without_denial_cache()).unwrap());
+        let memory = Gate::with_memory(policies(), MemoryStore::builder().clock(clock.clone()).build());
+        let redis = Arc::new(SharedGate::redis(policies(), options.without_denial_cache()).unwrap());
         let key = format!("{algorithm}-{limit}");
         let tasks = costs.map(|cost| {
             let (redis, key) = (Arc::clone(&redis), key.clone());
@@ -370,7 +370,7 @@ fn checks_that_go_together_decide_as_one_after_another_in_memory() {
             let ours = fields(memory.check(&request).iter().next().unwrap().decision());
             assert_eq!(runtime.block_on(task).unwrap(), ours, "cost {cost} under {algorithm} of {limit}");
         }
-        assert!(redis.stats().store.coalesced > 20, "{:?}", redis.stats());
+        assert!(redis.store().primary().stats().coalesced > 20, "{:?}", redis.store().stats());
     }
 }
 

@@ -160,7 +160,7 @@ async fn replies_that_no_script_gives_decide_nothing_and_harm_nobody_later() {
                 (outcome.allowed, outcome.source),
                 (true, DecisionSource::Local),
                 "{reply:?}: {:?}",
-                gate.stats()
+                gate.store().stats()
             );
             let failure = last_failure(&gate);
             assert!(failure.starts_with("redis at ") && !failure.contains('\n'), "{reply:?}: {failure}");
@@ -244,7 +244,7 @@ async fn values_that_are_not_ours_are_refused_and_left_alone() {
             assert_eq!(check_cost(&gate, &user, 1).await.source, DecisionSource::Local);
             let failure = last_failure(&gate);
             assert!(failure.contains("WRONGTYPE") && failure.contains("another program"), "{failure}");
-            let errors = gate.stats().store.errors;
+            let errors = gate.store().primary().stats().errors;
             assert_eq!(errors.of(FailureKind::WrongType), 1, "{errors:?}");
             assert!(errors.of(FailureKind::ForeignValue) > 0, "{errors:?}");
         }

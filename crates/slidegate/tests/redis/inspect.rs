@@ -22,7 +22,7 @@ fn policies() -> PolicySet {
 /// A gate as the least user may.
 fn shared(server: &RedisServer) -> SharedGate {
     let options = RedisOptions::new(&server.url_as_user()).unwrap().deadline(Duration::from_secs(10));
-    SharedGate::new(policies(), options).unwrap()
+    SharedGate::redis(policies(), options).unwrap()
 }
 
 /// The stored bytes are read by two readers: a script that decides, and this one. They must see one
@@ -33,7 +33,7 @@ async fn what_is_read_is_what_the_scripts_count() {
     server.clock().stand(NOW_US);
     let shared = shared(&server);
     let clock = ManualClock::at(Timestamp::from_micros(NOW_US));
-    let gate = Gate::with_store(policies(), MemoryStore::builder().clock(clock.clone()).build());
+    let gate = Gate::with_memory(policies(), MemoryStore::builder().clock(clock.clone()).build());
     let (mut now, mut most) = (NOW_US, 0);
     for (step, cost) in (0u64..).zip([1, 1, 1, 300, 2, 9, 1, 1, 70_000, 5, 1, 1, 2, 30, 4, 1]) {
         now += 1 + step * step * 900_000 % 9_000_000;
@@ -118,10 +118,13 @@ async fn a_control_document_is_replaced_only_by_who_read_it_and_reaches_the_othe
     let server = RedisServer::start();
     let (one, other) = (shared(&server), shared(&server));
     let id = |version, revision| ControlDocumentId { epoch: 7, version, revision };
-    assert_eq!(one.note(None).await.unwrap().unwrap(), ControlDocument::default());
-    assert_eq!(one.note(Some(ControlDocumentId::ABSENT)).await.unwrap(), None);
+    assert_eq!(
+        one.store().primary().control_document(None).await.unwrap().unwrap(),
+        ControlDocument::default()
+    );
+    assert_eq!(one.store().primary().control_document(Some(ControlDocumentId::ABSENT)).await.unwrap(), None);
     let waits = tokio::spawn(async move {
-        other.control_document_changed().await;
+        other.store().primary().control_document_changed().await;
         other
     });
     let mut last = ControlDocumentId::ABSENT;
@@ -129,7 +132,9 @@ async fn a_control_document_is_replaced_only_by_who_read_it_and_reaches_the_othe
     while !waits.is_finished() {
         let next = id(last.version + 1, 1);
         assert!(
-            one.replace_control_document(last, &ControlDocument::new(next, format!("after {last}")))
+            one.store()
+                .primary()
+                .replace_control_document(last, &ControlDocument::new(next, format!("after {last}")))
                 .await
                 .unwrap()
         );
@@ -137,7 +142,8 @@ async fn a_control_document_is_replaced_only_by_who_read_it_and_reaches_the_othe
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let other = waits.await.unwrap();
-    let note = other.note(Some(ControlDocumentId::ABSENT)).await.unwrap().unwrap();
+    let note =
+        other.store().primary().control_document(Some(ControlDocumentId::ABSENT)).await.unwrap().unwrap();
     assert_eq!(note.id, last);
     let version = last.version;
     let next = id(version + 1, 2);
@@ -148,19 +154,31 @@ async fn a_control_document_is_replaced_only_by_who_read_it_and_reaches_the_othe
         ControlDocumentId { epoch: 8, ..last },
     ] {
         assert!(
-            !other.replace_control_document(stale, &ControlDocument::new(next, "stale")).await.unwrap(),
+            !other
+                .store()
+                .primary()
+                .replace_control_document(stale, &ControlDocument::new(next, "stale"))
+                .await
+                .unwrap(),
             "{stale}"
         );
     }
-    assert_eq!(one.note(Some(last)).await.unwrap(), None);
+    assert_eq!(one.store().primary().control_document(Some(last)).await.unwrap(), None);
     assert_eq!(server.admin(&["TTL", "sg1:control"]).trim(), "-1");
 
     let large = "x".repeat(1 << 20);
-    let error =
-        one.replace_control_document(last, &ControlDocument::new(next, large)).await.unwrap_err().to_string();
+    let error = one
+        .store()
+        .primary()
+        .replace_control_document(last, &ControlDocument::new(next, large))
+        .await
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("control document: invalid size of "), "{error}");
     assert!(error.ends_with(" bytes: must be at most 1048576"), "{error}");
     let error = one
+        .store()
+        .primary()
         .replace_control_document(last, &ControlDocument::new(id(1, 0), ""))
         .await
         .unwrap_err()
@@ -171,28 +189,38 @@ async fn a_control_document_is_replaced_only_by_who_read_it_and_reaches_the_othe
 
     // A document of a release that wrote the version alone is read and replaced.
     server.admin(&["SET", "sg1:control", "3\nold"]);
-    let note = one.note(Some(last)).await.unwrap().unwrap();
+    let note = one.store().primary().control_document(Some(last)).await.unwrap().unwrap();
     assert_eq!(
         (note.id, note.text.as_str()),
         (ControlDocumentId { version: 3, ..ControlDocumentId::ABSENT }, "old")
     );
     assert!(
-        !one.replace_control_document(ControlDocumentId::ABSENT, &ControlDocument::new(next, ""))
+        !one.store()
+            .primary()
+            .replace_control_document(ControlDocumentId::ABSENT, &ControlDocument::new(next, ""))
             .await
             .unwrap()
     );
-    assert!(one.replace_control_document(note.id, &ControlDocument::new(next, "new")).await.unwrap());
+    assert!(
+        one.store()
+            .primary()
+            .replace_control_document(note.id, &ControlDocument::new(next, "new"))
+            .await
+            .unwrap()
+    );
     // The same version with other content is another document, as after a failover to a replica
     // that lagged.
     server.admin(&["SET", "sg1:control", &format!("{}\nother", id(next.version, 3))]);
-    assert_eq!(one.note(Some(next)).await.unwrap().unwrap().text, "other");
+    assert_eq!(one.store().primary().control_document(Some(next)).await.unwrap().unwrap().text, "other");
 
     server.admin(&["SET", "sg1:control", "{}"]);
     let refused = one
+        .store()
+        .primary()
         .replace_control_document(ControlDocumentId::ABSENT, &ControlDocument::new(next, ""))
         .await
         .unwrap_err();
-    for error in [one.note(Some(last)).await.unwrap_err(), refused] {
+    for error in [one.store().primary().control_document(Some(last)).await.unwrap_err(), refused] {
         assert!(error.to_string().contains("is not a control document"), "{error}");
     }
 }

@@ -32,7 +32,7 @@ fn every_byte_is_where_the_documentation_says() {
         Policy::new(algorithm.name(), quota).unwrap().scope(["user"])
     });
     let options = RedisOptions::new(&server.url_as_user()).unwrap().deadline(Duration::from_secs(10));
-    let gate = SharedGate::new(PolicySet::new(policies).unwrap(), options).unwrap();
+    let gate = SharedGate::redis(PolicySet::new(policies).unwrap(), options).unwrap();
     runtime().block_on(async {
         for (after_us, cost) in [(0, 1), (7, 300), (9, 2)] {
             server.clock().stand(NOW_US + after_us);
@@ -94,7 +94,7 @@ fn counters(server: &RedisServer, window: Duration) -> SharedGate {
         Policy::new(algorithm.name(), quota).unwrap().scope(["user"])
     });
     let options = RedisOptions::new(&server.url_as_user()).unwrap().deadline(Duration::from_secs(10));
-    SharedGate::new(PolicySet::new(policies).unwrap(), options).unwrap()
+    SharedGate::redis(PolicySet::new(policies).unwrap(), options).unwrap()
 }
 
 fn runtime() -> tokio::runtime::Runtime {
@@ -105,7 +105,11 @@ fn runtime() -> tokio::runtime::Runtime {
 async fn used(gate: &SharedGate, verb: Verb, cost: u64) -> Vec<u64> {
     let request = Request::new().with("user", "alice").cost(cost);
     let applied = gate.apply_all(verb, std::slice::from_ref(&request)).await;
-    assert!(applied.iter().all(|one| one.decision().source == DecisionSource::Store), "{:?}", gate.stats());
+    assert!(
+        applied.iter().all(|one| one.decision().source == DecisionSource::Store),
+        "{:?}",
+        gate.store().stats()
+    );
     applied.iter().map(|one| one.decision().used).collect()
 }
 
@@ -243,7 +247,7 @@ fn twelve_empty_bytes_are_no_compact_value_under_any_window() {
                 let request = Request::new().with("user", "alice").under(policy);
                 let outcome = gate.check(&request).await;
                 assert_eq!(outcome.strictest().unwrap().source, DecisionSource::Local, "{policy} of {ms} ms");
-                let failure = gate.stats().last_failure.unwrap();
+                let failure = gate.store().stats().last_failure.unwrap();
                 assert!(failure.contains("is not of layout 1 or 2: its first byte is 0"), "{failure}");
                 assert_eq!(stored(&server, &key), [0; 12]);
             }

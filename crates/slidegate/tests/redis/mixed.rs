@@ -100,8 +100,8 @@ fn calls_of_several_verbs_and_roles_in_redis_decide_as_in_memory() {
         let clock = ManualClock::at(Timestamp::from_micros(now));
         let policies = || policies(limit, Duration::from_millis(40), algorithm);
         let options = RedisOptions::new(&server.url_as_user()).unwrap().deadline(Duration::from_secs(10));
-        let memory = Gate::with_store(policies(), MemoryStore::builder().clock(clock.clone()).build());
-        let redis = SharedGate::new(policies(), options).unwrap();
+        let memory = Gate::with_memory(policies(), MemoryStore::builder().clock(clock.clone()).build());
+        let redis = SharedGate::redis(policies(), options).unwrap();
         for (us, asked) in &calls {
             now += us;
             server.clock().stand(now);
@@ -114,7 +114,7 @@ fn calls_of_several_verbs_and_roles_in_redis_decide_as_in_memory() {
             };
             let ours = memory.apply(&requests);
             let theirs = runtime.block_on(redis.apply(&requests));
-            assert_eq!(said(&theirs), said(&ours), "{asked:?} of {calls:?}: {:?}", redis.stats());
+            assert_eq!(said(&theirs), said(&ours), "{asked:?} of {calls:?}: {:?}", redis.store().stats());
             assert_eq!(theirs.verdict(), ours.verdict(), "{asked:?} of {calls:?}");
         }
         Ok(())
@@ -143,7 +143,7 @@ fn calls_over_several_slots_decide_as_in_memory_while_nobody_else_asks() {
         };
         let options = RedisOptions::new(&cluster.url()).unwrap().deadline(Duration::from_secs(10));
         let memory = Gate::new(policies());
-        let redis = SharedGate::new(policies(), options.without_denial_cache()).unwrap();
+        let redis = SharedGate::redis(policies(), options.without_denial_cache()).unwrap();
         for (_, asked) in &calls {
             let keys: Vec<_> = asked.iter().map(|one| format!("mixed-{}-{}", number.get(), one.1)).collect();
             let requests = requests(asked, &keys);
@@ -152,7 +152,7 @@ fn calls_over_several_slots_decide_as_in_memory_while_nobody_else_asks() {
             };
             let ours = memory.apply(&requests);
             let theirs = runtime.block_on(redis.apply(&requests));
-            assert_eq!(said(&theirs), said(&ours), "{asked:?} of {calls:?}: {:?}", redis.stats());
+            assert_eq!(said(&theirs), said(&ours), "{asked:?} of {calls:?}: {:?}", redis.store().stats());
             assert_eq!(theirs.verdict(), ours.verdict(), "{asked:?} of {calls:?}");
             // What was charged before a denial of another slot is refunded in the background.
             let looks = NAMES.into_iter().flat_map(|name| keys.iter().map(move |key| (name, key)));

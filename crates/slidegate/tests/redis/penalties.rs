@@ -38,8 +38,8 @@ impl Both {
         let options =
             RedisOptions::new(&server.url_as_user()).unwrap().deadline(LATER).without_denial_cache();
         Self {
-            memory: Gate::with_store(policies(), MemoryStore::builder().clock(clock.clone()).build()),
-            redis: SharedGate::new(policies(), options).unwrap(),
+            memory: Gate::with_memory(policies(), MemoryStore::builder().clock(clock.clone()).build()),
+            redis: SharedGate::redis(policies(), options).unwrap(),
             clock,
             server,
         }
@@ -57,7 +57,12 @@ impl Both {
             *self.memory.apply_all(verb, std::slice::from_ref(&request)).strictest().unwrap().decision();
         let theirs =
             *self.redis.apply_all(verb, std::slice::from_ref(&request)).await.strictest().unwrap().decision();
-        assert_eq!(format!("{theirs:?}"), format!("{ours:?}"), "{verb:?} {cost}: {:?}", self.redis.stats());
+        assert_eq!(
+            format!("{theirs:?}"),
+            format!("{ours:?}"),
+            "{verb:?} {cost}: {:?}",
+            self.redis.store().stats()
+        );
         ours
     }
 
@@ -126,7 +131,7 @@ fn a_bucket_above_a_lowered_limit_is_cut_to_what_it_may_hold_when_it_is_written(
         let both = Both::of(bucket(1000));
         assert!(both.apply(Verb::Check, 1000).await.is_allowed());
         let lowered = PolicySet::new([Policy::new("p", bucket(LIMIT)).unwrap().scope(["user"])]).unwrap();
-        both.memory.configure(lowered.clone());
+        both.memory.configure(lowered.clone()).unwrap();
         both.redis.configure(lowered).unwrap();
         assert_eq!(both.apply(Verb::Peek, 1).await.used, 1000);
         assert_eq!(both.apply(Verb::Penalize, 1).await.cost, 0);
@@ -157,7 +162,7 @@ fn a_coarse_log_and_a_shortened_window_leave_no_key_that_lives_longer_than_two_w
         let both = Both::of(of(Duration::from_secs(86_400)));
         assert!(both.apply(Verb::Check, 1).await.is_allowed());
         let minute = PolicySet::new([Policy::new("p", of(WINDOW)).unwrap().scope(["user"])]).unwrap();
-        both.memory.configure(minute.clone());
+        both.memory.configure(minute.clone()).unwrap();
         both.redis.configure(minute).unwrap();
         assert!(both.apply(Verb::Check, 1).await.is_allowed());
         let lives_ms = both.lives_ms();

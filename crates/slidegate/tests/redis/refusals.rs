@@ -25,7 +25,7 @@ async fn a_server_that_is_busy_with_a_foreign_script_is_answered_for_until_that_
     let busy = || server.ask(&["PING"]).is_ok_and(|reply| reply.to_string().starts_with("BUSY"));
     until_true("the script is at work", busy);
     fails_with(&gate, "alice", "BUSY ").await;
-    assert!(errors(&gate, FailureKind::Busy) > 0, "{:?}", gate.stats());
+    assert!(errors(&gate, FailureKind::Busy) > 0, "{:?}", gate.store().stats());
     server.admin(&["SCRIPT", "KILL"]);
     endless.join().unwrap().unwrap();
     assert_eq!(until_used(&gate, "alice").await, [0]);
@@ -52,8 +52,8 @@ async fn a_server_without_memory_refuses_before_it_charges_any_policy() {
         assert!(last_failure(&gate).contains("OOM "), "{}", last_failure(&gate));
     }
     assert_eq!(values(), before);
-    assert_eq!(errors(&gate, FailureKind::OutOfMemory), 2, "{:?}", gate.stats());
-    assert_eq!(gate.stats().last_failure_kind, Some(FailureKind::OutOfMemory));
+    assert_eq!(errors(&gate, FailureKind::OutOfMemory), 2, "{:?}", gate.store().stats());
+    assert_eq!(gate.store().stats().last_failure_kind, Some(FailureKind::OutOfMemory));
     server.admin(&["CONFIG", "SET", "maxmemory", "0"]);
     assert_eq!(until_used(&gate, "alice").await, [1, 1]);
     assert_eq!(until_used(&gate, "bob").await, [0, 0]);
@@ -69,7 +69,7 @@ async fn a_server_that_became_a_replica_is_answered_for_until_it_is_a_master() {
     assert!(check(&witness, "alice").await.by_store());
     server.admin(&["REPLICAOF", "127.0.0.1", &gone.port().to_string()]);
     fails_with(&gate, "alice", "READONLY ").await;
-    assert!(errors(&gate, FailureKind::ReadOnly) > 0, "{:?}", gate.stats());
+    assert!(errors(&gate, FailureKind::ReadOnly) > 0, "{:?}", gate.store().stats());
     server.admin(&["REPLICAOF", "NO", "ONE"]);
     assert_eq!(until_used(&gate, "alice").await, [1]);
     until_by_store(&gate, "alice").await;
@@ -121,7 +121,7 @@ async fn a_right_that_a_script_lacks_charges_nothing_and_is_reported() {
     let named =
         failure.contains("'set'") || failure.contains("scripts call time, get, set, getrange, setrange, ");
     assert!(named, "{failure}");
-    assert_eq!(errors(&gate, FailureKind::NoPermission), 1, "{:?}", gate.stats());
+    assert_eq!(errors(&gate, FailureKind::NoPermission), 1, "{:?}", gate.store().stats());
     server.admin(&["ACL", "SETUSER", acl::USER, "+set"]);
     assert_eq!(until_used(&gate, "alice").await, [0]);
 }
@@ -142,13 +142,13 @@ async fn a_password_that_was_changed_and_a_user_that_was_deleted_are_reported_an
         server.admin(ends);
         // A deleted user's connections are ended by the server.
         server.admin(&["CLIENT", "KILL", "TYPE", "normal"]);
-        until_true("the connection is lost", || !gate.nodes()[0].connected);
+        until_true("the connection is lost", || !gate.store().primary().nodes()[0].connected);
         // Connections that the server ends may be reported first.
         fails_with(&gate, user, "WRONGPASS").await;
         let failure = last_failure(&gate);
         assert!(failure.contains("cannot connect: "), "{failure}");
         assert!(!failure.contains(acl::PASSWORD), "{failure}");
-        assert!(errors(&gate, FailureKind::Authentication) > 0, "{:?}", gate.stats());
+        assert!(errors(&gate, FailureKind::Authentication) > 0, "{:?}", gate.store().stats());
         server.admin(&again);
         assert_eq!(until_used(&gate, user).await, [0]);
     }
@@ -162,7 +162,7 @@ async fn a_server_without_the_replicas_it_needs_charges_nothing_until_it_has_the
     let gate = healthy(options(&server.url())).await;
     server.admin(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
     fails_with(&gate, "alice", "NOREPLICAS ").await;
-    assert!(errors(&gate, FailureKind::TooFewReplicas) > 0, "{:?}", gate.stats());
+    assert!(errors(&gate, FailureKind::TooFewReplicas) > 0, "{:?}", gate.store().stats());
     server.admin(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
     assert_eq!(until_used(&gate, "alice").await, [0]);
     until_by_store(&gate, "alice").await;
@@ -183,7 +183,7 @@ async fn a_server_that_cannot_save_charges_nothing_until_it_can() {
         server.admin(&["INFO", "persistence"]).contains("rdb_last_bgsave_status:err")
     });
     fails_with(&gate, "alice", "MISCONF ").await;
-    assert!(errors(&gate, FailureKind::Misconfigured) > 0, "{:?}", gate.stats());
+    assert!(errors(&gate, FailureKind::Misconfigured) > 0, "{:?}", gate.store().stats());
     std::fs::remove_dir_all(&taken).unwrap();
     server.admin(&["BGSAVE"]);
     assert_eq!(until_used(&gate, "alice").await, [0]);
@@ -224,7 +224,7 @@ async fn a_server_that_still_loads_its_data_is_answered_for_until_it_has() {
         server.ask(&["PING"]).is_ok_and(|reply| reply.to_string().contains("LOADING"))
     });
     fails_with(&gate, "alice", "LOADING ").await;
-    assert!(errors(&gate, FailureKind::Loading) > 0, "{:?}", gate.stats());
+    assert!(errors(&gate, FailureKind::Loading) > 0, "{:?}", gate.store().stats());
     restarted.await.unwrap();
     assert_eq!(until_used(&gate, "alice").await, [1]);
     until_by_store(&gate, "alice").await;
@@ -244,5 +244,5 @@ async fn a_refusal_is_reported_although_the_next_attempt_is_not_answered_in_time
     let gate = gate([hourly(5)], options(&fake.url()).deadline(Duration::from_secs(5)).without_batching());
     assert_eq!(check(&gate, "alice").await.source, DecisionSource::Local);
     assert!(last_failure(&gate).contains("READONLY You can't write"), "{}", last_failure(&gate));
-    assert_eq!(gate.stats().last_failure_kind, Some(FailureKind::ReadOnly));
+    assert_eq!(gate.store().stats().last_failure_kind, Some(FailureKind::ReadOnly));
 }

@@ -61,7 +61,7 @@ async fn until_it_remembers(gate: &SharedGate) {
 async fn checks_that_go_together_are_decided_one_by_one_in_the_order_they_came() {
     let server = RedisServer::start();
     let gate = patient(&server, 150).await;
-    let before = gate.stats().store;
+    let before = gate.store().primary().stats();
     let costs: Vec<u64> = (0..120).map(|number| number * 7 % 5).collect();
 
     server.pause();
@@ -79,7 +79,7 @@ async fn checks_that_go_together_are_decided_one_by_one_in_the_order_they_came()
     }
     assert!(expected > 140);
     assert_eq!(used(&server.url(), "alice").await, expected);
-    let after = gate.stats().store;
+    let after = gate.store().primary().stats();
     // The first is on its way when the others come.
     assert_eq!((after.calls - before.calls, after.coalesced - before.coalesced), (2, 118));
 }
@@ -92,7 +92,7 @@ async fn a_thousand_checks_at_once_are_each_charged_once() {
     for (checks, costs, calls) in [(2000, 1, 3), (1000, 2, 9)] {
         let server = RedisServer::start();
         let gate = patient(&server, 1_000_000).await;
-        let before = gate.stats().store;
+        let before = gate.store().primary().stats();
         server.pause();
         let cost = |number: u64| 1 + number % costs;
         let mut all: Vec<_> = (0..checks).map(|number| checking(&gate, cost(number))).collect();
@@ -105,7 +105,7 @@ async fn a_thousand_checks_at_once_are_each_charged_once() {
             assert_eq!((outcome.allowed, outcome.used), (true, expected));
         }
         assert_eq!(used(&server.url(), "alice").await, expected);
-        let after = gate.stats().store;
+        let after = gate.store().primary().stats();
         assert_eq!((after.calls - before.calls, after.coalesced - before.coalesced), (calls, checks - calls));
     }
 }
@@ -145,13 +145,13 @@ async fn without_coalescing_each_check_is_a_call_of_its_own() {
     let server = RedisServer::start();
     let gate = gate([hourly(100)], options(&server.url()).deadline(LATER).without_batching());
     until_used(&gate, "alice").await;
-    let (before, calls) = (server.commandstats("evalsha").calls, gate.stats().store.calls);
+    let (before, calls) = (server.commandstats("evalsha").calls, gate.store().primary().stats().calls);
     let mut all: Vec<_> = (0..10).map(|_| checking(&gate, 1)).collect();
     begin(&mut all).await;
     for (number, outcome) in (1..).zip(all) {
         assert_eq!(outcome.await.used, number);
     }
-    let stats = gate.stats().store;
+    let stats = gate.store().primary().stats();
     assert_eq!((stats.calls - calls, stats.coalesced), (10, 0));
     // A script that has to be loaded is asked for more than once.
     assert!(server.commandstats("evalsha").calls >= before + 10);
@@ -165,7 +165,7 @@ async fn a_denied_key_costs_the_server_no_call_until_its_wait_is_over() {
     let policy = Policy::new("p", quota).unwrap().scope(["user"]);
     let gate = gate([policy], options(&server.url()).deadline(LATER));
     until_it_remembers(&gate).await;
-    let before_all = gate.stats().store.remembered;
+    let before_all = gate.store().primary().stats().remembered;
     let request = Request::new().with("user", "alice");
     for _ in 0..2 {
         assert!(gate.check(&request).await.is_allowed());
@@ -201,7 +201,7 @@ async fn a_denied_key_costs_the_server_no_call_until_its_wait_is_over() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     assert!(remembered > 100, "{remembered}");
-    assert_eq!(gate.stats().store.remembered - before_all, remembered);
+    assert_eq!(gate.store().primary().stats().remembered - before_all, remembered);
     assert_eq!(server.commandstats("evalsha").calls, before + 1);
 
     // A promised wait is kept: who comes then is admitted.
@@ -313,7 +313,7 @@ async fn without_remembering_each_denial_is_asked_for() {
         assert_eq!((outcome.allowed, outcome.source), (false, DecisionSource::Store));
     }
     assert_eq!(server.commandstats("evalsha").calls, before + 5);
-    assert_eq!(gate.stats().store.remembered, 0);
+    assert_eq!(gate.store().primary().stats().remembered, 0);
 }
 
 /// Numbers that do not count are worse than none: somebody watches them.
@@ -322,30 +322,38 @@ async fn what_happens_is_counted() {
     let server = RedisServer::builder().with_clock().start();
     let gate = gate([named("p", 2)], options(&server.url()).deadline(Duration::from_secs(3)));
     until_used(&gate, "alice").await;
-    let begun = gate.stats().store;
+    let begun = gate.store().primary().stats();
     assert_eq!((begun.coalesced, begun.remembered, begun.late), (0, 0, 0));
 
     // An hour passes in a moment: the call is late by the server's clock, and made again.
     server.clock().set(3_600_000_000);
     let outcome = check_cost(&gate, "alice", 1).await;
-    assert_eq!((outcome.allowed, outcome.source), (true, DecisionSource::Store), "{:?}", gate.stats());
-    let late = gate.stats().store;
+    assert_eq!(
+        (outcome.allowed, outcome.source),
+        (true, DecisionSource::Store),
+        "{:?}",
+        gate.store().stats()
+    );
+    let late = gate.store().primary().stats();
     assert_eq!((late.calls - begun.calls, late.late), (2, 1));
 
-    assert_eq!(gate.nodes()[0].reconnects, 0);
+    assert_eq!(gate.store().primary().nodes()[0].reconnects, 0);
     server.admin(&["CLIENT", "KILL", "TYPE", "normal"]);
     until_true("the connection is found lost", || {
-        !gate.nodes()[0].connected || gate.nodes()[0].reconnects > 0
+        !gate.store().primary().nodes()[0].connected || gate.store().primary().nodes()[0].reconnects > 0
     });
     until_used(&gate, "alice").await;
-    assert_eq!(gate.nodes()[0].reconnects, 1);
+    assert_eq!(gate.store().primary().nodes()[0].reconnects, 1);
 
-    let before = (gate.stats().fallbacks, gate.nodes()[0].timeouts);
+    let before = (gate.store().stats().fallbacks, gate.store().primary().nodes()[0].timeouts);
     server.pause();
     let outcome = check_cost(&gate, "alice", 1).await;
     server.resume();
     assert_eq!(outcome.source, DecisionSource::Local);
-    assert_eq!((gate.stats().fallbacks, gate.nodes()[0].timeouts), (before.0 + 1, before.1 + 1));
+    assert_eq!(
+        (gate.store().stats().fallbacks, gate.store().primary().nodes()[0].timeouts),
+        (before.0 + 1, before.1 + 1)
+    );
 }
 
 /// An operator blocks the client that floods: from then on its requests must cost the store next to
@@ -357,7 +365,7 @@ async fn a_flood_on_a_blocked_key_asks_the_store_ten_times_a_second_at_most() {
     let gate = gate([policy], options(&server.url()).deadline(LATER));
     until_used(&gate, "alice").await;
     let mallory = Request::new().with("user", "mallory");
-    let before = gate.stats().store.calls;
+    let before = gate.store().primary().stats().calls;
     let began = Instant::now();
     let mut sources = Vec::new();
     for _ in 0..2000 {
@@ -366,7 +374,7 @@ async fn a_flood_on_a_blocked_key_asks_the_store_ten_times_a_second_at_most() {
         assert_eq!((denied.reason(), denied.limit, denied.used), (Some(Reason::Blocked), 5, 0));
         sources.push(denied.source);
     }
-    let calls = gate.stats().store.calls - before;
+    let calls = gate.store().primary().stats().calls - before;
     let most = 1 + began.elapsed().as_millis() / 100;
     assert!(calls >= 1 && u128::from(calls) <= most, "{calls} calls in {:?}", began.elapsed());
     assert_eq!((sources[0], sources.contains(&DecisionSource::CachedDenial)), (DecisionSource::Store, true));

@@ -70,8 +70,8 @@ async fn is_refused(gate: &SharedGate, hint: &str) {
     assert_eq!(outcome.source, DecisionSource::Local, "{failure}");
     assert!(failure.contains("cannot connect: ") && failure.contains(hint), "{failure}");
     assert_eq!(failure.lines().count(), 1, "{failure}");
-    assert_eq!(gate.stats().last_failure_kind, Some(FailureKind::Tls), "{failure}");
-    assert!(errors(gate, FailureKind::Tls) > 0, "{:?}", gate.stats());
+    assert_eq!(gate.store().stats().last_failure_kind, Some(FailureKind::Tls), "{failure}");
+    assert!(errors(gate, FailureKind::Tls) > 0, "{:?}", gate.store().stats());
 }
 
 /// Whoever encrypts does so because somebody listens: what is counted must go through, and nothing
@@ -94,7 +94,7 @@ async fn a_server_whose_authority_is_trusted_decides() {
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    panic!("the channel is not heard over TLS: {:?}", gate.stats());
+    panic!("the channel is not heard over TLS: {:?}", gate.store().stats());
 }
 
 /// Names are checked against the server's certificate, and servers with several names need SNI.
@@ -168,7 +168,7 @@ async fn a_cluster_is_followed_over_tls() {
     let gate: Arc<SharedGate> = gate([named("a", 9), named("b", 9)], options);
     let outcome = check_cost(&gate, "alice", 1).await;
     assert!(outcome.by_store() && outcome.used == 1, "{}", last_failure(&gate));
-    assert_eq!(gate.nodes()[0].node, format!("127.0.0.1:{}", secured.tls_port));
+    assert_eq!(gate.store().primary().nodes()[0].node, format!("127.0.0.1:{}", secured.tls_port));
 }
 
 /// Sentinels are asked over TLS as well, and lead to the master's encrypted port.

@@ -20,7 +20,7 @@ fn runtime() -> tokio::runtime::Runtime {
 fn gate(server: &RedisServer, quota: Quota) -> SharedGate {
     let policies = PolicySet::new([Policy::new("per-user", quota).unwrap().scope(["user"])]).unwrap();
     let options = RedisOptions::new(&server.url_as_user()).unwrap().deadline(Duration::from_secs(10));
-    SharedGate::new(policies, options).unwrap()
+    SharedGate::redis(policies, options).unwrap()
 }
 
 /// Asks until a denial comes from memory: from then on this gate hears what others tell.
@@ -87,7 +87,7 @@ fn a_policy_is_forgotten_whole_and_no_other() {
         let policies = PolicySet::new([policy("a"), policy("aa"), policy("b")]).unwrap();
         let options = RedisOptions::new(&server.url_as_user()).unwrap().deadline(Duration::from_secs(10));
         for options in [options.clone(), options.hash_tag("user").hashed_keys()] {
-            let gate = SharedGate::new(policies.clone(), options).unwrap();
+            let gate = SharedGate::redis(policies.clone(), options).unwrap();
             let users: Vec<_> = (0..2500).map(|user| format!("user-{user}")).collect();
             for user in &users {
                 assert!(gate.check(&Request::new().with("user", user)).await.is_allowed());
@@ -113,17 +113,17 @@ fn policies_called_as_the_stores_own_keys_meet_none_of_them() {
         let policy = |name: &str| Policy::new(name, Quota::per_hour(10)).unwrap().scope(["user"]);
         let policies = PolicySet::new(names.map(policy)).unwrap();
         let options = RedisOptions::new(&server.url_as_user()).unwrap().deadline(Duration::from_secs(10));
-        let gate = SharedGate::new(policies, options.without_denial_cache()).unwrap();
-        assert_eq!(gate.examine().await, [""; 0]);
+        let gate = SharedGate::redis(policies, options.without_denial_cache()).unwrap();
+        assert_eq!(gate.store().primary().examine().await, [""; 0]);
         server.admin(&["SET", "sg1:control", "changes"]);
         // The first canary and the first place of everything else that is numbered have this name.
         let request = Request::new().with("user", "0");
         for used in 1..=3 {
             let decisions = gate.check(&request).await;
-            assert!(decisions.is_allowed(), "{decisions:?}: {:?}", gate.stats());
+            assert!(decisions.is_allowed(), "{decisions:?}: {:?}", gate.store().stats());
             let counted: Vec<_> = decisions.iter().map(|one| (one.used, one.source)).collect();
             assert_eq!(counted, [(used, DecisionSource::Store); 4]);
-            assert_eq!(gate.examine().await, [""; 0]);
+            assert_eq!(gate.store().primary().examine().await, [""; 0]);
         }
         // To reset a policy forgets no first reply: asked again, the request is not charged again.
         let one = Request::new().with("user", "1");
@@ -145,13 +145,13 @@ fn examinations_find_what_silently_breaks_limits() {
     server.admin(&[&["ACL", "SETUSER", USER][..], &BESIDES.split(' ').collect::<Vec<_>>()].concat());
     runtime().block_on(async {
         let gate = gate(&server, Quota::per_hour(10));
-        assert_eq!(gate.examine().await, [""; 0]);
-        assert_eq!(gate.examine().await, [""; 0]);
+        assert_eq!(gate.store().primary().examine().await, [""; 0]);
+        assert_eq!(gate.store().primary().examine().await, [""; 0]);
 
         server.admin(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
         let address = server.address();
         assert_eq!(
-            gate.examine().await,
+            gate.store().primary().examine().await,
             [format!(
                 "redis at {address} evicts keys when it is full (maxmemory-policy is `allkeys-lru`), which resets limits; \
                  set it to `noeviction`"
@@ -160,19 +160,19 @@ fn examinations_find_what_silently_breaks_limits() {
         server.admin(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
 
         server.admin(&["FLUSHALL"]);
-        let lost = gate.examine().await;
+        let lost = gate.store().primary().examine().await;
         assert!(lost.len() == 1 && lost[0].starts_with("redis has lost history (1 counters went back)"), "{lost:?}");
 
         let request = Request::new().with("user", "alice");
         assert!(gate.check(&request).await.is_allowed());
         server.clock().set(-3_600_000_000);
         assert!(gate.check(&request).await.is_allowed());
-        let jumped = gate.examine().await;
+        let jumped = gate.store().primary().examine().await;
         let says = format!("the clock of redis at {address} jumped back by 3600.");
         let alternative = format!("the clock of redis at {address} jumped back by 3599.");
         let found = jumped.len() == 1 && (jumped[0].starts_with(&says) || jumped[0].starts_with(&alternative));
         assert!(found && jumped[0].contains("(1 such jumps)"), "{jumped:?}");
-        assert_eq!(gate.examine().await, [""; 0]);
+        assert_eq!(gate.store().primary().examine().await, [""; 0]);
     });
 }
 
@@ -183,9 +183,9 @@ fn the_least_user_is_examined_as_far_as_it_may() {
     server.admin(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
     runtime().block_on(async {
         let gate = gate(&server, Quota::per_hour(10));
-        assert_eq!(gate.examine().await, [""; 0]);
+        assert_eq!(gate.store().primary().examine().await, [""; 0]);
         server.admin(&["FLUSHALL"]);
-        assert_eq!(gate.examine().await.len(), 1);
+        assert_eq!(gate.store().primary().examine().await.len(), 1);
         let refused = gate.reset_policy("per-user").await.unwrap_err().to_string();
         assert!(refused.contains("NOPERM") && refused.contains("scan"), "{refused}");
     });
@@ -222,12 +222,17 @@ fn a_server_that_cannot_check_scripts_gets_plain_ones() {
         let quota = Quota::per_hour(10).with_algorithm(Algorithm::FixedWindow);
         let policies = PolicySet::new([Policy::new("per-user", quota).unwrap().scope(["user"])]).unwrap();
         let options = RedisOptions::new(&server.url()).unwrap().deadline(Duration::from_secs(10));
-        let gate = SharedGate::new(policies, options).unwrap();
+        let gate = SharedGate::redis(policies, options).unwrap();
         for _ in 0..2 {
             let request = Request::new().with("user", "alice");
             let decisions = gate.check(&request).await;
             let decision = decisions.strictest().unwrap();
-            assert_eq!((decision.source, decision.used), (DecisionSource::Store, 1), "{:?}", gate.stats());
+            assert_eq!(
+                (decision.source, decision.used),
+                (DecisionSource::Store, 1),
+                "{:?}",
+                gate.store().stats()
+            );
         }
     });
     let loaded = loaded.lock().unwrap();
@@ -246,7 +251,7 @@ fn an_id_is_that_of_one_request_and_of_no_other() {
         let policies =
             PolicySet::new([policy("all"), policy("some").when("path", Match::equals("/x"))]).unwrap();
         let options = RedisOptions::new(&server.url_as_user()).unwrap().deadline(Duration::from_secs(10));
-        let gate = SharedGate::new(policies, options).unwrap();
+        let gate = SharedGate::redis(policies, options).unwrap();
         let request = Request::new().with("user", "alice");
         for (request, used) in [
             (request.clone(), vec![1]),
@@ -257,7 +262,7 @@ fn an_id_is_that_of_one_request_and_of_no_other() {
             let decisions = gate.check_once(&request, "1").await;
             let outcome: Vec<_> = decisions.iter().map(|one| (one.source, one.used)).collect();
             let expected: Vec<_> = used.into_iter().map(|used| (DecisionSource::Store, used)).collect();
-            assert_eq!(outcome, expected, "{:?}", gate.stats());
+            assert_eq!(outcome, expected, "{:?}", gate.store().stats());
         }
         let request = request.with("path", "/x");
         let peeked = gate.peek(&request).await;
@@ -279,7 +284,7 @@ fn a_request_with_an_id_is_charged_once_and_answered_alike() {
         let policy = |name: &str, limit| Policy::new(name, Quota::per_hour(limit)).unwrap().scope(["user"]);
         let policies = PolicySet::new([policy("a", 3), policy("b", 2)]).unwrap();
         let options = RedisOptions::new(&proxy.url()).unwrap().deadline(Duration::from_secs(10));
-        let gate = SharedGate::new(policies, options).unwrap();
+        let gate = SharedGate::redis(policies, options).unwrap();
         let request = Request::new().with("user", "alice");
         let outcome = |decisions: Decisions<'_>| format!("{decisions:?}");
         let first = outcome(gate.check_once(&request, "one").await);

@@ -128,7 +128,8 @@ impl Control {
         let _writing = self.writing.lock().await;
         let Some(shared) = self.app.shared() else { return self.change_here(edit) };
         for _ in 0..MAX_TRIES {
-            let found = found(&shared.note(None).await.map_err(away)?.unwrap_or_default())?;
+            let found =
+                found(&shared.redis().control_document(None).await.map_err(away)?.unwrap_or_default())?;
             let now = now_ms();
             let Reconciled { mut document, loss } = self.reconcile(&found, now);
             let done = edit(&mut document, now)?;
@@ -189,7 +190,7 @@ impl Control {
     /// was stored meanwhile.
     async fn write(
         &self,
-        shared: &Shared,
+        shared: Shared<'_>,
         found: &Found,
         mut document: Document,
         is_after_loss: bool,
@@ -198,8 +199,11 @@ impl Control {
         let text = document.stored()?;
         let held = self.state().held.clone();
         let id = next_id(&held, found, is_after_loss, random)?;
-        let is_written =
-            shared.replace_control_document(found.id, &ControlDocument::new(id, text)).await.map_err(away)?;
+        let is_written = shared
+            .redis()
+            .replace_control_document(found.id, &ControlDocument::new(id, text))
+            .await
+            .map_err(away)?;
         if is_written {
             self.put_in_force(Held { id, document: document.into() });
             self.is_stored();
@@ -248,12 +252,14 @@ impl Control {
     }
 
     /// Returns false if another instance wrote meanwhile.
-    async fn poll_once(&self, shared: &Shared) -> Result<bool, Refusal> {
+    async fn poll_once(&self, shared: Shared<'_>) -> Result<bool, Refusal> {
         let (held, is_sound) = {
             let state = self.state();
             (state.held.clone(), state.problem.is_none() && !state.losses.is_open())
         };
-        let Some(stored) = shared.note(Some(held.id).filter(|_| is_sound)).await.map_err(away)? else {
+        let Some(stored) =
+            shared.redis().control_document(Some(held.id).filter(|_| is_sound)).await.map_err(away)?
+        else {
             self.is_stored();
             return Ok(true);
         };
@@ -311,7 +317,7 @@ impl Control {
             });
             let announced = async {
                 match self.app.shared() {
-                    Some(shared) => shared.control_document_changed().await,
+                    Some(shared) => shared.redis().control_document_changed().await,
                     None => std::future::pending().await,
                 }
             };

@@ -189,7 +189,7 @@ mod tests {
             let Folded { policies, refused, .. } = fold(&base(), &document, now_ms, &[]).unwrap();
             assert_eq!(refused, ["policy `gone` was changed and is no longer configured"]);
             let clock = ManualClock::at(Timestamp::from_micros(now_ms * 1000));
-            let gate = Gate::with_store(policies, MemoryStore::builder().clock(clock).build());
+            let gate = Gate::with_memory(policies, MemoryStore::builder().clock(clock).build());
             let alice = Request::new().with("user", "alice");
             gate.peek(&alice)
                 .iter()

@@ -248,26 +248,26 @@ fn changes(page: &mut Page<'_>, app: &App) -> fmt::Result {
     page.total("control_losses", help, seen.losses.load(Relaxed))
 }
 
-fn store(page: &mut Page<'_>, observer: &Observer, shared: &Shared) -> fmt::Result {
-    let (stats, nodes) = (shared.stats(), shared.nodes());
+fn store(page: &mut Page<'_>, observer: &Observer, shared: Shared<'_>) -> fmt::Result {
+    let (stats, nodes) = (shared.redis().stats(), shared.redis().nodes());
     let degraded = u64::from(shared.is_degraded());
     page.value(
         "store_degraded",
         "1 while decisions may come from fallbacks, because the store is unavailable",
         degraded,
     )?;
-    page.total("store_calls", "Script calls to the store", stats.store.calls)?;
+    page.total("store_calls", "Script calls to the store", stats.calls)?;
     let help = "Requests decided by fallbacks, because the store did not reply in time";
-    page.total("store_fallbacks", help, stats.fallbacks)?;
+    page.total("store_fallbacks", help, shared.fallbacks().fallbacks)?;
     let help = "Checks that were batched with another call";
-    page.total("store_coalesced_checks", help, stats.store.coalesced)?;
+    page.total("store_coalesced_checks", help, stats.coalesced)?;
     let help = "Checks denied by a cached denial, without a call";
-    page.total("store_remembered_denials", help, stats.store.remembered)?;
+    page.total("store_remembered_denials", help, stats.remembered)?;
     let help = "Calls that reached the store after their deadline and charged nothing";
-    page.total("store_late_calls", help, stats.store.late)?;
-    let errors = stats.store.errors.iter().map(|(kind, count)| ([("kind", kind.name())], count));
+    page.total("store_late_calls", help, stats.late)?;
+    let errors = stats.errors.iter().map(|(kind, count)| ([("kind", kind.name())], count));
     page.counter("store_errors", "Failed calls to the store, by kind of failure", errors)?;
-    let jumps = stats.store.clock_jumps;
+    let jumps = stats.clock_jumps;
     let directions = [("forward", jumps.forward), ("backward", jumps.backward)];
     let directions = directions.map(|(direction, count)| ([("direction", direction)], count));
     page.counter("store_clock_jumps", "Clock jumps of the store's servers", directions)?;

@@ -7,6 +7,7 @@ use crate::algorithm::{
 };
 use crate::decision::Decision;
 use crate::key::{HashSeed, KeyId};
+use crate::policy_reset::ScannedKeys;
 use crate::quota::{Algorithm, Quota};
 use crate::sync::Ordering;
 use crate::time::{Moment, TimeSource, Timestamp};
@@ -91,13 +92,6 @@ macro_rules! for_algorithm {
             }
         }
     };
-}
-
-/// Counts of removed and examined keys.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Forgot {
-    pub(crate) forgotten: u64,
-    pub(crate) scanned: u64,
 }
 
 /// One operation on one key.
@@ -270,8 +264,13 @@ impl Shard {
     }
 
     /// Removes all keys of these policies.
-    pub(super) fn forget_policies(&mut self, policies: &[u32], census: &Census, secret: &HashSeed) -> Forgot {
-        let mut forgot = Forgot::default();
+    pub(super) fn forget_policies(
+        &mut self,
+        policies: &[u32],
+        census: &Census,
+        secret: &HashSeed,
+    ) -> ScannedKeys {
+        let mut forgot = ScannedKeys::default();
         for algorithm in Algorithm::ALL {
             let removed = for_algorithm!(algorithm, S => {
                 S::table(self).retain(secret, |policy, _, _| {

@@ -10,6 +10,7 @@ use std::time::Duration;
 use redis::Value;
 
 use super::{Executed, Failure, FailureKind, LastFailure, MOST, RedisStore, explain, invalidation};
+use crate::error::Error;
 use crate::time::instant;
 
 /// Its key. Keys of policies have a second colon.
@@ -95,8 +96,39 @@ impl ControlDocument {
 }
 
 impl RedisStore {
-    /// The document, unless it is still the known one.
-    pub(crate) async fn note(
+    /// The control document, unless it still is the one that is `known`; see
+    /// [`replace_control_document`](Self::replace_control_document). Without one its id
+    /// [is absent](ControlDocumentId::is_absent) and its text is empty.
+    ///
+    /// # Errors
+    /// If the store did not reply, or holds a document that slidegate did not write.
+    pub async fn control_document(
+        &self,
+        known: Option<ControlDocumentId>,
+    ) -> Result<Option<ControlDocument>, Error> {
+        self.read_document(known).await.map_err(|failure| Error::store(failure.to_string()))
+    }
+
+    /// Replaces the control document `found`, or its absence, in one step. Returns false if another
+    /// one is stored by now. It stays for as long as the store keeps it, and all instances are
+    /// [notified](Self::control_document_changed).
+    ///
+    /// A store can lose a document, or restore an older one. Give each write a new random `revision`,
+    /// so that two documents of one version differ, and a new random `epoch` after a loss.
+    ///
+    /// # Errors
+    /// If the document is larger than a mebibyte, a part of its id is 0, or the store did not reply:
+    /// then it may be written or not.
+    pub async fn replace_control_document(
+        &self,
+        found: ControlDocumentId,
+        document: &ControlDocument,
+    ) -> Result<bool, Error> {
+        let written = self.write_document(found, document).await;
+        written.map_err(|failure| Error::store(failure.to_string()))
+    }
+
+    async fn read_document(
         &self,
         known: Option<ControlDocumentId>,
     ) -> Result<Option<ControlDocument>, Failure> {
@@ -113,9 +145,7 @@ impl RedisStore {
         Ok(Some(document).filter(|document| Some(document.id) != known))
     }
 
-    /// Replaces the document `found` by another one. Returns false if another document is stored
-    /// now.
-    pub(crate) async fn replace_control_document(
+    async fn write_document(
         &self,
         found: ControlDocumentId,
         document: &ControlDocument,
@@ -150,8 +180,9 @@ impl RedisStore {
         Ok(written)
     }
 
-    /// Waits until another instance publishes a new document.
-    pub(crate) async fn control_document_changed(&self) {
+    /// Waits until another instance announces that it wrote the control document. Announcements can be
+    /// lost, and can come without a change: read the document from a timer as well.
+    pub async fn control_document_changed(&self) {
         if let Some(remembered) = &self.calls.remembered {
             self.invalidations.keep(&self.calls, remembered);
         }

@@ -23,7 +23,10 @@ const LARGEST: usize = HEADER + 65_535 * 13;
 
 impl RedisStore {
     /// The usage of these keys in full, in order.
-    pub(crate) async fn inspect(&self, charges: &[Charge<'_>]) -> Result<Vec<KeyInspection>, Failure> {
+    pub(super) async fn inspect_charges(
+        &self,
+        charges: &[Charge<'_>],
+    ) -> Result<Vec<KeyInspection>, Failure> {
         let mut found = Vec::with_capacity(charges.len());
         for charge in charges {
             let name = self.names.name(charge.name, &charge.key);

@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 impl RedisStore {
     /// Deletes the keys of a policy that one step of a scan finds, and adds to the progress.
     /// Returns the position of the next step, or `None` after the last node.
-    pub(crate) async fn reset_policy_step(
+    pub(super) async fn scan_policy(
         &self,
         policy: &str,
         from: Option<Place>,

@@ -127,7 +127,7 @@ impl Calls {
             let decided = self.call_one(&part.subjects, cost, deadline).await?;
             put(&mut answers, &part, decided);
         }
-        complete(answers, false, None).map_err(|undecided| undecided.failure)
+        answers.into_iter().collect::<Option<_>>().ok_or_else(missing)
     }
 
     /// Decides one request on subjects of one slot.
@@ -266,9 +266,14 @@ fn complete(answers: Known, denied: bool, failure: Option<Failure>) -> Result<An
     {
         return Ok(whole);
     }
-    let missing =
-        || Failure::without_node(Executed::Maybe, FailureKind::Malformed, "did not decide every key");
-    Err(Undecided { failure: failure.unwrap_or_else(missing), denied: denied.then(|| answers.into_vec()) })
+    Err(Undecided {
+        failure: failure.unwrap_or_else(missing).into(),
+        denied: denied.then(|| answers.into_vec()),
+    })
+}
+
+fn missing() -> Failure {
+    Failure::without_node(Executed::Maybe, FailureKind::Malformed, "did not decide every key")
 }
 
 /// How often each policy has denied recently. The slot that is most likely to deny is charged

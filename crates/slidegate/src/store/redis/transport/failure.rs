@@ -232,19 +232,47 @@ impl FailureCounts {
 /// Its text is one line with the node and what happened, and the server's own words if it replied
 /// an error: `redis at 10.0.0.5:6379: READONLY You can't write against a read only replica.`
 #[derive(Debug, Clone)]
-pub struct StoreFailure(pub(crate) Failure);
+pub struct StoreFailure(Cause);
+
+#[derive(Debug, Clone)]
+enum Cause {
+    Redis(Failure),
+    /// Of a store outside of this crate.
+    Other {
+        kind: FailureKind,
+        text: String,
+    },
+}
 
 impl StoreFailure {
+    /// A failure of a store outside of this crate. `text` is one line.
+    #[must_use]
+    pub fn new(kind: FailureKind, text: impl Into<String>) -> Self {
+        Self(Cause::Other { kind, text: text.into() })
+    }
+
     /// The kind of failure.
     #[must_use]
     pub fn kind(&self) -> FailureKind {
-        self.0.kind
+        match &self.0 {
+            Cause::Redis(failure) => failure.kind,
+            Cause::Other { kind, .. } => *kind,
+        }
+    }
+}
+
+impl From<Failure> for StoreFailure {
+    fn from(failure: Failure) -> Self {
+        Self(Cause::Redis(failure))
     }
 }
 
 impl fmt::Display for StoreFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        match &self.0 {
+            Cause::Redis(failure) => failure.fmt(f),
+            Cause::Other { text, .. } => f.write_str(text),
+        }
     }
 }
 

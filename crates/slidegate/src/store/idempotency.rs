@@ -1,10 +1,10 @@
-//! Once: the first answers to checks that carry an id, so that a client may send one again.
+//! Idempotency: the first decisions on checks with an idempotency key, for checks that are repeated.
 //!
-//! They are bounded in number. Past it the oldest is forgotten early, and its check, sent again after that, is charged
-//! again: that can deny too much and never admit too much.
+//! The number of stored decisions is bounded. If it is exceeded, the oldest are forgotten early. Such a
+//! check, if repeated, is charged again: that can deny too much, and never allows too much.
 //!
-//! Answers lie in shards by the hash of their checks. A shard is locked while its check is decided, so that the same one
-//! sent twice at a time is charged once; checks in other shards do not wait for it.
+//! Decisions are in shards by the hash of their checks. A shard is locked while its check is decided,
+//! so that a check that is sent twice at a time is charged once. Checks in other shards do not wait.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -12,91 +12,101 @@ use std::sync::{Mutex, PoisonError};
 
 use smallvec::SmallVec;
 
-use crate::charge::Charges;
+use super::StoreDecisions;
+use crate::charge::Charge;
 use crate::decision::Decision;
-use crate::key::KeyId;
-use crate::store::memory::MemoryStore;
+use crate::key::{HashSeed, KeyId};
 use crate::time::Timestamp;
 
-/// The last so many answers are kept for as long as they may be asked for. With one policy each they take some 20 MB.
+/// Number of checks that are stored for as long as they can be repeated. With one policy each they
+/// take some 20 MB.
 pub(crate) const MAX_ANSWERS: usize = 1 << 16;
-/// Shards, a power of two: two checks at a time are seldom in the same one.
+/// A power of two. Two checks at a time are seldom in the same shard.
 const SHARDS: usize = 128;
-/// Most answers of a shard: a quarter more than its share, as the hash does not spread checks evenly.
+/// Most checks of a shard: a quarter more than its share, because the hash does not spread evenly.
 const MAX_OF_A_SHARD: usize = MAX_ANSWERS / SHARDS * 5 / 4;
-/// Answers that are forgotten for each that is kept: more than come in, so that what has ended leaves, and few enough
-/// that no check pays for a flood before it.
+/// Most checks that are forgotten for each that is stored: more than one, so that expired checks
+/// disappear, and few enough that no check pays for a flood before it.
 const FORGOTTEN_AT_ONCE: usize = 2;
 
-/// First answers that may be asked for again.
-pub(crate) struct Once(Box<[Mutex<Shard>]>);
+/// The first decisions on checks with an idempotency key, for [`Store`](super::Store)s in this process.
+///
+/// Holds the last 65,536 checks for the longest window of their quotas. An insertion takes constant
+/// time also when it is full.
+pub struct IdempotencyCache {
+    seed: HashSeed,
+    shards: Box<[Mutex<Shard>]>,
+}
 
-/// What a check is known by: 128 bits of a keyed hash of its id, keys and cost, which no two of them share.
+/// 128 bits of a keyed hash of a check's id, keys and cost, which identify it.
 type CheckHash = u128;
 
 #[derive(Debug, Default)]
 struct Shard {
     answers: HashMap<CheckHash, Answer>,
-    /// Each answer once more, the oldest first. One that was replaced stands here twice, with two ends.
+    /// The same checks, oldest first. One that was replaced is here twice, with two ends.
     order: VecDeque<(Timestamp, CheckHash)>,
 }
 
 #[derive(Debug)]
 struct Answer {
-    /// From then on the check is a new one.
+    /// The check is a new one from then on.
     ends: Timestamp,
     decisions: SmallVec<[Decision; 1]>,
 }
 
-impl Default for Once {
+impl Default for IdempotencyCache {
     fn default() -> Self {
-        Self((0..SHARDS).map(|_| Mutex::default()).collect())
+        Self { seed: HashSeed::random(), shards: (0..SHARDS).map(|_| Mutex::default()).collect() }
     }
 }
 
-/// Without tens of thousands of answers.
-impl fmt::Debug for Once {
+/// Without the stored checks.
+impl fmt::Debug for IdempotencyCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Once").finish_non_exhaustive()
+        f.debug_struct("IdempotencyCache").finish_non_exhaustive()
     }
 }
 
-impl Once {
-    /// Makes these charges, or gives the first answer again.
-    pub(crate) fn check(
+impl IdempotencyCache {
+    /// Returns the first decisions on this check, or else those that `apply` makes. Locks one of 128
+    /// shards while it does. A check with an enforced denial is not stored.
+    pub fn check(
         &self,
-        store: &MemoryStore,
-        charges: &Charges<'_>,
+        charges: &[Charge<'_>],
         id: &str,
-    ) -> SmallVec<[Decision; 4]> {
+        now: Timestamp,
+        apply: impl FnOnce() -> StoreDecisions,
+    ) -> StoreDecisions {
         let Some(window) = charges.iter().map(|charge| charge.quota.window()).max() else {
-            return SmallVec::new();
+            return StoreDecisions::default();
         };
-        let check = hash_of(store, charges, id);
-        let mut shard = self.0[place_of(check)].lock().unwrap_or_else(PoisonError::into_inner);
-        let now = store.now();
+        let check = self.hash_of(charges, id);
+        let mut shard = self.shards[place_of(check)].lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(first) = shard.answers.get(&check).filter(|first| now < first.ends) {
             return first.decisions.iter().copied().collect();
         }
-        let decisions = store.apply(charges);
-        // A denial has charged nothing: asked again it is decided anew.
-        if !charges.iter().zip(&decisions).any(|(charge, one)| charge.part.enforced && one.is_denied()) {
-            let answer = Answer { ends: now + window, decisions: decisions.iter().copied().collect() };
+        let decided = apply();
+        if !charges
+            .iter()
+            .zip(&decided.decisions)
+            .any(|(charge, one)| charge.part.enforced && one.is_denied())
+        {
+            let answer = Answer { ends: now + window, decisions: decided.iter().copied().collect() };
             shard.keep(now, check, answer);
         }
-        decisions
+        decided
+    }
+
+    /// The hash of everything in which repeated checks are equal.
+    fn hash_of(&self, charges: &[Charge<'_>], id: &str) -> CheckHash {
+        let keys: SmallVec<[(u32, KeyId); 4]> =
+            charges.iter().map(|charge| (charge.number, charge.key.id(&self.seed))).collect();
+        self.seed.hash_of(&(id, charges[0].part.cost, keys))
     }
 }
 
-/// What must be the same for a check to be the same.
-fn hash_of(store: &MemoryStore, charges: &Charges<'_>, id: &str) -> CheckHash {
-    let secret = store.secret();
-    let keys: SmallVec<[(u32, KeyId); 4]> =
-        charges.iter().map(|charge| (charge.number, charge.key.id(secret))).collect();
-    secret.hash_of(&(id, charges[0].part.cost, keys))
-}
-
-/// The place of the shard of this check.
+/// The position of the shard of this check.
 fn place_of(check: CheckHash) -> usize {
     #[allow(clippy::cast_possible_truncation)] // the lowest bits are what is wanted
     let lowest = check as usize;
@@ -126,6 +136,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::charge::Charges;
+    use crate::store::memory::MemoryStore;
     use crate::{Gate, ManualClock, Policy, PolicySet, Quota, Request, Verb};
 
     fn gate(limit: u64) -> (Gate, ManualClock) {
@@ -135,7 +147,7 @@ mod tests {
             Policy::new(name, Quota::per_minute(limit)).expect("a plain name").scope(["user"])
         };
         let policies = [policy("narrow", limit), policy("wide", 1_000_000)];
-        (Gate::with_store(PolicySet::new(policies).expect("two names"), store), clock)
+        (Gate::with_memory(PolicySet::new(policies).expect("two names"), store), clock)
     }
 
     fn used(gate: &Gate, user: &str) -> u64 {
@@ -179,8 +191,12 @@ mod tests {
         assert!(gate.check_once(&request, "a").is_denied(), "the window of `a` is over");
     }
 
+    fn shards(gate: &Gate) -> &[Mutex<Shard>] {
+        &gate.store().idempotent.get().expect("a check had an id").shards
+    }
+
     fn kept(gate: &Gate) -> usize {
-        gate.once.0.iter().map(|shard| shard.lock().expect("nobody panicked").answers.len()).sum()
+        shards(gate).iter().map(|shard| shard.lock().expect("nobody panicked").answers.len()).sum()
     }
 
     /// Ids come from clients: a flood of them takes bounded memory, forgets none of the newest, and what was forgotten is
@@ -198,7 +214,7 @@ mod tests {
             let answers = shard.answers.capacity() * 8 / 7 * (size_of::<(CheckHash, Answer)>() + 1);
             answers + shard.order.capacity() * size_of::<(Timestamp, CheckHash)>()
         };
-        let shards = gate.once.0.iter();
+        let shards = shards(&gate).iter();
         let bytes: usize = shards.map(|shard| bytes_of(&shard.lock().expect("nobody panicked"))).sum();
         assert!(bytes <= 20 << 20, "{bytes}");
         let charged = used(&gate, "alice");
@@ -239,12 +255,13 @@ mod tests {
     }
 
     thread_local! {
-        static STOPS: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+        /// So many readings from now on, the clock stops the thread; never at 0.
+        static STOPS_IN: std::cell::Cell<u8> = const { std::cell::Cell::new(0) };
     }
 
     impl crate::Clock for Gated {
         fn now(&self) -> Timestamp {
-            if STOPS.take() {
+            if STOPS_IN.replace(STOPS_IN.get().saturating_sub(1)) == 1 {
                 self.stopped.send(()).expect("the test waits");
                 let go = self.go.lock().expect("nobody panicked");
                 go.recv().expect("the test lets it go on");
@@ -261,7 +278,10 @@ mod tests {
         let store = MemoryStore::builder().clock(Gated { stopped, go: Mutex::new(go) }).build();
         let policy = Policy::new("p", Quota::per_minute(1_000)).expect("a plain name").scope(["user"]);
         let policies = PolicySet::new([policy]).expect("one name");
-        let once = Once::default();
+        let cache = IdempotencyCache::default();
+        let check = |charges: &Charges<'_>, id: &str| {
+            cache.check(charges, id, store.now(), || store.apply(charges).into()).decisions[0]
+        };
         let on_charges = |user: &str, verb, run: &dyn Fn(&Charges<'_>)| {
             let request = Request::new().with("user", user);
             run(&policies.plan(std::slice::from_ref(&request), Some(verb)).charges);
@@ -273,23 +293,24 @@ mod tests {
         };
         let same = || {
             on_charges("alice", Verb::Check, &|charges| {
-                assert!(once.check(&store, charges, "same")[0].is_allowed());
+                assert!(check(charges, "same").is_allowed());
             });
         };
         std::thread::scope(|scope| {
             let hangs = scope.spawn(|| {
-                STOPS.set(true);
+                // The first reading is before the lock.
+                STOPS_IN.set(2);
                 same();
             });
             has_stopped.recv().expect("it has the lock of its shard");
-            let locked = once.0.iter().filter(|shard| shard.try_lock().is_err()).count();
+            let locked = cache.shards.iter().filter(|shard| shard.try_lock().is_err()).count();
             assert_eq!(locked, 1, "it holds one shard of {SHARDS}");
             let again = scope.spawn(same);
             for id in (0..2 * SHARDS).map(|id| id.to_string()) {
                 on_charges("bob", Verb::Check, &|charges| {
-                    let shard = &once.0[place_of(hash_of(&store, charges, &id))];
+                    let shard = &cache.shards[place_of(cache.hash_of(charges, &id))];
                     if shard.try_lock().is_ok() {
-                        assert!(once.check(&store, charges, &id)[0].is_allowed());
+                        assert!(check(charges, &id).is_allowed());
                     }
                 });
             }

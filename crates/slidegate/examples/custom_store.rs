@@ -1,0 +1,161 @@
+//! A store of your own: usage in an ordered map under one lock.
+//!
+//! [`KeyState`] computes each decision as the stores of slidegate do. What is left for a store is to
+//! find the state of a key, and to keep other calls away while it decides. Replace the map with the
+//! table of a database that is embedded in your program, or wrap another store to observe its calls.
+//!
+//! ```sh
+//! cargo run -p slidegate --example custom_store
+//! ```
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::sync::{Mutex, PoisonError};
+
+use slidegate::store::{Charge, IdempotencyCache, KeyState, Local, Store, StoreDecisions, decide};
+use slidegate::{Clock, Gate, Policy, PolicySet, Quota, Request, SystemClock, Timestamp, Verb};
+
+/// Usage by policy and key.
+#[derive(Debug)]
+struct MapStore<C> {
+    clock: C,
+    keys: Mutex<BTreeMap<(u32, Vec<u8>), KeyState>>,
+    repeated: IdempotencyCache,
+}
+
+impl<C: Clock> MapStore<C> {
+    fn new(clock: C) -> Self {
+        Self { clock, keys: Mutex::default(), repeated: IdempotencyCache::default() }
+    }
+
+    fn apply_now(&self, charges: &[Charge<'_>]) -> StoreDecisions {
+        let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.clock.now();
+        decide(charges, |position, verb, cost| {
+            let (name, quota) = (name(&charges[position]), charges[position].quota());
+            let mut state = keys.remove(&name).unwrap_or_else(|| KeyState::new(quota));
+            let decision = state.apply(quota, verb, cost, now);
+            // A key without usage need not be kept.
+            if decision.used > 0 {
+                keys.insert(name, state);
+            }
+            decision
+        })
+    }
+}
+
+fn name(charge: &Charge<'_>) -> (u32, Vec<u8>) {
+    (charge.policy_number(), charge.key().to_bytes())
+}
+
+impl<C: Clock> Store for MapStore<C> {
+    type Mode = Local;
+
+    async fn apply(&self, charges: &[Charge<'_>]) -> StoreDecisions {
+        self.apply_now(charges)
+    }
+
+    async fn check_once(&self, charges: &[Charge<'_>], id: &str) -> StoreDecisions {
+        self.repeated.check(charges, id, self.clock.now(), || self.apply_now(charges))
+    }
+
+    async fn reset(&self, charges: &[Charge<'_>]) -> Result<bool, slidegate::Error> {
+        let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.clock.now();
+        let removed = charges.iter().filter_map(|charge| Some((keys.remove(&name(charge))?, charge.quota())));
+        // What has expired is no usage.
+        Ok(removed.fold(false, |had_usage, (mut state, quota)| {
+            state.apply(quota, Verb::Peek, 0, now).used > 0 || had_usage
+        }))
+    }
+
+    fn wall_time(&self) -> Timestamp {
+        self.clock.wall_time(self.clock.now())
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let policies = PolicySet::new([Policy::new("per-user", Quota::per_minute(2))?.scope(["user"])])?;
+    let gate = Gate::with_store(policies, MapStore::new(SystemClock::new()))?;
+    let alice = Request::new().with("user", "alice");
+    for _ in 0..3 {
+        let decisions = gate.check(&alice);
+        let strictest = decisions.strictest().expect("the policy applies to every user");
+        println!("{:?}: {} of {} used", decisions.verdict(), strictest.used, strictest.limit);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+    use slidegate::{Algorithm, Decision, ManualClock, MemoryStore};
+
+    use super::*;
+
+    fn policies(algorithm: Algorithm, limits: [u64; 2], window_us: u64) -> PolicySet {
+        let policies = ["narrow", "wide"].into_iter().zip(limits).map(|(name, limit)| {
+            let quota = Quota::new(limit, Duration::from_micros(window_us)).unwrap();
+            let scope: &[&str] = if name == "narrow" { &["user", "path"] } else { &["user"] };
+            Policy::new(name, quota.with_algorithm(algorithm)).unwrap().scope(scope.iter().copied())
+        });
+        PolicySet::new(policies).unwrap()
+    }
+
+    fn all<'d>(decisions: impl IntoIterator<Item = &'d slidegate::Decisions<'d>>) -> Vec<Decision> {
+        let one_by_one = |decisions: &slidegate::Decisions<'_>| -> Vec<_> {
+            decisions.iter().map(|one| *one.decision()).collect()
+        };
+        decisions.into_iter().flat_map(one_by_one).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// A store outside of the crate must decide as those inside do.
+        #[test]
+        fn it_decides_as_the_memory_store(
+            algorithm in prop::sample::select(&Algorithm::ALL[..]),
+            steps in prop::collection::vec((0..6_u8, 0..3_usize, 0..2_usize, 0..5_u64, 0..700_u64), 1..60),
+        ) {
+            let clock = ManualClock::new();
+            let quotas = |limits, window_us| policies(algorithm, limits, window_us);
+            let ours = Gate::with_store(quotas([4, 6], 1_000), MapStore::new(clock.clone())).unwrap();
+            let memory = MemoryStore::builder().clock(clock.clone()).build();
+            let theirs = Gate::with_memory(quotas([4, 6], 1_000), memory);
+            for (step, user, path, cost, later_us) in steps {
+                clock.advance(Duration::from_micros(later_us));
+                let verbs = [Verb::Check, Verb::Peek, Verb::Refund, Verb::Penalize];
+                let user = ["alice", "bob", "carol"][user];
+                let request =
+                    |path| Request::new().with("user", user).with("path", path).cost(cost).verb(verbs[step as usize % 4]);
+                let requests = [request(["/", "/login"][path]), request("/other")];
+                match step {
+                    0..4 => prop_assert_eq!(all([&ours.apply(&requests)]), all([&theirs.apply(&requests)])),
+                    4 => prop_assert_eq!(ours.reset(&requests[0]), theirs.reset(&requests[0])),
+                    _ => {
+                        let limits = [2 + cost, 8 - cost];
+                        let window_us = 1_000 + later_us;
+                        ours.configure(quotas(limits, window_us)).unwrap();
+                        theirs.configure(quotas(limits, window_us)).unwrap();
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_repeated_check_is_charged_once() {
+        let gate = Gate::with_store(
+            policies(Algorithm::default(), [4, 6], 1_000),
+            MapStore::new(ManualClock::new()),
+        );
+        let gate = gate.unwrap();
+        let request = Request::new().with("user", "alice").with("path", "/").cost(3);
+        let first = all([&gate.check_once(&request, "a")]);
+        assert_eq!(all([&gate.check_once(&request, "a")]), first);
+        assert!(gate.check_once(&request, "b").is_denied());
+    }
+}

@@ -1,0 +1,131 @@
+//! Fallback decisions: what is decided when the shared store does not reply in time.
+//!
+//! Each policy has chosen: this process's memory under its share of the limit, allow everything, or
+//! deny everything. A decision says which it was.
+
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use crate::charge::{Charge, Charges, OnStoreError, with_denials};
+use crate::decision::{Decision, DecisionSource, Verdict, Waits};
+use crate::quota::Quota;
+use crate::store::memory::{MemoryStore, Requote};
+use crate::store::redis::jitter;
+use crate::time::micros;
+use crate::verb::Role;
+
+/// Decides without the shared store.
+#[derive(Debug)]
+pub(super) struct LocalDecisions {
+    pub(super) memory: MemoryStore,
+    /// How many instances share the limits, at least one.
+    pub(super) instances: u64,
+}
+
+/// Shortest wait of a denial that was made because the store is unavailable. A breaker probes its node every 100 ms, so a
+/// store that is back is noticed sooner than this.
+const MIN_WAIT: Duration = Duration::from_secs(1);
+/// Longest such wait. Waits are spread up to it at random: clients that were denied together must not come back together.
+const MAX_WAIT: Duration = Duration::from_secs(3);
+
+impl LocalDecisions {
+    /// Fits every key to its share of the quota that is in force from now on; see [`MemoryStore::requote`].
+    pub(super) fn requote(&self, requote: Requote<'_>) {
+        let share = |quota: Quota| quota.share(self.instances);
+        self.memory.requote(&|policy, key| requote(policy, key).map(|(old, new)| (share(old), share(new))));
+    }
+
+    /// Decides charges; the decisions stand in their order. Local policies are charged all or none, and
+    /// none if another one denies without knowing usage.
+    pub(super) fn apply(&self, charges: &[Charge<'_>]) -> SmallVec<[Decision; 4]> {
+        let share = |quota: &Quota| quota.share(self.instances);
+        let shares: SmallVec<[(Quota, Option<Quota>); 4]> =
+            charges.iter().map(|charge| (share(charge.quota), charge.instead_of.map(share))).collect();
+        let left = with_denials(charges, |at| {
+            let Charge { on_store_error, part, .. } = &charges[at];
+            *on_store_error == OnStoreError::Deny && part.verb.is_question() && part.cost > 0
+        });
+        let is_local = |charge: &Charge<'_>| charge.on_store_error == OnStoreError::Local;
+        // Where a request of those that deny together is let through, they cannot deny.
+        let lets_through = |charge: &Charge<'_>| charge.part.role == Role::Together && !is_local(charge);
+        let cannot_deny_together = left.iter().any(lets_through);
+        let mut local = Charges::new();
+        let mut positions = SmallVec::<[usize; 4]>::new();
+        for (charge, (quota, own)) in left.iter().zip(&shares) {
+            positions.push(local.len());
+            if is_local(charge) {
+                let mut part = charge.part;
+                match part.role {
+                    // Its policy is that of the part it belongs to, which is local as well.
+                    Role::Refusals => part.link = positions[part.link],
+                    Role::Together if cannot_deny_together => part.role = Role::IfAllowed,
+                    _ => {}
+                }
+                local.push(Charge { quota, instead_of: own.as_ref(), part, ..charge.clone() });
+            }
+        }
+        let mut local = self.memory.apply(&local).into_iter();
+        let now = self.memory.wall_time();
+        charges
+            .iter()
+            .map(|charge| {
+                let limit = charge.quota.capacity();
+                let blind = |verdict, source, retry_us| Decision {
+                    verdict,
+                    limit,
+                    used: 0,
+                    remaining: if verdict == Verdict::Allow { limit } else { 0 },
+                    cost: 0,
+                    at: now,
+                    source,
+                    is_blocked: false,
+                    waits: Waits { retry_us, reset_us: 0, frees_us: 0 },
+                };
+                match charge.on_store_error {
+                    OnStoreError::Local => {
+                        let decision = local.next().expect("the memory decides every charge it is given");
+                        Decision { source: DecisionSource::Local, ..decision }
+                    }
+                    OnStoreError::Allow => blind(Verdict::Allow, DecisionSource::Allow, 0),
+                    // What is not asked for cannot be denied: a refund or a penalty is lost, and says that it moved nothing.
+                    OnStoreError::Deny if charge.part.cost == 0 || !charge.part.verb.is_question() => {
+                        blind(Verdict::Allow, DecisionSource::Deny, 0)
+                    }
+                    OnStoreError::Deny => {
+                        let wait = jitter::between(MIN_WAIT, MAX_WAIT);
+                        blind(Verdict::Deny, DecisionSource::Deny, micros(wait))
+                    }
+                }
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Policy, PolicySet, Reason, Request};
+
+    /// Clients that were denied together must not come back together, nor be sent away for long.
+    #[test]
+    fn waits_for_a_store_that_is_unavailable_are_short_and_spread() {
+        let policy = Policy::new("login", Quota::per_minute(5)).expect("a plain name");
+        let set = PolicySet::new([policy.on_store_error(OnStoreError::Deny)]).expect("one policy");
+        let fallback = LocalDecisions { memory: MemoryStore::new(), instances: 1 };
+        let request = Request::new();
+        let waits: Vec<_> = (0..100)
+            .map(|_| {
+                let plan = set.plan(std::slice::from_ref(&request), None);
+                let decision = fallback.apply(&plan.charges)[0];
+                assert_eq!(
+                    (decision.reason(), decision.is_counted()),
+                    (Some(Reason::StoreUnavailable), false)
+                );
+                decision.retry_after().expect("a wait")
+            })
+            .collect();
+        assert!(waits.iter().all(|wait| (MIN_WAIT..=MAX_WAIT).contains(wait)), "{waits:?}");
+        assert!(waits.iter().any(|wait| *wait != waits[0]));
+    }
+}

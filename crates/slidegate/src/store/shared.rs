@@ -1,0 +1,83 @@
+//! Shared stores: what a store over a network does, and how it can fail.
+
+use std::fmt;
+
+use smallvec::SmallVec;
+
+use crate::charge::Charge;
+use crate::decision::Decision;
+use crate::error::Error;
+use crate::policy_reset::{PolicyReset, ResetCursor};
+use crate::quota::Quota;
+use crate::store::redis::StoreFailure;
+use crate::usage::KeyInspection;
+
+/// A store whose calls can fail, which [`FallbackStore`](crate::FallbackStore) makes a
+/// [`Store`](crate::store::Store) of. Each call ends within
+/// the store's deadline. The methods do what those of `Store` and
+/// [`ManagedStore`](crate::store::ManagedStore) do.
+pub trait SharedStore: fmt::Debug + Send + Sync {
+    /// Decides charges and carries them out, all of them or none.
+    ///
+    /// # Errors
+    /// If the store did not decide all of them.
+    fn apply(
+        &self,
+        charges: &[Charge<'_>],
+    ) -> impl Future<Output = Result<SmallVec<[Decision; 4]>, Undecided>> + Send;
+
+    /// The same with an idempotency key.
+    ///
+    /// # Errors
+    /// If the store did not decide all of them.
+    fn check_once(
+        &self,
+        charges: &[Charge<'_>],
+        id: &str,
+    ) -> impl Future<Output = Result<SmallVec<[Decision; 4]>, Undecided>> + Send;
+
+    /// Removes keys. Returns whether one of them was stored.
+    ///
+    /// # Errors
+    /// If the store did not reply. The keys may or may not be removed.
+    fn reset(&self, charges: &[Charge<'_>]) -> impl Future<Output = Result<bool, StoreFailure>> + Send;
+
+    /// The full usage of keys.
+    ///
+    /// # Errors
+    /// If the store did not reply, or holds a value that slidegate did not write.
+    fn inspect(
+        &self,
+        charges: &[Charge<'_>],
+    ) -> impl Future<Output = Result<Vec<KeyInspection>, StoreFailure>> + Send;
+
+    /// One step of removing every key of a policy.
+    ///
+    /// # Errors
+    /// If the store did not reply. The step can be repeated.
+    fn reset_policy_step(
+        &self,
+        policy: &str,
+        from: Option<&ResetCursor>,
+        keys: u64,
+    ) -> impl Future<Output = Result<PolicyReset, StoreFailure>> + Send;
+
+    /// Checks that the store can count the limit of a quota.
+    ///
+    /// # Errors
+    /// If the limit is too large for the store.
+    fn check_quota(&self, quota: &Quota) -> Result<(), Error>;
+
+    /// Called after other quotas became active.
+    fn quotas_changed(&self);
+}
+
+/// Why there is not a decision on every charge.
+#[derive(Debug, Clone)]
+pub struct Undecided {
+    /// Why the store did not decide.
+    pub failure: StoreFailure,
+    /// Where an enforced policy denies although another was not asked: what is known, in the order
+    /// of the charges. Nothing was charged.
+    pub denied: Option<Vec<Option<Decision>>>,
+}
