@@ -95,6 +95,9 @@ mod tests {
 
     use super::*;
 
+    const USERS: [&str; 3] = ["alice", "bob", "carol"];
+    const PATHS: [&str; 3] = ["/", "/login", "/other"];
+
     fn policies(algorithm: Algorithm, limits: [u64; 2], window_us: u64) -> PolicySet {
         let policies = ["narrow", "wide"].into_iter().zip(limits).map(|(name, limit)| {
             let quota = Quota::new(limit, Duration::from_micros(window_us)).unwrap();
@@ -128,10 +131,10 @@ mod tests {
             for (step, user, path, cost, later_us) in steps {
                 clock.advance(Duration::from_micros(later_us));
                 let verbs = [Verb::Check, Verb::Peek, Verb::Refund, Verb::Penalize];
-                let user = ["alice", "bob", "carol"][user];
+                let user = USERS[user];
                 let request =
                     |path| Request::new().with("user", user).with("path", path).cost(cost).verb(verbs[step as usize % 4]);
-                let requests = [request(["/", "/login"][path]), request("/other")];
+                let requests = [request(PATHS[path]), request(PATHS[2])];
                 match step {
                     0..4 => prop_assert_eq!(all([&ours.apply(&requests)]), all([&theirs.apply(&requests)])),
                     4 => prop_assert_eq!(ours.reset(&requests[0]), theirs.reset(&requests[0])),
@@ -140,6 +143,12 @@ mod tests {
                         let window_us = 1_000 + later_us;
                         ours.configure(quotas(limits, window_us)).unwrap();
                         theirs.configure(quotas(limits, window_us)).unwrap();
+                        // A `KeyState` takes the new quota over at its next decision, the memory store now.
+                        for user in USERS {
+                            for path in PATHS {
+                                ours.peek(&Request::new().with("user", user).with("path", path));
+                            }
+                        }
                     }
                 }
             }

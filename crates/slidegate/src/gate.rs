@@ -225,7 +225,7 @@ impl<S: Store> Gate<S> {
             self.fill(&mut decisions, Some(id)).await;
             decisions
         };
-        S::Mode::reply(|| ready(check()), || check())
+        S::Mode::reply(|| ready(check()), check)
     }
 
     /// What [`check`](Self::check) would decide, without charging.
@@ -395,7 +395,7 @@ impl<S: Store> Gate<S> {
             let plan = policies.plan_of_one(request)?;
             self.store.reset(&plan.charges).await
         };
-        S::Mode::reply(|| ready(reset()), || reset())
+        S::Mode::reply(|| ready(reset()), reset)
     }
 
     /// Activates other policies. A request is decided under the old set or the new one, never under parts of both.
@@ -473,7 +473,7 @@ impl<S: ManagedStore> Gate<S> {
                 }
             }
         };
-        S::Mode::reply(|| ready(reset()), || reset())
+        S::Mode::reply(|| ready(reset()), reset)
     }
 
     /// One step of [`reset_policy`](Self::reset_policy), which examines about `keys` keys: whole shards
@@ -535,6 +535,6 @@ impl<S: ManagedStore> Gate<S> {
             plan.lay_blocks_over(&mut found, self.store.wall_time());
             Ok(plan.uses(found, |at| policies.policy(at).name()))
         };
-        S::Mode::reply(|| ready(inspect()), || inspect())
+        S::Mode::reply(|| ready(inspect()), inspect)
     }
 }
