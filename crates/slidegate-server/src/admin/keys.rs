@@ -20,7 +20,6 @@ use super::reply::{InPath, audit, body};
 use super::state::Admin;
 use crate::access::By;
 use crate::app::changes::{KeyChange, KeyKind, at_text, now_ms};
-use crate::app::store::Shared;
 use crate::caller::Protocol;
 use crate::key_text::KeyText;
 use crate::limits::MAX_COST;
@@ -70,7 +69,7 @@ impl KeyTarget {
             .map_err(|detail| Problem::field("key", detail))?;
         // The canonical text of the key.
         let text = known.key_of(&key.request(known)).map_or_else(String::new, |key| key.to_string());
-        let wanted = admin.app.shared().and_then(Shared::hash_tag);
+        let wanted = admin.app.shared().and_then(crate::app::store::Shared::hash_tag);
         let wanted = wanted.filter(|tag| !known.scope_attributes().iter().any(|attribute| attribute == tag));
         let mut tag = None;
         for (name, value) in query::pairs(uri.query().unwrap_or_default()) {
