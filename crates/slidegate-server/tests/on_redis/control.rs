@@ -1,7 +1,7 @@
-//! Run-time changes while the store loses them: several instances over one real Redis server.
+//! Run-time changes that the store loses: several instances on one real Redis server.
 //!
-//! Every test starts the servers it needs, on loopback, and ends them. An instance that must not poll yet is stopped
-//! by a signal, so that nothing depends on who is faster.
+//! Every test starts the servers it needs, on loopback, and ends them. An instance that must not
+//! poll yet is stopped by a signal, so no test depends on timing.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -35,7 +35,7 @@ impl Instance {
         std::fs::read_to_string(&self.log).unwrap()
     }
 
-    /// Changes something, again and again while the store is not there.
+    /// Makes a change, and retries while the store is unavailable.
     fn change(&self, method: &str, path: &str, body: &Value) {
         until_true("a change is made", || {
             let answer = self.server.change(method, path, &[], &body.to_string());
@@ -48,7 +48,7 @@ impl Instance {
         self.change("POST", &format!("/v1/keys/per-user/{user}/block"), &json!({ "for": "1h" }));
     }
 
-    /// Whether a check would be denied. Charges nothing, so that it can be asked again and again.
+    /// Whether a check would be denied. Charges nothing.
     fn is_denied(&self, user: &str) -> bool {
         let body = json!({ "attributes": { "user": user } }).to_string();
         let decision = self.server.post("/v1/peek", &body).json();
@@ -59,7 +59,7 @@ impl Instance {
         users.iter().all(|user| self.is_denied(user))
     }
 
-    /// What `/v1/status` says of run-time changes.
+    /// The run-time changes in `/v1/status`.
     fn changes(&self) -> Value {
         self.server.get("/v1/status").json()["changes"].clone()
     }
@@ -71,15 +71,16 @@ impl Instance {
         value.unwrap_or_else(|| panic!("{name} is not in {page}")).parse().unwrap()
     }
 
-    /// The policies in force, with what was changed about them.
+    /// The active policies and their origins.
     fn policies(&self) -> Value {
         let policies = self.server.get("/v1/policies").json()["policies"].clone();
-        let told = |one: &Value| json!([one["name"], one["limit"], one["origin"]]);
-        policies.as_array().unwrap().iter().map(told).collect()
+        let fields = |one: &Value| json!([one["name"], one["limit"], one["origin"]]);
+        policies.as_array().unwrap().iter().map(fields).collect()
     }
 }
 
-/// Waits until all instances have the same document in force and the store has it, and gives what they say of it.
+/// Waits until all instances use the same control document and the store has it. Returns its
+/// status.
 fn until_all_agree(instances: &[&Instance]) -> Value {
     until("all instances have one document, and the store has it", || {
         let all: Vec<_> = instances.iter().map(|one| one.changes()).collect();
@@ -89,7 +90,7 @@ fn until_all_agree(instances: &[&Instance]) -> Value {
     })
 }
 
-/// Every kind of run-time change, then a loss: nothing may change for anybody, and the document is written back.
+/// Makes every kind of change, then loses the document: it stays in force and is written back.
 fn changes_survive(test: &str, lose: impl Fn(&RedisServer)) {
     let (redis, folder) = (RedisServer::start(), TempDir::new(test));
     let [a, b] = &Instance::pair(&folder, &redis.url());
@@ -110,12 +111,12 @@ fn changes_survive(test: &str, lose: impl Fn(&RedisServer)) {
     );
 
     lose(&redis);
-    let mut looks = 0;
+    let mut polls = 0;
     until_true("the document is in the store again", || {
-        looks += 1;
+        polls += 1;
         for one in [a, b] {
-            assert!(one.deny(&["mallory", "bob"]), "look {looks}");
-            assert_eq!(one.policies(), policies, "look {looks}");
+            assert!(one.deny(&["mallory", "bob"]), "poll {polls}");
+            assert_eq!(one.policies(), policies, "poll {polls}");
         }
         redis.ask(&["EXISTS", "sg1:control"]).is_ok_and(|reply| reply.to_string() == "1")
     });
@@ -130,7 +131,7 @@ fn changes_survive(test: &str, lose: impl Fn(&RedisServer)) {
         assert_eq!((one.metric("slidegate_control_stored"), one.metric("slidegate_control_changes")), (1, 4));
         assert!(!one.log().contains("changed elsewhere"), "{}", one.log());
     }
-    // Who saw it says so once, everywhere.
+    // Each instance that noticed the loss reports it once.
     let seen: Vec<_> = [a, b].into_iter().filter(|one| one.changes()["losses"] == 1).collect();
     assert!(!seen.is_empty());
     for one in seen {
@@ -144,7 +145,7 @@ fn changes_survive(test: &str, lose: impl Fn(&RedisServer)) {
         assert_eq!(log.matches("the store holds all run-time changes again").count(), 1, "{log}");
     }
 
-    // It is as good as before: for who starts now, and for the next change.
+    // An instance that starts now gets the changes, and the next change works.
     let c = Instance::start(&folder, "c", &redis.url());
     assert!(c.deny(&["mallory", "bob"]));
     assert_eq!(c.policies(), policies);
@@ -153,7 +154,7 @@ fn changes_survive(test: &str, lose: impl Fn(&RedisServer)) {
     a.server.assert_matches_openapi("GET", "/v1/status", None, 200);
 }
 
-/// A block must hold when Redis crashes and comes back with nothing.
+/// A block must hold when Redis crashes and restarts empty.
 #[test]
 fn changes_survive_a_restart_without_data() {
     changes_survive("control-restart", RedisServer::restart);
@@ -165,13 +166,13 @@ fn changes_survive_flushall() {
     changes_survive("control-flushall", |redis| drop(redis.admin(&["FLUSHALL"])));
 }
 
-/// Nor who deletes one key.
+/// Nor one who deletes one key.
 #[test]
 fn changes_survive_the_deletion_of_their_key() {
     changes_survive("control-del", |redis| drop(redis.admin(&["DEL", "sg1:control"])));
 }
 
-/// The first change after a loss is made through an instance that knows the others: it must not begin with nothing.
+/// The first change after a loss must keep the changes that its instance knows.
 #[test]
 fn a_change_made_before_the_other_instance_has_polled_keeps_those_of_both() {
     let (redis, folder) = (RedisServer::start(), TempDir::new("control-write"));
@@ -190,7 +191,8 @@ fn a_change_made_before_the_other_instance_has_polled_keeps_those_of_both() {
     assert_eq!((&after["count"], &a.changes()["losses"]), (&json!(2), &json!(1)));
 }
 
-/// An instance that has just started knows nothing of what was lost. The version it writes may be one that others have.
+/// An instance that has just started does not know what was lost, and may write a version that
+/// other instances have.
 #[test]
 fn a_change_by_an_instance_that_knows_nothing_is_merged_with_what_was_in_force() {
     let (redis, folder) = (RedisServer::start(), TempDir::new("control-fresh"));
@@ -222,8 +224,8 @@ fn a_change_by_an_instance_that_knows_nothing_is_merged_with_what_was_in_force()
     );
 }
 
-/// A replica that lags has an older document. Another instance may write it before who knows the newer one is back:
-/// both documents then have one version, and neither may be taken for the other.
+/// A replica that lags has an older document, and an instance may change it before an instance with
+/// the newer one is back. Then two documents have the same version, and must not be confused.
 #[test]
 fn changes_survive_a_failover_to_a_replica_that_lags() {
     let (redis, folder) = (RedisSentinels::start(), TempDir::new("control-failover"));
@@ -235,7 +237,7 @@ fn changes_survive_a_failover_to_a_replica_that_lags() {
     let replica = redis.servers().iter().find(|server| server.port() != master.port()).unwrap();
     let document = master.admin(&["GET", "sg1:control"]);
     assert_eq!(replica.admin(&["GET", "sg1:control"]), document);
-    // The link breaks and cannot be made again, while the replica stays one that can be promoted.
+    // The replication link breaks for good, while the replica can still be promoted.
     replica.admin(&["CONFIG", "SET", "masterauth", "wrong"]);
     replica.admin(&["CONFIG", "SET", "masteruser", "nobody"]);
     master.admin(&["CLIENT", "KILL", "TYPE", "REPLICA"]);
@@ -257,7 +259,7 @@ fn changes_survive_a_failover_to_a_replica_that_lags() {
     assert_eq!((&of_b["version"], &after["version"], &after["count"]), (&json!(2), &json!(3), &json!(3)));
     assert_eq!(a.changes()["losses"], 1);
 
-    // Without anybody writing: the older document alone is a loss.
+    // The older document alone is a loss, even if no instance writes.
     promoted.admin(&["SET", "sg1:control", &document]);
     until_true("the newer one is back", || promoted.admin(&["GET", "sg1:control"]).contains("evil2"));
     assert!([a, b].into_iter().all(|one| one.deny(&["mallory", "trent", "evil2"])));
@@ -275,7 +277,7 @@ fn the_document_of_an_older_release_is_read_and_upgraded_by_the_next_change() {
     let [a, b] = &Instance::pair(&folder, &redis.url());
     assert!(a.is_denied("mallory") && b.is_denied("mallory"));
     assert_eq!((&a.changes()["version"], &a.changes()["epoch"]), (&json!(7), &Value::Null));
-    // Lost before it was upgraded, and nobody has an epoch to compare.
+    // Lost before it was upgraded, so there is no epoch to compare.
     redis.admin(&["SET", "sg1:control", &format!("6\n{}", json!({ "layout": 1 }))]);
     until_true("it is back", || redis.admin(&["GET", "sg1:control"]).contains("mallory"));
     b.block("evil2");
@@ -286,7 +288,7 @@ fn the_document_of_an_older_release_is_read_and_upgraded_by_the_next_change() {
     assert_eq!(a.policies(), json!([["per-user", 9, "file"]]));
 }
 
-/// What nobody can read may be worth something to somebody: it is reported and stays, and so do the changes in force.
+/// A document that cannot be read is reported and stays, and so do the changes in force.
 #[test]
 fn a_document_that_cannot_be_read_is_reported_and_not_overwritten() {
     let (redis, folder) = (RedisServer::start(), TempDir::new("control-foreign"));
@@ -305,7 +307,7 @@ fn a_document_that_cannot_be_read_is_reported_and_not_overwritten() {
         assert!([409, 503].contains(&refused.status), "{}", refused.body);
         assert_eq!(redis.admin(&["GET", "sg1:control"]), *foreign);
         assert!(a.is_denied("mallory"));
-        // Who deletes it gets the changes back.
+        // After it is deleted, the changes are written back.
         redis.admin(&["DEL", "sg1:control"]);
         until_all_agree(&[&a]);
         assert!(redis.admin(&["GET", "sg1:control"]).contains("mallory"));
@@ -323,9 +325,9 @@ fn changes_in_memory_are_as_they_were() {
     );
     let path = "/v1/keys/per-user/mallory/block";
     assert_eq!(server.change("POST", path, &[], r#"{"for":"1h"}"#).status, 200);
-    let told = changes();
+    let changed = changes();
     let expected = (&json!(1), &Value::Null, &json!(0), &json!("memory"));
-    assert_eq!((&told["version"], &told["epoch"], &told["losses"], &told["place"]), expected);
+    assert_eq!((&changed["version"], &changed["epoch"], &changed["losses"], &changed["place"]), expected);
     server.assert_matches_openapi("GET", "/v1/status", None, 200);
     assert!(!server.get("/metrics").body.contains("slidegate_control_"));
 }

@@ -1,4 +1,4 @@
-//! Many instances, one limit: the service over real Redis servers that come, freeze and go.
+//! Instances that share limits: the service on real Redis servers that start, freeze and stop.
 //!
 //! Every test starts the servers it needs, on loopback, and ends them.
 
@@ -10,7 +10,7 @@ use slidegate_testkit::redis::{RedisCluster, RedisSentinels, RedisServer, acl};
 use slidegate_testkit::service::{Server, run, slidegate, text};
 use slidegate_testkit::{TempDir, until, until_true};
 
-/// One for each user, and one for each way to do without a store.
+/// A policy for each fallback.
 const FALLBACKS: &str = "
 policies:
   - {name: per-user, scope: [user], quota: 4/1h}
@@ -18,7 +18,8 @@ policies:
   - {name: login, scope: [login], quota: 4/1h, on_store_error: deny}
 ";
 
-/// A server over this store, with limits of a user and of a token, that waits for replies as long as a busy machine takes.
+/// A server on this store, with a limit per user and one per token. Its deadline is longer than a
+/// reply takes on a busy machine.
 fn patient(folder: &TempDir, url: &str, user: u32) -> Server {
     let limits = format!(
         "policies:\n  - {{name: per-user, scope: [user], quota: {user}/1h}}\n  - {{name: per-token, scope: [token], quota: 9/1h}}\n"
@@ -41,7 +42,7 @@ fn readiness(server: &Server) -> Value {
     answer.json()
 }
 
-/// It is what a shared store is for: the third request is denied wherever it goes.
+/// The purpose of a shared store: a request over the limit is denied by every instance.
 #[test]
 fn two_servers_share_one_limit() {
     let redis = RedisServer::start();
@@ -57,8 +58,8 @@ fn two_servers_share_one_limit() {
         let denied = check(server, "user", "alice");
         assert_eq!((denied.status, &denied.json()["source"]), (429, &json!("store")));
     }
-    // As soon as news of what ends a denial arrive, nobody is asked again for what was just denied.
-    until_true("a denial is remembered", || source(&one, "alice") == "remembered");
+    // Denials are cached as soon as the instance receives invalidations.
+    until_true("a denial is cached", || source(&one, "alice") == "remembered");
 
     let alice = json!({ "attributes": { "user": "alice" }, "cost": 2 }).to_string();
     assert_eq!(one.post("/v1/refund", &alice).json()["remaining"], 2);
@@ -81,9 +82,9 @@ fn two_servers_share_one_limit() {
     one.assert_matches_openapi("POST", "/v1/check", Some(&alice), 429);
 }
 
-/// A client that sends its check again may reach another instance than the first time.
+/// A client that retries a check may reach another instance.
 #[test]
-fn a_check_with_an_id_is_charged_once_through_whatever_server_it_comes() {
+fn a_check_with_an_idempotency_key_is_charged_once_by_all_servers() {
     let redis = RedisServer::start();
     let folder = TempDir::new("shared-store");
     let (one, other) = (patient(&folder, &redis.url(), 4), patient(&folder, &redis.url(), 4));
@@ -98,9 +99,9 @@ fn a_check_with_an_id_is_charged_once_through_whatever_server_it_comes() {
     assert_eq!(check(&one, "user", "alice").status, 429);
 }
 
-/// Whoever set the server up, or sees its memory fill, must not have to find out from angry customers.
+/// Operators must learn from the log, not from customers, that Redis evicts keys.
 #[test]
-fn the_log_tells_what_silently_breaks_limits() {
+fn the_log_warns_of_an_eviction_policy_that_breaks_limits() {
     let redis = RedisServer::start();
     redis.admin(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
     let log = redis.dir().join("service.log");
@@ -111,9 +112,9 @@ fn the_log_tells_what_silently_breaks_limits() {
     });
 }
 
-/// A limiter that waits for its store at the start takes everything behind it down as well.
+/// A limiter that waited for its store at the start would take down everything behind it.
 #[test]
-fn it_starts_without_redis_decides_by_itself_and_goes_over_when_redis_comes() {
+fn it_starts_without_redis_uses_fallbacks_and_switches_when_redis_starts() {
     let redis = RedisServer::start();
     redis.kill();
     let folder = TempDir::new("redis-late");
@@ -141,7 +142,7 @@ fn it_starts_without_redis_decides_by_itself_and_goes_over_when_redis_comes() {
     let answer = check(&server, "token", "t");
     assert_eq!((&answer.json()["source"], &answer.json()["allowed"]), (&json!("allow"), &json!(true)));
     explained(&answer.json(), "smooth: `t` was not counted; decided by fallback `allow`");
-    // Nobody knows what remains, so no field says it.
+    // What remains is unknown, so no header contains it.
     assert_eq!((answer.header("ratelimit"), answer.header("x-ratelimit-remaining")), (None, None));
     assert_eq!(answer.header("ratelimit-policy"), Some("\"smooth\";q=4;w=3600"));
     let denied = check(&server, "login", "bob");
@@ -173,19 +174,19 @@ fn it_starts_without_redis_decides_by_itself_and_goes_over_when_redis_comes() {
 
     redis.restart();
     until_true("the store decides", || source(&server, "carol") == "store");
-    until_true("the service is whole again", || readiness(&server)["degraded"] == false);
-    let told = until("the log says so", || {
-        let told = std::fs::read_to_string(&log).unwrap();
-        told.contains("the store answers again").then_some(told)
+    until_true("the service is no longer degraded", || readiness(&server)["degraded"] == false);
+    let output = until("the log says so", || {
+        let output = std::fs::read_to_string(&log).unwrap();
+        output.contains("the store answers again").then_some(output)
     });
-    assert!(told.contains("WARN"), "{told}");
-    let again = told.lines().filter(|line| line.contains("the store answers again")).count();
-    assert_eq!(again, 1, "{told}");
+    assert!(output.contains("WARN"), "{output}");
+    let again = output.lines().filter(|line| line.contains("the store answers again")).count();
+    assert_eq!(again, 1, "{output}");
 }
 
-/// A store that hangs is worse than one that is gone: nobody is told, and every caller would wait.
+/// A store that hangs must not make every caller wait.
 #[test]
-fn a_frozen_redis_holds_no_answer_up_and_one_log_line_stands_for_many() {
+fn a_frozen_redis_delays_no_response_and_one_log_line_stands_for_many() {
     const CALLERS: usize = 4;
     const EACH: usize = 50;
     let redis = RedisServer::start();
@@ -211,19 +212,19 @@ fn a_frozen_redis_holds_no_answer_up_and_one_log_line_stands_for_many() {
         }
     });
     assert_eq!(readiness(&server)["degraded"], true);
-    let decisions = |told: &str| -> usize {
-        let lines = told.lines().filter(|line| line.contains("decisions were made by fallbacks"));
+    let decisions = |output: &str| -> usize {
+        let lines = output.lines().filter(|line| line.contains("decisions were made by fallbacks"));
         let counts = lines.map(|line| {
             assert!(line.contains("WARN") && line.contains("last_failure=\"redis at "), "{line}");
             line.split("decisions=").nth(1).unwrap().split(' ').next().unwrap().parse::<usize>().unwrap()
         });
         counts.sum()
     };
-    let told = until("every one of them is accounted for", || {
-        let told = std::fs::read_to_string(&log).unwrap();
-        (decisions(&told) == CALLERS * EACH).then_some(told)
+    let output = until("every one of them is accounted for", || {
+        let output = std::fs::read_to_string(&log).unwrap();
+        (decisions(&output) == CALLERS * EACH).then_some(output)
     });
-    assert!(told.lines().count() < CALLERS * EACH / 4, "one line stands for many: {told}");
+    assert!(output.lines().count() < CALLERS * EACH / 4, "one line stands for many: {output}");
 
     redis.resume();
     until_true("the store decides again", || source(&server, "last") == "store");
@@ -239,9 +240,9 @@ fn a_frozen_redis_holds_no_answer_up_and_one_log_line_stands_for_many() {
     );
 }
 
-/// A wrong address must be met at the start, without the password in it.
+/// A wrong address must fail at the start, without showing the password.
 #[test]
-fn what_is_wrong_with_a_store_is_told_and_ends_with_2() {
+fn a_wrong_store_is_an_error_and_exits_with_2() {
     let serve = |args: &[&str], variable: &str| {
         let output = slidegate()
             .args([&["serve", "--listen", "127.0.0.1:0"], args].concat())
@@ -266,44 +267,44 @@ fn what_is_wrong_with_a_store_is_told_and_ends_with_2() {
     );
     let folder = TempDir::new("redis-bad");
     let config = folder.file("bad.yaml", format!("store:\n  redis: redis://h\n  deadline: 0s{FALLBACKS}"));
-    let told = serve(&["--config", &config], "");
+    let output = serve(&["--config", &config], "");
     assert!(
-        told.ends_with(
+        output.ends_with(
             "bad.yaml:3: store: invalid deadline `0s`: must be 1ms to 1m with a unit (ms, s, m, h, d or w), for example `deadline: 50ms`\n"
         ),
-        "{told}"
+        "{output}"
     );
 }
 
-/// Who reviews a configuration reads where limits live and what happens when that is away.
+/// A reviewer must see where limits are stored and what happens while the store is unavailable.
 #[test]
-fn validate_says_the_store_and_each_fallback_back() {
+fn validate_prints_the_store_and_each_fallback() {
     let folder = TempDir::new("redis-validate");
     let store = "store: {redis: 'redis://me:hidden@10.0.0.5', instances: 2, deadline: 20ms}";
     let config = folder.file("slidegate.yaml", format!("{store}{FALLBACKS}"));
     let output = run(&["validate", &config]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    let told = text(&output.stdout);
+    let output = text(&output.stdout);
     for words in [
         "While redis is away, each instance counts by itself, up to 2 per 1h.\n",
         "While redis is away, it lets everything pass.\n",
         "While redis is away, it denies everything.\n",
         "Limits are shared in redis://10.0.0.5:6379 by 2 instances, each with its share of the limit while Redis is unavailable. A decision takes at most 20 ms.\n",
     ] {
-        assert!(told.contains(words), "{words} is not in {told}");
+        assert!(output.contains(words), "{words} is not in {output}");
     }
-    assert!(!told.contains("hidden"), "{told}");
+    assert!(!output.contains("hidden"), "{output}");
 
     let alone = folder.file("alone.yaml", FALLBACKS);
-    let told = text(&run(&["validate", &alone]).stdout);
-    assert!(!told.contains("While redis") && !told.contains("shared"), "{told}");
+    let output = text(&run(&["validate", &alone]).stdout);
+    assert!(!output.contains("While redis") && !output.contains("shared"), "{output}");
     let named = slidegate().args(["validate", &alone]).env("SLIDEGATE_REDIS", "redis://h").output().unwrap();
     assert!(
         text(&named.stdout).contains("Limits are shared in redis://h:6379 by an unknown number of instances")
     );
 }
 
-/// Whoever gives the service a user of its own copies it from the documentation, and finds out in production.
+/// Operators copy the Redis user from the documentation.
 #[test]
 fn the_user_in_the_documentation_is_enough_and_the_one_of_the_tests() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operations.md");
@@ -328,7 +329,7 @@ fn the_user_in_the_documentation_is_enough_and_the_one_of_the_tests() {
     assert_eq!(server.post("/v1/reset", &alice).json(), json!({ "existed": true }));
 }
 
-/// A server is bought by this table.
+/// Operators size their servers by this table.
 #[test]
 fn the_sizes_in_the_documentation_are_those_of_a_server() {
     const POLICIES: &str = "
@@ -357,7 +358,7 @@ policies:
         let value: u64 = redis.admin(&["STRLEN", &key]).parse().unwrap();
         (value, redis.memory_usage(&key).unwrap())
     };
-    // What surrounds a value differs between versions; the documentation is about this one.
+    // Overheads differ between versions; the documentation is about this one.
     let is_7_0 = redis.admin(&["INFO", "server"]).contains("redis_version:7.0.");
     let counters = [("f", 12, 72), ("w", 12, 72), ("u", 21, 88), ("v", 28, 88), ("t", 27, 88)];
     let logs = [("a", 10, 84, 152), ("b", 100, 444, 568), ("c", 1000, 4044, 4152), ("d", 1000, 6042, 6200)];
@@ -382,7 +383,7 @@ policies:
     }
 }
 
-/// Whoever grows past one server changes a URL, and nothing else.
+/// Moving to a cluster or to Sentinels changes only the URL.
 #[test]
 fn a_cluster_and_the_master_of_sentinels_serve_as_well() {
     let cluster = RedisCluster::of_three();
@@ -391,7 +392,7 @@ fn a_cluster_and_the_master_of_sentinels_serve_as_well() {
     let both = json!({ "attributes": { "user": "alice", "token": "t" } }).to_string();
     let statuses = [0; 3].map(|_| server.post("/v1/check", &both).status);
     assert_eq!(statuses, [200, 200, 429]);
-    // In another slot a denied charge may be returned a moment later.
+    // In another slot a denied charge is refunded in the background.
     until_true("the denied request is charged nowhere", || {
         let token = json!({ "attributes": { "token": "t" } }).to_string();
         server.post("/v1/peek", &token).json()["used"] == 2

@@ -1,4 +1,5 @@
-//! A store that is unavailable: policies that deny then say so, on every protocol, and name what the store failed with.
+//! An unavailable store: policies that deny then say so on every protocol, with the store's
+//! failure.
 //!
 //! Every test starts the servers it needs, on loopback, and ends them.
 
@@ -27,7 +28,7 @@ grpc:
   listen: 127.0.0.1:0
 ";
 const UNAVAILABLE: &str = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity";
-/// What nginx and Caddy say of a request.
+/// The headers that nginx and Caddy send for a request.
 const PROXY: &str = "x-user: alice\r\nx-original-method: GET\r\nx-original-uri: /\r\nx-forwarded-method: GET\r\n\
                      x-forwarded-uri: /\r\nx-forwarded-host: example.org\r\n";
 const ALICE: &str = r#"{"attributes":{"user":"alice"}}"#;
@@ -38,7 +39,7 @@ fn start(folder: &TempDir, redis: &RedisServer) -> Server {
     Server::start(&["--config", &folder.file("slidegate.yaml", format!("{POLICIES}{store}"))])
 }
 
-/// A store that refuses writes although it answers: a replica.
+/// Makes the store refuse writes although it replies.
 fn make_replica(redis: &RedisServer) {
     redis.admin(&["REPLICAOF", "127.0.0.1", "1"]);
 }
@@ -48,15 +49,15 @@ fn listener(server: &Server, name: &str) -> String {
     line.and_then(|rest| rest.split_once("://")).expect("it says where it listens").1.to_owned()
 }
 
-/// The wait of a denial that nobody knows the wait of.
-fn is_unknown_wait(answer: &Response) {
+/// Asserts the wait of a denial by a fallback, which is between 1 and 3 seconds.
+fn assert_unknown_wait(answer: &Response) {
     let seconds: u64 = answer.header("retry-after").expect("a wait").parse().unwrap();
     assert!((1..=3).contains(&seconds), "{seconds}");
     let ms = answer.json()["retry_after_ms"].as_u64().unwrap();
     assert!((1000..=3000).contains(&ms), "{ms}");
 }
 
-/// Whoever is called at night must read what Redis said, and its clients must not think that they have used too much.
+/// Operators must read what Redis said, and clients must not think that they have exceeded a limit.
 #[test]
 fn a_policy_that_denies_without_its_store_answers_503_and_names_the_failure() {
     let redis = RedisServer::start();
@@ -83,8 +84,8 @@ fn a_policy_that_denies_without_its_store_answers_503_and_names_the_failure() {
         ),
         "{detail}"
     );
-    is_unknown_wait(&denied);
-    // Nobody knows what is left.
+    assert_unknown_wait(&denied);
+    // What remains is unknown.
     for name in ["ratelimit", "x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"] {
         assert_eq!(denied.header(name), None);
     }
@@ -93,13 +94,17 @@ fn a_policy_that_denies_without_its_store_answers_503_and_names_the_failure() {
     server.assert_matches_openapi("POST", "/v1/peek", Some(ALICE), 503);
     assert_eq!(server.get("/v1/check?user=alice").status, 503);
 
-    // A proxy hands the answer on; nginx takes no other status than 403 and is told by a field.
-    for (path, status, told) in [("/v1/auth/caddy", 503, None), ("/v1/auth/nginx", 403, Some("503"))] {
+    // A proxy forwards the response. nginx accepts only 403, so a header has the real status.
+    for (path, status, header) in [("/v1/auth/caddy", 503, None), ("/v1/auth/nginx", 403, Some("503"))] {
         let denied = server.ask_with(PROXY, "GET", path, None);
-        assert_eq!((denied.status, denied.header("slidegate-status")), (status, told), "{}", denied.body);
+        assert_eq!((denied.status, denied.header("slidegate-status")), (status, header), "{}", denied.body);
         assert_eq!((&denied.json()["type"], &denied.json()["status"]), (&json!(UNAVAILABLE), &json!(503)));
-        is_unknown_wait(&denied);
-        assert!(!denied.body.contains("redis"), "end users learn nothing of the store: {}", denied.body);
+        assert_unknown_wait(&denied);
+        assert!(
+            !denied.body.contains("redis"),
+            "end users must not see details of the store: {}",
+            denied.body
+        );
     }
 
     let mut event = Value::Null;
@@ -114,7 +119,7 @@ fn a_policy_that_denies_without_its_store_answers_503_and_names_the_failure() {
     until_true("the store decides again", || server.post("/v1/check", ALICE).json()["source"] == "store");
 }
 
-/// Out of memory and a key of another program are failures of their own, and are fixed in their own ways.
+/// Out of memory and a key of another program are different failures with different fixes.
 #[test]
 fn why_names_what_the_store_refused() {
     let redis = RedisServer::start();
@@ -137,7 +142,7 @@ fn why_names_what_the_store_refused() {
     assert!(why.contains("WRONGTYPE") && why.contains("another program writes keys"), "{why}");
 }
 
-/// A client of the RESP port must not count this as a denial: it is an error, with a code of its own.
+/// A client of the RESP port must not count this as a denial: it is an error with its own code.
 #[test]
 fn resp_replies_with_an_error() {
     let redis = RedisServer::start();
@@ -155,16 +160,17 @@ fn resp_replies_with_an_error() {
         let (seconds, cause) = rest.split_once(" s: redis at ").unwrap_or_else(|| panic!("{line}"));
         assert!(["1", "2", "3"].contains(&seconds) && cause.contains("READONLY"), "{line}");
     }
-    // A policy that allows is answered as ever.
+    // A policy that allows replies as usual.
     stream.write_all(b"RL.CHECK smooth alice\r\n").unwrap();
     let mut line = String::new();
     lines.read_line(&mut line).unwrap();
     assert_eq!(line, "*7\r\n");
 }
 
-/// Envoy passes a request on when the call fails, so a policy that denies must deny, and say what for.
+/// Envoy admits a request if the call fails, so a policy that denies must reply a denial with a
+/// reason.
 #[tokio::test(flavor = "multi_thread")]
-async fn envoy_is_told_to_deny_with_a_body_that_tells_why() {
+async fn envoy_gets_a_denial_with_a_body_that_explains_it() {
     let redis = RedisServer::start();
     let folder = TempDir::new("unavailable-grpc");
     let server = start(&folder, &redis);
@@ -183,10 +189,10 @@ async fn envoy_is_told_to_deny_with_a_body_that_tells_why() {
     assert!(headers.contains(&("content-type", "application/problem+json")), "{headers:?}");
     assert!(headers.iter().any(|(name, value)| *name == "retry-after" && ["1", "2", "3"].contains(value)));
     let metadata = answer.dynamic_metadata.unwrap();
-    let told = |name: &str| match &metadata.fields[name].kind {
+    let field = |name: &str| match &metadata.fields[name].kind {
         Some(Kind::StringValue(text)) => text.clone(),
         other => panic!("{name} is {other:?}"),
     };
-    assert_eq!((told("reason").as_str(), told("policy").as_str()), ("store_unavailable", "login"));
-    assert!(told("why").contains("READONLY"), "{}", told("why"));
+    assert_eq!((field("reason").as_str(), field("policy").as_str()), ("store_unavailable", "login"));
+    assert!(field("why").contains("READONLY"), "{}", field("why"));
 }
