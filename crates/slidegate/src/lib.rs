@@ -59,19 +59,15 @@ pub use gate::{Decisions, Gate, PolicyDecision};
 pub use key::Key;
 pub use limiter::Limiter;
 pub use policy::{Match, Policy, PolicySet};
-pub use policy_reset::{PolicyReset, ResetCursor};
 pub use quota::{Algorithm, Quota, format_window, parse_window};
 pub use request::{Request, Value};
 #[cfg(feature = "redis")]
 pub use secret::Secret;
 #[cfg(feature = "redis")]
-pub use store::fallback::{FallbackStats, FallbackStore};
+pub use store::fallback::FallbackStore;
 pub use store::memory::{MemoryStats, MemoryStore, MemoryStoreBuilder};
 #[cfg(feature = "redis")]
-pub use store::redis::{
-    BreakerState, ClientCertificate, ClockJumps, ControlDocument, ControlDocumentId, FailureKind, NodeState,
-    RedisOptions, RedisStats, RedisStore, StoreErrors, StoreFailure,
-};
+pub use store::redis::{ClientCertificate, FailureKind, RedisOptions, RedisStore, StoreFailure};
 pub use time::{Clock, ManualClock, SystemClock, Timestamp, millis_ceil, secs_ceil};
 pub use usage::{KeyUse, RecordedCharge, UsageForecast};
 pub use verb::{Role, Verb};

@@ -52,10 +52,16 @@ pub use key_state::KeyState;
 pub use shared::{SharedStore, Undecided};
 
 pub use crate::charge::Charge;
-use crate::policy_reset::{PolicyReset, ResetCursor};
+pub use crate::policy_reset::{PolicyReset, ResetCursor, ScannedKeys};
 #[cfg(feature = "redis")]
 use crate::store::redis::StoreFailure;
 pub use crate::usage::KeyInspection;
+#[cfg(feature = "redis")]
+pub use fallback::FallbackStats;
+#[cfg(feature = "redis")]
+pub use redis::{
+    BreakerState, ClockJumps, ControlDocument, ControlDocumentId, NodeState, RedisStats, StoreErrors,
+};
 
 /// A store that a [`Gate`](crate::Gate) can decide with.
 ///

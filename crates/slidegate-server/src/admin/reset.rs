@@ -11,7 +11,7 @@ use axum::http::{Request as HttpRequest, StatusCode};
 use axum::response::Response;
 use serde::Deserialize;
 use serde_json::json;
-use slidegate::{PolicyReset, ResetCursor};
+use slidegate::store::{PolicyReset, ResetCursor};
 
 use super::apply::unknown;
 use super::reply::{InPath, audit, body};

@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
+use slidegate::store::{BreakerState, FallbackStats, PolicyReset, ResetCursor};
 use slidegate::store::{
     Charge, KeyInspection, ManagedStore, QuotaChanges, Remote, StoreDecisions, StoredPolicy,
 };
 use slidegate::{
-    BreakerState, Decision, DecisionSource, Decisions, Error, FailureKind, FallbackStats, FallbackStore,
-    Gate, KeyUse, MemoryStats, MemoryStore, Policy, PolicyReset, PolicySet, Quota, RedisStore, Request,
-    ResetCursor, Timestamp, Verb,
+    Decision, DecisionSource, Decisions, Error, FailureKind, FallbackStore, Gate, KeyUse, MemoryStats,
+    MemoryStore, Policy, PolicySet, Quota, RedisStore, Request, Timestamp, Verb,
 };
 
 use crate::config::{Counted, SharedStore};

@@ -6,9 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use slidegate::{
-    BreakerState, DecisionSource, FailureKind, Policy, PolicySet, Quota, RedisOptions, Request, SharedGate,
-};
+use slidegate::store::BreakerState;
+use slidegate::{DecisionSource, FailureKind, Policy, PolicySet, Quota, RedisOptions, Request, SharedGate};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 

@@ -8,9 +8,9 @@ use std::fs::File;
 use std::process::Command;
 use std::time::Duration;
 
+use slidegate::store::BreakerState;
 use slidegate::{
-    BreakerState, DecisionSource, FailureKind, FallbackStore, Gate, OnStoreError, PolicySet, RedisStore,
-    Request, Verb,
+    DecisionSource, FailureKind, FallbackStore, Gate, OnStoreError, PolicySet, RedisStore, Request, Verb,
 };
 use slidegate_testkit::proxy::{Mode, Proxy};
 use slidegate_testkit::redis::{Connection, RedisSentinels, RedisServer, Reply};

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use slidegate::{
-    Algorithm, ControlDocument, ControlDocumentId, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota,
-};
+use slidegate::store::{ControlDocument, ControlDocumentId};
+use slidegate::{Algorithm, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota};
 use slidegate::{RedisOptions, Request, SharedGate, Timestamp, Verb};
 use slidegate_testkit::redis::RedisServer;
 

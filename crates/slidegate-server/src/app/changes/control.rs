@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use ring::rand::{SecureRandom, SystemRandom};
 use serde::Serialize;
-use slidegate::{ControlDocument, ControlDocumentId, Error};
+use slidegate::Error;
+use slidegate::store::{ControlDocument, ControlDocumentId};
 
 use super::clock::now_ms;
 use super::document::Document;

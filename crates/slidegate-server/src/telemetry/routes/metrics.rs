@@ -12,7 +12,8 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, MetricEncoder, NoLabelSet, text};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
-use slidegate::{BreakerState, PolicySet, Timestamp, Verb};
+use slidegate::store::BreakerState;
+use slidegate::{PolicySet, Timestamp, Verb};
 
 use super::envoy_metrics::{EnvoyMetrics, OTHERS};
 use crate::access::attempts::AuthAttempts;
