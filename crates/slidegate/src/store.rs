@@ -5,7 +5,7 @@
 //!
 //! | store | trait | methods of its gate |
 //! |---|---|---|
-//! | [`MemoryStore`] | [`Store`], [`Local`] | return their result |
+//! | [`MemoryStore`](crate::MemoryStore) | [`Store`], [`Local`] | return their result |
 //! | [`FallbackStore`](crate::FallbackStore) over [`RedisStore`](crate::RedisStore) | [`Store`], [`Remote`] | return a future |
 //! | [`RedisStore`](crate::RedisStore) | [`SharedStore`]: its calls can fail | - |
 //!
