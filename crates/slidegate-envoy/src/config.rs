@@ -136,7 +136,7 @@ pub(crate) struct LimitMatch<'e> {
     /// The name of its statistics. Owned if it contains values of the request; those are unbounded.
     stat_key: Cow<'e, StatKey>,
     /// The counters of the name without such values.
-    counters: &'e LimitCounters,
+    pub counters: &'e LimitCounters,
 }
 
 impl LimitMatch<'_> {
@@ -147,21 +147,6 @@ impl LimitMatch<'_> {
             Cow::Borrowed(_) => None,
         };
         statistics.record(self.counters, valued, hits);
-    }
-
-    /// Remembers that a descriptor of 0 hits has peeked at this limit: peeks count denied hits too.
-    pub(crate) fn mark_peeked(&self) {
-        self.counters.mark_peeked();
-    }
-
-    /// Whether a descriptor of 0 hits has peeked at this limit in this process.
-    pub(crate) fn is_peeked(&self) -> bool {
-        self.counters.is_peeked()
-    }
-
-    /// The key that counts its denied hits, for peeks: another value of [`SCOPE`].
-    pub(crate) fn denied_key(&self) -> String {
-        denied_key(&self.key)
     }
 }
 

@@ -1,8 +1,8 @@
 //! The configuration: a YAML file, `--policy` texts, or defaults, made into checked values.
 //!
 //! An invalid file is rejected as a whole. All mistakes are listed, each in one line with its line
-//! number and how to fix it. Nothing is guessed: a limiter that limits something else than was meant is
-//! worse than one that does not start. docs/config.md is the reference.
+//! number and how to fix it. Nothing is guessed: a limiter that enforces the wrong limits is worse
+//! than one that does not start. docs/config.md is the reference.
 
 mod load;
 mod sections;
@@ -56,45 +56,46 @@ pub(crate) use traces::Traces;
 pub(crate) use values::{Parsed, Span, Window, is_name};
 pub(crate) use words::{Counted, describe};
 
-/// All that can be configured.
+/// The whole configuration.
 #[derive(Debug, Clone)]
 pub(crate) struct Config {
-    /// At least one, unless other policies come beside them.
+    /// At least one, unless limits come from elsewhere as well.
     pub(crate) policies: PolicySet,
-    /// Quotas that are tried beside those of policies, by their names.
+    /// Candidates by the names of their policies.
     pub(crate) candidates: BTreeMap<String, Quota>,
     /// Where the HTTP interface listens.
     pub(crate) listen: SocketAddr,
     /// Where Envoy's rate-limit service listens.
     pub(crate) grpc: GrpcSettings,
-    /// How long requests in flight may take after the service was told to stop. At most an hour.
+    /// How long open requests may take during a graceful shutdown. At most an hour.
     pub(crate) shutdown_grace: Duration,
     /// Most keys that the memory store holds. At least one.
     pub(crate) max_keys: usize,
-    /// The store that instances share. Without one, limits live in this process's memory.
+    /// The store that instances share. `None`: limits live in this process's memory.
     pub(crate) shared: Option<SharedStore>,
-    /// Where clients of Redis are served, if anywhere.
+    /// The listener for Redis clients.
     pub(crate) resp: Option<Resp>,
     /// Attributes whose text is read as an IP address, in no order.
     pub(crate) address_attributes: Vec<String>,
-    /// What answers carry in their header.
+    /// The header fields of responses.
     pub(crate) headers: HeaderOptions,
-    /// What proxies send that ask before they pass a request on.
+    /// The attributes of authorization requests of proxies.
     pub(crate) auth: Auth,
-    /// Who may look at the service, change it, and ask it for decisions.
+    /// Who may read, change and use the running service.
     pub(crate) admin: AccessRules,
     /// What is reported about decisions.
     pub(crate) observe: Observe,
-    /// What the file says.
+    /// The content of the file.
     pub(crate) file: FileContent,
 }
 
-/// What a file says, to name what a hot reload changes. It may hold secrets, which `Debug` does not show.
+/// The content of a file, to name what a hot reload changes. It may hold secrets, so `Debug` shows
+/// nothing.
 #[derive(Clone)]
 pub(crate) struct FileContent {
-    /// The checked values, those of the command line and the environment included.
+    /// The checked values, including those of the command line and the environment.
     json: serde_json::Value,
-    /// SHA-256 of the file; of nothing without one.
+    /// SHA-256 of the file, or of the empty text.
     pub(crate) hash: String,
 }
 
@@ -157,7 +158,8 @@ pub(crate) mod tests {
         config.policies.by_name("p").unwrap().clone()
     }
 
-    /// The only line about the policy `p` with these keys, without the place that it must begin with.
+    /// The only line about the policy `p` with these keys, without the place that it must begin
+    /// with.
     pub(crate) fn policy_error(keys: &str) -> String {
         let error = error(&file_of(keys));
         error.strip_prefix("slidegate.yaml:2: policy `p`: ").unwrap_or_else(|| panic!("{error}")).to_owned()
@@ -357,7 +359,8 @@ policies:
         );
     }
 
-    /// A service that reloads must not die of a file that is half written, or not a configuration at all.
+    /// A service that reloads must not die of a file that is half written, or not a configuration
+    /// at all.
     #[test]
     fn no_bytes_panic() {
         let spice = [

@@ -173,7 +173,8 @@ pub(super) fn targets<'c>(
         Lookup::Unlimited { .. } => Target::Unlimited,
         Lookup::Limited(limit) => {
             let hits = hits(call, descriptor);
-            let denied_key = counts_denials(&limit, verb(descriptor, hits), hits).then(|| limit.denied_key());
+            let denied_key =
+                counts_denials(&limit, verb(descriptor, hits), hits).then(|| config::denied_key(&limit.key));
             Target::Limit { limit, denied_key }
         }
     });
@@ -189,12 +190,12 @@ pub(super) fn targets<'c>(
 /// case, needs no second key.
 fn counts_denials(limit: &LimitMatch<'_>, verb: Verb, hits: u64) -> bool {
     if verb == Verb::Peek {
-        limit.mark_peeked();
+        limit.counters.mark_peeked();
     }
     limit.excess == Excess::Refuse
         && match verb {
             Verb::Peek => true,
-            Verb::Check => hits > 1 || limit.is_peeked(),
+            Verb::Check => hits > 1 || limit.counters.is_peeked(),
             Verb::Refund | Verb::Penalize => false,
         }
 }

@@ -1,6 +1,6 @@
-//! A policy that comes as JSON while the service runs.
+//! A policy that is added as JSON while the service runs.
 //!
-//! It is read like one of the file, so that a policy means the same in both.
+//! It is read like a policy of the file, so that it means the same in both.
 
 use serde_json::{Map, Value as Json};
 use slidegate::{Policy, Quota};
@@ -21,7 +21,8 @@ pub(crate) struct Added {
 }
 
 impl Added {
-    /// Reads the keys of a policy of this name. `addresses` are the attributes whose text is an address.
+    /// Reads the keys of a policy of this name. `addresses` are the attributes whose text is an
+    /// address.
     ///
     /// # Errors
     /// In one line: the first mistake, and how many more there are.
@@ -36,7 +37,7 @@ impl Added {
         Self::read_at(format!("policy `{}`", Shown(name)), &keys, addresses)
     }
 
-    /// Reads the keys of a policy, which errors call `place`.
+    /// Reads the keys of a policy, which errors name `place`.
     pub(super) fn read_at(
         place: String,
         keys: &Map<String, Json>,

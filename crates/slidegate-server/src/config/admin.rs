@@ -1,7 +1,8 @@
 //! `admin:` who may read the running service, change it, and ask it for decisions.
 //!
-//! The file has only the SHA-256 of tokens. A token is 256 random bits, so there is nothing to guess
-//! that a slow hash would have to protect, and the digest gives the token to nobody who reads the file.
+//! The file has only the SHA-256 of tokens. A token is 256 random bits, so there is nothing to
+//! guess that a slow hash would have to protect, and the digest gives the token to nobody who reads
+//! the file.
 
 use std::fmt;
 
@@ -25,16 +26,15 @@ const MAX_TOKENS: usize = 64;
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "tokens: [...]"))]
 pub(crate) struct AccessRules {
-    /// Tokens of this service. Those of the variable `SLIDEGATE_ADMIN_TOKENS` count as well.
+    /// Tokens of this service. `SLIDEGATE_ADMIN_TOKENS` adds more.
     #[schemars(with = "List<Token>", extend("default" = [], "maxItems" = MAX_TOKENS))]
     pub(crate) tokens: Vec<Token>,
     /// Whether every decision needs a token.
-    // There is at least one then.
     #[serde(rename = "decisions", deserialize_with = "is_token")]
     #[schemars(with = "Decisions", extend("default" = "open"))]
     pub(crate) decisions_need_token: bool,
-    /// Names, without a port, by which programs reach a listener on loopback, besides `localhost`.
-    // Each request to another name than this machine's is compared with all of them.
+    /// Host names, without a port, that clients use for a listener on loopback, besides
+    /// `localhost`.
     #[schemars(with = "List<String>", extend("default" = [], "format" = "host", "maxItems" = 64))]
     pub(crate) hosts: Vec<String>,
 }
@@ -42,7 +42,8 @@ pub(crate) struct AccessRules {
 #[derive(PartialEq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum Decisions {
-    /// Only reset, refund and penalize need a token, where there are tokens or the port is not on loopback.
+    /// Only reset, refund and penalize need a token, where there are tokens or the port is not on
+    /// loopback.
     Open,
     /// Every decision needs a token.
     Token,
@@ -53,7 +54,6 @@ fn is_token<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error
 }
 
 /// A token.
-// As it is known to the service, which sees the token itself in requests only.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "name: ops, scope: write, sha256: ..."))]
@@ -147,11 +147,11 @@ impl fmt::Display for Rights {
 }
 
 impl AccessRules {
-    /// Checks the rules. The last tokens are the environment's: `outside` of them. `has_open_port`: the RESP port asks
-    /// for no password.
+    /// Checks the rules. The last `outside` tokens are those of the environment. `has_open_port`:
+    /// the RESP port has no password.
     pub(super) fn check(&self, section: &Section<'_>, outside: usize, has_open_port: bool) {
         let mut names: Vec<_> = self.tokens.iter().map(|token| &token.name).collect();
-        // Those of the environment may have the name of one of the file.
+        // A token of the environment may have the name of one of the file.
         names.truncate(names.len().saturating_sub(outside));
         while let Some(name) = names.pop() {
             if names.contains(&name) {
@@ -196,7 +196,7 @@ impl Text for Secret<[u8; 32]> {
     }
 }
 
-/// Reads `NAME:SCOPE:SHA256,...`, as the environment has it, into tokens as a file has them.
+/// Parses `NAME:SCOPE:SHA256,...` of the environment into tokens as in the file.
 pub(super) fn from_variable(value: &str) -> Result<Vec<Json>, ConfigErrors> {
     let expected = <Secret<[u8; 32]>>::FORM.expected;
     let token = |entry: &str| {
@@ -214,7 +214,7 @@ pub(super) fn from_variable(value: &str) -> Result<Vec<Json>, ConfigErrors> {
     }
     let read = entries.iter().enumerate().map(|(at, entry)| {
         token(entry).ok_or_else(|| {
-            // Only a name is repeated: the entry may be the token itself by mistake.
+            // Only a name is shown: the entry may be the token itself by mistake.
             let name = entry.split(':').next().filter(|name| is_name(name) && name.len() < 32);
             let message = format!(
                 "invalid token {} (`{}`): must be NAME:SCOPE:SHA256, for example `ops:write:` or `web:read+decide:` and \

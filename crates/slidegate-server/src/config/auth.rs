@@ -1,7 +1,8 @@
-//! `auth:` what a proxy sends that asks before it passes a request on, mapped to attributes.
+//! `auth:` authorization requests of proxies, mapped to attributes.
 //!
-//! Each preset is served under its own name, whatever the file says: one service answers several proxies. `attributes`
-//! of the file apply to every preset, since who a user is does not depend on the proxy.
+//! Every preset is always served under its own name, so that one service can serve several proxies.
+//! `attributes` of the file apply to every preset, because the identity of a user does not depend
+//! on the proxy.
 
 use std::collections::BTreeMap;
 
@@ -17,18 +18,19 @@ use crate::limits::MAX_ATTRIBUTES;
 /// Attributes of the file, each with its source.
 type Sources = BTreeMap<String, Parsed<AttributeSource>>;
 
-/// Proxies that ask before they pass a request on. `/v1/auth/nginx`, `/v1/auth/caddy` and `/v1/auth/traefik` are
+/// Authorization requests of proxies. `/v1/auth/nginx`, `/v1/auth/caddy` and `/v1/auth/traefik` are
 /// served without this section.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "preset: nginx"))]
 pub(super) struct AuthSection {
-    /// What `/v1/auth` itself reads. Without it, that path answers 404.
+    /// The proxy of `/v1/auth`. Without it, that path returns 404.
     preset: Option<Preset>,
-    /// Whose word about the client's address counts: networks, addresses, `loopback` and `private`.
+    /// Proxies whose headers about the client address are trusted: networks, addresses, `loopback`
+    /// and `private`.
     #[schemars(extend("format" = "trusted-proxy", "default" = ["loopback"]))]
     trusted_proxies: List<String>,
-    /// Attributes and their sources, in place of those of every preset.
+    /// Attributes and their sources; they replace those of every preset.
     #[serde(default)]
     #[schemars(extend("propertyNames" = {"format": "attribute"}, "maxProperties" = MAX_ATTRIBUTES))]
     attributes: Sources,
@@ -43,42 +45,42 @@ pub(super) struct AuthSection {
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "preset: nginx"))]
 struct ProxySection {
-    /// What the proxy sends.
+    /// The kind of proxy.
     preset: Preset,
-    /// Attributes and their sources, in place of the preset's and of those of `auth`.
+    /// Attributes and their sources; they replace those of the preset and of `auth`.
     #[serde(default)]
     #[schemars(extend("propertyNames" = {"format": "attribute"}, "maxProperties" = MAX_ATTRIBUTES))]
     attributes: Sources,
 }
 
-/// Which mapping answers which path.
+/// The mapping of each path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Auth {
-    /// That of `/v1/auth` itself, if the file says which preset that is.
+    /// The mapping of `/v1/auth`, if configured.
     pub(crate) unnamed: Option<Mapping>,
-    /// Those of `/v1/auth/NAME`, the presets' own among them. No two have one name.
+    /// The mappings of `/v1/auth/NAME`, including the presets. Names are unique.
     pub(crate) named: Vec<(String, Mapping)>,
 }
 
-/// What one proxy's requests say.
+/// The attributes of one proxy's requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Mapping {
-    /// No two have one name.
+    /// Names are unique.
     pub(crate) attributes: Vec<Attribute>,
     pub(crate) denial: Denial,
 }
 
-/// An attribute and where it stands.
+/// An attribute and its source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Attribute {
     pub(crate) name: String,
     pub(crate) source: Origin,
-    /// Whether a request without it is refused: a proxy that does not send what its preset says is set up wrongly, and
-    /// policies about paths would silently not apply.
+    /// Whether a request without it is rejected: a proxy that does not send what its preset expects
+    /// is set up wrongly, and policies about paths would silently not apply.
     pub(crate) required: bool,
 }
 
-/// Where an attribute stands in a request.
+/// The source of an attribute in a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Origin {
     /// The whole value of a header.
@@ -89,16 +91,16 @@ pub(crate) enum Origin {
     Client(ClientAddr),
 }
 
-/// How a proxy has to be told that a request is denied.
+/// How a denial is reported to the proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Denial {
-    /// By the status that its client gets: 429.
+    /// By the status for the client: 429.
     TooManyRequests,
-    /// By 403, which nginx takes for an answer, and a field that says 429.
+    /// By 403, which nginx accepts, and a header field with 429.
     Forbidden,
 }
 
-/// What a known proxy sends.
+/// A known proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum Preset {
@@ -108,7 +110,7 @@ enum Preset {
 }
 
 impl Auth {
-    /// Attributes that hold an address, and so are compared and counted as such.
+    /// Attributes that hold an address.
     pub(crate) fn address_attributes(&self) -> impl Iterator<Item = &str> {
         let mappings = self.unnamed.iter().chain(self.named.iter().map(|(_, mapping)| mapping));
         let attributes = mappings.flat_map(|mapping| &mapping.attributes);
@@ -119,7 +121,7 @@ impl Auth {
 }
 
 impl Preset {
-    /// What this proxy sends, with these attributes in place of its own.
+    /// The attributes of this proxy, some of them replaced by `sources`.
     fn mapping<'s>(self, trust: &Trust, sources: impl IntoIterator<Item = &'s Sources>) -> Mapping {
         let (uri, method, denial) = match self {
             Self::Nginx => ("x-original-uri", "x-original-method", Denial::Forbidden),
@@ -145,10 +147,10 @@ impl Preset {
 impl AuthSection {
     pub(super) fn build(&self, section: &Section<'_>) -> Auth {
         let Self { preset, trusted_proxies, attributes, proxies } = self;
-        let trust = TrustedProxies::new(&trusted_proxies.0).map(Trust::Networks).unwrap_or_else(|error| {
+        let trust = Trust::Networks(TrustedProxies::new(&trusted_proxies.0).unwrap_or_else(|error| {
             section.invalid("trusted_proxies", error);
-            Trust::Networks(TrustedProxies::new(["loopback"]).expect("loopback is a word of its own"))
-        });
+            TrustedProxies::new(["loopback"]).expect("loopback is a word of its own")
+        }));
         let mut named: Vec<_> =
             [("nginx", Preset::Nginx), ("caddy", Preset::Caddy), ("traefik", Preset::Traefik)]
                 .map(|(name, preset)| (name.to_owned(), preset.mapping(&trust, [attributes])))
@@ -176,8 +178,8 @@ pub(super) const TRUSTED_PROXY: Form = Form::new(
     },
 );
 
-/// Where an attribute comes from, as it is written: `header X-User`, `path X-Original-URI`, `client-address`,
-/// `client-address Forwarded` or `none`.
+/// The source of an attribute in the file: `header X-User`, `path X-Original-URI`,
+/// `client-address`, `client-address Forwarded` or `none`.
 #[derive(Debug, Clone)]
 pub(super) enum AttributeSource {
     Header(HeaderName),

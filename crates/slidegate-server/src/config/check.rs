@@ -1,7 +1,7 @@
-//! Checks a file by the schema of the structs that read it, and reports every mistake in it.
+//! Validates a file against the schema of the structs, and reports every mistake in it.
 //!
-//! The check makes the JSON that the structs are deserialized from. What is invalid is left out of it,
-//! so that the rest is checked and read as well, and what is missing has its default.
+//! The validation returns the JSON that the structs are deserialized from. Invalid values are left
+//! out, so that the rest is validated as well, and missing keys have their defaults.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -16,7 +16,7 @@ use super::errors::Findings;
 use super::foreign;
 use super::values::Form;
 
-/// A map of the file, with the name that errors give it. A section that is missing has no keys.
+/// A map of the file, with its name in errors. A missing section has no keys.
 #[derive(Debug, Clone)]
 pub(super) struct Section<'n> {
     pub(super) node: Option<&'n Node>,
@@ -36,8 +36,8 @@ impl<'n> Section<'n> {
         Self { node: Some(node), place, line: node.line, findings: self.findings }
     }
 
-    /// Reads the section; the JSON is the same, where equal values look the same, and `change` may change it. `None` if
-    /// it is invalid as a whole. Parts that are invalid are left out.
+    /// Reads the section, as a struct and as JSON in which equal values look the same. `change` may
+    /// edit the JSON. Invalid parts are left out; `None` if the whole section is invalid.
     pub(super) fn read<T: DeserializeOwned>(
         &self,
         schema: &Json,
@@ -51,7 +51,7 @@ impl<'n> Section<'n> {
         Some((value, json))
     }
 
-    /// The section under a key, without the keys of an invalid one.
+    /// The section under a key. It has no keys if it is invalid.
     pub(super) fn child(&self, key: &str) -> Self {
         let node = self.get(key).filter(|node| !node.is_rejected.get());
         let line = node.map_or(self.line, |node| node.line);
@@ -63,6 +63,12 @@ impl<'n> Section<'n> {
         self.node?.get(key)
     }
 
+    /// The elements of the list under a key.
+    pub(super) fn elements(&self, key: &str) -> &'n [Node] {
+        self.get(key).map_or(&[], Node::elements)
+    }
+
+    /// The keys and values.
     pub(super) fn entries(&self) -> &'n [(Node, Node)] {
         self.node.map_or(&[], Node::entries)
     }
@@ -79,7 +85,7 @@ impl<'n> Section<'n> {
         names.any(|name| keys.contains(&name) || suggest(name, keys).0.is_some())
     }
 
-    /// Whether nothing has been reported so far.
+    /// Whether no mistake has been reported so far.
     pub(super) fn is_valid_so_far(&self) -> bool {
         self.findings.is_empty()
     }
@@ -88,7 +94,7 @@ impl<'n> Section<'n> {
     pub(super) fn report(&self, key: &str, message: impl Display) {
         let line = self.get(key).map_or(self.line, |node| node.line);
         let message = message.to_string();
-        // Errors of the library name the policy themselves.
+        // Errors of the library contain the name of the policy.
         let has_place = message.starts_with(&self.place);
         self.findings.add(line, if has_place { message } else { join(&self.place, &message) });
     }
@@ -112,7 +118,8 @@ struct Checker<'f> {
 }
 
 impl Checker<'_> {
-    /// The JSON of a value. `None` if it is invalid, which is reported. `name` is the value's key in `place`.
+    /// The JSON of a value, whose key in `place` is `name`. `None` if it is invalid, which is
+    /// reported.
     fn check(&self, node: &Node, schema: &Json, place: &str, name: &str) -> Option<Json> {
         if node.is_rejected.get() {
             return None;
@@ -220,7 +227,7 @@ impl Checker<'_> {
         }
     }
 
-    /// `reason` is empty where the schema says what is expected.
+    /// Reports an invalid value. `reason` may be empty: then the schema defines what is expected.
     fn reject(&self, node: &Node, schema: &Json, place: &str, name: &str, reason: &str) -> Option<Json> {
         node.is_rejected.set(true);
         let is_secret = schema["writeOnly"] == true;
@@ -234,7 +241,7 @@ impl Checker<'_> {
         let expected = || format!("must be {}", self.expected(schema, name));
         let reason = if reason.is_empty() { expected() } else { reason.to_owned() };
         let name = if name.is_empty() { "file" } else { name };
-        // The library's own errors say first what is invalid.
+        // Errors of the library begin with the invalid value.
         let reason = match reason.split_once(&format!("{shown}: ")) {
             Some((start, rest)) if !is_secret && start.starts_with("invalid ") => rest,
             _ => &reason,
@@ -248,7 +255,7 @@ impl Checker<'_> {
     }
 
     /// # Errors
-    /// Why the value is invalid; empty where the schema says it all.
+    /// Why the value is invalid. Empty: the schema defines what is expected.
     fn check_scalar(&self, node: &Node, text: &str, schema: &Json) -> Result<Json, String> {
         if let Some(choices) = choices(schema) {
             let chosen = choices.iter().find(|choice| choice.eq_ignore_ascii_case(text));
@@ -287,7 +294,7 @@ impl Checker<'_> {
         self.forms.iter().find(|form| schema["format"] == form.name)
     }
 
-    /// What a schema allows, in words. `name` is the key, for an example.
+    /// What a schema allows, for errors. `name` is the key, for an example.
     fn expected(&self, schema: &Json, name: &str) -> String {
         if let Some(expected) = schema["x-expected"].as_str() {
             return expected.to_owned();
@@ -296,11 +303,10 @@ impl Checker<'_> {
             return form.expected.to_owned();
         }
         if let Some(choices) = schema["oneOf"].as_array() {
-            let described = choices.iter().map(|choice| match choice["description"].as_str() {
-                Some(about) => {
-                    format!("`{}` ({})", choice["const"].as_str().unwrap_or_default(), uncapitalized(about))
-                }
-                None => format!("`{}`", choice["const"].as_str().unwrap_or_default()),
+            let described = choices.iter().map(|choice| {
+                let about =
+                    choice["description"].as_str().map(|about| format!(" ({})", uncapitalized(about)));
+                format!("`{}`{}", choice["const"].as_str().unwrap_or_default(), about.unwrap_or_default())
             });
             return one_of(&described.collect::<Vec<_>>());
         }
@@ -347,7 +353,7 @@ impl Checker<'_> {
     }
 }
 
-/// The value of a key that is left out: its default, or a section of defaults.
+/// The value of a missing key: its default, or a section of defaults.
 pub(super) fn default_of(schema: &Json) -> Option<Json> {
     if let Some(default) = schema.get("default") {
         return Some(default.clone());
@@ -373,7 +379,7 @@ fn accepts(schema: &Json, node: &Node) -> bool {
     }
 }
 
-/// The bounds of a length of time, which the schema has as texts.
+/// The bounds of a duration.
 fn span_range(schema: &Json) -> Option<RangeInclusive<Duration>> {
     let bound = |keyword: &str| parse_window(schema[keyword].as_str()?).ok();
     Some(bound("formatMinimum")?..=bound("formatMaximum")?)
@@ -407,7 +413,7 @@ pub(super) fn element(list: &str, node: &Node, position: usize) -> String {
     }
 }
 
-/// The key that an unknown one probably means, and what to write.
+/// The key that was probably meant by an unknown one, and the fix for the error.
 pub(super) fn suggest<'k>(unknown: &str, known: &[&'k str]) -> (Option<&'k str>, String) {
     if let Some((meant, example)) = foreign::key(unknown, known) {
         return (Some(meant), format!("use `{meant}`, for example `{example}`"));
@@ -439,7 +445,7 @@ fn one_of(names: &[String]) -> String {
     }
 }
 
-/// A sentence as part of another one.
+/// A sentence for use within another one.
 fn uncapitalized(sentence: &str) -> String {
     let mut chars = sentence.trim_end_matches('.').chars();
     chars.next().map(|first| first.to_lowercase().chain(chars).collect()).unwrap_or_default()

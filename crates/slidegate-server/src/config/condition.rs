@@ -75,7 +75,7 @@ pub(super) fn matches(
 }
 
 /// # Errors
-/// What follows the attribute's name in an error.
+/// The error after the name of the attribute.
 fn build(name: &str, is_address: bool, condition: &Condition) -> Result<Match, String> {
     let text = |Scalar(text): &Scalar| match text.parse::<IpAddr>() {
         Err(_) if is_address => Err(format!(

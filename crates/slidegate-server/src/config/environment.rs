@@ -1,4 +1,4 @@
-//! What the command line and the environment say about settings that a file may have as well. They win over the file.
+//! Settings from the command line and the environment. They take precedence over the file.
 
 use std::net::SocketAddr;
 
@@ -16,20 +16,20 @@ use super::values::{Form, Text};
 /// The variable with the store's URL.
 pub(super) const URL_VARIABLE: &str = "SLIDEGATE_REDIS";
 
-/// What the command line and the environment say.
+/// Settings from the command line and the environment.
 #[derive(Default, Clone)]
 pub(crate) struct Outside {
-    /// Valid values, each with its pointer into the JSON of a file.
+    /// Valid values, each with its JSON pointer into a file.
     pub(super) settings: Vec<(&'static str, Json)>,
-    /// More admin tokens, like those of a file.
+    /// Additional admin tokens, as in the file.
     pub(super) tokens: Vec<Json>,
-    /// Whether the variables of another program say where Envoy's rate-limit service listens.
+    /// Whether envoyproxy/ratelimit's variables define where Envoy's rate-limit service listens.
     pub(super) has_other_grpc: bool,
-    /// Whether there are limits besides the file's, so that it may have no policies.
+    /// Whether limits come from elsewhere as well, so that a file needs no policies.
     pub(super) has_other_limits: bool,
 }
 
-/// What the command line says about the store and about listeners that a file may have as well.
+/// Arguments of the command line that take precedence over the file.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Arguments<'a> {
     /// The URL of the store.
@@ -38,14 +38,14 @@ pub(crate) struct Arguments<'a> {
     pub(crate) listen: Option<SocketAddr>,
     /// Where Envoy's rate-limit service listens.
     pub(crate) grpc: Option<SocketAddr>,
-    /// Whether the variables of another program say where Envoy's rate-limit service listens.
+    /// Whether envoyproxy/ratelimit's variables define where Envoy's rate-limit service listens.
     pub(crate) has_other_grpc: bool,
     /// Where the RESP port listens.
     pub(crate) resp: Option<SocketAddr>,
 }
 
 impl Outside {
-    /// Reads the environment. The command line wins over it.
+    /// Reads the environment. The command line takes precedence.
     pub(crate) fn read(arguments: Arguments<'_>) -> Result<Self, ConfigErrors> {
         Self::read_by(arguments, |name| match std::env::var(name) {
             Ok(value) => Ok(Some(value).filter(|value| !value.is_empty())),
@@ -56,7 +56,7 @@ impl Outside {
         })
     }
 
-    /// Reads the environment by `variable`.
+    /// Reads variables with `variable`.
     pub(super) fn read_by(
         arguments: Arguments<'_>,
         variable: impl Fn(&str) -> Result<Option<String>, ConfigErrors>,
@@ -101,7 +101,7 @@ impl Outside {
     pub(super) fn apply(&self, file: &mut Json, schema: &Json) {
         for (path, value) in &self.settings {
             let (section, key) = path.rsplit_once('/').expect("a path has a section");
-            // Only an address or a URL makes a section: the others say something about one that is there.
+            // Only an address or a URL adds a section; the others need an existing one.
             let creates = matches!(key, "redis" | "endpoint") || *path == "/resp/listen";
             if file.pointer(section).is_none() && creates {
                 let parts: Vec<_> = section.split('/').skip(1).collect();
@@ -119,8 +119,8 @@ impl Outside {
     }
 }
 
-/// The standard variables of OpenTelemetry. `OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_EXPORTER_OTLP_COMPRESSION` and
-/// `OTEL_RESOURCE_ATTRIBUTES` are read by the exporter itself.
+/// The standard variables of OpenTelemetry. `OTEL_EXPORTER_OTLP_HEADERS`,
+/// `OTEL_EXPORTER_OTLP_COMPRESSION` and `OTEL_RESOURCE_ATTRIBUTES` are read by the exporter itself.
 fn traces(
     variable: impl Fn(&str) -> Result<Option<String>, ConfigErrors>,
 ) -> Result<Vec<(&'static str, Json)>, ConfigErrors> {
@@ -134,7 +134,7 @@ fn traces(
         if let Some(url) = variable(name)? {
             let invalid =
                 || ConfigErrors::one(name, format_args!("invalid URL: must be {}", ENDPOINT.expected));
-            // The last one wins.
+            // The last one takes precedence.
             settings.push(("/observe/traces/endpoint", endpoint(&url, is_whole).ok_or_else(invalid)?.into()));
         }
     }

@@ -1,4 +1,4 @@
-//! What is wrong with a configuration: every mistake in one line, in the file's order.
+//! Errors of a configuration: one line per mistake, in the order of the file.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -8,7 +8,7 @@ use slidegate_envoy::yaml::one_line;
 /// Most errors that are listed. More errors than this usually repeat one mistake.
 pub(super) const MAX_ERRORS: usize = 20;
 
-/// Everything that is wrong with a configuration: one line each, in the file's order.
+/// Every mistake of a configuration: one line each, in the order of the file.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ConfigErrors(pub(super) Vec<String>);
 

@@ -1,4 +1,4 @@
-//! A policy in one line: `100/1m per user using token-bucket named api`, as `--policy` takes it.
+//! A policy in one line, for `--policy`: `100/1m per user using token-bucket named api`.
 
 use serde_json::Map;
 use slidegate::{Policy, PolicySet, Quota};
@@ -8,13 +8,15 @@ use super::added::Added;
 use super::errors::ConfigErrors;
 use super::values::safe_name;
 
-/// Reads `QUOTA [per ATTRIBUTE[,ATTRIBUTE...]] [using ALGORITHM] [named NAME]`, the last two in either order.
+/// Parses `QUOTA [per ATTRIBUTE[,ATTRIBUTE...]] [using ALGORITHM] [named NAME]`, the last two in
+/// either order.
 ///
-/// A quota may have a ` per ` of its own: what is counted by stands behind the last one that has a whole quota before
-/// it. The name is made from the scope if none is given: `per-user-path`, or `everyone` without a scope.
+/// A quota may contain ` per ` itself: the scope begins after the last ` per ` that follows a
+/// complete quota. The default name is made from the scope: `per-user-path`, or `everyone` without
+/// a scope.
 ///
 /// # Errors
-/// When a part is not what it must be; one line that names the text.
+/// A part of the text is invalid. The error is one line with the text.
 pub(crate) fn policy_from_text(text: &str) -> Result<Policy, String> {
     let place = format!("--policy `{text}`");
     let mut words: Vec<&str> = text.split_whitespace().collect();
@@ -49,7 +51,7 @@ fn default_name(scope: &[&str]) -> String {
     if scope.is_empty() { "everyone".to_owned() } else { safe_name(&format!("per-{}", scope.join("-"))) }
 }
 
-/// The policies of texts, behind those that there are.
+/// Adds the policies of these texts.
 pub(super) fn add(policies: &PolicySet, texts: &[String]) -> Result<PolicySet, ConfigErrors> {
     let mut all: Vec<Policy> = policies.iter().cloned().collect();
     let mut errors = Vec::new();

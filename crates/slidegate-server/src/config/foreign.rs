@@ -1,7 +1,7 @@
-//! Keys and files of other limiters: recognised, to say what they are called here, and never read as ours.
+//! Keys and files of other limiters: recognised to suggest the right ones, but never accepted.
 //!
-//! A guess could limit something else than was meant: the same word is a count to one limiter and a
-//! rate to another, and the same number seconds to one and milliseconds to another.
+//! A guess could enforce the wrong limit: the same word is a count in one limiter and a rate in
+//! another, and the same number is seconds in one and milliseconds in another.
 
 use serde_json::Value as Json;
 use slidegate::{Algorithm, Quota};
@@ -9,10 +9,10 @@ use slidegate_envoy::yaml::{Node, Shown, Value};
 
 use super::values::safe_name;
 
-/// What to write where there is no policy.
+/// The smallest valid file.
 pub(super) const MINIMAL: &str = "policies: [{name: per-user, scope: [user], limit: 100, window: 60s}]";
 
-/// Our key, an example, and what others call it.
+/// Our keys, each with an example and its names in other limiters.
 const KEYS: &str = "
 limit: 100 | max_requests requests_per_unit max count requests points tokens threshold max_hits
 window: 60s | window_size window_ms window_seconds period per interval duration unit time_window
@@ -36,7 +36,7 @@ max_keys: 1000000 | max_size max_entries size
 addresses: [ip] | ip ips address
 ";
 
-/// Our key for one of another limiter, and an example.
+/// Our key for a key of another limiter, and an example.
 pub(super) fn key<'k>(theirs: &str, known: &[&'k str]) -> Option<(&'k str, &'static str)> {
     let theirs = plain(theirs);
     let meant = |line: &'static str| {
@@ -48,7 +48,7 @@ pub(super) fn key<'k>(theirs: &str, known: &[&'k str]) -> Option<(&'k str, &'sta
     KEYS.lines().find_map(meant)
 }
 
-/// Our algorithm of another name.
+/// Our algorithm for a name of another limiter.
 pub(super) fn algorithm(theirs: &str) -> Option<Algorithm> {
     let theirs = plain(theirs).replace('_', "-");
     let ours = match theirs.as_str() {
@@ -66,7 +66,7 @@ pub(super) fn algorithm(theirs: &str) -> Option<Algorithm> {
     Some(ours)
 }
 
-/// A whole file of another limiter: the line it shows in, and what to write instead.
+/// Recognises a file of another limiter. Returns the line and how to fix it.
 pub(super) fn recognise(root: &Node) -> Option<(u64, String)> {
     rate_limiter(root).or_else(|| envoy(root))
 }
@@ -94,14 +94,14 @@ fn rate_limiter(root: &Node) -> Option<(u64, String)> {
     Some((key.line, format!("{what}; write `policies: [{policy}]`; {check} what it counts by")))
 }
 
-/// A window in the words of another limiter, and the unit that was not written.
+/// A window of another limiter, and the assumed unit if it has none.
 fn window_of(node: &Node) -> Option<(String, Option<&'static str>)> {
     let is_valid = |text: &str| Quota::parse_window(text).is_ok();
     if let Value::Text(text) = &node.value {
         return is_valid(text).then(|| (quoted(text), None));
     }
     let number = whole(node)?;
-    // Most say seconds. What would be years is milliseconds.
+    // Most limiters use seconds. A number that would be years is milliseconds.
     let spans = [("s", "seconds"), ("ms", "milliseconds")];
     let mut spans = spans.into_iter().map(|(unit, word)| (format!("{number}{unit}"), Some(word)));
     spans.find(|(text, _)| is_valid(text))
@@ -131,7 +131,8 @@ fn first_limit<'f>(descriptors: &'f Node, path: &mut Vec<(&'f str, Option<&'f st
     })
 }
 
-/// A descriptor with a value is a condition, one without is counted by, one with a pattern is both.
+/// A descriptor with a value is a condition, one without is part of the scope, one with a pattern
+/// is both.
 fn as_policy(limit: &Node, path: &[(&str, Option<&str>)], shadow: bool) -> Option<String> {
     let per_unit = whole(limit.get("requests_per_unit")?)?;
     let window = match plain(limit.get("unit")?.scalar()?).as_str() {
@@ -170,7 +171,7 @@ fn entry<'f>(node: &'f Node, name: &str) -> Option<(&'f Node, &'f Node)> {
     node.entries().iter().find(|(key, _)| is_meant(key)).map(|(key, value)| (key, value))
 }
 
-/// The value of a number that is written plainly: digits, with `_` between them if wanted.
+/// The value of a number in plain digits, which may be separated by `_`.
 ///
 /// A leading zero is rejected: it means octal to some YAML readers and decimal to others.
 pub(super) fn whole(node: &Node) -> Option<u64> {
@@ -183,7 +184,7 @@ pub(super) fn whole(node: &Node) -> Option<u64> {
     digits.parse().ok().filter(|_| is_plain)
 }
 
-/// A text as it can be pasted into a list or map in brackets.
+/// A text quoted for YAML, if necessary.
 pub(super) fn quoted(text: &str) -> String {
     let harmless = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '/' | '-');
     let is_text =
@@ -194,7 +195,7 @@ pub(super) fn quoted(text: &str) -> String {
     if is_text && !is_word { text.to_owned() } else { Json::from(text).to_string() }
 }
 
-/// A word without what its spellings differ by.
+/// A word in lower case with underscores.
 fn plain(word: &str) -> String {
     word.to_lowercase().replace(['-', ' '], "_")
 }

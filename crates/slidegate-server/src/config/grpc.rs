@@ -1,6 +1,6 @@
-//! `grpc:` where Envoy's rate-limit service listens, and whom it trusts.
+//! `grpc:` the listener of Envoy's rate-limit service.
 //!
-//! Certificate files are only named here. The listener reads them, and again when they change.
+//! Certificate files are not read here. The listener reads them, and reloads them when they change.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -18,31 +18,32 @@ use super::values::Span;
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "listen: 127.0.0.1:8081"))]
 pub(super) struct GrpcSection {
-    /// Address and port. `serve --grpc` wins over it.
+    /// Address and port. `serve --grpc` takes precedence.
     #[schemars(extend("format" = "address"))]
     listen: Option<SocketAddr>,
-    /// The path of a socket file, without TLS. One that nobody listens to is replaced.
+    /// The path of a Unix socket, without TLS. A stale socket is replaced.
     socket: Option<PathBuf>,
-    /// The certificate to show, in PEM. Read again when it changes.
+    /// The server certificate, in PEM. Reloaded when it changes.
     cert_file: Option<PathBuf>,
     /// The key of `cert_file`, in PEM.
     key_file: Option<PathBuf>,
-    /// Authorities; a client must show a certificate of one of them.
+    /// Authorities that must have signed client certificates.
     client_ca_file: Option<PathBuf>,
-    /// A DNS name that the client's certificate must be for.
+    /// A DNS name that client certificates must be valid for.
     client_name: Option<String>,
     /// After this time a connection is asked to reconnect, so that new instances get their share.
     max_connection_age: Option<Span<1000, 31_622_400_000>>,
-    /// Whether every answer carries the fields of `headers`. Without it, only a denial carries `retry-after`.
+    /// Whether every response has the fields of `headers`. Without it, only a denial has
+    /// `retry-after`.
     #[schemars(extend("default" = false))]
     response_headers: bool,
-    /// Whether the health service says `NOT_SERVING` while a shared store is unreachable.
+    /// Whether the health service reports `NOT_SERVING` while a shared store is unreachable.
     #[schemars(extend("default" = false))]
     health_follows_store: bool,
 }
 
 impl GrpcSection {
-    /// The settings of the file and the command line, which may say where to listen.
+    /// The settings of the listener; mistakes are reported.
     pub(super) fn build(self, section: &Section<'_>, outside: &Outside) -> GrpcSettings {
         let has_listener = self.listen.is_some() || outside.has_other_grpc || section.has("listen");
         if !has_listener && !section.has("socket") {
@@ -62,7 +63,6 @@ impl GrpcSection {
         ] {
             section.check_pair(key, other, why);
         }
-        // Without any listener that was reported already.
         if section.has("socket") && !has_listener {
             let why = "a socket file has no TLS, so give an address or leave it out";
             section.check_pair("cert_file", "listen", why);
@@ -76,7 +76,7 @@ impl GrpcSection {
             socket: self.socket,
             tls,
             max_connection_age: self.max_connection_age.map(|age| age.0),
-            // Only envoyproxy/ratelimit has a name for it.
+            // Only envoyproxy/ratelimit has a setting for it.
             max_connection_age_grace: None,
             response_headers: self.response_headers,
             health_follows_store: self.health_follows_store,
@@ -94,7 +94,8 @@ mod tests {
 
     const POLICY: &str = "\npolicies: [{name: p, quota: 1/1s}]\n";
 
-    /// A door that is not where it was meant to be lets everything pass: Envoy fails open unless told otherwise.
+    /// A door that is not where it was meant to be lets everything pass: Envoy fails open unless
+    /// told otherwise.
     #[test]
     fn every_setting_arrives() {
         let read = |text: &str| Config::parse(&format!("{text}{POLICY}"), "slidegate.yaml").unwrap().grpc;
@@ -122,7 +123,8 @@ mod tests {
         );
     }
 
-    /// An operator gives the address on the command line and keeps the certificate in the file: both must hold.
+    /// An operator gives the address on the command line and keeps the certificate in the file:
+    /// both must hold.
     #[test]
     fn the_command_line_may_say_where_and_the_file_the_rest() {
         let outside = Outside::of(&[("/grpc/listen", "127.0.0.1:1")]);

@@ -1,4 +1,4 @@
-//! Loading: from a file or a text to a configuration, or to all mistakes in it.
+//! Loads a configuration from a file or a text, or returns all mistakes in it.
 
 use std::fs::File;
 use std::io::Read;
@@ -17,14 +17,14 @@ use super::{Config, FileContent, flag, sections};
 /// Largest file that is read: some 100,000 overrides.
 pub(super) const MAX_FILE_BYTES: usize = 4 << 20;
 
-/// A policy's overrides nest 6 deep, other limiters' files, which are recognised, some 15. 100,000 overrides and 1024
-/// policies around them fit, each of which may take its defaults from an alias.
+/// YAML 1.2. A policy's overrides nest 6 deep; files of other limiters, which are recognised, about
+/// 15. 100,000 overrides in 1024 policies fit, each of which may use an alias.
 pub(super) const FORMAT: Format =
     Format { is_yaml_1_1: false, max_depth: 24, max_values: 250_000, max_aliases: 2048 };
 
 impl Config {
-    /// Reads a file and `--policy` texts, whose policies follow the file's. The default where there is neither, and no
-    /// other limits.
+    /// Reads a file and `--policy` texts, whose policies follow those of the file. Without both,
+    /// and without other limits, there is a default policy.
     pub(crate) fn from_sources(
         file: Option<&Path>,
         texts: &[String],
@@ -66,13 +66,13 @@ impl Config {
         Self::parse_with(&text, &name.to_string(), outside)
     }
 
-    /// Reads a text with nothing outside of it; errors call it `name`.
+    /// Reads a text without the environment; errors name it `name`.
     #[cfg(test)]
     pub(crate) fn parse(text: &str, name: &str) -> Result<Self, ConfigErrors> {
         Self::parse_with(text, name, &Outside::default())
     }
 
-    /// Reads a text; errors call it `name`.
+    /// Reads a text; errors name it `name`.
     pub(super) fn parse_with(text: &str, name: &str, outside: &Outside) -> Result<Self, ConfigErrors> {
         if text.len() > MAX_FILE_BYTES {
             let message = format!(
@@ -87,7 +87,7 @@ impl Config {
             return Err(ConfigErrors::one(format_args!("{name}:{line}"), message));
         }
         if let Some(Node { value: Value::Null, is_rejected, .. }) = root.get("policies") {
-            // Nothing to report if there are other limits.
+            // Not an error if limits come from elsewhere.
             is_rejected.set(outside.has_other_limits);
         }
         let findings = Findings::default();
@@ -117,7 +117,8 @@ mod tests {
         root.entries().iter().map(|(_, value)| (value.line, shown(value))).collect()
     }
 
-    /// A limit that is printed as another number than was written sends its writer looking in the wrong place.
+    /// A limit that is printed as another number than was written sends its writer looking in the
+    /// wrong place.
     #[test]
     fn numbers_and_flags_stay_as_they_were_written() {
         let text = "a: 1_000\nb: 007\nc: 0x1F\nd: 1e3\ne: -5\nf: 18446744073709551616\ng: True\nh: 1.10\n";

@@ -1,7 +1,7 @@
 //! `observe:` what the service reports about its decisions, and how it shows keys there.
 //!
-//! Keys are hashed with the secret of the store's, from the environment or the file: the same in all
-//! instances, so that a key has one hash in all their logs.
+//! Keys are hashed with the store's key secret, so that a key has the same hash in the logs of all
+//! instances.
 
 use std::collections::HashMap;
 
@@ -30,10 +30,10 @@ pub(crate) struct Observe {
     pub(crate) log_denials: bool,
     /// Where spans of decisions are sent, by OTLP.
     pub(crate) traces: Option<Traces>,
-    /// By the names of policies; all others show keys as they are.
+    /// By the names of policies. The default is [`KeysShown::Plain`].
     #[serde(skip)]
     pub(crate) keys_shown: HashMap<String, KeysShown>,
-    /// What keys are hashed with, if configured: the same in all instances.
+    /// The secret that keys are hashed with: the same in all instances.
     #[serde(skip)]
     pub(crate) key_secret: Option<Secret<String>>,
 }

@@ -1,7 +1,7 @@
 //! `overrides:` keys of a policy with a quota of their own.
 //!
-//! An override takes what it leaves out from its policy: always the algorithm, and the window and
-//! the burst unless it has its own.
+//! An override inherits what it leaves out from its policy: always the algorithm, and the window
+//! and the burst unless it has its own.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -82,7 +82,8 @@ impl Scope<'_> {
     }
 }
 
-/// The overrides of a policy; those that are invalid are reported. Without `base`, the quotas are not checked.
+/// The overrides of a policy; those that are invalid are reported. Without `base`, the quotas are
+/// not checked.
 pub(super) fn overrides(
     overrides: &Overrides,
     base: Option<&QuotaSpec>,
@@ -122,7 +123,7 @@ pub(super) fn overrides(
             Vec::new()
         }
         (Overrides::List(list), _) => {
-            let nodes = policy.get("overrides").into_iter().flat_map(|node| node.elements()).enumerate();
+            let nodes = policy.elements("overrides").iter().enumerate();
             let nodes = nodes.filter(|(_, node)| !node.is_rejected.get());
             let read = |(one, (position, node)): (&Override, _)| {
                 let place = format!("{}: {}", policy.place, element("overrides", node, position));
@@ -151,8 +152,7 @@ impl Override {
                 "invalid key: has {given} values and the scope {expected} attributes; write one for each"
             ))
         };
-        let mut parts = section.get("key").into_iter().flat_map(|node| node.elements());
-        let is_read = !parts.any(|part| part.is_rejected.get());
+        let is_read = !section.elements("key").iter().any(|part| part.is_rejected.get());
         let key = key.map_err(|message| is_read.then(|| section.report("key", message))).ok();
         if limit.is_none() && quota.is_none() && !section.has_rejected(&["limit", "quota"]) {
             section.report("limit", "missing limit: write it, for example `limit: 1000`");
@@ -167,7 +167,7 @@ impl Override {
 /// A key's value of one attribute.
 ///
 /// # Errors
-/// Why the value can be no key's.
+/// Why the value is not valid in a key.
 fn part(text: &str, attribute: &str, scope: &Scope<'_>) -> Result<Part, String> {
     if scope.is_address(attribute) {
         let address = text.parse().map(Part::Address);
@@ -224,7 +224,8 @@ mod tests {
         }
     }
 
-    /// An override that forgot the policy's burst would let its key through at another rate than anyone wrote.
+    /// An override that forgot the policy's burst would let its key through at another rate than
+    /// anyone wrote.
     #[test]
     fn what_an_override_does_not_say_is_the_policys() {
         let alice = Request::new().with("user", "alice");

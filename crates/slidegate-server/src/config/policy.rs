@@ -16,7 +16,7 @@ use super::quota::QuotaSpec;
 use super::values::{List, Parsed};
 use crate::policy_names::{CANDIDATE, candidate_of, is_inline};
 
-/// Why no policy may have the name of a RESP command.
+/// Why a policy must not have the name of a RESP command.
 const TAKEN: &str = "is the name of a RESP command, whose keys are kept under it; choose another";
 
 /// A policy: which requests it limits, what it counts by, and the quota.
@@ -26,7 +26,8 @@ pub(super) struct PolicySpec {
     /// The policy's name. Usage is kept by name when the file changes.
     #[schemars(extend("format" = "name"))]
     pub(super) name: String,
-    /// Conditions on attributes, all of which must hold. Every request, unless given.
+    /// Conditions on attributes, all of which must hold. Without conditions, every request is under
+    /// the policy.
     #[serde(default)]
     #[schemars(extend("propertyNames" = {"format": "attribute"}))]
     when: BTreeMap<String, Condition>,
@@ -40,21 +41,23 @@ pub(super) struct PolicySpec {
     /// Whether the policy denies requests or only reports what it would deny.
     #[schemars(extend("default" = "enforce"))]
     mode: Mode,
-    /// What happens to a cost that exceeds what remains: `refuse` denies it and charges nothing, `charge` admits it
-    /// while anything remains and charges all of it, `count` denies it and still charges it.
+    /// What happens to a cost that exceeds what remains: `refuse` denies it and charges nothing,
+    /// `charge` admits it while anything remains and charges all of it, `count` denies it and still
+    /// charges it.
     #[schemars(extend("default" = "refuse"))]
     #[serde(with = "ExcessChoice")]
     excess: Excess,
-    /// What to do while the shared store does not answer: count in this process's memory, allow, or deny.
+    /// What to do while the shared store does not answer: count in this process's memory, allow, or
+    /// deny.
     #[schemars(extend("default" = "local"))]
     #[serde(with = "OnStoreErrorChoice")]
     on_store_error: OnStoreError,
     /// Keys with a quota of their own: a map if the scope has one attribute, otherwise a list.
     overrides: Option<Overrides>,
-    /// How many bits of an IPv6 address in the scope are counted by.
+    /// How many leading bits of an IPv6 address in the scope identify a client.
     #[schemars(range(min = 32, max = 128), extend("default" = 56))]
     ipv6_prefix: Option<u8>,
-    /// A quota to try beside this one, on the same requests and denying none.
+    /// A quota that is evaluated on the same requests, but never denies.
     candidate: Option<Candidate>,
     /// How keys are shown in the log, events, top keys and pages.
     #[schemars(extend("default" = "plain"))]
@@ -91,7 +94,7 @@ pub(crate) enum Candidate {
     Map(QuotaSpec),
 }
 
-/// Whether a policy's denials deny.
+/// Whether a policy denies requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Mode {
@@ -108,8 +111,8 @@ impl Mode {
 }
 
 impl PolicySpec {
-    /// The policy and its candidate. Where something is invalid, it is reported and a default stands for it, so that
-    /// the rest is checked as well.
+    /// The policy and its candidate. Mistakes are reported and replaced by defaults, so that the
+    /// rest is validated as well.
     pub(super) fn build(self, section: &Section<'_>, addresses: &[String]) -> (Policy, Option<Quota>) {
         let quota = self.quota.build(section);
         let name = &self.name;
@@ -131,7 +134,7 @@ impl PolicySpec {
                 section.invalid("ipv6_prefix", why);
             }
         }
-        // An override of an invalid policy is checked, but has no quota.
+        // The overrides of an invalid policy are validated without their quotas.
         let base = quota.map(|_| self.quota);
         if let Some(overrides) = &self.overrides {
             for (key, quota) in overrides::overrides(overrides, base.as_ref(), &scope, section) {
@@ -153,8 +156,8 @@ impl PolicySpec {
     }
 }
 
-/// Reports a name that is reserved: for RESP commands, or for candidates, whose names are their policies' with an
-/// ending.
+/// Reports a name that is reserved: for RESP commands, or for candidates, whose names are their
+/// policies' with an ending.
 fn check_name(name: &str, has_candidate: bool, section: &Section<'_>) {
     const MAX_NAME: usize = Policy::MAX_NAME - CANDIDATE.len();
     let invalid = |why: String| section.report("name", format_args!("invalid name `{name}`: {why}"));
@@ -365,7 +368,8 @@ mod tests {
         );
     }
 
-    /// What is tried must be what was written, or the numbers that it shows are about something else.
+    /// What is tried must be what was written, or the numbers that it shows are about something
+    /// else.
     #[test]
     fn a_candidate_takes_from_its_policy_what_it_does_not_say() {
         let candidate = |keys: &str| {

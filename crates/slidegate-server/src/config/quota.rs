@@ -1,4 +1,5 @@
-//! Quotas as users write them: in the file, in JSON, in the control document and on the command line.
+//! Quotas as users write them: in the file, in JSON, in the control document and on the command
+//! line.
 
 use std::time::Duration;
 
@@ -26,7 +27,8 @@ pub(crate) struct QuotaSpec {
     /// What a token bucket admits at once. The limit, unless given.
     #[schemars(range(min = 1))]
     pub(crate) burst: Option<u64>,
-    /// Most entries in the log of a key, 1024 by default. With a larger limit, a charge may count up to `window / slots` too long.
+    /// Most entries in the log of a key, 1024 by default. With a larger limit, a charge may count
+    /// up to `window / slots` too long.
     #[schemars(range(min = 1, max = 65534))]
     pub(crate) slots: Option<u16>,
 }
@@ -35,12 +37,12 @@ impl QuotaSpec {
     /// Every key of a quota.
     const KEYS: [&str; 6] = ["quota", "limit", "window", "algorithm", "burst", "slots"];
 
-    /// A quota that is written in one text.
+    /// A quota in one text.
     pub(crate) fn text(quota: Quota) -> Self {
         Self { quota: Some(Parsed(quota)), ..Self::default() }
     }
 
-    /// What is said about this quota.
+    /// The spec of a quota.
     pub(crate) fn of(quota: &Quota) -> Self {
         let is_bucket = quota.algorithm() == Algorithm::TokenBucket;
         let is_log = quota.algorithm() == Algorithm::SlidingLog;
@@ -70,8 +72,8 @@ impl QuotaSpec {
         self.algorithm.map(|algorithm| algorithm.0).unwrap_or_default()
     }
 
-    /// This quota, with what it leaves out taken from `base`. Under another algorithm `burst` and `slots` of `base`
-    /// mean nothing.
+    /// This spec, with what it leaves out taken from `base`. `burst` and `slots` are not taken from
+    /// another algorithm.
     pub(crate) fn over(self, base: &Self) -> Self {
         let mut spec = self;
         if spec.quota.is_none() {
@@ -86,7 +88,7 @@ impl QuotaSpec {
         spec
     }
 
-    /// The quota that a section says; its mistakes are reported, unless they follow from others.
+    /// The quota of a section. Mistakes are reported, unless they follow from invalid keys.
     pub(super) fn build(&self, section: &Section<'_>) -> Option<Quota> {
         if section.has_rejected(&Self::KEYS) {
             return None;
@@ -99,10 +101,10 @@ impl QuotaSpec {
         None
     }
 
-    /// The quota that this is.
+    /// The quota of this spec.
     ///
     /// # Errors
-    /// Every mistake, with the key that it is about.
+    /// Every mistake, with its key.
     pub(crate) fn quota(&self) -> Result<Quota, Vec<(&'static str, String)>> {
         let mut mistakes = Vec::new();
         let mut mistake = |key: &'static str, message: String| mistakes.push((key, message));

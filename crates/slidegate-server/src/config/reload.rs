@@ -1,6 +1,6 @@
-//! Reloading: the configuration's file, watched for as long as the service runs.
+//! Hot reload: the sources of the configuration, and what a change of the file affects.
 //!
-//! What a link leads to is looked at as well: volumes of Kubernetes change by a link that is put in the place of another.
+//! Links are resolved: volumes of Kubernetes change by replacing a link.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
@@ -20,17 +20,17 @@ pub(crate) struct Sources {
     pub(crate) file: Option<PathBuf>,
     pub(crate) texts: Vec<String>,
     pub(crate) outside: Outside,
-    /// Whether policies come from elsewhere besides, so that there is no default one.
+    /// Whether limits come from elsewhere as well, so that there is no default policy.
     pub(crate) has_others: bool,
-    /// Puts into a configuration what the command line says and no file does.
+    /// Completes a configuration with arguments that no file has.
     pub(crate) complete: Arc<dyn Fn(Config) -> Config + Send + Sync>,
 }
 
-/// What tells one state of a file from another without reading it. `None` where there is no file.
+/// Identifies the state of a file without reading it. `None` if there is no file.
 pub(crate) type Fingerprint = Option<(PathBuf, u64, SystemTime, u64)>;
 
 impl Sources {
-    /// Where it comes from, in a word: the file's path, `command line` or `default`.
+    /// The name of the source: the path of the file, `command line` or `default`.
     pub(crate) fn name(&self) -> String {
         match &self.file {
             Some(file) => file.display().to_string(),
@@ -39,13 +39,13 @@ impl Sources {
         }
     }
 
-    /// Reads everything anew.
+    /// Loads the configuration.
     pub(crate) fn load(&self) -> Result<Config, ConfigErrors> {
         let outside = Outside { has_other_limits: self.has_others, ..self.outside.clone() };
         Config::from_sources(self.file.as_deref(), &self.texts, &outside).map(&*self.complete)
     }
 
-    /// Looks at the file, and at what links lead to.
+    /// The state of the file, with links resolved.
     pub(crate) fn look(&self) -> Fingerprint {
         let path = self.file.as_ref()?.canonicalize().ok()?;
         let found = path.metadata().ok()?;
@@ -53,8 +53,8 @@ impl Sources {
     }
 }
 
-/// What another configuration changes that the running service cannot, by the keys of the file. Values are compared,
-/// secrets and the contents of certificates among them.
+/// The keys whose change needs a restart. Values are compared, including secrets and the contents
+/// of certificates.
 pub(crate) fn differences(old: &Config, new: &Config) -> Vec<String> {
     let keys =
         |json: &Value| json.as_object().into_iter().flat_map(Map::keys).cloned().collect::<BTreeSet<_>>();
@@ -98,7 +98,8 @@ mod tests {
         }
     }
 
-    /// Values are compared: another one that means the same is no difference, and each that is one has its name.
+    /// Values are compared: another one that means the same is no difference, and each that is one
+    /// has its name.
     #[test]
     fn each_changed_section_is_named_and_no_other() {
         let before = "server: {listen: '127.0.0.1:1', shutdown_grace: 60s}\nstore: {memory: {max_keys: 1000}}\n\

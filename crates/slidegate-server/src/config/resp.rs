@@ -1,7 +1,7 @@
 //! `resp:` the port for clients of Redis.
 //!
-//! It is served only if the file or `--resp` says where. The password may be in a file of its own or in the
-//! environment, which wins, and shows in no error and no log.
+//! It is served only with an address, from the file or `--resp`. The password may be in a file of
+//! its own, or in the environment, which takes precedence. No error and no log shows it.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -26,26 +26,26 @@ use super::values::{Form, Parsed, Span, Text};
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "listen: 127.0.0.1:6380"))]
 pub(super) struct RespSection {
-    /// Address and port. `serve --resp` wins over it.
+    /// Address and port. `serve --resp` takes precedence.
     #[schemars(extend("format" = "address"))]
     listen: Option<SocketAddr>,
-    /// What clients have to give. The variable `SLIDEGATE_RESP_PASSWORD` wins over it.
+    /// The password of clients. `SLIDEGATE_RESP_PASSWORD` takes precedence.
     password: Option<Parsed<Password>>,
     /// A file that holds the password, instead of `password`.
     #[schemars(with = "Option<String>", extend("format" = "password-file"))]
     password_file: Option<Parsed<Password>>,
-    /// The certificate to show to clients, in PEM: then the port speaks TLS only.
+    /// The server certificate, in PEM. With it, the port accepts TLS only.
     #[schemars(extend("format" = "readable-file"))]
     cert_file: Option<String>,
     /// The key of `cert_file`, in PEM.
     #[schemars(extend("format" = "readable-file"))]
     key_file: Option<String>,
-    /// How long a client may be silent. It is disconnected between once and twice that time.
+    /// How long a client may be idle. It is disconnected between once and twice that time.
     #[schemars(extend("default" = "10m"))]
     idle_timeout: Span<1000, 604_800_000>,
-    /// Most connections at once. The most is below the usual limit of 65,536 file descriptors.
-    // Each has some 5 KB, at most some 200 KB while it is answered, and 512 KB more while it queues commands after
-    // `MULTI`.
+    /// Most concurrent connections. The maximum is below the usual limit of 65,536 file
+    /// descriptors.
+    // Each takes about 5 KB, at most 200 KB while it is served, and 512 KB more in a transaction.
     #[schemars(range(min = 1, max = 60000), extend("default" = 10_000))]
     max_connections: usize,
 }
@@ -55,21 +55,21 @@ pub(super) struct RespSection {
 pub(crate) struct Resp {
     pub(crate) listen: SocketAddr,
     pub(crate) password: Option<Password>,
-    /// Without it, nothing is encrypted.
+    /// `None`: no encryption.
     pub(crate) tls: Option<Arc<ServerConfig>>,
-    /// How long a client may be silent before it is cut off, and up to twice as long.
+    /// How long a client may be idle. It is disconnected between once and twice that time.
     pub(crate) idle_timeout: Duration,
     /// At least one.
     pub(crate) max_connections: usize,
 }
 
-/// What a client has to know.
+/// The password of clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Password(Secret<String>);
 
 impl Password {
-    /// Whether this is it. The time it takes depends on the length of what is given and on nothing else: digests are
-    /// compared, so that it does not tell the length of the password either.
+    /// Whether this is the password. The time depends on the length of `given` only: digests are
+    /// compared, so that it does not reveal the length of the password either.
     pub(crate) fn is(&self, given: &[u8]) -> bool {
         let sha256 = |bytes| digest(&SHA256, bytes);
         sha256(self.0.expose().as_bytes()).as_ref().ct_eq(sha256(given).as_ref()).into()
@@ -85,7 +85,7 @@ impl Text for Password {
     }
 }
 
-/// The path of a file that holds a password. The text to keep is the password.
+/// The path of a file with a password. The text to keep is the password.
 pub(super) const PASSWORD_FILE: Form = Form::new("password-file", "the path of a file", |path| {
     let text = read_file(path)?;
     // Editors end a file with a line end.
@@ -121,7 +121,7 @@ impl RespSection {
     }
 }
 
-/// What shows this certificate. An error says which key of the file is wrong, and why.
+/// The TLS config of a certificate. An error has the invalid key of the section and the reason.
 fn server_config(
     certificate_pem: &[u8],
     key_pem: &[u8],

@@ -1,6 +1,6 @@
 //! The JSON Schema of a configuration file, generated from the structs that read it.
 //!
-//! Editors validate and complete with it, and the service itself checks files by it.
+//! Editors validate and complete with it, and the service validates files with it.
 
 use std::sync::OnceLock;
 
@@ -19,7 +19,7 @@ use super::store::READABLE_FILE;
 use super::traces::{ENDPOINT, FIELD};
 use super::values::{ADDRESS, ATTRIBUTE, Form, NAME, Text};
 
-/// Every form of text that files are checked by.
+/// Every form of text.
 pub(super) const FORMS: [Form; 16] = [
     ADDRESS,
     NAME,
@@ -43,12 +43,12 @@ pub(super) const FORMS: [Form; 16] = [
 pub(crate) fn published() -> Value {
     let mut schema: Schema = schema().clone().try_into().expect("an object is a schema");
     RecursiveTransform(require_what_has_no_default).transform(&mut schema);
-    // A file may be without policies only where limits come from elsewhere.
+    // A file may lack policies only if limits come from elsewhere.
     schema.insert("required".to_owned(), ["policies"].as_slice().into());
     schema.to_value()
 }
 
-/// The schema that files are checked by.
+/// The schema that files are validated against.
 pub(super) fn schema() -> &'static Value {
     static SCHEMA: OnceLock<Value> = OnceLock::new();
     SCHEMA.get_or_init(|| {
@@ -66,7 +66,7 @@ pub(super) fn policy_schema() -> &'static Value {
     &schema()["properties"]["policies"]["items"]
 }
 
-/// A key that may be left out must have a value all the same. schemars allows null there.
+/// Removes null from optional keys, which schemars allows there.
 fn without_null(schema: &mut Schema) {
     let is_null = |value: &Value| value.is_null() || value == "null" || value["type"] == "null";
     if schema.get("default").is_some_and(Value::is_null) {
@@ -85,8 +85,11 @@ fn without_null(schema: &mut Schema) {
     }
 }
 
-/// Moves what a key says about its texts and lists to their own schemas, and adds what their form says.
+/// Moves keywords of a key to the schemas of its text and its list, and adds those of its form.
 fn complete(schema: &mut Schema) {
+    if let Some(Value::String(description)) = schema.get_mut("description") {
+        *description = description.replace('\n', " ");
+    }
     if schema.get("anyOf").is_some() {
         for keyword in ["format", "minItems", "maxItems", "uniqueItems"] {
             let Some(value) = schema.remove(keyword) else { continue };
@@ -112,7 +115,7 @@ fn complete(schema: &mut Schema) {
     }
 }
 
-/// Where files are checked, a key that is left out has its default.
+/// Validation adds defaults, so only other keys are required.
 fn require_what_has_no_default(schema: &mut Schema) {
     let properties = schema.get("properties").cloned().unwrap_or_default();
     let Some(Value::Array(required)) = schema.get_mut("required") else { return };
@@ -152,7 +155,8 @@ mod tests {
         validator.is_valid(&file)
     }
 
-    /// Whoever starts from the example must not see it underlined, and must see mistakes underlined.
+    /// Whoever starts from the example must not see it underlined, and must see mistakes
+    /// underlined.
     #[test]
     fn editors_accept_the_example_and_underline_mistakes() {
         assert!(EXAMPLE.starts_with("# yaml-language-server: $schema=slidegate.schema.json\n"));

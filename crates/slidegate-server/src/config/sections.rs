@@ -1,6 +1,7 @@
 //! The whole file: its sections, and how they become one checked configuration.
 //!
-//! Reading goes on after a mistake, so that all of them are found: the result is only valid if nothing was reported.
+//! Reading continues after a mistake to find all of them. The result is valid only if none was
+//! reported.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -23,16 +24,16 @@ use super::store::{StoreSection, try_out};
 use super::values::{List, Span, from_str};
 use super::{Config, FileContent};
 
-/// What a list of policies is.
+/// What `policies` must be.
 const POLICIES: &str =
     "a list of policies, for example `policies: [{name: per-user, scope: [user], limit: 100, window: 60s}]`";
 
-/// Everything that can be configured. docs/config.md is the reference.
+/// The config file. docs/config.md is the reference.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = MINIMAL))]
 pub(super) struct File {
-    /// What is limited. A request is under every policy whose conditions hold and whose scope it has.
+    /// The limits. A request is under every policy whose conditions hold and whose scope it has.
     #[serde(default)]
     #[schemars(length(min = 1, max = 16384), extend("x-expected" = POLICIES))]
     policies: Vec<PolicySpec>,
@@ -46,9 +47,9 @@ pub(super) struct File {
     resp: Option<RespSection>,
     /// Attributes that are not plain text.
     attributes: AttributesSection,
-    /// The header fields of answers.
+    /// The header fields of responses.
     headers: HeadersSection,
-    /// Proxies that ask before they pass a request on.
+    /// Authorization requests of proxies.
     auth: AuthSection,
     /// Who may read, change and use the running service.
     admin: AccessRules,
@@ -63,7 +64,7 @@ struct ServerSection {
     /// Address and port of the HTTP interface.
     #[schemars(extend("format" = "address", "default" = "127.0.0.1:7979"))]
     listen: SocketAddr,
-    /// How long open requests may take after the service was told to stop.
+    /// How long open requests may take during a graceful shutdown.
     #[schemars(extend("default" = "10s"))]
     shutdown_grace: Span<0, 3_600_000>,
 }
@@ -72,7 +73,8 @@ struct ServerSection {
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "addresses: [ip]"))]
 struct AttributesSection {
-    /// Attributes whose text is an IP address. They are compared and counted as addresses, whatever their spelling.
+    /// Attributes whose text is an IP address. They are compared and counted as addresses, whatever
+    /// their spelling.
     #[schemars(extend("default" = ["ip"], "format" = "attribute", "uniqueItems" = true))]
     addresses: List<String>,
 }
@@ -85,7 +87,8 @@ struct HeadersSection {
     #[serde(deserialize_with = "from_str")]
     #[schemars(with = "String", extend("default" = "draft-10", "enum" = ["draft-10", "draft-7", "draft-6", "off"]))]
     draft: Draft,
-    /// Whether `X-RateLimit-Reset` is a Unix time, seconds from now, or left out with the other two fields.
+    /// Whether `X-RateLimit-Reset` is a Unix time, seconds from now, or omitted with the other two
+    /// fields.
     #[serde(deserialize_with = "from_str")]
     #[schemars(with = "String", extend("default" = "epoch", "enum" = ["epoch", "delta", "off"]))]
     x_ratelimit: XRateLimit,
@@ -155,7 +158,7 @@ fn build_policies(
     let mut policies = Vec::with_capacity(specs.len());
     let mut candidates = BTreeMap::new();
     let mut lines = HashMap::new();
-    let nodes = top.get("policies").into_iter().flat_map(|list| list.elements());
+    let nodes = top.elements("policies").iter();
     for (spec, node) in specs.into_iter().zip(nodes.filter(|node| !node.is_rejected.get())) {
         let name = spec.name.clone();
         let section = top.element(node, format!("policy `{name}`"));
@@ -167,7 +170,7 @@ fn build_policies(
         }
         policies.push(policy);
     }
-    // What is wrong with one policy was reported with its line; what is left is wrong with all of them together.
+    // Mistakes in one policy were reported with their lines; this is about all policies together.
     let set = PolicySet::new(policies).unwrap_or_else(|error| {
         if top.is_valid_so_far() {
             top.report("policies", error);

@@ -1,7 +1,7 @@
 //! `store:` where usage is kept: in memory, or in a store that instances share.
 //!
-//! The command line wins over the environment, and the environment over the file. Errors repeat hosts and ports of a
-//! URL, and never its other parts or a secret.
+//! The command line takes precedence over the environment, and the environment over the file.
+//! Errors show hosts and ports of a URL, and never its other parts or a secret.
 
 use std::fs::File;
 use std::io::Read;
@@ -26,27 +26,28 @@ const MAX_PEM_BYTES: u64 = 1 << 20;
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "redis: redis://127.0.0.1:6379"))]
 pub(super) struct StoreSection {
-    /// The memory store. Instances fall back on it while the shared store does not answer.
+    /// The memory store. Instances use it as the fallback while the shared store is unavailable.
     pub(super) memory: MemorySection,
-    /// URL of the shared store. `serve --redis` and the variable `SLIDEGATE_REDIS` win over it.
+    /// URL of the shared store. `serve --redis` and `SLIDEGATE_REDIS` take precedence.
     redis: Option<Parsed<RedisOptions>>,
-    /// The longest a decision may take. Past it each policy decides by its `on_store_error`.
+    /// The longest a decision may take. After it, each policy decides by its `on_store_error`.
     #[schemars(extend("default" = "50ms"))]
     deadline: Span<1, 60_000>,
-    /// The longest that making a connection may take.
+    /// The longest that connecting may take.
     #[schemars(extend("default" = "250ms"))]
     connect_timeout: Span<1, 60_000>,
     /// Connections to each node.
     #[schemars(range(min = 1, max = 16), extend("default" = 1))]
     connections: u8,
-    /// How many instances there are. While the store does not answer, each enforces that part of a `local` limit.
+    /// How many instances there are. While the store is unavailable, each enforces its share of a
+    /// `local` limit.
     #[schemars(range(min = 1, max = 10000), extend("default" = 1))]
     instances: u64,
     /// Whether ids are part of the names of keys.
     #[schemars(extend("default" = "plain"))]
     keys: KeyForm,
-    /// What ids are hashed with: the same text in all instances, unknown to clients. The variable
-    /// `SLIDEGATE_KEY_SECRET` wins over it.
+    /// The secret that ids are hashed with: the same in all instances, unknown to clients.
+    /// `SLIDEGATE_KEY_SECRET` takes precedence.
     #[schemars(extend("writeOnly" = true))]
     key_secret: Option<String>,
     /// The attribute whose value puts all keys of a request in one slot of a cluster.
@@ -58,10 +59,10 @@ pub(super) struct StoreSection {
     /// Whether denials are cached while they are certainly still true.
     #[schemars(extend("default" = true))]
     remember_denials: bool,
-    /// Certificates of the only authorities to trust, in PEM. Needs a `rediss` URL.
+    /// Certificates of the trusted authorities, in PEM. Needs a `rediss` URL.
     #[schemars(extend("format" = "readable-file"))]
     ca_file: Option<String>,
-    /// The certificate to show to servers, in PEM.
+    /// The client certificate, in PEM.
     #[schemars(extend("format" = "readable-file"))]
     cert_file: Option<String>,
     /// The key of `cert_file`, in PEM.
@@ -104,7 +105,7 @@ impl StoreSection {
         self.key_secret.clone().map(Secret::new)
     }
 
-    /// The store that instances share. `None` if there is none, or if it is invalid, which is reported.
+    /// The shared store. `None` if there is none, or if it is invalid, which is reported.
     pub(super) fn build(self, section: &Section<'_>) -> Option<SharedStore> {
         let certificate = certificate(self.cert_file, self.key_file, section);
         let Some(options) = self.redis else {
@@ -149,10 +150,10 @@ impl StoreSection {
     }
 }
 
-/// The path of a file of certificates or a key. The text to keep is what the file holds.
+/// The path of a file with certificates or a key. The text to keep is its content.
 pub(super) const READABLE_FILE: Form = Form::new("readable-file", "the path of a file", read_file);
 
-/// What a file holds. PEM is ASCII, so other bytes are not kept as they are.
+/// The content of a file. PEM is ASCII, so other bytes are replaced.
 pub(super) fn read_file(path: &str) -> Result<String, String> {
     let mut bytes = Vec::new();
     let read = File::open(path).and_then(|file| file.take(MAX_PEM_BYTES + 1).read_to_end(&mut bytes));
@@ -175,8 +176,8 @@ pub(super) fn certificate(
     Some(ClientCertificate { certificate_pem, key_pem: key_pem.into() })
 }
 
-/// Creates the store, without a connection, to find what only that finds: unreadable certificates, and
-/// limits that a script cannot count.
+/// Creates the store, without a connection, to find unreadable certificates and limits that scripts
+/// cannot count.
 pub(super) fn try_out(shared: &SharedStore, policies: &PolicySet, top: &Section<'_>) {
     let redis = match RedisStore::new(shared.options.clone()) {
         Ok(redis) => redis,
@@ -190,10 +191,10 @@ pub(super) fn try_out(shared: &SharedStore, policies: &PolicySet, top: &Section<
     let gate = gate.expect("a store can count what no policy asks for");
     for policy in policies.iter() {
         if let Err(error) = gate.check_policy(policy) {
-            let nodes = top.get("policies").into_iter().flat_map(Node::elements);
-            let is_it = |node: &&Node| node.get("name").and_then(Node::scalar) == Some(policy.name());
-            let section =
-                nodes.filter(is_it).next().map_or(top.clone(), |node| top.element(node, String::new()));
+            let name = policy.name();
+            let is_it = |node: &&Node| node.get("name").and_then(Node::scalar) == Some(name);
+            let node = top.elements("policies").iter().find(is_it);
+            let section = node.map_or(top.clone(), |node| top.element(node, format!("policy `{name}`")));
             section.report(if section.has("limit") { "limit" } else { "quota" }, error);
         }
     }

@@ -1,7 +1,7 @@
 //! `observe: traces:` where spans of decisions are sent.
 //!
-//! The standard variables of OpenTelemetry win over it, see `environment.rs`. Without an endpoint in either there are
-//! no traces.
+//! The standard variables of OpenTelemetry take precedence, see `environment.rs`. Without an
+//! endpoint there are no traces.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,8 @@ pub(crate) struct Traces {
     #[serde(default)]
     #[schemars(extend("propertyNames" = {"format": "header-name"}, "maxProperties" = 16))]
     pub(crate) headers: BTreeMap<String, Parsed<Secret<String>>>,
-    /// The share of decisions that have a span, of those whose caller sent no trace. The others follow their caller.
+    /// The share of decisions that have a span, of those whose caller sent no trace. The others
+    /// follow their caller.
     #[schemars(range(min = 0, max = 1), extend("default" = 1))]
     pub(crate) sample_ratio: f64,
     /// The service's name in traces, 1 to 255 bytes.

@@ -10,7 +10,8 @@ const LOG_BYTES: u64 = 105;
 /// Bytes of a log's runs that lie in the key's own slot.
 const LOG_BYTES_HERE: u64 = 23;
 
-/// Bytes of a key in Redis by `MEMORY USAGE`, where policy and id have some 30 bytes together; see docs/operations.md.
+/// Bytes of a key in Redis by `MEMORY USAGE`, where policy and id have some 30 bytes together; see
+/// docs/operations.md.
 const REDIS_COUNTERS_BYTES: u64 = 120;
 /// The same where the counters fit into 12 bytes.
 const REDIS_COMPACT_BYTES: u64 = 104;
@@ -30,8 +31,8 @@ pub(crate) enum Counted {
 
 /// What a policy does, in sentences on one line.
 ///
-/// "login-per-ip: requests whose path is `/login` are limited to 5 per 1m for each ip (exact sliding log). Denies. A key
-/// takes about 130 bytes at most."
+/// "login-per-ip: requests whose path is `/login` are limited to 5 per 1m for each ip (exact
+/// sliding log). Denies. A key takes about 130 bytes at most."
 pub(crate) fn describe(policy: &Policy, counted: Counted) -> String {
     let quota = policy.quota();
     let mut words = format!(
@@ -137,7 +138,8 @@ fn bytes(quota: &Quota) -> u64 {
     LOG_BYTES + if ring > LOG_BYTES_HERE { ring } else { 0 }
 }
 
-/// What a key takes in Redis when it is full, by the server's own count, if no single cost is above the limit.
+/// What a key takes in Redis when it is full, by the server's own count, if no single cost is above
+/// the limit.
 fn redis_bytes(quota: &Quota) -> u64 {
     if quota.algorithm() != Algorithm::SlidingLog {
         return if is_compact(quota) { REDIS_COMPACT_BYTES } else { REDIS_COUNTERS_BYTES };
@@ -171,7 +173,8 @@ fn log_runs(quota: &Quota) -> u64 {
 fn run_bytes(quota: &Quota) -> u64 {
     let step =
         if is_exact(quota) { Duration::from_micros(1) } else { quota.window() / u32::from(quota.slots()) };
-    // A stamp tells apart the microseconds of a window and a step; a cost takes as many bytes as the limit.
+    // A stamp tells apart the microseconds of a window and a step; a cost takes as many bytes as
+    // the limit.
     let stamp = if (quota.window() + step).as_micros() < 1 << 32 { 4 } else { 6 };
     let cost = match quota.limit() {
         0..=1 => 0,
@@ -237,7 +240,8 @@ mod tests {
         }
     }
 
-    /// Whoever shares a limit must read what becomes of it when the store is away, and how large the server has to be.
+    /// Whoever shares a limit must read what becomes of it when the store is away, and how large
+    /// the server has to be.
     #[test]
     fn where_limits_are_shared_size_and_fallback_are_said() {
         for (keys, instances, words) in [
