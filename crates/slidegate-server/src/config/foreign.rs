@@ -4,7 +4,8 @@
 //! another, and the same number is seconds in one and milliseconds in another.
 
 use serde_json::Value as Json;
-use slidegate::{Algorithm, Quota};
+use slidegate::{Algorithm, Quota, format_window};
+use slidegate_envoy::Unit;
 use slidegate_envoy::yaml::{Node, Shown, Value};
 
 use super::values::safe_name;
@@ -135,16 +136,7 @@ fn first_limit<'f>(descriptors: &'f Node, path: &mut Vec<(&'f str, Option<&'f st
 /// is both.
 fn as_policy(limit: &Node, path: &[(&str, Option<&str>)], shadow: bool) -> Option<String> {
     let per_unit = whole(limit.get("requests_per_unit")?)?;
-    let window = match plain(limit.get("unit")?.scalar()?).as_str() {
-        "second" => "1s",
-        "minute" => "1m",
-        "hour" => "1h",
-        "day" => "1d",
-        "week" => "1w",
-        "month" => "30d",
-        "year" => "365d",
-        _ => return None,
-    };
+    let window = format_window(Unit::from_name(limit.get("unit")?.scalar()?)?.window());
     let is_pattern = |value: &str| value.contains('*');
     let name = path.iter().map(|(key, _)| *key).collect::<Vec<_>>().join("-");
     let conditions: Vec<_> = path.iter().filter_map(|(key, value)| Some((quoted(key), (*value)?))).collect();

@@ -23,6 +23,7 @@ pub(crate) struct QuotaSpec {
     /// The window's length, 1 ms to 366 days.
     pub(crate) window: Option<Window>,
     /// How cost is counted: `sliding-log`, the default of a policy, is exact.
+    #[schemars(extend("enum" = ["sliding-log", "sliding-window", "fixed-window", "token-bucket"]))]
     pub(crate) algorithm: Option<Parsed<Algorithm>>,
     /// What a token bucket admits at once. The limit, unless given.
     #[schemars(range(min = 1))]
@@ -164,8 +165,7 @@ impl Text for Quota {
 
 impl Text for Algorithm {
     const FORM: Form =
-        Form::of::<Self>("algorithm", "`sliding-log`, `sliding-window`, `fixed-window` or `token-bucket`")
-            .choices(&["sliding-log", "sliding-window", "fixed-window", "token-bucket"]);
+        Form::of::<Self>("algorithm", "`sliding-log`, `sliding-window`, `fixed-window` or `token-bucket`");
 
     fn parse(text: &str) -> Result<Self, String> {
         text.parse().map_err(|_| match foreign::algorithm(text) {

@@ -107,9 +107,6 @@ fn complete(schema: &mut Schema) {
     if !form.pattern.is_empty() {
         schema.insert("pattern".to_owned(), form.pattern.into());
     }
-    if !form.choices.is_empty() {
-        schema.insert("enum".to_owned(), form.choices.into());
-    }
     if form.is_secret {
         schema.insert("writeOnly".to_owned(), true.into());
     }

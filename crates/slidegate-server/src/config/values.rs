@@ -15,12 +15,10 @@ use slidegate::{RedisOptions, format_window, parse_window};
 pub(crate) struct Form {
     /// The schema's `format`.
     pub(super) name: &'static str,
-    /// What a valid text is. Errors put it after "must be". Empty if there are choices.
+    /// What a valid text is. Errors put it after "must be".
     pub(super) expected: &'static str,
     /// A regular expression that all valid texts match.
     pub(super) pattern: &'static str,
-    /// All valid texts, where they can be listed.
-    pub(super) choices: &'static [&'static str],
     /// Whether errors must not repeat the text.
     pub(super) is_secret: bool,
     /// The text to keep, or why it is invalid; empty where `expected` says it all.
@@ -38,15 +36,11 @@ impl Form {
         expected: &'static str,
         check: fn(&str) -> Result<String, String>,
     ) -> Self {
-        Self { name, expected, pattern: "", choices: &[], is_secret: false, check }
+        Self { name, expected, pattern: "", is_secret: false, check }
     }
 
     pub(super) const fn pattern(self, pattern: &'static str) -> Self {
         Self { pattern, ..self }
-    }
-
-    pub(super) const fn choices(self, choices: &'static [&'static str]) -> Self {
-        Self { choices, ..self }
     }
 
     /// The reason of a check in full.
