@@ -335,9 +335,15 @@ impl<S: Store> Gate<S> {
             let decision = self.store.apply_single(&charge);
             decisions.answers.push(Answer::of(&charge, decision));
         } else {
-            ready(self.fill(&mut decisions, None));
+            self.fill_now(&mut decisions);
         }
         decisions
+    }
+
+    /// Not inlined, so that the usual call with one charge has a small stack frame.
+    #[inline(never)]
+    fn fill_now(&self, decisions: &mut Decisions<'_>) {
+        ready(self.fill(decisions, None));
     }
 
     #[inline]
