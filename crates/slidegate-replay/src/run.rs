@@ -124,7 +124,7 @@ impl Replay {
             allowed: decisions.is_allowed(),
             policy: strictest.map(|decision| decision.policy().name()),
             key: strictest.map(|decision| decision.key().to_string()),
-            remaining: strictest.map(|decision| decision.remaining),
+            remaining: strictest.map(|decision| decision.remaining()),
             why: (self.options.explain)(strictest.as_ref()),
         };
         serde_json::to_writer(&mut *out, &line)?;
@@ -199,13 +199,13 @@ impl ReplayCounts {
         match self.denied_keys.get_mut(&key) {
             Some(known) => {
                 known.denied += 1;
-                known.last = decision.at;
+                known.last = decision.at();
             }
             None if full => self.denied_uncounted += 1,
             None => {
                 let why = explain(Some(decision));
                 self.denied_keys
-                    .insert(key, DeniedKey { denied: 1, first: decision.at, last: decision.at, why });
+                    .insert(key, DeniedKey { denied: 1, first: decision.at(), last: decision.at(), why });
             }
         }
     }

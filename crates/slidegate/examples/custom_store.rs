@@ -36,7 +36,7 @@ impl<C: Clock> MapStore<C> {
             let mut state = keys.remove(&name).unwrap_or_else(|| KeyState::new(quota));
             let decision = state.apply(quota, verb, cost, now);
             // A key without usage need not be kept.
-            if decision.used > 0 {
+            if decision.used() > 0 {
                 keys.insert(name, state);
             }
             decision
@@ -65,7 +65,7 @@ impl<C: Clock> Store for MapStore<C> {
         let removed = charges.iter().filter_map(|charge| Some((keys.remove(&name(charge))?, charge.quota())));
         // What has expired is no usage.
         Ok(removed.fold(false, |had_usage, (mut state, quota)| {
-            state.apply(quota, Verb::Peek, 0, now).used > 0 || had_usage
+            state.apply(quota, Verb::Peek, 0, now).used() > 0 || had_usage
         }))
     }
 
@@ -81,7 +81,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for _ in 0..3 {
         let decisions = gate.check(&alice);
         let strictest = decisions.strictest().expect("the policy applies to every user");
-        println!("{:?}: {} of {} used", decisions.verdict(), strictest.used, strictest.limit);
+        println!("{:?}: {} of {} used", decisions.verdict(), strictest.used(), strictest.limit());
     }
     Ok(())
 }

@@ -25,31 +25,17 @@ pub enum Verdict {
 /// let limiter = Limiter::new(Quota::per_minute(100));
 /// let decision = limiter.check("alice");
 /// assert!(decision.is_allowed());
-/// assert_eq!((decision.limit, decision.used, decision.remaining), (100, 1, 99));
+/// assert_eq!((decision.limit(), decision.used(), decision.remaining()), (100, 1, 99));
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Decision {
-    /// Allow or deny.
-    pub verdict: Verdict,
-    /// Most cost that a fresh key admits: the quota's limit, or the burst of a token bucket.
-    pub limit: u64,
-    /// Cost that counts now, including this request's if it was charged. Above `limit` after a
-    /// penalty or a lowered limit.
-    pub used: u64,
-    /// Cost still available after this request; unchanged by a denial. At most `limit`; 0 while the
-    /// key is blocked.
-    pub remaining: u64,
-    /// Cost that this call charged (check, penalize) or returned (refund). 0 for a peek, and for a
-    /// denial unless the policy counts denied requests ([`Excess::Count`](crate::Excess::Count)).
-    pub cost: u64,
-    /// Time of the decision, from which the waits count. In process it is the date by the machine's
-    /// wall clock as it was set then, see [`Clock::wall_time`](crate::Clock::wall_time); with a
-    /// shared store it is the server's time.
-    pub at: Timestamp,
-    /// Where the decision comes from.
-    pub source: DecisionSource,
-    /// Whether the key is blocked, so that every cost above 0 is denied.
+    pub(crate) verdict: Verdict,
+    pub(crate) limit: u64,
+    pub(crate) used: u64,
+    pub(crate) remaining: u64,
+    pub(crate) cost: u64,
+    pub(crate) at: Timestamp,
+    pub(crate) source: DecisionSource,
     pub(crate) is_blocked: bool,
     pub(crate) waits: Waits,
 }
@@ -153,6 +139,60 @@ impl Decision {
             self.verdict = Verdict::Deny;
             self.waits.retry_us = self.waits.reset_us;
         }
+    }
+
+    /// Allow or deny.
+    #[must_use]
+    #[inline]
+    pub fn verdict(&self) -> Verdict {
+        self.verdict
+    }
+
+    /// Most cost that a fresh key admits: the quota's limit, or the burst of a token bucket.
+    #[must_use]
+    #[inline]
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// Cost that counts now, including this request's if it was charged. Above `limit` after a
+    /// penalty or a lowered limit.
+    #[must_use]
+    #[inline]
+    pub fn used(&self) -> u64 {
+        self.used
+    }
+
+    /// Cost still available after this request; unchanged by a denial. At most `limit`; 0 while the
+    /// key is blocked.
+    #[must_use]
+    #[inline]
+    pub fn remaining(&self) -> u64 {
+        self.remaining
+    }
+
+    /// Cost that this call charged (check, penalize) or returned (refund). 0 for a peek, and for a
+    /// denial unless the policy counts denied requests ([`Excess::Count`](crate::Excess::Count)).
+    #[must_use]
+    #[inline]
+    pub fn cost(&self) -> u64 {
+        self.cost
+    }
+
+    /// Time of the decision, from which the waits count. In process it is the date by the machine's
+    /// wall clock as it was set then, see [`Clock::wall_time`](crate::Clock::wall_time); with a
+    /// shared store it is the server's time.
+    #[must_use]
+    #[inline]
+    pub fn at(&self) -> Timestamp {
+        self.at
+    }
+
+    /// Where the decision comes from.
+    #[must_use]
+    #[inline]
+    pub fn source(&self) -> DecisionSource {
+        self.source
     }
 
     /// Wait until the same cost fits: zero if it was allowed, `None` if it never fits.

@@ -44,7 +44,7 @@ pub use decisions::{Decisions, PolicyDecision};
 /// let strictest = again.strictest().unwrap();
 /// assert_eq!((strictest.policy().name(), strictest.key().to_string()), ("login", "alice".into()));
 /// // The denied request was charged nowhere.
-/// assert_eq!(gate.peek(&login).iter().next().unwrap().remaining, 99);
+/// assert_eq!(gate.peek(&login).iter().next().unwrap().remaining(), 99);
 /// # Ok::<(), slidegate::Error>(())
 /// ```
 ///
@@ -211,7 +211,7 @@ impl<S: Store> Gate<S> {
     /// let gate = Gate::new(PolicySet::new([Policy::new("per-user", Quota::per_minute(5))?.scope(["user"])])?);
     /// let request = Request::new().with("user", "alice");
     /// for _attempt in 0..3 {
-    ///     assert_eq!(gate.check_once(&request, "order-1001").strictest().unwrap().remaining, 4);
+    ///     assert_eq!(gate.check_once(&request, "order-1001").strictest().unwrap().remaining(), 4);
     /// }
     /// # Ok::<(), slidegate::Error>(())
     /// ```
@@ -278,7 +278,7 @@ impl<S: Store> Gate<S> {
     /// assert!(decisions.is_denied());
     /// let denied = decisions.strictest().unwrap();
     /// assert_eq!((denied.request(), denied.policy().name()), (1, "tokens"));
-    /// assert_eq!(gate.peek(&requests[0]).strictest().unwrap().used, 0);
+    /// assert_eq!(gate.peek(&requests[0]).strictest().unwrap().used(), 0);
     /// # Ok::<(), slidegate::Error>(())
     /// ```
     pub fn apply<'r>(
@@ -522,7 +522,7 @@ impl<S: ManagedStore> Gate<S> {
     /// gate.check(&alice);
     /// gate.check(&alice);
     /// let found = &gate.inspect(&alice)?[0];
-    /// assert_eq!((found.decision.used, found.charges.len(), found.forecast.len()), (2, 2, 2));
+    /// assert_eq!((found.decision.used(), found.charges.len(), found.forecast.len()), (2, 2, 2));
     /// assert_eq!(found.forecast[1].used, 0);
     /// # Ok::<(), slidegate::Error>(())
     /// ```

@@ -19,7 +19,7 @@ use crate::waiting::{Acquire, MaxWaiting, Queues};
 ///
 /// let limiter = Limiter::new(Quota::per_minute(100)); // exact sliding window, in memory
 /// if limiter.check("alice").is_denied() { /* 429 */ }
-/// # assert_eq!(limiter.peek("alice").remaining, 99);
+/// # assert_eq!(limiter.peek("alice").remaining(), 99);
 /// ```
 ///
 /// Keys are text or bytes of any length: up to 15 bytes are stored as they are, longer ones by a keyed hash.
@@ -71,7 +71,7 @@ impl Limiter {
     /// # async fn main() -> Result<(), slidegate::NotAcquired> {
     /// let limiter = Limiter::new(Quota::per_minute(100));
     /// let decision = limiter.acquire("alice").cost(3).deadline(Duration::from_secs(2)).await?;
-    /// assert_eq!(decision.remaining, 97);
+    /// assert_eq!(decision.remaining(), 97);
     ///
     /// let never = limiter.acquire("alice").cost(101).await.unwrap_err();
     /// assert_eq!(never.to_string(), "invalid cost 101: must be at most 100, the capacity of the quota; ask for less at once");
@@ -110,7 +110,7 @@ impl Limiter {
     /// ```
     /// # use slidegate::{Limiter, Quota};
     /// let limiter = Limiter::new(Quota::per_minute(10));
-    /// assert_eq!(limiter.check_cost("alice", 9).remaining, 1);
+    /// assert_eq!(limiter.check_cost("alice", 9).remaining(), 1);
     /// assert!(limiter.check_cost("alice", 5).is_denied());
     /// assert!(limiter.check_cost("alice", 1).is_allowed());
     /// assert_eq!(limiter.check_cost("alice", 11).retry_after(), None);
@@ -125,8 +125,8 @@ impl Limiter {
     /// ```
     /// # use slidegate::{Limiter, Quota};
     /// let limiter = Limiter::new(Quota::per_minute(10));
-    /// assert_eq!(limiter.peek("alice").remaining, 10);
-    /// assert_eq!(limiter.peek("alice").remaining, 10);
+    /// assert_eq!(limiter.peek("alice").remaining(), 10);
+    /// assert_eq!(limiter.peek("alice").remaining(), 10);
     /// ```
     pub fn peek(&self, key: impl AsRef<[u8]>) -> Decision {
         self.peek_cost(key, 1)
@@ -147,7 +147,7 @@ impl Limiter {
     /// let limiter = Limiter::new(Quota::per_minute(10));
     /// limiter.check_cost("alice", 4);
     /// let refunded = limiter.refund("alice", 6);
-    /// assert_eq!((refunded.cost, refunded.remaining), (4, 10));
+    /// assert_eq!((refunded.cost(), refunded.remaining()), (4, 10));
     /// ```
     pub fn refund(&self, key: impl AsRef<[u8]>, cost: u64) -> Decision {
         let decision = self.store.apply_one(Verb::Refund, key.as_ref(), cost);
@@ -164,7 +164,7 @@ impl Limiter {
     /// ```
     /// # use slidegate::{Limiter, Quota};
     /// let limiter = Limiter::new(Quota::per_minute(10));
-    /// assert_eq!(limiter.penalize("alice", 25).used, 25);
+    /// assert_eq!(limiter.penalize("alice", 25).used(), 25);
     /// assert!(limiter.check("alice").is_denied());
     /// ```
     pub fn penalize(&self, key: impl AsRef<[u8]>, cost: u64) -> Decision {
@@ -197,7 +197,7 @@ impl Limiter {
     /// let limiter = Limiter::new(Quota::per_minute(10));
     /// limiter.check_cost("alice", 10);
     /// limiter.configure(Quota::per_minute(12));
-    /// assert_eq!(limiter.peek("alice").remaining, 2);
+    /// assert_eq!(limiter.peek("alice").remaining(), 2);
     /// ```
     pub fn configure(&self, quota: Quota) {
         self.store.set_quota(quota);

@@ -26,9 +26,9 @@ pub(super) fn denial(denial: &Denial<'_>, why: String, wait: Option<Duration>) -
         ("key", text(one.key().to_string())),
         ("why", text(why)),
         ("reason", text(denial.reason().name())),
-        ("source", text(one.source.name())),
+        ("source", text(one.source().name())),
         ("descriptor", number(denial.descriptor as u64)),
-        ("limit", number(one.limit)),
+        ("limit", number(one.limit())),
         ("retry_after_ms", wait.map(millis_ceil).map_or(value(Kind::NullValue(0)), number)),
     ])
 }

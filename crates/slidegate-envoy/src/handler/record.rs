@@ -13,18 +13,18 @@ pub(super) fn statistics(statistics: &Statistics, batch: &Batch<'_>, decisions: 
     let mut is_degraded = false;
     for one in decisions.iter().filter(|one| one.verb() != Verb::Refund) {
         is_degraded |=
-            matches!(one.source, DecisionSource::Local | DecisionSource::Allow | DecisionSource::Deny);
+            matches!(one.source(), DecisionSource::Local | DecisionSource::Allow | DecisionSource::Deny);
         let Target::Limit { limit, .. } = &batch.targets[batch.descriptor(one.request())] else { continue };
         // `used` contains what was charged. Descriptors that share a key are each recorded as the
         // last one.
-        let charged = if one.cost > 0 { one.asked() } else { 0 };
+        let charged = if one.cost() > 0 { one.asked() } else { 0 };
         let hits = RecordedHits {
             hits: one.asked(),
-            before: one.used.saturating_sub(charged),
-            limit: one.limit,
+            before: one.used().saturating_sub(charged),
+            limit: one.limit(),
             is_over: is_over(&one),
             is_shadow: !one.policy().is_enforced(),
-            source: one.source,
+            source: one.source(),
         };
         limit.record(statistics, &hits);
     }

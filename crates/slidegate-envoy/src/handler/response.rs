@@ -183,16 +183,16 @@ fn status(target: &Target<'_>, one: &PolicyDecision<'_>, is_over: bool) -> Descr
     let code = if is_over && is_enforced { Code::OverLimit } else { Code::Ok };
     let (name, remaining) = match target {
         // A denied request leaves what remains, but envoyproxy/ratelimit reports 0.
-        Target::Limit { limit, .. } => (limit.rule.name.as_str(), if is_over { 0 } else { one.remaining }),
+        Target::Limit { limit, .. } => (limit.rule.name.as_str(), if is_over { 0 } else { one.remaining() }),
         // A shadow policy reports 0 if it would deny, although a smaller cost might fit.
-        _ => (one.policy().name(), if is_over && !is_enforced { 0 } else { one.remaining }),
+        _ => (one.policy().name(), if is_over && !is_enforced { 0 } else { one.remaining() }),
     };
     DescriptorStatus {
         code: code.into(),
         current_limit: Some(RateLimit {
             name: name.to_owned(),
             // Most often that of the policy; a key may have an override.
-            requests_per_unit: narrow(one.limit),
+            requests_per_unit: narrow(one.limit()),
             unit: unit_number(one.quota().window()),
         }),
         limit_remaining: narrow(remaining),

@@ -172,7 +172,7 @@ mod tests {
         for _ in 0..1000 {
             assert_eq!(attempts.password(Protocol::Resp, ALICE, || true), Ok(()));
         }
-        assert_eq!(attempts.failures.peek(group_key(ALICE)).used, 0);
+        assert_eq!(attempts.failures.peek(group_key(ALICE)).used(), 0);
     }
 
     /// An attacker must not get another budget per protocol or per address of one network.

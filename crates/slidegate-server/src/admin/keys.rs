@@ -198,17 +198,17 @@ fn used(found: &KeyUse) -> Value {
     let decision = &found.decision;
     let charges = joined(&found.charges)
         .into_iter()
-        .map(|run| json!({ "at_ms_ago": millis_ceil(decision.at - run.at), "cost": run.cost }));
+        .map(|run| json!({ "at_ms_ago": millis_ceil(decision.at() - run.at), "cost": run.cost }));
     let room =
         found.forecast.iter().map(|room| json!({ "in_ms": millis_ceil(room.after), "used": room.used }));
     json!({
         "policy": found.policy,
         "key": found.key,
-        "limit": decision.limit,
+        "limit": decision.limit(),
         "window_ms": millis_ceil(found.quota.window()),
         "algorithm": found.quota.algorithm().name(),
-        "used": decision.used,
-        "remaining": decision.remaining,
+        "used": decision.used(),
+        "remaining": decision.remaining(),
         "reason": decision.reason().map(Reason::name),
         "retry_after_ms": decision.retry_after().map(millis_ceil),
         "reset_after_ms": millis_ceil(decision.reset_after()),
@@ -358,7 +358,7 @@ impl Admin {
     async fn charge(&self, target: &KeyTarget, verb: Verb, cost: u64) -> Result<String, Problem> {
         let request = target.request(self).cost(cost);
         let decisions = self.app.call(Protocol::Http).apply(verb, std::slice::from_ref(&request)).await;
-        let moved = decisions.iter().next().map(|one| (one.cost, one.source));
+        let moved = decisions.iter().next().map(|one| (one.cost(), one.source()));
         if let Some(error) = decisions.error() {
             return Err(Problem::new(StatusCode::CONFLICT, format!("{error}; it was removed a moment ago")));
         }

@@ -35,7 +35,7 @@ pub(crate) fn of_key(decision: &PolicyDecision<'_>, key: &str) -> String {
         said.push_str("` was not counted");
     }
     if let Some(failure) = decision.store_failure() {
-        let fallback = decision.source.name();
+        let fallback = decision.source().name();
         write!(said, "; decided by fallback `{fallback}` ({failure})")
             .expect("writing to a String cannot fail");
     }
@@ -69,9 +69,9 @@ const USUAL: usize = 128;
 fn used(said: &mut String, intro: &str, decision: &PolicyDecision<'_>) {
     let mut digits = itoa::Buffer::new();
     said.push_str(intro);
-    said.push_str(digits.format(decision.used));
+    said.push_str(digits.format(decision.used()));
     said.push_str(" of ");
-    said.push_str(digits.format(decision.limit));
+    said.push_str(digits.format(decision.limit()));
     said.push_str(" per ");
     said.push_str(&format_window(decision.quota().window()));
 }
@@ -80,7 +80,7 @@ fn used(said: &mut String, intro: &str, decision: &PolicyDecision<'_>) {
 fn room(said: &mut String, decision: &PolicyDecision<'_>) {
     if decision.is_allowed() {
         said.push_str(", ");
-        said.push_str(itoa::Buffer::new().format(decision.remaining));
+        said.push_str(itoa::Buffer::new().format(decision.remaining()));
         said.push_str(" remain");
         return;
     }

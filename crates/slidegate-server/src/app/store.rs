@@ -287,7 +287,7 @@ impl Health {
     fn record(&self, decisions: &Decisions<'_>) {
         let (mut answered, mut fell_back) = (false, false);
         for decision in decisions.iter() {
-            match decision.source {
+            match decision.source() {
                 DecisionSource::Store => answered = true,
                 // Says nothing about the current state of the store.
                 DecisionSource::CachedDenial => {}

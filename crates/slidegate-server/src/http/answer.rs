@@ -44,7 +44,7 @@ impl Json {
                 self.text("policy", one.policy().name());
                 self.text("key", key);
                 self.text("why", &explanation::of_key(one, key));
-                self.number("limit", one.limit);
+                self.number("limit", one.limit());
                 self.outcome(one);
             }
             _ => {
@@ -98,7 +98,7 @@ impl Json {
         self.text("key", key);
         self.flag("allowed", one.is_allowed());
         self.flag("enforced", one.policy().is_enforced());
-        self.number("limit", one.limit);
+        self.number("limit", one.limit());
         self.number("window_ms", millis_ceil(one.quota().window()));
         self.outcome(one);
         self.0.push(b'}');
@@ -106,12 +106,12 @@ impl Json {
 
     /// The numbers, the source, and the reason of a denial.
     fn outcome(&mut self, one: &PolicyDecision<'_>) {
-        self.number("used", one.used);
-        self.number("remaining", one.remaining);
-        self.number("cost", one.cost);
+        self.number("used", one.used());
+        self.number("remaining", one.remaining());
+        self.number("cost", one.cost());
         self.number("retry_after_ms", one.retry_after().map(millis_ceil));
         self.number("reset_after_ms", millis_ceil(one.reset_after()));
-        self.text("source", one.source.name());
+        self.text("source", one.source().name());
         if let Some(reason) = one.reason() {
             self.text("reason", reason.name());
         }

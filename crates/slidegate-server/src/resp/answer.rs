@@ -78,9 +78,9 @@ fn decision_fields(allowed: bool, one: &PolicyDecision<'_>, reply: &mut Reply<'_
     reply.field("allowed");
     reply.boolean(allowed);
     reply.field("limit");
-    reply.int(one.limit);
+    reply.int(one.limit());
     reply.field("remaining");
-    reply.int(one.remaining);
+    reply.int(one.remaining());
     reply.field("retry_after_ms");
     match one.retry_after() {
         Some(wait) => reply.int(millis_ceil(wait)),
@@ -89,7 +89,7 @@ fn decision_fields(allowed: bool, one: &PolicyDecision<'_>, reply: &mut Reply<'_
     reply.field("reset_after_ms");
     reply.int(millis_ceil(one.reset_after()));
     reply.field("source");
-    reply.simple(one.source.name());
+    reply.simple(one.source().name());
     reply.field("reason");
     match (one.reason(), one.block()) {
         (None, _) => reply.null(),

@@ -113,8 +113,8 @@ impl ThrottleArguments {
         match self.dialect {
             Dialect::RedisCell => {
                 reply.int(u64::from(one.is_denied()));
-                reply.int(one.limit);
-                reply.int(one.remaining);
+                reply.int(one.limit());
+                reply.int(one.remaining());
                 match one.retry_after() {
                     Some(wait) if one.is_denied() => reply.int(secs_ceil(wait)),
                     _ => reply.never(),
@@ -123,8 +123,8 @@ impl ThrottleArguments {
             }
             Dialect::Throttlecrab => {
                 reply.int(u64::from(one.is_allowed()));
-                reply.int(one.limit);
-                reply.int(one.remaining);
+                reply.int(one.limit());
+                reply.int(one.remaining());
                 reply.int(self.crab_reset(one.reset_after()).as_secs());
                 match one.retry_after() {
                     Some(wait) => reply.int(wait.as_secs()),

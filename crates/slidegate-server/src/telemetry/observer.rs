@@ -269,7 +269,7 @@ impl Observer {
 
     /// Records the duration of a store call from `start` until now, if the store decided.
     pub(crate) fn record_store_call(&self, start: Timestamp, decisions: &Decisions<'_>) {
-        if self.options.metrics && decisions.iter().any(|one| one.source == DecisionSource::Store) {
+        if self.options.metrics && decisions.iter().any(|one| one.source() == DecisionSource::Store) {
             self.store_latency.add(self.clock.now() - start, 1);
         }
     }
@@ -443,24 +443,24 @@ impl CallRecorder<'_> {
         }
         match (verb, outcome) {
             (Verb::Check, Outcome::Deny | Outcome::ShadowDeny) => self.record_denial(policy, one, outcome),
-            (Verb::Check, Outcome::Allow) if top && one.cost > 0 => self.record_charge(policy, one),
+            (Verb::Check, Outcome::Allow) if top && one.cost() > 0 => self.record_charge(policy, one),
             _ => {}
         }
     }
 
     #[inline]
     fn record_charge(&self, policy: &PolicyCounters, one: &PolicyDecision<'_>) {
-        let decisions = self.counters.charges.weigh(one.at);
+        let decisions = self.counters.charges.weigh(one.at());
         if decisions > 0 {
             let weight = Weight { decisions, each: one.asked() };
             let Observer { top, redactor, .. } = self.observer;
-            top.add(policy.number, By::Used, one.key(), one.at, weight, redactor);
+            top.add(policy.number, By::Used, one.key(), one.at(), weight, redactor);
         }
     }
 
     fn record_denial(&self, policy: &PolicyCounters, one: &PolicyDecision<'_>, outcome: Outcome) {
         let Observer { options, events, top, redactor, .. } = self.observer;
-        let decisions = self.counters.denials.weigh(one.at);
+        let decisions = self.counters.denials.weigh(one.at());
         if decisions == 0 {
             events.leave_out();
             return;
@@ -468,7 +468,7 @@ impl CallRecorder<'_> {
         let key = one.key().to_string();
         if options.top {
             let weight = Weight { decisions, each: 1 };
-            top.add(policy.number, By::Denied, &key, one.at, weight, redactor);
+            top.add(policy.number, By::Denied, &key, one.at(), weight, redactor);
         }
         if options.events {
             events.record(self.protocol, one, &key, policy.keys_shown, outcome == Outcome::Deny);

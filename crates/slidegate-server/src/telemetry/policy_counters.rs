@@ -122,18 +122,18 @@ impl PolicyCounters {
         match (verb, outcome) {
             (Verb::Peek, _) => return,
             (Verb::Refund, _) => {
-                cells.cost_refunded.fetch_add(decision.cost, Relaxed);
+                cells.cost_refunded.fetch_add(decision.cost(), Relaxed);
                 return;
             }
             (Verb::Penalize, _) => {
-                cells.cost_allowed.fetch_add(decision.cost, Relaxed);
+                cells.cost_allowed.fetch_add(decision.cost(), Relaxed);
                 return;
             }
             // If another policy denied the request, nothing was charged here.
-            (Verb::Check, Outcome::Allow) if decision.cost > 0 => {
+            (Verb::Check, Outcome::Allow) if decision.cost() > 0 => {
                 // The decision's own cost is the sum over all requests of the call on this key.
                 cells.cost_allowed.fetch_add(asked, Relaxed);
-                if decision.used >= decision.limit - decision.limit / 5 {
+                if decision.used() >= decision.limit() - decision.limit() / 5 {
                     cells.near_limit.fetch_add(1, Relaxed);
                 }
             }
@@ -143,7 +143,7 @@ impl PolicyCounters {
             }
             (Verb::Check, Outcome::Allow | Outcome::ShadowDeny) => {}
         }
-        cells.checks[outcome as usize][index_of(decision.source)].fetch_add(1, Relaxed);
+        cells.checks[outcome as usize][index_of(decision.source())].fetch_add(1, Relaxed);
     }
 
     /// Checks with this outcome and source.

@@ -239,11 +239,11 @@ fn describe(span: &mut Span, one: &PolicyDecision<'_>, key: String) {
     let policy = one.policy();
     span.set_attribute(KeyValue::new("slidegate.policy", policy.name().to_owned()));
     span.set_attribute(KeyValue::new("slidegate.key", key));
-    span.set_attribute(KeyValue::new("slidegate.limit", number(one.limit)));
+    span.set_attribute(KeyValue::new("slidegate.limit", number(one.limit())));
     span.set_attribute(KeyValue::new("slidegate.window_ms", number(millis_ceil(one.quota().window()))));
-    span.set_attribute(KeyValue::new("slidegate.remaining", number(one.remaining)));
+    span.set_attribute(KeyValue::new("slidegate.remaining", number(one.remaining())));
     span.set_attribute(KeyValue::new("slidegate.cost", number(one.asked())));
-    span.set_attribute(KeyValue::new("slidegate.source", one.source.name()));
+    span.set_attribute(KeyValue::new("slidegate.source", one.source().name()));
     span.set_attribute(KeyValue::new("slidegate.shadow", !policy.is_enforced()));
     if let Some(reason) = one.reason() {
         span.set_attribute(KeyValue::new("slidegate.reason", reason.name()));

@@ -20,7 +20,7 @@ use crate::policy::{Policy, PolicySet};
 /// fn handler(request: http::Request<()>) -> String {
 ///     let limited = request.extensions().get::<Limited>();
 ///     match limited.and_then(Limited::strictest) {
-///         Some((policy, decision)) => format!("{} more under {}", decision.remaining, policy.name()),
+///         Some((policy, decision)) => format!("{} more under {}", decision.remaining(), policy.name()),
 ///         None => "no limit".into(),
 ///     }
 /// }

@@ -18,7 +18,7 @@ use crate::verb::Verb;
 /// let quota = Quota::per_minute(2);
 /// let mut alice = KeyState::new(&quota);
 /// let now = Timestamp::from_secs(1_800_000_000);
-/// assert_eq!(alice.apply(&quota, Verb::Check, 2, now).used, 2);
+/// assert_eq!(alice.apply(&quota, Verb::Check, 2, now).used(), 2);
 /// assert!(alice.apply(&quota, Verb::Check, 1, now).is_denied());
 /// // Usage is kept under another quota.
 /// assert!(alice.apply(&Quota::per_minute(3), Verb::Check, 1, now).is_allowed());

@@ -47,11 +47,11 @@ fn a_blocked_key_keeps_its_limit_and_waits_for_the_rest_of_its_block() {
             assert!(decisions.is_denied(), "{algorithm}");
             let one = decisions.strictest().unwrap();
             assert_eq!(one.reason(), Some(Reason::Blocked));
-            assert_eq!((one.limit, one.used, one.remaining, one.cost), (5, 2, 0, 0), "{algorithm}");
+            assert_eq!((one.limit(), one.used(), one.remaining(), one.cost()), (5, 2, 0, 0), "{algorithm}");
             assert_eq!(one.retry_after(), Some(Duration::from_secs(599)));
             assert_eq!(one.frees_after(), Some(Duration::from_secs(599)));
             assert_eq!(one.reset_after(), Duration::from_secs(599));
-            assert_eq!(one.source, DecisionSource::Store);
+            assert_eq!(one.source(), DecisionSource::Store);
             let block = one.block().unwrap();
             assert_eq!((block.ends_at(), block.blocked_by()), (Some(START + TEN_MINUTES), Some("ops")));
             assert_eq!(one.quota().limit(), 5);
@@ -77,7 +77,7 @@ fn a_block_ends_by_itself_to_the_microsecond() {
     let decisions = gate.check(mallory(1));
     let one = decisions.strictest().unwrap();
     assert!(one.is_allowed() && !one.is_blocked());
-    assert_eq!((one.used, one.remaining, one.reason()), (1, 4, None));
+    assert_eq!((one.used(), one.remaining(), one.reason()), (1, 4, None));
 }
 
 /// A client that waits for `retry_after` must pass: a key that is also full waits for the later of
@@ -89,7 +89,7 @@ fn a_blocked_key_that_is_also_full_stays_blocked_and_waits_for_both() {
     gate.penalize(mallory(5));
     let denied = gate.check(mallory(1));
     let one = denied.strictest().unwrap();
-    assert_eq!((one.reason(), one.used), (Some(Reason::Blocked), 5));
+    assert_eq!((one.reason(), one.used()), (Some(Reason::Blocked), 5));
     assert_eq!(one.retry_after(), Some(Duration::from_secs(60)));
     clock.advance(Duration::from_secs(10));
     assert_eq!(gate.check(mallory(1)).strictest().unwrap().reason(), Some(Reason::OverLimit));
@@ -104,7 +104,7 @@ fn a_block_for_ever_has_no_wait() {
     let decisions = gate.check(mallory(1));
     let one = decisions.strictest().unwrap();
     assert_eq!((one.retry_after(), one.frees_after()), (None, None));
-    assert_eq!((one.limit, one.block().unwrap().ends_at()), (5, None));
+    assert_eq!((one.limit(), one.block().unwrap().ends_at()), (5, None));
     let headers = HeaderOptions::default().headers(&decisions);
     assert!(headers.contains(&("ratelimit", r#""per-user";r=0"#.into())), "{headers:?}");
     assert!(!headers.iter().any(|(name, _)| *name == "retry-after"));
@@ -138,7 +138,7 @@ fn a_blocked_key_denies_the_request_and_no_policy_is_charged() {
         let decisions = gate.check(mallory(1));
         assert!(decisions.is_denied());
         assert_eq!(decisions.strictest().unwrap().policy().name(), "per-user");
-        let used: Vec<_> = decisions.iter().map(|one| (one.used, one.cost, one.is_denied())).collect();
+        let used: Vec<_> = decisions.iter().map(|one| (one.used(), one.cost(), one.is_denied())).collect();
         assert_eq!(used, [(0, 0, false), (0, 0, true), (0, 0, false)]);
     }
 }
@@ -155,8 +155,8 @@ fn a_block_in_a_shadow_policy_denies_nothing() {
             .iter()
             .map(|one| *one.decision())
             .collect::<Vec<_>>();
-        assert_eq!((decisions[0].reason(), decisions[0].used), (Some(Reason::Blocked), 0));
-        assert_eq!((decisions[1].reason(), decisions[1].used), (None, used));
+        assert_eq!((decisions[0].reason(), decisions[0].used()), (Some(Reason::Blocked), 0));
+        assert_eq!((decisions[1].reason(), decisions[1].used()), (None, used));
     }
     let decisions = gate.check(mallory(1));
     assert!(decisions.is_denied());
@@ -171,13 +171,13 @@ fn refunds_penalties_and_free_requests_work_on_a_blocked_key() {
     let moved = |decisions: slidegate::Decisions<'_>| {
         let one = decisions.strictest().unwrap();
         assert!(decisions.is_allowed() && one.is_blocked());
-        (one.cost, one.used, one.remaining)
+        (one.cost(), one.used(), one.remaining())
     };
     assert_eq!(moved(gate.penalize(mallory(4))), (4, 4, 0));
     assert_eq!(moved(gate.refund(mallory(1))), (1, 3, 0));
     assert_eq!(moved(gate.check(mallory(0))), (0, 3, 0));
     let found = &gate.inspect(mallory(1)).unwrap()[0];
-    assert_eq!((found.decision.reason(), found.decision.used), (Some(Reason::Blocked), 3));
+    assert_eq!((found.decision.reason(), found.decision.used()), (Some(Reason::Blocked), 3));
     assert!(gate.reset(mallory(1)).unwrap());
     assert!(gate.check(mallory(1)).is_denied());
 }
@@ -192,12 +192,12 @@ fn lifting_a_block_brings_back_the_keys_own_limit_and_usage() {
     gate.configure(PolicySet::new([own.clone().with_block(["mallory"], ten_minutes())]).unwrap()).unwrap();
     let decisions = gate.check(mallory(1));
     let one = decisions.strictest().unwrap();
-    assert_eq!((one.limit, one.used, one.reason()), (9, 1, Some(Reason::Blocked)));
+    assert_eq!((one.limit(), one.used(), one.reason()), (9, 1, Some(Reason::Blocked)));
     gate.configure(PolicySet::new([own]).unwrap()).unwrap();
     let decisions = gate.check(mallory(1));
     let one = decisions.strictest().unwrap();
     assert!(one.is_allowed());
-    assert_eq!((one.limit, one.used), (9, 2));
+    assert_eq!((one.limit(), one.used()), (9, 2));
 }
 
 /// A request that never fits does not fit after the block either.

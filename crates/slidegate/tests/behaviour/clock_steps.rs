@@ -282,7 +282,7 @@ fn a_small_step_lengthens_the_wait_by_itself() {
         stepping.back(300_000);
         let after = stepping.limiter.check("key");
         assert_eq!(after.retry_after().map(micros), Some(before + 300_000), "{algorithm}");
-        assert_eq!((after.used, after.remaining), (10, 0), "{algorithm}");
+        assert_eq!((after.used(), after.remaining()), (10, 0), "{algorithm}");
     }
 }
 

@@ -47,7 +47,7 @@ fn threads_on_one_key_share_exactly_the_limit() {
                 (0..each).map(|_| u64::from(limiter.check("key").is_allowed())).sum()
             });
             assert_eq!(admitted, limit, "{algorithm}: {threads} threads");
-            assert_eq!(limiter.peek("key").used, limit, "{algorithm}: {threads} threads");
+            assert_eq!(limiter.peek("key").used(), limit, "{algorithm}: {threads} threads");
         }
     }
 }
@@ -88,7 +88,7 @@ fn threads_on_the_system_clock_share_exactly_the_limit() {
         let admitted = sum_over_threads(THREADS, |nth| {
             let cost = 1 + nth % 3;
             let asks = 2 * 5000 / THREADS;
-            (0..asks).map(|_| limiter.check_cost("key", cost).cost).sum()
+            (0..asks).map(|_| limiter.check_cost("key", cost).cost()).sum()
         });
         assert_eq!(admitted, 5000, "{algorithm}");
     }
@@ -103,13 +103,13 @@ fn what_threads_charge_and_give_back_adds_up() {
         let limiter = Limiter::with_store(quota, store);
         let net = sum_over_threads(THREADS, |nth| {
             (0..2000).fold(0, |net: u64, n| match (n + nth) % 4 {
-                0 => net + limiter.penalize("key", 3).cost,
+                0 => net + limiter.penalize("key", 3).cost(),
                 // Two of the five that this thread has charged: there is always as much to refund.
-                1 if n >= 4 => net - limiter.refund("key", 2).cost,
-                _ => net + limiter.check_cost("key", 1).cost,
+                1 if n >= 4 => net - limiter.refund("key", 2).cost(),
+                _ => net + limiter.check_cost("key", 1).cost(),
             })
         });
-        assert_eq!(limiter.peek("key").used, net, "{algorithm}");
+        assert_eq!(limiter.peek("key").used(), net, "{algorithm}");
     }
 }
 
@@ -149,10 +149,10 @@ fn overlapping_policies_charge_all_or_none_and_never_wait_for_each_other() {
                 let cost = 1 + n % 3;
                 let request = Request::new().with("user", NAMES[user]).with("path", NAMES[path]).cost(cost);
                 let decisions = gate.check(&request);
-                let charged = decisions.iter().filter(|one| one.cost > 0).count();
+                let charged = decisions.iter().filter(|one| one.cost() > 0).count();
                 if decisions.is_allowed() {
                     let enforced = decisions.iter().filter(|one| one.policy().is_enforced());
-                    assert!(enforced.map(|one| one.cost).all(|charged| charged == cost));
+                    assert!(enforced.map(|one| one.cost()).all(|charged| charged == cost));
                     allowed[user][path].fetch_add(cost, Ordering::Relaxed);
                 } else {
                     assert_eq!(charged, 0);
@@ -177,11 +177,11 @@ fn overlapping_policies_charge_all_or_none_and_never_wait_for_each_other() {
                         _ => sum(&[user], &every).min(WATCHED),
                     };
                     let name = one.policy().name();
-                    assert!(one.used <= one.limit, "{name}");
+                    assert!(one.used() <= one.limit(), "{name}");
                     if name == "watched" {
-                        assert!(one.used <= expected && one.used + 3 > expected, "{name}");
+                        assert!(one.used() <= expected && one.used() + 3 > expected, "{name}");
                     } else {
-                        assert_eq!(one.used, expected, "{name} of {}", one.key());
+                        assert_eq!(one.used(), expected, "{name} of {}", one.key());
                     }
                 }
             }

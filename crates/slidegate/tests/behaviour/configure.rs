@@ -53,9 +53,9 @@ fn a_shorter_window_frees_what_is_older() {
     clock.advance(secs(10));
     limiter.check("key");
     limiter.configure(per(3, secs(5)));
-    assert_eq!(limiter.peek("key").used, 1);
+    assert_eq!(limiter.peek("key").used(), 1);
     clock.advance(secs(5));
-    assert_eq!(limiter.peek("key").used, 0);
+    assert_eq!(limiter.peek("key").used(), 0);
 }
 
 /// A limit above the slots rounds stamps up, ahead of the clock; below them again, that is no step
@@ -107,9 +107,9 @@ fn limits_that_go_up_and_down_keep_every_charge() {
         for limit in [0, 1, 7, 8, 2000, 5, 10] {
             limiter.configure(Quota::per_minute(limit).with_algorithm(algorithm));
             let seen = limiter.peek("key");
-            assert_eq!((seen.limit, seen.used), (limit, 7), "{algorithm}");
+            assert_eq!((seen.limit(), seen.used()), (limit, 7), "{algorithm}");
             assert_eq!(
-                (seen.remaining, seen.is_allowed()),
+                (seen.remaining(), seen.is_allowed()),
                 (limit.saturating_sub(7), limit > 7),
                 "{algorithm}"
             );
@@ -128,7 +128,7 @@ fn another_limit_alone_leaves_the_weights_and_waits_of_what_was_charged() {
         limiter.check_cost("key", 3);
         let seen = || {
             let seen = limiter.peek("key");
-            (seen.used, seen.frees_after(), seen.reset_after())
+            (seen.used(), seen.frees_after(), seen.reset_after())
         };
         let before = seen();
         // The rate at which a bucket drains is its limit: there only the burst changes.

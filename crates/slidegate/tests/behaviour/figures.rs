@@ -65,7 +65,7 @@ impl Trial {
     }
 
     fn used(&self) -> u64 {
-        self.limiter.peek("key").used
+        self.limiter.peek("key").used()
     }
 
     fn admitted_cost(&self) -> u64 {
@@ -207,7 +207,7 @@ fn two_counters_are_too_lenient_and_too_strict_as_drawn() {
             log.at(at).ask(100);
             window.at(at).ask(100);
         }
-        let remaining = |trial: &mut Trial| trial.at(at).limiter.peek("key").remaining;
+        let remaining = |trial: &mut Trial| trial.at(at).limiter.peek("key").remaining();
         room.push((remaining(&mut log), remaining(&mut window)));
     }
     assert_eq!(room, [(0, 0), (100, 0), (100, 50), (100, 100)]);
@@ -231,9 +231,9 @@ fn near_the_limit_two_counters_decide_otherwise_as_often_as_the_table_says() {
             let (mut differ, mut wrong) = (0_u32, 0_u32);
             let arrivals = Random(1).arrivals(per_minute, burst, minutes);
             for &at in &arrivals {
-                let decided = window.at(at).ask(1).verdict;
-                differ += u32::from(log.at(at).ask(1).verdict != decided);
-                wrong += u32::from(judge.at(at).limiter.peek("key").verdict != decided);
+                let decided = window.at(at).ask(1).verdict();
+                differ += u32::from(log.at(at).ask(1).verdict() != decided);
+                wrong += u32::from(judge.at(at).limiter.peek("key").verdict() != decided);
                 if decided == slidegate::Verdict::Allow {
                     judge.limiter.penalize("key", 1);
                 }
@@ -372,22 +372,22 @@ fn a_refund_takes_the_oldest_of_a_log_and_no_more_than_counts() {
     };
     let mut log = two();
     let refunded = log.at(55 * SECOND).limiter.refund("key", 1);
-    assert_eq!((refunded.cost, refunded.used), (1, 1));
+    assert_eq!((refunded.cost(), refunded.used()), (1, 1));
     assert_eq!(refunded.reset_at(), Timestamp::from_micros(START + 110 * SECOND));
     page_says("what is left counts until 110 s");
 
     let mut log = two();
-    assert_eq!(log.at(61 * SECOND).limiter.refund("key", 1).used, 0);
+    assert_eq!(log.at(61 * SECOND).limiter.refund("key", 1).used(), 0);
     page_says("refunded at 61 s, the charge of 0 s removes that of 50 s");
 
     let mut fixed = Trial::new(hundred(FixedWindow));
     fixed.ask(7);
-    assert_eq!(fixed.at(MINUTE).limiter.refund("key", 7).cost, 0);
+    assert_eq!(fixed.at(MINUTE).limiter.refund("key", 7).cost(), 0);
     page_says("7 charged before a boundary and refunded after it refund 0");
 
     let mut bucket = Trial::new(hundred(TokenBucket));
     bucket.ask(7);
-    assert_eq!(bucket.at(3 * SECOND).limiter.refund("key", 7).cost, 2);
+    assert_eq!(bucket.at(3 * SECOND).limiter.refund("key", 7).cost(), 2);
     page_says("7 charged and refunded 3 s later refund 2");
 }
 

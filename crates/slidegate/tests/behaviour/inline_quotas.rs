@@ -17,7 +17,7 @@ fn policy(name: &str, quota: Quota) -> Policy {
 }
 
 fn used(gate: &Gate, request: &Request<'_>) -> u64 {
-    gate.peek(request).iter().next().expect("a policy applies").used
+    gate.peek(request).iter().next().expect("a policy applies").used()
 }
 
 /// Callers that name a policy have chosen: a condition meant for others must not lift the limit.
@@ -51,7 +51,7 @@ fn usage_is_kept_between_told_quotas_and_the_policys_own() {
         let (gate, _) = gate([policy("p", quota(5))]);
         let alice = || Request::new().with("user", "alice");
         assert!(gate.check(&alice().cost(4)).is_allowed());
-        let found = gate.check(&alice().quota(quota(3))).strictest().map(|one| (one.limit, one.used));
+        let found = gate.check(&alice().quota(quota(3))).strictest().map(|one| (one.limit(), one.used()));
         assert_eq!(found, Some((3, 4)), "{algorithm}");
         assert!(gate.check(&alice().quota(quota(9)).cost(5)).is_allowed());
         assert_eq!(used(&gate, &alice()), 9, "{algorithm}");
@@ -87,11 +87,12 @@ fn several_requests_are_charged_all_or_none_at_their_own_costs() {
     assert_eq!((used(&gate, &of("a", 0)), used(&gate, &of("b", 0))), (0, 0));
     let both = [of("b", 5), of("a", 3)];
     let decisions = gate.apply_all(Verb::Check, &both);
-    let found: Vec<_> = decisions.iter().map(|one| (one.request(), one.policy().name(), one.used)).collect();
+    let found: Vec<_> =
+        decisions.iter().map(|one| (one.request(), one.policy().name(), one.used())).collect();
     assert_eq!(found, [(0, "b", 5), (1, "a", 3)]);
     let back = [of("a", 1), of("b", 2)];
     let given = gate.apply_all(Verb::Refund, &back);
-    assert_eq!(given.iter().map(|one| (one.cost, one.used)).collect::<Vec<_>>(), [(1, 2), (2, 3)]);
+    assert_eq!(given.iter().map(|one| (one.cost(), one.used())).collect::<Vec<_>>(), [(1, 2), (2, 3)]);
     assert!(gate.apply_all(Verb::Check, &[]).is_allowed());
 }
 
@@ -102,12 +103,12 @@ fn requests_that_meet_on_a_key_are_asked_together() {
     let of = |user, cost| Request::new().with("user", user).cost(cost);
     let three = [of("alice", 3), of("bob", 1), of("alice", 3)];
     let decisions = gate.apply_all(Verb::Check, &three);
-    let denied: Vec<_> = decisions.iter().map(|one| (one.request(), one.is_denied(), one.used)).collect();
+    let denied: Vec<_> = decisions.iter().map(|one| (one.request(), one.is_denied(), one.used())).collect();
     assert_eq!(denied, [(0, true, 0), (1, false, 0), (2, true, 0)]);
     let three = [of("alice", 3), of("bob", 1), of("alice", 2)];
     let decisions = gate.apply_all(Verb::Check, &three);
     assert_eq!(
-        decisions.iter().map(|one| (one.request(), one.used)).collect::<Vec<_>>(),
+        decisions.iter().map(|one| (one.request(), one.used())).collect::<Vec<_>>(),
         [(0, 5), (1, 1), (2, 5)]
     );
 }
@@ -125,13 +126,13 @@ fn charged_excess_is_admitted_once_and_waited_out() {
         let over = gate.check(&many);
         let over = over.strictest().unwrap();
         assert_eq!(
-            (over.is_allowed(), over.used, over.remaining, over.cost),
+            (over.is_allowed(), over.used(), over.remaining(), over.cost()),
             (true, 20, 0, 11),
             "{algorithm}"
         );
         let denied = gate.check(&many);
         let denied = denied.strictest().unwrap();
-        assert_eq!((denied.is_denied(), denied.used, denied.cost), (true, 20, 0), "{algorithm}");
+        assert_eq!((denied.is_denied(), denied.used(), denied.cost()), (true, 20, 0), "{algorithm}");
         let wait = denied.retry_after().expect("a token fits again");
         assert!(gate.check(&of("tokens", 0)).is_allowed(), "zero means zero");
         clock.advance(wait.checked_sub(Duration::from_micros(1)).unwrap());
@@ -158,7 +159,7 @@ fn counted_denials_are_charged_whoever_denies_and_waited_out() {
         let denied = gate.check(&many);
         let denied = denied.strictest().unwrap();
         assert_eq!(
-            (denied.is_denied(), denied.used, denied.remaining, denied.cost),
+            (denied.is_denied(), denied.used(), denied.remaining(), denied.cost()),
             (true, 12, 0, 5),
             "{algorithm}"
         );

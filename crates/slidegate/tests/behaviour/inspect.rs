@@ -34,7 +34,7 @@ fn a_log_shows_every_charge_that_counts_and_when_it_is_free_again() {
     let found = gate.inspect(&alice(1)).unwrap().remove(0);
     assert_eq!((found.policy.as_str(), found.key.as_str()), ("per-user", "alice"));
     assert_eq!(seconds(&found), [(0, 3), (10, 2), (20, 5)]);
-    assert_eq!((found.decision.used, found.decision.is_denied()), (10, true));
+    assert_eq!((found.decision.used(), found.decision.is_denied()), (10, true));
     assert_eq!(found.decision.retry_after(), Some(Duration::from_secs(30)));
     let room: Vec<_> = found.forecast.iter().map(|room| (room.after.as_secs(), room.used)).collect();
     let expected = [(30, 9), (30, 8), (30, 7), (40, 6), (40, 5), (50, 4), (50, 3), (50, 2), (50, 1), (50, 0)];
@@ -42,7 +42,7 @@ fn a_log_shows_every_charge_that_counts_and_when_it_is_free_again() {
     clock.advance(Duration::from_secs(30));
     assert_eq!(seconds(&gate.inspect(&alice(1)).unwrap()[0]), [(10, 2), (20, 5)]);
     let nobody = gate.inspect(&Request::new().with("user", "nobody")).unwrap().remove(0);
-    assert_eq!((nobody.decision.used, nobody.charges.len(), nobody.forecast.len()), (0, 0, 0));
+    assert_eq!((nobody.decision.used(), nobody.charges.len(), nobody.forecast.len()), (0, 0, 0));
     assert!(gate.inspect(&Request::new()).unwrap().is_empty());
 }
 
@@ -60,8 +60,8 @@ fn counters_show_the_sums_that_they_keep() {
         clock.advance(Duration::from_secs(75));
         assert!(gate.check(&alice(2)).is_allowed());
         let found = gate.inspect(&alice(0)).unwrap().remove(0);
-        assert_eq!((seconds(&found), found.decision.used), (charges, used), "{algorithm}");
-        assert_eq!(found.decision.used, gate.peek(&alice(0)).strictest().unwrap().used);
+        assert_eq!((seconds(&found), found.decision.used()), (charges, used), "{algorithm}");
+        assert_eq!(found.decision.used(), gate.peek(&alice(0)).strictest().unwrap().used());
         let last = found.forecast.last().unwrap();
         assert_eq!((last.used, last.after), (0, found.decision.reset_after()), "{algorithm}");
     }
@@ -76,9 +76,9 @@ fn looking_changes_nothing() {
     let alice = Request::new().with("user", "alice");
     for _ in 0..2 {
         let found = gate.inspect(&alice).unwrap().remove(0);
-        assert_eq!((found.quota, found.decision.used), (Quota::per_hour(3), 1));
+        assert_eq!((found.quota, found.decision.used()), (Quota::per_hour(3), 1));
     }
-    assert_eq!(gate.check(&inline).strictest().unwrap().used, 2);
+    assert_eq!(gate.check(&inline).strictest().unwrap().used(), 2);
 }
 
 /// Operators change one thing of a policy, and everything else must stay as it was configured.
@@ -96,7 +96,10 @@ fn a_policy_is_changed_in_one_thing_at_a_time() {
     let gate = Gate::new(PolicySet::new([policy.clone(), policy.renamed("q").unwrap()]).unwrap());
     let limit = |text: &str| {
         let request = Request::new().with("ip", address(text));
-        gate.peek(&request).iter().map(|one| (one.policy().name().to_owned(), one.limit)).collect::<Vec<_>>()
+        gate.peek(&request)
+            .iter()
+            .map(|one| (one.policy().name().to_owned(), one.limit()))
+            .collect::<Vec<_>>()
     };
     assert_eq!(limit("2001:db8::3"), [("p".to_owned(), 9), ("q".to_owned(), 9)]);
     assert_eq!(limit("192.0.2.1")[0].1, 8);

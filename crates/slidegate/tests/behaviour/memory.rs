@@ -78,7 +78,7 @@ fn a_flood_of_new_keys_does_not_reset_busy_ones() {
             }
             fill(&limiter, "flood", 30_000);
             // To the last one: among the places looked at there is always one of the flood.
-            let lost = (0..busy).filter(|key| limiter.peek(format!("busy-{key}")).used == 0).count();
+            let lost = (0..busy).filter(|key| limiter.peek(format!("busy-{key}")).used() == 0).count();
             assert_eq!(lost, 0, "{quota:?}: of {busy} in {max_keys}");
             assert!(limiter.stats().dropped >= 30_000 - max_keys as u64, "{quota:?}");
         }
@@ -95,7 +95,7 @@ fn a_store_that_is_nearly_full_of_busy_keys_loses_one_to_two_hundred_new_ones_at
         limiter.check_cost(format!("busy-{key}"), 6);
     }
     fill(&limiter, "flood", 10_000);
-    let lost = (0..9000).filter(|key| limiter.peek(format!("busy-{key}")).used == 0).count();
+    let lost = (0..9000).filter(|key| limiter.peek(format!("busy-{key}")).used() == 0).count();
     assert!(lost <= 10_000 / 200, "{lost} of 9000 to 10000 new ones");
 }
 
@@ -143,8 +143,9 @@ fn dropped_is_the_number_of_keys_that_were_lost() {
     fill(&limiter, "counting", 800);
     clock.advance(Duration::from_secs(4));
     fill(&limiter, "new", 600);
-    let counts =
-        |name: &str, keys: usize| (0..keys).filter(|n| limiter.peek(format!("{name}-{n}")).used == 1).count();
+    let counts = |name: &str, keys: usize| {
+        (0..keys).filter(|n| limiter.peek(format!("{name}-{n}")).used() == 1).count()
+    };
     let lost = 800 - counts("counting", 800) + 600 - counts("new", 600);
     assert_eq!(limiter.stats().dropped, lost as u64);
     assert!(lost >= 400, "{lost}");
@@ -193,7 +194,7 @@ fn a_sweep_empties_a_store_in_which_nothing_counts() {
         clock.advance(Duration::from_secs(122));
         assert_eq!((limiter.sweep(50_000), limiter.stats().keys), (7000, 0), "{quota:?}");
         assert_eq!(limiter.stats().dropped, 0, "{quota:?}");
-        assert_eq!(limiter.check("key-1").remaining, 4, "{quota:?}");
+        assert_eq!(limiter.check("key-1").remaining(), 4, "{quota:?}");
     }
 }
 
@@ -250,11 +251,11 @@ fn keys_of_any_bytes_and_length_never_meet() {
     for quota in each(Quota::per_hour(1_000_000)) {
         let (limiter, _) = limiter(quota, 10_000);
         for (n, key) in keys.iter().enumerate() {
-            assert_eq!(limiter.check_cost(key, n as u64 + 1).used, n as u64 + 1, "{key:?}");
+            assert_eq!(limiter.check_cost(key, n as u64 + 1).used(), n as u64 + 1, "{key:?}");
         }
         assert_eq!(limiter.stats().keys, keys.len(), "{quota:?}");
         for (n, key) in keys.iter().enumerate() {
-            assert_eq!(limiter.peek(key).used, n as u64 + 1, "{key:?}");
+            assert_eq!(limiter.peek(key).used(), n as u64 + 1, "{key:?}");
         }
     }
 }
@@ -272,7 +273,7 @@ fn keys_of_several_parts_never_meet() {
             let request = Request::new().with("a", a.as_slice()).with("b", b.as_slice());
             let decisions = gate.check(&request);
             let strictest = decisions.strictest().unwrap();
-            assert_eq!(strictest.used, 1, "{a:?} {b:?}");
+            assert_eq!(strictest.used(), 1, "{a:?} {b:?}");
             assert!(texts.insert(strictest.key().to_string()), "{a:?} {b:?} look like another");
         }
     }
@@ -323,7 +324,7 @@ fn a_policy_is_reset_in_steps_under_every_algorithm_and_no_other_policy() {
         assert!(steps >= 5, "{steps} of about 1000 keys each");
         assert_eq!(gate.store().stats().keys, 10_000);
         let used: Vec<_> =
-            gate.peek(&Request::new().with("user", "user-1")).iter().map(|one| one.used).collect();
+            gate.peek(&Request::new().with("user", "user-1")).iter().map(|one| one.used()).collect();
         assert_eq!(used, [0, 1], "{quota}");
         assert_eq!(
             (gate.reset_policy("b"), gate.reset_policy("b"), gate.store().stats().keys),

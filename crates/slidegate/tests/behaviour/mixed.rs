@@ -309,7 +309,7 @@ proptest! {
             let decisions = gate.apply(&requests);
             let answers: Vec<Answer> = decisions
                 .iter()
-                .map(|one| (one.request(), one.position(), one.verdict, one.used, one.cost))
+                .map(|one| (one.request(), one.position(), one.verdict(), one.used(), one.cost()))
                 .collect();
             let (verdict, expected) = ledger.apply(limit, &call, now);
             prop_assert_eq!(&answers, &expected, "{:?}", call);
@@ -317,7 +317,7 @@ proptest! {
             for (policy, (name, ..)) in POLICIES.iter().enumerate() {
                 for key in KEYS.into_iter().chain(REFUSED_KEYS) {
                     let request = Request::new().with("key", key).under(name).cost(0);
-                    let used = gate.peek(&request).iter().next().unwrap().used;
+                    let used = gate.peek(&request).iter().next().unwrap().used();
                     prop_assert_eq!(used, ledger.used(policy, key, now), "{} {} after {:?}", name, key, call);
                 }
             }

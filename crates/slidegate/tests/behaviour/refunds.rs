@@ -90,7 +90,7 @@ proptest! {
                 }
                 Step::Refund(cost) => {
                     // Expired charges are not refunded.
-                    let given = limiter.refund("key", cost.min(held(&charges, now))).cost;
+                    let given = limiter.refund("key", cost.min(held(&charges, now))).cost();
                     take_back(&mut charges, now, given, meant);
                 }
             }
@@ -110,7 +110,7 @@ fn a_refund_takes_the_oldest_charge_of_a_log() {
     clock.advance(Duration::from_secs(50));
     limiter.check_cost("key", 5);
     let refunded = limiter.refund("key", 5);
-    assert_eq!((refunded.used, refunded.reset_after()), (5, Duration::from_secs(60)));
+    assert_eq!((refunded.used(), refunded.reset_after()), (5, Duration::from_secs(60)));
     limiter.refund("key", 2);
-    assert_eq!(limiter.peek("key").used, 3);
+    assert_eq!(limiter.peek("key").used(), 3);
 }

@@ -65,13 +65,13 @@ fn dates_are_right_from_the_correction_on_whichever_way_it_went() {
             let policies = PolicySet::new([Policy::new("per-user", quota).unwrap().scope(["user"])]).unwrap();
             let gate = Gate::with_memory(policies, clock.store());
             let request = Request::new().with("user", "alice");
-            assert_eq!(gate.check(&request).strictest().unwrap().at, Timestamp::from_secs(STARTED_S));
+            assert_eq!(gate.check(&request).strictest().unwrap().at(), Timestamp::from_secs(STARTED_S));
             clock.step(step);
             clock.pass(1);
             let decisions = gate.check(&request);
             let date = Timestamp::from_secs((STARTED_S + 1).checked_add_signed(step).unwrap());
             let decision = *decisions.strictest().unwrap().decision();
-            assert_eq!(decision.at, date, "{algorithm} after {step} s");
+            assert_eq!(decision.at(), date, "{algorithm} after {step} s");
             assert_eq!(decision.reset_at(), date + decision.reset_after());
             assert!(decision.reset_after() <= Duration::from_secs(120), "{decision:?}");
             let headers = HeaderOptions::default().headers(&decisions);
@@ -94,7 +94,7 @@ fn exact_limits_neither_open_nor_close_at_a_correction() {
             for _ in 0..130 {
                 let [one, other] = limiters.each_ref().map(|limiter| {
                     let decision = limiter.check("key");
-                    (decision.verdict, decision.used, decision.retry_after(), decision.reset_after())
+                    (decision.verdict(), decision.used(), decision.retry_after(), decision.reset_after())
                 });
                 assert_eq!(one, other, "{algorithm} after {step} s");
                 corrected.pass(1);
@@ -127,7 +127,7 @@ fn fixed_windows_align_to_the_corrected_date_within_one_window() {
         assert!(limiter.check("key").is_allowed(), "after {step} s");
         clock.pass(60);
         limiter.check_cost("key", 10);
-        let date = limiter.peek("key").at.as_micros() / 1_000_000;
+        let date = limiter.peek("key").at().as_micros() / 1_000_000;
         let to_border = Duration::from_secs(60 - date % 60);
         let denied = limiter.check("key");
         assert!(
@@ -171,7 +171,7 @@ fn charges_are_dated_by_the_corrected_clock() {
     let found = gate.inspect(&request).unwrap();
     let [charge] = found[0].charges[..] else { panic!("{found:?}") };
     assert_eq!(charge.at, Timestamp::from_secs(STARTED_S - 3600));
-    assert_eq!(found[0].decision.at - charge.at, Duration::from_secs(7));
+    assert_eq!(found[0].decision.at() - charge.at, Duration::from_secs(7));
 }
 
 /// A block ends at a date: when an operator corrects a wrong wall clock, the block goes by the

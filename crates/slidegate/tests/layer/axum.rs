@@ -45,7 +45,7 @@ async fn fetch_with(address: SocketAddr, method: &str, path: &str, line: &'stati
 
 /// The handler's view of the strictest policy.
 async fn left(limited: Limited) -> String {
-    let left = limited.iter().map(|(policy, one)| format!("{}:{}", policy.name(), one.remaining));
+    let left = limited.iter().map(|(policy, one)| format!("{}:{}", policy.name(), one.remaining()));
     left.collect::<Vec<_>>().join(" ")
 }
 
@@ -108,7 +108,7 @@ async fn handlers_can_ask_for_the_decision_and_the_client() {
     async fn show(limited: Limited, client: Resolved) -> String {
         let (policy, decision) = limited.strictest().unwrap();
         let client = client.addr.unwrap();
-        format!("{client} has {} of {} left under {}", decision.remaining, decision.limit, policy.name())
+        format!("{client} has {} of {} left under {}", decision.remaining(), decision.limit(), policy.name())
     }
     let (gate, _clock) = gate([policy("per-ip", "5/1m").scope(["ip"]), policy("everyone", "9/1m")]);
     let loopback = Trust::Networks(TrustedProxies::new(["loopback"]).unwrap());
@@ -196,7 +196,7 @@ impl Drop for Dropping {
 }
 
 fn used(gate: &Gate) -> u64 {
-    gate.peek(&Request::new().with("ip", IpAddr::from([127, 0, 0, 1]))).strictest().unwrap().used
+    gate.peek(&Request::new().with("ip", IpAddr::from([127, 0, 0, 1]))).strictest().unwrap().used()
 }
 
 /// If a browser is closed or a load balancer gives up, the server drops the request.

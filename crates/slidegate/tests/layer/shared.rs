@@ -32,8 +32,8 @@ async fn used(gate: &SharedGate) -> u64 {
     let asked = Asked::new().with("ip", client);
     let peeked = gate.peek(&asked).await;
     let strictest = peeked.strictest().unwrap();
-    assert_eq!(strictest.source.name(), "store");
-    strictest.used
+    assert_eq!(strictest.source().name(), "store");
+    strictest.used()
 }
 
 /// Waits until the store reports this usage, with a generous bound.
@@ -178,7 +178,7 @@ async fn without_the_store_the_fallback_decides_and_says_so() {
     let gate = SharedGate::redis(policies, RedisOptions::new(&proxy.url()).unwrap()).unwrap();
     let found = service_fn(|request: Request<String>| async move {
         let limited = request.extensions().get::<Limited>().unwrap();
-        Ok::<_, Infallible>(Response::new(limited.strictest().unwrap().1.source.name().to_owned()))
+        Ok::<_, Infallible>(Response::new(limited.strictest().unwrap().1.source().name().to_owned()))
     });
     let mut service = RateLimitLayer::builder(gate).build().unwrap().layer(found);
     for (status, body) in [(200, "local"), (200, "local")] {

@@ -89,7 +89,7 @@ pub(crate) async fn check_cost(gate: &SharedGate, user: &str, cost: u64) -> Outc
     let took = begun.elapsed();
     assert!(took < HANGS, "decided after {took:?}: {:?}", gate.store().stats());
     let strictest = decisions.strictest().unwrap();
-    Outcome { allowed: decisions.is_allowed(), source: strictest.source, used: strictest.used, took }
+    Outcome { allowed: decisions.is_allowed(), source: strictest.source(), used: strictest.used(), took }
 }
 
 /// Why the store last did not answer.
@@ -109,8 +109,8 @@ pub(crate) async fn until_used(gate: &SharedGate, user: &str) -> Vec<u64> {
     for _ in 0..MAX_POLLS {
         let peeked = gate.peek(&request).await;
         let closed = gate.store().primary().nodes().iter().all(|node| node.breaker == BreakerState::Closed);
-        if closed && peeked.iter().all(|one| one.source == DecisionSource::Store) {
-            return peeked.iter().map(|one| one.used).collect();
+        if closed && peeked.iter().all(|one| one.source() == DecisionSource::Store) {
+            return peeked.iter().map(|one| one.used()).collect();
         }
         sleep(Duration::from_millis(10)).await;
     }

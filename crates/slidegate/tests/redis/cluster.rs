@@ -187,7 +187,7 @@ fn a_slot_on_its_way_fails_no_request_of_64_callers_for_keys_that_are_not_there(
                     let decisions = gate.check(&request).await;
                     let outcome = decisions.strictest().unwrap();
                     assert_eq!(
-                        (outcome.source, outcome.used),
+                        (outcome.source(), outcome.used()),
                         (DecisionSource::Store, 1),
                         "{:?}",
                         gate.store().stats()
@@ -294,7 +294,7 @@ fn a_denial_in_any_of_several_slots_leaves_the_other_policies_uncharged() {
                         assert_eq!((decisions.is_denied(), strictest.policy().name()), (true, denier));
                         for outcome in decisions.iter() {
                             assert_eq!(
-                                (outcome.source, outcome.cost),
+                                (outcome.source(), outcome.cost()),
                                 (DecisionSource::Store, 0),
                                 "round {round}: {decisions:?}"
                             );
@@ -344,8 +344,8 @@ fn denied_requests_that_count_are_counted_in_every_slot() {
                 assert!(decisions.is_denied());
                 for outcome in decisions.iter().filter(|outcome| outcome.policy().name() != denier) {
                     assert_eq!(
-                        (outcome.used, outcome.cost, outcome.is_denied()),
-                        (asked, 1, asked > outcome.limit),
+                        (outcome.used(), outcome.cost(), outcome.is_denied()),
+                        (asked, 1, asked > outcome.limit()),
                         "{denier} denies: {decisions:?}"
                     );
                 }
@@ -395,17 +395,17 @@ fn a_denial_in_one_slot_holds_although_another_does_not_answer() {
                 node.resume();
                 let outcome = decisions.iter().find(|one| one.policy().name() == denier).unwrap();
                 // A node that is silent may be asked first, and then nobody knows.
-                if outcome.source == DecisionSource::Store {
+                if outcome.source() == DecisionSource::Store {
                     assert!(
                         outcome.is_denied() && decisions.is_denied(),
                         "{denier}, {silent}: {decisions:?}"
                     );
                 }
                 if known {
-                    assert_eq!(outcome.source, DecisionSource::Store, "{denier}, {silent}: {decisions:?}");
+                    assert_eq!(outcome.source(), DecisionSource::Store, "{denier}, {silent}: {decisions:?}");
                     assert!(decisions.is_denied());
                     let other = decisions.iter().find(|one| one.policy().name() == silent).unwrap();
-                    assert_eq!(other.source, DecisionSource::Allow, "{denier}, {silent}: {decisions:?}");
+                    assert_eq!(other.source(), DecisionSource::Allow, "{denier}, {silent}: {decisions:?}");
                 }
                 until_used(&gate, user).await;
             }
@@ -517,7 +517,7 @@ fn hostile_ids_never_collide_nor_choose_their_slot() {
                     let request = Request::new().with("user", *id);
                     let decisions = gate.check(&request).await;
                     let outcome = decisions.strictest().unwrap();
-                    assert_eq!((outcome.source, outcome.used), (DecisionSource::Store, round), "{id:?}");
+                    assert_eq!((outcome.source(), outcome.used()), (DecisionSource::Store, round), "{id:?}");
                 }
             }
             let keys = masters(cluster).map(|node| node.admin(&["KEYS", &format!("sg1:{name}:*")]));
@@ -607,7 +607,7 @@ fn a_policy_is_reset_on_all_nodes_step_by_step() {
         assert!(steps > 6, "{steps} steps of 50 keys each");
         for user in &users {
             let request = Request::new().with("user", user);
-            let used: Vec<_> = gate.peek(&request).await.iter().map(|one| one.used).collect();
+            let used: Vec<_> = gate.peek(&request).await.iter().map(|one| one.used()).collect();
             assert_eq!(used, [0, 1]);
         }
         for node in masters {

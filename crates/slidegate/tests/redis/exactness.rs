@@ -224,7 +224,7 @@ fn a_client_of_the_other_tests() {
         // Every client is connected and has loaded its scripts before any of them begins.
         for gate in [&long, &short] {
             let request = Request::new().with("tenant", "t").with("user", "0");
-            assert!(gate.peek(&request).await.iter().all(|one| one.source == DecisionSource::Store));
+            assert!(gate.peek(&request).await.iter().all(|one| one.source() == DecisionSource::Store));
         }
         for requests in REQUESTS {
             round(&long, &tenant(mode, requests), Extent::Requests(requests)).await;
@@ -310,9 +310,9 @@ async fn ask(
         let sent = Instant::now();
         let decisions = gate.check(&request).await;
         let received = Instant::now();
-        assert!(decisions.iter().all(|one| is_by_store(one.source)), "{:?}", gate.store().stats());
+        assert!(decisions.iter().all(|one| is_by_store(one.source())), "{:?}", gate.store().stats());
         if decisions.is_allowed() {
-            let at: Vec<_> = decisions.iter().map(|one| one.at.as_micros()).collect();
+            let at: Vec<_> = decisions.iter().map(|one| one.at().as_micros()).collect();
             own.push((user, sent, received, [at[0], at[1]]));
             admitted.fetch_add(1, Ordering::Relaxed);
         } else {
@@ -383,8 +383,9 @@ fn judge_fixed(url: &str, mode: Mode, requests: u64, users: &[u64]) {
             }
         }
         for (user, admitted) in users.iter().enumerate() {
-            let used =
-                async || -> Vec<u64> { gate.peek(&request(user)).await.iter().map(|one| one.used).collect() };
+            let used = async || -> Vec<u64> {
+                gate.peek(&request(user)).await.iter().map(|one| one.used()).collect()
+            };
             while used().await != [WIDE, *admitted] {
                 assert!(start.elapsed() < HANGS, "user {user}: {:?} of {admitted}, {mode:?}", used().await);
                 sleep(Duration::from_millis(1)).await;
@@ -392,7 +393,7 @@ fn judge_fixed(url: &str, mode: Mode, requests: u64, users: &[u64]) {
             let request = request(user);
             let denied = gate.check(&request).await;
             assert!(!denied.is_allowed(), "user {user}, {mode:?}");
-            assert!(denied.iter().all(|one| is_by_store(one.source)), "{:?}", gate.store().stats());
+            assert!(denied.iter().all(|one| is_by_store(one.source())), "{:?}", gate.store().stats());
         }
     });
 }

@@ -368,7 +368,7 @@ async fn each_policy_answers_by_its_own_fallback_and_says_so() {
         let request = Request::new().with("user", "alice");
         let decisions = gate.check(&request).await;
         assert!(decisions.is_denied());
-        let outcome: Vec<_> = decisions.iter().map(|one| (one.source, one.is_allowed())).collect();
+        let outcome: Vec<_> = decisions.iter().map(|one| (one.source(), one.is_allowed())).collect();
         assert_eq!(
             outcome,
             [(DecisionSource::Local, true), (DecisionSource::Allow, true), (DecisionSource::Deny, false)]

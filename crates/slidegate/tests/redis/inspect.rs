@@ -89,7 +89,7 @@ async fn foreign_values_are_errors_that_name_the_key() {
     }
     for another in ["\u{11}another algorithm's", "\u{22}another"] {
         server.admin(&["SET", key, another]);
-        assert_eq!(shared.inspect(&alice).await.unwrap()[0].decision.used, 0);
+        assert_eq!(shared.inspect(&alice).await.unwrap()[0].decision.used(), 0);
     }
     let fixed = Request::new().with("user", "alice").under("fixed-window");
     let key = "sg1:fixed-window:alice";

@@ -106,11 +106,11 @@ async fn used(gate: &SharedGate, verb: Verb, cost: u64) -> Vec<u64> {
     let request = Request::new().with("user", "alice").cost(cost);
     let applied = gate.apply_all(verb, std::slice::from_ref(&request)).await;
     assert!(
-        applied.iter().all(|one| one.decision().source == DecisionSource::Store),
+        applied.iter().all(|one| one.decision().source() == DecisionSource::Store),
         "{:?}",
         gate.store().stats()
     );
-    applied.iter().map(|one| one.decision().used).collect()
+    applied.iter().map(|one| one.decision().used()).collect()
 }
 
 const FIXED: &str = "sg1:fixed-window:alice";
@@ -186,7 +186,7 @@ fn values_of_layout_1_are_counted_on_and_written_anew_when_they_are_charged() {
         let gate = counters(&server, Duration::from_secs(60));
         assert_eq!(used(&gate, Verb::Peek, 1).await, [7; 2]);
         let found = gate.inspect(&Request::new().with("user", "alice")).await.unwrap();
-        assert_eq!(found.iter().map(|found| found.decision.used).collect::<Vec<_>>(), [7; 2]);
+        assert_eq!(found.iter().map(|found| found.decision.used()).collect::<Vec<_>>(), [7; 2]);
         assert_eq!((stored(&server, FIXED), stored(&server, SLIDING)), (fixed, sliding));
         assert_eq!(used(&gate, Verb::Check, 1).await, [8; 2]);
         let head = |tag: u64| [(tag, 1), (60 << 2, 2), (end / 1_000_000, 4), (8, 5)];
@@ -246,7 +246,11 @@ fn twelve_empty_bytes_are_no_compact_value_under_any_window() {
                 conn.call(&[b"SET".as_slice(), key.as_bytes(), &[0; 12], b"PX", b"100000"]).unwrap();
                 let request = Request::new().with("user", "alice").under(policy);
                 let outcome = gate.check(&request).await;
-                assert_eq!(outcome.strictest().unwrap().source, DecisionSource::Local, "{policy} of {ms} ms");
+                assert_eq!(
+                    outcome.strictest().unwrap().source(),
+                    DecisionSource::Local,
+                    "{policy} of {ms} ms"
+                );
                 let failure = gate.store().stats().last_failure.unwrap();
                 assert!(failure.contains("is not of layout 1 or 2: its first byte is 0"), "{failure}");
                 assert_eq!(stored(&server, &key), [0; 12]);

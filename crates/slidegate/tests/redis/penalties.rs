@@ -81,10 +81,10 @@ fn penalties_of_any_size_close_a_key_for_two_windows_at_most_in_both_stores() {
                 let quota = Quota::new(LIMIT, WINDOW).unwrap().with_algorithm(algorithm);
                 let both = Both::of(quota);
                 let first = both.apply(Verb::Penalize, cost).await;
-                assert_eq!((first.cost, first.used), (quota.max_used(), quota.max_used()), "{algorithm}");
+                assert_eq!((first.cost(), first.used()), (quota.max_used(), quota.max_used()), "{algorithm}");
                 let second = both.apply(Verb::Penalize, cost).await;
-                assert_eq!((second.cost, second.used), (0, quota.max_used()), "{algorithm}");
-                assert!(second.used <= LARGEST, "{algorithm}");
+                assert_eq!((second.cost(), second.used()), (0, quota.max_used()), "{algorithm}");
+                assert!(second.used() <= LARGEST, "{algorithm}");
                 let lives_ms = both.lives_ms();
                 assert!((1..=125_000).contains(&lives_ms), "{algorithm} lives {lives_ms} ms");
 
@@ -107,15 +107,15 @@ fn a_refund_of_a_bounded_penalty_gives_back_what_was_charged() {
         for algorithm in Algorithm::ALL {
             let both = Both::of(Quota::new(LIMIT, WINDOW).unwrap().with_algorithm(algorithm));
             assert!(both.apply(Verb::Check, 3).await.is_allowed());
-            let charged = both.apply(Verb::Penalize, LARGEST).await.cost;
+            let charged = both.apply(Verb::Penalize, LARGEST).await.cost();
             assert!(charged > LIMIT, "{algorithm}");
             let refunded = both.apply(Verb::Refund, charged).await;
-            assert_eq!((refunded.cost, refunded.used), (charged, 3), "{algorithm}");
+            assert_eq!((refunded.cost(), refunded.used()), (charged, 3), "{algorithm}");
             assert!(both.apply(Verb::Check, 2).await.is_allowed(), "{algorithm}");
             // More than was ever charged gives back all, and no more.
             both.apply(Verb::Penalize, LARGEST).await;
             let all = both.apply(Verb::Refund, u64::MAX).await;
-            assert_eq!(all.used, 0, "{algorithm}");
+            assert_eq!(all.used(), 0, "{algorithm}");
             assert!(both.apply(Verb::Check, LIMIT).await.is_allowed(), "{algorithm}");
             assert!(both.apply(Verb::Check, 1).await.is_denied(), "{algorithm}");
         }
@@ -133,9 +133,9 @@ fn a_bucket_above_a_lowered_limit_is_cut_to_what_it_may_hold_when_it_is_written(
         let lowered = PolicySet::new([Policy::new("p", bucket(LIMIT)).unwrap().scope(["user"])]).unwrap();
         both.memory.configure(lowered.clone()).unwrap();
         both.redis.configure(lowered).unwrap();
-        assert_eq!(both.apply(Verb::Peek, 1).await.used, 1000);
-        assert_eq!(both.apply(Verb::Penalize, 1).await.cost, 0);
-        assert_eq!(both.apply(Verb::Refund, 1).await.used, 2 * LIMIT);
+        assert_eq!(both.apply(Verb::Peek, 1).await.used(), 1000);
+        assert_eq!(both.apply(Verb::Penalize, 1).await.cost(), 0);
+        assert_eq!(both.apply(Verb::Refund, 1).await.used(), 2 * LIMIT);
         let lives_ms = both.lives_ms();
         assert!((1..=125_000).contains(&lives_ms), "lives {lives_ms} ms");
     });
@@ -187,7 +187,7 @@ fn excess_past_what_a_key_holds_is_not_given_back() {
             let gate = gate(policies(), options(&cluster.url()).deadline(LATER).without_denial_cache());
             let user = format!("excess-{number}");
             let only = Request::new().with("user", &user).under("bucket").cost(3);
-            assert_eq!(gate.penalize(&only).await.strictest().unwrap().used, 3);
+            assert_eq!(gate.penalize(&only).await.strictest().unwrap().used(), 3);
             let both = Request::new().with("user", &user).cost(100);
             assert!(gate.check(&both).await.is_denied());
             let mut used = 10;

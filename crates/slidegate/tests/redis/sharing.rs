@@ -47,7 +47,7 @@ async fn until_it_remembers(gate: &SharedGate) {
         let decisions = gate.check(&one).await;
         if decisions.is_allowed() {
             gate.penalize(&much).await;
-        } else if decisions.strictest().unwrap().source == DecisionSource::CachedDenial {
+        } else if decisions.strictest().unwrap().source() == DecisionSource::CachedDenial {
             gate.reset(&one).await.unwrap();
             return;
         }
@@ -173,7 +173,7 @@ async fn a_denied_key_costs_the_server_no_call_until_its_wait_is_over() {
     let strictest = |decisions: &Decisions<'_>| *decisions.strictest().unwrap().decision();
     let sent = Instant::now();
     let denied = strictest(&gate.check(&request).await);
-    assert_eq!((denied.is_denied(), denied.source), (true, DecisionSource::Store));
+    assert_eq!((denied.is_denied(), denied.source()), (true, DecisionSource::Store));
     let wait = denied.retry_after().unwrap();
     let free = Instant::now() + wait;
 
@@ -182,13 +182,13 @@ async fn a_denied_key_costs_the_server_no_call_until_its_wait_is_over() {
     loop {
         let begun = Instant::now();
         let outcome = strictest(&gate.check(&request).await);
-        if outcome.source == DecisionSource::Store {
+        if outcome.source() == DecisionSource::Store {
             // The true wait is over, or all but the time that the denial took to arrive.
             assert!(Instant::now() >= sent + wait);
             break;
         }
         assert_eq!(
-            (outcome.is_denied(), outcome.source, outcome.used, outcome.remaining),
+            (outcome.is_denied(), outcome.source(), outcome.used(), outcome.remaining()),
             (true, DecisionSource::CachedDenial, 2, 0)
         );
         // Never longer than the truth.
@@ -255,7 +255,7 @@ async fn a_refund_a_reset_and_another_quota_end_remembered_denials() {
             assert_eq!((outcome.allowed, outcome.source), (false, source), "{end}");
         }
         match end {
-            "refund" => assert_eq!(gate.refund(&request).await.strictest().unwrap().cost, 1),
+            "refund" => assert_eq!(gate.refund(&request).await.strictest().unwrap().cost(), 1),
             "reset" => assert!(gate.reset(&request).await.unwrap()),
             _ => gate.configure(PolicySet::new([hourly(2)]).unwrap()).unwrap(),
         }
@@ -286,11 +286,11 @@ async fn a_denial_that_a_refund_overtakes_is_not_remembered() {
         let ([denial], [refund]) = (denial, refund);
         // Both were answered together; who reads first is chance.
         if refund_first {
-            assert_eq!(refund.await.strictest().unwrap().cost, 1);
+            assert_eq!(refund.await.strictest().unwrap().cost(), 1);
             assert!(!denial.await.allowed);
         } else {
             assert!(!denial.await.allowed);
-            assert_eq!(refund.await.strictest().unwrap().cost, 1);
+            assert_eq!(refund.await.strictest().unwrap().cost(), 1);
         }
         let outcome = check_cost(&gate, "alice", 1).await;
         assert_eq!(
@@ -371,8 +371,8 @@ async fn a_flood_on_a_blocked_key_asks_the_store_ten_times_a_second_at_most() {
     for _ in 0..2000 {
         let decisions = gate.check(&mallory).await;
         let denied = decisions.strictest().unwrap();
-        assert_eq!((denied.reason(), denied.limit, denied.used), (Some(Reason::Blocked), 5, 0));
-        sources.push(denied.source);
+        assert_eq!((denied.reason(), denied.limit(), denied.used()), (Some(Reason::Blocked), 5, 0));
+        sources.push(denied.source());
     }
     let calls = gate.store().primary().stats().calls - before;
     let most = 1 + began.elapsed().as_millis() / 100;
@@ -381,7 +381,7 @@ async fn a_flood_on_a_blocked_key_asks_the_store_ten_times_a_second_at_most() {
 
     // What this instance does to the key is seen at once.
     gate.penalize(&mallory).await;
-    assert_eq!(gate.check(&mallory).await.strictest().unwrap().used, 1);
+    assert_eq!(gate.check(&mallory).await.strictest().unwrap().used(), 1);
     gate.reset(&mallory).await.unwrap();
-    assert_eq!(gate.check(&mallory).await.strictest().unwrap().used, 0);
+    assert_eq!(gate.check(&mallory).await.strictest().unwrap().used(), 0);
 }

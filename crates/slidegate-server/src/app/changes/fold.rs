@@ -199,7 +199,7 @@ mod tests {
                         block
                             .is_none_or(|block| block == (Some(Timestamp::from_micros(20_000)), Some("ops")))
                     );
-                    (one.policy().name().to_owned(), one.limit, one.policy().is_enforced(), one.reason())
+                    (one.policy().name().to_owned(), one.limit(), one.policy().is_enforced(), one.reason())
                 })
                 .collect::<Vec<_>>()
         };
