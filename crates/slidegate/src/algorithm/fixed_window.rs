@@ -3,7 +3,7 @@
 //! Its error: a client that spends the limit just before a window boundary and again just after it
 //! gets twice the limit within moments. `lua/fixed_window.lua` is its twin; change both or neither.
 
-use super::{State, small_step_us};
+use super::state::{State, small_step_us};
 use crate::quota::Quota;
 use crate::time::Timestamp;
 use crate::usage::RecordedCharge;

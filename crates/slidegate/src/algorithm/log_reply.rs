@@ -5,7 +5,7 @@
 //! denial that the oldest entry's expiry does not resolve, it also has the oldest entries until the
 //! cost fits.
 
-use super::State;
+use super::state::State;
 use crate::quota::Quota;
 use crate::time::Timestamp;
 use crate::usage::RecordedCharge;

@@ -7,7 +7,7 @@
 //! count up to one step too long but never too short. `lua/sliding_log.lua` is its twin; change
 //! both or neither.
 
-use super::{State, small_step_us};
+use super::state::{State, small_step_us};
 use crate::quota::Quota;
 use crate::time::Timestamp;
 use crate::usage::RecordedCharge;

@@ -8,8 +8,8 @@
 //!
 //! Pure: no clock, key or store. `lua/sliding_window.lua` is its twin; change both or neither.
 
-use super::State;
 use super::fixed_window::{is_small_step_back, window_end};
+use super::state::State;
 use crate::quota::Quota;
 use crate::time::Timestamp;
 use crate::usage::RecordedCharge;

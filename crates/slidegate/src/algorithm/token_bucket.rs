@@ -8,7 +8,7 @@
 //!
 //! `lua/token_bucket.lua` is its twin; change both or neither.
 
-use super::{State, small_step_us};
+use super::state::{State, small_step_us};
 use crate::quota::Quota;
 use crate::usage::RecordedCharge;
 

@@ -1,10 +1,10 @@
 //! Key states: the usage of one key under any algorithm, for stores outside of this crate.
 
-use crate::algorithm::{
-    FixedWindow, SlidingLog, SlidingWindow, State, TokenBucket, decision, inspect, perform,
-};
+use std::fmt;
+
+use crate::algorithm::{State, decision, for_algorithm, inspect, perform};
 use crate::decision::Decision;
-use crate::quota::{Algorithm, Quota};
+use crate::quota::Quota;
 use crate::time::Timestamp;
 use crate::usage::KeyInspection;
 use crate::verb::Verb;
@@ -23,42 +23,17 @@ use crate::verb::Verb;
 /// // Usage is kept under another quota.
 /// assert!(alice.apply(&Quota::per_minute(3), Verb::Check, 1, now).is_allowed());
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct KeyState {
     quota: Quota,
-    usage: Usage,
-}
-
-#[derive(Debug, Clone)]
-enum Usage {
-    SlidingLog(SlidingLog),
-    SlidingWindow(SlidingWindow),
-    FixedWindow(FixedWindow),
-    TokenBucket(TokenBucket),
-}
-
-/// Runs an expression on the state, whatever its type.
-macro_rules! on_usage {
-    ($usage:expr, $state:ident => $run:expr) => {
-        match $usage {
-            Usage::SlidingLog($state) => $run,
-            Usage::SlidingWindow($state) => $run,
-            Usage::FixedWindow($state) => $run,
-            Usage::TokenBucket($state) => $run,
-        }
-    };
+    usage: Box<dyn Usage>,
 }
 
 impl KeyState {
     /// An unused key.
     #[must_use]
     pub fn new(quota: &Quota) -> Self {
-        let usage = match quota.algorithm() {
-            Algorithm::SlidingLog => Usage::SlidingLog(SlidingLog::default()),
-            Algorithm::SlidingWindow => Usage::SlidingWindow(SlidingWindow::default()),
-            Algorithm::FixedWindow => Usage::FixedWindow(FixedWindow::default()),
-            Algorithm::TokenBucket => Usage::TokenBucket(TokenBucket::default()),
-        };
+        let usage = for_algorithm!(quota.algorithm(), S => Box::new(S::default()) as Box<dyn Usage>);
         Self { quota: *quota, usage }
     }
 
@@ -69,36 +44,47 @@ impl KeyState {
     /// this need not be kept. Takes constant time on average; a `sliding-log` takes time in
     /// proportion to the charges that expired.
     pub fn apply(&mut self, quota: &Quota, verb: Verb, cost: u64, now: Timestamp) -> Decision {
-        self.adopt(quota, now);
-        on_usage!(&mut self.usage, state => {
-            let settled = state.settle(quota, now.as_micros());
-            let done = perform(state, quota, settled, verb, cost);
-            decision(state, quota, now, settled, done)
-        })
+        if self.quota != *quota {
+            if self.quota.algorithm() == quota.algorithm() {
+                self.usage.adopt(&self.quota, quota, now);
+                self.quota = *quota;
+            } else {
+                *self = Self::new(quota);
+            }
+        }
+        self.usage.apply(quota, verb, cost, now)
     }
 
     /// The full usage under this quota, with the decision of a peek at `cost`.
     #[must_use]
-    pub fn inspect(&self, quota: &Quota, cost: u64, now: Timestamp) -> KeyInspection {
-        let mut settled = self.clone();
-        settled.adopt(quota, now);
-        on_usage!(settled.usage, state => inspect(state, quota, now, cost))
+    pub fn inspect(&mut self, quota: &Quota, cost: u64, now: Timestamp) -> KeyInspection {
+        self.apply(quota, Verb::Peek, 0, now);
+        self.usage.inspect(quota, cost, now)
+    }
+}
+
+/// A [`State`] of any algorithm.
+trait Usage: fmt::Debug + Send + Sync {
+    fn apply(&mut self, quota: &Quota, verb: Verb, cost: u64, now: Timestamp) -> Decision;
+    fn adopt(&mut self, old: &Quota, new: &Quota, now: Timestamp);
+    fn inspect(&self, quota: &Quota, cost: u64, now: Timestamp) -> KeyInspection;
+}
+
+impl<S: State + Clone + Send + Sync> Usage for S {
+    fn apply(&mut self, quota: &Quota, verb: Verb, cost: u64, now: Timestamp) -> Decision {
+        let settled = self.settle(quota, now.as_micros());
+        let done = perform(self, quota, settled, verb, cost);
+        decision(self, quota, now, settled, done)
     }
 
-    fn adopt(&mut self, quota: &Quota, now: Timestamp) {
-        if self.quota == *quota {
-            return;
+    fn adopt(&mut self, old: &Quota, new: &Quota, now: Timestamp) {
+        let settled = self.settle(old, now.as_micros());
+        if old.window_us() != new.window_us() {
+            State::adopt(self, new, settled);
         }
-        if self.quota.algorithm() == quota.algorithm() {
-            on_usage!(&mut self.usage, state => {
-                let settled = state.settle(&self.quota, now.as_micros());
-                if self.quota.window_us() != quota.window_us() {
-                    state.adopt(quota, settled);
-                }
-            });
-            self.quota = *quota;
-        } else {
-            *self = Self::new(quota);
-        }
+    }
+
+    fn inspect(&self, quota: &Quota, cost: u64, now: Timestamp) -> KeyInspection {
+        inspect(self.clone(), quota, now, cost)
     }
 }

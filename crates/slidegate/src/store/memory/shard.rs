@@ -2,9 +2,7 @@
 
 use super::table::{Slot, Table, Tick};
 use super::{Census, Requote};
-use crate::algorithm::{
-    Done, FixedWindow, SlidingLog, SlidingWindow, State, TokenBucket, decision, inspect, perform,
-};
+use crate::algorithm::{self, Done, State, decision, for_algorithm, for_each_algorithm, inspect, perform};
 use crate::decision::Decision;
 use crate::key::{HashSeed, KeyId};
 use crate::policy_reset::ScannedKeys;
@@ -25,10 +23,7 @@ pub(super) struct Address {
 /// The keys of a shard.
 #[derive(Debug, Default)]
 pub(super) struct Shard {
-    sliding_log: Table<SlidingLog>,
-    sliding_window: Table<SlidingWindow>,
-    fixed_window: Table<FixedWindow>,
-    token_bucket: Table<TokenBucket>,
+    tables: Tables,
     /// Time of the last decision in this shard.
     latest: Timestamp,
     /// Work since the start, wrapping: 1 per decision, [`NEW_KEY`] per new key. It triggers sweeps.
@@ -53,46 +48,29 @@ trait Stored: State + Clone {
     fn table(shard: &mut Shard) -> &mut Table<Self>;
 }
 
-macro_rules! stored {
-    ($($state:ty: $table:ident),*) => {$(
-        impl Stored for $state {
+macro_rules! tables {
+    ($($state:ident $table:ident),*) => {
+        /// One table per algorithm.
+        #[derive(Debug, Default)]
+        struct Tables {
+            $($table: Table<algorithm::$state>),*
+        }
+
+        impl Tables {
+            fn sweep(&mut self, now: Tick, slots: usize, seed: &HashSeed) -> usize {
+                0 $(+ self.$table.sweep(now, slots, seed))*
+            }
+        }
+
+        $(impl Stored for algorithm::$state {
             #[inline]
             fn table(shard: &mut Shard) -> &mut Table<Self> {
-                &mut shard.$table
+                &mut shard.tables.$table
             }
-        }
-    )*};
-}
-stored!(
-    SlidingLog: sliding_log,
-    SlidingWindow: sliding_window,
-    FixedWindow: fixed_window,
-    TokenBucket: token_bucket
-);
-
-/// Runs an expression for the state type of an algorithm.
-macro_rules! for_algorithm {
-    ($algorithm:expr, $state:ident => $run:expr) => {
-        match $algorithm {
-            Algorithm::SlidingLog => {
-                type $state = SlidingLog;
-                $run
-            }
-            Algorithm::SlidingWindow => {
-                type $state = SlidingWindow;
-                $run
-            }
-            Algorithm::FixedWindow => {
-                type $state = FixedWindow;
-                $run
-            }
-            Algorithm::TokenBucket => {
-                type $state = TokenBucket;
-                $run
-            }
-        }
+        })*
     };
 }
+for_each_algorithm!(tables);
 
 /// One operation on one key.
 #[derive(Clone, Copy)]
@@ -203,10 +181,7 @@ impl Shard {
         secret: &HashSeed,
     ) -> usize {
         let now = tick(now.as_micros());
-        let removed = self.sliding_log.sweep(now, slots, secret)
-            + self.sliding_window.sweep(now, slots, secret)
-            + self.fixed_window.sweep(now, slots, secret)
-            + self.token_bucket.sweep(now, slots, secret);
+        let removed = self.tables.sweep(now, slots, secret);
         if removed > 0 {
             census.held.fetch_sub(removed, Ordering::Relaxed);
         }

@@ -1,0 +1,152 @@
+//! What an algorithm is: a [`State`] with pure functions on integers, in microseconds.
+//!
+//! It knows no key, store or clock; the time is an argument. Numbers that must be equal in every store
+//! are computed only here.
+
+use std::time::Duration;
+
+use crate::decision::{Decision, DecisionSource, Verdict, Waits};
+use crate::quota::Quota;
+use crate::time::{SECOND_US, Timestamp};
+use crate::usage::{KeyInspection, RecordedCharge, UsageForecast};
+use crate::verb::Verb;
+
+/// The usage of one key under one algorithm. `default()` is an unused key.
+///
+/// `now` is in microseconds since the epoch. Every method except [`settle`](Self::settle) requires
+/// a `now` that `settle` returned, with only charges and refunds in between.
+pub(crate) trait State: Default + std::fmt::Debug {
+    /// Whether `now` is the date, which can be corrected in both directions, and not elapsed time.
+    /// A shared store has only one time, the server's.
+    const ALIGNS_TO_DATE: bool = false;
+
+    /// Advances the state to `now` and drops what no longer counts. Returns the time to decide at,
+    /// which is `now` unless the clock has stepped back.
+    fn settle(&mut self, quota: &Quota, now: u64) -> u64;
+
+    /// Converts the state, settled to `now` under a quota with another window, to this quota. Usage
+    /// that counts keeps counting.
+    fn adopt(&mut self, quota: &Quota, now: u64);
+
+    /// Cost that counts now, rounded up.
+    fn used(&self, quota: &Quota, now: u64) -> u64;
+
+    /// Microseconds until at most `target` counts, if nothing more is charged. `target` must be less
+    /// than what counts now.
+    ///
+    /// Every wait is computed by this: until a cost fits, until some cost is freed, until nothing
+    /// counts.
+    fn wait_us(&self, quota: &Quota, now: u64, target: u64) -> u64;
+
+    /// Microseconds until some cost is freed, which every decision needs. Some algorithms compute
+    /// it faster than [`wait_us`](Self::wait_us). Something must count now.
+    #[inline(always)]
+    fn frees_us(&self, quota: &Quota, now: u64) -> u64 {
+        self.wait_us(quota, now, self.used(quota, now) - 1)
+    }
+
+    /// Charges `cost` whether or not it fits. The caller bounds the total to [`Quota::max_used`].
+    fn charge(&mut self, quota: &Quota, now: u64, cost: u64);
+
+    /// Refunds up to `cost` of what was charged and still counts. Returns the refunded cost.
+    fn refund(&mut self, quota: &Quota, now: u64, cost: u64) -> u64;
+
+    /// The charges with their times, oldest first, as far as they are stored.
+    fn charges(&self, quota: &Quota) -> Vec<RecordedCharge>;
+}
+
+/// Most steps in the report of how usage declines.
+const MAX_STEPS: u64 = 20;
+
+/// The full usage of a key, with the decision of a peek at `cost`.
+pub(crate) fn inspect<S: State>(mut state: S, quota: &Quota, now: Timestamp, cost: u64) -> KeyInspection {
+    let settled = state.settle(quota, now.as_micros());
+    let done = perform(&mut state, quota, settled, Verb::Peek, cost);
+    let decision = decision(&state, quota, now, settled, done);
+    let used = decision.used;
+    let lag = settled.saturating_sub(now.as_micros());
+    let steps = used.min(MAX_STEPS);
+    let forecast = (1..=steps).map(|step| {
+        let free = u128::from(used) * u128::from(step) / u128::from(steps);
+        let left = used - u64::try_from(free).unwrap_or(used);
+        let wait_us = state.wait_us(quota, settled, left).saturating_add(lag);
+        UsageForecast { after: Duration::from_micros(wait_us), used: left }
+    });
+    let charges = if used == 0 { Vec::new() } else { state.charges(quota) };
+    KeyInspection { quota: *quota, decision, charges, forecast: forecast.collect() }
+}
+
+/// Whether `cost` fits in addition to what counts now. A cost of 0 always fits.
+#[inline]
+fn fits<S: State>(state: &S, quota: &Quota, now: u64, cost: u64) -> bool {
+    cost <= quota.capacity().saturating_sub(state.used(quota, now))
+}
+
+/// The effect of a verb on the state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Done {
+    /// The cost fits. This much was charged or refunded; 0 for a peek.
+    Moved(u64),
+    /// The cost does not fit.
+    Refused(u64),
+}
+
+/// Applies a verb to the state.
+#[inline(always)] // as `decision`
+pub(crate) fn perform<S: State>(state: &mut S, quota: &Quota, settled: u64, verb: Verb, cost: u64) -> Done {
+    match verb {
+        Verb::Check | Verb::Peek if !fits(state, quota, settled, cost) => Done::Refused(cost),
+        Verb::Peek => Done::Moved(0),
+        Verb::Refund => Done::Moved(state.refund(quota, settled, cost)),
+        Verb::Check => {
+            state.charge(quota, settled, cost);
+            Done::Moved(cost)
+        }
+        Verb::Penalize => {
+            // Without this bound, one penalty could close a bucket for years, and two could exceed
+            // what stores can count.
+            let cost = cost.min(quota.max_used().saturating_sub(state.used(quota, settled)));
+            state.charge(quota, settled, cost);
+            Done::Moved(cost)
+        }
+    }
+}
+
+/// The decision after the verb was applied.
+///
+/// `now` is the clock's time and `settled` the time of the decision. After a backward step
+/// `settled` is later, and the waits are extended until the clock has caught up.
+#[inline(always)] // an answer that is returned through memory costs a decision a tenth
+pub(crate) fn decision<S: State>(
+    state: &S,
+    quota: &Quota,
+    now: Timestamp,
+    settled: u64,
+    done: Done,
+) -> Decision {
+    let used = state.used(quota, settled);
+    let limit = quota.capacity();
+    let lag = settled.saturating_sub(now.as_micros());
+    let late = |wait_us: u64| wait_us.saturating_add(lag);
+    let (verdict, cost, retry_us) = match done {
+        Done::Moved(cost) => (Verdict::Allow, cost, 0),
+        Done::Refused(cost) if cost > limit => (Verdict::Deny, 0, Waits::NEVER),
+        Done::Refused(cost) => (Verdict::Deny, 0, late(state.wait_us(quota, settled, limit - cost))),
+    };
+    let (reset_us, frees_us) = match used {
+        0 => (0, 0),
+        _ => (late(state.wait_us(quota, settled, 0)), late(state.frees_us(quota, settled))),
+    };
+    let remaining = limit.saturating_sub(used);
+    let waits = Waits { retry_us, reset_us, frees_us };
+    let (at, source, is_blocked) = (now, DecisionSource::Store, false);
+    Decision { verdict, limit, used, remaining, cost, at, source, is_blocked, waits }
+}
+
+/// The largest backward step of the clock that is waited out. A larger step moves the history back.
+///
+/// Waiting out a step delays charges made meanwhile by as much. Moving the history makes old
+/// charges count longer. Clock synchronization usually steps by less than a second.
+pub(super) fn small_step_us(window_us: u64) -> u64 {
+    window_us.min(SECOND_US)
+}
