@@ -35,7 +35,7 @@ fn of_requests_that_meet_on_a_limit_of_one_exactly_one_is_admitted() {
                 let mine = u64::from(limiter.check("key").is_allowed());
                 let admitted = others.into_iter().map(|other| other.join().unwrap()).sum::<u64>() + mine;
                 assert_eq!(admitted, 1, "{algorithm}");
-                assert_eq!((limiter.peek("key").used, limiter.stats().keys), (1, 1), "{algorithm}");
+                assert_eq!((limiter.peek("key").used(), limiter.stats().keys), (1, 1), "{algorithm}");
             });
         }
     }
@@ -85,7 +85,7 @@ fn requests_that_meet_under_two_policies_are_charged_on_both_or_none() {
             assert!(mine != theirs, "one of two under a limit of one for all");
             for (user, admitted) in names.iter().zip([theirs, mine]) {
                 let used: Vec<_> =
-                    gate.peek(&Request::new().with("user", user)).iter().map(|one| one.used).collect();
+                    gate.peek(&Request::new().with("user", user)).iter().map(|one| one.used()).collect();
                 assert_eq!(used, [u64::from(admitted), 1]);
             }
         });
@@ -128,13 +128,13 @@ fn requests_that_meet_a_change_of_the_limit_are_all_counted() {
             let limiter = Arc::new(Limiter::with_store(quota(1), store()));
             let other = {
                 let limiter = limiter.clone();
-                thread::spawn(move || (0..2).map(|_| limiter.check("key").cost).sum::<u64>())
+                thread::spawn(move || (0..2).map(|_| limiter.check("key").cost()).sum::<u64>())
             };
             limiter.configure(quota(3));
-            let mine = limiter.check("key").cost;
+            let mine = limiter.check("key").cost();
             let admitted = other.join().unwrap() + mine;
             assert!((2..=3).contains(&admitted), "{algorithm}: {admitted}");
-            assert_eq!(limiter.peek("key").used, admitted, "{algorithm}");
+            assert_eq!(limiter.peek("key").used(), admitted, "{algorithm}");
         });
     }
 }
