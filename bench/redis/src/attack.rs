@@ -165,7 +165,7 @@ async fn until_it_remembers(gate: &SharedGate) -> Result<(), Failed> {
         for attacker in 0..ATTACKERS {
             attack(gate, attacker, 0).await;
         }
-        if gate.store().primary().stats().remembered > 0 {
+        if gate.store().primary().stats().cached_denials > 0 {
             return Ok(());
         }
         tokio::time::sleep(Duration::from_millis(10)).await;

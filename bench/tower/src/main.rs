@@ -182,7 +182,7 @@ fn contenders() -> Vec<Row> {
         row(
             "slidegate, no fields, no extension",
             200,
-            built(slidegate(much(), HeaderOptions::OFF).tell_handlers(false)).layer(bare()),
+            built(slidegate(much(), HeaderOptions::OFF).without_extension()).layer(bare()),
         ),
         row("slidegate, no fields", 200, built(slidegate(much(), HeaderOptions::OFF)).layer(bare())),
         row(

@@ -16,7 +16,7 @@ pub struct Charge<'a> {
     pub(crate) name: &'a str,
     /// What binds: the policy's own quota or the key's override.
     pub(crate) quota: &'a Quota,
-    /// Where the caller told the quota: the one that it stands for.
+    /// The policy's own quota, if the request carries an inline quota.
     pub(crate) instead_of: Option<&'a Quota>,
     pub(crate) key: Key<'a>,
     /// The key's block, which may be over.

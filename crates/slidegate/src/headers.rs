@@ -309,18 +309,18 @@ mod tests {
     fn the_first_of_five_requests_is_told_in_every_form() {
         let (limiter, _clock) = limiter(Quota::per_minute(5));
         let decision = limiter.check("alice");
-        let told =
+        let fields =
             |options: HeaderOptions| lines(options.headers_of("per-user", &limiter.quota(), &decision));
         assert_eq!(
-            told(EPOCH),
+            fields(EPOCH),
             ["x-ratelimit-limit: 5", "x-ratelimit-remaining: 4", "x-ratelimit-reset: 1000000060"]
         );
         assert_eq!(
-            told(DELTA),
+            fields(DELTA),
             ["x-ratelimit-limit: 5", "x-ratelimit-remaining: 4", "x-ratelimit-reset: 60"]
         );
         assert_eq!(
-            told(DRAFT_6),
+            fields(DRAFT_6),
             [
                 "ratelimit-policy: 5;w=60",
                 "ratelimit-limit: 5",
@@ -328,14 +328,17 @@ mod tests {
                 "ratelimit-reset: 60"
             ]
         );
-        assert_eq!(told(DRAFT_7), ["ratelimit-policy: 5;w=60", "ratelimit: limit=5, remaining=4, reset=60"]);
         assert_eq!(
-            told(DRAFT_10),
+            fields(DRAFT_7),
+            ["ratelimit-policy: 5;w=60", "ratelimit: limit=5, remaining=4, reset=60"]
+        );
+        assert_eq!(
+            fields(DRAFT_10),
             [r#"ratelimit-policy: "per-user";q=5;w=60"#, r#"ratelimit: "per-user";r=4;t=60"#]
         );
-        assert!(told(RETRY).is_empty());
-        assert!(told(HeaderOptions::OFF).is_empty());
-        assert_eq!(told(HeaderOptions::default()), [told(DRAFT_10), told(EPOCH)].concat());
+        assert!(fields(RETRY).is_empty());
+        assert!(fields(HeaderOptions::OFF).is_empty());
+        assert_eq!(fields(HeaderOptions::default()), [fields(DRAFT_10), fields(EPOCH)].concat());
     }
 
     /// A client under five policies has to know which one will deny it first.
@@ -383,9 +386,9 @@ mod tests {
         limiter.check("alice");
         clock.advance(Duration::from_micros(1));
         let denied = limiter.check("alice");
-        let told = |options: HeaderOptions| lines(options.headers_of("p", &limiter.quota(), &denied));
-        assert_eq!(told(RETRY), ["retry-after: 1", "retry-after-ms: 90"]);
-        assert_eq!(told(HeaderOptions::default()).last().unwrap(), "retry-after: 1");
+        let fields = |options: HeaderOptions| lines(options.headers_of("p", &limiter.quota(), &denied));
+        assert_eq!(fields(RETRY), ["retry-after: 1", "retry-after-ms: 90"]);
+        assert_eq!(fields(HeaderOptions::default()).last().unwrap(), "retry-after: 1");
     }
 
     /// A client that uses `t` or `reset` instead of `Retry-After` must not retry at another time.
@@ -397,9 +400,9 @@ mod tests {
         gate.check(&request);
         clock.advance(Duration::from_millis(1));
         let denied = gate.check(&request);
-        let told = |options| lines(HeaderOptions { retry_after: true, ..options }.headers(&denied));
+        let fields = |options| lines(HeaderOptions { retry_after: true, ..options }.headers(&denied));
         assert_eq!(
-            told(DRAFT_10)[1..],
+            fields(DRAFT_10)[1..],
             [r#"ratelimit: "per-second";r=0;t=1, "daily";r=9"#, "retry-after: 1"]
         );
         assert_eq!(
@@ -455,9 +458,9 @@ mod tests {
     fn a_key_is_told_the_quota_that_it_is_under() {
         let per_user = policy("per-user", Quota::per_minute(5)).scope(["user"]);
         let (gate, _clock) = gate([per_user.with_override(["alice"], Quota::per_hour(1000))]);
-        let told = |user| DRAFT_10.headers(&gate.check(&Request::new().with("user", user)))[0].1.clone();
-        assert_eq!(told("alice"), r#""per-user";q=1000;w=3600"#);
-        assert_eq!(told("bob"), r#""per-user";q=5;w=60"#);
+        let fields = |user| DRAFT_10.headers(&gate.check(&Request::new().with("user", user)))[0].1.clone();
+        assert_eq!(fields("alice"), r#""per-user";q=1000;w=3600"#);
+        assert_eq!(fields("bob"), r#""per-user";q=5;w=60"#);
     }
 
     /// A token bucket has a rate and a burst; clients need both.
@@ -466,24 +469,27 @@ mod tests {
         let bucket = Quota::per_second(10).with_algorithm(Algorithm::TokenBucket).with_burst(50);
         let (limiter, _clock) = limiter(bucket);
         let decision = limiter.check("alice");
-        let told = |options: HeaderOptions| lines(options.headers_of("p", &bucket, &decision));
-        assert_eq!(told(DRAFT_10), [r#"ratelimit-policy: "p";q=10;w=1"#, r#"ratelimit: "p";r=49;t=1"#]);
-        assert_eq!(told(DRAFT_7), ["ratelimit-policy: 10;w=1", "ratelimit: limit=50, remaining=49, reset=1"]);
-        assert_eq!(told(DELTA)[..2], ["x-ratelimit-limit: 50", "x-ratelimit-remaining: 49"]);
+        let fields = |options: HeaderOptions| lines(options.headers_of("p", &bucket, &decision));
+        assert_eq!(fields(DRAFT_10), [r#"ratelimit-policy: "p";q=10;w=1"#, r#"ratelimit: "p";r=49;t=1"#]);
+        assert_eq!(
+            fields(DRAFT_7),
+            ["ratelimit-policy: 10;w=1", "ratelimit: limit=50, remaining=49, reset=1"]
+        );
+        assert_eq!(fields(DELTA)[..2], ["x-ratelimit-limit: 50", "x-ratelimit-remaining: 49"]);
     }
 
     /// A window of 0 seconds is malformed, and clients then ignore the whole field.
     #[test]
     fn windows_are_whole_seconds_and_never_zero() {
-        let told = |window: &str, options: HeaderOptions| {
+        let fields = |window: &str, options: HeaderOptions| {
             let (limiter, _clock) = limiter(format!("5/{window}").parse().unwrap());
             options.headers_of("p", &limiter.quota(), &limiter.check("alice")).swap_remove(0).1
         };
-        assert_eq!(told("250ms", DRAFT_10), r#""p";q=5"#);
-        assert_eq!(told("1s", DRAFT_10), r#""p";q=5;w=1"#);
-        assert_eq!(told("1500ms", DRAFT_10), r#""p";q=5;w=2"#);
-        assert_eq!(told("250ms", DRAFT_7), "5;w=1");
-        assert_eq!(told("250ms", DRAFT_6), "5;w=1");
+        assert_eq!(fields("250ms", DRAFT_10), r#""p";q=5"#);
+        assert_eq!(fields("1s", DRAFT_10), r#""p";q=5;w=1"#);
+        assert_eq!(fields("1500ms", DRAFT_10), r#""p";q=5;w=2"#);
+        assert_eq!(fields("250ms", DRAFT_7), "5;w=1");
+        assert_eq!(fields("250ms", DRAFT_6), "5;w=1");
     }
 
     /// An Integer of a structured field has at most 15 digits; a longer one makes the field
@@ -518,12 +524,12 @@ mod tests {
     fn any_name_makes_a_well_formed_field() {
         let quota = Quota::per_minute(5);
         let (limiter, _clock) = limiter(quota);
-        for (name, told) in
+        for (name, fields) in
             [("a\"b\\c", "a_b_c"), ("x\r\nset-cookie: y", "x__set-cookie: y"), ("zoë", "zo_"), ("", "")]
         {
             let headers = DRAFT_10.headers_of(name, &quota, &limiter.peek("alice"));
-            assert_eq!(items(&headers[0].1), [item(told, &[("q", 5), ("w", 60)])]);
-            assert_eq!(items(&headers[1].1), [item(told, &[("r", 5)])]);
+            assert_eq!(items(&headers[0].1), [item(fields, &[("q", 5), ("w", 60)])]);
+            assert_eq!(items(&headers[1].1), [item(fields, &[("r", 5)])]);
         }
     }
 

@@ -1,6 +1,6 @@
 //! Resetting a policy: how far it has come, and where it goes on.
 //!
-//! A policy may have millions of keys among those of others. Each step looks at a bounded number of
+//! A policy may have millions of keys among those of others. Each step examines a bounded number of
 //! keys, and leaves a cursor whose text any instance on the same store can go on with.
 
 use std::fmt;
@@ -14,10 +14,10 @@ use crate::error::Error;
 pub struct PolicyReset {
     /// Keys of the policy that were forgotten since the reset began.
     pub forgotten: u64,
-    /// Keys of all policies that were looked at since it began. Of a shared store this is an
+    /// Keys of all policies that were examined since it began. Of a shared store this is an
     /// estimate.
     pub scanned: u64,
-    /// Keys of all policies that there were when it began, if the store tells.
+    /// Keys of all policies that there were when it began, if the store reports it.
     pub keys: Option<u64>,
     /// Where the next step goes on; `None` when the reset is complete.
     pub next: Option<ResetCursor>,
@@ -55,7 +55,7 @@ pub struct ScannedKeys {
     pub scanned: u64,
 }
 
-/// What is looked at next.
+/// What is examined next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     /// A shard of the memory store, by its number.
@@ -179,9 +179,9 @@ mod tests {
             ["", "memory", "memory.1.2", "memory.1.2.3.x", "node.1.2.3.-", "disk.1.2.3.-", "memory.-1.2.3.4"]
         {
             let error = text.parse::<ResetCursor>().unwrap_err();
-            let told =
+            let message =
                 format!("cursor `{text}` is invalid; send the one from the last step, or none to begin");
-            assert_eq!(error.to_string(), told);
+            assert_eq!(error.to_string(), message);
         }
     }
 }

@@ -201,15 +201,15 @@ impl<'r> Request<'r> {
     /// ```
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
     ///
-    /// let gate = Gate::new(PolicySet::new([Policy::new("told", Quota::per_minute(0))?.scope(["key"])])?);
-    /// let alice = Request::new().with("key", "alice").under("told");
+    /// let gate = Gate::new(PolicySet::new([Policy::new("inline", Quota::per_minute(0))?.scope(["key"])])?);
+    /// let alice = Request::new().with("key", "alice").under("inline");
     /// assert!(gate.check(&alice.clone().quota(Quota::per_minute(2)).cost(2)).is_allowed());
     /// assert!(gate.check(&alice.clone().quota(Quota::per_minute(2))).is_denied());
     /// assert!(gate.check(&alice.quota(Quota::per_minute(3))).is_allowed());
     /// # Ok::<(), slidegate::Error>(())
     /// ```
     ///
-    /// A [`Quota`] itself is allocated; who tells the same one again and again keeps it in an [`Arc`].
+    /// A [`Quota`] itself is allocated; so keep one that is used again in an [`Arc`].
     #[must_use]
     #[inline]
     pub fn quota(mut self, quota: impl Into<Arc<Quota>>) -> Self {
@@ -263,7 +263,7 @@ impl<'r> Request<'r> {
         return false;
     }
 
-    pub(crate) fn told_quota(&self) -> Option<&Quota> {
+    pub(crate) fn inline_quota(&self) -> Option<&Quota> {
         self.quota.as_deref()
     }
 }

@@ -235,7 +235,7 @@ mod tests {
     }
 
     /// Each attribute of a mapping and where it stands.
-    fn told(config: &Config, name: &str) -> Vec<String> {
+    fn rules_of(config: &Config, name: &str) -> Vec<String> {
         let named = config.auth.named.iter().find(|(known, _)| known == name);
         let mapping = &named.expect("the mapping is there").1;
         let attribute = |attribute: &super::Attribute| {
@@ -254,7 +254,7 @@ mod tests {
     fn the_presets_stand_under_their_names_whatever_the_file_says() {
         for config in [default(), config("{trusted_proxies: private}")] {
             assert_eq!(
-                told(&config, "nginx"),
+                rules_of(&config, "nginx"),
                 [
                     "ip: client",
                     "user: header x-user",
@@ -263,7 +263,7 @@ mod tests {
                     "path: path x-original-uri!"
                 ]
             );
-            assert_eq!(told(&config, "caddy"), told(&config, "traefik"));
+            assert_eq!(rules_of(&config, "caddy"), rules_of(&config, "traefik"));
             assert_eq!(config.auth.named[0].1.denial, Denial::Forbidden);
             assert!(config.auth.unnamed.is_none());
         }
@@ -277,10 +277,10 @@ mod tests {
              proxies: {edge: {preset: traefik, attributes: {user: header X-Login, page: path Referer}}}}",
         );
         let caddy = ["ip: client", "method: header x-forwarded-method!", "path: path x-forwarded-uri!"];
-        assert_eq!(told(&config, "caddy")[..3], caddy);
-        assert_eq!(told(&config, "caddy")[3..], ["proxy: client", "user: header x-account"]);
+        assert_eq!(rules_of(&config, "caddy")[..3], caddy);
+        assert_eq!(rules_of(&config, "caddy")[3..], ["proxy: client", "user: header x-account"]);
         assert_eq!(
-            told(&config, "edge")[3..],
+            rules_of(&config, "edge")[3..],
             ["proxy: client", "page: path referer", "user: header x-login"]
         );
         assert_eq!(config.auth.unnamed.as_ref().unwrap().attributes.len(), 5);
@@ -380,6 +380,6 @@ mod tests {
             "user: header x-user",
             "ip: client",
         ];
-        assert_eq!(told(&config, "edge"), edge);
+        assert_eq!(rules_of(&config, "edge"), edge);
     }
 }

@@ -95,7 +95,7 @@ mod tests {
     const POLICY: &str = "\npolicies: [{name: p, quota: 1/1s}]\n";
 
     /// A door that is not where it was meant to be lets everything pass: Envoy fails open unless
-    /// told otherwise.
+    /// configured otherwise.
     #[test]
     fn every_setting_arrives() {
         let read = |text: &str| Config::parse(&format!("{text}{POLICY}"), "slidegate.yaml").unwrap().grpc;

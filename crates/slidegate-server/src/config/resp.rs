@@ -237,8 +237,8 @@ mod tests {
                 "slidegate.yaml:1: resp: unknown key `pasword`: did you mean `password`?",
             ),
         ] {
-            let told = error(&format!("resp: {{{keys}}}{POLICY}"));
-            assert_eq!(told, expected);
+            let message = error(&format!("resp: {{{keys}}}{POLICY}"));
+            assert_eq!(message, expected);
         }
         let both =
             error(&format!("resp: {{{here}, password: x, password_file: /proc/sys/kernel/ostype}}{POLICY}"));
@@ -256,7 +256,7 @@ mod tests {
         ];
         assert_eq!(errors(text), expected);
         let flag = ["1/1s named THROTTLE".to_owned()];
-        let told = Config::from_sources(None, &flag, &Outside::default()).unwrap_err().to_string();
-        assert_eq!(told, format!("--policy `1/1s named THROTTLE`: invalid name `THROTTLE`: {taken}"));
+        let message = Config::from_sources(None, &flag, &Outside::default()).unwrap_err().to_string();
+        assert_eq!(message, format!("--policy `1/1s named THROTTLE`: invalid name `THROTTLE`: {taken}"));
     }
 }

@@ -332,8 +332,8 @@ mod tests {
                 "slidegate.yaml:1: store: unknown key `url`: use `redis`, for example `redis: redis://127.0.0.1:6379`",
             ),
         ] {
-            let told = error(&format!("store: {{{keys}}}{POLICY}"));
-            assert_eq!(told, expected);
+            let message = error(&format!("store: {{{keys}}}{POLICY}"));
+            assert_eq!(message, expected);
         }
         assert_eq!(
             error(

@@ -270,8 +270,8 @@ mod tests {
                  Denies. A key takes about 120 bytes in redis at most. While redis is away, it denies everything.",
             ),
         ] {
-            let told = describe(&policy(keys), Counted::Shared { instances });
-            assert_eq!(told, format!("p: requests are limited to {words}"));
+            let message = describe(&policy(keys), Counted::Shared { instances });
+            assert_eq!(message, format!("p: requests are limited to {words}"));
         }
     }
 }

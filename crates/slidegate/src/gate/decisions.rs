@@ -160,7 +160,8 @@ impl Decisions<'_> {
         self.failure.as_deref()
     }
 
-    /// Whether there is an [error](Self::error). A plan with one has no charge, so most answers are told apart by that.
+    /// Whether there is an [error](Self::error). A plan with an error has no charges, which is checked
+    /// first because it is cheaper.
     fn cannot_decide(&self) -> bool {
         self.answers.is_empty() && self.requests.iter().any(|request| self.policies.cannot_decide(request))
     }
@@ -255,11 +256,11 @@ impl<'d> PolicyDecision<'d> {
         self.policy().key(&self.requests[self.answer.request])
     }
 
-    /// The quota that it decided by: what the request told, the key's override, or the policy's own.
+    /// The quota that it decided by: the inline quota, the key's override, or the policy's own.
     #[must_use]
     pub fn quota(&self) -> &'d Quota {
-        let told = self.requests[self.answer.request].told_quota();
-        told.unwrap_or_else(|| self.policies.quota_of(self.answer.policy, &self.key()))
+        let inline = self.requests[self.answer.request].inline_quota();
+        inline.unwrap_or_else(|| self.policies.quota_of(self.answer.policy, &self.key()))
     }
 
     /// The block of its key, if the key [is blocked](Decision::is_blocked).

@@ -44,10 +44,10 @@ impl FieldBuffer {
             return;
         }
         let text = Bytes::from(self.text);
-        let told = NAMES.iter().zip(self.ends).filter(|(_, end)| *end > 0);
-        headers.reserve(told.clone().count());
+        let used = NAMES.iter().zip(self.ends).filter(|(_, end)| *end > 0);
+        headers.reserve(used.clone().count());
         let mut start = 0;
-        for (name, end) in told {
+        for (name, end) in used {
             let end = end as usize;
             if let Entry::Vacant(place) = headers.entry(name) {
                 let value = HeaderValue::from_maybe_shared(text.slice(start..end));

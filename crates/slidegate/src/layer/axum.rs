@@ -65,7 +65,7 @@ impl IntoResponse for NotLimited {
 }
 
 const NO_LAYER: NotLimited = NotLimited(
-    "no rate limit decision in the request: the route has no `RateLimitLayer`, or it has `.tell_handlers(false)`; add the layer",
+    "no rate limit decision in the request: the route has no `RateLimitLayer`, or it has `.without_extension()`; add the layer",
 );
 const NO_CLIENT: NotLimited = NotLimited(
     "no client address in the request: the `RateLimitLayer` of the route has no rule for it; add `.client_addr(...)`",

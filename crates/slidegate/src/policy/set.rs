@@ -203,8 +203,8 @@ impl PolicySet {
             name: &rule.policy.name,
             #[cfg(feature = "redis")]
             on_store_error: rule.policy.on_store_error,
-            quota: request.told_quota().unwrap_or(own_quota),
-            instead_of: request.told_quota().map(|_| own_quota),
+            quota: request.inline_quota().unwrap_or(own_quota),
+            instead_of: request.inline_quota().map(|_| own_quota),
             key,
             block,
             part: Part {

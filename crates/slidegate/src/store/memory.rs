@@ -47,10 +47,10 @@ use shard::{Address, Call, Shard};
 pub struct MemoryStore {
     clock: TimeSource,
     secret: HashSeed,
-    shards: Box<[Apart]>,
+    shards: Box<[PaddedShard]>,
     /// Number of bits by which a key's hash is shifted to get its shard.
     shift: u32,
-    census: Census,
+    key_count: KeyCount,
     /// The shard at which [`sweep`](Self::sweep) continues.
     next_swept: AtomicUsize,
     /// Created by the first check with an idempotency key.
@@ -61,21 +61,21 @@ pub struct MemoryStore {
 /// of lines that is prefetched together.
 #[derive(Debug)]
 #[repr(align(128))]
-struct Apart(Mutex<Kept>);
+struct PaddedShard(Mutex<ShardData>);
 
 /// The data of a lock.
 #[derive(Debug)]
-struct Kept {
+struct ShardData {
     shard: Shard,
     /// The quota of keys without a policy. Each shard has a pointer to it, so that a decision reads
     /// it under its lock, without another atomic operation.
     quota: Arc<Quota>,
-    told: InlineQuotas,
+    inline_quotas: InlineQuotas,
 }
 
 /// Numbers of keys over all shards.
 #[derive(Debug)]
-struct Census {
+struct KeyCount {
     held: AtomicUsize,
     max_keys: usize,
     dropped: AtomicU64,
@@ -123,14 +123,21 @@ impl MemoryStoreBuilder {
         let shards = (self.max_keys / KEYS_PER_SHARD).clamp(1, MAX_SHARDS);
         let bits = shards.ilog2();
         let none = Arc::new(Quota::per_second(0));
-        let kept =
-            || Kept { shard: Shard::default(), quota: Arc::clone(&none), told: InlineQuotas::default() };
+        let kept = || ShardData {
+            shard: Shard::default(),
+            quota: Arc::clone(&none),
+            inline_quotas: InlineQuotas::default(),
+        };
         MemoryStore {
             clock: self.clock,
             secret: HashSeed::random(),
-            shards: (0..1usize << bits).map(|_| Apart(Mutex::new(kept()))).collect(),
+            shards: (0..1usize << bits).map(|_| PaddedShard(Mutex::new(kept()))).collect(),
             shift: 64 - bits,
-            census: Census { held: AtomicUsize::new(0), max_keys: self.max_keys, dropped: AtomicU64::new(0) },
+            key_count: KeyCount {
+                held: AtomicUsize::new(0),
+                max_keys: self.max_keys,
+                dropped: AtomicU64::new(0),
+            },
             next_swept: AtomicUsize::new(0),
             idempotent: OnceLock::new(),
         }
@@ -214,9 +221,9 @@ impl MemoryStore {
     #[must_use]
     pub fn stats(&self) -> MemoryStats {
         MemoryStats {
-            keys: self.census.held.load(Ordering::Relaxed),
-            max_keys: self.census.max_keys,
-            dropped: self.census.dropped.load(Ordering::Relaxed),
+            keys: self.key_count.held.load(Ordering::Relaxed),
+            max_keys: self.key_count.max_keys,
+            dropped: self.key_count.dropped.load(Ordering::Relaxed),
         }
     }
 
@@ -230,7 +237,7 @@ impl MemoryStore {
         let mut removed = 0;
         for _ in 0..slots.div_ceil(KEYS_PER_SHARD) {
             let at = self.next_swept.fetch_add(1, Ordering::Relaxed) & (self.shards.len() - 1);
-            removed += self.lock(at).shard.sweep(now, KEYS_PER_SHARD, &self.census, &self.secret);
+            removed += self.lock(at).shard.sweep(now, KEYS_PER_SHARD, &self.key_count, &self.secret);
         }
         removed
     }
@@ -263,9 +270,9 @@ impl MemoryStore {
         let now = self.clock.now();
         let address = self.address(self.secret.id_of(key), OWN_POLICY);
         let mut guard = self.lock(self.shard_of(address.place));
-        let Kept { shard, quota, .. } = &mut *guard;
+        let ShardData { shard, quota, .. } = &mut *guard;
         let now = shard.arrive(now, &self.clock);
-        let call = Call { verb, address, quota, cost, now, census: &self.census, secret: &self.secret };
+        let call = Call { verb, address, quota, cost, now, key_count: &self.key_count, secret: &self.secret };
         run(shard, &call)
     }
 
@@ -292,9 +299,9 @@ impl MemoryStore {
     pub(crate) fn apply_single(&self, charge: &Charge<'_>) -> Decision {
         let now = self.clock.now();
         let mut call = self.call(charge, now);
-        let Kept { shard, told, .. } = &mut *self.lock(self.shard_of(call.address.place));
+        let ShardData { shard, inline_quotas, .. } = &mut *self.lock(self.shard_of(call.address.place));
         call.now = shard.arrive(now, &self.clock);
-        told.before(&call, charge.instead_of, shard);
+        inline_quotas.before(&call, charge.instead_of, shard);
         let decision = if charge.part.is_one_step() {
             shard.apply(&Call { cost: charge.part.asks(), ..call })
         } else {
@@ -302,7 +309,7 @@ impl MemoryStore {
             all_or_none(parts, |_, verb, cost| shard.apply(&Call { verb, cost, ..call })).decisions[0]
         };
         if charge.instead_of.is_some() {
-            told.after(&call, shard);
+            inline_quotas.after(&call, shard);
         }
         decision
     }
@@ -313,8 +320,8 @@ impl MemoryStore {
         let mut locked = self.lock_all(&mut calls);
         for (call, charge) in calls.iter().zip(charges) {
             let guard = self.guard_of(&locked, call);
-            let Kept { shard, told, .. } = &mut *locked[guard].1;
-            told.before(call, charge.instead_of, shard);
+            let ShardData { shard, inline_quotas, .. } = &mut *locked[guard].1;
+            inline_quotas.before(call, charge.instead_of, shard);
         }
         let parts: SmallVec<[Part; 4]> = charges.iter().map(|charge| charge.part).collect();
         let outcome = all_or_none(&parts, |at, verb, cost| {
@@ -324,8 +331,8 @@ impl MemoryStore {
         });
         for (call, _) in calls.iter().zip(charges).filter(|(_, charge)| charge.instead_of.is_some()) {
             let guard = self.guard_of(&locked, call);
-            let Kept { shard, told, .. } = &mut *locked[guard].1;
-            told.after(call, shard);
+            let ShardData { shard, inline_quotas, .. } = &mut *locked[guard].1;
+            inline_quotas.after(call, shard);
         }
         outcome.decisions
     }
@@ -352,7 +359,7 @@ impl MemoryStore {
         let mut all = ScannedKeys::default();
         let from = usize::try_from(from).unwrap_or(usize::MAX);
         for at in from..self.shards.len() {
-            let forgot = self.lock(at).shard.forget_policies(policies, &self.census, &self.secret);
+            let forgot = self.lock(at).shard.forget_policies(policies, &self.key_count, &self.secret);
             all.forgotten += forgot.forgotten;
             all.scanned += forgot.scanned;
             if all.scanned >= keys && at + 1 < self.shards.len() {
@@ -368,8 +375,8 @@ impl MemoryStore {
         let mut locked = self.lock_all(&mut calls);
         let found = calls.iter().map(|call| {
             let guard = self.guard_of(&locked, call);
-            let Kept { shard, told, .. } = &mut *locked[guard].1;
-            match told.quota(call.address.policy, call.address.id) {
+            let ShardData { shard, inline_quotas, .. } = &mut *locked[guard].1;
+            match inline_quotas.quota(call.address.policy, call.address.id) {
                 Some(quota) => shard.inspect(&Call { quota: &quota, ..*call }),
                 None => shard.inspect(call),
             }
@@ -384,16 +391,16 @@ impl MemoryStore {
     /// one. Goes through all keys, locking one shard at a time.
     pub(crate) fn requote(&self, requote: Requote<'_>) {
         for at in 0..self.shards.len() {
-            let Kept { shard, told, .. } = &mut *self.lock(at);
+            let ShardData { shard, inline_quotas, .. } = &mut *self.lock(at);
             self.requote_locked(shard, &|policy, key| {
-                if told.knows(policy, key) { None } else { requote(policy, key) }
+                if inline_quotas.knows(policy, key) { None } else { requote(policy, key) }
             });
         }
     }
 
     fn requote_locked(&self, shard: &mut Shard, requote: Requote<'_>) {
         let now = shard.arrive(self.clock.now(), &self.clock);
-        shard.requote(now, requote, &self.census, &self.secret);
+        shard.requote(now, requote, &self.key_count, &self.secret);
     }
 
     /// The seed of the keys' hashes.
@@ -415,7 +422,7 @@ impl MemoryStore {
             cost: charge.part.cost,
             // Set again under the lock.
             now: Moment { at: now, wall: now },
-            census: &self.census,
+            key_count: &self.key_count,
             secret: &self.secret,
         }
     }
@@ -434,7 +441,7 @@ impl MemoryStore {
     }
 
     #[inline]
-    fn lock(&self, at: usize) -> MutexGuard<'_, Kept> {
+    fn lock(&self, at: usize) -> MutexGuard<'_, ShardData> {
         self.shards[at].0.lock()
     }
 
@@ -447,7 +454,7 @@ impl MemoryStore {
         shards.dedup();
         let mut locked: Locked<'_> = shards.into_iter().map(|at| (at, self.lock(at))).collect();
         if let Some(first) = calls.first() {
-            let arrive = |now: Moment, kept: &mut Kept| kept.shard.arrive(now.at, &self.clock);
+            let arrive = |now: Moment, kept: &mut ShardData| kept.shard.arrive(now.at, &self.clock);
             let now = locked.iter_mut().fold(first.now, |now, (_, kept)| arrive(now, kept));
             calls.iter_mut().for_each(|call| call.now = now);
         }
@@ -465,7 +472,7 @@ impl MemoryStore {
 pub(crate) type Requote<'q> = &'q dyn Fn(u32, KeyId) -> Option<(Quota, Quota)>;
 
 /// Locked shards with their numbers, in ascending order.
-type Locked<'a> = SmallVec<[(usize, MutexGuard<'a, Kept>); 4]>;
+type Locked<'a> = SmallVec<[(usize, MutexGuard<'a, ShardData>); 4]>;
 
 impl Default for MemoryStore {
     fn default() -> Self {

@@ -1,7 +1,8 @@
-//! The Redis store: usage that many instances share, one script call a decision.
+//! The Redis store: usage that many instances share, with one script call per decision.
 //!
-//! A script settles, decides and charges all keys of a request in one step and replies what it found; the decisions are
-//! computed from that here. Calls for the same keys go together while one is under way.
+//! A script evaluates and charges all keys of a request in one step and replies what it found; the
+//! decisions are computed from that here. Checks that arrive while a call for the same keys is in
+//! flight are batched.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -49,17 +50,17 @@ use batch::Batcher;
 use call::{Reply, Subjects};
 use denial_cache::DenialCache;
 use examine::Seen;
-use invalidation::{Invalidations, Teller};
+use invalidation::{Invalidations, PublisherId};
 use names::Names;
 use scripts::Scripts;
 use server_time::ServerTimes;
 use spread::DenialRates;
 use transport::{Executed, Failure, LastFailure, Transport};
 
-/// Usage in Redis, Redis Cluster or a master that Sentinels name, shared by many instances.
+/// Usage in Redis, Redis Cluster or a master found through Sentinel, shared by many instances.
 ///
-/// It connects when it is first needed. Calls can fail, so a gate needs it within a
-/// [`FallbackStore`](crate::FallbackStore). Works within a tokio runtime.
+/// It connects on first use. Calls can fail, so a gate needs it within a
+/// [`FallbackStore`](crate::FallbackStore). Requires a tokio runtime.
 #[derive(Debug)]
 pub struct RedisStore {
     calls: Arc<Calls>,
@@ -69,41 +70,41 @@ pub struct RedisStore {
     options: RedisOptions,
 }
 
-/// What a call needs, also one whose caller is gone.
+/// The state that calls use, including calls whose caller has gone away.
 #[derive(Debug)]
 pub(crate) struct Calls {
     transport: Transport,
     scripts: Scripts,
     times: ServerTimes,
     batcher: Option<Batcher>,
-    remembered: Option<Arc<DenialCache>>,
+    denial_cache: Option<Arc<DenialCache>>,
     denials: DenialRates,
-    teller: Teller,
-    /// Another instance has told of a note.
+    publisher: PublisherId,
+    /// Notified when another instance publishes a change of the control document.
     control_document_changed: Notify,
     counts: Counts,
 }
 
-/// What happened since the store was made.
+/// Counters since the store was created.
 #[derive(Debug, Default)]
 struct Counts {
     calls: AtomicU64,
-    together: AtomicU64,
-    remembered: AtomicU64,
+    batched: AtomicU64,
+    cached_denials: AtomicU64,
     late: AtomicU64,
 }
 
-/// How a shared store has been used since it was made.
+/// How a shared store has been used since it was created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct RedisStats {
     /// Script calls made.
     pub calls: u64,
-    /// Checks that went along with another one's call.
-    pub coalesced: u64,
-    /// Checks denied from memory, without a call.
-    pub remembered: u64,
-    /// Calls that the server met too late, and charged nothing for.
+    /// Checks that joined another check's call.
+    pub batched: u64,
+    /// Checks denied by a cached denial, without a call.
+    pub cached_denials: u64,
+    /// Calls that reached the server after their deadline and charged nothing.
     pub late: u64,
     /// Calls that failed, by kind, after all retries.
     pub errors: StoreErrors,
@@ -117,7 +118,7 @@ impl From<Failure> for Undecided {
     }
 }
 
-/// A check with an id.
+/// A check with an idempotency key.
 struct Once<'a> {
     id: &'a str,
     cost: u64,
@@ -125,14 +126,14 @@ struct Once<'a> {
     names: &'a Names,
 }
 
-/// Before a call with an id is made again.
+/// Pause before a call with an idempotency key is repeated.
 const RETRY_PAUSE: Duration = Duration::from_millis(2);
 
-/// Most times that a call which came too late is made again within its deadline.
+/// How often a call that reached the server too late is repeated within its deadline.
 const MOST_LATE: u32 = 3;
 
 impl Calls {
-    /// Decides these requests on their keys, which lie in one slot, with one script call; one answer for each cost.
+    /// Decides these requests with one script call. All keys are in one slot. One answer per cost.
     async fn call(
         &self,
         subjects: &Subjects,
@@ -152,12 +153,12 @@ impl Calls {
             let arrived = instant();
             match subjects.read(costs, value) {
                 Ok(Reply::Done(answers, now)) => {
-                    self.heard(slot, now, sent, arrived);
+                    self.observe_time(slot, now, sent, arrived);
                     return Ok(answers);
                 }
                 Ok(Reply::Late(now)) => {
                     self.counts.late.fetch_add(1, Ordering::Relaxed);
-                    self.heard(slot, now, sent, arrived);
+                    self.observe_time(slot, now, sent, arrived);
                     late += 1;
                     if late >= MOST_LATE || arrived >= deadline {
                         let detail = "met the call past its deadline and charged nothing".to_owned();
@@ -169,7 +170,8 @@ impl Calls {
         }
     }
 
-    /// Checks these subjects of one slot with an id, again and again until the answer is known or the time is over.
+    /// Checks these subjects of one slot with an idempotency key. Repeats the call until the answer is
+    /// known or the deadline has passed.
     async fn call_once(
         &self,
         subjects: &Subjects,
@@ -186,12 +188,12 @@ impl Calls {
             let unread = LastFailure::default();
             match self.transport.run(script, &keys, &args, deadline, &unread).await.map_err(explain) {
                 Ok(value) => match subjects.read_once(once.cost, value) {
-                    // Its time is that of the first reply, and tells nothing of the server's clock.
+                    // Its time is that of the first reply, not of the server's clock now.
                     Ok(Reply::Done(answers, _)) => return Ok(answers.into_iter().next().unwrap_or_default()),
                     Err(unreadable) => return Err(self.misread(once.slot, &unreadable)),
                     Ok(Reply::Late(now)) => {
                         self.counts.late.fetch_add(1, Ordering::Relaxed);
-                        self.heard(once.slot, now, sent, instant());
+                        self.observe_time(once.slot, now, sent, instant());
                     }
                 },
                 Err(failure) if failure.kind == FailureKind::ConnectionLost => {}
@@ -205,23 +207,23 @@ impl Calls {
         }
     }
 
-    /// Ends every remembered denial, in all instances that can be told: room has come free.
-    async fn tell_of_room(&self, deadline: Instant) {
-        self.forget_denials();
-        if self.remembered.is_some() {
-            // Whoever does not hear it, has lost the store as well and remembers nothing.
+    /// Clears the cached denials of all connected instances, because capacity was freed.
+    async fn invalidate_denials(&self, deadline: Instant) {
+        self.clear_denials();
+        if self.denial_cache.is_some() {
+            // An instance that misses the message has lost its subscription and caches nothing.
             let _ = invalidation::publish(self, deadline).await;
         }
     }
 
-    /// Ends every remembered denial of this process: room may have come free in another way than by time.
-    fn forget_denials(&self) {
-        if let Some(remembered) = &self.remembered {
-            remembered.forget_all();
+    /// Clears the cached denials of this process, because capacity may have been freed.
+    fn clear_denials(&self) {
+        if let Some(cache) = &self.denial_cache {
+            cache.clear();
         }
     }
 
-    /// Deletes a key; says whether it was there.
+    /// Deletes a key. Returns whether it existed.
     async fn delete(&self, key: &[u8], deadline: Instant) -> Result<bool, Failure> {
         let mut delete = redis::cmd("DEL");
         delete.arg(key);
@@ -229,7 +231,8 @@ impl Calls {
         Ok(number(&deleted) == Some(1))
     }
 
-    /// The latest server time at which a call may still charge. Asks a server that was not heard of yet.
+    /// The latest server time at which a call may still charge. Asks the server for its time if it is
+    /// not known yet.
     async fn latest(&self, slot: u16, keys: &[Vec<u8>], deadline: Instant) -> Result<u64, Failure> {
         if let Some(latest) = self.times.latest(slot, deadline) {
             return Ok(latest);
@@ -242,14 +245,14 @@ impl Calls {
             let detail = format!("answered TIME with {time:?}");
             return Err(self.failed(slot, Executed::No, FailureKind::Malformed, detail));
         };
-        self.heard(slot, us, sent, arrived);
-        // It may have been set back meanwhile; then this call is only late, and made again.
+        self.observe_time(slot, us, sent, arrived);
+        // If the clock was set back meanwhile, this call is late and is repeated.
         Ok(self.times.latest(slot, deadline).unwrap_or(MOST))
     }
 
-    /// A reply with this server time has arrived, to a call of this slot.
-    fn heard(&self, slot: u16, server_us: u64, sent: Instant, arrived: Instant) {
-        self.times.heard(slot, server_us, (sent, arrived), || self.transport.holder_name(slot));
+    /// Records the server time of a reply to a call of this slot.
+    fn observe_time(&self, slot: u16, server_us: u64, sent: Instant, arrived: Instant) {
+        self.times.observe_time(slot, server_us, (sent, arrived), || self.transport.holder_name(slot));
     }
 
     /// The slot of the first key.
@@ -257,7 +260,7 @@ impl Calls {
         subjects.0.first().map_or(0, |subject| self.transport.slot(&subject.name))
     }
 
-    /// A failure that was found in a reply, counted.
+    /// Counts a failure found in a reply.
     fn failed(&self, slot: u16, executed: Executed, kind: FailureKind, detail: String) -> Failure {
         let failure = Failure { executed, kind, node: self.transport.holder_name(slot), detail };
         self.transport.count(&failure);
@@ -270,7 +273,7 @@ impl Calls {
     }
 }
 
-/// The microseconds that `TIME` tells.
+/// The microseconds of a reply to `TIME`.
 fn time_of(time: &Value) -> Option<u64> {
     let Value::Array(parts) = time else { return None };
     let [secs, micros] = parts.as_slice() else { return None };
@@ -285,7 +288,7 @@ fn number(value: &Value) -> Option<u64> {
     }
 }
 
-/// Says what a server's words mean for the keys.
+/// Adds what a server's error means for the keys, and how to fix it.
 fn explain(mut failure: Failure) -> Failure {
     if matches!(failure.kind, FailureKind::ForeignValue | FailureKind::WrongType) {
         failure.executed = Executed::No;
@@ -312,10 +315,10 @@ impl RedisStore {
             transport,
             scripts: Scripts::new(),
             times: ServerTimes::new(slots, instant()),
-            batcher: options.coalesce.then(Batcher::default),
-            remembered: options.remember_denials.then(Arc::default),
+            batcher: options.batches_checks.then(Batcher::default),
+            denial_cache: options.caches_denials.then(Arc::default),
             denials: DenialRates::default(),
-            teller: Teller::new(),
+            publisher: PublisherId::new(),
             control_document_changed: Notify::new(),
             counts: Counts::default(),
         };
@@ -333,27 +336,27 @@ impl RedisStore {
         let Some(cost) = charges.first().map(|charge| charge.part.cost) else { return Ok(SmallVec::new()) };
         let subjects = Subjects::of(charges, &self.names);
         if charges.iter().any(|charge| charge.part.verb == Verb::Refund) {
-            // What is denied until it has arrived, is true no longer than that.
-            self.calls.forget_denials();
+            // Denials cached before the refund arrives must not outlive it.
+            self.calls.clear_denials();
             let answers = self.calls.decide(&subjects, cost, deadline).await;
-            self.calls.tell_of_room(deadline).await;
+            self.calls.invalidate_denials(deadline).await;
             return answers;
         }
-        let remembered = self.calls.remembered.as_ref().filter(|_| subjects.may_be_cached());
-        let Some(remembered) = remembered else {
+        let cache = self.calls.denial_cache.as_ref().filter(|_| subjects.may_be_cached());
+        let Some(cache) = cache else {
             return self.calls.decide(&subjects, cost, deadline).await;
         };
-        self.invalidations.keep(&self.calls, remembered);
+        self.invalidations.keep(&self.calls, cache);
         let sent = instant();
-        match remembered.answer(&subjects, cost, sent) {
+        match cache.answer(&subjects, cost, sent) {
             Ok(answers) => {
-                self.calls.counts.remembered.fetch_add(1, Ordering::Relaxed);
+                self.calls.counts.cached_denials.fetch_add(1, Ordering::Relaxed);
                 Ok(answers)
             }
             Err(ticket) => {
                 let answers = self.calls.decide(&subjects, cost, deadline).await?;
                 if subjects.denies(&answers) {
-                    remembered.remember(&subjects, cost, &answers, ticket);
+                    cache.insert(&subjects, cost, &answers, ticket);
                 }
                 Ok(answers)
             }
@@ -361,7 +364,7 @@ impl RedisStore {
     }
 
     /// The call is repeated if its connection is lost. Keys in several slots of a cluster are checked
-    /// without the id.
+    /// without the idempotency key.
     async fn check_charges_once(&self, charges: &[Charge<'_>], id: &str) -> Result<Answers, Undecided> {
         let deadline = instant() + self.options.connection.deadline;
         let subjects = Subjects::of(charges, &self.names);
@@ -381,9 +384,9 @@ impl RedisStore {
 
     async fn reset_charges(&self, charges: &[Charge<'_>]) -> Result<bool, Failure> {
         let deadline = instant() + self.options.connection.deadline;
-        self.calls.forget_denials();
+        self.calls.clear_denials();
         let counted = self.delete(&Subjects::of(charges, &self.names), deadline).await;
-        self.calls.tell_of_room(deadline).await;
+        self.calls.invalidate_denials(deadline).await;
         counted
     }
 
@@ -395,8 +398,8 @@ impl RedisStore {
         Ok(counted)
     }
 
-    /// Pings every node that takes writes. Waits longer than a decision, because connections may have
-    /// to be made first.
+    /// Pings every node that accepts writes. Waits longer than a decision, because connections may
+    /// have to be opened first.
     ///
     /// # Errors
     /// If a node did not reply.
@@ -412,12 +415,12 @@ impl RedisStore {
     /// How the store has been used since it was created.
     #[must_use]
     pub fn stats(&self) -> RedisStats {
-        let Counts { calls, together, remembered, late } = &self.calls.counts;
+        let Counts { calls, batched, cached_denials, late } = &self.calls.counts;
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
         RedisStats {
             calls: of(calls),
-            coalesced: of(together),
-            remembered: of(remembered),
+            batched: of(batched),
+            cached_denials: of(cached_denials),
             late: of(late),
             errors: self.calls.transport.errors(),
             clock_jumps: self.calls.times.counts(),
@@ -477,6 +480,6 @@ impl SharedStore for RedisStore {
     }
 
     fn quotas_changed(&self) {
-        self.calls.forget_denials();
+        self.calls.clear_denials();
     }
 }

@@ -45,7 +45,7 @@ fn a_policy_for_those_who_name_it_decides_no_other_request() {
 
 /// Usage under a policy must count under an inline quota, and vice versa.
 #[test]
-fn usage_is_kept_between_told_quotas_and_the_policys_own() {
+fn usage_is_kept_between_inline_quotas_and_the_policys_own() {
     for algorithm in Algorithm::ALL {
         let quota = |limit| Quota::per_minute(limit).with_algorithm(algorithm);
         let (gate, _) = gate([policy("p", quota(5))]);
@@ -63,7 +63,7 @@ fn usage_is_kept_between_told_quotas_and_the_policys_own() {
 
 /// Inline quotas are stored beside keys: those of evicted keys must not accumulate.
 #[test]
-fn told_quotas_of_many_keys_that_leave_do_no_harm() {
+fn inline_quotas_of_many_keys_that_leave_do_no_harm() {
     let clock = ManualClock::new();
     let store = MemoryStore::builder().clock(clock.clone()).max_keys(200).build();
     let gate = Gate::with_memory(PolicySet::new([policy("p", Quota::per_minute(1))]).unwrap(), store);
@@ -181,7 +181,7 @@ fn counted_denials_are_charged_whoever_denies_and_waited_out() {
 proptest! {
     /// A quota that comes with each request decides as one that is configured before each.
     #[test]
-    fn told_quotas_decide_as_configured_ones(
+    fn inline_quotas_decide_as_configured_ones(
         algorithm in proptest::sample::select(Algorithm::ALL.as_slice()),
         steps in proptest::collection::vec((0u64..3000, 0usize..4, 0u64..5, 0u8..2), 1..80),
     ) {

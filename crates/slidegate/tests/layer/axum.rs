@@ -137,15 +137,15 @@ async fn a_handler_without_a_layer_is_told_what_is_missing() {
         .route("/limited", get(optional))
         .route("/limited/client", get(client))
         .layer(limits.clone().build().unwrap())
-        .route("/untold", get(left).layer(limits.tell_handlers(false).build().unwrap()))
+        .route("/without", get(left).layer(limits.without_extension().build().unwrap()))
         .route("/left", get(left))
         .route("/optional", get(optional))
         .route("/client", get(client));
     let address = serve(app).await;
     let no_layer = "no rate limit decision in the request: the route has no `RateLimitLayer`, or it has \
-                    `.tell_handlers(false)`; add the layer";
+                    `.without_extension()`; add the layer";
     assert_eq!(fetch(address, "GET", "/left").await, (500, no_layer.into()));
-    assert_eq!(fetch(address, "GET", "/untold").await, (500, no_layer.into()));
+    assert_eq!(fetch(address, "GET", "/without").await, (500, no_layer.into()));
     assert_eq!(fetch(address, "GET", "/client").await, (200, no_layer.into()));
     assert_eq!(fetch(address, "GET", "/optional").await, (200, "false".into()));
     assert_eq!(fetch(address, "GET", "/limited").await, (200, "true".into()));

@@ -370,7 +370,7 @@ fn checks_that_go_together_decide_as_one_after_another_in_memory() {
             let ours = fields(memory.check(&request).iter().next().unwrap().decision());
             assert_eq!(runtime.block_on(task).unwrap(), ours, "cost {cost} under {algorithm} of {limit}");
         }
-        assert!(redis.store().primary().stats().coalesced > 20, "{:?}", redis.store().stats());
+        assert!(redis.store().primary().stats().batched > 20, "{:?}", redis.store().stats());
     }
 }
 

@@ -81,7 +81,7 @@ async fn checks_that_go_together_are_decided_one_by_one_in_the_order_they_came()
     assert_eq!(used(&server.url(), "alice").await, expected);
     let after = gate.store().primary().stats();
     // The first is on its way when the others come.
-    assert_eq!((after.calls - before.calls, after.coalesced - before.coalesced), (2, 118));
+    assert_eq!((after.calls - before.calls, after.batched - before.batched), (2, 118));
 }
 
 /// More than one call can carry must not be lost or decided twice.
@@ -106,7 +106,7 @@ async fn a_thousand_checks_at_once_are_each_charged_once() {
         }
         assert_eq!(used(&server.url(), "alice").await, expected);
         let after = gate.store().primary().stats();
-        assert_eq!((after.calls - before.calls, after.coalesced - before.coalesced), (calls, checks - calls));
+        assert_eq!((after.calls - before.calls, after.batched - before.batched), (calls, checks - calls));
     }
 }
 
@@ -152,7 +152,7 @@ async fn without_coalescing_each_check_is_a_call_of_its_own() {
         assert_eq!(outcome.await.used, number);
     }
     let stats = gate.store().primary().stats();
-    assert_eq!((stats.calls - calls, stats.coalesced), (10, 0));
+    assert_eq!((stats.calls - calls, stats.batched), (10, 0));
     // A script that has to be loaded is asked for more than once.
     assert!(server.commandstats("evalsha").calls >= before + 10);
 }
@@ -165,7 +165,7 @@ async fn a_denied_key_costs_the_server_no_call_until_its_wait_is_over() {
     let policy = Policy::new("p", quota).unwrap().scope(["user"]);
     let gate = gate([policy], options(&server.url()).deadline(LATER));
     until_it_remembers(&gate).await;
-    let before_all = gate.store().primary().stats().remembered;
+    let before_all = gate.store().primary().stats().cached_denials;
     let request = Request::new().with("user", "alice");
     for _ in 0..2 {
         assert!(gate.check(&request).await.is_allowed());
@@ -201,7 +201,7 @@ async fn a_denied_key_costs_the_server_no_call_until_its_wait_is_over() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     assert!(remembered > 100, "{remembered}");
-    assert_eq!(gate.store().primary().stats().remembered - before_all, remembered);
+    assert_eq!(gate.store().primary().stats().cached_denials - before_all, remembered);
     assert_eq!(server.commandstats("evalsha").calls, before + 1);
 
     // A promised wait is kept: who comes then is admitted.
@@ -313,7 +313,7 @@ async fn without_remembering_each_denial_is_asked_for() {
         assert_eq!((outcome.allowed, outcome.source), (false, DecisionSource::Store));
     }
     assert_eq!(server.commandstats("evalsha").calls, before + 5);
-    assert_eq!(gate.store().primary().stats().remembered, 0);
+    assert_eq!(gate.store().primary().stats().cached_denials, 0);
 }
 
 /// Numbers that do not count are worse than none: somebody watches them.
@@ -323,7 +323,7 @@ async fn what_happens_is_counted() {
     let gate = gate([named("p", 2)], options(&server.url()).deadline(Duration::from_secs(3)));
     until_used(&gate, "alice").await;
     let begun = gate.store().primary().stats();
-    assert_eq!((begun.coalesced, begun.remembered, begun.late), (0, 0, 0));
+    assert_eq!((begun.batched, begun.cached_denials, begun.late), (0, 0, 0));
 
     // An hour passes in a moment: the call is late by the server's clock, and made again.
     server.clock().set(3_600_000_000);

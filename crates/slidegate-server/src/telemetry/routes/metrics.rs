@@ -261,9 +261,9 @@ fn store(page: &mut Page<'_>, observer: &Observer, shared: Shared<'_>) -> fmt::R
     let help = "Requests decided by fallbacks, because the store did not reply in time";
     page.total("store_fallbacks", help, shared.fallbacks().fallbacks)?;
     let help = "Checks that were batched with another call";
-    page.total("store_coalesced_checks", help, stats.coalesced)?;
+    page.total("store_coalesced_checks", help, stats.batched)?;
     let help = "Checks denied by a cached denial, without a call";
-    page.total("store_remembered_denials", help, stats.remembered)?;
+    page.total("store_remembered_denials", help, stats.cached_denials)?;
     let help = "Calls that reached the store after their deadline and charged nothing";
     page.total("store_late_calls", help, stats.late)?;
     let errors = stats.errors.iter().map(|(kind, count)| ([("kind", kind.name())], count));

@@ -42,8 +42,8 @@ impl InlineQuotas {
 
     fn refit(&mut self, call: &Call<'_>, instead_of: Option<&Quota>, shard: &mut Shard) {
         let name = (call.address.policy, call.address.id);
-        let told = self.quotas.get(&name).map(|(told, _)| *told);
-        if let Some(old) = told.or(instead_of.copied())
+        let stored = self.quotas.get(&name).map(|(quota, _)| *quota);
+        if let Some(old) = stored.or(instead_of.copied())
             && old != *call.quota
         {
             shard.requote_one(call, &old);

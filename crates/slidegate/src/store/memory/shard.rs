@@ -1,7 +1,7 @@
 //! A shard: one table per algorithm, under one lock.
 
 use super::table::{Slot, Table, Tick};
-use super::{Census, Requote};
+use super::{KeyCount, Requote};
 use crate::algorithm::{self, Done, State, decision, for_algorithm, for_each_algorithm, inspect, perform};
 use crate::decision::Decision;
 use crate::key::{HashSeed, KeyId};
@@ -80,7 +80,7 @@ pub(super) struct Call<'a> {
     pub(super) quota: &'a Quota,
     pub(super) cost: u64,
     pub(super) now: Moment,
-    pub(super) census: &'a Census,
+    pub(super) key_count: &'a KeyCount,
     pub(super) secret: &'a HashSeed,
 }
 
@@ -141,14 +141,14 @@ impl Shard {
         let before = self.done / SWEEP_EVERY;
         self.done = self.done.wrapping_add(units);
         if self.done / SWEEP_EVERY != before {
-            self.sweep(call.now.at, SWEEP_SLOTS, call.census, call.secret);
+            self.sweep(call.now.at, SWEEP_SLOTS, call.key_count, call.secret);
         }
     }
 
     /// Counts a new key, and evicts one if the store is full.
     fn admit(&mut self, call: &Call<'_>) {
         self.work(NEW_KEY, call);
-        if call.census.held.fetch_add(1, Ordering::Relaxed) >= call.census.max_keys {
+        if call.key_count.held.fetch_add(1, Ordering::Relaxed) >= call.key_count.max_keys {
             self.drop_weakest(call);
         }
     }
@@ -166,9 +166,9 @@ impl Shard {
         for_algorithm!(algorithm, S => {
             S::table(self).remove(weakest.at, call.secret);
         });
-        call.census.held.fetch_sub(1, Ordering::Relaxed);
+        call.key_count.held.fetch_sub(1, Ordering::Relaxed);
         if weakest.counts {
-            call.census.dropped.fetch_add(1, Ordering::Relaxed);
+            call.key_count.dropped.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -177,19 +177,25 @@ impl Shard {
         &mut self,
         now: Timestamp,
         slots: usize,
-        census: &Census,
+        key_count: &KeyCount,
         secret: &HashSeed,
     ) -> usize {
         let now = tick(now.as_micros());
         let removed = self.tables.sweep(now, slots, secret);
         if removed > 0 {
-            census.held.fetch_sub(removed, Ordering::Relaxed);
+            key_count.held.fetch_sub(removed, Ordering::Relaxed);
         }
         removed
     }
 
     /// Converts every key to its new quota; see [`Requote`].
-    pub(super) fn requote(&mut self, now: Moment, requote: Requote<'_>, census: &Census, secret: &HashSeed) {
+    pub(super) fn requote(
+        &mut self,
+        now: Moment,
+        requote: Requote<'_>,
+        key_count: &KeyCount,
+        secret: &HashSeed,
+    ) {
         let mut removed = 0;
         for algorithm in Algorithm::ALL {
             removed += for_algorithm!(algorithm, S => {
@@ -201,7 +207,7 @@ impl Shard {
                 })
             });
         }
-        census.held.fetch_sub(removed, Ordering::Relaxed);
+        key_count.held.fetch_sub(removed, Ordering::Relaxed);
     }
 
     /// Converts one key from its old quota to the call's.
@@ -216,7 +222,7 @@ impl Shard {
                 && !refit(table.slot(at), old, call.quota, call.now)
             {
                 table.remove(at, call.secret);
-                call.census.held.fetch_sub(1, Ordering::Relaxed);
+                call.key_count.held.fetch_sub(1, Ordering::Relaxed);
             }
         });
     }
@@ -242,7 +248,7 @@ impl Shard {
     pub(super) fn forget_policies(
         &mut self,
         policies: &[u32],
-        census: &Census,
+        key_count: &KeyCount,
         secret: &HashSeed,
     ) -> ScannedKeys {
         let mut forgot = ScannedKeys::default();
@@ -253,7 +259,7 @@ impl Shard {
                     !policies.contains(&policy)
                 })
             });
-            census.held.fetch_sub(removed, Ordering::Relaxed);
+            key_count.held.fetch_sub(removed, Ordering::Relaxed);
             forgot.forgotten += removed as u64;
         }
         forgot
@@ -274,7 +280,7 @@ impl Shard {
                     None => false,
                     Some(at) => {
                         let mut state = table.remove(at, call.secret);
-                        call.census.held.fetch_sub(1, Ordering::Relaxed);
+                        call.key_count.held.fetch_sub(1, Ordering::Relaxed);
                         let settled = state.settle(call.quota, time_for::<S>(call.now).as_micros());
                         state.used(call.quota, settled) > 0
                     }

@@ -152,7 +152,7 @@ impl Worker {
     async fn run(self, calls: Arc<Calls>, first: Waiter) {
         let mut batch = vec![first];
         while !batch.is_empty() {
-            calls.counts.together.fetch_add(batch.len() as u64 - 1, Ordering::Relaxed);
+            calls.counts.batched.fetch_add(batch.len() as u64 - 1, Ordering::Relaxed);
             let costs: SmallVec<[u64; 8]> = batch.iter().map(|waiter| waiter.cost).collect();
             // They came in order, so the first has the earliest deadline.
             let deadline = batch[0].deadline;

@@ -173,7 +173,7 @@ impl RedisStore {
         let written = calls.transport.run(script, &[KEY.to_vec()], &args, deadline, &unread).await;
         let written = written.map_err(explain)? == Value::Int(1);
         if written {
-            calls.forget_denials();
+            calls.clear_denials();
             // An instance that does not receive it polls within seconds.
             let _ = invalidation::publish_control_document(calls, deadline).await;
         }
@@ -183,8 +183,8 @@ impl RedisStore {
     /// Waits until another instance announces that it wrote the control document. Announcements can be
     /// lost, and can come without a change: read the document from a timer as well.
     pub async fn control_document_changed(&self) {
-        if let Some(remembered) = &self.calls.remembered {
-            self.invalidations.keep(&self.calls, remembered);
+        if let Some(cache) = &self.calls.denial_cache {
+            self.invalidations.keep(&self.calls, cache);
         }
         self.calls.control_document_changed.notified().await;
     }

@@ -99,7 +99,7 @@ impl DenialCache {
     /// been missed before.
     pub(crate) fn set_subscribed(&self, subscribed: bool) {
         self.subscribed.store(subscribed, Ordering::SeqCst);
-        self.forget_all();
+        self.clear();
     }
 
     /// The cached denial for these keys and this cost, with the waits that are left; otherwise the
@@ -134,7 +134,7 @@ impl DenialCache {
     }
 
     /// Caches a denial that the call of this ticket replied.
-    pub(crate) fn remember(&self, subjects: &Subjects, cost: u64, answers: &Answers, ticket: Ticket) {
+    pub(crate) fn insert(&self, subjects: &Subjects, cost: u64, answers: &Answers, ticket: Ticket) {
         let Ticket { keys, generation, sent } = ticket;
         let denying =
             subjects.0.iter().zip(answers).filter(|(subject, one)| subject.part.enforced && one.is_denied());
@@ -154,7 +154,7 @@ impl DenialCache {
     }
 
     /// Invalidates every denial in one step: sets are cleared when they are next used.
-    pub(crate) fn forget_all(&self) {
+    pub(crate) fn clear(&self) {
         self.generation.fetch_add(1, Ordering::SeqCst);
     }
 
@@ -251,7 +251,7 @@ mod tests {
     fn check(cache: &DenialCache, user: u64, now: Instant, retry_us: u64) -> bool {
         let subjects = subjects(user);
         let Err(ticket) = cache.answer(&subjects, 1, now) else { return false };
-        cache.remember(&subjects, 1, &denied(retry_us), ticket);
+        cache.insert(&subjects, 1, &denied(retry_us), ticket);
         true
     }
 
@@ -283,7 +283,7 @@ mod tests {
         let room: usize = cache.sets.iter().map(|set| set.lock().unwrap().denials.capacity()).sum();
         assert!(room * size_of::<Denial>() <= 10 << 20, "{room} of {} bytes", size_of::<Denial>());
         let before = cache.steps.load(Ordering::Relaxed);
-        cache.forget_all();
+        cache.clear();
         assert_eq!(cache.steps.load(Ordering::Relaxed), before, "forgetting goes through nothing");
         assert!((0..2 * most).step_by(97).all(|user| !is_cached(&cache, user, now)));
     }
@@ -297,7 +297,7 @@ mod tests {
         let stopped = cache.sets[index(1)].lock().unwrap();
         assert!(check(&cache, other, now, HOUR_US));
         assert!(is_cached(&cache, other, now));
-        cache.forget_all();
+        cache.clear();
         assert!(!is_cached(&cache, other, now));
         drop(stopped);
     }
@@ -340,8 +340,8 @@ mod tests {
         let (cache, now) = (subscribed(), crate::time::instant());
         let subjects = subjects(1);
         let ticket = cache.answer(&subjects, 1, now).unwrap_err();
-        cache.forget_all();
-        cache.remember(&subjects, 1, &denied(HOUR_US), ticket);
+        cache.clear();
+        cache.insert(&subjects, 1, &denied(HOUR_US), ticket);
         assert!(!is_cached(&cache, 1, now));
         // While invalidations are not received, nothing is cached, nor are replies to calls sent
         // then.
@@ -350,7 +350,7 @@ mod tests {
         assert!(!is_cached(&cache, 1, now));
         let ticket = cache.answer(&subjects, 1, now).unwrap_err();
         cache.set_subscribed(true);
-        cache.remember(&subjects, 1, &denied(HOUR_US), ticket);
+        cache.insert(&subjects, 1, &denied(HOUR_US), ticket);
         assert!(!is_cached(&cache, 1, now));
         assert!(check(&cache, 1, now, HOUR_US));
         assert!(is_cached(&cache, 1, now));

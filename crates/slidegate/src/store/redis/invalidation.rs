@@ -42,9 +42,9 @@ impl Invalidations {
 
 /// The id of a publisher, so that it ignores its own messages.
 #[derive(Debug)]
-pub(crate) struct Teller(String);
+pub(crate) struct PublisherId(String);
 
-impl Teller {
+impl PublisherId {
     /// A random id.
     pub(crate) fn new() -> Self {
         Self(format!("{:016x}", jitter::below(u64::MAX)))
@@ -54,14 +54,14 @@ impl Teller {
 /// Publishes that usage was refunded or reset.
 pub(crate) async fn publish(calls: &Calls, deadline: Instant) -> Result<(), Failure> {
     let mut command = Cmd::new();
-    command.arg("PUBLISH").arg(CHANNEL).arg(&calls.teller.0);
+    command.arg("PUBLISH").arg(CHANNEL).arg(&calls.publisher.0);
     calls.transport.command(None, &command, deadline).await.map(|_| ())
 }
 
 /// Publishes that the control document was replaced, which may have changed limits.
 pub(crate) async fn publish_control_document(calls: &Calls, deadline: Instant) -> Result<(), Failure> {
     let mut command = Cmd::new();
-    command.arg("PUBLISH").arg(CHANNEL).arg(format!("{}{CONTROL_DOCUMENT}", calls.teller.0));
+    command.arg("PUBLISH").arg(CHANNEL).arg(format!("{}{CONTROL_DOCUMENT}", calls.publisher.0));
     calls.transport.command(None, &command, deadline).await.map(|_| ())
 }
 
@@ -102,8 +102,8 @@ impl Subscriber {
                 Ok(Some(message)) => {
                     let Some(calls) = calls.upgrade() else { return Ok(()) };
                     let message = message.get_payload_bytes();
-                    if !message.starts_with(calls.teller.0.as_bytes()) {
-                        self.cache.forget_all();
+                    if !message.starts_with(calls.publisher.0.as_bytes()) {
+                        self.cache.clear();
                         if message.ends_with(CONTROL_DOCUMENT.as_bytes()) {
                             calls.control_document_changed.notify_one();
                         }

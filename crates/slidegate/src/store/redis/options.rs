@@ -44,15 +44,15 @@ use crate::store::redis::transport::{ClientCertificate, ConnectionOptions, Pem};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RedisOptions {
     pub(crate) connection: ConnectionOptions,
-    /// Whether checks of the same keys go together.
-    pub(crate) coalesce: bool,
-    /// Whether a denial is remembered while it is true.
-    pub(crate) remember_denials: bool,
+    /// Whether checks of the same keys are batched.
+    pub(crate) batches_checks: bool,
+    /// Whether denials are cached while they are true.
+    pub(crate) caches_denials: bool,
     pub(crate) names: Names,
 }
 
 impl RedisOptions {
-    /// Options for the place that a URL names, all else at its default.
+    /// Options for the servers in a URL, all else at its default.
     ///
     /// # Errors
     /// An unknown scheme, a missing host or master name, a port or database that is no number, a
@@ -60,27 +60,27 @@ impl RedisOptions {
     pub fn new(url: &str) -> Result<Self, Error> {
         Ok(Self {
             connection: ConnectionOptions::parse(url)?,
-            coalesce: true,
-            remember_denials: true,
+            batches_checks: true,
+            caches_denials: true,
             names: Names { secret: Names::NO_SECRET, always_hashed: false, hash_tag: None },
         })
     }
 
-    /// Makes one call for each check, also while another for the same keys is under way.
+    /// Makes one call for each check.
     ///
-    /// Unless told so, those that come meanwhile wait and go as one call, which decides them in the
-    /// order they came.
+    /// By default, checks that arrive while a call for the same keys is in flight wait for it and
+    /// go as one call, which decides them in their order of arrival.
     #[must_use]
     pub fn without_batching(self) -> Self {
-        Self { coalesce: false, ..self }
+        Self { batches_checks: false, ..self }
     }
 
-    /// Asks the server also for what it has just denied.
+    /// Calls the server for every check.
     ///
-    /// Unless told so, a denial is remembered in this process for as long as it is surely true.
+    /// By default, a denial is cached in this process for as long as it is certainly true.
     #[must_use]
     pub fn without_denial_cache(self) -> Self {
-        Self { remember_denials: false, ..self }
+        Self { caches_denials: false, ..self }
     }
 
     /// Hashes every id in the names of keys, not only those that are long or not plain: for a

@@ -92,7 +92,7 @@ impl RedisStore {
             }
         }
         // Also after a failure: some may have been deleted.
-        self.calls.tell_of_room(instant() + self.options.connection.deadline).await;
+        self.calls.invalidate_denials(instant() + self.options.connection.deadline).await;
         deleted
     }
 

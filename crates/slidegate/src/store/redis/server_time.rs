@@ -88,7 +88,7 @@ impl ServerTimes {
 
     /// A reply with this server time has arrived, to a call that was sent not before `sent`. `node`
     /// names the server.
-    pub(crate) fn heard(
+    pub(crate) fn observe_time(
         &self,
         slot: u16,
         server_us: u64,
@@ -201,7 +201,8 @@ mod tests {
         fn call_for(&self, slot: u16, sent: u64, arrived: u64) {
             let ran = i64::try_from(u64::midpoint(sent, arrived)).unwrap();
             let server_us = u64::try_from((ran + self.ahead_ms) * 1000).unwrap();
-            self.times.heard(slot, server_us, (self.at(sent), self.at(arrived)), || "10.0.0.5:6379".into());
+            self.times
+                .observe_time(slot, server_us, (self.at(sent), self.at(arrived)), || "10.0.0.5:6379".into());
         }
 
         fn counts(&self) -> (u64, u64) {
@@ -228,7 +229,7 @@ mod tests {
         assert_eq!(server.counts(), (0, 1));
     }
 
-    /// A forward jump frees whole limits at once; who is not told looks for the cause in their
+    /// A forward jump frees whole limits at once; an operator without a warning looks for the cause in their
     /// traffic.
     #[tokio::test(start_paused = true)]
     async fn jumps_ahead_and_back_are_counted_once_each_with_their_size() {

@@ -221,7 +221,7 @@ impl Calls {
                 let _ = calls.call_one(&subjects.with_verb(Verb::Refund), cost, deadline).await;
             }
             // Denials that were cached meanwhile may be out of date.
-            calls.tell_of_room(deadline).await;
+            calls.invalidate_denials(deadline).await;
         });
     }
 
