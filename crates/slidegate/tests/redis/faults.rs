@@ -190,6 +190,7 @@ async fn a_black_hole_opens_the_breaker_after_a_few_calls_and_the_others_are_ans
     let gate = healthy(hasty(&proxy.url())).await;
     proxy.set(Mode::BlackHole);
     let before = errors(&gate, FailureKind::Timeout);
+    // The breaker opens, unless an attempt to reconnect fails before: then callers get its error.
     for _ in 0..30 {
         assert_eq!(check(&gate, "alice").await.source, DecisionSource::Local);
         if gate.store().primary().nodes()[0].breaker == BreakerState::Open {
@@ -198,22 +199,17 @@ async fn a_black_hole_opens_the_breaker_after_a_few_calls_and_the_others_are_ans
     }
     let waited = errors(&gate, FailureKind::Timeout) - before;
     assert!(waited <= 5, "{waited} calls waited: {:?}", gate.store().primary().nodes());
-    assert_ne!(gate.store().primary().nodes()[0].breaker, BreakerState::Closed);
-    // All but the probe of each tenth of a second, of which a busy machine sees more.
-    let (before, start) = (errors(&gate, FailureKind::BreakerOpen), Instant::now());
+    // Probes wait for their deadline. A slow machine sends more of them, but most calls are none.
+    let before = errors(&gate, FailureKind::Timeout);
     for _ in 0..200 {
         check(&gate, "alice").await;
     }
-    let probes = 200 - (errors(&gate, FailureKind::BreakerOpen) - before);
-    let most = 1 + start.elapsed().as_millis() / 100;
-    assert!(
-        u128::from(probes) <= most,
-        "{probes} of 200, {most} expected: {:?}",
-        gate.store().primary().nodes()
-    );
-    // The error names why the breaker opened.
+    let probes = errors(&gate, FailureKind::Timeout) - before;
+    assert!(probes < 100, "{probes} of 200 waited: {:?}", gate.store().primary().nodes());
+    // The error names why the node is not called.
     let why = last_failure(&gate);
-    assert!(why.contains("no reply within") || why.contains("not connected within"), "{why}");
+    let reasons = ["no reply within", "not connected within", "cannot connect"];
+    assert!(reasons.iter().any(|reason| why.contains(reason)), "{why}");
 
     proxy.set(Mode::Pass);
     assert_eq!(until_used(&gate, "alice").await, [0]);
