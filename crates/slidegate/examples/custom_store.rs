@@ -1,8 +1,9 @@
 //! A store of your own: usage in an ordered map under one lock.
 //!
-//! [`KeyState`] computes each decision as the stores of slidegate do. What is left for a store is to
-//! find the state of a key, and to keep other calls away while it decides. Replace the map with the
-//! table of a database that is embedded in your program, or wrap another store to observe its calls.
+//! [`KeyState`] computes each decision as the stores of slidegate do. What is left for a store is
+//! to find the state of a key, and to keep other calls away while it decides. Replace the map with
+//! the table of a database that is embedded in your program, or wrap another store to observe its
+//! calls.
 //!
 //! ```sh
 //! cargo run -p slidegate --example custom_store
@@ -143,7 +144,8 @@ mod tests {
                         let window_us = 1_000 + later_us;
                         ours.configure(quotas(limits, window_us)).unwrap();
                         theirs.configure(quotas(limits, window_us)).unwrap();
-                        // A `KeyState` takes the new quota over at its next decision, the memory store now.
+                        // A `KeyState` takes the new quota over at its next decision, the memory
+                        // store now.
                         for user in USERS {
                             for path in PATHS {
                                 ours.peek(&Request::new().with("user", user).with("path", path));

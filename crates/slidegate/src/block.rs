@@ -1,7 +1,8 @@
 //! Blocks: keys that nothing of cost passes under, whatever their quota has left.
 //!
-//! A block is not a quota of zero: the decision keeps the key's own limit and usage, and the wait is the rest of the block.
-//! It is laid over what the store says of the key, so it needs no store to hold, and ends at once when it is lifted.
+//! A block is not a quota of zero: the decision keeps the key's own limit and usage, and the wait
+//! is the rest of the block. It is laid over what the store says of the key, so it needs no store
+//! to hold, and ends at once when it is lifted.
 
 use smallvec::SmallVec;
 
@@ -45,8 +46,8 @@ impl Block {
         Self { until: None, by: None }
     }
 
-    /// The same block with the name of whoever made it. The name is for operators: header fields and problem bodies, which
-    /// reach end users, do not contain it.
+    /// The same block with the name of whoever made it. The name is for operators: header fields
+    /// and problem bodies, which reach end users, do not contain it.
     #[must_use]
     pub fn by(self, name: impl Into<Box<str>>) -> Self {
         Self { by: Some(name.into()), ..self }
@@ -75,8 +76,8 @@ impl Block {
 
 /// What is left of the blocks of charges, of which at least one is not over.
 ///
-/// A block denies what asks for any cost, whatever the store would say. So the store is asked about usage
-/// only, and the block is laid over its decision.
+/// A block denies what asks for any cost, whatever the store would say. So the store is asked about
+/// usage only, and the block is laid over its decision.
 #[derive(Debug)]
 pub(crate) struct Blocks {
     /// For each charge, in microseconds.
@@ -84,7 +85,8 @@ pub(crate) struct Blocks {
 }
 
 impl Blocks {
-    /// `None` if no key is blocked now, which is the usual case. `now` is the date, as blocks end at one.
+    /// `None` if no key is blocked now, which is the usual case. `now` is the date, as blocks end
+    /// at one.
     pub(crate) fn of(charges: &[Charge<'_>], now: impl FnOnce() -> Timestamp) -> Option<Self> {
         if charges.iter().all(|charge| charge.block.is_none()) {
             return None;
@@ -115,10 +117,11 @@ impl Blocks {
     }
 }
 
-/// A decision on a key that is blocked for so long. `asks` says whether the block denies what was asked.
+/// A decision on a key that is blocked for so long. `asks` says whether the block denies what was
+/// asked.
 ///
-/// Nothing remains of the limit while the block lasts. Where the key has no room either when the block ends, the wait is
-/// the longer of the two, so that the same request passes after it.
+/// Nothing remains of the limit while the block lasts. Where the key has no room either when the
+/// block ends, the wait is the longer of the two, so that the same request passes after it.
 pub(crate) fn blocked(decision: Decision, rest_us: u64, asks: bool) -> Decision {
     let Waits { retry_us, reset_us, frees_us } = decision.waits;
     // What a fallback says of the wait is a guess about the store, which the block does not need.

@@ -10,7 +10,8 @@ use crate::verb::{Role, Verb};
 /// What a [`Store`](crate::store::Store) carries out on one key: one policy's part of a request.
 #[derive(Debug, Clone)]
 pub struct Charge<'a> {
-    /// Tells the policy's usage from that of others. Stays with the policy's name when policies are configured anew.
+    /// Tells the policy's usage from that of others. Stays with the policy's name when policies are
+    /// configured anew.
     pub(crate) number: u32,
     /// What a shared store knows the policy by.
     pub(crate) name: &'a str,
@@ -77,7 +78,8 @@ impl<'a> Charge<'a> {
 pub(crate) struct Part {
     pub(crate) verb: Verb,
     pub(crate) role: Role,
-    /// The request that it is for. Of [`Role::Refusals`] the position of the part that it belongs to.
+    /// The request that it is for. Of [`Role::Refusals`] the position of the part that it belongs
+    /// to.
     pub(crate) link: usize,
     pub(crate) cost: u64,
     /// Whether a denial denies the request: not under a shadow policy.
@@ -129,12 +131,14 @@ pub enum Excess {
     /// Deny it and charge nothing.
     #[default]
     Refuse,
-    /// Admit it while anything remains and charge it in full, up to [`Quota::max_used`](crate::Quota::max_used), so that later
-    /// requests wait out what it exceeds the limit by: for costs that are known only when they have arisen, such as tokens of
-    /// a language model.
+    /// Admit it while anything remains and charge it in full, up to
+    /// [`Quota::max_used`](crate::Quota::max_used), so that later requests wait out what it exceeds
+    /// the limit by: for costs that are known only when they have arisen, such as tokens of a
+    /// language model.
     Charge,
-    /// Deny it and charge it all the same, as limiters do that count every hit. The cost is charged whatever becomes of
-    /// the request, also when it is another policy that denies it. A client that keeps asking stays denied.
+    /// Deny it and charge it all the same, as limiters do that count every hit. The cost is charged
+    /// whatever becomes of the request, also when it is another policy that denies it. A client
+    /// that keeps asking stays denied.
     Count,
 }
 
@@ -170,14 +174,14 @@ pub(crate) type Charges<'a> = SmallVec<[Charge<'a>; 4]>;
 #[derive(Debug, Default)]
 pub(crate) struct Plan<'a> {
     pub(crate) charges: Charges<'a>,
-    /// Requests that met an earlier one on a key, with the position of its charge, which carries the
-    /// cost of both.
+    /// Requests that met an earlier one on a key, with the position of its charge, which carries
+    /// the cost of both.
     pub(crate) met: Vec<(usize, usize)>,
 }
 
 impl<'a> Plan<'a> {
-    /// Adds a charge of the last request. One that meets an earlier request on its key is added to that
-    /// charge: looked at one by one, each would fit where both do not.
+    /// Adds a charge of the last request. One that meets an earlier request on its key is added to
+    /// that charge: looked at one by one, each would fit where both do not.
     pub(crate) fn add(&mut self, mut charge: Charge<'a>) {
         if charge.part.role == Role::Refusals {
             let Some(base) = self.base_of(&charge) else { return };
@@ -214,8 +218,8 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// The position of the charge that a charge for refusals belongs to: under the same policy, of the
-    /// request just before.
+    /// The position of the charge that a charge for refusals belongs to: under the same policy, of
+    /// the request just before.
     fn base_of(&self, charge: &Charge<'_>) -> Option<usize> {
         let before = charge.request.checked_sub(1)?;
         let is_base = |known: &Charge<'_>| known.policy == charge.policy && known.part.role != Role::Refusals;
@@ -227,11 +231,11 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// The charges as a store has to decide them, where it is known before that some of them are denied:
-/// by a block, or because nobody can be asked.
+/// The charges as a store has to decide them, where it is known before that some of them are
+/// denied: by a block, or because nobody can be asked.
 ///
-/// Those are only peeked at, and deny nothing any more. If they deny the call, nothing else is charged
-/// either.
+/// Those are only peeked at, and deny nothing any more. If they deny the call, nothing else is
+/// charged either.
 pub(crate) fn with_denials<'a>(charges: &[Charge<'a>], is_denied: impl Fn(usize) -> bool) -> Charges<'a> {
     let parts = || charges.iter().map(|charge| charge.part);
     let (mut is_call_denied, mut is_denied_by_peek) = (false, false);

@@ -66,8 +66,8 @@ impl Reason {
     }
 }
 
-/// Where a decision comes from. Every variant except [`DecisionSource::Store`] did without the shared
-/// store.
+/// Where a decision comes from. Every variant except [`DecisionSource::Store`] did without the
+/// shared store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum DecisionSource {
@@ -131,8 +131,9 @@ impl Decision {
         self.remaining = if self.is_blocked { 0 } else { self.limit.saturating_sub(self.used) };
     }
 
-    /// Denies it if more is used than the limit, or all of it where the first unit of a cost has to fit.
-    /// The wait is until nothing is used: how much of it frees earlier is not known of usage that was added.
+    /// Denies it if more is used than the limit, or all of it where the first unit of a cost has to
+    /// fit. The wait is until nothing is used: how much of it frees earlier is not known of usage
+    /// that was added.
     pub(crate) fn deny_over_limit(&mut self, is_full_over: bool) {
         let is_over = self.used > self.limit || is_full_over && self.used >= self.limit;
         if is_over && self.is_allowed() {

@@ -82,8 +82,8 @@ impl Error {
         Self { kind: Kind::MissingAttribute, message }
     }
 
-    /// An error of a [store](crate::store::Store): it did not reply, or was configured wrongly. The text
-    /// is one line.
+    /// An error of a [store](crate::store::Store): it did not reply, or was configured wrongly. The
+    /// text is one line.
     pub fn store(message: impl Into<String>) -> Self {
         Self { kind: Kind::Store, message: message.into() }
     }

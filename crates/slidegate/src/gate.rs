@@ -27,7 +27,8 @@ mod decisions;
 use decisions::Answer;
 pub use decisions::{Decisions, PolicyDecision};
 
-/// A set of policies over a store. Decides a request under all policies that apply, in one atomic step.
+/// A set of policies over a store. Decides a request under all policies that apply, in one atomic
+/// step.
 ///
 /// ```
 /// use slidegate::{Gate, Match, Policy, PolicySet, Quota, Request};
@@ -48,8 +49,8 @@ pub use decisions::{Decisions, PolicyDecision};
 /// # Ok::<(), slidegate::Error>(())
 /// ```
 ///
-/// A request that no policy applies to is allowed. One that is [`under`](Request::under) a policy that
-/// the gate does not have is denied, with an [error](Decisions::error).
+/// A request that no policy applies to is allowed. One that is [`under`](Request::under) a policy
+/// that the gate does not have is denied, with an [error](Decisions::error).
 ///
 /// The methods of a gate over a [local](crate::store::Local) store, such as [`MemoryStore`], return
 /// their result. Those of a gate over a [remote](crate::store::Remote) store, such as a
@@ -61,14 +62,14 @@ pub struct Gate<S = MemoryStore> {
     numbers: Mutex<Numbers>,
 }
 
-/// A gate over Redis, Redis Cluster or a master that Sentinels name, and over other servers that speak
-/// its protocol: limits that many instances share.
+/// A gate over Redis, Redis Cluster or a master that Sentinels name, and over other servers that
+/// speak its protocol: limits that many instances share.
 ///
-/// It always answers within its deadline, and needs no Redis to be created. While Redis does not reply,
-/// each policy decides by its [fallback](crate::Policy::on_store_error), and every decision says
-/// [who made it](crate::Decision::source). Works within a tokio runtime. In a cluster, a call whose
-/// keys are in several slots takes one step for each slot and verb, and what a later denial would have
-/// prevented is refunded.
+/// It always answers within its deadline, and needs no Redis to be created. While Redis does not
+/// reply, each policy decides by its [fallback](crate::Policy::on_store_error), and every decision
+/// says [who made it](crate::Decision::source). Works within a tokio runtime. In a cluster, a call
+/// whose keys are in several slots takes one step for each slot and verb, and what a later denial
+/// would have prevented is refunded.
 ///
 /// ```no_run
 /// use slidegate::{Policy, PolicySet, Quota, RedisOptions, Request, SharedGate};
@@ -185,9 +186,11 @@ impl<S: Store> Gate<S> {
         &self.store
     }
 
-    /// Decides a request and charges its cost under every policy that applies, or under none if an enforced one denies.
+    /// Decides a request and charges its cost under every policy that applies, or under none if an
+    /// enforced one denies.
     ///
-    /// A shadow policy that would deny says so in its decision, charges nothing to itself, and does not deny.
+    /// A shadow policy that would deny says so in its decision, charges nothing to itself, and does
+    /// not deny.
     pub fn check<'r>(
         &self,
         request: &'r Request<'r>,
@@ -195,15 +198,16 @@ impl<S: Store> Gate<S> {
         self.run(Some(Verb::Check), slice::from_ref(request))
     }
 
-    /// A check with an idempotency key: a repeated check with the same `id`, within the longest window
-    /// of its policies, gets the first decisions again and is not charged. With other keys or another
-    /// cost it is another check, whatever its id. So a client can repeat a request when it does not
-    /// know whether the first one was counted, and a lost connection to a shared store is repeated.
+    /// A check with an idempotency key: a repeated check with the same `id`, within the longest
+    /// window of its policies, gets the first decisions again and is not charged. With other keys
+    /// or another cost it is another check, whatever its id. So a client can repeat a request when
+    /// it does not know whether the first one was counted, and a lost connection to a shared store
+    /// is repeated.
     ///
     /// A denial is decided anew, because it has charged nothing. A [`MemoryStore`] keeps the last
-    /// 65,536 checks; an earlier one is charged again. In a Redis cluster the request's keys must be in
-    /// one slot, as [`RedisOptions::hash_tag`](crate::RedisOptions::hash_tag) ensures; otherwise this is
-    /// a [`check`](Self::check).
+    /// 65,536 checks; an earlier one is charged again. In a Redis cluster the request's keys must
+    /// be in one slot, as [`RedisOptions::hash_tag`](crate::RedisOptions::hash_tag) ensures;
+    /// otherwise this is a [`check`](Self::check).
     ///
     /// ```
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
@@ -233,7 +237,8 @@ impl<S: Store> Gate<S> {
         self.run(Some(Verb::Peek), slice::from_ref(request))
     }
 
-    /// Refunds the request's cost under every policy that applies: at most what was charged there and still counts.
+    /// Refunds the request's cost under every policy that applies: at most what was charged there
+    /// and still counts.
     pub fn refund<'r>(
         &self,
         request: &'r Request<'r>,
@@ -241,8 +246,9 @@ impl<S: Store> Gate<S> {
         self.run(Some(Verb::Refund), slice::from_ref(request))
     }
 
-    /// Charges the request's cost under every policy that applies, although it may exceed their limits. A key counts
-    /// [`Quota::max_used`](crate::Quota::max_used) at most; each decision's `cost` says how much was charged.
+    /// Charges the request's cost under every policy that applies, although it may exceed their
+    /// limits. A key counts [`Quota::max_used`](crate::Quota::max_used) at most; each decision's
+    /// `cost` says how much was charged.
     pub fn penalize<'r>(
         &self,
         request: &'r Request<'r>,
@@ -250,17 +256,17 @@ impl<S: Store> Gate<S> {
         self.run(Some(Verb::Penalize), slice::from_ref(request))
     }
 
-    /// Carries out several requests, each with its own [verb](Request::verb), [role](Request::role) and
-    /// cost, in one atomic step.
+    /// Carries out several requests, each with its own [verb](Request::verb), [role](Request::role)
+    /// and cost, in one atomic step.
     ///
-    /// If an enforced policy denies one check or peek, the call is denied and no check is charged on any
-    /// policy. Penalties and refunds are never denied, and always carried out. [`Role`](crate::Role)
-    /// lists the requests that take part in another way.
+    /// If an enforced policy denies one check or peek, the call is denied and no check is charged
+    /// on any policy. Penalties and refunds are never denied, and always carried out.
+    /// [`Role`](crate::Role) lists the requests that take part in another way.
     ///
-    /// All is decided on the usage before the call. Then checks are charged, then penalties, and refunds
-    /// come last. Where two checks or two peeks meet on one key, their costs are asked together and both
-    /// get that answer. Takes time in the square of the charges, as each is compared with those before:
-    /// meant for a few dozen.
+    /// All is decided on the usage before the call. Then checks are charged, then penalties, and
+    /// refunds come last. Where two checks or two peeks meet on one key, their costs are asked
+    /// together and both get that answer. Takes time in the square of the charges, as each is
+    /// compared with those before: meant for a few dozen.
     ///
     /// ```
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request, Role, Verb};
@@ -298,8 +304,8 @@ impl<S: Store> Gate<S> {
         self.run(Some(verb), requests)
     }
 
-    /// Does what [`apply`](Self::apply) or, with a verb, [`apply_all`](Self::apply_all) does, if the
-    /// store [decides at once](Store::is_immediate). Otherwise does nothing and returns `None`.
+    /// Does what [`apply`](Self::apply) or, with a verb, [`apply_all`](Self::apply_all) does, if
+    /// the store [decides at once](Store::is_immediate). Otherwise does nothing and returns `None`.
     #[inline]
     pub fn try_apply<'r>(&self, verb: Option<Verb>, requests: &'r [Request<'r>]) -> Option<Decisions<'r>> {
         self.store.is_immediate().then(|| self.run_now(verb, requests))
@@ -326,7 +332,8 @@ impl<S: Store> Gate<S> {
 
     /// Only of an [immediate](Store::is_immediate) store.
     pub(crate) fn run_now<'r>(&self, verb: Option<Verb>, requests: &'r [Request<'r>]) -> Decisions<'r> {
-        // Created where it is returned and filled there, because moving it takes as long as a decision.
+        // Created where it is returned and filled there, because moving it takes as long as a
+        // decision.
         let mut decisions = self.begin(verb, requests);
         if let [request] = requests
             && let Some(charge) = decisions.policies.single_charge(request, verb)
@@ -390,11 +397,12 @@ impl<S: Store> Gate<S> {
         decided
     }
 
-    /// Removes the request's keys under every policy that applies. Returns whether one of them had usage.
+    /// Removes the request's keys under every policy that applies. Returns whether one of them had
+    /// usage.
     ///
     /// # Errors
-    /// If the request is [`under`](Request::under) a policy that cannot decide it: nothing is removed. If a
-    /// shared store did not reply in time: the keys may or may not be removed.
+    /// If the request is [`under`](Request::under) a policy that cannot decide it: nothing is
+    /// removed. If a shared store did not reply in time: the keys may or may not be removed.
     pub fn reset(&self, request: &Request<'_>) -> Reply<S, impl Future<Output = Result<bool, Error>> + Send> {
         let reset = async move || {
             let policies = self.policies.load();
@@ -404,14 +412,17 @@ impl<S: Store> Gate<S> {
         S::Mode::reply(|| ready(reset()), reset)
     }
 
-    /// Activates other policies. A request is decided under the old set or the new one, never under parts of both.
-    /// Usage is kept by policy name. It counts by the old quota until now and by the new one from now on. In a shared
-    /// store that happens with the next decision on a key. It starts afresh if the scope or the algorithm changes.
+    /// Activates other policies. A request is decided under the old set or the new one, never under
+    /// parts of both. Usage is kept by policy name. It counts by the old quota until now and by the
+    /// new one from now on. In a shared store that happens with the next decision on a key. It
+    /// starts afresh if the scope or the algorithm changes.
     ///
-    /// Takes time proportional to the number of keys in this process's memory, while decisions go on.
+    /// Takes time proportional to the number of keys in this process's memory, while decisions go
+    /// on.
     ///
     /// # Errors
-    /// If a limit is too large for the store; the old set stays active. A [`MemoryStore`] takes any limit.
+    /// If a limit is too large for the store; the old set stays active. A [`MemoryStore`] takes any
+    /// limit.
     pub fn configure(&self, mut policies: PolicySet) -> Result<(), Error> {
         check(&policies, &self.store)?;
         let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -451,9 +462,9 @@ fn check_policy(policy: &Policy, store: &impl Store) -> Result<(), Error> {
 }
 
 impl<S: ManagedStore> Gate<S> {
-    /// Removes every key of a policy. Returns how many there were. Goes through all keys of the store
-    /// while decisions go on; keys that are created meanwhile may stay. Cached denials end in every
-    /// instance.
+    /// Removes every key of a policy. Returns how many there were. Goes through all keys of the
+    /// store while decisions go on; keys that are created meanwhile may stay. Cached denials end in
+    /// every instance.
     ///
     /// ```
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
@@ -482,14 +493,14 @@ impl<S: ManagedStore> Gate<S> {
         S::Mode::reply(|| ready(reset()), reset)
     }
 
-    /// One step of [`reset_policy`](Self::reset_policy), which examines about `keys` keys: whole shards
-    /// of about 1024 in memory, keys of one node in Redis and then of this process's memory. Begins
-    /// without a cursor, and continues with that of the step before, which any instance on a shared
-    /// store can do. If its nodes change meanwhile, the scan begins again.
+    /// One step of [`reset_policy`](Self::reset_policy), which examines about `keys` keys: whole
+    /// shards of about 1024 in memory, keys of one node in Redis and then of this process's memory.
+    /// Begins without a cursor, and continues with that of the step before, which any instance on a
+    /// shared store can do. If its nodes change meanwhile, the scan begins again.
     ///
     /// # Errors
-    /// If the cursor belongs to another store, or a shared store did not reply in time, or its user may
-    /// not scan. Some keys may be removed, and the step can be repeated.
+    /// If the cursor belongs to another store, or a shared store did not reply in time, or its user
+    /// may not scan. Some keys may be removed, and the step can be repeated.
     pub fn reset_policy_step(
         &self,
         policy: &str,
@@ -510,9 +521,9 @@ impl<S: ManagedStore> Gate<S> {
         self.store.reset_policy_step(&policy, from, keys).await
     }
 
-    /// The usage of the request's keys under every policy that applies, charge by charge, and when it
-    /// is freed. Changes nothing. Takes time and memory in proportion to the charges that count; a
-    /// shared store reads each key once.
+    /// The usage of the request's keys under every policy that applies, charge by charge, and when
+    /// it is freed. Changes nothing. Takes time and memory in proportion to the charges that count;
+    /// a shared store reads each key once.
     ///
     /// ```
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
@@ -528,8 +539,8 @@ impl<S: ManagedStore> Gate<S> {
     /// ```
     ///
     /// # Errors
-    /// If the request is [`under`](Request::under) a policy that cannot decide it, or a shared store did
-    /// not reply or holds a value that slidegate did not write.
+    /// If the request is [`under`](Request::under) a policy that cannot decide it, or a shared
+    /// store did not reply or holds a value that slidegate did not write.
     pub fn inspect(
         &self,
         request: &Request<'_>,

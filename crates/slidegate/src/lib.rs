@@ -6,11 +6,12 @@
 //! if limiter.check("alice").is_denied() { /* 429 */ }
 //! ```
 //!
-//! [`Limiter`] holds one quota for many keys. [`Gate`] decides requests under many policies at once, all or none, and
-//! says which policy and key bound it. [`headers`] turns decisions into response headers, [`client_addr`] finds out who
-//! the client is behind proxies.
+//! [`Limiter`] holds one quota for many keys. [`Gate`] decides requests under many policies at
+//! once, all or none, and says which policy and key bound it. [`headers`] turns decisions into
+//! response headers, [`client_addr`] finds out who the client is behind proxies.
 //!
-//! Four [algorithms](Algorithm) count the same way through one interface: the exact sliding window is the default.
+//! Four [algorithms](Algorithm) count the same way through one interface: the exact sliding window
+//! is the default.
 
 /// The README's examples, run with the doctests.
 #[cfg(doctest)]

@@ -11,8 +11,9 @@ use crate::waiting::{Acquire, MaxWaiting, Queues};
 
 /// One quota for many keys, in the memory of this process.
 ///
-/// Every method takes `&self` and may be called from many threads at once. A decision allocates only when its key is
-/// new to the store or its log has grown to a new size, locks one shard of the store, and reads the clock once.
+/// Every method takes `&self` and may be called from many threads at once. A decision allocates
+/// only when its key is new to the store or its log has grown to a new size, locks one shard of the
+/// store, and reads the clock once.
 ///
 /// ```
 /// use slidegate::{Limiter, Quota};
@@ -22,7 +23,8 @@ use crate::waiting::{Acquire, MaxWaiting, Queues};
 /// # assert_eq!(limiter.peek("alice").remaining(), 99);
 /// ```
 ///
-/// Keys are text or bytes of any length: up to 15 bytes are stored as they are, longer ones by a keyed hash.
+/// Keys are text or bytes of any length: up to 15 bytes are stored as they are, longer ones by a
+/// keyed hash.
 #[derive(Debug)]
 pub struct Limiter {
     store: MemoryStore,
@@ -56,12 +58,13 @@ impl Limiter {
         self
     }
 
-    /// Waits until the cost fits and charges it, instead of being denied: first come, first served for each key, and never
-    /// beyond a deadline.
+    /// Waits until the cost fits and charges it, instead of being denied: first come, first served
+    /// for each key, and never beyond a deadline.
     ///
-    /// A future that is dropped gives its place in the line back and charges nothing. [`check`](Self::check) and its kin do
-    /// not stand in line. Capacity that a refund, a reset or another quota makes is noticed at once. Needs a tokio runtime with
-    /// timers, which wake to the millisecond.
+    /// A future that is dropped gives its place in the line back and charges nothing.
+    /// [`check`](Self::check) and its kin do not stand in line. Capacity that a refund, a reset or
+    /// another quota makes is noticed at once. Needs a tokio runtime with timers, which wake to the
+    /// millisecond.
     ///
     /// ```
     /// use slidegate::{Limiter, Quota};
@@ -80,7 +83,8 @@ impl Limiter {
     /// ```
     ///
     /// # Errors
-    /// When awaited, [`NotAcquired`](crate::NotAcquired): it can never fit, as many wait as may, or there is no room in time.
+    /// When awaited, [`NotAcquired`](crate::NotAcquired): it can never fit, as many wait as may, or
+    /// there is no room in time.
     #[cfg(feature = "wait")]
     pub fn acquire(&self, key: impl AsRef<[u8]>) -> Acquire<'_> {
         Acquire::new(self, key.as_ref())
@@ -137,10 +141,11 @@ impl Limiter {
         self.store.apply_one(Verb::Peek, key.as_ref(), cost)
     }
 
-    /// Gives back `cost`, at most what was charged and still counts; [`Decision::cost`] says how much that was.
+    /// Gives back `cost`, at most what was charged and still counts; [`Decision::cost`] says how
+    /// much that was.
     ///
-    /// Under `sliding-log` the oldest charges are given back first: a log does not know which charge is meant, and so
-    /// no window can come to hold more than the limit.
+    /// Under `sliding-log` the oldest charges are given back first: a log does not know which
+    /// charge is meant, and so no window can come to hold more than the limit.
     ///
     /// ```
     /// # use slidegate::{Limiter, Quota};
@@ -156,10 +161,12 @@ impl Limiter {
         decision
     }
 
-    /// Charges `cost` although it may exceed the limit: for costs known only afterwards. What follows waits it out.
+    /// Charges `cost` although it may exceed the limit: for costs known only afterwards. What
+    /// follows waits it out.
     ///
-    /// The decision says allow; its `used` may be above its `limit`, but never above [`Quota::max_used`]. What of `cost` is
-    /// above that is not charged; the decision's `cost` says how much was.
+    /// The decision says allow; its `used` may be above its `limit`, but never above
+    /// [`Quota::max_used`]. What of `cost` is above that is not charged; the decision's `cost` says
+    /// how much was.
     ///
     /// ```
     /// # use slidegate::{Limiter, Quota};
@@ -187,8 +194,8 @@ impl Limiter {
         counted
     }
 
-    /// Puts another quota in force at once. Keys keep what they have used: it counts by the old quota until now and by
-    /// the new one from now on. Under another algorithm they start afresh.
+    /// Puts another quota in force at once. Keys keep what they have used: it counts by the old
+    /// quota until now and by the new one from now on. Under another algorithm they start afresh.
     ///
     /// Takes time proportional to the number of keys, while decisions go on.
     ///

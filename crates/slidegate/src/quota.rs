@@ -20,8 +20,8 @@ pub(crate) use divisor::Divisor;
 
 /// How the cost in a window is counted.
 ///
-/// [`docs/algorithms.md`](https://docs.rs/slidegate) compares the algorithms with measured figures. Each
-/// variant states its error.
+/// [`docs/algorithms.md`](https://docs.rs/slidegate) compares the algorithms with measured figures.
+/// Each variant states its error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Algorithm {

@@ -8,8 +8,8 @@ use crate::verb::{Role, Verb};
 
 /// The value of an attribute.
 ///
-/// Made by `From` from text, bytes or an [`IpAddr`]. An address is matched by network and counted by group, bytes are
-/// taken as they are: text that looks like an address is not one.
+/// Made by `From` from text, bytes or an [`IpAddr`]. An address is matched by network and counted
+/// by group, bytes are taken as they are: text that looks like an address is not one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Value<'r> {
@@ -62,7 +62,8 @@ impl From<IpAddr> for Value<'_> {
 /// ```
 #[derive(Debug, Clone)]
 pub struct Request<'r> {
-    /// The first attributes, on the stack. A `SmallVec` would tie every borrow of a request to its own lifetime.
+    /// The first attributes, on the stack. A `SmallVec` would tie every borrow of a request to its
+    /// own lifetime.
     few: [Option<Attribute<'r>>; 6],
     /// All others.
     more: Vec<Attribute<'r>>,
@@ -71,7 +72,8 @@ pub struct Request<'r> {
     role: Role,
     over_limit: bool,
     under: Option<&'r str>,
-    /// Whether a named policy is left out, instead of being an error, where an attribute of its scope is missing.
+    /// Whether a named policy is left out, instead of being an error, where an attribute of its
+    /// scope is missing.
     #[cfg(feature = "tower")]
     may_lack_attributes: bool,
     /// Shared, as it is five times as large as all else that most requests have.
@@ -100,9 +102,9 @@ impl<'r> Request<'r> {
         }
     }
 
-    /// A request of a layer, without attributes. A policy that the layer names is left out where the request lacks an
-    /// attribute of its scope: who sends no API key is not counted by one. Made where it is returned, as moving one takes as
-    /// long as half a decision.
+    /// A request of a layer, without attributes. A policy that the layer names is left out where
+    /// the request lacks an attribute of its scope: who sends no API key is not counted by one.
+    /// Made where it is returned, as moving one takes as long as half a decision.
     #[cfg(feature = "tower")]
     #[inline]
     pub(crate) fn asking(cost: u64, under: Option<&'r str>) -> Self {
@@ -140,7 +142,8 @@ impl<'r> Request<'r> {
         self
     }
 
-    /// Sets how it takes part in a call of several requests, see [`Gate::apply`](crate::Gate::apply).
+    /// Sets how it takes part in a call of several requests, see
+    /// [`Gate::apply`](crate::Gate::apply).
     #[must_use]
     #[inline]
     pub fn role(mut self, role: Role) -> Self {
@@ -149,8 +152,8 @@ impl<'r> Request<'r> {
     }
 
     /// Makes its check or peek denied as well while the key is over its limit, which a cost of 0
-    /// otherwise never is: more is used than the limit, as after a penalty or a lowered limit, or all of
-    /// it under a policy that admits [overdrafts](crate::Excess::Charge).
+    /// otherwise never is: more is used than the limit, as after a penalty or a lowered limit, or
+    /// all of it under a policy that admits [overdrafts](crate::Excess::Charge).
     ///
     /// The wait of such a denial lasts until nothing is used any more.
     ///
@@ -173,8 +176,9 @@ impl<'r> Request<'r> {
 
     /// Only the policy of this name decides, whether or not its conditions hold.
     ///
-    /// If the gate has no policy of this name, or the request lacks an attribute of the policy's scope, the request is
-    /// denied, nothing is charged, and [`Decisions::error`](crate::Decisions::error) says why: a typo must not lift a limit.
+    /// If the gate has no policy of this name, or the request lacks an attribute of the policy's
+    /// scope, the request is denied, nothing is charged, and
+    /// [`Decisions::error`](crate::Decisions::error) says why: a typo must not lift a limit.
     ///
     /// ```
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
@@ -195,8 +199,9 @@ impl<'r> Request<'r> {
         self
     }
 
-    /// This quota decides instead of the policies' own and of overrides. Another one may be given for the same keys next
-    /// time: usage is kept, and starts afresh only where the algorithm is another.
+    /// This quota decides instead of the policies' own and of overrides. Another one may be given
+    /// for the same keys next time: usage is kept, and starts afresh only where the algorithm is
+    /// another.
     ///
     /// ```
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
@@ -268,7 +273,8 @@ impl<'r> Request<'r> {
     }
 }
 
-/// Adds attributes in place, as [`with`](Request::with) does one by one. Of two with one name the first counts.
+/// Adds attributes in place, as [`with`](Request::with) does one by one. Of two with one name the
+/// first counts.
 ///
 /// ```
 /// use slidegate::Request;

@@ -88,7 +88,8 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn wall_time(&self) -> Timestamp;
 
     /// Whether [`apply`](Self::apply) is always ready when it is first polled. A remote store that
-    /// is in this process can return true: then [`Gate::try_apply`](crate::Gate::try_apply) decides.
+    /// is in this process can return true: then [`Gate::try_apply`](crate::Gate::try_apply)
+    /// decides.
     #[inline]
     fn is_immediate(&self) -> bool {
         Self::Mode::IS_LOCAL
@@ -116,8 +117,8 @@ pub trait Store: fmt::Debug + Send + Sync {
         Ok(())
     }
 
-    /// Called after other quotas became active, while decisions go on. A store that keeps the quota of
-    /// each key, such as in a [`KeyState`], does nothing, which is the default.
+    /// Called after other quotas became active, while decisions go on. A store that keeps the quota
+    /// of each key, such as in a [`KeyState`], does nothing, which is the default.
     fn quotas_changed(&self, changes: &QuotaChanges<'_>) {
         let _ = changes;
     }
@@ -138,7 +139,8 @@ pub trait ManagedStore: Store {
     /// [`Gate::reset_policy_step`](crate::Gate::reset_policy_step).
     ///
     /// # Errors
-    /// If the cursor belongs to another store, or the store did not reply. The step can be repeated.
+    /// If the cursor belongs to another store, or the store did not reply. The step can be
+    /// repeated.
     fn reset_policy_step(
         &self,
         policy: &StoredPolicy<'_>,
@@ -172,8 +174,8 @@ impl StoredPolicy<'_> {
 /// Which keys have another quota than before, for stores of this crate.
 pub struct QuotaChanges<'a>(pub(crate) &'a ChangesByKey<'a>);
 
-/// With the seed by which a store hashes keys, the former and the new quota of a policy's key, if they
-/// differ.
+/// With the seed by which a store hashes keys, the former and the new quota of a policy's key, if
+/// they differ.
 type ChangesByKey<'a> = dyn Fn(&HashSeed) -> Box<dyn Fn(u32, KeyId) -> Option<(Quota, Quota)> + 'a> + 'a;
 
 impl fmt::Debug for QuotaChanges<'_> {
@@ -215,8 +217,8 @@ impl From<SmallVec<[Decision; 4]>> for StoreDecisions {
     }
 }
 
-/// Decides charges on all their keys or on none. `apply` carries out a verb with a cost on the key of
-/// the charge at a position; the caller holds the locks of all keys meanwhile.
+/// Decides charges on all their keys or on none. `apply` carries out a verb with a cost on the key
+/// of the charge at a position; the caller holds the locks of all keys meanwhile.
 ///
 /// In a first pass all keys are peeked at, and nothing changes. Then, in this order: checks are
 /// charged if the call is allowed, penalties are charged, and refunds are returned. See
@@ -242,8 +244,8 @@ pub trait Mode: sealed::Sealed + 'static {
     fn reply<F: Future + Send>(now: impl FnOnce() -> F::Output, later: impl FnOnce() -> F) -> Self::Reply<F>;
 }
 
-/// What a method of a gate over a store returns: the output of the future if the store is [`Local`],
-/// the future if it is [`Remote`].
+/// What a method of a gate over a store returns: the output of the future if the store is
+/// [`Local`], the future if it is [`Remote`].
 pub type Reply<S, F> = <<S as Store>::Mode as Mode>::Reply<F>;
 
 /// The mode of stores in this process: a decision is returned at once.

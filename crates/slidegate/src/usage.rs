@@ -51,8 +51,8 @@ pub struct UsageForecast {
     pub used: u64,
 }
 
-/// What a store found about one key: a [`KeyUse`] without its names. Stores outside of this crate get
-/// it from [`KeyState::inspect`](crate::store::KeyState::inspect).
+/// What a store found about one key: a [`KeyUse`] without its names. Stores outside of this crate
+/// get it from [`KeyState::inspect`](crate::store::KeyState::inspect).
 #[derive(Debug, Clone)]
 pub struct KeyInspection {
     pub(crate) quota: Quota,

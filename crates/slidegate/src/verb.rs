@@ -1,4 +1,5 @@
-//! Verbs and roles: what is done with a request's cost, and how a request takes part in a call of several.
+//! Verbs and roles: what is done with a request's cost, and how a request takes part in a call of
+//! several.
 
 /// What to do with a request's cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -25,19 +26,21 @@ impl Verb {
 
 /// How a request takes part in a call of several requests, see [`Gate::apply`](crate::Gate::apply).
 ///
-/// In the order of this list, a role decides more: where two checks, or two peeks, of one call meet on
-/// one key, the earlier role of the two applies to both.
+/// In the order of this list, a role decides more: where two checks, or two peeks, of one call meet
+/// on one key, the earlier role of the two applies to both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 #[non_exhaustive]
 pub enum Role {
-    /// If its check or peek is denied, the call is denied. A check is charged if the call is allowed.
+    /// If its check or peek is denied, the call is denied. A check is charged if the call is
+    /// allowed.
     #[default]
     Deciding,
     /// The call is denied if all requests of this role are denied. A check is charged if it fits
     /// itself and the call is allowed. Requests that no policy applies to are left out.
     Together,
     /// Carried out if the call is allowed, and denies nothing else: a check is charged if it fits
-    /// itself as well. Otherwise it charges and returns nothing, and its decisions say how much is used.
+    /// itself as well. Otherwise it charges and returns nothing, and its decisions say how much is
+    /// used.
     IfAllowed,
     /// Decided by itself: a check is charged if it fits, whatever becomes of the call, and a denial
     /// denies nothing else.
@@ -45,8 +48,8 @@ pub enum Role {
     /// Not a request of its own, but a second key for the request just before it in the call, under
     /// the same policy. It has no decision.
     ///
-    /// - After a check it charges its cost, as a penalty, if that check was not charged. It does not
-    ///   if a peek denied the call, nor where the policy [counts denials](crate::Excess::Count)
+    /// - After a check it charges its cost, as a penalty, if that check was not charged. It does
+    ///   not if a peek denied the call, nor where the policy [counts denials](crate::Excess::Count)
     ///   anyway.
     /// - After a peek it changes nothing: its usage is added to that of the peek.
     ///

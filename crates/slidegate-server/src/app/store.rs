@@ -62,8 +62,8 @@ macro_rules! on_store {
     };
 }
 
-/// Awaits a call of the selected store. That of Redis is boxed, because a call in memory would be as
-/// large.
+/// Awaits a call of the selected store. That of Redis is boxed, because a call in memory would be
+/// as large.
 macro_rules! await_store {
     ($any:expr, $store:ident => $call:expr) => {
         match $any {

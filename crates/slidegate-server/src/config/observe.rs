@@ -57,7 +57,8 @@ mod tests {
     use crate::config::Config;
     use crate::config::tests::{error, policy_error};
 
-    /// A key that was to be hidden and is not has been shown to everybody by the time it is noticed.
+    /// A key that was to be hidden and is not has been shown to everybody by the time it is
+    /// noticed.
     #[test]
     fn every_setting_arrives() {
         let text = "observe: {metrics: false, events: false, top: false, log_denials: false}\n\

@@ -1,7 +1,7 @@
 //! What an algorithm is: a [`State`] with pure functions on integers, in microseconds.
 //!
-//! It knows no key, store or clock; the time is an argument. Numbers that must be equal in every store
-//! are computed only here.
+//! It knows no key, store or clock; the time is an argument. Numbers that must be equal in every
+//! store are computed only here.
 
 use std::time::Duration;
 
@@ -31,8 +31,8 @@ pub(crate) trait State: Default + std::fmt::Debug {
     /// Cost that counts now, rounded up.
     fn used(&self, quota: &Quota, now: u64) -> u64;
 
-    /// Microseconds until at most `target` counts, if nothing more is charged. `target` must be less
-    /// than what counts now.
+    /// Microseconds until at most `target` counts, if nothing more is charged. `target` must be
+    /// less than what counts now.
     ///
     /// Every wait is computed by this: until a cost fits, until some cost is freed, until nothing
     /// counts.

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 /// The client of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Resolved {
-    /// The client's address in its [`canonical`](super::canonical) form. `None` only if the peer has no address and
-    /// no header was trusted; all such requests share one key.
+    /// The client's address in its [`canonical`](super::canonical) form. `None` only if the peer
+    /// has no address and no header was trusted; all such requests share one key.
     pub addr: Option<IpAddr>,
     /// Whether the address is from the header, or why it is the peer's.
     pub found: Found,
@@ -30,10 +30,11 @@ pub enum Found {
     /// An entry that had to be read is not an address; this includes `unknown` and `_hidden` (RFC
     /// 7239). Entries to the left of it cannot be trusted.
     Malformed,
-    /// The header has fewer entries than [`Trust::Hops`](super::Trust::Hops): the request bypassed a proxy, or the
-    /// number is wrong.
+    /// The header has fewer entries than [`Trust::Hops`](super::Trust::Hops): the request bypassed
+    /// a proxy, or the number is wrong.
     TooFew,
-    /// The client's entry is beyond [`MAX_LINES`](super::MAX_LINES) or [`MAX_ENTRIES`](super::MAX_ENTRIES), or a [`Source::Single`](super::Source::Single)
-    /// header has several lines.
+    /// The client's entry is beyond [`MAX_LINES`](super::MAX_LINES) or
+    /// [`MAX_ENTRIES`](super::MAX_ENTRIES), or a [`Source::Single`](super::Source::Single) header
+    /// has several lines.
     TooMany,
 }

@@ -77,7 +77,8 @@ impl Plan<'_> {
         }
     }
 
-    /// The decisions on the charges as answers to the requests, in the requests' order and that of the policies.
+    /// The decisions on the charges as answers to the requests, in the requests' order and that of
+    /// the policies.
     pub(crate) fn answers(&self, decisions: impl IntoIterator<Item = Decision>) -> PlacedAnswers {
         let mut answers = PlacedAnswers::new();
         for (charge, decision) in self.charges.iter().zip(decisions) {
@@ -112,7 +113,8 @@ impl Decisions<'_> {
         &self.policies
     }
 
-    /// Whether the request may pass, or all of several: no enforced policy denies, and there is no [error](Self::error).
+    /// Whether the request may pass, or all of several: no enforced policy denies, and there is no
+    /// [error](Self::error).
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         let denies = |one: PolicyDecision<'_>| {
@@ -135,16 +137,17 @@ impl Decisions<'_> {
         together.peek().is_some() && together.all(is_request_denied)
     }
 
-    /// Keeps the decisions that `keep` selects: for answers that describe a part of a call only. The
-    /// [verdict](Self::verdict) is that of the rest from then on.
+    /// Keeps the decisions that `keep` selects: for answers that describe a part of a call only.
+    /// The [verdict](Self::verdict) is that of the rest from then on.
     pub fn retain(&mut self, mut keep: impl FnMut(&PolicyDecision<'_>) -> bool) {
         let kept: SmallVec<[bool; 4]> = self.iter().map(|one| keep(&one)).collect();
         let mut kept = kept.into_iter();
         self.answers.retain(|_| kept.next().unwrap_or(true));
     }
 
-    /// Why nothing was decided: a request is [`under`](Request::under) a policy that the gate does not have, or lacks an
-    /// attribute that the policy counts by. The verdict is to deny then, no policy has a decision, and nothing was charged.
+    /// Why nothing was decided: a request is [`under`](Request::under) a policy that the gate does
+    /// not have, or lacks an attribute that the policy counts by. The verdict is to deny then, no
+    /// policy has a decision, and nothing was charged.
     #[must_use]
     pub fn error(&self) -> Option<Error> {
         if !self.answers.is_empty() {
@@ -160,8 +163,8 @@ impl Decisions<'_> {
         self.failure.as_deref()
     }
 
-    /// Whether there is an [error](Self::error). A plan with an error has no charges, which is checked
-    /// first because it is cheaper.
+    /// Whether there is an [error](Self::error). A plan with an error has no charges, which is
+    /// checked first because it is cheaper.
     fn cannot_decide(&self) -> bool {
         self.answers.is_empty() && self.requests.iter().any(|request| self.policies.cannot_decide(request))
     }
@@ -190,9 +193,9 @@ impl Decisions<'_> {
         })
     }
 
-    /// The decision that binds: the [strictest](Decision::is_stricter_than) of the enforced policies, the
-    /// first of those that are even. A denial that denies nothing, see [`Role`], does not bind. `None` when
-    /// no enforced policy applies.
+    /// The decision that binds: the [strictest](Decision::is_stricter_than) of the enforced
+    /// policies, the first of those that are even. A denial that denies nothing, see [`Role`], does
+    /// not bind. `None` when no enforced policy applies.
     #[must_use]
     pub fn strictest(&self) -> Option<PolicyDecision<'_>> {
         let denies_together = self.denies_together();
@@ -238,7 +241,8 @@ impl<'d> PolicyDecision<'d> {
         self.verb.unwrap_or(self.requests[self.answer.request].own_verb())
     }
 
-    /// How it takes part in the call: the role of its request, or of another one that it met on its key.
+    /// How it takes part in the call: the role of its request, or of another one that it met on its
+    /// key.
     #[must_use]
     pub fn role(&self) -> Role {
         self.answer.role

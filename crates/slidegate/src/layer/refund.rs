@@ -116,8 +116,8 @@ struct ChargedRequest {
     policies: Option<Vec<String>>,
 }
 
-/// A refund in progress. It completes even if this future is dropped, within a tokio runtime and with
-/// feature `redis`.
+/// A refund in progress. It completes even if this future is dropped, within a tokio runtime and
+/// with feature `redis`.
 pub(super) type RefundFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl PendingRefund {

@@ -1,6 +1,7 @@
 //! Sets of policies, built and checked once.
 //!
-//! Planning a request is then a pure look-up that serves decisions, shadow policies, replay and tests alike.
+//! Planning a request is then a pure look-up that serves decisions, shadow policies, replay and
+//! tests alike.
 
 use std::collections::HashMap;
 
@@ -36,15 +37,16 @@ struct Rule {
 }
 
 impl PolicySet {
-    /// Most policies in a set. Every request that is not [`under`](Request::under) one is matched against each: sets of more
-    /// than a hundred are for those who name the policy.
+    /// Most policies in a set. Every request that is not [`under`](Request::under) one is matched
+    /// against each: sets of more than a hundred are for those who name the policy.
     pub const MAX_POLICIES: usize = 16_384;
 
     /// Checks the policies against each other.
     ///
     /// # Errors
-    /// When there are too many, two have one name, or an override or block does not fit its policy: its values are not as
-    /// many as the scope's attributes, or an override's algorithm is another or its key has one already.
+    /// When there are too many, two have one name, or an override or block does not fit its policy:
+    /// its values are not as many as the scope's attributes, or an override's algorithm is another
+    /// or its key has one already.
     pub fn new(policies: impl IntoIterator<Item = Policy>) -> Result<Self, Error> {
         let rules = policies.into_iter().map(Rule::new).collect::<Result<Vec<_>, _>>()?;
         if rules.len() > Self::MAX_POLICIES {
@@ -114,8 +116,9 @@ impl PolicySet {
         Changes { old: before.quotas(seed), new: self.quotas(seed) }
     }
 
-    /// What these requests would charge: nothing if one of them [cannot be decided](Self::error_of).
-    /// Each is charged as its own verb says, unless `verb` says it for all. Pure: touches no state.
+    /// What these requests would charge: nothing if one of them [cannot be
+    /// decided](Self::error_of). Each is charged as its own verb says, unless `verb` says it for
+    /// all. Pure: touches no state.
     pub(crate) fn plan<'a>(&'a self, requests: &'a [Request<'a>], verb: Option<Verb>) -> Plan<'a> {
         let mut plan = Plan::default();
         for (number, request) in requests.iter().enumerate() {
@@ -163,8 +166,8 @@ impl PolicySet {
         (!request.may_lack_attributes()).then_some(Obstacle::MissingAttribute(missing))
     }
 
-    /// What a request would charge if that is one charge, as it mostly is: a plan has room for several, and filling and
-    /// moving that takes longer than to decide on one key.
+    /// What a request would charge if that is one charge, as it mostly is: a plan has room for
+    /// several, and filling and moving that takes longer than to decide on one key.
     #[inline] // it is returned by way of memory otherwise, which costs as much as finding it
     pub(crate) fn single_charge<'a>(
         &'a self,
@@ -323,7 +326,8 @@ mod tests {
             .collect()
     }
 
-    /// A request without the attribute must not be counted under an empty key that all strangers share.
+    /// A request without the attribute must not be counted under an empty key that all strangers
+    /// share.
     #[test]
     fn a_policy_concerns_only_requests_with_all_of_its_scope() {
         let set = PolicySet::new([

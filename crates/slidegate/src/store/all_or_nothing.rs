@@ -18,13 +18,14 @@ pub(crate) struct Outcome {
     pub(crate) is_denied: bool,
 }
 
-/// Decides a call on all its keys or on none. `apply` does to one key what a verb says, with a cost.
+/// Decides a call on all its keys or on none. `apply` does to one key what a verb says, with a
+/// cost.
 ///
-/// In a first pass all keys are peeked at, and nothing changes. Then, in this order: checks are charged if
-/// the call is allowed (see [`Role`] for others), penalties are charged, and refunds are returned. A shadow
-/// policy that would deny is not charged and does not deny. Where an overdraft is admitted, room for the
-/// first unit of the cost is enough. Where denials count, the cost is charged whatever any policy says, and
-/// a denial tells what is used after that.
+/// In a first pass all keys are peeked at, and nothing changes. Then, in this order: checks are
+/// charged if the call is allowed (see [`Role`] for others), penalties are charged, and refunds are
+/// returned. A shadow policy that would deny is not charged and does not deny. Where an overdraft
+/// is admitted, room for the first unit of the cost is enough. Where denials count, the cost is
+/// charged whatever any policy says, and a denial tells what is used after that.
 #[inline]
 pub(crate) fn all_or_none(parts: &[Part], mut apply: impl FnMut(usize, Verb, u64) -> Decision) -> Outcome {
     if let Some(verb) = only_verb(parts) {
@@ -95,8 +96,8 @@ pub(crate) struct Denials {
     is_by_peek: bool,
 }
 
-/// Completes the decisions of the first pass with what single keys do not tell: usage under a second key,
-/// and what is denied over the limit.
+/// Completes the decisions of the first pass with what single keys do not tell: usage under a
+/// second key, and what is denied over the limit.
 pub(crate) fn complete(parts: &[Part], decisions: &mut [Decision]) {
     for (at, part) in parts.iter().enumerate() {
         if part.role == Role::Refusals && part.verb == Verb::Peek {

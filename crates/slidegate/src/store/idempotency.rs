@@ -1,10 +1,12 @@
-//! Idempotency: the first decisions on checks with an idempotency key, for checks that are repeated.
+//! Idempotency: the first decisions on checks with an idempotency key, for checks that are
+//! repeated.
 //!
-//! The number of stored decisions is bounded. If it is exceeded, the oldest are forgotten early. Such a
-//! check, if repeated, is charged again: that can deny too much, and never allows too much.
+//! The number of stored decisions is bounded. If it is exceeded, the oldest are forgotten early.
+//! Such a check, if repeated, is charged again: that can deny too much, and never allows too much.
 //!
-//! Decisions are in shards by the hash of their checks. A shard is locked while its check is decided,
-//! so that a check that is sent twice at a time is charged once. Checks in other shards do not wait.
+//! Decisions are in shards by the hash of their checks. A shard is locked while its check is
+//! decided, so that a check that is sent twice at a time is charged once. Checks in other shards do
+//! not wait.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -29,7 +31,8 @@ const MAX_OF_A_SHARD: usize = MAX_ANSWERS / SHARDS * 5 / 4;
 /// disappear, and few enough that no check pays for a flood before it.
 const FORGOTTEN_AT_ONCE: usize = 2;
 
-/// The first decisions on checks with an idempotency key, for [`Store`](super::Store)s in this process.
+/// The first decisions on checks with an idempotency key, for [`Store`](super::Store)s in this
+/// process.
 ///
 /// Holds the last 65,536 checks for the longest window of their quotas. An insertion takes constant
 /// time also when it is full.
@@ -69,8 +72,8 @@ impl fmt::Debug for IdempotencyCache {
 }
 
 impl IdempotencyCache {
-    /// Returns the first decisions on this check, or else those that `apply` makes. Locks one of 128
-    /// shards while it does. A check with an enforced denial is not stored.
+    /// Returns the first decisions on this check, or else those that `apply` makes. Locks one of
+    /// 128 shards while it does. A check with an enforced denial is not stored.
     pub fn check(
         &self,
         charges: &[Charge<'_>],
@@ -199,8 +202,8 @@ mod tests {
         shards(gate).iter().map(|shard| shard.lock().expect("nobody panicked").answers.len()).sum()
     }
 
-    /// Ids come from clients: a flood of them takes bounded memory, forgets none of the newest, and what was forgotten is
-    /// charged again.
+    /// Ids come from clients: a flood of them takes bounded memory, forgets none of the newest, and
+    /// what was forgotten is charged again.
     #[test]
     fn a_flood_of_ids_forgets_the_oldest_and_keeps_the_newest() {
         let (gate, _clock) = gate(1_000_000);
@@ -209,7 +212,8 @@ mod tests {
             gate.check_once(&request, &id.to_string());
         }
         assert!((MAX_ANSWERS..=SHARDS * MAX_OF_A_SHARD).contains(&kept(&gate)), "{}", kept(&gate));
-        // What the constant promises: a table has an eighth more room than it says, and a byte for each.
+        // What the constant promises: a table has an eighth more room than it says, and a byte for
+        // each.
         let bytes_of = |shard: &Shard| {
             let answers = shard.answers.capacity() * 8 / 7 * (size_of::<(CheckHash, Answer)>() + 1);
             answers + shard.order.capacity() * size_of::<(Timestamp, CheckHash)>()
@@ -226,7 +230,8 @@ mod tests {
         assert_eq!(used(&gate, "alice"), charged + 1, "the first is not");
     }
 
-    /// The check that comes after a flood must not pay for it: what has ended leaves a little at a time.
+    /// The check that comes after a flood must not pay for it: what has ended leaves a little at a
+    /// time.
     #[test]
     fn what_has_ended_leaves_a_bounded_number_at_a_time() {
         let (gate, clock) = gate(1_000_000);
@@ -270,7 +275,8 @@ mod tests {
         }
     }
 
-    /// One check that hangs must not stop the checks of all other clients, and sent twice at a time it is charged once.
+    /// One check that hangs must not stop the checks of all other clients, and sent twice at a time
+    /// it is charged once.
     #[test]
     fn checks_with_other_ids_do_not_wait_and_the_same_id_is_charged_once() {
         let ((stopped, has_stopped), (let_go, go)) =

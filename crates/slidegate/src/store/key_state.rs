@@ -40,8 +40,8 @@ impl KeyState {
     /// Carries out a verb with a cost under this quota, at this time of the store's clock.
     ///
     /// Usage counts by the former quota until now and by this one from now on, and starts afresh if
-    /// the algorithm changes. A key whose decision says that [nothing is used](Decision::used) after
-    /// this need not be kept. Takes constant time on average; a `sliding-log` takes time in
+    /// the algorithm changes. A key whose decision says that [nothing is used](Decision::used)
+    /// after this need not be kept. Takes constant time on average; a `sliding-log` takes time in
     /// proportion to the charges that expired.
     pub fn apply(&mut self, quota: &Quota, verb: Verb, cost: u64, now: Timestamp) -> Decision {
         if self.quota != *quota {

@@ -170,8 +170,8 @@ impl Calls {
         }
     }
 
-    /// Checks these subjects of one slot with an idempotency key. Repeats the call until the answer is
-    /// known or the deadline has passed.
+    /// Checks these subjects of one slot with an idempotency key. Repeats the call until the answer
+    /// is known or the deadline has passed.
     async fn call_once(
         &self,
         subjects: &Subjects,
@@ -231,8 +231,8 @@ impl Calls {
         Ok(number(&deleted) == Some(1))
     }
 
-    /// The latest server time at which a call may still charge. Asks the server for its time if it is
-    /// not known yet.
+    /// The latest server time at which a call may still charge. Asks the server for its time if it
+    /// is not known yet.
     async fn latest(&self, slot: u16, keys: &[Vec<u8>], deadline: Instant) -> Result<u64, Failure> {
         if let Some(latest) = self.times.latest(slot, deadline) {
             return Ok(latest);
@@ -363,8 +363,8 @@ impl RedisStore {
         }
     }
 
-    /// The call is repeated if its connection is lost. Keys in several slots of a cluster are checked
-    /// without the idempotency key.
+    /// The call is repeated if its connection is lost. Keys in several slots of a cluster are
+    /// checked without the idempotency key.
     async fn check_charges_once(&self, charges: &[Charge<'_>], id: &str) -> Result<Answers, Undecided> {
         let deadline = instant() + self.options.connection.deadline;
         let subjects = Subjects::of(charges, &self.names);

@@ -225,8 +225,8 @@ fn a_block_has_a_value_for_each_attribute_of_the_scope() {
     assert_eq!(decisions.strictest().unwrap().retry_after(), Some(TEN_MINUTES));
 }
 
-/// What a denied check was told of usage must not stand in for its charge when it is sent again after
-/// the block.
+/// What a denied check was told of usage must not stand in for its charge when it is sent again
+/// after the block.
 #[test]
 fn a_blocked_check_with_an_id_is_charged_when_it_is_repeated_after_the_block() {
     let (gate, _clock) = gate([per_user().with_block(["mallory"], ten_minutes())]);

@@ -6,7 +6,8 @@ use slidegate_testkit::service::{run, text};
 
 use super::{LEVELS, SHADOW, WILDCARDS};
 
-/// What `explain` says of a descriptor in one line: `5/SECOND test-domain.key1`, `unlimited`, or why there is no limit.
+/// What `explain` says of a descriptor in one line: `5/SECOND test-domain.key1`, `unlimited`, or
+/// why there is no limit.
 pub(crate) fn limit_of(folder: &TempDir, args: &[&str], domain: &str, descriptor: &str) -> String {
     let limit = explained(folder, args, domain, descriptor)["limit"].take();
     match limit["outcome"].as_str().unwrap() {

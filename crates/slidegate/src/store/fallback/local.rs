@@ -23,21 +23,23 @@ pub(super) struct LocalDecisions {
     pub(super) instances: u64,
 }
 
-/// Shortest wait of a denial that was made because the store is unavailable. A breaker probes its node every 100 ms, so a
-/// store that is back is noticed sooner than this.
+/// Shortest wait of a denial that was made because the store is unavailable. A breaker probes its
+/// node every 100 ms, so a store that is back is noticed sooner than this.
 const MIN_WAIT: Duration = Duration::from_secs(1);
-/// Longest such wait. Waits are spread up to it at random: clients that were denied together must not come back together.
+/// Longest such wait. Waits are spread up to it at random: clients that were denied together must
+/// not come back together.
 const MAX_WAIT: Duration = Duration::from_secs(3);
 
 impl LocalDecisions {
-    /// Fits every key to its share of the quota that is in force from now on; see [`MemoryStore::requote`].
+    /// Fits every key to its share of the quota that is in force from now on; see
+    /// [`MemoryStore::requote`].
     pub(super) fn requote(&self, requote: Requote<'_>) {
         let share = |quota: Quota| quota.share(self.instances);
         self.memory.requote(&|policy, key| requote(policy, key).map(|(old, new)| (share(old), share(new))));
     }
 
-    /// Decides charges; the decisions stand in their order. Local policies are charged all or none, and
-    /// none if another one denies without knowing usage.
+    /// Decides charges; the decisions stand in their order. Local policies are charged all or none,
+    /// and none if another one denies without knowing usage.
     pub(super) fn apply(&self, charges: &[Charge<'_>]) -> SmallVec<[Decision; 4]> {
         let share = |quota: &Quota| quota.share(self.instances);
         let shares: SmallVec<[(Quota, Option<Quota>); 4]> =
@@ -88,7 +90,8 @@ impl LocalDecisions {
                         Decision { source: DecisionSource::Local, ..decision }
                     }
                     OnStoreError::Allow => blind(Verdict::Allow, DecisionSource::Allow, 0),
-                    // What is not asked for cannot be denied: a refund or a penalty is lost, and says that it moved nothing.
+                    // What is not asked for cannot be denied: a refund or a penalty is lost, and
+                    // says that it moved nothing.
                     OnStoreError::Deny if charge.part.cost == 0 || !charge.part.verb.is_question() => {
                         blind(Verdict::Allow, DecisionSource::Deny, 0)
                     }

@@ -1,8 +1,8 @@
 //! Recent peeks: what the store last said of blocked keys, for a moment.
 //!
-//! Whoever blocks an abusive client must not make its requests dearer than they were: denials of the store are cached and
-//! coalesced, and a block is decided without the store's verdict. So the store is asked about the same blocked keys at most
-//! once per [`FRESH`] and process.
+//! Whoever blocks an abusive client must not make its requests dearer than they were: denials of
+//! the store are cached and coalesced, and a block is decided without the store's verdict. So the
+//! store is asked about the same blocked keys at most once per [`FRESH`] and process.
 
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,9 +18,11 @@ use crate::key::KeyId;
 use crate::quota::Quota;
 use crate::store::memory::MemoryStore;
 
-/// How long an answer is given again. The usage and the waits of a blocked key are out of date by this much at most.
+/// How long an answer is given again. The usage and the waits of a blocked key are out of date by
+/// this much at most.
 const FRESH: Duration = Duration::from_millis(100);
-/// Sets of keys that are remembered, some 500 bytes each. Two that fall on the same slot replace each other.
+/// Sets of keys that are remembered, some 500 bytes each. Two that fall on the same slot replace
+/// each other.
 const SLOTS: usize = 1024;
 
 /// The last peeks at requests that a block denies.
@@ -96,7 +98,8 @@ impl RecentPeeks {
         *slot = Some(Recent { subject, asked_at, forgotten, decisions: decisions.iter().copied().collect() });
     }
 
-    /// Usage has changed: what was said of it before is not given again, nor what is being asked now.
+    /// Usage has changed: what was said of it before is not given again, nor what is being asked
+    /// now.
     pub(super) fn forget_all(&self) {
         self.forgotten.fetch_add(1, Ordering::SeqCst);
     }

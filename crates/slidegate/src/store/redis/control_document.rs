@@ -113,12 +113,13 @@ impl RedisStore {
     /// one is stored by now. It stays for as long as the store keeps it, and all instances are
     /// [notified](Self::control_document_changed).
     ///
-    /// A store can lose a document, or restore an older one. Give each write a new random `revision`,
-    /// so that two documents of one version differ, and a new random `epoch` after a loss.
+    /// A store can lose a document, or restore an older one. Give each write a new random
+    /// `revision`, so that two documents of one version differ, and a new random `epoch` after a
+    /// loss.
     ///
     /// # Errors
-    /// If the document is larger than a mebibyte, a part of its id is 0, or the store did not reply:
-    /// then it may be written or not.
+    /// If the document is larger than a mebibyte, a part of its id is 0, or the store did not
+    /// reply: then it may be written or not.
     pub async fn replace_control_document(
         &self,
         found: ControlDocumentId,
@@ -180,8 +181,8 @@ impl RedisStore {
         Ok(written)
     }
 
-    /// Waits until another instance announces that it wrote the control document. Announcements can be
-    /// lost, and can come without a change: read the document from a timer as well.
+    /// Waits until another instance announces that it wrote the control document. Announcements can
+    /// be lost, and can come without a change: read the document from a timer as well.
     pub async fn control_document_changed(&self) {
         if let Some(cache) = &self.calls.denial_cache {
             self.invalidations.keep(&self.calls, cache);

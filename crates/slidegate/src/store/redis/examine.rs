@@ -35,10 +35,10 @@ struct Counts {
 }
 
 impl RedisStore {
-    /// Looks for what silently breaks limits, as far as the store's user has the rights: a server that
-    /// evicts keys, keys that were evicted, history that was lost in a failover, a restart or a
-    /// `FLUSHALL`, a clock that jumped. Returns one line for each finding since the last call. Call it
-    /// from a timer, such as once per minute.
+    /// Looks for what silently breaks limits, as far as the store's user has the rights: a server
+    /// that evicts keys, keys that were evicted, history that was lost in a failover, a restart or
+    /// a `FLUSHALL`, a clock that jumped. Returns one line for each finding since the last call.
+    /// Call it from a timer, such as once per minute.
     pub async fn examine(&self) -> Vec<String> {
         let mut findings = Vec::new();
         for (node, answer) in self.ask_all(&["CONFIG", "GET", "maxmemory-policy"]).await {

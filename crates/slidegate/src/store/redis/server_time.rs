@@ -229,8 +229,8 @@ mod tests {
         assert_eq!(server.counts(), (0, 1));
     }
 
-    /// A forward jump frees whole limits at once; an operator without a warning looks for the cause in their
-    /// traffic.
+    /// A forward jump frees whole limits at once; an operator without a warning looks for the cause
+    /// in their traffic.
     #[tokio::test(start_paused = true)]
     async fn jumps_ahead_and_back_are_counted_once_each_with_their_size() {
         let mut server = Server::new(1);
