@@ -453,7 +453,7 @@ mod tests {
         );
         assert_eq!(
             read(&[("REDIS_URL", "h:1"), ("REDIS_TIMEOUT", "0s")]).unwrap_err(),
-            "REDIS_TIMEOUT: `0s` is out of range; give 1ms to 60s, for example `50ms`"
+            "REDIS_TIMEOUT: invalid duration `0s`: must be 1ms to 60s, for example `50ms`"
         );
         assert_eq!(
             read(&[("SLIDEGATE_ENVOY_EXCESS", "free")]).unwrap_err(),

@@ -125,9 +125,9 @@ impl AuthHandler {
             Problem::new(
                 StatusCode::NOT_FOUND,
                 if proxy.is_empty() {
-                    format!("no proxy is named; ask one of {known}, or configure `auth: {{preset: nginx}}`")
+                    format!("missing proxy: must be one of {known}, or configure `auth: {{preset: nginx}}`")
                 } else {
-                    format!("there is no proxy `{}`; ask one of {known}", proxy.escape_debug())
+                    format!("unknown proxy `{}`: must be one of {known}", proxy.escape_debug())
                 },
             )
         })

@@ -120,7 +120,7 @@ impl Cli {
 
 fn start_log(level: &str, format: LogFormat) -> Result<(), Failure> {
     let filter = tracing_subscriber::EnvFilter::try_new(level).map_err(|error| {
-        Failure(format!("--log is `{level}`: {error}; use error, warn, info, debug or trace"))
+        Failure(format!("invalid --log `{level}`: {error}; use error, warn, info, debug or trace"))
     })?;
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)

@@ -62,7 +62,7 @@ pub(super) fn routes(app: Arc<App>, others: Routes, direct_paths: &[&'static str
     let paths: Arc<str> = paths.join(", ").into();
     router
         .fallback(async move |uri: Uri| {
-            let detail = format!("there is no `{}`; the paths are {paths}", uri.path().escape_debug());
+            let detail = format!("unknown path `{}`: must be one of {paths}", uri.path().escape_debug());
             Problem::new(StatusCode::NOT_FOUND, detail)
         })
         .method_not_allowed_fallback(async |method: Method, uri: Uri| Problem::wrong_method(&uri, &method))

@@ -60,7 +60,7 @@ impl KeyText {
             let address = value.split_once('/').map_or(value, |(address, _)| address);
             address.parse().map(Part::Address).map_err(|_| {
                 format!(
-                    "`{}` is not an IP address, which `{attribute}` requires; write for example `192.0.2.7`",
+                    "invalid {attribute} `{}`: must be an IP address, for example `192.0.2.7`",
                     value.escape_debug()
                 )
             })
@@ -151,11 +151,7 @@ mod tests {
                 "`a,b` has 2 values and policy `p` counts by user; join one value for each by commas, with `%2C` for a comma within one",
             ),
             (&["user"], "a%2", "`a%2` has a `%` without two hexadecimal digits; write `%25`"),
-            (
-                &["ip"],
-                "home",
-                "`home` is not an IP address, which `ip` requires; write for example `192.0.2.7`",
-            ),
+            (&["ip"], "home", "invalid ip `home`: must be an IP address, for example `192.0.2.7`"),
             (&[], "alice", "policy `p` has one key for everybody; write `*`"),
         ] {
             assert_eq!(read(scope, text).unwrap_err(), said);

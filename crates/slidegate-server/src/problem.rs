@@ -61,7 +61,8 @@ impl Problem {
 
     /// The problem of an invalid cost.
     pub(super) fn cost(written: &str, most: u64) -> Self {
-        let detail = format!("cost `{}` is not a whole number from 0 to {most}", written.escape_debug());
+        let detail =
+            format!("invalid cost `{}`: must be a whole number from 0 to {most}", written.escape_debug());
         Self::field("cost", detail)
     }
 

@@ -53,7 +53,7 @@ pub(crate) fn texts(query: &str) -> Result<Vec<(String, String)>, Problem> {
         })?;
         let value = text(value).ok_or_else(|| {
             let detail = format!(
-                "parameter `{}` is not UTF-8; write a key as answers print it, with `%25FF` for the byte FF",
+                "invalid parameter `{}`: must be UTF-8; write a key as responses print it, with `%25FF` for the byte FF",
                 name.escape_debug()
             );
             Problem::field(&*name, detail)
@@ -123,8 +123,8 @@ mod tests {
         for (query, said) in [
             ("cost=1&user=a&cost=1", "cost is given more than once"),
             ("cost=1&c%6Fst=2", "cost is given more than once"),
-            ("cost=x", "cost `x` is not a whole number"),
-            ("cost=%ff", "is not a whole number"),
+            ("cost=x", "invalid cost `x`: must be a whole number"),
+            ("cost=%ff", "must be a whole number"),
             ("user=a&%ff=b", "the name of parameter 2 is not UTF-8"),
         ] {
             let problem = format!("{:?}", request(query).unwrap_err());
@@ -136,6 +136,8 @@ mod tests {
     #[test]
     fn where_text_is_expected_other_bytes_are_an_error() {
         assert_eq!(texts("key=a%2Cb").unwrap(), [("key".to_owned(), "a,b".to_owned())]);
-        assert!(format!("{:?}", texts("key=%ff").unwrap_err()).contains("parameter `key` is not UTF-8"));
+        assert!(
+            format!("{:?}", texts("key=%ff").unwrap_err()).contains("invalid parameter `key`: must be UTF-8")
+        );
     }
 }

@@ -100,7 +100,7 @@ impl Attributes {
                         return bad(
                             Field::Attribute(name.to_owned()),
                             format!(
-                                "attribute `{name}` is not an IP address: `{}`; write for example `192.0.2.7` or `2001:db8::7`",
+                                "invalid {name} `{}`: must be an IP address, for example `192.0.2.7` or `2001:db8::7`",
                                 String::from_utf8_lossy(value).escape_debug()
                             ),
                         );

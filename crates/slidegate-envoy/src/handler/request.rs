@@ -138,7 +138,7 @@ pub(super) fn validate(call: &RateLimitRequest) -> Result<(), Status> {
         0 => Err(Status::invalid_argument("rate limit descriptor list must not be empty")),
         1..=MAX_DESCRIPTORS => Ok(()),
         _ => Err(Status::invalid_argument(format!(
-            "the request has {count} descriptors; send at most {MAX_DESCRIPTORS}"
+            "invalid descriptors ({count} of them): must be at most {MAX_DESCRIPTORS}"
         ))),
     }
 }
@@ -248,7 +248,7 @@ fn hits(call: &RateLimitRequest, descriptor: &RateLimitDescriptor) -> u64 {
 fn carried_rate(descriptor: &RateLimitDescriptor) -> Result<Option<Rate>, String> {
     let Some(limit) = descriptor.limit else { return Ok(None) };
     let unit = Unit::from_number(limit.unit).ok_or_else(|| {
-        format!("limit.unit is {}; give SECOND, MINUTE, HOUR, DAY, WEEK, MONTH or YEAR", limit.unit)
+        format!("invalid limit.unit `{}`: must be SECOND, MINUTE, HOUR, DAY, WEEK, MONTH or YEAR", limit.unit)
     })?;
     Ok(Some(Rate { requests_per_unit: limit.requests_per_unit, unit }))
 }

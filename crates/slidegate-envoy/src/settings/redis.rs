@@ -54,7 +54,7 @@ impl Reader<'_> {
             url: Secret::new(url),
             deadline: self.read("REDIS_TIMEOUT", |text| match parse_window(text) {
                 Ok(span) if !DEADLINES.contains(&span) => {
-                    Err(format!("`{text}` is out of range; give 1ms to 60s, for example `50ms`"))
+                    Err(format!("invalid duration `{text}`: must be 1ms to 60s, for example `50ms`"))
                 }
                 Ok(span) => Ok(span),
                 Err(error) => Err(error.to_string()),

@@ -114,6 +114,6 @@ pub(super) fn unknown(policies: &PolicySet, name: &str) -> Problem {
         .collect();
     let more = if names.len() > MAX_LISTED { ", ..." } else { "" };
     let listed = names.iter().take(MAX_LISTED).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-    let detail = format!("there is no policy `{}`; there are {listed}{more}", name.escape_debug());
+    let detail = format!("unknown policy `{}`: must be one of {listed}{more}", name.escape_debug());
     Problem::new(StatusCode::NOT_FOUND, detail)
 }

@@ -80,7 +80,8 @@ impl KeyTarget {
             }
             if admin.app.attributes.is_address(&name) && address(&value).is_none() {
                 let value = String::from_utf8_lossy(&value).escape_debug().to_string();
-                let detail = format!("`{value}` is not an IP address; write for example `192.0.2.7`");
+                let detail =
+                    format!("invalid {name} `{value}`: must be an IP address, for example `192.0.2.7`");
                 return Err(Problem::field(name, detail));
             }
             tag = Some((name, value.into_owned()));
@@ -308,7 +309,7 @@ impl KeyAction {
             cost @ 1..=MAX_COST => Ok(cost),
             cost => Err(Problem::field(
                 "cost",
-                format!("cost is {cost}; give a whole number from 1 to {MAX_COST}"),
+                format!("invalid cost `{cost}`: must be a whole number from 1 to {MAX_COST}"),
             )),
         }
     }
@@ -319,7 +320,8 @@ impl KeyAction {
             self.r#for.as_deref().ok_or_else(|| Problem::field("for", format!("for is missing; {FIX}")))?;
         let span = parse_window(text).map_err(|error| Problem::field("for", format!("for: {error}")))?;
         if span.is_zero() || span > LONGEST {
-            let detail = format!("for is `{}`; give 1ms to 366d, for example `10m`", text.escape_debug());
+            let detail =
+                format!("invalid for `{}`: must be 1ms to 366d, for example `10m`", text.escape_debug());
             return Err(Problem::field("for", detail));
         }
         Ok(now_ms().saturating_add(millis_ceil(span)))
@@ -337,10 +339,7 @@ impl KeyAction {
         }
         .map_err(|error| wrong(error.to_string()))?;
         if quota.limit() > MAX_COST {
-            return Err(wrong(format!(
-                "limit {} is more than can be changed to; give at most {MAX_COST}",
-                quota.limit()
-            )));
+            return Err(wrong(format!("invalid limit {}: must be at most {MAX_COST}", quota.limit())));
         }
         Ok(KeyKind::of(&quota))
     }

@@ -212,7 +212,10 @@ pub(super) async fn undo(
     let id = match id.as_str() {
         "last" => None,
         number => Some(number.parse().map_err(|_| {
-            let detail = format!("`{}` is no change; give its number, or `last`", number.escape_debug());
+            let detail = format!(
+                "invalid change id `{}`: must be the number of a change, or `last`",
+                number.escape_debug()
+            );
             Problem::field("id", detail)
         })?),
     };

@@ -26,7 +26,7 @@ where
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
         Path::from_request_parts(parts, state).await.map(|Path(parts)| Self(parts)).map_err(|_| {
-            let detail = "a part of the path is not UTF-8; write a key as answers print it, with `%25FF` for the byte FF";
+            let detail = "invalid path: must be UTF-8; write a key as responses print it, with `%25FF` for the byte FF";
             Problem::field("path", detail)
         })
     }

@@ -43,7 +43,7 @@ pub(super) async fn step(
     }
     let limit = limit.unwrap_or(KEYS);
     if !(1..=MAX_KEYS).contains(&limit) {
-        let detail = format!("limit is {limit}; give a whole number from 1 to {MAX_KEYS}");
+        let detail = format!("invalid limit `{limit}`: must be a whole number from 1 to {MAX_KEYS}");
         return Err(Problem::field("limit", detail));
     }
     let wrong = |error: slidegate::Error| Problem::field("cursor", error.to_string());

@@ -94,7 +94,7 @@ fn entries(text: &str) -> Result<Vec<(String, String)>, Failure> {
             (_, None) => {}
         }
     }
-    let invalid = |message| Failure(format!("descriptor `{}`: {message}", text.escape_debug()));
+    let invalid = |message| Failure(format!("invalid descriptor `{}`: {message}", text.escape_debug()));
     parts.iter().map(|part| attribute(part).map_err(invalid)).collect()
 }
 
@@ -106,7 +106,8 @@ fn attributes(args: &ExplainArgs) -> Result<(String, Value), Failure> {
     config.observe.traces = None;
     let gate = Gate::new(config.policies.clone());
     let attributes = args.parts.iter().map(|part| {
-        attribute(part).map_err(|message| Failure(format!("attribute `{}`: {message}", part.escape_debug())))
+        attribute(part)
+            .map_err(|message| Failure(format!("invalid attribute `{}`: {message}", part.escape_debug())))
     });
     let attributes = attributes.collect::<Result<Vec<_>, _>>()?;
     let app = App::new(config).map_err(Failure)?;

@@ -18,19 +18,19 @@ const MAX_KEYS: u16 = 1000;
 
 pub(super) fn address(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| {
-        "give an IP address and a port, for example `127.0.0.1:7979`, or `[::]:7979` for all addresses"
+        "must be an IP address and a port, for example `127.0.0.1:7979`, or `[::]:7979` for all addresses"
             .to_owned()
     })
 }
 
 pub(super) fn excess(text: &str) -> Result<Excess, String> {
-    Excess::from_name(text).ok_or_else(|| "give `refuse`, `charge` or `count`".to_owned())
+    Excess::from_name(text).ok_or_else(|| "must be `refuse`, `charge` or `count`".to_owned())
 }
 
 pub(super) fn attribute(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
-        _ => Err("write it as name=value, for example user=alice".to_owned()),
+        _ => Err("must be written as name=value, for example user=alice".to_owned()),
     }
 }
 
@@ -39,31 +39,31 @@ pub(super) fn rate(text: &str) -> Result<Rate, String> {
         Some(Rate { requests_per_unit: count.parse().ok()?, unit: Unit::from_name(unit)? })
     });
     parts.ok_or_else(|| {
-        "write it as count/unit, for example 10/MINUTE; units are second, minute, hour, day, week, month, year".to_owned()
+        "must be written as count/unit, for example 10/MINUTE; units are second, minute, hour, day, week, month, year".to_owned()
     })
 }
 
 pub(super) fn milliseconds(text: &str) -> Result<Duration, String> {
     match text.parse() {
         Ok(ms) if ms > 0 => Ok(Duration::from_millis(ms)),
-        _ => Err("give a whole number of milliseconds, at least 1".to_owned()),
+        _ => Err("must be a whole number of milliseconds, at least 1".to_owned()),
     }
 }
 
 /// A cost or burst.
 pub(super) fn cost(text: &str) -> Result<u64, String> {
     let cost = text.parse().ok().filter(|cost| *cost <= MAX_COST);
-    cost.ok_or_else(|| format!("give a whole number from 0 to {MAX_COST}"))
+    cost.ok_or_else(|| format!("must be a whole number from 0 to {MAX_COST}"))
 }
 
 /// A whole number from 0.
 pub(crate) fn number<N: std::str::FromStr>(text: &str) -> Result<N, String> {
-    text.parse().map_err(|_| "give a whole number, for example `10`".to_owned())
+    text.parse().map_err(|_| "must be a whole number, for example `10`".to_owned())
 }
 
 pub(super) fn keys(text: &str) -> Result<u16, String> {
     let keys = text.parse().ok().filter(|keys| (1..=MAX_KEYS).contains(keys));
-    keys.ok_or_else(|| format!("give a whole number from 1 to {MAX_KEYS}"))
+    keys.ok_or_else(|| format!("must be a whole number from 1 to {MAX_KEYS}"))
 }
 
 /// One line about an invalid value; `None` for any other error.
@@ -79,12 +79,16 @@ pub(super) fn invalid_value(error: &clap::Error) -> Option<String> {
     let expected = match error.kind() {
         ErrorKind::ValueValidation => std::error::Error::source(error)?.to_string(),
         ErrorKind::InvalidValue => match error.get(ContextKind::ValidValue)? {
-            ContextValue::Strings(values) => format!("give one of {}", values.join(", ")),
+            ContextValue::Strings(values) => format!("must be one of {}", values.join(", ")),
             _ => return None,
         },
         _ => return None,
     };
-    Some(one_line(&format!("{argument} is `{value}`; {expected}")))
+    // Parsers of the library name the value themselves.
+    if expected.starts_with("invalid ") {
+        return Some(one_line(&format!("{argument}: {expected}")));
+    }
+    Some(one_line(&format!("invalid {argument} `{value}`: {expected}")))
 }
 
 #[cfg(test)]
@@ -97,37 +101,43 @@ mod tests {
     /// Command lines are mistyped, often in unit files that run unattended.
     #[test]
     fn each_invalid_value_error_names_argument_value_and_expectation() {
-        let address =
-            "give an IP address and a port, for example `127.0.0.1:7979`, or `[::]:7979` for all addresses";
-        let cost = "give a whole number from 0 to 9007199254740991";
+        let address = "must be an IP address and a port, for example `127.0.0.1:7979`, or `[::]:7979` for all addresses";
+        let cost = "must be a whole number from 0 to 9007199254740991";
         for (line, expected) in [
-            ("serve --resp nonsense", format!("--resp is `nonsense`; {address}")),
-            ("serve --listen 7979", format!("--listen is `7979`; {address}")),
-            ("serve --grpc localhost:1", format!("--grpc is `localhost:1`; {address}")),
+            ("serve --resp nonsense", format!("invalid --resp `nonsense`: {address}")),
+            ("serve --listen 7979", format!("invalid --listen `7979`: {address}")),
+            ("serve --grpc localhost:1", format!("invalid --grpc `localhost:1`: {address}")),
             (
                 "serve --envoy-algorithm magic",
-                "--envoy-algorithm is `magic`; invalid algorithm `magic`: must be `sliding-log`, `sliding-window`, \
+                "--envoy-algorithm: invalid algorithm `magic`: must be `sliding-log`, `sliding-window`, \
                  `fixed-window` or `token-bucket`"
                     .into(),
             ),
             (
                 "serve --envoy-excess free",
-                "--envoy-excess is `free`; give `refuse`, `charge` or `count`".into(),
+                "invalid --envoy-excess `free`: must be `refuse`, `charge` or `count`".into(),
             ),
-            ("serve --log-format xml", "--log-format is `xml`; give one of text, json".into()),
-            ("check user=a --cost x", format!("--cost is `x`; {cost}")),
-            ("check user", "<NAME=VALUE>... is `user`; write it as name=value, for example user=alice".into()),
-            ("check a=b --timeout 0", "--timeout is `0`; give a whole number of milliseconds, at least 1".into()),
-            ("top --limit 5000", "--limit is `5000`; give a whole number from 1 to 1000".into()),
-            ("key refund p k --cost -1", format!("--cost is `-1`; {cost}")),
-            ("policy set p 1/1s --burst many", format!("--burst is `many`; {cost}")),
-            ("policy set p --mode off", "--mode is `off`; give one of enforce, shadow".into()),
-            ("policy undo last", "[ID] is `last`; give a whole number, for example `10`".into()),
-            ("replay log --policy 1/1s --slack 1h", "--slack is `1h`; give a whole number, for example `10`".into()),
+            ("serve --log-format xml", "invalid --log-format `xml`: must be one of text, json".into()),
+            ("check user=a --cost x", format!("invalid --cost `x`: {cost}")),
             (
-                "token new --scope all",
-                "--scope is `all`; give one of read, decide, write".into(),
+                "check user",
+                "invalid <NAME=VALUE>... `user`: must be written as name=value, for example user=alice"
+                    .into(),
             ),
+            (
+                "check a=b --timeout 0",
+                "invalid --timeout `0`: must be a whole number of milliseconds, at least 1".into(),
+            ),
+            ("top --limit 5000", "invalid --limit `5000`: must be a whole number from 1 to 1000".into()),
+            ("key refund p k --cost -1", format!("invalid --cost `-1`: {cost}")),
+            ("policy set p 1/1s --burst many", format!("invalid --burst `many`: {cost}")),
+            ("policy set p --mode off", "invalid --mode `off`: must be one of enforce, shadow".into()),
+            ("policy undo last", "invalid [ID] `last`: must be a whole number, for example `10`".into()),
+            (
+                "replay log --policy 1/1s --slack 1h",
+                "invalid --slack `1h`: must be a whole number, for example `10`".into(),
+            ),
+            ("token new --scope all", "invalid --scope `all`: must be one of read, decide, write".into()),
         ] {
             let error = Cli::try_parse_from(["slidegate"].into_iter().chain(line.split(' '))).unwrap_err();
             assert_eq!(invalid_value(&error).as_deref(), Some(expected.as_str()), "{line}: {error}");

@@ -269,7 +269,7 @@ mod tests {
             ),
             (
                 "redis: 'redis://me:hidden@h:x'".into(),
-                "slidegate.yaml:1: store: invalid redis: redis url `redis://***@h:x`: port `x` is no number from 1 to 65535; give for example `redis://127.0.0.1:6379`",
+                "slidegate.yaml:1: store: invalid redis: redis url `redis://***@h:x`: invalid port `x`: must be a number from 1 to 65535; give for example `redis://127.0.0.1:6379`",
             ),
             (
                 format!("redis: {url}, deadline: 0s"),
@@ -339,7 +339,7 @@ mod tests {
             error(
                 "store: {redis: redis://h}\npolicies:\n  - name: p\n    limit: 9007199254740993\n    window: 1s\n"
             ),
-            "slidegate.yaml:4: policy `p`: limit 9007199254740993 is more than a shared store can count; give at most \
+            "slidegate.yaml:4: policy `p`: invalid limit 9007199254740993: a shared store can count at most \
              9007199254740991"
         );
     }

@@ -85,7 +85,8 @@ impl<'a> RequestBody<'a> {
 fn can_decide(policies: &PolicySet, name: &str, request: &Request<'_>) -> Result<(), Problem> {
     let Some(policy) = policies.by_name(name).filter(|_| !is_inline(name)) else {
         let name = name.escape_debug();
-        let detail = format!("policy `{name}` is not in force; `slidegate policy list` says which are");
+        let detail =
+            format!("invalid policy `{name}`: must be a policy in force; `slidegate policy list` lists them");
         return Err(Problem::field("policy", detail));
     };
     match policy.scope_attributes().iter().find(|attribute| request.value(attribute).is_none()) {

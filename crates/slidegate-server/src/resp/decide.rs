@@ -68,7 +68,7 @@ pub(super) fn request<'b>(
         }
         if std::str::from_utf8(name).is_err() {
             return Err(CommandError::new(format!(
-                "attribute name `{}` is not UTF-8; send UTF-8 text",
+                "invalid attribute name `{}`: must be UTF-8",
                 Escaped(name)
             )));
         }

@@ -35,7 +35,7 @@ pub(super) fn parse_integer(name: &str, bytes: &[u8], min: u64, max: u64) -> Res
     digits.and_then(|digits| digits.parse().ok()).filter(|number| (min..=max).contains(number)).ok_or_else(
         || {
             CommandError::new(format!(
-                "{name} is `{}`; give a whole number from {min} to {max}",
+                "invalid {name} `{}`: must be a whole number from {min} to {max}",
                 Escaped(bytes)
             ))
         },

@@ -93,7 +93,7 @@ async fn top(State(app): Shared, uri: Uri) -> Result<Response, Problem> {
         None | Some("used") => By::Used,
         Some("denied") => By::Denied,
         Some(other) => {
-            let detail = format!("by is `{}`; write `used` or `denied`", other.escape_debug());
+            let detail = format!("invalid by `{}`: must be `used` or `denied`", other.escape_debug());
             return Err(Problem::field("by", detail));
         }
     };
@@ -195,7 +195,7 @@ fn last_event_id(value: &HeaderValue) -> Result<u64, Problem> {
         let text = String::from_utf8_lossy(value.as_bytes()).escape_debug().to_string();
         Problem::field(
             "last-event-id",
-            format!("Last-Event-ID is `{text}`; give the id of an event, a whole number"),
+            format!("invalid Last-Event-ID `{text}`: must be the id of an event, a whole number"),
         )
     })
 }
@@ -206,7 +206,7 @@ fn policy(query: &mut Query, app: &App) -> Result<Option<String>, Problem> {
     if app.observer().registry.load().in_force().iter().any(|counters| counters.name == name) {
         return Ok(Some(name));
     }
-    let detail = format!("there is no policy `{}`; /v1/policies lists them", name.escape_debug());
+    let detail = format!("unknown policy `{}`: must be one that /v1/policies lists", name.escape_debug());
     Err(Problem::field("policy", detail).with_status(StatusCode::NOT_FOUND))
 }
 
@@ -229,7 +229,7 @@ impl Query {
         text.parse().ok().filter(|number| (1..=most).contains(number)).ok_or_else(|| {
             Problem::field(
                 name,
-                format!("{name} is `{}`; give a whole number from 1 to {most}", text.escape_debug()),
+                format!("invalid {name} `{}`: must be a whole number from 1 to {most}", text.escape_debug()),
             )
         })
     }
@@ -237,10 +237,8 @@ impl Query {
     /// Rejects unknown parameters: a misspelled filter would be ignored.
     fn nothing_else(&self, known: &str) -> Result<(), Problem> {
         self.0.first().map_or(Ok(()), |(name, _)| {
-            let detail = format!(
-                "parameter `{}` is not known here; known are {known}, once each",
-                name.escape_debug()
-            );
+            let detail =
+                format!("unknown parameter `{}`: must be one of {known}, once each", name.escape_debug());
             Err(Problem::new(StatusCode::BAD_REQUEST, detail))
         })
     }

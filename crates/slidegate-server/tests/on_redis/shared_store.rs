@@ -255,7 +255,9 @@ fn a_wrong_store_is_an_error_and_exits_with_2() {
     let example = "give for example `redis://127.0.0.1:6379`";
     assert_eq!(
         serve(&["--redis", "redis://me:hidden@h:x"], ""),
-        format!("--redis: redis url `redis://***@h:x`: port `x` is no number from 1 to 65535; {example}\n")
+        format!(
+            "--redis: redis url `redis://***@h:x`: invalid port `x`: must be a number from 1 to 65535; {example}\n"
+        )
     );
     assert_eq!(
         serve(&[], "localhost:6379"),
@@ -263,7 +265,7 @@ fn a_wrong_store_is_an_error_and_exits_with_2() {
     );
     assert_eq!(
         serve(&["--redis", "redis://h", "--policy", "9007199254740993/1m per user"], ""),
-        "policy `per-user`: limit 9007199254740993 is more than a shared store can count; give at most 9007199254740991\n"
+        "policy `per-user`: invalid limit 9007199254740993: a shared store can count at most 9007199254740991\n"
     );
     let folder = TempDir::new("redis-bad");
     let config = folder.file("bad.yaml", format!("store:\n  redis: redis://h\n  deadline: 0s{FALLBACKS}"));

@@ -414,7 +414,7 @@ fn a_policy_is_reset_in_bounded_steps_and_no_other() {
         assert_eq!(server.ask_with(&fields, "GET", path, None).json()["used"], used, "{path}");
     }
     for (body, status, said) in [
-        (json!({ "limit": 0 }), 400, "limit is 0; give a whole number from 1 to 10000"),
+        (json!({ "limit": 0 }), 400, "invalid limit `0`: must be a whole number from 1 to 10000"),
         (json!({ "cursor": "x" }), 400, "cursor `x` is invalid; send the one from the last step"),
         (json!({ "cursor": "node.1.0.0.0.0.-" }), 400, "the cursor is that of a shared store"),
     ] {

@@ -135,7 +135,7 @@ fn what_is_no_policy_is_refused_and_says_why() {
             "per-usr",
             json!({ "quota": "5/1m" }),
             404,
-            "there is no policy `per-usr`; there are `per-user`; to add one, say its `scope` as well",
+            "unknown policy `per-usr`: must be one of `per-user`; to add one, say its `scope` as well",
         ),
         (
             "new",
@@ -234,7 +234,7 @@ mod on_redis {
         let answer = put(&one, "/v1/policies/large", &large);
         assert_eq!(
             answer.json()["detail"],
-            "policy `large`: limit 1152921504606846976 is more than a shared store can count; give at most 9007199254740991"
+            "policy `large`: invalid limit 1152921504606846976: a shared store can count at most 9007199254740991"
         );
         drop(one);
         drop(other);

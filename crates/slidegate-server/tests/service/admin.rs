@@ -195,10 +195,20 @@ fn one_key_is_shown_and_helped() {
 
     for (action, body, status, detail) in [
         ("block", json!({}), 400, "for is missing; give how long it lasts, for example `{\"for\": \"10m\"}`"),
-        ("block", json!({ "for": "0s" }), 400, "for is `0s`; give 1ms to 366d, for example `10m`"),
-        ("block", json!({ "for": "400d" }), 400, "for is `400d`; give 1ms to 366d, for example `10m`"),
+        ("block", json!({ "for": "0s" }), 400, "invalid for `0s`: must be 1ms to 366d, for example `10m`"),
+        (
+            "block",
+            json!({ "for": "400d" }),
+            400,
+            "invalid for `400d`: must be 1ms to 366d, for example `10m`",
+        ),
         ("block", json!({ "for": "1h", "cost": 1 }), 400, "block does not take `cost`; leave it out"),
-        ("refund", json!({ "cost": 0 }), 400, "cost is 0; give a whole number from 1 to 9007199254740991"),
+        (
+            "refund",
+            json!({ "cost": 0 }),
+            400,
+            "invalid cost `0`: must be a whole number from 1 to 9007199254740991",
+        ),
         (
             "override",
             json!({ "for": "1h" }),
@@ -219,7 +229,7 @@ fn one_key_is_shown_and_helped() {
     assert_eq!(act("block", json!({ "fro": "1h" })).status, 400);
     let unknown = server.get("/v1/keys/nobody/alice");
     assert_eq!(unknown.status, 404);
-    assert_eq!(unknown.json()["detail"], "there is no policy `nobody`; there are `per-user`, `all`");
+    assert_eq!(unknown.json()["detail"], "unknown policy `nobody`: must be one of `per-user`, `all`");
     // A key with everything in it, as it is printed and as a path carries it.
     assert_eq!(check(&server, "a/b,c%").status, 200);
     assert_eq!(server.get("/v1/keys/per-user/a%2Fb%252Cc%2525").json()["used"], 1);
@@ -263,10 +273,7 @@ fn policies_are_changed_listed_undone_and_put_back() {
     let put = |body: Value| server.change("PUT", "/v1/policies/per-user", &[], &body.to_string());
     for (body, detail) in [
         (json!({ "quota": "1/0s" }), "invalid window `0s`: must be 1ms to 366d, for example `1m`"),
-        (
-            json!({ "limit": 1u64 << 53 }),
-            "limit 9007199254740992 is more than can be changed to; give at most 9007199254740991",
-        ),
+        (json!({ "limit": 1u64 << 53 }), "invalid limit 9007199254740992: must be at most 9007199254740991"),
         (
             json!({ "quota": "1/1s", "limit": 1 }),
             "invalid quota: conflicts with limit or window; keep `quota`, or keep `limit` and `window`",
@@ -306,7 +313,7 @@ fn policies_of_doors_are_not_changed_here() {
     let unknown = command(&server, &["policy", "set", "nobody", "5/1m"]);
     assert!(
         text(&unknown.stderr).contains(
-            "there is no policy `nobody`; there are `per-user`; to add one, say its `scope` as well\n"
+            "unknown policy `nobody`: must be one of `per-user`; to add one, say its `scope` as well\n"
         ),
         "{}",
         text(&unknown.stderr)

@@ -167,12 +167,12 @@ fn what_is_asked_wrongly_is_told_and_ends_with_2() {
         ),
         (
             [&envoy[..], &["--domain", "d", "a=b,c"]].concat(),
-            "descriptor `a=b,c`: write it as name=value, for example user=alice\n",
+            "invalid descriptor `a=b,c`: must be written as name=value, for example user=alice\n",
         ),
-        (vec!["alice"], "attribute `alice`: write it as name=value, for example user=alice\n"),
+        (vec!["alice"], "invalid attribute `alice`: must be written as name=value, for example user=alice\n"),
         (
             vec!["ip=here"],
-            "attribute `ip` is not an IP address: `here`; write for example `192.0.2.7` or `2001:db8::7`\n",
+            "invalid ip `here`: must be an IP address, for example `192.0.2.7` or `2001:db8::7`\n",
         ),
     ] {
         assert_eq!(explain(&args), (expected.to_owned(), Some(2)), "{args:?}");

@@ -78,7 +78,7 @@ fn keys_that_differ_in_one_byte_never_share_a_limit() {
     assert_eq!((check("%f1"), check("%f2")), (200, 429));
     let raw = server.get("/v1/keys/per-user/%F1");
     let detail =
-        "a part of the path is not UTF-8; write a key as answers print it, with `%25FF` for the byte FF";
+        "invalid path: must be UTF-8; write a key as responses print it, with `%25FF` for the byte FF";
     assert_eq!((raw.status, &raw.json()["detail"]), (400, &json!(detail)));
     let filter = server.get("/v1/events?key=%F1");
     assert_eq!((filter.status, &filter.json()["field"]), (400, &json!("key")));
@@ -184,7 +184,7 @@ fn a_policy_that_is_named_decides_alone_and_one_that_cannot_is_told() {
             "per-ipp",
             both.clone(),
             "policy",
-            "policy `per-ipp` is not in force; `slidegate policy list` says which are",
+            "invalid policy `per-ipp`: must be a policy in force; `slidegate policy list` lists them",
         ),
         (
             "per-ip",
@@ -232,7 +232,7 @@ fn bad_input_is_refused_by_name_and_charges_nothing() {
         (
             r#"{"attributes":{"ip":"localhost"}}"#,
             "attributes.ip",
-            "attribute `ip` is not an IP address: `localhost`",
+            "invalid ip `localhost`: must be an IP address",
         ),
         (r#"{"attributes":{},"cost":-1}"#, "cost", "integer `-1`, expected a whole number from 0"),
         (r#"{"attributes":{},"cost":1.5}"#, "cost", "floating point `1.5`, expected a whole number"),
@@ -302,7 +302,7 @@ fn large_bodies_unknown_paths_and_wrong_methods_are_told_apart() {
         answer.json()["detail"]
             .as_str()
             .unwrap()
-            .starts_with("there is no `/v1/chekc`; the paths are /v1/check, ")
+            .starts_with("unknown path `/v1/chekc`: must be one of /v1/check, ")
     );
 
     let answer = server.ask("DELETE", "/v1/check", None);
@@ -364,7 +364,7 @@ fn openapi_is_true_to_the_routes() {
     let document = server.get("/openapi.json").json();
     let paths = document["paths"].as_object().unwrap();
     let unknown = server.get("/nowhere").json()["detail"].as_str().unwrap().to_owned();
-    let routed: Vec<_> = unknown.split("the paths are ").nth(1).unwrap().split(", ").collect();
+    let routed: Vec<_> = unknown.split("must be one of ").nth(1).unwrap().split(", ").collect();
     let mut described: Vec<_> = paths.keys().map(String::as_str).collect();
     described.sort_unstable();
     let mut sorted = routed.clone();

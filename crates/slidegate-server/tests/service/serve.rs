@@ -115,10 +115,7 @@ fn check_answers_in_words_and_by_its_exit_code() {
     assert!(check(&["user=alice", "--json"]).1.contains("\"remaining\":0"));
     let (code, found) = check(&["ip=here"]);
     assert_eq!(code, Some(2));
-    assert!(
-        found.contains("returned 400 Bad Request: attribute `ip` is not an IP address: `here`"),
-        "{found}"
-    );
+    assert!(found.contains("returned 400 Bad Request: invalid ip `here`: must be an IP address"), "{found}");
     let (code, found) = check(&["user=a", "user=b"]);
     assert_eq!((code, found.as_str()), (Some(2), "an attribute is given twice; give each attribute once\n"));
 

@@ -473,7 +473,7 @@ impl SharedStore for RedisStore {
         let largest = quota.limit().max(quota.capacity());
         if largest > MOST {
             return Err(Error::quota(format!(
-                "limit {largest} is more than a shared store can count; give at most {MOST}"
+                "invalid limit {largest}: a shared store can count at most {MOST}"
             )));
         }
         Ok(())

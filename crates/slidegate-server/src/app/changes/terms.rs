@@ -48,7 +48,7 @@ impl Counting {
     pub(crate) fn quota(&self) -> Result<Quota, String> {
         let largest = self.limit.max(self.burst.unwrap_or(0));
         if largest > MAX_COST {
-            return Err(format!("limit {largest} is more than can be changed to; give at most {MAX_COST}"));
+            return Err(format!("invalid limit {largest}: must be at most {MAX_COST}"));
         }
         let algorithm = self.algorithm.parse().map_err(|error: slidegate::Error| error.to_string())?;
         let spec = QuotaSpec {

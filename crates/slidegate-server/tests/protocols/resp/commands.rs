@@ -174,7 +174,7 @@ fn throttle_answers_in_the_order_and_rounding_of_throttlecrab() {
 fn every_wrong_argument_is_named_with_the_way_out() {
     let folder = TempDir::new("resp-wrong");
     let server = serve(&folder, "");
-    let cost = "give a whole number from 0 to 9007199254740991";
+    let cost = "must be a whole number from 0 to 9007199254740991";
     let throttle = "key max_burst count period [quantity]";
     let check = "policy key [key ...] [COST n] [PEEK]";
     for (line, error) in [
@@ -190,10 +190,10 @@ fn every_wrong_argument_is_named_with_the_way_out() {
             "RL.CHECK: policy `route` counts by user and path; write `route <user> <path>`".into(),
         ),
         ("RL.CHECK per-user x COST", "RL.CHECK: COST has no value; write for example `COST 5`".into()),
-        ("RL.CHECK per-user x COST -1", format!("RL.CHECK: COST is `-1`; {cost}")),
-        ("RL.CHECK per-user x COST +1", format!("RL.CHECK: COST is `+1`; {cost}")),
-        ("RL.CHECK per-user x COST 1e3", format!("RL.CHECK: COST is `1e3`; {cost}")),
-        ("RL.CHECK per-user x COST 9007199254740992", format!("RL.CHECK: COST is `9007199254740992`; {cost}")),
+        ("RL.CHECK per-user x COST -1", format!("RL.CHECK: invalid COST `-1`: {cost}")),
+        ("RL.CHECK per-user x COST +1", format!("RL.CHECK: invalid COST `+1`: {cost}")),
+        ("RL.CHECK per-user x COST 1e3", format!("RL.CHECK: invalid COST `1e3`: {cost}")),
+        ("RL.CHECK per-user x COST 9007199254740992", format!("RL.CHECK: invalid COST `9007199254740992`: {cost}")),
         ("RL.CHECK per-user x COST 1 COST 2", "RL.CHECK: COST is given twice; give it once".into()),
         ("RL.CHECK per-user x y", "RL.CHECK: unexpected argument `y`; expected `COST n` or `PEEK`".into()),
         ("RL.REFUND per-user x PEEK", "RL.REFUND: unexpected argument `PEEK`; expected `COST n`".into()),
@@ -204,22 +204,22 @@ fn every_wrong_argument_is_named_with_the_way_out() {
         ),
         (
             "RL.CHECK per-ip here",
-            "RL.CHECK: attribute `ip` is not an IP address: `here`; write for example `192.0.2.7` or `2001:db8::7`".into(),
+            "RL.CHECK: invalid ip `here`: must be an IP address, for example `192.0.2.7` or `2001:db8::7`".into(),
         ),
         ("RL.REQUEST user", "RL.REQUEST: attribute `user` has no value; give one".into()),
         ("RL.REQUEST user a user b", "RL.REQUEST: attribute `user` is given twice; give it once".into()),
-        ("RL.REQUEST COST x", format!("RL.REQUEST: COST is `x`; {cost}")),
+        ("RL.REQUEST COST x", format!("RL.REQUEST: invalid COST `x`: {cost}")),
         ("RL.POLICIES all", "RL.POLICIES: too many arguments (1); write `RL.POLICIES`".into()),
         ("CL.THROTTLE k 1 1", format!("CL.THROTTLE: too few arguments (3); write `CL.THROTTLE {throttle}`")),
-        ("CL.THROTTLE k -1 1 1", "CL.THROTTLE: max_burst is `-1`; give a whole number from 0 to 9007199254740990".into()),
+        ("CL.THROTTLE k -1 1 1", "CL.THROTTLE: invalid max_burst `-1`: must be a whole number from 0 to 9007199254740990".into()),
         (
             "CL.THROTTLE k 9223372036854775807 1 1",
-            "CL.THROTTLE: max_burst is `9223372036854775807`; give a whole number from 0 to 9007199254740990".into(),
+            "CL.THROTTLE: invalid max_burst `9223372036854775807`: must be a whole number from 0 to 9007199254740990".into(),
         ),
-        ("CL.THROTTLE k 1 0 1", "CL.THROTTLE: count is `0`; give a whole number from 1 to 9007199254740991".into()),
-        ("CL.THROTTLE k 1 1 0", "CL.THROTTLE: period is `0`; give a whole number from 1 to 31622400".into()),
-        ("CL.THROTTLE k 1 1 1 -1", format!("CL.THROTTLE: quantity is `-1`; {cost}")),
-        ("THROTTLE k 0 1 1", "THROTTLE: max_burst is `0`; give a whole number from 1 to 9007199254740991".into()),
+        ("CL.THROTTLE k 1 0 1", "CL.THROTTLE: invalid count `0`: must be a whole number from 1 to 9007199254740991".into()),
+        ("CL.THROTTLE k 1 1 0", "CL.THROTTLE: invalid period `0`: must be a whole number from 1 to 31622400".into()),
+        ("CL.THROTTLE k 1 1 1 -1", format!("CL.THROTTLE: invalid quantity `-1`: {cost}")),
+        ("THROTTLE k 0 1 1", "THROTTLE: invalid max_burst `0`: must be a whole number from 1 to 9007199254740991".into()),
         ("SELECT 1", "SELECT: invalid database `1`: the only database is 0".into()),
         ("AUTH x", "AUTH: no password is configured; omit AUTH, or set resp.password".into()),
     ] {

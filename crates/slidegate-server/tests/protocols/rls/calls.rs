@@ -142,7 +142,7 @@ async fn a_limit_of_the_request_decides_instead_of_the_policies() {
     assert_eq!(error.code(), GrpcCode::InvalidArgument);
     assert_eq!(
         error.message(),
-        "descriptors[1]: limit.unit is 0; give SECOND, MINUTE, HOUR, DAY, WEEK, MONTH or YEAR"
+        "descriptors[1]: invalid limit.unit `0`: must be SECOND, MINUTE, HOUR, DAY, WEEK, MONTH or YEAR"
     );
 }
 
@@ -232,11 +232,11 @@ async fn what_is_no_request_is_refused_with_a_reason() {
     for (request, expected) in [
         (domain("", vec![user("a")]), "rate limit domain must not be empty"),
         (domain("web", vec![]), "rate limit descriptor list must not be empty"),
-        (domain("web", vec![user("a"); 65]), "the request has 65 descriptors; send at most 64"),
+        (domain("web", vec![user("a"); 65]), "invalid descriptors (65 of them): must be at most 64"),
         (domain("web", vec![user("a"), many]), "descriptors[1]: attribute `k` is given twice; give it once"),
         (
             domain("web", vec![descriptor(&[("ip", "nowhere")])]),
-            "descriptors[0]: attribute `ip` is not an IP address: `nowhere`; write for example `192.0.2.7` or `2001:db8::7`",
+            "descriptors[0]: invalid ip `nowhere`: must be an IP address, for example `192.0.2.7` or `2001:db8::7`",
         ),
         (
             domain("web", vec![user(&long)]),

@@ -64,18 +64,18 @@ fn what_cannot_be_asked_is_a_problem_that_names_it() {
         (
             "/v1/events?polcy=p",
             400,
-            "parameter `polcy` is not known here; known are policy, key and limit, once each",
+            "unknown parameter `polcy`: must be one of policy, key and limit, once each",
         ),
-        ("/v1/events?limit=0", 400, "limit is `0`; give a whole number from 1 to 1024"),
-        ("/v1/events?policy=p", 404, "there is no policy `p`; /v1/policies lists them"),
-        ("/v1/top?by=name", 400, "by is `name`; write `used` or `denied`"),
-        ("/v1/top?limit=1001", 400, "limit is `1001`; give a whole number from 1 to 1000"),
+        ("/v1/events?limit=0", 400, "invalid limit `0`: must be a whole number from 1 to 1024"),
+        ("/v1/events?policy=p", 404, "unknown policy `p`: must be one that /v1/policies lists"),
+        ("/v1/top?by=name", 400, "invalid by `name`: must be `used` or `denied`"),
+        ("/v1/top?limit=1001", 400, "invalid limit `1001`: must be a whole number from 1 to 1000"),
         (
             "/v1/top?key=a&limit=1",
             400,
-            "parameter `key` is not known here; known are policy, by and limit, once each",
+            "unknown parameter `key`: must be one of policy, by and limit, once each",
         ),
-        ("/v1/live?x", 400, "parameter `x` is not known here; known are nothing, once each"),
+        ("/v1/live?x", 400, "unknown parameter `x`: must be one of nothing, once each"),
     ] {
         let answer = server.get(path);
         assert_eq!(

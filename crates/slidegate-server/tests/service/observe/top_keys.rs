@@ -61,7 +61,7 @@ fn top_keys_are_within_the_stated_error_of_a_skewed_stream() {
     assert_eq!(
         text(&refused.stderr),
         format!(
-            "{}/v1/top returned 404 Not Found: there is no policy `q`; /v1/policies lists them\n",
+            "{}/v1/top returned 404 Not Found: unknown policy `q`: must be one that /v1/policies lists\n",
             server.url
         )
     );

@@ -33,7 +33,7 @@ use crate::store::redis::transport::{ClientCertificate, ConnectionOptions, Pem};
 /// assert!(error.is_store());
 /// assert_eq!(
 ///     error.to_string(),
-///     "redis url `redis://***@10.0.0.5:port`: port `port` is no number from 1 to 65535; \
+///     "redis url `redis://***@10.0.0.5:port`: invalid port `port`: must be a number from 1 to 65535; \
 ///      give for example `redis://127.0.0.1:6379`"
 /// );
 /// # Ok::<(), slidegate::Error>(())

@@ -148,11 +148,17 @@ fn addresses(hosts: &str, port: u16, example: &'static str) -> Result<Vec<Addres
 fn address(text: &str, default_port: u16, example: &'static str) -> Result<Address, Wrong> {
     let (host, port) = if let Some(bracketed) = text.strip_prefix('[') {
         let Some((host, port)) = bracketed.split_once(']') else {
-            return wrong(format!("`{text}` opens a bracket and does not close it"), "redis://[::1]:6379");
+            return wrong(
+                format!("invalid address `{text}`: the bracket must be closed"),
+                "redis://[::1]:6379",
+            );
         };
         (host, port.strip_prefix(':').unwrap_or(port))
     } else if text.matches(':').count() > 1 {
-        return wrong(format!("the IPv6 address of `{text}` is not in brackets"), "redis://[::1]:6379");
+        return wrong(
+            format!("invalid address `{text}`: an IPv6 address must be in brackets"),
+            "redis://[::1]:6379",
+        );
     } else {
         text.split_once(':').unwrap_or((text, ""))
     };
@@ -163,7 +169,7 @@ fn address(text: &str, default_port: u16, example: &'static str) -> Result<Addre
         "" => default_port,
         text => match text.parse() {
             Ok(port) if port > 0 => port,
-            _ => return wrong(format!("port `{text}` is no number from 1 to 65535"), example),
+            _ => return wrong(format!("invalid port `{text}`: must be a number from 1 to 65535"), example),
         },
     };
     Ok(Address::Tcp { host: host.to_owned(), port })
@@ -176,7 +182,7 @@ fn number(database: &str, example: &'static str) -> Result<u32, Wrong> {
     // Redis numbers databases with C integers.
     match database.parse::<i32>().ok().and_then(|number| u32::try_from(number).ok()) {
         Some(number) => Ok(number),
-        None => wrong(format!("database `{database}` is no number from 0"), example),
+        None => wrong(format!("invalid database `{database}`: must be a number from 0"), example),
     }
 }
 
@@ -194,7 +200,7 @@ fn parameters<'a>(
             None if names.is_empty() => return wrong("this scheme has no parameters after `?`", example),
             None => {
                 let known = names.join("`, `");
-                return wrong(format!("a parameter after `?` is none of `{known}`"), example);
+                return wrong(format!("invalid parameter after `?`: must be one of `{known}`"), example);
             }
         }
     }
@@ -213,11 +219,11 @@ fn decoded(text: &str, example: &'static str) -> Result<String, Wrong> {
         let mut digit = || rest.next().and_then(|digit| char::from(digit).to_digit(16));
         let code = digit().zip(digit()).and_then(|(high, low)| u8::try_from(high * 16 + low).ok());
         let Some(code) = code else {
-            return wrong("a `%` is not followed by two hexadecimal digits", example);
+            return wrong("invalid `%`: must be followed by two hexadecimal digits", example);
         };
         bytes.push(code);
     }
-    String::from_utf8(bytes).or_else(|_| wrong("what it writes with `%` is not UTF-8", example))
+    String::from_utf8(bytes).or_else(|_| wrong("invalid text after decoding `%`: must be UTF-8", example))
 }
 
 /// The URL without possible passwords: no text before the last `@`, and no values after `?`.
@@ -289,7 +295,7 @@ mod tests {
         );
         assert_eq!(
             error("redis://h/x"),
-            "redis url `redis://h/x`: database `x` is no number from 0; give for example `redis://127.0.0.1:6379`"
+            "redis url `redis://h/x`: invalid database `x`: must be a number from 0; give for example `redis://127.0.0.1:6379`"
         );
         assert_eq!(
             error("redis://a,b"),
@@ -313,7 +319,7 @@ mod tests {
         );
         assert_eq!(
             error("redis://fe80::1:6379"),
-            "redis url `redis://fe80::1:6379`: the IPv6 address of `fe80::1:6379` is not in brackets; \
+            "redis url `redis://fe80::1:6379`: invalid address `fe80::1:6379`: an IPv6 address must be in brackets; \
              give for example `redis://[::1]:6379`"
         );
     }
