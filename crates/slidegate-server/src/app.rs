@@ -141,10 +141,4 @@ impl App {
     pub(crate) fn sweep(&self) {
         self.store().sweep(self.store().stats().max_keys / SWEEPS_PER_ROUND);
     }
-
-    /// Starts the shutdown: `/readyz` fails and streams end.
-    pub(crate) fn begin_shutdown(&self) {
-        self.readiness.begin_shutdown();
-        self.observer().end();
-    }
 }

@@ -56,6 +56,9 @@ pub(crate) use traces::Traces;
 pub(crate) use values::{Parsed, Span, Window, is_name};
 pub(crate) use words::{Counted, describe};
 
+/// The longest drain delay.
+pub(crate) const MAX_DRAIN_DELAY: Duration = Duration::from_secs(3600);
+
 /// The whole configuration.
 #[derive(Debug, Clone)]
 pub(crate) struct Config {
@@ -69,6 +72,9 @@ pub(crate) struct Config {
     pub(crate) grpc: GrpcSettings,
     /// How long open requests may take during a graceful shutdown. At most an hour.
     pub(crate) shutdown_grace: Duration,
+    /// How long the service is not ready, and still serves, before it closes its listeners. `None`:
+    /// depends on the listeners.
+    pub(crate) drain_delay: Option<Duration>,
     /// Most keys that the memory store holds. At least one.
     pub(crate) max_keys: usize,
     /// The store that instances share. `None`: limits live in this process's memory.

@@ -32,7 +32,11 @@ type Serve<S> = Box<dyn FnOnce(S, Shutdown) -> Pin<Box<dyn Future<Output = usize
 /// The shutdown of a port.
 #[derive(Debug, Clone)]
 pub(crate) struct Shutdown {
-    /// True once the shutdown has begun.
+    /// True once the service is no longer ready. Everything is still served.
+    pub(crate) draining: watch::Receiver<bool>,
+    /// How long the service drains.
+    pub(crate) drain_delay: Duration,
+    /// True once the listeners are to be closed.
     pub(crate) stopped: watch::Receiver<bool>,
     /// Grace period for open requests.
     pub(crate) grace: Duration,
@@ -58,8 +62,29 @@ impl<S> Port<S> {
     }
 }
 
+impl Listener {
+    /// Whether only programs of this machine can connect.
+    pub(crate) fn is_local(&self) -> bool {
+        self.address.starts_with("unix:")
+            || self.address.parse().is_ok_and(|address: SocketAddr| address.ip().is_loopback())
+    }
+}
+
 impl Shutdown {
-    /// Waits until the shutdown begins.
+    /// Waits until the service is no longer ready.
+    pub(crate) async fn draining(&self) {
+        // The sender lives until the shutdown is over.
+        let _ = self.draining.clone().wait_for(|draining| *draining).await;
+    }
+
+    /// Waits until long-lived connections should move to other instances: after half of the drain
+    /// delay, when load balancers have had time to learn that this instance is not ready.
+    pub(crate) async fn reconnecting(&self) {
+        self.draining().await;
+        tokio::time::sleep(self.drain_delay / 2).await;
+    }
+
+    /// Waits until the listeners are to be closed.
     pub(crate) async fn begun(mut self) {
         // The sender lives until the shutdown is over.
         let _ = self.stopped.wait_for(|stopped| *stopped).await;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::http::{Method, Request, Response};
+use axum::http::{HeaderValue, Method, Request, Response, header};
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
 use hyper::service::Service as _;
@@ -39,8 +39,17 @@ impl HttpService {
         Self { app, auth: auth::AuthHandler::new(auth), routes: TowerToHyperService::new(routes) }
     }
 
-    /// Responds to a request from this peer.
-    pub(crate) async fn respond(&self, peer: IpAddr, mut request: Request<Incoming>) -> HttpResponse {
+    /// Responds to a request from this peer. While the service drains, each response closes its
+    /// connection, so that clients connect to other instances.
+    pub(crate) async fn respond(&self, peer: IpAddr, request: Request<Incoming>) -> HttpResponse {
+        let mut response = self.route(peer, request).await;
+        if !self.app.readiness.is_ready() {
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+
+    async fn route(&self, peer: IpAddr, mut request: Request<Incoming>) -> HttpResponse {
         let path = request.uri().path();
         if path == http::CHECK && request.method() == Method::POST {
             if let Err(problem) = self.app.access.decision(request.headers(), Action::Decide, Some(peer)) {

@@ -1,6 +1,16 @@
-//! Graceful shutdown: SIGTERM or SIGINT closes the listeners and drains open requests.
+//! Graceful shutdown. After SIGTERM or SIGINT the service drains: it reports that it is not ready,
+//! and still serves everybody. Then it closes its listeners and finishes open requests.
+//!
+//! Load balancers learn of the lost readiness seconds late. Without the delay, they would send
+//! requests to closed listeners meanwhile.
+
+use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// The drain delay, unless every listener is local. Kubernetes and most load balancers stop sending
+/// requests to an instance within this time.
+pub(crate) const DRAIN_DELAY: Duration = Duration::from_secs(5);
 
 /// The shutdown signals.
 pub(crate) struct Signals {

@@ -16,11 +16,28 @@ fn binary() -> PathBuf {
     binary
 }
 
+/// Variables that the service and its commands read, without their common beginning.
+const SETTINGS: [&str; 9] = [
+    "ADMIN_TOKENS",
+    "CONFIG",
+    "DRAIN_DELAY",
+    "INSTANCES",
+    "KEY_SECRET",
+    "LISTEN",
+    "REDIS",
+    "RESP_PASSWORD",
+    "TOKEN",
+];
+
 /// The binary under test, without the settings of whoever runs the tests.
 pub fn slidegate() -> Command {
     let mut command = Command::new(binary());
-    for name in ["REDIS", "KEY_SECRET", "RESP_PASSWORD", "ADMIN_TOKENS", "TOKEN"] {
-        command.env_remove(format!("SLIDEGATE_{name}"));
+    for name in SETTINGS {
+        command.env_remove(format!("SLIDEGATE_{name}")).env_remove(format!("SLIDEGATE_{name}_FILE"));
+    }
+    // Of whoever runs the tests under systemd.
+    for name in ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"] {
+        command.env_remove(name);
     }
     for name in ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] {
         command.env_remove(name);

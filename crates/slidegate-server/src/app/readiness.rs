@@ -5,19 +5,19 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Ready until the shutdown begins.
+/// Ready until the service drains.
 #[derive(Debug, Default)]
 pub(crate) struct Readiness {
-    is_stopping: AtomicBool,
+    is_draining: AtomicBool,
 }
 
 impl Readiness {
     pub(crate) fn is_ready(&self) -> bool {
-        !self.is_stopping.load(Ordering::Relaxed)
+        !self.is_draining.load(Ordering::Relaxed)
     }
 
     /// Makes `/readyz` fail from now on.
-    pub(crate) fn begin_shutdown(&self) {
-        self.is_stopping.store(true, Ordering::Relaxed);
+    pub(crate) fn begin_drain(&self) {
+        self.is_draining.store(true, Ordering::Relaxed);
     }
 }

@@ -14,18 +14,18 @@ use super::failure::Failure;
 use super::output;
 use super::reload::{self, Triggers};
 use super::sources::{EnvoyArgs, PolicyArgs};
-use super::values::address;
+use super::values::{address, drain_delay};
 use crate::admin::{self, Admin};
 use crate::app::App;
 use crate::app::store::Seen;
 use crate::config::{Arguments, Config, Fingerprint, Sources, describe};
 use crate::grpc::RateLimitHandler;
 use crate::log_limit::LogLimit;
-use crate::ports::{self, Port, Shutdown};
+use crate::ports::{self, Listener, Port, Shutdown};
 use crate::protocol::HttpService;
 use crate::protocols::{self, Services};
 use crate::routes::Routes;
-use crate::shutdown::Signals;
+use crate::shutdown::{DRAIN_DELAY, Signals};
 use crate::{dashboard, listener, telemetry};
 use clap::Args;
 use slidegate_envoy::{ConfigFiles, ConfigWatcher, Debounced, EnvoyConfig, POLL_EVERY, Settings};
@@ -55,6 +55,11 @@ pub(super) struct ServeArgs {
     /// variable `SLIDEGATE_RESP_PASSWORD` sets the password.
     #[arg(long, value_name = "ADDRESS:PORT", value_parser = address)]
     resp: Option<SocketAddr>,
+    /// How long to serve after SIGTERM while `/readyz` reports that the service is not ready, such
+    /// as `10s`; overrides the config file [default: 5s, or 0s if every listener is on loopback or a
+    /// Unix socket]
+    #[arg(long, value_name = "DURATION", value_parser = drain_delay)]
+    drain_delay: Option<String>,
 }
 
 /// Interval between sweeps for expired keys.
@@ -72,6 +77,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, Failure> {
         grpc: args.grpc,
         has_other_grpc: false,
         resp: args.resp,
+        drain_delay: args.drain_delay.as_deref(),
     };
     let sources = match &envoy {
         Some(settings) => args.policies.sources_with_envoy(settings, arguments)?,
@@ -115,7 +121,9 @@ async fn serve(
     let ports = protocols::bind(&config, envoy.as_ref()).await.map_err(Failure)?;
     let mut greeting = Greeting::of(&config, address);
     greeting.ports = ports.iter().map(|port| port.banner.clone()).collect();
-    let listeners = ports.iter().flat_map(|port| port.listeners.clone()).collect();
+    let listeners: Vec<_> = ports.iter().flat_map(|port| port.listeners.clone()).collect();
+    let is_local = address.ip().is_loopback() && listeners.iter().all(Listener::is_local);
+    let drain_delay = config.drain_delay.unwrap_or(if is_local { Duration::ZERO } else { DRAIN_DELAY });
     let grpc_settings = config.grpc.clone();
     let (mut files, mut rules) = (None, None);
     if let Some(settings) = &envoy {
@@ -182,14 +190,28 @@ async fn serve(
         more = more.and(Routes::over(Arc::clone(&handler), slidegate_envoy::routes())).and(config);
     }
     let http = Arc::new(HttpService::new(Arc::clone(&app), auth, more));
-    let (stopping, stopped) = watch::channel(false);
-    let shutdown = Shutdown { stopped, grace };
+    let ((drain, draining), (stopping, stopped)) = (watch::channel(false), watch::channel(false));
+    let shutdown = Shutdown { draining, drain_delay, stopped, grace };
     let services = Services { app: Arc::clone(&app), handler };
     let serve = |port: Port<Services>| tokio::spawn(port.serve(services.clone(), shutdown.clone()));
     let served: Vec<_> = ports.into_iter().map(serve).collect();
     let stop = async {
         let signal = signals.next().await;
-        app.begin_shutdown();
+        app.readiness.begin_drain();
+        drain.send_replace(true);
+        if !drain_delay.is_zero() {
+            let drain_ms = drain_delay.as_millis();
+            tracing::info!(
+                signal,
+                drain_ms,
+                "draining: no longer ready, but serving; a second signal ends this"
+            );
+            tokio::select! {
+                () = sleep(drain_delay) => {}
+                _ = signals.next() => {}
+            }
+        }
+        app.observer().end();
         stopping.send_replace(true);
         tracing::info!(signal, grace_s = grace.as_secs(), "shutting down: waiting for open requests");
     };

@@ -12,10 +12,13 @@ use super::values::excess;
 use crate::config::{Arguments, Config, Outside, SharedStore, Sources};
 use slidegate_envoy::Settings;
 
+/// The environment variable with the path of the config file.
+const CONFIG_VARIABLE: &str = "SLIDEGATE_CONFIG";
+
 /// Policies from a file, the command line, or both: first those of the file.
 #[derive(Debug, Args)]
 pub(super) struct PolicyArgs {
-    /// Config file (YAML)
+    /// Config file (YAML), or set the variable `SLIDEGATE_CONFIG`
     #[arg(long, value_name = "FILE")]
     pub(super) config: Option<PathBuf>,
     /// A policy such as `100/1m per user`, `5 per 30s per ip,path`, `10/s per token using
@@ -32,10 +35,16 @@ impl PolicyArgs {
         self.sources(arguments)?.load().map_err(|errors| Failure(errors.to_string()))
     }
 
+    /// The config file.
+    pub(super) fn file(&self) -> Option<PathBuf> {
+        let of_environment = || std::env::var_os(CONFIG_VARIABLE).filter(|path| !path.is_empty());
+        self.config.clone().or_else(|| of_environment().map(PathBuf::from))
+    }
+
     /// The sources of the configuration, which a reload reads again.
     pub(super) fn sources(&self, arguments: Arguments<'_>) -> Result<Sources, Failure> {
         let outside = Outside::read(arguments).map_err(|errors| Failure(errors.to_string()))?;
-        let (file, texts) = (self.config.clone(), self.policies.clone());
+        let (file, texts) = (self.file(), self.policies.clone());
         Ok(Sources { file, texts, outside, has_others: false, complete: Arc::new(|config| config) })
     }
 

@@ -7,9 +7,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use slidegate::Excess;
+use slidegate::{Excess, parse_window};
 
-use crate::config::one_line;
+use crate::config::{MAX_DRAIN_DELAY, one_line};
 use crate::limits::MAX_COST;
 use slidegate_envoy::{Rate, Unit};
 
@@ -21,6 +21,12 @@ pub(super) fn address(text: &str) -> Result<SocketAddr, String> {
         "must be an IP address and a port, for example `127.0.0.1:7979`, or `[::]:7979` for all addresses"
             .to_owned()
     })
+}
+
+pub(super) fn drain_delay(text: &str) -> Result<String, String> {
+    let is_valid = parse_window(text).is_ok_and(|delay| delay <= MAX_DRAIN_DELAY);
+    let text = is_valid.then(|| text.to_owned());
+    text.ok_or_else(|| "must be 0s to 1h with a unit (ms, s, m or h), for example `5s`".to_owned())
 }
 
 pub(super) fn excess(text: &str) -> Result<Excess, String> {
@@ -119,6 +125,10 @@ mod tests {
             ),
             ("serve --log-format xml", "invalid --log-format `xml`: must be one of text, json".into()),
             ("check user=a --cost x", format!("invalid --cost `x`: {cost}")),
+            (
+                "serve --drain-delay 10",
+                "invalid --drain-delay `10`: must be 0s to 1h with a unit (ms, s, m or h), for example `5s`".into(),
+            ),
             (
                 "check user",
                 "invalid <NAME=VALUE>... `user`: must be written as name=value, for example user=alice"

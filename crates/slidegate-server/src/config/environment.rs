@@ -3,18 +3,31 @@
 use std::net::SocketAddr;
 
 use serde_json::Value as Json;
-use slidegate::RedisOptions;
+use slidegate::{RedisOptions, parse_window};
 use slidegate_envoy::yaml::Shown;
 
+use super::MAX_DRAIN_DELAY;
 use super::admin;
 use super::check::default_of;
 use super::errors::ConfigErrors;
 use super::resp::Password;
+use super::store::read_file;
 use super::traces::{ENDPOINT, endpoint};
-use super::values::{Form, Text};
+use super::values::{ADDRESS, Form, Text, only_if};
 
 /// The variable with the store's URL.
 pub(super) const URL_VARIABLE: &str = "SLIDEGATE_REDIS";
+
+/// The variable with the number of instances.
+const INSTANCES_VARIABLE: &str = "SLIDEGATE_INSTANCES";
+/// Most instances, as in the file.
+const MAX_INSTANCES: u64 = 10_000;
+
+/// The drain delay as text.
+const DRAIN_DELAY: Form =
+    Form::new("drain-delay", "0s to 1h with a unit (ms, s, m or h), for example `5s`", |text| {
+        only_if(parse_window(text).is_ok_and(|delay| delay <= MAX_DRAIN_DELAY), text)
+    });
 
 /// Settings from the command line and the environment.
 #[derive(Default, Clone)]
@@ -23,6 +36,8 @@ pub(crate) struct Outside {
     pub(super) settings: Vec<(&'static str, Json)>,
     /// Additional admin tokens, as in the file.
     pub(super) tokens: Vec<Json>,
+    /// The number of instances, if the environment has it.
+    pub(super) instances: Option<u64>,
     /// Whether envoyproxy/ratelimit's variables define where Envoy's rate-limit service listens.
     pub(super) has_other_grpc: bool,
     /// Whether limits come from elsewhere as well, so that a file needs no policies.
@@ -42,6 +57,8 @@ pub(crate) struct Arguments<'a> {
     pub(crate) has_other_grpc: bool,
     /// Where the RESP port listens.
     pub(crate) resp: Option<SocketAddr>,
+    /// The drain delay, a valid text.
+    pub(crate) drain_delay: Option<&'a str>,
 }
 
 impl Outside {
@@ -61,7 +78,7 @@ impl Outside {
         arguments: Arguments<'_>,
         variable: impl Fn(&str) -> Result<Option<String>, ConfigErrors>,
     ) -> Result<Self, ConfigErrors> {
-        let Arguments { redis, listen, grpc, has_other_grpc, resp } = arguments;
+        let Arguments { redis, listen, grpc, has_other_grpc, resp, drain_delay } = arguments;
         let addresses =
             [("/server/listen", listen), ("/grpc/listen", grpc), ("/resp/listen", resp)].into_iter();
         let mut settings: Vec<(&str, Json)> =
@@ -73,22 +90,50 @@ impl Outside {
                 why => ConfigErrors::one(source, why),
             })
         };
+        let of_variable = |path, source: &'static str, form| {
+            let text = variable(source)?.map(|text| checked(source, form, text)).transpose()?;
+            Ok(text.map(|text| (path, Json::from(text))))
+        };
+        if listen.is_none() {
+            settings.extend(of_variable("/server/listen", "SLIDEGATE_LISTEN", ADDRESS)?);
+        }
+        settings.extend(match drain_delay {
+            Some(delay) => Some(("/server/drain_delay", delay.into())),
+            None => of_variable("/server/drain_delay", "SLIDEGATE_DRAIN_DELAY", DRAIN_DELAY)?,
+        });
         let redis = match redis {
             Some(url) => Some(checked("--redis", RedisOptions::FORM, url.to_owned())?),
-            None => variable(URL_VARIABLE)?
+            None => secret(URL_VARIABLE, &variable)?
                 .map(|url| checked(URL_VARIABLE, RedisOptions::FORM, url))
                 .transpose()?,
         };
         settings.extend(redis.map(|url| ("/store/redis", url.into())));
-        settings.extend(variable("SLIDEGATE_KEY_SECRET")?.map(|secret| ("/store/key_secret", secret.into())));
+        let instances = variable(INSTANCES_VARIABLE)?.map(|text| instances(&text)).transpose()?;
+        settings.extend(instances.map(|instances| ("/store/instances", instances.into())));
+        let key_secret = secret("SLIDEGATE_KEY_SECRET", &variable)?;
+        settings.extend(key_secret.map(|secret| ("/store/key_secret", secret.into())));
         let source = "SLIDEGATE_RESP_PASSWORD";
-        if let Some(password) = variable(source)? {
+        if let Some(password) = secret(source, &variable)? {
             settings.push(("/resp/password", checked(source, Password::FORM, password)?.into()));
         }
         settings.extend(traces(&variable)?);
-        let tokens =
-            variable(admin::TOKENS_VARIABLE)?.map(|value| admin::from_variable(&value)).transpose()?;
-        Ok(Self { settings, tokens: tokens.unwrap_or_default(), has_other_grpc, has_other_limits: false })
+        let tokens = secret(admin::TOKENS_VARIABLE, &variable)?;
+        let tokens = tokens.map(|value| admin::from_variable(&value)).transpose()?.unwrap_or_default();
+        Ok(Self { settings, tokens, instances, has_other_grpc, has_other_limits: false })
+    }
+
+    /// Rejects several instances whose limits are not shared: each would admit the whole limit.
+    pub(super) fn check_sharing(&self, is_shared: bool) -> Result<(), ConfigErrors> {
+        match self.instances {
+            Some(instances) if instances > 1 && !is_shared => Err(ConfigErrors::one(
+                INSTANCES_VARIABLE,
+                format_args!(
+                    "is {instances}, but there is no shared store, so each instance would admit the whole limit; give \
+                     {URL_VARIABLE} or `--redis`, or run one instance"
+                ),
+            )),
+            _ => Ok(()),
+        }
     }
 
     #[cfg(test)]
@@ -117,6 +162,38 @@ impl Outside {
             tokens.extend(self.tokens.iter().cloned());
         }
     }
+}
+
+/// The value of a variable, or the content of the file whose path is in `NAME_FILE`: other processes
+/// may see the environment.
+fn secret(
+    name: &str,
+    variable: impl Fn(&str) -> Result<Option<String>, ConfigErrors>,
+) -> Result<Option<String>, ConfigErrors> {
+    let source = format!("{name}_FILE");
+    let (value, Some(path)) = (variable(name)?, variable(&source)?) else { return variable(name) };
+    if value.is_some() {
+        return Err(ConfigErrors::one(source, format_args!("conflicts with {name}; keep one")));
+    }
+    let text = read_file(&path).map_err(|why| ConfigErrors::one(&source, format_args!("`{path}` {why}")))?;
+    // Editors end a file with a line end.
+    match text.trim_end_matches(['\r', '\n']) {
+        "" => {
+            Err(ConfigErrors::one(source, format_args!("`{path}` is empty; put the value of {name} in it")))
+        }
+        text => Ok(Some(text.to_owned())),
+    }
+}
+
+fn instances(text: &str) -> Result<u64, ConfigErrors> {
+    let instances = text.parse().ok().filter(|instances| (1..=MAX_INSTANCES).contains(instances));
+    instances.ok_or_else(|| {
+        let message = format!(
+            "invalid number of instances `{}`: must be a whole number from 1 to {MAX_INSTANCES}",
+            Shown(text)
+        );
+        ConfigErrors::one(INSTANCES_VARIABLE, message)
+    })
 }
 
 /// The standard variables of OpenTelemetry. `OTEL_EXPORTER_OTLP_HEADERS`,
@@ -155,4 +232,128 @@ fn traces(
     }
     settings.extend(variable("OTEL_SERVICE_NAME")?.map(|name| ("/observe/traces/service_name", name.into())));
     Ok(settings)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::config::Config;
+
+    const POLICY: &str = "\npolicies: [{name: p, quota: 1/1s}]\n";
+
+    fn read(arguments: Arguments<'_>, variables: &[(&str, &str)]) -> Result<Outside, String> {
+        let value = |name: &str| variables.iter().find(|(known, _)| *known == name);
+        let variable = |name: &str| Ok(value(name).map(|(_, value)| (*value).to_owned()));
+        Outside::read_by(arguments, variable).map_err(|errors| errors.to_string())
+    }
+
+    fn config(text: &str, outside: &Outside) -> Config {
+        Config::parse_with(&format!("{text}{POLICY}"), "f", outside).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    /// A container has its settings in the environment, and a person at a shell overrides them.
+    #[test]
+    fn arguments_precede_variables_and_those_the_file() {
+        let file = "server: {listen: '127.0.0.1:1', drain_delay: 1s}";
+        let of = |arguments, variables: &[(&str, &str)]| {
+            let config = config(file, &read(arguments, variables).unwrap());
+            (config.listen.port(), config.drain_delay)
+        };
+        let seconds = |seconds| Some(Duration::from_secs(seconds));
+        let variables = [("SLIDEGATE_LISTEN", "0.0.0.0:2"), ("SLIDEGATE_DRAIN_DELAY", "2s")];
+        assert_eq!(of(Arguments::default(), &[]), (1, seconds(1)));
+        assert_eq!(of(Arguments::default(), &variables), (2, seconds(2)));
+        let listen = Some("127.0.0.1:3".parse().unwrap());
+        let arguments = Arguments { listen, drain_delay: Some("0s"), ..Arguments::default() };
+        assert_eq!(of(arguments, &variables), (3, seconds(0)));
+    }
+
+    /// What is wrong in a unit file or a manifest is found in its log.
+    #[test]
+    fn each_invalid_variable_is_named_with_what_it_must_be() {
+        for (name, value, expected) in [
+            (
+                "SLIDEGATE_LISTEN",
+                "7979",
+                "invalid listen: must be an IP address and a port, for example `127.0.0.1:7979` or `[::]:7979`",
+            ),
+            (
+                "SLIDEGATE_DRAIN_DELAY",
+                "5",
+                "invalid delay: must be 0s to 1h with a unit (ms, s, m or h), for example `5s`",
+            ),
+            (
+                "SLIDEGATE_DRAIN_DELAY",
+                "61m",
+                "invalid delay: must be 0s to 1h with a unit (ms, s, m or h), for example `5s`",
+            ),
+            (
+                "SLIDEGATE_INSTANCES",
+                "0",
+                "invalid number of instances `0`: must be a whole number from 1 to 10000",
+            ),
+            (
+                "SLIDEGATE_REDIS_FILE",
+                "/nowhere/url",
+                "`/nowhere/url` cannot be read: No such file or directory (os error 2); check the path and its permissions",
+            ),
+        ] {
+            let error = read(Arguments::default(), &[(name, value)]).err();
+            assert_eq!(error, Some(format!("{name}: {expected}")), "{value}");
+        }
+    }
+
+    /// Two replicas that count by themselves admit twice the limit, and nobody notices.
+    #[test]
+    fn several_instances_without_a_shared_store_are_rejected() {
+        let load = |variables: &[(&str, &str)]| {
+            let outside = read(Arguments::default(), variables).unwrap();
+            let config = Config::from_sources(None, &[], &outside).map_err(|errors| errors.to_string());
+            config.map(|config| config.shared.map(|shared| shared.instances))
+        };
+        let several = ("SLIDEGATE_INSTANCES", "3");
+        assert_eq!(
+            load(&[several]),
+            Err("SLIDEGATE_INSTANCES: is 3, but there is no shared store, so each instance would admit the whole limit; \
+                 give SLIDEGATE_REDIS or `--redis`, or run one instance"
+                .to_owned())
+        );
+        assert_eq!(load(&[several, ("SLIDEGATE_REDIS", "redis://h")]), Ok(Some(3)));
+        assert_eq!(load(&[("SLIDEGATE_INSTANCES", "1")]), Ok(None));
+    }
+
+    /// Mounted secrets end with a line end that is no part of them, and one of two secrets is old.
+    #[test]
+    fn secrets_are_read_from_files() {
+        let path = std::env::temp_dir().join(format!("slidegate-secret-{}", std::process::id()));
+        let file = path.to_str().unwrap();
+        let with = |content: &str, variables: &[(&str, &str)]| {
+            std::fs::write(&path, content).unwrap();
+            let outside = read(Arguments::default(), variables);
+            std::fs::remove_file(&path).unwrap();
+            outside
+        };
+        let outside = with("redis://:hidden@h\n", &[("SLIDEGATE_REDIS_FILE", file)]).unwrap();
+        let expected = RedisOptions::new("redis://:hidden@h").unwrap();
+        assert_eq!(config("", &outside).shared.unwrap().options, expected);
+        let resp = "resp: {listen: '127.0.0.1:6380'}";
+        let outside = with("hidden\r\n", &[("SLIDEGATE_RESP_PASSWORD_FILE", file)]).unwrap();
+        assert!(config(resp, &outside).resp.unwrap().password.unwrap().is(b"hidden"));
+        let tokens = format!("ops:write:{}", "0".repeat(64));
+        let outside = with(&tokens, &[("SLIDEGATE_ADMIN_TOKENS_FILE", file)]).unwrap();
+        assert_eq!(outside.tokens.len(), 1);
+        let both = [("SLIDEGATE_REDIS_FILE", file), ("SLIDEGATE_REDIS", "redis://h")];
+        assert_eq!(
+            with("redis://h", &both).err().unwrap(),
+            "SLIDEGATE_REDIS_FILE: conflicts with SLIDEGATE_REDIS; keep one"
+        );
+        assert_eq!(
+            with("\n", &[("SLIDEGATE_KEY_SECRET_FILE", file)]).err().unwrap(),
+            format!(
+                "SLIDEGATE_KEY_SECRET_FILE: `{file}` is empty; put the value of SLIDEGATE_KEY_SECRET in it"
+            )
+        );
+    }
 }

@@ -27,9 +27,10 @@ name: per-user | id identifier
 key: alice | identifier value id
 overrides: {alice: 1000} | exceptions override
 policies: [{name: per-user, scope: [user], limit: 100, window: 60s}] | limits rules rate_limits ratelimits policy
-server: {listen: 127.0.0.1:7979} | listen port bind shutdown_grace
+server: {listen: 127.0.0.1:7979} | listen port bind shutdown_grace drain_delay
 listen: 127.0.0.1:7979 | host port bind address
 redis: redis://127.0.0.1:6379 | url uri host address redis_url
+drain_delay: 5s | drain_time drain_timeout drain_period lame_duck shutdown_delay pre_stop
 deadline: 50ms | timeout timeout_ms command_timeout
 on_store_error: local | fail_open fail_closed failure_mode failure_mode_deny on_error on_backend_error fallback
 store: {memory: {max_keys: 1000000}} | max_keys memory redis redis_url

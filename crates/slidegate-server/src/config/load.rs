@@ -40,6 +40,7 @@ impl Config {
                 Self::parse_with("", "command line", &outside)?
             }
         };
+        outside.check_sharing(config.shared.is_some())?;
         let policies = flag::add(&config.policies, texts)?;
         let hash = if file.is_some() { config.file.hash } else { sha256("") };
         Ok(Self { policies, file: FileContent { hash, ..config.file }, ..config })

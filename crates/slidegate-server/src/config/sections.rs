@@ -67,6 +67,10 @@ struct ServerSection {
     /// How long open requests may take during a graceful shutdown.
     #[schemars(extend("default" = "10s"))]
     shutdown_grace: Span<0, 3_600_000>,
+    /// How long the service reports that it is not ready, and still serves, before it closes its
+    /// listeners. Load balancers need that long to notice. 5 s, or 0 s if every listener is on
+    /// loopback or a Unix socket.
+    drain_delay: Option<Span<0, 3_600_000>>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -137,6 +141,7 @@ impl File {
             listen: self.server.listen,
             grpc: self.grpc.map(|grpc| grpc.build(&top.child("grpc"), outside)).unwrap_or_default(),
             shutdown_grace: self.server.shutdown_grace.0,
+            drain_delay: self.server.drain_delay.map(|delay| delay.0),
             max_keys,
             shared,
             resp,
@@ -193,12 +198,13 @@ mod tests {
     #[test]
     fn every_setting_arrives() {
         let text = "
-server: {listen: '[::1]:80', shutdown_grace: 1m30s}
+server: {listen: '[::1]:80', shutdown_grace: 1m30s, drain_delay: 0s}
 store: {memory: {max_keys: 200_000}}
 attributes: {addresses: [ip, proxy]}
 headers: {draft: draft-7, x_ratelimit: delta, retry_after: false, retry_after_ms: true}";
         let config = Config::parse(&format!("{text}{POLICY}"), "slidegate.yaml").unwrap();
         assert_eq!((config.listen.to_string().as_str(), config.shutdown_grace.as_secs()), ("[::1]:80", 90));
+        assert_eq!(config.drain_delay, Some(std::time::Duration::ZERO));
         assert_eq!(config.max_keys, 200_000);
         assert!(config.is_address("proxy"));
         assert_eq!(

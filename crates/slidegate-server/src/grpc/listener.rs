@@ -48,8 +48,7 @@ pub(crate) async fn bind<S: 'static>(
     let listener = |(address, tls)| Listener { protocol: "grpc", address, tls };
     let listeners = grpc.addresses().into_iter().map(listener).collect();
     Ok(Some(Port::new(("grpc", grpc.summary()), listeners, move |with, shutdown: Shutdown| {
-        let grace = shutdown.grace;
-        grpc.serve(handler(with), shutdown.begun(), grace)
+        grpc.serve(handler(with), shutdown)
     })))
 }
 
@@ -114,26 +113,27 @@ impl GrpcListener {
         self.tcp.as_ref().and_then(|tcp| tcp.local_addr().ok())
     }
 
-    /// Serves until `stop` completes, then waits at most `grace` for open calls.
+    /// Serves until the shutdown, then waits at most the grace period for open calls.
     ///
     /// Returns how many connections were closed after the grace period.
-    pub(crate) async fn serve(
-        self,
-        handler: Arc<RateLimitHandler>,
-        stop: impl Future,
-        grace: Duration,
-    ) -> usize {
+    async fn serve(self, handler: Arc<RateLimitHandler>, shutdown: Shutdown) -> usize {
         let services = Arc::new(GrpcServices::new(handler));
         services.set_health(services.handler().is_healthy()).await;
         let pollers = [
             self.certificates.clone().map(|certificates| tokio::spawn(reload_certificates(certificates))),
-            Some(tokio::spawn(report_health(Arc::clone(&services)))),
+            Some(tokio::spawn(report_health(Arc::clone(&services), shutdown.clone()))),
         ];
         let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-        let (stopping, stopped) = watch::channel(());
-        let connections =
-            Connections { services: Arc::clone(&services), settings: self.settings.clone(), stopped };
-        tokio::pin!(stop);
+        let goaway = Arc::new(watch::Sender::new(GoAway::None));
+        let connections = Connections {
+            services: Arc::clone(&services),
+            settings: self.settings.clone(),
+            goaway: Arc::clone(&goaway),
+        };
+        let (mut is_draining, grace) = (false, shutdown.grace);
+        let drain = shutdown.clone();
+        let (reconnect, stop) = (drain.reconnecting(), shutdown.begun());
+        tokio::pin!(reconnect, stop);
         loop {
             tokio::select! {
                 ((stream, peer), permit) = accepted(&permits, || accept_tcp(self.tcp.as_ref())) => {
@@ -159,14 +159,18 @@ impl GrpcListener {
                 (stream, permit) = accepted(&permits, || accept_unix(self.socket.as_ref())) => {
                     connections.spawn_unix(stream, permit);
                 },
-                _ = &mut stop => break,
+                () = &mut reconnect, if !is_draining => {
+                    is_draining = true;
+                    goaway.send_replace(GoAway::Older);
+                }
+                () = &mut stop => break,
             }
         }
         // No new connections, and no socket file.
         drop((self.tcp, self.socket));
         pollers.into_iter().flatten().for_each(|poller| poller.abort());
         services.end_health().await;
-        stopping.send_replace(());
+        goaway.send_replace(GoAway::All);
         // Each connection returns its permit when it ends.
         let all = permits.acquire_many(MAX_CONNECTIONS_U32);
         match tokio::time::timeout(grace, all).await {
@@ -176,13 +180,22 @@ impl GrpcListener {
     }
 }
 
+/// Which connections are told to start no more calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum GoAway {
+    None,
+    /// Those opened before the message: the service drains. Newer clients have just connected, and
+    /// would come back at once.
+    Older,
+    All,
+}
+
 /// Serves connections.
 #[derive(Clone)]
 struct Connections {
     services: Arc<GrpcServices<App>>,
     settings: GrpcSettings,
-    /// Changes on shutdown.
-    stopped: watch::Receiver<()>,
+    goaway: Arc<watch::Sender<GoAway>>,
 }
 
 impl Connections {
@@ -223,12 +236,12 @@ impl Connections {
         let stop = Arc::new(Notify::new());
         let stopping = Arc::clone(&stop);
         let connection = serve(Box::pin(async move { stopping.notified().await }));
-        let mut stopped = self.stopped.clone();
+        let mut goaway = self.goaway.subscribe();
         let GrpcSettings { max_connection_age, max_connection_age_grace, .. } = self.settings;
         tokio::spawn(async move {
             let deadline = async {
                 tokio::select! {
-                    _ = stopped.changed() => {}
+                    () = told(&mut goaway) => {}
                     () = elapsed(max_connection_age) => {}
                 }
                 stop.notify_one();
@@ -244,6 +257,14 @@ impl Connections {
             drop(permit);
         });
     }
+}
+
+/// Completes when this connection is told to start no more calls.
+async fn told(goaway: &mut watch::Receiver<GoAway>) {
+    // One that is opened after the listener has closed, behind a long handshake, is told at once.
+    let opened = *goaway.borrow_and_update();
+    // The sender lives as long as there are connections.
+    let _ = goaway.wait_for(|now| *now == GoAway::All || *now != opened).await;
 }
 
 /// Completes after this time, or never.
@@ -295,14 +316,19 @@ async fn reload_certificates(certificates: Arc<Certificates>) {
     }
 }
 
-/// Reports changes of the health.
-async fn report_health(services: Arc<GrpcServices<App>>) {
+/// Reports changes of the health, until the service drains and reports that it is not serving.
+async fn report_health(services: Arc<GrpcServices<App>>, shutdown: Shutdown) {
     let mut was_healthy = None;
+    let draining = shutdown.draining();
+    tokio::pin!(draining);
     loop {
         let is_healthy = services.handler().is_healthy();
         if was_healthy.replace(is_healthy) != Some(is_healthy) {
             services.set_health(is_healthy).await;
         }
-        tokio::time::sleep(POLL_EVERY).await;
+        tokio::select! {
+            () = tokio::time::sleep(POLL_EVERY) => {}
+            () = &mut draining => return services.set_health(false).await,
+        }
     }
 }

@@ -38,7 +38,7 @@ pub(crate) async fn bind<S: 'static>(
     let url = format!("{}://{address}", if tls { "rediss" } else { "redis" });
     let listeners = vec![Listener { protocol: "resp", address: address.to_string(), tls }];
     Ok(Some(Port::new(("resp", url), listeners, move |with, shutdown: Shutdown| {
-        let Shutdown { stopped, grace } = shutdown;
+        let Shutdown { stopped, grace, .. } = shutdown;
         serve(listener, settings, workers, app(with), stopped, grace)
     })))
 }

@@ -2,5 +2,6 @@
 // A test that cannot go on panics.
 #![allow(clippy::unwrap_used)]
 
+mod drain;
 mod resp;
 mod rls;

@@ -1,7 +1,7 @@
 //! The gRPC listener, with a client that is generated from Envoy's own definitions.
 
 mod calls;
-mod client;
+pub(crate) mod client;
 mod listener;
 mod reference;
 mod statistics;
