@@ -3,14 +3,16 @@
 //! A protocol turns its bytes into a [`Request`] with [`Attributes`], decides it with a [`Call`],
 //! and writes the decisions in its own format. It knows no store and no algorithm.
 
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 
 use slidegate::headers::HeaderOptions;
-use slidegate::{Error, MemoryStore, Policy, PolicySet, Request, Value};
+use slidegate::{Error, MemoryStore, Policy, PolicySet, Request, Value, Verb};
 
 use crate::access::Access;
 use crate::caller::Caller;
 use crate::config::{Config, describe};
+use crate::policy_names::listed;
 use crate::request::Attributes;
 use crate::telemetry::Observer;
 use changes::Base;
@@ -28,6 +30,8 @@ pub(crate) mod readiness;
 pub(crate) mod shadow;
 pub(crate) mod store;
 
+/// The value of each attribute in a self-check.
+const SELF_CHECK: &str = "slidegate self-check";
 /// Sweeps that together cover the whole memory store.
 const SWEEPS_PER_ROUND: usize = 64;
 
@@ -135,6 +139,23 @@ impl App {
     /// Counts of shadow policies and candidates.
     pub(crate) fn shadows(&self) -> &Shadows {
         &self.engine.shadows
+    }
+
+    /// Peeks at a key that no request has, through the store. Not recorded. Does not complete if
+    /// decisions hang.
+    pub(crate) async fn self_check(&self) {
+        let policies = self.policies();
+        let Some(policy) = listed(&policies).next() else { return };
+        let address = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+        let request = policy.scope_attributes().iter().fold(Request::new().cost(0), |request, name| {
+            if self.attributes.addresses.contains(name) {
+                request.with(name, address)
+            } else {
+                request.with(name, SELF_CHECK)
+            }
+        });
+        let request = request.under(policy.name());
+        self.store().apply(Some(Verb::Peek), std::slice::from_ref(&request)).await;
     }
 
     /// Removes expired keys, a part of the store at a time.

@@ -10,7 +10,9 @@ mod check;
 mod client;
 mod explain;
 pub(crate) mod failure;
+mod health;
 mod key;
+mod notify;
 pub(crate) mod output;
 mod policy;
 mod reload;
@@ -50,6 +52,8 @@ enum LogFormat {
 enum Command {
     /// Run the service
     Serve(serve::ServeArgs),
+    /// Ask the service on this machine whether it is ready. Exit code: 0 yes, 1 no
+    Health(health::HealthArgs),
     /// Check one request on a running server. Exit code: 0 allowed, 1 denied, 2 error
     Check(check::CheckArgs),
     /// Show the keys with the most usage or denials on a running server; refreshes on a terminal
@@ -86,6 +90,7 @@ impl Cli {
     pub(crate) fn run(self) -> ExitCode {
         let outcome = start_log(&self.log_level(), self.log_format).and_then(|()| match self.command {
             Command::Serve(args) => serve::run(&args),
+            Command::Health(args) => Ok(health::run(&args)),
             Command::Check(args) => check::run(&args),
             Command::Top(args) => top::run(&args),
             Command::Validate(args) => validate::run(&args),

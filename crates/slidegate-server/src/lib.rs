@@ -32,6 +32,7 @@ mod query;
 mod request;
 mod resp;
 mod routes;
+mod service_manager;
 mod shutdown;
 mod telemetry;
 

@@ -102,9 +102,8 @@ impl<H: Host> GrpcServices<H> {
         }
     }
 
-    /// Sets `NOT_SERVING` and ends the streams of clients that watch the health.
+    /// Ends the streams of clients that watch the health. Set `NOT_SERVING` before.
     pub async fn end_health(&self) {
-        self.set_health(false).await;
         let mut reporter = self.reporter.clone();
         for name in HEALTH_NAMES {
             reporter.clear_service_status(name).await;

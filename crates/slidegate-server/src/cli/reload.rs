@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use super::notify::Notifier;
 use crate::app::App;
 use crate::app::changes::Base;
 use crate::config::{Config, Fingerprint, Sources, differences};
@@ -26,11 +27,18 @@ impl Triggers {
 }
 
 /// Reloads until the service stops. `running` is the configuration it started with.
-pub(super) async fn run(app: Arc<App>, sources: Sources, triggers: Triggers, running: Config) {
+pub(super) async fn run(
+    app: Arc<App>,
+    sources: Sources,
+    triggers: Triggers,
+    running: Config,
+    notifier: Notifier,
+) {
     let Triggers { mut hangups, mut watched } = triggers;
     loop {
         let is_requested = tokio::time::timeout(POLL_EVERY, hangups.recv()).await.is_ok();
         if watched.is_due(sources.look()) || is_requested {
+            notifier.reloading();
             let sources = sources.clone();
             // Reading a file may block.
             let Ok(loaded) = tokio::task::spawn_blocking(move || sources.load()).await else { return };
@@ -39,6 +47,7 @@ pub(super) async fn run(app: Arc<App>, sources: Sources, triggers: Triggers, run
             if let Err(errors) = outcome {
                 reject(&app, &errors);
             }
+            notifier.ready();
         }
     }
 }

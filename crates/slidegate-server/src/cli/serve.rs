@@ -1,6 +1,7 @@
 //! `slidegate serve`: wires the parts of the service together, runs it, and shuts it down.
 
 use std::fmt;
+use std::iter::once;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::failure::Failure;
+use super::notify::Notifier;
 use super::output;
 use super::reload::{self, Triggers};
 use super::sources::{EnvoyArgs, PolicyArgs};
@@ -25,6 +27,7 @@ use crate::ports::{self, Listener, Port, Shutdown};
 use crate::protocol::HttpService;
 use crate::protocols::{self, Services};
 use crate::routes::Routes;
+use crate::service_manager::ServiceManager;
 use crate::shutdown::{DRAIN_DELAY, Signals};
 use crate::{dashboard, listener, telemetry};
 use clap::Args;
@@ -62,6 +65,8 @@ pub(super) struct ServeArgs {
     drain_delay: Option<String>,
 }
 
+/// Time after the grace period, to export the last spans and to exit.
+const EXIT_TIME: Duration = Duration::from_secs(10);
 /// Interval between sweeps for expired keys.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval between health checks of a shared store.
@@ -176,7 +181,10 @@ async fn serve(
     admin.control.poll().await;
     let changes = Arc::clone(&admin);
     tasks.spawn(async move { changes.control.run().await });
-    tasks.spawn(reload::run(Arc::clone(&app), sources, triggers, running));
+    let listening = once(&greeting.listening).chain(greeting.ports.iter().map(|(_, urls)| urls));
+    let listening = listening.map(String::as_str).collect::<Vec<_>>().join(", ");
+    let notifier = Notifier::new(ServiceManager::of_environment(), Arc::clone(&app), listening);
+    tasks.spawn(reload::run(Arc::clone(&app), sources, triggers, running, notifier.clone()));
     if let Some(rules) = &rules {
         app.observer().watch_files(rules.live.clone());
     }
@@ -195,8 +203,12 @@ async fn serve(
     let services = Services { app: Arc::clone(&app), handler };
     let serve = |port: Port<Services>| tokio::spawn(port.serve(services.clone(), shutdown.clone()));
     let served: Vec<_> = ports.into_iter().map(serve).collect();
+    notifier.ready();
+    tasks.spawn(notifier.clone().follow_status());
+    tasks.spawn(notifier.clone().feed_watchdog());
     let stop = async {
         let signal = signals.next().await;
+        notifier.stopping(drain_delay + grace + EXIT_TIME);
         app.readiness.begin_drain();
         drain.send_replace(true);
         if !drain_delay.is_zero() {

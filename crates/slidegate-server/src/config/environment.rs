@@ -18,6 +18,8 @@ use super::values::{ADDRESS, Form, Text, only_if};
 /// The variable with the store's URL.
 pub(super) const URL_VARIABLE: &str = "SLIDEGATE_REDIS";
 
+/// The variable with the address of the HTTP listener.
+pub(super) const LISTEN_VARIABLE: &str = "SLIDEGATE_LISTEN";
 /// The variable with the number of instances.
 const INSTANCES_VARIABLE: &str = "SLIDEGATE_INSTANCES";
 /// Most instances, as in the file.
@@ -64,13 +66,7 @@ pub(crate) struct Arguments<'a> {
 impl Outside {
     /// Reads the environment. The command line takes precedence.
     pub(crate) fn read(arguments: Arguments<'_>) -> Result<Self, ConfigErrors> {
-        Self::read_by(arguments, |name| match std::env::var(name) {
-            Ok(value) => Ok(Some(value).filter(|value| !value.is_empty())),
-            Err(std::env::VarError::NotPresent) => Ok(None),
-            Err(std::env::VarError::NotUnicode(_)) => {
-                Err(ConfigErrors::one(name, "invalid encoding: the variable must be UTF-8"))
-            }
-        })
+        Self::read_by(arguments, variable)
     }
 
     /// Reads variables with `variable`.
@@ -83,28 +79,21 @@ impl Outside {
             [("/server/listen", listen), ("/grpc/listen", grpc), ("/resp/listen", resp)].into_iter();
         let mut settings: Vec<(&str, Json)> =
             addresses.filter_map(|(path, address)| Some((path, address?.to_string().into()))).collect();
-        let checked = |source: &str, form: Form, text: String| {
-            let key = source.rsplit('_').next().unwrap_or_default().to_lowercase();
-            (form.check)(&text).map_err(|why| match why.as_str() {
-                "" => ConfigErrors::one(source, format_args!("invalid {key}: must be {}", form.expected)),
-                why => ConfigErrors::one(source, why),
-            })
-        };
         let of_variable = |path, source: &'static str, form| {
-            let text = variable(source)?.map(|text| checked(source, form, text)).transpose()?;
+            let text = variable(source)?.map(|text| checked(source, form, &text)).transpose()?;
             Ok(text.map(|text| (path, Json::from(text))))
         };
         if listen.is_none() {
-            settings.extend(of_variable("/server/listen", "SLIDEGATE_LISTEN", ADDRESS)?);
+            settings.extend(of_variable("/server/listen", LISTEN_VARIABLE, ADDRESS)?);
         }
         settings.extend(match drain_delay {
             Some(delay) => Some(("/server/drain_delay", delay.into())),
             None => of_variable("/server/drain_delay", "SLIDEGATE_DRAIN_DELAY", DRAIN_DELAY)?,
         });
         let redis = match redis {
-            Some(url) => Some(checked("--redis", RedisOptions::FORM, url.to_owned())?),
+            Some(url) => Some(checked("--redis", RedisOptions::FORM, url)?),
             None => secret(URL_VARIABLE, &variable)?
-                .map(|url| checked(URL_VARIABLE, RedisOptions::FORM, url))
+                .map(|url| checked(URL_VARIABLE, RedisOptions::FORM, &url))
                 .transpose()?,
         };
         settings.extend(redis.map(|url| ("/store/redis", url.into())));
@@ -114,7 +103,7 @@ impl Outside {
         settings.extend(key_secret.map(|secret| ("/store/key_secret", secret.into())));
         let source = "SLIDEGATE_RESP_PASSWORD";
         if let Some(password) = secret(source, &variable)? {
-            settings.push(("/resp/password", checked(source, Password::FORM, password)?.into()));
+            settings.push(("/resp/password", checked(source, Password::FORM, &password)?.into()));
         }
         settings.extend(traces(&variable)?);
         let tokens = secret(admin::TOKENS_VARIABLE, &variable)?;
@@ -162,6 +151,26 @@ impl Outside {
             tokens.extend(self.tokens.iter().cloned());
         }
     }
+}
+
+/// A variable of the environment. An empty one counts as unset.
+pub(super) fn variable(name: &str) -> Result<Option<String>, ConfigErrors> {
+    match std::env::var(name) {
+        Ok(value) => Ok(Some(value).filter(|value| !value.is_empty())),
+        Err(std::env::VarError::NotPresent) => Ok(None),
+        Err(std::env::VarError::NotUnicode(_)) => {
+            Err(ConfigErrors::one(name, "invalid encoding: the variable must be UTF-8"))
+        }
+    }
+}
+
+/// The text of an argument or a variable, if it is valid.
+pub(super) fn checked(source: &str, form: Form, text: &str) -> Result<String, ConfigErrors> {
+    let key = source.rsplit('_').next().unwrap_or_default().to_lowercase();
+    (form.check)(text).map_err(|why| match why.as_str() {
+        "" => ConfigErrors::one(source, format_args!("invalid {key}: must be {}", form.expected)),
+        why => ConfigErrors::one(source, why),
+    })
 }
 
 /// The value of a variable, or the content of the file whose path is in `NAME_FILE`: other processes

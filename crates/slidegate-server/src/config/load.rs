@@ -2,17 +2,22 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::net::SocketAddr;
 use std::path::Path;
 
 use ring::digest::{SHA256, digest};
-use slidegate_envoy::yaml::{Format, Node, Value};
+use slidegate_envoy::yaml::{Format, Node, Shown, Value};
 
 use super::check::Section;
-use super::environment::Outside;
+use super::environment::{LISTEN_VARIABLE, Outside, variable};
 use super::errors::{ConfigErrors, Findings};
 use super::foreign::{self, MINIMAL};
 use super::schema::{FORMS, schema};
+use super::values::ADDRESS;
 use super::{Config, FileContent, flag, sections};
+
+/// Where the HTTP interface listens if nothing says so, as in the schema.
+const DEFAULT_LISTEN: &str = "127.0.0.1:7979";
 
 /// Largest file that is read: some 100,000 overrides.
 pub(super) const MAX_FILE_BYTES: usize = 4 << 20;
@@ -48,23 +53,7 @@ impl Config {
 
     /// Reads a file.
     pub(super) fn load(path: &Path, outside: &Outside) -> Result<Self, ConfigErrors> {
-        let name = path.display();
-        let mut bytes = Vec::new();
-        File::open(path)
-            .and_then(|file| file.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes))
-            .map_err(|error| {
-                let message = format!("cannot be read: {error}; check the path and its permissions");
-                ConfigErrors::one(&name, message)
-            })?;
-        let text = String::from_utf8(bytes).map_err(|error| {
-            let good = &error.as_bytes()[..error.utf8_error().valid_up_to()];
-            let line = 1 + good.iter().filter(|byte| **byte == b'\n').count();
-            ConfigErrors::one(
-                format_args!("{name}:{line}"),
-                "this line is not UTF-8; save the file in that encoding",
-            )
-        })?;
-        Self::parse_with(&text, &name.to_string(), outside)
+        Self::parse_with(&read(path)?, &path.display().to_string(), outside)
     }
 
     /// Reads a text without the environment; errors name it `name`.
@@ -75,15 +64,7 @@ impl Config {
 
     /// Reads a text; errors name it `name`.
     pub(super) fn parse_with(text: &str, name: &str, outside: &Outside) -> Result<Self, ConfigErrors> {
-        if text.len() > MAX_FILE_BYTES {
-            let message = format!(
-                "larger than {MAX_FILE_BYTES} bytes, which is the most; leave out what is not needed"
-            );
-            return Err(ConfigErrors::one(name, message));
-        }
-        let root = FORMAT.read(text).map_err(|error| {
-            ConfigErrors::one(format_args!("{name}:{}:{}", error.line, error.column), error.message)
-        })?;
+        let root = values(text, name)?;
         if let Some((line, message)) = foreign::recognise(&root) {
             return Err(ConfigErrors::one(format_args!("{name}:{line}"), message));
         }
@@ -100,6 +81,65 @@ impl Config {
         findings.none_or_errors(name)?;
         Ok(config.expect("a file without mistakes was read"))
     }
+}
+
+/// The text of a file. One that is too large is cut after the largest size.
+fn read(path: &Path) -> Result<String, ConfigErrors> {
+    let name = path.display();
+    let mut bytes = Vec::new();
+    File::open(path).and_then(|file| file.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes)).map_err(
+        |error| {
+            let message = format!("cannot be read: {error}; check the path and its permissions");
+            ConfigErrors::one(&name, message)
+        },
+    )?;
+    String::from_utf8(bytes).map_err(|error| {
+        let good = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+        let line = 1 + good.iter().filter(|byte| **byte == b'\n').count();
+        ConfigErrors::one(
+            format_args!("{name}:{line}"),
+            "this line is not UTF-8; save the file in that encoding",
+        )
+    })
+}
+
+/// The values of a text; errors name it `name`.
+fn values(text: &str, name: &str) -> Result<Node, ConfigErrors> {
+    if text.len() > MAX_FILE_BYTES {
+        let message =
+            format!("larger than {MAX_FILE_BYTES} bytes, which is the most; leave out what is not needed");
+        return Err(ConfigErrors::one(name, message));
+    }
+    FORMAT.read(text).map_err(|error| {
+        ConfigErrors::one(format_args!("{name}:{}:{}", error.line, error.column), error.message)
+    })
+}
+
+/// The address of the HTTP listener of a service with this file: from the environment, the file or
+/// the default. The rest of the file may be invalid.
+///
+/// # Errors
+/// The file is not readable YAML, or the address is invalid.
+pub(crate) fn http_address(file: Option<&Path>) -> Result<SocketAddr, ConfigErrors> {
+    let (source, text) = match (variable(LISTEN_VARIABLE)?, file) {
+        (Some(text), _) => (LISTEN_VARIABLE.to_owned(), Some(text)),
+        (None, None) => (String::new(), None),
+        (None, Some(path)) => {
+            let name = path.display().to_string();
+            let root = values(&read(path)?, &name)?;
+            let listen = root.get("server").and_then(|server| server.get("listen"));
+            let text = listen.and_then(Node::scalar).map(str::to_owned);
+            (format!("{name}:{}: server", listen.map_or(0, |listen| listen.line)), text)
+        }
+    };
+    let text = text.unwrap_or_else(|| DEFAULT_LISTEN.to_owned());
+    let invalid = || {
+        ConfigErrors::one(
+            &source,
+            format_args!("invalid listen `{}`: must be {}", Shown(&text), ADDRESS.expected),
+        )
+    };
+    text.parse().map_err(|_| invalid())
 }
 
 /// The SHA-256 of a text, in hexadecimal digits.

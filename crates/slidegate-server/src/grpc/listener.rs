@@ -119,10 +119,9 @@ impl GrpcListener {
     async fn serve(self, handler: Arc<RateLimitHandler>, shutdown: Shutdown) -> usize {
         let services = Arc::new(GrpcServices::new(handler));
         services.set_health(services.handler().is_healthy()).await;
-        let pollers = [
-            self.certificates.clone().map(|certificates| tokio::spawn(reload_certificates(certificates))),
-            Some(tokio::spawn(report_health(Arc::clone(&services), shutdown.clone()))),
-        ];
+        let health = tokio::spawn(report_health(Arc::clone(&services), shutdown.clone()));
+        let certificates = self.certificates.clone();
+        let reload = certificates.map(|certificates| tokio::spawn(reload_certificates(certificates)));
         let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
         let goaway = Arc::new(watch::Sender::new(GoAway::None));
         let connections = Connections {
@@ -168,7 +167,9 @@ impl GrpcListener {
         }
         // No new connections, and no socket file.
         drop((self.tcp, self.socket));
-        pollers.into_iter().flatten().for_each(|poller| poller.abort());
+        reload.inspect(tokio::task::JoinHandle::abort);
+        // It has reported `NOT_SERVING`, or does so now.
+        let _ = health.await;
         services.end_health().await;
         goaway.send_replace(GoAway::All);
         // Each connection returns its permit when it ends.

@@ -3,5 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod control;
+mod rollout;
 mod shared_store;
 mod unavailable;
+mod watchdog;

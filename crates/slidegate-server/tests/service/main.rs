@@ -4,11 +4,14 @@
 
 mod cli;
 mod explain;
+mod health;
 mod readme;
 mod serve;
+mod service_manager;
 
 mod envoy_config;
 mod reload;
+mod reload_storm;
 
 mod blocked;
 mod hidden_keys;
