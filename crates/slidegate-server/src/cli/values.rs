@@ -127,7 +127,8 @@ mod tests {
             ("check user=a --cost x", format!("invalid --cost `x`: {cost}")),
             (
                 "serve --drain-delay 10",
-                "invalid --drain-delay `10`: must be 0s to 1h with a unit (ms, s, m or h), for example `5s`".into(),
+                "invalid --drain-delay `10`: must be 0s to 1h with a unit (ms, s, m or h), for example `5s`"
+                    .into(),
             ),
             (
                 "check user",
