@@ -4,5 +4,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod envoy;
+mod image;
+mod kubernetes;
 mod proxies;
 mod snippets;
+mod systemd;
