@@ -29,6 +29,7 @@ use serde_json::{Map, Value};
 use crate::grpc::MAX_MESSAGE_BYTES;
 use crate::handler::{RateLimitHandler, has_refund};
 use crate::host::{Action, Host};
+use crate::timed_body::TimedBody;
 
 /// The paths of the HTTP port.
 pub fn routes<H: Host>() -> [(&'static str, MethodRouter<Arc<RateLimitHandler<H>>>); 2] {
@@ -103,9 +104,9 @@ async fn stats<H: Host>(State(handler): State<Arc<RateLimitHandler<H>>>) -> Stri
     handler.files().map(|files| files.live.stats()).unwrap_or_default()
 }
 
-/// Reads a call; `None` if the body is malformed or too large.
+/// Reads a call; `None` if the body is malformed, too large or late.
 async fn read(body: Body) -> Option<RateLimitRequest> {
-    let bytes = Limited::new(body, MAX_MESSAGE_BYTES).collect().await.ok()?.to_bytes();
+    let bytes = Limited::new(TimedBody::new(body), MAX_MESSAGE_BYTES).collect().await.ok()?.to_bytes();
     let call: Call = serde_json::from_slice(&bytes).ok()?;
     Some(call.into())
 }

@@ -14,6 +14,7 @@ mod host;
 mod http;
 mod settings;
 mod statistics;
+mod timed_body;
 pub mod yaml;
 
 pub use config::{

@@ -12,6 +12,7 @@ use slidegate::{Error, MemoryStore, Policy, PolicySet, Request, Value, Verb};
 use crate::access::Access;
 use crate::caller::Caller;
 use crate::config::{Config, describe};
+use crate::listener::ConnectionBudget;
 use crate::policy_names::listed;
 use crate::request::Attributes;
 use crate::telemetry::Observer;
@@ -45,6 +46,8 @@ pub(crate) struct App {
     /// The style of rate-limit response headers.
     pub(crate) headers: HeaderOptions,
     pub(crate) readiness: Readiness,
+    /// The connections of all listeners.
+    pub(crate) connections: Arc<ConnectionBudget>,
 }
 
 impl App {
@@ -68,6 +71,7 @@ impl App {
             attributes: Attributes { addresses },
             headers: config.headers,
             readiness: Readiness::default(),
+            connections: Arc::new(ConnectionBudget::new(config.connections)),
         })
     }
 

@@ -40,6 +40,8 @@ use slidegate::headers::HeaderOptions;
 use slidegate::{PolicySet, Quota};
 use slidegate_envoy::GrpcSettings;
 
+use crate::listener::ConnectionCaps;
+
 pub(crate) use added::Added;
 pub(crate) use admin::{AccessRules, Right, Rights, Token};
 pub(crate) use auth::{Attribute, Auth, Denial, Mapping, Origin};
@@ -76,6 +78,10 @@ pub(crate) struct Config {
     /// How long the service is not ready, and still serves, before it closes its listeners. `None`:
     /// depends on the listeners.
     pub(crate) drain_delay: Option<Duration>,
+    /// How many connections all listeners may have together.
+    pub(crate) connections: ConnectionCaps,
+    /// How long an HTTP connection may be idle between two requests.
+    pub(crate) idle_timeout: Duration,
     /// Most keys that the memory store holds. At least one.
     pub(crate) max_keys: usize,
     /// The store that instances share. `None`: limits live in this process's memory.
@@ -236,6 +242,7 @@ policies:
         let default = default();
         assert_eq!(config.listen, default.listen);
         assert_eq!(config.shutdown_grace, default.shutdown_grace);
+        assert_eq!((config.connections, config.idle_timeout), (default.connections, default.idle_timeout));
         assert_eq!(config.max_keys, default.max_keys);
         assert_eq!(config.address_attributes, default.address_attributes);
         assert_eq!(config.headers, default.headers);

@@ -5,7 +5,6 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use serde::Serialize;
-use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 /// A listener of the service.
@@ -89,16 +88,4 @@ impl Shutdown {
         // The sender lives until the shutdown is over.
         let _ = self.stopped.wait_for(|stopped| *stopped).await;
     }
-}
-
-/// Binds an address. Returns it with the actual port. `option` is the flag or variable that selects
-/// another address.
-///
-/// # Errors
-/// One line: the address cannot be bound.
-pub(crate) async fn bind(address: SocketAddr, option: &str) -> Result<(TcpListener, SocketAddr), String> {
-    let failed = |error| format!("cannot listen on {address}: {error}; choose another {option}");
-    let listener = TcpListener::bind(address).await.map_err(failed)?;
-    let address = listener.local_addr().unwrap_or(address);
-    Ok((listener, address))
 }

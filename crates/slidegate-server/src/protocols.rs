@@ -1,5 +1,7 @@
 //! Registration of the protocols beside HTTP, one line each in [`bind`].
 
+use std::sync::Arc;
+
 use crate::config::Config;
 use crate::grpc;
 use crate::ports::Port;
@@ -15,10 +17,12 @@ pub(crate) use services::Services;
 ///
 /// # Errors
 /// One line: a port cannot be bound, or certificates cannot be read.
-pub(crate) async fn bind(config: &Config, envoy: Option<&Settings>) -> Result<Vec<Port<Services>>, String> {
+pub(crate) fn bind(config: &Config, envoy: Option<&Settings>) -> Result<Vec<Port<Services>>, String> {
     let mut ports = Vec::new();
-    ports.extend(resp::bind(config.resp.clone(), |services: Services| services.app).await?);
-    ports.extend(grpc::bind(config.grpc.clone(), |services: Services| services.handler).await?);
-    ports.extend(envoy_ports::bind(envoy).await?);
+    ports.extend(resp::bind(config.resp.clone(), |services: Services| services.app)?);
+    ports.extend(grpc::bind(config.grpc.clone(), |services: Services| {
+        (services.handler, Arc::clone(&services.app.connections))
+    })?);
+    ports.extend(envoy_ports::bind(envoy, config.idle_timeout)?);
     Ok(ports)
 }

@@ -18,6 +18,7 @@ mod session;
 mod shared;
 mod throttle;
 mod transaction;
+mod turn;
 mod workers;
 
 pub(crate) use listener::bind;

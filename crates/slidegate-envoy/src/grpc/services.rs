@@ -23,6 +23,7 @@ use tonic_prost::{ProstCodec, ProstDecoder, ProstEncoder};
 use super::{BoxService, MAX_MESSAGE_BYTES, boxed, reflection};
 use crate::handler::{RateLimitHandler, has_refund};
 use crate::host::{Action, Client, Host};
+use crate::timed_body::TimedBody;
 
 /// Initial size of a call's buffers: most messages are smaller.
 const BUFFER_BYTES: usize = 1024;
@@ -80,7 +81,7 @@ impl<H: Host> GrpcServices<H> {
             let mut grpc = Grpc::new(Codec).max_decoding_message_size(MAX_MESSAGE_BYTES);
             let caller = host.caller(request.headers());
             let call = ShouldRateLimit { handler: &self.handler, caller: &caller, authorization, client };
-            return grpc.unary(call, request).await;
+            return grpc.unary(call, request.map(TimedBody::new)).await;
         }
         if path.starts_with("/grpc.health.v1.Health/") {
             return (self.health)(request).await;

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use axum::extract::State;
 use axum::response::Response;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use super::state::Admin;
 use crate::app::changes::{ControlStatus, at_text, now_ms};
+use crate::listener::{ConnectionBudget, ConnectionCaps};
 use crate::problem;
 use crate::telemetry::Spans;
 
@@ -29,6 +30,7 @@ pub(super) async fn status(State(admin): State<Arc<Admin>>) -> Response {
         "uptime_ms": millis(observer.uptime()),
         "ready": app.readiness.is_ready(),
         "listeners": admin.listeners,
+        "connections": connections(&app.connections),
         "config": {
             "source": admin.config_source,
             "hash": config.hash,
@@ -58,4 +60,29 @@ pub(super) async fn status(State(admin): State<Arc<Admin>>) -> Response {
             "refused": app.active.refused(),
         },
     }))
+}
+
+/// Open connections and their caps, file descriptors, and what became of connections by protocol.
+fn connections(budget: &ConnectionBudget) -> Value {
+    let ConnectionCaps { total, per_peer } = budget.caps();
+    let (limit, open) = budget.descriptors();
+    let protocols: Map<String, Value> = budget
+        .protocols()
+        .iter()
+        .map(|one| {
+            let refused: u64 = one.refusals().map(|(_, count)| count).sum();
+            let closed: Map<_, _> =
+                one.closings().map(|(reason, count)| (reason.name().to_owned(), count.into())).collect();
+            let counts =
+                json!({ "open": one.open(), "accepted": one.accepted(), "refused": refused, "closed": closed });
+            (one.protocol.to_owned(), counts)
+        })
+        .collect();
+    json!({
+        "open": budget.open(),
+        "max": total,
+        "max_per_peer": per_peer,
+        "descriptors": { "open": open, "limit": limit },
+        "doors": protocols,
+    })
 }

@@ -22,14 +22,15 @@ use crate::app::App;
 use crate::app::store::Seen;
 use crate::config::{Arguments, Config, Fingerprint, Sources, describe};
 use crate::grpc::RateLimitHandler;
+use crate::listener::{self, BoundSocket, HttpListener};
 use crate::log_limit::LogLimit;
-use crate::ports::{self, Listener, Port, Shutdown};
+use crate::ports::{Listener, Port, Shutdown};
 use crate::protocol::HttpService;
 use crate::protocols::{self, Services};
 use crate::routes::Routes;
 use crate::service_manager::ServiceManager;
 use crate::shutdown::{DRAIN_DELAY, Signals};
-use crate::{dashboard, listener, telemetry};
+use crate::{dashboard, telemetry};
 use clap::Args;
 use slidegate_envoy::{ConfigFiles, ConfigWatcher, Debounced, EnvoyConfig, POLL_EVERY, Settings};
 
@@ -75,6 +76,9 @@ const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 const EXAMINE_INTERVAL: Duration = Duration::from_secs(60);
 
 pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, Failure> {
+    if let Err(warning) = listener::raise_limit() {
+        tracing::warn!("{warning}");
+    }
     let envoy = args.envoy.settings()?;
     let arguments = Arguments {
         redis: args.redis.as_deref(),
@@ -121,9 +125,12 @@ async fn serve(
         Signals::listen().map_err(|error| Failure(format!("cannot handle signals: {error}")))?;
     let triggers =
         Triggers::new(watched).map_err(|error| Failure(format!("cannot handle signals: {error}")))?;
-    let (listener, address) = ports::bind(config.listen, "address with --listen").await.map_err(Failure)?;
+    let socket = BoundSocket::tcp(config.listen, "address with --listen").map_err(Failure)?;
+    let address = socket.address().unwrap_or(config.listen);
+    let listener =
+        HttpListener { protocol: "http", sockets: vec![socket], idle_timeout: config.idle_timeout };
     let grace = config.shutdown_grace;
-    let ports = protocols::bind(&config, envoy.as_ref()).await.map_err(Failure)?;
+    let ports = protocols::bind(&config, envoy.as_ref()).map_err(Failure)?;
     let mut greeting = Greeting::of(&config, address);
     greeting.ports = ports.iter().map(|port| port.banner.clone()).collect();
     let listeners: Vec<_> = ports.iter().flat_map(|port| port.listeners.clone()).collect();
@@ -161,10 +168,14 @@ async fn serve(
             ),
         };
     }
+    if let Err(warning) = app.connections.fit() {
+        tracing::warn!("{warning}");
+    }
     // A closed standard output does not stop the service.
     let _ = output::print(&greeting);
 
     let mut tasks = JoinSet::new();
+    tasks.spawn(Arc::clone(&app.connections).run());
     tasks.spawn(sweep(Arc::clone(&app)));
     tasks.spawn(watch_store(Arc::clone(&app)));
     tasks.spawn(examine(Arc::clone(&app)));
@@ -227,7 +238,7 @@ async fn serve(
         stopping.send_replace(true);
         tracing::info!(signal, grace_s = grace.as_secs(), "shutting down: waiting for open requests");
     };
-    let mut unfinished = listener::serve(listener, http, stop, grace).await;
+    let mut unfinished = listener.serve(http, &app.connections, stop, grace).await;
     for port in served {
         unfinished += port.await.unwrap_or_default();
     }

@@ -23,6 +23,7 @@ use super::resp::RespSection;
 use super::store::{StoreSection, try_out};
 use super::values::{List, Span, from_str};
 use super::{Config, FileContent};
+use crate::listener::ConnectionCaps;
 
 /// What `policies` must be.
 const POLICIES: &str =
@@ -71,6 +72,15 @@ struct ServerSection {
     /// listeners. Load balancers need that long to notice. 5 s, or 0 s if every listener is on
     /// loopback or a Unix socket.
     drain_delay: Option<Span<0, 3_600_000>>,
+    /// Most connections of all protocols together. Fewer if the limit of file descriptors is lower.
+    #[schemars(range(min = 1, max = 1_000_000), extend("default" = 16_384))]
+    max_connections: usize,
+    /// Most connections of one client address (of one /64 network for IPv6). A proxy is one address.
+    #[schemars(range(min = 1, max = 1_000_000), extend("default" = 8192))]
+    max_connections_per_peer: usize,
+    /// How long an HTTP connection may be idle between two requests.
+    #[schemars(extend("default" = "75s"))]
+    idle_timeout: Span<1000, 3_600_000>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -142,6 +152,11 @@ impl File {
             grpc: self.grpc.map(|grpc| grpc.build(&top.child("grpc"), outside)).unwrap_or_default(),
             shutdown_grace: self.server.shutdown_grace.0,
             drain_delay: self.server.drain_delay.map(|delay| delay.0),
+            connections: ConnectionCaps {
+                total: self.server.max_connections,
+                per_peer: self.server.max_connections_per_peer,
+            },
+            idle_timeout: self.server.idle_timeout.0,
             max_keys,
             shared,
             resp,
@@ -191,6 +206,7 @@ mod tests {
 
     use crate::config::Config;
     use crate::config::tests::error;
+    use crate::listener::ConnectionCaps;
 
     const POLICY: &str = "\npolicies: [{name: p, quota: 1/1s}]\n";
 
@@ -198,13 +214,15 @@ mod tests {
     #[test]
     fn every_setting_arrives() {
         let text = "
-server: {listen: '[::1]:80', shutdown_grace: 1m30s, drain_delay: 0s}
+server: {listen: '[::1]:80', shutdown_grace: 1m30s, max_connections: 9, max_connections_per_peer: 3, idle_timeout: 5s, drain_delay: 0s}
 store: {memory: {max_keys: 200_000}}
 attributes: {addresses: [ip, proxy]}
 headers: {draft: draft-7, x_ratelimit: delta, retry_after: false, retry_after_ms: true}";
         let config = Config::parse(&format!("{text}{POLICY}"), "slidegate.yaml").unwrap();
         assert_eq!((config.listen.to_string().as_str(), config.shutdown_grace.as_secs()), ("[::1]:80", 90));
         assert_eq!(config.drain_delay, Some(std::time::Duration::ZERO));
+        assert_eq!(config.connections, ConnectionCaps { total: 9, per_peer: 3 });
+        assert_eq!(config.idle_timeout.as_secs(), 5);
         assert_eq!(config.max_keys, 200_000);
         assert!(config.is_address("proxy"));
         assert_eq!(
@@ -236,6 +254,18 @@ headers: {draft: draft-7, x_ratelimit: delta, retry_after: false, retry_after_ms
             (
                 "server: {shutdown_grace: 61m}",
                 "slidegate.yaml:1: server: invalid shutdown_grace `61m`: must be 0s to 1h with a unit (ms, s, m, h, d or w), for example `shutdown_grace: 10s`",
+            ),
+            (
+                "server: {max_connections: 0}",
+                "slidegate.yaml:1: server: invalid max_connections `0`: must be a whole number from 1 to 1000000, without quotes",
+            ),
+            (
+                "server: {max_connections_per_peer: 1000001}",
+                "slidegate.yaml:1: server: invalid max_connections_per_peer `1000001`: must be a whole number from 1 to 1000000, without quotes",
+            ),
+            (
+                "server: {idle_timeout: 0s}",
+                "slidegate.yaml:1: server: invalid idle_timeout `0s`: must be 1s to 1h with a unit (ms, s, m, h, d or w), for example `idle_timeout: 75s`",
             ),
             (
                 "server: {port: 80}",

@@ -5,11 +5,11 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
-use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
 use tokio_rustls::rustls::pki_types::pem::PemObject;
@@ -20,6 +20,8 @@ use tokio_rustls::server::TlsStream;
 use webpki::EndEntityCert;
 
 use slidegate_envoy::GrpcTls;
+
+use crate::listener::TrackedStream;
 
 /// Largest certificate file. All authorities that browsers trust take a fifth of it.
 const MAX_PEM_BYTES: u64 = 1 << 20;
@@ -73,8 +75,11 @@ impl Certificates {
     ///
     /// # Errors
     /// The client does not use TLS, or has no valid certificate.
-    pub(super) async fn handshake(&self, stream: TcpStream) -> Result<TlsStream<TcpStream>, String> {
-        let peer = stream.peer_addr().map_or_else(|_| "a client".to_owned(), |peer| peer.to_string());
+    pub(super) async fn handshake(
+        &self,
+        stream: TrackedStream,
+        peer: IpAddr,
+    ) -> Result<TlsStream<TrackedStream>, String> {
         let accepted = TlsAcceptor::from(self.current.load_full()).accept(stream).await;
         let stream = accepted.map_err(|error| format!("{peer}: {error}"))?;
         if let Some(name) = &self.files.client_name {
@@ -84,6 +89,7 @@ impl Certificates {
                 return Err(format!("{peer}: its certificate is not valid for `{name}`"));
             }
         }
+        stream.get_ref().0.handshake_done();
         Ok(stream)
     }
 }

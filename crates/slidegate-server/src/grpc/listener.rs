@@ -4,34 +4,34 @@
 //! health, so that they do not delay the shutdown.
 
 use std::future::Future;
-use std::io;
-use std::net::{IpAddr, SocketAddr};
-use std::os::unix::fs::FileTypeExt;
-use std::path::{Path, PathBuf};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{Notify, watch};
 
 use slidegate_envoy::{Client, GrpcServices, GrpcSettings, serve_connection, serve_unix_connection};
 
 use super::RateLimitHandler;
 use super::certificates::Certificates;
 use crate::app::App;
-use crate::listener::accepted;
+use crate::listener::{
+    Accepted, Acceptor, BoundSocket, ConnectionBudget, ConnectionSpec, Refusal, Timeouts, WRITE_TIMEOUT,
+};
 use crate::log_limit::log_limited;
 use crate::ports::{Listener, Port, Shutdown};
 
 /// A client of the Unix socket. The permissions of the file decide who may connect.
 const UNIX_CLIENT: Client = Client { peer: None, is_local: true, is_verified: false };
-/// Most concurrent connections; further ones wait to be accepted. A proxy has a few per thread.
-const MAX_CONNECTIONS: usize = 4096;
-const MAX_CONNECTIONS_U32: u32 = 4096;
+/// A client that does not complete the HTTP/2 preface and settings within this time is
+/// disconnected.
+const OPENING_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Permissions of a Unix socket's file: its owner and its group may connect.
+const SOCKET_MODE: u32 = 0o660;
 /// Time between polls of the certificate files and of the health.
 const POLL_EVERY: Duration = Duration::from_secs(1);
 
@@ -40,38 +40,25 @@ const POLL_EVERY: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// An address cannot be bound, or the certificates are invalid, in one line.
-pub(crate) async fn bind<S: 'static>(
+pub(crate) fn bind<S: 'static>(
     settings: GrpcSettings,
-    handler: fn(S) -> Arc<RateLimitHandler>,
+    services: fn(S) -> (Arc<RateLimitHandler>, Arc<ConnectionBudget>),
 ) -> Result<Option<Port<S>>, String> {
-    let Some(grpc) = GrpcListener::bind(settings).await? else { return Ok(None) };
+    let Some(grpc) = GrpcListener::bind(settings)? else { return Ok(None) };
     let listener = |(address, tls)| Listener { protocol: "grpc", address, tls };
-    let listeners = grpc.addresses().into_iter().map(listener).collect();
+    let listeners = grpc.addresses().map(listener).collect();
     Ok(Some(Port::new(("grpc", grpc.summary()), listeners, move |with, shutdown: Shutdown| {
-        grpc.serve(handler(with), shutdown)
+        let (handler, budget) = services(with);
+        grpc.serve(handler, budget, shutdown)
     })))
 }
 
 /// A bound listener that accepts no connections yet.
 #[derive(Debug)]
 struct GrpcListener {
-    tcp: Option<TcpListener>,
-    socket: Option<UnixSocket>,
+    sockets: Vec<BoundSocket>,
     certificates: Option<Arc<Certificates>>,
     settings: GrpcSettings,
-}
-
-/// A bound Unix socket, whose file is removed on drop.
-#[derive(Debug)]
-struct UnixSocket {
-    listener: UnixListener,
-    path: PathBuf,
-}
-
-impl Drop for UnixSocket {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
-    }
 }
 
 impl GrpcListener {
@@ -79,85 +66,76 @@ impl GrpcListener {
     ///
     /// # Errors
     /// An address cannot be bound, or the certificates are invalid, in one line.
-    async fn bind(settings: GrpcSettings) -> Result<Option<Self>, String> {
+    fn bind(settings: GrpcSettings) -> Result<Option<Self>, String> {
         if !settings.is_served() {
             return Ok(None);
         }
         let certificates = settings.tls.clone().map(Certificates::load).transpose()?.map(Arc::new);
-        let tcp = match settings.listen {
-            Some(listen) => Some(TcpListener::bind(listen).await.map_err(|error| {
-                format!("cannot listen on {listen} for grpc: {error}; choose another address with --grpc")
-            })?),
-            None => None,
-        };
-        let socket = settings.socket.as_deref().map(bind_socket).transpose()?;
-        Ok(Some(Self { tcp, socket, certificates, settings }))
+        let tcp = settings.listen.map(|listen| BoundSocket::tcp(listen, "address with --grpc"));
+        let unix = settings.socket.as_deref();
+        let unix = unix.map(|path| BoundSocket::unix(path, SOCKET_MODE, "path with `grpc: {socket: ...}`"));
+        let sockets = tcp.into_iter().chain(unix).collect::<Result<_, _>>()?;
+        Ok(Some(Self { sockets, certificates, settings }))
     }
 
     /// Its addresses as text.
     fn summary(&self) -> String {
         let scheme = if self.certificates.is_some() { "https" } else { "http" };
-        let tcp = self.address().map(|address| format!("{scheme}://{address}"));
-        let socket = self.socket.as_ref().map(|socket| format!("unix:{}", socket.path.display()));
-        tcp.into_iter().chain(socket).collect::<Vec<_>>().join(", ")
+        let url = |socket: &BoundSocket| match socket {
+            BoundSocket::Tcp(_) => format!("{scheme}://{}", socket.name()),
+            BoundSocket::Unix(_) => socket.name(),
+        };
+        self.sockets.iter().map(url).collect::<Vec<_>>().join(", ")
     }
 
     /// Its addresses, each with whether it uses TLS.
-    fn addresses(&self) -> Vec<(String, bool)> {
-        let tcp = self.address().map(|address| (address.to_string(), self.certificates.is_some()));
-        let socket = self.socket.as_ref().map(|socket| (format!("unix:{}", socket.path.display()), false));
-        tcp.into_iter().chain(socket).collect()
-    }
-
-    fn address(&self) -> Option<SocketAddr> {
-        self.tcp.as_ref().and_then(|tcp| tcp.local_addr().ok())
+    fn addresses(&self) -> impl Iterator<Item = (String, bool)> {
+        let has_tls = self.certificates.is_some();
+        self.sockets.iter().map(move |socket| (socket.name(), has_tls && socket.address().is_some()))
     }
 
     /// Serves until the shutdown, then waits at most the grace period for open calls.
     ///
     /// Returns how many connections were closed after the grace period.
-    async fn serve(self, handler: Arc<RateLimitHandler>, shutdown: Shutdown) -> usize {
+    async fn serve(
+        self,
+        handler: Arc<RateLimitHandler>,
+        budget: Arc<ConnectionBudget>,
+        shutdown: Shutdown,
+    ) -> usize {
         let services = Arc::new(GrpcServices::new(handler));
         services.set_health(services.handler().is_healthy()).await;
         let health = tokio::spawn(report_health(Arc::clone(&services), shutdown.clone()));
         let certificates = self.certificates.clone();
         let reload = certificates.map(|certificates| tokio::spawn(reload_certificates(certificates)));
-        let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
         let goaway = Arc::new(watch::Sender::new(GoAway::None));
         let connections = Connections {
             services: Arc::clone(&services),
-            settings: self.settings.clone(),
+            certificates: self.certificates,
+            settings: self.settings,
             goaway: Arc::clone(&goaway),
         };
+        let spec = ConnectionSpec {
+            protocol: "grpc",
+            max: None,
+            has_tls: connections.certificates.is_some(),
+            timeouts: Timeouts {
+                opening: Some(OPENING_TIMEOUT),
+                // Frames that need no reply are normal. Pings detect clients that are gone.
+                request: None,
+                idle: None,
+                write: Some(WRITE_TIMEOUT),
+            },
+            refusal: Refusal::Grpc,
+        };
+        let mut acceptor = Acceptor::new(self.sockets, &budget, spec);
         let (mut is_draining, grace) = (false, shutdown.grace);
         let drain = shutdown.clone();
         let (reconnect, stop) = (drain.reconnecting(), shutdown.begun());
         tokio::pin!(reconnect, stop);
         loop {
             tokio::select! {
-                ((stream, peer), permit) = accepted(&permits, || accept_tcp(self.tcp.as_ref())) => {
-                    // Responses are small and written whole: Nagle's algorithm would only delay
-                    // them.
-                    let _ = stream.set_nodelay(true);
-                    let peer = Some(peer.ip());
-                    match self.certificates.clone() {
-                        None => connections.spawn(stream, connections.tcp_client(peer), permit),
-                        Some(certificates) => {
-                            let connections = connections.clone();
-                            tokio::spawn(async move {
-                                let handshake = certificates.handshake(stream);
-                                match tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await {
-                                    Ok(Ok(stream)) => connections.spawn(stream, connections.tcp_client(peer), permit),
-                                    Ok(Err(error)) => log_limited!(WARN, peer, %error, "rejected a grpc connection"),
-                                    Err(_) => log_limited!(DEBUG, peer, "TLS handshake timed out"),
-                                }
-                            });
-                        }
-                    }
-                },
-                (stream, permit) = accepted(&permits, || accept_unix(self.socket.as_ref())) => {
-                    connections.spawn_unix(stream, permit);
-                },
+                accepted = acceptor.accept() => connections.spawn(accepted),
                 () = &mut reconnect, if !is_draining => {
                     is_draining = true;
                     goaway.send_replace(GoAway::Older);
@@ -165,19 +143,13 @@ impl GrpcListener {
                 () = &mut stop => break,
             }
         }
-        // No new connections, and no socket file.
-        drop((self.tcp, self.socket));
+        acceptor.stop();
         reload.inspect(tokio::task::JoinHandle::abort);
         // It has reported `NOT_SERVING`, or does so now.
         let _ = health.await;
         services.end_health().await;
         goaway.send_replace(GoAway::All);
-        // Each connection returns its permit when it ends.
-        let all = permits.acquire_many(MAX_CONNECTIONS_U32);
-        match tokio::time::timeout(grace, all).await {
-            Ok(_) => 0,
-            Err(_) => MAX_CONNECTIONS - permits.available_permits(),
-        }
+        acceptor.close(grace).await
     }
 }
 
@@ -195,43 +167,57 @@ enum GoAway {
 #[derive(Clone)]
 struct Connections {
     services: Arc<GrpcServices<App>>,
+    certificates: Option<Arc<Certificates>>,
     settings: GrpcSettings,
     goaway: Arc<watch::Sender<GoAway>>,
 }
 
 impl Connections {
     /// A client on TCP. If client certificates are required, it has shown one.
-    fn tcp_client(&self, peer: Option<IpAddr>) -> Client {
+    fn tcp_client(&self, peer: IpAddr) -> Client {
         Client {
-            peer,
+            peer: Some(peer),
             is_local: self.settings.listen.is_some_and(|listen| listen.ip().is_loopback()),
             is_verified: self.settings.tls.as_ref().is_some_and(|tls| tls.client_ca_file.is_some()),
         }
     }
 
-    fn spawn<I>(&self, stream: I, client: Client, permit: OwnedSemaphorePermit)
+    /// Serves a connection in its own task.
+    fn spawn(&self, accepted: Accepted) {
+        let services = Arc::clone(&self.services);
+        let peer = accepted.ip();
+        let Some(ip) = peer else {
+            return self.drive(UNIX_CLIENT, move |stop| {
+                serve_unix_connection(accepted.stream, services, UNIX_CLIENT, stop)
+            });
+        };
+        let client = self.tcp_client(ip);
+        let Some(certificates) = self.certificates.clone() else {
+            return self.serve(accepted.stream, client);
+        };
+        let connections = self.clone();
+        tokio::spawn(async move {
+            let handshake = certificates.handshake(accepted.stream, ip);
+            match tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await {
+                Ok(Ok(stream)) => connections.serve(stream, client),
+                Ok(Err(error)) => log_limited!(WARN, peer, %error, "rejected a grpc connection"),
+                Err(_) => log_limited!(DEBUG, peer, "TLS handshake timed out"),
+            }
+        });
+    }
+
+    fn serve<I>(&self, stream: I, client: Client)
     where
         I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let services = Arc::clone(&self.services);
-        self.drive(client, permit, move |stop| serve_connection(stream, services, client, stop));
-    }
-
-    fn spawn_unix(&self, stream: UnixStream, permit: OwnedSemaphorePermit) {
-        let services = Arc::clone(&self.services);
-        self.drive(UNIX_CLIENT, permit, move |stop| {
-            serve_unix_connection(stream, services, UNIX_CLIENT, stop)
-        });
+        self.drive(client, move |stop| serve_connection(stream, services, client, stop));
     }
 
     /// Runs one connection in its own task. Its argument completes on shutdown or at the maximum
     /// age.
-    fn drive<F>(
-        &self,
-        client: Client,
-        permit: OwnedSemaphorePermit,
-        serve: impl FnOnce(BoxFuture<'static, ()>) -> F,
-    ) where
+    fn drive<F>(&self, client: Client, serve: impl FnOnce(BoxFuture<'static, ()>) -> F)
+    where
         F: Future<Output = Result<(), hyper::Error>> + Send + 'static,
     {
         let stop = Arc::new(Notify::new());
@@ -255,7 +241,6 @@ impl Connections {
             if let Err(error) = ended {
                 log_limited!(DEBUG, client.peer, %error, "grpc connection ended");
             }
-            drop(permit);
         });
     }
 }
@@ -274,39 +259,6 @@ async fn elapsed(span: Option<Duration>) {
         Some(span) => tokio::time::sleep(span).await,
         None => std::future::pending().await,
     }
-}
-
-async fn accept_tcp(tcp: Option<&TcpListener>) -> io::Result<(TcpStream, SocketAddr)> {
-    match tcp {
-        Some(tcp) => tcp.accept().await,
-        None => std::future::pending().await,
-    }
-}
-
-async fn accept_unix(socket: Option<&UnixSocket>) -> io::Result<UnixStream> {
-    match socket {
-        Some(socket) => socket.listener.accept().await.map(|(stream, _)| stream),
-        None => std::future::pending().await,
-    }
-}
-
-/// Binds a Unix socket, and replaces one that a dead process left behind.
-fn bind_socket(path: &Path) -> Result<UnixSocket, String> {
-    let failed = |error: &dyn std::fmt::Display| {
-        format!(
-            "cannot listen on {} for grpc: {error}; choose another path with `grpc: {{socket: ...}}`",
-            path.display()
-        )
-    };
-    let is_socket = std::fs::metadata(path).is_ok_and(|found| found.file_type().is_socket());
-    if is_socket {
-        if std::os::unix::net::UnixStream::connect(path).is_ok() {
-            return Err(failed(&"another process listens there"));
-        }
-        std::fs::remove_file(path).map_err(|error| failed(&error))?;
-    }
-    let listener = UnixListener::bind(path).map_err(|error| failed(&error))?;
-    Ok(UnixSocket { listener, path: path.to_owned() })
 }
 
 /// Reloads changed certificates.

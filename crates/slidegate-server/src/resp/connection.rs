@@ -18,6 +18,7 @@ use super::frame::{self, Frame, MAX_FRAME, ProtocolError};
 use super::reply::{Reply, RespVersion};
 use super::session::Session;
 use super::transaction::Transaction;
+use super::turn::Turn;
 use crate::app::App;
 
 /// Initial size of the read buffer: about 80 commands.
@@ -27,8 +28,6 @@ const INITIAL_BUFFER: usize = 4096;
 const MAX_BUFFERED_REPLIES: usize = 64 * 1024;
 /// Maximum decisions of one connection in one batch to a shared store.
 const MAX_BATCH: usize = 256;
-/// A client that does not read its replies within this time is disconnected.
-const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 /// A client that does not authenticate within this time is disconnected.
 const AUTHENTICATION_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long, and how many bytes, the server still reads after its last reply. Closing a socket with
@@ -53,7 +52,8 @@ where
     let first = if session.is_authenticated() { idle } else { AUTHENTICATION_TIMEOUT.min(idle) };
     let timer = sleep(first);
     tokio::pin!(timer);
-    let mut connection = Connection { stream, session, app, input: Input::new(), out: Vec::new() };
+    let mut connection =
+        Connection { stream, session, app, input: Input::new(), out: Vec::new(), turn: Turn::default() };
     let mut idle_check = IdleCheck { idle, is_idle: true };
     let mut is_stopping = false;
     loop {
@@ -123,6 +123,7 @@ struct Connection<S> {
     input: Input,
     /// Replies to be written.
     out: Vec<u8>,
+    turn: Turn,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
@@ -135,6 +136,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         let closes = loop {
             if self.out.len() >= MAX_BUFFERED_REPLIES {
                 write(&mut self.stream, &mut self.out).await?;
+                self.turn.long_step().await;
             }
             let (step, before) = match Frame::parse(&self.input.bytes()[at..]) {
                 Ok(Frame::Partial) => break false,
@@ -145,6 +147,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
                 Ok(Frame::Command(arguments, length)) => {
                     at += length;
                     progress = Progress::Replied;
+                    self.turn.command().await;
                     let before = self.out.len();
                     let step =
                         dispatch::step(&arguments, &mut self.session, &policies, &mut batch, &mut self.out);
@@ -153,6 +156,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
                 Ok(Frame::Inline(line, length)) => {
                     at += length;
                     progress = Progress::Replied;
+                    self.turn.command().await;
                     flush(&mut batch, &mut self.out).await;
                     let (session, out) = (&mut self.session, &mut self.out);
                     match inline_command(line, session, &policies, &self.app, out).await {
@@ -175,9 +179,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
                 Next::Continue => {}
                 Next::Close => break true,
                 Next::Execute(transaction) => {
-                    let (session, out) = (&mut self.session, &mut self.out);
-                    let run = execute(&transaction, &mut self.stream, session, &policies, &self.app, out);
-                    run.await?;
+                    let (stream, session) = (&mut self.stream, &mut self.session);
+                    let progress = (&mut self.out, &mut self.turn);
+                    execute(&transaction, stream, session, &policies, &self.app, progress).await?;
                 }
             }
         };
@@ -221,14 +225,16 @@ async fn execute<S: AsyncWrite + Unpin>(
     session: &mut Session,
     policies: &PolicySet,
     app: &App,
-    out: &mut Vec<u8>,
+    (out, turn): (&mut Vec<u8>, &mut Turn),
 ) -> std::io::Result<()> {
     Reply { out, version: session.version }.array(transaction.len());
     let mut batch = Batch::new(app);
     for arguments in transaction.commands() {
         if out.len() >= MAX_BUFFERED_REPLIES {
             write(stream, out).await?;
+            turn.long_step().await;
         }
+        turn.command().await;
         let before = out.len();
         let step = dispatch::step(&arguments, session, policies, &mut batch, out);
         // Commands that close the connection or open a transaction are never queued.
@@ -328,11 +334,9 @@ async fn write<S: AsyncWrite + Unpin>(stream: &mut S, out: &mut Vec<u8>) -> std:
     if out.is_empty() {
         return Ok(());
     }
-    let all = async {
-        stream.write_all(out).await?;
-        stream.flush().await
-    };
-    timeout(WRITE_TIMEOUT, all).await.map_err(|_| std::io::Error::from(std::io::ErrorKind::TimedOut))??;
+    // The connection budget ends the write of a client that does not read.
+    stream.write_all(out).await?;
+    stream.flush().await?;
     out.clear();
     out.shrink_to(2 * MAX_BUFFERED_REPLIES);
     Ok(())

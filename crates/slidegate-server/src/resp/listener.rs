@@ -1,10 +1,10 @@
-//! The RESP listener: accepts connections, bounds them, and lets them finish at shutdown.
+//! The RESP listener: serves accepted connections on the workers, and lets them finish at shutdown.
 
-use std::io::Write;
+use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
@@ -14,11 +14,14 @@ use super::shared::ListenerState;
 use super::workers::Workers;
 use crate::app::App;
 use crate::config::Resp;
+use crate::listener::{
+    Accepted, Acceptor, BoundSocket, ConnectionSpec, DetachedStream, Refusal, Timeouts, WRITE_TIMEOUT,
+};
 use crate::log_limit::log_limited;
-use crate::ports::{self, Listener, Port, Shutdown};
+use crate::ports::{Listener, Port, Shutdown};
 
-/// Pause after a failed accept, which most often means that file descriptors ran out.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// A client that does not complete a command within this time is disconnected.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
 /// Deadline of the TLS handshake.
 const TLS_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -27,19 +30,19 @@ const TLS_TIMEOUT: Duration = Duration::from_secs(10);
 ///
 /// # Errors
 /// One line: the address cannot be listened to, or threads cannot be started.
-pub(crate) async fn bind<S: 'static>(
+pub(crate) fn bind<S: 'static>(
     settings: Option<Resp>,
     app: fn(S) -> Arc<App>,
 ) -> Result<Option<Port<S>>, String> {
     let Some(settings) = settings else { return Ok(None) };
-    let (listener, address) = ports::bind(settings.listen, "address with --resp").await?;
+    let socket = BoundSocket::tcp(settings.listen, "address with --resp")?;
     let tls = settings.tls.is_some();
     let workers = Workers::start().map_err(|error| format!("cannot start threads: {error}"))?;
-    let url = format!("{}://{address}", if tls { "rediss" } else { "redis" });
-    let listeners = vec![Listener { protocol: "resp", address: address.to_string(), tls }];
+    let url = format!("{}://{}", if tls { "rediss" } else { "redis" }, socket.name());
+    let listeners = vec![Listener { protocol: "resp", address: socket.name(), tls }];
     Ok(Some(Port::new(("resp", url), listeners, move |with, shutdown: Shutdown| {
         let Shutdown { stopped, grace, .. } = shutdown;
-        serve(listener, settings, workers, app(with), stopped, grace)
+        serve(socket, settings, workers, app(with), stopped, grace)
     })))
 }
 
@@ -48,7 +51,7 @@ pub(crate) async fn bind<S: 'static>(
 ///
 /// Returns how many connections were still open after the grace period.
 async fn serve(
-    listener: TcpListener,
+    socket: BoundSocket,
     settings: Resp,
     workers: Workers,
     app: Arc<App>,
@@ -56,60 +59,78 @@ async fn serve(
     grace: Duration,
 ) -> usize {
     let Resp { password, tls, idle_timeout, max_connections, listen } = settings;
-    let shared = Arc::new(ListenerState::new(password, listen.ip().is_loopback(), max_connections));
+    let spec = ConnectionSpec {
+        protocol: "resp",
+        max: Some(max_connections),
+        has_tls: tls.is_some(),
+        timeouts: Timeouts {
+            // Pools connect before they have anything to ask; `idle_timeout` bounds that.
+            opening: None,
+            request: Some(COMMAND_TIMEOUT),
+            idle: None,
+            write: Some(WRITE_TIMEOUT),
+        },
+        refusal: Refusal::Resp,
+    };
+    let mut acceptor = Acceptor::new(vec![socket], &app.connections, spec);
+    let shared = Arc::new(ListenerState::new(
+        password,
+        listen.ip().is_loopback(),
+        max_connections,
+        Arc::clone(&acceptor.connections),
+    ));
     let tls = tls.map(TlsAcceptor::from);
     let mut stopped = stop.clone();
     loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+        let Accepted { stream, peer } = tokio::select! {
+            accepted = acceptor.accept() => accepted,
             _ = stopped.wait_for(|stop| *stop) => break,
         };
+        let Some(peer) = peer else { continue };
         // Another thread serves the connection, so the socket leaves this thread's runtime.
-        let accepted = accepted.and_then(|(stream, peer)| Ok((stream.into_std()?, peer)));
-        let (mut stream, peer) = match accepted {
-            Ok(accepted) => accepted,
+        let stream = match stream.detach() {
+            Ok(stream) => stream,
             Err(error) => {
-                log_limited!(WARN, None, %error, "failed to accept a RESP connection");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+                log_limited!(WARN, Some(peer.ip()), %error, "cannot hand a RESP connection to its thread");
                 continue;
             }
         };
-        let Ok(permit) = Arc::clone(&shared.permits).try_acquire_owned() else {
-            // Redis's own text. The rejected client must not block the accept loop.
-            let _ = stream.write(b"-ERR max number of clients reached\r\n");
-            continue;
-        };
         let session = Session::new(Arc::clone(&shared), peer);
-        let (app, stop, tls) = (Arc::clone(&app), stop.clone(), tls.clone());
-        workers.run(async move {
-            if let Err(error) = handle_connection(stream, tls, session, app, idle_timeout, stop).await {
-                log_limited!(DEBUG, Some(peer.ip()), %error, %peer, "RESP connection closed with an error");
-            }
-            drop(permit);
-        });
+        let served = ServedConnection {
+            session,
+            app: Arc::clone(&app),
+            tls: tls.clone(),
+            idle: idle_timeout,
+            stop: stop.clone(),
+        };
+        workers.run(served.run(stream, peer));
     }
-    drop(listener);
-    let all = u32::try_from(max_connections).unwrap_or(u32::MAX);
-    match tokio::time::timeout(grace, shared.permits.acquire_many(all)).await {
-        Ok(_) => 0,
-        Err(_) => shared.connected(),
-    }
+    acceptor.close(grace).await
 }
 
-/// Serves one connection until it closes.
-async fn handle_connection(
-    stream: std::net::TcpStream,
-    tls: Option<TlsAcceptor>,
+/// What serves one connection.
+struct ServedConnection {
     session: Session,
     app: Arc<App>,
+    tls: Option<TlsAcceptor>,
     idle: Duration,
     stop: watch::Receiver<bool>,
-) -> std::io::Result<()> {
-    // Replies of a pipeline are written at once; Nagle's algorithm would only delay them.
-    stream.set_nodelay(true)?;
-    let stream = TcpStream::from_std(stream)?;
-    let Some(tls) = tls else { return connection::serve(stream, session, app, idle, stop).await };
-    let handshake = tokio::time::timeout(TLS_TIMEOUT, tls.accept(stream)).await;
-    let stream = handshake.map_err(|_| std::io::Error::from(std::io::ErrorKind::TimedOut))??;
-    connection::serve(stream, session, app, idle, stop).await
+}
+
+impl ServedConnection {
+    /// Serves until the connection closes.
+    async fn run(self, stream: DetachedStream, peer: SocketAddr) {
+        if let Err(error) = self.serve(stream).await {
+            log_limited!(DEBUG, Some(peer.ip()), %error, %peer, "RESP connection closed with an error");
+        }
+    }
+
+    async fn serve(self, stream: DetachedStream) -> io::Result<()> {
+        let Self { session, app, tls, idle, stop } = self;
+        let stream = stream.attach()?;
+        let Some(tls) = tls else { return connection::serve(stream, session, app, idle, stop).await };
+        let handshake = tokio::time::timeout(TLS_TIMEOUT, tls.accept(stream)).await;
+        let stream = handshake.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+        connection::serve(stream, session, app, idle, stop).await
+    }
 }

@@ -3,9 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tokio::sync::Semaphore;
-
 use crate::config::Password;
+use crate::listener::ProtocolConnections;
 
 #[derive(Debug)]
 pub(super) struct ListenerState {
@@ -13,30 +12,33 @@ pub(super) struct ListenerState {
     /// Whether the port is on loopback.
     pub(super) is_local: bool,
     pub(super) max_connections: usize,
-    /// One permit per allowed connection.
-    pub(super) permits: Arc<Semaphore>,
-    /// Connections accepted since the start.
-    accepted: AtomicU64,
+    connections: Arc<ProtocolConnections>,
+    /// The id of the last connection.
+    last_id: AtomicU64,
 }
 
 impl ListenerState {
-    pub(super) fn new(password: Option<Password>, is_local: bool, max_connections: usize) -> Self {
-        let permits = Arc::new(Semaphore::new(max_connections));
-        Self { password, is_local, max_connections, permits, accepted: AtomicU64::new(0) }
+    pub(super) fn new(
+        password: Option<Password>,
+        is_local: bool,
+        max_connections: usize,
+        connections: Arc<ProtocolConnections>,
+    ) -> Self {
+        Self { password, is_local, max_connections, connections, last_id: AtomicU64::new(0) }
     }
 
     /// Connections that are open now.
     pub(super) fn connected(&self) -> usize {
-        self.max_connections - self.permits.available_permits()
+        self.connections.open()
     }
 
     /// The id of a new connection, from 1.
     pub(super) fn next_id(&self) -> u64 {
-        self.accepted.fetch_add(1, Ordering::Relaxed) + 1
+        self.last_id.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// Connections accepted since the start.
     pub(super) fn accepted(&self) -> u64 {
-        self.accepted.load(Ordering::Relaxed)
+        self.connections.accepted()
     }
 }

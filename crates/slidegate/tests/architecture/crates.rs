@@ -29,8 +29,9 @@ const ENVOY: &Table = &[
     ("settings", &["config", "grpc_settings", "statistics"]),
     ("config/watch", &["debounce", "settings", "statistics"]),
     ("handler", &["config", "grpc_settings", "host", "settings", "statistics"]),
-    ("grpc", &["handler", "host"]),
-    ("http", &["grpc", "handler", "host"]),
+    ("timed_body", &[]),
+    ("grpc", &["handler", "host", "timed_body"]),
+    ("http", &["grpc", "handler", "host", "timed_body"]),
 ];
 
 /// Parsing knows no policy; only `run` knows the gate.

@@ -28,7 +28,7 @@ const MODULES: &[(&str, &[&str])] = &[
     ("ports", &[]),
     ("listener", &["log_limit"]),
     // Configuration and access.
-    ("config", &["limits", "policy_names"]),
+    ("config", &["limits", "listener", "policy_names"]),
     ("access/attempts", &["caller", "log_limit"]),
     ("access", &["access/attempts", "caller", "config", "problem"]),
     // Recording decisions, and making them.
@@ -38,7 +38,7 @@ const MODULES: &[(&str, &[&str])] = &[
         &["app/explanation", "caller", "config", "http_client", "key_text", "log_limit", "policy_names"],
     ),
     ("app/store", &["config", "log_limit"]),
-    ("app", &["access", "caller", "config", "key_text", "policy_names", "request", "telemetry"]),
+    ("app", &["access", "caller", "config", "key_text", "listener", "policy_names", "request", "telemetry"]),
     ("app/changes", &["app", "app/store", "config", "key_text", "limits", "policy_names"]),
     // Protocols and pages: they know no store and not each other.
     (
@@ -68,6 +68,7 @@ const MODULES: &[(&str, &[&str])] = &[
             "caller",
             "config",
             "limits",
+            "listener",
             "log_limit",
             "policy_names",
             "ports",
@@ -85,6 +86,7 @@ const MODULES: &[(&str, &[&str])] = &[
             "json_body",
             "key_text",
             "limits",
+            "listener",
             "policy_names",
             "ports",
             "problem",
@@ -103,6 +105,7 @@ const MODULES: &[(&str, &[&str])] = &[
             "app/explanation",
             "app/store",
             "caller",
+            "listener",
             "policy_names",
             "problem",
             "query",

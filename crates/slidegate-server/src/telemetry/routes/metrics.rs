@@ -21,6 +21,7 @@ use crate::app::App;
 use crate::app::changes::now_ms;
 use crate::app::store::Shared;
 use crate::caller::Protocol;
+use crate::listener::ConnectionBudget;
 use crate::policy_names;
 use crate::telemetry::histogram::Reading;
 use crate::telemetry::observer::Observer;
@@ -68,6 +69,7 @@ impl Collector for Scrape {
         let app = &*self.0;
         let mut page = Page(encoder);
         process(&mut page, app)?;
+        connections(&mut page, &app.connections)?;
         policies(&mut page, app.observer(), &app.policies())?;
         requests(&mut page, app.observer())?;
         authentications(&mut page, app.access.attempts())?;
@@ -88,6 +90,38 @@ fn process(page: &mut Page<'_>, app: &App) -> fmt::Result {
     page.value("max_keys", "Maximum keys in the memory store", count(memory.max_keys))?;
     let dropped = "Keys evicted from a full memory store while they still counted; their limits were not fully enforced";
     page.total("keys_dropped", dropped, memory.dropped)
+}
+
+fn connections(page: &mut Page<'_>, budget: &ConnectionBudget) -> fmt::Result {
+    let protocols = budget.protocols();
+    let doors = || protocols.iter().map(|one| (one, [("door", one.protocol)]));
+    let open = doors().map(|(one, labels)| (labels, count(one.open())));
+    page.gauge("connections", "Open connections by protocol", open)?;
+    let help =
+        "Maximum connections of all protocols together; fewer than configured if file descriptors are short";
+    page.value("max_connections", help, count(budget.caps().total))?;
+    let accepted = doors().map(|(one, labels)| (labels, one.accepted()));
+    page.counter("connections_accepted", "Accepted connections by protocol", accepted)?;
+    let refused = doors().flat_map(|(one, [door])| {
+        one.refusals().map(move |(reason, count)| ([door, ("reason", reason.name())], count))
+    });
+    let help =
+        "Refused connections: no room in total, for the peer, for the protocol, or no file descriptors";
+    page.counter("connections_refused", help, refused)?;
+    let closed = doors().flat_map(|(one, [door])| {
+        one.closings().map(move |(reason, count)| ([door, ("reason", reason.name())], count))
+    });
+    let help =
+        "Connections that the service closed: evicted to make room for another one, or beyond a timeout";
+    page.counter("connections_closed", help, closed)?;
+    let (limit, open) = budget.descriptors();
+    if let Some(open) = open {
+        page.value("open_fds", "Open file descriptors of the process", count(open))?;
+    }
+    match limit {
+        Some(limit) => page.value("max_fds", "Limit of file descriptors of the process", limit),
+        None => Ok(()),
+    }
 }
 
 fn spans(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {

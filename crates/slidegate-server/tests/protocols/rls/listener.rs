@@ -94,7 +94,7 @@ async fn a_socket_file_is_served_taken_over_when_left_behind_and_removed() {
     assert_eq!(
         text(&second.stderr),
         format!(
-            "cannot listen on {socket} for grpc: another process listens there; choose another path with `grpc: {{socket: \
+            "cannot listen on {socket}: another process listens there; choose another path with `grpc: {{socket: \
              ...}}`\n"
         )
     );
@@ -203,10 +203,7 @@ fn an_address_in_use_is_refused_with_the_way_out() {
     let address = grpc_url(&server).replace("http://", "");
     let second = run(&["serve", "--listen", "127.0.0.1:0", "--grpc", &address]);
     let error = text(&second.stderr);
-    assert!(
-        error.starts_with(&format!("cannot listen on {address} for grpc: Address already in use")),
-        "{error}"
-    );
+    assert!(error.starts_with(&format!("cannot listen on {address}: Address already in use")), "{error}");
     assert!(error.trim_end().ends_with("; choose another address with --grpc"), "{error}");
 }
 

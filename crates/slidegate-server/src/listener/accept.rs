@@ -1,0 +1,164 @@
+//! The accept loop of every port. It never stops accepting: what has no place is told so.
+
+use std::future::poll_fn;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use tokio::time::sleep;
+
+use super::budget::ConnectionBudget;
+use super::counters::{ConnectionSpec, ProtocolConnections, Refusal, RefusalReason};
+use super::socket::BoundSocket;
+use super::stream::{Socket, TrackedStream};
+use crate::log_limit::log_limited;
+
+/// Pause after a failed accept that the service can do nothing about, such as a lack of memory.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Accepts the connections of one protocol, on all of its sockets.
+#[derive(Debug)]
+pub(crate) struct Acceptor {
+    sockets: Vec<BoundSocket>,
+    budget: Arc<ConnectionBudget>,
+    pub(crate) connections: Arc<ProtocolConnections>,
+    /// The socket that is asked first, in turn.
+    next: usize,
+}
+
+/// An accepted connection.
+#[derive(Debug)]
+pub(crate) struct Accepted {
+    pub(crate) stream: TrackedStream,
+    /// `None` on a Unix socket.
+    pub(crate) peer: Option<SocketAddr>,
+}
+
+impl Accepted {
+    /// The address of the client. `None` on a Unix socket.
+    pub(crate) fn ip(&self) -> Option<IpAddr> {
+        self.peer.map(|peer| peer.ip())
+    }
+}
+
+impl Acceptor {
+    pub(crate) fn new(
+        sockets: Vec<BoundSocket>,
+        budget: &Arc<ConnectionBudget>,
+        spec: ConnectionSpec,
+    ) -> Self {
+        let connections = budget.protocol(spec);
+        Self { sockets, budget: Arc::clone(budget), connections, next: 0 }
+    }
+
+    /// The next connection that has a place. Others are refused meanwhile. Cancel-safe.
+    pub(crate) async fn accept(&mut self) -> Accepted {
+        loop {
+            match self.next_socket().await {
+                Ok((socket, peer)) => {
+                    if let Some(stream) = self.admit(socket, peer) {
+                        return Accepted { stream, peer };
+                    }
+                }
+                Err(error) if has_no_descriptor(&error) && self.relieve() => {
+                    log_limited!(WARN, None, %error, "no file descriptor for a connection: refused it");
+                    // The descriptor of the connection that was closed becomes free meanwhile.
+                    tokio::task::yield_now().await;
+                }
+                Err(error) => {
+                    log_limited!(WARN, None, %error, "failed to accept a connection");
+                    sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+
+    /// Closes the sockets.
+    pub(crate) fn stop(&mut self) {
+        self.sockets.clear();
+    }
+
+    /// Closes the sockets and waits for the connections. Returns how many are open after `grace`.
+    pub(crate) async fn close(mut self, grace: Duration) -> usize {
+        self.stop();
+        match tokio::time::timeout(grace, self.connections.all_closed()).await {
+            Ok(()) => 0,
+            Err(_) => self.connections.open(),
+        }
+    }
+
+    async fn next_socket(&mut self) -> io::Result<(Socket, Option<SocketAddr>)> {
+        poll_fn(|cx| {
+            for turn in 0..self.sockets.len() {
+                let at = (self.next + turn) % self.sockets.len();
+                if let Poll::Ready(accepted) = self.sockets[at].poll_accept(cx) {
+                    self.next = at + 1;
+                    return Poll::Ready(accepted);
+                }
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Its stream, or nothing if it was refused.
+    fn admit(&self, socket: Socket, peer: Option<SocketAddr>) -> Option<TrackedStream> {
+        if let Socket::Tcp(stream) = &socket {
+            // Replies are written whole; Nagle's algorithm would only delay them.
+            let _ = stream.set_nodelay(true);
+        }
+        let ip = peer.map(|peer| peer.ip());
+        match self.budget.admit(&self.connections, ip) {
+            Ok(slot) => Some(TrackedStream::new(socket, slot)),
+            Err(reason) => {
+                self.refuse(socket, reason);
+                let (protocol, reason) = (self.connections.protocol, reason.name());
+                log_limited!(WARN, ip, protocol, reason, peer = ?ip, "refused a connection: too many are open and in use");
+                None
+            }
+        }
+    }
+
+    fn refuse(&self, socket: Socket, reason: RefusalReason) {
+        self.connections.refused(reason);
+        if let Some(refusal) = self.refusal(&socket) {
+            self.budget.refusals.refuse(socket, refusal);
+        }
+    }
+
+    /// What the client of this socket can be told. Nothing before a TLS handshake.
+    fn refusal(&self, socket: &Socket) -> Option<Refusal> {
+        let is_encrypted = self.connections.has_tls && matches!(socket, Socket::Tcp(_));
+        (!is_encrypted).then_some(self.connections.refusal)
+    }
+
+    /// Without file descriptors: makes the longest-idle connection end, and refuses one that waits,
+    /// so that the loop does not spin on it. Returns whether it could.
+    fn relieve(&self) -> bool {
+        self.budget.shed();
+        let mut has_refused = false;
+        self.budget.descriptors.with_spare(|| {
+            let mut cx = Context::from_waker(Waker::noop());
+            let accepted = self.sockets.iter().find_map(|socket| match socket.poll_accept(&mut cx) {
+                Poll::Ready(Ok((socket, _))) => Some(socket),
+                _ => None,
+            });
+            if let Some(socket) = accepted {
+                has_refused = true;
+                self.connections.refused(RefusalReason::Descriptors);
+                // Closed at once: the spare descriptor is needed again.
+                self.refusal(&socket).into_iter().for_each(|refusal| refusal.tell(&socket));
+            }
+        });
+        has_refused
+    }
+}
+
+/// Whether the process, or the whole system, has no file descriptor left.
+fn has_no_descriptor(error: &io::Error) -> bool {
+    let code = error.raw_os_error();
+    [Errno::MFILE, Errno::NFILE].iter().any(|errno| code == Some(errno.raw_os_error()))
+}

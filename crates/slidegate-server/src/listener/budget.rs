@@ -1,0 +1,208 @@
+//! The connection budget: how many connections all protocols may have together.
+//!
+//! A lock is taken when a connection opens or closes, never for a request.
+
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+use super::activity::{TICKS_PER_SECOND, Tick};
+use super::counters::{ConnectionSpec, ProtocolConnections, RefusalReason};
+use super::descriptors::Descriptors;
+use super::refusal::Refusals;
+use super::table::{Caps, Entry, Table};
+use crate::log_limit::group_key;
+
+/// Fewest connections, however few file descriptors there are: enough to look and to shut down.
+const MIN_CONNECTIONS: usize = 8;
+
+/// The configured caps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ConnectionCaps {
+    /// Most connections of all protocols together.
+    pub(crate) total: usize,
+    /// Most connections of one peer address.
+    pub(crate) per_peer: usize,
+}
+
+/// The connections of all protocols.
+#[derive(Debug)]
+pub(crate) struct ConnectionBudget {
+    configured: ConnectionCaps,
+    total: AtomicUsize,
+    per_peer: AtomicUsize,
+    now: AtomicU32,
+    table: Mutex<Table>,
+    protocols: Mutex<Vec<Arc<ProtocolConnections>>>,
+    pub(super) descriptors: Descriptors,
+    pub(super) refusals: Refusals,
+}
+
+/// A place in the budget. Dropping it frees the place.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    pub(super) entry: Arc<Entry>,
+    budget: Arc<ConnectionBudget>,
+}
+
+impl ConnectionBudget {
+    pub(crate) fn new(caps: ConnectionCaps) -> Self {
+        Self {
+            configured: caps,
+            total: AtomicUsize::new(caps.total),
+            per_peer: AtomicUsize::new(caps.per_peer),
+            now: AtomicU32::new(0),
+            table: Mutex::default(),
+            protocols: Mutex::default(),
+            descriptors: Descriptors::default(),
+            refusals: Refusals::default(),
+        }
+    }
+
+    /// Registers a protocol.
+    pub(crate) fn protocol(&self, spec: ConnectionSpec) -> Arc<ProtocolConnections> {
+        let protocol = Arc::new(ProtocolConnections::new(spec));
+        self.protocols.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&protocol));
+        protocol
+    }
+
+    /// The registered protocols.
+    pub(crate) fn protocols(&self) -> Vec<Arc<ProtocolConnections>> {
+        self.protocols.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Shrinks the caps to the file descriptors that are left for connections. Call it once all
+    /// listeners and the store have theirs.
+    ///
+    /// # Errors
+    /// One line for the log: the limit is below what the configured caps need.
+    pub(crate) fn fit(&self) -> Result<(), String> {
+        let ConnectionCaps { total, per_peer } = self.configured;
+        let Some(available) = self.descriptors.available() else { return Ok(()) };
+        if available >= total {
+            return Ok(());
+        }
+        let fitting = available.max(MIN_CONNECTIONS);
+        // In proportion, so that one peer still leaves room for others.
+        let of_peer = (fitting * per_peer.min(total)).div_ceil(total);
+        self.total.store(fitting, Ordering::Relaxed);
+        self.per_peer.store(of_peer, Ordering::Relaxed);
+        let limit = self.descriptors.limit().unwrap_or_default();
+        let needed = limit.saturating_add((total - available) as u64);
+        Err(format!(
+            "the limit of {limit} file descriptors allows {fitting} connections instead of {total}; raise the hard \
+             limit to {needed} (`ulimit -Hn`, or LimitNOFILE= in systemd), or lower server.max_connections"
+        ))
+    }
+
+    /// Most connections now, which may be fewer than configured.
+    pub(crate) fn caps(&self) -> ConnectionCaps {
+        ConnectionCaps {
+            total: self.total.load(Ordering::Relaxed),
+            per_peer: self.per_peer.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Open connections of all protocols.
+    pub(crate) fn open(&self) -> usize {
+        self.table().len()
+    }
+
+    /// The limit of file descriptors, and how many are open. `None` where the system does not tell.
+    pub(crate) fn descriptors(&self) -> (Option<u64>, Option<usize>) {
+        (self.descriptors.limit(), Descriptors::open())
+    }
+
+    /// Keeps the time of connections and closes those beyond their timeouts.
+    pub(crate) async fn run(self: Arc<Self>) {
+        let started = Instant::now();
+        let mut ticks = interval(Duration::from_millis(1000 / u64::from(TICKS_PER_SECOND)));
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut swept = 0;
+        loop {
+            let elapsed = ticks.tick().await - started;
+            let now = elapsed.as_millis() * u128::from(TICKS_PER_SECOND) / 1000;
+            let now = Tick::try_from(now).unwrap_or(Tick::MAX);
+            self.now.store(now, Ordering::Relaxed);
+            if now - swept >= TICKS_PER_SECOND {
+                swept = now;
+                self.table().sweep(now);
+            }
+        }
+    }
+
+    /// A place for a connection of this peer; closes the longest-idle connection if there is no
+    /// room.
+    pub(super) fn admit(
+        self: &Arc<Self>,
+        protocol: &Arc<ProtocolConnections>,
+        peer: Option<IpAddr>,
+    ) -> Result<Slot, RefusalReason> {
+        if !protocol.begin() {
+            return Err(RefusalReason::Protocol);
+        }
+        let ConnectionCaps { total, per_peer } = self.caps();
+        let caps = Caps { total, per_peer };
+        let admitted = self.table().admit(peer.map(group_key), protocol, caps, self.now());
+        match admitted {
+            Ok(entry) => {
+                protocol.admitted();
+                Ok(Slot { entry, budget: Arc::clone(self) })
+            }
+            Err(reason) => {
+                protocol.end();
+                Err(reason)
+            }
+        }
+    }
+
+    /// Closes the longest-idle connection, because file descriptors ran out.
+    pub(super) fn shed(&self) {
+        self.table().shed(None, self.now());
+    }
+
+    #[inline]
+    fn now(&self) -> Tick {
+        self.now.load(Ordering::Relaxed)
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Slot {
+    /// A complete request arrived.
+    pub(super) fn serving(&self) {
+        self.entry.activity.serving(self.budget.now());
+    }
+
+    #[inline]
+    pub(super) fn received(&self) {
+        self.entry.activity.received(self.budget.now());
+    }
+
+    #[inline]
+    pub(super) fn sent(&self) {
+        self.entry.activity.sent(self.budget.now());
+    }
+
+    pub(super) fn blocked(&self) {
+        self.entry.activity.blocked(self.budget.now());
+    }
+
+    /// The TLS handshake is over: the protocol begins.
+    pub(super) fn restart(&self) {
+        self.entry.activity.restart(self.budget.now());
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.budget.table().remove(&self.entry);
+        self.entry.protocol.end();
+    }
+}

@@ -1,0 +1,107 @@
+//! Refusing a connection in its own protocol, so that the client knows what to do.
+//!
+//! Behind TLS nothing can be said before a handshake, which a full service does not begin.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+use super::counters::Refusal;
+use super::stream::Socket;
+
+/// Refused connections that are open at once, so that their clients can read why. Further ones are
+/// closed at once.
+pub(super) const MAX_REFUSALS: usize = 32;
+/// How long, and how many bytes, a refused client is read. Closing a socket with unread bytes
+/// resets the connection, and the client may lose the reply.
+const LINGER: Duration = Duration::from_secs(1);
+const MAX_LINGER: usize = 64 * 1024;
+
+const HTTP: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\n\
+    content-type: application/problem+json\r\n\
+    content-length: 116\r\n\
+    cache-control: no-store\r\n\
+    retry-after: 1\r\n\
+    connection: close\r\n\r\n\
+    {\"type\":\"about:blank\",\"title\":\"Service Unavailable\",\"status\":503,\"detail\":\"too many connections; retry in a second\"}";
+/// Redis's own text, which clients know.
+const RESP: &[u8] = b"-ERR max number of clients reached\r\n";
+/// Empty SETTINGS, and GOAWAY with ENHANCE_YOUR_CALM: no stream was processed.
+const GRPC: &[u8] = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00\
+    \x00\x00\x1c\x07\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x0btoo many connections";
+
+/// The connections that are being refused.
+#[derive(Debug)]
+pub(super) struct Refusals(Arc<Semaphore>);
+
+impl Default for Refusals {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(MAX_REFUSALS)))
+    }
+}
+
+impl Refusals {
+    /// Tells the client that it is refused, and closes the connection.
+    pub(super) fn refuse(&self, socket: Socket, refusal: Refusal) {
+        refusal.tell(&socket);
+        let Ok(permit) = Arc::clone(&self.0).try_acquire_owned() else { return };
+        tokio::spawn(async move {
+            let _ = match socket {
+                Socket::Tcp(stream) => timeout(LINGER, linger(stream)).await,
+                Socket::Unix(stream) => timeout(LINGER, linger(stream)).await,
+            };
+            drop(permit);
+        });
+    }
+}
+
+impl Refusal {
+    /// Writes the refusal, without waiting: the buffer of a new socket has room for it.
+    pub(super) fn tell(self, socket: &Socket) {
+        let text = match self {
+            Self::Http => HTTP,
+            Self::Resp => RESP,
+            Self::Grpc => GRPC,
+        };
+        // A client that is gone needs no reply.
+        let _ = match socket {
+            Socket::Tcp(stream) => stream.try_write(text),
+            Socket::Unix(stream) => stream.try_write(text),
+        };
+    }
+}
+
+/// Ends the reply and waits for the client to close.
+async fn linger(mut stream: impl AsyncReadExt + AsyncWriteExt + Unpin) {
+    let mut left = MAX_LINGER;
+    let mut unread = [0; 1024];
+    if stream.shutdown().await.is_err() {
+        return;
+    }
+    while left > 0 {
+        match stream.read(&mut unread).await {
+            Ok(0) | Err(_) => return,
+            Ok(read) => left = left.saturating_sub(read),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A client that misreads the refusal reports a protocol error instead.
+    #[test]
+    fn the_lengths_of_the_refusals_are_right() {
+        let text = std::str::from_utf8(HTTP).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        assert!(head.contains(&format!("\r\ncontent-length: {}\r\n", body.len())), "{}", body.len());
+        let body: serde_json::Value = serde_json::from_str(body).unwrap();
+        assert_eq!(body["status"], 503);
+        // The 9 bytes of a frame's head do not count.
+        assert_eq!(usize::from(GRPC[11]), GRPC.len() - 9 - 9);
+    }
+}

@@ -1,0 +1,176 @@
+//! The socket of a connection, which records its activity and fails once it is to be closed.
+//!
+//! Being below TLS and every protocol, it sees a client that does not read where nobody else can.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
+
+use super::budget::Slot;
+use super::counters::CloseReason;
+
+/// An accepted connection.
+#[derive(Debug)]
+pub(crate) struct TrackedStream {
+    socket: Socket,
+    slot: Arc<Slot>,
+}
+
+/// A socket of either kind.
+#[derive(Debug)]
+pub(super) enum Socket {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+/// A connection that belongs to no runtime, on its way to another thread.
+#[derive(Debug)]
+pub(crate) struct DetachedStream {
+    socket: DetachedSocket,
+    slot: Arc<Slot>,
+}
+
+#[derive(Debug)]
+enum DetachedSocket {
+    Tcp(std::net::TcpStream),
+    Unix(std::os::unix::net::UnixStream),
+}
+
+impl TrackedStream {
+    pub(super) fn new(socket: Socket, slot: Slot) -> Self {
+        Self { socket, slot: Arc::new(slot) }
+    }
+
+    /// Its place in the budget, which is free once all clones are dropped.
+    pub(super) fn slot(&self) -> &Arc<Slot> {
+        &self.slot
+    }
+
+    /// The TLS handshake is over: the timeouts of the protocol begin.
+    pub(crate) fn handshake_done(&self) {
+        self.slot.restart();
+    }
+
+    /// Takes the socket out of this thread's runtime.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub(crate) fn detach(self) -> io::Result<DetachedStream> {
+        let socket = match self.socket {
+            Socket::Tcp(stream) => DetachedSocket::Tcp(stream.into_std()?),
+            Socket::Unix(stream) => DetachedSocket::Unix(stream.into_std()?),
+        };
+        Ok(DetachedStream { socket, slot: self.slot })
+    }
+
+    /// Waits for room until the next poll, and fails if the connection is to be closed.
+    fn pending(&self, cx: &Context<'_>) -> Poll<io::Error> {
+        let entry = &self.slot.entry;
+        entry.waker.register(cx.waker());
+        match entry.closing() {
+            None => Poll::Pending,
+            Some(reason) => Poll::Ready(closed(reason)),
+        }
+    }
+
+    fn written(&self, cx: &Context<'_>, polled: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        match &polled {
+            Poll::Ready(Ok(bytes)) if *bytes > 0 => self.slot.sent(),
+            Poll::Ready(_) => {}
+            Poll::Pending => {
+                self.slot.blocked();
+                return self.pending(cx).map(Err);
+            }
+        }
+        polled
+    }
+}
+
+impl DetachedStream {
+    /// Registers the socket with this thread's runtime.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub(crate) fn attach(self) -> io::Result<TrackedStream> {
+        let socket = match self.socket {
+            DetachedSocket::Tcp(stream) => Socket::Tcp(TcpStream::from_std(stream)?),
+            DetachedSocket::Unix(stream) => Socket::Unix(UnixStream::from_std(stream)?),
+        };
+        Ok(TrackedStream { socket, slot: self.slot })
+    }
+}
+
+/// The error of a connection that the service closes.
+fn closed(reason: CloseReason) -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, format!("closed: {}", reason.name()))
+}
+
+impl AsyncRead for TrackedStream {
+    #[inline]
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let before = buffer.filled().len();
+        let polled = match &mut this.socket {
+            Socket::Tcp(stream) => Pin::new(stream).poll_read(cx, buffer),
+            Socket::Unix(stream) => Pin::new(stream).poll_read(cx, buffer),
+        };
+        match &polled {
+            Poll::Ready(_) if buffer.filled().len() > before => this.slot.received(),
+            Poll::Ready(_) => {}
+            Poll::Pending => return this.pending(cx).map(Err),
+        }
+        polled
+    }
+}
+
+impl AsyncWrite for TrackedStream {
+    #[inline]
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let polled = match &mut this.socket {
+            Socket::Tcp(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Socket::Unix(stream) => Pin::new(stream).poll_write(cx, bytes),
+        };
+        this.written(cx, polled)
+    }
+
+    #[inline]
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let polled = match &mut this.socket {
+            Socket::Tcp(stream) => Pin::new(stream).poll_write_vectored(cx, slices),
+            Socket::Unix(stream) => Pin::new(stream).poll_write_vectored(cx, slices),
+        };
+        this.written(cx, polled)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.get_mut().socket {
+            Socket::Tcp(stream) => Pin::new(stream).poll_flush(cx),
+            Socket::Unix(stream) => Pin::new(stream).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.get_mut().socket {
+            Socket::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
+            Socket::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Fairness between the connections of a worker: a client that streams commands yields after a
+//! short turn.
+//!
+//! Turns are counted in commands. The clock is read once in [`COMMANDS_PER_LOOK`] commands, not for
+//! each.
+
+use std::time::Duration;
+
+use tokio::task::yield_now;
+use tokio::time::Instant;
+
+/// Commands between two looks at the clock: about 20 µs on the memory store.
+const COMMANDS_PER_LOOK: u32 = 32;
+/// Commands after which a connection yields, whatever the clock says.
+const MAX_COMMANDS: u32 = 1024;
+/// Time after which a connection yields. A worker's neighbours wait for at most this long per
+/// streaming client.
+const MAX_TIME: Duration = Duration::from_micros(500);
+
+/// The turn of a connection on its worker.
+#[derive(Debug, Default)]
+pub(super) struct Turn {
+    commands: u32,
+    /// The first look at the clock in this turn.
+    started: Option<Instant>,
+}
+
+impl Turn {
+    /// Counts a command. Yields if the turn is over.
+    #[inline]
+    pub(super) async fn command(&mut self) {
+        self.commands += 1;
+        if self.commands % COMMANDS_PER_LOOK == 0 && self.is_over(Instant::now) {
+            self.end().await;
+        }
+    }
+
+    /// Counts a long step, such as writing many replies. Yields if the turn is over.
+    pub(super) async fn long_step(&mut self) {
+        if self.is_over(Instant::now) {
+            self.end().await;
+        }
+    }
+
+    #[cold]
+    async fn end(&mut self) {
+        *self = Self::default();
+        yield_now().await;
+    }
+
+    fn is_over(&mut self, now: impl Fn() -> Instant) -> bool {
+        if self.commands >= MAX_COMMANDS {
+            return true;
+        }
+        let now = now();
+        now.duration_since(*self.started.get_or_insert(now)) >= MAX_TIME
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The neighbours of a streaming client must not wait for its whole pipeline.
+    #[test]
+    fn a_turn_ends_by_time_and_by_count() {
+        let begun = Instant::now();
+        let mut turn = Turn::default();
+        assert!(!turn.is_over(|| begun));
+        assert!(!turn.is_over(|| begun + MAX_TIME / 2));
+        assert!(turn.is_over(|| begun + MAX_TIME));
+        turn = Turn { commands: MAX_COMMANDS, started: None };
+        assert!(turn.is_over(|| begun));
+    }
+}
