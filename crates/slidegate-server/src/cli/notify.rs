@@ -26,15 +26,19 @@ impl Notifier {
         Self { manager, app, listening }
     }
 
-    /// The listeners are bound and the configuration is active.
+    /// The listeners are bound and the configuration is active. Also ends a reload.
     pub(super) fn ready(&self) {
-        if self.manager.is_present() {
+        if self.manager.is_present() && self.app.readiness.is_ready() {
             self.manager.ready(&self.status());
         }
     }
 
+    /// The configuration is being reloaded; [`ready`](Self::ready) follows. Neither is sent during
+    /// the shutdown, which a manager must not take for another start.
     pub(super) fn reloading(&self) {
-        self.manager.reloading();
+        if self.app.readiness.is_ready() {
+            self.manager.reloading();
+        }
     }
 
     /// The shutdown has begun, and may take this long.
