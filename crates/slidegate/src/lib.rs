@@ -33,6 +33,9 @@ mod block;
 mod charge;
 mod decision;
 mod error;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 mod gate;
 mod key;
 mod limiter;

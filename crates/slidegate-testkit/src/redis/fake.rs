@@ -16,6 +16,8 @@ pub enum FakeReply {
     Send(Vec<u8>),
     /// Send these bytes and close.
     SendAndClose(Vec<u8>),
+    /// Send the first bytes once, and the others again and again until the client closes.
+    SendForever(Vec<u8>, Vec<u8>),
 }
 
 /// Bytes to be sent.
@@ -111,6 +113,13 @@ async fn converse(mut client: TcpStream, script: Arc<Script>) {
             let (bytes, close) = match answer {
                 FakeReply::Send(bytes) => (bytes, false),
                 FakeReply::SendAndClose(bytes) => (bytes, true),
+                FakeReply::SendForever(bytes, again) => {
+                    let mut sent = client.write_all(&bytes).await;
+                    while sent.is_ok() {
+                        sent = client.write_all(&again).await;
+                    }
+                    return;
+                }
             };
             if client.write_all(&bytes).await.is_err() || close {
                 return;

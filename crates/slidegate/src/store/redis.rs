@@ -28,6 +28,8 @@ mod compact;
 mod control_document;
 mod denial_cache;
 mod examine;
+#[cfg(fuzzing)]
+pub(crate) mod fuzzing;
 mod inspect;
 mod invalidation;
 mod mixed;
@@ -55,7 +57,7 @@ use names::Names;
 use scripts::Scripts;
 use server_time::ServerTimes;
 use spread::DenialRates;
-use transport::{Executed, Failure, LastFailure, Transport};
+use transport::{Executed, Failure, LastFailure, ReplyBound, Transport};
 
 /// Usage in Redis, Redis Cluster or a master found through Sentinel, shared by many instances.
 ///
@@ -142,14 +144,18 @@ impl Calls {
         last_failure: &LastFailure,
     ) -> Result<Vec<Answers>, Failure> {
         let (keys, slot) = (subjects.keys(), self.slot(subjects));
+        let bound = subjects.reply_bound(false);
         let mut late = 0;
         loop {
             let latest = self.latest(slot, &keys, deadline).await?;
             let (script, args) = subjects.call(&self.scripts, costs, latest);
             self.counts.calls.fetch_add(1, Ordering::Relaxed);
             let sent = instant();
-            let value =
-                self.transport.run(script, &keys, &args, deadline, last_failure).await.map_err(explain)?;
+            let value = self
+                .transport
+                .run(script, &keys, &args, bound, deadline, last_failure)
+                .await
+                .map_err(explain)?;
             let arrived = instant();
             match subjects.read(costs, value) {
                 Ok(Reply::Done(answers, now)) => {
@@ -179,6 +185,7 @@ impl Calls {
         deadline: Instant,
     ) -> Result<Answers, Failure> {
         let named = subjects.keys();
+        let bound = subjects.reply_bound(true);
         loop {
             let latest = self.latest(once.slot, &named, deadline).await?;
             let name = once.names.once(&named, once.cost, once.id);
@@ -186,7 +193,8 @@ impl Calls {
             self.counts.calls.fetch_add(1, Ordering::Relaxed);
             let sent = instant();
             let unread = LastFailure::default();
-            match self.transport.run(script, &keys, &args, deadline, &unread).await.map_err(explain) {
+            let replied = self.transport.run(script, &keys, &args, bound, deadline, &unread).await;
+            match replied.map_err(explain) {
                 Ok(value) => match subjects.read_once(once.cost, value) {
                     // Its time is that of the first reply, not of the server's clock now.
                     Ok(Reply::Done(answers, _)) => return Ok(answers.into_iter().next().unwrap_or_default()),
@@ -262,6 +270,8 @@ impl Calls {
 
     /// Counts a failure found in a reply.
     fn failed(&self, slot: u16, executed: Executed, kind: FailureKind, detail: String) -> Failure {
+        // It may show the reply.
+        let detail = transport::line(&detail);
         let failure = Failure { executed, kind, node: self.transport.holder_name(slot), detail };
         self.transport.count(&failure);
         failure
@@ -405,7 +415,8 @@ impl RedisStore {
     /// If a node did not reply.
     pub async fn ping(&self) -> Result<(), Error> {
         let deadline = instant() + self.options.connection.deadline + self.options.connection.connect_timeout;
-        let answers = self.calls.transport.on_each_master(|_| Some(redis::cmd("PING")), deadline).await;
+        let ping = |_: &str| Some(redis::cmd("PING"));
+        let answers = self.calls.transport.on_each_master(ping, ReplyBound::SMALL, deadline).await;
         let counted = |failure: &Failure| self.calls.transport.count(failure);
         let answered =
             answers.into_iter().try_for_each(|(_, answer)| answer.map(|_| ()).inspect_err(counted));

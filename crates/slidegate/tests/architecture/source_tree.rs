@@ -126,7 +126,8 @@ impl File {
     }
 }
 
-/// Every source file below a folder, with its name from there, in the order of their names.
+/// Every source file below a folder, with its name from there, in the order of their names; but not
+/// the entry points of fuzz targets, which as tests may use everything.
 pub(crate) fn collect_files(src: &Path) -> Vec<(String, String)> {
     let mut files = Vec::new();
     collect(src, src, &mut files);
@@ -139,7 +140,8 @@ fn collect(src: &Path, folder: &Path, files: &mut Vec<(String, String)>) {
         let path: PathBuf = entry.unwrap().path();
         if path.is_dir() {
             collect(src, &path, files);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
+        } else if path.extension().is_some_and(|extension| extension == "rs") && !path.ends_with("fuzzing.rs")
+        {
             let name = path.strip_prefix(src).unwrap().to_str().unwrap().replace('\\', "/");
             files.push((name, fs::read_to_string(&path).unwrap()));
         }

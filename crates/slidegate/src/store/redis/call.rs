@@ -13,7 +13,7 @@ use crate::algorithm::{Done, FixedWindow, LogReply, SlidingWindow, State, TokenB
 use crate::charge::{Charge, Excess, Part};
 use crate::decision::Decision;
 use crate::quota::{Algorithm, Quota};
-use crate::store::redis::transport::Script;
+use crate::store::redis::transport::{ReplyBound, Script};
 use crate::store::{Outcome, all_or_none};
 use crate::time::Timestamp;
 use crate::verb::{Role, Verb};
@@ -23,6 +23,10 @@ pub(crate) const MOST: u64 = Quota::MAX_COUNT;
 
 /// Bytes of each number in the reply of a script for one key.
 const NUMBER_BYTES: usize = 7;
+/// Bytes of a number in other replies: its type, 16 digits and a line end.
+const WIDE_NUMBER_BYTES: usize = 19;
+/// Numbers that are replied about a key, the runs of its log apart, before and after a refund.
+const KEY_NUMBERS: usize = 16;
 
 /// One charge of a call: a key, its quota and how it takes part.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -182,6 +186,17 @@ impl Subjects {
             [subject] if subject.part.verb == Verb::Check && subject.part.is_one_step() => Some(subject),
             _ => None,
         }
+    }
+
+    /// The largest reply that the script can send: of each log all runs, and of the others a few
+    /// numbers. With an id it may be a reply to earlier quotas, whose logs may have been longer.
+    pub(crate) fn reply_bound(&self, is_once: bool) -> ReplyBound {
+        let numbers = self.0.iter().map(|subject| match subject.quota.algorithm() {
+            Algorithm::SlidingLog if is_once => 2 * usize::from(u16::MAX) + KEY_NUMBERS,
+            Algorithm::SlidingLog => 2 * usize::from(subject.quota.max_entries()) + KEY_NUMBERS,
+            _ => KEY_NUMBERS,
+        });
+        ReplyBound::of(2 * WIDE_NUMBER_BYTES + numbers.sum::<usize>() * WIDE_NUMBER_BYTES)
     }
 
     fn push_quotas(&self, args: &mut Vec<Vec<u8>>) {

@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use redis::Value;
 
-use super::{Executed, Failure, FailureKind, LastFailure, MOST, RedisStore, explain, invalidation};
+use super::{
+    Executed, Failure, FailureKind, LastFailure, MOST, RedisStore, ReplyBound, explain, invalidation,
+};
 use crate::error::Error;
 use crate::time::instant;
 
@@ -171,7 +173,8 @@ impl RedisStore {
         let calls = &self.calls;
         let script = calls.scripts.control_document();
         let unread = LastFailure::default();
-        let written = calls.transport.run(script, &[KEY.to_vec()], &args, deadline, &unread).await;
+        let written =
+            calls.transport.run(script, &[KEY.to_vec()], &args, ReplyBound::SMALL, deadline, &unread).await;
         let written = written.map_err(explain)? == Value::Int(1);
         if written {
             calls.clear_denials();
@@ -197,7 +200,7 @@ impl RedisStore {
         match self
             .calls
             .transport
-            .command(Some(KEY), &command, instant() + PATIENCE)
+            .bounded_command(Some(KEY), &command, ReplyBound::of(most), instant() + PATIENCE)
             .await
             .map_err(explain)?
         {
@@ -220,7 +223,7 @@ fn id_of(bytes: &[u8]) -> Option<ControlDocumentId> {
     ControlDocumentId::read(&bytes[..bytes.iter().position(|byte| *byte == b'\n')?])
 }
 
-fn read(bytes: &[u8]) -> Option<ControlDocument> {
+pub(super) fn read(bytes: &[u8]) -> Option<ControlDocument> {
     let id = id_of(bytes).filter(|_| bytes.len() <= LARGEST)?;
     let text = bytes.iter().position(|byte| *byte == b'\n').map_or(&[][..], |at| &bytes[at + 1..]);
     Some(ControlDocument { id, text: String::from_utf8(text.to_vec()).ok()? })

@@ -9,7 +9,7 @@ use redis::Value;
 use tokio::time::Instant;
 
 use super::names::Names;
-use super::{ClockJumps, RedisStore, number};
+use super::{ClockJumps, RedisStore, ReplyBound, number};
 use crate::time::instant;
 
 /// How long one question may take: nobody waits for it.
@@ -103,7 +103,8 @@ impl RedisStore {
             });
             Some(command)
         };
-        let answers = self.calls.transport.on_each_master(command, instant() + PATIENCE).await;
+        let answers =
+            self.calls.transport.on_each_master(command, ReplyBound::SMALL, instant() + PATIENCE).await;
         answers.into_iter().filter_map(|(node, answer)| Some((node, answer.ok()?))).collect()
     }
 

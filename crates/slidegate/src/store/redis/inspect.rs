@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use redis::Value;
 
-use super::{Executed, Failure, FailureKind, RedisStore, compact, explain, time_of};
+use super::{Executed, Failure, FailureKind, RedisStore, ReplyBound, compact, explain, time_of};
 use crate::algorithm::{self, FixedWindow, LogReply, SlidingWindow, State, TokenBucket};
 use crate::charge::Charge;
 use crate::quota::{Algorithm, Quota};
@@ -34,7 +34,9 @@ impl RedisStore {
             let transport = &self.calls.transport;
             let mut get = redis::cmd("GETRANGE");
             get.arg(name.as_slice()).arg(0).arg(LARGEST);
-            let value = transport.command(Some(&name), &get, deadline).await.map_err(explain)?;
+            let bound = ReplyBound::of(LARGEST + 1);
+            let value =
+                transport.bounded_command(Some(&name), &get, bound, deadline).await.map_err(explain)?;
             let time =
                 transport.command(Some(&name), &redis::cmd("TIME"), deadline).await.map_err(explain)?;
             let failed = |detail: String| {
@@ -57,7 +59,7 @@ impl RedisStore {
 }
 
 /// Reads a value. One of another algorithm counts as no usage, as for a decision.
-fn read(bytes: &[u8], quota: &Quota, now: Timestamp, cost: u64) -> Result<KeyInspection, String> {
+pub(super) fn read(bytes: &[u8], quota: &Quota, now: Timestamp, cost: u64) -> Result<KeyInspection, String> {
     let algorithm = match bytes.first() {
         None => None,
         Some(0x11 | 0x21) => Some(Algorithm::FixedWindow),

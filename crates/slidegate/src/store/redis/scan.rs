@@ -8,7 +8,7 @@ use redis::Value;
 use siphasher::sip::SipHasher24;
 
 use super::names::Names;
-use super::{Executed, Failure, FailureKind, RedisStore, number};
+use super::{Executed, Failure, FailureKind, RedisStore, ReplyBound, number};
 use crate::policy_reset::{Done, Place};
 use crate::time::instant;
 
@@ -47,7 +47,8 @@ impl RedisStore {
         let mut scan = redis::cmd("SCAN");
         scan.arg(cursor).arg("MATCH").arg(Names::pattern(policy)).arg("COUNT").arg(keys);
         let command = |name: &str| (name == node).then(|| scan.clone());
-        let scanned = self.calls.transport.on_each_master(command, instant() + PATIENCE).await;
+        let scanned =
+            self.calls.transport.on_each_master(command, ReplyBound::LISTING, instant() + PATIENCE).await;
         let Some((node, answer)) = scanned.into_iter().next() else {
             // Another node replaced it between two calls; the next step starts with that one.
             return Ok(Some(Place::Node { nodes, at, cursor }));
@@ -98,8 +99,9 @@ impl RedisStore {
 
     /// The number of keys on all nodes; `None` if the user lacks the permission.
     async fn count_keys(&self) -> Option<u64> {
+        let dbsize = |_: &str| Some(redis::cmd("DBSIZE"));
         let answers =
-            self.calls.transport.on_each_master(|_| Some(redis::cmd("DBSIZE")), instant() + PATIENCE).await;
+            self.calls.transport.on_each_master(dbsize, ReplyBound::SMALL, instant() + PATIENCE).await;
         answers.into_iter().map(|(_, answer)| number(&answer.ok()?)).sum()
     }
 }
@@ -115,7 +117,7 @@ fn fingerprint(names: &[String]) -> u64 {
 }
 
 /// The next cursor and the keys of one step of a scan.
-fn scan_answer(node: &str, answer: &Value) -> Result<(u64, Vec<Vec<u8>>), Failure> {
+pub(super) fn scan_answer(node: &str, answer: &Value) -> Result<(u64, Vec<Vec<u8>>), Failure> {
     let wrong = |answer: &Value| Failure {
         executed: Executed::Maybe,
         kind: FailureKind::Malformed,

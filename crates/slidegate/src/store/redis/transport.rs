@@ -8,12 +8,16 @@ mod cluster;
 mod connection;
 mod connector;
 mod failure;
+#[cfg(fuzzing)]
+pub(crate) mod fuzzing;
 pub(crate) mod jitter;
 mod node;
 mod options;
 mod refresh;
+mod reply_bound;
 mod sentinel;
 pub(crate) mod slot;
+mod stream;
 mod url;
 
 use std::sync::Arc;
@@ -27,7 +31,7 @@ use tokio::time::{Instant, sleep};
 use self::cluster::Cluster;
 use self::connector::Serves;
 use self::failure::{ErrorReply, FailureCounts};
-use self::node::{Asking, Job, Node};
+use self::node::{Asking, Job, Node, Terms};
 use self::options::Servers;
 use self::refresh::Renew;
 use self::sentinel::Sentinel;
@@ -36,10 +40,11 @@ use crate::time::instant;
 
 pub use breaker::BreakerState;
 pub(crate) use connector::Connector;
-pub(crate) use failure::{Executed, Failure, LastFailure};
+pub(crate) use failure::{Executed, Failure, LastFailure, line};
 pub use failure::{FailureKind, StoreErrors, StoreFailure};
 pub use options::ClientCertificate;
 pub(crate) use options::{ConnectionOptions, Pem};
+pub(crate) use reply_bound::ReplyBound;
 
 /// The maximum number of redirections that one call follows.
 const MAX_REDIRECTIONS: u32 = 8;
@@ -134,7 +139,7 @@ impl Transport {
     }
 
     /// Runs a script by its hash, at most once, and not after the deadline. All keys must be in one
-    /// slot. Stores in `last_failure` why it is repeated.
+    /// slot. Stores in `last_failure` why it is repeated. A reply above `bound` ends the connection.
     ///
     /// Dropping the future does not cancel a call that was already sent, and does not affect other
     /// calls.
@@ -143,6 +148,7 @@ impl Transport {
         script: &Script,
         keys: &[Vec<u8>],
         args: &[Vec<u8>],
+        bound: ReplyBound,
         deadline: Instant,
         last_failure: &LastFailure,
     ) -> Result<Value, Failure> {
@@ -153,21 +159,32 @@ impl Transport {
             command.arg(part.as_slice());
         }
         let slot = keys.first().map_or(0, |key| self.slot(key));
-        self.drive(slot, &Job::Script(script, &command), deadline, last_failure)
+        self.drive(slot, &Job::Script(script, &command), Terms { deadline, bound }, last_failure)
             .await
             .inspect_err(|failure| self.count(failure))
     }
 
     /// Sends a command, at most once, to the node that holds `key`, or to any master if there is no
-    /// key.
+    /// key. Its reply is [small](ReplyBound::SMALL).
     pub(crate) async fn command(
         &self,
         key: Option<&[u8]>,
         command: &Cmd,
         deadline: Instant,
     ) -> Result<Value, Failure> {
+        self.bounded_command(key, command, ReplyBound::SMALL, deadline).await
+    }
+
+    /// The same for a reply that may be larger.
+    pub(crate) async fn bounded_command(
+        &self,
+        key: Option<&[u8]>,
+        command: &Cmd,
+        bound: ReplyBound,
+        deadline: Instant,
+    ) -> Result<Value, Failure> {
         let slot = key.map_or(0, |key| self.slot(key));
-        self.drive(slot, &Job::Command(command), deadline, &LastFailure::default())
+        self.drive(slot, &Job::Command(command), Terms { deadline, bound }, &LastFailure::default())
             .await
             .inspect_err(|failure| self.count(failure))
     }
@@ -180,6 +197,7 @@ impl Transport {
     pub(crate) async fn on_each_master(
         &self,
         mut command: impl FnMut(&str) -> Option<Cmd>,
+        bound: ReplyBound,
         deadline: Instant,
     ) -> Vec<(String, Result<Value, Failure>)> {
         let masters = match self.masters(deadline).await {
@@ -190,7 +208,7 @@ impl Transport {
         for node in masters {
             if let Some(command) = command(node.name()) {
                 calls.spawn(async move {
-                    let answer = match node.call(&command, deadline).await {
+                    let answer = match node.call(&command, Terms { deadline, bound }).await {
                         Ok(Value::ServerError(error)) => Err(refused(&node, &error)),
                         answer => answer,
                     };
@@ -266,9 +284,10 @@ impl Transport {
         &self,
         slot: u16,
         job: &Job<'_>,
-        deadline: Instant,
+        terms: Terms,
         last_failure: &LastFailure,
     ) -> Result<Value, Failure> {
+        let Terms { deadline, .. } = terms;
         self.topology.start_refresh();
         let mut hops = 0;
         let mut asked: Option<Arc<Node>> = None;
@@ -279,7 +298,7 @@ impl Transport {
                 Some(node) => (node, Asking::Yes),
                 None => (self.holder(slot, deadline).await?, Asking::No),
             };
-            let error = match node.perform(job, asking, deadline).await {
+            let error = match node.perform(job, asking, terms).await {
                 Ok(Value::ServerError(error)) => error,
                 Ok(value) => return Ok(value),
                 Err(failure) => {
@@ -502,6 +521,7 @@ mod tests {
                     &script,
                     &[b"k".to_vec()],
                     &[],
+                    ReplyBound::SMALL,
                     begun + Duration::from_millis(500),
                     &LastFailure::default(),
                 )

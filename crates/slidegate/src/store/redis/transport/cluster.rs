@@ -14,9 +14,10 @@ use redis::{Cmd, Value};
 use super::connector::Serves;
 use super::failure;
 use super::jitter;
-use super::node::Node;
+use super::node::{Node, Terms};
 use super::options::{Address, ConnectionOptions};
 use super::refresh::{Refresh, Renew};
+use super::reply_bound::ReplyBound;
 use super::slot::SLOTS;
 use crate::error::Error;
 use crate::time::instant;
@@ -58,7 +59,7 @@ struct Map {
 
 /// One entry of `CLUSTER SLOTS`: the slots `first` to `last`.
 #[derive(Debug, PartialEq, Eq)]
-struct Range {
+pub(super) struct Range {
     first: u16,
     last: u16,
     master: Address,
@@ -203,7 +204,8 @@ impl Renew for Cluster {
         command.arg("CLUSTER").arg("SLOTS");
         let mut why = String::new();
         for node in self.advisers() {
-            match node.call(&command, instant() + ASKING).await {
+            let terms = Terms { deadline: instant() + ASKING, bound: ReplyBound::LISTING };
+            match node.call(&command, terms).await {
                 Ok(Value::ServerError(error)) => {
                     why = format!("redis at {}: {}", node.name(), failure::reply_text(&error));
                 }
@@ -249,7 +251,7 @@ impl Map {
 }
 
 /// Parses the reply of `CLUSTER SLOTS`; `None` if it is malformed.
-fn ranges(reply: &Value, from: &Address) -> Option<Vec<Range>> {
+pub(super) fn ranges(reply: &Value, from: &Address) -> Option<Vec<Range>> {
     let Value::Array(entries) = reply else { return None };
     entries.iter().map(|entry| range(entry, from)).collect()
 }

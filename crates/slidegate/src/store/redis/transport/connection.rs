@@ -11,9 +11,11 @@ use redis::aio::MultiplexedConnection;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep, timeout_at};
 
+use super::connector::{Connected, Driver};
 use super::failure::{self, Executed, Failure, FailureKind};
 use super::jitter;
 use super::node::Node;
+use super::reply_bound::AcceptedReplies;
 use crate::time::instant;
 
 /// The maximum number of calls in flight on one connection; further calls are rejected at once.
@@ -53,6 +55,9 @@ struct Outage {
 /// One established connection.
 pub(super) struct Connection {
     pub(super) stream: MultiplexedConnection,
+    /// Bounds its replies.
+    pub(super) accepted: Arc<AcceptedReplies>,
+    _driver: Driver,
     /// When the last reply arrived, in microseconds of the node.
     answered_us: AtomicU64,
     /// Calls since then that timed out.
@@ -194,10 +199,12 @@ impl Attempt {
             let Some(node) = self.node.upgrade() else { return };
             let Some(managed) = node.connection(self.number) else { return };
             match answer {
-                Ok(stream) => {
+                Ok(Connected { stream, accepted, driver }) => {
                     self.over = true;
                     let connection = Connection {
                         stream,
+                        accepted,
+                        _driver: driver,
                         answered_us: AtomicU64::new(node.since_us()),
                         timeouts_in_a_row: AtomicU32::new(0),
                         lost: lost.clone(),

@@ -1,20 +1,23 @@
-//! Connector: opens connections to one server.
+//! Connector: opens connections to one server, and greets it.
 //!
 //! If a server does not support RESP3, this is recorded and RESP2 is used from then on.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
-use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
+use redis::aio::{MultiplexedConnection, PubSub};
 use redis::{
-    AsyncConnectionConfig, Client, ClientTlsConfig, ConnectionAddr, IntoConnectionInfo, ProtocolVersion,
-    PushInfo, PushKind, RedisConnectionInfo, RedisError, TlsCertificates,
+    AsyncConnectionConfig, ErrorKind, ProtocolVersion, PushInfo, PushKind, RedisConnectionInfo, RedisError,
 };
+use tokio::task::AbortHandle;
+use tokio::time::timeout;
 
 use super::failure;
 use super::options::{Address, ConnectionOptions, Credentials};
+use super::reply_bound::AcceptedReplies;
+use super::stream::Opener;
 use crate::error::Error;
 
 /// Commands queued on one connection; more than may be in flight, so that no call waits for the
@@ -34,21 +37,47 @@ pub(super) enum Serves {
 
 /// Opens connections to one server.
 pub(crate) struct Connector {
-    resp3: Client,
-    resp2: Client,
+    opener: Opener,
+    greeting: RedisConnectionInfo,
     resp2_only: AtomicBool,
     timeout: Duration,
     tls: bool,
+}
+
+/// A connection that was made.
+pub(super) struct Connected {
+    pub(super) stream: MultiplexedConnection,
+    /// Bounds its replies.
+    pub(super) accepted: Arc<AcceptedReplies>,
+    pub(super) driver: Driver,
+}
+
+/// The task that writes calls and reads replies. It ends with the connection.
+pub(super) struct Driver(AbortHandle);
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 impl Connector {
     /// # Errors
     /// Certificates that cannot be read.
     pub(super) fn new(options: &ConnectionOptions, address: &Address, serves: Serves) -> Result<Self, Error> {
-        let client = |protocol| client(options, address, serves, protocol);
+        if options.ca_certificates.as_ref().is_some_and(|pem| !holds_certificate(&pem.0)) {
+            return Err(Error::store(
+                "redis ca certificates hold no certificate; give PEM text that begins with `-----BEGIN CERTIFICATE-----`",
+            ));
+        }
+        let opener = Opener::new(options, address).map_err(|error| {
+            Error::store(format!(
+                "redis certificates cannot be used: {error}; give PEM text that begins with `-----BEGIN`"
+            ))
+        })?;
         Ok(Self {
-            resp3: client(ProtocolVersion::RESP3)?,
-            resp2: client(ProtocolVersion::RESP2)?,
+            opener,
+            greeting: greeting(options, serves),
             resp2_only: AtomicBool::new(options.resp2_only),
             timeout: options.connect_timeout,
             tls: options.tls,
@@ -60,12 +89,11 @@ impl Connector {
     pub(super) async fn connect(
         &self,
         lost: impl Fn() + Send + Sync + 'static,
-    ) -> Result<MultiplexedConnection, RedisError> {
+    ) -> Result<Connected, RedisError> {
         let lost = Arc::new(lost);
         loop {
             let resp2 = self.resp2_only.load(Ordering::Relaxed);
             let mut config = AsyncConnectionConfig::new()
-                .set_connection_timeout(Some(self.timeout))
                 // Each call has its own deadline.
                 .set_response_timeout(None)
                 .set_pipeline_buffer_size(PIPELINE_BUFFER);
@@ -78,14 +106,32 @@ impl Connector {
                     Ok(())
                 });
             }
-            let client = if resp2 { &self.resp2 } else { &self.resp3 };
-            match client.get_multiplexed_async_connection_with_config(&config).await {
+            match within(self.timeout, self.connect_with(config)).await {
                 Err(error) if !resp2 && failure::lacks_resp3(&error) => {
                     self.resp2_only.store(true, Ordering::Relaxed);
                 }
                 answer => return answer,
             }
         }
+    }
+
+    async fn connect_with(&self, config: AsyncConnectionConfig) -> Result<Connected, RedisError> {
+        let accepted = Arc::<AcceptedReplies>::default();
+        let stream = self.opener.open(Arc::clone(&accepted)).await?;
+        let greeted = MultiplexedConnection::new_with_config(&self.greeting(), stream, config).await;
+        // Otherwise it would be a connection that was lost.
+        let (stream, driver) = greeted.map_err(|error| match accepted.refused() {
+            Some(refused) => (ErrorKind::Parse, "greeting", refused.to_string()).into(),
+            None => error,
+        })?;
+        let driver = Driver(tokio::spawn(driver).abort_handle());
+        Ok(Connected { stream, accepted, driver })
+    }
+
+    fn greeting(&self) -> RedisConnectionInfo {
+        let is_resp2 = self.resp2_only.load(Ordering::Relaxed);
+        let protocol = if is_resp2 { ProtocolVersion::RESP2 } else { ProtocolVersion::RESP3 };
+        self.greeting.clone().set_protocol(protocol)
     }
 }
 
@@ -99,75 +145,39 @@ impl Connector {
     }
 
     /// A connection for pub/sub messages.
-    pub(crate) async fn subscription(&self) -> Result<redis::aio::PubSub, RedisError> {
-        let resp2 = self.resp2_only.load(Ordering::Relaxed);
-        let client = if resp2 { &self.resp2 } else { &self.resp3 };
-        match tokio::time::timeout(self.timeout, client.get_async_pubsub()).await {
-            Ok(connected) => connected,
-            Err(late) => Err(std::io::Error::from(late).into()),
-        }
+    pub(crate) async fn subscription(&self) -> Result<PubSub, RedisError> {
+        within(self.timeout, async {
+            let stream = self.opener.open(Arc::default()).await?;
+            PubSub::new(&self.greeting(), stream).await
+        })
+        .await
     }
 }
 
-fn client(
-    options: &ConnectionOptions,
-    address: &Address,
-    serves: Serves,
-    protocol: ProtocolVersion,
-) -> Result<Client, Error> {
+async fn within<T>(
+    time: Duration,
+    attempt: impl Future<Output = Result<T, RedisError>>,
+) -> Result<T, RedisError> {
+    timeout(time, attempt).await.unwrap_or_else(|late| Err(io::Error::from(late).into()))
+}
+
+/// What is sent first on each connection, but for the protocol.
+fn greeting(options: &ConnectionOptions, serves: Serves) -> RedisConnectionInfo {
     let Credentials { user, password } = match serves {
         Serves::Keys => &options.credentials,
         Serves::Sentinel => &options.sentinel_credentials,
     };
-    let mut greeting = RedisConnectionInfo::default()
-        .set_protocol(protocol)
-        .set_lib_name(LIBRARY, env!("CARGO_PKG_VERSION"));
+    let mut greeting = RedisConnectionInfo::default().set_lib_name(LIBRARY, env!("CARGO_PKG_VERSION"));
     if let Some(user) = user {
         greeting = greeting.set_username(user);
     }
     if let Some(password) = password {
         greeting = greeting.set_password(password.expose());
     }
-    if serves == Serves::Keys {
-        greeting = greeting.set_db(options.database.into());
+    match serves {
+        Serves::Keys => greeting.set_db(options.database.into()),
+        Serves::Sentinel => greeting,
     }
-    let address_of = match address {
-        Address::Unix(path) => ConnectionAddr::Unix(path.clone()),
-        Address::Tcp { host, port } if options.tls => {
-            ConnectionAddr::TcpTls { host: host.clone(), port: *port, insecure: false, tls_params: None }
-        }
-        Address::Tcp { host, port } => ConnectionAddr::Tcp(host.clone(), *port),
-    };
-    let keepalive =
-        TcpKeepalive::new().with_time(Duration::from_secs(5)).with_interval(Duration::from_secs(2));
-    let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
-    #[cfg(target_os = "linux")]
-    let tcp = tcp.set_user_timeout(Duration::from_secs(2));
-    let wrong = |error: &RedisError| Error::store(format!("redis at {address}: {error}"));
-    let info = address_of.into_connection_info().map_err(|error| wrong(&error))?;
-    let info = info.set_tcp_settings(tcp).set_redis_settings(greeting);
-    if !options.tls || matches!(address, Address::Unix(_)) {
-        return Client::open(info).map_err(|error| wrong(&error));
-    }
-    // Only the first call in a process takes effect, and a program's own choice is kept.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let certificates = TlsCertificates {
-        client_tls: options.client_certificate.as_ref().map(|own| ClientTlsConfig {
-            client_cert: own.certificate_pem.clone(),
-            client_key: own.key_pem.expose().clone(),
-        }),
-        root_cert: options.ca_certificates.as_ref().map(|pem| pem.0.clone()),
-    };
-    if options.ca_certificates.as_ref().is_some_and(|pem| !holds_certificate(&pem.0)) {
-        return Err(Error::store(
-            "redis ca certificates hold no certificate; give PEM text that begins with `-----BEGIN CERTIFICATE-----`",
-        ));
-    }
-    Client::build_with_tls(info, certificates).map_err(|error| {
-        Error::store(format!(
-            "redis certificates cannot be used: {error}; give PEM text that begins with `-----BEGIN`"
-        ))
-    })
 }
 
 /// Whether the text has a certificate. rustls accepts any other text as an empty list and then

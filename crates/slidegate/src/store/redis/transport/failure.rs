@@ -78,7 +78,7 @@ pub enum FailureKind {
     Authentication,
     /// `NOPERM`: the user may not run the command or use the key.
     NoPermission,
-    /// The reply could not be read.
+    /// The reply could not be read, or was larger than any that the call can get.
     Malformed,
     /// Any other error reply; the failure's text contains it.
     Other,
@@ -434,7 +434,7 @@ pub(super) fn error_text(error: &RedisError) -> String {
 const MAX_ERROR_CHARS: usize = 300;
 
 /// Text from outside as one line of bounded length.
-fn line(text: &str) -> String {
+pub(crate) fn line(text: &str) -> String {
     let words = text.split(|c: char| c.is_whitespace() || c.is_control()).filter(|word| !word.is_empty());
     words.collect::<Vec<_>>().join(" ").chars().take(MAX_ERROR_CHARS).collect()
 }

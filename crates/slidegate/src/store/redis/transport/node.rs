@@ -18,6 +18,7 @@ use super::connector::{Connector, Serves};
 use super::failure::{self, ErrorReply, Executed, Failure, FailureKind};
 use super::jitter;
 use super::options::{Address, ConnectionOptions};
+use super::reply_bound::ReplyBound;
 use super::{NodeState, Script};
 use crate::error::Error;
 use crate::time::instant;
@@ -71,6 +72,13 @@ pub(super) enum Job<'a> {
     /// A script and the `EVALSHA` that runs it.
     Script(&'a Script, &'a Cmd),
     Command(&'a Cmd),
+}
+
+/// One call: what to send, and what may come back.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Terms {
+    pub(super) deadline: Instant,
+    pub(super) bound: ReplyBound,
 }
 
 /// Whether to send `ASKING` first: the key's slot is being migrated to this node.
@@ -160,10 +168,10 @@ impl Node {
         &self,
         job: &Job<'_>,
         asking: Asking,
-        deadline: Instant,
+        terms: Terms,
     ) -> Result<Value, Failure> {
         let (script, command) = match job {
-            Job::Command(command) => return self.ask(command, asking, deadline).await,
+            Job::Command(command) => return self.ask(command, asking, terms).await,
             Job::Script(script, command) => (script, *command),
         };
         loop {
@@ -171,7 +179,7 @@ impl Node {
             let source = script.source(plain);
             let command =
                 if plain { Cow::Owned(with_hash(command, &source.hash)) } else { Cow::Borrowed(command) };
-            let value = self.ask(&command, asking, deadline).await?;
+            let value = self.ask(&command, asking, terms).await?;
             if !is_missing_script(&value) {
                 return Ok(value);
             }
@@ -182,7 +190,7 @@ impl Node {
                 all.cmd("ASKING");
             }
             all.add_command(command.into_owned());
-            let mut values = self.call_all(&all, deadline).await?.into_iter();
+            let mut values = self.call_all(&all, terms).await?.into_iter();
             let loaded = values.next().ok_or_else(|| self.malformed())?;
             let answer = self.last(values)?;
             // If loading failed but another client had loaded the script meanwhile, the call
@@ -198,29 +206,29 @@ impl Node {
     }
 
     /// One command, after `ASKING` if the slot is being migrated to this node.
-    async fn ask(&self, command: &Cmd, asking: Asking, deadline: Instant) -> Result<Value, Failure> {
+    async fn ask(&self, command: &Cmd, asking: Asking, terms: Terms) -> Result<Value, Failure> {
         match asking {
-            Asking::No => self.call(command, deadline).await,
+            Asking::No => self.call(command, terms).await,
             Asking::Yes => {
                 let mut both = Pipeline::with_capacity(2);
                 both.cmd("ASKING").add_command(command.clone());
-                self.last(self.call_all(&both, deadline).await?.into_iter())
+                self.last(self.call_all(&both, terms).await?.into_iter())
             }
         }
     }
 
     /// One command, sent at most once.
-    pub(super) async fn call(&self, command: &Cmd, deadline: Instant) -> Result<Value, Failure> {
-        self.exchange(deadline, async |mut stream: MultiplexedConnection| {
+    pub(super) async fn call(&self, command: &Cmd, terms: Terms) -> Result<Value, Failure> {
+        self.exchange(terms, async |mut stream: MultiplexedConnection| {
             stream.send_packed_command(command).await
         })
         .await
     }
 
     /// Several commands sent together on one connection.
-    async fn call_all(&self, commands: &Pipeline, deadline: Instant) -> Result<Vec<Value>, Failure> {
+    async fn call_all(&self, commands: &Pipeline, terms: Terms) -> Result<Vec<Value>, Failure> {
         let value = self
-            .exchange(deadline, async |mut stream: MultiplexedConnection| {
+            .exchange(terms, async |mut stream: MultiplexedConnection| {
                 stream.send_packed_commands(commands, 0, commands.len()).await.map(Value::Array)
             })
             .await?;
@@ -232,7 +240,7 @@ impl Node {
 
     async fn exchange(
         &self,
-        deadline: Instant,
+        Terms { deadline, bound }: Terms,
         send: impl AsyncFnOnce(MultiplexedConnection) -> Result<Value, RedisError>,
     ) -> Result<Value, Failure> {
         let begun = instant();
@@ -258,6 +266,7 @@ impl Node {
                 return Err(failure);
             }
         };
+        connection.accepted.accept(bound);
         match timeout_at(deadline, send(connection.stream.clone())).await {
             Ok(Ok(value)) => {
                 let now_us = self.since_us();
@@ -323,11 +332,16 @@ impl Node {
         connection: &Connection,
         error: &RedisError,
     ) -> Failure {
-        let (kind, what) = match error.kind() {
-            redis::ErrorKind::Parse => (FailureKind::Malformed, "malformed reply"),
-            _ => (FailureKind::ConnectionLost, "the connection was lost before the reply arrived"),
+        let (kind, detail) = match connection.accepted.refused() {
+            Some(refused) => (FailureKind::Malformed, refused.to_string()),
+            None => {
+                let (kind, what) = match error.kind() {
+                    redis::ErrorKind::Parse => (FailureKind::Malformed, "malformed reply"),
+                    _ => (FailureKind::ConnectionLost, "the connection was lost before the reply arrived"),
+                };
+                (kind, format!("{what}: {}", failure::error_text(error)))
+            }
         };
-        let detail = format!("{what}: {}", failure::error_text(error));
         if managed.lose(self, number, connection) {
             self.exhausted(&detail);
         }

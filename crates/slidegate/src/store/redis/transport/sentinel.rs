@@ -12,9 +12,10 @@ use tokio::time::Instant;
 
 use super::connector::Serves;
 use super::failure;
-use super::node::Node;
+use super::node::{Node, Terms};
 use super::options::{Address, ConnectionOptions};
 use super::refresh::{Refresh, Renew};
+use super::reply_bound::ReplyBound;
 use crate::error::Error;
 use crate::time::instant;
 
@@ -117,7 +118,7 @@ impl Renew for Sentinel {
 
 /// A node's reply, with errors as text.
 async fn answered(node: &Node, command: &Cmd, deadline: Instant) -> Result<Value, String> {
-    match node.call(command, deadline).await {
+    match node.call(command, Terms { deadline, bound: ReplyBound::SMALL }).await {
         Ok(Value::ServerError(error)) => {
             Err(format!("redis at {}: {}", node.name(), failure::reply_text(&error)))
         }
@@ -127,14 +128,14 @@ async fn answered(node: &Node, command: &Cmd, deadline: Instant) -> Result<Value
 }
 
 /// Host and port as two strings.
-fn address(reply: &Value) -> Option<Address> {
+pub(super) fn address(reply: &Value) -> Option<Address> {
     let Value::Array(parts) = reply else { return None };
     let [host, port] = &parts[..] else { return None };
     let port = text(port)?.parse().ok().filter(|port| *port > 0)?;
     Some(Address::Tcp { host: text(host)?.to_owned(), port })
 }
 
-fn is_master(reply: &Value) -> bool {
+pub(super) fn is_master(reply: &Value) -> bool {
     matches!(reply, Value::Array(parts) if parts.first().and_then(text) == Some("master"))
 }
 

@@ -1,0 +1,65 @@
+//! Entry points of the fuzz targets: what servers and other programs write, decoded.
+
+use redis::Value;
+
+use super::names::Names;
+use super::{Reply, Subjects, control_document as document, inspect, scan};
+use crate::policy::PolicySet;
+use crate::quota::Quota;
+use crate::request::Request;
+pub use crate::store::redis::transport::fuzzing::{ReplyFraming, read_topology};
+use crate::time::Timestamp;
+use crate::usage::KeyInspection;
+use crate::verb::Verb;
+
+/// Decodes a stored value of a key under this quota, at this time in microseconds.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn stored_value(bytes: &[u8], quota: &Quota, now_us: u64, cost: u64) -> Result<KeyInspection, String> {
+    inspect::read(bytes, quota, Timestamp::from_micros(now_us), cost)
+}
+
+/// Decodes a script's reply to a check of these costs: for each the decisions as (allowed, used,
+/// remaining, limit).
+///
+/// # Errors
+/// Why no script replies this.
+pub fn script_reply(
+    policies: &PolicySet,
+    request: &Request<'_>,
+    verb: Verb,
+    costs: &[u64],
+    reply: Value,
+) -> Result<Vec<Vec<crate::decision::Decision>>, String> {
+    let names = Names { secret: Names::NO_SECRET, always_hashed: false, hash_tag: None };
+    let requests = std::slice::from_ref(request);
+    let plan = policies.plan(requests, Some(verb));
+    let subjects = Subjects::of(&plan.charges, &names);
+    if subjects.0.is_empty() {
+        return Ok(Vec::new());
+    }
+    match subjects.read(costs, reply) {
+        Ok(Reply::Late(_)) => Ok(Vec::new()),
+        Ok(Reply::Done(answers, _)) => Ok(answers.into_iter().map(|answer| answer.to_vec()).collect()),
+        Err(unreadable) => Err(unreadable.0),
+    }
+}
+
+/// Decodes a control document; `None` if slidegate did not write it. Returns what it would be
+/// written as.
+#[must_use]
+pub fn control_document(bytes: &[u8]) -> Option<Vec<u8>> {
+    let read = document::read(bytes)?;
+    if read.id.is_absent() {
+        return Some(Vec::new());
+    }
+    Some(format!("{}\n{}", read.id, read.text).into_bytes())
+}
+
+/// Decodes one step of a scan and other replies about keys.
+pub fn scan_step(reply: &Value) {
+    let _ = scan::scan_answer("node", reply);
+    let _ = super::time_of(reply);
+    let _ = super::number(reply);
+}

@@ -1,0 +1,43 @@
+//! Entry points of the fuzz targets: the framing of replies, and replies about the topology.
+
+use redis::Value;
+
+use super::failure::{self, ErrorReply, FailureKind};
+use super::options::Address;
+use super::reply_bound::{AcceptedReplies, ReplyScanner};
+use super::{cluster, sentinel};
+
+/// Follows the framing of replies.
+#[derive(Debug, Default)]
+pub struct ReplyFraming {
+    accepted: AcceptedReplies,
+    scanner: ReplyScanner,
+}
+
+impl ReplyFraming {
+    /// The next bytes. The error is why they are refused.
+    pub fn read(&mut self, bytes: &[u8]) -> Result<(), String> {
+        let refused = |_| self.accepted.refused().map(ToString::to_string).unwrap_or_default();
+        self.accepted.check(&mut self.scanner, bytes).map_err(refused)
+    }
+
+    /// Whether the last reply is complete.
+    #[must_use]
+    pub fn is_between_replies(&self) -> bool {
+        self.scanner.is_between_replies()
+    }
+}
+
+/// Decodes a reply as all that the transport asks for.
+pub fn read_topology(reply: &Value) {
+    let from = Address::Tcp { host: "h".to_owned(), port: 1 };
+    let _ = cluster::ranges(reply, &from);
+    let _ = sentinel::address(reply);
+    let _ = sentinel::is_master(reply);
+    if let Value::ServerError(error) = reply {
+        let _ = ErrorReply::of(error);
+        let _ = FailureKind::of(error);
+        let text = failure::reply_text(error);
+        assert!(!text.contains(|c: char| c.is_control()) && text.chars().count() <= 300, "{text:?}");
+    }
+}
