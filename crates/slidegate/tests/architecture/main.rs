@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod crates;
+mod fault_matrix;
 mod imports;
 mod service;
 mod source_tree;

@@ -18,6 +18,8 @@ mod hostile;
 mod inspect;
 mod layout;
 mod mixed;
+mod outages;
+mod oversized;
 mod penalties;
 mod refusals;
 mod scripts;
