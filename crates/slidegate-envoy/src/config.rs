@@ -15,8 +15,8 @@ mod file;
 mod folder;
 mod matcher;
 pub(crate) mod names;
-#[cfg(test)]
-mod plain;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod plain;
 mod rule;
 mod watch;
 

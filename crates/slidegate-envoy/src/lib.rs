@@ -7,6 +7,9 @@
 
 mod config;
 mod debounce;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 mod grpc;
 mod grpc_settings;
 mod handler;

@@ -27,6 +27,8 @@ use crate::routes::Routes;
 use request::{BatchBody, MAX_BATCH, MAX_BATCH_BODY, MAX_BODY, RequestBody};
 
 mod answer;
+#[cfg(fuzzing)]
+pub(crate) mod fuzzing;
 mod idempotency;
 mod request;
 

@@ -15,6 +15,9 @@ mod cli;
 mod config;
 mod dashboard;
 mod fields;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 mod grpc;
 mod http;
 mod http_client;

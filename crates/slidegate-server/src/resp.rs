@@ -12,6 +12,8 @@ mod decide;
 mod dispatch;
 mod error;
 mod frame;
+#[cfg(fuzzing)]
+pub(crate) mod fuzzing;
 mod listener;
 mod reply;
 mod session;

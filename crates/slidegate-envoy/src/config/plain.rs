@@ -5,25 +5,23 @@
 
 use std::fmt::Write as _;
 
-use proptest::prelude::*;
-
 use super::{EnvoyConfig, Lookup, ReadOptions};
 
 /// A descriptor of a random config.
 #[derive(Debug, Clone)]
-struct Plain {
-    key: String,
-    value: String,
-    has_limit: bool,
-    flags: Flags,
-    below: Vec<Self>,
+pub(crate) struct Plain {
+    pub(crate) key: String,
+    pub(crate) value: String,
+    pub(crate) has_limit: bool,
+    pub(crate) flags: Flags,
+    pub(crate) below: Vec<Self>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Flags {
-    shares: bool,
-    value_to_metric: bool,
-    detailed: bool,
+pub(crate) struct Flags {
+    pub(crate) shares: bool,
+    pub(crate) value_to_metric: bool,
+    pub(crate) detailed: bool,
 }
 
 impl Plain {
@@ -122,66 +120,78 @@ fn meet(top: &[Plain], entries: &[(&str, &str)]) -> Option<Met> {
     None
 }
 
-fn plains() -> impl Strategy<Value = Vec<Plain>> {
-    let keys = prop::sample::select(vec!["a", "b", "a_x", "a*", "ab"]);
-    let values = prop::sample::select(vec!["", "", "x", "y", "x*", "*", "*y", "x*y", "x*z*y", "x_y"]);
-    let plain = (keys, values, any::<[bool; 4]>()).prop_map(|(key, value, [has_limit, a, b, c])| Plain {
-        key: key.into(),
-        value: value.into(),
-        has_limit,
-        flags: Flags { shares: a, value_to_metric: b, detailed: c },
-        below: Vec::new(),
-    });
-    let level = prop::collection::vec(plain.clone(), 1..5);
-    level.prop_recursive(3, 40, 4, move |below| {
-        let node = (plain.clone(), prop::option::of(below));
-        let node = node.prop_map(|(plain, below)| Plain { below: below.unwrap_or_default(), ..plain });
-        prop::collection::vec(node, 1..5)
-    })
-}
-
-fn descriptors() -> impl Strategy<Value = Vec<Vec<(&'static str, &'static str)>>> {
-    let keys = prop::sample::select(vec!["a", "a", "b", "a_x", "ab", "c"]);
-    let values = prop::sample::select(vec!["", "x", "y", "xy", "xzy", "x_y", "q", "x*"]);
-    prop::collection::vec(prop::collection::vec((keys, values), 0..4), 1..40)
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
-
-    /// Users of envoyproxy/ratelimit depend on every corner of its matching rules.
-    #[test]
-    fn random_descriptors_match_as_in_the_naive_model(top in plains(), all in descriptors()) {
-        let mut text = "domain: d\ndescriptors:\n".to_owned();
-        let mut numbers = 0;
-        top.iter().for_each(|plain| plain.write(2, &mut numbers, &mut text));
-        let files = [("edge.yaml".to_owned(), text.clone())];
-        let envoy = match EnvoyConfig::parse(&files, ReadOptions::default()) {
-            Ok(envoy) => envoy,
-            Err(error) => {
-                prop_assert!(has_duplicates(&top), "{}\n{}", error, text);
-                return Ok(());
-            }
-        };
-        prop_assert!(!has_duplicates(&top));
-        let mut counters = Vec::new();
-        for entries in &all {
-            let met = match envoy.lookup("d", entries, None) {
-                Lookup::Limited(hit) => Some(hit),
-                _ => None,
-            };
-            let expected = meet(&top, entries);
-            let matched = met.as_ref().map(|hit| (hit.rate.requests_per_unit, hit.stat_key.text().to_owned()));
-            let plain = expected.as_ref().map(|(number, stat_key, _)| (*number, stat_key.clone()));
-            prop_assert_eq!(matched, plain, "{:?} in\n{}", entries, text);
-            if let Some((hit, (number, _, counted))) = met.zip(expected) {
-                counters.push(((hit.policy.to_owned(), hit.key), (number, counted)));
-            }
+/// Compares the matcher with the model on one config, for all of these descriptors.
+pub(crate) fn compare(top: &[Plain], all: &[Vec<(&str, &str)>]) {
+    let mut text = "domain: d\ndescriptors:\n".to_owned();
+    let mut numbers = 0;
+    top.iter().for_each(|plain| plain.write(2, &mut numbers, &mut text));
+    let files = [("edge.yaml".to_owned(), text.clone())];
+    let envoy = match EnvoyConfig::parse(&files, ReadOptions::default()) {
+        Ok(envoy) => envoy,
+        Err(error) => {
+            assert!(has_duplicates(top), "{error}\n{text}");
+            return;
         }
-        for (counter, plain) in &counters {
-            for (other, other_plain) in &counters {
-                prop_assert_eq!(counter == other, plain == other_plain, "{:?} and {:?} in\n{}", counter, other, text);
-            }
+    };
+    assert!(!has_duplicates(top), "{text}");
+    let mut counters = Vec::new();
+    for entries in all {
+        let met = match envoy.lookup("d", entries, None) {
+            Lookup::Limited(hit) => Some(hit),
+            _ => None,
+        };
+        let expected = meet(top, entries);
+        let matched = met.as_ref().map(|hit| (hit.rate.requests_per_unit, hit.stat_key.text().to_owned()));
+        let plain = expected.as_ref().map(|(number, stat_key, _)| (*number, stat_key.clone()));
+        assert_eq!(matched, plain, "{entries:?} in\n{text}");
+        if let Some((hit, (number, _, counted))) = met.zip(expected) {
+            counters.push(((hit.policy.to_owned(), hit.key), (number, counted)));
+        }
+    }
+    for (counter, plain) in &counters {
+        for (other, other_plain) in &counters {
+            assert_eq!(counter == other, plain == other_plain, "{counter:?} and {other:?} in\n{text}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn plains() -> impl Strategy<Value = Vec<Plain>> {
+        let keys = prop::sample::select(vec!["a", "b", "a_x", "a*", "ab"]);
+        let values = prop::sample::select(vec!["", "", "x", "y", "x*", "*", "*y", "x*y", "x*z*y", "x_y"]);
+        let plain = (keys, values, any::<[bool; 4]>()).prop_map(|(key, value, [has_limit, a, b, c])| Plain {
+            key: key.into(),
+            value: value.into(),
+            has_limit,
+            flags: Flags { shares: a, value_to_metric: b, detailed: c },
+            below: Vec::new(),
+        });
+        let level = prop::collection::vec(plain.clone(), 1..5);
+        level.prop_recursive(3, 40, 4, move |below| {
+            let node = (plain.clone(), prop::option::of(below));
+            let node = node.prop_map(|(plain, below)| Plain { below: below.unwrap_or_default(), ..plain });
+            prop::collection::vec(node, 1..5)
+        })
+    }
+
+    fn descriptors() -> impl Strategy<Value = Vec<Vec<(&'static str, &'static str)>>> {
+        let keys = prop::sample::select(vec!["a", "a", "b", "a_x", "ab", "c"]);
+        let values = prop::sample::select(vec!["", "x", "y", "xy", "xzy", "x_y", "q", "x*"]);
+        prop::collection::vec(prop::collection::vec((keys, values), 0..4), 1..40)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Users of envoyproxy/ratelimit depend on every corner of its matching rules.
+        #[test]
+        fn random_descriptors_match_as_in_the_naive_model(top in plains(), all in descriptors()) {
+            compare(&top, &all);
         }
     }
 }

@@ -57,7 +57,7 @@ impl Config {
     }
 
     /// Reads a text without the environment; errors name it `name`.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn parse(text: &str, name: &str) -> Result<Self, ConfigErrors> {
         Self::parse_with(text, name, &Outside::default())
     }

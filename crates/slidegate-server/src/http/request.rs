@@ -69,6 +69,13 @@ impl<'a> RequestBody<'a> {
         Ok(Self { attributes: Attributes(attributes), cost, policy: None, prefix: "" })
     }
 
+    /// Its attributes and its cost.
+    #[cfg(fuzzing)]
+    pub(super) fn asked(&self) -> (Vec<(String, Vec<u8>)>, u64) {
+        let owned = |(name, value): &(Cow<'_, str>, Cow<'_, [u8]>)| (name.to_string(), value.to_vec());
+        (self.attributes.0.iter().map(owned).collect(), self.cost.0)
+    }
+
     /// The request to decide.
     pub(super) fn request<'r>(&'r self, app: &App) -> Result<Request<'r>, Problem> {
         let attributes = self.attributes.0.iter().map(|(name, value)| (&**name, &**value));

@@ -1,0 +1,31 @@
+//! Entry points of the fuzz targets into what is not public. They exist in fuzzed builds only.
+
+use crate::config::{Config, Counted, describe};
+use crate::query;
+
+pub use crate::http::fuzzing::{batch_body, body, query_string};
+pub use crate::resp::fuzzing::commands;
+
+/// Reads a config file. Returns what `slidegate validate` prints of its policies.
+///
+/// # Errors
+/// Its mistakes, one per line.
+pub fn config(text: &str) -> Result<String, String> {
+    let config = Config::parse(text, "fuzz.yaml").map_err(|errors| errors.to_string())?;
+    let described = config.policies.iter().map(|policy| describe(policy, Counted::Here));
+    Ok(described.collect::<Vec<_>>().join("\n"))
+}
+
+/// The pairs of a query string, decoded.
+#[must_use]
+pub fn pairs(query: &str) -> Vec<(Vec<u8>, Vec<u8>)> {
+    query::pairs(query).map(|(name, value)| (name.into_owned(), value.into_owned())).collect()
+}
+
+/// Reads a JSON object without duplicate names.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn members(bytes: &[u8]) -> Result<serde_json::Map<String, serde_json::Value>, String> {
+    crate::json_body::members(bytes).map_err(|problem| format!("{problem:?}"))
+}
