@@ -9,6 +9,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
+use crate::log_limit::log_limited;
+
 /// Longest status. `systemctl status` shows one line.
 const MAX_STATUS_BYTES: usize = 512;
 
@@ -72,7 +74,7 @@ impl ServiceManager {
     fn send(&self, message: &str) {
         let Some(socket) = &self.socket else { return };
         if let Err(error) = send(socket.as_bytes(), message.as_bytes()) {
-            tracing::warn!(socket = %socket.display(), %error, "cannot notify the service manager");
+            log_limited!(WARN, None, socket = %socket.display(), %error, "cannot notify the service manager");
         }
     }
 }

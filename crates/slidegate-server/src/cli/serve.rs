@@ -40,7 +40,7 @@ pub(super) struct ServeArgs {
     policies: PolicyArgs,
     #[command(flatten)]
     pub(super) envoy: EnvoyArgs,
-    /// HTTP address; overrides the config file
+    /// HTTP address; overrides the config file and the variable `SLIDEGATE_LISTEN`
     #[arg(long, value_name = "ADDRESS:PORT", value_parser = address)]
     listen: Option<SocketAddr>,
     /// Address of Envoy's gRPC rate-limit service; overrides the config file [default: disabled]
@@ -60,8 +60,8 @@ pub(super) struct ServeArgs {
     #[arg(long, value_name = "ADDRESS:PORT", value_parser = address)]
     resp: Option<SocketAddr>,
     /// How long to serve after SIGTERM while `/readyz` reports that the service is not ready, such
-    /// as `10s`; overrides the config file [default: 5s, or 0s if every listener is on loopback or a
-    /// Unix socket]
+    /// as `10s`; overrides the config file and the variable `SLIDEGATE_DRAIN_DELAY` [default: 5s,
+    /// or 0s if every listener is on loopback or a Unix socket]
     #[arg(long, value_name = "DURATION", value_parser = drain_delay)]
     drain_delay: Option<String>,
 }

@@ -5,6 +5,8 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -164,6 +166,23 @@ fn while_draining_open_grpc_connections_are_told_to_reconnect() {
         stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").unwrap();
         stream
     };
+    let is_over = Arc::new(AtomicBool::new(false));
+    let calls = {
+        let (url, is_over) = (grpc_url(&server), Arc::clone(&is_over));
+        move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let mut client = Client::connect(url).await.expect("the listener accepts");
+                let mut calls = 0;
+                while !is_over.load(Ordering::Relaxed) {
+                    ask(&mut client, &[user("alice")], 1).await.expect("no call is lost");
+                    calls += 1;
+                }
+                calls
+            })
+        }
+    };
+    let calls = thread::spawn(calls);
     let open = connect();
     let is_told = thread::spawn(move || kinds(open).contains(&GOAWAY));
     // The service has read the preface of both by the time that it answers on another connection.
@@ -173,6 +192,8 @@ fn while_draining_open_grpc_connections_are_told_to_reconnect() {
     // It comes in the middle of the drain: who reconnects here is served.
     let newer = connect();
     assert_eq!(server.get("/readyz").status, 503);
+    is_over.store(true, Ordering::Relaxed);
+    assert!(calls.join().expect("no call is lost over one client's connection and the next") > 0);
     server.signal("TERM");
     assert!(kinds(newer).contains(&GOAWAY), "those who came later are told at the end");
     assert!(server.wait().success());

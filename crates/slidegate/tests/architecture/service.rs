@@ -17,7 +17,7 @@ const MODULES: &[(&str, &[&str])] = &[
     ("log_limit", &[]),
     ("policy_names", &[]),
     ("routes", &[]),
-    ("service_manager", &[]),
+    ("service_manager", &["log_limit"]),
     ("shutdown", &[]),
     ("fields", &[]),
     ("cli/failure", &[]),
