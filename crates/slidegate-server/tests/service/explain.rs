@@ -179,5 +179,5 @@ fn what_is_asked_wrongly_is_told_and_ends_with_2() {
     }
     let (found, code) = explain(&[&envoy[..], &["--domain", "d", "--limit", "10/EON", "a=b"]].concat());
     assert_eq!(code, Some(2));
-    assert!(found.contains("write it as count/unit, for example 10/MINUTE"), "{found}");
+    assert!(found.contains("must be written as count/unit, for example 10/MINUTE"), "{found}");
 }
