@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arc_swap::ArcSwap;
 use smallvec::SmallVec;
 
-use crate::block::Blocks;
 use crate::charge::Charge;
 use crate::error::Error;
 use crate::policy::{Policy, PolicySet};
@@ -22,8 +21,10 @@ use crate::store::{ManagedStore, Mode, QuotaChanges, Reply, Store, StoreDecision
 use crate::usage::KeyUse;
 use crate::verb::Verb;
 
+mod blocks;
 mod decisions;
 
+use blocks::Blocks;
 use decisions::Answer;
 pub use decisions::{Decisions, PolicyDecision};
 
@@ -380,7 +381,7 @@ impl<S: Store> Gate<S> {
     /// Decides charges, of which some may be on blocked keys.
     async fn decide(&self, charges: &[Charge<'_>], id: Option<&str>) -> StoreDecisions {
         let blocks = Blocks::of(charges, || self.store.wall_time());
-        let left = blocks.as_ref().map(|blocks| blocks.left(charges));
+        let left = blocks.as_ref().map(|blocks| blocks.without_blocked(charges));
         let asked = left.as_deref().unwrap_or(charges);
         let has_check = |charges: &[Charge<'_>]| charges.iter().any(|one| one.part.verb == Verb::Check);
         let is_peek = |charge: &Charge<'_>| charge.part.verb == Verb::Peek;
@@ -392,7 +393,7 @@ impl<S: Store> Gate<S> {
             self.store.apply(asked).await
         };
         if let Some(blocks) = blocks {
-            decided.decisions = blocks.lay_over(charges, decided.decisions);
+            decided.decisions = blocks.apply(charges, decided.decisions);
         }
         decided
     }

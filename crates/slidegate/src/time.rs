@@ -157,6 +157,14 @@ pub trait Clock: Send + Sync + fmt::Debug {
 /// Where the processor's cycle counter is steady, this clock reads the counter and synchronizes it
 /// with the system clock every 20 µs. Elsewhere it reads the system clock. Creating the first value
 /// in a process takes a few milliseconds.
+///
+/// ```
+/// use slidegate::{Clock, SystemClock};
+///
+/// let clock = SystemClock::new();
+/// let earlier = clock.now();
+/// assert!(clock.now() >= earlier);
+/// ```
 #[derive(Debug, Clone, Copy)]
 pub struct SystemClock(&'static Discipline<Machine>);
 

@@ -302,7 +302,7 @@ mod tests {
             ),
             (
                 "scope: ip, overrides: {192.0.2.1: 5, '::ffff:192.0.2.1': 6}",
-                "override `192.0.2.1` stands twice; keep one",
+                "duplicate override `192.0.2.1`: must be given once; remove one",
             ),
         ] {
             assert_eq!(policy_error(&format!("quota: 1/1s, {keys}")), expected);

@@ -77,6 +77,17 @@ impl fmt::Display for Grouped {
 ///
 /// A household or server gets a /56 to /64 and may use a new address for every request, so a limit
 /// on more than 64 bits limits nobody.
+///
+/// ```
+/// use slidegate::client_addr::Ipv6Prefix;
+///
+/// assert_eq!(Ipv6Prefix::new(64)?.bits(), 64);
+/// assert_eq!(
+///     Ipv6Prefix::new(8).unwrap_err().to_string(),
+///     "invalid IPv6 prefix length 8: must be 32 to 128, for example 56"
+/// );
+/// # Ok::<(), slidegate::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ipv6Prefix(u8);
 

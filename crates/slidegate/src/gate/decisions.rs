@@ -6,12 +6,13 @@ use std::sync::Arc;
 use arc_swap::Guard;
 use smallvec::SmallVec;
 
-use crate::block::{Block, blocked};
+use crate::block::Block;
 use crate::charge::{Charge, Part, Plan};
 #[cfg(feature = "redis")]
 use crate::decision::DecisionSource;
 use crate::decision::{Decision, Verdict};
 use crate::error::Error;
+use crate::gate::blocks::blocked;
 use crate::key::Key;
 use crate::policy::{Policy, PolicySet};
 use crate::quota::Quota;

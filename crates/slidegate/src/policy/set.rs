@@ -15,6 +15,18 @@ use crate::request::Request;
 use crate::verb::{Role, Verb};
 
 /// A checked list of policies with different names.
+///
+/// ```
+/// use slidegate::{Policy, PolicySet, Quota};
+///
+/// let login = || Policy::new("login", Quota::per_minute(5));
+/// assert_eq!(PolicySet::new([login()?])?.iter().count(), 1);
+/// assert_eq!(
+///     PolicySet::new([login()?, login()?]).unwrap_err().to_string(),
+///     "duplicate policy `login`: names must be unique; rename one"
+/// );
+/// # Ok::<(), slidegate::Error>(())
+/// ```
 #[derive(Debug, Clone, Default)]
 pub struct PolicySet {
     rules: Vec<Rule>,
@@ -51,7 +63,7 @@ impl PolicySet {
         let rules = policies.into_iter().map(Rule::new).collect::<Result<Vec<_>, _>>()?;
         if rules.len() > Self::MAX_POLICIES {
             return Err(Error::policy(format!(
-                "{} policies are too many; join some, {} is the most",
+                "invalid policies ({} of them): must be at most {}; merge some",
                 rules.len(),
                 Self::MAX_POLICIES
             )));
@@ -60,7 +72,9 @@ impl PolicySet {
         for (at, rule) in rules.iter().enumerate() {
             let name = &rule.policy.name;
             if places.insert(name.clone(), at).is_some() {
-                return Err(Error::policy(format!("policy `{name}` stands twice; give each its own name")));
+                return Err(Error::policy(format!(
+                    "duplicate policy `{name}`: names must be unique; rename one"
+                )));
             }
         }
         let needs_no_name = |at: &usize| !rules[*at].policy.only_when_named;
@@ -265,32 +279,32 @@ impl Rule {
                 return Ok(());
             }
             Err(Error::policy(format!(
-                "policy `{name}`: {what} has {} values, the scope {} attributes; give one value for each",
+                "policy `{name}`: invalid {what}: has {} values, the scope has {} attributes; give one value for each",
                 values.len(),
                 policy.scope.len()
             )))
         };
         let mut overrides = HashMap::with_capacity(policy.overrides.len());
         for (values, quota) in &policy.overrides {
-            fits("an override", values)?;
+            fits("override", values)?;
             let request = policy.request_of(values);
             let key = policy.key(&request);
             if quota.algorithm() != policy.quota.algorithm() {
                 return Err(Error::policy(format!(
-                    "policy `{name}`: override `{key}` counts by {}, the policy by {}; use one algorithm",
+                    "policy `{name}`: invalid override `{key}`: its algorithm is {}, that of the policy {}; use one algorithm",
                     quota.algorithm(),
                     policy.quota.algorithm()
                 )));
             }
             if overrides.insert(key.canonical().into_boxed_slice(), *quota).is_some() {
                 return Err(Error::policy(format!(
-                    "policy `{name}`: override `{key}` stands twice; keep one"
+                    "policy `{name}`: duplicate override `{key}`: must be given once; remove one"
                 )));
             }
         }
         let mut blocks = HashMap::with_capacity(policy.blocks.len());
         for (values, block) in &policy.blocks {
-            fits("a block", values)?;
+            fits("block", values)?;
             let key = policy.key(&policy.request_of(values)).canonical();
             blocks.insert(key.into_boxed_slice(), block.clone());
         }
@@ -369,22 +383,25 @@ mod tests {
     #[test]
     fn a_wrong_set_is_refused_with_the_policy_named() {
         let error = |policies: Vec<Policy>| PolicySet::new(policies).unwrap_err().to_string();
-        assert_eq!(error(vec![policy("a"), policy("a")]), "policy `a` stands twice; give each its own name");
+        assert_eq!(
+            error(vec![policy("a"), policy("a")]),
+            "duplicate policy `a`: names must be unique; rename one"
+        );
         assert_eq!(
             error(vec![policy("a").scope(["user"]).with_override(["x", "y"], Quota::per_minute(1))]),
-            "policy `a`: an override has 2 values, the scope 1 attributes; give one value for each"
+            "policy `a`: invalid override: has 2 values, the scope has 1 attributes; give one value for each"
         );
         let other = Quota::per_minute(1).with_algorithm(Algorithm::TokenBucket);
         assert_eq!(
             error(vec![policy("a").scope(["user"]).with_override(["x"], other)]),
-            "policy `a`: override `x` counts by token-bucket, the policy by sliding-log; use one algorithm"
+            "policy `a`: invalid override `x`: its algorithm is token-bucket, that of the policy sliding-log; use one algorithm"
         );
         let twice = policy("a").scope(["user"]).with_override(["x"], Quota::per_minute(1));
         assert_eq!(
             error(vec![twice.with_override(["x"], Quota::per_minute(2))]),
-            "policy `a`: override `x` stands twice; keep one"
+            "policy `a`: duplicate override `x`: must be given once; remove one"
         );
         let many: Vec<_> = (0..16_385).map(|n| policy(&format!("p{n}"))).collect();
-        assert_eq!(error(many), "16385 policies are too many; join some, 16384 is the most");
+        assert_eq!(error(many), "invalid policies (16385 of them): must be at most 16384; merge some");
     }
 }

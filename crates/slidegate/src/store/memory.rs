@@ -43,6 +43,18 @@ use shard::{Address, Call, Shard};
 /// limit. The limit of an evicted key is not fully enforced. [`stats`](Self::stats) counts keys
 /// that were evicted while they still counted: monitor that count, and configure some spare
 /// capacity.
+///
+/// ```
+/// use std::sync::Arc;
+/// use slidegate::{Gate, MemoryStore, Policy, PolicySet, Quota, Request};
+///
+/// let store = MemoryStore::builder().max_keys(10_000).build();
+/// let per_user = Policy::new("per-user", Quota::per_minute(100))?.scope(["user"]);
+/// let gate = Gate::with_memory(PolicySet::new([per_user])?, store);
+/// assert!(gate.check(&Request::new().with("user", "alice")).is_allowed());
+/// assert_eq!(gate.store().stats().keys, 1);
+/// # Ok::<(), slidegate::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct MemoryStore {
     clock: TimeSource,

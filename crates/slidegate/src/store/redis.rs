@@ -63,6 +63,19 @@ use transport::{Executed, Failure, LastFailure, ReplyBound, Transport};
 ///
 /// It connects on first use. Calls can fail, so a gate needs it within a
 /// [`FallbackStore`](crate::FallbackStore). Requires a tokio runtime.
+///
+/// ```no_run
+/// use slidegate::{FallbackStore, Gate, Policy, PolicySet, Quota, RedisOptions, RedisStore, Request};
+///
+/// # async fn run() -> Result<(), slidegate::Error> {
+/// let store = RedisStore::new(RedisOptions::new("redis://127.0.0.1:6379")?)?;
+/// store.ping().await?;
+/// let per_user = Policy::new("per-user", Quota::per_minute(100))?.scope(["user"]);
+/// let gate = Gate::with_store(PolicySet::new([per_user])?, FallbackStore::new(store))?;
+/// assert!(gate.check(&Request::new().with("user", "alice")).await.is_allowed());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct RedisStore {
     calls: Arc<Calls>,

@@ -28,7 +28,7 @@ const MODULES: &[(&str, &[&str])] = &[
     ("quota", &["error", "time"]),
     ("decision", &["time"]),
     ("verb", &[]),
-    ("block", &["charge", "decision", "time"]),
+    ("block", &["decision", "time"]),
     ("usage", &["decision", "quota", "time"]),
     ("algorithm", &["decision", "quota", "time", "usage", "verb"]),
     ("request", &["quota", "verb"]),
@@ -136,11 +136,6 @@ const MODULES: &[(&str, &[&str])] = &[
 
 /// Files that import each other: the crate, the modules that they all belong to, and the reason.
 const CYCLES: &[(&str, &[&str], &str)] = &[
-    (
-        "slidegate",
-        &["block", "charge"],
-        "a charge carries its key's block, and blocks are applied to charges",
-    ),
     ("slidegate", &["layer"], "the options of the layer hold what refunds when the response fails"),
     ("slidegate", &["limiter", "waiting"], "`acquire` is a method of the limiter whose waiters it wakes"),
     ("slidegate", &["store/memory"], "the store, its shards and their tables are one structure"),

@@ -190,7 +190,7 @@ fn policies_of_ours_stand_beside_their_files_and_survive_a_reload() {
         "--policy",
         "1/s named edge.user",
     ]);
-    assert_eq!(text(&output.stderr), "policy `edge.user` stands twice; give each its own name\n");
+    assert_eq!(text(&output.stderr), "duplicate policy `edge.user`: names must be unique; rename one\n");
     let output = run(&["serve", "--envoy-algorithm", "token-bucket"]);
     assert_eq!(
         text(&output.stderr),

@@ -182,7 +182,7 @@ fn validate_reads_a_folder_as_serve_does_and_says_its_limits_back() {
     );
     let (code, found) = validate("typo.k");
     assert_eq!(code, Some(2));
-    assert_eq!(found, "policy `typo.k` stands twice; give each its own name\n");
+    assert_eq!(found, "duplicate policy `typo.k`: names must be unique; rename one\n");
 
     // Who has all limits there still says here where it listens.
     let settings = folder.file("settings.conf", "grpc: {listen: '127.0.0.1:8081'}\n");

@@ -80,6 +80,14 @@ impl fmt::Display for ControlDocumentId {
 }
 
 /// A text that all instances on a store share.
+///
+/// ```
+/// use slidegate::store::{ControlDocument, ControlDocumentId};
+///
+/// let first = ControlDocumentId { epoch: 7, version: 1, revision: 9 };
+/// assert!(!ControlDocument::new(first, "{}").id.is_absent());
+/// assert!(ControlDocument::default().id.is_absent());
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct ControlDocument {

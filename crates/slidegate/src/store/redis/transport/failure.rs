@@ -231,6 +231,14 @@ impl FailureCounts {
 ///
 /// Its text is one line with the node and what happened, and the server's own words if it replied
 /// an error: `redis at 10.0.0.5:6379: READONLY You can't write against a read only replica.`
+///
+/// ```
+/// use slidegate::{FailureKind, StoreFailure};
+///
+/// let failure = StoreFailure::new(FailureKind::Timeout, "table at 10.0.0.5: no reply within 50 ms");
+/// assert_eq!(failure.kind(), FailureKind::Timeout);
+/// assert_eq!(failure.to_string(), "table at 10.0.0.5: no reply within 50 ms");
+/// ```
 #[derive(Debug, Clone)]
 pub struct StoreFailure(Cause);
 
