@@ -216,7 +216,7 @@ fn a_block_has_a_value_for_each_attribute_of_the_scope() {
     let wrong = per_user().with_block(["a", "b"], Block::forever());
     assert_eq!(
         PolicySet::new([wrong]).unwrap_err().to_string(),
-        "policy `per-user`: a block has 2 values, the scope 1 attributes; give one value for each"
+        "policy `per-user`: invalid block: has 2 values, the scope has 1 attributes; give one value for each"
     );
     let twice = per_user().with_block(["mallory"], Block::forever()).with_block(["mallory"], ten_minutes());
     assert_eq!(twice.block_count(), 2);
