@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 
 use slidegate::headers::HeaderOptions;
-use slidegate::{Error, MemoryStore, Policy, PolicySet, Request, Value, Verb};
+use slidegate::{Error, Policy, PolicySet, Request, Value, Verb};
 
 use crate::access::Access;
 use crate::caller::Caller;
@@ -55,7 +55,7 @@ impl App {
     /// One line: the shared store is misconfigured, see [`Store::new`], or the trace exporter
     /// cannot be created.
     pub(crate) fn new(config: Config) -> Result<Self, String> {
-        let memory = MemoryStore::builder().max_keys(config.max_keys).build();
+        let memory = config.memory.builder().build();
         let in_words = |error: Error| error.to_string();
         let has_inline = config.resp.is_some();
         let base = Base { policies: config.policies, candidates: config.candidates };

@@ -11,6 +11,7 @@ mod admin;
 mod auth;
 mod condition;
 mod grpc;
+mod memory;
 mod observe;
 mod overrides;
 mod policy;
@@ -47,6 +48,7 @@ pub(crate) use admin::{AccessRules, Right, Rights, Token};
 pub(crate) use auth::{Attribute, Auth, Denial, Mapping, Origin};
 pub(crate) use environment::{Arguments, Outside};
 pub(crate) use load::http_address;
+pub(crate) use memory::Memory;
 pub(crate) use observe::{KeysShown, Observe};
 pub(crate) use policy::Mode;
 pub(crate) use quota::QuotaSpec;
@@ -82,8 +84,8 @@ pub(crate) struct Config {
     pub(crate) connections: ConnectionCaps,
     /// How long an HTTP connection may be idle between two requests.
     pub(crate) idle_timeout: Duration,
-    /// Most keys that the memory store holds. At least one.
-    pub(crate) max_keys: usize,
+    /// The memory store.
+    pub(crate) memory: Memory,
     /// The store that instances share. `None`: limits live in this process's memory.
     pub(crate) shared: Option<SharedStore>,
     /// The listener for Redis clients.
@@ -203,13 +205,14 @@ policies:
             described(&config),
             [
                 "per-user: requests are limited to 100 per 1m for each user (exact sliding log). Denies. A key takes \
-                 about 605 bytes at most.",
+                 about 617 bytes at most.",
                 "login-per-ip: requests whose path is `/login` are limited to 5 per 1m for each ip (exact sliding log). \
-                 Denies. A key takes about 130 bytes at most."
+                 Denies. A key takes about 153 bytes at most."
             ]
         );
         assert_eq!(config.listen.to_string(), "127.0.0.1:7979");
-        assert_eq!(config.max_keys, MemoryStore::DEFAULT_MAX_KEYS);
+        assert_eq!((config.memory.max_keys, config.memory.max_bytes), (None, None));
+        assert_eq!(config.memory.builder().build().stats().max_keys, MemoryStore::DEFAULT_MAX_KEYS);
     }
 
     const EXAMPLE: &str = include_str!("../../../docs/slidegate.example.yaml");
@@ -243,7 +246,8 @@ policies:
         assert_eq!(config.listen, default.listen);
         assert_eq!(config.shutdown_grace, default.shutdown_grace);
         assert_eq!((config.connections, config.idle_timeout), (default.connections, default.idle_timeout));
-        assert_eq!(config.max_keys, default.max_keys);
+        let keys = |config: &Config| config.memory.builder().build().stats().max_keys;
+        assert_eq!(keys(&config), keys(&default));
         assert_eq!(config.address_attributes, default.address_attributes);
         assert_eq!(config.headers, default.headers);
         assert_eq!(config.observe, default.observe);
@@ -270,7 +274,7 @@ policies:
             described(&config),
             [
                 "per-user: requests are limited to 100 per 1m for each user (exact sliding log). Denies. A key takes about \
-              605 bytes at most."
+              617 bytes at most."
             ]
         );
         assert!(config.is_address("ip") && !config.is_address("user"));

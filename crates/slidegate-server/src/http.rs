@@ -197,6 +197,8 @@ async fn readyz(State(app): Shared) -> HttpResponse {
         "keys": stats.keys,
         "max_keys": stats.max_keys,
         "dropped_keys": stats.dropped,
+        "memory_bytes": stats.bytes,
+        "max_memory_bytes": stats.max_bytes,
         "degraded": app.is_degraded(),
         "store": app.store_status(),
     });

@@ -3,6 +3,8 @@
 pub(crate) mod fixed_window;
 #[cfg(feature = "redis")]
 pub(crate) mod log_reply;
+#[cfg(feature = "snapshot")]
+pub(crate) mod saved;
 pub(crate) mod sliding_log;
 pub(crate) mod sliding_window;
 mod state;
@@ -11,6 +13,8 @@ pub(crate) mod token_bucket;
 pub(crate) use fixed_window::FixedWindow;
 #[cfg(feature = "redis")]
 pub(crate) use log_reply::LogReply;
+#[cfg(feature = "snapshot")]
+pub(crate) use saved::{Ages, Input, SavedState};
 pub(crate) use sliding_log::SlidingLog;
 pub(crate) use sliding_window::SlidingWindow;
 pub(crate) use state::{Done, State, decision, inspect, perform};

@@ -23,6 +23,8 @@ use crate::verb::Verb;
 
 mod blocks;
 mod decisions;
+#[cfg(feature = "snapshot")]
+mod snapshot;
 
 use blocks::Blocks;
 use decisions::Answer;

@@ -185,6 +185,24 @@ impl HashSeed {
         Self { sip: [word(0), word(1)], place: [word(2), word(3)] }
     }
 
+    /// What the identities of keys depend on, as bytes.
+    #[cfg(feature = "snapshot")]
+    pub(crate) fn identity_seed(&self) -> [u8; 16] {
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&self.sip[0].to_le_bytes());
+        bytes[8..].copy_from_slice(&self.sip[1].to_le_bytes());
+        bytes
+    }
+
+    /// A seed by which keys have the same identities. Their places are random.
+    #[cfg(feature = "snapshot")]
+    pub(crate) fn with_identity_seed(bytes: [u8; 16]) -> Self {
+        let bits = u128::from_le_bytes(bytes);
+        #[allow(clippy::cast_possible_truncation)] // the two halves
+        let sip = [bits as u64, (bits >> 64) as u64];
+        Self { sip, ..Self::random() }
+    }
+
     /// The identity of a key with one part.
     #[inline]
     pub(crate) fn id_of(&self, key: &[u8]) -> KeyId {

@@ -69,7 +69,9 @@ pub use request::{Request, Value};
 pub use secret::Secret;
 #[cfg(feature = "redis")]
 pub use store::fallback::FallbackStore;
-pub use store::memory::{MemoryStats, MemoryStore, MemoryStoreBuilder};
+#[cfg(feature = "snapshot")]
+pub use store::memory::snapshot::{RestoredSnapshot, SavedSnapshot, Snapshot, SnapshotError, SnapshotFile};
+pub use store::memory::{MemoryEstimate, MemoryStats, MemoryStore, MemoryStoreBuilder};
 #[cfg(feature = "redis")]
 pub use store::redis::{ClientCertificate, FailureKind, RedisOptions, RedisStore, StoreFailure};
 pub use time::{Clock, ManualClock, SystemClock, Timestamp, millis_ceil, secs_ceil};

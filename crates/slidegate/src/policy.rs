@@ -6,7 +6,7 @@ use crate::block::Block;
 use crate::charge::{Excess, OnStoreError};
 use crate::client_addr::Ipv6Prefix;
 use crate::error::Error;
-use crate::key::Key;
+use crate::key::{HashSeed, Key, KeyId};
 use crate::quota::Quota;
 use crate::request::{Request, Value};
 
@@ -15,6 +15,8 @@ mod set;
 
 pub use matcher::Match;
 pub use set::PolicySet;
+#[cfg(feature = "snapshot")]
+pub(crate) use set::Quotas;
 
 /// A named rule: when it applies, which attributes form its keys, its quota, and whether it is
 /// enforced or a shadow.
@@ -283,8 +285,16 @@ impl Policy {
     }
 
     /// Every quota of this policy: its own and those of its overrides.
-    pub(crate) fn quotas(&self) -> impl Iterator<Item = &Quota> {
+    pub fn quotas(&self) -> impl Iterator<Item = &Quota> {
         std::iter::once(&self.quota).chain(self.overrides.iter().map(|(_, quota)| quota))
+    }
+
+    /// The overrides by the identities of their keys.
+    pub(crate) fn override_ids(&self, secret: &HashSeed) -> impl Iterator<Item = (KeyId, &Quota)> {
+        self.overrides.iter().map(|(values, quota)| {
+            let request = self.request_of(values);
+            (self.key(&request).id(secret), quota)
+        })
     }
 
     /// Number of keys with an override.

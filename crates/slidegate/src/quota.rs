@@ -137,7 +137,32 @@ struct Prepared {
     share: u64,
 }
 
+/// What a quota is built from: its smallest form, for what is kept for each key and in files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct QuotaFields {
+    pub(crate) limit: u64,
+    pub(crate) window_us: u64,
+    pub(crate) burst: Option<u64>,
+    pub(crate) algorithm: Algorithm,
+    pub(crate) slots: u16,
+}
+
+impl QuotaFields {
+    /// The quota, unless a field is out of its range.
+    pub(crate) fn quota(self) -> Option<Quota> {
+        let Self { limit, window_us, burst, algorithm, slots } = self;
+        let window = Duration::from_micros(window_us);
+        let is_valid = window >= Quota::MIN_WINDOW && window <= Quota::MAX_WINDOW && slots > 0;
+        is_valid.then(|| Quota::build(limit, window_us, burst, algorithm, slots))
+    }
+}
+
 impl Quota {
+    pub(crate) fn fields(&self) -> QuotaFields {
+        let Self { limit, window_us, burst, algorithm, slots, .. } = *self;
+        QuotaFields { limit, window_us, burst, algorithm, slots }
+    }
+
     /// The shortest window: 1 ms. A loopback round trip takes longer than shorter windows.
     pub const MIN_WINDOW: Duration = Duration::from_millis(1);
     /// The longest window: 366 days, a leap year.

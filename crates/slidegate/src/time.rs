@@ -351,6 +351,48 @@ impl TimeSource {
     }
 }
 
+/// A point in the run of a machine, from its start to its end.
+#[cfg(feature = "snapshot")]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Boot {
+    /// Identifies the run; zeros if it is unknown.
+    pub(crate) id: [u8; 16],
+    /// Microseconds since the machine was started, including time spent suspended.
+    pub(crate) elapsed_us: u64,
+}
+
+#[cfg(feature = "snapshot")]
+impl TimeSource {
+    /// The point in the run of this machine, which a corrected wall clock does not change. `None` if
+    /// it is unknown, or the clock is not the machine's.
+    pub(crate) fn boot(&self) -> Option<Boot> {
+        match self {
+            Self::System(_) => boot(),
+            Self::Other(_) => None,
+        }
+    }
+}
+
+#[cfg(all(feature = "snapshot", any(target_os = "linux", target_os = "android")))]
+fn boot() -> Option<Boot> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    let id = u128::from_str_radix(&digits, 16).ok()?.to_le_bytes();
+    Some(Boot { id, elapsed_us: Monotonic::SinceBoot.elapsed_ns() / 1000 })
+}
+
+#[cfg(all(feature = "snapshot", not(any(target_os = "linux", target_os = "android"))))]
+fn boot() -> Option<Boot> {
+    None
+}
+
+/// The time for a file's date.
+#[cfg(feature = "snapshot")]
+#[allow(clippy::disallowed_methods)] // the one place that reads clocks
+pub(crate) fn file_time() -> SystemTime {
+    SystemTime::now()
+}
+
 /// One instant, as elapsed time and as a date.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Moment {

@@ -43,7 +43,13 @@ pub(super) async fn status(State(admin): State<Arc<Admin>>) -> Response {
             let Spans { sent, failed, dropped } = traces.spans();
             json!({ "endpoint": traces.endpoint(), "sent": sent, "failed": failed, "dropped": dropped })
         }),
-        "memory": { "keys": stats.keys, "max_keys": stats.max_keys, "dropped": stats.dropped },
+        "memory": {
+            "keys": stats.keys,
+            "max_keys": stats.max_keys,
+            "dropped": stats.dropped,
+            "bytes": stats.bytes,
+            "max_bytes": stats.max_bytes,
+        },
         "changes": {
             "version": id.version,
             "epoch": (id.epoch != 0).then(|| format!("{:016x}", id.epoch)),

@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
+use slidegate::MemoryStore;
 use slidegate_replay::{LogReader, LogStats, Options, Replay};
 
 use super::failure::Failure;
@@ -45,7 +46,7 @@ pub(super) fn run(args: &ReplayArgs) -> Result<ExitCode, Failure> {
     let unreadable = |error: io::Error| Failure(format!("{name}: {error}"));
     let mut log = LogReader::open(&args.log).map_err(unreadable)?.with_slack(Duration::from_secs(args.slack));
     let options = Options {
-        max_keys: config.max_keys,
+        max_keys: config.memory.max_keys.unwrap_or(MemoryStore::DEFAULT_MAX_KEYS),
         top: args.top,
         describe: |policy| describe(policy, Counted::Here),
         explain: |decision| decision.map_or_else(|| explanation::NOTHING.to_owned(), explanation::one),

@@ -64,6 +64,12 @@ pub(super) struct ServeArgs {
     /// or 0s if every listener is on loopback or a Unix socket]
     #[arg(long, value_name = "DURATION", value_parser = drain_delay)]
     drain_delay: Option<String>,
+    /// Bound of the memory store's bytes, such as `1GiB`; overrides the config file
+    #[arg(long, value_name = "SIZE")]
+    max_bytes: Option<String>,
+    /// File in which usage of the memory store outlives a restart; overrides the config file
+    #[arg(long, value_name = "FILE")]
+    snapshot: Option<String>,
 }
 
 /// Time after the grace period, to export the last spans and to exit.
@@ -87,6 +93,8 @@ pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, Failure> {
         has_other_grpc: false,
         resp: args.resp,
         drain_delay: args.drain_delay.as_deref(),
+        max_bytes: args.max_bytes.as_deref(),
+        snapshot: args.snapshot.as_deref(),
     };
     let sources = match &envoy {
         Some(settings) => args.policies.sources_with_envoy(settings, arguments)?,
@@ -282,7 +290,7 @@ impl Greeting {
             example: format!("'{listening}/v1/check{query}'"),
             listening,
             ports: Vec::new(),
-            store: format!("memory, up to {} keys", config.max_keys),
+            store: config.memory.to_string(),
             traces: config.observe.traces.as_ref().map(|traces| traces.endpoint.clone()),
             policies: config.policies.iter().map(|policy| describe(policy, config.counted())).collect(),
             envoy: None,
@@ -374,8 +382,9 @@ async fn sweep(app: Arc<App>) {
             tracing::warn!(
                 dropped = stats.dropped - reported,
                 max_keys = stats.max_keys,
-                "memory store full: dropped keys with usage, so their limits were not fully enforced; raise \
-                 store.memory.max_keys"
+                max_bytes = stats.max_bytes,
+                "memory store full: dropped keys with usage, so their limits were not fully enforced; raise {}",
+                if stats.keys < stats.max_keys { "store.memory.max_bytes" } else { "store.memory.max_keys" }
             );
             reported = stats.dropped;
         }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use slidegate::PolicySet;
+use slidegate::{PolicySet, format_window};
 
 use super::failure::Failure;
 use super::output;
@@ -37,7 +37,7 @@ pub(super) fn run(args: &ValidateArgs) -> Result<ExitCode, Failure> {
     let config = sources.load().map_err(|errors| Failure(errors.to_string()))?;
     let envoy = settings.as_ref().map(|settings| load_envoy(settings, &config)).transpose()?;
     if let Some(file) = &args.file {
-        output::print(file_summary(file, &config))?;
+        output::print(file_summary(file, &config, envoy.as_ref()))?;
     }
     if let Some((settings, envoy)) = settings.zip(envoy) {
         output::print(folder_summary(&settings, &envoy))?;
@@ -46,7 +46,7 @@ pub(super) fn run(args: &ValidateArgs) -> Result<ExitCode, Failure> {
 }
 
 /// Describes the policies and settings of the file.
-fn file_summary(file: &Path, config: &Config) -> String {
+fn file_summary(file: &Path, config: &Config, envoy: Option<&EnvoyConfig>) -> String {
     let mut lines = Vec::new();
     let count = config.policies.iter().len();
     let plural = if count == 1 { "policy" } else { "policies" };
@@ -71,10 +71,21 @@ fn file_summary(file: &Path, config: &Config) -> String {
         let tls = if resp.tls.is_some() { ", over TLS" } else { "" };
         lines.push(format!("RESP listens on {} {password}{tls}.", resp.listen));
     }
+    let candidates = config.candidates.iter().map(|(name, quota)| (name.as_str(), quota));
+    let policies = config.policies.iter().chain(envoy.into_iter().flat_map(EnvoyConfig::policies));
+    let worst_case = config.memory.worst_case(policies, candidates, config.resp.is_some());
     lines.push(format!(
         "HTTP listens on {}. The memory store holds up to {} keys.",
-        config.listen, config.max_keys
+        config.listen, worst_case.estimate.keys
     ));
+    lines.push(worst_case.to_string());
+    if let Some(snapshot) = &config.memory.snapshot {
+        lines.push(format!(
+            "Usage is saved to {} every {} and at shutdown.",
+            snapshot.path.display(),
+            format_window(snapshot.interval)
+        ));
+    }
     lines.join("\n")
 }
 

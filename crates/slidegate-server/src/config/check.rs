@@ -363,6 +363,14 @@ pub(super) fn default_of(schema: &Json) -> Option<Json> {
     required.map(|key| Some((key.to_owned(), default_of(&properties[key])?))).collect()
 }
 
+/// The defaults of a section that lacks a key without one.
+pub(super) fn defaults_in(schema: &Json) -> Json {
+    let properties = schema["properties"].as_object();
+    let required = schema["required"].as_array().into_iter().flatten().filter_map(Json::as_str);
+    let with_default = |key: &str| Some((key.to_owned(), default_of(&properties?[key])?));
+    required.filter_map(with_default).collect()
+}
+
 /// Whether a value is of the kind that a schema describes, valid or not.
 fn accepts(schema: &Json, node: &Node) -> bool {
     if let Some(kinds) = schema["anyOf"].as_array() {

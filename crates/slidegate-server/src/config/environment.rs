@@ -8,12 +8,13 @@ use slidegate_envoy::yaml::Shown;
 
 use super::MAX_DRAIN_DELAY;
 use super::admin;
-use super::check::default_of;
+use super::check::defaults_in;
 use super::errors::ConfigErrors;
+use super::memory::SNAPSHOT_PATH;
 use super::resp::Password;
 use super::store::read_file;
 use super::traces::{ENDPOINT, endpoint};
-use super::values::{ADDRESS, Form, Text, only_if};
+use super::values::{ADDRESS, ByteSize, Form, Text, only_if};
 
 /// The variable with the store's URL.
 pub(super) const URL_VARIABLE: &str = "SLIDEGATE_REDIS";
@@ -61,6 +62,10 @@ pub(crate) struct Arguments<'a> {
     pub(crate) resp: Option<SocketAddr>,
     /// The drain delay, a valid text.
     pub(crate) drain_delay: Option<&'a str>,
+    /// The bound of the memory store.
+    pub(crate) max_bytes: Option<&'a str>,
+    /// Where usage of the memory store is saved.
+    pub(crate) snapshot: Option<&'a str>,
 }
 
 impl Outside {
@@ -74,7 +79,8 @@ impl Outside {
         arguments: Arguments<'_>,
         variable: impl Fn(&str) -> Result<Option<String>, ConfigErrors>,
     ) -> Result<Self, ConfigErrors> {
-        let Arguments { redis, listen, grpc, has_other_grpc, resp, drain_delay } = arguments;
+        let Arguments { redis, listen, grpc, has_other_grpc, resp, drain_delay, max_bytes, snapshot } =
+            arguments;
         let addresses =
             [("/server/listen", listen), ("/grpc/listen", grpc), ("/resp/listen", resp)].into_iter();
         let mut settings: Vec<(&str, Json)> =
@@ -101,6 +107,18 @@ impl Outside {
         settings.extend(instances.map(|instances| ("/store/instances", instances.into())));
         let key_secret = secret("SLIDEGATE_KEY_SECRET", &variable)?;
         settings.extend(key_secret.map(|secret| ("/store/key_secret", secret.into())));
+        for (pointer, form, argument, text, name) in [
+            ("/store/memory/max_bytes", ByteSize::FORM, "--max-bytes", max_bytes, "SLIDEGATE_MAX_BYTES"),
+            ("/store/memory/snapshot/path", SNAPSHOT_PATH, "--snapshot", snapshot, "SLIDEGATE_SNAPSHOT"),
+        ] {
+            let (source, text) = match text {
+                Some(text) => (argument, Some(text.to_owned())),
+                None => (name, variable(name)?),
+            };
+            if let Some(text) = text {
+                settings.push((pointer, checked(source, form, &text)?.into()));
+            }
+        }
         let source = "SLIDEGATE_RESP_PASSWORD";
         if let Some(password) = secret(source, &variable)? {
             settings.push(("/resp/password", checked(source, Password::FORM, &password)?.into()));
@@ -135,13 +153,13 @@ impl Outside {
     pub(super) fn apply(&self, file: &mut Json, schema: &Json) {
         for (path, value) in &self.settings {
             let (section, key) = path.rsplit_once('/').expect("a path has a section");
-            // Only an address or a URL adds a section; the others need an existing one.
-            let creates = matches!(key, "redis" | "endpoint") || *path == "/resp/listen";
+            // Only an address, a URL or a path adds a section; the others need an existing one.
+            let creates = matches!(key, "redis" | "endpoint" | "path") || *path == "/resp/listen";
             if file.pointer(section).is_none() && creates {
                 let parts: Vec<_> = section.split('/').skip(1).collect();
                 let schema = parts.iter().fold(schema, |schema, part| &schema["properties"][part]);
                 let parent = parts.iter().fold(&mut *file, |parent, part| &mut parent[part]);
-                *parent = default_of(schema).unwrap_or_default();
+                *parent = defaults_in(schema);
             }
             if let Some(section) = file.pointer_mut(section) {
                 section[key] = value.clone();

@@ -34,7 +34,11 @@ drain_delay: 5s | drain_time drain_timeout drain_period lame_duck shutdown_delay
 deadline: 50ms | timeout timeout_ms command_timeout
 on_store_error: local | fail_open fail_closed failure_mode failure_mode_deny on_error on_backend_error fallback
 store: {memory: {max_keys: 1000000}} | max_keys memory redis redis_url
-max_keys: 1000000 | max_size max_entries size
+max_keys: 1000000 | max_entries size
+max_bytes: 1GiB | max_memory max_size maxmemory memory_limit
+snapshot: {path: /var/lib/slidegate/usage.snapshot} | persistence persist dump save
+path: /var/lib/slidegate/usage.snapshot | file dir directory
+interval: 1m | every period
 addresses: [ip] | ip ips address
 ";
 

@@ -13,14 +13,15 @@ use slidegate::{Algorithm, Quota, RedisOptions, Secret};
 use super::admin::HOST;
 use super::auth::{AttributeSource, TRUSTED_PROXY};
 use super::check::default_of;
+use super::memory::SNAPSHOT_PATH;
 use super::resp::{PASSWORD_FILE, Password};
 use super::sections::File;
 use super::store::READABLE_FILE;
 use super::traces::{ENDPOINT, FIELD};
-use super::values::{ADDRESS, ATTRIBUTE, Form, NAME, Text};
+use super::values::{ADDRESS, ATTRIBUTE, ByteSize, Form, NAME, Text};
 
 /// Every form of text.
-pub(super) const FORMS: [Form; 16] = [
+pub(super) const FORMS: [Form; 18] = [
     ADDRESS,
     NAME,
     ATTRIBUTE,
@@ -37,6 +38,8 @@ pub(super) const FORMS: [Form; 16] = [
     Quota::FORM,
     Algorithm::FORM,
     RedisOptions::FORM,
+    ByteSize::FORM,
+    SNAPSHOT_PATH,
 ];
 
 /// The schema as `slidegate schema` prints it.

@@ -139,8 +139,7 @@ impl File {
         let resp = self.resp.and_then(|resp| resp.build(&top.child("resp")));
         let has_open_port = resp.as_ref().is_some_and(|resp| resp.password.is_none());
         self.admin.check(&top.child("admin"), outside.tokens.len(), has_open_port);
-        let max_keys = self.store.memory.max_keys;
-        let shared = self.store.build(&top.child("store"));
+        let (memory, shared) = self.store.build(&top.child("store"));
         if let Some(shared) = shared.as_ref().filter(|_| top.is_valid_so_far()) {
             try_out(shared, &policies, top);
         }
@@ -157,7 +156,7 @@ impl File {
                 per_peer: self.server.max_connections_per_peer,
             },
             idle_timeout: self.server.idle_timeout.0,
-            max_keys,
+            memory,
             shared,
             resp,
             address_attributes,
@@ -215,7 +214,7 @@ mod tests {
     fn every_setting_arrives() {
         let text = "
 server: {listen: '[::1]:80', shutdown_grace: 1m30s, max_connections: 9, max_connections_per_peer: 3, idle_timeout: 5s, drain_delay: 0s}
-store: {memory: {max_keys: 200_000}}
+store: {memory: {max_keys: 200_000, max_bytes: 512 MiB, snapshot: {path: /var/lib/sg, interval: 5s}}}
 attributes: {addresses: [ip, proxy]}
 headers: {draft: draft-7, x_ratelimit: delta, retry_after: false, retry_after_ms: true}";
         let config = Config::parse(&format!("{text}{POLICY}"), "slidegate.yaml").unwrap();
@@ -223,7 +222,13 @@ headers: {draft: draft-7, x_ratelimit: delta, retry_after: false, retry_after_ms
         assert_eq!(config.drain_delay, Some(std::time::Duration::ZERO));
         assert_eq!(config.connections, ConnectionCaps { total: 9, per_peer: 3 });
         assert_eq!(config.idle_timeout.as_secs(), 5);
-        assert_eq!(config.max_keys, 200_000);
+        assert_eq!((config.memory.max_keys, config.memory.max_bytes), (Some(200_000), Some(512 << 20)));
+        let snapshot = config.memory.snapshot.clone().unwrap();
+        assert_eq!((snapshot.path.to_str(), snapshot.interval.as_secs()), (Some("/var/lib/sg"), 5));
+        let bare = "store: {memory: {max_bytes: 1048576, snapshot: {path: x}}}";
+        let bare = Config::parse(&format!("{bare}{POLICY}"), "slidegate.yaml").unwrap().memory;
+        assert_eq!((bare.max_keys, bare.max_bytes), (None, Some(1 << 20)));
+        assert_eq!(bare.snapshot.unwrap().interval.as_secs(), 60);
         assert!(config.is_address("proxy"));
         assert_eq!(
             (config.headers.draft, config.headers.x_ratelimit),
@@ -286,6 +291,30 @@ headers: {draft: draft-7, x_ratelimit: delta, retry_after: false, retry_after_ms
             (
                 "store: {memory: {max_keys: 1000000001}}",
                 "slidegate.yaml:1: store: memory: invalid max_keys `1000000001`: must be a whole number from 1 to 1000000000, without quotes",
+            ),
+            (
+                "store: {memory: {max_bytes: 1000}}",
+                "slidegate.yaml:1: store: memory: invalid max_bytes `1000`: must be 1MiB to 1024TiB, as a number with a unit (KiB, MiB, GiB, TiB, kB, MB, GB or TB), for example `max_bytes: 1GiB`",
+            ),
+            (
+                "store: {memory: {max_memory: 1GiB}}",
+                "slidegate.yaml:1: store: memory: unknown key `max_memory`: use `max_bytes`, for example `max_bytes: 1GiB`",
+            ),
+            (
+                "store: {memory: {snapshot: {interval: 1s}}}",
+                "slidegate.yaml:1: store: memory: snapshot: missing path: must be the path of a file, for example `path: /var/lib/slidegate/usage.snapshot`",
+            ),
+            (
+                "store: {memory: {snapshot: {path: /var/lib/}}}",
+                "slidegate.yaml:1: store: memory: snapshot: invalid path `/var/lib/`: must be the path of a file, for example `path: /var/lib/slidegate/usage.snapshot`",
+            ),
+            (
+                "store: {memory: {snapshot: {path: x, interval: 10ms}}}",
+                "slidegate.yaml:1: store: memory: snapshot: invalid interval `10ms`: must be 100ms to 1d with a unit (ms, s, m, h, d or w), for example `interval: 1m`",
+            ),
+            (
+                "store: {redis: 'redis://h', memory: {snapshot: {path: x}}}",
+                "slidegate.yaml:1: store: memory: invalid snapshot (keys and values): needs the memory store, and with redis usage is kept there; leave one of them out",
             ),
             (
                 "attributes: {addresses: [a b]}",

@@ -9,13 +9,12 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use slidegate::{
-    ClientCertificate, FallbackStore, Gate, MemoryStore, PolicySet, RedisOptions, RedisStore, Secret,
-};
+use slidegate::{ClientCertificate, FallbackStore, Gate, PolicySet, RedisOptions, RedisStore, Secret};
 use slidegate_envoy::yaml::Node;
 
 use super::check::Section;
 use super::environment::URL_VARIABLE;
+use super::memory::{Memory, MemorySection};
 use super::values::{Form, Parsed, Span};
 
 /// Largest file of certificates: all authorities that browsers trust take a fifth of it.
@@ -27,7 +26,7 @@ const MAX_PEM_BYTES: u64 = 1 << 20;
 #[schemars(extend("x-example" = "redis: redis://127.0.0.1:6379"))]
 pub(super) struct StoreSection {
     /// The memory store. Instances use it as the fallback while the shared store is unavailable.
-    pub(super) memory: MemorySection,
+    memory: MemorySection,
     /// URL of the shared store. `serve --redis` and `SLIDEGATE_REDIS` take precedence.
     redis: Option<Parsed<RedisOptions>>,
     /// The longest a decision may take. After it, each policy decides by its `on_store_error`.
@@ -70,16 +69,6 @@ pub(super) struct StoreSection {
     key_file: Option<String>,
 }
 
-/// The memory store.
-#[derive(Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(extend("x-example" = "max_keys: 1000000"))]
-pub(super) struct MemorySection {
-    /// Most keys held. A full store drops the key that matters least, and reports it.
-    #[schemars(range(min = 1, max = 1_000_000_000), extend("default" = MemoryStore::DEFAULT_MAX_KEYS))]
-    pub(super) max_keys: usize,
-}
-
 #[derive(Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum KeyForm {
@@ -105,8 +94,14 @@ impl StoreSection {
         self.key_secret.clone().map(Secret::new)
     }
 
-    /// The shared store. `None` if there is none, or if it is invalid, which is reported.
-    pub(super) fn build(self, section: &Section<'_>) -> Option<SharedStore> {
+    /// The memory store, and the shared store: `None` if there is none, or if it is invalid, which is
+    /// reported.
+    pub(super) fn build(self, section: &Section<'_>) -> (Memory, Option<SharedStore>) {
+        let memory = self.memory.build(&section.child("memory"), self.redis.is_some());
+        (memory, self.build_shared(section))
+    }
+
+    fn build_shared(self, section: &Section<'_>) -> Option<SharedStore> {
         let certificate = certificate(self.cert_file, self.key_file, section);
         let Some(options) = self.redis else {
             let keys = section.entries().iter().filter_map(|(key, _)| key.scalar());

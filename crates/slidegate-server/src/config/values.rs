@@ -144,6 +144,61 @@ impl<const MIN: u64, const MAX: u64> JsonSchema for Span<MIN, MAX> {
     }
 }
 
+/// A number of bytes, at least one MiB: `1GiB`, `500MB`, or as a plain number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ByteSize(pub(crate) usize);
+
+/// The units of a [`ByteSize`], with their bytes. The short binary ones are those of Kubernetes.
+const BYTE_UNITS: [(&str, u64); 14] = [
+    ("", 1),
+    ("b", 1),
+    ("ki", 1 << 10),
+    ("kib", 1 << 10),
+    ("mi", 1 << 20),
+    ("mib", 1 << 20),
+    ("gi", 1 << 30),
+    ("gib", 1 << 30),
+    ("ti", 1 << 40),
+    ("tib", 1 << 40),
+    ("kb", 1000),
+    ("mb", 1_000_000),
+    ("gb", 1_000_000_000),
+    ("tb", 1_000_000_000_000),
+];
+
+impl Text for ByteSize {
+    const FORM: Form = Form::of::<Self>(
+        "byte-size",
+        "1MiB to 1024TiB, as a number with a unit (KiB, MiB, GiB, TiB, kB, MB, GB or TB), for example `max_bytes: 1GiB`",
+    )
+    .pattern(r"^\s*\d+\s*([kKmMgGtT]?[bB]|[kKmMgGtT]i[bB]?)?\s*$");
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let text = text.trim();
+        let end = text.find(|c: char| !c.is_ascii_digit() && c != '_').unwrap_or(text.len());
+        let (number, unit) = text.split_at(end);
+        let unit = unit.trim().to_ascii_lowercase();
+        let unit = BYTE_UNITS.iter().find(|(name, _)| *name == unit).map(|(_, bytes)| *bytes);
+        let number: Option<u64> = number.replace('_', "").parse().ok();
+        let bytes = number.zip(unit).and_then(|(number, unit)| number.checked_mul(unit));
+        let bytes = bytes.filter(|bytes| (1 << 20..=1 << 50).contains(bytes));
+        bytes.and_then(|bytes| usize::try_from(bytes).ok()).map(Self).ok_or_else(String::new)
+    }
+}
+
+/// Bytes in the largest unit in which they are at least 1, with three digits: `1.5 GiB`.
+pub(crate) fn format_bytes(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let unit = (bytes.max(1).ilog2() / 10) as usize;
+    if unit == 0 {
+        return format!("{bytes} bytes");
+    }
+    #[allow(clippy::cast_precision_loss)] // three digits are shown
+    let size = bytes as f64 / (1_u64 << (10 * unit)) as f64;
+    let digits = if size < 10.0 { 2 } else { usize::from(size < 100.0) };
+    format!("{size:.digits$} {}", UNITS[unit])
+}
+
 /// A text that may be written without quotes even where it looks like a number or a flag.
 #[derive(Debug, serde::Deserialize)]
 pub(super) struct Scalar(pub(super) String);

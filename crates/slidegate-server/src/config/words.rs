@@ -2,13 +2,7 @@
 
 use std::time::Duration;
 
-use slidegate::{Algorithm, Excess, OnStoreError, Policy, Quota, format_window};
-
-/// Bytes of a key in the memory store, at most; see `MemoryStore` for where these come from.
-const COUNTERS_BYTES: u64 = 63;
-const LOG_BYTES: u64 = 105;
-/// Bytes of a log's runs that lie in the key's own slot.
-const LOG_BYTES_HERE: u64 = 23;
+use slidegate::{Algorithm, Excess, MemoryStore, OnStoreError, Policy, Quota, format_window};
 
 /// Bytes of a key in Redis by `MEMORY USAGE`, where policy and id have some 30 bytes together; see
 /// docs/operations.md.
@@ -32,7 +26,7 @@ pub(crate) enum Counted {
 /// What a policy does, in sentences on one line.
 ///
 /// "login-per-ip: requests whose path is `/login` are limited to 5 per 1m for each ip (exact
-/// sliding log). Denies. A key takes about 130 bytes at most."
+/// sliding log). Denies. A key takes about 153 bytes at most."
 pub(crate) fn describe(policy: &Policy, counted: Counted) -> String {
     let quota = policy.quota();
     let mut words = format!(
@@ -56,7 +50,9 @@ pub(crate) fn describe(policy: &Policy, counted: Counted) -> String {
         words += " Nothing passes that costs anything.";
     }
     let size = match counted {
-        Counted::Here => format!("about {} bytes at most.", bytes(quota)),
+        Counted::Here => {
+            format!("about {} bytes at most.", MemoryStore::bytes_per_key(quota, policy.on_excess()))
+        }
         Counted::Shared { .. } => format!("about {} bytes in redis at most.", redis_bytes(quota)),
     };
     words += &match policy.override_count() {
@@ -129,15 +125,6 @@ fn is_exact(quota: &Quota) -> bool {
     quota.limit() <= u64::from(quota.slots())
 }
 
-/// What a key takes in the memory store when it is full, if no single cost is above the limit.
-fn bytes(quota: &Quota) -> u64 {
-    if quota.algorithm() != Algorithm::SlidingLog {
-        return COUNTERS_BYTES;
-    }
-    let ring = log_runs(quota) * run_bytes(quota);
-    LOG_BYTES + if ring > LOG_BYTES_HERE { ring } else { 0 }
-}
-
 /// What a key takes in Redis when it is full, by the server's own count, if no single cost is above
 /// the limit.
 fn redis_bytes(quota: &Quota) -> u64 {
@@ -198,7 +185,7 @@ mod tests {
             (
                 "when: {path: /login}, scope: [ip], limit: 5, window: 1m",
                 "requests whose path is `/login` are limited to 5 per 1m for each ip (exact sliding log). Denies. A key \
-                 takes about 130 bytes at most.",
+                 takes about 153 bytes at most.",
             ),
             (
                 "when: {method: [GET, HEAD], user: {present: false}}, scope: [ip, path], quota: 10/s, mode: shadow",

@@ -295,10 +295,12 @@ impl Session {
             (
                 "Slidegate",
                 format!(
-                    "keys:{}\r\nmax_keys:{}\r\ndropped_keys:{}\r\nready:{}\r\n",
+                    "keys:{}\r\nmax_keys:{}\r\ndropped_keys:{}\r\nmemory_bytes:{}\r\nmax_memory_bytes:{}\r\nready:{}\r\n",
                     stats.keys,
                     stats.max_keys,
                     stats.dropped,
+                    stats.bytes,
+                    stats.max_bytes.unwrap_or(0),
                     u8::from(app.readiness.is_ready())
                 ),
             ),

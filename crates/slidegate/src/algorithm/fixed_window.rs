@@ -3,6 +3,8 @@
 //! Its error: a client that spends the limit just before a window boundary and again just after it
 //! gets twice the limit within moments. `lua/fixed_window.lua` is its twin; change both or neither.
 
+#[cfg(feature = "snapshot")]
+use super::saved::{Ages, Input, SavedState};
 use super::state::{State, small_step_us};
 use crate::quota::Quota;
 use crate::time::Timestamp;
@@ -64,6 +66,20 @@ impl State for FixedWindow {
     fn charges(&self, quota: &Quota) -> Vec<RecordedCharge> {
         let begin = self.end.saturating_sub(quota.window_us());
         vec![RecordedCharge { at: Timestamp::from_micros(begin), cost: self.used }]
+    }
+}
+
+#[cfg(feature = "snapshot")]
+impl SavedState for FixedWindow {
+    fn save(&self, ages: Ages, out: &mut Vec<u8>) {
+        out.extend_from_slice(&ages.of(self.end).to_le_bytes());
+        out.extend_from_slice(&self.used.to_le_bytes());
+    }
+
+    /// If the date was corrected meanwhile, the window ends between two multiples of itself, and
+    /// counts until then.
+    fn load(input: &mut Input<'_>, ages: Ages, _quota: &Quota, _now: u64) -> Option<Self> {
+        Some(Self { end: ages.at(input.i64()?), used: input.u64()? })
     }
 }
 

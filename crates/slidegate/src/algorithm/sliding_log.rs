@@ -7,6 +7,8 @@
 //! count up to one step too long but never too short. `lua/sliding_log.lua` is its twin; change
 //! both or neither.
 
+#[cfg(feature = "snapshot")]
+use super::saved::{Ages, Input, SavedState};
 use super::state::{State, small_step_us};
 use crate::quota::Quota;
 use crate::time::Timestamp;
@@ -181,6 +183,72 @@ impl State for SlidingLog {
         let entry =
             |at| RecordedCharge { at: Timestamp::from_micros(self.timestamp(at)), cost: self.cost(at) };
         (0..self.len).map(entry).collect()
+    }
+
+    #[inline(always)]
+    fn heap_bytes(&self) -> usize {
+        match &self.ring {
+            Ring::Inline(_) => 0,
+            Ring::Heap(bytes) => bytes.len(),
+        }
+    }
+
+    fn most_heap_bytes(quota: &Quota, entries: u64, cost: u64) -> usize {
+        let entries = usize::try_from(entries).unwrap_or(usize::MAX).min(quota.max_entries().into());
+        let bytes = entries * Widths::new(timestamp_bytes(quota), cost_bytes(cost.max(1))).entry();
+        if bytes <= Ring::INLINE_BYTES { 0 } else { bytes }
+    }
+}
+
+#[cfg(feature = "snapshot")]
+impl SavedState for SlidingLog {
+    /// The entries with their distances to the newest, oldest first.
+    fn save(&self, ages: Ages, out: &mut Vec<u8>) {
+        out.extend_from_slice(&ages.of(self.newest).to_le_bytes());
+        out.extend_from_slice(&self.len.to_le_bytes());
+        out.extend_from_slice(&[self.widths.0, self.ahead_bits]);
+        let [timestamp_bytes, cost_bytes] = [self.widths.timestamp(), self.widths.cost()].map(usize::from);
+        for at in 0..self.len {
+            let distance = self.newest - self.timestamp(at);
+            out.extend_from_slice(&distance.to_le_bytes()[..timestamp_bytes]);
+            out.extend_from_slice(&self.cost(at).to_le_bytes()[..cost_bytes]);
+        }
+    }
+
+    fn load(input: &mut Input<'_>, ages: Ages, _quota: &Quota, _now: u64) -> Option<Self> {
+        let (newest, len) = (ages.at(input.i64()?), input.u16()?);
+        let (widths, ahead_bits) = (Widths(input.u8()?), input.u8()?);
+        let are_widths = matches!(widths.timestamp(), 4 | 6) && matches!(widths.cost(), 0 | 1 | 2 | 4 | 8);
+        if len == 0 {
+            return Some(Self::default());
+        }
+        if !are_widths || ahead_bits >= 64 {
+            return None;
+        }
+        #[allow(clippy::cast_possible_truncation)] // at most 23
+        let capacity = len.max((Ring::INLINE_BYTES / widths.entry()) as u16);
+        let ring = Ring::new(usize::from(capacity) * widths.entry());
+        let mut log =
+            Self { oldest: newest, newest, used: 0, ring, head: 0, len, capacity, widths, ahead_bits };
+        let mut before = u64::MAX;
+        for at in 0..len {
+            let mut field = |bytes: u8| {
+                let mut number = [0; 8];
+                number[..usize::from(bytes)].copy_from_slice(input.bytes(bytes.into())?);
+                Some(u64::from_le_bytes(number))
+            };
+            let (distance, cost) = (field(widths.timestamp())?, field(widths.cost())?);
+            let cost = if widths.cost() == 0 { 1 } else { cost };
+            if distance > before {
+                return None;
+            }
+            before = distance;
+            log.used = log.used.checked_add(cost)?;
+            log.write_timestamp(at, newest.wrapping_sub(distance));
+            log.write_cost(at, cost);
+        }
+        log.oldest = log.timestamp(0);
+        (log.used > 0).then_some(log)
     }
 }
 

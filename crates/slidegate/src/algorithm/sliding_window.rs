@@ -9,6 +9,8 @@
 //! Pure: no clock, key or store. `lua/sliding_window.lua` is its twin; change both or neither.
 
 use super::fixed_window::{is_small_step_back, window_end};
+#[cfg(feature = "snapshot")]
+use super::saved::{Ages, Input, SavedState};
 use super::state::State;
 use crate::quota::Quota;
 use crate::time::Timestamp;
@@ -133,6 +135,22 @@ impl State for SlidingWindow {
     }
 }
 
+#[cfg(feature = "snapshot")]
+impl SavedState for SlidingWindow {
+    fn save(&self, ages: Ages, out: &mut Vec<u8>) {
+        out.extend_from_slice(&ages.of(self.end).to_le_bytes());
+        out.extend_from_slice(&self.previous.to_le_bytes());
+        out.extend_from_slice(&self.current.to_le_bytes());
+    }
+
+    fn load(input: &mut Input<'_>, ages: Ages, quota: &Quota, now: u64) -> Option<Self> {
+        let end = ages.at(input.i64()?);
+        let mut loaded = Self { end, previous: input.u64()?, current: input.u64()? };
+        loaded.align(quota, now);
+        Some(loaded)
+    }
+}
+
 impl SlidingWindow {
     /// `now` is in the window that ends at `end`, but the counters are not: time has passed or
     /// stepped back.
@@ -153,6 +171,23 @@ impl SlidingWindow {
         self.current = 0;
         self.end = end;
         now
+    }
+
+    /// Moves the counters to a window of this clock, if the wall clock was corrected since the clock
+    /// of the snapshot started: to a later one, so that nothing stops counting too early.
+    #[cfg(feature = "snapshot")]
+    fn align(&mut self, quota: &Quota, now: u64) {
+        let window = quota.window_us();
+        let later = quota.by_window().ceil(self.end).saturating_mul(window);
+        let end = window_end(quota, now);
+        if later == self.end {
+            return;
+        }
+        if later <= end {
+            self.end = later;
+        } else {
+            self.count_as_new(quota, end);
+        }
     }
 
     /// Moves all usage to the window that ends at `end`: at most the capacity, or the larger

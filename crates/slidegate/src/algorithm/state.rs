@@ -53,6 +53,18 @@ pub(crate) trait State: Default + std::fmt::Debug {
 
     /// The charges with their times, oldest first, as far as they are stored.
     fn charges(&self, quota: &Quota) -> Vec<RecordedCharge>;
+
+    /// Bytes of the state that are on the heap.
+    #[inline(always)]
+    fn heap_bytes(&self) -> usize {
+        0
+    }
+
+    /// Most bytes on the heap that any history of this many entries of at most this cost leads to.
+    fn most_heap_bytes(quota: &Quota, entries: u64, cost: u64) -> usize {
+        let _ = (quota, entries, cost);
+        0
+    }
 }
 
 /// Most steps in the report of how usage declines.

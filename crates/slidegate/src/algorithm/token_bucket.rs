@@ -8,6 +8,8 @@
 //!
 //! `lua/token_bucket.lua` is its twin; change both or neither.
 
+#[cfg(feature = "snapshot")]
+use super::saved::{Ages, Input, SavedState};
 use super::state::{State, small_step_us};
 use crate::quota::Quota;
 use crate::usage::RecordedCharge;
@@ -139,5 +141,19 @@ impl State for TokenBucket {
     /// The level has no times.
     fn charges(&self, _quota: &Quota) -> Vec<RecordedCharge> {
         Vec::new()
+    }
+}
+
+#[cfg(feature = "snapshot")]
+impl SavedState for TokenBucket {
+    fn save(&self, ages: Ages, out: &mut Vec<u8>) {
+        out.extend_from_slice(&ages.of(self.at).to_le_bytes());
+        out.extend_from_slice(&self.level.to_le_bytes());
+        out.extend_from_slice(&self.fraction.to_le_bytes());
+    }
+
+    fn load(input: &mut Input<'_>, ages: Ages, quota: &Quota, _now: u64) -> Option<Self> {
+        let loaded = Self { at: ages.at(input.i64()?), level: input.u64()?, fraction: input.u64()? };
+        (loaded.fraction < quota.window_us()).then_some(loaded)
     }
 }

@@ -113,16 +113,23 @@ impl PolicySet {
     }
 
     /// The quota of every key, by what a store knows policies and keys by.
-    fn quotas(&self, secret: &HashSeed) -> Quotas<'_> {
+    pub(crate) fn quotas<'a>(&'a self, secret: &HashSeed) -> Quotas<'a> {
         let by_policy = self.rules.iter().map(|rule| {
-            let policy = &rule.policy;
-            let overrides = policy.overrides.iter().map(|(values, quota)| {
-                let request = policy.request_of(values);
-                (policy.key(&request).id(secret), quota)
-            });
-            (rule.number, (&policy.quota, overrides.collect()))
+            let overrides = rule.policy.override_ids(secret).collect();
+            (rule.number, (&rule.policy.quota, overrides))
         });
         Quotas(by_policy.collect())
+    }
+
+    /// The policies with their numbers, and the quotas of keys with an override.
+    #[cfg(feature = "snapshot")]
+    pub(crate) fn numbered(
+        &self,
+        secret: &HashSeed,
+    ) -> impl ExactSizeIterator<Item = (u32, &Policy, Vec<(KeyId, &Quota)>)> {
+        self.rules
+            .iter()
+            .map(move |rule| (rule.number, &rule.policy, rule.policy.override_ids(secret).collect()))
     }
 
     /// Which keys have another quota than in the set that was active before.
@@ -247,11 +254,11 @@ enum Obstacle<'a> {
 }
 
 /// See [`PolicySet::quotas`].
-struct Quotas<'a>(HashMap<u32, (&'a Quota, HashMap<KeyId, &'a Quota>)>);
+pub(crate) struct Quotas<'a>(HashMap<u32, (&'a Quota, HashMap<KeyId, &'a Quota>)>);
 
 impl Quotas<'_> {
     /// The quota of a key, if its policy is in the set.
-    fn of(&self, policy: u32, key: KeyId) -> Option<Quota> {
+    pub(crate) fn of(&self, policy: u32, key: KeyId) -> Option<Quota> {
         let (quota, overrides) = self.0.get(&policy)?;
         Some(**overrides.get(&key).unwrap_or(quota))
     }

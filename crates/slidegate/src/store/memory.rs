@@ -16,15 +16,21 @@ use crate::quota::Quota;
 use crate::store::{
     IdempotencyCache, Local, ManagedStore, QuotaChanges, Store, StoreDecisions, StoredPolicy, all_or_none,
 };
-use crate::sync::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering};
+use crate::sync::{AtomicUsize, Mutex, MutexGuard, Ordering};
 use crate::time::{Clock, Moment, SystemClock, TimeSource, Timestamp};
 use crate::usage::KeyInspection;
 use crate::verb::Verb;
 
+mod accounting;
+mod estimate;
 mod inline_quotas;
 mod shard;
+#[cfg(feature = "snapshot")]
+pub(crate) mod snapshot;
 mod table;
 
+use accounting::Accounting;
+pub use estimate::MemoryEstimate;
 use inline_quotas::InlineQuotas;
 use shard::{Address, Call, Shard};
 
@@ -36,6 +42,7 @@ use shard::{Address, Call, Shard};
 /// (up to 14 for large costs or long windows). A million keys of counters take at most 63 MB, a
 /// million full logs of 100 entries 505 MB. The store itself takes 256 bytes per 1024 of
 /// `max_keys`. Memory grows and shrinks with the number of keys.
+/// [`max_bytes`](MemoryStoreBuilder::max_bytes) bounds it for any mix of algorithms.
 ///
 /// A key is removed once nothing of it counts any more: when it is accessed, or by the sweeps of
 /// other decisions. If the store is full, a new key evicts the weakest of some keys: an expired
@@ -62,7 +69,7 @@ pub struct MemoryStore {
     shards: Box<[PaddedShard]>,
     /// Number of bits by which a key's hash is shifted to get its shard.
     shift: u32,
-    key_count: KeyCount,
+    accounting: Accounting,
     /// The shard at which [`sweep`](Self::sweep) continues.
     next_swept: AtomicUsize,
     /// Created by the first check with an idempotency key.
@@ -85,14 +92,6 @@ struct ShardData {
     inline_quotas: InlineQuotas,
 }
 
-/// Numbers of keys over all shards.
-#[derive(Debug)]
-struct KeyCount {
-    held: AtomicUsize,
-    max_keys: usize,
-    dropped: AtomicU64,
-}
-
 /// How full a [`MemoryStore`] is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -102,23 +101,58 @@ pub struct MemoryStats {
     /// Most keys that the store holds.
     pub max_keys: usize,
     /// Keys evicted while they still counted, since the store was created. If above zero,
-    /// `max_keys` is too small: the limits of those keys were not fully enforced.
+    /// `max_keys` or `max_bytes` is too small: the limits of those keys were not fully enforced.
     pub dropped: u64,
+    /// Bytes that the shards and their keys take now, as allocated.
+    pub bytes: usize,
+    /// Most bytes that they may take, if bounded.
+    pub max_bytes: Option<usize>,
 }
 
 /// Builds a [`MemoryStore`]: `MemoryStore::builder().max_keys(10_000).build()`.
 #[derive(Debug, Clone)]
 pub struct MemoryStoreBuilder {
     clock: TimeSource,
-    max_keys: usize,
+    max_keys: Option<usize>,
+    max_bytes: Option<usize>,
+    /// What the identities of keys depend on.
+    #[cfg(feature = "snapshot")]
+    identity_seed: Option<[u8; 16]>,
 }
 
 impl MemoryStoreBuilder {
     /// Sets the most keys that the store holds, at least 1. [`MemoryStore`] documents the memory
-    /// that they take.
+    /// that they take. Default: [`DEFAULT_MAX_KEYS`](MemoryStore::DEFAULT_MAX_KEYS), or with
+    /// [`max_bytes`](Self::max_bytes) as many as fit.
     #[must_use]
     pub fn max_keys(mut self, max_keys: usize) -> Self {
-        self.max_keys = max_keys.max(1);
+        self.max_keys = Some(max_keys.max(1));
+        self
+    }
+
+    /// Bounds the bytes that the store takes, at least
+    /// [`MIN_MAX_BYTES`](MemoryStore::MIN_MAX_BYTES). By default they are not bounded.
+    ///
+    /// They count as allocated: the tables with their empty slots, logs, quotas that came with
+    /// requests, and the store itself. Beside them, checks with an idempotency key take up to
+    /// [`IDEMPOTENCY_BYTES`](MemoryStore::IDEMPOTENCY_BYTES), and a table of about 1000 keys exists
+    /// twice while it grows. If there are no bytes for a new key or a longer log, the store evicts
+    /// keys as if it had too many; see [`MemoryStore`].
+    ///
+    /// ```
+    /// use slidegate::{Limiter, MemoryStore, Quota};
+    ///
+    /// let store = MemoryStore::builder().max_bytes(4 << 20).build();
+    /// let limiter = Limiter::with_store(Quota::per_hour(100), store);
+    /// for n in 0..100_000 {
+    ///     limiter.check(format!("key-{n}"));
+    /// }
+    /// let stats = limiter.stats();
+    /// assert!(stats.bytes <= 4 << 20 && stats.dropped > 0, "{stats:?}");
+    /// ```
+    #[must_use]
+    pub fn max_bytes(mut self, max_bytes: usize) -> Self {
+        self.max_bytes = Some(max_bytes.max(MemoryStore::MIN_MAX_BYTES));
         self
     }
 
@@ -132,33 +166,72 @@ impl MemoryStoreBuilder {
     /// Creates the store.
     #[must_use]
     pub fn build(self) -> MemoryStore {
-        let shards = (self.max_keys / KEYS_PER_SHARD).clamp(1, MAX_SHARDS);
-        let bits = shards.ilog2();
+        let max_keys = self.key_bound();
+        let bits = self.shards().ilog2();
+        let shards = 1usize << bits;
         let none = Arc::new(Quota::per_second(0));
         let kept = || ShardData {
             shard: Shard::default(),
             quota: Arc::clone(&none),
             inline_quotas: InlineQuotas::default(),
         };
+        let secret = self.seed();
         MemoryStore {
             clock: self.clock,
-            secret: HashSeed::random(),
-            shards: (0..1usize << bits).map(|_| PaddedShard(Mutex::new(kept()))).collect(),
+            secret,
+            shards: (0..shards).map(|_| PaddedShard(Mutex::new(kept()))).collect(),
             shift: 64 - bits,
-            key_count: KeyCount {
-                held: AtomicUsize::new(0),
-                max_keys: self.max_keys,
-                dropped: AtomicU64::new(0),
-            },
+            accounting: Accounting::new(
+                max_keys,
+                self.max_bytes,
+                shards,
+                size_of::<PaddedShard>(),
+                Shard::first_tables_bytes(),
+            ),
             next_swept: AtomicUsize::new(0),
             idempotent: OnceLock::new(),
         }
+    }
+
+    /// Makes the store identify keys as that of a snapshot did, so that it can be
+    /// [restored](crate::Gate::restore).
+    #[cfg(feature = "snapshot")]
+    #[must_use]
+    pub fn for_snapshot(mut self, snapshot: &snapshot::Snapshot) -> Self {
+        self.identity_seed = Some(snapshot.identity_seed());
+        self
+    }
+
+    fn seed(&self) -> HashSeed {
+        #[cfg(feature = "snapshot")]
+        if let Some(seed) = self.identity_seed {
+            return HashSeed::with_identity_seed(seed);
+        }
+        HashSeed::random()
+    }
+
+    /// Most keys.
+    fn key_bound(&self) -> usize {
+        let fitting = self.max_bytes.map(|bytes| (bytes / SMALLEST_KEY_BYTES).max(1));
+        self.max_keys.or(fitting).unwrap_or(MemoryStore::DEFAULT_MAX_KEYS)
+    }
+
+    /// Number of shards, not yet rounded down to a power of two.
+    fn shards(&self) -> usize {
+        let by_bytes = self.max_bytes.map_or(usize::MAX, |bytes| bytes / BYTES_PER_SHARD);
+        (self.key_bound() / KEYS_PER_SHARD).min(by_bytes).clamp(1, MAX_SHARDS)
     }
 }
 
 /// Keys per shard when the store is full. Growing a shard moves all its keys under its lock, so few
 /// keys keep that short; enough keys let the shards themselves stay in the processor's cache.
 const KEYS_PER_SHARD: usize = 1024;
+/// Least bytes per shard of a store with a byte bound: four times a full log of 1024 entries of
+/// the widest kind, so that what is guaranteed to a shard holds any key.
+const BYTES_PER_SHARD: usize = 64 << 10;
+/// What the smallest key takes without empty slots, so that no more keys fit than bytes divided by
+/// this.
+const SMALLEST_KEY_BYTES: usize = 41;
 /// The policy number of keys without a policy.
 const OWN_POLICY: u32 = 0;
 /// 65,536 shards take 16 MiB. A store for more than 67 million keys has larger shards instead of
@@ -196,6 +269,13 @@ impl Store for MemoryStore {
     }
 }
 
+#[cfg(feature = "snapshot")]
+impl crate::store::InMemory for MemoryStore {
+    fn in_memory(&self) -> &MemoryStore {
+        self
+    }
+}
+
 impl ManagedStore for MemoryStore {
     async fn inspect(&self, charges: &[Charge<'_>]) -> Result<Vec<KeyInspection>, Error> {
         Ok(self.inspect(charges))
@@ -216,6 +296,11 @@ impl MemoryStore {
     /// Default maximum of keys: a million, which takes at most 63 MB for counters or 105 MB for
     /// logs with few entries.
     pub const DEFAULT_MAX_KEYS: usize = 1 << 20;
+    /// The least bound of bytes: 1 MiB.
+    pub const MIN_MAX_BYTES: usize = 1 << 20;
+    /// Most bytes that the decisions on checks with an idempotency key take: 20 MiB if each is
+    /// under one policy.
+    pub const IDEMPOTENCY_BYTES: usize = 20 << 20;
 
     /// A store with the system clock and at most [`DEFAULT_MAX_KEYS`](Self::DEFAULT_MAX_KEYS) keys.
     #[must_use]
@@ -226,16 +311,25 @@ impl MemoryStore {
     /// Starts to build a store with other settings.
     #[must_use]
     pub fn builder() -> MemoryStoreBuilder {
-        MemoryStoreBuilder { clock: TimeSource::System(SystemClock::new()), max_keys: Self::DEFAULT_MAX_KEYS }
+        let clock = TimeSource::System(SystemClock::new());
+        MemoryStoreBuilder {
+            clock,
+            max_keys: None,
+            max_bytes: None,
+            #[cfg(feature = "snapshot")]
+            identity_seed: None,
+        }
     }
 
-    /// How full the store is. Reads two counters without a lock.
+    /// How full the store is. Reads three counters without a lock.
     #[must_use]
     pub fn stats(&self) -> MemoryStats {
         MemoryStats {
-            keys: self.key_count.held.load(Ordering::Relaxed),
-            max_keys: self.key_count.max_keys,
-            dropped: self.key_count.dropped.load(Ordering::Relaxed),
+            keys: self.accounting.held.load(Ordering::Relaxed),
+            max_keys: self.accounting.max_keys,
+            dropped: self.accounting.dropped.load(Ordering::Relaxed),
+            bytes: self.accounting.bytes(),
+            max_bytes: self.accounting.max_bytes(),
         }
     }
 
@@ -249,7 +343,7 @@ impl MemoryStore {
         let mut removed = 0;
         for _ in 0..slots.div_ceil(KEYS_PER_SHARD) {
             let at = self.next_swept.fetch_add(1, Ordering::Relaxed) & (self.shards.len() - 1);
-            removed += self.lock(at).shard.sweep(now, KEYS_PER_SHARD, &self.key_count, &self.secret);
+            removed += self.lock(at).shard.sweep(now, KEYS_PER_SHARD, &self.accounting, &self.secret);
         }
         removed
     }
@@ -284,7 +378,8 @@ impl MemoryStore {
         let mut guard = self.lock(self.shard_of(address.place));
         let ShardData { shard, quota, .. } = &mut *guard;
         let now = shard.arrive(now, &self.clock);
-        let call = Call { verb, address, quota, cost, now, key_count: &self.key_count, secret: &self.secret };
+        let call =
+            Call { verb, address, quota, cost, now, accounting: &self.accounting, secret: &self.secret };
         run(shard, &call)
     }
 
@@ -371,7 +466,7 @@ impl MemoryStore {
         let mut all = ScannedKeys::default();
         let from = usize::try_from(from).unwrap_or(usize::MAX);
         for at in from..self.shards.len() {
-            let forgot = self.lock(at).shard.forget_policies(policies, &self.key_count, &self.secret);
+            let forgot = self.lock(at).shard.forget_policies(policies, &self.accounting, &self.secret);
             all.forgotten += forgot.forgotten;
             all.scanned += forgot.scanned;
             if all.scanned >= keys && at + 1 < self.shards.len() {
@@ -388,7 +483,7 @@ impl MemoryStore {
         let found = calls.iter().map(|call| {
             let guard = self.guard_of(&locked, call);
             let ShardData { shard, inline_quotas, .. } = &mut *locked[guard].1;
-            match inline_quotas.quota(call.address.policy, call.address.id) {
+            match inline_quotas.quota(&call.address) {
                 Some(quota) => shard.inspect(&Call { quota: &quota, ..*call }),
                 None => shard.inspect(call),
             }
@@ -405,18 +500,19 @@ impl MemoryStore {
         for at in 0..self.shards.len() {
             let ShardData { shard, inline_quotas, .. } = &mut *self.lock(at);
             self.requote_locked(shard, &|policy, key| {
-                if inline_quotas.knows(policy, key) { None } else { requote(policy, key) }
+                let is_inline = !inline_quotas.is_empty() && inline_quotas.knows(&self.address(key, policy));
+                if is_inline { None } else { requote(policy, key) }
             });
         }
     }
 
     fn requote_locked(&self, shard: &mut Shard, requote: Requote<'_>) {
         let now = shard.arrive(self.clock.now(), &self.clock);
-        shard.requote(now, requote, &self.key_count, &self.secret);
+        shard.requote(now, requote, &self.accounting, &self.secret);
     }
 
     /// The seed of the keys' hashes.
-    #[cfg(any(feature = "redis", feature = "wait"))]
+    #[cfg(any(feature = "redis", feature = "snapshot", feature = "wait"))]
     pub(crate) fn secret(&self) -> &HashSeed {
         &self.secret
     }
@@ -434,7 +530,7 @@ impl MemoryStore {
             cost: charge.part.cost,
             // Set again under the lock.
             now: Moment { at: now, wall: now },
-            key_count: &self.key_count,
+            accounting: &self.accounting,
             secret: &self.secret,
         }
     }

@@ -25,5 +25,8 @@ mod counting;
 mod allocation;
 mod figures;
 mod memory;
+mod memory_bytes;
+#[cfg(feature = "snapshot")]
+mod snapshots;
 
 mod client_addr;

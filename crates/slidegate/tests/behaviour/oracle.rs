@@ -4,7 +4,7 @@
 //! they judge.
 
 mod history;
-mod model;
+pub(crate) mod model;
 
 use std::time::Duration;
 

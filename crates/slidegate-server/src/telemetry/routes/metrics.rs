@@ -88,6 +88,14 @@ fn process(page: &mut Page<'_>, app: &App) -> fmt::Result {
     page.seconds("start_time", "Start time of the service, in seconds since the Unix epoch", started_at)?;
     page.value("keys", "Keys in the memory store", count(memory.keys))?;
     page.value("max_keys", "Maximum keys in the memory store", count(memory.max_keys))?;
+    page.value(
+        "memory_bytes",
+        "Bytes that the keys of the memory store take, as allocated",
+        count(memory.bytes),
+    )?;
+    if let Some(max_bytes) = memory.max_bytes {
+        page.value("max_memory_bytes", "Maximum bytes of the memory store", count(max_bytes))?;
+    }
     let dropped = "Keys evicted from a full memory store while they still counted; their limits were not fully enforced";
     page.total("keys_dropped", dropped, memory.dropped)
 }

@@ -48,7 +48,13 @@ fn dashboard_and_alerts_use_what_is_exposed_and_every_alert_is_explained() {
     // An unreachable store: its metrics are still exported.
     let server = Server::start(&["--policy", "1/1h per user", "--redis", "redis://127.0.0.1:1"]);
     check(&server, &json!({ "user": "alice" }));
-    let page = server.get("/metrics").body;
+    let dir = TempDir::new("alerts");
+    let (file, bounds) = (dir.path().join("snapshot"), ["--max-bytes", "1GiB"]);
+    let mut args = vec!["--policy", "1/1h per user", "--snapshot", file.to_str().unwrap()];
+    args.extend(bounds);
+    let alone = Server::start(&args);
+    check(&alone, &json!({ "user": "alice" }));
+    let page = server.get("/metrics").body + &alone.get("/metrics").body;
     let mut exposed = BTreeSet::new();
     for line in page.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
         let (name, kind) = line.split_once(' ').unwrap();

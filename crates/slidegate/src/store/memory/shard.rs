@@ -1,7 +1,11 @@
 //! A shard: one table per algorithm, under one lock.
 
-use super::table::{Slot, Table, Tick};
-use super::{KeyCount, Requote};
+#[cfg(feature = "snapshot")]
+mod saved;
+
+use super::Requote;
+use super::accounting::{Accounting, allocated};
+use super::table::{Removed, Slot, Table, Tick, Value, Weakest, first_table_bytes, table_bytes};
 use crate::algorithm::{self, Done, State, decision, for_algorithm, for_each_algorithm, inspect, perform};
 use crate::decision::Decision;
 use crate::key::{HashSeed, KeyId};
@@ -11,6 +15,9 @@ use crate::sync::Ordering;
 use crate::time::{Moment, TimeSource, Timestamp};
 use crate::usage::KeyInspection;
 use crate::verb::Verb;
+
+#[cfg(feature = "snapshot")]
+pub(super) use saved::{Copy, Restored, Saved};
 
 /// The identity of a policy's key, with its hash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -28,6 +35,8 @@ pub(super) struct Shard {
     latest: Timestamp,
     /// Work since the start, wrapping: 1 per decision, [`NEW_KEY`] per new key. It triggers sweeps.
     done: u32,
+    /// Bytes of the tables and of what their keys have on the heap, as allocated.
+    bytes: usize,
 }
 
 /// Slots per sweep. They are consecutive, because each separate slot would be a cache miss.
@@ -42,9 +51,15 @@ const FEW: usize = 16;
 /// clusters whose last keys are the newest, so several clusters are needed to find a key of a flood
 /// among ten times as many busy keys. The slots are read in order.
 const MANY: usize = 256;
+/// Most keys that one new key evicts because bytes are short: more than one only if tables of other
+/// algorithms have to shrink first.
+const EVICTED_AT_ONCE: usize = 16;
+/// Most keys that one longer log evicts. The longest log takes the bytes of some 230 keys, and is
+/// charged many times before it doubles.
+const EVICTED_FOR_A_LOG: usize = 256;
 
 /// A state that has a table in a shard.
-trait Stored: State + Clone {
+trait Stored: State + Clone + Value {
     fn table(shard: &mut Shard) -> &mut Table<Self>;
 }
 
@@ -57,12 +72,37 @@ macro_rules! tables {
         }
 
         impl Tables {
-            fn sweep(&mut self, now: Tick, slots: usize, seed: &HashSeed) -> usize {
-                0 $(+ self.$table.sweep(now, slots, seed))*
+            fn sweep(&mut self, now: Tick, slots: usize, seed: &HashSeed) -> Removed {
+                let mut all = Removed::default();
+                $(
+                    let removed = self.$table.sweep(now, slots, seed);
+                    all.keys += removed.keys;
+                    all.heap_bytes += removed.heap_bytes;
+                )*
+                all
+            }
+
+            /// Bytes of the tables themselves.
+            fn bytes(&self) -> usize {
+                0 $(+ self.$table.bytes())*
+            }
+
+            /// Undoes the growth of tables that need less by now.
+            fn shrink(&mut self, seed: &HashSeed) {
+                $(if let Some(slots) = self.$table.shrinks_to() {
+                    self.$table.resize(slots, seed);
+                })*
             }
         }
 
-        $(impl Stored for algorithm::$state {
+        $(impl Value for algorithm::$state {
+            #[inline(always)]
+            fn heap_bytes(&self) -> usize {
+                State::heap_bytes(self)
+            }
+        }
+
+        impl Stored for algorithm::$state {
             #[inline]
             fn table(shard: &mut Shard) -> &mut Table<Self> {
                 &mut shard.tables.$table
@@ -80,7 +120,7 @@ pub(super) struct Call<'a> {
     pub(super) quota: &'a Quota,
     pub(super) cost: u64,
     pub(super) now: Moment,
-    pub(super) key_count: &'a KeyCount,
+    pub(super) accounting: &'a Accounting,
     pub(super) secret: &'a HashSeed,
 }
 
@@ -109,10 +149,15 @@ impl Shard {
         let Some(at) = table.find(&call.address) else { return self.apply_to_new::<S>(*call) };
         let slot = table.slot(at);
         let time = time_for::<S>(now);
+        let heap_bytes = State::heap_bytes(&slot.state);
         let settled = slot.state.settle(quota, time.as_micros());
         let done = perform(&mut slot.state, quota, settled, verb, cost);
         let decision = decision(&slot.state, quota, time, settled, done);
         slot.note(quota.share_of(decision.used), expiry(now, &decision));
+        let heap_bytes_now = State::heap_bytes(&slot.state);
+        if heap_bytes_now != heap_bytes {
+            self.resized(heap_bytes, heap_bytes_now, call);
+        }
         Decision { at: now.wall, ..decision }
     }
 
@@ -128,11 +173,19 @@ impl Shard {
         let done = perform(&mut state, quota, settled, verb, cost);
         let decision = decision(&state, quota, time, settled, done);
         if decision.used > 0 {
-            self.admit(&call);
-            let share = quota.share_of(decision.used);
-            S::table(self).insert(&call.address, state, share, expiry(now, &decision), call.secret);
+            self.add(&call, state, quota.share_of(decision.used), expiry(now, &decision));
         }
         Decision { at: now.wall, ..decision }
+    }
+
+    /// Stores a new key.
+    fn add<S: Stored>(&mut self, call: &Call<'_>, state: S, share: u8, expires: Tick) {
+        self.admit::<S>(call);
+        let heap_bytes = State::heap_bytes(&state);
+        S::table(self).insert(&call.address, state, share, expires, call.secret);
+        if heap_bytes > 0 {
+            self.resized(0, heap_bytes, call);
+        }
     }
 
     /// Counts work and sweeps when enough was done.
@@ -141,34 +194,155 @@ impl Shard {
         let before = self.done / SWEEP_EVERY;
         self.done = self.done.wrapping_add(units);
         if self.done / SWEEP_EVERY != before {
-            self.sweep(call.now.at, SWEEP_SLOTS, call.key_count, call.secret);
+            self.sweep(call.now.at, SWEEP_SLOTS, call.accounting, call.secret);
         }
     }
 
-    /// Counts a new key, and evicts one if the store is full.
-    fn admit(&mut self, call: &Call<'_>) {
+    /// Counts a new key and makes room for it: evicts a key if the store is full.
+    fn admit<S: Stored>(&mut self, call: &Call<'_>) {
         self.work(NEW_KEY, call);
-        if call.key_count.held.fetch_add(1, Ordering::Relaxed) >= call.key_count.max_keys {
+        if call.accounting.held.fetch_add(1, Ordering::Relaxed) >= call.accounting.max_keys {
+            self.drop_weakest(call);
+        }
+        if S::table(self).grows_to().is_some() {
+            self.grow::<S>(call);
+        }
+    }
+
+    /// Makes room for one more key in a full table: lets the table grow, or evicts keys if bytes are
+    /// short.
+    #[cold]
+    fn grow<S: Stored>(&mut self, call: &Call<'_>) {
+        for _ in 0..EVICTED_AT_ONCE {
+            let Some(slots) = S::table(self).grows_to() else { return };
+            let more = table_bytes::<S>(slots) - S::table(self).bytes();
+            if self.take(more, call.accounting) {
+                return S::table(self).resize(slots, call.secret);
+            }
+            if !self.drop_weakest(call) {
+                break;
+            }
+        }
+        // Other tables gave too little, so this one gives.
+        let now = tick(call.now.at.as_micros());
+        if let Some(weakest) = S::table(self).weakest(now, FEW, MANY, Some(&call.address)) {
+            return self.evict::<S>(weakest, call);
+        }
+        if let Some(slots) = S::table(self).grows_to() {
+            let before = S::table(self).bytes();
+            S::table(self).resize(slots, call.secret);
+            self.force(table_bytes::<S>(slots) - before, call.accounting);
+        }
+    }
+
+    /// Counts bytes that a key's state takes on the heap now, and evicts other keys if they are more
+    /// than there are.
+    #[cold]
+    fn resized(&mut self, from: usize, to: usize, call: &Call<'_>) {
+        let (from, to) = (allocated(from), allocated(to));
+        if to <= from {
+            return self.give(from - to, call.accounting);
+        }
+        if !self.take(to - from, call.accounting) {
+            self.force(to - from, call.accounting);
+            self.make_room(call);
+        }
+    }
+
+    /// Evicts keys until the shard holds no more bytes than it may, or as many as a log may.
+    fn make_room(&mut self, call: &Call<'_>) {
+        for _ in 0..EVICTED_FOR_A_LOG {
+            if !call.accounting.is_short(self.bytes) || !self.drop_weakest(call) {
+                return;
+            }
+        }
+    }
+
+    /// Bytes of the first table of each algorithm. A new key may have them although the store is
+    /// full and there is no other key in its shard to evict.
+    pub(super) fn first_tables_bytes() -> usize {
+        Algorithm::ALL
+            .into_iter()
+            .map(|algorithm| for_algorithm!(algorithm, S => first_table_bytes::<S>()))
+            .sum()
+    }
+
+    /// Evicts as many keys as a new key may.
+    pub(super) fn evict_some(&mut self, call: &Call<'_>) {
+        for _ in 0..EVICTED_AT_ONCE {
             self.drop_weakest(call);
         }
     }
 
-    /// Evicts the weakest of some keys of this shard. If the shard has no keys, the store
-    /// temporarily holds one more than its maximum.
+    /// Evicts the weakest of some keys of this shard, other than the call's. Returns false if it has
+    /// no others; then the store temporarily holds one more than its maximum.
     #[cold]
-    fn drop_weakest(&mut self, call: &Call<'_>) {
+    fn drop_weakest(&mut self, call: &Call<'_>) -> bool {
         let now = tick(call.now.at.as_micros());
         let found = Algorithm::ALL.into_iter().filter_map(|algorithm| {
-            let weakest = for_algorithm!(algorithm, S => S::table(self).weakest(now, FEW, MANY));
+            let weakest = for_algorithm!(algorithm, S => {
+                S::table(self).weakest(now, FEW, MANY, Some(&call.address))
+            });
             weakest.map(|weakest| (weakest, algorithm))
         });
-        let Some((weakest, algorithm)) = found.min_by_key(|(weakest, _)| *weakest) else { return };
-        for_algorithm!(algorithm, S => {
-            S::table(self).remove(weakest.at, call.secret);
-        });
-        call.key_count.held.fetch_sub(1, Ordering::Relaxed);
+        let Some((weakest, algorithm)) = found.min_by_key(|(weakest, _)| *weakest) else { return false };
+        for_algorithm!(algorithm, S => self.evict::<S>(weakest, call));
+        if call.accounting.has_byte_bound() {
+            self.track(call.accounting, |tables| tables.shrink(call.secret));
+        }
+        true
+    }
+
+    fn evict<S: Stored>(&mut self, weakest: Weakest, call: &Call<'_>) {
+        self.remove::<S>(weakest.at, call);
         if weakest.counts {
-            call.key_count.dropped.fetch_add(1, Ordering::Relaxed);
+            call.accounting.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Removes a key.
+    fn remove<S: Stored>(&mut self, at: usize, call: &Call<'_>) -> S {
+        let state = S::table(self).remove(at, call.secret);
+        self.removed(Removed { keys: 1, heap_bytes: allocated(State::heap_bytes(&state)) }, call.accounting);
+        state
+    }
+
+    /// Counts keys that are gone.
+    fn removed(&mut self, removed: Removed, accounting: &Accounting) {
+        if removed.keys > 0 {
+            accounting.held.fetch_sub(removed.keys, Ordering::Relaxed);
+            self.give(removed.heap_bytes, accounting);
+        }
+    }
+
+    /// Runs what may shrink the tables, and counts their bytes.
+    fn track<T>(&mut self, accounting: &Accounting, run: impl FnOnce(&mut Tables) -> T) -> T {
+        let before = self.tables.bytes();
+        let done = run(&mut self.tables);
+        self.give(before - self.tables.bytes(), accounting);
+        done
+    }
+
+    /// Takes bytes that are about to be allocated. Returns false if the store has no more.
+    pub(super) fn take(&mut self, more: usize, accounting: &Accounting) -> bool {
+        let is_admitted = accounting.admit(self.bytes, self.bytes + more);
+        if is_admitted {
+            self.bytes += more;
+        }
+        is_admitted
+    }
+
+    /// Takes bytes that have to be allocated.
+    pub(super) fn force(&mut self, more: usize, accounting: &Accounting) {
+        accounting.force(self.bytes, self.bytes + more);
+        self.bytes += more;
+    }
+
+    /// Gives bytes back.
+    pub(super) fn give(&mut self, less: usize, accounting: &Accounting) {
+        if less > 0 {
+            accounting.admit(self.bytes, self.bytes - less);
+            self.bytes -= less;
         }
     }
 
@@ -177,15 +351,13 @@ impl Shard {
         &mut self,
         now: Timestamp,
         slots: usize,
-        key_count: &KeyCount,
+        accounting: &Accounting,
         secret: &HashSeed,
     ) -> usize {
         let now = tick(now.as_micros());
-        let removed = self.tables.sweep(now, slots, secret);
-        if removed > 0 {
-            key_count.held.fetch_sub(removed, Ordering::Relaxed);
-        }
-        removed
+        let removed = self.track(accounting, |tables| tables.sweep(now, slots, secret));
+        self.removed(removed, accounting);
+        removed.keys
     }
 
     /// Converts every key to its new quota; see [`Requote`].
@@ -193,12 +365,11 @@ impl Shard {
         &mut self,
         now: Moment,
         requote: Requote<'_>,
-        key_count: &KeyCount,
+        accounting: &Accounting,
         secret: &HashSeed,
     ) {
-        let mut removed = 0;
         for algorithm in Algorithm::ALL {
-            removed += for_algorithm!(algorithm, S => {
+            let removed = for_algorithm!(algorithm, S => {
                 S::table(self).retain(secret, |policy, id, slot| match requote(policy, id) {
                     None => true,
                     // A key under another algorithm starts afresh.
@@ -206,8 +377,8 @@ impl Shard {
                     Some((old, new)) => refit(slot, &old, &new, now),
                 })
             });
+            self.removed(removed, accounting);
         }
-        key_count.held.fetch_sub(removed, Ordering::Relaxed);
     }
 
     /// Converts one key from its old quota to the call's.
@@ -221,8 +392,7 @@ impl Shard {
             if let Some(at) = table.find(&call.address)
                 && !refit(table.slot(at), old, call.quota, call.now)
             {
-                table.remove(at, call.secret);
-                call.key_count.held.fetch_sub(1, Ordering::Relaxed);
+                self.remove::<S>(at, call);
             }
         });
     }
@@ -248,7 +418,7 @@ impl Shard {
     pub(super) fn forget_policies(
         &mut self,
         policies: &[u32],
-        key_count: &KeyCount,
+        accounting: &Accounting,
         secret: &HashSeed,
     ) -> ScannedKeys {
         let mut forgot = ScannedKeys::default();
@@ -259,8 +429,8 @@ impl Shard {
                     !policies.contains(&policy)
                 })
             });
-            key_count.held.fetch_sub(removed, Ordering::Relaxed);
-            forgot.forgotten += removed as u64;
+            self.removed(removed, accounting);
+            forgot.forgotten += removed.keys as u64;
         }
         forgot
     }
@@ -279,8 +449,7 @@ impl Shard {
                 match table.find(&call.address) {
                     None => false,
                     Some(at) => {
-                        let mut state = table.remove(at, call.secret);
-                        call.key_count.held.fetch_sub(1, Ordering::Relaxed);
+                        let mut state = self.remove::<S>(at, call);
                         let settled = state.settle(call.quota, time_for::<S>(call.now).as_micros());
                         state.used(call.quota, settled) > 0
                     }

@@ -6,6 +6,7 @@
 //! algorithm 6.4R) needs no tombstones. The table grows by an eighth at 7/8 full, so above its
 //! first sizes at most 22 % of it is empty.
 
+use super::accounting::allocated;
 use super::shard::Address;
 use crate::key::{HashSeed, KeyId};
 
@@ -56,6 +57,27 @@ pub(super) struct Weakest {
     pub(super) at: usize,
 }
 
+/// What a table holds in each slot.
+pub(super) trait Value: Default {
+    /// Bytes that it holds outside of the slot.
+    fn heap_bytes(&self) -> usize;
+}
+
+/// Keys that were removed together.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Removed {
+    pub(super) keys: usize,
+    /// Bytes outside of the table that they held, as allocated.
+    pub(super) heap_bytes: usize,
+}
+
+impl Removed {
+    fn add(&mut self, value: &impl Value) {
+        self.keys += 1;
+        self.heap_bytes += allocated(value.heap_bytes());
+    }
+}
+
 impl<S> Default for Table<S> {
     fn default() -> Self {
         Self { slots: Box::default(), tags: Box::default(), len: 0, hand: 0 }
@@ -63,8 +85,24 @@ impl<S> Default for Table<S> {
 }
 
 impl<S> Slot<S> {
-    fn policy(&self) -> u32 {
+    pub(super) fn policy(&self) -> u32 {
         self.policy_and_rank >> 8
+    }
+
+    #[cfg(feature = "snapshot")]
+    pub(super) fn id(&self) -> KeyId {
+        self.id
+    }
+
+    #[cfg(feature = "snapshot")]
+    pub(super) fn expires(&self) -> Tick {
+        self.expires
+    }
+
+    /// Whether it was used more than once.
+    #[cfg(feature = "snapshot")]
+    pub(super) fn is_repeated(&self) -> bool {
+        self.policy_and_rank & REPEATED != 0
     }
 
     fn is_at(&self, address: &Address) -> bool {
@@ -86,7 +124,46 @@ impl<S> Slot<S> {
     }
 }
 
-impl<S: Default> Table<S> {
+/// Bytes that a table of this many slots takes.
+pub(super) fn table_bytes<S>(slots: usize) -> usize {
+    allocated(slots * size_of::<Slot<S>>()) + allocated(slots)
+}
+
+/// Bytes of the first table.
+pub(super) fn first_table_bytes<S>() -> usize {
+    table_bytes::<S>(FIRST_SLOTS)
+}
+
+/// Bytes of a key in a table that has just grown, when the most is empty.
+pub(super) const fn most_bytes_per_key<S>() -> usize {
+    ((size_of::<Slot<S>>() + 1) * 9).div_ceil(7)
+}
+
+impl<S: Value> Table<S> {
+    /// Bytes of the table itself.
+    pub(super) fn bytes(&self) -> usize {
+        table_bytes::<S>(self.slots.len())
+    }
+
+    /// Number of keys.
+    pub(super) fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// The number of slots to grow to before another key is inserted; `None` if it has room.
+    pub(super) fn grows_to(&self) -> Option<usize> {
+        let slots = self.slots.len();
+        let is_full = self.len as usize >= slots - slots / 8;
+        is_full.then(|| if slots < DOUBLES_BELOW { (slots * 2).max(FIRST_SLOTS) } else { slots + slots / 8 })
+    }
+
+    /// The number of slots to shrink to when bytes are short, undoing one growth; `None` if the
+    /// table would soon grow again.
+    pub(super) fn shrinks_to(&self) -> Option<usize> {
+        let slots = self.slots.len() / 9 * 8;
+        (slots >= DOUBLES_BELOW && self.len as usize <= slots / 16 * 13).then_some(slots)
+    }
+
     /// The slot of a key, if it is stored. Expected time O(1).
     #[inline]
     pub(super) fn find(&self, address: &Address) -> Option<usize> {
@@ -108,6 +185,10 @@ impl<S: Default> Table<S> {
         &mut self.slots[at]
     }
 
+    pub(super) fn get(&self, at: usize) -> &S {
+        &self.slots[at].state
+    }
+
     /// Inserts a key that is not stored.
     pub(super) fn insert(
         &mut self,
@@ -117,12 +198,8 @@ impl<S: Default> Table<S> {
         expires: Tick,
         secret: &HashSeed,
     ) {
-        let slots = self.slots.len();
-        if self.len as usize >= slots - slots / 8 {
-            self.resize(
-                if slots < DOUBLES_BELOW { (slots * 2).max(FIRST_SLOTS) } else { slots + slots / 8 },
-                secret,
-            );
+        if let Some(slots) = self.grows_to() {
+            self.resize(slots, secret);
         }
         let policy_and_rank = address.policy << 8 | u32::from(share);
         self.place(address.place, Slot { id: address.id, policy_and_rank, expires, state });
@@ -149,14 +226,13 @@ impl<S: Default> Table<S> {
         removed.state
     }
 
-    /// Removes expired keys from the next `count` slots. Returns how many.
-    pub(super) fn sweep(&mut self, now: Tick, count: usize, secret: &HashSeed) -> usize {
-        let mut removed = 0;
+    /// Removes expired keys from the next `count` slots.
+    pub(super) fn sweep(&mut self, now: Tick, count: usize, secret: &HashSeed) -> Removed {
+        let mut removed = Removed::default();
         for _ in 0..count.min(self.slots.len()) {
             let at = self.hand_at();
             if self.tags[at] != 0 && self.slots[at].expires <= now {
-                self.remove(at, secret);
-                removed += 1;
+                removed.add(&self.remove(at, secret));
             } else {
                 self.move_hand(at);
             }
@@ -167,13 +243,13 @@ impl<S: Default> Table<S> {
         removed
     }
 
-    /// Removes the keys for which `keep` returns false. Returns how many.
+    /// Removes the keys for which `keep` returns false.
     pub(super) fn retain(
         &mut self,
         secret: &HashSeed,
         mut keep: impl FnMut(u32, KeyId, &mut Slot<S>) -> bool,
-    ) -> usize {
-        let mut removed = 0;
+    ) -> Removed {
+        let mut removed = Removed::default();
         let mut at = 0;
         while at < self.slots.len() {
             let slot = &mut self.slots[at];
@@ -183,22 +259,69 @@ impl<S: Default> Table<S> {
             } else {
                 // Another key may have moved to this slot, so examine it again. Where the table
                 // wraps, some keys are examined twice.
-                self.remove(at, secret);
-                removed += 1;
+                removed.add(&self.remove(at, secret));
             }
         }
         removed
     }
 
-    /// The key to evict among the next `few` slots. Searches up to `many` slots if all keys so far
-    /// were used more than once, and further only if all were empty. `None` for an empty table.
-    pub(super) fn weakest(&mut self, now: Tick, few: usize, many: usize) -> Option<Weakest> {
+    /// Visits the keys whose hash has a lower half from `from` on, as far as their home is among the
+    /// next `slots`. Returns where to continue, or `None` after the last. As the lower half orders the
+    /// homes of tables of any size, each key is visited once although the table changes in between.
+    #[cfg(feature = "snapshot")]
+    pub(super) fn visit(
+        &self,
+        from: u32,
+        slots: usize,
+        secret: &HashSeed,
+        mut visit: impl FnMut(u64, &Slot<S>),
+    ) -> Option<u32> {
+        let all = self.slots.len();
+        if all == 0 {
+            return None;
+        }
+        let first = home(from.into(), all);
+        let end = (first + slots).min(all);
+        // The lowest half whose home is `end`.
+        let to = (end < all).then(|| ((end as u64) << 32).div_ceil(all as u64));
+        let to = to.and_then(|to| u32::try_from(to).ok());
+        let mut at = first;
+        for seen in 0..all {
+            // Keys are at their home or behind it, without an empty slot in between.
+            if self.tags[at] == 0 {
+                if first + seen >= end {
+                    break;
+                }
+            } else {
+                let slot = &self.slots[at];
+                let place = secret.place_of(slot.id, slot.policy());
+                #[allow(clippy::cast_possible_truncation)] // the lower half
+                let half = place as u32;
+                if half >= from && to.is_none_or(|to| half < to) {
+                    visit(place, slot);
+                }
+            }
+            at = self.after(at);
+        }
+        to
+    }
+
+    /// The key to evict among the next `few` slots, except one. Searches up to `many` slots if all
+    /// keys so far were used more than once, and further only if all were empty. `None` for a table
+    /// without other keys.
+    pub(super) fn weakest(
+        &mut self,
+        now: Tick,
+        few: usize,
+        many: usize,
+        except: Option<&Address>,
+    ) -> Option<Weakest> {
         let mut weakest: Option<Weakest> = None;
         for seen in 0..self.slots.len() {
             let at = self.hand_at();
             self.move_hand(at);
             let slot = &self.slots[at];
-            if self.tags[at] != 0 {
+            if self.tags[at] != 0 && !except.is_some_and(|address| slot.is_at(address)) {
                 let rank = slot.policy_and_rank & 0xFF;
                 let counts = slot.expires > now;
                 let found = Weakest { counts, rank, expires: slot.expires, at };
@@ -243,8 +366,9 @@ impl<S: Default> Table<S> {
         self.slots[at] = slot;
     }
 
+    /// Moves all keys to a table of this many slots.
     #[cold]
-    fn resize(&mut self, slots: usize, secret: &HashSeed) {
+    pub(super) fn resize(&mut self, slots: usize, secret: &HashSeed) {
         let fresh = (0..slots).map(|_| Slot::default()).collect();
         let tags = std::mem::replace(&mut self.tags, vec![0; slots].into_boxed_slice());
         for (slot, tag) in std::mem::replace(&mut self.slots, fresh).into_iter().zip(tags) {
@@ -279,6 +403,12 @@ mod tests {
     fn address(secret: &HashSeed, key: u16, policy: u32) -> Address {
         let id = secret.id_of(&key.to_le_bytes());
         Address { id, policy, place: secret.place_of(id, policy) }
+    }
+
+    impl Value for u64 {
+        fn heap_bytes(&self) -> usize {
+            0
+        }
     }
 
     #[derive(Debug, Clone)]
@@ -324,7 +454,7 @@ mod tests {
                         map.retain(|(key, policy), (_, expires)| {
                             *expires > now || table.find(&address(&secret, *key, *policy)).is_some()
                         });
-                        prop_assert_eq!(before - map.len(), removed);
+                        prop_assert_eq!(before - map.len(), removed.keys);
                     }
                 }
                 prop_assert_eq!(table.len as usize, map.len());
@@ -333,6 +463,39 @@ mod tests {
                 let at = table.find(&address(&secret, key, policy)).expect("a key that was put in is found");
                 prop_assert_eq!(table.slot(at).state, state);
             }
+        }
+    }
+
+    /// A key that a snapshot misses starts with its full limit, and one that it has twice is no key.
+    #[test]
+    #[cfg(feature = "snapshot")]
+    fn every_key_is_visited_once_although_the_table_changes_in_between() {
+        let secret = HashSeed::random();
+        for (keys, slots) in [(0, 3), (1, 1), (7, 1), (50, 4), (900, 32), (900, 1), (5000, 256)] {
+            let mut table = Table::<u64>::default();
+            for key in 0..keys {
+                table.insert(&address(&secret, key, 1), key.into(), 0, 1, &secret);
+            }
+            let (mut visited, mut from, mut step) = (Vec::new(), Some(0), 0);
+            while let Some(start) = from {
+                from = table.visit(start, slots, &secret, |_, slot| {
+                    if slot.policy() == 1 {
+                        visited.push(slot.state);
+                    }
+                });
+                // Others come and go, and the table grows, shrinks and moves keys.
+                for key in 0..40 {
+                    let other = address(&secret, step * 40 + key, 2);
+                    if let Some(at) = table.find(&other) {
+                        table.remove(at, &secret);
+                    } else if step % 3 > 0 {
+                        table.insert(&other, 0, 0, 1, &secret);
+                    }
+                }
+                step = (step + 1) % 50;
+            }
+            visited.sort_unstable();
+            assert_eq!(visited, (0..u64::from(keys)).collect::<Vec<_>>(), "{keys} keys, {slots} slots");
         }
     }
 

@@ -1,0 +1,76 @@
+//! How much memory keys take at most, known before there are any.
+//!
+//! `slidegate validate` prints it, and the test below compares it with what a full store holds.
+
+use super::accounting::allocated;
+use super::inline_quotas::InlineQuota;
+use super::table::most_bytes_per_key;
+use super::{MemoryStore, MemoryStoreBuilder, PaddedShard};
+use crate::algorithm::{State, for_algorithm};
+use crate::charge::Excess;
+use crate::quota::Quota;
+
+/// The most memory that a store takes under some quotas.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemoryEstimate {
+    /// Most keys.
+    pub keys: usize,
+    /// Most bytes of the largest kind of key.
+    pub bytes_per_key: usize,
+    /// Most bytes of the store without a byte bound: all keys of the largest kind.
+    pub unbounded_bytes: usize,
+    /// Most bytes of the store: at most its byte bound, if it has one.
+    pub bytes: usize,
+}
+
+impl MemoryStore {
+    /// Most bytes that a key takes under this quota and whatever is charged to it by checks: its
+    /// slot, with empty ones beside it in a table that has just grown, and its log when full.
+    ///
+    /// A penalty charges more than the limit: a log may then have [`Quota::slots`] entries. So do
+    /// refused checks that are [counted](Excess::Count), for which this allows.
+    #[must_use]
+    pub fn bytes_per_key(quota: &Quota, excess: Excess) -> usize {
+        let (entries, cost) = match excess {
+            Excess::Refuse => (quota.capacity(), quota.capacity()),
+            Excess::Charge => (quota.capacity(), quota.max_used()),
+            Excess::Count => (quota.max_used(), quota.max_used()),
+        };
+        for_algorithm!(quota.algorithm(), S => {
+            most_bytes_per_key::<S>() + allocated(S::most_heap_bytes(quota, entries, cost))
+        })
+    }
+
+    /// Most bytes that a quota takes which came with a request instead of from the policy, beside
+    /// its key.
+    #[must_use]
+    pub const fn bytes_per_inline_quota() -> usize {
+        // Those of removed keys are dropped when they are as many as those of keys that are held.
+        2 * most_bytes_per_key::<InlineQuota>()
+    }
+}
+
+impl MemoryStoreBuilder {
+    /// The most memory that the store takes if its largest keys take this many bytes each, see
+    /// [`MemoryStore::bytes_per_key`]. Without what checks with an idempotency key take.
+    ///
+    /// ```
+    /// use slidegate::{Algorithm, MemoryStore, Quota};
+    ///
+    /// let quota = Quota::per_minute(100).with_algorithm(Algorithm::TokenBucket);
+    /// let bytes_per_key = MemoryStore::bytes_per_key(&quota, slidegate::Excess::Refuse);
+    /// let estimate = MemoryStore::builder().max_keys(1_000_000).estimate(bytes_per_key);
+    /// assert_eq!(estimate.bytes, 63_249_856);
+    /// assert_eq!(MemoryStore::builder().max_bytes(16 << 20).estimate(bytes_per_key).bytes, 16 << 20);
+    /// ```
+    #[must_use]
+    pub fn estimate(&self, bytes_per_key: usize) -> MemoryEstimate {
+        let keys = self.key_bound();
+        let shards = 1usize << self.shards().ilog2();
+        let unbounded_bytes =
+            keys.saturating_mul(bytes_per_key).saturating_add(shards * size_of::<PaddedShard>());
+        let bytes = self.max_bytes.map_or(unbounded_bytes, |max_bytes| max_bytes.min(unbounded_bytes));
+        MemoryEstimate { keys, bytes_per_key, unbounded_bytes, bytes }
+    }
+}

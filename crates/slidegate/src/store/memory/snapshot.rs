@@ -1,0 +1,101 @@
+//! Snapshots: the usage of a memory store in a file, so that it outlives the process.
+//!
+//! A snapshot is a list of sections, each with its own checksum; docs/snapshot-format.md has every
+//! byte. It is written while decisions go on: a shard is locked while a part of it is copied to
+//! memory, some 32 KiB at a time, and never while anything is written to the file.
+//!
+//! Keys are copied one after the other, so a snapshot is no picture of one instant: it has each key
+//! as it was when it was copied. What is charged to a key after that is not in it. After a restore
+//! a limit can therefore be exceeded by what was charged since the last snapshot, and by no more.
+
+use std::fmt;
+use std::io;
+use std::time::Duration;
+
+use crate::time::Timestamp;
+
+mod file;
+mod read;
+mod restore;
+mod save;
+mod section;
+
+pub use file::SnapshotFile;
+pub use read::Snapshot;
+pub(crate) use restore::{SavedPolicy, SavedQuotas};
+pub(crate) use save::{Cursor, SnapshotWriter};
+
+/// What was written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SavedSnapshot {
+    /// Keys in the snapshot.
+    pub keys: u64,
+    /// Bytes of the snapshot.
+    pub bytes: u64,
+}
+
+/// What was restored, and what was not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct RestoredSnapshot {
+    /// Keys that count again.
+    pub keys: u64,
+    /// Keys of which nothing counts any more.
+    pub expired: u64,
+    /// Keys of policies that are not active, or have another scope.
+    pub unknown_policy: u64,
+    /// Keys whose policy counts by another algorithm now: they start afresh.
+    pub other_algorithm: u64,
+    /// Keys that were charged before they could be restored.
+    pub already_used: u64,
+    /// Time between the snapshot and the restore, by which everything has become older.
+    pub downtime: Duration,
+    /// When the snapshot was written, by the wall clock of then.
+    pub written_at: Timestamp,
+}
+
+/// Why a snapshot cannot be read or written. The text is one line.
+#[derive(Debug)]
+pub struct SnapshotError {
+    message: String,
+    kind: Kind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Damaged,
+    InUse,
+    Io,
+}
+
+impl SnapshotError {
+    /// Whether the file can be read, but is not a whole snapshot of a version that this release
+    /// reads.
+    #[must_use]
+    pub fn is_damaged(&self) -> bool {
+        self.kind == Kind::Damaged
+    }
+
+    /// Whether another process uses the file.
+    #[must_use]
+    pub fn is_in_use(&self) -> bool {
+        self.kind == Kind::InUse
+    }
+
+    fn damaged(message: impl Into<String>) -> Self {
+        Self { kind: Kind::Damaged, message: message.into() }
+    }
+
+    fn io(doing: &str, error: &io::Error) -> Self {
+        Self { kind: Kind::Io, message: format!("{doing}: {error}") }
+    }
+}
+
+impl fmt::Display for SnapshotError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for SnapshotError {}

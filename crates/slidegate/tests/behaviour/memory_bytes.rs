@@ -1,0 +1,226 @@
+//! The memory store's bytes: what it counts is what the allocator gives out, and its bound holds
+//! for every mix of keys.
+
+use std::time::Duration;
+
+use slidegate::{
+    Algorithm, Excess, Gate, Limiter, ManualClock, MemoryStats, MemoryStore, Policy, PolicySet, Quota,
+    Request, Verb,
+};
+
+use crate::counting;
+
+/// What the store says and what the allocator says may differ by this part: allocators round up.
+const MARGIN: (u64, u64) = (1, 8);
+
+fn bounded(max_bytes: usize) -> (MemoryStore, ManualClock) {
+    let clock = ManualClock::new();
+    (MemoryStore::builder().max_bytes(max_bytes).clock(clock.clone()).build(), clock)
+}
+
+/// Live bytes of a thread that has built one store since `before`.
+fn live_since(before: i64) -> u64 {
+    u64::try_from(counting::live_bytes() - before).unwrap()
+}
+
+/// Compares what the store counts with what is allocated.
+fn assert_true(stats: MemoryStats, live: u64, what: &str) {
+    let counted = stats.bytes as u64;
+    let (part, whole) = MARGIN;
+    assert!(counted >= live, "{what}: counts {counted} and takes {live}");
+    assert!(counted - live <= counted * part / whole, "{what}: counts {counted} and takes only {live}");
+}
+
+/// Asserts that nothing is over the bound.
+fn assert_bounded(stats: MemoryStats, live: u64, what: &str) {
+    let max_bytes = stats.max_bytes.unwrap() as u64;
+    assert!(stats.bytes as u64 <= max_bytes, "{what}: {stats:?}");
+    assert!(live <= max_bytes, "{what}: {live} of {stats:?}");
+}
+
+/// An operator gives the service a gigabyte: a flood of made-up users must not take more.
+#[test]
+fn a_flood_of_keys_takes_no_more_than_the_bound_and_uses_most_of_it() {
+    for algorithm in Algorithm::ALL {
+        for max_bytes in [1 << 20, 3_000_000] {
+            let before = counting::live_bytes();
+            let (store, _clock) = bounded(max_bytes);
+            let limiter = Limiter::with_store(Quota::per_hour(10).with_algorithm(algorithm), store);
+            for n in 0..150_000_u32 {
+                assert!(limiter.check(n.to_le_bytes()).is_allowed(), "a new key has its limit");
+                if n % 64 == 0 {
+                    assert_bounded(limiter.stats(), live_since(before), algorithm.name());
+                }
+            }
+            let stats = limiter.stats();
+            assert_true(stats, live_since(before), algorithm.name());
+            assert!(stats.bytes > max_bytes / 8 * 7, "{algorithm}: room is wasted: {stats:?}");
+            assert_eq!(stats.dropped + stats.keys as u64, 150_000, "{algorithm}: each eviction is counted");
+        }
+    }
+}
+
+/// What makes a flood harmless: users who come again keep their counts under this bound as well.
+#[test]
+fn a_flood_does_not_reset_busy_keys_when_bytes_are_short() {
+    for algorithm in Algorithm::ALL {
+        let (store, _clock) = bounded(1 << 20);
+        let limiter = Limiter::with_store(Quota::per_hour(40).with_algorithm(algorithm), store);
+        let busy = if algorithm == Algorithm::SlidingLog { 2000 } else { 5000 };
+        for key in 0..busy {
+            limiter.check_cost(format!("busy-{key}"), 5);
+            limiter.check_cost(format!("busy-{key}"), 20);
+        }
+        for n in 0..100_000_u32 {
+            limiter.check(n.to_le_bytes());
+        }
+        let lost = (0..busy).filter(|key| limiter.peek(format!("busy-{key}")).used() != 25).count();
+        assert_eq!(lost, 0, "{algorithm}: of {busy}; {:?}", limiter.stats());
+    }
+}
+
+/// Logs grow long after their keys were admitted: that must be bounded too, and charged to keys that
+/// matter less.
+#[test]
+fn logs_that_grow_take_no_more_than_the_bound() {
+    let before = counting::live_bytes();
+    let (store, clock) = bounded(1 << 20);
+    let limiter = Limiter::with_store(Quota::per_hour(1000), store);
+    for round in 0..60_u32 {
+        for key in 0..10_000_u32 {
+            // Some keys use much more than others.
+            if round % (1 + key % 16) == 0 {
+                limiter.check(key.to_le_bytes());
+            }
+        }
+        clock.advance(Duration::from_millis(10));
+        assert_bounded(limiter.stats(), live_since(before), &format!("round {round}"));
+    }
+    assert_true(limiter.stats(), live_since(before), "logs");
+    assert!(limiter.stats().dropped > 0);
+    clock.advance(Duration::from_secs(7200));
+    for _ in 0..20 {
+        limiter.sweep(1 << 20);
+    }
+    assert_eq!(limiter.stats().keys, 0);
+    assert_true(limiter.stats(), live_since(before), "nothing");
+}
+
+/// After a change of policies, keys of the old kind must make room for those of the new one.
+#[test]
+fn keys_of_one_algorithm_make_room_for_those_of_another() {
+    let before = counting::live_bytes();
+    let policies = Algorithm::ALL.map(|algorithm| {
+        Policy::new(algorithm.name(), Quota::per_hour(50).with_algorithm(algorithm)).unwrap().scope(["user"])
+    });
+    let (store, _clock) = bounded(1 << 20);
+    let gate = Gate::with_memory(PolicySet::new(policies).unwrap(), store);
+    let around = Algorithm::ALL.into_iter().chain(Algorithm::ALL);
+    for (turn, algorithm) in around.enumerate() {
+        for n in 0..40_000 {
+            let user = format!("{turn}-{n}");
+            gate.check(&Request::new().with("user", &user).under(algorithm.name()));
+            if n % 64 == 0 {
+                assert_bounded(gate.store().stats(), live_since(before) - POLICIES, algorithm.name());
+            }
+        }
+        let user = format!("{turn}-39999");
+        let last = Request::new().with("user", &user).under(algorithm.name());
+        assert_eq!(gate.peek(&last).strictest().unwrap().used(), 1, "{algorithm}: the newest key is held");
+        let (keys, fit) = (gate.store().stats().keys, (1 << 20) / 110);
+        assert!(keys > fit / 2, "{algorithm}: {keys} keys where {fit} fit");
+    }
+}
+
+/// Bytes of a gate and four policies, at least.
+const POLICIES: u64 = 1000;
+
+/// Clients of RESP bring their own quotas, which are kept for each key.
+#[test]
+fn quotas_that_come_with_requests_are_part_of_the_bound() {
+    let before = counting::live_bytes();
+    let (store, _clock) = bounded(2 << 20);
+    let policy = Policy::new("p", Quota::per_minute(1).with_algorithm(Algorithm::TokenBucket)).unwrap();
+    let gate = Gate::with_memory(PolicySet::new([policy.scope(["user"])]).unwrap(), store);
+    for n in 0..100_000_u64 {
+        let user = n.to_string();
+        let quota = Quota::per_hour(1 + n % 9).with_algorithm(Algorithm::TokenBucket);
+        assert!(gate.check(&Request::new().with("user", &user).quota(quota)).is_allowed());
+        if n % 64 == 0 {
+            let stats = gate.store().stats();
+            assert!(stats.bytes <= stats.max_bytes.unwrap(), "{stats:?}");
+        }
+    }
+    let (stats, live) = (gate.store().stats(), live_since(before));
+    assert_true(stats, live - 2000, "with the quotas");
+    let each = MemoryStore::bytes_per_inline_quota() + 63;
+    assert!(stats.keys > stats.bytes / each, "{each} bytes a key at most: {stats:?}");
+}
+
+/// `slidegate validate` prints the worst case of a configuration, and people buy memory by it.
+#[test]
+fn the_worst_case_is_no_less_than_what_a_full_store_takes_and_not_much_more() {
+    const KEYS: u32 = 20_000;
+    let log = |limit| Quota::per_hour(limit);
+    let quotas = [
+        log(1),
+        log(5),
+        log(100),
+        log(400).with_slots(300),
+        log(10).with_algorithm(Algorithm::SlidingWindow),
+        log(10).with_algorithm(Algorithm::FixedWindow),
+        log(10).with_algorithm(Algorithm::TokenBucket),
+    ];
+    for quota in quotas {
+        // The first cost is more than one, and each charge is at another instant.
+        for (excess, cost) in [(Excess::Refuse, 1), (Excess::Refuse, 2)] {
+            let clock = ManualClock::new();
+            let builder = MemoryStore::builder().max_keys(KEYS as usize).clock(clock.clone());
+            let bytes_per_key = MemoryStore::bytes_per_key(&quota, excess);
+            let estimate = builder.estimate(bytes_per_key);
+            let before = counting::live_bytes();
+            let limiter = Limiter::with_store(quota, builder.build());
+            let times = quota.limit().div_ceil(cost).min(301);
+            for n in 0..KEYS {
+                limiter.check_cost(n.to_le_bytes(), cost.min(quota.limit()));
+            }
+            for _ in 1..times {
+                clock.advance(Duration::from_secs(3600) / 310);
+                for n in 0..KEYS {
+                    limiter.check(n.to_le_bytes());
+                }
+            }
+            let (stats, live) = (limiter.stats(), live_since(before));
+            let what = format!("{quota:?}, first cost {cost}");
+            assert_eq!((stats.keys, estimate.keys), (KEYS as usize, KEYS as usize), "{what}");
+            assert!(stats.bytes <= estimate.bytes, "{what}: {stats:?} of {estimate:?}");
+            assert!(live <= estimate.bytes as u64, "{what}: {live} of {estimate:?}");
+            // Tables are a seventh empty on average, and a log of single costs has none stored.
+            assert!(live >= estimate.bytes as u64 / 10 * 6, "{what}: {live} of only {estimate:?}");
+        }
+    }
+}
+
+/// A bound must not cost decisions: without new keys or longer logs nothing is allocated or evicted.
+#[test]
+fn decisions_on_known_keys_of_a_full_store_allocate_nothing() {
+    let (store, clock) = bounded(1 << 20);
+    let policy = Policy::new("p", Quota::per_hour(20)).unwrap().scope(["user"]);
+    let policies = PolicySet::new([policy]).unwrap();
+    let gate = Gate::with_memory(policies, store);
+    for n in 0..30_000 {
+        gate.check(&Request::new().with("user", n.to_string().as_str()));
+    }
+    let request = Request::new().with("user", "29999");
+    let dropped = gate.store().stats().dropped;
+    assert!(dropped > 0);
+    gate.check(&request);
+    let before = counting::allocations();
+    for _ in 0..1000 {
+        gate.apply_all(Verb::Check, std::slice::from_ref(&request));
+        gate.refund(&request);
+        clock.advance(Duration::from_millis(1));
+    }
+    assert_eq!(counting::allocations(), before);
+    assert_eq!(gate.store().stats().dropped, dropped);
+}

@@ -1,0 +1,496 @@
+//! Snapshots: a restart is not noticed by anybody but its operator.
+
+use std::fs::{self, File};
+use std::io::{Seek, Write};
+use std::net::IpAddr;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use proptest::prelude::*;
+use slidegate::{
+    Algorithm, Clock, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, RestoredSnapshot,
+    Snapshot, SnapshotError, SnapshotFile, Timestamp, Verdict,
+};
+use slidegate_testkit::TempDir;
+
+use crate::oracle::model::Model;
+
+fn policy(name: &str, quota: Quota) -> Policy {
+    Policy::new(name, quota).unwrap().scope(["user"])
+}
+
+fn set(policies: impl IntoIterator<Item = Policy>) -> PolicySet {
+    PolicySet::new(policies).unwrap()
+}
+
+fn gate(policies: PolicySet, clock: impl Clock + 'static) -> Gate {
+    Gate::with_memory(policies, MemoryStore::builder().clock(clock).build())
+}
+
+/// Saves a gate to a file, which is read back.
+fn saved(gate: &Gate, dir: &TempDir) -> Snapshot {
+    let path = dir.path().join("snapshot");
+    let mut file = File::options().read(true).write(true).create(true).truncate(true).open(path).unwrap();
+    let written = gate.save(&[("note", b"kept")], &mut file).unwrap();
+    file.rewind().unwrap();
+    let snapshot = Snapshot::read(file).unwrap();
+    assert_eq!((snapshot.keys(), snapshot.bytes()), (written.keys, written.bytes));
+    assert_eq!(snapshot.attachment("note"), Some(&b"kept"[..]));
+    snapshot
+}
+
+/// The next process: other policies, another clock.
+fn restored(
+    snapshot: &mut Snapshot,
+    policies: PolicySet,
+    clock: impl Clock + 'static,
+) -> (Gate, RestoredSnapshot) {
+    let store = MemoryStore::builder().clock(clock).for_snapshot(snapshot).build();
+    let gate = Gate::with_memory(policies, store);
+    let restored = gate.restore(snapshot).unwrap();
+    (gate, restored)
+}
+
+fn used(gate: &Gate, policy: &str, user: &str) -> u64 {
+    gate.peek(&Request::new().with("user", user).under(policy)).strictest().unwrap().used()
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Advance(u64),
+    Check(u64),
+    Refund(u64),
+    Penalize(u64),
+    /// A restart with a downtime, and perhaps with another limit and window.
+    Restart {
+        down_us: u64,
+        limit: Option<u64>,
+        window_ms: Option<u64>,
+    },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let advance = prop_oneof![0u64..50, 0u64..5_000, 0u64..300_000];
+    let cost = prop_oneof![5 => 0u64..4, 3 => 0u64..30, 1 => 0u64..100_000_000];
+    let restart = (
+        prop_oneof![0u64..50, 0u64..120_000],
+        proptest::option::weighted(0.2, 0u64..40),
+        proptest::option::weighted(0.2, 1u64..100),
+    );
+    prop_oneof![
+        6 => advance.prop_map(Step::Advance),
+        12 => cost.clone().prop_map(Step::Check),
+        2 => (0u64..20).prop_map(Step::Refund),
+        1 => cost.prop_map(Step::Penalize),
+        2 => restart.prop_map(|(down_us, limit, window_ms)| Step::Restart { down_us, limit, window_ms }),
+    ]
+}
+
+/// Runs a history on a gate that is restarted and on a model that knows of no restarts.
+fn run(mut quota: Quota, start: u64, steps: Vec<Step>) -> Result<(), TestCaseError> {
+    let dir = TempDir::new("history");
+    let mut now = start;
+    let clock = ManualClock::at(Timestamp::from_micros(now));
+    let mut gate = gate(set([policy("p", quota)]), clock.clone());
+    let mut model = Model::new(&quota);
+    for step in steps {
+        if !matches!(step, Step::Advance(_) | Step::Restart { .. }) {
+            model.settle(now);
+        }
+        let key = Request::new().with("user", "alice");
+        let (found, moved) = match step {
+            Step::Advance(us) => {
+                now += us;
+                clock.advance(Duration::from_micros(us));
+                continue;
+            }
+            Step::Restart { down_us, limit, window_ms } => {
+                let mut snapshot = saved(&gate, &dir);
+                now += down_us;
+                clock.advance(Duration::from_micros(down_us));
+                if limit.is_some() || (window_ms.is_some() && quota.algorithm() == Algorithm::SlidingLog) {
+                    let window = window_ms.filter(|_| quota.algorithm() == Algorithm::SlidingLog);
+                    let window = window.map_or(quota.window(), Duration::from_millis);
+                    model.settle(now);
+                    let changed = Quota::new(limit.unwrap_or(quota.limit()), window).unwrap();
+                    quota = changed.with_algorithm(quota.algorithm()).with_slots(quota.slots());
+                    model.configure(&quota);
+                }
+                gate = restored(&mut snapshot, set([policy("p", quota)]), clock.clone()).0;
+                model.settle(now);
+                let peeked = gate.peek(&key);
+                let peeked = peeked.strictest().unwrap();
+                prop_assert_eq!(peeked.used(), model.used_at(now));
+                continue;
+            }
+            Step::Check(cost) => {
+                let fits = cost <= quota.capacity().saturating_sub(model.used_at(now));
+                if fits {
+                    model.charge(now, cost);
+                }
+                let found = *gate.check(&key.cost(cost)).strictest().unwrap().decision();
+                let verdict = if fits { Verdict::Allow } else { Verdict::Deny };
+                prop_assert_eq!(found.verdict(), verdict);
+                if let Some(room) = quota.capacity().checked_sub(cost).filter(|_| !fits) {
+                    let wait = Duration::from_micros(model.wait_until(now, room));
+                    prop_assert_eq!(found.retry_after(), Some(wait));
+                }
+                (found, if fits { cost } else { 0 })
+            }
+            Step::Refund(cost) => {
+                let given = model.refund(now, cost);
+                (*gate.refund(&key.cost(cost)).strictest().unwrap().decision(), given)
+            }
+            Step::Penalize(cost) => {
+                let charged = model.penalize(now, cost);
+                (*gate.penalize(&key.cost(cost)).strictest().unwrap().decision(), charged)
+            }
+        };
+        prop_assert_eq!((found.used(), found.cost()), (model.used_at(now), moved));
+        prop_assert_eq!(found.reset_after(), Duration::from_micros(model.wait_until(now, 0)));
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    /// A deployment must neither free nor lock a client: every decision is that of a service which
+    /// was never restarted.
+    #[test]
+    fn decisions_after_restarts_are_those_of_the_definition(
+        algorithm in prop::sample::select(Algorithm::ALL.to_vec()),
+        limit in 0u64..40,
+        window_ms in 1u64..100,
+        start in 1_000_000_000_000u64..1_000_000_200_000,
+        steps in proptest::collection::vec(step(), 1..50),
+    ) {
+        let quota = Quota::new(limit, Duration::from_millis(window_ms)).unwrap().with_algorithm(algorithm);
+        run(quota, start, steps)?;
+    }
+}
+
+/// A store has keys of all kinds, and each must come back as itself.
+#[test]
+fn every_key_of_every_policy_comes_back() {
+    let (dir, clock) = (TempDir::new("every"), ManualClock::new());
+    let long = "a-name-that-is-too-long-to-be-stored-as-it-is";
+    let address: IpAddr = "2001:db8::1".parse().unwrap();
+    let policies = || {
+        let by_user = Algorithm::ALL.map(|algorithm| {
+            let quota = Quota::per_hour(50).with_algorithm(algorithm);
+            let narrow = Quota::per_minute(7).with_algorithm(algorithm);
+            policy(algorithm.name(), quota).with_override(["bob"], narrow).with_override([long], narrow)
+        });
+        let by_ip = Policy::new("ip", Quota::per_hour(2000).with_slots(20)).unwrap().scope(["ip", "user"]);
+        set(by_user.into_iter().chain([by_ip]))
+    };
+    let gate = gate(policies(), clock.clone());
+    let names: Vec<String> = (0..3000).map(|n| n.to_string()).collect();
+    let all = || names.iter().map(String::as_str).chain(["bob", long, "", "*"]);
+    for (n, user) in all().enumerate() {
+        let request = Request::new().with("user", user).with("ip", address);
+        for _ in 0..1 + n % 9 {
+            gate.check(&request.clone().cost(1 + n as u64 % 2));
+            clock.advance(Duration::from_millis(1));
+        }
+        // A quota that came with a request belongs to its key.
+        if n % 3 == 0 {
+            let told = Quota::per_hour(20).with_algorithm(Algorithm::TokenBucket);
+            gate.check(&Request::new().with("user", user).under("token-bucket").quota(told));
+        }
+    }
+    let mut snapshot = saved(&gate, &dir);
+    clock.advance(Duration::from_secs(5));
+    let (after, found) = restored(&mut snapshot, policies(), clock);
+    assert_eq!((found.keys + found.expired, found.downtime.as_secs()), (snapshot.keys(), 5));
+    assert_eq!((found.unknown_policy, found.other_algorithm, found.already_used), (0, 0, 0));
+    assert_eq!(after.store().stats().keys as u64, found.keys);
+    for user in all() {
+        let request = Request::new().with("user", user).with("ip", address);
+        let of = |gate: &Gate| gate.inspect(&request).unwrap();
+        assert_eq!(format!("{:?}", of(&after)), format!("{:?}", of(&gate)), "{user}");
+    }
+    assert_eq!(after.restore(&mut snapshot).unwrap().already_used, found.keys, "nothing is counted twice");
+}
+
+/// Policies are changed while a service is stopped: usage follows the name, as after a hot reload.
+#[test]
+fn usage_belongs_to_the_name_and_scope_of_its_policy() {
+    let (dir, clock) = (TempDir::new("names"), ManualClock::new());
+    let minute = Quota::per_minute(10);
+    let before =
+        ["kept", "lowered", "other-algorithm", "other-scope", "removed"].map(|name| policy(name, minute));
+    let gate = gate(set(before), clock.clone());
+    for _ in 0..6 {
+        gate.check(&Request::new().with("user", "alice"));
+    }
+    let mut snapshot = saved(&gate, &dir);
+    let after = set([
+        policy("new", minute),
+        policy("other-algorithm", minute.with_algorithm(Algorithm::TokenBucket)),
+        policy("lowered", Quota::per_minute(4)),
+        Policy::new("other-scope", minute).unwrap().scope(["user", "path"]),
+        policy("kept", minute),
+    ]);
+    let (gate, found) = restored(&mut snapshot, after, clock);
+    assert_eq!((found.keys, found.unknown_policy, found.other_algorithm), (2, 2, 1));
+    let of = |policy: &str| used(&gate, policy, "alice");
+    assert_eq!((of("kept"), of("lowered"), of("other-algorithm"), of("new")), (6, 6, 0, 0));
+    assert!(gate.check(&Request::new().with("user", "alice").under("lowered")).is_denied());
+}
+
+/// Keys that were used more than once are evicted last, after a restart as before it.
+#[test]
+fn busy_keys_stay_busy_and_the_bounds_of_the_new_store_hold() {
+    let (dir, clock) = (TempDir::new("busy"), ManualClock::new());
+    let quota = Quota::per_hour(10).with_algorithm(Algorithm::TokenBucket);
+    let gate = gate(set([policy("p", quota)]), clock.clone());
+    for n in 0..2000 {
+        gate.check(&Request::new().with("user", format!("once-{n}").as_str()));
+    }
+    for n in 0..300 {
+        for cost in [1, 6] {
+            gate.check(&Request::new().with("user", format!("busy-{n}").as_str()).cost(cost));
+        }
+    }
+    let mut snapshot = saved(&gate, &dir);
+    let store = MemoryStore::builder().clock(clock).max_keys(1000).for_snapshot(&snapshot).build();
+    let after = Gate::with_memory(set([policy("p", quota)]), store);
+    after.restore(&mut snapshot).unwrap();
+    assert_eq!(after.store().stats().keys, 1000);
+    for n in 0..5000 {
+        after.check(&Request::new().with("user", format!("flood-{n}").as_str()));
+    }
+    let lost = (0..300).filter(|n| used(&after, "p", &format!("busy-{n}")) != 7).count();
+    assert_eq!(lost, 0);
+}
+
+/// A disk that loses a bit must not decide who is admitted: every damage is found before anything
+/// is restored.
+#[test]
+fn every_flipped_bit_and_every_cut_is_detected() {
+    let (dir, clock) = (TempDir::new("damage"), ManualClock::new());
+    let gate =
+        gate(set(Algorithm::ALL.map(|a| policy(a.name(), Quota::per_hour(9).with_algorithm(a)))), clock);
+    for user in ["alice", "bob"] {
+        gate.check(&Request::new().with("user", user).cost(3));
+    }
+    drop(saved(&gate, &dir));
+    let whole = fs::read(dir.path().join("snapshot")).unwrap();
+    let file =
+        File::options().read(true).write(true).create_new(true).open(dir.path().join("damaged")).unwrap();
+    let assert_damaged = |bytes: &[u8], what: String| {
+        file.set_len(0).unwrap();
+        file.write_all_at(bytes, 0).unwrap();
+        let error = Snapshot::read(file.try_clone().unwrap()).map(|_| ()).expect_err(&what);
+        assert!(error.is_damaged(), "{what}: {error}");
+        error.to_string()
+    };
+    for at in 0..whole.len() {
+        for bit in [at % 8, (at + 3) % 8] {
+            let mut flipped = whole.clone();
+            flipped[at] ^= 1 << bit;
+            assert_damaged(&flipped, format!("bit {bit} of byte {at}"));
+        }
+        assert_damaged(&whole[..at], format!("cut after {at} bytes"));
+    }
+    let longer = [whole.as_slice(), b"\0"].concat();
+    assert_eq!(assert_damaged(&longer, "a byte more".into()), "1 bytes follow its end");
+    assert_eq!(
+        assert_damaged(b"GIF89a, and more", "foreign".into()),
+        "the file is not a snapshot of slidegate"
+    );
+    let mut newer = whole.clone();
+    newer[8] = 2;
+    assert_eq!(assert_damaged(&newer, "newer".into()), "the snapshot has format 2, and this release reads 1");
+}
+
+/// Snapshots are written while clients are served: none of what was charged before is missing, and
+/// nothing is there that was not charged.
+#[test]
+fn a_snapshot_beside_decisions_and_changes_of_policies_has_all_that_was_charged_before() {
+    const KEYS: u64 = 4000;
+    let (dir, clock) = (TempDir::new("beside"), ManualClock::new());
+    let quotas = |limit| {
+        Algorithm::ALL
+            .map(|algorithm| policy(algorithm.name(), Quota::per_day(limit).with_algorithm(algorithm)))
+    };
+    let gate = gate(set(quotas(1000)), clock.clone());
+    let charged: Vec<_> = (0..KEYS).map(|_| AtomicU64::new(0)).collect();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for worker in 0..2 {
+            let (gate, charged, stop) = (&gate, &charged, &stop);
+            scope.spawn(move || {
+                for n in (worker * 31..).step_by(7) {
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    let key = n % KEYS;
+                    charged[key as usize].fetch_add(1, Ordering::SeqCst);
+                    let user = key.to_string();
+                    assert!(gate.check(&Request::new().with("user", &user)).is_allowed());
+                }
+            });
+        }
+        for round in 0..6 {
+            let counts = || charged.iter().map(|count| count.load(Ordering::SeqCst)).collect::<Vec<_>>();
+            let before = counts();
+            let mut snapshot = std::thread::scope(|scope| {
+                let saving = scope.spawn(|| saved(&gate, &dir));
+                gate.configure(set(quotas(2000 + round))).unwrap();
+                saving.join().unwrap()
+            });
+            let after = counts();
+            let (again, found) = restored(&mut snapshot, set(quotas(3000)), clock.clone());
+            assert_eq!((found.unknown_policy, found.other_algorithm), (0, 0));
+            for key in 0..KEYS {
+                for algorithm in Algorithm::ALL {
+                    let used = used(&again, algorithm.name(), &key.to_string());
+                    let key = key as usize;
+                    // Each of the two threads may have counted one that it had yet to charge.
+                    let bounds = before[key].saturating_sub(2)..=after[key];
+                    assert!(bounds.contains(&used), "{algorithm} {key}: {used} of {bounds:?}");
+                }
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
+/// A clock whose elapsed time and date are apart, as those of a machine whose date was corrected.
+#[derive(Debug, Clone)]
+struct Apart {
+    elapsed: ManualClock,
+    ahead_us: u64,
+}
+
+impl Clock for Apart {
+    fn now(&self) -> Timestamp {
+        self.elapsed.now()
+    }
+
+    fn wall_time(&self, at: Timestamp) -> Timestamp {
+        at + Duration::from_micros(self.ahead_us)
+    }
+}
+
+/// The date is corrected while a service runs, so the next one counts elapsed time from elsewhere:
+/// that must not admit anybody too often.
+#[test]
+fn another_begin_of_elapsed_time_never_frees_usage() {
+    let dir = TempDir::new("apart");
+    for algorithm in Algorithm::ALL {
+        for (ahead_us, down_us) in [
+            (0, 7_000_000),
+            (250_000, 0),
+            (250_000, 5_000_000),
+            (31_000_000, 1_000_000),
+            (47_000_123, 12_345_678),
+        ] {
+            let elapsed = ManualClock::at(Timestamp::from_secs(1_000_000_020));
+            let quota = Quota::per_minute(100).with_algorithm(algorithm);
+            let former = gate(set([policy("p", quota)]), Apart { elapsed: elapsed.clone(), ahead_us });
+            for _ in 0..10 {
+                former.check(&Request::new().with("user", "alice").cost(4));
+                elapsed.advance(Duration::from_secs(3));
+            }
+            let mut snapshot = saved(&former, &dir);
+            elapsed.advance(Duration::from_micros(down_us));
+            // The next process begins with the corrected date.
+            let begun = ManualClock::at(elapsed.now() + Duration::from_micros(ahead_us));
+            let (next, found) = restored(&mut snapshot, set([policy("p", quota)]), begun.clone());
+            assert_eq!(found.downtime.as_micros(), u128::from(down_us));
+            let mut exact = true;
+            for second in 0..130 {
+                let [should, is] = [&former, &next].map(|gate| used(gate, "p", "alice"));
+                assert!(is >= should, "{algorithm} {ahead_us} {down_us} after {second} s: {is} of {should}");
+                exact &= is == should;
+                elapsed.advance(Duration::from_secs(1));
+                begun.advance(Duration::from_secs(1));
+            }
+            assert_eq!(used(&next, "p", "alice"), 0, "and locks nobody for more than a window");
+            assert!(exact || algorithm == Algorithm::SlidingWindow && ahead_us > 0, "{algorithm} {ahead_us}");
+        }
+    }
+}
+
+/// A wall clock that was set back makes usage count longer, by one window at most, and never less.
+#[test]
+fn a_wall_clock_that_was_set_back_counts_as_no_downtime() {
+    let dir = TempDir::new("set-back");
+    for algorithm in Algorithm::ALL {
+        let quota = Quota::per_minute(10).with_algorithm(algorithm);
+        let clock = ManualClock::at(Timestamp::from_secs(2_000_000_000));
+        let former = gate(set([policy("p", quota)]), clock.clone());
+        former.check(&Request::new().with("user", "alice").cost(8));
+        let mut snapshot = saved(&former, &dir);
+        clock.set(Timestamp::from_secs(1_000_000_000));
+        let (next, found) = restored(&mut snapshot, set([policy("p", quota)]), clock.clone());
+        assert_eq!((found.downtime, used(&next, "p", "alice")), (Duration::ZERO, 8), "{algorithm}");
+        clock.advance(Duration::from_secs(121));
+        assert_eq!(used(&next, "p", "alice"), 0, "{algorithm}");
+    }
+}
+
+/// A disk that is full or a process that dies in the middle must leave the last good file.
+#[test]
+fn a_file_is_replaced_as_a_whole_or_not_at_all() {
+    let dir = TempDir::new("file");
+    let path = dir.path().join("usage.snapshot");
+    let file = SnapshotFile::open(&path).unwrap();
+    assert!(file.read().unwrap().is_none());
+    let gate = gate(set([policy("p", Quota::per_hour(5))]), ManualClock::new());
+    gate.check(&Request::new().with("user", "alice"));
+    file.save(|out| gate.save(&[], out)).unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600, "keys are in clear");
+    let failed = file.save(|out| -> std::io::Result<()> {
+        out.write_all(&[7; 3_000_000])?;
+        Err(std::io::Error::from(std::io::ErrorKind::StorageFull))
+    });
+    assert_eq!(failed.unwrap_err().kind(), std::io::ErrorKind::StorageFull);
+    assert_eq!(file.read().unwrap().unwrap().keys(), 1);
+    let names = || {
+        let names =
+            fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<_> = names.collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names(), ["usage.snapshot", "usage.snapshot.lock"]);
+    let error = SnapshotFile::open(&path).unwrap_err();
+    assert!(error.is_in_use());
+    let expected = format!("another process saves its usage to `{}`; give each its own file", path.display());
+    assert_eq!(error.to_string(), expected);
+    // Whatever is found broken is kept, and so many of them only.
+    for n in 0..9u8 {
+        fs::write(&path, [n]).unwrap();
+        assert!(file.read().unwrap_err().is_damaged());
+        file.set_aside().unwrap();
+    }
+    let kept: Vec<_> = names().into_iter().filter(|name| name.contains("damaged")).collect();
+    assert_eq!(kept.len(), 5, "{kept:?}");
+    let mut left: Vec<u8> = kept.iter().map(|name| fs::read(dir.path().join(name)).unwrap()[0]).collect();
+    left.sort_unstable();
+    assert_eq!(left, [4, 5, 6, 7, 8], "the last ones");
+    assert!(file.read().unwrap().is_none());
+}
+
+/// Whoever misspells the directory must learn it at the start, not at the first restart.
+#[test]
+fn a_place_that_cannot_be_written_is_refused_at_once() {
+    let dir = TempDir::new("place");
+    let open = |path: &str| -> SnapshotError { SnapshotFile::open(dir.path().join(path)).unwrap_err() };
+    let name = dir.path().join("no/usage").display().to_string();
+    assert_eq!(
+        open("no/usage").to_string(),
+        format!(
+            "cannot save usage to `{name}`: No such file or directory (os error 2); create its directory"
+        )
+    );
+    fs::create_dir(dir.path().join("usage")).unwrap();
+    let name = dir.path().join("usage").display().to_string();
+    assert_eq!(open("usage").to_string(), format!("cannot save usage to `{name}`: it is a directory"));
+}
