@@ -21,6 +21,7 @@ use decide::{Call, Engine};
 use policies::ActivePolicies;
 use readiness::Readiness;
 use shadow::Shadows;
+use snapshots::Snapshots;
 use store::{Shared, Store};
 
 pub(crate) mod changes;
@@ -29,6 +30,7 @@ pub(crate) mod explanation;
 pub(crate) mod policies;
 pub(crate) mod readiness;
 pub(crate) mod shadow;
+pub(crate) mod snapshots;
 pub(crate) mod store;
 
 /// The value of each attribute in a self-check.
@@ -48,6 +50,8 @@ pub(crate) struct App {
     pub(crate) readiness: Readiness,
     /// The connections of all listeners.
     pub(crate) connections: Arc<ConnectionBudget>,
+    /// Where usage outlives a restart, if configured.
+    pub(crate) snapshots: Option<Snapshots>,
 }
 
 impl App {
@@ -55,7 +59,14 @@ impl App {
     /// One line: the shared store is misconfigured, see [`Store::new`], or the trace exporter
     /// cannot be created.
     pub(crate) fn new(config: Config) -> Result<Self, String> {
-        let memory = config.memory.builder().build();
+        let snapshots = config.memory.snapshot.as_ref().map(Snapshots::open).transpose()?;
+        let builder = config.memory.builder();
+        let found = snapshots.as_ref().map(Snapshots::found);
+        let memory = match found.as_ref().and_then(|found| found.as_ref()) {
+            Some(snapshot) => builder.for_snapshot(snapshot).build(),
+            None => builder.build(),
+        };
+        drop(found);
         let in_words = |error: Error| error.to_string();
         let has_inline = config.resp.is_some();
         let base = Base { policies: config.policies, candidates: config.candidates };
@@ -72,6 +83,7 @@ impl App {
             headers: config.headers,
             readiness: Readiness::default(),
             connections: Arc::new(ConnectionBudget::new(config.connections)),
+            snapshots,
         })
     }
 

@@ -18,6 +18,7 @@ mod policy;
 mod reload;
 mod replay;
 mod serve;
+mod snapshots;
 mod sources;
 mod token;
 mod top;

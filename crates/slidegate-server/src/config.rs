@@ -48,7 +48,7 @@ pub(crate) use admin::{AccessRules, Right, Rights, Token};
 pub(crate) use auth::{Attribute, Auth, Denial, Mapping, Origin};
 pub(crate) use environment::{Arguments, Outside};
 pub(crate) use load::http_address;
-pub(crate) use memory::Memory;
+pub(crate) use memory::{Memory, SnapshotSettings};
 pub(crate) use observe::{KeysShown, Observe};
 pub(crate) use policy::Mode;
 pub(crate) use quota::QuotaSpec;

@@ -50,6 +50,34 @@ pub(super) async fn status(State(admin): State<Arc<Admin>>) -> Response {
             "bytes": stats.bytes,
             "max_bytes": stats.max_bytes,
         },
+        "snapshot": app.snapshots.as_ref().map(|snapshots| {
+            let status = snapshots.status().clone();
+            json!({
+                "path": snapshots.path(),
+                "interval_ms": millis(snapshots.interval()),
+                "saved": status.saved,
+                "failed": status.failed,
+                "error": status.error,
+                "last": status.last.map(|last| json!({
+                    "at": at_text(last.at_ms),
+                    "keys": last.content.keys,
+                    "bytes": last.content.bytes,
+                    "duration_ms": millis(last.took),
+                })),
+                "restored": status.restored.map(|restored| json!({
+                    "keys": restored.keys,
+                    "expired": restored.expired,
+                    "unknown_policy": restored.unknown_policy,
+                    "other_algorithm": restored.other_algorithm,
+                    "written_at": at_text(restored.written_at.as_micros() / 1000),
+                    "downtime_ms": millis(restored.downtime),
+                })),
+                "rejected": status.rejected.map(|rejected| json!({
+                    "reason": rejected.reason,
+                    "kept_as": rejected.kept_as,
+                })),
+            })
+        }),
         "changes": {
             "version": id.version,
             "epoch": (id.epoch != 0).then(|| format!("{:016x}", id.epoch)),

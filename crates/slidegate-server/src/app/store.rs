@@ -3,6 +3,7 @@
 //! A shared store may be unavailable: that is counted here, logged, reported at `/readyz`, and
 //! shown in every decision.
 
+use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -10,11 +11,12 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 use slidegate::store::{BreakerState, FallbackStats, PolicyReset, ResetCursor};
 use slidegate::store::{
-    Charge, KeyInspection, ManagedStore, QuotaChanges, Remote, StoreDecisions, StoredPolicy,
+    Charge, InMemory, KeyInspection, ManagedStore, QuotaChanges, Remote, StoreDecisions, StoredPolicy,
 };
 use slidegate::{
     Decision, DecisionSource, Decisions, Error, FailureKind, FallbackStore, Gate, KeyUse, MemoryStats,
-    MemoryStore, Policy, PolicySet, Quota, RedisStore, Request, Timestamp, Verb,
+    MemoryStore, Policy, PolicySet, Quota, RedisStore, Request, RestoredSnapshot, SavedSnapshot, Snapshot,
+    SnapshotError, Timestamp, Verb,
 };
 
 use crate::config::{Counted, SharedStore};
@@ -112,6 +114,12 @@ impl slidegate::store::Store for AnyStore {
 
     fn quotas_changed(&self, changes: &QuotaChanges<'_>) {
         on_store!(self, store => store.quotas_changed(changes));
+    }
+}
+
+impl InMemory for AnyStore {
+    fn in_memory(&self) -> &MemoryStore {
+        self.memory()
     }
 }
 
@@ -252,6 +260,21 @@ impl Store {
     /// A shared store did not reply, or holds a value that slidegate did not write.
     pub(crate) async fn inspect(&self, request: &Request<'_>) -> Result<Vec<KeyUse>, Error> {
         self.gate.inspect(request).await
+    }
+
+    /// Writes the usage in this process's memory, and texts, to `out`.
+    pub(super) fn save(&self, texts: &[(&str, &[u8])], out: impl Write) -> io::Result<SavedSnapshot> {
+        self.gate.save(texts, out)
+    }
+
+    /// Restores what was saved, under the active policies.
+    pub(super) fn restore(&self, snapshot: &mut Snapshot) -> Result<RestoredSnapshot, SnapshotError> {
+        self.gate.restore(snapshot)
+    }
+
+    /// Time that passes, from some begin on.
+    pub(super) fn elapsed(&self) -> Duration {
+        self.gate.store().memory().now() - Timestamp::EPOCH
     }
 
     pub(crate) fn policies(&self) -> Arc<PolicySet> {

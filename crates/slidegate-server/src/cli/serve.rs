@@ -15,6 +15,7 @@ use super::failure::Failure;
 use super::notify::Notifier;
 use super::output;
 use super::reload::{self, Triggers};
+use super::snapshots;
 use super::sources::{EnvoyArgs, PolicyArgs};
 use super::values::{address, drain_delay};
 use crate::admin::{self, Admin};
@@ -198,6 +199,8 @@ async fn serve(
         );
     }
     admin.control.poll().await;
+    tokio::task::block_in_place(|| snapshots::restore(&admin));
+    tasks.spawn(snapshots::run(Arc::clone(&admin)));
     let changes = Arc::clone(&admin);
     tasks.spawn(async move { changes.control.run().await });
     let listening = once(&greeting.listening).chain(greeting.ports.iter().map(|(_, urls)| urls));
@@ -251,6 +254,7 @@ async fn serve(
         unfinished += port.await.unwrap_or_default();
     }
     tasks.abort_all();
+    tokio::task::block_in_place(|| snapshots::save(&admin));
     // Blocks while the last spans are exported.
     tokio::task::block_in_place(|| app.observer().end_traces());
     if unfinished > 0 {

@@ -51,12 +51,12 @@ pub(crate) struct Memory {
     /// At least [`MemoryStore::MIN_MAX_BYTES`].
     pub(crate) max_bytes: Option<usize>,
     /// Where usage is saved. Not with a shared store.
-    pub(crate) snapshot: Option<Snapshot>,
+    pub(crate) snapshot: Option<SnapshotSettings>,
 }
 
 /// Where and how often usage is saved.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Snapshot {
+pub(crate) struct SnapshotSettings {
     pub(crate) path: PathBuf,
     pub(crate) interval: Duration,
 }
@@ -141,7 +141,7 @@ impl fmt::Display for Memory {
         }
         match &self.snapshot {
             None => Ok(()),
-            Some(Snapshot { path, interval }) => {
+            Some(SnapshotSettings { path, interval }) => {
                 write!(f, ", saved to {} every {}", path.display(), format_window(*interval))
             }
         }
@@ -156,9 +156,10 @@ impl MemorySection {
             let why = "needs the memory store, and with redis usage is kept there; leave one of them out";
             section.invalid("snapshot", why);
         }
-        let snapshot = snapshot
-            .as_ref()
-            .map(|SnapshotSection { path, interval }| Snapshot { path: path.into(), interval: interval.0 });
+        let snapshot = snapshot.as_ref().map(|SnapshotSection { path, interval }| SnapshotSettings {
+            path: path.into(),
+            interval: interval.0,
+        });
         Memory { max_keys: *max_keys, max_bytes, snapshot }
     }
 }

@@ -12,6 +12,7 @@ mod service_manager;
 mod envoy_config;
 mod reload;
 mod reload_storm;
+mod snapshots;
 
 mod blocked;
 mod hidden_keys;

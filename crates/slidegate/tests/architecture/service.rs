@@ -38,7 +38,20 @@ const MODULES: &[(&str, &[&str])] = &[
         &["app/explanation", "caller", "config", "http_client", "key_text", "log_limit", "policy_names"],
     ),
     ("app/store", &["config", "log_limit"]),
-    ("app", &["access", "caller", "config", "key_text", "listener", "policy_names", "request", "telemetry"]),
+    (
+        "app",
+        &[
+            "access",
+            "caller",
+            "config",
+            "key_text",
+            "listener",
+            "log_limit",
+            "policy_names",
+            "request",
+            "telemetry",
+        ],
+    ),
     ("app/changes", &["app", "app/store", "config", "key_text", "limits", "policy_names"]),
     // Protocols and pages: they know no store and not each other.
     (

@@ -1,7 +1,7 @@
 //! Snapshots: a restart is not noticed by anybody but its operator.
 
 use std::fs::{self, File};
-use std::io::{Seek, Write};
+use std::io::Seek;
 use std::net::IpAddr;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

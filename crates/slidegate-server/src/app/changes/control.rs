@@ -164,7 +164,34 @@ impl Control {
             id: ControlDocumentId { version: id.version + 1, ..ControlDocumentId::ABSENT },
             document: document.into(),
         });
+        if let Some(snapshots) = &self.app.snapshots {
+            snapshots.request();
+        }
         Ok(done)
+    }
+
+    /// The active document of a process without a shared store, as a text that
+    /// [`restore`](Self::restore) reads.
+    pub(crate) fn saved(&self) -> String {
+        let Held { id, document } = self.state().held.clone();
+        // It was stored before, so it is not too large.
+        let text = (*document).clone().stored().unwrap_or_default();
+        format!("{}\n{text}", id.version)
+    }
+
+    /// Activates a document that an earlier process saved.
+    ///
+    /// # Errors
+    /// The text is not one that [`saved`](Self::saved) wrote.
+    pub(crate) fn restore(&self, saved: &str) -> Result<(), String> {
+        let (version, text) = saved.split_once('\n').ok_or("the number of its version is missing")?;
+        let version = version.parse().map_err(|error| format!("version `{version}`: {error}"))?;
+        let document = Document::from_text(text)?;
+        if version > 0 {
+            let id = ControlDocumentId { version, ..ControlDocumentId::ABSENT };
+            self.put_in_force(Held { id, document: document.into() });
+        }
+        Ok(())
     }
 
     /// The document to activate, from the active and the stored one. Reports a loss when first

@@ -75,6 +75,7 @@ impl Collector for Scrape {
         authentications(&mut page, app.access.attempts())?;
         configuration(&mut page, app.observer())?;
         spans(&mut page, app.observer())?;
+        snapshots(&mut page, app)?;
         let Some(shared) = app.shared() else { return Ok(()) };
         changes(&mut page, app)?;
         store(&mut page, app.observer(), shared)
@@ -130,6 +131,30 @@ fn connections(page: &mut Page<'_>, budget: &ConnectionBudget) -> fmt::Result {
         Some(limit) => page.value("max_fds", "Limit of file descriptors of the process", limit),
         None => Ok(()),
     }
+}
+
+fn snapshots(page: &mut Page<'_>, app: &App) -> fmt::Result {
+    let Some(snapshots) = &app.snapshots else { return Ok(()) };
+    let (status, now) = (snapshots.status().clone(), now_ms());
+    let age_ms = status.last.map_or(millis(app.observer().uptime()), |last| now.saturating_sub(last.at_ms));
+    #[allow(clippy::cast_precision_loss)] // exact for 285 thousand years
+    let age = age_ms as f64 / 1000.0;
+    page.seconds("snapshot_age", "Time since the last snapshot was written, or since the start", age)?;
+    let interval = snapshots.interval().as_secs_f64();
+    page.seconds("snapshot_interval", "Configured time between two snapshots", interval)?;
+    let took = status.last.map_or(0.0, |last| last.took.as_secs_f64());
+    page.seconds("snapshot_duration", "How long the last snapshot took", took)?;
+    let bytes = status.last.map_or(0, |last| last.content.bytes);
+    page.value("snapshot_bytes", "Size of the last snapshot", bytes)?;
+    let outcomes = [("saved", status.saved), ("failed", status.failed)];
+    let outcomes = outcomes.map(|(outcome, count)| ([("outcome", outcome)], count));
+    page.counter("snapshots", "Snapshots by outcome", outcomes)?;
+    let help = "Whether the snapshot that was found at the start was damaged and set aside";
+    page.value("snapshot_rejected", help, u64::from(status.rejected.is_some()))
+}
+
+fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn spans(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {

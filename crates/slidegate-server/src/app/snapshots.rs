@@ -1,0 +1,199 @@
+//! Snapshots of the memory store: read at the start, written at an interval and at shutdown.
+//!
+//! A snapshot that cannot be written is logged and counted, and the former one stays. One that
+//! cannot be read is set aside, and the service starts without usage.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use slidegate::{RestoredSnapshot, SavedSnapshot, Snapshot, SnapshotFile};
+use tokio::sync::Notify;
+
+use super::changes::now_ms;
+use super::store::Store;
+use crate::config::SnapshotSettings;
+use crate::log_limit::LogLimit;
+
+/// The name of the run-time changes in a snapshot.
+const CHANGES: &str = "changes";
+/// Least time between two snapshots, if run-time changes ask for one.
+const DEBOUNCE: Duration = Duration::from_millis(500);
+
+/// The file that holds the usage of the memory store, and what became of it.
+#[derive(Debug)]
+pub(crate) struct Snapshots {
+    file: SnapshotFile,
+    interval: Duration,
+    /// Read and verified at the start, until it is restored.
+    found: Mutex<Option<Snapshot>>,
+    /// One snapshot is written at a time.
+    writing: Mutex<()>,
+    /// Asks for a snapshot before the interval is over.
+    requested: Notify,
+    status: Mutex<SnapshotStatus>,
+    log_limit: LogLimit,
+}
+
+/// What became of the snapshots of this process.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct SnapshotStatus {
+    pub(crate) last: Option<LastSnapshot>,
+    pub(crate) saved: u64,
+    pub(crate) failed: u64,
+    /// Why the last attempt failed, if it did.
+    pub(crate) error: Option<String>,
+    pub(crate) restored: Option<RestoredSnapshot>,
+    pub(crate) rejected: Option<RejectedSnapshot>,
+}
+
+/// The last snapshot that was written.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LastSnapshot {
+    /// In milliseconds since the epoch.
+    pub(crate) at_ms: u64,
+    pub(crate) took: Duration,
+    pub(crate) content: SavedSnapshot,
+}
+
+/// A snapshot that was found at the start and not used.
+#[derive(Debug, Clone)]
+pub(crate) struct RejectedSnapshot {
+    pub(crate) reason: String,
+    pub(crate) kept_as: PathBuf,
+}
+
+impl Snapshots {
+    /// Locks the file, and reads it if there is one.
+    ///
+    /// # Errors
+    /// One line: the file cannot be written, is used by another process, or cannot be read.
+    pub(super) fn open(settings: &SnapshotSettings) -> Result<Self, String> {
+        let file = SnapshotFile::open(&settings.path).map_err(|error| error.to_string())?;
+        let mut status = SnapshotStatus::default();
+        let found = match file.read() {
+            Ok(found) => found,
+            Err(error) if error.is_damaged() => {
+                status.rejected = Some(reject(&file, error.to_string())?);
+                None
+            }
+            Err(error) => return Err(format!("`{}`: {error}", settings.path.display())),
+        };
+        Ok(Self {
+            file,
+            interval: settings.interval,
+            found: Mutex::new(found),
+            writing: Mutex::default(),
+            requested: Notify::new(),
+            status: Mutex::new(status),
+            log_limit: LogLimit::default(),
+        })
+    }
+
+    /// What a store needs to know before it is built.
+    pub(super) fn found(&self) -> MutexGuard<'_, Option<Snapshot>> {
+        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The run-time changes that the snapshot holds.
+    pub(crate) fn changes(&self) -> Option<String> {
+        let found = self.found();
+        let changes = found.as_ref()?.attachment(CHANGES)?;
+        Some(String::from_utf8_lossy(changes).into_owned())
+    }
+
+    /// Restores the usage that was found, under the policies that are active now.
+    pub(crate) fn restore(&self, store: &Store) {
+        let Some(mut snapshot) = self.found().take() else { return };
+        match store.restore(&mut snapshot) {
+            Ok(restored) => {
+                let RestoredSnapshot { keys, expired, unknown_policy, other_algorithm, downtime, .. } =
+                    restored;
+                let downtime_ms = u64::try_from(downtime.as_millis()).unwrap_or(u64::MAX);
+                tracing::info!(
+                    keys,
+                    expired,
+                    unknown_policy,
+                    other_algorithm,
+                    downtime_ms,
+                    "usage was restored from the snapshot"
+                );
+                self.status().restored = Some(restored);
+            }
+            Err(error) => match reject(&self.file, error.to_string()) {
+                Ok(rejected) => self.status().rejected = Some(rejected),
+                Err(error) => tracing::error!(error, "the damaged snapshot cannot be set aside"),
+            },
+        }
+    }
+
+    /// Writes a snapshot with these run-time changes. Blocks until it is on disk.
+    pub(crate) fn save(&self, store: &Store, changes: &str) {
+        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let started = store.elapsed();
+        let saved = self.file.save(|out| store.save(&[(CHANGES, changes.as_bytes())], out));
+        let took = store.elapsed() - started;
+        let mut status = self.status();
+        match saved {
+            Ok(content) => {
+                status.saved += 1;
+                status.last = Some(LastSnapshot { at_ms: now_ms(), took, content });
+                if status.error.take().is_some() {
+                    tracing::info!("usage is saved again");
+                }
+            }
+            Err(error) => {
+                status.failed += 1;
+                let is_new = status.error.replace(error.to_string()).is_none();
+                if is_new || self.log_limit.admit(None).is_some() {
+                    tracing::warn!(
+                        path = %self.path().display(),
+                        %error,
+                        "usage cannot be saved; the former snapshot stays"
+                    );
+                }
+            }
+        }
+    }
+
+    /// Waits until the next snapshot is due.
+    pub(crate) async fn due(&self) {
+        let requested = async {
+            self.requested.notified().await;
+            tokio::time::sleep(DEBOUNCE).await;
+        };
+        let _ = tokio::time::timeout(self.interval, requested).await;
+    }
+
+    /// Asks for a snapshot soon: a change must not wait for the interval.
+    pub(crate) fn request(&self) {
+        self.requested.notify_one();
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.file.path()
+    }
+
+    pub(crate) fn interval(&self) -> Duration {
+        self.interval
+    }
+
+    pub(crate) fn status(&self) -> MutexGuard<'_, SnapshotStatus> {
+        self.status.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Sets a damaged snapshot aside.
+fn reject(file: &SnapshotFile, reason: String) -> Result<RejectedSnapshot, String> {
+    let path = file.path().display();
+    let kept_as = file
+        .set_aside()
+        .map_err(|error| format!("the damaged snapshot `{path}` cannot be renamed: {error}"))?;
+    tracing::error!(
+        %path,
+        kept_as = %kept_as.display(),
+        reason,
+        "the snapshot was rejected: the service starts without its usage and run-time changes"
+    );
+    Ok(RejectedSnapshot { reason, kept_as })
+}
