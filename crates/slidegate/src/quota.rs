@@ -272,6 +272,19 @@ impl Quota {
         Self::build(share(self.limit), self.window_us, self.burst.map(share), self.algorithm, self.slots)
     }
 
+    /// The same quota with a smaller capacity, at which a bucket still drains as fast.
+    #[cfg(feature = "redis")]
+    pub(crate) fn at_most(&self, capacity: u64) -> Self {
+        if capacity >= self.capacity() {
+            return *self;
+        }
+        let (limit, burst) = match self.algorithm {
+            Algorithm::TokenBucket => (self.limit, Some(capacity)),
+            _ => (capacity, self.burst),
+        };
+        Self::build(limit, self.window_us, burst, self.algorithm, self.slots)
+    }
+
     /// Most cost per window.
     #[must_use]
     pub fn limit(&self) -> u64 {

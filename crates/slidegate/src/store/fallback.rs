@@ -18,15 +18,21 @@ use crate::store::{ManagedStore, QuotaChanges, Remote, Store, StoreDecisions, St
 use crate::time::{Timestamp, instant};
 use crate::usage::KeyInspection;
 use crate::verb::Verb;
+use last_known::LastKnown;
 use local::LocalDecisions;
 use recent_peeks::RecentPeeks;
 
+mod last_known;
 mod local;
 mod recent_peeks;
 
 /// A store over a [`SharedStore`], such as Redis, that always decides. While that does not reply,
 /// each policy decides by its [fallback](crate::OnStoreError), and every decision says
 /// [who made it](crate::Decision::source).
+///
+/// A local fallback starts from what is known: a key that the store last denied stays denied until
+/// its wait ends, and any key gets the smaller of its share and what remained by the last decision
+/// of this process. That is kept for 65,536 keys, until nothing of the key counts any more.
 ///
 /// ```no_run
 /// use slidegate::{FallbackStore, Gate, Policy, PolicySet, Quota, RedisOptions, RedisStore};
@@ -65,7 +71,11 @@ impl<S> FallbackStore<S> {
     pub fn new(primary: S) -> Self {
         Self {
             primary,
-            local: LocalDecisions { memory: MemoryStore::new(), instances: 1 },
+            local: LocalDecisions {
+                memory: MemoryStore::new(),
+                instances: 1,
+                last_known: LastKnown::default(),
+            },
             recent_peeks: RecentPeeks::default(),
             fallbacks: AtomicU64::new(0),
             last_failure: ArcSwapOption::empty(),
@@ -131,7 +141,10 @@ impl<S> FallbackStore<S> {
         decided: Result<SmallVec<[Decision; 4]>, Undecided>,
     ) -> StoreDecisions {
         let Undecided { failure, denied } = match decided {
-            Ok(decisions) => return decisions.into(),
+            Ok(decisions) => {
+                self.local.record(charges, &decisions);
+                return decisions.into();
+            }
             Err(undecided) => undecided,
         };
         self.fallbacks.fetch_add(1, Ordering::Relaxed);
@@ -172,6 +185,7 @@ impl<S: SharedStore> Store for FallbackStore<S> {
 
     async fn reset(&self, charges: &[Charge<'_>]) -> Result<bool, Error> {
         self.recent_peeks.forget_all();
+        self.local.last_known.forget_all();
         let local = self.local.memory.reset(charges);
         let stored = self.primary.reset(charges).await;
         Ok(stored.map_err(|failure| Error::store(self.remember(failure).to_string()))? || local)
@@ -219,6 +233,7 @@ impl<S: SharedStore> ManagedStore for FallbackStore<S> {
         keys: u64,
     ) -> Result<PolicyReset, Error> {
         self.recent_peeks.forget_all();
+        self.local.last_known.forget_all();
         let Some((Place::Memory { shard }, mut done)) = from.map(|from| (from.place, from.done)) else {
             let stepped = self.primary.reset_policy_step(policy.name, from, keys).await;
             let mut reset = stepped.map_err(|failure| Error::store(failure.to_string()))?;

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use slidegate::store::BreakerState;
 use slidegate::{
-    DecisionSource, FailureKind, FallbackStore, Gate, OnStoreError, PolicySet, RedisStore, Request, Verb,
+    Algorithm, DecisionSource, FailureKind, FallbackStore, Gate, OnStoreError, Policy, PolicySet, Quota,
+    RedisStore, Request, Verb,
 };
 use slidegate_testkit::proxy::{Mode, Proxy};
 use slidegate_testkit::redis::{Connection, RedisSentinels, RedisServer, Reply};
@@ -369,6 +370,101 @@ async fn each_policy_answers_by_its_own_fallback_and_says_so() {
             outcome,
             [(DecisionSource::Local, true), (DecisionSource::Allow, true), (DecisionSource::Deny, false)]
         );
+    }
+}
+
+/// An attacker who can make the store fail must not get every limit anew.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_fallback_gives_what_remained_and_no_more_than_the_share() {
+    let server = RedisServer::start();
+    let policy = |algorithm: Algorithm, limit| {
+        let quota = Quota::per_day(limit).with_algorithm(algorithm);
+        PolicySet::new([Policy::new(algorithm.name(), quota).unwrap().scope(["user"])]).unwrap()
+    };
+    let mut cases = Vec::new();
+    for algorithm in Algorithm::ALL {
+        for (instances, used, expected) in [(1, 7, 3), (1, 0, 10), (5, 7, 2), (5, 9, 1), (5, 10, 0)] {
+            let redis = RedisStore::new(options(&server.url())).unwrap();
+            let store = FallbackStore::new(redis).with_instances(instances);
+            let gate = Gate::with_store(policy(algorithm, 10), store).unwrap();
+            let alice = format!("alice-{instances}-{used}");
+            for _ in 0..used {
+                assert!(check(&gate, &alice).await.by_store());
+            }
+            if used == 10 {
+                assert!(!check(&gate, &alice).await.allowed);
+            }
+            cases.push((algorithm, gate, alice, 10 / instances, expected));
+        }
+    }
+    server.kill();
+    for (algorithm, gate, alice, share, expected) in cases {
+        let what = format!("{algorithm}, {alice}");
+        for (user, expected) in [(alice.as_str(), expected), ("bob", share)] {
+            let mut admitted = 0;
+            for _ in 0..12 {
+                let request = Request::new().with("user", user);
+                let decisions = gate.check(&request).await;
+                let one = decisions.strictest().unwrap();
+                assert_eq!((one.source(), one.limit()), (DecisionSource::Local, share), "{what}");
+                admitted += u64::from(one.is_allowed());
+                if one.is_denied() {
+                    let wait = one.retry_after().expect("it will fit");
+                    assert!(!wait.is_zero() && wait <= Duration::from_secs(2 * 86_400), "{what}: {wait:?}");
+                }
+            }
+            assert_eq!(admitted, expected, "{what}: {user}");
+        }
+        // A limit that is raised meanwhile is raised here as well.
+        gate.configure(policy(algorithm, 20)).unwrap();
+        assert!(check(&gate, &alice).await.allowed, "{what}: another limit");
+    }
+}
+
+/// A client that was told to wait a second must wait that second, and no window.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_exhausted_key_stays_denied_by_the_fallback_until_its_wait_ends() {
+    const WINDOW: Duration = Duration::from_secs(3);
+    for caches_denials in [true, false] {
+        let server = RedisServer::start();
+        let options = options(&server.url());
+        let options = if caches_denials { options } else { options.without_denial_cache() };
+        let quota = Quota::new(2, WINDOW).unwrap();
+        let gate = gate([Policy::new("p", quota).unwrap().scope(["user"])], options);
+        until_by_store(&gate, "warm-up").await;
+        let begun = Instant::now();
+        for allowed in [true, true, false] {
+            let outcome = check(&gate, "alice").await;
+            assert_eq!((outcome.allowed, outcome.by_store()), (allowed, true));
+        }
+        server.kill();
+        let mut denied = 0;
+        let freed = loop {
+            let outcome = check(&gate, "alice").await;
+            if outcome.allowed {
+                break begun.elapsed();
+            }
+            denied += 1;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        };
+        assert!(denied > 0 && freed >= WINDOW, "admitted after {freed:?}");
+    }
+}
+
+/// A key that was reset is a new key, whatever becomes of the store then.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reset_key_has_its_whole_share_in_the_fallback() {
+    let server = RedisServer::start();
+    let gate = gate([hourly(3)], options(&server.url()));
+    for _ in 0..4 {
+        check(&gate, "alice").await;
+    }
+    let request = Request::new().with("user", "alice");
+    assert!(gate.reset(&request).await.unwrap());
+    server.kill();
+    for allowed in [true, true, true, false] {
+        let outcome = check(&gate, "alice").await;
+        assert_eq!((outcome.allowed, outcome.source), (allowed, DecisionSource::Local));
     }
 }
 

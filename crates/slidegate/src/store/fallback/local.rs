@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
+use super::last_known::{LastKnown, Remainder};
 use crate::charge::{Charge, Charges, OnStoreError, with_denials};
 use crate::decision::{Decision, DecisionSource, Verdict, Waits};
 use crate::quota::Quota;
@@ -21,6 +22,7 @@ pub(super) struct LocalDecisions {
     pub(super) memory: MemoryStore,
     /// How many instances share the limits, at least one.
     pub(super) instances: u64,
+    pub(super) last_known: LastKnown,
 }
 
 /// Shortest wait of a denial that was made because the store is unavailable. A breaker probes its
@@ -38,12 +40,30 @@ impl LocalDecisions {
         self.memory.requote(&|policy, key| requote(policy, key).map(|(old, new)| (share(old), share(new))));
     }
 
+    /// Records what the shared store decided.
+    pub(super) fn record(&self, charges: &[Charge<'_>], decisions: &[Decision]) {
+        self.last_known.record(charges, decisions, self.memory.secret(), self.memory.now());
+    }
+
     /// Decides charges; the decisions stand in their order. Local policies are charged all or none,
     /// and none if another one denies without knowing usage.
     pub(super) fn apply(&self, charges: &[Charge<'_>]) -> SmallVec<[Decision; 4]> {
         let share = |quota: &Quota| quota.share(self.instances);
-        let shares: SmallVec<[(Quota, Option<Quota>); 4]> =
-            charges.iter().map(|charge| (share(charge.quota), charge.instead_of.map(share))).collect();
+        let known_at = self.memory.now();
+        let remainder = |charge: &Charge<'_>| {
+            let is_local = charge.on_store_error == OnStoreError::Local;
+            is_local.then(|| self.last_known.remainder(charge, self.memory.secret(), known_at)).flatten()
+        };
+        let remainders: SmallVec<[Option<Remainder>; 4]> = charges.iter().map(remainder).collect();
+        let shares: SmallVec<[(Quota, Option<Quota>); 4]> = charges
+            .iter()
+            .zip(&remainders)
+            .map(|(charge, left)| {
+                let quota = share(charge.quota);
+                let quota = left.map_or(quota, |left| quota.at_most(left.cost));
+                (quota, charge.instead_of.map(share))
+            })
+            .collect();
         let left = with_denials(charges, |at| {
             let Charge { on_store_error, part, .. } = &charges[at];
             *on_store_error == OnStoreError::Deny && part.verb.is_question() && part.cost > 0
@@ -71,7 +91,8 @@ impl LocalDecisions {
         let now = self.memory.wall_time();
         charges
             .iter()
-            .map(|charge| {
+            .zip(&remainders)
+            .map(|(charge, left)| {
                 let limit = charge.quota.capacity();
                 let blind = |verdict, source, retry_us| Decision {
                     verdict,
@@ -87,7 +108,11 @@ impl LocalDecisions {
                 match charge.on_store_error {
                     OnStoreError::Local => {
                         let decision = local.next().expect("the memory decides every charge it is given");
-                        Decision { source: DecisionSource::Local, ..decision }
+                        let decision = Decision { source: DecisionSource::Local, ..decision };
+                        match left {
+                            Some(left) => within(decision, *left, &share(charge.quota), charge),
+                            None => decision,
+                        }
                     }
                     OnStoreError::Allow => blind(Verdict::Allow, DecisionSource::Allow, 0),
                     // What is not asked for cannot be denied: a refund or a penalty is lost, and
@@ -105,6 +130,18 @@ impl LocalDecisions {
     }
 }
 
+/// The decision on a key of which no more may be taken than what is left: its limit is the share all
+/// the same, and a cost that will fit is worth waiting for.
+fn within(decision: Decision, left: Remainder, share: &Quota, charge: &Charge<'_>) -> Decision {
+    let mut waits = decision.waits;
+    let fits_later = charge.part.asks() <= share.capacity();
+    if decision.is_denied() && fits_later {
+        let known = if waits.retry_us == Waits::NEVER { 0 } else { waits.retry_us };
+        waits.retry_us = known.max(left.more_in_us);
+    }
+    Decision { limit: share.capacity(), waits, ..decision }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -115,7 +152,8 @@ mod tests {
     fn waits_for_a_store_that_is_unavailable_are_short_and_spread() {
         let policy = Policy::new("login", Quota::per_minute(5)).expect("a plain name");
         let set = PolicySet::new([policy.on_store_error(OnStoreError::Deny)]).expect("one policy");
-        let fallback = LocalDecisions { memory: MemoryStore::new(), instances: 1 };
+        let last_known = LastKnown::default();
+        let fallback = LocalDecisions { memory: MemoryStore::new(), instances: 1, last_known };
         let request = Request::new();
         let waits: Vec<_> = (0..100)
             .map(|_| {

@@ -1,0 +1,156 @@
+//! Last known usage: what the shared store last said of a key, for the time when it says nothing.
+//!
+//! Without it, a store that fails would hand out every limit again. With it, an exhausted key stays
+//! denied until its wait ends, and any other key gets what remained, if that is less than its share.
+//!
+//! The table is set-associative, of fixed size, with a lock for each set. An entry holds until
+//! nothing of the key counts any more in the store.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use crate::charge::{Charge, OnStoreError};
+use crate::decision::{Decision, Waits};
+use crate::key::{HashSeed, KeyId};
+use crate::time::Timestamp;
+
+/// Entries in a set. They are compared one by one.
+const WAYS: usize = 8;
+/// Number of sets, a power of two: with [`WAYS`] 65,536 keys, in 5 MB that are allocated when the
+/// first key is recorded. As many denials are cached.
+const SETS: usize = 8192;
+
+/// What the shared store last said of some keys.
+#[derive(Debug, Default)]
+pub(super) struct LastKnown {
+    sets: OnceLock<Box<[Mutex<Set>]>>,
+    /// How often all were forgotten.
+    generation: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Set {
+    /// [`LastKnown::generation`] when these were recorded.
+    generation: u64,
+    entries: [Entry; WAYS],
+}
+
+/// One key. Unused if `ends` has passed.
+#[derive(Debug, Clone, Copy, Default)]
+struct Entry {
+    policy: u32,
+    id: KeyId,
+    /// Under the limit of then.
+    remaining: u64,
+    /// Usage counts under any limit: policies may be changed while the store is unavailable.
+    used: u64,
+    /// What fits once the wait of the last denial ends; 0 if the last check was allowed.
+    fits_later: u64,
+    /// When that wait ends.
+    wait_ends: Timestamp,
+    /// When nothing counts any more.
+    ends: Timestamp,
+}
+
+/// What may be taken of a key at most, and until when.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Remainder {
+    pub(super) cost: u64,
+    /// Microseconds until more may be taken.
+    pub(super) more_in_us: u64,
+}
+
+impl LastKnown {
+    /// Records what the store said of these charges. Takes one lock and at most eight comparisons for
+    /// each, and allocates nothing after the first time.
+    pub(super) fn record(
+        &self,
+        charges: &[Charge<'_>],
+        decisions: &[Decision],
+        secret: &HashSeed,
+        now: Timestamp,
+    ) {
+        let local = |charge: &Charge<'_>| charge.on_store_error == OnStoreError::Local;
+        for (charge, decision) in charges.iter().zip(decisions).filter(|(charge, _)| local(charge)) {
+            let (id, policy) = (charge.key.id(secret), charge.number);
+            let later = |us: u64| Timestamp::from_micros(now.as_micros().saturating_add(us));
+            let waits = decision.waits;
+            let waits_to_fit = decision.is_denied() && waits.retry_us != Waits::NEVER;
+            let entry = Entry {
+                policy,
+                id,
+                remaining: decision.remaining,
+                used: decision.used,
+                fits_later: if waits_to_fit { charge.part.asks() } else { 0 },
+                wait_ends: if waits_to_fit { later(waits.retry_us) } else { now },
+                ends: later(waits.reset_us),
+            };
+            self.set(secret.place_of(id, policy)).record(entry, now);
+        }
+    }
+
+    /// What may still be taken of the key of this charge. `None` if that is unknown, or nothing
+    /// counts any more.
+    pub(super) fn remainder(
+        &self,
+        charge: &Charge<'_>,
+        secret: &HashSeed,
+        now: Timestamp,
+    ) -> Option<Remainder> {
+        // Nothing was recorded yet.
+        self.sets.get()?;
+        let (id, policy) = (charge.key.id(secret), charge.number);
+        let set = self.set(secret.place_of(id, policy));
+        let entry = set.entries.iter().find(|entry| entry.is_of(policy, id) && entry.ends > now)?;
+        let us = |until: Timestamp| until.as_micros().saturating_sub(now.as_micros());
+        let remaining = charge.quota.capacity().saturating_sub(entry.used);
+        Some(if entry.wait_ends > now {
+            Remainder { cost: remaining, more_in_us: us(entry.wait_ends) }
+        } else {
+            Remainder { cost: remaining.max(entry.fits_later), more_in_us: us(entry.ends) }
+        })
+    }
+
+    /// Forgets all keys in one step: sets are cleared when they are next used.
+    pub(super) fn forget_all(&self) {
+        self.generation.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// The set of a key, without what was forgotten.
+    fn set(&self, place: u64) -> MutexGuard<'_, Set> {
+        let sets = self.sets.get_or_init(|| (0..SETS).map(|_| Mutex::default()).collect());
+        #[allow(clippy::cast_possible_truncation)] // the lowest bits are what is wanted
+        let at = place as usize & (SETS - 1);
+        let mut set = sets[at].lock().unwrap_or_else(PoisonError::into_inner);
+        let generation = self.generation.load(Ordering::SeqCst);
+        if set.generation != generation {
+            *set = Set { generation, ..Set::default() };
+        }
+        set
+    }
+}
+
+impl Set {
+    /// Replaces the entry of the key, or one that has ended, or else the one with the most left, for
+    /// which it matters least. A key of which nothing counts needs no entry.
+    fn record(&mut self, entry: Entry, now: Timestamp) {
+        let same = self.entries.iter().position(|one| one.is_of(entry.policy, entry.id));
+        let counts = entry.ends > now;
+        let worth = |at: &usize| {
+            let one = &self.entries[*at];
+            (one.ends > now, u64::MAX - one.remaining, one.ends)
+        };
+        let at = match same {
+            Some(at) => at,
+            None if counts => (0..WAYS).min_by_key(worth).expect("a set has entries"),
+            None => return,
+        };
+        self.entries[at] = entry;
+    }
+}
+
+impl Entry {
+    fn is_of(&self, policy: u32, id: KeyId) -> bool {
+        self.policy == policy && self.id == id
+    }
+}
