@@ -284,7 +284,7 @@ descriptors:
         assert_eq!(
             pasted(&error(text)),
             "path: requests whose path looks like `/x*` are limited to 5 per 1d for each path (fixed window: up to twice the \
-             limit around its border). Denies. A key takes about 63 bytes at most."
+             limit around its border). Denies. A key takes about 53 bytes at most."
         );
         assert_eq!(
             error("domain: a\ndescriptors: []\n"),

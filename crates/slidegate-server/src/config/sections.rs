@@ -314,7 +314,7 @@ headers: {draft: draft-7, x_ratelimit: delta, retry_after: false, retry_after_ms
             ),
             (
                 "store: {redis: 'redis://h', memory: {snapshot: {path: x}}}",
-                "slidegate.yaml:1: store: memory: invalid snapshot (keys and values): needs the memory store, and with redis usage is kept there; leave one of them out",
+                "slidegate.yaml:1: store: memory: invalid snapshot: needs the memory store, and with redis usage is kept there; leave one of them out",
             ),
             (
                 "attributes: {addresses: [a b]}",

@@ -190,7 +190,7 @@ mod tests {
             (
                 "when: {method: [GET, HEAD], user: {present: false}}, scope: [ip, path], quota: 10/s, mode: shadow",
                 "requests whose method is `GET` or `HEAD` and user is absent are limited to 10 per 1s for each ip and \
-                 path (exact sliding log). Shadow: reports and never denies. A key takes about 155 bytes at most.",
+                 path (exact sliding log). Shadow: reports and never denies. A key takes about 169 bytes at most.",
             ),
             (
                 "quota: 1/1d",
@@ -200,7 +200,7 @@ mod tests {
             (
                 "scope: user, quota: 5000/1h, overrides: {alice: 1}",
                 "requests are limited to 5000 per 1h for each user (sliding log of 1024 steps: a charge may count \
-                 3516ms too long). Denies. 1 key has a quota of its own; any other takes about 6255 bytes at most.",
+                 3516ms too long). Denies. 1 key has a quota of its own; any other takes about 6265 bytes at most.",
             ),
             (
                 "scope: user, quota: 5/1h, algorithm: sliding-window, overrides: {alice: 1, bob: 2}",
@@ -210,7 +210,7 @@ mod tests {
             (
                 "quota: 5/1h, algorithm: fixed-window",
                 "requests are limited to 5 per 1h for all of them together (fixed window: up to twice the limit around \
-                 its border). Denies. A key takes about 63 bytes at most.",
+                 its border). Denies. A key takes about 53 bytes at most.",
             ),
             (
                 "quota: 5/1h, algorithm: token-bucket, burst: 20",
