@@ -139,10 +139,11 @@ fn a_process_that_is_killed_at_any_moment_leaves_the_last_good_snapshot() {
         let server = place.start();
         let status = snapshot(&server);
         assert_eq!(status["rejected"], Value::Null, "round {round}");
-        let found = used(&server, "alice")[0];
-        assert!((least..=charged).contains(&found), "round {round}: {found} of {least} to {charged}");
-        assert_eq!(used(&server, "alice"), [found; 4], "round {round}");
-        charged = found;
+        // Each policy's key was copied at its own moment.
+        let found = used(&server, "alice");
+        let is_possible = |count: &u64| (least..=charged).contains(count);
+        assert!(found.iter().all(is_possible), "round {round}: {found:?} of {least} to {charged}");
+        charged = *found.iter().max().unwrap();
         // A heavier file is killed in the middle more often.
         let filler = json!({ "attributes": { "user": format!("filler-{round}") } }).to_string();
         server.post("/v1/check", &filler);
@@ -161,7 +162,7 @@ fn a_process_that_is_killed_at_any_moment_leaves_the_last_good_snapshot() {
             let wanted = 1 + round % 2;
             until_true("it was saved meanwhile", || sent.load(Ordering::SeqCst) > 3);
             let before = saved();
-            let answered = used(&server, "alice")[0];
+            let answered = *used(&server, "alice").iter().min().unwrap();
             until_true("and again", || saved() >= before + wanted + 1);
             least = answered;
             // At another point of the next snapshot in each round.
@@ -172,7 +173,7 @@ fn a_process_that_is_killed_at_any_moment_leaves_the_last_good_snapshot() {
         charged += sent.load(Ordering::SeqCst);
     }
     let server = place.start();
-    assert!((least..=charged).contains(&used(&server, "alice")[0]));
+    assert!(used(&server, "alice").iter().all(|count| (least..=charged).contains(count)));
     assert!(place.files().iter().all(|name| !name.contains("damaged")), "{:?}", place.files());
 }
 
@@ -314,9 +315,6 @@ fn the_variables_and_the_summary_name_the_file_and_the_bounds() {
     let summary = slidegate().args(["validate", &place.config]).output().unwrap();
     let summary = text(&summary.stdout);
     assert!(summary.contains(&format!("Usage is saved to {path} every 5s and at shutdown.")), "{summary}");
-    assert!(
-        summary
-            .contains("At worst it takes 12.1 GiB: 1048576 keys of up to 12409 bytes, as of policy `log`."),
-        "{summary}"
-    );
+    let worst = "At worst it takes 10.1 GiB: 1048576 keys of up to 10377 bytes, as of policy `log`.";
+    assert!(summary.contains(worst), "{summary}");
 }
