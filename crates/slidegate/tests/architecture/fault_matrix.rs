@@ -4,8 +4,11 @@ use std::fs;
 use std::path::Path;
 
 /// Where the tests of a name's first part are.
-const FOLDERS: [(&str, &str); 2] =
-    [("redis", "crates/slidegate/tests/redis"), ("on_redis", "crates/slidegate-server/tests/on_redis")];
+const FOLDERS: [(&str, &str); 3] = [
+    ("redis", "crates/slidegate/tests/redis"),
+    ("on_redis", "crates/slidegate-server/tests/on_redis"),
+    ("service", "crates/slidegate-server/tests/service"),
+];
 
 /// An operator relies on a row as far as its test exists: one that was renamed or deleted proves
 /// nothing.
