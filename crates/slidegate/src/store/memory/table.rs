@@ -145,6 +145,12 @@ impl<S: Value> Table<S> {
         table_bytes::<S>(self.slots.len())
     }
 
+    /// Number of slots.
+    #[cfg(feature = "snapshot")]
+    pub(super) fn slots(&self) -> usize {
+        self.slots.len()
+    }
+
     /// Number of keys.
     pub(super) fn len(&self) -> usize {
         self.len as usize

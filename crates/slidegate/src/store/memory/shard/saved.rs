@@ -62,7 +62,7 @@ impl Shard {
             let ages = ages_for::<S>([copy.begin.at, copy.begin.wall].map(|at| Ages { at_us: at.as_micros() }));
             let table = S::table(self);
             // Logs may take much more than their slots.
-            let slots = COPIED_BYTES / (bytes / table.len().max(1)).max(1);
+            let slots = COPIED_BYTES / (bytes / table.slots().max(1)).max(1);
             table.visit(copy.from, slots.clamp(1, COPIED_SLOTS), copy.secret, |place, slot: &Slot<S>| {
                 if slot.expires() <= now {
                     return;
