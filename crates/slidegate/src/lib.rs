@@ -70,7 +70,9 @@ pub use secret::Secret;
 #[cfg(feature = "redis")]
 pub use store::fallback::FallbackStore;
 #[cfg(feature = "snapshot")]
-pub use store::memory::snapshot::{RestoredSnapshot, SavedSnapshot, Snapshot, SnapshotError, SnapshotFile};
+pub use store::memory::snapshot::{
+    InMemory, RestoredSnapshot, SavedSnapshot, Snapshot, SnapshotError, SnapshotFile,
+};
 pub use store::memory::{MemoryEstimate, MemoryStats, MemoryStore, MemoryStoreBuilder};
 #[cfg(feature = "redis")]
 pub use store::redis::{ClientCertificate, FailureKind, RedisOptions, RedisStore, StoreFailure};

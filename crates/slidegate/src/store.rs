@@ -149,14 +149,6 @@ pub trait ManagedStore: Store {
     ) -> impl Future<Output = Result<PolicyReset, Error>> + Send;
 }
 
-/// A store whose usage is in a [`MemoryStore`](crate::MemoryStore), so that a gate can
-/// [save](crate::Gate::save) and [restore](crate::Gate::restore) it.
-#[cfg(feature = "snapshot")]
-pub trait InMemory: Store {
-    /// The memory store that decides.
-    fn in_memory(&self) -> &memory::MemoryStore;
-}
-
 /// What the keys of a policy are stored under.
 #[derive(Debug, Clone, Copy)]
 pub struct StoredPolicy<'a> {

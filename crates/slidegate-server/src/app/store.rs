@@ -11,12 +11,12 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 use slidegate::store::{BreakerState, FallbackStats, PolicyReset, ResetCursor};
 use slidegate::store::{
-    Charge, InMemory, KeyInspection, ManagedStore, QuotaChanges, Remote, StoreDecisions, StoredPolicy,
+    Charge, KeyInspection, ManagedStore, QuotaChanges, Remote, StoreDecisions, StoredPolicy,
 };
 use slidegate::{
-    Decision, DecisionSource, Decisions, Error, FailureKind, FallbackStore, Gate, KeyUse, MemoryStats,
-    MemoryStore, Policy, PolicySet, Quota, RedisStore, Request, RestoredSnapshot, SavedSnapshot, Snapshot,
-    SnapshotError, Timestamp, Verb,
+    Decision, DecisionSource, Decisions, Error, FailureKind, FallbackStore, Gate, InMemory, KeyUse,
+    MemoryStats, MemoryStore, Policy, PolicySet, Quota, RedisStore, Request, RestoredSnapshot, SavedSnapshot,
+    Snapshot, SnapshotError, Timestamp, Verb,
 };
 
 use crate::config::{Counted, SharedStore};

@@ -7,9 +7,8 @@ use super::{Gate, Numbers};
 use crate::key::KeyId;
 use crate::policy::{PolicySet, Quotas};
 use crate::quota::Quota;
-use crate::store::InMemory;
 use crate::store::memory::snapshot::{
-    Cursor, RestoredSnapshot, SavedPolicy, SavedQuotas, SavedSnapshot, Snapshot, SnapshotError,
+    Cursor, InMemory, RestoredSnapshot, SavedPolicy, SavedQuotas, SavedSnapshot, Snapshot, SnapshotError,
     SnapshotWriter,
 };
 

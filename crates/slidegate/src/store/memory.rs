@@ -270,7 +270,7 @@ impl Store for MemoryStore {
 }
 
 #[cfg(feature = "snapshot")]
-impl crate::store::InMemory for MemoryStore {
+impl snapshot::InMemory for MemoryStore {
     fn in_memory(&self) -> &MemoryStore {
         self
     }

@@ -12,6 +12,8 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
+use crate::store::Store;
+use crate::store::memory::MemoryStore;
 use crate::time::Timestamp;
 
 mod file;
@@ -24,6 +26,13 @@ pub use file::SnapshotFile;
 pub use read::Snapshot;
 pub(crate) use restore::{SavedPolicy, SavedQuotas};
 pub(crate) use save::{Cursor, SnapshotWriter};
+
+/// A store whose usage is in a [`MemoryStore`], so that a gate can [save](crate::Gate::save) and
+/// [restore](crate::Gate::restore) it.
+pub trait InMemory: Store {
+    /// The memory store that decides.
+    fn in_memory(&self) -> &MemoryStore;
+}
 
 /// What was written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,11 +1,11 @@
 //! A shard's part in snapshots: copying its keys, and restoring one.
 
-use super::super::inline_quotas::InlineQuotas;
-use super::super::table::Slot;
 use super::{Address, Call, Shard, Stored, expiry, tick, time_for};
 use crate::algorithm::{Ages, Done, Input, SavedState, State, decision, for_algorithm};
 use crate::key::{HashSeed, KeyId};
 use crate::quota::{Algorithm, Quota};
+use crate::store::memory::inline_quotas::InlineQuotas;
+use crate::store::memory::table::Slot;
 use crate::time::Moment;
 
 /// Which keys of a shard to copy.

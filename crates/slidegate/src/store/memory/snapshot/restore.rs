@@ -2,8 +2,6 @@
 
 use std::collections::HashMap;
 
-use super::super::shard::{Call, Restored, Saved};
-use super::super::{MemoryStore, ShardData};
 use super::read::{before, take_text};
 use super::save::{count_of, put_text};
 use super::section::Kind;
@@ -11,6 +9,8 @@ use super::{RestoredSnapshot, Snapshot, SnapshotError};
 use crate::algorithm::{Ages, Input};
 use crate::key::KeyId;
 use crate::quota::{Algorithm, Quota, QuotaFields};
+use crate::store::memory::shard::{Call, Restored, Saved};
+use crate::store::memory::{MemoryStore, ShardData};
 use crate::time::{Moment, Timestamp};
 use crate::verb::Verb;
 

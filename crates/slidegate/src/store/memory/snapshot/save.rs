@@ -2,10 +2,10 @@
 
 use std::io::{self, Write};
 
-use super::super::{MemoryStore, shard};
 use super::section::{self, Kind, MAGIC, PREAMBLE_BYTES, VERSION};
 use super::{SavedPolicy, SavedSnapshot};
 use crate::quota::Algorithm;
+use crate::store::memory::{MemoryStore, shard};
 use crate::time::{Boot, Moment};
 
 /// Keys are written when they take this many bytes.
