@@ -5,6 +5,8 @@
 //! statistics are documented in its README; `docs/envoy.md` lists the differences. The crate knows
 //! no store: a service that embeds it implements [`Host`].
 
+#![forbid(unsafe_code)]
+
 mod config;
 mod debounce;
 #[cfg(fuzzing)]

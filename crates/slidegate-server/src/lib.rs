@@ -1,5 +1,6 @@
 //! The slidegate service and its tools, as a library: the `slidegate` binary only calls [`main`].
 
+#![forbid(unsafe_code)]
 // They panic when their reader is gone: commands print through `cli::output`, the service logs
 // through `tracing`.
 #![deny(clippy::print_stdout, clippy::print_stderr)]

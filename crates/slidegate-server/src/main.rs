@@ -1,5 +1,7 @@
 //! The `slidegate` binary: runs the command line of the library beside it.
 
+#![forbid(unsafe_code)]
+
 use std::process::ExitCode;
 
 /// musl's own allocator has one lock for all threads.

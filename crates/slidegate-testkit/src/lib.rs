@@ -5,6 +5,7 @@
 //!
 //! Knows none of slidegate's crates: it judges them from outside.
 
+#![forbid(unsafe_code)]
 // A test that cannot go on panics.
 #![allow(clippy::unwrap_used, missing_debug_implementations)]
 

@@ -13,6 +13,8 @@
 //! Four [algorithms](Algorithm) count the same way through one interface: the exact sliding window
 //! is the default.
 
+#![forbid(unsafe_code)]
+
 /// The README's examples, run with the doctests.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]

@@ -7,7 +7,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod crates;
-mod fault_matrix;
+mod documented_tests;
 mod imports;
 mod service;
 mod source_tree;

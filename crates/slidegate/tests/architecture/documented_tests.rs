@@ -1,0 +1,68 @@
+//! Tables of the documentation whose rows name the tests that prove them: the fault matrix and the
+//! threat model.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Where the tests of a name's first part are, in the fault matrix.
+const FOLDERS: [(&str, &str); 3] = [
+    ("redis", "crates/slidegate/tests/redis"),
+    ("on_redis", "crates/slidegate-server/tests/on_redis"),
+    ("service", "crates/slidegate-server/tests/service"),
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// The rows of the table in a section, as cells. Rows that begin with a bold cell are headings.
+fn rows(page: &str, section: &str, end: &str) -> Vec<Vec<String>> {
+    let text = fs::read_to_string(root().join(page)).unwrap();
+    let (_, section) = text.split_once(section).unwrap();
+    let (section, _) = section.split_once(end).unwrap();
+    let rows = section.lines().filter(|line| line.starts_with("| ")).skip(1);
+    let cells = |row: &str| row.trim_matches('|').split(" | ").map(|cell| cell.trim().to_owned()).collect();
+    rows.map(cells).filter(|cells: &Vec<String>| !cells[0].starts_with("**")).collect()
+}
+
+/// Asserts that a file has this test, and that it runs by default.
+fn assert_runs(file: &Path, name: &str) {
+    let source = fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    let begins = source.find(&format!("fn {name}(")).unwrap_or_else(|| panic!("no test `{name}`"));
+    let attributes = source[..begins].rsplit("\n\n").next().unwrap_or_default();
+    assert!(attributes.contains("test"), "`{name}` is no test");
+    assert!(!attributes.contains("#[ignore"), "`{name}` is not run by itself");
+}
+
+/// An operator relies on a row as far as its test exists: one that was renamed or deleted proves
+/// nothing.
+#[test]
+fn every_row_of_the_fault_matrix_names_tests_that_exist() {
+    let mut named = 0;
+    for row in rows("docs/operations.md", "\n## Fault matrix\n", "\n###") {
+        assert_eq!(row.len(), 6, "{row:?}");
+        for test in row[5].split(", ") {
+            let path: Vec<_> = test.trim_matches('`').split("::").collect();
+            let [folder, file, name] = path.as_slice() else { panic!("no test: {test} in {row:?}") };
+            let (_, folder) = FOLDERS.iter().find(|(first, _)| first == folder).unwrap();
+            assert_runs(&root().join(folder).join(format!("{file}.rs")), name);
+            named += 1;
+        }
+    }
+    assert!(named >= 40, "only {named} tests are named");
+}
+
+/// A defence without a test is a hope.
+#[test]
+fn every_row_of_the_threat_model_names_tests_that_exist() {
+    let mut named = 0;
+    for row in rows("SECURITY.md", "\n## Threat model\n", "\n## ") {
+        assert_eq!(row.len(), 4, "{row:?}");
+        for test in row[3].split(", ") {
+            let (file, name) = test.trim_matches('`').split_once("::").unwrap();
+            assert_runs(&root().join("crates").join(file), name);
+            named += 1;
+        }
+    }
+    assert!(named >= 20, "only {named} tests are named");
+}
