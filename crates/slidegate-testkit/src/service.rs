@@ -88,6 +88,21 @@ impl Server {
         Self::start_at("127.0.0.1:0", variables, args, Stdio::inherit())
     }
 
+    /// A server that may have only this many file descriptors.
+    pub fn start_with_descriptors(descriptors: usize, args: &[&str]) -> Self {
+        let slidegate = slidegate();
+        let mut command = Command::new("sh");
+        command.arg("-c").arg(format!("ulimit -n {descriptors} && exec \"$@\"")).arg("sh");
+        command.arg(slidegate.get_program()).args(["serve", "--listen", "127.0.0.1:0"]).args(args);
+        slidegate.get_envs().for_each(|(name, _)| _ = command.env_remove(name));
+        Self::run(&mut command, Stdio::inherit())
+    }
+
+    /// The number of its process.
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
     fn run(command: &mut Command, log: impl Into<Stdio>) -> Self {
         let mut process = command
             .stdin(Stdio::null())

@@ -1,0 +1,11 @@
+//! Hostile clients of every protocol. In each case a well-behaved client is served in time, and the
+//! service's memory and file descriptors stay bounded.
+// A test that cannot go on panics.
+#![allow(clippy::unwrap_used)]
+
+mod bombs;
+mod descriptors;
+mod floods;
+mod http2;
+mod stalling;
+mod victim;

@@ -1,0 +1,190 @@
+//! The service under attack, and a well-behaved client of each of its protocols.
+
+use std::fs;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::time::{Duration, Instant};
+
+use slidegate_testkit::TempDir;
+use slidegate_testkit::service::Server;
+
+use crate::http2;
+
+/// Within this time every protocol serves a well-behaved client, whatever others do. On an idle
+/// machine it takes milliseconds; it bounds a wait on a loaded one.
+pub(crate) const SERVED_WITHIN: Duration = Duration::from_secs(5);
+
+/// The protocols, each by its own address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Protocol {
+    Http,
+    Resp,
+    Grpc,
+}
+
+impl Protocol {
+    pub(crate) const ALL: [Self; 3] = [Self::Http, Self::Resp, Self::Grpc];
+
+    /// A complete and valid request.
+    pub(crate) fn request(self) -> Vec<u8> {
+        match self {
+            Self::Http => b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n".to_vec(),
+            Self::Resp => b"*2\r\n$4\r\nECHO\r\n$6\r\nserved\r\n".to_vec(),
+            Self::Grpc => http2::health_check(),
+        }
+    }
+
+    /// What a reply to it contains.
+    fn reply(self) -> &'static [u8] {
+        match self {
+            Self::Http => b"HTTP/1.1 200 OK",
+            Self::Resp => b"$6\r\nserved\r\n",
+            Self::Grpc => &http2::SERVING,
+        }
+    }
+}
+
+/// The service with all protocols on free ports of loopback.
+pub(crate) struct Victim {
+    pub(crate) server: Server,
+    /// Its config file.
+    pub(crate) config: String,
+    _folder: TempDir,
+}
+
+impl Victim {
+    /// With these lines in the config file.
+    pub(crate) fn start(name: &str, config: &str) -> Self {
+        Self::start_by(name, config, |config| Server::start(&["--config", config]))
+    }
+
+    /// With a limit of file descriptors.
+    pub(crate) fn start_with_descriptors(name: &str, descriptors: usize) -> Self {
+        Self::start_by(name, "", |config| Server::start_with_descriptors(descriptors, &["--config", config]))
+    }
+
+    fn start_by(name: &str, config: &str, start: impl FnOnce(&str) -> Server) -> Self {
+        let folder = TempDir::new(name);
+        let text = format!(
+            "policies: [{{name: p, scope: [user], quota: 1000000/1h}}]\ngrpc: {{listen: '127.0.0.1:0'}}\n\
+             resp: {{listen: '127.0.0.1:0'}}\n{config}"
+        );
+        let config = folder.file("slidegate.yaml", text);
+        Self { server: start(&config), config, _folder: folder }
+    }
+
+    pub(crate) fn address(&self, protocol: Protocol) -> String {
+        let start = match protocol {
+            Protocol::Http => return self.server.address.clone(),
+            Protocol::Resp => "resp       redis://",
+            Protocol::Grpc => "grpc       http://",
+        };
+        let line = self.server.greeting.lines().find_map(|line| line.strip_prefix(start));
+        line.unwrap_or_else(|| panic!("no {protocol:?}: {}", self.server.greeting)).to_owned()
+    }
+
+    /// A connection that says nothing yet.
+    pub(crate) fn connect(&self, protocol: Protocol) -> TcpStream {
+        let stream = TcpStream::connect(self.address(protocol)).expect("the kernel accepts");
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream.set_write_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream
+    }
+
+    /// Asserts that a well-behaved client of every protocol is served in time. It reconnects when it
+    /// is refused, as clients do.
+    pub(crate) fn assert_served(&self) {
+        for protocol in Protocol::ALL {
+            let asked = Instant::now();
+            let mut last = String::new();
+            while let Err(why) = self.ask(protocol) {
+                last = why;
+                assert!(asked.elapsed() < SERVED_WITHIN, "{protocol:?} is not served: {last}");
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            assert!(asked.elapsed() < SERVED_WITHIN, "{protocol:?} was served late, after: {last}");
+        }
+    }
+
+    /// One request on a new connection.
+    fn ask(&self, protocol: Protocol) -> Result<(), String> {
+        let mut stream = TcpStream::connect(self.address(protocol)).map_err(|error| error.to_string())?;
+        stream.set_read_timeout(Some(SERVED_WITHIN)).unwrap();
+        stream.write_all(&protocol.request()).map_err(|error| error.to_string())?;
+        let mut replied = Vec::new();
+        let mut buffer = [0; 4096];
+        loop {
+            match stream.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(read) => replied.extend(&buffer[..read]),
+                Err(error) => return Err(error.to_string()),
+            }
+            let wanted = protocol.reply();
+            if replied.windows(wanted.len()).any(|bytes| bytes == wanted) {
+                let _ = stream.shutdown(Shutdown::Both);
+                return Ok(());
+            }
+        }
+        Err(format!("closed after {}", replied.escape_ascii()))
+    }
+
+    /// Its open file descriptors.
+    pub(crate) fn descriptors(&self) -> usize {
+        fs::read_dir(format!("/proc/{}/fd", self.server.pid())).unwrap().count()
+    }
+
+    /// Its resident memory in bytes.
+    pub(crate) fn resident(&self) -> usize {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.server.pid())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() * 1024
+    }
+
+    /// A member of `connections` in `/v1/status`.
+    pub(crate) fn connections(&self, pointer: &str) -> u64 {
+        let status = self.server.get("/v1/status").json();
+        let pointer = format!("/connections{pointer}");
+        status
+            .pointer(&pointer)
+            .and_then(serde_json::Value::as_u64)
+            .unwrap_or_else(|| panic!("{pointer}: {status}"))
+    }
+}
+
+/// Writes without waiting until the other side takes nothing more, at most `most` bytes. Returns how
+/// many bytes went through.
+pub(crate) fn fill(stream: &mut TcpStream, bytes: &[u8], most: usize) -> usize {
+    stream.set_nonblocking(true).unwrap();
+    let (mut sent, mut stalled) = (0, 0);
+    while sent < most && stalled < 20 {
+        // A partial write goes on where it stopped, so that the stream stays valid.
+        match stream.write(&bytes[sent % bytes.len()..]) {
+            Ok(written) => {
+                sent += written;
+                stalled = 0;
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                stalled += 1;
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Err(_) => break,
+        }
+    }
+    stream.set_nonblocking(false).unwrap();
+    sent
+}
+
+/// Waits until the server has closed a connection, reading what it still sends.
+pub(crate) fn until_closed(stream: &mut TcpStream) {
+    let mut buffer = [0; 65536];
+    loop {
+        match stream.read(&mut buffer) {
+            Ok(0) => return,
+            Ok(_) => {}
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                panic!("not closed after a minute")
+            }
+            Err(_) => return,
+        }
+    }
+}
