@@ -11,6 +11,8 @@ pub struct GrpcSettings {
     pub listen: Option<SocketAddr>,
     /// The path of a Unix socket, without TLS.
     pub socket: Option<PathBuf>,
+    /// Permissions of the socket's file. `None`: the service's default.
+    pub socket_mode: Option<u32>,
     /// Certificates of the TCP listener.
     pub tls: Option<GrpcTls>,
     /// After this time clients are asked to reconnect, so that new instances get their share.
@@ -46,6 +48,7 @@ impl GrpcSettings {
         Self {
             listen: if is_served { self.listen } else { other.listen },
             socket: if is_served { self.socket } else { other.socket.clone() },
+            socket_mode: self.socket_mode.or(other.socket_mode),
             tls: self.tls.or_else(|| other.tls.clone()),
             max_connection_age: self.max_connection_age.or(other.max_connection_age),
             max_connection_age_grace: self.max_connection_age_grace.or(other.max_connection_age_grace),

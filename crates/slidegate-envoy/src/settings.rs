@@ -235,6 +235,7 @@ impl Reader<'_> {
         GrpcSettings {
             listen: socket.is_none().then_some(address),
             socket,
+            socket_mode: None,
             tls,
             health_follows_store: self.bool("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION"),
             max_connection_age: Some(self.duration("GRPC_MAX_CONNECTION_AGE").unwrap_or(MAX_CONNECTION_AGE)),
@@ -367,6 +368,7 @@ mod tests {
         let grpc = GrpcSettings {
             listen: Some("[::1]:2".parse().unwrap()),
             socket: None,
+            socket_mode: None,
             tls: Some(tls),
             health_follows_store: true,
             max_connection_age: Some(Duration::from_secs(5400)),

@@ -20,6 +20,7 @@ use axum::response::Response;
 use crate::access::attempts::{AuthAttempts, AuthFailure};
 use crate::caller::Protocol;
 use crate::config::{AccessRules, Right};
+use crate::listener::Connection;
 use crate::problem::Problem;
 
 pub(crate) mod attempts;
@@ -67,29 +68,23 @@ impl<'r> Credentials<'r> {
     }
 }
 
-/// The operator: the name of the token, or `loopback` without one.
+/// The operator: the name of the token, or `loopback` or `unix socket` without one.
 #[derive(Debug, Clone)]
 pub(crate) struct By(pub(crate) String);
 
-/// Request extension: the address of the HTTP client.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Peer(pub(crate) IpAddr);
-
-impl Peer {
-    pub(crate) fn of(extensions: &Extensions) -> Option<IpAddr> {
-        extensions.get::<Self>().map(|peer| peer.0)
+impl Connection {
+    /// The client of an HTTP request.
+    pub(crate) fn of(extensions: &Extensions) -> Self {
+        // Without the extension nothing is known about the client, so it has no rights.
+        let unknown = Self { peer: None, is_local: false, is_verified: false };
+        extensions.get().copied().unwrap_or(unknown)
     }
-}
 
-/// The connection of a gRPC or RESP client.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Connection {
-    /// `None` on a Unix socket.
-    pub(crate) peer: Option<IpAddr>,
-    /// Whether the listener is on loopback or a Unix socket.
-    pub(crate) is_local: bool,
-    /// Whether the client authenticated, by a certificate or the RESP password.
-    pub(crate) is_verified: bool,
+    /// Whether a web page may have caused the request by DNS rebinding, so that `Host` must name
+    /// this machine. Pages cannot connect to a Unix socket.
+    fn needs_own_host(self) -> bool {
+        self.is_local && self.peer.is_some()
+    }
 }
 
 impl Access {
@@ -128,26 +123,26 @@ impl Access {
         &self,
         request: &HeaderMap,
         wanted: Right,
-        peer: Option<IpAddr>,
+        connection: Connection,
     ) -> Result<By, Problem> {
         let rules = self.rules.load();
         if !rules.tokens.is_empty() {
-            return self.token(&rules, &Credentials::over_http(request, peer), wanted);
+            return self.token(&rules, &Credentials::over_http(request, connection.peer), wanted);
         }
-        if !self.listen.ip().is_loopback() {
+        if !connection.is_local {
             return Err(forbidden(format!(
                 "admin routes are disabled: {} is not loopback and no token is configured; create one with \
                  `slidegate token new`, or listen on 127.0.0.1",
                 self.listen
             )));
         }
-        if !cross_site::is_for_this_machine(request, &rules.hosts) {
+        if connection.needs_own_host() && !cross_site::is_for_this_machine(request, &rules.hosts) {
             return Err(forbidden(
                 "invalid `Host` header: without tokens, admin routes accept only `localhost` and loopback \
                  addresses; create a token with `slidegate token new`, or add the name to admin.hosts",
             ));
         }
-        Ok(By("loopback".to_owned()))
+        Ok(By(if connection.peer.is_some() { "loopback" } else { "unix socket" }.to_owned()))
     }
 
     /// Checks a request for a decision or a change of usage.
@@ -160,18 +155,17 @@ impl Access {
         &self,
         request: &HeaderMap,
         action: Action,
-        peer: Option<IpAddr>,
+        connection: Connection,
     ) -> Result<(), Problem> {
-        if self.needs_token(action, self.listen.ip().is_loopback()) {
-            return self.decider(&Credentials::over_http(request, peer));
+        if !connection.is_verified && self.needs_token(action, connection.is_local) {
+            return self.decider(&Credentials::over_http(request, connection.peer));
         }
+        // A browser presents a client certificate for any page, so it does not replace these checks.
         let is_cross_site = cross_site::is_cross_site(request);
-        if !is_cross_site
-            && (!self.listen.ip().is_loopback() || cross_site::is_for_this_machine(request, &[]))
-        {
+        if !is_cross_site && (!connection.needs_own_host() || cross_site::is_for_this_machine(request, &[])) {
             return Ok(());
         }
-        self.cross_site_decision(request, is_cross_site, peer)
+        self.cross_site_decision(request, is_cross_site, connection.peer)
     }
 
     /// Checks a request that may be cross-site. One with a valid token is not.
@@ -208,16 +202,16 @@ impl Access {
     /// `Host`, a proxy's client sends the proxy's.
     ///
     /// A cross-site page without rebinding cannot set the header fields that an auth request needs.
-    pub(crate) fn proxy(&self, request: &HeaderMap, peer: IpAddr) -> Result<(), Problem> {
-        if self.needs_token(Action::Decide, true) {
+    pub(crate) fn proxy(&self, request: &HeaderMap, connection: Connection) -> Result<(), Problem> {
+        if !connection.is_verified && self.needs_token(Action::Decide, true) {
             let authorization = request.get(header::AUTHORIZATION);
             return self.decider(&Credentials {
                 authorization,
-                peer: Some(peer),
+                peer: connection.peer,
                 protocol: Protocol::AuthRequest,
             });
         }
-        let is_cross_site = self.listen.ip().is_loopback()
+        let is_cross_site = connection.needs_own_host()
             && cross_site::port(request) == Some(self.listen.port())
             && !cross_site::is_for_this_machine(request, &self.rules.load().hosts);
         if is_cross_site {
@@ -310,7 +304,7 @@ pub(crate) async fn may_act(
     request: Request<Body>,
     next: Next,
 ) -> Result<Response, Problem> {
-    access.decision(request.headers(), action, Peer::of(request.extensions()))?;
+    access.decision(request.headers(), action, Connection::of(request.extensions()))?;
     Ok(next.run(request).await)
 }
 
@@ -321,7 +315,7 @@ pub(crate) async fn may_operate(
     mut request: Request<Body>,
     next: Next,
 ) -> Result<Response, Problem> {
-    let by = access.operator(request.headers(), right, Peer::of(request.extensions()))?;
+    let by = access.operator(request.headers(), right, Connection::of(request.extensions()))?;
     if right == Right::Write {
         cross_site::reject_cross_site_change(request.headers())?;
     }

@@ -50,7 +50,7 @@ impl AuthHandler {
     pub(super) async fn answer<B>(
         &self,
         app: &App,
-        peer: IpAddr,
+        peer: Option<IpAddr>,
         proxy: &str,
         request: &Request<B>,
     ) -> Response<Full<Bytes>> {
@@ -67,7 +67,7 @@ impl AuthHandler {
     async fn decide(
         &self,
         app: &App,
-        peer: IpAddr,
+        peer: Option<IpAddr>,
         proxy: &str,
         headers: &HeaderMap,
         query: &str,
@@ -134,14 +134,14 @@ impl AuthHandler {
     }
 
     /// The client's address; the proxy's own if the proxy is not trusted.
-    fn client(&self, rule: &ClientAddr, peer: IpAddr, headers: &HeaderMap) -> Option<IpAddr> {
+    fn client(&self, rule: &ClientAddr, peer: Option<IpAddr>, headers: &HeaderMap) -> Option<IpAddr> {
         let fields = headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
-        let client = rule.resolve(Some(peer), fields);
+        let client = rule.resolve(peer, fields);
         if client.found == Found::Untrusted {
             log_limited!(
                 WARN,
-                Some(peer),
-                %peer,
+                peer,
+                ?peer,
                 "an untrusted proxy forwards client addresses, so all its clients count as one; if it is yours, add it to \
                  auth.trusted_proxies"
             );

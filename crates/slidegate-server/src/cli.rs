@@ -124,8 +124,11 @@ impl Cli {
     }
 }
 
+/// Warnings of the HTTP/2 library about what clients do: they could fill a disk.
+const QUIET: &str = "h2=error";
+
 fn start_log(level: &str, format: LogFormat) -> Result<(), Failure> {
-    let filter = tracing_subscriber::EnvFilter::try_new(level).map_err(|error| {
+    let filter = tracing_subscriber::EnvFilter::try_new(format!("{QUIET},{level}")).map_err(|error| {
         Failure(format!("invalid --log `{level}`: {error}; use error, warn, info, debug or trace"))
     })?;
     let log = tracing_subscriber::fmt()

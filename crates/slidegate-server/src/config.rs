@@ -11,6 +11,7 @@ mod admin;
 mod auth;
 mod condition;
 mod grpc;
+mod listener;
 mod memory;
 mod observe;
 mod overrides;
@@ -41,13 +42,13 @@ use slidegate::headers::HeaderOptions;
 use slidegate::{PolicySet, Quota};
 use slidegate_envoy::GrpcSettings;
 
-use crate::listener::ConnectionCaps;
+use crate::listener::{ConnectionCaps, SocketFile, TlsFiles};
 
 pub(crate) use added::Added;
 pub(crate) use admin::{AccessRules, Right, Rights, Token};
 pub(crate) use auth::{Attribute, Auth, Denial, Mapping, Origin};
 pub(crate) use environment::{Arguments, Outside};
-pub(crate) use load::http_address;
+pub(crate) use load::{http_address, http_has_tls};
 pub(crate) use memory::{Memory, SnapshotSettings};
 pub(crate) use observe::{KeysShown, Observe};
 pub(crate) use policy::Mode;
@@ -73,6 +74,10 @@ pub(crate) struct Config {
     pub(crate) candidates: BTreeMap<String, Quota>,
     /// Where the HTTP interface listens.
     pub(crate) listen: SocketAddr,
+    /// Certificates of the HTTP interface. `None`: no encryption.
+    pub(crate) tls: Option<TlsFiles>,
+    /// Where the HTTP interface listens besides.
+    pub(crate) socket: Option<SocketFile>,
     /// Where Envoy's rate-limit service listens.
     pub(crate) grpc: GrpcSettings,
     /// How long open requests may take during a graceful shutdown. At most an hour.

@@ -6,6 +6,7 @@
 
 mod accept;
 mod budget;
+mod certificates;
 mod http;
 mod socket;
 mod stream;
@@ -17,11 +18,12 @@ mod refusal;
 mod table;
 mod timeouts;
 
-pub(crate) use accept::{Accepted, Acceptor};
+pub(crate) use accept::{Accepted, Acceptor, Connection};
 pub(crate) use budget::{ConnectionBudget, ConnectionCaps};
+pub(crate) use certificates::{Certificates, TlsFiles, TlsProfile};
 pub(crate) use counters::{ConnectionSpec, ProtocolConnections, Refusal};
 pub(crate) use descriptors::raise_limit;
 pub(crate) use http::{Handler, HttpListener};
-pub(crate) use socket::BoundSocket;
-pub(crate) use stream::{DetachedStream, TrackedStream};
+pub(crate) use socket::{BoundSocket, SocketFile};
+pub(crate) use stream::DetachedStream;
 pub(crate) use timeouts::{Timeouts, WRITE_TIMEOUT};

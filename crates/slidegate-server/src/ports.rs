@@ -7,6 +7,8 @@ use std::time::Duration;
 use serde::Serialize;
 use tokio::sync::watch;
 
+use crate::listener::BoundSocket;
+
 /// A listener of the service.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Listener {
@@ -16,6 +18,25 @@ pub(crate) struct Listener {
     /// `127.0.0.1:7979`, or `unix:` and a path.
     pub(crate) address: String,
     pub(crate) tls: bool,
+}
+
+/// The URLs of bound sockets in the startup banner, and their listeners. `scheme` is that of the
+/// TCP sockets.
+pub(crate) fn listed(
+    protocol: &'static str,
+    sockets: &[BoundSocket],
+    scheme: &str,
+) -> (String, Vec<Listener>) {
+    let url = |socket: &BoundSocket| match socket {
+        BoundSocket::Tcp(_) => format!("{scheme}://{}", socket.name()),
+        BoundSocket::Unix(_) => socket.name(),
+    };
+    let listener = |socket: &BoundSocket| {
+        let tls = matches!(scheme, "https" | "rediss") && socket.address().is_some();
+        Listener { protocol, address: socket.name(), tls }
+    };
+    let urls = sockets.iter().map(url).collect::<Vec<_>>().join(", ");
+    (urls, sockets.iter().map(listener).collect())
 }
 
 /// A bound port that does not accept connections yet. `S` is what it needs to serve.

@@ -4,7 +4,6 @@
 //! futures.
 
 use std::convert::Infallible;
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::Router;
@@ -15,10 +14,10 @@ use hyper::body::Incoming;
 use hyper::service::Service as _;
 use hyper_util::service::TowerToHyperService;
 
-use crate::access::{Action, Peer};
+use crate::access::Action;
 use crate::app::App;
 use crate::config::Auth;
-use crate::listener::Handler;
+use crate::listener::{Connection, Handler};
 use crate::routes::Routes;
 use crate::{auth, http};
 
@@ -39,31 +38,31 @@ impl HttpService {
         Self { app, auth: auth::AuthHandler::new(auth), routes: TowerToHyperService::new(routes) }
     }
 
-    /// Responds to a request from this peer. While the service drains, each response closes its
+    /// Responds to a request of this client. While the service drains, each response closes its
     /// connection, so that clients connect to other instances.
-    pub(crate) async fn respond(&self, peer: IpAddr, request: Request<Incoming>) -> HttpResponse {
-        let mut response = self.route(peer, request).await;
+    pub(crate) async fn respond(&self, client: Connection, request: Request<Incoming>) -> HttpResponse {
+        let mut response = self.route(client, request).await;
         if !self.app.readiness.is_ready() {
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         response
     }
 
-    async fn route(&self, peer: IpAddr, mut request: Request<Incoming>) -> HttpResponse {
+    async fn route(&self, client: Connection, mut request: Request<Incoming>) -> HttpResponse {
         let path = request.uri().path();
         if path == http::CHECK && request.method() == Method::POST {
-            if let Err(problem) = self.app.access.decision(request.headers(), Action::Decide, Some(peer)) {
+            if let Err(problem) = self.app.access.decision(request.headers(), Action::Decide, client) {
                 return problem.response().map(Either::Left);
             }
             return http::check(&self.app, request).await.map(Either::Left);
         }
         if let Some(proxy) = auth::proxy(path) {
-            if let Err(problem) = self.app.access.proxy(request.headers(), peer) {
+            if let Err(problem) = self.app.access.proxy(request.headers(), client) {
                 return problem.response().map(Either::Left);
             }
-            return self.auth.answer(&self.app, peer, proxy, &request).await.map(Either::Left);
+            return self.auth.answer(&self.app, client.peer, proxy, &request).await.map(Either::Left);
         }
-        request.extensions_mut().insert(Peer(peer));
+        request.extensions_mut().insert(client);
         let Ok(response) = self.routes.call(request).await.map_err(|never: Infallible| match never {});
         response.map(Either::Right)
     }
@@ -72,7 +71,7 @@ impl HttpService {
 impl Handler for Arc<HttpService> {
     type Body = Either<Full<Bytes>, Body>;
 
-    async fn handle(&self, peer: IpAddr, request: Request<Incoming>) -> HttpResponse {
-        HttpService::respond(self, peer, request).await
+    async fn handle(&self, client: Connection, request: Request<Incoming>) -> HttpResponse {
+        HttpService::respond(self, client, request).await
     }
 }

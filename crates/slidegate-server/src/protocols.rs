@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::config::Config;
 use crate::grpc;
+use crate::listener::{BoundSocket, Certificates, HttpListener, TlsProfile};
 use crate::ports::Port;
 use crate::resp;
 use slidegate_envoy::Settings;
@@ -12,6 +13,36 @@ mod envoy_ports;
 mod services;
 
 pub(crate) use services::Services;
+
+/// TLS of the HTTP listener.
+const HTTP_TLS: TlsProfile = TlsProfile { section: "server", alpn: "http/1.1" };
+
+/// Binds the HTTP listener: its TCP address first, then its Unix socket, if it has one.
+///
+/// # Errors
+/// One line: an address cannot be bound, or certificates cannot be read.
+pub(crate) fn bind_http(config: &Config) -> Result<HttpListener, String> {
+    let certificates = config.tls.clone().map(|files| Certificates::load(files, HTTP_TLS)).transpose()?;
+    let options = ("server", "address with --listen");
+    Ok(HttpListener {
+        protocol: "http",
+        sockets: BoundSocket::bind(Some(config.listen), config.socket.as_ref(), options)?,
+        certificates: certificates.map(Arc::new),
+        idle_timeout: config.idle_timeout,
+    })
+}
+
+/// Reads the certificates of all listeners, to find mistakes in them.
+///
+/// # Errors
+/// One line: certificates cannot be read.
+pub(crate) fn check_certificates(config: &Config) -> Result<(), String> {
+    let http = config.tls.clone().map(|files| (files, HTTP_TLS));
+    let resp = config.resp.as_ref().and_then(|resp| resp.tls.clone()).map(|files| (files, resp::TLS));
+    let grpc = config.grpc.tls.clone().map(|files| (grpc::tls_files(files), grpc::TLS));
+    let mut all = http.into_iter().chain(resp).chain(grpc);
+    all.try_for_each(|(files, profile)| Certificates::load(files, profile).map(drop))
+}
 
 /// Binds the ports of all configured protocols.
 ///

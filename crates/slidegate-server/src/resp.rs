@@ -23,4 +23,4 @@ mod transaction;
 mod turn;
 mod workers;
 
-pub(crate) use listener::bind;
+pub(crate) use listener::{TLS, bind};

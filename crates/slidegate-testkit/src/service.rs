@@ -60,7 +60,7 @@ pub struct Server {
     process: Child,
     /// `127.0.0.1:PORT` of its HTTP listener.
     pub address: String,
-    /// The same with `http://`.
+    /// The same with `http://`, or `https://` if it has TLS.
     pub url: String,
     /// What it printed when it started.
     pub greeting: String,
@@ -124,7 +124,9 @@ impl Server {
                     .to_owned();
             }
         };
-        let address = url.strip_prefix("http://").expect("a plain address").to_owned();
+        // A Unix socket may follow.
+        let url = url.split(", ").next().unwrap_or_default().to_owned();
+        let address = url.split_once("://").expect("a URL").1.to_owned();
         Self { process, address, url, greeting }
     }
 

@@ -29,6 +29,9 @@ pub(super) struct ServerArgs {
     /// loopback may need none
     #[arg(long, value_name = "FILE", global = true)]
     token_file: Option<PathBuf>,
+    /// File with the certificate authorities to trust, in PEM, instead of the system's
+    #[arg(long, value_name = "FILE", global = true)]
+    ca_file: Option<PathBuf>,
     /// Timeout, in milliseconds
     #[arg(long, value_name = "MS", default_value = "5000", value_parser = milliseconds, global = true)]
     timeout: Duration,
@@ -60,7 +63,7 @@ impl ServerArgs {
     /// URL uses TLS and the system trusts no certificate authority.
     pub(super) fn client(&self, token: Option<&str>) -> Result<Client, Failure> {
         let url = self.url.trim_end_matches('/').to_owned();
-        let agent = http_client::agent(&url, self.timeout)
+        let agent = http_client::agent(&url, self.timeout, self.ca_file.as_deref())
             .map_err(|error| Failure(format!("cannot connect to {url}: {error}")))?;
         let token = token.map_or_else(|| self.token(), |token| Ok(Some(token.trim().to_owned())))?;
         Ok(Client { agent, url, authorization: token.map(|token| format!("Bearer {token}")) })

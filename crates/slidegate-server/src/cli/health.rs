@@ -1,7 +1,7 @@
 //! `slidegate health`: asks the service on this machine whether it is ready, for containers.
 //!
 //! The config file may have become invalid since the service started, so that the service still uses
-//! an older one. Only its `server.listen` is read.
+//! an older one. Only its `server.listen` is read, and whether there is a `server.cert_file`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
@@ -16,6 +16,7 @@ use super::sources::PolicyArgs;
 use super::values::address;
 use super::{client, output};
 use crate::config;
+use crate::http_client;
 use slidegate_envoy::Settings;
 
 #[derive(Debug, Args)]
@@ -44,7 +45,7 @@ const MAX_BODY: u64 = 64 * 1024;
 const UNHEALTHY: u8 = 1;
 
 pub(super) fn run(args: &HealthArgs) -> ExitCode {
-    match args.address().and_then(|address| ask(address, args.live)) {
+    match args.url().and_then(|url| ask(&url)) {
         Ok(line) => {
             // A closed standard output does not make the service unhealthy.
             let _ = output::print(line);
@@ -58,6 +59,16 @@ pub(super) fn run(args: &HealthArgs) -> ExitCode {
 }
 
 impl HealthArgs {
+    /// The URL at which this machine reaches the service.
+    fn url(&self) -> Result<String, Failure> {
+        let address = self.address()?;
+        let policies = PolicyArgs { config: self.config.clone(), policies: Vec::new() };
+        // With `--listen` the file need not be readable.
+        let has_tls = config::http_has_tls(policies.file().as_deref()).unwrap_or_default();
+        let scheme = if has_tls { "https" } else { "http" };
+        Ok(format!("{scheme}://{address}{}", if self.live { "/healthz" } else { "/readyz" }))
+    }
+
     /// The address at which this machine reaches the service.
     fn address(&self) -> Result<SocketAddr, Failure> {
         let of_envoy = || {
@@ -89,18 +100,19 @@ impl HealthArgs {
 }
 
 /// The answer in one line. Unhealthy answers are failures.
-fn ask(address: SocketAddr, live: bool) -> Result<String, Failure> {
-    let url = format!("http://{address}{}", if live { "/healthz" } else { "/readyz" });
+fn ask(url: &str) -> Result<String, Failure> {
     let agent: ureq::Agent = ureq::Agent::config_builder()
         .http_status_as_error(false)
         .timeout_global(Some(TIMEOUT))
         .max_redirects(0)
+        // The certificate names other addresses than this machine's, and no secret is sent.
+        .tls_config(http_client::unchecked_tls())
         // The service is on this machine, whatever `HTTP_PROXY` says.
         .proxy(None)
         .build()
         .into();
     let unreachable = |error: ureq::Error| Failure(format!("no response from {url}: {error}"));
-    let mut response = agent.get(&url).call().map_err(unreachable)?;
+    let mut response = agent.get(url).call().map_err(unreachable)?;
     let body = response.body_mut().with_config().limit(MAX_BODY).read_to_string().map_err(unreachable)?;
     let body: Value = serde_json::from_str(&body).unwrap_or_default();
     let status = response.status();

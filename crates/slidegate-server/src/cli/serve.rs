@@ -23,9 +23,9 @@ use crate::app::App;
 use crate::app::store::Seen;
 use crate::config::{Arguments, Config, Fingerprint, Sources, describe};
 use crate::grpc::RateLimitHandler;
-use crate::listener::{self, BoundSocket, HttpListener};
+use crate::listener::{self, BoundSocket};
 use crate::log_limit::LogLimit;
-use crate::ports::{Listener, Port, Shutdown};
+use crate::ports::{self, Listener, Port, Shutdown};
 use crate::protocol::HttpService;
 use crate::protocols::{self, Services};
 use crate::routes::Routes;
@@ -134,16 +134,16 @@ async fn serve(
         Signals::listen().map_err(|error| Failure(format!("cannot handle signals: {error}")))?;
     let triggers =
         Triggers::new(watched).map_err(|error| Failure(format!("cannot handle signals: {error}")))?;
-    let socket = BoundSocket::tcp(config.listen, "address with --listen").map_err(Failure)?;
-    let address = socket.address().unwrap_or(config.listen);
-    let listener =
-        HttpListener { protocol: "http", sockets: vec![socket], idle_timeout: config.idle_timeout };
+    let listener = protocols::bind_http(&config).map_err(Failure)?;
+    let address = listener.sockets.first().and_then(BoundSocket::address).unwrap_or(config.listen);
     let grace = config.shutdown_grace;
     let ports = protocols::bind(&config, envoy.as_ref()).map_err(Failure)?;
-    let mut greeting = Greeting::of(&config, address);
+    let scheme = if config.tls.is_some() { "https" } else { "http" };
+    let (listening, mut listeners) = ports::listed("http", &listener.sockets, scheme);
+    let mut greeting = Greeting::of(&config, listening);
     greeting.ports = ports.iter().map(|port| port.banner.clone()).collect();
-    let listeners: Vec<_> = ports.iter().flat_map(|port| port.listeners.clone()).collect();
-    let is_local = address.ip().is_loopback() && listeners.iter().all(Listener::is_local);
+    listeners.extend(ports.iter().flat_map(|port| port.listeners.clone()));
+    let is_local = listeners.iter().all(Listener::is_local);
     let drain_delay = config.drain_delay.unwrap_or(if is_local { Duration::ZERO } else { DRAIN_DELAY });
     let grpc_settings = config.grpc.clone();
     let (mut files, mut rules) = (None, None);
@@ -155,7 +155,11 @@ async fn serve(
         if let (true, Some(body)) =
             (greeting.policies.is_empty(), current.as_deref().and_then(EnvoyConfig::example))
         {
-            greeting.example = format!("-d {} {}/json", quoted(&body), greeting.listening);
+            greeting.example = format!(
+                "-d {} {}/json",
+                quoted(&body),
+                greeting.listening.split(", ").next().unwrap_or_default()
+            );
         }
         files = Some(watcher);
         rules = Some(ConfigFiles { live, settings: settings.clone() });
@@ -190,7 +194,7 @@ async fn serve(
     tasks.spawn(examine(Arc::clone(&app)));
     tasks.spawn(telemetry::tick(Arc::clone(&app)));
     app.observer().config_loaded(&running.file.hash, None);
-    let admin = Arc::new(Admin::new(Arc::clone(&app), address, listeners, sources.name()));
+    let admin = Arc::new(Admin::new(Arc::clone(&app), listeners, sources.name()));
     if !app.access.is_open() {
         tracing::warn!(
             %address,
@@ -283,15 +287,15 @@ struct Greeting {
 }
 
 impl Greeting {
-    fn of(config: &Config, address: SocketAddr) -> Self {
+    fn of(config: &Config, listening: String) -> Self {
         let attributes: Vec<String> = config.policies.iter().next().map_or_else(Vec::new, |policy| {
             let value = |name: &String| if config.is_address(name) { "192.0.2.7" } else { "alice" };
             policy.scope_attributes().iter().map(|name| format!("{name}={}", value(name))).collect()
         });
         let query = if attributes.is_empty() { String::new() } else { format!("?{}", attributes.join("&")) };
-        let listening = format!("http://{address}");
+        let url = listening.split(", ").next().unwrap_or_default();
         Self {
-            example: format!("'{listening}/v1/check{query}'"),
+            example: format!("'{url}/v1/check{query}'"),
             listening,
             ports: Vec::new(),
             store: config.memory.to_string(),

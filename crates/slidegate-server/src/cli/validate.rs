@@ -9,6 +9,7 @@ use super::failure::Failure;
 use super::output;
 use super::sources::{EnvoyArgs, PolicyArgs};
 use crate::config::{Arguments, Config, describe};
+use crate::protocols;
 use clap::Args;
 use slidegate_envoy::{EnvoyConfig, Settings};
 use std::path::PathBuf;
@@ -35,6 +36,7 @@ pub(super) fn run(args: &ValidateArgs) -> Result<ExitCode, Failure> {
         None => policies.sources(Arguments::default())?,
     };
     let config = sources.load().map_err(|errors| Failure(errors.to_string()))?;
+    protocols::check_certificates(&config).map_err(Failure)?;
     let envoy = settings.as_ref().map(|settings| load_envoy(settings, &config)).transpose()?;
     if let Some(file) = &args.file {
         output::print(file_summary(file, &config, envoy.as_ref()))?;
@@ -69,13 +71,18 @@ fn file_summary(file: &Path, config: &Config, envoy: Option<&EnvoyConfig>) -> St
     if let Some(resp) = &config.resp {
         let password = if resp.password.is_some() { "with a password" } else { "without a password" };
         let tls = if resp.tls.is_some() { ", over TLS" } else { "" };
-        lines.push(format!("RESP listens on {} {password}{tls}.", resp.listen));
+        let socket = resp.socket.as_ref().map(|file| format!("unix:{}", file.path.display()));
+        let addresses: Vec<_> = resp.listen.map(|at| at.to_string()).into_iter().chain(socket).collect();
+        lines.push(format!("RESP listens on {} {password}{tls}.", addresses.join(" and ")));
     }
     let candidates = config.candidates.iter().map(|(name, quota)| (name.as_str(), quota));
     let policies = config.policies.iter().chain(envoy.into_iter().flat_map(EnvoyConfig::policies));
     let worst_case = config.memory.worst_case(policies, candidates, config.resp.is_some());
+    let socket = config.socket.as_ref();
+    let socket = socket.map_or_else(String::new, |file| format!(" and unix:{}", file.path.display()));
+    let tls = if config.tls.is_some() { ", over TLS" } else { "" };
     lines.push(format!(
-        "HTTP listens on {}. The memory store holds up to {} keys.",
+        "HTTP listens on {}{socket}{tls}. The memory store holds up to {} keys.",
         config.listen, worst_case.estimate.keys
     ));
     lines.push(worst_case.to_string());

@@ -11,7 +11,9 @@ use slidegate_envoy::{GrpcSettings, GrpcTls};
 
 use super::check::Section;
 use super::environment::Outside;
-use super::values::Span;
+use super::listener::{self, SocketMode, TlsKeys};
+use super::values::{Parsed, Span};
+use crate::listener::TlsFiles;
 
 /// Envoy's rate-limit service.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -23,6 +25,9 @@ pub(super) struct GrpcSection {
     listen: Option<SocketAddr>,
     /// The path of a Unix socket, without TLS. A stale socket is replaced.
     socket: Option<PathBuf>,
+    /// Permissions of the socket's file, in octal: clients need write permission. The default is
+    /// `0660`, its owner and its group.
+    socket_mode: Option<Parsed<SocketMode>>,
     /// The server certificate, in PEM. Reloaded when it changes.
     cert_file: Option<PathBuf>,
     /// The key of `cert_file`, in PEM.
@@ -55,25 +60,20 @@ impl GrpcSection {
                 .into_iter()
                 .for_each(|key| section.invalid(key, why));
         }
-        for (key, other, why) in [
-            ("cert_file", "key_file", "give both"),
-            ("key_file", "cert_file", "give both"),
-            ("client_ca_file", "cert_file", "clients show certificates over TLS only, so give both"),
-            ("client_name", "client_ca_file", "only an authority makes a name trustworthy, so give both"),
-        ] {
-            section.check_pair(key, other, why);
-        }
-        if section.has("socket") && !has_listener {
-            let why = "a socket file has no TLS, so give an address or leave it out";
-            section.check_pair("cert_file", "listen", why);
-        }
-        let (client_ca_file, client_name) = (self.client_ca_file, self.client_name);
-        let pair = self.cert_file.zip(self.key_file);
-        let tls =
-            pair.map(|(cert_file, key_file)| GrpcTls { cert_file, key_file, client_ca_file, client_name });
+        let Self { cert_file, key_file, client_ca_file, client_name, .. } = self;
+        let tls = TlsKeys { cert_file, key_file, client_ca_file, client_name }.build(section);
+        listener::check_address_for_tls(has_listener, section);
+        let tls = tls.map(|TlsFiles { cert_file, key_file, client_ca_file, client_name }| GrpcTls {
+            cert_file,
+            key_file,
+            client_ca_file,
+            client_name,
+        });
+        let socket = listener::socket(self.socket, self.socket_mode, section);
         GrpcSettings {
             listen: self.listen,
-            socket: self.socket,
+            socket_mode: socket.as_ref().map(|file| file.mode),
+            socket: socket.map(|file| file.path),
             tls,
             max_connection_age: self.max_connection_age.map(|age| age.0),
             // Only envoyproxy/ratelimit has a setting for it.
@@ -103,12 +103,13 @@ mod tests {
         assert!(!read("").is_served());
         assert_eq!(
             read(
-                "grpc: {listen: '127.0.0.1:8081', socket: /run/g.sock, cert_file: a, key_file: b, client_ca_file: c,
+                "grpc: {listen: '127.0.0.1:8081', socket: /run/g.sock, socket_mode: 0600, cert_file: a, key_file: b, client_ca_file: c,
                  client_name: envoy.example.com, max_connection_age: 24h, response_headers: true, health_follows_store: true}"
             ),
             GrpcSettings {
                 listen: Some("127.0.0.1:8081".parse().unwrap()),
                 socket: Some("/run/g.sock".into()),
+                socket_mode: Some(0o600),
                 tls: Some(GrpcTls {
                     cert_file: "a".into(),
                     key_file: "b".into(),

@@ -142,6 +142,13 @@ pub(crate) fn http_address(file: Option<&Path>) -> Result<SocketAddr, ConfigErro
     text.parse().map_err(|_| invalid())
 }
 
+/// Whether the HTTP interface has TLS, by the config file.
+pub(crate) fn http_has_tls(file: Option<&Path>) -> Result<bool, ConfigErrors> {
+    let Some(path) = file else { return Ok(false) };
+    let root = values(&read(path)?, &path.display().to_string())?;
+    Ok(root.get("server").and_then(|server| server.get("cert_file")).is_some())
+}
+
 /// The SHA-256 of a text, in hexadecimal digits.
 fn sha256(text: &str) -> String {
     digest(&SHA256, text.as_bytes()).as_ref().iter().map(|byte| format!("{byte:02x}")).collect()

@@ -4,22 +4,20 @@
 //! its own, or in the environment, which takes precedence. No error and no log shows it.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use ::ring::digest::{SHA256, digest};
-use rustls::ServerConfig;
-use rustls::crypto::ring;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use slidegate::Secret;
 use subtle::ConstantTimeEq;
 
 use super::check::Section;
-use super::store::{certificate, read_file};
+use super::listener::{self, SocketMode, TlsKeys};
+use super::store::read_file;
 use super::values::{Form, Parsed, Span, Text};
+use crate::listener::{SocketFile, TlsFiles};
 
 /// The port for clients of Redis.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -34,12 +32,19 @@ pub(super) struct RespSection {
     /// A file that holds the password, instead of `password`.
     #[schemars(with = "Option<String>", extend("format" = "password-file"))]
     password_file: Option<Parsed<Password>>,
-    /// The server certificate, in PEM. With it, the port accepts TLS only.
-    #[schemars(extend("format" = "readable-file"))]
-    cert_file: Option<String>,
+    /// The path of a Unix socket, without TLS. A stale socket is replaced.
+    socket: Option<PathBuf>,
+    /// Permissions of the socket's file, in octal: clients need write permission. The default is
+    /// `0660`, its owner and its group.
+    socket_mode: Option<Parsed<SocketMode>>,
+    /// The server certificate, in PEM. Hot-reloaded. With it, the TCP address accepts TLS only.
+    cert_file: Option<PathBuf>,
     /// The key of `cert_file`, in PEM.
-    #[schemars(extend("format" = "readable-file"))]
-    key_file: Option<String>,
+    key_file: Option<PathBuf>,
+    /// Authorities that must have signed client certificates.
+    client_ca_file: Option<PathBuf>,
+    /// A DNS name that client certificates must be valid for.
+    client_name: Option<String>,
     /// How long a client may be idle. It is disconnected between once and twice that time.
     #[schemars(extend("default" = "10m"))]
     idle_timeout: Span<1000, 604_800_000>,
@@ -53,10 +58,12 @@ pub(super) struct RespSection {
 /// The RESP port as configured.
 #[derive(Debug, Clone)]
 pub(crate) struct Resp {
-    pub(crate) listen: SocketAddr,
+    /// At least one of the address and the socket.
+    pub(crate) listen: Option<SocketAddr>,
+    pub(crate) socket: Option<SocketFile>,
     pub(crate) password: Option<Password>,
-    /// `None`: no encryption.
-    pub(crate) tls: Option<Arc<ServerConfig>>,
+    /// Of the address. `None`: no encryption.
+    pub(crate) tls: Option<TlsFiles>,
     /// How long a client may be idle. It is disconnected between once and twice that time.
     pub(crate) idle_timeout: Duration,
     /// At least one.
@@ -102,17 +109,21 @@ impl RespSection {
         if section.has("password") && section.has("password_file") {
             section.invalid("password_file", "conflicts with password; keep one");
         }
-        let pair = certificate(self.cert_file, self.key_file, section);
-        let tls = pair.and_then(|pair| {
-            let built = server_config(&pair.certificate_pem, pair.key_pem.expose());
-            built.map_err(|(key, why)| section.invalid(key, why)).ok()
-        });
-        if self.listen.is_none() && !section.has("listen") {
+        let Self { cert_file, key_file, client_ca_file, client_name, .. } = self;
+        let tls = TlsKeys { cert_file, key_file, client_ca_file, client_name }.build(section);
+        let socket = listener::socket(self.socket, self.socket_mode, section);
+        let has_listen = self.listen.is_some() || section.has("listen");
+        listener::check_address_for_tls(has_listen, section);
+        if !has_listen && !section.has("socket") {
             let message = "missing listen: write it, for example `listen: 127.0.0.1:6380`, or give `--resp`";
             section.report("", message);
         }
+        if self.listen.is_none() && socket.is_none() {
+            return None;
+        }
         Some(Resp {
-            listen: self.listen?,
+            listen: self.listen,
+            socket,
             password: self.password.or(self.password_file).map(|password| password.0),
             tls,
             idle_timeout: self.idle_timeout.0,
@@ -121,28 +132,17 @@ impl RespSection {
     }
 }
 
-/// The TLS config of a certificate. An error has the invalid key of the section and the reason.
-fn server_config(
-    certificate_pem: &[u8],
-    key_pem: &[u8],
-) -> Result<Arc<ServerConfig>, (&'static str, String)> {
-    let certificates = CertificateDer::pem_slice_iter(certificate_pem).collect::<Result<Vec<_>, _>>();
-    let certificates = certificates.ok().filter(|certificates| !certificates.is_empty());
-    let unreadable = |what: &str| format!("contains no readable {what}; give PEM");
-    let certificates = certificates.ok_or_else(|| ("cert_file", unreadable("certificate")))?;
-    let key = PrivateKeyDer::from_pem_slice(key_pem).map_err(|_| ("key_file", unreadable("key")))?;
-    ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .and_then(|builder| builder.with_no_client_auth().with_single_cert(certificates, key))
-        .map(Arc::new)
-        .map_err(|error| {
-            ("cert_file", format!("does not match key_file: {error}; give a certificate and its key"))
-        })
+impl Resp {
+    /// Whether clients need no credential.
+    pub(crate) fn is_open(&self) -> bool {
+        let verifies_clients = self.tls.as_ref().is_some_and(|tls| tls.client_ca_file.is_some());
+        self.password.is_none() && !verifies_clients
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Resp;
+    use super::{Resp, SocketFile};
     use crate::config::tests::{error, errors};
     use crate::config::{Config, Outside};
 
@@ -160,7 +160,12 @@ mod tests {
             "listen: '[::1]:6380', password: 'open sesame', idle_timeout: 1h, max_connections: 5",
             &Outside::default(),
         );
-        assert_eq!(said.listen.to_string(), "[::1]:6380");
+        assert_eq!(said.listen, "[::1]:6380".parse().ok());
+        let file = resp("socket: /run/r.sock, socket_mode: 0600", &Outside::default());
+        assert_eq!(file.socket, Some(SocketFile { path: "/run/r.sock".into(), mode: 0o600 }));
+        let secure = "listen: '[::1]:6380', cert_file: a, key_file: b, client_ca_file: c, client_name: d";
+        let secure = resp(secure, &Outside::default());
+        assert!(!secure.is_open() && secure.tls.is_some_and(|tls| tls.client_name.is_some()));
         assert_eq!((said.idle_timeout.as_secs(), said.max_connections), (3600, 5));
         let password = said.password.expect("a password is said");
         assert!(password.is(b"open sesame") && !password.is(b"open sesam") && !password.is(b""));
@@ -176,9 +181,9 @@ mod tests {
     fn what_is_outside_the_file_wins_over_it() {
         let outside = Outside::of(&[("/resp/listen", "127.0.0.1:7000"), ("/resp/password", "outside")]);
         let both = resp("listen: 127.0.0.1:6380, password: inside, max_connections: 5", &outside);
-        assert_eq!((both.listen.port(), both.max_connections), (7000, 5));
+        assert_eq!((both.listen.map(|at| at.port()), both.max_connections), (Some(7000), 5));
         assert!(both.password.is_some_and(|password| password.is(b"outside")));
-        assert_eq!(resp("max_connections: 5", &outside).listen.port(), 7000);
+        assert_eq!(resp("max_connections: 5", &outside).listen.map(|at| at.port()), Some(7000));
         let alone = Config::parse_with(POLICY, "slidegate.yaml", &outside).unwrap().resp.unwrap();
         assert!(alone.password.is_some_and(|password| password.is(b"outside")));
     }
@@ -213,8 +218,20 @@ mod tests {
                 "slidegate.yaml:1: resp: invalid cert_file: needs key_file; give both",
             ),
             (
-                format!("{here}, cert_file: /dev/null, key_file: /dev/null"),
-                "slidegate.yaml:1: resp: invalid cert_file: contains no readable certificate; give PEM",
+                format!("{here}, client_ca_file: a"),
+                "slidegate.yaml:1: resp: invalid client_ca_file: needs cert_file; clients show certificates over TLS only, so give both",
+            ),
+            (
+                "socket: a, cert_file: a, key_file: b".into(),
+                "slidegate.yaml:1: resp: invalid cert_file: needs listen; a socket file has no TLS, so give an address or leave it out",
+            ),
+            (
+                "socket: a, socket_mode: 888".into(),
+                "slidegate.yaml:1: resp: invalid socket_mode `888`: must be three octal digits, for example `\"0660\"`",
+            ),
+            (
+                format!("{here}, socket_mode: 660"),
+                "slidegate.yaml:1: resp: invalid socket_mode: needs socket; it is the mode of the socket's file, so give both",
             ),
             (
                 format!("{here}, idle_timeout: 10"),

@@ -13,6 +13,7 @@ use slidegate::{Algorithm, Quota, RedisOptions, Secret};
 use super::admin::HOST;
 use super::auth::{AttributeSource, TRUSTED_PROXY};
 use super::check::default_of;
+use super::listener::SocketMode;
 use super::memory::SNAPSHOT_PATH;
 use super::resp::{PASSWORD_FILE, Password};
 use super::sections::File;
@@ -21,8 +22,9 @@ use super::traces::{ENDPOINT, FIELD};
 use super::values::{ADDRESS, ATTRIBUTE, ByteSize, Form, NAME, Text};
 
 /// Every form of text.
-pub(super) const FORMS: [Form; 18] = [
+pub(super) const FORMS: [Form; 19] = [
     ADDRESS,
+    SocketMode::FORM,
     NAME,
     ATTRIBUTE,
     HOST,

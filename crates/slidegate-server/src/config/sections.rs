@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -17,11 +18,12 @@ use super::check::Section;
 use super::environment::Outside;
 use super::foreign::MINIMAL;
 use super::grpc::GrpcSection;
+use super::listener::{self, SocketMode, TlsKeys};
 use super::observe::Observe;
 use super::policy::PolicySpec;
-use super::resp::RespSection;
+use super::resp::{Resp, RespSection};
 use super::store::{StoreSection, try_out};
-use super::values::{List, Span, from_str};
+use super::values::{List, Parsed, Span, from_str};
 use super::{Config, FileContent};
 use crate::listener::ConnectionCaps;
 
@@ -65,6 +67,19 @@ struct ServerSection {
     /// Address and port of the HTTP interface.
     #[schemars(extend("format" = "address", "default" = "127.0.0.1:7979"))]
     listen: SocketAddr,
+    /// The path of a Unix socket, without TLS, besides `listen`. A stale socket is replaced.
+    socket: Option<PathBuf>,
+    /// Permissions of the socket's file, in octal: clients need write permission. The default is
+    /// `0660`, its owner and its group.
+    socket_mode: Option<Parsed<SocketMode>>,
+    /// The server certificate, in PEM. Hot-reloaded. With it, the TCP address accepts TLS only.
+    cert_file: Option<PathBuf>,
+    /// The key of `cert_file`, in PEM.
+    key_file: Option<PathBuf>,
+    /// Authorities that must have signed client certificates.
+    client_ca_file: Option<PathBuf>,
+    /// A DNS name that client certificates must be valid for.
+    client_name: Option<String>,
     /// How long open requests may take during a graceful shutdown.
     #[schemars(extend("default" = "10s"))]
     shutdown_grace: Span<0, 3_600_000>,
@@ -75,7 +90,7 @@ struct ServerSection {
     /// Most connections of all protocols together. Fewer if the limit of file descriptors is lower.
     #[schemars(range(min = 1, max = 1_000_000), extend("default" = 16_384))]
     max_connections: usize,
-    /// Most connections of one client address (of one /64 network for IPv6). A proxy is one address.
+    /// Most connections of one client address (of one /56 network for IPv6). A proxy is one address.
     #[schemars(range(min = 1, max = 1_000_000), extend("default" = 8192))]
     max_connections_per_peer: usize,
     /// How long an HTTP connection may be idle between two requests.
@@ -137,17 +152,23 @@ impl File {
         }
         let (policies, candidates) = build_policies(self.policies, top, &address_attributes);
         let resp = self.resp.and_then(|resp| resp.build(&top.child("resp")));
-        let has_open_port = resp.as_ref().is_some_and(|resp| resp.password.is_none());
+        let has_open_port = resp.as_ref().is_some_and(Resp::is_open);
         self.admin.check(&top.child("admin"), outside.tokens.len(), has_open_port);
         let (memory, shared) = self.store.build(&top.child("store"));
         if let Some(shared) = shared.as_ref().filter(|_| top.is_valid_so_far()) {
             try_out(shared, &policies, top);
         }
+        let server = top.child("server");
+        let ServerSection { cert_file, key_file, client_ca_file, client_name, .. } = self.server;
+        let tls = TlsKeys { cert_file, key_file, client_ca_file, client_name }.build(&server);
+        let socket = listener::socket(self.server.socket, self.server.socket_mode, &server);
         let HeadersSection { draft, x_ratelimit, retry_after, retry_after_ms } = self.headers;
         Config {
             policies,
             candidates,
             listen: self.server.listen,
+            tls,
+            socket,
             grpc: self.grpc.map(|grpc| grpc.build(&top.child("grpc"), outside)).unwrap_or_default(),
             shutdown_grace: self.server.shutdown_grace.0,
             drain_delay: self.server.drain_delay.map(|delay| delay.0),

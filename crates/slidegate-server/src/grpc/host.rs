@@ -10,9 +10,10 @@ use slidegate::{Decisions, PolicyDecision, PolicySet, Request};
 use slidegate_envoy::{Client, Host};
 use tonic::Status;
 
-use crate::access::{Action, Connection, Peer};
+use crate::access::Action;
 use crate::app::{App, explanation};
 use crate::caller::{Caller, Protocol};
+use crate::listener::Connection;
 use crate::log_limit::log_limited;
 
 impl Host for App {
@@ -46,9 +47,9 @@ impl Host for App {
     }
 
     fn authorize_http(&self, head: &Parts, action: slidegate_envoy::Action) -> Result<(), Response> {
-        let peer = Peer::of(&head.extensions);
+        let connection = Connection::of(&head.extensions);
         self.access
-            .decision(&head.headers, of(action), peer)
+            .decision(&head.headers, of(action), connection)
             .map_err(axum::response::IntoResponse::into_response)
     }
 

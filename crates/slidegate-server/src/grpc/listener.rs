@@ -4,7 +4,6 @@
 //! health, so that they do not delay the shutdown.
 
 use std::future::Future;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,27 +11,23 @@ use futures_util::future::BoxFuture;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Notify, watch};
 
-use slidegate_envoy::{Client, GrpcServices, GrpcSettings, serve_connection, serve_unix_connection};
+use slidegate_envoy::{Client, GrpcServices, GrpcSettings, GrpcTls, serve_connection, serve_unix_connection};
 
 use super::RateLimitHandler;
-use super::certificates::Certificates;
 use crate::app::App;
 use crate::listener::{
-    Accepted, Acceptor, BoundSocket, ConnectionBudget, ConnectionSpec, Refusal, Timeouts, WRITE_TIMEOUT,
+    Accepted, Acceptor, BoundSocket, Certificates, Connection, ConnectionBudget, ConnectionSpec, Refusal,
+    SocketFile, Timeouts, TlsFiles, TlsProfile, WRITE_TIMEOUT,
 };
 use crate::log_limit::log_limited;
-use crate::ports::{Listener, Port, Shutdown};
+use crate::ports::{Port, Shutdown, listed};
 
-/// A client of the Unix socket. The permissions of the file decide who may connect.
-const UNIX_CLIENT: Client = Client { peer: None, is_local: true, is_verified: false };
+/// TLS of the listener. gRPC needs HTTP/2.
+pub(crate) const TLS: TlsProfile = TlsProfile { section: "grpc", alpn: "h2" };
 /// A client that does not complete the HTTP/2 preface and settings within this time is
 /// disconnected.
 const OPENING_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longest TLS handshake.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Permissions of a Unix socket's file: its owner and its group may connect.
-const SOCKET_MODE: u32 = 0o660;
-/// Time between polls of the certificate files and of the health.
+/// Time between polls of the health.
 const POLL_EVERY: Duration = Duration::from_secs(1);
 
 /// Binds the gRPC port, if it is configured. `handler` takes the handler from what ports are served
@@ -45,9 +40,9 @@ pub(crate) fn bind<S: 'static>(
     services: fn(S) -> (Arc<RateLimitHandler>, Arc<ConnectionBudget>),
 ) -> Result<Option<Port<S>>, String> {
     let Some(grpc) = GrpcListener::bind(settings)? else { return Ok(None) };
-    let listener = |(address, tls)| Listener { protocol: "grpc", address, tls };
-    let listeners = grpc.addresses().map(listener).collect();
-    Ok(Some(Port::new(("grpc", grpc.summary()), listeners, move |with, shutdown: Shutdown| {
+    let scheme = if grpc.certificates.is_some() { "https" } else { "http" };
+    let (urls, listeners) = listed("grpc", &grpc.sockets, scheme);
+    Ok(Some(Port::new(("grpc", urls), listeners, move |with, shutdown: Shutdown| {
         let (handler, budget) = services(with);
         grpc.serve(handler, budget, shutdown)
     })))
@@ -70,28 +65,12 @@ impl GrpcListener {
         if !settings.is_served() {
             return Ok(None);
         }
-        let certificates = settings.tls.clone().map(Certificates::load).transpose()?.map(Arc::new);
-        let tcp = settings.listen.map(|listen| BoundSocket::tcp(listen, "address with --grpc"));
-        let unix = settings.socket.as_deref();
-        let unix = unix.map(|path| BoundSocket::unix(path, SOCKET_MODE, "path with `grpc: {socket: ...}`"));
-        let sockets = tcp.into_iter().chain(unix).collect::<Result<_, _>>()?;
+        let certificates = settings.tls.clone().map(|files| Certificates::load(tls_files(files), TLS));
+        let certificates = certificates.transpose()?.map(Arc::new);
+        let mode = settings.socket_mode.unwrap_or(SocketFile::DEFAULT_MODE);
+        let file = settings.socket.clone().map(|path| SocketFile { path, mode });
+        let sockets = BoundSocket::bind(settings.listen, file.as_ref(), ("grpc", "address with --grpc"))?;
         Ok(Some(Self { sockets, certificates, settings }))
-    }
-
-    /// Its addresses as text.
-    fn summary(&self) -> String {
-        let scheme = if self.certificates.is_some() { "https" } else { "http" };
-        let url = |socket: &BoundSocket| match socket {
-            BoundSocket::Tcp(_) => format!("{scheme}://{}", socket.name()),
-            BoundSocket::Unix(_) => socket.name(),
-        };
-        self.sockets.iter().map(url).collect::<Vec<_>>().join(", ")
-    }
-
-    /// Its addresses, each with whether it uses TLS.
-    fn addresses(&self) -> impl Iterator<Item = (String, bool)> {
-        let has_tls = self.certificates.is_some();
-        self.sockets.iter().map(move |socket| (socket.name(), has_tls && socket.address().is_some()))
     }
 
     /// Serves until the shutdown, then waits at most the grace period for open calls.
@@ -106,19 +85,15 @@ impl GrpcListener {
         let services = Arc::new(GrpcServices::new(handler));
         services.set_health(services.handler().is_healthy()).await;
         let health = tokio::spawn(report_health(Arc::clone(&services), shutdown.clone()));
-        let certificates = self.certificates.clone();
-        let reload = certificates.map(|certificates| tokio::spawn(reload_certificates(certificates)));
         let goaway = Arc::new(watch::Sender::new(GoAway::None));
         let connections = Connections {
             services: Arc::clone(&services),
-            certificates: self.certificates,
             settings: self.settings,
             goaway: Arc::clone(&goaway),
         };
         let spec = ConnectionSpec {
             protocol: "grpc",
             max: None,
-            has_tls: connections.certificates.is_some(),
             timeouts: Timeouts {
                 opening: Some(OPENING_TIMEOUT),
                 // Frames that need no reply are normal. Pings detect clients that are gone.
@@ -128,7 +103,7 @@ impl GrpcListener {
             },
             refusal: Refusal::Grpc,
         };
-        let mut acceptor = Acceptor::new(self.sockets, &budget, spec);
+        let mut acceptor = Acceptor::new(self.sockets, self.certificates, &budget, spec);
         let (mut is_draining, grace) = (false, shutdown.grace);
         let drain = shutdown.clone();
         let (reconnect, stop) = (drain.reconnecting(), shutdown.begun());
@@ -144,7 +119,6 @@ impl GrpcListener {
             }
         }
         acceptor.stop();
-        reload.inspect(tokio::task::JoinHandle::abort);
         // It has reported `NOT_SERVING`, or does so now.
         let _ = health.await;
         services.end_health().await;
@@ -167,41 +141,25 @@ enum GoAway {
 #[derive(Clone)]
 struct Connections {
     services: Arc<GrpcServices<App>>,
-    certificates: Option<Arc<Certificates>>,
     settings: GrpcSettings,
     goaway: Arc<watch::Sender<GoAway>>,
 }
 
 impl Connections {
-    /// A client on TCP. If client certificates are required, it has shown one.
-    fn tcp_client(&self, peer: IpAddr) -> Client {
-        Client {
-            peer: Some(peer),
-            is_local: self.settings.listen.is_some_and(|listen| listen.ip().is_loopback()),
-            is_verified: self.settings.tls.as_ref().is_some_and(|tls| tls.client_ca_file.is_some()),
-        }
-    }
-
     /// Serves a connection in its own task.
     fn spawn(&self, accepted: Accepted) {
-        let services = Arc::clone(&self.services);
-        let peer = accepted.ip();
-        let Some(ip) = peer else {
-            return self.drive(UNIX_CLIENT, move |stop| {
-                serve_unix_connection(accepted.stream, services, UNIX_CLIENT, stop)
-            });
-        };
-        let client = self.tcp_client(ip);
-        let Some(certificates) = self.certificates.clone() else {
-            return self.serve(accepted.stream, client);
-        };
+        let Accepted { stream, connection, certificates, .. } = accepted;
+        let Connection { peer, is_local, is_verified } = connection;
+        let client = Client { peer, is_local, is_verified };
+        if peer.is_none() {
+            let services = Arc::clone(&self.services);
+            return self.drive(client, move |stop| serve_unix_connection(stream, services, client, stop));
+        }
+        let Some(certificates) = certificates else { return self.serve(stream, client) };
         let connections = self.clone();
         tokio::spawn(async move {
-            let handshake = certificates.handshake(accepted.stream, ip);
-            match tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await {
-                Ok(Ok(stream)) => connections.serve(stream, client),
-                Ok(Err(error)) => log_limited!(WARN, peer, %error, "rejected a grpc connection"),
-                Err(_) => log_limited!(DEBUG, peer, "TLS handshake timed out"),
+            if let Some(stream) = certificates.accept(stream, peer).await {
+                connections.serve(stream, client);
             }
         });
     }
@@ -261,12 +219,10 @@ async fn elapsed(span: Option<Duration>) {
     }
 }
 
-/// Reloads changed certificates.
-async fn reload_certificates(certificates: Arc<Certificates>) {
-    loop {
-        tokio::time::sleep(POLL_EVERY).await;
-        certificates.poll();
-    }
+/// The certificate files of the listener.
+pub(crate) fn tls_files(files: GrpcTls) -> TlsFiles {
+    let GrpcTls { cert_file, key_file, client_ca_file, client_name } = files;
+    TlsFiles { cert_file, key_file, client_ca_file, client_name }
 }
 
 /// Reports changes of the health, until the service drains and reports that it is not serving.

@@ -8,9 +8,11 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use rustix::io::Errno;
+use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 use super::budget::ConnectionBudget;
+use super::certificates::Certificates;
 use super::counters::{ConnectionSpec, ProtocolConnections, Refusal, RefusalReason};
 use super::socket::BoundSocket;
 use super::stream::{Socket, TrackedStream};
@@ -23,10 +25,27 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(crate) struct Acceptor {
     sockets: Vec<BoundSocket>,
+    /// Of the TCP sockets.
+    certificates: Option<Arc<Certificates>>,
+    /// Hot-reloads the certificates.
+    reload: Option<JoinHandle<()>>,
     budget: Arc<ConnectionBudget>,
     pub(crate) connections: Arc<ProtocolConnections>,
+    /// Whether the TCP sockets are on loopback.
+    is_local: bool,
     /// The socket that is asked first, in turn.
     next: usize,
+}
+
+/// The client of a connection, for access control.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Connection {
+    /// `None` on a Unix socket.
+    pub(crate) peer: Option<IpAddr>,
+    /// Whether the listener is on loopback or a Unix socket.
+    pub(crate) is_local: bool,
+    /// Whether the client authenticated, by a certificate or the RESP password.
+    pub(crate) is_verified: bool,
 }
 
 /// An accepted connection.
@@ -35,23 +54,25 @@ pub(crate) struct Accepted {
     pub(crate) stream: TrackedStream,
     /// `None` on a Unix socket.
     pub(crate) peer: Option<SocketAddr>,
-}
-
-impl Accepted {
-    /// The address of the client. `None` on a Unix socket.
-    pub(crate) fn ip(&self) -> Option<IpAddr> {
-        self.peer.map(|peer| peer.ip())
-    }
+    /// What holds once the TLS handshake, if any, has succeeded.
+    pub(crate) connection: Connection,
+    /// `None`: no TLS.
+    pub(crate) certificates: Option<Arc<Certificates>>,
 }
 
 impl Acceptor {
+    /// `certificates` are those of the TCP sockets. They are hot-reloaded.
     pub(crate) fn new(
         sockets: Vec<BoundSocket>,
+        certificates: Option<Arc<Certificates>>,
         budget: &Arc<ConnectionBudget>,
         spec: ConnectionSpec,
     ) -> Self {
         let connections = budget.protocol(spec);
-        Self { sockets, budget: Arc::clone(budget), connections, next: 0 }
+        let reload = certificates.clone().map(|certificates| tokio::spawn(certificates.watch()));
+        let mut addresses = sockets.iter().filter_map(BoundSocket::address);
+        let is_local = addresses.all(|address| address.ip().is_loopback());
+        Self { sockets, certificates, reload, budget: Arc::clone(budget), connections, is_local, next: 0 }
     }
 
     /// The next connection that has a place. Others are refused meanwhile. Cancel-safe.
@@ -60,7 +81,7 @@ impl Acceptor {
             match self.next_socket().await {
                 Ok((socket, peer)) => {
                     if let Some(stream) = self.admit(socket, peer) {
-                        return Accepted { stream, peer };
+                        return self.accepted(stream, peer);
                     }
                 }
                 Err(error) if has_no_descriptor(&error) && self.relieve() => {
@@ -79,6 +100,7 @@ impl Acceptor {
     /// Closes the sockets.
     pub(crate) fn stop(&mut self) {
         self.sockets.clear();
+        self.reload.take().inspect(JoinHandle::abort);
     }
 
     /// Closes the sockets and waits for the connections. Returns how many are open after `grace`.
@@ -88,6 +110,16 @@ impl Acceptor {
             Ok(()) => 0,
             Err(_) => self.connections.open(),
         }
+    }
+
+    fn accepted(&self, stream: TrackedStream, peer: Option<SocketAddr>) -> Accepted {
+        let certificates = self.certificates.clone().filter(|_| peer.is_some());
+        let connection = Connection {
+            peer: peer.map(|peer| peer.ip()),
+            is_local: self.is_local || peer.is_none(),
+            is_verified: certificates.as_ref().is_some_and(|certificates| certificates.verifies_clients()),
+        };
+        Accepted { stream, peer, connection, certificates }
     }
 
     async fn next_socket(&mut self) -> io::Result<(Socket, Option<SocketAddr>)> {
@@ -131,7 +163,7 @@ impl Acceptor {
 
     /// What the client of this socket can be told. Nothing before a TLS handshake.
     fn refusal(&self, socket: &Socket) -> Option<Refusal> {
-        let is_encrypted = self.connections.has_tls && matches!(socket, Socket::Tcp(_));
+        let is_encrypted = self.certificates.is_some() && matches!(socket, Socket::Tcp(_));
         (!is_encrypted).then_some(self.connections.refusal)
     }
 

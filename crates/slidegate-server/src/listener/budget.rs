@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::activity::{TICKS_PER_SECOND, Tick};
-use super::counters::{ConnectionSpec, ProtocolConnections, RefusalReason};
+use super::counters::{CloseReason, ConnectionSpec, ProtocolConnections, RefusalReason};
 use super::descriptors::Descriptors;
 use super::refusal::Refusals;
 use super::table::{Caps, Entry, Table};
@@ -192,6 +192,11 @@ impl Slot {
 
     pub(super) fn blocked(&self) {
         self.entry.activity.blocked(self.budget.now());
+    }
+
+    /// The TLS handshake failed, and the connection is about to end.
+    pub(super) fn handshake_failed(&self) {
+        self.entry.close(CloseReason::Handshake);
     }
 
     /// The TLS handshake is over: the protocol begins.

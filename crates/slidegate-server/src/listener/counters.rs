@@ -13,8 +13,6 @@ pub(crate) struct ConnectionSpec {
     pub(crate) protocol: &'static str,
     /// Most connections of this protocol, within the budget of all. `None`: the whole budget.
     pub(crate) max: Option<usize>,
-    /// Whether its TCP listener has TLS.
-    pub(crate) has_tls: bool,
     pub(crate) timeouts: Timeouts,
     pub(crate) refusal: Refusal,
 }
@@ -99,7 +97,6 @@ impl CloseReason {
 pub(crate) struct ProtocolConnections {
     pub(crate) protocol: &'static str,
     pub(crate) max: Option<usize>,
-    pub(super) has_tls: bool,
     pub(super) timeouts: Timeouts,
     pub(super) refusal: Refusal,
     open: AtomicUsize,
@@ -112,11 +109,10 @@ pub(crate) struct ProtocolConnections {
 
 impl ProtocolConnections {
     pub(super) fn new(spec: ConnectionSpec) -> Self {
-        let ConnectionSpec { protocol, max, has_tls, timeouts, refusal } = spec;
+        let ConnectionSpec { protocol, max, timeouts, refusal } = spec;
         Self {
             protocol,
             max,
-            has_tls,
             timeouts,
             refusal,
             open: AtomicUsize::new(0),

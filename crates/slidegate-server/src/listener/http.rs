@@ -1,20 +1,22 @@
 //! HTTP/1 over accepted connections, and their graceful shutdown.
 
 use std::convert::Infallible;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use futures_util::future::Either;
 use hyper::body::Incoming;
 use hyper::service::{Service as _, service_fn};
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
-use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::accept::{Accepted, Acceptor};
-use super::budget::ConnectionBudget;
+use super::accept::{Accepted, Acceptor, Connection};
+use super::budget::{ConnectionBudget, Slot};
+use super::certificates::Certificates;
 use super::counters::{ConnectionSpec, Refusal};
 use super::socket::BoundSocket;
 use super::timeouts::{Timeouts, WRITE_TIMEOUT};
@@ -31,10 +33,10 @@ pub(crate) trait Handler: Clone + Send + 'static {
         + Send
         + 'static;
 
-    /// Responds to a request from this peer.
+    /// Responds to a request of this client.
     fn handle(
         &self,
-        peer: IpAddr,
+        client: Connection,
         request: Request<Incoming>,
     ) -> impl Future<Output = Response<Self::Body>> + Send;
 }
@@ -42,7 +44,7 @@ pub(crate) trait Handler: Clone + Send + 'static {
 impl Handler for Router {
     type Body = axum::body::Body;
 
-    async fn handle(&self, _: IpAddr, request: Request<Incoming>) -> Response<Self::Body> {
+    async fn handle(&self, _: Connection, request: Request<Incoming>) -> Response<Self::Body> {
         let service = TowerToHyperService::new(self.clone());
         let Ok(response) = service.call(request).await.map_err(|never: Infallible| match never {});
         response
@@ -55,6 +57,8 @@ pub(crate) struct HttpListener {
     /// The label of its metrics.
     pub(crate) protocol: &'static str,
     pub(crate) sockets: Vec<BoundSocket>,
+    /// Of the TCP sockets. `None`: no TLS.
+    pub(crate) certificates: Option<Arc<Certificates>>,
     /// How long a connection may be idle between two requests.
     pub(crate) idle_timeout: Duration,
 }
@@ -77,8 +81,8 @@ impl HttpListener {
             write: Some(WRITE_TIMEOUT),
         };
         let (protocol, refusal) = (self.protocol, Refusal::Http);
-        let spec = ConnectionSpec { protocol, max: None, has_tls: false, timeouts, refusal };
-        let mut acceptor = Acceptor::new(self.sockets, budget, spec);
+        let spec = ConnectionSpec { protocol, max: None, timeouts, refusal };
+        let mut acceptor = Acceptor::new(self.sockets, self.certificates, budget, spec);
         let graceful = GracefulShutdown::new();
         tokio::pin!(stop);
         loop {
@@ -96,12 +100,30 @@ impl HttpListener {
 
 /// Serves one connection in its own task.
 fn spawn(accepted: Accepted, handler: impl Handler, graceful: &GracefulShutdown) {
-    let Some(peer) = accepted.ip() else { return };
-    let slot = Arc::clone(accepted.stream.slot());
+    let Accepted { stream, connection: client, certificates, .. } = accepted;
+    let slot = Arc::clone(stream.slot());
+    let served = match certificates {
+        None => Either::Left(drive(stream, slot, client, handler, graceful.watcher())),
+        Some(certificates) => {
+            let watcher = graceful.watcher();
+            Either::Right(async move {
+                let Some(stream) = certificates.accept(stream, client.peer).await else { return };
+                drive(stream, slot, client, handler, watcher).await;
+            })
+        }
+    };
+    tokio::spawn(served);
+}
+
+/// Serves one connection until it ends.
+async fn drive<I>(io: I, slot: Arc<Slot>, client: Connection, handler: impl Handler, watcher: Watcher)
+where
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let service = service_fn(move |request| {
         slot.serving();
         let handler = handler.clone();
-        async move { Ok::<_, Infallible>(handler.handle(peer, request).await) }
+        async move { Ok::<_, Infallible>(handler.handle(client, request).await) }
     });
     let connection = hyper::server::conn::http1::Builder::new()
         // The connection budget has the timeouts, without a timer for each request.
@@ -109,11 +131,8 @@ fn spawn(accepted: Accepted, handler: impl Handler, graceful: &GracefulShutdown)
         // For small responses, copying head and body together is faster than vectored writes.
         .writev(false)
         .max_buf_size(MAX_HEADER_BYTES)
-        .serve_connection(TokioIo::new(accepted.stream), service);
-    let connection = graceful.watch(connection);
-    tokio::spawn(async move {
-        if let Err(error) = connection.await {
-            log_limited!(DEBUG, Some(peer), %error, "connection closed with an error");
-        }
-    });
+        .serve_connection(TokioIo::new(io), service);
+    if let Err(error) = watcher.watch(connection).await {
+        log_limited!(DEBUG, client.peer, %error, "connection closed with an error");
+    }
 }

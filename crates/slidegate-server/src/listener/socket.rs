@@ -29,6 +29,19 @@ pub(crate) enum BoundSocket {
     Unix(UnixSocket),
 }
 
+/// Where a Unix socket is to be bound.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SocketFile {
+    pub(crate) path: PathBuf,
+    /// Permissions of the file. Clients need write permission.
+    pub(crate) mode: u32,
+}
+
+impl SocketFile {
+    /// The default permissions: the owner and the group of the file may connect.
+    pub(crate) const DEFAULT_MODE: u32 = 0o660;
+}
+
 /// A bound Unix socket, whose file is removed on drop.
 #[derive(Debug)]
 pub(crate) struct UnixSocket {
@@ -53,15 +66,33 @@ impl BoundSocket {
             .map_err(|error| format!("cannot listen on {address}: {error}; choose another {option}"))
     }
 
-    /// Binds a Unix socket, and replaces one that a dead process left behind. Clients need write
-    /// permission on the file; `mode` are its permissions. `option` selects another path.
+    /// Binds a Unix socket, and replaces one that a dead process left behind. `section` is the one
+    /// of the config that selects another path.
     ///
     /// # Errors
     /// One line: the path cannot be bound.
-    pub(crate) fn unix(path: &Path, mode: u32, option: &str) -> Result<Self, String> {
-        bind_unix(path, mode)
-            .map(Self::Unix)
-            .map_err(|error| format!("cannot listen on {}: {error}; choose another {option}", path.display()))
+    pub(crate) fn unix(file: &SocketFile, section: &str) -> Result<Self, String> {
+        let SocketFile { path, mode } = file;
+        bind_unix(path, *mode).map(Self::Unix).map_err(|error| {
+            format!(
+                "cannot listen on {}: {error}; choose another path with `{section}: {{socket: ...}}`",
+                path.display()
+            )
+        })
+    }
+
+    /// Binds the TCP address and the Unix socket of a section, as far as they are configured.
+    /// `option` selects another address.
+    ///
+    /// # Errors
+    /// One line: one of them cannot be bound.
+    pub(crate) fn bind(
+        listen: Option<SocketAddr>,
+        file: Option<&SocketFile>,
+        (section, option): (&str, &str),
+    ) -> Result<Vec<Self>, String> {
+        let tcp = listen.map(|listen| Self::tcp(listen, option));
+        tcp.into_iter().chain(file.map(|file| Self::unix(file, section))).collect()
     }
 
     /// Its address. `None` on a Unix socket.

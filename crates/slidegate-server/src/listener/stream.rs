@@ -50,11 +50,6 @@ impl TrackedStream {
         &self.slot
     }
 
-    /// The TLS handshake is over: the timeouts of the protocol begin.
-    pub(crate) fn handshake_done(&self) {
-        self.slot.restart();
-    }
-
     /// Takes the socket out of this thread's runtime.
     ///
     /// # Errors

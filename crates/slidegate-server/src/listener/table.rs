@@ -19,7 +19,7 @@ const MIN_IDLE: Tick = TICKS_PER_SECOND;
 /// Most connections examined for one that is admitted, so that an accept takes bounded time.
 const MAX_EXAMINED: usize = 1024;
 
-/// What connections are counted by: an IPv4 address or the /64 network of an IPv6 address.
+/// What connections are counted by: an IPv4 address or the /56 network of an IPv6 address.
 pub(super) type PeerKey = [u8; 16];
 
 /// An open connection.
@@ -198,7 +198,6 @@ mod tests {
             protocol: "test",
             max: None,
             timeouts: Timeouts::default(),
-            has_tls: false,
             refusal: Refusal::Http,
         }))
     }

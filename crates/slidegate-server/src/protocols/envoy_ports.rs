@@ -9,7 +9,7 @@ use axum::Router;
 
 use super::services::Services;
 use crate::listener::{BoundSocket, HttpListener};
-use crate::ports::{Listener, Port};
+use crate::ports::{Port, listed};
 use crate::telemetry;
 use slidegate_envoy::Settings;
 
@@ -22,7 +22,8 @@ pub(super) fn bind(
     idle_timeout: Duration,
 ) -> Result<Vec<Port<Services>>, String> {
     let mut bound = Vec::new();
-    let listener = |protocol, socket| HttpListener { protocol, sockets: vec![socket], idle_timeout };
+    let listener =
+        |protocol, socket| HttpListener { protocol, sockets: vec![socket], certificates: None, idle_timeout };
     if let Some(address) = settings.and_then(|settings| settings.debug) {
         let socket = BoundSocket::tcp(address, "port with DEBUG_PORT")?;
         let routes = |services: Services| slidegate_envoy::debug_router(services.handler);
@@ -44,9 +45,8 @@ fn port(
     routes: impl FnOnce(Services) -> Router + Send + 'static,
 ) -> Port<Services> {
     let protocol = listener.protocol;
-    let address: String = listener.sockets.iter().map(BoundSocket::name).collect();
-    let url = format!("http://{address}{path}");
-    let listeners = vec![Listener { protocol, address, tls: false }];
+    let (mut url, listeners) = listed(protocol, &listener.sockets, "http");
+    url.push_str(path);
     Port::new((protocol, url), listeners, move |services: Services, shutdown| {
         let budget = Arc::clone(&services.app.connections);
         let routes = routes(services);

@@ -1,12 +1,10 @@
 //! The RESP listener: serves accepted connections on the workers, and lets them finish at shutdown.
 
 use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio_rustls::TlsAcceptor;
 
 use super::connection;
 use super::session::Session;
@@ -15,122 +13,121 @@ use super::workers::Workers;
 use crate::app::App;
 use crate::config::Resp;
 use crate::listener::{
-    Accepted, Acceptor, BoundSocket, ConnectionSpec, DetachedStream, Refusal, Timeouts, WRITE_TIMEOUT,
+    Accepted, Acceptor, BoundSocket, Certificates, ConnectionSpec, DetachedStream, Refusal, Timeouts,
+    TlsProfile, WRITE_TIMEOUT,
 };
 use crate::log_limit::log_limited;
-use crate::ports::{Listener, Port, Shutdown};
+use crate::ports::{Port, Shutdown, listed};
 
+/// TLS of the port.
+pub(crate) const TLS: TlsProfile = TlsProfile { section: "resp", alpn: "" };
 /// A client that does not complete a command within this time is disconnected.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
-/// Deadline of the TLS handshake.
-const TLS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Binds the port, if the configuration has one. `app` takes the app from what ports are served
 /// with.
 ///
 /// # Errors
-/// One line: the address cannot be listened to, or threads cannot be started.
+/// One line: the address cannot be listened to, the certificates are invalid, or threads cannot be
+/// started.
 pub(crate) fn bind<S: 'static>(
     settings: Option<Resp>,
     app: fn(S) -> Arc<App>,
 ) -> Result<Option<Port<S>>, String> {
     let Some(settings) = settings else { return Ok(None) };
-    let socket = BoundSocket::tcp(settings.listen, "address with --resp")?;
-    let tls = settings.tls.is_some();
+    let certificates = settings.tls.clone().map(|files| Certificates::load(files, TLS)).transpose()?;
+    let certificates = certificates.map(Arc::new);
+    let options = ("resp", "address with --resp");
+    let sockets = BoundSocket::bind(settings.listen, settings.socket.as_ref(), options)?;
     let workers = Workers::start().map_err(|error| format!("cannot start threads: {error}"))?;
-    let url = format!("{}://{}", if tls { "rediss" } else { "redis" }, socket.name());
-    let listeners = vec![Listener { protocol: "resp", address: socket.name(), tls }];
-    Ok(Some(Port::new(("resp", url), listeners, move |with, shutdown: Shutdown| {
-        let Shutdown { stopped, grace, .. } = shutdown;
-        serve(socket, settings, workers, app(with), stopped, grace)
+    let (urls, listeners) = listed("resp", &sockets, if certificates.is_some() { "rediss" } else { "redis" });
+    Ok(Some(Port::new(("resp", urls), listeners, move |with, shutdown: Shutdown| {
+        let bound = BoundResp { sockets, certificates, settings, workers };
+        bound.serve(app(with), shutdown)
     })))
 }
 
-/// Serves until `stop` is true, then gives connections at most `grace` to reply to the commands
-/// they have read.
-///
-/// Returns how many connections were still open after the grace period.
-async fn serve(
-    socket: BoundSocket,
+/// The bound port.
+struct BoundResp {
+    sockets: Vec<BoundSocket>,
+    certificates: Option<Arc<Certificates>>,
     settings: Resp,
     workers: Workers,
-    app: Arc<App>,
-    stop: watch::Receiver<bool>,
-    grace: Duration,
-) -> usize {
-    let Resp { password, tls, idle_timeout, max_connections, listen } = settings;
-    let spec = ConnectionSpec {
-        protocol: "resp",
-        max: Some(max_connections),
-        has_tls: tls.is_some(),
-        timeouts: Timeouts {
-            // Pools connect before they have anything to ask; `idle_timeout` bounds that.
-            opening: None,
-            request: Some(COMMAND_TIMEOUT),
-            idle: None,
-            write: Some(WRITE_TIMEOUT),
-        },
-        refusal: Refusal::Resp,
-    };
-    let mut acceptor = Acceptor::new(vec![socket], &app.connections, spec);
-    let shared = Arc::new(ListenerState::new(
-        password,
-        listen.ip().is_loopback(),
-        max_connections,
-        Arc::clone(&acceptor.connections),
-    ));
-    let tls = tls.map(TlsAcceptor::from);
-    let mut stopped = stop.clone();
-    loop {
-        let Accepted { stream, peer } = tokio::select! {
-            accepted = acceptor.accept() => accepted,
-            _ = stopped.wait_for(|stop| *stop) => break,
+}
+
+impl BoundResp {
+    /// Serves until the shutdown, then gives connections at most the grace period to reply to the
+    /// commands they have read.
+    ///
+    /// Returns how many connections were still open after the grace period.
+    async fn serve(self, app: Arc<App>, shutdown: Shutdown) -> usize {
+        let Resp { password, idle_timeout, max_connections, .. } = self.settings;
+        let spec = ConnectionSpec {
+            protocol: "resp",
+            max: Some(max_connections),
+            timeouts: Timeouts {
+                // Pools connect before they have anything to ask; `idle_timeout` bounds that.
+                opening: None,
+                request: Some(COMMAND_TIMEOUT),
+                idle: None,
+                write: Some(WRITE_TIMEOUT),
+            },
+            refusal: Refusal::Resp,
         };
-        let Some(peer) = peer else { continue };
-        // Another thread serves the connection, so the socket leaves this thread's runtime.
-        let stream = match stream.detach() {
-            Ok(stream) => stream,
-            Err(error) => {
-                log_limited!(WARN, Some(peer.ip()), %error, "cannot hand a RESP connection to its thread");
-                continue;
-            }
-        };
-        let session = Session::new(Arc::clone(&shared), peer);
-        let served = ServedConnection {
-            session,
-            app: Arc::clone(&app),
-            tls: tls.clone(),
-            idle: idle_timeout,
-            stop: stop.clone(),
-        };
-        workers.run(served.run(stream, peer));
+        let mut acceptor = Acceptor::new(self.sockets, self.certificates, &app.connections, spec);
+        let connections = Arc::clone(&acceptor.connections);
+        let shared = Arc::new(ListenerState::new(password, max_connections, connections));
+        let Shutdown { stopped: stop, grace, .. } = shutdown;
+        let mut stopped = stop.clone();
+        loop {
+            let Accepted { stream, peer, connection, certificates } = tokio::select! {
+                accepted = acceptor.accept() => accepted,
+                _ = stopped.wait_for(|stop| *stop) => break,
+            };
+            // Another thread serves the connection, so the socket leaves this thread's runtime.
+            let stream = match stream.detach() {
+                Ok(stream) => stream,
+                Err(error) => {
+                    log_limited!(WARN, connection.peer, %error, "cannot hand a RESP connection to its thread");
+                    continue;
+                }
+            };
+            let session = Session::new(Arc::clone(&shared), peer, connection);
+            let (app, stop) = (Arc::clone(&app), stop.clone());
+            let served = ServedConnection { session, app, certificates, idle: idle_timeout, stop };
+            self.workers.run(served.run(stream));
+        }
+        acceptor.close(grace).await
     }
-    acceptor.close(grace).await
 }
 
 /// What serves one connection.
 struct ServedConnection {
     session: Session,
     app: Arc<App>,
-    tls: Option<TlsAcceptor>,
+    certificates: Option<Arc<Certificates>>,
     idle: Duration,
     stop: watch::Receiver<bool>,
 }
 
 impl ServedConnection {
     /// Serves until the connection closes.
-    async fn run(self, stream: DetachedStream, peer: SocketAddr) {
+    async fn run(self, stream: DetachedStream) {
+        let peer = self.session.connection().peer;
         if let Err(error) = self.serve(stream).await {
-            log_limited!(DEBUG, Some(peer.ip()), %error, %peer, "RESP connection closed with an error");
+            log_limited!(DEBUG, peer, %error, ?peer, "RESP connection closed with an error");
         }
     }
 
     async fn serve(self, stream: DetachedStream) -> io::Result<()> {
-        let Self { session, app, tls, idle, stop } = self;
+        let Self { session, app, certificates, idle, stop } = self;
         let stream = stream.attach()?;
-        let Some(tls) = tls else { return connection::serve(stream, session, app, idle, stop).await };
-        let handshake = tokio::time::timeout(TLS_TIMEOUT, tls.accept(stream)).await;
-        let stream = handshake.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
-        connection::serve(stream, session, app, idle, stop).await
+        let Some(certificates) = certificates else {
+            return connection::serve(stream, session, app, idle, stop).await;
+        };
+        match certificates.accept(stream, session.connection().peer).await {
+            Some(stream) => connection::serve(stream, session, app, idle, stop).await,
+            None => Ok(()),
+        }
     }
 }

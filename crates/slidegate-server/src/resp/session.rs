@@ -4,7 +4,7 @@
 //! `COMMAND DOCS`) and disconnect at an unknown reply, so error codes such as `NOAUTH` and
 //! `WRONGPASS` are Redis's own.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use super::batch::Step;
@@ -14,10 +14,10 @@ use super::reply::{Escaped, Reply, RespVersion};
 use super::shared::ListenerState;
 use super::throttle::QuotaCache;
 use super::transaction::Transaction;
-use crate::access::Connection;
 use crate::access::attempts::AuthFailure;
 use crate::app::App;
 use crate::caller::Protocol;
+use crate::listener::Connection;
 
 /// Maximum bytes of a connection name.
 const MAX_NAME: usize = 128;
@@ -38,7 +38,10 @@ pub(super) struct Session {
     failures: u32,
     /// From 1, in order of acceptance.
     id: u64,
-    peer: SocketAddr,
+    /// `None` on a Unix socket.
+    peer: Option<SocketAddr>,
+    /// The client before it has authenticated.
+    connection: Connection,
     name: Vec<u8>,
     /// The last inline quota.
     pub(super) quota_cache: QuotaCache,
@@ -52,7 +55,11 @@ pub(super) fn before_authentication(name: Name) -> bool {
 }
 
 impl Session {
-    pub(super) fn new(listener: Arc<ListenerState>, peer: SocketAddr) -> Self {
+    pub(super) fn new(
+        listener: Arc<ListenerState>,
+        peer: Option<SocketAddr>,
+        connection: Connection,
+    ) -> Self {
         let id = listener.next_id();
         let authenticated = listener.password.is_none();
         Self {
@@ -62,6 +69,7 @@ impl Session {
             failures: 0,
             id,
             peer,
+            connection,
             name: Vec::new(),
             quota_cache: QuotaCache::default(),
             transaction: None,
@@ -72,10 +80,10 @@ impl Session {
         self.authenticated
     }
 
-    /// The client for access control. Its credential is the password of the port.
+    /// The client for access control. Its credential is a certificate or the password of the port.
     pub(super) fn connection(&self) -> Connection {
-        let is_verified = self.authenticated && self.listener.password.is_some();
-        Connection { peer: Some(self.peer.ip()), is_local: self.listener.is_local, is_verified }
+        let has_password = self.authenticated && self.listener.password.is_some();
+        Connection { is_verified: self.connection.is_verified || has_password, ..self.connection }
     }
 
     /// Executes a command that makes no decision.
@@ -161,7 +169,9 @@ impl Session {
         // Both are always compared, so that the time taken reveals neither.
         let is_right = || expected.is(password) & (user == USER);
         let attempts = app.access.attempts();
-        match attempts.password(Protocol::Resp, self.peer.ip(), is_right) {
+        // All clients of the Unix socket count as one.
+        let address = self.connection.peer.unwrap_or(Ipv4Addr::UNSPECIFIED.into());
+        match attempts.password(Protocol::Resp, address, is_right) {
             Ok(()) => {
                 self.authenticated = true;
                 Ok(())
@@ -252,7 +262,8 @@ impl Session {
             (b"INFO", []) => {
                 let name = String::from_utf8_lossy(&self.name);
                 let version = if self.version == RespVersion::Resp3 { 3 } else { 2 };
-                reply.text(&format!("id={} addr={} name={name} db=0 resp={version}\n", self.id, self.peer));
+                let peer = self.peer.map_or_else(|| "unix:0".to_owned(), |peer| peer.to_string());
+                reply.text(&format!("id={} addr={peer} name={name} db=0 resp={version}\n", self.id));
             }
             (b"GETNAME", []) if self.name.is_empty() => reply.null(),
             (b"GETNAME", []) => reply.bulk(&self.name),

@@ -9,8 +9,6 @@ use crate::listener::ProtocolConnections;
 #[derive(Debug)]
 pub(super) struct ListenerState {
     pub(super) password: Option<Password>,
-    /// Whether the port is on loopback.
-    pub(super) is_local: bool,
     pub(super) max_connections: usize,
     connections: Arc<ProtocolConnections>,
     /// The id of the last connection.
@@ -20,11 +18,10 @@ pub(super) struct ListenerState {
 impl ListenerState {
     pub(super) fn new(
         password: Option<Password>,
-        is_local: bool,
         max_connections: usize,
         connections: Arc<ProtocolConnections>,
     ) -> Self {
-        Self { password, is_local, max_connections, connections, last_id: AtomicU64::new(0) }
+        Self { password, max_connections, connections, last_id: AtomicU64::new(0) }
     }
 
     /// Connections that are open now.

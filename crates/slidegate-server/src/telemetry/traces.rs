@@ -363,7 +363,7 @@ struct Client {
 
 impl Client {
     fn new(endpoint: &str, tally: Arc<Tally>) -> Result<Self, io::Error> {
-        Ok(Self { agent: http_client::agent(endpoint, ANSWER_TIMEOUT)?, tally })
+        Ok(Self { agent: http_client::agent(endpoint, ANSWER_TIMEOUT, None)?, tally })
     }
 }
 

@@ -19,7 +19,7 @@ const UNLIMITED: &[(&str, &str)] = &[
     ("log_limit.rs", "the helper itself"),
     ("telemetry/events.rs", "denials, by a `LogLimit`; a thread that cannot be started"),
     ("telemetry/traces.rs", "lost spans, by a timer and a `LogLimit`"),
-    ("grpc/certificates.rs", "changed files"),
+    ("listener/certificates.rs", "changed files"),
     ("app/store.rs", "the state of the shared store, by timers; fallbacks, by a `LogLimit`"),
 ];
 

@@ -17,6 +17,7 @@ mod snapshots;
 mod blocked;
 mod hidden_keys;
 mod http;
+mod listeners;
 mod memory_bound;
 mod wall_clock;
 

@@ -1,4 +1,4 @@
-//! Certificates of the gRPC listener, with hot reload.
+//! Certificates of TLS listeners, with hot reload.
 //!
 //! The files are read every second and compared by content, which also detects swapped links. Open
 //! connections keep their certificate.
@@ -6,10 +6,12 @@
 use std::fs::File;
 use std::io::Read;
 use std::net::IpAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
 use tokio_rustls::rustls::pki_types::pem::PemObject;
@@ -19,19 +21,42 @@ use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 use tokio_rustls::server::TlsStream;
 use webpki::EndEntityCert;
 
-use slidegate_envoy::GrpcTls;
-
-use crate::listener::TrackedStream;
+use super::stream::TrackedStream;
+use crate::log_limit::log_limited;
 
 /// Largest certificate file. All authorities that browsers trust take a fifth of it.
 const MAX_PEM_BYTES: u64 = 1 << 20;
-/// gRPC needs HTTP/2.
-const ALPN: &[u8] = b"h2";
+/// Time between polls of the files.
+const POLL_EVERY: Duration = Duration::from_secs(1);
+/// Longest TLS handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The files of a TLS listener, in PEM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct TlsFiles {
+    /// The certificate chain, the server's own certificate first.
+    pub(crate) cert_file: PathBuf,
+    pub(crate) key_file: PathBuf,
+    /// Authorities that must have signed client certificates. `None`: clients need none.
+    pub(crate) client_ca_file: Option<PathBuf>,
+    /// A DNS name that client certificates must be valid for.
+    pub(crate) client_name: Option<String>,
+}
+
+/// What a TLS listener offers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TlsProfile {
+    /// The section of the config that has the files, for messages.
+    pub(crate) section: &'static str,
+    /// The protocol that clients must ask for, if they ask for any. Empty: not negotiated.
+    pub(crate) alpn: &'static str,
+}
 
 /// The certificates in use, and the last contents of their files.
 #[derive(Debug)]
-pub(super) struct Certificates {
-    files: GrpcTls,
+pub(crate) struct Certificates {
+    profile: TlsProfile,
+    files: TlsFiles,
     current: ArcSwap<ServerConfig>,
     /// The last contents, valid or not, so that errors are logged once.
     read: Mutex<Pems>,
@@ -45,51 +70,78 @@ impl Certificates {
     ///
     /// # Errors
     /// A file is invalid, in one line.
-    pub(super) fn load(files: GrpcTls) -> Result<Self, String> {
+    pub(crate) fn load(files: TlsFiles, profile: TlsProfile) -> Result<Self, String> {
         let pems = read(&files);
-        let config = config(&files, &pems)?;
-        Ok(Self { files, current: ArcSwap::from_pointee(config), read: Mutex::new(pems) })
+        let config = config(&files, profile, &pems)?;
+        Ok(Self { profile, files, current: ArcSwap::from_pointee(config), read: Mutex::new(pems) })
+    }
+
+    /// Whether clients have to show a certificate.
+    pub(super) fn verifies_clients(&self) -> bool {
+        self.files.client_ca_file.is_some()
+    }
+
+    /// Hot-reloads the files, until it is dropped.
+    pub(super) async fn watch(self: Arc<Self>) {
+        loop {
+            sleep(POLL_EVERY).await;
+            self.poll();
+        }
     }
 
     /// Reloads the files if they have changed. Invalid files are logged, and the old certificates
     /// stay in use.
-    pub(super) fn poll(&self) {
+    fn poll(&self) {
         let pems = read(&self.files);
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         if *read == pems {
             return;
         }
-        match config(&self.files, &pems) {
+        let section = self.profile.section;
+        match config(&self.files, self.profile, &pems) {
             Ok(config) => {
                 self.current.store(Arc::new(config));
-                tracing::info!("reloaded the grpc certificate");
+                tracing::info!("reloaded the {section} certificate");
             }
             Err(error) => {
-                tracing::error!(error, "invalid grpc certificate; the old one stays in use");
+                tracing::error!(error, "invalid {section} certificate; the old one stays in use");
             }
         }
         *read = pems;
     }
 
-    /// Accepts a TLS connection.
-    ///
-    /// # Errors
-    /// The client does not use TLS, or has no valid certificate.
-    pub(super) async fn handshake(
+    /// Accepts a TLS connection. `None` if the client does not use TLS, has no valid certificate or
+    /// takes too long, which is logged and counted.
+    pub(crate) async fn accept(
         &self,
         stream: TrackedStream,
-        peer: IpAddr,
-    ) -> Result<TlsStream<TrackedStream>, String> {
+        peer: Option<IpAddr>,
+    ) -> Option<TlsStream<TrackedStream>> {
+        let slot = Arc::clone(stream.slot());
+        let section = self.profile.section;
+        let error = match timeout(HANDSHAKE_TIMEOUT, self.handshake(stream)).await {
+            Ok(Ok(stream)) => {
+                slot.restart();
+                return Some(stream);
+            }
+            Ok(Err(error)) => error,
+            Err(_) => format!("not complete after {} seconds", HANDSHAKE_TIMEOUT.as_secs()),
+        };
+        slot.handshake_failed();
+        log_limited!(WARN, peer, ?peer, "rejected a {section} connection: TLS handshake: {error}");
+        None
+    }
+
+    async fn handshake(&self, stream: TrackedStream) -> Result<TlsStream<TrackedStream>, String> {
         let accepted = TlsAcceptor::from(self.current.load_full()).accept(stream).await;
-        let stream = accepted.map_err(|error| format!("{peer}: {error}"))?;
+        let stream = accepted.map_err(|error| error.to_string())?;
         if let Some(name) = &self.files.client_name {
             let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
             let is_it = certificate.is_some_and(|certificate| is_for(certificate, name));
             if !is_it {
-                return Err(format!("{peer}: its certificate is not valid for `{name}`"));
+                return Err(format!("the client's certificate is not valid for `{name}`"));
             }
         }
-        stream.get_ref().0.handshake_done();
         Ok(stream)
     }
 }
@@ -100,7 +152,7 @@ fn is_for(certificate: &CertificateDer<'_>, name: &str) -> bool {
     EndEntityCert::try_from(certificate).is_ok_and(|it| it.verify_is_valid_for_subject_name(&name).is_ok())
 }
 
-fn read(files: &GrpcTls) -> Pems {
+fn read(files: &TlsFiles) -> Pems {
     let read = |path: &Path| {
         let mut pem = Vec::new();
         let count = File::open(path).and_then(|file| file.take(MAX_PEM_BYTES + 1).read_to_end(&mut pem));
@@ -114,9 +166,14 @@ fn read(files: &GrpcTls) -> Pems {
     [read(&files.cert_file), read(&files.key_file), authorities]
 }
 
-fn config(files: &GrpcTls, [chain, key, authorities]: &Pems) -> Result<ServerConfig, String> {
+fn config(
+    files: &TlsFiles,
+    profile: TlsProfile,
+    [chain, key, authorities]: &Pems,
+) -> Result<ServerConfig, String> {
+    let section = profile.section;
     let failed = |key: &str, path: &Path, error: &dyn std::fmt::Display| {
-        format!("grpc: {key} `{}` cannot be used: {error}; give a file in PEM", path.display())
+        format!("{section}: {key} `{}` cannot be used: {error}; give a file in PEM", path.display())
     };
     let (cert_file, key_file) = (&files.cert_file, &files.key_file);
     let chain = chain.as_ref().map_err(|error| failed("cert_file", cert_file, error))?;
@@ -145,7 +202,9 @@ fn config(files: &GrpcTls, [chain, key, authorities]: &Pems) -> Result<ServerCon
     let mut config = builder
         .with_single_cert(chain, key)
         .map_err(|error| failed("key_file", key_file, &format_args!("{error}, with the certificate")))?;
-    config.alpn_protocols = vec![ALPN.to_vec()];
+    if !profile.alpn.is_empty() {
+        config.alpn_protocols = vec![profile.alpn.as_bytes().to_vec()];
+    }
     Ok(config)
 }
 
