@@ -14,6 +14,7 @@ mod stream;
 mod activity;
 mod counters;
 mod descriptors;
+mod reasons;
 mod refusal;
 mod table;
 mod timeouts;

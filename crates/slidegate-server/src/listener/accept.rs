@@ -13,9 +13,10 @@ use tokio::time::sleep;
 
 use super::budget::ConnectionBudget;
 use super::certificates::Certificates;
-use super::counters::{ConnectionSpec, ProtocolConnections, Refusal, RefusalReason};
-use super::socket::BoundSocket;
-use super::stream::{Socket, TrackedStream};
+use super::counters::{ConnectionSpec, ProtocolConnections, Refusal};
+use super::reasons::RefusalReason;
+use super::socket::{BoundSocket, Socket};
+use super::stream::TrackedStream;
 use crate::log_limit::log_limited;
 
 /// Pause after a failed accept that the service can do nothing about, such as a lack of memory.

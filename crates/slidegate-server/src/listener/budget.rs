@@ -10,8 +10,9 @@ use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::activity::{TICKS_PER_SECOND, Tick};
-use super::counters::{CloseReason, ConnectionSpec, ProtocolConnections, RefusalReason};
+use super::counters::{ConnectionSpec, ProtocolConnections};
 use super::descriptors::Descriptors;
+use super::reasons::{CloseReason, RefusalReason};
 use super::refusal::Refusals;
 use super::table::{Caps, Entry, Table};
 use crate::log_limit::group_key;

@@ -10,7 +10,7 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::counters::Refusal;
-use super::stream::Socket;
+use super::socket::Socket;
 
 /// Refused connections that are open at once, so that their clients can read why. Further ones are
 /// closed at once.

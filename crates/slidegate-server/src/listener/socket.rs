@@ -7,9 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use socket2::{Domain, Protocol, SockRef, Socket as RawSocket, TcpKeepalive, Type};
-use tokio::net::{TcpListener, UnixListener};
-
-use super::stream::Socket;
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
 /// Send buffer of a connection; Linux doubles it for its own overhead. Without a bound it grows to
 /// 4 MB for a client that does not read.
@@ -124,6 +122,13 @@ impl BoundSocket {
             }
         }
     }
+}
+
+/// An accepted socket of either kind.
+#[derive(Debug)]
+pub(super) enum Socket {
+    Tcp(TcpStream),
+    Unix(UnixStream),
 }
 
 /// Accepted sockets inherit the options of the socket that listens.

@@ -11,20 +11,14 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 
 use super::budget::Slot;
-use super::counters::CloseReason;
+use super::reasons::CloseReason;
+use super::socket::Socket;
 
 /// An accepted connection.
 #[derive(Debug)]
 pub(crate) struct TrackedStream {
     socket: Socket,
     slot: Arc<Slot>,
-}
-
-/// A socket of either kind.
-#[derive(Debug)]
-pub(super) enum Socket {
-    Tcp(TcpStream),
-    Unix(UnixStream),
 }
 
 /// A connection that belongs to no runtime, on its way to another thread.

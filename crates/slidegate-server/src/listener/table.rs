@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use futures_util::task::AtomicWaker;
 
 use super::activity::{Activity, Phase, TICKS_PER_SECOND, Tick};
-use super::counters::{CloseReason, ProtocolConnections, RefusalReason};
+use super::counters::ProtocolConnections;
+use super::reasons::{CloseReason, RefusalReason};
 use super::timeouts::violated;
 
 /// A connection that did something within this time is never closed to make room.

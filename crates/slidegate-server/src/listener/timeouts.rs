@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::activity::{Phase, State, TICKS_PER_SECOND, Tick};
-use super::counters::CloseReason;
+use super::reasons::CloseReason;
 
 /// A client that takes no byte of its replies for this long is disconnected.
 pub(crate) const WRITE_TIMEOUT: Duration = Duration::from_secs(10);

@@ -25,12 +25,12 @@ const MODULES: &[(&str, &[&str])] = &[
     ("problem", &["request"]),
     ("query", &["limits", "problem"]),
     ("json_body", &["problem"]),
-    ("ports", &[]),
     ("listener", &["log_limit"]),
+    ("ports", &["listener"]),
     // Configuration and access.
     ("config", &["limits", "listener", "policy_names"]),
     ("access/attempts", &["caller", "log_limit"]),
-    ("access", &["access/attempts", "caller", "config", "problem"]),
+    ("access", &["access/attempts", "caller", "config", "listener", "problem"]),
     // Recording decisions, and making them.
     ("app/explanation", &[]),
     (
