@@ -4,7 +4,7 @@ use super::request::{BatchBody, RequestBody};
 use crate::json_body;
 
 /// Attributes and cost.
-pub type Asked = (Vec<(String, Vec<u8>)>, u64);
+type Asked = (Vec<(String, Vec<u8>)>, u64);
 
 /// Reads the body of one request.
 ///
