@@ -112,6 +112,33 @@ fn the_log_warns_of_an_eviction_policy_that_breaks_limits() {
     });
 }
 
+/// The alert on evictions must fire when there are some.
+#[test]
+fn evicted_keys_are_logged_and_counted() {
+    let redis =
+        RedisServer::builder().args(["--maxmemory", "3mb", "--maxmemory-policy", "allkeys-lru"]).start();
+    let evicted = || {
+        let stats = redis.admin(&["INFO", "stats"]);
+        stats.lines().find_map(|line| line.strip_prefix("evicted_keys:")?.trim().parse::<u64>().ok()).unwrap()
+    };
+    let filler = "x".repeat(100_000);
+    for number in 0..200 {
+        redis.admin(&["SET", &format!("filler-{number}"), &filler]);
+    }
+    let evicted = evicted();
+    assert!(evicted > 0);
+    let log = redis.dir().join("service.log");
+    let server = Server::start_logging_to(&["--redis", &redis.url()], File::create(&log).unwrap());
+    let metric = "slidegate_store_evicted_keys_total ";
+    until_true("evictions are counted", || {
+        let page = server.get("/metrics").body;
+        let line = page.lines().find_map(|line| line.strip_prefix(metric)).unwrap_or_default().to_owned();
+        line.parse::<u64>().is_ok_and(|counted| counted >= evicted)
+    });
+    let said = std::fs::read_to_string(&log).unwrap();
+    assert!(said.contains(" keys: limits were reset; give it more memory"), "{said}");
+}
+
 /// A limiter that waited for its store at the start would take down everything behind it.
 #[test]
 fn it_starts_without_redis_uses_fallbacks_and_switches_when_redis_starts() {

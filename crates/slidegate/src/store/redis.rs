@@ -125,6 +125,8 @@ pub struct RedisStats {
     pub errors: StoreErrors,
     /// How often the clocks of the servers were seen to jump.
     pub clock_jumps: ClockJumps,
+    /// Keys that the servers have evicted, as far as [`examine`](RedisStore::examine) has found.
+    pub evicted_keys: u64,
 }
 
 impl From<Failure> for Undecided {
@@ -180,7 +182,7 @@ impl Calls {
                     self.observe_time(slot, now, sent, arrived);
                     late += 1;
                     if late >= MOST_LATE || arrived >= deadline {
-                        let detail = "met the call past its deadline and charged nothing".to_owned();
+                        let detail = "met the call past its deadline and charged nothing";
                         return Err(self.failed(slot, Executed::No, FailureKind::Late, detail));
                     }
                 }
@@ -221,7 +223,7 @@ impl Calls {
                 Err(failure) => return Err(failure),
             }
             if instant() + RETRY_PAUSE >= deadline {
-                let detail = "gave no answer to a call that was made again until its deadline".to_owned();
+                let detail = "gave no answer to a call that was made again until its deadline";
                 return Err(self.failed(once.slot, Executed::Maybe, FailureKind::Timeout, detail));
             }
             tokio::time::sleep(RETRY_PAUSE).await;
@@ -264,7 +266,7 @@ impl Calls {
         let arrived = instant();
         let Some(us) = time_of(&time) else {
             let detail = format!("answered TIME with {time:?}");
-            return Err(self.failed(slot, Executed::No, FailureKind::Malformed, detail));
+            return Err(self.failed(slot, Executed::No, FailureKind::Malformed, &detail));
         };
         self.observe_time(slot, us, sent, arrived);
         // If the clock was set back meanwhile, this call is late and is repeated.
@@ -282,9 +284,9 @@ impl Calls {
     }
 
     /// Counts a failure found in a reply.
-    fn failed(&self, slot: u16, executed: Executed, kind: FailureKind, detail: String) -> Failure {
+    fn failed(&self, slot: u16, executed: Executed, kind: FailureKind, detail: &str) -> Failure {
         // It may show the reply.
-        let detail = transport::line(&detail);
+        let detail = transport::line(detail);
         let failure = Failure { executed, kind, node: self.transport.holder_name(slot), detail };
         self.transport.count(&failure);
         failure
@@ -292,7 +294,7 @@ impl Calls {
 
     fn misread(&self, slot: u16, unreadable: &call::Unreadable) -> Failure {
         let detail = format!("the script replied {}; is its key written by something else?", unreadable.0);
-        self.failed(slot, Executed::Maybe, FailureKind::Malformed, detail)
+        self.failed(slot, Executed::Maybe, FailureKind::Malformed, &detail)
     }
 }
 
@@ -448,6 +450,7 @@ impl RedisStore {
             late: of(late),
             errors: self.calls.transport.errors(),
             clock_jumps: self.calls.times.counts(),
+            evicted_keys: self.seen.evicted_keys(),
         }
     }
 

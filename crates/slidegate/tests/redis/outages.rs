@@ -138,12 +138,16 @@ async fn keys_that_redis_evicts_start_again_and_the_examination_says_so() {
             assert!(check(&gate, &format!("user-{users}")).await.by_store());
         }
     }
-    assert!(evicted() > 0);
+    let before = evicted();
+    assert!(before > 0);
     assert!(check(&gate, "first").await.allowed, "its limit has started again");
     let findings = gate.store().primary().examine().await;
     let says = |words: &str| findings.iter().any(|finding| finding.contains(words));
     assert!(says("evicts keys when it is full (maxmemory-policy is `allkeys-lru`)"), "{findings:?}");
     assert!(says("keys: limits were reset; give it more memory"), "{findings:?}");
+    let counted = gate.store().primary().stats().evicted_keys;
+    assert!((before..=evicted()).contains(&counted), "{counted} instead of {before} at least");
+    assert!(says(&format!("has evicted {counted} keys")), "{findings:?}");
 }
 
 /// Where some replies are late and others are not, each check is decided within its deadline and

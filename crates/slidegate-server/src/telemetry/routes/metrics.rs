@@ -340,6 +340,8 @@ fn store(page: &mut Page<'_>, observer: &Observer, shared: Shared<'_>) -> fmt::R
     let directions = [("forward", jumps.forward), ("backward", jumps.backward)];
     let directions = directions.map(|(direction, count)| ([("direction", direction)], count));
     page.counter("store_clock_jumps", "Clock jumps of the store's servers", directions)?;
+    let help = "Keys evicted by the store's servers, which resets limits";
+    page.total("store_evicted_keys", help, stats.evicted_keys)?;
     let help = "Size of the last clock jump of a server, negative if backward; 0 if there was none";
     page.seconds("store_clock_last_jump", help, signed_seconds(jumps.last_us))?;
     let help = "Duration of requests decided by the store, batched ones included";

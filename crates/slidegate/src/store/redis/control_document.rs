@@ -151,7 +151,7 @@ impl RedisStore {
         let document = read(&bytes).ok_or_else(|| {
             let detail = "`sg1:control` is not a control document that this release can read; another program \
                           or a newer slidegate wrote it";
-            self.failure(FailureKind::ForeignValue, detail.to_owned())
+            self.failure(FailureKind::ForeignValue, detail)
         })?;
         Ok(Some(document).filter(|document| Some(document.id) != known))
     }
@@ -213,11 +213,11 @@ impl RedisStore {
             .map_err(explain)?
         {
             Value::BulkString(bytes) => Ok(bytes),
-            other => Err(self.failure(FailureKind::Malformed, format!("answered GETRANGE with {other:?}"))),
+            other => Err(self.failure(FailureKind::Malformed, &format!("answered GETRANGE with {other:?}"))),
         }
     }
 
-    fn failure(&self, kind: FailureKind, detail: String) -> Failure {
+    fn failure(&self, kind: FailureKind, detail: &str) -> Failure {
         self.calls.failed(self.calls.transport.slot(KEY), Executed::No, kind, detail)
     }
 }

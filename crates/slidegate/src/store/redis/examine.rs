@@ -2,7 +2,7 @@
 //! words.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use redis::Value;
@@ -26,12 +26,35 @@ pub(crate) struct Seen(Mutex<Counts>);
 
 #[derive(Debug, Default)]
 struct Counts {
-    /// Keys that each node has evicted.
+    /// Keys that each node has evicted since it was started.
     evicted: HashMap<String, u64>,
+    /// Keys that all of them have evicted.
+    evicted_keys: u64,
     /// What each canary counted to.
     canaries: HashMap<usize, u64>,
     /// How often the servers' clocks had jumped.
     jumps: ClockJumps,
+}
+
+impl Seen {
+    fn lock(&self) -> MutexGuard<'_, Counts> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keys that all nodes have evicted so far.
+    pub(super) fn evicted_keys(&self) -> u64 {
+        self.lock().evicted_keys
+    }
+
+    /// Records how many keys a node has evicted since it was started. Returns how many are new.
+    fn evicted(&self, node: &str, evicted: u64) -> u64 {
+        let mut counts = self.lock();
+        let before = counts.evicted.insert(node.to_owned(), evicted).unwrap_or(0);
+        // A node that was restarted counts from 0.
+        let new = evicted.checked_sub(before).unwrap_or(evicted);
+        counts.evicted_keys += new;
+        new
+    }
 }
 
 impl RedisStore {
@@ -55,11 +78,10 @@ impl RedisStore {
             let Some(evicted) = texts(&answer).iter().find_map(|text| stat(text, "evicted_keys")) else {
                 continue;
             };
-            let before = self.seen().evicted.insert(node.clone(), evicted).unwrap_or(0);
-            if evicted > before {
+            let new = self.seen.evicted(&node, evicted);
+            if new > 0 {
                 findings.push(format!(
-                    "redis at {node} has evicted {} keys: limits were reset; give it more memory",
-                    evicted - before
+                    "redis at {node} has evicted {new} keys: limits were reset; give it more memory"
                 ));
             }
         }
@@ -91,8 +113,8 @@ impl RedisStore {
         findings
     }
 
-    fn seen(&self) -> std::sync::MutexGuard<'_, Counts> {
-        self.seen.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn seen(&self) -> MutexGuard<'_, Counts> {
+        self.seen.lock()
     }
 
     async fn ask_all(&self, words: &[&str]) -> Vec<(String, Value)> {

@@ -46,7 +46,7 @@ impl RedisStore {
                     transport.slot(name.as_bytes()),
                     Executed::No,
                     FailureKind::Malformed,
-                    detail,
+                    &detail,
                 )
             };
             let now = time_of(&time).ok_or_else(|| failed(format!("TIME is {time:?}")))?;
