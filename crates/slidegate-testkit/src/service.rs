@@ -80,7 +80,13 @@ impl Server {
     /// The same at an address, with variables of the environment.
     pub fn start_at(listen: &str, variables: &[(&str, &str)], args: &[&str], log: impl Into<Stdio>) -> Self {
         let mut command = slidegate();
-        Self::run(command.envs(variables.iter().copied()).args(["serve", "--listen", listen]).args(args), log)
+        command.envs(variables.iter().copied());
+        Self::start_as(command, listen, args, log)
+    }
+
+    /// The same as another build: the command is its binary.
+    pub fn start_as(mut command: Command, listen: &str, args: &[&str], log: impl Into<Stdio>) -> Self {
+        Self::run(command.args(["serve", "--listen", listen]).args(args), log)
     }
 
     /// The same with variables in its environment.

@@ -1,10 +1,11 @@
 //! Rollouts: instances are replaced one after the other, on one Redis, under load.
 //!
-//! Old and new instance are of the same build: they read and write the same layout.
+//! The old instances are of the binary in `SLIDEGATE_OLD_BINARY`, which a release sets to that of the
+//! one before. Without it, old and new are of the same build.
 
 use std::collections::HashMap;
 use std::net::TcpStream;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::sync::RwLock;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
@@ -12,7 +13,7 @@ use std::thread;
 use serde_json::json;
 use slidegate_testkit::http::{Response, try_send};
 use slidegate_testkit::redis::RedisServer;
-use slidegate_testkit::service::Server;
+use slidegate_testkit::service::{Server, slidegate};
 use slidegate_testkit::{TempDir, ports, until_true};
 
 const USERS: u32 = 8;
@@ -41,11 +42,12 @@ fn rolling_all_instances_refuses_no_request_and_admits_exactly_the_limit() {
     let policy = format!("policies: [{{name: per-user, scope: [user], quota: {LIMIT}/1h}}]");
     let config = folder
         .file("slidegate.yaml", format!("store: {{redis: '{}', deadline: 30s}}\n{policy}\n", redis.url()));
-    let start = |address: &str| {
-        Server::start_at(address, &[], &["--config", &config, "--drain-delay", "1h"], Stdio::inherit())
+    let start = |command: Command, address: &str| {
+        Server::start_as(command, address, &["--config", &config, "--drain-delay", "1h"], Stdio::inherit())
     };
+    let old = || std::env::var_os("SLIDEGATE_OLD_BINARY").map_or_else(slidegate, Command::new);
     let addresses = [0, 1].map(|_| format!("127.0.0.1:{}", ports::free()));
-    let mut instances = addresses.each_ref().map(|address| start(address));
+    let mut instances = addresses.each_ref().map(|address| start(old(), address));
     // What a load balancer does: it sends requests to those that it has seen ready. The lock is held
     // during a request, so that an instance that is taken out has answered all that it was sent.
     let ready = RwLock::new(vec![true; addresses.len()]);
@@ -80,7 +82,7 @@ fn rolling_all_instances_refuses_no_request_and_admits_exactly_the_limit() {
             old.signal("TERM");
             assert!(old.wait().success());
             assert!(TcpStream::connect(address).is_err(), "it has gone");
-            instances[at] = start(address);
+            instances[at] = start(slidegate(), address);
             until_true("the new one is ready", || instances[at].get("/readyz").status == 200);
             ready.write().unwrap()[at] = true;
         }
