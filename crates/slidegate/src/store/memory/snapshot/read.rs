@@ -104,7 +104,7 @@ impl Snapshot {
     pub(super) fn sections(&mut self) -> Result<Sections<'_>, SnapshotError> {
         let unreadable = |error| SnapshotError::io("cannot read the snapshot", &error);
         self.file.seek(SeekFrom::Start(0)).map_err(unreadable)?;
-        let mut preamble = [0; PREAMBLE_BYTES as usize];
+        let mut preamble = [0; PREAMBLE_BYTES];
         let is_whole = self.file.read_exact(&mut preamble).is_ok();
         let (magic, version) = preamble.split_at(MAGIC.len());
         if !is_whole || magic != MAGIC {
@@ -116,7 +116,7 @@ impl Snapshot {
                 "the snapshot has format {version}, and this release reads {VERSION}"
             )));
         }
-        let left = self.bytes.saturating_sub(PREAMBLE_BYTES);
+        let left = self.bytes.saturating_sub(PREAMBLE_BYTES as u64);
         Ok(Sections { file: &mut self.file, left, number: 0, content: Vec::new(), is_at_end: false })
     }
 }

@@ -37,7 +37,7 @@ impl<W: Write> SnapshotWriter<W> {
         out.write_all(&MAGIC)?;
         out.write_all(&VERSION.to_le_bytes())?;
         let begin = memory.clock.moment(memory.clock.now());
-        let saved = SavedSnapshot { keys: 0, bytes: PREAMBLE_BYTES };
+        let saved = SavedSnapshot { keys: 0, bytes: PREAMBLE_BYTES as u64 };
         let mut writer = Self { out, begin, keys: Vec::with_capacity(2 * SECTION_BYTES), sections: 0, saved };
         let Boot { id, elapsed_us } = memory.clock.boot().unwrap_or_default();
         let mut header = begin.wall.as_micros().to_le_bytes().to_vec();

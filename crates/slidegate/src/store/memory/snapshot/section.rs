@@ -9,7 +9,7 @@ pub(super) const MAGIC: [u8; 8] = *b"slidgate";
 /// The version of the format that this release writes, and the only one that it reads.
 pub(super) const VERSION: u32 = 1;
 /// Bytes before the first section.
-pub(super) const PREAMBLE_BYTES: u64 = 12;
+pub(super) const PREAMBLE_BYTES: usize = 12;
 /// Largest content of a section: that of the most policies with many overrides takes a tenth.
 const MAX_CONTENT_BYTES: u32 = 64 << 20;
 
