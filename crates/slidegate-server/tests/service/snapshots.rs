@@ -163,7 +163,7 @@ fn a_process_that_is_killed_at_any_moment_leaves_the_last_good_snapshot() {
             until_true("it was saved meanwhile", || sent.load(Ordering::SeqCst) > 3);
             let before = saved();
             let answered = *used(&server, "alice").iter().min().unwrap();
-            until_true("and again", || saved() >= before + wanted + 1);
+            until_true("and again", || saved() > before + wanted);
             least = answered;
             // At another point of the next snapshot in each round.
             std::thread::sleep(Duration::from_millis(round * 9));
@@ -204,7 +204,7 @@ fn a_damaged_snapshot_is_rejected_loudly_and_kept() {
         let aside = format!("{}.damaged-{}", place.file.display(), number + 1);
         assert_eq!(rejected["kept_as"], json!(aside));
         assert_eq!(fs::read(&aside).unwrap(), content);
-        assert_eq!(metric(&server, "slidegate_snapshot_rejected") as u64, 1);
+        assert!(metric(&server, "slidegate_snapshot_rejected") > 0.5);
         check(&server, "alice");
         let log = stop(server);
         let line = log.lines().find(|line| line.contains("the snapshot was rejected")).unwrap_or(&log);
@@ -310,7 +310,7 @@ fn the_variables_and_the_summary_name_the_file_and_the_bounds() {
     let memory = server.get("/v1/status").json()["memory"].clone();
     assert_eq!(memory["max_bytes"], json!(64 << 20));
     assert!(memory["bytes"].as_u64().unwrap() <= 64 << 20);
-    assert_eq!(metric(&server, "slidegate_max_memory_bytes") as u64, 64 << 20);
+    assert!((metric(&server, "slidegate_max_memory_bytes") - f64::from(64 << 20)).abs() < 1.0);
     stop(server);
     let summary = slidegate().args(["validate", &place.config]).output().unwrap();
     let summary = text(&summary.stdout);

@@ -329,7 +329,7 @@ fn a_snapshot_beside_decisions_and_changes_of_policies_has_all_that_was_charged_
                         break;
                     }
                     let key = n % KEYS;
-                    charged[key as usize].fetch_add(1, Ordering::SeqCst);
+                    charged[usize::try_from(key).unwrap()].fetch_add(1, Ordering::SeqCst);
                     let user = key.to_string();
                     assert!(gate.check(&Request::new().with("user", &user)).is_allowed());
                 }
@@ -349,7 +349,7 @@ fn a_snapshot_beside_decisions_and_changes_of_policies_has_all_that_was_charged_
             for key in 0..KEYS {
                 for algorithm in Algorithm::ALL {
                     let used = used(&again, algorithm.name(), &key.to_string());
-                    let key = key as usize;
+                    let key = usize::try_from(key).unwrap();
                     // Each of the two threads may have counted one that it had yet to charge.
                     let bounds = before[key].saturating_sub(2)..=after[key];
                     assert!(bounds.contains(&used), "{algorithm} {key}: {used} of {bounds:?}");
