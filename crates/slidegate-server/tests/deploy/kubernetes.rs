@@ -146,7 +146,7 @@ fn the_monitoring_has_the_rules_of_the_alerts_and_scrapes_the_service() {
     assert_eq!(resources("monitoring/kustomization.yaml"), ["servicemonitor.yaml", "prometheusrule.yaml"]);
     let rules = document("monitoring/prometheusrule.yaml");
     assert_eq!(rules["kind"], "PrometheusRule");
-    assert_eq!(rules["spec"], alerts);
+    assert_eq!(rules["spec"], alerts, "copy the rules of deploy/prometheus/alerts.yml, two columns deeper");
     let monitor = document("monitoring/servicemonitor.yaml");
     let service = documents("service.yaml").remove(0);
     for (name, value) in monitor["spec"]["selector"]["matchLabels"].as_object().unwrap() {
