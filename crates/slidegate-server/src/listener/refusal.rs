@@ -29,7 +29,7 @@ const HTTP: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\n\
     {\"type\":\"about:blank\",\"title\":\"Service Unavailable\",\"status\":503,\"detail\":\"too many connections; retry in a second\"}";
 /// Redis's own text, which clients know.
 const RESP: &[u8] = b"-ERR max number of clients reached\r\n";
-/// Empty SETTINGS, and GOAWAY with ENHANCE_YOUR_CALM: no stream was processed.
+/// Empty SETTINGS, and GOAWAY with `ENHANCE_YOUR_CALM`: no stream was processed.
 const GRPC: &[u8] = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00\
     \x00\x00\x1c\x07\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x0btoo many connections";
 

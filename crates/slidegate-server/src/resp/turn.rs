@@ -1,7 +1,7 @@
 //! Fairness between the connections of a worker: a client that streams commands yields after a
 //! short turn.
 //!
-//! Turns are counted in commands. The clock is read once in [`COMMANDS_PER_LOOK`] commands, not for
+//! Turns are counted in commands. The clock is read once in [`COMMANDS_PER_CLOCK_READ`] commands, not for
 //! each.
 
 use std::time::Duration;
@@ -9,8 +9,8 @@ use std::time::Duration;
 use tokio::task::yield_now;
 use tokio::time::Instant;
 
-/// Commands between two looks at the clock: about 20 µs on the memory store.
-const COMMANDS_PER_LOOK: u32 = 32;
+/// Commands between two clock reads: about 20 µs on the memory store.
+const COMMANDS_PER_CLOCK_READ: u32 = 32;
 /// Commands after which a connection yields, whatever the clock says.
 const MAX_COMMANDS: u32 = 1024;
 /// Time after which a connection yields. A worker's neighbours wait for at most this long per
@@ -21,7 +21,7 @@ const MAX_TIME: Duration = Duration::from_micros(500);
 #[derive(Debug, Default)]
 pub(super) struct Turn {
     commands: u32,
-    /// The first look at the clock in this turn.
+    /// The first clock read in this turn.
     started: Option<Instant>,
 }
 
@@ -30,7 +30,7 @@ impl Turn {
     #[inline]
     pub(super) async fn command(&mut self) {
         self.commands += 1;
-        if self.commands % COMMANDS_PER_LOOK == 0 && self.is_over(Instant::now) {
+        if self.commands.is_multiple_of(COMMANDS_PER_CLOCK_READ) && self.is_over(Instant::now) {
             self.end().await;
         }
     }
