@@ -138,3 +138,39 @@ fn requests_that_meet_a_change_of_the_limit_are_all_counted() {
         });
     }
 }
+
+/// Policies that are replaced while requests are planned and decided: a request may still be decided
+/// under the old set after the keys were converted to the new one. Its charge must count all the
+/// same, and no more may pass than the larger limit.
+///
+/// The pointer to the policies is not known to the model checker: it is read before the locks, and
+/// what is tried is the order of the locks.
+#[test]
+fn requests_that_meet_a_change_of_the_policies_are_all_counted() {
+    for algorithm in Algorithm::ALL {
+        for (old, new) in [((1, 60), (3, 60)), ((3, 60), (1, 60)), ((2, 60), (2, 30)), ((2, 30), (4, 60))] {
+            loom::model(move || {
+                let set = |(limit, secs): (u64, u64)| {
+                    let quota = Quota::new(limit, std::time::Duration::from_secs(secs)).unwrap();
+                    let policy = Policy::new("p", quota.with_algorithm(algorithm)).unwrap();
+                    PolicySet::new([policy.scope(["user"])]).unwrap()
+                };
+                let gate = Arc::new(Gate::with_memory(set(old), store()));
+                let check =
+                    |gate: &Gate| u64::from(gate.check(&Request::new().with("user", "key")).is_allowed());
+                let other = {
+                    let gate = gate.clone();
+                    thread::spawn(move || check(&gate) + check(&gate))
+                };
+                gate.configure(set(new)).unwrap();
+                let mine = check(&gate);
+                let admitted = other.join().unwrap() + mine;
+                let change = format!("{algorithm}, {old:?} to {new:?}");
+                assert!((1..=old.0.max(new.0)).contains(&admitted), "{change}: {admitted}");
+                let request = Request::new().with("user", "key");
+                let used = gate.peek(&request).strictest().unwrap().used();
+                assert_eq!(used, admitted, "{change}");
+            });
+        }
+    }
+}
