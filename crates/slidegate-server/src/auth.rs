@@ -141,7 +141,7 @@ impl AuthHandler {
             log_limited!(
                 WARN,
                 peer,
-                ?peer,
+                peer = peer.map(tracing::field::display),
                 "an untrusted proxy forwards client addresses, so all its clients count as one; if it is yours, add it to \
                  auth.trusted_proxies"
             );

@@ -149,7 +149,14 @@ impl Acceptor {
             Err(reason) => {
                 self.refuse(socket, reason);
                 let (protocol, reason) = (self.connections.protocol, reason.name());
-                log_limited!(WARN, ip, protocol, reason, peer = ?ip, "refused a connection: too many are open and in use");
+                log_limited!(
+                    WARN,
+                    ip,
+                    protocol,
+                    reason,
+                    peer = ip.map(tracing::field::display),
+                    "refused a connection: too many are open and in use"
+                );
                 None
             }
         }

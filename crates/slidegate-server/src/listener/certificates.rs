@@ -128,7 +128,12 @@ impl Certificates {
             Err(_) => format!("not complete after {} seconds", HANDSHAKE_TIMEOUT.as_secs()),
         };
         slot.handshake_failed();
-        log_limited!(WARN, peer, ?peer, "rejected a {section} connection: TLS handshake: {error}");
+        log_limited!(
+            WARN,
+            peer,
+            peer = peer.map(tracing::field::display),
+            "rejected a {section} connection: TLS handshake: {error}"
+        );
         None
     }
 

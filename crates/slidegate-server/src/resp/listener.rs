@@ -115,7 +115,7 @@ impl ServedConnection {
     async fn run(self, stream: DetachedStream) {
         let peer = self.session.connection().peer;
         if let Err(error) = self.serve(stream).await {
-            log_limited!(DEBUG, peer, %error, ?peer, "RESP connection closed with an error");
+            log_limited!(DEBUG, peer, %error, peer = peer.map(tracing::field::display), "RESP connection closed with an error");
         }
     }
 
