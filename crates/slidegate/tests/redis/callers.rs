@@ -33,15 +33,16 @@ pub(crate) fn named(name: &str, limit: u64) -> Policy {
     Policy::new(name, Quota::per_hour(limit)).unwrap().scope(["user"])
 }
 
-/// Options for a store that replies, or fails without being waited for.
+/// Options for a store that replies, or fails without being waited for. A loaded machine may take
+/// longer to connect than the second that is the default.
 pub(crate) fn options(url: &str) -> RedisOptions {
-    RedisOptions::new(url).unwrap().deadline(LATER)
+    RedisOptions::new(url).unwrap().deadline(LATER).connect_timeout(LATER)
 }
 
 /// Options for a store that keeps callers waiting until their deadline. Replies may miss it on a
 /// busy machine.
 pub(crate) fn hasty(url: &str) -> RedisOptions {
-    options(url).deadline(DEADLINE)
+    options(url).deadline(DEADLINE).connect_timeout(Duration::from_secs(1))
 }
 
 pub(crate) fn gate(policies: impl IntoIterator<Item = Policy>, options: RedisOptions) -> Arc<SharedGate> {

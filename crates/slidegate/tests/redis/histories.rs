@@ -9,8 +9,8 @@ use std::time::Duration;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use slidegate::{
-    Algorithm, Decision, Excess, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, RedisOptions,
-    Request, SharedGate, Timestamp, Verb,
+    Algorithm, Decision, Excess, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request,
+    SharedGate, Timestamp, Verb,
 };
 use slidegate_testkit::redis::{RedisServer, Reply};
 
@@ -135,10 +135,7 @@ async fn run(server: &RedisServer, key: &str, mut quotas: Vec<Quota>, said: Said
         }))
         .unwrap()
     };
-    let options = RedisOptions::new(&server.url_as_user())
-        .unwrap()
-        .deadline(Duration::from_secs(10))
-        .without_denial_cache();
+    let options = crate::callers::options(&server.url_as_user()).without_denial_cache();
     let memory = Gate::with_memory(policies(&quotas), MemoryStore::builder().clock(clock.clone()).build());
     let redis = SharedGate::redis(policies(&quotas), options).unwrap();
     let mut wait = Duration::ZERO;
@@ -354,7 +351,7 @@ fn checks_that_go_together_decide_as_one_after_another_in_memory() {
             let quota = quota(limit, 60_000, algorithm);
             PolicySet::new([Policy::new("p", quota).unwrap().scope(["user"])]).unwrap()
         };
-        let options = RedisOptions::new(&server.url_as_user()).unwrap().deadline(Duration::from_secs(10));
+        let options = crate::callers::options(&server.url_as_user());
         let memory = Gate::with_memory(policies(), MemoryStore::builder().clock(clock.clone()).build());
         let redis = Arc::new(SharedGate::redis(policies(), options.without_denial_cache()).unwrap());
         let key = format!("{algorithm}-{limit}");
