@@ -145,7 +145,9 @@ impl Snapshots {
             Err(error) => {
                 status.failed += 1;
                 let is_new = status.error.replace(error.to_string()).is_none();
-                if is_new || self.log_limit.admit(None).is_some() {
+                // Charged by the first line as well, or the next failure would write it again.
+                let is_admitted = self.log_limit.admit(None).is_some();
+                if is_new || is_admitted {
                     tracing::warn!(
                         path = %self.path().display(),
                         %error,
