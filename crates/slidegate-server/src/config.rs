@@ -285,7 +285,7 @@ policies:
         assert!(config.is_address("ip") && !config.is_address("user"));
     }
 
-    /// Who is told of one mistake at a time starts the service once for each.
+    /// An operator who sees one mistake at a time has to start the service once for each.
     #[test]
     fn all_mistakes_are_listed_in_the_order_of_the_file() {
         let text = "

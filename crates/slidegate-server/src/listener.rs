@@ -20,11 +20,12 @@ mod table;
 mod timeouts;
 
 pub(crate) use accept::{Accepted, Acceptor, Connection};
-pub(crate) use budget::{ConnectionBudget, ConnectionCaps};
+pub(crate) use budget::ConnectionBudget;
 pub(crate) use certificates::{Certificates, TlsFiles, TlsProfile};
 pub(crate) use counters::{ConnectionSpec, ProtocolConnections, Refusal};
 pub(crate) use descriptors::raise_limit;
 pub(crate) use http::{Handler, HttpListener};
 pub(crate) use socket::{BoundSocket, SocketFile};
 pub(crate) use stream::DetachedStream;
+pub(crate) use table::ConnectionCaps;
 pub(crate) use timeouts::{Timeouts, WRITE_TIMEOUT};

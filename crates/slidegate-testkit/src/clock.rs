@@ -51,6 +51,12 @@ impl ClockOffset {
 
     /// Makes a command that has yet to start see this clock.
     pub fn put_on(&self, command: &mut Command) {
-        command.env("LD_PRELOAD", &self.shim).env("SLIDEGATE_CLOCK_OFFSET", &self.path);
+        command.envs(self.variables());
+    }
+
+    /// The environment variables of a process that sees this clock.
+    pub fn variables(&self) -> [(&'static str, &str); 2] {
+        let text = |path: &'_ Path| path.to_str().unwrap();
+        [("LD_PRELOAD", text(&self.shim)), ("SLIDEGATE_CLOCK_OFFSET", text(&self.path))]
     }
 }

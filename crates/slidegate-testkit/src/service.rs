@@ -35,7 +35,7 @@ pub fn slidegate() -> Command {
     for name in SETTINGS {
         command.env_remove(format!("SLIDEGATE_{name}")).env_remove(format!("SLIDEGATE_{name}_FILE"));
     }
-    // Of whoever runs the tests under systemd.
+    // Set if the tests themselves run under systemd.
     for name in ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"] {
         command.env_remove(name);
     }

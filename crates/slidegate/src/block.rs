@@ -42,7 +42,7 @@ impl Block {
         Self { until: None, by: None }
     }
 
-    /// The same block with the name of whoever made it. The name is for operators: header fields
+    /// The same block with the name of its author. The name is for operators: header fields
     /// and problem bodies, which reach end users, do not contain it.
     #[must_use]
     pub fn by(self, name: impl Into<Box<str>>) -> Self {
@@ -55,7 +55,7 @@ impl Block {
         self.until
     }
 
-    /// Whoever made it, if that is known.
+    /// Its author, if known.
     #[must_use]
     pub fn blocked_by(&self) -> Option<&str> {
         self.by.as_deref()

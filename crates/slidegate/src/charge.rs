@@ -136,7 +136,7 @@ pub enum Excess {
     /// the limit by: for costs that are known only when they have arisen, such as tokens of a
     /// language model.
     Charge,
-    /// Deny it and charge it all the same, as limiters do that count every hit. The cost is charged
+    /// Deny it and still charge it, as limiters do that count every hit. The cost is charged
     /// whatever becomes of the request, also when it is another policy that denies it. A client
     /// that keeps asking stays denied.
     Count,

@@ -269,7 +269,7 @@ mod tests {
         }
     }
 
-    /// Who a user is does not depend on the proxy; what one proxy is to be told does.
+    /// The user does not depend on the proxy; the fields that a proxy sends do.
     #[test]
     fn what_the_file_says_stands_over_every_preset_and_a_proxy_s_own_over_that() {
         let config = config(

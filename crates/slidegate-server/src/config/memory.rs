@@ -184,26 +184,26 @@ mod tests {
         config.memory.worst_case(config.policies.iter(), candidates, config.resp.is_some()).to_string()
     }
 
-    /// Whoever sizes a container reads this line, and must learn which policy to change.
+    /// An operator who sizes a container reads this line, and needs the policy that takes most.
     #[test]
     fn the_worst_case_names_the_policy_with_the_largest_keys_and_the_bound() {
         let policies = "\npolicies:\n  - {name: a, quota: 100/1m}\n  - {name: b, quota: 10/1m, algorithm: token-bucket}\n";
         let more = " Checks with an idempotency key take up to 20.0 MiB more.";
-        let told = |store: &str| worst_case(&format!("store: {{memory: {{{store}}}}}{policies}"));
+        let described = |store: &str| worst_case(&format!("store: {{memory: {{{store}}}}}{policies}"));
         assert_eq!(
-            told(""),
+            described(""),
             format!(
                 "At worst it takes 617 MiB: 1048576 keys of up to 617 bytes, as of policy `a`. max_bytes bounds it.{more}"
             )
         );
         assert_eq!(
-            told("max_keys: 1000, max_bytes: 1GiB"),
+            described("max_keys: 1000, max_bytes: 1GiB"),
             format!(
                 "At worst it takes 603 KiB, less than max_bytes: 1000 keys of up to 617 bytes, as of policy `a`.{more}"
             )
         );
         assert_eq!(
-            told("max_bytes: 64MiB"),
+            described("max_bytes: 64MiB"),
             format!(
                 "At worst it takes 64.0 MiB, its max_bytes; 1636801 keys of up to 617 bytes, as of policy `a`, would take \
                  963 MiB.{more}"

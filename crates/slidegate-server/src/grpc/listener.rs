@@ -127,7 +127,7 @@ impl GrpcListener {
     }
 }
 
-/// Which connections are told to start no more calls.
+/// Which connections get GOAWAY: their clients start no more calls on them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum GoAway {
     None,
@@ -186,7 +186,7 @@ impl Connections {
         tokio::spawn(async move {
             let deadline = async {
                 tokio::select! {
-                    () = told(&mut goaway) => {}
+                    () = goaway_due(&mut goaway) => {}
                     () = elapsed(max_connection_age) => {}
                 }
                 stop.notify_one();
@@ -203,9 +203,9 @@ impl Connections {
     }
 }
 
-/// Completes when this connection is told to start no more calls.
-async fn told(goaway: &mut watch::Receiver<GoAway>) {
-    // One that is opened after the listener has closed, behind a long handshake, is told at once.
+/// Completes when GOAWAY is due on this connection.
+async fn goaway_due(goaway: &mut watch::Receiver<GoAway>) {
+    // A connection whose handshake ends after the listener has closed gets it at once.
     let opened = *goaway.borrow_and_update();
     // The sender lives as long as there are connections.
     let _ = goaway.wait_for(|now| *now == GoAway::All || *now != opened).await;

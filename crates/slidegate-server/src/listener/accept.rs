@@ -1,4 +1,4 @@
-//! The accept loop of every port. It never stops accepting: what has no place is told so.
+//! The accept loop of every port. It never stops accepting: a connection that has no place is refused.
 
 use std::future::poll_fn;
 use std::io;
@@ -169,7 +169,7 @@ impl Acceptor {
         }
     }
 
-    /// What the client of this socket can be told. Nothing before a TLS handshake.
+    /// The refusal for the client of this socket. None before a TLS handshake.
     fn refusal(&self, socket: &Socket) -> Option<Refusal> {
         let is_encrypted = self.certificates.is_some() && matches!(socket, Socket::Tcp(_));
         (!is_encrypted).then_some(self.connections.refusal)

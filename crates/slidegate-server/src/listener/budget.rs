@@ -14,20 +14,11 @@ use super::counters::{ConnectionSpec, ProtocolConnections};
 use super::descriptors::Descriptors;
 use super::reasons::{CloseReason, RefusalReason};
 use super::refusal::Refusals;
-use super::table::{Caps, Entry, Table};
+use super::table::{ConnectionCaps, Entry, Table};
 use crate::log_limit::group_key;
 
 /// Fewest connections, however few file descriptors there are: enough to look and to shut down.
 const MIN_CONNECTIONS: usize = 8;
-
-/// The configured caps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct ConnectionCaps {
-    /// Most connections of all protocols together.
-    pub(crate) total: usize,
-    /// Most connections of one peer address.
-    pub(crate) per_peer: usize,
-}
 
 /// The connections of all protocols.
 #[derive(Debug)]
@@ -145,9 +136,7 @@ impl ConnectionBudget {
         if !protocol.begin() {
             return Err(RefusalReason::Protocol);
         }
-        let ConnectionCaps { total, per_peer } = self.caps();
-        let caps = Caps { total, per_peer };
-        let admitted = self.table().admit(peer.map(group_key), protocol, caps, self.now());
+        let admitted = self.table().admit(peer.map(group_key), protocol, self.caps(), self.now());
         match admitted {
             Ok(entry) => {
                 protocol.admitted();

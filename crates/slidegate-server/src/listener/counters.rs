@@ -18,7 +18,7 @@ pub(crate) struct ConnectionSpec {
     pub(crate) refusal: Refusal,
 }
 
-/// What a refused client is told, in its own protocol.
+/// The reply to a refused client, in its own protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refusal {
     /// 503 with `Retry-After`.

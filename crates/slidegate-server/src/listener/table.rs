@@ -58,9 +58,11 @@ impl Entry {
 
 /// Most connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Caps {
-    pub(super) total: usize,
-    pub(super) per_peer: usize,
+pub(crate) struct ConnectionCaps {
+    /// Most connections of all protocols together.
+    pub(crate) total: usize,
+    /// Most connections of one peer address.
+    pub(crate) per_peer: usize,
 }
 
 /// The open connections of all protocols.
@@ -79,7 +81,7 @@ impl Table {
         &mut self,
         peer: Option<PeerKey>,
         protocol: &Arc<ProtocolConnections>,
-        caps: Caps,
+        caps: ConnectionCaps,
         now: Tick,
     ) -> Result<Arc<Entry>, RefusalReason> {
         let of_peer = peer.and_then(|peer| self.peers.get(&peer)).copied().unwrap_or(0);
@@ -207,7 +209,7 @@ mod tests {
         Some([number; 16])
     }
 
-    const CAPS: Caps = Caps { total: 3, per_peer: 2 };
+    const CAPS: ConnectionCaps = ConnectionCaps { total: 3, per_peer: 2 };
 
     /// Silent sockets must not lock everybody else out for good.
     #[test]
@@ -246,7 +248,7 @@ mod tests {
     #[test]
     fn a_peer_over_its_cap_loses_its_own_connections_only() {
         let (mut table, protocol) = (Table::default(), protocol());
-        let caps = Caps { total: 100, ..CAPS };
+        let caps = ConnectionCaps { total: 100, ..CAPS };
         let mut admit = |from, now| table.admit(from, &protocol, caps, now);
         let other = admit(peer(1), 0).unwrap();
         let greedy = [admit(peer(2), 1).unwrap(), admit(peer(2), 2).unwrap()];
@@ -268,7 +270,7 @@ mod tests {
     #[test]
     fn a_busy_table_is_examined_in_parts() {
         let (mut table, protocol) = (Table::default(), protocol());
-        let caps = Caps { total: 3 * MAX_EXAMINED, per_peer: usize::MAX };
+        let caps = ConnectionCaps { total: 3 * MAX_EXAMINED, per_peer: usize::MAX };
         let entries: Vec<_> =
             (0..caps.total).map(|_| table.admit(peer(1), &protocol, caps, 0).unwrap()).collect();
         let now = 10 * SECOND;

@@ -22,7 +22,7 @@ const USER: u32 = 65_532;
 /// Requests of a client that goes on although it could know that the service is not ready.
 const LATE_REQUESTS: usize = 50;
 
-/// Whoever builds the image must not learn of a mistake there.
+/// A mistake must show here, not when the image is built.
 #[test]
 fn the_dockerfile_has_no_findings() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/Dockerfile");

@@ -195,7 +195,7 @@ fn while_draining_open_grpc_connections_are_told_to_reconnect() {
     is_over.store(true, Ordering::Relaxed);
     assert!(calls.join().expect("no call is lost over one client's connection and the next") > 0);
     server.signal("TERM");
-    assert!(kinds(newer).contains(&GOAWAY), "those who came later are told at the end");
+    assert!(kinds(newer).contains(&GOAWAY), "connections opened later get it at the end");
     assert!(server.wait().success());
 }
 
@@ -214,7 +214,7 @@ fn kinds(mut stream: TcpStream) -> Vec<u8> {
     kinds
 }
 
-/// On a developer's machine Control-C must not take seconds; anywhere else somebody has to be told.
+/// On a developer's machine Control-C must not take seconds; anywhere else load balancers need time to notice.
 #[test]
 fn the_delay_is_for_services_that_others_can_reach() {
     let folder = TempDir::new("drain-default");

@@ -46,7 +46,7 @@ fn the_address_is_found_as_the_service_finds_it() {
     );
 }
 
-/// An unhealthy instance must be told from a healthy one by its exit code, with the reason in the
+/// A container runtime knows an unhealthy instance by its exit code, with the reason in the
 /// engine's log.
 #[test]
 fn an_instance_that_is_not_ready_is_unhealthy_with_the_reason_in_one_line() {

@@ -1,4 +1,4 @@
-//! What systemd is told, with a socket in its place.
+//! Notifications to systemd, which a socket stands in for.
 
 use std::fs;
 use std::os::linux::net::SocketAddrExt;

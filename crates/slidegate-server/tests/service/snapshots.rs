@@ -105,7 +105,7 @@ fn a_restart_keeps_usage_and_changes_made_at_run_time() {
     change("PUT", "/v1/policies/bucket", r#"{"limit": 20}"#);
     check(&server, "alice");
     assert_eq!(used(&server, "alice"), [4, 4, 4, 4, 1]);
-    // Whoever blocks somebody need not wait for the interval.
+    // A block is saved at once, not at the interval.
     until_true("the changes are saved", || snapshot(&server)["saved"].as_u64() > Some(0));
     stop(server);
     assert_eq!(place.files(), ["usage.snapshot", "usage.snapshot.lock"]);
@@ -274,13 +274,7 @@ fn a_wall_clock_that_is_corrected_during_a_restart_frees_nobody() {
     let place = Place::new("1h", "policies: [{name: p, scope: [user], quota: 3/10m}]\n");
     let clock = ClockOffset::create(place.dir.path());
     let start = || {
-        let mut command = Command::new("true");
-        clock.put_on(&mut command);
-        let variables: Vec<_> = command
-            .get_envs()
-            .map(|(name, value)| (name.to_str().unwrap(), value.unwrap().to_str().unwrap()))
-            .collect();
-        Server::start_at("127.0.0.1:0", &variables, &["--config", &place.config], Stdio::piped())
+        Server::start_at("127.0.0.1:0", &clock.variables(), &["--config", &place.config], Stdio::piped())
     };
     let server = start();
     for _ in 0..3 {
@@ -304,7 +298,7 @@ fn the_variables_and_the_summary_name_the_file_and_the_bounds() {
     let place = Place::new("5s", POLICIES);
     let path = place.file.display().to_string();
     let variables = [("SLIDEGATE_SNAPSHOT", path.as_str()), ("SLIDEGATE_MAX_BYTES", "64Mi")];
-    let server = Server::start_at("127.0.0.1:0", &variables, &["--policy", "9/1h per user"], Stdio::piped());
+    let server = Server::start_at("127.0.0.1:0", &clock.variables(), &["--policy", "9/1h per user"], Stdio::piped());
     let store = format!("store      memory, up to 64.0 MiB, saved to {path} every 1m\n");
     assert!(server.greeting.contains(&store), "{}", server.greeting);
     let memory = server.get("/v1/status").json()["memory"].clone();

@@ -30,13 +30,7 @@ impl Moved {
         let dir = TempDir::new("wall_clock");
         let clock = ClockOffset::create(dir.path());
         clock.set(offset_s * MICROSECONDS);
-        let mut command = Command::new("true");
-        clock.put_on(&mut command);
-        let variables: Vec<_> = command
-            .get_envs()
-            .map(|(name, value)| (name.to_str().unwrap(), value.unwrap().to_str().unwrap()))
-            .collect();
-        let server = Server::start_with(&["--policy", "3/1m per user"], &variables);
+        let server = Server::start_with(&["--policy", "3/1m per user"], &clock.variables());
         Self { clock, server, _dir: dir }
     }
 

@@ -225,7 +225,7 @@ fn a_block_has_a_value_for_each_attribute_of_the_scope() {
     assert_eq!(decisions.strictest().unwrap().retry_after(), Some(TEN_MINUTES));
 }
 
-/// What a denied check was told of usage must not stand in for its charge when it is sent again
+/// The usage reported by a denied check must not stand in for its charge when it is sent again
 /// after the block.
 #[test]
 fn a_blocked_check_with_an_id_is_charged_when_it_is_repeated_after_the_block() {

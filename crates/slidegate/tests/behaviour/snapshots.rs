@@ -197,8 +197,8 @@ fn every_key_of_every_policy_comes_back() {
         }
         // A quota that came with a request belongs to its key.
         if n % 3 == 0 {
-            let told = Quota::per_hour(20).with_algorithm(Algorithm::TokenBucket);
-            gate.check(&Request::new().with("user", user).under("token-bucket").quota(told));
+            let inline = Quota::per_hour(20).with_algorithm(Algorithm::TokenBucket);
+            gate.check(&Request::new().with("user", user).under("token-bucket").quota(inline));
         }
     }
     let mut snapshot = saved(&gate, &dir);
@@ -478,7 +478,7 @@ fn a_file_is_replaced_as_a_whole_or_not_at_all() {
     assert!(file.read().unwrap().is_none());
 }
 
-/// Whoever misspells the directory must learn it at the start, not at the first restart.
+/// A misspelt directory must be an error at the start, not at the first restart.
 #[test]
 fn a_place_that_cannot_be_written_is_refused_at_once() {
     let dir = TempDir::new("place");

@@ -200,7 +200,7 @@ async fn a_black_hole_opens_the_breaker_after_a_few_calls_and_the_others_are_ans
     }
     let waited = errors(&gate, FailureKind::Timeout) - before;
     assert!(waited <= 5, "{waited} calls waited: {:?}", gate.store().primary().nodes());
-    // Probes wait for their deadline. A slow machine sends more of them, but most calls are none.
+    // Probes wait for their deadline. A slow machine sends more of them, but most calls are not probes.
     let before = errors(&gate, FailureKind::Timeout);
     for _ in 0..200 {
         check(&gate, "alice").await;
@@ -421,7 +421,7 @@ async fn the_fallback_gives_what_remained_and_no_more_than_the_share() {
     }
 }
 
-/// A client that was told to wait a second must wait that second, and no window.
+/// A client whose wait was a second waits that second, not a whole window.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_exhausted_key_stays_denied_by_the_fallback_until_its_wait_ends() {
     const WINDOW: Duration = Duration::from_secs(3);

@@ -1,7 +1,7 @@
 //! Recent peeks: what the store last said of blocked keys, for a moment.
 //!
-//! Whoever blocks an abusive client must not make its requests dearer than they were: denials of
-//! the store are cached and coalesced, and a block is decided without the store's verdict. So the
+//! Blocking an abusive client must not make its requests more expensive: denials of the store are
+//! cached and batched, and a block is decided without the store's verdict. So the
 //! store is asked about the same blocked keys at most once per [`FRESH`] and process.
 
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};

@@ -44,7 +44,7 @@ impl InlineQuotas {
         self.quotas.find(address).is_some()
     }
 
-    /// Whether there are none.
+    /// Whether it has no quotas.
     pub(super) fn is_empty(&self) -> bool {
         self.quotas.len() == 0
     }

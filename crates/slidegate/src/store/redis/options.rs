@@ -91,7 +91,7 @@ impl RedisOptions {
     }
 
     /// What ids are hashed with: the same text in every instance, unknown to clients. Without one,
-    /// whoever knows slidegate can tell where an id lies.
+    /// anyone can compute which slot an id is in.
     #[must_use]
     pub fn key_secret(self, secret: &str) -> Self {
         Self { names: Names { secret: Names::secret_of(secret), ..self.names }, ..self }

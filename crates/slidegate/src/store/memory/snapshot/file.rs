@@ -103,7 +103,7 @@ impl SnapshotFile {
         Ok(saved)
     }
 
-    /// Renames a damaged snapshot, for whoever wants to look at it. Keeps the last five.
+    /// Renames a damaged snapshot, so that it can be examined. Keeps the last five.
     ///
     /// # Errors
     /// Those of the file system.
