@@ -56,7 +56,7 @@ impl ClockOffset {
 
     /// The environment variables of a process that sees this clock.
     pub fn variables(&self) -> [(&'static str, &str); 2] {
-        let text = |path: &'_ Path| path.to_str().unwrap();
-        [("LD_PRELOAD", text(&self.shim)), ("SLIDEGATE_CLOCK_OFFSET", text(&self.path))]
+        let [shim, path] = [&self.shim, &self.path].map(|path| path.to_str().unwrap());
+        [("LD_PRELOAD", shim), ("SLIDEGATE_CLOCK_OFFSET", path)]
     }
 }

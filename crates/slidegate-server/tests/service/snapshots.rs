@@ -4,7 +4,7 @@ use std::fs;
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -273,9 +273,8 @@ fn a_second_process_on_the_same_file_is_refused() {
 fn a_wall_clock_that_is_corrected_during_a_restart_frees_nobody() {
     let place = Place::new("1h", "policies: [{name: p, scope: [user], quota: 3/10m}]\n");
     let clock = ClockOffset::create(place.dir.path());
-    let start = || {
-        Server::start_at("127.0.0.1:0", &clock.variables(), &["--config", &place.config], Stdio::piped())
-    };
+    let start =
+        || Server::start_at("127.0.0.1:0", &clock.variables(), &["--config", &place.config], Stdio::piped());
     let server = start();
     for _ in 0..3 {
         check(&server, "alice");
@@ -298,7 +297,7 @@ fn the_variables_and_the_summary_name_the_file_and_the_bounds() {
     let place = Place::new("5s", POLICIES);
     let path = place.file.display().to_string();
     let variables = [("SLIDEGATE_SNAPSHOT", path.as_str()), ("SLIDEGATE_MAX_BYTES", "64Mi")];
-    let server = Server::start_at("127.0.0.1:0", &clock.variables(), &["--policy", "9/1h per user"], Stdio::piped());
+    let server = Server::start_at("127.0.0.1:0", &variables, &["--policy", "9/1h per user"], Stdio::piped());
     let store = format!("store      memory, up to 64.0 MiB, saved to {path} every 1m\n");
     assert!(server.greeting.contains(&store), "{}", server.greeting);
     let memory = server.get("/v1/status").json()["memory"].clone();

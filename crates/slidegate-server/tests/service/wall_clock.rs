@@ -1,7 +1,6 @@
 //! A service that starts while the machine's date is wrong, as machines without a battery do, and
 //! the date is corrected.
 
-use std::process::Command;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::json;

@@ -14,6 +14,10 @@ use crate::quota::Quota;
 use crate::time::Timestamp;
 use crate::usage::RecordedCharge;
 
+mod ring;
+
+use ring::{Ring, Widths, add, array, cost_bytes, timestamp_bytes};
+
 /// 56 bytes, plus the ring if it is larger than 23 bytes.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SlidingLog {
@@ -35,78 +39,6 @@ pub(crate) struct SlidingLog {
     /// Bits of the step to which `newest` was rounded up. `newest` may be that far ahead of the
     /// time of its charge.
     ahead_bits: u8,
-}
-
-/// The bytes of the entries. A few fit in the table's slot, so that a key with few charges needs
-/// one memory access.
-#[derive(Debug, Clone)]
-enum Ring {
-    Inline([u8; Self::INLINE_BYTES]),
-    Heap(Box<[u8]>),
-}
-
-impl Ring {
-    /// The most that fits without making the table's slot larger.
-    const INLINE_BYTES: usize = 23;
-
-    fn new(bytes: usize) -> Self {
-        if bytes <= Self::INLINE_BYTES {
-            Self::default()
-        } else {
-            Self::Heap(vec![0; bytes].into_boxed_slice())
-        }
-    }
-
-    #[inline]
-    fn bytes(&self) -> &[u8] {
-        match self {
-            Self::Inline(bytes) => bytes,
-            Self::Heap(bytes) => bytes,
-        }
-    }
-
-    #[inline]
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        match self {
-            Self::Inline(bytes) => bytes,
-            Self::Heap(bytes) => bytes,
-        }
-    }
-}
-
-impl Default for Ring {
-    fn default() -> Self {
-        Self::Inline([0; Self::INLINE_BYTES])
-    }
-}
-
-/// Widths of the fields in the ring.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Widths(u8);
-
-impl Widths {
-    fn new(timestamp: u8, cost: u8) -> Self {
-        Self(timestamp << 4 | cost)
-    }
-
-    /// Bytes of a timestamp: its low 4 or 6. The rest follows from `newest`, because all entries
-    /// are within one window of it.
-    #[inline]
-    fn timestamp(self) -> u8 {
-        self.0 >> 4
-    }
-
-    /// Bytes of a cost: 0 (every cost is 1), 1, 2, 4 or 8.
-    #[inline]
-    fn cost(self) -> u8 {
-        self.0 & 0xF
-    }
-
-    /// Bytes of an entry.
-    #[inline]
-    fn entry(self) -> usize {
-        usize::from(self.timestamp() + self.cost())
-    }
 }
 
 impl State for SlidingLog {
@@ -249,22 +181,6 @@ impl SavedState for SlidingLog {
         }
         log.oldest = log.timestamp(0);
         (log.used > 0).then_some(log)
-    }
-}
-
-/// Bytes that distinguish all timestamps of a log, which span one window and one step.
-fn timestamp_bytes(quota: &Quota) -> u8 {
-    if quota.window_us() + quota.step_us() < 1 << 32 { 4 } else { 6 }
-}
-
-/// Bytes of a cost in the ring.
-fn cost_bytes(cost: u64) -> u8 {
-    match cost {
-        1 => 0,
-        0..0x100 => 1,
-        0x100..0x1_0000 => 2,
-        0x1_0000..0x1_0000_0000 => 4,
-        _ => 8,
     }
 }
 
@@ -493,7 +409,7 @@ impl SlidingLog {
     #[inline]
     fn write_cost(&mut self, at: u16, cost: u64) {
         let cost_bytes = self.widths.cost();
-        debug_assert!(self::cost_bytes(cost) <= cost_bytes, "a cost is cut");
+        debug_assert!(ring::cost_bytes(cost) <= cost_bytes, "a cost is cut");
         let offset = self.offset(at) + usize::from(self.widths.timestamp());
         let bytes = &mut self.ring.bytes_mut()[offset..];
         let cost = cost.to_le_bytes();
@@ -505,26 +421,6 @@ impl SlidingLog {
             _ => bytes[..8].copy_from_slice(&cost),
         }
     }
-}
-
-/// Adds to a field of `N` bytes. Returns whether the sum fits.
-#[inline]
-fn add<const BYTES: usize>(field: &mut [u8], cost: u64) -> bool {
-    let field = field.first_chunk_mut::<BYTES>().expect("an entry has all its bytes");
-    let mut sum = [0; 8];
-    sum[..BYTES].copy_from_slice(field);
-    let sum = u64::from_le_bytes(sum) + cost;
-    let fits = BYTES == 8 || sum >> (8 * BYTES) == 0;
-    if fits {
-        field.copy_from_slice(&sum.to_le_bytes()[..BYTES]);
-    }
-    fits
-}
-
-/// The first `N` bytes of a field.
-#[inline]
-fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
-    *bytes.first_chunk().expect("an entry has all its bytes")
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ mod breaker;
 mod cluster;
 mod connection;
 mod connector;
+mod error_reply;
 mod failure;
 #[cfg(fuzzing)]
 pub(crate) mod fuzzing;
@@ -30,7 +31,8 @@ use tokio::time::{Instant, sleep};
 
 use self::cluster::Cluster;
 use self::connector::Serves;
-use self::failure::{ErrorReply, FailureCounts};
+use self::error_reply::ErrorReply;
+use self::failure::FailureCounts;
 use self::node::{Asking, Job, Node, Terms};
 use self::options::Servers;
 use self::refresh::Renew;
@@ -40,7 +42,8 @@ use crate::time::instant;
 
 pub use breaker::BreakerState;
 pub(crate) use connector::Connector;
-pub(crate) use failure::{Executed, Failure, LastFailure, line};
+pub(crate) use error_reply::line;
+pub(crate) use failure::{Executed, Failure, LastFailure};
 pub use failure::{FailureKind, StoreErrors, StoreFailure};
 pub use options::ClientCertificate;
 pub(crate) use options::{ConnectionOptions, Pem};
@@ -458,7 +461,7 @@ fn refused(node: &Node, error: &redis::ServerError) -> Failure {
         ErrorReply::Fail(executed) => (executed, ""),
         ErrorReply::Ask { .. } | ErrorReply::NoScript | ErrorReply::Retry => (Executed::No, ""),
     };
-    node.failure(executed, FailureKind::of(error), &format!("{}{hint}", failure::reply_text(error)))
+    node.failure(executed, FailureKind::of(error), &format!("{}{hint}", error_reply::reply_text(error)))
 }
 
 /// Time that must remain for a retry. With less, the caller would get a timeout instead of the

@@ -12,7 +12,7 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use redis::{Cmd, Value};
 
 use super::connector::Serves;
-use super::failure;
+use super::error_reply;
 use super::jitter;
 use super::node::{Node, Terms};
 use super::options::{Address, ConnectionOptions};
@@ -207,7 +207,7 @@ impl Renew for Cluster {
             let terms = Terms { deadline: instant() + ASKING, bound: ReplyBound::LISTING };
             match node.call(&command, terms).await {
                 Ok(Value::ServerError(error)) => {
-                    why = format!("redis at {}: {}", node.name(), failure::reply_text(&error));
+                    why = format!("redis at {}: {}", node.name(), error_reply::reply_text(&error));
                 }
                 Ok(value) => match ranges(&value, node.address()) {
                     Some(ranges) if !ranges.is_empty() => {

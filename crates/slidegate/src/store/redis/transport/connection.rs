@@ -12,7 +12,8 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::connector::{Connected, Driver};
-use super::failure::{self, Executed, Failure, FailureKind};
+use super::error_reply;
+use super::failure::{Executed, Failure, FailureKind};
 use super::jitter;
 use super::node::Node;
 use super::reply_bound::AcceptedReplies;
@@ -220,9 +221,9 @@ impl Attempt {
                 }
                 Err(error) => {
                     failures = failures.saturating_add(1);
-                    let kind = failure::kind_of_connect_error(&error);
+                    let kind = error_reply::kind_of_connect_error(&error);
                     let hint = connector.hint(&error).map(|hint| format!("; {hint}")).unwrap_or_default();
-                    let detail = format!("cannot connect: {}{hint}", failure::error_text(&error));
+                    let detail = format!("cannot connect: {}{hint}", error_reply::error_text(&error));
                     managed.state.send_replace(ConnectionState::Down(Arc::new(Outage { kind, detail })));
                 }
             }

@@ -14,7 +14,7 @@ use redis::{
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
-use super::failure;
+use super::error_reply;
 use super::options::{Address, ConnectionOptions, Credentials};
 use super::reply_bound::AcceptedReplies;
 use super::stream::Opener;
@@ -107,7 +107,7 @@ impl Connector {
                 });
             }
             match within(self.timeout, self.connect_with(config)).await {
-                Err(error) if !resp2 && failure::lacks_resp3(&error) => {
+                Err(error) if !resp2 && error_reply::lacks_resp3(&error) => {
                     self.resp2_only.store(true, Ordering::Relaxed);
                 }
                 answer => return answer,
@@ -141,7 +141,7 @@ impl Connector {
         let silent = (self.tls && error.is_timeout()).then_some(
             "if the server is well, it does not speak TLS at this address: use its `tls-port`, or a url without TLS",
         );
-        failure::tls_hint(&failure::error_text(error)).or(silent)
+        error_reply::tls_hint(&error_reply::error_text(error)).or(silent)
     }
 
     /// A connection for pub/sub messages.

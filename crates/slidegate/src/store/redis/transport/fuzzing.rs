@@ -2,7 +2,8 @@
 
 use redis::Value;
 
-use super::failure::{self, ErrorReply, FailureKind};
+use super::error_reply::{self, ErrorReply};
+use super::failure::FailureKind;
 use super::options::Address;
 use super::reply_bound::{AcceptedReplies, ReplyScanner};
 use super::{cluster, sentinel};
@@ -37,7 +38,7 @@ pub fn read_topology(reply: &Value) {
     if let Value::ServerError(error) = reply {
         let _ = ErrorReply::of(error);
         let _ = FailureKind::of(error);
-        let text = failure::reply_text(error);
+        let text = error_reply::reply_text(error);
         assert!(!text.contains(|c: char| c.is_control()) && text.chars().count() <= 300, "{text:?}");
     }
 }

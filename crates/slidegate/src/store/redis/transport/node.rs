@@ -15,7 +15,8 @@ use tokio::time::{Instant, timeout_at};
 use super::breaker::{Breaker, BreakerState};
 use super::connection::{Connection, ManagedConnection};
 use super::connector::{Connector, Serves};
-use super::failure::{self, ErrorReply, Executed, Failure, FailureKind};
+use super::error_reply::{self, ErrorReply};
+use super::failure::{Executed, Failure, FailureKind};
 use super::jitter;
 use super::options::{Address, ConnectionOptions};
 use super::reply_bound::ReplyBound;
@@ -339,7 +340,7 @@ impl Node {
                     redis::ErrorKind::Parse => (FailureKind::Malformed, "malformed reply"),
                     _ => (FailureKind::ConnectionLost, "the connection was lost before the reply arrived"),
                 };
-                (kind, format!("{what}: {}", failure::error_text(error)))
+                (kind, format!("{what}: {}", error_reply::error_text(error)))
             }
         };
         if managed.lose(self, number, connection) {

@@ -11,7 +11,7 @@ use redis::{Cmd, Value};
 use tokio::time::Instant;
 
 use super::connector::Serves;
-use super::failure;
+use super::error_reply;
 use super::node::{Node, Terms};
 use super::options::{Address, ConnectionOptions};
 use super::refresh::{Refresh, Renew};
@@ -120,7 +120,7 @@ impl Renew for Sentinel {
 async fn answered(node: &Node, command: &Cmd, deadline: Instant) -> Result<Value, String> {
     match node.call(command, Terms { deadline, bound: ReplyBound::SMALL }).await {
         Ok(Value::ServerError(error)) => {
-            Err(format!("redis at {}: {}", node.name(), failure::reply_text(&error)))
+            Err(format!("redis at {}: {}", node.name(), error_reply::reply_text(&error)))
         }
         Ok(value) => Ok(value),
         Err(failure) => Err(failure.to_string()),
