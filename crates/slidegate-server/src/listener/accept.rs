@@ -81,6 +81,7 @@ impl Acceptor {
         loop {
             match self.next_socket().await {
                 Ok((socket, peer)) => {
+                    self.budget.descriptors.keep_spare();
                     if let Some(stream) = self.admit(socket, peer) {
                         return self.accepted(stream, peer);
                     }

@@ -44,6 +44,14 @@ impl Descriptors {
         Some(limit.saturating_sub(Self::open().unwrap_or_default()).saturating_sub(RESERVE))
     }
 
+    /// Takes a spare again if another part of the process got hold of the last one.
+    pub(super) fn keep_spare(&self) {
+        let mut held = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        if held.is_none() {
+            *held = spare();
+        }
+    }
+
     /// Does something that needs a descriptor while none is left, with the spare one.
     pub(super) fn with_spare(&self, run: impl FnOnce()) {
         let mut held = self.spare.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,5 +1,6 @@
 //! Running out of file descriptors.
 
+use std::net::Shutdown;
 use std::process::Command;
 
 use crate::victim::{Protocol, Victim, until_closed};
@@ -29,16 +30,17 @@ fn without_any_descriptor_connections_are_refused_until_there_are_some_again() {
         let set = Command::new("prlimit").args(["--pid", &pid, &limit]).status();
         assert!(set.expect("the Debian package `util-linux` is installed").success());
     };
-    let in_use = victim.descriptors();
-    limit(in_use - 1);
+    // The budget of connections, counted at the start, stays above what is left.
+    limit(80);
     for protocol in Protocol::ALL {
-        let mut refused: Vec<_> = (0..20).map(|_| victim.connect(protocol)).collect();
-        refused.iter_mut().for_each(until_closed);
+        let mut refused: Vec<_> = (0..120).map(|_| victim.connect(protocol)).collect();
+        for stream in &mut refused {
+            // One that was let in ends with its client; one that still waits to be accepted does not.
+            let _ = stream.shutdown(Shutdown::Write);
+            until_closed(stream);
+        }
     }
     limit(512);
     victim.assert_served();
-    // A descriptor that was free for a moment lets one in, which is then closed for the next.
-    let (refused, evicted) =
-        (victim.connections("/doors/resp/refused"), victim.connections("/doors/resp/closed/evicted"));
-    assert!(refused > 0 && refused + evicted >= 20, "{refused} refused, {evicted} evicted");
+    assert!(victim.connections("/doors/resp/refused") > 0);
 }
