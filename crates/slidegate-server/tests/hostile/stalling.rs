@@ -22,6 +22,7 @@ fn silent_sockets_of_one_protocol_lock_nobody_out() {
         // The budget, the connections that are being refused, and one that was just closed.
         assert!(victim.descriptors() <= before + 200 + 64, "{}", victim.descriptors());
         drop(silent);
+        slidegate_testkit::until_true("the silent ones are gone", || victim.connections("/open") < 10);
     }
     assert!(victim.connections("/doors/grpc/closed/evicted") > 0, "{}", victim.server.get("/v1/status").body);
 }
