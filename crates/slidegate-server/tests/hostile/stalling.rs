@@ -24,7 +24,8 @@ fn silent_sockets_of_one_protocol_lock_nobody_out() {
         drop(silent);
         slidegate_testkit::until_true("the silent ones are gone", || victim.connections("/open") < 10);
     }
-    assert!(victim.connections("/doors/grpc/closed/evicted") > 0, "{}", victim.server.get("/v1/status").body);
+    // A later flood may find a place free that its well-behaved clients then use.
+    assert!(victim.connections("/doors/http/closed/evicted") > 0, "{}", victim.server.get("/v1/status").body);
 }
 
 /// A byte now and then must not look busy.
