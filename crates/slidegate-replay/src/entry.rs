@@ -37,6 +37,8 @@ pub struct Entry<'a> {
     pub status: u16,
     /// The response's length in bytes. 0 for `-`.
     pub bytes: u64,
+    /// What the request costs. 1 unless the log says otherwise.
+    pub cost: u64,
     /// The `Referer` header. `None` in the common format, for `-` and when empty.
     pub referer: Option<Cow<'a, [u8]>>,
     /// The `User-Agent` header. `None` in the common format, for `-` and when empty.
@@ -122,6 +124,7 @@ impl Parser {
             request: RequestLine::parse(request),
             status,
             bytes,
+            cost: 1,
             referer: None,
             user_agent: None,
         };
@@ -307,6 +310,7 @@ mod tests {
                 }),
                 status: 200,
                 bytes: 203,
+                cost: 1,
                 referer: Some(Cow::Borrowed(b"http://r/")),
                 user_agent: Some(Cow::Borrowed(b"M/5 (X)")),
             }

@@ -29,6 +29,7 @@
 
 #![forbid(unsafe_code)]
 
+mod attributes;
 mod column;
 mod entry;
 mod reader;

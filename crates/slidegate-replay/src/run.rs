@@ -3,14 +3,12 @@
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Write};
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use serde::Serialize;
-use slidegate::{
-    Gate, ManualClock, MemoryStats, MemoryStore, Policy, PolicyDecision, PolicySet, Request, Timestamp,
-};
+use slidegate::{Gate, ManualClock, MemoryStats, MemoryStore, Policy, PolicyDecision, PolicySet, Timestamp};
 
+use crate::attributes::request;
 use crate::entry::Entry;
 
 /// Keys that are counted one by one, for each policy: 16 bytes each, so about 100 MB. Past it the
@@ -155,28 +153,6 @@ struct DecisionLine<'a> {
 pub(crate) fn rfc3339(at: Timestamp) -> String {
     let micros = i64::try_from(at.as_micros()).unwrap_or(i64::MAX);
     jiff::Timestamp::from_microsecond(micros).map_or_else(|_| format!("{micros} us"), |time| time.to_string())
-}
-
-/// The attributes of an entry: ip, method, path, status, user and `user_agent`, as far as it has
-/// them.
-fn request<'e>(entry: &'e Entry<'_>, status: &'e str) -> Request<'e> {
-    let address = std::str::from_utf8(entry.host).ok().and_then(|host| host.parse::<IpAddr>().ok());
-    let mut request = Request::new().with("status", status);
-    // A client that the server logged by name is counted by it.
-    request = match address {
-        Some(ip) => request.with("ip", ip),
-        None => request.with("ip", entry.host),
-    };
-    if let Some(line) = &entry.request {
-        request = request.with("method", line.method).with("path", line.path());
-    }
-    if let Some(user) = &entry.user {
-        request = request.with("user", &**user);
-    }
-    if let Some(agent) = &entry.user_agent {
-        request = request.with("user_agent", &**agent);
-    }
-    request
 }
 
 impl ReplayCounts {
