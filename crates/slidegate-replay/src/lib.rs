@@ -1,43 +1,66 @@
-//! Replays an access log under rate-limit policies, to see what they would have denied.
+//! Replays access logs under rate-limit policies, to see what they would have denied.
 //!
 //! The decisions come from the gate that also decides live requests, on a clock that follows the
-//! log. So the report says what would have happened.
+//! log. So the report says what would have happened. One pass can decide any number of
+//! [scenarios](Plan::compare) and [values of a limit](Sweep).
 //!
 //! ```
+//! use std::sync::Arc;
 //! use slidegate::{Policy, PolicySet, Quota};
-//! use slidegate_replay::{LogReader, Options, Replay};
+//! use slidegate_replay::{LogReader, Options, Plan, PlainWording, Replay, TextStyle, Wording};
 //!
 //! let log = r#"192.0.2.1 - - [20/Nov/2026:10:00:00 +0000] "GET / HTTP/1.1" 200 5
 //! 192.0.2.1 - - [20/Nov/2026:10:00:01 +0000] "GET / HTTP/1.1" 200 5
 //! "#;
 //! let policy = Policy::new("per-ip", Quota::per_minute(1))?.scope(["ip"]);
-//! let options = Options {
-//!     max_keys: 1_000_000,
-//!     top: 5,
-//!     describe: |policy| format!("{}: {}", policy.name(), policy.quota()),
-//!     explain: |decision| decision.map_or("no policy".into(), |one| one.key().to_string()),
-//! };
-//! let mut replay = Replay::new(PolicySet::new([policy])?, options);
+//! let wording: Arc<dyn Wording> = Arc::new(PlainWording);
+//! let mut replay = Replay::new(Plan::of(PolicySet::new([policy])?, Options::default()), &wording)?;
 //! let mut reader = LogReader::from_reader(log.as_bytes())?;
 //! while let Some(entry) = reader.next_entry()? {
-//!     replay.decide(&entry, None)?;
+//!     replay.push(&entry)?;
 //! }
-//! let report = replay.report(reader.stats()).to_string();
+//! let outcome = replay.finish(reader.stats())?;
+//! let report = outcome.text(TextStyle::default()).to_string();
 //! assert!(report.contains("seen 2  allowed 1  denied 1 (50.0%)"), "{report}");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
 #![forbid(unsafe_code)]
 
+mod replay;
+
 mod attributes;
 mod column;
 mod entry;
 mod reader;
 mod reorder;
-mod report;
-mod run;
 
+mod batch;
+mod compare;
+mod decider;
+mod diff;
+mod key_table;
+mod pass;
+mod scenario;
+mod sweep;
+mod timeline;
+
+mod each;
+mod outcome;
+mod report;
+mod share;
+mod wording;
+
+pub use compare::with_algorithm;
+pub use diff::{Diff, DiffOptions, WordedPolicies};
 pub use entry::{Entry, Malformed, RequestLine};
+pub use outcome::{
+    KeyOutcome, KeyTruthOutcome, LogOutcome, Outcome, PolicyOutcome, ScenarioOutcome, SweepOutcome,
+    SweepPointOutcome, TimeOutcome, TruthOutcome, UsageOutcome, WindowOutcome,
+};
 pub use reader::{LogReader, LogStats, MalformedLine, Progress};
-pub use report::Report;
-pub use run::{Options, Replay};
+pub use replay::{MAX_COMPARED, NamedPolicies, Options, Plan, Replay};
+pub use report::{ChangedKey, DiffOutcome, DiffPolicy, DiffPolicySide, DiffReport, TextReport, TextStyle};
+pub use share::Share;
+pub use sweep::{MAX_SWEEP_POINTS, Sweep};
+pub use wording::{PlainWording, Wording};

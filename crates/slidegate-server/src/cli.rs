@@ -8,6 +8,7 @@ use failure::Failure;
 
 mod check;
 mod client;
+mod diff;
 mod explain;
 pub(crate) mod failure;
 mod health;
@@ -24,6 +25,7 @@ mod token;
 mod top;
 mod validate;
 pub(crate) mod values;
+mod wording;
 
 /// An exact sliding-window rate limiter.
 ///
@@ -73,6 +75,9 @@ enum Command {
     Explain(explain::ExplainArgs),
     /// Replay an access log through policies, using the log's timestamps
     Replay(replay::ReplayArgs),
+    /// Show what a configuration change would have done to the traffic of a log. Exit code: 0
+    /// accepted, 1 more newly denied than --fail-above, 2 error
+    Diff(diff::DiffArgs),
 }
 
 impl Cli {
@@ -102,6 +107,7 @@ impl Cli {
             Command::Token(args) => token::run(&args),
             Command::Explain(args) => explain::run(&args),
             Command::Replay(args) => replay::run(&args),
+            Command::Diff(args) => diff::run(&args),
         });
         outcome.unwrap_or_else(|failure| {
             output::print_error(failure);
@@ -120,6 +126,10 @@ impl Cli {
             }
             _ => None,
         };
+        if matches!(self.command, Command::Diff(_)) {
+            // There, `--log` names a log to replay.
+            return "info".to_owned();
+        }
         self.log_level.clone().or_else(of_environment).unwrap_or_else(|| "info".to_owned())
     }
 }

@@ -17,6 +17,7 @@ mod traces;
 
 pub(crate) use events::{EVENTS_KEPT, Filter};
 pub(crate) use observer::Observer;
+pub(crate) use redaction::Redactor;
 pub(crate) use routes::live::tick;
 pub(crate) use routes::{metrics_routes, routes};
 pub(crate) use traces::Spans;

@@ -95,6 +95,13 @@ impl PartialEq for Key<'_> {
 
 impl Eq for Key<'_> {}
 
+/// Equal keys hash alike: for tables that know keys by a hash, without a copy of each.
+impl Hash for Key<'_> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.parts().for_each(|part| write_canonical(part, |bytes| state.write(bytes)));
+    }
+}
+
 impl fmt::Display for Key<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.scope.is_empty() {

@@ -1,22 +1,29 @@
 //! `slidegate replay`: replays an access log through policies before they go live.
 
-use std::io::{self, BufWriter, Write};
-use std::path::PathBuf;
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, BufWriter, IsTerminal, Write};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::str::FromStr;
+use std::thread::available_parallelism;
 use std::time::Duration;
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use slidegate::MemoryStore;
-use slidegate_replay::{LogReader, LogStats, Options, Replay};
+use slidegate::{Algorithm, MemoryStore};
+use slidegate_replay::{
+    LogReader, LogStats, NamedPolicies, Options, Outcome, Plan, Replay, Share, Sweep, TextStyle,
+    with_algorithm,
+};
 
 use super::failure::Failure;
 use super::output;
 use super::sources::PolicyArgs;
 use super::values::number;
-use crate::app::explanation;
-use crate::config::{Counted, describe};
+use super::wording::ReportWording;
+use crate::config::Config;
 
 #[derive(Debug, Args)]
 pub(super) struct ReplayArgs {
@@ -27,12 +34,29 @@ pub(super) struct ReplayArgs {
     /// Maximum disorder of lines, in seconds: lines are sorted within it
     #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = number::<u64>)]
     slack: u64,
-    /// Number of most denied keys to show per policy
+    /// Number of keys to show per policy
     #[arg(long, value_name = "N", default_value = "5", value_parser = number::<usize>)]
     top: usize,
     /// Print one line of JSON per request, in order of decision, before the report
     #[arg(long)]
     each: bool,
+    /// Compare algorithms of the configuration, or several config files, and judge each by the
+    /// exact log: `--compare sliding-window,fixed-window` or `--compare a.yaml b.yaml`
+    #[arg(long, value_name = "FILE|ALGORITHM", num_args = 1.., value_delimiter = ',')]
+    compare: Vec<String>,
+    /// Try many limits or windows of one policy and recommend one: `limit=50..500`,
+    /// `limit=50..500:25`, `per-ip.limit=50..500`, `window=10s..5m`
+    #[arg(long, value_name = "RANGE", value_parser = Sweep::from_str)]
+    sweep: Option<Sweep>,
+    /// The share of requests that the value recommended by --sweep may deny
+    #[arg(long, value_name = "SHARE", default_value = "0.1%", value_parser = Share::from_str)]
+    deny_at_most: Share,
+    /// Write the outcome as JSON; `-` for standard output, instead of the report
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write the outcome as CSV; `-` for standard output, instead of the report
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
 }
 
 /// A valid log line.
@@ -41,27 +65,31 @@ const EXAMPLE: &str = r#"192.0.2.1 - - [20/Nov/2026:10:00:00 +0000] "GET / HTTP/
 const PROGRESS_EVERY: u64 = 4096;
 
 pub(super) fn run(args: &ReplayArgs) -> Result<ExitCode, Failure> {
+    args.check()?;
     let config = args.policies.config()?;
+    let compared = args.compared()?;
+    let configs = || std::iter::once(&config).chain(compared.files.values());
+    let wording = ReportWording::of(configs());
     let name = args.log.display();
     let unreadable = |error: io::Error| Failure(format!("{name}: {error}"));
     let mut log = LogReader::open(&args.log).map_err(unreadable)?.with_slack(Duration::from_secs(args.slack));
-    let options = Options {
-        max_keys: config.memory.max_keys.unwrap_or(MemoryStore::DEFAULT_MAX_KEYS),
-        top: args.top,
-        describe: |policy| describe(policy, Counted::Here),
-        explain: |decision| decision.map_or_else(|| explanation::NOTHING.to_owned(), explanation::one),
+    let plan = args.plan(&config, &compared);
+    let replay = if args.each {
+        Replay::with_each(plan, &wording, Box::new(BufWriter::new(io::stdout())))
+    } else {
+        Replay::new(plan, &wording)
     };
-    let mut replay = Replay::new(config.policies, options);
-    let mut each = args.each.then(|| BufWriter::new(io::stdout().lock()));
+    let mut replay = replay.map_err(Failure)?;
     let bar = progress_bar(log.progress().total_bytes);
 
+    let mut broken = None;
     for line in 0u64.. {
         if line.is_multiple_of(PROGRESS_EVERY) {
             bar.set_position(log.progress().bytes_read);
         }
         match log.next_entry() {
             Ok(Some(entry)) => {
-                if let Err(error) = replay.decide(&entry, each.as_mut().map(|each| each as &mut dyn Write)) {
+                if let Err(error) = replay.push(&entry) {
                     // The reader closed the pipe, so it does not want the report either.
                     bar.finish_and_clear();
                     return output::accept_closed(Err(error)).map(|()| ExitCode::SUCCESS);
@@ -70,21 +98,169 @@ pub(super) fn run(args: &ReplayArgs) -> Result<ExitCode, Failure> {
             Ok(None) => break,
             Err(error) => {
                 // Report the entries read so far, then fail.
-                bar.finish_and_clear();
-                output::print(replay.report(log.stats()).to_string().trim_end())?;
-                return Err(unreadable(error));
+                broken = Some(unreadable(error));
+                break;
             }
         }
     }
     bar.finish_and_clear();
-    if let Some(mut each) = each {
-        output::accept_closed(each.flush())?;
-    }
-    if log.stats().entries == 0 {
+    let outcome = match replay.finish(log.stats()) {
+        Ok(outcome) => Outcome { command: Some(command_line()), ..outcome },
+        Err(error) => return output::accept_closed(Err(error)).map(|()| ExitCode::SUCCESS),
+    };
+    if broken.is_none() && log.stats().entries == 0 {
         return Err(Failure(format!("{name}: {}", nothing_to_replay(log.stats()))));
     }
-    output::print(replay.report(log.stats()).to_string().trim_end())?;
-    Ok(ExitCode::SUCCESS)
+    args.write(&outcome)?;
+    broken.map_or(Ok(ExitCode::SUCCESS), Err)
+}
+
+/// What `--compare` names.
+struct Compared {
+    /// In the order given.
+    values: Vec<ComparedValue>,
+    /// The files, by their names.
+    files: HashMap<String, Config>,
+}
+
+enum ComparedValue {
+    Algorithm(Algorithm),
+    File(String),
+}
+
+impl ReplayArgs {
+    /// Options that exclude each other.
+    fn check(&self) -> Result<(), Failure> {
+        let to_stdout: Vec<&str> = [("--json", &self.json), ("--csv", &self.csv)]
+            .into_iter()
+            .filter(|(_, path)| path.as_deref() == Some(Path::new("-")))
+            .map(|(name, _)| name)
+            .chain(self.each.then_some("--each"))
+            .collect();
+        if let [first, second, ..] = to_stdout[..] {
+            return Err(Failure(format!(
+                "{first} and {second} both write to standard output: give one of them a file"
+            )));
+        }
+        if self.each && !self.compare.is_empty() {
+            return Err(Failure(
+                "--each prints the decisions of one configuration: leave out --compare".to_owned(),
+            ));
+        }
+        Ok(())
+    }
+
+    fn compared(&self) -> Result<Compared, Failure> {
+        let mut compared = Compared { values: Vec::new(), files: HashMap::new() };
+        for value in &self.compare {
+            if let Ok(algorithm) = value.parse() {
+                compared.values.push(ComparedValue::Algorithm(algorithm));
+                continue;
+            }
+            let path = Path::new(value);
+            if !path.exists() {
+                let algorithms = Algorithm::ALL.map(|one| format!("`{one}`")).join(", ");
+                return Err(Failure(format!(
+                    "invalid --compare `{value}`: must be a config file, which does not exist, or one of {algorithms}"
+                )));
+            }
+            let file = PolicyArgs { config: Some(path.to_owned()), policies: Vec::new() };
+            compared.files.insert(value.clone(), file.config()?);
+            compared.values.push(ComparedValue::File(value.clone()));
+        }
+        Ok(compared)
+    }
+
+    fn plan(&self, config: &Config, compared: &Compared) -> Plan {
+        let max_keys = |config: &Config| config.memory.max_keys.unwrap_or(MemoryStore::DEFAULT_MAX_KEYS);
+        let most_keys = compared.files.values().map(max_keys).fold(max_keys(config), usize::max);
+        let has_file = !compared.files.is_empty();
+        let is_given = self.policies.config.is_some() || !self.policies.policies.is_empty();
+        let own = (has_file && is_given).then(|| NamedPolicies {
+            name: "configured".to_owned(),
+            policies: config.policies.clone(),
+            family: 0,
+        });
+        let others = compared.values.iter().enumerate().map(|(at, value)| match value {
+            ComparedValue::Algorithm(algorithm) => NamedPolicies {
+                name: algorithm.to_string(),
+                policies: with_algorithm(&config.policies, *algorithm),
+                family: 0,
+            },
+            ComparedValue::File(name) => NamedPolicies {
+                name: name.clone(),
+                policies: compared.files[name].policies.clone(),
+                family: at + 1,
+            },
+        });
+        let threads = available_parallelism().map_or(1, std::num::NonZero::get);
+        Plan {
+            policies: config.policies.clone(),
+            compare: own.into_iter().chain(others).collect(),
+            sweep: self.sweep.clone().map(|sweep| sweep.with_deny_at_most(self.deny_at_most)),
+            options: Options { max_keys: most_keys, top: self.top, threads },
+        }
+    }
+
+    fn write(&self, outcome: &Outcome) -> Result<(), Failure> {
+        let mut is_printed = false;
+        type Writer<'a> = Box<dyn Fn(&mut dyn Write) -> io::Result<()> + 'a>;
+        let forms: [(&Option<PathBuf>, Writer<'_>); 2] = [
+            (&self.json, Box::new(|out| outcome.write_json(out))),
+            (&self.csv, Box::new(|out| outcome.write_csv(out))),
+        ];
+        for (path, write) in &forms {
+            match path.as_deref() {
+                None => {}
+                Some(path) if path == Path::new("-") => {
+                    is_printed = true;
+                    output::accept_closed(write(&mut BufWriter::new(io::stdout().lock())))?;
+                }
+                Some(path) => write_file(path, &**write)?,
+            }
+        }
+        if is_printed {
+            return Ok(());
+        }
+        output::print(outcome.text(text_style()).to_string().trim_end())
+    }
+}
+
+/// Writes a file as a whole.
+fn write_file(path: &Path, write: &dyn Fn(&mut dyn Write) -> io::Result<()>) -> Result<(), Failure> {
+    let written = File::create(path).and_then(|file| {
+        let mut out = BufWriter::new(file);
+        write(&mut out)?;
+        out.flush()
+    });
+    written.map_err(|error| Failure(format!("cannot write {}: {error}", path.display())))
+}
+
+/// Colours on a terminal, unless `NO_COLOR` is set or the terminal has none; ASCII if the locale is
+/// one without UTF-8.
+pub(super) fn text_style() -> TextStyle {
+    let variable = |name| std::env::var(name).ok().filter(|value: &String| !value.is_empty());
+    let is_terminal = io::stdout().is_terminal() && variable("TERM").as_deref() != Some("dumb");
+    let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(variable);
+    let has_unicode = locale.is_none_or(|locale| {
+        let locale = locale.to_ascii_lowercase();
+        locale.contains("utf-8") || locale.contains("utf8")
+    });
+    TextStyle { is_coloured: is_terminal && variable("NO_COLOR").is_none(), is_ascii: !has_unicode }
+}
+
+/// This process's command line, as it can be pasted into a shell.
+fn command_line() -> String {
+    let words = std::env::args_os().skip(1).map(|word| quoted(&word.to_string_lossy()));
+    std::iter::once("slidegate".to_owned()).chain(words).collect::<Vec<_>>().join(" ")
+}
+
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,%+@".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
 }
 
 /// The error for a log without requests: "0 denied" for a file in another format would be
@@ -105,10 +281,29 @@ fn nothing_to_replay(stats: &LogStats) -> String {
 }
 
 /// Drawn on standard error if it is a terminal.
-fn progress_bar(total_bytes: Option<u64>) -> ProgressBar {
+pub(super) fn progress_bar(total_bytes: Option<u64>) -> ProgressBar {
     let (bar, template) = match total_bytes {
         Some(total) => (ProgressBar::new(total), "{bar:40} {percent}% {bytes}/{total_bytes}, {eta} to go"),
         None => (ProgressBar::new_spinner(), "{spinner} {bytes} read, {elapsed}"),
     };
     bar.with_style(ProgressStyle::with_template(template).expect("the template is valid"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The command in a report is for pasting: a space must not make two words of one.
+    #[test]
+    fn words_are_quoted_for_a_shell() {
+        for (word, expected) in [
+            ("access.log", "access.log"),
+            ("20/1m per ip", "'20/1m per ip'"),
+            ("it's", r"'it'\''s'"),
+            ("", "''"),
+            ("$HOME", "'$HOME'"),
+        ] {
+            assert_eq!(quoted(word), expected);
+        }
+    }
 }

@@ -27,12 +27,12 @@ const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxy
 
 /// Redacts keys. Hashes use the configured secret, or one that is random per process.
 #[derive(Debug)]
-pub(super) struct Redactor {
+pub(crate) struct Redactor {
     secret: [u64; 2],
 }
 
 impl Redactor {
-    pub(super) fn new(secret: Option<&str>) -> Self {
+    pub(crate) fn new(secret: Option<&str>) -> Self {
         let random = || RandomState::new().hash_one(0);
         let secret = secret.map_or_else(
             || [random(), random()],
@@ -47,7 +47,7 @@ impl Redactor {
     }
 
     /// The redacted text of a key.
-    pub(super) fn show(&self, key: &str, how: KeysShown) -> String {
+    pub(crate) fn show(&self, key: &str, how: KeysShown) -> String {
         let key = self.cut(key);
         match how {
             KeysShown::Plain => key.into_owned(),

@@ -34,15 +34,29 @@ const ENVOY: &Table = &[
     ("http", &["grpc", "handler", "host", "timed_body"]),
 ];
 
-/// Parsing knows no policy; only `run` knows the gate.
+/// Parsing knows no policy; what decides knows no form of report.
 const REPLAY: &Table = &[
     ("lib", &[]),
     ("column", &[]),
     ("entry", &["column"]),
     ("reorder", &[]),
     ("reader", &["entry", "reorder"]),
-    ("run", &["entry"]),
-    ("report", &["reader", "run"]),
+    ("attributes", &["entry"]),
+    ("batch", &["attributes", "entry"]),
+    ("pass", &["batch", "entry"]),
+    ("decider", &[]),
+    ("share", &[]),
+    ("wording", &[]),
+    ("timeline", &[]),
+    ("each", &["wording"]),
+    ("key_table", &["timeline", "wording"]),
+    ("compare", &["decider", "key_table", "timeline", "wording"]),
+    ("scenario", &["batch", "compare", "decider", "each", "key_table", "timeline", "wording"]),
+    ("sweep", &["batch", "decider", "key_table", "share"]),
+    ("outcome", &["compare", "each", "key_table", "reader", "scenario", "sweep", "timeline"]),
+    ("report", &["each", "outcome", "reader", "share"]),
+    ("diff", &["batch", "decider", "entry", "key_table", "pass", "reader", "report", "wording"]),
+    ("replay", &["batch", "compare", "entry", "outcome", "pass", "reader", "scenario", "sweep", "wording"]),
 ];
 
 /// Helpers know no server.

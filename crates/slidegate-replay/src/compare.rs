@@ -1,0 +1,242 @@
+//! Comparing: what a scenario admitted and denied, judged by the exact log.
+//!
+//! The truth is a second gate: the same policies, counted by the sliding log with as many slots as
+//! there can be. It holds exactly what the scenario itself admitted, so a wrong decision does not
+//! make all later ones wrong. Before each decision it is peeked at; afterwards it is charged with
+//! what the scenario charged. A window's cost is exact while a key has at most [`MAX_SLOTS`]
+//! different times in one window and a limit of at most [`MAX_SLOTS`].
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, RandomState};
+
+use slidegate::{Algorithm, Decisions, Policy, PolicyDecision, PolicySet, Quota, Request, Timestamp};
+
+use crate::decider::Decider;
+use crate::key_table::{IdentityHasher, MAX_COUNTED_KEYS, MAX_DENIED_KEYS, hash};
+use crate::timeline::{Greatest, MAX_BUCKETS, Timeline};
+use crate::wording::Words;
+
+/// Slots of the exact log: the most that a quota can have.
+pub(crate) const MAX_SLOTS: u16 = u16::MAX - 1;
+
+/// The exact log of what a scenario admitted, and how its decisions compare.
+#[derive(Debug)]
+pub(crate) struct Truth {
+    decider: Decider,
+    hasher: RandomState,
+    /// In the order of the policies.
+    pub(crate) policies: Vec<PolicyTruth>,
+}
+
+/// How the decisions of one policy compare with the exact log.
+#[derive(Debug)]
+pub(crate) struct PolicyTruth {
+    /// Admitted although the window was full.
+    pub(crate) wrongly_allowed: u64,
+    /// Denied although the cost would have fitted.
+    pub(crate) wrongly_denied: u64,
+    /// The fullest window of any key.
+    pub(crate) worst: WorstWindow,
+    /// The greatest share of its limit that any key had in one window, over time.
+    pub(crate) worst_over_time: Timeline<Greatest>,
+    keys: HashMap<u64, KeyTruth, BuildHasherDefault<IdentityHasher>>,
+    /// Keys with a text so far.
+    named: usize,
+    /// Keys beyond the bounds, of which only the sums above know.
+    pub(crate) keys_not_kept: bool,
+}
+
+/// The greatest admitted cost in any one window.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct WorstWindow {
+    pub(crate) cost: u64,
+    pub(crate) limit: u64,
+    pub(crate) key: String,
+    /// The end of the window.
+    pub(crate) at_us: u64,
+}
+
+/// How the decisions on one key compare with the exact log.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct KeyTruth {
+    /// Set when the key is denied, or something is wrong about it.
+    pub(crate) text: Option<Box<str>>,
+    pub(crate) denied: u64,
+    pub(crate) wrongly_allowed: u64,
+    pub(crate) wrongly_denied: u64,
+    /// The greatest admitted cost in any one window, and its limit.
+    pub(crate) worst_cost: u64,
+    pub(crate) worst_limit: u64,
+}
+
+/// The same policies, counted by the exact log.
+pub(crate) fn exact(policies: &PolicySet) -> PolicySet {
+    let exact = |quota: &Quota| quota.with_algorithm(Algorithm::SlidingLog).with_slots(MAX_SLOTS);
+    let policies = policies.iter().map(|policy| policy.clone().map_quotas(exact));
+    PolicySet::new(policies).expect("another algorithm keeps a set valid")
+}
+
+/// The same policies under another algorithm.
+#[must_use]
+pub fn with_algorithm(policies: &PolicySet, algorithm: Algorithm) -> PolicySet {
+    let change = |policy: &Policy| policy.clone().map_quotas(|quota| quota.with_algorithm(algorithm));
+    PolicySet::new(policies.iter().map(change)).expect("another algorithm keeps a set valid")
+}
+
+impl Truth {
+    pub(crate) fn of(policies: &PolicySet, max_keys: usize) -> Self {
+        Self {
+            decider: Decider::new(exact(policies), max_keys),
+            hasher: RandomState::new(),
+            policies: policies.iter().map(|_| PolicyTruth::default()).collect(),
+        }
+    }
+
+    /// What the exact log says about a request. It has the policies of the scenario in their order,
+    /// so its decisions are in that of the scenario.
+    pub(crate) fn peek<'r>(&mut self, now: Timestamp, request: &'r Request<'r>) -> Decisions<'r> {
+        self.decider.follow(now.as_micros());
+        self.decider.gate().peek(request)
+    }
+
+    /// Compares the scenario's decisions with what was expected, and charges what it charged.
+    pub(crate) fn judge(
+        &mut self,
+        request: &Request<'_>,
+        decisions: &Decisions<'_>,
+        expected: &Decisions<'_>,
+        words: &Words,
+    ) {
+        debug_assert_eq!(decisions.iter().len(), expected.iter().len(), "one set of policies");
+        for (decision, truth) in decisions.iter().zip(expected.iter()) {
+            let fitted = truth.is_allowed();
+            let event = KeyTruth {
+                denied: u64::from(decision.is_denied()),
+                wrongly_allowed: u64::from(decision.is_allowed() && decision.cost() > 0 && !fitted),
+                wrongly_denied: u64::from(decision.is_denied() && fitted),
+                ..KeyTruth::default()
+            };
+            if event.denied + event.wrongly_allowed > 0 {
+                self.policies[decision.position()].count(&self.hasher, &decision, event, words);
+            }
+        }
+        self.charge(request, decisions, words);
+    }
+
+    fn charge(&mut self, request: &Request<'_>, decisions: &Decisions<'_>, words: &Words) {
+        let asked = request.asked_cost();
+        if asked == 0 || decisions.iter().all(|decision| decision.cost() == 0) {
+            return;
+        }
+        // Usually all policies charge what was asked.
+        if decisions.iter().all(|decision| decision.cost() == asked) {
+            let charged = self.decider.gate().penalize(request);
+            for charge in charged.iter() {
+                self.policies[charge.position()].count_window(&self.hasher, &charge, words);
+            }
+            return;
+        }
+        for decision in decisions.iter().filter(|decision| decision.cost() > 0) {
+            let part = request.clone().under(decision.policy().name()).cost(decision.cost());
+            let charged = self.decider.gate().penalize(&part);
+            for charge in charged.iter() {
+                self.policies[charge.position()].count_window(&self.hasher, &charge, words);
+            }
+        }
+    }
+}
+
+impl PolicyTruth {
+    /// Adds wrong or denied requests of a key.
+    fn count(&mut self, hasher: &RandomState, decision: &PolicyDecision<'_>, event: KeyTruth, words: &Words) {
+        self.wrongly_allowed += event.wrongly_allowed;
+        self.wrongly_denied += event.wrongly_denied;
+        if let Some(key) = self.key(hasher, decision) {
+            key.denied += event.denied;
+            key.wrongly_allowed += event.wrongly_allowed;
+            key.wrongly_denied += event.wrongly_denied;
+            let is_new = key.text.is_none();
+            if is_new {
+                self.name(hasher, decision, words);
+            }
+        }
+    }
+
+    /// Adds a window that ends with a charge.
+    fn count_window(&mut self, hasher: &RandomState, charge: &PolicyDecision<'_>, words: &Words) {
+        let (cost, limit) = (charge.used(), charge.limit());
+        let at_us = charge.at().as_micros();
+        let share = share(cost, limit);
+        let greatest = self.worst_over_time.at(at_us);
+        greatest.0 = greatest.0.max(share);
+        if is_worse((cost, limit), (self.worst.cost, self.worst.limit)) {
+            self.worst = WorstWindow { cost, limit, key: words.key(charge), at_us };
+        }
+        let Some(key) = self.key(hasher, charge) else { return };
+        if is_worse((cost, limit), (key.worst_cost, key.worst_limit)) {
+            (key.worst_cost, key.worst_limit) = (cost, limit);
+        }
+        if cost > limit && key.text.is_none() {
+            self.name(hasher, charge, words);
+        }
+    }
+
+    fn key(&mut self, hasher: &RandomState, decision: &PolicyDecision<'_>) -> Option<&mut KeyTruth> {
+        let hash = hash(hasher, &decision.key());
+        if self.keys.len() >= MAX_COUNTED_KEYS && !self.keys.contains_key(&hash) {
+            self.keys_not_kept = true;
+            return None;
+        }
+        Some(self.keys.entry(hash).or_default())
+    }
+
+    fn name(&mut self, hasher: &RandomState, decision: &PolicyDecision<'_>, words: &Words) {
+        if self.named >= MAX_DENIED_KEYS {
+            self.keys_not_kept = true;
+            return;
+        }
+        self.named += 1;
+        if let Some(key) = self.key(hasher, decision) {
+            key.text = Some(words.key(decision).into());
+        }
+    }
+
+    /// The keys with the most wrong decisions, then the fullest windows, then the most denials.
+    pub(crate) fn worst_keys(&self, most: usize) -> Vec<&KeyTruth> {
+        let rank = |key: &KeyTruth| {
+            let worst = (share(key.worst_cost, key.worst_limit) * 1000.0).to_bits();
+            (key.wrongly_allowed + key.wrongly_denied, worst, key.denied)
+        };
+        let mut keys: Vec<&KeyTruth> = self.keys.values().filter(|key| key.text.is_some()).collect();
+        keys.sort_unstable_by(|one, other| {
+            rank(other).cmp(&rank(one)).then_with(|| one.text.cmp(&other.text))
+        });
+        keys.truncate(most);
+        keys
+    }
+}
+
+impl Default for PolicyTruth {
+    fn default() -> Self {
+        Self {
+            wrongly_allowed: 0,
+            wrongly_denied: 0,
+            worst: WorstWindow::default(),
+            worst_over_time: Timeline::new(MAX_BUCKETS),
+            keys: HashMap::default(),
+            named: 0,
+            keys_not_kept: false,
+        }
+    }
+}
+
+/// A cost as a multiple of a limit. Of a limit of 0 it is the cost itself.
+#[allow(clippy::cast_precision_loss)] // for people to read
+pub(crate) fn share(cost: u64, limit: u64) -> f64 {
+    cost as f64 / limit.max(1) as f64
+}
+
+/// Whether a window is fuller than another, each as cost and limit; compared as fractions.
+fn is_worse((cost, limit): (u64, u64), (than, of): (u64, u64)) -> bool {
+    u128::from(cost) * u128::from(of.max(1)) > u128::from(than) * u128::from(limit.max(1))
+}

@@ -1,0 +1,255 @@
+//! Differences: the same traffic under an old and a new set of policies, and whose verdicts change.
+
+use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasherDefault, RandomState};
+use std::io;
+use std::sync::Arc;
+
+use slidegate::{Decisions, PolicyDecision, PolicySet};
+
+use crate::batch::{EntryBatch, attribute_names};
+use crate::decider::Decider;
+use crate::entry::Entry;
+use crate::key_table::{IdentityHasher, MAX_COUNTED_KEYS, MAX_DENIED_KEYS, hash};
+use crate::pass::{Job, Pass};
+use crate::reader::LogStats;
+use crate::report::diff::{ChangedKey, DiffOutcome, DiffPolicy, DiffPolicySide};
+use crate::wording::{Wording, Words};
+
+/// Replays a log under two sets of policies.
+///
+/// ```
+/// use std::sync::Arc;
+/// use slidegate::{Policy, PolicySet, Quota};
+/// use slidegate_replay::{Diff, DiffOptions, LogReader, PlainWording};
+///
+/// let log = r#"192.0.2.1 - - [20/Nov/2026:10:00:00 +0000] "GET / HTTP/1.1" 200 5
+/// 192.0.2.1 - - [20/Nov/2026:10:00:01 +0000] "GET / HTTP/1.1" 200 5
+/// "#;
+/// let per_ip = |limit| PolicySet::new([Policy::new("per-ip", Quota::per_minute(limit))?.scope(["ip"])]);
+/// let words = || Arc::new(PlainWording);
+/// let mut diff = Diff::new((per_ip(2)?, words()), (per_ip(1)?, words()), DiffOptions::default());
+/// let mut reader = LogReader::from_reader(log.as_bytes())?;
+/// while let Some(entry) = reader.next_entry()? {
+///     diff.push(&entry);
+/// }
+/// let outcome = diff.finish(reader.stats());
+/// assert_eq!((outcome.newly_denied, outcome.newly_allowed), (1, 0));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Diff {
+    pass: Pass<PolicyDiff>,
+    top: usize,
+}
+
+/// Bounds of a diff.
+#[derive(Debug, Clone, Copy)]
+pub struct DiffOptions {
+    /// Most keys in memory at once, for each of the two sets.
+    pub max_keys: usize,
+    /// Most changed keys in the outcome, in each direction.
+    pub top: usize,
+    /// Threads besides the one that reads. The two sets are decided on one: 0 or 1.
+    pub threads: usize,
+}
+
+impl Default for DiffOptions {
+    fn default() -> Self {
+        Self { max_keys: slidegate::MemoryStore::DEFAULT_MAX_KEYS, top: 10, threads: 1 }
+    }
+}
+
+/// A set of policies with the words for it.
+pub type WordedPolicies = (PolicySet, Arc<dyn Wording>);
+
+/// The two gates, and what differed so far.
+#[derive(Debug)]
+pub(crate) struct PolicyDiff {
+    old: DiffSide,
+    new: DiffSide,
+    requests: u64,
+    newly_denied: u64,
+    newly_allowed: u64,
+}
+
+/// One of the two sets.
+#[derive(Debug)]
+struct DiffSide {
+    decider: Decider,
+    words: Words,
+    hasher: RandomState,
+    denied: u64,
+    policies: Vec<SideCounts>,
+    /// The keys whose denials the other side does not have, by position of the policy and hash.
+    changed: HashMap<(usize, u64), ChangedKey>,
+    /// Changed requests of keys beyond [`MAX_DENIED_KEYS`].
+    changed_not_kept: u64,
+}
+
+#[derive(Debug, Clone, Default)]
+struct SideCounts {
+    seen: u64,
+    denied: u64,
+    /// Requests whose verdict this policy changed: it denies here, and the other set allows.
+    changed: u64,
+    denied_keys: HashSet<u64, BuildHasherDefault<IdentityHasher>>,
+}
+
+impl Diff {
+    /// Starts with two empty stores.
+    #[must_use]
+    pub fn new(old: WordedPolicies, new: WordedPolicies, options: DiffOptions) -> Self {
+        let names = attribute_names([&old.0, &new.0]);
+        let side = |(policies, wording): WordedPolicies| {
+            let counts = vec![SideCounts::default(); policies.iter().len()];
+            DiffSide {
+                policies: counts,
+                decider: Decider::new(policies, options.max_keys),
+                words: Words(wording),
+                hasher: RandomState::new(),
+                denied: 0,
+                changed: HashMap::new(),
+                changed_not_kept: 0,
+            }
+        };
+        let diff =
+            PolicyDiff { old: side(old), new: side(new), requests: 0, newly_denied: 0, newly_allowed: 0 };
+        Self { pass: Pass::new(names, vec![diff], options.threads), top: options.top }
+    }
+
+    /// Takes one entry. An entry older than the last one is decided at the time of the last one.
+    pub fn push(&mut self, entry: &Entry<'_>) {
+        self.pass.push(entry).expect("a diff writes nothing");
+    }
+
+    /// What differed; `log` is what was read.
+    #[must_use]
+    pub fn finish(self, log: &LogStats) -> DiffOutcome {
+        let jobs = self.pass.finish().expect("a diff writes nothing");
+        let [diff] = &jobs[..] else { unreachable!("a diff is one job") };
+        diff.outcome(log, self.top)
+    }
+}
+
+impl Job for PolicyDiff {
+    fn decide(&mut self, batch: &EntryBatch) -> io::Result<()> {
+        for (entry, request) in batch.iter() {
+            self.old.decider.follow(entry.time_us);
+            self.new.decider.follow(entry.time_us);
+            let old = self.old.decider.gate().check(&request);
+            let new = self.new.decider.gate().check(&request);
+            self.requests += 1;
+            let (was_denied, is_denied) = (old.is_denied(), new.is_denied());
+            self.old.count(&old, was_denied && !is_denied);
+            self.new.count(&new, is_denied && !was_denied);
+            self.newly_denied += u64::from(is_denied && !was_denied);
+            self.newly_allowed += u64::from(was_denied && !is_denied);
+        }
+        Ok(())
+    }
+}
+
+impl PolicyDiff {
+    fn outcome(&self, log: &LogStats, top: usize) -> DiffOutcome {
+        let (old, new) = (self.old.decider.policies(), self.new.decider.policies());
+        let names = old.iter().chain(new.iter()).map(slidegate::Policy::name);
+        let mut seen = HashSet::new();
+        let names: Vec<&str> = names.filter(|name| seen.insert(*name)).collect();
+        let policies = names.iter().map(|name| DiffPolicy {
+            name: (*name).to_owned(),
+            old: self.old.policy(&old, name),
+            new: self.new.policy(&new, name),
+            newly_denied: self.new.changed_by(&new, name),
+            newly_allowed: self.old.changed_by(&old, name),
+        });
+        DiffOutcome {
+            log: log.clone(),
+            requests: self.requests,
+            denied_old: self.old.denied,
+            denied_new: self.new.denied,
+            newly_denied: self.newly_denied,
+            newly_allowed: self.newly_allowed,
+            policies: policies.collect(),
+            newly_denied_keys: self.new.changed_keys(top),
+            newly_allowed_keys: self.old.changed_keys(top),
+            newly_denied_keys_in_all: self.new.changed.len() as u64,
+            newly_allowed_keys_in_all: self.old.changed.len() as u64,
+            changes_of_keys_not_kept: self.old.changed_not_kept + self.new.changed_not_kept,
+            dropped_keys: self.old.decider.store().dropped + self.new.decider.store().dropped,
+        }
+    }
+}
+
+impl DiffSide {
+    fn count(&mut self, decisions: &Decisions<'_>, is_changed: bool) {
+        self.denied += u64::from(decisions.is_denied());
+        for decision in decisions.iter() {
+            let counts = &mut self.policies[decision.position()];
+            counts.seen += 1;
+            if decision.is_denied() {
+                counts.denied += 1;
+                if counts.denied_keys.len() < MAX_COUNTED_KEYS {
+                    counts.denied_keys.insert(hash(&self.hasher, &decision.key()));
+                }
+            }
+        }
+        if is_changed && let Some(decision) = decisions.strictest() {
+            self.policies[decision.position()].changed += 1;
+            self.count_changed(&decision);
+        }
+    }
+
+    /// Counts a request that this side denies by this decision, and the other side allows.
+    fn count_changed(&mut self, decision: &PolicyDecision<'_>) {
+        let at_us = decision.at().as_micros();
+        let id = (decision.position(), hash(&self.hasher, &decision.key()));
+        let is_full = self.changed.len() >= MAX_DENIED_KEYS;
+        match self.changed.get_mut(&id) {
+            Some(key) => {
+                key.requests += 1;
+                key.last_us = at_us;
+            }
+            None if is_full => self.changed_not_kept += 1,
+            None => {
+                let key = ChangedKey {
+                    policy: decision.policy().name().to_owned(),
+                    key: self.words.key(decision),
+                    requests: 1,
+                    first_us: at_us,
+                    last_us: at_us,
+                    why: self.words.why(Some(decision)),
+                };
+                self.changed.insert(id, key);
+            }
+        }
+    }
+
+    fn policy(&self, policies: &PolicySet, name: &str) -> Option<DiffPolicySide> {
+        let (at, policy) = policies.iter().enumerate().find(|(_, policy)| policy.name() == name)?;
+        let counts = &self.policies[at];
+        Some(DiffPolicySide {
+            quota: policy.quota().to_string(),
+            algorithm: policy.quota().algorithm().to_string(),
+            enforced: policy.is_enforced(),
+            seen: counts.seen,
+            denied: counts.denied,
+            denied_keys: counts.denied_keys.len() as u64,
+        })
+    }
+
+    fn changed_by(&self, policies: &PolicySet, name: &str) -> u64 {
+        policies.iter().position(|policy| policy.name() == name).map_or(0, |at| self.policies[at].changed)
+    }
+
+    fn changed_keys(&self, top: usize) -> Vec<ChangedKey> {
+        let mut keys: Vec<&ChangedKey> = self.changed.values().collect();
+        keys.sort_unstable_by(|one, other| {
+            let rank = |key: &ChangedKey| std::cmp::Reverse(key.requests);
+            rank(one)
+                .cmp(&rank(other))
+                .then_with(|| (&one.policy, &one.key).cmp(&(&other.policy, &other.key)))
+        });
+        keys.into_iter().take(top).cloned().collect()
+    }
+}

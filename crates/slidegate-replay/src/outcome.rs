@@ -1,0 +1,468 @@
+//! The outcome of a replay: plain figures, in the form in which they are written as JSON.
+//!
+//! docs/replay.md documents every field. Fields are added, never renamed or given another meaning,
+//! without a higher `schema`.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use slidegate::{Policy, format_window};
+
+use crate::compare::share;
+use crate::each::rfc3339;
+use crate::key_table::{DeniedKey, UsageDistribution};
+use crate::reader::LogStats;
+use crate::scenario::{PolicyCounts, Scenario, ScenarioRole};
+use crate::sweep::{Sweep, SweepPoint};
+use crate::timeline::TimeAxis;
+
+/// The version of the JSON.
+const SCHEMA: u32 = 1;
+
+/// What a replay found.
+#[derive(Debug, Clone, Serialize)]
+pub struct Outcome {
+    /// The version of this form: 1.
+    pub schema: u32,
+    /// The command that produced it, if the program says so.
+    pub command: Option<String>,
+    /// What was read.
+    pub log: LogOutcome,
+    /// The buckets of every list that is named `over_time`.
+    pub time: TimeOutcome,
+    /// What was decided: the configuration, or what is compared and then the exact ones.
+    pub scenarios: Vec<ScenarioOutcome>,
+    /// The sweep, if one was asked for.
+    pub sweep: Option<SweepOutcome>,
+    /// What the figures cannot say, in sentences.
+    pub notes: Vec<String>,
+}
+
+/// What was read of the logs.
+#[derive(Debug, Clone, Serialize)]
+pub struct LogOutcome {
+    /// Lines of any kind.
+    pub lines: u64,
+    /// Lines that are requests.
+    pub requests: u64,
+    /// Lines that could not be parsed.
+    pub malformed: u64,
+    /// Requests that were too late to be sorted.
+    pub late: u64,
+    /// The time of the first request, in RFC 3339.
+    pub first: Option<String>,
+    /// The time of the last request.
+    pub last: Option<String>,
+    /// The first malformed lines, with their numbers and reasons.
+    pub malformed_lines: Vec<String>,
+}
+
+/// The buckets of time.
+#[derive(Debug, Clone, Serialize)]
+pub struct TimeOutcome {
+    /// The start of the first bucket, in RFC 3339.
+    pub start: Option<String>,
+    /// The same in seconds since the Unix epoch.
+    pub start_seconds: u64,
+    /// The width of a bucket.
+    pub width_seconds: u64,
+    /// How many there are.
+    pub buckets: usize,
+}
+
+/// What one set of policies decided.
+#[derive(Debug, Clone, Serialize)]
+pub struct ScenarioOutcome {
+    /// `configured`, a file, an algorithm, or `exact`.
+    pub name: String,
+    /// `configured`, `compared` or `exact`.
+    pub role: &'static str,
+    /// The scenario with the same policies and the exact log, of one that is compared.
+    pub exact: Option<String>,
+    /// Requests decided.
+    pub requests: u64,
+    /// Requests that may pass.
+    pub allowed: u64,
+    /// Requests that an enforced policy denied.
+    pub denied: u64,
+    /// Requests that no policy applied to.
+    pub unmatched: u64,
+    /// Denied requests that the log shows as answered with a status from 200 to 399.
+    pub denied_successes: u64,
+    /// Keys that the store dropped although they still counted: above 0, some denials are missing.
+    pub dropped_keys: u64,
+    /// Most keys in memory.
+    pub max_keys: usize,
+    /// Allowed requests, by bucket of time.
+    pub allowed_over_time: Vec<u64>,
+    /// Denied requests, by bucket of time.
+    pub denied_over_time: Vec<u64>,
+    /// In the order of the configuration.
+    pub policies: Vec<PolicyOutcome>,
+}
+
+/// What one policy decided.
+#[derive(Debug, Clone, Serialize)]
+pub struct PolicyOutcome {
+    /// Its name.
+    pub name: String,
+    /// What it does, in one line.
+    pub description: String,
+    /// Whether its denials deny the request; otherwise it is a shadow.
+    pub enforced: bool,
+    /// How it counts.
+    pub algorithm: String,
+    /// Its limit. A key with an override has another.
+    pub limit: u64,
+    /// Its window, such as `1m`.
+    pub window: String,
+    /// Requests that it applied to.
+    pub seen: u64,
+    /// Requests that it allowed. Another policy may have denied them.
+    pub allowed: u64,
+    /// Requests that it denied, or would have denied as a shadow.
+    pub denied: u64,
+    /// Different keys.
+    pub keys: u64,
+    /// Whether there were more keys than are counted.
+    pub has_more_keys: bool,
+    /// Different keys that were denied at least once.
+    pub denied_keys: u64,
+    /// Denials of keys that are not listed for want of memory.
+    pub denials_not_kept: u64,
+    /// How much of their limit the keys used.
+    pub usage: UsageOutcome,
+    /// Denials, by bucket of time. Empty without any.
+    pub denied_over_time: Vec<u32>,
+    /// The most denied keys.
+    pub most_denied: Vec<KeyOutcome>,
+    /// How its decisions compare with the exact log, if it is compared.
+    pub truth: Option<TruthOutcome>,
+}
+
+/// The greatest usage of each key, as a share of its limit.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct UsageOutcome {
+    /// Keys that were never denied: those that used up to 10 % of the limit, up to 20 %, and so on;
+    /// the last are those that used all of it.
+    pub allowed_keys_by_tenth: [u64; 11],
+    /// Keys that were denied.
+    pub denied_keys: u64,
+}
+
+/// A denied key.
+#[derive(Debug, Clone, Serialize)]
+pub struct KeyOutcome {
+    /// The key, redacted as its policy requires.
+    pub key: String,
+    /// Its denials.
+    pub denied: u64,
+    /// The first denial, in RFC 3339.
+    pub first: String,
+    /// The last denial.
+    pub last: String,
+    /// Why it was denied the first time.
+    pub why: String,
+    /// Denials, by bucket of time, as pairs of the bucket's number and the count.
+    pub denied_over_time: BTreeMap<usize, u32>,
+}
+
+/// How the decisions of a policy compare with the exact log of what it admitted.
+#[derive(Debug, Clone, Serialize)]
+pub struct TruthOutcome {
+    /// Requests admitted although the window was full.
+    pub wrongly_allowed: u64,
+    /// Requests denied although they would have fitted.
+    pub wrongly_denied: u64,
+    /// The greatest cost admitted in any one window of any key.
+    pub worst_window: WindowOutcome,
+    /// The key of that window.
+    pub worst_key: String,
+    /// The end of that window, in RFC 3339.
+    pub worst_at: Option<String>,
+    /// The fullest window of any key as a multiple of its limit, by bucket of time.
+    pub worst_multiple_over_time: Vec<f64>,
+    /// The keys with the most wrong decisions, then the fullest windows.
+    pub keys: Vec<KeyTruthOutcome>,
+    /// Whether there were more keys than are kept.
+    pub has_more_keys: bool,
+}
+
+/// The cost in one window.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct WindowOutcome {
+    /// The admitted cost.
+    pub cost: u64,
+    /// The limit of the key.
+    pub limit: u64,
+    /// The cost as a multiple of the limit.
+    pub multiple: f64,
+}
+
+/// How the decisions on one key compare with the exact log.
+#[derive(Debug, Clone, Serialize)]
+pub struct KeyTruthOutcome {
+    /// The key, redacted as its policy requires.
+    pub key: String,
+    /// Its denials.
+    pub denied: u64,
+    /// As [`TruthOutcome::wrongly_allowed`].
+    pub wrongly_allowed: u64,
+    /// As [`TruthOutcome::wrongly_denied`].
+    pub wrongly_denied: u64,
+    /// The greatest cost admitted in any one window.
+    pub worst_window: WindowOutcome,
+}
+
+/// One policy under many limits or windows.
+#[derive(Debug, Clone, Serialize)]
+pub struct SweepOutcome {
+    /// The policy.
+    pub policy: String,
+    /// `limit` or `window`.
+    pub setting: &'static str,
+    /// The value that the configuration has.
+    pub configured: String,
+    /// Requests that the policy applied to.
+    pub seen: u64,
+    /// Different keys.
+    pub keys: u64,
+    /// The greatest share of those requests that may be denied.
+    pub deny_at_most: String,
+    /// Each value, ascending.
+    pub points: Vec<SweepPointOutcome>,
+    /// The value to choose: the smallest limit, or longest window, that denies little enough.
+    pub recommended: Option<String>,
+    /// Why, or why there is none.
+    pub reason: String,
+}
+
+/// What one value of a sweep would deny.
+#[derive(Debug, Clone, Serialize)]
+pub struct SweepPointOutcome {
+    /// The limit, or the window as text.
+    pub value: String,
+    /// The limit, or the window in seconds.
+    pub number: f64,
+    /// Requests that the policy denied.
+    pub denied: u64,
+    /// Different keys that the policy denied.
+    pub denied_keys: u64,
+    /// Requests that any enforced policy denied.
+    pub requests_denied: u64,
+    /// Keys that the store dropped although they still counted.
+    pub dropped_keys: u64,
+}
+
+impl Outcome {
+    pub(crate) fn of(
+        log: &LogStats,
+        scenarios: &[Scenario],
+        sweep: Option<(&Sweep, &[SweepPoint])>,
+        top: usize,
+    ) -> Self {
+        // All scenarios decide the same entries, so their timelines have one axis.
+        let axis = scenarios.first().map(|first| first.timeline.axis()).unwrap_or_default();
+        let outcomes = scenarios.iter().map(|one| ScenarioOutcome::of(one, scenarios, axis, top)).collect();
+        let sweep = sweep
+            .zip(scenarios.first())
+            .map(|((sweep, points), configured)| SweepOutcome::of(sweep, points, configured));
+        Self {
+            schema: SCHEMA,
+            command: None,
+            log: LogOutcome::of(log),
+            time: TimeOutcome::of(axis),
+            scenarios: outcomes,
+            sweep,
+            notes: vec![
+                "A replay cannot know of retries after a denial, nor of clients that slow down when they are denied: \
+                 real traffic under these policies would differ."
+                    .to_owned(),
+            ],
+        }
+    }
+
+    /// Whether something is compared.
+    #[must_use]
+    pub fn is_comparison(&self) -> bool {
+        self.scenarios.iter().any(|scenario| scenario.role == "compared")
+    }
+}
+
+impl LogOutcome {
+    pub(crate) fn of(log: &LogStats) -> Self {
+        Self {
+            lines: log.lines,
+            requests: log.entries,
+            malformed: log.malformed,
+            late: log.late,
+            first: log.first_us.map(rfc3339),
+            last: log.last_us.map(rfc3339),
+            malformed_lines: log.malformed_lines.iter().map(ToString::to_string).collect(),
+        }
+    }
+}
+
+impl TimeOutcome {
+    fn of(axis: TimeAxis) -> Self {
+        Self {
+            start: (axis.buckets > 0).then(|| rfc3339(axis.start_us)),
+            start_seconds: axis.start_us / 1_000_000,
+            width_seconds: axis.width_us / 1_000_000,
+            buckets: axis.buckets,
+        }
+    }
+}
+
+impl ScenarioOutcome {
+    fn of(scenario: &Scenario, all: &[Scenario], axis: TimeAxis, top: usize) -> Self {
+        let (role, exact) = match scenario.role {
+            ScenarioRole::Configured => ("configured", None),
+            ScenarioRole::Exact => ("exact", None),
+            ScenarioRole::Compared { exact } => ("compared", all.get(exact).map(|exact| exact.name.clone())),
+        };
+        let (counts, store) = (scenario.counts, scenario.store());
+        let over_time = scenario.timeline.on(axis);
+        let policies = scenario.policies();
+        let policies = policies.iter().enumerate().map(|(at, policy)| {
+            let truth = scenario.truth.as_ref().map(|truth| TruthOutcome::of(&truth.policies[at], axis, top));
+            PolicyOutcome {
+                truth,
+                ..PolicyOutcome::of(
+                    policy,
+                    scenario.words().policy(policy),
+                    &scenario.policies[at],
+                    axis,
+                    top,
+                )
+            }
+        });
+        Self {
+            name: scenario.name.clone(),
+            role,
+            exact,
+            requests: counts.requests,
+            allowed: counts.requests - counts.denied,
+            denied: counts.denied,
+            unmatched: counts.unmatched,
+            denied_successes: counts.denied_successes,
+            dropped_keys: store.dropped,
+            max_keys: store.max_keys,
+            allowed_over_time: over_time.iter().map(|bucket| bucket.allowed).collect(),
+            denied_over_time: over_time.iter().map(|bucket| bucket.denied).collect(),
+            policies: policies.collect(),
+        }
+    }
+}
+
+impl PolicyOutcome {
+    fn of(policy: &Policy, description: String, counts: &PolicyCounts, axis: TimeAxis, top: usize) -> Self {
+        let (keys, has_more_keys) = counts.keys.keys();
+        let UsageDistribution { tenths, denied } = counts.keys.usage();
+        let most_denied = counts.keys.most_denied(top);
+        Self {
+            name: policy.name().to_owned(),
+            description,
+            enforced: policy.is_enforced(),
+            algorithm: policy.quota().algorithm().to_string(),
+            limit: policy.quota().limit(),
+            window: format_window(policy.quota().window()),
+            seen: counts.seen,
+            allowed: counts.seen - counts.denied,
+            denied: counts.denied,
+            keys,
+            has_more_keys,
+            denied_keys: counts.keys.denied_keys,
+            denials_not_kept: counts.keys.denials_not_kept,
+            usage: UsageOutcome { allowed_keys_by_tenth: tenths, denied_keys: denied },
+            denied_over_time: if counts.denied == 0 { Vec::new() } else { counts.timeline.on(axis) },
+            most_denied: most_denied.into_iter().map(|key| KeyOutcome::of(key, axis)).collect(),
+            truth: None,
+        }
+    }
+}
+
+impl KeyOutcome {
+    fn of(key: &DeniedKey, axis: TimeAxis) -> Self {
+        let over_time = key.timeline.on(axis).into_iter().enumerate();
+        Self {
+            key: key.text.to_string(),
+            denied: key.denied,
+            first: rfc3339(key.first_us),
+            last: rfc3339(key.last_us),
+            why: key.why.to_string(),
+            denied_over_time: over_time.filter(|(_, denied)| *denied > 0).collect(),
+        }
+    }
+}
+
+impl TruthOutcome {
+    fn of(truth: &crate::compare::PolicyTruth, axis: TimeAxis, top: usize) -> Self {
+        let worst = &truth.worst;
+        let keys = truth.worst_keys(top).into_iter().map(|key| KeyTruthOutcome {
+            key: key.text.as_deref().unwrap_or_default().to_owned(),
+            denied: key.denied,
+            wrongly_allowed: key.wrongly_allowed,
+            wrongly_denied: key.wrongly_denied,
+            worst_window: WindowOutcome::of(key.worst_cost, key.worst_limit),
+        });
+        Self {
+            wrongly_allowed: truth.wrongly_allowed,
+            wrongly_denied: truth.wrongly_denied,
+            worst_window: WindowOutcome::of(worst.cost, worst.limit),
+            worst_key: worst.key.clone(),
+            worst_at: (worst.cost > 0).then(|| rfc3339(worst.at_us)),
+            worst_multiple_over_time: truth
+                .worst_over_time
+                .on(axis)
+                .iter()
+                .map(|one| rounded(one.0))
+                .collect(),
+            keys: keys.collect(),
+            has_more_keys: truth.keys_not_kept,
+        }
+    }
+}
+
+impl WindowOutcome {
+    fn of(cost: u64, limit: u64) -> Self {
+        Self { cost, limit, multiple: rounded(share(cost, limit)) }
+    }
+}
+
+/// With three decimal places: more would only be noise in a file.
+fn rounded(number: f64) -> f64 {
+    (number * 1000.0).round() / 1000.0
+}
+
+impl SweepOutcome {
+    fn of(sweep: &Sweep, points: &[SweepPoint], configured: &Scenario) -> Self {
+        let policies = configured.policies();
+        let at = sweep.position(&policies).expect("the sweep was started with these policies");
+        let policy = policies.iter().nth(at).expect("a position of the set");
+        let setting = sweep.setting();
+        let seen = configured.policies[at].seen;
+        let (keys, _) = configured.policies[at].keys.keys();
+        let outcomes = points.iter().map(|point| SweepPointOutcome {
+            value: setting.text(point.value),
+            number: setting.number(point.value),
+            denied: point.denied,
+            denied_keys: point.denied_keys(),
+            requests_denied: point.denied_in_all,
+            dropped_keys: point.dropped(),
+        });
+        let outcomes: Vec<_> = outcomes.collect();
+        let (recommended, reason) = sweep.recommend(&policies, policy.name(), (seen, keys), points);
+        Self {
+            policy: policy.name().to_owned(),
+            setting: setting.name(),
+            configured: setting.text(setting.of(policy.quota())),
+            seen,
+            keys,
+            deny_at_most: sweep.deny_at_most().to_string(),
+            points: outcomes,
+            recommended,
+            reason,
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! One pass over a log for any number of jobs: scenarios, values of a sweep, a difference.
+//!
+//! Each of them decides every batch in the order of the log, on one thread from beginning to end,
+//! so the results are the same with any number of threads.
+
+use std::io;
+use std::panic::resume_unwind;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+use crate::batch::{AttributeNames, EntryBatch};
+use crate::entry::Entry;
+
+/// Batches that may wait for a thread: it always has the next one, and memory stays bounded.
+const BATCHES_AHEAD: usize = 4;
+/// Most threads that decide. More would wait for the one that reads.
+const MAX_THREADS: usize = 16;
+
+/// What decides the entries of a log.
+pub(crate) trait Job: Send + 'static {
+    /// Decides the entries of a batch in their order.
+    ///
+    /// # Errors
+    /// A decision cannot be written. The entry is decided anyway.
+    fn decide(&mut self, batch: &EntryBatch) -> io::Result<()>;
+
+    /// Writes what is buffered.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    fn finish(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Hands each entry to all jobs.
+#[derive(Debug)]
+pub(crate) struct Pass<J> {
+    names: AttributeNames,
+    batch: EntryBatch,
+    mode: Mode<J>,
+}
+
+#[derive(Debug)]
+enum Mode<J> {
+    /// On the caller's thread.
+    Here(Vec<J>),
+    Threads(Vec<Worker<J>>),
+}
+
+#[derive(Debug)]
+struct Worker<J> {
+    batches: SyncSender<Arc<EntryBatch>>,
+    thread: JoinHandle<io::Result<Vec<(usize, J)>>>,
+}
+
+impl<J: Job> Pass<J> {
+    /// A pass over `threads` threads, besides the one that reads; 0 decides on the caller's.
+    pub(crate) fn new(names: AttributeNames, jobs: Vec<J>, threads: usize) -> Self {
+        let threads = threads.min(jobs.len()).min(MAX_THREADS);
+        let mode = if threads == 0 {
+            Mode::Here(jobs)
+        } else {
+            // Round robin: neighbours of a sweep take equally long.
+            let mut shares: Vec<Vec<(usize, J)>> = (0..threads).map(|_| Vec::new()).collect();
+            for (at, job) in jobs.into_iter().enumerate() {
+                shares[at % threads].push((at, job));
+            }
+            Mode::Threads(shares.into_iter().map(Worker::start).collect())
+        };
+        Self { batch: EntryBatch::new(Arc::clone(&names)), names, mode }
+    }
+
+    /// Takes one entry. It is decided now or later.
+    ///
+    /// # Errors
+    /// A decision cannot be written, which can be reported for a later entry.
+    pub(crate) fn push(&mut self, entry: &Entry<'_>) -> io::Result<()> {
+        self.batch.push(entry);
+        if self.batch.is_full() { self.decide() } else { Ok(()) }
+    }
+
+    fn decide(&mut self) -> io::Result<()> {
+        if self.batch.is_empty() {
+            return Ok(());
+        }
+        match &mut self.mode {
+            Mode::Here(jobs) => {
+                jobs.iter_mut().try_for_each(|job| job.decide(&self.batch))?;
+                self.batch.clear();
+            }
+            Mode::Threads(workers) => {
+                let next = EntryBatch::new(Arc::clone(&self.names));
+                let batch = Arc::new(std::mem::replace(&mut self.batch, next));
+                // A thread that ended has failed, which `finish` reports.
+                let sent = workers.iter().all(|worker| worker.batches.send(Arc::clone(&batch)).is_ok());
+                if !sent {
+                    return Err(io::Error::from(io::ErrorKind::BrokenPipe));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Decides what is left, and returns the jobs in their order.
+    ///
+    /// # Errors
+    /// A decision could not be written.
+    pub(crate) fn finish(mut self) -> io::Result<Vec<J>> {
+        let decided = self.decide();
+        let mut jobs = match self.mode {
+            Mode::Here(jobs) => jobs.into_iter().enumerate().collect(),
+            Mode::Threads(workers) => {
+                let mut jobs = Vec::new();
+                for Worker { batches, thread } in workers {
+                    drop(batches);
+                    jobs.extend(thread.join().unwrap_or_else(|panic| resume_unwind(panic))?);
+                }
+                jobs
+            }
+        };
+        decided?;
+        jobs.sort_unstable_by_key(|(at, _)| *at);
+        jobs.iter_mut().try_for_each(|(_, job)| job.finish())?;
+        Ok(jobs.into_iter().map(|(_, job)| job).collect())
+    }
+}
+
+impl<J: Job> Worker<J> {
+    fn start(jobs: Vec<(usize, J)>) -> Self {
+        let (batches, received) = sync_channel(BATCHES_AHEAD);
+        Self { batches, thread: std::thread::spawn(|| work(jobs, received)) }
+    }
+}
+
+#[allow(clippy::needless_pass_by_value)] // the channel ends with the thread
+fn work<J: Job>(
+    mut jobs: Vec<(usize, J)>,
+    batches: Receiver<Arc<EntryBatch>>,
+) -> io::Result<Vec<(usize, J)>> {
+    for batch in &batches {
+        jobs.iter_mut().try_for_each(|(_, job)| job.decide(&batch))?;
+    }
+    Ok(jobs)
+}

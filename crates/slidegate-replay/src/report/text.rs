@@ -1,0 +1,334 @@
+//! An outcome as text for a terminal or a pipe.
+
+use std::fmt;
+
+use super::charts::Glyphs;
+use crate::outcome::{
+    KeyOutcome, KeyTruthOutcome, LogOutcome, Outcome, PolicyOutcome, ScenarioOutcome, SweepOutcome,
+    TruthOutcome,
+};
+use crate::share::percent;
+
+/// The width of sparklines, and the width of bars: with their captions they fit into 80 columns.
+const SPARKLINE_WIDTH: usize = 60;
+const BAR_WIDTH: usize = 30;
+
+/// How text is written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TextStyle {
+    /// Emphasis and colours, for a terminal.
+    pub is_coloured: bool,
+    /// ASCII only, for a terminal without Unicode.
+    pub is_ascii: bool,
+}
+
+/// The text of an outcome, as its `Display`.
+#[derive(Debug)]
+pub struct TextReport<'a> {
+    outcome: &'a Outcome,
+    style: TextStyle,
+}
+
+impl Outcome {
+    /// The outcome as text.
+    #[must_use]
+    pub fn text(&self, style: TextStyle) -> TextReport<'_> {
+        TextReport { outcome: self, style }
+    }
+}
+
+impl TextStyle {
+    fn glyphs(self) -> Glyphs {
+        if self.is_ascii { Glyphs::Ascii } else { Glyphs::Blocks }
+    }
+
+    pub(super) fn bold(self, text: &str) -> String {
+        self.with("1", text)
+    }
+
+    fn dim(self, text: &str) -> String {
+        self.with("2", text)
+    }
+
+    /// For denials: bold and yellow, which is readable on light and dark terminals.
+    fn denied(self, text: &str) -> String {
+        self.with("1;33", text)
+    }
+
+    fn with(self, code: &str, text: &str) -> String {
+        if self.is_coloured { format!("\u{1b}[{code}m{text}\u{1b}[0m") } else { text.to_owned() }
+    }
+}
+
+impl fmt::Display for TextReport<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_log(f, &self.outcome.log)?;
+        if self.outcome.is_comparison() {
+            self.write_comparison(f)?;
+        }
+        for scenario in self.outcome.scenarios.iter().filter(|one| one.role == "configured") {
+            self.write_configured(f, scenario)?;
+        }
+        if let Some(sweep) = &self.outcome.sweep {
+            self.write_sweep(f, sweep)?;
+        }
+        for scenario in &self.outcome.scenarios {
+            write_dropped(f, scenario)?;
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn write_log(f: &mut fmt::Formatter<'_>, log: &LogOutcome) -> fmt::Result {
+    write!(f, "{} lines, {} requests", log.lines, log.requests)?;
+    if let (Some(first), Some(last)) = (&log.first, &log.last) {
+        write!(f, " from {first} to {last}")?;
+    }
+    writeln!(f)?;
+    if log.late > 0 {
+        writeln!(f, "{} were later than the slack and decided at the time reached; see --slack", log.late)?;
+    }
+    if log.malformed > 0 {
+        writeln!(f, "{} malformed lines were left out:", log.malformed)?;
+        for line in &log.malformed_lines {
+            writeln!(f, "  {line}")?;
+        }
+        if log.malformed > log.malformed_lines.len() as u64 {
+            writeln!(f, "  ... and more")?;
+        }
+    }
+    Ok(())
+}
+
+fn write_dropped(f: &mut fmt::Formatter<'_>, scenario: &ScenarioOutcome) -> fmt::Result {
+    if scenario.dropped_keys == 0 {
+        return Ok(());
+    }
+    writeln!(
+        f,
+        "the memory store was full and dropped {} keys that still counted: some denials are missing; raise \
+         store.memory.max_keys above {}",
+        scenario.dropped_keys, scenario.max_keys
+    )
+}
+
+impl TextReport<'_> {
+    fn write_configured(&self, f: &mut fmt::Formatter<'_>, scenario: &ScenarioOutcome) -> fmt::Result {
+        for policy in &scenario.policies {
+            self.write_policy(f, policy)?;
+        }
+        let denied = format!(
+            "{} requests denied in all ({})",
+            scenario.denied,
+            percent(scenario.denied, scenario.requests)
+        );
+        writeln!(f, "\n{}", if scenario.denied > 0 { self.style.denied(&denied) } else { denied })?;
+        if scenario.denied_successes > 0 {
+            writeln!(
+                f,
+                "{} of them were answered with success, status 200 to 399",
+                scenario.denied_successes
+            )?;
+        }
+        self.write_over_time(f, scenario)?;
+        if scenario.unmatched > 0 {
+            writeln!(f, "{} requests were under no policy", scenario.unmatched)?;
+        }
+        Ok(())
+    }
+
+    fn write_over_time(&self, f: &mut fmt::Formatter<'_>, scenario: &ScenarioOutcome) -> fmt::Result {
+        let glyphs = self.style.glyphs();
+        for (name, values) in
+            [("allowed", &scenario.allowed_over_time), ("denied", &scenario.denied_over_time)]
+        {
+            if values.len() > 1 && values.iter().any(|value| *value > 0) {
+                let line = glyphs.sparkline(values, SPARKLINE_WIDTH);
+                writeln!(f, "  {name:<8}{}", if name == "denied" { self.style.denied(&line) } else { line })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write_policy(&self, f: &mut fmt::Formatter<'_>, policy: &PolicyOutcome) -> fmt::Result {
+        writeln!(f, "\n{}", self.style.bold(&policy.description))?;
+        let would = if policy.enforced { "denied" } else { "would have denied" };
+        writeln!(
+            f,
+            "  seen {}  allowed {}  {would} {} ({})  keys {}{}",
+            policy.seen,
+            policy.allowed,
+            policy.denied,
+            percent(policy.denied, policy.seen),
+            if policy.has_more_keys { "more than " } else { "" },
+            policy.keys,
+        )?;
+        self.write_usage(f, policy)?;
+        for key in &policy.most_denied {
+            write_denied(f, key)?;
+        }
+        let more = policy.denied_keys.saturating_sub(policy.most_denied.len() as u64);
+        if more > 0 {
+            writeln!(f, "  ... and {more} more denied keys")?;
+        }
+        if policy.denials_not_kept > 0 {
+            writeln!(f, "  ... with {} denials of keys that were not kept", policy.denials_not_kept)?;
+        }
+        Ok(())
+    }
+
+    /// How full the keys were at most.
+    fn write_usage(&self, f: &mut fmt::Formatter<'_>, policy: &PolicyOutcome) -> fmt::Result {
+        if policy.keys == 0 {
+            return Ok(());
+        }
+        let tenths = policy.usage.allowed_keys_by_tenth;
+        let below = |from: usize, to: usize| tenths[from..to].iter().sum::<u64>();
+        let rows = [
+            ("under half of the limit", below(0, 5)),
+            ("half to 90 %", below(5, 9)),
+            ("90 % to all of it", below(9, 11)),
+            ("denied", policy.usage.denied_keys),
+        ];
+        let most = rows.iter().map(|(_, keys)| *keys).max().unwrap_or(0);
+        writeln!(f, "  {}", self.style.dim("keys by their fullest moment"))?;
+        for (name, keys) in rows {
+            let bar = self.style.glyphs().bar(keys, most, BAR_WIDTH);
+            let bar = if name == "denied" && keys > 0 { self.style.denied(&bar) } else { bar };
+            writeln!(f, "{}", format!("    {name:<24}{keys:>9}  {bar}").trim_end())?;
+        }
+        Ok(())
+    }
+
+    fn write_comparison(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scenarios = &self.outcome.scenarios;
+        let compared = || scenarios.iter().filter(|one| one.role != "configured");
+        let width = compared().map(|one| one.name.chars().count()).max().unwrap_or(0).max(8);
+        writeln!(f, "\n{}", self.style.bold("Requests denied"))?;
+        for scenario in compared() {
+            let against =
+                scenario.exact.as_ref().and_then(|exact| scenarios.iter().find(|one| one.name == *exact));
+            let against = against.map_or_else(String::new, |exact| difference(scenario.denied, exact.denied));
+            let denied = format!("{} ({})", scenario.denied, percent(scenario.denied, scenario.requests));
+            writeln!(f, "{}", format!("  {:<width$}  {denied:<20}{against}", scenario.name).trim_end())?;
+        }
+        for name in policy_names(scenarios) {
+            writeln!(
+                f,
+                "\n{}",
+                self.style.bold(&format!("{name}: each judged by the exact log of what it admitted"))
+            )?;
+            writeln!(
+                f,
+                "  {:<width$}  {:>10}  {:>15}  {:>14}  worst window",
+                "", "denied", "wrongly allowed", "wrongly denied"
+            )?;
+            for scenario in compared() {
+                let Some(policy) = scenario.policies.iter().find(|policy| policy.name == name) else {
+                    continue;
+                };
+                self.write_truth(f, &scenario.name, policy, width)?;
+            }
+        }
+        writeln!(f, "\n{}", self.style.dim(TRUTH))
+    }
+
+    fn write_truth(
+        &self,
+        f: &mut fmt::Formatter<'_>,
+        name: &str,
+        policy: &PolicyOutcome,
+        width: usize,
+    ) -> fmt::Result {
+        let Some(truth) = &policy.truth else {
+            // The exact log admits no window above the limit.
+            return writeln!(f, "  {name:<width$}  {:>10}  {:>15}  {:>14}  -", policy.denied, 0, 0);
+        };
+        writeln!(
+            f,
+            "  {name:<width$}  {:>10}  {:>15}  {:>14}  {}",
+            policy.denied,
+            truth.wrongly_allowed,
+            truth.wrongly_denied,
+            worst(truth)
+        )?;
+        for key in truth.keys.iter().filter(|key| key.wrongly_allowed + key.wrongly_denied > 0) {
+            write_wrong(f, key, width)?;
+        }
+        Ok(())
+    }
+
+    fn write_sweep(&self, f: &mut fmt::Formatter<'_>, sweep: &SweepOutcome) -> fmt::Result {
+        let title =
+            format!("{}: {} of {} requests and {} keys", sweep.policy, sweep.setting, sweep.seen, sweep.keys);
+        writeln!(f, "\n{}", self.style.bold(&title))?;
+        let most = sweep.points.iter().map(|point| point.denied).max().unwrap_or(0);
+        writeln!(f, "  {:>10}  {:>12}  {:>8}  {:>12}", sweep.setting, "denied", "", "denied keys")?;
+        for point in &sweep.points {
+            let is_recommended = sweep.recommended.as_ref() == Some(&point.value);
+            let line = format!(
+                "  {:>10}  {:>12}  {:>8}  {:>12}  {}",
+                point.value,
+                point.denied,
+                percent(point.denied, sweep.seen),
+                point.denied_keys,
+                self.style.glyphs().bar(point.denied, most, BAR_WIDTH)
+            );
+            let line = if is_recommended { format!("{}  <- recommended", line.trim_end()) } else { line };
+            let line = line.trim_end();
+            writeln!(f, "{}", if is_recommended { self.style.bold(line) } else { line.to_owned() })?;
+        }
+        writeln!(f, "  {}", sweep.reason)
+    }
+}
+
+/// What the columns of a comparison mean.
+const TRUTH: &str = "wrongly allowed: admitted although the last window was full; wrongly denied: denied although it \
+                     would have fitted;\nworst window: the greatest cost admitted in any one window, and the limit";
+
+fn policy_names(scenarios: &[ScenarioOutcome]) -> Vec<&str> {
+    let mut names: Vec<&str> = Vec::new();
+    for policy in scenarios.iter().filter(|one| one.role != "configured").flat_map(|one| &one.policies) {
+        if !names.contains(&policy.name.as_str()) {
+            names.push(&policy.name);
+        }
+    }
+    names
+}
+
+fn difference(denied: u64, exact: u64) -> String {
+    match denied.cmp(&exact) {
+        std::cmp::Ordering::Equal => "as many as the exact log".to_owned(),
+        std::cmp::Ordering::Greater => format!("{} more than the exact log", denied - exact),
+        std::cmp::Ordering::Less => format!("{} fewer than the exact log", exact - denied),
+    }
+}
+
+fn worst(truth: &TruthOutcome) -> String {
+    let window = truth.worst_window;
+    if window.cost == 0 {
+        return "-".to_owned();
+    }
+    format!("{} of {} ({:.2}x) by {}", window.cost, window.limit, window.multiple, truth.worst_key)
+}
+
+fn write_wrong(f: &mut fmt::Formatter<'_>, key: &KeyTruthOutcome, width: usize) -> fmt::Result {
+    let window = key.worst_window;
+    writeln!(
+        f,
+        "  {:<width$}  {:>10}  {:>15}  {:>14}  {} of {} ({:.2}x) by {}",
+        "  a key",
+        key.denied,
+        key.wrongly_allowed,
+        key.wrongly_denied,
+        window.cost,
+        window.limit,
+        window.multiple,
+        key.key
+    )
+}
+
+fn write_denied(f: &mut fmt::Formatter<'_>, key: &KeyOutcome) -> fmt::Result {
+    writeln!(f, "  {:>8} x {}  {} to {}", key.denied, key.key, key.first, key.last)?;
+    writeln!(f, "             first: {}", key.why)
+}

@@ -1,0 +1,370 @@
+//! Sweeps: one policy under many limits or windows, to find the one that denies little enough.
+//!
+//! Every value has a gate of its own with all policies of the set, as what one policy denies is not
+//! charged on the others. So each figure is what a replay with that value alone would give.
+
+use std::collections::HashSet;
+use std::hash::{BuildHasherDefault, RandomState};
+use std::str::FromStr;
+use std::time::Duration;
+
+use slidegate::{PolicySet, Quota, format_window, parse_window};
+
+use crate::batch::EntryBatch;
+use crate::decider::Decider;
+use crate::key_table::{IdentityHasher, MAX_COUNTED_KEYS, hash};
+use crate::share::{Share, percent};
+
+/// Most values of a sweep. Each decides every request, which takes about a fifth of a microsecond
+/// per policy, and has its own usage of every key.
+pub const MAX_SWEEP_POINTS: u64 = 500;
+/// About so many values are tried if no step is given.
+const DEFAULT_POINTS: u64 = 50;
+
+/// What to sweep: `limit=50..500`, `limit=50..500:25`, `per-ip.limit=50..500`, `window=10s..5m`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sweep {
+    /// The policy; `None` for the only one of a set.
+    policy: Option<String>,
+    setting: SweptSetting,
+    from: u64,
+    to: u64,
+    step: u64,
+    deny_at_most: Share,
+}
+
+/// What a sweep changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SweptSetting {
+    Limit,
+    /// In microseconds.
+    Window,
+}
+
+/// One value of a sweep, and what it has denied so far.
+#[derive(Debug)]
+pub(crate) struct SweepPoint {
+    /// The limit, or the window in microseconds.
+    pub(crate) value: u64,
+    decider: Decider,
+    /// The position of the swept policy.
+    policy: usize,
+    hasher: RandomState,
+    pub(crate) seen: u64,
+    /// Requests that the swept policy denied.
+    pub(crate) denied: u64,
+    /// Requests that any enforced policy denied.
+    pub(crate) denied_in_all: u64,
+    denied_keys: HashSet<u64, BuildHasherDefault<IdentityHasher>>,
+}
+
+impl FromStr for Sweep {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let expected = || {
+            "must be `limit=FROM..TO`, `window=FROM..TO` or `POLICY.limit=FROM..TO`, with `:STEP` if wanted, for \
+             example `limit=50..500:25`"
+                .to_owned()
+        };
+        let (name, range) = text.split_once('=').ok_or_else(expected)?;
+        let (policy, setting) = match name.rsplit_once('.') {
+            Some((policy, setting)) => (Some(policy.to_owned()), setting),
+            None => (None, name),
+        };
+        let setting = match setting {
+            "limit" => SweptSetting::Limit,
+            "window" => SweptSetting::Window,
+            _ => return Err(expected()),
+        };
+        let (from, rest) = range.split_once("..").ok_or_else(expected)?;
+        let (to, step) = match rest.split_once(':') {
+            Some((to, step)) => (to, Some(step)),
+            None => (rest, None),
+        };
+        let value = |text: &str| setting.parse(text);
+        let (from, to) = (value(from)?, value(to)?);
+        if from > to {
+            return Err(format!("the range ends before it begins: write `{}`", setting.range(to, from)));
+        }
+        let step = match step {
+            Some(step) => value(step)?,
+            None => setting.round_step((to - from) / DEFAULT_POINTS),
+        };
+        if step == 0 {
+            return Err("the step must be at least 1".to_owned());
+        }
+        // The end is tried as well if no step falls on it.
+        let points = (to - from).div_ceil(step) + 1;
+        if points > MAX_SWEEP_POINTS {
+            return Err(format!(
+                "the range has {points} values: must be at most {MAX_SWEEP_POINTS}; take a larger step, for example `:{}`",
+                setting.text(setting.round_step((to - from) / DEFAULT_POINTS))
+            ));
+        }
+        Ok(Self { policy, setting, from, to, step, deny_at_most: Share::ONE_IN_A_THOUSAND })
+    }
+}
+
+impl SweptSetting {
+    fn parse(self, text: &str) -> Result<u64, String> {
+        match self {
+            Self::Limit => text.parse().map_err(|_| format!("`{text}` is not a whole number")),
+            Self::Window => {
+                let window = parse_window(text).map_err(|error| error.to_string())?;
+                Ok(u64::try_from(window.as_micros()).expect("a window is bounded"))
+            }
+        }
+    }
+
+    pub(crate) fn text(self, value: u64) -> String {
+        match self {
+            Self::Limit => value.to_string(),
+            Self::Window => format_window(Duration::from_micros(value)),
+        }
+    }
+
+    fn range(self, from: u64, to: u64) -> String {
+        format!("{}..{}", self.text(from), self.text(to))
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Limit => "limit",
+            Self::Window => "window",
+        }
+    }
+
+    /// The next round number of at least `step`: 1, 2 or 5 with zeros; whole seconds and minutes
+    /// for windows.
+    fn round_step(self, step: u64) -> u64 {
+        if self == Self::Window {
+            const SECONDS: [u64; 14] = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 21_600, 86_400];
+            let rounds = SECONDS.map(|seconds| seconds * 1_000_000);
+            if step > 100_000
+                && let Some(round) = rounds.into_iter().find(|round| *round >= step)
+            {
+                return round;
+            }
+        }
+        let mut decade = 1u64;
+        loop {
+            for digit in [1, 2, 5] {
+                if digit * decade >= step.max(1) {
+                    return digit * decade;
+                }
+            }
+            decade = decade.saturating_mul(10);
+        }
+    }
+
+    /// The limit, or the window in seconds.
+    #[allow(clippy::cast_precision_loss)] // for a chart
+    pub(crate) fn number(self, value: u64) -> f64 {
+        match self {
+            Self::Limit => value as f64,
+            Self::Window => value as f64 / 1e6,
+        }
+    }
+
+    /// The value that a quota has.
+    pub(crate) fn of(self, quota: &Quota) -> u64 {
+        match self {
+            Self::Limit => quota.limit(),
+            Self::Window => u64::try_from(quota.window().as_micros()).expect("a window is bounded"),
+        }
+    }
+
+    fn quota(self, quota: &Quota, value: u64) -> Result<Quota, String> {
+        let (limit, window) = match self {
+            Self::Limit => (value, quota.window()),
+            Self::Window => (quota.limit(), Duration::from_micros(value)),
+        };
+        let new = Quota::new(limit, window).map_err(|error| error.to_string())?;
+        let new = new.with_algorithm(quota.algorithm()).with_slots(quota.slots());
+        Ok(if quota.burst() == quota.limit() { new } else { new.with_burst(quota.burst()) })
+    }
+}
+
+impl Sweep {
+    pub(crate) fn setting(&self) -> SweptSetting {
+        self.setting
+    }
+
+    /// Recommends a value that denies at most this share of the policy's requests. Default: 0.1 %.
+    #[must_use]
+    pub fn with_deny_at_most(self, deny_at_most: Share) -> Self {
+        Self { deny_at_most, ..self }
+    }
+
+    pub(crate) fn deny_at_most(&self) -> Share {
+        self.deny_at_most
+    }
+
+    /// The strictest value that denies little enough, and why: the smallest limit, or the longest
+    /// window.
+    pub(crate) fn recommend(
+        &self,
+        policies: &PolicySet,
+        policy: &str,
+        (seen, keys): (u64, u64),
+        points: &[SweepPoint],
+    ) -> (Option<String>, String) {
+        let setting = self.setting;
+        // From the strictest to the least strict.
+        let mut order: Vec<usize> = (0..points.len()).collect();
+        if setting == SweptSetting::Window {
+            order.reverse();
+        }
+        let at_most = self.deny_at_most;
+        let fits = |at: &usize| !at_most.is_exceeded_by(points[*at].denied, seen);
+        let name = setting.name();
+        let words = |at: usize| points[at].in_words((seen, keys));
+        let Some(rank) = order.iter().position(fits) else {
+            let last = order[order.len() - 1];
+            let (value, way) = match setting {
+                SweptSetting::Limit => (points[last].value, "higher limits"),
+                SweptSetting::Window => (points[last].value, "shorter windows"),
+            };
+            let reason = format!(
+                "no {name} that was tried denies at most {at_most}: `{policy}` with {name} {} still denies {}; sweep {way}",
+                setting.text(value),
+                words(last)
+            );
+            return (None, reason);
+        };
+        let at = order[rank];
+        let value = points[at].value;
+        let best = match setting {
+            SweptSetting::Limit => "smallest limit",
+            SweptSetting::Window => "longest window",
+        };
+        let mut reason = format!(
+            "{} is the {best} tried with which `{policy}` denies at most {at_most}: it denies {}",
+            setting.text(value),
+            words(at)
+        );
+        let Some(stricter) = rank.checked_sub(1).map(|rank| order[rank]) else {
+            reason.push_str("; stricter ones were not tried");
+            return (Some(setting.text(value)), reason);
+        };
+        let other = points[stricter].value;
+        reason.push_str(&format!("; {} would deny {}", setting.text(other), words(stricter)));
+        let (from, to) = (value.min(other), value.max(other));
+        if setting == SweptSetting::Limit && to - from > 1 {
+            let prefix = if policies.iter().len() > 1 { format!("{policy}.") } else { String::new() };
+            let step = if to - from < MAX_SWEEP_POINTS { ":1" } else { "" };
+            reason.push_str(&format!(
+                "; `--sweep {prefix}{name}={}{step}` tries those between",
+                setting.range(from, to)
+            ));
+        }
+        (Some(setting.text(value)), reason)
+    }
+
+    fn values(&self) -> Vec<u64> {
+        let mut values: Vec<u64> = (0..)
+            .map_while(|n: u64| n.checked_mul(self.step)?.checked_add(self.from))
+            .take_while(|value| *value <= self.to)
+            .collect();
+        if values.last() != Some(&self.to) {
+            values.push(self.to);
+        }
+        values
+    }
+
+    /// The position of the policy to sweep.
+    ///
+    /// # Errors
+    /// One line: the set has no such policy, or several and none is named.
+    pub fn position(&self, policies: &PolicySet) -> Result<usize, String> {
+        let names: Vec<&str> = policies.iter().map(slidegate::Policy::name).collect();
+        let setting = self.setting.name();
+        match &self.policy {
+            Some(name) => names.iter().position(|known| known == name).ok_or_else(|| {
+                format!("invalid --sweep: unknown policy `{name}`: must be one of `{}`", names.join("`, `"))
+            }),
+            None if names.len() == 1 => Ok(0),
+            None => Err(format!(
+                "invalid --sweep: there are {} policies: name one, for example `{}.{setting}={}`",
+                names.len(),
+                names.first().unwrap_or(&"per-ip"),
+                self.setting.range(self.from, self.to)
+            )),
+        }
+    }
+
+    /// A gate for each value.
+    ///
+    /// # Errors
+    /// As [`position`](Self::position); or a window is not 1 ms to 366 days.
+    pub(crate) fn points(&self, policies: &PolicySet, max_keys: usize) -> Result<Vec<SweepPoint>, String> {
+        let position = self.position(policies)?;
+        let point = |value| {
+            let swept = |(at, policy): (usize, &slidegate::Policy)| {
+                if at != position {
+                    return Ok(policy.clone());
+                }
+                Ok::<_, String>(policy.clone().with_quota(self.setting.quota(policy.quota(), value)?))
+            };
+            // Shadow policies decide nothing, so those that are not swept are left out.
+            let kept = policies.iter().enumerate().filter(|(at, one)| *at == position || one.is_enforced());
+            let set = kept.map(swept).collect::<Result<Vec<_>, _>>()?;
+            let name = policies.iter().nth(position).map(slidegate::Policy::name);
+            let set = PolicySet::new(set).map_err(|error| error.to_string())?;
+            let policy = set.iter().position(|one| Some(one.name()) == name).unwrap_or(0);
+            Ok(SweepPoint {
+                value,
+                decider: Decider::new(set, max_keys),
+                policy,
+                hasher: RandomState::new(),
+                seen: 0,
+                denied: 0,
+                denied_in_all: 0,
+                denied_keys: HashSet::default(),
+            })
+        };
+        self.values().into_iter().map(point).collect()
+    }
+}
+
+impl SweepPoint {
+    /// What it denies, in words.
+    fn in_words(&self, (seen, keys): (u64, u64)) -> String {
+        let share = percent(self.denied, seen);
+        format!("{} of {seen} requests ({share}), of {} of {keys} keys", self.denied, self.denied_keys())
+    }
+
+    /// Decides the entries of a batch in their order.
+    pub(crate) fn decide(&mut self, batch: &EntryBatch) {
+        for (entry, request) in batch.iter() {
+            self.decider.follow(entry.time_us);
+            let decisions = self.decider.gate().check(&request);
+            let mut is_denied = false;
+            for decision in decisions.iter() {
+                is_denied |= decision.is_denied() && decision.policy().is_enforced();
+                if decision.position() != self.policy {
+                    continue;
+                }
+                self.seen += 1;
+                if decision.is_denied() {
+                    self.denied += 1;
+                    if self.denied_keys.len() < MAX_COUNTED_KEYS {
+                        self.denied_keys.insert(hash(&self.hasher, &decision.key()));
+                    }
+                }
+            }
+            self.denied_in_all += u64::from(is_denied);
+        }
+    }
+
+    /// Keys that the swept policy denied.
+    pub(crate) fn denied_keys(&self) -> u64 {
+        self.denied_keys.len() as u64
+    }
+
+    /// Keys that the store dropped while they still counted.
+    pub(crate) fn dropped(&self) -> u64 {
+        self.decider.store().dropped
+    }
+}

@@ -1,0 +1,115 @@
+//! How results name policies, keys and reasons: the program that reports has its own words, and its
+//! own rules about which keys may be shown.
+
+use std::fmt::{self, Write as _};
+use std::sync::Arc;
+
+use slidegate::{Policy, PolicyDecision};
+
+/// Texts about policies, keys and decisions.
+pub trait Wording: fmt::Debug + Send + Sync {
+    /// A policy in one line.
+    fn policy(&self, policy: &Policy) -> String;
+
+    /// The key of a decision, redacted as its policy requires.
+    fn key(&self, decision: &PolicyDecision<'_>) -> String;
+
+    /// Why it was decided so, in one line, with the key redacted; `None` if no enforced policy
+    /// applied.
+    fn why(&self, decision: Option<&PolicyDecision<'_>>) -> String;
+}
+
+/// Keys as they are, and figures only.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct PlainWording;
+
+impl Wording for PlainWording {
+    fn policy(&self, policy: &Policy) -> String {
+        format!("{}: {} ({})", policy.name(), policy.quota(), policy.quota().algorithm())
+    }
+
+    fn key(&self, decision: &PolicyDecision<'_>) -> String {
+        decision.key().to_string()
+    }
+
+    fn why(&self, decision: Option<&PolicyDecision<'_>>) -> String {
+        let Some(decision) = decision else { return "no enforced policy applies".to_owned() };
+        format!(
+            "{}: `{}` has used {} of {}",
+            decision.policy().name(),
+            decision.key(),
+            decision.used(),
+            decision.limit()
+        )
+    }
+}
+
+/// The words of a program, made inert.
+#[derive(Debug, Clone)]
+pub(crate) struct Words(pub(crate) Arc<dyn Wording>);
+
+impl Words {
+    pub(crate) fn policy(&self, policy: &Policy) -> String {
+        inert(self.0.policy(policy))
+    }
+
+    pub(crate) fn key(&self, decision: &PolicyDecision<'_>) -> String {
+        inert(self.0.key(decision))
+    }
+
+    pub(crate) fn why(&self, decision: Option<&PolicyDecision<'_>>) -> String {
+        inert(self.0.why(decision))
+    }
+}
+
+/// A text without characters that change how others are shown: clients choose keys, and a mark that
+/// writes from right to left could turn around the line of a report.
+fn inert(text: String) -> String {
+    if text.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
+        return text;
+    }
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() || is_invisible(c) {
+            write!(shown, "\\u{{{:x}}}", u32::from(c)).expect("writing to a String cannot fail");
+        } else {
+            shown.push(c);
+        }
+    }
+    shown
+}
+
+/// Marks of direction, joiners, separators of lines and tags: they have no shape of their own.
+fn is_invisible(c: char) -> bool {
+    matches!(
+        c,
+        '\u{ad}'
+            | '\u{61c}'
+            | '\u{180e}'
+            | '\u{200b}'..='\u{200f}'
+            | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}'
+            | '\u{feff}'
+            | '\u{fff9}'..='\u{fffb}'
+            | '\u{e0000}'..='\u{e007f}'
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A client's name must not turn around the line that accuses it.
+    #[test]
+    fn marks_that_change_how_text_is_shown_are_written_as_their_number() {
+        for (text, shown) in [
+            ("zo\u{eb}", "zo\u{eb}"),
+            ("a\u{202e}b", "a\\u{202e}b"),
+            ("\u{2066}x\u{2069}", "\\u{2066}x\\u{2069}"),
+            ("\u{1b}[31m", "\\u{1b}[31m"),
+            ("plain, `text`", "plain, `text`"),
+        ] {
+            assert_eq!(inert(text.to_owned()), shown);
+        }
+    }
+}

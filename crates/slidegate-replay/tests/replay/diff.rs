@@ -1,0 +1,138 @@
+//! A diff is two replays, request by request.
+
+use std::collections::BTreeMap;
+use std::io::Cursor;
+use std::sync::{Arc, Mutex};
+
+use serde_json::Value;
+use slidegate::{Algorithm, PolicySet, Quota};
+use slidegate_replay::{Diff, DiffOptions, DiffReport, LogReader, Plan, Replay, TextStyle};
+
+use crate::traffic::{TestRequest, log_of, options, random_traffic, two_policies, wording};
+
+/// A buffer that outlives its writer.
+#[derive(Clone, Default)]
+struct Shared(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Shared {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Whether each request is allowed, with the policy and key that bind it.
+fn each(policies: PolicySet, traffic: &[TestRequest]) -> Vec<(bool, String, String)> {
+    let lines = Shared::default();
+    let mut replay =
+        Replay::with_each(Plan::of(policies, options()), &wording(), Box::new(lines.clone())).unwrap();
+    let mut reader = LogReader::from_reader(Cursor::new(log_of(traffic))).unwrap();
+    while let Some(entry) = reader.next_entry().unwrap() {
+        replay.push(&entry).unwrap();
+    }
+    replay.finish(reader.stats()).unwrap();
+    let lines = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+    let line = |line: &str| {
+        let line: Value = serde_json::from_str(line).unwrap();
+        let text = |name: &str| line[name].as_str().unwrap_or_default().to_owned();
+        (line["allowed"] == true, text("policy"), text("key"))
+    };
+    lines.lines().map(line).collect()
+}
+
+fn with_limit(policy: &str, quota: &str) -> PolicySet {
+    let quota: Quota = quota.parse().unwrap();
+    let set = two_policies(Algorithm::SlidingLog);
+    let policies =
+        set.iter().map(|one| if one.name() == policy { one.clone().with_quota(quota) } else { one.clone() });
+    PolicySet::new(policies).unwrap()
+}
+
+/// Who reviews a change reads only this.
+#[test]
+fn newly_denied_and_newly_allowed_are_those_of_two_replays() {
+    let traffic = random_traffic(41, 6000);
+    // One policy becomes stricter and another laxer.
+    let old = with_limit("login", "3/30s");
+    let new = with_limit("per-ip", "9/1m");
+    let mut diff = Diff::new(
+        (old.clone(), wording()),
+        (new.clone(), wording()),
+        DiffOptions { max_keys: 100_000, top: 10_000, threads: 1 },
+    );
+    let mut reader = LogReader::from_reader(Cursor::new(log_of(&traffic))).unwrap();
+    while let Some(entry) = reader.next_entry().unwrap() {
+        diff.push(&entry);
+    }
+    let outcome = diff.finish(reader.stats());
+
+    let mut denied: BTreeMap<(String, String), u64> = BTreeMap::new();
+    let mut allowed = denied.clone();
+    for (was, is) in each(old, &traffic).into_iter().zip(each(new, &traffic)) {
+        match (was.0, is.0) {
+            (true, false) => *denied.entry((is.1, is.2)).or_default() += 1,
+            (false, true) => *allowed.entry((was.1, was.2)).or_default() += 1,
+            _ => {}
+        }
+    }
+    assert!(denied.len() > 3 && allowed.len() > 3, "the change changes something");
+    let found = |keys: &[slidegate_replay::ChangedKey]| -> BTreeMap<(String, String), u64> {
+        keys.iter().map(|key| ((key.policy.clone(), key.key.clone()), key.requests)).collect()
+    };
+    assert_eq!(found(&outcome.newly_denied_keys), denied);
+    assert_eq!(found(&outcome.newly_allowed_keys), allowed);
+    assert_eq!(outcome.newly_denied, denied.values().sum::<u64>());
+    assert_eq!(outcome.newly_allowed, allowed.values().sum::<u64>());
+    for policy in &outcome.policies {
+        let of = |changes: &BTreeMap<(String, String), u64>| -> u64 {
+            changes.iter().filter(|((name, _), _)| *name == policy.name).map(|(_, count)| count).sum()
+        };
+        assert_eq!((policy.newly_denied, policy.newly_allowed), (of(&denied), of(&allowed)));
+    }
+    assert_eq!(outcome.requests, traffic.len() as u64);
+    let change = |one: u64, other: u64| i64::try_from(one).unwrap() - i64::try_from(other).unwrap();
+    assert_eq!(
+        change(outcome.denied_new, outcome.denied_old),
+        change(outcome.newly_denied, outcome.newly_allowed)
+    );
+
+    let report = |share: &str| DiffReport {
+        outcome: &outcome,
+        old: "old.yaml",
+        new: "new.yaml",
+        fail_above: Some(share.parse().unwrap()),
+    };
+    assert!(report("0%").has_failed() && !report("100%").has_failed());
+    let markdown = report("0%").markdown();
+    assert!(markdown.starts_with("### Rate limits: `old.yaml` to `new.yaml`\n"), "{markdown}");
+    assert!(markdown.contains(&format!("| **newly denied** | {} |", outcome.newly_denied)), "{markdown}");
+    assert!(report("0%").text(TextStyle::default()).contains("\nFailed: "));
+}
+
+/// A policy that is renamed is one that goes and one that comes, and must not look like no change.
+#[test]
+fn added_and_removed_policies_are_shown_as_such() {
+    let traffic = random_traffic(51, 500);
+    let old = two_policies(Algorithm::SlidingLog);
+    let renamed = old.iter().map(|one| {
+        if one.name() == "login" { one.clone().renamed("login-per-ip").unwrap() } else { one.clone() }
+    });
+    let new = PolicySet::new(renamed).unwrap();
+    let mut diff = Diff::new((old, wording()), (new, wording()), DiffOptions::default());
+    let mut reader = LogReader::from_reader(Cursor::new(log_of(&traffic))).unwrap();
+    while let Some(entry) = reader.next_entry().unwrap() {
+        diff.push(&entry);
+    }
+    let outcome = diff.finish(reader.stats());
+    assert_eq!((outcome.newly_denied, outcome.newly_allowed), (0, 0));
+    let sides: Vec<_> = outcome
+        .policies
+        .iter()
+        .map(|one| (one.name.as_str(), one.old.is_some(), one.new.is_some()))
+        .collect();
+    assert_eq!(sides, [("per-ip", true, true), ("login", true, false), ("login-per-ip", false, true)]);
+}

@@ -1,0 +1,99 @@
+//! `slidegate diff`: what a configuration change would have done to the traffic of a log.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+use slidegate::MemoryStore;
+use slidegate_replay::{Diff, DiffOptions, DiffReport, LogReader, Share};
+
+use super::failure::Failure;
+use super::output;
+use super::replay::{progress_bar, text_style};
+use super::sources::PolicyArgs;
+use super::values::number;
+use super::wording::ReportWording;
+use crate::config::Config;
+
+#[derive(Debug, Args)]
+pub(super) struct DiffArgs {
+    /// The config file before the change
+    old: PathBuf,
+    /// The config file after the change
+    new: PathBuf,
+    // The id is that of the log level, which all commands have otherwise: here, `--log` names logs.
+    /// Access log in the common or combined format, plain or gzip; `-` for standard input
+    #[arg(long = "log", id = "log-level", value_name = "FILE", required = true)]
+    log: String,
+    /// Maximum disorder of lines, in seconds: lines are sorted within it
+    #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = number::<u64>)]
+    slack: u64,
+    /// Number of keys to show, newly denied and newly allowed
+    #[arg(long, value_name = "N", default_value = "10", value_parser = number::<usize>)]
+    top: usize,
+    /// Form of the report
+    #[arg(long, value_enum, default_value_t = DiffFormat::Text)]
+    format: DiffFormat,
+    /// Exit with 1 if more than this share of the requests is newly denied, for example `0.1%`
+    #[arg(long, value_name = "SHARE", value_parser = Share::from_str)]
+    fail_above: Option<Share>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum DiffFormat {
+    /// For a terminal
+    Text,
+    /// For a comment of a pull request
+    Markdown,
+    /// For programs; see docs/replay.md
+    Json,
+}
+
+/// Entries between two updates of the progress bar.
+const PROGRESS_EVERY: u64 = 4096;
+
+pub(super) fn run(args: &DiffArgs) -> Result<ExitCode, Failure> {
+    let config = |path: &Path| PolicyArgs { config: Some(path.to_owned()), policies: Vec::new() }.config();
+    let (old, new) = (config(&args.old)?, config(&args.new)?);
+    // Keys are hidden as either of them wants it, and hashed alike.
+    let wording = ReportWording::of([&old, &new]);
+    let max_keys = |config: &Config| config.memory.max_keys.unwrap_or(MemoryStore::DEFAULT_MAX_KEYS);
+    let options =
+        DiffOptions { max_keys: max_keys(&old).max(max_keys(&new)), top: args.top, ..DiffOptions::default() };
+    let unreadable = |error: io::Error| Failure(format!("{}: {error}", args.log));
+    let log = LogReader::open(Path::new(&args.log)).map_err(unreadable)?;
+    let mut log = log.with_slack(Duration::from_secs(args.slack));
+    let mut diff = Diff::new((old.policies, wording.clone()), (new.policies, wording), options);
+    let bar = progress_bar(log.progress().total_bytes);
+    for entry in 0u64.. {
+        if entry.is_multiple_of(PROGRESS_EVERY) {
+            bar.set_position(log.progress().bytes_read);
+        }
+        match log.next_entry() {
+            Ok(Some(entry)) => diff.push(&entry),
+            Ok(None) => break,
+            Err(error) => {
+                // Half a log must not pass a check.
+                bar.finish_and_clear();
+                return Err(unreadable(error));
+            }
+        }
+    }
+    bar.finish_and_clear();
+    if log.stats().entries == 0 {
+        return Err(Failure(format!("{}: no request in the log: nothing to compare", args.log)));
+    }
+    let outcome = diff.finish(log.stats());
+    let [old, new] = [&args.old, &args.new].map(|path| path.display().to_string());
+    let report = DiffReport { outcome: &outcome, old: &old, new: &new, fail_above: args.fail_above };
+    match args.format {
+        DiffFormat::Text => output::print(report.text(text_style()))?,
+        DiffFormat::Markdown => output::print(report.markdown())?,
+        DiffFormat::Json => output::accept_closed(report.write_json(io::stdout().lock()))?,
+    }
+    Ok(if report.has_failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}

@@ -1,0 +1,66 @@
+//! The words of replay reports: policies and reasons as everywhere else, keys redacted as their
+//! policies require.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use slidegate::{Policy, PolicyDecision};
+use slidegate_replay::Wording;
+
+use crate::app::explanation;
+use crate::config::{Config, Counted, KeysShown, describe};
+use crate::telemetry::Redactor;
+
+/// Words for the policies of some configurations.
+#[derive(Debug)]
+pub(super) struct ReportWording {
+    redactor: Redactor,
+    keys_shown: HashMap<String, KeysShown>,
+}
+
+impl ReportWording {
+    /// Of two configurations that show the keys of a policy differently, the one that shows less
+    /// counts.
+    pub(super) fn of<'a>(configs: impl IntoIterator<Item = &'a Config>) -> Arc<dyn Wording> {
+        let mut keys_shown: HashMap<String, KeysShown> = HashMap::new();
+        let mut secret = None;
+        for config in configs {
+            secret = secret.or(config.observe.key_secret.as_ref());
+            for (policy, shown) in &config.observe.keys_shown {
+                let known = keys_shown.entry(policy.clone()).or_default();
+                if hidden(*shown) > hidden(*known) {
+                    *known = *shown;
+                }
+            }
+        }
+        let redactor = Redactor::new(secret.map(|secret| secret.expose().as_str()));
+        Arc::new(Self { redactor, keys_shown })
+    }
+}
+
+/// How little of a key is shown.
+fn hidden(shown: KeysShown) -> u8 {
+    match shown {
+        KeysShown::Plain => 0,
+        KeysShown::Masked => 1,
+        KeysShown::Hashed => 2,
+    }
+}
+
+impl Wording for ReportWording {
+    fn policy(&self, policy: &Policy) -> String {
+        describe(policy, Counted::Here)
+    }
+
+    fn key(&self, decision: &PolicyDecision<'_>) -> String {
+        let shown = self.keys_shown.get(decision.policy().name()).copied().unwrap_or_default();
+        self.redactor.show(&decision.key().to_string(), shown)
+    }
+
+    fn why(&self, decision: Option<&PolicyDecision<'_>>) -> String {
+        decision.map_or_else(
+            || explanation::NOTHING.to_owned(),
+            |decision| explanation::of_key(decision, &self.key(decision)),
+        )
+    }
+}
