@@ -20,6 +20,7 @@ pub mod ports;
 pub mod process;
 pub mod proxy;
 pub mod temp_dir;
+pub mod window_checker;
 
 mod background;
 
