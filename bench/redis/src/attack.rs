@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use slidegate::{Algorithm, Policy, PolicySet, Quota, RedisOptions, Request, SharedGate, DecisionSource};
+use slidegate::{Algorithm, DecisionSource, Policy, PolicySet, Quota, RedisOptions, Request, SharedGate};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};

@@ -133,7 +133,7 @@ impl Mixed<'_> {
     fn refund(&mut self, calls: &Arc<Calls>, positions: &[usize]) {
         let checks = self.subjects.at(positions).with_verb(Verb::Check);
         let mut charged: Vec<_> = positions.iter().map(|at| Some(self.answers[*at])).collect();
-        calls.refund_parts(calls.parts(&checks), &mut charged, self.cost);
+        calls.refund_parts(&calls.parts(&checks), &mut charged, self.cost);
         self.put(positions, charged.into_iter().flatten());
     }
 

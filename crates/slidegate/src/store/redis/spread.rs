@@ -15,19 +15,18 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::call::{Answers, Subject, Subjects};
-use super::{Calls, Executed, Failure, FailureKind, LastFailure, Undecided};
+use super::{Calls, Failure, LastFailure, Undecided};
 use crate::charge::Excess;
 use crate::decision::{Decision, Verdict};
 use crate::verb::Verb;
 
-/// The decisions known so far, in the order of the subjects.
-type Known = SmallVec<[Option<Decision>; 4]>;
+mod check;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod model;
 
-/// The subjects of a request that are in one slot, and their positions in the request.
-pub(super) struct SlotPart {
-    pub(super) subjects: Subjects,
-    pub(super) positions: SmallVec<[usize; 2]>,
-}
+pub(super) use check::SlotPart;
+use check::{SpreadCheck, ended, missing, none_of, put};
 
 impl Calls {
     /// Decides subjects in any slots.
@@ -69,49 +68,32 @@ impl Calls {
         deadline: Instant,
     ) -> Result<Answers, Undecided> {
         parts.sort_by_key(|part| std::cmp::Reverse(self.denials.of(&part.subjects)));
-        let mut answers = none_of(&parts);
-        let first = parts.remove(0);
-        let decided = self.decide_part(first.subjects.clone(), cost, deadline).await?;
-        let mut denied = first.subjects.denies(&decided);
-        let mut failure = None;
-        put(&mut answers, &first, decided);
-        if denied {
+        let mut check = SpreadCheck::new(parts);
+        let first = check.parts()[0].subjects.clone();
+        check.checked(0, self.decide_part(first, cost, deadline).await);
+        let others = if check.has_failed() { 1..1 } else { 1..check.parts().len() };
+        if check.is_denied() {
             // The others are peeked at for the reply, and charged only where denials count.
-            for part in parts {
-                match self.refuse_part(&part.subjects, cost, deadline).await {
-                    Ok(peeked) => put(&mut answers, &part, peeked),
-                    Err(error) => failure = Some(error),
+            for part in others {
+                let peeked = self.refuse_part(&check.parts()[part].subjects, cost, deadline).await;
+                check.refused(part, peeked);
+            }
+        } else {
+            let mut checks = JoinSet::new();
+            for part in others {
+                let (calls, subjects) = (Arc::clone(self), check.parts()[part].subjects.clone());
+                checks.spawn(async move { (part, calls.decide_part(subjects, cost, deadline).await) });
+            }
+            while let Some(checked) = checks.join_next().await {
+                match checked {
+                    Ok((part, decided)) => check.checked(part, decided),
+                    Err(_) => check.ended_unexpectedly(),
                 }
             }
-            return complete(answers, denied, failure);
         }
-        let mut charged = vec![first];
-        let mut checks = JoinSet::new();
-        for part in parts {
-            let calls = Arc::clone(self);
-            checks.spawn(async move {
-                let decided = calls.decide_part(part.subjects.clone(), cost, deadline).await;
-                (part, decided)
-            });
-        }
-        while let Some(check) = checks.join_next().await {
-            match check {
-                Ok((part, Ok(decided))) => {
-                    let denies = part.subjects.denies(&decided);
-                    put(&mut answers, &part, decided);
-                    denied |= denies;
-                    if !denies {
-                        charged.push(part);
-                    }
-                }
-                Ok((_, Err(error))) => failure = Some(error),
-                Err(_) => failure = Some(ended()),
-            }
-        }
-        if denied || failure.is_some() {
-            self.refund_parts(charged, &mut answers, cost);
-        }
-        complete(answers, denied, failure)
+        let (outcome, refunds) = check.end(cost);
+        self.send_refunds(refunds, cost);
+        outcome
     }
 
     /// Decides in each slot separately, one after the other.
@@ -184,34 +166,21 @@ impl Calls {
         Ok(answers)
     }
 
-    /// Refunds what these parts were charged, in the background and past the deadline: the charge
-    /// of a request that was not admitted must not stay.
+    /// Refunds what these parts were charged, as [`Self::send_refunds`] does.
     pub(super) fn refund_parts(
         self: &Arc<Self>,
-        charged: Vec<SlotPart>,
+        charged: &[SlotPart],
         answers: &mut [Option<Decision>],
         cost: u64,
     ) {
-        let mut refunds = Vec::new();
-        for part in charged {
-            let mut taken = Subjects(SmallVec::new());
-            for (position, mut subject) in part.positions.iter().zip(part.subjects.0) {
-                // A shadow policy that would have denied was not charged, and a policy that counts
-                // denials keeps its charge.
-                let is_refunded =
-                    |decision: &&mut Decision| decision.cost > 0 && subject.part.excess != Excess::Count;
-                if let Some(decision) = answers[*position].as_mut().filter(is_refunded) {
-                    // A charge is capped at the maximum usage of its key, so its refund is too.
-                    subject.own_cost = Some(decision.cost).filter(|charged| *charged != cost);
-                    decision.used = decision.used.saturating_sub(decision.cost);
-                    decision.remaining = decision.limit.saturating_sub(decision.used);
-                    decision.cost = 0;
-                    taken.0.push(subject);
-                }
-            }
-            if !taken.0.is_empty() {
-                refunds.push(taken);
-            }
+        self.send_refunds(check::refunds(charged.iter(), answers, cost), cost);
+    }
+
+    /// Refunds in the background and past the deadline: the charge of a request that was not
+    /// admitted must not stay.
+    fn send_refunds(self: &Arc<Self>, refunds: Vec<Subjects>, cost: u64) {
+        if refunds.is_empty() {
+            return;
         }
         let calls = Arc::clone(self);
         let deadline = crate::time::instant() + REFUND_DEADLINE;
@@ -239,42 +208,6 @@ impl Calls {
 
 /// The deadline of a refund.
 const REFUND_DEADLINE: std::time::Duration = std::time::Duration::from_secs(2);
-
-/// No decision yet for any subject of these parts.
-fn none_of(parts: &[SlotPart]) -> Known {
-    SmallVec::from_elem(None, parts.iter().map(|part| part.positions.len()).sum())
-}
-
-fn ended() -> Failure {
-    Failure::without_node(
-        Executed::Maybe,
-        FailureKind::ConnectionLost,
-        "a part of the request ended unexpectedly",
-    )
-}
-
-fn put(known: &mut [Option<Decision>], part: &SlotPart, decided: Answers) {
-    for (position, decision) in part.positions.iter().zip(decided) {
-        known[*position] = Some(decision);
-    }
-}
-
-/// The decisions, if there is one for each subject.
-fn complete(answers: Known, denied: bool, failure: Option<Failure>) -> Result<Answers, Undecided> {
-    if failure.is_none()
-        && let Some(whole) = answers.iter().copied().collect()
-    {
-        return Ok(whole);
-    }
-    Err(Undecided {
-        failure: failure.unwrap_or_else(missing).into(),
-        denied: denied.then(|| answers.into_vec()),
-    })
-}
-
-fn missing() -> Failure {
-    Failure::without_node(Executed::Maybe, FailureKind::Malformed, "did not decide every key")
-}
 
 /// How often each policy has denied recently. The slot that is most likely to deny is charged
 /// first, so that few charges must be refunded. Policies may share a rate; no decision depends on
