@@ -10,7 +10,7 @@ use std::str::FromStr;
 pub(crate) fn quoted(line: &[u8]) -> Option<(&[u8], &[u8])> {
     let mut at = 1;
     loop {
-        at += line.get(at..)?.iter().position(|&byte| matches!(byte, b'"' | b'\\'))?;
+        at += memchr::memchr2(b'"', b'\\', line.get(at..)?)?;
         if line[at] == b'\\' {
             at += 2;
         } else if matches!(line.get(at + 1), None | Some(b' ')) {
@@ -23,9 +23,7 @@ pub(crate) fn quoted(line: &[u8]) -> Option<(&[u8], &[u8])> {
 
 /// Decodes the servers' escapes. Other backslashes are kept.
 pub(crate) fn unescape(text: &[u8]) -> Cow<'_, [u8]> {
-    // Testing every byte is faster than stopping at the first match: it compiles to vector
-    // instructions.
-    if !text.iter().fold(false, |found, &byte| found | (byte == b'\\')) {
+    if memchr::memchr(b'\\', text).is_none() {
         return Cow::Borrowed(text);
     }
     let mut plain = Vec::with_capacity(text.len());
@@ -49,6 +47,42 @@ pub(crate) fn unescape(text: &[u8]) -> Cow<'_, [u8]> {
         rest = after;
     }
     Cow::Owned(plain)
+}
+
+/// Decodes `%20`, and `%2520` as well: CloudFront encodes some values twice.
+pub(crate) fn percent_decoded_twice(text: &[u8]) -> Cow<'_, [u8]> {
+    match percent_decoded(text) {
+        Cow::Borrowed(text) => Cow::Borrowed(text),
+        Cow::Owned(once) => Cow::Owned(percent_decoded(&once).into_owned()),
+    }
+}
+
+fn percent_decoded(text: &[u8]) -> Cow<'_, [u8]> {
+    if memchr::memchr(b'%', text).is_none() {
+        return Cow::Borrowed(text);
+    }
+    let mut plain = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((&byte, after)) = rest.split_first() {
+        let (byte, after) = match (byte, after) {
+            (b'%', [high, low, after @ ..]) => match (hex(*high), hex(*low)) {
+                (Some(high), Some(low)) => (high << 4 | low, after),
+                _ => (byte, &rest[1..]),
+            },
+            _ => (byte, after),
+        };
+        plain.push(byte);
+        rest = after;
+    }
+    Cow::Owned(plain)
+}
+
+/// Decodes `+` to a space.
+pub(crate) fn plus_decoded(text: &[u8]) -> Cow<'_, [u8]> {
+    if memchr::memchr(b'+', text).is_none() {
+        return Cow::Borrowed(text);
+    }
+    Cow::Owned(text.iter().map(|&byte| if byte == b'+' { b' ' } else { byte }).collect())
 }
 
 fn hex(digit: u8) -> Option<u8> {

@@ -12,8 +12,8 @@ use crate::decider::Decider;
 use crate::entry::Entry;
 use crate::key_table::{IdentityHasher, MAX_COUNTED_KEYS, MAX_DENIED_KEYS, hash};
 use crate::pass::{Job, Pass};
-use crate::reader::LogStats;
 use crate::report::diff::{ChangedKey, DiffOutcome, DiffPolicy, DiffPolicySide};
+use crate::stats::LogStats;
 use crate::wording::{Wording, Words};
 
 /// Replays a log under two sets of policies.

@@ -30,10 +30,15 @@
 mod replay;
 
 mod attributes;
+mod block;
 mod column;
 mod entry;
+mod format;
+mod input;
+mod malformed;
 mod reader;
 mod reorder;
+mod stats;
 
 mod batch;
 mod compare;
@@ -53,14 +58,17 @@ mod wording;
 
 pub use compare::with_algorithm;
 pub use diff::{Diff, DiffOptions, WordedPolicies};
-pub use entry::{Entry, Malformed, RequestLine};
+pub use entry::{Entry, Extras, RequestLine};
+pub use format::name::LogFormat;
+pub use malformed::Malformed;
 pub use outcome::{
     KeyOutcome, KeyTruthOutcome, LogOutcome, Outcome, PolicyOutcome, ScenarioOutcome, SweepOutcome,
     SweepPointOutcome, TimeOutcome, TruthOutcome, UsageOutcome, WindowOutcome,
 };
-pub use reader::{LogReader, LogStats, MalformedLine, Progress};
+pub use reader::{LogOptions, LogReader, Progress};
 pub use replay::{MAX_COMPARED, NamedPolicies, Options, Plan, Replay};
 pub use report::{ChangedKey, DiffOutcome, DiffPolicy, DiffPolicySide, DiffReport, TextReport, TextStyle};
 pub use share::Share;
+pub use stats::{LogStats, LogSummary, MalformedLine, TimeJump};
 pub use sweep::{MAX_SWEEP_POINTS, Sweep};
 pub use wording::{PlainWording, Wording};

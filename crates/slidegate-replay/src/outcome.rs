@@ -11,8 +11,8 @@ use slidegate::{Policy, format_window};
 use crate::compare::share;
 use crate::each::rfc3339;
 use crate::key_table::{DeniedKey, UsageDistribution};
-use crate::reader::LogStats;
 use crate::scenario::{PolicyCounts, Scenario, ScenarioRole};
+use crate::stats::LogStats;
 use crate::sweep::{Sweep, SweepPoint};
 use crate::timeline::TimeAxis;
 

@@ -10,8 +10,8 @@ use crate::compare::exact;
 use crate::entry::Entry;
 use crate::outcome::Outcome;
 use crate::pass::{Job, Pass};
-use crate::reader::LogStats;
 use crate::scenario::{Scenario, ScenarioRole};
+use crate::stats::LogStats;
 use crate::sweep::{Sweep, SweepPoint};
 use crate::wording::{Wording, Words};
 

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Parser, Subcommand};
 
 use failure::Failure;
 
@@ -13,6 +13,7 @@ mod explain;
 pub(crate) mod failure;
 mod health;
 mod key;
+mod logs;
 mod notify;
 pub(crate) mod output;
 mod policy;
@@ -39,16 +40,11 @@ pub(crate) struct Cli {
     #[arg(long = "log", id = "log-level", global = true, value_name = "LEVEL")]
     log_level: Option<String>,
     /// Log format
-    #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text)]
-    log_format: LogFormat,
+    // Text, as commands that read access logs have an option of the same name for those.
+    #[arg(long, global = true, value_name = "LOG_FORMAT", default_value = "text", value_parser = ["text", "json"])]
+    log_format: String,
     #[command(subcommand)]
     command: Command,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum LogFormat {
-    Text,
-    Json,
 }
 
 #[derive(Debug, Subcommand)]
@@ -94,21 +90,22 @@ impl Cli {
 
     /// Runs the command. Errors go to standard error, with exit code 2.
     pub(crate) fn run(self) -> ExitCode {
-        let outcome = start_log(&self.log_level(), self.log_format).and_then(|()| match self.command {
-            Command::Serve(args) => serve::run(&args),
-            Command::Health(args) => Ok(health::run(&args)),
-            Command::Check(args) => check::run(&args),
-            Command::Top(args) => top::run(&args),
-            Command::Validate(args) => validate::run(&args),
-            Command::Schema => output::print(format_args!("{:#}", crate::config::published_schema()))
-                .map(|()| ExitCode::SUCCESS),
-            Command::Key(args) => key::run(&args),
-            Command::Policy(args) => policy::run(&args),
-            Command::Token(args) => token::run(&args),
-            Command::Explain(args) => explain::run(&args),
-            Command::Replay(args) => replay::run(&args),
-            Command::Diff(args) => diff::run(&args),
-        });
+        let outcome =
+            start_log(&self.log_level(), self.log_format == "json").and_then(|()| match self.command {
+                Command::Serve(args) => serve::run(&args),
+                Command::Health(args) => Ok(health::run(&args)),
+                Command::Check(args) => check::run(&args),
+                Command::Top(args) => top::run(&args),
+                Command::Validate(args) => validate::run(&args),
+                Command::Schema => output::print(format_args!("{:#}", crate::config::published_schema()))
+                    .map(|()| ExitCode::SUCCESS),
+                Command::Key(args) => key::run(&args),
+                Command::Policy(args) => policy::run(&args),
+                Command::Token(args) => token::run(&args),
+                Command::Explain(args) => explain::run(&args),
+                Command::Replay(args) => replay::run(&args),
+                Command::Diff(args) => diff::run(&args),
+            });
         outcome.unwrap_or_else(|failure| {
             output::print_error(failure);
             ExitCode::from(2)
@@ -137,7 +134,7 @@ impl Cli {
 /// Warnings of the HTTP/2 library about what clients do: they could fill a disk.
 const QUIET: &str = "h2=error";
 
-fn start_log(level: &str, format: LogFormat) -> Result<(), Failure> {
+fn start_log(level: &str, is_json: bool) -> Result<(), Failure> {
     let filter = tracing_subscriber::EnvFilter::try_new(format!("{QUIET},{level}")).map_err(|error| {
         Failure(format!("invalid --log `{level}`: {error}; use error, warn, info, debug or trace"))
     })?;
@@ -146,9 +143,10 @@ fn start_log(level: &str, format: LogFormat) -> Result<(), Failure> {
         .with_writer(std::io::stderr)
         // These errors would go to standard error, which is what failed.
         .log_internal_errors(false);
-    match format {
-        LogFormat::Text => log.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init(),
-        LogFormat::Json => log.json().init(),
+    if is_json {
+        log.json().init();
+    } else {
+        log.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init();
     }
     Ok(())
 }

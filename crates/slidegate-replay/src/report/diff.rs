@@ -7,8 +7,8 @@ use serde::Serialize;
 use super::text::TextStyle;
 use crate::each::rfc3339;
 use crate::outcome::LogOutcome;
-use crate::reader::LogStats;
 use crate::share::{Share, percent};
+use crate::stats::LogStats;
 
 /// What changes if one set of policies replaces another.
 #[derive(Debug, Clone)]

@@ -6,19 +6,17 @@ use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
-use std::thread::available_parallelism;
-use std::time::Duration;
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use slidegate::{Algorithm, MemoryStore};
 use slidegate_replay::{
-    LogReader, LogStats, NamedPolicies, Options, Outcome, Plan, Replay, Share, Sweep, TextStyle,
-    with_algorithm,
+    NamedPolicies, Options, Outcome, Plan, Replay, Share, Sweep, TextStyle, with_algorithm,
 };
 
 use super::failure::Failure;
+use super::logs::LogArgs;
 use super::output;
 use super::sources::PolicyArgs;
 use super::values::number;
@@ -27,13 +25,13 @@ use crate::config::Config;
 
 #[derive(Debug, Args)]
 pub(super) struct ReplayArgs {
-    /// Access log in the common or combined format, plain or gzip; `-` for standard input
-    log: PathBuf,
+    /// Access logs: files, directories or patterns, plain, gzip or zstd; `-` for standard input
+    #[arg(value_name = "LOG", required = true)]
+    logs: Vec<PathBuf>,
+    #[command(flatten)]
+    log: LogArgs,
     #[command(flatten)]
     policies: PolicyArgs,
-    /// Maximum disorder of lines, in seconds: lines are sorted within it
-    #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = number::<u64>)]
-    slack: u64,
     /// Number of keys to show per policy
     #[arg(long, value_name = "N", default_value = "5", value_parser = number::<usize>)]
     top: usize,
@@ -59,8 +57,6 @@ pub(super) struct ReplayArgs {
     csv: Option<PathBuf>,
 }
 
-/// A valid log line.
-const EXAMPLE: &str = r#"192.0.2.1 - - [20/Nov/2026:10:00:00 +0000] "GET / HTTP/1.1" 200 5"#;
 /// Lines between two updates of the progress bar.
 const PROGRESS_EVERY: u64 = 4096;
 
@@ -70,9 +66,7 @@ pub(super) fn run(args: &ReplayArgs) -> Result<ExitCode, Failure> {
     let compared = args.compared()?;
     let configs = || std::iter::once(&config).chain(compared.files.values());
     let wording = ReportWording::of(configs());
-    let name = args.log.display();
-    let unreadable = |error: io::Error| Failure(format!("{name}: {error}"));
-    let mut log = LogReader::open(&args.log).map_err(unreadable)?.with_slack(Duration::from_secs(args.slack));
+    let mut log = args.log.open(&args.logs)?;
     let plan = args.plan(&config, &compared);
     let replay = if args.each {
         Replay::with_each(plan, &wording, Box::new(BufWriter::new(io::stdout())))
@@ -98,7 +92,7 @@ pub(super) fn run(args: &ReplayArgs) -> Result<ExitCode, Failure> {
             Ok(None) => break,
             Err(error) => {
                 // Report the entries read so far, then fail.
-                broken = Some(unreadable(error));
+                broken = Some(Failure(error.to_string()));
                 break;
             }
         }
@@ -108,10 +102,9 @@ pub(super) fn run(args: &ReplayArgs) -> Result<ExitCode, Failure> {
         Ok(outcome) => Outcome { command: Some(command_line()), ..outcome },
         Err(error) => return output::accept_closed(Err(error)).map(|()| ExitCode::SUCCESS),
     };
-    if broken.is_none() && log.stats().entries == 0 {
-        return Err(Failure(format!("{name}: {}", nothing_to_replay(log.stats()))));
+    if log.stats().entries > 0 {
+        args.write(&outcome)?;
     }
-    args.write(&outcome)?;
     broken.map_or(Ok(ExitCode::SUCCESS), Err)
 }
 
@@ -193,7 +186,7 @@ impl ReplayArgs {
                 family: at + 1,
             },
         });
-        let threads = available_parallelism().map_or(1, std::num::NonZero::get);
+        let threads = self.log.threads();
         Plan {
             policies: config.policies.clone(),
             compare: own.into_iter().chain(others).collect(),
@@ -261,23 +254,6 @@ fn quoted(word: &str) -> String {
         return word.to_owned();
     }
     format!("'{}'", word.replace('\'', r"'\''"))
-}
-
-/// The error for a log without requests: "0 denied" for a file in another format would be
-/// misleading.
-fn nothing_to_replay(stats: &LogStats) -> String {
-    if stats.lines == 0 {
-        return "the log is empty: nothing to replay".to_owned();
-    }
-    let lines = stats.lines;
-    let mut text = format!(
-        "no request in {lines} lines: expected the common or combined log format, for example `{EXAMPLE}`"
-    );
-    for line in &stats.malformed_lines {
-        text.push_str("\n  ");
-        text.push_str(&line.to_string());
-    }
-    text
 }
 
 /// Drawn on standard error if it is a terminal.

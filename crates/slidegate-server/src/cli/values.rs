@@ -40,6 +40,16 @@ pub(super) fn attribute(text: &str) -> Result<(String, String), String> {
     }
 }
 
+/// `NAME=SOURCE` of `--field`.
+pub(super) fn pair(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, source)) if !name.is_empty() && !source.is_empty() => {
+            Ok((name.to_owned(), source.to_owned()))
+        }
+        _ => Err("must be written as NAME=SOURCE, for example ip=request.client".to_owned()),
+    }
+}
+
 pub(super) fn rate(text: &str) -> Result<Rate, String> {
     let parts = text.split_once('/').and_then(|(count, unit)| {
         Some(Rate { requests_per_unit: count.parse().ok()?, unit: Unit::from_name(unit)? })

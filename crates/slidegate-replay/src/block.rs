@@ -1,0 +1,302 @@
+//! A block of whole lines, and the requests parsed from them.
+//!
+//! A request is a [`Record`]: numbers, and texts as offsets into its block, so that a line costs no
+//! allocation. Texts that had to be decoded lie in a second buffer of the block.
+
+use crate::column::unescape;
+use crate::malformed::Malformed;
+
+/// Where a text of a record lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Span {
+    /// Offset into the block; with [`DECODED`] added, into its decoded texts.
+    start: u32,
+    len: u32,
+}
+
+/// Added to offsets into the decoded texts.
+const DECODED: u32 = 1 << 31;
+
+impl Span {
+    /// A text that the line does not have.
+    pub(crate) const ABSENT: Self = Self { start: u32::MAX, len: 0 };
+
+    pub(crate) fn is_absent(self) -> bool {
+        self == Self::ABSENT
+    }
+
+    /// A text of the block itself. `start` is below the length of a block, so it fits.
+    #[inline]
+    #[allow(clippy::cast_possible_truncation)] // blocks are far below 2 GiB
+    pub(crate) fn of_block(start: usize, len: usize) -> Self {
+        debug_assert!(start + len < DECODED as usize);
+        Self { start: start as u32, len: len as u32 }
+    }
+}
+
+/// The texts of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Text {
+    Client,
+    Ident,
+    User,
+    Method,
+    Target,
+    Protocol,
+    Host,
+    Referer,
+    UserAgent,
+}
+
+pub(crate) const TEXTS: usize = 9;
+
+/// One request, as numbers and offsets.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Record {
+    /// Microseconds since the Unix epoch.
+    pub(crate) time_us: u64,
+    pub(crate) cost: u64,
+    pub(crate) bytes: u64,
+    /// The line's number in its log, from 1.
+    pub(crate) line: u64,
+    pub(crate) texts: [Span; TEXTS],
+    /// Where its further attributes are in [`Parsed::extras`].
+    extras: u32,
+    extras_len: u16,
+    /// 0 if the log has none.
+    pub(crate) status: u16,
+}
+
+impl Record {
+    pub(crate) const EMPTY: Self = Self {
+        time_us: 0,
+        cost: 1,
+        bytes: 0,
+        line: 0,
+        texts: [Span::ABSENT; TEXTS],
+        extras: 0,
+        extras_len: 0,
+        status: 0,
+    };
+
+    #[inline]
+    pub(crate) fn set(&mut self, text: Text, span: Span) {
+        self.texts[text as usize] = span;
+    }
+}
+
+/// What was parsed from the lines of a block.
+#[derive(Debug, Default)]
+pub(crate) struct Parsed {
+    pub(crate) records: Vec<Record>,
+    /// Name and value of further attributes.
+    extras: Vec<(Span, Span)>,
+    /// Texts that are not in the lines as they are needed: escapes, and names of attributes.
+    decoded: Vec<u8>,
+    /// Where the names of the format's own attributes are, in its order.
+    names: Vec<Span>,
+}
+
+/// Lines and what was parsed from them.
+#[derive(Debug, Default)]
+pub(crate) struct Block {
+    /// The lines, and room that is not in use but need not be initialized again.
+    bytes: Vec<u8>,
+    /// Bytes of the lines.
+    len: usize,
+    pub(crate) parsed: Parsed,
+}
+
+impl Block {
+    /// The lines, with their ends.
+    #[inline]
+    pub(crate) fn lines(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+
+    /// The lines, and what is parsed from them.
+    pub(crate) fn parts(&mut self) -> (&[u8], &mut Parsed) {
+        (&self.bytes[..self.len], &mut self.parsed)
+    }
+
+    /// Room for this many bytes after the lines; [`grow`](Self::grow) says how many were written.
+    pub(crate) fn room(&mut self, length: usize) -> &mut [u8] {
+        let end = self.len + length;
+        if self.bytes.len() < end {
+            self.bytes.resize(end, 0);
+        }
+        &mut self.bytes[self.len..end]
+    }
+
+    pub(crate) fn grow(&mut self, length: usize) {
+        self.len += length;
+        debug_assert!(self.len <= self.bytes.len());
+    }
+
+    /// Drops what comes after this many bytes.
+    pub(crate) fn truncate(&mut self, length: usize) {
+        self.len = self.len.min(length);
+    }
+
+    /// Drops this many bytes at the beginning.
+    pub(crate) fn drain_start(&mut self, length: usize) {
+        self.bytes.copy_within(length..self.len, 0);
+        self.len -= length;
+    }
+
+    pub(crate) fn append(&mut self, bytes: &[u8]) {
+        self.room(bytes.len()).copy_from_slice(bytes);
+        self.grow(bytes.len());
+    }
+
+    #[inline]
+    pub(crate) fn text(&self, span: Span) -> Option<&[u8]> {
+        if span.is_absent() {
+            return None;
+        }
+        let (texts, start) = match span.start & DECODED {
+            0 => (&self.bytes, span.start),
+            _ => (&self.parsed.decoded, span.start & !DECODED),
+        };
+        Some(&texts[start as usize..start as usize + span.len as usize])
+    }
+
+    /// The further attributes of a record.
+    pub(crate) fn extras(&self, record: &Record) -> &[(Span, Span)] {
+        let start = record.extras as usize;
+        &self.parsed.extras[start..start + usize::from(record.extras_len)]
+    }
+
+    /// Memory in use for the lines and what was parsed from them.
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.len
+            + self.parsed.decoded.len()
+            + self.parsed.records.len() * size_of::<Record>()
+            + self.parsed.extras.len() * size_of::<(Span, Span)>()
+    }
+}
+
+impl Parsed {
+    /// Forgets the last block; `names` are those of the format's own attributes.
+    pub(crate) fn clear<'n>(&mut self, names: impl Iterator<Item = &'n str>) {
+        self.records.clear();
+        self.extras.clear();
+        self.decoded.clear();
+        self.names.clear();
+        self.set_names(names);
+    }
+
+    /// Adds the names that the format has got since the block began: a header can come late.
+    pub(crate) fn set_names<'n>(&mut self, names: impl Iterator<Item = &'n str>) {
+        for name in names.skip(self.names.len()) {
+            let span = self.decode(name.as_bytes());
+            self.names.push(span);
+        }
+    }
+
+    /// Copies a text that is not in the lines.
+    #[allow(clippy::cast_possible_truncation)] // a block's texts are far below 2 GiB
+    pub(crate) fn decode(&mut self, text: &[u8]) -> Span {
+        let start = self.decoded.len();
+        self.decoded.extend_from_slice(text);
+        Span { start: start as u32 | DECODED, len: text.len() as u32 }
+    }
+}
+
+/// How a text is escaped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Escape {
+    None,
+    /// `\x22`, `\"`: Apache and nginx.
+    Backslash,
+    /// `%20`, also twice: CloudFront.
+    Percent,
+    /// `+` for a space: IIS.
+    Plus,
+}
+
+/// Writes the record of one line.
+#[derive(Debug)]
+pub(crate) struct RecordWriter<'b> {
+    /// All lines of the block.
+    lines: &'b [u8],
+    pub(crate) parsed: &'b mut Parsed,
+    pub(crate) record: Record,
+}
+
+impl<'b> RecordWriter<'b> {
+    pub(crate) fn new(lines: &'b [u8], parsed: &'b mut Parsed) -> Self {
+        Self { lines, parsed, record: Record::EMPTY }
+    }
+
+    /// Begins a line. What was written of a line before it, and not committed, is dropped.
+    #[allow(clippy::cast_possible_truncation)] // fewer attributes than bytes in a block
+    pub(crate) fn begin(&mut self, line: u64) {
+        let committed = self.parsed.records.last();
+        let extras = committed.map_or(0, |last| last.extras as usize + usize::from(last.extras_len));
+        self.parsed.extras.truncate(extras);
+        self.record = Record { line, extras: extras as u32, ..Record::EMPTY };
+    }
+
+    /// The span of a text: as it is if it lies in the lines, else copied.
+    #[inline]
+    pub(crate) fn span(&mut self, text: &[u8]) -> Span {
+        let start = (text.as_ptr() as usize).wrapping_sub(self.lines.as_ptr() as usize);
+        if start < self.lines.len() && start + text.len() <= self.lines.len() {
+            Span::of_block(start, text.len())
+        } else {
+            self.parsed.decode(text)
+        }
+    }
+
+    /// Sets a text of the record.
+    #[inline]
+    pub(crate) fn text(&mut self, which: Text, text: &[u8], escape: Escape) {
+        let span = self.escaped(text, escape);
+        self.record.set(which, span);
+    }
+
+    fn escaped(&mut self, text: &[u8], escape: Escape) -> Span {
+        match escape {
+            Escape::None => self.span(text),
+            Escape::Backslash => self.maybe_decoded(text, &unescape(text)),
+            Escape::Percent => self.maybe_decoded(text, &crate::column::percent_decoded_twice(text)),
+            Escape::Plus => self.maybe_decoded(text, &crate::column::plus_decoded(text)),
+        }
+    }
+
+    fn maybe_decoded(&mut self, text: &[u8], decoded: &[u8]) -> Span {
+        // A borrowed text is the text itself.
+        if std::ptr::eq(text, decoded) { self.span(text) } else { self.parsed.decode(decoded) }
+    }
+
+    /// Adds an attribute that the format names, by its number there.
+    pub(crate) fn extra(&mut self, name: usize, value: &[u8], escape: Escape) -> Result<(), Malformed> {
+        let name = self.parsed.names[name];
+        let value = self.escaped(value, escape);
+        self.push_extra(name, value)
+    }
+
+    /// Adds an attribute that only this line names.
+    pub(crate) fn named_extra(&mut self, name: &str, value: &[u8]) -> Result<(), Malformed> {
+        let (name, value) = (self.span(name.as_bytes()), self.span(value));
+        self.push_extra(name, value)
+    }
+
+    fn push_extra(&mut self, name: Span, value: Span) -> Result<(), Malformed> {
+        if self.record.extras_len >= MAX_EXTRAS {
+            return Err(Malformed::Field("attributes", "at most 64"));
+        }
+        self.parsed.extras.push((name, value));
+        self.record.extras_len += 1;
+        Ok(())
+    }
+
+    /// Keeps the record: its line is a request.
+    pub(crate) fn commit(&mut self) {
+        self.parsed.records.push(self.record);
+    }
+}
+
+/// Most further attributes of a line: the service itself takes no more.
+const MAX_EXTRAS: u16 = 64;

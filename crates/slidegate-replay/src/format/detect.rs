@@ -1,0 +1,161 @@
+//! Which format a log is in, from its first lines.
+
+use crate::block::{Block, RecordWriter};
+use crate::format::json::{self, JsonFormat};
+use crate::format::name::{Format, ParserOptions, envoy_default, ingress, istio};
+use crate::format::wrapper::{Unwrapper, Wrapper};
+use crate::format::{LineKind, delimited, mapping};
+
+/// Lines that are looked at.
+const MAX_LINES: usize = 100;
+
+/// What was detected.
+#[derive(Clone, Debug)]
+pub(crate) struct Detected {
+    pub(crate) wrapper: Option<Wrapper>,
+    pub(crate) format: Format,
+    /// The least time among the first lines, in microseconds since the Unix epoch.
+    pub(crate) first_us: Option<u64>,
+}
+
+/// Detects wrapper and format, unless the format is given, from the beginning of a log. A log that
+/// no format fits is taken for the combined format, whose errors then show what its lines are like.
+pub(crate) fn detect(sample: &[u8], given: Option<&Format>, options: &ParserOptions) -> Detected {
+    let lines: Vec<&[u8]> = lines(sample).collect();
+    let bare = best(&lines, given, options);
+    let mut best_wrapped: Option<(Option<Wrapper>, Fit)> = bare.map(|fit| (None, fit));
+    // A wrapped line can itself be read as one of JSON or CSV, so wrappers are tried in any case.
+    for wrapper in Wrapper::ALL {
+        let mut unwrapper = Unwrapper::new(wrapper);
+        let mut inner = Vec::new();
+        for line in &lines {
+            let mut text = Vec::new();
+            if unwrapper.unwrap(line, &mut text).is_ok_and(|is_complete| is_complete) {
+                inner.push(text);
+            }
+        }
+        // Most lines are wrapped, if any are meant to be.
+        if inner.is_empty() || inner.len() * 2 < lines.len() {
+            continue;
+        }
+        let inner: Vec<&[u8]> = inner.iter().map(Vec::as_slice).collect();
+        if let Some(fit) = best(&inner, given, options)
+            && best_wrapped.as_ref().is_none_or(|(_, known)| fit.requests >= known.requests)
+        {
+            best_wrapped = Some((Some(wrapper), fit));
+        }
+    }
+    match best_wrapped {
+        Some((wrapper, fit)) => Detected { wrapper, format: fit.format, first_us: fit.first_us },
+        None => {
+            let format = given.cloned().unwrap_or(Format::Clf("combined"));
+            Detected { wrapper: None, format, first_us: None }
+        }
+    }
+}
+
+fn lines(sample: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let lines = sample.split(|byte| *byte == b'\n').map(|line| line.strip_suffix(b"\r").unwrap_or(line));
+    lines.filter(|line| !line.is_empty()).take(MAX_LINES)
+}
+
+/// How well a format fits.
+struct Fit {
+    format: Format,
+    requests: usize,
+    first_us: Option<u64>,
+}
+
+/// The format that reads the most lines; of equals the more special one. `None` if none reads any.
+fn best(lines: &[&[u8]], given: Option<&Format>, options: &ParserOptions) -> Option<Fit> {
+    let candidates = given.map_or_else(|| candidates(lines, options), |format| vec![format.clone()]);
+    let mut best: Option<Fit> = None;
+    for format in candidates {
+        let (requests, first_us) = fit(&format, lines, options);
+        if requests > best.as_ref().map_or(0, |best| best.requests) {
+            best = Some(Fit { format, requests, first_us });
+        }
+    }
+    best
+}
+
+fn candidates(lines: &[&[u8]], options: &ParserOptions) -> Vec<Format> {
+    let Some(first) = lines.first() else { return Vec::new() };
+    let first = first.strip_prefix(b"\xef\xbb\xbf").unwrap_or(first);
+    if first.starts_with(b"#") {
+        let is_cloudfront = lines.iter().any(|line| memchr::memmem::find(line, b"x-edge-").is_some());
+        return vec![if is_cloudfront { Format::CloudFront } else { Format::W3c }];
+    }
+    // A server's own messages can come before its first access.
+    let objects = lines.iter().filter_map(|line| json::detect(line));
+    let mut candidates = Vec::new();
+    for format in objects.map(Format::Json) {
+        if !candidates.contains(&format) {
+            candidates.push(format);
+        }
+    }
+    if !candidates.is_empty() {
+        candidates.sort_by_key(|format| *format == Format::Json(JsonFormat::Any));
+        return candidates;
+    }
+    let clf = if lines.iter().any(|line| is_traefik(line)) {
+        "traefik"
+    } else if lines.iter().any(|line| memchr::memchr_iter(b'"', line).count() >= 6) {
+        "combined"
+    } else {
+        "common"
+    };
+    let mut candidates =
+        vec![Format::Haproxy, Format::Alb, ingress(), istio(), envoy_default(), Format::Clf(clf)];
+    if is_csv_header(first, options) {
+        candidates.push(Format::Csv);
+    }
+    if memchr::memchr_iter(b'\t', first).count() >= 20 {
+        candidates.push(Format::CloudFront);
+    }
+    candidates
+}
+
+/// ` 1041 "api@docker" "http://10.1.2.3:8080" 4ms`
+fn is_traefik(line: &[u8]) -> bool {
+    let mut columns = line.rsplit(|byte| *byte == b' ');
+    let (duration, service) = (columns.next().unwrap_or_default(), columns.next().unwrap_or_default());
+    let digits = duration.strip_suffix(b"ms").unwrap_or_default();
+    !digits.is_empty() && digits.iter().all(u8::is_ascii_digit) && service.ends_with(b"\"")
+}
+
+/// Whether a line names columns, among them one of times.
+fn is_csv_header(line: &[u8], options: &ParserOptions) -> bool {
+    let separator = delimited::separator(line);
+    let mut rest = Some(line);
+    let mut columns = 0;
+    let mut has_time = false;
+    while let Some((cell, after)) = rest.and_then(|text| delimited::csv_cell(text, separator)) {
+        let name = String::from_utf8_lossy(&cell).trim().to_owned();
+        has_time |= options.fields.iter().any(|(field, source)| field.contains("time") && *source == name)
+            || mapping::usual(&name.to_ascii_lowercase().replace(' ', "_"))
+                .is_some_and(|target| target.field.is_time());
+        columns += 1;
+        rest = after;
+    }
+    columns >= 2 && has_time
+}
+
+/// How many of the lines are requests, and the least time of theirs.
+fn fit(format: &Format, lines: &[&[u8]], options: &ParserOptions) -> (usize, Option<u64>) {
+    let Ok(mut parser) = format.parser(options) else { return (0, None) };
+    let mut block = Block::default();
+    parser.begin_block(&mut block.parsed);
+    let mut requests = 0;
+    let mut first_us = None;
+    for line in lines {
+        let mut out = RecordWriter::new(&[], &mut block.parsed);
+        out.begin(1);
+        if parser.parse(line, &mut out) == Ok(LineKind::Request) {
+            requests += 1;
+            let time_us = out.record.time_us;
+            first_us = Some(first_us.map_or(time_us, |first_us: u64| first_us.min(time_us)));
+        }
+    }
+    (requests, first_us)
+}

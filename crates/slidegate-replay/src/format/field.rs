@@ -1,0 +1,444 @@
+//! Fields: what a column, variable or key of a format means, and how it is written to a record.
+//!
+//! Several columns can fill one field, such as the client's address as a proxy sees it and as it was
+//! forwarded. Each has a rank, and the lowest rank that a line has counts.
+
+use jiff::tz::TimeZone;
+
+use crate::block::{Escape, RecordWriter, Text};
+use crate::column::present;
+use crate::format::request::set_request;
+use crate::format::time::{self, TimeReader, Unit};
+use crate::malformed::Malformed;
+
+/// What a column means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Field {
+    Text(Text),
+    /// An address and a port, separated by the last colon.
+    ClientAndPort,
+    /// `GET /path HTTP/1.1`.
+    Request,
+    /// `https://host/path?query`, or the path alone.
+    Url,
+    /// `GET https://host/path?query HTTP/1.1`.
+    UrlRequest,
+    /// When the request began.
+    Start,
+    /// When it ended.
+    End,
+    /// The date of the end, and its clock, in two columns.
+    EndDate,
+    EndClock,
+    Duration(Unit),
+    Status,
+    Bytes,
+    Cost,
+    /// A further attribute, by its number in the format.
+    Extra(u16),
+}
+
+impl Field {
+    pub(crate) fn is_time(self) -> bool {
+        matches!(self, Self::Start | Self::End | Self::EndClock)
+    }
+}
+
+/// A field and how much it has to say: of several, the lowest rank counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub(crate) field: Field,
+    pub(crate) rank: u8,
+}
+
+/// The rank of what the user maps, above all that a format maps itself.
+pub(crate) const MAPPED: u8 = 0;
+
+/// A value as a format has it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Value<'v> {
+    Text(&'v [u8], Escape),
+    Unsigned(u64),
+    Float(f64),
+    Bool(bool),
+}
+
+/// How times become the time of a request.
+#[derive(Clone, Debug)]
+pub(crate) struct TimeRules {
+    /// The zone of times that have none.
+    pub(crate) zone: TimeZone,
+    /// Whether the duration is taken off the end.
+    pub(crate) derive_start: bool,
+}
+
+/// Collects the fields of a line.
+#[derive(Debug)]
+pub(crate) struct FieldReader {
+    time: TimeReader,
+    derive_start: bool,
+    has_cost_field: bool,
+    start: Ranked<u64>,
+    end: Ranked<u64>,
+    end_date: [u8; 16],
+    end_date_len: usize,
+    duration_us: Option<u64>,
+    cost: Option<u64>,
+    texts: [u8; crate::block::TEXTS],
+    bytes_rank: u8,
+    status_rank: u8,
+    /// Of the lines so far.
+    pub(crate) counts: FieldCounts,
+}
+
+/// What the reader had to decide, for the report.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct FieldCounts {
+    /// Requests whose start is the logged end less the duration.
+    pub(crate) derived: u64,
+    /// Requests that only their end is known of.
+    pub(crate) ended: u64,
+    /// Requests without a readable cost, which cost 1.
+    pub(crate) without_cost: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Ranked<T>(Option<(u8, T)>);
+
+impl<T: Copy> Ranked<T> {
+    fn set(&mut self, rank: u8, value: T) {
+        if self.0.is_none_or(|(known, _)| rank < known) {
+            self.0 = Some((rank, value));
+        }
+    }
+
+    fn get(self) -> Option<T> {
+        self.0.map(|(_, value)| value)
+    }
+}
+
+const TIME_EXPECTED: &str = "RFC 3339, Unix time, or `17/May/2015:10:05:03 +0000`, from 1970 on";
+
+impl FieldReader {
+    pub(crate) fn new(rules: &TimeRules, has_cost_field: bool) -> Self {
+        Self {
+            time: TimeReader::new(rules.zone.clone()),
+            derive_start: rules.derive_start,
+            has_cost_field,
+            start: Ranked(None),
+            end: Ranked(None),
+            end_date: [0; 16],
+            end_date_len: 0,
+            duration_us: None,
+            cost: None,
+            texts: [u8::MAX; crate::block::TEXTS],
+            bytes_rank: u8::MAX,
+            status_rank: u8::MAX,
+            counts: FieldCounts::default(),
+        }
+    }
+
+    /// Begins a line.
+    pub(crate) fn begin(&mut self) {
+        self.start = Ranked(None);
+        self.end = Ranked(None);
+        self.end_date_len = 0;
+        self.duration_us = None;
+        self.cost = None;
+        self.texts = [u8::MAX; crate::block::TEXTS];
+        self.bytes_rank = u8::MAX;
+        self.status_rank = u8::MAX;
+    }
+
+    /// Takes the value of a column. Absent values, such as `-`, are left out.
+    ///
+    /// # Errors
+    /// The value of a time, status or length cannot be read.
+    pub(crate) fn set(
+        &mut self,
+        target: Target,
+        value: Value<'_>,
+        out: &mut RecordWriter<'_>,
+    ) -> Result<(), Malformed> {
+        match value {
+            Value::Text(text, escape) => match present(text) {
+                Some(text) => self.set_text(target, text, escape, out),
+                None => Ok(()),
+            },
+            Value::Unsigned(number) => self.set_number(target, number, out),
+            Value::Float(number) => self.set_float(target, number, out),
+            Value::Bool(value) => {
+                let text: &[u8] = if value { b"true" } else { b"false" };
+                self.set_text(target, text, Escape::None, out)
+            }
+        }
+    }
+
+    fn set_text(
+        &mut self,
+        Target { field, rank }: Target,
+        text: &[u8],
+        escape: Escape,
+        out: &mut RecordWriter<'_>,
+    ) -> Result<(), Malformed> {
+        match field {
+            Field::Text(which) => {
+                if self.outranks(which, rank) {
+                    out.text(which, text, escape);
+                }
+            }
+            Field::ClientAndPort => {
+                let colon = memchr::memrchr(b':', text);
+                let is_port = |port: &[u8]| port.iter().all(u8::is_ascii_digit);
+                let address = match colon {
+                    Some(colon) if is_port(&text[colon + 1..]) => &text[..colon],
+                    _ => text,
+                };
+                if self.outranks(Text::Client, rank) {
+                    out.text(Text::Client, address, escape);
+                }
+            }
+            Field::Request => {
+                if self.outranks(Text::Target, rank) {
+                    self.texts[Text::Method as usize] = rank;
+                    set_request(text, escape, out);
+                }
+            }
+            Field::UrlRequest => {
+                let mut words = text.splitn(2, |byte| *byte == b' ');
+                let (method, rest) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+                let end = memchr::memrchr(b' ', rest).unwrap_or(rest.len());
+                // `- http://host:80- -` stands for what was not HTTP.
+                if present(method).is_some() && end > 0 {
+                    let set = |field| Target { field, rank };
+                    self.set_text(set(Field::Text(Text::Method)), method, escape, out)?;
+                    self.set_text(set(Field::Url), &rest[..end], escape, out)?;
+                    if let Some(protocol) = rest.get(end + 1..).and_then(present) {
+                        self.set_text(set(Field::Text(Text::Protocol)), protocol, escape, out)?;
+                    }
+                }
+            }
+            Field::Url => {
+                let (host, target) = split_url(text);
+                if let Some(host) = host.filter(|_| self.outranks(Text::Host, rank)) {
+                    out.text(Text::Host, host, escape);
+                }
+                if self.outranks(Text::Target, rank) {
+                    out.text(Text::Target, target, escape);
+                }
+            }
+            Field::Start | Field::End => {
+                let time_us = self.time.any(text).ok_or(Malformed::Field("time", TIME_EXPECTED))?;
+                self.set_time(field, rank, time_us);
+            }
+            Field::EndDate => {
+                let room = self.end_date.get_mut(..text.len());
+                room.ok_or(Malformed::Field("date", "a date such as 2026-11-21"))?.copy_from_slice(text);
+                self.end_date_len = text.len();
+            }
+            Field::EndClock => {
+                let date = &self.end_date[..self.end_date_len];
+                let time_us = self.time.date_and_clock(date, text);
+                let expected = "a date such as 2026-11-21 and a time such as 10:15:32 after it";
+                self.end.set(rank, time_us.ok_or(Malformed::Field("time", expected))?);
+            }
+            Field::Duration(unit) => self.duration_us = time::duration_us(text, unit),
+            Field::Status => {
+                let status = crate::column::number::<u16>(text).filter(|status| *status <= 999);
+                let status = status.ok_or(Malformed::Field("status", "a number from 0 to 999"))?;
+                self.set_status(rank, status, out);
+            }
+            Field::Bytes => {
+                let bytes = crate::column::number(text);
+                self.set_bytes(rank, bytes.ok_or(Malformed::Field("bytes", "a whole number"))?, out);
+            }
+            Field::Cost => self.cost = cost(text),
+            Field::Extra(name) => out.extra(usize::from(name), text, escape)?,
+        }
+        Ok(())
+    }
+
+    fn set_number(
+        &mut self,
+        target: Target,
+        number: u64,
+        out: &mut RecordWriter<'_>,
+    ) -> Result<(), Malformed> {
+        match target.field {
+            Field::Start | Field::End => {
+                self.set_time(target.field, target.rank, time::unix_number(number));
+                Ok(())
+            }
+            Field::Duration(unit) => {
+                let micros = u128::from(number) * u128::from(unit.nanos()) / 1_000;
+                self.duration_us = u64::try_from(micros).ok();
+                Ok(())
+            }
+            Field::Bytes => {
+                self.set_bytes(target.rank, number, out);
+                Ok(())
+            }
+            Field::Cost => {
+                self.cost = Some(number);
+                Ok(())
+            }
+            Field::Status if number <= 999 => {
+                self.set_status(target.rank, u16::try_from(number).unwrap_or(0), out);
+                Ok(())
+            }
+            _ => {
+                let mut text = [0; 20];
+                let text = decimal(number, &mut text);
+                self.set_text(target, text, Escape::None, out)
+            }
+        }
+    }
+
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)] // ranges are checked
+    fn set_float(
+        &mut self,
+        target: Target,
+        number: f64,
+        out: &mut RecordWriter<'_>,
+    ) -> Result<(), Malformed> {
+        match target.field {
+            Field::Start | Field::End => {
+                let time_us = time::unix_float(number).ok_or(Malformed::Field("time", TIME_EXPECTED))?;
+                self.set_time(target.field, target.rank, time_us);
+                Ok(())
+            }
+            Field::Duration(unit) => {
+                let micros = number * (unit.nanos() as f64) / 1e3;
+                // A float of seconds is a hair below its microseconds as often as above.
+                self.duration_us = (0.0..1e18).contains(&micros).then_some(micros.round() as u64);
+                Ok(())
+            }
+            Field::Cost => {
+                self.cost = (0.0..1e18).contains(&number).then_some(number.ceil() as u64);
+                Ok(())
+            }
+            _ => self.set_text(target, number.to_string().as_bytes(), Escape::None, out),
+        }
+    }
+
+    fn set_time(&mut self, field: Field, rank: u8, time_us: u64) {
+        if field == Field::Start { self.start.set(rank, time_us) } else { self.end.set(rank, time_us) }
+    }
+
+    fn set_status(&mut self, rank: u8, status: u16, out: &mut RecordWriter<'_>) {
+        if rank < self.status_rank {
+            self.status_rank = rank;
+            out.record.status = status;
+        }
+    }
+
+    fn set_bytes(&mut self, rank: u8, bytes: u64, out: &mut RecordWriter<'_>) {
+        if rank < self.bytes_rank {
+            self.bytes_rank = rank;
+            out.record.bytes = bytes;
+        }
+    }
+
+    /// Whether a text of this rank counts; it does from now on.
+    fn outranks(&mut self, which: Text, rank: u8) -> bool {
+        let known = &mut self.texts[which as usize];
+        let counts = rank < *known;
+        if counts {
+            *known = rank;
+        }
+        counts
+    }
+
+    /// Ends a line: works out its time and cost.
+    ///
+    /// # Errors
+    /// The line has no time.
+    pub(crate) fn finish(&mut self, out: &mut RecordWriter<'_>) -> Result<(), Malformed> {
+        out.record.time_us = match (self.start.get(), self.end.get(), self.duration_us) {
+            (Some(start_us), ..) => start_us,
+            (None, Some(end_us), Some(duration_us)) if self.derive_start => {
+                self.counts.derived += 1;
+                end_us.saturating_sub(duration_us)
+            }
+            (None, Some(end_us), _) => {
+                self.counts.ended += 1;
+                end_us
+            }
+            (None, None, _) => return Err(Malformed::Field("time", TIME_EXPECTED)),
+        };
+        if self.has_cost_field {
+            out.record.cost = self.cost.unwrap_or_else(|| {
+                self.counts.without_cost += 1;
+                1
+            });
+        }
+        Ok(())
+    }
+}
+
+/// A cost as text: a number, rounded up. `None` if it is negative or no number.
+fn cost(text: &[u8]) -> Option<u64> {
+    let (whole, fraction) = match memchr::memchr(b'.', text) {
+        Some(point) => (&text[..point], &text[point + 1..]),
+        None => (text, &[][..]),
+    };
+    let whole: Option<u64> =
+        if whole.is_empty() && !fraction.is_empty() { Some(0) } else { crate::column::number(whole) };
+    if !fraction.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    whole?.checked_add(u64::from(fraction.iter().any(|digit| *digit != b'0')))
+}
+
+fn decimal(mut number: u64, text: &mut [u8; 20]) -> &[u8] {
+    let mut start = text.len();
+    loop {
+        start -= 1;
+        text[start] = b'0' + u8::try_from(number % 10).unwrap_or(0);
+        number /= 10;
+        if number == 0 {
+            return &text[start..];
+        }
+    }
+}
+
+/// Host, without a default port, and path of a URL. A path alone has no host.
+fn split_url(text: &[u8]) -> (Option<&[u8]>, &[u8]) {
+    let Some(scheme) =
+        memchr::memmem::find(text, b"://").filter(|end| text[..*end].iter().all(u8::is_ascii_alphanumeric))
+    else {
+        return (None, text);
+    };
+    let rest = &text[scheme + 3..];
+    let end = memchr::memchr2(b'/', b'?', rest).unwrap_or(rest.len());
+    let (host, path) = rest.split_at(end);
+    let default: &[u8] =
+        if text.starts_with(b"https") || text.starts_with(b"wss") { b":443" } else { b":80" };
+    let host = host.strip_suffix(default).unwrap_or(host);
+    (present(host), if path.is_empty() { b"/" } else { path })
+}
+
+/// The fields by their names, for `--field`. `None` for a further attribute.
+pub(crate) fn named(name: &str) -> Option<Field> {
+    Some(match name {
+        "ip" => Field::Text(Text::Client),
+        "user" => Field::Text(Text::User),
+        "method" => Field::Text(Text::Method),
+        "path" => Field::Url,
+        "request" => Field::Request,
+        "protocol" => Field::Text(Text::Protocol),
+        "host" => Field::Text(Text::Host),
+        "referer" => Field::Text(Text::Referer),
+        "user_agent" => Field::Text(Text::UserAgent),
+        "status" => Field::Status,
+        "bytes" => Field::Bytes,
+        "cost" => Field::Cost,
+        "time" => Field::Start,
+        "end_time" => Field::End,
+        "duration" => Field::Duration(Unit::Seconds),
+        "duration_ms" => Field::Duration(Unit::Milliseconds),
+        "duration_us" => Field::Duration(Unit::Microseconds),
+        "duration_ns" => Field::Duration(Unit::Nanoseconds),
+        _ => return None,
+    })
+}

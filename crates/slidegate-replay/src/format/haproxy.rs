@@ -1,0 +1,66 @@
+//! HAProxy's `option httplog`, without its syslog prefix.
+//!
+//! Captured headers are up to two columns in braces, and absent if none is declared. A request line
+//! that is too long for a log line has no closing quote.
+
+use crate::block::{Escape, RecordWriter, Text};
+use crate::column::split_at_space;
+use crate::format::field::{Field, FieldReader, Target, Value};
+use crate::malformed::Malformed;
+
+/// Parses one line.
+pub(crate) fn parse(
+    line: &[u8],
+    fields: &mut FieldReader,
+    cost_is_bytes: bool,
+    out: &mut RecordWriter<'_>,
+) -> Result<(), Malformed> {
+    let columns = |found| Malformed::Columns { found, expected: 12 };
+    fields.begin();
+    let (client, rest) = split_at_space(line);
+    let (time, rest) = split_at_space(rest.ok_or_else(|| columns(1))?);
+    let time = time.strip_prefix(b"[").and_then(|time| time.strip_suffix(b"]"));
+    let expected = "a time such as [21/Nov/2026:10:15:32.123] after the client";
+    let time = time.ok_or(Malformed::Field("time", expected))?;
+    let mut cells: [&[u8]; 9] = [&[]; 9];
+    let mut rest = rest;
+    for (found, cell) in cells.iter_mut().enumerate() {
+        let (text, after) = split_at_space(rest.ok_or_else(|| columns(found + 2))?);
+        *cell = text;
+        rest = after;
+    }
+    // Frontend, backend/server, timers, status, bytes, cookies, termination, connections, and then
+    // the queues, which come before the captured headers.
+    let [_, _, _, status, bytes, ..] = cells;
+    let (_, rest) = split_at_space(rest.ok_or_else(|| columns(11))?);
+    let mut rest = rest.ok_or(Malformed::Request)?;
+    for _ in 0..2 {
+        if rest.starts_with(b"{") {
+            let end = memchr::memmem::find_iter(rest, b"} ")
+                .find(|end| matches!(rest.get(end + 2), Some(b'{' | b'"')));
+            rest = &rest[end.ok_or(Malformed::Request)? + 2..];
+        }
+    }
+    let request = rest.strip_prefix(b"\"").ok_or(Malformed::Request)?;
+    let request = memchr::memchr(b'"', request).map_or(request, |end| &request[..end]);
+
+    let set = |field| Target { field, rank: 1 };
+    let text = |text| Value::Text(text, Escape::None);
+    fields.set(set(Field::Start), text(time), out)?;
+    fields.set(set(Field::ClientAndPort), text(client), out)?;
+    if out.record.texts[Text::Client as usize].is_absent() {
+        return Err(Malformed::Client);
+    }
+    // -1 if the request was given up before there was an answer.
+    if status != b"-1" {
+        fields.set(set(Field::Status), text(status), out)?;
+    }
+    // `+` says that more was sent after the line was written.
+    fields.set(set(Field::Bytes), text(bytes.strip_prefix(b"+").unwrap_or(bytes)), out)?;
+    fields.set(set(Field::Request), text(request), out)?;
+    fields.finish(out)?;
+    if cost_is_bytes {
+        out.record.cost = out.record.bytes;
+    }
+    Ok(())
+}

@@ -1,0 +1,162 @@
+//! Formats that are literals and variables in turn: nginx's `log_format` and Envoy's text format.
+//!
+//! A variable runs to the first occurrence of the literal after it. One parser serves every such
+//! format; reading a format builds its table.
+
+use std::sync::Arc;
+
+use memchr::memmem;
+
+use crate::block::{Escape, RecordWriter};
+use crate::format::field::{FieldReader, Target, Value};
+use crate::malformed::Malformed;
+
+/// A format, as what is found in turn in a line.
+#[derive(Clone, Debug)]
+pub(crate) struct Template {
+    /// Before the first variable.
+    start: Arc<str>,
+    parts: Vec<Part>,
+    /// Parts that a line must have; formats have grown at the end.
+    required: usize,
+    escape: Escape,
+}
+
+/// A variable, and the literal after it.
+#[derive(Clone, Debug)]
+struct Part {
+    name: Arc<str>,
+    targets: Vec<Target>,
+    /// Empty for the last variable of a line: it runs to the end.
+    until: Arc<str>,
+    /// Finds `until` if it is longer than one byte.
+    finder: memmem::Finder<'static>,
+    /// Whether the variable is in double quotes, in which a backslash escapes a quote.
+    is_quoted: bool,
+}
+
+/// A piece of a format.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Piece {
+    Literal(String),
+    Variable(String),
+}
+
+impl Template {
+    /// Builds the table. `targets_of` says what a variable means.
+    ///
+    /// # Errors
+    /// The format has no variables, or two without a literal between them.
+    pub(crate) fn new(
+        pieces: &[Piece],
+        escape: Escape,
+        mut targets_of: impl FnMut(&str) -> Vec<Target>,
+    ) -> Result<Self, String> {
+        let mut start = String::new();
+        let mut parts: Vec<(String, String)> = Vec::new();
+        for piece in pieces {
+            match (piece, parts.last_mut()) {
+                (Piece::Literal(text), None) => start.push_str(text),
+                (Piece::Literal(text), Some((_, until))) => until.push_str(text),
+                (Piece::Variable(name), Some((before, until))) if until.is_empty() => {
+                    return Err(format!(
+                        "`{before}` and `{name}` are next to each other, and cannot be told apart: expected a \
+                         literal, such as a space, between them"
+                    ));
+                }
+                (Piece::Variable(name), _) => parts.push((name.clone(), String::new())),
+            }
+        }
+        if parts.is_empty() {
+            return Err("no variables: expected some, such as `$remote_addr`".to_owned());
+        }
+        let mut before = start.clone();
+        let parts: Vec<Part> = parts
+            .into_iter()
+            .map(|(name, until)| {
+                let is_quoted =
+                    before.ends_with('"') && until.starts_with('"') && escape == Escape::Backslash;
+                before.clone_from(&until);
+                Part {
+                    targets: targets_of(&name),
+                    name: name.into(),
+                    finder: memmem::Finder::new(until.as_bytes()).into_owned(),
+                    until: until.into(),
+                    is_quoted,
+                }
+            })
+            .collect();
+        let required = parts.len();
+        Ok(Self { start: start.into(), parts, required, escape })
+    }
+
+    /// The first `required` variables suffice.
+    pub(crate) fn requiring(self, required: usize) -> Self {
+        Self { required, ..self }
+    }
+
+    /// Whether any variable is one of these targets.
+    pub(crate) fn has(&self, is_wanted: impl Fn(Target) -> bool) -> bool {
+        self.parts.iter().flat_map(|part| &part.targets).any(|target| is_wanted(*target))
+    }
+
+    /// Parses one line.
+    pub(crate) fn parse(
+        &self,
+        line: &[u8],
+        fields: &mut FieldReader,
+        out: &mut RecordWriter<'_>,
+    ) -> Result<(), Malformed> {
+        let mut rest = line.strip_prefix(self.start.as_bytes()).ok_or_else(|| self.missing(0))?;
+        fields.begin();
+        for (number, part) in self.parts.iter().enumerate() {
+            let is_last = number + 1 == self.parts.len();
+            let end = match part.end(rest) {
+                Some(end) => end,
+                // Columns may be missing at the end, and what ends the last one as well.
+                None if number + 1 >= self.required && (is_last || !part.is_quoted) => rest.len(),
+                None => return Err(self.missing(number + 1)),
+            };
+            let (text, after) = rest.split_at(end);
+            for target in &part.targets {
+                fields.set(*target, Value::Text(text, self.escape), out)?;
+            }
+            rest = after.get(part.until.len()..).unwrap_or_default();
+            if rest.is_empty() && number + 1 >= self.required {
+                break;
+            }
+        }
+        fields.finish(out)
+    }
+
+    fn missing(&self, number: usize) -> Malformed {
+        match number.checked_sub(1).map(|before| &self.parts[before]) {
+            Some(part) => Malformed::Literal { expected: part.until.clone(), after: part.name.clone() },
+            None => Malformed::Literal { expected: self.start.clone(), after: "".into() },
+        }
+    }
+}
+
+impl Part {
+    /// Where the variable ends.
+    fn end(&self, text: &[u8]) -> Option<usize> {
+        match self.until.as_bytes() {
+            [] => Some(text.len()),
+            [byte] if !self.is_quoted => memchr::memchr(*byte, text),
+            until if self.is_quoted => {
+                let mut at = 0;
+                loop {
+                    at += memchr::memchr2(b'"', b'\\', text.get(at..)?)?;
+                    if text[at] == b'\\' {
+                        at += 2;
+                    } else if text[at..].starts_with(until) {
+                        return Some(at);
+                    } else {
+                        at += 1;
+                    }
+                }
+            }
+            _ => self.finder.find(text),
+        }
+    }
+}

@@ -1,0 +1,407 @@
+//! Times of logs, read by hand: `17/May/2015:10:05:03 +0000`, RFC 3339, Unix time, and their kin.
+//!
+//! Neighbouring lines mostly have the same second, so the last one is cached with its text. A time
+//! without a zone is one of the zone that the reader was given.
+
+use jiff::civil::DateTime;
+use jiff::tz::TimeZone;
+
+/// Length of `17/May/2015:10:05:03 +0000`.
+pub(crate) const CLF_LEN: usize = 26;
+const SECOND_US: u64 = 1_000_000;
+
+/// Reads times.
+#[derive(Clone, Debug)]
+pub(crate) struct TimeReader {
+    zone: TimeZone,
+    last_clf: ([u8; CLF_LEN], u64),
+    /// Date, clock and zone of the last other time, and its microseconds.
+    last: (Civil, Zone, u64),
+}
+
+/// A date and a clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Civil {
+    year: i16,
+    month: i8,
+    day: i8,
+    hour: i8,
+    minute: i8,
+    second: i8,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Zone {
+    /// Seconds east of UTC.
+    Offset(i32),
+    /// The zone of the reader.
+    Unsaid,
+}
+
+/// How long a number in a column of durations is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unit {
+    Seconds,
+    Milliseconds,
+    Microseconds,
+    Nanoseconds,
+}
+
+impl TimeReader {
+    /// Times without a zone are in this one.
+    pub(crate) fn new(zone: TimeZone) -> Self {
+        let epoch = Civil { year: 1970, month: 1, day: 1, hour: 0, minute: 0, second: 0 };
+        Self { zone, last_clf: ([0; CLF_LEN], 0), last: (epoch, Zone::Offset(0), 0) }
+    }
+
+    /// Reads `17/May/2015:10:05:03 +0000`.
+    #[inline]
+    pub(crate) fn clf(&mut self, text: &[u8; CLF_LEN]) -> Option<u64> {
+        if self.last_clf.0 == *text {
+            return Some(self.last_clf.1);
+        }
+        let (civil, rest) = slashed(text)?;
+        let (zone, []) = zone(rest.strip_prefix(b" ")?)? else { return None };
+        let time_us = self.micros(civil, zone)?;
+        self.last_clf = (*text, time_us);
+        Some(time_us)
+    }
+
+    /// Reads any of the forms that servers write. `None` for anything else, for dates that do not
+    /// exist, and for those before 1970.
+    pub(crate) fn any(&mut self, text: &[u8]) -> Option<u64> {
+        let text = text.strip_prefix(b"[").and_then(|text| text.strip_suffix(b"]")).unwrap_or(text);
+        if let Ok(clf) = <&[u8; CLF_LEN]>::try_from(text)
+            && text[2] == b'/'
+        {
+            return self.clf(clf);
+        }
+        let (civil, rest) = if text.get(2) == Some(&b'/') {
+            slashed(text)?
+        } else if matches!(text.get(4), Some(b'-' | b'/')) {
+            iso(text)?
+        } else {
+            return unix(text);
+        };
+        let (fraction_us, rest) = fraction(rest)?;
+        let rest = rest.strip_prefix(b" ").unwrap_or(rest);
+        let (zone, []) = zone(rest)? else { return None };
+        Some(self.micros(civil, zone)? + fraction_us)
+    }
+
+    /// Reads a date and a clock that are two columns.
+    pub(crate) fn date_and_clock(&mut self, date: &[u8], clock: &[u8]) -> Option<u64> {
+        let mut text = [0; 64];
+        let length = date.len() + 1 + clock.len();
+        let joined = text.get_mut(..length)?;
+        joined[..date.len()].copy_from_slice(date);
+        joined[date.len()] = b'T';
+        joined[date.len() + 1..].copy_from_slice(clock);
+        self.any(joined)
+    }
+
+    fn micros(&mut self, civil: Civil, zone: Zone) -> Option<u64> {
+        if self.last.0 == civil && self.last.1 == zone {
+            return Some(self.last.2);
+        }
+        let Civil { year, month, day, hour, minute, second } = civil;
+        // A leap second is the second before it, as POSIX clocks count.
+        let time = DateTime::new(year, month, day, hour, minute, second.min(59), 0).ok()?;
+        let seconds = match zone {
+            Zone::Offset(east) => {
+                let utc = TimeZone::UTC.to_timestamp(time).ok()?.as_second();
+                utc - i64::from(east)
+            }
+            Zone::Unsaid => self.zone.to_timestamp(time).ok()?.as_second(),
+        };
+        let micros = u64::try_from(seconds).ok()? * SECOND_US;
+        self.last = (civil, zone, micros);
+        Some(micros)
+    }
+}
+
+/// Reads Unix time in seconds, possibly with a fraction; in milliseconds, microseconds or
+/// nanoseconds if it would otherwise be later than the year 5000.
+fn unix(text: &[u8]) -> Option<u64> {
+    let (whole, rest) = digits(text)?;
+    let (fraction_us, []) = fraction(rest)? else { return None };
+    let micros = unix_number(whole);
+    // A fraction of a millisecond and less is below a microsecond's worth.
+    if whole < 100_000_000_000 { micros.checked_add(fraction_us) } else { Some(micros) }
+}
+
+/// Microseconds of a number whose unit is seen from its size.
+pub(crate) fn unix_number(number: u64) -> u64 {
+    match number {
+        0..100_000_000_000 => number * SECOND_US,
+        100_000_000_000..100_000_000_000_000 => number * 1_000,
+        100_000_000_000_000..100_000_000_000_000_000 => number,
+        _ => number / 1_000,
+    }
+}
+
+/// Microseconds of Unix time as JSON has it; `None` if it is negative or no number.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // the range is checked
+pub(crate) fn unix_float(number: f64) -> Option<u64> {
+    if !(0.0..1e19).contains(&number) {
+        return None;
+    }
+    let scale = match number {
+        ..1e11 => 1e6,
+        ..1e14 => 1e3,
+        ..1e17 => 1.0,
+        _ => 1e-3,
+    };
+    Some((number * scale).round() as u64)
+}
+
+/// Reads a duration: a number in this unit, or one with its own, such as `4ms` or `1m2.5s`. In
+/// microseconds, rounded down. `None` for `-` and for negative ones, which mean that there is none.
+pub(crate) fn duration_us(text: &[u8], unit: Unit) -> Option<u64> {
+    let mut rest = text;
+    let mut total = 0u64;
+    loop {
+        let (whole, after) = digits(rest)?;
+        let (fraction_us, after) = fraction(after)?;
+        let letters = after.iter().take_while(|byte| !byte.is_ascii_digit()).count();
+        let (name, after) = after.split_at(letters);
+        let nanos = match name {
+            b"" if after.is_empty() && total == 0 => unit.nanos(),
+            b"ns" => 1,
+            b"us" | b"\xc2\xb5s" | b"\xce\xbcs" => 1_000,
+            b"ms" => 1_000_000,
+            b"s" => 1_000_000_000,
+            b"m" => 60_000_000_000,
+            b"h" => 3_600_000_000_000,
+            _ => return None,
+        };
+        let whole_us = u128::from(whole) * u128::from(nanos) / 1_000;
+        let fraction_us = u128::from(fraction_us) * u128::from(nanos) / 1_000_000_000;
+        total = total.checked_add(u64::try_from(whole_us + fraction_us).ok()?)?;
+        if after.is_empty() {
+            return Some(total);
+        }
+        rest = after;
+    }
+}
+
+impl Unit {
+    pub(crate) fn nanos(self) -> u64 {
+        match self {
+            Self::Seconds => 1_000_000_000,
+            Self::Milliseconds => 1_000_000,
+            Self::Microseconds => 1_000,
+            Self::Nanoseconds => 1,
+        }
+    }
+}
+
+/// Reads `17/May/2015:10:05:03`.
+#[inline]
+fn slashed(text: &[u8]) -> Option<(Civil, &[u8])> {
+    let [d1, d2, b'/', m1, m2, m3, b'/', y1, y2, y3, y4, b':', rest @ ..] = text else { return None };
+    let month = match [*m1, *m2, *m3] {
+        [b'J', b'a', b'n'] => 1,
+        [b'F', b'e', b'b'] => 2,
+        [b'M', b'a', b'r'] => 3,
+        [b'A', b'p', b'r'] => 4,
+        [b'M', b'a', b'y'] => 5,
+        [b'J', b'u', b'n'] => 6,
+        [b'J', b'u', b'l'] => 7,
+        [b'A', b'u', b'g'] => 8,
+        [b'S', b'e', b'p'] => 9,
+        [b'O', b'c', b't'] => 10,
+        [b'N', b'o', b'v'] => 11,
+        [b'D', b'e', b'c'] => 12,
+        _ => return None,
+    };
+    let year = year([*y1, *y2, *y3, *y4])?;
+    clock(Civil { year, month, day: two(*d1, *d2)?, hour: 0, minute: 0, second: 0 }, rest)
+}
+
+/// Reads `2015-05-17T10:05:03`, also with a space or slashes.
+fn iso(text: &[u8]) -> Option<(Civil, &[u8])> {
+    let [y1, y2, y3, y4, b'-' | b'/', m1, m2, b'-' | b'/', d1, d2, b'T' | b't' | b' ' | b'_', rest @ ..] =
+        text
+    else {
+        return None;
+    };
+    let year = year([*y1, *y2, *y3, *y4])?;
+    clock(Civil { year, month: two(*m1, *m2)?, day: two(*d1, *d2)?, hour: 0, minute: 0, second: 0 }, rest)
+}
+
+#[inline]
+fn clock(date: Civil, text: &[u8]) -> Option<(Civil, &[u8])> {
+    let [h1, h2, b':', m1, m2, b':', s1, s2, rest @ ..] = text else { return None };
+    let (hour, minute, second) = (two(*h1, *h2)?, two(*m1, *m2)?, two(*s1, *s2)?);
+    (second <= 60).then_some((Civil { hour, minute, second, ..date }, rest))
+}
+
+#[inline]
+fn two(tens: u8, ones: u8) -> Option<i8> {
+    let is_number = tens.is_ascii_digit() && ones.is_ascii_digit();
+    is_number.then(|| i8::try_from((tens - b'0') * 10 + (ones - b'0')).unwrap_or(0))
+}
+
+#[inline]
+fn year(text: [u8; 4]) -> Option<i16> {
+    let number = text.iter().all(u8::is_ascii_digit).then_some(())?;
+    let () = number;
+    Some(text.iter().fold(0, |year, digit| year * 10 + i16::from(digit - b'0')))
+}
+
+/// Reads a fraction of a second, `.123` or `,123`, in microseconds; zero if there is none.
+fn fraction(text: &[u8]) -> Option<(u64, &[u8])> {
+    let Some(rest) = text.strip_prefix(b".").or_else(|| text.strip_prefix(b",")) else {
+        return Some((0, text));
+    };
+    let length = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    if length == 0 {
+        return None;
+    }
+    let digit = |at: usize| if at < length { u64::from(rest[at] - b'0') } else { 0 };
+    Some(((0..6).fold(0, |micros, at| micros * 10 + digit(at)), &rest[length..]))
+}
+
+fn digits(text: &[u8]) -> Option<(u64, &[u8])> {
+    let length = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    let number = std::str::from_utf8(&text[..length]).ok()?.parse().ok()?;
+    Some((number, &text[length..]))
+}
+
+/// Reads `Z`, `UTC`, `+0000`, `+00:00`, `+00`, or nothing.
+#[inline]
+fn zone(text: &[u8]) -> Option<(Zone, &[u8])> {
+    let (sign, h1, h2, minutes) = match text {
+        [] => return Some((Zone::Unsaid, text)),
+        [b'Z' | b'z', rest @ ..] | [b'U', b'T', b'C', rest @ ..] | [b'G', b'M', b'T', rest @ ..] => {
+            return Some((Zone::Offset(0), rest));
+        }
+        [sign @ (b'+' | b'-'), h1, h2, minutes @ ..] => (*sign, *h1, *h2, minutes),
+        _ => return None,
+    };
+    let (minute, rest) = match minutes.strip_prefix(b":").unwrap_or(minutes) {
+        [m1, m2, rest @ ..] => (two(*m1, *m2)?, rest),
+        rest => (0, rest),
+    };
+    let hour = two(h1, h2)?;
+    if hour > 25 || minute > 59 {
+        return None;
+    }
+    let east = (i32::from(hour) * 60 + i32::from(minute)) * 60;
+    Some((Zone::Offset(if sign == b'-' { -east } else { east }), rest))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    const TIME_US: u64 = 1_795_256_132_000_000;
+
+    fn any(text: &str) -> Option<u64> {
+        TimeReader::new(TimeZone::UTC).any(text.as_bytes())
+    }
+
+    /// Every server writes the same moment in its own way.
+    #[test]
+    fn every_form_of_a_time_is_the_same_moment() {
+        for (text, micros) in [
+            ("21/Nov/2026:10:15:32 +0000", 0),
+            ("21/Nov/2026:11:15:32 +0100", 0),
+            ("21/Nov/2026:10:15:32.123", 123_000),
+            ("[21/Nov/2026:10:15:32 +0000]", 0),
+            ("2026-11-21T10:15:32Z", 0),
+            ("2026-11-21T10:15:32+00:00", 0),
+            ("2026-11-21T05:15:32-05:00", 0),
+            ("2026-11-21T05:15:32-05", 0),
+            ("2026-11-21 10:15:32", 0),
+            ("2026-11-21 10:15:32,5 +0000", 500_000),
+            ("2026/11/21 10:15:32.123", 123_000),
+            ("2026-11-21T10:15:32.123456789Z", 123_456),
+            ("2026-11-21 10:15:32 UTC", 0),
+            ("1795256132", 0),
+            ("1795256132.1274593", 127_459),
+            ("1795256132127", 127_000),
+            ("1795256132127459", 127_459),
+            ("1795256132127459312", 127_459),
+        ] {
+            assert_eq!(any(text), Some(TIME_US + micros), "{text}");
+        }
+        assert_eq!(unix_float(1_795_256_132.127_459_3), Some(TIME_US + 127_459));
+        assert_eq!(unix_float(1_795_256_132_127.459), Some(TIME_US + 127_459));
+        assert_eq!(unix_float(-1.0), None);
+        assert_eq!(unix_float(f64::NAN), None);
+    }
+
+    /// A day that does not exist must not become some other day.
+    #[test]
+    fn impossible_times_are_refused() {
+        for text in [
+            "",
+            "-",
+            "2026-02-30T10:15:32Z",
+            "2026-11-21T24:15:32Z",
+            "2026-11-21T10:15:32+99:00",
+            "2026-11-21T10:15:32X",
+            "2026-11-21T10:15:32.Z",
+            "2026-11-21T10:15:61Z",
+            "2026-11-21",
+            "1969-12-31T23:59:59Z",
+            "29/Feb/2025:10:15:32 +0000",
+            "21/Nov/2026:10:15:32 +0000x",
+            "17951234x",
+            "99999999999999999999",
+        ] {
+            assert_eq!(any(text), None, "{text}");
+        }
+    }
+
+    /// HAProxy and IIS write local time without saying so.
+    #[test]
+    fn a_time_without_a_zone_is_in_the_zone_given() {
+        let mut reader = TimeReader::new(TimeZone::fixed(jiff::tz::offset(2)));
+        assert_eq!(reader.any(b"21/Nov/2026:12:15:32.001"), Some(TIME_US + 1_000));
+        assert_eq!(reader.any(b"2026-11-21T12:15:32Z"), Some(TIME_US + 2 * 3600 * SECOND_US));
+        assert_eq!(reader.any(b"2026-11-21T12:15:32"), Some(TIME_US));
+        assert_eq!(reader.date_and_clock(b"2026-11-21", b"12:15:32"), Some(TIME_US));
+        assert_eq!(reader.date_and_clock(b"2026-11-21", &[b'1'; 90]), None);
+    }
+
+    /// A cached second must be the second of this text.
+    #[test]
+    fn neighbouring_times_do_not_share_a_cached_second() {
+        let mut reader = TimeReader::new(TimeZone::UTC);
+        for (text, second) in [
+            ("2026-11-21T10:15:32.5Z", 0),
+            ("2026-11-21T10:15:33.5Z", 1),
+            ("2026-11-21T10:15:33.5+00:01", -59),
+            ("2026-11-21T10:15:32.5Z", 0),
+        ] {
+            let expected = TIME_US.checked_add_signed(second * 1_000_000).unwrap() + 500_000;
+            assert_eq!(reader.any(text.as_bytes()), Some(expected), "{text}");
+        }
+    }
+
+    /// Start times are end times less durations, in every unit that servers write.
+    #[test]
+    fn durations_are_read_in_their_unit() {
+        for (text, unit, micros) in [
+            ("0.004", Unit::Seconds, Some(4_000)),
+            ("0.004193s", Unit::Seconds, Some(4_193)),
+            ("4", Unit::Milliseconds, Some(4_000)),
+            ("4ms", Unit::Seconds, Some(4_000)),
+            ("4.193ms", Unit::Seconds, Some(4_193)),
+            ("1m2.5s", Unit::Seconds, Some(62_500_000)),
+            ("4193999", Unit::Nanoseconds, Some(4_193)),
+            ("12", Unit::Microseconds, Some(12)),
+            ("-", Unit::Seconds, None),
+            ("-1", Unit::Seconds, None),
+            ("1x", Unit::Seconds, None),
+            ("18446744073709551615h", Unit::Seconds, None),
+            ("", Unit::Seconds, None),
+        ] {
+            assert_eq!(duration_us(text.as_bytes(), unit), micros, "{text}");
+        }
+    }
+}

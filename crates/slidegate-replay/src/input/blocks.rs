@@ -1,0 +1,290 @@
+//! A log in blocks of whole lines, parsed.
+//!
+//! Memory is bounded for any log: a block, and what was parsed from it. An endless line is skipped
+//! without being kept.
+
+use std::io::{self, ErrorKind, Read};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use memchr::{memchr, memrchr};
+
+use crate::block::{Block, RecordWriter};
+use crate::format::field::FieldCounts;
+use crate::format::wrapper::Unwrapper;
+use crate::format::{LineKind, LineParser};
+use crate::input::stream::Compression;
+use crate::malformed::{MAX_LINE_BYTES, Malformed};
+
+/// Malformed lines kept as examples: enough to see what is wrong with a log.
+pub(crate) const MAX_EXAMPLES: usize = 5;
+/// Length of such an example. It has the columns up to the request.
+const MAX_EXCERPT_CHARS: usize = 120;
+/// Most of a file that is asked for at once.
+const READ_BYTES: usize = 256 * 1024;
+
+/// Reads a log in blocks.
+pub(crate) struct BlockReader {
+    bytes: Box<dyn Read + Send>,
+    compression: Compression,
+    bytes_read: Arc<AtomicU64>,
+    parser: LineParser,
+    unwrapper: Option<Unwrapper>,
+    /// The beginning of the next line.
+    carry: Vec<u8>,
+    /// The line that is being read is too long, and is skipped up to its end.
+    is_skipping: bool,
+    /// Lines so far.
+    lines: u64,
+    block_bytes: usize,
+}
+
+/// A parsed block, and what was found besides.
+#[derive(Debug, Default)]
+pub(crate) struct ReadBlock {
+    pub(crate) block: Block,
+    pub(crate) tally: Tally,
+    /// The log has ended, or cannot be read further.
+    pub(crate) end: Option<io::Result<()>>,
+}
+
+/// What the lines of a block were.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) lines: u64,
+    pub(crate) malformed: u64,
+    pub(crate) other: u64,
+    pub(crate) first_us: Option<u64>,
+    pub(crate) last_us: Option<u64>,
+    /// Number, reason and start of the first few malformed lines.
+    pub(crate) examples: Vec<(u64, Malformed, String)>,
+    /// Since the first line of the log.
+    pub(crate) counts: FieldCounts,
+    pub(crate) missing_columns: Vec<String>,
+}
+
+impl BlockReader {
+    pub(crate) fn new(
+        bytes: Box<dyn Read + Send>,
+        compression: Compression,
+        bytes_read: Arc<AtomicU64>,
+        parser: LineParser,
+        unwrapper: Option<Unwrapper>,
+        block_bytes: usize,
+    ) -> Self {
+        Self {
+            bytes,
+            compression,
+            bytes_read,
+            parser,
+            unwrapper,
+            carry: Vec::new(),
+            is_skipping: false,
+            lines: 0,
+            block_bytes,
+        }
+    }
+
+    /// The next block; `spare` is one that is no longer needed.
+    pub(crate) fn next_block(&mut self, spare: Block) -> ReadBlock {
+        let mut read = ReadBlock { block: spare, ..ReadBlock::default() };
+        self.fill(&mut read);
+        self.parse(&mut read);
+        read.tally.counts = self.parser.counts();
+        read.tally.missing_columns = self.parser.missing_columns().into_iter().map(str::to_owned).collect();
+        read.end = read.end.map(|end| end.map_err(|error| self.explained(error)));
+        read
+    }
+
+    /// Fills a block with whole lines, and keeps the beginning of the line after them.
+    fn fill(&mut self, read: &mut ReadBlock) {
+        let block = &mut read.block;
+        block.truncate(0);
+        block.append(&self.carry);
+        self.carry.clear();
+        while block.lines().len() < self.block_bytes {
+            let start = block.lines().len();
+            let room = block.room(READ_BYTES.min(self.block_bytes - start));
+            match self.bytes.read(room) {
+                // What follows the last line end is a line, too, unless it has been counted.
+                Ok(0) => {
+                    read.end = Some(Ok(()));
+                    return;
+                }
+                Ok(length) => block.grow(length),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => {
+                    read.end = Some(Err(error));
+                    break;
+                }
+            }
+            if self.is_skipping {
+                match memchr(b'\n', block.lines()) {
+                    Some(end) => {
+                        block.drain_start(end + 1);
+                        self.is_skipping = false;
+                    }
+                    None => block.truncate(0),
+                }
+            }
+        }
+        let end = memrchr(b'\n', block.lines()).map_or(0, |end| end + 1);
+        if read.end.is_none() {
+            self.carry.extend_from_slice(&block.lines()[end..]);
+        }
+        // A line cut off by an error does not count.
+        block.truncate(end);
+        if self.carry.len() > MAX_LINE_BYTES {
+            // It is counted as a line of this block: without its end, as that has not come yet.
+            let lines = memchr::memchr_iter(b'\n', block.lines()).count() as u64;
+            read.tally.lines += 1;
+            read.tally.malformed(self.lines + lines + 1, &self.carry, Malformed::TooLong);
+            self.carry = Vec::new();
+            self.is_skipping = true;
+        }
+    }
+
+    fn parse(&mut self, read: &mut ReadBlock) {
+        let ReadBlock { block, tally, .. } = read;
+        self.parser.begin_block(&mut block.parsed);
+        // A line that is too long comes after those of the block.
+        let too_long = tally.lines;
+        let after = std::mem::take(&mut tally.examples);
+        if self.unwrapper.is_some() {
+            self.parse_wrapped(block, tally);
+        } else {
+            let (lines, parsed) = block.parts();
+            let mut out = RecordWriter::new(lines, parsed);
+            for line in (Lines { bytes: lines, at: 0 }) {
+                self.lines += 1;
+                tally.lines += 1;
+                parse_line(&mut self.parser, line, self.lines, &mut out, tally);
+            }
+        }
+        self.lines += too_long;
+        tally.examples.extend(after);
+        tally.examples.truncate(MAX_EXAMPLES);
+        for record in &block.parsed.records {
+            tally.first_us =
+                Some(tally.first_us.map_or(record.time_us, |first_us| first_us.min(record.time_us)));
+            tally.last_us = tally.last_us.max(Some(record.time_us));
+        }
+    }
+
+    /// Takes the wrapper off every line first; the lines inside become the block.
+    fn parse_wrapped(&mut self, block: &mut Block, tally: &mut Tally) {
+        let Some(unwrapper) = &mut self.unwrapper else { return };
+        let mut inner = Vec::with_capacity(block.lines().len());
+        let mut lines: Vec<(u64, usize)> = Vec::new();
+        for line in (Lines { bytes: block.lines(), at: 0 }) {
+            self.lines += 1;
+            tally.lines += 1;
+            let start = inner.len();
+            match unwrapper.unwrap(line, &mut inner) {
+                Ok(true) => lines.push((self.lines, start)),
+                // The rest of the request is in the next line.
+                Ok(false) => tally.other += 1,
+                Err(reason) => tally.malformed(self.lines, line, reason),
+            }
+        }
+        block.truncate(0);
+        block.append(&inner);
+        let (text, parsed) = block.parts();
+        let mut out = RecordWriter::new(text, parsed);
+        for (at, (number, start)) in lines.iter().enumerate() {
+            let end = lines.get(at + 1).map_or(text.len(), |(_, start)| *start);
+            parse_line(&mut self.parser, &text[*start..end], *number, &mut out, tally);
+        }
+    }
+
+    /// Adds where compressed data is damaged.
+    fn explained(&self, error: io::Error) -> io::Error {
+        let name = self.compression.name();
+        let what = match error.kind() {
+            _ if self.compression == Compression::Plain => return error,
+            ErrorKind::UnexpectedEof => "ends in the middle".to_owned(),
+            ErrorKind::InvalidInput | ErrorKind::InvalidData => format!("is damaged ({error})"),
+            _ => return error,
+        };
+        let (lines, bytes) = (self.lines, self.bytes_read.load(Ordering::Relaxed));
+        let message = format!(
+            "{name} data {what} after line {lines}, {bytes} bytes into the file; `{name} -t` checks a copy"
+        );
+        io::Error::new(error.kind(), message)
+    }
+}
+
+#[inline]
+fn parse_line(
+    parser: &mut LineParser,
+    line: &[u8],
+    number: u64,
+    out: &mut RecordWriter<'_>,
+    tally: &mut Tally,
+) {
+    if line.len() > MAX_LINE_BYTES {
+        tally.malformed(number, line, Malformed::TooLong);
+        return;
+    }
+    out.begin(number);
+    match parser.parse(line, out) {
+        Ok(LineKind::Request) => out.commit(),
+        Ok(LineKind::Other) => tally.other += 1,
+        Err(reason) => tally.malformed(number, line, reason),
+    }
+}
+
+impl Tally {
+    fn malformed(&mut self, number: u64, line: &[u8], reason: Malformed) {
+        self.malformed += 1;
+        if self.examples.len() < MAX_EXAMPLES {
+            self.examples.push((number, reason, excerpt(line)));
+        }
+    }
+}
+
+/// The lines of a block, without their ends.
+struct Lines<'b> {
+    bytes: &'b [u8],
+    at: usize,
+}
+
+impl<'b> Iterator for Lines<'b> {
+    type Item = &'b [u8];
+
+    #[inline]
+    fn next(&mut self) -> Option<&'b [u8]> {
+        let rest = &self.bytes[self.at..];
+        if rest.is_empty() {
+            return None;
+        }
+        let line = match memchr(b'\n', rest) {
+            Some(end) => {
+                self.at += end + 1;
+                let line = &rest[..end];
+                line.strip_suffix(b"\r").unwrap_or(line)
+            }
+            None => {
+                self.at = self.bytes.len();
+                rest
+            }
+        };
+        Some(line)
+    }
+}
+
+/// ASCII only: a log is hostile text, and even printable Unicode can turn a terminal's line around.
+fn excerpt(line: &[u8]) -> String {
+    let mut text = String::new();
+    for &byte in line.iter().take(MAX_EXCERPT_CHARS + 1) {
+        match byte {
+            b' '..=b'~' => text.push(char::from(byte)),
+            _ => text.extend(byte.escape_ascii().map(char::from)),
+        }
+    }
+    if text.len() > MAX_EXCERPT_CHARS {
+        text.truncate(MAX_EXCERPT_CHARS - 1);
+        text.push('…');
+    }
+    text
+}

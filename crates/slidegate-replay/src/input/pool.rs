@@ -1,0 +1,98 @@
+//! Threads that parse blocks ahead, while those before are decided.
+//!
+//! Each log has at most one block being parsed: its reader travels to a thread and comes back with
+//! the block. So the blocks of a log stay in order, and memory is bounded by the number of logs.
+
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use crate::block::Block;
+use crate::input::blocks::{BlockReader, ReadBlock};
+
+/// Threads that parse blocks. They end with the pool.
+pub(crate) struct Pool {
+    jobs: Sender<Job>,
+}
+
+struct Job {
+    reader: BlockReader,
+    spare: Block,
+    reply: SyncSender<(BlockReader, ReadBlock)>,
+}
+
+impl Pool {
+    /// Starts this many threads; `None` for none, or if the system does not allow any.
+    pub(crate) fn start(threads: usize) -> Option<Self> {
+        let (jobs, queue) = channel::<Job>();
+        let queue = Arc::new(Mutex::new(queue));
+        let started = (0..threads).filter(|number| {
+            let queue = Arc::clone(&queue);
+            let thread = thread::Builder::new().name(format!("log-{number}"));
+            thread.spawn(move || work(&queue)).is_ok()
+        });
+        (started.count() > 0).then_some(Self { jobs })
+    }
+}
+
+fn work(queue: &Mutex<Receiver<Job>>) {
+    loop {
+        let next = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok(Job { mut reader, spare, reply }) = next else { return };
+        let read = reader.next_block(spare);
+        // Nobody waits for it if the log is no longer read.
+        let _ = reply.send((reader, read));
+    }
+}
+
+/// Where the blocks of one log come from.
+pub(crate) struct Feed(State);
+
+enum State {
+    /// Parsed by the thread that wants them.
+    Here(Box<BlockReader>),
+    Pooled {
+        jobs: Sender<Job>,
+        /// Gets one block. A channel for each, so that the end of a thread is seen.
+        block: Receiver<(BlockReader, ReadBlock)>,
+    },
+    Ended,
+}
+
+impl Feed {
+    /// Begins with the first block at once, if there is a pool.
+    pub(crate) fn new(reader: BlockReader, pool: Option<&Pool>) -> Self {
+        Self(match pool {
+            None => State::Here(Box::new(reader)),
+            Some(pool) => {
+                State::Pooled { block: order(&pool.jobs, reader, Block::default()), jobs: pool.jobs.clone() }
+            }
+        })
+    }
+
+    /// The next block. `None` after the one with the end.
+    pub(crate) fn next(&mut self, spare: Block) -> Option<ReadBlock> {
+        let read = match &mut self.0 {
+            State::Here(reader) => reader.next_block(spare),
+            State::Pooled { jobs, block } => {
+                let (reader, read) = block.recv().expect("a parsing thread ends only with the pool");
+                if read.end.is_none() {
+                    *block = order(jobs, reader, spare);
+                }
+                read
+            }
+            State::Ended => return None,
+        };
+        if read.end.is_some() {
+            self.0 = State::Ended;
+        }
+        Some(read)
+    }
+}
+
+/// Has the next block parsed.
+fn order(jobs: &Sender<Job>, reader: BlockReader, spare: Block) -> Receiver<(BlockReader, ReadBlock)> {
+    let (reply, block) = sync_channel(1);
+    jobs.send(Job { reader, spare, reply }).expect("a parsing thread ends only with the pool");
+    block
+}

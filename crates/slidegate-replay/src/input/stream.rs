@@ -1,0 +1,143 @@
+//! A log as a stream of plain bytes: opened, counted and decompressed.
+//!
+//! Compression is recognised by its first bytes, never by the file name.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Cursor, ErrorKind, Read};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use flate2::bufread::MultiGzDecoder;
+use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
+use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
+
+/// Bytes asked of a compressed file at once.
+const BUFFER_BYTES: usize = 64 * 1024;
+/// The largest window of zstd data: what `zstd --long` needs, and no more memory than that.
+const MAX_ZSTD_WINDOW_BYTES: u64 = 128 * 1024 * 1024;
+
+/// First bytes of gzip data: the magic number and the only method there is.
+const GZIP_MAGIC: &[u8] = &[0x1f, 0x8b, 0x08];
+const ZSTD_MAGIC: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
+/// Other compressions, to report them: their first bytes, and the program that decompresses them.
+const FOREIGN_MAGICS: [(&[u8], &str); 2] = [(&[0xfd, b'7', b'z', b'X', b'Z'], "xzcat"), (b"BZh", "bzcat")];
+const LONGEST_MAGIC: u64 = 5;
+
+/// How a log is compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Compression {
+    Plain,
+    Gzip,
+    Zstd,
+}
+
+impl Compression {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Gzip => "gzip",
+            Self::Zstd => "zstd",
+        }
+    }
+}
+
+/// A log, decompressed.
+pub(crate) struct LogStream {
+    pub(crate) bytes: Box<dyn Read + Send>,
+    pub(crate) compression: Compression,
+}
+
+impl LogStream {
+    /// Opens a file. What is read of it is added to `bytes_read`, before decompression.
+    ///
+    /// # Errors
+    /// The file cannot be opened or read, or is compressed in another way than gzip and zstd.
+    pub(crate) fn open(path: &Path, bytes_read: &Arc<AtomicU64>) -> io::Result<Self> {
+        Self::new(File::open(path)?, bytes_read)
+    }
+
+    /// Reads any stream. Its first bytes are read here.
+    ///
+    /// # Errors
+    /// The stream cannot be read, or is compressed in another way than gzip and zstd.
+    pub(crate) fn new(stream: impl Read + Send + 'static, bytes_read: &Arc<AtomicU64>) -> io::Result<Self> {
+        let mut counted = CountedStream { stream, bytes_read: Arc::clone(bytes_read) };
+        let mut magic = Vec::new();
+        counted.by_ref().take(LONGEST_MAGIC).read_to_end(&mut magic)?;
+        if let Some((_, program)) = FOREIGN_MAGICS.iter().find(|(foreign, _)| magic.starts_with(foreign)) {
+            let way_out = format!(
+                "log is compressed, and not with gzip or zstd; pipe it in: `{program} LOG | slidegate replay -`"
+            );
+            return Err(io::Error::new(ErrorKind::InvalidData, way_out));
+        }
+        let (is_gzip, is_zstd) = (magic.starts_with(GZIP_MAGIC), magic.starts_with(ZSTD_MAGIC));
+        let whole = Cursor::new(magic).chain(counted);
+        let buffered = |whole| BufReader::with_capacity(BUFFER_BYTES, whole);
+        Ok(if is_gzip {
+            let bytes = Box::new(MultiGzDecoder::new(buffered(whole)));
+            Self { bytes, compression: Compression::Gzip }
+        } else if is_zstd {
+            let mut decoder = FrameDecoder::new();
+            decoder.set_max_window_size(MAX_ZSTD_WINDOW_BYTES);
+            let bytes = Box::new(ZstdStream { source: buffered(whole), decoder, is_in_frame: false });
+            Self { bytes, compression: Compression::Zstd }
+        } else {
+            Self { bytes: Box::new(whole), compression: Compression::Plain }
+        })
+    }
+}
+
+/// Decodes frame after frame, as `zstdcat` does.
+struct ZstdStream<R> {
+    source: R,
+    decoder: FrameDecoder,
+    is_in_frame: bool,
+}
+
+impl<R: BufRead> Read for ZstdStream<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            if !self.is_in_frame {
+                if self.source.fill_buf()?.is_empty() {
+                    return Ok(0);
+                }
+                match self.decoder.reset(&mut self.source) {
+                    Ok(()) => self.is_in_frame = true,
+                    Err(FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::SkipFrame {
+                        length,
+                        ..
+                    })) => {
+                        io::copy(&mut self.source.by_ref().take(u64::from(length)), &mut io::sink())?;
+                        continue;
+                    }
+                    Err(error) => return Err(io::Error::new(ErrorKind::InvalidData, error.to_string())),
+                }
+            }
+            while self.decoder.can_collect() == 0 && !self.decoder.is_finished() {
+                self.decoder
+                    .decode_blocks(&mut self.source, BlockDecodingStrategy::UptoBlocks(1))
+                    .map_err(|error| io::Error::new(ErrorKind::InvalidData, error.to_string()))?;
+            }
+            let read = self.decoder.read(buffer)?;
+            if read > 0 {
+                return Ok(read);
+            }
+            self.is_in_frame = false;
+        }
+    }
+}
+
+/// Counts what passes, for the progress.
+struct CountedStream<R> {
+    stream: R,
+    bytes_read: Arc<AtomicU64>,
+}
+
+impl<R: Read> Read for CountedStream<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.stream.read(buffer)?;
+        self.bytes_read.fetch_add(read as u64, Ordering::Relaxed);
+        Ok(read)
+    }
+}

@@ -1,0 +1,106 @@
+//! Arguments of the commands that read access logs: their format, and how times, fields and costs
+//! are read.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use jiff::tz::TimeZone;
+use slidegate_replay::{LogFormat, LogOptions, LogReader};
+
+use super::failure::Failure;
+use super::values::{number, pair};
+
+/// How access logs are read.
+#[derive(Debug, Args)]
+pub(super) struct LogArgs {
+    /// Format of the logs: `auto`, `common`, `combined`, `nginx:FORMAT`, `nginx:@FILE`,
+    /// `ingress-nginx`, `caddy`, `traefik`, `traefik-json`, `envoy`, `envoy:FORMAT`, `envoy-json`,
+    /// `istio`, `haproxy`, `alb`, `cloudfront`, `w3c`, `gcp`, `json`, `csv` or `slidegate`. See
+    /// docs/replay.md
+    // The same id as the global option for slidegate's own log, which it replaces here.
+    #[arg(long = "log-format", id = "log_format", value_name = "FORMAT", default_value = "auto", value_parser = format)]
+    log_format: String,
+    /// Field or attribute, and the column, variable or path of the log it is read from, such as
+    /// `ip=request.client`; may be repeated
+    #[arg(long = "field", value_name = "NAME=SOURCE", value_parser = pair)]
+    fields: Vec<(String, String)>,
+    /// Column, variable or path with the cost of a request, or `bytes` for the length of the
+    /// response; fractions are rounded up [default: every request costs 1]
+    #[arg(long, value_name = "SOURCE")]
+    cost_field: Option<String>,
+    /// Time zone of times that are logged without one, such as `Europe/Berlin` or `+02:00`
+    #[arg(long, value_name = "ZONE", default_value = "UTC", value_parser = zone)]
+    time_zone: TimeZone,
+    /// Decide requests at the logged time, even where the log has their end and their duration
+    #[arg(long)]
+    logged_time: bool,
+    /// Maximum disorder of lines, in seconds: lines are sorted within it
+    #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = number::<u64>)]
+    slack: u64,
+    /// Stop at the first line that cannot be read or comes too late
+    #[arg(long)]
+    strict: bool,
+    /// Threads that read and decide [default: one per core]
+    #[arg(long, value_name = "N", value_parser = threads)]
+    threads: Option<usize>,
+}
+
+impl LogArgs {
+    /// Opens logs: files, directories, patterns, and `-` for standard input. Errors of the reader
+    /// name the log.
+    pub(super) fn open(&self, inputs: &[PathBuf]) -> Result<LogReader, Failure> {
+        let format = match self.log_format.as_str() {
+            "auto" => None,
+            name => Some(LogFormat::parse(name).map_err(Failure)?),
+        };
+        let options = LogOptions {
+            format,
+            fields: self.fields.clone(),
+            cost_field: self.cost_field.clone(),
+            zone: self.time_zone.clone(),
+            derive_start: !self.logged_time,
+            slack: Duration::from_secs(self.slack),
+            strict: self.strict,
+            threads: self.threads(),
+        };
+        LogReader::open_all(inputs, options).map_err(|error| Failure(error.to_string()))
+    }
+
+    /// How many threads may read and decide.
+    pub(super) fn threads(&self) -> usize {
+        self.threads.unwrap_or_else(|| LogOptions::default().threads)
+    }
+}
+
+fn format(text: &str) -> Result<String, String> {
+    if text != "auto" {
+        LogFormat::parse(text)?;
+    }
+    Ok(text.to_owned())
+}
+
+fn zone(text: &str) -> Result<TimeZone, String> {
+    let offset = || {
+        let (sign, rest) = text.split_at_checked(1)?;
+        let (hours, minutes) = rest.split_once(':').unwrap_or((rest, "0"));
+        let (hours, minutes): (i32, i32) = (hours.parse().ok()?, minutes.parse().ok()?);
+        let seconds = (hours * 60 + minutes) * 60;
+        let is_valid = matches!(sign, "+" | "-") && (0..24).contains(&hours) && (0..60).contains(&minutes);
+        let east = if sign == "-" { -seconds } else { seconds };
+        jiff::tz::Offset::from_seconds(east).ok().filter(|_| is_valid).map(TimeZone::fixed)
+    };
+    match text {
+        "UTC" | "Z" => Ok(TimeZone::UTC),
+        _ => offset().or_else(|| TimeZone::get(text).ok()).ok_or_else(|| {
+            "must be `UTC`, an offset such as `+02:00`, or a name such as `Europe/Berlin` (from the system's zones, \
+             package tzdata)"
+                .to_owned()
+        }),
+    }
+}
+
+fn threads(text: &str) -> Result<usize, String> {
+    let threads = text.parse().ok().filter(|threads| (1..=256).contains(threads));
+    threads.ok_or_else(|| "must be a whole number from 1 to 256".to_owned())
+}
