@@ -73,6 +73,7 @@ impl App {
         let addresses = config.address_attributes;
         let policies = policies::initial(&base, &addresses, has_inline).map_err(in_words)?;
         let observer = Observer::new(config.observe, &policies)?;
+        observer.recorder.activate(observer.recorder.prepare(config.record.as_ref())?);
         let store = Store::new(policies, memory, config.shared).map_err(in_words)?;
         let engine = Arc::new(Engine { store, observer, shadows: Shadows::default() });
         Ok(Self {

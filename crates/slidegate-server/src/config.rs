@@ -17,6 +17,7 @@ mod observe;
 mod overrides;
 mod policy;
 mod quota;
+mod record;
 mod resp;
 mod store;
 mod traces;
@@ -53,13 +54,14 @@ pub(crate) use memory::{Memory, SnapshotSettings};
 pub(crate) use observe::{KeysShown, Observe};
 pub(crate) use policy::Mode;
 pub(crate) use quota::QuotaSpec;
+pub(crate) use record::Record;
 pub(crate) use reload::{Fingerprint, Sources, differences};
 pub(crate) use resp::{Password, Resp};
 pub(crate) use schema::published as published_schema;
 pub(crate) use slidegate_envoy::yaml::one_line;
 pub(crate) use store::SharedStore;
 pub(crate) use traces::Traces;
-pub(crate) use values::{Parsed, Span, Window, is_name};
+pub(crate) use values::{ByteSize, Parsed, Span, Text, Window, format_bytes, is_name};
 pub(crate) use words::{Counted, describe};
 
 /// The longest drain delay.
@@ -105,6 +107,8 @@ pub(crate) struct Config {
     pub(crate) admin: AccessRules,
     /// What is reported about decisions.
     pub(crate) observe: Observe,
+    /// Where the service records what it decides on.
+    pub(crate) record: Option<Record>,
     /// The content of the file.
     pub(crate) file: FileContent,
 }

@@ -9,6 +9,7 @@ mod histogram;
 mod observer;
 mod per_thread;
 mod policy_counters;
+mod recorder;
 mod redaction;
 mod routes;
 mod sampler;
@@ -17,6 +18,7 @@ mod traces;
 
 pub(crate) use events::{EVENTS_KEPT, Filter};
 pub(crate) use observer::Observer;
+pub(crate) use recorder::RecorderStatus;
 pub(crate) use redaction::Redactor;
 pub(crate) use routes::live::tick;
 pub(crate) use routes::{metrics_routes, routes};

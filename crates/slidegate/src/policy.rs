@@ -275,6 +275,12 @@ impl Policy {
         self
     }
 
+    /// The prefix by which IPv6 addresses of its scope are grouped.
+    #[must_use]
+    pub fn grouping_prefix(&self) -> Ipv6Prefix {
+        self.ipv6_prefix
+    }
+
     /// The name in responses, headers and metrics. Usage is stored under it.
     #[must_use]
     pub fn name(&self) -> &str {

@@ -243,12 +243,17 @@ impl<'r> Request<'r> {
         self.cost
     }
 
-    pub(crate) fn own_verb(&self) -> Verb {
+    /// Its own verb: a check unless [`verb`](Self::verb) said otherwise.
+    #[must_use]
+    pub fn own_verb(&self) -> Verb {
         self.verb
     }
 
+    /// How it takes part in a call of several requests: it decides unless [`role`](Self::role) said
+    /// otherwise.
+    #[must_use]
     #[inline]
-    pub(crate) fn own_role(&self) -> Role {
+    pub fn own_role(&self) -> Role {
         self.role
     }
 
@@ -256,7 +261,9 @@ impl<'r> Request<'r> {
         self.over_limit
     }
 
-    pub(crate) fn named_policy(&self) -> Option<&'r str> {
+    /// The only policy that decides, if [`under`](Self::under) named one.
+    #[must_use]
+    pub fn named_policy(&self) -> Option<&'r str> {
         self.under
     }
 

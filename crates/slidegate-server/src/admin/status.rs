@@ -11,7 +11,7 @@ use super::state::Admin;
 use crate::app::changes::{ControlStatus, at_text, now_ms};
 use crate::listener::{ConnectionBudget, ConnectionCaps};
 use crate::problem;
-use crate::telemetry::Spans;
+use crate::telemetry::{RecorderStatus, Spans};
 
 pub(super) async fn status(State(admin): State<Arc<Admin>>) -> Response {
     let app = &admin.app;
@@ -42,6 +42,19 @@ pub(super) async fn status(State(admin): State<Arc<Admin>>) -> Response {
         "traces": observer.traces().map(|traces| {
             let Spans { sent, failed, dropped } = traces.spans();
             json!({ "endpoint": traces.endpoint(), "sent": sent, "failed": failed, "dropped": dropped })
+        }),
+        "recording": observer.recorder.status().map(|status| {
+            let RecorderStatus { settings, written, dropped, failed, error } = status;
+            json!({
+                "path": settings.path,
+                "max_bytes": settings.max_bytes,
+                "files": settings.files,
+                "sample": settings.sample,
+                "written": written,
+                "dropped": dropped,
+                "failed": failed,
+                "error": error,
+            })
         }),
         "memory": {
             "keys": stats.keys,

@@ -83,7 +83,7 @@ impl Engine {
                 decisions
             }
         };
-        for charge in self.record(caller, verb, span_start, &decisions) {
+        for charge in self.record(caller, verb, span_start, requests, &decisions) {
             let request = requests[charge.request].clone().under(&charge.candidate);
             self.store.apply(Some(Verb::Check), std::slice::from_ref(&request)).await;
         }
@@ -100,7 +100,7 @@ impl Engine {
     ) -> Option<Decisions<'r>> {
         let span_start = self.observer.span_start();
         let decisions = self.store.try_apply(verb, requests)?;
-        for charge in self.record(caller, verb, span_start, &decisions) {
+        for charge in self.record(caller, verb, span_start, requests, &decisions) {
             let request = requests[charge.request].clone().under(&charge.candidate);
             self.store.try_apply(Some(Verb::Check), std::slice::from_ref(&request));
         }
@@ -115,10 +115,12 @@ impl Engine {
         caller: Option<&Caller>,
         verb: Option<Verb>,
         span_start: Option<Timestamp>,
+        requests: &[Request<'_>],
         decisions: &Decisions<'_>,
     ) -> Vec<CandidateCharge> {
         let Some(caller) = caller else { return Vec::new() };
         self.observer.record(caller, verb, span_start, decisions);
+        self.observer.record_requests(verb, requests, decisions);
         self.shadows.record(verb.unwrap_or_default(), decisions)
     }
 }

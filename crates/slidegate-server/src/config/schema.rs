@@ -15,6 +15,7 @@ use super::auth::{AttributeSource, TRUSTED_PROXY};
 use super::check::default_of;
 use super::listener::SocketMode;
 use super::memory::SNAPSHOT_PATH;
+use super::record::RECORD_PATH;
 use super::resp::{PASSWORD_FILE, Password};
 use super::sections::File;
 use super::store::READABLE_FILE;
@@ -22,7 +23,7 @@ use super::traces::{ENDPOINT, FIELD};
 use super::values::{ADDRESS, ATTRIBUTE, ByteSize, Form, NAME, Text};
 
 /// Every form of text.
-pub(super) const FORMS: [Form; 19] = [
+pub(super) const FORMS: [Form; 20] = [
     ADDRESS,
     SocketMode::FORM,
     NAME,
@@ -42,6 +43,7 @@ pub(super) const FORMS: [Form; 19] = [
     RedisOptions::FORM,
     ByteSize::FORM,
     SNAPSHOT_PATH,
+    RECORD_PATH,
 ];
 
 /// The schema as `slidegate schema` prints it.
@@ -209,6 +211,7 @@ mod tests {
             ("auth", json!({})),
             ("admin", json!({})),
             ("observe", json!({})),
+            ("record", json!({ "path": "requests.jsonl" })),
         ] {
             let mut said = required.clone();
             let defaults = defaults(&schema["properties"][section]);

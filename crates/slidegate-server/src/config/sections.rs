@@ -21,6 +21,7 @@ use super::grpc::GrpcSection;
 use super::listener::{self, SocketMode, TlsKeys};
 use super::observe::Observe;
 use super::policy::PolicySpec;
+use super::record::RecordSection;
 use super::resp::{Resp, RespSection};
 use super::store::{StoreSection, try_out};
 use super::values::{List, Parsed, Span, from_str};
@@ -58,6 +59,9 @@ pub(super) struct File {
     admin: AccessRules,
     /// Metrics, events, top keys, logs and traces.
     observe: Observe,
+    /// A file in which the service records what it decides on, for `slidegate replay`. Disabled
+    /// without this section. Hot-reloaded.
+    record: Option<RecordSection>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -185,6 +189,7 @@ impl File {
             auth,
             admin: self.admin,
             observe,
+            record: self.record.map(RecordSection::build),
             file: content,
         }
     }

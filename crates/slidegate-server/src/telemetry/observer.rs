@@ -15,7 +15,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use axum::http::HeaderMap;
 use slidegate::{
-    Clock, DecisionSource, Decisions, PolicyDecision, PolicySet, Role, SystemClock, Timestamp, Verb,
+    Clock, DecisionSource, Decisions, PolicyDecision, PolicySet, Request, Role, SystemClock, Timestamp, Verb,
 };
 use tokio::sync::Semaphore;
 
@@ -25,6 +25,7 @@ use super::histogram::Histogram;
 use super::per_thread::{PerThread, copies_wanted, thread};
 use super::policy_counters::{Counts, Outcome};
 use super::policy_counters::{PolicyCounters, PolicyRegistry};
+use super::recorder::Recorder;
 use super::redaction::Redactor;
 use super::sampler::Sampler;
 use super::top::{By, Top, Weight};
@@ -53,6 +54,8 @@ pub(crate) struct Observer {
     pub(super) events: events::Events,
     pub(super) top: Top,
     pub(super) redactor: Arc<Redactor>,
+    /// Records what is decided on, if configured.
+    pub(crate) recorder: Recorder,
     pub(super) configuration: Mutex<ConfigState>,
     pub(super) changes: ChangesSeen,
     pub(super) streams: Arc<Semaphore>,
@@ -130,6 +133,7 @@ impl Observer {
             events: events::Events::new(Arc::clone(&redactor), events && options.log_denials),
             top: Top::new(copies),
             redactor,
+            recorder: Recorder::default(),
             configuration: Mutex::new(ConfigState { at: clock.now(), ..ConfigState::default() }),
             changes: ChangesSeen::default(),
             streams: Arc::new(Semaphore::new(MAX_STREAMS)),
@@ -204,6 +208,20 @@ impl Observer {
         }
     }
 
+    /// Records the requests of a call to the configured file. Costs one branch if there is none.
+    #[inline]
+    pub(crate) fn record_requests(
+        &self,
+        verb: Option<Verb>,
+        requests: &[Request<'_>],
+        decisions: &Decisions<'_>,
+    ) {
+        if self.recorder.is_on() {
+            let now = || self.clock.wall_time(self.clock.now());
+            self.recorder.record(verb, requests, decisions, &self.redactor, now);
+        }
+    }
+
     /// Registers these policies. Must be called before they decide: decisions of unregistered
     /// policies are not recorded. Counts are kept by policy name. `added`: redaction of policies
     /// that are not in the config.
@@ -214,6 +232,10 @@ impl Observer {
             // A candidate uses the redaction of its policy.
             let name = candidate_of(name).unwrap_or(name);
             added.get(name).or(keys_shown.get(name)).copied().unwrap_or_default()
+        });
+        self.recorder.follow(policies, |name| {
+            let known = after.by_name(name).map(|policy| policy.keys_shown);
+            known.unwrap_or_default()
         });
         for policy in after.in_force() {
             if before.by_name(&policy.name).is_some_and(|known| known.keys_shown != policy.keys_shown) {

@@ -27,6 +27,7 @@ mod admin;
 
 mod log_lines;
 mod observe;
+mod recording;
 mod traces;
 
 mod replay;

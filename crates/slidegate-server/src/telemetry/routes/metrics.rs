@@ -76,6 +76,7 @@ impl Collector for Scrape {
         authentications(&mut page, app.access.attempts())?;
         configuration(&mut page, app.observer())?;
         spans(&mut page, app.observer())?;
+        recording(&mut page, app.observer())?;
         snapshots(&mut page, app)?;
         let Some(shared) = app.shared() else { return Ok(()) };
         changes(&mut page, app)?;
@@ -165,6 +166,14 @@ fn spans(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
     let help =
         "Spans by outcome: failed means rejected by the collector, dropped means that the queue was full";
     page.counter("spans", help, outcomes.map(|(outcome, count)| ([("outcome", outcome)], count)))
+}
+
+fn recording(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
+    let Some(status) = observer.recorder.status() else { return Ok(()) };
+    let outcomes = [("written", status.written), ("dropped", status.dropped), ("failed", status.failed)];
+    let help = "Recorded requests by outcome: dropped means that the queue was full, failed that the file could not \
+                be written";
+    page.counter("recorded", help, outcomes.map(|(outcome, count)| ([("outcome", outcome)], count)))
 }
 
 fn count(count: usize) -> u64 {

@@ -1,0 +1,483 @@
+//! The recorder: writes what the service decides on to a file that `slidegate replay` reads.
+//!
+//! A decision never waits for the disk: it puts a line into a bounded queue, which a thread writes.
+//! Lines that do not fit, and those that cannot be written, are counted. Values of attributes are
+//! redacted as the policies that count by them require.
+
+use std::collections::HashMap;
+use std::hash::Hasher;
+use std::io;
+use std::net::IpAddr;
+use std::sync::atomic::{
+    AtomicBool, AtomicU64, AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release},
+};
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use arc_swap::{ArcSwap, ArcSwapOption};
+use siphasher::sip::SipHasher13;
+use slidegate::client_addr::{Ipv6Prefix, group};
+use slidegate::{Decisions, PolicySet, Request, Role, Timestamp, Value, Verb};
+
+use super::redaction::Redactor;
+use super::verb_name;
+use crate::config::{KeysShown, Record};
+use crate::policy_names::is_inline;
+use file::RotatedFile;
+
+mod file;
+
+/// Lines that may wait for the disk: a tenth of a second at 160,000 decisions per second.
+const QUEUED_LINES: usize = 16_384;
+/// Bytes of these lines. A request may have 256 KiB of attributes.
+const QUEUED_BYTES: usize = 32 << 20;
+/// How long the thread sleeps when the queue is empty. Decisions need not wake it then.
+const IDLE: Duration = Duration::from_millis(10);
+/// How often it is examined whether lines have to be flushed: once a second.
+const IDLE_PER_FLUSH: u32 = 100;
+
+/// Records requests, if configured.
+#[derive(Debug, Default)]
+pub(crate) struct Recorder {
+    /// Whether anything is recorded: all that a decision asks if not.
+    is_on: AtomicBool,
+    active: ArcSwapOption<Recording>,
+    /// How attributes are redacted, by their names. Others are recorded as they are.
+    hidden: ArcSwap<HashMap<String, Hidden>>,
+    counts: Arc<Counts>,
+}
+
+/// What became of lines since the start.
+#[derive(Debug, Default)]
+struct Counts {
+    written: AtomicU64,
+    dropped: AtomicU64,
+    failed: AtomicU64,
+    /// Why the last write failed, until one succeeds.
+    error: Mutex<Option<String>>,
+}
+
+/// The state of the recorder.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct RecorderStatus {
+    pub(crate) settings: Record,
+    /// Lines in the files.
+    pub(crate) written: u64,
+    /// Lines that did not fit into the queue.
+    pub(crate) dropped: u64,
+    /// Lines that could not be written.
+    pub(crate) failed: u64,
+    pub(crate) error: Option<String>,
+}
+
+/// What is to be recorded from now on. Closes its file unless it is activated.
+#[derive(Debug)]
+pub(crate) enum PreparedRecording {
+    /// The same as before.
+    Unchanged,
+    /// To another file, with other settings, or not at all.
+    New(Option<Recording>),
+}
+
+/// How an attribute is redacted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Hidden {
+    keys_shown: KeysShown,
+    /// Addresses are counted by this prefix, so their hashes are those of the network.
+    ipv6_prefix: Ipv6Prefix,
+}
+
+/// A queue and the thread that writes what is in it.
+#[derive(Debug)]
+pub(crate) struct Recording {
+    settings: Record,
+    queue: SyncSender<Line>,
+    queued_bytes: Arc<AtomicUsize>,
+    is_ending: Arc<AtomicBool>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// One request, written but for its time.
+#[derive(Debug)]
+struct Line {
+    at: Timestamp,
+    /// Everything after the time.
+    rest: Vec<u8>,
+}
+
+impl Recorder {
+    /// Opens the file of these settings, to record there once it is [activated](Self::activate).
+    ///
+    /// # Errors
+    /// One line: the file cannot be written. Recording continues as before.
+    pub(crate) fn prepare(&self, settings: Option<&Record>) -> Result<PreparedRecording, String> {
+        let before = self.active.load_full().map(|recording| recording.settings.clone());
+        if before.as_ref() == settings {
+            return Ok(PreparedRecording::Unchanged);
+        }
+        let start = |settings: &Record| Recording::start(settings.clone(), &self.counts);
+        let Some(settings) = settings else { return Ok(PreparedRecording::New(None)) };
+        // A file can be opened again only when it is no longer written.
+        let Some(before) = before.filter(|before| before.path == settings.path) else {
+            return start(settings).map(|new| PreparedRecording::New(Some(new)));
+        };
+        self.end();
+        start(settings).map(|new| PreparedRecording::New(Some(new))).inspect_err(|_| {
+            if let Ok(again) = start(&before) {
+                self.activate(PreparedRecording::New(Some(again)));
+            }
+        })
+    }
+
+    /// Records to the prepared file from now on. Blocks until the former one is written.
+    pub(crate) fn activate(&self, prepared: PreparedRecording) {
+        let PreparedRecording::New(new) = prepared else { return };
+        let is_on = new.is_some();
+        let before = self.active.swap(new.map(Arc::new));
+        self.is_on.store(is_on, Release);
+        if let Some(before) = before {
+            before.end();
+        }
+    }
+
+    /// Writes what is queued, and records nothing more. Blocks until it is written.
+    pub(crate) fn end(&self) {
+        self.is_on.store(false, Release);
+        if let Some(recording) = self.active.swap(None) {
+            recording.end();
+        }
+    }
+
+    /// Whether anything is recorded.
+    #[inline]
+    pub(crate) fn is_on(&self) -> bool {
+        self.is_on.load(Relaxed)
+    }
+
+    /// The state, if requests are recorded.
+    pub(crate) fn status(&self) -> Option<RecorderStatus> {
+        let settings = self.active.load().as_deref()?.settings.clone();
+        let Counts { written, dropped, failed, error } = &*self.counts;
+        Some(RecorderStatus {
+            settings,
+            written: written.load(Relaxed),
+            dropped: dropped.load(Relaxed),
+            failed: failed.load(Relaxed),
+            error: error.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+        })
+    }
+
+    /// Redacts attributes as these policies require from now on: the strictest one counts.
+    pub(super) fn follow(&self, policies: &PolicySet, keys_shown: impl Fn(&str) -> KeysShown) {
+        let mut hidden: HashMap<String, Hidden> = HashMap::new();
+        for policy in policies.iter() {
+            for attribute in policy.scope_attributes() {
+                let new =
+                    Hidden { keys_shown: keys_shown(policy.name()), ipv6_prefix: policy.grouping_prefix() };
+                let known = hidden.entry(attribute.clone()).or_insert(new);
+                known.keys_shown = stricter(known.keys_shown, new.keys_shown);
+                if new.ipv6_prefix.bits() > known.ipv6_prefix.bits() {
+                    known.ipv6_prefix = new.ipv6_prefix;
+                }
+            }
+        }
+        hidden.retain(|_, one| one.keys_shown != KeysShown::Plain);
+        self.hidden.store(Arc::new(hidden));
+    }
+
+    /// Records the requests of a call, which was decided at `now` if no policy applied.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn record(
+        &self,
+        verb: Option<Verb>,
+        requests: &[Request<'_>],
+        decisions: &Decisions<'_>,
+        redactor: &Redactor,
+        now: impl Fn() -> Timestamp,
+    ) {
+        let active = self.active.load();
+        let Some(recording) = active.as_deref() else { return };
+        let mut at = None;
+        for (position, request) in requests.iter().enumerate() {
+            // Their effects on other requests cannot be repeated one by one, nor can quotas that are
+            // in no configuration.
+            if matches!(request.own_role(), Role::Refusals | Role::IfAllowed)
+                || request.named_policy().is_some_and(is_inline)
+            {
+                continue;
+            }
+            let first = decisions.iter().find(|one| one.request() == position);
+            let sample = recording.settings.sample;
+            if sample < 1.0 {
+                let key = first.as_ref().map(|one| one.key().to_string());
+                if redactor.share(&key.unwrap_or_else(|| values_of(request))) >= sample {
+                    continue;
+                }
+            }
+            let at = match &first {
+                Some(one) => one.at(),
+                None => *at.get_or_insert_with(&now),
+            };
+            let verb = verb.unwrap_or(request.own_verb());
+            let rest = self.rest_of_line(verb, request, redactor);
+            recording.put(Line { at, rest }, &self.counts);
+        }
+    }
+
+    /// `","cost":1,"attributes":{...}}` and a line end.
+    fn rest_of_line(&self, verb: Verb, request: &Request<'_>, redactor: &Redactor) -> Vec<u8> {
+        let mut rest = Vec::with_capacity(192);
+        rest.extend_from_slice(b"\",\"cost\":");
+        rest.extend_from_slice(itoa::Buffer::new().format(request.asked_cost()).as_bytes());
+        if verb != Verb::Check {
+            rest.extend_from_slice(b",\"verb\":\"");
+            rest.extend_from_slice(verb_name(verb).as_bytes());
+            rest.push(b'"');
+        }
+        if let Some(policy) = request.named_policy() {
+            rest.extend_from_slice(b",\"policy\":");
+            write_text(&mut rest, policy);
+        }
+        rest.extend_from_slice(b",\"attributes\":{");
+        let hidden = self.hidden.load();
+        for (at, (name, value)) in request.attributes().enumerate() {
+            if at > 0 {
+                rest.push(b',');
+            }
+            write_text(&mut rest, name);
+            rest.push(b':');
+            match (hidden.get(name), value) {
+                (None, Value::Bytes(bytes)) => match std::str::from_utf8(bytes) {
+                    Ok(text) => write_text(&mut rest, text),
+                    Err(_) => write_text(&mut rest, &escaped(bytes)),
+                },
+                (None, other) => write_text(&mut rest, &text_of(other, Ipv6Prefix::OFF)),
+                (Some(hidden), value) => {
+                    let text = text_of(value, hidden.ipv6_prefix);
+                    write_text(&mut rest, &redactor.distinct(&text, hidden.keys_shown));
+                }
+            }
+        }
+        rest.extend_from_slice(b"}}\n");
+        rest
+    }
+}
+
+impl Recording {
+    fn start(settings: Record, counts: &Arc<Counts>) -> Result<Self, String> {
+        let path = settings.path.display();
+        let file = RotatedFile::open(&settings).map_err(|error| {
+            let advice = match error.kind() {
+                io::ErrorKind::NotFound => "; create its directory",
+                io::ErrorKind::PermissionDenied => "; the file and its directory must be writable",
+                io::ErrorKind::WouldBlock => "; give each process its own file",
+                _ => "",
+            };
+            format!("record: cannot write `{path}`: {error}{advice}")
+        })?;
+        let (queue, lines) = sync_channel(QUEUED_LINES);
+        let (queued_bytes, is_ending) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
+        let writer = Writer {
+            file,
+            lines,
+            queued_bytes: Arc::clone(&queued_bytes),
+            is_ending: Arc::clone(&is_ending),
+            counts: Arc::clone(counts),
+        };
+        let thread = std::thread::Builder::new().name("recorder".into()).spawn(move || writer.run());
+        let thread = thread.map_err(|error| format!("record: cannot start a thread: {error}"))?;
+        Ok(Self { settings, queue, queued_bytes, is_ending, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Queues a line, or counts that there was no room.
+    fn put(&self, line: Line, counts: &Counts) {
+        let bytes = line.rest.len();
+        let has_room = self.queued_bytes.fetch_add(bytes, Relaxed) + bytes <= QUEUED_BYTES;
+        if !has_room || self.queue.try_send(line).is_err() {
+            self.queued_bytes.fetch_sub(bytes, Relaxed);
+            counts.dropped.fetch_add(1, Relaxed);
+        }
+    }
+
+    fn end(&self) {
+        self.is_ending.store(true, Release);
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The thread that writes lines.
+struct Writer {
+    file: RotatedFile,
+    lines: Receiver<Line>,
+    queued_bytes: Arc<AtomicUsize>,
+    is_ending: Arc<AtomicBool>,
+    counts: Arc<Counts>,
+}
+
+impl Writer {
+    fn run(mut self) {
+        let mut idle = 0;
+        loop {
+            // Read before the queue: what was put before the end is then found.
+            let is_ending = self.is_ending.load(Acquire);
+            match self.lines.try_recv() {
+                Ok(line) => {
+                    self.queued_bytes.fetch_sub(line.rest.len(), Relaxed);
+                    let done = self.file.write(line.at, &line.rest);
+                    self.note(done);
+                    continue;
+                }
+                Err(TryRecvError::Disconnected) => break,
+                Err(TryRecvError::Empty) if is_ending => break,
+                Err(TryRecvError::Empty) => {}
+            }
+            std::thread::sleep(IDLE);
+            idle += 1;
+            if idle >= IDLE_PER_FLUSH {
+                idle = 0;
+                let done = self.file.tick();
+                self.note(done);
+            }
+        }
+        let done = self.file.flush();
+        self.note(done);
+    }
+
+    /// Counts the lines that were written or lost. The first of several failures is logged.
+    fn note(&self, done: file::Outcome) {
+        let file::Outcome { written, lost, error } = done;
+        self.counts.written.fetch_add(written, Relaxed);
+        self.counts.failed.fetch_add(lost, Relaxed);
+        if written == 0 && error.is_none() {
+            return;
+        }
+        let mut known = self.counts.error.lock().unwrap_or_else(PoisonError::into_inner);
+        match (&error, known.is_some()) {
+            (Some(error), false) => {
+                tracing::warn!(path = %self.file.path().display(), error, "requests cannot be recorded");
+            }
+            (None, true) => tracing::info!("requests are recorded again"),
+            _ => {}
+        }
+        *known = error;
+    }
+}
+
+/// The stricter way to show an attribute.
+fn stricter(one: KeysShown, other: KeysShown) -> KeysShown {
+    match (one, other) {
+        (KeysShown::Hashed, _) | (_, KeysShown::Hashed) => KeysShown::Hashed,
+        (KeysShown::Masked, _) | (_, KeysShown::Masked) => KeysShown::Masked,
+        _ => KeysShown::Plain,
+    }
+}
+
+/// A value as text; different values have different texts.
+fn text_of(value: Value<'_>, prefix: Ipv6Prefix) -> String {
+    match value {
+        Value::Address(ip) => match group(ip, prefix) {
+            IpAddr::V4(ip) => ip.to_string(),
+            IpAddr::V6(ip) => ip.to_string(),
+        },
+        Value::Bytes(bytes) => match std::str::from_utf8(bytes) {
+            Ok(text) => text.to_owned(),
+            Err(_) => escaped(bytes),
+        },
+        _ => String::new(),
+    }
+}
+
+/// Bytes that are not UTF-8, percent-encoded, as in the text of keys.
+fn escaped(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len() * 3);
+    for byte in bytes {
+        match byte {
+            b'%' | ..=0x1f | 0x7f.. => text.push_str(&format!("%{byte:02X}")),
+            plain => text.push(char::from(*plain)),
+        }
+    }
+    text
+}
+
+/// All values of a request, to sample one that no policy applies to.
+fn values_of(request: &Request<'_>) -> String {
+    request.attributes().map(|(_, value)| text_of(value, Ipv6Prefix::OFF)).collect::<Vec<_>>().join(",")
+}
+
+fn write_text(out: &mut Vec<u8>, text: &str) {
+    serde_json::to_writer(out, text).expect("a text is JSON");
+}
+
+/// The share of keys with a lower hash than this one, from 0 to 1.
+pub(super) fn share_of(secret: [u64; 2], key: &str) -> f64 {
+    let mut hasher = SipHasher13::new_with_keys(secret[0], secret[1]);
+    hasher.write(key.as_bytes());
+    #[allow(clippy::cast_precision_loss)] // 53 bits are exact
+    let share = (hasher.finish() >> 11) as f64 / (1_u64 << 53) as f64;
+    share
+}
+
+#[cfg(test)]
+mod tests {
+    use slidegate::{Policy, Quota};
+
+    use super::*;
+
+    fn line(recorder: &Recorder, request: &Request<'_>, secret: &str) -> String {
+        let rest = recorder.rest_of_line(Verb::Check, request, &Redactor::new(Some(secret)));
+        String::from_utf8(rest).unwrap()
+    }
+
+    /// A recording is a file that many may read: it must show no more than the log does.
+    #[test]
+    fn attributes_are_redacted_as_the_strictest_policy_requires() {
+        let recorder = Recorder::default();
+        let policy = |name: &str, scope: &[&str]| {
+            Policy::new(name, Quota::per_minute(1)).unwrap().scope(scope.iter().copied())
+        };
+        let policies =
+            [policy("plain", &["user", "path"]), policy("masked", &["user"]), policy("hashed", &["ip"])];
+        let policies = PolicySet::new(policies).unwrap();
+        recorder.follow(&policies, |name| match name {
+            "masked" => KeysShown::Masked,
+            "hashed" => KeysShown::Hashed,
+            _ => KeysShown::Plain,
+        });
+        let of = |user: &str, ip: &str| {
+            let ip: IpAddr = ip.parse().unwrap();
+            line(&recorder, &Request::new().with("user", user).with("ip", ip).with("path", "/a\"b"), "s")
+        };
+        let one = of("alice-smith", "2001:db8:1:200::1");
+        let start = "\",\"cost\":1,\"attributes\":{\"user\":\"al***#";
+        assert!(one.starts_with(start) && one.ends_with(",\"path\":\"/a\\\"b\"}}\n"), "{one}");
+        assert!(!one.contains("smith") && !one.contains("2001"), "{one}");
+        // Addresses of one network are one key, so they have one hash.
+        assert_eq!(one, of("alice-smith", "2001:db8:1:2ff::9"));
+        assert_ne!(one, of("alice-smith", "2001:db8:1:300::1"));
+        // Masks that look alike are told apart.
+        assert_ne!(one, of("alice-smyth", "2001:db8:1:200::1"));
+    }
+
+    /// A value with a quote, a newline or no encoding must not break the line or become another.
+    #[test]
+    fn every_value_is_one_line_of_json() {
+        let recorder = Recorder::default();
+        for bytes in [&b"a\"}\n"[..], b"\0\x1f", b"\xff%", "\u{2028}\u{eb}".as_bytes(), b""] {
+            let line = line(&recorder, &Request::new().with("user", bytes).cost(7), "s");
+            assert_eq!(line.matches('\n').count(), 1, "{line:?}");
+            let whole: serde_json::Value = serde_json::from_str(&format!("{{\"time\":\"{line}")).unwrap();
+            assert_eq!(whole["cost"], 7);
+            if let Ok(text) = std::str::from_utf8(bytes) {
+                assert_eq!(whole["attributes"]["user"], text);
+            }
+        }
+        assert_ne!(escaped(b"\xff%"), escaped(b"%FF%"));
+    }
+}

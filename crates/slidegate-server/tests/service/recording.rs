@@ -1,0 +1,222 @@
+//! Recording what the service decides on: all protocols, redaction, hot reload and full disks.
+
+use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use serde_json::{Value, json};
+use slidegate_testkit::redis::Connection;
+use slidegate_testkit::service::{Server, run, text};
+use slidegate_testkit::{TempDir, until, until_true};
+
+/// A service with these policies that records to `requests.jsonl`.
+fn config(folder: &TempDir, policies: &str) -> String {
+    let path = folder.path().join("requests.jsonl");
+    folder.file("slidegate.yaml", format!("record: {{path: {}}}\npolicies:\n{policies}", path.display()))
+}
+
+/// The recorded lines.
+fn recorded(folder: &TempDir) -> Vec<Value> {
+    let text = fs::read_to_string(folder.path().join("requests.jsonl")).unwrap();
+    text.lines()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}")))
+        .collect()
+}
+
+fn stop(mut server: Server) {
+    server.signal("TERM");
+    assert!(server.wait().success());
+}
+
+fn check(server: &Server, attributes: &Value) -> bool {
+    let body = json!({ "attributes": attributes }).to_string();
+    let answer = server.change("POST", "/v1/check", &[], &body);
+    assert!([200, 429].contains(&answer.status), "{}", answer.body);
+    answer.status == 200
+}
+
+/// The port of the RESP listener.
+fn resp_port(server: &Server) -> u16 {
+    let line = server.greeting.lines().find_map(|line| line.strip_prefix("resp "));
+    line.and_then(|line| line.rsplit_once(':')).unwrap().1.trim().parse().unwrap()
+}
+
+/// What a recording lacks cannot be replayed: every protocol and verb must be in it, with its time.
+#[test]
+fn requests_of_every_verb_are_recorded_with_their_times_and_costs() {
+    let folder = TempDir::new("recording-verbs");
+    let config = config(&folder, "  - {name: per-user, scope: [user], limit: 10, window: 1m}\n");
+    let server = Server::start(&["--config", &config, "--resp", "127.0.0.1:0"]);
+    assert!(check(&server, &json!({ "user": "alice", "path": "/a" })));
+    let mut resp = Connection::tcp(resp_port(&server), std::time::Duration::from_secs(10)).unwrap();
+    for command in [
+        "RL.CHECK per-user bob COST 3",
+        "RL.CHECK per-user bob COST 3 PEEK",
+        "RL.REFUND per-user bob COST 2",
+        "RL.REQUEST user carol path /b",
+        // Its quota is in no configuration.
+        "THROTTLE dave 1 2 3",
+    ] {
+        let reply = resp.call(&command.split(' ').collect::<Vec<_>>()).unwrap();
+        assert!(!matches!(reply, slidegate_testkit::redis::Reply::Error(_)), "{command}: {reply}");
+    }
+    stop(server);
+    let lines = recorded(&folder);
+    let times: Vec<_> = lines.iter().map(|line| line["time"].as_str().unwrap().to_owned()).collect();
+    assert!(times.is_sorted(), "{times:?}");
+    for time in &times {
+        let shape: String = time.chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();
+        assert_eq!(shape, "0000-00-00T00:00:00.000000Z");
+    }
+    let inputs: Vec<_> = lines
+        .into_iter()
+        .map(|mut line| {
+            line.as_object_mut().unwrap().remove("time");
+            line
+        })
+        .collect();
+    let bob = json!({ "user": "bob" });
+    assert_eq!(
+        inputs,
+        [
+            json!({ "cost": 1, "attributes": { "user": "alice", "path": "/a" } }),
+            json!({ "cost": 3, "policy": "per-user", "attributes": bob }),
+            json!({ "cost": 3, "verb": "peek", "policy": "per-user", "attributes": bob }),
+            json!({ "cost": 2, "verb": "refund", "policy": "per-user", "attributes": bob }),
+            json!({ "cost": 1, "attributes": { "user": "carol", "path": "/b" } }),
+        ]
+    );
+    let mode = folder.path().join("requests.jsonl").metadata().unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+}
+
+/// A recording is given to others to look at: hidden keys must not be in it.
+#[test]
+fn attributes_are_hidden_as_their_policies_hide_keys() {
+    let folder = TempDir::new("recording-hidden");
+    let config = config(
+        &folder,
+        "  - {name: a, scope: [user], quota: 5/1m, keys_shown: hashed}\n  \
+           - {name: b, scope: [token], quota: 5/1m, keys_shown: masked}\n",
+    );
+    let server = Server::start(&["--config", &config]);
+    for user in ["mallory", "trent", "mallory"] {
+        check(&server, &json!({ "user": user, "token": "secret-token", "path": "/a" }));
+    }
+    stop(server);
+    let lines = recorded(&folder);
+    let users: Vec<_> = lines.iter().map(|line| line["attributes"]["user"].as_str().unwrap()).collect();
+    assert!(users.iter().all(|user| user.starts_with('#') && user.len() == 22), "{users:?}");
+    assert!(users[0] == users[2] && users[0] != users[1], "{users:?}");
+    let token = lines[0]["attributes"]["token"].as_str().unwrap();
+    assert!(token.starts_with("se***#") && !token.contains("cret"), "{token}");
+    assert_eq!(lines[0]["attributes"]["path"], "/a");
+}
+
+/// An incident is recorded when it happens, and a restart would end it.
+#[test]
+fn hot_reload_switches_recording_on_and_off_and_keeps_it_if_the_new_file_cannot_be_written() {
+    let folder = TempDir::new("recording-reload");
+    let policies = "policies: [{name: p, scope: [user], quota: 100/1m}]\n";
+    let log = folder.file("log", "");
+    let path = folder.file("slidegate.yaml", policies);
+    let server = Server::start_logging_to(&["--config", &path], File::create(&log).unwrap());
+    let status = || server.get("/v1/status").json();
+    let reload = |text: &str, outcome: &str| {
+        let count = || fs::read_to_string(&log).unwrap().matches(outcome).count();
+        let before = count();
+        folder.file("slidegate.yaml", text);
+        server.signal("HUP");
+        until_true("the config is reloaded", || count() > before);
+    };
+    check(&server, &json!({ "user": "before" }));
+    assert_eq!(status()["recording"], Value::Null);
+    assert!(!server.get("/metrics").body.contains("slidegate_recorded"));
+
+    let file = folder.path().join("requests.jsonl");
+    let on = format!("record: {{path: {}, files: 2}}\n{policies}", file.display());
+    reload(&on, "config reloaded");
+    check(&server, &json!({ "user": "during" }));
+    until("the line is flushed within seconds", || (status()["recording"]["written"] == 1).then_some(()));
+    server.assert_matches_openapi("GET", "/v1/status", None, 200);
+    assert!(server.get("/metrics").body.contains("slidegate_recorded_total{outcome=\"written\"} 1"));
+
+    reload(&format!("record: {{path: /no/such/dir/r.jsonl}}\n{policies}"), "config rejected");
+    let why = "record: cannot write `/no/such/dir/r.jsonl`: No such file or directory (os error 2); create its directory";
+    assert!(fs::read_to_string(&log).unwrap().contains(why), "{}", fs::read_to_string(&log).unwrap());
+    check(&server, &json!({ "user": "still" }));
+
+    reload(&on.replace("files: 2", "files: 3"), "config reloaded");
+    check(&server, &json!({ "user": "again" }));
+    reload(policies, "config reloaded");
+    check(&server, &json!({ "user": "after" }));
+    assert_eq!(status()["recording"], Value::Null);
+    let users: Vec<_> = recorded(&folder)
+        .iter()
+        .map(|line| line["attributes"]["user"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(users, ["during", "still", "again"]);
+    stop(server);
+}
+
+/// A full disk must cost the recording, never the service.
+#[test]
+fn a_full_disk_is_counted_and_logged_once_and_decisions_go_on() {
+    let folder = TempDir::new("recording-full");
+    let log = folder.file("log", "");
+    let text = "record: {path: /dev/full}\npolicies: [{name: p, scope: [user], quota: 100/1m}]\n";
+    let path = folder.file("slidegate.yaml", text);
+    let server = Server::start_logging_to(&["--config", &path], File::create(&log).unwrap());
+    let status = || server.get("/v1/status").json()["recording"].clone();
+    for count in 1..=2 {
+        assert!(check(&server, &json!({ "user": "alice" })));
+        until_true("the failure is counted", || status()["failed"] == count);
+    }
+    assert_eq!(status()["error"], "No space left on device (os error 28)");
+    assert_eq!((&status()["written"], &status()["dropped"]), (&json!(0), &json!(0)));
+    stop(server);
+    let log = fs::read_to_string(&log).unwrap();
+    assert_eq!(log.matches("requests cannot be recorded").count(), 1, "{log}");
+}
+
+/// Two instances that write one file would cut each other's lines.
+#[test]
+fn a_file_that_another_process_writes_is_an_error_at_the_start() {
+    let folder = TempDir::new("recording-shared");
+    let config = config(&folder, "  - {name: p, scope: [user], quota: 5/1m}\n");
+    let server = Server::start(&["--config", &config]);
+    let second = run(&["serve", "--config", &config, "--listen", "127.0.0.1:0"]);
+    let path = Path::new(folder.as_str()).join("requests.jsonl");
+    let expected = format!(
+        "record: cannot write `{}`: another process writes it; give each process its own file",
+        path.display()
+    );
+    assert!(text(&second.stderr).contains(&expected), "{}", text(&second.stderr));
+    assert_eq!(second.status.code(), Some(2));
+    stop(server);
+}
+
+/// A sample that has some requests of a key would make every limit look wide enough.
+#[test]
+fn a_sample_has_all_requests_of_a_key_or_none() {
+    let folder = TempDir::new("recording-sample");
+    let file = folder.path().join("requests.jsonl");
+    let text = format!(
+        "record: {{path: {}, sample: 0.5}}\npolicies: [{{name: p, scope: [user], quota: 5/1m}}]\n",
+        file.display()
+    );
+    let server = Server::start(&["--config", &folder.file("slidegate.yaml", text)]);
+    for round in 0..3 {
+        for user in 0..60 {
+            check(&server, &json!({ "user": format!("user-{user}"), "round": round.to_string() }));
+        }
+    }
+    stop(server);
+    let mut counts = std::collections::HashMap::new();
+    for line in recorded(&folder) {
+        *counts.entry(line["attributes"]["user"].as_str().unwrap().to_owned()).or_insert(0) += 1;
+    }
+    assert!(counts.values().all(|count| *count == 3), "{counts:?}");
+    // Half of 60 is 30; the standard deviation is 3.9, and this is five of them.
+    assert!((10..=50).contains(&counts.len()), "{}", counts.len());
+}
