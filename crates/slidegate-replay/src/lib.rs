@@ -56,19 +56,28 @@ mod report;
 mod share;
 mod wording;
 
+mod forecast;
+mod propose;
+mod simulate;
+
 pub use compare::with_algorithm;
 pub use diff::{Diff, DiffOptions, WordedPolicies};
 pub use entry::{Entry, Extras, RequestLine};
+pub use forecast::{AlgorithmForecast, Bytes, Demand, Forecast, Measurement, Shard};
 pub use format::name::LogFormat;
 pub use malformed::Malformed;
 pub use outcome::{
     KeyOutcome, KeyTruthOutcome, LogOutcome, Outcome, PolicyOutcome, ScenarioOutcome, SweepOutcome,
     SweepPointOutcome, TimeOutcome, TruthOutcome, UsageOutcome, WindowOutcome,
 };
+pub use propose::{Proposal, ProposalOptions, Survey};
 pub use reader::{LogOptions, LogReader, Progress};
 pub use replay::{MAX_COMPARED, NamedPolicies, Options, Plan, Replay};
 pub use report::{ChangedKey, DiffOutcome, DiffPolicy, DiffPolicySide, DiffReport, TextReport, TextStyle};
 pub use share::Share;
+pub use simulate::{
+    Boundary, Bursts, EntryText, LogStyle, Requests, SimulatedRequest, Simulation, write_line,
+};
 pub use stats::{LogStats, LogSummary, MalformedLine, TimeJump};
 pub use sweep::{MAX_SWEEP_POINTS, Sweep};
 pub use wording::{PlainWording, Wording};

@@ -11,7 +11,9 @@ mod client;
 mod diff;
 mod explain;
 pub(crate) mod failure;
+mod forecast;
 mod health;
+mod init;
 mod key;
 mod logs;
 mod notify;
@@ -20,6 +22,7 @@ mod policy;
 mod reload;
 mod replay;
 mod serve;
+mod simulate;
 mod snapshots;
 mod sources;
 mod token;
@@ -74,6 +77,12 @@ enum Command {
     /// Show what a configuration change would have done to the traffic of a log. Exit code: 0
     /// accepted, 1 more newly denied than --fail-above, 2 error
     Diff(diff::DiffArgs),
+    /// Forecast memory, Redis load and shards for policies, from stated numbers or from a log
+    Forecast(forecast::ForecastArgs),
+    /// Simulate traffic: through policies, with a report, or into a log that `replay` reads
+    Simulate(simulate::SimulateArgs),
+    /// Write a first config file: the default one, or one with limits proposed from a log
+    Init(init::InitArgs),
 }
 
 impl Cli {
@@ -105,6 +114,9 @@ impl Cli {
                 Command::Explain(args) => explain::run(&args),
                 Command::Replay(args) => replay::run(&args),
                 Command::Diff(args) => diff::run(&args),
+                Command::Forecast(args) => forecast::run(&args),
+                Command::Simulate(args) => simulate::run(&args),
+                Command::Init(args) => init::run(&args),
             });
         outcome.unwrap_or_else(|failure| {
             output::print_error(failure);

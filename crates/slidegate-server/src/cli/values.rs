@@ -7,9 +7,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use slidegate::{Excess, parse_window};
+use slidegate::{Excess, Quota, parse_window};
 
-use crate::config::{MAX_DRAIN_DELAY, one_line};
+use crate::config::{ByteSize, MAX_DRAIN_DELAY, Text as _, one_line};
 use crate::limits::MAX_COST;
 use slidegate_envoy::{Rate, Unit};
 
@@ -70,6 +70,51 @@ pub(super) fn milliseconds(text: &str) -> Result<Duration, String> {
 pub(super) fn cost(text: &str) -> Result<u64, String> {
     let cost = text.parse().ok().filter(|cost| *cost <= MAX_COST);
     cost.ok_or_else(|| format!("must be a whole number from 0 to {MAX_COST}"))
+}
+
+/// A whole number, with `k`, `M` or `G` for thousands, millions and thousand millions.
+pub(super) fn amount(text: &str) -> Result<u64, String> {
+    let (digits, factor) = match text.char_indices().last() {
+        Some((end, 'k' | 'K')) => (&text[..end], 1000),
+        Some((end, 'm' | 'M')) => (&text[..end], 1_000_000),
+        Some((end, 'g' | 'G')) => (&text[..end], 1_000_000_000),
+        _ => (text, 1),
+    };
+    let number: Option<u64> = digits.replace('_', "").parse().ok();
+    let number = number.and_then(|number| number.checked_mul(factor));
+    number.ok_or_else(|| "must be a whole number, for example `1000`, `50k` or `2M`".to_owned())
+}
+
+/// A rate such as `5000/s` or `10k/m`, per second.
+pub(super) fn rate_per_second(text: &str) -> Result<f64, String> {
+    let expected =
+        || "must be a number per unit, for example `5000/s` or `10k/m`; units are s, m, h and d".to_owned();
+    let (count, unit) = text.split_once('/').ok_or_else(expected)?;
+    let seconds = match unit {
+        "s" => 1.0,
+        "m" => 60.0,
+        "h" => 3600.0,
+        "d" => 86_400.0,
+        _ => return Err(expected()),
+    };
+    #[allow(clippy::cast_precision_loss)] // a rate
+    amount(count).map(|count| count as f64 / seconds).map_err(|_| expected())
+}
+
+/// The window of a quota.
+pub(super) fn window(text: &str) -> Result<Duration, String> {
+    let window = parse_window(text).ok();
+    let window = window.filter(|window| Quota::new(1, *window).is_ok());
+    window.ok_or_else(|| "must be 1ms to 366d with a unit (ms, s, m, h, d or w), for example `1m`".to_owned())
+}
+
+/// A number of bytes such as `8GiB`.
+pub(super) fn byte_size(text: &str) -> Result<u64, String> {
+    let bytes = ByteSize::parse(text).map(|size| size.0 as u64);
+    bytes.map_err(|_| {
+        "must be 1MiB to 1024TiB, as a number with a unit (KiB, MiB, GiB, TiB, kB, MB, GB or TB), for example `8GiB`"
+            .to_owned()
+    })
 }
 
 /// A whole number from 0.
@@ -157,6 +202,36 @@ mod tests {
             (
                 "replay log --policy 1/1s --slack 1h",
                 "invalid --slack `1h`: must be a whole number, for example `10`".into(),
+            ),
+            (
+                "forecast --keys many",
+                "invalid --keys `many`: must be a whole number, for example `1000`, `50k` or `2M`".into(),
+            ),
+            (
+                "forecast --rate 5000",
+                "invalid --rate `5000`: must be a number per unit, for example `5000/s` or `10k/m`; units are s, m, h \
+                 and d"
+                    .into(),
+            ),
+            (
+                "forecast --shard-memory 8",
+                "invalid --shard-memory `8`: must be 1MiB to 1024TiB, as a number with a unit (KiB, MiB, GiB, TiB, kB, \
+                 MB, GB or TB), for example `8GiB`"
+                    .into(),
+            ),
+            (
+                "init --from-log a --deny-at-most 2",
+                "invalid --deny-at-most `2`: must be a share from 0% to 100% with at most four decimal places, for example \
+                 `0.1%`".into(),
+            ),
+            (
+                "simulate --bursts 50",
+                "invalid --bursts `50`: must be a number and a duration, for example `50/30s`".into(),
+            ),
+            (
+                "simulate --start now",
+                "invalid --start `now`: must be a time in RFC 3339 since 1970, for example `2026-01-05T00:00:00Z`"
+                    .into(),
             ),
             ("token new --scope all", "invalid --scope `all`: must be one of read, decide, write".into()),
         ] {

@@ -115,6 +115,26 @@ fn values(text: &str, name: &str) -> Result<Node, ConfigErrors> {
     })
 }
 
+/// A file to start from: the default policy, and all other keys with their defaults as comments, as in
+/// the example.
+pub(crate) fn starting_file() -> String {
+    const EXAMPLE: &str = include_str!("../../../../docs/slidegate.example.yaml");
+    const DEFAULTS: &str = "# Everything else, with the defaults:\n";
+    let defaults = EXAMPLE.split_once(DEFAULTS).map_or("", |(_, defaults)| defaults);
+    format!(
+        "# The default configuration of slidegate. Commented lines show the defaults of other keys.\n\
+         # Check this file with `slidegate validate`, which describes every policy in words.\n\
+         \n\
+         policies:\n  \
+           # Each user may use 100 in any 60 seconds. The default algorithm is the exact sliding log.\n  \
+           - name: per-user\n    \
+             scope: [user]\n    \
+             limit: 100\n    \
+             window: 60s\n\n\
+         {DEFAULTS}{defaults}"
+    )
+}
+
 /// The address of the HTTP listener of a service with this file: from the environment, the file or
 /// the default. The rest of the file may be invalid.
 ///
@@ -177,6 +197,23 @@ mod tests {
         let text = "a: \"5\"\nb: yes\nc: off\nd: NO\ne: .inf\nf: 12:30\ng: !!str 5\nh:\n";
         let shown = ["5", "yes", "off", "NO", ".inf", "12:30", "5", "(empty)"];
         assert_eq!(values(text).iter().map(|(_, value)| value.as_str()).collect::<Vec<_>>(), shown);
+    }
+
+    /// Whoever starts from the file must have what a service without one has.
+    #[test]
+    fn the_file_to_start_from_is_the_default_configuration() {
+        use crate::config::{Counted, describe};
+        let text = starting_file();
+        let (file, default) = (Config::parse(&text, "f").unwrap(), crate::config::tests::default());
+        let described = |config: &Config| -> Vec<_> {
+            config.policies.iter().map(|policy| describe(policy, Counted::Here)).collect()
+        };
+        assert_eq!(described(&file), described(&default));
+        assert_eq!((file.listen, file.shared.is_some(), &file.record), (default.listen, false, &None));
+        assert!(
+            text.contains("# record:\n#   path: ") && text.contains("# observe:\n#   metrics: true"),
+            "{text}"
+        );
     }
 
     /// Policies that share an anchor are corrected where they stand.

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod control;
+mod forecast;
 mod rollout;
 mod shared_store;
 mod unavailable;

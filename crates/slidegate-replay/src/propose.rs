@@ -1,0 +1,360 @@
+//! A first configuration from a log: limits that no ordinary client would have hit, each with its
+//! reason.
+//!
+//! The log is read twice. First each key's busiest window is found; then the few keys that are above
+//! the first proposal are decided by the exact log under several limits, of which the smallest is
+//! taken that denies no more than asked for.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::hash::{BuildHasher, RandomState};
+use std::time::Duration;
+
+use slidegate::client_addr::{Ipv6Prefix, group};
+use slidegate::{Request, Timestamp, Value, format_window};
+
+use crate::attributes::request;
+use crate::entry::Entry;
+use crate::share::Share;
+use peaks::{KeyPeaks, Percentiles};
+use trial::Trial;
+
+mod login;
+mod peaks;
+mod trial;
+
+/// The limit is this many times what the busiest ordinary client used.
+const MARGIN: u64 = 2;
+/// The least limits that are proposed: an attempt to log in is seldom right at once, and a page
+/// consists of many requests.
+const MIN_LIMIT: u64 = 10;
+const MIN_LOGIN_LIMIT: u64 = 5;
+/// A policy for users is proposed if at least so many requests in a thousand have one.
+const MIN_USERS_PER_MILLE: u64 = 10;
+/// If one address has more than this share of the requests, in per cent, it is probably a proxy.
+const PROXY_PERCENT: u64 = 50;
+/// Login paths in the condition of a policy.
+const MAX_LOGIN_PATHS: usize = 16;
+
+/// What is to be proposed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProposalOptions {
+    /// The window of the limits.
+    pub window: Duration,
+    /// The greatest share of the log's requests that all policies together may deny.
+    pub deny_at_most: Share,
+}
+
+/// What the first reading of a log found.
+#[derive(Debug)]
+pub struct Survey {
+    options: ProposalOptions,
+    hasher: RandomState,
+    now: Timestamp,
+    requests: u64,
+    first_us: Option<u64>,
+    ips: KeyPeaks,
+    users: KeyPeaks,
+    logins: KeyPeaks,
+    login_paths: HashMap<String, u64>,
+    /// Requests with each attribute.
+    attributes: Vec<(&'static str, u64)>,
+}
+
+/// The second reading of a log.
+#[derive(Debug)]
+pub struct Proposal {
+    survey: Survey,
+    /// Those for addresses, users and logins that are proposed.
+    policies: Vec<ProposedPolicy>,
+    now: Timestamp,
+}
+
+/// One proposed policy.
+#[derive(Debug)]
+struct ProposedPolicy {
+    kind: Kind,
+    percentiles: Percentiles,
+    trial: Trial,
+}
+
+/// What a policy is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Address,
+    User,
+    Login,
+}
+
+/// The attributes that are looked for, as policies name them.
+const ATTRIBUTES: [&str; 6] = ["ip", "user", "method", "path", "user_agent", "host"];
+
+impl Survey {
+    /// An empty survey.
+    #[must_use]
+    pub fn new(options: ProposalOptions) -> Self {
+        let peaks = || KeyPeaks::new(options.window);
+        Self {
+            options,
+            hasher: RandomState::new(),
+            now: Timestamp::EPOCH,
+            requests: 0,
+            first_us: None,
+            ips: peaks(),
+            users: peaks(),
+            logins: peaks(),
+            login_paths: HashMap::new(),
+            attributes: ATTRIBUTES.map(|name| (name, 0)).to_vec(),
+        }
+    }
+
+    /// Counts an entry.
+    pub fn count(&mut self, entry: &Entry<'_>) {
+        self.now = self.now.max(Timestamp::from_micros(entry.time_us));
+        let now_us = self.now.as_micros();
+        self.first_us.get_or_insert(now_us);
+        self.requests += 1;
+        let status = entry.status.to_string();
+        let request = request(entry, &status);
+        for (name, count) in &mut self.attributes {
+            *count += u64::from(request.value(name).is_some());
+        }
+        let cost = request.asked_cost();
+        let of = |kind| key(&self.hasher, &request, kind);
+        let keys = [of(Kind::Address), of(Kind::User), of(Kind::Login)];
+        for (peaks, key) in [&mut self.ips, &mut self.users, &mut self.logins].into_iter().zip(keys) {
+            if let Some(key) = key {
+                peaks.count(key, now_us, cost);
+            }
+        }
+        if keys[2].is_some()
+            && let Some(path) = text(&request, "path")
+            && (self.login_paths.len() < login::MAX_PATHS || self.login_paths.contains_key(path))
+        {
+            *self.login_paths.entry(path.to_owned()).or_default() += 1;
+        }
+    }
+
+    /// Begins the second reading of the same log.
+    #[must_use]
+    pub fn propose(self) -> Proposal {
+        let has_users = self.users.requests() * 1000 >= self.requests * MIN_USERS_PER_MILLE;
+        let kinds = [
+            (Kind::Address, &self.ips, self.ips.requests() > 0),
+            (Kind::User, &self.users, has_users && self.users.requests() > 0),
+            (Kind::Login, &self.logins, self.logins.requests() > 0),
+        ];
+        let policies = kinds.into_iter().filter(|(.., is_proposed)| *is_proposed).map(|(kind, peaks, _)| {
+            let percentiles = peaks.percentiles();
+            // Of those who log in, more than one in a thousand may be guessing.
+            let ordinary = if kind == Kind::Login { percentiles.p95 } else { percentiles.p999 };
+            let least = if kind == Kind::Login { MIN_LOGIN_LIMIT } else { MIN_LIMIT };
+            let first = human((ordinary * MARGIN).max(least));
+            let trial = Trial::new(self.options.window, peaks, limits(first, percentiles.max));
+            ProposedPolicy { kind, percentiles, trial }
+        });
+        Proposal { policies: policies.collect(), now: Timestamp::EPOCH, survey: self }
+    }
+}
+
+impl Proposal {
+    /// Decides an entry under the limits that come into question.
+    pub fn try_out(&mut self, entry: &Entry<'_>) {
+        self.now = self.now.max(Timestamp::from_micros(entry.time_us));
+        let status = entry.status.to_string();
+        let request = request(entry, &status);
+        for policy in &mut self.policies {
+            if let Some(key) = key(&self.survey.hasher, &request, policy.kind) {
+                policy.trial.check(key, self.now, request.asked_cost());
+            }
+        }
+    }
+
+    /// Requests of the log.
+    #[must_use]
+    pub fn requests(&self) -> u64 {
+        self.survey.requests
+    }
+
+    /// The configuration, as YAML with comments. `log` names the log.
+    #[must_use]
+    pub fn yaml(&self, log: &str) -> String {
+        let survey = &self.survey;
+        let (count, asked) = (self.policies.len() as u64, survey.options.deny_at_most);
+        // Each has its part of what all of them together may deny.
+        let is_accepted = |denied: u64| !asked.is_exceeded_by(denied.saturating_mul(count), survey.requests);
+        let chosen: Vec<_> = self.policies.iter().map(|policy| policy.trial.choose(is_accepted)).collect();
+        let denied: u64 = chosen.iter().map(|choice| choice.denied).sum();
+        let mut out = String::new();
+        let date = crate::each::rfc3339;
+        let _ = writeln!(out, "# Proposed by `slidegate init` from {}:", one_line(log));
+        let _ = writeln!(
+            out,
+            "# {} requests from {} to {}.",
+            survey.requests,
+            date(survey.first_us.unwrap_or_default()),
+            date(survey.now.as_micros())
+        );
+        let _ = writeln!(
+            out,
+            "# Every policy is in shadow mode: it decides and reports, and denies nothing. In this log all of\n\
+             # them together would deny {denied} requests ({}); at most {} was asked for.\n\
+             # Watch `slidegate_decisions_total{{verdict=\"shadow_deny\"}}` for some days, then remove `mode`.",
+            percent(denied, survey.requests),
+            survey.options.deny_at_most,
+        );
+        let found = survey.attributes.iter().filter(|(_, count)| *count > 0);
+        let found = found.map(|(name, count)| format!("{name} ({})", percent(*count, survey.requests)));
+        let _ = writeln!(out, "# Attributes found: {}.", found.collect::<Vec<_>>().join(", "));
+        if survey.ips.busiest() * 100 > survey.requests * PROXY_PERCENT && survey.ips.keys() > 1 {
+            out.push_str(
+                "# One address sent more than half of the requests: if it is a proxy, let the log have the addresses of\n\
+                 # its clients.\n",
+            );
+        }
+        if [&survey.ips, &survey.users, &survey.logins].into_iter().any(KeyPeaks::is_incomplete) {
+            out.push_str(
+                "# There were more keys than are followed one by one; the figures are of the first ones.\n",
+            );
+        }
+        out.push_str("policies:\n");
+        for (policy, choice) in self.policies.iter().zip(chosen) {
+            policy.write(&mut out, survey, choice);
+        }
+        if self.policies.is_empty() {
+            out.push_str("  []\n");
+        }
+        out
+    }
+}
+
+impl ProposedPolicy {
+    fn write(&self, out: &mut String, survey: &Survey, choice: trial::Choice) {
+        let (name, whose, scope) = match self.kind {
+            Kind::Address => ("per-ip", "an address", "ip"),
+            Kind::User => ("per-user", "a user", "user"),
+            Kind::Login => ("login-per-ip", "an address, for attempts to log in", "ip"),
+        };
+        let Percentiles { keys, p50, p95, p99, p999, max } = self.percentiles;
+        let window = format_window(survey.options.window);
+        let (of, ordinary) = if self.kind == Kind::Login { ("95 %", p95) } else { ("99.9 %", p999) };
+        let _ = writeln!(
+            out,
+            "  # The most within {window} of {whose}: half of the {keys} have at most {p50}, 95 % {p95}, 99 % {p99},\n  \
+             # 99.9 % {p999}, the busiest {max}."
+        );
+        let least = if self.kind == Kind::Login { MIN_LOGIN_LIMIT } else { MIN_LIMIT };
+        let first = human((ordinary * MARGIN).max(least));
+        let why = if choice.limit > first {
+            format!(
+                "{first}, which is {MARGIN} times what {of} use, would have denied more than was asked for"
+            )
+        } else if ordinary * MARGIN < least {
+            format!("More than {MARGIN} times what {of} use, and at least {least}")
+        } else {
+            format!("{MARGIN} times what {of} use, rounded up")
+        };
+        let _ = writeln!(out, "  # {why}.");
+        let _ = writeln!(
+            out,
+            "  # In this log it would deny {} requests ({}), of {} keys.",
+            choice.denied,
+            percent(choice.denied, survey.requests),
+            choice.denied_keys
+        );
+        let _ = writeln!(out, "  - name: {name}");
+        if self.kind == Kind::Login {
+            let mut paths: Vec<_> = survey.login_paths.iter().collect();
+            paths.sort_by_key(|(path, count)| (std::cmp::Reverse(**count), path.as_str()));
+            let paths: Vec<_> =
+                paths.into_iter().take(MAX_LOGIN_PATHS).map(|(path, _)| quoted(path)).collect();
+            let _ = writeln!(out, "    when:");
+            let _ = writeln!(out, "      path: {{ one_of: [{}] }}", paths.join(", "));
+            let _ = writeln!(out, "      method: [{}]", login::METHODS.join(", "));
+        }
+        let _ = writeln!(out, "    scope: [{scope}]");
+        let _ = writeln!(out, "    limit: {}", choice.limit);
+        let _ = writeln!(out, "    window: {window}");
+        let _ = writeln!(out, "    mode: shadow");
+    }
+}
+
+/// The key of a request for a policy of this kind, as a hash. `None`: the policy does not apply.
+fn key(hasher: &RandomState, request: &Request<'_>, kind: Kind) -> Option<u64> {
+    let value = match kind {
+        Kind::User => request.value("user")?,
+        Kind::Address => request.value("ip")?,
+        Kind::Login => {
+            let is_attempt = login::METHODS.contains(&text(request, "method")?);
+            let is_login = is_attempt && login::is_login(text(request, "path")?);
+            is_login.then(|| request.value("ip")).flatten()?
+        }
+    };
+    Some(match value {
+        Value::Address(ip) => hasher.hash_one(group(ip, Ipv6Prefix::default())),
+        Value::Bytes(bytes) => hasher.hash_one(bytes),
+        _ => return None,
+    })
+}
+
+fn text<'r>(request: &Request<'r>, attribute: &str) -> Option<&'r str> {
+    match request.value(attribute)? {
+        Value::Bytes(bytes) => std::str::from_utf8(bytes).ok(),
+        _ => None,
+    }
+}
+
+/// The next number that people choose: 1, 2, 3 or 5, and zeros.
+fn human(least: u64) -> u64 {
+    let mut unit = 1_u64;
+    loop {
+        for digit in [1, 2, 3, 5] {
+            let Some(number) = unit.checked_mul(digit) else { return least };
+            if number >= least {
+                return number;
+            }
+        }
+        let Some(next) = unit.checked_mul(10) else { return least };
+        unit = next;
+    }
+}
+
+/// The limits from this one to one that denies nobody.
+fn limits(first: u64, busiest: u64) -> Vec<u64> {
+    let mut limits = vec![first];
+    while let Some(&last) = limits.last()
+        && last < busiest
+    {
+        limits.push(human(last + 1));
+    }
+    limits
+}
+
+/// A share in per cent, with up to three decimals.
+fn percent(part: u64, whole: u64) -> String {
+    #[allow(clippy::cast_precision_loss)] // three decimals are shown
+    let share = part as f64 * 100.0 / whole.max(1) as f64;
+    let text = format!("{share:.3}");
+    format!("{}%", text.trim_end_matches('0').trim_end_matches('.'))
+}
+
+/// A text of a log in quotes, as YAML reads it. Nothing in it ends the line.
+fn quoted(text: &str) -> String {
+    let json = serde_json::to_string(text).expect("a text is JSON");
+    // Line separators that JSON allows and YAML does not, and characters that turn a line around.
+    json.chars().fold(String::with_capacity(json.len()), |mut out, c| {
+        match c {
+            ' '..='~' => out.push(c),
+            c if c.is_alphanumeric() => out.push(c),
+            c => c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| _ = write!(out, "\\u{unit:04x}")),
+        }
+        out
+    })
+}
+
+fn one_line(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests;
