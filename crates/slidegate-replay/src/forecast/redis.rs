@@ -132,10 +132,6 @@ fn log_value_bytes(quota: &Quota, charges: Charges) -> u64 {
     let is_exact = quota.limit() <= slots;
     let fills = if is_exact { quota.limit() } else { slots + 1 };
     let in_ring = entries - 1;
-    let mut room = 3.min(fills.saturating_sub(1));
-    while room < in_ring {
-        room = ((room + 1) * 2 + 3).min(fills.saturating_sub(1)).max(room + 1);
-    }
     let window_us = quota.window().as_micros();
     let step_us = if is_exact { 1 } else { window_us.div_ceil(u128::from(slots)) };
     let stamp_bytes = if window_us + step_us < 1 << 32 { 4 } else { 6 };
@@ -148,6 +144,13 @@ fn log_value_bytes(quota: &Quota, charges: Charges) -> u64 {
         ..0x1_0000_0000 => 4,
         _ => 7,
     };
+    // The first cost that is not 1 widens the ring, which is then rewritten with one entry.
+    let entries_at_first = if cost_bytes == 0 { 0 } else { 1 };
+    let most_room = fills.saturating_sub(1);
+    let mut room = (entries_at_first * 2 + 3).min(most_room);
+    while room < in_ring {
+        room = ((room + 1) * 2 + 3).min(most_room).max(room + 1);
+    }
     LOG_HEADER_BYTES + room * (stamp_bytes + cost_bytes)
 }
 
