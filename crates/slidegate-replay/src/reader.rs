@@ -1,8 +1,8 @@
 //! Reads access logs and returns their entries in order of time.
 //!
 //! Several logs are merged by time, and equal times by the order of the logs and of their lines, so
-//! the result is the same on any number of cores. Logs are ordered by their first times and opened
-//! when the merge reaches them. A damaged end is reported after everything else has been returned.
+//! the result is the same on any number of cores. Logs are ordered by their first times, then by
+//! name, whatever the order given, and opened when the merge reaches them. A damaged end is reported after everything else has been returned.
 //! Memory is bounded for any log: blocks of lines, and the lines that [`Reorder`] holds back.
 
 use std::cmp::Reverse;
@@ -306,7 +306,8 @@ impl LogReader {
     /// Orders the logs, checks their formats, and starts the threads.
     fn start(&mut self) -> io::Result<()> {
         let mut order: Vec<usize> = (0..self.logs.len()).collect();
-        order.sort_by_key(|log| (self.logs[*log].first_us, *log));
+        let names = &self.stats.logs;
+        order.sort_by_key(|log| (self.logs[*log].first_us, &names[*log].name));
         let mut logs: Vec<Option<Log>> = std::mem::take(&mut self.logs).into_iter().map(Some).collect();
         let summaries = std::mem::take(&mut self.stats.logs);
         for at in order {
@@ -598,9 +599,10 @@ impl LogReader {
         if std::mem::replace(&mut self.is_finished, true) {
             return;
         }
+        // A log that could not be read has its own error.
+        let has_failed = !self.failures.is_empty();
         for (input, (name, is_readable)) in self.inputs.iter().enumerate() {
-            // A log that could not be read has its own error.
-            if *is_readable || !self.failures.is_empty() {
+            if *is_readable || has_failed {
                 continue;
             }
             let logs = self.logs.iter().zip(&self.stats.logs).filter(|(log, _)| log.input == input);

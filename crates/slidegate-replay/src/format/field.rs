@@ -184,7 +184,9 @@ impl FieldReader {
         match field {
             Field::Text(which) => {
                 if self.outranks(which, rank) {
-                    out.text(which, text, escape);
+                    // CloudFront and IIS have the path as it was sent.
+                    let is_sent = which == Text::Target && matches!(escape, Escape::Percent | Escape::Plus);
+                    out.text(which, text, if is_sent { Escape::None } else { escape });
                 }
             }
             Field::ClientAndPort => {
