@@ -154,6 +154,7 @@ fn validate_counts_policies_in_words() {
     for (content, words) in [(one, " is valid: 1 policy.\n"), (two.as_str(), " is valid: 2 policies.\n")] {
         let file = folder.file("slidegate.yaml", content);
         let output = text(&run(&["validate", &file]).stdout);
+        assert_eq!(text(&run(&["validate", "--config", &file]).stdout), output);
         assert!(output.contains(words), "{output}");
     }
 }

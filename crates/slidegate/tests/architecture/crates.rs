@@ -67,6 +67,7 @@ const TESTKIT: &Table = &[
     ("poll", &[]),
     ("ports", &[]),
     ("temp_dir", &[]),
+    ("window_checker", &[]),
     ("certificates", &["temp_dir"]),
     ("process", &["poll"]),
     ("clock", &["process"]),

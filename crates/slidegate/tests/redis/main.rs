@@ -24,5 +24,6 @@ mod penalties;
 mod refusals;
 mod scripts;
 mod sharing;
+mod slots;
 mod tls;
 mod upkeep;

@@ -11,12 +11,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use slidegate::{DecisionSource, FailureKind, Request, SharedGate};
 use slidegate_testkit::clock::ClockOffset;
 use slidegate_testkit::proxy::{Mode, Proxy};
-use slidegate_testkit::redis::{RedisCluster, RedisServer, Shape};
+use slidegate_testkit::redis::RedisServer;
 use slidegate_testkit::{TempDir, until_true};
 
 use crate::callers::{
-    LATER, Storm, Tally, check, check_cost, errors, fails_with, gate, hasty, healthy, hourly, last_failure,
-    named, options, until_by_store, until_used, used,
+    LATER, Storm, Tally, check, errors, gate, hasty, healthy, hourly, last_failure, named, options,
+    until_by_store, until_used, used,
 };
 use crate::harness;
 
@@ -244,49 +244,4 @@ async fn a_client_whose_clock_is_set() {
     let wait = denied.retry_after().unwrap();
     assert!((Duration::from_secs(3400)..=Duration::from_secs(3600)).contains(&wait), "{wait:?}");
     assert_eq!(gate.store().primary().stats().clock_jumps, slidegate::store::ClockJumps::default());
-}
-
-/// With `cluster-require-full-coverage yes`, which is the default, slots without a node take all
-/// others along; without it, they fail alone.
-#[test]
-fn a_cluster_that_requires_full_coverage_stops_whole_and_another_in_part() {
-    let cluster = RedisCluster::start(Shape { masters: 3, replicas_each: 0 });
-    runtime().block_on(async {
-        let gate = gate([hourly(100)], hasty(&cluster.url()));
-        let users: Vec<_> = (0..30).map(|user| format!("user-{user}")).collect();
-        for user in &users {
-            assert_eq!(until_used(&gate, user).await, [0]);
-        }
-        let lost = cluster.master_of(0);
-        let is_lost = |user: &str| cluster.slot_of(&format!("sg1:p:{user}")) < 5461;
-        let alive: Vec<_> = cluster.nodes().iter().filter(|node| node.port() != lost.port()).collect();
-        lost.kill();
-        until_true("the others know that slots are lost", || {
-            alive.iter().all(|node| node.admin(&["CLUSTER", "INFO"]).contains("cluster_state:fail"))
-        });
-        for user in &users {
-            let outcome = check_cost(&gate, user, 1).await;
-            assert_eq!((outcome.allowed, outcome.source), (true, DecisionSource::Local), "{user}");
-        }
-        let served = users.iter().find(|user| !is_lost(user)).unwrap();
-        fails_with(&gate, served, "CLUSTERDOWN The cluster is down").await;
-
-        for node in &alive {
-            node.admin(&["CONFIG", "SET", "cluster-require-full-coverage", "no"]);
-        }
-        until_true("the others serve their slots", || {
-            alive.iter().all(|node| node.admin(&["CLUSTER", "INFO"]).contains("cluster_state:ok"))
-        });
-        for user in &users {
-            if is_lost(user) {
-                assert_eq!(check_cost(&gate, user, 1).await.source, DecisionSource::Local, "{user}");
-            } else {
-                until_by_store(&gate, user).await;
-            }
-        }
-        lost.restart();
-        for user in &users {
-            until_by_store(&gate, user).await;
-        }
-    });
 }
