@@ -49,7 +49,7 @@ pub(crate) use added::Added;
 pub(crate) use admin::{AccessRules, Right, Rights, Token};
 pub(crate) use auth::{Attribute, Auth, Denial, Mapping, Origin};
 pub(crate) use environment::{Arguments, Outside};
-pub(crate) use load::{http_address, http_has_tls, starting_file};
+pub(crate) use load::{http_address, http_setting, starting_file};
 pub(crate) use memory::{Memory, SnapshotSettings};
 pub(crate) use observe::{KeysShown, Observe};
 pub(crate) use policy::Mode;

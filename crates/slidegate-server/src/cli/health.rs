@@ -1,10 +1,13 @@
 //! `slidegate health`: asks the service on this machine whether it is ready, for containers.
 //!
 //! The config file may have become invalid since the service started, so that the service still uses
-//! an older one. Only its `server.listen` is read, and whether there is a `server.cert_file`.
+//! an older one. Only the addresses in its section `server` are read, and whether there is a
+//! certificate.
 
+use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::PathBuf;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -24,8 +27,8 @@ pub(super) struct HealthArgs {
     /// Ask whether the process is alive (`/healthz`) instead of ready (`/readyz`)
     #[arg(long)]
     live: bool,
-    /// Config file of the service, or set the variable `SLIDEGATE_CONFIG`; only `server.listen` is
-    /// read
+    /// Config file of the service, or set the variable `SLIDEGATE_CONFIG`; only `server.listen` and
+    /// `server.socket` are read
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// HTTP address of the service; overrides the config file, as for `serve`. The variable
@@ -45,7 +48,7 @@ const MAX_BODY: u64 = 64 * 1024;
 const UNHEALTHY: u8 = 1;
 
 pub(super) fn run(args: &HealthArgs) -> ExitCode {
-    match args.url().and_then(|url| ask(&url)) {
+    match args.ask() {
         Ok(line) => {
             // A closed standard output does not make the service unhealthy.
             let _ = output::print(line);
@@ -59,14 +62,19 @@ pub(super) fn run(args: &HealthArgs) -> ExitCode {
 }
 
 impl HealthArgs {
-    /// The URL at which this machine reaches the service.
-    fn url(&self) -> Result<String, Failure> {
-        let address = self.address()?;
-        let policies = PolicyArgs { config: self.config.clone(), policies: Vec::new() };
+    /// The answer in one line. Unhealthy answers are failures.
+    fn ask(&self) -> Result<String, Failure> {
+        let path = if self.live { "/healthz" } else { "/readyz" };
         // With `--listen` the file need not be readable.
-        let has_tls = config::http_has_tls(policies.file().as_deref()).unwrap_or_default();
-        let scheme = if has_tls { "https" } else { "http" };
-        Ok(format!("{scheme}://{address}{}", if self.live { "/healthz" } else { "/readyz" }))
+        let policies = PolicyArgs { config: self.config.clone(), policies: Vec::new() };
+        let setting = |key| config::http_setting(policies.file().as_deref(), key).unwrap_or_default();
+        // Over TCP it may require a certificate that only its clients have.
+        let is_selected = self.listen.is_some() || self.envoy_env;
+        if let Some(socket) = setting("socket").filter(|_| !is_selected) {
+            return of_socket(Path::new(&socket), path);
+        }
+        let scheme = if setting("cert_file").is_some() { "https" } else { "http" };
+        of_url(&format!("{scheme}://{}{path}", self.address()?))
     }
 
     /// The address at which this machine reaches the service.
@@ -99,8 +107,25 @@ impl HealthArgs {
     }
 }
 
-/// The answer in one line. Unhealthy answers are failures.
-fn ask(url: &str) -> Result<String, Failure> {
+/// The answer over a Unix socket.
+fn of_socket(socket: &Path, path: &str) -> Result<String, Failure> {
+    let name = format!("{}:{path}", socket.display());
+    let unreachable = |error: std::io::Error| Failure(format!("no response from {name}: {error}"));
+    let mut stream = UnixStream::connect(socket).map_err(unreachable)?;
+    stream.set_read_timeout(Some(TIMEOUT)).map_err(unreachable)?;
+    stream.set_write_timeout(Some(TIMEOUT)).map_err(unreachable)?;
+    // After an HTTP/1.0 request the response is not chunked, and the connection ends with it.
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").map_err(unreachable)?;
+    let mut response = String::new();
+    stream.take(MAX_BODY).read_to_string(&mut response).map_err(unreachable)?;
+    let (head, body) = response.split_once("\r\n\r\n").unwrap_or((&response, ""));
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
+    let status = status.ok_or_else(|| Failure(format!("{name} returned what is not HTTP")))?;
+    answer(&name, status, body)
+}
+
+/// The answer over TCP.
+fn of_url(url: &str) -> Result<String, Failure> {
     let agent: ureq::Agent = ureq::Agent::config_builder()
         .http_status_as_error(false)
         .timeout_global(Some(TIMEOUT))
@@ -114,13 +139,17 @@ fn ask(url: &str) -> Result<String, Failure> {
     let unreachable = |error: ureq::Error| Failure(format!("no response from {url}: {error}"));
     let mut response = agent.get(url).call().map_err(unreachable)?;
     let body = response.body_mut().with_config().limit(MAX_BODY).read_to_string().map_err(unreachable)?;
-    let body: Value = serde_json::from_str(&body).unwrap_or_default();
-    let status = response.status();
-    if !status.is_success() {
+    answer(url, response.status().as_u16(), &body)
+}
+
+/// A response in one line. Unhealthy ones are failures.
+fn answer(from: &str, status: u16, body: &str) -> Result<String, Failure> {
+    let body: Value = serde_json::from_str(body).unwrap_or_default();
+    if !(200..300).contains(&status) {
         let why = body["status"].as_str().unwrap_or_else(|| client::detail(&body));
-        return Err(Failure(format!("{url} returned {}: {why}", status.as_u16())));
+        return Err(Failure(format!("{from} returned {status}: {why}")));
     }
     let word = body["status"].as_str().unwrap_or("ok");
     let degraded = if body["degraded"] == true { ", but the shared store is unavailable" } else { "" };
-    Ok(format!("{word}: {url}{degraded}"))
+    Ok(format!("{word}: {from}{degraded}"))
 }

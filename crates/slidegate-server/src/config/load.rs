@@ -162,11 +162,12 @@ pub(crate) fn http_address(file: Option<&Path>) -> Result<SocketAddr, ConfigErro
     text.parse().map_err(|_| invalid())
 }
 
-/// Whether the HTTP interface has TLS, by the config file.
-pub(crate) fn http_has_tls(file: Option<&Path>) -> Result<bool, ConfigErrors> {
-    let Some(path) = file else { return Ok(false) };
+/// A text of the section `server` of the config file, whatever else is invalid in it.
+pub(crate) fn http_setting(file: Option<&Path>, key: &str) -> Result<Option<String>, ConfigErrors> {
+    let Some(path) = file else { return Ok(None) };
     let root = values(&read(path)?, &path.display().to_string())?;
-    Ok(root.get("server").and_then(|server| server.get("cert_file")).is_some())
+    let value = root.get("server").and_then(|server| server.get(key));
+    Ok(value.and_then(Node::scalar).map(str::to_owned))
 }
 
 /// The SHA-256 of a text, in hexadecimal digits.

@@ -3,6 +3,7 @@
 use std::net::TcpListener;
 use std::process::Command;
 
+use slidegate_testkit::certificates::Authority;
 use slidegate_testkit::service::{Server, slidegate, text};
 use slidegate_testkit::{TempDir, ports, until_true};
 
@@ -44,6 +45,30 @@ fn the_address_is_found_as_the_service_finds_it() {
         health(slidegate().args(["health", "--config", &file]).env("http_proxy", "http://127.0.0.1:1")),
         ready
     );
+}
+
+/// Where HTTP requires client certificates, a probe inside the container has none.
+#[test]
+fn a_unix_socket_is_asked_where_tcp_requires_a_certificate() {
+    let folder = TempDir::new("health-socket");
+    let authority = Authority::new("authority");
+    let (cert, key) = authority.sign(&["limits.test"]).write(&folder, "server");
+    let ca = folder.file("clients.crt", authority.pem());
+    let socket = folder.path().join("http.sock");
+    let text = format!(
+        "policies: [{{name: p, quota: 1/1m}}]\n\
+         server: {{socket: {}, cert_file: {cert}, key_file: {key}, client_ca_file: {ca}}}\n",
+        socket.display()
+    );
+    let file = folder.file("slidegate.yaml", text);
+    let server = Server::start(&["--config", &file]);
+    let socket = socket.display();
+    assert_eq!(of(&["--config", &file]), (0, format!("ready: {socket}:/readyz\n")));
+    assert_eq!(of(&["--config", &file, "--live"]), (0, format!("ok: {socket}:/healthz\n")));
+    drop(server);
+    let (code, line) = of(&["--config", &file]);
+    assert_eq!(code, 1);
+    assert!(line.contains(&format!("no response from {socket}:/readyz: ")), "{line}");
 }
 
 /// A container runtime knows an unhealthy instance by its exit code, with the reason in the
