@@ -73,7 +73,9 @@ pub use outcome::{
 pub use propose::{Proposal, ProposalOptions, Survey};
 pub use reader::{LogOptions, LogReader, Progress};
 pub use replay::{MAX_COMPARED, NamedPolicies, Options, Plan, Replay};
-pub use report::{ChangedKey, DiffOutcome, DiffPolicy, DiffPolicySide, DiffReport, TextReport, TextStyle};
+pub use report::{
+    ChangedKey, DiffOutcome, DiffPolicy, DiffPolicySide, DiffReport, PageAssets, TextReport, TextStyle,
+};
 pub use share::Share;
 pub use simulate::{
     Boundary, Bursts, EntryText, LogStyle, Requests, SimulatedRequest, Simulation, write_line,

@@ -3,8 +3,11 @@
 mod charts;
 mod csv;
 pub(crate) mod diff;
+mod html;
 mod json;
+mod markup;
 mod text;
 
 pub use diff::{ChangedKey, DiffOutcome, DiffPolicy, DiffPolicySide, DiffReport};
+pub use html::PageAssets;
 pub use text::{TextReport, TextStyle};

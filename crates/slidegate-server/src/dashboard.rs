@@ -58,6 +58,11 @@ static FILES: [File; 23] = [
     file!("/dashboard/uplot.LICENSE", TEXT, "vendor/uplot.LICENSE"),
 ];
 
+/// uPlot, for other pages with charts.
+pub(crate) const CHART_SCRIPT: &str = include_str!("dashboard/vendor/uplot.min.js");
+/// The style of uPlot.
+pub(crate) const CHART_STYLE: &str = include_str!("dashboard/vendor/uplot.min.css");
+
 /// Security headers: no external or inline resources, no HTML from strings, no framing.
 const SECURITY_HEADERS: [(HeaderName, HeaderValue); 6] = [
     (

@@ -12,7 +12,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use slidegate::{Algorithm, MemoryStore};
 use slidegate_replay::{
-    NamedPolicies, Options, Outcome, Plan, Replay, Share, Sweep, TextStyle, with_algorithm,
+    NamedPolicies, Options, Outcome, PageAssets, Plan, Replay, Share, Sweep, TextStyle, with_algorithm,
 };
 
 use super::failure::Failure;
@@ -22,6 +22,7 @@ use super::sources::PolicyArgs;
 use super::values::number;
 use super::wording::ReportWording;
 use crate::config::Config;
+use crate::dashboard::{CHART_SCRIPT, CHART_STYLE};
 
 #[derive(Debug, Args)]
 pub(super) struct ReplayArgs {
@@ -55,10 +56,23 @@ pub(super) struct ReplayArgs {
     /// Write the outcome as CSV; `-` for standard output, instead of the report
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
+    /// Write the outcome as a page with charts for a browser, which needs no network
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
 }
 
 /// Lines between two updates of the progress bar.
 const PROGRESS_EVERY: u64 = 4096;
+
+/// What the page of the report is made of.
+const PAGE_ASSETS: PageAssets = PageAssets {
+    chart_script: CHART_SCRIPT,
+    chart_style: CHART_STYLE,
+    sha256: |bytes| {
+        let digest = ring::digest::digest(&ring::digest::SHA256, bytes);
+        digest.as_ref().try_into().expect("SHA-256 has 32 bytes")
+    },
+};
 
 pub(super) fn run(args: &ReplayArgs) -> Result<ExitCode, Failure> {
     args.check()?;
@@ -124,7 +138,7 @@ enum ComparedValue {
 impl ReplayArgs {
     /// Options that exclude each other.
     fn check(&self) -> Result<(), Failure> {
-        let to_stdout: Vec<&str> = [("--json", &self.json), ("--csv", &self.csv)]
+        let to_stdout: Vec<&str> = [("--json", &self.json), ("--csv", &self.csv), ("--report", &self.report)]
             .into_iter()
             .filter(|(_, path)| path.as_deref() == Some(Path::new("-")))
             .map(|(name, _)| name)
@@ -198,9 +212,10 @@ impl ReplayArgs {
     fn write(&self, outcome: &Outcome) -> Result<(), Failure> {
         let mut is_printed = false;
         type Writer<'a> = Box<dyn Fn(&mut dyn Write) -> io::Result<()> + 'a>;
-        let forms: [(&Option<PathBuf>, Writer<'_>); 2] = [
+        let forms: [(&Option<PathBuf>, Writer<'_>); 3] = [
             (&self.json, Box::new(|out| outcome.write_json(out))),
             (&self.csv, Box::new(|out| outcome.write_csv(out))),
+            (&self.report, Box::new(|out| outcome.write_page(out, &PAGE_ASSETS))),
         ];
         for (path, write) in &forms {
             match path.as_deref() {

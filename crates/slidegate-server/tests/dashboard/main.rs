@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod browser;
+mod report;
 
 use std::io::Write;
 use std::process::{Command, Stdio};

@@ -3,6 +3,7 @@
 // A test that cannot go on panics.
 #![allow(clippy::unwrap_used)]
 
+mod ci;
 mod envoy;
 mod image;
 mod kubernetes;

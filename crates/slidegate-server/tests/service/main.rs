@@ -31,3 +31,4 @@ mod recording;
 mod traces;
 
 mod replay;
+mod replay_outcome;

@@ -1,0 +1,446 @@
+//! An outcome as one page for a browser: charts and tables in a file that needs no network.
+//!
+//! Scripts and styles are named by their hashes in the page's content security policy, so nothing
+//! else runs, whatever a log contains. Tables are written here and are readable without scripts;
+//! the script only adds the charts, from the same JSON as in docs/replay.md.
+
+use std::fmt::Write as _;
+use std::io::{self, Write};
+
+use super::markup::{Element, base64, cell, escaped, sparkline, table};
+use crate::outcome::{Outcome, PolicyOutcome, ScenarioOutcome, SweepOutcome};
+use crate::share::percent;
+
+/// Most policies that the page shows: it is for people. The JSON has all.
+const MAX_POLICIES: usize = 50;
+/// Most rows of the table of times: neighbouring buckets are added up.
+const MAX_TIME_ROWS: usize = 48;
+/// The distinct lines that a chart can have; more scenarios repeat them.
+pub(super) const LINES: usize = 6;
+
+const STYLE: &str = include_str!("page.css");
+const SCRIPT: &str = include_str!("page.js");
+
+/// What the page is made of besides the outcome.
+#[derive(Debug, Clone, Copy)]
+pub struct PageAssets {
+    /// The script of uPlot.
+    pub chart_script: &'static str,
+    /// The style of uPlot.
+    pub chart_style: &'static str,
+    /// SHA-256.
+    pub sha256: fn(&[u8]) -> [u8; 32],
+}
+
+impl Outcome {
+    /// Writes the outcome as a page.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn write_page(&self, mut out: impl Write, assets: &PageAssets) -> io::Result<()> {
+        out.write_all(page(self, assets)?.as_bytes())?;
+        out.flush()
+    }
+}
+
+fn page(outcome: &Outcome, assets: &PageAssets) -> io::Result<String> {
+    let hash = |text: &str| format!("'sha256-{}'", base64(&(assets.sha256)(text.as_bytes())));
+    // Without `<` nothing in the data can end its element.
+    let data = serde_json::to_string(outcome)?.replace('<', "\\u003c");
+    let log = &outcome.log;
+    let mut page = format!(
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; script-src {} {}; style-src {} {}; \
+         base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <meta name=\"color-scheme\" content=\"light dark\">\n<meta name=\"referrer\" content=\"no-referrer\">\n\
+         <title>Replay of {} requests - slidegate</title>\n<style>{}</style>\n<style>{STYLE}</style>\n</head>\n<body>\n",
+        hash(assets.chart_script),
+        hash(SCRIPT),
+        hash(assets.chart_style),
+        hash(STYLE),
+        log.requests,
+        assets.chart_style
+    );
+    page.push_str("<header>\n<h1>What the rate limits would have done</h1>\n<p>");
+    let _ = write!(page, "{} requests", grouped(log.requests));
+    if let (Some(first), Some(last)) = (&log.first, &log.last) {
+        let _ = write!(page, " from {} to {}", escaped(first), escaped(last));
+    }
+    page.push_str("</p>\n</header>\n<main>\n");
+    page.push_str(&summary(outcome));
+    page.push_str(&over_time(outcome));
+    if outcome.is_comparison() {
+        page.push_str(&comparison(outcome));
+    }
+    if let Some(sweep) = &outcome.sweep {
+        page.push_str(&sweep_section(sweep));
+    }
+    for scenario in detailed(outcome) {
+        page.push_str(&policies(outcome, scenario));
+    }
+    page.push_str(&notes(outcome));
+    let _ = write!(
+        page,
+        "</main>\n<script type=\"application/json\" id=\"outcome\">{data}</script>\n<script>{}</script>\n\
+         <script>{SCRIPT}</script>\n</body>\n</html>\n",
+        assets.chart_script
+    );
+    Ok(page)
+}
+
+/// The scenarios whose policies are shown one by one: the configuration, or what is compared.
+fn detailed(outcome: &Outcome) -> impl Iterator<Item = &ScenarioOutcome> {
+    let has_configured = outcome.scenarios.iter().any(|one| one.role == "configured");
+    outcome.scenarios.iter().filter(move |one| (one.role == "configured") == has_configured)
+}
+
+fn summary(outcome: &Outcome) -> String {
+    let mut facts = String::new();
+    for scenario in &outcome.scenarios {
+        let share = percent(scenario.denied, scenario.requests);
+        let name = if outcome.scenarios.len() == 1 { "denied" } else { &scenario.name };
+        facts += &Element("div").with(&format!(
+            "<dt>{}</dt><dd>{}</dd><dd class=\"hint\">{} denied{}</dd>",
+            escaped(name),
+            escaped(&share),
+            grouped(scenario.denied),
+            if scenario.denied_successes > 0 {
+                format!(", {} of them answered with success", grouped(scenario.denied_successes))
+            } else {
+                String::new()
+            }
+        ));
+    }
+    let command = outcome.command.as_ref().map_or_else(String::new, |command| {
+        format!("<p class=\"hint\">Produced by</p><pre><code>{}</code></pre>", escaped(command))
+    });
+    format!("<section class=\"panel\" id=\"summary\"><dl class=\"facts\">{facts}</dl>{command}</section>\n")
+}
+
+fn over_time(outcome: &Outcome) -> String {
+    if outcome.time.buckets == 0 {
+        return String::new();
+    }
+    let is_one = outcome.scenarios.len() == 1;
+    let mut legend = String::new();
+    if is_one {
+        legend += "<li class=\"allowed\">allowed</li><li class=\"denied\">denied</li>";
+    } else {
+        legend += &scenario_legend(outcome.scenarios.iter());
+    }
+    let mut head = vec!["from (UTC)".to_owned()];
+    head.extend(
+        outcome
+            .scenarios
+            .iter()
+            .map(|one| if is_one { "denied".to_owned() } else { format!("denied: {}", one.name) }),
+    );
+    head.insert(1, "requests".to_owned());
+    let per_row = outcome.time.buckets.div_ceil(MAX_TIME_ROWS);
+    let sum = |values: &[u64], from: usize| values.iter().skip(from).take(per_row).sum::<u64>();
+    let rows = (0..outcome.time.buckets).step_by(per_row).map(|from| {
+        let start_us = (outcome.time.start_seconds + from as u64 * outcome.time.width_seconds) * 1_000_000;
+        let first = &outcome.scenarios[0];
+        let requests = sum(&first.allowed_over_time, from) + sum(&first.denied_over_time, from);
+        let mut cells = vec![cell(&crate::each::rfc3339(start_us)), cell(&grouped(requests)).number()];
+        cells.extend(
+            outcome.scenarios.iter().map(|one| cell(&grouped(sum(&one.denied_over_time, from))).number()),
+        );
+        cells
+    });
+    let title = if is_one { "Allowed and denied over time" } else { "Denied over time" };
+    format!(
+        "<section class=\"panel\"><h2>{title}</h2><ul class=\"legend\">{legend}</ul>\
+         <div class=\"chart\" id=\"chart-time\" role=\"img\" aria-label=\"{title}; the table below has the figures\"></div>\
+         <p class=\"readout\" aria-hidden=\"true\">Requests in steps of {}.</p>{}</section>\n",
+        seconds(outcome.time.width_seconds),
+        details("Table", &table(&head, rows))
+    )
+}
+
+fn scenario_legend<'a>(scenarios: impl Iterator<Item = &'a ScenarioOutcome>) -> String {
+    let item = |(at, one): (usize, &ScenarioOutcome)| {
+        let class = if one.role == "exact" { "exact".to_owned() } else { format!("line{}", at % LINES) };
+        format!("<li class=\"{class}\">{}</li>", escaped(&one.name))
+    };
+    scenarios.enumerate().map(item).collect()
+}
+
+fn comparison(outcome: &Outcome) -> String {
+    let scenarios = || outcome.scenarios.iter().filter(|one| one.role != "configured");
+    let mut section = "<section class=\"panel\"><h2>Compared with the exact log</h2>\
+        <p class=\"hint\">Each is judged by the exact log of what it admitted itself. Wrongly allowed: admitted although \
+        the last window was full. Wrongly denied: denied although it would have fitted. Worst window: the greatest cost \
+        admitted in any one window of a key, as a multiple of its limit.</p>"
+        .to_owned();
+    let mut names: Vec<&str> = Vec::new();
+    for policy in scenarios().flat_map(|one| &one.policies) {
+        if !names.contains(&policy.name.as_str()) {
+            names.push(&policy.name);
+        }
+    }
+    for (at, name) in names.iter().take(MAX_POLICIES).enumerate() {
+        let of_policy = || {
+            scenarios()
+                .filter_map(|one| Some((one, one.policies.iter().find(|policy| policy.name == *name)?)))
+        };
+        let head = ["", "denied", "share", "wrongly allowed", "wrongly denied", "worst window", "by"];
+        let rows = of_policy().map(|(scenario, policy)| {
+            let mut cells = vec![
+                cell(&scenario.name).head(),
+                cell(&grouped(policy.denied)).number(),
+                cell(&percent(policy.denied, policy.seen)).number(),
+            ];
+            match &policy.truth {
+                Some(truth) => cells.extend([
+                    cell(&grouped(truth.wrongly_allowed)).number(),
+                    cell(&grouped(truth.wrongly_denied)).number(),
+                    cell(&window(truth.worst_window)).number(),
+                    cell(&truth.worst_key).key(),
+                ]),
+                None => {
+                    cells.extend([cell("0").number(), cell("0").number(), cell("-").number(), cell("")]);
+                }
+            }
+            cells
+        });
+        let _ = write!(
+            section,
+            "<h3>{}</h3>{}<h4>The fullest window of any key over time</h4><ul class=\"legend\">{}<li class=\"limit\">the limit\
+             </li></ul><div class=\"chart bursts\" data-policy=\"{}\" id=\"chart-bursts-{at}\" role=\"img\" \
+             aria-label=\"The fullest window over time; the table above has the greatest\"></div>",
+            escaped(name),
+            table(&head, rows),
+            compared_legend(outcome),
+            escaped(name)
+        );
+        section += &worst_keys(of_policy());
+    }
+    section += "</section>\n";
+    section
+}
+
+/// Those that are judged, with the lines that they have in the chart.
+fn compared_legend(outcome: &Outcome) -> String {
+    let lines = outcome.scenarios.iter().enumerate().filter(|(_, one)| one.role == "compared");
+    lines.map(|(at, one)| format!("<li class=\"line{}\">{}</li>", at % LINES, escaped(&one.name))).collect()
+}
+
+fn worst_keys<'a>(of_policy: impl Iterator<Item = (&'a ScenarioOutcome, &'a PolicyOutcome)>) -> String {
+    let rows: Vec<_> = of_policy
+        .filter_map(|(scenario, policy)| Some((scenario, policy.truth.as_ref()?)))
+        .flat_map(|(scenario, truth)| truth.keys.iter().map(move |key| (scenario, key)))
+        .filter(|(_, key)| key.wrongly_allowed + key.wrongly_denied > 0)
+        .map(|(scenario, key)| {
+            vec![
+                cell(&scenario.name).head(),
+                cell(&key.key).key(),
+                cell(&grouped(key.denied)).number(),
+                cell(&grouped(key.wrongly_allowed)).number(),
+                cell(&grouped(key.wrongly_denied)).number(),
+                cell(&window(key.worst_window)).number(),
+            ]
+        })
+        .collect();
+    if rows.is_empty() {
+        return String::new();
+    }
+    let head = ["", "key", "denied", "wrongly allowed", "wrongly denied", "worst window"];
+    details("Keys with wrong decisions", &table(&head, rows.into_iter()))
+}
+
+fn window(window: crate::outcome::WindowOutcome) -> String {
+    if window.cost == 0 {
+        return "-".to_owned();
+    }
+    format!("{:.2} × ({} of {})", window.multiple, grouped(window.cost), grouped(window.limit))
+}
+
+fn sweep_section(sweep: &SweepOutcome) -> String {
+    let rows = sweep.points.iter().map(|point| {
+        let is_recommended = sweep.recommended.as_ref() == Some(&point.value);
+        let mark = if is_recommended { "recommended" } else { "" };
+        vec![
+            cell(&point.value).number().head(),
+            cell(&grouped(point.denied)).number(),
+            cell(&percent(point.denied, sweep.seen)).number(),
+            cell(&grouped(point.denied_keys)).number(),
+            cell(&percent(point.denied_keys, sweep.keys)).number(),
+            cell(mark),
+        ]
+    });
+    let head = [sweep.setting, "requests denied", "share", "keys denied", "share", ""];
+    let recommended = sweep.recommended.as_ref().map_or_else(
+        || "<p class=\"recommended\">No recommendation</p>".to_owned(),
+        |value| {
+            format!("<p class=\"recommended\">Recommended {}: <b>{}</b></p>", sweep.setting, escaped(value))
+        },
+    );
+    format!(
+        "<section class=\"panel\"><h2>{}: what each {} would deny</h2>{recommended}<p class=\"hint\">{}</p>\
+         <ul class=\"legend\"><li class=\"denied\">share of requests denied</li><li class=\"line3\">share of keys denied\
+         </li><li class=\"limit\">at most {}</li></ul>\
+         <div class=\"chart\" id=\"chart-sweep\" role=\"img\" aria-label=\"Denied share by {}; the table below has the \
+         figures\"></div>{}</section>\n",
+        escaped(&sweep.policy),
+        sweep.setting,
+        with_code(&sweep.reason),
+        escaped(&sweep.deny_at_most),
+        sweep.setting,
+        details("Table", &table(&head, rows))
+    )
+}
+
+fn policies(outcome: &Outcome, scenario: &ScenarioOutcome) -> String {
+    let mut sections = String::new();
+    let prefix = if detailed(outcome).count() > 1 { format!("{}: ", scenario.name) } else { String::new() };
+    for policy in scenario.policies.iter().take(MAX_POLICIES) {
+        sections += &policy_section(outcome, scenario, policy, &prefix);
+    }
+    let more = scenario.policies.len().saturating_sub(MAX_POLICIES);
+    if more > 0 {
+        let _ = write!(sections, "<p class=\"hint\">The JSON has {more} more policies.</p>");
+    }
+    sections
+}
+
+fn policy_section(
+    outcome: &Outcome,
+    scenario: &ScenarioOutcome,
+    policy: &PolicyOutcome,
+    prefix: &str,
+) -> String {
+    let would = if policy.enforced { "denied" } else { "would be denied" };
+    let more = if policy.has_more_keys { "more than " } else { "" };
+    let facts: String = [
+        ("requests", grouped(policy.seen)),
+        (would, format!("{} ({})", grouped(policy.denied), percent(policy.denied, policy.seen))),
+        ("keys", format!("{more}{}", grouped(policy.keys))),
+        (
+            "keys denied",
+            format!("{} ({})", grouped(policy.denied_keys), percent(policy.denied_keys, policy.keys)),
+        ),
+    ]
+    .iter()
+    .map(|(name, value)| format!("<div><dt>{name}</dt><dd>{}</dd></div>", escaped(value)))
+    .collect();
+    let tenths = policy.usage.allowed_keys_by_tenth;
+    let usage = tenths.iter().enumerate().map(|(tenth, keys)| (tenth_name(tenth), *keys));
+    let usage = usage.chain([("denied".to_owned(), policy.usage.denied_keys)]);
+    let usage_rows = usage.map(|(name, keys)| vec![cell(&name).head(), cell(&grouped(keys)).number()]);
+    let mut section = format!(
+        "<section class=\"panel\"><h2>{}{}</h2><p class=\"hint\">{}</p><dl class=\"facts small\">{facts}</dl>",
+        escaped(prefix),
+        escaped(&policy.name),
+        escaped(&policy.description)
+    );
+    if policy.keys > 0 {
+        let _ = write!(
+            section,
+            "<h3>Keys by the fullest moment of each, in shares of the limit</h3>\
+             <div class=\"chart usage\" data-scenario=\"{}\" data-policy=\"{}\" role=\"img\" aria-label=\"Keys by usage; \
+             the table below has the figures\"></div>{}",
+            escaped(&scenario.name),
+            escaped(&policy.name),
+            details("Table", &table(&["used at most", "keys"], usage_rows))
+        );
+    }
+    if !policy.most_denied.is_empty() {
+        let buckets = outcome.time.buckets;
+        let rows = policy.most_denied.iter().map(|key| {
+            vec![
+                cell(&key.key).key().head(),
+                cell(&grouped(key.denied)).number(),
+                cell("").markup(&sparkline(&key.denied_over_time, buckets)),
+                cell(&key.first),
+                cell(&key.last),
+                cell(&key.why).wide(),
+            ]
+        });
+        let head = ["key", "denied", "over time", "first", "last", "why the first"];
+        let _ = write!(section, "<h3>Most denied keys</h3>{}", table(&head, rows));
+        let more = policy.denied_keys.saturating_sub(policy.most_denied.len() as u64);
+        if more > 0 {
+            let _ = write!(
+                section,
+                "<p class=\"hint\">{} more keys were denied; --top shows more.</p>",
+                grouped(more)
+            );
+        }
+    }
+    section + "</section>\n"
+}
+
+fn tenth_name(tenth: usize) -> String {
+    match tenth {
+        10 => "all of it".to_owned(),
+        _ => format!("{} to {} %", tenth * 10, (tenth + 1) * 10),
+    }
+}
+
+fn notes(outcome: &Outcome) -> String {
+    let log = &outcome.log;
+    let mut notes =
+        vec![format!("{} lines were read, {} of them requests.", grouped(log.lines), grouped(log.requests))];
+    if log.malformed > 0 {
+        notes.push(format!("{} lines could not be parsed and were left out.", grouped(log.malformed)));
+    }
+    if log.late > 0 {
+        notes.push(format!(
+            "{} requests were later than the slack and decided at the time reached.",
+            grouped(log.late)
+        ));
+    }
+    for scenario in outcome.scenarios.iter().filter(|one| one.unmatched > 0) {
+        notes.push(format!(
+            "{} requests were under no policy ({}).",
+            grouped(scenario.unmatched),
+            scenario.name
+        ));
+    }
+    for scenario in outcome.scenarios.iter().filter(|one| one.dropped_keys > 0) {
+        notes.push(format!(
+            "The memory store was full and dropped {} keys that still counted ({}): some denials are missing; raise \
+             store.memory.max_keys above {}.",
+            grouped(scenario.dropped_keys),
+            scenario.name,
+            scenario.max_keys
+        ));
+    }
+    notes.extend(outcome.notes.iter().cloned());
+    let items: String = notes.iter().map(|note| format!("<li>{}</li>", escaped(note))).collect();
+    let lines: String = log.malformed_lines.iter().map(|line| format!("{}\n", escaped(line))).collect();
+    let lines =
+        if lines.is_empty() { lines } else { details("Lines left out", &format!("<pre>{lines}</pre>")) };
+    format!("<section class=\"panel\" id=\"notes\"><h2>Notes</h2><ul>{items}</ul>{lines}</section>\n")
+}
+
+/// A sentence whose parts between back quotes are code.
+fn with_code(text: &str) -> String {
+    let parts = text.split('`').enumerate();
+    parts
+        .map(|(at, part)| if at % 2 == 1 { Element("code").with(&escaped(part)) } else { escaped(part) })
+        .collect()
+}
+
+fn details(summary: &str, content: &str) -> String {
+    format!("<details><summary>{summary}</summary>{content}</details>")
+}
+
+/// 12,345
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+fn seconds(seconds: u64) -> String {
+    slidegate::format_window(std::time::Duration::from_secs(seconds))
+}

@@ -1,0 +1,163 @@
+//! Pieces of HTML. Everything that comes from a log passes through [`escaped`].
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+/// Columns of a sparkline.
+const SPARK_COLUMNS: usize = 120;
+const SPARK_HEIGHT: u32 = 20;
+
+/// Text as HTML, in elements and in quoted attributes.
+pub(super) fn escaped(text: &str) -> String {
+    let mut html = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => html.push_str("&amp;"),
+            '<' => html.push_str("&lt;"),
+            '>' => html.push_str("&gt;"),
+            '"' => html.push_str("&quot;"),
+            '\'' => html.push_str("&#39;"),
+            c => html.push(c),
+        }
+    }
+    html
+}
+
+/// An element by its name.
+pub(super) struct Element(pub(super) &'static str);
+
+impl Element {
+    /// The element with this markup in it.
+    pub(super) fn with(&self, markup: &str) -> String {
+        format!("<{0}>{markup}</{0}>", self.0)
+    }
+}
+
+/// A cell of a table.
+#[derive(Debug, Clone)]
+pub(super) struct Cell {
+    markup: String,
+    class: &'static str,
+    is_head: bool,
+}
+
+/// A cell with text.
+pub(super) fn cell(text: &str) -> Cell {
+    Cell { markup: escaped(text), class: "", is_head: false }
+}
+
+impl Cell {
+    /// Aligned as a number.
+    pub(super) fn number(self) -> Self {
+        Self { class: "n", ..self }
+    }
+
+    /// The head of its row.
+    pub(super) fn head(self) -> Self {
+        Self { is_head: true, ..self }
+    }
+
+    /// A key: its own direction of writing, and may be broken anywhere.
+    pub(super) fn key(self) -> Self {
+        Self { markup: format!("<bdi>{}</bdi>", self.markup), class: "key", ..self }
+    }
+
+    /// A sentence.
+    pub(super) fn wide(self) -> Self {
+        Self { class: "wide", ..self }
+    }
+
+    /// Other markup.
+    pub(super) fn markup(self, markup: &str) -> Self {
+        Self { markup: markup.to_owned(), ..self }
+    }
+}
+
+/// A table that scrolls to the side where there is no room.
+pub(super) fn table(head: &[impl AsRef<str>], rows: impl Iterator<Item = Vec<Cell>>) -> String {
+    let mut html = "<div class=\"scroll\" tabindex=\"0\"><table><thead><tr>".to_owned();
+    let rows: Vec<Vec<Cell>> = rows.collect();
+    for (at, name) in head.iter().enumerate() {
+        let class = rows.first().and_then(|row| row.get(at)).map_or("", |cell| cell.class);
+        let _ = write!(html, "<th scope=\"col\" class=\"{class}\">{}</th>", escaped(name.as_ref()));
+    }
+    html.push_str("</tr></thead><tbody>");
+    for row in rows {
+        html.push_str("<tr>");
+        for Cell { markup, class, is_head } in row {
+            let (tag, scope) = if is_head { ("th", " scope=\"row\"") } else { ("td", "") };
+            let _ = write!(html, "<{tag}{scope} class=\"{class}\">{markup}</{tag}>");
+        }
+        html.push_str("</tr>");
+    }
+    html.push_str("</tbody></table></div>");
+    html
+}
+
+/// Counts over so many buckets as a drawing of bars.
+pub(super) fn sparkline(counts: &BTreeMap<usize, u32>, buckets: usize) -> String {
+    let columns = buckets.clamp(1, SPARK_COLUMNS);
+    let mut sums = vec![0u64; columns];
+    for (bucket, count) in counts {
+        sums[(bucket * columns / buckets.max(1)).min(columns - 1)] += u64::from(*count);
+    }
+    let most = sums.iter().copied().max().unwrap_or(0).max(1);
+    let mut path = String::new();
+    for (at, sum) in sums.iter().enumerate().filter(|(_, sum)| **sum > 0) {
+        let height = (sum * u64::from(SPARK_HEIGHT)).div_ceil(most);
+        let _ = write!(path, "M{at}.5 {SPARK_HEIGHT}v-{height}");
+    }
+    format!(
+        "<svg class=\"spark\" viewBox=\"0 0 {columns} {SPARK_HEIGHT}\" preserveAspectRatio=\"none\" aria-hidden=\"true\">\
+         <path d=\"{path}\"/></svg>"
+    )
+}
+
+/// Base64 with padding (RFC 4648), as hashes in a content security policy are written.
+pub(super) fn base64(bytes: &[u8]) -> String {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::new();
+    for chunk in bytes.chunks(3) {
+        let byte = |at: usize| u32::from(chunk.get(at).copied().unwrap_or(0));
+        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
+        for at in 0..4 {
+            if at > chunk.len() {
+                text.push('=');
+            } else {
+                let letter = (bits >> (18 - 6 * at)) & 63;
+                text.push(char::from(LETTERS[letter as usize]));
+            }
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A hash that is written wrongly keeps the page's own scripts from running.
+    #[test]
+    fn base64_is_that_of_the_rfc() {
+        for (text, expected) in [
+            ("", ""),
+            ("f", "Zg=="),
+            ("fo", "Zm8="),
+            ("foo", "Zm9v"),
+            ("foob", "Zm9vYg=="),
+            ("fooba", "Zm9vYmE="),
+            ("foobar", "Zm9vYmFy"),
+        ] {
+            assert_eq!(base64(text.as_bytes()), expected);
+        }
+    }
+
+    /// A key is what a client chose.
+    #[test]
+    fn text_has_no_markup() {
+        assert_eq!(
+            escaped("</script><img src=x onerror='a(\"b\")'>&"),
+            "&lt;/script&gt;&lt;img src=x onerror=&#39;a(&quot;b&quot;)&#39;&gt;&amp;"
+        );
+    }
+}
