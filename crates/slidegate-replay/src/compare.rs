@@ -117,7 +117,7 @@ impl Truth {
                 ..KeyTruth::default()
             };
             if event.denied + event.wrongly_allowed > 0 {
-                self.policies[decision.position()].count(&self.hasher, &decision, event, words);
+                self.policies[decision.position()].count(&self.hasher, &decision, &event, words);
             }
         }
         self.charge(request, decisions, words);
@@ -148,7 +148,13 @@ impl Truth {
 
 impl PolicyTruth {
     /// Adds wrong or denied requests of a key.
-    fn count(&mut self, hasher: &RandomState, decision: &PolicyDecision<'_>, event: KeyTruth, words: &Words) {
+    fn count(
+        &mut self,
+        hasher: &RandomState,
+        decision: &PolicyDecision<'_>,
+        event: &KeyTruth,
+        words: &Words,
+    ) {
         self.wrongly_allowed += event.wrongly_allowed;
         self.wrongly_denied += event.wrongly_denied;
         if let Some(key) = self.key(hasher, decision) {

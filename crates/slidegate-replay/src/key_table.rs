@@ -61,7 +61,7 @@ pub(crate) struct DeniedKey {
 pub(crate) struct UsageDistribution {
     /// Keys that were never denied, by the tenth of the limit that their peak is in; the last are
     /// those that used exactly their limit.
-    pub(crate) tenths: [u64; TENTHS as usize + 1],
+    pub(crate) tenths: [u64; 11],
     /// Keys that were denied.
     pub(crate) denied: u64,
 }

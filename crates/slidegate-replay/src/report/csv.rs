@@ -32,7 +32,7 @@ const COLUMNS: [&str; 20] = [
 ];
 
 /// A row, by the names of its columns.
-type Row<'a> = Vec<(&'static str, String)>;
+type Row = Vec<(&'static str, String)>;
 
 impl Outcome {
     /// Writes the outcome as CSV. docs/replay.md documents the columns.
@@ -42,11 +42,11 @@ impl Outcome {
     pub fn write_csv(&self, mut out: impl Write) -> io::Result<()> {
         write_line(&mut out, COLUMNS)?;
         for scenario in &self.scenarios {
-            write_row(&mut out, of_scenario(scenario))?;
+            write_row(&mut out, &of_scenario(scenario))?;
             for policy in &scenario.policies {
-                write_row(&mut out, of_policy(scenario, policy))?;
+                write_row(&mut out, &of_policy(scenario, policy))?;
                 for row in keys(scenario, policy) {
-                    write_row(&mut out, row)?;
+                    write_row(&mut out, &row)?;
                 }
             }
             for at in 0..self.time.buckets {
@@ -60,7 +60,7 @@ impl Outcome {
                     ("allowed", allowed.to_string()),
                     ("denied", denied.to_string()),
                 ];
-                write_row(&mut out, row)?;
+                write_row(&mut out, &row)?;
             }
         }
         if let Some(sweep) = &self.sweep {
@@ -77,14 +77,14 @@ impl Outcome {
                     ("keys", sweep.keys.to_string()),
                     ("denied_keys", point.denied_keys.to_string()),
                 ];
-                write_row(&mut out, row)?;
+                write_row(&mut out, &row)?;
             }
         }
         out.flush()
     }
 }
 
-fn of_scenario(scenario: &ScenarioOutcome) -> Row<'_> {
+fn of_scenario(scenario: &ScenarioOutcome) -> Row {
     vec![
         ("row", "scenario".to_owned()),
         ("scenario", scenario.name.clone()),
@@ -94,7 +94,7 @@ fn of_scenario(scenario: &ScenarioOutcome) -> Row<'_> {
     ]
 }
 
-fn of_policy<'a>(scenario: &ScenarioOutcome, policy: &PolicyOutcome) -> Row<'a> {
+fn of_policy(scenario: &ScenarioOutcome, policy: &PolicyOutcome) -> Row {
     let mut row = vec![
         ("row", "policy".to_owned()),
         ("scenario", scenario.name.clone()),
@@ -119,7 +119,7 @@ fn of_policy<'a>(scenario: &ScenarioOutcome, policy: &PolicyOutcome) -> Row<'a> 
 }
 
 /// The keys of a policy: the most denied ones, or those that compare worst with the exact log.
-fn keys<'a>(scenario: &'a ScenarioOutcome, policy: &'a PolicyOutcome) -> Vec<Row<'a>> {
+fn keys(scenario: &ScenarioOutcome, policy: &PolicyOutcome) -> Vec<Row> {
     let named = |key: &str| {
         vec![
             ("row", "key".to_owned()),
@@ -154,7 +154,7 @@ fn keys<'a>(scenario: &'a ScenarioOutcome, policy: &'a PolicyOutcome) -> Vec<Row
     truth.keys.iter().map(row).collect()
 }
 
-fn write_row(out: &mut impl Write, row: Row<'_>) -> io::Result<()> {
+fn write_row(out: &mut impl Write, row: &[(&'static str, String)]) -> io::Result<()> {
     let cell = |column: &&str| {
         let found = row.iter().find(|(name, _)| name == column);
         found.map_or_else(String::new, |(_, value)| value.clone())

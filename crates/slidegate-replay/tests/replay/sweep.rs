@@ -24,7 +24,7 @@ fn every_value_denies_what_a_replay_with_it_denies() {
     for (seed, algorithm) in
         [(11, Algorithm::SlidingLog), (12, Algorithm::TokenBucket), (13, Algorithm::FixedWindow)]
     {
-        let traffic = random_traffic(seed, 5000);
+        let traffic = random_traffic(seed, 2500);
         let sweep: Sweep = "per-ip.limit=2..40:3".parse().unwrap();
         let plan = Plan { sweep: Some(sweep), ..Plan::of(two_policies(algorithm), options()) };
         let swept = replayed(plan, &traffic).sweep.unwrap();

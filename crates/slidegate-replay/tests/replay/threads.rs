@@ -11,7 +11,7 @@ fn any_number_of_threads_gives_the_same_outcome() {
     let base = two_policies(Algorithm::SlidingLog);
     let compare = [Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::TokenBucket]
         .map(|one| NamedPolicies { name: one.to_string(), policies: with_algorithm(&base, one), family: 0 });
-    let traffic = random_traffic(7, 3_000);
+    let traffic = random_traffic(7, 2_000);
     let plan = |threads| Plan {
         policies: base.clone(),
         compare: compare.to_vec(),
