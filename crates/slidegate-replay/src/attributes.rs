@@ -1,39 +1,45 @@
-//! The request that an entry of a log stands for: its attributes and its cost.
+//! The attributes of an entry, as policies see them.
 
+use std::borrow::Cow;
 use std::net::IpAddr;
 
-use slidegate::Request;
+use slidegate::{Request, Value};
 
 use crate::entry::Entry;
 
-/// The attributes of an entry, as far as it has them: ip, user, host, method, path, `user_agent`,
-/// referer, status, and those that only its log has.
+/// The names of the attributes that entries can have whatever their format is.
+const NAMES: [&str; 8] = ["ip", "path", "method", "user", "user_agent", "host", "referer", "status"];
+
+/// All attributes of an entry.
 pub(crate) fn request<'e>(entry: &'e Entry<'_>, status: &'e str) -> Request<'e> {
-    let mut request = Request::new().cost(entry.cost);
-    request = match address(entry.client) {
-        _ if entry.client.is_empty() => request,
-        Some(ip) => request.with("ip", ip),
-        // A client that the server logged by name is counted by it.
-        None => request.with("ip", entry.client),
-    };
-    if let Some(line) = &entry.request {
-        for (name, value) in [("path", line.path()), ("method", line.method)] {
-            if !value.is_empty() {
-                request = request.with(name, value);
-            }
-        }
-    }
-    let texts = [("user", &entry.user), ("user_agent", &entry.user_agent), ("host", &entry.host)];
-    for (name, text) in texts.into_iter().chain([("referer", &entry.referer)]) {
-        if let Some(text) = text {
-            request = request.with(name, &**text);
-        }
-    }
-    if entry.status > 0 {
-        request = request.with("status", status);
-    }
+    let known = NAMES.into_iter().filter_map(|name| Some((name, value(entry, name, status)?)));
+    let mut request =
+        known.fold(Request::new().cost(entry.cost), |request, (name, value)| request.with(name, value));
     request.extend(entry.extra.iter());
     request
+}
+
+/// The value of one attribute of an entry: ip, user, host, method, path, `user_agent`, referer,
+/// status, or one that only its log has. `status` is the text of the entry's status.
+///
+/// Attributes are asked for one by one, because policies need few of them.
+pub(crate) fn value<'e>(entry: &'e Entry<'_>, name: &str, status: &'e str) -> Option<Value<'e>> {
+    let text = |text: &'e [u8]| (!text.is_empty()).then_some(Value::Bytes(text));
+    let column = |column: &'e Option<Cow<'_, [u8]>>| column.as_deref().map(Value::Bytes);
+    let line = entry.request.as_ref();
+    let known = match name {
+        // A client that the server logged by name is counted by it.
+        "ip" => text(entry.client).map(|client| address(entry.client).map_or(client, Value::Address)),
+        "path" => line.and_then(|line| text(line.path())),
+        "method" => line.and_then(|line| text(line.method)),
+        "user" => column(&entry.user),
+        "user_agent" => column(&entry.user_agent),
+        "host" => column(&entry.host),
+        "referer" => column(&entry.referer),
+        "status" if entry.status > 0 => text(status.as_bytes()),
+        _ => None,
+    };
+    known.or_else(|| entry.extra.get(name).map(Value::Bytes))
 }
 
 /// The address of a client: with or without a port, and of a list the last, which is the one that

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use slidegate::{PolicySet, Request, Value};
 
-use crate::attributes::request;
+use crate::attributes::value;
 use crate::entry::Entry;
 
 /// Entries decided together: enough that handing them to a thread costs nothing per entry, few
@@ -68,9 +68,9 @@ impl EntryBatch {
 
     pub(crate) fn push(&mut self, entry: &Entry<'_>) {
         let mut digits = [0; 5];
-        let request = request(entry, decimal(entry.status, &mut digits));
+        let status = decimal(entry.status, &mut digits);
         for name in &*self.names {
-            let value = match request.value(name) {
+            let value = match value(entry, name, status) {
                 Some(Value::Address(ip)) => StoredValue::Address(ip),
                 Some(Value::Bytes(text)) => {
                     let start = self.bytes.len();
@@ -81,8 +81,8 @@ impl EntryBatch {
             };
             self.values.push(value);
         }
-        let (cost, status) = (request.asked_cost(), entry.status);
-        self.entries.push(BatchEntry { time_us: entry.time_us, cost, status });
+        let &Entry { time_us, cost, status, .. } = entry;
+        self.entries.push(BatchEntry { time_us, cost, status });
     }
 
     pub(crate) fn is_empty(&self) -> bool {

@@ -67,8 +67,8 @@ pub use forecast::{AlgorithmForecast, Bytes, Demand, Forecast, Measurement, Shar
 pub use format::name::LogFormat;
 pub use malformed::Malformed;
 pub use outcome::{
-    KeyOutcome, KeyTruthOutcome, LogOutcome, Outcome, PolicyOutcome, ScenarioOutcome, SweepOutcome,
-    SweepPointOutcome, TimeOutcome, TruthOutcome, UsageOutcome, WindowOutcome,
+    FileOutcome, KeyOutcome, KeyTruthOutcome, LogOutcome, Outcome, PolicyOutcome, ScenarioOutcome,
+    SweepOutcome, SweepPointOutcome, TimeOutcome, TruthOutcome, UsageOutcome, WindowOutcome,
 };
 pub use propose::{Proposal, ProposalOptions, Survey};
 pub use reader::{LogOptions, LogReader, Progress};

@@ -12,7 +12,7 @@ use crate::compare::share;
 use crate::each::rfc3339;
 use crate::key_table::{DeniedKey, UsageDistribution};
 use crate::scenario::{PolicyCounts, Scenario, ScenarioRole};
-use crate::stats::LogStats;
+use crate::stats::{LogStats, LogSummary};
 use crate::sweep::{Sweep, SweepPoint};
 use crate::timeline::TimeAxis;
 
@@ -55,6 +55,33 @@ pub struct LogOutcome {
     pub last: Option<String>,
     /// The first malformed lines, with their numbers and reasons.
     pub malformed_lines: Vec<String>,
+    /// Lines that are no requests and are not meant to be, such as headers.
+    pub other: u64,
+    /// Entries that came more than a day after the one before.
+    pub gaps: u64,
+    /// The first late entries and those after a gap, with their lines.
+    pub jumps: Vec<String>,
+    /// How times were read, and what else a reader of the figures should know, in sentences.
+    pub notes: Vec<String>,
+    /// Each log.
+    pub files: Vec<FileOutcome>,
+}
+
+/// One log.
+#[derive(Debug, Clone, Serialize)]
+pub struct FileOutcome {
+    /// The path, or `-`.
+    pub name: String,
+    /// The format, with what is around it.
+    pub format: String,
+    /// Whether the format was detected, not named.
+    pub is_detected: bool,
+    /// Lines of any kind.
+    pub lines: u64,
+    /// Lines that are requests.
+    pub requests: u64,
+    /// Lines that could not be parsed.
+    pub malformed: u64,
 }
 
 /// The buckets of time.
@@ -299,6 +326,24 @@ impl LogOutcome {
             first: log.first_us.map(rfc3339),
             last: log.last_us.map(rfc3339),
             malformed_lines: log.malformed_lines.iter().map(ToString::to_string).collect(),
+            other: log.other,
+            gaps: log.gaps,
+            jumps: log.jumps.iter().map(ToString::to_string).collect(),
+            notes: log.notes(),
+            files: log.logs.iter().map(FileOutcome::of).collect(),
+        }
+    }
+}
+
+impl FileOutcome {
+    fn of(log: &LogSummary) -> Self {
+        Self {
+            name: log.name.to_string(),
+            format: log.format.clone(),
+            is_detected: log.is_detected,
+            lines: log.lines,
+            requests: log.entries,
+            malformed: log.malformed,
         }
     }
 }

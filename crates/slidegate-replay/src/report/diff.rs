@@ -176,9 +176,9 @@ impl DiffReport<'_> {
     pub fn text(self, style: TextStyle) -> String {
         let Self { outcome, old, new, .. } = self;
         let mut lines = vec![style.bold(&format!("{old} -> {new}")), self.log_line()];
-        for line in LogOutcome::of(&outcome.log).malformed_lines {
-            lines.push(format!("  {line}"));
-        }
+        let log = LogOutcome::of(&outcome.log);
+        lines.extend(log.malformed_lines.iter().map(|line| format!("  {line}")));
+        lines.extend(log.notes);
         lines.push(format!(
             "denied {} -> {}  newly denied {} ({})  newly allowed {} ({})",
             outcome.denied_old,
@@ -279,6 +279,7 @@ impl DiffReport<'_> {
             lines.push("\n</details>".to_owned());
         }
         lines.extend(self.warnings().into_iter().map(|warning| format!("\n> {warning}")));
+        lines.extend(LogOutcome::of(&outcome.log).notes.iter().map(|note| format!("\n{}", code(note))));
         lines.extend(self.verdict().map(|verdict| format!("\n{verdict}")));
         lines.push(
             "\nA replay cannot know of retries after a denial, nor of clients that slow down when they are denied."

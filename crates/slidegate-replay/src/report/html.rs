@@ -408,11 +408,16 @@ fn notes(outcome: &Outcome) -> String {
             scenario.max_keys
         ));
     }
+    notes.extend(log.notes.iter().map(|note| format!("{note}.")));
     notes.extend(outcome.notes.iter().cloned());
     let items: String = notes.iter().map(|note| format!("<li>{}</li>", escaped(note))).collect();
-    let lines: String = log.malformed_lines.iter().map(|line| format!("{}\n", escaped(line))).collect();
-    let lines =
-        if lines.is_empty() { lines } else { details("Lines left out", &format!("<pre>{lines}</pre>")) };
+    let examples = log.malformed_lines.iter().chain(&log.jumps);
+    let lines: String = examples.map(|line| format!("{}\n", escaped(line))).collect();
+    let lines = if lines.is_empty() {
+        lines
+    } else {
+        details("Lines left out, late, or after a gap", &format!("<pre>{lines}</pre>"))
+    };
     format!("<section class=\"panel\" id=\"notes\"><h2>Notes</h2><ul>{items}</ul>{lines}</section>\n")
 }
 

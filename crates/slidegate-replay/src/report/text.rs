@@ -85,6 +85,12 @@ pub(super) fn write_log(f: &mut fmt::Formatter<'_>, log: &LogOutcome) -> fmt::Re
         write!(f, " from {first} to {last}")?;
     }
     writeln!(f)?;
+    for note in &log.notes {
+        writeln!(f, "{note}")?;
+    }
+    for jump in &log.jumps {
+        writeln!(f, "  {jump}")?;
+    }
     if log.late > 0 {
         writeln!(f, "{} were later than the slack and decided at the time reached; see --slack", log.late)?;
     }

@@ -4,14 +4,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
-use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
 use slidegate::MemoryStore;
-use slidegate_replay::{Diff, DiffOptions, DiffReport, LogReader, Share};
+use slidegate_replay::{Diff, DiffOptions, DiffReport, Share};
 
 use super::failure::Failure;
+use super::logs::LogArgs;
 use super::output;
 use super::replay::{progress_bar, text_style};
 use super::sources::PolicyArgs;
@@ -26,12 +26,11 @@ pub(super) struct DiffArgs {
     /// The config file after the change
     new: PathBuf,
     // The id is that of the log level, which all commands have otherwise: here, `--log` names logs.
-    /// Access log in the common or combined format, plain or gzip; `-` for standard input
-    #[arg(long = "log", id = "log-level", value_name = "FILE", required = true)]
-    log: String,
-    /// Maximum disorder of lines, in seconds: lines are sorted within it
-    #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = number::<u64>)]
-    slack: u64,
+    /// Access logs: files, directories or patterns, plain, gzip or zstd; `-` for standard input
+    #[arg(long = "log", id = "log-level", value_name = "LOG", num_args = 1.., required = true)]
+    logs: Vec<String>,
+    #[command(flatten)]
+    log: LogArgs,
     /// Number of keys to show, newly denied and newly allowed
     #[arg(long, value_name = "N", default_value = "10", value_parser = number::<usize>)]
     top: usize,
@@ -64,9 +63,8 @@ pub(super) fn run(args: &DiffArgs) -> Result<ExitCode, Failure> {
     let max_keys = |config: &Config| config.memory.max_keys.unwrap_or(MemoryStore::DEFAULT_MAX_KEYS);
     let options =
         DiffOptions { max_keys: max_keys(&old).max(max_keys(&new)), top: args.top, ..DiffOptions::default() };
-    let unreadable = |error: io::Error| Failure(error.to_string());
-    let log = LogReader::open(Path::new(&args.log)).map_err(unreadable)?;
-    let mut log = log.with_slack(Duration::from_secs(args.slack));
+    let logs: Vec<PathBuf> = args.logs.iter().map(PathBuf::from).collect();
+    let mut log = args.log.open(&logs)?;
     let mut diff = Diff::new((old.policies, wording.clone()), (new.policies, wording), options);
     let bar = progress_bar(log.progress().total_bytes);
     for entry in 0u64.. {
@@ -79,7 +77,7 @@ pub(super) fn run(args: &DiffArgs) -> Result<ExitCode, Failure> {
             Err(error) => {
                 // Half a log must not pass a check.
                 bar.finish_and_clear();
-                return Err(unreadable(error));
+                return Err(Failure(error.to_string()));
             }
         }
     }

@@ -53,10 +53,10 @@ const REPLAY: &Table = &[
     ("compare", &["decider", "key_table", "timeline", "wording"]),
     ("scenario", &["batch", "compare", "decider", "each", "key_table", "timeline", "wording"]),
     ("sweep", &["batch", "decider", "key_table", "share"]),
-    ("outcome", &["compare", "each", "key_table", "reader", "scenario", "sweep", "timeline"]),
-    ("report", &["each", "outcome", "reader", "share"]),
-    ("diff", &["batch", "decider", "entry", "key_table", "pass", "reader", "report", "wording"]),
-    ("replay", &["batch", "compare", "entry", "outcome", "pass", "reader", "scenario", "sweep", "wording"]),
+    ("outcome", &["compare", "each", "key_table", "scenario", "stats", "sweep", "timeline"]),
+    ("report", &["each", "outcome", "share", "stats"]),
+    ("diff", &["batch", "decider", "entry", "key_table", "pass", "report", "stats", "wording"]),
+    ("replay", &["batch", "compare", "entry", "outcome", "pass", "scenario", "stats", "sweep", "wording"]),
 ];
 
 /// Helpers know no server.
