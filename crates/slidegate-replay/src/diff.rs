@@ -134,18 +134,18 @@ impl Diff {
 
 impl Job for PolicyDiff {
     fn decide(&mut self, batch: &EntryBatch) -> io::Result<()> {
-        for (entry, request) in batch.iter() {
+        batch.for_each(|entry, request| {
             self.old.decider.follow(entry.time_us);
             self.new.decider.follow(entry.time_us);
-            let old = self.old.decider.gate().check(&request);
-            let new = self.new.decider.gate().check(&request);
+            let old = self.old.decider.gate().check(request);
+            let new = self.new.decider.gate().check(request);
             self.requests += 1;
             let (was_denied, is_denied) = (old.is_denied(), new.is_denied());
             self.old.count(&old, was_denied && !is_denied);
             self.new.count(&new, is_denied && !was_denied);
             self.newly_denied += u64::from(is_denied && !was_denied);
             self.newly_allowed += u64::from(was_denied && !is_denied);
-        }
+        });
         Ok(())
     }
 }

@@ -106,19 +106,22 @@ impl Scenario {
     /// # Errors
     /// A line cannot be written. The entry is decided anyway.
     pub(crate) fn decide(&mut self, batch: &EntryBatch) -> io::Result<()> {
-        for (entry, request) in batch.iter() {
+        let mut written = Ok(());
+        batch.for_each(|entry, request| {
             let now = self.decider.follow(entry.time_us);
-            let expected = self.truth.as_mut().map(|truth| truth.peek(now, &request));
-            let decisions = self.decider.gate().check(&request);
+            let expected = self.truth.as_mut().map(|truth| truth.peek(now, request));
+            let decisions = self.decider.gate().check(request);
             self.count(now, entry, &decisions);
             if let (Some(truth), Some(expected)) = (&mut self.truth, expected) {
-                truth.judge(&request, &decisions, &expected, &self.words);
+                truth.judge(request, &decisions, &expected, &self.words);
             }
-            if let Some(EachWriter(out)) = &mut self.each {
-                DecisionLine::of(now, &decisions, &self.words).write(out)?;
+            if let Some(EachWriter(out)) = &mut self.each
+                && written.is_ok()
+            {
+                written = DecisionLine::of(now, &decisions, &self.words).write(out);
             }
-        }
-        Ok(())
+        });
+        written
     }
 
     /// Writes what is buffered of the lines of [`write_each`](Self::write_each).

@@ -337,9 +337,9 @@ impl SweepPoint {
 
     /// Decides the entries of a batch in their order.
     pub(crate) fn decide(&mut self, batch: &EntryBatch) {
-        for (entry, request) in batch.iter() {
+        batch.for_each(|entry, request| {
             self.decider.follow(entry.time_us);
-            let decisions = self.decider.gate().check(&request);
+            let decisions = self.decider.gate().check(request);
             let mut is_denied = false;
             for decision in decisions.iter() {
                 is_denied |= decision.is_denied() && decision.policy().is_enforced();
@@ -355,7 +355,7 @@ impl SweepPoint {
                 }
             }
             self.denied_in_all += u64::from(is_denied);
-        }
+        });
     }
 
     /// Keys that the swept policy denied.
