@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::net::IpAddr;
 
-use slidegate::{Request, Value};
+use slidegate::{Request, Value, Verb};
 
 use crate::entry::Entry;
 
@@ -16,7 +16,35 @@ pub(crate) fn request<'e>(entry: &'e Entry<'_>, status: &'e str) -> Request<'e> 
     let mut request =
         known.fold(Request::new().cost(entry.cost), |request, (name, value)| request.with(name, value));
     request.extend(entry.extra.iter());
-    request
+    let RecordedCall { verb, policy } = RecordedCall::of(entry);
+    request = request.verb(verb);
+    policy.into_iter().fold(request, Request::under)
+}
+
+/// What a recording of the service says of a request besides its attributes. Other logs have checks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RecordedCall<'e> {
+    /// What was done with the cost.
+    pub(crate) verb: Verb,
+    /// The only policy that decided.
+    pub(crate) policy: Option<&'e str>,
+}
+
+/// How they are named among the attributes. No attribute that a policy uses has such a name.
+pub(crate) const VERB: &str = "slidegate verb";
+pub(crate) const POLICY: &str = "slidegate policy";
+
+impl<'e> RecordedCall<'e> {
+    pub(crate) fn of(entry: &Entry<'e>) -> Self {
+        let text = |name| entry.extra.get(name).and_then(|value| std::str::from_utf8(value).ok());
+        let verb = match text(VERB) {
+            Some("peek") => Verb::Peek,
+            Some("refund") => Verb::Refund,
+            Some("penalize") => Verb::Penalize,
+            _ => Verb::Check,
+        };
+        Self { verb, policy: text(POLICY) }
+    }
 }
 
 /// The value of one attribute of an entry: ip, user, host, method, path, `user_agent`, referer,

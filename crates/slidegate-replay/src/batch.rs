@@ -8,9 +8,9 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use slidegate::{PolicySet, Request, Value};
+use slidegate::{PolicySet, Request, Value, Verb};
 
-use crate::attributes::value;
+use crate::attributes::{RecordedCall, value};
 use crate::entry::Entry;
 
 /// Entries decided together: enough that handing them to a thread costs nothing per entry, few
@@ -38,6 +38,9 @@ pub(crate) struct BatchEntry {
     pub(crate) cost: u64,
     /// The status that the log has; 0 if none.
     pub(crate) status: u16,
+    verb: Verb,
+    /// The only policy that decides: a range of the batch's bytes.
+    policy: Option<(usize, usize)>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -81,8 +84,14 @@ impl EntryBatch {
             };
             self.values.push(value);
         }
+        let RecordedCall { verb, policy } = RecordedCall::of(entry);
+        let policy = policy.map(|policy| {
+            let start = self.bytes.len();
+            self.bytes.extend_from_slice(policy.as_bytes());
+            (start, self.bytes.len())
+        });
         let &Entry { time_us, cost, status, .. } = entry;
-        self.entries.push(BatchEntry { time_us, cost, status });
+        self.entries.push(BatchEntry { time_us, cost, status, verb, policy });
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -108,7 +117,11 @@ impl EntryBatch {
         for (at, entry) in self.entries.iter().enumerate() {
             let names = self.names.iter().map(String::as_str);
             let values = names.zip(&self.values[at * width..][..width]);
-            let mut request = Request::new().cost(entry.cost);
+            let mut request = Request::new().cost(entry.cost).verb(entry.verb);
+            if let Some((start, end)) = entry.policy {
+                let policy = std::str::from_utf8(&self.bytes[start..end]);
+                request = request.under(policy.expect("the name was text"));
+            }
             request.extend(values.filter_map(|(name, value)| match *value {
                 StoredValue::Absent => None,
                 StoredValue::Address(ip) => Some((name, Value::Address(ip))),

@@ -99,6 +99,12 @@ impl Truth {
         self.decider.gate().peek(request)
     }
 
+    /// Refunds or penalizes what a recording says was refunded or penalized.
+    pub(crate) fn adjust(&mut self, now: Timestamp, request: &Request<'_>) {
+        self.decider.follow(now.as_micros());
+        self.decider.adjust(request);
+    }
+
     /// Compares the scenario's decisions with what was expected, and charges what it charged.
     pub(crate) fn judge(
         &mut self,

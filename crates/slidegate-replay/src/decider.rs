@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use slidegate::{Gate, ManualClock, MemoryStats, MemoryStore, PolicySet, Timestamp};
+use slidegate::{Gate, ManualClock, MemoryStats, MemoryStore, PolicySet, Request, Timestamp, Verb};
 
 /// A gate whose clock follows a log.
 #[derive(Debug)]
@@ -34,6 +34,19 @@ impl Decider {
     #[inline]
     pub(crate) fn gate(&self) -> &Gate {
         &self.gate
+    }
+
+    /// Refunds or penalizes what a recording says was refunded or penalized. Peeks change nothing.
+    pub(crate) fn adjust(&self, request: &Request<'_>) {
+        if self.has_policy_of(request) && request.own_verb() != Verb::Peek {
+            self.gate.apply(std::slice::from_ref(request));
+        }
+    }
+
+    /// Whether the policies have the one that a recorded request was under, if it was under one.
+    #[inline]
+    pub(crate) fn has_policy_of(&self, request: &Request<'_>) -> bool {
+        request.named_policy().is_none_or(|name| self.gate.policies().by_name(name).is_some())
     }
 
     pub(crate) fn policies(&self) -> Arc<PolicySet> {

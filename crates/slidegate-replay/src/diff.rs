@@ -5,7 +5,7 @@ use std::hash::{BuildHasherDefault, RandomState};
 use std::io;
 use std::sync::Arc;
 
-use slidegate::{Decisions, PolicyDecision, PolicySet};
+use slidegate::{Decisions, PolicyDecision, PolicySet, Verb};
 
 use crate::batch::{EntryBatch, attribute_names};
 use crate::decider::Decider;
@@ -137,9 +137,17 @@ impl Job for PolicyDiff {
         batch.for_each(|entry, request| {
             self.old.decider.follow(entry.time_us);
             self.new.decider.follow(entry.time_us);
+            if request.own_verb() != Verb::Check {
+                self.old.decider.adjust(request);
+                self.new.decider.adjust(request);
+                return;
+            }
+            self.requests += 1;
+            if !(self.old.decider.has_policy_of(request) && self.new.decider.has_policy_of(request)) {
+                return;
+            }
             let old = self.old.decider.gate().check(request);
             let new = self.new.decider.gate().check(request);
-            self.requests += 1;
             let (was_denied, is_denied) = (old.is_denied(), new.is_denied());
             self.old.count(&old, was_denied && !is_denied);
             self.new.count(&new, is_denied && !was_denied);

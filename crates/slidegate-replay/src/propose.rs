@@ -11,7 +11,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
 use slidegate::client_addr::{Ipv6Prefix, group};
-use slidegate::{Request, Timestamp, Value, format_window};
+use slidegate::{Request, Timestamp, Value, Verb, format_window};
 
 use crate::attributes::request;
 use crate::entry::Entry;
@@ -110,12 +110,15 @@ impl Survey {
 
     /// Counts an entry.
     pub fn count(&mut self, entry: &Entry<'_>) {
+        let status = entry.status.to_string();
+        let request = request(entry, &status);
+        if request.own_verb() != Verb::Check {
+            return;
+        }
         self.now = self.now.max(Timestamp::from_micros(entry.time_us));
         let now_us = self.now.as_micros();
         self.first_us.get_or_insert(now_us);
         self.requests += 1;
-        let status = entry.status.to_string();
-        let request = request(entry, &status);
         for (name, count) in &mut self.attributes {
             *count += u64::from(request.value(name).is_some());
         }
@@ -163,6 +166,9 @@ impl Proposal {
         self.now = self.now.max(Timestamp::from_micros(entry.time_us));
         let status = entry.status.to_string();
         let request = request(entry, &status);
+        if request.own_verb() != Verb::Check {
+            return;
+        }
         for policy in &mut self.policies {
             if let Some(key) = key(&self.survey.hasher, &request, policy.kind) {
                 policy.trial.check(key, self.now, request.asked_cost());

@@ -6,7 +6,7 @@
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use slidegate::{Decisions, MemoryStats, PolicySet, Timestamp};
+use slidegate::{Decisions, MemoryStats, PolicySet, Timestamp, Verb};
 
 use crate::batch::{BatchEntry, EntryBatch};
 use crate::compare::Truth;
@@ -109,6 +109,17 @@ impl Scenario {
         let mut written = Ok(());
         batch.for_each(|entry, request| {
             let now = self.decider.follow(entry.time_us);
+            if request.own_verb() != Verb::Check {
+                self.decider.adjust(request);
+                if let Some(truth) = &mut self.truth {
+                    truth.adjust(now, request);
+                }
+                return;
+            }
+            if !self.decider.has_policy_of(request) {
+                self.count_unmatched(now);
+                return;
+            }
             let expected = self.truth.as_mut().map(|truth| truth.peek(now, request));
             let decisions = self.decider.gate().check(request);
             self.count(now, entry, &decisions);
@@ -127,6 +138,13 @@ impl Scenario {
     /// Writes what is buffered of the lines of [`write_each`](Self::write_each).
     pub(crate) fn finish(&mut self) -> io::Result<()> {
         self.each.as_mut().map_or(Ok(()), |each| each.0.flush())
+    }
+
+    /// Counts a request that was under a policy which these policies do not have.
+    fn count_unmatched(&mut self, now: Timestamp) {
+        self.counts.requests += 1;
+        self.counts.unmatched += 1;
+        self.timeline.at(now.as_micros()).allowed += 1;
     }
 
     #[inline]

@@ -8,7 +8,7 @@ use std::hash::{BuildHasherDefault, RandomState};
 use std::str::FromStr;
 use std::time::Duration;
 
-use slidegate::{PolicySet, Quota, format_window, parse_window};
+use slidegate::{PolicySet, Quota, Verb, format_window, parse_window};
 
 use crate::batch::EntryBatch;
 use crate::decider::Decider;
@@ -339,6 +339,13 @@ impl SweepPoint {
     pub(crate) fn decide(&mut self, batch: &EntryBatch) {
         batch.for_each(|entry, request| {
             self.decider.follow(entry.time_us);
+            if request.own_verb() != Verb::Check {
+                self.decider.adjust(request);
+                return;
+            }
+            if !self.decider.has_policy_of(request) {
+                return;
+            }
             let decisions = self.decider.gate().check(request);
             let mut is_denied = false;
             for decision in decisions.iter() {

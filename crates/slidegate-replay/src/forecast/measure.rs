@@ -7,7 +7,7 @@ use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
-use slidegate::{Gate, ManualClock, MemoryStore, PolicySet, Timestamp};
+use slidegate::{Gate, ManualClock, MemoryStore, PolicySet, Timestamp, Verb};
 
 use super::Demand;
 use crate::attributes::request;
@@ -83,6 +83,9 @@ impl Measurement {
         self.clock.set(self.now);
         let status = entry.status.to_string();
         let request = request(entry, &status);
+        if request.own_verb() != Verb::Check {
+            return;
+        }
         let decisions = self.gate.check(&request);
         for decision in decisions.iter() {
             let key = decision.key().to_bytes();

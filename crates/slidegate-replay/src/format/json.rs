@@ -8,6 +8,7 @@ use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
+use crate::attributes::{POLICY, VERB};
 use crate::block::{Escape, RecordWriter, Text};
 use crate::format::LineKind;
 use crate::format::field::{Field, FieldReader, MAPPED, Target, Value};
@@ -143,7 +144,13 @@ impl JsonFormat {
                 tree.at("request.headers").others = Others::Headers;
                 tree.at("logger").must_begin = Some("http.log.access");
             }
-            Self::Slidegate => tree.at("attributes").others = Others::Attributes,
+            Self::Slidegate => {
+                for (path, name) in [("verb", VERB), ("policy", POLICY)] {
+                    let targets = mapping.targets(path, None, Some(name.to_owned()));
+                    tree.insert(path, &targets);
+                }
+                tree.at("attributes").others = Others::Attributes;
+            }
             _ => {}
         }
         tree

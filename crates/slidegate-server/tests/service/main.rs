@@ -32,3 +32,4 @@ mod traces;
 
 mod replay;
 mod replay_outcome;
+mod simulate;

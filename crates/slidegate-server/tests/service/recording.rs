@@ -220,3 +220,71 @@ fn a_sample_has_all_requests_of_a_key_or_none() {
     // Half of 60 is 30; the standard deviation is 3.9, and this is five of them.
     assert!((10..=50).contains(&counts.len()), "{}", counts.len());
 }
+
+/// A what-if is only as good as its replay: the recording of a busy service must give the decisions
+/// that the service gave, whatever the protocol and the verb.
+#[test]
+fn a_replay_of_the_recording_decides_as_the_service_did() {
+    let folder = TempDir::new("recording-replay");
+    let config = config(
+        &folder,
+        "  - {name: log, scope: [user], quota: 7/2s}\n  \
+           - {name: bucket, scope: [user, app], quota: 5/3s, algorithm: token-bucket, keys_shown: masked}\n  \
+           - {name: fixed, scope: [path], quota: 9/1s, algorithm: fixed-window, mode: shadow}\n  \
+           - {name: window, scope: [ip], when: {path: {prefix: /api/}}, quota: 4/2s, algorithm: sliding-window, keys_shown: hashed}\n",
+    );
+    let server = Server::start(&["--config", &config, "--resp", "127.0.0.1:0"]);
+    let port = resp_port(&server);
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = |below: u64| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state % below
+    };
+    // One after the other: which of two requests at the same time is first is not in a recording.
+    let mut resp = Connection::tcp(port, std::time::Duration::from_secs(20)).unwrap();
+    for _ in 0..1500 {
+        let user = format!("user-{}", random(6));
+        let path = ["/", "/api/items", "/login"][usize::try_from(random(3)).unwrap()];
+        let ip = format!("2001:db8:{}:{}00::{}", random(2), random(2), random(200));
+        let (cost, app) = (random(3) + 1, format!("app-{}", random(2)));
+        let command = match random(8) {
+            0 => format!("RL.CHECK log {user} COST {cost}"),
+            1 => format!("RL.CHECK log {user} COST {cost} PEEK"),
+            2 => format!("RL.REFUND log {user} COST 1"),
+            3..6 => format!("RL.REQUEST user {user} app {app} path {path} ip {ip} COST {cost}"),
+            _ => {
+                check(&server, &json!({ "user": user, "app": app, "path": path, "ip": ip }));
+                continue;
+            }
+        };
+        resp.call(&command.split(' ').collect::<Vec<_>>()).unwrap();
+    }
+    let metrics = server.get("/metrics").body;
+    let counted = |policy: &str| {
+        let of = |verdicts: &[&str]| -> u64 {
+            let is_of = |line: &&str| {
+                line.starts_with("slidegate_decisions_total{")
+                    && line.contains(&format!("policy=\"{policy}\""))
+                    && verdicts.iter().any(|verdict| line.contains(&format!("verdict=\"{verdict}\"")))
+            };
+            let value = |line: &str| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap();
+            metrics.lines().filter(is_of).map(value).sum()
+        };
+        (of(&["allow", "deny", "shadow_deny"]), of(&["deny", "shadow_deny"]))
+    };
+    let before = ["log", "bucket", "fixed", "window"].map(counted);
+    stop(server);
+    let log = folder.path().join("requests.jsonl").display().to_string();
+    let output = run(&["replay", &log, "--config", &config, "--json", "-"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let outcome: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let policies = outcome["scenarios"][0]["policies"].as_array().unwrap();
+    let after: Vec<_> = policies
+        .iter()
+        .map(|policy| (policy["seen"].as_u64().unwrap(), policy["denied"].as_u64().unwrap()))
+        .collect();
+    assert!(before.iter().all(|(seen, denied)| *denied > 0 && denied < seen), "{before:?}");
+    assert_eq!(after, before);
+}
