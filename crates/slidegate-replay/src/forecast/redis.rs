@@ -101,9 +101,9 @@ pub(super) fn table_bytes(keys: u64) -> u64 {
 /// A string with its header and the final zero (sds.h).
 fn sds(bytes: u64) -> u64 {
     let header = match bytes {
-        ..32 => 1,
-        ..256 => 3,
-        ..65_536 => 5,
+        0..32 => 1,
+        32..256 => 3,
+        256..65_536 => 5,
         _ => 9,
     };
     header + bytes + 1
@@ -113,8 +113,8 @@ fn sds(bytes: u64) -> u64 {
 /// power of two (its manual, "Size classes").
 fn allocated(bytes: u64) -> u64 {
     match bytes {
-        ..=8 => 8,
-        ..=128 => bytes.next_multiple_of(16),
+        0..=8 => 8,
+        9..=128 => bytes.next_multiple_of(16),
         _ => bytes.next_multiple_of(bytes.next_power_of_two() / 8),
     }
 }
@@ -138,14 +138,14 @@ fn log_value_bytes(quota: &Quota, charges: Charges) -> u64 {
     let cost_bytes = match cost {
         // Without a cost in the ring, all are 1. So they are while it is empty.
         _ if in_ring == 0 => 0,
-        ..=1 => 0,
-        ..0x100 => 1,
-        ..0x1_0000 => 2,
-        ..0x1_0000_0000 => 4,
+        0..=1 => 0,
+        2..0x100 => 1,
+        0x100..0x1_0000 => 2,
+        0x1_0000..0x1_0000_0000 => 4,
         _ => 7,
     };
     // The first cost that is not 1 widens the ring, which is then rewritten with one entry.
-    let entries_at_first = if cost_bytes == 0 { 0 } else { 1 };
+    let entries_at_first = u64::from(cost_bytes > 0);
     let most_room = fills.saturating_sub(1);
     let mut room = (entries_at_first * 2 + 3).min(most_room);
     while room < in_ring {

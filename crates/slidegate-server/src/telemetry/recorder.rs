@@ -5,6 +5,7 @@
 //! redacted as the policies that count by them require.
 
 use std::collections::HashMap;
+use std::fmt::Write as _;
 use std::hash::Hasher;
 use std::io;
 use std::net::IpAddr;
@@ -203,11 +204,14 @@ impl Recorder {
         let Some(recording) = active.as_deref() else { return };
         let mut at = None;
         for (position, request) in requests.iter().enumerate() {
-            // Their effects on other requests cannot be repeated one by one, nor can quotas that are
-            // in no configuration.
-            if matches!(request.own_role(), Role::Refusals | Role::IfAllowed)
-                || request.named_policy().is_some_and(is_inline)
-            {
+            let is_left_out = match request.own_role() {
+                // A second key of the request before it.
+                Role::Refusals => true,
+                Role::IfAllowed => decisions.is_denied(),
+                // A quota that is in no configuration.
+                _ => request.named_policy().is_some_and(is_inline),
+            };
+            if is_left_out {
                 continue;
             }
             let first = decisions.iter().find(|one| one.request() == position);
@@ -399,7 +403,7 @@ fn escaped(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len() * 3);
     for byte in bytes {
         match byte {
-            b'%' | ..=0x1f | 0x7f.. => text.push_str(&format!("%{byte:02X}")),
+            b'%' | 0..=0x1f | 0x7f.. => _ = write!(text, "%{byte:02X}"),
             plain => text.push(char::from(*plain)),
         }
     }

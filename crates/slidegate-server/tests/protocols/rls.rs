@@ -3,6 +3,7 @@
 mod calls;
 pub(crate) mod client;
 mod listener;
+mod recorded;
 mod reference;
 mod statistics;
 mod tokens;
