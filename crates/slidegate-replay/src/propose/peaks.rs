@@ -8,10 +8,10 @@ use std::time::Duration;
 
 /// Keys that are followed one by one: 100 bytes each, so about 100 MB.
 const MAX_KEYS: usize = 1_000_000;
+/// Steps that a window can touch: one more than it consists of.
+const TOUCHED: usize = 13;
 /// Steps of a window.
-const STEPS: u64 = 12;
-/// Steps that a window can touch.
-const TOUCHED: usize = STEPS as usize + 1;
+const STEPS: u64 = TOUCHED as u64 - 1;
 
 /// The peaks of all keys.
 #[derive(Debug)]

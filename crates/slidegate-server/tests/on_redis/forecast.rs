@@ -14,7 +14,7 @@ use slidegate_testkit::{TempDir, until_true};
 /// The start of a minute in 2023, so that no window ends while keys are made.
 const START_US: u64 = 1_699_999_980_000_000;
 /// Keys that are charged at once.
-const AT_ONCE: u64 = 400;
+const AT_ONCE: usize = 400;
 
 /// Keys with some requests each.
 #[derive(Debug, Clone, Copy)]
@@ -93,8 +93,8 @@ fn bytes_in_redis_are_within_a_tenth_of_the_forecast_for_every_algorithm() {
                     let gate = SharedGate::redis(case.policy(algorithm), options).unwrap();
                     for at in case.times().take(usize::try_from(rounds).unwrap()) {
                         server.clock().stand(at);
-                        for first in (0..keys).step_by(AT_ONCE as usize) {
-                            let last = keys.min(first + AT_ONCE);
+                        for first in (0..keys).step_by(AT_ONCE) {
+                            let last = keys.min(first + AT_ONCE as u64);
                             let decided = (first..last).map(async |number| {
                                 let id = id(number);
                                 gate.check(&Request::new().with("user", &id).cost(case.cost))
