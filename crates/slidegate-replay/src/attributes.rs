@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use slidegate::{Request, Value, Verb};
 
-use crate::entry::Entry;
+use crate::entry::{Entry, POLICY, VERB};
 
 /// The names of the attributes that entries can have whatever their format is.
 const NAMES: [&str; 8] = ["ip", "path", "method", "user", "user_agent", "host", "referer", "status"];
@@ -29,10 +29,6 @@ pub(crate) struct RecordedCall<'e> {
     /// The only policy that decided.
     pub(crate) policy: Option<&'e str>,
 }
-
-/// How they are named among the attributes. No attribute that a policy uses has such a name.
-pub(crate) const VERB: &str = "slidegate verb";
-pub(crate) const POLICY: &str = "slidegate policy";
 
 impl<'e> RecordedCall<'e> {
     pub(crate) fn of(entry: &Entry<'e>) -> Self {

@@ -57,6 +57,11 @@ impl RequestLine<'_> {
     }
 }
 
+/// How the verb and the policy of a recorded request are named among its attributes. No attribute
+/// that a policy uses has such a name.
+pub(crate) const VERB: &str = "slidegate verb";
+pub(crate) const POLICY: &str = "slidegate policy";
+
 /// Attributes of an entry besides those that have a field of their own.
 #[derive(Clone, Copy)]
 pub struct Extras<'a>(Source<'a>);

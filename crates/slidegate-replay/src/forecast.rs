@@ -11,9 +11,11 @@ use slidegate::{
     format_window,
 };
 
+use charges::Charges;
 pub use measure::Measurement;
 use redis::RedisKey;
 
+mod charges;
 mod measure;
 mod redis;
 
@@ -187,24 +189,6 @@ impl Bytes {
         let [first, typical, full] = each.map(|bytes| bytes.saturating_mul(keys).saturating_add(beside));
         let one = |bytes: u64| bytes.checked_div(keys).unwrap_or_default();
         Self { first, typical, full, typical_key: one(typical), full_key: one(full) }
-    }
-}
-
-/// Requests that count on one key.
-#[derive(Debug, Clone, Copy)]
-struct Charges {
-    /// Their number, at least 1.
-    charges: u64,
-    /// The cost of each.
-    cost: u64,
-}
-
-impl Charges {
-    /// The entries of a log and the cost of each: charges of one step share an entry.
-    fn entries(self, quota: &Quota) -> (u64, u64) {
-        let slots = u64::from(quota.slots());
-        let entries = self.charges.min(slots);
-        (entries, self.charges.saturating_mul(self.cost).div_ceil(entries.max(1)))
     }
 }
 

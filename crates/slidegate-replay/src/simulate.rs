@@ -9,12 +9,14 @@ use std::collections::BinaryHeap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::{RngCore, SeedableRng};
+use rand_chacha::rand_core::SeedableRng;
 
 pub use log::{EntryText, LogStyle, write_line};
+use random::{below, exponential, unit};
 use zipf::Zipf;
 
 mod log;
+mod random;
 mod zipf;
 
 /// Most requests of a simulation, expected on average: an hour of work, and 200 GB of log.
@@ -387,24 +389,6 @@ fn address(number: u64) -> IpAddr {
         Ok(small) if number < IPV4_CLIENTS => Ipv4Addr::from_bits(FIRST_IPV4 + small).into(),
         _ => Ipv6Addr::from_bits(FIRST_IPV6 | u128::from(number) << 72 | 1).into(),
     }
-}
-
-/// A number from 0 up to 1, in steps of 2^-53.
-fn unit(random: &mut ChaCha8Rng) -> f64 {
-    #[allow(clippy::cast_precision_loss)] // 53 bits are exact
-    let number = (random.next_u64() >> 11) as f64;
-    number / (1_u64 << 53) as f64
-}
-
-/// A number below this one. The error of the multiplication is below 2^-40 for the numbers used here.
-fn below(random: &mut ChaCha8Rng, most: u64) -> u64 {
-    let product = u128::from(random.next_u64()) * u128::from(most);
-    u64::try_from(product >> 64).unwrap_or(u64::MAX)
-}
-
-/// The wait for a random event that comes once per unit of time, on average.
-fn exponential(random: &mut ChaCha8Rng) -> f64 {
-    -libm::log(1.0 - unit(random))
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 
 use slidegate::{Algorithm, Quota};
 
-use super::Charges;
+use super::charges::Charges;
 
 /// `sg1:` before the name of the policy and a colon after it (docs/redis-layout.md).
 const NAME_BYTES: u64 = 5;

@@ -8,8 +8,8 @@ use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use crate::attributes::{POLICY, VERB};
 use crate::block::{Escape, RecordWriter, Text};
+use crate::entry::{POLICY, VERB};
 use crate::format::LineKind;
 use crate::format::field::{Field, FieldReader, MAPPED, Target, Value};
 use crate::format::mapping::{Mapping, USUAL};

@@ -151,5 +151,6 @@ fn texts_of_the_log_cannot_leave_their_quotes() {
 /// An empty log has nothing to propose, and must not divide by it.
 #[test]
 fn a_log_without_requests_is_an_empty_list() {
-    assert!(proposal("", "0.1%").ends_with("policies:\n  []\n"));
+    let options = ProposalOptions { window: Duration::from_secs(60), deny_at_most: Share::ONE_IN_A_THOUSAND };
+    assert!(Survey::new(options).propose().yaml("access.log").ends_with("policies:\n  []\n"));
 }

@@ -5,7 +5,7 @@
 
 use rand_chacha::ChaCha8Rng;
 
-use super::{below, unit};
+use super::random::{below, unit};
 
 /// A distribution over the ranks from 1.
 #[derive(Debug, Clone)]

@@ -6,7 +6,6 @@
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
-use std::hash::Hasher;
 use std::io;
 use std::net::IpAddr;
 use std::sync::atomic::{
@@ -19,7 +18,6 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
-use siphasher::sip::SipHasher13;
 use slidegate::client_addr::{Ipv6Prefix, group};
 use slidegate::{Decisions, PolicySet, Request, Role, Timestamp, Value, Verb};
 
@@ -417,15 +415,6 @@ fn values_of(request: &Request<'_>) -> String {
 
 fn write_text(out: &mut Vec<u8>, text: &str) {
     serde_json::to_writer(out, text).expect("a text is JSON");
-}
-
-/// The share of keys with a lower hash than this one, from 0 to 1.
-pub(super) fn share_of(secret: [u64; 2], key: &str) -> f64 {
-    let mut hasher = SipHasher13::new_with_keys(secret[0], secret[1]);
-    hasher.write(key.as_bytes());
-    #[allow(clippy::cast_precision_loss)] // 53 bits are exact
-    let share = (hasher.finish() >> 11) as f64 / (1_u64 << 53) as f64;
-    share
 }
 
 #[cfg(test)]

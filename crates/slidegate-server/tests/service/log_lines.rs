@@ -21,6 +21,7 @@ const UNLIMITED: &[(&str, &str)] = &[
     ("app/policies.rs", "changes of operators, by a timer"),
     ("log_limit.rs", "the helper itself"),
     ("telemetry/events.rs", "denials, by a `LogLimit`; a thread that cannot be started"),
+    ("telemetry/recorder.rs", "the first of several failed writes, and the next success, by a timer"),
     ("telemetry/traces.rs", "lost spans, by a timer and a `LogLimit`"),
     ("listener/certificates.rs", "changed files"),
     ("app/store.rs", "the state of the shared store, by timers; fallbacks, by a `LogLimit`"),
