@@ -408,7 +408,7 @@ fn notes(outcome: &Outcome) -> String {
             scenario.max_keys
         ));
     }
-    notes.extend(log.notes.iter().map(|note| format!("{note}.")));
+    notes.extend(log.notes.iter().map(|note| sentence(note)));
     notes.extend(outcome.notes.iter().cloned());
     let items: String = notes.iter().map(|note| format!("<li>{}</li>", escaped(note))).collect();
     let examples = log.malformed_lines.iter().chain(&log.jumps);
@@ -419,6 +419,18 @@ fn notes(outcome: &Outcome) -> String {
         details("Lines left out, late, or after a gap", &format!("<pre>{lines}</pre>"))
     };
     format!("<section class=\"panel\" id=\"notes\"><h2>Notes</h2><ul>{items}</ul>{lines}</section>\n")
+}
+
+/// A note as a sentence.
+fn sentence(note: &str) -> String {
+    let mut rest = note.chars();
+    let first = rest.next().map(|first| first.to_ascii_uppercase());
+    // The name of a log stays as it is.
+    if note.contains(": format ") {
+        format!("{note}.")
+    } else {
+        format!("{}{}.", first.unwrap_or(' '), rest.as_str())
+    }
 }
 
 /// A sentence whose parts between back quotes are code.

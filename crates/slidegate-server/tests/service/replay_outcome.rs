@@ -241,6 +241,15 @@ fn a_diff_exits_with_1_above_the_threshold_and_2_for_errors() {
     let missing: Vec<_> = fields.iter().filter(|name| !docs.contains(&format!("`{name}`"))).collect();
     assert!(missing.is_empty(), "docs/replay.md lacks {missing:?}");
 
+    // Several logs are one: a copy under another name doubles what clients asked for.
+    let copy = folder.file("copy.log", self::log());
+    let both = run(&["diff", &old, &new, "--log", &log, &copy, "--format", "json"]);
+    let both: Value = serde_json::from_slice(&both.stdout).unwrap();
+    assert_eq!(
+        (&both["requests"], both["log"]["files"].as_array().map(Vec::len)),
+        (&Value::from(480), Some(2))
+    );
+
     let same = run(&["diff", &old, &old, "--log", &log, "--fail-above", "0%", "--format", "markdown"]);
     assert_eq!(same.status.code(), Some(0), "nothing changes");
     assert!(text(&same.stdout).contains("| **newly denied** | 0 | 0% |"), "{}", text(&same.stdout));
