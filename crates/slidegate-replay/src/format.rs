@@ -1,8 +1,5 @@
 //! Formats of access logs: from a line to a record.
 
-use crate::block::{Parsed, RecordWriter, Text};
-use crate::malformed::Malformed;
-
 pub(crate) mod clf;
 pub(crate) mod delimited;
 pub(crate) mod detect;
@@ -13,16 +10,11 @@ pub(crate) mod json;
 pub(crate) mod mapping;
 pub(crate) mod name;
 pub(crate) mod nginx;
+pub(crate) mod parser;
 pub(crate) mod request;
 pub(crate) mod template;
 pub(crate) mod time;
 pub(crate) mod wrapper;
-
-use clf::ClfParser;
-use delimited::DelimitedParser;
-use field::{Field, FieldCounts, FieldReader};
-use json::JsonParser;
-use template::Template;
 
 /// What a well-formed line is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,94 +22,4 @@ pub(crate) enum LineKind {
     Request,
     /// A header, a comment, or a message of the server about something else.
     Other,
-}
-
-/// A format that parses lines.
-#[derive(Debug)]
-pub(crate) struct LineParser {
-    grammar: Grammar,
-    /// Names of further attributes.
-    attributes: Vec<String>,
-}
-
-#[derive(Debug)]
-enum Grammar {
-    Clf(Box<ClfParser>),
-    Template(Box<Template>, Box<FieldReader>),
-    Haproxy { fields: Box<FieldReader>, cost_is_bytes: bool },
-    Json(Box<JsonParser>),
-    Delimited(Box<DelimitedParser>),
-}
-
-impl LineParser {
-    /// Parses one line, given without its line end. The record is not committed.
-    #[inline]
-    pub(crate) fn parse(&mut self, line: &[u8], out: &mut RecordWriter<'_>) -> Result<LineKind, Malformed> {
-        match &mut self.grammar {
-            Grammar::Clf(clf) => clf.parse(line, out)?,
-            Grammar::Template(template, fields) => template.parse(line, fields, out)?,
-            Grammar::Haproxy { fields, cost_is_bytes } => haproxy::parse(line, fields, *cost_is_bytes, out)?,
-            Grammar::Json(json) => return json.parse(line, out),
-            Grammar::Delimited(delimited) => return delimited.parse(line, out),
-        }
-        Ok(LineKind::Request)
-    }
-
-    /// Prepares for a block.
-    pub(crate) fn begin_block(&self, parsed: &mut Parsed) {
-        let attributes = match &self.grammar {
-            Grammar::Delimited(delimited) => delimited.attributes(),
-            _ => &self.attributes,
-        };
-        parsed.clear(attributes.iter().map(String::as_str));
-    }
-
-    /// What had to be decided about times and costs, since the first line.
-    pub(crate) fn counts(&self) -> FieldCounts {
-        match &self.grammar {
-            Grammar::Clf(_) => FieldCounts::default(),
-            Grammar::Template(_, fields) | Grammar::Haproxy { fields, .. } => fields.counts,
-            Grammar::Json(json) => json.fields.counts,
-            Grammar::Delimited(delimited) => delimited.fields.counts,
-        }
-    }
-
-    /// Columns that the user named and that the header of the log does not have.
-    pub(crate) fn missing_columns(&self) -> Vec<&str> {
-        match &self.grammar {
-            Grammar::Delimited(delimited) => delimited.missing(),
-            _ => Vec::new(),
-        }
-    }
-
-    /// Whether the log has the time of each request as it began, or as it ended, as far as the
-    /// format alone says so.
-    pub(crate) fn is_time_ambiguous(&self) -> bool {
-        matches!(self.grammar, Grammar::Clf(_))
-    }
-}
-
-/// The columns of AWS application load balancers. Only ever added to at the end.
-const ALB: &str = "$type $time $elb $client $target $request_processing_time $target_processing_time \
-     $response_processing_time $elb_status_code $target_status_code $received_bytes $sent_bytes \"$request\" \
-     \"$user_agent\" $ssl_cipher $ssl_protocol $target_group_arn \"$trace_id\" \"$domain_name\" \"$chosen_cert_arn\" \
-     $matched_rule_priority $request_creation_time \"$actions_executed\" \"$redirect_url\" \"$error_reason\" \
-     \"$target_list\" \"$target_status_code_list\" \"$classification\" \"$classification_reason\" $conn_trace_id";
-/// Columns that the oldest of its logs have.
-const ALB_REQUIRED: usize = 14;
-
-/// What a column of such a log means.
-fn alb_target(column: &str) -> Option<field::Target> {
-    let (field, rank) = match column {
-        "time" => (Field::End, 1),
-        "request_creation_time" => (Field::Start, 1),
-        "client" => (Field::ClientAndPort, 1),
-        "elb_status_code" => (Field::Status, 1),
-        "sent_bytes" => (Field::Bytes, 1),
-        "request" => (Field::UrlRequest, 1),
-        "user_agent" => (Field::Text(Text::UserAgent), 1),
-        "domain_name" => (Field::Text(Text::Host), 2),
-        _ => return None,
-    };
-    Some(field::Target { field, rank })
 }

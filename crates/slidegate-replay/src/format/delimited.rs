@@ -214,8 +214,11 @@ pub(crate) fn separator(header: &[u8]) -> u8 {
     [b'|', b'\t', b';', b','].into_iter().max_by_key(|byte| count(*byte)).unwrap_or(b',')
 }
 
+/// A cell, and what follows its separator.
+pub(crate) type CsvCell<'a> = (Cow<'a, [u8]>, Option<&'a [u8]>);
+
 /// The first cell of a row, and what follows its separator. `None` if a quote does not end.
-pub(crate) fn csv_cell(text: &[u8], separator: u8) -> Option<(Cow<'_, [u8]>, Option<&[u8]>)> {
+pub(crate) fn csv_cell(text: &[u8], separator: u8) -> Option<CsvCell<'_>> {
     let Some(quoted) = text.strip_prefix(b"\"") else {
         let end = memchr::memchr(separator, text);
         let cell = &text[..end.unwrap_or(text.len())];

@@ -9,9 +9,10 @@ use crate::format::delimited::{DelimitedParser, Kind};
 use crate::format::field::{FieldReader, Target, TimeRules};
 use crate::format::json::{JsonFormat, JsonParser};
 use crate::format::mapping::Mapping;
+use crate::format::parser::{ALB, ALB_REQUIRED, Grammar, LineParser, alb_target};
 use crate::format::template::{Piece, Template};
 use crate::format::time::TimeReader;
-use crate::format::{ALB, ALB_REQUIRED, Grammar, LineParser, alb_target, envoy, nginx};
+use crate::format::{envoy, nginx};
 
 /// The format of an access log.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -244,6 +245,7 @@ impl Format {
 }
 
 /// What a format knows of its variables.
+#[derive(Clone, Copy)]
 struct Known<'k> {
     of_format: fn(&str) -> Option<Target>,
     attribute: &'k dyn Fn(&str) -> Option<String>,

@@ -245,9 +245,8 @@ fn two(tens: u8, ones: u8) -> Option<i8> {
 
 #[inline]
 fn year(text: [u8; 4]) -> Option<i16> {
-    let number = text.iter().all(u8::is_ascii_digit).then_some(())?;
-    let () = number;
-    Some(text.iter().fold(0, |year, digit| year * 10 + i16::from(digit - b'0')))
+    let is_number = text.iter().all(u8::is_ascii_digit);
+    is_number.then(|| text.iter().fold(0, |year, digit| year * 10 + i16::from(digit - b'0')))
 }
 
 /// Reads a fraction of a second, `.123` or `,123`, in microseconds; zero if there is none.

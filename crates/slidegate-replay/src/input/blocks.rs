@@ -10,9 +10,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use memchr::{memchr, memrchr};
 
 use crate::block::{Block, RecordWriter};
+use crate::format::LineKind;
 use crate::format::field::FieldCounts;
+use crate::format::parser::LineParser;
 use crate::format::wrapper::Unwrapper;
-use crate::format::{LineKind, LineParser};
 use crate::input::stream::Compression;
 use crate::malformed::{MAX_LINE_BYTES, Malformed};
 
