@@ -13,11 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use jiff::tz::TimeZone;
-
-use crate::block::{Block, Record};
 use crate::entry::Entry;
-use crate::format::detect::{Detected, detect};
+use crate::format::detect::detect;
 use crate::format::field::{FieldCounts, TimeRules};
 use crate::format::name::{LogFormat, ParserOptions};
 use crate::format::wrapper::Unwrapper;
@@ -28,17 +25,16 @@ use crate::input::stream::{Compression, LogStream};
 use crate::reorder::{PendingLine, RecordHandle, Reorder};
 use crate::stats::{LogStats, LogSummary, MalformedLine, TimeJump};
 
-/// How late a line may come and still be sorted in. Apache logs a request when it ends under the
-/// time it began, and few take two minutes.
-const DEFAULT_SLACK: Duration = Duration::from_secs(120);
-/// Lines that may wait to be sorted, of all logs: two minutes at 8,000 requests a second.
-const MAX_PENDING_LINES: usize = 1_048_576;
-/// Memory of the blocks whose lines wait, of all logs.
-const MAX_PENDING_BYTES: usize = 512 * 1024 * 1024;
+mod log;
+mod open_log;
+mod options;
+
+use log::{FailingStream, Log, Source, sample};
+use open_log::{LiveBlock, OpenLog};
+pub use options::LogOptions;
+
 /// Most logs that are open at once: below the usual limit of file descriptors.
 const MAX_OPEN_LOGS: usize = 512;
-/// Bytes of a log that its format is detected from.
-const SAMPLE_BYTES: usize = 64 * 1024;
 /// Bytes of a block: a few milliseconds' work.
 const BLOCK_BYTES: usize = 1024 * 1024;
 /// Bytes of a block if many logs are open. More than the longest line.
@@ -49,44 +45,6 @@ const MANY_LOGS: usize = 16;
 const MAX_PARSING_THREADS: usize = 8;
 /// A pause between two requests that is worth a note.
 const GAP_US: u64 = 24 * 3600 * 1_000_000;
-
-/// How logs are read.
-#[derive(Clone, Debug)]
-pub struct LogOptions {
-    /// The format of all logs; detected for each if `None`.
-    pub format: Option<LogFormat>,
-    /// Fields and attributes, and the column, variable or path of the log that each is read from.
-    pub fields: Vec<(String, String)>,
-    /// The column, variable or path with the cost of a request; `bytes` for the response's length.
-    /// Fractions are rounded up. 1 for every request if `None`.
-    pub cost_field: Option<String>,
-    /// The zone of times that are logged without one.
-    pub zone: TimeZone,
-    /// Whether the duration of a request is taken off its end, where the log has both.
-    pub derive_start: bool,
-    /// How late a line may come and still be sorted in. Zero keeps the order of each log.
-    pub slack: Duration,
-    /// Whether the first line that cannot be parsed, or comes too late, is an error.
-    pub strict: bool,
-    /// Threads in use, the calling one included. 1 reads everything on the calling one.
-    pub threads: usize,
-}
-
-impl Default for LogOptions {
-    /// Detects the format, takes every request to cost 1, and uses all cores.
-    fn default() -> Self {
-        Self {
-            format: None,
-            fields: Vec::new(),
-            cost_field: None,
-            zone: TimeZone::UTC,
-            derive_start: true,
-            slack: DEFAULT_SLACK,
-            strict: false,
-            threads: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
-        }
-    }
-}
 
 /// Access logs that are being read.
 #[allow(missing_debug_implementations)] // streams have none
@@ -113,42 +71,6 @@ pub struct LogReader {
     bytes_read: Arc<AtomicU64>,
     total_bytes: Option<u64>,
     stats: LogStats,
-}
-
-/// A log, before and after it is open.
-struct Log {
-    source: Source,
-    input: usize,
-    detected: Detected,
-    first_us: u64,
-}
-
-enum Source {
-    File(PathBuf),
-    /// Standard input, or a stream that was given, and how it is compressed.
-    Stream(Option<(Box<dyn Read + Send>, Compression)>),
-}
-
-/// A log that is open.
-struct OpenLog {
-    log: usize,
-    feed: Feed,
-    reorder: Reorder,
-    /// By number; `None` for those that are free.
-    blocks: Vec<Option<LiveBlock>>,
-    held_bytes: usize,
-    /// The block whose records are being taken in, and the next of them.
-    newest: Option<(usize, usize)>,
-    /// A block that is no longer needed, for its memory.
-    spare: Option<Block>,
-    counts: FieldCounts,
-    has_ended: bool,
-}
-
-struct LiveBlock {
-    block: Block,
-    /// Records that have not been handed out.
-    remaining: usize,
 }
 
 /// The next entry of a log. The order of the fields is the order of the merge.
@@ -636,67 +558,6 @@ fn unreadable(name: &str, lines: u64, stats: &LogStats, is_named: bool) -> Strin
         text.push_str(&line.to_string());
     }
     text
-}
-
-impl OpenLog {
-    /// The next line in order of time. `None` if the next block is needed for it, or the log has
-    /// ended.
-    #[inline]
-    fn next_pending(&mut self, logs_open: usize) -> Option<PendingLine> {
-        loop {
-            if let Some(pending) = self.reorder.release_due() {
-                return Some(pending);
-            }
-            let is_full = self.reorder.len() > MAX_PENDING_LINES / logs_open
-                || self.held_bytes > MAX_PENDING_BYTES / logs_open;
-            if is_full && let Some(pending) = self.reorder.release() {
-                return Some(pending);
-            }
-            let Some((block, record)) = self.newest else {
-                return if self.has_ended { self.reorder.release() } else { None };
-            };
-            let live = self.blocks[block].as_ref().expect("the newest block is live until it is taken in");
-            let records = &live.block.parsed.records;
-            let Record { time_us, line, .. } = records[record];
-            self.newest = (record + 1 < records.len()).then_some((block, record + 1));
-            let handle = RecordHandle { block: small(block), record: small(record) };
-            self.reorder.hold(PendingLine { time_us, number: line, handle });
-        }
-    }
-}
-
-/// Numbers of blocks and of records in a block are far below 2^32.
-#[allow(clippy::cast_possible_truncation)]
-fn small(number: usize) -> u32 {
-    number as u32
-}
-
-/// The beginning of a log, and why it could not be read further.
-fn sample(stream: &mut (impl Read + ?Sized)) -> (Vec<u8>, Option<io::Error>) {
-    let mut sample = vec![0; SAMPLE_BYTES];
-    let mut length = 0;
-    while length < sample.len() {
-        match stream.read(&mut sample[length..]) {
-            Ok(0) => break,
-            Ok(read) => length += read,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => {
-                sample.truncate(length);
-                return (sample, Some(error));
-            }
-        }
-    }
-    sample.truncate(length);
-    (sample, None)
-}
-
-/// A stream that has failed.
-struct FailingStream(Option<io::Error>);
-
-impl Read for FailingStream {
-    fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
-        self.0.take().map_or(Ok(0), Err)
-    }
 }
 
 #[cfg(test)]
