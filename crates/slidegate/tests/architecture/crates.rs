@@ -41,7 +41,7 @@ const REPLAY: &Table = &[
     ("malformed", &[]),
     ("block", &["column", "malformed"]),
     ("entry", &["block"]),
-    ("format", &["block", "column", "malformed"]),
+    ("format", &["block", "column", "entry", "malformed"]),
     ("input", &["block", "format", "malformed"]),
     ("reorder", &[]),
     ("stats", &["malformed"]),
