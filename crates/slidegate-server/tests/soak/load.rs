@@ -37,6 +37,7 @@ trait Client {
 }
 
 impl<'scope> Load<'scope> {
+    #[allow(clippy::disallowed_methods)] // Decisions are judged by the time of their clients.
     pub(crate) fn start<'env>(
         scope: &'scope Scope<'scope, 'env>,
         fleet: &'env Fleet,
@@ -66,7 +67,6 @@ impl<'scope> Load<'scope> {
 }
 
 /// Asks until it is over, and connects again after every error.
-#[allow(clippy::disallowed_methods)] // Decisions are judged by the time of their clients.
 fn run<C: Client>(
     connect: impl Fn() -> Result<C, String>,
     seed: u64,
