@@ -244,7 +244,7 @@ mod tests {
         Demand { keys, key_bytes: 24, decisions_per_second, cost: 1, charges_per_key: None }
     }
 
-    /// Whoever buys machines by the forecast needs the share of the limit that is really used.
+    /// Anyone who buys machines by the forecast needs the share of the limit that is really used.
     #[test]
     fn the_average_use_follows_from_the_rate_and_is_at_most_the_limit() {
         let of = |rate| Forecast::of(&policy(Quota::per_minute(100)), demand(1000, rate), Shard::default());

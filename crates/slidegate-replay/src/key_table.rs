@@ -181,7 +181,7 @@ fn tenths(used: u64, limit: u64) -> u8 {
     u8::try_from(used.saturating_mul(TENTHS) / limit).unwrap_or(10).min(9)
 }
 
-/// A hash that whoever writes the log cannot foresee.
+/// A hash that anyone who writes the log cannot foresee.
 #[inline]
 pub(crate) fn hash(hasher: &RandomState, key: &Key<'_>) -> u64 {
     hasher.hash_one(key)

@@ -262,7 +262,7 @@ policies:
         assert_eq!(config.observe, default.observe);
     }
 
-    /// Whoever reads a reference copies from it.
+    /// Anyone who reads a reference copies from it.
     #[test]
     fn the_reference_shows_what_is_really_said() {
         const REFERENCE: &str = include_str!("../../../docs/config.md");

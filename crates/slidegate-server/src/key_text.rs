@@ -118,7 +118,7 @@ mod tests {
         KeyText::read(&policy(scope), text, |attribute| attribute == "ip")
     }
 
-    /// Whoever copies a key out of an answer must reach that very key.
+    /// Anyone who copies a key out of an answer must reach that very key.
     #[test]
     fn what_is_printed_is_read_back() {
         let address: IpAddr = "2001:db8:1:2345::7".parse().unwrap();

@@ -29,7 +29,7 @@ const SETTINGS: [&str; 9] = [
     "TOKEN",
 ];
 
-/// The binary under test, without the settings of whoever runs the tests.
+/// The binary under test, without the settings of anyone who runs the tests.
 pub fn slidegate() -> Command {
     let mut command = Command::new(binary());
     for name in SETTINGS {

@@ -11,7 +11,7 @@ use subtle::ConstantTimeEq;
 /// errors.
 ///
 /// A secret cannot be serialized; [`expose`](Self::expose) is the only access to its value. Its
-/// memory is not overwritten on drop: whoever can read this process's memory can also read the
+/// memory is not overwritten on drop: anyone who can read this process's memory can also read the
 /// copies held by connections.
 ///
 /// ```

@@ -106,7 +106,7 @@ fn users_get_a_policy_if_the_log_has_them() {
     assert!(yaml.contains("ip (100%), user (100%), method (100%)"), "{yaml}");
 }
 
-/// Whoever trusts the figures must not be told less than there was, whatever the step.
+/// Anyone who trusts the figures must not be told less than there was, whatever the step.
 #[test]
 fn peaks_are_at_least_those_of_any_window_and_at_most_a_step_more() {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
@@ -135,7 +135,7 @@ fn peaks_are_at_least_those_of_any_window_and_at_most_a_step_more() {
     }
 }
 
-/// A path is chosen by whoever sends a request: it must not become configuration.
+/// A path is chosen by anyone who sends a request: it must not become configuration.
 #[test]
 fn texts_of_the_log_cannot_leave_their_quotes() {
     for (text, expected) in [

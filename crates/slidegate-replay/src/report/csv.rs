@@ -184,7 +184,7 @@ fn written(cell: &str) -> String {
 mod tests {
     use super::*;
 
-    /// A client named `=cmd|...` must not run on the machine of whoever opens the file.
+    /// A client named `=cmd|...` must not run on the machine of anyone who opens the file.
     #[test]
     fn cells_are_quoted_and_formulas_are_text() {
         for (cell, expected) in [

@@ -43,7 +43,7 @@ fn without_origin(target: &[u8]) -> &[u8] {
 mod tests {
     use super::of;
 
-    /// Whoever finds a second spelling of `/login` has a second limit.
+    /// Anyone who finds a second spelling of `/login` has a second limit.
     #[test]
     fn a_path_is_one_path_in_every_spelling() {
         for (target, path) in [

@@ -93,7 +93,7 @@ mod tests {
         );
     }
 
-    /// Whoever sends it sees one line, and has no file to look into.
+    /// Anyone who sends it sees one line, and has no file to look into.
     #[test]
     fn each_mistake_names_the_policy_its_value_and_the_way_out() {
         for (keys, expected) in [

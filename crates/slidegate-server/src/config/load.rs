@@ -200,7 +200,7 @@ mod tests {
         assert_eq!(values(text).iter().map(|(_, value)| value.as_str()).collect::<Vec<_>>(), shown);
     }
 
-    /// Whoever starts from the file must have what a service without one has.
+    /// Anyone who starts from the file must have what a service without one has.
     #[test]
     fn the_file_to_start_from_is_the_default_configuration() {
         use crate::config::{Counted, describe};
@@ -271,7 +271,7 @@ mod tests {
         }
     }
 
-    /// A configuration may come from whoever may edit it, and must not take the service down.
+    /// A configuration may come from anyone who may edit it, and must not take the service down.
     #[test]
     fn bombs_are_refused_before_they_go_off() {
         let deep = "lists and maps nest deeper than 24; nest fewer";

@@ -79,7 +79,7 @@ mod tests {
         assert_eq!((silent.traces, silent.key_secret, silent.keys_shown.len()), (None, None, 0));
     }
 
-    /// Whoever mistypes the one word that hides keys must not find out by reading them.
+    /// Anyone who mistypes the one word that hides keys must not find out by reading them.
     #[test]
     fn each_wrong_setting_names_its_value_and_the_way_out() {
         assert_eq!(

@@ -202,7 +202,7 @@ mod tests {
         );
     }
 
-    /// Whoever mistypes a key of a policy reads the line, the value and the way out.
+    /// Anyone who mistypes a key of a policy reads the line, the value and the way out.
     #[test]
     fn each_wrong_key_names_its_value_and_the_way_out() {
         for (keys, expected) in [

@@ -79,7 +79,7 @@ mod tests {
             .unwrap_or_else(|errors| panic!("{errors}"))
     }
 
-    /// Whoever changes a password that leaked has to learn that the old one is still in force.
+    /// Anyone who changes a password that leaked has to learn that the old one is still in force.
     #[test]
     fn a_changed_secret_is_named() {
         for (text, expected) in [

@@ -159,7 +159,7 @@ mod tests {
         validator.is_valid(&file)
     }
 
-    /// Whoever starts from the example must not see it underlined, and must see mistakes
+    /// Anyone who starts from the example must not see it underlined, and must see mistakes
     /// underlined.
     #[test]
     fn editors_accept_the_example_and_underline_mistakes() {

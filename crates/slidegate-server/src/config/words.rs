@@ -1,4 +1,4 @@
-//! A policy said back in words, for whoever wants to know what a file really asks for.
+//! A policy said back in words, for anyone who wants to know what a file really asks for.
 
 use std::time::Duration;
 
@@ -227,7 +227,7 @@ mod tests {
         }
     }
 
-    /// Whoever shares a limit must read what becomes of it when the store is away, and how large
+    /// Anyone who shares a limit must read what becomes of it when the store is away, and how large
     /// the server has to be.
     #[test]
     fn where_limits_are_shared_size_and_fallback_are_said() {

@@ -23,8 +23,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Three requests for each address, one of them a login, and none for whoever has a name: the files
-/// give nobody one.
+/// Three requests for each address, one of them a login, and none for anyone who has a name: the
+/// files give nobody one.
 const POLICIES: &str = "
 policies:
   - {name: per-ip, scope: [ip], quota: 3/1h}

@@ -67,7 +67,7 @@ const CASES: [Case; 6] = [
     Case { keys: 100, limit: 10_000, charges: 60, cost: 150 },
 ];
 
-/// Whoever sizes a Redis by the forecast gets a machine of that size.
+/// Anyone who sizes a Redis by the forecast gets a machine of that size.
 #[test]
 fn bytes_in_redis_are_within_a_tenth_of_the_forecast_for_every_algorithm() {
     let server = RedisServer::builder().with_clock().start();
@@ -127,7 +127,7 @@ fn bytes_in_redis_are_within_a_tenth_of_the_forecast_for_every_algorithm() {
     }
 }
 
-/// Whoever sets `max_bytes` or sizes a container by the forecast must not lose keys.
+/// Anyone who sets `max_bytes` or sizes a container by the forecast must not lose keys.
 #[test]
 fn bytes_in_the_memory_store_are_within_a_tenth_of_the_forecast_for_every_algorithm() {
     for algorithm in Algorithm::ALL {

@@ -38,7 +38,7 @@ fn said(server: &Server, args: &[&str]) -> String {
     text(&output.stdout).trim_end().to_owned()
 }
 
-/// Whoever can reach the port must not be able to unblock himself.
+/// Anyone who can reach the port must not be able to unblock himself.
 #[test]
 fn a_token_is_needed_and_permits_what_it_says_and_is_never_logged() {
     let (reader, read_line) = token("read");
@@ -373,8 +373,8 @@ fn a_candidate_shows_what_it_would_change_and_is_promoted() {
 mod on_redis {
     use super::*;
 
-    /// Limits are the fleet's: whoever asks one instance for a change has asked all of them, those
-    /// of tomorrow included.
+    /// Limits are the fleet's: anyone who asks one instance for a change has asked all of them,
+    /// those of tomorrow included.
     #[test]
     fn what_is_changed_through_one_instance_is_in_force_in_all_and_outlives_them() {
         let redis = RedisServer::start();

@@ -26,7 +26,7 @@ fn explain(args: &[&str]) -> (String, Option<i32>) {
     (text(&output.stdout) + &text(&output.stderr), output.status.code())
 }
 
-/// Whoever asks why a request was denied, or why it was not, needs every policy and the reason.
+/// Anyone who asks why a request was denied, or why it was not, needs every policy and the reason.
 #[test]
 fn each_policy_is_said_to_apply_or_why_it_does_not() {
     let folder = TempDir::new("explain-policies");

@@ -27,8 +27,8 @@ const UNLIMITED: &[(&str, &str)] = &[
     ("app/store.rs", "the state of the shared store, by timers; fallbacks, by a `LogLimit`"),
 ];
 
-/// Two million wrong passwords wrote 281 MB: whoever adds a line that a client can cause must not
-/// write it unbounded.
+/// Two million wrong passwords wrote 281 MB: anyone who adds a line that a client can cause must
+/// not write it unbounded.
 #[test]
 fn log_lines_that_clients_can_cause_are_limited() {
     let mut found = BTreeSet::new();

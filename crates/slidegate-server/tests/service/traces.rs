@@ -174,7 +174,7 @@ fn a_decision_is_a_span_of_the_callers_trace_that_says_why() {
     let none = of(&collector.span());
     assert_eq!((none["verdict"].as_str(), none.get("policy")), ("allow", None));
 
-    // Whoever may see spans may not see more of a key than is shown elsewhere.
+    // Anyone who may see spans may not see more of a key than is shown elsewhere.
     check(&server, "", r#"{"card": "4111111111111111"}"#);
     let hidden = of(&collector.span());
     assert!(hidden["key"].starts_with('#') && !format!("{hidden:?}").contains("4111"), "{hidden:?}");
@@ -277,7 +277,7 @@ fn a_grpc_call_is_a_child_of_its_callers_span() {
     assert_eq!((hex(&span.trace_id), hex(&span.parent_span_id)), (TRACE.into(), PARENT.into()));
 }
 
-/// Whoever mistyped the port must read why nothing arrives, and not only that it does not.
+/// Anyone who mistyped the port must read why nothing arrives, and not only that it does not.
 #[test]
 fn the_log_says_why_a_collector_does_not_take_spans() {
     let folder = TempDir::new("traces-refused");

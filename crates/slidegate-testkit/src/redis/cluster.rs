@@ -1,6 +1,6 @@
 //! A cluster: masters that share the slots evenly, and their replicas.
 //!
-//! Questions are answered by the nodes, not from memory: whoever failed over by itself is found
+//! Questions are answered by the nodes, not from memory: anyone who failed over by itself is found
 //! where it is.
 
 use std::thread;

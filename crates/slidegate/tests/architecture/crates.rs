@@ -84,7 +84,7 @@ const TESTKIT: &Table = &[
     ("service", &["http"]),
 ];
 
-/// Whoever reads or replaces a part of these crates must know what it relies on.
+/// Anyone who reads or replaces a part of these crates must know what it relies on.
 #[test]
 fn modules_of_the_other_crates_import_what_the_tables_allow() {
     for (name, _, table) in CRATES {

@@ -306,7 +306,7 @@ fn a_cost_of_zero_passes_and_changes_nothing() {
     }
 }
 
-/// Giving back more than was taken would raise the limit for whoever calls it.
+/// Giving back more than was taken would raise the limit for anyone who calls it.
 #[test]
 fn a_refund_stops_at_what_was_charged_and_says_how_much_that_was() {
     for quota in each(Quota::per_minute(10)) {

@@ -9,7 +9,7 @@ use slidegate::{Algorithm, Clock, Gate, Limiter, ManualClock, Match, MemoryStore
 use slidegate::{Policy, PolicySet, Quota, Request, Timestamp};
 
 const THREADS: u64 = 8;
-/// Far more than any run takes, far less than whoever watches it bears.
+/// Far more than any run takes, far less than anyone who watches it bears.
 const DEADLOCK: Duration = Duration::from_secs(60);
 
 /// Runs `work` on every thread, given its number; returns the sum of what they return.
@@ -236,7 +236,7 @@ struct Held {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Reading {
-    /// Whoever reads next is kept back.
+    /// Anyone who reads next is kept back.
     Next,
     /// Somebody has read, and is kept back.
     Kept,

@@ -146,7 +146,7 @@ fn charged_excess_is_admitted_once_and_waited_out() {
     }
 }
 
-/// Whoever moves from a limiter that counts every hit must be able to keep its numbers, and the
+/// Anyone who moves from a limiter that counts every hit must be able to keep its numbers, and the
 /// promised wait must hold.
 #[test]
 fn counted_denials_are_charged_whoever_denies_and_waited_out() {

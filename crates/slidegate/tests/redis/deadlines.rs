@@ -104,7 +104,7 @@ fn every_call_to_a_server_that_hangs_is_answered_within_5_ms_after_its_deadline(
     });
 }
 
-/// Whoever waits for another caller's call has a deadline of their own.
+/// Anyone who waits for another caller's call has a deadline of their own.
 #[test]
 fn those_who_wait_for_a_call_that_is_under_way_are_answered_by_their_own_deadlines() {
     let fake = silent();

@@ -366,7 +366,7 @@ fn judge_fixed(url: &str, mode: Mode, requests: u64, users: &[u64]) {
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        // What is left is admitted to whoever asks alone, and then nobody is.
+        // What is left is admitted to anyone who asks alone, and then nobody is.
         let gate = limits(mode.options(url).without_denial_cache(), LONG_WINDOW);
         let names: Vec<_> = (0..USERS).map(|user| user.to_string()).collect();
         let request = |user: usize| Request::new().with("tenant", &tenant).with("user", &names[user]);

@@ -256,7 +256,8 @@ fn a_cluster_serves_a_key_on_each_master_and_redirects() {
     assert_eq!(cluster.url_as_user(), format!("redis+cluster://slidegate:loopback-only@{hosts}"));
 }
 
-/// A failover without a crash: whoever is connected must be sent on, with everything still there.
+/// A failover without a crash: anyone who is connected must be sent on, with everything still
+/// there.
 #[test]
 fn a_failover_moves_the_master_and_keeps_the_data() {
     let cluster = cluster();

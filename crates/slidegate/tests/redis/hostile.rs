@@ -1,7 +1,7 @@
 //! Hostile: replies that no script gives, and values that no script wrote.
 //!
-//! Whoever lies may deny service, as whoever is silent may; it decides nothing, and harms nobody
-//! who asks later.
+//! Anyone who lies may deny service, as anyone who is silent may; it decides nothing, and harms
+//! nobody who asks later.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -230,8 +230,8 @@ async fn a_server_that_still_loads_its_data_is_answered_for_until_it_has() {
     until_by_store(&gate, "alice").await;
 }
 
-/// Whoever reads why must learn what the server said, and not that the attempt after that took too
-/// long.
+/// Anyone who reads why must learn what the server said, and not that the attempt after that took
+/// too long.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_refusal_is_reported_although_the_next_attempt_is_not_answered_in_time() {
     let refused = AtomicBool::new(false);

@@ -157,7 +157,7 @@ async fn without_coalescing_each_check_is_a_call_of_its_own() {
     assert!(server.commandstats("evalsha").calls >= before + 10);
 }
 
-/// Whoever goes on asking after a denial must not be able to keep the server busy with it.
+/// Anyone who goes on asking after a denial must not be able to keep the server busy with it.
 #[tokio::test]
 async fn a_denied_key_costs_the_server_no_call_until_its_wait_is_over() {
     let server = RedisServer::start();

@@ -74,8 +74,8 @@ async fn is_refused(gate: &SharedGate, hint: &str) {
     assert!(errors(gate, FailureKind::Tls) > 0, "{:?}", gate.store().stats());
 }
 
-/// Whoever encrypts does so because somebody listens: what is counted must go through, and nothing
-/// in the clear.
+/// Anyone who encrypts does so because somebody listens: what is counted must go through, and
+/// nothing in the clear.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_whose_authority_is_trusted_decides() {
     let secured = Secured::start("127.0.0.1", &[]);

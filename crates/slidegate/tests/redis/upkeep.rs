@@ -61,7 +61,7 @@ fn a_refund_or_a_reset_ends_remembered_denials_in_every_instance() {
     });
 }
 
-/// A denial that nobody can end would lock out whoever was given room.
+/// A denial that nobody can end would lock out anyone who was given room.
 #[test]
 fn nothing_is_remembered_while_no_news_arrive() {
     let server = RedisServer::start();

@@ -7,7 +7,7 @@ use std::io::Write;
 
 use super::{POLICIES, ask, cli, command, connect, exchange, exchange_or_reset, expect, serve, words};
 
-/// Without it, whoever reaches the port resets limits.
+/// Without it, anyone who reaches the port resets limits.
 #[test]
 fn nothing_is_decided_before_the_password() {
     let folder = TempDir::new("resp-auth");

@@ -5,7 +5,7 @@ use slidegate_testkit::TempDir;
 
 use super::client::{answer, client, descriptor, hitting, start, user};
 
-/// Whoever limits by Envoy wants to try other limits on the same calls.
+/// Anyone who limits by Envoy wants to try other limits on the same calls.
 #[tokio::test]
 async fn descriptors_are_recorded_with_their_hits_and_refunds_only_if_the_call_was_allowed() {
     let folder = TempDir::new("rls-recorded");

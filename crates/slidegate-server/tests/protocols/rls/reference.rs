@@ -59,7 +59,7 @@ async fn asked(client: &mut Client, descriptors: &[&[(&str, &str)]]) -> RateLimi
     client.should_rate_limit(request).await.expect("an answer").into_inner()
 }
 
-/// Whoever changes the service keeps the files, and the proxies must not notice: codes, limits,
+/// Anyone who changes the service keeps the files, and the proxies must not notice: codes, limits,
 /// names, order.
 #[tokio::test]
 async fn the_references_files_decide_as_they_do_there() {

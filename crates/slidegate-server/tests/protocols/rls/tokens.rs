@@ -172,7 +172,7 @@ async fn refused_charges_count_for_looks_and_for_no_check() {
         }
         assert_eq!(statuses(&ask(&mut client, &[("tried", "alice", Some(0))]).await), [(Code::Ok, 0)]);
 
-        // Whoever is forgiven is forgiven everything.
+        // Anyone who is forgiven is forgiven everything.
         let body = r#"{"policy":"quota.tokens","attributes":{"descriptor":"quota~tokens=alice"}}"#;
         let reset = server.change("POST", "/v1/reset", &[], body);
         assert_eq!(reset.status, 200, "{}", reset.body);
@@ -195,7 +195,7 @@ async fn denials_of_a_limit_that_nobody_looks_at_write_nothing() {
     assert!(keys.contains("key3=alice") && !keys.contains("refused"), "{keys}");
 }
 
-/// Whoever changes from the reference may keep its numbers: there a denial uses up what other
+/// Anyone who changes from the reference may keep its numbers: there a denial uses up what other
 /// limits have.
 #[tokio::test]
 async fn refused_hits_count_as_in_the_reference_where_that_is_asked_for() {

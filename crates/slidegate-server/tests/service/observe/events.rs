@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Whoever is asked why a client was denied an hour ago has nothing but this.
+/// Anyone who is asked why a client was denied an hour ago has nothing but this.
 #[test]
 fn every_denial_says_why_and_can_be_looked_up() {
     let folder = TempDir::new("observe-events");

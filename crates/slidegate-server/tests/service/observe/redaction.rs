@@ -61,7 +61,7 @@ fn masked_and_hashed_keys_appear_in_no_output() {
     }
 }
 
-/// Keys come from whoever sends requests; what shows them must not be steered by them.
+/// Keys come from anyone who sends requests; what shows them must not be steered by them.
 #[test]
 fn hostile_keys_break_no_line_of_any_output() {
     let users = [

@@ -252,7 +252,7 @@ mod tests {
         }
     }
 
-    /// Whoever reads a script must read what runs.
+    /// Anyone who reads a script must read what runs.
     #[test]
     fn assembled_scripts_are_current() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("lua/assembled");

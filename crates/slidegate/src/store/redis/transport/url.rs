@@ -281,7 +281,7 @@ mod tests {
         assert_eq!(sentinel.sentinel_credentials.password, Some(Secret::new("s".to_owned())));
     }
 
-    /// Whoever mistypes a URL must see where, and a valid example.
+    /// Anyone who mistypes a URL must see where, and a valid example.
     #[test]
     fn wrong_urls_say_what_is_wrong_and_what_is_right() {
         assert_eq!(
