@@ -2,8 +2,10 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
 
-use slidegate::{DecisionSource, Excess, OnStoreError, RedisOptions, Request, Value};
+use slidegate::{DecisionSource, Excess, OnStoreError, Policy, Quota, RedisOptions, Request, Value};
+use slidegate_testkit::poll::until_async;
 use slidegate_testkit::redis::RedisCluster;
 
 use crate::callers::{LATER, check_cost, gate, named, options, until_used};
@@ -167,6 +169,52 @@ fn a_denial_in_one_slot_holds_although_another_does_not_answer() {
                 }
                 until_used(&gate, user).await;
             }
+        }
+    });
+}
+
+/// A refund takes the oldest charges of a key. If it comes when the charge it is for no longer
+/// counts, it takes those of admitted requests, and others are admitted in their place.
+#[test]
+fn a_charge_that_no_longer_counts_is_not_refunded() {
+    const WINDOW: Duration = Duration::from_secs(1);
+    on_cluster(async |cluster| {
+        let slot_of = |policy: &str, user: &str| cluster.slot_of(&format!("sg1:{policy}:{user}"));
+        // The lower slot is charged first, as long as none has denied.
+        let is_short_first = |user: &String| {
+            let node_of = |policy| cluster.master_of(slot_of(policy, user)).port();
+            slot_of("short", user) < slot_of("long", user) && node_of("short") != node_of("long")
+        };
+        let user = &(0..).map(|number| format!("late-{number}")).find(is_short_first).unwrap();
+        let policies = || {
+            let short = Policy::new("short", Quota::new(100, WINDOW).unwrap()).unwrap();
+            [short.scope(["user"]), named("long", 1)]
+        };
+        let options = || options(&cluster.url()).deadline(PATIENT).without_denial_cache();
+        let (gate, witness) = (gate(policies(), options()), gate(policies(), options()));
+        let under = |policy: &'static str| Request::new().with("user", user).under(policy);
+        let used = async || witness.peek(&under("short")).await.strictest().unwrap().used();
+        assert!(gate.check(&under("long")).await.is_allowed());
+        assert_eq!(used().await, 0);
+
+        let silent = cluster.master_of(slot_of("long", user));
+        silent.pause();
+        let denied = {
+            let (gate, user) = (gate.clone(), user.clone());
+            tokio::spawn(async move { gate.check(&Request::new().with("user", &user)).await.is_denied() })
+        };
+        until_async("the first slot is charged", async || used().await == 1).await;
+        until_async("the charge no longer counts", async || used().await == 0).await;
+        for _ in 0..3 {
+            assert!(witness.check(&under("short")).await.is_allowed());
+        }
+        silent.resume();
+        assert!(denied.await.unwrap());
+        // The refund is made in the background, and this is long enough for it.
+        for _ in 0..20 {
+            let used = used().await;
+            assert_eq!(used, 3, "the charges of admitted requests are left alone");
+            tokio::time::sleep(WINDOW / 100).await;
         }
     });
 }

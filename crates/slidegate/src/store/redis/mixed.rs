@@ -29,6 +29,8 @@ struct Mixed<'a> {
     parts: SmallVec<[Part; 4]>,
     cost: u64,
     deadline: Instant,
+    /// When the call was asked for: nothing was charged before.
+    asked: Instant,
     /// The decisions so far.
     answers: Answers,
 }
@@ -48,9 +50,10 @@ impl Calls {
                 peek.own_cost = Some(0);
             }
         }
+        let asked = crate::time::instant();
         let mut answers = self.on_each_slot(&peeks, cost, deadline).await?;
         complete(&parts, &mut answers);
-        let mut mixed = Mixed { subjects, parts, cost, deadline, answers };
+        let mut mixed = Mixed { subjects, parts, cost, deadline, asked, answers };
         match mixed.carry_out(self).await {
             Ok(()) => Ok(mixed.answers),
             Err(undecided) => {
@@ -133,7 +136,7 @@ impl Mixed<'_> {
     fn refund(&mut self, calls: &Arc<Calls>, positions: &[usize]) {
         let checks = self.subjects.at(positions).with_verb(Verb::Check);
         let mut charged: Vec<_> = positions.iter().map(|at| Some(self.answers[*at])).collect();
-        calls.refund_parts(&calls.parts(&checks), &mut charged, self.cost);
+        calls.refund_parts(&calls.parts(&checks), &mut charged, self.cost, self.asked);
         self.put(positions, charged.into_iter().flatten());
     }
 

@@ -1,14 +1,15 @@
 //! Requests whose keys are in several slots of a cluster, so that no single call can decide them.
 //!
 //! The slot whose policies deny most often is charged first, then all others concurrently. If one
-//! of them denies or fails, the charges in the other slots are refunded in full. A denial stands
-//! even if another slot does not reply. No limit is exceeded by that. Until the refund, one or two
-//! round trips later, another request may be denied because of it; if the process ends before, the
-//! charge stays for its window.
+//! of them denies or fails, the charges in the other slots are refunded in full, unless they may have
+//! ceased to count meanwhile. A denial stands even if another slot does not reply. No limit is
+//! exceeded by that. Until the refund, one or two round trips later, another request may be denied
+//! because of it; if the process ends before, the charge stays for its window.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use smallvec::SmallVec;
 use tokio::task::JoinSet;
@@ -18,6 +19,7 @@ use super::call::{Answers, Subject, Subjects};
 use super::{Calls, Failure, LastFailure, Undecided};
 use crate::charge::Excess;
 use crate::decision::{Decision, Verdict};
+use crate::time::instant;
 use crate::verb::Verb;
 
 mod check;
@@ -26,7 +28,7 @@ mod check;
 mod model;
 
 pub(super) use check::SlotPart;
-use check::{SpreadCheck, ended, missing, none_of, put};
+use check::{SlotRefund, SpreadCheck, ended, missing, none_of, put};
 
 impl Calls {
     /// Decides subjects in any slots.
@@ -67,6 +69,7 @@ impl Calls {
         cost: u64,
         deadline: Instant,
     ) -> Result<Answers, Undecided> {
+        let asked = instant();
         parts.sort_by_key(|part| std::cmp::Reverse(self.denials.of(&part.subjects)));
         let mut check = SpreadCheck::new(parts);
         let first = check.parts()[0].subjects.clone();
@@ -91,8 +94,8 @@ impl Calls {
                 }
             }
         }
-        let (outcome, refunds) = check.end(cost);
-        self.send_refunds(refunds, cost);
+        let (outcome, refunds) = check.end(cost, SOON_US);
+        self.send_refunds(refunds, cost, asked);
         outcome
     }
 
@@ -166,31 +169,36 @@ impl Calls {
         Ok(answers)
     }
 
-    /// Refunds what these parts were charged, as [`Self::send_refunds`] does.
+    /// Refunds what these parts were charged since `asked`, as [`Self::send_refunds`] does.
     pub(super) fn refund_parts(
         self: &Arc<Self>,
         charged: &[SlotPart],
         answers: &mut [Option<Decision>],
         cost: u64,
+        asked: Instant,
     ) {
-        self.send_refunds(check::refunds(charged.iter(), answers, cost), cost);
+        self.send_refunds(check::refunds(charged.iter(), answers, cost, SOON_US), cost, asked);
     }
 
-    /// Refunds in the background and past the deadline: the charge of a request that was not
-    /// admitted must not stay.
-    fn send_refunds(self: &Arc<Self>, refunds: Vec<Subjects>, cost: u64) {
+    /// Refunds charges made since `asked`, in the background and past the deadline: the charge of a
+    /// request that was not admitted must not stay. A charge that may have ceased to count is not
+    /// refunded: that would take away what other requests have charged.
+    fn send_refunds(self: &Arc<Self>, mut refunds: Vec<SlotRefund>, cost: u64, asked: Instant) {
         if refunds.is_empty() {
             return;
         }
+        refunds.sort_by_key(|refund| refund.counts_us);
         let calls = Arc::clone(self);
-        let deadline = crate::time::instant() + REFUND_DEADLINE;
+        let patience = instant() + REFUND_DEADLINE;
         tokio::spawn(async move {
-            for subjects in refunds {
+            for SlotRefund { subjects, counts_us } in refunds {
+                let counts = asked.checked_add(Duration::from_micros(counts_us)).unwrap_or(patience);
                 // A refund that fails stays charged for its window: less is admitted, never more.
-                let _ = calls.call_one(&subjects.with_verb(Verb::Refund), cost, deadline).await;
+                let refund = subjects.with_verb(Verb::Refund);
+                let _ = calls.call_one(&refund, cost, patience.min(counts)).await;
             }
             // Denials that were cached meanwhile may be out of date.
-            calls.invalidate_denials(deadline).await;
+            calls.invalidate_denials(patience).await;
         });
     }
 
@@ -207,7 +215,9 @@ impl Calls {
 }
 
 /// The deadline of a refund.
-const REFUND_DEADLINE: std::time::Duration = std::time::Duration::from_secs(2);
+const REFUND_DEADLINE: Duration = Duration::from_secs(2);
+/// Charges that may cease to count before that are refunded apart from the others, and first.
+const SOON_US: u64 = 2_000_000;
 
 /// How often each policy has denied recently. The slot that is most likely to deny is charged
 /// first, so that few charges must be refunded. Policies may share a rate; no decision depends on

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 
 use crate::charge::Excess;
 use crate::decision::Decision;
-use crate::store::redis::call::{Answers, Subjects};
+use crate::store::redis::call::{Answers, Subject, Subjects};
 use crate::store::redis::{Executed, Failure, FailureKind, Undecided};
 
 /// The subjects of a request that are in one slot, and their positions in the request.
@@ -17,6 +17,15 @@ pub(in crate::store::redis) struct SlotPart {
 
 /// The decisions known so far, in the order of the subjects.
 pub(super) type Known = SmallVec<[Option<Decision>; 4]>;
+
+/// Charges in one slot that are to be refunded.
+#[derive(Debug)]
+pub(super) struct SlotRefund {
+    pub(super) subjects: Subjects,
+    /// How long each of them counts at least, in microseconds from when it was charged. A later
+    /// refund would take away what other requests have charged.
+    pub(super) counts_us: u64,
+}
 
 /// A check whose keys are in several slots. Call the first part; if it neither denies nor fails,
 /// all others concurrently.
@@ -72,11 +81,12 @@ impl SpreadCheck {
         self.failure.is_some()
     }
 
-    /// The outcome once every call has ended, and what is to be refunded, by slot.
-    pub(super) fn end(mut self, cost: u64) -> (Result<Answers, Undecided>, Vec<Subjects>) {
+    /// The outcome once every call has ended, and what is to be refunded, see
+    /// [`refunds`].
+    pub(super) fn end(mut self, cost: u64, soon_us: u64) -> (Result<Answers, Undecided>, Vec<SlotRefund>) {
         let is_refunded = self.denied || self.failure.is_some();
         let charged = self.charged.iter().filter(|_| is_refunded).map(|part| &self.parts[*part]);
-        let refunds = refunds(charged, &mut self.answers, cost);
+        let refunds = refunds(charged, &mut self.answers, cost, soon_us);
         (complete(self.answers, self.denied, self.failure), refunds)
     }
 
@@ -94,15 +104,18 @@ impl SpreadCheck {
     }
 }
 
-/// What these parts were charged, to be refunded, and the decisions as they are after that.
+/// What these parts were charged, to be refunded, and the decisions as they are after that. Charges
+/// that count for less than `soon_us` are apart, so that the others need not be as quick.
 pub(super) fn refunds<'p>(
     charged: impl Iterator<Item = &'p SlotPart>,
     answers: &mut [Option<Decision>],
     cost: u64,
-) -> Vec<Subjects> {
+    soon_us: u64,
+) -> Vec<SlotRefund> {
     let mut refunds = Vec::new();
     for part in charged {
-        let mut taken = Subjects(SmallVec::new());
+        let nothing = || SlotRefund { subjects: Subjects(SmallVec::new()), counts_us: u64::MAX };
+        let mut by_time = [nothing(), nothing()];
         for (position, subject) in part.positions.iter().zip(&part.subjects.0) {
             // A shadow policy that would have denied was not charged, and a policy that counts
             // denials keeps its charge.
@@ -110,17 +123,17 @@ pub(super) fn refunds<'p>(
                 |decision: &&mut Decision| decision.cost > 0 && subject.part.excess != Excess::Count;
             if let Some(decision) = answers[*position].as_mut().filter(is_refunded) {
                 // A charge is capped at the maximum usage of its key, so its refund is too.
-                let mut subject = subject.clone();
-                subject.own_cost = Some(decision.cost).filter(|charged| *charged != cost);
+                let own_cost = Some(decision.cost).filter(|charged| *charged != cost);
+                let counts_us = decision.waits.reset_us.min(subject.quota.window_us());
+                let refund = &mut by_time[usize::from(counts_us >= soon_us)];
+                refund.subjects.0.push(Subject { own_cost, ..subject.clone() });
+                refund.counts_us = refund.counts_us.min(counts_us);
                 decision.used = decision.used.saturating_sub(decision.cost);
                 decision.remaining = decision.limit.saturating_sub(decision.used);
                 decision.cost = 0;
-                taken.0.push(subject);
             }
         }
-        if !taken.0.is_empty() {
-            refunds.push(taken);
-        }
+        refunds.extend(by_time.into_iter().filter(|refund| !refund.subjects.0.is_empty()));
     }
     refunds
 }

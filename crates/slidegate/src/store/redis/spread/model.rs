@@ -166,8 +166,8 @@ impl World {
             caller.waiting = (1..check.parts().len()).collect();
         }
         if caller.waiting.is_empty() {
-            let (outcome, refunds) = caller.check.take().unwrap().end(COST);
-            caller.refunds = refunds.iter().map(slot_of).collect();
+            let (outcome, refunds) = caller.check.take().unwrap().end(COST, 0);
+            caller.refunds = refunds.iter().map(|refund| slot_of(&refund.subjects)).collect();
             caller.outcome = Some(match outcome {
                 Ok(answers) if answers.iter().all(|one| !one.is_denied()) => Outcome::Allowed,
                 Ok(answers) => {
@@ -195,7 +195,7 @@ impl World {
             at: Timestamp::EPOCH,
             source: DecisionSource::Store,
             is_blocked: false,
-            waits: Waits { retry_us: 0, reset_us: 0, frees_us: 0 },
+            waits: Waits { retry_us: 0, reset_us: 60_000_000, frees_us: 0 },
         };
         smallvec![decision]
     }
