@@ -125,6 +125,13 @@ pub(crate) fn instant() -> tokio::time::Instant {
     tokio::time::Instant::now()
 }
 
+/// The monotonic clock, for how long a response took.
+#[cfg(feature = "tower")]
+#[allow(clippy::disallowed_methods)]
+pub(crate) fn monotonic() -> Instant {
+    Instant::now()
+}
+
 /// The source of time for a limiter.
 ///
 /// Decisions stay correct if a clock steps back. A small step (up to one second, or one window if

@@ -116,6 +116,9 @@ fn bytes_in_redis_are_within_a_tenth_of_the_forecast_for_every_algorithm() {
             let before = used();
             make(case.keys, case.charges);
             assert_eq!(server.admin(&["DBSIZE"]).trim(), case.keys.to_string());
+            until_true("the server has moved its keys to tables of their final size", || {
+                !server.admin(&["DEBUG", "HTSTATS", "0"]).contains("rehashing target")
+            });
             let found = used() - before;
             let forecast = case.forecast(algorithm).own().redis.typical;
             assert!(

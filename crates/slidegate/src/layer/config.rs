@@ -9,6 +9,7 @@ use std::ops::Deref;
 use std::pin::Pin;
 use std::slice;
 use std::sync::Arc;
+use std::time::Instant;
 
 use http::Extensions;
 use http::response::Response;
@@ -24,6 +25,7 @@ use crate::headers::{FieldBuffer, HeaderOptions};
 use crate::policy::PolicySet;
 use crate::request::Request;
 use crate::store::Store;
+use crate::time::monotonic;
 use crate::verb::Verb;
 
 /// The gate of a layer, over any store. Created with `From`, from a gate or an [`Arc`] of one.
@@ -149,8 +151,9 @@ impl Config {
         owned = self.set_attributes(&mut request, view, client.as_ref());
         request.extend(owned.iter().map(|(name, bytes)| (*name, &**bytes)));
         let several = self.named_requests(&request);
+        let asked = self.refund.as_ref().map(|_| monotonic());
         let decisions = self.gate.run_now(Verb::Check, requests(&request, &several));
-        self.outcome(view, client, &request, &decisions)
+        self.outcome(view, client, &request, &decisions, asked)
     }
 
     /// Decides a request with a gate that has to be awaited.
@@ -164,8 +167,9 @@ impl Config {
         owned = self.set_attributes(&mut request, view, client.as_ref());
         request.extend(owned.iter().map(|(name, bytes)| (*name, &**bytes)));
         let several = self.named_requests(&request);
+        let asked = self.refund.as_ref().map(|_| monotonic());
         let decisions = self.gate.run_later(Verb::Check, requests(&request, &several)).await;
-        self.outcome(view, client, &request, &decisions)
+        self.outcome(view, client, &request, &decisions, asked)
     }
 
     /// Whether the request bypasses the limit.
@@ -213,6 +217,7 @@ impl Config {
         client: Option<Resolved>,
         request: &Request<'_>,
         decisions: &Decisions<'_>,
+        asked: Option<Instant>,
     ) -> Outcome {
         let mut fields = FieldBuffer::default();
         self.headers.write_all(decisions, &mut fields);
@@ -221,7 +226,7 @@ impl Config {
             return Outcome::Deny(Box::new(self.denial(&denied, fields)));
         }
         let refund =
-            self.refund.as_ref().and_then(|_| PendingRefund::new(self, decisions, request)).map(Box::new);
+            asked.and_then(|asked| PendingRefund::new(self, decisions, request, asked)).map(Box::new);
         Outcome::Pass(Pass { fields, refund }, self.sets_extension.then(|| Limited::new(decisions, client)))
     }
 

@@ -7,14 +7,16 @@
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use http::StatusCode;
 use http::response::Parts;
 
 use super::attribute::AttributeValue;
 use super::config::{Config, request_per_policy};
-use crate::gate::Decisions;
+use crate::gate::{Decisions, PolicyDecision};
 use crate::request::Request;
+use crate::time::monotonic;
 use crate::verb::Verb;
 
 /// Which responses refund the cost of their request.
@@ -32,7 +34,8 @@ use crate::verb::Verb;
 ///
 /// The head of the response decides; its body does not matter. The refund completes before the
 /// response is returned, so the client's next request benefits from it. The header fields of the
-/// response show the state before the refund.
+/// response show the state before the refund. A response that takes longer than the charge counts
+/// refunds nothing: that would return what other requests have charged since.
 ///
 /// A request is **unanswered** if the inner service fails with an error or panics, or if the client
 /// disconnects first and the server drops the response. By default its cost stays charged;
@@ -112,8 +115,13 @@ struct ChargedRequest {
     /// In the order of the layer's attributes.
     values: Box<[Option<AttributeValue<'static>>]>,
     cost: u64,
-    /// Names of the policies that were charged, if not all that decided were.
-    policies: Option<Vec<String>>,
+    /// Before the charge.
+    asked: Instant,
+    /// How long each charge counts at least.
+    counts: Duration,
+    /// The policies that were charged, with how long each charge counts: if not all that decided
+    /// were, or if they count for different times.
+    policies: Option<Vec<(String, Duration)>>,
 }
 
 /// A refund in progress. It completes even if this future is dropped, within a tokio runtime and
@@ -127,15 +135,25 @@ impl PendingRefund {
         config: &Arc<Config>,
         decisions: &Decisions<'_>,
         request: &Request<'_>,
+        asked: Instant,
     ) -> Option<Self> {
         let charged = || decisions.iter().filter(|one| one.cost > 0);
-        charged().next()?;
+        let counts = charged().map(|one| counts(&one)).min()?;
         let all = charged().count() == decisions.iter().len();
-        let policies = (!all).then(|| charged().map(|one| one.policy().name().to_owned()).collect());
+        let is_alike = all && charged().all(|one| self::counts(&one) == counts);
+        let with_name = |one: PolicyDecision<'_>| (one.policy().name().to_owned(), self::counts(&one));
+        let policies = (!is_alike).then(|| charged().map(with_name).collect());
         let values = config.attributes.iter().map(|(name, _)| request.value(name).map(AttributeValue::owned));
         let (values, cost) = (values.collect(), request.asked_cost());
         Some(Self {
-            charged: Some(ChargedRequest { config: Arc::clone(config), values, cost, policies }),
+            charged: Some(ChargedRequest {
+                config: Arc::clone(config),
+                values,
+                cost,
+                asked,
+                counts,
+                policies,
+            }),
             #[cfg(feature = "redis")]
             runtime: tokio::runtime::Handle::try_current().ok(),
         })
@@ -159,12 +177,16 @@ impl PendingRefund {
 
     fn settle(&mut self) -> Option<RefundFuture> {
         let charged = self.charged.take()?;
-        let gate = charged.config.gate.clone();
-        if gate.is_immediate() {
-            gate.run_now(Verb::Refund, &charged.requests());
+        let after = monotonic().saturating_duration_since(charged.asked);
+        if charged.requests(after).is_empty() {
             return None;
         }
-        let refund = async move { drop(gate.run_later(Verb::Refund, &charged.requests()).await) };
+        let gate = charged.config.gate.clone();
+        if gate.is_immediate() {
+            gate.run_now(Verb::Refund, &charged.requests(after));
+            return None;
+        }
+        let refund = async move { drop(gate.run_later(Verb::Refund, &charged.requests(after)).await) };
         #[cfg(feature = "redis")]
         if let Some(runtime) = self.runtime.take() {
             let task = runtime.spawn(refund);
@@ -184,12 +206,24 @@ impl Drop for PendingRefund {
 }
 
 impl ChargedRequest {
-    /// The requests to refund.
-    fn requests(&self) -> Vec<Request<'_>> {
-        let under = self.policies.as_deref().unwrap_or(&self.config.under);
+    /// The requests to refund so long after they were charged: those that still count.
+    fn requests(&self, after: Duration) -> Vec<Request<'_>> {
         let mut request = self.config.base_request(self.cost);
         let values = self.config.attributes.iter().zip(&self.values);
         request.extend(values.filter_map(|((name, _), value)| Some((&**name, value.as_ref()?.borrowed()))));
-        if under.is_empty() { vec![request] } else { request_per_policy(&request, under) }
+        match (&self.policies, &*self.config.under) {
+            (Some(policies), _) => {
+                let counting = policies.iter().filter(|(_, counts)| after < *counts);
+                counting.map(|(name, _)| request.clone().under(name)).collect()
+            }
+            (None, _) if after >= self.counts => Vec::new(),
+            (None, []) => vec![request],
+            (None, under) => request_per_policy(&request, under),
+        }
     }
+}
+
+/// How long a charge counts at least.
+fn counts(decision: &PolicyDecision<'_>) -> Duration {
+    decision.reset_after().min(decision.policy().quota().window())
 }

@@ -57,6 +57,32 @@ async fn answers_of_the_kind_that_was_named_give_the_cost_back() {
     }
 }
 
+/// A refund that comes when the charge no longer counts would return what other requests used, and
+/// admit more than the limit in their window.
+#[tokio::test]
+async fn a_response_that_takes_longer_than_the_window_refunds_nothing() {
+    for (window, takes_ms) in [("500ms", 600), ("1m", 0)] {
+        let policies = [policy("short", &format!("10/{window}")), policy("long", "10/1h")];
+        // Real time, as it is the handler that takes long.
+        let gate = Arc::new(Gate::new(slidegate::PolicySet::new(policies).unwrap()));
+        let builder = RateLimitLayer::builder(Arc::clone(&gate)).refund(Refund::server_errors());
+        let answer = service_fn(|_: Request<String>| {
+            let gate = Arc::clone(&gate);
+            async move {
+                tokio::time::sleep(std::time::Duration::from_millis(takes_ms)).await;
+                // Of others, just before the refund.
+                assert!(gate.check(&Asked::new().under("short").cost(2)).is_allowed());
+                let response = Response::builder().status(500).body(String::new());
+                Ok::<_, Infallible>(response.unwrap())
+            }
+        });
+        let Ok(_) = builder.build().unwrap().layer(answer).oneshot(request(&[])).await;
+        let used = |name: &str| gate.peek(&Asked::new().under(name)).strictest().unwrap().used();
+        assert_eq!(used("short"), 2, "{window}");
+        assert_eq!(used("long"), 0, "{window}: its charge still counted");
+    }
+}
+
 /// A second refund would return cost that another request used.
 #[tokio::test]
 async fn a_cost_is_given_back_once_and_in_full() {
