@@ -131,7 +131,21 @@ const MODULES: &[(&str, &[&str])] = &[
         ],
     ),
     ("headers", &["block", "decision", "error", "gate", "quota", "time"]),
-    ("layer", &["client_addr", "decision", "error", "gate", "headers", "policy", "request", "store", "verb"]),
+    (
+        "layer",
+        &[
+            "client_addr",
+            "decision",
+            "error",
+            "gate",
+            "headers",
+            "policy",
+            "request",
+            "store",
+            "time",
+            "verb",
+        ],
+    ),
 ];
 
 /// Files that import each other: the crate, the modules that they all belong to, and the reason.
