@@ -1,8 +1,8 @@
 //! The memory store under concurrency, on a clock that is moved by hand.
 //!
-//! Threads decide in rounds at one moment. Within a round usage only grows, so whatever the order of
-//! its requests was, two things must hold after it for every key: what was admitted in the last window is
-//! at most the limit; and a denied request no longer fits into all of its policies.
+//! Threads decide in rounds at one moment. Within a round usage only grows, so whatever the order
+//! of its requests was, two things must hold after it for every key: what was admitted in the last
+//! window is at most the limit; and a denied request no longer fits into all of its policies.
 
 use std::collections::VecDeque;
 use std::sync::Barrier;

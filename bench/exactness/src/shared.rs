@@ -1,7 +1,7 @@
 //! Redis and Redis Cluster under concurrency, by their own clocks.
 //!
-//! Two gates, as two instances, decide for the same keys. A client only knows when it asked and when it
-//! had the decision, so an excess counts as far as it is certain.
+//! Two gates, as two instances, decide for the same keys. A client only knows when it asked and
+//! when it had the decision, so an excess counts as far as it is certain.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

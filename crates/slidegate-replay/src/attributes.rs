@@ -21,7 +21,8 @@ pub(crate) fn request<'e>(entry: &'e Entry<'_>, status: &'e str) -> Request<'e> 
     policy.into_iter().fold(request, Request::under)
 }
 
-/// What a recording of the service says of a request besides its attributes. Other logs have checks.
+/// What a recording of the service says of a request besides its attributes. Other logs have
+/// checks.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RecordedCall<'e> {
     /// What was done with the cost.

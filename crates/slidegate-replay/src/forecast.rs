@@ -2,8 +2,8 @@
 //! their decisions need.
 //!
 //! Bytes in Redis are computed from the layout of the values and from the allocations that Redis 7
-//! makes for a key; the memory store is asked itself. A test builds both and compares. Later releases
-//! of Redis take less.
+//! makes for a key; the memory store is asked itself. A test builds both and compares. Later
+//! releases of Redis take less.
 
 use serde::Serialize;
 use slidegate::{

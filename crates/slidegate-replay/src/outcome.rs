@@ -170,8 +170,8 @@ pub struct PolicyOutcome {
 /// The greatest usage of each key, as a share of its limit.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct UsageOutcome {
-    /// Keys that were never denied: those that used less than 10 % of the limit, less than 20 %, and
-    /// so on; the last are those that used all of it.
+    /// Keys that were never denied: those that used less than 10 % of the limit, less than 20 %,
+    /// and so on; the last are those that used all of it.
     pub allowed_keys_by_tenth: [u64; 11],
     /// Keys that were denied.
     pub denied_keys: u64,
@@ -260,7 +260,7 @@ pub struct SweepOutcome {
     pub points: Vec<SweepPointOutcome>,
     /// The value to choose: the smallest limit, or longest window, that denies little enough.
     pub recommended: Option<String>,
-    /// Why, or why there is none.
+    /// The reason, or why no reason can be given.
     pub reason: String,
 }
 

@@ -1,9 +1,9 @@
 //! A first configuration from a log: limits that no ordinary client would have hit, each with its
 //! reason.
 //!
-//! The log is read twice. First each key's busiest window is found; then the few keys that are above
-//! the first proposal are decided by the exact log under several limits, of which the smallest is
-//! taken that denies no more than asked for.
+//! The log is read twice. First each key's busiest window is found; then the few keys that are
+//! above the first proposal are decided by the exact log under several limits, of which the
+//! smallest is taken that denies no more than asked for.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;

@@ -31,8 +31,8 @@ const BURST_US: u64 = 1_000_000;
 const PEAK_HOUR: f64 = 14.0;
 const DAY_US: f64 = 86_400e6;
 
-/// Clients in the network for benchmarks (RFC 2544, 198.18.0.0/15). Further ones have IPv6 addresses
-/// for documentation (RFC 3849), each in a network of its own.
+/// Clients in the network for benchmarks (RFC 2544, 198.18.0.0/15). Further ones have IPv6
+/// addresses for documentation (RFC 3849), each in a network of its own.
 const FIRST_IPV4: u32 = 0xC612_0000;
 const IPV4_CLIENTS: u64 = 1 << 17;
 const FIRST_IPV6: u128 = 0x2001_0db8 << 96;
@@ -81,7 +81,8 @@ pub struct Bursts {
     pub every_us: u64,
 }
 
-/// An attacker who sends as much as a fixed window admits just before its end, and again just after.
+/// An attacker who sends as much as a fixed window admits just before its end, and again just
+/// after.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Boundary {
     /// Requests before, and as many after.

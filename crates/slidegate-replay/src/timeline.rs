@@ -58,7 +58,7 @@ pub(crate) struct Timeline<B> {
     max_buckets: usize,
     /// The width of a bucket.
     width_us: u64,
-    /// The start of the first bucket. Meaningless while there is none.
+    /// The start of the first bucket. Meaningless without buckets.
     start_us: u64,
     buckets: Vec<B>,
     /// The end of the last bucket, which nearly every event falls into.

@@ -1,8 +1,10 @@
-//! Judges a sliding window from outside: whether more was admitted within one window than its limit.
+//! Judges a sliding window from outside: whether more was admitted within one window than its
+//! limit.
 //!
-//! All a client knows of a decision is when it sent the request and when it had the reply: the decision
-//! was made in between. So a cost counts within a window only if the whole of that interval lies in it.
-//! What is found is certain; an excess of a few requests at the edges of a window can stay unseen.
+//! All a client knows of a decision is when it sent the request and when it had the reply: the
+//! decision was made in between. So a cost counts within a window only if the whole of that
+//! interval lies in it. What is found is certain; an excess of a few requests at the edges of a
+//! window can stay unseen.
 
 use std::time::Duration;
 

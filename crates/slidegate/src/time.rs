@@ -370,8 +370,8 @@ pub(crate) struct Boot {
 
 #[cfg(feature = "snapshot")]
 impl TimeSource {
-    /// The point in the run of this machine, which a corrected wall clock does not change. `None` if
-    /// it is unknown, or the clock is not the machine's.
+    /// The point in the run of this machine, which a corrected wall clock does not change. `None`
+    /// if it is unknown, or the clock is not the machine's.
     pub(crate) fn boot(&self) -> Option<Boot> {
         match self {
             Self::System(_) => boot(),

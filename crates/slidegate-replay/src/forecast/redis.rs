@@ -45,8 +45,8 @@ const MAX_UNITS: u64 = (1 << 14) - 1;
 const MAX_COMPACT_FIXED: u64 = 1 << 40;
 const MAX_COMPACT_SLIDING: u64 = 1 << 20;
 
-/// CPU time of Redis for one charged decision in a call of its own, in microseconds: the column `CPU
-/// us` of bench/RESULTS.md, `Redis`, `Scripts`, limit 100 (Redis 7.0.15, AMD EPYC).
+/// CPU time of Redis for one charged decision in a call of its own, in microseconds: the column
+/// `CPU us` of bench/RESULTS.md, `Redis`, `Scripts`, limit 100 (Redis 7.0.15, AMD EPYC).
 pub(super) fn cpu_us(algorithm: Algorithm) -> f64 {
     match algorithm {
         Algorithm::SlidingWindow => 5.60,

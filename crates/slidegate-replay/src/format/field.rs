@@ -1,7 +1,7 @@
 //! Fields: what a column, variable or key of a format means, and how it is written to a record.
 //!
-//! Several columns can fill one field, such as the client's address as a proxy sees it and as it was
-//! forwarded. Each has a rank, and the lowest rank that a line has counts.
+//! Several columns can fill one field, such as the client's address as a proxy sees it and as it
+//! was forwarded. Each has a rank, and the lowest rank that a line has counts.
 
 use jiff::tz::TimeZone;
 

@@ -1,7 +1,7 @@
 //! Logs with one JSON object per line.
 //!
-//! The paths that a format wants are a tree; a line is read once, along the tree, and what is not in
-//! it is skipped without being built.
+//! The paths that a format wants are a tree; a line is read once, along the tree, and what is not
+//! in it is skipped without being built.
 
 use std::borrow::Cow;
 use std::fmt;

@@ -60,7 +60,7 @@ impl Template {
                 (Piece::Literal(text), Some((_, until))) => until.push_str(text),
                 (Piece::Variable(name), Some((before, until))) if until.is_empty() => {
                     return Err(format!(
-                        "`{before}` and `{name}` are next to each other, and cannot be told apart: expected a \
+                        "`{before}` and `{name}` are next to each other, and cannot be separated: expected a \
                          literal, such as a space, between them"
                     ));
                 }

@@ -156,7 +156,8 @@ pub(crate) fn unix_float(number: f64) -> Option<u64> {
 }
 
 /// Reads a duration: a number in this unit, or one with its own, such as `4ms` or `1m2.5s`. In
-/// microseconds, rounded down. `None` for `-` and for negative ones, which mean that there is none.
+/// microseconds, rounded down. `None` for `-` and for negative ones, which stand for an absent
+/// value.
 pub(crate) fn duration_us(text: &[u8], unit: Unit) -> Option<u64> {
     let mut rest = text;
     let mut total = 0u64;
@@ -249,7 +250,7 @@ fn year(text: [u8; 4]) -> Option<i16> {
     is_number.then(|| text.iter().fold(0, |year, digit| year * 10 + i16::from(digit - b'0')))
 }
 
-/// Reads a fraction of a second, `.123` or `,123`, in microseconds; zero if there is none.
+/// Reads a fraction of a second, `.123` or `,123`, in microseconds; zero without one.
 fn fraction(text: &[u8]) -> Option<(u64, &[u8])> {
     let Some(rest) = text.strip_prefix(b".").or_else(|| text.strip_prefix(b",")) else {
         return Some((0, text));

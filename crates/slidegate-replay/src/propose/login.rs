@@ -2,7 +2,7 @@
 
 /// Paths that are counted, so that a scanner cannot fill the memory.
 pub(super) const MAX_PATHS: usize = 1000;
-/// Methods of attempts. Loading the form is none.
+/// Methods of login attempts. Loading the form is not an attempt.
 pub(super) const METHODS: [&str; 2] = ["POST", "PUT"];
 /// The longest path that is looked at.
 const MAX_PATH_BYTES: usize = 200;

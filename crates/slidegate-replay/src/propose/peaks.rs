@@ -1,7 +1,7 @@
 //! The busiest window of each key.
 //!
-//! A window is divided into steps, and the sum of the steps that a window can touch is at least what
-//! any one window has: a peak may be up to a step's cost too high, and never too low.
+//! A window is divided into steps, and the sum of the steps that a window can touch is at least
+//! what any one window has: a peak may be up to a step's cost too high, and never too low.
 
 use std::collections::HashMap;
 use std::time::Duration;

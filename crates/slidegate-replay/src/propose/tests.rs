@@ -96,7 +96,7 @@ fn paths_for_logging_in_get_a_stricter_limit() {
     }
 }
 
-/// Users behind one address are told apart where the log has them.
+/// Users behind one address are counted separately where the log has them.
 #[test]
 fn users_get_a_policy_if_the_log_has_them() {
     let users: String =
@@ -106,7 +106,7 @@ fn users_get_a_policy_if_the_log_has_them() {
     assert!(yaml.contains("ip (100%), user (100%), method (100%)"), "{yaml}");
 }
 
-/// Anyone who trusts the figures must not be told less than there was, whatever the step.
+/// The figures must not be too low, whatever the step.
 #[test]
 fn peaks_are_at_least_those_of_any_window_and_at_most_a_step_more() {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;

@@ -1,7 +1,7 @@
 //! What several limits would have denied, decided by the exact log.
 //!
-//! Only keys that are above the lowest limit in some window can be denied. They are few, so that all
-//! limits are tried at once.
+//! Only keys that are above the lowest limit in some window can be denied. They are few, so that
+//! all limits are tried at once.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;

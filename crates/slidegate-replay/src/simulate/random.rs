@@ -10,7 +10,8 @@ pub(super) fn unit(random: &mut ChaCha8Rng) -> f64 {
     number / (1_u64 << 53) as f64
 }
 
-/// A number below this one. The error of the multiplication is below 2^-40 for the numbers used here.
+/// A number below this one. The error of the multiplication is below 2^-40 for the numbers used
+/// here.
 pub(super) fn below(random: &mut ChaCha8Rng, most: u64) -> u64 {
     let product = u128::from(random.next_u64()) * u128::from(most);
     u64::try_from(product >> 64).unwrap_or(u64::MAX)

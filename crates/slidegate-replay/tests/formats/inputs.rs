@@ -299,7 +299,7 @@ fn invalid_formats_are_errors_that_say_why() {
     assert!(error("xml").starts_with("must be `common`, `combined`, "));
     assert_eq!(
         error("nginx:$remote_addr$time_local"),
-        "format `nginx`: `remote_addr` and `time_local` are next to each other, and cannot be told apart: expected a \
+        "format `nginx`: `remote_addr` and `time_local` are next to each other, and cannot be separated: expected a \
          literal, such as a space, between them"
     );
     assert_eq!(
@@ -333,8 +333,8 @@ fn invalid_formats_are_errors_that_say_why() {
     assert_eq!(reader.stats().logs[0].format, "nginx one");
 }
 
-/// `zstd` writes frames one after the other, and tools put frames in between that are to be skipped.
-/// The file is of `zstd`: two frames of ten lines, with a skippable frame between them.
+/// `zstd` writes frames one after the other, and tools put frames in between that are to be
+/// skipped. The file is of `zstd`: two frames of ten lines, with a skippable frame between them.
 #[test]
 fn zstd_of_several_frames_is_read_as_one_log() {
     let bytes = include_bytes!("two-frames.log.zst");

@@ -1,7 +1,7 @@
 //! `slidegate health`: asks the service on this machine whether it is ready, for containers.
 //!
-//! The config file may have become invalid since the service started, so that the service still uses
-//! an older one. Only the addresses in its section `server` are read, and whether there is a
+//! The config file may have become invalid since the service started, so that the service still
+//! uses an older one. Only the addresses in its section `server` are read, and whether there is a
 //! certificate.
 
 use std::io::{Read, Write};

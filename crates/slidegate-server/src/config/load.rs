@@ -115,8 +115,8 @@ fn values(text: &str, name: &str) -> Result<Node, ConfigErrors> {
     })
 }
 
-/// A file to start from: the default policy, and all other keys with their defaults as comments, as in
-/// the example.
+/// A file to start from: the default policy, and all other keys with their defaults as comments, as
+/// in the example.
 pub(crate) fn starting_file() -> String {
     const EXAMPLE: &str = include_str!("../../../../docs/slidegate.example.yaml");
     const DEFAULTS: &str = "# Everything else, with the defaults:\n";

@@ -22,8 +22,8 @@ pub(super) struct RecordSection {
     /// Most files, with the one being written. The oldest is deleted.
     #[schemars(range(min = 1, max = 1000), extend("default" = 8))]
     files: usize,
-    /// The share of keys whose requests are recorded, 0 to 1. All requests of a key are recorded, or
-    /// none.
+    /// The share of keys whose requests are recorded, 0 to 1. All requests of a key are recorded,
+    /// or none.
     #[schemars(range(min = 0, max = 1), extend("default" = 1))]
     sample: f64,
 }

@@ -94,7 +94,8 @@ struct ServerSection {
     /// Most connections of all protocols together. Fewer if the limit of file descriptors is lower.
     #[schemars(range(min = 1, max = 1_000_000), extend("default" = 16_384))]
     max_connections: usize,
-    /// Most connections of one client address (of one /56 network for IPv6). A proxy is one address.
+    /// Most connections of one client address (of one /56 network for IPv6). A proxy is one
+    /// address.
     #[schemars(range(min = 1, max = 1_000_000), extend("default" = 8192))]
     max_connections_per_peer: usize,
     /// How long an HTTP connection may be idle between two requests.

@@ -1,4 +1,5 @@
-//! The accept loop of every port. It never stops accepting: a connection that has no place is refused.
+//! The accept loop of every port. It never stops accepting: a connection that has no place is
+//! refused.
 
 use std::future::poll_fn;
 use std::io;

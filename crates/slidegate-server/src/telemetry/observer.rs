@@ -208,7 +208,8 @@ impl Observer {
         }
     }
 
-    /// Records the requests of a call to the configured file. Costs one branch if there is none.
+    /// Records the requests of a call to the configured file. Costs one branch if no file is
+    /// configured.
     #[inline]
     pub(crate) fn record_requests(
         &self,

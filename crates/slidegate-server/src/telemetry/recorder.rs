@@ -454,7 +454,7 @@ mod tests {
         // Addresses of one network are one key, so they have one hash.
         assert_eq!(one, of("alice-smith", "2001:db8:1:2ff::9"));
         assert_ne!(one, of("alice-smith", "2001:db8:1:300::1"));
-        // Masks that look alike are told apart.
+        // Masks that look alike are distinct.
         assert_ne!(one, of("alice-smyth", "2001:db8:1:200::1"));
     }
 

@@ -59,8 +59,8 @@ impl Redactor {
         }
     }
 
-    /// A value of an attribute, redacted so that different values stay different: a mask has a whole
-    /// hash after it.
+    /// A value of an attribute, redacted so that different values stay different: a mask has a
+    /// whole hash after it.
     pub(super) fn distinct(&self, value: &str, how: KeysShown) -> String {
         let hash = || self.hash(value, HASH_CHARACTERS);
         match how {

@@ -35,7 +35,8 @@ fn without_any_descriptor_connections_are_refused_until_there_are_some_again() {
     for protocol in Protocol::ALL {
         let mut refused: Vec<_> = (0..120).map(|_| victim.connect(protocol)).collect();
         for stream in &mut refused {
-            // One that was let in ends with its client; one that still waits to be accepted does not.
+            // One that was let in ends with its client; one that still waits to be accepted does
+            // not.
             let _ = stream.shutdown(Shutdown::Write);
             until_closed(stream);
         }

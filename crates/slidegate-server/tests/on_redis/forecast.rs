@@ -114,7 +114,8 @@ fn bytes_in_redis_are_within_a_tenth_of_the_forecast_for_every_algorithm() {
                 // Closes its connections, whose buffers would count.
                 drop(runtime);
             };
-            // The scripts, and the histogram that the server has for each command, are there before.
+            // The scripts, and the histogram that the server has for each command, are there
+            // before.
             make(1, case.charges);
             ask(&["DBSIZE"]);
             ask(&["FLUSHALL"]);

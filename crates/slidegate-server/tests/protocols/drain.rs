@@ -1,4 +1,5 @@
-//! The drain: after SIGTERM the service is not ready, and still serves everybody, on every protocol.
+//! The drain: after SIGTERM the service is not ready, and still serves everybody, on every
+//! protocol.
 //!
 //! Nothing depends on time: the delay is an hour, and a second signal ends it.
 
@@ -214,7 +215,8 @@ fn kinds(mut stream: TcpStream) -> Vec<u8> {
     kinds
 }
 
-/// On a developer's machine Control-C must not take seconds; anywhere else load balancers need time to notice.
+/// On a developer's machine Control-C must not take seconds; anywhere else load balancers need time
+/// to notice.
 #[test]
 fn the_delay_is_for_services_that_others_can_reach() {
     let folder = TempDir::new("drain-default");

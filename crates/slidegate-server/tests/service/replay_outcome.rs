@@ -6,7 +6,7 @@ use serde_json::Value;
 use slidegate_testkit::TempDir;
 use slidegate_testkit::service::{run, slidegate, text};
 
-/// 240 requests of six clients, some of them in bursts, and a line that is none.
+/// 240 requests of six clients, some of them in bursts, and a malformed line.
 fn log() -> String {
     let mut log = String::new();
     for n in 0..240 {

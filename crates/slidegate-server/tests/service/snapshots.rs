@@ -127,8 +127,8 @@ fn a_restart_keeps_usage_and_changes_made_at_run_time() {
     assert!(log.contains("usage was restored from the snapshot"), "{log}");
 }
 
-/// Machines fail in the middle of a write: whatever was saved before must be there, and nothing that
-/// was never charged.
+/// Machines fail in the middle of a write: whatever was saved before must be there, and nothing
+/// that was never charged.
 #[test]
 fn a_process_that_is_killed_at_any_moment_leaves_the_last_good_snapshot() {
     const ROUNDS: u64 = 12;
@@ -177,7 +177,8 @@ fn a_process_that_is_killed_at_any_moment_leaves_the_last_good_snapshot() {
     assert!(place.files().iter().all(|name| !name.contains("damaged")), "{:?}", place.files());
 }
 
-/// A file that is not whole must be noticed by somebody, and must not keep the service from running.
+/// A file that is not whole must be noticed by somebody, and must not keep the service from
+/// running.
 #[test]
 fn a_damaged_snapshot_is_rejected_loudly_and_kept() {
     let place = Place::new("1h", POLICIES);

@@ -25,8 +25,8 @@ const SECONDS: u64 = 120;
 /// Which limit every user has, per [`WINDOW`].
 const LIMIT: u64 = 20;
 const WINDOW: Duration = Duration::from_secs(2);
-/// Growth of the instance that is never restarted, after a quarter of the time. Caches and buffers of
-/// the allocator fill for a while; a leak grows with every request and goes past any constant.
+/// Growth of the instance that is never restarted, after a quarter of the time. Caches and buffers
+/// of the allocator fill for a while; a leak grows with every request and goes past any constant.
 const MAX_GROWTH: u64 = 24 * 1024 * 1024;
 
 /// Ends the load, also when a fault panics: the scope would wait for its clients for ever.

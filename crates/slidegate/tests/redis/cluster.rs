@@ -1,5 +1,5 @@
-//! Cluster: nodes that fail, slots that move, and what clusters of which a part is lost do. Requests
-//! whose keys are in several slots are in `slots.rs`.
+//! Cluster: nodes that fail, slots that move, and what clusters of which a part is lost do.
+//! Requests whose keys are in several slots are in `slots.rs`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -75,12 +75,12 @@ async fn a_server_that_was_killed_and_comes_back_empty_is_used_again() {
 /// A frozen server executes on waking what it was sent; callers that gave up must not be charged.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_wakes_charges_nobody_who_has_given_up() {
-    for coalescing in [false, true] {
+    for batching in [false, true] {
         let server = RedisServer::start();
         let witness = healthy(options(&server.url())).await;
         assert!(check(&witness, "alice").await.by_store());
         let options = options(&server.url()).deadline(UNDER_WAY);
-        let gate = gate([hourly(1_000_000)], if coalescing { options } else { options.without_batching() });
+        let gate = gate([hourly(1_000_000)], if batching { options } else { options.without_batching() });
         until_used(&gate, "alice").await;
         let before = evalsha_calls(&server);
 
@@ -93,7 +93,7 @@ async fn a_server_that_wakes_charges_nobody_who_has_given_up() {
         server.resume();
 
         until_true("the late calls are made", || evalsha_calls(&server) > before);
-        assert_eq!(used(&server.url(), "alice").await, 1, "coalescing: {coalescing}");
+        assert_eq!(used(&server.url(), "alice").await, 1, "batching: {batching}");
         assert_eq!(until_used(&gate, "alice").await, [1]);
     }
 }
@@ -200,7 +200,8 @@ async fn a_black_hole_opens_the_breaker_after_a_few_calls_and_the_others_are_ans
     }
     let waited = errors(&gate, FailureKind::Timeout) - before;
     assert!(waited <= 5, "{waited} calls waited: {:?}", gate.store().primary().nodes());
-    // Probes wait for their deadline. A slow machine sends more of them, but most calls are not probes.
+    // Probes wait for their deadline. A slow machine sends more of them, but most calls are not
+    // probes.
     let before = errors(&gate, FailureKind::Timeout);
     for _ in 0..200 {
         check(&gate, "alice").await;

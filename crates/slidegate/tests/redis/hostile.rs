@@ -17,7 +17,7 @@ use crate::callers::{
 /// charges twice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_that_may_have_been_made_is_never_made_again() {
-    for (answer, coalescing) in [
+    for (answer, batching) in [
         (FakeReply::SendAndClose(Vec::new()), true),
         (FakeReply::SendAndClose(Vec::new()), false),
         (FakeReply::SendAndClose(b"$35\r\n\x01".to_vec()), true),
@@ -32,7 +32,7 @@ async fn a_call_that_may_have_been_made_is_never_made_again() {
             _ => "+OK\r\n".into(),
         });
         let options = options(&fake.url()).deadline(Duration::from_secs(3));
-        let gate = gate([one_second()], if coalescing { options } else { options.without_batching() });
+        let gate = gate([one_second()], if batching { options } else { options.without_batching() });
         let outcome = check(&gate, "alice").await;
         assert_eq!((outcome.allowed, outcome.source), (true, DecisionSource::Local), "{answer:?}");
         let heard = || fake.heard().iter().filter(|command| command[0] == b"EVALSHA").count();
@@ -148,10 +148,10 @@ async fn replies_that_no_script_gives_decide_nothing_and_harm_nobody_later() {
         // A script that is missing is loaded.
         _ => "+OK\r\n".into(),
     });
-    for coalescing in [true, false] {
+    for batching in [true, false] {
         for reply in hostile_replies() {
             let options = hasty(&fake.url());
-            let options = if coalescing { options } else { options.without_batching() };
+            let options = if batching { options } else { options.without_batching() };
             let gate = gate([one_second()], options);
             *said.lock().unwrap() = reply.clone();
             let outcome = check(&gate, "alice").await;

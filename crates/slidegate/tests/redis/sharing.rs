@@ -141,7 +141,7 @@ async fn a_caller_who_gives_up_takes_no_other_along() {
 
 /// Outcome to call for each check, it does.
 #[tokio::test]
-async fn without_coalescing_each_check_is_a_call_of_its_own() {
+async fn without_batching_each_check_is_a_call_of_its_own() {
     let server = RedisServer::start();
     let gate = gate([hourly(100)], options(&server.url()).deadline(LATER).without_batching());
     until_used(&gate, "alice").await;

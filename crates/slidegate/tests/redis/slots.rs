@@ -29,10 +29,10 @@ fn a_denial_in_any_of_several_slots_leaves_the_other_policies_uncharged() {
         let users = spread_users(cluster, names, 2);
         for user in &users {
             for denier in names {
-                for coalescing in [true, false] {
+                for batching in [true, false] {
                     let policies = names.map(|name| named(name, if name == denier { 1 } else { 100 }));
                     let options = options(&cluster.url()).deadline(PATIENT).without_denial_cache();
-                    let options = if coalescing { options } else { options.without_batching() };
+                    let options = if batching { options } else { options.without_batching() };
                     let gate = gate(policies, options);
                     let request = Request::new().with("user", user);
                     gate.reset(&request).await.unwrap();
@@ -227,9 +227,9 @@ fn a_caller_who_gives_up_leaves_no_policy_charged_alone() {
         let user = &spread_users(cluster, names, 1)[0];
         let request = Request::new().with("user", user);
         for silent in names {
-            for coalescing in [true, false] {
+            for batching in [true, false] {
                 let options = options(&cluster.url()).deadline(SILENCE).without_denial_cache();
-                let options = if coalescing { options } else { options.without_batching() };
+                let options = if batching { options } else { options.without_batching() };
                 let gate = gate(names.map(|name| named(name, 100)), options);
                 until_used(&gate, user).await;
                 gate.reset(&request).await.unwrap();

@@ -33,8 +33,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ControlDocumentId {
-    /// Random, chosen by the instance that writes the first document, or the first after a loss. 0 in
-    /// documents of releases that wrote the version alone.
+    /// Random, chosen by the instance that writes the first document, or the first after a loss. 0
+    /// in documents of releases that wrote the version alone.
     pub epoch: u64,
     /// Grows with each write. 0 if there is no document.
     pub version: u64,

@@ -1,8 +1,8 @@
 //! Requests whose keys are in several slots of a cluster, so that no single call can decide them.
 //!
 //! The slot whose policies deny most often is charged first, then all others concurrently. If one
-//! of them denies or fails, the charges in the other slots are refunded in full, unless they may have
-//! ceased to count meanwhile. A denial stands even if another slot does not reply. No limit is
+//! of them denies or fails, the charges in the other slots are refunded in full, unless they may
+//! have ceased to count meanwhile. A denial stands even if another slot does not reply. No limit is
 //! exceeded by that. Until the refund, one or two round trips later, another request may be denied
 //! because of it; if the process ends before, the charge stays for its window.
 

@@ -142,7 +142,8 @@ impl Transport {
     }
 
     /// Runs a script by its hash, at most once, and not after the deadline. All keys must be in one
-    /// slot. Stores in `last_failure` why it is repeated. A reply above `bound` ends the connection.
+    /// slot. Stores in `last_failure` why it is repeated. A reply above `bound` ends the
+    /// connection.
     ///
     /// Dropping the future does not cancel a call that was already sent, and does not affect other
     /// calls.

@@ -1,5 +1,6 @@
-//! A model of checks that meet in several slots: every order in which their calls, replies, failures
-//! and refunds can happen, tried one by one, with the state machine that also makes the real calls.
+//! A model of checks that meet in several slots: every order in which their calls, replies,
+//! failures and refunds can happen, tried one by one, with the state machine that also makes the
+//! real calls.
 
 use std::collections::HashSet;
 
@@ -249,8 +250,8 @@ fn explore(world: World, faults: Faults) -> (usize, HashSet<String>) {
     (seen.len(), ends)
 }
 
-/// Two requests for the last unit of two slots, called in the same order or crosswise: never both are
-/// admitted, and no charge of a denied one stays.
+/// Two requests for the last unit of two slots, called in the same order or crosswise: never both
+/// are admitted, and no charge of a denied one stays.
 #[test]
 fn requests_that_meet_in_two_slots_are_charged_in_both_or_in_none() {
     for orders in [[[0, 1], [0, 1]], [[0, 1], [1, 0]]] {
@@ -278,8 +279,8 @@ fn three_requests_in_three_slots_leave_nothing_behind() {
     assert!(ends.iter().all(|end| end.matches("Allowed").count() <= 1), "{ends:?}");
 }
 
-/// Calls that fail, with or without effect: at most the failed request stays charged, and no limit is
-/// exceeded.
+/// Calls that fail, with or without effect: at most the failed request stays charged, and no limit
+/// is exceeded.
 #[test]
 fn failed_calls_never_admit_too_much() {
     for limits in [[1, 1], [1, 2], [2, 2]] {
@@ -288,7 +289,8 @@ fn failed_calls_never_admit_too_much() {
     }
 }
 
-/// A process that ends leaves charges for their window, which deny others and admit nobody too often.
+/// A process that ends leaves charges for their window, which deny others and admit nobody too
+/// often.
 #[test]
 fn processes_that_end_never_admit_too_much() {
     for limits in [[1, 1], [1, 2], [2, 2]] {
