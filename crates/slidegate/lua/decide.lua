@@ -64,8 +64,10 @@ if argv[2] == 'once' then
   local first = call('GET', once)
   if first then return cmsgpack.unpack(first) end
 end
+--@parts
 local opens = {}
 --@opens
+--@opens_with_holds
 -- Letters of the modes.
 local CHECK, PEEK, REFUND, PENALIZE = 99, 112, 114, 110
 local ENFORCED, CHARGE, COUNT, OVER = 101, 43, 33, 111
@@ -86,6 +88,7 @@ for p = 1, parts do
     link[p] = tonumber(mode:sub(6))
   end
   own[p] = tonumber(argv[from + 4])
+  --@verbs
   if opens[letter] then
     local wrong
     at[p], adds[p], needed[p] = p, 0, 0
@@ -125,6 +128,7 @@ for request = 4, 3 + requests do
         local least = excess[p] == CHARGE and 1 or 0
         denied[p] = least - capacity[k] + used[k] + adds[k] + (added[p] or 0) > 0
       end
+      --@full
       if denied[p] and enforced[p] and role[p] == DECIDING then
         is_denied, by_peek = true, by_peek or verb[p] == PEEK
       end
@@ -167,6 +171,7 @@ for request = 4, 3 + requests do
         end
       elseif passes and not denied[p] then
         adds[k] = adds[k] + takes
+        --@reserve
       else
         denied[p] = true
       end

@@ -1,6 +1,8 @@
-//! The four algorithms. Each is a [`State`], by the rules of `state.rs`.
+//! The four algorithms, and what is in flight. Each is a [`State`], by the rules of `state.rs`.
 
 pub(crate) mod fixed_window;
+pub(crate) mod held;
+pub(crate) mod in_flight;
 #[cfg(feature = "redis")]
 pub(crate) mod log_reply;
 #[cfg(feature = "snapshot")]
@@ -11,6 +13,8 @@ mod state;
 pub(crate) mod token_bucket;
 
 pub(crate) use fixed_window::FixedWindow;
+pub(crate) use held::{HeldKey, counts_still, inspect_with_holds};
+pub(crate) use in_flight::InFlight;
 #[cfg(feature = "redis")]
 pub(crate) use log_reply::LogReply;
 #[cfg(feature = "snapshot")]
@@ -20,9 +24,9 @@ pub(crate) use sliding_window::SlidingWindow;
 pub(crate) use state::{Done, State, decision, inspect, perform};
 pub(crate) use token_bucket::TokenBucket;
 
-/// Runs a macro on all algorithms: the name of the state type, which is also that of the variant of
+/// Runs a macro on the four algorithms that count a rate: the name of the state type, which is also that of the variant of
 /// `Algorithm`, and a name for a field.
-macro_rules! for_each_algorithm {
+macro_rules! for_each_rate {
     ($run:ident) => {
         $run! {
             SlidingLog sliding_log, SlidingWindow sliding_window,
@@ -30,7 +34,7 @@ macro_rules! for_each_algorithm {
         }
     };
 }
-pub(crate) use for_each_algorithm;
+pub(crate) use for_each_rate;
 
 /// Runs an expression for the state type of an algorithm.
 macro_rules! for_algorithm {
@@ -50,6 +54,10 @@ macro_rules! for_algorithm {
             }
             $crate::quota::Algorithm::TokenBucket => {
                 type $state = $crate::algorithm::TokenBucket;
+                $run
+            }
+            $crate::quota::Algorithm::InFlight => {
+                type $state = $crate::algorithm::InFlight;
                 $run
             }
         }

@@ -3,8 +3,9 @@
 use smallvec::SmallVec;
 
 use crate::block::Block;
+use crate::hold::{DEFAULT_TTL_US, NewHold, Unsettled};
 use crate::key::Key;
-use crate::quota::Quota;
+use crate::quota::{Algorithm, Quota};
 use crate::verb::{Role, Verb};
 
 /// What a [`Store`](crate::store::Store) carries out on one key: one policy's part of a request.
@@ -23,6 +24,8 @@ pub struct Charge<'a> {
     /// The key's block, which may be over.
     pub(crate) block: Option<&'a Block>,
     pub(crate) part: Part,
+    /// Set for a check whose cost is held instead of charged.
+    pub(crate) reserve: Option<Reserve<'a>>,
     /// What to do when a shared store does not answer.
     #[cfg(feature = "redis")]
     pub(crate) on_store_error: OnStoreError,
@@ -30,6 +33,33 @@ pub struct Charge<'a> {
     pub(crate) policy: usize,
     /// Which of the requests it is for.
     pub(crate) request: usize,
+}
+
+/// How a cost is held.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Reserve<'a> {
+    pub(crate) terms: &'a HoldTerms,
+    pub(crate) unsettled: Unsettled,
+}
+
+/// What the holds of one reservation have in common.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct HoldTerms {
+    pub(crate) id: u64,
+    /// As asked. Permits last as long as the lease of their policy unless it is said.
+    pub(crate) ttl_us: Option<u64>,
+    /// What becomes of it if it is not settled in time, under policies that do not say it.
+    pub(crate) unsettled: Unsettled,
+}
+
+impl HoldTerms {
+    /// How long a hold under this quota lasts.
+    pub(crate) fn ttl_us(&self, quota: &Quota) -> u64 {
+        self.ttl_us.unwrap_or(match quota.algorithm() {
+            Algorithm::InFlight => quota.window_us(),
+            _ => DEFAULT_TTL_US,
+        })
+    }
 }
 
 impl<'a> Charge<'a> {
@@ -64,6 +94,13 @@ impl<'a> Charge<'a> {
     #[must_use]
     pub fn cost(&self) -> u64 {
         self.part.cost
+    }
+
+    /// The hold that it makes instead of charging.
+    #[inline]
+    pub(crate) fn new_hold(&self) -> Option<NewHold> {
+        let Reserve { terms, unsettled } = self.reserve?;
+        Some(NewHold { id: terms.id, ttl_us: terms.ttl_us(self.quota), unsettled })
     }
 
     /// What to do with the cost.
@@ -173,6 +210,8 @@ pub(crate) type Charges<'a> = SmallVec<[Charge<'a>; 4]>;
 /// What requests would charge: in their order and that of the policies, each key at most once.
 #[derive(Debug, Default)]
 pub(crate) struct Plan<'a> {
+    /// Whether its requests are reserved as one.
+    pub(crate) is_reservation: bool,
     pub(crate) charges: Charges<'a>,
     /// Requests that met an earlier one on a key, with the position of its charge, which carries
     /// the cost of both.
@@ -181,7 +220,8 @@ pub(crate) struct Plan<'a> {
 
 impl<'a> Plan<'a> {
     /// Adds a charge of the last request. One that meets an earlier request on its key is added to
-    /// that charge: looked at one by one, each would fit where both do not.
+    /// that charge: checked one by one, each would fit where both do not. Requests that are
+    /// reserved as one are settled to one cost, so the larger one is held.
     pub(crate) fn add(&mut self, mut charge: Charge<'a>) {
         if charge.part.role == Role::Refusals {
             let Some(base) = self.base_of(&charge) else { return };
@@ -211,7 +251,11 @@ impl<'a> Plan<'a> {
         };
         self.met.push((charge.request, position));
         let known = &mut self.charges[position].part;
-        known.cost = known.cost.saturating_add(part.cost);
+        known.cost = if self.is_reservation {
+            known.cost.max(part.cost)
+        } else {
+            known.cost.saturating_add(part.cost)
+        };
         known.over_limit |= part.over_limit;
         if part.role < known.role {
             (known.role, known.link) = (part.role, part.link);

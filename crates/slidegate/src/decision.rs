@@ -32,11 +32,13 @@ pub struct Decision {
     pub(crate) verdict: Verdict,
     pub(crate) limit: u64,
     pub(crate) used: u64,
+    pub(crate) held: u64,
     pub(crate) remaining: u64,
     pub(crate) cost: u64,
     pub(crate) at: Timestamp,
     pub(crate) source: DecisionSource,
     pub(crate) is_blocked: bool,
+    pub(crate) has_no_more_holds: bool,
     pub(crate) waits: Waits,
 }
 
@@ -49,18 +51,23 @@ pub enum Reason {
     /// The key is blocked; [`PolicyDecision::block`](crate::PolicyDecision::block) has the end of
     /// the block.
     Blocked,
+    /// The cost fits, but the key has as many open holds as it may, or the store as many as it
+    /// may in all.
+    TooManyHolds,
     /// The shared store could not decide, and the policy [denies](crate::OnStoreError::Deny) in
     /// that case. The key's usage is unknown.
     StoreUnavailable,
 }
 
 impl Reason {
-    /// The name in responses, logs and metrics: `over_limit`, `blocked`, `store_unavailable`.
+    /// The name in responses, logs and metrics: `over_limit`, `blocked`, `too_many_holds`,
+    /// `store_unavailable`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::OverLimit => "over_limit",
             Self::Blocked => "blocked",
+            Self::TooManyHolds => "too_many_holds",
             Self::StoreUnavailable => "store_unavailable",
         }
     }
@@ -128,7 +135,9 @@ impl Decision {
         }
         self.waits.reset_us = self.waits.reset_us.max(other.waits.reset_us);
         self.used = self.used.saturating_add(other.used);
-        self.remaining = if self.is_blocked { 0 } else { self.limit.saturating_sub(self.used) };
+        self.held = self.held.saturating_add(other.held);
+        let left = self.limit.saturating_sub(self.used).saturating_sub(self.held);
+        self.remaining = if self.is_blocked { 0 } else { left };
     }
 
     /// Denies it if more is used than the limit, or all of it where the first unit of a cost has to
@@ -164,7 +173,15 @@ impl Decision {
         self.used
     }
 
-    /// Cost still available after this request; unchanged by a denial. At most `limit`; 0 while the
+    /// Cost that open holds set aside, including this request's if it reserved. 0 for a key without
+    /// holds. Under an in-flight quota this is what is in flight.
+    #[must_use]
+    #[inline]
+    pub fn held(&self) -> u64 {
+        self.held
+    }
+
+    /// Cost still available after this request, neither used nor held; unchanged by a denial. At most `limit`; 0 while the
     /// key is blocked.
     #[must_use]
     #[inline]
@@ -231,6 +248,7 @@ impl Decision {
             Self { verdict: Verdict::Allow, .. } => None,
             Self { is_blocked: true, .. } => Some(Reason::Blocked),
             Self { source: DecisionSource::Deny, .. } => Some(Reason::StoreUnavailable),
+            Self { has_no_more_holds: true, .. } => Some(Reason::TooManyHolds),
             _ => Some(Reason::OverLimit),
         }
     }
@@ -296,11 +314,13 @@ mod tests {
             verdict,
             limit: 10,
             used: 10 - remaining,
+            held: 0,
             remaining,
             cost: 0,
             at: Timestamp::EPOCH,
             source: DecisionSource::Store,
             is_blocked: false,
+            has_no_more_holds: false,
             waits: Waits { retry_us, reset_us: 0, frees_us: 0 },
         }
     }

@@ -36,6 +36,7 @@ enum Kind {
     UnknownPolicy,
     MissingAttribute,
     Store,
+    Ticket,
 }
 
 /// Most policies that an error lists. A set may hold thousands.
@@ -49,6 +50,10 @@ impl Error {
 
     pub(crate) fn policy(message: impl Into<String>) -> Self {
         Self { kind: Kind::Policy, message: message.into() }
+    }
+
+    pub(crate) fn ticket(message: impl Into<String>) -> Self {
+        Self { kind: Kind::Ticket, message: message.into() }
     }
 
     pub(crate) fn address(message: impl Into<String>) -> Self {
@@ -124,7 +129,14 @@ impl Error {
         self.kind == Kind::MissingAttribute
     }
 
-    /// Whether an address, a certificate or another option of a shared store was invalid.
+    /// Whether a ticket, or the time of a reservation, was invalid.
+    #[must_use]
+    pub fn is_ticket(&self) -> bool {
+        self.kind == Kind::Ticket
+    }
+
+    /// Whether a shared store did not reply, or an address, a certificate or another option of it
+    /// was invalid.
     #[must_use]
     pub fn is_store(&self) -> bool {
         self.kind == Kind::Store

@@ -1,6 +1,5 @@
 //! The gate: many policies over a store, one verdict.
 
-use std::collections::HashMap;
 use std::slice;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -20,15 +19,33 @@ use crate::store::redis::{RedisOptions, RedisStore};
 use crate::store::{ManagedStore, Mode, QuotaChanges, Reply, Store, StoreDecisions, StoredPolicy, ready};
 use crate::usage::KeyUse;
 use crate::verb::Verb;
+#[cfg(feature = "wait")]
+use crate::waiting::{queue_key::QueueKey, queues::Queues};
 
+#[cfg(feature = "wait")]
+mod acquire;
 mod blocks;
 mod decisions;
+#[cfg(feature = "redis")]
+mod later;
+mod numbers;
+#[cfg(feature = "redis")]
+mod pending;
+mod reserve;
 #[cfg(feature = "snapshot")]
 mod snapshot;
+mod ticket_guard;
 
+#[cfg(feature = "wait")]
+pub use acquire::{AcquireReservation, GateAcquire};
 use blocks::Blocks;
 use decisions::Answer;
 pub use decisions::{Decisions, PolicyDecision};
+use numbers::Numbers;
+#[cfg(feature = "redis")]
+pub use pending::PendingStats;
+pub use reserve::{Extension, Reserved, SettledKey, Settlement};
+pub use ticket_guard::TicketGuard;
 
 /// A set of policies over a store. Decides a request under all policies that apply, in one atomic
 /// step.
@@ -63,6 +80,10 @@ pub struct Gate<S = MemoryStore> {
     store: S,
     policies: ArcSwap<PolicySet>,
     numbers: Mutex<Numbers>,
+    #[cfg(feature = "wait")]
+    queues: Queues<QueueKey>,
+    #[cfg(feature = "redis")]
+    pending: pending::PendingSettlements,
 }
 
 /// A gate over Redis, Redis Cluster or a master that Sentinels name, and over other servers that
@@ -88,27 +109,6 @@ pub struct Gate<S = MemoryStore> {
 /// ```
 #[cfg(feature = "redis")]
 pub type SharedGate = Gate<FallbackStore<RedisStore>>;
-
-/// The numbers that policies' usage is stored under. A number is never given to another policy.
-#[derive(Debug, Default)]
-struct Numbers(HashMap<(String, Vec<String>), u32>);
-
-impl Numbers {
-    /// Usage belongs to the policy's name and scope: another scope has other keys.
-    fn number(&mut self, policies: &mut PolicySet) {
-        policies.number(|policy| {
-            let next = u32::try_from(self.0.len()).expect("names of policies are fewer than 2^32");
-            assert!(next < 1 << 24, "a store has at most 2^24 policies");
-            let known = (policy.name().to_owned(), policy.scope_attributes().to_vec());
-            *self.0.entry(known).or_insert(next)
-        });
-    }
-
-    /// Every number that a policy of this name ever had.
-    fn of(&self, policy: &str) -> Vec<u32> {
-        self.0.iter().filter(|((name, _), _)| name == policy).map(|(_, number)| *number).collect()
-    }
-}
 
 /// About so many keys are examined in one step of [`Gate::reset_policy`].
 const KEYS_PER_STEP: u64 = 1000;
@@ -180,7 +180,15 @@ impl<S: Store> Gate<S> {
     fn from_parts(mut policies: PolicySet, store: S) -> Self {
         let mut numbers = Numbers::default();
         numbers.number(&mut policies);
-        Self { store, policies: ArcSwap::from_pointee(policies), numbers: Mutex::new(numbers) }
+        Self {
+            store,
+            policies: ArcSwap::from_pointee(policies),
+            numbers: Mutex::new(numbers),
+            #[cfg(feature = "wait")]
+            queues: Queues::default(),
+            #[cfg(feature = "redis")]
+            pending: pending::PendingSettlements::default(),
+        }
     }
 
     /// The store, for everything but decisions: its statistics, its connections.
@@ -330,6 +338,8 @@ impl<S: Store> Gate<S> {
     ) -> Decisions<'r> {
         let mut decisions = self.begin(verb, requests);
         self.fill(&mut decisions, None).await;
+        #[cfg(feature = "wait")]
+        self.wake_refunded(&decisions);
         decisions
     }
 
@@ -347,6 +357,8 @@ impl<S: Store> Gate<S> {
         } else {
             self.fill_now(&mut decisions);
         }
+        #[cfg(feature = "wait")]
+        self.wake_refunded(&decisions);
         decisions
     }
 
@@ -410,7 +422,10 @@ impl<S: Store> Gate<S> {
         let reset = async move || {
             let policies = self.policies.load();
             let plan = policies.plan_of_one(request)?;
-            self.store.reset(&plan.charges).await
+            let reset = self.store.reset(&plan.charges).await;
+            #[cfg(feature = "wait")]
+            self.wake_charged(&plan);
+            reset
         };
         S::Mode::reply(|| ready(reset()), reset)
     }
@@ -430,12 +445,15 @@ impl<S: Store> Gate<S> {
         check(&policies, &self.store)?;
         let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
         numbers.number(&mut policies);
+        policies.keep_learned(&self.policies.load());
         let new = Arc::new(policies);
         let old = self.policies.swap(Arc::clone(&new));
         self.store.quotas_changed(&QuotaChanges(&|seed| {
             let changes = new.changes_since(&old, seed);
             Box::new(move |policy, key| changes.of(policy, key))
         }));
+        #[cfg(feature = "wait")]
+        self.queues.wake_all();
         Ok(())
     }
 
@@ -521,7 +539,10 @@ impl<S: ManagedStore> Gate<S> {
     ) -> Result<PolicyReset, Error> {
         let numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner).of(policy);
         let policy = StoredPolicy { name: policy, numbers: &numbers };
-        self.store.reset_policy_step(&policy, from, keys).await
+        let reset = self.store.reset_policy_step(&policy, from, keys).await;
+        #[cfg(feature = "wait")]
+        self.queues.wake_where(|queue| numbers.contains(&queue.policy));
+        reset
     }
 
     /// The usage of the request's keys under every policy that applies, charge by charge, and when

@@ -10,20 +10,24 @@
 use smallvec::SmallVec;
 
 use crate::decision::Decision;
-use crate::gate::Decisions;
+use crate::gate::{Decisions, Settlement};
 use crate::quota::Quota;
+use crate::request::CostUnit;
 use crate::time::secs_ceil;
 
 #[cfg(feature = "tower")]
 mod buffer;
 mod problem;
 mod style;
+mod unit_field;
+mod units;
 mod write;
 
 #[cfg(feature = "tower")]
 pub(crate) use buffer::FieldBuffer;
 pub use problem::{Problem, problem_json};
 pub use style::{Draft, XRateLimit};
+use unit_field::Dialect;
 pub use write::Header;
 use write::{FieldName, FieldSink, NamedDecision, write_list, write_number, write_numbers, write_part};
 
@@ -110,6 +114,32 @@ impl HeaderOptions {
         texts.append_to(headers);
     }
 
+    /// The fields for what a settlement left on its keys, of the styles that have fields for each
+    /// unit of cost: [`XRateLimit::OpenAi`] and [`XRateLimit::Anthropic`]. The others describe
+    /// decisions on requests. Empty if no enforced policy held cost.
+    ///
+    /// ```
+    /// use slidegate::headers::{HeaderOptions, XRateLimit};
+    /// use slidegate::{CostUnit, Gate, Policy, PolicySet, Quota, Request};
+    ///
+    /// let tokens = Policy::new("tokens", Quota::per_minute(1000))?.unit(CostUnit::Tokens);
+    /// let gate = Gate::new(PolicySet::new([tokens])?);
+    /// let request = Request::new().cost(400);
+    /// let ticket = gate.reserve(&request).into_ticket().unwrap();
+    /// let options = HeaderOptions { x_ratelimit: XRateLimit::OpenAi, ..HeaderOptions::OFF };
+    /// let headers = options.settlement_headers(&gate.settle(&ticket, 120)?);
+    /// assert_eq!(headers[1], ("x-ratelimit-remaining-tokens", "880".into()));
+    /// # Ok::<(), slidegate::Error>(())
+    /// ```
+    #[must_use]
+    pub fn settlement_headers(&self, settlement: &Settlement) -> Vec<Header> {
+        let mut headers = Vec::new();
+        if let Some(dialect) = Dialect::of(self.x_ratelimit) {
+            dialect.write(&settlement.iter().filter_map(|key| Some((key.unit()?, **key))), &mut headers);
+        }
+        headers
+    }
+
     /// Writes the fields for a gate's decisions.
     pub(crate) fn write_all(&self, decisions: &Decisions<'_>, out: &mut impl FieldSink) {
         if *self == Self::OFF {
@@ -138,7 +168,9 @@ impl HeaderOptions {
     /// ```
     #[must_use]
     pub fn headers_of(&self, name: &str, quota: &Quota, decision: &Decision) -> Vec<Header> {
-        let answer = NamedDecision { name, quota, decision };
+        // A limiter counts requests unless its caller says a cost.
+        let unit = Some(CostUnit::Requests);
+        let answer = NamedDecision { name, quota, decision, unit };
         let mut headers = Vec::with_capacity(8);
         self.write(&[answer], &answer, &mut headers);
         headers
@@ -159,11 +191,14 @@ impl HeaderOptions {
                 names.extend([FieldName::RateLimitPolicy, FieldName::RateLimit]);
             }
         }
-        if self.x_ratelimit != XRateLimit::Off {
+        if matches!(self.x_ratelimit, XRateLimit::EpochSeconds | XRateLimit::DeltaSeconds) {
             names.extend(FieldName::X_PARTS);
         }
         names.extend(self.retry_after.then_some(FieldName::RetryAfter));
         names.extend(self.retry_after_ms.then_some(FieldName::RetryAfterMs));
+        if let Some(dialect) = Dialect::of(self.x_ratelimit) {
+            names.extend(dialect.fields().map(FieldName::Unit));
+        }
         names.into_iter().map(FieldName::as_str).collect()
     }
 
@@ -213,7 +248,7 @@ impl HeaderOptions {
         }
         let x_reset_s = match self.x_ratelimit {
             _ if !is_counted => None,
-            XRateLimit::Off => None,
+            XRateLimit::Off | XRateLimit::OpenAi | XRateLimit::Anthropic => None,
             XRateLimit::EpochSeconds => Some(strictest.decision.reset_at().as_secs_ceil()),
             XRateLimit::DeltaSeconds => Some(reset_s),
         };
@@ -225,6 +260,10 @@ impl HeaderOptions {
         }
         if let Some(millis) = strictest.retry_after_ms().filter(|_| self.retry_after_ms) {
             out.field(FieldName::RetryAfterMs, |text| write_number(text, millis));
+        }
+        if let Some(dialect) = Dialect::of(self.x_ratelimit) {
+            let unit = |one: &NamedDecision<'_>| Some((one.unit?, *one.decision));
+            dialect.write(&decisions.iter().filter_map(unit), out);
         }
     }
 }
@@ -505,6 +544,8 @@ mod tests {
             cost: 0,
             at: Timestamp::EPOCH,
             is_blocked: false,
+            has_no_more_holds: false,
+            held: 0,
             source: crate::decision::DecisionSource::Store,
             waits: crate::decision::Waits { retry_us: u64::MAX - 1, reset_us: u64::MAX, frees_us: u64::MAX },
         };
@@ -546,7 +587,10 @@ mod tests {
                     let options = HeaderOptions { draft, x_ratelimit, retry_after, retry_after_ms };
                     let headers = options.headers_of("p", &limiter.quota(), &denied);
                     let sent: Vec<_> = headers.into_iter().map(|(name, _)| name).collect();
-                    assert_eq!(options.names(), sent, "{options:?}");
+                    let mut names = options.names();
+                    // A limiter counts requests.
+                    names.retain(|name| !name.contains("token"));
+                    assert_eq!(names, sent, "{options:?}");
                     assert!(sent.iter().all(|name| !name.contains(|c: char| c.is_ascii_uppercase())));
                 }
             }

@@ -31,7 +31,7 @@ pub struct Key<'r> {
 
 impl<'r> Key<'r> {
     /// The values in the order of the scope. Addresses are truncated to their group.
-    pub(crate) fn parts(&self) -> impl Iterator<Item = Value<'r>> {
+    pub fn parts(&self) -> impl Iterator<Item = Value<'r>> {
         self.scope.iter().filter_map(|attribute| self.part(attribute))
     }
 
@@ -43,13 +43,13 @@ impl<'r> Key<'r> {
         })
     }
 
-    /// An unambiguous encoding of this key, on the stack for keys of usual length.
     /// The key as bytes that no other key of its policy has, for stores that outlive this process.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         self.canonical().to_vec()
     }
 
+    /// An unambiguous encoding of this key, on the stack for keys of usual length.
     pub(crate) fn canonical(&self) -> SmallVec<[u8; 64]> {
         let mut out = SmallVec::new();
         self.parts().for_each(|part| write_canonical(part, |bytes| out.extend_from_slice(bytes)));
@@ -247,6 +247,24 @@ impl HashSeed {
         parts.into_iter().for_each(|part| write_canonical(part, |bytes| hasher.write(bytes)));
         let hash = hasher.finish128();
         KeyId([hash.h1, hash.h2 >> 8 | KeyId::tag(KeyId::HASHED)])
+    }
+
+    /// The identity of a key as a ticket carries it: only this store can read it, as short keys are
+    /// their own identity.
+    pub(crate) fn masked(&self, id: KeyId, hold: u64, policy: &str) -> [u8; 16] {
+        let bits = u128::from(id.0[0]) | u128::from(id.0[1]) << 64;
+        (bits ^ self.hash_of(&("ticket", hold, policy))).to_le_bytes()
+    }
+
+    /// The identity that was masked. Any bytes are one, so a ticket that was made up names a key
+    /// that nobody uses.
+    pub(crate) fn unmasked(&self, bytes: &[u8], hold: u64, policy: &str) -> KeyId {
+        let mut all = [0; 16];
+        all.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
+        let bits = u128::from_le_bytes(all) ^ self.hash_of(&("ticket", hold, policy));
+        #[allow(clippy::cast_possible_truncation)] // the two halves
+        let halves = [bits as u64, (bits >> 64) as u64];
+        KeyId(halves)
     }
 
     /// A 128-bit hash of a value.

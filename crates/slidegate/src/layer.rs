@@ -29,6 +29,8 @@ use crate::client_addr::ClientAddr;
 use crate::error::Error;
 use crate::headers::HeaderOptions;
 use crate::policy::Policy;
+#[cfg(feature = "wait")]
+use crate::request::Cost;
 
 mod attribute;
 #[cfg(feature = "axum")]
@@ -37,9 +39,19 @@ mod body;
 mod config;
 mod denied;
 mod head;
+#[cfg(feature = "wait")]
+mod hold_gate;
 mod limited;
 mod refund;
+#[cfg(feature = "wait")]
+mod reservation;
+#[cfg(feature = "wait")]
+mod reserve;
+#[cfg(feature = "wait")]
+mod reserved_body;
 mod service;
+#[cfg(feature = "wait")]
+mod settle;
 
 #[cfg(feature = "axum")]
 pub use self::axum::NotLimited;
@@ -50,9 +62,21 @@ pub use config::AnyGate;
 use config::Config;
 pub use denied::Denied;
 pub use head::Head;
+#[cfg(feature = "wait")]
+pub use hold_gate::AnyHoldGate;
 pub use limited::Limited;
 pub use refund::Refund;
+#[cfg(feature = "wait")]
+pub use reservation::Reservation;
+#[cfg(feature = "wait")]
+use reserve::Settings;
+#[cfg(feature = "wait")]
+pub use reserve::{ReserveLayer, ReserveService, Reserves};
+#[cfg(feature = "wait")]
+pub use reserved_body::ReservedBody;
 pub use service::{RateLimit, ResponseFuture};
+#[cfg(feature = "wait")]
+pub use settle::Settle;
 
 /// Limits the services it wraps. Clones share the limit, so one layer can wrap many routes.
 ///
@@ -67,22 +91,51 @@ impl RateLimitLayer {
     /// Starts to build a layer over a gate or an [`Arc`] of one, in memory or shared:
     /// `RateLimitLayer::builder(gate)...build()?`.
     pub fn builder(gate: impl Into<AnyGate>) -> RateLimitLayerBuilder {
-        RateLimitLayerBuilder(Config {
-            gate: gate.into(),
-            attributes: Vec::new(),
-            under: Vec::new(),
-            client: ClientAddr::default(),
-            finds_client: false,
-            sets_extension: true,
-            #[cfg(feature = "axum")]
-            reads_params: false,
-            peer: None,
-            cost: None,
-            skip: None,
-            refund: None,
-            headers: HeaderOptions::default(),
-            deny: None,
-        })
+        RateLimitLayerBuilder(Config::new(gate.into()), Checks)
+    }
+
+    /// Starts to build a layer that [reserves](crate::Gate::reserve) what a request may cost at
+    /// most, and settles it to the true cost: for costs that are known at the end, and for limits on
+    /// what is [in flight](crate::Quota::in_flight) (feature `wait`, for its timers).
+    ///
+    /// The reservation is open until the response body has ended, failed, or been dropped because
+    /// the client disconnected. Until then a task keeps it every third of its time, or settles it in
+    /// part every second, see [`Settle`]. A handler that fails, panics or is dropped before it
+    /// answers is settled to what it recorded, otherwise to what was held. Where
+    /// [`refund`](RateLimitLayerBuilder::refund) applies, the reservation is cancelled instead.
+    ///
+    /// An allowed request carries its [`Reservation`] in its extensions. The response body is a
+    /// [`ReservedBody`].
+    ///
+    /// ```
+    /// use axum::{Router, routing::post};
+    /// use slidegate::layer::{Attribute, RateLimitLayer, Settle};
+    /// use slidegate::{Counts, Gate, Policy, PolicySet, Quota};
+    /// use std::time::Duration;
+    ///
+    /// # async fn complete() {}
+    /// let gate = Gate::new(PolicySet::new([
+    ///     Policy::new("tokens", Quota::per_minute(100_000))?.scope(["key"]),
+    ///     Policy::new("streams", Quota::in_flight(4, Duration::from_secs(30))?)?
+    ///         .scope(["key"])
+    ///         .counts(Counts::Requests),
+    /// ])?);
+    /// let limit = RateLimitLayer::reserve(gate, |_| 4096)
+    ///     .attribute("key", Attribute::header("x-api-key"))
+    ///     .settle(Settle::header("x-usage-tokens"))
+    ///     .build()?;
+    /// let app: Router = Router::new().route("/complete", post(complete)).layer(limit);
+    /// # Ok::<(), slidegate::Error>(())
+    /// ```
+    #[cfg(feature = "wait")]
+    pub fn reserve<C: Into<Cost<'static>>>(
+        gate: impl Into<AnyHoldGate>,
+        estimate: impl Fn(&Head<'_>) -> C + Send + Sync + 'static,
+    ) -> RateLimitLayerBuilder<Reserves> {
+        let gate = gate.into();
+        let config = Config::new(gate.plain.clone());
+        let estimate = Arc::new(move |head: &Head<'_>| estimate(head).into());
+        RateLimitLayerBuilder(config, Reserves { gate, estimate, settle: Settle::default() })
     }
 
     /// The same limit for services whose body type is not `From<String>`, such as those of tonic
@@ -147,9 +200,13 @@ impl<S> Layer<S> for AnyBodyLayer {
 /// ```
 #[derive(Debug, Clone)]
 #[must_use = "a builder limits nothing; end it with `.build()?`"]
-pub struct RateLimitLayerBuilder(Config);
+pub struct RateLimitLayerBuilder<M = Checks>(Config, M);
 
-impl RateLimitLayerBuilder {
+/// A layer that checks requests: what [`RateLimitLayer::builder`] builds.
+#[derive(Debug, Clone, Copy)]
+pub struct Checks;
+
+impl<M> RateLimitLayerBuilder<M> {
     /// Defines where an attribute of the policies is in a request. Replaces an earlier definition
     /// of the same name.
     pub fn attribute(mut self, name: impl Into<String>, value: Attribute) -> Self {
@@ -209,12 +266,6 @@ impl RateLimitLayerBuilder {
         self
     }
 
-    /// Sets the cost of a request. Default: 1. A cost of 0 is allowed and charges nothing.
-    pub fn cost(mut self, cost_of: impl Fn(&Head<'_>) -> u64 + Send + Sync + 'static) -> Self {
-        self.0.cost = Some(Arc::new(cost_of));
-        self
-    }
-
     /// Sets which requests bypass the limit: they are not counted and get no header fields.
     ///
     /// ```
@@ -229,7 +280,8 @@ impl RateLimitLayerBuilder {
         self
     }
 
-    /// Sets which responses refund the cost of their request. Default: none.
+    /// Sets which responses refund the cost of their request, or cancel its reservation. Default:
+    /// none.
     pub fn refund(mut self, refund: Refund) -> Self {
         self.0.refund = Some(refund);
         self
@@ -256,14 +308,7 @@ impl RateLimitLayerBuilder {
         self
     }
 
-    /// Builds the layer.
-    ///
-    /// # Errors
-    /// If a policy has an attribute in its scope or conditions that the layer does not define,
-    /// because requests would bypass that policy; or if the layer names a policy that the gate does
-    /// not have. Policies [configured](crate::Gate::configure) later are not checked. If a named
-    /// policy is removed, requests get status 500 until it is added again.
-    pub fn build(mut self) -> Result<RateLimitLayer, Error> {
+    fn finish(mut self) -> Result<(Arc<Config>, M), Error> {
         self.0.check_attributes()?;
         let attributes = self.0.attributes.iter().map(|(_, attribute)| attribute);
         self.0.finds_client |= attributes.clone().any(Attribute::needs_client_addr);
@@ -271,7 +316,44 @@ impl RateLimitLayerBuilder {
         {
             self.0.reads_params = attributes.clone().any(Attribute::needs_path_params);
         }
-        Ok(RateLimitLayer { config: Arc::new(self.0) })
+        Ok((Arc::new(self.0), self.1))
+    }
+}
+
+impl RateLimitLayerBuilder {
+    /// Sets the cost of a request. Default: 1. A cost of 0 is allowed and charges nothing.
+    pub fn cost(mut self, cost_of: impl Fn(&Head<'_>) -> u64 + Send + Sync + 'static) -> Self {
+        self.0.cost = Some(Arc::new(cost_of));
+        self
+    }
+
+    /// Builds the layer.
+    ///
+    /// # Errors
+    /// If a policy has an attribute in its scope or conditions that the layer does not define,
+    /// because requests would bypass that policy; or if the layer names a policy that the gate does
+    /// not have. Policies [configured](crate::Gate::configure) later are not checked. If a named
+    /// policy is removed, requests get status 500 until it is added again.
+    pub fn build(self) -> Result<RateLimitLayer, Error> {
+        self.finish().map(|(config, Checks)| RateLimitLayer { config })
+    }
+}
+
+#[cfg(feature = "wait")]
+impl RateLimitLayerBuilder<Reserves> {
+    /// Sets where the true cost of a request is found. Default: [`Settle::recorded`].
+    pub fn settle(mut self, settle: Settle) -> Self {
+        self.1.settle = settle;
+        self
+    }
+
+    /// Builds the layer.
+    ///
+    /// # Errors
+    /// As that of a layer that checks.
+    pub fn build(self) -> Result<ReserveLayer, Error> {
+        let (config, reserves) = self.finish()?;
+        Ok(ReserveLayer { settings: Arc::new(Settings { config, reserves }) })
     }
 }
 

@@ -25,6 +25,11 @@ mod readme {}
 #[doc = include_str!("../../../docs/embedding.md")]
 mod embedding {}
 
+/// The examples of docs/reserve.md, run with the doctests.
+#[cfg(all(doctest, feature = "axum", feature = "wait"))]
+#[doc = include_str!("../../../docs/reserve.md")]
+mod reserving {}
+
 pub mod client_addr;
 pub mod headers;
 #[cfg(feature = "tower")]
@@ -39,16 +44,21 @@ mod error;
 #[doc(hidden)]
 pub mod fuzzing;
 mod gate;
+mod hold;
+#[cfg(any(feature = "redis", feature = "wait"))]
+mod jitter;
 mod key;
 mod limiter;
 mod policy;
 mod policy_reset;
 mod quota;
 mod request;
+mod request_path;
 #[cfg(feature = "redis")]
 mod secret;
 pub mod store;
 mod sync;
+mod ticket;
 mod time;
 mod usage;
 mod verb;
@@ -60,13 +70,19 @@ pub use charge::{Excess, OnStoreError};
 pub use decision::{Decision, DecisionSource, Reason, Verdict};
 pub use error::Error;
 #[cfg(feature = "redis")]
+pub use gate::PendingStats;
+#[cfg(feature = "redis")]
 pub use gate::SharedGate;
-pub use gate::{Decisions, Gate, PolicyDecision};
+#[cfg(feature = "wait")]
+pub use gate::{AcquireReservation, GateAcquire};
+pub use gate::{Decisions, Extension, Gate, PolicyDecision, Reserved, SettledKey, Settlement, TicketGuard};
+pub use hold::{HoldOptions, HoldStatus, Unsettled};
 pub use key::Key;
 pub use limiter::Limiter;
 pub use policy::{Match, Policy, PolicySet};
 pub use quota::{Algorithm, Quota, format_window, parse_window};
-pub use request::{Request, Value};
+pub use request::{Cost, CostUnit, Counts, Request, Value};
+pub use request_path::normalized_path;
 #[cfg(feature = "redis")]
 pub use secret::Secret;
 #[cfg(feature = "redis")]
@@ -78,8 +94,9 @@ pub use store::memory::snapshot::{
 pub use store::memory::{MemoryEstimate, MemoryStats, MemoryStore, MemoryStoreBuilder};
 #[cfg(feature = "redis")]
 pub use store::redis::{ClientCertificate, FailureKind, RedisOptions, RedisStore, StoreFailure};
+pub use ticket::Ticket;
 pub use time::{Clock, ManualClock, SystemClock, Timestamp, millis_ceil, secs_ceil};
-pub use usage::{KeyUse, RecordedCharge, UsageForecast};
+pub use usage::{KeyUse, OpenHold, RecordedCharge, UsageForecast};
 pub use verb::{Role, Verb};
 #[cfg(feature = "wait")]
 pub use waiting::{Acquire, MaxWaiting, NotAcquired};

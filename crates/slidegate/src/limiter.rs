@@ -7,7 +7,9 @@ use crate::quota::Quota;
 use crate::store::memory::{MemoryStats, MemoryStore};
 use crate::verb::Verb;
 #[cfg(feature = "wait")]
-use crate::waiting::{Acquire, MaxWaiting, Queues};
+use crate::waiting::queues::Queues;
+#[cfg(feature = "wait")]
+use crate::waiting::{Acquire, MaxWaiting};
 
 /// One quota for many keys, in the memory of this process.
 ///
@@ -29,7 +31,7 @@ use crate::waiting::{Acquire, MaxWaiting, Queues};
 pub struct Limiter {
     store: MemoryStore,
     #[cfg(feature = "wait")]
-    queues: Queues,
+    queues: Queues<KeyId>,
 }
 
 impl Limiter {
@@ -91,7 +93,7 @@ impl Limiter {
     }
 
     #[cfg(feature = "wait")]
-    pub(crate) fn queues(&self) -> &Queues {
+    pub(crate) fn queues(&self) -> &Queues<KeyId> {
         &self.queues
     }
 

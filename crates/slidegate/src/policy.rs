@@ -1,18 +1,22 @@
 //! Policies: named rules with conditions, a scope and a quota.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use crate::block::Block;
 use crate::charge::{Excess, OnStoreError};
 use crate::client_addr::Ipv6Prefix;
 use crate::error::Error;
+use crate::hold::Unsettled;
 use crate::key::{HashSeed, Key, KeyId};
-use crate::quota::Quota;
-use crate::request::{Request, Value};
+use crate::quota::{Algorithm, Quota};
+use crate::request::{CostUnit, Counts, Request, Value};
 
+mod learned_estimate;
 mod matcher;
 mod set;
 
+pub(crate) use learned_estimate::SettledCosts;
 pub use matcher::Match;
 pub use set::PolicySet;
 #[cfg(feature = "snapshot")]
@@ -42,6 +46,13 @@ pub struct Policy {
     enforced: bool,
     on_store_error: OnStoreError,
     excess: Excess,
+    counts: Counts,
+    estimate: Option<u64>,
+    /// What is learned of settled costs, if the estimate is.
+    settled_costs: Option<Arc<SettledCosts>>,
+    /// `None` if nothing is said.
+    unsettled: Option<Unsettled>,
+    unit: Option<CostUnit>,
     only_when_named: bool,
     ipv6_prefix: Ipv6Prefix,
     overrides: Vec<(Vec<Owned>, Quota)>,
@@ -101,6 +112,11 @@ impl Policy {
             enforced: true,
             on_store_error: OnStoreError::default(),
             excess: Excess::default(),
+            counts: Counts::default(),
+            estimate: None,
+            settled_costs: None,
+            unsettled: None,
+            unit: None,
             only_when_named: false,
             ipv6_prefix: Ipv6Prefix::default(),
             overrides: Vec::new(),
@@ -169,6 +185,119 @@ impl Policy {
     #[must_use]
     pub fn on_excess(&self) -> Excess {
         self.excess
+    }
+
+    /// Sets what of a request counts. Default: [`Counts::Cost`].
+    ///
+    /// ```
+    /// use slidegate::{Counts, Gate, Policy, PolicySet, Quota, Request};
+    ///
+    /// let gate = Gate::new(PolicySet::new([
+    ///     Policy::new("requests", Quota::per_minute(60))?.scope(["user"]).counts(Counts::Requests),
+    ///     Policy::new("output", Quota::per_minute(9000))?.scope(["user"]).counts(Counts::Named("output".into())),
+    /// ])?);
+    /// let request = Request::new().with("user", "alice").cost([("input", 900), ("output", 4096)]);
+    /// let decisions = gate.check(&request);
+    /// assert_eq!(decisions.iter().map(|one| one.used()).collect::<Vec<_>>(), [1, 4096]);
+    /// # Ok::<(), slidegate::Error>(())
+    /// ```
+    #[must_use]
+    pub fn counts(mut self, what: Counts) -> Self {
+        self.counts = what;
+        self
+    }
+
+    /// What of a request counts.
+    #[must_use]
+    pub fn counted(&self) -> &Counts {
+        &self.counts
+    }
+
+    /// What a request costs under this policy: what it [counts](Self::counts) of it.
+    #[must_use]
+    pub fn cost_of(&self, request: &Request<'_>) -> u64 {
+        request.cost_of(&self.counts)
+    }
+
+    /// Sets what is held for a request that reserves and does not say its cost. It is lowered to the
+    /// key's limit, so that an unused key can always be used. Without one, 1 is held.
+    #[must_use]
+    pub fn estimate(mut self, cost: u64) -> Self {
+        self.estimate = Some(cost);
+        self
+    }
+
+    /// Learns the estimate: the 90th percentile of the last 1,024 costs that reservations were
+    /// settled to under this policy, in this process. Until so many are known, it is the
+    /// [`estimate`](Self::estimate). What is learned is kept when policies are
+    /// [configured](crate::Gate::configure) anew.
+    ///
+    /// Nine in ten requests then hold what they cost or more. What the others exceed their holds by
+    /// is charged when they are settled; see [the bounds](crate::Gate::reserve).
+    #[must_use]
+    pub fn learn_estimate(mut self) -> Self {
+        self.settled_costs = Some(Arc::default());
+        self
+    }
+
+    /// Whether the estimate is learned.
+    #[must_use]
+    pub fn learns_estimate(&self) -> bool {
+        self.settled_costs.is_some()
+    }
+
+    /// What is held now for a request that does not say its cost: what was learned, or what was set.
+    #[must_use]
+    pub fn estimated(&self) -> Option<u64> {
+        self.settled_costs.as_ref().and_then(|costs| costs.percentile_90()).or(self.estimate)
+    }
+
+    /// Learns from a request that was settled to this cost.
+    pub(crate) fn learn(&self, cost: u64) {
+        if let Some(costs) = &self.settled_costs {
+            costs.add(cost);
+        }
+    }
+
+    /// Sets what becomes of holds that are not settled in time. Default: [`Unsettled::Charge`].
+    /// Permits of [`Quota::in_flight`] are given back.
+    #[must_use]
+    pub fn unsettled(mut self, then: Unsettled) -> Self {
+        self.unsettled = Some(then);
+        self
+    }
+
+    /// What becomes of holds that are not settled in time, unless
+    /// [`HoldOptions::unsettled`](crate::HoldOptions::unsettled) says otherwise where the policy says
+    /// nothing.
+    #[must_use]
+    pub fn on_unsettled(&self) -> Unsettled {
+        self.unsettled_or(Unsettled::default())
+    }
+
+    /// What becomes of such holds where the reservation says `unsaid`.
+    pub(crate) fn unsettled_or(&self, unsaid: Unsettled) -> Unsettled {
+        match self.quota.algorithm() {
+            Algorithm::InFlight => Unsettled::Forget,
+            _ => self.unsettled.unwrap_or(unsaid),
+        }
+    }
+
+    /// Sets what a unit of cost is. Header styles that have fields for each unit need it, see
+    /// [`XRateLimit::OpenAi`](crate::headers::XRateLimit::OpenAi).
+    #[must_use]
+    pub fn unit(mut self, unit: CostUnit) -> Self {
+        self.unit = Some(unit);
+        self
+    }
+
+    /// What a unit of cost is: as [set](Self::unit), otherwise requests if it [counts
+    /// them](Counts::Requests) against a rate.
+    #[must_use]
+    pub fn cost_unit(&self) -> Option<CostUnit> {
+        let counts_requests =
+            self.counts == Counts::Requests && self.quota.algorithm() != Algorithm::InFlight;
+        self.unit.or(counts_requests.then_some(CostUnit::Requests))
     }
 
     /// Groups IPv6 addresses of the scope by this prefix length. Default: /56.

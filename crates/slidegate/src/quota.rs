@@ -48,10 +48,15 @@ pub enum Algorithm {
     /// 24 bytes per key. Admits `burst` at once and `limit` per window after that: up to
     /// `burst + limit - 1` in one window.
     TokenBucket,
+    /// No rate: how much may be held at once, see [`Quota::in_flight`].
+    ///
+    /// Nothing is used. Requests [reserve](crate::Gate::reserve) permits and give them back, and one
+    /// that is not given back ends with its lease.
+    InFlight,
 }
 
 impl Algorithm {
-    /// Every algorithm, in the order of the documentation.
+    /// Every algorithm that counts a rate, in the order of the documentation.
     pub const ALL: [Self; 4] = [Self::SlidingLog, Self::SlidingWindow, Self::FixedWindow, Self::TokenBucket];
 
     /// The name in configuration files, responses and metrics.
@@ -67,6 +72,7 @@ impl Algorithm {
             Self::SlidingWindow => "sliding-window",
             Self::FixedWindow => "fixed-window",
             Self::TokenBucket => "token-bucket",
+            Self::InFlight => "in-flight",
         }
     }
 }
@@ -167,6 +173,10 @@ impl Quota {
     pub const MIN_WINDOW: Duration = Duration::from_millis(1);
     /// The longest window: 366 days, a leap year.
     pub const MAX_WINDOW: Duration = Duration::from_secs(366 * 86_400);
+    /// The shortest lease of a permit: one second. Renewing it takes three calls in that time.
+    pub const MIN_LEASE: Duration = Duration::from_secs(1);
+    /// The longest lease of a permit: one hour.
+    pub const MAX_LEASE: Duration = Duration::from_secs(3600);
     /// The largest count in a shared store. Its scripts count in doubles, which are exact up to
     /// here.
     pub(crate) const MAX_COUNT: u64 = (1 << 53) - 1;
@@ -215,6 +225,39 @@ impl Quota {
     #[must_use]
     pub fn per_week(limit: u64) -> Self {
         Self::per_seconds(limit, 7 * 86_400)
+    }
+
+    /// At most `limit` held at once. A holder that neither settles, extends nor cancels within
+    /// `lease` loses its permit then, by the store's clock.
+    ///
+    /// There is no rate: only [`Gate::reserve`](crate::Gate::reserve) takes permits, and a check
+    /// asks whether one is free.
+    ///
+    /// ```
+    /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
+    /// use std::time::Duration;
+    ///
+    /// let streams = Quota::in_flight(2, Duration::from_secs(30))?;
+    /// let gate = Gate::new(PolicySet::new([Policy::new("streams", streams)?.scope(["user"])])?);
+    /// let alice = Request::new().with("user", "alice");
+    /// let first = gate.reserve(&alice).into_ticket().unwrap();
+    /// let second = gate.reserve(&alice).into_ticket().unwrap();
+    /// assert!(gate.reserve(&alice).is_denied());
+    /// gate.settle(&first, 1)?;
+    /// assert!(gate.reserve(&alice).is_allowed());
+    /// # gate.settle(&second, 1)?;
+    /// # Ok::<(), slidegate::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If the lease is not one second to one hour.
+    pub fn in_flight(limit: u64, lease: Duration) -> Result<Self, Error> {
+        if !(Self::MIN_LEASE..=Self::MAX_LEASE).contains(&lease) {
+            return Err(Error::quota(format!(
+                "invalid lease `{lease:?}`: must be 1s to 1h, for example `30s`"
+            )));
+        }
+        Ok(Self::build(limit, micros(lease), None, Algorithm::InFlight, Self::DEFAULT_SLOTS))
     }
 
     fn per_seconds(limit: u64, secs: u64) -> Self {
@@ -334,7 +377,10 @@ impl Quota {
         let largest = self.capacity().max(Self::MAX_COUNT);
         match self.algorithm {
             Algorithm::TokenBucket => self.capacity().saturating_add(self.limit.max(1)).min(largest),
-            Algorithm::SlidingLog | Algorithm::SlidingWindow | Algorithm::FixedWindow => largest,
+            Algorithm::SlidingLog
+            | Algorithm::SlidingWindow
+            | Algorithm::FixedWindow
+            | Algorithm::InFlight => largest,
         }
     }
 

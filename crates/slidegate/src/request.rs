@@ -49,6 +49,144 @@ impl From<IpAddr> for Value<'_> {
     }
 }
 
+/// What of a request counts under a policy.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub enum Counts {
+    /// Its [cost](crate::Request::cost), or the sum of its costs by name.
+    #[default]
+    Cost,
+    /// The request itself: 1, whatever it costs, and 0 if its cost is 0. Known at once, so it is
+    /// charged and never held.
+    Requests,
+    /// The cost of this name, 0 if the request has others only. A cost without a name is every
+    /// policy's.
+    Named(String),
+}
+
+/// What a unit of cost is, for [header styles](crate::headers::XRateLimit) that say it. It does not
+/// change what [counts](Counts).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CostUnit {
+    /// A request.
+    Requests,
+    /// A token of a language model.
+    Tokens,
+    /// A token of a prompt.
+    InputTokens,
+    /// A token of an answer.
+    OutputTokens,
+}
+
+impl CostUnit {
+    /// The one of this name, as configurations write it: `requests`, `tokens`, `input-tokens` or
+    /// `output-tokens`.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::Requests, Self::Tokens, Self::InputTokens, Self::OutputTokens]
+            .into_iter()
+            .find(|unit| unit.name() == name)
+    }
+
+    /// The name: `requests`, `tokens`, `input-tokens` or `output-tokens`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Requests => "requests",
+            Self::Tokens => "tokens",
+            Self::InputTokens => "input-tokens",
+            Self::OutputTokens => "output-tokens",
+        }
+    }
+}
+
+/// What a request costs: a number, or numbers by name of which a policy
+/// [counts](crate::Policy::counts) one. Policies that count no name count their sum.
+///
+/// ```
+/// use slidegate::Request;
+///
+/// let request = Request::new().cost([("input", 900), ("output", 4096)]);
+/// assert_eq!(request.asked_cost(), 4996);
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cost<'r>(Costs<'r>);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Costs<'r> {
+    Bare(u64),
+    /// Behind a pointer, as requests are moved and few have any.
+    Named(Box<[(&'r str, u64)]>),
+}
+
+impl Cost<'_> {
+    /// What counts of it.
+    #[inline]
+    pub(crate) fn under(&self, counts: &Counts) -> u64 {
+        let sum = |sum: u64, (_, cost): &(&str, u64)| sum.saturating_add(*cost);
+        match (counts, &self.0) {
+            (Counts::Cost | Counts::Named(_), Costs::Bare(cost)) => *cost,
+            (Counts::Requests, Costs::Bare(cost)) => 1.min(*cost),
+            (Counts::Requests, Costs::Named(_)) => 1,
+            (Counts::Cost, Costs::Named(costs)) => costs.iter().fold(0, sum),
+            (Counts::Named(name), Costs::Named(costs)) => {
+                costs.iter().filter(|(known, _)| known == name).fold(0, sum)
+            }
+        }
+    }
+}
+
+/// A [`Cost`] that is kept.
+#[cfg(feature = "redis")]
+#[derive(Debug, Clone)]
+pub(crate) enum OwnedCost {
+    Bare(u64),
+    Named(Box<[(Box<str>, u64)]>),
+}
+
+#[cfg(feature = "redis")]
+impl Cost<'_> {
+    pub(crate) fn to_owned_cost(&self) -> OwnedCost {
+        match &self.0 {
+            Costs::Bare(cost) => OwnedCost::Bare(*cost),
+            Costs::Named(costs) => {
+                OwnedCost::Named(costs.iter().map(|(name, cost)| (Box::from(*name), *cost)).collect())
+            }
+        }
+    }
+}
+
+#[cfg(feature = "redis")]
+impl OwnedCost {
+    pub(crate) fn as_cost(&self) -> Cost<'_> {
+        match self {
+            Self::Bare(cost) => Cost::from(*cost),
+            Self::Named(costs) => {
+                Cost(Costs::Named(costs.iter().map(|(name, cost)| (&**name, *cost)).collect()))
+            }
+        }
+    }
+}
+
+impl From<u64> for Cost<'_> {
+    #[inline]
+    fn from(cost: u64) -> Self {
+        Self(Costs::Bare(cost))
+    }
+}
+
+/// Of two with one name both count.
+impl<'r> From<&[(&'r str, u64)]> for Cost<'r> {
+    fn from(costs: &[(&'r str, u64)]) -> Self {
+        Self(Costs::Named(costs.into()))
+    }
+}
+
+impl<'r, const N: usize> From<[(&'r str, u64); N]> for Cost<'r> {
+    fn from(costs: [(&'r str, u64); N]) -> Self {
+        Self(Costs::Named(costs.into()))
+    }
+}
+
 /// A request as policies see it: named attributes and a cost.
 ///
 /// ```
@@ -67,7 +205,8 @@ pub struct Request<'r> {
     few: [Option<Attribute<'r>>; 6],
     /// All others.
     more: Vec<Attribute<'r>>,
-    cost: u64,
+    /// `None` if it was not said.
+    cost: Option<Cost<'r>>,
     verb: Verb,
     role: Role,
     over_limit: bool,
@@ -91,7 +230,7 @@ impl<'r> Request<'r> {
         Self {
             few: [None; 6],
             more: Vec::new(),
-            cost: 1,
+            cost: None,
             verb: Verb::Check,
             role: Role::Deciding,
             over_limit: false,
@@ -108,7 +247,7 @@ impl<'r> Request<'r> {
     #[cfg(feature = "tower")]
     #[inline]
     pub(crate) fn asking(cost: u64, under: Option<&'r str>) -> Self {
-        Self { cost, under, may_lack_attributes: true, ..Self::new() }
+        Self { cost: Some(cost.into()), under, may_lack_attributes: true, ..Self::new() }
     }
 
     /// Adds an attribute. Of two with one name the first counts. More than six allocate.
@@ -126,11 +265,12 @@ impl<'r> Request<'r> {
         }
     }
 
-    /// Sets the cost. Zero is allowed everywhere and charges nothing.
+    /// Sets the cost: a number, or [costs by name](Cost). Zero is allowed everywhere and charges
+    /// nothing.
     #[must_use]
     #[inline]
-    pub fn cost(mut self, cost: u64) -> Self {
-        self.cost = cost;
+    pub fn cost(mut self, cost: impl Into<Cost<'r>>) -> Self {
+        self.cost = Some(cost.into());
         self
     }
 
@@ -236,11 +376,22 @@ impl<'r> Request<'r> {
         self.few.iter().flatten().chain(&self.more).copied()
     }
 
-    /// What it costs: 1 unless [`cost`](Self::cost) said otherwise.
+    /// What it costs in all: 1 unless [`cost`](Self::cost) said otherwise.
     #[must_use]
     #[inline]
     pub fn asked_cost(&self) -> u64 {
-        self.cost
+        self.cost.as_ref().map_or(1, |cost| cost.under(&Counts::Cost))
+    }
+
+    /// What it costs under a policy that counts this.
+    #[inline]
+    pub(crate) fn cost_of(&self, counts: &Counts) -> u64 {
+        self.cost.as_ref().map_or(1, |cost| cost.under(counts))
+    }
+
+    /// Whether it says what it costs.
+    pub(crate) fn says_cost(&self) -> bool {
+        self.cost.is_some()
     }
 
     /// Its own verb: a check unless [`verb`](Self::verb) said otherwise.
@@ -257,7 +408,10 @@ impl<'r> Request<'r> {
         self.role
     }
 
-    pub(crate) fn is_denied_over_limit(&self) -> bool {
+    /// Whether its check or peek is denied while the key is over its limit, see
+    /// [`deny_over_limit`](Self::deny_over_limit).
+    #[must_use]
+    pub fn is_denied_over_limit(&self) -> bool {
         self.over_limit
     }
 

@@ -35,9 +35,11 @@ use crate::verb::Verb;
 mod all_or_nothing;
 #[cfg(feature = "redis")]
 pub(crate) mod fallback;
+mod holds;
 mod idempotency;
 mod key_state;
 pub(crate) mod memory;
+mod plain_key_state;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 #[cfg(feature = "redis")]
@@ -46,10 +48,12 @@ pub(crate) mod shared;
 pub(crate) use all_or_nothing::all_or_none;
 #[cfg(feature = "redis")]
 pub(crate) use all_or_nothing::{Denials, Outcome, complete};
+pub use holds::{HeldCharge, HoldAnswer, HoldCall, HoldStore};
 pub use idempotency::IdempotencyCache;
 pub use key_state::KeyState;
+pub use plain_key_state::{PlainKeyState, Room};
 #[cfg(feature = "redis")]
-pub use shared::{SharedStore, Undecided};
+pub use shared::{SharedHoldStore, SharedStore, Undecided};
 
 pub use crate::charge::Charge;
 pub use crate::policy_reset::{PolicyReset, ResetCursor, ScannedKeys};
@@ -74,8 +78,8 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn apply(&self, charges: &[Charge<'_>]) -> impl Future<Output = StoreDecisions> + Send;
 
     /// Does the same with an idempotency key: a repeated call with the same `id`, keys and cost,
-    /// within the longest window of its quotas, gets the decisions of the first one and is not
-    /// charged. Denied checks are decided anew.
+    /// within the longest window of its quotas and time of its holds, gets the decisions of the
+    /// first one and is not charged. Denied checks are decided anew.
     fn check_once(&self, charges: &[Charge<'_>], id: &str) -> impl Future<Output = StoreDecisions> + Send;
 
     /// Removes the keys of these charges. Returns whether one of them had usage.

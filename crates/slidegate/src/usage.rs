@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use crate::decision::Decision;
+use crate::hold::Unsettled;
 use crate::quota::Quota;
 use crate::time::Timestamp;
 
@@ -28,6 +29,8 @@ pub struct KeyUse {
     /// How usage declines if nothing more is charged, soonest first: at most 20 steps, the last to
     /// 0.
     pub forecast: Vec<UsageForecast>,
+    /// Open holds, those that end first first. They count in addition to the charges.
+    pub holds: Vec<OpenHold>,
 }
 
 /// Cost that was charged at one time.
@@ -39,6 +42,22 @@ pub struct RecordedCharge {
     pub at: Timestamp,
     /// Cost charged at that time; at least 1.
     pub cost: u64,
+}
+
+/// Cost that is held for a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct OpenHold {
+    /// The id that is in the request's ticket.
+    pub id: u64,
+    /// Cost that is still held.
+    pub held: u64,
+    /// Cost that its settlements charged so far.
+    pub settled: u64,
+    /// When it ends unless it is settled or extended before, by the store's clock.
+    pub until: Timestamp,
+    /// What becomes of it then.
+    pub unsettled: Unsettled,
 }
 
 /// Usage at a later time.
@@ -59,12 +78,13 @@ pub struct KeyInspection {
     pub(crate) decision: Decision,
     pub(crate) charges: Vec<RecordedCharge>,
     pub(crate) forecast: Vec<UsageForecast>,
+    pub(crate) holds: Vec<OpenHold>,
 }
 
 impl KeyInspection {
     /// Adds the names of the policy and the key.
     pub(crate) fn of(self, policy: &str, key: &impl ToString) -> KeyUse {
-        let Self { quota, decision, charges, forecast } = self;
-        KeyUse { policy: policy.to_owned(), key: key.to_string(), quota, decision, charges, forecast }
+        let Self { quota, decision, charges, forecast, holds } = self;
+        KeyUse { policy: policy.to_owned(), key: key.to_string(), quota, decision, charges, forecast, holds }
     }
 }

@@ -28,6 +28,11 @@ pub(super) fn window_end(quota: &Quota, now: u64) -> u64 {
 
 impl State for FixedWindow {
     const ALIGNS_TO_DATE: bool = true;
+    type Forecast = Self;
+
+    fn forecast(&self, _quota: &Quota, _now: u64) -> (Self, u64) {
+        (*self, 0)
+    }
 
     #[inline(always)]
     fn settle(&mut self, quota: &Quota, now: u64) -> u64 {
@@ -37,9 +42,7 @@ impl State for FixedWindow {
 
     /// Usage moves to the new window that contains `now`.
     fn adopt(&mut self, quota: &Quota, now: u64) {
-        if self.used > 0 {
-            self.end = window_end(quota, now);
-        }
+        self.end = window_end(quota, now);
     }
 
     #[inline]

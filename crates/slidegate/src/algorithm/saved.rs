@@ -4,6 +4,7 @@
 //! Instants are saved as ages, because the clock of the next process starts elsewhere. All numbers
 //! are little-endian.
 
+use crate::hold::{Hold, Holds, Unsettled};
 use crate::quota::Quota;
 
 /// A state that can be saved.
@@ -14,6 +15,37 @@ pub(crate) trait SavedState: Sized {
     /// Reads what [`save`](Self::save) wrote, under the quota of then. `None` if that cannot have
     /// been written. `now` is the time of the algorithm.
     fn load(input: &mut Input<'_>, ages: Ages, quota: &Quota, now: u64) -> Option<Self>;
+}
+
+impl Holds {
+    /// Appends the holds to a snapshot. The ages are by elapsed time.
+    pub(crate) fn save(&self, ages: Ages, out: &mut Vec<u8>) {
+        // A table has at most 1024.
+        let count = u16::try_from(self.iter().len()).unwrap_or(u16::MAX);
+        out.extend_from_slice(&count.to_le_bytes());
+        for hold in self.iter().take(count.into()) {
+            out.extend_from_slice(&hold.id.to_le_bytes());
+            out.extend_from_slice(&ages.of(hold.until).to_le_bytes());
+            out.extend_from_slice(&hold.held.to_le_bytes());
+            out.extend_from_slice(&hold.settled.to_le_bytes());
+            let flags = u8::from(hold.unsettled == Unsettled::Forget) | u8::from(hold.has_ended) << 1;
+            out.push(flags);
+        }
+    }
+
+    /// Reads what [`save`](Self::save) wrote. `None` if that cannot have been written.
+    pub(crate) fn load(input: &mut Input<'_>, ages: Ages, now: u64) -> Option<Self> {
+        let mut holds = Self::default();
+        holds.arrive(now, 0);
+        for _ in 0..input.u16()? {
+            let (id, until) = (input.u64()?, ages.at(input.i64()?));
+            let (held, settled, flags) = (input.u64()?, input.u64()?, input.u8()?);
+            let unsettled = if flags & 1 == 0 { Unsettled::Charge } else { Unsettled::Forget };
+            let has_ended = flags & 2 != 0;
+            holds.restore(Hold { id, until, held, settled, unsettled, has_ended })?;
+        }
+        Some(holds)
+    }
 }
 
 /// Converts instants to ages at one instant, and back.
@@ -31,8 +63,7 @@ impl Ages {
 
     /// The instant of this age; at least 1, because 0 stands for never.
     pub(crate) fn at(self, age_us: i64) -> u64 {
-        let later = age_us.unsigned_abs();
-        if age_us < 0 { self.at_us.saturating_add(later) } else { self.at_us.saturating_sub(later).max(1) }
+        self.at_us.saturating_add_signed(age_us.saturating_neg()).max(1)
     }
 }
 

@@ -42,6 +42,8 @@ pub(crate) struct SlidingLog {
 }
 
 impl State for SlidingLog {
+    type Forecast = Self;
+
     #[inline(always)]
     fn settle(&mut self, quota: &Quota, now: u64) -> u64 {
         if self.used == 0 {
@@ -97,8 +99,9 @@ impl State for SlidingLog {
             self.clear();
             return given;
         }
+        // Some cost stays, so the loop ends at an entry of which some stays.
         let mut rest = given;
-        while rest > 0 {
+        loop {
             let oldest = self.cost(0);
             if oldest > rest {
                 self.write_cost(0, oldest - rest);
@@ -108,7 +111,11 @@ impl State for SlidingLog {
             rest -= oldest;
             self.drop_oldest(oldest);
         }
-        given
+    }
+
+    fn forecast(&self, quota: &Quota, now: u64) -> (Self, u64) {
+        let left_out_us = if self.used > 0 { self.wait_us(quota, now, 0) } else { 0 };
+        (Self::default(), left_out_us)
     }
 
     fn charges(&self, _quota: &Quota) -> Vec<RecordedCharge> {
@@ -292,9 +299,10 @@ impl SlidingLog {
     }
 
     fn move_newest(&mut self, quota: &Quota, timestamp: u64) {
-        let needed = timestamp_bytes(quota);
-        if needed > self.widths.timestamp() {
-            self.rebuild(self.capacity, Widths::new(needed, self.widths.cost()));
+        let timestamp_bytes = timestamp_bytes(quota).max(self.widths.timestamp());
+        let widths = Widths::new(timestamp_bytes, self.widths.cost());
+        if widths != self.widths {
+            self.rebuild(self.capacity, widths);
         }
         self.write_timestamp(self.len - 1, timestamp);
         self.newest = timestamp;
@@ -510,5 +518,127 @@ mod tests {
         let log = charged(&quota, &charges);
         assert!(log.len <= 11 && log.len >= 10, "{}", log.len);
         assert!(log.used >= 3 * 60_000 && log.used <= 3 * 66_000, "{}", log.used);
+    }
+
+    /// An entry without cost would keep its time, and waits would end when nothing is freed.
+    #[test]
+    fn a_refund_of_the_whole_oldest_charge_drops_its_entry() {
+        let quota = Quota::per_minute(100);
+        let mut log = charged(&quota, &[(1, 3), (2, 4)]);
+        assert_eq!(log.refund(&quota, 3, 3), 3);
+        assert_eq!((log.len, log.oldest, log.used), (1, 2, 4));
+    }
+
+    /// Penalties charge beyond the limit, and must not take memory beyond it.
+    #[test]
+    fn charges_of_a_full_log_join_its_newest_entry() {
+        let quota = Quota::per_minute(3).with_slots(3);
+        let log = charged(&quota, &[(1, 1), (2, 1), (3, 1), (4, 1), (5, 2)]);
+        let entries: Vec<_> = (0..log.len).map(|at| (log.timestamp(at), log.cost(at))).collect();
+        assert_eq!(entries, [(1, 1), (2, 1), (5, 4)]);
+    }
+
+    /// A stream of large responses charges the same moment again and again.
+    #[test]
+    fn a_cost_widens_while_its_entry_grows() {
+        let quota = Quota::per_minute(u64::MAX);
+        let grown = |first, more| {
+            let log = charged(&quota, &[(100_000, 1), (200_000, first), (200_000, more)]);
+            (log.used, log.cost(0), log.cost(1))
+        };
+        for most in [0xFF, 0xFFFF, 0xFFFF_FFFF] {
+            assert_eq!(grown(most, 1), (most + 2, 1, most + 1));
+            assert_eq!(grown(most - 1, 1), (most + 1, 1, most));
+        }
+        assert_eq!(grown(u64::MAX - 2, 1), (u64::MAX, 1, u64::MAX - 1));
+    }
+
+    /// Copying all entries for every few charges would make a long log slow.
+    #[test]
+    fn a_log_that_grows_is_copied_a_few_times() {
+        let quota = Quota::per_minute(1000);
+        let mut log = SlidingLog::default();
+        let mut copies = 0;
+        for now in 1..=1000 {
+            let before = log.capacity;
+            log.charge(&quota, now, 1);
+            copies += usize::from(log.capacity != before);
+        }
+        assert!(copies <= 9, "{copies}");
+    }
+
+    /// `max_bytes` and what `validate` says of a configuration count these bytes.
+    #[test]
+    fn bytes_on_the_heap_are_those_of_the_entries_that_do_not_fit_beside_the_key() {
+        let quota = Quota::per_minute(100);
+        let most = |entries, cost| SlidingLog::most_heap_bytes(&quota, entries, cost);
+        assert_eq!((most(5, 1), most(6, 1), most(100, 1), most(u64::MAX, 1)), (0, 24, 400, 4096));
+        assert_eq!((most(4, 300), most(100, 300)), (24, 600));
+        let of = |charges: u64| charged(&quota, &(1..=charges).map(|at| (at, 1)).collect::<Vec<_>>());
+        assert_eq!((of(5).heap_bytes(), of(100).heap_bytes()), (0, 400));
+    }
+
+    #[cfg(feature = "snapshot")]
+    mod saved {
+        use super::*;
+
+        const AGES: Ages = Ages { at_us: 70_000_000 };
+
+        fn saved(log: &SlidingLog) -> Vec<u8> {
+            let mut bytes = Vec::new();
+            log.save(AGES, &mut bytes);
+            bytes
+        }
+
+        fn load(bytes: &[u8]) -> Option<SlidingLog> {
+            SlidingLog::load(&mut Input(bytes), AGES, &Quota::per_minute(100), AGES.at_us)
+        }
+
+        /// Most keys have a few charges, and must not need more memory after a restart.
+        #[test]
+        fn a_short_log_lies_beside_its_key_again() {
+            let log = charged(&Quota::per_minute(100), &[(60_000_000, 1), (61_000_000, 1)]);
+            let loaded = load(&saved(&log)).unwrap();
+            assert_eq!((loaded.capacity, loaded.heap_bytes()), (5, 0));
+            assert_eq!((loaded.oldest, loaded.newest, loaded.used), (60_000_000, 61_000_000, 2));
+        }
+
+        /// A damaged file with a valid checksum comes from a bug, and must not become another one.
+        #[test]
+        fn what_no_log_can_be_is_refused() {
+            let valid = saved(&charged(&Quota::per_minute(100), &[(60_000_000, 3), (61_000_000, 4)]));
+            let log = load(&valid).unwrap();
+            assert_eq!((log.used, log.widths), (7, Widths::new(4, 1)));
+            let with = |at: usize, byte: u8| {
+                let mut bytes = valid.clone();
+                bytes[at] = byte;
+                load(&bytes)
+            };
+            let (widths, ahead, first_cost, second_distance) = (10, 11, 16, 17);
+            for after in [0, 1] {
+                for wrong in [0x43, 0x51] {
+                    let mut bytes = [valid.clone(), vec![after; 16]].concat();
+                    bytes[widths] = wrong;
+                    assert!(load(&bytes).is_none(), "costs of 3 bytes, or timestamps of 5");
+                }
+            }
+            assert!(with(ahead, 64).is_none(), "a step of 2^64 microseconds");
+            assert!(with(second_distance + 3, 1).is_none(), "a later entry that is older");
+            assert!(with(first_cost, 0).is_some());
+            let mut bytes = valid.clone();
+            (bytes[first_cost], bytes[first_cost + 5]) = (0, 0);
+            assert!(load(&bytes).is_none(), "entries without any cost");
+        }
+
+        /// After the clock stepped back to the epoch, entries from before it have one time.
+        #[test]
+        fn entries_of_one_time_are_loaded() {
+            let quota = Quota::per_minute(100);
+            let mut log = charged(&quota, &[(8_000_000, 1), (10_000_000, 1), (12_000_000, 1)]);
+            assert_eq!(log.settle(&quota, 1), 1);
+            let times: Vec<_> = (0..3).map(|at| log.timestamp(at)).collect();
+            assert_eq!(times, [0, 0, 1]);
+            assert_eq!(load(&saved(&log)).unwrap().used, 3);
+        }
     }
 }

@@ -60,6 +60,12 @@ impl SlidingWindow {
 }
 
 impl State for SlidingWindow {
+    type Forecast = Self;
+
+    fn forecast(&self, _quota: &Quota, _now: u64) -> (Self, u64) {
+        (*self, 0)
+    }
+
     #[inline(always)]
     fn settle(&mut self, quota: &Quota, now: u64) -> u64 {
         let end = window_end(quota, now);
@@ -67,9 +73,7 @@ impl State for SlidingWindow {
     }
 
     fn adopt(&mut self, quota: &Quota, now: u64) {
-        if self.end > 0 {
-            self.count_as_new(quota, window_end(quota, now));
-        }
+        self.count_as_new(quota, window_end(quota, now));
     }
 
     #[inline]
@@ -233,5 +237,39 @@ mod tests {
             let exact = u128::from(part) * u128::from(window) / u128::from(whole);
             prop_assert_eq!(u128::from(share(part, window, whole)), exact);
         }
+    }
+
+    /// Of these numbers the floating-point estimate is one too low, and a wait would be too long.
+    #[test]
+    fn a_share_is_exact_where_its_estimate_is_too_low() {
+        assert_eq!(share(30_001_341_794_943, 60_000_000, 34_596_141_889_664), 52_031_250);
+    }
+
+    /// An operator who inspects a key must not see windows in which nothing was charged.
+    #[test]
+    fn windows_without_charges_are_not_listed() {
+        let costs = |previous, current| {
+            let charges = SlidingWindow { end: 180, previous, current }.charges(&Quota::per_minute(9));
+            charges.into_iter().map(|charge| charge.cost).collect::<Vec<_>>()
+        };
+        assert_eq!((costs(0, 3), costs(2, 0), costs(2, 3)), (vec![3], vec![2], vec![2, 3]));
+    }
+
+    /// The clock of the next process may count windows from elsewhere, and usage must count no
+    /// shorter for that.
+    #[cfg(feature = "snapshot")]
+    #[test]
+    fn saved_counters_move_to_a_window_of_the_new_clock() {
+        let (quota, now) = (Quota::per_minute(9), 70_000_000);
+        let load = |end| {
+            let (mut bytes, ages) = (Vec::new(), Ages { at_us: now });
+            SlidingWindow { end, previous: 2, current: 3 }.save(ages, &mut bytes);
+            let loaded = SlidingWindow::load(&mut Input(&bytes), ages, &quota, now).unwrap();
+            (loaded.end, loaded.previous, loaded.current)
+        };
+        assert_eq!(load(120_000_000), (120_000_000, 2, 3));
+        assert_eq!(load(90_000_000), (120_000_000, 2, 3));
+        assert_eq!(load(30_000_000), (60_000_000, 2, 3));
+        assert_eq!(load(130_000_000), (120_000_000, 0, 5));
     }
 }

@@ -15,10 +15,13 @@ use crate::verb::Verb;
 ///
 /// `now` is in microseconds since the epoch. Every method except [`settle`](Self::settle) requires
 /// a `now` that `settle` returned, with only charges and refunds in between.
-pub(crate) trait State: Default + std::fmt::Debug {
+pub(crate) trait State: Default + Clone + std::fmt::Debug {
     /// Whether `now` is the date, which can be corrected in both directions, and not elapsed time.
     /// A shared store has only one time, the server's.
     const ALIGNS_TO_DATE: bool = false;
+
+    /// What [`forecast`](Self::forecast) returns.
+    type Forecast: State;
 
     /// Advances the state to `now` and drops what no longer counts. Returns the time to decide at,
     /// which is `now` unless the clock has stepped back.
@@ -51,6 +54,11 @@ pub(crate) trait State: Default + std::fmt::Debug {
     /// Refunds up to `cost` of what was charged and still counts. Returns the refunded cost.
     fn refund(&mut self, quota: &Quota, now: u64, cost: u64) -> u64;
 
+    /// A copy that later charges can be added to, to forecast waits, and the microseconds until what
+    /// it leaves out has expired. A log leaves out its entries, of which none counts longer than a
+    /// charge that is yet to come.
+    fn forecast(&self, quota: &Quota, now: u64) -> (Self::Forecast, u64);
+
     /// The charges with their times, oldest first, as far as they are stored.
     fn charges(&self, quota: &Quota) -> Vec<RecordedCharge>;
 
@@ -61,11 +69,13 @@ pub(crate) trait State: Default + std::fmt::Debug {
     }
 
     /// Most bytes on the heap that any history of this many entries of at most this cost leads to.
-    fn most_heap_bytes(quota: &Quota, entries: u64, cost: u64) -> usize {
-        let _ = (quota, entries, cost);
+    fn most_heap_bytes(_quota: &Quota, _entries: u64, _cost: u64) -> usize {
         0
     }
 }
+
+/// The wait when the store holds as much as it may: when a hold of another key ends is not known.
+pub(super) const NO_MORE_HOLDS_US: u64 = SECOND_US;
 
 /// Most steps in the report of how usage declines.
 const MAX_STEPS: u64 = 20;
@@ -85,7 +95,7 @@ pub(crate) fn inspect<S: State>(mut state: S, quota: &Quota, now: Timestamp, cos
         UsageForecast { after: Duration::from_micros(wait_us), used: left }
     });
     let charges = if used == 0 { Vec::new() } else { state.charges(quota) };
-    KeyInspection { quota: *quota, decision, charges, forecast: forecast.collect() }
+    KeyInspection { quota: *quota, decision, charges, forecast: forecast.collect(), holds: Vec::new() }
 }
 
 /// Whether `cost` fits in addition to what counts now. A cost of 0 always fits.
@@ -101,6 +111,8 @@ pub(crate) enum Done {
     Moved(u64),
     /// The cost does not fit.
     Refused(u64),
+    /// It fits, and the key has as many holds as it may.
+    NoMoreHolds,
 }
 
 /// Applies a verb to the state.
@@ -144,6 +156,7 @@ pub(crate) fn decision<S: State>(
         Done::Moved(cost) => (Verdict::Allow, cost, 0),
         Done::Refused(cost) if cost > limit => (Verdict::Deny, 0, Waits::NEVER),
         Done::Refused(cost) => (Verdict::Deny, 0, late(state.wait_us(quota, settled, limit - cost))),
+        Done::NoMoreHolds => (Verdict::Deny, 0, NO_MORE_HOLDS_US),
     };
     let (reset_us, frees_us) = match used {
         0 => (0, 0),
@@ -151,8 +164,9 @@ pub(crate) fn decision<S: State>(
     };
     let remaining = limit.saturating_sub(used);
     let waits = Waits { retry_us, reset_us, frees_us };
-    let (at, source, is_blocked) = (now, DecisionSource::Store, false);
-    Decision { verdict, limit, used, remaining, cost, at, source, is_blocked, waits }
+    let (at, source, held) = (now, DecisionSource::Store, 0);
+    let (is_blocked, has_no_more_holds) = (false, done == Done::NoMoreHolds);
+    Decision { verdict, limit, used, held, remaining, cost, at, source, is_blocked, has_no_more_holds, waits }
 }
 
 /// The largest backward step of the clock that is waited out. A larger step moves the history back.

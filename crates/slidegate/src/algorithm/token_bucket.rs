@@ -69,6 +69,12 @@ impl TokenBucket {
 }
 
 impl State for TokenBucket {
+    type Forecast = Self;
+
+    fn forecast(&self, _quota: &Quota, _now: u64) -> (Self, u64) {
+        (*self, 0)
+    }
+
     #[inline(always)]
     fn settle(&mut self, quota: &Quota, now: u64) -> u64 {
         if now < self.at {
@@ -155,5 +161,88 @@ impl SavedState for TokenBucket {
     fn load(input: &mut Input<'_>, ages: Ages, quota: &Quota, _now: u64) -> Option<Self> {
         let loaded = Self { at: ages.at(input.i64()?), level: input.u64()?, fraction: input.u64()? };
         (loaded.fraction < quota.window_us()).then_some(loaded)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::quota::Algorithm;
+
+    fn quota(limit: u64) -> Quota {
+        Quota::new(limit, Duration::from_secs(1)).unwrap().with_algorithm(Algorithm::TokenBucket)
+    }
+
+    /// The rest of one request of an hour's window would take half an hour to drain per second.
+    #[test]
+    fn a_fraction_becomes_a_whole_under_another_window() {
+        let second = quota(1);
+        let mut bucket = TokenBucket { at: 0, level: 2, fraction: 1_800_000_000 };
+        bucket.adopt(&second, 0);
+        assert_eq!((bucket.used(&second, 0), bucket.frees_us(&second, 0)), (3, 1_000_000));
+        assert_eq!(bucket.wait_us(&second, 0, 0), 3_000_000);
+    }
+
+    /// A backward step of the clock must not refill what has not drained.
+    #[test]
+    fn a_fraction_is_content_when_the_clock_steps_back() {
+        let mut bucket = TokenBucket { at: 1000, level: 0, fraction: 1 };
+        assert_eq!(bucket.settle(&quota(1), 999), 1000);
+        assert_eq!(bucket, TokenBucket { at: 1000, level: 0, fraction: 1 });
+    }
+
+    /// A penalty, or a lowered limit, is forgiven after a bounded time: whole units and their
+    /// fraction count.
+    #[test]
+    fn content_is_bounded_with_its_fraction() {
+        let quota = quota(10);
+        let of = |level, fraction| {
+            let mut bucket = TokenBucket { at: 0, level, fraction };
+            bucket.bound(&quota);
+            (bucket.level, bucket.fraction)
+        };
+        let max = quota.max_used();
+        assert_eq!((of(max, 1), of(max + 1, 0)), ((max, 0), (max, 0)));
+        assert_eq!((of(max, 0), of(max - 1, 1)), ((max, 0), (max - 1, 1)));
+    }
+
+    /// Limits may be as large as counts: what drains then exceeds 64 bits within microseconds.
+    #[test]
+    fn draining_is_exact_beyond_64_bits() {
+        let mut bucket = TokenBucket { at: 0, level: u64::MAX, fraction: 5 };
+        assert_eq!(bucket.settle(&quota(u64::MAX), 2), 2);
+        let content = u128::from(u64::MAX) * (1_000_000 - 2) + 5;
+        let level = u64::try_from(content / 1_000_000).unwrap();
+        let fraction = u64::try_from(content % 1_000_000).unwrap();
+        assert_eq!(bucket, TokenBucket { at: 2, level, fraction });
+    }
+
+    /// The largest count stands for all above it, so its fraction alone frees nothing.
+    #[test]
+    fn above_the_largest_count_a_whole_unit_and_the_fraction_must_drain() {
+        let bucket = TokenBucket { at: 0, level: u64::MAX, fraction: 5 };
+        assert_eq!(bucket.frees_us(&quota(1), 0), 1_000_005);
+    }
+
+    /// A damaged file with a valid checksum comes from a bug, and must not become another one.
+    #[cfg(feature = "snapshot")]
+    #[test]
+    fn a_saved_fraction_is_less_than_one() {
+        let load = |fraction| {
+            let (mut bytes, ages) = (Vec::new(), Ages { at_us: 9 });
+            TokenBucket { at: 7, level: 3, fraction }.save(ages, &mut bytes);
+            TokenBucket::load(&mut Input(&bytes), ages, &quota(1), 9)
+        };
+        assert_eq!(load(999_999), Some(TokenBucket { at: 7, level: 3, fraction: 999_999 }));
+        assert_eq!(load(1_000_000), None);
+    }
+
+    /// `max_bytes` counts what lies outside of the table: of counters, nothing.
+    #[test]
+    fn counters_take_no_bytes_on_the_heap() {
+        let bucket = TokenBucket { at: 7, level: 3, fraction: 1 };
+        assert_eq!((bucket.heap_bytes(), TokenBucket::most_heap_bytes(&quota(9), 9, 9)), (0, 0));
     }
 }

@@ -109,7 +109,7 @@ pub struct PolicyDecision<'d> {
 
 impl Decisions<'_> {
     /// Those in force when it was decided.
-    #[cfg(feature = "tower")]
+    #[cfg(any(feature = "tower", feature = "wait"))]
     pub(crate) fn policies(&self) -> &Arc<PolicySet> {
         &self.policies
     }
@@ -249,10 +249,10 @@ impl<'d> PolicyDecision<'d> {
         self.answer.role
     }
 
-    /// What its request asked for, charged or not.
+    /// What its request asked for under this policy, charged or not.
     #[must_use]
     pub fn asked(&self) -> u64 {
-        self.requests[self.answer.request].asked_cost()
+        self.requests[self.answer.request].cost_of(self.policy().counted())
     }
 
     /// The key that it decided on.

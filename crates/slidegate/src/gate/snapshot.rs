@@ -3,7 +3,8 @@
 use std::io::{self, Write};
 use std::sync::{Arc, PoisonError};
 
-use super::{Gate, Numbers};
+use super::Gate;
+use super::numbers::Numbers;
 use crate::key::KeyId;
 use crate::policy::{PolicySet, Quotas};
 use crate::quota::Quota;
@@ -106,7 +107,7 @@ struct Active<'a> {
 
 impl SavedQuotas for Active<'_> {
     fn number_of(&self, name: &str, scope: &[String]) -> Option<u32> {
-        self.numbers.0.get(&(name.to_owned(), scope.to_vec())).copied()
+        self.numbers.get(name, scope)
     }
 
     fn quota_of(&self, policy: u32, key: KeyId) -> Option<Quota> {

@@ -6,7 +6,7 @@
 
 use std::fmt::{self, Write as _};
 
-use super::NamedDecision;
+use super::write::NamedDecision;
 use crate::block::Block;
 use crate::decision::{Decision, Reason};
 use crate::gate::Decisions;
@@ -87,7 +87,7 @@ impl<'d> Problem<'d> {
     pub fn of_one(name: &'d str, quota: &Quota, decision: &Decision) -> Option<Self> {
         decision
             .is_denied()
-            .then(|| Self::new(&NamedDecision { name, quota, decision }, None, None, vec![name]))
+            .then(|| Self::new(&NamedDecision { name, quota, decision, unit: None }, None, None, vec![name]))
     }
 
     /// `blocked_until` is the end of the key's block, if there is one.
@@ -97,7 +97,7 @@ impl<'d> Problem<'d> {
         blocked_until: Option<Timestamp>,
         violated_policies: Vec<&'d str>,
     ) -> Self {
-        let NamedDecision { name, quota, decision } = *strictest;
+        let NamedDecision { name, quota, decision, .. } = *strictest;
         let reason = decision.reason().unwrap_or(Reason::OverLimit);
         // Pushing pieces is several times faster than `format!`, and every denial gets here.
         let mut detail = String::with_capacity(192);
@@ -134,6 +134,12 @@ impl<'d> Problem<'d> {
                 }
                 " until an operator lifts the block."
             }
+            Reason::TooManyHolds => {
+                detail.push_str(" cannot reserve more: ");
+                push_key(&mut detail);
+                detail.push_str(" has as many open reservations as it may");
+                ". Settle some first."
+            }
             Reason::StoreUnavailable => {
                 detail.push_str(" cannot be checked now: the store of its counters is unavailable");
                 ". Retry later."
@@ -149,7 +155,7 @@ impl<'d> Problem<'d> {
             None => detail.push_str(never),
         }
         let (type_uri, title, status) = match reason {
-            Reason::OverLimit => (
+            Reason::OverLimit | Reason::TooManyHolds => (
                 "https://iana.org/assignments/http-problem-types#quota-exceeded",
                 "Request cannot be satisfied as assigned quota has been exceeded",
                 429,
@@ -207,7 +213,7 @@ pub fn problem_json(decisions: &Decisions<'_>) -> Option<String> {
 }
 
 /// A time in RFC 3339 format in whole seconds, rounded up: `2001-09-09T01:46:40Z`.
-fn date_time(at: Timestamp) -> String {
+pub(super) fn date_time(at: Timestamp) -> String {
     let secs = at.as_secs_ceil();
     let (days, second_of_day) = (secs / 86_400, secs % 86_400);
     // Years start in March here, so that a leap day is the last day. 400 years are one era, and all

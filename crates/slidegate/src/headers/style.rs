@@ -71,7 +71,7 @@ impl FromStr for Draft {
 }
 
 /// The form of the older de facto standard: `X-RateLimit-Limit`, `-Remaining` and `-Reset` of the
-/// strictest policy.
+/// strictest policy; or of the APIs of language models, with fields for each unit of cost.
 ///
 /// Parses from its [name](Self::name), in any case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -85,18 +85,37 @@ pub enum XRateLimit {
     EpochSeconds,
     /// The reset is the number of seconds until the key is unused, rounded up.
     DeltaSeconds,
+    /// `x-ratelimit-limit-requests`, `-remaining-requests`, `-reset-requests` and the same of
+    /// `tokens`, as of `OpenAI`'s API, whose client libraries read them.
+    ///
+    /// Each unit shows the strictest of the policies that count it, see
+    /// [`Policy::unit`](crate::Policy::unit); policies of prompts' or answers' tokens are among
+    /// those of `tokens`. A unit that no policy counts has no fields. The reset is the time until
+    /// the key is unused as Go writes durations, in milliseconds, rounded up: `12ms`, `1s`,
+    /// `6m0s`.
+    OpenAi,
+    /// `anthropic-ratelimit-requests-limit`, `-remaining`, `-reset`, and the same of `tokens`,
+    /// `input-tokens` and `output-tokens`, as of Anthropic's API, whose client libraries read them.
+    ///
+    /// Units as in [`OpenAi`](Self::OpenAi); `tokens` is the strictest of all policies of tokens.
+    /// The reset is the time at which the key is unused, in RFC 3339, in whole seconds, rounded up.
+    /// What remains is exact, not rounded to thousands.
+    Anthropic,
 }
 
 impl XRateLimit {
-    pub(super) const ALL: [Self; 3] = [Self::EpochSeconds, Self::DeltaSeconds, Self::Off];
+    pub(super) const ALL: [Self; 5] =
+        [Self::EpochSeconds, Self::DeltaSeconds, Self::OpenAi, Self::Anthropic, Self::Off];
 
-    /// The name in configuration files: `epoch`, `delta` or `off`.
+    /// The name in configuration files: `epoch`, `delta`, `openai`, `anthropic` or `off`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Off => "off",
             Self::EpochSeconds => "epoch",
             Self::DeltaSeconds => "delta",
+            Self::OpenAi => "openai",
+            Self::Anthropic => "anthropic",
         }
     }
 }
@@ -113,7 +132,7 @@ impl FromStr for XRateLimit {
     fn from_str(text: &str) -> Result<Self, Error> {
         Self::ALL.into_iter().find(|style| text.eq_ignore_ascii_case(style.name())).ok_or_else(|| {
             Error::header(format!(
-                "invalid x-ratelimit reset `{}`: must be `epoch`, `delta` or `off`",
+                "invalid x-ratelimit reset `{}`: must be `epoch`, `delta`, `openai`, `anthropic` or `off`",
                 text.escape_debug()
             ))
         })
@@ -140,7 +159,7 @@ mod tests {
         );
         assert_eq!(
             "unix".parse::<XRateLimit>().unwrap_err().to_string(),
-            "invalid x-ratelimit reset `unix`: must be `epoch`, `delta` or `off`"
+            "invalid x-ratelimit reset `unix`: must be `epoch`, `delta`, `openai`, `anthropic` or `off`"
         );
     }
 }

@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use super::unit_field::UnitField;
 use crate::decision::Decision;
 use crate::gate::PolicyDecision;
 use crate::quota::Quota;
+use crate::request::CostUnit;
 use crate::time::{SECOND_US, millis_ceil, secs_ceil};
 
 /// A header field: its name in lower case and its value in printable ASCII.
@@ -23,11 +25,14 @@ pub(crate) enum FieldName {
     XRateLimitReset,
     RetryAfter,
     RetryAfterMs,
+    /// Of a unit of cost. Written last.
+    Unit(UnitField),
 }
 
 impl FieldName {
+    /// All but those of units, in their order.
     #[cfg(feature = "tower")]
-    pub(super) const ALL: [Self; 10] = [
+    pub(super) const PLAIN: [Self; 10] = [
         Self::RateLimitPolicy,
         Self::RateLimit,
         Self::RateLimitLimit,
@@ -56,7 +61,26 @@ impl FieldName {
             Self::XRateLimitReset => "x-ratelimit-reset",
             Self::RetryAfter => "retry-after",
             Self::RetryAfterMs => "retry-after-ms",
+            Self::Unit(unit) => unit.as_str(),
         }
+    }
+
+    /// The position among those of [`PLAIN`](Self::PLAIN); `Err` has the field of a unit.
+    #[cfg(feature = "tower")]
+    pub(super) const fn plain(self) -> Result<usize, UnitField> {
+        Ok(match self {
+            Self::RateLimitPolicy => 0,
+            Self::RateLimit => 1,
+            Self::RateLimitLimit => 2,
+            Self::RateLimitRemaining => 3,
+            Self::RateLimitReset => 4,
+            Self::XRateLimitLimit => 5,
+            Self::XRateLimitRemaining => 6,
+            Self::XRateLimitReset => 7,
+            Self::RetryAfter => 8,
+            Self::RetryAfterMs => 9,
+            Self::Unit(unit) => return Err(unit),
+        })
     }
 }
 
@@ -90,11 +114,14 @@ pub(super) struct NamedDecision<'d> {
     pub(super) name: &'d str,
     pub(super) quota: &'d Quota,
     pub(super) decision: &'d Decision,
+    /// What a unit of cost is, if that is known.
+    pub(super) unit: Option<CostUnit>,
 }
 
 impl<'d> From<&PolicyDecision<'d>> for NamedDecision<'d> {
     fn from(one: &PolicyDecision<'d>) -> Self {
-        Self { name: one.policy().name(), quota: one.quota(), decision: one.decision() }
+        let policy = one.policy();
+        Self { name: policy.name(), quota: one.quota(), decision: one.decision(), unit: policy.cost_unit() }
     }
 }
 

@@ -12,6 +12,8 @@ use http::request::Parts;
 use http::{Extensions, Request, StatusCode};
 
 use super::Limited;
+#[cfg(feature = "wait")]
+use super::Reservation;
 use crate::client_addr::Resolved;
 
 /// The parameters of the path pattern that axum matched.
@@ -67,6 +69,10 @@ impl IntoResponse for NotLimited {
 const NO_LAYER: NotLimited = NotLimited(
     "no rate limit decision in the request: the route has no `RateLimitLayer`, or it has `.without_extension()`; add the layer",
 );
+#[cfg(feature = "wait")]
+const NO_RESERVATION: NotLimited = NotLimited(
+    "no reservation in the request: the route has no `ReserveLayer`, or the request bypassed it; add the layer",
+);
 const NO_CLIENT: NotLimited = NotLimited(
     "no client address in the request: the `RateLimitLayer` of the route has no rule for it; add `.client_addr(...)`",
 );
@@ -86,6 +92,16 @@ impl<S: Sync> OptionalFromRequestParts<S> for Limited {
 
     async fn from_request_parts(request: &mut Parts, _: &S) -> Result<Option<Self>, Self::Rejection> {
         Ok(request.extensions.get::<Self>().cloned())
+    }
+}
+
+/// The reservation of the request.
+#[cfg(feature = "wait")]
+impl<S: Sync> FromRequestParts<S> for Reservation {
+    type Rejection = NotLimited;
+
+    async fn from_request_parts(request: &mut Parts, _: &S) -> Result<Self, NotLimited> {
+        request.extensions.get::<Self>().cloned().ok_or(NO_RESERVATION)
     }
 }
 

@@ -140,6 +140,25 @@ pub(super) struct Pass {
 }
 
 impl Config {
+    pub(super) fn new(gate: AnyGate) -> Self {
+        Self {
+            gate,
+            attributes: Vec::new(),
+            under: Vec::new(),
+            client: ClientAddr::default(),
+            finds_client: false,
+            sets_extension: true,
+            #[cfg(feature = "axum")]
+            reads_params: false,
+            peer: None,
+            cost: None,
+            skip: None,
+            refund: None,
+            headers: HeaderOptions::default(),
+            deny: None,
+        }
+    }
+
     /// Decides a request with a gate that is immediate.
     pub(super) fn decide(self: &Arc<Self>, view: &RequestView<'_>) -> Outcome {
         if self.skips(view) {
@@ -173,7 +192,7 @@ impl Config {
     }
 
     /// Whether the request bypasses the limit.
-    fn skips(&self, view: &RequestView<'_>) -> bool {
+    pub(super) fn skips(&self, view: &RequestView<'_>) -> bool {
         self.skip.as_ref().is_some_and(|skips| skips(&view.head))
     }
 
@@ -189,7 +208,7 @@ impl Config {
 
     /// Adds the borrowed attributes to `request` and returns the owned ones, which the caller adds.
     #[inline]
-    fn set_attributes<'p>(
+    pub(super) fn set_attributes<'p>(
         &'p self,
         request: &mut Request<'p>,
         view: &RequestView<'p>,
@@ -230,19 +249,19 @@ impl Config {
         Outcome::Pass(Pass { fields, refund }, self.sets_extension.then(|| Limited::new(decisions, client)))
     }
 
-    fn denial(&self, denied: &Denied<'_>, fields: FieldBuffer) -> Response<String> {
+    pub(super) fn denial(&self, denied: &Denied<'_>, fields: FieldBuffer) -> Response<String> {
         let mut response = self.deny.as_ref().map_or_else(|| denied.problem_response(), |deny| deny(denied));
         fields.append_to(response.headers_mut());
         response
     }
 
     /// One request per policy, if the layer names several.
-    fn named_requests<'r>(&'r self, request: &Request<'r>) -> Vec<Request<'r>> {
+    pub(super) fn named_requests<'r>(&'r self, request: &Request<'r>) -> Vec<Request<'r>> {
         if self.under.len() < 2 { Vec::new() } else { request_per_policy(request, &self.under) }
     }
 
     /// The client's address, if an attribute or a handler needs it.
-    fn client_of(&self, view: &RequestView<'_>) -> Option<Resolved> {
+    pub(super) fn client_of(&self, view: &RequestView<'_>) -> Option<Resolved> {
         if !self.finds_client {
             return None;
         }
@@ -257,7 +276,7 @@ impl Config {
 }
 
 /// `several`, or only `one` if that is empty.
-fn requests<'a, 'r>(one: &'a Request<'r>, several: &'a [Request<'r>]) -> &'a [Request<'r>] {
+pub(super) fn requests<'a, 'r>(one: &'a Request<'r>, several: &'a [Request<'r>]) -> &'a [Request<'r>] {
     if several.is_empty() { slice::from_ref(one) } else { several }
 }
 

@@ -4,14 +4,15 @@
 //! tests alike.
 
 use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
 
 use super::{Owned, Policy};
 use crate::block::Block;
-use crate::charge::{Charge, Part, Plan};
+use crate::charge::{Charge, Excess, HoldTerms, Part, Plan, Reserve};
 use crate::error::Error;
 use crate::key::{HashSeed, Key, KeyId};
-use crate::quota::Quota;
-use crate::request::Request;
+use crate::quota::{Algorithm, Quota};
+use crate::request::{Counts, Request};
 use crate::verb::{Role, Verb};
 
 /// A checked list of policies with different names.
@@ -46,6 +47,8 @@ struct Rule {
     overrides: HashMap<Box<[u8]>, Quota>,
     /// Blocks by the canonical bytes of keys.
     blocks: HashMap<Box<[u8]>, Block>,
+    /// Quotas of overridden keys by what the store knows them by, for tickets.
+    by_id: OnceLock<HashMap<KeyId, Quota>>,
 }
 
 impl PolicySet {
@@ -105,10 +108,24 @@ impl PolicySet {
         self.rules[at].own(key).1
     }
 
+    /// Keeps what policies of another set have learned, unless they count something else.
+    pub(crate) fn keep_learned(&mut self, before: &Self) {
+        for rule in &mut self.rules {
+            let learned = &mut rule.policy.settled_costs;
+            let known = before.by_name(&rule.policy.name).filter(|known| known.counts == rule.policy.counts);
+            if let (Some(learned), Some(known)) =
+                (learned, known.and_then(|known| known.settled_costs.as_ref()))
+            {
+                *learned = Arc::clone(known);
+            }
+        }
+    }
+
     /// Numbers the policies by what their usage is stored under.
     pub(crate) fn number(&mut self, mut number_of: impl FnMut(&Policy) -> u32) {
         for rule in &mut self.rules {
             rule.number = number_of(&rule.policy);
+            rule.by_id = OnceLock::new();
         }
     }
 
@@ -119,6 +136,24 @@ impl PolicySet {
             (rule.number, (&rule.policy.quota, overrides))
         });
         Quotas(by_policy.collect())
+    }
+
+    /// The number of the policy of this name, and the place at which it stands.
+    pub(crate) fn numbered_place(&self, name: &str) -> Option<(u32, usize)> {
+        let at = *self.places.get(name)?;
+        Some((self.rules[at].number, at))
+    }
+
+    /// The quota of a key, by what the store with this seed knows it by.
+    pub(crate) fn quota_by_id(&self, at: usize, seed: &HashSeed, key: KeyId) -> Quota {
+        let rule = &self.rules[at];
+        let policy = &rule.policy;
+        if policy.overrides.is_empty() {
+            return policy.quota;
+        }
+        let by_id =
+            rule.by_id.get_or_init(|| policy.override_ids(seed).map(|(id, quota)| (id, *quota)).collect());
+        *by_id.get(&key).unwrap_or(&policy.quota)
     }
 
     /// The policies with their numbers, and the quotas of keys with an override.
@@ -141,13 +176,31 @@ impl PolicySet {
     /// decided](Self::error_of). Each is charged as its own verb says, unless `verb` says it for
     /// all. Pure: touches no state.
     pub(crate) fn plan<'a>(&'a self, requests: &'a [Request<'a>], verb: Option<Verb>) -> Plan<'a> {
-        let mut plan = Plan::default();
+        self.plan_under(requests, verb, None)
+    }
+
+    /// The plan of a reservation: checks whose costs are held, where they are not known at once.
+    pub(crate) fn plan_of_reservation<'a>(
+        &'a self,
+        requests: &'a [Request<'a>],
+        terms: &'a HoldTerms,
+    ) -> Plan<'a> {
+        self.plan_under(requests, Some(Verb::Check), Some(terms))
+    }
+
+    fn plan_under<'a>(
+        &'a self,
+        requests: &'a [Request<'a>],
+        verb: Option<Verb>,
+        terms: Option<&'a HoldTerms>,
+    ) -> Plan<'a> {
+        let mut plan = Plan { is_reservation: terms.is_some(), ..Plan::default() };
         for (number, request) in requests.iter().enumerate() {
             let before = plan.charges.len() + plan.met.len();
             for at in
                 self.rules_for(request).iter().copied().filter(|at| self.policy(*at).applies_to(request))
             {
-                plan.add(self.charge(at, number, request, verb));
+                plan.add(self.charge(at, number, request, verb, terms));
             }
             if plan.charges.len() + plan.met.len() == before && self.cannot_decide(request) {
                 return Plan::default();
@@ -200,7 +253,7 @@ impl PolicySet {
         }
         let mut applying = self.rules_for(request).iter().filter(|at| self.policy(**at).applies_to(request));
         let at = applying.next()?;
-        applying.next().is_none().then(|| self.charge(*at, 0, request, verb))
+        applying.next().is_none().then(|| self.charge(*at, 0, request, verb, None))
     }
 
     /// The places of the rules that a request may be under.
@@ -218,32 +271,55 @@ impl PolicySet {
         number: usize,
         request: &'a Request<'a>,
         verb: Option<Verb>,
+        terms: Option<&'a HoldTerms>,
     ) -> Charge<'a> {
         let rule = &self.rules[at];
         let key = rule.policy.key(request);
         let (own_quota, block) = rule.own(&key);
+        let quota = request.inline_quota().unwrap_or(own_quota);
+        let mut part = Part {
+            verb: verb.unwrap_or(request.own_verb()),
+            role: request.own_role(),
+            link: number,
+            over_limit: request.is_denied_over_limit(),
+            cost: request.cost_of(&rule.policy.counts),
+            enforced: rule.policy.enforced,
+            excess: rule.policy.excess,
+        };
+        let reserve = terms
+            .filter(|_| rule.policy.counts != Counts::Requests || quota.algorithm() == Algorithm::InFlight)
+            .map(|terms| Reserve { terms, unsettled: rule.policy.unsettled_or(terms.unsettled) });
+        if reserve.is_some() {
+            // What may exceed the limit does so when it is settled.
+            part.excess = Excess::Refuse;
+            if let Some(estimate) = rule.policy.estimated().filter(|_| !request.says_cost()) {
+                part.cost = estimate.min(quota.capacity());
+            }
+        } else if quota.algorithm() == Algorithm::InFlight {
+            part = ask_only(part);
+        }
         Charge {
             number: rule.number,
             name: &rule.policy.name,
             #[cfg(feature = "redis")]
             on_store_error: rule.policy.on_store_error,
-            quota: request.inline_quota().unwrap_or(own_quota),
+            quota,
             instead_of: request.inline_quota().map(|_| own_quota),
             key,
             block,
-            part: Part {
-                verb: verb.unwrap_or(request.own_verb()),
-                role: request.own_role(),
-                link: number,
-                over_limit: request.is_denied_over_limit(),
-                cost: request.asked_cost(),
-                enforced: rule.policy.enforced,
-                excess: rule.policy.excess,
-            },
+            part,
+            reserve,
             policy: at,
             request: number,
         }
     }
+}
+
+/// The part of a call that cannot give a permit back: a check asks whether one is free, and a
+/// penalty or a refund does nothing.
+fn ask_only(part: Part) -> Part {
+    let cost = if part.verb.is_question() { part.cost } else { 0 };
+    Part { verb: Verb::Peek, cost, excess: Excess::Refuse, ..part }
 }
 
 /// Why a policy cannot decide a request that names it.
@@ -315,7 +391,7 @@ impl Rule {
             let key = policy.key(&policy.request_of(values)).canonical();
             blocks.insert(key.into_boxed_slice(), block.clone());
         }
-        Ok(Self { policy, number: 0, overrides, blocks })
+        Ok(Self { policy, number: 0, overrides, blocks, by_id: OnceLock::new() })
     }
 
     /// The quota of a key, and its block.

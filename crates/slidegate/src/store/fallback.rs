@@ -22,6 +22,7 @@ use last_known::LastKnown;
 use local::LocalDecisions;
 use recent_peeks::RecentPeeks;
 
+mod holds;
 mod last_known;
 mod local;
 mod recent_peeks;

@@ -11,6 +11,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use smallvec::SmallVec;
 
@@ -34,7 +35,7 @@ const FORGOTTEN_AT_ONCE: usize = 2;
 /// The first decisions on checks with an idempotency key, for [`Store`](super::Store)s in this
 /// process.
 ///
-/// Holds the last 65,536 checks for the longest window of their quotas. An insertion takes constant
+/// Stores the last 65,536 checks for the longest window of their quotas and time of their holds. An insertion takes constant
 /// time also when it is full.
 pub struct IdempotencyCache {
     seed: HashSeed,
@@ -81,7 +82,11 @@ impl IdempotencyCache {
         now: Timestamp,
         apply: impl FnOnce() -> StoreDecisions,
     ) -> StoreDecisions {
-        let Some(window) = charges.iter().map(|charge| charge.quota.window()).max() else {
+        let lasts_us = |charge: &Charge<'_>| {
+            let ttl_us = charge.new_hold().map_or(0, |hold| hold.ttl_us);
+            charge.quota.window_us().max(ttl_us)
+        };
+        let Some(longest_us) = charges.iter().map(lasts_us).max() else {
             return StoreDecisions::default();
         };
         let check = self.hash_of(charges, id);
@@ -95,7 +100,10 @@ impl IdempotencyCache {
             .zip(&decided.decisions)
             .any(|(charge, one)| charge.part.enforced && one.is_denied())
         {
-            let answer = Answer { ends: now + window, decisions: decided.iter().copied().collect() };
+            let answer = Answer {
+                ends: now + Duration::from_micros(longest_us),
+                decisions: decided.iter().copied().collect(),
+            };
             shard.keep(now, check, answer);
         }
         decided
@@ -103,9 +111,12 @@ impl IdempotencyCache {
 
     /// The hash of everything in which repeated checks are equal.
     fn hash_of(&self, charges: &[Charge<'_>], id: &str) -> CheckHash {
-        let keys: SmallVec<[(u32, KeyId); 4]> =
-            charges.iter().map(|charge| (charge.number, charge.key.id(&self.seed))).collect();
-        self.seed.hash_of(&(id, charges[0].part.cost, keys))
+        let what = |charge: &Charge<'_>| {
+            let is_held = charge.reserve.is_some();
+            (charge.number, charge.key.id(&self.seed), charge.part.cost, is_held)
+        };
+        let parts: SmallVec<[(u32, KeyId, u64, bool); 4]> = charges.iter().map(what).collect();
+        self.seed.hash_of(&(id, parts))
     }
 }
 
@@ -136,8 +147,6 @@ impl Shard {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::charge::Charges;
     use crate::store::memory::MemoryStore;

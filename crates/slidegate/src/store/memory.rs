@@ -17,12 +17,15 @@ use crate::store::{
     IdempotencyCache, Local, ManagedStore, QuotaChanges, Store, StoreDecisions, StoredPolicy, all_or_none,
 };
 use crate::sync::{AtomicUsize, Mutex, MutexGuard, Ordering};
-use crate::time::{Clock, Moment, SystemClock, TimeSource, Timestamp};
+use crate::time::{Moment, TimeSource, Timestamp};
 use crate::usage::KeyInspection;
 use crate::verb::Verb;
 
 mod accounting;
+mod builder;
 mod estimate;
+mod held_keys;
+mod holds;
 mod inline_quotas;
 mod shard;
 #[cfg(feature = "snapshot")]
@@ -30,6 +33,8 @@ pub(crate) mod snapshot;
 mod table;
 
 use accounting::Accounting;
+use builder::KEYS_PER_SHARD;
+pub use builder::MemoryStoreBuilder;
 pub use estimate::MemoryEstimate;
 use inline_quotas::InlineQuotas;
 use shard::{Address, Call, Shard};
@@ -103,140 +108,17 @@ pub struct MemoryStats {
     /// Keys evicted while they still counted, since the store was created. If above zero,
     /// `max_keys` or `max_bytes` is too small: the limits of those keys were not fully enforced.
     pub dropped: u64,
+    /// Open holds of all keys, including those whose time is over and whose keys were not accessed
+    /// since.
+    pub holds: usize,
     /// Bytes that the shards and their keys take now, as allocated.
     pub bytes: usize,
     /// Most bytes that they may take, if bounded.
     pub max_bytes: Option<usize>,
 }
 
-/// Builds a [`MemoryStore`]: `MemoryStore::builder().max_keys(10_000).build()`.
-#[derive(Debug, Clone)]
-pub struct MemoryStoreBuilder {
-    clock: TimeSource,
-    max_keys: Option<usize>,
-    max_bytes: Option<usize>,
-    /// What the identities of keys depend on.
-    #[cfg(feature = "snapshot")]
-    identity_seed: Option<[u8; 16]>,
-}
-
-impl MemoryStoreBuilder {
-    /// Sets the most keys that the store holds, at least 1. [`MemoryStore`] documents the memory
-    /// that they take. Default: [`DEFAULT_MAX_KEYS`](MemoryStore::DEFAULT_MAX_KEYS), or with
-    /// [`max_bytes`](Self::max_bytes) as many as fit.
-    #[must_use]
-    pub fn max_keys(mut self, max_keys: usize) -> Self {
-        self.max_keys = Some(max_keys.max(1));
-        self
-    }
-
-    /// Bounds the bytes that the store takes, at least
-    /// [`MIN_MAX_BYTES`](MemoryStore::MIN_MAX_BYTES). By default they are not bounded.
-    ///
-    /// They count as allocated: the tables with their empty slots, logs, quotas that came with
-    /// requests, and the store itself. Beside them, checks with an idempotency key take up to
-    /// [`IDEMPOTENCY_BYTES`](MemoryStore::IDEMPOTENCY_BYTES), and a table of about 1000 keys exists
-    /// twice while it grows. If there are no bytes for a new key or a longer log, the store evicts
-    /// keys as if it had too many; see [`MemoryStore`].
-    ///
-    /// ```
-    /// use slidegate::{Limiter, MemoryStore, Quota};
-    ///
-    /// let store = MemoryStore::builder().max_bytes(4 << 20).build();
-    /// let limiter = Limiter::with_store(Quota::per_hour(100), store);
-    /// for n in 0..100_000 {
-    ///     limiter.check(format!("key-{n}"));
-    /// }
-    /// let stats = limiter.stats();
-    /// assert!(stats.bytes <= 4 << 20 && stats.dropped > 0, "{stats:?}");
-    /// ```
-    #[must_use]
-    pub fn max_bytes(mut self, max_bytes: usize) -> Self {
-        self.max_bytes = Some(max_bytes.max(MemoryStore::MIN_MAX_BYTES));
-        self
-    }
-
-    /// Sets the clock. Default: [`SystemClock`].
-    #[must_use]
-    pub fn clock(mut self, clock: impl Clock + 'static) -> Self {
-        self.clock = TimeSource::Other(Arc::new(clock));
-        self
-    }
-
-    /// Creates the store.
-    #[must_use]
-    pub fn build(self) -> MemoryStore {
-        let max_keys = self.key_bound();
-        let bits = self.shards().ilog2();
-        let shards = 1usize << bits;
-        let none = Arc::new(Quota::per_second(0));
-        let kept = || ShardData {
-            shard: Shard::default(),
-            quota: Arc::clone(&none),
-            inline_quotas: InlineQuotas::default(),
-        };
-        let secret = self.seed();
-        MemoryStore {
-            clock: self.clock,
-            secret,
-            shards: (0..shards).map(|_| PaddedShard(Mutex::new(kept()))).collect(),
-            shift: 64 - bits,
-            accounting: Accounting::new(
-                max_keys,
-                self.max_bytes,
-                shards,
-                size_of::<PaddedShard>(),
-                Shard::first_tables_bytes(),
-            ),
-            next_swept: AtomicUsize::new(0),
-            idempotent: OnceLock::new(),
-        }
-    }
-
-    /// Makes the store identify keys as that of a snapshot did, so that it can be
-    /// [restored](crate::Gate::restore).
-    #[cfg(feature = "snapshot")]
-    #[must_use]
-    pub fn for_snapshot(mut self, snapshot: &snapshot::Snapshot) -> Self {
-        self.identity_seed = Some(snapshot.identity_seed());
-        self
-    }
-
-    fn seed(&self) -> HashSeed {
-        #[cfg(feature = "snapshot")]
-        if let Some(seed) = self.identity_seed {
-            return HashSeed::with_identity_seed(seed);
-        }
-        HashSeed::random()
-    }
-
-    /// Most keys.
-    fn key_bound(&self) -> usize {
-        let fitting = self.max_bytes.map(|bytes| (bytes / SMALLEST_KEY_BYTES).max(1));
-        self.max_keys.or(fitting).unwrap_or(MemoryStore::DEFAULT_MAX_KEYS)
-    }
-
-    /// Number of shards, not yet rounded down to a power of two.
-    fn shards(&self) -> usize {
-        let by_bytes = self.max_bytes.map_or(usize::MAX, |bytes| bytes / BYTES_PER_SHARD);
-        (self.key_bound() / KEYS_PER_SHARD).min(by_bytes).clamp(1, MAX_SHARDS)
-    }
-}
-
-/// Keys per shard when the store is full. Growing a shard moves all its keys under its lock, so few
-/// keys keep that short; enough keys let the shards themselves stay in the processor's cache.
-const KEYS_PER_SHARD: usize = 1024;
-/// Least bytes per shard of a store with a byte bound: four times a full log of 1024 entries of
-/// the widest kind, so that what is guaranteed to a shard holds any key.
-const BYTES_PER_SHARD: usize = 64 << 10;
-/// What the smallest key takes without empty slots, so that no more keys fit than bytes divided by
-/// this.
-const SMALLEST_KEY_BYTES: usize = 41;
 /// The policy number of keys without a policy.
 const OWN_POLICY: u32 = 0;
-/// 65,536 shards take 16 MiB. A store for more than 67 million keys has larger shards instead of
-/// more.
-const MAX_SHARDS: usize = 1 << 16;
 
 impl Store for MemoryStore {
     type Mode = Local;
@@ -311,23 +193,17 @@ impl MemoryStore {
     /// Starts to build a store with other settings.
     #[must_use]
     pub fn builder() -> MemoryStoreBuilder {
-        let clock = TimeSource::System(SystemClock::new());
-        MemoryStoreBuilder {
-            clock,
-            max_keys: None,
-            max_bytes: None,
-            #[cfg(feature = "snapshot")]
-            identity_seed: None,
-        }
+        MemoryStoreBuilder::new()
     }
 
-    /// How full the store is. Reads three counters without a lock.
+    /// How full the store is. Reads four counters without a lock.
     #[must_use]
     pub fn stats(&self) -> MemoryStats {
         MemoryStats {
             keys: self.accounting.held.load(Ordering::Relaxed),
             max_keys: self.accounting.max_keys,
             dropped: self.accounting.dropped.load(Ordering::Relaxed),
+            holds: self.accounting.holds.load(Ordering::Relaxed),
             bytes: self.accounting.bytes(),
             max_bytes: self.accounting.max_bytes(),
         }
@@ -348,8 +224,9 @@ impl MemoryStore {
         removed
     }
 
-    /// The time by which the store counts. Decisions report [`Clock::wall_time`] of it, which
-    /// changes when the machine's wall clock is corrected.
+    /// The time by which the store counts. Decisions report
+    /// [`Clock::wall_time`](crate::Clock::wall_time) of it, which changes when the machine's wall
+    /// clock is corrected.
     #[must_use]
     pub fn now(&self) -> Timestamp {
         self.clock.now()
@@ -378,8 +255,16 @@ impl MemoryStore {
         let mut guard = self.lock(self.shard_of(address.place));
         let ShardData { shard, quota, .. } = &mut *guard;
         let now = shard.arrive(now, &self.clock);
-        let call =
-            Call { verb, address, quota, cost, now, accounting: &self.accounting, secret: &self.secret };
+        let call = Call {
+            verb,
+            address,
+            quota,
+            cost,
+            reserve: None,
+            now,
+            accounting: &self.accounting,
+            secret: &self.secret,
+        };
         run(shard, &call)
     }
 
@@ -409,6 +294,8 @@ impl MemoryStore {
         let ShardData { shard, inline_quotas, .. } = &mut *self.lock(self.shard_of(call.address.place));
         call.now = shard.arrive(now, &self.clock);
         inline_quotas.before(&call, charge.instead_of, shard);
+        let hold = charge.new_hold();
+        call.reserve = hold.as_ref();
         let decision = if charge.part.is_one_step() {
             shard.apply(&Call { cost: charge.part.asks(), ..call })
         } else {
@@ -432,7 +319,8 @@ impl MemoryStore {
         }
         let parts: SmallVec<[Part; 4]> = charges.iter().map(|charge| charge.part).collect();
         let outcome = all_or_none(&parts, |at, verb, cost| {
-            let call = Call { verb, cost, ..calls[at] };
+            let hold = charges[at].new_hold();
+            let call = Call { verb, cost, reserve: hold.as_ref(), ..calls[at] };
             let guard = self.guard_of(&locked, &call);
             locked[guard].1.shard.apply(&call)
         });
@@ -528,6 +416,7 @@ impl MemoryStore {
             address: self.address(charge.key.id(&self.secret), charge.number),
             quota: charge.quota,
             cost: charge.part.cost,
+            reserve: None,
             // Set again under the lock.
             now: Moment { at: now, wall: now },
             accounting: &self.accounting,

@@ -30,8 +30,11 @@ mod denial_cache;
 mod examine;
 #[cfg(fuzzing)]
 pub(crate) mod fuzzing;
+mod held_names;
+mod holds;
 mod inspect;
 mod invalidation;
+mod key_reply;
 mod mixed;
 mod names;
 mod options;
@@ -45,13 +48,13 @@ pub(crate) use call::{Answers, MOST};
 pub use control_document::{ControlDocument, ControlDocumentId};
 pub use options::RedisOptions;
 pub use server_time::ClockJumps;
-pub(crate) use transport::jitter;
 pub use transport::{BreakerState, ClientCertificate, FailureKind, NodeState, StoreErrors, StoreFailure};
 
 use batch::Batcher;
 use call::{Reply, Subjects};
 use denial_cache::DenialCache;
 use examine::Seen;
+use held_names::HeldNames;
 use invalidation::{Invalidations, PublisherId};
 use names::Names;
 use scripts::Scripts;
@@ -94,6 +97,7 @@ pub(crate) struct Calls {
     batcher: Option<Batcher>,
     denial_cache: Option<Arc<DenialCache>>,
     denials: DenialRates,
+    held_names: HeldNames,
     publisher: PublisherId,
     /// Notified when another instance publishes a change of the control document.
     control_document_changed: Notify,
@@ -158,23 +162,33 @@ impl Calls {
         deadline: Instant,
         last_failure: &LastFailure,
     ) -> Result<Vec<Answers>, Failure> {
-        let (keys, slot) = (subjects.keys(), self.slot(subjects));
-        let bound = subjects.reply_bound(false);
+        let slot = self.slot(subjects);
         let mut late = 0;
+        let mut has_holds = self.has_holds(subjects);
         loop {
+            let keys = if has_holds { subjects.keys_with_holds() } else { subjects.keys() };
+            let bound = subjects.reply_bound(false, has_holds);
             let latest = self.latest(slot, &keys, deadline).await?;
-            let (script, args) = subjects.call(&self.scripts, costs, latest);
+            let (script, args) = subjects.call(&self.scripts, costs, latest, has_holds);
             self.counts.calls.fetch_add(1, Ordering::Relaxed);
             let sent = instant();
-            let value = self
-                .transport
-                .run(script, &keys, &args, bound, deadline, last_failure)
-                .await
-                .map_err(explain)?;
+            let replied = self.transport.run(script, &keys, &args, bound, deadline, last_failure).await;
+            let value = match replied {
+                Err(failure) if failure.is_for_holds() && !has_holds => {
+                    has_holds = true;
+                    continue;
+                }
+                replied => replied.map_err(explain)?,
+            };
             let arrived = instant();
-            match subjects.read(costs, value) {
+            match subjects.read(costs, value, has_holds) {
                 Ok(Reply::Done(answers, now)) => {
                     self.observe_time(slot, now, sent, arrived);
+                    if let Some(last) = answers.last().filter(|_| has_holds) {
+                        for (subject, decision) in subjects.0.iter().zip(last) {
+                            self.held_names.note(&subject.name, decision.held > 0);
+                        }
+                    }
                     return Ok(answers);
                 }
                 Ok(Reply::Late(now)) => {
@@ -200,11 +214,12 @@ impl Calls {
         deadline: Instant,
     ) -> Result<Answers, Failure> {
         let named = subjects.keys();
-        let bound = subjects.reply_bound(true);
+        let mut has_holds = self.has_holds(subjects);
         loop {
+            let bound = subjects.reply_bound(true, has_holds);
             let latest = self.latest(once.slot, &named, deadline).await?;
-            let name = once.names.once(&named, once.cost, once.id);
-            let (keys, script, args) = subjects.call_once(&self.scripts, name, once.cost, latest);
+            let name = once.names.once(&named, &subjects.what(once.cost), once.id);
+            let (keys, script, args) = subjects.call_once(&self.scripts, name, once.cost, latest, has_holds);
             self.counts.calls.fetch_add(1, Ordering::Relaxed);
             let sent = instant();
             let unread = LastFailure::default();
@@ -219,6 +234,10 @@ impl Calls {
                         self.observe_time(once.slot, now, sent, instant());
                     }
                 },
+                Err(failure) if failure.is_for_holds() && !has_holds => {
+                    has_holds = true;
+                    continue;
+                }
                 Err(failure) if failure.kind == FailureKind::ConnectionLost => {}
                 Err(failure) => return Err(failure),
             }
@@ -228,6 +247,12 @@ impl Calls {
             }
             tokio::time::sleep(RETRY_PAUSE).await;
         }
+    }
+
+    /// Whether the script that knows holds is to be called.
+    fn has_holds(&self, subjects: &Subjects) -> bool {
+        let names = || subjects.0.iter().map(|subject| subject.name.as_slice());
+        subjects.need_holds() || self.held_names.has_one_of(names())
     }
 
     /// Clears the cached denials of all connected instances, because capacity was freed.
@@ -246,12 +271,12 @@ impl Calls {
         }
     }
 
-    /// Deletes a key. Returns whether it existed.
+    /// Deletes a key, with its holds. Returns whether it existed.
     async fn delete(&self, key: &[u8], deadline: Instant) -> Result<bool, Failure> {
         let mut delete = redis::cmd("DEL");
-        delete.arg(key);
+        delete.arg(key).arg(Names::usage(key));
         let deleted = self.transport.command(Some(key), &delete, deadline).await?;
-        Ok(number(&deleted) == Some(1))
+        Ok(number(&deleted).is_some_and(|deleted| deleted > 0))
     }
 
     /// The latest server time at which a call may still charge. Asks the server for its time if it
@@ -322,7 +347,7 @@ fn explain(mut failure: Failure) -> Failure {
     }
     // Redis 7.0 does not say which; newer ones do.
     if failure.kind == FailureKind::NoPermission && failure.detail.contains("can't run this command") {
-        failure.detail += "; scripts call time, get, set, getrange, setrange, strlen, pexpire and del: \
+        failure.detail += "; scripts call time, get, set, getrange, setrange, strlen, exists, rename, pexpire and del: \
                            allow its user all of them";
     }
     failure
@@ -343,6 +368,7 @@ impl RedisStore {
             batcher: options.batches_checks.then(Batcher::default),
             denial_cache: options.caches_denials.then(Arc::default),
             denials: DenialRates::default(),
+            held_names: HeldNames::default(),
             publisher: PublisherId::new(),
             control_document_changed: Notify::new(),
             counts: Counts::default(),
@@ -380,7 +406,9 @@ impl RedisStore {
             }
             Err(ticket) => {
                 let answers = self.calls.decide(&subjects, cost, deadline).await?;
-                if subjects.denies(&answers) {
+                // What is held may be settled at any time, and no news of it is sent.
+                let is_held = answers.iter().any(|decision| decision.held > 0);
+                if subjects.denies(&answers) && !is_held {
                     cache.insert(&subjects, cost, &answers, ticket);
                 }
                 Ok(answers)

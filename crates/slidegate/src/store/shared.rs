@@ -9,6 +9,7 @@ use crate::decision::Decision;
 use crate::error::Error;
 use crate::policy_reset::{PolicyReset, ResetCursor};
 use crate::quota::Quota;
+use crate::store::holds::{HeldCharge, HoldAnswer, HoldCall};
 use crate::store::redis::StoreFailure;
 use crate::usage::KeyInspection;
 
@@ -70,6 +71,28 @@ pub trait SharedStore: fmt::Debug + Send + Sync {
 
     /// Called after other quotas became active.
     fn quotas_changed(&self);
+}
+
+/// A shared store that can hold cost. Its [`apply`](SharedStore::apply) holds the cost of charges
+/// that say so.
+pub trait SharedHoldStore: SharedStore {
+    /// See [`HoldStore::key_for_ticket`](crate::store::HoldStore::key_for_ticket): at most 254 bytes.
+    fn key_for_ticket(&self, charge: &HeldCharge<'_>) -> Vec<u8>;
+
+    /// Checks that this store made the ticket of a change.
+    ///
+    /// # Errors
+    /// If another store made it, or one with another secret.
+    fn check_ticket(&self, change: &HoldCall<'_>) -> Result<(), Error>;
+
+    /// Changes holds, all of them or none where their keys are in one slot.
+    ///
+    /// # Errors
+    /// If the store did not reply. The holds may or may not be changed; the call can be repeated.
+    fn change_holds(
+        &self,
+        changes: &[HoldCall<'_>],
+    ) -> impl Future<Output = Result<Vec<HoldAnswer>, StoreFailure>> + Send;
 }
 
 /// Why there is not a decision on every charge.

@@ -127,7 +127,7 @@ const MODULES: &[(&str, &[&str])] = &[
         ],
     ),
     // Wiring: the only modules that know all protocols.
-    ("grpc", &["access", "app", "caller", "listener", "log_limit", "ports"]),
+    ("grpc", &["access", "app", "caller", "limits", "listener", "log_limit", "ports"]),
     ("protocol", &["access", "app", "auth", "config", "http", "listener", "routes"]),
     ("protocols", &["app", "config", "grpc", "listener", "ports", "resp", "telemetry"]),
     (

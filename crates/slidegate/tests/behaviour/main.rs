@@ -5,6 +5,8 @@
 mod cases;
 mod configure;
 mod gate;
+mod gate_waiting;
+mod holds;
 mod inline_quotas;
 mod mixed;
 mod refunds;

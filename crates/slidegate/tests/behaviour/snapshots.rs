@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use slidegate::{
-    Algorithm, Clock, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, RestoredSnapshot,
-    Snapshot, SnapshotError, SnapshotFile, Timestamp, Verdict,
+    Algorithm, Clock, Counts, Gate, HoldStatus, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request,
+    RestoredSnapshot, Snapshot, SnapshotError, SnapshotFile, Timestamp, Verdict,
 };
 use slidegate_testkit::TempDir;
 
@@ -267,6 +267,46 @@ fn busy_keys_stay_busy_and_the_bounds_of_the_new_store_hold() {
     assert_eq!(lost, 0);
 }
 
+/// Requests that run across a restart still count, and their holders settle them with what they got
+/// before it.
+#[test]
+fn holds_outlive_a_restart_and_those_that_ended_meanwhile_are_charged() {
+    let (dir, clock) = (TempDir::new("holds"), ManualClock::new());
+    let tokens = || policy("tokens", Quota::per_minute(100));
+    let streams = || {
+        let quota = Quota::in_flight(2, Duration::from_secs(60)).unwrap();
+        policy("streams", quota).counts(Counts::Requests)
+    };
+    let other = || policy("other", Quota::per_minute(5)).counts(Counts::Named("unused".into()));
+    let before = gate(set([tokens(), streams()]), clock.clone());
+    let request = |cost| Request::new().with("user", "alice").cost(cost);
+    let long = before.reserve_for(&request(60), Duration::from_secs(60)).unwrap().into_ticket().unwrap();
+    let short = before.reserve_for(&request(10), Duration::from_secs(20)).unwrap().into_ticket().unwrap();
+    let mut snapshot = saved(&before, &dir);
+    clock.advance(Duration::from_secs(30));
+    // The next release has one more policy, which comes first.
+    let (after, restored) = restored(&mut snapshot, set([other(), tokens(), streams()]), clock.clone());
+    assert_eq!(restored.holds, 4);
+    let counted = |policy: &str| {
+        let peek = Request::new().with("user", "alice").under(policy);
+        let found = after.peek(&peek);
+        let found = found.strictest().unwrap();
+        (found.used(), found.held())
+    };
+    assert_eq!((counted("tokens"), counted("streams")), ((10, 60), (0, 1)));
+    let text = long.to_string();
+    let settled = after.settle(&text.parse().unwrap(), 20).unwrap();
+    assert_eq!(settled.status(), HoldStatus::Changed);
+    assert_eq!((counted("tokens"), counted("streams")), ((30, 0), (0, 0)));
+    assert_eq!(after.settle(&short, 14).unwrap().status(), HoldStatus::Expired);
+    assert_eq!(counted("tokens"), (34, 0), "a late settlement charges what the hold did not");
+    // What was charged for the short one counts from its end on, 10 s before the restart.
+    clock.advance(Duration::from_secs(49));
+    assert_eq!(counted("tokens"), (34, 0));
+    clock.advance(Duration::from_secs(1));
+    assert_eq!(counted("tokens"), (24, 0));
+}
+
 /// A disk that loses a bit must not decide who is admitted: every damage is found before anything
 /// is restored.
 #[test]
@@ -276,6 +316,7 @@ fn every_flipped_bit_and_every_cut_is_detected() {
         gate(set(Algorithm::ALL.map(|a| policy(a.name(), Quota::per_hour(9).with_algorithm(a)))), clock);
     for user in ["alice", "bob"] {
         gate.check(&Request::new().with("user", user).cost(3));
+        drop(gate.reserve(&Request::new().with("user", user).cost(2)));
     }
     drop(saved(&gate, &dir));
     let whole = fs::read(dir.path().join("snapshot")).unwrap();

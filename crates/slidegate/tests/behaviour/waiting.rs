@@ -204,7 +204,7 @@ async fn a_full_line_is_an_error_at_once() {
     assert!(full.is_full());
     assert_eq!(
         full.to_string(),
-        "too many waiters for the key: at most 2 may wait; retry later, or raise `Limiter::max_waiting`"
+        "too many waiters for the key: at most 2 may wait; retry later, or raise `max_waiting`"
     );
     let other = Arc::clone(&limiter);
     let bob = tokio::spawn(async move { other.acquire("bob").await });
@@ -212,7 +212,7 @@ async fn a_full_line_is_an_error_at_once() {
     let full = limiter.acquire("carol").await.unwrap_err();
     assert_eq!(
         full.to_string(),
-        "too many waiters in total: at most 3 may wait; retry later, or raise `Limiter::max_waiting`"
+        "too many waiters in total: at most 3 may wait; retry later, or raise `max_waiting`"
     );
     // Who leaves makes room.
     first.abort();

@@ -240,3 +240,56 @@ fn grpc_denials_are_resource_exhausted_and_say_when_to_retry() {
         assert!(client.check(watch()).await.is_ok());
     });
 }
+
+/// A client of the gateway that reads its stream event by event.
+fn stream(example: &Example, user: &str, max_tokens: u64) -> Result<impl BufRead + use<>, Answer> {
+    let asked = serde_json::json!({"prompt": "hello", "max_tokens": max_tokens}).to_string();
+    let request = ureq::post(format!("http://{}/v1/complete", example.address)).header("x-user", user);
+    let answer = request.config().http_status_as_error(false).build().send(asked).unwrap();
+    if answer.status() == 200 {
+        return Ok(BufReader::new(answer.into_body().into_reader()));
+    }
+    Err(Answer::of(Ok(answer)))
+}
+
+/// Tokens that were charged and that are held, and open streams.
+fn usage(example: &Example, user: &str) -> [u64; 3] {
+    let usage: serde_json::Value =
+        serde_json::from_str(&example.get("/usage", &[("x-user", user)]).body).unwrap();
+    ["tokens", "held", "streams"].map(|name| usage[name].as_u64().unwrap())
+}
+
+/// Users see their limit filled by what they use and not by what they might have used, while no
+/// more streams run than may.
+#[cfg(feature = "wait")]
+#[test]
+fn llm_gateway_reserves_the_most_and_settles_what_flows() {
+    let example = Example::start("llm_gateway", &[]);
+    // Two tokens of the prompt, and ten of the answer.
+    let events = stream(&example, "alice", 10).ok().unwrap().lines().map_while(Result::ok);
+    assert_eq!(events.filter(|line| line.starts_with("data: ")).count(), 10);
+    slidegate_testkit::until_true("it is settled", || usage(&example, "alice") == [12, 0, 0]);
+
+    // More than a minute's tokens at once never fits.
+    assert_eq!(stream(&example, "alice", 3000).err().unwrap().violated(), ["tokens"]);
+    let [mut one, two] = [(); 2].map(|()| stream(&example, "alice", 900).ok().unwrap());
+    let third = stream(&example, "alice", 10).err().unwrap();
+    assert_eq!(third.violated(), ["streams"]);
+    assert!(stream(&example, "bob", 1).is_ok());
+    // What has flowed is settled while both go on.
+    slidegate_testkit::until_true("parts are settled", || {
+        let [tokens, held, streams] = usage(&example, "alice");
+        assert_eq!((tokens + held, streams), (12 + 2 * 902, 2));
+        tokens > 12
+    });
+    let mut line = String::new();
+    one.read_line(&mut line).unwrap();
+    assert!(line.contains("word1 "), "{line}");
+    drop((one, two));
+    slidegate_testkit::until_true("the clients are gone", || {
+        let [_, held, streams] = usage(&example, "alice");
+        (held, streams) == (0, 0)
+    });
+    let [tokens, ..] = usage(&example, "alice");
+    assert!((13..12 + 2 * 902).contains(&tokens), "{tokens}");
+}

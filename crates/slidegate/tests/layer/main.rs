@@ -9,6 +9,8 @@ mod axum;
 mod examples;
 mod plain;
 mod refunds;
+#[cfg(feature = "wait")]
+mod reserves;
 #[cfg(feature = "redis")]
 mod shared;
 

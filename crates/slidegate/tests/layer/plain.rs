@@ -14,7 +14,7 @@ use http_body::{Body, Frame};
 use slidegate::client_addr::{ClientAddr, Source, Trust, TrustedProxies};
 use slidegate::headers::{Draft, HeaderOptions, XRateLimit};
 use slidegate::layer::{Attribute, Limited, RateLimitLayer};
-use slidegate::{Block, Match, PolicySet, Timestamp};
+use slidegate::{Block, CostUnit, Match, PolicySet, Timestamp};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
 use crate::{ask, fields, gate, policy, request};
@@ -266,6 +266,35 @@ async fn header_fields_come_in_the_style_that_was_asked_for() {
             "x-ratelimit-reset: 60"
         ]
     );
+}
+
+/// A gateway of language models answers client libraries that read these fields only.
+#[tokio::test]
+async fn fields_of_language_model_apis_come_from_policies_with_a_unit() {
+    let summary = |x_ratelimit: XRateLimit| async move {
+        let tokens = policy("tokens", "5/1m").unit(CostUnit::OutputTokens);
+        let (gate, _clock) = gate([tokens, policy("requests", "3/1h").unit(CostUnit::Requests)]);
+        let headers = HeaderOptions { x_ratelimit, ..HeaderOptions::OFF };
+        fields(&ask(&RateLimitLayer::builder(gate).headers(headers).build().unwrap(), request(&[])).await)
+    };
+    assert_eq!(
+        summary(XRateLimit::OpenAi).await,
+        [
+            "x-ratelimit-limit-requests: 3",
+            "x-ratelimit-limit-tokens: 5",
+            "x-ratelimit-remaining-requests: 2",
+            "x-ratelimit-remaining-tokens: 4",
+            "x-ratelimit-reset-requests: 1h0m0s",
+            "x-ratelimit-reset-tokens: 1m0s",
+        ]
+    );
+    let anthropic = summary(XRateLimit::Anthropic).await;
+    assert_eq!(anthropic.len(), 9, "{anthropic:?}");
+    assert!(
+        anthropic.contains(&"anthropic-ratelimit-output-tokens-remaining: 4".to_owned()),
+        "{anthropic:?}"
+    );
+    assert!(anthropic.contains(&"anthropic-ratelimit-tokens-reset: 2001-09-09T01:47:40Z".to_owned()));
 }
 
 /// A limit on the whole site must not overwrite the fields of a limit on one route.

@@ -188,3 +188,59 @@ async fn without_the_store_the_fallback_decides_and_says_so() {
     let Ok(denied) = service.ready().await.unwrap().call(request(&[])).await;
     assert_eq!(denied.status(), 429);
 }
+
+/// Reservations in the store, with a client that leaves while it decides, and one that leaves while
+/// the response is sent.
+#[cfg(feature = "wait")]
+#[tokio::test]
+async fn a_reservation_is_cancelled_or_settled_in_the_store_when_its_client_leaves() {
+    use slidegate::layer::Settle;
+    use slidegate::{Counts, Policy, Quota};
+
+    let redis = RedisServer::start();
+    let lease = Duration::from_secs(600);
+    let jobs = Policy::new("jobs", Quota::in_flight(1, lease).unwrap()).unwrap().counts(Counts::Requests);
+    let policies = PolicySet::new([policy("requests", "10/1h").counts(Counts::Requests), jobs]).unwrap();
+    let options = RedisOptions::new(&redis.url()).unwrap().deadline(Duration::from_secs(10));
+    let gate = Arc::new(SharedGate::redis(policies, options).unwrap());
+    let state = || async {
+        let request = Asked::new();
+        let peeked = gate.peek(&request).await;
+        let all: Vec<_> = peeked.iter().map(|one| (one.used(), one.held())).collect();
+        (all[0].0, all[1].1)
+    };
+    let until = async |wanted: (u64, u64)| {
+        for _ in 0..2000 {
+            if state().await == wanted {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        panic!("it is {:?} and never {wanted:?}", state().await);
+    };
+    assert_eq!(state().await, (0, 0));
+    let layer = RateLimitLayer::reserve(Arc::clone(&gate), |_| 100).settle(Settle::bytes()).build().unwrap();
+    let answer =
+        service_fn(|_: Request<String>| async { Ok::<_, Infallible>(Response::new(String::from("answer"))) });
+    // It leaves at once. What the store then reserved is cancelled: otherwise the permit would be
+    // taken for its lease.
+    let mut response = Box::pin(layer.layer(answer).oneshot(request(&[])));
+    assert!(is_pending(&mut response).await);
+    drop(response);
+    let mut attempts = 0;
+    let response = loop {
+        let Ok(response) = layer.layer(answer).oneshot(request(&[])).await;
+        if response.status() == 200 {
+            break response;
+        }
+        attempts += 1;
+        assert!(attempts < 2000, "the permit is not given back");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    };
+    // The permit is for the body, too.
+    until((1, 1)).await;
+    let Ok(denied) = layer.layer(answer).oneshot(request(&[])).await;
+    assert_eq!(denied.status(), 429);
+    drop(response);
+    until((1, 0)).await;
+}

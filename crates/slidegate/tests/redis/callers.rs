@@ -21,7 +21,7 @@ const HANGS: Duration = Duration::from_secs(60);
 /// Between two requests of one caller.
 const PACE: Duration = Duration::from_millis(1);
 /// Polls for a store that replies again, 10 ms apart: at least a minute.
-const MAX_POLLS: usize = 6000;
+pub(crate) const MAX_POLLS: usize = 6000;
 
 /// A policy by user, called `p`, of which nothing expires during a test.
 pub(crate) fn hourly(limit: u64) -> Policy {

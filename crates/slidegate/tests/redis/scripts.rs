@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use slidegate::{Algorithm, Policy, Quota};
+use slidegate::{Algorithm, Policy, Quota, Request};
 use slidegate_testkit::redis::{FakeRedis, RedisServer};
 
 use crate::callers::{check, gate, options};
@@ -40,9 +40,15 @@ async fn scripts_are_sent_as_the_code_of_their_files() {
     for policies in calls {
         check(&gate(policies, options(&fake.url())), "alice").await;
     }
+    let server = RedisServer::start();
+    let of = |url: &str| gate(vec![policy("a", Algorithm::SlidingLog)], options(url));
+    let request = Request::new().with("user", "alice");
+    let ticket = of(&server.url()).reserve(&request).await.into_ticket().unwrap();
+    let forgetful = of(&fake.url());
+    assert!(forgetful.reserve(&request).await.is_allowed(), "by the fallback");
+    assert!(forgetful.settle(&ticket, 1).await.is_err());
     let sent = loaded(&fake);
 
-    let server = RedisServer::start();
     // Byte code names the line of each instruction.
     let compiled = |text: &str| {
         server.admin(&["EVAL", "return redis.sha1hex(string.dump(loadstring(ARGV[1], 'x')))", "0", text])
@@ -52,7 +58,7 @@ async fn scripts_are_sent_as_the_code_of_their_files() {
     let files = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("lua/assembled")).unwrap();
     let files: Vec<_> = files.map(|file| fs::read_to_string(file.unwrap().path()).unwrap()).collect();
     let file_code: BTreeSet<_> = files.iter().map(|text| compiled(&format!("\n{text}"))).collect();
-    assert_eq!((files.len(), file_code.len()), (9, 9));
+    assert_eq!((files.len(), file_code.len()), (11, 11));
     assert_eq!(sent_code, file_code);
     let bytes = |texts: &mut dyn Iterator<Item = &String>| texts.map(String::len).sum::<usize>();
     assert!(bytes(&mut sent.iter()) * 3 < bytes(&mut files.iter()) * 2, "comments are sent");

@@ -109,3 +109,24 @@ pub(super) fn add<const BYTES: usize>(field: &mut [u8], cost: u64) -> bool {
 pub(super) fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
     *bytes.first_chunk().expect("an entry has all its bytes")
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// One bit too few, and an old charge is taken for a new one.
+    #[test]
+    fn four_bytes_hold_timestamps_up_to_a_span_of_two_to_the_32_microseconds() {
+        let of = |window_us| timestamp_bytes(&Quota::new(1, Duration::from_micros(window_us)).unwrap());
+        assert_eq!((of((1 << 32) - 2), of((1 << 32) - 1), of(1 << 32)), (4, 6, 6));
+    }
+
+    /// Every entry of every key pays for a field that is too wide.
+    #[test]
+    fn costs_take_the_fewest_bytes_that_hold_them() {
+        let costs = [1, 0, 2, 0xFF, 0x100, 0xFFFF, 0x1_0000, 0xFFFF_FFFF, 0x1_0000_0000, u64::MAX];
+        assert_eq!(costs.map(cost_bytes), [0, 1, 1, 1, 2, 2, 4, 4, 8, 8]);
+    }
+}

@@ -10,9 +10,9 @@ use smallvec::SmallVec;
 use super::last_known::{LastKnown, Remainder};
 use crate::charge::{Charge, Charges, OnStoreError, with_denials};
 use crate::decision::{Decision, DecisionSource, Verdict, Waits};
+use crate::jitter;
 use crate::quota::Quota;
 use crate::store::memory::{MemoryStore, Requote};
-use crate::store::redis::jitter;
 use crate::time::micros;
 use crate::verb::Role;
 
@@ -103,6 +103,8 @@ impl LocalDecisions {
                     at: now,
                     source,
                     is_blocked: false,
+                    has_no_more_holds: false,
+                    held: 0,
                     waits: Waits { retry_us, reset_us: 0, frees_us: 0 },
                 };
                 match charge.on_store_error {

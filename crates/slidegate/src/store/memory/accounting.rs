@@ -12,6 +12,9 @@ pub(super) struct Accounting {
     pub(super) held: AtomicUsize,
     pub(super) max_keys: usize,
     pub(super) dropped: AtomicU64,
+    /// Open holds of all keys.
+    pub(super) holds: AtomicUsize,
+    pub(super) max_holds: usize,
     /// Bytes of all shards, as allocated.
     bytes: AtomicUsize,
     /// What the shards hold beyond what is guaranteed to each.
@@ -33,6 +36,10 @@ struct ByteBound {
 /// spread by a hash; the common quarter is for logs and for chance.
 const GUARANTEED: (usize, usize) = (3, 4);
 
+/// Bytes of the bound for each hold: a hold alone on its key takes some 250 with its slot, many on
+/// one key 40 each.
+const BYTES_PER_HOLD: usize = 512;
+
 impl Accounting {
     /// `shard_bytes` is the size of an empty shard, which counts as held, and `reserved` what each
     /// shard may take although the store is full.
@@ -50,8 +57,9 @@ impl Accounting {
             ByteBound { max_bytes, guaranteed, common: rest - shards * guaranteed }
         });
         let count = AtomicUsize::new;
+        let max_holds = max_bytes.map_or(max_keys, |bytes| max_keys.min(bytes / BYTES_PER_HOLD));
         let (held, dropped, bytes, common) = (count(0), AtomicU64::new(0), count(empty), count(0));
-        Self { held, max_keys, dropped, bytes, common, bound }
+        Self { held, max_keys, dropped, holds: count(0), max_holds, bytes, common, bound }
     }
 
     pub(super) fn bytes(&self) -> usize {

@@ -1,13 +1,18 @@
 //! A shard: one table per algorithm, under one lock.
 
+mod held;
 #[cfg(feature = "snapshot")]
 mod saved;
 
 use super::Requote;
 use super::accounting::{Accounting, allocated};
+use super::held_keys::HeldKeys;
 use super::table::{Removed, Slot, Table, Tick, Value, Weakest, first_table_bytes, table_bytes};
-use crate::algorithm::{self, Done, State, decision, for_algorithm, for_each_algorithm, inspect, perform};
+use crate::algorithm::{
+    self, Done, InFlight, State, decision, for_algorithm, for_each_rate, inspect_with_holds, perform,
+};
 use crate::decision::Decision;
+use crate::hold::NewHold;
 use crate::key::{HashSeed, KeyId};
 use crate::policy_reset::ScannedKeys;
 use crate::quota::{Algorithm, Quota};
@@ -15,6 +20,7 @@ use crate::sync::Ordering;
 use crate::time::{Moment, TimeSource, Timestamp};
 use crate::usage::KeyInspection;
 use crate::verb::Verb;
+use held::open_hold;
 
 #[cfg(feature = "snapshot")]
 pub(super) use saved::{Copy, Restored, Saved};
@@ -31,6 +37,8 @@ pub(super) struct Address {
 #[derive(Debug, Default)]
 pub(super) struct Shard {
     tables: Tables,
+    /// Holds, if a key of this shard ever had one.
+    held: Option<Box<HeldKeys>>,
     /// Time of the last decision in this shard.
     latest: Timestamp,
     /// Work since the start, wrapping: 1 per decision, [`NEW_KEY`] per new key. It triggers sweeps.
@@ -110,7 +118,19 @@ macro_rules! tables {
         })*
     };
 }
-for_each_algorithm!(tables);
+for_each_rate!(tables);
+
+impl Value for InFlight {
+    fn heap_bytes(&self) -> usize {
+        0
+    }
+}
+
+impl Stored for InFlight {
+    fn table(shard: &mut Shard) -> &mut Table<Self> {
+        &mut shard.held.get_or_insert_default().in_flight
+    }
+}
 
 /// One operation on one key.
 #[derive(Clone, Copy)]
@@ -119,6 +139,8 @@ pub(super) struct Call<'a> {
     pub(super) address: Address,
     pub(super) quota: &'a Quota,
     pub(super) cost: u64,
+    /// The hold that a check makes instead of charging.
+    pub(super) reserve: Option<&'a NewHold>,
     pub(super) now: Moment,
     pub(super) accounting: &'a Accounting,
     pub(super) secret: &'a HashSeed,
@@ -139,6 +161,9 @@ impl Shard {
     #[inline]
     pub(super) fn apply(&mut self, call: &Call<'_>) -> Decision {
         self.work(1, call);
+        if self.held.is_some() || call.reserve.is_some() {
+            return self.apply_beside_holds(call);
+        }
         for_algorithm!(call.quota.algorithm(), S => self.apply_to::<S>(call))
     }
 
@@ -239,7 +264,11 @@ impl Shard {
     /// than there are.
     #[cold]
     fn resized(&mut self, from: usize, to: usize, call: &Call<'_>) {
-        let (from, to) = (allocated(from), allocated(to));
+        self.changed_bytes(allocated(from), allocated(to), call);
+    }
+
+    /// Counts bytes as allocated, and evicts keys if they are more than there are.
+    fn changed_bytes(&mut self, from: usize, to: usize, call: &Call<'_>) {
         if to <= from {
             return self.give(from - to, call.accounting);
         }
@@ -303,7 +332,8 @@ impl Shard {
     /// Removes a key.
     fn remove<S: Stored>(&mut self, at: usize, call: &Call<'_>) -> S {
         let state = S::table(self).remove(at, call.secret);
-        self.removed(Removed { keys: 1, heap_bytes: allocated(State::heap_bytes(&state)) }, call.accounting);
+        let heap_bytes = allocated(State::heap_bytes(&state));
+        self.removed(Removed { keys: 1, heap_bytes, holds: 0 }, call.accounting);
         state
     }
 
@@ -357,6 +387,13 @@ impl Shard {
         let now = tick(now.as_micros());
         let removed = self.track(accounting, |tables| tables.sweep(now, slots, secret));
         self.removed(removed, accounting);
+        if let Some(held) = &mut self.held {
+            let before = held.bytes();
+            let swept = held.sweep(now, slots, secret);
+            let less = before - held.bytes();
+            self.removed_holds(swept, accounting);
+            self.give(less, accounting);
+        }
         removed.keys
     }
 
@@ -368,6 +405,7 @@ impl Shard {
         accounting: &Accounting,
         secret: &HashSeed,
     ) {
+        self.settle_holds_before(now, requote, accounting, secret);
         for algorithm in Algorithm::ALL {
             let removed = for_algorithm!(algorithm, S => {
                 S::table(self).retain(secret, |policy, id, slot| match requote(policy, id) {
@@ -383,8 +421,12 @@ impl Shard {
 
     /// Converts one key from its old quota to the call's.
     pub(super) fn requote_one(&mut self, call: &Call<'_>, old: &Quota) {
+        let by_old = Call { quota: old, ..*call };
+        if self.holds_of(&call.address).is_some() {
+            self.settle_holds(&by_old);
+        }
         if old.algorithm() != call.quota.algorithm() {
-            self.forget(&Call { quota: old, ..*call });
+            self.forget_usage(&by_old);
             return;
         }
         for_algorithm!(old.algorithm(), S => {
@@ -400,10 +442,16 @@ impl Shard {
     /// The full usage of a key.
     #[allow(clippy::clone_on_copy)] // a log is no copy
     pub(super) fn inspect(&mut self, call: &Call<'_>) -> KeyInspection {
+        let holds = self.holds_of(&call.address).cloned().unwrap_or_default();
         for_algorithm!(call.quota.algorithm(), S => {
             let table = S::table(self);
             let state = table.find(&call.address).map(|at| table.slot(at).state.clone());
-            let mut found = inspect(state.unwrap_or_default(), call.quota, time_for::<S>(call.now), call.cost);
+            let times = (time_for::<S>(call.now), call.now.at);
+            let (mut found, holds) =
+                inspect_with_holds(state.unwrap_or_default(), holds, call.quota, times, call.cost);
+            found.holds =
+                holds.iter().filter(|hold| !hold.has_ended).map(|hold| open_hold(hold, call.now)).collect();
+            found.holds.sort_by_key(|hold| hold.until);
             found.decision.at = call.now.wall;
             if !S::ALIGNS_TO_DATE {
                 for run in &mut found.charges {
@@ -432,6 +480,12 @@ impl Shard {
             self.removed(removed, accounting);
             forgot.forgotten += removed.keys as u64;
         }
+        if let Some(held) = &mut self.held {
+            let removed = held.forget_policies(policies, secret, |_| {});
+            forgot.scanned += removed.keys as u64;
+            forgot.forgotten += removed.keys as u64;
+            self.removed_holds(removed, accounting);
+        }
         forgot
     }
 
@@ -440,8 +494,22 @@ impl Shard {
         for_algorithm!(algorithm, S => S::table(self).find(address).is_some())
     }
 
-    /// Removes a key under every algorithm. Returns whether anything still counted.
+    /// Removes a key with its holds. Returns whether anything still counted.
     pub(super) fn forget(&mut self, call: &Call<'_>) -> bool {
+        let mut is_held = false;
+        if self.holds_of(&call.address).is_some() {
+            self.settle_holds(call);
+            if let Some(held) = &mut self.held {
+                let removed = held.remove(call);
+                is_held = removed.holds > 0;
+                self.removed_holds(removed, call.accounting);
+            }
+        }
+        self.forget_usage(call) || is_held
+    }
+
+    /// Removes the usage of a key under every algorithm. Returns whether anything still counted.
+    fn forget_usage(&mut self, call: &Call<'_>) -> bool {
         let mut counted = false;
         for algorithm in Algorithm::ALL {
             counted |= for_algorithm!(algorithm, S => {

@@ -50,6 +50,8 @@ pub struct SavedSnapshot {
 pub struct RestoredSnapshot {
     /// Keys that count again.
     pub keys: u64,
+    /// Holds that count again, or were charged because their time has ended.
+    pub holds: u64,
     /// Keys of which nothing counts any more.
     pub expired: u64,
     /// Keys of policies that are not active, or have another scope.

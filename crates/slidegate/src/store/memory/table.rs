@@ -61,6 +61,11 @@ pub(super) struct Weakest {
 pub(super) trait Value: Default {
     /// Bytes that it holds outside of the slot.
     fn heap_bytes(&self) -> usize;
+
+    /// Number of holds that it is.
+    fn holds(&self) -> usize {
+        0
+    }
 }
 
 /// Keys that were removed together.
@@ -69,11 +74,13 @@ pub(super) struct Removed {
     pub(super) keys: usize,
     /// Bytes outside of the table that they held, as allocated.
     pub(super) heap_bytes: usize,
+    pub(super) holds: usize,
 }
 
 impl Removed {
-    fn add(&mut self, value: &impl Value) {
+    pub(super) fn add(&mut self, value: &impl Value) {
         self.keys += 1;
+        self.holds += value.holds();
         self.heap_bytes += allocated(value.heap_bytes());
     }
 }

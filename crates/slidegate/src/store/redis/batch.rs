@@ -260,6 +260,7 @@ mod tests {
             part: Part::check_of_nothing(),
             own_cost: None,
             key: 0,
+            hold: None,
         };
         let subjects = Arc::new(Subjects(SmallVec::from_iter([subject])));
         Worker { batcher: batcher.clone(), subjects, last_failure: Arc::default() }

@@ -7,11 +7,12 @@ use redis::Value;
 use smallvec::SmallVec;
 
 use super::compact;
+use super::key_reply::{KeyReply, items, unsigned};
 use super::names::Names;
 use super::scripts::{Scripts, letter};
-use crate::algorithm::{Done, FixedWindow, LogReply, SlidingWindow, State, TokenBucket, decision, perform};
 use crate::charge::{Charge, Excess, Part};
 use crate::decision::Decision;
+use crate::hold::{Holds, MAX_HOLDS, NewHold, Unsettled};
 use crate::quota::{Algorithm, Quota};
 use crate::store::redis::transport::{ReplyBound, Script};
 use crate::store::{Outcome, all_or_none};
@@ -24,9 +25,17 @@ pub(crate) const MOST: u64 = Quota::MAX_COUNT;
 /// Bytes of each number in the reply of a script for one key.
 const NUMBER_BYTES: usize = 7;
 /// Bytes of a number in other replies: its type, 16 digits and a line end.
-const WIDE_NUMBER_BYTES: usize = 19;
+pub(super) const WIDE_NUMBER_BYTES: usize = 19;
 /// Numbers that are replied about a key, the runs of its log apart, before and after a refund.
-const KEY_NUMBERS: usize = 16;
+pub(super) const KEY_NUMBERS: usize = 16;
+
+/// Bytes of the largest table of holds, with the ends of its reply.
+pub(super) const MOST_TABLE_BYTES: usize = Holds::HEADER_BYTES + MAX_HOLDS * Holds::HOLD_BYTES + 64;
+/// How long the usage of a key with holds is kept beyond the time that it counts: the server's clock
+/// may be set back a little, and charges count up to a step longer.
+const LINGER_MS: u64 = 6000;
+/// The longest time that Redis is asked to keep it: 100 years.
+const MOST_LINGER_MS: u64 = 3_155_760_000_000;
 
 /// One charge of a call: a key, its quota and how it takes part.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -40,6 +49,8 @@ pub(crate) struct Subject {
     pub(crate) own_cost: Option<u64>,
     /// The position of the first subject with the same key; in most calls its own.
     pub(crate) key: usize,
+    /// The hold that it makes instead of charging, or cancels instead of refunding.
+    pub(crate) hold: Option<NewHold>,
 }
 
 impl Subject {
@@ -86,6 +97,7 @@ impl Subjects {
                 part: Part { cost: 0, ..charge.part },
                 own_cost: Some(charge.part.cost).filter(|own| Some(*own) != cost),
                 key,
+                hold: charge.new_hold(),
             });
         }
         Self(subjects)
@@ -101,7 +113,16 @@ impl Subjects {
     /// Whether a check of them may share a call with other requests.
     pub(crate) fn may_be_batched(&self) -> bool {
         let verbs = || self.0.iter().map(|subject| subject.part.verb);
-        verbs().any(|verb| verb == Verb::Check) && verbs().all(|verb| verb != Verb::Refund)
+        verbs().any(|verb| verb == Verb::Check)
+            && verbs().all(|verb| verb != Verb::Refund)
+            && !self.need_holds()
+    }
+
+    /// Whether only the script that knows holds can decide them.
+    pub(crate) fn need_holds(&self) -> bool {
+        let needs =
+            |subject: &Subject| subject.hold.is_some() || subject.quota.algorithm() == Algorithm::InFlight;
+        self.0.iter().any(needs)
     }
 
     /// Whether a denial of them may be cached: it charges nothing, and stays true until the first
@@ -109,6 +130,7 @@ impl Subjects {
     pub(crate) fn may_be_cached(&self) -> bool {
         self.only_verb() == Some(Verb::Check)
             && self.0.iter().all(|subject| subject.part.excess != Excess::Count)
+            && !self.need_holds()
     }
 
     /// The same subjects with another verb, each independent of the others.
@@ -133,6 +155,13 @@ impl Subjects {
         self.0.iter().map(|subject| subject.name.clone()).collect()
     }
 
+    /// The keys, and then those of their usage while they have holds.
+    pub(crate) fn keys_with_holds(&self) -> Vec<Vec<u8>> {
+        let mut keys = self.keys();
+        keys.extend(self.0.iter().map(|subject| Names::usage(&subject.name)));
+        keys
+    }
+
     /// The script to call for these requests, and its arguments. Nothing is charged after `latest`,
     /// in microseconds of the server's clock.
     pub(crate) fn call<'s>(
@@ -140,10 +169,11 @@ impl Subjects {
         scripts: &'s Scripts,
         costs: &[u64],
         latest: u64,
+        has_holds: bool,
     ) -> (&'s Script, Vec<Vec<u8>>) {
         let number = |number: u64| number.to_string().into_bytes();
         let mut args = vec![number(latest)];
-        if let Some(subject) = self.alone() {
+        if let Some(subject) = self.alone().filter(|_| !has_holds) {
             args.push(packed(&subject.quota));
             for same in costs.chunk_by(|one, next| one == next) {
                 args.push(number(subject.own_cost.unwrap_or(same[0])));
@@ -156,28 +186,48 @@ impl Subjects {
         args.push(b"apply".to_vec());
         args.push(number(costs.len() as u64));
         args.extend(costs.iter().map(|cost| number(*cost)));
-        self.push_quotas(&mut args);
-        (self.decider(scripts), args)
+        self.push_quotas(&mut args, has_holds);
+        (self.decider(scripts, has_holds), args)
+    }
+
+    /// What a check with an idempotency key is, besides its keys.
+    pub(crate) fn what(&self, cost: u64) -> Vec<u8> {
+        let mut what = cost.to_le_bytes().to_vec();
+        for subject in &self.0 {
+            // Most have none of these.
+            if let Some(own) = subject.own_cost {
+                what.extend_from_slice(&own.to_le_bytes());
+            }
+            if subject.hold.is_some() {
+                what.push(b'h');
+            }
+        }
+        what
     }
 
     /// The same for a check that is charged once, however often it is sent: all keys, the script
     /// and its arguments. The reply is stored under the key `once`, in the slot of the other keys,
-    /// for the longest of the windows.
+    /// for the longest of the windows and the times of the holds.
     pub(crate) fn call_once<'s>(
         &self,
         scripts: &'s Scripts,
         once: Vec<u8>,
         cost: u64,
         latest: u64,
+        has_holds: bool,
     ) -> (Vec<Vec<u8>>, &'s Script, Vec<Vec<u8>>) {
-        let mut keys = self.keys();
+        let mut keys = if has_holds { self.keys_with_holds() } else { self.keys() };
         keys.push(once);
         let mut args = vec![latest.to_string().into_bytes(), b"once".to_vec(), b"1".to_vec()];
         args.push(cost.to_string().into_bytes());
-        self.push_quotas(&mut args);
-        let longest_us = self.0.iter().map(|subject| subject.quota.window_us()).max().unwrap_or(0);
+        self.push_quotas(&mut args, has_holds);
+        let lasts_us = |subject: &Subject| {
+            let ttl_us = subject.hold.map_or(0, |hold| hold.ttl_us);
+            subject.quota.window_us().max(ttl_us)
+        };
+        let longest_us = self.0.iter().map(lasts_us).max().unwrap_or(0);
         args.push(longest_us.div_ceil(1000).to_string().into_bytes());
-        (keys, self.decider(scripts), args)
+        (keys, self.decider(scripts, has_holds), args)
     }
 
     /// The only subject, if the script for one key can check it.
@@ -190,35 +240,43 @@ impl Subjects {
 
     /// The largest reply that the script can send: of each log all runs, and of the others a few
     /// numbers. With an id it may be a reply to earlier quotas, whose logs may have been longer.
-    pub(crate) fn reply_bound(&self, is_once: bool) -> ReplyBound {
+    pub(crate) fn reply_bound(&self, is_once: bool, has_holds: bool) -> ReplyBound {
+        let tables = if has_holds || is_once { self.0.len() * MOST_TABLE_BYTES } else { 0 };
         let numbers = self.0.iter().map(|subject| match subject.quota.algorithm() {
             Algorithm::SlidingLog if is_once => 2 * usize::from(u16::MAX) + KEY_NUMBERS,
             Algorithm::SlidingLog => 2 * usize::from(subject.quota.max_entries()) + KEY_NUMBERS,
             _ => KEY_NUMBERS,
         });
-        ReplyBound::of(2 * WIDE_NUMBER_BYTES + numbers.sum::<usize>() * WIDE_NUMBER_BYTES)
+        ReplyBound::of((2 + numbers.sum::<usize>()) * WIDE_NUMBER_BYTES + tables)
     }
 
-    fn push_quotas(&self, args: &mut Vec<Vec<u8>>) {
+    fn push_quotas(&self, args: &mut Vec<Vec<u8>>, has_holds: bool) {
         for (at, subject) in self.0.iter().enumerate() {
             args.push(if subject.key == at {
                 letter(subject.quota.algorithm()).into()
             } else {
                 (subject.key + 1).to_string().into_bytes()
             });
-            args.push(mode(&subject.part));
-            args.push(packed(&subject.quota));
+            args.push(mode(subject));
+            args.push(if has_holds {
+                packed_with_holds(&subject.quota, subject.hold.as_ref())
+            } else {
+                packed(&subject.quota)
+            });
             args.push(subject.own_cost.map(|cost| cost.to_string().into_bytes()).unwrap_or_default());
         }
     }
 
-    fn decider<'s>(&self, scripts: &'s Scripts) -> &'s Script {
+    fn decider<'s>(&self, scripts: &'s Scripts, has_holds: bool) -> &'s Script {
+        if has_holds {
+            return scripts.decide_with_holds();
+        }
         scripts.decide(self.0.iter().map(|subject| subject.quota.algorithm()))
     }
 
     /// Reads what the script of [`call`](Self::call) replied to the same costs.
-    pub(crate) fn read(&self, costs: &[u64], reply: Value) -> Result<Reply, Unreadable> {
-        self.read_as(costs, reply, self.alone().is_some())
+    pub(crate) fn read(&self, costs: &[u64], reply: Value, has_holds: bool) -> Result<Reply, Unreadable> {
+        self.read_as(costs, reply, self.alone().is_some() && !has_holds)
     }
 
     /// Reads what the script of [`call_once`](Self::call_once) replied.
@@ -299,7 +357,7 @@ impl Subjects {
             let is_refunded = verb == Verb::Refund && found[at].refunded.is_some();
             let reply = if is_refunded { &mut found[at].refunded } else { &mut found[key].before };
             let reply = reply.as_mut().expect("`found` has read each key");
-            reply.decide(&self.0[key].quota, now, verb, cost)
+            reply.decide(&self.0[key].quota, now, verb, cost, self.0[at].hold.as_ref())
         })
     }
 }
@@ -312,81 +370,16 @@ struct FoundKey {
     refunded: Option<KeyReply>,
 }
 
-/// The state of one key that a script has replied.
-struct KeyReply {
-    /// The time that the key was settled to, in microseconds.
-    settled: u64,
-    state: StateReply,
-    /// The cost that was refunded.
-    refunded: u64,
-}
-
-enum StateReply {
-    Log(LogReply),
-    Window(SlidingWindow),
-    Fixed(FixedWindow),
-    Bucket(TokenBucket),
-}
-
-impl KeyReply {
-    fn read(quota: &Quota, is_refunded: bool, reply: Value) -> Result<Self, Unreadable> {
-        let mut numbers: SmallVec<[u64; 8]> = items(reply)?.iter().map(unsigned).collect::<Result<_, _>>()?;
-        let wrong = || Unreadable(format!("wrong number of fields for a key under {}", quota.algorithm()));
-        let refunded = if is_refunded { numbers.pop().ok_or_else(wrong)? } else { 0 };
-        let state = match (quota.algorithm(), numbers.as_slice()) {
-            (Algorithm::SlidingLog, [_, used, newest, oldest, runs @ ..]) if runs.len().is_multiple_of(2) => {
-                let runs = runs.chunks_exact(2).map(|run| (run[0], run[1])).collect();
-                StateReply::Log(LogReply::new(*used, *newest, *oldest, runs))
-            }
-            (Algorithm::SlidingWindow, [_, end, previous, current]) => {
-                StateReply::Window(SlidingWindow::from_parts(*end, *previous, *current))
-            }
-            (Algorithm::FixedWindow, [_, end, used]) => {
-                StateReply::Fixed(FixedWindow::from_parts(*end, *used))
-            }
-            (Algorithm::TokenBucket, [settled, level, fraction]) => {
-                StateReply::Bucket(TokenBucket::from_parts(*settled, *level, *fraction))
-            }
-            _ => return Err(wrong()),
-        };
-        Ok(Self { settled: numbers[0], state, refunded })
-    }
-
-    fn decide(&mut self, quota: &Quota, now: Timestamp, verb: Verb, cost: u64) -> Decision {
-        let (settled, refunded) = (self.settled, self.refunded);
-        match &mut self.state {
-            StateReply::Log(state) => decide(state, quota, now, settled, verb, cost, refunded),
-            StateReply::Window(state) => decide(state, quota, now, settled, verb, cost, refunded),
-            StateReply::Fixed(state) => decide(state, quota, now, settled, verb, cost, refunded),
-            StateReply::Bucket(state) => decide(state, quota, now, settled, verb, cost, refunded),
-        }
-    }
-}
-
-fn decide<S: State>(
-    state: &mut S,
-    quota: &Quota,
-    now: Timestamp,
-    settled: u64,
-    verb: Verb,
-    cost: u64,
-    refunded: u64,
-) -> Decision {
-    let done = match verb {
-        // The script has refunded, and replied the state afterwards.
-        Verb::Refund => Done::Moved(refunded),
-        verb => perform(state, quota, settled, verb, cost),
-    };
-    decision(state, quota, now, settled, done)
-}
-
 /// How a key takes part, as a mode of `decide.lua`.
-fn mode(part: &Part) -> Vec<u8> {
-    let verb = match part.verb {
-        Verb::Check => b'c',
-        Verb::Peek => b'p',
-        Verb::Refund => b'r',
-        Verb::Penalize => b'n',
+fn mode(subject: &Subject) -> Vec<u8> {
+    let part = &subject.part;
+    let verb = match (part.verb, &subject.hold) {
+        (Verb::Check, Some(_)) => b'h',
+        (Verb::Refund, Some(_)) => b'x',
+        (Verb::Check, None) => b'c',
+        (Verb::Peek, _) => b'p',
+        (Verb::Refund, None) => b'r',
+        (Verb::Penalize, _) => b'n',
     };
     let enforced = if part.enforced { b'e' } else { b's' };
     let excess = match part.excess {
@@ -407,6 +400,27 @@ fn mode(part: &Part) -> Vec<u8> {
     mode
 }
 
+/// A quota for a script that knows holds: with the hold that is made or cancelled, and how long what
+/// is charged at the end of a hold is kept.
+pub(super) fn packed_with_holds(quota: &Quota, hold: Option<&NewHold>) -> Vec<u8> {
+    let mut bytes = packed(quota);
+    let mut push = |number: u64, width: usize| bytes.extend_from_slice(&number.to_le_bytes()[..width]);
+    if let Some(NewHold { id, ttl_us, unsettled }) = hold {
+        push(*id, 8);
+        push(*ttl_us, 5);
+        push(u64::from(*unsettled == Unsettled::Forget), 1);
+    }
+    let window_us = quota.window_us();
+    // Usage lasts up to two windows; that of a bucket until its largest content has drained.
+    let windows = match quota.algorithm() {
+        Algorithm::TokenBucket => quota.max_used().div_ceil(quota.limit().max(1)).max(2),
+        Algorithm::InFlight => 0,
+        _ => 2,
+    };
+    push((windows.saturating_mul(window_us) / 1000).saturating_add(LINGER_MS).min(MOST_LINGER_MS), 7);
+    bytes
+}
+
 /// A quota as the `quota` piece of its algorithm's script unpacks it: little-endian.
 fn packed(quota: &Quota) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(25);
@@ -418,6 +432,7 @@ fn packed(quota: &Quota) -> Vec<u8> {
             push(compact::head(quota.algorithm(), quota.window_us()), 3);
         }
         Algorithm::TokenBucket => push(quota.limit(), 7),
+        Algorithm::InFlight => {}
         Algorithm::SlidingLog => {
             let runs = u64::from(quota.max_entries());
             push(quota.step_us(), 6);
@@ -427,13 +442,6 @@ fn packed(quota: &Quota) -> Vec<u8> {
         }
     }
     bytes
-}
-
-fn items(value: Value) -> Result<Vec<Value>, Unreadable> {
-    match value {
-        Value::Array(items) => Ok(items),
-        other => Err(Unreadable(format!("{other:?} instead of a list"))),
-    }
 }
 
 /// The numbers of a flat reply: bytes, or a list that begins with bytes, or the two numbers of a
@@ -463,15 +471,4 @@ fn numbers(bytes: &[u8]) -> Result<Vec<Value>, Unreadable> {
         bytes.iter().rev().fold(0, |number, byte| number << 8 | i64::from(*byte))
     };
     Ok(numbers.iter().map(|bytes| Value::Int(number(bytes))).collect())
-}
-
-fn unsigned(value: &Value) -> Result<u64, Unreadable> {
-    match value {
-        // Above what a script can count, sums would overflow.
-        Value::Int(number) => u64::try_from(*number)
-            .ok()
-            .filter(|number| *number <= MOST)
-            .ok_or_else(|| Unreadable(format!("{number} instead of a count"))),
-        other => Err(Unreadable(format!("{other:?} instead of a number"))),
-    }
 }

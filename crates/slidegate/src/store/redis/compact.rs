@@ -19,7 +19,7 @@ pub(crate) fn tag(algorithm: Algorithm) -> Option<u8> {
     match algorithm {
         Algorithm::FixedWindow => Some(0x21),
         Algorithm::SlidingWindow => Some(0x22),
-        Algorithm::TokenBucket | Algorithm::SlidingLog => None,
+        Algorithm::TokenBucket | Algorithm::SlidingLog | Algorithm::InFlight => None,
     }
 }
 

@@ -223,6 +223,7 @@ mod tests {
             part: Part::check_of_nothing(),
             own_cost: None,
             key: 0,
+            hold: None,
         };
         Subjects(SmallVec::from_iter([subject]))
     }
@@ -236,6 +237,8 @@ mod tests {
             cost: 0,
             at: Timestamp::EPOCH,
             is_blocked: false,
+            has_no_more_holds: false,
+            held: 0,
             source: DecisionSource::Store,
             waits: Waits { retry_us, reset_us: retry_us, frees_us: retry_us },
         }])

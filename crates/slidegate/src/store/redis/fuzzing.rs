@@ -4,6 +4,7 @@ use redis::Value;
 
 use super::names::Names;
 use super::{Reply, Subjects, control_document as document, inspect, scan};
+use crate::hold::Holds;
 use crate::policy::PolicySet;
 use crate::quota::Quota;
 use crate::request::Request;
@@ -12,12 +13,19 @@ use crate::time::Timestamp;
 use crate::usage::KeyInspection;
 use crate::verb::Verb;
 
-/// Decodes a stored value of a key under this quota, at this time in microseconds.
+/// Decodes a stored value of a key under this quota, at this time in microseconds. A table of holds
+/// is followed by the usage beside it.
 ///
 /// # Errors
 /// What is wrong with it.
 pub fn stored_value(bytes: &[u8], quota: &Quota, now_us: u64, cost: u64) -> Result<KeyInspection, String> {
-    inspect::read(bytes, quota, Timestamp::from_micros(now_us), cost)
+    let now = Timestamp::from_micros(now_us);
+    if bytes.first() != Some(&Holds::TAG) {
+        return inspect::read(bytes, Holds::default(), quota, now, cost);
+    }
+    let holds = inspect::held(bytes)?;
+    let usage = bytes.get(Holds::HEADER_BYTES + holds.iter().len() * Holds::HOLD_BYTES..).unwrap_or_default();
+    inspect::read(usage, holds, quota, now, cost)
 }
 
 /// Decodes a script's reply to a check of these costs: for each the decisions as (allowed, used,
@@ -39,7 +47,9 @@ pub fn script_reply(
     if subjects.0.is_empty() {
         return Ok(Vec::new());
     }
-    match subjects.read(costs, reply) {
+    // As if the key had holds.
+    let _ = subjects.read(costs, reply.clone(), true);
+    match subjects.read(costs, reply, false) {
         Ok(Reply::Late(_)) => Ok(Vec::new()),
         Ok(Reply::Done(answers, _)) => Ok(answers.into_iter().map(|answer| answer.to_vec()).collect()),
         Err(unreadable) => Err(unreadable.0),

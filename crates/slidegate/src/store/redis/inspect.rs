@@ -7,12 +7,16 @@ use std::time::Duration;
 
 use redis::Value;
 
+use super::names::Names;
 use super::{Executed, Failure, FailureKind, RedisStore, ReplyBound, compact, explain, time_of};
-use crate::algorithm::{self, FixedWindow, LogReply, SlidingWindow, State, TokenBucket};
+use crate::algorithm::{
+    self, FixedWindow, InFlight, LogReply, SlidingLog, SlidingWindow, State, TokenBucket,
+};
 use crate::charge::Charge;
+use crate::hold::{Hold, Holds};
 use crate::quota::{Algorithm, Quota};
 use crate::time::{SECOND_US, Timestamp, instant};
-use crate::usage::KeyInspection;
+use crate::usage::{KeyInspection, OpenHold};
 
 /// The deadline of one read. No decision waits for it.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -32,11 +36,20 @@ impl RedisStore {
             let name = self.names.name(charge.name, &charge.key);
             let deadline = instant() + PATIENCE;
             let transport = &self.calls.transport;
-            let mut get = redis::cmd("GETRANGE");
-            get.arg(name.as_slice()).arg(0).arg(LARGEST);
-            let bound = ReplyBound::of(LARGEST + 1);
-            let value =
-                transport.bounded_command(Some(&name), &get, bound, deadline).await.map_err(explain)?;
+            let get = async |name: &[u8]| {
+                let mut get = redis::cmd("GETRANGE");
+                get.arg(name).arg(0).arg(LARGEST);
+                let bound = ReplyBound::of(LARGEST + 1);
+                transport.bounded_command(Some(name), &get, bound, deadline).await.map_err(explain)
+            };
+            let mut value = get(&name).await?;
+            let table = match &value {
+                Value::BulkString(bytes) if bytes.first() == Some(&Holds::TAG) => Some(bytes.clone()),
+                _ => None,
+            };
+            if table.is_some() {
+                value = get(&Names::usage(&name)).await?;
+            }
             let time =
                 transport.command(Some(&name), &redis::cmd("TIME"), deadline).await.map_err(explain)?;
             let failed = |detail: String| {
@@ -52,14 +65,59 @@ impl RedisStore {
             let now = time_of(&time).ok_or_else(|| failed(format!("TIME is {time:?}")))?;
             let Value::BulkString(bytes) = value else { return Err(failed(format!("reads as {value:?}"))) };
             let now = Timestamp::from_micros(now);
-            found.push(read(&bytes, charge.quota, now, charge.part.cost).map_err(failed)?);
+            let holds = match table {
+                Some(table) => held(&table).map_err(failed)?,
+                None => Holds::default(),
+            };
+            found.push(read(&bytes, holds, charge.quota, now, charge.part.cost).map_err(failed)?);
         }
         Ok(found)
     }
 }
 
+/// Reads a table of holds.
+pub(super) fn held(table: &[u8]) -> Result<Holds, String> {
+    let damaged = || format!("is damaged: its table of holds has {} bytes; reset the key", table.len());
+    let (header, list) = table.split_at_checked(Holds::HEADER_BYTES).ok_or_else(damaged)?;
+    let count = usize::from(u16::from_le_bytes([header[29], header[30]]));
+    // What follows is left from holds that have ended.
+    let list = list.get(..count * Holds::HOLD_BYTES).ok_or_else(damaged)?;
+    Holds::read(header, list).ok_or_else(damaged)
+}
+
+/// The inspection of a state beside holds. Redis has one clock.
+fn inspect<S: State>(state: S, holds: Holds, quota: &Quota, now: Timestamp, cost: u64) -> KeyInspection {
+    let (mut found, holds) = algorithm::inspect_with_holds(state, holds, quota, (now, now), cost);
+    let open = |hold: &Hold| OpenHold {
+        id: hold.id,
+        held: hold.held,
+        settled: hold.settled,
+        until: Timestamp::from_micros(hold.until),
+        unsettled: hold.unsettled,
+    };
+    found.holds = holds.iter().filter(|hold| !hold.has_ended).map(open).collect();
+    found.holds.sort_by_key(|hold| hold.until);
+    found
+}
+
+/// A log that later charges can be added to.
+fn replayed(reply: &LogReply, quota: &Quota) -> SlidingLog {
+    let mut log = SlidingLog::default();
+    for charge in reply.charges(quota) {
+        let settled = log.settle(quota, charge.at.as_micros());
+        log.charge(quota, settled, charge.cost);
+    }
+    log
+}
+
 /// Reads a value. One of another algorithm counts as no usage, as for a decision.
-pub(super) fn read(bytes: &[u8], quota: &Quota, now: Timestamp, cost: u64) -> Result<KeyInspection, String> {
+pub(super) fn read(
+    bytes: &[u8],
+    holds: Holds,
+    quota: &Quota,
+    now: Timestamp,
+    cost: u64,
+) -> Result<KeyInspection, String> {
     let algorithm = match bytes.first() {
         None => None,
         Some(0x11 | 0x21) => Some(Algorithm::FixedWindow),
@@ -84,12 +142,16 @@ pub(super) fn read(bytes: &[u8], quota: &Quota, now: Timestamp, cost: u64) -> Re
     match quota.algorithm() {
         Algorithm::SlidingLog => {
             let log = if is_ours { log(bytes, quota, now)? } else { LogReply::default() };
-            Ok(algorithm::inspect(log, quota, now, cost))
+            if holds.is_empty() {
+                return Ok(inspect(log, holds, quota, now, cost));
+            }
+            Ok(inspect(replayed(&log, quota), holds, quota, now, cost))
         }
+        Algorithm::InFlight => Ok(inspect(InFlight, holds, quota, now, cost)),
         _ if !is_ours => Ok(match quota.algorithm() {
-            Algorithm::SlidingWindow => algorithm::inspect(SlidingWindow::default(), quota, now, cost),
-            Algorithm::FixedWindow => algorithm::inspect(FixedWindow::default(), quota, now, cost),
-            _ => algorithm::inspect(TokenBucket::default(), quota, now, cost),
+            Algorithm::SlidingWindow => inspect(SlidingWindow::default(), holds, quota, now, cost),
+            Algorithm::FixedWindow => inspect(FixedWindow::default(), holds, quota, now, cost),
+            _ => inspect(TokenBucket::default(), holds, quota, now, cost),
         }),
         Algorithm::SlidingWindow => {
             expect(28)?;
@@ -99,7 +161,7 @@ pub(super) fn read(bytes: &[u8], quota: &Quota, now: Timestamp, cost: u64) -> Re
             } else {
                 (fields.number(6), fields.number(7), fields.number(7), fields.number(7))
             };
-            under_window(SlidingWindow::from_parts(end, previous, current), window, quota, now, cost)
+            under_window(SlidingWindow::from_parts(end, previous, current), window, holds, quota, now, cost)
         }
         Algorithm::FixedWindow => {
             expect(21)?;
@@ -108,13 +170,13 @@ pub(super) fn read(bytes: &[u8], quota: &Quota, now: Timestamp, cost: u64) -> Re
             } else {
                 (fields.number(6), fields.number(7), fields.number(7))
             };
-            under_window(FixedWindow::from_parts(end, used), window, quota, now, cost)
+            under_window(FixedWindow::from_parts(end, used), window, holds, quota, now, cost)
         }
         Algorithm::TokenBucket => {
             expect(27)?;
             let (window, at, level, fraction) =
                 (fields.number(6), fields.number(7), fields.number(7), fields.number(6));
-            under_window(TokenBucket::from_parts(at, level, fraction), window, quota, now, cost)
+            under_window(TokenBucket::from_parts(at, level, fraction), window, holds, quota, now, cost)
         }
     }
 }
@@ -123,6 +185,7 @@ pub(super) fn read(bytes: &[u8], quota: &Quota, now: Timestamp, cost: u64) -> Re
 fn under_window<S: State>(
     mut state: S,
     window_us: u64,
+    holds: Holds,
     quota: &Quota,
     now: Timestamp,
     cost: u64,
@@ -135,7 +198,7 @@ fn under_window<S: State>(
         let settled = state.settle(&counted, now.as_micros());
         state.adopt(quota, settled);
     }
-    Ok(algorithm::inspect(state, quota, now, cost))
+    Ok(inspect(state, holds, quota, now, cost))
 }
 
 /// Reads the runs of a log that still count.

@@ -11,7 +11,8 @@ use redis::Cmd;
 use tokio::time::{Instant, timeout};
 
 use super::denial_cache::DenialCache;
-use super::{Calls, Failure, jitter};
+use super::{Calls, Failure};
+use crate::jitter;
 use crate::store::redis::transport::Connector;
 
 /// The channel, named as all keys are.

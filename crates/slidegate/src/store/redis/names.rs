@@ -18,6 +18,8 @@ const MAX_PLAIN_BYTES: usize = 64;
 const PREFIX: &str = "sg1:";
 /// Prefix of stored first replies. No key of a policy begins so: an id with a brace is hashed.
 const ONCE: &str = "sg1:once:{";
+/// Prefix of the usage of keys that have holds. No key of a policy begins so.
+const USAGE: &str = "sg1:usage:{";
 /// Begins the first part of the store's internal names. No policy's name may contain this
 /// character.
 const INTERNAL: char = '~';
@@ -65,12 +67,34 @@ impl Names {
         name
     }
 
+    /// The name of the usage of a key while it has holds, in the slot of the key.
+    pub(crate) fn usage(name: &[u8]) -> Vec<u8> {
+        let tag = crate::store::redis::transport::slot::tag(name);
+        // What follows a tag in braces; nothing if the whole name is the tag.
+        let rest = if tag.len() == name.len() {
+            &[][..]
+        } else {
+            let end = name.iter().position(|byte| *byte == b'}').unwrap_or(name.len() - 1);
+            &name[end + 1..]
+        };
+        [USAGE.as_bytes(), tag, b"}", rest].concat()
+    }
+
+    /// What shows that this store, or one with the same secret, has made these bytes of a ticket.
+    pub(crate) fn seal(&self, hold: u64, bytes: &[u8]) -> [u8; 8] {
+        let sealed = [b"ticket", &hold.to_le_bytes()[..], bytes].concat();
+        let mut seal = [0; 8];
+        seal.copy_from_slice(&self.hash(&sealed)[..8]);
+        seal
+    }
+
     /// The name under which the first reply to a request with an idempotency key is stored, in the
-    /// slot of the keys. Another request with the same idempotency key has another name.
-    pub(crate) fn once(&self, keys: &[Vec<u8>], cost: u64, id: &str) -> Vec<u8> {
+    /// slot of the keys. Another request with the same idempotency key, which has other keys or
+    /// another `what`, has another name.
+    pub(crate) fn once(&self, keys: &[Vec<u8>], what: &[u8], id: &str) -> Vec<u8> {
         let tag = keys.first().map_or(&[][..], |key| crate::store::redis::transport::slot::tag(key));
         let mut name = [ONCE.as_bytes(), tag, b"}:"].concat();
-        let mut request = cost.to_le_bytes().to_vec();
+        let mut request = what.to_vec();
         for part in keys.iter().map(Vec::as_slice).chain([id.as_bytes()]) {
             request.extend_from_slice(&part.len().to_le_bytes());
             request.extend_from_slice(part);
@@ -85,10 +109,11 @@ impl Names {
         format!("{PREFIX}{INTERNAL}canary:{number}")
     }
 
-    /// Whether a key that looks like a policy's is usage. First replies look like keys of a policy
-    /// named `once`, but have a brace after it.
-    fn is_usage(name: &[u8]) -> bool {
-        !name.starts_with(ONCE.as_bytes())
+    /// Whether a key that looks like a policy's is one. First replies look like keys of a policy
+    /// named `once`, and usage beside holds like those of one named `usage`, but have a brace after
+    /// it.
+    fn is_key(name: &[u8]) -> bool {
+        !name.starts_with(ONCE.as_bytes()) && !name.starts_with(USAGE.as_bytes())
     }
 
     /// A pattern that matches the names of a policy's keys, with and without a hash tag, and some
@@ -99,7 +124,7 @@ impl Names {
 
     /// Whether this is the name of a key of the policy.
     pub(crate) fn is_of(policy: &str, name: &[u8]) -> bool {
-        if !Self::is_usage(name) {
+        if !Self::is_key(name) {
             return false;
         }
         let Some(name) = name.strip_prefix(PREFIX.as_bytes()) else { return false };
@@ -255,11 +280,11 @@ mod tests {
         let internal = Names::canary(0);
         let first_part = internal.strip_prefix(PREFIX).unwrap().split(':').next().unwrap();
         assert!(crate::Policy::new(first_part, crate::Quota::per_second(1)).is_err(), "{first_part}");
-        let once = names(false).once(&[name(&names(false), &["alice"])], 1, "id");
-        assert!(!Names::is_usage(&once));
+        let once = names(false).once(&[name(&names(false), &["alice"])], &[1], "id");
+        assert!(!Names::is_key(&once));
         for id in ["{", "{sg1:p:alice}", "alice", "*", ""] {
             let key = String::from_utf8(name(&names(false), &[id])).unwrap().replace(":p:", ":once:");
-            assert!(Names::is_usage(key.as_bytes()), "{key}");
+            assert!(Names::is_key(key.as_bytes()), "{key}");
         }
     }
 
@@ -287,7 +312,7 @@ mod tests {
         ] {
             assert!(!Names::is_of("p", other.as_bytes()), "{other}");
         }
-        let once = plain.once(&[name(&plain, &["alice"])], 1, "id");
+        let once = plain.once(&[name(&plain, &["alice"])], &[1], "id");
         assert!(!Names::is_of("once", &once) && Names::is_of("once", b"sg1:once:alice"));
     }
 
@@ -303,7 +328,7 @@ mod tests {
             crate::store::redis::transport::slot::of(&other)
         );
         assert_eq!(
-            crate::store::redis::transport::slot::of(&names.once(std::slice::from_ref(&named), 1, "id")),
+            crate::store::redis::transport::slot::of(&names.once(std::slice::from_ref(&named), &[1], "id")),
             crate::store::redis::transport::slot::of(&named)
         );
     }

@@ -82,9 +82,15 @@ impl RedisStore {
         for keys in by_slot.values().flat_map(|keys| keys.chunks(DELETED)) {
             let mut command = redis::cmd("DEL");
             command.arg(keys);
+            // Usage beside holds is in the slot of its key.
+            let mut usage = redis::cmd("DEL");
+            usage.arg(keys.iter().map(|key| Names::usage(key)).collect::<Vec<_>>());
             let first = keys.first().map(Vec::as_slice);
             match (&mut deleted, self.calls.transport.command(first, &command, instant() + PATIENCE).await) {
-                (Ok(deleted), Ok(answer)) => *deleted += number(&answer).unwrap_or(0),
+                (Ok(deleted), Ok(answer)) => {
+                    *deleted += number(&answer).unwrap_or(0);
+                    let _ = self.calls.transport.command(first, &usage, instant() + PATIENCE).await;
+                }
                 (deleted, Err(failure)) => {
                     *deleted = Err(failure);
                     break;

@@ -32,6 +32,10 @@ const DECIDES: [&str; 4] = [
 ];
 /// The script that decides calls on keys of several algorithms.
 const DECIDE_ALL: &str = assembled!("decide_all");
+/// The script that decides calls on keys that have holds or get some.
+const DECIDE_WITH_HOLDS: &str = assembled!("decide_with_holds");
+/// The script that settles, extends and cancels holds.
+const CHANGE_HOLDS: &str = assembled!("change_holds");
 /// The script that replaces the control document.
 const CONTROL_DOCUMENT: &str = include_str!("../../../lua/control_document.lua");
 
@@ -41,6 +45,8 @@ pub(crate) struct Scripts {
     check: [Script; 4],
     decide: [Script; 4],
     decide_all: Script,
+    decide_with_holds: Script,
+    change_holds: Script,
     control_document: Script,
 }
 
@@ -51,6 +57,7 @@ pub(crate) fn letter(algorithm: Algorithm) -> &'static str {
         Algorithm::SlidingWindow => "W",
         Algorithm::FixedWindow => "F",
         Algorithm::TokenBucket => "B",
+        Algorithm::InFlight => "P",
     }
 }
 
@@ -83,6 +90,8 @@ impl Scripts {
             check: CHECKS.map(script),
             decide: DECIDES.map(script),
             decide_all: script(DECIDE_ALL),
+            decide_with_holds: script(DECIDE_WITH_HOLDS),
+            change_holds: script(CHANGE_HOLDS),
             control_document: script(CONTROL_DOCUMENT),
         }
     }
@@ -90,6 +99,16 @@ impl Scripts {
     /// The script that replaces the control document.
     pub(crate) fn control_document(&self) -> &Script {
         &self.control_document
+    }
+
+    /// The script that carries out any call on keys that may have holds.
+    pub(crate) fn decide_with_holds(&self) -> &Script {
+        &self.decide_with_holds
+    }
+
+    /// The script that changes holds.
+    pub(crate) fn change_holds(&self) -> &Script {
+        &self.change_holds
     }
 
     /// The script that checks one key under this algorithm.
@@ -126,7 +145,8 @@ mod tests {
     impl Pieces {
         /// The pieces of these files; a later file's piece replaces an earlier one's.
         fn of(files: &[&str]) -> Self {
-            let empty = ["needed", "list"].map(|name| (name.to_owned(), String::new()));
+            let optional = ["needed", "list", "opens_with_holds", "parts", "verbs", "full", "reserve"];
+            let empty = optional.map(|name| (name.to_owned(), String::new()));
             let mut all = Self { pieces: HashMap::from(empty), ..Self::default() };
             for file in files {
                 let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("lua").join(file);
@@ -216,6 +236,18 @@ mod tests {
         let mut decides = Pieces::of(&["decide.lua"]);
         decides.pieces.insert("opens".to_owned(), Algorithm::ALL.map(opens).join("\n"));
         all.push(("decide_all".to_owned(), script("decide", &names, &decides)));
+        let holds = Pieces::of(&["holds.lua"]);
+        let all_opens =
+            [Algorithm::ALL.map(opens).join("\n"), holds.text("in_flight"), holds.text("tables")].join("\n");
+        for (name, main) in [("decide_with_holds", "decide.lua"), ("change_holds", "change_holds.lua")] {
+            let mut pieces = Pieces::of(&["shared.lua", main, "holds.lua"]);
+            pieces.pieces.insert("opens".to_owned(), all_opens.clone());
+            let mut names = vec![main, "holds.lua"];
+            names.extend(files.iter().map(String::as_str));
+            names.push("shared.lua");
+            let piece = if main == "decide.lua" { "decide" } else { name };
+            all.push((name.to_owned(), script(piece, &names, &pieces)));
+        }
         all
     }
 
@@ -242,7 +274,12 @@ mod tests {
     /// A script with a construct that must not be shortened would be sent whole, unnoticed.
     #[test]
     fn every_script_is_sent_without_comments() {
-        for text in CHECKS.iter().chain(&DECIDES).chain([&DECIDE_ALL, &CONTROL_DOCUMENT]) {
+        for text in CHECKS.iter().chain(&DECIDES).chain([
+            &DECIDE_ALL,
+            &DECIDE_WITH_HOLDS,
+            &CHANGE_HOLDS,
+            &CONTROL_DOCUMENT,
+        ]) {
             let sent = without_comments(text);
             assert_eq!(sent.lines().count(), text.lines().count());
             for (sent, line) in sent.lines().zip(text.lines()) {

@@ -11,7 +11,6 @@ mod error_reply;
 mod failure;
 #[cfg(fuzzing)]
 pub(crate) mod fuzzing;
-pub(crate) mod jitter;
 mod node;
 mod options;
 mod refresh;
@@ -38,6 +37,7 @@ use self::options::Servers;
 use self::refresh::Renew;
 use self::sentinel::Sentinel;
 use crate::error::Error;
+use crate::jitter;
 use crate::time::instant;
 
 pub use breaker::BreakerState;
@@ -165,7 +165,11 @@ impl Transport {
         let slot = keys.first().map_or(0, |key| self.slot(key));
         self.drive(slot, &Job::Script(script, &command), Terms { deadline, bound }, last_failure)
             .await
-            .inspect_err(|failure| self.count(failure))
+            .inspect_err(|failure| {
+                if !failure.is_for_holds() {
+                    self.count(failure);
+                }
+            })
     }
 
     /// Sends a command, at most once, to the node that holds `key`, or to any master if there is no

@@ -2,8 +2,10 @@
 
 use super::{Address, Call, Shard, Stored, expiry, tick, time_for};
 use crate::algorithm::{Ages, Done, Input, SavedState, State, decision, for_algorithm};
+use crate::hold::Holds;
 use crate::key::{HashSeed, KeyId};
 use crate::quota::{Algorithm, Quota};
+use crate::store::memory::held_keys;
 use crate::store::memory::inline_quotas::InlineQuotas;
 use crate::store::memory::table::Slot;
 use crate::time::Moment;
@@ -44,6 +46,8 @@ pub(in crate::store::memory) enum Restored {
 
 /// About so many bytes are copied while the shard is locked, which takes some 20 µs.
 const COPIED_BYTES: usize = 32 << 10;
+/// Most tables of holds that are copied at once: the largest take 34 kB.
+const COPIED_TABLES: usize = 16;
 /// Most slots that are copied at once.
 const COPIED_SLOTS: usize = 256;
 
@@ -82,6 +86,41 @@ impl Shard {
             })
         });
         (keys, next)
+    }
+
+    /// Appends the holds of some keys to a snapshot. Returns from where on to continue, or `None`
+    /// after the last.
+    pub(in crate::store::memory) fn copy_holds(
+        &self,
+        from: u32,
+        (begin, secret, inline_quotas): (Moment, &HashSeed, &InlineQuotas),
+        out: &mut Vec<u8>,
+    ) -> Option<u32> {
+        let ages = Ages { at_us: begin.at.as_micros() };
+        self.held.as_ref()?.visit(from, COPIED_TABLES, secret, |address, holds| {
+            let inline = if inline_quotas.is_empty() { None } else { inline_quotas.fields(&address) };
+            out.push(if inline.is_some() { KeyId::HAS_QUOTA } else { 0 });
+            out.extend_from_slice(&address.policy.to_le_bytes());
+            address.id.save(out);
+            if let Some(quota) = inline {
+                quota.save(out);
+            }
+            holds.save(ages, out);
+        })
+    }
+
+    /// Restores the holds of a key, and charges those whose time is over. Returns how many.
+    pub(in crate::store::memory) fn restore_holds(&mut self, call: &Call<'_>, holds: Holds) -> u64 {
+        if self.holds_of(&call.address).is_some() || holds.is_empty() {
+            return 0;
+        }
+        let (count, bytes) = (holds.iter().len(), held_keys::heap_bytes(&holds));
+        held_keys::count(0, count, call.accounting);
+        let expires = tick(holds.latest());
+        let grown = self.held.get_or_insert_default().put(call, holds, expires);
+        self.changed_bytes(0, bytes + grown, call);
+        self.settle_holds(call);
+        count as u64
     }
 
     /// Restores a key under the quota of the call. `None` if the input is malformed.

@@ -60,7 +60,7 @@ impl Snapshot {
                     let name = take_text(&mut input).ok_or_else(damaged)?.to_owned();
                     attachments.push((name, input.0.to_vec()));
                 }
-                Kind::Policies | Kind::Keys => {}
+                Kind::Policies | Kind::Keys | Kind::Holds => {}
                 Kind::End => totals = input.u64().zip(input.u64()),
             }
         }

@@ -7,6 +7,7 @@ use super::save::{count_of, put_text};
 use super::section::Kind;
 use super::{RestoredSnapshot, Snapshot, SnapshotError};
 use crate::algorithm::{Ages, Input};
+use crate::hold::Holds;
 use crate::key::KeyId;
 use crate::quota::{Algorithm, Quota, QuotaFields};
 use crate::store::memory::shard::{Call, Restored, Saved};
@@ -102,6 +103,12 @@ impl Snapshot {
                     let read = (0..count).map(|_| Former::read(&mut input, active));
                     policies = read.collect::<Option<_>>().ok_or_else(damaged)?;
                 }
+                Kind::Holds => {
+                    while !input.0.is_empty() {
+                        let held = restore_holds(&mut input, &policies, memory, active, begin);
+                        restored.holds += held.ok_or_else(damaged)?;
+                    }
+                }
                 Kind::Keys => {
                     while !input.0.is_empty() {
                         let one = restore_key(&mut input, &policies, memory, active, begin);
@@ -133,6 +140,7 @@ fn restore_key(
     let address = memory.address(id, number);
     let ShardData { shard, inline_quotas, .. } = &mut *memory.lock(memory.shard_of(address.place));
     let call = Call {
+        reserve: None,
         verb: Verb::Peek,
         address,
         quota: quota.as_ref().unwrap_or(&old),
@@ -150,6 +158,41 @@ fn restore_key(
     };
     let restored = shard.restore(&call, &saved, input)?;
     if restored == Restored::Counts && inline.is_some() {
+        inline_quotas.after(&call, shard);
+    }
+    Some(restored)
+}
+
+/// Restores the holds of a key. Returns how many, or `None` if the input is malformed.
+fn restore_holds(
+    input: &mut Input<'_>,
+    policies: &HashMap<u32, Former>,
+    memory: &MemoryStore,
+    active: &impl SavedQuotas,
+    begin: Moment,
+) -> Option<u64> {
+    let (flags, former) = (input.u8()?, policies.get(&input.u32()?)?);
+    let id = KeyId::read(input)?;
+    let inline = if flags & KeyId::HAS_QUOTA != 0 { Some(QuotaFields::read(input)?.quota()?) } else { None };
+    let now = memory.clock.now();
+    let holds = Holds::load(input, Ages { at_us: begin.at.as_micros() }, now.as_micros())?;
+    let number = former.number.unwrap_or(0);
+    let Some(quota) = former.number.and_then(|number| active.quota_of(number, id)) else { return Some(0) };
+    let quota = inline.unwrap_or(quota);
+    let address = memory.address(id, number);
+    let ShardData { shard, inline_quotas, .. } = &mut *memory.lock(memory.shard_of(address.place));
+    let call = Call {
+        reserve: None,
+        verb: Verb::Peek,
+        address,
+        quota: &quota,
+        cost: 0,
+        now: shard.arrive(now, &memory.clock),
+        accounting: &memory.accounting,
+        secret: &memory.secret,
+    };
+    let restored = shard.restore_holds(&call, holds);
+    if inline.is_some() {
         inline_quotas.after(&call, shard);
     }
     Some(restored)
@@ -207,10 +250,11 @@ impl Algorithm {
             Self::SlidingWindow => 2,
             Self::FixedWindow => 3,
             Self::TokenBucket => 4,
+            Self::InFlight => 5,
         }
     }
 
     fn from_byte(byte: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|algorithm| algorithm.to_byte() == byte)
+        Self::ALL.into_iter().chain([Self::InFlight]).find(|algorithm| algorithm.to_byte() == byte)
     }
 }

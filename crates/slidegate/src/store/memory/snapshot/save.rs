@@ -19,6 +19,8 @@ pub(crate) struct SnapshotWriter<W> {
     begin: Moment,
     /// Keys that are not yet written.
     keys: Vec<u8>,
+    /// Holds that are not yet written.
+    holds: Vec<u8>,
     sections: u32,
     saved: SavedSnapshot,
 }
@@ -26,6 +28,9 @@ pub(crate) struct SnapshotWriter<W> {
 /// Which keys are copied next.
 #[derive(Debug, Default)]
 pub(crate) struct Cursor {
+    /// Whether all keys are copied, and their holds are next: so a restored hold finds the usage of
+    /// its key.
+    is_on_holds: bool,
     shard: usize,
     algorithm: usize,
     /// The lower half of the hash of the first key, by which a table is ordered whatever its size.
@@ -38,7 +43,8 @@ impl<W: Write> SnapshotWriter<W> {
         out.write_all(&VERSION.to_le_bytes())?;
         let begin = memory.clock.moment(memory.clock.now());
         let saved = SavedSnapshot { keys: 0, bytes: PREAMBLE_BYTES as u64 };
-        let mut writer = Self { out, begin, keys: Vec::with_capacity(2 * SECTION_BYTES), sections: 0, saved };
+        let (keys, holds) = (Vec::with_capacity(2 * SECTION_BYTES), Vec::new());
+        let mut writer = Self { out, begin, keys, holds, sections: 0, saved };
         let Boot { id, elapsed_us } = memory.clock.boot().unwrap_or_default();
         let mut header = begin.wall.as_micros().to_le_bytes().to_vec();
         header.extend_from_slice(&id);
@@ -69,6 +75,13 @@ impl<W: Write> SnapshotWriter<W> {
     /// Copies some keys. Returns false after the last.
     pub(crate) fn copy(&mut self, memory: &MemoryStore, cursor: &mut Cursor) -> bool {
         let kept = &mut *memory.lock(cursor.shard);
+        if cursor.is_on_holds {
+            let copy = (self.begin, &memory.secret, &kept.inline_quotas);
+            let next = kept.shard.copy_holds(cursor.place, copy, &mut self.holds);
+            cursor.place = next.unwrap_or(0);
+            cursor.shard += usize::from(next.is_none());
+            return cursor.shard < memory.shards.len();
+        }
         let algorithm = Algorithm::ALL[cursor.algorithm];
         let copy = shard::Copy {
             algorithm,
@@ -86,23 +99,30 @@ impl<W: Write> SnapshotWriter<W> {
         if cursor.algorithm == Algorithm::ALL.len() {
             (cursor.shard, cursor.algorithm) = (cursor.shard + 1, 0);
         }
-        cursor.shard < memory.shards.len()
+        if cursor.shard == memory.shards.len() {
+            *cursor = Cursor { is_on_holds: true, ..Cursor::default() };
+        }
+        true
     }
 
     /// Writes the copied keys once there are enough.
     pub(crate) fn write_if_full(&mut self) -> io::Result<()> {
-        if self.keys.len() >= SECTION_BYTES { self.write_keys() } else { Ok(()) }
+        if self.keys.len().max(self.holds.len()) >= SECTION_BYTES { self.write_keys() } else { Ok(()) }
     }
 
     fn write_keys(&mut self) -> io::Result<()> {
-        if self.keys.is_empty() {
+        if !self.keys.is_empty() {
+            let keys = std::mem::take(&mut self.keys);
+            let written = self.section(Kind::Keys, &keys);
+            self.keys = keys;
+            self.keys.clear();
+            written?;
+        }
+        if self.holds.is_empty() {
             return Ok(());
         }
-        let keys = std::mem::take(&mut self.keys);
-        let written = self.section(Kind::Keys, &keys);
-        self.keys = keys;
-        self.keys.clear();
-        written
+        let holds = std::mem::take(&mut self.holds);
+        self.section(Kind::Holds, &holds)
     }
 
     /// Completes the snapshot.

@@ -27,11 +27,13 @@ pub(super) enum Kind {
     Keys = 4,
     /// The totals; the last section.
     End = 5,
+    /// What is held on keys, after all keys.
+    Holds = 6,
 }
 
 impl Kind {
     fn from_byte(byte: u8) -> Option<Self> {
-        [Self::Header, Self::Attachment, Self::Policies, Self::Keys, Self::End]
+        [Self::Header, Self::Attachment, Self::Policies, Self::Keys, Self::End, Self::Holds]
             .into_iter()
             .find(|kind| *kind as u8 == byte)
     }

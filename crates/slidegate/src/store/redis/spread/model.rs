@@ -78,6 +78,7 @@ fn subject(slot: usize, limit: u64) -> Subject {
         part: Part::check_of_nothing(),
         own_cost: None,
         key: 0,
+        hold: None,
     }
 }
 
@@ -196,6 +197,8 @@ impl World {
             at: Timestamp::EPOCH,
             source: DecisionSource::Store,
             is_blocked: false,
+            has_no_more_holds: false,
+            held: 0,
             waits: Waits { retry_us: 0, reset_us: 60_000_000, frees_us: 0 },
         };
         smallvec![decision]

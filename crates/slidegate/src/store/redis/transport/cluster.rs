@@ -13,13 +13,13 @@ use redis::{Cmd, Value};
 
 use super::connector::Serves;
 use super::error_reply;
-use super::jitter;
 use super::node::{Node, Terms};
 use super::options::{Address, ConnectionOptions};
 use super::refresh::{Refresh, Renew};
 use super::reply_bound::ReplyBound;
 use super::slot::SLOTS;
 use crate::error::Error;
+use crate::jitter;
 use crate::time::instant;
 
 /// Timeout for asking one node for the slot map.

@@ -14,9 +14,9 @@ use tokio::time::{Instant, sleep, timeout_at};
 use super::connector::{Connected, Driver};
 use super::error_reply;
 use super::failure::{Executed, Failure, FailureKind};
-use super::jitter;
 use super::node::Node;
 use super::reply_bound::AcceptedReplies;
+use crate::jitter;
 use crate::time::instant;
 
 /// The maximum number of calls in flight on one connection; further calls are rejected at once.

@@ -289,6 +289,12 @@ impl Failure {
     pub(crate) fn without_node(executed: Executed, kind: FailureKind, detail: impl Into<String>) -> Self {
         Self { executed, kind, node: String::new(), detail: detail.into() }
     }
+
+    /// Whether a script that knows no holds has read a key that has some. The call is repeated with
+    /// the script that knows them.
+    pub(crate) fn is_for_holds(&self) -> bool {
+        self.kind == FailureKind::ForeignValue && self.detail.contains("its first byte is 21")
+    }
 }
 
 /// The last failure that calls have met, readable while one of them is still being repeated.

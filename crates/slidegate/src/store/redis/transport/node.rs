@@ -17,11 +17,11 @@ use super::connection::{Connection, ManagedConnection};
 use super::connector::{Connector, Serves};
 use super::error_reply::{self, ErrorReply};
 use super::failure::{Executed, Failure, FailureKind};
-use super::jitter;
 use super::options::{Address, ConnectionOptions};
 use super::reply_bound::ReplyBound;
 use super::{NodeState, Script};
 use crate::error::Error;
+use crate::jitter;
 use crate::time::instant;
 
 /// The maximum random time added between two probes of the circuit breaker.

@@ -1,0 +1,334 @@
+//! A key's state together with its holds: what is held counts like what is used.
+//!
+//! The rule is the same for every algorithm, so none of them knows holds. Whatever is admitted with
+//! holds, the algorithm alone would have admitted on the real history: usage only falls with time,
+//! and a charge at a later time never counts less.
+
+use super::state::{Done, NO_MORE_HOLDS_US, State, inspect, small_step_us};
+use crate::decision::{Decision, DecisionSource, Verdict, Waits};
+use crate::hold::{DEFAULT_TTL_US, EndedHold, HoldChange, HoldStatus, Holds, MAX_TTL, NewHold, Unsettled};
+use crate::quota::{Algorithm, Quota};
+use crate::time::{Timestamp, micros};
+use crate::usage::KeyInspection;
+use crate::verb::Verb;
+
+/// A key with holds at one time, settled: holds whose time is over are charged as of their ends.
+#[derive(Debug)]
+pub(crate) struct HeldKey<'k, S> {
+    pub(crate) state: &'k mut S,
+    pub(crate) holds: &'k mut Holds,
+    quota: &'k Quota,
+    /// The time by the clock of the state, and by that of the holds. A store in process counts some
+    /// algorithms by the date and holds by elapsed time.
+    now: Timestamp,
+    at: Timestamp,
+    /// The times to decide at, which are later after a small step of the clock back.
+    settled: u64,
+    arrived: u64,
+}
+
+impl<'k, S: State> HeldKey<'k, S> {
+    /// Settles a key: `now` is the time that the state counts by, `at` that of the holds.
+    pub(crate) fn settle(
+        state: &'k mut S,
+        holds: &'k mut Holds,
+        quota: &'k Quota,
+        now: Timestamp,
+        at: Timestamp,
+    ) -> Self {
+        let arrived = holds.arrive(at.as_micros(), small_step_us(quota.window_us()));
+        let due = holds.take_due(arrived);
+        let mut key = Self { state, holds, quota, now, at, settled: 0, arrived };
+        for hold in due {
+            let cost = hold.charged_at_end();
+            if cost > 0 {
+                let end = key.state.settle(quota, key.on_state_scale(hold.until));
+                key.charge(end, cost);
+            }
+        }
+        key.settled = key.state.settle(quota, now.as_micros());
+        key
+    }
+
+    /// A key that a script has settled.
+    #[cfg(feature = "redis")]
+    pub(crate) fn settled(
+        state: &'k mut S,
+        holds: &'k mut Holds,
+        quota: &'k Quota,
+        now: Timestamp,
+        settled: u64,
+    ) -> Self {
+        let arrived = holds.seen();
+        Self { state, holds, quota, now, at: now, settled, arrived }
+    }
+
+    /// Carries out a verb. A check that reserves sets the cost aside instead of charging it, unless
+    /// the store has no room for another hold.
+    pub(crate) fn perform(
+        &mut self,
+        verb: Verb,
+        cost: u64,
+        new: Option<&NewHold>,
+        is_store_full: bool,
+    ) -> Done {
+        match (verb, new) {
+            (Verb::Check | Verb::Peek, _) if !self.fits(cost) => Done::Refused(cost),
+            // A peek finds it as well: all keys of a request are peeked at before one is charged.
+            (Verb::Check | Verb::Peek, Some(_)) if cost > 0 && (is_store_full || self.holds.is_full()) => {
+                Done::NoMoreHolds
+            }
+            (Verb::Peek, _) => Done::Moved(0),
+            (Verb::Check, Some(_)) if cost == 0 => Done::Moved(0),
+            (Verb::Check, Some(new)) => {
+                self.holds.add(new, self.arrived, cost);
+                Done::Moved(cost)
+            }
+            (Verb::Check | Verb::Penalize, _) => Done::Moved(self.charge(self.settled, cost)),
+            (Verb::Refund, _) => Done::Moved(self.state.refund(self.quota, self.settled, cost)),
+        }
+    }
+
+    /// Whether a change of the hold fits. All but extensions do.
+    pub(crate) fn change_fits(&self, id: u64, change: &HoldChange) -> bool {
+        match (change, self.holds.find(id)) {
+            (HoldChange::Extend { total: Some(total), .. }, Some(at)) => {
+                let hold = self.holds.get(at);
+                let more = total.saturating_sub(hold.held + hold.settled);
+                hold.has_ended || more == 0 || self.fits(more)
+            }
+            _ => true,
+        }
+    }
+
+    /// Changes a hold. Returns what came of it and the charged cost.
+    pub(crate) fn change(&mut self, id: u64, change: &HoldChange, ended: &EndedHold) -> (HoldStatus, Done) {
+        if let HoldChange::Refund { cost } = *change {
+            return self.refund(id, cost);
+        }
+        let Some(at) = self.holds.find(id) else { return self.change_ended(id, change, ended) };
+        let status = match (self.holds.get(at).has_ended, change) {
+            (false, _) => HoldStatus::Changed,
+            (true, HoldChange::Settle { .. }) => HoldStatus::Expired,
+            (true, _) => return (HoldStatus::Expired, Done::Moved(0)),
+        };
+        match *change {
+            HoldChange::Settle { total, ttl_us } => {
+                let next = ttl_us.map(|ttl_us| self.arrived.saturating_add(ttl_us));
+                let cost = self.holds.settle(at, total, next);
+                (status, Done::Moved(self.charge(self.settled, cost)))
+            }
+            HoldChange::Cancel | HoldChange::Refund { .. } => {
+                self.holds.settle(at, 0, None);
+                (HoldStatus::Changed, Done::Moved(0))
+            }
+            HoldChange::Extend { total, ttl_us } => {
+                let hold = self.holds.get(at);
+                let held = total.map_or(hold.held, |total| total.saturating_sub(hold.settled));
+                let more = held.saturating_sub(hold.held);
+                if more > 0 && !self.fits(more) {
+                    return (HoldStatus::Denied, Done::Refused(more));
+                }
+                self.holds.extend(at, held, self.arrived.saturating_add(ttl_us));
+                (HoldStatus::Changed, Done::Moved(0))
+            }
+        }
+    }
+
+    /// Gives back what was charged at once, the first time that it is asked to.
+    fn refund(&mut self, id: u64, cost: u64) -> (HoldStatus, Done) {
+        if cost == 0 || self.holds.is_full() || self.holds.find(id).is_some() {
+            return (HoldStatus::AlreadySettled, Done::Moved(0));
+        }
+        // Later the charge does not count any more, or the caller has long given up.
+        let kept_us = self.quota.window_us().min(micros(MAX_TTL));
+        self.holds.add_ended(id, 0, self.arrived.saturating_add(kept_us));
+        (HoldStatus::Changed, Done::Moved(self.state.refund(self.quota, self.settled, cost)))
+    }
+
+    fn change_ended(&mut self, id: u64, change: &HoldChange, ended: &EndedHold) -> (HoldStatus, Done) {
+        let status = if ended.is_over { HoldStatus::Expired } else { HoldStatus::AlreadySettled };
+        let cost = match (change, ended.is_over, ended.unsettled) {
+            // A permit is given back by its time, and charges nothing.
+            _ if self.quota.algorithm() == Algorithm::InFlight => 0,
+            (HoldChange::Settle { total, .. }, true, Unsettled::Charge) => total.saturating_sub(ended.amount),
+            (HoldChange::Settle { total, .. }, true, Unsettled::Forget) => *total,
+            _ => 0,
+        };
+        if cost > 0 {
+            // A late settlement may be repeated as well.
+            let settled = match ended.unsettled {
+                Unsettled::Charge => ended.amount.saturating_add(cost),
+                Unsettled::Forget => cost,
+            };
+            self.holds.add_ended(id, settled, self.arrived.saturating_add(DEFAULT_TTL_US));
+        }
+        (status, Done::Moved(self.charge(self.settled, cost)))
+    }
+
+    /// The decision after a verb or a change. As without holds, but what is held does not remain,
+    /// and the waits assume that each hold lasts to its end.
+    pub(crate) fn decision(&self, done: Done) -> Decision {
+        let (used, held, limit) = (self.used(), self.holds.sum(), self.quota.capacity());
+        let lag = self.settled.saturating_sub(self.now.as_micros());
+        let late = |wait_us: u64| wait_us.saturating_add(lag);
+        let (verdict, cost, retry_us) = match done {
+            Done::Moved(cost) => (Verdict::Allow, cost, 0),
+            Done::Refused(cost) if cost > limit => (Verdict::Deny, 0, Waits::NEVER),
+            Done::Refused(cost) => (Verdict::Deny, 0, late(self.wait_us(limit - cost))),
+            Done::NoMoreHolds if !self.holds.is_full() => (Verdict::Deny, 0, NO_MORE_HOLDS_US),
+            Done::NoMoreHolds => {
+                (Verdict::Deny, 0, late(self.on_state_scale(self.holds.earliest()) - self.settled))
+            }
+        };
+        let (reset_us, frees_us) = match (used, held) {
+            (0, 0) => (0, 0),
+            _ => (late(self.reset_us()), late(self.frees_us())),
+        };
+        let remaining = limit.saturating_sub(used).saturating_sub(held);
+        let waits = Waits { retry_us, reset_us, frees_us };
+        let (at, source) = (self.now, DecisionSource::Store);
+        let (is_blocked, has_no_more_holds) = (false, done == Done::NoMoreHolds);
+        Decision {
+            verdict,
+            limit,
+            used,
+            held,
+            remaining,
+            cost,
+            at,
+            source,
+            is_blocked,
+            has_no_more_holds,
+            waits,
+        }
+    }
+
+    fn used(&self) -> u64 {
+        self.state.used(self.quota, self.settled)
+    }
+
+    fn fits(&self, cost: u64) -> bool {
+        let free = self.quota.capacity().saturating_sub(self.used()).saturating_sub(self.holds.sum());
+        cost <= free
+    }
+
+    /// Charges a cost, up to the most that a key counts. Returns the charged cost.
+    fn charge(&mut self, at: u64, cost: u64) -> u64 {
+        charge(self.state, self.quota, at, cost)
+    }
+
+    /// A time of the holds by the clock of the state.
+    fn on_state_scale(&self, at: u64) -> u64 {
+        let (state, base) = (self.now.as_micros(), self.at.as_micros());
+        let time = match at.checked_sub(base) {
+            Some(later) => state.saturating_add(later),
+            None => state.saturating_sub(base - at),
+        };
+        time.max(self.settled)
+    }
+
+    /// Microseconds until at most `target` counts, if each hold is charged in full at its end, which
+    /// is an upper bound.
+    fn wait_us(&self, target: u64) -> u64 {
+        let held = self.holds.sum();
+        if target >= held {
+            // What is held keeps counting for a window after its end, so only what is used falls.
+            return self.state.wait_us(self.quota, self.settled, target - held);
+        }
+        let mut ends: Vec<_> = self.holds.iter().collect();
+        ends.sort_unstable_by_key(|hold| (hold.until, hold.id));
+        let (mut later, left_out_us) = self.state.forecast(self.quota, self.settled);
+        let (mut time, mut held) = (self.settled, held);
+        for hold in ends {
+            let end = self.on_state_scale(hold.until).max(time);
+            if let Some(fits) = self.fits_at(&later, time, target, held).filter(|fits| *fits <= end) {
+                return (fits - self.settled).max(left_out_us);
+            }
+            time = later.settle(self.quota, end);
+            charge(&mut later, self.quota, time, hold.charged_at_end());
+            held -= hold.held;
+        }
+        let fits = self.fits_at(&later, time, target, held).unwrap_or(time);
+        (fits - self.settled).max(left_out_us)
+    }
+
+    /// When at most `target` counts with `held`, if nothing else happens.
+    fn fits_at(&self, later: &S::Forecast, time: u64, target: u64, held: u64) -> Option<u64> {
+        let target = target.checked_sub(held)?;
+        let wait_us = match later.used(self.quota, time) {
+            used if used > target => later.wait_us(self.quota, time, target),
+            _ => 0,
+        };
+        Some(time.saturating_add(wait_us))
+    }
+
+    /// Microseconds until nothing counts and nothing is held, at most.
+    fn reset_us(&self) -> u64 {
+        if self.holds.is_empty() {
+            return self.state.wait_us(self.quota, self.settled, 0);
+        }
+        let (mut later, left_out_us) = self.state.forecast(self.quota, self.settled);
+        let wait_us = self.wait_after(&mut later, self.holds.latest(), self.holds.sum());
+        wait_us.max(left_out_us)
+    }
+
+    /// Microseconds until some cost is free again, at most.
+    fn frees_us(&self) -> u64 {
+        if self.used() > 0 {
+            return self.state.frees_us(self.quota, self.settled);
+        }
+        self.wait_after(&mut S::Forecast::default(), self.holds.earliest(), 1)
+    }
+
+    /// Microseconds until nothing counts, if a cost is charged at the end of a hold.
+    fn wait_after(&self, later: &mut S::Forecast, until: u64, cost: u64) -> u64 {
+        let time = later.settle(self.quota, self.on_state_scale(until));
+        charge(later, self.quota, time, cost);
+        let wait_us = if later.used(self.quota, time) > 0 { later.wait_us(self.quota, time, 0) } else { 0 };
+        (time - self.settled).saturating_add(wait_us)
+    }
+}
+
+/// The full usage of a key with holds, with the decision of a peek at `cost`, and the holds that are
+/// left. The times are those of [`HeldKey::settle`].
+pub(crate) fn inspect_with_holds<S: State>(
+    mut state: S,
+    mut holds: Holds,
+    quota: &Quota,
+    (now, at): (Timestamp, Timestamp),
+    cost: u64,
+) -> (KeyInspection, Holds) {
+    if holds.is_empty() {
+        return (inspect(state, quota, now, cost), holds);
+    }
+    let mut key = HeldKey::settle(&mut state, &mut holds, quota, now, at);
+    let done = key.perform(Verb::Peek, cost, None, false);
+    let decision = key.decision(done);
+    (KeyInspection { decision, ..inspect(state, quota, now, cost) }, holds)
+}
+
+/// Charges a cost, up to the most that a key counts. Returns the charged cost.
+fn charge<S: State>(state: &mut S, quota: &Quota, at: u64, cost: u64) -> u64 {
+    let cost = cost.min(quota.max_used().saturating_sub(state.used(quota, at)));
+    state.charge(quota, at, cost);
+    cost
+}
+
+/// What still counts of a cost that was charged at `made`, at most. Both are by the clock of the
+/// state. A refund of more would take away what others charged since.
+pub(crate) fn counts_still(quota: &Quota, cost: u64, made: Timestamp, now: Timestamp) -> u64 {
+    let age_us = now.as_micros().saturating_sub(made.as_micros());
+    let window = |time: Timestamp| quota.by_window().floor(time.as_micros());
+    let counts = match quota.algorithm() {
+        Algorithm::SlidingLog => age_us < quota.window_us(),
+        Algorithm::SlidingWindow | Algorithm::FixedWindow => window(made) == window(now),
+        Algorithm::TokenBucket => {
+            let drained = u128::from(age_us) * u128::from(quota.limit());
+            let drained = drained.div_ceil(u128::from(quota.window_us()));
+            return cost.saturating_sub(u64::try_from(drained).unwrap_or(u64::MAX));
+        }
+        Algorithm::InFlight => false,
+    };
+    if counts { cost } else { 0 }
+}

@@ -1,0 +1,56 @@
+//! In flight: nothing is used, and what counts is what is held.
+//!
+//! A policy that limits what runs at once has no window and no log: its requests hold permits, see
+//! `hold.rs`, and give them back.
+
+#[cfg(feature = "snapshot")]
+use super::saved::{Ages, Input, SavedState};
+use super::state::State;
+use crate::quota::Quota;
+use crate::usage::RecordedCharge;
+
+/// No bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct InFlight;
+
+impl State for InFlight {
+    type Forecast = Self;
+
+    fn forecast(&self, _quota: &Quota, _now: u64) -> (Self, u64) {
+        (*self, 0)
+    }
+
+    fn settle(&mut self, _quota: &Quota, now: u64) -> u64 {
+        now
+    }
+
+    fn adopt(&mut self, _quota: &Quota, _now: u64) {}
+
+    fn used(&self, _quota: &Quota, _now: u64) -> u64 {
+        0
+    }
+
+    fn wait_us(&self, _quota: &Quota, _now: u64, _target: u64) -> u64 {
+        0
+    }
+
+    /// What ends is no longer in flight.
+    fn charge(&mut self, _quota: &Quota, _now: u64, _cost: u64) {}
+
+    fn refund(&mut self, _quota: &Quota, _now: u64, _cost: u64) -> u64 {
+        0
+    }
+
+    fn charges(&self, _quota: &Quota) -> Vec<RecordedCharge> {
+        Vec::new()
+    }
+}
+
+#[cfg(feature = "snapshot")]
+impl SavedState for InFlight {
+    fn save(&self, _ages: Ages, _out: &mut Vec<u8>) {}
+
+    fn load(_input: &mut Input<'_>, _ages: Ages, _quota: &Quota, _now: u64) -> Option<Self> {
+        Some(Self)
+    }
+}

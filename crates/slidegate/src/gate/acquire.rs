@@ -1,0 +1,301 @@
+//! Waiting for a gate: until a check or a reservation is allowed (feature `wait`).
+//!
+//! A caller waits in the queue of the key that denied it, and moves to that of another key if that
+//! one denies it at the head. What frees cost of a key in this process wakes the head of its queue.
+//! A shared gate also asks again from time to time, for what other instances free.
+
+use std::fmt;
+use std::future::IntoFuture;
+use std::pin::Pin;
+use std::slice;
+use std::time::Duration;
+
+use super::{Decisions, Gate, Reserved};
+use crate::charge::{HoldTerms, Plan};
+use crate::decision::Reason;
+use crate::error::Error;
+use crate::hold::{HoldChange, HoldStatus, Unsettled, new_id, ttl_us};
+use crate::jitter;
+use crate::request::Request;
+use crate::store::{HoldStore, Store};
+use crate::ticket::TicketKey;
+use crate::verb::Verb;
+use crate::waiting::queue_key::QueueKey;
+use crate::waiting::queues::{Asked, Asker, Denial, Queues, wait};
+use crate::waiting::{Acquire, Cause, MaxWaiting, NotAcquired};
+
+/// How long a head waits before it asks a shared store again about a key with open holds, which
+/// other instances may settle at any time: 50 ms on average, and never in step.
+const ASK_SHARED_HOLDS: (Duration, Duration) = (Duration::from_millis(25), Duration::from_millis(75));
+/// The same of keys without holds, which only a refund or a reset frees early, and of keys in
+/// memory, whose holds may end by their time with less than they held.
+const ASK_OTHERS: Duration = Duration::from_secs(1);
+
+impl<S: Store> Gate<S> {
+    /// Lets no more than these wait in [`acquire`](Self::acquire) and
+    /// [`acquire_reservation`](Self::acquire_reservation).
+    #[must_use]
+    pub fn max_waiting(mut self, most: MaxWaiting) -> Self {
+        self.queues = Queues::of(most);
+        self
+    }
+
+    /// Waits until a [`check`](Self::check) of the request is allowed, instead of being denied:
+    /// first come, first served among those in this process who wait for the same key of the same
+    /// policy, and never beyond a deadline.
+    ///
+    /// A request that several keys limit waits for one of them at a time: the one that denied it
+    /// last. A future that is dropped leaves the queue and charges nothing; over a shared store, a
+    /// check that was sent already may still be charged. Capacity that a refund, a settlement, a
+    /// reset or other policies make is noticed at once in this process. Of keys with open holds in
+    /// a shared store, the head asks again every 25 to 75 ms for what other instances settle; of
+    /// others, when the wait is over, and every second. A policy that [counts
+    /// denials](crate::Excess::Count) counts each time that it is asked. Needs a tokio runtime with
+    /// timers.
+    ///
+    /// ```
+    /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
+    /// use std::time::Duration;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let gate = Gate::new(PolicySet::new([Policy::new("api", Quota::per_minute(100))?.scope(["host"])])?);
+    /// let request = Request::new().with("host", "api.example").cost(3);
+    /// let decisions = gate.acquire(&request).deadline(Duration::from_secs(2)).await?;
+    /// assert_eq!(decisions.strictest().unwrap().remaining(), 97);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// When awaited, [`NotAcquired`]: it can never fit, as many wait as may, or there is no room in
+    /// time.
+    pub fn acquire<'g, 'r>(&'g self, request: &'r Request<'r>) -> GateAcquire<'g, 'r, S> {
+        GateAcquire { gate: self, request, within: Acquire::DEADLINE }
+    }
+
+    /// The queue to join before asking: of a key that others wait for, after the current one in the
+    /// order of the policies.
+    fn queue_before(&self, request: &Request<'_>, current: Option<QueueKey>) -> Option<QueueKey> {
+        if self.queues.waiting() <= usize::from(current.is_some()) {
+            return None;
+        }
+        let policies = self.policies.load();
+        let plan = policies.plan(slice::from_ref(request), Some(Verb::Check));
+        let denying = plan.charges.iter().filter(|charge| charge.part.enforced && charge.part.cost > 0);
+        let keys: Vec<QueueKey> = denying.map(|charge| QueueKey::new(charge.number, &charge.key)).collect();
+        let after = keys.iter().position(|key| Some(*key) == current).map_or(0, |at| at + 1);
+        keys.into_iter().skip(after).find(|key| self.queues.has(*key))
+    }
+
+    /// What to wait for after a denial.
+    fn denial<A>(&self, decisions: &Decisions<'_>) -> Asked<A, QueueKey> {
+        let never = |why: String| Asked::Never(NotAcquired(Cause::NeverOfGate(why)));
+        let Some(denied) = decisions.strictest().filter(|strictest| strictest.is_denied()) else {
+            let error = decisions.error().map(|error| error.to_string());
+            return never(error.unwrap_or_else(|| "no policy that denies can be waited for".to_owned()));
+        };
+        let name = denied.policy().name();
+        let Some(wait) = denied.retry_after() else {
+            return never(match denied.reason() {
+                Some(Reason::Blocked) => {
+                    format!(
+                        "policy `{name}`: key `{}` is blocked without end: remove the block",
+                        denied.key()
+                    )
+                }
+                _ => format!(
+                    "policy `{name}`: invalid cost {}: must be at most {}, its limit; ask for less at once",
+                    denied.asked(),
+                    denied.limit()
+                ),
+            });
+        };
+        let number = decisions.policies().numbered_place(name).map_or(0, |(number, _)| number);
+        let is_held = denied.held() > 0;
+        let ask_again = match (is_held, self.store.is_immediate()) {
+            (true, false) => Some(jitter::between(ASK_SHARED_HOLDS.0, ASK_SHARED_HOLDS.1)),
+            (false, true) => None,
+            (true, true) | (false, false) => Some(ASK_OTHERS),
+        };
+        Asked::Denied(Denial { key: QueueKey::new(number, &denied.key()), wait, is_held, ask_again })
+    }
+
+    /// Wakes who waits for what was refunded.
+    #[inline]
+    pub(super) fn wake_refunded(&self, decisions: &Decisions<'_>) {
+        if self.queues.waiting() > 0 {
+            self.wake_decided(decisions);
+        }
+    }
+
+    #[cold]
+    fn wake_decided(&self, decisions: &Decisions<'_>) {
+        for refunded in decisions.iter().filter(|one| one.verb() == Verb::Refund) {
+            let number = decisions.policies().numbered_place(refunded.policy().name());
+            number.inspect(|(number, _)| self.queues.wake(|| QueueKey::new(*number, &refunded.key())));
+        }
+    }
+
+    /// Wakes who waits for the keys of these charges.
+    pub(super) fn wake_charged(&self, plan: &Plan<'_>) {
+        plan.charges.iter().for_each(|charge| self.queues.wake(|| QueueKey::new(charge.number, &charge.key)));
+    }
+}
+
+impl<S: HoldStore> Gate<S> {
+    /// Waits until the request can be [reserved](Self::reserve), as [`acquire`](Self::acquire) does
+    /// for a check: for a permit of [`Quota::in_flight`](crate::Quota::in_flight), for example. A
+    /// settled or cancelled permit wakes the head of its queue at once.
+    ///
+    /// A future that is dropped while a shared store decides may leave a hold, which ends by its
+    /// time.
+    ///
+    /// ```
+    /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
+    /// use std::{sync::Arc, time::Duration};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let jobs = Policy::new("jobs", Quota::in_flight(1, Duration::from_secs(30))?)?.scope(["user"]);
+    /// let gate = Arc::new(Gate::new(PolicySet::new([jobs])?));
+    /// let request = Request::new().with("user", "alice");
+    /// let first = gate.reserve(&request).into_guard(&gate).unwrap();
+    /// let (second, ()) = tokio::join!(gate.acquire_reservation(&request), async { drop(first) });
+    /// assert!(second?.ticket().is_some());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// When awaited, as [`acquire`](Self::acquire).
+    pub fn acquire_reservation<'g, 'r>(&'g self, request: &'r Request<'r>) -> AcquireReservation<'g, 'r, S> {
+        AcquireReservation { gate: self, request, ttl_us: None, within: Acquire::DEADLINE }
+    }
+
+    /// Wakes who waits for a key, if a change of its hold has freed cost.
+    pub(super) fn wake_after(&self, key: &TicketKey, policy: u32, change: &HoldChange, status: HoldStatus) {
+        let frees = !matches!(
+            change,
+            HoldChange::Settle { ttl_us: Some(_), .. } | HoldChange::Extend { total: None, .. }
+        );
+        if status != HoldStatus::Changed || !frees || self.queues.waiting() == 0 {
+            return;
+        }
+        match key.queue.0 {
+            Some(key) => self.queues.wake(|| QueueKey { policy, key }),
+            // The ticket was read from text.
+            None => self.queues.wake_where(|queue| queue.policy == policy),
+        }
+    }
+}
+
+/// A future that waits until a check is allowed, created by [`Gate::acquire`].
+#[must_use = "it waits only when it is awaited"]
+pub struct GateAcquire<'g, 'r, S> {
+    gate: &'g Gate<S>,
+    request: &'r Request<'r>,
+    within: Duration,
+}
+
+impl<S> GateAcquire<'_, '_, S> {
+    /// Sets the longest wait, from the first await on and by tokio's clock. Default: one minute.
+    /// With zero, the call fails at once if it would have to wait; it does not overtake waiters.
+    pub fn deadline(mut self, longest: Duration) -> Self {
+        self.within = longest;
+        self
+    }
+}
+
+/// A future that waits until a reservation is allowed, created by [`Gate::acquire_reservation`].
+#[must_use = "it waits only when it is awaited"]
+pub struct AcquireReservation<'g, 'r, S> {
+    gate: &'g Gate<S>,
+    request: &'r Request<'r>,
+    ttl_us: Option<u64>,
+    within: Duration,
+}
+
+impl<S> AcquireReservation<'_, '_, S> {
+    /// Sets the longest wait, as [`GateAcquire::deadline`] does.
+    pub fn deadline(mut self, longest: Duration) -> Self {
+        self.within = longest;
+        self
+    }
+
+    /// Sets how long the reservation lasts, see [`Gate::reserve_for`].
+    ///
+    /// # Errors
+    /// If the time is out of range.
+    pub fn ttl(mut self, ttl: Duration) -> Result<Self, Error> {
+        self.ttl_us = Some(ttl_us(ttl).map_err(Error::ticket)?);
+        Ok(self)
+    }
+}
+
+impl<'r, S: Store> Asker for GateAcquire<'_, 'r, S> {
+    type Key = QueueKey;
+    type Answer = Decisions<'r>;
+
+    fn queues(&self) -> &Queues<QueueKey> {
+        &self.gate.queues
+    }
+
+    fn queue_before(&self, current: Option<QueueKey>) -> Option<QueueKey> {
+        self.gate.queue_before(self.request, current)
+    }
+
+    async fn ask(&self) -> Asked<Decisions<'r>, QueueKey> {
+        let decisions = self.gate.run_later(Some(Verb::Check), slice::from_ref(self.request)).await;
+        if decisions.is_allowed() { Asked::Allowed(decisions) } else { self.gate.denial(&decisions) }
+    }
+}
+
+impl<'r, S: HoldStore> Asker for AcquireReservation<'_, 'r, S> {
+    type Key = QueueKey;
+    type Answer = Reserved<'r>;
+
+    fn queues(&self) -> &Queues<QueueKey> {
+        &self.gate.queues
+    }
+
+    fn queue_before(&self, current: Option<QueueKey>) -> Option<QueueKey> {
+        self.gate.queue_before(self.request, current)
+    }
+
+    async fn ask(&self) -> Asked<Reserved<'r>, QueueKey> {
+        let terms = HoldTerms { id: new_id(), ttl_us: self.ttl_us, unsettled: Unsettled::default() };
+        let reserved = self.gate.reserve_under(slice::from_ref(self.request), terms, None).await;
+        if reserved.is_allowed() { Asked::Allowed(reserved) } else { self.gate.denial(&reserved) }
+    }
+}
+
+impl<'g, 'r: 'g, S: Store> IntoFuture for GateAcquire<'g, 'r, S> {
+    type Output = Result<Decisions<'r>, NotAcquired>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'g>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move { wait(&self, self.within).await })
+    }
+}
+
+impl<'g, 'r: 'g, S: HoldStore> IntoFuture for AcquireReservation<'g, 'r, S> {
+    type Output = Result<Reserved<'r>, NotAcquired>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'g>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move { wait(&self, self.within).await })
+    }
+}
+
+impl<S> fmt::Debug for GateAcquire<'_, '_, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GateAcquire").field("within", &self.within).finish_non_exhaustive()
+    }
+}
+
+impl<S> fmt::Debug for AcquireReservation<'_, '_, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AcquireReservation").field("within", &self.within).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,153 @@
+//! Settlements that are sent when a shared store replies. A settlement may be sent again, so one
+//! that its caller cannot wait for is kept, and sent until the hold would have ended anyway.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::task::JoinSet;
+
+use super::Gate;
+use super::pending::{LastChange, Pending, PendingStats};
+use super::reserve::Change;
+use crate::error::Error;
+use crate::request::Cost;
+use crate::store::HoldStore;
+use crate::ticket::Ticket;
+use crate::time::Timestamp;
+
+/// The pauses between attempts while the store does not reply.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+impl<S> Gate<S> {
+    /// Settlements that wait for the store. O(1).
+    pub fn pending_settlements(&self) -> PendingStats {
+        self.pending.stats()
+    }
+}
+
+impl<S: HoldStore + 'static> Gate<S> {
+    /// Settles a reservation as soon as the store replies, for callers that cannot wait for it or
+    /// repeat it. It is sent again until the time of the hold is over; then the store has charged
+    /// what was held, or dropped it, and this is given up.
+    ///
+    /// At most 65,536 reservations wait. What waits is lost with the process. A later call for the
+    /// same reservation replaces one that waits.
+    ///
+    /// # Errors
+    /// If too many wait, or there is no tokio runtime: nothing is sent.
+    pub fn settle_later<'c>(
+        self: &Arc<Self>,
+        ticket: Ticket,
+        cost: impl Into<Cost<'c>>,
+    ) -> Result<(), Error> {
+        self.change_later(None, ticket, LastChange::Settle(cost.into().to_owned_cost()))
+    }
+
+    /// The same for [`cancel`](Self::cancel).
+    ///
+    /// # Errors
+    /// As [`settle_later`](Self::settle_later).
+    pub fn cancel_later(self: &Arc<Self>, ticket: Ticket) -> Result<(), Error> {
+        self.change_later(None, ticket, LastChange::Cancel)
+    }
+
+    /// The same for a guard that is dropped, which may know a runtime where this thread has none.
+    pub(super) fn end_later(
+        self: &Arc<Self>,
+        runtime: Option<Handle>,
+        ticket: Ticket,
+        change: &Change<'static>,
+    ) -> Result<(), Error> {
+        let change = match change {
+            Change::Settle { cost, .. } => LastChange::Settle(cost.to_owned_cost()),
+            Change::Cancel => LastChange::Cancel,
+            Change::End | Change::Extend { .. } => LastChange::End,
+        };
+        self.change_later(runtime, ticket, change)
+    }
+
+    fn change_later(
+        self: &Arc<Self>,
+        runtime: Option<Handle>,
+        ticket: Ticket,
+        change: LastChange,
+    ) -> Result<(), Error> {
+        let missing = "settlements wait for the store in a tokio runtime, and this thread has none";
+        let runtime = Handle::try_current().ok().or(runtime).ok_or_else(|| Error::store(missing));
+        let pushed =
+            runtime.and_then(|runtime| Ok((runtime, self.pending.push(Pending { ticket, change })?)));
+        let (runtime, is_first) = pushed.inspect_err(|_| self.pending.drop_one())?;
+        if is_first {
+            runtime.spawn(send_all(Task { gate: Arc::downgrade(self), has_ended: false }));
+        }
+        Ok(())
+    }
+
+    /// Sends one. Returns it if the store did not reply and it is to be sent again.
+    async fn send_pending(self: Arc<Self>, pending: Pending) -> Option<Pending> {
+        let change = match &pending.change {
+            LastChange::Settle(cost) => Change::Settle { cost: cost.as_cost(), is_final: true },
+            LastChange::Cancel => Change::Cancel,
+            LastChange::End => Change::End,
+        };
+        match self.change_holds(&pending.ticket, change).await {
+            Ok(_) => {
+                self.pending.sent_one();
+                None
+            }
+            Err(failure) if failure.is_store() && !is_over(&pending.ticket, self.store.wall_time()) => {
+                Some(pending)
+            }
+            Err(_) => {
+                self.pending.drop_one();
+                None
+            }
+        }
+    }
+}
+
+/// Whether all holds of a ticket have ended by their time.
+fn is_over(ticket: &Ticket, now: Timestamp) -> bool {
+    ticket.last_until().is_none_or(|until| now >= until)
+}
+
+/// Lets the next settlement start a task, also if this one's runtime is shut down.
+struct Task<S> {
+    gate: Weak<Gate<S>>,
+    has_ended: bool,
+}
+
+impl<S> Drop for Task<S> {
+    fn drop(&mut self) {
+        if let Some(gate) = self.gate.upgrade().filter(|_| !self.has_ended) {
+            gate.pending.lose_task();
+        }
+    }
+}
+
+/// Sends what waits, and ends when nothing waits any more or the gate is gone.
+async fn send_all<S: HoldStore + 'static>(mut task: Task<S>) {
+    let mut pause = FIRST_PAUSE;
+    while let Some(gate) = task.gate.upgrade() {
+        let Some(batch) = gate.pending.take() else {
+            task.has_ended = true;
+            return;
+        };
+        let mut sends = JoinSet::new();
+        for pending in batch {
+            sends.spawn(Arc::clone(&gate).send_pending(pending));
+        }
+        let unsent: Vec<_> = sends.join_all().await.into_iter().flatten().collect();
+        let is_away = !unsent.is_empty();
+        gate.pending.put_back(unsent);
+        drop(gate);
+        if is_away {
+            tokio::time::sleep(pause).await;
+            pause = (2 * pause).min(LONGEST_PAUSE);
+        } else {
+            pause = FIRST_PAUSE;
+        }
+    }
+}

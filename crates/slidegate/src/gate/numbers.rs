@@ -1,0 +1,32 @@
+//! The numbers of a gate's policies.
+
+use std::collections::HashMap;
+
+use crate::policy::PolicySet;
+
+/// The numbers that policies' usage is stored under. A number is never given to another policy.
+#[derive(Debug, Default)]
+pub(super) struct Numbers(HashMap<(String, Vec<String>), u32>);
+
+impl Numbers {
+    /// Usage belongs to the policy's name and scope: another scope has other keys.
+    pub(super) fn number(&mut self, policies: &mut PolicySet) {
+        policies.number(|policy| {
+            let next = u32::try_from(self.0.len()).expect("names of policies are fewer than 2^32");
+            assert!(next < 1 << 24, "a store has at most 2^24 policies");
+            let known = (policy.name().to_owned(), policy.scope_attributes().to_vec());
+            *self.0.entry(known).or_insert(next)
+        });
+    }
+
+    /// Every number that a policy of this name ever had.
+    pub(super) fn of(&self, policy: &str) -> Vec<u32> {
+        self.0.iter().filter(|((name, _), _)| name == policy).map(|(_, number)| *number).collect()
+    }
+
+    /// The number of the policy with this name and scope.
+    #[cfg(feature = "snapshot")]
+    pub(super) fn get(&self, name: &str, scope: &[String]) -> Option<u32> {
+        self.0.get(&(name.to_owned(), scope.to_vec())).copied()
+    }
+}

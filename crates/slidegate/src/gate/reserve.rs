@@ -1,0 +1,547 @@
+//! Reservations: cost that is held until it is known, and settled, extended or cancelled.
+
+use std::hash::Hasher;
+use std::ops::Deref;
+use std::slice;
+use std::time::Duration;
+
+use siphasher::sip::SipHasher24;
+
+use super::{Decisions, Gate};
+use crate::charge::{Charge, HoldTerms, Plan};
+use crate::decision::Decision;
+use crate::error::Error;
+use crate::hold::{HoldChange, HoldOptions, HoldStatus, Unsettled, new_id, ttl_us};
+use crate::key::{HashSeed, KeyId};
+use crate::policy::{Policy, PolicySet};
+use crate::quota::Algorithm;
+use crate::request::{Cost, CostUnit, Request};
+use crate::store::{HeldCharge, HoldAnswer, HoldCall, HoldStore, Mode, Reply, ready};
+#[cfg(feature = "wait")]
+use crate::ticket::QueueHint;
+use crate::ticket::{Ticket, TicketKey, TicketPart};
+use crate::verb::Verb;
+#[cfg(feature = "wait")]
+use crate::waiting::queue_key::QueueKey;
+
+/// What a reservation was answered: the decisions and, if they allow it, the ticket. Derefs to
+/// [`Decisions`].
+#[derive(Debug)]
+pub struct Reserved<'r> {
+    decisions: Decisions<'r>,
+    ticket: Option<Ticket>,
+}
+
+impl<'r> Reserved<'r> {
+    /// The ticket, if the request is allowed.
+    #[must_use]
+    pub fn ticket(&self) -> Option<&Ticket> {
+        self.ticket.as_ref()
+    }
+
+    /// The ticket, if the request is allowed.
+    #[must_use]
+    pub fn into_ticket(self) -> Option<Ticket> {
+        self.ticket
+    }
+
+    /// The decisions and the ticket.
+    #[must_use]
+    pub fn into_parts(self) -> (Decisions<'r>, Option<Ticket>) {
+        (self.decisions, self.ticket)
+    }
+}
+
+impl<'r> Deref for Reserved<'r> {
+    type Target = Decisions<'r>;
+
+    fn deref(&self) -> &Decisions<'r> {
+        &self.decisions
+    }
+}
+
+/// What came of a change of a reservation.
+#[derive(Debug, Clone)]
+pub struct Settlement {
+    keys: Vec<SettledKey>,
+    ticket: Ticket,
+}
+
+/// What came of it under one policy; derefs to the [`Decision`] on the key after the change.
+#[derive(Debug, Clone)]
+pub struct SettledKey {
+    policy: String,
+    status: HoldStatus,
+    decision: Decision,
+    /// What a unit of cost is under an enforced policy.
+    unit: Option<CostUnit>,
+}
+
+impl Settlement {
+    /// What came of it: [`Denied`](HoldStatus::Denied) if one key denied an extension, else the
+    /// status of the first key that is not [`Changed`](HoldStatus::Changed).
+    #[must_use]
+    pub fn status(&self) -> HoldStatus {
+        let is = |status| self.keys.iter().any(|key| key.status == status);
+        let order = [HoldStatus::Denied, HoldStatus::Expired, HoldStatus::AlreadySettled];
+        order.into_iter().find(|status| is(*status)).unwrap_or(HoldStatus::Changed)
+    }
+
+    /// The ticket for the next change: it knows what was settled and extended. An older one works as
+    /// long as the hold is open.
+    pub fn ticket(&self) -> &Ticket {
+        &self.ticket
+    }
+
+    /// The ticket for the next change.
+    pub fn into_ticket(self) -> Ticket {
+        self.ticket
+    }
+
+    /// What came of it under each policy that held cost, in their order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &SettledKey> + Clone {
+        self.keys.iter()
+    }
+}
+
+impl SettledKey {
+    /// The policy's name.
+    #[must_use]
+    pub fn policy(&self) -> &str {
+        &self.policy
+    }
+
+    /// What came of the change.
+    #[must_use]
+    pub fn status(&self) -> HoldStatus {
+        self.status
+    }
+
+    /// What a unit of cost is, if the policy says it and is enforced.
+    pub(crate) fn unit(&self) -> Option<CostUnit> {
+        self.unit
+    }
+}
+
+impl Deref for SettledKey {
+    type Target = Decision;
+
+    fn deref(&self) -> &Decision {
+        &self.decision
+    }
+}
+
+/// What a reservation holds from now on, and for how long.
+///
+/// ```
+/// use slidegate::{Extension, Gate, Policy, PolicySet, Quota, Request};
+/// use std::time::Duration;
+///
+/// let gate = Gate::new(PolicySet::new([Policy::new("tokens", Quota::per_minute(1000))?])?);
+/// let ticket = gate.reserve(&Request::new().cost(200)).into_ticket().unwrap();
+/// let more = Extension::new().hold(500).ttl(Duration::from_secs(300))?;
+/// assert_eq!(gate.extend_with(&ticket, more)?.iter().next().unwrap().held(), 500);
+/// # Ok::<(), slidegate::Error>(())
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct Extension<'c> {
+    hold: Option<Cost<'c>>,
+    ttl_us: Option<u64>,
+}
+
+impl<'c> Extension<'c> {
+    /// The same amount for the same time, from now on.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets what is held in all, which includes what was settled so far.
+    #[must_use]
+    pub fn hold(self, cost: impl Into<Cost<'c>>) -> Self {
+        Self { hold: Some(cost.into()), ..self }
+    }
+
+    /// Sets the time, 1 ms to 1 h from now on, also for later extensions and parts. It replaces the
+    /// lease of permits.
+    ///
+    /// # Errors
+    /// If the time is out of range.
+    pub fn ttl(self, ttl: Duration) -> Result<Self, Error> {
+        Ok(Self { ttl_us: Some(ttl_us(ttl).map_err(Error::ticket)?), ..self })
+    }
+}
+
+/// What is to be done with all holds of a ticket.
+#[derive(Debug, Clone)]
+pub(super) enum Change<'c> {
+    Settle {
+        cost: Cost<'c>,
+        is_final: bool,
+    },
+    Extend {
+        cost: Option<Cost<'c>>,
+        ttl_us: Option<u64>,
+    },
+    Cancel,
+    /// What the end of its time would do.
+    End,
+}
+
+impl Change<'_> {
+    /// The change of one key under a policy, if there is one.
+    fn of(&self, key: &TicketKey, policy: &Policy) -> Option<HoldChange> {
+        let counts = policy.counted();
+        let TicketPart::Held { ttl_us, unsettled, settled, .. } = key.part else {
+            return matches!(self, Self::Cancel).then_some(HoldChange::Refund { cost: key.amount });
+        };
+        let is_in_flight = policy.quota().algorithm() == Algorithm::InFlight;
+        Some(match self {
+            // The request is in flight until its last settlement.
+            Self::Settle { is_final: false, .. } if is_in_flight => {
+                HoldChange::Extend { total: None, ttl_us }
+            }
+            Self::Settle { cost, is_final } => {
+                HoldChange::Settle { total: cost.under(counts), ttl_us: (!is_final).then_some(ttl_us) }
+            }
+            Self::Extend { cost, ttl_us: asked } => {
+                let total = cost.as_ref().map(|cost| cost.under(counts));
+                HoldChange::Extend { total, ttl_us: asked.unwrap_or(ttl_us) }
+            }
+            Self::Cancel => HoldChange::Cancel,
+            Self::End => {
+                let total = if unsettled == Unsettled::Charge { key.amount } else { settled };
+                HoldChange::Settle { total, ttl_us: None }
+            }
+        })
+    }
+}
+
+impl TicketKey {
+    /// Notes what came of a change.
+    fn renew(&mut self, change: &HoldChange, status: HoldStatus, after: &Decision) {
+        let TicketPart::Held { until, ttl_us, settled, .. } = &mut self.part else { return };
+        let is_changed = status == HoldStatus::Changed;
+        match *change {
+            HoldChange::Settle { total, .. } => {
+                *settled = total.max(*settled);
+                self.amount = total.max(self.amount);
+            }
+            HoldChange::Extend { total, ttl_us: asked } if is_changed => {
+                self.amount = total.map_or(self.amount, |total| total.max(*settled));
+                *ttl_us = asked;
+            }
+            _ => {}
+        }
+        if is_changed {
+            *until = after.at + Duration::from_micros(*ttl_us);
+        }
+    }
+}
+
+impl<S: HoldStore> Gate<S> {
+    /// Reserves the request's cost: decides as [`check`](Self::check), all policies or none, but
+    /// holds the cost instead of charging it. A policy that [counts
+    /// requests](crate::Counts::Requests) is charged at once. A denial charges and holds nothing.
+    ///
+    /// The hold lasts one minute, a permit of [`Quota::in_flight`](crate::Quota::in_flight) as long
+    /// as its lease. It counts in full until it is [settled](Self::settle) to the true cost.
+    ///
+    /// ```
+    /// use slidegate::{Counts, Gate, Policy, PolicySet, Quota, Request};
+    ///
+    /// let gate = Gate::new(PolicySet::new([
+    ///     Policy::new("requests", Quota::per_minute(60))?.scope(["user"]).counts(Counts::Requests),
+    ///     Policy::new("tokens", Quota::per_minute(10_000))?.scope(["user"]),
+    /// ])?);
+    /// let request = Request::new().with("user", "alice").cost(4096); // the most that it can take
+    /// let reserved = gate.reserve(&request);
+    /// if reserved.is_denied() { /* 429 */ }
+    /// let ticket = reserved.into_ticket().unwrap();
+    /// // ... the request runs, and takes 512 ...
+    /// let settled = gate.settle(&ticket, 512)?;
+    /// assert_eq!(settled.iter().next().unwrap().remaining(), 9488);
+    /// # Ok::<(), slidegate::Error>(())
+    /// ```
+    pub fn reserve<'r>(
+        &self,
+        request: &'r Request<'r>,
+    ) -> Reply<S, impl Future<Output = Reserved<'r>> + Send> {
+        let terms = HoldTerms { id: new_id(), ttl_us: None, unsettled: Unsettled::default() };
+        let requests = slice::from_ref(request);
+        let now = || ready(self.reserve_under(requests, terms, None));
+        S::Mode::reply(now, || self.reserve_under(requests, terms, None))
+    }
+
+    /// The same for this time, 1 ms to 1 h: how long the request may take before it is settled,
+    /// settled in part, or extended.
+    ///
+    /// # Errors
+    /// If the time is out of range.
+    pub fn reserve_for<'r>(
+        &self,
+        request: &'r Request<'r>,
+        ttl: Duration,
+    ) -> Result<Reply<S, impl Future<Output = Reserved<'r>> + Send>, Error> {
+        self.reserve_all(slice::from_ref(request), HoldOptions { ttl: Some(ttl), ..HoldOptions::default() })
+    }
+
+    /// Reserves several requests that stand for one, such as the descriptors of a call: all of them
+    /// or none, with one ticket. Settling it charges its cost on every key, once. So requests that
+    /// meet on a key hold the larger of their costs there, not the sum.
+    ///
+    /// ```
+    /// use slidegate::{Gate, HoldOptions, Policy, PolicySet, Quota, Request, Unsettled};
+    ///
+    /// let gate = Gate::new(PolicySet::new([
+    ///     Policy::new("per-user", Quota::per_minute(1000))?.scope(["user"]),
+    ///     Policy::new("per-model", Quota::per_minute(5000))?.scope(["model"]),
+    /// ])?);
+    /// let requests = [
+    ///     Request::new().with("user", "alice").cost(400),
+    ///     Request::new().with("model", "small").cost(400),
+    /// ];
+    /// let options = HoldOptions { unsettled: Unsettled::Forget, ..HoldOptions::default() };
+    /// let ticket = gate.reserve_all(&requests, options)?.into_ticket().unwrap();
+    /// let settled = gate.settle(&ticket, 120)?;
+    /// assert_eq!(settled.iter().map(|key| key.used()).collect::<Vec<_>>(), [120, 120]);
+    /// # Ok::<(), slidegate::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If the time is out of range.
+    pub fn reserve_all<'r>(
+        &self,
+        requests: &'r [Request<'r>],
+        options: HoldOptions<'r>,
+    ) -> Result<Reply<S, impl Future<Output = Reserved<'r>> + Send>, Error> {
+        let HoldOptions { ttl, unsettled, id } = options;
+        let ttl_us = ttl.map(|ttl| ttl_us(ttl).map_err(Error::ticket)).transpose()?;
+        let terms = HoldTerms { id: new_id(), ttl_us, unsettled };
+        let now = || ready(self.reserve_under(requests, terms, id));
+        Ok(S::Mode::reply(now, || self.reserve_under(requests, terms, id)))
+    }
+
+    /// Reserves for several requests, all or none: of a layer that names several policies.
+    #[cfg(all(feature = "tower", feature = "wait"))]
+    pub(crate) async fn reserve_several<'r>(&self, requests: &'r [Request<'r>]) -> Reserved<'r> {
+        let terms = HoldTerms { id: new_id(), ttl_us: None, unsettled: Unsettled::default() };
+        self.reserve_under(requests, terms, None).await
+    }
+
+    pub(super) async fn reserve_under<'r>(
+        &self,
+        requests: &'r [Request<'r>],
+        mut terms: HoldTerms,
+        once: Option<&str>,
+    ) -> Reserved<'r> {
+        let mut decisions = self.begin(Some(Verb::Check), requests);
+        if let Some(once) = once {
+            // Repeated calls have the same ticket.
+            let id = id_once(once, &decisions.policies.plan_of_reservation(requests, &terms).charges);
+            terms.id = id;
+        }
+        let plan = decisions.policies.plan_of_reservation(requests, &terms);
+        let decided = self.decide(&plan.charges, once).await;
+        let ticket = self.ticket(&decisions.policies, &plan, &decided.decisions, &terms);
+        let answers = plan.answers(decided.decisions);
+        drop(plan);
+        decisions.answers = answers;
+        #[cfg(feature = "redis")]
+        {
+            decisions.failure = decided.failure;
+        }
+        let ticket = ticket.filter(|_| decisions.is_allowed());
+        Reserved { decisions, ticket }
+    }
+
+    /// The ticket of a reservation that is allowed.
+    fn ticket(
+        &self,
+        set: &PolicySet,
+        plan: &Plan<'_>,
+        decisions: &[Decision],
+        terms: &HoldTerms,
+    ) -> Option<Ticket> {
+        let made = decisions.first().map_or_else(|| self.store.wall_time(), Decision::at);
+        let key = |(charge, decision): (&Charge<'_>, &Decision)| {
+            let is_taken = charge.part.verb == Verb::Check && decision.is_allowed() && charge.part.cost > 0;
+            let part = match charge.new_hold() {
+                None => TicketPart::Charged,
+                Some(new) => TicketPart::Held {
+                    unsettled: new.unsettled,
+                    until: decision.at + Duration::from_micros(new.ttl_us),
+                    ttl_us: new.ttl_us,
+                    settled: 0,
+                },
+            };
+            let has_other_quota = set.policy(charge.policy).quota() != charge.quota;
+            let held = HeldCharge { charge, decision, id: terms.id, has_other_quota };
+            let key = is_taken.then(|| self.store.key_for_ticket(&held)).flatten()?;
+            Some(TicketKey {
+                policy: charge.name.to_owned(),
+                key,
+                amount: charge.part.cost,
+                part,
+                #[cfg(feature = "wait")]
+                queue: QueueHint(Some(QueueKey::hash(&charge.key))),
+            })
+        };
+        let keys: Vec<TicketKey> = plan.charges.iter().zip(decisions).filter_map(key).collect();
+        let ttls = keys.iter().filter_map(|key| match key.part {
+            TicketPart::Held { ttl_us, .. } => Some(ttl_us),
+            TicketPart::Charged => None,
+        });
+        let ttl_us = ttls.min().unwrap_or(0);
+        Some(Ticket { id: terms.id, made, ttl_us, keys })
+    }
+
+    /// Settles a reservation to its true cost, whether that is less than was held or more, and ends
+    /// it. Each policy counts `cost` from now on.
+    ///
+    /// May be repeated: a hold that is settled is not charged again. A settlement that arrives after
+    /// the hold's time charges what was not charged then.
+    ///
+    /// # Errors
+    /// If a shared store did not reply. The reservation may or may not be settled; repeating the
+    /// call is safe.
+    pub fn settle<'c>(
+        &self,
+        ticket: &Ticket,
+        cost: impl Into<Cost<'c>>,
+    ) -> Reply<S, impl Future<Output = Result<Settlement, Error>> + Send> {
+        self.change(ticket, Change::Settle { cost: cost.into(), is_final: true })
+    }
+
+    /// Settles what the request has cost so far, and keeps holding the rest: `cost` is the total
+    /// since it began. The hold's time begins anew. Parts may be repeated or arrive in any order;
+    /// the largest counts. A permit of
+    /// [`Quota::in_flight`](crate::Quota::in_flight) is kept until the last settlement.
+    ///
+    /// # Errors
+    /// As [`settle`](Self::settle).
+    pub fn settle_so_far<'c>(
+        &self,
+        ticket: &Ticket,
+        cost: impl Into<Cost<'c>>,
+    ) -> Reply<S, impl Future<Output = Result<Settlement, Error>> + Send> {
+        self.change(ticket, Change::Settle { cost: cost.into(), is_final: false })
+    }
+
+    /// Keeps a reservation for its time from now on: the heartbeat of a request that runs long.
+    ///
+    /// # Errors
+    /// As [`settle`](Self::settle).
+    pub fn extend(
+        &self,
+        ticket: &Ticket,
+    ) -> Reply<S, impl Future<Output = Result<Settlement, Error>> + Send> {
+        self.change(ticket, Change::Extend { cost: None, ttl_us: None })
+    }
+
+    /// The same, with another amount or another time, see [`Extension`]. More than before is decided
+    /// like a check: if it does not fit under one policy, nothing is changed and the
+    /// [status](Settlement::status) is [`HoldStatus::Denied`].
+    ///
+    /// # Errors
+    /// As [`settle`](Self::settle).
+    pub fn extend_with(
+        &self,
+        ticket: &Ticket,
+        extension: Extension<'_>,
+    ) -> Reply<S, impl Future<Output = Result<Settlement, Error>> + Send> {
+        let Extension { hold: cost, ttl_us } = extension;
+        self.change(ticket, Change::Extend { cost, ttl_us })
+    }
+
+    /// Cancels a reservation whose request did not run: nothing more is charged, and what was
+    /// charged at once is refunded while it counts.
+    ///
+    /// # Errors
+    /// As [`settle`](Self::settle).
+    pub fn cancel(
+        &self,
+        ticket: &Ticket,
+    ) -> Reply<S, impl Future<Output = Result<Settlement, Error>> + Send> {
+        self.change(ticket, Change::Cancel)
+    }
+
+    fn change(
+        &self,
+        ticket: &Ticket,
+        change: Change<'_>,
+    ) -> Reply<S, impl Future<Output = Result<Settlement, Error>> + Send> {
+        let same = change.clone();
+        S::Mode::reply(|| ready(self.change_holds(ticket, change)), || self.change_holds(ticket, same))
+    }
+
+    pub(super) async fn change_holds(
+        &self,
+        ticket: &Ticket,
+        change: Change<'_>,
+    ) -> Result<Settlement, Error> {
+        let policies = self.policies.load_full();
+        let set = &*policies;
+        let mut found = Vec::with_capacity(ticket.keys.len());
+        for key in &ticket.keys {
+            // A policy that was removed since counts nothing any more.
+            let Some((number, at)) = set.numbered_place(&key.policy) else { continue };
+            if let Some(change) = change.of(key, set.policy(at)) {
+                let quota_of = move |seed: &HashSeed, id: KeyId| set.quota_by_id(at, seed, id);
+                found.push((key, change, number, at, quota_of));
+            }
+        }
+        let mut calls = Vec::with_capacity(found.len());
+        for (key, change, number, at, quota_of) in &found {
+            calls.push(HoldCall {
+                policy: &key.policy,
+                number: *number,
+                key: &key.key,
+                id: ticket.id,
+                change: *change,
+                made: ticket.made,
+                part: key.part,
+                amount: key.amount,
+                quota_of,
+                policy_quota: *set.policy(*at).quota(),
+                share_of: 1,
+            });
+        }
+        let answers = self.store.change_holds(&calls).await?;
+        #[cfg(feature = "wait")]
+        for ((key, change, number, ..), answer) in found.iter().zip(&answers) {
+            self.wake_after(key, *number, change, answer.status);
+        }
+        let mut keys = Vec::with_capacity(found.len());
+        let mut next = ticket.clone();
+        for ((key, change, _, at, _), HoldAnswer { status, decision }) in found.iter().zip(answers) {
+            if let (HoldChange::Settle { total, ttl_us: None }, HoldStatus::Changed) = (change, status) {
+                set.policy(*at).learn(*total);
+            }
+            for same in next.keys.iter_mut().filter(|same| same == key) {
+                same.renew(change, status, &decision);
+            }
+            let policy = set.policy(*at);
+            let unit = policy.cost_unit().filter(|_| policy.is_enforced());
+            keys.push(SettledKey { policy: key.policy.clone(), status, decision, unit });
+        }
+        Ok(Settlement { keys, ticket: next })
+    }
+}
+
+/// The id of the holds of a reservation with this idempotency key. The same in every instance and
+/// release; another one for other keys or costs.
+fn id_once(once: &str, charges: &[Charge<'_>]) -> u64 {
+    let mut hasher = SipHasher24::new();
+    let mut write = |bytes: &[u8]| {
+        hasher.write(&(bytes.len() as u64).to_le_bytes());
+        hasher.write(bytes);
+    };
+    write(once.as_bytes());
+    for charge in charges {
+        write(charge.name.as_bytes());
+        write(&charge.key.canonical());
+        write(&charge.part.cost.to_le_bytes());
+    }
+    hasher.finish()
+}

@@ -1,0 +1,249 @@
+//! A ticket that settles itself when it is dropped.
+//!
+//! A panic, an early return and a cancelled task all drop the guard, so none of them leaves cost
+//! held until its time is over.
+
+use std::cell::Cell;
+use std::fmt;
+use std::sync::Arc;
+
+use super::Gate;
+use super::reserve::{Change, Reserved, Settlement};
+use crate::error::Error;
+use crate::request::Cost;
+use crate::store::{HoldStore, Mode, Reply, ready};
+use crate::ticket::Ticket;
+
+/// A [`Ticket`] with its gate, which is settled when it is dropped.
+///
+/// - [Settled](Self::settle) or [cancelled](Self::cancel), it is over.
+/// - Dropped after [`record`](Self::record) or [`settle_so_far`](Self::settle_so_far), it is settled
+///   to that cost: for streams, which cost what has flowed until they break off.
+/// - Dropped otherwise, it ends as its time would end it, but now: charged in full, or
+///   [forgotten](crate::Unsettled::Forget) if its policy says so. Permits are given back in any
+///   case.
+///
+/// A gate in memory does that before the guard is gone. A shared gate hands it to a task of the
+/// tokio runtime that the guard was made or is dropped in (feature `redis` or `wait`), which with
+/// feature `redis` [waits for the store](Gate::settle_later). Outside of any runtime, the reservation
+/// ends by its time.
+///
+/// ```
+/// use std::sync::Arc;
+/// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
+///
+/// let tokens = Policy::new("tokens", Quota::per_minute(1000))?.scope(["user"]);
+/// let gate = Arc::new(Gate::new(PolicySet::new([tokens])?));
+/// let request = Request::new().with("user", "alice").cost(400);
+/// let mut guard = gate.reserve(&request).into_guard(&gate).expect("1000 are free");
+/// guard.record(120); // so much has flowed so far
+/// drop(guard); // and then the client disconnected
+/// assert_eq!(gate.peek(&request).strictest().unwrap().used(), 120);
+/// # Ok::<(), slidegate::Error>(())
+/// ```
+#[must_use = "dropped, it is settled at once"]
+pub struct TicketGuard<S: HoldStore + 'static> {
+    /// `None` once there is nothing left to settle.
+    open: Option<Open<S>>,
+}
+
+/// A reservation that is to be settled.
+struct Open<S> {
+    gate: Arc<Gate<S>>,
+    ticket: Ticket,
+    /// What is done if it is dropped.
+    at_drop: Change<'static>,
+    /// For guards that are dropped on other threads.
+    #[cfg(any(feature = "redis", feature = "wait"))]
+    runtime: Option<tokio::runtime::Handle>,
+}
+
+impl<S: HoldStore + 'static> TicketGuard<S> {
+    /// Guards a ticket of this gate, or of another one on the same shared store.
+    pub fn new(gate: Arc<Gate<S>>, ticket: Ticket) -> Self {
+        let open = Open {
+            gate,
+            ticket,
+            at_drop: Change::End,
+            #[cfg(any(feature = "redis", feature = "wait"))]
+            runtime: tokio::runtime::Handle::try_current().ok(),
+        };
+        Self { open: Some(open) }
+    }
+
+    fn set_at_drop(&mut self, change: Change<'static>) {
+        self.open.as_mut().expect(OPEN).at_drop = change;
+    }
+
+    /// What the layer does with guards.
+    #[cfg(all(feature = "tower", feature = "wait"))]
+    pub(crate) fn cancel_at_drop(&mut self) {
+        self.set_at_drop(Change::Cancel);
+    }
+
+    #[cfg(all(feature = "tower", feature = "wait"))]
+    pub(crate) fn end_at_drop(&mut self) {
+        self.set_at_drop(Change::End);
+    }
+
+    #[cfg(all(feature = "tower", feature = "wait"))]
+    pub(crate) fn renew(&mut self, ticket: Ticket) {
+        self.open.as_mut().expect(OPEN).ticket = ticket;
+    }
+
+    fn open(&self) -> &Open<S> {
+        self.open.as_ref().expect(OPEN)
+    }
+
+    /// The ticket as it is now.
+    pub fn ticket(&self) -> &Ticket {
+        &self.open().ticket
+    }
+
+    /// Notes what the request has cost so far, in total since it began. Calls no store: it is what
+    /// the guard settles to if it is dropped.
+    pub fn record(&mut self, total: impl Into<Cost<'static>>) {
+        self.set_at_drop(Change::Settle { cost: total.into(), is_final: true });
+    }
+
+    /// Settles to the true cost, see [`Gate::settle`].
+    ///
+    /// # Errors
+    /// If a shared store did not reply. The settlement is then repeated in the background, as if
+    /// the guard had been dropped.
+    pub fn settle(
+        mut self,
+        cost: impl Into<Cost<'static>>,
+    ) -> Reply<S, impl Future<Output = Result<Settlement, Error>> + Send> {
+        let cost = cost.into();
+        self.record(cost.clone());
+        reply::<S, _, _>((self, cost), |(guard, cost)| guard.finish(Change::Settle { cost, is_final: true }))
+    }
+
+    /// Settles what the request has cost so far, see [`Gate::settle_so_far`]. This is also what the
+    /// guard settles to if it is dropped, unless more is recorded.
+    ///
+    /// # Errors
+    /// If a shared store did not reply. The next settlement includes this one.
+    pub fn settle_so_far(
+        &mut self,
+        total: impl Into<Cost<'static>>,
+    ) -> Reply<S, impl Future<Output = Result<Settlement, Error>> + Send> {
+        let cost = total.into();
+        self.record(cost.clone());
+        reply::<S, _, _>((self, cost), |(guard, cost)| guard.change(Change::Settle { cost, is_final: false }))
+    }
+
+    /// Keeps the reservation for its time from now on, see [`Gate::extend`].
+    ///
+    /// # Errors
+    /// If a shared store did not reply.
+    pub fn extend(&mut self) -> Reply<S, impl Future<Output = Result<Settlement, Error>> + Send> {
+        reply::<S, _, _>(self, |guard| guard.change(Change::Extend { cost: None, ttl_us: None }))
+    }
+
+    /// The same, and holds `cost` in all, see [`Gate::extend_with`].
+    ///
+    /// # Errors
+    /// If a shared store did not reply.
+    pub fn extend_to(
+        &mut self,
+        cost: impl Into<Cost<'static>>,
+    ) -> Reply<S, impl Future<Output = Result<Settlement, Error>> + Send> {
+        let change = Change::Extend { cost: Some(cost.into()), ttl_us: None };
+        reply::<S, _, _>((self, change), |(guard, change)| guard.change(change))
+    }
+
+    /// Cancels the reservation of a request that did not run, see [`Gate::cancel`].
+    ///
+    /// # Errors
+    /// If a shared store did not reply. It is then cancelled in the background.
+    pub fn cancel(mut self) -> Reply<S, impl Future<Output = Result<Settlement, Error>> + Send> {
+        self.set_at_drop(Change::Cancel);
+        reply::<S, _, _>(self, |guard| guard.finish(Change::Cancel))
+    }
+
+    /// The ticket, which the guard settles no more.
+    pub fn into_ticket(mut self) -> Ticket {
+        self.open.take().expect(OPEN).ticket
+    }
+
+    /// The last change. If it fails, or the future is dropped, so is the guard, which settles.
+    async fn finish(mut self, change: Change<'static>) -> Result<Settlement, Error> {
+        let Open { gate, ticket, .. } = self.open();
+        let settled = gate.change_holds(ticket, change).await?;
+        self.open = None;
+        Ok(settled)
+    }
+
+    async fn change(&mut self, change: Change<'static>) -> Result<Settlement, Error> {
+        let open = self.open.as_mut().expect(OPEN);
+        let changed = open.gate.change_holds(&open.ticket, change).await?;
+        open.ticket = changed.ticket().clone();
+        Ok(changed)
+    }
+}
+
+/// Panic message for a bug here: a guard is closed only by what consumes it.
+const OPEN: &str = "a guard that can be used is open";
+
+/// Runs `change` with this input, at once or when the result is awaited.
+fn reply<S: HoldStore, I, F: Future + Send>(input: I, change: impl Fn(I) -> F) -> Reply<S, F> {
+    let input = Cell::new(Some(input));
+    let take = || input.take().expect("one of two closures is called, once");
+    S::Mode::reply(|| ready(change(take())), || change(take()))
+}
+
+impl<S: HoldStore + 'static> Drop for TicketGuard<S> {
+    fn drop(&mut self) {
+        let Some(open) = self.open.take() else { return };
+        let (gate, ticket, change) = (open.gate, open.ticket, open.at_drop);
+        if gate.store().is_immediate() {
+            // The memory store always replies.
+            drop(ready(gate.change_holds(&ticket, change)));
+            return;
+        }
+        // Refused, it ends by its time.
+        #[cfg(feature = "redis")]
+        drop(gate.end_later(open.runtime, ticket, &change));
+        #[cfg(all(feature = "wait", not(feature = "redis")))]
+        if let Ok(runtime) = tokio::runtime::Handle::try_current().or_else(|error| open.runtime.ok_or(error))
+        {
+            runtime.spawn(async move { drop(gate.change_holds(&ticket, change).await) });
+        }
+    }
+}
+
+impl<S: HoldStore + 'static> fmt::Debug for TicketGuard<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TicketGuard").field("ticket", self.ticket()).finish_non_exhaustive()
+    }
+}
+
+/// What the layer does with a gate: futures, whichever the mode of the store.
+#[cfg(all(feature = "tower", feature = "wait"))]
+impl<S: HoldStore> Gate<S> {
+    pub(crate) async fn settle_part(
+        &self,
+        ticket: &Ticket,
+        cost: Cost<'static>,
+    ) -> Result<Settlement, Error> {
+        self.change_holds(ticket, Change::Settle { cost, is_final: false }).await
+    }
+
+    pub(crate) async fn extend_hold(
+        &self,
+        ticket: &Ticket,
+        cost: Option<Cost<'static>>,
+    ) -> Result<Settlement, Error> {
+        self.change_holds(ticket, Change::Extend { cost, ttl_us: None }).await
+    }
+}
+
+impl Reserved<'_> {
+    /// The ticket as one that settles itself with this gate when it is dropped, if the request is
+    /// allowed. The gate must be the one that reserved.
+    pub fn into_guard<S: HoldStore + 'static>(self, gate: &Arc<Gate<S>>) -> Option<TicketGuard<S>> {
+        self.into_ticket().map(|ticket| TicketGuard::new(Arc::clone(gate), ticket))
+    }
+}

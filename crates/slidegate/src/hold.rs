@@ -1,0 +1,413 @@
+//! Holds: cost that is set aside for a request until its true cost is known.
+//!
+//! A key's holds are stored beside its usage, in a table of their own. Every decision asks whether
+//! what is used, what is held and the cost fit together. A hold ends when it is settled, which
+//! charges the true cost at that time, or by its time, by the next access to the key.
+//!
+//! Charging at the end keeps every window of real use within the limit while no cost exceeds its
+//! hold. Proof: of the uses in a window, take the one whose hold was made last. All others were
+//! held before it and used after the window began, so each was still held then, or charged within
+//! the window, and counted. With all of them, it fitted.
+
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::time::{SECOND_US, micros};
+
+/// What becomes of a hold that is not settled in time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Unsettled {
+    /// It is charged in full, as of the end of its time. A settlement that is lost costs no more
+    /// than the hold.
+    #[default]
+    Charge,
+    /// It is dropped, and charged only if a late settlement arrives.
+    Forget,
+}
+
+impl Unsettled {
+    /// The one of this name, as configurations write it: `charge` or `forget`.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        match name {
+            "charge" => Some(Self::Charge),
+            "forget" => Some(Self::Forget),
+            _ => None,
+        }
+    }
+
+    /// The name: `charge` or `forget`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Charge => "charge",
+            Self::Forget => "forget",
+        }
+    }
+}
+
+/// How a reservation holds cost, for [`Gate::reserve_all`](crate::Gate::reserve_all).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct HoldOptions<'o> {
+    /// How long the request may take before it is settled, settled in part, or extended: 1 ms to
+    /// 1 h. `None` is one minute, and the lease of a permit.
+    pub ttl: Option<Duration>,
+    /// What becomes of it if it is not settled in time, under policies that do not
+    /// [say it](crate::Policy::unsettled).
+    pub unsettled: Unsettled,
+    /// An idempotency key, so that a reservation whose response was lost can be sent again: a
+    /// repeated call with the same key, keys and costs, within the longest window and time of its
+    /// holds, gets the first decisions and the first ticket, and holds nothing more. As with
+    /// [`check_once`](crate::Gate::check_once), it is decided anew after a denial.
+    pub id: Option<&'o str>,
+}
+
+/// How long holds last unless the call sets it: one minute.
+pub(crate) const DEFAULT_TTL_US: u64 = 60 * SECOND_US;
+/// Shortest time of a hold. Shorter ones end before a reply can arrive.
+pub(crate) const MIN_TTL: Duration = Duration::from_millis(1);
+/// Longest time of a hold, so that a lost ticket keeps capacity for an hour at most. Parts and
+/// extensions renew it.
+pub(crate) const MAX_TTL: Duration = Duration::from_secs(3600);
+/// Most holds of one key, so that the longest table stays at some 40 kB.
+pub(crate) const MAX_HOLDS: usize = 1024;
+
+/// What a hold begins with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct NewHold {
+    pub(crate) id: u64,
+    pub(crate) ttl_us: u64,
+    pub(crate) unsettled: Unsettled,
+}
+
+/// An id that no other hold of this fleet has, but for a chance of one in 2^64.
+pub(crate) fn new_id() -> u64 {
+    static KEY: OnceLock<RandomState> = OnceLock::new();
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    // The standard library's only source of randomness. A keyed hash of a counter is unpredictable.
+    KEY.get_or_init(RandomState::new).hash_one(NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Cost that is held for one request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Hold {
+    pub(crate) id: u64,
+    /// When it ends, by the store's clock, in microseconds.
+    pub(crate) until: u64,
+    /// What is still held.
+    pub(crate) held: u64,
+    /// What its settlements charged so far.
+    pub(crate) settled: u64,
+    pub(crate) unsettled: Unsettled,
+    /// Kept after its end so that a repeated call is recognized: nothing is held.
+    pub(crate) has_ended: bool,
+}
+
+impl Hold {
+    /// What it is charged when its time ends.
+    pub(crate) fn charged_at_end(&self) -> u64 {
+        match self.unsettled {
+            Unsettled::Charge => self.held,
+            Unsettled::Forget => 0,
+        }
+    }
+}
+
+/// The holds of one key. `default()` has none.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Holds {
+    /// In no order.
+    holds: Vec<Hold>,
+    /// What is held in all.
+    sum: u64,
+    /// No hold ends before. Not raised when the hold that ends first is settled, as finding the next
+    /// one takes a search.
+    earliest: u64,
+    /// No hold ends later. Not lowered when the hold that ends last is settled.
+    latest: u64,
+    /// The latest time at which they were accessed.
+    seen: u64,
+    /// Holds that a reply counts without listing them.
+    #[cfg(feature = "redis")]
+    unlisted: usize,
+}
+
+impl Holds {
+    /// What is held in all.
+    #[inline]
+    pub(crate) fn sum(&self) -> u64 {
+        self.sum
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count() == 0
+    }
+
+    /// How many there are.
+    fn count(&self) -> usize {
+        #[cfg(feature = "redis")]
+        return self.holds.len() + self.unlisted;
+        #[cfg(not(feature = "redis"))]
+        self.holds.len()
+    }
+
+    /// No hold ends before this time.
+    pub(crate) fn earliest(&self) -> u64 {
+        self.earliest
+    }
+
+    /// No hold ends after this time.
+    pub(crate) fn latest(&self) -> u64 {
+        self.latest
+    }
+
+    /// Whether no more holds may be added.
+    pub(crate) fn is_full(&self) -> bool {
+        self.count() >= MAX_HOLDS
+    }
+
+    pub(crate) fn iter(&self) -> impl ExactSizeIterator<Item = &Hold> {
+        self.holds.iter()
+    }
+
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.holds.capacity() * size_of::<Hold>()
+    }
+
+    /// The time to decide at. After a step of the clock back by more than `small_step_us`, the holds
+    /// are moved back with it, so that none lasts longer than its time from then on. A smaller step
+    /// is waited out.
+    pub(crate) fn arrive(&mut self, now: u64, small_step_us: u64) -> u64 {
+        if now < self.seen && !self.is_empty() {
+            let step = self.seen - now;
+            if step <= small_step_us {
+                return self.seen;
+            }
+            for hold in &mut self.holds {
+                hold.until = hold.until.saturating_sub(step);
+            }
+            self.earliest = self.earliest.saturating_sub(step);
+            self.latest = self.latest.saturating_sub(step);
+        }
+        self.seen = now;
+        now
+    }
+
+    /// Removes the holds that end until `now`, in the order of their ends. O(1) if there are none,
+    /// else O(n log n).
+    pub(crate) fn take_due(&mut self, now: u64) -> Vec<Hold> {
+        if self.holds.is_empty() || now < self.earliest {
+            return Vec::new();
+        }
+        let (mut due, left): (Vec<Hold>, Vec<Hold>) =
+            self.holds.drain(..).partition(|hold| hold.until <= now);
+        self.holds = left;
+        self.sum = self.holds.iter().map(|hold| hold.held).sum();
+        self.earliest = self.holds.iter().map(|hold| hold.until).min().unwrap_or(0);
+        self.latest = self.holds.iter().map(|hold| hold.until).max().unwrap_or(0);
+        due.sort_unstable_by_key(|hold| (hold.until, hold.id));
+        due
+    }
+
+    /// Adds a hold. The caller has checked that it fits and that the table is not
+    /// [full](Self::is_full).
+    pub(crate) fn add(&mut self, new: &NewHold, now: u64, cost: u64) {
+        let until = now.saturating_add(new.ttl_us);
+        self.bound(until);
+        let NewHold { id, unsettled, .. } = *new;
+        self.holds.push(Hold { id, until, held: cost, settled: 0, unsettled, has_ended: false });
+        self.sum += cost;
+    }
+
+    /// Keeps that a hold has ended, and what it was charged, until `until`. Not if there is no room.
+    pub(crate) fn add_ended(&mut self, id: u64, settled: u64, until: u64) {
+        if !self.is_full() {
+            self.bound(until);
+            let unsettled = Unsettled::Forget;
+            self.holds.push(Hold { id, until, held: 0, settled, unsettled, has_ended: true });
+        }
+    }
+
+    /// Adds a hold that was saved. `None` if it cannot have been: there are too many, or they sum up
+    /// to more than any limit.
+    #[cfg(feature = "snapshot")]
+    pub(crate) fn restore(&mut self, hold: Hold) -> Option<()> {
+        let sum = self.sum.checked_add(hold.held)?;
+        if self.is_full() || sum.checked_add(hold.settled).is_none() {
+            return None;
+        }
+        self.bound(hold.until);
+        self.holds.push(hold);
+        self.sum = sum;
+        Some(())
+    }
+
+    /// The hold of this id. O(n).
+    pub(crate) fn find(&self, id: u64) -> Option<usize> {
+        self.holds.iter().position(|hold| hold.id == id)
+    }
+
+    pub(crate) fn get(&self, at: usize) -> &Hold {
+        &self.holds[at]
+    }
+
+    /// Settles a hold to the total cost so far. Returns what is to be charged: what the total
+    /// exceeds the earlier settlements by. The rest is let go if this is the last settlement, else
+    /// held until `until`.
+    pub(crate) fn settle(&mut self, at: usize, total: u64, next: Option<u64>) -> u64 {
+        let hold = &mut self.holds[at];
+        let charged = total.saturating_sub(hold.settled);
+        hold.settled += charged;
+        let freed = if next.is_some() { charged.min(hold.held) } else { hold.held };
+        hold.held -= freed;
+        self.sum -= freed;
+        match next {
+            _ if self.holds[at].has_ended => {}
+            Some(until) => self.renew(at, until),
+            None => {
+                self.holds.swap_remove(at);
+            }
+        }
+        charged
+    }
+
+    /// Sets what a hold holds in all, with what was settled, and when it ends. The caller has
+    /// checked that the difference fits.
+    pub(crate) fn extend(&mut self, at: usize, held: u64, until: u64) {
+        let hold = &mut self.holds[at];
+        self.sum = self.sum - hold.held + held;
+        hold.held = held;
+        self.renew(at, until);
+    }
+
+    fn renew(&mut self, at: usize, until: u64) {
+        self.bound(until);
+        self.holds[at].until = until;
+    }
+
+    /// Keeps the bounds around one more end.
+    fn bound(&mut self, until: u64) {
+        let is_first = self.is_empty();
+        self.earliest = if is_first { until } else { self.earliest.min(until) };
+        self.latest = if is_first { until } else { self.latest.max(until) };
+    }
+}
+
+/// Holds as they are stored in Redis, see docs/redis-layout.md: little-endian numbers.
+#[cfg(feature = "redis")]
+impl Holds {
+    /// The first byte of a table.
+    pub(crate) const TAG: u8 = 0x15;
+    /// Bytes of a table's header, and of each hold.
+    pub(crate) const HEADER_BYTES: usize = 32;
+    pub(crate) const HOLD_BYTES: usize = 30;
+    /// The most that is held: scripts count to 2^53.
+    const MAX_SUM: u64 = (1 << 53) - 1;
+
+    /// Reads a table, of which the holds themselves may be left out. `None` if it is not one.
+    pub(crate) fn read(header: &[u8], list: &[u8]) -> Option<Self> {
+        let header: &[u8; Self::HEADER_BYTES] = header.try_into().ok()?;
+        let number = |bytes: &[u8]| bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte));
+        let at = |from: usize| number(&header[from..from + 7]);
+        let count = usize::from(u16::from_le_bytes([header[29], header[30]]));
+        let (listed, rest) = list.as_chunks::<{ Self::HOLD_BYTES }>();
+        let is_whole = rest.is_empty() && (listed.is_empty() || listed.len() == count);
+        if header[0] != Self::TAG || count > MAX_HOLDS || !is_whole {
+            return None;
+        }
+        let (sum, earliest, latest, seen) = (at(1), at(8), at(15), at(22));
+        let listed_sum: u64 = listed.iter().map(|hold| number(&hold[15..22])).sum();
+        if sum > Self::MAX_SUM || !listed.is_empty() && listed_sum != sum {
+            return None;
+        }
+        let hold = |bytes: &[u8; Self::HOLD_BYTES]| Hold {
+            id: number(&bytes[..8]),
+            until: number(&bytes[8..15]),
+            held: number(&bytes[15..22]),
+            settled: number(&bytes[22..29]),
+            unsettled: if bytes[29] & 1 == 0 { Unsettled::Charge } else { Unsettled::Forget },
+            has_ended: bytes[29] & 2 != 0,
+        };
+        let unlisted = count - listed.len();
+        Some(Self { holds: listed.iter().map(hold).collect(), sum, earliest, latest, seen, unlisted })
+    }
+
+    /// The time that the store decided at.
+    pub(crate) fn seen(&self) -> u64 {
+        self.seen
+    }
+}
+
+/// A change of one hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HoldChange {
+    /// Charge what `total` exceeds the earlier settlements by. The rest is let go, or held for
+    /// `ttl_us` more if there is one.
+    Settle { total: u64, ttl_us: Option<u64> },
+    /// Let go what is held. What was settled stays charged.
+    Cancel,
+    /// Give back what was charged at once when it was made.
+    Refund { cost: u64 },
+    /// Hold so much in all, settlements included, for `ttl_us` from now on. `None` changes the time
+    /// alone, which is never denied.
+    Extend { total: Option<u64>, ttl_us: u64 },
+}
+
+impl HoldChange {
+    /// Whether it can be denied.
+    pub(crate) fn is_extension(&self) -> bool {
+        matches!(self, Self::Extend { .. })
+    }
+}
+
+/// What a ticket knows of its hold, for a change that finds the hold ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct EndedHold {
+    /// What was held in all.
+    pub(crate) amount: u64,
+    /// Whether its time is over, so that it was charged or dropped by that. Otherwise it was
+    /// settled.
+    pub(crate) is_over: bool,
+    pub(crate) unsettled: Unsettled,
+}
+
+/// What came of a change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum HoldStatus {
+    /// The hold was open, and the change is made.
+    Changed,
+    /// The hold was settled before. Nothing is charged.
+    AlreadySettled,
+    /// The time of the hold was over. A settlement charges what was not charged then; an extension
+    /// does nothing.
+    Expired,
+    /// The extension does not fit. The hold stays as it was.
+    Denied,
+}
+
+impl HoldStatus {
+    /// The name in responses: `changed`, `already_settled`, `expired`, `denied`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Changed => "changed",
+            Self::AlreadySettled => "already_settled",
+            Self::Expired => "expired",
+            Self::Denied => "denied",
+        }
+    }
+}
+
+/// The time of a hold in microseconds, or why it is not allowed.
+pub(crate) fn ttl_us(ttl: Duration) -> Result<u64, String> {
+    if (MIN_TTL..=MAX_TTL).contains(&ttl) {
+        return Ok(micros(ttl));
+    }
+    Err(format!(
+        "invalid ttl `{ttl:?}`: must be 1ms to 1h; extend the hold, or settle it in parts, if the request takes longer"
+    ))
+}

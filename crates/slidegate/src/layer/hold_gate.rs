@@ -1,0 +1,130 @@
+//! A gate that holds cost, and the guards of its tickets, without the type of its store.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use super::config::AnyGate;
+use crate::error::Error;
+use crate::gate::{Gate, Reserved, Settlement, TicketGuard};
+use crate::request::{Cost, Request};
+use crate::store::HoldStore;
+use crate::ticket::Ticket;
+
+/// The gate of a layer that reserves: in memory or shared. Created with `From`, from a gate or an
+/// [`Arc`] of one.
+#[derive(Debug, Clone)]
+pub struct AnyHoldGate {
+    pub(super) gate: Arc<dyn HoldGate>,
+    pub(super) plain: AnyGate,
+}
+
+impl<S: HoldStore + 'static> From<Gate<S>> for AnyHoldGate {
+    fn from(gate: Gate<S>) -> Self {
+        Arc::new(gate).into()
+    }
+}
+
+impl<S: HoldStore + 'static> From<Arc<Gate<S>>> for AnyHoldGate {
+    fn from(gate: Arc<Gate<S>>) -> Self {
+        Self { plain: Arc::clone(&gate).into(), gate }
+    }
+}
+
+type Answer<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// A gate that holds cost.
+pub(super) trait HoldGate: fmt::Debug + Send + Sync {
+    /// Whether its futures are ready at once.
+    fn is_immediate(&self) -> bool;
+
+    /// Reserves for several requests, all or none.
+    fn reserve<'g, 'r: 'g>(&'g self, requests: &'r [Request<'r>]) -> Answer<'g, Reserved<'r>>;
+
+    /// Settles in part.
+    fn settle_part<'g>(
+        &'g self,
+        ticket: &'g Ticket,
+        cost: Cost<'static>,
+    ) -> Answer<'g, Result<Settlement, Error>>;
+
+    /// Keeps a reservation, and holds `cost` in all if there is one.
+    fn extend<'g>(
+        &'g self,
+        ticket: &'g Ticket,
+        cost: Option<Cost<'static>>,
+    ) -> Answer<'g, Result<Settlement, Error>>;
+
+    /// A guard of a ticket.
+    fn guard(self: Arc<Self>, ticket: Ticket) -> Box<dyn Guard>;
+}
+
+impl<S: HoldStore + 'static> HoldGate for Gate<S> {
+    fn is_immediate(&self) -> bool {
+        self.store().is_immediate()
+    }
+
+    fn reserve<'g, 'r: 'g>(&'g self, requests: &'r [Request<'r>]) -> Answer<'g, Reserved<'r>> {
+        Box::pin(self.reserve_several(requests))
+    }
+
+    fn settle_part<'g>(
+        &'g self,
+        ticket: &'g Ticket,
+        cost: Cost<'static>,
+    ) -> Answer<'g, Result<Settlement, Error>> {
+        Box::pin(self.settle_part(ticket, cost))
+    }
+
+    fn extend<'g>(
+        &'g self,
+        ticket: &'g Ticket,
+        cost: Option<Cost<'static>>,
+    ) -> Answer<'g, Result<Settlement, Error>> {
+        Box::pin(self.extend_hold(ticket, cost))
+    }
+
+    fn guard(self: Arc<Self>, ticket: Ticket) -> Box<dyn Guard> {
+        Box::new(TicketGuard::new(self, ticket))
+    }
+}
+
+/// What a [`TicketGuard`] does, without the type of its store.
+pub(super) trait Guard: Send {
+    /// The ticket as it is now.
+    fn ticket(&self) -> &Ticket;
+
+    /// Replaces the ticket by a newer one.
+    fn renew(&mut self, ticket: Ticket);
+
+    /// Settles to this cost when it is dropped.
+    fn record(&mut self, cost: Cost<'static>);
+
+    /// Ends as its time would when it is dropped.
+    fn end_at_drop(&mut self);
+
+    /// Cancels when it is dropped.
+    fn cancel_at_drop(&mut self);
+}
+
+impl<S: HoldStore + 'static> Guard for TicketGuard<S> {
+    fn ticket(&self) -> &Ticket {
+        self.ticket()
+    }
+
+    fn renew(&mut self, ticket: Ticket) {
+        self.renew(ticket);
+    }
+
+    fn record(&mut self, cost: Cost<'static>) {
+        self.record(cost);
+    }
+
+    fn end_at_drop(&mut self) {
+        self.end_at_drop();
+    }
+
+    fn cancel_at_drop(&mut self) {
+        self.cancel_at_drop();
+    }
+}

@@ -1,0 +1,111 @@
+//! What a gate asks of a store that can hold cost.
+
+use std::fmt;
+
+use super::Store;
+use crate::algorithm::counts_still;
+use crate::charge::Charge;
+use crate::decision::Decision;
+use crate::error::Error;
+use crate::hold::{EndedHold, HoldChange, HoldStatus, Unsettled};
+use crate::key::{HashSeed, KeyId};
+use crate::quota::Quota;
+use crate::ticket::TicketPart;
+use crate::time::Timestamp;
+
+/// A store that can hold cost, see [`Gate::reserve`](crate::Gate::reserve). Its
+/// [`apply`](Store::apply) holds the cost of charges that say so.
+pub trait HoldStore: Store {
+    /// What the store knows the key of a charge by, for the ticket of this hold: at most 255 bytes.
+    /// `None` if the decision holds nothing, because it was made without the store.
+    fn key_for_ticket(&self, charge: &HeldCharge<'_>) -> Option<Vec<u8>>;
+
+    /// Changes holds, all of them or none, in one atomic step.
+    ///
+    /// # Errors
+    /// If the store did not reply. The holds may or may not be changed; the call can be repeated.
+    fn change_holds(
+        &self,
+        changes: &[HoldCall<'_>],
+    ) -> impl Future<Output = Result<Vec<HoldAnswer>, Error>> + Send;
+}
+
+/// A charge that was held or charged for a reservation.
+#[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "shared stores need more than memory"))]
+#[derive(Debug, Clone, Copy)]
+pub struct HeldCharge<'a> {
+    pub(crate) charge: &'a Charge<'a>,
+    pub(crate) decision: &'a Decision,
+    /// The id of the hold.
+    pub(crate) id: u64,
+    /// Whether the key's quota is not that of its policy, but of an override or of the request.
+    pub(crate) has_other_quota: bool,
+}
+
+/// A change of the hold on one key.
+#[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "shared stores need more than memory"))]
+#[derive(Clone, Copy)]
+pub struct HoldCall<'a> {
+    pub(crate) policy: &'a str,
+    pub(crate) number: u32,
+    /// See [`HoldStore::key_for_ticket`].
+    pub(crate) key: &'a [u8],
+    pub(crate) id: u64,
+    pub(crate) change: HoldChange,
+    /// When the reservation was made, by the date.
+    pub(crate) made: Timestamp,
+    pub(crate) part: TicketPart,
+    /// What was held or charged in all.
+    pub(crate) amount: u64,
+    pub(crate) quota_of: &'a QuotaOfKey<'a>,
+    /// The quota that the policy has now. A shared store, which does not know its keys' quotas, has
+    /// others in the ticket.
+    pub(crate) policy_quota: Quota,
+    /// How many instances share the quota: 1, but for holds of a fallback.
+    pub(crate) share_of: u64,
+}
+
+/// The quota of a key, by the identity that a store with this seed knows it by.
+type QuotaOfKey<'a> = dyn Fn(&HashSeed, KeyId) -> Quota + Sync + 'a;
+
+impl fmt::Debug for HoldCall<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HoldCall").field("id", &self.id).field("change", &self.change).finish_non_exhaustive()
+    }
+}
+
+impl HoldCall<'_> {
+    pub(crate) fn quota(&self, seed: &HashSeed, key: KeyId) -> Quota {
+        let quota = (self.quota_of)(seed, key);
+        #[cfg(feature = "redis")]
+        let quota = quota.share(self.share_of);
+        quota
+    }
+
+    /// What became of the hold if it is no longer open at this date.
+    pub(crate) fn ended(&self, now: Timestamp) -> EndedHold {
+        let (is_over, unsettled) = match self.part {
+            TicketPart::Held { until, unsettled, .. } => (now >= until, unsettled),
+            TicketPart::Charged => (false, Unsettled::Charge),
+        };
+        EndedHold { amount: self.amount, is_over, unsettled }
+    }
+
+    /// The change at this date: a refund of what still counts.
+    pub(crate) fn change_at(&self, quota: &Quota, now: Timestamp) -> HoldChange {
+        match self.change {
+            HoldChange::Refund { cost } => {
+                HoldChange::Refund { cost: counts_still(quota, cost, self.made, now) }
+            }
+            other => other,
+        }
+    }
+}
+
+/// What came of a change of the hold on one key.
+#[derive(Debug, Clone, Copy)]
+pub struct HoldAnswer {
+    pub(crate) status: HoldStatus,
+    /// The key after the change.
+    pub(crate) decision: Decision,
+}

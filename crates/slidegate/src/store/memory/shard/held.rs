@@ -1,0 +1,143 @@
+//! A shard's keys with holds.
+
+use super::{Call, Shard, Stored, expiry, time_for};
+use crate::algorithm::{Done, HeldKey, State, for_algorithm};
+use crate::decision::Decision;
+use crate::hold::{EndedHold, Hold, HoldChange, HoldStatus, Holds};
+use crate::key::HashSeed;
+use crate::store::memory::Requote;
+use crate::store::memory::accounting::Accounting;
+use crate::store::memory::held_keys;
+use crate::store::memory::shard::Address;
+use crate::store::memory::table::Removed;
+use crate::sync::Ordering;
+use crate::time::{Moment, Timestamp};
+use crate::usage::OpenHold;
+use crate::verb::Verb;
+
+impl Shard {
+    /// Applies the verb in a shard in which keys have holds.
+    #[inline(never)]
+    pub(super) fn apply_beside_holds(&mut self, call: &Call<'_>) -> Decision {
+        if call.reserve.is_none() && self.holds_of(&call.address).is_none() {
+            return for_algorithm!(call.quota.algorithm(), S => self.apply_to::<S>(call));
+        }
+        let Accounting { holds, max_holds, .. } = call.accounting;
+        let is_full = call.reserve.is_some() && holds.load(Ordering::Relaxed) >= *max_holds;
+        for_algorithm!(call.quota.algorithm(), S => self.on_held::<S, _>(call, |key| {
+            ((), key.perform(call.verb, call.cost, call.reserve, is_full))
+        }).1)
+    }
+
+    /// Whether a change of a key's hold fits.
+    pub(in crate::store::memory) fn change_fits(
+        &mut self,
+        call: &Call<'_>,
+        id: u64,
+        change: &HoldChange,
+    ) -> bool {
+        for_algorithm!(call.quota.algorithm(), S => self.on_held::<S, _>(call, |key| {
+            (key.change_fits(id, change), Done::Moved(0))
+        }).0)
+    }
+
+    /// Changes a hold of a key.
+    pub(in crate::store::memory) fn change(
+        &mut self,
+        call: &Call<'_>,
+        id: u64,
+        change: &HoldChange,
+        ended: &EndedHold,
+    ) -> (HoldStatus, Decision) {
+        self.work(1, call);
+        for_algorithm!(call.quota.algorithm(), S => self.on_held::<S, _>(call, |key| {
+            key.change(id, change, ended)
+        }))
+    }
+
+    /// The holds of a key, if it has any.
+    pub(super) fn holds_of(&self, address: &Address) -> Option<&Holds> {
+        let held = self.held.as_ref()?;
+        held.find(address).map(|at| held.get(at))
+    }
+
+    /// Settles a key with its holds, and runs a change of it.
+    fn on_held<S: Stored, T>(
+        &mut self,
+        call: &Call<'_>,
+        run: impl FnOnce(&mut HeldKey<'_, S>) -> (T, Done),
+    ) -> (T, Decision) {
+        let mut holds = self.held.get_or_insert_default().take(&call.address);
+        let found = S::table(self).find(&call.address);
+        let mut state =
+            found.map(|at| std::mem::take(&mut S::table(self).slot(at).state)).unwrap_or_default();
+        let before = (holds.iter().len(), held_keys::heap_bytes(&holds), State::heap_bytes(&state));
+        let mut key =
+            HeldKey::settle(&mut state, &mut holds, call.quota, time_for::<S>(call.now), call.now.at);
+        let (outcome, done) = run(&mut key);
+        let decision = key.decision(done);
+        let after = (holds.iter().len(), held_keys::heap_bytes(&holds), State::heap_bytes(&state));
+        // A key with holds is evicted last.
+        let share = if holds.is_empty() { call.quota.share_of(decision.used) } else { u8::MAX >> 1 };
+        let expires = expiry(call.now, &decision);
+        match found {
+            Some(at) => {
+                let slot = S::table(self).slot(at);
+                slot.state = state;
+                slot.note(share, expires);
+            }
+            None if decision.used > 0 => self.add(call, state, share, expires),
+            None => {}
+        }
+        held_keys::count(before.0, after.0, call.accounting);
+        let grown = self.held.get_or_insert_default().put(call, holds, expires);
+        self.changed_bytes(before.1, after.1 + grown, call);
+        if found.is_some() && before.2 != after.2 {
+            self.resized(before.2, after.2, call);
+        }
+        (outcome, Decision { at: call.now.wall, ..decision })
+    }
+
+    /// Charges the holds whose time is over by the quotas that are about to change.
+    pub(super) fn settle_holds_before(
+        &mut self,
+        now: Moment,
+        requote: Requote<'_>,
+        accounting: &Accounting,
+        secret: &HashSeed,
+    ) {
+        let Some(held) = &mut self.held else { return };
+        for address in held.addresses(secret) {
+            if let Some((old, _)) = requote(address.policy, address.id) {
+                let call = Call {
+                    verb: Verb::Peek,
+                    address,
+                    quota: &old,
+                    cost: 0,
+                    reserve: None,
+                    now,
+                    accounting,
+                    secret,
+                };
+                self.settle_holds(&call);
+            }
+        }
+    }
+
+    /// Charges the holds of a key whose time is over.
+    pub(super) fn settle_holds(&mut self, call: &Call<'_>) {
+        for_algorithm!(call.quota.algorithm(), S => self.on_held::<S, _>(call, |_| ((), Done::Moved(0))));
+    }
+
+    /// Counts holds that are gone with their keys.
+    pub(super) fn removed_holds(&mut self, removed: Removed, accounting: &Accounting) {
+        held_keys::count(removed.holds, 0, accounting);
+        self.give(removed.heap_bytes, accounting);
+    }
+}
+
+/// A hold as it is reported: by the date.
+pub(super) fn open_hold(hold: &Hold, now: Moment) -> OpenHold {
+    let until = now.wall_time_of(Timestamp::from_micros(hold.until));
+    OpenHold { id: hold.id, held: hold.held, settled: hold.settled, until, unsettled: hold.unsettled }
+}

@@ -1,0 +1,283 @@
+//! Holds in Redis: what a ticket knows of a key, and the calls that settle, extend and cancel.
+//!
+//! Holds are made by [`apply`](crate::store::SharedStore::apply), in the script that decides. A
+//! change of a hold may be sent again, as it is recognized, so calls are repeated until their
+//! deadline if a connection is lost.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use redis::Value;
+use tokio::time::Instant;
+
+use super::call::{Unreadable, packed_with_holds};
+use super::key_reply::KeyReply;
+use super::names::Names;
+use super::scripts::letter;
+use super::{Executed, Failure, FailureKind, LastFailure, RETRY_PAUSE, RedisStore, explain};
+use crate::algorithm::Done;
+use crate::error::Error;
+use crate::hold::{HoldChange, HoldStatus, Unsettled};
+use crate::quota::{Algorithm, Quota, QuotaFields};
+use crate::store::redis::transport::ReplyBound;
+use crate::store::shared::SharedHoldStore;
+use crate::store::{HeldCharge, HoldAnswer, HoldCall, StoreFailure};
+use crate::ticket::TicketPart;
+use crate::time::{Timestamp, instant};
+
+/// A key as a ticket carries it: a seal of 8 bytes, the quota if it is not the policy's, and the
+/// key's name.
+struct HeldKey<'t> {
+    quota: Option<Quota>,
+    name: &'t [u8],
+}
+
+/// Where a packed change has its total cost.
+const TOTAL: Range<usize> = 9..16;
+/// Bytes of the seal.
+const SEAL: usize = 8;
+/// Bytes of a quota: algorithm, limit, window, burst, slots.
+const QUOTA: usize = 1 + 7 + 7 + 8 + 2;
+/// The burst of a quota without one.
+const NO_BURST: u64 = u64::MAX;
+
+impl<'t> HeldKey<'t> {
+    fn bytes(held: &HeldCharge<'_>, names: &Names) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        if held.has_other_quota {
+            let QuotaFields { limit, window_us, burst, algorithm, slots } = held.charge.quota.fields();
+            bytes.push(letter(algorithm).as_bytes()[0]);
+            bytes.extend_from_slice(&limit.to_le_bytes()[..7]);
+            bytes.extend_from_slice(&window_us.to_le_bytes()[..7]);
+            bytes.extend_from_slice(&burst.unwrap_or(NO_BURST).to_le_bytes());
+            bytes.extend_from_slice(&slots.to_le_bytes());
+        } else {
+            bytes.push(0);
+        }
+        bytes.extend_from_slice(&names.name(held.charge.name, &held.charge.key));
+        [&names.seal(held.id, &bytes), &bytes[..]].concat()
+    }
+
+    /// Reads a key. `None` if this store did not make it.
+    fn read(bytes: &'t [u8], hold: u64, names: &Names) -> Option<Self> {
+        let (seal, bytes) = bytes.split_at_checked(SEAL)?;
+        if seal != names.seal(hold, bytes) {
+            return None;
+        }
+        if bytes.first() == Some(&0) {
+            return Some(Self { quota: None, name: &bytes[1..] });
+        }
+        let (quota, name) = bytes.split_at_checked(QUOTA)?;
+        let number = |bytes: &[u8]| bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte));
+        let of = |algorithm: &Algorithm| letter(*algorithm).as_bytes()[0] == quota[0];
+        let algorithm = Algorithm::ALL.into_iter().chain([Algorithm::InFlight]).find(of)?;
+        let fields = QuotaFields {
+            limit: number(&quota[1..8]),
+            window_us: number(&quota[8..15]),
+            burst: Some(number(&quota[15..23])).filter(|burst| *burst != NO_BURST),
+            algorithm,
+            slots: u16::from_le_bytes([quota[23], quota[24]]),
+        };
+        Some(Self { quota: Some(fields.quota()?), name })
+    }
+}
+
+/// A change of the hold on one key, for the script.
+#[derive(Clone)]
+struct KeyChange {
+    name: Vec<u8>,
+    quota: Quota,
+    /// Letter, quota and change.
+    args: [Vec<u8>; 3],
+}
+
+/// What came of a change of one key.
+struct KeyAnswer {
+    /// The position of the change.
+    at: usize,
+    answer: HoldAnswer,
+    /// Of a hold that was extended to a cost: what it held in all before.
+    before: Option<u64>,
+}
+
+impl KeyChange {
+    fn new(change: &HoldCall<'_>, names: &Names) -> Option<Self> {
+        let key = HeldKey::read(change.key, change.id, names)?;
+        // The secret may be the public one: a ticket that was made up reaches keys of its policies.
+        if !Names::is_of(change.policy, key.name) {
+            return None;
+        }
+        let quota = key.quota.unwrap_or(change.policy_quota);
+        let (number, total, ttl_us) = match change.change {
+            HoldChange::Settle { total, ttl_us: None } => (1, total, 0),
+            HoldChange::Settle { total, ttl_us: Some(ttl_us) } => (2, total, ttl_us),
+            HoldChange::Cancel => (3, 0, 0),
+            HoldChange::Refund { cost } => (4, cost, 0),
+            HoldChange::Extend { total: Some(total), ttl_us } => (5, total, ttl_us),
+            HoldChange::Extend { total: None, ttl_us } => (6, 0, ttl_us),
+        };
+        let (until, unsettled) = match change.part {
+            TicketPart::Held { until, unsettled, .. } => (until.as_micros(), unsettled),
+            TicketPart::Charged => (super::MOST, Unsettled::Charge),
+        };
+        let mut packed = change.id.to_le_bytes().to_vec();
+        let mut push = |number: u64, width: usize| {
+            packed.extend_from_slice(&number.min(super::MOST).to_le_bytes()[..width]);
+        };
+        push(number, 1);
+        push(total, 7);
+        push(ttl_us, 5);
+        push(change.amount, 7);
+        push(until, 7);
+        push(u64::from(unsettled == Unsettled::Forget), 1);
+        push(change.made.as_micros(), 7);
+        let algorithm = letter(quota.algorithm()).as_bytes().to_vec();
+        let args = [algorithm, packed_with_holds(&quota, None), packed];
+        Some(Self { name: key.name.to_vec(), quota, args })
+    }
+
+    /// The change that undoes an extension to a cost.
+    fn undo(mut self, before: u64) -> Self {
+        self.args[2][TOTAL]
+            .copy_from_slice(&before.min(super::MOST).to_le_bytes()[..TOTAL.end - TOTAL.start]);
+        self
+    }
+
+    /// Reads the answer of the script about this key.
+    fn read(&self, at: usize, now: Timestamp, reply: Value) -> Result<KeyAnswer, Unreadable> {
+        let wrong =
+            |what: &Value| Unreadable(format!("{what:?} instead of the answer to a change of a hold"));
+        let Value::Array(mut parts) = reply else { return Err(wrong(&reply)) };
+        let before = if parts.len() == 4 { parts.pop() } else { None };
+        let before = match before.as_ref().map(|before| super::number(before).ok_or_else(|| wrong(before))) {
+            Some(before) => Some(before?),
+            None => None,
+        };
+        let Ok([status, cost, numbers]) = <[Value; 3]>::try_from(parts) else {
+            return Err(Unreadable("a wrong number of parts for a change of a hold".to_owned()));
+        };
+        let Some(cost) = super::number(&cost) else { return Err(wrong(&cost)) };
+        let status = match status {
+            Value::Int(1) => HoldStatus::Changed,
+            Value::Int(2) => HoldStatus::AlreadySettled,
+            Value::Int(3) => HoldStatus::Expired,
+            Value::Int(4) => HoldStatus::Denied,
+            other => return Err(wrong(&other)),
+        };
+        let done = match status {
+            HoldStatus::Denied if cost > 0 => Done::Refused(cost),
+            _ => Done::Moved(cost),
+        };
+        let mut after = KeyReply::read_with_holds(&self.quota, false, numbers)?;
+        let answer = HoldAnswer { status, decision: after.after(&self.quota, now, done) };
+        Ok(KeyAnswer { at, answer, before })
+    }
+}
+
+impl SharedHoldStore for RedisStore {
+    fn key_for_ticket(&self, held: &HeldCharge<'_>) -> Vec<u8> {
+        HeldKey::bytes(held, &self.names)
+    }
+
+    fn check_ticket(&self, change: &HoldCall<'_>) -> Result<(), Error> {
+        KeyChange::new(change, &self.names).map(|_| ()).ok_or_else(|| Error::ticket(NOT_OURS))
+    }
+
+    async fn change_holds(&self, changes: &[HoldCall<'_>]) -> Result<Vec<HoldAnswer>, StoreFailure> {
+        let deadline = instant() + self.options.connection.deadline;
+        let mut by_slot = BTreeMap::<u16, Vec<(usize, KeyChange)>>::new();
+        for (at, change) in changes.iter().enumerate() {
+            let Some(change) = KeyChange::new(change, &self.names) else {
+                let failure = Failure::without_node(Executed::No, FailureKind::Malformed, NOT_OURS);
+                return Err(failure.into());
+            };
+            by_slot.entry(self.calls.transport.slot(&change.name)).or_default().push((at, change));
+        }
+        let mut answers: Vec<Option<HoldAnswer>> = vec![None; changes.len()];
+        let (is_spread, mut extended) = (by_slot.len() > 1, Vec::new());
+        for (slot, changes) in by_slot {
+            for KeyAnswer { at, answer, before } in self.change_in_slot(slot, &changes, deadline).await? {
+                answers[at] = Some(answer);
+                let change = changes.iter().find(|(of, _)| *of == at).filter(|_| is_spread);
+                extended.extend(
+                    change.zip(before).map(|((_, one), before)| (slot, at, one.clone().undo(before))),
+                );
+            }
+        }
+        if answers.iter().flatten().any(|one| one.status == HoldStatus::Denied) {
+            // Another slot denies what these hold more.
+            for (slot, at, undo) in extended {
+                for KeyAnswer { mut answer, .. } in self.change_in_slot(slot, &[(at, undo)], deadline).await?
+                {
+                    if answer.status == HoldStatus::Changed {
+                        answer.status = HoldStatus::Denied;
+                    }
+                    answers[at] = Some(answer);
+                }
+            }
+        }
+        Ok(answers.into_iter().flatten().collect())
+    }
+}
+
+/// Why a ticket is refused.
+const NOT_OURS: &str = "invalid ticket: another store made it, or one with another key hash secret; \
+                        settle it with the configuration that it was made with";
+
+impl RedisStore {
+    /// Changes holds on keys of one slot, in one step.
+    async fn change_in_slot(
+        &self,
+        slot: u16,
+        changes: &[(usize, KeyChange)],
+        deadline: Instant,
+    ) -> Result<Vec<KeyAnswer>, Failure> {
+        let mut keys: Vec<_> = changes.iter().map(|(_, change)| change.name.clone()).collect();
+        keys.extend(changes.iter().map(|(_, change)| Names::usage(&change.name)));
+        let bound = ReplyBound::of(changes.iter().map(|(_, one)| KeyReply::most_bytes(&one.quota)).sum());
+        // They may deny what a settlement frees.
+        self.calls.clear_denials();
+        loop {
+            let latest = self.calls.latest(slot, &keys, deadline).await?;
+            let mut args = vec![latest.to_string().into_bytes()];
+            args.extend(changes.iter().flat_map(|(_, change)| change.args.clone()));
+            let script = self.calls.scripts.change_holds();
+            let (sent, unread) = (instant(), LastFailure::default());
+            let replied = self.calls.transport.run(script, &keys, &args, bound, deadline, &unread).await;
+            match replied.map_err(explain) {
+                Ok(value) => match read(changes, value) {
+                    Ok((now, Some(answers))) => {
+                        self.calls.observe_time(slot, now, sent, instant());
+                        return Ok(answers);
+                    }
+                    Ok((now, None)) => self.calls.observe_time(slot, now, sent, instant()),
+                    Err(unreadable) => return Err(self.calls.misread(slot, &unreadable)),
+                },
+                Err(failure) if failure.kind == FailureKind::ConnectionLost => {}
+                Err(failure) => return Err(failure),
+            }
+            if instant() + RETRY_PAUSE >= deadline {
+                let detail = "gave no answer to a change of a hold that was sent again until its deadline";
+                return Err(self.calls.failed(slot, Executed::Maybe, FailureKind::Timeout, detail));
+            }
+            tokio::time::sleep(RETRY_PAUSE).await;
+        }
+    }
+}
+
+/// The server's time, and the answers unless the call came too late.
+fn read(changes: &[(usize, KeyChange)], reply: Value) -> Result<(u64, Option<Vec<KeyAnswer>>), Unreadable> {
+    let wrong = || Unreadable("no answers to changes of holds".to_owned());
+    let Value::Array(mut parts) = reply else { return Err(wrong()) };
+    let answers = (parts.len() == 3).then(|| parts.pop()).flatten();
+    let now = parts.get(1).and_then(super::number).ok_or_else(wrong)?;
+    let Some(Value::Array(answers)) = answers else { return Ok((now, None)) };
+    if answers.len() != changes.len() {
+        return Err(wrong());
+    }
+    let at = Timestamp::from_micros(now);
+    let read =
+        |((position, change), answer): (&(usize, KeyChange), Value)| change.read(*position, at, answer);
+    let answers = changes.iter().zip(answers).map(read).collect::<Result<_, Unreadable>>()?;
+    Ok((now, Some(answers)))
+}

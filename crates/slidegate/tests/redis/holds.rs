@@ -1,0 +1,576 @@
+//! Holds in Redis: what is reserved, settled, extended and cancelled there counts as in memory.
+
+use std::cell::RefCell;
+use std::time::Duration;
+
+use proptest::option;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use slidegate::{
+    Algorithm, Counts, DecisionSource, Extension, Gate, HoldOptions, HoldStatus, ManualClock, MemoryStore,
+    Policy, PolicySet, Quota, Request, Reserved, Settlement, SharedGate, Ticket, Timestamp, Unsettled, Verb,
+};
+use slidegate_testkit::redis::{RedisServer, Reply};
+
+use crate::callers::options;
+use crate::cluster::{PATIENT, on_cluster};
+
+const START_US: u64 = 1_700_000_000_000_000;
+
+/// What happens next. A ticket is named by how many were made after it.
+#[derive(Debug, Clone)]
+enum Step {
+    Advance(u64),
+    Reserve(u64, u64),
+    Apply(Verb, u64),
+    Settle(usize, u64),
+    Part(usize, u64),
+    Extend(usize, Option<u64>, Option<u64>),
+    Cancel(usize),
+    Reset,
+    Limit(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let advance = prop_oneof![0u64..50, 0u64..5_000, 0u64..300_000, (1u64..6).prop_map(|n| n * 10_000)];
+    let ttl = prop_oneof![1_000u64..50_000, (1u64..9).prop_map(|n| n * 10_000)];
+    let (ticket, cost) = (|| 0usize..4, || 0u64..25);
+    let verb = prop::sample::select(vec![Verb::Check, Verb::Check, Verb::Peek, Verb::Penalize, Verb::Refund]);
+    prop_oneof![
+        10 => advance.prop_map(Step::Advance),
+        9 => (cost(), ttl.clone()).prop_map(|(cost, ttl)| Step::Reserve(cost, ttl)),
+        6 => (verb, cost()).prop_map(|(verb, cost)| Step::Apply(verb, cost)),
+        5 => (ticket(), cost()).prop_map(|(at, cost)| Step::Settle(at, cost)),
+        4 => (ticket(), cost()).prop_map(|(at, cost)| Step::Part(at, cost)),
+        3 => (ticket(), option::of(cost()), option::of(ttl.clone()))
+            .prop_map(|(at, cost, ttl)| Step::Extend(at, cost, ttl)),
+        1 => ticket().prop_map(Step::Cancel),
+        1 => Just(Step::Reset),
+        1 => (0u64..40).prop_map(Step::Limit),
+    ]
+}
+
+/// Two gates of the same policies, at the same time.
+struct Pair {
+    memory: Gate,
+    redis: SharedGate,
+    clock: ManualClock,
+    key: String,
+}
+
+fn decisions(reserved: &Reserved<'_>) -> Vec<String> {
+    reserved.iter().map(|one| format!("{:?}", one.decision())).collect()
+}
+
+fn changes(settlement: &Settlement) -> Vec<String> {
+    settlement.iter().map(|one| format!("{} {:?} {:?}", one.policy(), one.status(), **one)).collect()
+}
+
+/// Compares what both said of each policy, and shows those that differ.
+fn compare(theirs: &[String], ours: &[String], what: &str) {
+    let differ = |(theirs, ours): (&String, &String)| {
+        (theirs != ours).then(|| format!("redis  {theirs}\nmemory {ours}"))
+    };
+    let differ: Vec<_> = theirs.iter().zip(ours).filter_map(differ).collect();
+    assert!(differ.is_empty() && theirs.len() == ours.len(), "{what}:\n{}", differ.join("\n"));
+}
+
+impl Pair {
+    fn new(server: &RedisServer, key: &str, policies: &dyn Fn() -> PolicySet) -> Self {
+        server.clock().stand(START_US);
+        let clock = ManualClock::at(Timestamp::from_micros(START_US));
+        let memory = Gate::with_memory(policies(), MemoryStore::builder().clock(clock.clone()).build());
+        let redis = SharedGate::redis(policies(), options(&server.url_as_user())).unwrap();
+        Self { memory, redis, clock, key: key.to_owned() }
+    }
+
+    fn request(&self, cost: u64) -> Request<'_> {
+        Request::new().with("user", self.key.as_str()).cost(cost)
+    }
+
+    async fn reserve(&self, cost: u64, ttl: Duration) -> Option<(Ticket, Ticket)> {
+        let request = self.request(cost);
+        let ours = self.memory.reserve_for(&request, ttl).unwrap();
+        let theirs = self.redis.reserve_for(&request, ttl).unwrap().await;
+        compare(&decisions(&theirs), &decisions(&ours), &format!("reserve {cost} for {ttl:?}"));
+        ours.into_ticket().zip(theirs.into_ticket())
+    }
+
+    async fn apply(&self, verb: Verb, cost: u64) {
+        let request = [self.request(cost)];
+        let ours = self.memory.apply_all(verb, &request);
+        let theirs = self.redis.apply_all(verb, &request).await;
+        let ours: Vec<_> = ours.iter().map(|one| format!("{:?}", one.decision())).collect();
+        let theirs: Vec<_> = theirs.iter().map(|one| format!("{:?}", one.decision())).collect();
+        compare(&theirs, &ours, &format!("{verb:?} {cost}"));
+    }
+
+    async fn inspect(&self) {
+        let request = self.request(1);
+        let ours = self.memory.inspect(&request).unwrap();
+        let theirs = self.redis.inspect(&request).await.unwrap();
+        for (ours, theirs) in ours.iter().zip(&theirs) {
+            let holds = |found: &slidegate::KeyUse| {
+                found.holds.iter().map(|hold| (hold.held, hold.settled, hold.until)).collect::<Vec<_>>()
+            };
+            assert_eq!(holds(theirs), holds(ours));
+            assert_eq!(format!("{:?}", theirs.decision), format!("{:?}", ours.decision));
+        }
+    }
+}
+
+async fn history(server: &RedisServer, key: &str, limit: u64, ms: u64, unsettled: Unsettled, steps: &[Step]) {
+    let (first, limit) = (limit, RefCell::new(limit));
+    let policies = || {
+        let (window, limit) = (Duration::from_millis(ms), *limit.borrow());
+        let quota = |algorithm| {
+            // A bucket whose limit changes has drained by the former one, which only memory knows.
+            let limit = if algorithm == Algorithm::TokenBucket { first } else { limit };
+            Quota::new(limit, window).unwrap().with_algorithm(algorithm)
+        };
+        let policy = |name, quota| Policy::new(name, quota).unwrap().scope(["user"]).unsettled(unsettled);
+        let rates = Algorithm::ALL.map(|algorithm| policy(algorithm.name(), quota(algorithm)));
+        let requests = policy("requests", quota(Algorithm::SlidingLog)).counts(Counts::Requests);
+        let in_flight = Quota::in_flight(limit + 3, Duration::from_secs(1)).unwrap();
+        let in_flight = policy("in-flight", in_flight).counts(Counts::Requests);
+        PolicySet::new(rates.into_iter().chain([requests, in_flight])).unwrap()
+    };
+    let pair = Pair::new(server, key, &policies);
+    let mut now = START_US;
+    let mut made: Vec<(Ticket, Ticket)> = Vec::new();
+    for step in steps {
+        let ticket = |at: &usize| made.len().checked_sub(at + 1);
+        let (at, ours, theirs) = match step {
+            Step::Advance(us) => {
+                now += us;
+                server.clock().stand(now);
+                pair.clock.set(Timestamp::from_micros(now));
+                continue;
+            }
+            Step::Reserve(cost, ttl) => {
+                made.extend(pair.reserve(*cost, Duration::from_micros(*ttl)).await);
+                continue;
+            }
+            Step::Apply(verb, cost) => {
+                pair.apply(*verb, *cost).await;
+                pair.inspect().await;
+                continue;
+            }
+            Step::Reset => {
+                let request = pair.request(1);
+                // Redis knows whether there was a key, memory whether it still counted.
+                pair.redis.reset(&request).await.unwrap();
+                pair.memory.reset(&request).unwrap();
+                continue;
+            }
+            Step::Limit(changed) => {
+                *limit.borrow_mut() = *changed;
+                pair.memory.configure(policies()).unwrap();
+                pair.redis.configure(policies()).unwrap();
+                continue;
+            }
+            Step::Settle(at, cost) => {
+                let Some(at) = ticket(at) else { continue };
+                let theirs = pair.redis.settle(&made[at].1, *cost).await.unwrap();
+                (at, pair.memory.settle(&made[at].0, *cost).unwrap(), theirs)
+            }
+            Step::Part(at, cost) => {
+                let Some(at) = ticket(at) else { continue };
+                let theirs = pair.redis.settle_so_far(&made[at].1, *cost).await.unwrap();
+                (at, pair.memory.settle_so_far(&made[at].0, *cost).unwrap(), theirs)
+            }
+            Step::Extend(at, cost, ttl_us) => {
+                let Some(at) = ticket(at) else { continue };
+                let mut extension = cost.map_or(Extension::new(), |cost| Extension::new().hold(cost));
+                if let Some(ttl_us) = ttl_us {
+                    extension = extension.ttl(Duration::from_micros(*ttl_us)).unwrap();
+                }
+                let theirs = pair.redis.extend_with(&made[at].1, extension.clone()).await.unwrap();
+                (at, pair.memory.extend_with(&made[at].0, extension).unwrap(), theirs)
+            }
+            Step::Cancel(at) => {
+                let Some(at) = ticket(at) else { continue };
+                let theirs = pair.redis.cancel(&made[at].1).await.unwrap();
+                (at, pair.memory.cancel(&made[at].0).unwrap(), theirs)
+            }
+        };
+        compare(&changes(&theirs), &changes(&ours), &format!("{step:?} of {steps:?}"));
+        made[at] = (ours.into_ticket(), theirs.into_ticket());
+    }
+}
+
+fn histories(cases: u32, unsettled: Unsettled) {
+    let server = RedisServer::builder().with_clock().start();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let mut runner = TestRunner::new(Config { cases, failure_persistence: None, ..Config::default() });
+    let number = RefCell::new(0);
+    let steps = proptest::collection::vec(step(), 0..60);
+    runner
+        .run(&(1u64..40, 1u64..60, steps), |(limit, ms, steps)| {
+            *number.borrow_mut() += 1;
+            let key = format!("key-{}", number.borrow());
+            runtime.block_on(history(&server, &key, limit, ms, unsettled, &steps));
+            Ok(())
+        })
+        .unwrap();
+}
+
+/// A fleet that moves from memory to Redis must get the same decisions, to the microsecond.
+#[test]
+fn holds_in_redis_decide_as_those_in_memory() {
+    histories(150, Unsettled::Charge);
+}
+
+#[test]
+fn holds_that_are_dropped_at_their_end_decide_in_redis_as_in_memory() {
+    histories(100, Unsettled::Forget);
+}
+
+fn tokens(limit: u64) -> PolicySet {
+    PolicySet::new([Policy::new("tokens", Quota::per_minute(limit)).unwrap().scope(["user"])]).unwrap()
+}
+
+/// Operators see which keys there are, and a key without holds must not cost more than before.
+#[tokio::test]
+async fn a_key_is_as_it_was_when_its_last_hold_is_settled() {
+    let server = RedisServer::builder().start();
+    let gate = SharedGate::redis(tokens(100), options(&server.url_as_user())).unwrap();
+    let request = Request::new().with("user", "alice").cost(10);
+    let mut conn = server.connect();
+    let mut kinds = async || {
+        let mut kind = |name: &str| match conn.call(&["GETRANGE", name, "0", "0"]).unwrap() {
+            Reply::Bytes(bytes) => bytes.first().copied(),
+            other => panic!("{other:?}"),
+        };
+        (kind("sg1:tokens:alice"), kind("sg1:usage:{sg1:tokens:alice}"))
+    };
+    assert!(gate.check(&request).await.is_allowed());
+    assert_eq!(kinds().await, (Some(0x14), None));
+    let ticket = gate.reserve(&request).await.into_ticket().unwrap();
+    assert_eq!(kinds().await, (Some(0x15), Some(0x14)), "the table takes the key's place");
+    assert!(gate.check(&request).await.is_allowed(), "a plain check counts what is held");
+    assert_eq!(gate.peek(&request).await.strictest().unwrap().held(), 10);
+    gate.settle(&ticket, 25).await.unwrap();
+    assert_eq!(kinds().await, (Some(0x14), None));
+    assert_eq!(gate.peek(&request).await.strictest().unwrap().used(), 45);
+    assert_eq!(gate.store().primary().stats().errors.iter().map(|(_, count)| count).sum::<u64>(), 0);
+}
+
+/// A check beside holds must not cost two calls each time; and without them it costs what it did.
+#[tokio::test]
+async fn an_instance_knows_after_one_call_that_a_key_has_holds() {
+    let server = RedisServer::builder().start();
+    let gate = || SharedGate::redis(tokens(1000), options(&server.url_as_user())).unwrap();
+    let (one, other) = (gate(), gate());
+    let request = Request::new().with("user", "alice").cost(10);
+    let calls = async |gate: &SharedGate| {
+        let before = gate.store().primary().stats().calls;
+        assert!(gate.check(&request).await.is_allowed());
+        gate.store().primary().stats().calls - before
+    };
+    let ticket = one.reserve(&request).await.into_ticket().unwrap();
+    assert_eq!([calls(&one).await, calls(&one).await], [1, 1]);
+    assert_eq!([calls(&other).await, calls(&other).await], [2, 1]);
+    one.settle(&ticket, 1).await.unwrap();
+    assert_eq!([calls(&one).await, calls(&other).await], [1, 1]);
+}
+
+/// A client repeats a check whose response was lost, and reservations begin and end in between.
+#[tokio::test]
+async fn a_repeated_check_is_charged_once_whether_or_not_its_key_has_holds() {
+    let server = RedisServer::builder().start();
+    let gate = || SharedGate::redis(tokens(1000), options(&server.url_as_user())).unwrap();
+    let (one, other) = (gate(), gate());
+    let request = Request::new().with("user", "alice").cost(10);
+    let check = async |gate: &SharedGate, id: &str| {
+        let decided = gate.check_once(&request, id).await;
+        let decision = decided.strictest().unwrap();
+        assert_eq!(decision.source(), DecisionSource::Store, "{:?}", gate.store().stats());
+        (decision.used(), decision.held())
+    };
+    assert_eq!(check(&one, "before").await, (10, 0));
+    let ticket = one.reserve(&request).await.into_ticket().unwrap();
+    assert_eq!([check(&one, "before").await, check(&other, "before").await], [(10, 0); 2]);
+    assert_eq!(check(&one, "beside").await, (20, 10));
+    one.settle(&ticket, 5).await.unwrap();
+    assert_eq!([check(&one, "beside").await, check(&other, "beside").await], [(20, 10); 2]);
+    assert_eq!(one.peek(&request).await.strictest().unwrap().used(), 25);
+}
+
+/// Any instance settles, from the text of the ticket alone.
+#[tokio::test]
+async fn another_instance_settles_a_ticket_and_a_repeated_call_charges_once() {
+    let server = RedisServer::builder().start();
+    let gate = || SharedGate::redis(tokens(100), options(&server.url_as_user())).unwrap();
+    let (one, other) = (gate(), gate());
+    let request = Request::new().with("user", "alice").cost(60);
+    let text = one.reserve(&request).await.into_ticket().unwrap().to_string();
+    let ticket: Ticket = text.parse().unwrap();
+    assert_eq!(other.settle(&ticket, 20).await.unwrap().status(), HoldStatus::Changed);
+    assert_eq!(one.settle(&ticket, 90).await.unwrap().status(), HoldStatus::AlreadySettled);
+    assert_eq!(one.peek(&request).await.strictest().unwrap().used(), 20);
+}
+
+/// A client whose connection broke reserves again, and must not hold twice, whichever instance it
+/// reaches; and its ticket works.
+#[tokio::test]
+async fn a_repeated_reservation_holds_once_and_has_one_ticket() {
+    let server = RedisServer::builder().start();
+    let policies = || {
+        let policy = |name, quota| Policy::new(name, quota).unwrap().scope(["user"]);
+        let requests = policy("requests", Quota::per_minute(60)).counts(Counts::Requests);
+        let permits = policy("permits", Quota::in_flight(5, Duration::from_secs(30)).unwrap());
+        let permits = permits.counts(Counts::Requests);
+        PolicySet::new([requests, policy("tokens", Quota::per_minute(1000)), permits]).unwrap()
+    };
+    let shared = || SharedGate::redis(policies(), options(&server.url_as_user())).unwrap();
+    let (one, other, memory) = (shared(), shared(), Gate::new(policies()));
+    let request = Request::new().with("user", "alice").cost(100);
+    let ttl = Some(Duration::from_secs(300));
+    let once = |id| HoldOptions { ttl, id: Some(id), ..HoldOptions::default() };
+    let theirs = [
+        one.reserve_all(std::slice::from_ref(&request), once("order-7")).unwrap().await,
+        one.reserve_all(std::slice::from_ref(&request), once("order-7")).unwrap().await,
+        other.reserve_all(std::slice::from_ref(&request), once("order-7")).unwrap().await,
+    ];
+    let ours = [(); 2].map(|()| memory.reserve_all(std::slice::from_ref(&request), once("order-7")).unwrap());
+    for same in [&theirs[..], &ours] {
+        for one in same {
+            compare(&decisions(one), &decisions(&same[0]), "repeated");
+            assert_eq!(one.ticket(), same[0].ticket());
+        }
+    }
+    // Another cost, and a check, are other requests.
+    let more = Request::new().with("user", "alice").cost(200);
+    let [again, checked] = [
+        one.reserve_all(std::slice::from_ref(&more), once("order-7")).unwrap().await.into_ticket().unwrap(),
+        one.reserve_all(std::slice::from_ref(&request), once("order-8"))
+            .unwrap()
+            .await
+            .into_ticket()
+            .unwrap(),
+    ];
+    assert!(one.check_once(&request, "order-7").await.is_allowed());
+    let state = |decided: slidegate::Decisions<'_>| {
+        decided.iter().map(|one| (one.used(), one.held())).collect::<Vec<_>>()
+    };
+    let expected = [(4, 0), (100, 400), (0, 3)];
+    assert_eq!(state(one.peek(&request).await), expected);
+    assert!(memory.reserve_all(std::slice::from_ref(&more), once("order-7")).unwrap().is_allowed());
+    assert!(memory.reserve_all(std::slice::from_ref(&request), once("order-8")).unwrap().is_allowed());
+    assert!(memory.check_once(&request, "order-7").is_allowed());
+    assert_eq!(state(memory.peek(&request)), expected);
+    // One hold each, which one ticket settles.
+    let ticket = theirs[2].ticket().unwrap();
+    for ticket in [ticket, &again, &checked] {
+        assert_eq!(other.settle(ticket, 10).await.unwrap().status(), HoldStatus::Changed);
+        assert_eq!(one.settle(ticket, 10).await.unwrap().status(), HoldStatus::AlreadySettled);
+    }
+    assert_eq!(state(one.peek(&request).await), [(4, 0), (130, 0), (0, 0)]);
+}
+
+/// Otherwise a client that can settle could charge any key.
+#[tokio::test]
+async fn a_ticket_that_another_store_made_is_refused() {
+    let server = RedisServer::builder().start();
+    let options = || options(&server.url_as_user());
+    let one = SharedGate::redis(tokens(100), options()).unwrap();
+    let other = SharedGate::redis(tokens(100), options().key_secret("another")).unwrap();
+    let request = Request::new().with("user", "alice").cost(60);
+    let ticket = one.reserve(&request).await.into_ticket().unwrap();
+    let error = other.settle(&ticket, 20).await.unwrap_err();
+    assert!(error.is_ticket() && error.to_string().starts_with("invalid ticket: "), "{error}");
+    assert_eq!(one.peek(&request).await.strictest().unwrap().held(), 60);
+}
+
+/// Many callers at once, on several instances: exactly as many pass as fit.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn callers_at_once_on_three_instances_get_exactly_what_fits() {
+    let server = RedisServer::builder().start();
+    let policies = || {
+        let scoped = |name: &str, quota| Policy::new(name, quota).unwrap().scope(["user"]);
+        PolicySet::new([
+            scoped("rpm", Quota::per_minute(60)).counts(Counts::Requests),
+            scoped("tpm", Quota::per_minute(100_000)),
+            scoped("flight", Quota::in_flight(4, Duration::from_secs(30)).unwrap()).counts(Counts::Requests),
+        ])
+        .unwrap()
+    };
+    let gates: Vec<_> = (0..3)
+        .map(|_| {
+            let options = options(&server.url_as_user());
+            std::sync::Arc::new(SharedGate::redis(policies(), options).unwrap())
+        })
+        .collect();
+    let callers: Vec<_> = (0..50)
+        .map(|at| {
+            let gate = std::sync::Arc::clone(&gates[at % 3]);
+            tokio::spawn(async move {
+                let request = Request::new().with("user", "alice").cost(2500);
+                gate.reserve(&request).await.into_ticket()
+            })
+        })
+        .collect();
+    let mut tickets = Vec::new();
+    for caller in callers {
+        tickets.extend(caller.await.unwrap());
+    }
+    assert_eq!(tickets.len(), 4);
+    let request = Request::new().with("user", "alice");
+    let counted = async || {
+        let found = gates[0].peek(&request).await;
+        found.iter().map(|one| (one.used(), one.held())).collect::<Vec<_>>()
+    };
+    assert_eq!(counted().await, [(4, 0), (0, 10_000), (0, 4)]);
+    for ticket in &tickets {
+        gates[1].settle(ticket, 100).await.unwrap();
+    }
+    assert_eq!(counted().await, [(4, 0), (400, 0), (0, 0)]);
+}
+
+/// A limit over one key in each of several slots: a denial in one leaves no hold in the others.
+#[test]
+fn in_a_cluster_a_denied_reservation_holds_nothing_in_any_slot() {
+    on_cluster(async |cluster| {
+        let policies = || {
+            let policy = |name: &str, limit| Policy::new(name, Quota::per_minute(limit)).unwrap();
+            PolicySet::new([policy("wide", 100).scope(["user"]), policy("narrow", 10).scope(["team"])])
+                .unwrap()
+        };
+        let gate = SharedGate::redis(policies(), options(&cluster.url()).deadline(PATIENT)).unwrap();
+        let request = |cost| Request::new().with("user", "alice").with("team", "red").cost(cost);
+        let held = async || {
+            let request = request(1);
+            let found = gate.peek(&request).await;
+            found.iter().map(|one| (one.used(), one.held())).collect::<Vec<_>>()
+        };
+        let (fits, exceeds) = (request(8), request(30));
+        let ticket = gate.reserve(&fits).await.into_ticket().unwrap();
+        assert_eq!(held().await, [(0, 8), (0, 8)]);
+        for _ in 0..20 {
+            assert!(gate.reserve(&exceeds).await.is_denied());
+        }
+        // What was held before the other slot denied is cancelled in the background.
+        let mut found = held().await;
+        for _ in 0..500 {
+            if found == [(0, 8), (0, 8)] {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            found = held().await;
+        }
+        assert_eq!(found, [(0, 8), (0, 8)]);
+        gate.settle(&ticket, 5).await.unwrap();
+        assert_eq!(held().await, [(5, 0), (5, 0)]);
+    });
+}
+
+/// An extension that one slot denies holds no more in the others, so a stream that stops has taken
+/// no room from anyone.
+#[test]
+fn in_a_cluster_a_denied_extension_holds_no_more_in_any_slot() {
+    on_cluster(async |cluster| {
+        let policies = || {
+            let policy = |name: &str, limit| Policy::new(name, Quota::per_minute(limit)).unwrap();
+            let lows = ["a", "b", "c", "d"].map(|name| policy(name, 100).scope(["user"]));
+            PolicySet::new(lows.into_iter().chain([policy("narrow", 10).scope(["team"])])).unwrap()
+        };
+        let gate = SharedGate::redis(policies(), options(&cluster.url()).deadline(PATIENT)).unwrap();
+        let request = Request::new().with("user", "extender").with("team", "extenders").cost(8);
+        let ticket = gate.reserve(&request).await.into_ticket().unwrap();
+        let part = gate.settle_so_far(&ticket, 3).await.unwrap();
+        let denied = gate.extend_with(part.ticket(), Extension::new().hold(30)).await.unwrap();
+        assert_eq!(denied.status(), HoldStatus::Denied);
+        assert!(denied.iter().all(|one| one.status() == HoldStatus::Denied && one.held() == 5), "{denied:?}");
+        let counted: Vec<_> = gate.peek(&request).await.iter().map(|one| (one.used(), one.held())).collect();
+        assert_eq!(counted, [(3, 5); 5]);
+        // The older ticket, and more that fits everywhere.
+        assert_eq!(
+            gate.extend_with(&ticket, Extension::new().hold(9)).await.unwrap().status(),
+            HoldStatus::Changed
+        );
+        assert_eq!(gate.settle(&ticket, 9).await.unwrap().status(), HoldStatus::Changed);
+        let counted: Vec<_> = gate.peek(&request).await.iter().map(|one| (one.used(), one.held())).collect();
+        assert_eq!(counted, [(9, 0); 5]);
+    });
+}
+
+/// A key with many long requests stays bounded, and says so; and what is charged at once is not
+/// charged for a request that is denied by it.
+#[tokio::test]
+async fn a_key_with_1024_holds_takes_no_more_until_one_ends() {
+    let server = RedisServer::builder().start();
+    let policies = || {
+        let scoped = |name: &str| Policy::new(name, Quota::per_hour(1_000_000)).unwrap().scope(["user"]);
+        PolicySet::new([scoped("requests").counts(Counts::Requests), scoped("tokens")]).unwrap()
+    };
+    let gate = SharedGate::redis(policies(), options(&server.url_as_user()).deadline(PATIENT)).unwrap();
+    let memory = Gate::new(policies());
+    let request = Request::new().with("user", "alice").cost(3);
+    let mut ticket = None;
+    for _ in 0..1024 {
+        ticket = gate.reserve(&request).await.into_ticket();
+        assert!(memory.reserve(&request).is_allowed());
+    }
+    for reserved in [gate.reserve(&request).await, memory.reserve(&request)] {
+        let reasons: Vec<_> = reserved.iter().map(|one| one.reason().map(slidegate::Reason::name)).collect();
+        assert_eq!(reasons, [None, Some("too_many_holds")]);
+        assert_eq!(reserved.iter().next().unwrap().used(), 1024, "a denial charges nothing");
+    }
+    assert!(gate.check(&request).await.is_allowed(), "what is charged at once needs no hold");
+    gate.settle(&ticket.unwrap(), 1).await.unwrap();
+    assert!(gate.reserve(&request).await.is_allowed());
+}
+
+/// Scripts are gone after a restart, and connections break at any time.
+#[tokio::test]
+async fn a_settlement_survives_lost_scripts_and_a_lost_connection() {
+    let server = RedisServer::builder().start();
+    let gate = SharedGate::redis(tokens(100), options(&server.url_as_user()).deadline(PATIENT)).unwrap();
+    let request = Request::new().with("user", "alice").cost(10);
+    for lost in [&["SCRIPT", "FLUSH"][..], &["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]] {
+        let ticket = gate.reserve(&request).await.into_ticket().unwrap();
+        server.admin(lost);
+        assert_eq!(gate.settle(&ticket, 4).await.unwrap().status(), HoldStatus::Changed, "{lost:?}");
+    }
+    assert_eq!(gate.peek(&request).await.strictest().unwrap().used(), 8);
+}
+
+/// While Redis is away, a fallback holds and settles in the process that decided, and a settlement of
+/// what Redis holds is an error that can be repeated.
+#[tokio::test]
+async fn while_the_store_is_away_reservations_are_held_by_the_fallback() {
+    let server = RedisServer::builder().start();
+    let gate = SharedGate::redis(tokens(100), options(&server.url_as_user())).unwrap();
+    let request = Request::new().with("user", "alice").cost(10);
+    let before = gate.reserve(&request).await.into_ticket().unwrap();
+    server.kill();
+    let reserved = gate.reserve(&request).await;
+    assert_eq!(reserved.strictest().unwrap().source(), DecisionSource::Local);
+    let local = reserved.into_ticket().unwrap();
+    assert_eq!(gate.settle(&local, 4).await.unwrap().status(), HoldStatus::Changed);
+    assert!(gate.settle(&before, 4).await.is_err());
+    assert_eq!(gate.peek(&request).await.strictest().unwrap().used(), 4);
+}
+
+/// An operator forgets a customer, or a whole policy, with all that is held.
+#[tokio::test]
+async fn a_reset_forgets_usage_and_holds() {
+    let server = RedisServer::builder().start();
+    let gate = SharedGate::redis(tokens(100), options(&server.url())).unwrap();
+    let request = Request::new().with("user", "alice").cost(10);
+    let names = || server.admin(&["KEYS", "sg1:*alice*"]);
+    for by_policy in [false, true] {
+        assert!(gate.check(&request).await.is_allowed());
+        let ticket = gate.reserve(&request).await.into_ticket().unwrap();
+        assert_eq!(names().lines().count(), 2, "{}", names());
+        if by_policy {
+            assert_eq!(gate.reset_policy("tokens").await.unwrap(), 1);
+        } else {
+            assert!(gate.reset(&request).await.unwrap());
+        }
+        assert_eq!(names().trim(), "");
+        assert_eq!(gate.settle(&ticket, 7).await.unwrap().status(), HoldStatus::AlreadySettled);
+        assert_eq!(gate.peek(&request).await.strictest().unwrap().used(), 0);
+    }
+}
