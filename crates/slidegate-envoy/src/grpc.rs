@@ -4,6 +4,7 @@ mod authority;
 mod connection;
 mod reflection;
 mod services;
+mod unread;
 
 use std::convert::Infallible;
 
@@ -13,7 +14,7 @@ use hyper::{Request, Response};
 use tonic::body::Body;
 use tower_service::Service;
 
-pub use connection::{serve_connection, serve_unix_connection};
+pub use connection::{ConnectionError, serve_connection, serve_unix_connection};
 pub use services::GrpcServices;
 
 /// Largest message of a call: 64 descriptors of a kilobyte each.

@@ -1,10 +1,11 @@
-//! The handler of `ShouldRateLimit`: decodes a call into requests, decides them in one step, and
-//! encodes the decisions.
+//! The handler of calls: decodes a call into requests, decides them in one step, and encodes the
+//! decisions.
 //!
 //! All descriptors of a call are decided together: either each of them is charged or none, so a
 //! denied descriptor charges nothing on another.
 
 mod denial;
+mod kuadrant;
 mod metadata;
 mod record;
 mod request;
@@ -17,14 +18,15 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use slidegate::headers::HeaderOptions;
-use slidegate::{Role, Verb};
+use slidegate::{Decisions, PolicyDecision, Reason, Role, Verb};
 use tonic::Status;
 
 use crate::config::{EnvoyConfig, LiveConfig};
 use crate::grpc_settings::GrpcSettings;
 use crate::host::Host;
 use crate::settings::Settings;
-use request::Batch;
+use record::Recorded;
+use request::{Asks, Batch};
 use response::{Response, header};
 
 pub(crate) use request::has_refund;
@@ -86,47 +88,52 @@ impl<H: Host> RateLimitHandler<H> {
         call: &RateLimitRequest,
         caller: &H::Caller,
     ) -> Result<RateLimitResponse, Status> {
-        let Some(files) = &self.files else { return self.decide(call, caller, None).await };
-        let calls = files.live.statistics().calls();
-        calls.total.fetch_add(1, Relaxed);
-        let response = self.decide(call, caller, Some(files)).await;
-        if response.is_err() {
-            calls.service_errors.fetch_add(1, Relaxed);
+        self.counted(self.decide(call, caller, Asks::AsSaid)).await
+    }
+
+    /// The config that decides, if there are files. Hold it until the call is decided: a reload
+    /// removes no policy before.
+    ///
+    /// # Errors
+    /// `UNAVAILABLE` if none is loaded yet.
+    fn config(&self, domain: &str) -> Result<Option<Arc<EnvoyConfig>>, Status> {
+        let Some(files) = &self.files else { return Ok(None) };
+        let no_config = || Status::unavailable("no rate limit configuration loaded");
+        let config = files.live.current().ok_or_else(no_config)?;
+        if !config.has_domain(domain) {
+            files.live.statistics().record_unknown_domain(domain);
         }
-        response
+        Ok(Some(config))
     }
 
     async fn decide(
         &self,
         call: &RateLimitRequest,
         caller: &H::Caller,
-        files: Option<&ConfigFiles>,
+        asks: Asks,
     ) -> Result<RateLimitResponse, Status> {
         request::validate(call)?;
-        let no_config = || Status::unavailable("no rate limit configuration loaded");
-        // Held until the call is decided: a reload removes no policy before.
-        let config = files.map(|files| files.live.current().ok_or_else(no_config)).transpose()?;
-        if let Some((files, config)) = files.zip(config.as_deref())
-            && !config.has_domain(&call.domain)
-        {
-            files.live.statistics().record_unknown_domain(&call.domain);
-        }
+        let files = self.files.as_ref();
+        let config = self.config(&call.domain)?;
         let settings = files.map(|files| &files.settings);
-        let targets = request::targets(config.as_deref(), call)?;
-        let batch = Batch::new(&*self.host, call, &targets, settings)?;
+        let targets = request::targets(config.as_deref(), call, asks)?;
+        let batch = Batch::new(&*self.host, call, &targets, settings, asks)?;
         let mut decisions = self.host.decide(caller, &batch.requests).await;
-        if let Some(error) = decisions.error() {
-            // A policy was removed in between.
-            let message = format!("{error}; the limits are being reloaded, retry the call");
-            return Err(Status::unavailable(message));
+        removed_meanwhile(&decisions)?;
+        let is_report = matches!(asks, Asks::Report(_));
+        let is_lost = |one: PolicyDecision<'_>| one.reason() == Some(Reason::StoreUnavailable);
+        if is_report && decisions.iter().any(is_lost) {
+            return Err(Status::unavailable("the hits are not charged: the shared store is unavailable"));
         }
 
         let response = Response::new(&batch, &decisions);
         if let Some(files) = files {
-            record::statistics(files.live.statistics(), &batch, &decisions);
+            let recorded = if asks == Asks::Check { Recorded::Denied } else { Recorded::All };
+            record::statistics(files.live.statistics(), &batch, &decisions, recorded);
         }
-        let is_overruled = settings.is_some_and(|settings| settings.shadow_mode);
-        if let Some(files) = files.filter(|_| is_overruled && response.is_denied()) {
+        let is_shadow = settings.is_some_and(|settings| settings.shadow_mode);
+        let is_overruled = is_shadow || is_report;
+        if let Some(files) = files.filter(|_| is_shadow && response.is_denied()) {
             files.live.statistics().calls().global_shadow_mode.fetch_add(1, Relaxed);
         }
         let names = settings.and_then(|settings| settings.headers.as_ref());
@@ -148,7 +155,7 @@ impl<H: Host> RateLimitHandler<H> {
                     && one.is_denied()
                     && one.policy().is_enforced()
             });
-            let shown = if is_denied_by_peek { Verb::Peek } else { Verb::Check };
+            let shown = if is_denied_by_peek || asks == Asks::Check { Verb::Peek } else { Verb::Check };
             decisions.retain(|one| one.verb() == shown && one.role() == Role::Deciding);
             // Waits are those of the whole response.
             let options = HeaderOptions { retry_after: false, retry_after_ms: false, ..*self.host.headers() };
@@ -162,4 +169,13 @@ impl<H: Host> RateLimitHandler<H> {
         }
         Ok(encoded.with(headers, metadata, raw_body))
     }
+}
+
+/// Whether a policy was removed between the lookup and the decision.
+///
+/// # Errors
+/// `UNAVAILABLE`.
+pub fn removed_meanwhile(decisions: &Decisions<'_>) -> Result<(), Status> {
+    let Some(error) = decisions.error() else { return Ok(()) };
+    Err(Status::unavailable(format!("{error}; the limits are being reloaded, retry the call")))
 }

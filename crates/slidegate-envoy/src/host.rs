@@ -7,7 +7,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue};
 use axum::response::Response;
 use slidegate::headers::HeaderOptions;
-use slidegate::{Decisions, PolicyDecision, PolicySet, Request};
+use slidegate::{Decisions, HoldOptions, PolicyDecision, PolicySet, Request, Settlement, Ticket};
 use tonic::Status;
 
 /// What the handlers need from the service.
@@ -26,11 +26,41 @@ pub trait Host: Send + Sync + 'static {
         requests: &'r [Request<'r>],
     ) -> impl Future<Output = Decisions<'r>> + Send;
 
-    /// Makes a request of attributes and a cost.
+    /// Reserves the cost of requests that stand for one, and records the decisions. With them comes
+    /// the ticket's text, if they allow it.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` if the time is out of range, or the ticket would be too long;
+    /// `UNAVAILABLE` during a reload.
+    fn reserve<'r>(
+        &self,
+        caller: &Self::Caller,
+        requests: &'r [Request<'r>],
+        options: HoldOptions<'r>,
+    ) -> impl Future<Output = Result<(Decisions<'r>, Option<String>), Status>> + Send;
+
+    /// Settles a reservation to its true cost. `None` if the shared store did not reply and the host
+    /// will settle it when it does.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` if the cost is out of bounds; `UNAVAILABLE` if the shared store did not
+    /// reply.
+    fn settle(
+        &self,
+        caller: &Self::Caller,
+        ticket: &Ticket,
+        cost: u64,
+    ) -> impl Future<Output = Result<Option<Settlement>, Status>> + Send;
+
+    /// Makes a request of attributes and a cost. One without a cost reserves estimates.
     ///
     /// # Errors
     /// The attributes or the cost are out of bounds, in one line.
-    fn request<'r>(&self, attributes: &[(&'r str, &'r str)], cost: u64) -> Result<Request<'r>, String>;
+    fn request<'r>(
+        &self,
+        attributes: &[(&'r str, &'r str)],
+        cost: Option<u64>,
+    ) -> Result<Request<'r>, String>;
 
     /// Whether a gRPC client may do this. `authorization` is the metadata of that name.
     ///
@@ -75,7 +105,7 @@ pub trait Host: Send + Sync + 'static {
 /// What a call does with usage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// Check or peek.
+    /// Check, peek, reserve, settle or report.
     Decide,
     /// Refund.
     Adjust,

@@ -1,5 +1,6 @@
 //! Drop-in replacement for envoyproxy/ratelimit: its config files, compiled to slidegate policies,
-//! its environment variables and statistics, and its gRPC and HTTP services.
+//! its environment variables and statistics, and its gRPC and HTTP services; and the gRPC service of
+//! Kuadrant over the same limits.
 //!
 //! "envoyproxy/ratelimit" is the rate-limit service of the Envoy project. Its files, variables and
 //! statistics are documented in its README; `docs/envoy.md` lists the differences. The crate knows
@@ -17,6 +18,7 @@ mod grpc_settings;
 mod handler;
 mod host;
 mod http;
+pub mod kuadrant;
 mod settings;
 mod statistics;
 mod timed_body;
@@ -27,9 +29,9 @@ pub use config::{
     StatKey, Unit, denied_key,
 };
 pub use debounce::{Debounced, POLL_EVERY};
-pub use grpc::{GrpcServices, serve_connection, serve_unix_connection};
+pub use grpc::{ConnectionError, GrpcServices, serve_connection, serve_unix_connection};
 pub use grpc_settings::{GrpcSettings, GrpcTls};
-pub use handler::{ConfigFiles, RateLimitHandler};
+pub use handler::{ConfigFiles, RateLimitHandler, removed_meanwhile};
 pub use host::{Action, Client, Host};
 pub use http::{config_routes, debug_router, routes};
 pub use settings::{HeaderNames, Redis, Settings};

@@ -176,7 +176,13 @@ impl Builder {
     fn policy(&mut self, name: &str, quota: Quota, rule: &Rule) {
         let policy = Policy::new(name, quota).expect("names::policy returns valid names");
         let excess = rule.excess.unwrap_or(self.config.options.excess);
-        let policy = policy.only_when_named().scope([SCOPE]).excess(excess);
+        let mut policy = policy.only_when_named().scope([SCOPE]).excess(excess);
+        if let Some(estimate) = rule.estimate {
+            policy = policy.estimate(estimate);
+        }
+        if let Some(unsettled) = rule.unsettled {
+            policy = policy.unsettled(unsettled);
+        }
         self.config.policies.push(if rule.shadow_mode { policy.shadow() } else { policy });
     }
 
@@ -295,7 +301,7 @@ mod tests {
             ),
             (
                 "{slidegate: {burst: 5}}",
-                "unknown key `burst` in metadata.slidegate: must be `algorithm` or `excess`",
+                "unknown key `burst` in metadata.slidegate: must be `algorithm`, `excess`, `estimate` or `unsettled`",
             ),
             ("{a: {~: b}}", "error parsing metadata: key is not of type string: <nil>"),
             (

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use serde_json::{Map, Value};
-use slidegate::{Algorithm, Excess, Quota};
+use slidegate::{Algorithm, Excess, Quota, Unsettled};
+
+/// Largest estimate: that of a limit.
+const MAX_ESTIMATE: u64 = u32::MAX as u64;
 
 /// The unit of a limit, with its number in the protocol buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,6 +106,10 @@ pub(crate) struct Rule {
     pub metadata: Map<String, Value>,
     /// Its own setting for costs above what remains.
     pub(super) excess: Option<Excess>,
+    /// What a reservation without an amount holds.
+    pub(super) estimate: Option<u64>,
+    /// What becomes of a reservation that is not committed in time.
+    pub(super) unsettled: Option<Unsettled>,
     /// Whether the name of its statistics contains all values of the request.
     pub(super) detailed_metric: bool,
     /// Its own algorithm.
@@ -137,10 +144,19 @@ impl Rule {
                 let names = "`refuse`, `charge` (admit a cost while anything remains) or `count` (count denied hits too)";
                 self.excess = text.and_then(Excess::from_name);
                 self.excess.map_or_else(|| invalid("slidegate.excess", &value, names), |_| Ok(()))?;
+            } else if key == "estimate" {
+                self.estimate = value.as_u64().filter(|cost| (1..=MAX_ESTIMATE).contains(cost));
+                let numbers = "a whole number from 1 to 4294967295";
+                self.estimate.map_or_else(|| invalid("slidegate.estimate", &value, numbers), |_| Ok(()))?;
+            } else if key == "unsettled" {
+                self.unsettled = text.and_then(Unsettled::from_name);
+                let names = "`charge` or `forget`";
+                self.unsettled.map_or_else(|| invalid("slidegate.unsettled", &value, names), |_| Ok(()))?;
             } else {
                 let key = key.escape_debug();
                 return Err(format!(
-                    "unknown key `{key}` in metadata.slidegate: must be `algorithm` or `excess`"
+                    "unknown key `{key}` in metadata.slidegate: must be `algorithm`, `excess`, `estimate` or \
+                     `unsettled`"
                 ));
             }
         }

@@ -6,6 +6,7 @@
 //! nor for the send buffer.
 
 use std::convert::Infallible;
+use std::fmt;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,9 +19,12 @@ use hyper::rt::Executor;
 use hyper::server::conn::http2;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::Semaphore;
 
 use super::authority::{MAX_FRAME_BYTES, RewriteAuthority};
+use super::reflection::MAX_CALLS;
 use super::services::GrpcServices;
+use super::unread::{CountedBody, UnreadResponses};
 use crate::host::{Client, Host};
 
 /// Most concurrent calls of one connection, as Envoy's own default. Clients queue further ones.
@@ -38,6 +42,26 @@ const MAX_RESETS: usize = 64;
 const PING_AFTER: Duration = Duration::from_secs(60);
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// Why a connection failed.
+#[derive(Debug)]
+pub enum ConnectionError {
+    /// A violation of the protocol, or the socket.
+    Http2(hyper::Error),
+    /// The client granted no room for a response for 10 to 20 seconds.
+    Unread,
+}
+
+impl fmt::Display for ConnectionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Http2(error) => error.fmt(f),
+            Self::Unread => f.write_str("the client grants no room for a response"),
+        }
+    }
+}
+
+impl std::error::Error for ConnectionError {}
+
 /// Serves one connection until either side closes it. When `stop` completes, the client is told to
 /// start no more calls, and open calls are completed.
 ///
@@ -48,13 +72,19 @@ pub async fn serve_connection<H: Host, I>(
     services: Arc<GrpcServices<H>>,
     client: Client,
     stop: impl Future<Output = ()>,
-) -> Result<(), hyper::Error>
+) -> Result<(), ConnectionError>
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    let mut unread = UnreadResponses::default();
+    let (waiting, reflections) = (unread.waiting(), Arc::new(Semaphore::new(MAX_CALLS)));
     let answer = hyper::service::service_fn(move |request| {
-        let services = Arc::clone(&services);
-        async move { Ok::<_, Infallible>(services.call(request, client).await) }
+        let (services, waiting) = (Arc::clone(&services), Arc::clone(&waiting));
+        let reflections = Arc::clone(&reflections);
+        async move {
+            let response = services.call(request, client, reflections).await;
+            Ok::<_, Infallible>(response.map(|body| CountedBody::new(body, waiting)))
+        }
     });
     let started = StartedCalls::default();
     let connection = http2::Builder::new(started.clone())
@@ -84,7 +114,10 @@ where
         let ended = connection.as_mut().poll(cx);
         started.move_to(&calls);
         run(&mut calls, cx);
-        ended
+        match ended {
+            Poll::Ready(ended) => Poll::Ready(ended.map_err(ConnectionError::Http2)),
+            Poll::Pending => unread.poll_overdue(cx).map(|()| Err(ConnectionError::Unread)),
+        }
     })
     .await
 }
@@ -98,7 +131,7 @@ pub async fn serve_unix_connection<H: Host, I>(
     services: Arc<GrpcServices<H>>,
     client: Client,
     stop: impl Future<Output = ()>,
-) -> Result<(), hyper::Error>
+) -> Result<(), ConnectionError>
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {

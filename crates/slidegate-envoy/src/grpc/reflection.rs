@@ -2,15 +2,38 @@
 //!
 //! `descriptors.binpb` contains the descriptors that envoy-types was generated from, without
 //! comments and without files that the rate-limit service does not need. A test extracts them again
-//! and compares.
+//! and compares. `kuadrant.binpb` is what protoc makes of the file in `proto/`; the tests of the
+//! service compare it.
 
+use http_body_util::BodyExt;
+use tokio::sync::OwnedSemaphorePermit;
+use tonic::body::Body;
 use tonic_reflection::server::Builder;
 
 use super::{BoxService, MAX_MESSAGE_BYTES, boxed};
+use crate::kuadrant;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::SERVICE_NAME;
 
 /// A `FileDescriptorSet` of `envoy/service/ratelimit/v3/rls.proto` and what it imports.
 pub(super) const DESCRIPTORS: &[u8] = include_bytes!("descriptors.binpb");
+
+/// A `FileDescriptorSet` of `kuadrant/service/ratelimit/v1/ratelimit.proto`, without its imports.
+pub(super) const KUADRANT: &[u8] = include_bytes!("kuadrant.binpb");
+
+/// Most concurrent calls of one connection; tools make one. Their replies are far larger than their
+/// requests, and up to 64 KiB of them are buffered for each call.
+pub(super) const MAX_CALLS: usize = 16;
+/// The error beyond that.
+pub(super) const TOO_MANY: &str =
+    "too many concurrent calls of reflection: at most 16 on a connection; end one before the next";
+
+/// A response that holds its permit until its body has ended.
+pub(super) fn hold(body: Body, permit: OwnedSemaphorePermit) -> Body {
+    Body::new(body.map_frame(move |frame| {
+        let _held = &permit;
+        frame
+    }))
+}
 
 /// Both versions of the service, because many tools know only the older one, by the prefix of their
 /// paths.
@@ -29,8 +52,10 @@ pub(super) fn services() -> Vec<(&'static str, BoxService)> {
 fn builder() -> Builder<'static> {
     Builder::configure()
         .register_encoded_file_descriptor_set(DESCRIPTORS)
+        .register_encoded_file_descriptor_set(KUADRANT)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .with_service_name(SERVICE_NAME)
+        .with_service_name(kuadrant::SERVICE_NAME)
         .with_service_name("grpc.health.v1.Health")
 }
 

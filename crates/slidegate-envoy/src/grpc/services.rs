@@ -1,8 +1,9 @@
 //! The gRPC services and the routing of calls to them.
 //!
-//! `ShouldRateLimit` is matched first and does not use tonic's generated server, whose buffers are
-//! larger than the messages.
+//! `ShouldRateLimit` is matched first. It and the calls of Kuadrant do not use tonic's generated
+//! server, whose buffers are larger than the messages.
 
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::SERVICE_NAME;
@@ -11,6 +12,8 @@ use futures_util::future::BoxFuture;
 use hyper::body::Incoming;
 use hyper::header::{self, HeaderValue};
 use hyper::{Request as HttpRequest, Response as HttpResponse, StatusCode};
+use prost::Message;
+use tokio::sync::Semaphore;
 use tonic::body::Body;
 use tonic::codec::BufferSettings;
 use tonic::server::{Grpc, UnaryService};
@@ -23,6 +26,7 @@ use tonic_prost::{ProstCodec, ProstDecoder, ProstEncoder};
 use super::{BoxService, MAX_MESSAGE_BYTES, boxed, reflection};
 use crate::handler::{RateLimitHandler, has_refund};
 use crate::host::{Action, Client, Host};
+use crate::kuadrant::{self, CommitRequest, CommitResponse, ReserveRequest, ReserveResponse};
 use crate::timed_body::TimedBody;
 
 /// Initial size of a call's buffers: most messages are smaller.
@@ -30,8 +34,8 @@ const BUFFER_BYTES: usize = 1024;
 /// The path of the rate-limit call.
 const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 /// Names in the health service: the whole server, the name that envoyproxy/ratelimit uses, and the
-/// service.
-const HEALTH_NAMES: [&str; 3] = ["", "ratelimit", SERVICE_NAME];
+/// services.
+const HEALTH_NAMES: [&str; 4] = ["", "ratelimit", SERVICE_NAME, kuadrant::SERVICE_NAME];
 
 /// All gRPC services: rate limits, health and reflection.
 #[allow(missing_debug_implementations)] // boxed closures have none
@@ -61,37 +65,61 @@ impl<H: Host> GrpcServices<H> {
         &self.handler
     }
 
-    /// Handles one call.
-    pub(super) async fn call(&self, request: HttpRequest<Incoming>, client: Client) -> HttpResponse<Body> {
-        let path = request.uri().path();
-        if path == SHOULD_RATE_LIMIT {
-            // Web pages can send other media types without a preflight; the gRPC specification
-            // requires 415.
-            let media_type = request.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
-            if !media_type.is_some_and(|media_type| media_type.starts_with(b"application/grpc")) {
-                let mut response = HttpResponse::new(Body::default());
-                *response.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
-                return response;
-            }
-            let host = self.handler.host();
-            let authorization = request.headers().get(header::AUTHORIZATION).cloned();
-            if let Err(status) = host.authorize(authorization.as_ref(), Action::Decide, client) {
-                return status.into_http();
-            }
-            let mut grpc = Grpc::new(Codec).max_decoding_message_size(MAX_MESSAGE_BYTES);
-            let caller = host.caller(request.headers());
-            let call = ShouldRateLimit { handler: &self.handler, caller: &caller, authorization, client };
-            return grpc.unary(call, request.map(TimedBody::new)).await;
+    /// Handles one call. `reflections` are the calls of reflection that its connection may begin.
+    pub(super) async fn call(
+        &self,
+        request: HttpRequest<Incoming>,
+        client: Client,
+        reflections: Arc<Semaphore>,
+    ) -> HttpResponse<Body> {
+        if let Some(method) = Method::of(request.uri().path()) {
+            return self.rate_limit(method, request, client).await;
         }
+        let path = request.uri().path();
         if path.starts_with("/grpc.health.v1.Health/") {
             return (self.health)(request).await;
         }
         match self.reflection.iter().find(|(beginning, _)| path.starts_with(beginning)) {
-            Some((_, service)) => service(request).await,
+            Some((_, service)) => match reflections.try_acquire_owned() {
+                Ok(permit) => service(request).await.map(|body| reflection::hold(body, permit)),
+                Err(_) => Status::resource_exhausted(reflection::TOO_MANY).into_http(),
+            },
             None => {
                 let message = format!("unknown method `{}`; call {SHOULD_RATE_LIMIT}", path.escape_debug());
                 Status::unimplemented(message).into_http()
             }
+        }
+    }
+
+    /// Handles a call of a rate-limit service.
+    async fn rate_limit(
+        &self,
+        method: Method,
+        request: HttpRequest<Incoming>,
+        client: Client,
+    ) -> HttpResponse<Body> {
+        // Web pages can send other media types without a preflight; the gRPC specification
+        // requires 415.
+        let media_type = request.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
+        if !media_type.is_some_and(|media_type| media_type.starts_with(b"application/grpc")) {
+            let mut response = HttpResponse::new(Body::default());
+            *response.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+            return response;
+        }
+        let handler = &*self.handler;
+        let host = handler.host();
+        let authorization = request.headers().get(header::AUTHORIZATION).cloned();
+        if let Err(status) = host.authorize(authorization.as_ref(), Action::Decide, client) {
+            return status.into_http();
+        }
+        let caller = &host.caller(request.headers());
+        let call = RateLimitCall { handler, caller, authorization, client, method };
+        match method {
+            Method::ShouldRateLimit | Method::CheckRateLimit | Method::Report => {
+                unary::<_, RateLimitRequest>(call, request).await
+            }
+            Method::Reserve => unary::<_, ReserveRequest>(call, request).await,
+            Method::Commit => unary::<_, CommitRequest>(call, request).await,
         }
     }
 
@@ -112,53 +140,126 @@ impl<H: Host> GrpcServices<H> {
     }
 }
 
-/// The handler as a service of tonic.
-struct ShouldRateLimit<'s, H: Host> {
+/// The calls of the rate-limit services.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Method {
+    /// Envoy's.
+    ShouldRateLimit,
+    /// Those of Kuadrant.
+    CheckRateLimit,
+    Report,
+    Reserve,
+    Commit,
+}
+
+impl Method {
+    /// The one of this path.
+    fn of(path: &str) -> Option<Self> {
+        if path == SHOULD_RATE_LIMIT {
+            return Some(Self::ShouldRateLimit);
+        }
+        match path.strip_prefix('/')?.strip_prefix(kuadrant::SERVICE_NAME)? {
+            "/CheckRateLimit" => Some(Self::CheckRateLimit),
+            "/Report" => Some(Self::Report),
+            "/Reserve" => Some(Self::Reserve),
+            "/Commit" => Some(Self::Commit),
+            _ => None,
+        }
+    }
+}
+
+/// Decodes the message of a call, handles it, and encodes the response.
+async fn unary<S, D>(service: S, request: HttpRequest<Incoming>) -> HttpResponse<Body>
+where
+    S: UnaryService<D, Response: Message + 'static>,
+    D: Message + Default + 'static,
+{
+    let mut grpc = Grpc::new(Codec::<S::Response, D>(PhantomData));
+    grpc = grpc.max_decoding_message_size(MAX_MESSAGE_BYTES);
+    grpc.unary(service, request.map(TimedBody::new)).await
+}
+
+/// A call, which tonic hands its decoded message.
+struct RateLimitCall<'s, H: Host> {
     handler: &'s RateLimitHandler<H>,
     caller: &'s H::Caller,
     authorization: Option<HeaderValue>,
     client: Client,
+    method: Method,
 }
 
-impl<'s, H: Host> UnaryService<RateLimitRequest> for ShouldRateLimit<'s, H> {
+/// What a call returns.
+type Answer<'s, M> = BoxFuture<'s, Result<Response<M>, Status>>;
+
+impl<'s, H: Host> UnaryService<RateLimitRequest> for RateLimitCall<'s, H> {
     type Response = RateLimitResponse;
-    type Future = BoxFuture<'s, Result<Response<RateLimitResponse>, Status>>;
+    type Future = Answer<'s, RateLimitResponse>;
 
     fn call(&mut self, request: Request<RateLimitRequest>) -> Self::Future {
-        let Self { handler, caller, client, .. } = *self;
+        let Self { handler, caller, client, method, .. } = *self;
         if has_refund(request.get_ref())
             && let Err(status) = handler.host().authorize(self.authorization.as_ref(), Action::Adjust, client)
         {
             return Box::pin(std::future::ready(Err(status)));
         }
-        Box::pin(async move { handler.should_rate_limit(request.get_ref(), caller).await.map(Response::new) })
+        match method {
+            Method::CheckRateLimit => Box::pin(async move {
+                handler.check_rate_limit(request.get_ref(), caller).await.map(Response::new)
+            }),
+            Method::Report => {
+                Box::pin(async move { handler.report(request.get_ref(), caller).await.map(Response::new) })
+            }
+            _ => Box::pin(async move {
+                handler.should_rate_limit(request.get_ref(), caller).await.map(Response::new)
+            }),
+        }
+    }
+}
+
+impl<'s, H: Host> UnaryService<ReserveRequest> for RateLimitCall<'s, H> {
+    type Response = ReserveResponse;
+    type Future = Answer<'s, ReserveResponse>;
+
+    fn call(&mut self, request: Request<ReserveRequest>) -> Self::Future {
+        let Self { handler, caller, .. } = *self;
+        Box::pin(async move { handler.reserve(request.into_inner(), caller).await.map(Response::new) })
+    }
+}
+
+impl<'s, H: Host> UnaryService<CommitRequest> for RateLimitCall<'s, H> {
+    type Response = CommitResponse;
+    type Future = Answer<'s, CommitResponse>;
+
+    fn call(&mut self, request: Request<CommitRequest>) -> Self::Future {
+        let Self { handler, caller, .. } = *self;
+        Box::pin(async move { handler.commit(request.into_inner(), caller).await.map(Response::new) })
     }
 }
 
 /// The codec of tonic with smaller buffers.
-#[derive(Debug, Clone, Copy)]
-struct Codec;
+struct Codec<E, D>(PhantomData<fn(D) -> E>);
 
-/// The codec of tonic.
-type Messages = ProstCodec<RateLimitResponse, RateLimitRequest>;
-
-impl Codec {
+impl<E, D> Codec<E, D> {
     fn buffers() -> BufferSettings {
         BufferSettings::new(BUFFER_BYTES, MAX_MESSAGE_BYTES)
     }
 }
 
-impl tonic::codec::Codec for Codec {
-    type Encode = RateLimitResponse;
-    type Decode = RateLimitRequest;
-    type Encoder = ProstEncoder<RateLimitResponse>;
-    type Decoder = ProstDecoder<RateLimitRequest>;
+impl<E, D> tonic::codec::Codec for Codec<E, D>
+where
+    E: Message + Send + 'static,
+    D: Message + Default + Send + 'static,
+{
+    type Encode = E;
+    type Decode = D;
+    type Encoder = ProstEncoder<E>;
+    type Decoder = ProstDecoder<D>;
 
     fn encoder(&mut self) -> Self::Encoder {
-        Messages::raw_encoder(Self::buffers())
+        ProstCodec::<E, D>::raw_encoder(Self::buffers())
     }
 
     fn decoder(&mut self) -> Self::Decoder {
-        Messages::raw_decoder(Self::buffers())
+        ProstCodec::<E, D>::raw_decoder(Self::buffers())
     }
 }

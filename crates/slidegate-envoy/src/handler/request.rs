@@ -22,6 +22,33 @@ const DOMAIN: &str = "domain";
 /// compares each with all.
 const MAX_DESCRIPTORS: usize = 64;
 
+/// What a call asks for each of its descriptors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Asks {
+    /// What the descriptor says: `ShouldRateLimit`.
+    AsSaid,
+    /// Whether one more hit fits.
+    Check,
+    /// To charge its hits, or so many, whatever they exceed.
+    Report(Option<u64>),
+    /// To hold so much, or the estimates of policies.
+    Reserve(Option<u64>),
+}
+
+impl Asks {
+    /// What is done for a descriptor: the verb and the cost.
+    fn of(self, call: &RateLimitRequest, descriptor: &RateLimitDescriptor) -> (Verb, Option<u64>) {
+        let hits = hits(call, descriptor);
+        match self {
+            Self::AsSaid => (verb(descriptor, hits), Some(hits)),
+            Self::Check => (Verb::Peek, Some(1)),
+            Self::Report(None) if descriptor.is_negative_hits => (Verb::Refund, Some(hits)),
+            Self::Report(amount) => (Verb::Penalize, Some(amount.unwrap_or(hits))),
+            Self::Reserve(amount) => (Verb::Check, amount),
+        }
+    }
+}
+
 /// What limits a descriptor.
 #[derive(Debug)]
 // A call has a few of them, and a box would cost each an allocation.
@@ -60,24 +87,26 @@ impl<'r> Batch<'r> {
         call: &'r RateLimitRequest,
         targets: &'r [Target<'r>],
         settings: Option<&Settings>,
+        asks: Asks,
     ) -> Result<Self, Status> {
         let mut batch = Self { targets, requests: Vec::new(), descriptors: Vec::new() };
         for (index, (descriptor, target)) in call.descriptors.iter().zip(targets).enumerate() {
-            let hits = hits(call, descriptor);
+            let (verb, cost) = asks.of(call, descriptor);
             let request = match target {
                 Target::None | Target::Unlimited => continue,
-                Target::Policies => under_policies(host, call, descriptor, hits),
-                Target::Limit { limit, .. } => under_limit(host, limit, hits),
+                Target::Policies => under_policies(host, call, descriptor, cost),
+                Target::Limit { limit, .. } => under_limit(host, limit, cost),
             };
             let request = request.map_err(|detail| invalid(index, &detail))?;
-            let request = match verb(descriptor, hits) {
+            let request = match (verb, cost) {
                 // A peek of 0 hits asks whether the key is over its limit; 0 hits always fit.
-                Verb::Peek => request.verb(Verb::Peek).deny_over_limit(),
-                verb => request.verb(verb),
+                (Verb::Peek, Some(0)) => request.verb(Verb::Peek).deny_over_limit(),
+                _ => request.verb(verb),
             };
-            batch.push(request.role(role(target, descriptor, hits, settings)), index);
+            batch.push(request.role(role(target, verb, settings)), index);
             if let Target::Limit { limit, denied_key: Some(key) } = target {
-                let denied_hits = Request::new().with(SCOPE, key).under(limit.policy).cost(hits);
+                let denied_hits =
+                    Request::new().with(SCOPE, key).under(limit.policy).cost(cost.unwrap_or_default());
                 batch.push(with_quota(denied_hits, limit).role(Role::Refusals), index);
             }
         }
@@ -105,18 +134,13 @@ fn verb(descriptor: &RateLimitDescriptor, hits: u64) -> Verb {
 }
 
 /// How a descriptor takes part in the decision on the call.
-fn role(
-    target: &Target<'_>,
-    descriptor: &RateLimitDescriptor,
-    hits: u64,
-    settings: Option<&Settings>,
-) -> Role {
+fn role(target: &Target<'_>, verb: Verb, settings: Option<&Settings>) -> Role {
     let has_quota_mode = || {
         let has_it =
             |limit: &LimitMatch<'_>| limit.rule.quota_mode || settings.is_some_and(|all| all.quota_mode);
         matches!(target, Target::Limit { limit, .. } if has_it(limit))
     };
-    match verb(descriptor, hits) {
+    match verb {
         // In shadow mode nothing denies anything else.
         _ if settings.is_some_and(|settings| settings.shadow_mode) => Role::Independent,
         // A denied client will retry, with the refund.
@@ -151,11 +175,17 @@ pub(crate) fn has_refund(call: &RateLimitRequest) -> bool {
 /// What limits each descriptor. Without config files, policies do.
 ///
 /// # Errors
-/// `INVALID_ARGUMENT` if a descriptor carries an invalid limit.
+/// `INVALID_ARGUMENT` if a descriptor carries an invalid limit, or any where cost is held.
 pub(super) fn targets<'c>(
     config: Option<&'c EnvoyConfig>,
     call: &RateLimitRequest,
+    asks: Asks,
 ) -> Result<Vec<Target<'c>>, Status> {
+    if let (Asks::Reserve(_), Some(index)) =
+        (asks, call.descriptors.iter().position(|descriptor| descriptor.limit.is_some()))
+    {
+        return Err(invalid(index, "cost is held under configured limits only; leave `limit` out"));
+    }
     let Some(config) = config else {
         return Ok(call.descriptors.iter().map(|_| Target::Policies).collect());
     };
@@ -173,8 +203,8 @@ pub(super) fn targets<'c>(
         Lookup::Unlimited { .. } => Target::Unlimited,
         Lookup::Limited(limit) => {
             let hits = hits(call, descriptor);
-            let denied_key =
-                counts_denials(&limit, verb(descriptor, hits), hits).then(|| config::denied_key(&limit.key));
+            let is_counted = asks == Asks::AsSaid && counts_denials(&limit, verb(descriptor, hits), hits);
+            let denied_key = is_counted.then(|| config::denied_key(&limit.key));
             Target::Limit { limit, denied_key }
         }
     });
@@ -204,11 +234,11 @@ fn under_policies<'r, H: Host>(
     host: &H,
     call: &'r RateLimitRequest,
     descriptor: &'r RateLimitDescriptor,
-    hits: u64,
+    cost: Option<u64>,
 ) -> Result<Request<'r>, String> {
     let attributes: Vec<_> =
         std::iter::once((DOMAIN, call.domain.as_str())).chain(entries(descriptor)).collect();
-    let request = host.request(&attributes, hits)?;
+    let request = host.request(&attributes, cost)?;
     let Some(rate) = carried_rate(descriptor)? else { return Ok(request) };
     let quota = Quota::new(u64::from(rate.requests_per_unit), rate.unit.window());
     let quota = quota.map_err(|error| error.to_string())?;
@@ -219,8 +249,12 @@ fn under_policies<'r, H: Host>(
     Ok(request.quota(quota.with_algorithm(algorithm)))
 }
 
-fn under_limit<'r, H: Host>(host: &H, limit: &'r LimitMatch<'r>, hits: u64) -> Result<Request<'r>, String> {
-    let request = host.request(&[(SCOPE, limit.key.as_str())], hits)?;
+fn under_limit<'r, H: Host>(
+    host: &H,
+    limit: &'r LimitMatch<'r>,
+    cost: Option<u64>,
+) -> Result<Request<'r>, String> {
+    let request = host.request(&[(SCOPE, limit.key.as_str())], cost)?;
     Ok(with_quota(request.under(limit.policy), limit))
 }
 

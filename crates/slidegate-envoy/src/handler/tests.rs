@@ -8,7 +8,10 @@ use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescript
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use envoy_types::pb::google::protobuf::UInt64Value;
-use slidegate::{Decisions, Gate, ManualClock, MemoryStore, PolicyDecision, PolicySet, Request, Timestamp};
+use slidegate::{
+    Decisions, Gate, HoldOptions, ManualClock, MemoryStore, PolicyDecision, PolicySet, Request, Settlement,
+    Ticket, Timestamp,
+};
 
 use super::*;
 use crate::config::ConfigWatcher;
@@ -41,8 +44,28 @@ impl Host for TestHost {
         self.gate.apply(requests)
     }
 
-    fn request<'r>(&self, attributes: &[(&'r str, &'r str)], cost: u64) -> Result<Request<'r>, String> {
-        let request = Request::new().cost(cost);
+    async fn reserve<'r>(
+        &self,
+        (): &(),
+        requests: &'r [Request<'r>],
+        options: HoldOptions<'r>,
+    ) -> Result<(Decisions<'r>, Option<String>), Status> {
+        let reserved = self.gate.reserve_all(requests, options);
+        let (decisions, ticket) =
+            reserved.map_err(|error| Status::invalid_argument(error.to_string()))?.into_parts();
+        Ok((decisions, ticket.map(|ticket| ticket.to_string())))
+    }
+
+    async fn settle(&self, (): &(), ticket: &Ticket, cost: u64) -> Result<Option<Settlement>, Status> {
+        self.gate.settle(ticket, cost).map(Some).map_err(|error| Status::unavailable(error.to_string()))
+    }
+
+    fn request<'r>(
+        &self,
+        attributes: &[(&'r str, &'r str)],
+        cost: Option<u64>,
+    ) -> Result<Request<'r>, String> {
+        let request = cost.map_or_else(Request::new, |cost| Request::new().cost(cost));
         Ok(attributes.iter().fold(request, |request, (name, value)| request.with(name, *value)))
     }
 
