@@ -79,6 +79,12 @@ impl Record {
         status: 0,
     };
 
+    /// Whether it has attributes besides those of every format.
+    #[inline]
+    pub(crate) fn has_extras(&self) -> bool {
+        self.extras_len > 0
+    }
+
     #[inline]
     pub(crate) fn set(&mut self, text: Text, span: Span) {
         self.texts[text as usize] = span;
@@ -249,6 +255,14 @@ impl<'b> RecordWriter<'b> {
         }
     }
 
+    /// Sets a text of the record that lies in the lines.
+    #[inline]
+    pub(crate) fn text_of_lines(&mut self, which: Text, text: &[u8]) {
+        let start = (text.as_ptr() as usize).wrapping_sub(self.lines.as_ptr() as usize);
+        debug_assert!(start + text.len() <= self.lines.len(), "a text of other lines");
+        self.record.set(which, Span::of_block(start, text.len()));
+    }
+
     /// Sets a text of the record.
     #[inline]
     pub(crate) fn text(&mut self, which: Text, text: &[u8], escape: Escape) {
@@ -299,4 +313,4 @@ impl<'b> RecordWriter<'b> {
 }
 
 /// Most further attributes of a line: the service itself takes no more.
-const MAX_EXTRAS: u16 = 64;
+pub(crate) const MAX_EXTRAS: u16 = 64;

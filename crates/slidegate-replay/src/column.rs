@@ -114,8 +114,9 @@ pub(crate) fn number<T: FromStr>(text: &[u8]) -> Option<T> {
 /// A method's alphabet (RFC 9110, 5.6.2). The backslash is not in it, so escaped garbage is no
 /// method.
 pub(crate) fn is_token(text: &[u8]) -> bool {
-    !text.is_empty()
-        && text.iter().all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte))
+    let is_allowed = |byte: &u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte);
+    // Nearly all are upper case.
+    !text.is_empty() && text.iter().all(|byte| byte.is_ascii_uppercase() || is_allowed(byte))
 }
 
 /// The first word, and what follows its space, if there is one.

@@ -6,13 +6,16 @@
 //! what the scenario charged. A window's cost is exact while a key has at most [`MAX_SLOTS`]
 //! different times in one window and a limit of at most [`MAX_SLOTS`].
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasherDefault, RandomState};
 
-use slidegate::{Algorithm, Decisions, Policy, PolicyDecision, PolicySet, Quota, Request, Timestamp};
+use slidegate::{
+    Algorithm, Decisions, Policy, PolicyDecision, PolicySet, Quota, Request, Role, Timestamp, Verb,
+};
 
-use crate::decider::Decider;
-use crate::key_table::{IdentityHasher, MAX_COUNTED_KEYS, MAX_DENIED_KEYS, hash};
+use crate::decider::{Decider, adjust};
+use crate::denied_keys::{IdentityHasher, MAX_DENIED_KEYS, hash};
+use crate::store::keys::MAX_COUNTED_KEYS;
 use crate::timeline::{Greatest, MAX_BUCKETS, Timeline};
 use crate::wording::Words;
 
@@ -102,7 +105,7 @@ impl Truth {
     /// Refunds or penalizes what a recording says was refunded or penalized.
     pub(crate) fn adjust(&mut self, now: Timestamp, request: &Request<'_>) {
         self.decider.follow(now.as_micros());
-        self.decider.adjust(request);
+        adjust(self.decider.gate(), request);
     }
 
     /// Compares the scenario's decisions with what was expected, and charges what it charged.
@@ -115,18 +118,54 @@ impl Truth {
     ) {
         debug_assert_eq!(decisions.iter().len(), expected.iter().len(), "one set of policies");
         for (decision, truth) in decisions.iter().zip(expected.iter()) {
-            let fitted = truth.is_allowed();
-            let event = KeyTruth {
-                denied: u64::from(decision.is_denied()),
-                wrongly_allowed: u64::from(decision.is_allowed() && decision.cost() > 0 && !fitted),
-                wrongly_denied: u64::from(decision.is_denied() && fitted),
-                ..KeyTruth::default()
-            };
-            if event.denied + event.wrongly_allowed > 0 {
-                self.policies[decision.position()].count(&self.hasher, &decision, &event, words);
-            }
+            self.policies[decision.position()].judge(&self.hasher, &decision, truth.is_allowed(), words);
         }
         self.charge(request, decisions, words);
+    }
+
+    /// Which checks of a call the exact log would allow by themselves: the request and the policy
+    /// of each decision on them.
+    pub(crate) fn peek_checks(
+        &mut self,
+        now: Timestamp,
+        requests: &[Request<'_>],
+    ) -> HashSet<(usize, usize)> {
+        self.decider.follow(now.as_micros());
+        let peeks: Vec<Request<'_>> = requests.iter().map(peek_of).collect();
+        let decisions = self.decider.gate().apply(&peeks);
+        let fits = decisions.iter().filter(|one| one.verb() == Verb::Peek && one.is_allowed());
+        fits.map(|one| (one.request(), one.position())).collect()
+    }
+
+    /// Compares the decisions on a call's checks with what fitted, and charges and returns what the
+    /// scenario charged and returned.
+    pub(crate) fn judge_call(
+        &mut self,
+        requests: &[Request<'_>],
+        decisions: &Decisions<'_>,
+        fits: &HashSet<(usize, usize)>,
+        words: &Words,
+    ) {
+        for decision in decisions.iter().filter(|one| one.verb() == Verb::Check) {
+            let fitted = fits.contains(&(decision.request(), decision.position()));
+            self.policies[decision.position()].judge(&self.hasher, &decision, fitted, words);
+        }
+        for decision in decisions.iter().filter(|one| one.cost() > 0) {
+            let part =
+                requests[decision.request()].clone().under(decision.policy().name()).cost(decision.cost());
+            match decision.verb() {
+                Verb::Peek => {}
+                Verb::Refund => _ = self.decider.gate().refund(&part),
+                Verb::Check | Verb::Penalize => self.penalize(&part, words),
+            }
+        }
+    }
+
+    fn penalize(&mut self, part: &Request<'_>, words: &Words) {
+        let charged = self.decider.gate().penalize(part);
+        for charge in charged.iter() {
+            self.policies[charge.position()].count_window(&self.hasher, &charge, words);
+        }
     }
 
     fn charge(&mut self, request: &Request<'_>, decisions: &Decisions<'_>, words: &Words) {
@@ -136,23 +175,36 @@ impl Truth {
         }
         // Usually all policies charge what was asked.
         if decisions.iter().all(|decision| decision.cost() == asked) {
-            let charged = self.decider.gate().penalize(request);
-            for charge in charged.iter() {
-                self.policies[charge.position()].count_window(&self.hasher, &charge, words);
-            }
-            return;
+            return self.penalize(request, words);
         }
         for decision in decisions.iter().filter(|decision| decision.cost() > 0) {
             let part = request.clone().under(decision.policy().name()).cost(decision.cost());
-            let charged = self.decider.gate().penalize(&part);
-            for charge in charged.iter() {
-                self.policies[charge.position()].count_window(&self.hasher, &charge, words);
-            }
+            self.penalize(&part, words);
         }
     }
 }
 
+/// What peeks at a check. Others change nothing, and stay so that requests have the same positions.
+fn peek_of<'r>(request: &Request<'r>) -> Request<'r> {
+    let is_check = request.own_verb() == Verb::Check && request.own_role() != Role::Refusals;
+    let request = request.clone().role(Role::Deciding);
+    if is_check { request.verb(Verb::Peek) } else { request.verb(Verb::Refund).cost(0) }
+}
+
 impl PolicyTruth {
+    /// Compares a decision on a check with whether it fitted.
+    fn judge(&mut self, hasher: &RandomState, decision: &PolicyDecision<'_>, fitted: bool, words: &Words) {
+        let event = KeyTruth {
+            denied: u64::from(decision.is_denied()),
+            wrongly_allowed: u64::from(decision.is_allowed() && decision.cost() > 0 && !fitted),
+            wrongly_denied: u64::from(decision.is_denied() && fitted),
+            ..KeyTruth::default()
+        };
+        if event.denied + event.wrongly_allowed > 0 {
+            self.count(hasher, decision, &event, words);
+        }
+    }
+
     /// Adds wrong or denied requests of a key.
     fn count(
         &mut self,

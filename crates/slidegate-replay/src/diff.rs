@@ -5,15 +5,17 @@ use std::hash::{BuildHasherDefault, RandomState};
 use std::io;
 use std::sync::Arc;
 
-use slidegate::{Decisions, PolicyDecision, PolicySet, Verb};
+use slidegate::{Decisions, PolicyDecision, PolicySet, Request, Verb};
 
 use crate::batch::{EntryBatch, attribute_names};
-use crate::decider::Decider;
-use crate::entry::Entry;
-use crate::key_table::{IdentityHasher, MAX_COUNTED_KEYS, MAX_DENIED_KEYS, hash};
+use crate::call::is_counted;
+use crate::decider::{Decider, KnownRequests, adjust, has_policy_of};
+use crate::denied_keys::{IdentityHasher, MAX_DENIED_KEYS, hash};
+use crate::entry::{Entries, Entry};
 use crate::pass::{Job, Pass};
 use crate::report::diff::{ChangedKey, DiffOutcome, DiffPolicy, DiffPolicySide};
 use crate::stats::LogStats;
+use crate::store::keys::MAX_COUNTED_KEYS;
 use crate::wording::{Wording, Words};
 
 /// Replays a log under two sets of policies.
@@ -71,6 +73,8 @@ pub(crate) struct PolicyDiff {
     requests: u64,
     newly_denied: u64,
     newly_allowed: u64,
+    /// Recorded requests under a policy that one of the sets does not have.
+    unknown_policy: u64,
 }
 
 /// One of the two sets.
@@ -113,14 +117,19 @@ impl Diff {
                 changed_not_kept: 0,
             }
         };
-        let diff =
-            PolicyDiff { old: side(old), new: side(new), requests: 0, newly_denied: 0, newly_allowed: 0 };
+        let (old, new) = (side(old), side(new));
+        let diff = PolicyDiff { old, new, requests: 0, newly_denied: 0, newly_allowed: 0, unknown_policy: 0 };
         Self { pass: Pass::new(names, vec![diff], options.threads), top: options.top }
     }
 
     /// Takes one entry. An entry older than the last one is decided at the time of the last one.
     pub fn push(&mut self, entry: &Entry<'_>) {
         self.pass.push(entry).expect("a diff writes nothing");
+    }
+
+    /// Takes several entries: the same as [`push`](Self::push) of each, in less time.
+    pub fn push_all(&mut self, entries: Entries<'_>) {
+        self.pass.push_all(entries).expect("a diff writes nothing");
     }
 
     /// What differed; `log` is what was read.
@@ -134,31 +143,51 @@ impl Diff {
 
 impl Job for PolicyDiff {
     fn decide(&mut self, batch: &EntryBatch) -> io::Result<()> {
-        batch.for_each(|entry, request| {
+        batch.for_each(|entry, requests| {
             self.old.decider.follow(entry.time_us);
             self.new.decider.follow(entry.time_us);
+            let (old, new) = (self.old.decider.gate(), self.new.decider.gate());
+            let [request] = requests else { return self.decide_call(requests) };
+            let is_known = has_policy_of(old, request) && has_policy_of(new, request);
+            self.unknown_policy += u64::from(!is_known);
             if request.own_verb() != Verb::Check {
-                self.old.decider.adjust(request);
-                self.new.decider.adjust(request);
+                adjust(old, request);
+                adjust(new, request);
                 return;
             }
             self.requests += 1;
-            if !(self.old.decider.has_policy_of(request) && self.new.decider.has_policy_of(request)) {
+            if !is_known {
                 return;
             }
-            let old = self.old.decider.gate().check(request);
-            let new = self.new.decider.gate().check(request);
-            let (was_denied, is_denied) = (old.is_denied(), new.is_denied());
-            self.old.count(&old, was_denied && !is_denied);
-            self.new.count(&new, is_denied && !was_denied);
-            self.newly_denied += u64::from(is_denied && !was_denied);
-            self.newly_allowed += u64::from(was_denied && !is_denied);
+            let (old, new) = (old.check(request), new.check(request));
+            self.count(&old, &new);
         });
         Ok(())
     }
 }
 
 impl PolicyDiff {
+    /// Decides the requests of a call in one step, but those under a policy that one of the sets
+    /// does not have.
+    fn decide_call(&mut self, requests: &[Request<'_>]) {
+        let (old, new) = (self.old.decider.gate(), self.new.decider.gate());
+        let KnownRequests { known, unknown, has_check } = KnownRequests::of(requests, &[old, new]);
+        self.unknown_policy += unknown;
+        let (old, new) = (old.apply(&known), new.apply(&known));
+        if has_check || old.is_denied() || new.is_denied() {
+            self.requests += 1;
+            self.count(&old, &new);
+        }
+    }
+
+    fn count(&mut self, old: &Decisions<'_>, new: &Decisions<'_>) {
+        let (was_denied, is_denied) = (old.is_denied(), new.is_denied());
+        self.old.count(old, was_denied && !is_denied);
+        self.new.count(new, is_denied && !was_denied);
+        self.newly_denied += u64::from(is_denied && !was_denied);
+        self.newly_allowed += u64::from(was_denied && !is_denied);
+    }
+
     fn outcome(&self, log: &LogStats, top: usize) -> DiffOutcome {
         let (old, new) = (self.old.decider.policies(), self.new.decider.policies());
         let names = old.iter().chain(new.iter()).map(slidegate::Policy::name);
@@ -184,7 +213,8 @@ impl PolicyDiff {
             newly_denied_keys_in_all: self.new.changed.len() as u64,
             newly_allowed_keys_in_all: self.old.changed.len() as u64,
             changes_of_keys_not_kept: self.old.changed_not_kept + self.new.changed_not_kept,
-            dropped_keys: self.old.decider.store().dropped + self.new.decider.store().dropped,
+            unknown_policy: self.unknown_policy,
+            dropped_keys: self.old.dropped() + self.new.dropped(),
         }
     }
 }
@@ -192,7 +222,7 @@ impl PolicyDiff {
 impl DiffSide {
     fn count(&mut self, decisions: &Decisions<'_>, is_changed: bool) {
         self.denied += u64::from(decisions.is_denied());
-        for decision in decisions.iter() {
+        for decision in decisions.iter().filter(is_counted) {
             let counts = &mut self.policies[decision.position()];
             counts.seen += 1;
             if decision.is_denied() {
@@ -244,6 +274,10 @@ impl DiffSide {
             denied: counts.denied,
             denied_keys: counts.denied_keys.len() as u64,
         })
+    }
+
+    fn dropped(&self) -> u64 {
+        self.decider.gate().store().stats().dropped
     }
 
     fn changed_by(&self, policies: &PolicySet, name: &str) -> u64 {

@@ -57,10 +57,11 @@ impl RequestLine<'_> {
     }
 }
 
-/// How the verb and the policy of a recorded request are named among its attributes. No attribute
-/// that a policy uses has such a name.
+/// How the verb and the policy of a recorded request, and the requests of a recorded call, are named
+/// among the attributes. No attribute that a policy uses has such a name.
 pub(crate) const VERB: &str = "slidegate verb";
 pub(crate) const POLICY: &str = "slidegate policy";
+pub(crate) const REQUESTS: &str = "slidegate requests";
 
 /// Attributes of an entry besides those that have a field of their own.
 #[derive(Clone, Copy)]
@@ -77,6 +78,16 @@ impl<'a> Extras<'a> {
     #[must_use]
     pub fn of(pairs: &'a [(&'a str, &'a [u8])]) -> Self {
         Self(Source::Given(pairs))
+    }
+
+    /// Whether there is no entry.
+    #[must_use]
+    #[inline]
+    pub fn is_empty(self) -> bool {
+        match self.0 {
+            Source::Given(pairs) => pairs.is_empty(),
+            Source::Parsed(_, spans) => spans.is_empty(),
+        }
     }
 
     /// Name and value of each, in the order of the log.
@@ -145,5 +156,31 @@ impl<'a> Entry<'a> {
             user_agent: text(Text::UserAgent).map(Cow::Borrowed),
             extra: Extras(Source::Parsed(block, block.extras(record))),
         }
+    }
+}
+
+/// Entries of one log that follow one another in time; at least one.
+#[derive(Clone, Copy, Debug)]
+pub struct Entries<'a> {
+    pub(crate) block: &'a Block,
+    pub(crate) records: &'a [Record],
+}
+
+impl<'a> Entries<'a> {
+    pub(crate) fn of(block: &'a Block, records: &'a [Record]) -> Self {
+        Self { block, records }
+    }
+
+    /// How many they are: at least one.
+    #[must_use]
+    #[allow(clippy::len_without_is_empty)] // it is never empty
+    pub fn len(&self) -> usize {
+        self.records.len()
+    }
+
+    /// Each entry, in order of time.
+    pub fn iter(&self) -> impl Iterator<Item = Entry<'a>> {
+        let block = self.block;
+        self.records.iter().map(move |record| Entry::of(block, record))
     }
 }

@@ -31,6 +31,7 @@ mod replay;
 
 mod attributes;
 mod block;
+mod call;
 mod column;
 mod entry;
 mod format;
@@ -42,11 +43,14 @@ mod stats;
 
 mod batch;
 mod compare;
+mod compiled;
 mod decider;
+mod denied_keys;
 mod diff;
-mod key_table;
+mod identity;
 mod pass;
 mod scenario;
+mod store;
 mod sweep;
 mod timeline;
 
@@ -62,7 +66,7 @@ mod simulate;
 
 pub use compare::with_algorithm;
 pub use diff::{Diff, DiffOptions, WordedPolicies};
-pub use entry::{Entry, Extras, RequestLine};
+pub use entry::{Entries, Entry, Extras, RequestLine};
 pub use forecast::{AlgorithmForecast, Bytes, Demand, Forecast, Measurement, Shard};
 pub use format::name::LogFormat;
 pub use malformed::Malformed;

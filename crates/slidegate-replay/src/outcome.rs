@@ -9,10 +9,11 @@ use serde::Serialize;
 use slidegate::{Policy, format_window};
 
 use crate::compare::share;
+use crate::denied_keys::DeniedKey;
 use crate::each::rfc3339;
-use crate::key_table::{DeniedKey, UsageDistribution};
-use crate::scenario::{PolicyCounts, Scenario, ScenarioRole};
+use crate::scenario::{Scenario, ScenarioRole};
 use crate::stats::{LogStats, LogSummary};
+use crate::store::UsageDistribution;
 use crate::sweep::{Sweep, SweepPoint};
 use crate::timeline::TimeAxis;
 
@@ -114,6 +115,8 @@ pub struct ScenarioOutcome {
     pub denied: u64,
     /// Requests that no policy applied to.
     pub unmatched: u64,
+    /// Recorded requests, refunds and penalties under a policy that these policies do not have.
+    pub unknown_policy: u64,
     /// Denied requests that the log shows as answered with a status from 200 to 399.
     pub denied_successes: u64,
     /// Keys that the store dropped although they still counted: above 0, some denials are missing.
@@ -254,6 +257,9 @@ pub struct SweepOutcome {
     pub seen: u64,
     /// Different keys.
     pub keys: u64,
+    /// Recorded requests, refunds and penalties under a policy that is not part of the sweep: one
+    /// that the configuration does not have, or a shadow that is not swept.
+    pub unknown_policy: u64,
     /// The greatest share of those requests that may be denied.
     pub deny_at_most: String,
     /// Each value, ascending.
@@ -289,11 +295,25 @@ impl Outcome {
         top: usize,
     ) -> Self {
         // All scenarios decide the same entries, so their timelines have one axis.
-        let axis = scenarios.first().map(|first| first.timeline.axis()).unwrap_or_default();
-        let outcomes = scenarios.iter().map(|one| ScenarioOutcome::of(one, scenarios, axis, top)).collect();
+        let axis = scenarios.first().map(|first| first.tally.timeline.axis()).unwrap_or_default();
+        let outcomes: Vec<_> =
+            scenarios.iter().map(|one| ScenarioOutcome::of(one, scenarios, axis, top)).collect();
         let sweep = sweep
             .zip(scenarios.first())
             .map(|((sweep, points), configured)| SweepOutcome::of(sweep, points, configured));
+        let mut notes = vec![
+            "A replay cannot know of retries after a denial, nor of clients that slow down when they are denied: \
+             real traffic under these policies would differ."
+                .to_owned(),
+        ];
+        notes.extend(outcomes.iter().filter(|one| one.unknown_policy > 0).map(|one| {
+            let (count, name) = (one.unknown_policy, &one.name);
+            format!("{name}: {count} recorded requests are under a policy that it does not have: no policy decided them.")
+        }));
+        notes.extend(sweep.iter().filter(|sweep| sweep.unknown_policy > 0).map(|sweep| {
+            let count = sweep.unknown_policy;
+            format!("The sweep leaves out {count} recorded requests: they are under a policy that is not part of it.")
+        }));
         Self {
             schema: SCHEMA,
             command: None,
@@ -301,11 +321,7 @@ impl Outcome {
             time: TimeOutcome::of(axis),
             scenarios: outcomes,
             sweep,
-            notes: vec![
-                "A replay cannot know of retries after a denial, nor of clients that slow down when they are denied: \
-                 real traffic under these policies would differ."
-                    .to_owned(),
-            ],
+            notes,
         }
     }
 
@@ -366,21 +382,13 @@ impl ScenarioOutcome {
             ScenarioRole::Exact => ("exact", None),
             ScenarioRole::Compared { exact } => ("compared", all.get(exact).map(|exact| exact.name.clone())),
         };
-        let (counts, store) = (scenario.counts, scenario.store());
-        let over_time = scenario.timeline.on(axis);
+        let (counts, store) = (scenario.tally.counts, scenario.store());
+        let over_time = scenario.tally.timeline.on(axis);
         let policies = scenario.policies();
         let policies = policies.iter().enumerate().map(|(at, policy)| {
-            let truth = scenario.truth.as_ref().map(|truth| TruthOutcome::of(&truth.policies[at], axis, top));
-            PolicyOutcome {
-                truth,
-                ..PolicyOutcome::of(
-                    policy,
-                    scenario.words().policy(policy),
-                    &scenario.policies[at],
-                    axis,
-                    top,
-                )
-            }
+            let truth =
+                scenario.tally.truth.as_ref().map(|truth| TruthOutcome::of(&truth.policies[at], axis, top));
+            PolicyOutcome { truth, ..PolicyOutcome::of(scenario, at, policy, axis, top) }
         });
         Self {
             name: scenario.name.clone(),
@@ -390,6 +398,7 @@ impl ScenarioOutcome {
             allowed: counts.requests - counts.denied,
             denied: counts.denied,
             unmatched: counts.unmatched,
+            unknown_policy: counts.unknown_policy,
             denied_successes: counts.denied_successes,
             dropped_keys: store.dropped,
             max_keys: store.max_keys,
@@ -401,13 +410,14 @@ impl ScenarioOutcome {
 }
 
 impl PolicyOutcome {
-    fn of(policy: &Policy, description: String, counts: &PolicyCounts, axis: TimeAxis, top: usize) -> Self {
-        let (keys, has_more_keys) = counts.keys.keys();
-        let UsageDistribution { tenths, denied } = counts.keys.usage();
-        let most_denied = counts.keys.most_denied(top);
+    fn of(scenario: &Scenario, at: usize, policy: &Policy, axis: TimeAxis, top: usize) -> Self {
+        let counts = &scenario.tally.policies[at];
+        let (keys, has_more_keys) = scenario.keys(at);
+        let UsageDistribution { tenths, denied } = scenario.usage(at);
+        let most_denied = counts.denied_keys.most_denied(top);
         Self {
             name: policy.name().to_owned(),
-            description,
+            description: scenario.words().policy(policy),
             enforced: policy.is_enforced(),
             algorithm: policy.quota().algorithm().to_string(),
             limit: policy.quota().limit(),
@@ -417,8 +427,8 @@ impl PolicyOutcome {
             denied: counts.denied,
             keys,
             has_more_keys,
-            denied_keys: counts.keys.denied_keys,
-            denials_not_kept: counts.keys.denials_not_kept,
+            denied_keys: counts.denied_keys.count,
+            denials_not_kept: counts.denied_keys.denials_not_kept,
             usage: UsageOutcome { allowed_keys_by_tenth: tenths, denied_keys: denied },
             denied_over_time: if counts.denied == 0 { Vec::new() } else { counts.timeline.on(axis) },
             most_denied: most_denied.into_iter().map(|key| KeyOutcome::of(key, axis)).collect(),
@@ -486,14 +496,14 @@ impl SweepOutcome {
         let at = sweep.position(&policies).expect("the sweep was started with these policies");
         let policy = policies.iter().nth(at).expect("a position of the set");
         let setting = sweep.setting();
-        let seen = configured.policies[at].seen;
-        let (keys, _) = configured.policies[at].keys.keys();
+        let seen = configured.tally.policies[at].seen;
+        let (keys, _) = configured.keys(at);
         let outcomes = points.iter().map(|point| SweepPointOutcome {
             value: setting.text(point.value),
             number: setting.number(point.value),
-            denied: point.denied,
-            denied_keys: point.denied_keys(),
-            requests_denied: point.denied_in_all,
+            denied: point.counts.denied,
+            denied_keys: point.counts.denied_keys,
+            requests_denied: point.counts.denied_in_all,
             dropped_keys: point.dropped(),
         });
         let outcomes: Vec<_> = outcomes.collect();
@@ -504,6 +514,7 @@ impl SweepOutcome {
             configured: setting.text(setting.of(policy.quota())),
             seen,
             keys,
+            unknown_policy: points.first().map_or(0, |point| point.counts.unknown_policy),
             deny_at_most: sweep.deny_at_most().to_string(),
             points: outcomes,
             recommended,

@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use crate::batch::{AttributeNames, EntryBatch};
-use crate::entry::Entry;
+use crate::entry::{Entries, Entry};
 
 /// Batches that may wait for a thread: it always has the next one, and memory stays bounded.
 const BATCHES_AHEAD: usize = 4;
@@ -79,6 +79,22 @@ impl<J: Job> Pass<J> {
     pub(crate) fn push(&mut self, entry: &Entry<'_>) -> io::Result<()> {
         self.batch.push(entry);
         if self.batch.is_full() { self.decide() } else { Ok(()) }
+    }
+
+    /// Takes entries, as [`push`](Self::push) does.
+    ///
+    /// # Errors
+    /// As for [`push`](Self::push).
+    pub(crate) fn push_all(&mut self, entries: Entries<'_>) -> io::Result<()> {
+        let Entries { block, mut records } = entries;
+        while !records.is_empty() {
+            let taken = self.batch.extend(Entries { block, records });
+            records = &records[taken..];
+            if self.batch.is_full() {
+                self.decide()?;
+            }
+        }
+        Ok(())
     }
 
     fn decide(&mut self) -> io::Result<()> {

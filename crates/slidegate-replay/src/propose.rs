@@ -11,9 +11,9 @@ use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
 use slidegate::client_addr::{Ipv6Prefix, group};
-use slidegate::{Request, Timestamp, Value, Verb, format_window};
+use slidegate::{Request, Timestamp, Value, format_window};
 
-use crate::attributes::request;
+use crate::call::for_each_check;
 use crate::entry::Entry;
 use crate::share::Share;
 use peaks::{KeyPeaks, Percentiles};
@@ -110,12 +110,11 @@ impl Survey {
 
     /// Counts an entry.
     pub fn count(&mut self, entry: &Entry<'_>) {
-        let status = entry.status.to_string();
-        let request = request(entry, &status);
-        if request.own_verb() != Verb::Check {
-            return;
-        }
-        self.now = self.now.max(Timestamp::from_micros(entry.time_us));
+        for_each_check(entry, |request| self.count_check(entry.time_us, request));
+    }
+
+    fn count_check(&mut self, time_us: u64, request: &Request<'_>) {
+        self.now = self.now.max(Timestamp::from_micros(time_us));
         let now_us = self.now.as_micros();
         self.first_us.get_or_insert(now_us);
         self.requests += 1;
@@ -123,7 +122,7 @@ impl Survey {
             *count += u64::from(request.value(name).is_some());
         }
         let cost = request.asked_cost();
-        let of = |kind| key(&self.hasher, &request, kind);
+        let of = |kind| key(&self.hasher, request, kind);
         let keys = [of(Kind::Address), of(Kind::User), of(Kind::Login)];
         for (peaks, key) in [&mut self.ips, &mut self.users, &mut self.logins].into_iter().zip(keys) {
             if let Some(key) = key {
@@ -131,7 +130,7 @@ impl Survey {
             }
         }
         if keys[2].is_some()
-            && let Some(path) = text(&request, "path")
+            && let Some(path) = text(request, "path")
             && (self.login_paths.len() < login::MAX_PATHS || self.login_paths.contains_key(path))
         {
             *self.login_paths.entry(path.to_owned()).or_default() += 1;
@@ -164,16 +163,13 @@ impl Proposal {
     /// Decides an entry under the limits that come into question.
     pub fn try_out(&mut self, entry: &Entry<'_>) {
         self.now = self.now.max(Timestamp::from_micros(entry.time_us));
-        let status = entry.status.to_string();
-        let request = request(entry, &status);
-        if request.own_verb() != Verb::Check {
-            return;
-        }
-        for policy in &mut self.policies {
-            if let Some(key) = key(&self.survey.hasher, &request, policy.kind) {
-                policy.trial.check(key, self.now, request.asked_cost());
+        for_each_check(entry, |request| {
+            for policy in &mut self.policies {
+                if let Some(key) = key(&self.survey.hasher, request, policy.kind) {
+                    policy.trial.check(key, self.now, request.asked_cost());
+                }
             }
-        }
+        });
     }
 
     /// Requests of the log.

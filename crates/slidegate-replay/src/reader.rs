@@ -8,6 +8,7 @@
 //! Memory is bounded for any log: blocks of lines, and the lines that [`Reorder`] holds back.
 
 use std::cmp::Reverse;
+use std::collections::binary_heap::PeekMut;
 use std::collections::{BinaryHeap, VecDeque};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -15,28 +16,35 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::entry::Entry;
+use crate::block::Block;
+use crate::entry::{Entries, Entry};
 use crate::format::detect::detect;
 use crate::format::field::{FieldCounts, TimeRules};
-use crate::format::name::{LogFormat, ParserOptions};
+use crate::format::name::ParserOptions;
 use crate::format::wrapper::Unwrapper;
 use crate::input::blocks::{BlockReader, MAX_EXAMPLES, Tally};
 use crate::input::paths::find;
 use crate::input::pool::{Feed, Pool};
 use crate::input::stream::{Compression, LogStream};
-use crate::reorder::{PendingLine, RecordHandle, Reorder};
+use crate::reorder::{FollowLimit, PendingLine, Reorder};
 use crate::stats::{LogStats, LogSummary, MalformedLine, TimeJump};
 
 mod log;
+mod merge;
 mod open_log;
 mod options;
+mod progress;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests;
+mod unreadable;
 
 use log::{FailingStream, Log, Source, sample};
-use open_log::{LiveBlock, OpenLog};
+use merge::{Head, Run};
+use open_log::{LiveBlock, NextLine, OpenLog};
 pub use options::LogOptions;
+pub use progress::Progress;
+use unreadable::unreadable;
 
 /// Most logs that are open at once: below the usual limit of file descriptors.
 const MAX_OPEN_LOGS: usize = 512;
@@ -50,6 +58,8 @@ const MANY_LOGS: usize = 16;
 const MAX_PARSING_THREADS: usize = 8;
 /// A pause between two requests that is worth a note.
 const GAP_US: u64 = 24 * 3600 * 1_000_000;
+/// Entries that are handed out together at most: more would only delay what is done between them.
+const MAX_RUN: usize = 1024;
 
 /// Access logs that are being read.
 #[allow(missing_debug_implementations)] // streams have none
@@ -62,10 +72,10 @@ pub struct LogReader {
     next_log: usize,
     /// By slot; `None` for one that is free.
     open: Vec<Option<OpenLog>>,
-    /// The next entry of each open log.
+    /// The next entry of each open log, but of the one that the current entry is of.
     heads: BinaryHeap<Reverse<Head>>,
-    /// The entry handed out last, whose log has to go on.
-    current: Option<Head>,
+    /// What is handed out now, and whose log has to go on then.
+    current: Option<Run>,
     pool: Option<Pool>,
     /// Inputs by their names, and whether any line was readable.
     inputs: Vec<(String, bool)>,
@@ -76,26 +86,6 @@ pub struct LogReader {
     bytes_read: Arc<AtomicU64>,
     total_bytes: Option<u64>,
     stats: LogStats,
-}
-
-/// The next entry of a log. The order of the fields is the order of the merge.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Head {
-    time_us: u64,
-    log: usize,
-    number: u64,
-    slot: usize,
-    handle: RecordHandle,
-}
-
-/// How far the logs have been read, in bytes on disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
-    /// Bytes read so far, including read-ahead.
-    pub bytes_read: u64,
-    /// The length of all files. `None` if there is a pipe. A log that is still written can grow
-    /// past it.
-    pub total_bytes: Option<u64>,
 }
 
 impl LogReader {
@@ -278,19 +268,71 @@ impl LogReader {
     /// [`strict`](LogOptions::strict) the first malformed or late line is an error that ends the
     /// reading at once.
     pub fn next_entry(&mut self) -> io::Result<Option<Entry<'_>>> {
-        if let Some(head) = self.current.take() {
-            self.release(head);
-            self.advance(head.slot)?;
+        let Some(Run { slot, block, next, .. }) = self.next_run(1)? else { return Ok(None) };
+        let block = self.block(slot, block);
+        Ok(Some(Entry::of(block, &block.parsed.records[next])))
+    }
+
+    /// The next entries: as [`next_entry`](Self::next_entry), but as many as follow one another in
+    /// their log, up to a thousand. It takes a tenth of the time.
+    ///
+    /// # Errors
+    /// As for [`next_entry`](Self::next_entry).
+    pub fn next_entries(&mut self) -> io::Result<Option<Entries<'_>>> {
+        let Some(Run { slot, block, next, end, .. }) = self.next_run(MAX_RUN)? else { return Ok(None) };
+        let block = self.block(slot, block);
+        Ok(Some(Entries::of(block, &block.parsed.records[next..end])))
+    }
+
+    fn block(&self, slot: usize, block: usize) -> &Block {
+        let open = self.open[slot].as_ref().expect("the log of a run is open");
+        &open.blocks[block].as_ref().expect("the block of a run is live").block
+    }
+
+    /// Up to so many records, which count as handed out then.
+    #[inline]
+    fn next_run(&mut self, most: usize) -> io::Result<Option<Run>> {
+        if self.current.is_none_or(|run| run.next == run.end) {
+            self.current = self.start_run()?;
         }
-        let Some(head) = self.next_head()? else {
+        let Some(current) = &mut self.current else {
             self.finish();
             return self.failures.pop_front().map_or(Ok(None), Err);
         };
-        self.current = Some(head);
+        let run = *current;
+        current.next = run.end.min(run.next + most);
+        Ok(Some(Run { end: current.next, ..run }))
+    }
+
+    /// The least head of all logs, and those that follow it in its block and are less than all
+    /// others.
+    fn start_run(&mut self) -> io::Result<Option<Run>> {
+        let mut following = None;
+        if let Some(run) = self.current.take() {
+            self.release(run);
+            following = self.advance(run.slot)?;
+        }
+        let Some(head) = self.next_head(following)? else { return Ok(None) };
         self.note_time(head)?;
-        let open = self.open[head.slot].as_ref().expect("a head's log is open");
-        let live = open.blocks[head.handle.block as usize].as_ref().expect("a head's block is live");
-        Ok(Some(Entry::of(&live.block, &live.block.parsed.records[head.handle.record as usize])))
+        // Those of the same time as another log's head come after it, or before it.
+        let others_us = self.heads.peek().map_or(u64::MAX, |Reverse(other)| {
+            if head.log < other.log { other.time_us.saturating_add(1) } else { other.time_us }
+        });
+        let next_log = self.logs.get(self.next_log);
+        let unopened_us = next_log.map_or(u64::MAX, |log| log.first_us.saturating_sub(self.slack_us()));
+        let limit = FollowLimit {
+            most: MAX_RUN - 1,
+            before_us: others_us.min(unopened_us),
+            gap_us: GAP_US,
+            is_due_only: true,
+        };
+        let open = self.open[head.slot].as_mut().expect("a head's log is open");
+        let len = 1 + open.following(head.line, head.release, limit);
+        let [block, next] = [head.line.handle.block, head.line.handle.record].map(|number| number as usize);
+        let run = Run { slot: head.slot, block, next, end: next + len, len };
+        let records = &self.block(run.slot, block).parsed.records;
+        self.newest_us = self.newest_us.max(records[run.end - 1].time_us);
+        Ok(Some(run))
     }
 
     /// What has been read so far, including buffered lines.
@@ -303,23 +345,30 @@ impl LogReader {
         Progress { bytes_read: self.bytes_read.load(Ordering::Relaxed), total_bytes: self.total_bytes }
     }
 
-    /// The least head of all logs, after those were opened that may have a lesser one.
-    fn next_head(&mut self) -> io::Result<Option<Head>> {
+    /// The least head of all logs, after those were opened that may have a lesser one. `following`
+    /// is that of the log that the last entry was of, and not among the others.
+    #[inline]
+    fn next_head(&mut self, following: Option<Head>) -> io::Result<Option<Head>> {
         if self.is_finished {
             return Ok(None);
         }
-        let slack_us = self.slack_us();
         while let Some(log) = self.logs.get(self.next_log) {
-            let is_due = self
-                .heads
-                .peek()
-                .is_none_or(|Reverse(head)| log.first_us.saturating_sub(slack_us) <= head.time_us);
+            let least = following.into_iter().chain(self.heads.peek().map(|Reverse(head)| *head)).min();
+            let is_due =
+                least.is_none_or(|head| log.first_us.saturating_sub(self.slack_us()) <= head.time_us);
             if !is_due {
                 break;
             }
             self.open_next()?;
         }
-        Ok(self.heads.pop().map(|Reverse(head)| head))
+        // A log alone is read without the heap.
+        Ok(match (following, self.heads.peek_mut()) {
+            (Some(following), Some(mut least)) if least.0 < following => {
+                Some(std::mem::replace(&mut least.0, following))
+            }
+            (Some(following), _) => Some(following),
+            (None, least) => least.map(|least| PeekMut::pop(least).0),
+        })
     }
 
     fn slack_us(&self) -> u64 {
@@ -377,22 +426,24 @@ impl LogReader {
             self.open.push(None);
         }
         self.open[slot] = Some(open);
-        self.advance(slot)
+        let head = self.advance(slot)?;
+        self.heads.extend(head.map(Reverse));
+        Ok(())
     }
 
     /// Finds the next head of a log, or closes it.
     #[inline]
-    fn advance(&mut self, slot: usize) -> io::Result<()> {
+    fn advance(&mut self, slot: usize) -> io::Result<Option<Head>> {
         loop {
             let logs_open = self.open.len();
-            let Some(open) = &mut self.open[slot] else { return Ok(()) };
-            if let Some(PendingLine { time_us, number, handle }) = open.next_pending(logs_open) {
-                self.heads.push(Reverse(Head { time_us, log: open.log, number, slot, handle }));
-                return Ok(());
+            let Some(open) = &mut self.open[slot] else { return Ok(None) };
+            if let Some(NextLine { line, release }) = open.next_pending(logs_open) {
+                let PendingLine { time_us, number, .. } = line;
+                return Ok(Some(Head { time_us, log: open.log, number, slot, line, release }));
             }
             if open.has_ended {
                 self.open[slot] = None;
-                return Ok(());
+                return Ok(None);
             }
             self.take_block(slot)?;
         }
@@ -505,16 +556,14 @@ impl LogReader {
         io::Error::new(io::ErrorKind::InvalidData, error)
     }
 
-    /// Lets go of the entry that was handed out last.
-    #[inline]
-    fn release(&mut self, head: Head) {
-        let Some(open) = &mut self.open[head.slot] else { return };
-        let number = head.handle.block as usize;
-        let Some(live) = &mut open.blocks[number] else { return };
-        live.remaining -= 1;
+    /// Lets go of the entries that were handed out last.
+    fn release(&mut self, run: Run) {
+        let Some(open) = &mut self.open[run.slot] else { return };
+        let Some(live) = &mut open.blocks[run.block] else { return };
+        live.remaining -= run.len;
         // The newest block may have records that have not been taken in.
         if live.remaining == 0
-            && let Some(live) = open.blocks[number].take()
+            && let Some(live) = open.blocks[run.block].take()
         {
             open.held_bytes -= live.block.held_bytes();
             open.spare = Some(live.block);
@@ -542,25 +591,4 @@ impl LogReader {
             self.failures.push_back(io::Error::new(io::ErrorKind::InvalidData, text));
         }
     }
-}
-
-/// The error for an input without requests: "0 denied" for a file in another format would mislead.
-fn unreadable(name: &str, lines: u64, stats: &LogStats, is_named: bool) -> String {
-    if lines == 0 {
-        return format!("{name}: the log is empty: nothing to replay");
-    }
-    let format = stats.logs.first().map_or("", |log| log.format.as_str());
-    let mut text = if is_named {
-        format!("{name}: no request in {lines} lines: expected lines of the format `{format}`")
-    } else {
-        format!(
-            "{name}: no request in {lines} lines: its format is not known; name it with `--log-format`, one of {}",
-            LogFormat::NAMES
-        )
-    };
-    for line in &stats.malformed_lines {
-        text.push_str("\n  ");
-        text.push_str(&line.to_string());
-    }
-    text
 }

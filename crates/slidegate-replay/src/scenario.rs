@@ -1,18 +1,21 @@
 //! Scenarios: named sets of policies that decide the entries of a log, and what they decided.
 //!
-//! Each has a gate of its own, whose clock follows the log. The decisions are those of the gate:
-//! there is no second implementation of any algorithm here.
+//! Each has a gate of its own, whose clock follows the log. There is no second implementation of
+//! any algorithm here.
 
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use slidegate::{Decisions, MemoryStats, PolicySet, Timestamp, Verb};
+use slidegate::{Decisions, Gate, PolicySet, Request, Timestamp, Verb};
 
 use crate::batch::{BatchEntry, EntryBatch};
+use crate::call::is_counted;
 use crate::compare::Truth;
-use crate::decider::Decider;
+use crate::decider::{CheckVerdict, Decider, DecisionCounter, KnownRequests, adjust, has_policy_of};
+use crate::denied_keys::DeniedKeys;
 use crate::each::DecisionLine;
-use crate::key_table::KeyTable;
+use crate::store::keys::KeyRecord;
+use crate::store::{ReplayStore, ReplayStoreStats, UsageDistribution};
 use crate::timeline::{MAX_BUCKETS, Timeline, VerdictCounts};
 use crate::wording::Words;
 
@@ -22,6 +25,12 @@ pub(crate) struct Scenario {
     pub(crate) name: String,
     pub(crate) role: ScenarioRole,
     decider: Decider,
+    pub(crate) tally: Tally,
+}
+
+/// What a scenario has decided so far.
+#[derive(Debug)]
+pub(crate) struct Tally {
     words: Words,
     pub(crate) counts: RequestCounts,
     pub(crate) timeline: Timeline<VerdictCounts>,
@@ -31,6 +40,8 @@ pub(crate) struct Scenario {
     pub(crate) truth: Option<Box<Truth>>,
     /// Where each decision is written as a line of JSON.
     each: Option<EachWriter>,
+    /// Whether the lines of the last batch were written.
+    written: io::Result<()>,
 }
 
 /// Why a scenario is part of a replay.
@@ -52,6 +63,8 @@ pub(crate) struct RequestCounts {
     pub(crate) denied: u64,
     /// Requests that no policy applied to.
     pub(crate) unmatched: u64,
+    /// Recorded requests, of any verb, under a policy that these policies do not have.
+    pub(crate) unknown_policy: u64,
     /// Denied requests that the server had answered with success, status 200 to 399.
     pub(crate) denied_successes: u64,
 }
@@ -62,7 +75,7 @@ pub(crate) struct PolicyCounts {
     pub(crate) seen: u64,
     pub(crate) denied: u64,
     pub(crate) timeline: Timeline<u32>,
-    pub(crate) keys: KeyTable,
+    pub(crate) denied_keys: DeniedKeys,
 }
 
 struct EachWriter(Box<dyn Write + Send>);
@@ -83,22 +96,21 @@ impl Scenario {
     ) -> Self {
         let is_compared = matches!(role, ScenarioRole::Compared { .. });
         let truth = is_compared.then(|| Box::new(Truth::of(&policies, max_keys)));
-        Self {
-            name: name.into(),
-            role,
+        let tally = Tally {
             policies: policies.iter().map(|_| PolicyCounts::default()).collect(),
-            decider: Decider::new(policies, max_keys),
             words,
             counts: RequestCounts::default(),
             timeline: Timeline::new(MAX_BUCKETS),
             truth,
             each: None,
-        }
+            written: Ok(()),
+        };
+        Self { name: name.into(), role, decider: Decider::new(policies, max_keys), tally }
     }
 
     /// Writes each decision as a line of JSON.
     pub(crate) fn write_each(&mut self, to: Box<dyn Write + Send>) {
-        self.each = Some(EachWriter(to));
+        self.tally.each = Some(EachWriter(to));
     }
 
     /// Decides the entries of a batch in their order.
@@ -106,40 +118,44 @@ impl Scenario {
     /// # Errors
     /// A line cannot be written. The entry is decided anyway.
     pub(crate) fn decide(&mut self, batch: &EntryBatch) -> io::Result<()> {
-        let mut written = Ok(());
-        batch.for_each(|entry, request| {
-            let now = self.decider.follow(entry.time_us);
-            if request.own_verb() != Verb::Check {
-                self.decider.adjust(request);
-                if let Some(truth) = &mut self.truth {
-                    truth.adjust(now, request);
-                }
-                return;
-            }
-            if !self.decider.has_policy_of(request) {
-                self.count_unmatched(now);
-                return;
-            }
-            let expected = self.truth.as_mut().map(|truth| truth.peek(now, request));
-            let decisions = self.decider.gate().check(request);
-            self.count(now, entry, &decisions);
-            if let (Some(truth), Some(expected)) = (&mut self.truth, expected) {
-                truth.judge(request, &decisions, &expected, &self.words);
-            }
-            if let Some(EachWriter(out)) = &mut self.each
-                && written.is_ok()
-            {
-                written = DecisionLine::of(now, &decisions, &self.words).write(out);
-            }
-        });
-        written
+        let Self { decider, tally, .. } = self;
+        if tally.truth.is_some() || tally.each.is_some() {
+            // Each decision is needed in full.
+            decider.decide_ordinary(batch, tally);
+        } else {
+            decider.decide(batch, tally);
+        }
+        std::mem::replace(&mut tally.written, Ok(()))
     }
 
     /// Writes what is buffered of the lines of [`write_each`](Self::write_each).
     pub(crate) fn finish(&mut self) -> io::Result<()> {
-        self.each.as_mut().map_or(Ok(()), |each| each.0.flush())
+        self.tally.each.as_mut().map_or(Ok(()), |each| each.0.flush())
     }
 
+    pub(crate) fn policies(&self) -> Arc<PolicySet> {
+        self.decider.policies()
+    }
+
+    pub(crate) fn words(&self) -> &Words {
+        &self.tally.words
+    }
+
+    pub(crate) fn store(&self) -> ReplayStoreStats {
+        self.decider.gate().store().stats()
+    }
+
+    /// How many keys of a policy were seen, and whether there were more.
+    pub(crate) fn keys(&self, policy: usize) -> (u64, bool) {
+        self.decider.gate().store().keys(policy)
+    }
+
+    pub(crate) fn usage(&self, policy: usize) -> UsageDistribution {
+        self.decider.gate().store().usage(policy)
+    }
+}
+
+impl Tally {
     /// Counts a request that was under a policy which these policies do not have.
     fn count_unmatched(&mut self, now: Timestamp) {
         self.counts.requests += 1;
@@ -148,11 +164,9 @@ impl Scenario {
     }
 
     #[inline]
-    fn count(&mut self, now: Timestamp, entry: BatchEntry, decisions: &Decisions<'_>) {
-        let now_us = now.as_micros();
-        let is_denied = decisions.is_denied();
+    fn count_request(&mut self, now: Timestamp, entry: BatchEntry, is_denied: bool) {
         self.counts.requests += 1;
-        let bucket = self.timeline.at(now_us);
+        let bucket = self.timeline.at(now.as_micros());
         if is_denied {
             bucket.denied += 1;
             self.counts.denied += 1;
@@ -160,35 +174,113 @@ impl Scenario {
         } else {
             bucket.allowed += 1;
         }
-        let mut policies = 0;
-        for decision in decisions.iter() {
-            policies += 1;
+    }
+
+    fn write_line(&mut self, now: Timestamp, decisions: &Decisions<'_>) {
+        if let Some(EachWriter(out)) = &mut self.each
+            && self.written.is_ok()
+        {
+            self.written = DecisionLine::of(now, decisions, &self.words).write(out);
+        }
+    }
+
+    fn count_decisions(
+        &mut self,
+        now: Timestamp,
+        entry: BatchEntry,
+        store: &ReplayStore,
+        decisions: &Decisions<'_>,
+    ) {
+        self.count_request(now, entry, decisions.is_denied());
+        self.counts.unmatched += u64::from(decisions.iter().len() == 0);
+        for decision in decisions.iter().filter(is_counted) {
             let counts = &mut self.policies[decision.position()];
             counts.seen += 1;
             if decision.is_denied() {
                 counts.denied += 1;
-                *counts.timeline.at(now_us) += 1;
+                *counts.timeline.at(now.as_micros()) += 1;
             }
-            counts.keys.count(&decision, &self.words);
+            store.record(decision.position(), &decision.key(), decision.used(), |record| {
+                if decision.is_denied() {
+                    counts.denied_keys.add(record, &decision, &self.words);
+                }
+            });
         }
-        self.counts.unmatched += u64::from(policies == 0);
+    }
+}
+
+impl DecisionCounter for Tally {
+    const NEEDS_FIRST_DENIAL: bool = true;
+
+    fn decide(&mut self, gate: &Gate<ReplayStore>, now: Timestamp, entry: BatchEntry, request: &Request<'_>) {
+        let is_known = has_policy_of(gate, request);
+        self.counts.unknown_policy += u64::from(!is_known);
+        if request.own_verb() != Verb::Check {
+            adjust(gate, request);
+            if let Some(truth) = &mut self.truth {
+                truth.adjust(now, request);
+            }
+            return;
+        }
+        if !is_known {
+            self.count_unmatched(now);
+            return;
+        }
+        let expected = self.truth.as_mut().map(|truth| truth.peek(now, request));
+        let decisions = gate.check(request);
+        self.count_decisions(now, entry, gate.store(), &decisions);
+        if let (Some(truth), Some(expected)) = (&mut self.truth, expected) {
+            truth.judge(request, &decisions, &expected, &self.words);
+        }
+        self.write_line(now, &decisions);
     }
 
-    pub(crate) fn policies(&self) -> Arc<PolicySet> {
-        self.decider.policies()
+    fn decide_call(
+        &mut self,
+        gate: &Gate<ReplayStore>,
+        now: Timestamp,
+        entry: BatchEntry,
+        call: &KnownRequests<'_>,
+    ) {
+        let KnownRequests { known, unknown, has_check } = call;
+        self.counts.unknown_policy += unknown;
+        if known.is_empty() {
+            if *has_check {
+                self.count_unmatched(now);
+            }
+            return;
+        }
+        let expected = self.truth.as_mut().map(|truth| truth.peek_checks(now, known));
+        let decisions = gate.apply(known);
+        // Like refunds, peeks that were allowed are no requests of clients.
+        if *has_check || decisions.is_denied() {
+            self.count_decisions(now, entry, gate.store(), &decisions);
+            self.write_line(now, &decisions);
+        }
+        if let (Some(truth), Some(fits)) = (&mut self.truth, expected) {
+            truth.judge_call(known, &decisions, &fits, &self.words);
+        }
     }
 
-    pub(crate) fn words(&self) -> &Words {
-        &self.words
+    #[inline]
+    fn count(&mut self, now: Timestamp, entry: BatchEntry, verdict: CheckVerdict<'_>) {
+        self.count_request(now, entry, verdict.is_denied);
+        self.counts.unmatched += u64::from(verdict.policies.is_empty());
+        for one in verdict.policies {
+            self.policies[one.policy].seen += 1;
+        }
     }
 
-    pub(crate) fn store(&self) -> MemoryStats {
-        self.decider.store()
+    fn count_denied(&mut self, now: Timestamp, policy: usize, key: &mut KeyRecord) {
+        let counts = &mut self.policies[policy];
+        counts.denied += 1;
+        *counts.timeline.at(now.as_micros()) += 1;
+        counts.denied_keys.add_again(key, now);
     }
 }
 
 impl Default for PolicyCounts {
     fn default() -> Self {
-        Self { seen: 0, denied: 0, timeline: Timeline::new(MAX_BUCKETS), keys: KeyTable::default() }
+        Self { seen: 0, denied: 0, timeline: Timeline::new(MAX_BUCKETS), denied_keys: DeniedKeys::default() }
     }
 }

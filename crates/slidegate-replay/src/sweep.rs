@@ -3,17 +3,19 @@
 //! Every value has a gate of its own with all policies of the set, as what one policy denies is not
 //! charged on the others. So each figure is what a replay with that value alone would give.
 
-use std::collections::HashSet;
-use std::hash::{BuildHasherDefault, RandomState};
 use std::str::FromStr;
 use std::time::Duration;
 
-use slidegate::{PolicySet, Quota, Verb, format_window, parse_window};
+use slidegate::{
+    Decisions, Gate, PolicyDecision, PolicySet, Quota, Request, Timestamp, Verb, format_window, parse_window,
+};
 
-use crate::batch::EntryBatch;
-use crate::decider::Decider;
-use crate::key_table::{IdentityHasher, MAX_COUNTED_KEYS, hash};
+use crate::batch::{BatchEntry, EntryBatch};
+use crate::call::is_counted;
+use crate::decider::{CheckVerdict, Decider, DecisionCounter, KnownRequests, adjust, has_policy_of};
 use crate::share::{Share, percent};
+use crate::store::ReplayStore;
+use crate::store::keys::{KeyRecord, NOT_DENIED, NOT_KEPT};
 
 /// Most values of a sweep. Each decides every request, which takes about a fifth of a microsecond
 /// per policy, and has its own usage of every key.
@@ -47,15 +49,22 @@ pub(crate) struct SweepPoint {
     /// The limit, or the window in microseconds.
     pub(crate) value: u64,
     decider: Decider,
+    pub(crate) counts: SweepCounts,
+}
+
+/// What one value has denied.
+#[derive(Debug)]
+pub(crate) struct SweepCounts {
     /// The position of the swept policy.
     policy: usize,
-    hasher: RandomState,
-    pub(crate) seen: u64,
     /// Requests that the swept policy denied.
     pub(crate) denied: u64,
+    /// Keys that it denied, of those that are counted.
+    pub(crate) denied_keys: u64,
     /// Requests that any enforced policy denied.
     pub(crate) denied_in_all: u64,
-    denied_keys: HashSet<u64, BuildHasherDefault<IdentityHasher>>,
+    /// Recorded requests, of any verb, under a policy that is not part of the sweep.
+    pub(crate) unknown_policy: u64,
 }
 
 impl FromStr for Sweep {
@@ -217,7 +226,7 @@ impl Sweep {
             order.reverse();
         }
         let at_most = self.deny_at_most;
-        let fits = |at: &usize| !at_most.is_exceeded_by(points[*at].denied, seen);
+        let fits = |at: &usize| !at_most.is_exceeded_by(points[*at].counts.denied, seen);
         let name = setting.name();
         let words = |at: usize| points[at].in_words((seen, keys));
         let Some(rank) = order.iter().position(fits) else {
@@ -316,12 +325,13 @@ impl Sweep {
             Ok(SweepPoint {
                 value,
                 decider: Decider::new(set, max_keys),
-                policy,
-                hasher: RandomState::new(),
-                seen: 0,
-                denied: 0,
-                denied_in_all: 0,
-                denied_keys: HashSet::default(),
+                counts: SweepCounts {
+                    policy,
+                    denied: 0,
+                    denied_keys: 0,
+                    denied_in_all: 0,
+                    unknown_policy: 0,
+                },
             })
         };
         self.values().into_iter().map(point).collect()
@@ -331,47 +341,84 @@ impl Sweep {
 impl SweepPoint {
     /// What it denies, in words.
     fn in_words(&self, (seen, keys): (u64, u64)) -> String {
-        let share = percent(self.denied, seen);
-        format!("{} of {seen} requests ({share}), of {} of {keys} keys", self.denied, self.denied_keys())
+        let share = percent(self.counts.denied, seen);
+        format!(
+            "{} of {seen} requests ({share}), of {} of {keys} keys",
+            self.counts.denied, self.counts.denied_keys
+        )
     }
 
     /// Decides the entries of a batch in their order.
     pub(crate) fn decide(&mut self, batch: &EntryBatch) {
-        batch.for_each(|entry, request| {
-            self.decider.follow(entry.time_us);
-            if request.own_verb() != Verb::Check {
-                self.decider.adjust(request);
-                return;
-            }
-            if !self.decider.has_policy_of(request) {
-                return;
-            }
-            let decisions = self.decider.gate().check(request);
-            let mut is_denied = false;
-            for decision in decisions.iter() {
-                is_denied |= decision.is_denied() && decision.policy().is_enforced();
-                if decision.position() != self.policy {
-                    continue;
-                }
-                self.seen += 1;
-                if decision.is_denied() {
-                    self.denied += 1;
-                    if self.denied_keys.len() < MAX_COUNTED_KEYS {
-                        self.denied_keys.insert(hash(&self.hasher, &decision.key()));
-                    }
-                }
-            }
-            self.denied_in_all += u64::from(is_denied);
-        });
-    }
-
-    /// Keys that the swept policy denied.
-    pub(crate) fn denied_keys(&self) -> u64 {
-        self.denied_keys.len() as u64
+        self.decider.decide(batch, &mut self.counts);
     }
 
     /// Keys that the store dropped while they still counted.
     pub(crate) fn dropped(&self) -> u64 {
-        self.decider.store().dropped
+        self.decider.gate().store().stats().dropped
+    }
+}
+
+impl SweepCounts {
+    /// Counts the denials of the swept policy.
+    fn count_denials(&mut self, gate: &Gate<ReplayStore>, decisions: &Decisions<'_>) {
+        let swept = self.policy;
+        let is_denial =
+            |one: &PolicyDecision<'_>| one.position() == swept && one.is_denied() && is_counted(one);
+        for decision in decisions.iter().filter(is_denial) {
+            self.denied += 1;
+            gate.store()
+                .record(decision.position(), &decision.key(), decision.used(), |key| self.count_key(key));
+        }
+    }
+
+    fn count_key(&mut self, key: &mut KeyRecord) {
+        if key.denied == NOT_DENIED && key.is_counted() {
+            self.denied_keys += 1;
+            key.denied = NOT_KEPT;
+        }
+    }
+}
+
+impl DecisionCounter for SweepCounts {
+    const NEEDS_FIRST_DENIAL: bool = false;
+
+    fn decide(&mut self, gate: &Gate<ReplayStore>, _: Timestamp, _: BatchEntry, request: &Request<'_>) {
+        if !has_policy_of(gate, request) {
+            self.unknown_policy += 1;
+            return;
+        }
+        if request.own_verb() != Verb::Check {
+            return adjust(gate, request);
+        }
+        let decisions = gate.check(request);
+        let denies = |one: PolicyDecision<'_>| one.is_denied() && one.policy().is_enforced();
+        self.denied_in_all += u64::from(decisions.iter().any(denies));
+        self.count_denials(gate, &decisions);
+    }
+
+    fn decide_call(
+        &mut self,
+        gate: &Gate<ReplayStore>,
+        _: Timestamp,
+        _: BatchEntry,
+        call: &KnownRequests<'_>,
+    ) {
+        self.unknown_policy += call.unknown;
+        let decisions = gate.apply(&call.known);
+        self.denied_in_all += u64::from(decisions.iter().len() > 0 && decisions.is_denied());
+        self.count_denials(gate, &decisions);
+    }
+
+    #[inline]
+    fn count(&mut self, _: Timestamp, _: BatchEntry, verdict: CheckVerdict<'_>) {
+        self.denied_in_all += u64::from(verdict.is_denied);
+    }
+
+    fn count_denied(&mut self, _: Timestamp, policy: usize, key: &mut KeyRecord) {
+        if policy == self.policy {
+            self.denied += 1;
+            self.count_key(key);
+        }
     }
 }

@@ -7,10 +7,10 @@ use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
-use slidegate::{Gate, ManualClock, MemoryStore, PolicySet, Timestamp, Verb};
+use slidegate::{Gate, ManualClock, MemoryStore, PolicySet, Request, Timestamp};
 
 use super::Demand;
-use crate::attributes::request;
+use crate::call::for_each_check;
 use crate::entry::Entry;
 
 /// Keys that are followed one by one, for each policy: 24 bytes each, so about 200 MB.
@@ -81,12 +81,11 @@ impl Measurement {
     pub fn count(&mut self, entry: &Entry<'_>) {
         self.now = self.now.max(Timestamp::from_micros(entry.time_us));
         self.clock.set(self.now);
-        let status = entry.status.to_string();
-        let request = request(entry, &status);
-        if request.own_verb() != Verb::Check {
-            return;
-        }
-        let decisions = self.gate.check(&request);
+        for_each_check(entry, |request| self.count_check(request));
+    }
+
+    fn count_check(&mut self, request: &Request<'_>) {
+        let decisions = self.gate.check(request);
         for decision in decisions.iter() {
             let key = decision.key().to_bytes();
             let keys = &mut self.policies[decision.position()];

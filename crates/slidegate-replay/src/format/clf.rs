@@ -5,8 +5,6 @@
 //! of its client. A line is malformed only if the client, the time, the status or the length cannot
 //! be read. Most lines take a short path; what deviates takes the thorough one.
 
-use memchr::memchr2;
-
 use crate::block::{Escape, RecordWriter, Text};
 use crate::column::{is_token, number, number_or_dash, present, quoted, split_at_space};
 use crate::format::request::set_request;
@@ -87,17 +85,13 @@ impl ClfParser {
         record.time_us = time_us;
         record.status = status;
         record.bytes = bytes;
-        for (which, text) in [
-            (Text::Client, Some(&line[..space])),
-            (Text::Method, Some(method)),
-            (Text::Target, Some(target)),
-            (Text::Protocol, Some(&protocol[1..])),
-            (Text::Referer, referer.and_then(present)),
-            (Text::UserAgent, user_agent.and_then(present)),
-        ] {
-            if let Some(text) = text {
-                let span = out.span(text);
-                out.record.set(which, span);
+        out.text_of_lines(Text::Client, &line[..space]);
+        out.text_of_lines(Text::Method, method);
+        out.text_of_lines(Text::Target, target);
+        out.text_of_lines(Text::Protocol, &protocol[1..]);
+        for (which, text) in [(Text::Referer, referer), (Text::UserAgent, user_agent)] {
+            if let Some(text) = text.and_then(present) {
+                out.text_of_lines(which, text);
             }
         }
         Some(())
@@ -146,9 +140,21 @@ impl ClfParser {
 /// Splits `text" rest` at the quote, if the quote ends the column and nothing in it is escaped.
 #[inline]
 fn plain_quoted(text: &[u8]) -> Option<(&[u8], &[u8])> {
-    let end = memchr2(b'"', b'\\', text)?;
+    let end = quote_or_backslash(text)?;
     let rest = &text[end + 1..];
     (text[end] == b'"' && matches!(rest.first(), None | Some(b' '))).then_some((&text[..end], rest))
+}
+
+/// The first `"` or `\`: as `memchr2`, but inlined, which is faster for the short columns of a line.
+#[inline]
+fn quote_or_backslash(text: &[u8]) -> Option<usize> {
+    let is_found = |byte: &u8| *byte == b'"' || *byte == b'\\';
+    let (chunks, _) = text.as_chunks::<16>();
+    // Without a branch for each byte, sixteen of them are compared at a time.
+    let without =
+        chunks.iter().take_while(|chunk| !chunk.iter().fold(false, |any, byte| any | is_found(byte)));
+    let start = without.count() * 16;
+    text[start..].iter().position(is_found).map(|at| start + at)
 }
 
 /// A length in bytes or `-`, and the rest with its space.
@@ -157,12 +163,14 @@ fn length(text: &[u8]) -> Option<(u64, &[u8])> {
     if let [b'-', rest @ ..] = text {
         return matches!(rest.first(), None | Some(b' ')).then_some((0, rest));
     }
-    let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
-    // Eighteen digits cannot overflow.
-    if digits == 0 || digits > 18 || !matches!(text.get(digits), None | Some(b' ')) {
-        return None;
+    let (mut length, mut digits) = (0_u64, 0);
+    while let Some(digit @ b'0'..=b'9') = text.get(digits) {
+        length = length.wrapping_mul(10).wrapping_add(u64::from(digit - b'0'));
+        digits += 1;
     }
-    Some((text[..digits].iter().fold(0, |sum, digit| sum * 10 + u64::from(digit - b'0')), &text[digits..]))
+    // Eighteen digits cannot overflow.
+    let is_whole = (1..=18).contains(&digits) && matches!(text.get(digits), None | Some(b' '));
+    is_whole.then(|| (length, &text[digits..]))
 }
 
 /// Splits at `] "`, which ends the time and opens the request; the quote stays with the request.
@@ -287,13 +295,33 @@ mod tests {
         either
     }
 
+    /// A quote that is found too late or too early cuts a column.
+    #[test]
+    fn the_first_quote_or_backslash_is_found_wherever_it_is() {
+        for length in 0..50 {
+            for first in 0..=length {
+                for second in first..=length {
+                    for (one, other) in
+                        [(b'"', b'\\'), (b'\\', b'"'), (b'"', b'#'), (b'#', b'!'), (b']', b'[')]
+                    {
+                        let mut text = vec![b'a'; length];
+                        text.iter_mut().skip(second).take(1).for_each(|byte| *byte = other);
+                        text.iter_mut().skip(first).take(1).for_each(|byte| *byte = one);
+                        let expected = memchr::memchr2(b'"', b'\\', &text);
+                        assert_eq!(quote_or_backslash(&text), expected, "{text:?}");
+                    }
+                }
+            }
+        }
+    }
+
     fn parse(line: &str) -> Result<Entry<'static>, Malformed> {
         parse_bytes(line.as_bytes())
     }
 
     fn time_of(parser: &mut ClfParser, line: &str) -> u64 {
         let mut parsed = crate::block::Parsed::default();
-        let mut out = RecordWriter::new(&[], &mut parsed);
+        let mut out = RecordWriter::new(line.as_bytes(), &mut parsed);
         out.begin(1);
         parser.parse(line.as_bytes(), &mut out).unwrap();
         out.record.time_us

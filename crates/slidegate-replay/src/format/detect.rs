@@ -149,7 +149,7 @@ fn fit(format: &Format, lines: &[&[u8]], options: &ParserOptions) -> (usize, Opt
     let mut requests = 0;
     let mut first_us = None;
     for line in lines {
-        let mut out = RecordWriter::new(&[], &mut block.parsed);
+        let mut out = RecordWriter::new(line, &mut block.parsed);
         out.begin(1);
         if parser.parse(line, &mut out) == Ok(LineKind::Request) {
             requests += 1;

@@ -9,7 +9,8 @@ use std::fmt;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use crate::block::{Escape, RecordWriter, Text};
-use crate::entry::{POLICY, VERB};
+use crate::call::{self, Call};
+use crate::entry::{POLICY, REQUESTS, VERB};
 use crate::format::LineKind;
 use crate::format::field::{Field, FieldReader, MAPPED, Target, Value};
 use crate::format::mapping::{Mapping, USUAL};
@@ -23,6 +24,8 @@ pub(crate) struct Tree {
     targets: Vec<Target>,
     /// What keys mean that are not among the children.
     others: Others,
+    /// The value is the requests of a call.
+    is_call: bool,
     /// The value must begin with this, or the line is no request.
     must_begin: Option<&'static str>,
 }
@@ -150,6 +153,7 @@ impl JsonFormat {
                     tree.insert(path, &targets);
                 }
                 tree.at("attributes").others = Others::Attributes;
+                tree.at("requests").is_call = true;
             }
             _ => {}
         }
@@ -234,6 +238,19 @@ struct State<'s, 'b> {
     malformed: Option<Malformed>,
     /// The line is not about a request.
     is_other: bool,
+}
+
+impl State<'_, '_> {
+    fn take_call<E: Error>(&mut self, list: serde_json::Value) -> Result<(), E> {
+        let taken = match Call::of_line(list) {
+            Some(call) => self.out.named_extra(REQUESTS, &call.text()),
+            None => Err(Malformed::Field("requests", call::EXPECTED)),
+        };
+        taken.map_err(|malformed| {
+            self.malformed = Some(malformed);
+            E::custom("malformed")
+        })
+    }
 }
 
 /// Reads a value along the tree.
@@ -323,6 +340,10 @@ impl<'de> Visitor<'de> for Walk<'_, '_, '_> {
         while let Some(key) = map.next_key_seed(Key(self.tree))? {
             let depth = self.depth + 1;
             match key {
+                Known::Tree(tree) if tree.is_call => {
+                    let list = map.next_value()?;
+                    self.state.take_call(list)?;
+                }
                 Known::Tree(tree) if depth < MAX_DEPTH => {
                     map.next_value_seed(Walk { tree, state: &mut *self.state, depth })?;
                 }
@@ -471,7 +492,9 @@ pub(crate) fn detect(line: &[u8]) -> Option<JsonFormat> {
     let is_caddy = object.get("request").and_then(|request| request.as_object()).is_some_and(|request| {
         ["remote_ip", "client_ip", "remote_addr"].iter().any(|key| request.contains_key(*key))
     });
-    let is_recording = has("attributes") && has("time") && object["attributes"].is_object();
+    let is_request = object.get("attributes").is_some_and(serde_json::Value::is_object);
+    let is_call = object.get("requests").is_some_and(serde_json::Value::is_array);
+    let is_recording = has("time") && (is_request || is_call);
     Some(match () {
         () if is_recording => JsonFormat::Slidegate,
         () if is_caddy => JsonFormat::Caddy,

@@ -36,6 +36,8 @@ pub struct DiffOutcome {
     pub newly_allowed_keys_in_all: u64,
     /// Changed requests of keys that are not listed for want of memory.
     pub changes_of_keys_not_kept: u64,
+    /// Recorded requests under a policy that one of the sets does not have: they are not compared.
+    pub unknown_policy: u64,
     /// Keys that a store dropped although they still counted: above 0, the figures are too low.
     pub dropped_keys: u64,
 }
@@ -106,6 +108,7 @@ struct DiffJson<'a> {
     newly_denied_keys_in_all: u64,
     newly_allowed_keys_in_all: u64,
     changes_of_keys_not_kept: u64,
+    unknown_policy: u64,
     dropped_keys: u64,
     fail_above: Option<String>,
     failed: bool,
@@ -159,6 +162,7 @@ impl DiffReport<'_> {
             newly_denied_keys_in_all: outcome.newly_denied_keys_in_all,
             newly_allowed_keys_in_all: outcome.newly_allowed_keys_in_all,
             changes_of_keys_not_kept: outcome.changes_of_keys_not_kept,
+            unknown_policy: outcome.unknown_policy,
             dropped_keys: outcome.dropped_keys,
             fail_above: self.fail_above.map(|share| share.to_string()),
             failed: self.has_failed(),
@@ -316,6 +320,12 @@ impl DiffReport<'_> {
                 "The memory stores were full and dropped {} keys that still counted: some denials are missing; raise \
                  store.memory.max_keys",
                 outcome.dropped_keys
+            ));
+        }
+        if outcome.unknown_policy > 0 {
+            warnings.push(format!(
+                "{} recorded requests are under a policy that is not in both files: they are not compared",
+                outcome.unknown_policy
             ));
         }
         if outcome.changes_of_keys_not_kept > 0 {

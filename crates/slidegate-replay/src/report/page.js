@@ -206,16 +206,19 @@
 
   const redraw = () => plots.forEach((plot) => plot.redraw(true, true));
   matchMedia('(prefers-color-scheme: dark)').addEventListener('change', redraw);
-  // On paper the theme is light and nothing can be opened.
+  // On paper the theme is light and nothing can be opened. A chart has the width of a page.
+  const resize = (width) => plots.forEach((plot) => plot.setSize({ width: width(plot), height: plot.height }));
   const closed = [...document.querySelectorAll('details:not([open])')];
   addEventListener('beforeprint', () => {
     document.documentElement.dataset.theme = 'light';
     closed.forEach((one) => one.setAttribute('open', ''));
+    resize(() => 720);
     redraw();
   });
   addEventListener('afterprint', () => {
     delete document.documentElement.dataset.theme;
     closed.forEach((one) => one.removeAttribute('open'));
+    resize((plot) => plot.root.parentElement.clientWidth || plot.width);
     redraw();
   });
   document.documentElement.dataset.charts = String(plots.length);

@@ -9,7 +9,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use slidegate_replay::{LogFormat, LogOptions, LogReader};
 
-use crate::visit::visits;
+use crate::visit::{FIXTURE, FIXTURE_FORMAT, visits};
 use crate::{decisions, writer};
 
 /// A folder that is removed at the end.
@@ -388,17 +388,18 @@ fn notes_say_which_time_was_used() {
     assert_eq!(notes_of("envoy", LogOptions::default()), "-: format envoy (detected)");
 }
 
-/// A real log has what nobody thinks of; this one is not part of the repository.
+/// The same traffic comes from a file, an archive or a container.
 #[test]
-fn a_real_log_is_the_same_in_every_form_when_present() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/access-combined.log");
-    let Ok(text) = fs::read(&path) else { return };
-    let read = |bytes: Vec<u8>| decisions(&mut LogReader::from_reader(Cursor::new(bytes)).unwrap());
-    let plain = read(text.clone());
-    assert_eq!(plain.len(), 10_000);
-    assert!(read(gzip(&text)) == plain);
-    let lossy = String::from_utf8_lossy(&text).into_owned();
-    let docker = lossy.lines().map(|line| {
+fn compression_and_wrappers_change_no_decision() {
+    let read = |bytes: Vec<u8>| {
+        let format = Some(LogFormat::parse(&format!("nginx:{FIXTURE_FORMAT}")).unwrap());
+        let options = LogOptions { format, ..LogOptions::default() };
+        decisions(&mut LogReader::from_reader_with(Cursor::new(bytes), options).unwrap())
+    };
+    let plain = read(FIXTURE.as_bytes().to_vec());
+    assert_eq!(plain.len(), FIXTURE.lines().count());
+    assert!(read(gzip(FIXTURE.as_bytes())) == plain);
+    let docker = FIXTURE.lines().map(|line| {
         serde_json::json!({"log": format!("{line}\n"), "stream": "stdout", "time": "x"}).to_string() + "\n"
     });
     assert!(read(docker.collect::<String>().into_bytes()) == plain);

@@ -13,7 +13,7 @@ mod inputs;
 mod visit;
 mod writer;
 
-use visit::{Visit, visits};
+use visit::{FIXTURE, FIXTURE_FORMAT, Visit, visits};
 use writer::Written;
 
 /// What the naive limiter knows of a policy: charges of each key.
@@ -137,6 +137,20 @@ fn every_format_is_decided_as_a_naive_limiter_decides_it() {
         assert_eq!(stats.logs[0].format, log.detected, "{}", log.name);
         assert_eq!(stats.logs[0].is_detected, log.given.is_none());
     }
+}
+
+/// The file itself must be decided as the naive limiter decides it, not only what is written from
+/// it.
+#[test]
+fn the_log_of_the_fixture_is_decided_as_a_naive_limiter_decides_it() {
+    let visits = visits();
+    let times_us: Vec<u64> = visits.iter().map(|visit| visit.start_ms * 1000).collect();
+    let format = LogFormat::parse(&format!("nginx:{FIXTURE_FORMAT}")).unwrap();
+    let options = LogOptions { format: Some(format), ..LogOptions::default() };
+    let mut reader = LogReader::from_reader_with(Cursor::new(FIXTURE), options).unwrap();
+    let decided = decisions(&mut reader);
+    assert_eq!((reader.stats().entries, reader.stats().malformed), (visits.len() as u64, 0));
+    assert_eq!(decided, naive_decisions(&visits, &times_us, true));
 }
 
 /// Policies may be about any field, so each has to be the one of its request.

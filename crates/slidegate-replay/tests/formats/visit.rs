@@ -1,5 +1,16 @@
-//! An hour of a shop: browsers, a crawler, a feed reader, monitoring and scanners, from a fixed
-//! seed. Addresses and names are of the ranges for documentation.
+//! The requests of `tests/fixtures/shop.log`: three quarters of an hour of a shop, with browsers, a
+//! crawler, scripts and bursts. Addresses and names are of the ranges for documentation.
+//!
+//! It is a log of nginx with a `log_format` that has all that any other format has, and it is read
+//! here without the parsers that are tested.
+
+use std::sync::OnceLock;
+
+/// The log.
+pub(crate) const FIXTURE: &str = include_str!("../fixtures/shop.log");
+/// The `log_format` of it.
+pub(crate) const FIXTURE_FORMAT: &str = "$remote_addr $remote_port - $remote_user [$time_local] \"$request\" $status \
+     $body_bytes_sent \"$http_referer\" \"$http_user_agent\" $msec $request_time";
 
 /// One request, as it happened.
 #[derive(Clone, Debug)]
@@ -19,28 +30,31 @@ pub(crate) struct Visit {
     pub(crate) referer: &'static str,
 }
 
-/// 2026-11-20T00:00:00Z.
-const MIDNIGHT_MS: u64 = 1_795_132_800_000;
-
-const PAGES: [(&str, &str); 8] = [
-    ("/", ""),
-    ("/search", "q=red+shoes&page=2"),
-    ("/items/1017", ""),
-    ("/static/app.js", "v=3"),
-    ("/caf%C3%A9/men%C3%BC", ""),
-    ("/login", ""),
-    ("/api/cart", "id=7"),
-    ("/feed.xml", ""),
-];
-const AGENTS: [&str; 5] = [
-    "Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0",
-    "ExampleBot/2.1 (+http://crawler.example/bot.html)",
-    "curl/8.5.0",
-    "Agent \"quoted\" \\ with, comma; and\ttab",
-    "",
-];
-
 impl Visit {
+    fn of(line: &'static str) -> Self {
+        let quoted: Vec<&'static str> = line.split('"').collect();
+        let [before, request, status, referer, _, agent, times] = quoted[..] else { panic!("{line}") };
+        let words = |text: &'static str| text.split(' ').filter(|word| !word.is_empty()).collect::<Vec<_>>();
+        let (before, request) = (words(before), words(request));
+        let (status, times) = (words(status), words(times));
+        let (path, query) = request[1].split_once('?').unwrap_or((request[1], ""));
+        let duration_ms = millis(times[1]);
+        Self {
+            ip: before[0].to_owned(),
+            port: before[1].parse().unwrap(),
+            user: (before[3] != "-").then_some(before[3]),
+            start_ms: millis(times[0]) - duration_ms,
+            duration_ms,
+            method: request[0],
+            path,
+            query,
+            status: status[0].parse().unwrap(),
+            bytes: status[1].parse().unwrap(),
+            agent: unescaped(agent),
+            referer: unescaped(referer),
+        }
+    }
+
     pub(crate) fn end_ms(&self) -> u64 {
         self.start_ms + self.duration_ms
     }
@@ -52,52 +66,23 @@ impl Visit {
 
 /// The requests, in the order in which they ended: that of most logs.
 pub(crate) fn visits() -> Vec<Visit> {
-    let mut seed = 20_261_120u64;
-    let mut random = |below: u64| {
-        seed ^= seed << 13;
-        seed ^= seed >> 7;
-        seed ^= seed << 17;
-        seed % below
-    };
-    let mut visits = Vec::new();
-    let mut second = 10;
-    while second < 3600 {
-        let ip = match random(10) {
-            0..3 => "198.51.100.7".to_owned(),
-            3 => format!("2001:db8:{:x}:1::{:x}", random(4), random(3) + 1),
-            4 => format!("203.0.113.{}", random(250)),
-            _ => format!("192.0.2.{}", random(16) * random(16) / 8),
-        };
-        let agent = AGENTS[index(random(5))];
-        for _ in 0..=random(12) {
-            let (path, query) = PAGES[index(random(8) * random(8) / 8)];
-            let (method, path, query) = match random(40) {
-                0 => ("POST", "/login", ""),
-                1 => ("HEAD", "/", ""),
-                _ => ("GET", path, query),
-            };
-            visits.push(Visit {
-                ip: ip.clone(),
-                port: u16::try_from(20_000 + random(40_000)).unwrap(),
-                user: (random(9) == 0).then_some("alice"),
-                start_ms: MIDNIGHT_MS + second * 1000 + random(3000),
-                // Some downloads are slow.
-                duration_ms: random(60) * random(60) * (1 + random(4)),
-                method,
-                path,
-                query,
-                status: [200, 304, 404, 500][index(random(4))],
-                bytes: [5120, 0, 196, 1_048_576][index(random(4))],
-                agent,
-                referer: ["", "https://shop.example/"][index(random(2))],
-            });
-        }
-        second += random(44);
-    }
-    visits.sort_by_key(Visit::end_ms);
-    visits
+    static VISITS: OnceLock<Vec<Visit>> = OnceLock::new();
+    VISITS.get_or_init(|| FIXTURE.lines().map(Visit::of).collect()).clone()
 }
 
-fn index(number: u64) -> usize {
-    usize::try_from(number).unwrap()
+/// Milliseconds of seconds with three decimals.
+fn millis(text: &str) -> u64 {
+    text.replace('.', "").parse().unwrap()
+}
+
+/// A text as it was before nginx escaped it; `-` is an absent one.
+fn unescaped(text: &'static str) -> &'static str {
+    match text {
+        "-" => "",
+        text if text.contains('\\') => {
+            let plain = text.replace("\\x22", "\"").replace("\\x09", "\t").replace("\\x5C", "\\");
+            Box::leak(plain.into_boxed_str())
+        }
+        text => text,
+    }
 }

@@ -2,8 +2,10 @@
 // A test that cannot go on panics.
 #![allow(clippy::unwrap_used)]
 
+mod calls;
 mod compare;
 mod diff;
+mod paths;
 mod sweep;
 mod threads;
 mod traffic;

@@ -1,0 +1,25 @@
+//! The error for an input that no line was readable of.
+
+use crate::format::name::LogFormat;
+use crate::stats::LogStats;
+
+/// The error for an input without requests: "0 denied" for a file in another format would mislead.
+pub(super) fn unreadable(name: &str, lines: u64, stats: &LogStats, is_named: bool) -> String {
+    if lines == 0 {
+        return format!("{name}: the log is empty: nothing to replay");
+    }
+    let format = stats.logs.first().map_or("", |log| log.format.as_str());
+    let mut text = if is_named {
+        format!("{name}: no request in {lines} lines: expected lines of the format `{format}`")
+    } else {
+        format!(
+            "{name}: no request in {lines} lines: its format is not known; name it with `--log-format`, one of {}",
+            LogFormat::NAMES
+        )
+    };
+    for line in &stats.malformed_lines {
+        text.push_str("\n  ");
+        text.push_str(&line.to_string());
+    }
+    text
+}
