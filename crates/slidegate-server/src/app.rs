@@ -32,6 +32,7 @@ pub(crate) mod readiness;
 pub(crate) mod shadow;
 pub(crate) mod snapshots;
 pub(crate) mod store;
+pub(crate) mod ticket_change;
 
 /// The value of each attribute in a self-check.
 const SELF_CHECK: &str = "slidegate self-check";

@@ -22,8 +22,6 @@ use crate::log_limit::log_limited;
 use crate::problem::{self, Problem};
 use crate::query;
 
-mod path;
-
 /// The paths of auth requests.
 pub(super) const PATHS: [&str; 2] = ["/v1/auth", "/v1/auth/{proxy}"];
 
@@ -82,7 +80,7 @@ impl AuthHandler {
                     one(attribute, name, headers)?.map(|value| Cow::Borrowed(value.as_bytes()))
                 }
                 Origin::Path(name) => {
-                    one(attribute, name, headers)?.map(|target| Cow::Owned(path::of(target.as_bytes())))
+                    one(attribute, name, headers)?.map(|target| slidegate::normalized_path(target.as_bytes()))
                 }
                 Origin::Client(rule) => {
                     self.client(rule, peer, headers).map(|ip| Cow::Owned(ip.to_string().into_bytes()))

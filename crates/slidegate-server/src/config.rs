@@ -61,8 +61,8 @@ pub(crate) use schema::published as published_schema;
 pub(crate) use slidegate_envoy::yaml::one_line;
 pub(crate) use store::SharedStore;
 pub(crate) use traces::Traces;
-pub(crate) use values::{ByteSize, Parsed, Span, Text, Window, format_bytes, is_name};
-pub(crate) use words::{Counted, describe};
+pub(crate) use values::{ByteSize, Lease, Parsed, Span, Text, Window, format_bytes, is_name};
+pub(crate) use words::{Counted, counted_name, describe, quota_text};
 
 /// The longest drain delay.
 pub(crate) const MAX_DRAIN_DELAY: Duration = Duration::from_secs(3600);
@@ -231,7 +231,7 @@ policies:
     fn the_example_loads_and_every_policy_is_described() {
         let config = Config::parse(EXAMPLE, "slidegate.example.yaml").unwrap();
         let described = described(&config);
-        assert_eq!(described.len(), 7);
+        assert_eq!(described.len(), 9);
         for (words, policy) in described.iter().zip(config.policies.iter()) {
             assert!(words.starts_with(&format!("{}: requests", policy.name())), "{words}");
         }

@@ -7,36 +7,37 @@ use std::sync::Arc;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
-use axum::http::{HeaderMap, HeaderValue, Method, Request as HttpRequest, StatusCode, Uri, header};
+use axum::http::{HeaderMap, Method, Request as HttpRequest, StatusCode, Uri, header};
 use axum::middleware::from_fn_with_state;
-use axum::response::{IntoResponse, Response as HttpResponse};
+use axum::response::Response as HttpResponse;
 use axum::routing::{MethodRouter, get, post};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use serde_json::json;
-use slidegate::{Decisions, Error, Reason, Verb};
+use slidegate::{Decisions, Verb};
 
 use crate::access::{self, Action};
 use crate::app::App;
-use crate::app::decide::Call;
-use crate::caller::Protocol;
 use crate::fields::{self, NO_STORE};
 use crate::json_body;
 use crate::problem::{self, Problem};
 use crate::routes::Routes;
+use reply::{Answered, Shared, call, gone, ok, status_of};
 use request::{BatchBody, MAX_BATCH, MAX_BATCH_BODY, MAX_BODY, RequestBody};
 
 mod answer;
+mod cost;
 #[cfg(fuzzing)]
 pub(crate) mod fuzzing;
+mod holds;
 mod idempotency;
+mod reply;
 mod request;
+mod text;
 
 /// The path of a check, the most frequent request.
 pub(super) const CHECK: &str = "/v1/check";
 
-type Shared = State<Arc<App>>;
-type Answered = Result<HttpResponse, Problem>;
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// These routes and `others` on the same listener. `direct_paths` are served before the router.
@@ -55,7 +56,7 @@ pub(super) fn routes(app: Arc<App>, others: Routes, direct_paths: &[&'static str
     ];
     // Without access control: they reveal nothing about limits, keys or clients.
     let open = [("/healthz", get(healthz)), ("/readyz", get(readyz)), ("/openapi.json", get(openapi))];
-    let deciding = Routes::over(Arc::clone(&app), deciding)
+    let deciding = Routes::over(Arc::clone(&app), deciding.into_iter().chain(holds::routes()))
         .behind(|router| router.route_layer(from_fn_with_state(deciders, access::may_act)));
     let adjusting = Routes::over(Arc::clone(&app), adjusting)
         .behind(|router| router.route_layer(from_fn_with_state(adjusters, access::may_act)));
@@ -108,11 +109,6 @@ where
     respond(app, verb, &decisions)
 }
 
-/// A call of an HTTP client, with the trace context of its request.
-fn call<'a>(app: &'a App, headers: &HeaderMap) -> Call<'a> {
-    app.call(app.observer().caller(Protocol::Http, headers))
-}
-
 /// A denied check gets 429, or 503 if the policy denies because the store is unavailable. A denied
 /// peek gets 200, because it succeeded, and 503 if the store is unavailable. Only checks get
 /// rate-limit headers.
@@ -124,12 +120,7 @@ fn respond<O: From<Vec<u8>>>(
     if let Some(error) = decisions.error() {
         return Err(gone(&error));
     }
-    let reason = decisions.strictest().and_then(|strictest| strictest.reason());
-    let (status, media_type) = match (verb, reason) {
-        (_, Some(Reason::StoreUnavailable)) => (StatusCode::SERVICE_UNAVAILABLE, problem::MEDIA_TYPE),
-        (Verb::Check, Some(_)) => (StatusCode::TOO_MANY_REQUESTS, problem::MEDIA_TYPE),
-        _ => (StatusCode::OK, JSON),
-    };
+    let (status, media_type) = status_of(verb, decisions);
     let mut response = HttpResponse::new(O::from(answer::one(decisions)));
     *response.status_mut() = status;
     let headers = response.headers_mut();
@@ -141,11 +132,6 @@ fn respond<O: From<Vec<u8>>>(
         headers.insert(header::CACHE_CONTROL, NO_STORE);
     }
     Ok(response)
-}
-
-/// The named policy was removed between the parsing of the request and its decision.
-fn gone(error: &Error) -> Problem {
-    Problem::field("policy", format!("{error}; it was removed a moment ago"))
 }
 
 /// Decides requests one after another, in order. If one is invalid, none is decided.
@@ -211,10 +197,4 @@ async fn readyz(State(app): Shared) -> HttpResponse {
 
 async fn openapi() -> HttpResponse {
     ok(include_bytes!("http/openapi.json").to_vec())
-}
-
-const JSON: HeaderValue = HeaderValue::from_static("application/json");
-
-fn ok(body: Vec<u8>) -> HttpResponse {
-    ([(header::CONTENT_TYPE, JSON), (header::CACHE_CONTROL, NO_STORE)], body).into_response()
 }

@@ -8,3 +8,9 @@ pub(crate) const MAX_NAME: usize = 128;
 pub(crate) const MAX_VALUE: usize = 8192;
 /// Maximum cost. Above it, JSON parsers that use doubles would read a different number.
 pub(crate) const MAX_COST: u64 = (1 << 53) - 1;
+/// Maximum costs by name in a request. Every policy that applies searches them.
+pub(crate) const MAX_COST_NAMES: usize = 16;
+/// Maximum length of the name of a cost: that of a policy's `counts`.
+pub(crate) const MAX_COST_NAME: usize = 64;
+/// Maximum length of an idempotency key. A UUID has 36 characters, and each is stored for a window.
+pub(crate) const MAX_ID: usize = 128;

@@ -20,7 +20,7 @@ mod table;
 mod timeouts;
 
 pub(crate) use accept::{Accepted, Acceptor, Connection};
-pub(crate) use budget::ConnectionBudget;
+pub(crate) use budget::{ConnectionBudget, Slot};
 pub(crate) use certificates::{Certificates, TlsFiles, TlsProfile};
 pub(crate) use counters::{ConnectionSpec, ProtocolConnections, Refusal};
 pub(crate) use descriptors::raise_limit;

@@ -34,6 +34,11 @@ impl Problem {
         Self { field: Some(field.into()), ..Self::new(StatusCode::BAD_REQUEST, detail) }
     }
 
+    /// The same about another member.
+    pub(super) fn in_field(self, field: &str) -> Self {
+        Self { field: Some(field.to_owned()), ..self }
+    }
+
     /// The same with another status than 400.
     pub(crate) fn with_status(self, status: StatusCode) -> Self {
         Self { status, ..self }

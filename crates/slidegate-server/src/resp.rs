@@ -8,12 +8,15 @@ mod answer;
 mod batch;
 mod commands;
 mod connection;
+mod cost;
 mod decide;
 mod dispatch;
 mod error;
 mod frame;
 #[cfg(fuzzing)]
 pub(crate) mod fuzzing;
+mod hold_arguments;
+mod holds;
 mod listener;
 mod reply;
 mod session;

@@ -18,6 +18,7 @@ mod traces;
 
 pub(crate) use events::{EVENTS_KEPT, Filter};
 pub(crate) use observer::Observer;
+pub(crate) use policy_counters::HoldOutcome;
 pub(crate) use recorder::RecorderStatus;
 pub(crate) use redaction::Redactor;
 pub(crate) use routes::live::tick;

@@ -16,8 +16,19 @@ use crate::config::Mode;
 use crate::problem::Problem;
 
 /// Keys that only an added policy may have; for others they are in the config file.
-const ITS_OWN: [&str; 7] =
-    ["scope", "when", "excess", "on_store_error", "overrides", "ipv6_prefix", "keys_shown"];
+const ITS_OWN: [&str; 11] = [
+    "scope",
+    "when",
+    "excess",
+    "counts",
+    "estimate",
+    "unsettled",
+    "unit",
+    "on_store_error",
+    "overrides",
+    "ipv6_prefix",
+    "keys_shown",
+];
 /// Maximum added policies: every request is matched against each. Permanent ones belong in the
 /// config file.
 const MAX_ADDED: usize = 64;

@@ -11,7 +11,7 @@ use super::reply::audit;
 use super::state::Admin;
 use crate::access::By;
 use crate::app::changes::{Cause, Counting, Document, Refusal, Terms, What};
-use crate::config::Mode;
+use crate::config::{Mode, quota_text};
 use crate::policy_names::{self, candidate_of};
 use crate::problem::{self, Problem};
 
@@ -46,6 +46,7 @@ pub(super) fn in_words(before: Option<&Terms>, after: Option<&Terms>) -> String 
         return if was_added { "taken away" } else { "as the configuration says" }.to_owned();
     };
     let of = |counting: &Counting| match counting.quota() {
+        Ok(quota) if quota.algorithm() == Algorithm::InFlight => quota_text(&quota),
         Ok(quota) => {
             let burst = counting.burst.map(|burst| format!(", {burst} at once")).unwrap_or_default();
             format!("{quota} {}{burst}", quota.algorithm())

@@ -11,8 +11,8 @@ use axum::response::Response;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use slidegate::{
-    DecisionSource, KeyUse, Policy, PolicySet, Quota, Reason, RecordedCharge, Request, Verb, millis_ceil,
-    parse_window,
+    Algorithm, DecisionSource, KeyUse, Policy, PolicySet, Quota, Reason, RecordedCharge, Request, Verb,
+    millis_ceil, parse_window,
 };
 
 use super::apply::unknown;
@@ -21,6 +21,7 @@ use super::state::Admin;
 use crate::access::By;
 use crate::app::changes::{KeyChange, KeyKind, at_text, now_ms};
 use crate::caller::Protocol;
+use crate::config::quota_text;
 use crate::key_text::KeyText;
 use crate::limits::MAX_COST;
 use crate::policy_names::candidate_of;
@@ -30,6 +31,8 @@ use crate::telemetry::{self, Filter};
 
 /// Maximum charges in a response; further ones are merged with their neighbours.
 const MAX_CHARGES: usize = 500;
+/// Maximum open reservations in a response, those that end first.
+const MAX_HOLDS: usize = 100;
 /// Maximum denials in a response.
 const MAX_DENIALS: usize = 20;
 /// Maximum duration of a block or override. Permanent ones belong in the config file.
@@ -202,6 +205,15 @@ fn used(found: &KeyUse) -> Value {
         .map(|run| json!({ "at_ms_ago": millis_ceil(decision.at() - run.at), "cost": run.cost }));
     let room =
         found.forecast.iter().map(|room| json!({ "in_ms": millis_ceil(room.after), "used": room.used }));
+    let holds = found.holds.iter().take(MAX_HOLDS).map(|hold| {
+        json!({
+            "id": format!("{:016x}", hold.id),
+            "held": hold.held,
+            "settled": hold.settled,
+            "ends_in_ms": millis_ceil(hold.until - decision.at()),
+            "unsettled": hold.unsettled.name(),
+        })
+    });
     json!({
         "policy": found.policy,
         "key": found.key,
@@ -209,6 +221,7 @@ fn used(found: &KeyUse) -> Value {
         "window_ms": millis_ceil(found.quota.window()),
         "algorithm": found.quota.algorithm().name(),
         "used": decision.used(),
+        "held": decision.held(),
         "remaining": decision.remaining(),
         "reason": decision.reason().map(Reason::name),
         "retry_after_ms": decision.retry_after().map(millis_ceil),
@@ -216,6 +229,8 @@ fn used(found: &KeyUse) -> Value {
         "frees_after_ms": decision.frees_after().map(millis_ceil),
         "charges": charges.collect::<Vec<_>>(),
         "room": room.collect::<Vec<_>>(),
+        "open_holds": found.holds.len(),
+        "holds": holds.collect::<Vec<_>>(),
     })
 }
 
@@ -332,7 +347,17 @@ impl KeyAction {
         let text = self.quota.as_deref();
         let text = text
             .ok_or_else(|| wrong("quota is missing; give for example `{\"quota\": \"1000/1m\"}`".into()))?;
+        let is_in_flight = policy.quota().algorithm() == Algorithm::InFlight;
         let quota: Quota = match text.trim().parse::<u64>() {
+            Ok(limit) if is_in_flight => Quota::in_flight(limit, policy.quota().window()),
+            Err(_) if is_in_flight => {
+                let detail = format!(
+                    "invalid quota `{}`: policy `{}` limits what is in flight; give a number, for example `40`",
+                    text.escape_debug(),
+                    policy.name()
+                );
+                return Err(wrong(detail));
+            }
             // A limit without a window uses the policy's.
             Ok(limit) => Quota::new(limit, policy.quota().window()),
             Err(_) => text.parse(),
@@ -407,7 +432,7 @@ impl Admin {
         let until = at_text(until_ms);
         Ok(match quota {
             None => format!("it is blocked until {until}"),
-            Some(quota) => format!("it has {quota} until {until}"),
+            Some(quota) => format!("it has {} until {until}", quota_text(&quota)),
         })
     }
 

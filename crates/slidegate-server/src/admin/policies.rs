@@ -9,7 +9,7 @@ use axum::response::Response;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
-use slidegate::{Algorithm, Policy, PolicySet, Quota, millis_ceil};
+use slidegate::{Algorithm, CostUnit, Policy, PolicySet, Quota, millis_ceil};
 
 use super::added;
 use super::apply::{in_words, numbers, put_in_force, unknown};
@@ -17,7 +17,7 @@ use super::reply::{InPath, body, bytes};
 use super::state::Admin;
 use crate::access::By;
 use crate::app::changes::{Cause, Change, ControlStatus, Counting, Document, Refusal, Terms, What, at_text};
-use crate::config::{Mode, Parsed, QuotaSpec, Window};
+use crate::config::{Lease, Mode, Parsed, QuotaSpec, Window, counted_name, quota_text};
 use crate::json_body;
 use crate::policy_names::{self, CANDIDATE, candidate_of};
 use crate::problem::{self, Problem};
@@ -46,6 +46,11 @@ pub(super) async fn list(State(admin): Shared) -> Response {
             "window_ms": millis_ceil(quota.window()),
             "algorithm": quota.algorithm().name(),
             "burst": (quota.algorithm() == Algorithm::TokenBucket).then(|| quota.burst()),
+            "counted": counted_name(policy.counted()),
+            "estimate": policy.estimated(),
+            "estimate_learned": policy.learns_estimate(),
+            "unsettled": policy.on_unsettled().name(),
+            "unit": policy.cost_unit().map(CostUnit::name),
             "mode": Mode::of(policy),
             "overrides": policy.override_count(),
             "keys_changed": keys,
@@ -74,6 +79,8 @@ struct Put {
     algorithm: Option<Parsed<Algorithm>>,
     burst: Option<u64>,
     slots: Option<u16>,
+    in_flight: Option<u64>,
+    lease: Option<Lease>,
     mode: Option<Mode>,
     /// `"200/1m"`, or the differences from the policy. `null` removes the candidate.
     #[serde(default, deserialize_with = "present")]
@@ -110,6 +117,13 @@ fn changed_quota(spec: QuotaSpec, current: &Quota) -> Result<Counting, Problem> 
         let (field, detail) = mistakes.swap_remove(0);
         Problem::field(field, detail)
     })?;
+    if (quota.algorithm() == Algorithm::InFlight) != (current.algorithm() == Algorithm::InFlight) {
+        let detail = format!(
+            "invalid in_flight: the policy counts {}; add a policy of its own for what is in flight",
+            quota_text(current)
+        );
+        return Err(Problem::field("in_flight", detail));
+    }
     let counting = Counting::of(&quota);
     counting.quota().map_err(|detail| Problem::field("quota", detail))?;
     Ok(counting)
@@ -134,8 +148,8 @@ pub(super) async fn set(
         if policies.by_name(&name).is_some() { problem } else { problem.and(added::HOW_TO_ADD) }
     })?;
     let candidate_now = admin.app.active.base().candidate(&document, &name);
-    let Put { quota, limit, window, algorithm, burst, slots, mode, candidate } = put;
-    let spec = QuotaSpec { quota, limit, window, algorithm, burst, slots };
+    let Put { quota, limit, window, algorithm, burst, slots, in_flight, lease, mode, candidate } = put;
+    let spec = QuotaSpec { quota, limit, window, algorithm, burst, slots, in_flight, lease };
     if spec.is_empty() && mode.is_none() && candidate.is_none() {
         let detail = "no field is given; give for example `{\"quota\": \"200/1m\"}`, `mode` or `candidate`";
         return Err(Problem::field("body", detail));

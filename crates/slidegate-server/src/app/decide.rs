@@ -15,6 +15,8 @@ use crate::caller::Caller;
 use crate::config::KeysShown;
 use crate::telemetry::Observer;
 
+mod holds;
+
 /// The store, and everything that records its decisions.
 #[derive(Debug)]
 pub(crate) struct Engine {

@@ -5,7 +5,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use slidegate::{Block, PolicyDecision, Timestamp, format_window};
+use slidegate::{Algorithm, Block, PolicyDecision, Reason, Timestamp, format_window};
 
 /// The explanation if no enforced policy applies.
 pub(crate) const NOTHING: &str =
@@ -26,10 +26,10 @@ pub(crate) fn of_key(decision: &PolicyDecision<'_>, key: &str) -> String {
         said.push_str("` is ");
         said.push_str(&blocked(block));
         if decision.is_counted() {
-            used(&mut said, ", and has used ", decision);
+            used(&mut said, ", and has", decision);
         }
     } else if decision.is_counted() {
-        used(&mut said, "` has used ", decision);
+        used(&mut said, "` has", decision);
         room(&mut said, decision);
     } else {
         said.push_str("` was not counted");
@@ -69,11 +69,25 @@ const USUAL: usize = 128;
 fn used(said: &mut String, intro: &str, decision: &PolicyDecision<'_>) {
     let mut digits = itoa::Buffer::new();
     said.push_str(intro);
+    if decision.quota().algorithm() == Algorithm::InFlight {
+        said.push(' ');
+        said.push_str(digits.format(decision.held()));
+        said.push_str(" of ");
+        said.push_str(digits.format(decision.limit()));
+        said.push_str(" in flight");
+        return;
+    }
+    said.push_str(" used ");
     said.push_str(digits.format(decision.used()));
     said.push_str(" of ");
     said.push_str(digits.format(decision.limit()));
     said.push_str(" per ");
     said.push_str(&format_window(decision.quota().window()));
+    if decision.held() > 0 {
+        said.push_str(" and holds ");
+        said.push_str(digits.format(decision.held()));
+        said.push_str(" for open reservations");
+    }
 }
 
 /// Appends what remains or the wait.
@@ -84,7 +98,16 @@ fn room(said: &mut String, decision: &PolicyDecision<'_>) {
         said.push_str(" remain");
         return;
     }
+    if decision.reason() == Some(Reason::TooManyHolds) {
+        said.push_str("; it has as many open reservations as it may");
+        return;
+    }
     match decision.retry_after() {
+        // Holds are mostly settled before their time.
+        Some(wait) if decision.held() > 0 => {
+            said.push_str("; the cost fits in at most ");
+            said.push_str(&seconds(wait));
+        }
         Some(wait) => {
             said.push_str("; the cost fits in ");
             said.push_str(&seconds(wait));

@@ -11,21 +11,24 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 use slidegate::store::{BreakerState, FallbackStats, PolicyReset, ResetCursor};
 use slidegate::store::{
-    Charge, KeyInspection, ManagedStore, QuotaChanges, Remote, StoreDecisions, StoredPolicy,
+    Charge, HeldCharge, HoldAnswer, HoldCall, HoldStore, KeyInspection, ManagedStore, QuotaChanges, Remote,
+    StoreDecisions, StoredPolicy,
 };
 use slidegate::{
-    Decision, DecisionSource, Decisions, Error, FailureKind, FallbackStore, Gate, InMemory, KeyUse,
-    MemoryStats, MemoryStore, Policy, PolicySet, Quota, RedisStore, Request, RestoredSnapshot, SavedSnapshot,
-    Snapshot, SnapshotError, Timestamp, Verb,
+    Decision, DecisionSource, Decisions, Error, FailureKind, FallbackStore, Gate, HoldOptions, InMemory,
+    KeyUse, MemoryStats, MemoryStore, PendingStats, Policy, PolicySet, Quota, RedisStore, Request, Reserved,
+    RestoredSnapshot, SavedSnapshot, Snapshot, SnapshotError, Ticket, Timestamp, Verb,
 };
 
+use super::ticket_change::{Changed, TicketChange};
 use crate::config::{Counted, SharedStore};
 use crate::log_limit::LogLimit;
 
 /// The store, under the active policies.
 #[derive(Debug)]
 pub(crate) struct Store {
-    gate: Gate<AnyStore>,
+    /// Shared with the task that sends settlements that wait for a shared store.
+    gate: Arc<Gate<AnyStore>>,
     health: Health,
 }
 
@@ -117,6 +120,16 @@ impl slidegate::store::Store for AnyStore {
     }
 }
 
+impl HoldStore for AnyStore {
+    fn key_for_ticket(&self, held: &HeldCharge<'_>) -> Option<Vec<u8>> {
+        on_store!(self, store => store.key_for_ticket(held))
+    }
+
+    async fn change_holds(&self, changes: &[HoldCall<'_>]) -> Result<Vec<HoldAnswer>, Error> {
+        await_store!(self, store => store.change_holds(changes))
+    }
+}
+
 impl InMemory for AnyStore {
     fn in_memory(&self) -> &MemoryStore {
         self.memory()
@@ -182,7 +195,7 @@ impl Store {
                 AnyStore::Redis(Box::new(redis.with_instances(instances).with_memory(memory)))
             }
         };
-        Ok(Self { gate: Gate::with_store(policies, store)?, health: Health::default() })
+        Ok(Self { gate: Arc::new(Gate::with_store(policies, store)?), health: Health::default() })
     }
 
     /// Decides requests in one atomic step in memory. `None` with a shared store.
@@ -227,6 +240,72 @@ impl Store {
         let decisions = self.gate.check_once(request, id).await;
         self.health.record(&decisions);
         decisions
+    }
+
+    /// Reserves the cost of requests that stand for one.
+    ///
+    /// # Errors
+    /// The time is out of range.
+    pub(crate) async fn reserve<'r>(
+        &self,
+        requests: &'r [Request<'r>],
+        options: HoldOptions<'r>,
+    ) -> Result<Reserved<'r>, Error> {
+        let reserved = self.gate.reserve_all(requests, options)?.await;
+        self.health.record(&reserved);
+        Ok(reserved)
+    }
+
+    /// Changes a reservation. While the store does not reply, the last change of a reservation is
+    /// queued.
+    ///
+    /// # Errors
+    /// A shared store did not reply in time, or did not make the ticket.
+    pub(crate) async fn change_hold(
+        &self,
+        ticket: &Ticket,
+        change: TicketChange<'_>,
+    ) -> Result<Changed, Error> {
+        let gate = &self.gate;
+        let queued = change.clone();
+        let changed = match change {
+            TicketChange::Settle { cost, is_final: true } => gate.settle(ticket, cost).await,
+            TicketChange::Settle { cost, is_final: false } => gate.settle_so_far(ticket, cost).await,
+            TicketChange::Extend(extension) => gate.extend_with(ticket, extension).await,
+            TicketChange::Cancel => gate.cancel(ticket).await,
+        };
+        let failure = match changed {
+            Ok(settlement) => return Ok(Changed::Now(settlement)),
+            Err(failure) => failure,
+        };
+        if !failure.is_store() {
+            return Err(failure);
+        }
+        self.health.away.store(true, Ordering::Relaxed);
+        let is_queued = match queued {
+            TicketChange::Settle { cost, is_final: true } => gate.settle_later(ticket.clone(), cost),
+            TicketChange::Cancel => gate.cancel_later(ticket.clone()),
+            // The next part or extension supersedes this one.
+            TicketChange::Settle { .. } | TicketChange::Extend(_) => return Err(failure),
+        };
+        is_queued.map(|()| Changed::Later)
+    }
+
+    /// Settlements that wait for the store.
+    pub(crate) fn pending_settlements(&self) -> PendingStats {
+        self.gate.pending_settlements()
+    }
+
+    /// Waits until no settlement waits for the store, but for so long at most. Returns how many
+    /// still wait.
+    pub(crate) async fn send_pending(&self, longest: Duration) -> u64 {
+        let is_done = async {
+            while self.pending_settlements().waiting > 0 {
+                tokio::time::sleep(PENDING_POLL).await;
+            }
+        };
+        let _ = tokio::time::timeout(longest, is_done).await;
+        self.pending_settlements().waiting
     }
 
     /// Resets the request's keys. Returns whether they had usage.
@@ -460,6 +539,8 @@ impl<'a> Shared<'a> {
 
 /// Minimum interval between log lines about fallback decisions; each line has the full count.
 const REPORT_EVERY: Duration = Duration::from_secs(10);
+/// Interval of checks whether settlements wait, at the end.
+const PENDING_POLL: Duration = Duration::from_millis(20);
 /// Consecutive replies that close a node's circuit breaker.
 const KNOCKS: u32 = 3;
 /// An open breaker admits one call per 100 to 120 ms.

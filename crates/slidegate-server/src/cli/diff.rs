@@ -53,7 +53,7 @@ enum DiffFormat {
 }
 
 /// Entries between two updates of the progress bar.
-const PROGRESS_EVERY: u64 = 4096;
+const PROGRESS_EVERY: usize = 4096;
 
 pub(super) fn run(args: &DiffArgs) -> Result<ExitCode, Failure> {
     let config = |path: &Path| PolicyArgs { config: Some(path.to_owned()), policies: Vec::new() }.config();
@@ -67,12 +67,17 @@ pub(super) fn run(args: &DiffArgs) -> Result<ExitCode, Failure> {
     let mut log = args.log.open(&logs)?;
     let mut diff = Diff::new((old.policies, wording.clone()), (new.policies, wording), options);
     let bar = progress_bar(log.progress().total_bytes);
-    for entry in 0u64.. {
-        if entry.is_multiple_of(PROGRESS_EVERY) {
+    let mut since_progress = 0;
+    loop {
+        if since_progress >= PROGRESS_EVERY {
             bar.set_position(log.progress().bytes_read);
+            since_progress = 0;
         }
-        match log.next_entry() {
-            Ok(Some(entry)) => diff.push(&entry),
+        match log.next_entries() {
+            Ok(Some(entries)) => {
+                since_progress += entries.len();
+                diff.push_all(entries);
+            }
             Ok(None) => break,
             Err(error) => {
                 // Half a log must not pass a check.

@@ -7,13 +7,14 @@ use std::fmt::Write as _;
 use std::process::ExitCode;
 
 use serde_json::{Value, json};
-use slidegate::{Gate, Policy, PolicyDecision, Request, format_window};
+use slidegate::{Algorithm, Counts, Gate, Policy, PolicyDecision, Request, format_window};
 
 use super::failure::Failure;
 use super::output;
 use super::sources::{EnvoyArgs, PolicyArgs};
 use super::values::{attribute, rate};
 use crate::app::App;
+use crate::config::{counted_name, quota_text};
 use clap::Args;
 use slidegate_envoy::Rate;
 use slidegate_envoy::{EnvoyConfig, Explanation, Settings};
@@ -157,9 +158,19 @@ fn as_text(policy: &Policy, applying: Option<&PolicyDecision<'_>>, missing: &[St
     let name = policy.name();
     let Some(applying) = applying else { return format!("{name}: does not apply: {}", missing.join("; ")) };
     let quota = applying.quota();
-    let mut text = format!("{name}: applies to key `{}`: {quota}", applying.key());
+    let mut text = format!("{name}: applies to key `{}`: {}", applying.key(), quota_text(quota));
     if quota != policy.quota() {
-        let _ = write!(text, ", an override; other keys have {}", policy.quota());
+        let _ = write!(text, ", an override; other keys have {}", quota_text(policy.quota()));
+    }
+    match policy.counted() {
+        Counts::Cost => {}
+        Counts::Requests => text += "; each request counts as 1",
+        Counts::Named(name) => {
+            let _ = write!(text, "; counts the cost `{name}`");
+        }
+    }
+    if quota.algorithm() == Algorithm::InFlight {
+        text += "; only reservations take it, other requests ask";
     }
     if !policy.is_enforced() {
         text += "; shadow, so it never denies";
@@ -181,6 +192,7 @@ fn as_json(policy: &Policy, applying: Option<&PolicyDecision<'_>>, missing: &[St
             "window": format_window(quota.window()),
             "algorithm": quota.algorithm().name(),
             "is_override": quota != policy.quota(),
+            "counted": counted_name(policy.counted()),
         });
     } else {
         explanation["why_not"] = missing.into();

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
+use slidegate::Algorithm;
 use ureq::http::Method;
 
 use super::client::{ClientArgs, duration, segment, window};
@@ -113,16 +114,29 @@ const MAX_CHARGES: usize = 20;
 
 fn describe(response: &Value) -> String {
     let text = |name: &str| response[name].as_str().unwrap_or_default().to_owned();
-    let mut lines = vec![format!(
-        "{}: `{}` has used {} of {} per {} ({}), {} remain",
-        text("policy"),
-        text("key"),
-        response["used"],
-        response["limit"],
-        window(&response["window_ms"]),
-        text("algorithm"),
-        response["remaining"]
-    )];
+    let is_in_flight = response["algorithm"] == Algorithm::InFlight.name();
+    let mut lines = vec![if is_in_flight {
+        format!(
+            "{}: `{}` has {} of {} in flight (lease {}), {} remain",
+            text("policy"),
+            text("key"),
+            response["held"],
+            response["limit"],
+            window(&response["window_ms"]),
+            response["remaining"]
+        )
+    } else {
+        format!(
+            "{}: `{}` has used {} of {} per {} ({}), {} remain",
+            text("policy"),
+            text("key"),
+            response["used"],
+            response["limit"],
+            window(&response["window_ms"]),
+            text("algorithm"),
+            response["remaining"]
+        )
+    }];
     lines.push(match response["retry_after_ms"].as_u64() {
         Some(0) => "a cost of 1 fits now".to_owned(),
         Some(_) => format!("a cost of 1 fits in {}", duration(&response["retry_after_ms"])),
@@ -142,6 +156,23 @@ fn describe(response: &Value) -> String {
     }
     for charge in &charges[charges.len().saturating_sub(MAX_CHARGES)..] {
         lines.push(format!("  {:>10} ago  {}", duration(&charge["at_ms_ago"]), charge["cost"]));
+    }
+    let holds = response["holds"].as_array().map_or(&[][..], Vec::as_slice);
+    if !holds.is_empty() {
+        lines.push(format!("{} open reservations hold {}:", response["open_holds"], response["held"]));
+    }
+    for hold in holds.iter().take(MAX_CHARGES) {
+        let then = match hold["unsettled"].as_str() {
+            _ if is_in_flight => "given back then",
+            Some("forget") => "dropped then",
+            _ => "charged then",
+        };
+        lines.push(format!(
+            "  ends in {:>10}  {} held, {} settled, {then}",
+            duration(&hold["ends_in_ms"]),
+            hold["held"],
+            hold["settled"]
+        ));
     }
     if let Some(room) = response["room"].as_array().filter(|room| !room.is_empty()) {
         lines.push("if nothing more is charged:".to_owned());

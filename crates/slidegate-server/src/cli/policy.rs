@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value, json};
+use slidegate::Algorithm;
 use ureq::http::Method;
 
 use super::client::{ClientArgs, segment, window};
@@ -235,13 +236,13 @@ fn lines(list: &Value, line: impl Fn(&Value) -> String) -> String {
 
 fn policy(one: &Value) -> String {
     let text = |name: &str| one[name].as_str().unwrap_or_default().to_owned();
-    let mut line = format!(
-        "{}: {} per {} ({})",
-        text("name"),
-        one["limit"],
-        window(&one["window_ms"]),
-        text("algorithm")
-    );
+    let is_in_flight = one["algorithm"] == Algorithm::InFlight.name();
+    let mut line = if is_in_flight {
+        format!("{}: {} in flight (lease {})", text("name"), one["limit"], window(&one["window_ms"]))
+    } else {
+        let window = window(&one["window_ms"]);
+        format!("{}: {} per {window} ({})", text("name"), one["limit"], text("algorithm"))
+    };
     if text("mode") == "shadow" {
         line += ", shadow";
     }
@@ -252,7 +253,10 @@ fn policy(one: &Value) -> String {
     }
     if one["candidate"].is_object() {
         let candidate = &one["candidate"];
-        line += &format!(", candidate {} per {}", candidate["limit"], window(&candidate["window_ms"]));
+        line += &format!(", candidate {}", candidate["limit"]);
+        if !is_in_flight {
+            line += &format!(" per {}", window(&candidate["window_ms"]));
+        }
     }
     let counts = &one["counts"];
     line + &format!("; allowed {}, denied {}", counts["allowed"], counts["denied"])

@@ -62,7 +62,7 @@ pub(super) struct ReplayArgs {
 }
 
 /// Lines between two updates of the progress bar.
-const PROGRESS_EVERY: u64 = 4096;
+const PROGRESS_EVERY: usize = 4096;
 
 /// What the page of the report is made of.
 const PAGE_ASSETS: PageAssets = PageAssets {
@@ -91,13 +91,16 @@ pub(super) fn run(args: &ReplayArgs) -> Result<ExitCode, Failure> {
     let bar = progress_bar(log.progress().total_bytes);
 
     let mut broken = None;
-    for line in 0u64.. {
-        if line.is_multiple_of(PROGRESS_EVERY) {
+    let mut since_progress = 0;
+    loop {
+        if since_progress >= PROGRESS_EVERY {
             bar.set_position(log.progress().bytes_read);
+            since_progress = 0;
         }
-        match log.next_entry() {
-            Ok(Some(entry)) => {
-                if let Err(error) = replay.push(&entry) {
+        match log.next_entries() {
+            Ok(Some(entries)) => {
+                since_progress += entries.len();
+                if let Err(error) = replay.push_all(entries) {
                     // The reader closed the pipe, so it does not want the report either.
                     bar.finish_and_clear();
                     return output::accept_closed(Err(error)).map(|()| ExitCode::SUCCESS);

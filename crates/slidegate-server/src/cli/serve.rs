@@ -75,6 +75,8 @@ pub(super) struct ServeArgs {
 
 /// Time after the grace period, to export the last spans and to exit.
 const EXIT_TIME: Duration = Duration::from_secs(10);
+/// Longest wait at the end for settlements that wait for the store.
+const LAST_SETTLEMENTS: Duration = Duration::from_secs(2);
 /// Interval between sweeps for expired keys.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval between health checks of a shared store.
@@ -256,6 +258,13 @@ async fn serve(
     let mut unfinished = listener.serve(http, &app.connections, stop, grace).await;
     for port in served {
         unfinished += port.await.unwrap_or_default();
+    }
+    let unsent = app.store().send_pending(LAST_SETTLEMENTS).await;
+    if unsent > 0 {
+        tracing::warn!(
+            settlements = unsent,
+            "lost: settlements that waited for the store, which does not reply"
+        );
     }
     tasks.abort_all();
     tokio::task::block_in_place(|| snapshots::save(&admin));

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use slidegate::{PolicySet, format_window};
+use slidegate::{Algorithm, PolicySet, format_window};
 
 use super::failure::Failure;
 use super::output;
@@ -79,6 +79,7 @@ fn file_summary(file: &Path, config: &Config, envoy: Option<&EnvoyConfig>) -> St
         let addresses: Vec<_> = resp.listen.map(|at| at.to_string()).into_iter().chain(socket).collect();
         lines.push(format!("RESP listens on {} {password}{tls}.", addresses.join(" and ")));
     }
+    lines.extend(in_flight_warning(config));
     let candidates = config.candidates.iter().map(|(name, quota)| (name.as_str(), quota));
     let policies = config.policies.iter().chain(envoy.into_iter().flat_map(EnvoyConfig::policies));
     let worst_case = config.memory.worst_case(policies, candidates, config.resp.is_some());
@@ -98,6 +99,19 @@ fn file_summary(file: &Path, config: &Config, envoy: Option<&EnvoyConfig>) -> St
         ));
     }
     lines.join("\n")
+}
+
+/// Which limits are only asked by protocols that cannot give back what they take.
+fn in_flight_warning(config: &Config) -> Option<String> {
+    let limits = config.policies.iter().filter(|policy| policy.quota().algorithm() == Algorithm::InFlight);
+    let names: Vec<_> = limits.map(|policy| format!("`{}`", policy.name())).collect();
+    (!names.is_empty()).then(|| {
+        format!(
+            "warning: in flight under {}: only reservations count. Checks, Envoy's ShouldRateLimit, the routes for nginx, \
+             Caddy and Traefik, and CL.THROTTLE cannot give back what they take, so they only ask whether there is room.",
+            names.join(", ")
+        )
+    })
 }
 
 /// Loads the envoyproxy/ratelimit files, and checks that their names do not clash with the

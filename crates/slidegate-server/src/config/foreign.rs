@@ -16,7 +16,7 @@ pub(super) const MINIMAL: &str = "policies: [{name: per-user, scope: [user], lim
 /// Our keys, each with an example and its names in other limiters.
 const KEYS: &str = "
 limit: 100 | max_requests requests_per_unit max count requests points tokens threshold max_hits
-window: 60s | window_size window_ms window_seconds period per interval duration unit time_window
+window: 60s | window_size window_ms window_seconds period per interval duration time_window
 burst: 20 | capacity max_burst burst_size bucket_size
 mode: shadow | dry_run shadow shadow_mode report_only
 scope: [user] | key keys by descriptor descriptors group_by partition_by dimensions variables
@@ -304,7 +304,6 @@ descriptors:
             ("period", "window"),
             ("per", "window"),
             ("interval", "window"),
-            ("unit", "window"),
             ("rate", "quota"),
             ("capacity", "burst"),
             ("max_burst", "burst"),
@@ -327,7 +326,7 @@ descriptors:
             errors("policies:\n  - name: p\n    requests_per_unit: 5\n    unit: minute\n    dry_run: true\n"),
             [
                 "slidegate.yaml:3: policy `p`: unknown key `requests_per_unit`: use `limit`, for example `limit: 100`",
-                "slidegate.yaml:4: policy `p`: unknown key `unit`: use `window`, for example `window: 60s`",
+                "slidegate.yaml:4: policy `p`: invalid unit `minute`: must be `requests` (a request), `tokens` (a token of a language model), `input-tokens` (a token of a prompt) or `output-tokens` (a token of an answer)",
                 "slidegate.yaml:5: policy `p`: unknown key `dry_run`: use `mode`, for example `mode: shadow`",
             ]
         );

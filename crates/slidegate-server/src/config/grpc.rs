@@ -3,7 +3,6 @@
 //! Certificate files are not read here. The listener reads them, and reloads them when they change.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -11,8 +10,8 @@ use slidegate_envoy::{GrpcSettings, GrpcTls};
 
 use super::check::Section;
 use super::environment::Outside;
-use super::listener::{self, SocketMode, TlsKeys};
-use super::values::{Parsed, Span};
+use super::listener::{ListenerKeys, check_tls_without_address};
+use super::values::Span;
 use crate::listener::TlsFiles;
 
 /// Envoy's rate-limit service.
@@ -23,19 +22,8 @@ pub(super) struct GrpcSection {
     /// Address and port. `serve --grpc` takes precedence.
     #[schemars(extend("format" = "address"))]
     listen: Option<SocketAddr>,
-    /// The path of a Unix socket, without TLS. A stale socket is replaced.
-    socket: Option<PathBuf>,
-    /// Permissions of the socket's file, in octal: clients need write permission. The default is
-    /// `0660`, its owner and its group.
-    socket_mode: Option<Parsed<SocketMode>>,
-    /// The server certificate, in PEM. Reloaded when it changes.
-    cert_file: Option<PathBuf>,
-    /// The key of `cert_file`, in PEM.
-    key_file: Option<PathBuf>,
-    /// Authorities that must have signed client certificates.
-    client_ca_file: Option<PathBuf>,
-    /// A DNS name that client certificates must be valid for.
-    client_name: Option<String>,
+    #[serde(flatten)]
+    listener: ListenerKeys,
     /// After this time a connection is asked to reconnect, so that new instances get their share.
     max_connection_age: Option<Span<1000, 31_622_400_000>>,
     /// Whether every response has the fields of `headers`. Without it, only a denial has
@@ -60,16 +48,16 @@ impl GrpcSection {
                 .into_iter()
                 .for_each(|key| section.invalid(key, why));
         }
-        let Self { cert_file, key_file, client_ca_file, client_name, .. } = self;
-        let tls = TlsKeys { cert_file, key_file, client_ca_file, client_name }.build(section);
-        listener::check_address_for_tls(has_listener, section);
+        let (tls, socket) = self.listener.build(section);
+        if !has_listener {
+            check_tls_without_address(section);
+        }
         let tls = tls.map(|TlsFiles { cert_file, key_file, client_ca_file, client_name }| GrpcTls {
             cert_file,
             key_file,
             client_ca_file,
             client_name,
         });
-        let socket = listener::socket(self.socket, self.socket_mode, section);
         GrpcSettings {
             listen: self.listen,
             socket_mode: socket.as_ref().map(|file| file.mode),

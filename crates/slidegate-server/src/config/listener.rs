@@ -1,8 +1,11 @@
-//! Keys that the sections of listeners share: certificates and Unix sockets.
+//! Keys that every section of a listener has beside its address: certificates and a Unix socket.
 //!
 //! Certificate files are not read here. The listener reads them, and reloads them when they change.
 
 use std::path::PathBuf;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
 
 use super::check::Section;
 use super::values::{Form, Parsed, Text};
@@ -24,17 +27,28 @@ impl Text for SocketMode {
     }
 }
 
-/// The keys of a section about TLS.
-pub(super) struct TlsKeys {
-    pub(super) cert_file: Option<PathBuf>,
-    pub(super) key_file: Option<PathBuf>,
-    pub(super) client_ca_file: Option<PathBuf>,
-    pub(super) client_name: Option<String>,
+/// The keys, to be flattened into a section.
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(super) struct ListenerKeys {
+    /// The path of a Unix socket, without TLS. A stale socket is replaced.
+    socket: Option<PathBuf>,
+    /// Permissions of the socket's file, in octal: clients need write permission. The default is
+    /// `0660`, its owner and its group.
+    socket_mode: Option<Parsed<SocketMode>>,
+    /// The server certificate, in PEM. Hot-reloaded. With it, the TCP address accepts TLS only.
+    cert_file: Option<PathBuf>,
+    /// The key of `cert_file`, in PEM.
+    key_file: Option<PathBuf>,
+    /// Authorities that must have signed client certificates.
+    client_ca_file: Option<PathBuf>,
+    /// A DNS name that client certificates must be valid for.
+    client_name: Option<String>,
 }
 
-impl TlsKeys {
-    /// The files, if there are any. Incomplete ones are reported.
-    pub(super) fn build(self, section: &Section<'_>) -> Option<TlsFiles> {
+impl ListenerKeys {
+    /// The certificates of the TCP address and the Unix socket, if there are any. Incomplete keys
+    /// are reported.
+    pub(super) fn build(self, section: &Section<'_>) -> (Option<TlsFiles>, Option<SocketFile>) {
         for (key, other, why) in [
             ("cert_file", "key_file", "give both"),
             ("key_file", "cert_file", "give both"),
@@ -43,30 +57,20 @@ impl TlsKeys {
         ] {
             section.check_pair(key, other, why);
         }
-        let Self { cert_file, key_file, client_ca_file, client_name } = self;
-        let (cert_file, key_file) = cert_file.zip(key_file)?;
-        Some(TlsFiles { cert_file, key_file, client_ca_file, client_name })
+        section.check_pair("socket_mode", "socket", "it is the mode of the socket's file, so give both");
+        let Self { socket, socket_mode, cert_file, key_file, client_ca_file, client_name } = self;
+        let files = cert_file.zip(key_file);
+        let tls =
+            files.map(|(cert_file, key_file)| TlsFiles { cert_file, key_file, client_ca_file, client_name });
+        let mode = socket_mode.map_or(SocketFile::DEFAULT_MODE, |mode| mode.0.0);
+        (tls, socket.map(|path| SocketFile { path, mode }))
     }
 }
 
-/// The Unix socket of a section, if there is one.
-pub(super) fn socket(
-    path: Option<PathBuf>,
-    mode: Option<Parsed<SocketMode>>,
-    section: &Section<'_>,
-) -> Option<SocketFile> {
-    section.check_pair("socket_mode", "socket", "it is the mode of the socket's file, so give both");
-    let mode = mode.map_or(SocketFile::DEFAULT_MODE, |mode| mode.0.0);
-    path.map(|path| SocketFile { path, mode })
-}
-
-/// Reports a certificate without a TCP address: Unix sockets have no TLS.
-pub(super) fn check_address_for_tls(has_address: bool, section: &Section<'_>) {
-    if section.has("socket") && !has_address {
-        section.check_pair(
-            "cert_file",
-            "listen",
-            "a socket file has no TLS, so give an address or leave it out",
-        );
+/// Reports a certificate of a listener that has no TCP address: Unix sockets have no TLS.
+pub(super) fn check_tls_without_address(section: &Section<'_>) {
+    if section.has("socket") {
+        let why = "a socket file has no TLS, so give an address or leave it out";
+        section.check_pair("cert_file", "listen", why);
     }
 }

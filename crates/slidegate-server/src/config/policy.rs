@@ -6,14 +6,14 @@ use clap::ValueEnum;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use slidegate::client_addr::Ipv6Prefix;
-use slidegate::{Excess, OnStoreError, Policy, PolicySet, Quota};
+use slidegate::{Algorithm, CostUnit, Counts, Excess, OnStoreError, Policy, PolicySet, Quota, Unsettled};
 
 use super::check::Section;
 use super::condition::{self, Condition};
 use super::observe::KeysShown;
 use super::overrides::{self, Overrides, Scope};
 use super::quota::QuotaSpec;
-use super::values::{List, Parsed};
+use super::values::{Form, List, NAME, Parsed, Text};
 use crate::policy_names::{CANDIDATE, candidate_of, is_inline};
 
 /// Why a policy must not have the name of a RESP command.
@@ -47,6 +47,23 @@ pub(super) struct PolicySpec {
     #[schemars(extend("default" = "refuse"))]
     #[serde(with = "ExcessChoice")]
     excess: Excess,
+    /// What of a request counts: `cost` (what it costs in all), `requests` (1 for each, which is never
+    /// held), or the name of one of its costs. `cost`, unless given; `requests` with `in_flight`.
+    counts: Option<Parsed<Counts>>,
+    /// What a reservation holds that does not say its cost; lowered to the limit of the key. 1, unless
+    /// given.
+    #[schemars(range(min = 1, max = 9007199254740991_u64))]
+    estimate: Option<u64>,
+    /// Whether the estimate is learned: the 90th percentile of the last 1,024 costs that reservations
+    /// were settled to, in this process; `estimate` until so many are known.
+    #[schemars(extend("default" = false))]
+    learn_estimate: bool,
+    /// What becomes of reserved cost that is not settled in time. `charge`, unless given; `forget` for
+    /// reservations of Kuadrant's gRPC service.
+    unsettled: Option<UnsettledChoice>,
+    /// What a unit of cost is, for `headers.x_ratelimit: openai` and `anthropic`. `requests` with
+    /// `counts: requests`, otherwise unknown, unless given.
+    unit: Option<UnitChoice>,
     /// What to do while the shared store does not answer: count in this process's memory, allow, or
     /// deny.
     #[schemars(extend("default" = "local"))]
@@ -73,6 +90,39 @@ enum ExcessChoice {
     Charge,
     /// Deny it and still count it.
     Count,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+enum UnsettledChoice {
+    /// Charge it in full.
+    Charge,
+    /// Drop it.
+    Forget,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+enum UnitChoice {
+    /// A request.
+    Requests,
+    /// A token of a language model.
+    Tokens,
+    /// A token of a prompt.
+    InputTokens,
+    /// A token of an answer.
+    OutputTokens,
+}
+
+impl From<UnitChoice> for CostUnit {
+    fn from(choice: UnitChoice) -> Self {
+        match choice {
+            UnitChoice::Requests => Self::Requests,
+            UnitChoice::Tokens => Self::Tokens,
+            UnitChoice::InputTokens => Self::InputTokens,
+            UnitChoice::OutputTokens => Self::OutputTokens,
+        }
+    }
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -126,6 +176,44 @@ impl PolicySpec {
             policy = policy.shadow();
         }
         policy = policy.excess(self.excess).on_store_error(self.on_store_error);
+        if let Some(choice) = self.unsettled {
+            policy = policy.unsettled(match choice {
+                UnsettledChoice::Charge => Unsettled::Charge,
+                UnsettledChoice::Forget => Unsettled::Forget,
+            });
+        }
+        let is_in_flight = quota.is_some_and(|quota| quota.algorithm() == Algorithm::InFlight);
+        if is_in_flight {
+            check_in_flight(section);
+        }
+        let unsaid = if is_in_flight { Counts::Requests } else { Counts::Cost };
+        policy = policy.counts(self.counts.map_or(unsaid, |counts| counts.0));
+        if let Some(choice) = self.unit {
+            let unit = CostUnit::from(choice);
+            policy = policy.unit(unit);
+            if *policy.counted() == Counts::Requests && unit != CostUnit::Requests {
+                let why = "each request counts as 1, which is not a number of tokens; write `unit: requests`, or for \
+                           example `counts: cost`";
+                section.invalid("unit", why);
+            }
+        }
+        if let Some(cost) = self.estimate {
+            policy = policy.estimate(cost);
+            if *policy.counted() == Counts::Requests {
+                let why = "each request counts as 1, which is known; leave it out, or write for example \
+                           `counts: cost`";
+                section.invalid("estimate", why);
+            }
+        }
+        match (self.learn_estimate, self.estimate) {
+            (true, Some(_)) => policy = policy.learn_estimate(),
+            (true, None) => {
+                let why = "`estimate` is missing, which is held until enough costs are known; write for example \
+                           `estimate: 2000`";
+                section.invalid("learn_estimate", why);
+            }
+            (false, _) => {}
+        }
         if let Some(bits) = self.ipv6_prefix {
             if scope.attributes.iter().any(|attribute| scope.is_address(attribute)) {
                 policy = policy.ipv6_prefix(Ipv6Prefix::new(bits).expect("the range was checked"));
@@ -149,10 +237,44 @@ impl PolicySpec {
                 Candidate::Scalar(quota) => (QuotaSpec::text(quota.0), section.clone()),
                 Candidate::Map(spec) => (*spec, section.child("candidate")),
             };
-            spec.over(base.as_ref()?).build(&section)
+            let candidate = spec.over(base.as_ref()?).build(&section)?;
+            if (candidate.algorithm() == Algorithm::InFlight) != is_in_flight {
+                let why = "a limit on what is in flight and a rate cannot be compared; write a policy of its own with \
+                           `mode: shadow`";
+                section.invalid("in_flight", why);
+            }
+            Some(candidate)
         });
         check_name(name, self.candidate.is_some(), section);
         (policy, candidate)
+    }
+}
+
+/// Reports keys that say nothing about permits, which are given back at the end of their lease.
+fn check_in_flight(section: &Section<'_>) {
+    for (key, fix) in [
+        ("excess", "what exceeds `in_flight` is denied"),
+        ("unsettled", "what is in flight is given back when its lease ends"),
+    ] {
+        if section.has(key) && !section.has_rejected(&[key]) {
+            section.invalid(key, format_args!("conflicts with in_flight; {fix}, so leave it out"));
+        }
+    }
+}
+
+impl Text for Counts {
+    const FORM: Form = Form::of::<Self>(
+        "counts",
+        "`cost`, `requests`, or the name of a cost, 1 to 64 of the characters A-Z a-z 0-9 _ . -, for example `output`",
+    )
+    .pattern(NAME.pattern);
+
+    fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "cost" => Ok(Self::Cost),
+            "requests" => Ok(Self::Requests),
+            name => (NAME.check)(name).map(Self::Named),
+        }
     }
 }
 
@@ -174,7 +296,9 @@ fn check_name(name: &str, has_candidate: bool, section: &Section<'_>) {
 
 #[cfg(test)]
 mod tests {
-    use slidegate::{Algorithm, Excess};
+    use std::time::Duration;
+
+    use slidegate::{Algorithm, CostUnit, Counts, Excess, Unsettled};
 
     use crate::config::tests::{error, errors, policy, policy_error};
 
@@ -341,10 +465,144 @@ mod tests {
             ),
             (
                 "quota: 5/1s, colour: red",
-                "unknown key `colour`: must be `algorithm`, `burst`, `candidate`, `excess`, `ipv6_prefix`, `keys_shown`, `limit`, `mode`, `name`, `on_store_error`, `overrides`, `quota`, `scope`, `slots`, `when` or `window`",
+                "unknown key `colour`: must be `algorithm`, `burst`, `candidate`, `counts`, `estimate`, `excess`, `in_flight`, `ipv6_prefix`, `keys_shown`, `learn_estimate`, `lease`, `limit`, `mode`, `name`, `on_store_error`, `overrides`, `quota`, `scope`, `slots`, `unit`, `unsettled`, `when` or `window`",
             ),
         ] {
             assert_eq!(policy_error(keys), expected);
+        }
+    }
+
+    /// A limit on what runs at once is written like a limit on a rate, without a window.
+    #[test]
+    fn a_limit_in_flight_counts_requests_and_has_a_lease() {
+        let streams = policy("scope: user, in_flight: 20, overrides: {alice: 40}");
+        assert_eq!(streams.quota().algorithm(), Algorithm::InFlight);
+        assert_eq!((streams.quota().limit(), streams.quota().window()), (20, Duration::from_secs(30)));
+        assert_eq!(*streams.counted(), Counts::Requests);
+        let limits: Vec<_> = streams.quotas().map(|quota| (quota.limit(), quota.window())).collect();
+        assert_eq!(limits[1], (40, Duration::from_secs(30)));
+        let weighted = policy("in_flight: 1_000_000, lease: 5m, counts: input");
+        assert_eq!(weighted.quota().window(), Duration::from_secs(300));
+        assert_eq!(*weighted.counted(), Counts::Named("input".to_owned()));
+        let text = "policies: [{name: p, in_flight: 4, lease: 10s, candidate: {limit: 6}}]";
+        let config = crate::config::Config::parse(text, "slidegate.yaml").unwrap();
+        let candidate = config.candidates["p"];
+        assert_eq!((candidate.limit(), candidate.window()), (6, Duration::from_secs(10)));
+    }
+
+    /// What a reservation holds and what becomes of it is money for users of language models.
+    #[test]
+    fn a_policy_says_what_it_counts_and_what_becomes_of_reservations() {
+        let usual = policy("quota: 10/s");
+        assert_eq!((usual.counted(), usual.estimated()), (&Counts::Cost, None));
+        assert_eq!(usual.on_unsettled(), Unsettled::Charge);
+        let tokens = policy("quota: 10_000/1m, counts: output, estimate: 1024, unsettled: forget");
+        assert_eq!(*tokens.counted(), Counts::Named("output".to_owned()));
+        assert_eq!((tokens.estimated(), tokens.on_unsettled()), (Some(1024), Unsettled::Forget));
+        assert!(!tokens.learns_estimate());
+        assert!(policy("quota: 10/s, estimate: 5, learn_estimate: true").learns_estimate());
+        assert_eq!(*policy("quota: 10/s, counts: requests").counted(), Counts::Requests);
+        assert_eq!(*policy("quota: 10/s, counts: cost").counted(), Counts::Cost);
+    }
+
+    /// Client libraries show and wait by the fields of a unit, so it must be the right one.
+    #[test]
+    fn a_policy_says_what_a_unit_of_its_cost_is() {
+        assert_eq!(policy("quota: 10/s").cost_unit(), None);
+        assert_eq!(policy("quota: 10/s, counts: requests").cost_unit(), Some(CostUnit::Requests));
+        assert_eq!(policy("in_flight: 5").cost_unit(), None);
+        for (name, unit) in [
+            ("requests", CostUnit::Requests),
+            ("tokens", CostUnit::Tokens),
+            ("input-tokens", CostUnit::InputTokens),
+            ("output-tokens", CostUnit::OutputTokens),
+        ] {
+            assert_eq!(policy(&format!("quota: 10/s, unit: {name}")).cost_unit(), Some(unit));
+            assert_eq!(CostUnit::from_name(name), Some(unit));
+        }
+        assert_eq!(
+            policy_error("quota: 10/s, counts: requests, unit: tokens"),
+            "invalid unit: each request counts as 1, which is not a number of tokens; write `unit: requests`, or for \
+             example `counts: cost`"
+        );
+        assert_eq!(
+            policy_error("quota: 10/s, unit: bytes"),
+            "invalid unit `bytes`: must be `requests` (a request), `tokens` (a token of a language model), `input-tokens` \
+             (a token of a prompt) or `output-tokens` (a token of an answer)"
+        );
+    }
+
+    /// Two ways to write a limit at once leave open which one is meant.
+    #[test]
+    fn keys_that_contradict_a_limit_in_flight_are_errors() {
+        const FIX: &str = "conflicts with in_flight, which limits what runs at once and has no window; keep \
+                           `in_flight`, or write a policy of its own for the rate";
+        for (keys, expected) in [
+            ("in_flight: 5, limit: 5", format!("invalid limit: {FIX}")),
+            ("in_flight: 5, window: 1m", format!("invalid window: {FIX}")),
+            ("in_flight: 5, quota: 5/1m", format!("invalid quota: {FIX}")),
+            ("in_flight: 5, algorithm: sliding-log", format!("invalid algorithm: {FIX}")),
+            (
+                "limit: 5, window: 1m, lease: 30s",
+                "invalid lease: only limits on what is in flight have one; write for example `in_flight: 20`, or leave \
+                 it out"
+                    .to_owned(),
+            ),
+            (
+                "in_flight: 5, lease: 10ms",
+                "invalid lease `10ms`: must be 1s to 1h with a unit (ms, s, m, h, d or w), for example `lease: 60s`"
+                    .to_owned(),
+            ),
+            (
+                "in_flight: many",
+                "invalid in_flight `many`: must be a whole number from 0 to 18446744073709551615, without quotes"
+                    .to_owned(),
+            ),
+            (
+                "in_flight: 5, excess: charge",
+                "invalid excess: conflicts with in_flight; what exceeds `in_flight` is denied, so leave it out".to_owned(),
+            ),
+            (
+                "in_flight: 5, unsettled: charge",
+                "invalid unsettled: conflicts with in_flight; what is in flight is given back when its lease ends, so \
+                 leave it out"
+                    .to_owned(),
+            ),
+            (
+                "in_flight: 5, estimate: 7",
+                "invalid estimate: each request counts as 1, which is known; leave it out, or write for example \
+                 `counts: cost`"
+                    .to_owned(),
+            ),
+            (
+                "quota: 5/1m, learn_estimate: true",
+                "invalid learn_estimate: `estimate` is missing, which is held until enough costs are known; write for \
+                 example `estimate: 2000`"
+                    .to_owned(),
+            ),
+            (
+                "quota: 5/1m, candidate: {in_flight: 5}",
+                "candidate: invalid in_flight: a limit on what is in flight and a rate cannot be compared; write a policy of its own \
+                 with `mode: shadow`"
+                    .to_owned(),
+            ),
+            ("in_flight: 5, candidate: 5/1m", format!("invalid quota: {FIX}")),
+            (
+                "quota: 5/1m, counts: all of it",
+                "invalid counts `all of it`: must be `cost`, `requests`, or the name of a cost, 1 to 64 of the characters \
+                 A-Z a-z 0-9 _ . -, for example `output`"
+                    .to_owned(),
+            ),
+            (
+                "quota: 5/1m, estimate: 0",
+                "invalid estimate `0`: must be a whole number from 1 to 9007199254740991, without quotes".to_owned(),
+            ),
+            (
+                "quota: 5/1m, unsettled: free",
+                "invalid unsettled `free`: must be `charge` (charge it in full) or `forget` (drop it)".to_owned(),
+            ),
+        ] {
+            assert_eq!(policy_error(keys), expected, "{keys}");
         }
     }
 
@@ -392,7 +650,7 @@ mod tests {
         );
         assert_eq!(
             policy_error("quota: 5/1m, candidate: {limit: 7, when: x}"),
-            "candidate: unknown key `when`: must be `algorithm`, `burst`, `limit`, `quota`, `slots` or `window`"
+            "candidate: unknown key `when`: must be `algorithm`, `burst`, `in_flight`, `lease`, `limit`, `quota`, `slots` or `window`"
         );
         assert_eq!(
             error("policies: [{name: p.candidate, quota: 1/1s}]\n"),

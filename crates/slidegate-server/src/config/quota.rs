@@ -9,7 +9,7 @@ use slidegate::{Algorithm, Quota};
 
 use super::check::Section;
 use super::foreign;
-use super::values::{Form, Parsed, Span, Text, Window};
+use super::values::{Form, Lease, Parsed, Span, Text, Window};
 
 /// A quota, or what differs from another one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Deserialize, JsonSchema)]
@@ -32,11 +32,18 @@ pub(crate) struct QuotaSpec {
     /// up to `window / slots` too long.
     #[schemars(range(min = 1, max = 65534))]
     pub(crate) slots: Option<u16>,
+    /// Most cost that may be in flight at once, instead of a limit and a window. Requests reserve it
+    /// and give it back.
+    pub(crate) in_flight: Option<u64>,
+    /// How long a reservation in flight lasts unless it is extended, 1 s to 1 h: 30 s, unless given.
+    pub(crate) lease: Option<Lease>,
 }
 
 impl QuotaSpec {
     /// Every key of a quota.
-    const KEYS: [&str; 6] = ["quota", "limit", "window", "algorithm", "burst", "slots"];
+    const KEYS: [&str; 8] = ["quota", "limit", "window", "algorithm", "burst", "slots", "in_flight", "lease"];
+    /// The lease of permits unless the policy has its own: several heartbeats of a usual client.
+    const DEFAULT_LEASE: Duration = Duration::from_secs(30);
 
     /// A quota in one text.
     pub(crate) fn text(quota: Quota) -> Self {
@@ -45,6 +52,10 @@ impl QuotaSpec {
 
     /// The spec of a quota.
     pub(crate) fn of(quota: &Quota) -> Self {
+        if quota.algorithm() == Algorithm::InFlight {
+            let (in_flight, lease) = (Some(quota.limit()), Some(Span(quota.window())));
+            return Self { in_flight, lease, ..Self::default() };
+        }
         let is_bucket = quota.algorithm() == Algorithm::TokenBucket;
         let is_log = quota.algorithm() == Algorithm::SlidingLog;
         Self {
@@ -54,6 +65,7 @@ impl QuotaSpec {
             algorithm: Some(Parsed(quota.algorithm())),
             burst: Some(quota.burst()).filter(|burst| is_bucket && *burst != quota.limit()),
             slots: Some(quota.slots()).filter(|slots| is_log && *slots != Quota::DEFAULT_SLOTS),
+            ..Self::default()
         }
     }
 
@@ -74,9 +86,18 @@ impl QuotaSpec {
     }
 
     /// This spec, with what it leaves out taken from `base`. `burst` and `slots` are not taken from
-    /// another algorithm.
+    /// another algorithm. A `limit` over a base that is in flight is how much may be in flight.
     pub(crate) fn over(self, base: &Self) -> Self {
         let mut spec = self;
+        if base.in_flight.is_some() {
+            let limit = if spec.in_flight.is_none() { spec.limit.take() } else { None };
+            spec.in_flight = spec.in_flight.or(limit).or(base.in_flight);
+            spec.lease = spec.lease.or(base.lease);
+            return spec;
+        }
+        if spec.in_flight.is_some() {
+            return spec;
+        }
         if spec.quota.is_none() {
             spec.limit = spec.limit.or(base.limit());
             spec.window = spec.window.or(base.window().map(Span));
@@ -107,6 +128,9 @@ impl QuotaSpec {
     /// # Errors
     /// Every mistake, with its key.
     pub(crate) fn quota(&self) -> Result<Quota, Vec<(&'static str, String)>> {
+        if self.in_flight.is_some() || self.lease.is_some() {
+            return self.in_flight_quota();
+        }
         let mut mistakes = Vec::new();
         let mut mistake = |key: &'static str, message: String| mistakes.push((key, message));
         if self.quota.is_some() && (self.limit.is_some() || self.window.is_some()) {
@@ -151,6 +175,40 @@ impl QuotaSpec {
             }
             _ => Err(mistakes),
         }
+    }
+
+    /// The quota of this spec, which has a key of those that are in flight.
+    fn in_flight_quota(&self) -> Result<Quota, Vec<(&'static str, String)>> {
+        let Some(most) = self.in_flight else {
+            let message = "invalid lease: only limits on what is in flight have one; write for example \
+                           `in_flight: 20`, or leave it out";
+            return Err(vec![("lease", message.to_owned())]);
+        };
+        let others = [
+            ("quota", self.quota.is_some()),
+            ("limit", self.limit.is_some()),
+            ("window", self.window.is_some()),
+            ("algorithm", self.algorithm.is_some()),
+            ("burst", self.burst.is_some()),
+            ("slots", self.slots.is_some()),
+        ];
+        let conflicts = others.into_iter().filter(|(_, is_given)| *is_given);
+        let mut mistakes: Vec<_> = conflicts
+            .map(|(key, _)| {
+                let message = format!(
+                    "invalid {key}: conflicts with in_flight, which limits what runs at once and has no window; keep \
+                     `in_flight`, or write a policy of its own for the rate"
+                );
+                (key, message)
+            })
+            .collect();
+        let lease = self.lease.map_or(Self::DEFAULT_LEASE, |lease| lease.0);
+        match Quota::in_flight(most, lease) {
+            Ok(quota) if mistakes.is_empty() => return Ok(quota),
+            Ok(_) => {}
+            Err(error) => mistakes.push(("lease", error.to_string())),
+        }
+        Err(mistakes)
     }
 }
 

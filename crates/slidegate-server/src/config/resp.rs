@@ -4,7 +4,6 @@
 //! its own, or in the environment, which takes precedence. No error and no log shows it.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use ::ring::digest::{SHA256, digest};
@@ -14,7 +13,7 @@ use slidegate::Secret;
 use subtle::ConstantTimeEq;
 
 use super::check::Section;
-use super::listener::{self, SocketMode, TlsKeys};
+use super::listener::{ListenerKeys, check_tls_without_address};
 use super::store::read_file;
 use super::values::{Form, Parsed, Span, Text};
 use crate::listener::{SocketFile, TlsFiles};
@@ -32,19 +31,8 @@ pub(super) struct RespSection {
     /// A file that holds the password, instead of `password`.
     #[schemars(with = "Option<String>", extend("format" = "password-file"))]
     password_file: Option<Parsed<Password>>,
-    /// The path of a Unix socket, without TLS. A stale socket is replaced.
-    socket: Option<PathBuf>,
-    /// Permissions of the socket's file, in octal: clients need write permission. The default is
-    /// `0660`, its owner and its group.
-    socket_mode: Option<Parsed<SocketMode>>,
-    /// The server certificate, in PEM. Hot-reloaded. With it, the TCP address accepts TLS only.
-    cert_file: Option<PathBuf>,
-    /// The key of `cert_file`, in PEM.
-    key_file: Option<PathBuf>,
-    /// Authorities that must have signed client certificates.
-    client_ca_file: Option<PathBuf>,
-    /// A DNS name that client certificates must be valid for.
-    client_name: Option<String>,
+    #[serde(flatten)]
+    listener: ListenerKeys,
     /// How long a client may be idle. It is disconnected between once and twice that time.
     #[schemars(extend("default" = "10m"))]
     idle_timeout: Span<1000, 604_800_000>,
@@ -109,11 +97,11 @@ impl RespSection {
         if section.has("password") && section.has("password_file") {
             section.invalid("password_file", "conflicts with password; keep one");
         }
-        let Self { cert_file, key_file, client_ca_file, client_name, .. } = self;
-        let tls = TlsKeys { cert_file, key_file, client_ca_file, client_name }.build(section);
-        let socket = listener::socket(self.socket, self.socket_mode, section);
         let has_listen = self.listen.is_some() || section.has("listen");
-        listener::check_address_for_tls(has_listen, section);
+        let (tls, socket) = self.listener.build(section);
+        if !has_listen {
+            check_tls_without_address(section);
+        }
         if !has_listen && !section.has("socket") {
             let message = "missing listen: write it, for example `listen: 127.0.0.1:6380`, or give `--resp`";
             section.report("", message);

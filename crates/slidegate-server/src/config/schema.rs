@@ -8,7 +8,7 @@ use schemars::Schema;
 use schemars::generate::SchemaSettings;
 use schemars::transform::{RecursiveTransform, Transform};
 use serde_json::Value;
-use slidegate::{Algorithm, Quota, RedisOptions, Secret};
+use slidegate::{Algorithm, Counts, Quota, RedisOptions, Secret};
 
 use super::admin::HOST;
 use super::auth::{AttributeSource, TRUSTED_PROXY};
@@ -23,7 +23,7 @@ use super::traces::{ENDPOINT, FIELD};
 use super::values::{ADDRESS, ATTRIBUTE, ByteSize, Form, NAME, Text};
 
 /// Every form of text.
-pub(super) const FORMS: [Form; 20] = [
+pub(super) const FORMS: [Form; 21] = [
     ADDRESS,
     SocketMode::FORM,
     NAME,
@@ -40,6 +40,7 @@ pub(super) const FORMS: [Form; 20] = [
     AttributeSource::FORM,
     Quota::FORM,
     Algorithm::FORM,
+    Counts::FORM,
     RedisOptions::FORM,
     ByteSize::FORM,
     SNAPSHOT_PATH,

@@ -5,7 +5,6 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
-use std::path::PathBuf;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -18,13 +17,13 @@ use super::check::Section;
 use super::environment::Outside;
 use super::foreign::MINIMAL;
 use super::grpc::GrpcSection;
-use super::listener::{self, SocketMode, TlsKeys};
+use super::listener::ListenerKeys;
 use super::observe::Observe;
 use super::policy::PolicySpec;
 use super::record::RecordSection;
 use super::resp::{Resp, RespSection};
 use super::store::{StoreSection, try_out};
-use super::values::{List, Parsed, Span, from_str};
+use super::values::{List, Span, from_str};
 use super::{Config, FileContent};
 use crate::listener::ConnectionCaps;
 
@@ -68,22 +67,11 @@ pub(super) struct File {
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "listen: 127.0.0.1:7979"))]
 struct ServerSection {
-    /// Address and port of the HTTP interface.
+    /// Address and port of the HTTP interface, besides which it may have a Unix socket.
     #[schemars(extend("format" = "address", "default" = "127.0.0.1:7979"))]
     listen: SocketAddr,
-    /// The path of a Unix socket, without TLS, besides `listen`. A stale socket is replaced.
-    socket: Option<PathBuf>,
-    /// Permissions of the socket's file, in octal: clients need write permission. The default is
-    /// `0660`, its owner and its group.
-    socket_mode: Option<Parsed<SocketMode>>,
-    /// The server certificate, in PEM. Hot-reloaded. With it, the TCP address accepts TLS only.
-    cert_file: Option<PathBuf>,
-    /// The key of `cert_file`, in PEM.
-    key_file: Option<PathBuf>,
-    /// Authorities that must have signed client certificates.
-    client_ca_file: Option<PathBuf>,
-    /// A DNS name that client certificates must be valid for.
-    client_name: Option<String>,
+    #[serde(flatten)]
+    listener: ListenerKeys,
     /// How long open requests may take during a graceful shutdown.
     #[schemars(extend("default" = "10s"))]
     shutdown_grace: Span<0, 3_600_000>,
@@ -122,9 +110,10 @@ struct HeadersSection {
     #[schemars(with = "String", extend("default" = "draft-10", "enum" = ["draft-10", "draft-7", "draft-6", "off"]))]
     draft: Draft,
     /// Whether `X-RateLimit-Reset` is a Unix time, seconds from now, or omitted with the other two
-    /// fields.
+    /// fields. `openai` and `anthropic` send the fields of these APIs instead, for each `unit` of
+    /// the policies.
     #[serde(deserialize_with = "from_str")]
-    #[schemars(with = "String", extend("default" = "epoch", "enum" = ["epoch", "delta", "off"]))]
+    #[schemars(with = "String", extend("default" = "epoch", "enum" = ["epoch", "delta", "openai", "anthropic", "off"]))]
     x_ratelimit: XRateLimit,
     /// `Retry-After` on denials, in whole seconds, rounded up, at least 1.
     #[schemars(extend("default" = true))]
@@ -163,11 +152,17 @@ impl File {
         if let Some(shared) = shared.as_ref().filter(|_| top.is_valid_so_far()) {
             try_out(shared, &policies, top);
         }
-        let server = top.child("server");
-        let ServerSection { cert_file, key_file, client_ca_file, client_name, .. } = self.server;
-        let tls = TlsKeys { cert_file, key_file, client_ca_file, client_name }.build(&server);
-        let socket = listener::socket(self.server.socket, self.server.socket_mode, &server);
+        let (tls, socket) = self.server.listener.build(&top.child("server"));
         let HeadersSection { draft, x_ratelimit, retry_after, retry_after_ms } = self.headers;
+        let shows_units = matches!(x_ratelimit, XRateLimit::OpenAi | XRateLimit::Anthropic);
+        let has_units = policies.iter().any(|policy| policy.cost_unit().is_some());
+        if shows_units && !has_units && has_policies && !outside.has_other_limits {
+            let why = format_args!(
+                "`{x_ratelimit}` shows policies with a unit, and none has one; write for example `unit: tokens` in a \
+                 policy"
+            );
+            top.child("headers").invalid("x_ratelimit", why);
+        }
         Config {
             policies,
             candidates,
@@ -267,6 +262,26 @@ headers: {draft: draft-7, x_ratelimit: delta, retry_after: false, retry_after_ms
         assert_eq!((config.headers.draft, config.headers.x_ratelimit), (Draft::Off, XRateLimit::Off));
     }
 
+    /// Clients that find none of the fields that they wait by retry at once.
+    #[test]
+    fn styles_with_units_need_a_policy_with_a_unit() {
+        for (name, style) in [("openai", XRateLimit::OpenAi), ("anthropic", XRateLimit::Anthropic)] {
+            let headers = format!("headers: {{x_ratelimit: {name}}}\n");
+            let with_unit = format!("{headers}policies: [{{name: p, quota: 5/1m, unit: tokens}}]");
+            let config = Config::parse(&with_unit, "slidegate.yaml").unwrap();
+            assert_eq!(config.headers.x_ratelimit, style);
+            let without = format!("{headers}policies: [{{name: p, quota: 5/1m}}]");
+            let error = Config::parse(&without, "slidegate.yaml").unwrap_err().to_string();
+            assert_eq!(
+                error,
+                format!(
+                    "slidegate.yaml:1: headers: invalid x_ratelimit: `{name}` shows policies with a unit, and none has \
+                     one; write for example `unit: tokens` in a policy"
+                )
+            );
+        }
+    }
+
     /// The service must not come up somewhere else, or smaller, than was meant.
     #[test]
     fn each_wrong_setting_names_its_value_and_the_way_out() {
@@ -353,7 +368,7 @@ headers: {draft: draft-7, x_ratelimit: delta, retry_after: false, retry_after_ms
             ),
             (
                 "headers: {x_ratelimit: true}",
-                "slidegate.yaml:1: headers: invalid x_ratelimit `true`: must be `epoch`, `delta` or `off`",
+                "slidegate.yaml:1: headers: invalid x_ratelimit `true`: must be `epoch`, `delta`, `openai`, `anthropic` or `off`",
             ),
             (
                 "headers: {draft: []}",

@@ -117,6 +117,9 @@ pub(crate) struct Span<const MIN: u64, const MAX: u64>(pub(crate) Duration);
 /// The window of a quota: 1 ms to 366 days.
 pub(crate) type Window = Span<1, 31_622_400_000>;
 
+/// The lease of a permit: 1 s to 1 h.
+pub(crate) type Lease = Span<1000, 3_600_000>;
+
 impl<'de, const MIN: u64, const MAX: u64> Deserialize<'de> for Span<MIN, MAX> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = Cow::<str>::deserialize(deserializer)?;

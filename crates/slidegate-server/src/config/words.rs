@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use slidegate::{Algorithm, Excess, MemoryStore, OnStoreError, Policy, Quota, format_window};
+use slidegate::{
+    Algorithm, Counts, Excess, MemoryStore, OnStoreError, Policy, Quota, Unsettled, format_window,
+};
 
 /// Bytes of a key in Redis by `MEMORY USAGE`, where policy and id have some 30 bytes together; see
 /// docs/operations.md.
@@ -29,15 +31,18 @@ pub(crate) enum Counted {
 /// sliding log). Denies. A key takes about 153 bytes at most."
 pub(crate) fn describe(policy: &Policy, counted: Counted) -> String {
     let quota = policy.quota();
+    let is_in_flight = quota.algorithm() == Algorithm::InFlight;
+    let per =
+        if is_in_flight { "in flight".to_owned() } else { format!("per {}", format_window(quota.window())) };
     let mut words = format!(
-        "{}: requests{} are limited to {} per {} {} ({}).",
+        "{}: requests{} are limited to {} {per} {} ({}).",
         policy.name(),
         conditions(policy),
         quota.limit(),
-        format_window(quota.window()),
         scope(policy),
         algorithm(quota)
     );
+    words += &reservations(policy);
     words += if policy.is_enforced() { " Denies." } else { " Shadow: reports and never denies." };
     words += match policy.on_excess() {
         Excess::Refuse => "",
@@ -56,6 +61,9 @@ pub(crate) fn describe(policy: &Policy, counted: Counted) -> String {
         Counted::Shared { .. } => format!("about {} bytes in redis at most.", redis_bytes(quota)),
     };
     words += &match policy.override_count() {
+        0 if is_in_flight => String::new(),
+        1 if is_in_flight => " 1 key has a limit of its own.".to_owned(),
+        count if is_in_flight => format!(" {count} keys have limits of their own."),
         0 => format!(" A key takes {size}"),
         1 => format!(" 1 key has a quota of its own; any other takes {size}"),
         count => format!(" {count} keys have quotas of their own; any other takes {size}"),
@@ -72,11 +80,53 @@ pub(crate) fn describe(policy: &Policy, counted: Counted) -> String {
     words
 }
 
+/// A quota in a few words: `100/1m`, or `20 in flight (lease 30s)`.
+pub(crate) fn quota_text(quota: &Quota) -> String {
+    match quota.algorithm() {
+        Algorithm::InFlight => {
+            format!("{} in flight (lease {})", quota.limit(), format_window(quota.window()))
+        }
+        _ => quota.to_string(),
+    }
+}
+
+/// What of a request counts, as the configuration writes it.
+pub(crate) fn counted_name(counts: &Counts) -> &str {
+    match counts {
+        Counts::Cost => "cost",
+        Counts::Requests => "requests",
+        Counts::Named(name) => name,
+    }
+}
+
+/// What counts of a request, and what becomes of a reservation, where that is not as usual.
+fn reservations(policy: &Policy) -> String {
+    let is_in_flight = policy.quota().algorithm() == Algorithm::InFlight;
+    let mut words = match policy.counted() {
+        Counts::Requests if is_in_flight => String::new(),
+        Counts::Cost if is_in_flight => " A request counts by its cost.".to_owned(),
+        Counts::Cost => String::new(),
+        Counts::Requests => " Each request counts as 1.".to_owned(),
+        Counts::Named(name) => format!(" Of a request its cost `{name}` counts."),
+    };
+    if let Some(estimate) = policy.estimated() {
+        let learned = if policy.learns_estimate() { " now, which is learned" } else { "" };
+        words += &format!(" A reservation without a cost holds {estimate}{learned}.");
+    }
+    if !is_in_flight && policy.on_unsettled() == Unsettled::Forget {
+        words += " Reserved cost that is not settled in time is dropped.";
+    }
+    words
+}
+
 /// What the policy does while a shared store does not answer.
 fn fallback(policy: &Policy, instances: u64) -> String {
     let quota = policy.quota();
     let share = quota.limit().div_ceil(instances.max(1));
     match policy.fallback() {
+        OnStoreError::Local if quota.algorithm() == Algorithm::InFlight => {
+            format!("While redis is away, each instance counts by itself, up to {share} in flight.")
+        }
         OnStoreError::Local => {
             let window = format_window(quota.window());
             format!("While redis is away, each instance counts by itself, up to {share} per {window}.")
@@ -117,6 +167,9 @@ fn algorithm(quota: &Quota) -> String {
         Algorithm::SlidingWindow => "sliding window of two counters, not exact".to_owned(),
         Algorithm::FixedWindow => "fixed window: up to twice the limit around its border".to_owned(),
         Algorithm::TokenBucket => format!("token bucket, {} at once", quota.capacity()),
+        Algorithm::InFlight => {
+            format!("given back, or after {} without a heartbeat", format_window(quota.window()))
+        }
         other => other.to_string(),
     }
 }
@@ -191,6 +244,16 @@ mod tests {
                 "when: {method: [GET, HEAD], user: {present: false}}, scope: [ip, path], quota: 10/s, mode: shadow",
                 "requests whose method is `GET` or `HEAD` and user is absent are limited to 10 per 1s for each ip and \
                  path (exact sliding log). Shadow: reports and never denies. A key takes about 169 bytes at most.",
+            ),
+            (
+                "scope: [user], in_flight: 20",
+                "requests are limited to 20 in flight for each user (given back, or after 30s without a heartbeat). Denies.",
+            ),
+            (
+                "quota: 1/1d, counts: output, estimate: 100, unsettled: forget",
+                "requests are limited to 1 per 1d for all of them together (exact sliding log). Of a request its cost \
+                 `output` counts. A reservation without a cost holds 100. Reserved cost that is not settled in time is \
+                 dropped. Denies. A key takes about 105 bytes at most.",
             ),
             (
                 "quota: 1/1d",

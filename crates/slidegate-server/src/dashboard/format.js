@@ -42,7 +42,8 @@ export function duration(ms) {
 }
 
 /** `100 / 1m`. The window is exact, not rounded. */
-export function quota(limit, windowMs) {
+export function quota(limit, windowMs, algorithm) {
+  if (algorithm === 'in-flight') return `${count(limit)} in flight`;
   return `${count(limit)} / ${exactDuration(windowMs)}`;
 }
 
@@ -70,7 +71,12 @@ export const identity = ({ seq, at }) => `${seq} ${at}`;
 
 /** The reason of a denial. */
 export function why(event) {
-  const used = `used ${count(event.used)} of ${quota(event.limit, event.window_ms)}`;
+  const most = quota(event.limit, event.window_ms, event.algorithm);
+  const held = event.held ? `, ${count(event.held)} held` : '';
+  const used =
+    event.algorithm === 'in-flight'
+      ? `${count(event.held ?? 0)} of ${most}`
+      : `used ${count(event.used)} of ${most}${held}`;
   if (event.reason === 'store_unavailable') return `not counted: ${event.store_failure ?? 'the store is unavailable'}`;
   if (event.reason === 'blocked') {
     const { until, by } = event.block ?? {};

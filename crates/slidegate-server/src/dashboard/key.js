@@ -156,8 +156,9 @@ export class Key {
 
     const facts = [
       ['Used', count(state.used)],
+      ...(state.held ? [['Held', `${count(state.held)} by ${count(state.open_holds)} reservations`]] : []),
       ['Remaining', count(state.remaining)],
-      ['Quota', quota(state.limit, state.window_ms)],
+      ['Quota', quota(state.limit, state.window_ms, state.algorithm)],
       ['Algorithm', state.algorithm],
       ['Cost 1 fits', waitText(state)],
       ['Next free', nextFreeText(state)],

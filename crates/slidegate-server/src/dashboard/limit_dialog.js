@@ -63,7 +63,9 @@ export class LimitDialog {
       this.#setNote('This is the current limit.', 'failed');
       return;
     }
-    this.#change = wanted;
+    // What is in flight has a lease instead of a window.
+    const isInFlight = this.#policy.algorithm === 'in-flight';
+    this.#change = isInFlight ? { limit: wanted.limit, lease: wanted.window } : wanted;
     this.#setNote(
       `Change ${name} from ${quota(limit, windowMs)} to ${count(wanted.limit)} / ${wanted.window}, at once and on all ` +
         'instances? Usage is kept.',
@@ -130,6 +132,6 @@ export class LimitDialog {
 }
 
 const quotaText = ({ limit, window_ms: windowMs, algorithm, burst }) =>
-  `${quota(limit, windowMs)} ${algorithm}${burst ? `, burst ${count(burst)}` : ''}`;
+  `${quota(limit, windowMs, algorithm)} ${algorithm}${burst ? `, burst ${count(burst)}` : ''}`;
 
 const path = (name) => `/v1/policies/${encodeURIComponent(name)}`;

@@ -148,7 +148,7 @@ export class Policies {
 const figure = (n) => (n === undefined ? '–' : compact(n));
 
 const quotaText = (policy) =>
-  `${quota(policy.limit, policy.window_ms)} ${policy.algorithm}${policy.burst ? `, burst ${count(policy.burst)}` : ''}`;
+  `${quota(policy.limit, policy.window_ms, policy.algorithm)} ${policy.algorithm}${policy.burst ? `, burst ${count(policy.burst)}` : ''}`;
 
 function scopeText({ scope, when }) {
   const conditions = Array.isArray(when) ? when : [];

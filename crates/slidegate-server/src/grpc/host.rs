@@ -6,13 +6,15 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::Response;
 use slidegate::headers::HeaderOptions;
-use slidegate::{Decisions, PolicyDecision, PolicySet, Request};
-use slidegate_envoy::{Client, Host};
+use slidegate::{Decisions, HoldOptions, PolicyDecision, PolicySet, Request, Settlement, Ticket};
+use slidegate_envoy::{Client, Host, removed_meanwhile};
 use tonic::Status;
 
 use crate::access::Action;
+use crate::app::ticket_change::{Changed, TicketChange};
 use crate::app::{App, explanation};
 use crate::caller::{Caller, Protocol};
+use crate::limits::MAX_COST;
 use crate::listener::Connection;
 use crate::log_limit::log_limited;
 
@@ -27,9 +29,58 @@ impl Host for App {
         self.call(caller.clone()).apply_mixed(requests).await
     }
 
-    fn request<'r>(&self, attributes: &[(&'r str, &'r str)], cost: u64) -> Result<Request<'r>, String> {
+    async fn reserve<'r>(
+        &self,
+        caller: &Caller,
+        requests: &'r [Request<'r>],
+        options: HoldOptions<'r>,
+    ) -> Result<(Decisions<'r>, Option<String>), Status> {
+        let mut call = self.call(caller.clone());
+        let reserved = call.reserve(requests, options).await;
+        let reserved = reserved.map_err(|error| Status::invalid_argument(error.to_string()))?;
+        removed_meanwhile(&reserved)?;
+        let text = call.ticket_text(&reserved).await.map_err(Status::invalid_argument)?;
+        Ok((reserved.into_parts().0, text))
+    }
+
+    async fn settle(
+        &self,
+        caller: &Caller,
+        ticket: &Ticket,
+        cost: u64,
+    ) -> Result<Option<Settlement>, Status> {
+        if cost > MAX_COST {
+            let detail = format!("invalid actual_amount `{cost}`: must be at most {MAX_COST}");
+            return Err(Status::invalid_argument(detail));
+        }
+        let change = TicketChange::Settle { cost: cost.into(), is_final: true };
+        match self.call(caller.clone()).change(ticket, change).await {
+            Ok(Changed::Now(settlement)) => Ok(Some(settlement)),
+            Ok(Changed::Later) => Ok(None),
+            Err(error) if error.is_ticket() => {
+                Err(Status::invalid_argument(format!("reservation_id: {error}")))
+            }
+            Err(error) => {
+                let detail = "the change may or may not be made, and repeating it is safe";
+                Err(Status::unavailable(format!("{error}; {detail}")))
+            }
+        }
+    }
+
+    fn request<'r>(
+        &self,
+        attributes: &[(&'r str, &'r str)],
+        cost: Option<u64>,
+    ) -> Result<Request<'r>, String> {
         let attributes = attributes.iter().map(|(name, value)| (*name, value.as_bytes()));
-        self.attributes.request(attributes, cost).map_err(|error| error.detail)
+        let request = match cost {
+            Some(cost) => self.attributes.request(attributes, cost),
+            None => {
+                let mut request = Request::new();
+                self.attributes.add_to(&mut request, attributes).map(|()| request)
+            }
+        };
+        request.map_err(|error| error.detail)
     }
 
     fn authorize(

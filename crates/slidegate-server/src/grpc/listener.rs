@@ -11,13 +11,15 @@ use futures_util::future::BoxFuture;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Notify, watch};
 
-use slidegate_envoy::{Client, GrpcServices, GrpcSettings, GrpcTls, serve_connection, serve_unix_connection};
+use slidegate_envoy::{
+    Client, ConnectionError, GrpcServices, GrpcSettings, GrpcTls, serve_connection, serve_unix_connection,
+};
 
 use super::RateLimitHandler;
 use crate::app::App;
 use crate::listener::{
     Accepted, Acceptor, BoundSocket, Certificates, Connection, ConnectionBudget, ConnectionSpec, Refusal,
-    SocketFile, Timeouts, TlsFiles, TlsProfile, WRITE_TIMEOUT,
+    Slot, SocketFile, Timeouts, TlsFiles, TlsProfile, WRITE_TIMEOUT,
 };
 use crate::log_limit::log_limited;
 use crate::ports::{Port, Shutdown, listed};
@@ -151,32 +153,34 @@ impl Connections {
         let Accepted { stream, connection, certificates, .. } = accepted;
         let Connection { peer, is_local, is_verified } = connection;
         let client = Client { peer, is_local, is_verified };
+        let slot = Arc::clone(stream.slot());
         if peer.is_none() {
             let services = Arc::clone(&self.services);
-            return self.drive(client, move |stop| serve_unix_connection(stream, services, client, stop));
+            return self
+                .drive((client, slot), move |stop| serve_unix_connection(stream, services, client, stop));
         }
-        let Some(certificates) = certificates else { return self.serve(stream, client) };
+        let Some(certificates) = certificates else { return self.serve(stream, client, slot) };
         let connections = self.clone();
         tokio::spawn(async move {
             if let Some(stream) = certificates.accept(stream, peer).await {
-                connections.serve(stream, client);
+                connections.serve(stream, client, slot);
             }
         });
     }
 
-    fn serve<I>(&self, stream: I, client: Client)
+    fn serve<I>(&self, stream: I, client: Client, slot: Arc<Slot>)
     where
         I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let services = Arc::clone(&self.services);
-        self.drive(client, move |stop| serve_connection(stream, services, client, stop));
+        self.drive((client, slot), move |stop| serve_connection(stream, services, client, stop));
     }
 
     /// Runs one connection in its own task. Its argument completes on shutdown or at the maximum
     /// age.
-    fn drive<F>(&self, client: Client, serve: impl FnOnce(BoxFuture<'static, ()>) -> F)
+    fn drive<F>(&self, (client, slot): (Client, Arc<Slot>), serve: impl FnOnce(BoxFuture<'static, ()>) -> F)
     where
-        F: Future<Output = Result<(), hyper::Error>> + Send + 'static,
+        F: Future<Output = Result<(), ConnectionError>> + Send + 'static,
     {
         let stop = Arc::new(Notify::new());
         let stopping = Arc::clone(&stop);
@@ -197,6 +201,9 @@ impl Connections {
                 () = deadline => Ok(()),
             };
             if let Err(error) = ended {
+                if matches!(error, ConnectionError::Unread) {
+                    slot.unread();
+                }
                 log_limited!(DEBUG, client.peer, %error, "grpc connection ended");
             }
         });

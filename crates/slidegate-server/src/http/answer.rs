@@ -4,15 +4,18 @@
 //! of every kind with `openapi.json`.
 
 use slidegate::headers::Problem;
-use slidegate::{Decisions, PolicyDecision, millis_ceil};
+use slidegate::{
+    Decision, Decisions, HoldStatus, PolicyDecision, Reason, Request, Settlement, Ticket, millis_ceil,
+};
 
 use crate::app::explanation;
+use crate::app::ticket_change::Changed;
 use crate::problem;
 
 /// The body for one request.
 pub(super) fn one(decisions: &Decisions<'_>) -> Vec<u8> {
     let mut json = Json(Vec::with_capacity(problem::USUAL));
-    json.answer(decisions);
+    json.answer(decisions, None);
     json.0
 }
 
@@ -23,7 +26,82 @@ pub(super) fn many<'d>(answers: impl Iterator<Item = &'d Decisions<'d>>) -> Vec<
         if at > 0 {
             json.0.push(b',');
         }
-        json.answer(decisions);
+        json.answer(decisions, None);
+    }
+    json.0.extend_from_slice(b"]}");
+    json.0
+}
+
+/// What a reservation asked for.
+pub(super) struct Asked<'a> {
+    pub(super) request: &'a Request<'a>,
+    pub(super) says_cost: bool,
+}
+
+impl Asked<'_> {
+    /// How to reserve what otherwise never fits, to add to the explanation.
+    fn hint(&self, decisions: &Decisions<'_>) -> Option<String> {
+        let denying = decisions.strictest().filter(|one| one.reason() == Some(Reason::OverLimit))?;
+        let never_fits = denying.retry_after().is_none() && denying.limit() > 0;
+        let limit = denying.limit();
+        never_fits.then(|| format!("; reserve at most {limit} of the estimate, and settle the rest"))
+    }
+
+    /// What it would hold under a policy.
+    fn cost(&self, one: &PolicyDecision<'_>) -> u64 {
+        match one.policy().estimated().filter(|_| !self.says_cost) {
+            Some(estimate) => estimate.min(one.limit()),
+            None => one.policy().cost_of(self.request),
+        }
+    }
+}
+
+/// The body for a reservation, with its ticket if it is allowed.
+pub(super) fn reserved(
+    decisions: &Decisions<'_>,
+    asked: &Asked<'_>,
+    ticket: Option<(&Ticket, &str)>,
+) -> Vec<u8> {
+    let mut json = Json(Vec::with_capacity(problem::USUAL));
+    json.answer(decisions, asked.hint(decisions));
+    json.0.pop();
+    if let Some((ticket, text)) = ticket {
+        json.ticket(ticket, text);
+    }
+    if let Some(denying) = decisions.strictest().filter(|one| one.reason() == Some(Reason::OverLimit)) {
+        let cost = asked.cost(&denying);
+        json.number("requested", cost);
+        json.flag("fits_without_holds", denying.used().saturating_add(cost) <= denying.limit());
+    }
+    json.0.push(b'}');
+    json.0
+}
+
+/// The body for a change of a reservation. One that `goes_on` has a newer ticket.
+pub(super) fn settlement(settlement: &Settlement, goes_on: bool) -> Vec<u8> {
+    let mut json = Json(Vec::with_capacity(problem::USUAL));
+    json.settlement(settlement, goes_on);
+    json.0
+}
+
+/// The body for a change that is made once the store replies.
+pub(super) fn queued() -> Vec<u8> {
+    let mut json = Json(Vec::new());
+    json.queued();
+    json.0
+}
+
+/// The body for extensions of several.
+pub(super) fn settlements(extended: &[Changed]) -> Vec<u8> {
+    let mut json = Json(br#"{"reservations":["#.to_vec());
+    for (at, one) in extended.iter().enumerate() {
+        if at > 0 {
+            json.0.push(b',');
+        }
+        match one {
+            Changed::Now(settlement) => json.settlement(settlement, true),
+            Changed::Later => json.queued(),
+        }
     }
     json.0.extend_from_slice(b"]}");
     json.0
@@ -34,7 +112,7 @@ struct Json(Vec<u8>);
 
 impl Json {
     /// The first members are those of the strictest decision, or `null` without one.
-    fn answer(&mut self, decisions: &Decisions<'_>) {
+    fn answer(&mut self, decisions: &Decisions<'_>, hint: Option<String>) {
         let strictest = decisions.strictest();
         let key = strictest.as_ref().map(|one| one.key().to_string());
         self.open();
@@ -43,7 +121,9 @@ impl Json {
             (Some(one), Some(key)) => {
                 self.text("policy", one.policy().name());
                 self.text("key", key);
-                self.text("why", &explanation::of_key(one, key));
+                let mut why = explanation::of_key(one, key);
+                why.extend(hint);
+                self.text("why", &why);
                 self.number("limit", one.limit());
                 self.outcome(one);
             }
@@ -104,13 +184,81 @@ impl Json {
         self.0.push(b'}');
     }
 
-    /// The numbers, the source, and the reason of a denial.
-    fn outcome(&mut self, one: &PolicyDecision<'_>) {
+    fn ticket(&mut self, ticket: &Ticket, text: &str) {
+        self.text("ticket", text);
+        self.number("until_ms", ticket.until().map(|until| until.as_micros() / 1000));
+    }
+
+    fn queued(&mut self) {
+        self.open();
+        self.text("outcome", Changed::QUEUED);
+        self.name("policies");
+        self.0.extend_from_slice(b"[]}");
+    }
+
+    fn settlement(&mut self, settlement: &Settlement, goes_on: bool) {
+        self.open();
+        self.text("outcome", settlement.status().name());
+        self.name("policies");
+        self.0.push(b'[');
+        for (at, one) in settlement.iter().enumerate() {
+            if at > 0 {
+                self.0.push(b',');
+            }
+            self.open();
+            self.text("policy", one.policy());
+            self.text("status", one.status().name());
+            self.number("limit", one.limit());
+            self.usage(one);
+            self.0.push(b'}');
+        }
+        self.0.push(b']');
+        if goes_on {
+            let ticket = settlement.ticket();
+            self.ticket(ticket, &ticket.to_string());
+        }
+        if settlement.status() == HoldStatus::Denied {
+            let denying =
+                || settlement.iter().filter(|one| one.status() == HoldStatus::Denied && one.is_denied());
+            let names: Vec<_> = denying().map(|one| format!("`{}`", one.policy())).collect();
+            self.text("type", "https://iana.org/assignments/http-problem-types#quota-exceeded");
+            self.text("title", "Request cannot be satisfied as assigned quota has been exceeded");
+            self.number("status", 429);
+            self.text(
+                "detail",
+                &format!(
+                    "The extension does not fit under {}. The reservation stays as it was.",
+                    names.join(", ")
+                ),
+            );
+            self.name("violated-policies");
+            self.0.push(b'[');
+            for (at, one) in denying().enumerate() {
+                if at > 0 {
+                    self.0.push(b',');
+                }
+                self.string(one.policy());
+            }
+            self.0.push(b']');
+        }
+        self.0.push(b'}');
+    }
+
+    /// The numbers of a key.
+    fn usage(&mut self, one: &Decision) {
         self.number("used", one.used());
+        if one.held() > 0 {
+            self.number("held", one.held());
+        }
         self.number("remaining", one.remaining());
         self.number("cost", one.cost());
         self.number("retry_after_ms", one.retry_after().map(millis_ceil));
         self.number("reset_after_ms", millis_ceil(one.reset_after()));
+    }
+
+    /// The numbers, the source, and the reason of a denial.
+    fn outcome(&mut self, one: &PolicyDecision<'_>) {
+        self.usage(one);
         self.text("source", one.source().name());
         if let Some(reason) = one.reason() {
             self.text("reason", reason.name());

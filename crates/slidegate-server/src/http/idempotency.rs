@@ -1,16 +1,16 @@
 //! `Idempotency-Key`: a client may resend a check whose response it did not receive.
 //!
-//! Only checks are idempotent. Other requests with this header are rejected, because the client
+//! Only checks and reservations are idempotent. Other requests with this header are rejected, because the client
 //! would expect that a refund sent twice refunds once.
 
 use axum::http::{HeaderMap, HeaderName};
 
-use crate::problem::Problem;
 use slidegate::Verb;
 
+use crate::limits::MAX_ID;
+use crate::problem::Problem;
+
 const NAME: HeaderName = HeaderName::from_static("idempotency-key");
-/// Maximum length of an id. A UUID has 36 characters, and each id is stored for a window.
-const MAX_ID: usize = 128;
 
 /// The id of a request, if any.
 pub(super) fn id(verb: Verb, headers: &HeaderMap) -> Result<Option<&str>, Problem> {
@@ -18,7 +18,9 @@ pub(super) fn id(verb: Verb, headers: &HeaderMap) -> Result<Option<&str>, Proble
         return Ok(None);
     }
     if verb != Verb::Check {
-        return Err(wrong("only a single check can be sent again, so leave the header out"));
+        return Err(wrong(
+            "only a single check or reservation has an idempotency key, so leave the header out",
+        ));
     }
     let mut values = headers.get_all(NAME).iter();
     let (value, more) = (values.next(), values.next());

@@ -2,16 +2,19 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::time::Duration;
 
+use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
-use serde::{Deserialize, de};
 
+use super::cost::Cost;
+use super::text::Text;
 use crate::app::App;
-use crate::limits::{MAX_ATTRIBUTES, MAX_COST};
+use crate::limits::MAX_ATTRIBUTES;
 use crate::policy_names::is_inline;
 use crate::problem::Problem;
 use crate::query;
-use slidegate::{PolicySet, Request};
+use slidegate::{PolicySet, Request, parse_window};
 
 /// Maximum body of one request: a hundred times the size of real ones.
 pub(super) const MAX_BODY: usize = 64 * 1024;
@@ -26,8 +29,9 @@ pub(super) const MAX_BATCH_BODY: usize = 2 * 1024 * 1024;
 pub(super) struct RequestBody<'a> {
     #[serde(borrow)]
     attributes: Attributes<'a>,
-    #[serde(default)]
-    cost: Cost,
+    /// 1 unless it is said.
+    #[serde(borrow, default)]
+    cost: Option<Cost<'a>>,
     /// The only policy to decide, regardless of its conditions.
     #[serde(borrow, default)]
     policy: Option<Text<'a>>,
@@ -52,20 +56,47 @@ pub(super) struct BatchBody<'a> {
 #[derive(Debug, Default)]
 pub(super) struct Attributes<'a>(Vec<(Cow<'a, str>, Cow<'a, [u8]>)>);
 
-#[derive(Debug, Clone, Copy)]
-struct Cost(u64);
+/// A request to reserve: one request, and `"ttl": "30s"`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ReserveBody<'a> {
+    #[serde(borrow)]
+    attributes: Attributes<'a>,
+    #[serde(borrow, default)]
+    cost: Option<Cost<'a>>,
+    #[serde(borrow, default)]
+    policy: Option<Text<'a>>,
+    /// How long the reservation lasts.
+    #[serde(borrow, default)]
+    ttl: Option<Text<'a>>,
+}
 
-impl Default for Cost {
-    fn default() -> Self {
-        Self(1)
+impl<'a> ReserveBody<'a> {
+    /// The request, and how long it reserves for if that is said.
+    pub(super) fn into_parts(self) -> Result<(RequestBody<'a>, Option<Duration>), Problem> {
+        let Self { attributes, cost, policy, ttl } = self;
+        let ttl = ttl.as_ref().map(parse_ttl);
+        Ok((RequestBody { attributes, cost, policy, prefix: in_body() }, ttl.transpose()?))
     }
+}
+
+/// The field `ttl`. Its range is checked where it is used.
+pub(super) fn parse_ttl(Text(text): &Text<'_>) -> Result<Duration, Problem> {
+    parse_window(text).map_err(|_| {
+        let text = text.chars().take(64).collect::<String>();
+        let detail = format!(
+            "invalid ttl `{}`: must be 1ms to 1h with a unit, for example `30s`",
+            text.escape_debug()
+        );
+        Problem::field("ttl", detail)
+    })
 }
 
 impl<'a> RequestBody<'a> {
     /// Parses a query string: every pair is an attribute, except `cost`.
     pub(super) fn from_query(query: &'a str) -> Result<Self, Problem> {
         let query::Asked { attributes, cost } = query::request(query)?;
-        let cost = cost.map_or_else(Cost::default, Cost);
+        let cost = cost.map(Cost::Number);
         Ok(Self { attributes: Attributes(attributes), cost, policy: None, prefix: "" })
     }
 
@@ -73,14 +104,22 @@ impl<'a> RequestBody<'a> {
     #[cfg(fuzzing)]
     pub(super) fn asked(&self) -> (Vec<(String, Vec<u8>)>, u64) {
         let owned = |(name, value): &(Cow<'_, str>, Cow<'_, [u8]>)| (name.to_string(), value.to_vec());
-        (self.attributes.0.iter().map(owned).collect(), self.cost.0)
+        (self.attributes.0.iter().map(owned).collect(), self.cost.as_ref().map_or(1, Cost::total))
+    }
+
+    /// Whether it says what it costs.
+    pub(super) fn says_cost(&self) -> bool {
+        self.cost.is_some()
     }
 
     /// The request to decide.
     pub(super) fn request<'r>(&'r self, app: &App) -> Result<Request<'r>, Problem> {
         let attributes = self.attributes.0.iter().map(|(name, value)| (&**name, &**value));
-        let request =
-            app.attributes.request(attributes, self.cost.0).map_err(|bad| Problem::of(bad, self.prefix))?;
+        let mut request = match &self.cost {
+            Some(cost) => Request::new().cost(cost.read()?),
+            None => Request::new(),
+        };
+        app.attributes.add_to(&mut request, attributes).map_err(|bad| Problem::of(bad, self.prefix))?;
         let Some(Text(name)) = &self.policy else { return Ok(request) };
         can_decide(&app.policies(), name, &request)?;
         Ok(request.under(name))
@@ -137,53 +176,5 @@ fn into_bytes(text: Cow<'_, str>) -> Cow<'_, [u8]> {
     match text {
         Cow::Borrowed(text) => Cow::Borrowed(text.as_bytes()),
         Cow::Owned(text) => Cow::Owned(text.into_bytes()),
-    }
-}
-
-/// A string, borrowed from the body unless it has escapes.
-#[derive(Debug)]
-struct Text<'a>(Cow<'a, str>);
-
-impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Borrowing;
-
-        impl<'de> Visitor<'de> for Borrowing {
-            type Value = Text<'de>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a text; write numbers as \"42\"")
-            }
-
-            fn visit_borrowed_str<E: de::Error>(self, text: &'de str) -> Result<Self::Value, E> {
-                Ok(Text(Cow::Borrowed(text)))
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
-                Ok(Text(Cow::Owned(text.to_owned())))
-            }
-        }
-
-        deserializer.deserialize_str(Borrowing)
-    }
-}
-
-impl<'de> Deserialize<'de> for Cost {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Whole;
-
-        impl Visitor<'_> for Whole {
-            type Value = Cost;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "a whole number from 0 to {MAX_COST}")
-            }
-
-            fn visit_u64<E: de::Error>(self, cost: u64) -> Result<Cost, E> {
-                Ok(Cost(cost))
-            }
-        }
-
-        deserializer.deserialize_u64(Whole)
     }
 }

@@ -189,6 +189,11 @@ impl Slot {
         self.entry.close(CloseReason::Handshake);
     }
 
+    /// The client grants no room for a reply, and the connection is about to end.
+    pub(crate) fn unread(&self) {
+        self.entry.close(CloseReason::Write);
+    }
+
     /// The TLS handshake is over: the protocol begins.
     pub(super) fn restart(&self) {
         self.entry.activity.restart(self.budget.now());

@@ -40,7 +40,7 @@ impl TrackedStream {
     }
 
     /// Its place in the budget, which is free once all clones are dropped.
-    pub(super) fn slot(&self) -> &Arc<Slot> {
+    pub(crate) fn slot(&self) -> &Arc<Slot> {
         &self.slot
     }
 

@@ -19,13 +19,13 @@ pub(super) fn write_one_policy(decisions: &Decisions<'_>, reply: &mut Reply<'_>)
 }
 
 /// Whether the request is denied only because the store is unavailable.
-fn is_unavailable(one: &PolicyDecision<'_>) -> bool {
+pub(super) fn is_unavailable(one: &PolicyDecision<'_>) -> bool {
     one.policy().is_enforced() && one.reason() == Some(Reason::StoreUnavailable)
 }
 
 /// Writes an error instead of a decision: no limit was reached, so the client must not take it for
 /// a denial.
-fn unavailable(one: &PolicyDecision<'_>, reply: &mut Reply<'_>) {
+pub(super) fn unavailable(one: &PolicyDecision<'_>, reply: &mut Reply<'_>) {
     let wait_s = one.retry_after().map_or(1, |wait| millis_ceil(wait).div_ceil(1000).max(1));
     let name = one.policy().name();
     let cause = one.store_failure().map_or_else(String::new, |failure| format!(": {failure}"));
@@ -74,7 +74,7 @@ pub(super) fn write_all_policies(decisions: &Decisions<'_>, reply: &mut Reply<'_
 }
 
 /// The seven fields of a decision.
-fn decision_fields(allowed: bool, one: &PolicyDecision<'_>, reply: &mut Reply<'_>) {
+pub(super) fn decision_fields(allowed: bool, one: &PolicyDecision<'_>, reply: &mut Reply<'_>) {
     reply.field("allowed");
     reply.boolean(allowed);
     reply.field("limit");

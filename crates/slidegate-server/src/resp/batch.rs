@@ -3,6 +3,7 @@
 use slidegate::{Decisions, Request, Verb};
 
 use super::answer;
+use super::holds::HoldCommand;
 use super::reply::{Reply, RespVersion};
 use super::throttle::ThrottleArguments;
 use super::transaction::Transaction;
@@ -21,6 +22,8 @@ pub(super) enum Step<'b> {
     Submitted,
     /// Reset the request's keys. Boxed, so that this rare variant does not enlarge the enum.
     Reset(Box<Request<'b>>),
+    /// Reserve, or change a reservation. Boxed for the same reason.
+    Hold(Box<HoldCommand<'b>>),
     /// Execute the commands of a transaction and reply with an array of their replies.
     Execute(Box<Transaction>),
 }

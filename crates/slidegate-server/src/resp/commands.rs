@@ -10,6 +10,10 @@ pub(super) enum Name {
     Request,
     Refund,
     Reset,
+    Reserve,
+    Settle,
+    Extend,
+    Cancel,
     Policies,
     CellThrottle,
     CrabThrottle,
@@ -48,7 +52,7 @@ pub(super) struct CommandSpec {
 const ANY: usize = MAX_ARGUMENTS;
 
 #[rustfmt::skip]
-pub(super) const COMMANDS: [CommandSpec; 21] = [
+pub(super) const COMMANDS: [CommandSpec; 25] = [
     CommandSpec { name: Name::Check, word: "RL.CHECK", syntax: "policy key [key ...] [COST n] [PEEK]", min: 2, max: ANY, key: 2,
         summary: "Checks one policy; takes one key per attribute of its scope." },
     CommandSpec { name: Name::Request, word: "RL.REQUEST", syntax: "attribute value [attribute value ...] [COST n] [PEEK]",
@@ -57,6 +61,14 @@ pub(super) const COMMANDS: [CommandSpec; 21] = [
         summary: "Refunds cost." },
     CommandSpec { name: Name::Reset, word: "RL.RESET", syntax: "policy key [key ...]", min: 2, max: ANY, key: 2,
         summary: "Clears the usage of a key." },
+    CommandSpec { name: Name::Reserve, word: "RL.RESERVE", syntax: "policy key [key ...] [COST n] [TTL ms] [ID id]", min: 2, max: ANY, key: 2,
+        summary: "Checks one policy and holds the cost until it is settled; returns a ticket." },
+    CommandSpec { name: Name::Settle, word: "RL.SETTLE", syntax: "ticket COST n [MORE]", min: 4, max: 5, key: 0,
+        summary: "Charges what a reserved request cost so far; without MORE, ends the reservation." },
+    CommandSpec { name: Name::Extend, word: "RL.EXTEND", syntax: "ticket [HOLD n] [TTL ms]", min: 2, max: 6, key: 0,
+        summary: "Keeps a reservation for its time from now on, or holds more." },
+    CommandSpec { name: Name::Cancel, word: "RL.CANCEL", syntax: "ticket", min: 2, max: 2, key: 0,
+        summary: "Gives back everything of a reservation." },
     CommandSpec { name: Name::Policies, word: "RL.POLICIES", syntax: "", min: 1, max: 1, key: 0,
         summary: "Lists the policies." },
     CommandSpec { name: Name::CellThrottle, word: "CL.THROTTLE", syntax: "key max_burst count period [quantity]", min: 5, max: 6,

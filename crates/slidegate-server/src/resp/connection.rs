@@ -60,10 +60,11 @@ where
         if is_stopping && connection.input.is_empty() {
             break;
         }
+        let read = connection.stream.read(connection.input.free());
         let read = tokio::select! {
             // Commands that have arrived are replied to before stopping or closing.
             biased;
-            read = connection.stream.read(connection.input.free()) => read?,
+            read = connection.turn.read(read) => read?,
             () = &mut stopped, if !is_stopping => {
                 is_stopping = true;
                 continue;
@@ -297,6 +298,11 @@ async fn complete(
                     "ERR RL.RESET: {error}; the key may or may not have been reset; send the command again"
                 )),
             }
+            Next::Continue
+        }
+        Step::Hold(command) => {
+            flush(batch, out).await;
+            command.execute(&mut batch.call, &mut Reply { out, version }).await;
             Next::Continue
         }
         Step::Execute(transaction) => {

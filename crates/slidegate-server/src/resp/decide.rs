@@ -3,14 +3,14 @@
 //! A policy takes as many keys as its scope has attributes, so a key may be any bytes, including
 //! `COST` and `PEEK`.
 
-use slidegate::{Policy, PolicySet, Request, Verb};
+use slidegate::{Cost, Policy, PolicySet, Request, Verb};
 
 use super::batch::{Batch, ReplyFormat, Step};
-use super::error::{CommandError, parse_integer};
+use super::cost::parse_cost;
+use super::error::CommandError;
 use super::reply::{Escaped, Reply};
 use super::throttle::{Dialect, QuotaCache, ThrottleArguments};
 use crate::app::App;
-use crate::limits::MAX_COST;
 use crate::policy_names;
 
 /// `RL.CHECK policy key [key ...] [COST n] [PEEK]`, and `RL.REFUND` with the same arguments but
@@ -38,7 +38,7 @@ pub(super) fn reset<'b>(
 ) -> Result<Step<'b>, CommandError> {
     let PolicyArguments { policy, keys, rest } = policy_arguments(args, policies)?;
     match rest.first() {
-        None => policy_request(policy, keys, 0, app).map(|request| Step::Reset(Box::new(request))),
+        None => policy_request(policy, keys, 0.into(), app).map(|request| Step::Reset(Box::new(request))),
         Some(more) => {
             Err(CommandError::new(format!("unexpected argument `{}`; leave it out", Escaped(more))))
         }
@@ -61,9 +61,7 @@ pub(super) fn request<'b>(
     };
     let mut cost = None;
     for [name, value] in pairs {
-        if name.eq_ignore_ascii_case(b"COST")
-            && cost.replace(parse_integer("COST", value, 0, MAX_COST)?).is_some()
-        {
+        if name.eq_ignore_ascii_case(b"COST") && cost.replace(parse_cost("COST", value)?).is_some() {
             return Err(CommandError::new("COST is given twice; give it once".to_owned()));
         }
         if std::str::from_utf8(name).is_err() {
@@ -76,23 +74,23 @@ pub(super) fn request<'b>(
     let attributes = pairs.iter().filter(|[name, _]| !name.eq_ignore_ascii_case(b"COST"));
     // The names were validated above.
     let attributes = attributes.map(|[name, value]| (std::str::from_utf8(name).unwrap_or_default(), *value));
-    let mut request = Request::new().cost(cost.unwrap_or(1));
+    let mut request = Request::new().cost(cost.unwrap_or(1.into()));
     batch.app.attributes.add_to(&mut request, attributes).map_err(|error| CommandError::new(error.detail))?;
     batch.decide(verb, request, ReplyFormat::AllPolicies, reply);
     Ok(Step::Submitted)
 }
 
 /// The arguments of a command that names a policy.
-struct PolicyArguments<'a, 'b> {
-    policy: &'b Policy,
+pub(super) struct PolicyArguments<'a, 'b> {
+    pub(super) policy: &'b Policy,
     /// One per attribute of the policy's scope.
-    keys: &'a [&'b [u8]],
+    pub(super) keys: &'a [&'b [u8]],
     /// The arguments after the keys.
-    rest: &'a [&'b [u8]],
+    pub(super) rest: &'a [&'b [u8]],
 }
 
 /// Splits arguments into the policy, its keys, and the rest.
-fn policy_arguments<'a, 'b>(
+pub(super) fn policy_arguments<'a, 'b>(
     args: &'a [&'b [u8]],
     policies: &'b PolicySet,
 ) -> Result<PolicyArguments<'a, 'b>, CommandError> {
@@ -113,7 +111,7 @@ fn policy_arguments<'a, 'b>(
 }
 
 /// Rejects the policies of redis-cell and throttlecrab commands: their quota is given inline.
-fn reject_inline_policy(policy: &Policy) -> Result<(), CommandError> {
+pub(super) fn reject_inline_policy(policy: &Policy) -> Result<(), CommandError> {
     if policy_names::is_inline(policy.name()) {
         let name = policy.name();
         return Err(CommandError::new(format!(
@@ -129,32 +127,32 @@ fn reject_inline_policy(policy: &Policy) -> Result<(), CommandError> {
 fn policy_request<'b>(
     policy: &'b Policy,
     keys: &[&'b [u8]],
-    cost: u64,
+    cost: Cost<'b>,
     app: &App,
 ) -> Result<Request<'b>, CommandError> {
     let names = policy.scope_attributes().iter().map(String::as_str);
-    let request = app
-        .attributes
-        .request(names.zip(keys.iter().copied()), cost)
+    let mut request = Request::new().cost(cost).under(policy.name());
+    app.attributes
+        .add_to(&mut request, names.zip(keys.iter().copied()))
         .map_err(|error| CommandError::new(error.detail))?;
-    Ok(request.under(policy.name()))
+    Ok(request)
 }
 
 /// Options after the keys, in any order.
-struct Options {
-    cost: u64,
+struct Options<'b> {
+    cost: Cost<'b>,
     verb: Verb,
 }
 
-impl Options {
+impl<'b> Options<'b> {
     /// `PEEK` may only be given with a check.
-    fn parse(mut rest: &[&[u8]], mut verb: Verb) -> Result<Self, CommandError> {
+    fn parse(mut rest: &[&'b [u8]], mut verb: Verb) -> Result<Self, CommandError> {
         let (mut cost, may_peek) = (None, verb == Verb::Check);
         loop {
             rest = match rest {
-                [] => return Ok(Self { cost: cost.unwrap_or(1), verb }),
+                [] => return Ok(Self { cost: cost.unwrap_or(1.into()), verb }),
                 [word, number, more @ ..] if word.eq_ignore_ascii_case(b"COST") => {
-                    if cost.replace(parse_integer("COST", number, 0, MAX_COST)?).is_some() {
+                    if cost.replace(parse_cost("COST", number)?).is_some() {
                         return Err(CommandError::new("COST is given twice; give it once".to_owned()));
                     }
                     more

@@ -13,7 +13,7 @@ use super::reply::{Escaped, Reply};
 use super::session::{self, Session};
 use super::throttle::Dialect;
 use super::transaction::Queueing;
-use super::{answer, decide};
+use super::{answer, decide, hold_arguments};
 use crate::access::Action;
 use crate::app::App;
 
@@ -48,6 +48,10 @@ pub(super) fn step<'b>(
         (Name::Request, _) => decide::request(args, batch, &mut reply),
         (Name::Refund, _) => decide::by_key(Verb::Refund, args, policies, batch, &mut reply),
         (Name::Reset, _) => decide::reset(args, policies, batch.app),
+        (Name::Reserve, _) => hold_arguments::reserve(args, policies, batch.app),
+        (Name::Settle, _) => hold_arguments::settle(args),
+        (Name::Extend, _) => hold_arguments::extend(args),
+        (Name::Cancel, _) => hold_arguments::cancel(args),
         (Name::Policies, _) => {
             answer::policies(policies, &mut reply);
             Ok(Step::Replied)
@@ -135,6 +139,7 @@ fn find_command<'b>(
 fn action(name: Name) -> Option<Action> {
     match name {
         Name::Check | Name::Request | Name::CellThrottle | Name::CrabThrottle => Some(Action::Decide),
+        Name::Reserve | Name::Settle | Name::Extend | Name::Cancel => Some(Action::Decide),
         Name::Refund | Name::Reset => Some(Action::Adjust),
         _ => None,
     }

@@ -1,9 +1,11 @@
 //! Fairness between the connections of a worker: a client that streams commands yields after a
 //! short turn.
 //!
-//! Turns are counted in commands. The clock is read once in [`COMMANDS_PER_CLOCK_READ`] commands, not for
-//! each.
+//! Turns are counted in commands. The clock is read once in [`COMMANDS_PER_CLOCK_READ`] commands,
+//! not for each, and not at all in the short turns of clients that wait for their replies.
 
+use std::future::poll_fn;
+use std::pin::pin;
 use std::time::Duration;
 
 use tokio::task::yield_now;
@@ -26,6 +28,20 @@ pub(super) struct Turn {
 }
 
 impl Turn {
+    /// Reads what the client sends next. If it has sent nothing, others are served meanwhile, and
+    /// the next turn begins.
+    pub(super) async fn read<T>(&mut self, read: impl Future<Output = T>) -> T {
+        let mut read = pin!(read);
+        let poll = poll_fn(|context| {
+            let polled = read.as_mut().poll(context);
+            if polled.is_pending() {
+                *self = Self::default();
+            }
+            polled
+        });
+        poll.await
+    }
+
     /// Counts a command. Yields if the turn is over.
     #[inline]
     pub(super) async fn command(&mut self) {
@@ -71,5 +87,15 @@ mod tests {
         assert!(turn.is_over(|| begun + MAX_TIME));
         turn = Turn { commands: MAX_COMMANDS, started: None };
         assert!(turn.is_over(|| begun));
+    }
+
+    /// A client that waits for its replies lets others be served, and need not yield as well.
+    #[tokio::test]
+    async fn a_turn_begins_when_the_client_has_sent_nothing() {
+        let mut turn = Turn { commands: 7, started: None };
+        turn.read(std::future::ready(())).await;
+        assert_eq!(turn.commands, 7, "it streams");
+        turn.read(yield_now()).await;
+        assert_eq!((turn.commands, turn.started), (0, None));
     }
 }

@@ -52,6 +52,9 @@ pub(crate) struct Event {
     window_ms: u64,
     algorithm: &'static str,
     used: u64,
+    /// Cost that open reservations hold.
+    #[serde(skip_serializing_if = "is_zero")]
+    held: u64,
     cost: u64,
     /// `null`: the cost never fits.
     retry_after_ms: Option<u64>,
@@ -88,6 +91,11 @@ impl From<&Block> for Blocked {
     fn from(block: &Block) -> Self {
         Self { until: block.ends_at().map(explanation::time), by: block.blocked_by().map(Box::from) }
     }
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde passes references
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 fn as_text<S: serde::Serializer>(at: &Timestamp, serializer: S) -> Result<S::Ok, S::Error> {
@@ -187,6 +195,7 @@ impl Events {
             window_ms: millis_ceil(quota.window()),
             algorithm: quota.algorithm().name(),
             used: one.used(),
+            held: one.held(),
             cost: one.asked(),
             retry_after_ms: wait.map(millis_ceil),
             reason: reason.name(),
@@ -313,6 +322,7 @@ fn write_log(lines: &Receiver<LogLine>) {
             limit = event.limit,
             window_ms = event.window_ms,
             used = event.used,
+            held = (event.held > 0).then_some(event.held),
             cost = event.cost,
             retry_after_ms = event.retry_after_ms,
             reason = event.reason,

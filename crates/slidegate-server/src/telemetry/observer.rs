@@ -23,7 +23,7 @@ use super::VERBS;
 use super::events::{self, Message};
 use super::histogram::Histogram;
 use super::per_thread::{PerThread, copies_wanted, thread};
-use super::policy_counters::{Counts, Outcome};
+use super::policy_counters::{Counts, HoldOutcome, Outcome};
 use super::policy_counters::{PolicyCounters, PolicyRegistry};
 use super::recorder::Recorder;
 use super::redaction::Redactor;
@@ -205,6 +205,16 @@ impl Observer {
         match verb {
             Some(verb) => call.record(verb, decisions),
             None => call.record_mixed(decisions),
+        }
+    }
+
+    /// Counts a reservation under a policy, or a change of one. Nothing for a policy that was never
+    /// active.
+    pub(crate) fn record_hold(&self, policy: &str, outcome: HoldOutcome) {
+        if self.options.metrics
+            && let Some(counters) = self.registry.load().by_name(policy)
+        {
+            counters.record_hold(outcome);
         }
     }
 

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use slidegate::{Decision, DecisionSource, Policy, PolicySet, Verb};
+use slidegate::{Decision, DecisionSource, HoldStatus, Policy, PolicySet, Verb};
 
 use super::per_thread::{PerThread, copies_wanted};
 use crate::config::KeysShown;
@@ -49,6 +49,57 @@ impl Outcome {
     }
 }
 
+/// What became of reserved cost under a policy, as it is counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HoldOutcome {
+    Reserved,
+    /// Settled in time, in whole or in part.
+    Settled,
+    Extended,
+    Cancelled,
+    /// An extension that did not fit.
+    Denied,
+    /// Settled, extended or cancelled before.
+    AlreadySettled,
+    /// Settled, extended or cancelled after its time.
+    Late,
+}
+
+impl HoldOutcome {
+    pub(super) const ALL: [Self; 7] = [
+        Self::Reserved,
+        Self::Settled,
+        Self::Extended,
+        Self::Cancelled,
+        Self::Denied,
+        Self::AlreadySettled,
+        Self::Late,
+    ];
+
+    /// The outcome of a change with this status, if an open reservation counts as `changed`.
+    pub(crate) fn of(status: HoldStatus, changed: Self) -> Self {
+        match status {
+            HoldStatus::Denied => Self::Denied,
+            HoldStatus::AlreadySettled => Self::AlreadySettled,
+            HoldStatus::Expired => Self::Late,
+            // The library may add some.
+            _ => changed,
+        }
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Reserved => "reserved",
+            Self::Settled => "settled",
+            Self::Extended => "extended",
+            Self::Cancelled => "cancelled",
+            Self::Denied => "extension_denied",
+            Self::AlreadySettled => "already_settled",
+            Self::Late => "late",
+        }
+    }
+}
+
 /// The counted sources of decisions.
 pub(super) const SOURCES: [DecisionSource; 5] = [
     DecisionSource::Store,
@@ -78,6 +129,8 @@ pub(super) struct PolicyCounters {
     pub(super) number: u32,
     pub(super) keys_shown: KeysShown,
     cells: Arc<PerThread<Cells>>,
+    /// Not per thread: few requests reserve, and most policies have none.
+    holds: Arc<[AtomicU64; HoldOutcome::ALL.len()]>,
 }
 
 #[derive(Debug, Default)]
@@ -146,6 +199,16 @@ impl PolicyCounters {
         cells.checks[outcome as usize][index_of(decision.source())].fetch_add(1, Relaxed);
     }
 
+    /// Counts a reservation, or a change of one.
+    pub(super) fn record_hold(&self, outcome: HoldOutcome) {
+        self.holds[outcome as usize].fetch_add(1, Relaxed);
+    }
+
+    /// Reservations with this outcome.
+    pub(super) fn holds(&self, outcome: HoldOutcome) -> u64 {
+        self.holds[outcome as usize].load(Relaxed)
+    }
+
     /// Checks with this outcome and source.
     pub(super) fn checks(&self, outcome: Outcome, source: DecisionSource) -> u64 {
         self.cells.sum(|cells| cells.checks[outcome as usize][index_of(source)].load(Relaxed))
@@ -189,14 +252,14 @@ impl PolicyRegistry {
             if let Some(known) = known.filter(|known| known.keys_shown == keys_shown) {
                 return Arc::clone(known);
             }
-            let (number, cells) = known.map_or_else(
+            let (number, cells, holds) = known.map_or_else(
                 || {
                     numbered += 1;
-                    (numbered, Arc::new(PerThread::new(copies)))
+                    (numbered, Arc::new(PerThread::new(copies)), Arc::default())
                 },
-                |known| (known.number, Arc::clone(&known.cells)),
+                |known| (known.number, Arc::clone(&known.cells), Arc::clone(&known.holds)),
             );
-            Arc::new(PolicyCounters { name: name.to_owned(), number, keys_shown, cells })
+            Arc::new(PolicyCounters { name: name.to_owned(), number, keys_shown, cells, holds })
         };
         let mut all: Vec<_> = policies.iter().map(counters).collect();
         let in_force = all.len();

@@ -95,11 +95,14 @@ pub(crate) struct Recording {
     settings: Record,
     queue: SyncSender<Line>,
     queued_bytes: Arc<AtomicUsize>,
+    /// Lines that were queued and not taken by the thread.
+    queued_lines: Arc<AtomicU64>,
     is_ending: Arc<AtomicBool>,
     thread: Mutex<Option<JoinHandle<()>>>,
+    counts: Arc<Counts>,
 }
 
-/// One request, written but for its time.
+/// One call, written but for its time.
 #[derive(Debug)]
 struct Line {
     at: Timestamp,
@@ -187,7 +190,9 @@ impl Recorder {
         self.hidden.store(Arc::new(hidden));
     }
 
-    /// Records the requests of a call, which was decided at `now` if no policy applied.
+    /// Records a call as one line; it was decided at `now` if no policy applied.
+    ///
+    /// The requests of a call are decided in one step, so a replay must find them together.
     #[cold]
     #[inline(never)]
     pub(super) fn record(
@@ -200,40 +205,75 @@ impl Recorder {
     ) {
         let active = self.active.load();
         let Some(recording) = active.as_deref() else { return };
-        let mut at = None;
+        // What was refused of a request is recorded with it, or not at all.
+        let mut kept: Vec<usize> = Vec::with_capacity(requests.len());
         for (position, request) in requests.iter().enumerate() {
-            let is_left_out = match request.own_role() {
-                // A second key of the request before it.
-                Role::Refusals => true,
-                Role::IfAllowed => decisions.is_denied(),
-                // A quota that is in no configuration.
-                _ => request.named_policy().is_some_and(is_inline),
+            let is_kept = match request.own_role() {
+                Role::Refusals => position > 0 && kept.last() == Some(&(position - 1)),
+                _ => recording.has(position, request, decisions, redactor),
             };
-            if is_left_out {
-                continue;
+            if is_kept {
+                kept.push(position);
             }
-            let first = decisions.iter().find(|one| one.request() == position);
-            let sample = recording.settings.sample;
-            if sample < 1.0 {
-                let key = first.as_ref().map(|one| one.key().to_string());
-                if redactor.share(&key.unwrap_or_else(|| values_of(request))) >= sample {
-                    continue;
-                }
-            }
-            let at = match &first {
-                Some(one) => one.at(),
-                None => *at.get_or_insert_with(&now),
-            };
-            let verb = verb.unwrap_or(request.own_verb());
-            let rest = self.rest_of_line(verb, request, redactor);
-            recording.put(Line { at, rest }, &self.counts);
         }
+        let verb_of = |request: &Request<'_>| verb.unwrap_or(request.own_verb());
+        let rest = match kept[..] {
+            [] => return,
+            // Of a single request, the other roles decide the same as none.
+            [only] if requests[only].own_role() != Role::Independent => {
+                let request = &requests[only];
+                if request.own_role() == Role::IfAllowed && decisions.is_denied() {
+                    return;
+                }
+                self.rest_of_line(verb_of(request), request, redactor)
+            }
+            _ => {
+                let kept = kept.iter().map(|position| &requests[*position]);
+                self.rest_of_call(kept.map(|request| (verb_of(request), request)), redactor)
+            }
+        };
+        let first = decisions.iter().find(|one| kept.contains(&one.request()));
+        let at = first.map_or_else(now, |one| one.at());
+        recording.put(Line { at, rest });
     }
 
     /// `","cost":1,"attributes":{...}}` and a line end.
     fn rest_of_line(&self, verb: Verb, request: &Request<'_>, redactor: &Redactor) -> Vec<u8> {
         let mut rest = Vec::with_capacity(192);
-        rest.extend_from_slice(b"\",\"cost\":");
+        rest.extend_from_slice(b"\",");
+        self.write_request(&mut rest, verb, request, redactor);
+        rest.extend_from_slice(b"}\n");
+        rest
+    }
+
+    /// `","requests":[{"cost":1,"attributes":{...}},...]}` and a line end.
+    fn rest_of_call<'r>(
+        &self,
+        requests: impl Iterator<Item = (Verb, &'r Request<'r>)>,
+        redactor: &Redactor,
+    ) -> Vec<u8> {
+        let mut rest = Vec::with_capacity(512);
+        rest.extend_from_slice(b"\",\"requests\":[");
+        for (at, (verb, request)) in requests.enumerate() {
+            rest.extend_from_slice(if at == 0 { b"{" } else { b",{" });
+            if let Some(role) = role_name(request.own_role()) {
+                rest.extend_from_slice(b"\"role\":\"");
+                rest.extend_from_slice(role.as_bytes());
+                rest.extend_from_slice(b"\",");
+            }
+            if request.is_denied_over_limit() {
+                rest.extend_from_slice(b"\"deny_over_limit\":true,");
+            }
+            self.write_request(&mut rest, verb, request, redactor);
+            rest.push(b'}');
+        }
+        rest.extend_from_slice(b"]}\n");
+        rest
+    }
+
+    /// `"cost":1,"attributes":{...}`
+    fn write_request(&self, rest: &mut Vec<u8>, verb: Verb, request: &Request<'_>, redactor: &Redactor) {
+        rest.extend_from_slice(b"\"cost\":");
         rest.extend_from_slice(itoa::Buffer::new().format(request.asked_cost()).as_bytes());
         if verb != Verb::Check {
             rest.extend_from_slice(b",\"verb\":\"");
@@ -242,7 +282,7 @@ impl Recorder {
         }
         if let Some(policy) = request.named_policy() {
             rest.extend_from_slice(b",\"policy\":");
-            write_text(&mut rest, policy);
+            write_text(rest, policy);
         }
         rest.extend_from_slice(b",\"attributes\":{");
         let hidden = self.hidden.load();
@@ -250,22 +290,21 @@ impl Recorder {
             if at > 0 {
                 rest.push(b',');
             }
-            write_text(&mut rest, name);
+            write_text(rest, name);
             rest.push(b':');
             match (hidden.get(name), value) {
                 (None, Value::Bytes(bytes)) => match std::str::from_utf8(bytes) {
-                    Ok(text) => write_text(&mut rest, text),
-                    Err(_) => write_text(&mut rest, &escaped(bytes)),
+                    Ok(text) => write_text(rest, text),
+                    Err(_) => write_text(rest, &escaped(bytes)),
                 },
-                (None, other) => write_text(&mut rest, &text_of(other, Ipv6Prefix::OFF)),
+                (None, other) => write_text(rest, &text_of(other, Ipv6Prefix::OFF)),
                 (Some(hidden), value) => {
                     let text = text_of(value, hidden.ipv6_prefix);
-                    write_text(&mut rest, &redactor.distinct(&text, hidden.keys_shown));
+                    write_text(rest, &redactor.distinct(&text, hidden.keys_shown));
                 }
             }
         }
-        rest.extend_from_slice(b"}}\n");
-        rest
+        rest.push(b'}');
     }
 }
 
@@ -283,25 +322,51 @@ impl Recording {
         })?;
         let (queue, lines) = sync_channel(QUEUED_LINES);
         let (queued_bytes, is_ending) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
+        let queued_lines = Arc::<AtomicU64>::default();
         let writer = Writer {
             file,
             lines,
             queued_bytes: Arc::clone(&queued_bytes),
+            queued_lines: Arc::clone(&queued_lines),
             is_ending: Arc::clone(&is_ending),
             counts: Arc::clone(counts),
         };
         let thread = std::thread::Builder::new().name("recorder".into()).spawn(move || writer.run());
         let thread = thread.map_err(|error| format!("record: cannot start a thread: {error}"))?;
-        Ok(Self { settings, queue, queued_bytes, is_ending, thread: Mutex::new(Some(thread)) })
+        let (thread, counts) = (Mutex::new(Some(thread)), Arc::clone(counts));
+        Ok(Self { settings, queue, queued_bytes, queued_lines, is_ending, thread, counts })
+    }
+
+    /// Whether a request of a call is recorded: its quota is one of the configuration, and its key
+    /// is in the sample.
+    fn has(
+        &self,
+        position: usize,
+        request: &Request<'_>,
+        decisions: &Decisions<'_>,
+        redactor: &Redactor,
+    ) -> bool {
+        if request.named_policy().is_some_and(is_inline) {
+            return false;
+        }
+        let sample = self.settings.sample;
+        if sample >= 1.0 {
+            return true;
+        }
+        let first = decisions.iter().find(|one| one.request() == position);
+        let key = first.map(|one| one.key().to_string());
+        redactor.share(&key.unwrap_or_else(|| values_of(request))) < sample
     }
 
     /// Queues a line, or counts that there was no room.
-    fn put(&self, line: Line, counts: &Counts) {
+    fn put(&self, line: Line) {
         let bytes = line.rest.len();
         let has_room = self.queued_bytes.fetch_add(bytes, Relaxed) + bytes <= QUEUED_BYTES;
+        self.queued_lines.fetch_add(1, Relaxed);
         if !has_room || self.queue.try_send(line).is_err() {
             self.queued_bytes.fetch_sub(bytes, Relaxed);
-            counts.dropped.fetch_add(1, Relaxed);
+            self.queued_lines.fetch_sub(1, Relaxed);
+            self.counts.dropped.fetch_add(1, Relaxed);
         }
     }
 
@@ -314,11 +379,21 @@ impl Recording {
     }
 }
 
+/// When nobody holds it any more, nothing can be queued, and the thread has ended: what is left in
+/// the queue was put there after the thread had read it for the last time.
+impl Drop for Recording {
+    fn drop(&mut self) {
+        self.end();
+        self.counts.dropped.fetch_add(self.queued_lines.load(Acquire), Relaxed);
+    }
+}
+
 /// The thread that writes lines.
 struct Writer {
     file: RotatedFile,
     lines: Receiver<Line>,
     queued_bytes: Arc<AtomicUsize>,
+    queued_lines: Arc<AtomicU64>,
     is_ending: Arc<AtomicBool>,
     counts: Arc<Counts>,
 }
@@ -332,6 +407,7 @@ impl Writer {
             match self.lines.try_recv() {
                 Ok(line) => {
                     self.queued_bytes.fetch_sub(line.rest.len(), Relaxed);
+                    self.queued_lines.fetch_sub(1, Release);
                     let done = self.file.write(line.at, &line.rest);
                     self.note(done);
                     continue;
@@ -369,6 +445,17 @@ impl Writer {
             _ => {}
         }
         *known = error;
+    }
+}
+
+/// How a request takes part in its call, unless it decides.
+fn role_name(role: Role) -> Option<&'static str> {
+    match role {
+        Role::Together => Some("together"),
+        Role::IfAllowed => Some("if_allowed"),
+        Role::Independent => Some("independent"),
+        Role::Refusals => Some("refusals"),
+        _ => None,
     }
 }
 
@@ -456,6 +543,66 @@ mod tests {
         assert_ne!(one, of("alice-smith", "2001:db8:1:300::1"));
         // Masks that look alike are distinct.
         assert_ne!(one, of("alice-smyth", "2001:db8:1:200::1"));
+    }
+
+    /// A recording that lacks lines must say so, also those of the last moment.
+    #[test]
+    fn lines_that_the_thread_did_not_take_before_it_ended_are_counted() {
+        let counts = Arc::<Counts>::default();
+        let (queue, lines) = sync_channel(4);
+        let recording = Recording {
+            settings: Record { path: "unused".into(), max_bytes: 1, files: 1, sample: 1.0 },
+            queue,
+            queued_bytes: Arc::default(),
+            queued_lines: Arc::default(),
+            is_ending: Arc::default(),
+            thread: Mutex::new(None),
+            counts: Arc::clone(&counts),
+        };
+        let put = || recording.put(Line { at: Timestamp::EPOCH, rest: b"x".to_vec() });
+        put();
+        put();
+        drop(lines);
+        put();
+        assert_eq!(counts.dropped.load(Relaxed), 1);
+        drop(recording);
+        assert_eq!(counts.dropped.load(Relaxed), 3);
+    }
+
+    /// A recording that ends while the service still decides must account for every line.
+    #[test]
+    fn every_line_that_was_put_before_during_or_after_the_end_is_written_or_counted() {
+        const THREADS: u64 = 4;
+        const LINES: u64 = 3000;
+        let folder = slidegate_testkit::TempDir::new("recorder-end");
+        let path = folder.path().join("r.jsonl");
+        let recorder = Recorder::default();
+        let settings = Record { path: path.clone(), max_bytes: 1 << 30, files: 1, sample: 1.0 };
+        recorder.activate(recorder.prepare(Some(&settings)).unwrap());
+        let recording = recorder.active.load_full().unwrap();
+        let begun = std::sync::Barrier::new(usize::try_from(THREADS).unwrap() + 1);
+        std::thread::scope(|scope| {
+            for _ in 0..THREADS {
+                scope.spawn(|| {
+                    for number in 0..LINES {
+                        if number == LINES / 2 {
+                            begun.wait();
+                        }
+                        recording.put(Line { at: Timestamp::EPOCH, rest: b"\"}\n".to_vec() });
+                    }
+                });
+            }
+            begun.wait();
+            recorder.end();
+        });
+        // What was put before the end is in the file, as the queue has room for all of it.
+        let counts = Arc::clone(&recorder.counts);
+        assert!(counts.written.load(Relaxed) >= THREADS * LINES / 2);
+        drop(recording);
+        let [written, dropped, failed] =
+            [&counts.written, &counts.dropped, &counts.failed].map(|count| count.load(Relaxed));
+        assert_eq!((written + dropped, failed), (THREADS * LINES, 0));
+        assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count() as u64, written);
     }
 
     /// A value with a quote, a newline or no encoding must not break the line or become another.

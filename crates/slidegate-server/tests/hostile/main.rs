@@ -8,4 +8,5 @@ mod descriptors;
 mod floods;
 mod http2;
 mod stalling;
+mod unread;
 mod victim;

@@ -137,7 +137,7 @@ fn each_way_of_stalling_ends() {
 }
 
 /// `grpc-status` as HPACK writes it in Huffman code.
-fn contains_status(bytes: &[u8]) -> bool {
+pub(crate) fn contains_status(bytes: &[u8]) -> bool {
     const NAME: [u8; 8] = [0x9a, 0xca, 0xc8, 0xb2, 0x12, 0x34, 0xda, 0x8f];
     bytes.windows(NAME.len()).any(|window| window == NAME)
 }

@@ -4,6 +4,7 @@
 
 mod control;
 mod forecast;
+mod reservations;
 mod rollout;
 mod shared_store;
 mod unavailable;

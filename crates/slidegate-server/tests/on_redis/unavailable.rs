@@ -3,8 +3,9 @@
 //!
 //! Every test starts the servers it needs, on loopback, and ends them.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::process::Stdio;
 
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
@@ -195,4 +196,57 @@ async fn envoy_gets_a_denial_with_a_body_that_explains_it() {
     };
     assert_eq!((field("reason").as_str(), field("policy").as_str()), ("store_unavailable", "login"));
     assert!(field("why").contains("READONLY"), "{}", field("why"));
+}
+
+/// A gateway settles once, at the end of a stream: an outage at that moment must not charge the
+/// customer for all that was reserved, and must not need a queue in each client.
+#[test]
+fn the_last_settlement_of_a_reservation_waits_for_the_store() {
+    let folder = TempDir::new("queued");
+    let redis = RedisServer::builder().start();
+    let store = format!("store: {{redis: '{}', deadline: 1s}}\n", redis.url());
+    let file = folder.file("slidegate.yaml", format!("{POLICIES}{store}"));
+    let mut server = Server::start_logging_to(&["--config", &file], Stdio::piped());
+    let metric = |name: &str| {
+        let page = server.get("/metrics").body;
+        let line = page.lines().find_map(|line| line.strip_prefix(name).map(str::to_owned));
+        line.expect("the metric is there").trim().parse::<f64>().unwrap()
+    };
+    let reserve = || {
+        let body = json!({ "attributes": { "user": "alice" }, "policy": "smooth", "cost": 10 });
+        let reserved = server.post("/v1/reserve", &body.to_string());
+        assert_eq!(reserved.status, 200, "{}", reserved.body);
+        reserved.json()["ticket"].as_str().unwrap().to_owned()
+    };
+    let tickets: [String; 3] = std::array::from_fn(|_| reserve());
+    redis.pause();
+    let settled = server.post("/v1/settle", &json!({ "ticket": tickets[0], "cost": 3 }).to_string());
+    assert_eq!((settled.status, settled.json()), (202, json!({ "outcome": "queued", "policies": [] })));
+    let mut resp = BufReader::new(TcpStream::connect(listener(&server, "resp")).unwrap());
+    write!(resp.get_mut(), "RL.CANCEL {}\r\n", tickets[1]).unwrap();
+    let mut lines = resp.by_ref().lines().map(Result::unwrap);
+    assert_eq!([lines.next().unwrap(), lines.next().unwrap(), lines.next().unwrap()], ["*9", "$6", "queued"]);
+    // What a later call supersedes is not queued.
+    for (route, body) in [
+        ("/v1/settle", json!({ "ticket": tickets[2], "cost": 1, "final": false })),
+        ("/v1/extend", json!({ "ticket": tickets[2] })),
+    ] {
+        let failed = server.post(route, &body.to_string());
+        assert_eq!(failed.status, 503, "{}", failed.body);
+    }
+    assert!(metric("slidegate_settlements_pending ") >= 2.0);
+    redis.resume();
+    until_true("they are sent", || metric("slidegate_settlements_pending ") == 0.0);
+    assert_eq!(metric("slidegate_settlements_queued_total{outcome=\"sent\"} "), 2.0);
+    let key = server.get("/v1/keys/smooth/alice").json();
+    assert_eq!((&key["used"], &key["held"]), (&json!(3), &json!(10)));
+
+    // What still waits at the end is logged.
+    redis.kill();
+    assert_eq!(server.post("/v1/cancel", &json!({ "ticket": tickets[2] }).to_string()).status, 202);
+    let log = server.take_log();
+    server.signal("TERM");
+    assert!(server.wait().success());
+    let lost = BufReader::new(log).lines().map(Result::unwrap).find(|line| line.contains("settlements=1"));
+    assert!(lost.expect("a line").contains("lost: settlements that waited for the store"));
 }

@@ -4,6 +4,7 @@ mod access;
 mod bytes;
 mod clients;
 mod commands;
+mod holds;
 mod service;
 mod transactions;
 

@@ -1,7 +1,9 @@
-//! The gRPC listener, with a client that is generated from Envoy's own definitions.
+//! The gRPC listener, with clients that are generated from Envoy's own definitions and from those of
+//! Kuadrant's service.
 
 mod calls;
 pub(crate) mod client;
+mod kuadrant;
 mod listener;
 mod recorded;
 mod reference;

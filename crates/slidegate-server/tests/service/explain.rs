@@ -68,7 +68,7 @@ fn each_policy_is_said_to_apply_or_why_it_does_not() {
             "applies": true,
             "mode": "enforce",
             "key": "alice",
-            "quota": {"limit": 1000, "window": "1m", "algorithm": "sliding-log", "is_override": true},
+            "quota": {"limit": 1000, "window": "1m", "algorithm": "sliding-log", "is_override": true, "counted": "cost"},
         })
     );
     assert_eq!(found["policies"][1]["why_not"].as_array().unwrap().len(), 3, "{found}");

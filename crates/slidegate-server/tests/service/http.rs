@@ -402,6 +402,24 @@ fn openapi_is_true_to_the_routes() {
     for route in ["/v1/peek", "/v1/refund", "/v1/penalize", "/v1/reset"] {
         judge("POST", route, Some(&request), 200);
     }
+    let reserved = server.post("/v1/reserve", &request).json()["ticket"].as_str().unwrap().to_owned();
+    let ticket = json!({ "ticket": reserved });
+    let settle = json!({ "ticket": reserved, "cost": 1 }).to_string();
+    judge("POST", "/v1/reserve", Some(&request), 200);
+    let nine = ask(&json!({ "user": "o" }), 9);
+    judge("POST", "/v1/check", Some(&nine), 429);
+    judge("POST", "/v1/reserve", Some(&nine), 429);
+    judge("POST", "/v1/reserve", Some("{}"), 400);
+    judge("POST", "/v1/extend", Some(&ticket.to_string()), 200);
+    judge("POST", "/v1/extend", Some(&json!({ "ticket": reserved, "hold": 9 }).to_string()), 429);
+    judge("POST", "/v1/extend", Some(&json!({ "tickets": [reserved] }).to_string()), 200);
+    judge("POST", "/v1/settle", Some(&settle.replace("}", ",\"final\":false}")), 200);
+    judge("POST", "/v1/settle", Some(&settle), 200);
+    judge("POST", "/v1/cancel", Some(&ticket.to_string()), 200);
+    for route in ["/v1/settle", "/v1/extend", "/v1/cancel"] {
+        judge("POST", route, Some(r#"{"ticket":"x","cost":1}"#), 400);
+        judge("POST", route, Some(&" ".repeat(70_000)), 413);
+    }
     judge("GET", "/v1/auth", None, 404);
     judge("POST", "/v1/auth", None, 404);
     for route in [
@@ -504,7 +522,7 @@ fn an_id_that_is_none_or_stands_where_it_counts_for_nothing_is_refused() {
         ("/v1/reset", &alice(1)),
     ] {
         let answer = server.ask_with("idempotency-key: a\r\n", "POST", route, Some(body));
-        let detail = "only a single check can be sent again, so leave the header out";
+        let detail = "only a single check or reservation has an idempotency key, so leave the header out";
         assert_eq!((answer.status, &answer.json()["detail"]), (400, &json!(detail)), "{route}");
     }
     let longest = format!("idempotency-key: {}\r\n", &long[1..]);

@@ -16,6 +16,7 @@ mod snapshots;
 
 mod blocked;
 mod hidden_keys;
+mod holds;
 mod http;
 mod listeners;
 mod memory_bound;

@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::{Value, json};
 use slidegate_testkit::redis::Connection;
@@ -88,6 +89,30 @@ fn requests_of_every_verb_are_recorded_with_their_times_and_costs() {
     );
     let mode = folder.path().join("requests.jsonl").metadata().unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
+}
+
+/// The end of a recording is often the incident: what was answered until then must be in it.
+#[test]
+fn every_request_that_was_answered_before_the_service_ended_is_recorded() {
+    let folder = TempDir::new("recording-end");
+    let config = config(&folder, "  - {name: p, scope: [user], limit: 1000000000, window: 1m}\n");
+    let server = Server::start(&["--config", &config, "--resp", "127.0.0.1:0"]);
+    let port = resp_port(&server);
+    let answered = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut resp = Connection::tcp(port, std::time::Duration::from_secs(20)).unwrap();
+            while let Ok(reply) = resp.call(&["RL.CHECK", "p", "alice"]) {
+                assert!(!matches!(reply, slidegate_testkit::redis::Reply::Error(_)), "{reply}");
+                answered.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        until_true("the client is busy", || answered.load(Ordering::SeqCst) > 300);
+        stop(server);
+    });
+    let (lines, answered) = (recorded(&folder).len() as u64, answered.into_inner());
+    // The answer to the last one may have been lost with the connection.
+    assert!((answered..=answered + 1).contains(&lines), "{lines} lines, {answered} answers");
 }
 
 /// A recording is given to others to look at: hidden keys must not be in it.

@@ -18,7 +18,7 @@ pub const PASSWORD: &str = "loopback-only";
 /// and `asking` are for clusters.
 pub const MINIMUM: &str = "~sg1:* resetchannels &sg1:* -@all \
     +evalsha +script|load +ping +hello +auth +select \
-    +time +get +set +getrange +setrange +strlen +pexpire +del \
+    +time +get +set +getrange +setrange +strlen +exists +rename +pexpire +del \
     +publish +subscribe \
     +role +cluster|slots +asking";
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
-use slidegate::{Quota, millis_ceil};
+use slidegate::{Algorithm, Quota, millis_ceil};
 
 use super::refusal::{Cause, Refusal};
 use super::terms::Terms;
@@ -116,6 +116,10 @@ impl KeyKind {
     /// The key's quota in a policy with this quota; `None` for a block, which keeps the quota.
     pub(crate) fn quota(&self, policy: &Quota) -> Result<Option<Quota>, String> {
         let Self::Override { limit, window_ms } = self else { return Ok(None) };
+        if policy.algorithm() == Algorithm::InFlight {
+            // The lease is the policy's.
+            return Quota::in_flight(*limit, policy.window()).map(Some).map_err(|error| error.to_string());
+        }
         let window = Duration::from_millis(*window_ms);
         let quota = Quota::new(*limit, window).map_err(|error| error.to_string())?;
         Ok(Some(quota.with_algorithm(policy.algorithm()).with_slots(policy.slots())))

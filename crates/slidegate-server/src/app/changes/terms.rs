@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use slidegate::{Policy, Quota, millis_ceil};
+use slidegate::{Algorithm, Policy, Quota, millis_ceil};
 
 use crate::config::{Mode, Parsed, QuotaSpec, Span};
 use crate::limits::MAX_COST;
@@ -50,6 +50,10 @@ impl Counting {
         if largest > MAX_COST {
             return Err(format!("invalid limit {largest}: must be at most {MAX_COST}"));
         }
+        if self.algorithm == Algorithm::InFlight.name() {
+            return Quota::in_flight(self.limit, Duration::from_millis(self.window_ms))
+                .map_err(|error| error.to_string());
+        }
         let algorithm = self.algorithm.parse().map_err(|error: slidegate::Error| error.to_string())?;
         let spec = QuotaSpec {
             quota: None,
@@ -58,6 +62,7 @@ impl Counting {
             algorithm: Some(Parsed(algorithm)),
             burst: self.burst,
             slots: self.slots,
+            ..QuotaSpec::default()
         };
         spec.quota().map_err(|mut mistakes| mistakes.swap_remove(0).1)
     }

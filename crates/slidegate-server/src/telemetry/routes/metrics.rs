@@ -26,7 +26,7 @@ use crate::listener::ConnectionBudget;
 use crate::policy_names;
 use crate::telemetry::histogram::Reading;
 use crate::telemetry::observer::Observer;
-use crate::telemetry::policy_counters::{Counts, Outcome, PolicyCounters, SOURCES};
+use crate::telemetry::policy_counters::{Counts, HoldOutcome, Outcome, PolicyCounters, SOURCES};
 use crate::telemetry::traces::Spans;
 use crate::telemetry::{VERBS, verb_name};
 
@@ -96,6 +96,16 @@ fn process(page: &mut Page<'_>, app: &App) -> fmt::Result {
         "Bytes that the keys of the memory store take, as allocated",
         count(memory.bytes),
     )?;
+    let help = "Open reservations in the memory store, each counted on every key that it holds cost of";
+    page.value("holds", help, count(memory.holds))?;
+    let pending = app.store().pending_settlements();
+    let help = "Settlements that wait for a shared store, which does not reply";
+    page.value("settlements_pending", help, pending.waiting)?;
+    let help = "Settlements that waited for a shared store: sent to it, or dropped as the time of their \
+                reservation was over or too many waited";
+    let ended = [("sent", pending.sent), ("dropped", pending.dropped)];
+    let ended = ended.map(|(outcome, count)| ([("outcome", outcome)], count));
+    page.counter("settlements_queued", help, ended)?;
     if let Some(max_bytes) = memory.max_bytes {
         page.value("max_memory_bytes", "Maximum bytes of the memory store", count(max_bytes))?;
     }
@@ -213,6 +223,22 @@ fn policies(page: &mut Page<'_>, observer: &Observer, policies: &PolicySet) -> f
     }
     let help = "Checks by policy, verdict and source of the decision; shadow_deny does not deny the request";
     page.counter("decisions", help, decisions)?;
+
+    let reservations =
+        |counters: &Arc<PolicyCounters>| HoldOutcome::ALL.map(|outcome| counters.holds(outcome));
+    let mut outcomes = Vec::new();
+    let mut add = |policy, counts: [u64; HoldOutcome::ALL.len()]| {
+        let counted = HoldOutcome::ALL.into_iter().zip(counts).filter(|(_, count)| *count > 0);
+        outcomes.extend(
+            counted.map(|(outcome, count)| ([("policy", policy), ("outcome", outcome.name())], count)),
+        );
+    };
+    shown.iter().for_each(|counters| add(counters.name.as_str(), reservations(counters)));
+    let rest = others.iter().map(reservations);
+    add(OTHERS, rest.fold(Default::default(), |sum, one| std::array::from_fn(|at| sum[at] + one[at])));
+    let help = "Reserved cost by policy, and what became of it: settled, extended, cancelled, an extension that was \
+                denied, a change that came too late, or after it was settled";
+    page.counter("reservations", help, outcomes)?;
 
     let shown_counts: Vec<(&str, Counts)> =
         shown.iter().map(|counters| (counters.name.as_str(), counters.counts())).collect();

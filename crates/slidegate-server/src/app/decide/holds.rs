@@ -1,0 +1,104 @@
+//! Reservations: made by a request, and settled, extended or cancelled by their tickets.
+
+use futures_util::future::join_all;
+use slidegate::{Error, Extension, HoldOptions, Request, Reserved, Ticket, Verb};
+
+use super::Call;
+use crate::app::ticket_change::{Changed, TicketChange};
+use crate::telemetry::HoldOutcome;
+
+impl Call<'_> {
+    /// Reserves the cost of requests that stand for one, with one ticket: decides as a check, but
+    /// holds the cost. Without a time, for a minute, or the lease of what is in flight.
+    ///
+    /// # Errors
+    /// The time is out of range. Nothing is decided.
+    pub(crate) async fn reserve<'r>(
+        &mut self,
+        requests: &'r [Request<'r>],
+        options: HoldOptions<'r>,
+    ) -> Result<Reserved<'r>, Error> {
+        let engine = self.engine;
+        let (span_start, started) = (engine.observer.span_start(), engine.observer.start());
+        let reserved = engine.store.reserve(requests, options).await?;
+        self.count(requests);
+        engine.observer.record_store_call(started, &reserved);
+        for charge in engine.record(Some(&self.caller), Some(Verb::Check), span_start, requests, &reserved) {
+            let request = requests[charge.request].clone().under(&charge.candidate);
+            engine.store.apply(Some(Verb::Check), std::slice::from_ref(&request)).await;
+        }
+        for policy in reserved.ticket().into_iter().flat_map(Ticket::policies) {
+            engine.observer.record_hold(policy, HoldOutcome::Reserved);
+        }
+        Ok(reserved)
+    }
+
+    /// The text of a reservation's ticket, if it is allowed. A text that is too long to be read
+    /// again would be of no use: the reservation is then cancelled.
+    ///
+    /// # Errors
+    /// Why it is too long, in one line.
+    pub(crate) async fn ticket_text(&mut self, reserved: &Reserved<'_>) -> Result<Option<String>, String> {
+        let Some(ticket) = reserved.ticket() else { return Ok(None) };
+        let text = ticket.to_string();
+        if text.len() <= Ticket::MAX_TEXT {
+            return Ok(Some(text));
+        }
+        // Nobody could settle it. If this fails, its time ends it.
+        let _ = self.change(ticket, TicketChange::Cancel).await;
+        Err(format!(
+            "{} policies apply, whose ticket would have {} bytes; at most {}, so name one `policy`",
+            reserved.iter().len(),
+            text.len(),
+            Ticket::MAX_TEXT
+        ))
+    }
+
+    /// Changes a reservation. May be repeated.
+    ///
+    /// # Errors
+    /// A shared store did not make the ticket, or did not reply: then the change may or may not be
+    /// made.
+    pub(crate) async fn change(
+        &mut self,
+        ticket: &Ticket,
+        change: TicketChange<'_>,
+    ) -> Result<Changed, Error> {
+        self.decisions += 1;
+        self.change_one(ticket, change).await
+    }
+
+    /// Keeps each of these from now on, for their time or another one, all of them concurrently.
+    ///
+    /// # Errors
+    /// As [`change`](Self::change).
+    pub(crate) async fn extend_each(
+        &mut self,
+        tickets: &[Ticket],
+        extension: &Extension<'_>,
+    ) -> Result<Vec<Changed>, Error> {
+        self.decisions += tickets.len() as u64;
+        let extend = || TicketChange::Extend(extension.clone());
+        let changed = tickets.iter().map(|ticket| self.change_one(ticket, extend()));
+        join_all(changed).await.into_iter().collect()
+    }
+
+    async fn change_one(&self, ticket: &Ticket, change: TicketChange<'_>) -> Result<Changed, Error> {
+        let outcome = outcome_of(&change);
+        let changed = self.engine.store.change_hold(ticket, change).await?;
+        let Changed::Now(settlement) = &changed else { return Ok(changed) };
+        for key in settlement.iter() {
+            self.engine.observer.record_hold(key.policy(), HoldOutcome::of(key.status(), outcome));
+        }
+        Ok(changed)
+    }
+}
+
+/// How a change is counted where the reservation was open.
+fn outcome_of(change: &TicketChange<'_>) -> HoldOutcome {
+    match change {
+        TicketChange::Settle { .. } => HoldOutcome::Settled,
+        TicketChange::Extend(_) => HoldOutcome::Extended,
+        TicketChange::Cancel => HoldOutcome::Cancelled,
+    }
+}
