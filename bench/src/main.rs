@@ -6,6 +6,7 @@
 
 mod cases;
 mod clock;
+mod holds;
 mod keys;
 mod measure;
 mod memory;
@@ -36,12 +37,14 @@ fn main() {
             decisions(&options);
             memory_per_key(&options);
             growth(&options);
+            holds::run(&options);
             clock::run();
         }
         Mode::Clock => clock::run(),
         Mode::Decisions => decisions(&options),
         Mode::Memory => memory_per_key(&options),
         Mode::Growth => growth(&options),
+        Mode::Holds => holds::run(&options),
         Mode::Profile => profile(&options),
     }
 }

@@ -6,8 +6,8 @@ use crate::cases::Case;
 use crate::peers::Contender;
 
 pub(crate) const USAGE: &str = "\
-usage: slidegate-bench [decisions | memory | growth | clock | profile] [options]
-without a mode: decisions, memory, growth and clock
+usage: slidegate-bench [decisions | memory | growth | holds | clock | profile] [options]
+without a mode: decisions, memory, growth, holds and clock
 
   --case NAME       only this case; may be repeated
   --peer NAME       only peers whose name starts so; may be repeated
@@ -24,6 +24,7 @@ pub(crate) enum Mode {
     Decisions,
     Memory,
     Growth,
+    Holds,
     Clock,
     Profile,
 }
@@ -93,9 +94,10 @@ fn mode_of(text: &str) -> Result<Mode, String> {
         "decisions" => Ok(Mode::Decisions),
         "memory" => Ok(Mode::Memory),
         "growth" => Ok(Mode::Growth),
+        "holds" => Ok(Mode::Holds),
         "clock" => Ok(Mode::Clock),
         "profile" => Ok(Mode::Profile),
-        _ => Err("the modes are decisions, memory, growth, clock and profile".to_owned()),
+        _ => Err("the modes are decisions, memory, growth, holds, clock and profile".to_owned()),
     }
 }
 

@@ -8,6 +8,7 @@
 mod attack;
 mod drive;
 mod figures;
+mod holds;
 mod options;
 mod peers;
 mod scripts;
@@ -43,6 +44,9 @@ async fn run(options: &Options) -> Result<(), Failed> {
     }
     if options.has(Part::Store) {
         store::run(&server, options).await?;
+    }
+    if options.has(Part::Holds) {
+        holds::run(&server, options).await?;
     }
     if options.has(Part::Attack) {
         attack::run(&server, options).await?;

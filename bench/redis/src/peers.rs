@@ -14,7 +14,7 @@ use crate::server::Server;
 /// Long enough that no charge ends during a run.
 pub(crate) const WINDOW: Duration = Duration::from_secs(3600);
 /// The maximum: the cost of decisions is measured, not their deadline.
-const DEADLINE: Duration = Duration::from_secs(60);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Maps serial numbers injectively to all 64 bits: 2^64 divided by the golden ratio.
 const ODD: u64 = 0x9e37_79b9_7f4a_7c15;

@@ -1,0 +1,161 @@
+//! What checks, reservations and settlements cost Redis with this many holds open on their key,
+//! compared with a check on a key that has none.
+
+use std::sync::Arc;
+
+use slidegate::{Policy, PolicySet, Quota, RedisOptions, Request, SharedGate, Ticket};
+use tokio::task::JoinSet;
+
+use crate::Failed;
+use crate::figures::{float, median, ratio};
+use crate::options::Options;
+use crate::peers::{DEADLINE, WINDOW};
+use crate::server::{Meter, Server};
+
+/// Keys of each row.
+const KEYS: usize = 40;
+/// Calls on each key in a round and of each kind. So many are open in addition when the last is made.
+const EACH: usize = 9;
+/// What is open meanwhile; with [`EACH`] the last one is the most that a key may have.
+const OPEN: [usize; 3] = [0, 100, 1015];
+/// Above what a run charges and holds, so the log is exact and nothing is denied.
+const LIMIT: u16 = 16_384;
+/// Calls in flight.
+const TASKS: usize = 64;
+
+/// Keys with as many holds open.
+struct Row {
+    open: usize,
+    rounds: Vec<[Cost; 3]>,
+}
+
+/// Microseconds of a call, and script calls.
+#[derive(Clone, Copy)]
+struct Cost {
+    script_us: f64,
+    cpu_us: f64,
+    calls: f64,
+}
+
+/// What is measured.
+const CALLS: [&str; 3] = ["check", "reserve", "settle"];
+
+pub(crate) async fn run(server: &Server, options: &Options) -> Result<(), Failed> {
+    let quota = Quota::new(LIMIT.into(), WINDOW)?.with_slots(LIMIT);
+    let policies = PolicySet::new([Policy::new("bench", quota)?.scope(["user"])])?;
+    let redis = RedisOptions::new(&server.url())?.deadline(DEADLINE).connect_timeout(DEADLINE);
+    let redis = redis.without_batching().without_denial_cache();
+    let gate = Arc::new(SharedGate::redis(policies, redis)?);
+    let mut meter = server.meter().await?;
+    meter.forget_keys().await?;
+    let mut rows = Vec::new();
+    for open in OPEN {
+        let row = Row { open, rounds: Vec::new() };
+        for _ in 0..open {
+            // Dropped tickets: they stay open for an hour.
+            row.reserve(&gate, 1).await?;
+        }
+        row.round(&gate, &mut meter).await?;
+        rows.push(row);
+    }
+    for _ in 0..options.rounds {
+        for row in &mut rows {
+            let round = row.round(&gate, &mut meter).await?;
+            row.rounds.push(round);
+        }
+    }
+    report(&rows);
+    Ok(())
+}
+
+impl Row {
+    fn user(&self, key: usize) -> String {
+        format!("user-{:07}", self.open * KEYS + key)
+    }
+
+    /// Reserves on each key so often.
+    async fn reserve(&self, gate: &Arc<SharedGate>, each: usize) -> Result<Vec<Ticket>, Failed> {
+        let users = (0..KEYS * each).map(|at| self.user(at % KEYS));
+        in_flight(users, gate, |gate, user| async move {
+            let request = Request::new().with("user", user.as_str());
+            let reserved = gate.reserve_for(&request, WINDOW)?.await;
+            reserved.into_ticket().ok_or_else(|| "a reservation was denied".into())
+        })
+        .await
+    }
+
+    async fn round(&self, gate: &Arc<SharedGate>, meter: &mut Meter) -> Result<[Cost; 3], Failed> {
+        let before = meter.read().await?;
+        let users = (0..KEYS * EACH).map(|at| self.user(at % KEYS));
+        let checked = in_flight(users, gate, |gate, user| async move {
+            let request = Request::new().with("user", user.as_str());
+            Ok(gate.check(&request).await.is_allowed())
+        });
+        if checked.await?.contains(&false) {
+            return Err("a check was denied".into());
+        }
+        let checked = meter.read().await?;
+        let tickets = self.reserve(gate, EACH).await?;
+        let reserved = meter.read().await?;
+        in_flight(tickets, gate, |gate, ticket| async move { Ok(gate.settle(&ticket, 1).await?) }).await?;
+        let settled = meter.read().await?;
+        if gate.store().stats().fallbacks > 0 {
+            return Err(gate.store().stats().last_failure.unwrap_or_default().into());
+        }
+        let cost = |work: crate::server::Work| {
+            let each = |total: f64| total / float((KEYS * EACH) as u64);
+            Cost {
+                script_us: each(work.script_us),
+                cpu_us: each(work.cpu_us),
+                calls: each(float(work.calls)),
+            }
+        };
+        Ok([cost(checked - before), cost(reserved - checked), cost(settled - reserved)])
+    }
+}
+
+/// Makes these calls, [`TASKS`] at a time, in order.
+async fn in_flight<A, R, F>(
+    of: impl IntoIterator<Item = A>,
+    gate: &Arc<SharedGate>,
+    call: impl Fn(Arc<SharedGate>, A) -> F,
+) -> Result<Vec<R>, Failed>
+where
+    F: Future<Output = Result<R, Failed>> + Send + 'static,
+    R: Send + 'static,
+{
+    let (mut set, mut results) = (JoinSet::new(), Vec::new());
+    for one in of {
+        if set.len() == TASKS {
+            results.extend(set.join_next().await.transpose()?.transpose()?);
+        }
+        set.spawn(call(Arc::clone(gate), one));
+    }
+    while let Some(result) = set.join_next().await {
+        results.push(result??);
+    }
+    Ok(results)
+}
+
+fn report(rows: &[Row]) {
+    println!("\n## holds\n");
+    println!("| open | call | script us | CPU us | calls each | x check, script | x check, CPU |");
+    println!("|--:|---|--:|--:|--:|--:|--:|");
+    let base = &rows[0];
+    for row in rows {
+        for (at, call) in CALLS.into_iter().enumerate() {
+            let all = |of: fn(&Cost) -> f64| row.rounds.iter().map(move |round| of(&round[at]));
+            let against =
+                |of: fn(&Cost) -> f64| ratio(all(of), base.rounds.iter().map(|round| of(&round[0])));
+            println!(
+                "| {} | {call} | {:.2} | {:.2} | {:.2} | {:.2} | {:.2} |",
+                row.open,
+                median(all(|cost| cost.script_us)),
+                median(all(|cost| cost.cpu_us)),
+                median(all(|cost| cost.calls)),
+                against(|cost| cost.script_us),
+                against(|cost| cost.cpu_us),
+            );
+        }
+    }
+}
