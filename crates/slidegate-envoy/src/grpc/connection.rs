@@ -34,8 +34,9 @@ const MAX_HEADER_LIST_BYTES: u32 = 16 * 1024;
 /// Flow-control windows: one message for a call, several for a connection.
 const STREAM_WINDOW_BYTES: u32 = 64 * 1024;
 const CONNECTION_WINDOW_BYTES: u32 = 1024 * 1024;
-/// Most bytes buffered for a client that does not read, per call.
-const MAX_SEND_BYTES: usize = 64 * 1024;
+/// Most bytes buffered for a client that does not read, per call: larger than any response but
+/// those of reflection, which go out in parts.
+const MAX_SEND_BYTES: usize = 16 * 1024;
 /// Most pending calls that the client has reset, against rapid reset attacks (CVE-2023-44487).
 const MAX_RESETS: usize = 64;
 /// A silent client is pinged after this time, and disconnected if it does not reply in time.

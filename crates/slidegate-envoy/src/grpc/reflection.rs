@@ -21,11 +21,11 @@ pub(super) const DESCRIPTORS: &[u8] = include_bytes!("descriptors.binpb");
 pub(super) const KUADRANT: &[u8] = include_bytes!("kuadrant.binpb");
 
 /// Most concurrent calls of one connection; tools make one. Their replies are far larger than their
-/// requests, and up to 64 KiB of them are buffered for each call.
-pub(super) const MAX_CALLS: usize = 16;
+/// requests, so a client that does not read makes each call cost some 100 KiB.
+pub(super) const MAX_CALLS: usize = 4;
 /// The error beyond that.
 pub(super) const TOO_MANY: &str =
-    "too many concurrent calls of reflection: at most 16 on a connection; end one before the next";
+    "too many concurrent calls of reflection: at most 4 on a connection; end one before the next";
 
 /// A response that holds its permit until its body has ended.
 pub(super) fn hold(body: Body, permit: OwnedSemaphorePermit) -> Body {
