@@ -12,6 +12,7 @@ use crate::key::{HashSeed, Key, KeyId};
 use crate::quota::{Algorithm, Quota};
 use crate::request::{CostUnit, Counts, Request, Value};
 
+mod index;
 mod learned_estimate;
 mod matcher;
 mod set;

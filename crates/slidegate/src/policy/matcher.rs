@@ -24,6 +24,19 @@ enum Kind {
     Absent,
 }
 
+/// Something that an attribute can be looked up by.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) enum Term<'m> {
+    /// It is there.
+    Present,
+    /// It is this text, or the address that this is the text of.
+    Text(&'m str),
+    /// It is an address of this network.
+    Network(IpNet),
+    /// It is text that begins with this.
+    Prefix(Vec<u8>),
+}
+
 impl Match {
     /// Longest glob in bytes. Matching takes time proportional to the length of the glob times that
     /// of the value.
@@ -110,6 +123,19 @@ impl Match {
         Self(Kind::Absent)
     }
 
+    /// What a value must have at least one of for the condition to hold. `None` if it holds without
+    /// a value.
+    pub(super) fn terms(&self) -> Option<Vec<Term<'_>>> {
+        Some(match &self.0 {
+            Kind::OneOf(values) => values.iter().map(|value| Term::Text(value)).collect(),
+            Kind::Prefix(prefix) => vec![Term::Prefix(prefix.as_bytes().to_vec())],
+            Kind::Glob(pattern) => vec![Term::Prefix(literal_start(pattern.as_bytes()))],
+            Kind::Networks(networks) => networks.iter().map(|net| Term::Network(net.trunc())).collect(),
+            Kind::Present => vec![Term::Present],
+            Kind::Absent => return None,
+        })
+    }
+
     /// Whether the condition holds for this value. `None` means that the request lacks the
     /// attribute.
     #[must_use]
@@ -153,6 +179,20 @@ impl fmt::Display for Match {
             Kind::Absent => f.write_str("is absent"),
         }
     }
+}
+
+/// What every value that matches the pattern begins with.
+fn literal_start(pattern: &[u8]) -> Vec<u8> {
+    let mut literal = Vec::new();
+    let mut bytes = pattern.iter();
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'*' | b'?' => break,
+            b'\\' => literal.extend(bytes.next()),
+            byte => literal.push(*byte),
+        }
+    }
+    literal
 }
 
 /// Greedy matching that backtracks to the last star only, in time proportional to the product of

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
+use super::index::{Places, PolicyIndex};
 use super::{Owned, Policy};
 use crate::block::Block;
 use crate::charge::{Charge, Excess, HoldTerms, Part, Plan, Reserve};
@@ -35,7 +36,12 @@ pub struct PolicySet {
     places: HashMap<String, usize>,
     /// The places of policies that need not be named.
     unnamed: Vec<usize>,
+    /// The same by what they require, if they are too many to ask each.
+    index: Option<PolicyIndex>,
 }
+
+/// Sets of more policies are looked up. To ask each of so few takes less time.
+const MOST_ASKED: usize = 12;
 
 /// A policy and what decisions need besides.
 #[derive(Debug, Clone)]
@@ -52,8 +58,13 @@ struct Rule {
 }
 
 impl PolicySet {
-    /// Most policies in a set. Every request that is not [`under`](Request::under) one is matched
-    /// against each: sets of more than a hundred are for those who name the policy.
+    /// Most policies in a set.
+    ///
+    /// A request finds the policies that apply to it by looking up its attributes: the values,
+    /// networks and prefixes of conditions, the beginnings of globs, and the attributes of scopes.
+    /// So its decision costs about the same whatever the size of the set. It is matched against each
+    /// policy that has no such condition, for example a glob that begins with `*`, and a scope that
+    /// the request has.
     pub const MAX_POLICIES: usize = 16_384;
 
     /// Checks the policies against each other.
@@ -81,8 +92,10 @@ impl PolicySet {
             }
         }
         let needs_no_name = |at: &usize| !rules[*at].policy.only_when_named;
-        let unnamed = (0..rules.len()).filter(needs_no_name).collect();
-        Ok(Self { rules, places, unnamed })
+        let unnamed: Vec<_> = (0..rules.len()).filter(needs_no_name).collect();
+        let listed = || PolicyIndex::new(unnamed.iter().map(|at| (*at, &rules[*at].policy)));
+        let index = (unnamed.len() > MOST_ASKED).then(listed);
+        Ok(Self { rules, places, unnamed, index })
     }
 
     /// The policies, in the order given.
@@ -197,9 +210,9 @@ impl PolicySet {
         let mut plan = Plan { is_reservation: terms.is_some(), ..Plan::default() };
         for (number, request) in requests.iter().enumerate() {
             let before = plan.charges.len() + plan.met.len();
-            for at in
-                self.rules_for(request).iter().copied().filter(|at| self.policy(*at).applies_to(request))
-            {
+            let mut found = Places::new();
+            let places = self.rules_for(request, &mut found).iter().copied();
+            for at in places.filter(|at| self.policy(*at).applies_to(request)) {
                 plan.add(self.charge(at, number, request, verb, terms));
             }
             if plan.charges.len() + plan.met.len() == before && self.cannot_decide(request) {
@@ -251,16 +264,24 @@ impl PolicySet {
         if request.own_role() != Role::Deciding {
             return None;
         }
-        let mut applying = self.rules_for(request).iter().filter(|at| self.policy(**at).applies_to(request));
+        let mut found = Places::new();
+        let places = self.rules_for(request, &mut found).iter();
+        let mut applying = places.filter(|at| self.policy(**at).applies_to(request));
         let at = applying.next()?;
         applying.next().is_none().then(|| self.charge(*at, 0, request, verb, None))
     }
 
-    /// The places of the rules that a request may be under.
-    fn rules_for(&self, request: &Request<'_>) -> &[usize] {
-        match request.named_policy() {
-            None => &self.unnamed,
-            Some(name) => self.places.get(name).map_or(&[], std::slice::from_ref),
+    /// The places of the rules that a request may be under, written to `found` if they are looked
+    /// up.
+    #[inline]
+    fn rules_for<'s>(&'s self, request: &Request<'_>, found: &'s mut Places) -> &'s [usize] {
+        match (request.named_policy(), &self.index) {
+            (Some(name), _) => self.places.get(name).map_or(&[], std::slice::from_ref),
+            (None, None) => &self.unnamed,
+            (None, Some(index)) => {
+                index.find(request, found);
+                found
+            }
         }
     }
 
