@@ -12,6 +12,7 @@ mod measure;
 mod memory;
 mod options;
 mod peers;
+mod policies;
 mod report;
 
 use cases::Case;
@@ -38,6 +39,7 @@ fn main() {
             memory_per_key(&options);
             growth(&options);
             holds::run(&options);
+            policies::run(&options);
             clock::run();
         }
         Mode::Clock => clock::run(),
@@ -45,6 +47,7 @@ fn main() {
         Mode::Memory => memory_per_key(&options),
         Mode::Growth => growth(&options),
         Mode::Holds => holds::run(&options),
+        Mode::Policies => policies::run(&options),
         Mode::Profile => profile(&options),
     }
 }

@@ -6,8 +6,8 @@ use crate::cases::Case;
 use crate::peers::Contender;
 
 pub(crate) const USAGE: &str = "\
-usage: slidegate-bench [decisions | memory | growth | holds | clock | profile] [options]
-without a mode: decisions, memory, growth, holds and clock
+usage: slidegate-bench [decisions | memory | growth | holds | policies | clock | profile] [options]
+without a mode: all but profile
 
   --case NAME       only this case; may be repeated
   --peer NAME       only peers whose name starts so; may be repeated
@@ -25,6 +25,7 @@ pub(crate) enum Mode {
     Memory,
     Growth,
     Holds,
+    Policies,
     Clock,
     Profile,
 }
@@ -95,6 +96,7 @@ fn mode_of(text: &str) -> Result<Mode, String> {
         "memory" => Ok(Mode::Memory),
         "growth" => Ok(Mode::Growth),
         "holds" => Ok(Mode::Holds),
+        "policies" => Ok(Mode::Policies),
         "clock" => Ok(Mode::Clock),
         "profile" => Ok(Mode::Profile),
         _ => Err("the modes are decisions, memory, growth, holds, clock and profile".to_owned()),

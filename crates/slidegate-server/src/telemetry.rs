@@ -13,6 +13,7 @@ mod recorder;
 mod redaction;
 mod routes;
 mod sampler;
+mod settled_shares;
 mod top;
 mod traces;
 

@@ -44,7 +44,7 @@ pub use decisions::{Decisions, PolicyDecision};
 use numbers::Numbers;
 #[cfg(feature = "redis")]
 pub use pending::PendingStats;
-pub use reserve::{Extension, Reserved, SettledKey, Settlement};
+pub use reserve::{Extension, Reserved, SettledCost, SettledKey, Settlement};
 pub use ticket_guard::TicketGuard;
 
 /// A set of policies over a store. Decides a request under all policies that apply, in one atomic

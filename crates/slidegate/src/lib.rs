@@ -75,7 +75,9 @@ pub use gate::PendingStats;
 pub use gate::SharedGate;
 #[cfg(feature = "wait")]
 pub use gate::{AcquireReservation, GateAcquire};
-pub use gate::{Decisions, Extension, Gate, PolicyDecision, Reserved, SettledKey, Settlement, TicketGuard};
+pub use gate::{
+    Decisions, Extension, Gate, PolicyDecision, Reserved, SettledCost, SettledKey, Settlement, TicketGuard,
+};
 pub use hold::{HoldOptions, HoldStatus, Unsettled};
 pub use key::Key;
 pub use limiter::Limiter;

@@ -28,9 +28,10 @@ struct Buckets {
 /// A snapshot of a histogram.
 #[derive(Debug, PartialEq)]
 pub(super) struct Reading {
-    /// Upper bound in seconds, the last infinite, and the count of this bucket alone.
+    /// Upper bound, in seconds if it is of durations, the last infinite, and the count of this
+    /// bucket alone.
     pub(super) buckets: Vec<(f64, u64)>,
-    pub(super) sum_s: f64,
+    pub(super) sum: f64,
     pub(super) count: u64,
 }
 
@@ -54,7 +55,7 @@ impl Histogram {
         let counts = (0..=ENDS_US.len()).map(|at| self.0.sum(|buckets| buckets.counts[at].load(Relaxed)));
         let buckets: Vec<_> = ends.zip(counts).collect();
         let sum_us = self.0.sum(|buckets| buckets.sum_us.load(Relaxed));
-        Reading { count: buckets.iter().map(|(_, count)| count).sum(), sum_s: sum_us as f64 / 1e6, buckets }
+        Reading { count: buckets.iter().map(|(_, count)| count).sum(), sum: sum_us as f64 / 1e6, buckets }
     }
 }
 
@@ -71,7 +72,7 @@ mod tests {
         }
         let reading = histogram.read();
         assert_eq!(reading.count, 9);
-        assert!((reading.sum_s - 0.750_012).abs() < 1e-9, "{}", reading.sum_s);
+        assert!((reading.sum - 0.750_012).abs() < 1e-9, "{}", reading.sum);
         let filled: Vec<_> = reading.buckets.iter().filter(|(_, count)| *count > 0).copied().collect();
         assert_eq!(filled, [(1e-6, 2), (2e-6, 3), (5e-6, 1), (0.25, 1), (f64::INFINITY, 2)]);
     }

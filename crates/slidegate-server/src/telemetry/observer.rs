@@ -15,7 +15,8 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use axum::http::HeaderMap;
 use slidegate::{
-    Clock, DecisionSource, Decisions, PolicyDecision, PolicySet, Request, Role, SystemClock, Timestamp, Verb,
+    Clock, DecisionSource, Decisions, PolicyDecision, PolicySet, Request, Role, SettledCost, SystemClock,
+    Timestamp, Verb,
 };
 use tokio::sync::Semaphore;
 
@@ -215,6 +216,16 @@ impl Observer {
             && let Some(counters) = self.registry.load().by_name(policy)
         {
             counters.record_hold(outcome);
+        }
+    }
+
+    /// Counts a reservation that was settled under a policy. Nothing for a policy that was never
+    /// active.
+    pub(crate) fn record_settled(&self, policy: &str, settled: SettledCost) {
+        if self.options.metrics
+            && let Some(counters) = self.registry.load().by_name(policy)
+        {
+            counters.settled_shares.add(settled);
         }
     }
 

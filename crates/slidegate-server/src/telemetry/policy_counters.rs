@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use slidegate::{Decision, DecisionSource, HoldStatus, Policy, PolicySet, Verb};
 
 use super::per_thread::{PerThread, copies_wanted};
+use super::settled_shares::SettledShares;
 use crate::config::KeysShown;
 
 /// Maximum inactive policies whose counters are kept.
@@ -121,8 +122,8 @@ fn index_of(source: DecisionSource) -> usize {
     }
 }
 
-/// The counters of one policy.
-#[derive(Debug)]
+/// The counters of one policy. A clone has the same ones.
+#[derive(Debug, Clone)]
 pub(super) struct PolicyCounters {
     pub(super) name: String,
     /// Unique, and never reused for another policy.
@@ -131,6 +132,7 @@ pub(super) struct PolicyCounters {
     cells: Arc<PerThread<Cells>>,
     /// Not per thread: few requests reserve, and most policies have none.
     holds: Arc<[AtomicU64; HoldOutcome::ALL.len()]>,
+    pub(super) settled_shares: Arc<SettledShares>,
 }
 
 #[derive(Debug, Default)]
@@ -252,14 +254,18 @@ impl PolicyRegistry {
             if let Some(known) = known.filter(|known| known.keys_shown == keys_shown) {
                 return Arc::clone(known);
             }
-            let (number, cells, holds) = known.map_or_else(
-                || {
-                    numbered += 1;
-                    (numbered, Arc::new(PerThread::new(copies)), Arc::default())
-                },
-                |known| (known.number, Arc::clone(&known.cells), Arc::clone(&known.holds)),
-            );
-            Arc::new(PolicyCounters { name: name.to_owned(), number, keys_shown, cells, holds })
+            if let Some(known) = known {
+                return Arc::new(PolicyCounters { keys_shown, ..PolicyCounters::clone(known) });
+            }
+            numbered += 1;
+            Arc::new(PolicyCounters {
+                name: name.to_owned(),
+                number: numbered,
+                keys_shown,
+                cells: Arc::new(PerThread::new(copies)),
+                holds: Arc::default(),
+                settled_shares: Arc::default(),
+            })
         };
         let mut all: Vec<_> = policies.iter().map(counters).collect();
         let in_force = all.len();

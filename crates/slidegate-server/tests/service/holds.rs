@@ -99,6 +99,10 @@ fn a_cost_above_the_reservation_is_charged() {
     assert_eq!(usage(&server, "tokens"), (150, 0, 0));
     let denied = reserve(&server, &json!({ "cost": 1 })).json();
     assert_eq!((&denied["fits_without_holds"], denied.get("held")), (&json!(false), None));
+    let metrics = server.get("/metrics").body;
+    for sample in ["sum{policy=\"tokens\"} 2.5", "count{policy=\"tokens\"} 1"] {
+        assert!(metrics.contains(&format!("slidegate_settled_share_{sample}\n")), "{sample}: {metrics}");
+    }
 }
 
 /// A gateway that crashes never settles, and must neither be free nor block its users for good.

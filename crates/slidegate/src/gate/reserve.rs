@@ -75,6 +75,16 @@ pub struct SettledKey {
     decision: Decision,
     /// What a unit of cost is under an enforced policy.
     unit: Option<CostUnit>,
+    last: Option<SettledCost>,
+}
+
+/// What a reservation held under a policy, and what it cost in the end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SettledCost {
+    /// What it held in all, including what was settled in parts.
+    pub held: u64,
+    /// What it was settled to.
+    pub cost: u64,
 }
 
 impl Settlement {
@@ -115,6 +125,24 @@ impl SettledKey {
     #[must_use]
     pub fn status(&self) -> HoldStatus {
         self.status
+    }
+
+    /// How good the estimate was, after the last settlement of a reservation that was open. `None`
+    /// after other changes, and under policies that limit what is in flight.
+    ///
+    /// ```
+    /// use slidegate::{Gate, Policy, PolicySet, Quota, Request, SettledCost};
+    ///
+    /// let gate = Gate::new(PolicySet::new([Policy::new("tokens", Quota::per_minute(1000))?])?);
+    /// let ticket = gate.reserve(&Request::new().cost(400)).into_ticket().unwrap();
+    /// let settled = gate.settle(&ticket, 120)?;
+    /// let last = settled.iter().next().unwrap().last();
+    /// assert_eq!(last, Some(SettledCost { held: 400, cost: 120 }));
+    /// # Ok::<(), slidegate::Error>(())
+    /// ```
+    #[must_use]
+    pub fn last(&self) -> Option<SettledCost> {
+        self.last
     }
 
     /// What a unit of cost is, if the policy says it and is enforced.
@@ -515,15 +543,21 @@ impl<S: HoldStore> Gate<S> {
         let mut keys = Vec::with_capacity(found.len());
         let mut next = ticket.clone();
         for ((key, change, _, at, _), HoldAnswer { status, decision }) in found.iter().zip(answers) {
-            if let (HoldChange::Settle { total, ttl_us: None }, HoldStatus::Changed) = (change, status) {
-                set.policy(*at).learn(*total);
-            }
+            let policy = set.policy(*at);
+            let last = match *change {
+                HoldChange::Settle { total: cost, ttl_us: None }
+                    if status == HoldStatus::Changed && policy.quota().algorithm() != Algorithm::InFlight =>
+                {
+                    policy.learn(cost);
+                    Some(SettledCost { held: key.amount, cost })
+                }
+                _ => None,
+            };
             for same in next.keys.iter_mut().filter(|same| same == key) {
                 same.renew(change, status, &decision);
             }
-            let policy = set.policy(*at);
             let unit = policy.cost_unit().filter(|_| policy.is_enforced());
-            keys.push(SettledKey { policy: key.policy.clone(), status, decision, unit });
+            keys.push(SettledKey { policy: key.policy.clone(), status, decision, unit, last });
         }
         Ok(Settlement { keys, ticket: next })
     }

@@ -41,7 +41,7 @@ pub struct PolicySet {
 }
 
 /// Sets of more policies are looked up. To ask each of so few takes less time.
-const MOST_ASKED: usize = 12;
+const MOST_ASKED: usize = 8;
 
 /// A policy and what decisions need besides.
 #[derive(Debug, Clone)]

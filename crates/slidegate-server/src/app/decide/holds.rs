@@ -89,6 +89,9 @@ impl Call<'_> {
         let Changed::Now(settlement) = &changed else { return Ok(changed) };
         for key in settlement.iter() {
             self.engine.observer.record_hold(key.policy(), HoldOutcome::of(key.status(), outcome));
+            if let Some(last) = key.last() {
+                self.engine.observer.record_settled(key.policy(), last);
+            }
         }
         Ok(changed)
     }

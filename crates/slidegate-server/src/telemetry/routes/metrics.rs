@@ -27,6 +27,7 @@ use crate::policy_names;
 use crate::telemetry::histogram::Reading;
 use crate::telemetry::observer::Observer;
 use crate::telemetry::policy_counters::{Counts, HoldOutcome, Outcome, PolicyCounters, SOURCES};
+use crate::telemetry::settled_shares::SettledShares;
 use crate::telemetry::traces::Spans;
 use crate::telemetry::{VERBS, verb_name};
 
@@ -239,6 +240,15 @@ fn policies(page: &mut Page<'_>, observer: &Observer, policies: &PolicySet) -> f
     let help = "Reserved cost by policy, and what became of it: settled, extended, cancelled, an extension that was \
                 denied, a change that came too late, or after it was settled";
     page.counter("reservations", help, outcomes)?;
+    let share = |counters: &[Arc<PolicyCounters>]| {
+        SettledShares::read(counters.iter().map(|counters| &*counters.settled_shares))
+    };
+    let each = shown.iter().map(|one| (one.name.as_str(), share(std::slice::from_ref(one))));
+    let settled = each.chain([(OTHERS, share(others))]).filter(|(_, reading)| reading.count > 0);
+    let help = "What reservations were settled to, as a share of what they held; above 1, less was held than it cost";
+    let descriptor = ("settled_share", help, None, MetricType::Histogram);
+    let settled = settled.map(|(name, reading)| ([("policy", name)], reading));
+    page.family(descriptor, settled, |encoder, reading| reading.encode(encoder))?;
 
     let shown_counts: Vec<(&str, Counts)> =
         shown.iter().map(|counters| (counters.name.as_str(), counters.counts())).collect();
@@ -248,7 +258,7 @@ fn policies(page: &mut Page<'_>, observer: &Observer, policies: &PolicySet) -> f
         let samples = shown_counts.iter().map(|(name, counts)| (*name, read(counts))).chain(rest);
         page.counter(name, help, samples.map(|(name, count)| ([("policy", name)], count)))
     };
-    each("cost_admitted", "Charged cost, penalties included", |counts| counts.cost_allowed)?;
+    each("cost_admitted", "Charged or reserved cost, penalties included", |counts| counts.cost_allowed)?;
     each("cost_refused", "Cost of denied checks", |counts| counts.cost_denied)?;
     each("cost_refunded", "Refunded cost", |counts| counts.cost_refunded)?;
     each("blocked", "Checks denied because their key is blocked", |counts| counts.blocked)?;
@@ -471,6 +481,6 @@ impl Page<'_> {
 
 impl Reading {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
-        encoder.encode_histogram::<NoLabelSet>(self.sum_s, self.count, &self.buckets, None)
+        encoder.encode_histogram::<NoLabelSet>(self.sum, self.count, &self.buckets, None)
     }
 }

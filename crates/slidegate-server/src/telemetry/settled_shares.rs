@@ -1,0 +1,69 @@
+//! How good estimates are: what reservations were settled to, as a share of what they held.
+
+use std::array::from_fn;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use slidegate::SettledCost;
+
+use super::histogram::Reading;
+
+/// Inclusive upper bounds of the buckets, in percent. Above 100, less was held than it cost.
+const ENDS_PERCENT: [u64; 11] = [5, 10, 25, 50, 75, 90, 100, 125, 150, 200, 400];
+
+/// A histogram of a policy. Not per thread: few requests reserve.
+#[derive(Debug, Default)]
+pub(super) struct SettledShares {
+    /// One per bound, and one for larger shares.
+    counts: [AtomicU64; ENDS_PERCENT.len() + 1],
+    sum_ppm: AtomicU64,
+}
+
+impl SettledShares {
+    /// Adds a reservation. One that held nothing is left out.
+    pub(super) fn add(&self, SettledCost { held, cost }: SettledCost) {
+        let (held, cost) = (u128::from(held), u128::from(cost));
+        if held == 0 {
+            return;
+        }
+        let bucket = ENDS_PERCENT.partition_point(|end| u128::from(*end) * held < cost * 100);
+        self.counts[bucket].fetch_add(1, Relaxed);
+        // A hundred million times what was held is wrong anyhow, and must not overflow the sum.
+        let ppm = (cost * 1_000_000 / held).min(100_000_000_000_000);
+        self.sum_ppm.fetch_add(u64::try_from(ppm).unwrap_or(u64::MAX), Relaxed);
+    }
+
+    /// The histograms of several policies as one.
+    #[allow(clippy::cast_precision_loss)] // shares as doubles are what Prometheus has
+    pub(super) fn read<'h>(histograms: impl Iterator<Item = &'h Self> + Clone) -> Reading {
+        let sum = |of: &dyn Fn(&Self) -> u64| histograms.clone().map(of).sum::<u64>();
+        let counts: [u64; ENDS_PERCENT.len() + 1] =
+            from_fn(|bucket| sum(&|histogram| histogram.counts[bucket].load(Relaxed)));
+        let ends = ENDS_PERCENT.iter().map(|end| *end as f64 / 100.0).chain([f64::INFINITY]);
+        Reading {
+            count: counts.iter().sum(),
+            sum: sum(&|histogram| histogram.sum_ppm.load(Relaxed)) as f64 / 1e6,
+            buckets: ends.zip(counts).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An estimate that is met exactly is not too low.
+    #[test]
+    fn a_share_is_in_the_first_bucket_that_is_as_large() {
+        let [one, other] = [SettledShares::default(), SettledShares::default()];
+        for (held, cost) in [(400, 0), (400, 20), (400, 21), (400, 400), (400, 401), (0, 7), (1, u64::MAX)] {
+            one.add(SettledCost { held, cost });
+        }
+        other.add(SettledCost { held: u64::MAX, cost: u64::MAX });
+        let reading = SettledShares::read([&one, &other].into_iter());
+        assert_eq!(reading.count, 7);
+        let filled: Vec<_> = reading.buckets.iter().filter(|(_, count)| *count > 0).copied().collect();
+        assert_eq!(filled, [(0.05, 2), (0.1, 1), (1.0, 2), (1.25, 1), (f64::INFINITY, 1)]);
+        let alone = SettledShares::read([&other].into_iter());
+        assert!((alone.sum - 1.0).abs() < 1e-9, "{}", alone.sum);
+    }
+}
