@@ -151,8 +151,8 @@ fn counted(one: &Reservation, policy: Policy, rules: &Rules) -> Vec<Segment> {
     }
     push(cursor, end, held - tried.min(held));
     if is_charged && !has_unknown {
-        // Charged at its end, which is not before this one.
-        push(end, end + rules.window, held - settled);
+        // Charged at its end, which is not before this one. The reply that it was made may be later.
+        push(end.max(one.made.replied), end + rules.window, held - settled);
     }
     segments
 }
@@ -387,6 +387,18 @@ mod tests {
     }
 
     /// A settlement that is charged twice, or one that is not charged at all, is one that no other
+    /// On a loaded machine a reply may take longer than its reservation lasts.
+    #[test]
+    fn a_reservation_counts_from_its_reply_on() {
+        let before = made(0, 60, vec![settle(60, 10)]);
+        let mut late = made(300, 60, Vec::new());
+        for (replied, is_over) in [(900, true), (1200, false)] {
+            late.made.replied = replied;
+            let faults = faults(&[before.clone(), late.clone()], 1, &RULES);
+            assert_eq!(!faults.is_empty(), is_over, "{faults:?}");
+        }
+    }
+
     /// check sees.
     #[test]
     fn replies_that_contradict_each_other_are_faults() {

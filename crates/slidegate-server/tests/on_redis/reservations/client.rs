@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::fleet::{Clock, Fleet, INSTANCES, NoReply};
 use super::history::{Change, Outcome, Outcomes, Policy, Reservation, Span, Verb};
-use super::{USERS, user_name};
+use super::{DEADLINE, USERS, millis, user_name};
 
 /// A denied client waits this long; the others wait between two of their calls.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -107,7 +107,7 @@ impl<'f> Client<'f> {
             Reservation { user, policies, hold, ttl, made, until: None, is_certain: false, changes, uses };
         match granted {
             Err(NoReply::NotSent) => None,
-            Err(NoReply::Lost) => {
+            Err(NoReply::Lost | NoReply::Queued) => {
                 self.count("reservations without a reply");
                 self.record.history.push(one);
                 None
@@ -232,6 +232,14 @@ impl<'f> Client<'f> {
                     open.one.changes.push(Change { verb, span, outcomes: Vec::new() });
                     continue;
                 }
+                Err(NoReply::Queued) => {
+                    self.count("changes queued");
+                    let span =
+                        Span { replied: span.replied + open.one.ttl + millis(DEADLINE) * 1000, ..span };
+                    open.one.changes.push(Change { verb, span, outcomes: Vec::new() });
+                    open.is_over = true;
+                    return;
+                }
                 Ok((outcomes, ticket)) => {
                     self.note(open, verb, span, &outcomes);
                     open.one.changes.push(Change { verb, span, outcomes });
@@ -284,6 +292,9 @@ impl<'f> Client<'f> {
                 Verb::Cancel => vec!["RL.CANCEL", ticket],
             };
             let reply = self.fleet.command(at, &command)?;
+            if reply[0] == "queued" {
+                return Err(NoReply::Queued);
+            }
             let outcome = Outcome::from_name(&reply[0]);
             let ticket = Some(reply[8].clone()).filter(|ticket| !ticket.is_empty());
             return Ok((vec![(open.one.policies[0], outcome)], ticket));
@@ -299,6 +310,7 @@ impl<'f> Client<'f> {
         let (status, reply) = self.fleet.post(at, path, &body)?;
         match status {
             200 | 429 => {}
+            202 => return Err(NoReply::Queued),
             503 => return Err(NoReply::Lost),
             _ => panic!("{status} {reply}"),
         }

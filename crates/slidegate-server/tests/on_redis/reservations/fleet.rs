@@ -45,6 +45,9 @@ pub(crate) enum NoReply {
     NotSent,
     /// It may have been executed.
     Lost,
+    /// Redis took too long. The instance sends the change again until the reservation's time ends,
+    /// unless it is killed.
+    Queued,
 }
 
 impl<'s> Fleet<'s> {
