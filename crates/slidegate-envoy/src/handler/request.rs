@@ -244,7 +244,7 @@ fn under_policies<'r, H: Host>(
     let quota = quota.map_err(|error| error.to_string())?;
     // With the algorithm of the policy that it replaces, so that usage is kept.
     let policies = host.policies();
-    let policy = policies.iter().find(|policy| policy.applies_to(&request));
+    let policy = policies.applying_to(&request).next();
     let algorithm = policy.map_or(quota.algorithm(), |policy| policy.quota().algorithm());
     Ok(request.quota(quota.with_algorithm(algorithm)))
 }

@@ -109,6 +109,24 @@ impl PolicySet {
         self.places.get(name).map(|at| self.policy(*at))
     }
 
+    /// The policies that [apply](Policy::applies_to) to a request, in their order.
+    ///
+    /// ```
+    /// use slidegate::{Match, Policy, PolicySet, Quota, Request};
+    ///
+    /// let login = Policy::new("login", Quota::per_minute(5))?.when("path", Match::equals("/login"));
+    /// let set = PolicySet::new([login, Policy::new("all", Quota::per_minute(100))?])?;
+    /// let names: Vec<_> = set.applying_to(&Request::new().with("path", "/")).map(Policy::name).collect();
+    /// assert_eq!(names, ["all"]);
+    /// # Ok::<(), slidegate::Error>(())
+    /// ```
+    pub fn applying_to<'s>(&'s self, request: &Request<'_>) -> impl Iterator<Item = &'s Policy> {
+        let mut found = Places::new();
+        let places = self.rules_for(request, &mut found).iter();
+        let applying: Places = places.filter(|at| self.policy(**at).applies_to(request)).copied().collect();
+        applying.into_iter().map(|at| self.policy(at))
+    }
+
     pub(crate) fn policy(&self, at: usize) -> &Policy {
         &self.rules[at].policy
     }
@@ -274,7 +292,7 @@ impl PolicySet {
     /// The places of the rules that a request may be under, written to `found` if they are looked
     /// up.
     #[inline]
-    fn rules_for<'s>(&'s self, request: &Request<'_>, found: &'s mut Places) -> &'s [usize] {
+    fn rules_for<'f>(&'f self, request: &Request<'_>, found: &'f mut Places) -> &'f [usize] {
         match (request.named_policy(), &self.index) {
             (Some(name), _) => self.places.get(name).map_or(&[], std::slice::from_ref),
             (None, None) => &self.unnamed,
